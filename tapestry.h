@@ -22,6 +22,7 @@
 #undef max
 
 #include "tapestry/autograd/checkpoint.h"
+#include "tapestry/autograd/deferred.h"
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/function.h"
 #include "tapestry/autograd/functional.h"

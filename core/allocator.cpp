@@ -9,6 +9,23 @@
 namespace tapestry {
 namespace {
 
+// The meta device's memory, of which there is none.
+class NoMemory : public Allocator {
+ public:
+  void* allocate(Device, std::size_t) override { return nullptr; }
+  void deallocate(Device, void*, std::size_t) noexcept override {}
+  MemoryStats stats(Device) const override { return {}; }
+  void reset_peak(Device) override {}
+  void empty_cache() override {}
+  void copy(Device, void*, const void*, std::size_t) override {
+    fail<DeviceError>("[copy] tensors on the meta device have no elements to copy; use a real device");
+  }
+};
+Allocator& no_memory() {
+  static NoMemory& none = *new NoMemory;  // never destroyed: tensors may be static
+  return none;
+}
+
 constinit std::atomic<Allocator*> installed[kNumDeviceTypes] = {};
 
 }  // namespace
@@ -16,6 +33,7 @@ constinit std::atomic<Allocator*> installed[kNumDeviceTypes] = {};
 Allocator& allocator(DeviceType type) {
   if (Allocator* const a = installed[static_cast<int>(type)].load(std::memory_order_acquire)) [[likely]]
     return *a;
+  if (type == DeviceType::meta) return no_memory();
   check<DeviceError>(type == DeviceType::cpu || device_count(type) > 0, "[allocator] no memory of type ",
                      device_type_name(type), ": there are no CUDA devices (", cuda::why_no_device(),
                      "); use cpu");

@@ -16,6 +16,7 @@ struct Context {
   bool inference = false;          ///< see InferenceMode; implies !grad_enabled
   std::int16_t replica = 0;        ///< index of the DataParallel replica whose parameters this thread uses
   Device device = kCPU;            ///< where factories create tensors if no device is given
+  Device real_device = kCPU;       ///< if `device` is meta: the device for which the tensors are meant
   std::uint64_t stream = 0;        ///< id of the device's stream; 0 is the default stream
   Generator* generator = nullptr;  ///< overrides the device's default generator
 };
@@ -78,18 +79,30 @@ struct InferenceMode : detail::GradModeGuard {
 };
 
 /// Factories in this scope create tensors on `device`. Throws DeviceError if the device does not exist.
+///
+///   const DeviceGuard guard("meta");
+///   Net net;  // shapes and dtypes without memory: see nn/materialize.h
+///
+/// Tensors on the meta device are meant for the device of the scope around it, and reserve random numbers of
+/// that device's generator.
 class DeviceGuard {
  public:
-  explicit DeviceGuard(Device device) : saved_(current_context().device) {
+  explicit DeviceGuard(Device device)
+      : saved_(current_context().device), saved_real_(current_context().real_device) {
     check_device("DeviceGuard", device);
-    current_context().device = device;
+    Context& context = current_context();
+    if (device.is_meta() && !context.device.is_meta()) context.real_device = context.device;
+    context.device = device;
   }
-  ~DeviceGuard() { current_context().device = saved_; }
+  ~DeviceGuard() {
+    current_context().device = saved_;
+    current_context().real_device = saved_real_;
+  }
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
-  Device saved_;
+  Device saved_, saved_real_;
 };
 
 }  // namespace tapestry

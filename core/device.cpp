@@ -53,7 +53,10 @@ Device::Device(std::string_view text) {
   index = static_cast<std::int8_t>(*i);
 }
 
-std::string Device::str() const { return std::string(device_type_name(type)) + ":" + std::to_string(index); }
+std::string Device::str() const {
+  if (*this == kMeta) return "meta";
+  return std::string(device_type_name(type)) + ":" + std::to_string(index);
+}
 
 int device_count(DeviceType type) {
   if (type == DeviceType::cuda) return cuda::devices().count();
@@ -70,8 +73,7 @@ void check_device(const char* op, Device device) {
     fail<DeviceError>("[", op, "] device ", device, " does not exist: ", count, " CPU device(s); set ",
                       "TAPESTRY_LOGICAL_DEVICES to have more");
   if (device.is_meta())
-    fail<DeviceError>("[", op, "] device ", device,
-                      " does not exist: there is one meta device, meta:0; use it");
+    fail<DeviceError>("[", op, "] device ", device, " does not exist: there is one meta device; write meta");
   if (count == 0)
     fail<DeviceError>("[", op, "] device ", device, " does not exist: 0 CUDA devices (",
                       cuda::why_no_device(), "); use cpu");

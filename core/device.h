@@ -33,7 +33,7 @@ struct Device {
   bool is_cpu() const { return type == DeviceType::cpu; }
   bool is_cuda() const { return type == DeviceType::cuda; }
   bool is_meta() const { return type == DeviceType::meta; }
-  /// "cpu:0"
+  /// "cpu:0", "cuda:1" or "meta"
   std::string str() const;
   friend constexpr bool operator==(Device a, Device b) { return a.type == b.type && a.index == b.index; }
 };

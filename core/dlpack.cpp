@@ -40,6 +40,7 @@ Managed* export_tensor(const Tensor& x) {
       !x.requires_grad(),
       "[to_dlpack] the tensor requires a gradient, and other libraries would not record what they "
       "do with it; pass x.detach()");
+  x.check_has_elements("to_dlpack");
   auto out = std::make_unique<Export<Managed>>();
   out->tensor = x;
   out->sizes = x.sizes();

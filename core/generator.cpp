@@ -51,7 +51,10 @@ Generator& default_generator(Device device) {
 
 Generator& current_generator(Device device) {
   Generator* const own = current_context().generator;
-  return own ? *own : default_generator(device);
+  if (own) return *own;
+  if (!device.is_meta()) return default_generator(device);
+  const Context& context = current_context();
+  return default_generator(context.device.is_meta() ? context.real_device : context.device);
 }
 
 void manual_seed(std::uint64_t seed) {

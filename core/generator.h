@@ -38,7 +38,9 @@ class Generator {
 /// The generator that random operations on this device use if the context has none. Throws DeviceError if the
 /// device does not exist.
 Generator& default_generator(Device device);
-/// The generator of the context if one is set, else default_generator(device).
+/// The generator of the context if one is set, else default_generator(device). The meta device has none of
+/// its own: its tensors use the generator of the device for which they are meant (see DeviceGuard), so that a
+/// model that is built there reserves the random numbers that its construction on that device would draw.
 Generator& current_generator(Device device);
 /// Seeds the default generators of all devices, as torch.manual_seed does. Every device gets the same seed,
 /// so a model draws the same numbers on every device (normal numbers may differ in their last digits).

@@ -56,6 +56,8 @@ void copy_async(const Tensor& out, const Tensor& x, const Stream& stream) {
   check(out.sizes() == x.sizes() && same_dense_layout(out, x), "[copy_async] an output of shape ",
         out.sizes(), " and strides ", out.strides(), ", an input of shape ", x.sizes(), " and strides ",
         x.strides(), "; both must have the same shape and the same dense layout");
+  out.check_has_elements("copy_async");
+  x.check_has_elements("copy_async");
   const Device at = stream.device();
   check<DeviceError>(
       at.is_cuda() && (at == out.device() || at == x.device()) && (!x.device().is_cuda() || at == x.device()),

@@ -174,12 +174,13 @@ class Printer {
 std::string Tensor::str() const {
   if (!defined()) return "tensor(undefined)";
   const std::string prefix = "tensor(";
-  std::string out = prefix + (numel() == 0 ? "[]" : Printer(*this).body(prefix.size()));
+  const bool meta = device().is_meta();
+  std::string out = prefix + (meta ? "..." : numel() == 0 ? "[]" : Printer(*this).body(prefix.size()));
   std::vector<std::string> notes;
   if (device() != kCPU) notes.push_back("device='" + device().str() + "'");
-  if (numel() == 0 && dim() != 1) notes.push_back("size=" + sizes().str());
+  if (meta || (numel() == 0 && dim() != 1)) notes.push_back("size=" + sizes().str());
   const bool shows =
-      dtype() == DType::f32 || (numel() > 0 && (dtype() == DType::i64 || dtype() == DType::boolean));
+      dtype() == DType::f32 || (numel() > 0 && !meta && (dtype() == DType::i64 || dtype() == DType::boolean));
   if (!shows) notes.push_back(std::string("dtype=") + dtype_name(dtype()));
   if (impl_->grad_record)
     if (std::string note = impl_->grad_record->note(); !note.empty()) notes.push_back(std::move(note));

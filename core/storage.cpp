@@ -10,6 +10,8 @@ namespace tapestry {
 
 StorageRef Storage::allocate(Device device, std::size_t bytes) {
   if (device != kCPU) check_device("Storage::allocate", device);  // cpu:0 always exists
+  if (device.is_meta()) [[unlikely]]
+    return StorageRef::adopt(new Storage(device, nullptr, bytes, Owner::meta, nullptr, nullptr));
   Allocator& from = allocator(device.type);
   void* const data = from.allocate(device, bytes);
   if (from.header_room() >= sizeof(Storage)) {
@@ -27,6 +29,10 @@ StorageRef Storage::allocate(Device device, std::size_t bytes) {
 
 StorageRef Storage::wrap(Device device, void* data, std::size_t bytes, void (*release)(void*), void* arg) {
   check_device("Storage::wrap", device);
+  check<DeviceError>(
+      !device.is_meta(),
+      "[Storage::wrap] tensors on the meta device have no memory; wrap the memory as a tensor of "
+      "the device that it belongs to");
   return StorageRef::adopt(new Storage(device, data, bytes, Owner::other, release, arg));
 }
 
@@ -34,6 +40,7 @@ StorageRef Storage::part(const StorageRef& base, std::size_t offset, std::size_t
   check<IndexError>(offset <= base->bytes() && bytes <= base->bytes() - offset, "[Storage::part] ", bytes,
                     " bytes at offset ", offset, " exceed a storage of ", base->bytes(),
                     " bytes; pass a part of it");
+  if (base->device().is_meta()) return allocate(base->device(), bytes);
   const auto release = [](void* whole) { static_cast<Storage*>(whole)->release(); };
   StorageRef part =
       wrap(base->device(), static_cast<char*>(base->data()) + offset, bytes, release, base.get());
@@ -62,7 +69,18 @@ void Storage::release_memory() {
     static_cast<Allocator*>(arg_)->deallocate(device_, data, bytes_);
 }
 
+void Storage::set_deferred(std::unique_ptr<DeferredElements> deferred) {
+  check<DeviceError>(owner_ == Owner::meta, "[Storage::set_deferred] the storage is on ", device_,
+                     "; only a storage of the meta device can remember elements that it does not have");
+  delete static_cast<DeferredElements*>(std::exchange(arg_, deferred.release()));
+}
+
 void Storage::destroy() const noexcept {
+  if (owner_ == Owner::meta) {
+    delete static_cast<DeferredElements*>(arg_);
+    delete this;
+    return;
+  }
   if (owner_ == Owner::other) {
     if (release_) release_(arg_);
     delete this;

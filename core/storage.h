@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "tapestry/core/device.h"
@@ -26,14 +27,21 @@ class StorageSource {
   ~StorageSource() = default;
 };
 
+/// What a Storage on the meta device remembers about the elements that it stands for. Autograd derives from
+/// this class (autograd/deferred.h).
+struct DeferredElements {
+  virtual ~DeferredElements() = default;
+};
+
 /// A tensor and its views share one Storage. version() counts in-place changes, so that the tape can detect
 /// that a saved tensor was overwritten.
 class Storage {
  public:
-  /// Allocates uninitialised memory. Throws OutOfMemoryError, or DeviceError if the device does not exist.
+  /// Allocates uninitialised memory, on the meta device none. Throws OutOfMemoryError, or DeviceError if the
+  /// device does not exist.
   static StorageRef allocate(Device device, std::size_t bytes);
   /// Wraps memory that the caller owns. Calls release(arg) when the last reference is dropped, unless
-  /// `release` is null.
+  /// `release` is null. Throws DeviceError if the device does not exist, or is meta.
   static StorageRef wrap(Device device, void* data, std::size_t bytes, void (*release)(void*) = nullptr,
                          void* arg = nullptr);
   /// A part of `base` with its own version counter. It holds a reference to `base`. DDP uses it for gradients
@@ -52,9 +60,17 @@ class Storage {
   void acquire();
   /// Frees the memory. Throws ValueError if the storage is not releasable.
   void release_memory();
-  bool is_released() const { return owner_ == Owner::releasable && !data_; }
+  bool is_released() const { return owner_ == Owner::releasable && !data_ && !device_.is_meta(); }
   StorageSource* source() const { return source_; }
   void set_source(StorageSource* source) { source_ = source; }
+
+  // ---- on the meta device ----
+  /// Null if nothing is remembered. No other thread may use the storage during set_deferred().
+  DeferredElements* deferred() const {
+    return owner_ == Owner::meta ? static_cast<DeferredElements*>(arg_) : nullptr;
+  }
+  /// Throws DeviceError unless the storage was allocated on the meta device.
+  void set_deferred(std::unique_ptr<DeferredElements> deferred);
 
   /// Null if the memory is released, and on the meta device.
   void* data() const { return data_; }
@@ -78,8 +94,9 @@ class Storage {
  private:
   // Says who owns the data. `other`: the caller of wrap(). `apart`: the allocator that arg_ points to.
   // `block`: also the allocator, and this Storage object lies in the header room in front of the data.
-  // `releasable`: also the allocator, unless the memory is released.
-  enum class Owner : std::uint8_t { other, apart, block, releasable };
+  // `releasable`: also the allocator, unless the memory is released. `meta`: there is no data, and arg_ is
+  // the DeferredElements.
+  enum class Owner : std::uint8_t { other, apart, block, releasable, meta };
 
   Storage(Device device, void* data, std::size_t bytes, Owner owner, void (*free_data)(void*), void* arg)
       : device_(device), owner_(owner), data_(data), bytes_(bytes), release_(free_data), arg_(arg) {}
@@ -94,7 +111,7 @@ class Storage {
   void* data_;
   std::size_t bytes_;
   void (*release_)(void*);
-  void* arg_;  // the argument of release_, or the Allocator
+  void* arg_;  // the argument of release_, the Allocator, or the DeferredElements
   StorageSource* source_ = nullptr;
 };
 

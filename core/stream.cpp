@@ -18,13 +18,19 @@ constinit const std::array<detail::StreamRecord, kMaxDevices> cpu_streams = [] {
   for (int i = 0; i < kMaxDevices; ++i) all[static_cast<std::size_t>(i)].device = Device(DeviceType::cpu, i);
   return all;
 }();
-const detail::StreamRecord* cpu_stream(Device device) {
-  return &cpu_streams[static_cast<std::size_t>(device.index)];
+constinit const detail::StreamRecord meta_stream = [] {
+  detail::StreamRecord record{};
+  record.device = kMeta;
+  return record;
+}();
+// The stream of a device that has one stream and never pending work: a CPU, or the meta device.
+const detail::StreamRecord* host_stream(Device device) {
+  return device.is_meta() ? &meta_stream : &cpu_streams[static_cast<std::size_t>(device.index)];
 }
 
 }  // namespace
 
-Stream::Stream() : record_(cpu_stream(kCPU)) {}
+Stream::Stream() : record_(host_stream(kCPU)) {}
 Device Stream::device() const { return record_->device; }
 void* Stream::native() const { return record_->native; }
 
@@ -47,7 +53,7 @@ void Stream::wait(const Event& event) const {
 
 Stream default_stream(Device device) {
   check_device("default_stream", device);
-  return Stream(device.is_cpu() ? cpu_stream(device) : cuda::devices().at(device).default_stream());
+  return Stream(device.is_cuda() ? cuda::devices().at(device).default_stream() : host_stream(device));
 }
 
 Stream current_stream(Device device) {
@@ -60,12 +66,12 @@ Stream current_stream(Device device) {
 
 Stream new_stream(Device device, bool urgent) {
   check_device("new_stream", device);
-  return Stream(device.is_cpu() ? cpu_stream(device) : cuda::devices().at(device).next_stream(urgent));
+  return Stream(device.is_cuda() ? cuda::devices().at(device).next_stream(urgent) : host_stream(device));
 }
 
 ExclusiveStream::ExclusiveStream(Device device, bool urgent) {
   check_device("ExclusiveStream", device);
-  stream_ = Stream(device.is_cpu() ? cpu_stream(device) : cuda::devices().at(device).take_stream(urgent));
+  stream_ = Stream(device.is_cuda() ? cuda::devices().at(device).take_stream(urgent) : host_stream(device));
 }
 
 void ExclusiveStream::give_back() noexcept {
@@ -74,7 +80,7 @@ void ExclusiveStream::give_back() noexcept {
 
 void synchronize(Device device) {
   check_device("synchronize", device);
-  if (device.is_cpu()) return;
+  if (!device.is_cuda()) return;
   cuda::Devices& devices = cuda::devices();
   const std::uint64_t checks = detail::count_deferred_checks();
   devices.runtime().synchronize(devices.at(device).gpu());
@@ -155,7 +161,7 @@ double Event::milliseconds_since(const Event& begin) const {
 
 void record_stream(const Tensor& t, const Stream& stream) {
   detail::check_defined("record_stream", t);
-  if (stream.device().is_cpu() || t.numel() == 0) return;
+  if (!stream.device().is_cuda() || t.device().is_meta() || t.numel() == 0) return;
   cuda::Devices& devices = cuda::devices();
   cuda::BlockPool& pool = t.device().is_cpu() ? devices.pinned() : devices.at(t.device()).pool;
   pool.use(t.raw_data(), stream.id());

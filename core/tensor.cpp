@@ -159,6 +159,14 @@ void Tensor::throw_wrong_dtype(DType asked) const {
                   "; convert with .to(), or request ", dtype());
 }
 
+void Tensor::check_has_elements(const char* op) const {
+  if (device().is_meta() && numel() > 0) [[unlikely]]
+    fail<DeviceError>("[", op, "] a tensor of shape ", sizes(),
+                      " is on the meta device, which stores no elements to read; compute with tensors of a "
+                      "real device, or give the tensor elements with materialize(), and a module with "
+                      "nn::materialize() or Module::to_empty()");
+}
+
 void* Tensor::no_data() const {
   const Storage& storage = *self().storage;
   if (storage.is_released())

@@ -115,19 +115,24 @@ class Tensor {
     return static_cast<char*>(t.storage->data()) + t.offset * static_cast<std::int64_t>(dtype_size(t.dtype));
   }
   /// The address of the first element; a device address if the tensor is on a GPU. Throws TypeError unless T
-  /// is the element type of the dtype.
+  /// is the element type of the dtype, and DeviceError if the tensor is on the meta device.
   template <class T>
   T* data() const {
     if (dtype_of<T> != dtype()) [[unlikely]]
       throw_wrong_dtype(dtype_of<T>);
-    return static_cast<T*>(raw_data());
+    void* const address = raw_data();
+    if (!address) [[unlikely]]
+      check_has_elements("data");
+    return static_cast<T*>(address);
   }
+  /// Throws DeviceError, naming `op`, if the tensor is on the meta device and has elements in its shape.
+  void check_has_elements(const char* op) const;
   bool is_same(const Tensor& other) const { return impl_ == other.impl_; }
   TensorImpl* impl() const { return impl_.get(); }
   const Ref<TensorImpl>& impl_ref() const { return impl_; }
   /// The elements as text in PyTorch's format: aligned, and summarised beyond 1000 elements. The text
   /// includes dtype and device if they are not the default, and requires_grad=True or the grad_fn of a
-  /// recorded tensor.
+  /// recorded tensor. On the meta device it has the shape instead of the elements.
   std::string str() const;
 
   // ---- autograd (defined in autograd/tensor_grad.cpp) ----

@@ -72,9 +72,11 @@ Tensor clip_grad_norm_(const std::vector<Parameter>& params, double max_norm, do
   std::erase_if(norms, [](const Tensor& t) { return !t.defined(); });
   for (Tensor& t : norms) t = t.to(of_first_replica[0].device);
   const Tensor total = norm(stack(norms), norm_type);
-  if (error_if_nonfinite)
+  if (error_if_nonfinite) {
+    total.check_has_elements("clip_grad_norm_");
     check(std::isfinite(total.item()), "[clip_grad_norm_] the norm of the gradients is ", total.item(),
           ", so they cannot be clipped; look for the cause (autograd::DetectAnomaly), or skip this step");
+  }
   // The factor is computed without a branch on the norm, because a branch would make the host wait for the
   // device.
   const Tensor factor = clamp(rdiv(max_norm, total + 1e-6), {}, 1.0);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "tapestry/autograd/deferred.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/reduce.h"
@@ -55,20 +56,22 @@ const Tensor& normal_(const Tensor& t, double mean, double std) {
 const Tensor& trunc_normal_(const Tensor& t, double mean, double std, double low, double high) {
   check(std > 0, "[trunc_normal_] the standard deviation must be positive but is ", std);
   check(low < high, "[trunc_normal_] the bounds [", low, ", ", high, "] are empty; pass low < high");
-  // Values outside the bounds are drawn again, which is slow if the bounds keep only a small part of the
-  // distribution.
-  const double kept = 0.5 * (std::erf((high - mean) / (std * std::sqrt(2.0))) -
-                             std::erf((low - mean) / (std * std::sqrt(2.0))));
+  // The probability of a value below x is (1 + erf((x - mean) / (std sqrt(2)))) / 2.
+  const double below = std::erf((low - mean) / (std * std::sqrt(2.0)));
+  const double above = std::erf((high - mean) / (std * std::sqrt(2.0)));
+  const double kept = 0.5 * (above - below);
   check(kept > 0.01, "[trunc_normal_] the bounds [", low, ", ", high, "] keep only ", kept,
         " of the distribution; move them closer to the mean ", mean);
   const NoGradGuard no_grad;
-  const Tensor values = t.detach();
-  values.normal_(mean, std);
-  while (true) {
-    const Tensor outside = (values < low) + (values > high);  // adding two bool tensors means "or"
-    if (outside.sum().item() == 0) return t;
-    values.copy_(where(outside, empty_like(values).normal_(mean, std), values));
-  }
+  const Tensor own = t.detach();
+  const bool wide = t.dtype() == DType::f32 || t.dtype() == DType::f64;  // f16 and bf16 have too few values
+  const Tensor values = wide ? own : empty_like(own, DType::f32);
+  values.uniform_(below, above);
+  // erfinv(1) is infinite. The largest number below 1 gives the largest normal number.
+  const double largest = t.dtype() == DType::f64 ? 1 - 0x1p-53 : 1 - 0x1p-24;
+  values.clamp_(-largest, largest).erfinv_().mul_(std * std::sqrt(2.0)).add_(mean).clamp_(low, high);
+  if (!wide) own.copy_(values);
+  return t;
 }
 
 const Tensor& constant_(const Tensor& t, double value) {
@@ -161,10 +164,15 @@ const Tensor& orthogonal_(const Tensor& t, double gain) {
   // The rows of this matrix are the vectors that become orthonormal.
   const Tensor normal = empty({std::min(rows, columns), std::max(rows, columns)},
                               {t.dtype() == DType::f64 ? DType::f64 : DType::f32, t.device()});
-  const Tensor vectors = normal.normal_().to(kCPU, DType::f64).contiguous();
-  orthonormalize(vectors.data<double>(), vectors.size(1), vectors.size(0));
-  const Tensor matrix = rows <= columns ? vectors : vectors.t();
-  t.detach().copy_((matrix * gain).reshape(t.sizes()));
+  normal.normal_();
+  const auto fill = [=](const Tensor& out, const std::vector<Tensor>& from) {
+    const Tensor vectors = from[0].to(kCPU, DType::f64).contiguous();
+    orthonormalize(vectors.data<double>(), vectors.size(1), vectors.size(0));
+    const Tensor matrix = rows <= columns ? vectors : vectors.t();
+    out.copy_((matrix * gain).reshape(out.sizes()));
+  };
+  if (t.device().is_meta()) autograd::defer_values("orthogonal_", t, {normal}, fill);
+  else fill(t.detach(), {normal});
   return t;
 }
 
@@ -183,9 +191,12 @@ const Tensor& sparse_(const Tensor& t, double sparsity, double std) {
     for (std::int64_t i = 0; i < zeros_per_column; ++i)
       keep[static_cast<std::size_t>(order.data<std::int64_t>()[i] * columns + c)] = false;
   }
-  const Tensor mask = tensor(keep, t.sizes(), {DType::boolean, kCPU}).to(t.device());
-  const Tensor values = t.detach();
-  values.copy_(where(mask, values, zeros_like(values)));
+  const Tensor mask = tensor(keep, t.sizes(), {DType::boolean, kCPU});
+  const auto clear = [](const Tensor& values, const std::vector<Tensor>& kept) {
+    values.copy_(where(kept[0].to(values.device()), values, zeros_like(values)));
+  };
+  if (t.device().is_meta()) autograd::defer_change("sparse_", t, {mask}, clear);
+  else clear(t.detach(), {mask});
   return t;
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 // Initial values of tensors. A function whose name ends in _ fills its tensor in place and returns it, and
-// the tape does not record it. Random values come from current_generator() of the tensor's device.
+// the tape does not record it. Random values come from current_generator() of the tensor's device. How many
+// are taken depends on the shape and dtype alone, so that a tensor on the meta device can remember the fill
+// (autograd/deferred.h).
 #include "tapestry/core/tensor.h"
 
 namespace tapestry::nn::init {
@@ -20,8 +22,9 @@ double gain(Nonlinearity nonlinearity, double slope = 0.01);
 
 const Tensor& uniform_(const Tensor& t, double low = 0, double high = 1);
 const Tensor& normal_(const Tensor& t, double mean = 0, double std = 1);
-/// Fills with a normal distribution truncated to [low, high]. Values outside are drawn again. Throws
-/// ValueError if the bounds keep less than 1% of the distribution.
+/// Fills with a normal distribution truncated to [low, high]: the quantiles of uniform numbers, as in
+/// PyTorch. Throws ValueError if the bounds keep less than 1% of the distribution, because the quantiles of
+/// its tails are inaccurate.
 const Tensor& trunc_normal_(const Tensor& t, double mean = 0, double std = 1, double low = -2,
                             double high = 2);
 const Tensor& constant_(const Tensor& t, double value);
@@ -45,8 +48,9 @@ const Tensor& xavier_normal_(const Tensor& t, double gain = 1);
 /// tensor on a GPU. Throws ValueError if the tensor has fewer than two dimensions.
 const Tensor& orthogonal_(const Tensor& t, double gain = 1);
 /// Fills a 2-d tensor with a normal distribution of mean 0, and sets the fraction `sparsity` of each column,
-/// rounded up, to zero (Martens, "Deep learning via Hessian-free optimization", 2010). Throws ValueError for
-/// other tensors, or if `sparsity` is outside [0, 1].
+/// rounded up, to zero (Martens, "Deep learning via Hessian-free optimization", 2010). A tensor on the meta
+/// device remembers which ones, in one byte of host memory for each element. Throws ValueError for other
+/// tensors, or if `sparsity` is outside [0, 1].
 const Tensor& sparse_(const Tensor& t, double sparsity, double std = 0.01);
 /// Fills the weight of a convolution (3-d to 5-d) so that the layer passes as many input channels unchanged
 /// as possible, in each of `groups` groups. Throws ValueError for other tensors, or if `groups` does not

@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/type_name.h"
 #include "tapestry/nn/internal/replica_devices.h"
@@ -417,6 +418,12 @@ void Module::to(Device device) {
   replace_tensors("to", [&](const Tensor& t) { return t.to(device); });
 }
 
+void Module::to_empty(Device device) {
+  check_device("to_empty", device);
+  zero_grad();
+  replace_tensors("to_empty", [&](const Tensor& t) { return empty_like(t, device); });
+}
+
 void Module::to(DType dtype) {
   check<TypeError>(is_floating(dtype), "[to] a module cannot be of dtype ", dtype,
                    "; only floating dtypes have gradients");
@@ -482,6 +489,8 @@ LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
     } else if (it->second->sizes() != slot.replica(0).sizes()) {
       wrong += "\n  wrong shape: " + name + " expected " + slot.replica(0).sizes().str() + " but got " +
                it->second->sizes().str();
+    } else if (it->second->device().is_meta() && !slot.replica(0).device().is_meta()) {
+      wrong += "\n  a tensor of the meta device, which has no elements: " + name;
     } else {
       matches.emplace_back(slot, it->second);
     }
@@ -501,8 +510,18 @@ LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
         ", and nothing was loaded:", wrong, "\npass a state dict of the same model",
         strict ? ", or strict = false to skip names that are missing or unexpected" : "");
 
-  for (const auto& [slot, source] : matches)
-    for (int r = 0; r < slot.replicas(); ++r) slot.replica(r).detach().copy_(*source);
+  for (auto& [slot, source] : matches)
+    for (int r = 0; r < slot.replicas(); ++r) {
+      const Tensor own = slot.replica(r);
+      if (own.device().is_meta() && !source->device().is_meta()) {
+        const Tensor value = source->detach().to(own.dtype());
+        const Tensor copy = own.dtype() == source->dtype() ? value.clone() : value;
+        if (is_floating(copy.dtype())) copy.set_requires_grad(own.requires_grad());
+        slot.set_replica(r, copy);
+      } else {
+        own.detach().copy_(*source);
+      }
+    }
   return result;
 }
 

@@ -127,6 +127,11 @@ class Module {
   /// channels-last computes a channels-last result, and pooling, normalisation and pointwise operations keep
   /// that format. So `net.to(MemoryFormat::channels_last)` is enough to run a CNN channels-last.
   void to(MemoryFormat format);
+  /// Gives all parameters and buffers new, uninitialised memory on `device`, whatever their device was, as in
+  /// PyTorch; see nn/materialize.h for a module of the meta device whose initial values are wanted. The slots
+  /// stay the same. Gradients and hooks on the old tensors are lost. Throws ValueError if the module has
+  /// several replicas.
+  void to_empty(Device device);
   /// Clears the gradients of all replicas.
   void zero_grad(bool set_to_none = true);
   /// Freezes (false) or unfreezes (true) all parameters in all replicas.
@@ -137,6 +142,8 @@ class Module {
   StateDict state_dict() const;
   /// Copies the values into all replicas, and converts devices and dtypes. Throws one ValueError that lists
   /// every wrong shape and, if `strict`, every missing and unexpected key. If it throws, nothing was loaded.
+  /// A parameter or buffer on the meta device is replaced by a copy of its value, on the value's device and
+  /// in the module's dtype (PyTorch: assign=True). The copy keeps requires_grad.
   LoadResult load_state_dict(const StateDict& dict, bool strict = true);
 
   /// Returns a table of all modules with output shapes, parameters and memory. `run` calls

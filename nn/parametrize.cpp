@@ -1,6 +1,7 @@
 #include "tapestry/nn/parametrize.h"
 
 #include "tapestry/autograd/checkpoint.h"
+#include "tapestry/autograd/deferred.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/distance.h"
 #include "tapestry/autograd/ops/elementwise.h"
@@ -98,6 +99,12 @@ void register_parametrization(Module& module, const std::string& name,
     check(!tensors.empty(), "[", op, "] right_inverse() of ", parametrization->type_name(),
           " gave no tensors; return one or more originals");
     for (const Tensor& t : tensors) tapestry::detail::check_defined(op, t, "an original");
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      if (tensors[i].device().is_meta() && !autograd::why_not_materialized(tensors[i]).empty())
+        autograd::defer_values("right_inverse", tensors[i], {value},
+                               [parametrization, i](const Tensor& t, const std::vector<Tensor>& values) {
+                                 t.copy_(parametrization->right_inverse(values[0])[i]);
+                               });
     parametrization->eval();  // so that state such as _u does not change
     result = parametrization->compute(tensors);
   }
@@ -190,9 +197,21 @@ class SpectralNorm : public Parametrization {
     const NoGradGuard no_grad;
     const Tensor matrix = matrix_of(weight.detach());
     const TensorOptions like(weight.dtype(), weight.device());
-    u_ = buffer("_u", unit(randn({matrix.size(0)}, like)));
-    v_ = buffer("_v", unit(randn({matrix.size(1)}, like)));
-    improve(matrix, 15);
+    const std::vector<Tensor> from{randn({matrix.size(0)}, like), randn({matrix.size(1)}, like), matrix};
+    u_ = buffer("_u", unit(from[0]));
+    v_ = buffer("_v", unit(from[1]));
+    if (!weight.device().is_meta()) {
+      improve(u_, v_, matrix, 15, options.eps);
+      return;
+    }
+    for (const Buffer& vector : {u_, v_})
+      autograd::defer_values(
+          "spectral_norm", vector, from,
+          [eps = options.eps, left = vector.id() == u_.id()](const Tensor& t, const std::vector<Tensor>& f) {
+            const Tensor u = normalize(f[0], 2, 0, eps), v = normalize(f[1], 2, 0, eps);
+            improve(u, v, f[2], 15, eps);
+            t.copy_(left ? u : v);
+          });
   }
   Tensor compute(const std::vector<Tensor>& originals) override {
     const Tensor& weight = originals[0];
@@ -201,7 +220,7 @@ class SpectralNorm : public Parametrization {
     // The recomputation by checkpoint() must compute the same parameter.
     if (is_training() && !autograd::recomputing()) {
       const NoGradGuard no_grad;
-      improve(matrix.detach(), options_.n_power_iterations);
+      improve(u_, v_, matrix.detach(), options_.n_power_iterations, options_.eps);
     }
     // The next iterations change the buffers in place, so backward needs copies.
     return weight / dot(u_->clone(), mv(matrix, v_->clone()));
@@ -219,10 +238,10 @@ class SpectralNorm : public Parametrization {
   Tensor matrix_of(const Tensor& weight) const {
     return (dim_ == 0 ? weight : weight.movedim(dim_, 0)).flatten(1);
   }
-  void improve(const Tensor& matrix, int iterations) const {
+  static void improve(const Tensor& u, const Tensor& v, const Tensor& matrix, int iterations, double eps) {
     for (int i = 0; i < iterations; ++i) {
-      u_->copy_(unit(mv(matrix, v_)));
-      v_->copy_(unit(mv(matrix.t(), u_)));
+      u.copy_(normalize(mv(matrix, v), 2, 0, eps));
+      v.copy_(normalize(mv(matrix.t(), u), 2, 0, eps));
     }
   }
 

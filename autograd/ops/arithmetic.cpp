@@ -248,6 +248,9 @@ const Tensor& Tensor::pow_(const Scalar& exponent) const {
   in_place(
       op, *this, {},
       [&] {
+        if (device().is_meta())
+          return defer_change(op.name, *this, {},
+                              [exponent](const Tensor& t, const std::vector<Tensor>&) { t.pow_(exponent); });
         kernels::slot<kernels::PowScalar>(device(), power, {planned(*this, *this), {exponent}});
       },
       // The gradient needs the old elements.

@@ -17,7 +17,7 @@ const Op kAllClose{"allclose", Grad::none, kAllDTypes};
 const Op kEqual{"equal", Grad::none, kAllDTypes};
 const Op kWhere{"where", Grad::twice, kAllDTypes};
 
-bool every(const Tensor& t) { return sum(t).item<std::int64_t>() == t.numel(); }
+bool every(const Tensor& t) { return t.numel() == 0 || sum(t).item<std::int64_t>() == t.numel(); }
 
 }  // namespace
 
@@ -45,6 +45,7 @@ Tensor isnan(const Tensor& x) {
 bool allclose(const Tensor& a, const Tensor& b, double rtol, double atol, bool equal_nan) {
   check(rtol >= 0 && atol >= 0, "[allclose] rtol ", rtol, " and atol ", atol, " must not be negative");
   check_operands(kAllClose, a, b);
+  a.check_has_elements(kAllClose.name);
   const DType dtype = promoted(a, b);
   const Tensor x = converted(a, dtype), z = converted(b, dtype);
   const Tensor y =
@@ -55,6 +56,7 @@ bool allclose(const Tensor& a, const Tensor& b, double rtol, double atol, bool e
 
 bool equal(const Tensor& a, const Tensor& b) {
   check_operands(kEqual, a, b);
+  a.check_has_elements(kEqual.name);
   return a.sizes() == b.sizes() && a.dtype() == b.dtype() && every(binary<kernels::Eq>(a, b, kEqual));
 }
 
@@ -69,6 +71,10 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
       broadcast_shapes(kWhere.name, condition.sizes(), broadcast_shapes(kWhere.name, a.sizes(), b.sizes()));
   Tensor y = result_like(sizes, dtype, {&x, &z, &condition});
   kernels::where(y.device(), dtype, planned(y, condition, x, z));
+  if (y.device().is_meta())
+    defer_values(kWhere.name, y, {condition, a, b}, [](const Tensor& t, const std::vector<Tensor>& v) {
+      t.copy_(tapestry::where(v[0], v[1], v[2]));
+    });
   if (recording(a, b))
     record_binary(kWhere, y, a, b, [condition = save(condition)](Backward& g, std::uint32_t i) {
       const Tensor chosen = g.saved(condition);

@@ -42,7 +42,11 @@ bool same_order(const Tensor& a, const Tensor& b) {
 }
 
 // Writes x to out without a record on the tape. x is broadcast and converted, and may be on another device.
-void write(const Tensor& out, const Tensor& x) {
+void write(const Op& op, const Tensor& out, const Tensor& x) {
+  if (out.device().is_meta()) [[unlikely]]
+    return defer_values(op.name, out, {x.device().is_meta() ? x : clone(x.detach())},
+                        [](const Tensor& t, const std::vector<Tensor>& v) { t.copy_(v[0]); });
+  x.check_has_elements(op.name);
   if (out.device().type == x.device().type && (out.device() == x.device() || out.device().is_cpu()))
     return copy_elements(out, x);
   // Devices exchange dense memory only. If possible, x is converted to out's dtype and layout on its own
@@ -67,8 +71,8 @@ void write(const Tensor& out, const Tensor& x) {
   if (!arrived.is_same(out)) copy_elements(out, arrived);
 }
 
-Tensor copied(const Tensor& x, Tensor y) {
-  write(y, x);
+Tensor copied(const Op& op, const Tensor& x, Tensor y) {
+  write(op, y, x);
   return y;
 }
 
@@ -76,7 +80,7 @@ Tensor copied(const Tensor& x, Tensor y) {
 
 Tensor clone(const Tensor& x) {
   tapestry::detail::check_defined(kClone.name, x);
-  Tensor y = copied(x, result_like(x.sizes(), x.dtype(), {&x}));
+  Tensor y = copied(kClone, x, result_like(x.sizes(), x.dtype(), {&x}));
   if (recording(x)) record(kClone, y, {&x}, [](Backward& b) { b.set(0, b.grad()); });
   return y;
 }
@@ -94,7 +98,7 @@ Tensor contiguous(const Tensor& x, MemoryFormat format) {
                  ? tapestry::detail::raw_view(
                        x, x.sizes(), last ? channels_last_strides(x.sizes()) : contiguous_strides(x.sizes()),
                        x.storage_offset())
-                 : copied(x, empty(x.sizes(), {x.dtype(), x.device()}, format));
+                 : copied(kContiguous, x, empty(x.sizes(), {x.dtype(), x.device()}, format));
   if (recording(x)) {
     record(kContiguous, y, {&x}, [](Backward& b) { b.set(0, b.grad()); });
     if (dense) mark_view(y);
@@ -106,7 +110,10 @@ Tensor to(const Tensor& x, Device device, DType dtype) {
   tapestry::detail::check_defined(kTo.name, x);
   if (x.device() == device && x.dtype() == dtype) return x;
   check_device(kTo.name, device);
-  Tensor y = copied(x, same_layout_on(x, device, dtype));
+  // A copy to the meta device has no elements, so it does not read x's.
+  const bool drops = device.is_meta() && !x.device().is_meta();
+  Tensor y = same_layout_on(x, device, dtype);
+  if (!drops) write(kTo, y, x);
   if (is_floating(dtype) && recording(x))
     record(kTo, y, {&x},
            [device = x.device(), dtype = x.dtype()](Backward& b) { b.set(0, to(b.grad(), device, dtype)); });
@@ -129,6 +136,7 @@ Scalar Tensor::item_scalar() const {
   tapestry::detail::check_defined(kItem.name, *this);
   check(numel() == 1, "[item] a tensor of shape ", sizes(), " has ", numel(),
         " elements; index or reduce it to one");
+  check_has_elements(kItem.name);
   if (!device().is_cpu()) return tapestry::to(detach(), kCPU, dtype()).item_scalar();
   switch (dtype()) {
     case DType::f32:
@@ -165,10 +173,10 @@ const Tensor& Tensor::copy_(const Tensor& source) const {
   if (is_same(source)) return *this;
   const auto direct = [&] {
     // If the two overlap, an element could be overwritten before it is read.
-    write(*this, operand_for(*this, source, source.dtype()));
+    write(kCopy, *this, operand_for(*this, source, source.dtype()));
   };
   const auto fresh = [&](const Tensor& old) {
-    Tensor y = copied(source, result_like(sizes(), dtype(), {&old}));
+    Tensor y = copied(kCopy, source, result_like(sizes(), dtype(), {&old}));
     record(kCopy, y, {&old, &source},
            [sizes = source.sizes(), device = source.device(), dtype = source.dtype()](Backward& b) {
              if (b.needs(1))
@@ -182,7 +190,9 @@ const Tensor& Tensor::copy_(const Tensor& source) const {
 
 const Tensor& Tensor::fill_(const Scalar& value) const {
   overwrite(kFill, *this, [&](const Tensor& t) {
-    kernels::fill(t.device(), t.dtype(), {planned(t), value});
+    fill_or_defer(kFill.name, t, [value](const Tensor& t) {
+      kernels::fill(t.device(), t.dtype(), {planned(t), value});
+    });
   });
   return *this;
 }

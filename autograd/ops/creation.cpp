@@ -37,7 +37,9 @@ Tensor finished(Tensor t, const TensorOptions& options) {
 }
 
 Tensor filled(Tensor t, const Scalar& value, const TensorOptions& options) {
-  kernels::fill(t.device(), t.dtype(), {planned(t), value});
+  fill_or_defer("full", t, [value](const Tensor& t) {
+    kernels::fill(t.device(), t.dtype(), {planned(t), value});
+  });
   return finished(std::move(t), options);
 }
 
@@ -68,30 +70,30 @@ PhiloxRange take_normal(Device device, std::int64_t n, DType t) {
   return take_words(device, n + n % 2, words_of(t));
 }
 
-void fill_uniform(const Tensor& t, double low, double high) {
-  kernels::uniform(t.device(), t.dtype(),
-                   {.out = t,
-                    .n = t.numel(),
-                    .range = take_words(t.device(), t.numel(), words_of(t.dtype())),
-                    .low = low,
-                    .high = high});
-}
-void fill_normal(const Tensor& t, double mean, double std) {
-  kernels::normal(t.device(), t.dtype(),
-                  {.out = t,
-                   .n = t.numel(),
-                   .range = take_normal(t.device(), t.numel(), t.dtype()),
-                   .mean = mean,
-                   .std = std});
-}
-
 // Random kernels write dense row-major memory.
 template <class Fill>
-void fill_in_order(const Tensor& t, Fill fill) {
-  if (t.is_contiguous()) return fill(t);
-  const Tensor dense = empty(t.sizes(), {t.dtype(), t.device()});
-  fill(dense);
-  kernels::copy(t.device(), t.dtype(), planned(t, dense));
+void fill_in_order(const char* op, const Tensor& t, const Fill& fill) {
+  fill_or_defer(op, t, [fill](const Tensor& t) {
+    if (t.is_contiguous()) return fill(t);
+    const Tensor dense = empty(t.sizes(), {t.dtype(), t.device()});
+    fill(dense);
+    kernels::copy(t.device(), t.dtype(), planned(t, dense));
+  });
+}
+
+void fill_uniform(const Tensor& t, double low, double high) {
+  const PhiloxRange range = take_words(t.device(), t.numel(), words_of(t.dtype()));
+  fill_in_order("uniform_", t, [=](const Tensor& t) {
+    kernels::uniform(t.device(), t.dtype(),
+                     {.out = t, .n = t.numel(), .range = range, .low = low, .high = high});
+  });
+}
+void fill_normal(const Tensor& t, double mean, double std) {
+  const PhiloxRange range = take_normal(t.device(), t.numel(), t.dtype());
+  fill_in_order("normal_", t, [=](const Tensor& t) {
+    kernels::normal(t.device(), t.dtype(),
+                    {.out = t, .n = t.numel(), .range = range, .mean = mean, .std = std});
+  });
 }
 
 template <class Fill>
@@ -99,7 +101,7 @@ Tensor random_like(const Op& op, const Tensor& t, const TensorOptions& options, 
   const TensorOptions o = like(op.name, t, options);
   op.check_dtype(*o.dtype);
   Tensor y = new_like(t, o);
-  fill_in_order(y, fill);
+  fill(y);
   return finished(std::move(y), options);
 }
 
@@ -148,7 +150,9 @@ Tensor arange(const Scalar& start, const Scalar& end, const Scalar& step, const 
     n = static_cast<std::int64_t>(count);
   }
   Tensor t = empty(n, o);
-  kernels::arange(t.device(), t.dtype(), {.out = t, .n = n, .start = start, .step = step});
+  fill_or_defer("arange", t, [=](const Tensor& t) {
+    kernels::arange(t.device(), t.dtype(), {.out = t, .n = n, .start = start, .step = step});
+  });
   return finished(std::move(t), options);
 }
 Tensor arange(const Scalar& end, const TensorOptions& options) { return arange(0, end, 1, options); }
@@ -161,9 +165,11 @@ Tensor linspace(double start, double end, std::int64_t steps, const TensorOption
   const double step = steps > 1 ? (end - start) / static_cast<double>(steps - 1) : 0;
   const std::int64_t half = (steps + 1) / 2;
   const double second = end - step * static_cast<double>(steps - 1 - half);
-  const Tensor rest = tapestry::detail::raw_view(t, steps - half, 1, half);
-  kernels::arange(t.device(), t.dtype(), {.out = t, .n = half, .start = start, .step = step});
-  kernels::arange(t.device(), t.dtype(), {.out = rest, .n = steps - half, .start = second, .step = step});
+  fill_or_defer("linspace", t, [=](const Tensor& t) {
+    const Tensor rest = tapestry::detail::raw_view(t, steps - half, 1, t.storage_offset() + half);
+    kernels::arange(t.device(), t.dtype(), {.out = t, .n = half, .start = start, .step = step});
+    kernels::arange(t.device(), t.dtype(), {.out = rest, .n = steps - half, .start = second, .step = step});
+  });
   return finished(std::move(t), options);
 }
 
@@ -172,7 +178,9 @@ Tensor eye(std::int64_t n, const TensorOptions& options) {
   Tensor t = zeros({n, n}, TensorOptions(options).with_grad(false));
   if (n > 0) {
     const Tensor diagonal = tapestry::detail::raw_view(t, n, n + 1, 0);
-    kernels::fill(t.device(), t.dtype(), {planned(diagonal), 1});
+    fill_or_defer("eye", diagonal, [](const Tensor& t) {
+      kernels::fill(t.device(), t.dtype(), {planned(t), 1});
+    });
   }
   return finished(std::move(t), options);
 }
@@ -197,12 +205,15 @@ Tensor randint(std::int64_t low, std::int64_t high, const Shape& sizes, const Te
   check(low >= range.lowest && high - 1 <= range.highest, "[randint] ", *o.dtype,
         " cannot hold all integers from ", low, " to ", high - 1, "; give another range or dtype");
   Tensor t = empty(sizes, o);
-  kernels::randint(t.device(), t.dtype(),
-                   {.out = t,
-                    .n = t.numel(),
-                    .range = take_words(t.device(), t.numel(), 2),
-                    .low = low,
-                    .span = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low)});
+  const PhiloxRange words = take_words(t.device(), t.numel(), 2);
+  fill_or_defer("randint", t, [=](const Tensor& t) {
+    kernels::randint(t.device(), t.dtype(),
+                     {.out = t,
+                      .n = t.numel(),
+                      .range = words,
+                      .low = low,
+                      .span = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low)});
+  });
   return finished(std::move(t), options);
 }
 Tensor randperm(std::int64_t n, const TensorOptions& options) {
@@ -210,7 +221,10 @@ Tensor randperm(std::int64_t n, const TensorOptions& options) {
   kRandperm.check_dtype(*o.dtype);
   check(n >= 0, "[randperm] n is ", n, "; give 0 or more");
   Tensor t = empty(n, o);
-  kernels::randperm(t.device(), t.dtype(), {.out = t, .n = n, .range = take_words(t.device(), n, 2)});
+  const PhiloxRange words = take_words(t.device(), n, 2);
+  fill_or_defer("randperm", t, [=](const Tensor& t) {
+    kernels::randperm(t.device(), t.dtype(), {.out = t, .n = n, .range = words});
+  });
   return finished(std::move(t), options);
 }
 
@@ -257,7 +271,9 @@ Tensor from_host(const void* values, DType dtype, const Shape& sizes, const Tens
   e.out = host.raw_data(), e.in[0] = values;
   e.dtypes[0] = host.dtype(), e.dtypes[1] = dtype;
   kernels::copy(kCPU, host.dtype(), e);
-  if (!t.device().is_cpu()) {
+  if (t.device().is_meta()) {
+    defer_values("tensor", t, {host}, [](const Tensor& t, const std::vector<Tensor>& v) { t.copy_(v[0]); });
+  } else if (!t.device().is_cpu()) {
     NoGradGuard no_grad;
     t = to(host, t.device(), t.dtype());
   }
@@ -335,18 +351,14 @@ const Tensor& Tensor::uniform_(double low, double high) const {
   kRand.check_dtype(dtype());
   check(low <= high && std::isfinite(high - low), "[uniform_] low ", low, " and high ", high,
         ": give finite limits, low <= high");
-  overwrite(kRand, *this, [&](const Tensor& target) {
-    fill_in_order(target, [&](const Tensor& t) { fill_uniform(t, low, high); });
-  });
+  overwrite(kRand, *this, [&](const Tensor& t) { fill_uniform(t, low, high); });
   return *this;
 }
 const Tensor& Tensor::normal_(double mean, double std) const {
   tapestry::detail::check_defined("normal_", *this);
   kRandn.check_dtype(dtype());
   check(std >= 0, "[normal_] std ", std, " is negative; give 0 or more");
-  overwrite(kRandn, *this, [&](const Tensor& target) {
-    fill_in_order(target, [&](const Tensor& t) { fill_normal(t, mean, std); });
-  });
+  overwrite(kRandn, *this, [&](const Tensor& t) { fill_normal(t, mean, std); });
   return *this;
 }
 

@@ -22,6 +22,7 @@ const autograd::Op kCtcLoss("ctc_loss", autograd::Grad::differentiable, kFullFlo
 Tensor host_integers(const Tensor& t, const char* what) {
   detail::check_defined(kCtcLoss.name, t, what);
   check<TypeError>(contains(kIntegers, t.dtype()), "[ctc_loss] ", what, " is ", t.dtype(), "; pass integers");
+  t.check_has_elements(kCtcLoss.name);
   return t.detach().to(kCPU, DType::i64).contiguous();
 }
 

@@ -168,6 +168,10 @@ inline namespace functions {
 Tensor clamp(const Tensor& x, std::optional<Scalar> min, std::optional<Scalar> max) {
   const Clamping c(x, min, max);
   Tensor y = apply_with(kernels::clamp, std::tuple(c.min, c.max), converted(x, c.dtype));
+  if (y.device().is_meta())
+    defer_values(kClamp.name, y, {x}, [min, max](const Tensor& t, const std::vector<Tensor>& v) {
+      t.copy_(clamp(v[0], min, max));
+    });
   if (recording(x))
     record(kClamp, y, {&x}, [x = save(x), min, max](Backward& g) {
       const Tensor t = g.saved(x);
@@ -284,6 +288,10 @@ const Tensor& Tensor::clamp_(std::optional<Scalar> min, std::optional<Scalar> ma
   in_place(
       kClamp, *this, {},
       [&] {
+        if (device().is_meta())
+          return defer_change(
+              kClamp.name, *this, {},
+              [min, max](const Tensor& t, const std::vector<Tensor>&) { t.clamp_(min, max); });
         kernels::clamp(device(), dtype(), {planned(*this, *this), c.min, c.max});
       },
       // The gradient needs the old elements.

@@ -22,6 +22,7 @@ Tensor masked_select(const Tensor& x, const Tensor& mask) {
   check_operands(kMaskedSelect, x, mask);
   check<TypeError>(mask.dtype() == DType::boolean, "[masked_select] the mask is ", mask.dtype(),
                    "; compare, or convert it to bool");
+  mask.check_has_elements(kMaskedSelect.name);  // the result's shape depends on them
   const Shape sizes = broadcast_shapes(kMaskedSelect.name, x.sizes(), mask.sizes());
   const Tensor flat = reshape(expand(x, sizes), -1), flat_mask = reshape(expand(mask, sizes), -1);
   Selection s;
@@ -36,12 +37,14 @@ Tensor Tensor::masked_select(const Tensor& mask) const { return tapestry::masked
 
 Tensor nonzero(const Tensor& x) {
   tapestry::detail::check_defined(kNonzero.name, x);
+  x.check_has_elements(kNonzero.name);
   return true_coordinates(x, false);
 }
 Tensor Tensor::nonzero() const { return tapestry::nonzero(*this); }
 
 std::vector<Tensor> nonzero_numpy(const Tensor& x) {
   tapestry::detail::check_defined(kNonzero.name, x);
+  x.check_has_elements(kNonzero.name);
   const Tensor coordinates = true_coordinates(x.dim() == 0 ? reshape(x.detach(), 1) : x, true);
   std::vector<Tensor> by_dim;
   for (std::int64_t d = 0; d < coordinates.sizes()[0]; ++d) by_dim.push_back(coordinates[d]);
@@ -58,6 +61,7 @@ Tensor one_hot(const Tensor& index, std::int64_t num_classes) {
   if (num_classes == -1) {
     check(index.numel() > 0,
           "[one_hot] the index is empty, so the classes cannot be counted; give num_classes");
+    index.check_has_elements(kOneHot.name);
     num_classes = max(index).item<std::int64_t>() + 1;
     check(num_classes > 0, "[one_hot] index ", num_classes - 1, " is negative; classes are numbered from 0");
   }

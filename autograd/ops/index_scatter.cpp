@@ -158,7 +158,8 @@ Gradients product_gradients(const Tensor& g, const Tensor& x, const Tensor& src,
   combine_at(nullptr, Combine::sum, zeros_at, s, is_zero.to(DType::i64));
   const Tensor zeros_of_group = at(zeros_at);
   check<AutogradError>(
-      !grad_enabled() || !any(logical_and(is_zero, gt(zeros_of_group, 1))).item<bool>(),
+      !grad_enabled() || x.device().is_meta() ||
+          !any(logical_and(is_zero, gt(zeros_of_group, 1))).item<bool>(),
       "[scatter_reduce] gradients of gradients are not available for a product of several zeros "
       "of src; replace them, or call without create_graph");
   const Tensor single = where(is_zero, zeros_of_group, zeros(src.sizes(), {DType::i64, x.device()})) == 1;

@@ -129,7 +129,7 @@ Tensor det(const Tensor& a) {
   if (recording(a))
     record(kDet, y, {&a}, [a = save(a), y = save_output(y)](Backward& back) {
       const Tensor x = back.saved(a), d = back.saved(y), g = back.grad();
-      if (any(eq(d, 0)).item<bool>()) back.set(0, per_matrix(g) * cofactors(x));
+      if (!x.device().is_meta() && any(eq(d, 0)).item<bool>()) back.set(0, per_matrix(g) * cofactors(x));
       else back.set(0, per_matrix(g * d) * mT(inv(x)));
     });
   return y;

@@ -83,6 +83,7 @@ LstsqResult lstsq(const Tensor& a, const Tensor& b, std::optional<double> rcond)
   result.solution = matmul(record_pinv(kLstsq, a, i.inverse), right);
   result.singular_values = i.singular_values;
   result.rank = sum(i.kept, -1);
+  i.kept.check_has_elements(kLstsq.name);
   const bool overdetermined = a.size(-2) > a.size(-1) && all(i.kept).item<bool>();
   result.residuals = overdetermined ? sum(square(matmul(a, result.solution) - right), -2)
                                     : empty({0}, {a.dtype(), a.device()});

@@ -67,7 +67,7 @@ struct Prepared {
                                      const Tensor& weight, const Tensor& stats) {
     args.x = x;
     const bool classes = target.dtype() == DType::i64;
-    args.target = classes ? target.data<std::int64_t>() : nullptr;
+    args.target = classes ? static_cast<const std::int64_t*>(target.raw_data()) : nullptr;
     args.probabilities = classes ? kernels::ConstArray() : kernels::ConstArray(target);
     args.weight = weight;
     args.stats = stats;

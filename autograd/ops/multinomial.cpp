@@ -41,10 +41,12 @@ Tensor multinomial(const Tensor& probs, std::int64_t num_samples, bool replaceme
 
   const DType dtype = autograd::accumulation_dtype(probs.dtype());
   const Tensor p = autograd::converted(probs.contiguous(), dtype).view({rows, n}), largest = amax(p, 1);
-  const double lowest = amin(p).item(), highest = amax(largest).item(), least = amin(largest).item();
-  check(lowest >= 0 && std::isfinite(highest), "[multinomial] probs range from ", lowest, " to ", highest,
-        "; all must be finite and at least 0");
-  check(least > 0, "[multinomial] all probs of a row are 0; give at least one positive weight");
+  if (!device.is_meta()) {
+    const double lowest = amin(p).item(), highest = amax(largest).item(), least = amin(largest).item();
+    check(lowest >= 0 && std::isfinite(highest), "[multinomial] probs range from ", lowest, " to ", highest,
+          "; all must be finite and at least 0");
+    check(least > 0, "[multinomial] all probs of a row are 0; give at least one positive weight");
+  }
 
   const Tensor out = empty(sizes, integers);
   const std::int64_t count = rows * num_samples;
@@ -63,7 +65,7 @@ Tensor multinomial(const Tensor& probs, std::int64_t num_samples, bool replaceme
                                .out = out});
     return out;
   }
-  const auto positive = amin(sum(gt(p, 0), 1)).item<std::int64_t>();
+  const auto positive = device.is_meta() ? n : amin(sum(gt(p, 0), 1)).item<std::int64_t>();
   check(positive >= num_samples, "[multinomial] a row has only ", positive, " positive probs, but ",
         num_samples, " categories are to be drawn without replacement; draw fewer");
   const Tensor scores = empty({rows, n}, integers);

@@ -271,6 +271,7 @@ Tensor repeat_interleave(const Tensor& x, const Tensor& repeats, std::optional<s
   const std::int64_t length = x.sizes()[d];
   check(repeats.numel() == length || repeats.numel() == 1, "[repeat_interleave] ", repeats.numel(),
         " repeats for dimension ", d, " of shape ", x.sizes(), "; give ", length, ", or one for all");
+  repeats.check_has_elements("repeat_interleave");
   const Tensor counts = repeats.to(kCPU, DType::i64).contiguous();
   const std::int64_t* const count = counts.data<std::int64_t>();
   std::vector<std::int64_t> index;

@@ -56,7 +56,8 @@ std::pair<Tensor, Tensor> over_dim(const Op& op, const ExtremeSlot& slot, const 
   check_not_empty(op, x, r);
   const Tensor y = empty(r.sizes, TensorOptions(x.dtype(), x.device()));
   const Tensor indices = empty(r.sizes, TensorOptions(DType::i64, x.device()));
-  slot(x.device(), x.dtype(), {.reduction = {x, r.mask, y}, .indices = indices.data<std::int64_t>()});
+  slot(x.device(), x.dtype(),
+       {.reduction = {x, r.mask, y}, .indices = static_cast<std::int64_t*>(indices.raw_data())});
   if (autograd::recording(x)) {
     kernels::ScatterArgs s{.outer = 1, .n = 1, .inner = 1, .index = {}, .g = {}, .dx = {}};
     const int d = wrap_dim(op.name, dim, x.dim());
@@ -85,7 +86,8 @@ Tensor position(const Op& op, const ExtremeSlot& slot, const Tensor& x, std::opt
   const Tensor in = dim ? x : x.reshape({-1});
   const Tensor indices = empty(r.sizes, TensorOptions(DType::i64, x.device()));
   slot(x.device(), x.dtype(),
-       {.reduction = {in, dim ? r.mask : 1u, Tensor()}, .indices = indices.data<std::int64_t>()});
+       {.reduction = {in, dim ? r.mask : 1u, Tensor()},
+        .indices = static_cast<std::int64_t*>(indices.raw_data())});
   return indices;
 }
 

@@ -75,7 +75,8 @@ Tensor reverse_cumsum(const Tensor& x, int dim) {
 Tensor cumprod_gradient(const Tensor& g, const Tensor& x, int dim) {
   if (x.dim() == 0) return g;
   if (x.numel() == 0) return zeros_like(x);
-  if (!any(eq(x, 0)).item<bool>()) return reverse_cumsum(g * cumprod(x, dim), dim) / x;
+  if (x.device().is_meta() || !any(eq(x, 0)).item<bool>())
+    return reverse_cumsum(g * cumprod(x, dim), dim) / x;
   std::vector<Tensor> dx;
   const std::int64_t n = x.size(dim);
   Tensor before = ones_like(x.narrow(dim, 0, 1));  // the product of the elements before i

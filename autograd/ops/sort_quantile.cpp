@@ -67,6 +67,7 @@ Tensor quantile(const Tensor& x, const Tensor& q, std::optional<std::int64_t> di
   check(q.dim() <= 1 && q.numel() > 0, "[quantile] q has shape ", q.sizes(), "; pass a number or a 1-d list");
   std::vector<double> qs;
   {
+    q.check_has_elements(kQuantile.name);
     const NoGradGuard no_grad;
     const Tensor host = q.reshape({-1}).to(kCPU, DType::f64).contiguous();
     qs.assign(host.data<double>(), host.data<double>() + host.numel());

@@ -18,6 +18,7 @@ const autograd::Op kUnique("unique", autograd::Grad::none, kAllDTypes);
 Unique unique(const Tensor& x, const UniqueOptions& options) {
   detail::check_defined(kUnique.name, x);
   kUnique.check_dtype(x.dtype());
+  x.check_has_elements(kUnique.name);
   const NoGradGuard no_grad;
   const std::int64_t n = x.numel();
   const TensorOptions integers(DType::i64, x.device());

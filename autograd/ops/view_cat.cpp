@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tapestry/autograd/deferred.h"
 #include "tapestry/autograd/ops/internal/parts.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
@@ -241,8 +242,12 @@ Tensor cat(const std::vector<Tensor>& tensors, std::int64_t dim) {
     check(!__builtin_add_overflow(sizes[d], t.sizes()[d], &sizes[d]), "[cat] the sizes of dimension ", d,
           " add up to more than 64 bits can count; join fewer tensors");
   }
-  return joined(kCat, tensors, parts, sizes, dtype,
-                channels_last ? MemoryFormat::channels_last : MemoryFormat::contiguous);
+  const Tensor y = joined(kCat, tensors, parts, sizes, dtype,
+                          channels_last ? MemoryFormat::channels_last : MemoryFormat::contiguous);
+  if (y.device().is_meta())
+    autograd::defer_values(kCat.name, y, tensors,
+                           [dim](const Tensor& t, const std::vector<Tensor>& v) { t.copy_(cat(v, dim)); });
+  return y;
 }
 
 Tensor stack(const std::vector<Tensor>& tensors, std::int64_t dim) {
@@ -262,7 +267,11 @@ Tensor stack(const std::vector<Tensor>& tensors, std::int64_t dim) {
   std::vector<Part> parts;
   for (std::size_t i = 0; i < tensors.size(); ++i)
     parts.push_back({.dim = d, .start = static_cast<std::int64_t>(i), .length = 1, .drop = true});
-  return joined(kStack, tensors, parts, sizes, dtype, MemoryFormat::contiguous);
+  const Tensor y = joined(kStack, tensors, parts, sizes, dtype, MemoryFormat::contiguous);
+  if (y.device().is_meta())
+    autograd::defer_values(kStack.name, y, tensors,
+                           [dim](const Tensor& t, const std::vector<Tensor>& v) { t.copy_(stack(v, dim)); });
+  return y;
 }
 
 Tensor hstack(const std::vector<Tensor>& tensors) {

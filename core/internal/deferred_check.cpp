@@ -26,7 +26,7 @@ std::atomic<std::uint64_t> made{0};
 }  // namespace
 
 void defer_check(const Stream& stream, std::function<void()> check) {
-  if (stream.device().is_cpu()) return check();
+  if (!stream.device().is_cuda()) return check();
   const std::lock_guard lock(mutex);
   pending().push_back({stream.device(), stream.id(), made++, std::move(check)});
   count = pending().size();

@@ -177,7 +177,7 @@ void Optimizer::update_tensors(std::size_t group, const nn::ReplicaDevice& repli
   for (const Update& u : updates) {
     kernels::StepItem item{.param = u.param.raw_data(), .grad = u.grad.raw_data(), .numel = u.param.numel()};
     if (u.state) {
-      item.step = u.state->step.data<double>();
+      item.step = static_cast<double*>(u.state->step.raw_data());
       for (std::size_t k = 0; k < count; ++k)
         if (uses_state(group, k)) item.state[k] = u.state->tensors[k].raw_data();
     }

@@ -92,6 +92,7 @@ PackedSequence pack_padded_sequence(const Tensor& x, const Tensor& lengths, cons
   check<TypeError>(contains(kIntegers, lengths.dtype()), "[pack_padded_sequence] lengths are ",
                    lengths.dtype(), "; pass integers");
   check(lengths.dim() == 1, "[pack_padded_sequence] lengths have shape ", lengths.sizes(), ", expected (N)");
+  lengths.check_has_elements("pack_padded_sequence");
   const Tensor host = lengths.detach().to(kCPU, DType::i64).contiguous();
   const auto* const first = host.data<std::int64_t>();
   return pack_padded_sequence(x, std::vector<std::int64_t>(first, first + host.numel()), options);

@@ -11,7 +11,7 @@ namespace tapestry::autograd {
 class BadIndex {
  public:
   explicit BadIndex(Device device) : device_(device) {
-    if (device.is_cpu()) return;
+    if (!device.is_cuda()) return;
     pinned_ = empty_pinned({1}, DType::i64);
     *pinned_.data<std::int64_t>() = kernels::kNoBadIndex;
   }

@@ -169,6 +169,8 @@ Tensor binary(const Tensor& a, const Tensor& b, const Op& op = row_op<Row>) {
   Tensor y = run_binary(op, kernels::slot<Row>, a, b, dtype, result_dtype<Row>(dtype));
   if constexpr (kernels::kDifferentiable<Row>)
     if (recording(a, b)) record_row<Row>(op, y, a, b);
+  if (y.device().is_meta()) [[unlikely]]
+    defer_result(op.name, y, a, b, [](const Tensor& a, const Tensor& b) { return binary<Row>(a, b); });
   return y;
 }
 /// Computes Row(x, s), or Row(s, x) if kNumber, the position of the number, is 0.
@@ -180,6 +182,9 @@ Tensor binary_with(const Tensor& x, const Scalar& s) {
                              result_dtype<Row>(dtype));
   if constexpr (kernels::kDifferentiable<Row>)
     if (recording(x)) record_row_with<Row, kNumber>(op, y, x, s);
+  if (y.device().is_meta()) [[unlikely]]
+    defer_result(op.name, y, x, s,
+                 [](const Tensor& x, const Scalar& s) { return binary_with<Row, kNumber>(x, s); });
   return y;
 }
 
@@ -201,7 +206,10 @@ const Tensor& binary_in_place(const Tensor& target, const Tensor& other) {
   in_place(
       op, target, {&other},
       [&] {
-        if (target.dtype() == dtype) {
+        if (target.device().is_meta()) {
+          defer_change(op.name, target, {other},
+                       [](const Tensor& t, const std::vector<Tensor>& v) { binary_in_place<Row>(t, v[0]); });
+        } else if (target.dtype() == dtype) {
           const Tensor b = operand_for(target, other, dtype);
           kernel(target.device(), dtype, planned(target, target, b));
         } else {
@@ -227,6 +235,10 @@ const Tensor& binary_in_place(const Tensor& target, const Scalar& s) {
   in_place(
       op, target, {},
       [&] {
+        if (target.device().is_meta())
+          return defer_change(op.name, target, {}, [s](const Tensor& t, const std::vector<Tensor>&) {
+            binary_in_place<Row>(t, s);
+          });
         kernels::slot<kernels::WithNumber<Row, 1>>(target.device(), dtype, {planned(target, target), {s}});
       },
       [&](const Tensor& old) {

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <type_traits>
 
+#include "tapestry/autograd/deferred.h"
 #include "tapestry/autograd/op.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
@@ -170,12 +171,16 @@ void in_place(const Op& op, const Tensor& target, std::initializer_list<const Te
               Fresh fresh) {
   const bool record = prepare_in_place(op, target, others);
   check_writable(op, target);
+  const bool meta = target.device().is_meta();
+  const std::uint64_t before = meta ? deferred_changes(target) : 0;
   if (record) {
     finish_in_place(target, fresh(alias(target)));
   } else {
     direct();
     target.storage()->bump_version();
   }
+  if (meta) [[unlikely]]
+    finish_meta_change(op.name, target, before);
 }
 
 /// Changes `target` to f(target), for an operation that is computed by other operations. f records what it

@@ -64,6 +64,10 @@ Tensor call(const Row& row, const Params<kParams>& params, const Tensor& x) {
   const Tensor in = as_f32 ? converted(x, DType::f32) : x;
   Tensor y = result_like(in.sizes(), in.dtype(), {&in});
   run(row.slot, params, y, in);
+  if (y.device().is_meta()) [[unlikely]]
+    defer_values(row.op.name, y, {x}, [row, params](const Tensor& t, const std::vector<Tensor>& v) {
+      t.copy_(call(row, params, v[0]));
+    });
   if (!recording(x)) return y;
   if constexpr (Row::kOfDyAlone) {
     record(row.op, y, {&x}, [&gradient = row.gradient, composed = row.composed, params](Backward& g) {
@@ -92,7 +96,13 @@ const Tensor& call_in_place(const Row& row, const Tensor& target) {
   row.op.check_dtype(target.dtype());
   if (row.takes == kernels::Takes::all_as_f32) check_stores(row.op, target, DType::f32);
   in_place(
-      row.op, target, {}, [&] { run(row.slot, Params<0>(), target, target); },
+      row.op, target, {},
+      [&] {
+        if (target.device().is_meta())
+          return defer_change(row.op.name, target, {},
+                              [row](const Tensor& t, const std::vector<Tensor>&) { call_in_place(row, t); });
+        run(row.slot, Params<0>(), target, target);
+      },
       // A gradient that is computed from the input needs the old elements.
       [&](const Tensor& old) {
         const bool copies = row.gradient_from == kernels::GradientFrom::input;

@@ -52,7 +52,7 @@ Indexed loop_over(const Tensor& x, const Selection& s, const Tensor& y, std::int
   a.first_bad = first_bad;
   for (int k = 0; k < a.count; ++k) {
     const Selection::Index& index = s.index[static_cast<std::size_t>(k)];
-    a.index[k].values = index.values.data<std::int64_t>();
+    a.index[k].values = static_cast<const std::int64_t*>(index.values.raw_data());
     a.index[k].size = x.dim() == 0 ? 1 : x.sizes()[index.dim];
     a.index[k].x_stride = x.dim() == 0 ? 0 : x.strides()[index.dim];
   }
@@ -131,7 +131,7 @@ void run_at(const char* op, const Tensor& x, const Selection& s, const Tensor& y
   if (!op) return run(loop_over(x, s, y, nullptr));
   BadIndex bad(x.device());
   run(loop_over(x, s, y, bad.cell()));
-  if (x.device().is_cpu())
+  if (!x.device().is_cuda())
     return bad.check_with([&](std::int64_t position) { fail_at(op, s, x.sizes(), position); });
   const bool one = s.index.size() == 1;
   const ValidRange valid(s, s.index[0], x.sizes());
@@ -156,7 +156,11 @@ Tensor copy_of(const Tensor& x, DType dtype) {
 }  // namespace
 
 Tensor without_overlap(const Tensor& x, const Tensor& t) {
-  return t.defined() && (overlap_partly(x, t) || x.raw_data() == t.raw_data()) ? clone(t.detach()) : t;
+  if (!t.defined()) return t;
+  const bool same_start = x.device().is_meta() ? x.storage().get() == t.storage().get() &&
+                                                     x.storage_offset() == t.storage_offset()
+                                               : x.raw_data() == t.raw_data();
+  return overlap_partly(x, t) || same_start ? clone(t.detach()) : t;
 }
 
 Selection apart_from(const Tensor& x, Selection s) {
@@ -381,7 +385,7 @@ Tensor true_coordinates(const Tensor& x, bool by_dim) {
   const std::int64_t n = mask.numel(), blocks = (n + kernels::kMaskBlock - 1) / kernels::kMaskBlock;
   const Tensor starts = empty({blocks + 1}, {DType::i64, x.device()});
   kernels::mask_starts(x.device(), DType::boolean, {.n = n, .mask = mask, .starts = starts});
-  const std::int64_t count = starts[blocks].item<std::int64_t>();
+  const std::int64_t count = n == 0 ? 0 : starts[blocks].item<std::int64_t>();
   Tensor coordinates =
       empty(by_dim ? Shape{x.dim(), count} : Shape{count, x.dim()}, {DType::i64, x.device()});
   kernels::MaskCoordinatesArgs args{.n = n,

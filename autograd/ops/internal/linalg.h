@@ -30,26 +30,27 @@ inline Shape joined(Shape batch, std::initializer_list<std::int64_t> rest) {
   return batch;
 }
 
-/// The elements of x for a CPU kernel: dense and on a CPU. Not recorded.
+/// The elements of x for a CPU kernel: dense and on a CPU, or on the meta device if x is. Not recorded.
 inline Tensor on_cpu(const Tensor& x) {
   const NoGradGuard no_grad;
-  return (x.device().is_cpu() ? x : x.cpu()).contiguous();
+  return (x.device().is_cuda() ? x.cpu() : x).contiguous();
 }
 /// An uninitialised result of a CPU kernel whose input is `x`.
 inline Tensor cpu_result(const Tensor& x, const Shape& sizes) {
-  return empty(sizes, {x.dtype(), x.device().is_cpu() ? x.device() : kCPU});
+  return empty(sizes, {x.dtype(), x.device().is_cuda() ? kCPU : x.device()});
 }
 
 /// The reasons why matrices have no result, one i64 per matrix of the batch.
 class MatrixInfo {
  public:
   MatrixInfo(const Tensor& x, const Shape& batch)
-      : batch_(batch), info(empty(batch, {DType::i64, x.device().is_cpu() ? x.device() : kCPU})) {}
+      : batch_(batch), info(empty(batch, {DType::i64, x.device().is_cuda() ? kCPU : x.device()})) {}
 
   /// Calls fail_at(matrix, reason), which throws, for the first matrix that has a reason. `matrix` is a text
   /// such as "the matrix at index (1, 2) of the batch".
   template <class F>
   void check(const F& fail_at) const {
+    if (info.device().is_meta()) return;
     const auto* const reason = info.data<std::int64_t>();
     for (std::int64_t i = 0; i < info.numel(); ++i)
       if (reason[i] != 0) fail_at(name_of(i), reason[i]);

@@ -14,7 +14,10 @@ namespace {
 
 bool in_place(Op op) { return op == Op::all_reduce || op == Op::broadcast || op == Op::reduce; }
 
-void check_tensor(const char* op, const Tensor& t, const char* what) { detail::check_defined(op, t, what); }
+void check_tensor(const char* op, const Tensor& t, const char* what) {
+  detail::check_defined(op, t, what);
+  t.check_has_elements(op);
+}
 
 void check_written(const char* op, const Tensor& t, const char* what) {
   check_tensor(op, t, what);
