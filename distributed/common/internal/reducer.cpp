@@ -8,6 +8,7 @@
 
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops/creation.h"
+#include "tapestry/core/memory_record.h"
 #include "tapestry/core/timeline.h"
 
 namespace tapestry::distributed {
@@ -150,6 +151,7 @@ void Reducer::build(const std::vector<int>& order) {
     const auto flags = options_.static_graph ? 0 : static_cast<std::int64_t>(members.size());
     const std::int64_t bits = flags && buckets_.empty() && first.device().is_cpu() ? 2 * kChangeBits : 0;
     b.buffer = zeros({elements + flags + bits}, {first.dtype(), first.device()});
+    tag_memory(b.buffer, MemoryKind::gradients);
     b.grads.gradients = part_of(b.buffer, 0, {elements}, {1});
     b.flags = part_of(b.buffer, elements, {flags + bits}, {1});
     if (bits) b.changes = part_of(b.buffer, elements + flags, {2, kChangeBits}, {kChangeBits, 1});
