@@ -10,6 +10,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/memory_record.h"
 #include "tapestry/core/timeline.h"
+#include "tapestry/distributed/common/internal/same_model.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -41,14 +42,6 @@ Tensor part_of(const Tensor& buffer, std::int64_t offset, const Shape& sizes, co
 
 bool same_place(const Tensor& a, const Tensor& b) {
   return a.raw_data() == b.raw_data() && a.strides() == b.strides();
-}
-
-// "conv1.weight, conv1.bias and 12 more"
-std::string listed(const std::vector<std::string>& names, std::size_t most) {
-  std::string text;
-  for (std::size_t i = 0; i < std::min(names.size(), most); ++i) text += (i ? ", " : "") + names[i];
-  if (names.size() > most) text += " and " + std::to_string(names.size() - most) + " more";
-  return text;
 }
 
 // Encodes a hash of `number` as bits, followed by the complements of these bits. The mean of the encodings
