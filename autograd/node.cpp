@@ -7,6 +7,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
+#include "tapestry/core/memory_record.h"
 #include "tapestry/core/tls_model.h"
 
 namespace tapestry::autograd {
@@ -72,6 +73,7 @@ SavedTensor::SavedTensor(Tensor tensor, const Tensor& source) {
     // The record of an output does not exist yet.
     if (needs_grad(source)) packed_->history = {record_of(source)->fn, record_of(source)->output};
   } else {
+    tag_memory(source, MemoryKind::activations);
     version_ = tensor.version();
     tensor_ = std::move(tensor);
   }
@@ -241,6 +243,7 @@ void LeafNode::run(Backward&) {
     const bool dense = incoming.is_contiguous() || incoming.is_contiguous(MemoryFormat::channels_last);
     grad = ours && dense ? std::move(incoming) : dense ? incoming.clone() : incoming.contiguous();
   }
+  tag_memory(grad, MemoryKind::gradients);
   if (post_hooks_.empty()) return;
   const Tensor leaf = owner();
   if (!leaf.defined()) return;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "tapestry/core/memory_record.h"
+
 namespace tapestry::nn {
 
 // What a thread has computed for one slot and replica. The tensor is a member, so that tensor() can return a
@@ -15,7 +17,9 @@ struct TensorSlot::Computed {
 };
 
 TensorSlot::TensorSlot(std::string name, Tensor tensor)
-    : state_(std::make_shared<State>(State{std::move(name), {std::move(tensor)}})) {}
+    : state_(std::make_shared<State>(State{std::move(name), {std::move(tensor)}})) {
+  tag_memory(state_->tensors[0], MemoryKind::buffers);  // Parameter's constructor corrects it
+}
 
 TensorSlot TensorSlot::computed_slot(std::string name, std::function<Tensor()> compute) {
   TensorSlot slot;
@@ -100,7 +104,11 @@ void TensorSlot::set_replica(int index, const Tensor& tensor) {
         "[Parameter] this handle has no slot; only a registered parameter or buffer can be set");
   detail::check_defined("Parameter", tensor, "the new tensor");
   if (index < 0 || index >= replicas()) no_replica(index);
-  if (state_->sharding) return state_->sharding->set_shard(index, tensor);
+  if (state_->sharding) {
+    tag_memory(tensor, MemoryKind::parameters);
+    return state_->sharding->set_shard(index, tensor);
+  }
+  inherit_memory_kind(state_->tensors[static_cast<std::size_t>(index)], tensor);
   state_->tensors[static_cast<std::size_t>(index)] = tensor;
 }
 
@@ -114,13 +122,17 @@ void TensorSlot::set_sharding(std::shared_ptr<Sharding> sharding) {
   check(!state_->compute, "[Parameter] '", state_->name,
         "' is computed from other parameters; shard those parameters");
   state_->sharding = std::move(sharding);
-  if (state_->sharding)
-    for (Tensor& tensor : state_->tensors) tensor = {};
+  if (!state_->sharding) return;
+  for (int r = 0; r < replicas(); ++r) {
+    tag_memory(state_->sharding->shard(r), MemoryKind::parameters);
+    state_->tensors[static_cast<std::size_t>(r)] = {};
+  }
 }
 
 void TensorSlot::set_full(int replica, const Tensor& full) {
   check(state_ && state_->sharding, "[Parameter] the slot is not sharded; call set_replica() instead");
   if (replica < 0 || replica >= replicas()) no_replica(replica);
+  tag_memory(full, MemoryKind::parameters);
   state_->tensors[static_cast<std::size_t>(replica)] = full;
 }
 
@@ -132,7 +144,10 @@ void TensorSlot::set_replicas(std::vector<Tensor> tensors) {
         "' is sharded, so its replicas cannot be replaced; replicate the module before it is sharded");
   check(!tensors.empty(), "[Parameter] '", state_->name,
         "' needs at least one replica; pass one tensor or more");
-  for (const Tensor& t : tensors) detail::check_defined("Parameter", t, "a replica");
+  for (const Tensor& t : tensors) {
+    detail::check_defined("Parameter", t, "a replica");
+    inherit_memory_kind(state_->tensors[0], t);
+  }
   state_->tensors = std::move(tensors);
 }
 
@@ -143,6 +158,7 @@ bool is_dense(const Tensor& t) { return t.is_contiguous() || t.is_contiguous(Mem
 Parameter::Parameter(std::string name, const Tensor& tensor)
     : TensorSlot(std::move(name), is_dense(tensor) ? tensor.detach() : tensor.detach().contiguous()) {
   const Tensor& own = replica(0);
+  tag_memory(own, MemoryKind::parameters);
   if (is_floating(own.dtype())) own.set_requires_grad(true);
 }
 

@@ -18,9 +18,11 @@ struct Kind {
   const char* colour;
 };
 // Colors that color-blind readers can distinguish (Paul Tol's "bright" scheme).
-constexpr Kind kKinds[] = {{"forward", "#4477aa"},   {"backward", "#cc6677"}, {"communication", "#ddaa33"},
-                           {"optimizer", "#228833"}, {"other", "#aa66aa"},    {"value", "#4477aa"},
-                           {"second", "#66ccee"}};
+constexpr Kind kKinds[] = {
+    {"forward", "#4477aa"},     {"backward", "#cc6677"},   {"communication", "#ddaa33"},
+    {"optimizer", "#228833"},   {"other", "#aa66aa"},      {"value", "#4477aa"},
+    {"second", "#66ccee"},      {"parameters", "#4477aa"}, {"gradients", "#cc6677"},
+    {"activations", "#ddaa33"}, {"buffers", "#66ccee"}};
 constexpr const char* kIdle = "#b5b5ba";
 
 const char* colour_of(const std::string& kind) {
@@ -123,6 +125,58 @@ std::string bars_svg(const std::vector<Bar>& bars, const std::string& title, con
     put(out, "<text x='%.1f' y='%.1f'>", kLeft + sum / most * plot_width() + 6, y + kLane / 2 + 3);
     out += escaped(bar.text.empty() ? number(sum) : bar.text) + "</text>\n";
     y += kLane;
+  }
+  return out + "</svg>\n";
+}
+
+std::string areas_svg(const std::vector<Level>& levels,
+                      const std::vector<std::pair<std::string, std::string>>& names, const std::string& title,
+                      const std::string& unit) {
+  constexpr double kHeight = 150;
+  double most = 0, total = 0;
+  for (const Level& l : levels) {
+    double sum = 0;
+    for (const double v : l.values) sum += usable(v);
+    most = std::max(most, sum);
+    total = std::max(total, usable(l.seconds));
+  }
+  if (most == 0) most = 1;
+  if (total == 0) total = 1e-9;
+  const double bottom = kTop + kHeight;
+  std::string out = begin(bottom + 28, title);
+  legend(out, names);
+  axis(out, total * 1000, bottom, "ms");
+  const auto y_of = [&](double value) { return bottom - value / most * kHeight; };
+  const double step = tick_distance(most, 4);
+  for (double v = 0; v <= most * (1 + 1e-9); v += step) {
+    put(out, "<line x1='%.1f' y1='%.1f' x2='%.1f' y2='%.1f' class='grid'/>", kLeft, y_of(v), kWidth - kRight,
+        y_of(v));
+    put(out, "<text x='%.1f' y='%.1f' text-anchor='end'>%g ", kLeft - 8, y_of(v) + 4, v);
+    out += escaped(unit) + "</text>\n";
+  }
+  std::vector<double> below(levels.size(), 0);
+  for (std::size_t k = 0; k < names.size(); ++k) {
+    // A step goes right to the time of the next level, and then up or down. The way back is the top of the
+    // quantity below.
+    std::string forth, back;
+    double largest = 0;
+    for (std::size_t i = 0; i < levels.size(); ++i) {
+      const double value = k < levels[i].values.size() ? usable(levels[i].values[k]) : 0;
+      const double from = usable(levels[i].seconds);
+      const double to = i + 1 < levels.size() ? std::max(usable(levels[i + 1].seconds), from) : total;
+      const double x1 = kLeft + from / total * plot_width(), x2 = kLeft + to / total * plot_width();
+      put(forth, "%c%.2f %.2f L%.2f %.2f ", i == 0 ? 'M' : 'L', x1, y_of(below[i] + value), x2,
+          y_of(below[i] + value));
+      std::string piece;
+      put(piece, "L%.2f %.2f L%.2f %.2f ", x2, y_of(below[i]), x1, y_of(below[i]));
+      back.insert(0, piece);
+      below[i] += value;
+      largest = std::max(largest, value);
+    }
+    if (largest == 0) continue;
+    put(out, "<path fill='%s' d='", colour_of(names[k].first));
+    out += forth + back + "Z'><title>" +
+           escaped(names[k].second + ": at most " + number(largest) + " " + unit) + "</title></path>\n";
   }
   return out + "</svg>\n";
 }

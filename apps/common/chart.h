@@ -9,8 +9,8 @@ namespace apps {
 
 /// One segment of a bar.
 struct Piece {
-  /// Determines the color: "forward", "backward", "communication", "optimizer", "other", "idle", "value" or
-  /// "second".
+  /// Determines the color: "forward", "backward", "communication", "optimizer", "other", "idle", "value",
+  /// "second", or a kind of memory (core/memory_record.h).
   std::string kind;
   double value = 0;
 };
@@ -23,6 +23,17 @@ struct Bar {
 /// the legend as pairs (kind, label).
 std::string bars_svg(const std::vector<Bar>& bars, const std::string& title, const std::string& unit,
                      const std::vector<std::pair<std::string, std::string>>& names = {});
+
+/// The quantities of a stacked chart from one moment to the next.
+struct Level {
+  double seconds = 0;
+  std::vector<double> values;  ///< one per name, from the bottom to the top
+};
+/// Draws quantities over time on top of each other, as steps. Values that are negative or not finite count as
+/// zero. `names` are pairs (kind, label): the kind determines the color.
+std::string areas_svg(const std::vector<Level>& levels,
+                      const std::vector<std::pair<std::string, std::string>>& names, const std::string& title,
+                      const std::string& unit);
 
 /// Draws one lane per row of `spans`, over a time from 0 to `seconds`. Lanes of devices come in the order of
 /// `rows`; other lanes, such as "cpu:0 communication", come below the device with which their name begins.

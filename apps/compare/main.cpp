@@ -11,6 +11,7 @@
 #include "tapestry/apps/common/command_line.h"
 #include "tapestry/apps/compare/mode.h"
 #include "tapestry/apps/compare/models.h"
+#include "tapestry/apps/compare/optimizer.h"
 #include "tapestry/apps/compare/run.h"
 #include "tapestry/core/threads.h"
 
@@ -59,6 +60,8 @@ void check_options(const Options& o) {
   check<UsageError>(w.micro_batches <= w.batch_size, "[compare] ", w.micro_batches,
                     " micro-batches for a batch of ", w.batch_size,
                     " samples; increase --batch-size or decrease --micro-batches");
+  check<UsageError>(w.momentum == 0 || w.optimizer == "sgd", "[compare] --momentum ", w.momentum,
+                    " has no effect on ", w.optimizer, "; leave it out, or choose --optimizer sgd");
   check_split(w);
   check_outputs({{"--json", o.json}, {"--html", o.html}, {"--svg", o.svg}});
   check<DeviceError>(w.device_type == DeviceType::cpu || device_count(DeviceType::cuda) > 0,
@@ -96,7 +99,10 @@ int main(int argc, char** argv) {
            {.check = apps::between<std::int64_t>(1, 1024)});
   line.add("--dtype", dtype, "f32, or f64, for which the losses must agree more closely",
            {.check = apps::one_of({"f32", "f64"})});
-  line.add("--lr", w.lr, "Learning rate of SGD", {.check = apps::between(0.0, 1000.0)});
+  line.add("--optimizer", w.optimizer, "The optimizer", {.check = apps::one_of(optimizer_names())});
+  line.add("--momentum", w.momentum, "Momentum of SGD", {.check = apps::between(0.0, 1000.0)});
+  line.add("--lr", w.lr, "Learning rate; by default 0.01 for sgd and 0.001 for adamw",
+           {.check = apps::between(0.0, 1000.0)});
   line.add("--seed", w.seed, "Seed of the weights and the images",
            {.check = apps::between<std::uint64_t>(0, UINT64_MAX - 1)});
   w.threads = get_num_threads();  // before add(), which shows it as the default
@@ -128,6 +134,7 @@ int main(int argc, char** argv) {
   line.add("--child", child.mode, "", {.hidden = true});
   line.add("--result", child.result, "", {.hidden = true});
   line.add("--as-rank", child.is_rank, "", {.hidden = true});
+  line.add("--record-memory", child.record_memory, "", {.hidden = true});
 
   return line.run(argc, argv, [&] {
     w.dtype = dtype == "f64" ? DType::f64 : DType::f32;

@@ -7,6 +7,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/allocator.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/memory_record.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/core/threads.h"
 #include "tapestry/distributed/comm/text.h"
@@ -32,6 +33,7 @@ struct Step {
 struct Record {
   std::vector<std::string> rows;  // the devices
   std::vector<std::int64_t> peak_bytes;
+  std::vector<MemoryHistory> memory;
   std::vector<Step> steps;
   std::vector<double> losses;
 };
@@ -63,6 +65,27 @@ Record train(Training& training, const Workload& w) {
   return record;
 }
 
+// Trains a new model, since the kind of a block is known only if the block was allocated while the record
+// existed. The record takes a lock for every allocation, so the step is not one of the timed ones.
+std::vector<MemoryHistory> memory_of_a_step(const Mode& mode, const Workload& w,
+                                            std::unique_ptr<Training>& training) {
+  constexpr std::size_t kSamples = 400;
+  MemoryRecord record;
+  training = mode.make(w);
+  const std::vector<Device> devices = training->devices();
+  const auto finish = [&] {
+    for (const Device d : devices) synchronize(d);
+  };
+  for (int i = 0; i < w.warmup; ++i) training->step().item();
+  finish();
+  record.restart();
+  training->step();
+  finish();
+  std::vector<MemoryHistory> memory;
+  for (const Device d : devices) memory.push_back({d.str(), thinned(record.samples(d), kSamples)});
+  return memory;
+}
+
 std::size_t median_step(const std::vector<Step>& steps) {
   std::vector<std::size_t> order(steps.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -79,6 +102,7 @@ Result result_of_step(const Record& record, std::size_t chosen) {
   r.spans = step.spans;
   r.bytes_sent = step.bytes_sent;
   r.peak_bytes = record.peak_bytes;
+  r.memory = record.memory;
   r.losses = record.losses;
   return r;
 }
@@ -98,7 +122,7 @@ Result joined(const Record& own, distributed::ProcessGroup& group) {
   shift(mine.spans, own.steps[chosen].began);
 
   Result all = mine;
-  all.rows.clear(), all.peak_bytes.clear(), all.spans.clear();
+  all.rows.clear(), all.peak_bytes.clear(), all.memory.clear(), all.spans.clear();
   all.bytes_sent = 0;
   all.losses.assign(own.losses.size(), 0);
   for (const std::string& text : distributed::all_gather_text(group, to_text(mine), "measurements")) {
@@ -106,6 +130,7 @@ Result joined(const Record& own, distributed::ProcessGroup& group) {
     const std::string device = one.rows.at(0), row = "rank " + std::to_string(all.rows.size());
     all.rows.push_back(row);
     all.peak_bytes.push_back(one.peak_bytes.at(0));
+    if (!one.memory.empty()) all.memory.push_back({row, std::move(one.memory[0].samples)});
     all.bytes_sent += one.bytes_sent;
     for (std::size_t i = 0; i < all.losses.size(); ++i) all.losses[i] += one.losses.at(i);
     shift(one.spans, -own.steps[chosen].began);
@@ -119,10 +144,14 @@ Result joined(const Record& own, distributed::ProcessGroup& group) {
 
 }  // namespace
 
-std::optional<Result> measure(const Mode& mode, const Workload& workload) {
+std::optional<Result> measure(const Mode& mode, const Workload& workload, bool record_memory) {
   const ThreadShare share(workload.threads_per_device());
-  const std::unique_ptr<Training> training = mode.make(workload);
-  const Record record = train(*training, workload);
+  std::unique_ptr<Training> training = mode.make(workload);
+  Record record = train(*training, workload);
+  if (record_memory) {
+    training.reset();
+    record.memory = memory_of_a_step(mode, workload, training);
+  }
   Result result;
   if (distributed::ProcessGroup* const group = training->group()) {
     result = joined(record, *group);

@@ -33,5 +33,6 @@ const Mode& mode_named(const std::string& name) {
 }
 
 std::int64_t ring_bytes(std::int64_t bytes, int n) { return 2 * (n - 1) * bytes / n; }
+std::int64_t half_ring_bytes(std::int64_t bytes, int n) { return (n - 1) * bytes / n; }
 
 }  // namespace apps::compare

@@ -49,5 +49,7 @@ const Mode& mode_named(const std::string& name);
 /// Returns the bytes that each of n devices sends in a ring all-reduce of `bytes` bytes: bytes * 2 (n - 1) /
 /// n (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
 std::int64_t ring_bytes(std::int64_t bytes, int n);
+/// The same for an all-gather or a reduce-scatter: bytes * (n - 1) / n.
+std::int64_t half_ring_bytes(std::int64_t bytes, int n);
 
 }  // namespace apps::compare

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "tapestry/apps/common/basic_block.h"
+#include "tapestry/apps/compare/optimizer.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/core/error.h"
@@ -143,11 +144,13 @@ Batch make_batch(const Workload& w) {
 
 planner::Model planner_model(const Workload& w) {
   const Batch batch = make_batch(w);
-  return {.make_blocks = [w] { return make_blocks(w); },
-          .inputs = batch.images,
-          .targets = batch.labels,
-          .loss = [](const Tensor& scores, const Tensor& labels) { return cross_entropy(scores, labels); },
-          .lr = w.lr};
+  return {
+      .make_blocks = [w] { return make_blocks(w); },
+      .inputs = batch.images,
+      .targets = batch.labels,
+      .loss = [](const Tensor& scores, const Tensor& labels) { return cross_entropy(scores, labels); },
+      .make_optimizer =
+          [w](std::vector<nn::Parameter> parameters) { return make_optimizer(w, std::move(parameters)); }};
 }
 
 }  // namespace apps::compare

@@ -1,5 +1,6 @@
 #include "tapestry/apps/compare/report.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -7,6 +8,7 @@
 #include "tapestry/apps/common/svg_text.h"
 #include "tapestry/apps/common/table.h"
 #include "tapestry/apps/compare/mode.h"
+#include "tapestry/apps/compare/optimizer.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/version.h"
 
@@ -73,6 +75,17 @@ std::vector<std::vector<std::string>> rows_of(const Report& report) {
   return rows;
 }
 
+// The names of MemoryKind, in its order.
+const std::vector<std::string>& memory_kinds() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (int k = 0; k < tapestry::kNumMemoryKinds; ++k)
+      all.emplace_back(tapestry::memory_kind_name(static_cast<tapestry::MemoryKind>(k)));
+    return all;
+  }();
+  return names;
+}
+
 ordered_json json_of(const Report& report, const Result& r) {
   ordered_json j = {{"name", r.name}};
   if (!r.error.empty()) j["error"] = r.error;
@@ -89,6 +102,14 @@ ordered_json json_of(const Report& report, const Result& r) {
   j["idle_ms"] = ms(r.breakdown.idle_s);
   j["devices"] = r.rows;
   j["peak_bytes"] = r.peak_bytes;
+  j["memory"] = ordered_json::array();
+  for (const MemoryHistory& h : r.memory) {
+    ordered_json peak, samples = ordered_json::array();
+    for (std::size_t k = 0; k < memory_kinds().size(); ++k) peak[memory_kinds()[k]] = h.peak().bytes[k];
+    peak["total"] = h.peak().total();
+    for (const tapestry::MemorySample& s : h.samples) samples.push_back({ms(s.seconds), s.bytes});
+    j["memory"].push_back({{"device", h.row}, {"peak", std::move(peak)}, {"samples", std::move(samples)}});
+  }
   j["bytes_sent"] = r.bytes_sent;
   j["final_loss"] = r.losses.back();
   j["difference_from_single"] = r.difference;
@@ -131,6 +152,24 @@ ordered_json json_of(const std::vector<planner::Prediction>& predictions) {
   return all;
 }
 
+std::vector<std::pair<std::string, std::string>> memory_names() {
+  std::vector<std::pair<std::string, std::string>> names;
+  for (const std::string& kind : memory_kinds()) names.emplace_back(kind, kind);
+  return names;
+}
+
+std::vector<double> in_mebibytes(const tapestry::MemorySample& sample) {
+  std::vector<double> all;
+  for (const std::int64_t bytes : sample.bytes) all.push_back(static_cast<double>(bytes) / kMiB);
+  return all;
+}
+
+// The memory of the device that needs most.
+const MemoryHistory& fullest(const Result& r) {
+  return *std::max_element(r.memory.begin(), r.memory.end(),
+                           [](const auto& a, const auto& b) { return a.peak().total() < b.peak().total(); });
+}
+
 // A table with its heading.
 struct Section {
   std::string heading;
@@ -161,8 +200,25 @@ std::string basis_of(const planner::Profile& profile, const planner::Link& link)
   return text;
 }
 
-std::vector<Section> prediction_sections(const Report& report) {
+Section memory_section(const Report& report) {
+  Section section{"Measured memory of the device that holds most, at that moment, in MiB", {}};
+  std::vector<std::string> head = {"mode", "device", "peak"};
+  head.insert(head.end(), memory_kinds().begin(), memory_kinds().end());
+  section.rows.push_back(std::move(head));
+  for (const Result& r : report.results) {
+    if (r.memory.empty()) continue;
+    const tapestry::MemorySample& peak = fullest(r).peak();
+    std::vector<std::string> row = {r.name, fullest(r).row,
+                                    fixed(static_cast<double>(peak.total()) / kMiB, 2)};
+    for (const double m : in_mebibytes(peak)) row.push_back(fixed(m, 2));
+    section.rows.push_back(std::move(row));
+  }
+  return section;
+}
+
+std::vector<Section> tables_below(const Report& report) {
   std::vector<Section> sections;
+  if (Section memory = memory_section(report); memory.rows.size() > 1) sections.push_back(std::move(memory));
   if (report.profile)
     sections.push_back({"Predicted, in ms and MiB, from " + basis_of(*report.profile, report.link),
                         prediction_rows(report.predictions)});
@@ -213,9 +269,20 @@ std::string breakdown_svg(const Report& report) {
 std::string memory_svg(const Report& report) {
   std::vector<Bar> bars;
   for (const Result& r : report.results)
-    for (std::size_t i = 0; i < r.peak_bytes.size(); ++i)
-      bars.push_back({r.name + ", " + r.rows[i], {{"value", static_cast<double>(r.peak_bytes[i]) / kMiB}}});
-  return bars_svg(bars, "Peak memory of each device", "MiB", {{"value", "tensors"}});
+    for (const MemoryHistory& h : r.memory) {
+      bars.push_back({r.name + ", " + h.row, {}});
+      const std::vector<double> bytes = in_mebibytes(h.peak());
+      for (std::size_t k = 0; k < bytes.size(); ++k)
+        bars.back().pieces.push_back({memory_kinds()[k], bytes[k]});
+    }
+  return bars_svg(bars, "Memory of each device when it holds most", "MiB", memory_names());
+}
+
+std::string memory_over_time_svg(const Result& r) {
+  const MemoryHistory& h = fullest(r);
+  std::vector<Level> levels;
+  for (const tapestry::MemorySample& s : h.samples) levels.push_back({s.seconds, in_mebibytes(s)});
+  return areas_svg(levels, memory_names(), r.name + ": memory of " + h.row + " during one step", "MiB");
 }
 
 }  // namespace
@@ -226,7 +293,7 @@ std::string headline(const Report& report) {
   for (const std::string& name : report.device_names) devices += (devices.empty() ? "" : ", ") + name;
   const auto some = [](int n, const char* what) { return concat({n, " ", what, n == 1 ? "" : "s"}); };
   std::string text = concat({w.model, " on images of ", w.image_size, "x", w.image_size, ", batch of ",
-                             w.batch_size, ", ", w.dtype, ", SGD; "});
+                             w.batch_size, ", ", w.dtype, ", ", optimizer_title(w), "; "});
   text += some(w.devices, "device") + " (" + devices + "), " + some(w.threads, "CPU thread") + ", ";
   return text + concat({w.threads_per_device(), " per device; ", some(report.rounds, "round"), " of ",
                         w.steps, " steps"});
@@ -242,7 +309,7 @@ std::string legend(const Report& report) {
        "from one device to another per step, over all devices; averaging gradients counts as a ring "
        "all-reduce. Difference: between the losses of all ",
        w.warmup + w.steps, " steps and those of single, norm-wise; a mode with more than ",
-       short_number(tolerance(w.dtype), "%.0e"), " has failed. Pipelines use ", w.micro_batches,
+       short_number(tolerance(w), "%.0e"), " has failed. Pipelines use ", w.micro_batches,
        " micro-batches."});
 }
 
@@ -253,7 +320,7 @@ std::string table(const Report& report, bool markdown) {
 
 std::string prediction_text(const Report& report, bool markdown) {
   std::string text;
-  for (const Section& s : prediction_sections(report))
+  for (const Section& s : tables_below(report))
     text += "\n" + s.heading + "\n\n" + (markdown ? markdown_table(s.rows) : text_table(s.rows));
   return text;
 }
@@ -272,12 +339,15 @@ std::string json_text(const Report& report) {
                       {"warmup", w.warmup},
                       {"steps", w.steps},
                       {"rounds", report.rounds},
-                      {"lr", w.lr},
+                      {"optimizer", w.optimizer},
+                      {"momentum", w.momentum},
+                      {"lr", w.learning_rate()},
                       {"seed", w.seed},
                       {"split", w.split}}},
                     {"devices", report.device_names},
                     {"threads_per_device", w.threads_per_device()},
-                    {"tolerance", tolerance(w.dtype)},
+                    {"tolerance", tolerance(w)},
+                    {"memory_kinds", memory_kinds()},
                     {"modes", ordered_json::array()}};
   for (const Result& r : report.results) j["modes"].push_back(json_of(report, r));
   j["profile"] = report.profile ? ordered_json::parse(to_text(*report.profile)) : ordered_json();
@@ -291,6 +361,8 @@ std::vector<Picture> pictures(const Report& report) {
   std::vector<Picture> all = {{"speed.svg", speed_svg(report)},
                               {"step.svg", breakdown_svg(report)},
                               {"memory.svg", memory_svg(report)}};
+  for (const Result& r : report.results)
+    if (!r.memory.empty()) all.push_back({"memory-" + r.name + ".svg", memory_over_time_svg(r)});
   for (const Result& r : report.results)
     if (measured(r))
       all.push_back(
@@ -331,7 +403,7 @@ std::string page(const Report& report) {
   for (const Result& r : report.results)
     if (!r.error.empty()) out += "<p class='error'>" + escaped(r.name + ": " + r.error) + "</p>\n";
   for (const Picture& p : pictures(report)) out += p.svg;
-  for (const Section& s : prediction_sections(report))
+  for (const Section& s : tables_below(report))
     out += "<h2>" + escaped(s.heading) + "</h2>\n" + html_table(s.rows);
   return out + "</body>\n</html>\n";
 }

@@ -26,7 +26,8 @@ std::string headline(const Report& report);
 /// Explains the columns of the table.
 std::string legend(const Report& report);
 std::string table(const Report& report, bool markdown);
-/// Tables with the time and memory items of predictions and simulations, with headings.
+/// Tables with the measured memory by kind, and with the time and memory items of predictions and
+/// simulations, with headings.
 std::string prediction_text(const Report& report, bool markdown);
 std::string json_text(const Report& report);
 

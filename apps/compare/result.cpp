@@ -71,11 +71,18 @@ std::string to_text(const Result& r) {
   json spans = json::array();
   for (const Span& s : r.spans)
     spans.push_back({s.row, static_cast<int>(s.activity), s.name, s.begin, s.end});
+  json memory = json::array();
+  for (const MemoryHistory& h : r.memory) {
+    json samples = json::array();
+    for (const tapestry::MemorySample& s : h.samples) samples.push_back({s.seconds, s.bytes});
+    memory.push_back({h.row, samples});
+  }
   return json{{"name", r.name},
               {"rows", r.rows},
               {"step_s", r.step_s},
               {"spans", spans},
               {"peak_bytes", r.peak_bytes},
+              {"memory", memory},
               {"bytes_sent", r.bytes_sent},
               {"losses", r.losses}}
       .dump();
@@ -94,6 +101,12 @@ Result result_from_text(const std::string& text) try {
     r.spans.push_back({s.at(0), static_cast<Activity>(activity), s.at(2), s.at(3), s.at(4)});
   }
   r.peak_bytes = j.at("peak_bytes").get<std::vector<std::int64_t>>();
+  for (const json& h : j.at("memory")) {
+    r.memory.push_back({h.at(0), {}});
+    for (const json& s : h.at(1))
+      r.memory.back().samples.push_back(
+          {s.at(0), s.at(1).get<std::array<std::int64_t, tapestry::kNumMemoryKinds>>()});
+  }
   r.bytes_sent = j.at("bytes_sent");
   for (const json& loss : j.at("losses"))  // JSON has no NaN
     r.losses.push_back(loss.is_null() ? std::numeric_limits<double>::quiet_NaN() : loss.get<double>());
@@ -101,6 +114,28 @@ Result result_from_text(const std::string& text) try {
   return r;
 } catch (const std::exception& e) {
   tapestry::fail("[compare] the text is not a result of a mode: ", e.what());
+}
+
+const tapestry::MemorySample& MemoryHistory::peak() const {
+  return *std::max_element(samples.begin(), samples.end(),
+                           [](const auto& a, const auto& b) { return a.total() < b.total(); });
+}
+
+std::vector<tapestry::MemorySample> thinned(const std::vector<tapestry::MemorySample>& samples,
+                                            std::size_t count) {
+  if (samples.size() <= count) return samples;
+  const double first = samples.front().seconds, length = samples.back().seconds - first;
+  std::vector<tapestry::MemorySample> kept = {samples.front()};
+  double interval = -1;
+  for (std::size_t i = 1; i + 1 < samples.size(); ++i) {
+    const tapestry::MemorySample& s = samples[i];
+    const double own = std::floor((s.seconds - first) / length * static_cast<double>(count));
+    if (own != interval) kept.push_back(s);
+    else if (s.total() > kept.back().total()) kept.back() = s;
+    interval = own;
+  }
+  kept.push_back(samples.back());
+  return kept;
 }
 
 Result median_of(std::vector<Result> rounds) {
@@ -121,7 +156,10 @@ double loss_difference(const std::vector<double>& losses, const std::vector<doub
   return std::isfinite(difference) ? difference : std::numeric_limits<double>::infinity();
 }
 
-double tolerance(tapestry::DType dtype) { return dtype == tapestry::DType::f64 ? 1e-10 : 1e-4; }
+double tolerance(const Workload& w) {
+  if (w.dtype == tapestry::DType::f64) return 1e-10;
+  return w.optimizer == "adamw" ? 1e-2 : 1e-4;
+}
 
 void compare_losses(std::vector<Result>& results, double tolerance) {
   for (Result& r : results) {

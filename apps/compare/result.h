@@ -5,7 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "tapestry/core/dtype.h"
+#include "tapestry/apps/compare/workload.h"
+#include "tapestry/core/memory_record.h"
 #include "tapestry/core/timeline.h"
 #include "tapestry/distributed/planner/planner.h"
 
@@ -19,6 +20,18 @@ using tapestry::distributed::planner::StepBreakdown;
 StepBreakdown breakdown_of(const std::vector<tapestry::Span>& spans, const std::vector<std::string>& rows,
                            double step_s);
 
+/// The memory of a device or rank during one step.
+struct MemoryHistory {
+  std::string row;
+  std::vector<tapestry::MemorySample> samples;
+  /// The sample with the most bytes. The history must have samples.
+  const tapestry::MemorySample& peak() const;
+};
+/// Reduces samples to at most about `count`: of equal intervals of time, each keeps the sample with the most
+/// bytes. The first and the last sample stay.
+std::vector<tapestry::MemorySample> thinned(const std::vector<tapestry::MemorySample>& samples,
+                                            std::size_t count);
+
 struct Result {
   std::string name;
   std::vector<std::string> rows;         ///< the devices, "cpu:0", or the ranks, "rank 0"
@@ -27,6 +40,7 @@ struct Result {
   StepBreakdown breakdown;               ///< the breakdown of the median step
   std::vector<tapestry::Span> spans;     ///< the spans of the median step
   std::vector<std::int64_t> peak_bytes;  ///< per row, during the timed steps
+  std::vector<MemoryHistory> memory;     ///< per row, of a step that was not timed; empty if not recorded
   std::int64_t bytes_sent = 0;           ///< per step, by all devices together
   std::vector<double> losses;            ///< of all steps, including warm-up
   double difference = 0;                 ///< loss_difference from the mode single
@@ -45,9 +59,10 @@ Result median_of(std::vector<Result> rounds);
 
 /// ||losses - reference|| / ||reference||, or infinity if a loss is not finite or the lengths differ.
 double loss_difference(const std::vector<double>& losses, const std::vector<double>& reference);
-/// The largest loss_difference that passes: modes add the same numbers in another order, which changes the
-/// losses by rounding only.
-double tolerance(tapestry::DType dtype);
+/// The largest loss_difference that passes. Modes add the same numbers in another order, which changes the
+/// losses by rounding only. AdamW divides a gradient by its own size, which makes the rounding of small
+/// gradients as large as that of others, so its tolerance in f32 is wider.
+double tolerance(const Workload& workload);
 /// Fills in `difference`, and `error` if the difference exceeds `tolerance`. results[0] must be the mode
 /// single.
 void compare_losses(std::vector<Result>& results, double tolerance);

@@ -83,11 +83,12 @@ class Comparison {
 
   // Every mode gets the same number of threads in total. A single process divides them among its devices.
   // If there are several processes, each gets its part.
-  std::string run_child_process(const std::string& name, bool processes) {
+  std::string run_child_process(const std::string& name, bool processes, bool record_memory = false) {
     launch::Child child;
     child.arguments = arguments_;
     child.arguments.insert(child.arguments.end(), {"--child", name, "--result", result_folder_.file(),
                                                    "--threads", std::to_string(w_.threads)});
+    if (record_memory) child.arguments.emplace_back("--record-memory");
     if (!w_.split.empty() && o_.workload.split.empty()) {
       child.arguments.push_back("--split");
       for (const int count : w_.split) child.arguments.push_back(std::to_string(count));
@@ -139,7 +140,7 @@ class Comparison {
 
   void run_mode(std::size_t i, int round) {
     const Mode& mode = *modes_[i];
-    errors_[i] = run_child_process(mode.name, mode.one_process_per_device);
+    errors_[i] = run_child_process(mode.name, mode.one_process_per_device, round == 0);
     if (errors_[i].empty()) rounds_[i].push_back(result_from_text(read_text(result_folder_.file())));
     if (errors_[i].empty())
       std::fprintf(stderr, "round %d of %d: %s, %.2f ms per step\n", round + 1, o_.rounds, mode.name.c_str(),
@@ -186,12 +187,13 @@ class Comparison {
                                                : d.str() + " (" + cuda::device_properties(d).name + ")");
     for (std::size_t i = 0; i < modes_.size(); ++i) {
       Result result = errors_[i].empty() ? median_of(rounds_[i]) : Result();
+      if (errors_[i].empty()) result.memory = rounds_[i].front().memory;  // only the first round records it
       for (const Result& round : rounds_[i]) result.rounds_s.push_back(round.step_s);
       result.name = modes_[i]->name;
       result.error = errors_[i];
       report.results.push_back(std::move(result));
     }
-    compare_losses(report.results, tolerance(w_.dtype));
+    compare_losses(report.results, tolerance(w_));
     add_predictions(report);
 
     std::printf("%s\n\n%s\n%s\n%s", headline(report).c_str(), table(report, o_.markdown).c_str(),
@@ -262,7 +264,8 @@ int run_child(const ChildTask& task, const Options& options, const std::vector<s
     if (group->rank() == 0) write_file_atomically(task.result, to_text(link));
     return 0;
   }
-  if (const auto result = measure(*mode, workload)) write_file_atomically(task.result, to_text(*result));
+  if (const auto result = measure(*mode, workload, task.record_memory))
+    write_file_atomically(task.result, to_text(*result));
   return 0;
 }
 

@@ -30,6 +30,7 @@ struct ChildTask {
   std::string mode;      ///< the name of a mode, or one of the names below
   std::string result;    ///< the file to write
   bool is_rank = false;  ///< the process is one rank of a job
+  bool record_memory = false;
 };
 /// Tasks that measure costs for predictions and for Workload::split: a planner::Profile, a planner::Link
 /// within one process, and a planner::Link between processes.

@@ -1,6 +1,7 @@
 #pragma once
 // The options that all modes of a comparison share: the model, the batch and the devices.
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "tapestry/core/dtype.h"
@@ -15,12 +16,15 @@ struct Workload : planner::TrainingSetup {
   std::string model = "mlp";
   std::int64_t image_size = 32;
   tapestry::DType dtype = tapestry::DType::f32;
-  int threads = 1;  ///< CPU threads of all devices together
-  int warmup = 2;   ///< steps before the timed ones
-  int steps = 10;   ///< timed steps
-  double lr = 0.01;
+  int threads = 1;                ///< CPU threads of all devices together
+  int warmup = 2;                 ///< steps before the timed ones
+  int steps = 10;                 ///< timed steps
+  std::string optimizer = "sgd";  ///< see optimizer_names()
+  double momentum = 0;            ///< of SGD
+  std::optional<double> lr = {};
   std::uint64_t seed = 1;
 
+  double learning_rate() const { return lr.value_or(optimizer == "adamw" ? 1e-3 : 1e-2); }
   /// Each device gets an equal part of `threads`, but at least one thread.
   int threads_per_device() const { return threads > devices ? threads / devices : 1; }
 };

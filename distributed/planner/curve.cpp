@@ -59,6 +59,11 @@ double ring_time(const TransferCost& message, double bytes, int n) {
   return 2 * (n - 1) * message.time(bytes / n);
 }
 
+double half_ring_time(const TransferCost& message, double bytes, int n) {
+  check(n >= 1, "[half_ring_time] ", n, " devices; pass one or more");
+  return (n - 1) * message.time(bytes / n);
+}
+
 TransferCost ring_message(const TransferCost& all_reduce, int n) {
   check(n >= 2, "[ring_message] ", n, " devices send nothing; pass two or more");
   const double messages = 2.0 * (n - 1);

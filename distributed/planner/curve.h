@@ -41,6 +41,9 @@ TransferCost fit_transfer_cost(const std::vector<std::pair<double, double>>& poi
 /// (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). It is
 /// 0 for one device. `message` is the cost of a single message.
 double ring_time(const TransferCost& message, double bytes, int n);
+/// The time of an all-gather or a reduce-scatter of `bytes` in total over n devices by a ring: n - 1
+/// sequential messages of bytes / n each, half of an all-reduce.
+double half_ring_time(const TransferCost& message, double bytes, int n);
 /// The inverse of ring_time: the cost of a single message if a ring all-reduce over n devices costs
 /// `all_reduce`. Throws ValueError for n < 2.
 TransferCost ring_message(const TransferCost& all_reduce, int n);

@@ -10,9 +10,9 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/allocator.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/worker.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/core/timeline.h"
-#include "tapestry/core/internal/worker.h"
 #include "tapestry/distributed/common/batch.h"
 #include "tapestry/distributed/planner/internal/contention.h"
 #include "tapestry/distributed/planner/internal/profiled_model.h"
@@ -167,6 +167,18 @@ std::vector<BlockBytes> measure_bytes(ProfiledModel& model, std::int64_t n) {
   return observer.bytes();
 }
 
+// Returns the bytes of optimizer state per byte of parameters: what the first update allocates. No update may
+// have run before.
+double measure_optimizer_state(ProfiledModel& model, std::int64_t n) {
+  StepObserver no_observer;
+  model.forward(n, no_observer);
+  model.backward();
+  const std::int64_t before = memory_stats(model.device()).allocated;
+  model.update(no_observer);
+  const auto state = static_cast<double>(memory_stats(model.device()).allocated - before);
+  return std::max(0.0, state / static_cast<double>(model.parameter_bytes()));
+}
+
 // A backward that is split in two as in Schedule::zero_bubble.
 struct SplitBackward {
   double input_grad_s = 0, weight_grad_s = 0;
@@ -277,6 +289,8 @@ Profile measure_profile(const Model& model, const TrainingSetup& setup, const Me
   ProfiledModel& first = *models[0];
   const std::size_t count = first.count();
 
+  double optimizer_state = 0;
+  on_worker_of(first, [&] { optimizer_state = measure_optimizer_state(first, sizes[0]); });
   const std::vector<std::map<std::string, double>> times = measure_times(first, sizes, options);
   std::vector<std::vector<BlockBytes>> bytes(sizes.size());
   for (std::size_t i = 0; i < sizes.size(); ++i)
@@ -290,6 +304,7 @@ Profile measure_profile(const Model& model, const TrainingSetup& setup, const Me
   const double update_per_byte = times.back().at("update 0") / static_cast<double>(first.parameter_bytes());
 
   Profile profile;
+  profile.optimizer_state = optimizer_state;
   for (std::size_t k = 0; k <= count; ++k) {
     const std::string number = " " + std::to_string(k);
     BlockProfile b;

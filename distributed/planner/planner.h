@@ -23,6 +23,7 @@
 #include "tapestry/distributed/comm/process_group.h"
 #include "tapestry/distributed/planner/profile.h"
 #include "tapestry/nn/module.h"
+#include "tapestry/nn/optim/optimizer.h"
 
 namespace tapestry::distributed::planner {
 
@@ -32,15 +33,16 @@ struct Block {
   std::shared_ptr<nn::Module> module;
 };
 
-/// A model as a chain of blocks, with the batch and the loss that it is trained on. It is trained by SGD
-/// without momentum.
+/// A model as a chain of blocks, with the batch, the loss and the optimizer that it is trained with.
 struct Model {
   /// Returns a new copy of the blocks on the CPU. It is called once per device.
   std::function<std::vector<Block>()> make_blocks;
   Tensor inputs, targets;  ///< the global batch on the CPU, (batch, ...) each
   /// Maps the output of the last block and the targets to a scalar. It is called from the devices' workers.
   std::function<Tensor(const Tensor& output, const Tensor& targets)> loss;
-  double lr = 0.01;
+  double lr = 0.01;  ///< of SGD, if there is no make_optimizer
+  /// Returns the optimizer of these parameters. If it is empty, the optimizer is SGD without momentum.
+  std::function<std::unique_ptr<optim::Optimizer>(std::vector<nn::Parameter>)> make_optimizer = {};
 };
 
 /// How the model is distributed.
@@ -133,11 +135,15 @@ struct Prediction {
 ///   dp-replicated         DataParallel, gradients averaged during backward
 ///   dp-master             DataParallel, Strategy::master
 ///   ddp                   DistributedDataParallel, one process per device
+///   zero1, zero2          DDP with ZeroRedundancyOptimizer, which divides the optimizer state, or also the
+///                         gradients, among the ranks
+///   fsdp                  fully_shard() of every block, one process per device
 ///   model                 the split model, one stage active at a time
 ///   pipeline-gpipe, pipeline-1f1b, pipeline-zero-bubble
 ///                         Pipeline with that Schedule
-/// Returns nullopt for another mode. The last four need setup.split. Throws ValueError if the profile has no
-/// blocks, the split does not fit the model, or there are fewer samples than devices or micro-batches.
+/// Returns nullopt for another mode. `model` and the pipelines need setup.split. Throws ValueError if the
+/// profile has no blocks, the split does not fit the model, or there are fewer samples than devices or
+/// micro-batches.
 std::optional<Prediction> predict(const std::string& mode, const Profile& profile, const Link& link,
                                   const TrainingSetup& setup);
 

@@ -23,8 +23,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Contention, forward, backward, update)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StageContention, forward, backward, weights)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ZeroBubbleStage, contention, input_grad_s, weight_grad_s,
                                    weight_grad_accumulate_s)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Profile, blocks, loss, input_sample_bytes, target_sample_bytes, contention,
-                                   stages, zero_bubble_stages, dispatch_s)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Profile, blocks, loss, input_sample_bytes, target_sample_bytes,
+                                   optimizer_state, contention, stages, zero_bubble_stages, dispatch_s)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AllReduce, message, overlap_slowdown, compute_stall, contention)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Link, copy, broadcast, add, master_contention, local, ranks)
 

@@ -59,6 +59,8 @@ struct Profile {
   std::vector<BlockProfile> blocks;
   BlockProfile loss;                                       ///< the loss as a block without parameters
   double input_sample_bytes = 0, target_sample_bytes = 0;  ///< bytes per sample
+  /// Bytes of optimizer state per byte of parameters: 0 for SGD, 1 with momentum, 2 for AdamW.
+  double optimizer_state = 0;
   Contention contention;
   /// `stages` and `zero_bubble_stages` have one entry per stage of the split for which the stages were
   /// measured. Both are empty if no split was measured.

@@ -8,6 +8,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/memory_record.h"
 #include "tapestry/core/timeline.h"
 #include "tapestry/kernels/ops/optim.h"
 #include "tapestry/nn/internal/replica_devices.h"
@@ -124,6 +125,7 @@ void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica)
     Tensor& t = state.tensors[k];
     t = t.defined() ? t.to(param.device(), param.dtype()).contiguous(dense_format(param))
                     : full_like(param.detach(), initial_state(group));
+    tag_memory(t, MemoryKind::optimizer);
   }
 }
 

@@ -1,4 +1,5 @@
 // Tests the parts of tapestry-compare that need no run of the program.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -6,6 +7,7 @@
 #include "tapestry/apps/common/table.h"
 #include "tapestry/apps/compare/mode.h"
 #include "tapestry/apps/compare/models.h"
+#include "tapestry/apps/compare/optimizer.h"
 #include "tapestry/apps/compare/report.h"
 #include "tapestry/tapestry.h"
 #include "tests/apps/run_files.h"
@@ -26,6 +28,7 @@ Result measured(const std::string& name, double step_s, std::vector<double> loss
   r.spans = {{"cpu:0", Activity::forward, "forward <1>", 0, step_s / 2}};
   r.breakdown = breakdown_of(r.spans, r.rows, step_s);
   r.peak_bytes = {1 << 20, 3 << 20};
+  r.memory = {{"cpu:0", {{0, {1 << 20, 0, 0, 0, 0, 7}}, {0.25, {1 << 20, 2 << 20, 0, 0, 0, 0}}}}};
   r.bytes_sent = 1 << 19;
   r.losses = std::move(losses);
   return r;
@@ -66,6 +69,11 @@ TEST_CASE("results survive conversion to text") {
   CHECK(back.step_s == 0.25);
   CHECK(back.peak_bytes == r.peak_bytes);
   CHECK(back.bytes_sent == r.bytes_sent);
+  REQUIRE(back.memory.size() == 1);
+  CHECK(back.memory[0].row == "cpu:0");
+  REQUIRE(back.memory[0].samples.size() == 2);
+  CHECK(back.memory[0].samples[0].bytes == r.memory[0].samples[0].bytes);
+  CHECK(back.memory[0].peak().seconds == 0.25);
   REQUIRE(back.losses.size() == 2);
   CHECK(back.losses[0] == 2.5);
   CHECK(std::isnan(back.losses[1]));
@@ -74,6 +82,35 @@ TEST_CASE("results survive conversion to text") {
   CHECK(back.breakdown.idle_s == Approx(r.breakdown.idle_s));
   for (const std::string text : {"", "{}", "[1]", R"({"name": 3})"})
     CHECK_THROWS_WITH(result_from_text(text), ContainsSubstring("not a result"));
+}
+
+TEST_CASE("a long history keeps the peaks of its intervals, and its ends") {
+  std::vector<tapestry::MemorySample> samples;
+  for (int i = 0; i <= 1000; ++i) samples.push_back({i * 1e-3, {i % 100 == 50 ? 1000 : i % 7}});
+  const auto kept = thinned(samples, 20);
+  CHECK(kept.size() <= 22);
+  CHECK((kept.front().seconds == 0 && kept.back().seconds == 1));
+  CHECK(std::count_if(kept.begin(), kept.end(), [](const auto& s) { return s.total() == 1000; }) == 10);
+  CHECK(std::is_sorted(kept.begin(), kept.end(),
+                       [](const auto& a, const auto& b) { return a.seconds < b.seconds; }));
+  CHECK(thinned(samples, 5000).size() == samples.size());
+}
+
+TEST_CASE("optimizers have the names and defaults of PyTorch") {
+  Workload w;
+  const auto made = [&] { return make_optimizer(w, make_model(w, tapestry::kCPU)->parameters()); };
+  CHECK(optimizer_title(w) == "SGD");
+  CHECK(made()->lr() == 0.01);
+  w.momentum = 0.9;
+  CHECK(optimizer_title(w) == "SGD with momentum 0.9");
+  CHECK(made()->option(0, "momentum") == 0.9);
+  w.optimizer = "adamw";
+  CHECK(optimizer_title(w) == "AdamW");
+  CHECK(made()->lr() == 0.001);
+  w.lr = 0.5;
+  CHECK(made()->lr() == 0.5);
+  w.optimizer = "adam";
+  CHECK_THROWS_WITH(made(), ContainsSubstring("choose sgd or adamw"));
 }
 
 TEST_CASE("median_of returns the round with the median step time") {
@@ -99,12 +136,16 @@ TEST_CASE("losses that differ from those of single are a failure") {
   std::vector<Result> results = {measured("single", 1, {1, 2}), measured("a", 1, {1, 2.0001}),
                                  measured("b", 1, {1, 2.001}), Result()};
   results[3].error = "it was killed";
-  compare_losses(results, tolerance(tapestry::DType::f32));
+  Workload w;
+  compare_losses(results, tolerance(w));
   CHECK(results[0].error.empty());
   CHECK(results[1].error.empty());
   CHECK_THAT(results[2].error, ContainsSubstring("differ from those of single by 0.00044"));
   CHECK(results[3].error == "it was killed");
-  CHECK(tolerance(tapestry::DType::f64) == 1e-10);
+  w.optimizer = "adamw";
+  CHECK(tolerance(w) == 1e-2);
+  w.dtype = tapestry::DType::f64;
+  CHECK(tolerance(w) == 1e-10);
 }
 
 TEST_CASE("tables are aligned in text and in Markdown") {
@@ -129,6 +170,9 @@ TEST_CASE("pictures are well-formed XML for any names and values") {
       apps::bars_svg({{"<a>", {{"forward", 1}, {"idle", nan}}}, {"b", {{"backward", -2}}, "'text' & more"}},
                      "t", "ms", {{"forward", "f < b"}}),
       apps::timeline_svg({}, {}, 0, "empty"),
+      apps::areas_svg({}, {{"parameters", "p"}}, "nothing", "MiB"),
+      apps::areas_svg({{0, {1, nan}}, {0.5, {2, -3, 4}}, {nan, {}}}, {{"parameters", "p <"}, {"other", "o"}},
+                      "t & u", "MiB"),
       apps::timeline_svg({{"cpu:0", Activity::forward, "f <0>", -1, 5}, {"x", Activity::other, "", 2, 1}},
                          {"cpu:0", "cpu:1"}, 2, "a & b"),
   };
@@ -171,6 +215,10 @@ TEST_CASE("a report shows measurements, predictions and failures") {
   std::string xml = html.substr(html.find('\n') + 1);
   CHECK(tests::xml_fault(xml) == "");
   CHECK_THAT(html, ContainsSubstring("it was killed by &lt;SIGKILL&gt;"));
+  // At its peak the device holds 1 MiB of parameters and 2 MiB of gradients.
+  CHECK_THAT(prediction_text(report, true),
+             ContainsSubstring("| single | cpu:0  | 3.00 |       1.00 |      2.00 |"));
+  CHECK_THAT(html, ContainsSubstring("memory of cpu:0 during one step"));
   CHECK(html.find("http") ==
         html.find("http://www.w3.org/2000/svg"));  // the page loads nothing from the network
 }
@@ -190,6 +238,8 @@ TEST_CASE("ring_bytes is 2 (n - 1) / n of the bytes") {
   CHECK(ring_bytes(1000, 1) == 0);
   CHECK(ring_bytes(1000, 2) == 1000);
   CHECK(ring_bytes(1000, 4) == 1500);
+  CHECK(half_ring_bytes(1000, 1) == 0);
+  CHECK(half_ring_bytes(1000, 4) == 750);
 }
 
 TEST_CASE("modes register themselves, and are sorted with single first") {

@@ -77,6 +77,17 @@ TEST_CASE("all modes compute the same losses, and each reports its costs") {
     for (std::size_t i = 0; i < mode.at("peak_bytes").size(); ++i)
       CHECK(mode.at("predicted_peak_bytes").at(i).get<double>() ==
             Approx(mode.at("peak_bytes").at(i).get<double>()).epsilon(0.05));
+    REQUIRE(mode.at("memory").size() == mode.at("peak_bytes").size());
+    for (std::size_t i = 0; i < mode.at("memory").size(); ++i) {
+      const json& memory = mode.at("memory").at(i);
+      std::int64_t total = 0;
+      for (const json& kind : report.at("memory_kinds"))
+        total += memory.at("peak").at(kind.get<std::string>()).get<std::int64_t>();
+      CHECK(memory.at("peak").at("total") == total);
+      CHECK(static_cast<double>(total) == Approx(mode.at("peak_bytes").at(i).get<double>()).epsilon(0.05));
+      CHECK(memory.at("samples").size() > 10);
+    }
+    CHECK(tests::xml_fault(tests::read_file(folder / ("svg/memory-" + name + ".svg"))) == "");
     CHECK_FALSE(mode.at("timeline").empty());
     CHECK_THAT(html, ContainsSubstring("<td>" + name + "</td>"));
     CHECK(tests::xml_fault(tests::read_file(folder / ("svg/timeline-" + name + ".svg"))) == "");
@@ -191,6 +202,9 @@ TEST_CASE("wrong options are reported before anything runs") {
       {{"--devices", "0"}, 2, "--devices"},
       {{"--steps", "none"}, 2, "--steps"},
       {{"--lr", "nan"}, 2, "--lr"},
+      {{"--optimizer", "adam"}, 2, "adamw"},
+      {{"--optimizer", "adamw", "--momentum", "0.9"}, 2, "--momentum 0.9 has no effect on adamw"},
+      {{"--momentum", "-1"}, 2, "--momentum"},
       {{"--dtype", "bf16"}, 2, "--dtype"},
       {{"--timeout", "0"}, 2, "--timeout"},
       {{"--bogus"}, 2, "--bogus"},

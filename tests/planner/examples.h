@@ -70,8 +70,8 @@ inline Prediction predicted(const std::string& mode, const Profile& profile, con
 }
 
 inline const std::vector<std::string> kModes = {
-    "single", "dp-master",      "dp-replicated", "ddp",
-    "model",  "pipeline-gpipe", "pipeline-1f1b", "pipeline-zero-bubble"};
+    "single",         "dp-master",     "dp-replicated",       "ddp", "zero1", "zero2", "fsdp", "model",
+    "pipeline-gpipe", "pipeline-1f1b", "pipeline-zero-bubble"};
 
 /// An all-reduce that interferes with computing.
 inline AllReduce interfering(double compute_stall, double overlap_slowdown = 1) {

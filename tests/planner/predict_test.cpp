@@ -40,8 +40,8 @@ TEST_CASE("a faster link never makes a step slower") {
 
 TEST_CASE("impossible setups throw, unknown modes have no prediction") {
   const Profile profile = profile_with(2);
-  CHECK_FALSE(predict("fsdp", profile, {}, setup_of(2, 8)).has_value());
-  CHECK_FALSE(simulate_devices("fsdp", profile, {}, setup_of(2, 8), 8).has_value());
+  CHECK_FALSE(predict("horovod", profile, {}, setup_of(2, 8)).has_value());
+  CHECK_FALSE(simulate_devices("horovod", profile, {}, setup_of(2, 8), 8).has_value());
   CHECK_THROWS_WITH(predict("single", Profile(), {}, setup_of(2, 8)), ContainsSubstring("no blocks"));
   CHECK_THROWS_WITH(predict("ddp", profile, {}, setup_of(9, 8)),
                     ContainsSubstring("9 devices for a batch of 8"));

@@ -9,11 +9,13 @@ TEST_CASE("profiles and links survive conversion to text") {
   profile.stages = {{1.5, 1, 1}, {2, 3, 1}};
   profile.zero_bubble_stages = {{{1, 1, 1.5}, 1, 2, 3}};
   profile.dispatch_s = 1e-5;
+  profile.optimizer_state = 2;
   profile.loss.saved_bytes = Curve({{3, -2}});
   const Profile again = profile_from_text(to_text(profile));
   CHECK(to_text(again) == to_text(profile));
   CHECK(again.blocks[1].backward_extra_bytes.points() == profile.blocks[1].backward_extra_bytes.points());
   CHECK(again.contention.update == 2);
+  CHECK(again.optimizer_state == 2);
   CHECK(again.stages.at(1).backward == 3);
   CHECK(again.zero_bubble_stages.at(0).contention.weights == 1.5);
   CHECK(again.zero_bubble_stages.at(0).weight_grad_accumulate_s == 3);

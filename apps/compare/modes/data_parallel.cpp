@@ -1,6 +1,7 @@
 // DataParallel with both of its strategies.
 #include "tapestry/apps/compare/mode.h"
 #include "tapestry/apps/compare/models.h"
+#include "tapestry/apps/compare/optimizer.h"
 #include "tapestry/tapestry.h"
 
 namespace apps::compare {
@@ -17,7 +18,7 @@ class DataParallelTraining : public Training {
       : model_(make_model(w, {w.device_type, 0})),
         dp_(*model_, planner::devices_of(w), {.strategy = strategy}),
         batch_(make_batch(w)),
-        optimizer_(model_->parameters(), {.lr = w.lr}) {
+        optimizer_(make_optimizer(w, model_->parameters())) {
     batch_ = {batch_.images.to(first()), batch_.labels.to(first())};
     for (const nn::Parameter& p : model_->parameters()) parameter_bytes_ += bytes_of(p.replica(0));
   }
@@ -35,7 +36,7 @@ class DataParallelTraining : public Training {
   std::shared_ptr<nn::Sequential> model_;
   distributed::DataParallel<nn::Sequential> dp_;
   Batch batch_;
-  optim::SGD optimizer_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
   std::int64_t parameter_bytes_ = 0;
 };
 
@@ -44,12 +45,12 @@ class Replicated : public DataParallelTraining {
  public:
   explicit Replicated(const Workload& w) : DataParallelTraining(w, Strategy::replicated) {}
   Tensor step() override {
-    optimizer_.zero_grad();
+    optimizer_->zero_grad();
     const Tensor loss = dp_.loss(
         std::tie(batch_.images, batch_.labels),
         [&](const Tensor& images, const Tensor& labels) { return cross_entropy((*model_)(images), labels); });
     loss.backward();
-    optimizer_.step();
+    optimizer_->step();
     return loss.detach();
   }
   std::int64_t bytes_sent() const override {
@@ -64,7 +65,7 @@ class Master : public DataParallelTraining {
   explicit Master(const Workload& w) : DataParallelTraining(w, Strategy::master) {}
   Tensor step() override {
     const std::int64_t broadcast_before = dp_.bytes_broadcast();
-    optimizer_.zero_grad();
+    optimizer_->zero_grad();
     const Tensor outputs = dp_(batch_.images);
     Tensor loss;
     {
@@ -72,7 +73,7 @@ class Master : public DataParallelTraining {
       loss = cross_entropy(outputs, batch_.labels);
     }
     loss.backward();
-    optimizer_.step();
+    optimizer_->step();
     bytes_sent_ = scattered_bytes(batch_.images) + (dp_.bytes_broadcast() - broadcast_before) +
                   2 * scattered_bytes(outputs)  // outputs forward, their gradients backward
                   + (count() - 1) * parameter_bytes_;

@@ -2,6 +2,7 @@
 #include "tapestry/apps/compare/job.h"
 #include "tapestry/apps/compare/mode.h"
 #include "tapestry/apps/compare/models.h"
+#include "tapestry/apps/compare/optimizer.h"
 #include "tapestry/tapestry.h"
 
 namespace apps::compare {
@@ -16,23 +17,14 @@ class Ddp : public Training {
         device_(rank_device(w, world_->rank())),
         model_(make_model(w, device_)),
         ddp_(*model_, {.process_group = world_}),
-        optimizer_(model_->parameters(), {.lr = w.lr}) {
-    const Batch whole = make_batch(w);
-    const auto ranks = static_cast<std::size_t>(world_->size()),
-               rank = static_cast<std::size_t>(world_->rank());
-    const std::vector<std::int64_t> samples = distributed::chunk_sizes(w.batch_size, ranks);
-    std::int64_t begin = 0;
-    for (std::size_t r = 0; r < rank; ++r) begin += samples[r];
-    images_ = clone(whole.images.narrow(0, begin, samples[rank]).to(device_));
-    labels_ = clone(whole.labels.narrow(0, begin, samples[rank]).to(device_));
-    weight_ = static_cast<double>(samples[rank]) / static_cast<double>(w.batch_size);
-  }
+        optimizer_(make_optimizer(w, model_->parameters())),
+        batch_(batch_of_rank(w, *world_)) {}
   Tensor step() override {
-    optimizer_.zero_grad();
+    optimizer_->zero_grad();
     Tensor loss;
     {
       const SpanScope span(device_, Activity::forward, "forward");
-      loss = cross_entropy(ddp_(images_), labels_) * weight_;
+      loss = cross_entropy(ddp_(batch_.images), batch_.labels) * batch_.weight;
     }
     {
       // The losses of the ranks are weighted by their samples, so their gradients must be summed over the
@@ -40,7 +32,7 @@ class Ddp : public Training {
       const SpanScope span(device_, Activity::backward, "backward");
       (loss * static_cast<double>(world_->size())).backward();
     }
-    optimizer_.step();
+    optimizer_->step();
     return loss.detach();
   }
   std::vector<Device> devices() const override { return {device_}; }
@@ -57,9 +49,8 @@ class Ddp : public Training {
   Device device_;
   std::shared_ptr<nn::Sequential> model_;
   distributed::DistributedDataParallel<nn::Sequential> ddp_;
-  optim::SGD optimizer_;
-  Tensor images_, labels_;
-  double weight_ = 1;  // the fraction of the batch's samples that this rank has
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  RankBatch batch_;
 };
 
 const Registration registration({

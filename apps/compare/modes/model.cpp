@@ -3,6 +3,7 @@
 
 #include "tapestry/apps/compare/mode.h"
 #include "tapestry/apps/compare/models.h"
+#include "tapestry/apps/compare/optimizer.h"
 #include "tapestry/tapestry.h"
 
 namespace apps::compare {
@@ -19,7 +20,7 @@ class ModelParallel : public Training {
       stages_[i]->to(devices_[i]);
       for (const nn::Parameter& p : stages_[i]->parameters()) parameters.push_back(p);
     }
-    optimizer_.emplace(std::move(parameters), optim::SGD::Options{.lr = w.lr});
+    optimizer_ = make_optimizer(w, std::move(parameters));
     batch_ = {batch_.images.to(devices_.front()), batch_.labels.to(devices_.back())};
   }
   Tensor step() override {
@@ -67,7 +68,7 @@ class ModelParallel : public Training {
   std::vector<Device> devices_;
   std::vector<std::shared_ptr<nn::Sequential>> stages_;
   Batch batch_;
-  std::optional<optim::SGD> optimizer_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
   std::optional<SpanScope> span_;  // the span of the device on which backward is running
   std::int64_t bytes_sent_ = 0;
 };

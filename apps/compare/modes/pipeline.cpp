@@ -2,6 +2,7 @@
 // micro-batches at the same time.
 #include "tapestry/apps/compare/mode.h"
 #include "tapestry/apps/compare/models.h"
+#include "tapestry/apps/compare/optimizer.h"
 #include "tapestry/tapestry.h"
 
 namespace apps::compare {
@@ -17,15 +18,15 @@ class PipelineTraining : public Training {
         modules_(make_stages(w)),
         pipeline_(stages(), {.schedule = schedule, .micro_batches = w.micro_batches, .uneven = true}),
         batch_(make_batch(w)),
-        optimizer_(pipeline_.parameters(), {.lr = w.lr}) {
+        optimizer_(make_optimizer(w, pipeline_.parameters())) {
     batch_ = {batch_.images.to(devices_.front()), batch_.labels.to(devices_.back())};
   }
   Tensor step() override {
-    optimizer_.zero_grad();
+    optimizer_->zero_grad();
     const Tensor loss = pipeline_.forward_backward(
         batch_.images, batch_.labels,
         [](const Tensor& scores, const Tensor& labels) { return cross_entropy(scores, labels); });
-    optimizer_.step();
+    optimizer_->step();
     return loss;
   }
   std::vector<Device> devices() const override { return devices_; }
@@ -46,7 +47,7 @@ class PipelineTraining : public Training {
   std::vector<std::shared_ptr<nn::Sequential>> modules_;
   distributed::Pipeline pipeline_;
   Batch batch_;
-  optim::SGD optimizer_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
 };
 
 const Registration gpipe({

@@ -1,6 +1,7 @@
 // Training on one device: the reference for all other modes.
 #include "tapestry/apps/compare/mode.h"
 #include "tapestry/apps/compare/models.h"
+#include "tapestry/apps/compare/optimizer.h"
 #include "tapestry/tapestry.h"
 
 namespace apps::compare {
@@ -14,11 +15,11 @@ class Single : public Training {
       : device_(w.device_type, 0),
         model_(make_model(w, device_)),
         batch_(make_batch(w)),
-        optimizer_(model_->parameters(), {.lr = w.lr}) {
+        optimizer_(make_optimizer(w, model_->parameters())) {
     batch_ = {batch_.images.to(device_), batch_.labels.to(device_)};
   }
   Tensor step() override {
-    optimizer_.zero_grad();
+    optimizer_->zero_grad();
     Tensor loss;
     {
       const SpanScope span(device_, Activity::forward, "forward");
@@ -28,7 +29,7 @@ class Single : public Training {
       const SpanScope span(device_, Activity::backward, "backward");
       loss.backward();
     }
-    optimizer_.step();
+    optimizer_->step();
     return loss.detach();
   }
   std::vector<Device> devices() const override { return {device_}; }
@@ -37,7 +38,7 @@ class Single : public Training {
   Device device_;
   std::shared_ptr<nn::Sequential> model_;
   Batch batch_;
-  optim::SGD optimizer_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
 };
 
 const Registration registration({.name = "single",

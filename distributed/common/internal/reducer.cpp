@@ -8,6 +8,7 @@
 
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops/creation.h"
+#include "tapestry/core/memory_record.h"
 #include "tapestry/core/timeline.h"
 #include "tapestry/distributed/common/internal/same_model.h"
 
@@ -123,6 +124,7 @@ void Reducer::build(const std::vector<int>& order) {
     const std::int64_t bits = flags && buckets_.empty() && place.device.is_cpu() ? 2 * kChangeBits : 0;
     // The flags of a divided bucket are reduced by themselves, because every rank needs all of them.
     const Tensor memory = zeros({(divided_ ? 0 : elements) + flags + bits}, {place.dtype, place.device});
+    tag_memory(memory, MemoryKind::gradients);
     const std::int64_t first_flag = divided_ ? 0 : elements;
     b.flags = part_of(memory, first_flag, {flags + bits}, {1});
     if (bits) b.changes = part_of(memory, first_flag + flags, {2, kChangeBits}, {kChangeBits, 1});

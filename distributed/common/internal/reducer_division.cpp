@@ -4,6 +4,7 @@
 
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops/creation.h"
+#include "tapestry/core/memory_record.h"
 #include "tapestry/distributed/common/internal/reducer.h"
 
 namespace tapestry::distributed {
@@ -160,6 +161,8 @@ void Reducer::post_divided(Bucket& bucket) {
   const DividedBucket& place = division_.buckets()[static_cast<std::size_t>(bucket.grads.index)];
   if (!bucket.parts.defined()) bucket.parts = empty({place.chunk}, {place.dtype, place.device});
   bucket.received = adds ? empty({place.chunk}, {place.dtype, place.device}) : bucket.parts;
+  tag_memory(bucket.parts, MemoryKind::gradients);
+  tag_memory(bucket.received, MemoryKind::gradients);
   if (comm_hook) bucket.in_flight = comm_hook(*group_, bucket.grads);
   else
     bucket.in_flight = {

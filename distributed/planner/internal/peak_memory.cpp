@@ -1,5 +1,7 @@
 #include "tapestry/distributed/planner/internal/peak_memory.h"
 
+#include <utility>
+
 namespace tapestry::distributed::planner {
 
 namespace {
@@ -9,7 +11,8 @@ using Kind = Action::Kind;
 class PeakTracker {
  public:
   PeakTracker(const CostModel& c, const DeviceSchedule& schedule) : c_(c), schedule_(schedule) {
-    now_.parameters = c.parameter_bytes(schedule.range);
+    now_.parameters = c.parameter_bytes(schedule.range) / schedule.sharded;
+    now_.optimizer = c.profile.optimizer_state * c.parameter_bytes(schedule.range) * schedule.optimizer_share;
     now_.data = schedule.data;
     if (schedule.has_buckets) now_.buckets = c.parameter_bytes(schedule.range);
     update_peak(0);
@@ -33,9 +36,23 @@ class PeakTracker {
 
   void forward() {
     if (schedule_.keeps_input) now_.activations += input_bytes();
-    for (std::size_t k = schedule_.range.begin; k < schedule_.range.end; ++k) forward(block(k));
+    for (std::size_t k = schedule_.range.begin; k < schedule_.range.end; ++k) {
+      hold_whole(k, k + 1);
+      forward(block(k));
+    }
+    release_whole();
     if (schedule_.has_loss) forward(c_.profile.loss);
   }
+  // Gathers block k, and the one that is computed next if there is one, and frees the others.
+  void hold_whole(std::size_t k, std::size_t next) {
+    release_whole();
+    if (schedule_.sharded == 1) return;
+    whole_ = static_cast<double>(block(k).all_parameter_bytes());
+    if (next >= schedule_.range.begin && next < schedule_.range.end)
+      whole_ += static_cast<double>(block(next).all_parameter_bytes());
+    now_.parameters += whole_;
+  }
+  void release_whole() { now_.parameters -= std::exchange(whole_, 0); }
   void forward(const BlockProfile& b) {
     now_.activations += b.saved_bytes.at(schedule_.samples);
     update_peak(b.forward_extra_bytes.at(schedule_.samples));
@@ -43,7 +60,12 @@ class PeakTracker {
 
   void backward() {
     if (schedule_.has_loss) backward(c_.profile.loss);
-    for (std::size_t k = schedule_.range.end; k-- > schedule_.range.begin;) backward(block(k));
+    for (std::size_t k = schedule_.range.end; k-- > schedule_.range.begin;) {
+      hold_whole(k, k - 1);  // k - 1 may be SIZE_MAX, which is no block
+      backward(block(k));
+    }
+    release_whole();
+    now_.gradients -= std::exchange(undivided_, 0);
     if (schedule_.keeps_input) now_.activations -= input_bytes();
     has_gradients_ = true;
   }
@@ -53,8 +75,14 @@ class PeakTracker {
     allocate_gradients(b);
   }
   void allocate_gradients(const BlockProfile& b) {
-    if (!schedule_.has_buckets && !has_gradients_)
-      now_.gradients += static_cast<double>(b.all_parameter_bytes());
+    const auto bytes = static_cast<double>(b.all_parameter_bytes());
+    if (schedule_.sharded > 1) {
+      // The gradients of the block before are divided by now. Those of this block are divided while the
+      // next block computes.
+      now_.gradients += bytes - std::exchange(undivided_, bytes) + bytes / schedule_.sharded;
+    } else if (!schedule_.has_buckets && !has_gradients_) {
+      now_.gradients += bytes;
+    }
     update_peak(0);
   }
 
@@ -95,6 +123,8 @@ class PeakTracker {
   const CostModel& c_;
   const DeviceSchedule& schedule_;
   MemoryItems now_, peak_;
+  double whole_ = 0;      // the bytes of gathered blocks
+  double undivided_ = 0;  // the bytes of gradients that wait for their reduce-scatter
   bool has_gradients_ = false;
 };
 

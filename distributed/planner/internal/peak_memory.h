@@ -17,6 +17,10 @@ struct DeviceSchedule {
   bool keeps_input = false;     ///< the device keeps a copy of its input, which another device sent
   bool has_buckets = false;     ///< gradients live in all-reduce buckets
   bool zero_bubble = false;     ///< Action::Kind::backward computes input gradients only
+  double optimizer_share = 1;   ///< the part of the optimizer's state that is on the device
+  /// The number of ranks that divide parameters and gradients, as under fully_shard(). Then a block is whole
+  /// from shortly before its forward or backward to its end, and its gradients until they are divided.
+  int sharded = 1;
 };
 
 /// The memory at the moment when the device holds most.

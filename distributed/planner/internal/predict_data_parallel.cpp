@@ -4,6 +4,7 @@
 
 #include "tapestry/distributed/common/internal/bucket.h"
 #include "tapestry/distributed/common/internal/reducer.h"
+#include "tapestry/distributed/planner/internal/ddp_buckets.h"
 #include "tapestry/distributed/planner/internal/overlap.h"
 #include "tapestry/distributed/planner/internal/peak_memory.h"
 #include "tapestry/distributed/planner/internal/predictors.h"
@@ -14,12 +15,21 @@ namespace {
 
 const std::vector<Action> kOnePass = {{Action::Kind::forward, 0}, {Action::Kind::backward, 0}};
 
-// Assigns gradients to buckets like Reducer: from the last layer to the first.
 Overlap overlapped_backward(const CostModel& c, double n, const AllReduce& all_reduce) {
-  const double slowdown = all_reduce.contention.backward;
+  const DdpBuckets buckets = ddp_buckets(c, n, all_reduce.contention.backward);
+  std::vector<double> costs;
+  for (const double bytes : buckets.bytes) costs.push_back(ring_time(all_reduce.message, bytes, c.devices()));
+  return overlap(buckets.ready_s, costs, buckets.compute_s, all_reduce);
+}
+
+}  // namespace
+
+DdpBuckets ddp_buckets(const CostModel& c, double n, double slowdown) {
+  DdpBuckets buckets;
   std::vector<BucketParameter> parameters;
   std::vector<double> ready_of;  // per parameter, in seconds of computing
-  double compute = slowdown * c.profile.loss.backward_s.at(n);
+  double& compute = buckets.compute_s;
+  compute = slowdown * c.profile.loss.backward_s.at(n);
   for (std::size_t k = c.count(); k-- > 0;) {
     const BlockProfile& block = c.profile.blocks[k];
     compute += slowdown * block.backward_s.at(n);
@@ -32,21 +42,18 @@ Overlap overlapped_backward(const CostModel& c, double n, const AllReduce& all_r
   std::vector<int> order(parameters.size());
   std::iota(order.begin(), order.end(), 0);
   const ReducerOptions sizes;
-  std::vector<double> ready, costs;
-  for (const auto& bucket :
+  for (const auto& members :
        assign_buckets(parameters, order, sizes.first_bucket_bytes, sizes.bucket_cap_bytes)) {
     double bytes = 0, complete = 0;
-    for (const int i : bucket) {
+    for (const int i : members) {
       bytes += static_cast<double>(parameters[static_cast<std::size_t>(i)].bytes);
       complete = std::max(complete, ready_of[static_cast<std::size_t>(i)]);
     }
-    ready.push_back(complete);
-    costs.push_back(ring_time(all_reduce.message, bytes, c.devices()));
+    buckets.bytes.push_back(bytes);
+    buckets.ready_s.push_back(complete);
   }
-  return overlap(ready, costs, compute, all_reduce);
+  return buckets;
 }
-
-}  // namespace
 
 Prediction predict_single(const CostModel& c) {
   Prediction p;
@@ -131,12 +138,14 @@ Prediction predict_master(const CostModel& c) {
   for (std::size_t r = 0; r < samples.size(); ++r) {
     DeviceSchedule schedule{
         .range = c.all_blocks(), .samples = samples[r], .actions = kOnePass, .has_loss = false};
+    schedule.optimizer_share = r == 0 ? 1 : 0;
     schedule.data = r > 0 ? c.profile.input_sample_bytes * samples[r]
                           : c.batch_bytes(all) + c.output_bytes(all) + c.profile.loss.saved_bytes.at(all);
     MemoryItems peak = peak_memory(c, schedule);
     if (r == 0 && others > 0) {  // the gradients of the other devices arrive one tensor at a time
       const MemoryItems adding = {.parameters = parameters,
                                   .gradients = parameters,
+                                  .optimizer = c.profile.optimizer_state * parameters,
                                   .data = schedule.data,
                                   .workspace = c.largest_parameter_bytes()};
       if (adding.total() > peak.total()) peak = adding;

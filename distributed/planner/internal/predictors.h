@@ -11,6 +11,10 @@ Prediction predict_single(const CostModel& c);
 Prediction predict_replicas(const CostModel& c, bool one_process);
 /// DataParallel with Strategy::master.
 Prediction predict_master(const CostModel& c);
+/// DistributedDataParallel with ZeroRedundancyOptimizer. `stage` is 1 or 2.
+Prediction predict_zero(const CostModel& c, int stage);
+/// fully_shard() of every block.
+Prediction predict_fully_sharded(const CostModel& c);
 /// Model parallelism: one stage active at a time.
 Prediction predict_model_parallel(const CostModel& c);
 Prediction predict_pipeline(const CostModel& c, Schedule schedule);

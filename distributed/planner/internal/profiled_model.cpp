@@ -2,6 +2,7 @@
 
 #include "tapestry/core/error.h"
 #include "tapestry/core/stream.h"
+#include "tapestry/nn/optim/sgd.h"
 
 namespace tapestry::distributed::planner {
 
@@ -26,6 +27,14 @@ std::vector<Block> blocks_on(Device device, const Model& model) {
   return blocks;
 }
 
+std::unique_ptr<optim::Optimizer> optimizer_of(const Model& model, std::vector<nn::Parameter> parameters) {
+  if (!model.make_optimizer)
+    return std::make_unique<optim::SGD>(std::move(parameters), optim::SGD::Options{.lr = model.lr});
+  std::unique_ptr<optim::Optimizer> made = model.make_optimizer(std::move(parameters));
+  check(made != nullptr, "[planner] make_optimizer returned no optimizer; return one for its parameters");
+  return made;
+}
+
 Tensor batch_on(Device device, const Tensor& t, const char* name, const TrainingSetup& setup) {
   check(t.defined() && t.dim() > 0 && t.size(0) == setup.batch_size, "[planner] ", name,
         " must have batch_size = ", setup.batch_size, " samples along the first dimension");
@@ -43,7 +52,7 @@ void SpanObserver::enter(Activity activity, std::size_t k) {
 ProfiledModel::ProfiledModel(const Model& model, const TrainingSetup& setup, Device device)
     : device_(device),
       blocks_(blocks_on(device, model)),
-      optimizer_(parameters_of(blocks_), {.lr = model.lr}),
+      optimizer_(optimizer_of(model, parameters_of(blocks_))),
       inputs_(batch_on(device, model.inputs, "inputs", setup)),
       targets_(batch_on(device, model.targets, "targets", setup)),
       loss_function_(model.loss) {}
@@ -58,7 +67,7 @@ std::int64_t ProfiledModel::parameter_bytes() const {
 
 void ProfiledModel::forward(std::int64_t n, StepObserver& observer, bool keep_gradients) {
   observer_ = &observer;
-  if (!keep_gradients) optimizer_.zero_grad();
+  if (!keep_gradients) optimizer_->zero_grad();
   Tensor x = inputs(n);
   for (std::size_t k = 0; k < count(); ++k) {
     observer.enter(Activity::forward, k);
@@ -84,7 +93,7 @@ void ProfiledModel::backward() {
 
 void ProfiledModel::update(StepObserver& observer) {
   observer.enter(Activity::optimizer, 0);
-  optimizer_.step();
+  optimizer_->step();
   observer.leave();
   synchronize(device_);
 }

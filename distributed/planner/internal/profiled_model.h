@@ -2,12 +2,13 @@
 // A replica of the model on one device, whose training steps can be observed block by block.
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "tapestry/core/timeline.h"
 #include "tapestry/distributed/planner/planner.h"
-#include "tapestry/nn/optim/sgd.h"
+#include "tapestry/nn/optim/optimizer.h"
 
 namespace tapestry::distributed::planner {
 
@@ -63,7 +64,7 @@ class ProfiledModel {
  private:
   Device device_;
   std::vector<Block> blocks_;
-  optim::SGD optimizer_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
   Tensor inputs_, targets_;
   std::function<Tensor(const Tensor&, const Tensor&)> loss_function_;
   Tensor loss_;                       // the loss of the step in progress

@@ -1,0 +1,23 @@
+#pragma once
+// The buckets of DistributedDataParallel in a predicted backward pass.
+#include <algorithm>
+#include <vector>
+
+#include "tapestry/distributed/planner/internal/cost_model.h"
+#include "tapestry/distributed/planner/internal/overlap.h"
+
+namespace tapestry::distributed::planner {
+
+/// Buckets in the order in which backward completes them.
+struct DdpBuckets {
+  std::vector<double> bytes;
+  std::vector<double> ready_s;  ///< seconds of computing until the bucket is complete
+  double compute_s = 0;         ///< backward with the copies of gradients into buckets
+  double largest() const { return bytes.empty() ? 0 : *std::max_element(bytes.begin(), bytes.end()); }
+};
+
+/// Assigns gradients to buckets like Reducer: from the last layer to the first. `slowdown` is the contention
+/// of backward.
+DdpBuckets ddp_buckets(const CostModel& c, double n, double slowdown);
+
+}  // namespace tapestry::distributed::planner

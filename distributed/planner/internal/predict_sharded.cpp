@@ -1,0 +1,124 @@
+// Predictions for the modes that divide a model's state among the ranks: ZeRO (Rajbhandari et al., "ZeRO:
+// memory optimizations toward training trillion parameter models", 2020) and fully_shard (Zhao et al.,
+// "PyTorch FSDP: experiences on scaling fully sharded data parallel", 2023).
+#include <algorithm>
+#include <numeric>
+
+#include "tapestry/distributed/planner/internal/ddp_buckets.h"
+#include "tapestry/distributed/planner/internal/peak_memory.h"
+#include "tapestry/distributed/planner/internal/predictors.h"
+#include "tapestry/distributed/planner/internal/two_queues.h"
+
+namespace tapestry::distributed::planner {
+
+namespace {
+
+const std::vector<Action> kOnePass = {{Action::Kind::forward, 0}, {Action::Kind::backward, 0}};
+
+// The phases and collectives of a step with one unit per block. A gather is posted when the unit before
+// begins to compute, because then the unit before that is freed. The collectives of backward alternate: the
+// gradients of a unit are divided when it has ended, and then the next unit but one is gathered.
+struct ShardedStep {
+  std::vector<ComputePhase> phases;  // forward of all blocks, the loss, its backward, backward of all blocks
+  std::vector<Collective> collectives;
+  std::size_t loss = 0;  // the number of the phase
+
+  ShardedStep(const CostModel& c, double n) {
+    const AllReduce& costs = c.link.ranks;
+    const std::size_t count = c.count();
+    const auto unit_s = [&](std::size_t k) {
+      return half_ring_time(costs.message, static_cast<double>(c.profile.blocks[k].all_parameter_bytes()),
+                            c.devices());
+    };
+    const auto at = [](std::size_t i) { return static_cast<int>(i); };
+    for (std::size_t k = 0; k < count; ++k) {
+      phases.push_back({costs.contention.forward * c.profile.blocks[k].forward_s.at(n), at(k)});
+      collectives.push_back({.seconds = unit_s(k), .after = at(k) - 1, .at_begin = true});
+    }
+    loss = phases.size();
+    phases.push_back({costs.contention.forward * c.profile.loss.forward_s.at(n)});
+    phases.push_back({costs.contention.backward * c.profile.loss.backward_s.at(n)});
+    std::vector<int> gather_of(count);
+    const auto gather = [&](std::size_t k, int after) {
+      gather_of[k] = at(collectives.size());
+      collectives.push_back({.seconds = unit_s(k), .after = after, .at_begin = true});
+    };
+    const auto phase_of = [&](std::size_t k) { return at(loss + 1 + count - k); };
+    gather(count - 1, at(loss) + 1);
+    if (count > 1) gather(count - 2, phase_of(count - 1));
+    for (std::size_t k = count; k-- > 0;) {
+      collectives.push_back({.seconds = unit_s(k), .after = phase_of(k)});
+      if (k >= 2) gather(k - 2, phase_of(k - 1));
+    }
+    for (std::size_t k = count; k-- > 0;)
+      phases.push_back({costs.contention.backward * c.profile.blocks[k].backward_s.at(n), gather_of[k]});
+  }
+};
+
+}  // namespace
+
+Prediction predict_fully_sharded(const CostModel& c) {
+  Prediction p;
+  const std::vector<double> samples = c.samples_per_device();
+  const ShardedStep step(c, samples[0]);
+  const TwoQueues times = simulate(step.phases, step.collectives, c.link.ranks);
+  for (std::size_t i = 0; i < times.computing_s.size(); ++i) {
+    (i <= step.loss ? p.breakdown.forward_s : p.breakdown.backward_s) += times.computing_s[i];
+    p.breakdown.exposed_comm_s += times.waiting_s[i];
+  }
+  p.breakdown.exposed_comm_s += times.tail_s;
+  p.breakdown.update_s = c.link.ranks.contention.update * c.update(c.all_blocks()) / c.devices();
+  for (const double n : samples)
+    p.memory.push_back(peak_memory(c, {.range = c.all_blocks(),
+                                       .samples = n,
+                                       .actions = kOnePass,
+                                       .data = c.batch_bytes(n),
+                                       .optimizer_share = 1.0 / c.devices(),
+                                       .sharded = c.devices()}));
+  return p;
+}
+
+// Stage 1 averages whole gradients behind backward, as DDP does. Stage 2 leaves each rank with its part of
+// the mean, which is half of the communication. Each rank updates its part of a bucket, and gathers the whole
+// bucket while it updates the next one.
+Prediction predict_zero(const CostModel& c, int stage) {
+  Prediction p;
+  const std::vector<double> samples = c.samples_per_device();
+  const AllReduce& costs = c.link.ranks;
+  const double n = samples[0];
+  p.breakdown.forward_s =
+      costs.contention.forward * (c.forward(c.all_blocks(), n) + c.profile.loss.forward_s.at(n));
+  const DdpBuckets buckets = ddp_buckets(c, n, costs.contention.backward);
+  const double update_s = costs.contention.update * c.update(c.all_blocks()) / c.devices(),
+               all_bytes = c.parameter_bytes(c.all_blocks());
+  std::vector<double> reduce_s;
+  std::vector<ComputePhase> updates;
+  std::vector<Collective> gathers;
+  for (std::size_t i = 0; i < buckets.bytes.size(); ++i) {
+    const double half = half_ring_time(costs.message, buckets.bytes[i], c.devices());
+    reduce_s.push_back(stage == 1 ? 2 * half : half);
+    updates.push_back({update_s * buckets.bytes[i] / all_bytes});
+    gathers.push_back({.seconds = half, .after = static_cast<int>(i)});
+  }
+  const Overlap o = overlap(buckets.ready_s, reduce_s, buckets.compute_s, costs);
+  const TwoQueues step = simulate(updates, gathers, costs);
+  p.breakdown.backward_s = o.backward_s;
+  p.breakdown.update_s = std::accumulate(step.computing_s.begin(), step.computing_s.end(), 0.0);
+  p.breakdown.exposed_comm_s = o.exposed_s + step.tail_s;
+  for (const double of_rank : samples) {
+    MemoryItems peak = peak_memory(c, {.range = c.all_blocks(),
+                                       .samples = of_rank,
+                                       .actions = kOnePass,
+                                       .data = c.batch_bytes(of_rank),
+                                       .has_buckets = true,
+                                       .optimizer_share = 1.0 / c.devices()});
+    // Stage 2 has the memory of a bucket from its first gradient until its reduction is done: that of the
+    // bucket that backward fills, and of the one before.
+    if (stage == 2 && c.devices() > 1)
+      peak.buckets = std::min(peak.buckets, peak.buckets / c.devices() + 2 * buckets.largest());
+    p.memory.push_back(peak);
+  }
+  return p;
+}
+
+}  // namespace tapestry::distributed::planner

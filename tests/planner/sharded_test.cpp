@@ -1,0 +1,125 @@
+// Compares predictions for fsdp, zero1 and zero2 with sums done by hand.
+#include <utility>
+
+#include "tapestry/distributed/planner/internal/two_queues.h"
+#include "tests/planner/examples.h"
+
+using namespace tests;
+
+namespace {
+
+// A link on which an all-gather over `devices` takes one second per 100 bytes.
+Link link_for(int devices) {
+  const TransferCost message{0, devices / (100.0 * (devices - 1))};
+  return {.ranks = {.message = message, .overlap_slowdown = 1, .compute_stall = 0, .contention = {}}};
+}
+
+}  // namespace
+
+TEST_CASE("phases and collectives run side by side and wait for each other") {
+  const std::vector<ComputePhase> phases = {{2, 0}, {2, 1}, {3, -1}};
+  const std::vector<Collective> collectives = {
+      {.seconds = 1}, {.seconds = 4, .after = 0, .at_begin = true}, {.seconds = 5, .after = 1}};
+  // The first collective runs from 0 to 1, and the first phase from 1 to 3. The second collective runs from 1
+  // to 5, so the second phase runs from 5 to 7. The third collective runs from 7 to 12, beside the third
+  // phase until 10.
+  TwoQueues q = simulate(phases, collectives, interfering(0));
+  CHECK(q.waiting_s == std::vector<double>{1, 2, 0});
+  CHECK(q.computing_s == std::vector<double>{2, 2, 3});
+  CHECK(q.tail_s == 2);
+  // A phase runs at half speed beside a collective. The first phase needs 4 s, all of them beside the second
+  // collective, so the second phase begins at once. The third phase does 2.5 s of its work in 5 s.
+  q = simulate(phases, collectives, interfering(0.5));
+  CHECK(q.waiting_s == std::vector<double>{1, 0, 0});
+  CHECK(q.computing_s == std::vector<double>{4, 2, 5.5});
+  CHECK(q.tail_s == 0);
+  // A collective takes twice as long beside a phase: the second one does 1 s of its work beside the first
+  // phase, and 3 s after it.
+  q = simulate(phases, collectives, interfering(0, 2));
+  CHECK(q.waiting_s == std::vector<double>{1, 3, 0});
+  CHECK(q.tail_s == 3.5);
+  // Phases stand still beside collectives.
+  q = simulate(phases, collectives, interfering(1));
+  CHECK(q.waiting_s == std::vector<double>{1, 0, 0});
+  CHECK(q.computing_s == std::vector<double>{6, 2, 8});
+
+  CHECK(simulate({}, {}, interfering(0)).tail_s == 0);
+  CHECK_THROWS_WITH(
+      simulate(std::vector<ComputePhase>{{1, 0}}, std::vector<Collective>{{1, 0}}, interfering(0)),
+      ContainsSubstring("wait for each other"));
+  CHECK_THROWS_WITH(simulate(std::vector<ComputePhase>{{1, 3}}, {}, interfering(0)),
+                    ContainsSubstring("needs collective 3 of 0"));
+  CHECK_THROWS_WITH(simulate({}, std::vector<Collective>{{1, 2}}, interfering(0)),
+                    ContainsSubstring("waits for phase 2 of 0"));
+  CHECK_THROWS_WITH(simulate(phases, collectives, interfering(2)), ContainsSubstring("from 0 to 1"));
+}
+
+TEST_CASE("fsdp: gathers and reduce-scatters overlap computing, and the first and the last are exposed") {
+  const Profile profile =
+      profile_with(4);  // 100 bytes a block; with 4 samples forward takes 4 s, backward 8 s
+  for (const int devices : {2, 4}) {
+    CAPTURE(devices);
+    const Prediction p = predicted("fsdp", profile, link_for(devices), setup_of(devices, 4 * devices));
+    CHECK(p.breakdown.forward_s == Approx(16));
+    CHECK(p.breakdown.backward_s == Approx(32));
+    // One second each: the first gather, the first gather of backward, and the last reduce-scatter. At the
+    // begin of backward the second gather is posted when the first block computes.
+    CHECK(p.breakdown.exposed_comm_s == Approx(3));
+    CHECK(p.breakdown.update_s == Approx(2.0 / devices));
+    CHECK(p.breakdown.idle_s == 0);
+  }
+  // 10 s per collective: every collective of forward and backward takes longer than the computing beside it.
+  // Forward waits 10 s for the first gather and 6 s for each of three. Backward waits 10 s for its first
+  // gather, 2 s for the second, and 10 + 10 - 8 s for each of two, because a reduce-scatter comes between.
+  // The last two reduce-scatters take 2 + 10 s longer than the last block.
+  const Prediction slow = predicted("fsdp", profile_with(4, 1000), link_for(2), setup_of(2, 8));
+  CHECK(slow.breakdown.exposed_comm_s == Approx(10 + 3 * 6 + 10 + 2 + 2 * 12 + 12));
+}
+
+TEST_CASE("zero1 and zero2: a bucket is gathered while the next one is updated") {
+  const Profile profile = profile_with(4);
+  const Prediction ddp = predicted("ddp", profile, link_for(2), setup_of(2, 8));
+  CHECK(ddp.breakdown.exposed_comm_s == Approx(8));  // an all-reduce of one bucket of 400 bytes
+  for (const auto& [mode, reduce_s] : {std::pair("zero1", 8.0), std::pair("zero2", 4.0)}) {
+    const Prediction p = predicted(mode, profile, link_for(2), setup_of(2, 8));
+    CHECK(p.breakdown.forward_s == ddp.breakdown.forward_s);
+    CHECK(p.breakdown.backward_s == ddp.breakdown.backward_s);
+    CHECK(p.breakdown.update_s == Approx(1));
+    CHECK(p.breakdown.exposed_comm_s == Approx(reduce_s + 4));
+  }
+  // Six buckets of 25 MiB: a bucket is gathered in 0.25 s, while the next one is updated in 0.25 s.
+  const TransferCost message{0, 2 * 0.25 / (25 * kMiB)};
+  const Link link = {
+      .ranks = {.message = message, .overlap_slowdown = 1, .compute_stall = 0, .contention = {}}};
+  const auto buckets = profile_with(6, static_cast<std::int64_t>(25 * kMiB));
+  const Prediction p = predicted("zero2", buckets, link, setup_of(2, 8));
+  CHECK(p.breakdown.update_s == Approx(1.5));
+  CHECK(p.breakdown.exposed_comm_s == Approx(0.25 + 0.25));  // the last bucket is reduced, and gathered
+}
+
+TEST_CASE("sharded modes hold the bytes that the tutorial's table says") {
+  Profile profile = profile_with(8, 1000);
+  profile.optimizer_state = 2;              // AdamW
+  for (BlockProfile& b : profile.blocks) {  // without activations
+    b.saved_bytes = b.output_bytes = b.forward_extra_bytes = Curve();
+    b.backward_extra_bytes = Curve({{1, 1000}});
+  }
+  profile.input_sample_bytes = profile.target_sample_bytes = 0;
+  const double all = 8000;
+  for (const int n : {2, 4, 8}) {
+    CAPTURE(n);
+    const auto memory = [&](const char* mode) {
+      return predicted(mode, profile, link_for(n), setup_of(n, 8)).largest();
+    };
+    const MemoryItems ddp = memory("ddp"), zero1 = memory("zero1"), fsdp = memory("fsdp");
+    CHECK(ddp.parameters + ddp.buckets + ddp.optimizer == 4 * all);
+    CHECK(zero1.parameters + zero1.buckets + zero1.optimizer == 2 * all + 2 * all / n);
+    CHECK(fsdp.optimizer == 2 * all / n);
+    // Two whole blocks of parameters, and two of gradients: one that waits, and one that backward computes.
+    // The gradients of the block that waits are not divided yet, so its part does not exist twice at the
+    // peak.
+    CHECK(fsdp.total() <= 4 * all / n + 4 * 1000);
+    CHECK(fsdp.total() >= 4 * all / n + 4 * 1000 - 2 * 1000.0 / n);
+  }
+  CHECK(predicted("fsdp", profile, {}, setup_of(1, 8)).largest().parameters == all);
+}
