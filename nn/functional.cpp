@@ -1,5 +1,6 @@
 #include "tapestry/nn/functional.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "tapestry/autograd/ops/creation.h"
@@ -29,6 +30,23 @@ Tensor bilinear(const Tensor& a, const Tensor& b, const Tensor& weight, const Te
                               .reshape({rows, out, in2});
   const Tensor y = products.bmm(b.reshape({rows, in2, 1})).reshape(sizes);
   return bias.defined() ? y + bias : y;
+}
+
+Tensor local_response_norm(const Tensor& x, std::int64_t size, double alpha, double beta, double k) {
+  tapestry::detail::check_defined("local_response_norm", x);
+  check(x.dim() >= 3,
+        "[local_response_norm] expected an input of shape (N, C, ...) with at least 3 dimensions, got ",
+        x.sizes());
+  check(size > 0, "[local_response_norm] size is ", size, "; give the number of channels of a window");
+  if (x.numel() == 0) return x;
+  // Channels as rows of an image, so that a pool of size x 1 averages over neighbours. Channels further than
+  // the last one away are zeros, and need no padding.
+  const std::int64_t channels = x.size(1), before = std::min(size / 2, channels),
+                     after = std::min((size - 1) / 2, channels), window = before + after + 1;
+  const Tensor squares = pad((x * x).reshape({x.size(0), 1, channels, -1}), {0, 0, before, after});
+  const Tensor means = avg_pool2d(squares, {.kernel_size = {window, 1}, .stride = 1}).reshape(x.sizes());
+  const double share = alpha * static_cast<double>(window) / static_cast<double>(size);
+  return x / (means * share + k).pow(beta);
 }
 
 Tensor gumbel_softmax(const Tensor& logits, double tau, bool hard, std::int64_t dim) {

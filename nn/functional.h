@@ -95,6 +95,13 @@ inline Tensor fold(const Tensor& x, Pair output_size, const FoldParams& params) 
 /// See nn::Bilinear. a is (..., in1), b (..., in2), weight (out, in1, in2), bias (out) or undefined. Returns
 /// (..., out). Throws ValueError if the shapes do not fit.
 Tensor bilinear(const Tensor& a, const Tensor& b, const Tensor& weight, const Tensor& bias = {});
+/// Divides each element by a power of the mean square of its neighbours, which are `size` channels around it
+/// (Krizhevsky, Sutskever and Hinton, "ImageNet classification with deep convolutional neural networks",
+/// 2012): y_c = x_c (k + alpha / size * sum of x_j^2)^-beta for j from c - size / 2 to c + (size - 1) / 2.
+/// Channels that do not exist count as 0. x is (N, C, ...) with at least 3 dimensions. Throws ValueError for
+/// fewer dimensions, and unless size is positive.
+Tensor local_response_norm(const Tensor& x, std::int64_t size, double alpha = 1e-4, double beta = 0.75,
+                           double k = 1);
 /// Adds Gumbel noise to the logits, divides by tau and takes the softmax along `dim`: a sample that is
 /// differentiable (Jang, Gu and Poole, "Categorical reparameterization with Gumbel-softmax", 2017). If
 /// `hard`, the result is one-hot, and its gradient is that of the soft sample. Throws ValueError unless tau >

@@ -18,7 +18,6 @@
 #include "tapestry/nn/layers/loss.h"
 #include "tapestry/nn/layers/norm.h"
 #include "tapestry/nn/layers/pool.h"
-#include "tapestry/nn/layers/pool_nd.h"
 #include "tapestry/nn/layers/recurrent.h"
 #include "tapestry/nn/layers/shape.h"
 #include "tapestry/nn/layers/transformer.h"

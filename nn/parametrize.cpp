@@ -15,24 +15,45 @@ namespace tapestry::nn {
 
 namespace {
 
-// The originals of one parameter, and the parametrization as the child "0".
+// The originals of one parameter, and its parametrizations as the children "0", "1", ...
 class ParametrizationList : public Module {
  public:
-  ParametrizationList(std::shared_ptr<Parametrization> parametrization, const std::vector<Parameter>& slots)
-      : parametrization_(add("0", std::move(parametrization))) {
+  ParametrizationList(std::shared_ptr<Parametrization> parametrization, const std::vector<Parameter>& slots) {
+    append(std::move(parametrization));
     for (std::size_t i = 0; i < slots.size(); ++i)
       originals_.push_back(param(slots.size() == 1 ? "original" : "original" + std::to_string(i), slots[i]));
   }
+  // Each parametrization after the first gets the result of the one before it.
   Tensor compute() const {
     std::vector<Tensor> tensors;
     for (const Parameter& p : originals_) tensors.push_back(p);
-    return parametrization_.compute(tensors);
+    for (Parametrization* p : parametrizations_) tensors = {p->compute(tensors)};
+    return tensors[0];
+  }
+  // compute() without gradients and with the children in evaluation, so that state such as _u does not
+  // change.
+  Tensor value() {
+    const NoGradGuard no_grad;
+    const bool training = is_training();
+    eval();
+    Tensor result;
+    try {
+      result = compute().detach();
+    } catch (...) {
+      train(training);
+      throw;
+    }
+    train(training);
+    return result;
+  }
+  void append(std::shared_ptr<Parametrization> parametrization) {
+    parametrizations_.push_back(&add(std::to_string(parametrizations_.size()), std::move(parametrization)));
   }
   const std::vector<Parameter>& originals() const { return originals_; }
   std::string type_name() const override { return "ParametrizationList"; }
 
  private:
-  Parametrization& parametrization_;
+  std::vector<Parametrization*> parametrizations_;
   std::vector<Parameter> originals_;
 };
 
@@ -81,18 +102,57 @@ class Parametrizations {
   }
 };
 
+namespace {
+
+// The present value of a parameter, which may be computed.
+Tensor value_of(const Module& module, const std::string& name) {
+  ParametrizationList* const list = list_of(module, name);
+  return list ? list->value() : own_parameter(module, name).tensor().detach();
+}
+
+// Computes the parameter from the originals in evaluation, so that state such as _u does not change, and
+// checks that it can replace `value`.
+void check_result(const std::string& name, Parametrization& parametrization, const Tensor& value,
+                  const std::vector<Tensor>& originals) {
+  const char* const op = "register_parametrization";
+  parametrization.eval();
+  const Tensor result = parametrization.compute(originals);
+  tapestry::detail::check_defined(op, result, "the computed parameter");
+  check(
+      result.sizes() == value.sizes() && result.dtype() == value.dtype() && result.device() == value.device(),
+      "[", op, "] '", name, "' is a ", value.dtype(), " tensor of shape ", value.sizes(), " on ",
+      value.device(), ", and ", parametrization.type_name(), " computes a ", result.dtype(),
+      " tensor of shape ", result.sizes(), " on ", result.device(), "; they must agree");
+}
+
+void check_one_replica(const char* op, const std::string& name, const Parameter& slot) {
+  check(slot.replicas() == 1, "[", op, "] '", name, "' has ", slot.replicas(),
+        " replicas; destroy the DataParallel of this module first, or call unreplicate()");
+}
+
+}  // namespace
+
 void register_parametrization(Module& module, const std::string& name,
                               std::shared_ptr<Parametrization> parametrization) {
   const char* const op = "register_parametrization";
   check(parametrization != nullptr, "[", op, "] the parametrization is null; pass one that exists");
-  check(!is_parametrized(module, name), "[", op, "] '", name, "' of ", module.type_name(),
-        " has a parametrization already; end it with remove_parametrizations()");
+  if (ParametrizationList* const list = list_of(module, name)) {
+    for (const Parameter& p : list->originals()) check_one_replica(op, name, p);
+    const Tensor value = list->value();
+    const NoGradGuard no_grad;
+    const std::size_t count = parametrization->right_inverse(value).size();
+    check(count == 1, "[", op, "] '", name, "' of ", module.type_name(),
+          " has a parametrization already, and ", parametrization->type_name(), " has ", count,
+          " originals; only the first parametrization of a parameter may have several");
+    check_result(name, *parametrization, value, {value});
+    parametrization->train(list->is_training());
+    list->append(std::move(parametrization));
+    return;
+  }
   const Parameter slot = own_parameter(module, name);
-  check(slot.replicas() == 1, "[", op, "] '", name, "' has ", slot.replicas(),
-        " replicas; parametrize the module before it is replicated");
+  check_one_replica(op, name, slot);
   const Tensor value = slot.replica(0).detach();
   std::vector<Tensor> tensors;
-  Tensor result;
   {
     const NoGradGuard no_grad;
     tensors = parametrization->right_inverse(value);
@@ -105,15 +165,8 @@ void register_parametrization(Module& module, const std::string& name,
                                [parametrization, i](const Tensor& t, const std::vector<Tensor>& values) {
                                  t.copy_(parametrization->right_inverse(values[0])[i]);
                                });
-    parametrization->eval();  // so that state such as _u does not change
-    result = parametrization->compute(tensors);
+    check_result(name, *parametrization, value, tensors);
   }
-  tapestry::detail::check_defined(op, result, "the computed parameter");
-  check(
-      result.sizes() == value.sizes() && result.dtype() == value.dtype() && result.device() == value.device(),
-      "[", op, "] '", name, "' is a ", value.dtype(), " tensor of shape ", value.sizes(), " on ",
-      value.device(), ", and ", parametrization->type_name(), " computes a ", result.dtype(),
-      " tensor of shape ", result.sizes(), " on ", result.device(), "; they must agree");
   std::vector<Parameter> originals;
   bool kept = false;
   for (const Tensor& t : tensors) {
@@ -137,17 +190,14 @@ void remove_parametrizations(Module& module, const std::string& name, bool leave
   ParametrizationList* const list = list_of(module, name);
   check(list != nullptr, "[", op, "] '", name, "' of ", module.type_name(), " has no parametrization");
   const std::vector<Parameter> originals = list->originals();
-  for (const Parameter& p : originals)
-    check(p.replicas() == 1, "[", op, "] '", name, "' has ", p.replicas(),
-          " replicas; destroy the DataParallel of this module first, or call unreplicate()");
+  for (const Parameter& p : originals) check_one_replica(op, name, p);
   check(leave_parametrized || originals.size() == 1, "[", op, "] '", name, "' is computed from ",
         originals.size(),
         " originals, so none of them can become the parameter; use leave_parametrized = true");
   Parameter slot = originals[0];
   if (leave_parametrized) {
     const NoGradGuard no_grad;
-    list->eval();
-    const Tensor value = list->compute().detach();
+    const Tensor value = list->value();
     if (originals.size() == 1) {
       slot.replica(0).detach().copy_(value);
     } else {
@@ -164,6 +214,7 @@ class WeightNorm : public Parametrization {
  public:
   explicit WeightNorm(std::optional<int> dim) : dim_(dim) {}
   Tensor compute(const std::vector<Tensor>& originals) override {
+    check(originals.size() == 2, "[weight_norm] expected two originals, got ", originals.size());
     return originals[1] * (originals[0] / norms_of(originals[1]));
   }
   std::vector<Tensor> right_inverse(const Tensor& value) override {
@@ -261,9 +312,7 @@ Module& spectral_norm(Module& module, const std::string& name, const SpectralNor
   check(options.n_power_iterations > 0, "[spectral_norm] n_power_iterations must be positive but is ",
         options.n_power_iterations);
   check(options.eps >= 0, "[spectral_norm] eps must not be negative but is ", options.eps);
-  check(!is_parametrized(module, name), "[spectral_norm] '", name, "' of ", module.type_name(),
-        " has a parametrization already; end it with remove_parametrizations()");
-  const Tensor weight = own_parameter(module, name).tensor();
+  const Tensor weight = value_of(module, name);
   check(weight.numel() > 0, "[spectral_norm] '", name, "' of shape ", weight.sizes(),
         " has no elements, so it has no norm");
   // The first dimension of a transposed convolution's weight is its input channels.

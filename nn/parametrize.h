@@ -31,17 +31,22 @@ class Parametrization : public Module {
 /// original that right_inverse() returns unchanged stays the slot that it was, so optimizers that have it
 /// stay valid. Another module that shares the parameter keeps the original.
 ///
-/// Throws ValueError, and changes nothing, if there is no such parameter, if it has several replicas or a
-/// parametrization already, or if compute() gives a tensor of another shape, dtype or device.
+/// A parameter may have several parametrizations. Each further one gets the tensor that the one before it
+/// computes, as its only original, and its buffers are named `parametrizations.weight.1.<buffer>` and so on.
+/// The originals stay as they are, so the value of the parameter changes to what the new one computes of it.
+///
+/// Throws ValueError, and changes nothing, if there is no such parameter, if it has several replicas, if
+/// compute() gives a tensor of another shape, dtype or device, or if a further parametrization has several
+/// originals.
 void register_parametrization(Module& module, const std::string& name,
                               std::shared_ptr<Parametrization> parametrization);
 
 /// True if the parameter has a parametrization.
 bool is_parametrized(const Module& module, const std::string& name = "weight");
 
-/// Ends the parametrization. The parameter keeps the value that it has now, as a parameter of its own. With a
-/// single original and leave_parametrized = false, the original becomes the parameter. A single original
-/// stays the slot that it was. Throws ValueError if the parameter has no parametrization, or if
+/// Ends all parametrizations of the parameter. It keeps the value that it has now, as a parameter of its own.
+/// With a single original and leave_parametrized = false, the original becomes the parameter. A single
+/// original stays the slot that it was. Throws ValueError if the parameter has no parametrization, or if
 /// leave_parametrized is false and there are several originals.
 void remove_parametrizations(Module& module, const std::string& name = "weight",
                              bool leave_parametrized = true);

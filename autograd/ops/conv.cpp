@@ -4,10 +4,12 @@
 #include <array>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/internal/conv.h"
+#include "tapestry/autograd/ops/pad.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/tape.h"
 
@@ -48,10 +50,12 @@ struct Options {
   int dims;
   Numbers stride, padding, dilation, output_padding;
   std::int64_t groups;
+  bool same = false;  // replaces the padding
 };
 template <int kDims>
 Options options_of(const ConvParams<kDims>& p) {
-  return {kDims, numbers(p.stride), numbers(p.padding), numbers(p.dilation), {}, p.groups};
+  return {kDims,    numbers(p.stride), numbers(p.padding.sides), numbers(p.dilation), {},
+          p.groups, p.padding.same};
 }
 template <int kDims>
 Options options_of(const ConvTransposeParams<kDims>& p) {
@@ -227,9 +231,39 @@ Tensor weight_map(const Op& op, const ConvGeometry& g, const Tensor& dy, const T
   return dw;
 }
 
+Tensor convolve(const Op& op, const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& o);
+
+// The convolution with padding="same". The kernels pad both sides alike, so an odd number of zeros needs a
+// padded copy of x.
+Tensor convolve_same(const Op& op, const Tensor& x, const Tensor& weight, const Tensor& bias, Options o) {
+  check_numbers(op, "dilation", o.dilation, o.dims, 1);
+  bool one = true, whole = true;
+  for (int i = 3 - o.dims; i < 3; ++i) one = one && o.stride[i] == 1;
+  check(one, "[", op.name, "] padding \"same\" with stride ", text(o.stride, o.dims),
+        "; it needs stride 1, so give the padding as a number");
+  check(weight.dim() == o.dims + 2, "[", op.name, "] weight has shape ", weight.sizes(), ", expected ",
+        kNames[o.dims - 1].weight);
+  std::vector<std::int64_t> ends;  // one more zero behind each dimension, from the last one
+  for (int i = 2; i >= 3 - o.dims; --i) {
+    const std::int64_t window = weight.sizes()[i - 3 + o.dims + 2];
+    check(window >= 1 && window <= kMost && window - 1 <= kMost / o.dilation[i], "[", op.name,
+          "] weight has shape ", weight.sizes(), " with dilation ", text(o.dilation, o.dims),
+          ": an empty window, or one that spans more than ", kMost);
+    const std::int64_t zeros = o.dilation[i] * (window - 1);
+    o.padding[i] = zeros / 2;
+    whole = whole && zeros % 2 == 0;
+    ends.insert(ends.end(), {0, zeros % 2});
+  }
+  o.same = false;
+  return convolve(op, whole ? x : pad(x, ends), weight, bias, o);
+}
+
 Tensor convolve(const Op& op, const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& o) {
   check_operands(op, x, weight, bias);
   if (x.dim() == o.dims + 1) return convolve(op, x.unsqueeze(0), weight, bias, o).squeeze(0);
+  check(x.dim() == o.dims + 2, "[", op.name, "] input has shape ", x.sizes(), ", expected ",
+        kNames[o.dims - 1].input);
+  if (o.same) return convolve_same(op, x, weight, bias, o);
   const ConvGeometry g = checked_geometry(op, x, weight, o, false);
   autograd::check_vector(op.name, bias, "bias", g.k);
   return forward_map(op, g, x, weight, bias);
@@ -245,6 +279,12 @@ Tensor convolve_transposed(const Op& op, const Tensor& x, const Tensor& weight, 
 }
 
 }  // namespace
+
+bool detail::is_same_padding(std::string_view name) {
+  check(name == "same" || name == "valid", "[conv] padding is \"", name,
+        "\"; give \"same\", \"valid\" or numbers");
+  return name == "same";
+}
 
 Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias, const Conv1dParams& params) {
   return convolve(kConv1d, x, weight, bias, options_of(params));

@@ -1,5 +1,7 @@
 #pragma once
 // Convolutions and transposed convolutions.
+#include <concepts>
+#include <string_view>
 #include <type_traits>
 
 #include "tapestry/core/tensor.h"
@@ -29,9 +31,40 @@ struct Triple {
 template <int kDims>
 using Extent = std::conditional_t<kDims == 1, std::int64_t, std::conditional_t<kDims == 2, Pair, Triple>>;
 
+namespace detail {
+/// True for "same", false for "valid". Throws ValueError for other names.
+bool is_same_padding(std::string_view name);
+}  // namespace detail
+
+/// The padding of a convolution: the number of zeros on both sides of each dimension, or a name. "valid" is
+/// 0. "same" gives the result the size of the input: dilation (kernel - 1) zeros, the first half of them in
+/// front; if the number is odd, the end gets one more, and the input is copied. It needs stride 1.
+template <int kDims>
+struct ConvPadding {
+  Extent<kDims> sides = 0;  ///< not used if `same` is set
+  bool same = false;
+
+  constexpr ConvPadding() = default;
+  constexpr ConvPadding(Extent<kDims> numbers) : sides(numbers) {}  // NOLINT: `.padding = 1` reads well
+  constexpr ConvPadding(std::int64_t all)                           // NOLINT
+      requires(kDims > 1)
+      : sides(all) {}
+  constexpr ConvPadding(std::int64_t vertical, std::int64_t horizontal) requires(kDims == 2)
+      : sides(vertical, horizontal) {}
+  constexpr ConvPadding(std::int64_t depth, std::int64_t vertical,
+                        std::int64_t horizontal) requires(kDims == 3)
+      : sides(depth, vertical, horizontal) {}
+  /// Throws ValueError unless the name is "same" or "valid".
+  template <std::convertible_to<std::string_view> Name>
+  ConvPadding(const Name& name) : same(detail::is_same_padding(name)) {}  // NOLINT
+  friend constexpr bool operator==(const ConvPadding&, const ConvPadding&) = default;
+};
+
 template <int kDims>
 struct ConvParams {
-  Extent<kDims> stride = 1, padding = 0, dilation = 1;
+  Extent<kDims> stride = 1;
+  ConvPadding<kDims> padding = 0;
+  Extent<kDims> dilation = 1;
   std::int64_t groups = 1;
 };
 using Conv1dParams = ConvParams<1>;
@@ -41,7 +74,8 @@ using Conv3dParams = ConvParams<3>;
 /// Computes the cross-correlation of x and weight. Shapes: x is (N, C, H, W) or (C, H, W), weight is (K, C /
 /// groups, R, S), bias is (K) or undefined. The result is (N, K, P, Q) or (K, P, Q) with P = (H + 2 padding -
 /// dilation (R - 1) - 1) / stride + 1. Q is computed from W and S in the same way. If x or weight is
-/// channels-last, so is the result. Throws ValueError if shapes, groups or window do not fit.
+/// channels-last, so is the result. Throws ValueError if shapes, groups or window do not fit, and if padding
+/// is "same" with another stride than 1.
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               const Conv2dParams& params = {});
 /// conv2d() with one spatial dimension: x is (N, C, L) or (C, L), and weight is (K, C / groups, S). The

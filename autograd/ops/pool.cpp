@@ -116,8 +116,8 @@ Tensor max_pool_gradient(const Tensor& g, const Tensor& places, const Pool2dShap
                column = place - row * s.kernel_w;
   const Tensor h = row * s.dilation_h + arange(s.p, integers).unsqueeze(1) * s.stride_h - s.padding_h;
   const Tensor w = column * s.dilation_w + arange(s.q, integers) * s.stride_w - s.padding_w;
-  // A window that lies in the padding has no element.
-  const Tensor in_padding = ge(place, s.kernel_h * s.kernel_w);
+  // A window that lies in the padding has no element. Its place is -1 in i32, and 255 in u8.
+  const Tensor in_padding = logical_or(lt(place, 0), ge(place, s.kernel_h * s.kernel_w));
   const Tensor index = where(in_padding, Scalar(0), h * s.w + w), none = zeros({}, {g.dtype(), g.device()});
   const Tensor dx = like_input(s, g.dim(), {g.dtype(), g.device()});
   const Tensor flat = zeros_like(dx).flatten(-2);
@@ -177,7 +177,7 @@ Tensor flat_indices(const MaxPooled& pooled) {
   Tensor index = row * (s.dilation_h * s.w) + starts(s.p, s.stride_h, s.padding_h, s.w).view({s.p, 1}) +
                  starts(s.q, s.stride_w, s.padding_w, 1);
   if (s.kernel_w > 1) index = index + (place - row * s.kernel_w) * s.dilation_w;
-  // Only a dilated window can lie wholly in the padding. Its place is the largest value of the type.
+  // Only a dilated window can lie wholly in the padding. Its place is -1, converted to the type.
   if ((s.padding_h > 0 && s.dilation_h > 1) || (s.padding_w > 0 && s.dilation_w > 1))
     index =
         where(place == (pooled.places.dtype() == DType::u8 ? 255 : -1), scalar_tensor(-1, options), index);

@@ -32,7 +32,7 @@ Tensor median(const Tensor& x);
 std::pair<Tensor, Tensor> median(const Tensor& x, std::int64_t dim, bool keepdim = false);
 /// Returns the q-th quantile along `dim`, or of all elements. q is in [0, 1]. If q lies between two elements,
 /// `interpolation` chooses: "linear", "lower", "higher", "midpoint" or "nearest". The result is NaN if an
-/// element is NaN. Floating dtypes. Throws ValueError for other q and names, and if there are no elements.
+/// element is NaN. x is floating. Throws ValueError for other q and names, and if there are no elements.
 Tensor quantile(const Tensor& x, double q, std::optional<std::int64_t> dim = {}, bool keepdim = false,
                 const std::string& interpolation = "linear");
 /// The quantiles for each element of a 1-d tensor q, along a new first dimension. q is read on the host, so a

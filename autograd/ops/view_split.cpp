@@ -1,4 +1,4 @@
-// Views with a least number of dimensions, and splits along the dimension that NumPy gives a name.
+// atleast_1d() to atleast_3d(), and hsplit(), vsplit() and dsplit().
 #include "tapestry/autograd/op.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"

@@ -20,7 +20,7 @@ struct Pool2dShape {
 
 /// The place of an element is its index in its window, r * kernel_w + s. Places are u8 for windows of at most
 /// kSmallWindow elements, and i32 for larger windows. A window that lies wholly in the padding has maximum
-/// -inf, and its place is the largest value of the type.
+/// -inf, and its place is -1, which is 255 in u8.
 inline constexpr std::int64_t kSmallWindow = 255;
 
 /// Computes the maximum y of each window, and in `places` the place of the first maximum. `places` has the

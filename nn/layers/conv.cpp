@@ -15,6 +15,10 @@ namespace {
 Shape list(std::int64_t n) { return {n}; }
 Shape list(Pair p) { return {p.h, p.w}; }
 Shape list(Triple t) { return {t.d, t.h, t.w}; }
+template <int kDims>
+Shape list(const ConvPadding<kDims>& p) {
+  return list(p.sides);
+}
 
 std::string text(const Shape& s) {
   std::string numbers;
@@ -65,7 +69,10 @@ Tensor initial_bias(bool wanted, std::int64_t channels, const Tensor& weight) {
 
 template <int kDims>
 Tensor weight_of(const ConvOptions<kDims>& o) {
-  const Shape kernel = checked_kernel("Conv" + std::to_string(kDims) + "d", o);
+  const std::string name = "Conv" + std::to_string(kDims) + "d";
+  const Shape kernel = checked_kernel(name, o);
+  check(!o.padding.same || o.stride == Extent<kDims>(1), "[", name, "] padding \"same\" with stride ",
+        text(list(o.stride)), "; it needs stride 1, so give the padding as a number");
   return initial_weight(o.out_channels, o.in_channels / o.groups, kernel);
 }
 template <int kDims>
@@ -104,15 +111,25 @@ struct Functions<3> {
   static constexpr auto *kConv = &conv3d, *kTranspose = &conv_transpose3d;
 };
 
+template <class Sides>
+void add_padding(detail::OptionsText& out, const Sides& sides) {
+  out.add("padding", sides, Sides(0));
+}
+template <int kDims>
+void add_padding(detail::OptionsText& out, const ConvPadding<kDims>& padding) {
+  if (padding.same) out.add("padding", "same");
+  else add_padding(out, padding.sides);
+}
+
 template <class Options>
 detail::OptionsText common_text(const Options& o) {
   detail::OptionsText out;
   out.add("in_channels", o.in_channels)
       .add("out_channels", o.out_channels)
       .add("kernel_size", o.kernel_size)
-      .add("stride", o.stride)
-      .add("padding", o.padding, decltype(o.padding)(0))
-      .add("dilation", o.dilation, decltype(o.dilation)(1));
+      .add("stride", o.stride);
+  add_padding(out, o.padding);
+  out.add("dilation", o.dilation, decltype(o.dilation)(1));
   return out;
 }
 const char* name_of(PadMode mode) {
@@ -138,8 +155,12 @@ Tensor Conv<kDims>::forward(const Tensor& x) {
   ConvParams<kDims> params{options.stride, options.padding, options.dilation, options.groups};
   if (options.padding_mode == PadMode::constant) return Functions<kDims>::kConv(x, weight, bias, params);
   std::vector<std::int64_t> sides;  // of the last dimension first
-  const Shape padding = list(options.padding);
-  for (int i = kDims - 1; i >= 0; --i) sides.insert(sides.end(), 2, padding[i]);
+  const Shape padding = list(options.padding), kernel = list(options.kernel_size),
+              dilation = list(options.dilation);
+  for (int i = kDims - 1; i >= 0; --i) {
+    const std::int64_t both = options.padding.same ? dilation[i] * (kernel[i] - 1) : 2 * padding[i];
+    sides.insert(sides.end(), {both / 2, both - both / 2});
+  }
   params.padding = 0;
   return Functions<kDims>::kConv(pad(x, sides, options.padding_mode), weight, bias, params);
 }

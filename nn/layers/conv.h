@@ -15,7 +15,9 @@ struct ConvOptions {
   using Layer = Conv<kDims>;
   std::int64_t in_channels = 0, out_channels = 0;
   Extent<kDims> kernel_size = 0;
-  Extent<kDims> stride = 1, padding = 0, dilation = 1;
+  Extent<kDims> stride = 1;
+  ConvPadding<kDims> padding = 0;  ///< numbers, "same" or "valid"
+  Extent<kDims> dilation = 1;
   std::int64_t groups = 1;
   bool bias = true;
   PadMode padding_mode = PadMode::constant;  ///< constant inserts zeros, which PyTorch calls "zeros"

@@ -3,6 +3,7 @@
 #include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/norm.h"
+#include "tapestry/nn/functional.h"
 #include "tapestry/nn/internal/options_text.h"
 
 namespace tapestry::nn {
@@ -204,5 +205,22 @@ std::string InstanceNorm<kDims>::options_text() const {
 template class InstanceNorm<1>;
 template class InstanceNorm<2>;
 template class InstanceNorm<3>;
+
+LocalResponseNorm::LocalResponseNorm(const Options& o) : options(o) {
+  check(o.size > 0, "[LocalResponseNorm] size must be positive but is ", o.size, "; set it");
+}
+
+Tensor LocalResponseNorm::forward(const Tensor& x) {
+  return functional::local_response_norm(x, options.size, options.alpha, options.beta, options.k);
+}
+
+std::string LocalResponseNorm::options_text() const {
+  return detail::OptionsText()
+      .add("size", options.size)
+      .add("alpha", options.alpha)
+      .add("beta", options.beta)
+      .add("k", options.k)
+      .str();
+}
 
 }  // namespace tapestry::nn

@@ -171,4 +171,22 @@ extern template class InstanceNorm<1>;
 extern template class InstanceNorm<2>;
 extern template class InstanceNorm<3>;
 
+struct LocalResponseNormOptions {
+  using Layer = class LocalResponseNorm;
+  std::int64_t size = 0;  ///< the number of neighbouring channels
+  double alpha = 1e-4, beta = 0.75, k = 1;
+};
+
+/// Local response normalisation (functional::local_response_norm()) of (N, C, ...). It has no parameters.
+class LocalResponseNorm : public Module {
+ public:
+  using Options = LocalResponseNormOptions;
+  /// Throws ValueError unless size is positive.
+  explicit LocalResponseNorm(const Options& options);
+  Tensor forward(const Tensor& x) override;
+  std::string options_text() const override;
+
+  const Options options;
+};
+
 }  // namespace tapestry::nn

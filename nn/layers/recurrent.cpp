@@ -1,9 +1,13 @@
 #include "tapestry/nn/layers/recurrent.h"
 
+#include <algorithm>
 #include <cmath>
 
+#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/dropout.h"
+#include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/index.h"
+#include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/nn/init.h"
 #include "tapestry/nn/internal/options_text.h"
@@ -53,6 +57,49 @@ LSTMOptions common(const GRUOptions& o) {
           .bidirectional = o.bidirectional};
 }
 
+// lstm() whose state h is multiplied by hr after each step, made of operations.
+std::tuple<Tensor, Tensor, Tensor> projected_lstm(const Tensor& x, const Tensor& h0, const Tensor& c0,
+                                                  const RecurrentWeights& w, const Tensor& hr,
+                                                  std::vector<std::int64_t> sizes, bool reverse) {
+  check(x.size(0) > 0, "[LSTM] the input has shape ", x.sizes(), "; pass at least one step");
+  std::int64_t rows = 0;
+  for (std::size_t t = 0; t < sizes.size(); rows += sizes[t++])
+    check(sizes[t] > 0 && sizes[t] <= sizes[t > 0 ? t - 1 : 0], "[LSTM] batch size ", sizes[t], " of step ",
+          t, " after ", sizes[t > 0 ? t - 1 : 0], "; batch sizes must be positive and must not increase");
+  check(sizes.empty() || rows == x.size(0), "[LSTM] the batch sizes add up to ", rows, ", but x has shape ",
+        x.sizes());
+  if (sizes.empty()) sizes.assign(static_cast<std::size_t>(x.size(0)), x.size(1));
+  const TensorOptions like(x.dtype(), x.device());
+  const Tensor h_first = h0.defined() ? h0 : zeros({sizes[0], hr.size(0)}, like);
+  const Tensor c_first = c0.defined() ? c0 : zeros({sizes[0], hr.size(1)}, like);
+  const std::vector<Tensor> inputs =
+      split(linear(x.reshape({-1, x.size(-1)}), w.ih, w.bias_ih), sizes);  // (n, 4 H) for each step
+  std::vector<Tensor> outputs(sizes.size()), h_ends, c_ends;
+  std::int64_t running = reverse ? sizes.back() : sizes.front();
+  Tensor h = h_first.narrow(0, 0, running), c = c_first.narrow(0, 0, running);
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const std::size_t t = reverse ? sizes.size() - 1 - i : i;
+    const std::int64_t n = sizes[t];
+    if (n < running) {  // the last sequences have ended
+      h_ends.push_back(h.narrow(0, n, running - n)), c_ends.push_back(c.narrow(0, n, running - n));
+      h = h.narrow(0, 0, n), c = c.narrow(0, 0, n);
+    } else if (n > running) {  // in reverse, more sequences begin
+      h = cat({h, h_first.narrow(0, running, n - running)});
+      c = cat({c, c_first.narrow(0, running, n - running)});
+    }
+    running = n;
+    const std::vector<Tensor> gates = chunk(inputs[t] + linear(h, w.hh, w.bias_hh), 4, 1);
+    c = gates[1].sigmoid() * c + gates[0].sigmoid() * gates[2].tanh();
+    h = linear(gates[3].sigmoid() * c.tanh(), hr);
+    outputs[t] = h;
+  }
+  h_ends.push_back(h), c_ends.push_back(c);
+  std::reverse(h_ends.begin(), h_ends.end()), std::reverse(c_ends.begin(), c_ends.end());
+  Tensor y = cat(outputs);
+  if (x.dim() == 3) y = y.reshape({x.size(0), x.size(1), hr.size(0)});
+  return {y, cat(h_ends), cat(c_ends)};
+}
+
 }  // namespace
 
 // ---- layers
@@ -60,21 +107,22 @@ RecurrentLayer::RecurrentLayer(Kind kind, const LSTMOptions& o) : kind_(kind), o
   check_sizes(name(), o.input_size, o.hidden_size);
   check(o.num_layers > 0, "[", name(), "] num_layers must be positive but is ", o.num_layers);
   check(o.dropout >= 0 && o.dropout <= 1, "[", name(), "] dropout must lie in [0, 1] but is ", o.dropout);
-  check(o.proj_size == 0, "[", name(), "] proj_size is ", o.proj_size,
-        ", but projections of the state are not supported; set it to 0");
+  check(o.proj_size >= 0 && o.proj_size < o.hidden_size, "[", name(), "] proj_size is ", o.proj_size,
+        "; give a number below hidden_size ", o.hidden_size, ", or 0 for no projection");
   const std::int64_t width = (kind == Kind::lstm ? 4 : kind == Kind::gru ? 3 : 1) * o.hidden_size;
   for (std::int64_t layer = 0; layer < o.num_layers; ++layer)
     for (const bool reverse : {false, true}) {
       if (reverse && !o.bidirectional) continue;
       const std::string suffix = "_l" + std::to_string(layer) + (reverse ? "_reverse" : "");
-      const std::int64_t inputs = layer == 0 ? o.input_size : (o.bidirectional ? 2 : 1) * o.hidden_size;
+      const std::int64_t inputs = layer == 0 ? o.input_size : (o.bidirectional ? 2 : 1) * state_size();
       const auto add_weight = [&](const char* what, const Shape& sizes) -> Parameter {
         return param(what + suffix, weight_of(sizes, o.hidden_size));
       };
       Weights w;
       w.ih = add_weight("weight_ih", {width, inputs});
-      w.hh = add_weight("weight_hh", {width, o.hidden_size});
+      w.hh = add_weight("weight_hh", {width, state_size()});
       if (o.bias) w.bias_ih = add_weight("bias_ih", {width}), w.bias_hh = add_weight("bias_hh", {width});
+      if (o.proj_size > 0) w.hr = add_weight("weight_hr", {o.proj_size, o.hidden_size});
       weights_.push_back(std::move(w));
     }
 }
@@ -96,8 +144,8 @@ Tensor RecurrentLayer::checked_state(const Tensor& state, const char* what, std:
                                      bool batched) const {
   if (!state.defined()) return {};
   const auto count = static_cast<std::int64_t>(weights_.size());
-  const Shape wanted =
-      batched ? Shape{count, batch, options_.hidden_size} : Shape{count, options_.hidden_size};
+  const std::int64_t size = *what == 'h' ? state_size() : options_.hidden_size;
+  const Shape wanted = batched ? Shape{count, batch, size} : Shape{count, size};
   check(state.sizes() == wanted, "[", name(), "] the state ", what, " has shape ", state.sizes(),
         ", expected ", wanted);
   return batched ? state : state.unsqueeze(1);
@@ -116,7 +164,10 @@ RecurrentLayer::Result RecurrentLayer::run_layers(Tensor x, const std::vector<st
       const Tensor h_start = h0.defined() ? h0.select(0, index) : Tensor();
       if (kind_ == Kind::lstm) {
         const Tensor c_start = c0.defined() ? c0.select(0, index) : Tensor();
-        auto [y, h_end, c_end] = lstm(x, h_start, c_start, w, params);
+        const Parameter& hr = weights_[static_cast<std::size_t>(index)].hr;
+        auto [y, h_end, c_end] = options_.proj_size > 0
+                                     ? projected_lstm(x, h_start, c_start, w, hr, batch_sizes, d == 1)
+                                     : lstm(x, h_start, c_start, w, params);
         outputs.push_back(std::move(y)), h.push_back(std::move(h_end)), c.push_back(std::move(c_end));
       } else {
         auto [y, h_end] = kind_ == Kind::gru        ? gru(x, h_start, w, params)
@@ -175,6 +226,7 @@ std::string RecurrentLayer::options_text() const {
       .add("batch_first", o.batch_first, false)
       .add("dropout", o.dropout, 0.0)
       .add("bidirectional", o.bidirectional, false)
+      .add("proj_size", o.proj_size, std::int64_t{0})
       .str();
 }
 

@@ -37,17 +37,19 @@ struct LSTMOptions {
   bool bias = true, batch_first = false;
   double dropout = 0;
   bool bidirectional = false;
-  std::int64_t proj_size = 0;  ///< must be 0: projections of the state are not supported
+  std::int64_t proj_size = 0;  ///< above 0: the size of the state h, less than hidden_size
 };
 
 /// The common base of RNN, GRU and LSTM. Parameters of layer k: weight_ih_lk (G H, inputs), weight_hh_lk
 /// (G H, H), bias_ih_lk (G H) and bias_hh_lk (G H), with G = 1, 3 or 4 gates. The parameters of the second
 /// direction have the suffix _reverse. All start uniform in [-k, k] with k = 1 / sqrt(H). Later layers have
-/// H inputs, or 2 H if the layer is bidirectional.
+/// H inputs, or 2 H if the layer is bidirectional. An LSTM with proj_size = P has weight_hr_lk (P, H), and P
+/// takes the place of H in the shapes of weight_hh_lk and of the later layers' inputs.
 class RecurrentLayer : public Module {
  public:
   std::string options_text() const override;
-  /// The weights of a layer, counted from 0, and direction. Throws IndexError if there is no such layer.
+  /// The weights of a layer, counted from 0, and direction, without weight_hr. Throws IndexError if there is
+  /// no such layer.
   RecurrentWeights weights(std::int64_t layer, bool reverse = false) const;
 
  protected:
@@ -65,9 +67,12 @@ class RecurrentLayer : public Module {
   Tensor checked_state(const Tensor& state, const char* what, std::int64_t batch, bool batched) const;
   Result run_layers(Tensor x, const std::vector<std::int64_t>& batch_sizes, const Tensor& h0,
                     const Tensor& c0);
+  std::int64_t state_size() const {
+    return options_.proj_size > 0 ? options_.proj_size : options_.hidden_size;
+  }
 
   struct Weights {
-    Parameter ih, hh, bias_ih, bias_hh;
+    Parameter ih, hh, bias_ih, bias_hh, hr;
   };
   const Kind kind_;
   const LSTMOptions options_;
@@ -114,7 +119,10 @@ class GRU : public RecurrentLayer {
 
 /// Long short-term memory (Hochreiter and Schmidhuber 1997), with gates in the order i, f, g, o:
 ///   c' = sigmoid(f) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c').
-/// Shapes are those of RNN. The state is the pair (h, c): `auto [y, state] = lstm(x, state)`.
+/// Shapes are those of RNN. The state is the pair (h, c): `auto [y, state] = lstm(x, state)`. With proj_size
+/// = P, h' is multiplied by weight_hr (Sak, Senior and Beaufays, "Long short-term memory recurrent neural
+/// network architectures for large scale acoustic modeling", 2014): outputs and h have P elements instead of
+/// H, and c has H. No kernel computes that; it takes about ten operations per step.
 class LSTM : public RecurrentLayer {
  public:
   using Options = LSTMOptions;

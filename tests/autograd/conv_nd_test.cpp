@@ -24,6 +24,11 @@ ConvParams<kDims> params(const OpCase& c) {
           c.integer("groups", 1)};
 }
 template <int kDims>
+ConvParams<kDims> named_params(const OpCase& c) {
+  return {extent<kDims>(c, "stride", 1), c.text("padding"), extent<kDims>(c, "dilation", 1),
+          c.integer("groups", 1)};
+}
+template <int kDims>
 ConvTransposeParams<kDims> transpose_params(const OpCase& c) {
   return {extent<kDims>(c, "stride", 1), extent<kDims>(c, "padding", 0),
           extent<kDims>(c, "output_padding", 0), c.integer("groups", 1), extent<kDims>(c, "dilation", 1)};
@@ -70,6 +75,12 @@ GOLDEN_OP("conv1d", "conv_nd", [](const OpCase& c) { return conv1d(c[0], c[1], c
 GOLDEN_OP("conv2d/unbatched", "conv_nd",
           [](const OpCase& c) { return conv2d(c[0], c[1], c[2], params<2>(c)); });
 GOLDEN_OP("conv3d", "conv_nd", [](const OpCase& c) { return conv3d(c[0], c[1], c[2], params<3>(c)); });
+GOLDEN_OP("conv1d/named", "conv_nd",
+          [](const OpCase& c) { return conv1d(c[0], c[1], c[2], named_params<1>(c)); });
+GOLDEN_OP("conv2d/named", "conv_nd",
+          [](const OpCase& c) { return conv2d(c[0], c[1], c[2], named_params<2>(c)); });
+GOLDEN_OP("conv3d/named", "conv_nd",
+          [](const OpCase& c) { return conv3d(c[0], c[1], c[2], named_params<3>(c)); });
 GOLDEN_OP("conv_transpose1d", "conv_nd",
           [](const OpCase& c) { return conv_transpose1d(c[0], c[1], c[2], transpose_params<1>(c)); });
 GOLDEN_OP("conv_transpose2d", "conv_nd",
@@ -91,6 +102,22 @@ BAD_INPUT("conv1d", "stride 0, expected from 1", [] {
 });
 BAD_INPUT("conv1d", "does not take int64", [] {
   conv1d(zeros({2, 3, 8}, DType::i64), zeros({4, 3, 3}, DType::i64));
+});
+BAD_INPUT("conv1d", "padding is \"full\"; give \"same\", \"valid\" or numbers", [] {
+  conv1d(zeros({2, 3, 8}), zeros({4, 3, 3}), {}, {.padding = "full"});
+});
+BAD_INPUT("conv2d", "padding \"same\" with stride (1, 2); it needs stride 1", [] {
+  conv2d(zeros({2, 3, 8, 8}), zeros({4, 3, 3, 3}), {}, {.stride = {1, 2}, .padding = "same"});
+});
+BAD_INPUT("conv2d", "dilation (0, 1)", [] {
+  conv2d(zeros({2, 3, 8, 8}), zeros({4, 3, 3, 3}), {}, {.padding = "same", .dilation = {0, 1}});
+});
+BAD_INPUT("conv2d", "weight has shape [4, 3, 3], expected 4-d", [] {
+  conv2d(zeros({2, 3, 8, 8}), zeros({4, 3, 3}), {}, {.padding = "same"});
+});
+BAD_INPUT("conv3d", "one that spans more than 2147483647", [] {
+  conv3d(zeros({1, 3, 4, 4, 4}), zeros({4, 3, 3, 3, 3}), {},
+         {.padding = "same", .dilation = {1, 1, std::numeric_limits<std::int32_t>::max()}});
 });
 BAD_INPUT("conv3d", "input has shape [3, 8, 9], expected 5-d (N, C, D, H, W) or 4-d (C, D, H, W)", [] {
   conv3d(zeros({3, 8, 9}), zeros({4, 3, 3, 3, 3}));
@@ -188,17 +215,17 @@ TEST_CASE("conv3d is the sum over the depth of its window of conv2d, in both dir
           Conv3dParams{.stride = {3, 1, 2}, .padding = {3, 1, 0}, .dilation = {2, 1, 2}, .groups = 2}}) {
       const Tensor w = randn({4, 6 / p.groups, 4, 3, 2}, dtype);
       const auto planes = [&](const std::vector<Tensor>& in) {
-        const std::int64_t depth = (9 + 2 * p.padding.d - p.dilation.d * 3 - 1) / p.stride.d + 1;
+        const std::int64_t depth = (9 + 2 * p.padding.sides.d - p.dilation.d * 3 - 1) / p.stride.d + 1;
         std::vector<Tensor> out;
         for (std::int64_t o = 0; o < depth; ++o) {
           Tensor plane;
           for (std::int64_t t = 0; t < 4; ++t) {
-            const std::int64_t at = o * p.stride.d - p.padding.d + t * p.dilation.d;
+            const std::int64_t at = o * p.stride.d - p.padding.sides.d + t * p.dilation.d;
             const bool inside = at >= 0 && at < 9;
             const Tensor slice = inside ? in[0].select(2, at) : in[0].select(2, 0) * 0;
             const Tensor part = conv2d(slice, in[1].select(2, t), {},
                                        {.stride = {p.stride.h, p.stride.w},
-                                        .padding = {p.padding.h, p.padding.w},
+                                        .padding = {p.padding.sides.h, p.padding.sides.w},
                                         .dilation = {p.dilation.h, p.dilation.w},
                                         .groups = p.groups});
             plane = plane.defined() ? plane + part : part;
@@ -227,7 +254,8 @@ TEST_CASE("conv_transpose2d is the transpose of conv2d, in f32 and f64 and both 
         const Tensor y = conv2d(x, w, {}, p), z = randn(y.sizes(), dtype).contiguous(format);
         dirty_memory();
         const Tensor back = conv_transpose2d(
-            z, w, {}, {.stride = p.stride, .padding = p.padding, .output_padding = {0, 2}, .groups = groups});
+            z, w, {},
+            {.stride = p.stride, .padding = p.padding.sides, .output_padding = {0, 2}, .groups = groups});
         CHECK(back.memory_format() == format);
         REQUIRE(back.sizes() == x.sizes());
         const double left = (y * z).sum().item(), right = (x * back).sum().item();
@@ -237,7 +265,7 @@ TEST_CASE("conv_transpose2d is the transpose of conv2d, in f32 and f64 and both 
         one.index_put_({3, 5, 2, 3}, 1.0);
         const Tensor window = conv_transpose2d(
             one.contiguous(format), w, {},
-            {.stride = p.stride, .padding = p.padding, .output_padding = {0, 2}, .groups = groups});
+            {.stride = p.stride, .padding = p.padding.sides, .output_padding = {0, 2}, .groups = groups});
         const std::int64_t each = 8 / groups, first = 5 / (16 / groups) * each;
         CHECK(allclose(window[3].narrow(0, first, each).narrow(1, 3, 4).narrow(2, 7, 3), w[5], 1e-6, 1e-6));
         CHECK(window.abs().sum().item() == Approx(w[5].abs().sum().item()));
@@ -283,7 +311,7 @@ TEST_CASE("conv_transpose3d is the transpose of conv3d") {
     const Tensor y = conv3d(x, w, {}, p), z = randn(y.sizes(), dtype);
     dirty_memory();
     const Tensor back = conv_transpose3d(
-        z, w, {}, {.stride = p.stride, .padding = p.padding, .output_padding = {0, 0, 0}, .groups = 2});
+        z, w, {}, {.stride = p.stride, .padding = p.padding.sides, .output_padding = {0, 0, 0}, .groups = 2});
     REQUIRE(back.sizes() == x.sizes());
     const double left = (y * z).sum().item(), right = (x * back).sum().item();
     CHECK(left == Approx(right).epsilon(dtype == DType::f32 ? 1e-3 : 1e-11).margin(1e-2));

@@ -4,6 +4,7 @@
 #include <limits>
 #include <vector>
 
+#include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops.h"
 #include "tests/support/op_case.h"
 
@@ -164,4 +165,16 @@ TEST_CASE("max_pool2d: a window that sees nothing but padding is -inf and gets n
   CHECK(y.item() == -std::numeric_limits<double>::infinity());
   y.backward();
   CHECK(allclose(x.grad(), zeros({1, 1, 3, 3})));
+}
+
+TEST_CASE("max_pool2d: a window in the padding gets no gradient in a pass with create_graph either") {
+  // Places of the small window are u8, those of the large one i32.
+  for (const std::int64_t height : {2, 128}) {
+    const Tensor x = randn({1, 1, height + 2, 1}).set_requires_grad();
+    const Tensor y =
+        max_pool2d(x, {.kernel_size = {height, 2}, .stride = 1, .padding = {0, 1}, .dilation = {1, 2}});
+    REQUIRE(y.sizes() == Shape{1, 1, 3, 1});
+    CHECK(equal(y.detach(), full({1, 1, 3, 1}, -std::numeric_limits<double>::infinity())));
+    CHECK(equal(autograd::grad({y.sum()}, {x}, {.create_graph = true})[0].detach(), zeros_like(x.detach())));
+  }
 }

@@ -39,6 +39,19 @@ conv("conv3d", (1, 2, 3, 4, 3), (2, 2, 1, 2, 2), stride=[2, 1, 1])
 conv("conv3d", (1, 1, 2, 3, 3), (2, 1, 2, 2, 2), padding=[3, 1, 1])  # some windows contain only padding
 conv("conv3d", (0, 2, 3, 3, 3), (3, 2, 2, 2, 2))
 
+# Padding by name. An odd number of zeros, as for windows of even size, has one more zero at the end.
+conv("conv1d/named", (2, 3, 8), (4, 3, 4), padding="same")
+conv("conv1d/named", (3, 6), (2, 3, 4), padding="same", dilation=2)  # without a batch
+conv("conv1d/named", (1, 4, 5), (6, 2, 3), padding="valid", groups=2, stride=2)
+conv("conv1d/named", (0, 2, 5), (3, 2, 2), padding="same")
+conv("conv2d/named", (2, 3, 5, 6), (4, 3, 3, 3), padding="same")
+conv("conv2d/named", (2, 2, 4, 5), (3, 2, 2, 3), padding="same", bias=False)  # odd along the height
+conv("conv2d/named", (1, 2, 5, 4), (2, 1, 3, 4), padding="same", dilation=[1, 3], groups=2)  # odd along the width
+conv("conv2d/named", (1, 2, 5, 4), (3, 2, 3, 2), padding="valid", stride=[2, 1])
+conv("conv3d/named", (1, 2, 3, 4, 3), (2, 2, 2, 3, 4), padding="same")
+conv("conv3d/named", (2, 3, 2, 3), (3, 2, 3, 1, 2), padding="same", dilation=[1, 1, 2])
+conv("conv3d/named", (1, 2, 3, 3, 2), (2, 2, 2, 2, 1), padding="valid")
+
 conv("conv_transpose1d", (2, 3, 4), (3, 2, 3))
 conv("conv_transpose1d", (3, 4), (3, 4, 4), stride=3, padding=2, output_padding=1, dilation=2)  # without a batch
 conv("conv_transpose1d", (2, 4, 3), (4, 3, 2), groups=2, stride=2, output_padding=1, bias=False)

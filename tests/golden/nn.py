@@ -473,6 +473,9 @@ def convs():
     layer("conv3d_options", nn.Conv3d(4, 4, (3, 1, 2), stride=(2, 1, 1), padding=(1, 0, 2), dilation=(1, 1, 2), groups=2),
           volume)
     layer("conv3d_replicate", nn.Conv3d(4, 1, 2, padding=(1, 0, 2), padding_mode="replicate"), volume)
+    layer("conv1d_same", nn.Conv1d(4, 3, 4, padding="same"), line)
+    layer("conv2d_same_reflect", nn.Conv2d(4, 2, (4, 3), padding="same", dilation=(1, 2), padding_mode="reflect"), image)
+    layer("conv3d_valid", nn.Conv3d(4, 2, 2, stride=2, padding="valid"), volume)
     layer("conv_transpose1d", nn.ConvTranspose1d(4, 3, 4, stride=3, padding=1, output_padding=2), line)
     layer("conv_transpose2d", nn.ConvTranspose2d(4, 3, 4, stride=2, padding=1), image)
     layer("conv_transpose2d_options", nn.ConvTranspose2d(4, 6, (3, 2), stride=(1, 2), padding=(1, 0), output_padding=(0, 1),

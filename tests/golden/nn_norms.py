@@ -16,6 +16,9 @@ layer("rms_no_affine", nn.RMSNorm(5, elementwise_affine=False), x)
 layer("group", nn.GroupNorm(2, 4), image)
 layer("group_one", nn.GroupNorm(1, 4, eps=1e-3), line)
 layer("group_no_affine", nn.GroupNorm(4, 4, affine=False), volume)
+layer("lrn_line", nn.LocalResponseNorm(2, alpha=0.5, k=2.0), line)
+layer("lrn_image", nn.LocalResponseNorm(3, alpha=0.3, beta=0.5), image)
+layer("lrn_volume", nn.LocalResponseNorm(11, alpha=2.0), volume)  # more neighbours than channels
 for mode in (True, False):
     m = "train" if mode else "eval"
     layer(f"bn3d_{m}", nn.BatchNorm3d(4), volume, train=mode, calls=2)
@@ -27,6 +30,7 @@ for mode in (True, False):
     layer(f"spectral_linear_{m}", spectral_norm(nn.Linear(5, 3)), x, train=mode, calls=2)
     layer(f"spectral_conv_{m}", spectral_norm(nn.Conv2d(4, 3, 2, bias=False), n_power_iterations=3), image, train=mode)
     layer(f"spectral_dim_{m}", spectral_norm(nn.Conv2d(4, 3, 2), dim=1, eps=1e-6), image, train=mode)
+    layer(f"weight_then_spectral_{m}", spectral_norm(weight_norm(nn.Linear(5, 3))), x, train=mode, calls=2)
     layer(f"spectral_bias_{m}", spectral_norm(nn.Linear(5, 3), "bias"), x, train=mode)
 layer("weight_linear", weight_norm(nn.Linear(5, 3)), x, calls=2)
 layer("weight_conv", weight_norm(nn.Conv2d(4, 3, 2)), image)

@@ -3,6 +3,7 @@
 
 The lines have the format of nn.py, which has the helpers. Running this script needs PyTorch; make_all.py does not run it.
 Arguments such as `recurrent` select parts."""
+import functools
 import sys
 
 import torch
@@ -50,14 +51,15 @@ def record(label, module, inputs, fn=None, train=True):
 def recurrent():
     x = formula((4, 3, 4), 50, 4.0)  # T, N, I
     swapped = x.transpose(0, 1).contiguous()
-    layers = dict(lstm=nn.LSTM, gru=nn.GRU, rnn=nn.RNN)
+    layers = dict(lstm=nn.LSTM, gru=nn.GRU, rnn=nn.RNN, lstm_proj=functools.partial(nn.LSTM, proj_size=2))
 
     def states(kind, layers):
-        h, c = formula((layers, 3, 3), 51, 2.0), formula((layers, 3, 3), 52, 2.0)
-        return [h, c] if kind == "lstm" else [h]
+        size = 2 if kind == "lstm_proj" else 3
+        h, c = formula((layers, 3, size), 51, 2.0), formula((layers, 3, 3), 52, 2.0)
+        return [h, c] if kind.startswith("lstm") else [h]
 
     def with_states(module, kind):
-        return lambda x, *s: module(x, tuple(s) if kind == "lstm" else s[0])
+        return lambda x, *s: module(x, tuple(s) if kind.startswith("lstm") else s[0])
 
     def ragged(module, lengths, batch_first, sort):
         def call(x, *s):

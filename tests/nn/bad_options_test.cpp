@@ -41,8 +41,8 @@ TEST_CASE("Conv2d refuses each option that is out of range in one direction only
     bad([=](Options& o) { o.dilation.w = value; }, "stride and dilation must be positive");
     bad([=](Options& o) { o.groups = value; }, "groups must divide");
   }
-  bad([](Options& o) { o.padding.h = -1; }, "padding must not be negative");
-  bad([](Options& o) { o.padding.w = -1; }, "padding must not be negative");
+  bad([](Options& o) { o.padding.sides.h = -1; }, "padding must not be negative");
+  bad([](Options& o) { o.padding.sides.w = -1; }, "padding must not be negative");
   bad([](Options& o) { o.in_channels = 5; }, "groups must divide");
   bad([](Options& o) { o.out_channels = 5; }, "groups must divide");
   CHECK_NOTHROW(nn::Conv2d({.in_channels = 1, .out_channels = 1, .kernel_size = 1}));
@@ -54,6 +54,8 @@ TEST_CASE("Linear, Embedding and the normalisations refuse each size that is not
         {.in_features = 1, .out_features = 1}, [=](auto& o) { o.in_features = value; }, "in_features");
     refused<nn::Linear>(
         {.in_features = 1, .out_features = 1}, [=](auto& o) { o.out_features = value; }, "out_features");
+    refused<nn::LocalResponseNorm>(
+        {.size = 1}, [=](auto& o) { o.size = value; }, "[LocalResponseNorm] size must be positive");
     const nn::Embedding::Options embedding{.num_embeddings = 1, .embedding_dim = 1};
     refused<nn::Embedding>(
         embedding, [=](auto& o) { o.num_embeddings = value; }, "num_embeddings");

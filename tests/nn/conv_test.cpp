@@ -123,6 +123,19 @@ TEST_CASE("Conv1d, Conv2d and Conv3d give PyTorch's outputs and gradients in eve
                            .padding = {1, 0, 2},
                            .padding_mode = PadMode::replicate},
                           volume());
+  check_layer<nn::Conv1d>("conv1d_same",
+                          {.in_channels = 4, .out_channels = 3, .kernel_size = 4, .padding = "same"}, line());
+  check_layer<nn::Conv2d>("conv2d_same_reflect",
+                          {.in_channels = 4,
+                           .out_channels = 2,
+                           .kernel_size = {4, 3},
+                           .padding = "same",
+                           .dilation = {1, 2},
+                           .padding_mode = PadMode::reflect},
+                          image());
+  check_layer<nn::Conv3d>(
+      "conv3d_valid",
+      {.in_channels = 4, .out_channels = 2, .kernel_size = 2, .stride = 2, .padding = "valid"}, volume());
 }
 
 TEST_CASE("transposed convolutions give PyTorch's outputs and gradients, also with an output size") {
@@ -208,6 +221,8 @@ TEST_CASE("convolution layers print their options") {
             .str() == "Conv1d(in_channels=2, out_channels=3, kernel_size=5, stride=1, padding_mode=reflect)");
   CHECK(nn::Conv3d({.in_channels = 2, .out_channels = 2, .kernel_size = {1, 2, 3}, .groups = 2}).str() ==
         "Conv3d(in_channels=2, out_channels=2, kernel_size=(1, 2, 3), stride=1, groups=2)");
+  CHECK(nn::Conv2d({.in_channels = 2, .out_channels = 3, .kernel_size = 3, .padding = "same"}).str() ==
+        "Conv2d(in_channels=2, out_channels=3, kernel_size=3, stride=1, padding=same)");
   CHECK(nn::ConvTranspose2d({.in_channels = 2,
                              .out_channels = 3,
                              .kernel_size = 4,
@@ -231,9 +246,17 @@ TEST_CASE("convolution layers refuse options that are out of range, and name the
         conv, [=](auto& o) { o.dilation.w = value; }, "stride and dilation must be positive");
   }
   refused<nn::Conv3d>(
-      conv, [](auto& o) { o.padding.h = -1; }, "padding must not be negative but is (0, -1, 0)");
+      conv, [](auto& o) { o.padding.sides.h = -1; }, "padding must not be negative but is (0, -1, 0)");
   refused<nn::Conv3d>(
       conv, [](auto& o) { o.stride.h = std::int64_t{1} << 31; }, "are at most 2147483647");
+  refused<nn::Conv3d>(
+      conv, [](auto& o) { o.padding = "same", o.stride.w = 2; },
+      "[Conv3d] padding \"same\" with stride (1, 1, 2); it needs stride 1");
+  refused<nn::Conv3d>(
+      conv, [](auto& o) { o.padding = "same", o.padding_mode = PadMode::reflect, o.stride.w = 2; },
+      "needs stride 1");
+  CHECK_THROWS_WITH(nn::Conv1d({.in_channels = 2, .out_channels = 2, .kernel_size = 1, .padding = "full"}),
+                    ContainsSubstring("padding is \"full\""));
   const nn::Conv1d::Options line{.in_channels = 2, .out_channels = 2, .kernel_size = 1};
   refused<nn::Conv1d>(
       line, [](auto& o) { o.groups = 3; }, "[Conv1d] groups must divide in_channels 2");

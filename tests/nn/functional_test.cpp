@@ -85,3 +85,18 @@ TEST_CASE("gumbel_softmax has the same gradient, soft and hard, along any dimens
   CHECK_THROWS_AS(F::gumbel_softmax(arange(3)), TypeError);
   CHECK_THROWS_AS(F::gumbel_softmax(x, 1, false, 2), IndexError);
 }
+
+TEST_CASE("local_response_norm counts missing channels as 0, and refuses what has no channels") {
+  const Tensor x = tensor({1.0, 2.0, 3.0}).view({1, 3, 1});
+  // Windows of two channels: the one before, and the channel itself.
+  CHECK(allclose(F::local_response_norm(x, 2, 2.0, 1.0, 1.0),
+                 tensor({1.0 / 2, 2.0 / 6, 3.0 / 14}).view({1, 3, 1})));
+  // A huge window needs no memory for the channels that do not exist.
+  CHECK(allclose(F::local_response_norm(x, std::int64_t{1} << 60, 1e18, 1.0, 0.0),
+                 x / (14.0 * 1e18 / static_cast<double>(std::int64_t{1} << 60))));
+  CHECK(F::local_response_norm(zeros({0, 3, 2}), 2).sizes() == Shape{0, 3, 2});
+  CHECK_THROWS_WITH(F::local_response_norm(zeros({2, 3}), 2),
+                    ContainsSubstring("with at least 3 dimensions"));
+  CHECK_THROWS_WITH(F::local_response_norm(x, 0), ContainsSubstring("size is 0"));
+  CHECK_THROWS_AS(F::local_response_norm(Tensor(), 2), Error);
+}

@@ -80,8 +80,7 @@ void check_instance(int dims, const Tensor& in, const std::string& mode, bool tr
 
 }  // namespace
 
-TEST_CASE(
-    "RMSNorm, GroupNorm, InstanceNorm and BatchNorm3d give PyTorch's outputs, gradients and statistics") {
+TEST_CASE("normalisation layers of every kind give PyTorch's outputs, gradients and statistics") {
   check_layer<nn::RMSNorm>("rms", {.normalized_shape = 5}, x());
   check_layer<nn::RMSNorm>("rms_eps", {.normalized_shape = {5, 6}, .eps = 1e-3}, image());
   check_layer<nn::RMSNorm>("rms_no_affine", {.normalized_shape = 5, .elementwise_affine = false}, x());
@@ -89,6 +88,9 @@ TEST_CASE(
   check_layer<nn::GroupNorm>("group_one", {.num_groups = 1, .num_channels = 4, .eps = 1e-3}, line());
   check_layer<nn::GroupNorm>("group_no_affine", {.num_groups = 4, .num_channels = 4, .affine = false},
                              volume());
+  check_layer<nn::LocalResponseNorm>("lrn_line", {.size = 2, .alpha = 0.5, .k = 2}, line());
+  check_layer<nn::LocalResponseNorm>("lrn_image", {.size = 3, .alpha = 0.3, .beta = 0.5}, image());
+  check_layer<nn::LocalResponseNorm>("lrn_volume", {.size = 11, .alpha = 2}, volume());
   for (const bool train : {true, false}) {
     const std::string m = train ? "train" : "eval";
     check_layer<nn::BatchNorm3d>("bn3d_" + m, {.num_features = 4}, volume(), train, 2);
@@ -101,7 +103,9 @@ TEST_CASE(
 TEST_CASE("spectral_norm and weight_norm give PyTorch's names, outputs, gradients and singular vectors") {
   for (const bool train : {true, false}) {
     const std::string m = train ? "train" : "eval";
-    nn::Linear linear(small()), bias(small());
+    nn::Linear linear(small()), bias(small()), twice(small());
+    nn::weight_norm(twice);
+    check_module("weight_then_spectral_" + m, nn::spectral_norm(twice), x(), train, 2);
     check_module("spectral_linear_" + m, nn::spectral_norm(linear), x(), train, 2);
     check_module("spectral_bias_" + m, nn::spectral_norm(bias, "bias"), x(), train);
     nn::Conv2d conv(

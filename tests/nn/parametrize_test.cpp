@@ -280,5 +280,47 @@ TEST_CASE("what cannot be parametrized is refused, and the module stays as it wa
 
   nn::weight_norm(net);
   CHECK_THROWS_WITH(nn::weight_norm(net), ContainsSubstring("has a parametrization already"));
-  CHECK_THROWS_WITH(nn::spectral_norm(net), ContainsSubstring("has a parametrization already"));
+  CHECK_THROWS_WITH(nn::weight_norm(net), ContainsSubstring("may have several"));
+  const auto names = names_of(net.state_dict());
+  const Tensor value = net.weight->detach().clone();
+  const auto refused_second = [&](std::shared_ptr<nn::Parametrization> p, const std::string& text) {
+    CHECK_THROWS_WITH(nn::register_parametrization(net, "weight", p), ContainsSubstring(text));
+    CHECK(names_of(net.state_dict()) == names);
+    CHECK(equal(net.weight->detach(), value));
+  };
+  refused_second(nullptr, "the parametrization is null");
+  refused_second(std::make_shared<Wrong>([](const Tensor& t) { return t.t(); }), "of shape [3, 2]");
+  refused_second(std::make_shared<Wrong>([](const Tensor& t) { return t.to(DType::f64); }),
+                 "computes a float64");
+  refused_second(std::make_shared<Wrong>(same, std::vector<Tensor>{}, true), "has 0 originals");
+}
+
+TEST_CASE("a second parametrization gets what the first computes; both are saved, and end together") {
+  manual_seed(9);
+  nn::Linear net(small());
+  const Tensor weight = net.weight->detach().clone();
+  int calls = 0;
+  nn::register_parametrization(net, "weight", std::make_shared<Wrong>([](const Tensor& t) { return t * 2; }));
+  nn::register_parametrization(net, "weight", std::make_shared<Exponential>(calls));
+  CHECK(allclose(net.weight, exp(weight * 2)));
+  CHECK(names_of(net.state_dict()) == std::vector<std::string>{"bias", "parametrizations.weight.original"});
+  calls = 0;
+  net(ones({1, 3})).sum().backward();
+  CHECK(calls == 1);
+  const nn::Parameter original = net.at("parametrizations.weight").parameters()[0];
+  CHECK(allclose(original->grad(), exp(weight * 2) * 2));
+  CHECK(net.str().find("(1): ") != std::string::npos);
+
+  net.eval();
+  nn::spectral_norm(net);  // of a module in evaluation, which stays so
+  CHECK_FALSE(net.at("parametrizations.weight.2").is_training());
+  net.train();
+  CHECK(net.at("parametrizations.weight.0").is_training());
+  CHECK(names_of(net.state_dict()).back() == "parametrizations.weight.2._v");
+  net.eval();
+  const Tensor value = net.weight->detach().clone();
+  nn::remove_parametrizations(net);
+  CHECK_FALSE(nn::is_parametrized(net));
+  CHECK(equal(net.weight->detach(), value));
+  CHECK(names_of(net.state_dict()) == std::vector<std::string>{"weight", "bias"});
 }

@@ -27,9 +27,15 @@ nn::LSTMState given(const nn::LSTM&, const std::vector<Tensor>& in) {
 std::vector<Tensor> listed(const Tensor& y, const Tensor& h) { return {y, h}; }
 std::vector<Tensor> listed(const Tensor& y, const nn::LSTMState& s) { return {y, s.first, s.second}; }
 
+// `projection` is the proj_size of an LSTM.
 template <class T>
-void check_recurrent(const std::string& name) {
-  const bool lstm = name == "lstm";
+void check_recurrent(const std::string& name, std::int64_t projection = 0) {
+  const bool lstm = name.starts_with("lstm");
+  const std::int64_t size = projection > 0 ? projection : 3;  // of the state h
+  const auto projected = [projection](typename T::Options o) {
+    if constexpr (requires { o.proj_size; }) o.proj_size = projection;
+    return o;
+  };
   const auto plain = [](T& m) {
     return [&m](const std::vector<Tensor>& in) {
       const auto [y, end] = m(in[0], given(m, in));
@@ -46,14 +52,14 @@ void check_recurrent(const std::string& name) {
     };
   };
   const auto with_states = [&](Tensor x, std::int64_t layers) {
-    std::vector<Tensor> in{std::move(x), state(layers, 0)};
+    std::vector<Tensor> in{std::move(x), formula({layers, 3, size}, 51, 2.0)};
     if (lstm) in.push_back(state(layers, 1));
     return in;
   };
   const Tensor x = input(), swapped = x.transpose(0, 1).contiguous();
   const auto check = [&](const std::string& label, const typename T::Options& options,
                          const std::vector<Tensor>& inputs) {
-    T m(options);
+    T m(projected(options));
     recorded().check_layer(name + label, m, inputs, plain(m));
   };
   check("", {.input_size = 4, .hidden_size = 3}, {x});
@@ -63,9 +69,9 @@ void check_recurrent(const std::string& name) {
   check("_deep", deep, with_states(swapped, 4));
   check("_unbatched", {.input_size = 4, .hidden_size = 3, .num_layers = 2}, {x.select(1, 1)});
   check("_no_bias", {.input_size = 4, .hidden_size = 3, .bias = false, .bidirectional = true}, {x});
-  T both({.input_size = 4, .hidden_size = 3, .bidirectional = true});
+  T both(projected({.input_size = 4, .hidden_size = 3, .bidirectional = true}));
   recorded().check_layer(name + "_sorted", both, {x}, ragged(both, {4, 2, 1}, false, true));
-  T stacked(deep);
+  T stacked(projected(deep));
   recorded().check_layer(name + "_ragged", stacked, with_states(swapped, 4),
                          ragged(stacked, {2, 3, 1}, true, false));
 }
@@ -74,6 +80,7 @@ void check_recurrent(const std::string& name) {
 
 TEST_CASE("recurrent layers and cells give PyTorch's outputs, states and gradients") {
   check_recurrent<nn::LSTM>("lstm");
+  check_recurrent<nn::LSTM>("lstm_proj", 2);
   check_recurrent<nn::GRU>("gru");
   check_recurrent<nn::RNN>("rnn");
   const Tensor x = input(), h = formula({3, 3}, 53, 2.0), c = formula({3, 3}, 54, 2.0), one = x[0];
@@ -194,8 +201,9 @@ TEST_CASE("recurrent layers and packed sequences report bad input") {
   };
   fails("input_size and hidden_size must be positive but are 0 and 3",
         [] { nn::LSTM({.input_size = 0, .hidden_size = 3}); });
-  fails("proj_size is 2, but projections",
-        [] { nn::LSTM({.input_size = 2, .hidden_size = 3, .proj_size = 2}); });
+  fails("proj_size is 3; give a number below hidden_size 3",
+        [] { nn::LSTM({.input_size = 2, .hidden_size = 3, .proj_size = 3}); });
+  fails("proj_size is -1", [] { nn::LSTM({.input_size = 2, .hidden_size = 3, .proj_size = -1}); });
   fails("num_layers must be positive", [] { nn::GRU({.input_size = 2, .hidden_size = 3, .num_layers = 0}); });
   fails("dropout must lie in [0, 1] but is 2",
         [] { nn::GRU({.input_size = 2, .hidden_size = 3, .dropout = 2}); });
@@ -205,6 +213,16 @@ TEST_CASE("recurrent layers and packed sequences report bad input") {
         [] { nn::RNNCell({.input_size = 2, .hidden_size = 3, .nonlinearity = ""}); });
   fails("must be positive", [] { nn::LSTMCell({.input_size = 2}); });
 
+  nn::LSTM projected({.input_size = 2, .hidden_size = 3, .proj_size = 1});
+  fails("the state h has shape [1, 4, 3], expected [1, 4, 1]", [&] {
+    projected(zeros({5, 4, 2}), {zeros({1, 4, 3}), {}});
+  });
+  fails("the state c has shape [1, 4, 1], expected [1, 4, 3]", [&] {
+    projected(zeros({5, 4, 2}), {{}, zeros({1, 4, 1})});
+  });
+  fails("pass at least one step", [&] { projected(zeros({0, 4, 2})); });
+  fails("the batch sizes add up to 3", [&] { projected(rnn::PackedSequence{zeros({4, 2}), {2, 1}}); });
+  fails("batch size 2 of step 1 after 1", [&] { projected(rnn::PackedSequence{zeros({3, 2}), {1, 2}}); });
   nn::LSTM lstm({.input_size = 2, .hidden_size = 3, .batch_first = true});
   fails("expected an input of shape (N, T, 2) or (T, 2) but got [4, 5, 3]", [&] { lstm(zeros({4, 5, 3})); });
   fails("pass at least one step", [&] { lstm(zeros({4, 0, 2})); });

@@ -6,18 +6,22 @@ then runs them as it runs golden cases: in each dtype of the operation, with den
 expanded inputs, with and without gradients. This needs no description of any operation, so new operations take part as soon
 as they have golden cases."""
 import argparse
+import collections
 import importlib
 import os
 import pathlib
+import pickle
 import random
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import warnings
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
-MOST_ELEMENTS = 160  # of one input: recording differentiates each output by each input
+MOST_ELEMENTS = 160  # of one input, and of all outputs together: recording differentiates each output by each input
 SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 16, 17, 33]
 UNIT = 1 / 64  # random values are multiples of it below 4, which are exact in bfloat16
 
@@ -28,6 +32,8 @@ def arguments():
     parser.add_argument("ops", nargs="*", help="operations, such as conv2d or add/in_place (default: all)")
     parser.add_argument("--cases", type=int, default=20, metavar="N", help="random cases per operation (default: 20)")
     parser.add_argument("--seed", type=int, default=1, help="the same seed draws the same cases (default: 1)")
+    parser.add_argument("--record-only", action="store_true", help="write the cases to --work, and run no tests")
+    parser.add_argument("--recorded", action="store_true", help="run the cases that --work has from an earlier call")
     parser.add_argument("--program", type=pathlib.Path, help="the test program (default: the newest build/*/bin/tests_autograd)")
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build" / "fuzz",
                         help="the folder for the recorded cases (default: build/fuzz)")
@@ -138,36 +144,78 @@ class Mutator:
         return value
 
 
+def record_op(cases, torch, options, seeds, op, start, wanted, out):
+    """Records up to `wanted` cases of one operation, and pickles each of them, and each rejection, into the file `out`."""
+    rng = random.Random(f"{options.seed} {op}" + (f" {start}" if start else ""))
+    mutator = Mutator(torch, rng, seeds)
+    for _ in range(40 * wanted):
+        if wanted == 0:
+            return
+        seed, inputs, params = mutator.draw(op)
+        # A difference quotient is no gradient at kinks, which random values may hit. PyTorch's gradient is compared.
+        tags = " ".join({"no_gradcheck"} | seed.tags & {"no_strided", "no_grad"})
+        cases._cases.clear()
+        pickle.dump(("tries", {"op": op, "params": params, "inputs": [None if x is None else x.tolist() for x in inputs]}), out)
+        out.flush()
+        try:
+            with torch.no_grad():
+                outputs = cases._tensors(seed.fn(*[None if x is None else x.clone() for x in inputs], **params))
+            if sum(y.numel() for y in outputs) > MOST_ELEMENTS:
+                continue  # the attempt counts as none
+            cases.case(op, inputs, params, seed.fn, tags, seed.slack, None, seed.constant, seed.family)
+        except Exception:  # noqa: BLE001: PyTorch rejects most random parameters, by exceptions of many types
+            pickle.dump(("rejected", None), out)
+        else:
+            wanted -= 1
+            pickle.dump(("case", cases._cases), out)
+        out.flush()
+
+
 def record(cases, torch, options, seeds):
-    """Records the random cases. Returns {operation: number of cases} and the number of attempts that PyTorch rejected."""
-    counts, rejected = {}, 0
+    """Records the random cases of each operation in a process of its own, because some calls end PyTorch's process. Puts
+    them into cases._cases. Returns {operation: number of cases}, the number of attempts that PyTorch rejected, and a
+    text for each attempt that ended a process."""
+    counts, rejected, deaths, all_cases = collections.Counter(), 0, [], {}
     for op in sorted(seeds):
-        rng = random.Random(f"{options.seed} {op}")
-        mutator = Mutator(torch, rng, seeds)
         counts[op] = 0
-        for _ in range(40 * options.cases):
-            if counts[op] >= options.cases:
+        for start in range(5):
+            with tempfile.TemporaryFile() as out:
+                child = os.fork()
+                if child == 0:
+                    try:
+                        record_op(cases, torch, options, seeds, op, start, options.cases - counts[op], out)
+                    finally:
+                        os._exit(0)
+                status = os.waitpid(child, 0)[1]
+                out.seek(0)
+                last = None
+                while True:
+                    try:
+                        kind, value = pickle.load(out)
+                    except (EOFError, pickle.UnpicklingError):
+                        break
+                    if kind == "tries":
+                        last = value
+                    elif kind == "rejected":
+                        rejected += 1
+                    else:
+                        counts[op] += 1
+                        for family, entries in value.items():
+                            all_cases.setdefault(family, []).extend(entries)
+            if not os.WIFSIGNALED(status):
                 break
-            seed, inputs, params = mutator.draw(op)
-            # A difference quotient is no gradient at kinks, which random values may hit. PyTorch's gradient is compared.
-            tags = " ".join({"no_gradcheck"} | seed.tags & {"no_strided", "no_grad"})
-            try:
-                cases.case(op, inputs, params, seed.fn, tags, seed.slack, None, seed.constant, seed.family)
-                counts[op] += 1
-            except Exception:  # noqa: BLE001: PyTorch rejects most random parameters, by exceptions of many types
-                rejected += 1
-    return counts, rejected
+            deaths.append(f"{signal.Signals(os.WTERMSIG(status)).name} in PyTorch's {last}")
+    cases._cases.clear()
+    cases._cases.update(all_cases)
+    return counts, rejected, deaths
 
 
-def main():
-    options = arguments()
+def record_all(options):
+    """Records the cases into options.work, and prints what was recorded."""
     try:
         import torch
     except ImportError:
         stop("PyTorch is missing; install it, or choose an interpreter that has it by PYTHON=...")
-    program = options.program or max(ROOT.glob("build/*/bin/tests_autograd"), key=lambda p: p.stat().st_mtime, default=None)
-    if not program or not program.exists():
-        stop("there is no tests_autograd; build it, for example by tools/test, or name it with --program")
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     sys.path.insert(0, str(GOLDEN))
@@ -178,7 +226,7 @@ def main():
     if unknown:
         stop(f"no golden case is called {', '.join(unknown)}; known are {', '.join(sorted(seeds))}")
     seeds = {op: s for op, s in seeds.items() if not options.ops or op in options.ops}
-    counts, rejected = record(cases, torch, options, seeds)
+    counts, rejected, deaths = record(cases, torch, options, seeds)
     for old in options.work.glob("*.json"):
         old.unlink()
     options.work.mkdir(parents=True, exist_ok=True)
@@ -186,9 +234,23 @@ def main():
     few = [op for op, n in counts.items() if n < options.cases]
     print(f"[tools/fuzz_ops] seed {options.seed}: {sum(counts.values())} cases of {len(counts)} operations and variants; "
           f"PyTorch rejected {rejected} others", flush=True)
+    for death in deaths:
+        print(f"[tools/fuzz_ops] {death}", flush=True)
     if few:
         print("[tools/fuzz_ops] fewer cases than asked for: " + ", ".join(f"{op} {counts[op]}" for op in few), flush=True)
-    done = subprocess.run([str(program), "*: golden cases"], env={**os.environ, "TAPESTRY_GOLDEN_OPS": str(options.work.resolve())},
+
+
+def main():
+    options = arguments()
+    if not options.recorded:
+        record_all(options)
+    if options.record_only:
+        return
+    program = options.program or max(ROOT.glob("build/*/bin/tests_autograd"), key=lambda p: p.stat().st_mtime, default=None)
+    if not program or not program.exists():
+        stop("there is no tests_autograd; build it, for example by tools/test, or name it with --program")
+    tests = ",".join(f"{op}: golden cases" for op in options.ops) or "*: golden cases"
+    done = subprocess.run([str(program), tests], env={**os.environ, "TAPESTRY_GOLDEN_OPS": str(options.work.resolve())},
                           capture_output=True, text=True, errors="replace", check=False)
     failures = re.findall(r"^.*#\d+ .*$", done.stdout, flags=re.MULTILINE)
     print("\n".join(failures) or done.stdout[-2000:])

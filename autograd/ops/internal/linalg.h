@@ -40,7 +40,7 @@ inline Tensor cpu_result(const Tensor& x, const Shape& sizes) {
   return empty(sizes, {x.dtype(), x.device().is_cuda() ? kCPU : x.device()});
 }
 
-/// The reasons why matrices have no result, one i64 per matrix of the batch.
+/// Says why matrices of a batch have no result, by one i64 for each of them.
 class MatrixInfo {
  public:
   MatrixInfo(const Tensor& x, const Shape& batch)
