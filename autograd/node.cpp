@@ -89,6 +89,10 @@ Tensor Backward::saved(const SavedTensor& s) const {
                         s.tensor_.sizes(), " that was changed in place after the forward pass (version ",
                         s.tensor_.version(), ", saved at version ", s.version_,
                         "); change a clone() of it, or use the out-of-place operation");
+  if (s.tensor_.defined() && s.tensor_.storage()->is_released()) [[unlikely]] {
+    Storage& storage = *s.tensor_.storage();
+    if (storage.source()) storage.source()->refill(storage);
+  }
   // A saved input has its history. An output is saved without one.
   return create_graph_ && s.output_ != SavedTensor::kNotOutput ? detail::connected(s.tensor_, history_of(s))
                                                                : s.tensor_;

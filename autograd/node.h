@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -247,6 +248,9 @@ class LeafNode final : public Node {
 
   bool requires_grad = true;
   Tensor grad;
+  /// If set, recording an operation on this leaf throws AutogradError with this text: the leaf is a shard of
+  /// a parameter, and an operation on it would be wrong.
+  std::shared_ptr<const std::string> not_recordable;
   const std::uint64_t created = next_sequence();  ///< orders leaves by their creation
 
   HookHandle add_post_hook(std::function<void(const Tensor&)> hook);

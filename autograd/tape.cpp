@@ -22,6 +22,10 @@ void connect(Edge* edges, std::span<const Tensor* const> inputs, const char* op)
     if (!t.defined() || !needs_grad(t)) continue;
     check_current_view(op, "input", i, t);
     const Record& r = *record_of(t);
+    if (r.fn->is_leaf()) {
+      const auto& why = static_cast<const LeafNode*>(r.fn.get())->not_recordable;
+      check<AutogradError>(!why, "[", op, "] input ", i, ": ", why ? *why : "");
+    }
     edges[i].node = r.fn;
     edges[i].output = r.output;
   }

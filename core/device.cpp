@@ -30,16 +30,26 @@ int logical_cpu_devices() {
 
 }  // namespace
 
-const char* device_type_name(DeviceType type) { return type == DeviceType::cpu ? "cpu" : "cuda"; }
+const char* device_type_name(DeviceType type) {
+  switch (type) {
+    case DeviceType::cpu:
+      return "cpu";
+    case DeviceType::cuda:
+      return "cuda";
+    case DeviceType::meta:
+      break;
+  }
+  return "meta";
+}
 
 Device::Device(std::string_view text) {
   const std::size_t colon = text.find(':');
   const std::string_view name = text.substr(0, colon);
-  type = name == "cuda" ? DeviceType::cuda : DeviceType::cpu;
+  type = name == "cuda" ? DeviceType::cuda : name == "meta" ? DeviceType::meta : DeviceType::cpu;
   const std::optional<int> i = colon == std::string_view::npos ? 0 : parse_number(text.substr(colon + 1));
   check<DeviceError>(name == device_type_name(type) && i && *i < kMaxDevices, "[Device] \"", text,
-                     "\" is not a device; write cpu, cuda, or one of them with an index below ", kMaxDevices,
-                     ", as in cuda:1");
+                     "\" is not a device; write cpu, cuda, meta, or cpu or cuda with an index below ",
+                     kMaxDevices, ", as in cuda:1");
   index = static_cast<std::int8_t>(*i);
 }
 
@@ -47,6 +57,7 @@ std::string Device::str() const { return std::string(device_type_name(type)) + "
 
 int device_count(DeviceType type) {
   if (type == DeviceType::cuda) return cuda::devices().count();
+  if (type == DeviceType::meta) return 1;
   static const int count = logical_cpu_devices();
   return count;
 }
@@ -58,6 +69,9 @@ void check_device(const char* op, Device device) {
   if (device.is_cpu())
     fail<DeviceError>("[", op, "] device ", device, " does not exist: ", count, " CPU device(s); set ",
                       "TAPESTRY_LOGICAL_DEVICES to have more");
+  if (device.is_meta())
+    fail<DeviceError>("[", op, "] device ", device,
+                      " does not exist: there is one meta device, meta:0; use it");
   if (count == 0)
     fail<DeviceError>("[", op, "] device ", device, " does not exist: 0 CUDA devices (",
                       cuda::why_no_device(), "); use cpu");

@@ -1,6 +1,7 @@
 #include "tapestry/core/storage.h"
 
 #include <new>
+#include <utility>
 
 #include "tapestry/core/allocator.h"
 #include "tapestry/core/error.h"
@@ -40,6 +41,27 @@ StorageRef Storage::part(const StorageRef& base, std::size_t offset, std::size_t
   return part;
 }
 
+StorageRef Storage::releasable(Device device, std::size_t bytes, StorageSource* source) {
+  check_device("Storage::releasable", device);
+  const StorageRef storage = StorageRef::adopt(
+      new Storage(device, nullptr, bytes, Owner::releasable, nullptr, &allocator(device.type)));
+  storage->source_ = source;
+  return storage;
+}
+
+void Storage::acquire() {
+  check(owner_ == Owner::releasable, "[Storage::acquire] the storage is not releasable; create it with ",
+        "Storage::releasable()");
+  if (!data_) data_ = static_cast<Allocator*>(arg_)->allocate(device_, bytes_);
+}
+
+void Storage::release_memory() {
+  check(owner_ == Owner::releasable, "[Storage::release_memory] the storage is not releasable; create it ",
+        "with Storage::releasable()");
+  if (void* const data = std::exchange(data_, nullptr))
+    static_cast<Allocator*>(arg_)->deallocate(device_, data, bytes_);
+}
+
 void Storage::destroy() const noexcept {
   if (owner_ == Owner::other) {
     if (release_) release_(arg_);
@@ -52,6 +74,7 @@ void Storage::destroy() const noexcept {
   const std::size_t bytes = bytes_;
   if (owner_ == Owner::block) this->~Storage();
   else delete this;
+  if (!data) return;  // the memory was released
   from.deallocate(device, data, bytes);
 }
 

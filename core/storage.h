@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "tapestry/core/device.h"
 #include "tapestry/core/intrusive.h"
@@ -11,6 +12,19 @@ namespace tapestry {
 
 class Storage;
 using StorageRef = Ref<Storage>;
+
+/// Fills the memory of a releasable Storage again.
+class StorageSource {
+ public:
+  /// Called when backward reads a saved tensor of the released storage. It must call Storage::acquire() and
+  /// write the elements that were there before, or throw.
+  virtual void refill(Storage& storage) = 0;
+  /// Says in an error message why a tensor of the storage cannot be read, and what to do about it.
+  virtual std::string why_released(const Storage& storage) const = 0;
+
+ protected:
+  ~StorageSource() = default;
+};
 
 /// A tensor and its views share one Storage. version() counts in-place changes, so that the tape can detect
 /// that a saved tensor was overwritten.
@@ -27,6 +41,22 @@ class Storage {
   /// IndexError unless the part lies inside `base`.
   static StorageRef part(const StorageRef& base, std::size_t offset, std::size_t bytes);
 
+  // ---- memory that can be released ----
+  /// A Storage without memory, until acquire(). Its memory may be released and acquired again any number of
+  /// times: tensors that share it stay valid, and version() does not change. Reading a tensor of a released
+  /// storage throws, except in backward, which calls source->refill() first. `source` must exist until
+  /// set_source(nullptr). No other thread may use the storage during acquire() and release_memory().
+  static StorageRef releasable(Device device, std::size_t bytes, StorageSource* source);
+  /// Allocates the memory if it is released. The elements are uninitialised. Throws OutOfMemoryError, and
+  /// ValueError if the storage is not releasable.
+  void acquire();
+  /// Frees the memory. Throws ValueError if the storage is not releasable.
+  void release_memory();
+  bool is_released() const { return owner_ == Owner::releasable && !data_; }
+  StorageSource* source() const { return source_; }
+  void set_source(StorageSource* source) { source_ = source; }
+
+  /// Null if the memory is released, and on the meta device.
   void* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
@@ -48,7 +78,8 @@ class Storage {
  private:
   // Says who owns the data. `other`: the caller of wrap(). `apart`: the allocator that arg_ points to.
   // `block`: also the allocator, and this Storage object lies in the header room in front of the data.
-  enum class Owner : std::uint8_t { other, apart, block };
+  // `releasable`: also the allocator, unless the memory is released.
+  enum class Owner : std::uint8_t { other, apart, block, releasable };
 
   Storage(Device device, void* data, std::size_t bytes, Owner owner, void (*free_data)(void*), void* arg)
       : device_(device), owner_(owner), data_(data), bytes_(bytes), release_(free_data), arg_(arg) {}
@@ -64,6 +95,7 @@ class Storage {
   std::size_t bytes_;
   void (*release_)(void*);
   void* arg_;  // the argument of release_, or the Allocator
+  StorageSource* source_ = nullptr;
 };
 
 }  // namespace tapestry

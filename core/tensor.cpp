@@ -159,6 +159,14 @@ void Tensor::throw_wrong_dtype(DType asked) const {
                   "; convert with .to(), or request ", dtype());
 }
 
+void* Tensor::no_data() const {
+  const Storage& storage = *self().storage;
+  if (storage.is_released())
+    fail("[Tensor::data] a tensor of shape ", sizes(), " has no elements now: ",
+         storage.source() ? storage.source()->why_released(storage) : "its memory was released");
+  return nullptr;
+}
+
 Tensor empty(const Shape& sizes, const TensorOptions& options, MemoryFormat format) {
   const Context& context = current_context();
   const DType dtype = options.dtype.value_or(DType::f32);

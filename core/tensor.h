@@ -106,9 +106,12 @@ class Tensor {
   /// are those of channels_last: (H * W, 1, W, 1) for (N, 1, H, W). Otherwise contiguous. The formats of (N,
   /// 1, 1, 1) have the same strides; such a tensor is contiguous.
   MemoryFormat memory_format() const;
-  /// The address of the first element, without a dtype check.
+  /// The address of the first element, without a dtype check. Null on the meta device. Throws ValueError if
+  /// the memory is released (Storage::release_memory).
   void* raw_data() const {
     const TensorImpl& t = self();
+    if (!t.storage->data()) [[unlikely]]
+      return no_data();
     return static_cast<char*>(t.storage->data()) + t.offset * static_cast<std::int64_t>(dtype_size(t.dtype));
   }
   /// The address of the first element; a device address if the tensor is on a GPU. Throws TypeError unless T
@@ -548,6 +551,7 @@ class Tensor {
   bool is_channels_last() const;
   [[noreturn, gnu::cold]] static void throw_undefined();
   [[noreturn]] void throw_wrong_dtype(DType asked) const;
+  void* no_data() const;  // raw_data() of a tensor without memory
   // Implements item() for integer types: truncates `value`, and throws if the result does not fit.
   static std::int64_t truncated(const Scalar& value);
   [[noreturn, gnu::cold]] static void throw_does_not_fit(const Scalar& value);

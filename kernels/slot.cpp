@@ -38,6 +38,7 @@ LaunchContext SlotBase::gpu_context(Device device) {
 void set_launch_hook(void (*use_device)(Device, void*)) { launch_hook = use_device; }
 
 void SlotBase::missing(DeviceType device, DType dtype) const {
+  if (device == DeviceType::meta) return;
   std::string has;
   for (int i = 0; i < kNumDTypes; ++i)
     if (table_[int(device)][i]) has += (has.empty() ? "" : ", ") + std::string(dtype_name(DType(i)));

@@ -47,7 +47,8 @@ class SlotBase {
  protected:
   using AnyFn = void (*)();
   void put(DeviceType device, DType dtype, AnyFn fn);
-  [[noreturn]] void missing(DeviceType device, DType dtype) const;
+  /// Throws, except on the meta device, which has no kernels and needs none.
+  void missing(DeviceType device, DType dtype) const;
   /// Returns the context for a launch on the current stream of a device that is not a CPU. Also makes the
   /// device's GPU the current GPU of the calling thread.
   static LaunchContext gpu_context(Device device);
@@ -71,12 +72,12 @@ class Slot : public SlotBase {
   /// library is loaded.
   void set(DeviceType device, DType dtype, Fn fn) { put(device, dtype, reinterpret_cast<AnyFn>(fn)); }
 
-  /// Runs the kernel on the device's current stream. If there is no kernel, throws MissingKernelError with
-  /// the names of the slot, the device type and the dtype.
+  /// Runs the kernel on the device's current stream. Does nothing on the meta device. If there is no kernel,
+  /// throws MissingKernelError with the names of the slot, the device type and the dtype.
   void operator()(Device device, DType dtype, const Args& args) const {
     const AnyFn fn = table_[int(device.type)][int(dtype)];
     if (!fn) [[unlikely]]
-      missing(device.type, dtype);
+      return missing(device.type, dtype);
     const LaunchContext context = device.is_cpu() ? LaunchContext{device} : gpu_context(device);
     const tapestry::detail::KernelSpan span(device, name_);
     reinterpret_cast<Fn>(fn)(context, args);

@@ -343,6 +343,18 @@ HookHandle Module::register_forward_hook(ForwardHook hook) {
   return hooks_.add(std::move(hook));
 }
 
+HookHandle Module::register_forward_scope(ForwardScope scope) {
+  check(static_cast<bool>(scope), "[register_forward_scope] the hook is empty; pass a function");
+  return scopes_.add(std::move(scope));
+}
+
+std::vector<std::shared_ptr<void>> Module::enter_scopes() {
+  detail::ScopesOfCall entered;  // if a scope throws, those before it end
+  if (const auto hooks = scopes_.hooks())
+    for (const auto& entry : *hooks) entered.scopes.push_back((*entry.hook)(*this));
+  return std::move(entered.scopes);
+}
+
 void Module::run_pre_hooks(std::vector<Tensor>& inputs) {
   if (const auto hooks = pre_hooks_.hooks())
     for (const auto& [id, hook] : *hooks) (*hook)(*this, inputs);

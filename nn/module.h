@@ -57,6 +57,10 @@ requires MadeFrom<T, Args...> std::shared_ptr<T> make(Args&&... args) {
   else return std::make_shared<T>(typename T::Options{std::forward<Args>(args)...});
 }
 
+/// A hook that is called before anything else of a call of the module. The object that it returns is
+/// destroyed when the call ends, by return or by an exception.
+using ForwardScope = std::function<std::shared_ptr<void>(Module& module)>;
+
 class Module {
  public:
   Module();
@@ -148,6 +152,7 @@ class Module {
   /// forward: a call that has already begun to run its hooks runs the hooks that it began with.
   HookHandle register_forward_pre_hook(ForwardPreHook hook);
   HookHandle register_forward_hook(ForwardHook hook);
+  HookHandle register_forward_scope(ForwardScope scope);
 
   // ---- registration, in constructors and member initialisers ----
   /// Creates a child module: add<Linear>("fc", {.in_features = 4, .out_features = 2}). The options are taken
@@ -180,7 +185,12 @@ class Module {
   Buffer& buffer(const std::string& name, const Tensor& init, bool persistent = true);
 
   // ---- for nn::call ----
-  bool has_hooks() const { return !pre_hooks_.empty() || !hooks_.empty() || !computed_.empty(); }
+  bool has_hooks() const {
+    return !pre_hooks_.empty() || !hooks_.empty() || !scopes_.empty() || !computed_.empty();
+  }
+  /// Calls the forward scopes. The returned objects are in the order of registration, and the caller destroys
+  /// them in reverse order.
+  std::vector<std::shared_ptr<void>> enter_scopes();
   /// The parameters that are computed once per call.
   const std::vector<Parameter>& computed_parameters() const { return computed_; }
   void run_pre_hooks(std::vector<Tensor>& inputs);
@@ -231,6 +241,7 @@ class Module {
   std::vector<Parameter> computed_;        // the slots among params_ that are computed
   HookList<ForwardPreHook> pre_hooks_;
   HookList<ForwardHook> hooks_;
+  HookList<ForwardScope> scopes_;
 };
 
 std::ostream& operator<<(std::ostream& out, const Module& module);
@@ -271,8 +282,17 @@ void assign_hook_tensors(T& value, const std::vector<Tensor>& list) {
 
 void check_hook_count(const Module& module, std::size_t before, std::size_t after);
 
+/// Ends the forward scopes of a call, the last one first.
+struct ScopesOfCall {
+  std::vector<std::shared_ptr<void>> scopes;
+  ~ScopesOfCall() {
+    while (!scopes.empty()) scopes.pop_back();
+  }
+};
+
 template <class M, class... Args>
 auto call_with_hooks(M& module, Args&&... args) {
+  const ScopesOfCall scopes{module.enter_scopes()};
   const ComputedTensors computed(module.computed_parameters());
   std::tuple<Held<Args>...> held(std::forward<Args>(args)...);
   std::vector<Tensor> inputs = hook_tensors(held), outputs;

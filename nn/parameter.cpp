@@ -42,7 +42,9 @@ TensorSlot::Computed& TensorSlot::computed_entry(const std::shared_ptr<State>& s
   return *entries.back();
 }
 
-const Tensor& TensorSlot::computed_or_fail(int replica) const {
+// The tensor of a slot whose list of tensors has none for this replica: the slot is computed or sharded.
+const Tensor& TensorSlot::other_tensor(int replica) const {
+  if (state_->sharding && replica >= 0 && replica < replicas()) return state_->sharding->read(replica);
   if (!state_->compute) no_replica(replica);
   Computed& entry = computed_entry(state_);
   if (entry.calls == 0) {
@@ -89,7 +91,8 @@ void TensorSlot::no_replica(int index) const {
 const Tensor& TensorSlot::replica(int index) const {
   if (!state_) return none();
   if (index < 0 || index >= replicas()) no_replica(index);
-  return state_->tensors[static_cast<std::size_t>(index)];
+  const Tensor& own = state_->tensors[static_cast<std::size_t>(index)];
+  return own.defined() ? own : other_tensor(index);
 }
 
 void TensorSlot::set_replica(int index, const Tensor& tensor) {
@@ -97,13 +100,36 @@ void TensorSlot::set_replica(int index, const Tensor& tensor) {
         "[Parameter] this handle has no slot; only a registered parameter or buffer can be set");
   detail::check_defined("Parameter", tensor, "the new tensor");
   if (index < 0 || index >= replicas()) no_replica(index);
+  if (state_->sharding) return state_->sharding->set_shard(index, tensor);
   state_->tensors[static_cast<std::size_t>(index)] = tensor;
+}
+
+const std::shared_ptr<Sharding>& TensorSlot::sharding() const {
+  static const std::shared_ptr<Sharding> none;
+  return state_ ? state_->sharding : none;
+}
+
+void TensorSlot::set_sharding(std::shared_ptr<Sharding> sharding) {
+  check(state_ != nullptr, "[Parameter] this handle has no slot; only a registered parameter can be sharded");
+  check(!state_->compute, "[Parameter] '", state_->name,
+        "' is computed from other parameters; shard those parameters");
+  state_->sharding = std::move(sharding);
+  if (state_->sharding)
+    for (Tensor& tensor : state_->tensors) tensor = {};
+}
+
+void TensorSlot::set_full(int replica, const Tensor& full) {
+  check(state_ && state_->sharding, "[Parameter] the slot is not sharded; call set_replica() instead");
+  if (replica < 0 || replica >= replicas()) no_replica(replica);
+  state_->tensors[static_cast<std::size_t>(replica)] = full;
 }
 
 void TensorSlot::set_replicas(std::vector<Tensor> tensors) {
   check(state_ != nullptr,
         "[Parameter] this handle has no slot; only a registered parameter or buffer can be set");
   if (is_computed()) no_replica(0);
+  check(!state_->sharding, "[Parameter] '", state_->name,
+        "' is sharded, so its replicas cannot be replaced; replicate the module before it is sharded");
   check(!tensors.empty(), "[Parameter] '", state_->name,
         "' needs at least one replica; pass one tensor or more");
   for (const Tensor& t : tensors) detail::check_defined("Parameter", t, "a replica");

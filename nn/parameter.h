@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tapestry/core/tensor.h"
+#include "tapestry/nn/sharding.h"
 
 namespace tapestry {
 
@@ -28,12 +29,13 @@ class TensorSlot : public UsedLikeTensor {
  public:
   TensorSlot() = default;
 
-  /// Returns the tensor of the context's replica. Throws IndexError if the slot has no such replica.
+  /// Returns the tensor of the context's replica; see Sharding if the slot is sharded. Throws IndexError if
+  /// the slot has no such replica.
   const Tensor& tensor() const {
     if (!state_) return none();
     const auto replica = static_cast<std::size_t>(current_context().replica);
-    if (replica >= state_->tensors.size()) [[unlikely]]
-      return computed_or_fail(static_cast<int>(replica));
+    if (replica >= state_->tensors.size() || !state_->tensors[replica].defined()) [[unlikely]]
+      return other_tensor(static_cast<int>(replica));
     return state_->tensors[replica];
   }
   operator const Tensor&() const { return tensor(); }  // NOLINT: implicit: a slot is used like its tensor
@@ -52,6 +54,14 @@ class TensorSlot : public UsedLikeTensor {
   bool is_same(const TensorSlot& other) const { return state_ == other.state_; }
   /// A unique identifier of the slot while the slot exists.
   const void* id() const { return state_.get(); }
+
+  /// The sharding of the slot, or null.
+  const std::shared_ptr<Sharding>& sharding() const;
+  /// Shards the slot, or, if `sharding` is null, ends its sharding. Then set_replica() must set the tensors.
+  void set_sharding(std::shared_ptr<Sharding> sharding);
+  /// Ends or begins the time in which the slot of a replica gives the shard. An undefined tensor means the
+  /// shard. Only other replicas of the slot may be used by other threads at the same time.
+  void set_full(int replica, const Tensor& full);
 
   /// True if the slot has no tensors of its own, and a function computes its tensor (Parameter::computed).
   bool is_computed() const { return state_ && state_->tensors.empty(); }
@@ -183,11 +193,13 @@ class TensorSlot : public UsedLikeTensor {
     std::string name;  // for error messages
     std::vector<Tensor> tensors;
     std::function<Tensor()> compute = {};  // if there are no tensors
+    std::shared_ptr<Sharding> sharding =
+        {};  // then `tensors` has the full tensors, undefined while they do not exist
   };
   struct Computed;
   static Computed& computed_entry(const std::shared_ptr<State>& state);
   static const Tensor& none();
-  const Tensor& computed_or_fail(int replica) const;
+  const Tensor& other_tensor(int replica) const;
   [[noreturn]] void no_replica(int index) const;
 
   std::shared_ptr<State> state_;
@@ -203,10 +215,10 @@ class Parameter : public TensorSlot {
   /// Freezes (false) or unfreezes (true) the tensors of all replicas, and returns this handle. Throws
   /// TypeError if they are not floating-point and `on` is true.
   const Parameter& requires_grad_(bool on = true) const;
-  /// A slot whose tensor `compute` returns, for example from other parameters. tensor() calls it on each read,
-  /// or once during a call of the module (ComputedTensors). It must be safe to call on several threads. Such
-  /// a slot has no replicas: a read computes the tensor of the context's replica. A reference from tensor() is
-  /// valid until the same thread reads the slot again.
+  /// A slot whose tensor `compute` returns, for example from other parameters. tensor() calls it on each
+  /// read, or once during a call of the module (ComputedTensors). It must be safe to call on several threads.
+  /// Such a slot has no replicas: a read computes the tensor of the context's replica. A reference from
+  /// tensor() is valid until the same thread reads the slot again.
   static Parameter computed(std::string name, std::function<Tensor()> compute);
 };
 
