@@ -1,6 +1,7 @@
 // Pointwise operations that are computed by other operations, out of place and in place.
 #include "tapestry/autograd/ops/composite.h"
 
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -13,6 +14,8 @@
 #include "tapestry/autograd/ops/internal/binary.h"
 #include "tapestry/kernels/ops/arithmetic.h"
 #include "tapestry/kernels/ops/compare.h"
+#include "tapestry/kernels/ops/composite.h"
+#include "tapestry/kernels/ops/elementary.h"
 
 namespace tapestry {
 
@@ -58,7 +61,9 @@ Tensor reciprocal(const Tensor& x) {
 }
 Tensor frac(const Tensor& x) {
   check_input(kFrac, x);
-  return sub(x, trunc(x.detach()));  // the gradient of trunc is 0
+  const Tensor y = apply(kernels::slot<kernels::Frac>, x);
+  if (recording(x)) record(kFrac, y, {&x}, [](Backward& b) { b.set(0, b.grad()); });
+  return y;
 }
 
 Tensor isfinite(const Tensor& x) {
@@ -72,8 +77,54 @@ Tensor isinf(const Tensor& x) {
   return eq(abs(x.detach()), std::numeric_limits<double>::infinity());
 }
 
+namespace {
+
+// True if the operands have one floating dtype, so that a kernel can read them as they are.
+template <class... T>
+bool match(const Tensor& first, const T&... rest) {
+  return is_floating(first.dtype()) && ((rest.dtype() == first.dtype()) && ...);
+}
+
+// x + factor a b, or x + factor a / b.
+Tensor add_scaled(const Op& op, const Tensor& x, const Tensor& a, const Tensor& b, double factor,
+                  bool divides) {
+  const Shape sizes = broadcast_shapes(op.name, x.sizes(), broadcast_shapes(op.name, a.sizes(), b.sizes()));
+  const Tensor y = result_like(sizes, x.dtype(), {&x, &a, &b});
+  kernels::slot<kernels::AddScaled>(y.device(), y.dtype(), {planned(y, x, a, b), {factor, divides}});
+  if (!recording(x, a, b)) return y;
+  const bool reads_b = needs_grad(a) || (divides && needs_grad(b));
+  record(op, y, {&x, &a, &b},
+         [shapes = std::array{x.sizes(), a.sizes(), b.sizes()}, a = save_if(b, a),
+          b = reads_b ? save(b) : SavedTensor(), factor, divides](Backward& g) {
+           const Tensor& dy = g.grad();
+           const auto set = [&](std::uint32_t i, const Tensor& d) {
+             g.set(i, reduce_to(d, shapes[i], d.dtype()));
+           };
+           if (g.needs(0)) set(0, dy);
+           if (g.needs(1)) set(1, mul(divides ? dy / g.saved(b) : dy * g.saved(b), factor));
+           if (!g.needs(2)) return;
+           const Tensor first = g.saved(a);
+           set(2, mul(divides ? dy * (first / g.saved(b) / g.saved(b)) : dy * first,
+                      divides ? -factor : factor));
+         });
+  return y;
+}
+
+}  // namespace
+
 Tensor lerp(const Tensor& a, const Tensor& b, double weight) {
   check_inputs(kLerp, a, b);
+  if (match(a, b)) {
+    const Tensor y = result_like(broadcast_shapes(kLerp.name, a.sizes(), b.sizes()), a.dtype(), {&a, &b});
+    kernels::slot<kernels::Lerp>(y.device(), y.dtype(), {planned(y, a, b), {weight}});
+    if (recording(a, b))
+      record(kLerp, y, {&a, &b}, [from = a.sizes(), to = b.sizes(), weight](Backward& g) {
+        const Tensor& dy = g.grad();
+        if (g.needs(0)) g.set(0, reduce_to(mul(dy, 1 - weight), from, dy.dtype()));
+        if (g.needs(1)) g.set(1, reduce_to(mul(dy, weight), to, dy.dtype()));
+      });
+    return y;
+  }
   const Tensor difference = sub(b, a);
   return weight < 0.5 ? add(a, mul(difference, weight)) : sub(b, mul(difference, 1 - weight));
 }
@@ -85,6 +136,7 @@ Tensor lerp(const Tensor& a, const Tensor& b, const Tensor& weight) {
 }
 Tensor addcmul(const Tensor& x, const Tensor& a, const Tensor& b, const Scalar& value) {
   check_inputs(kAddcmul, x, a, b);
+  if (match(x, a, b)) return add_scaled(kAddcmul, x, a, b, value.to_double(), false);
   const Tensor product = mul(a, b);
   check<TypeError>(is_floating(product.dtype()) || !value.is_real(), "[addcmul] value ", value.to_double(),
                    " is real, but the tensors are ", product.dtype(), "; convert them to a floating dtype");
@@ -92,6 +144,7 @@ Tensor addcmul(const Tensor& x, const Tensor& a, const Tensor& b, const Scalar& 
 }
 Tensor addcdiv(const Tensor& x, const Tensor& a, const Tensor& b, const Scalar& value) {
   check_inputs(kAddcdiv, x, a, b);
+  if (match(x, a, b)) return add_scaled(kAddcdiv, x, a, b, value.to_double(), true);
   const Tensor quotient = div(a, b);
   return add(x, value.to_double() == 1 ? quotient : mul(quotient, value));
 }
@@ -167,6 +220,13 @@ Tensor logical_xor(const Tensor& a, const Tensor& b) {
 }
 Tensor logical_not(const Tensor& x) {
   check_input(kLogicalNot, x);
+  if (x.dtype() == DType::boolean) {
+    // A bool is a byte of 0 or 1. Loops over bytes are vectorised; loops over bool are not.
+    const Tensor y = result_like(x.sizes(), DType::boolean, {&x});
+    const Tensor one = scalar_tensor(true, {DType::boolean, x.device()});
+    kernels::slot<kernels::BitXor>(y.device(), DType::u8, planned(y, x, one));
+    return y;
+  }
   return eq(x, 0);
 }
 

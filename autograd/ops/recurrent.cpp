@@ -7,7 +7,7 @@
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/tape.h"
-#include "tapestry/kernels/ops/matmul.h"
+#include "tapestry/kernels/ops/matmul_packed.h"
 #include "tapestry/kernels/ops/recurrent.h"
 
 namespace tapestry {
@@ -117,6 +117,40 @@ Tensor product_of(const Operand& a, const Operand& b) {
   product(c, a, b);
   return c;
 }
+
+// The second factor of the products of all steps. Where the device has kernels for it, it is packed once.
+class SharedFactor {
+ public:
+  SharedFactor(const Operand& b, std::size_t products) : b_(b) {
+    const Tensor& m = b.matrix;
+    // Packing costs about as much as a product.
+    if (products < 4 || !kernels::packed_gemm.has(m.device().type, m.dtype())) return;
+    packed_ = empty({kernels::packed_size(b.rows(), b.cols())}, {m.dtype(), m.device()});
+    kernels::pack_matrix(m.device(), m.dtype(),
+                         {.k = b.rows(), .n = b.cols(), .b = m, .b_strides = b.strides(), .packed = packed_});
+  }
+  // c = a b + bias, or c += a b + bias.
+  void product(const Tensor& c, const Tensor& a, bool accumulate, const Tensor& bias = {}) const {
+    if (!packed_.defined()) return tapestry::product(c, {a}, b_, accumulate, bias);
+    const std::int64_t k = b_.rows(), n = b_.cols();
+    kernels::packed_gemm(c.device(), c.dtype(),
+                         {.m = a.sizes()[0],
+                          .n = n,
+                          .k = k,
+                          .a = a,
+                          .a_row = k,
+                          .packed = packed_,
+                          .c = c,
+                          .c_row = n,
+                          .bias = bias,
+                          .accumulate = accumulate});
+  }
+
+ private:
+  Operand b_;
+  Tensor packed_;
+};
+
 Tensor column_sum(const Tensor& x) {
   const Tensor y = empty({x.sizes()[1]}, {x.dtype(), x.device()});
   kernels::column_sum(y.device(), y.dtype(), {.rows = x.sizes()[0], .cols = x.sizes()[1], .x = x, .y = y});
@@ -170,14 +204,15 @@ Result forward(RecurrentCell cell, const Tensor& x, const Tensor& h0, const Tens
           : gru   ? w.bias_ih
                   : w.bias_ih + w.bias_hh);
 
+  const SharedFactor recurrent(transposed(w.hh), steps.sizes.size());
   for (std::size_t i = 0; i < steps.sizes.size(); ++i) {
     const std::size_t t = steps.at(i);
     const std::int64_t n = steps.sizes[t], first = steps.starts[t];
     if (n == 0) continue;
     const Tensor now = rows_of(gates, first, n, width), h = rows_of(r.h, 0, n, hidden);
     const Tensor part = rows_of(hidden_part, 0, n, width);
-    if (gru) product(part, {h}, transposed(w.hh), false, w.bias_hh);
-    else product(now, {h}, transposed(w.hh), true);
+    if (gru) recurrent.product(part, h, false, w.bias_hh);
+    else recurrent.product(now, h, true);
     kernels::recurrent_step(x.device(), x.dtype(),
                             {.cell = cell,
                              .rows = n,
@@ -209,6 +244,7 @@ void backward(Backward& b, RecurrentCell cell, const Steps& steps, const Tensor&
   // The gradient of the products with hh. Only a GRU has two.
   const Tensor dhidden = gru ? empty({steps.rows, width}, options) : dgates;
 
+  const SharedFactor recurrent({hh}, steps.sizes.size());
   for (std::size_t i = steps.sizes.size(); i-- > 0;) {
     const std::size_t t = steps.at(i);
     const std::int64_t n = steps.sizes[t], first = steps.starts[t];
@@ -229,7 +265,7 @@ void backward(Backward& b, RecurrentCell cell, const Steps& steps, const Tensor&
                                       .dc = dc,
                                       .dgates = rows_of(dgates, first, n, width),
                                       .dhidden_part = gru ? dnow : Tensor()});
-    product(dstate, {dnow}, {hh}, gru);
+    recurrent.product(dstate, dnow, gru);
   }
 
   if (b.needs(kX)) {

@@ -1,5 +1,5 @@
-// std, prod, nansum, nanmean, any, all and count_nonzero, which are composed of other operations. Their
-// gradients are those of the composition; only std records a node of its own.
+// std, prod, nansum, nanmean, any, all and count_nonzero. The gradients of most are those of the operations
+// that they are composed of; std and nansum record a node of their own.
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
@@ -8,6 +8,7 @@
 #include "tapestry/autograd/ops/scan.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
+#include "tapestry/kernels/ops/reduce.h"
 
 namespace tapestry {
 namespace {
@@ -64,8 +65,16 @@ Tensor Tensor::std(const Dims& dims, bool unbiased, bool keepdim) const {
   return tapestry::std(*this, dims, unbiased, keepdim);
 }
 
+// The gradient needs the products of the elements before and after each element. So a product that is
+// recorded is the last element of cumprod, which has that gradient.
 Tensor prod(const Tensor& x, std::int64_t dim, bool keepdim) {
   const Reduced r(kProd, x, dim, keepdim);
+  const DType dtype = is_floating(x.dtype()) ? autograd::accumulation_dtype(x.dtype()) : DType::i64;
+  if (!autograd::recording(x) && kernels::prod.has(x.device().type, dtype)) {
+    const Tensor in = autograd::converted(x, dtype), y = empty(r.sizes, TensorOptions(dtype, x.device()));
+    kernels::prod(x.device(), dtype, {in, r.mask, y});
+    return is_floating(x.dtype()) ? autograd::converted(y, x.dtype()) : y;
+  }
   if (x.dim() == 0) return cumprod(x, 0);
   // A row of no elements is replaced by a 1, which keeps the result connected to x.
   const bool empty_rows = x.size(dim) == 0;
@@ -82,8 +91,17 @@ Tensor Tensor::prod() const { return tapestry::prod(*this); }
 Tensor Tensor::prod(std::int64_t dim, bool keepdim) const { return tapestry::prod(*this, dim, keepdim); }
 
 Tensor nansum(const Tensor& x, const Dims& dims, bool keepdim) {
-  const Reduced checked(kNansum, x, dims, keepdim);
-  return sum(is_floating(x.dtype()) ? where(isnan(x), zero_like(x), x) : x, dims, keepdim);
+  const Reduced r(kNansum, x, dims, keepdim);
+  if (!is_floating(x.dtype())) return sum(x, dims, keepdim);
+  const Tensor y = empty(r.sizes, TensorOptions(x.dtype(), x.device()));
+  kernels::nansum(x.device(), x.dtype(), {x, r.mask, y});
+  if (autograd::recording(x)) {
+    autograd::record(kNansum, y, {&x}, [kept = r.kept, x = autograd::save(x)](Backward& b) {
+      const Tensor saved = b.saved(x);
+      b.set(0, where(isnan(saved), zero_like(saved), b.grad().reshape(kept).expand(saved.sizes())));
+    });
+  }
+  return y;
 }
 Tensor Tensor::nansum(const Dims& dims, bool keepdim) const { return tapestry::nansum(*this, dims, keepdim); }
 

@@ -1,9 +1,9 @@
 // unique sorts the elements and compares neighbours.
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/scan.h"
-#include "tapestry/autograd/ops/search.h"
 #include "tapestry/autograd/ops/sort.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/kernels/ops/sort.h"
@@ -30,16 +30,17 @@ Unique unique(const Tensor& x, const UniqueOptions& options) {
     return result;
   }
   const auto [sorted, order] = sort(x.reshape({-1}));
-  // group[i] is the number of different values before sorted[i].
-  const Tensor group = zeros({n}, integers);
-  group.narrow(0, 1, n - 1).copy_(cumsum(ne(sorted.narrow(0, 1, n - 1), sorted.narrow(0, 0, n - 1)), 0));
-  const std::int64_t count = group[n - 1].item<std::int64_t>() + 1;
-  const Tensor first = searchsorted(group, arange(0, count, 1, integers));  // in each group
+  // True at the first of each group of equal values.
+  const Tensor begins = ones({n}, TensorOptions(DType::boolean, x.device()));
+  begins.narrow(0, 1, n - 1).copy_(ne(sorted.narrow(0, 1, n - 1), sorted.narrow(0, 0, n - 1)));
+  const Tensor first = nonzero(begins).reshape({-1});
+  const std::int64_t count = first.numel();
   result.values = sorted.index_select(0, first);
   if (options.return_counts)
     result.counts = cat({first.narrow(0, 1, count - 1), full({1}, n, integers)}) - first;
   if (options.return_inverse) {
     result.inverse = empty(x.sizes(), integers);
+    const Tensor group = cumsum(begins, 0) - 1;
     kernels::put(x.device(), DType::i64,
                  {.rows = 1, .n = n, .k = n, .index = order, .x = group, .y = result.inverse});
   }

@@ -24,7 +24,7 @@ void pow_scalar_kernel(const LaunchContext& context, const PointwiseArgs<2, 1>& 
     if (s == -1) return constant.template operator()<-2>();
     if (s == C(0.5)) return constant.template operator()<1>();
   }
-  pointwise_kernel<WithNumber<Pow, 1>, C>(context, a);
+  pointwise_kernel<WithNumber<Pow, 1>, Math, C>(context, a);
 }
 template <class C>
 void pow_scalar_backward_kernel(const LaunchContext&, const PointwiseArgs<3, 1>& a) {

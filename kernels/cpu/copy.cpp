@@ -8,9 +8,29 @@
 namespace tapestry::kernels::cpu {
 namespace {
 
+// True if the copy repeats each element of the input a few times, as repeat_interleave does.
+bool repeats_elements(const Elementwise<2>& e) {
+  constexpr std::int64_t kFew = 64;  // longer runs of equal elements are fast rows
+  return e.ndim == 2 && e.sizes[1] < kFew && e.strides[0][1] == 1 && e.strides[0][0] == e.sizes[1] &&
+         e.strides[1][1] == 0;
+}
+template <class Bits>
+void repeat_bits(const Elementwise<2>& e) {
+  const std::int64_t times = e.sizes[1], step = e.strides[1][0];
+  parallel_for(e.sizes[0], grain_of(times), [&](std::int64_t begin, std::int64_t end) {
+    const Bits* const in = static_cast<const Bits*>(e.in[0]);
+    Bits* to = static_cast<Bits*>(e.out) + begin * times;
+    for (std::int64_t i = begin; i < end; ++i) {
+      const Bits x = in[i * step];
+      for (std::int64_t j = 0; j < times; ++j) *to++ = x;
+    }
+  });
+}
+
 // Copies bits instead of values, which keeps a signalling NaN as it is.
 template <class Bits>
 void copy_bits(const Elementwise<2>& e) {
+  if (repeats_elements(e)) return repeat_bits<Bits>(e);
   constexpr std::int64_t element[] = {sizeof(Bits), sizeof(Bits)};
   const RowFn row = [](const void*, std::int64_t n, void* to, const void* const* from,
                        const std::int64_t* strides) {

@@ -28,7 +28,11 @@ void clamp_backward_kernel(const LaunchContext&, const ClampBackwardArgs& a) {
   else map<C, C, C>(a.operands, [high](C dy, C x) { return x < high ? dy : C(0); });
 }
 
-const bool rows = for_kernels_of(Functions(), []<class Row>() { register_pointwise<Row>(); });
+const bool rows = for_kernels_of(Functions(), []<class Row>() {
+  // Softplus computes log1p of an exponential of a negative number.
+  if constexpr (std::is_same_v<Row, Softplus>) register_pointwise<Row, Row::kDTypes, UnitLogMath>();
+  else register_pointwise<Row>();
+});
 const bool limits = [] {
   for_dtypes<kNumbers>([]<class T>() { clamp.set(DeviceType::cpu, dtype_of<T>, &clamp_kernel<Compute<T>>); });
   for_dtypes<kFloats>([]<class T>() {

@@ -56,10 +56,16 @@ class Block {
       begin_[p + 1] = taps_.size();
     }
   }
-  // Calls f(tap) for the taps of point p.
+  // Calls f(tap) for the taps of point p. Most points of a bilinear grid have four.
   template <class F>
   void for_taps(std::int64_t p, const F& f) const {
-    for (std::size_t t = begin_[p]; t < begin_[p + 1]; ++t) f(taps_[t]);
+    const Tap<C>* const taps = taps_.data() + begin_[p];
+    const std::size_t count = begin_[p + 1] - begin_[p];
+    if (count == 4) {
+      f(taps[0]), f(taps[1]), f(taps[2]), f(taps[3]);
+      return;
+    }
+    for (std::size_t t = 0; t < count; ++t) f(taps[t]);
   }
 
  private:
@@ -169,6 +175,25 @@ void backward_grid(const LaunchContext&, const GridSampleBackwardGridArgs& a) {
                          count = std::min(kPoints, s.points - first);
       block.find(s, grid, n, first, count, true);
       const T* const in = x + n * image;
+      if (!s.channels_last) {
+        // Plane by plane: the pixels of one point in all planes often share one set of the cache.
+        C sums[kPoints][3] = {};
+        for (std::int64_t c = 0; c < s.c; ++c) {
+          const T* const plane = in + c * s.x_channel();
+          const T* const g = dy + n * s.c * s.points + c * s.y_channel() + first;
+          for (std::int64_t p = 0; p < count; ++p) {
+            const C dp = load(g[p]);
+            C* const sum = sums[p];
+            block.for_taps(p, [&](const Tap<C>& t) {
+              const C v = load(plane[t.offset]) * dp;
+              for (int d = 0; d < 3; ++d) sum[d] += t.slope[d] * v;
+            });
+          }
+        }
+        for (std::int64_t p = 0; p < count; ++p)
+          for (int d = 0; d < s.dims; ++d) dgrid[(n * s.points + first + p) * s.dims + d] = T(sums[p][d]);
+        continue;
+      }
       for (std::int64_t p = 0; p < count; ++p) {
         const T* const g = dy + n * s.c * s.points + (first + p) * s.y_point();
         C sum[3] = {};

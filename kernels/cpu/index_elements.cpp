@@ -14,10 +14,14 @@ constexpr std::int64_t kIndexedRow = 256;
 
 // n elements along the last dimension. If `offsets` is null, their offsets in x begin at `x` and have
 // x_stride. Otherwise n is at most kIndexedRow, and `offsets` has the offset of each element in x, or -1 if
-// its index is invalid.
+// its index is invalid, which only happens if not `all_valid`.
 struct IndexedRow {
   std::int64_t n, x, x_stride, y, y_stride;
   const std::int64_t* offsets;
+  bool all_valid = true;
+
+  // The usual rows, whose loops need no multiplication and no branch.
+  bool simple() const { return all_valid && y_stride == 1; }
 };
 using IndexedRowFn = void (*)(const void* context, const IndexedRow& row);
 
@@ -86,19 +90,20 @@ class IndexedWalk {
     std::int64_t offsets[kIndexedRow];
     for (std::int64_t begin = 0; begin < sizes_[last]; begin += kIndexedRow) {
       const std::int64_t n = std::min(kIndexedRow, sizes_[last] - begin);
-      fill(begin, n, offsets);
-      fn(context, {n, 0, 0, y_ + begin * at_.y_strides[last], at_.y_strides[last], offsets});
+      const bool all_valid = fill(begin, n, offsets);
+      fn(context, {n, 0, 0, y_ + begin * at_.y_strides[last], at_.y_strides[last], offsets, all_valid});
     }
   }
 
-  void fill(std::int64_t begin, std::int64_t n, std::int64_t* offsets) const {
+  // Returns whether all indices are valid.
+  bool fill(std::int64_t begin, std::int64_t n, std::int64_t* offsets) const {
     const int last = at_.ndim - 1;
     for (std::int64_t i = 0; i < n; ++i) offsets[i] = x_ + (begin + i) * at_.x_strides[last];
     bool valid = true;
     for (int k = 0; k < at_.count; ++k) {
       const Indexed::Index& index = at_.index[k];
       const std::int64_t* const values = index_[k] + begin * index.strides[last];
-      const auto add = [&](std::int64_t stride) {
+      const auto add = [&](std::int64_t stride, std::int64_t x_stride) {
         const std::int64_t wrap = at_.wraps ? index.size : 0;
         std::uint64_t outside = 0;
         for (std::int64_t i = 0; i < n; ++i) {
@@ -108,13 +113,15 @@ class IndexedWalk {
           const auto bits = static_cast<std::uint64_t>(value);
           outside |= bits >= static_cast<std::uint64_t>(index.size);
           offsets[i] = static_cast<std::int64_t>(static_cast<std::uint64_t>(offsets[i]) +
-                                                 bits * static_cast<std::uint64_t>(index.x_stride));
+                                                 bits * static_cast<std::uint64_t>(x_stride));
         }
         return outside == 0;
       };
-      valid &= index.strides[last] == 1 ? add(1) : add(index.strides[last]);
+      // AVX2 has no multiplication of 64-bit integers, so a stride of 1 has a loop of its own.
+      if (index.strides[last] != 1) valid &= add(index.strides[last], index.x_stride);
+      else valid &= index.x_stride == 1 ? add(1, 1) : add(1, index.x_stride);
     }
-    if (valid) return;
+    if (valid) return true;
     for (std::int64_t i = 0; i < n; ++i)
       for (int k = 0; k < at_.count; ++k) {
         std::int64_t value = index_[k][(begin + i) * at_.index[k].strides[last]];
@@ -122,6 +129,7 @@ class IndexedWalk {
         offsets[i] = -1;
         bad_.report(position_ + (begin + i) * position_strides_[last]);
       }
+    return false;
   }
 
   const Indexed& at_;
@@ -162,7 +170,9 @@ template <class Bits>
 void read_row(const void* context, const IndexedRow& r) {
   const auto& [from, to] = *static_cast<const MoveArrays<Bits>*>(context);
   Bits* const y = to + r.y;
-  if (r.offsets) {
+  if (r.offsets && r.simple()) {
+    for (std::int64_t i = 0; i < r.n; ++i) y[i] = from[r.offsets[i]];
+  } else if (r.offsets) {
     for (std::int64_t i = 0; i < r.n; ++i)
       if (r.offsets[i] >= 0) y[i * r.y_stride] = from[r.offsets[i]];
   } else if (r.x_stride == 1 && r.y_stride == 1) {
@@ -175,7 +185,9 @@ template <class Bits>
 void write_row(const void* context, const IndexedRow& r) {
   const auto& [from, to] = *static_cast<const MoveArrays<Bits>*>(context);
   const Bits* const y = from + r.y;
-  if (r.offsets) {
+  if (r.offsets && r.simple()) {
+    for (std::int64_t i = 0; i < r.n; ++i) to[r.offsets[i]] = y[i];
+  } else if (r.offsets) {
     for (std::int64_t i = 0; i < r.n; ++i)
       if (r.offsets[i] >= 0) to[r.offsets[i]] = y[i * r.y_stride];
   } else if (r.x_stride == 1 && r.y_stride == 1) {
@@ -223,6 +235,16 @@ void combine_row(const void* context, const IndexedRow& r) {
   const auto& arrays = *static_cast<const CombineArrays<T>*>(context);
   const T* const y = arrays.y + r.y;
   Compute<T>* const x = arrays.x;
+  const auto combine = [y](Compute<T>& to, std::int64_t i) { to = combined<op>(to, load(y[i])); };
+  if (r.offsets && r.simple()) {
+    for (std::int64_t i = 0; i < r.n; ++i) combine(x[r.offsets[i]], i);
+    return;
+  }
+  if (!r.offsets && r.x_stride == 1 && r.y_stride == 1) {
+    Compute<T>* const to = x + r.x;
+    for (std::int64_t i = 0; i < r.n; ++i) combine(to[i], i);
+    return;
+  }
   for (std::int64_t i = 0; i < r.n; ++i) {
     const std::int64_t to = r.offsets ? r.offsets[i] : r.x + i * r.x_stride;
     if (to >= 0) x[to] = combined<op>(x[to], load(y[i * r.y_stride]));

@@ -95,11 +95,15 @@ void cross_entropy_backward_kernel(const LaunchContext&, const ClassLossBackward
                          const auto p = probability(row, in[0]);
                          const C* const t = in[1];
                          const C grad = row_grad<C>(g, row);
-                         const auto wq = [&](std::int64_t c) {
-                           return weight_of<C>(a, c) * (rest * t[c] + each);
+                         // With and without weights, so that both loops are vectorised.
+                         const auto run = [&](const auto& wq) {
+                           const C sum = row_sum<C>(n, wq);
+                           for (std::int64_t c = 0; c < n; ++c) out[c] = grad * (p(c) * sum - wq(c));
                          };
-                         const C sum = row_sum<C>(n, wq);
-                         for (std::int64_t c = 0; c < n; ++c) out[c] = grad * (p(c) * sum - wq(c));
+                         if (a.weight)
+                           run([t, rest, each, w = static_cast<const C*>(a.weight.address())](
+                                   std::int64_t c) { return w[c] * (rest * t[c] + each); });
+                         else run([t, rest, each](std::int64_t c) { return rest * t[c] + each; });
                        });
     return;
   }
@@ -217,7 +221,12 @@ void sum_squared_error_kernel(const LaunchContext&, const SumSquaredErrorArgs& a
 }
 
 const bool rows = for_rows_of(ErrorRows(), []<class Row>() { register_pointwise<Row>(); }) &&
-                  for_kernels_of(BinaryLosses(), []<class Row>() { register_pointwise<Row>(); });
+                  for_kernels_of(BinaryLosses(), []<class Row>() {
+                    // Its log1p is one of an exponential of a negative number.
+                    if constexpr (std::is_same_v<Row, BinaryCrossEntropyWithLogits>)
+                      register_pointwise<Row, Row::kDTypes, UnitLogMath>();
+                    else register_pointwise<Row>();
+                  });
 const bool filled =
     for_types<float, double, Half, BFloat16>([]<class T> {
       cross_entropy.set(DeviceType::cpu, dtype_of<T>, &cross_entropy_kernel<T>);

@@ -41,11 +41,11 @@ inline float log_or_special(float x, float y) {
 
 inline double log(double x) { return std::log(x); }
 /// Computes n ln2 + log(1 + f).
-inline float log(float x) {
-  const LogTerms t = log_terms(x);
+inline float log_from(const LogTerms& t) {
   constexpr float ln2_high = 0x1.62e3p-1f, ln2_low = 9.05800135156e-06f;
-  return log_or_special(x, t.n * ln2_high - ((t.half_square - (t.rest + t.n * ln2_low)) - t.f));
+  return t.n * ln2_high - ((t.half_square - (t.rest + t.n * ln2_low)) - t.f);
 }
+inline float log(float x) { return log_or_special(x, log_from(log_terms(x))); }
 inline double log2(double x) { return std::log2(x); }
 inline float log2(float x) {
   const LogTerms t = log_terms(x);
@@ -63,6 +63,15 @@ template <class T>
 inline T log1p(T x) {
   const T u = 1 + x;
   return u == 1 || u == std::numeric_limits<T>::infinity() ? x : cpu::log(u) * (x / (u - 1));
+}
+
+/// log(1 + x) for 0 <= x <= 1. u = 1 + x is in [1, 2], and (x - (u - 1)) / u replaces what its rounding loses
+/// (as in Sun's fdlibm). Without special cases of log1p(), g++ vectorises log1p(exp(...)) too.
+inline double log1p_of_unit(double x) { return log1p(x); }
+inline float log1p_of_unit(float x) {
+  const float u = 1 + x;
+  const LogTerms t = log_terms(u);
+  return log_from(t) + (x - (u - 1)) / u;
 }
 
 inline double asinh(double x) { return std::asinh(x); }
@@ -338,6 +347,14 @@ struct Math {
   template <class C>
   static C copysign(C x, C sign) {
     return std::copysign(x, sign);
+  }
+};
+
+/// For formulas that compute log1p only of numbers between 0 and 1, such as exponentials of negative numbers.
+struct UnitLogMath : Math {
+  template <class C>
+  static C log1p(C x) {
+    return log1p_of_unit(x);
   }
 };
 

@@ -18,29 +18,30 @@ void for_dtypes(F&& f) {
   });
 }
 
-/// Computes out = Row::value(inputs..., params...), where C is the compute type of all inputs.
-template <class Row, class C, std::size_t... kInput, std::size_t... kParam>
+/// Computes out = Row::value(inputs..., params...), where C is the compute type of all inputs. M has the
+/// elementary functions.
+template <class Row, class M, class C, std::size_t... kInput, std::size_t... kParam>
 inline void run_pointwise(const Elementwise<Row::kOperands>& e, const Scalar* params,
                           std::index_sequence<kInput...>, std::index_sequence<kParam...>) {
   using Param = typename Row::template Param<C>;
   const std::array<Param, sizeof...(kParam)> numbers{convert_scalar<Param>(params[kParam])...};
-  const auto formula = [p = numbers](auto... in) { return Row::template value<Math>(in..., p[kParam]...); };
+  const auto formula = [p = numbers](auto... in) { return Row::template value<M>(in..., p[kParam]...); };
   using Out = std::conditional_t<Row::kGivesBool, bool, C>;
   map<Out, std::conditional_t<true, C, std::index_sequence<kInput>>...>(e, formula);
 }
-template <class Row, class C, class Args>
+template <class Row, class M, class C, class Args>
 void pointwise_kernel(const LaunchContext&, const Args& a) {
   constexpr auto inputs = std::make_index_sequence<Row::kOperands - 1>();
   constexpr auto params = std::make_index_sequence<Row::kParams>();
-  if constexpr (Row::kParams == 0) run_pointwise<Row, C>(a, nullptr, inputs, params);
-  else run_pointwise<Row, C>(a.operands, a.params.data(), inputs, params);
+  if constexpr (Row::kParams == 0) run_pointwise<Row, M, C>(a, nullptr, inputs, params);
+  else run_pointwise<Row, M, C>(a.operands, a.params.data(), inputs, params);
 }
 
 /// Registers the kernels of a row. The kernel of f32 is also that of f16 and bf16.
-template <class Row, DTypeSet kSet = Row::kDTypes>
+template <class Row, DTypeSet kSet = Row::kDTypes, class M = Math>
 void register_pointwise() {
   for_dtypes<kSet>(
-      []<class T>() { slot<Row>.set(DeviceType::cpu, dtype_of<T>, &pointwise_kernel<Row, Compute<T>>); });
+      []<class T>() { slot<Row>.set(DeviceType::cpu, dtype_of<T>, &pointwise_kernel<Row, M, Compute<T>>); });
 }
 
 // ---- rows whose vectorised f32 formula does not hold for all inputs

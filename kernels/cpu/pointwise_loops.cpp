@@ -48,13 +48,17 @@ template <class Stored>
 void gather_stored(const void* from, std::int64_t stride, std::int64_t n, void* to) {
   const Stored* const in = static_cast<const Stored*>(from);
   std::int32_t* const out = static_cast<std::int32_t*>(to);
+  if (stride == 1) return static_cast<void>(std::copy_n(in, n, out));
   for (std::int64_t i = 0; i < n; ++i) out[i] = in[i * stride];
 }
 template <class Stored>
 void scatter_stored(const void* from, void* to, std::int64_t stride, std::int64_t n) {
   const std::int32_t* const in = static_cast<const std::int32_t*>(from);
   Stored* const out = static_cast<Stored*>(to);
-  for (std::int64_t i = 0; i < n; ++i) out[i * stride] = static_cast<Stored>(in[i]);
+  if (stride == 1)  // with a constant stride, the loop is vectorised
+    for (std::int64_t i = 0; i < n; ++i) out[i] = static_cast<Stored>(in[i]);
+  else
+    for (std::int64_t i = 0; i < n; ++i) out[i * stride] = static_cast<Stored>(in[i]);
 }
 
 // Copies n elements of dtype t to a dense array of its compute type.

@@ -3,6 +3,7 @@
 #include "tapestry/kernels/scan.h"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 
 #include "tapestry/kernels/cpu/grain.h"
@@ -89,6 +90,28 @@ void scan(std::int64_t rows, const Op& op) {
   });
 }
 
+/// CumulativeExtreme (kernels/scan.h) with fewer comparisons: the order is known when the code is compiled,
+/// and every number replaces the identity.
+template <class T, bool kLargest>
+struct Extreme : CumulativeExtreme<T> {
+  using State = typename CumulativeExtreme<T>::State;
+  using CumulativeExtreme<T>::CumulativeExtreme;
+  static State identity() {
+    using Limits = std::numeric_limits<T>;
+    if constexpr (Limits::has_infinity) return {kLargest ? -Limits::infinity() : Limits::infinity(), -1};
+    else return {kLargest ? Limits::lowest() : Limits::max(), -1};
+  }
+  static State join(State a, State b) {
+    const bool replaces = kLargest ? b.value >= a.value : b.value <= a.value;
+    return replaces | (b.value != b.value) ? b : a;  // no number replaces NaN
+  }
+};
+template <class T>
+void cummax_kernel(const LaunchContext&, const CummaxArgs& a) {
+  if (a.largest) scan(a.rows, Extreme<T, true>(a));
+  else scan(a.rows, Extreme<T, false>(a));
+}
+
 template <class Op, class Args>
 void scan_kernel(const LaunchContext&, const Args& a) {
   scan(a.rows, Op(a));
@@ -99,7 +122,7 @@ void fill_slots() {
   constexpr DType dtype = dtype_of<T>;
   cumsum.set(DeviceType::cpu, dtype, &scan_kernel<Cumulative<T, C, false>, ScanArgs>);
   cumprod.set(DeviceType::cpu, dtype, &scan_kernel<Cumulative<T, C, true>, ScanArgs>);
-  cummax.set(DeviceType::cpu, dtype, &scan_kernel<CumulativeExtreme<T>, CummaxArgs>);
+  cummax.set(DeviceType::cpu, dtype, &cummax_kernel<T>);
   if constexpr (is_floating(dtype)) {
     cumprod_backward.set(DeviceType::cpu, dtype, &scan_kernel<CumprodBackward<T, C>, CumprodBackwardArgs>);
     cummax_backward.set(DeviceType::cpu, dtype, &scan_kernel<CummaxBackward<T, C>, CummaxBackwardArgs>);

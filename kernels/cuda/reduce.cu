@@ -14,6 +14,7 @@ constexpr DeviceType kDevice = DeviceType::cuda;
 const bool filled = [] {
   for_types<float, BFloat16>([]<class T>() {
     sum.set(kDevice, dtype_of<T>, &launch_sum<T>);
+    nansum.set(kDevice, dtype_of<T>, &launch_nansum<T>);
     variance.set(kDevice, dtype_of<T>, &launch_variance<T>);
     logsumexp.set(kDevice, dtype_of<T>, &launch_logsumexp<T>);
     norm.set(kDevice, dtype_of<T>, &launch_norm<T>);

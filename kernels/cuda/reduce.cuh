@@ -47,15 +47,16 @@ struct IntegerTerms {
   __device__ SumLane<T> term(T x, float) const { return static_cast<SumLane<T>>(x); }
   __device__ void finish(std::int64_t i, std::uint64_t sum) const { out[i] = static_cast<std::int64_t>(sum); }
 };
-/// The sum of x, or of (x - mean)^2. The result is sum / divisor, or sqrt(sum).
+/// The sum of x, or of (x - mean)^2, perhaps without NaN. The result is sum / divisor, or sqrt(sum).
 template <class T>
 struct PlainTerms {
   FloatResult<T> out;
   const float* mean;  // null means 0
   double divisor;
-  bool square, root;
+  bool square, root, skips_nan = false;
   __device__ float center(std::int64_t i) const { return mean ? mean[i] : 0; }
   __device__ float term(float x, float center) const {
+    if (skips_nan && x != x) return 0;
     x -= center;
     return square ? x * x : x;
   }
@@ -91,6 +92,10 @@ void launch_sum(const LaunchContext& context, const SumArgs& a) {
   else
     launch_reduce<T>(r, SumOf<T, PlainTerms<T>>{{FloatResult<T>(r), nullptr, a.divisor, false, false}},
                      context);
+}
+template <class T>
+void launch_nansum(const LaunchContext& context, const Reduction& r) {
+  launch_reduce<T>(r, SumOf<T, PlainTerms<T>>{{FloatResult<T>(r), nullptr, 1, false, false, true}}, context);
 }
 template <class T>
 void launch_variance(const LaunchContext& context, const VarianceArgs& a) {

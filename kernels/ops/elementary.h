@@ -239,6 +239,13 @@ struct Trunc : Step<"trunc"> {
     return M::trunc(x);
   }
 };
+/// The part of x behind the decimal point, with the sign of x. Its gradient is that of x.
+struct Frac : Step<"frac"> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return x - M::trunc(x);
+  }
+};
 struct Sign : Step<"sign"> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
@@ -247,6 +254,6 @@ struct Sign : Step<"sign"> {
 };
 
 using Elementary = RowList<Sin, Cos, Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Erf, Erfinv,
-                           Expm1, Exp2, Log1p, Log2, Log10, Floor, Ceil, Round, Trunc, Sign>;
+                           Expm1, Exp2, Log1p, Log2, Log10, Floor, Ceil, Round, Trunc, Frac, Sign>;
 
 }  // namespace tapestry::kernels

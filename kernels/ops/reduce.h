@@ -38,6 +38,13 @@ struct SumArgs {
 };
 inline constinit Slot<SumArgs> sum{"sum"};
 
+/// Computes the sum of the elements that are not NaN. x is floating, and the output has x's dtype or f32.
+inline constinit Slot<Reduction> nansum{"nansum"};
+
+/// Computes the product of all elements. x is floating or i64, and the output has x's dtype. The product is
+/// accumulated in f64 and rounded once; i64 wraps around.
+inline constinit Slot<Reduction> prod{"prod"};
+
 /// Computes sum((x - mean)^2) / divisor. `mean` is dense and has the output's shape. It is f32 if x is f16 or
 /// bf16, and has x's dtype otherwise.
 struct VarianceArgs {

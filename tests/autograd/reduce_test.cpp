@@ -200,3 +200,24 @@ TEST_CASE("the gradient of a norm at zero is zero") {
     CHECK(equal(x.grad(), zeros({3}, DType::f64)));
   }
 }
+
+TEST_CASE("prod: factors whose partial products leave the range of f32 give a product within it") {
+  // 40 factors of 1e3 and 40 of 1e-3 in f32, so that blocks and lanes meet both orders.
+  std::vector<float> factors;
+  for (int i = 0; i < 40; ++i) factors.push_back(1e3f);
+  for (int i = 0; i < 40; ++i) factors.push_back(1e-3f);
+  const Tensor x = tensor(factors);
+  CHECK(prod(x).item() == Approx(1).epsilon(1e-5));
+  const Tensor many = x.unsqueeze(1).expand({80, 3});
+  CHECK(allclose(prod(many, 0), ones({3}), 1e-5));
+  // A product that is recorded is computed by cumprod and must agree.
+  const Tensor leaf = x.clone().set_requires_grad();
+  CHECK(prod(leaf).item() == Approx(prod(x).item()).epsilon(1e-6));
+  // A long row is divided into blocks; integers wrap.
+  CHECK(prod(ones({100000})).item() == 1);
+  CHECK(prod(full({64}, std::int64_t{3})).item<std::int64_t>() == [] {
+    std::uint64_t power = 1;
+    for (int i = 0; i < 64; ++i) power *= 3;
+    return static_cast<std::int64_t>(power);
+  }());
+}

@@ -20,6 +20,11 @@ constexpr const char* kLowered = "autograd/ops/conv_maps.cpp computes volumes by
 
 constexpr const char* kLinalg = "autograd/ops/linalg.h says that CUDA tensors are computed on the host";
 
+constexpr const char* kReadsAsIs = "kernels/ops/matmul_packed.h says that GPUs read the factor as it is";
+
+constexpr const char* kLastOfCumprod =
+    "on GPUs autograd/ops/reduce_composed.cpp takes the last elements of cumprod";
+
 inline constexpr Exception kExceptions[] = {
     {"conv2d", kBF16, kWithMixedPrecision},
     {"conv2d_backward_input", kBF16, kWithMixedPrecision},
@@ -29,6 +34,9 @@ inline constexpr Exception kExceptions[] = {
     {"conv3d_backward_weight", kF32, kLowered},
     {"ctc_loss", kF32, kOnHost},
     {"ctc_loss_backward", kF32, kOnHost},
+    {"pack_matrix", kF32, kReadsAsIs},
+    {"packed_gemm", kF32, kReadsAsIs},
+    {"prod", kF32, kLastOfCumprod},
     {"linalg.solve", kF32, kLinalg},
     {"linalg.det", kF32, kLinalg},
     {"linalg.solve_triangular", kF32, kLinalg},

@@ -8,6 +8,7 @@
 #include "tapestry/kernels/cuda/pointwise.cuh"
 #include "tapestry/kernels/ops/arithmetic.h"
 #include "tapestry/kernels/ops/compare.h"
+#include "tapestry/kernels/ops/composite.h"
 #include "tapestry/kernels/ops/functions.h"
 #include "tests/emulated/memory.h"
 
@@ -59,4 +60,5 @@ TEST_CASE("formulas: at extremes, the GPU's functions give NaN exactly where the
   for_kernels_of(Functions(), check);
   for_kernels_of(Arithmetic(), check);
   for_kernels_of(Comparisons(), check);
+  for_kernels_of(Composites(), check);
 }

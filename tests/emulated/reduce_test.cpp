@@ -89,6 +89,12 @@ void check_sum(const Tensor& x, unsigned mask, double divisor = 1) {
   if (dtype_of<T> != DType::f32) check_reduce(x, mask, DType::f32, 8, cpu, kernel, cpu);
 }
 template <class T>
+void check_nansum(const Tensor& x, unsigned mask) {
+  const auto cpu = [](const kernels::Reduction& r) { kernels::nansum(kCPU, DType::f64, r); };
+  check_reduce(
+      x, mask, dtype_of<T>, 8, cpu, [](const kernels::Reduction& r) { gpu::launch_nansum<T>({}, r); }, cpu);
+}
+template <class T>
 void check_variance(const Tensor& x, unsigned mask) {
   const Tensor mean = values(output_of(x, mask, DType::f32).sizes(), 5, DType::f32);
   const Tensor wide_mean = mean.to(DType::f64);
@@ -276,6 +282,7 @@ TEST_CASE("reductions: infinities and NaN propagate, and small terms are not los
     for (const Tensor& t : {x.to(dtype_of<T>), x.to(dtype_of<T>).transpose(0, 1)}) {
       const unsigned mask = t.sizes()[0] == 6 ? 2 : 1;
       check_sum<T>(t, mask);
+      check_nansum<T>(t, mask);
       check_logsumexp<T>(t, mask);
       check_variance<T>(t, mask);
       check_extremes<T>(t, mask, true);

@@ -80,6 +80,8 @@ void add_elementwise() {
     add(name, [=, f = f] { f(x); });
   add("elu", [=] { elu(x); });
   add("softplus", [=] { softplus(x); });
+  add("leaky_relu", [=] { leaky_relu(x); });
+  add("selu", [=] { selu(x); });
   add("glu", [m = x.reshape({1000, 1000})] { glu(m); });
 }
 
@@ -177,14 +179,27 @@ void add_layers() {
                [=] { return interpolate(small, {.scale_factor = 2, .mode = InterpolateMode::bicubic}); });
   const Tensor grid = rand({16, 32, 32, 2}) * 2 - 1;
   add_training("grid_sample", {small, grid}, [=] { return grid_sample(small, grid); });
+  const Tensor plane = randn({16, 16, 64, 64}), columns = randn({16, 144, 4096});
+  const FoldParams windows{.kernel_size = 3, .padding = 1};
+  add_training("unfold", {plane}, [=] { return im2col(plane, windows); });
+  add_training("fold", {columns}, [=] { return col2im(columns, 64, windows); });
+  add_training("max_pool3d", {volume}, [=] { return max_pool3d(volume, {.kernel_size = 2}); });
+  add_training("avg_pool1d", {line}, [=] { return avg_pool1d(line, {.kernel_size = 2}); });
+  const auto [pooled, where] = max_pool2d_with_indices(plane, {.kernel_size = 2});
+  const Tensor half = pooled.detach();
+  add_training("max_unpool2d", {half},
+               [=, at = where] { return max_unpool2d(half, at, {.kernel_size = 2}); });
   const Tensor table = randn({10000, 64}), bags = randint(0, 10000, {1000, 20});
   add_training("embedding_bag", {table}, [=] { return embedding_bag(table, bags); });
   const Tensor sequence = randn({128, 32, 256});
   const auto lstm = std::make_shared<nn::LSTM>(nn::LSTM::Options{.input_size = 256, .hidden_size = 256});
   const auto gru = std::make_shared<nn::GRU>(nn::GRU::Options{.input_size = 256, .hidden_size = 256});
-  std::vector<Tensor> lstm_leaves, gru_leaves;
+  const auto rnn = std::make_shared<nn::RNN>(nn::RNN::Options{.input_size = 256, .hidden_size = 256});
+  std::vector<Tensor> lstm_leaves, gru_leaves, rnn_leaves;
   for (const nn::Parameter& p : lstm->parameters()) lstm_leaves.push_back(p.tensor());
   for (const nn::Parameter& p : gru->parameters()) gru_leaves.push_back(p.tensor());
+  for (const nn::Parameter& p : rnn->parameters()) rnn_leaves.push_back(p.tensor());
+  add_training("rnn", rnn_leaves, [=] { return std::get<0>((*rnn)(sequence)); });
   add_training("lstm", lstm_leaves, [=] { return std::get<0>((*lstm)(sequence)); });
   add_training("gru", gru_leaves, [=] { return std::get<0>((*gru)(sequence)); });
 }
@@ -201,6 +216,24 @@ void add_losses() {
   add_training("kl_div", {x}, [=] { return fn::kl_div(x, t); });
   const Tensor classes = softmax(t, 1);
   add_training("cross_entropy_probabilities", {x}, [=] { return cross_entropy(x, classes); });
+  const Tensor steps = log_softmax(randn({50, 16, 20}), 2), labels = randint(1, 20, {16, 10});
+  const Tensor in = full({16}, 50, kInt64), out = full({16}, 10, kInt64);
+  add_training("ctc_loss", {steps}, [=] { return ctc_loss(steps, labels, in, out); });
+}
+
+/// Times a step of an optimizer with one parameter of a million elements.
+template <class Optimizer>
+void add_optimizer(const std::string& name) {
+  const nn::Parameter p("p", randn({1000000}));
+  p.set_grad(randn({1000000}));
+  add(name, [optimizer = std::make_shared<Optimizer>(std::vector{p})] { optimizer->step(); });
+}
+void add_optimizers() {
+  add_optimizer<optim::RMSprop>("rmsprop");
+  add_optimizer<optim::Adagrad>("adagrad");
+  add_optimizer<optim::Adamax>("adamax");
+  add_optimizer<optim::NAdam>("nadam");
+  add_optimizer<optim::RAdam>("radam");
 }
 
 }  // namespace
@@ -214,5 +247,6 @@ int main(int argc, char** argv) {
   add_linalg();
   add_layers();
   add_losses();
+  add_optimizers();
   return bench::take_turns(work);
 }

@@ -47,7 +47,7 @@ def elementwise():
     work["cast_int8"] = lambda: x.to(torch.int8)
     small = x.to(torch.int8)
     work["cast_from_int8"] = lambda: small.float()
-    for name in "mish hardswish hardsigmoid softsign logsigmoid elu softplus".split():
+    for name in "mish hardswish hardsigmoid softsign logsigmoid elu softplus leaky_relu selu".split():
         work[name] = lambda f=getattr(F, name): f(x)
     m = x.reshape(1000, 1000)
     work["glu"] = lambda: F.glu(m)
@@ -148,9 +148,18 @@ def layers():
     for mode in "nearest bilinear bicubic".split():
         training(f"interpolate_{mode}", [small], lambda mode=mode: F.interpolate(small, scale_factor=2, mode=mode))
     training("grid_sample", [small, grid], lambda: F.grid_sample(small, grid, align_corners=False))
+    plane, columns = torch.randn(16, 16, 64, 64), torch.randn(16, 144, 4096)
+    training("unfold", [plane], lambda: F.unfold(plane, 3, padding=1))
+    training("fold", [columns], lambda: F.fold(columns, 64, 3, padding=1))
+    training("max_pool3d", [volume], lambda: F.max_pool3d(volume, 2))
+    training("avg_pool1d", [line], lambda: F.avg_pool1d(line, 2))
+    half, at = F.max_pool2d(plane.detach(), 2, return_indices=True)
+    training("max_unpool2d", [half], lambda: F.max_unpool2d(half, at, 2))
     table, bags = torch.randn(10000, 64), torch.randint(0, 10000, (1000, 20))
     training("embedding_bag", [table], lambda: F.embedding_bag(bags, table))
     sequence, lstm, gru = torch.randn(128, 32, 256), torch.nn.LSTM(256, 256), torch.nn.GRU(256, 256)
+    rnn = torch.nn.RNN(256, 256)
+    training("rnn", list(rnn.parameters()), lambda: rnn(sequence)[0])
     training("lstm", list(lstm.parameters()), lambda: lstm(sequence)[0])
     training("gru", list(gru.parameters()), lambda: gru(sequence)[0])
 
@@ -165,6 +174,17 @@ def losses():
     training("bce_with_logits", [x], lambda: F.binary_cross_entropy_with_logits(x, t))
     training("kl_div", [x], lambda: F.kl_div(x, t))
     training("cross_entropy_probabilities", [x], lambda: F.cross_entropy(x, classes))
+    steps, labels = torch.log_softmax(torch.randn(50, 16, 20), 2), torch.randint(1, 20, (16, 10))
+    inputs, outputs = torch.full((16,), 50), torch.full((16,), 10)
+    training("ctc_loss", [steps], lambda: F.ctc_loss(steps, labels, inputs, outputs))
+
+
+def optimizers():
+    """A step with one parameter of a million elements."""
+    for name in "RMSprop Adagrad Adamax NAdam RAdam".split():
+        p = torch.nn.Parameter(torch.randn(1000000))
+        p.grad = torch.randn(1000000)
+        work[name.lower()] = getattr(torch.optim, name)([p]).step
 
 
 def main():
@@ -176,7 +196,7 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    for group in (elementwise, indexing, shape_and_reductions, linalg, layers, losses):
+    for group in (elementwise, indexing, shape_and_reductions, linalg, layers, losses, optimizers):
         group()
     ours = Ours(args.program, args.threads)
     print(f"PyTorch {torch.__version__}, {args.threads} threads, {cpu_name()}, {args.rounds} interleaved rounds")

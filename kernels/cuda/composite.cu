@@ -1,0 +1,11 @@
+#include "tapestry/kernels/ops/composite.h"
+
+#include "tapestry/kernels/cuda/pointwise.cuh"
+
+namespace tapestry::kernels::cuda {
+namespace {
+
+const bool rows = for_rows_of(Composites(), []<class Row>() { register_pointwise<Row>(); });
+
+}  // namespace
+}  // namespace tapestry::kernels::cuda

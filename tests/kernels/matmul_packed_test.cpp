@@ -1,0 +1,119 @@
+#include "tapestry/kernels/ops/matmul_packed.h"
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "tapestry/core/threads.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+using namespace tapestry::kernels;
+
+namespace {
+
+std::mt19937 random_bits(11);
+std::vector<float> numbers(std::int64_t n) {
+  std::vector<float> v(static_cast<std::size_t>(n));
+  std::normal_distribution<float> normal(0.5f);
+  for (float& x : v) x = normal(random_bits);
+  return v;
+}
+
+constexpr float kGap = 1e30f;  // marks memory that must be neither read nor written
+
+// An (m, k) matrix times a packed (k, n) matrix, beside a sum in f64.
+void check_product(std::int64_t m, std::int64_t n, std::int64_t k, bool transposed, bool accumulate,
+                   bool with_bias) {
+  CAPTURE(m, n, k, transposed, accumulate, with_bias);
+  const std::int64_t a_row = k + 2, c_row = n + 3, b_pitch = (transposed ? k : n) + 1;
+  std::vector<float> a = numbers(m * a_row), b = numbers((transposed ? n : k) * b_pitch),
+                     c = numbers(m * c_row);
+  const std::vector<float> bias = numbers(n);
+  const auto at = [](std::vector<float>& v, std::int64_t i) -> float& {
+    return v[static_cast<std::size_t>(i)];
+  };
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t j = k; j < a_row; ++j) at(a, i * a_row + j) = kGap;
+    for (std::int64_t j = n; j < c_row; ++j) at(c, i * c_row + j) = kGap;
+  }
+  const MatrixStrides strides = transposed ? MatrixStrides{1, b_pitch} : MatrixStrides{b_pitch, 1};
+  const std::vector<float> before = c;
+  std::vector<float> packed(static_cast<std::size_t>(packed_size(k, n)) + 1, kGap);
+  pack_matrix(kCPU, DType::f32,
+              {.k = k, .n = n, .b = b.data(), .b_strides = strides, .packed = packed.data()});
+  CHECK(packed.back() == kGap);
+  packed_gemm(kCPU, DType::f32,
+              {.m = m,
+               .n = n,
+               .k = k,
+               .a = a.data(),
+               .a_row = a_row,
+               .packed = packed.data(),
+               .c = c.data(),
+               .c_row = c_row,
+               .bias = with_bias ? ConstArray(bias.data()) : ConstArray(nullptr),
+               .accumulate = accumulate});
+  double worst = 0;
+  bool gaps_kept = true;
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      double sum = 0, size = 0;
+      const auto add = [&](double v) { sum += v, size += std::abs(v); };
+      for (std::int64_t l = 0; l < k; ++l)
+        add(static_cast<double>(at(a, i * a_row + l)) * at(b, l * strides.row + j * strides.col));
+      if (accumulate) add(before[static_cast<std::size_t>(i * c_row + j)]);
+      if (with_bias) add(bias[static_cast<std::size_t>(j)]);
+      // |error| <= (k + 2) eps sum |a b| for any order of the sum (Higham 2002, section 3.1).
+      const double bound = static_cast<double>(k + 2) * std::numeric_limits<float>::epsilon() * size;
+      worst = std::max(worst, std::abs(at(c, i * c_row + j) - sum) - bound);
+    }
+    for (std::int64_t j = n; j < c_row; ++j) gaps_kept &= at(c, i * c_row + j) == kGap;
+  }
+  CHECK(worst <= 0);
+  CHECK(gaps_kept);
+}
+
+}  // namespace
+
+TEST_CASE("packed products: every height of a tile and every width of the last panel") {
+  for (std::int64_t m = 1; m <= 15; ++m) check_product(m, 16 + m, 9, m % 2, m % 3 == 0, m % 5 == 0);
+  for (std::int64_t n = 1; n <= 33; ++n) check_product(7, n, 5, n % 2, n % 3 == 0, n % 4 == 0);
+}
+
+TEST_CASE("packed products: any number of rows of b, with and without a bias and an old c") {
+  for (const std::int64_t k : {0, 1, 255, 256, 257, 513})
+    for (const bool accumulate : {false, true})
+      for (const bool with_bias : {false, true}) check_product(8, 20, k, k % 2, accumulate, with_bias);
+  check_product(0, 20, 5, false, false, true);
+}
+
+TEST_CASE("packed products: the result does not depend on the number of threads") {
+  const std::int64_t m = 40, n = 200, k = 300;
+  const std::vector<float> a = numbers(m * k), b = numbers(k * n);
+  std::vector<std::vector<float>> results;
+  const int threads = get_num_threads();
+  for (const int count : {1, 2, 5}) {
+    set_num_threads(count);
+    std::vector<float> packed(static_cast<std::size_t>(packed_size(k, n))),
+        c(static_cast<std::size_t>(m * n));
+    pack_matrix(kCPU, DType::f32,
+                {.k = k, .n = n, .b = b.data(), .b_strides = {n, 1}, .packed = packed.data()});
+    packed_gemm(kCPU, DType::f32,
+                {.m = m,
+                 .n = n,
+                 .k = k,
+                 .a = a.data(),
+                 .a_row = k,
+                 .packed = packed.data(),
+                 .c = c.data(),
+                 .c_row = n,
+                 .bias = ConstArray(nullptr),
+                 .accumulate = false});
+    results.push_back(c);
+  }
+  set_num_threads(threads);
+  CHECK(results[0] == results[1]);
+  CHECK(results[0] == results[2]);
+}
