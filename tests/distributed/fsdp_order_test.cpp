@@ -159,3 +159,30 @@ TEST_CASE("memory is that of the shards and of two units") {
     CHECK(double(peak) > 0.9 * 4 * all);
   }
 }
+
+TEST_CASE("the timeline and the report show gathers and reduce-scatters") {
+  const Timeline timeline;
+  on_ranks<int>(2, [&](const Group& group) {
+    Chain net(3, 3);
+    const FullyShard handle = shard(net, {}, group);
+    for (int step = 0; step < 2; ++step) net(ones({2, 3})).sum().backward();
+    const FsdpReport report = handle.report();
+    require(report.units.size() == 4, "expected a unit per block and the model");
+    const FsdpUnitReport& b1 = report.units[1];
+    require(b1.name == "b1" && b1.parameters == std::vector<std::string>{"weight"}, b1.name);
+    require(b1.full_bytes == 36 && b1.shard_bytes == 24, "wrong bytes");
+    require(b1.gathers == 4 && b1.scatters == 2, b1.gathers, " gathers, ", b1.scatters, " reduce-scatters");
+    require(report.str().find("b1 ") != std::string::npos, "the table lacks a unit");
+    handle.reset_report();
+    require(handle.report().units[1].gathers == 0, "not reset");
+    return 0;
+  });
+  int gathers = 0, scatters = 0;
+  for (const Span& span : timeline.spans()) {
+    if (span.activity != Activity::communication) continue;
+    gathers += span.name.rfind("fsdp b1 all_gather", 0) == 0;
+    scatters += span.name.rfind("fsdp b1 reduce_scatter", 0) == 0;
+  }
+  CHECK(gathers == 8);
+  CHECK(scatters == 4);
+}
