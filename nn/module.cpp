@@ -8,6 +8,7 @@
 #include "tapestry/core/error.h"
 #include "tapestry/core/type_name.h"
 #include "tapestry/nn/internal/replica_devices.h"
+#include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::nn {
 
@@ -398,7 +399,7 @@ void Module::replace_tensors(const char* op, const F& convert) {
     if (slot.replicas() != 1)
       fail("[", op, "] '", join(path, name), "' has ", slot.replicas(),
            " replicas; move the module before it is replicated");
-    const Tensor old = slot.replica(0), values = old.detach(), moved = convert(values);
+    const Tensor old = stored_tensor(slot, 0), values = old.detach(), moved = convert(values);
     if (moved.is_same(values)) return;
     if (trained) {
       moved.set_requires_grad(old.requires_grad());
@@ -437,7 +438,7 @@ void Module::zero_grad(bool set_to_none) { zero_gradients(parameters(), set_to_n
 void Module::requires_grad_(bool on) {
   for (const Parameter& p : parameters())
     for (int r = 0; r < p.replicas(); ++r)
-      if (is_floating(p.replica(r).dtype())) p.replica(r).set_requires_grad(on);
+      if (is_floating(stored_tensor(p, r).dtype())) stored_tensor(p, r).set_requires_grad(on);
 }
 
 // Calls fn for every parameter and persistent buffer. If a module or a parameter is shared, fn is called once
@@ -458,10 +459,15 @@ void Module::for_each_state(const F& fn) const {
 StateDict Module::state_dict() const {
   StateDict dict;
   for_each_state([&](const std::string& name, const TensorSlot& slot) {
-    dict.emplace_back(name, slot.tensor().detach());
+    dict.emplace_back(name, stored_tensor(slot, current_context().replica).detach());
   });
   return dict;
 }
+
+namespace {
+// The replica to which a state dict with the shape of a shard belongs.
+int own_replica(const TensorSlot& slot) { return slot.sharding() ? current_context().replica : 0; }
+}  // namespace
 
 LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
   const NoGradGuard no_grad;
@@ -479,9 +485,9 @@ LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
       result.missing.push_back(name);
     } else if (!it->second->defined()) {
       wrong += "\n  undefined tensor: " + name;
-    } else if (it->second->sizes() != slot.replica(0).sizes()) {
-      wrong += "\n  wrong shape: " + name + " expected " + slot.replica(0).sizes().str() + " but got " +
-               it->second->sizes().str();
+    } else if (!stored_part(slot, own_replica(slot), own_replica(slot), *it->second).defined()) {
+      wrong += "\n  wrong shape: " + name + " expected " + accepted_sizes(slot, own_replica(slot)) +
+               " but got " + it->second->sizes().str();
     } else {
       matches.emplace_back(slot, it->second);
     }
@@ -502,7 +508,9 @@ LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
         strict ? ", or strict = false to skip names that are missing or unexpected" : "");
 
   for (const auto& [slot, source] : matches)
-    for (int r = 0; r < slot.replicas(); ++r) slot.replica(r).detach().copy_(*source);
+    for (int r = 0; r < slot.replicas(); ++r)
+      if (const Tensor part = stored_part(slot, r, own_replica(slot), *source); part.defined())
+        stored_tensor(slot, r).detach().copy_(part);
   return result;
 }
 

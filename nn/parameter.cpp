@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "tapestry/nn/internal/stored.h"
+
 namespace tapestry::nn {
 
 // What a thread has computed for one slot and replica. The tensor is a member, so that tensor() can return a
@@ -147,7 +149,7 @@ Parameter::Parameter(std::string name, const Tensor& tensor)
 }
 
 const Parameter& Parameter::requires_grad_(bool on) const {
-  for (int r = 0; r < replicas(); ++r) replica(r).set_requires_grad(on);
+  for (int r = 0; r < replicas(); ++r) stored_tensor(*this, r).set_requires_grad(on);
   return *this;
 }
 

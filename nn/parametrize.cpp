@@ -89,6 +89,8 @@ void register_parametrization(Module& module, const std::string& name,
   const Parameter slot = own_parameter(module, name);
   check(slot.replicas() == 1, "[", op, "] '", name, "' has ", slot.replicas(),
         " replicas; parametrize the module before it is replicated");
+  check(!slot.sharding(), "[", op, "] '", name, "' of ", module.type_name(),
+        " is sharded; parametrize the module before fully_shard()");
   const Tensor value = slot.replica(0).detach();
   std::vector<Tensor> tensors;
   Tensor result;
@@ -130,9 +132,12 @@ void remove_parametrizations(Module& module, const std::string& name, bool leave
   ParametrizationList* const list = list_of(module, name);
   check(list != nullptr, "[", op, "] '", name, "' of ", module.type_name(), " has no parametrization");
   const std::vector<Parameter> originals = list->originals();
-  for (const Parameter& p : originals)
+  for (const Parameter& p : originals) {
+    check(!p.sharding(), "[", op, "] an original of '", name, "' of ", module.type_name(),
+          " is sharded; save its state, and remove the parametrization of a model that is not sharded");
     check(p.replicas() == 1, "[", op, "] '", name, "' has ", p.replicas(),
           " replicas; destroy the DataParallel of this module first, or call unreplicate()");
+  }
   check(leave_parametrized || originals.size() == 1, "[", op, "] '", name, "' is computed from ",
         originals.size(),
         " originals, so none of them can become the parameter; use leave_parametrized = true");
@@ -244,6 +249,8 @@ Module& spectral_norm(Module& module, const std::string& name, const SpectralNor
   check(options.eps >= 0, "[spectral_norm] eps must not be negative but is ", options.eps);
   check(!is_parametrized(module, name), "[spectral_norm] '", name, "' of ", module.type_name(),
         " has a parametrization already; end it with remove_parametrizations()");
+  check(!own_parameter(module, name).sharding(), "[spectral_norm] '", name, "' of ", module.type_name(),
+        " is sharded; parametrize the module before fully_shard()");
   const Tensor weight = own_parameter(module, name).tensor();
   check(weight.numel() > 0, "[spectral_norm] '", name, "' of shape ", weight.sizes(),
         " has no elements, so it has no norm");
