@@ -20,7 +20,7 @@ template <class F>
 void for_gradients(const std::vector<Parameter>& params, const ReplicaDevice& replica_device, const F& fn) {
   for (std::size_t i = 0; i < params.size(); ++i) {
     if (!replica_device.has(params[i])) continue;
-    const Tensor grad = params[i].replica(replica_device.replica).grad();
+    const Tensor grad = stored_tensor(params[i], replica_device.replica).grad();
     if (!grad.defined()) continue;
     DividedGradients* const divided = divided_gradients(grad);
     fn(divided ? divided->part(*grad.storage()) : grad, i);
@@ -50,6 +50,49 @@ void join_divided_norms(const std::vector<Parameter>& params, std::vector<Tensor
   divided->sum_over_ranks(of_ranks);
   norms.push_back(norm(of_ranks, norm_type).to(dtype));
 }
+
+/// The sharded parameters whose shards belong to the same ranks.
+struct ShardGroup {
+  const Sharding* sharding;  // of one of them, for the collective
+  std::vector<std::size_t> params;
+};
+
+// In the order of the parameters, which is the same on all ranks.
+std::vector<ShardGroup> shard_groups(const std::vector<Parameter>& params) {
+  std::vector<ShardGroup> groups;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const Sharding* const sharding = params[i].sharding().get();
+    if (!sharding) continue;
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const ShardGroup& g) {
+      return g.sharding->group(0) == sharding->group(0);
+    });
+    if (group == groups.end()) group = groups.insert(group, {sharding, {}});
+    group->params.push_back(i);
+  }
+  return groups;
+}
+
+// Returns the norms of all ranks' gradients of these parameters, by rank. Each rank writes its norm to its
+// own element of a vector of zeros, and the ranks add the vectors: a sum of powers would overflow sooner, and
+// the infinity norm needs a maximum. The dtype does not depend on which gradients a rank has.
+Tensor norms_of_ranks(const std::vector<Parameter>& params, const ShardGroup& group, int replica,
+                      double norm_type) {
+  const Sharding& sharding = *group.sharding;
+  DType dtype = DType::f32;
+  std::vector<Tensor> norms;
+  for (const std::size_t i : group.params) {
+    const Tensor& shard = params[i].sharding()->shard(replica);
+    if (shard.dtype() == DType::f64) dtype = DType::f64;
+    if (const Tensor grad = shard.grad(); grad.defined() && grad.numel() > 0)
+      norms.push_back(norm(grad, norm_type));
+  }
+  const Tensor all = zeros({sharding.ranks()}, {dtype, sharding.shard(replica).device()});
+  for (Tensor& t : norms) t = t.to(all.device(), dtype);
+  if (!norms.empty()) all.narrow(0, sharding.rank(replica), 1).copy_(norm(stack(norms), norm_type));
+  sharding.sum_over_ranks(replica, all);
+  return all;
+}
+
 }  // namespace
 
 Tensor clip_grad_norm_(const std::vector<Parameter>& params, double max_norm, double norm_type,
@@ -61,16 +104,32 @@ Tensor clip_grad_norm_(const std::vector<Parameter>& params, double max_norm, do
   add_replica_devices(params, replica_devices);
   std::copy_if(replica_devices.begin(), replica_devices.end(), std::back_inserter(of_first_replica),
                [](const ReplicaDevice& d) { return d.replica == 0; });
-  if (of_first_replica.empty()) return zeros({});
+  const std::vector<ShardGroup> groups = shard_groups(params);
+  if (of_first_replica.empty() && groups.empty()) return zeros({});
   std::vector<Tensor> norms(params.size());
   for_each_replica_device(of_first_replica, [&](const ReplicaDevice& replica_device) {
     for_gradients(params, replica_device, [&](const Tensor& g, std::size_t i) {
-      norms[i] = g.numel() > 0 ? norm(g, norm_type) : zeros({}, {g.dtype(), g.device()});
+      if (!params[i].sharding())
+        norms[i] = g.numel() > 0 ? norm(g, norm_type) : zeros({}, {g.dtype(), g.device()});
     });
   });
   join_divided_norms(params, norms, norm_type);
+  // Collective, also on a rank whose shards are empty or have no gradients. The replicas of one process are
+  // ranks of the group and must call it at the same time.
+  for (const ShardGroup& group : groups) {
+    const Parameter& first = params[group.params[0]];
+    std::vector<ReplicaDevice> replicas;
+    for (int r = 0; r < first.replicas(); ++r) replicas.push_back({r, group.sharding->shard(r).device()});
+    for_each_replica_device(replicas, [&](const ReplicaDevice& replica) {
+      const Tensor of_ranks = norms_of_ranks(params, group, replica.replica, norm_type);
+      if (replica.replica == 0) norms[group.params[0]] = norm(of_ranks, norm_type);
+    });
+  }
   std::erase_if(norms, [](const Tensor& t) { return !t.defined(); });
-  for (Tensor& t : norms) t = t.to(of_first_replica[0].device);
+  const Device device = of_first_replica.empty() ? norms[0].device() : of_first_replica[0].device;
+  const bool wide =
+      std::any_of(norms.begin(), norms.end(), [](const Tensor& t) { return t.dtype() == DType::f64; });
+  for (Tensor& t : norms) t = groups.empty() ? t.to(device) : t.to(device, wide ? DType::f64 : DType::f32);
   const Tensor total = norm(stack(norms), norm_type);
   if (error_if_nonfinite) {
     total.check_has_elements("clip_grad_norm_");

@@ -9,6 +9,7 @@
 #include "tapestry/core/error.h"
 #include "tapestry/core/type_name.h"
 #include "tapestry/nn/internal/replica_devices.h"
+#include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::nn {
 
@@ -399,7 +400,7 @@ void Module::replace_tensors(const char* op, const F& convert) {
     if (slot.replicas() != 1)
       fail("[", op, "] '", join(path, name), "' has ", slot.replicas(),
            " replicas; move the module before it is replicated");
-    const Tensor old = slot.replica(0), values = old.detach(), moved = convert(values);
+    const Tensor old = stored_tensor(slot, 0), values = old.detach(), moved = convert(values);
     if (moved.is_same(values)) return;
     if (trained) {
       moved.set_requires_grad(old.requires_grad());
@@ -444,7 +445,7 @@ void Module::zero_grad(bool set_to_none) { zero_gradients(parameters(), set_to_n
 void Module::requires_grad_(bool on) {
   for (const Parameter& p : parameters())
     for (int r = 0; r < p.replicas(); ++r)
-      if (is_floating(p.replica(r).dtype())) p.replica(r).set_requires_grad(on);
+      if (is_floating(stored_tensor(p, r).dtype())) stored_tensor(p, r).set_requires_grad(on);
 }
 
 // Calls fn for every parameter and persistent buffer. If a module or a parameter is shared, fn is called once
@@ -465,10 +466,15 @@ void Module::for_each_state(const F& fn) const {
 StateDict Module::state_dict() const {
   StateDict dict;
   for_each_state([&](const std::string& name, const TensorSlot& slot) {
-    dict.emplace_back(name, slot.tensor().detach());
+    dict.emplace_back(name, stored_tensor(slot, current_context().replica).detach());
   });
   return dict;
 }
+
+namespace {
+// The replica to which a state dict with the shape of a shard belongs.
+int own_replica(const TensorSlot& slot) { return slot.sharding() ? current_context().replica : 0; }
+}  // namespace
 
 LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
   const NoGradGuard no_grad;
@@ -486,10 +492,10 @@ LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
       result.missing.push_back(name);
     } else if (!it->second->defined()) {
       wrong += "\n  undefined tensor: " + name;
-    } else if (it->second->sizes() != slot.replica(0).sizes()) {
-      wrong += "\n  wrong shape: " + name + " expected " + slot.replica(0).sizes().str() + " but got " +
-               it->second->sizes().str();
-    } else if (it->second->device().is_meta() && !slot.replica(0).device().is_meta()) {
+    } else if (!stored_part(slot, own_replica(slot), own_replica(slot), *it->second).defined()) {
+      wrong += "\n  wrong shape: " + name + " expected " + accepted_sizes(slot, own_replica(slot)) +
+               " but got " + it->second->sizes().str();
+    } else if (it->second->device().is_meta() && !stored_tensor(slot, own_replica(slot)).device().is_meta()) {
       wrong += "\n  a tensor of the meta device, which has no elements: " + name;
     } else {
       matches.emplace_back(slot, it->second);
@@ -512,14 +518,16 @@ LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
 
   for (auto& [slot, source] : matches)
     for (int r = 0; r < slot.replicas(); ++r) {
-      const Tensor own = slot.replica(r);
+      const Tensor part = stored_part(slot, r, own_replica(slot), *source);
+      if (!part.defined()) continue;
+      const Tensor own = stored_tensor(slot, r);
       if (own.device().is_meta() && !source->device().is_meta()) {
-        const Tensor value = source->detach().to(own.dtype());
+        const Tensor value = part.detach().to(own.dtype());
         const Tensor copy = own.dtype() == source->dtype() ? value.clone() : value;
         if (is_floating(copy.dtype())) copy.set_requires_grad(own.requires_grad());
         slot.set_replica(r, copy);
       } else {
-        own.detach().copy_(*source);
+        own.detach().copy_(part);
       }
     }
   return result;

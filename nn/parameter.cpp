@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tapestry/core/memory_record.h"
+#include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::nn {
 
@@ -163,7 +164,7 @@ Parameter::Parameter(std::string name, const Tensor& tensor)
 }
 
 const Parameter& Parameter::requires_grad_(bool on) const {
-  for (int r = 0; r < replicas(); ++r) replica(r).set_requires_grad(on);
+  for (int r = 0; r < replicas(); ++r) stored_tensor(*this, r).set_requires_grad(on);
   return *this;
 }
 

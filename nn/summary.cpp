@@ -6,6 +6,7 @@
 
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/error.h"
+#include "tapestry/nn/internal/stored.h"
 #include "tapestry/nn/module.h"
 
 namespace tapestry::nn {
@@ -107,7 +108,7 @@ std::string Module::summary(const std::function<void()>& run) {
   for (const auto& [module, depth, name] : all) {
     std::int64_t own = 0;
     for (const ParamEntry& p : module->params_)
-      if (p.slot.defined() && counted.insert(p.slot.id()).second) own += p.slot->numel();
+      if (p.slot.defined() && counted.insert(p.slot.id()).second) own += full_sizes(p.slot).numel();
     if (depth > kMaxDepth) {
       if (rows.back().name.back() != '.') rows.push_back({std::string(2 * depth, ' ') + "...", "-", "-"});
       continue;
@@ -117,11 +118,14 @@ std::string Module::summary(const std::function<void()>& run) {
                     shape == shapes.end() ? "-" : shapes_text(shape->second),
                     own > 0 ? with_commas(own) : "-"});
   }
-  std::int64_t total = 0, trained = 0, parameter_bytes = 0, buffer_bytes = 0;
+  std::int64_t total = 0, trained = 0, parameter_bytes = 0, full_bytes = 0, buffer_bytes = 0;
   for (const Parameter& p : parameters()) {
-    total += p->numel();
-    trained += p->requires_grad() ? p->numel() : 0;
-    parameter_bytes += static_cast<std::int64_t>(p->nbytes());
+    const Tensor& stored = stored_tensor(p, current_context().replica);
+    const std::int64_t numel = full_sizes(p).numel();
+    total += numel;
+    trained += stored.requires_grad() ? numel : 0;
+    parameter_bytes += static_cast<std::int64_t>(stored.nbytes());
+    full_bytes += numel * static_cast<std::int64_t>(dtype_size(stored.dtype()));
   }
   for (const Buffer& b : buffers()) buffer_bytes += static_cast<std::int64_t>(b->nbytes());
 
@@ -143,7 +147,9 @@ std::string Module::summary(const std::function<void()>& run) {
   for (const Row& r : rows) line(r);
   out += rule + "\n";
   out += "Parameters: " + with_commas(total) + " (" + with_commas(trained) + " trained)\n";
-  out += "Memory: parameters " + bytes_text(parameter_bytes) + ", buffers " + bytes_text(buffer_bytes);
+  out += "Memory: parameters " + bytes_text(parameter_bytes);
+  if (parameter_bytes != full_bytes) out += " (this rank's shards of " + bytes_text(full_bytes) + ")";
+  out += ", buffers " + bytes_text(buffer_bytes);
   if (run) out += ", outputs of layers " + bytes_text(activation_bytes);
   return out + "\n";
 }

@@ -4,8 +4,8 @@
 
 #include "tapestry/autograd/engine.h"
 #include "tapestry/core/error.h"
-#include "tapestry/core/timeline.h"
 #include "tapestry/core/internal/worker.h"
+#include "tapestry/core/timeline.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -48,6 +48,9 @@ void replicate(nn::Module& model, std::span<const Device> devices) {
   check_devices("replicate", devices);
   const EnableGradGuard no_inference;  // inference tensors could not be trained later
   bool is_replicated = true;
+  for (const auto& [name, slot] : model.named_parameters())
+    check(!slot.sharding(), "[replicate] '", name,
+          "' is sharded, and a replica would need all of it; use the sharded model itself");
   for_slots(model, [&](const nn::TensorSlot& slot) {
     is_replicated = is_replicated && slot.replicas() == static_cast<int>(devices.size());
     for (int r = 0; r < slot.replicas() && is_replicated; ++r)

@@ -106,6 +106,8 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
   NamedTensors& all = state_->parameters;
   NamedTensors trained;
   for (const auto& [name, slot] : model.named_parameters()) {
+    check(!slot.sharding(), "[DistributedDataParallel] '", name,
+          "' is sharded, and fully_shard() averages its gradients already; use the sharded model itself");
     check(
         slot.replicas() == 1, "[DistributedDataParallel] '", name, "' has ", slot.replicas(),
         " replicas, and only the first one's gradient would be averaged; use one rank per device instead of "

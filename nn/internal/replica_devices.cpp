@@ -23,8 +23,9 @@ bool need_workers(std::span<const ReplicaDevice> replica_devices) {
 void add_replica_devices(std::span<const Parameter> params, std::vector<ReplicaDevice>& replica_devices) {
   for (const Parameter& p : params)
     for (int r = 0; r < p.replicas(); ++r) {
-      if (!p.replica(r).grad().defined()) continue;
-      const ReplicaDevice replica_device{r, p.replica(r).device()};
+      const Tensor& stored = stored_tensor(p, r);
+      if (!stored.grad().defined()) continue;
+      const ReplicaDevice replica_device{r, stored.device()};
       if (std::find(replica_devices.begin(), replica_devices.end(), replica_device) == replica_devices.end())
         replica_devices.push_back(replica_device);
     }
@@ -44,14 +45,14 @@ void for_each_replica_device(std::span<const ReplicaDevice> replica_devices,
 void zero_gradients(std::span<const Parameter> params, bool set_to_none) {
   if (set_to_none) {
     for (const Parameter& p : params)
-      for (int r = 0; r < p.replicas(); ++r) p.replica(r).zero_grad();
+      for (int r = 0; r < p.replicas(); ++r) stored_tensor(p, r).zero_grad();
     return;
   }
   std::vector<ReplicaDevice> replica_devices;
   add_replica_devices(params, replica_devices);
   for_each_replica_device(replica_devices, [&](const ReplicaDevice& replica_device) {
     for (const Parameter& p : params)
-      if (replica_device.has(p)) p.replica(replica_device.replica).zero_grad(false);
+      if (replica_device.has(p)) stored_tensor(p, replica_device.replica).zero_grad(false);
   });
 }
 

@@ -5,19 +5,20 @@
 #include <span>
 #include <vector>
 
+#include "tapestry/nn/internal/stored.h"
 #include "tapestry/nn/parameter.h"
 
 namespace tapestry::nn {
 
-/// A ReplicaDevice is the part of one replica on one device: the parameters whose tensor of this replica is
-/// on this device.
+/// A ReplicaDevice is the part of one replica on one device: the parameters whose tensor of this replica,
+/// or shard, is on this device.
 struct ReplicaDevice {
   int replica = 0;
   Device device;
 
   /// True if the parameter belongs to this part.
   bool has(const Parameter& p) const {
-    return replica < p.replicas() && p.replica(replica).device() == device;
+    return replica < p.replicas() && stored_tensor(p, replica).device() == device;
   }
   friend bool operator==(const ReplicaDevice&, const ReplicaDevice&) = default;
 };

@@ -3,6 +3,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/core/error.h"
+#include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::optim {
 
@@ -21,25 +22,48 @@ AverageFunction get_swa_avg() {
 
 AveragedModel::AveragedModel(nn::Module& model, Options options) : avg_fn_(std::move(options.avg_fn)) {
   check(static_cast<bool>(avg_fn_), "[AveragedModel] avg_fn is empty; pass get_ema_avg() or get_swa_avg()");
-  for (const auto& [name, p] : model.named_parameters()) entries_.push_back({name, p, {}, {}});
+  const auto add = [&](const std::string& name, const nn::TensorSlot& slot) {
+    Entry& entry = entries_.emplace_back(Entry{name, slot, {}});
+    entry.averages.resize(slot.sharding() ? static_cast<std::size_t>(slot.replicas()) : 1);
+    for (std::size_t i = 0; i < entry.averages.size(); ++i) entry.averages[i] = entry.weight(i).clone();
+  };
+  for (const auto& [name, p] : model.named_parameters()) add(name, p);
   if (options.use_buffers)
     for (const auto& [name, b] : model.named_buffers())
-      if (b.replica(0).defined() && is_floating(b.replica(0).dtype())) entries_.push_back({name, b, {}, {}});
-  for (Entry& e : entries_) e.average = e.slot.replica(0).detach().clone();
+      if (b.replica(0).defined() && is_floating(b.replica(0).dtype())) add(name, b);
 }
+
+Tensor AveragedModel::Entry::weight(std::size_t i) const {
+  return nn::stored_tensor(slot, static_cast<int>(i)).detach();
+}
+
+// The index of the average that belongs to the context's replica.
+int AveragedModel::Entry::own() const { return slot.sharding() ? current_context().replica : 0; }
 
 void AveragedModel::update_parameters() {
   check(!in_use_,
         "[AveragedModel] update_parameters() was called while the model has the averaged weights; "
         "end the Scope first");
+  check_shapes();
   const NoGradGuard no_grad;
-  for (Entry& e : entries_) {
-    const Tensor weight = e.slot.replica(0).detach();
-    e.average = n_averaged_ == 0
-                    ? weight.clone()
-                    : avg_fn_(e.average.to(weight.device(), weight.dtype()), weight, n_averaged_);
-  }
+  for (Entry& e : entries_)
+    for (std::size_t i = 0; i < e.averages.size(); ++i) {
+      const Tensor weight = e.weight(i);
+      e.averages[i] = n_averaged_ == 0
+                          ? weight.clone()
+                          : avg_fn_(e.averages[i].to(weight.device(), weight.dtype()), weight, n_averaged_);
+    }
   ++n_averaged_;
+}
+
+// A weight that has been sharded, or is no longer, has another shape than its average.
+void AveragedModel::check_shapes() const {
+  for (const Entry& e : entries_)
+    for (std::size_t i = 0; i < e.averages.size(); ++i)
+      check(e.averages[i].sizes() == e.weight(i).sizes() &&
+                (!e.slot.sharding() || e.averages.size() == static_cast<std::size_t>(e.slot.replicas())),
+            "[AveragedModel] the average of '", e.name, "' has shape ", e.averages[i].sizes(),
+            ", and the model's tensor ", e.weight(i).sizes(), "; make the AveragedModel after fully_shard()");
 }
 
 void AveragedModel::check_use() const {
@@ -47,24 +71,27 @@ void AveragedModel::check_use() const {
         "[AveragedModel] use() was called while the model has the averaged weights already; end the "
         "other Scope first");
   check(n_averaged_ > 0, "[AveragedModel] nothing has been averaged; call update_parameters() first");
+  check_shapes();
 }
 
-void AveragedModel::Entry::set_all(const Tensor& value) const {
-  for (int r = 0; r < slot.replicas(); ++r) slot.replica(r).detach().copy_(value);
+void AveragedModel::Entry::set_all(const std::vector<Tensor>& values) const {
+  for (int r = 0; r < slot.replicas(); ++r)
+    nn::stored_tensor(slot, r).detach().copy_(values[slot.sharding() ? static_cast<std::size_t>(r) : 0]);
 }
 
 void AveragedModel::enter() {
   const NoGradGuard no_grad;
-  for (Entry& e : entries_) e.original = e.slot.replica(0).detach().clone();
+  for (Entry& e : entries_)
+    for (std::size_t i = 0; i < e.averages.size(); ++i) e.originals.push_back(e.weight(i).clone());
   in_use_ = true;
-  for (const Entry& e : entries_) e.set_all(e.average);
+  for (const Entry& e : entries_) e.set_all(e.averages);
 }
 
 void AveragedModel::leave() {
   const NoGradGuard no_grad;
   for (Entry& e : entries_) {
-    e.set_all(e.original);
-    e.original = {};
+    e.set_all(e.originals);
+    e.originals.clear();
   }
   in_use_ = false;
 }
@@ -72,7 +99,8 @@ void AveragedModel::leave() {
 nn::StateDict AveragedModel::state_dict() const {
   const NoGradGuard no_grad;
   nn::StateDict dict{{"n_averaged", scalar_tensor(n_averaged_, {DType::i64, kCPU})}};
-  for (const Entry& e : entries_) dict.emplace_back("module." + e.name, e.average.clone());
+  for (const Entry& e : entries_)
+    dict.emplace_back("module." + e.name, e.averages.at(static_cast<std::size_t>(e.own())).clone());
   return dict;
 }
 
@@ -90,16 +118,21 @@ void AveragedModel::load_state_dict(const nn::StateDict& dict) {
   check(dict.size() == entries_.size() + 1, "[load_state_dict] the state has ", dict.size() - 1,
         " averaged tensors and the model ", entries_.size(),
         ", and nothing was loaded; pass the state of the same model");
-  std::vector<Tensor> loaded;
+  std::vector<std::vector<Tensor>> loaded;  // undefined where the state has the shard of another replica
   for (const Entry& e : entries_) {
     const Tensor* const t = index.find("module." + e.name);
-    const Tensor& like = e.slot.replica(0);
-    check(t && t->defined() && t->sizes() == like.sizes(), "[load_state_dict] module.", e.name,
-          " is missing or does not have the shape ", like.sizes(),
+    std::vector<Tensor>& parts = loaded.emplace_back(e.averages.size());
+    for (std::size_t i = 0; t && t->defined() && i < parts.size(); ++i) {
+      const Tensor part = nn::stored_part(e.slot, static_cast<int>(i), e.own(), *t);
+      if (part.defined()) parts[i] = part.to(e.weight(i).device(), e.weight(i).dtype()).clone();
+    }
+    check(parts.at(static_cast<std::size_t>(e.own())).defined(), "[load_state_dict] module.", e.name,
+          " is missing or does not have the shape ", nn::accepted_sizes(e.slot, e.own()),
           ", and nothing was loaded; pass the state of the same model");
-    loaded.push_back(t->to(like.device(), like.dtype()).clone());
   }
-  for (std::size_t i = 0; i < entries_.size(); ++i) entries_[i].average = std::move(loaded[i]);
+  for (std::size_t i = 0; i < entries_.size(); ++i)
+    for (std::size_t r = 0; r < loaded[i].size(); ++r)
+      if (loaded[i][r].defined()) entries_[i].averages[r] = std::move(loaded[i][r]);
   n_averaged_ = count->item<std::int64_t>();
 }
 

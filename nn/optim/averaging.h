@@ -40,7 +40,8 @@ struct AveragedModelOptions {
 
 /// Keeps an average of a model's parameters. A C++ module cannot be copied, so unlike in PyTorch the average
 /// is not a module of its own: use() puts the averaged weights into the model for a while. The model must
-/// outlive this object.
+/// outlive this object. Of a sharded parameter each rank keeps the average of its shard; weights that were
+/// sharded after the AveragedModel was made are refused.
 class AveragedModel {
  public:
   using Options = AveragedModelOptions;
@@ -71,22 +72,29 @@ class AveragedModel {
     return Scope(*this);
   }
 
-  /// Returns n_averaged and, under "module." and their names in the model, the averaged tensors.
+  /// Returns n_averaged and, under "module." and their names in the model, the averaged tensors, of sharded
+  /// parameters the shards of the context's replica.
   nn::StateDict state_dict() const;
-  /// Restores a saved average. Throws ValueError if names or shapes differ from the model's, or while a Scope
-  /// exists. If it throws, nothing was loaded.
+  /// Restores a saved average. A tensor of a sharded parameter may be the shard or the full tensor, of which
+  /// all replicas take their rows. Throws ValueError if names or shapes differ from the model's, or while a
+  /// Scope exists. If it throws, nothing was loaded.
   void load_state_dict(const nn::StateDict& dict);
 
  private:
   struct Entry {
     std::string name;
     nn::TensorSlot slot;
-    Tensor average, original;  // the original is the model's weight while a Scope exists
-    void set_all(const Tensor& value) const;
+    // One of each per replica of a sharded slot, otherwise one. The originals are the model's weights while a
+    // Scope exists.
+    std::vector<Tensor> averages, originals = {};
+    Tensor weight(std::size_t i) const;
+    int own() const;
+    void set_all(const std::vector<Tensor>& values) const;
   };
   void enter();
   void leave();
   void check_use() const;
+  void check_shapes() const;
 
   AverageFunction avg_fn_;
   std::vector<Entry> entries_;

@@ -9,6 +9,7 @@
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::optim {
 
@@ -48,6 +49,13 @@ void LBFGS::check_options(std::size_t group) const {
 
 void LBFGS::update_tensors(std::size_t, const nn::ReplicaDevice&, const std::vector<Update>&) {
   fail("[LBFGS] step() was called without a closure; call step(closure)");
+}
+
+void LBFGS::check_param(const Parameter& param) const {
+  check(!param.sharding(), "[LBFGS] a parameter of shape ", nn::full_sizes(param),
+        " is sharded, and each rank has some of its elements; LBFGS needs all of them. Train sharded "
+        "parameters "
+        "with AdamW, or use DistributedDataParallel");
 }
 
 // ---- parameters and gradients as one vector ----
@@ -145,6 +153,7 @@ void LBFGS::update_direction(const Tensor& grad) {
 Tensor LBFGS::step(const Closure& closure) {
   const NoGradGuard no_grad;
   const Options o = options();
+  for (const Parameter& p : params(0)) check_param(p);  // it may have been sharded since it was added
   Memory& m = memory_;
   const std::int64_t max_eval = o.max_eval > 0 ? o.max_eval : o.max_iter * 5 / 4;
   const std::int64_t calls_before = m.func_evals;

@@ -43,7 +43,8 @@ struct LBFGSOptions {
 ///
 /// The closure computes the gradients of all replicas and returns the loss. If several processes train, it
 /// must return the same loss on all ranks, because the ranks must make the same decisions. Each call of the
-/// closure makes the host wait for the device.
+/// closure makes the host wait for the device. Throws ValueError if a parameter is sharded, because its
+/// products need the vector of all elements.
 class LBFGS : public OptimizerWith<LBFGSOptions> {
  public:
   using Closure = std::function<Tensor()>;
@@ -60,6 +61,7 @@ class LBFGS : public OptimizerWith<LBFGSOptions> {
 
  protected:
   void check_options(std::size_t group) const override;
+  void check_param(const Parameter& param) const override;
   std::vector<const char*> state_names() const override { return {}; }
   /// Throws ValueError, because a step needs a closure.
   void update_tensors(std::size_t group, const nn::ReplicaDevice& replica_device,

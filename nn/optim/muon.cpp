@@ -8,6 +8,7 @@
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::optim {
 
@@ -60,6 +61,10 @@ void Muon::check_options(std::size_t group) const {
 }
 
 void Muon::check_param(const Parameter& param) const {
+  check(!param.sharding(), "[Muon] a parameter of shape ", nn::full_sizes(param),
+        " is sharded, and each rank has some of its rows; Muon needs the whole matrix. Train sharded "
+        "parameters "
+        "with AdamW, or use DistributedDataParallel");
   check(param.replica(0).dim() == 2, "[Muon] a parameter has shape ", param.replica(0).sizes(),
         "; Muon trains 2-d weights only, so give other parameters to AdamW");
 }
@@ -67,6 +72,7 @@ void Muon::check_param(const Parameter& param) const {
 void Muon::update_tensors(std::size_t group, const nn::ReplicaDevice&, const std::vector<Update>& updates) {
   const Options& o = options(group);
   const double scale = o.maximize ? -grad_scale() : grad_scale();
+  for (const Parameter& p : parameters()) check_param(p);  // it may have been sharded since it was added
   for (const Update& u : updates) {
     const Tensor grad = u.grad * scale, &buffer = u.state->tensors[0], param = u.param.detach();
     u.state->step.add_(1);

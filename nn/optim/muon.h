@@ -45,7 +45,8 @@ struct MuonOptions {
 /// Muon: momentum whose matrix is replaced by a nearby matrix with singular values close to 1, by a
 /// Newton-Schulz iteration (Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024).
 /// It is for the 2-d weights of hidden layers. Throws ValueError if a parameter is not 2-d: train embeddings,
-/// biases, norms and the last layer with AdamW. The state is momentum_buffer. The step has no fused kernel,
+/// biases, norms and the last layer with AdamW. Throws ValueError too if a parameter is sharded, because the
+/// iteration needs the whole matrix. The state is momentum_buffer. The step has no fused kernel,
 /// and a captured CUDA graph keeps the learning rate with which it was captured.
 class Muon : public OptimizerWith<MuonOptions> {
  public:

@@ -39,7 +39,7 @@ void Optimizer::add_params(std::vector<Parameter> params) {
   for (const Parameter& p : params) {
     check(p.defined(), "[", name(), "] a parameter is undefined; pass registered parameters only");
     check(!known_.contains(p.id()) && added.insert(p.id()).second, "[", name(), "] a parameter of shape ",
-          p.replica(0).sizes(), " is given twice; a parameter belongs to one group");
+          nn::full_sizes(p), " is given twice; a parameter belongs to one group");
     check_param(p);
   }
   Group group;
@@ -101,15 +101,17 @@ bool Optimizer::has_state(std::size_t group) const {
   return false;
 }
 
-// Creates missing state tensors of a parameter. A new replica copies the state of replica 0.
+// Creates missing state tensors of a parameter. A new replica copies the state of replica 0, unless the
+// replicas are shards of one parameter.
 void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica) {
-  const Tensor& param = groups_[group].params[index].replica(replica);
+  const Parameter& slot = groups_[group].params[index];
+  const Tensor& param = nn::stored_tensor(slot, replica);
   std::vector<State>& states = groups_[group].states[index];
   const auto at = static_cast<std::size_t>(replica);
   if (states.size() <= at) states.resize(at + 1);
   State& state = states[at];
   if (!state.step.defined()) {
-    if (replica > 0 && states[0].step.defined()) {
+    if (replica > 0 && states[0].step.defined() && !slot.sharding()) {
       state.step = clone(states[0].step);
       for (std::size_t k = 0; k < kMaxState; ++k)
         if (states[0].tensors[k].defined()) state.tensors[k] = clone(states[0].tensors[k]);
@@ -123,6 +125,11 @@ void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica)
   for (std::size_t k = 0, count = state_names().size(); k < count; ++k) {
     if (!uses_state(group, k)) continue;
     Tensor& t = state.tensors[k];
+    check(
+        !t.defined() || t.sizes() == param.sizes(), "[", name(), "] the state ", state_names()[k],
+        " of a parameter has shape ", t.defined() ? t.sizes() : Shape{}, ", and the parameter ",
+        param.sizes(),
+        "; it was sharded or replaced after a step. Create the optimizer after the last change of the model");
     t = t.defined() ? t.to(param.device(), param.dtype()).contiguous(dense_format(param))
                     : full_like(param.detach(), initial_state(group));
     tag_memory(t, MemoryKind::optimizer);
@@ -139,7 +146,7 @@ void Optimizer::prepare(const nn::ReplicaDevice& replica_device) {
     if (!has_state(g)) continue;
     for (std::size_t i = 0; i < group.params.size(); ++i)
       if (replica_device.has(group.params[i]) &&
-          group.params[i].replica(replica_device.replica).grad().defined())
+          nn::stored_tensor(group.params[i], replica_device.replica).grad().defined())
         prepare_state(g, i, replica_device.replica);
   }
 }
@@ -209,7 +216,7 @@ void Optimizer::step_on(const nn::ReplicaDevice& replica_device) {
     const bool with_state = has_state(g);
     for (std::size_t i = 0; i < group.params.size(); ++i) {
       if (!replica_device.has(group.params[i])) continue;
-      const Tensor& param = group.params[i].replica(replica_device.replica);
+      const Tensor& param = nn::stored_tensor(group.params[i], replica_device.replica);
       Tensor grad = param.grad();
       if (!grad.defined()) continue;
       const MemoryFormat format = dense_format(param);
@@ -243,10 +250,16 @@ void Optimizer::for_params(const F& fn) const {
     for (std::size_t i = 0; i < groups_[g].params.size(); ++i) fn(g, i, number++);
 }
 
+// The replica whose state is saved. All replicas have the same state, unless they are shards.
+std::size_t Optimizer::own_replica(std::size_t group, std::size_t index) const {
+  const Parameter& slot = groups_[group].params[index];
+  return slot.sharding() ? static_cast<std::size_t>(current_context().replica) : 0;
+}
+
 StateDict Optimizer::state_dict() const {
   const NoGradGuard no_grad;
   StateDict dict;
-  for (const StateTensor& t : Optimizer::state_tensors(0))
+  for (const StateTensor& t : Optimizer::state_tensors(current_context().replica))
     dict.emplace_back(t.key, t.like_param ? clone(t.tensor) : t.tensor);
   return dict;
 }
@@ -254,7 +267,6 @@ StateDict Optimizer::state_dict() const {
 std::vector<StateTensor> Optimizer::state_tensors(int replica) const {
   const NoGradGuard no_grad;
   const std::vector<const char*> names = state_names();
-  const auto at = static_cast<std::size_t>(replica);
   std::vector<StateTensor> all;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const std::string prefix = "groups." + std::to_string(g) + ".";
@@ -264,6 +276,8 @@ std::vector<StateTensor> Optimizer::state_tensors(int replica) const {
   }
   for_params([&](std::size_t g, std::size_t i, std::size_t n) {
     const std::vector<State>& states = groups_[g].states[i];
+    // All replicas have the same state, unless they are shards.
+    const std::size_t at = groups_[g].params[i].sharding() ? static_cast<std::size_t>(replica) : 0;
     if (states.size() <= at || !states[at].step.defined()) return;
     const std::string prefix = "state." + std::to_string(n) + ".";
     const auto param = static_cast<std::int64_t>(n);
@@ -311,25 +325,33 @@ void Optimizer::load_state_dict(const StateDict& dict) {
       wrong += concat({"\n  group ", g, " has ", count, " parameters in the state and ",
                        groups_[g].params.size(), " here"});
   }
-  std::vector<State> states(parameters().size());
+  std::vector<std::vector<State>> states(parameters().size());  // of all replicas of a sharded parameter
   for_params([&](std::size_t g, std::size_t i, std::size_t n) {
     const std::string prefix = "state." + std::to_string(n) + ".";
     if (!index.find(prefix + "step")) return;
-    const Tensor& param = groups_[g].params[i].replica(0);
+    const Parameter& slot = groups_[g].params[i];
+    const auto own = own_replica(g, i);
     const double steps = take_real(prefix + "step");
     if (!(steps >= 0 && std::isfinite(steps)))
       wrong += concat({"\n  not a number of steps: ", prefix, "step is ", steps});
-    states[n].step = number(steps);
+    Tensor count = number(steps);
     if (number_name())
-      states[n].step =
-          tensor(std::vector<double>{steps, take_real(prefix + number_name())}, {DType::f64, kCPU});
+      count = tensor(std::vector<double>{steps, take_real(prefix + number_name())}, {DType::f64, kCPU});
+    // Replicas that are not shards copy the state of the first one in the next step.
+    states[n].resize(slot.sharding() ? static_cast<std::size_t>(slot.replicas()) : 1);
+    for (State& state : states[n]) state.step = clone(count);
     for (std::size_t k = 0; k < names.size(); ++k) {
       const Tensor* t = take(prefix + names[k]);
       if (!t) continue;
-      if (t->sizes() == param.sizes()) states[n].tensors[k] = clone(t->to(param.device(), param.dtype()));
-      else
-        wrong += "\n  wrong shape: " + prefix + names[k] + " expected " + param.sizes().str() + " but got " +
-                 t->sizes().str();
+      for (std::size_t r = 0; r < states[n].size(); ++r) {
+        const Tensor& param = nn::stored_tensor(slot, static_cast<int>(r));
+        const Tensor part = nn::stored_part(slot, static_cast<int>(r), static_cast<int>(own), *t);
+        if (part.defined()) states[n][r].tensors[k] = clone(part.to(param.device(), param.dtype()));
+        else if (r != own) states[n][r].step = {};  // a shard of `own` alone: other replicas keep their state
+        else
+          wrong += "\n  wrong shape: " + prefix + names[k] + " expected " +
+                   nn::accepted_sizes(slot, static_cast<int>(own)) + " but got " + t->sizes().str();
+      }
     }
   });
   for (const auto& [key, t] : dict)
@@ -351,9 +373,9 @@ void Optimizer::load_state_dict(const StateDict& dict) {
   assign(options);
   try {
     for (std::size_t g = 0; g < groups_.size(); ++g) check_options(g);
-    for_params([&](std::size_t g, std::size_t, std::size_t n) {
+    for_params([&](std::size_t g, std::size_t i, std::size_t n) {
       for (std::size_t k = 0; k < names.size(); ++k)
-        check(!uses_state(g, k) || !states[n].step.defined() || states[n].tensors[k].defined(),
+        check(!uses_state(g, k) || states[n].empty() || states[n][own_replica(g, i)].tensors[k].defined(),
               "[load_state_dict] state.", n, ".", names[k],
               " is missing, and nothing was loaded; pass the state of the "
               "same optimizer");
@@ -363,8 +385,11 @@ void Optimizer::load_state_dict(const StateDict& dict) {
     throw;
   }
   for_params([&](std::size_t g, std::size_t i, std::size_t n) {
-    groups_[g].states[i].clear();
-    if (states[n].step.defined()) groups_[g].states[i].push_back(std::move(states[n]));
+    std::vector<State>& now = groups_[g].states[i];
+    if (states[n].empty() || !groups_[g].params[i].sharding()) now.clear();
+    now.resize(std::max(now.size(), states[n].size()));
+    for (std::size_t r = 0; r < states[n].size(); ++r)
+      if (states[n][r].step.defined()) now[r] = std::move(states[n][r]);
   });
 }
 

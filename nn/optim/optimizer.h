@@ -90,13 +90,15 @@ class Optimizer {
   void set_grad_scale(double scale) { grad_scale_ = scale; }
 
   /// Returns a copy of the options of all groups and the state of all parameters. Parameters are numbered in
-  /// the order in which they were added. The state is that of replica 0; all replicas have the same state.
+  /// the order in which they were added. The state is that of replica 0; all replicas have the same state. Of
+  /// a sharded parameter it is the shard's, of the context's replica.
   virtual StateDict state_dict() const;
   /// Returns what load_state_dict() needs on this rank to restore the state: the part of this rank if the
   /// state is divided among ranks, otherwise state_dict().
   virtual StateDict local_state_dict() const { return state_dict(); }
-  /// Restores the options and the state. Throws one ValueError that lists every mismatch. If it throws,
-  /// nothing was loaded.
+  /// Restores the options and the state. The state of a sharded parameter may have the shape of the shard or
+  /// of the full parameter, of which all replicas take their rows. Throws one ValueError that lists every
+  /// mismatch. If it throws, nothing was loaded.
   virtual void load_state_dict(const StateDict& dict);
   /// Returns the entries of state_dict() for one replica without copying tensors that are like their
   /// parameters, for checkpoints of sharded parameters. Writing to those changes the state.
@@ -166,6 +168,7 @@ class Optimizer {
     DeviceScalars* scalars_of(const nn::ReplicaDevice& replica_device);
   };
   bool has_state(std::size_t group) const;
+  std::size_t own_replica(std::size_t group, std::size_t index) const;
   void prepare_state(std::size_t group, std::size_t index, int replica);
   void prepare(const nn::ReplicaDevice& replica_device);
   void step_on(const nn::ReplicaDevice& replica_device);
