@@ -105,11 +105,11 @@ std::string ShardedCheckpointer::save(const ShardedTraining& training, const nn:
   });
   const std::string path = path_of(progress.step);
   save_sharded(path, group_, training, progress);
-  if (!group_ || group_->rank() == 0) {
+  on_0(group_, "save", [&] {
     if (!entries_.empty() && entries_.back().step == progress.step) entries_.pop_back();
     entries_.push_back({progress.step, progress.metric});
     remove_old();
-  }
+  });
   return path;
 }
 
