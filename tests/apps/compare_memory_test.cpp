@@ -9,18 +9,19 @@ using nlohmann::json;
 
 TEST_CASE("with AdamW all modes agree, and the optimizer holds twice the bytes of the parameters") {
   const tests::TempDir folder;
-  const tests::Ended ended = run(tests::Launch{.arguments = {"--device",     "cpu",
-                                                             "--model",      "cnn",
-                                                             "--image-size", "4",
-                                                             "--dtype",      "f64",
-                                                             "--batch-size", "8",
-                                                             "--steps",      "2",
-                                                             "--warmup",     "2",
-                                                             "--rounds",     "1",
-                                                             "--optimizer",  "adamw",
-                                                             "--modes",      "ddp,dp-master,pipeline-1f1b",
-                                                             "--json",       folder / "r.json"},
-                                               .program = "tapestry-compare"});
+  const tests::Ended ended =
+      run(tests::Launch{.arguments = {"--device",     "cpu",
+                                      "--model",      "cnn",
+                                      "--image-size", "4",
+                                      "--dtype",      "f64",
+                                      "--batch-size", "8",
+                                      "--steps",      "2",
+                                      "--warmup",     "2",
+                                      "--rounds",     "1",
+                                      "--optimizer",  "adamw",
+                                      "--modes",      "ddp,dp-master,fsdp,pipeline-1f1b",
+                                      "--json",       folder / "r.json"},
+                        .program = "tapestry-compare"});
   INFO(ended.out << ended.err);
   REQUIRE(ended.status == 0);
   CHECK_THAT(ended.out, ContainsSubstring("float64, AdamW;"));
@@ -34,10 +35,11 @@ TEST_CASE("with AdamW all modes agree, and the optimizer holds twice the bytes o
     for (std::size_t i = 0; i < mode.at("memory").size(); ++i) {
       const json& peak = mode.at("memory").at(i).at("peak");
       const auto parameters = peak.at("parameters").get<double>();
-      // Of dp-master, only the first device updates.
-      const double expected = mode.at("name") == "dp-master" && i == 1 ? 0 : 2 * parameters;
       CHECK(parameters > 0);
-      CHECK(peak.at("optimizer").get<double>() == expected);
+      // Of dp-master, only the first device updates. At the peak of fsdp, some blocks are whole.
+      const bool updates = mode.at("name") != "dp-master" || i == 0;
+      if (mode.at("name") == "fsdp") CHECK(peak.at("optimizer").get<double>() < 2 * parameters);
+      else CHECK(peak.at("optimizer").get<double>() == (updates ? 2 * parameters : 0));
       CHECK(mode.at("predicted_peak_bytes").at(i).get<double>() ==
             Approx(mode.at("peak_bytes").at(i).get<double>()).epsilon(0.05));
     }

@@ -7,6 +7,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/memory_record.h"
 #include "tapestry/distributed/fsdp/internal/sharded_unit.h"
 
 namespace tapestry::distributed {
@@ -207,6 +208,7 @@ Tensor ShardedParameter::acquire(int replica) {
   r.gathered_version = r.shard.version();
   r.full_version = r.storage->version();
   r.storage->acquire();
+  tag_memory(r.full, MemoryKind::parameters);
   return detail::make_tensor(Storage::part(r.storage, 0, r.storage->bytes()), r.shard.dtype(),
                              {ranks() * padded_numel()}, {1}, 0);
 }
@@ -248,6 +250,7 @@ Tensor ShardedParameter::take_gradient(int replica) {
                             : gradient.is_contiguous(MemoryFormat::channels_last);
   if (in_order && gradient.numel() == numel) return flat(gradient, numel);
   const Tensor padded = empty({numel}, {gradient.dtype(), gradient.device()});
+  tag_memory(padded, MemoryKind::gradients);
   detail::raw_view(padded, sizes_, strides_, 0).copy_(gradient);
   padded.narrow(0, sizes_.numel(), numel - sizes_.numel()).zero_();
   return padded;

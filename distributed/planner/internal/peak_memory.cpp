@@ -61,7 +61,11 @@ class PeakTracker {
   void backward() {
     if (schedule_.has_loss) backward(c_.profile.loss);
     for (std::size_t k = schedule_.range.end; k-- > schedule_.range.begin;) {
-      hold_whole(k, k - 1);  // k - 1 may be SIZE_MAX, which is no block
+      // The backward of the model's first block reads no parameters, since the batch needs no gradient. So
+      // the block after it is freed, and its gradients are reduced, only when the gradients of the first
+      // arrive.
+      if (k == 0 && schedule_.range.end > 1) hold_whole(1, 0);
+      else hold_whole(k, k - 1);  // k - 1 may be SIZE_MAX, which is no block
       backward(block(k));
     }
     release_whole();
@@ -75,11 +79,21 @@ class PeakTracker {
     allocate_gradients(b);
   }
   void allocate_gradients(const BlockProfile& b) {
+    const bool is_first = &b == &c_.profile.blocks[0],
+               is_second = c_.count() > 1 && &b == &c_.profile.blocks[1];
     const auto bytes = static_cast<double>(b.all_parameter_bytes());
     if (schedule_.sharded > 1) {
       // The gradients of the block before are divided by now. Those of this block are divided while the
       // next block computes.
-      now_.gradients += bytes - std::exchange(undivided_, bytes) + bytes / schedule_.sharded;
+      if (is_second) {
+        now_.gradients += late_ = bytes;
+      } else {
+        if (is_first) {
+          now_.gradients -= late_ - late_ / schedule_.sharded;
+          late_ = 0;
+        }
+        now_.gradients += bytes - std::exchange(undivided_, bytes) + bytes / schedule_.sharded;
+      }
     } else if (!schedule_.has_buckets && !has_gradients_) {
       now_.gradients += bytes;
     }
@@ -124,6 +138,7 @@ class PeakTracker {
   const DeviceSchedule& schedule_;
   MemoryItems now_, peak_;
   double whole_ = 0;      // the bytes of gathered blocks
+  double late_ = 0;       // the bytes of the second block's gradients until the first block's arrive
   double undivided_ = 0;  // the bytes of gradients that wait for their reduce-scatter
   bool has_gradients_ = false;
 };
