@@ -123,11 +123,11 @@ void backward_input(const LaunchContext& context, const GridSampleBackwardInputA
   const ComputeOutput<T> total(context, a.dx, s.n * image);
   C* const dx = total.data();
   // Each task owns some channels of an image, so no two threads add to one element, and the order of the sums
-  // does not depend on the number of threads. Channels-last images have more channels per task, because their
-  // loops run over channels.
-  const std::int64_t channels = s.channels_last ? 8 * kChannels : kChannels,
-                     groups = (s.c + channels - 1) / channels;
-  const std::int64_t work = s.points * (16 + 4 * channels);
+  // does not depend on the number of threads. Every task finds all taps of its image. So it has more channels
+  // if there are images enough for the threads, or if its loops run over channels.
+  const bool many = s.channels_last || s.n >= 16;
+  const std::int64_t channels = many ? 8 * kChannels : kChannels, groups = (s.c + channels - 1) / channels;
+  const std::int64_t work = s.points * (16 + 4 * std::min(channels, s.c));
   parallel_for(s.n * groups, grain_of(work), [&](std::int64_t begin, std::int64_t end) {
     Block<C> block;
     for (std::int64_t task = begin; task < end; ++task) {
