@@ -95,5 +95,19 @@ foreach(format PNG:png:libpng-dev JPEG:jpeg:libjpeg-dev)
   endif()
 endforeach()
 
+# PCRE2 splits text into words for the tokenizers.
+option(TAPESTRY_PCRE2 "Use PCRE2 if it is found" ON)
+if(TAPESTRY_PCRE2)
+  find_library(TAPESTRY_PCRE2_LIBRARY NAMES pcre2-8)
+  find_path(TAPESTRY_PCRE2_INCLUDE_DIR pcre2.h)
+  if(TAPESTRY_PCRE2_LIBRARY AND TAPESTRY_PCRE2_INCLUDE_DIR)
+    target_link_libraries(tapestry_private INTERFACE ${TAPESTRY_PCRE2_LIBRARY})
+    set_source_files_properties(${PROJECT_SOURCE_DIR}/data/tokenizer/internal/word_splitter.cpp PROPERTIES
+      COMPILE_DEFINITIONS TAPESTRY_HAS_PCRE2=1 INCLUDE_DIRECTORIES ${TAPESTRY_PCRE2_INCLUDE_DIR})
+  else()
+    message(STATUS "PCRE2 not found (libpcre2-dev): there are no tokenizers")
+  endif()
+endif()
+
 # Only the tests use Catch2.
 find_path(TAPESTRY_CATCH2_INCLUDE_DIR NAMES catch2/catch_all.hpp catch2/catch.hpp)

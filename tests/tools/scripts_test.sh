@@ -35,6 +35,7 @@ for package; do
     libasio-dev) touch_header asio/ip/tcp.hpp ;;
     libgloo-dev) touch_header gloo/config.h ;;
     libpng-dev) touch_header png.h ;;
+    libpcre2-dev) touch_header pcre2.h ;;
     libjpeg-dev) touch_header jpeglib.h ;;
     catch2) touch_header catch2/catch.hpp ;;
     dataset-fashion-mnist)
@@ -222,7 +223,7 @@ fresh_machine
 call tools/quickstart --jobs 3 -- --epochs 2 --run-dir 'a b'
 has_status 0
 called "apt-get $update
-apt-get $install $every dataset-fashion-mnist ccache libdnnl-dev libgloo-dev libpng-dev libjpeg-dev
+apt-get $install $every dataset-fashion-mnist ccache libdnnl-dev libgloo-dev libpng-dev libjpeg-dev libpcre2-dev
 cmake --preset release
 cmake --build --preset release --parallel 3 --target classifier tapestry-run
 tapestry-run --standalone --nproc-per-node 2 classifier
@@ -269,7 +270,7 @@ name='test: everything'
 fresh_machine
 call tools/test --jobs=2
 has_status 0
-[[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev libgloo-dev libpng-dev libjpeg-dev iproute2
+[[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev libgloo-dev libpng-dev libjpeg-dev libpcre2-dev iproute2
 cmake --preset ci
 cmake --build --preset ci --parallel 2
 ctest --preset ci --parallel 5 --no-tests=error --label-exclude long" ]] || fail 'wrong calls'
