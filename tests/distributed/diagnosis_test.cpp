@@ -182,12 +182,17 @@ TEST_CASE("calls with different sequence numbers are different calls") {
       const CollectiveRecord record{.sequence = 7, .group = "world", .op = Op::barrier, .site = "lost.cpp:1"};
       const Descriptor mine(record);
       std::vector<Descriptor> all(2);
-      std::string text = record.str(), texts(2 * 512, '\0');
-      text.resize(512);
+      std::string text = record.str();
+      const std::size_t length = text.size();
+      std::vector<std::size_t> lengths(2);
       const Deadline deadline = Clock::now() + 20s;
       try {
         ends[1]->all_gather(&mine, all.data(), sizeof mine, deadline);
-        ends[1]->all_gather(text.data(), texts.data(), 512, deadline);
+        ends[1]->all_gather(&length, lengths.data(), sizeof length, deadline);
+        const std::size_t longest = std::max(lengths[0], lengths[1]);
+        text.resize(longest);
+        std::string texts(2 * longest, '\0');
+        ends[1]->all_gather(text.data(), texts.data(), longest, deadline);
         ends[1]->barrier(deadline);
       } catch (const DistributedError&) {  // rank 0 checks the error
       }
