@@ -353,7 +353,6 @@ void save_safetensors(const std::string& path, const NamedTensors& tensors, cons
   std::unordered_set<std::string> names;
   for (const auto& [name, tensor] : tensors) {
     detail::check_defined("save_safetensors", tensor, name.c_str());
-    tensor.check_has_elements("save_safetensors");
     check<DeviceError>(tensor.device().is_cpu(), "[save_safetensors] ", name, " is on ", tensor.device(),
                        "; move it to the CPU");
     check(name != kMetadata, "[save_safetensors] a tensor cannot be named ", kMetadata,
