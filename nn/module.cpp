@@ -418,6 +418,20 @@ void Module::to(Device device) {
   replace_tensors("to", [&](const Tensor& t) { return t.to(device); });
 }
 
+namespace {
+// Replaces the tensors of a slot that are on the meta device by uninitialised ones on `device`.
+void give_memory(TensorSlot& slot, Device device) {
+  if (device.is_meta()) return;
+  for (int r = 0; r < slot.replicas(); ++r) {
+    const Tensor old = slot.replica(r);
+    if (!old.device().is_meta()) continue;
+    const Tensor real = empty_like(old.detach(), device);
+    if (is_floating(real.dtype())) real.set_requires_grad(old.requires_grad());
+    slot.set_replica(r, real);
+  }
+}
+}  // namespace
+
 void Module::to_empty(Device device) {
   check_device("to_empty", device);
   zero_grad();
@@ -469,20 +483,6 @@ StateDict Module::state_dict() const {
   });
   return dict;
 }
-
-namespace {
-// Replaces the tensors of a slot that are on the meta device by uninitialised ones on `device`.
-void give_memory(TensorSlot& slot, Device device) {
-  if (device.is_meta()) return;
-  for (int r = 0; r < slot.replicas(); ++r) {
-    const Tensor old = slot.replica(r);
-    if (!old.device().is_meta()) continue;
-    const Tensor real = empty_like(old.detach(), device);
-    if (is_floating(real.dtype())) real.set_requires_grad(old.requires_grad());
-    slot.set_replica(r, real);
-  }
-}
-}  // namespace
 
 LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
   const NoGradGuard no_grad;
