@@ -419,6 +419,20 @@ void Module::to(Device device) {
   replace_tensors("to", [&](const Tensor& t) { return t.to(device); });
 }
 
+namespace {
+// Replaces the tensors of a slot that are on the meta device by uninitialised ones on `device`.
+void give_memory(TensorSlot& slot, Device device) {
+  if (device.is_meta()) return;
+  for (int r = 0; r < slot.replicas(); ++r) {
+    const Tensor old = stored_tensor(slot, r);
+    if (!old.device().is_meta()) continue;
+    const Tensor real = empty_like(old.detach(), device);
+    if (is_floating(real.dtype())) real.set_requires_grad(old.requires_grad());
+    slot.set_replica(r, real);
+  }
+}
+}  // namespace
+
 void Module::to_empty(Device device) {
   check_device("to_empty", device);
   zero_grad();
@@ -495,14 +509,19 @@ LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
     } else if (!stored_part(slot, own_replica(slot), own_replica(slot), *it->second).defined()) {
       wrong += "\n  wrong shape: " + name + " expected " + accepted_sizes(slot, own_replica(slot)) +
                " but got " + it->second->sizes().str();
-    } else if (it->second->device().is_meta() && !stored_tensor(slot, own_replica(slot)).device().is_meta()) {
-      wrong += "\n  a tensor of the meta device, which has no elements: " + name;
     } else {
       matches.emplace_back(slot, it->second);
     }
   });
   for (const auto& [name, tensor] : dict)
     if (!known.contains(name)) result.unexpected.push_back(name);
+  std::unordered_set<const Tensor*> without_elements;
+  for (const auto& [slot, source] : matches)
+    if (source->device().is_meta() && !stored_tensor(slot, own_replica(slot)).device().is_meta())
+      without_elements.insert(source);
+  for (const auto& [name, tensor] : dict)
+    if (without_elements.contains(&tensor))
+      wrong += "\n  a tensor of the meta device, which has no elements: " + name;
   if (strict && !result.missing.empty()) wrong += "\n  missing: " + list_names(result.missing);
   if (strict && !result.unexpected.empty()) {
     wrong += "\n  unexpected: " + list_names(result.unexpected);
@@ -515,21 +534,12 @@ LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
   check(wrong.empty(), "[load_state_dict] the state dict does not match ", type_name(),
         ", and nothing was loaded:", wrong, "\npass a state dict of the same model",
         strict ? ", or strict = false to skip names that are missing or unexpected" : "");
+  for (auto& [slot, source] : matches) give_memory(slot, source->device());
 
-  for (auto& [slot, source] : matches)
-    for (int r = 0; r < slot.replicas(); ++r) {
-      const Tensor part = stored_part(slot, r, own_replica(slot), *source);
-      if (!part.defined()) continue;
-      const Tensor own = stored_tensor(slot, r);
-      if (own.device().is_meta() && !source->device().is_meta()) {
-        const Tensor value = part.detach().to(own.dtype());
-        const Tensor copy = own.dtype() == source->dtype() ? value.clone() : value;
-        if (is_floating(copy.dtype())) copy.set_requires_grad(own.requires_grad());
-        slot.set_replica(r, copy);
-      } else {
-        own.detach().copy_(part);
-      }
-    }
+  for (const auto& [slot, source] : matches)
+    for (int r = 0; r < slot.replicas(); ++r)
+      if (const Tensor part = stored_part(slot, r, own_replica(slot), *source); part.defined())
+        stored_tensor(slot, r).detach().copy_(part);
   return result;
 }
 
