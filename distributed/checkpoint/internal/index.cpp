@@ -264,9 +264,8 @@ Index Index::read(const std::string& folder) {
   const std::string path = (std::filesystem::path(folder) / kIndexFile).string();
   const Reader r{path};
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0)
-    r.broken(errno == ENOENT ? "does not exist, so the checkpoint is incomplete"
-                             : std::string("cannot be opened: ") + std::strerror(errno));
+  if (fd < 0 && errno == ENOENT) r.broken("does not exist, so the checkpoint is incomplete");
+  if (fd < 0) r.broken("cannot be opened: ", std::strerror(errno));
   struct Closer {
     int fd;
     ~Closer() { ::close(fd); }
@@ -279,7 +278,8 @@ Index Index::read(const std::string& folder) {
   for (std::size_t at = 0; at < text.size();) {
     const ssize_t got = ::read(fd, text.data() + at, text.size() - at);
     if (got < 0 && errno == EINTR) continue;
-    r.require(got > 0, "cannot be read: ", got < 0 ? std::strerror(errno) : "it was truncated");
+    if (got < 0) r.broken("cannot be read: ", std::strerror(errno));
+    r.require(got > 0, "cannot be read: it was truncated");
     at += static_cast<std::size_t>(got);
   }
   return parse(path, text);
