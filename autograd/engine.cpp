@@ -159,6 +159,24 @@ bool backward_reaches(const Tensor& leaf) {
   return r && task->includes(r->fn.get());
 }
 
+PassPosition pass_position() {
+  const GraphTask* task = GraphTask::current();
+  return task ? PassPosition{task->pass().id, task->accumulates(), task->position()} : PassPosition{};
+}
+
+std::vector<std::uint64_t> pass_sequences() {
+  const GraphTask* task = GraphTask::current();
+  return task ? task->sequences() : std::vector<std::uint64_t>();
+}
+
+void deliver_to_leaf(const Tensor& leaf, Tensor gradient) {
+  const NoGradGuard no_grad;
+  std::vector<Seed> seeds;
+  seeds.push_back({record_of(leaf)->fn, record_of(leaf)->output, std::move(gradient)});
+  GraphTask task(false);
+  task.run(std::move(seeds));
+}
+
 NestedPass nested_pass() {
   const GraphTask* task = GraphTask::current();
   check<AutogradError>(

@@ -18,6 +18,16 @@ std::uint64_t next_sequence() {
 
 // ---- SavedTensor ----
 
+namespace {
+// A saved tensor may be a parameter whose memory was released after the forward pass. The source is asked
+// even if the memory exists, because a transfer may still be filling it.
+void refill(const Tensor& t) {
+  Storage& storage = *t.storage();
+  if (storage.source()) [[unlikely]]
+    storage.source()->refill(storage);
+}
+}  // namespace
+
 // The result of the pack hook, and the properties that the unpacked tensor must have. Backward passes that
 // tensor to kernels, which rely on its shape and on a dense layout.
 struct SavedTensor::Packed {
@@ -33,6 +43,7 @@ struct SavedTensor::Packed {
   Tensor restored(const char* op) const {
     Tensor t = unpack(data);
     tapestry::detail::check_defined(op, t, "what the unpack hook of saved tensors returned");
+    refill(t);
     check<AutogradError>(t.sizes() == sizes && t.dtype() == dtype && t.device() == device, "[", op,
                          "] the unpack hook of saved tensors returned a tensor of ", t.dtype(), " ",
                          t.sizes(), " on ", t.device(), "; expected what was packed, ", dtype, " ", sizes,
@@ -84,15 +95,13 @@ Tensor Backward::saved(const SavedTensor& s) const {
     Tensor t = s.packed_->restored(node_.name_);
     return create_graph_ ? detail::connected(t, history_of(s)) : t;
   }
+  // The source gives the tensor a new version if it fills the memory with other values than before.
+  if (s.tensor_.defined()) refill(s.tensor_);
   if (s.tensor_.defined() && s.tensor_.version() != s.version_) [[unlikely]]
     fail<AutogradError>("[", node_.name_, "] backward needs a ", s.tensor_.dtype(), " tensor of shape ",
                         s.tensor_.sizes(), " that was changed in place after the forward pass (version ",
                         s.tensor_.version(), ", saved at version ", s.version_,
                         "); change a clone() of it, or use the out-of-place operation");
-  if (s.tensor_.defined() && s.tensor_.storage()->is_released()) [[unlikely]] {
-    Storage& storage = *s.tensor_.storage();
-    if (storage.source()) storage.source()->refill(storage);
-  }
   // A saved input has its history. An output is saved without one.
   return create_graph_ && s.output_ != SavedTensor::kNotOutput ? detail::connected(s.tensor_, history_of(s))
                                                                : s.tensor_;

@@ -151,6 +151,14 @@ void GraphTask::check_twice() const {
   }
 }
 
+std::vector<std::uint64_t> GraphTask::sequences() const {
+  std::vector<std::uint64_t> list;
+  for (const Node* node : claimed_)
+    if (!node->is_leaf()) list.push_back(node->sequence());
+  std::sort(list.begin(), list.end());
+  return list;
+}
+
 void GraphTask::make_ready(Node* node) {
   ready_.push_back(node);
   std::push_heap(ready_.begin(), ready_.end(), older);
@@ -238,6 +246,7 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
 }
 
 void GraphTask::execute(Node* node) {
+  if (!node->is_leaf() && !resumes_) position_ = node->sequence();
   if (!node->hooks_.empty()) node->run_hooks();
   if (!selective_) {
     call(node, nullptr);
@@ -275,6 +284,7 @@ void GraphTask::execute(Node* node) {
 
 void GraphTask::run(std::vector<Seed> seeds, std::vector<Postponed> resumed) {
   std::vector<Node*> stack;
+  resumes_ = !resumed.empty();
   for (const Seed& s : seeds) {
     roots_.push_back(s.node);
     if (claim(s.node.get())) stack.push_back(s.node.get());

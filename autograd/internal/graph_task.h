@@ -54,6 +54,12 @@ class GraphTask {
   bool retains_graph() const { return retain_graph_; }
   bool accumulates() const { return !selective_; }
   bool postpones() const { return postponed_ != nullptr; }
+  /// The sequence number of the last node that ran, leaves excepted; UINT64_MAX before the first, and in a
+  /// pass that resumes postponed nodes. A node runs only after all nodes that use its outputs, which are
+  /// newer, and the newest ready node runs first. So the numbers of a pass decrease.
+  std::uint64_t position() const { return position_; }
+  /// The sequence numbers of the pass's nodes, leaves excepted, in ascending order.
+  std::vector<std::uint64_t> sequences() const;
   bool includes(const Node* node) const { return node->task_.load(std::memory_order_acquire) == this; }
   /// Called at the end of the pass.
   std::vector<std::function<void()>> callbacks;
@@ -89,7 +95,8 @@ class GraphTask {
 
   const BackwardPass pass_;
   const bool retain_graph_, create_graph_;
-  bool selective_ = false;
+  bool selective_ = false, resumes_ = false;
+  std::uint64_t position_ = UINT64_MAX;
   WeightGradients::Impl* postponed_ = nullptr;
   GraphTask* const outer_;
   std::vector<NodeRef> roots_;

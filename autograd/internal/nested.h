@@ -1,6 +1,11 @@
 #pragma once
-// Support for a node whose backward runs backward passes over other graphs. DataParallel has such a node: it
-// runs one graph per replica, each on the worker of its device.
+// What the strategies in distributed/ ask the engine. DataParallel has a node whose backward runs backward
+// passes over other graphs, one per replica, each on the worker of its device. fully_shard follows a pass, to
+// gather parameters just before it needs them.
+#include <cstdint>
+#include <vector>
+
+#include "tapestry/core/tensor.h"
 
 namespace tapestry::autograd {
 
@@ -12,5 +17,19 @@ struct NestedPass {
 /// The settings of the current pass. Throws AutogradError outside a backward pass, and in backward_inputs(),
 /// because the engine cannot split a graph that it does not see.
 NestedPass nested_pass();
+
+/// Where the backward pass in progress on this thread is.
+struct PassPosition {
+  std::uint64_t id = 0;        ///< current_backward().id; 0 if no pass is in progress
+  bool accumulates = false;    ///< true for backward(), which accumulates in leaves; false for grad()
+  std::uint64_t position = 0;  ///< the nodes newer than this one have run; see GraphTask::position()
+};
+PassPosition pass_position();
+/// The numbers of the operations of the pass in progress on this thread; see GraphTask::sequences().
+std::vector<std::uint64_t> pass_sequences();
+
+/// Gives `gradient` to a leaf as a backward pass does: its hooks run, and the gradient is added to grad(). It
+/// becomes grad() without a copy if the caller passes the only reference to it.
+void deliver_to_leaf(const Tensor& leaf, Tensor gradient);
 
 }  // namespace tapestry::autograd

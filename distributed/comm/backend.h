@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,26 @@ namespace tapestry::distributed {
 /// product and min mean "and".
 enum class ReduceOp : std::uint8_t { sum, mean, min, max, product };
 const char* reduce_op_name(ReduceOp op);
+
+/// One tensor of an all_gather(): `in` has `bytes` bytes, and `out` has a block of as many bytes for each
+/// rank. The blocks begin `pitch` bytes apart, on a CUDA device without gaps. `in` may be this rank's block
+/// of `out`; apart from that, no memory of a call overlaps.
+struct GatherPart {
+  const void* in = nullptr;
+  void* out = nullptr;
+  std::size_t bytes = 0, pitch = 0;
+};
+/// One tensor of a reduce_scatter(): `out` has `count` elements, and `in` has a block of as many elements for
+/// each rank. The blocks begin `pitch` bytes apart, on a CUDA device without gaps. `out` may be this rank's
+/// block of `in`; apart from that, no memory of a call overlaps.
+struct ScatterPart {
+  const void* in = nullptr;
+  void* out = nullptr;
+  std::int64_t count = 0;
+  DType dtype = DType::u8;
+  std::size_t pitch = 0;
+  std::size_t bytes() const { return static_cast<std::size_t>(count) * dtype_size(dtype); }
+};
 
 /// One rank's end of a transport between `size()` ranks. Collectives block until this rank's part is done.
 /// One thread at a time may call them, and all ranks must make the same calls in the same order with equal
@@ -42,13 +63,22 @@ class Backend {
   /// Reduces `data` over all ranks, in place at the root. On other ranks `data` is unspecified afterwards.
   virtual void reduce(void* data, std::int64_t count, DType dtype, ReduceOp op, int root,
                       Deadline deadline) = 0;
-  /// Reduces `in`, which has size() blocks of `count` elements, over all ranks. `out` receives the block of
-  /// this rank. `in` and `out` must not overlap.
-  virtual void reduce_scatter(const void* in, void* out, std::int64_t count, DType dtype, ReduceOp op,
-                              Deadline deadline) = 0;
+  /// Reduces the `in` of each part over all ranks. Its `out` receives the block of this rank. The ranks pass
+  /// the same number of parts, of equal counts and dtypes; pitches may differ. No part is empty.
+  virtual void reduce_scatter(std::span<const ScatterPart> parts, ReduceOp op, Deadline deadline) = 0;
+  void reduce_scatter(const void* in, void* out, std::int64_t count, DType dtype, ReduceOp op,
+                      Deadline deadline) {
+    const ScatterPart part{in, out, count, dtype, static_cast<std::size_t>(count) * dtype_size(dtype)};
+    reduce_scatter(std::span(&part, 1), op, deadline);
+  }
   virtual void broadcast(void* data, std::size_t bytes, int root, Deadline deadline) = 0;
-  /// Copies the `bytes` bytes of every rank to `out` on all ranks, in order of rank.
-  virtual void all_gather(const void* in, void* out, std::size_t bytes, Deadline deadline) = 0;
+  /// Copies the `in` of each part to block r of its `out` on all ranks, where r is the rank that passes `in`.
+  /// The ranks pass the same number of parts, of equal sizes; pitches may differ. No part is empty.
+  virtual void all_gather(std::span<const GatherPart> parts, Deadline deadline) = 0;
+  void all_gather(const void* in, void* out, std::size_t bytes, Deadline deadline) {
+    const GatherPart part{in, out, bytes, bytes};
+    all_gather(std::span(&part, 1), deadline);
+  }
   /// Like all_gather(), but only the root receives the bytes. `out` is null on other ranks.
   virtual void gather(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) = 0;
   /// Copies block i of the root's `in` to `out` of rank i. A block has `bytes` bytes. `in` is null on other

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <span>
 #include <type_traits>
 #include <vector>
 
@@ -81,10 +82,11 @@ class GlooBackend final : public Backend {
               Deadline deadline) override {
     reduce_to(root, data, count, dtype, op, deadline);
   }
-  void reduce_scatter(const void* in, void* out, std::int64_t count, DType dtype, ReduceOp op,
-                      Deadline deadline) override;
+  using Backend::all_gather;
+  using Backend::reduce_scatter;
+  void reduce_scatter(std::span<const ScatterPart> parts, ReduceOp op, Deadline deadline) override;
   void broadcast(void* data, std::size_t bytes, int root, Deadline deadline) override;
-  void all_gather(const void* in, void* out, std::size_t bytes, Deadline deadline) override;
+  void all_gather(std::span<const GatherPart> parts, Deadline deadline) override;
   void gather(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) override;
   void scatter(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) override;
   void all_to_all(const void* in, void* out, std::size_t bytes, Deadline deadline) override;
@@ -108,6 +110,13 @@ class GlooBackend final : public Backend {
       for (std::size_t i = 0; i < pieces(); ++i) transfer.post(offset(i), length(i));
     }
   };
+  /// A tensor of which each rank reduces one block. The result of this rank's block goes to `out`.
+  struct Divided {
+    const std::byte* in = nullptr;
+    std::byte* out = nullptr;
+    DType dtype = DType::u8;
+    std::vector<Block> blocks{};  // by rank
+  };
   Block block(std::int64_t count, DType dtype, int i, int parts) const {
     const std::size_t element = dtype_size(dtype);
     const auto edge = [&](int k) { return static_cast<std::size_t>(count * k / parts) * element; };
@@ -126,9 +135,12 @@ class GlooBackend final : public Backend {
     ++sequence_;
     return Operation(transport_, deadline);
   }
-  /// The Gloo slot of this collective. `step` distinguishes the messages from one rank to another in the same
-  /// collective.
-  std::uint64_t slot(int step) const { return kCollective | sequence_ << 2 | static_cast<unsigned>(step); }
+  /// The Gloo slot of this collective. `step` and the tensor's index `part` distinguish the messages from one
+  /// rank to another in the same collective. end_parts() must follow if there are several parts.
+  std::uint64_t slot(int step, std::size_t part = 0) const {
+    return kCollective | (sequence_ + part) << 2 | static_cast<unsigned>(step);
+  }
+  void end_parts(std::size_t parts) { sequence_ += parts; }
   std::byte* scratch(std::size_t bytes) {
     if (scratch_.size() < bytes) scratch_.resize(bytes);
     return scratch_.data();
@@ -138,8 +150,8 @@ class GlooBackend final : public Backend {
   void reduce_small(Operation& operation, int root, std::byte* data, std::int64_t count, DType dtype,
                     ReduceOp op);
   template <class Ready>
-  void reduce_block(Operation& operation, const std::byte* in, std::byte* out, std::int64_t count,
-                    DType dtype, ReduceOp op, const Ready& ready);
+  void reduce_blocks(Operation& operation, const std::vector<Divided>& parts, ReduceOp op,
+                     const Ready& ready);
 
   GlooTransport transport_;
   const int rank_, size_;
@@ -148,6 +160,7 @@ class GlooBackend final : public Backend {
   std::unique_ptr<HostExchange> exchange_;
   std::uint64_t sequence_ = 0;
   std::vector<std::byte> scratch_;  // grows to a few pieces per rank, and is never shrunk
+  std::vector<std::byte> packed_;   // small tensors of lists, side by side; never shrunk either
 };
 
 // Makes the shared segment, in the first collective that is large enough. Rank 0 offers a segment, the other
@@ -215,39 +228,54 @@ void GlooBackend::reduce_small(Operation& operation, int root, std::byte* data, 
   if (receives) reduce_in_order(data, values.data(), size_, count, dtype, op);
 }
 
-// Reduces this rank's block of all ranks' `in` into `out`. Calls ready(offset, length) after each piece.
+// Reduces this rank's blocks of all ranks' `in`. Calls ready(offset, length) after each piece of a block. A
+// rank sends every other rank the block of that rank and nothing else, so it sends and receives as many bytes
+// as in a ring, (size - 1) blocks, but in one step instead of size - 1, and it can add in order of rank. A
+// ring would begin the sum of each block at another rank.
 template <class Ready>
-void GlooBackend::reduce_block(Operation& operation, const std::byte* in, std::byte* out, std::int64_t count,
-                               DType dtype, ReduceOp op, const Ready& ready) {
-  const Block mine = block(count, dtype, rank_, size_);
-  const std::size_t stride = std::min(mine.piece, mine.size);
+void GlooBackend::reduce_blocks(Operation& operation, const std::vector<Divided>& parts, ReduceOp op,
+                                const Ready& ready) {
+  struct Piece {
+    std::size_t part, offset, length;
+  };
+  std::vector<Piece> pieces;
+  std::size_t stride = 0;  // a multiple of the width of all dtypes
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    const Block& mine = parts[p].blocks[static_cast<std::size_t>(rank_)];
+    for (std::size_t i = 0; i < mine.pieces(); ++i) pieces.push_back({p, mine.offset(i), mine.length(i)});
+    stride = std::max(stride, (std::min(mine.piece, mine.size) + 63) / 64 * 64);
+  }
   std::byte* const space = scratch(static_cast<std::size_t>(size_) * kDepth * stride);
   const auto place = [&](int i, std::size_t piece) {
     return space + (static_cast<std::size_t>(i) * kDepth + piece % kDepth) * stride;
   };
-  Transfers receives;
+  std::vector<Transfers> receives(parts.size());
   const auto post = [&](std::size_t piece) {
-    if (piece >= mine.pieces()) return;
-    for (GlooTransfer* transfer : receives) transfer->post(piece % kDepth * stride, mine.length(piece));
+    if (piece >= pieces.size()) return;
+    for (GlooTransfer* transfer : receives[pieces[piece].part])
+      transfer->post(piece % kDepth * stride, pieces[piece].length);
   };
-  for (int i = 0; i < size_; ++i) {
-    if (i != rank_) receives.push_back(&operation.receive(place(i, 0), kDepth * stride, i, slot(0)));
-  }
-  for (std::size_t piece = 0; piece < kDepth; ++piece) post(piece);
-  for (int i = 0; i < size_; ++i) {
-    if (i == rank_) continue;
-    const Block theirs = block(count, dtype, i, size_);
-    theirs.post_to(operation.send(in + theirs.begin, theirs.size, i, slot(0)));
-  }
-  std::vector<const void*> values(static_cast<std::size_t>(size_));
-  for (std::size_t piece = 0; piece < mine.pieces(); ++piece) {
-    for (GlooTransfer* transfer : receives) transfer->wait();
-    const std::size_t offset = mine.offset(piece), length = mine.length(piece);
+  for (std::size_t p = 0; p < parts.size(); ++p)
     for (int i = 0; i < size_; ++i)
-      values[static_cast<std::size_t>(i)] = i == rank_ ? in + mine.begin + offset : place(i, piece);
-    reduce_in_order(out + offset, values.data(), size_, static_cast<std::int64_t>(length / dtype_size(dtype)),
-                    dtype, op);
-    post(piece + kDepth);
+      if (i != rank_) receives[p].push_back(&operation.receive(place(i, 0), kDepth * stride, i, slot(0, p)));
+  for (std::size_t piece = 0; piece < kDepth; ++piece) post(piece);
+  for (std::size_t p = 0; p < parts.size(); ++p)
+    for (int i = 0; i < size_; ++i) {
+      if (i == rank_) continue;
+      const Block& theirs = parts[p].blocks[static_cast<std::size_t>(i)];
+      theirs.post_to(operation.send(parts[p].in + theirs.begin, theirs.size, i, slot(0, p)));
+    }
+  std::vector<const void*> values(static_cast<std::size_t>(size_));
+  for (std::size_t k = 0; k < pieces.size(); ++k) {
+    const auto& [p, offset, length] = pieces[k];
+    for (GlooTransfer* transfer : receives[p]) transfer->wait();
+    const Divided& part = parts[p];
+    const std::size_t begin = part.blocks[static_cast<std::size_t>(rank_)].begin;
+    for (int i = 0; i < size_; ++i)
+      values[static_cast<std::size_t>(i)] = i == rank_ ? part.in + begin + offset : place(i, k);
+    reduce_in_order(part.out + offset, values.data(), size_,
+                    static_cast<std::int64_t>(length / dtype_size(part.dtype)), part.dtype, op);
+    post(k + kDepth);
     ready(offset, length);
   }
 }
@@ -277,31 +305,77 @@ void GlooBackend::reduce_to(int root, void* data, std::int64_t count, DType dtyp
       theirs.post_to(operation.receive(bytes + theirs.begin, theirs.size, i, slot(1)));
     }
   }
-  reduce_block(operation, bytes, bytes + mine.begin, count, dtype, op,
-               [&](std::size_t offset, std::size_t length) {
-                 for (GlooTransfer* transfer : sends) transfer->post(offset, length);
-               });
+  Divided all{.in = bytes, .out = bytes + mine.begin, .dtype = dtype};
+  for (int i = 0; i < size_; ++i) all.blocks.push_back(block(count, dtype, i, size_));
+  reduce_blocks(operation, {std::move(all)}, op, [&](std::size_t offset, std::size_t length) {
+    for (GlooTransfer* transfer : sends) transfer->post(offset, length);
+  });
   operation.wait_all();
 }
 
-void GlooBackend::reduce_scatter(const void* in, void* out, std::int64_t count, DType dtype, ReduceOp op,
-                                 Deadline deadline) {
-  const std::size_t bytes = static_cast<std::size_t>(count) * dtype_size(dtype);
+void GlooBackend::reduce_scatter(std::span<const ScatterPart> parts, ReduceOp op, Deadline deadline) {
+  std::size_t bytes = 0;
+  for (const ScatterPart& part : parts) bytes += part.bytes();
   HostExchange* const host = shared(bytes, deadline);
   Operation operation = begin(deadline);
-  if (count == 0) return;
+  if (bytes == 0) return;
   if (size_ == 1) {
-    std::memcpy(out, in, bytes);
+    for (const ScatterPart& part : parts)
+      if (part.out != part.in) std::memcpy(part.out, part.in, part.bytes());
     return;
   }
   if (host) {
     ConnectionWatch watch(transport_, deadline);
-    return host->reduce_scatter(static_cast<const std::byte*>(in), static_cast<std::byte*>(out), count, dtype,
-                                op, watch);
+    return host->reduce_scatter(parts, op, watch);
   }
-  reduce_block(operation, static_cast<const std::byte*>(in), static_cast<std::byte*>(out), count * size_,
-               dtype, op, [](std::size_t, std::size_t) {});
+  // The small tensors of a dtype are packed, so that each rank sends one message for all of them: the packed
+  // tensor has the blocks of all of them for rank 0, then those for rank 1, and so on. The result comes last.
+  const auto is_small = [&](const ScatterPart& part) { return parts.size() > 1 && part.bytes() <= kSmall; };
+  std::vector<std::size_t> small(kNumDTypes);  // by dtype, in bytes of one block
+  std::size_t all_small = 0;
+  for (const ScatterPart& part : parts)
+    if (is_small(part)) small[static_cast<std::size_t>(part.dtype)] += part.bytes();
+  for (std::size_t& length : small)
+    all_small += (length * static_cast<std::size_t>(size_ + 1) + 63) / 64 * 64;
+  if (packed_.size() < all_small) packed_.resize(all_small);
+  std::vector<Divided> divided;
+  std::byte* next = packed_.data();
+  const auto for_small = [&](std::size_t dtype, const auto& f) {
+    std::size_t offset = 0;
+    for (const ScatterPart& part : parts)
+      if (is_small(part) && static_cast<std::size_t>(part.dtype) == dtype) {
+        f(part, offset);
+        offset += part.bytes();
+      }
+  };
+  const auto blocks = [&](std::size_t length, std::size_t pitch) {
+    std::vector<Block> all;
+    for (int i = 0; i < size_; ++i)
+      all.push_back({.begin = static_cast<std::size_t>(i) * pitch, .size = length});
+    return all;
+  };
+  for (std::size_t dtype = 0; dtype < small.size(); ++dtype) {
+    const std::size_t length = small[dtype];
+    if (length == 0) continue;
+    for_small(dtype, [&](const ScatterPart& part, std::size_t offset) {
+      for (int i = 0; i < size_; ++i)
+        std::memcpy(at(next, i, length) + offset, at(part.in, i, part.pitch), part.bytes());
+    });
+    divided.push_back({next, at(next, size_, length), static_cast<DType>(dtype), blocks(length, length)});
+    next += (length * static_cast<std::size_t>(size_ + 1) + 63) / 64 * 64;
+  }
+  const std::size_t packs = divided.size();
+  for (const ScatterPart& part : parts)
+    if (!is_small(part))
+      divided.push_back({static_cast<const std::byte*>(part.in), static_cast<std::byte*>(part.out),
+                         part.dtype, blocks(part.bytes(), part.pitch)});
+  reduce_blocks(operation, divided, op, [](std::size_t, std::size_t) {});
   operation.wait_all();
+  end_parts(divided.size());
+  for (std::size_t i = 0; i < packs; ++i)
+    for_small(static_cast<std::size_t>(divided[i].dtype), [&](const ScatterPart& part, std::size_t offset) {
+      std::memcpy(part.out, divided[i].out + offset, part.bytes());
+    });
 }
 
 // The root of a large broadcast sends its data only once: each other rank receives a part, and forwards it to
@@ -348,21 +422,55 @@ void GlooBackend::broadcast(void* data, std::size_t bytes, int root, Deadline de
   operation.wait_all();
 }
 
-void GlooBackend::all_gather(const void* in, void* out, std::size_t bytes, Deadline deadline) {
+void GlooBackend::all_gather(std::span<const GatherPart> parts, Deadline deadline) {
+  std::size_t bytes = 0;
+  for (const GatherPart& part : parts) bytes += part.bytes;
   HostExchange* const host = shared(bytes, deadline);
   Operation operation = begin(deadline);
   if (bytes == 0) return;
   if (host) {
     ConnectionWatch watch(transport_, deadline);
-    return host->all_gather(static_cast<const std::byte*>(in), static_cast<std::byte*>(out), bytes, watch);
+    return host->all_gather(parts, watch);
   }
-  for (int i = 0; i < size_; ++i) {
-    if (i == rank_) continue;
-    operation.receive(at(out, i, bytes), bytes, i, slot(0)).post_all();
-    operation.send(in, bytes, i, slot(0)).post_all();
+  // Small tensors are packed, so that each rank sends one message for all of them.
+  const auto is_small = [&](const GatherPart& part) { return parts.size() > 1 && part.bytes <= kSmall; };
+  std::size_t small = 0;
+  for (const GatherPart& part : parts) small += is_small(part) ? part.bytes : 0;
+  if (packed_.size() < small * static_cast<std::size_t>(size_))
+    packed_.resize(small * static_cast<std::size_t>(size_));
+  const auto packed = [&](int i) { return at(packed_.data(), i, small); };
+  const auto for_small = [&](const auto& f) {
+    std::size_t offset = 0;
+    for (const GatherPart& part : parts)
+      if (is_small(part)) {
+        f(part, offset);
+        offset += part.bytes;
+      }
+  };
+  const auto exchange = [&](const void* in, void* out, std::size_t length, std::size_t pitch,
+                            std::size_t part) {
+    for (int i = 0; i < size_; ++i) {
+      if (i == rank_) continue;
+      operation.receive(at(out, i, pitch), length, i, slot(0, part)).post_all();
+      operation.send(in, length, i, slot(0, part)).post_all();
+    }
+  };
+  for_small([&](const GatherPart& part, std::size_t offset) {
+    std::memcpy(packed(rank_) + offset, part.in, part.bytes);
+  });
+  if (small > 0) exchange(packed(rank_), packed(0), small, small, 0);
+  for (std::size_t p = 0; p < parts.size(); ++p)
+    if (!is_small(parts[p])) exchange(parts[p].in, parts[p].out, parts[p].bytes, parts[p].pitch, p + 1);
+  for (const GatherPart& part : parts) {
+    std::byte* const own = at(part.out, rank_, part.pitch);
+    if (own != part.in) std::memcpy(own, part.in, part.bytes);
   }
-  std::memcpy(at(out, rank_, bytes), in, bytes);
   operation.wait_all();
+  end_parts(parts.size());
+  for_small([&](const GatherPart& part, std::size_t offset) {
+    for (int i = 0; i < size_; ++i)
+      if (i != rank_) std::memcpy(at(part.out, i, part.pitch), packed(i) + offset, part.bytes);
+  });
 }
 
 void GlooBackend::gather(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) {

@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -36,9 +37,19 @@ struct Call {
   std::int64_t count = 0;  // elements, or bytes if nothing is reduced
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
+  // The tensors of all_gather and reduce_scatter, which have no `count`, `in` and `out`. They belong to the
+  // caller, which stays in meet() until all ranks have finished.
+  std::span<const GatherPart> gathers{};
+  std::span<const ScatterPart> scatters{};
 
   bool matches(const Call& o) const {
-    return kind == o.kind && dtype == o.dtype && op == o.op && root == o.root && count == o.count;
+    return kind == o.kind && dtype == o.dtype && op == o.op && root == o.root && count == o.count &&
+           std::equal(gathers.begin(), gathers.end(), o.gathers.begin(), o.gathers.end(),
+                      [](const GatherPart& a, const GatherPart& b) { return a.bytes == b.bytes; }) &&
+           std::equal(scatters.begin(), scatters.end(), o.scatters.begin(), o.scatters.end(),
+                      [](const ScatterPart& a, const ScatterPart& b) {
+                        return a.count == b.count && a.dtype == b.dtype;
+                      });
   }
 };
 using Calls = std::vector<Call>;
@@ -58,21 +69,46 @@ Range slice(std::int64_t count, int rank, int size) {
   return {std::min(count, rank * each), std::min(count, (rank + 1) * each)};
 }
 
-// Reduces the elements [offset + range.begin, offset + range.end) of the `in` of all ranks, in order of rank.
-// Calls store(p, begin, n) with each block of the result: `begin` and `n` are in bytes, and `begin` counts
-// from `offset`.
+// Reduces the elements of `range` of the `in` of all ranks, in order of rank. Calls store(p, begin, n) with
+// each block of the result: `begin` and `n` are in bytes.
 template <class Store>
-void reduce_range(const Calls& calls, Range range, std::int64_t offset, const Store& store) {
+void reduce_range(const Calls& calls, Range range, const Store& store) {
   const DType dtype = calls[0].dtype;
   const auto width = static_cast<std::int64_t>(dtype_size(dtype));
   std::vector<const void*> values(calls.size());
   alignas(64) std::byte block[kBlock];
   for (std::int64_t begin = range.begin; begin < range.end; begin += kBlock / width) {
-    const std::int64_t n = std::min(kBlock / width, range.end - begin), at = (offset + begin) * width;
+    const std::int64_t n = std::min(kBlock / width, range.end - begin), at = begin * width;
     for (std::size_t r = 0; r < calls.size(); ++r) values[r] = calls[r].in + at;
     reduce_in_order(block, values.data(), static_cast<int>(calls.size()), n, dtype, calls[0].op);
-    store(block, begin * width, static_cast<std::size_t>(n * width));
+    store(block, at, static_cast<std::size_t>(n * width));
   }
+}
+
+// Adds straight from the tensors of all ranks into this rank's outputs. No other rank reads the places that
+// are written, also if an output is this rank's block of its input.
+void scatter_to(const Calls& calls, int rank) {
+  const std::span<const ScatterPart> parts = calls[static_cast<std::size_t>(rank)].scatters;
+  std::vector<const void*> values(calls.size());
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    for (std::size_t r = 0; r < calls.size(); ++r) {
+      const ScatterPart& theirs = calls[r].scatters[p];
+      values[r] = static_cast<const std::byte*>(theirs.in) + static_cast<std::size_t>(rank) * theirs.pitch;
+    }
+    reduce_in_order(parts[p].out, values.data(), static_cast<int>(calls.size()), parts[p].count,
+                    parts[p].dtype, calls[0].op);
+  }
+}
+
+// Copies straight from the tensors of all ranks into this rank's outputs.
+void gather_to(const Calls& calls, int rank) {
+  const std::span<const GatherPart> parts = calls[static_cast<std::size_t>(rank)].gathers;
+  for (std::size_t p = 0; p < parts.size(); ++p)
+    for (std::size_t r = 0; r < calls.size(); ++r) {
+      std::byte* const to = static_cast<std::byte*>(parts[p].out) + r * parts[p].pitch;
+      const void* const from = calls[r].gathers[p].in;
+      if (to != from) std::memcpy(to, from, parts[p].bytes);
+    }
 }
 
 // Does the part of `rank` in a collective. The parts can run in any order.
@@ -81,25 +117,20 @@ void do_part(const Calls& calls, int rank) {
   const Call& mine = calls[static_cast<std::size_t>(rank)];
   const Call& root = calls[static_cast<std::size_t>(mine.root)];
   const auto bytes = static_cast<std::size_t>(mine.count);
+  if (mine.kind == Kind::all_gather) return gather_to(calls, rank);
+  if (mine.kind == Kind::reduce_scatter) return scatter_to(calls, rank);
   if (bytes == 0) return;
   const auto block = [bytes](auto* p, int i) { return p + bytes * static_cast<std::size_t>(i); };
   switch (mine.kind) {
     case Kind::all_reduce:  // no other rank accesses this slice of any buffer
-      return reduce_range(calls, slice(mine.count, rank, size), 0, [&](const std::byte* p, auto at, auto n) {
+      return reduce_range(calls, slice(mine.count, rank, size), [&](const std::byte* p, auto at, auto n) {
         for (const Call& call : calls) std::memcpy(call.out + at, p, n);
       });
     case Kind::reduce:
-      return reduce_range(calls, slice(mine.count, rank, size), 0,
+      return reduce_range(calls, slice(mine.count, rank, size),
                           [&](const std::byte* p, auto at, auto n) { std::memcpy(root.out + at, p, n); });
-    case Kind::reduce_scatter:
-      return reduce_range(calls, {0, mine.count}, rank * mine.count,
-                          [&](const std::byte* p, auto at, auto n) { std::memcpy(mine.out + at, p, n); });
     case Kind::broadcast:
       if (rank != mine.root) std::memcpy(mine.out, root.in, bytes);
-      return;
-    case Kind::all_gather:
-      for (int r = 0; r < size; ++r)
-        std::memcpy(block(mine.out, r), calls[static_cast<std::size_t>(r)].in, bytes);
       return;
     case Kind::gather:
       return void(std::memcpy(block(root.out, rank), mine.in, bytes));
@@ -109,6 +140,8 @@ void do_part(const Calls& calls, int rank) {
       for (int r = 0; r < size; ++r)
         std::memcpy(block(mine.out, r), block(calls[static_cast<std::size_t>(r)].in, rank), bytes);
       return;
+    case Kind::all_gather:
+    case Kind::reduce_scatter:
     case Kind::barrier:
       return;
   }
@@ -271,21 +304,26 @@ class LocalBackend final : public Backend {
   int size() const override { return room_->size(); }
 
   void all_reduce(void* data, std::int64_t count, DType dtype, ReduceOp op, Deadline deadline) override {
-    reduction(Kind::all_reduce, data, data, count, dtype, op, 0, deadline);
+    reduction(Kind::all_reduce, data, count, dtype, op, 0, deadline);
   }
   void reduce(void* data, std::int64_t count, DType dtype, ReduceOp op, int root,
               Deadline deadline) override {
-    reduction(Kind::reduce, data, data, count, dtype, op, root, deadline);
+    reduction(Kind::reduce, data, count, dtype, op, root, deadline);
   }
-  void reduce_scatter(const void* in, void* out, std::int64_t count, DType dtype, ReduceOp op,
-                      Deadline deadline) override {
-    reduction(Kind::reduce_scatter, in, out, count, dtype, op, 0, deadline);
+  using Backend::all_gather;
+  using Backend::reduce_scatter;
+  void reduce_scatter(std::span<const ScatterPart> parts, ReduceOp op, Deadline deadline) override {
+    std::size_t bytes = 0;
+    for (const ScatterPart& part : parts) bytes += part.bytes();
+    room_->meet(rank_, {.kind = Kind::reduce_scatter, .op = op, .scatters = parts}, bytes, deadline);
   }
   void broadcast(void* data, std::size_t bytes, int root, Deadline deadline) override {
     move(Kind::broadcast, data, data, bytes, root, deadline);
   }
-  void all_gather(const void* in, void* out, std::size_t bytes, Deadline deadline) override {
-    move(Kind::all_gather, in, out, bytes, 0, deadline);
+  void all_gather(std::span<const GatherPart> parts, Deadline deadline) override {
+    std::size_t bytes = 0;
+    for (const GatherPart& part : parts) bytes += part.bytes;
+    room_->meet(rank_, {.kind = Kind::all_gather, .gathers = parts}, bytes, deadline);
   }
   void gather(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) override {
     move(Kind::gather, in, out, bytes, root, deadline);
@@ -315,10 +353,15 @@ class LocalBackend final : public Backend {
   }
 
  private:
-  void reduction(Kind kind, const void* in, void* out, std::int64_t count, DType dtype, ReduceOp op, int root,
+  void reduction(Kind kind, void* data, std::int64_t count, DType dtype, ReduceOp op, int root,
                  Deadline deadline) {
-    const Call call{
-        kind, dtype, op, root, count, static_cast<const std::byte*>(in), static_cast<std::byte*>(out)};
+    const Call call{.kind = kind,
+                    .dtype = dtype,
+                    .op = op,
+                    .root = root,
+                    .count = count,
+                    .in = static_cast<std::byte*>(data),
+                    .out = static_cast<std::byte*>(data)};
     room_->meet(rank_, call, static_cast<std::size_t>(count) * dtype_size(dtype), deadline);
   }
   void move(Kind kind, const void* in, void* out, std::size_t bytes, int root, Deadline deadline) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <span>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -117,11 +118,19 @@ class NcclBackend final : public Backend {
                               stream);
     });
   }
-  void reduce_scatter(const void* in, void* out, std::int64_t count, DType dtype, ReduceOp op,
-                      Deadline deadline) override {
+  using Backend::all_gather;
+  using Backend::reduce_scatter;
+  // The calls of one group are one launch for NCCL.
+  void reduce_scatter(std::span<const ScatterPart> parts, ReduceOp op, Deadline deadline) override {
     comm_.enqueue("ncclReduceScatter", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
-      return nccl_.ncclReduceScatter(in, out, size_of(count), nccl_type(dtype), nccl_op(op, dtype), comm,
-                                     stream);
+      const auto scatter = [&](const ScatterPart& p) {
+        return nccl_.ncclReduceScatter(p.in, p.out, size_of(p.count), nccl_type(p.dtype),
+                                       nccl_op(op, p.dtype), comm, stream);
+      };
+      if (parts.size() == 1) return scatter(parts[0]);
+      return grouped(nccl_, [&](auto add) {
+        for (const ScatterPart& p : parts) add(scatter(p));
+      });
     });
   }
   void broadcast(void* data, std::size_t bytes, int root, Deadline deadline) override {
@@ -129,9 +138,15 @@ class NcclBackend final : public Backend {
       return nccl_.ncclBroadcast(data, data, bytes, ncclUint8, root, comm, stream);
     });
   }
-  void all_gather(const void* in, void* out, std::size_t bytes, Deadline deadline) override {
+  void all_gather(std::span<const GatherPart> parts, Deadline deadline) override {
     comm_.enqueue("ncclAllGather", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
-      return nccl_.ncclAllGather(in, out, bytes, ncclUint8, comm, stream);
+      const auto gather = [&](const GatherPart& p) {
+        return nccl_.ncclAllGather(p.in, p.out, p.bytes, ncclUint8, comm, stream);
+      };
+      if (parts.size() == 1) return gather(parts[0]);
+      return grouped(nccl_, [&](auto add) {
+        for (const GatherPart& p : parts) add(gather(p));
+      });
     });
   }
   void gather(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) override {

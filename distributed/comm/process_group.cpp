@@ -29,7 +29,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::size_t kCallText = 512;  // the longest text of one rank's call in the error of a mismatch
+constexpr std::size_t kCallText = 32 << 10;  // the longest text of one rank's call that others receive
 
 // Ranks are in different calls. The text shows the calls, so no table of ranks is needed.
 class Mismatch : public DistributedError {
@@ -108,9 +108,14 @@ struct Core {
     backend->all_gather(&mine, all.data(), sizeof mine, deadline);
     if (std::all_of(all.begin(), all.end(), [&](const Descriptor& d) { return d == all[0]; })) return;
 
-    std::string text = record.str().substr(0, kCallText), texts(size * kCallText, '\0');
-    text.resize(kCallText);
-    backend->all_gather(text.data(), texts.data(), kCallText, deadline);
+    std::string text = call_text(record, kCallText);
+    std::vector<std::size_t> lengths(size);
+    const std::size_t length = text.size();
+    backend->all_gather(&length, lengths.data(), sizeof length, deadline);
+    const std::size_t longest = *std::max_element(lengths.begin(), lengths.end());
+    std::string texts(size * longest, '\0');
+    text.resize(longest);
+    backend->all_gather(text.data(), texts.data(), longest, deadline);
     try {
       // A rank that throws may then leave the group and close its connections. So all ranks wait here until
       // each rank has received the texts of all others.
@@ -118,7 +123,7 @@ struct Core {
     } catch (const DistributedError&) {
     }
     std::vector<std::string> calls;
-    for (std::size_t r = 0; r < size; ++r) calls.emplace_back(texts.substr(r * kCallText, kCallText).c_str());
+    for (std::size_t r = 0; r < size; ++r) calls.push_back(texts.substr(r * longest, lengths[r]));
     throw Mismatch(mismatch_text(op_name(record.op), name, ranks, calls));
   }
 
@@ -130,7 +135,7 @@ struct Core {
   void agree_in_store(const CollectiveRecord& record) {
     const Descriptor mine(record);
     const std::string_view bytes(reinterpret_cast<const char*>(&mine), sizeof mine);
-    const std::string text = record.str().substr(0, kCallText);
+    const std::string text = call_text(record, kCallText);
     const std::string rank = std::to_string(backend->rank()) + "/";
     const std::string first =
         store->compare_set(call_key(record.sequence), std::nullopt, concat({bytes, rank, text}));
@@ -295,11 +300,19 @@ class Group final : public ProcessGroup {
     return post({Op::reduce, op, root, tensor, tensor}, name, site);
   }
   Work all_gather(const Tensor& output, const Tensor& input, std::string_view name, Site site) override {
-    return post({Op::all_gather, {}, -1, input, output}, name, site);
+    return post({Op::all_gather, {}, -1, {}, {}, {input}, {output}}, name, site);
+  }
+  Work all_gather(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                  std::string_view name, Site site) override {
+    return post({Op::all_gather, {}, -1, {}, {}, inputs, outputs}, name, site);
   }
   Work reduce_scatter(const Tensor& output, const Tensor& input, ReduceOp op, std::string_view name,
                       Site site) override {
-    return post({Op::reduce_scatter, op, -1, input, output}, name, site);
+    return post({Op::reduce_scatter, op, -1, {}, {}, {input}, {output}}, name, site);
+  }
+  Work reduce_scatter(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs, ReduceOp op,
+                      std::string_view name, Site site) override {
+    return post({Op::reduce_scatter, op, -1, {}, {}, inputs, outputs}, name, site);
   }
   Work gather(const Tensor& output, const Tensor& input, int root, std::string_view name,
               Site site) override {
@@ -333,9 +346,28 @@ class Group final : public ProcessGroup {
         "a group in the child, or fork before init_process_group()");
   }
 
+  static void describe_list(const std::vector<Tensor>& parts, CollectiveRecord& record) {
+    if (parts.size() == 1) {
+      record.dtype = parts[0].dtype();
+      record.shape = parts[0].sizes();
+      return;
+    }
+    record.tensors = parts.size();
+    const bool mixed = std::any_of(parts.begin(), parts.end(),
+                                   [&](const Tensor& t) { return t.dtype() != parts[0].dtype(); });
+    record.dtype = mixed || parts.empty() ? DType::u8 : parts[0].dtype();
+    std::int64_t total = 0;
+    for (const Tensor& t : parts) {
+      total += mixed ? static_cast<std::int64_t>(t.nbytes()) : t.numel();
+      record.list += concat({record.list.empty() ? "" : "\n", t.dtype(), " ", t.sizes()});
+    }
+    record.shape = {total};
+  }
   CollectiveRecord describe(const Collective& call, std::string_view name, const Site& site) const {
     CollectiveRecord record{.group = core_->name, .op = call.op, .reduce = call.reduce, .peer = call.peer};
-    if (call.op != Op::barrier && call.op != Op::new_group) {
+    if (call.has_lists()) {
+      describe_list(call.parts(), record);
+    } else if (call.op != Op::barrier && call.op != Op::new_group) {
       record.dtype = call.part().dtype();
       record.shape = call.part().sizes();
     }
@@ -390,7 +422,8 @@ class Group final : public ProcessGroup {
         call.device(transport));
     // Bumps the version now and not when the collective runs: values that were saved for backward are stale
     // from here on.
-    if (call.writes(rank())) call.out.storage()->bump_version();
+    for (const Tensor& out : call.outs) out.storage()->bump_version();
+    if (!call.has_lists() && call.writes(rank())) call.out.storage()->bump_version();
     return work;
   }
 

@@ -97,10 +97,24 @@ class ProcessGroup {
   /// `output` has size() times as many elements as `input`, and receives the inputs in order of rank.
   virtual Work all_gather(const Tensor& output, const Tensor& input, std::string_view name = {},
                           Site site = Site::current()) = 0;
+  /// Gathers each of the `inputs` into the output of the same index, in one collective, as PyTorch's
+  /// coalesced collectives do. The pairs may have different dtypes, and any may be empty. Empty lists are a
+  /// collective that moves nothing. inputs[i] may be this rank's block of outputs[i];
+  /// then nothing is copied for it. Outputs must not share memory with one another. Throws ValueError if the
+  /// lists have different lengths.
+  virtual Work all_gather(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                          std::string_view name = {}, Site site = Site::current()) = 0;
   /// Reduces `input`, which has size() times as many elements as `output`, over all ranks. `output` receives
   /// this rank's part of the result.
   virtual Work reduce_scatter(const Tensor& output, const Tensor& input, ReduceOp op = ReduceOp::sum,
                               std::string_view name = {}, Site site = Site::current()) = 0;
+  /// Reduces each of the `inputs` into the output of the same index, in one collective. The pairs may have
+  /// different dtypes, and any may be empty. On host transports the outputs have the same bits as the parts
+  /// of an all_reduce(). outputs[i] may be this rank's block of inputs[i]. Throws ValueError if the lists
+  /// have different lengths, and TypeError if `op` is not defined for a dtype.
+  virtual Work reduce_scatter(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                              ReduceOp op = ReduceOp::sum, std::string_view name = {},
+                              Site site = Site::current()) = 0;
   /// Like all_gather(), but only `root` receives the inputs. Other ranks ignore `output`.
   virtual Work gather(const Tensor& output, const Tensor& input, int root = 0, std::string_view name = {},
                       Site site = Site::current()) = 0;

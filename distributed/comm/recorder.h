@@ -36,15 +36,22 @@ struct CollectiveRecord {
   Op op = Op::barrier;
   ReduceOp reduce = ReduceOp::sum;
   int peer = -1;  ///< the root of the collective, or the peer of the message
+  /// The dtype and shape of this rank's part. For a list of tensors, `shape` has the number of their
+  /// elements, or of their bytes with dtype u8 if their dtypes differ.
   DType dtype = DType::u8;
   Shape shape;
+  /// The number of tensors in the call, and one line of dtype and shape for each. `list` is empty if the call
+  /// has one tensor.
+  std::size_t tensors = 1;
+  std::string list;
   std::string name;  ///< the name of the bucket or parameter, or the caller's `name`
   std::string site;  ///< "train.cpp:88"
   Clock::time_point enqueued{}, started{}, finished{};  ///< time_point{} if not yet
   bool failed = false;
   /// "#42 all_reduce(bucket 1)", preceded by the group's name unless it is "world".
   std::string brief() const;
-  /// "#42 all_reduce(bucket 1) float32 [1024] sum at train.cpp:88"
+  /// "#42 all_reduce(bucket 1) float32 [1024] sum at train.cpp:88", or for a list of tensors
+  /// "#43 all_gather(fsdp blocks.3) float32 [1024] in 12 tensors at train.cpp:90".
   std::string str() const;
 };
 

@@ -5,98 +5,13 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
-#include <map>
 
-#include "tapestry/distributed/comm/internal/hash.h"
 #include "tapestry/distributed/comm/text.h"
 #include "tapestry/distributed/common/internal/reducer.h"
+#include "tapestry/distributed/common/internal/same_model.h"
 
 namespace tapestry::distributed {
 namespace {
-
-using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
-
-constexpr std::int64_t kBroadcastBytes = 25 << 20;
-
-// Describes what ranks must agree on, one line per tensor.
-std::string describe(const NamedTensors& tensors, const char* what) {
-  std::string text;
-  for (const auto& [name, t] : tensors)
-    text +=
-        concat({what, " ", name, " ", t.dtype(), " ", t.sizes(), t.requires_grad() ? "" : " frozen", "\n"});
-  return text;
-}
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = text.find('\n', at);
-    lines.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return lines;
-}
-
-// The lines of `mine` that `others` lacks, in order, at most `most` of them.
-std::string difference(const std::vector<std::string>& mine, const std::vector<std::string>& others,
-                       std::size_t most) {
-  std::string text;
-  std::size_t count = 0;
-  for (const std::string& line : mine)
-    if (std::find(others.begin(), others.end(), line) == others.end() && ++count <= most)
-      text += "\n    " + line;
-  if (count > most) text += "\n    and " + std::to_string(count - most) + " more";
-  return text.empty() ? "\n    nothing that is missing; only the order differs" : text;
-}
-
-// Throws on every rank if the descriptions differ. Ranks exchange hashes first, and the lists only if the
-// hashes differ.
-void verify(ProcessGroup& group, const std::string& mine) {
-  const auto own = std::bit_cast<std::int64_t>(fnv1a(mine));
-  const std::vector<std::int64_t> hashes = all_gather_numbers(group, {&own, 1}, "hash of parameters");
-  if (std::all_of(hashes.begin(), hashes.end(), [&](std::int64_t h) { return h == hashes[0]; })) return;
-
-  const std::vector<std::string> lists = all_gather_text(group, mine, "list of parameters");
-  const std::vector<std::string> first = lines_of(lists[0]);
-  std::string text;
-  for (std::size_t r = 1; r < lists.size(); ++r) {
-    if (lists[r] == lists[0]) continue;
-    const std::vector<std::string> other = lines_of(lists[r]);
-    text += concat({"\n  only rank ", r, " has:"}) + difference(other, first, 10);
-    text += concat({"\n  only rank 0 has, compared with rank ", r, ":"}) + difference(first, other, 10);
-  }
-  fail("[DistributedDataParallel] the model is not the same on all ranks:", text,
-       "\n  construct it with the same options on every rank");
-}
-
-// Broadcasts rank 0's values. Tensors of one dtype and device share messages of at most kBroadcastBytes.
-void broadcast_values(ProcessGroup& group, const NamedTensors& tensors, const char* what) {
-  const NoGradGuard no_grad;
-  std::map<std::pair<DType, std::string>, std::vector<Tensor>> kinds;
-  for (const auto& [name, t] : tensors) kinds[{t.dtype(), t.device().str()}].push_back(t);
-  for (auto& [kind, list] : kinds) {
-    for (std::size_t begin = 0; begin < list.size();) {
-      std::int64_t elements = 0;
-      std::size_t end = begin;
-      while (end < list.size() &&
-             (end == begin ||
-              (elements + list[end].numel()) * static_cast<std::int64_t>(dtype_size(kind.first)) <=
-                  kBroadcastBytes))
-        elements += list[end++].numel();
-      const Tensor flat = empty({elements}, {kind.first, list[begin].device()});
-      std::int64_t at = 0;
-      for (std::size_t i = begin; i < end; at += list[i++].numel())
-        if (group.rank() == 0)
-          flat.narrow(0, at, list[i].numel()).view(list[i].sizes()).copy_(list[i].detach());
-      group.broadcast(flat, 0, what).wait();
-      at = 0;
-      for (std::size_t i = begin; i < end; at += list[i++].numel())
-        if (group.rank() != 0)
-          list[i].detach().copy_(flat.narrow(0, at, list[i].numel()).view(list[i].sizes()));
-      begin = end;
-    }
-  }
-}
 
 // Hashes the values in row-major order, so the memory layout does not matter.
 std::uint64_t hash_of(const Tensor& t) {
@@ -207,7 +122,8 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
   reducer.relearn_order = options.relearn_order;
 
   const NamedTensors buffers = state_->buffers();
-  verify(*state_->group, describe(all, "parameter") + describe(buffers, "buffer"));
+  check_same_model(*state_->group, "DistributedDataParallel",
+                   describe_tensors(all, "parameter") + describe_tensors(buffers, "buffer"));
   check(!trained.empty(), "[DistributedDataParallel] no parameter of ", model.type_name(),
         " requires gradients; there is nothing to train");
   broadcast_values(*state_->group, all, "parameters of rank 0");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -93,9 +94,9 @@ class FakeDeviceBackend final : public Backend {
     });
   }
   void reduce(void*, std::int64_t, DType, ReduceOp, int, Deadline) override {}
-  void reduce_scatter(const void*, void*, std::int64_t, DType, ReduceOp, Deadline) override {}
+  void reduce_scatter(std::span<const ScatterPart>, ReduceOp, Deadline) override {}
   void broadcast(void*, std::size_t, int, Deadline) override { ++given; }
-  void all_gather(const void*, void*, std::size_t, Deadline) override {}
+  void all_gather(std::span<const GatherPart>, Deadline) override {}
   void gather(const void*, void*, std::size_t, int, Deadline) override {}
   void scatter(const void*, void*, std::size_t, int, Deadline) override {}
   void all_to_all(const void*, void*, std::size_t, Deadline) override {}

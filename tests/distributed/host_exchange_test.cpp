@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -52,6 +53,17 @@ Bytes random_bits(std::size_t bytes, DType dtype, unsigned seed) {
   for (std::size_t i = dtype_size(dtype) - 1; is_floating(dtype) && i < bytes; i += dtype_size(dtype))
     values[i] &= std::byte{0xbf};  // clears the highest bit of the exponent
   return values;
+}
+
+// The calls of one tensor.
+void reduce_scatter(HostExchange& exchange, const void* in, void* out, std::int64_t count, DType dtype,
+                    ReduceOp op, PeerWatch& watch) {
+  const ScatterPart part{in, out, count, dtype, static_cast<std::size_t>(count) * dtype_size(dtype)};
+  exchange.reduce_scatter(std::span(&part, 1), op, watch);
+}
+void all_gather(HostExchange& exchange, const void* in, void* out, std::size_t bytes, PeerWatch& watch) {
+  const GatherPart part{in, out, bytes, bytes};
+  exchange.all_gather(std::span(&part, 1), watch);
 }
 
 // The reduction of the ranks' `count` elements.
@@ -114,7 +126,7 @@ void check_all(int size, std::int64_t count, DType dtype, ReduceOp op, unsigned 
     exchange.reduce(x.data(), count, dtype, op, root, watch);
     require(rank != root || same(x, sum.data()), "reduce");
 
-    exchange.reduce_scatter(mine.data(), x.data(), count, dtype, op, watch);
+    reduce_scatter(exchange, mine.data(), x.data(), count, dtype, op, watch);
     const Bytes part = reduced(inputs, bytes * static_cast<std::size_t>(rank), count, dtype, op);
     require(same(x, part.data()), "reduce_scatter");
 
@@ -123,7 +135,7 @@ void check_all(int size, std::int64_t count, DType dtype, ReduceOp op, unsigned 
     require(same(x, inputs[static_cast<std::size_t>(root)].data()), "broadcast");
 
     Bytes all(bytes * static_cast<std::size_t>(size));
-    exchange.all_gather(mine.data(), all.data(), bytes, watch);
+    all_gather(exchange, mine.data(), all.data(), bytes, watch);
     for (std::size_t r = 0; r < inputs.size(); ++r)
       require(std::memcmp(inputs[r].data(), all.data() + bytes * r, bytes) == 0, "all_gather");
   });
@@ -159,7 +171,8 @@ TEST_CASE("collectives without elements complete") {
     Watch watch;
     exchange.reduce(nullptr, 0, DType::f32, ReduceOp::sum, HostExchange::kEveryone, watch);
     exchange.broadcast(nullptr, 0, 1, watch);
-    exchange.all_gather(nullptr, nullptr, 0, watch);
+    exchange.all_gather({}, watch);
+    exchange.reduce_scatter({}, ReduceOp::sum, watch);
   });
 }
 
@@ -189,7 +202,7 @@ TEST_CASE("a sequence of all collectives is right even if each rank is late in t
             for (std::size_t i = 0; i < n; ++i) require(x[i] == value(size - 1, i), "reduce");
         } else {
           std::vector<std::int32_t> all(n * static_cast<std::size_t>(size));
-          exchange.all_gather(data, reinterpret_cast<std::byte*>(all.data()), n * 4, watch);
+          all_gather(exchange, data, all.data(), n * 4, watch);
           for (std::size_t i = 0; i < all.size(); ++i)
             require(all[i] == value(static_cast<int>(i / n), i % n), "all_gather");
         }

@@ -51,7 +51,7 @@ std::vector<std::string> may_use(const std::string& folder) {
   if (folder == "nn") return {"core", "kernels", "autograd"};
   if (folder == "distributed/launch") return {"core", "distributed/comm"};
   if (folder == "distributed/common") return {"core", "kernels", "autograd", "nn", "distributed/comm"};
-  if (folder == "distributed/ddp" || folder == "distributed/data_parallel" ||
+  if (folder == "distributed/ddp" || folder == "distributed/data_parallel" || folder == "distributed/fsdp" ||
       folder == "distributed/pipeline" || folder == "distributed/zero")
     return {"core", "kernels", "autograd", "nn", "distributed/comm", "distributed/common"};
   if (folder == "distributed/planner")
@@ -63,6 +63,7 @@ std::vector<std::string> may_use(const std::string& folder) {
             "distributed/common",
             "distributed/data_parallel",
             "distributed/ddp",
+            "distributed/fsdp",
             "distributed/pipeline"};
   return {"core", "kernels", "autograd", "nn", "data", "distributed"};  // apps and tapestry.h
 }

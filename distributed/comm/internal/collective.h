@@ -1,20 +1,27 @@
 #pragma once
 // One collective call of a rank. It is checked in the caller's thread and runs in the thread of the FIFO.
+#include <vector>
+
 #include "tapestry/core/tensor.h"
 #include "tapestry/distributed/comm/backend.h"
 #include "tapestry/distributed/comm/recorder.h"
 
 namespace tapestry::distributed {
 
-/// The arguments of a call. `in` and `out` are the same tensor if the collective works in place.
+/// The arguments of a call. `in` and `out` are the same tensor if the collective works in place. all_gather
+/// and reduce_scatter have `ins` and `outs` instead, which have the same length.
 struct Collective {
   Op op = Op::barrier;
   ReduceOp reduce = ReduceOp::sum;
   int peer = -1;  // the root of the collective, or the peer of the message
   Tensor in, out;
+  std::vector<Tensor> ins, outs;
 
-  /// The tensor whose shape and dtype must be equal on all ranks.
+  bool has_lists() const { return op == Op::all_gather || op == Op::reduce_scatter; }
+  /// The tensor whose shape and dtype must be equal on all ranks, unless has_lists().
   const Tensor& part() const;
+  /// The same for a call with lists.
+  const std::vector<Tensor>& parts() const { return op == Op::all_gather ? ins : outs; }
   /// Returns the device on which the call runs: the transport's device if it is a CUDA device, otherwise the
   /// CUDA device of the tensors. Returns kCPU if neither is a CUDA device.
   Device device(Device transport) const;

@@ -10,6 +10,45 @@
 namespace tapestry::distributed {
 namespace {
 
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+// Replaces the list of tensors in each call_text() by the first of its tensors that not all calls have.
+std::vector<std::string> without_lists(const std::vector<std::string>& texts) {
+  std::vector<std::vector<std::string>> calls;  // the call, then its tensors
+  std::size_t longest = 0;
+  for (const std::string& text : texts) {
+    calls.push_back(lines_of(text));
+    longest = std::max(longest, calls.back().size());
+  }
+  const auto line = [&](std::size_t call, std::size_t i) {
+    return i < calls[call].size() ? calls[call][i] : std::string();
+  };
+  std::size_t differs = 1;
+  const auto equal = [&](std::size_t i) {
+    for (std::size_t call = 1; call < calls.size(); ++call)
+      if (line(call, i) != line(0, i)) return false;
+    return true;
+  };
+  while (differs < longest && equal(differs)) ++differs;
+  std::vector<std::string> heads;
+  for (std::size_t call = 0; call < calls.size(); ++call) {
+    std::string head = calls[call][0];
+    if (differs < calls[call].size())
+      head.insert(std::min(head.rfind(" at "), head.size()),
+                  concat({", of which tensors[", differs - 1, "] is ", calls[call][differs]}));
+    heads.push_back(std::move(head));
+  }
+  return heads;
+}
+
 std::uint64_t hash(const Shape& shape) {
   return fnv1a({reinterpret_cast<const char*>(shape.begin()),
                 static_cast<std::size_t>(shape.size()) * sizeof(std::int64_t)});
@@ -27,7 +66,8 @@ Descriptor::Descriptor(const CollectiveRecord& record)
       numel(record.shape.numel()),
       peer(record.peer),
       shape(hash(record.shape)),
-      name(fnv1a(record.name)) {}
+      name(fnv1a(record.name)),
+      list(record.tensors == 1 ? 0 : fnv1a(concat({record.tensors, "\n", record.list}))) {}
 
 MessageHeader::MessageHeader(const CollectiveRecord& record)
     : dtype(static_cast<std::uint8_t>(record.dtype)),
@@ -77,8 +117,15 @@ std::string seconds(Clock::duration d) {
   return concat({tenths / 10, ".", tenths % 10, " s"});
 }
 
+std::string call_text(const CollectiveRecord& record, std::size_t most) {
+  std::string text = record.str();
+  if (!record.list.empty()) text += "\n" + record.list;
+  return text.substr(0, most);
+}
+
 std::string mismatch_text(const std::string& op, const std::string& group, const std::vector<int>& ranks,
-                          const std::vector<std::string>& calls) {
+                          const std::vector<std::string>& texts) {
+  const std::vector<std::string> calls = without_lists(texts);
   // Returns a call without its source line. Ranks are in the same call if these texts are equal.
   const auto what = [](const std::string& call) { return call.substr(0, call.rfind(" at ")); };
   std::vector<std::vector<std::size_t>> parties;

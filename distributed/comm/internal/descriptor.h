@@ -14,7 +14,7 @@ struct Descriptor {
   std::uint8_t op = 0, reduce = 0, dtype = 0, ndim = 0;
   std::uint64_t sequence = 0, group = 0;
   std::int64_t numel = 0, peer = -1;
-  std::uint64_t shape = 0, name = 0, reserved = 0;
+  std::uint64_t shape = 0, name = 0, list = 0;
 
   explicit Descriptor(const CollectiveRecord& record);
   Descriptor() = default;
@@ -40,8 +40,12 @@ struct MessageHeader {
 };
 static_assert(sizeof(MessageHeader) == 128);
 
-/// The error text for ranks that are in different calls. `calls` holds CollectiveRecord::str() of each rank,
-/// and `ranks` holds the ranks' numbers in the world.
+/// A call for mismatch_text(): CollectiveRecord::str(), and the lines of CollectiveRecord::list after it. Has
+/// at most `most` bytes.
+std::string call_text(const CollectiveRecord& record, std::size_t most);
+/// The error text for ranks that are in different calls. `calls` holds the call_text() of each rank, and
+/// `ranks` holds the ranks' numbers in the world. Of lists of tensors, the text shows the first tensor that
+/// differs.
 std::string mismatch_text(const std::string& op, const std::string& group, const std::vector<int>& ranks,
                           const std::vector<std::string>& calls);
 /// Returns the ranks sorted and abbreviated, such as "rank 3" or "ranks 0-2, 5".

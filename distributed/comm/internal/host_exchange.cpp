@@ -9,6 +9,8 @@
 #include <ctime>
 #include <utility>
 
+#include "tapestry/distributed/comm/internal/blocks.h"
+
 namespace tapestry::distributed {
 namespace {
 
@@ -50,19 +52,14 @@ struct HostExchange::Blocks {
   std::int64_t count = 0;
   std::size_t element = 1;
   int size = 1;
-  bool each = false;  // if true, `count` is the length of one block, otherwise of all blocks together
 
-  std::size_t edge(int i) const {
-    return static_cast<std::size_t>(each ? count * i : count * i / size) * element;
-  }
+  std::size_t edge(int i) const { return static_cast<std::size_t>(count * i / size) * element; }
   std::size_t begin(int i, std::size_t offset) const { return edge(i) + offset; }
   std::size_t length(int i, std::size_t offset, std::size_t most) const {
     const std::size_t bytes = edge(i + 1) - edge(i);
     return offset < bytes ? std::min(most, bytes - offset) : 0;
   }
-  std::size_t longest() const {
-    return static_cast<std::size_t>(each ? count : (count + size - 1) / size) * element;
-  }
+  std::size_t longest() const { return static_cast<std::size_t>((count + size - 1) / size) * element; }
 };
 
 std::size_t HostExchange::bytes_for(int size) {
@@ -82,6 +79,10 @@ HostExchange::HostExchange(std::shared_ptr<SharedMemory> memory, int rank, int s
 
 std::byte* HostExchange::slot(int rank, Round round) const {
   return slots_ + (static_cast<std::size_t>(rank) * kSlots + round % kSlots) * kSlot;
+}
+
+std::size_t HostExchange::part_bytes() const {
+  return kSlot / static_cast<std::size_t>(size_) / BlockRow::kAlign * BlockRow::kAlign;
 }
 
 // Calls f(i) for every other rank i. The calls begin with the next rank, so that the ranks do not all access
@@ -132,14 +133,16 @@ void HostExchange::await_slot(Round round, PeerWatch& watch) {
   for_others([&](int i) { await(&Progress::taken, i, round + 1 - kSlots, watch); });
 }
 
-// Reduces in rounds. In a round, each rank writes one piece of every other rank's block of `in` to its own
+// Reduces in rounds. In a round, each rank writes one piece of every other rank's block of `data` to its own
 // slot; part i of the slot is for rank i. Then the rank reads the pieces of its own block from the slots of
-// all ranks and reduces them to `out`. If `results` is not null, the rank also writes the reduced piece to
-// its own slot, to the part with its own number, which holds no input. `root`, or every rank, copies it from
-// there to `results`.
-void HostExchange::reduce_blocks(const Blocks& blocks, const std::byte* in, std::byte* out,
-                                 std::byte* results, DType dtype, ReduceOp op, int root, PeerWatch& watch) {
-  const std::size_t part = kSlot / static_cast<std::size_t>(size_) / 64 * 64;
+// all ranks and reduces them. It writes the reduced piece to its own slot, to the part with its own number,
+// which holds no input. `root`, or every rank, copies it from there to `data`.
+void HostExchange::reduce(std::byte* data, std::int64_t count, DType dtype, ReduceOp op, int root,
+                          PeerWatch& watch) {
+  const Blocks blocks{.count = count, .element = dtype_size(dtype), .size = size_};
+  std::byte* const out = data + blocks.begin(rank_, 0);
+  const bool receives = root == kEveryone || root == rank_;
+  const std::size_t part = part_bytes();
   const std::size_t rounds = rounds_of(blocks.longest(), part);
   const auto part_of = [&](int i, Round round, int of) {
     return slot(i, round) + static_cast<std::size_t>(of) * part;
@@ -150,7 +153,8 @@ void HostExchange::reduce_blocks(const Blocks& blocks, const std::byte* in, std:
     const Round round = round_ + k;
     await_slot(round, watch);
     for_others([&](int i) {
-      copy_bytes(part_of(rank_, round, i), in + blocks.begin(i, k * part), blocks.length(i, k * part, part));
+      copy_bytes(part_of(rank_, round, i), data + blocks.begin(i, k * part),
+                 blocks.length(i, k * part, part));
     });
     advance(&Progress::given, round + 1);
   };
@@ -160,20 +164,20 @@ void HostExchange::reduce_blocks(const Blocks& blocks, const std::byte* in, std:
       await(&Progress::given, i, round + 1, watch);
       values[i] = part_of(i, round, rank_);
     });
-    values[rank_] = in + blocks.begin(rank_, k * part);
+    values[rank_] = out + k * part;
     const std::size_t length = blocks.length(rank_, k * part, part);
     reduce_in_order(out + k * part, values, size_, static_cast<std::int64_t>(length / dtype_size(dtype)),
                     dtype, op);
-    if (results && root != rank_) copy_bytes(part_of(rank_, round, rank_), out + k * part, length);
+    if (root != rank_) copy_bytes(part_of(rank_, round, rank_), out + k * part, length);
     advance(&Progress::reduced, round + 1);
-    if (!results || (root != kEveryone && root != rank_)) advance(&Progress::taken, round + 1);
+    if (!receives) advance(&Progress::taken, round + 1);
   };
   const auto take = [&](std::size_t k) {
-    if (!results || (root != kEveryone && root != rank_)) return;
+    if (!receives) return;
     const Round round = round_ + k;
     for_others([&](int i) {
       await(&Progress::reduced, i, round + 1, watch);
-      copy_bytes(results + blocks.begin(i, k * part), part_of(i, round, i), blocks.length(i, k * part, part));
+      copy_bytes(data + blocks.begin(i, k * part), part_of(i, round, i), blocks.length(i, k * part, part));
     });
     advance(&Progress::taken, round + 1);
   };
@@ -188,16 +192,43 @@ void HostExchange::reduce_blocks(const Blocks& blocks, const std::byte* in, std:
   round_ += rounds;
 }
 
-void HostExchange::reduce(std::byte* data, std::int64_t count, DType dtype, ReduceOp op, int root,
-                          PeerWatch& watch) {
-  const Blocks blocks{.count = count, .element = dtype_size(dtype), .size = size_};
-  reduce_blocks(blocks, data, data + blocks.begin(rank_, 0), data, dtype, op, root, watch);
-}
-
-void HostExchange::reduce_scatter(const std::byte* in, std::byte* out, std::int64_t count, DType dtype,
-                                  ReduceOp op, PeerWatch& watch) {
-  const Blocks blocks{.count = count, .element = dtype_size(dtype), .size = size_, .each = true};
-  reduce_blocks(blocks, in, out, nullptr, dtype, op, kEveryone, watch);
+// The rounds are those of reduce(), without results. The blocks of the parts for one rank form a row, of
+// which each round moves one piece.
+void HostExchange::reduce_scatter(std::span<const ScatterPart> parts, ReduceOp op, PeerWatch& watch) {
+  const BlockRow row(parts, [](const ScatterPart& p) { return p.bytes(); });
+  const std::size_t most = part_bytes(), rounds = rounds_of(row.bytes(), most);
+  const auto input = [&](std::size_t part, int of, std::size_t offset) {
+    return static_cast<const std::byte*>(parts[part].in) + static_cast<std::size_t>(of) * parts[part].pitch +
+           offset;
+  };
+  const auto give = [&](std::size_t k) {
+    await_slot(round_ + k, watch);
+    for_others([&](int i) {
+      std::byte* const to = slot(rank_, round_ + k) + static_cast<std::size_t>(i) * most;
+      row.for_each(k * most, most, [&](std::size_t part, std::size_t offset, std::size_t at, std::size_t n) {
+        std::memcpy(to + at, input(part, i, offset), n);
+      });
+    });
+    advance(&Progress::given, round_ + k + 1);
+  };
+  const auto reduce = [&](std::size_t k) {
+    const Round round = round_ + k;
+    for_others([&](int i) { await(&Progress::given, i, round + 1, watch); });
+    const void* values[kMostRanks];
+    row.for_each(k * most, most, [&](std::size_t part, std::size_t offset, std::size_t at, std::size_t n) {
+      const DType dtype = parts[part].dtype;
+      for_others([&](int i) { values[i] = slot(i, round) + static_cast<std::size_t>(rank_) * most + at; });
+      values[rank_] = input(part, rank_, offset);
+      reduce_in_order(static_cast<std::byte*>(parts[part].out) + offset, values, size_,
+                      static_cast<std::int64_t>(n / dtype_size(dtype)), dtype, op);
+    });
+    advance(&Progress::taken, round + 1);
+  };
+  for (std::size_t k = 0; k < rounds + 1; ++k) {
+    if (k < rounds) give(k);
+    if (k >= 1) reduce(k - 1);
+  }
+  round_ += rounds;
 }
 
 void HostExchange::broadcast(std::byte* data, std::size_t bytes, int root, PeerWatch& watch) {
@@ -215,25 +246,36 @@ void HostExchange::broadcast(std::byte* data, std::size_t bytes, int root, PeerW
   }
 }
 
-void HostExchange::all_gather(const std::byte* in, std::byte* out, std::size_t bytes, PeerWatch& watch) {
-  const std::size_t rounds = rounds_of(bytes, kSlot);
-  const auto length = [&](std::size_t k) { return std::min(kSlot, bytes - k * kSlot); };
+void HostExchange::all_gather(std::span<const GatherPart> parts, PeerWatch& watch) {
+  const BlockRow row(parts, [](const GatherPart& p) { return p.bytes; });
+  const std::size_t rounds = rounds_of(row.bytes(), kSlot);
+  const auto block = [&](std::size_t part, int of) {
+    return static_cast<std::byte*>(parts[part].out) + static_cast<std::size_t>(of) * parts[part].pitch;
+  };
   for (std::size_t k = 0; k < rounds + 1; ++k) {
     if (k < rounds) {
       await_slot(round_ + k, watch);
-      copy_bytes(slot(rank_, round_ + k), in + k * kSlot, length(k));
+      std::byte* const to = slot(rank_, round_ + k);
+      row.for_each(k * kSlot, kSlot,
+                   [&](std::size_t part, std::size_t offset, std::size_t at, std::size_t n) {
+                     std::memcpy(to + at, static_cast<const std::byte*>(parts[part].in) + offset, n);
+                   });
       advance(&Progress::given, round_ + k + 1);
     }
     if (k == 0) continue;
     const Round round = round_ + k - 1;
-    const std::size_t offset = (k - 1) * kSlot;
     for_others([&](int i) {
       await(&Progress::given, i, round + 1, watch);
-      copy_bytes(out + static_cast<std::size_t>(i) * bytes + offset, slot(i, round), length(k - 1));
+      row.for_each((k - 1) * kSlot, kSlot,
+                   [&](std::size_t part, std::size_t offset, std::size_t at, std::size_t n) {
+                     std::memcpy(block(part, i) + offset, slot(i, round) + at, n);
+                   });
     });
     advance(&Progress::taken, round + 1);
   }
-  copy_bytes(out + static_cast<std::size_t>(rank_) * bytes, in, bytes);
+  for (std::size_t part = 0; part < parts.size(); ++part)
+    if (block(part, rank_) != parts[part].in)
+      std::memcpy(block(part, rank_), parts[part].in, parts[part].bytes);
   round_ += rounds;
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "tapestry/distributed/comm/backend.h"
 #include "tapestry/distributed/comm/internal/shared_memory.h"
@@ -44,12 +45,12 @@ class HostExchange {
   /// Reduces `data` in place. The result is at `root`, or at all ranks if `root` is kEveryone. On other ranks
   /// `data` is unspecified afterwards.
   void reduce(std::byte* data, std::int64_t count, DType dtype, ReduceOp op, int root, PeerWatch& watch);
-  /// Reduces `in`, which has size * count elements, over all ranks. `out` receives the `count` elements of
-  /// this rank's block.
-  void reduce_scatter(const std::byte* in, std::byte* out, std::int64_t count, DType dtype, ReduceOp op,
-                      PeerWatch& watch);
+  /// As in Backend. Each element is copied once to the segment, and reduced from there into its `out`.
+  void reduce_scatter(std::span<const ScatterPart> parts, ReduceOp op, PeerWatch& watch);
   void broadcast(std::byte* data, std::size_t bytes, int root, PeerWatch& watch);
-  void all_gather(const std::byte* in, std::byte* out, std::size_t bytes, PeerWatch& watch);
+  /// As in Backend. Each byte is copied once to the segment, and from there to its place in each rank's
+  /// `out`.
+  void all_gather(std::span<const GatherPart> parts, PeerWatch& watch);
 
  private:
   using Round = std::uint64_t;  // the number of a round, counted from the first collective
@@ -80,8 +81,8 @@ class HostExchange {
   void advance(Counter Progress::*counter, Round value);
   template <class F>
   void for_others(const F& f) const;
-  void reduce_blocks(const Blocks& blocks, const std::byte* in, std::byte* out, std::byte* results,
-                     DType dtype, ReduceOp op, int root, PeerWatch& watch);
+  /// The part of a slot that is for one rank, in bytes.
+  std::size_t part_bytes() const;
 
   const std::shared_ptr<SharedMemory> memory_;
   const int rank_, size_;

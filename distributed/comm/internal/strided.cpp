@@ -91,17 +91,39 @@ bool may_overlap_itself(const Tensor& t) {
   return false;
 }
 
+std::pair<std::intptr_t, std::intptr_t> address_range(const Tensor& t) {
+  if (t.numel() == 0) return {0, 0};
+  const auto width = static_cast<std::int64_t>(dtype_size(t.dtype()));
+  const auto first = reinterpret_cast<std::intptr_t>(t.raw_data());
+  const auto [low, high] = span(t);
+  return {first + low * width, first + (high + 1) * width};
+}
+
 bool may_overlap(const Tensor& a, const Tensor& b) {
-  if (a.numel() == 0 || b.numel() == 0) return false;
-  const auto range = [](const Tensor& t) {
-    const auto width = static_cast<std::int64_t>(dtype_size(t.dtype()));
-    const auto first = reinterpret_cast<std::intptr_t>(t.raw_data());
-    const auto [low, high] = span(t);
-    return std::pair(first + low * width, first + (high + 1) * width);
-  };
-  const auto [a_begin, a_end] = range(a);
-  const auto [b_begin, b_end] = range(b);
+  const auto [a_begin, a_end] = address_range(a);
+  const auto [b_begin, b_end] = address_range(b);
   return a_begin < b_end && b_begin < a_end;
+}
+
+std::optional<std::size_t> block_pitch(const Tensor& t, int blocks) {
+  const std::int64_t block = t.numel() / blocks;
+  const auto width = static_cast<std::int64_t>(dtype_size(t.dtype()));
+  // The innermost dimensions must form runs of whole blocks or of one block. Dimensions outside of the run
+  // must be one dimension as far as strides go, with one block per step.
+  std::int64_t run = 1;
+  int d = t.dim();
+  for (; d > 0 && (t.sizes()[d - 1] == 1 || t.strides()[d - 1] == run); --d) run *= t.sizes()[d - 1];
+  if (run == t.numel()) return static_cast<std::size_t>(block * width);
+  if (run != block) return std::nullopt;
+  std::int64_t step = 0, reached = 0;  // the dimensions so far step `reached` elements further in all
+  for (; d > 0; --d) {
+    if (t.sizes()[d - 1] == 1) continue;
+    if (reached == 0) step = t.strides()[d - 1];
+    else if (t.strides()[d - 1] != reached) return std::nullopt;
+    reached = t.strides()[d - 1] * t.sizes()[d - 1];
+  }
+  if (step < block) return std::nullopt;
+  return static_cast<std::size_t>(step * width);
 }
 
 Dense::Dense(const Tensor& t, Fill fill) : t_(t) {

@@ -1,7 +1,10 @@
 #pragma once
 // Copies tensors of any strides to contiguous memory.
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "tapestry/core/tensor.h"
 
@@ -10,8 +13,13 @@ namespace tapestry::distributed {
 /// True if several elements of `t` may have the same address, as in an expanded tensor. Writing to such a
 /// tensor is ambiguous.
 bool may_overlap_itself(const Tensor& t);
+/// The addresses from the tensor's first byte to the byte after its last one; an empty range if it is empty.
+std::pair<std::intptr_t, std::intptr_t> address_range(const Tensor& t);
 /// True if the address ranges of the two tensors overlap.
 bool may_overlap(const Tensor& a, const Tensor& b);
+/// The distance in bytes between the begins of consecutive blocks, if the tensor consists of `blocks` equal
+/// blocks of consecutive elements and each of them is contiguous. Otherwise nullopt. The tensor is not empty.
+std::optional<std::size_t> block_pitch(const Tensor& t, int blocks);
 
 /// The elements of a CPU tensor in row-major order. Uses the tensor's own memory if it is contiguous,
 /// otherwise a copy. Copies run in the calling thread.

@@ -9,6 +9,7 @@
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/timeline.h"
+#include "tapestry/distributed/common/internal/same_model.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -17,14 +18,6 @@ double seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 
 bool same_place(const Tensor& a, const Tensor& b) {
   return a.raw_data() == b.raw_data() && a.strides() == b.strides();
-}
-
-// "conv1.weight, conv1.bias and 12 more"
-std::string listed(const std::vector<std::string>& names, std::size_t most) {
-  std::string text;
-  for (std::size_t i = 0; i < std::min(names.size(), most); ++i) text += (i ? ", " : "") + names[i];
-  if (names.size() > most) text += " and " + std::to_string(names.size() - most) + " more";
-  return text;
 }
 
 // Encodes a hash of `number` as bits, followed by the complements of these bits. The mean of the encodings

@@ -1,0 +1,103 @@
+#include "tapestry/distributed/common/internal/same_model.h"
+
+#include <algorithm>
+#include <bit>
+#include <map>
+
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/error.h"
+#include "tapestry/distributed/comm/internal/hash.h"
+#include "tapestry/distributed/comm/text.h"
+
+namespace tapestry::distributed {
+namespace {
+
+// The bytes of one message of a broadcast, unless a single tensor is larger.
+constexpr std::int64_t kBroadcastBytes = 25 << 20;
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = text.find('\n', at);
+    lines.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return lines;
+}
+
+// The lines of `mine` that `others` lacks, in order, at most `most` of them.
+std::string difference(const std::vector<std::string>& mine, const std::vector<std::string>& others,
+                       std::size_t most) {
+  std::string text;
+  std::size_t count = 0;
+  for (const std::string& line : mine)
+    if (std::find(others.begin(), others.end(), line) == others.end() && ++count <= most)
+      text += "\n    " + line;
+  if (count > most) text += "\n    and " + std::to_string(count - most) + " more";
+  return text.empty() ? "\n    nothing that is missing; only the order differs" : text;
+}
+
+}  // namespace
+
+std::string describe_tensors(const NamedTensors& tensors, const char* what) {
+  std::string text;
+  for (const auto& [name, t] : tensors)
+    text +=
+        concat({what, " ", name, " ", t.dtype(), " ", t.sizes(), t.requires_grad() ? "" : " frozen", "\n"});
+  return text;
+}
+
+void check_same_model(ProcessGroup& group, const char* op, const std::string& mine) {
+  const auto own = std::bit_cast<std::int64_t>(fnv1a(mine));
+  const std::vector<std::int64_t> hashes = all_gather_numbers(group, {&own, 1}, "hash of parameters");
+  if (std::all_of(hashes.begin(), hashes.end(), [&](std::int64_t h) { return h == hashes[0]; })) return;
+
+  const std::vector<std::string> lists = all_gather_text(group, mine, "list of parameters");
+  const std::vector<std::string> first = lines_of(lists[0]);
+  std::string text;
+  for (std::size_t r = 1; r < lists.size(); ++r) {
+    if (lists[r] == lists[0]) continue;
+    const std::vector<std::string> other = lines_of(lists[r]);
+    text += concat({"\n  only rank ", r, " has:"}) + difference(other, first, 10);
+    text += concat({"\n  only rank 0 has, compared with rank ", r, ":"}) + difference(first, other, 10);
+  }
+  fail("[", op, "] the model is not the same on all ranks:", text,
+       "\n  construct it with the same options on every rank");
+}
+
+void broadcast_values(ProcessGroup& group, const NamedTensors& tensors, std::string_view what) {
+  const NoGradGuard no_grad;
+  std::map<std::pair<DType, std::string>, std::vector<Tensor>> kinds;
+  for (const auto& [name, t] : tensors) kinds[{t.dtype(), t.device().str()}].push_back(t);
+  for (auto& [kind, list] : kinds) {
+    for (std::size_t begin = 0; begin < list.size();) {
+      std::int64_t elements = 0;
+      std::size_t end = begin;
+      while (end < list.size() &&
+             (end == begin ||
+              (elements + list[end].numel()) * static_cast<std::int64_t>(dtype_size(kind.first)) <=
+                  kBroadcastBytes))
+        elements += list[end++].numel();
+      const Tensor flat = empty({elements}, {kind.first, list[begin].device()});
+      std::int64_t at = 0;
+      for (std::size_t i = begin; i < end; at += list[i++].numel())
+        if (group.rank() == 0)
+          flat.narrow(0, at, list[i].numel()).view(list[i].sizes()).copy_(list[i].detach());
+      group.broadcast(flat, 0, what).wait();
+      at = 0;
+      for (std::size_t i = begin; i < end; at += list[i++].numel())
+        if (group.rank() != 0)
+          list[i].detach().copy_(flat.narrow(0, at, list[i].numel()).view(list[i].sizes()));
+      begin = end;
+    }
+  }
+}
+
+std::string listed(const std::vector<std::string>& names, std::size_t most) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), most); ++i) text += (i ? ", " : "") + names[i];
+  if (names.size() > most) text += " and " + std::to_string(names.size() - most) + " more";
+  return text;
+}
+
+}  // namespace tapestry::distributed

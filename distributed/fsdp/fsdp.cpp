@@ -1,0 +1,263 @@
+#include "tapestry/distributed/fsdp/fsdp.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "tapestry/core/error.h"
+#include "tapestry/distributed/common/internal/reducer.h"
+#include "tapestry/distributed/common/internal/same_model.h"
+#include "tapestry/distributed/fsdp/internal/shard_module.h"
+#include "tapestry/distributed/fsdp/internal/sharded_model.h"
+
+namespace tapestry::distributed {
+namespace {
+
+constexpr const char* kOp = "fully_shard";
+
+using UnitRef = std::shared_ptr<ShardedUnit>;
+
+// A parameter as one module of the subtree has it. A shared slot has several of these.
+struct Place {
+  std::string name;  // relative to the module that is sharded now
+  nn::Parameter slot;
+  std::vector<UnitRef> units;  // the units around it, the innermost last
+};
+
+// What the subtree of a module contains.
+struct Contents {
+  std::vector<Place> places;
+  std::vector<UnitRef> units;                // inside the module
+  std::vector<nn::Module*> with_parameters;  // modules that belong to no unit inside, the module excepted
+  NamedTensors buffers;                      // of modules that belong to no unit inside
+};
+
+void collect(nn::Module& module, const std::string& prefix, std::vector<UnitRef> around, bool top,
+             Contents& to) {
+  if (const UnitRef unit = ShardedUnit::of(module); unit && !top) {
+    around.push_back(unit);
+    if (std::find(to.units.begin(), to.units.end(), unit) == to.units.end()) to.units.push_back(unit);
+  }
+  const auto is_own = [](const std::string& name) { return name.find('.') == std::string::npos; };
+  bool any = false;
+  for (const auto& [name, slot] : module.named_parameters())
+    if (is_own(name)) to.places.push_back({prefix + name, slot, around}), any = true;
+  if (around.empty()) {
+    if (any && !top) to.with_parameters.push_back(&module);
+    for (const auto& [name, slot] : module.named_buffers())
+      if (is_own(name)) to.buffers.emplace_back(prefix + name, slot.tensor());
+  }
+  for (const auto& [name, child] : module.named_children())
+    collect(*child, prefix + name + ".", around, false, to);
+}
+
+ShardedParameter* sharded(const nn::Parameter& slot) {
+  return dynamic_cast<ShardedParameter*>(slot.sharding().get());
+}
+
+bool is_inside(const nn::Module& module, const nn::Module* outer) {
+  if (!outer) return false;
+  const std::vector<nn::Module*> all = outer->modules();
+  return std::find(all.begin(), all.end(), &module) != all.end();
+}
+
+// Returns what is wrong with the arguments on this rank, or an empty text.
+std::string problem(const nn::Module& module, const FsdpOptions& options, const Groups& groups,
+                    const Contents& contents) {
+  if (ShardedUnit::of(module))
+    return concat({module.type_name(), " is sharded already; shard each module once"});
+  if (options.max_full_units < 1)
+    return concat(
+        {"max_full_units is ", options.max_full_units, "; at least 1 unit must be full to compute"});
+  if (options.offload) return "offload is not available yet; leave it out";
+  for (const Place& p : contents.places) {
+    if (const ShardedParameter* s = sharded(p.slot); s && s->unit) {
+      if (is_inside(module, s->unit->module()))
+        return concat({p.name, " belongs to ", s->unit->label(), ", which is sharded already and contains ",
+                       module.type_name(), "; shard the modules inside first, and the model last"});
+    } else if (p.slot.sharding()) {
+      return concat({p.name, " is sharded already; shard each parameter once"});
+    } else if (p.slot.replicas() != static_cast<int>(groups.size())) {
+      return concat({p.name, " has ", p.slot.replicas(), " replicas, but there are ", groups.size(),
+                     " groups; shard a model without DataParallel"});
+    } else if (has_reducer(p.slot.replica(0))) {
+      return concat({p.name, " belongs to a DistributedDataParallel; shard the bare model"});
+    }
+  }
+  for (const UnitRef& u : contents.units)
+    if (u->groups() != groups)
+      return concat(
+          {u->label(), " was sharded over another process group; use one group for the whole model"});
+  return {};
+}
+
+// What the ranks must agree on.
+std::string describe(const nn::Module& module, const FsdpOptions& options, const Contents& contents) {
+  std::string text =
+      concat({"module ", module.path().empty() ? module.type_name() : module.path(), "\nmax_full_units ",
+              options.max_full_units, "\nreshard_after_forward ",
+              options.reshard_after_forward ? (*options.reshard_after_forward ? "true" : "false") : "default",
+              "\n"});
+  for (const UnitRef& u : contents.units) text += "unit " + u->label() + "\n";
+  NamedTensors parameters;
+  for (const Place& p : contents.places)
+    if (!p.slot.sharding()) parameters.emplace_back(p.name, p.slot.replica(0));
+    else text += "sharded " + p.name + "\n";
+  return text + describe_tensors(parameters, "parameter") + describe_tensors(contents.buffers, "buffer");
+}
+
+// Tells the unit when its module is destroyed. The module's scope owns it.
+struct ModuleLife {
+  explicit ModuleLife(UnitRef unit_) : unit(std::move(unit_)) { unit->enlist(); }
+  ~ModuleLife() { unit->forget_module(); }
+  ModuleLife(const ModuleLife&) = delete;
+  ModuleLife& operator=(const ModuleLife&) = delete;
+  const UnitRef unit;
+};
+
+// Gives the unit the parameters that belong to no unit yet, and those that units inside share.
+void take_parameters(ShardedUnit& unit, const Contents& contents) {
+  NamedTensors values;
+  for (const Place& p : contents.places)
+    if (const Tensor& whole = p.slot.tensor(); !sharded(p.slot) && !whole.device().is_meta())
+      values.emplace_back(p.name, whole);
+  if (unit.groups().size() == 1)
+    broadcast_values(*unit.groups()[0], values, concat({"fsdp ", unit.label(), " broadcast"}));
+  for (const Place& p : contents.places)
+    if (!sharded(p.slot)) unit.add(p.name, p.slot);
+  for (const Place& p : contents.places) {
+    ShardedParameter* const s = sharded(p.slot);
+    if (!s || s->unit == &unit || !s->unit) continue;
+    const bool inside = std::any_of(contents.units.begin(), contents.units.end(),
+                                    [&](const UnitRef& u) { return u.get() == s->unit; });
+    const bool covered =
+        std::any_of(p.units.begin(), p.units.end(), [&](const UnitRef& u) { return u.get() == s->unit; });
+    if (!inside || covered) continue;
+    const auto first = std::find_if(contents.places.begin(), contents.places.end(),
+                                    [&](const Place& other) { return other.slot.is_same(p.slot); });
+    unit.take_from(*s->unit, p.slot, first->name);
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<ShardedUnit> shard_module(nn::Module& module, const FsdpOptions& options,
+                                          const Groups& groups) {
+  Contents contents;
+  collect(module, "", {}, true, contents);
+  const std::string wrong = problem(module, options, groups, contents);
+  // Compares the ranks first, so that a rank with wrong arguments does not leave the others waiting. The
+  // replicas of one process need no comparison.
+  if (groups.size() == 1)
+    check_same_model(*groups[0], kOp,
+                     wrong.empty() ? describe(module, options, contents) : "error: " + wrong + "\n");
+  check(wrong.empty(), "[fully_shard] ", wrong);
+
+  const auto unit = std::make_shared<ShardedUnit>(module, options, groups);
+  take_parameters(*unit, contents);
+  if (groups.size() == 1) broadcast_values(*groups[0], contents.buffers, "fsdp broadcast of buffers");
+
+  // The units inside belong to this model now.
+  const auto model = std::make_shared<ShardedModel>(groups.size());
+  model->max_full_units = options.max_full_units;
+  for (const UnitRef& u : contents.units) {
+    u->set_model(model);
+    if (!u->options.reshard_after_forward) u->reshards = true;
+    model->add(*u);
+  }
+  unit->set_model(model);
+  unit->reshards = options.reshard_after_forward.value_or(false);
+  model->add(*unit);
+
+  module.register_forward_scope([life = std::make_shared<ModuleLife>(unit)](nn::Module&) {
+    return life->unit->model().enter(life->unit);
+  });
+  for (nn::Module* m : contents.with_parameters)
+    m->register_forward_scope(
+        [weak = std::weak_ptr<ShardedUnit>(unit)](nn::Module&) -> std::shared_ptr<void> {
+          const UnitRef around = weak.lock();
+          return around ? around->model().watch() : nullptr;
+        });
+  return unit;
+}
+
+FullyShard fully_shard(nn::Module& module, const FsdpOptions& options) {
+  check(options.group != nullptr, "[fully_shard] group is null; pass what init_process_group() returned");
+  return FullyShard(shard_module(module, options, {options.group}));
+}
+
+// ---- FullyShard ----
+
+FullyShard::NoSync::NoSync(std::shared_ptr<ShardedUnit> unit)
+    : unit_(std::move(unit)), outer_(std::exchange(unit_->model().synchronize, false)) {}
+FullyShard::NoSync::~NoSync() { unit_->model().synchronize = outer_; }
+
+FullyShard::Unsharded::Unsharded(std::vector<std::shared_ptr<ShardedUnit>> units) {
+  try {
+    for (const UnitRef& u : units) scopes_.push_back(u->model().enter(u, /*by_hand=*/true));
+  } catch (...) {
+    while (!scopes_.empty()) scopes_.pop_back();
+    throw;
+  }
+}
+FullyShard::Unsharded::~Unsharded() {
+  while (!scopes_.empty()) scopes_.pop_back();
+}
+
+FullyShard::Unsharded FullyShard::unshard(bool units_inside) const {
+  std::vector<UnitRef> units{unit_};
+  if (units_inside && unit_->module())
+    for (ShardedUnit* u : unit_->model().units())
+      if (u != unit_.get() && u->module() && is_inside(*u->module(), unit_->module()))
+        units.push_back(u->shared_from_this());
+  return Unsharded(std::move(units));
+}
+
+void FullyShard::discard_unreduced() const {
+  for (ShardedUnit* u : unit_->model().units())
+    for (std::size_t r = 0; r < u->groups().size(); ++r) u->drop_gradients(static_cast<int>(r));
+}
+
+void FullyShard::sync_buffers() const {
+  if (!unit_->module()) return;
+  NamedTensors buffers;
+  for (const auto& [name, slot] : unit_->module()->named_buffers()) buffers.emplace_back(name, slot.tensor());
+  broadcast_values(process_group(), buffers, "fsdp broadcast of buffers");
+}
+
+FsdpReport FullyShard::report() const {
+  const int replica = current_context().replica;
+  FsdpReport r;
+  for (const ShardedUnit* u : unit_->model().units()) r.units.push_back(u->report(replica));
+  r.most_full_units = unit_->model().most_full_units(replica);
+  return r;
+}
+
+void FullyShard::reset_report() const {
+  for (ShardedUnit* u : unit_->model().units()) u->reset_report();
+  unit_->model().reset_most_full_units();
+}
+
+std::vector<std::vector<std::string>> FullyShard::units() const {
+  std::vector<std::vector<std::string>> names;
+  for (const ShardedUnit* u : unit_->model().units()) {
+    names.emplace_back();
+    for (const ShardedUnit::Member& m : u->members()) names.back().push_back(m.parameter->path());
+  }
+  return names;
+}
+
+ProcessGroup& FullyShard::process_group() const { return *unit_->groups()[0]; }
+
+std::string FsdpReport::str() const {
+  std::string text = "unit                      full bytes   shard bytes  gathers  scatters  exposed ms\n";
+  char line[256];
+  for (const FsdpUnitReport& u : units) {
+    std::snprintf(line, sizeof line, "%-24.24s %12zu %13zu %8lld %9lld %11.3f\n", u.name.c_str(),
+                  u.full_bytes, u.shard_bytes, static_cast<long long>(u.gathers),
+                  static_cast<long long>(u.scatters), u.exposed_s * 1e3);
+    text += line;
+  }
+  return text + concat({"at most ", most_full_units, " units were full at one time\n"});
+}
+
+}  // namespace tapestry::distributed

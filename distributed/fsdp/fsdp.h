@@ -1,0 +1,145 @@
+#pragma once
+// fully_shard divides the parameters of a model, their gradients and the optimizer's state among the ranks
+// that train it. A rank has all parameters of a part of the model only while that part computes.
+//
+//   auto world = distributed::init_process_group();
+//   GPT net(config);
+//   const distributed::FsdpOptions options{.group = world};
+//   for (nn::Module* block : net.blocks.children()) distributed::fully_shard(*block, options);
+//   auto sharded = distributed::fully_shard(net, options);           // the model itself comes last
+//   optim::AdamW optimizer(net.parameters(), {.lr = 3e-4});          // sees this rank's shards
+//   for (auto& [tokens, targets] : loader) {
+//     optimizer.zero_grad();
+//     cross_entropy(net(tokens), targets).backward();
+//     optimizer.step();
+//   }
+//
+// Source: Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", 2023, and
+// Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", 2020 (stage 3).
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tapestry/distributed/comm/process_group.h"
+#include "tapestry/nn/module.h"
+
+namespace tapestry::distributed {
+
+struct FsdpOptions {
+  /// The ranks that share the parameters. Each trains on its part of the data. Required.
+  std::shared_ptr<ProcessGroup> group = {};
+  /// If true, the unit frees its full parameters after forward, and gathers them again for backward. If
+  /// false, it keeps them until its backward: more memory, one gather less. If nullopt, false for the model
+  /// itself, whose parameters backward needs at once, and true for the units inside it.
+  std::optional<bool> reshard_after_forward = {};
+  /// The number of units whose parameters are full at one time: the unit that computes, and those that are
+  /// gathered ahead of it. With 1, nothing is gathered ahead. The units that contain the computing unit, and
+  /// units that are kept full, are not counted. The model's own option counts.
+  int max_full_units = 2;
+  /// Keeping shards in host memory. Not available yet: true throws ValueError.
+  bool offload = false;
+};
+
+/// What one unit has done on this rank since the last reset_report().
+struct FsdpUnitReport {
+  std::string name;                     ///< the path of the unit's module
+  std::vector<std::string> parameters;  ///< their names, relative to the module
+  std::size_t full_bytes = 0;           ///< of the full parameters
+  std::size_t shard_bytes = 0;          ///< of this rank's shards, padding included
+  bool reshards_after_forward = true;
+  bool is_full = false;  ///< now
+  std::int64_t gathers = 0, scatters = 0;
+  double gather_s = 0, scatter_s = 0;  ///< the time that the transport needed
+  double exposed_s = 0;                ///< the time that computation waited for both
+};
+
+struct FsdpReport {
+  std::vector<FsdpUnitReport> units;  ///< in the order in which fully_shard() was called
+  /// The largest number of units that were full or on the way at one time, counted as for
+  /// FsdpOptions::max_full_units.
+  int most_full_units = 0;
+  /// A table with one line per unit.
+  std::string str() const;
+};
+
+class ShardedUnit;
+
+/// A handle to a sharded module. It may be dropped: the module keeps everything that it needs.
+class FullyShard {
+ public:
+  /// While it exists, backward passes leave their gradients on the full parameters, without communication:
+  /// this rank then needs the memory of all full gradients. The first pass after it reduces the sums. It
+  /// takes effect when backward runs; forward may run inside or outside. zero_grad() does not see these sums;
+  /// discard_unreduced() drops them.
+  class NoSync {
+   public:
+    explicit NoSync(std::shared_ptr<ShardedUnit> unit);
+    ~NoSync();
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    std::shared_ptr<ShardedUnit> unit_;
+    bool outer_;
+  };
+  /// While it exists, the parameters of a unit are full. In-place changes of the full parameters are kept:
+  /// each rank copies its rows into its shard. All ranks must make the same changes.
+  class Unsharded {
+   public:
+    explicit Unsharded(std::vector<std::shared_ptr<ShardedUnit>> units);
+    ~Unsharded();
+    Unsharded(Unsharded&&) noexcept = default;
+    Unsharded& operator=(const Unsharded&) = delete;
+
+   private:
+    std::vector<std::shared_ptr<void>> scopes_;
+  };
+
+  explicit FullyShard(std::shared_ptr<ShardedUnit> unit) : unit_(std::move(unit)) {}
+
+  [[nodiscard]] NoSync no_sync() const { return NoSync(unit_); }
+  /// Collective: gathers the parameters of this module's own unit, or also those of all units inside it. For
+  /// methods other than forward, and to look at weights. Calls of the units inside need no unshard().
+  [[nodiscard]] Unsharded unshard(bool units_inside = false) const;
+  /// Drops the gradients that passes under no_sync() have left.
+  void discard_unreduced() const;
+  /// Collective: broadcasts rank 0's buffers. Call it before an evaluation that is divided among ranks,
+  /// because forward changes the running statistics of each rank differently.
+  void sync_buffers() const;
+
+  FsdpReport report() const;
+  void reset_report() const;
+  /// The parameters of each unit, in the order in which fully_shard() was called.
+  std::vector<std::vector<std::string>> units() const;
+  ProcessGroup& process_group() const;
+
+ private:
+  std::shared_ptr<ShardedUnit> unit_;
+};
+
+/// Makes the module one unit of a sharded model. Call it on the modules inside first, such as the blocks, and
+/// on the model last, on all ranks. The unit has the parameters of the module that belong to no unit inside
+/// it, and those that modules of several units share: the smallest sharded module that contains all users of
+/// a parameter has it, so that it is full while any of them computes.
+///
+/// A parameter is divided along dimension 0, each rank getting ceil(rows / ranks) of its rows; the last ranks
+/// may get fewer, or none. A scalar counts as one row. The slot of the parameter then gives this rank's rows:
+/// optimizers, clipping, state_dict() and tensor hooks see the shard. In forward of the unit, the slot gives
+/// the full tensor. Reading a parameter in forward of another module, or recording an operation on a shard,
+/// throws with the parameter's path. A gradient is the mean over the ranks, as in DistributedDataParallel,
+/// and the ranks of a parameter's shards have their rows of it.
+///
+/// Forward gathers a unit's parameters with one all-gather, and gathers the next unit, in the order of the
+/// last forward, while this one computes. Backward does the same in reverse order, and reduces the gradients
+/// of a unit with one reduce-scatter while the next unit computes. All ranks must call the same units in the
+/// same order. Inside a unit, ranks may use different parameters.
+///
+/// Collective: compares names, shapes, dtypes and options between the ranks, and broadcasts rank 0's values.
+/// Throws ValueError on every rank if they differ, the module or a module around it is sharded already, a
+/// parameter has replicas or a DistributedDataParallel, or an option is out of range. Buffers are not
+/// divided; they keep their values of each rank, as in PyTorch's FSDP2.
+FullyShard fully_shard(nn::Module& module, const FsdpOptions& options);
+
+}  // namespace tapestry::distributed

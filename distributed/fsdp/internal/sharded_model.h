@@ -1,0 +1,117 @@
+#pragma once
+// ShardedModel decides when the units of a model are gathered, freed and reduced.
+//
+// Forward. Calling a unit's module enters a scope. The scope gathers the unit, posts the gather of the units
+// that the last forward entered next, and frees the unit when it ends. It also records on a tape when the
+// unit was entered and left, in the sequence numbers of the nodes of the graph.
+//
+// Backward. The engine runs the nodes of a pass in descending order of their numbers. So the tape, read
+// backwards, says in advance in which order the pass opens and closes the units: a unit is open while the
+// engine runs nodes that the unit's scope recorded. A pass takes the part of the tape that has nodes in it:
+//
+//     tape     enter a, leave a, enter b, leave b, enter c, leave c
+//     steps    open c,  close c, open b,  close b, open a,  close a
+//     posted   gather c, gather b | scatter c, gather a | scatter b | scatter a
+//
+// Opening a unit posts its gather and that of the units opened next; closing it frees it and posts its
+// reduce-scatter. Each step has the number of its node, and is taken when the pass has come to an older node.
+// The model looks where the pass is whenever backward reads a saved parameter or a parameter's gradient is
+// complete. The order of collectives is therefore a function of the graph, and the same on all ranks.
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "tapestry/distributed/fsdp/internal/sharded_unit.h"
+
+namespace tapestry::distributed {
+
+class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
+ public:
+  explicit ShardedModel(std::size_t replicas) : lanes_(replicas) {}
+
+  int max_full_units = 2;
+  bool synchronize = true;  ///< false: gradients stay on the full parameters. Read when a pass begins.
+
+  void add(ShardedUnit& unit) { units_.push_back(&unit); }
+  void remove(ShardedUnit& unit);
+  const std::vector<ShardedUnit*>& units() const { return units_; }
+  int most_full_units(int replica) const { return lanes_[static_cast<std::size_t>(replica)].most_full; }
+  void reset_most_full_units();
+
+  /// The scope of a call of the unit's module, or, if `by_hand`, of unshard().
+  std::shared_ptr<void> enter(const std::shared_ptr<ShardedUnit>& unit, bool by_hand = false);
+  /// The scope of a call of another module with parameters. In it, reading a shard throws.
+  std::shared_ptr<void> watch();
+  /// True if the calling thread is in one of these scopes.
+  bool is_computing() const;
+
+  /// Called when backward reads a saved parameter of the unit. Returns when the unit is full.
+  void request(ShardedUnit& unit, int replica);
+  /// Called when the gradient of a parameter of the unit is complete.
+  void on_gradient(ShardedUnit& unit, int replica);
+
+ private:
+  struct Occurrence {
+    ShardedUnit* unit;
+    std::uint64_t entered, left;
+  };
+  struct Step {
+    std::uint64_t at;
+    ShardedUnit* unit;
+    bool opens;
+    bool last;  // the pass does not open the unit again
+  };
+  // A backward pass in progress. There are several if a hook runs another pass.
+  struct Pass {
+    std::uint64_t id = 0;
+    bool accumulates = false, synchronize = false;
+    std::vector<Step> steps;
+    std::size_t next = 0;
+    std::vector<ShardedUnit*> open;    // the innermost is the last
+    std::vector<ShardedUnit*> closed;  // for the last time
+    std::vector<ShardedUnit*> extra;   // gathered outside their steps, the newest is the last
+    std::vector<ShardedUnit*> unplanned_gradients;
+    ShardedUnit* scattering = nullptr;
+  };
+  // The state of one replica.
+  struct Lane {
+    int depth = 0;  // of forward scopes
+    // The units in the order in which the last forward entered them, by the outermost unit and by_hand.
+    std::map<std::pair<ShardedUnit*, bool>, std::vector<ShardedUnit*>> orders;
+    std::pair<ShardedUnit*, bool> outermost{};
+    std::vector<ShardedUnit*> entered;  // in the forward in progress
+    std::size_t at = 0;                 // its place in the order
+    std::deque<Occurrence> tape;
+    std::vector<std::unique_ptr<Pass>> passes;
+    int most_full = 0;
+  };
+  class Scope;
+  class PassGuard;
+
+  Lane& lane(int replica) { return lanes_[static_cast<std::size_t>(replica)]; }
+  void begin_forward(ShardedUnit& unit, bool by_hand, Lane& lane);
+  void enter_forward(ShardedUnit& unit, int replica);
+  void leave_forward(ShardedUnit& unit, int replica, std::uint64_t entered, bool may_keep, bool failed);
+  void leave_backward(ShardedUnit& unit, int replica);
+  int count_full(const ShardedUnit* computing, int replica);
+  void post(ShardedUnit& unit, const ShardedUnit* computing, int replica);
+  bool is_open(const ShardedUnit& unit, int replica);
+
+  Pass& current_pass(int replica, std::uint64_t id);
+  std::vector<Step> plan(const Lane& lane) const;
+  void advance(Pass& pass, int replica, std::uint64_t position);
+  void take_step(Pass& pass, int replica);
+  void open(Pass& pass, int replica, ShardedUnit& unit);
+  void close(Pass& pass, int replica, ShardedUnit& unit, bool last);
+  void reduce(Pass& pass, int replica, ShardedUnit& unit);
+  void finish(std::uint64_t id, int replica);
+  void abandon(std::uint64_t id, int replica) noexcept;
+
+  std::vector<ShardedUnit*> units_;
+  std::vector<Lane> lanes_;
+};
+
+}  // namespace tapestry::distributed

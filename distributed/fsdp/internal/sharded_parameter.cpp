@@ -1,0 +1,264 @@
+#include "tapestry/distributed/fsdp/internal/sharded_parameter.h"
+
+#include <algorithm>
+
+#include "tapestry/autograd/internal/nested.h"
+#include "tapestry/autograd/node.h"
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/error.h"
+#include "tapestry/distributed/fsdp/internal/sharded_unit.h"
+
+namespace tapestry::distributed {
+namespace {
+
+// The source of storages whose ShardedParameter does not exist any more. Graphs may outlive it.
+struct Destroyed final : StorageSource {
+  void refill(Storage& storage) override { fail<AutogradError>("[fully_shard] ", why_released(storage)); }
+  std::string why_released(const Storage&) const override {
+    return "it is a sharded parameter whose module was destroyed; keep the module until backward has run";
+  }
+};
+Destroyed& destroyed() {
+  static Destroyed& source = *new Destroyed;  // never destroyed: storages may be static
+  return source;
+}
+
+Tensor flat(const Tensor& t, std::int64_t numel) {
+  return detail::raw_view(t, {numel}, {1}, t.storage_offset());
+}
+
+}  // namespace
+
+ShardedParameter::ShardedParameter(std::string name_, const nn::Parameter& slot,
+                                   const std::vector<std::shared_ptr<ProcessGroup>>& groups)
+    : name(std::move(name_)), groups_(groups) {
+  const Tensor first = slot.replica(0);
+  sizes_ = first.sizes();
+  strides_ = first.memory_format() == MemoryFormat::channels_last ? channels_last_strides(sizes_)
+                                                                  : contiguous_strides(sizes_);
+  num_rows_ = sizes_.size() == 0 ? 1 : sizes_[0];
+  row_numel_ = num_rows_ == 0 ? 0 : sizes_.numel() / num_rows_;
+  rows_per_rank_ = (num_rows_ + ranks() - 1) / ranks();
+
+  const NoGradGuard no_grad;
+  for (int i = 0; i < slot.replicas(); ++i) {
+    const Tensor whole = slot.replica(i);
+    const nn::ShardRows mine = rows(i);
+    const auto rows_of = [&](const Tensor& t) {
+      return t.dim() == 0 ? t.detach().reshape({1}).narrow(0, 0, mine.rows)
+                          : t.detach().narrow(0, mine.first_row, mine.rows);
+    };
+    Replica r;
+    r.padded = empty({padded_numel()}, {whole.dtype(), whole.device()});
+    r.padded.zero_();
+    const Shape shape = shard_sizes(rank(i));
+    r.shard = detail::raw_view(r.padded, shape, sizes_.size() == 0 ? Shape{1} : strides_, 0);
+    if (mine.rows > 0) r.shard.copy_(rows_of(whole));
+    r.shard.set_requires_grad(whole.requires_grad());
+    if (whole.grad().defined()) r.shard.set_grad(rows_of(whole.grad()).clone());
+    replicas_.push_back(std::move(r));
+  }
+}
+
+ShardedParameter::~ShardedParameter() {
+  for (const Replica& r : replicas_)
+    if (r.storage) r.storage->set_source(&destroyed());
+}
+
+Shape ShardedParameter::shard_sizes(int rank) const {
+  Shape shape = sizes_.size() == 0 ? Shape{1} : sizes_;
+  shape[0] = rows_of_rank(rank).rows;
+  return shape;
+}
+
+nn::ShardRows ShardedParameter::rows_of_rank(int rank) const {
+  const std::int64_t first = std::min(rank * rows_per_rank_, num_rows_);
+  return {first, std::min(rows_per_rank_, num_rows_ - first)};
+}
+
+std::string ShardedParameter::path() const { return unit ? unit->path_of(name) : name; }
+
+std::size_t ShardedParameter::full_bytes(int replica) const {
+  return static_cast<std::size_t>(sizes_.numel()) * dtype_size(at(replica).shard.dtype());
+}
+std::size_t ShardedParameter::shard_bytes(int replica) const {
+  return static_cast<std::size_t>(padded_numel()) * dtype_size(at(replica).shard.dtype());
+}
+
+const Tensor& ShardedParameter::read(int replica) const {
+  if (unit && unit->is_computing()) [[unlikely]]
+    fail("[fully_shard] ", path(),
+         " is sharded now, but forward needs the whole tensor, which exists only while its unit ",
+         unit->label(),
+         " computes; make the smallest module that contains all users of the parameter a unit, or keep this "
+         "unit full with unshard()");
+  return at(replica).shard;
+}
+
+void ShardedParameter::set_shard(int replica, const Tensor& tensor) {
+  const Shape expected = shard_sizes(rank(replica));
+  check(tensor.sizes() == expected, "[fully_shard] the new tensor of ", path(), " has shape ", tensor.sizes(),
+        "; rank ", rank(replica), " stores a shard of shape ", expected);
+  Replica& r = at(replica);
+  r.shard = tensor;
+  if (!r.padded.defined() || r.padded.storage() != tensor.storage()) r.padded = {};
+  mark_shard(r);
+}
+
+// Makes every recorded operation on the shard throw.
+void ShardedParameter::mark_shard(Replica& r) const {
+  if (!r.shard.requires_grad()) return;
+  auto& leaf = static_cast<autograd::LeafNode&>(*autograd::record_of(r.shard)->fn);
+  const std::string text =
+      concat({path(),
+              " is sharded now, and an operation on one rank's rows would be wrong: the whole tensor exists "
+              "only in forward of its unit ",
+              unit ? unit->label() : "", ". Call the module, or keep the unit full with unshard()"});
+  if (!leaf.not_recordable || *leaf.not_recordable != text)
+    leaf.not_recordable = std::make_shared<const std::string>(text);
+}
+
+void ShardedParameter::sum_over_ranks(int replica, const Tensor& values) const {
+  groups_[static_cast<std::size_t>(replica)]
+      ->all_reduce(values, ReduceOp::sum, "fsdp sum of " + path())
+      .wait();
+}
+
+void ShardedParameter::gather(int replica, const Tensor& to) const {
+  const NoGradGuard no_grad;
+  const Tensor& own = at(replica).shard;
+  const Tensor gathered = empty({ranks() * padded_numel()}, {own.dtype(), own.device()});
+  groups_[static_cast<std::size_t>(replica)]
+      ->all_gather(gathered, gather_input(replica), "fsdp gather of " + path())
+      .wait();
+  to.detach().copy_(detail::raw_view(gathered, sizes_, strides_, 0));
+}
+
+void ShardedParameter::refill(Storage& storage) {
+  for (std::size_t i = 0; i < replicas_.size(); ++i) {
+    if (replicas_[i].storage.get() != &storage) continue;
+    if (!unit) destroyed().refill(storage);
+    return unit->refill(static_cast<int>(i));
+  }
+  fail<AutogradError>("[fully_shard] backward needs ", path(),
+                      " as it was before the module moved to another device or dtype; run backward first");
+}
+
+std::string ShardedParameter::why_released(const Storage& storage) const {
+  if (!unit) return destroyed().why_released(storage);
+  return concat({path(), " is sharded now: the whole tensor exists only in forward and backward of its unit ",
+                 unit->label(), "; use it there, or keep the unit full with unshard()"});
+}
+
+void ShardedParameter::make_full(Replica& r) {
+  r.storage = Storage::releasable(
+      r.shard.device(), static_cast<std::size_t>(ranks() * padded_numel()) * dtype_size(r.shard.dtype()),
+      this);
+  r.full = detail::make_tensor(r.storage, r.shard.dtype(), sizes_, strides_, 0);
+  r.hooked = false;
+  r.gathered_from = nullptr;
+}
+
+void ShardedParameter::prepare(int replica) {
+  Replica& r = at(replica);
+  if (!r.storage || r.full.dtype() != r.shard.dtype() || r.full.device() != r.shard.device()) make_full(r);
+  const bool trained = r.shard.requires_grad();
+  if (r.full.requires_grad() != trained) r.full.set_requires_grad(trained);
+  mark_shard(r);
+  if (!trained || r.hooked) return;
+  r.hooked = true;
+  const std::weak_ptr<ShardedParameter> self = weak_from_this();
+  // The graph may outlive the module. Then nobody would reduce the gradient.
+  r.full.register_hook([self, text = path()](const Tensor&) -> Tensor {
+    const auto parameter = self.lock();
+    check<AutogradError>(parameter && parameter->unit, "[fully_shard] the gradient of ", text,
+                         " arrived after its module was destroyed; keep the module until backward has run");
+    return {};
+  });
+  r.full.register_post_accumulate_grad_hook([self, replica](const Tensor&) {
+    if (const auto parameter = self.lock(); parameter && parameter->unit)
+      parameter->unit->on_gradient(replica, *parameter);
+  });
+}
+
+Tensor ShardedParameter::gather_input(int replica) const {
+  const Replica& r = at(replica);
+  const Tensor shard = r.shard.detach();
+  const bool in_order =
+      shard.sizes().size() == 0 || shard.numel() == 0 ||
+      (strides_ == contiguous_strides(sizes_) ? shard.is_contiguous()
+                                              : shard.is_contiguous(MemoryFormat::channels_last));
+  if (in_order && r.padded.defined()) return r.padded;
+  if (in_order && shard.numel() == padded_numel()) return flat(shard, padded_numel());
+  const NoGradGuard no_grad;
+  const Tensor padded = zeros({padded_numel()}, {shard.dtype(), shard.device()});
+  if (shard.numel() > 0)
+    detail::raw_view(padded, shard.sizes(), sizes_.size() == 0 ? Shape{1} : strides_, 0).copy_(shard);
+  return padded;
+}
+
+Tensor ShardedParameter::acquire(int replica) {
+  Replica& r = at(replica);
+  const bool changed =
+      r.gathered_from && (r.gathered_from != r.shard.impl() || r.gathered_version != r.shard.version());
+  if (changed) r.storage->bump_version();
+  r.gathered_from = r.shard.impl();
+  r.gathered_version = r.shard.version();
+  r.full_version = r.storage->version();
+  r.storage->acquire();
+  return detail::make_tensor(Storage::part(r.storage, 0, r.storage->bytes()), r.shard.dtype(),
+                             {ranks() * padded_numel()}, {1}, 0);
+}
+
+void ShardedParameter::keep_changes(int replica) {
+  Replica& r = at(replica);
+  if (!r.storage || r.storage->is_released() || r.storage->version() == r.full_version) return;
+  const NoGradGuard no_grad;
+  const nn::ShardRows mine = rows(replica);
+  const Tensor own = detail::raw_view(r.full, r.shard.sizes(), sizes_.size() == 0 ? Shape{1} : strides_,
+                                      mine.first_row * row_numel_);
+  if (mine.rows > 0) r.shard.detach().copy_(own);
+  r.gathered_version = r.shard.version();
+  r.full_version = r.storage->version();
+}
+
+void ShardedParameter::release(int replica) {
+  keep_changes(replica);
+  if (at(replica).storage) at(replica).storage->release_memory();
+}
+
+void ShardedParameter::discard(int replica) noexcept {
+  if (at(replica).storage) at(replica).storage->release_memory();
+}
+
+void ShardedParameter::drop_gradient(int replica) noexcept {
+  if (at(replica).full.defined()) at(replica).full.set_grad({});
+}
+
+Tensor ShardedParameter::take_gradient(int replica) {
+  Replica& r = at(replica);
+  const NoGradGuard no_grad;
+  const std::int64_t numel = ranks() * padded_numel();
+  const Tensor gradient = r.full.grad();
+  r.full.set_grad({});
+  if (!gradient.defined()) return zeros({numel}, {r.full.dtype(), r.full.device()});
+  const bool in_order = strides_ == contiguous_strides(sizes_)
+                            ? gradient.is_contiguous()
+                            : gradient.is_contiguous(MemoryFormat::channels_last);
+  if (in_order && gradient.numel() == numel) return flat(gradient, numel);
+  const Tensor padded = empty({numel}, {gradient.dtype(), gradient.device()});
+  detail::raw_view(padded, sizes_, strides_, 0).copy_(gradient);
+  padded.narrow(0, sizes_.numel(), numel - sizes_.numel()).zero_();
+  return padded;
+}
+
+void ShardedParameter::deliver(int replica, Tensor reduced) {
+  const Replica& r = at(replica);
+  Tensor gradient = detail::make_tensor(reduced.storage(), reduced.dtype(), r.shard.sizes(),
+                                        sizes_.size() == 0 ? Shape{1} : strides_, 0);
+  reduced = {};
+  autograd::deliver_to_leaf(r.shard, std::move(gradient));
+}
+
+}  // namespace tapestry::distributed

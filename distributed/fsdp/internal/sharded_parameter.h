@@ -1,0 +1,111 @@
+#pragma once
+// A parameter that fully_shard() has sharded: the rows of each rank, and the memory of the full tensor.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tapestry/core/storage.h"
+#include "tapestry/distributed/comm/process_group.h"
+#include "tapestry/nn/parameter.h"
+#include "tapestry/nn/sharding.h"
+
+namespace tapestry::distributed {
+
+class ShardedUnit;
+
+/// The slot owns this object, so shards outlive the module as the tensors of a slot do. Every rank has room
+/// for the same number of rows, ceil(rows / ranks); the last ranks may use fewer of them, or none.
+class ShardedParameter final : public nn::Sharding,
+                               public StorageSource,
+                               public std::enable_shared_from_this<ShardedParameter> {
+ public:
+  /// Takes the values of the slot's tensors. `name` is relative to the unit's module. groups[r] is the group
+  /// in which replica r is a rank.
+  ShardedParameter(std::string name, const nn::Parameter& slot,
+                   const std::vector<std::shared_ptr<ProcessGroup>>& groups);
+  ~ShardedParameter();
+  ShardedParameter(const ShardedParameter&) = delete;
+  ShardedParameter& operator=(const ShardedParameter&) = delete;
+
+  // nn::Sharding
+  const Tensor& shard(int replica) const override { return at(replica).shard; }
+  const Tensor& read(int replica) const override;
+  void set_shard(int replica, const Tensor& tensor) override;
+  const Shape& full_sizes() const override { return sizes_; }
+  nn::ShardRows rows(int replica) const override { return rows_of_rank(rank(replica)); }
+  nn::ShardRows rows_of_rank(int rank) const override;
+  int rank(int replica) const override { return groups_[static_cast<std::size_t>(replica)]->rank(); }
+  int ranks() const override { return groups_[0]->size(); }
+  const void* group(int replica) const override { return groups_[static_cast<std::size_t>(replica)].get(); }
+  void sum_over_ranks(int replica, const Tensor& values) const override;
+  void gather(int replica, const Tensor& full) const override;
+
+  // StorageSource
+  void refill(Storage& storage) override;
+  std::string why_released(const Storage& storage) const override;
+
+  /// The unit that gathers this parameter; null after the unit's module was destroyed.
+  ShardedUnit* unit = nullptr;
+  std::string name;  ///< relative to the unit's module
+  /// "blocks.3.fc.weight"
+  std::string path() const;
+
+  /// The number of elements that each rank contributes to a gather, padding included.
+  std::int64_t padded_numel() const { return rows_per_rank_ * row_numel_; }
+  /// The bytes of the full tensor, and of this replica's shard with its padding.
+  std::size_t full_bytes(int replica) const;
+  std::size_t shard_bytes(int replica) const;
+  bool is_trained(int replica) const { return at(replica).shard.requires_grad(); }
+
+  /// Makes the full tensor agree with the shard's dtype, device and requires_grad.
+  void prepare(int replica);
+  /// The full tensor: a leaf whose memory exists while the unit is full.
+  const Tensor& full(int replica) const { return at(replica).full; }
+  /// The shard with its padding, in one dimension, as the input of a gather.
+  Tensor gather_input(int replica) const;
+  /// Allocates the memory of the full tensor, and returns it with the padding of all ranks, in one dimension,
+  /// as the output of a gather. It has a version counter of its own: a gather does not count as a change of
+  /// the full tensor. If the shard was changed since the last gather, the full tensor gets a new version, so
+  /// that a graph with the old values throws.
+  Tensor acquire(int replica);
+  /// If the full tensor was changed in place since it was gathered, this rank's rows of it become the shard's
+  /// values.
+  void keep_changes(int replica);
+  /// Keeps changes, and frees the memory of the full tensor.
+  void release(int replica);
+  /// Frees the memory of the full tensor, into which no gather was completed.
+  void discard(int replica) noexcept;
+
+  /// True if backward passes have left a gradient on the full tensor.
+  bool has_gradient(int replica) const { return at(replica).full.grad().defined(); }
+  void drop_gradient(int replica) noexcept;
+  /// Takes the full tensor's gradient as the input of a reduce-scatter, in one dimension with padding. Zeros
+  /// if there is none.
+  Tensor take_gradient(int replica);
+  /// Gives this rank's part of a reduced gradient to the shard. Pass the only reference.
+  void deliver(int replica, Tensor reduced);
+
+ private:
+  struct Replica {
+    Tensor shard;
+    Tensor padded;       // the memory of the shard with its padding; undefined if set_shard() replaced it
+    StorageRef storage;  // of the full tensor, with the padding of all ranks
+    Tensor full;
+    bool hooked = false;                  // the hooks on `full` are registered
+    const void* gathered_from = nullptr;  // the shard that was gathered last, and its version
+    std::uint32_t gathered_version = 0;
+    std::uint32_t full_version = 0;  // the version of `storage` at the last gather
+  };
+  Replica& at(int replica) { return replicas_[static_cast<std::size_t>(replica)]; }
+  const Replica& at(int replica) const { return replicas_[static_cast<std::size_t>(replica)]; }
+  Shape shard_sizes(int rank) const;
+  void make_full(Replica& r);
+  void mark_shard(Replica& r) const;
+
+  const std::vector<std::shared_ptr<ProcessGroup>> groups_;
+  Shape sizes_, strides_;
+  std::int64_t num_rows_, row_numel_, rows_per_rank_;
+  std::vector<Replica> replicas_;
+};
+
+}  // namespace tapestry::distributed

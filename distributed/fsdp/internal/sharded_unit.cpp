@@ -1,0 +1,284 @@
+#include "tapestry/distributed/fsdp/internal/sharded_unit.h"
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/error.h"
+#include "tapestry/core/timeline.h"
+#include "tapestry/distributed/common/internal/same_model.h"
+#include "tapestry/distributed/fsdp/internal/sharded_model.h"
+
+namespace tapestry::distributed {
+namespace {
+
+// The units of all modules in this process.
+struct Registry {
+  std::mutex mutex;
+  std::unordered_map<const nn::Module*, std::weak_ptr<ShardedUnit>> units;
+};
+Registry& registry() {
+  static Registry& all = *new Registry;  // never destroyed: modules may be static
+  return all;
+}
+
+double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+}  // namespace
+
+ShardedUnit::ShardedUnit(nn::Module& module, const FsdpOptions& options_, const Groups& groups)
+    : options(options_), module_(&module), groups_(groups), states_(groups.size()) {}
+
+ShardedUnit::~ShardedUnit() {
+  for (std::size_t r = 0; r < states_.size(); ++r) drop_gather(static_cast<int>(r));
+  if (model_) model_->remove(*this);
+  for (const Member& m : members_) {
+    if (m.parameter->unit == this) m.parameter->unit = nullptr;
+  }
+}
+
+std::shared_ptr<ShardedUnit> ShardedUnit::of(const nn::Module& module) {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.units.find(&module);
+  return found == all.units.end() ? nullptr : found->second.lock();
+}
+
+void ShardedUnit::enlist() {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  all.units[module_] = weak_from_this();
+}
+
+void ShardedUnit::forget_module() {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  all.units.erase(module_);
+  module_ = nullptr;
+  for (const Member& m : members_) m.parameter->unit = nullptr;
+}
+
+std::string ShardedUnit::label() const {
+  if (!module_) return "(destroyed)";
+  const std::string path = module_->path();
+  return path.empty() ? module_->type_name() : path;
+}
+
+std::string ShardedUnit::path_of(const std::string& name) const {
+  const std::string path = module_ ? module_->path() : "";
+  return path.empty() ? name : path + "." + name;
+}
+
+void ShardedUnit::add(const std::string& name, const nn::Parameter& slot) {
+  auto parameter = std::make_shared<ShardedParameter>(name, slot, groups_);
+  parameter->unit = this;
+  nn::Parameter handle = slot;
+  handle.set_sharding(parameter);
+  for (std::size_t r = 0; r < groups_.size(); ++r) parameter->prepare(static_cast<int>(r));
+  members_.push_back({handle, std::move(parameter)});
+}
+
+void ShardedUnit::take_from(ShardedUnit& other, const nn::Parameter& slot, const std::string& name) {
+  const auto found = std::find_if(other.members_.begin(), other.members_.end(),
+                                  [&](const Member& m) { return m.slot.is_same(slot); });
+  found->parameter->unit = this;
+  found->parameter->name = name;
+  members_.push_back(*found);
+  other.members_.erase(found);
+}
+
+bool ShardedUnit::is_computing() const { return model_ && model_->is_computing(); }
+void ShardedUnit::refill(int replica) { model_->request(*this, replica); }
+void ShardedUnit::on_gradient(int replica, ShardedParameter& parameter) {
+  if (grad_enabled()) [[unlikely]]
+    fail<AutogradError>("[fully_shard] the gradient of ", parameter.path(),
+                        " arrived in a backward pass with create_graph, but sums over the ranks have no "
+                        "gradients; use autograd::grad() with create_graph inside the loss, and backward() "
+                        "without it for the loss");
+  model_->on_gradient(*this, replica);
+}
+
+bool ShardedUnit::is_trained(int replica) const {
+  return std::any_of(members_.begin(), members_.end(),
+                     [&](const Member& m) { return m.parameter->is_trained(replica); });
+}
+
+Device ShardedUnit::device(int replica) const {
+  return members_.empty() ? kCPU : members_[0].parameter->shard(replica).device();
+}
+
+// The text names the parameters too, because it appears in the diagnosis of a collective that fails.
+std::string ShardedUnit::collective_name(const char* what) const {
+  std::vector<std::string> names;
+  for (const Member& m : members_) names.push_back(m.parameter->name);
+  return concat({"fsdp ", label(), " ", what, " (", listed(names, 2), ")"});
+}
+
+void ShardedUnit::add_user(int replica) {
+  if (at(replica).users++ > 0) return;
+  for (Member& m : members_) m.slot.set_full(replica, m.parameter->full(replica));
+}
+
+void ShardedUnit::remove_user(int replica) {
+  if (--at(replica).users > 0) return;
+  for (Member& m : members_) {
+    m.slot.set_full(replica, {});
+    if (at(replica).full) m.parameter->keep_changes(replica);
+  }
+}
+
+// ---- gather ----
+
+void ShardedUnit::post_gather(int replica) {
+  State& s = at(replica);
+  if (s.arriving || members_.empty()) return;
+  const NoGradGuard no_grad;
+  if (s.full) release(replica);
+  std::vector<Tensor> outputs, inputs;
+  try {
+    for (const Member& m : members_) {
+      m.parameter->prepare(replica);
+      inputs.push_back(m.parameter->gather_input(replica));
+      outputs.push_back(m.parameter->acquire(replica));
+    }
+    s.gather = group(replica).all_gather(outputs, inputs, collective_name("all_gather"));
+  } catch (...) {
+    outputs.clear();
+    for (const Member& m : members_) m.parameter->discard(replica);
+    throw;
+  }
+  s.arriving = true;
+  ++s.report.gathers;
+}
+
+// Waits, and records the wait and the time of the transport.
+void ShardedUnit::wait_for(int replica, const Work& work, const char* what, double& transport_s,
+                           double& exposed_s) const {
+  const Clock::time_point began = Clock::now();
+  work.wait();
+  const Clock::time_point ended = Clock::now();
+  exposed_s += seconds(ended - began);
+  transport_s += seconds(work.finished() - work.started());
+  if (!Timeline::active() || !device(replica).is_cpu()) return;
+  const std::string row = device(replica).str();
+  add_span(row + " communication", Activity::communication, collective_name(what), work.started(),
+           work.finished());
+  add_span(row, Activity::communication, concat({"wait for fsdp ", label(), " ", what}), began, ended);
+}
+
+void ShardedUnit::finish_gather(int replica) {
+  State& s = at(replica);
+  if (!s.arriving) return;
+  wait_for(replica, s.gather, "all_gather", s.report.gather_s, s.report.exposed_s);
+  s.arriving = false;
+  s.full = true;
+  s.gather = {};
+}
+
+void ShardedUnit::drop_gather(int replica) noexcept {
+  State& s = at(replica);
+  if (!s.arriving) return;
+  try {
+    s.gather.wait();
+  } catch (const std::exception&) {  // the group has failed, and its next call reports it
+  }
+  // A transport that is stuck may still write. Then the memory stays.
+  if (!s.gather.done()) return;
+  s.arriving = false;
+  s.gather = {};
+  for (const Member& m : members_) m.parameter->discard(replica);
+}
+
+void ShardedUnit::release(int replica) {
+  State& s = at(replica);
+  if (!s.full) return;
+  s.full = false;
+  for (const Member& m : members_) m.parameter->release(replica);
+}
+
+// ---- reduce-scatter ----
+
+// All ranks take part with the same parameters. A parameter that a rank did not use counts as zeros there,
+// and flags tell whether any rank used it.
+void ShardedUnit::post_scatter(int replica) {
+  State& s = at(replica);
+  const NoGradGuard no_grad;
+  s.reduced_members.clear();
+  s.used.clear();
+  std::vector<Tensor> inputs, outputs;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    ShardedParameter& p = *members_[i].parameter;
+    if (!p.is_trained(replica)) {
+      p.drop_gradient(replica);
+      continue;
+    }
+    s.reduced_members.push_back(i);
+    s.used.push_back(p.has_gradient(replica));
+    inputs.push_back(p.take_gradient(replica));
+    outputs.push_back(empty({p.padded_numel()}, {inputs.back().dtype(), inputs.back().device()}));
+  }
+  s.unreduced = false;
+  if (s.reduced_members.empty()) return;
+  const auto count = static_cast<std::int64_t>(s.used.size());
+  const Tensor own = empty({group(replica).size() * count}, {DType::f32, kCPU});
+  for (std::int64_t i = 0; i < own.numel(); ++i)
+    own.data<float>()[i] = s.used[static_cast<std::size_t>(i % count)] ? 1.0f : 0.0f;
+  inputs.push_back(own.to(device(replica)));
+  s.flags = empty({count}, {DType::f32, device(replica)});
+  outputs.push_back(s.flags);
+  s.scattering = true;
+  s.scatter =
+      group(replica).reduce_scatter(outputs, inputs, ReduceOp::mean, collective_name("reduce_scatter"));
+  outputs.pop_back();
+  s.reduced = std::move(outputs);
+  ++s.report.scatters;
+}
+
+void ShardedUnit::finish_scatter(int replica) {
+  State& s = at(replica);
+  if (!s.scattering) return;
+  wait_for(replica, s.scatter, "reduce_scatter", s.report.scatter_s, s.report.exposed_s);
+  s.scattering = false;
+  s.scatter = {};
+  std::vector<Tensor> reduced = std::move(s.reduced);
+  s.reduced.clear();
+  Tensor flags;  // read only if needed, because that waits for a GPU
+  for (std::size_t i = 0; i < reduced.size(); ++i) {
+    if (!s.used[i]) {
+      if (!flags.defined()) flags = s.flags.to(kCPU);
+      if (!(flags.data<float>()[i] > 0)) continue;  // no rank used the parameter: its gradient stays
+    }
+    members_[s.reduced_members[i]].parameter->deliver(replica, std::move(reduced[i]));
+  }
+}
+
+void ShardedUnit::drop_gradients(int replica) noexcept {
+  State& s = at(replica);
+  s.scattering = s.unreduced = false;
+  s.scatter = {};
+  s.reduced.clear();
+  for (const Member& m : members_) m.parameter->drop_gradient(replica);
+}
+
+// ---- report ----
+
+FsdpUnitReport ShardedUnit::report(int replica) const {
+  FsdpUnitReport r = at(replica).report;
+  r.name = label();
+  for (const Member& m : members_) {
+    r.parameters.push_back(m.parameter->name);
+    r.full_bytes += m.parameter->full_bytes(replica);
+    r.shard_bytes += m.parameter->shard_bytes(replica);
+  }
+  r.reshards_after_forward = reshards;
+  r.is_full = is_full(replica);
+  return r;
+}
+
+void ShardedUnit::reset_report() {
+  for (State& s : states_) s.report = {};
+}
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,114 @@
+#pragma once
+// ShardedUnit: the parameters that fully_shard() gathers and reduces together.
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tapestry/distributed/fsdp/fsdp.h"
+#include "tapestry/distributed/fsdp/internal/sharded_parameter.h"
+#include "tapestry/nn/module.h"
+
+namespace tapestry::distributed {
+
+class ShardedModel;
+using Groups = std::vector<std::shared_ptr<ProcessGroup>>;  // by replica
+
+/// Owned by the forward scopes of its module, and by handles. The methods with a `replica` are called by the
+/// thread of that replica. What they post depends only on the program and on the order of nodes in a backward
+/// pass, never on timing, because all ranks must post the same collectives in the same order.
+class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
+ public:
+  struct Member {
+    nn::Parameter slot;
+    std::shared_ptr<ShardedParameter> parameter;
+  };
+
+  ShardedUnit(nn::Module& module, const FsdpOptions& options, const Groups& groups);
+  ~ShardedUnit();
+  ShardedUnit(const ShardedUnit&) = delete;
+  ShardedUnit& operator=(const ShardedUnit&) = delete;
+
+  /// The unit of a module, or null.
+  static std::shared_ptr<ShardedUnit> of(const nn::Module& module);
+  /// Null after the module was destroyed.
+  nn::Module* module() const { return module_; }
+  /// Makes of() find this unit, until forget_module(), which the module's destructor calls.
+  void enlist();
+  void forget_module();
+  /// "blocks.3", or the type of a module without a path
+  std::string label() const;
+  std::string path_of(const std::string& name) const;
+
+  /// Shards a slot of the module. Or takes a parameter from another unit.
+  void add(const std::string& name, const nn::Parameter& slot);
+  void take_from(ShardedUnit& other, const nn::Parameter& slot, const std::string& name);
+  const std::vector<Member>& members() const { return members_; }
+  bool has_parameters() const { return !members_.empty(); }
+
+  ShardedModel& model() const { return *model_; }
+  void set_model(std::shared_ptr<ShardedModel> model) { model_ = std::move(model); }
+  const Groups& groups() const { return groups_; }
+  const FsdpOptions options;
+  bool reshards = false;  ///< after forward
+
+  /// True if the calling thread is inside forward of the model that this unit belongs to.
+  bool is_computing() const;
+  void refill(int replica);
+  void on_gradient(int replica, ShardedParameter& parameter);
+
+  // ---- steps of one replica ----
+  bool is_full(int replica) const { return at(replica).full; }
+  bool is_arriving(int replica) const { return at(replica).arriving; }
+  bool is_trained(int replica) const;
+  /// The number of scopes that need the full parameters now.
+  int users(int replica) const { return at(replica).users; }
+  void add_user(int replica);
+  void remove_user(int replica);
+  void post_gather(int replica);
+  /// Waits for the gather, and makes the parameters full.
+  void finish_gather(int replica);
+  /// Waits for a gather that nobody needs.
+  void drop_gather(int replica) noexcept;
+  void release(int replica);
+
+  void post_scatter(int replica);
+  /// Waits for the reduce-scatter, and gives the shards their gradients.
+  void finish_scatter(int replica);
+  /// Forgets gradients of a pass that failed.
+  void drop_gradients(int replica) noexcept;
+  /// True if passes under no_sync() left gradients on the full parameters.
+  bool has_unreduced(int replica) const { return at(replica).unreduced; }
+  void set_unreduced(int replica) { at(replica).unreduced = true; }
+
+  FsdpUnitReport report(int replica) const;
+  void reset_report();
+
+ private:
+  struct State {
+    int users = 0;
+    bool full = false, arriving = false, scattering = false, unreduced = false;
+    Work gather;
+    std::vector<std::size_t> reduced_members;  // whose gradients the reduce-scatter in flight reduces
+    std::vector<Tensor> reduced;
+    std::vector<bool> used;  // by member: whether this rank has a gradient
+    Tensor flags;            // by reduced member: the mean of the ranks' flags
+    Work scatter;
+    FsdpUnitReport report;
+  };
+  State& at(int replica) { return states_[static_cast<std::size_t>(replica)]; }
+  const State& at(int replica) const { return states_[static_cast<std::size_t>(replica)]; }
+  ProcessGroup& group(int replica) const { return *groups_[static_cast<std::size_t>(replica)]; }
+  std::string collective_name(const char* what) const;
+  Device device(int replica) const;
+  void wait_for(int replica, const Work& work, const char* what, double& transport_s,
+                double& exposed_s) const;
+
+  nn::Module* module_;
+  std::shared_ptr<ShardedModel> model_;
+  const Groups groups_;
+  std::vector<Member> members_;
+  std::vector<State> states_;
+};
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,153 @@
+// Tests fully_shard with ranks as threads: it must train exactly as DistributedDataParallel does.
+#include "tests/distributed/fsdp_models.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+using namespace tapestry::test;
+
+namespace {
+
+struct Variant {
+  std::string name;
+  Training training;
+};
+
+std::vector<Variant> variants() {
+  std::vector<Variant> list{
+      {"defaults", {}},
+      {"kept full", {.options = {.reshard_after_forward = false}}},
+      {"model resharded too", {.options = {.reshard_after_forward = true}}},
+      {"nothing gathered ahead", {.options = {.max_full_units = 1}}},
+      {"four full units", {.options = {.max_full_units = 4}}},
+      {"SGD", {.adamw = false}},
+      {"accumulation", {.accumulate = 3}},
+      {"checkpointing", {.checkpointed = true}},
+      {"units in units", {.nested = true}},
+      {"a frozen block", {.frozen = 1}},
+      {"frozen embeddings", {.frozen = 2}},
+  };
+  return list;
+}
+
+void compare(const Trained& a, const Trained& b, const std::string& what) {
+  INFO(what);
+  CHECK(a.losses == b.losses);
+  CHECK(a.weights == b.weights);
+}
+
+}  // namespace
+
+TEST_CASE("sharded ranks train as replicated ranks do, bit for bit") {
+  const std::vector<Variant> list = variants();
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    Variant v = list[i];
+    if (i >= 4) v.training.steps = std::min(kSteps, 12);
+    const int ranks = 2 + static_cast<int>(i % 3);
+    const auto expected = on_ranks<Trained>(
+        ranks, [&](const Group& g) { return train_gpt(Parallel::ddp, g, ranks, v.training); });
+    const auto sharded = on_ranks<Trained>(
+        ranks, [&](const Group& g) { return train_gpt(Parallel::fsdp, g, ranks, v.training); });
+    for (std::size_t r = 0; r < expected.size(); ++r)
+      compare(sharded[r], expected[r], concat({v.name, ", rank ", r, " of ", ranks}));
+    CHECK(expected[0].losses.back() < expected[0].losses.front());
+  }
+}
+
+TEST_CASE("pairs of options give the same bits") {
+  std::vector<Variant> list;
+  for (const std::optional<bool> reshard : {std::optional<bool>(true), std::optional<bool>(false)})
+    for (const int limit : {1, 3})
+      for (const bool checkpointed : {false, true})
+        for (const int other : {0, 1, 2}) {
+          Training t{.options = {.reshard_after_forward = reshard, .max_full_units = limit},
+                     .adamw = other != 0,
+                     .accumulate = other == 1 ? 2 : 1,
+                     .checkpointed = checkpointed,
+                     .nested = other != 1,
+                     .frozen = other,
+                     .steps = 3};
+          list.push_back({concat({*reshard ? "resharded" : "kept", ", limit ", limit, ", checkpointed ",
+                                  checkpointed, ", variant ", other}),
+                          t});
+        }
+  for (const int other : {0, 1, 2}) {
+    std::optional<std::vector<Trained>> expected;
+    for (const Variant& v : list) {
+      if (v.training.frozen != other) continue;
+      if (!expected)
+        expected =
+            on_ranks<Trained>(3, [&](const Group& g) { return train_gpt(Parallel::ddp, g, 3, v.training); });
+      const auto sharded =
+          on_ranks<Trained>(3, [&](const Group& g) { return train_gpt(Parallel::fsdp, g, 3, v.training); });
+      for (std::size_t r = 0; r < 3; ++r) compare(sharded[r], (*expected)[r], concat({v.name, ", rank ", r}));
+    }
+  }
+}
+
+TEST_CASE("sharded ranks train on every transport") {
+  const Training t{.steps = 5};
+  for (const distributed_test::Transport& transport : distributed_test::transports()) {
+    INFO(transport.name);
+    std::vector<Trained> expected(3), sharded(3);
+    for (const Parallel how : {Parallel::ddp, Parallel::fsdp})
+      distributed_test::run_ranks_well(
+          transport, 3,
+          [&](const Group& g) {
+            (how == Parallel::ddp ? expected : sharded)[static_cast<std::size_t>(g->rank())] =
+                train_gpt(how, g, 3, t);
+          },
+          distributed_test::kBounded);
+    for (std::size_t r = 0; r < 3; ++r) {
+      if (transport.name == "gloo, messages only")
+        CHECK(distance(sharded[r].weights, expected[r].weights) < 1e-4);
+      else compare(sharded[r], expected[r], concat({"rank ", r}));
+    }
+  }
+}
+
+TEST_CASE("convolutions and batch statistics over the ranks give the same bits") {
+  for (const bool adamw : {true, false}) {
+    const Training t{.adamw = adamw, .steps = kSteps / 2};
+    const auto expected =
+        on_ranks<Trained>(3, [&](const Group& g) { return train_cnn(Parallel::ddp, g, 3, t); });
+    const auto sharded =
+        on_ranks<Trained>(3, [&](const Group& g) { return train_cnn(Parallel::fsdp, g, 3, t); });
+    for (std::size_t r = 0; r < 3; ++r) compare(sharded[r], expected[r], concat({"rank ", r}));
+  }
+}
+
+TEST_CASE("sharded ranks train as one process with the whole batch") {
+  const Training t{.adamw = false, .steps = 10};
+  const Trained expected = train_gpt(Parallel::single, nullptr, 3, t);
+  const auto sharded =
+      on_ranks<Trained>(3, [&](const Group& g) { return train_gpt(Parallel::fsdp, g, 3, t); });
+  for (const Trained& s : sharded) CHECK(distance(s.weights, expected.weights) < 1e-4);
+  CHECK(distance(train_gpt(Parallel::single, nullptr, 3, {.adamw = false, .steps = 9}).weights,
+                 expected.weights) > 1e-3);
+}
+
+TEST_CASE("a convolution in the channels-last format is sharded by rows too") {
+  const auto train = [](bool sharded) {
+    return on_ranks<StateDictCopy>(2, [&](const Group& g) {
+      nn::Conv2d net({.in_channels = 3, .out_channels = 5, .kernel_size = 2});
+      fill_by_formula(net);
+      net.to(MemoryFormat::channels_last);
+      std::optional<FullyShard> fsdp;
+      std::unique_ptr<DistributedDataParallel<nn::Conv2d>> ddp;
+      if (sharded) fsdp = fully_shard(net, {.group = g});
+      else ddp = std::make_unique<DistributedDataParallel<nn::Conv2d>>(net, DdpOptions{.process_group = g});
+      optim::AdamW optimizer(net.parameters(), {.lr = 0.01});
+      for (int i = 0; i < 3; ++i) {
+        optimizer.zero_grad();
+        const Tensor x = full({1, 3, 4, 4}, 0.1 * (i + g->rank())).contiguous(MemoryFormat::channels_last);
+        (ddp ? (*ddp)(x) : net(x)).square().sum().backward();
+        optimizer.step();
+      }
+      if (!fsdp) return copy_parameters(net);
+      const auto full = fsdp->unshard();
+      return copy_parameters(net);
+    });
+  };
+  CHECK(train(true) == train(false));
+}
