@@ -18,11 +18,8 @@ constexpr std::int64_t kDepth = 256;
 
 typedef float Vector __attribute__((vector_size(kWidth * sizeof(float))));  // NOLINT: GNU's vector types
 
-inline Vector load_vector(const float* from) {
-  Vector v;
-  std::memcpy(&v, from, sizeof(v));
-  return v;
-}
+// Vectors are not returned: without AVX, the ABI of that depends on the compiler's version.
+inline void load_vector(Vector& v, const float* from) { std::memcpy(&v, from, sizeof(v)); }
 inline void store_vector(float* to, const Vector& v) { std::memcpy(to, &v, sizeof(v)); }
 
 // c += a b for kRows rows, and `depth` rows of one panel of b. All columns of the panel are in c.
@@ -31,9 +28,11 @@ void multiply_tile(std::int64_t depth, const float* a, std::int64_t a_row, const
                    std::int64_t c_row) {
   Vector sum[kRows][2];
   for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < 2; ++v) sum[r][v] = load_vector(c + r * c_row + v * kWidth);
+    for (int v = 0; v < 2; ++v) load_vector(sum[r][v], c + r * c_row + v * kWidth);
   for (std::int64_t i = 0; i < depth; ++i) {
-    const Vector low = load_vector(b + i * kPanelColumns), high = load_vector(b + i * kPanelColumns + kWidth);
+    Vector low, high;
+    load_vector(low, b + i * kPanelColumns);
+    load_vector(high, b + i * kPanelColumns + kWidth);
     for (int r = 0; r < kRows; ++r) {
       const float x = a[r * a_row + i];
       sum[r][0] += x * low;

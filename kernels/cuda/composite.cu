@@ -1,6 +1,4 @@
-#include "tapestry/kernels/ops/composite.h"
-
-#include "tapestry/kernels/cuda/pointwise.cuh"
+#include "tapestry/kernels/cuda/composite.cuh"
 
 namespace tapestry::kernels::cuda {
 namespace {

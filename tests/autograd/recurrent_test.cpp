@@ -112,6 +112,41 @@ TEST_CASE("recurrent operations compute the same on one thread and on several") 
   }
 }
 
+TEST_CASE("recurrent operations: with a packed weight, f32 agrees with f64, also in batches that shrink") {
+  // From 4 steps on, f32 packs weights.hh. 19 columns are more than one panel, and no multiple of a tile.
+  constexpr std::int64_t hidden = 19, inputs = 5;
+  for (const int cell : {0, 1, 2})
+    for (const bool shrinks : {false, true}) {
+      CAPTURE(cell, shrinks);
+      manual_seed(3);
+      const std::int64_t width = (cell == 0 ? 4 : cell == 1 ? 3 : 1) * hidden;
+      const RecurrentParams params{.batch_sizes = shrinks ? std::vector<std::int64_t>{9, 7, 7, 2, 1}
+                                                          : std::vector<std::int64_t>()};
+      std::vector<Tensor> in{shrinks ? randn({26, inputs}) : randn({5, 9, inputs}),
+                             randn({9, hidden}),
+                             randn({width, inputs}) / 3,
+                             randn({width, hidden}) / 3,
+                             randn({width}),
+                             randn({width})};
+      std::vector<Tensor> results[2];
+      for (const bool wide : {false, true}) {
+        std::vector<Tensor> leaves;
+        for (const Tensor& t : in)
+          leaves.push_back(t.to(wide ? DType::f64 : DType::f32).clone().set_requires_grad());
+        const RecurrentWeights w{leaves[2], leaves[3], leaves[4], leaves[5]};
+        const Tensor y = cell == 0   ? std::get<0>(lstm(leaves[0], leaves[1], {}, w, params))
+                         : cell == 1 ? gru(leaves[0], leaves[1], w, params).first
+                                     : rnn_tanh(leaves[0], leaves[1], w, params).first;
+        results[wide] = autograd::grad({(y * y).sum()}, leaves);
+        results[wide].push_back(y.detach());
+      }
+      for (std::size_t i = 0; i < results[0].size(); ++i) {
+        CAPTURE(i);
+        CHECK(allclose(results[0][i].to(DType::f64), results[1][i], 1e-4, 1e-4));
+      }
+    }
+}
+
 TEST_CASE("recurrent operations: an output that no loss uses needs no gradient, and states alone suffice") {
   manual_seed(2);
   const Tensor x = randn({4, 2, 3}, DType::f64).set_requires_grad();
