@@ -200,6 +200,9 @@ Tensor round(const Tensor& x, std::int64_t decimals) {
   tapestry::detail::check_defined(kRound.name, x);
   check<TypeError>(is_floating(x.dtype()), "[round] does not take ", x.dtype(), " with decimals ", decimals,
                    "; convert to a floating dtype first");
+  // The product with a power of 10 must not be rounded to f16 or bf16 first.
+  if (x.dtype() == DType::f16 || x.dtype() == DType::bf16)
+    return tapestry::round(x.to(DType::f32), decimals).to(x.dtype());
   // A power with a negative exponent is not exact, so x is divided by its inverse instead.
   const double scale = std::pow(10.0, static_cast<double>(std::abs(decimals)));
   return decimals > 0 ? div(tapestry::round(mul(x, scale)), scale)

@@ -48,8 +48,8 @@ Tensor scatter_add(const Tensor& x, std::int64_t dim, const Tensor& index, const
 /// does not count. "mean" takes floating dtypes only. For amax and amin, ties share the gradient equally.
 Tensor scatter_reduce(const Tensor& x, std::int64_t dim, const Tensor& index, const Tensor& src,
                       std::string_view reduce, bool include_self = true);
-/// gather(), after x and `indices` have been broadcast to each other in all dimensions but `dim`. Without a
-/// dimension, the indices count in the flattened tensor.
+/// gather(), after x and `indices` were broadcast to each other in all dimensions but `dim`. Without a
+/// dimension, indices count in the flattened tensor. Negative indices count from the end, unlike gather()'s.
 Tensor take_along_dim(const Tensor& x, const Tensor& indices, std::optional<std::int64_t> dim = {});
 
 // ---- indices into several dimensions, as x[...] in Python

@@ -307,18 +307,20 @@ const Tensor& Tensor::scatter_reduce_(std::int64_t dim, const Tensor& index, con
 Tensor take_along_dim(const Tensor& x, const Tensor& indices, std::optional<std::int64_t> dim) {
   tapestry::detail::check_defined("take_along_dim", x);
   tapestry::detail::check_defined("take_along_dim", indices, "indices");
-  if (!dim) return gather(reshape(x, -1), 0, reshape(indices, -1));
+  // Negative indices count from the end, unlike those of gather().
+  const auto from_start = [&](std::int64_t size) { return where(lt(indices, 0), indices + size, indices); };
+  if (!dim) return gather(reshape(x, -1), 0, reshape(from_start(x.numel()), -1));
   check(x.dim() == indices.dim(), "[take_along_dim] indices have shape ", indices.sizes(), " and the tensor ",
         x.sizes(), "; both need the same number of dimensions");
   const int d = wrap_dim("take_along_dim", *dim, x.dim());
-  if (x.dim() == 0) return gather(x, 0, indices);
+  if (x.dim() == 0) return gather(x, 0, from_start(1));
   Shape own = x.sizes(), theirs = indices.sizes();
   own[d] = theirs[d] = 1;
   Shape sizes = broadcast_shapes("take_along_dim", own, theirs);
   Shape of_x = sizes, of_indices = sizes;
   of_x[d] = x.sizes()[d];
   of_indices[d] = indices.sizes()[d];
-  return gather(expand(x, of_x), d, expand(indices, of_indices));
+  return gather(expand(x, of_x), d, expand(from_start(x.sizes()[d]), of_indices));
 }
 Tensor Tensor::take_along_dim(const Tensor& indices, std::optional<std::int64_t> dim) const {
   return tapestry::take_along_dim(*this, indices, dim);

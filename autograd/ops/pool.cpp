@@ -131,9 +131,10 @@ namespace autograd {
 
 std::int64_t pool_size(std::int64_t in, std::int64_t kernel, std::int64_t stride, std::int64_t padding,
                        std::int64_t dilation, bool ceil_mode) {
-  const std::int64_t room = in + 2 * padding - dilation * (kernel - 1) - 1;
+  // With ceil_mode, a window may be larger than the input, as in PyTorch.
+  const std::int64_t room = in + 2 * padding - dilation * (kernel - 1) - 1 + (ceil_mode ? stride - 1 : 0);
   if (room < 0) return 0;
-  std::int64_t out = (room + (ceil_mode ? stride - 1 : 0)) / stride + 1;
+  std::int64_t out = room / stride + 1;
   // The last window must start inside the input or its left padding.
   if (ceil_mode && (out - 1) * stride >= in + padding) --out;
   return out;

@@ -89,7 +89,8 @@ GOLDEN_OP("index_put", "index",
           [](const OpCase& c) { return c[0].index_put(indices(c), c[3], c.flag("accumulate")); });
 GOLDEN_OP("index_put/in_place", "index",
           [](const OpCase& c) { return c[0].clone().index_put_(indices(c), c[3], c.flag("accumulate")); });
-GOLDEN_OP("index_put/mask", "index", [](const OpCase& c) { return c[0].index_put(indices(c), c[3]); });
+GOLDEN_OP("index_put/mask", "index",
+          [](const OpCase& c) { return c[0].index_put(indices(c), c[3], c.flag("accumulate")); });
 GOLDEN_OP("masked_select", "index", [](const OpCase& c) { return masked_select(c[0], c[1]); });
 GOLDEN_OP("nonzero", "index", [](const OpCase& c) { return nonzero(c[0]); });
 GOLDEN_OP("nonzero/numpy", "index", [](const OpCase& c) { return nonzero_numpy(c[0]); });

@@ -87,7 +87,7 @@ case("unbind", [grid(2, 0)], dict(dim=0), unbind)
 extremes("unbind", dict(dim=0), unbind)
 
 for op, fn in (("hstack", torch.hstack), ("vstack", torch.vstack), ("dstack", torch.dstack)):
-    join = lambda *xs: fn(xs)
+    join = lambda *xs, fn=fn: fn(xs)
     case(op, [grid(3), grid(3, seed=2)], fn=join)
     case(op, [f64(1.5), f64(2.5)], fn=join)
     case(op, [grid(2, 3), grid(2, 3, seed=2)], fn=join)
