@@ -63,5 +63,6 @@ for op in ("floor", "ceil", "trunc", "round", "sign"):
     case(f"{op}/in_place", [ints(5)], fn=lambda x, name=op + "_": getattr(x.clone(), name)(), dtypes=INTEGERS[:1])
 case("sign", [bools(5)], fn=torch.sign)
 for decimals in (2, -1):
+    case("round/decimals", [f64([0.265625, -0.3671875, 0.0])], dict(decimals=decimals), torch.round)
     case("round/decimals", [f64([1.234, -5.678, 12.5, 99.0, INF, NAN])], dict(decimals=decimals), torch.round,
          tags="extreme no_gradcheck")

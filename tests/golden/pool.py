@@ -29,6 +29,9 @@ for shape, params in WINDOWS:
         case("avg_pool2d", [grid(*shape)], dict(params, count_include_pad=False), F.avg_pool2d)
 case("max_pool2d", [distinct(1, 2, 7, 8)], dict(kernel_size=2, dilation=2), F.max_pool2d)
 case("max_pool2d", [distinct(1, 2, 7, 8)], dict(kernel_size=[2, 3], dilation=[3, 1], stride=2, padding=1), F.max_pool2d)
+for pool in ("max_pool2d", "avg_pool2d"):  # with ceil_mode, a window may be larger than the image
+    case(pool, [distinct(1, 3, 2, 4)], dict(kernel_size=3, stride=3, ceil_mode=True), getattr(F, pool))
+    case(pool, [distinct(2, 1, 1, 1)], dict(kernel_size=3, stride=3, padding=[1, 0], ceil_mode=True), getattr(F, pool))
 case("max_pool2d", [distinct(0, 2, 4, 4)], dict(kernel_size=2), F.max_pool2d)
 case("avg_pool2d", [distinct(0, 2, 4, 4)], dict(kernel_size=2), F.avg_pool2d)
 # With ties, the first maximum gets the gradient.
