@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "tapestry/core/context.h"
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/common/internal/reducer.h"
 #include "tapestry/distributed/common/internal/same_model.h"
 #include "tapestry/distributed/fsdp/internal/shard_module.h"
 #include "tapestry/distributed/fsdp/internal/sharded_model.h"
+#include "tapestry/nn/materialize.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -79,6 +81,11 @@ std::string problem(const nn::Module& module, const FsdpOptions& options, const 
     } else if (p.slot.replicas() != static_cast<int>(groups.size())) {
       return concat({p.name, " has ", p.slot.replicas(), " replicas, but there are ", groups.size(),
                      " groups; shard a model without DataParallel"});
+    } else if (std::string why = p.slot.tensor().device().is_meta()
+                                     ? autograd::why_not_materialized(p.slot.tensor())
+                                     : std::string();
+               !why.empty()) {
+      return concat({p.name, " is on the meta device, and ", why});
     } else if (has_reducer(p.slot.replica(0))) {
       return concat({p.name, " belongs to a DistributedDataParallel; shard the bare model"});
     }
@@ -114,12 +121,30 @@ struct ModuleLife {
   const UnitRef unit;
 };
 
+// Gives the parameters and buffers of the unit memory that are on the meta device.
+void leave_meta(nn::Module& module, const FsdpOptions& options, Contents& contents) {
+  nn::NamedSlots named;
+  const auto put = [&](const std::string& name, const nn::TensorSlot& slot) {
+    const auto is_slot = [&](const auto& other) { return other.second.is_same(slot); };
+    if (!slot.sharding() && slot.tensor().device().is_meta() &&
+        std::none_of(named.begin(), named.end(), is_slot))
+      named.emplace_back(name, slot);
+  };
+  for (const Place& p : contents.places) put(p.name, p.slot);
+  for (const auto& [name, slot] : module.named_buffers()) put(name, slot);
+  if (named.empty()) return;
+  const Context& context = current_context();
+  nn::materialize(named,
+                  options.device.value_or(context.device.is_meta() ? context.real_device : context.device));
+  contents = {};  // has the old buffers
+  collect(module, "", {}, true, contents);
+}
+
 // Gives the unit the parameters that belong to no unit yet, and those that units inside share.
 void take_parameters(ShardedUnit& unit, const Contents& contents) {
   NamedTensors values;
   for (const Place& p : contents.places)
-    if (const Tensor& whole = p.slot.tensor(); !sharded(p.slot) && !whole.device().is_meta())
-      values.emplace_back(p.name, whole);
+    if (!sharded(p.slot)) values.emplace_back(p.name, p.slot.tensor());
   if (unit.groups().size() == 1)
     broadcast_values(*unit.groups()[0], values, concat({"fsdp ", unit.label(), " broadcast"}));
   for (const Place& p : contents.places)
@@ -152,6 +177,7 @@ std::shared_ptr<ShardedUnit> shard_module(nn::Module& module, const FsdpOptions&
                      wrong.empty() ? describe(module, options, contents) : "error: " + wrong + "\n");
   check(wrong.empty(), "[fully_shard] ", wrong);
 
+  leave_meta(module, options, contents);
   const auto unit = std::make_shared<ShardedUnit>(module, options, groups);
   take_parameters(*unit, contents);
   if (groups.size() == 1) broadcast_values(*groups[0], contents.buffers, "fsdp broadcast of buffers");

@@ -38,6 +38,9 @@ struct FsdpOptions {
   /// gathered ahead of it. With 1, nothing is gathered ahead. The units that contain the computing unit, and
   /// units that are kept full, are not counted. The model's own option counts.
   int max_full_units = 2;
+  /// Where parameters and buffers on the meta device get their memory and their initial values, one unit at a
+  /// time. If nullopt, the current device, or the one around a DeviceGuard of the meta device.
+  std::optional<Device> device = {};
   /// Keeping shards in host memory. Not available yet: true throws ValueError.
   bool offload = false;
 };
@@ -135,6 +138,9 @@ class FullyShard {
 /// last forward, while this one computes. Backward does the same in reverse order, and reduces the gradients
 /// of a unit with one reduce-scatter while the next unit computes. All ranks must call the same units in the
 /// same order. Inside a unit, ranks may use different parameters.
+///
+/// A model that is built on the meta device never exists as a whole: each call gives its own unit memory and
+/// initial values (nn::materialize), and keeps this rank's rows.
 ///
 /// Collective: compares names, shapes, dtypes and options between the ranks, and broadcasts rank 0's values.
 /// Throws ValueError on every rank if they differ, the module or a module around it is sharded already, a

@@ -33,13 +33,13 @@ class Recorded {
   std::vector<std::string> texts(const std::string& name) const {
     const std::string all = text_of(tensors_.at(name));
     std::vector<std::string> list;
-    for (const auto [at, length] : parts(name)) list.push_back(all.substr(at, length));
+    for (const auto& [at, length] : parts(name)) list.push_back(all.substr(at, length));
     return list;
   }
   std::vector<Ids> ids(const std::string& name) const {
     const std::int32_t* const all = tensors_.at(name).data<std::int32_t>();
     std::vector<Ids> list;
-    for (const auto [at, length] : parts(name)) list.emplace_back(all + at, all + at + length);
+    for (const auto& [at, length] : parts(name)) list.emplace_back(all + at, all + at + length);
     return list;
   }
 
