@@ -13,6 +13,13 @@ struct DdpBuckets {
   std::vector<double> bytes;
   std::vector<double> ready_s;  ///< seconds of computing until the bucket is complete
   double compute_s = 0;         ///< backward with the copies of gradients into buckets
+  double two_largest() const {
+    std::vector<double> sorted = bytes;
+    std::sort(sorted.begin(), sorted.end());
+    double sum = 0;
+    for (std::size_t i = sorted.size(); i-- > 0 && i + 2 >= sorted.size();) sum += sorted[i];
+    return sum;
+  }
   double largest() const { return bytes.empty() ? 0 : *std::max_element(bytes.begin(), bytes.end()); }
 };
 

@@ -114,9 +114,15 @@ Prediction predict_zero(const CostModel& c, int stage) {
                                        .optimizer_share = 1.0 / c.devices()});
     // Stage 2 has the memory of a bucket from its first gradient until its reduction is done: that of the
     // bucket that backward fills, and of the one before.
-    if (stage == 2 && c.devices() > 1)
-      peak.buckets = std::min(peak.buckets, peak.buckets / c.devices() + 2 * buckets.largest());
-    p.memory.push_back(peak);
+    const double parts = all_bytes / c.devices();
+    if (stage == 2 && c.devices() > 1) peak.buckets = parts + std::min(all_bytes, 2 * buckets.largest());
+    // While the parameters are gathered, at most two whole buckets exist besides, with this rank's parts of
+    // them.
+    MemoryItems updating = peak;
+    updating.activations = 0;
+    updating.workspace = c.devices() > 1 ? buckets.two_largest() * (1 + 1.0 / c.devices()) : 0;
+    if (stage == 2) updating.buckets = parts;
+    p.memory.push_back(updating.total() > peak.total() ? updating : peak);
   }
   return p;
 }
