@@ -441,7 +441,6 @@ const std::vector<Entry>& SafetensorsWriter::entries() const { return impl_->ent
 void SafetensorsWriter::write(const Tensor& elements) {
   Impl& s = *impl_;
   detail::check_defined("save_safetensors", elements, "a tensor");
-  elements.check_has_elements("save_safetensors");
   check<DeviceError>(elements.device().is_cpu(), "[save_safetensors] a tensor is on ", elements.device(),
                      "; move it to the CPU");
   if (elements.numel() == 0) return;
@@ -472,7 +471,6 @@ void save_safetensors(const std::string& path, const NamedTensors& tensors, cons
   std::unordered_map<std::string_view, const Tensor*> by_name;
   for (const auto& [name, tensor] : tensors) {
     detail::check_defined("save_safetensors", tensor, name.c_str());
-    tensor.check_has_elements("save_safetensors");
     check<DeviceError>(tensor.device().is_cpu(), "[save_safetensors] ", name, " is on ", tensor.device(),
                        "; move it to the CPU");
     entries.push_back({name, tensor.dtype(), tensor.sizes()});

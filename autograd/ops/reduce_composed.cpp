@@ -70,7 +70,7 @@ Tensor Tensor::std(const Dims& dims, bool unbiased, bool keepdim) const {
 Tensor prod(const Tensor& x, std::int64_t dim, bool keepdim) {
   const Reduced r(kProd, x, dim, keepdim);
   const DType dtype = is_floating(x.dtype()) ? autograd::accumulation_dtype(x.dtype()) : DType::i64;
-  if (!autograd::recording(x) && kernels::prod.has(x.device().type, dtype)) {
+  if (!autograd::recording(x) && (x.device().is_meta() || kernels::prod.has(x.device().type, dtype))) {
     const Tensor in = autograd::converted(x, dtype), y = empty(r.sizes, TensorOptions(dtype, x.device()));
     kernels::prod(x.device(), dtype, {in, r.mask, y});
     return is_floating(x.dtype()) ? autograd::converted(y, x.dtype()) : y;
