@@ -174,7 +174,7 @@ class Printer {
 std::string Tensor::str() const {
   if (!defined()) return "tensor(undefined)";
   const std::string prefix = "tensor(";
-  const bool meta = device().is_meta();
+  const bool meta = device().is_meta() || storage()->is_released();  // has no elements to print
   std::string out = prefix + (meta ? "..." : numel() == 0 ? "[]" : Printer(*this).body(prefix.size()));
   std::vector<std::string> notes;
   if (device() != kCPU) notes.push_back("device='" + device().str() + "'");
