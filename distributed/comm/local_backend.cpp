@@ -107,7 +107,7 @@ void gather_to(const Calls& calls, int rank) {
     for (std::size_t r = 0; r < calls.size(); ++r) {
       std::byte* const to = static_cast<std::byte*>(parts[p].out) + r * parts[p].pitch;
       const void* const from = calls[r].gathers[p].in;
-      if (to != from) std::memcpy(to, from, parts[p].bytes);
+      if (parts[p].bytes > 0 && to != from) std::memcpy(to, from, parts[p].bytes);
     }
 }
 

@@ -49,7 +49,7 @@ Tensor numbers(DType dtype, const Shape& shape, int rank, unsigned seed) {
 
 Tensor garbage(DType dtype, const Shape& shape) {
   const Tensor t = empty(shape, dtype);
-  std::memset(t.raw_data(), 0x5f, t.nbytes());
+  if (t.numel() > 0) std::memset(t.raw_data(), 0x5f, t.nbytes());
   return t;
 }
 

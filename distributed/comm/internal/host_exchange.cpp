@@ -275,7 +275,7 @@ void HostExchange::all_gather(std::span<const GatherPart> parts, PeerWatch& watc
   }
   for (std::size_t part = 0; part < parts.size(); ++part)
     if (block(part, rank_) != parts[part].in)
-      std::memcpy(block(part, rank_), parts[part].in, parts[part].bytes);
+      if (parts[part].bytes > 0) std::memcpy(block(part, rank_), parts[part].in, parts[part].bytes);
   round_ += rounds;
 }
 
