@@ -274,8 +274,8 @@ void HostExchange::all_gather(std::span<const GatherPart> parts, PeerWatch& watc
     advance(&Progress::taken, round + 1);
   }
   for (std::size_t part = 0; part < parts.size(); ++part)
-    if (block(part, rank_) != parts[part].in)
-      if (parts[part].bytes > 0) std::memcpy(block(part, rank_), parts[part].in, parts[part].bytes);
+    if (parts[part].bytes > 0 && block(part, rank_) != parts[part].in)
+      std::memcpy(block(part, rank_), parts[part].in, parts[part].bytes);
   round_ += rounds;
 }
 
