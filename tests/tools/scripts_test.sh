@@ -422,7 +422,7 @@ has_status 0
 called 'test 
 test --preset asan
 test --preset tsan'
-says ' s of 10 min'
+says ' s of 22 min'
 
 name='.ci/run: stops at the first failure'
 failing_test '--preset asan'
