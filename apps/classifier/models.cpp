@@ -82,4 +82,14 @@ std::unique_ptr<nn::Module> make_model(const std::string& name, const ImageSpec&
   fail("[classifier] unknown --model ", name, "; choose cnn, mlp, resnet18 or demo");
 }
 
+std::vector<nn::Module*> units_of(nn::Module& model) {
+  std::vector<nn::Module*> units;
+  for (nn::Module* const child : model.children()) {
+    if (dynamic_cast<nn::Sequential*>(child))
+      for (nn::Module* const block : child->children()) units.push_back(block);
+    else if (dynamic_cast<nn::Conv2d*>(child) || dynamic_cast<nn::Linear*>(child)) units.push_back(child);
+  }
+  return units;
+}
+
 }  // namespace apps

@@ -66,4 +66,8 @@ struct Demo : nn::Module {
 /// the model.
 std::unique_ptr<nn::Module> make_model(const std::string& name, const ImageSpec& spec);
 
+/// The parts of a model that fully_shard() makes units of: the blocks of each stage, and other layers with
+/// weights. Batch norm outside of blocks is too small to be sent by itself, and stays with the model.
+std::vector<nn::Module*> units_of(nn::Module& model);
+
 }  // namespace apps

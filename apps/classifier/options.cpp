@@ -73,7 +73,9 @@ struct Parser {
       "  classifier --model resnet18 --data cifar10 --data-dir DIR --epochs 30\n"
       "  classifier --run-dir runs/mine --resume auto    starts a run, or continues it if it was stopped\n"
       "  tapestry-run --nproc-per-node 2 classifier --parallel ddp    the first example, with two "
-      "processes\n",
+      "processes\n"
+      "  tapestry-run --nproc-per-node 4 classifier --parallel fsdp   the same, and each process stores a "
+      "quarter\n",
       "classifier"};
   std::string resume;  // the value of --resume
 };
@@ -152,14 +154,17 @@ Parser::Parser(Options& o) {
 
   group = "Devices and files";
   add_with_default("--parallel", o.parallel, "NAME",
-                   "none; dp: one process with all devices of --device's type; or ddp: all\n"
-                   "processes of a job that tapestry-run, torchrun, mpirun or srun started.\n"
+                   "none; dp: one process with all devices of --device's type; or all processes\n"
+                   "of a job that tapestry-run, torchrun, mpirun or srun started: ddp, where each\n"
+                   "has the whole model; zero1, where the optimizer's state is divided among\n"
+                   "them; zero2, where gradients are too; fsdp, where parameters are too.\n"
                    "Each device or process gets a part of the batch")
-      ->check(one_of({"none", "dp", "ddp"}))
+      ->check(one_of({"none", "dp", "ddp", "zero1", "zero2", "fsdp"}))
       ->group(group);
-  app.add_flag("--sync-batchnorm", o.sync_batchnorm, "With ddp: batch norm over the whole batch")
+  app.add_flag("--sync-batchnorm", o.sync_batchnorm, "In a job: batch norm over the whole batch")
       ->group(group);
-  add_with_default("--compress", o.compress, "NAME", "With ddp: compress gradients to f16 or bf16, or none")
+  add_with_default("--compress", o.compress, "NAME",
+                   "With ddp, zero1 and zero2: compress gradients to f16 or bf16, or none")
       ->check(one_of({"none", "f16", "bf16"}))
       ->group(group);
   add_with_default("--device", o.device, "NAME", "cpu, cpu:1, cuda, cuda:0, ...")
@@ -221,6 +226,10 @@ bool holds_run(const std::string& config) {
 }
 
 }  // namespace
+
+bool is_job(const std::string& parallel) {
+  return parallel == "ddp" || parallel == "zero1" || parallel == "zero2" || parallel == "fsdp";
+}
 
 std::string flag_of(const std::string& name) {
   std::string flag = "--" + name;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tapestry/apps/classifier/config.h"
+#include "tapestry/apps/classifier/models.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/distributed/comm/environment.h"
 #include "tapestry/distributed/comm/init.h"
@@ -29,9 +30,13 @@ void check_restarts(const distributed::Environment& job, const Options& options)
 
 Ranks::Ranks(const Options& options) : requests_(zeros({2}, DType::u8)) {
   const distributed::Environment job = distributed::read_environment();
-  if (job.world_size > 1 && options.parallel != "ddp")
+  if (job.world_size > 1 && !is_job(options.parallel))
     fail<UsageError>("[classifier] this is one of ", job.world_size,
-                     " processes, which would all train the same model; add --parallel ddp");
+                     " processes, which would all train the same model; add --parallel ddp, zero1, zero2 or "
+                     "fsdp");
+  if (options.parallel == "fsdp" && options.compress != "none")
+    fail<UsageError>("[classifier] --parallel fsdp cannot compress gradients; leave out --compress ",
+                     options.compress, ", or choose --parallel zero2");
   check_restarts(job, options);
   group_ = distributed::init_process_group();
   if (size() == 1) return;
@@ -57,6 +62,12 @@ void Ranks::wrap(nn::Module& model, const Options& options) {
     return;
   }
   if (options.sync_batchnorm) distributed::convert_sync_batchnorm(model, group_);
+  if (options.parallel == "fsdp") {
+    const distributed::FsdpOptions sharding{.group = group_, .device = Device(options.device)};
+    for (nn::Module* const unit : units_of(model)) distributed::fully_shard(*unit, sharding);
+    fsdp_.emplace(distributed::fully_shard(model, sharding));
+    return;
+  }
   ddp_.emplace(model, distributed::DdpOptions{.process_group = group_});
   if (options.compress == "f16") ddp_->set_comm_hook(distributed::f16_compress);
   if (options.compress == "bf16") ddp_->set_comm_hook(distributed::bf16_compress);
@@ -68,6 +79,7 @@ Tensor Ranks::forward(nn::Module& model, const Tensor& x) {
 
 void Ranks::sync_buffers() {
   if (ddp_) ddp_->sync_buffers();
+  if (fsdp_) fsdp_->sync_buffers();
 }
 
 Tally Ranks::sum(const Tally& own) const {

@@ -1,6 +1,6 @@
 #pragma once
-// Data parallel training over several processes (DistributedDataParallel), or over the devices of one process
-// (DataParallel). Without a launcher, the process is a job of one rank.
+// Data parallel training over several processes (DistributedDataParallel, fully_shard), or over the devices
+// of one process (DataParallel). Without a launcher, the process is a job of one rank.
 #include <memory>
 #include <optional>
 #include <vector>
@@ -9,6 +9,7 @@
 #include "tapestry/apps/classifier/tally.h"
 #include "tapestry/distributed/data_parallel/data_parallel.h"
 #include "tapestry/distributed/ddp/ddp.h"
+#include "tapestry/distributed/fsdp/fsdp.h"
 
 namespace apps {
 
@@ -20,8 +21,9 @@ struct Request {
 
 class Ranks {
  public:
-  /// Joins the job. Throws UsageError if there are several processes but --parallel is not ddp, if the ranks
-  /// have different options, or if the launcher would restart the job but the options do not resume a run.
+  /// Joins the job. Throws UsageError if there are several processes but --parallel is none or dp, if the
+  /// ranks have different options, if --compress and --parallel exclude each other, or if the launcher would
+  /// restart the job but the options do not resume a run.
   explicit Ranks(const Options& options);
 
   const std::shared_ptr<tapestry::distributed::ProcessGroup>& group() const { return group_; }
@@ -30,12 +32,16 @@ class Ranks {
   /// True on rank 0, which prints and writes files.
   bool first() const { return rank() == 0; }
 
-  /// Wraps the model as --parallel requests. From then on, its gradients are averaged over the ranks or
-  /// devices.
+  /// Wraps or shards the model as --parallel requests. From then on, its gradients are averaged over the
+  /// ranks or devices. A model that is to be sharded may be on the meta device: each rank then gives memory
+  /// to its part alone.
   void wrap(tapestry::nn::Module& model, const Options& options);
   tapestry::Tensor forward(tapestry::nn::Module& model, const tapestry::Tensor& x);
   /// Broadcasts the running statistics of rank 0, before an evaluation that is divided among the ranks.
   void sync_buffers();
+  /// True if every forward is collective, because parameters are gathered. All ranks must then call the model
+  /// equally often, also in an evaluation.
+  bool forward_is_collective() const { return fsdp_.has_value(); }
 
   // The functions below are collective: every rank must call them.
   Tally sum(const Tally& own) const;
@@ -48,6 +54,7 @@ class Ranks {
   std::shared_ptr<tapestry::distributed::ProcessGroup> group_;
   std::optional<tapestry::distributed::DistributedDataParallel<tapestry::nn::Module>> ddp_;
   std::optional<tapestry::distributed::DataParallel<tapestry::nn::Module>> dp_;
+  std::optional<tapestry::distributed::FullyShard> fsdp_;
   tapestry::Tensor requests_;               // u8 [2]: the signal's number, and 1 to save a checkpoint
   tapestry::distributed::Work all_reduce_;  // of requests_
   bool pending_ = false;                    // all_reduce_ has been started

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "tapestry/apps/classifier/checkpoints.h"
 #include "tapestry/apps/classifier/config.h"
 #include "tapestry/apps/classifier/images.h"
 #include "tapestry/apps/classifier/mistakes.h"
@@ -36,11 +37,18 @@ std::string default_run_dir(const Options& o) {
   return "runs/" + o.model + "-" + o.data + "-" + when;
 }
 
-std::unique_ptr<optim::Optimizer> make_optimizer(const Options& o, nn::Module& model) {
-  if (o.optimizer == "sgd")
-    return std::make_unique<optim::SGD>(model.parameters(), optim::SGD::Options{.lr = o.lr, .momentum = 0.9});
-  return std::make_unique<optim::AdamW>(model.parameters(),
-                                        optim::AdamW::Options{.lr = o.lr, .weight_decay = o.weight_decay});
+// Under zero1 and zero2, the ranks divide the optimizer.
+template <class O>
+std::unique_ptr<optim::Optimizer> make(const Options& o, nn::Module& model, const Ranks& ranks,
+                                       const typename O::Options& options) {
+  if (o.parallel != "zero1" && o.parallel != "zero2") return std::make_unique<O>(model.parameters(), options);
+  const distributed::ZeroOptions zero{.process_group = ranks.group(), .stage = o.parallel == "zero1" ? 1 : 2};
+  return std::make_unique<distributed::ZeroRedundancyOptimizer<O>>(model.parameters(), zero, options);
+}
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const Options& o, nn::Module& model, const Ranks& ranks) {
+  if (o.optimizer == "sgd") return make<optim::SGD>(o, model, ranks, {.lr = o.lr, .momentum = 0.9});
+  return make<optim::AdamW>(o, model, ranks, {.lr = o.lr, .weight_decay = o.weight_decay});
 }
 
 // All schedules are stepped once per batch.
@@ -88,9 +96,13 @@ std::optional<Tally> evaluate(nn::Module& model, Images& data, Device device, Ra
     ++batches;
     if (stops()) return {};
   }
-  // Every rank must call `stops` equally often, also if it has fewer batches than another rank.
-  for (; batches < data.most_test_batches; ++batches)
+  // Every rank must call `stops` equally often, also if it has fewer batches than another rank. And the
+  // model, if its parameters are gathered.
+  for (; batches < data.most_test_batches; ++batches) {
+    if (ranks.forward_is_collective())
+      model(zeros({1, data.spec.channels, data.spec.height, data.spec.width}).to(device));
     if (stops()) return {};
+  }
   model.train();
   ranks.sum(counts);
   return ranks.sum(tally);
@@ -102,14 +114,39 @@ void check_loss(double loss, const Options& o, const std::string& where) {
     fail("[classifier] the loss is ", loss, where, "; try a smaller --lr, or continue with --allow-nan");
 }
 
-void write_epoch(watch::SummaryWriter& board, const EpochMetrics& m, nn::Module& model, std::int64_t step) {
-  board.add_scalar("loss/train", m.train_loss, step);
-  board.add_scalar("loss/test", m.test_loss, step);
-  board.add_scalar("accuracy/train", m.train_accuracy, step);
-  board.add_scalar("accuracy/test", m.test_accuracy, step);
-  for (const auto& [name, parameter] : model.named_parameters())
-    if (isfinite(parameter).any().item<bool>()) board.add_histogram(name, parameter, step);
-  board.flush();
+// The values of a parameter. Collective if they are divided among ranks.
+Tensor values_of(const nn::Parameter& parameter) {
+  const auto& sharding = parameter.sharding();
+  if (!sharding) return parameter.tensor().detach();
+  const Tensor full = empty(sharding->full_sizes(), {parameter.dtype(), parameter.device()});
+  sharding->gather(0, full);
+  return full;
+}
+
+// Collective. `board` is null except on rank 0.
+void write_epoch(watch::SummaryWriter* board, const EpochMetrics& m, nn::Module& model, std::int64_t step) {
+  if (board) {
+    board->add_scalar("loss/train", m.train_loss, step);
+    board->add_scalar("loss/test", m.test_loss, step);
+    board->add_scalar("accuracy/train", m.train_accuracy, step);
+    board->add_scalar("accuracy/test", m.test_accuracy, step);
+  }
+  for (const auto& [name, parameter] : model.named_parameters()) {
+    const Tensor values = values_of(parameter);
+    if (board && isfinite(values).any().item<bool>()) board->add_histogram(name, values, step);
+  }
+  if (board) board->flush();
+}
+
+// The model with its initial values. fully_shard() builds it part by part, so that no rank ever has all of
+// it.
+std::unique_ptr<nn::Module> make_model(const Options& o, const ImageSpec& spec, Device device) {
+  const bool in_parts = o.parallel == "fsdp";
+  std::optional<DeviceGuard> meta;
+  if (in_parts) meta.emplace("meta");
+  std::unique_ptr<nn::Module> model = make_model(o.model, spec);
+  if (!in_parts) model->to(device);
+  return model;
 }
 
 }  // namespace
@@ -124,13 +161,13 @@ int train(Options o) {
   Ranks ranks(o);
 
   RunFolder folder;
-  std::optional<distributed::DistributedCheckpointer> checkpoints;
+  std::optional<Checkpoints> checkpoints;
   std::optional<nn::Progress> last;  // the progress in the last checkpoint of the folder, if there is one
   const auto open_folder = [&] {
     distributed::on_rank_0(*ranks.group(), "classifier", [&] {
       folder = RunFolder(o.run_dir.empty() ? default_run_dir(o) : o.run_dir, o.saved != nullptr);
     });
-    checkpoints.emplace(ranks.group(), folder.file("checkpoints"));
+    checkpoints.emplace(o, ranks, folder.file("checkpoints"));
     last = checkpoints->resume({});
   };
   // A resumed run checks its options before they are used. A new run opens its folder only after its data was
@@ -144,12 +181,11 @@ int train(Options o) {
 
   Images images = load_images(o, ranks.rank(), ranks.size());
   manual_seed(o.seed);
-  const std::unique_ptr<nn::Module> model = make_model(o.model, images.spec);
-  model->to(device);
+  const std::unique_ptr<nn::Module> model = make_model(o, images.spec, device);
   ranks.wrap(*model, o);
   // Each rank needs different dropout masks.
   if (ranks.size() > 1) distributed::manual_seed_by_rank(*ranks.group(), o.seed);
-  const std::unique_ptr<optim::Optimizer> optimizer = make_optimizer(o, *model);
+  const std::unique_ptr<optim::Optimizer> optimizer = make_optimizer(o, *model, ranks);
   const std::int64_t steps_per_epoch = images.train->size(), total_steps = steps_per_epoch * o.epochs;
   const std::unique_ptr<optim::Scheduler> schedule = make_schedule(o, *optimizer, total_steps);
   const nn::Training training{model.get(), optimizer.get(), schedule.get()};
@@ -208,6 +244,7 @@ int train(Options o) {
   }
 
   std::vector<std::int64_t> confusion;
+  std::string last_saved;
   while (images.train->epoch() < o.epochs) {
     const int epoch = static_cast<int>(images.train->epoch()) + 1;
     const double earlier_seconds = at.seconds;
@@ -256,7 +293,7 @@ int train(Options o) {
     folder.write("curves.svg", curves_svg(history, title));
     folder.write("confusion.svg", confusion_svg(confusion, images.classes, title));
     folder.write("mistakes.svg", mistakes.svg(images.classes, "worst mistakes of " + title));
-    if (board) write_epoch(*board, metrics, *model, schedule->steps());
+    if (o.tensorboard) write_epoch(board ? &*board : nullptr, metrics, *model, schedule->steps());
     char line[200];
     std::snprintf(line, sizeof line,
                   "epoch %d/%d  train loss %.4f accuracy %.4f  test loss %.4f accuracy %.4f  %s", epoch,
@@ -265,7 +302,7 @@ int train(Options o) {
     progress.line(line);
     at.loader = images.train->state();
     at.tally = {};
-    save(test->accuracy());
+    last_saved = save(test->accuracy());
   }
   if (history.empty()) return 0;  // a finished run was resumed, and metrics.jsonl is missing
   char line[120];
@@ -273,6 +310,8 @@ int train(Options o) {
                 history.back().test_accuracy, at.seconds, static_cast<unsigned long long>(o.seed),
                 folder.path().c_str());
   progress.line(line);
+  if (o.parallel == "fsdp" && !last_saved.empty())
+    progress.line("all weights in one file: tapestry-checkpoint merge " + last_saved + " model.safetensors");
   return 0;
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <charconv>
 #include <set>
 
 #include "tapestry/autograd/ops/creation.h"
@@ -6,6 +7,7 @@
 #include "tapestry/distributed/checkpoint/internal/reader.h"
 #include "tapestry/distributed/checkpoint/internal/state.h"
 #include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
+#include "tapestry/distributed/common/element_divided.h"
 #include "tapestry/distributed/common/internal/generator_states.h"
 
 namespace tapestry::distributed {
@@ -33,7 +35,10 @@ struct Destination {
 /// One load, whose steps are checked before anything is changed.
 class Load {
  public:
-  Load(const std::string& folder, const ShardedTraining& training) : reader_(folder), training_(training) {
+  Load(const std::string& folder, const ShardedTraining& training)
+      : reader_(folder),
+        training_(training),
+        whole_state_(dynamic_cast<const ElementDivided*>(training.optimizer) != nullptr) {
     match_model();
     match_optimizer();
     match_scheduler();
@@ -57,10 +62,9 @@ class Load {
   void load_small() {
     const nn::StateDict old_schedule =
         training_.scheduler ? training_.scheduler->state_dict() : nn::StateDict();
-    std::vector<std::pair<std::string, double>> old_options;
-    if (training_.optimizer)
-      for (const optim::StateTensor& t : training_.optimizer->state_tensors())
-        if (t.param < 0 && !t.key.ends_with(".num_params")) old_options.emplace_back(t.key, t.tensor.item());
+    std::vector<OldOption> old_options = options_that_change();
+    for (std::size_t i = 0; whole_state_ && i < states_.size(); ++i)
+      optimizer_.emplace_back(state_keys_[i], reader_.read(states_[i].name));
     if (training_.scheduler) training_.scheduler->load_state_dict(schedule_);
     if (!training_.optimizer) return;
     try {
@@ -68,14 +72,12 @@ class Load {
     } catch (...) {
       if (training_.scheduler) {
         training_.scheduler->load_state_dict(old_schedule);
-        for (const auto& [key, value] : old_options) {
-          const std::size_t dot = key.find('.', 7);  // after "groups."
-          training_.optimizer->set_option(std::stoul(key.substr(7, dot - 7)), key.substr(dot + 1), value);
-        }
+        for (const OldOption& o : old_options) training_.optimizer->set_option(o.group, o.name, o.value);
       }
       throw;
     }
     if (training_.scheduler) training_.scheduler->load_state_dict(schedule_);  // its rates come last
+    if (whole_state_) return states_.clear();
     std::map<std::string, Tensor> tensors;
     for (const optim::StateTensor& t : training_.optimizer->state_tensors())
       if (t.like_param) tensors.emplace(t.key, t.tensor);
@@ -102,6 +104,27 @@ class Load {
   }
 
  private:
+  struct OldOption {
+    std::size_t group;
+    std::string name;
+    double value;
+  };
+  /// The values of the optimizer's options that the checkpoint has too.
+  std::vector<OldOption> options_that_change() const {
+    std::vector<OldOption> options;
+    for (const auto& [key, value] : optimizer_) {
+      std::size_t group = 0;
+      const std::size_t begin = std::string_view("groups.").size();
+      if (!key.starts_with("groups.")) continue;
+      const auto [stop, error] = std::from_chars(key.data() + begin, key.data() + key.size(), group);
+      if (error != std::errc() || *stop != '.' || group >= training_.optimizer->num_groups()) continue;
+      const std::string name = stop + 1;
+      if (training_.optimizer->has_option(name))
+        options.push_back({group, name, training_.optimizer->option(group, name)});
+    }
+    return options;
+  }
+
   template <class... Parts>
   void complain(const Parts&... parts) {
     wrong_ += concat({"\n  ", tapestry::Piece(parts)...});
@@ -213,9 +236,14 @@ class Load {
         complain("wrong shape: ", tensor, " expected ", full_sizes(param), " but got ", t.sizes);
         return;
       }
+      const Tensor& local = param.replica(0);
+      if (whole_state_) {
+        states_.push_back({tensor, {0, t.rows()}, {}});
+        state_keys_.push_back(prefix + rest);
+        return;
+      }
       // One element stands for the state, which the optimizer allocates when it loads it. The rows are read
       // into that memory later, so that they exist once.
-      const Tensor& local = param.replica(0);
       optimizer_.emplace_back(prefix + rest,
                               zeros({}, {local.dtype(), local.device()}).expand(local.sizes()));
       states_.push_back({tensor, rows_of(param, 0), {}});
@@ -245,6 +273,7 @@ class Load {
 
   ShardReader reader_;
   const ShardedTraining& training_;
+  const bool whole_state_;  // the optimizer takes whole tensors
   std::string wrong_;
   std::vector<Destination> destinations_, states_;
   std::vector<std::string> state_keys_;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <filesystem>
 #include <sstream>
 
 #include "tapestry/autograd/ops/view.h"
@@ -46,6 +47,20 @@ void set_results(Index& index, int shard, const std::string& text) {
     for (Piece& piece : tensor.pieces)
       if (piece.shard == shard) in >> piece.crc32;
   check<IoError>(!in.fail(), "[save_sharded] rank ", shard, " did not say what it has written");
+}
+
+/// Rank 0 looks for the shards that the ranks say they have written. They may have written to a disk of their
+/// own, whose folder has the same name.
+void check_written(const std::string& folder, const Index& index) {
+  for (std::size_t r = 0; r < index.shards.size(); ++r) {
+    const std::filesystem::path path = std::filesystem::path(folder) / index.shards[r].file;
+    std::error_code error;
+    const std::uintmax_t bytes = std::filesystem::file_size(path, error);
+    check<IoError>(!error && bytes == index.shards[r].bytes, "[save_sharded] rank ", r, " has written ",
+                   index.shards[r].bytes, " bytes to ", path.string(), ", but rank 0 finds ",
+                   error ? error.message() : std::to_string(bytes) + " bytes",
+                   " there; choose a folder that all ranks share");
+  }
 }
 
 }  // namespace
@@ -116,6 +131,7 @@ void save_sharded(const std::string& folder, const std::shared_ptr<ProcessGroup>
       if (!alone)
         for (int r = 0; r < shards; ++r)
           set_results(index, r, results[static_cast<std::size_t>(r)].substr(1));
+      check_written(folder, index);
       write_file_atomically(folder + '/' + kIndexFile, index.text());
     } catch (...) {
       remove_shards(folder, index);

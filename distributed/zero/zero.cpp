@@ -354,7 +354,7 @@ void ZeroBase::step_all() {
   State& s = *state_;
   s.compare_ranks(grad_scale());
   s.settle();
-  s.has_whole = false;
+  s.has_whole = s.collected = false;
   s.whole.clear();
   s.update(grad_scale());
   ++s.steps;

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "tapestry/distributed/comm/process_group.h"
+#include "tapestry/distributed/common/element_divided.h"
 #include "tapestry/nn/optim/lbfgs.h"
 #include "tapestry/nn/optim/muon.h"
 #include "tapestry/nn/optim/optimizer.h"
@@ -66,7 +67,7 @@ class PartsOptimizer final : public O, public DividedOptimizer {
 
 /// The part of ZeroRedundancyOptimizer that does not depend on the optimizer's type. Use
 /// ZeroRedundancyOptimizer.
-class ZeroBase : public optim::Optimizer {
+class ZeroBase : public optim::Optimizer, public ElementDivided {
  public:
   using StateDict = nn::StateDict;
   ~ZeroBase() override;
@@ -86,6 +87,10 @@ class ZeroBase : public optim::Optimizer {
   /// The options and this rank's part of the state, with a description of the division. Not collective. Only
   /// the same rank of a job with as many ranks can load it.
   StateDict local_state_dict() const override;
+  /// The options and, on the rank on which consolidate_state_dict() has collected the state, the entries of
+  /// state_dict(), which are copies: writing to them changes nothing. Throws ValueError unless
+  /// consolidate_state_dict() was called since the last step().
+  std::vector<optim::StateTensor> state_tensors(int replica = 0) const override;
   /// Restores what state_dict() or local_state_dict() returned, or the state of the divided optimizer without
   /// ZeRO. Call it on all ranks: each takes its part. It is not collective, but the next step() compares the
   /// numbers that the ranks loaded. Throws one ValueError that lists every mismatch. If it throws, nothing

@@ -65,6 +65,7 @@ void ZeroBase::consolidate_state_dict(int to) {
     }
   }
   s.has_whole = rank == to;
+  s.collected = true;
   s.whole.clear();
   if (rank != to) return;
   for (auto& [key, t] : dict) {
@@ -80,6 +81,23 @@ nn::StateDict ZeroBase::state_dict() const {
   StateDict copy;
   for (const auto& [key, t] : state_->whole) copy.emplace_back(key, t.clone());
   return copy;
+}
+
+std::vector<optim::StateTensor> ZeroBase::state_tensors(int replica) const {
+  const State& s = *state_;
+  check(
+      s.collected,
+      "[ZeroRedundancyOptimizer] the state is divided among the ranks by elements, and nothing has collected "
+      "it since the last step(); call consolidate_state_dict(0) on all ranks before a checkpoint is saved");
+  std::vector<optim::StateTensor> all = s.inner->optimizer().state_tensors(replica);
+  if (!s.has_whole) {
+    std::erase_if(all, [](const optim::StateTensor& t) { return t.param >= 0; });
+    return all;
+  }
+  const nn::StateDictIndex index(s.whole);
+  for (optim::StateTensor& t : all)
+    if (const Tensor* const whole = index.find(t.key)) t.tensor = *whole;
+  return all;
 }
 
 nn::StateDict ZeroBase::local_state_dict() const {
@@ -170,7 +188,7 @@ void ZeroBase::load_state_dict(const StateDict& dict) {
   }
   s.inner->optimizer().load_state_dict(own);
   s.loaded = hash_of_numbers(own);
-  s.has_whole = false;
+  s.has_whole = s.collected = false;
   s.whole.clear();
 }
 

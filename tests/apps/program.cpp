@@ -174,10 +174,14 @@ Ended classifier(std::vector<std::string> arguments) {
   return run(Launch{.arguments = std::move(arguments)});
 }
 
-Launch two_ranks(const std::string& app, const std::vector<std::string>& arguments) {
-  std::vector<std::string> all = {"--nproc-per-node", "2", TAPESTRY_PROGRAMS "/" + app};
+Launch on_ranks(int ranks, const std::string& app, const std::vector<std::string>& arguments) {
+  std::vector<std::string> all = {"--nproc-per-node", std::to_string(ranks), TAPESTRY_PROGRAMS "/" + app};
   all.insert(all.end(), arguments.begin(), arguments.end());
   return {.arguments = all, .program = "tapestry-run"};
+}
+
+Launch two_ranks(const std::string& app, const std::vector<std::string>& arguments) {
+  return on_ranks(2, app, arguments);
 }
 
 Ended on_two_ranks(const std::string& app, const std::vector<std::string>& arguments) {

@@ -39,7 +39,8 @@ inline bool is_softmax_warning(const std::string& err) {
   return err.starts_with("[cross_entropy] warning: the input is a result of softmax()") &&
          err.find('\n') == err.size() - 1;
 }
-/// Runs an app on two ranks with tapestry-run.
+/// Runs an app on several ranks with tapestry-run.
+Launch on_ranks(int ranks, const std::string& app, const std::vector<std::string>& arguments);
 Launch two_ranks(const std::string& app, const std::vector<std::string>& arguments);
 Ended on_two_ranks(const std::string& app, const std::vector<std::string>& arguments);
 

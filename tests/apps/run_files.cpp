@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <random>
 #include <regex>
 #include <sstream>
 #include <stdexcept>
 
 #include "tapestry/core/safetensors.h"
+#include "tapestry/distributed/checkpoint/internal/reader.h"
 #include "tests/support/files.h"
 
 namespace tests {
@@ -66,15 +68,52 @@ std::string last_checkpoint_path(const std::string& run) {
   return run + "/checkpoints/" + names.back();
 }
 
+namespace {
+
+std::string bytes_of(const std::string& name, const tapestry::Tensor& tensor) {
+  return name + "\n" + std::string(static_cast<const char*>(tensor.raw_data()), tensor.nbytes());
+}
+
+// The same of a sharded checkpoint, whose tensors are read from all shards.
+std::string sharded_checkpoint(const std::string& path) {
+  tapestry::distributed::checkpoint::ShardReader reader(path);
+  const auto& index = reader.index();
+  const tapestry::nn::Progress progress = index.progress.value();
+  std::string out = fs::path(path).filename().string() + "\n" + std::to_string(progress.epoch) + " " +
+                    std::to_string(progress.step) + "\n";
+  for (const std::string& generator : index.generators) out += generator + "\n";
+  for (const auto& [key, value] : progress.extra)
+    if (key != "seconds" && key != "options") out += key + "=" + value + "\n";
+  for (const auto& [name, record] : index.tensors) out += bytes_of(name, reader.read(name));
+  return out;
+}
+
+}  // namespace
+
+std::string last_weights(const std::string& run) {
+  const std::string path = last_checkpoint_path(run);
+  std::map<std::string, tapestry::Tensor> tensors;
+  if (fs::is_directory(path)) {
+    tapestry::distributed::checkpoint::ShardReader reader(path);
+    for (const auto& [name, record] : reader.index().tensors) tensors[name] = reader.read(name);
+  } else {
+    for (const auto& [name, tensor] : tapestry::load_safetensors(path).tensors) tensors[name] = tensor;
+  }
+  std::string out;
+  for (const auto& [name, tensor] : tensors)
+    if (!name.starts_with("training/")) out += bytes_of(name, tensor);
+  return out;
+}
+
 std::string last_checkpoint(const std::string& run) {
   const std::string path = last_checkpoint_path(run);
+  if (fs::is_directory(path)) return sharded_checkpoint(path);
   const tapestry::Safetensors file = tapestry::load_safetensors(path);
   std::string out = fs::path(path).filename().string() + "\n";
   for (const auto& [key, value] : file.metadata)
     if (key != "extra.seconds" && key != "extra.options") out += key + "=" + value + "\n";
   for (const auto& [name, tensor] : file.tensors) {
-    out += name + "\n";
-    out.append(static_cast<const char*>(tensor.raw_data()), tensor.nbytes());
+    out += bytes_of(name, tensor);
   }
   return out;
 }

@@ -14,8 +14,10 @@ void write_fashion_mnist(const std::string& folder, int train = 80, int test = 3
 std::string metrics(const std::string& run);
 
 /// Reads the newest checkpoint: its name, the bytes of all tensors, and the metadata without `seconds` and
-/// `options`.
+/// `options`. Of a sharded checkpoint, the tensors are whole.
 std::string last_checkpoint(const std::string& run);
+/// The names and bytes of the model's tensors in the newest checkpoint, sharded or not.
+std::string last_weights(const std::string& run);
 /// The path of the newest checkpoint.
 std::string last_checkpoint_path(const std::string& run);
 

@@ -80,7 +80,7 @@ struct Training {
   bool adamw = true;
   int accumulate = 1;  // backward passes per step; all but the last under no_sync()
   bool checkpointed = false;
-  double clip = 0;
+  double clip = 0;  // the largest norm of all gradients; 0 does not clip
   bool nested = false;  // block1's layers are units of their own
   int frozen = 0;       // 1: block1; 2: the embeddings
   int steps = kSteps;
@@ -144,6 +144,7 @@ Trained train_net(
         pass();
       }
     }
+    if (t.clip > 0) nn::clip_grad_norm_(net.parameters(), t.clip);
     optimizer->step();
   }
   if (fsdp) {

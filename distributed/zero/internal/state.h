@@ -51,6 +51,7 @@ struct ZeroBase::State {
   std::uint64_t loaded = 0;  // a hash of the numbers that load_state_dict() has loaded
   StateDict whole;           // of consolidate_state_dict()
   bool has_whole = false;
+  bool collected = false;  // consolidate_state_dict() was called since the last step
 
  private:
   struct Gathering {

@@ -1,0 +1,177 @@
+// Tests the classifier with --parallel zero1, zero2 and fsdp: the results are those of ddp, and runs resume
+// after a rank was killed, after a signal, and with another number of ranks.
+#include <csignal>
+#include <filesystem>
+
+#include "tapestry/core/safetensors.h"
+#include "tests/apps/program.h"
+#include "tests/apps/run_files.h"
+#include "tests/apps/runs.h"
+#include "tests/support/catch.h"
+#include "tests/support/files.h"
+
+using tests::Ended;
+using tests::Launch;
+using tests::Runs;
+
+namespace {
+
+using Arguments = std::vector<std::string>;
+
+Ended on(int ranks, const Arguments& arguments) {
+  return tests::run(tests::on_ranks(ranks, "classifier", arguments));
+}
+
+std::vector<std::uintmax_t> sizes_in(const std::string& folder) {
+  std::vector<std::uintmax_t> sizes;
+  for (const std::string& name : tests::names_in(folder))
+    sizes.push_back(std::filesystem::file_size(folder + "/" + name));
+  return sizes;
+}
+
+std::vector<double> train_losses(const std::string& run) {
+  const std::string text = tests::metrics(run), key = "\"train_loss\":";
+  std::vector<double> losses;
+  for (std::size_t at = text.find(key); at != std::string::npos; at = text.find(key, at + 1))
+    losses.push_back(std::stod(text.substr(at + key.size())));
+  return losses;
+}
+
+}  // namespace
+
+TEST_CASE("zero1, zero2 and fsdp compute the losses and weights of ddp") {
+  const Runs runs({"--model", "cnn", "--epochs", "2", "--batch-size", "32", "--seed", "3", "--workers", "0",
+                   "--tensorboard"});
+  for (const std::string mode : {"ddp", "zero1", "zero2", "fsdp"}) {
+    const Ended run = on(2, runs.start(mode, {"--parallel", mode}).arguments);
+    INFO(mode << run.out << run.err);
+    REQUIRE(run.status == 0);
+    CHECK(tests::metrics(runs.dir(mode)) == tests::metrics(runs.dir("ddp")));
+    CHECK(tests::last_weights(runs.dir(mode)) == tests::last_weights(runs.dir("ddp")));
+    // Histograms of whole parameters have the size of ddp's.
+    CHECK(sizes_in(runs.dir(mode) + "/tensorboard") == sizes_in(runs.dir("ddp") + "/tensorboard"));
+    if (mode.starts_with("zero")) CHECK(runs.result(mode) == runs.result("ddp"));
+  }
+  const std::string folder = tests::last_checkpoint_path(runs.dir("fsdp"));
+  CHECK(tests::names_in(folder) ==
+        Arguments{"index.json", "shard-00000-of-00002.safetensors", "shard-00001-of-00002.safetensors"});
+  const auto bytes = sizes_in(folder);
+  CHECK(static_cast<double>(bytes[2]) > 0.9 * static_cast<double>(bytes[1]));
+}
+
+TEST_CASE("the ranks of a sharded model may have different numbers of test images") {
+  // Rank 0 has two batches of the 1001 test images, and rank 1 has one.
+  const Runs runs({"--model", "mlp", "--epochs", "1", "--batch-size", "40", "--workers", "0"});
+  tests::write_fashion_mnist(runs.dir("data"), 40, 1001);
+  for (const std::string mode : {"ddp", "fsdp"})
+    REQUIRE(on(2, runs.start(mode, {"--parallel", mode}).arguments).status == 0);
+  CHECK(tests::metrics(runs.dir("fsdp")) == tests::metrics(runs.dir("ddp")));
+}
+
+TEST_CASE("--sync-batchnorm and --compress work with zero2, and fsdp refuses to compress") {
+  const Runs runs({"--model", "cnn", "--epochs", "1", "--batch-size", "32", "--workers", "0"});
+  for (const std::string option : {"--sync-batchnorm", "--compress=bf16"}) {
+    for (const std::string mode : {"ddp", "zero2", "fsdp"}) {
+      const Ended run = on(2, runs.start(mode + option, {option, "--parallel", mode}).arguments);
+      INFO(mode << option << run.err);
+      if (mode == "fsdp" && option != "--sync-batchnorm") {
+        CHECK(run.status == 2);
+        CHECK_THAT(run.err, ContainsSubstring("--parallel fsdp cannot compress gradients"));
+        CHECK_FALSE(runs.started(mode + option));
+      } else {
+        CHECK(run.status == 0);
+        CHECK(tests::metrics(runs.dir(mode + option)) == tests::metrics(runs.dir("ddp" + option)));
+        CHECK(tests::last_weights(runs.dir(mode + option)) == tests::last_weights(runs.dir("ddp" + option)));
+      }
+    }
+  }
+}
+
+TEST_CASE(
+    "a sharded job whose ranks are killed goes on by itself and ends with the bits of an undisturbed job") {
+  for (const std::string mode : {"fsdp", "zero2"}) {
+    INFO(mode);
+    const Runs runs(
+        {"--model", "cnn", "--epochs", "8", "--batch-size", "32", "--parallel", mode, "--workers", "0"});
+    REQUIRE(on(2, runs.start("whole").arguments).status == 0);
+    Launch launch =
+        tests::on_ranks(2, "classifier",
+                        runs.start("killed", {"--resume", "auto", "--checkpoint-every", "2steps"}).arguments);
+    launch.arguments.insert(launch.arguments.begin(), {"--max-restarts", "2"});
+    launch.limit = std::chrono::seconds(120);
+    const Arguments marks = {"step-00000002", "step-00000010"};  // rank 1 is killed first, and later rank 0
+    std::size_t kills = 0;
+    launch.on_poll = [&](pid_t launcher) {
+      const std::string checkpoints = runs.dir("killed") + "/checkpoints";
+      if (kills == 2 || !std::filesystem::exists(checkpoints)) return;
+      const Arguments names = tests::names_in(checkpoints);
+      if (names.empty() || names.back() < marks[kills]) return;
+      const pid_t rank = tests::pid_of_rank(launcher, kills == 0 ? 1 : 0);
+      if (rank > 0 && kill(rank, SIGKILL) == 0) ++kills;
+    };
+    const Ended run = tests::run(launch);
+    INFO(run.out << run.err);
+    CHECK(kills == 2);
+    REQUIRE(run.status == 0);
+    CHECK_THAT(run.out, ContainsSubstring("resumed after step"));
+    CHECK(runs.result("killed") == runs.result("whole"));
+  }
+}
+
+TEST_CASE("a signal saves a checkpoint of a sharded job, which resumes with any number of ranks") {
+  for (const std::string mode : {"fsdp", "zero2"}) {
+    const Runs runs({"--model", "mlp", "--epochs", "8", "--batch-size", "40", "--parallel", mode, "--workers",
+                     "0", "--schedule", "cosine", "--checkpoint-every", "1step"});
+    REQUIRE(on(2, runs.start("whole").arguments).status == 0);
+    Launch stopped = tests::on_ranks(2, "classifier", runs.start("stopped").arguments);
+    bool sent = false;
+    stopped.on_poll = [&](pid_t launcher) {
+      const std::string checkpoints = runs.dir("stopped") + "/checkpoints";
+      if (sent || !std::filesystem::exists(checkpoints) || tests::names_in(checkpoints).empty()) return;
+      sent = kill(launcher, SIGTERM) == 0;
+    };
+    const Ended first = tests::run(stopped);
+    INFO(mode << first.out << first.err);
+    REQUIRE(first.status == 128 + SIGTERM);
+    CHECK_THAT(first.out,
+               ContainsSubstring("stopped by SIGTERM and saved " + runs.dir("stopped") + "/checkpoints/"));
+    for (const int ranks : {1, 4, 2}) {
+      if (ranks == 4 && mode == "zero2") continue;
+      const std::string name = std::to_string(ranks);
+      std::filesystem::copy(runs.dir("stopped"), runs.dir(name), std::filesystem::copy_options::recursive);
+      const Ended rest = on(ranks, {"--resume", "auto", "--run-dir", runs.dir(name)});
+      INFO(ranks << rest.out << rest.err);
+      REQUIRE(rest.status == 0);
+      CHECK_THAT(rest.out, ContainsSubstring("resumed after step"));
+      if (ranks == 2) CHECK(runs.result(name) == runs.result("whole"));
+      // The same images in each step, divided in another way. All batches are complete.
+      const auto expected = train_losses(runs.dir("whole")), losses = train_losses(runs.dir(name));
+      REQUIRE(losses.size() == 8);
+      for (std::size_t i = 0; i < 8; ++i) CHECK(losses[i] == Approx(expected[i]).epsilon(1e-3));
+      CHECK(tests::last_weights(runs.dir(name)).size() == tests::last_weights(runs.dir("whole")).size());
+    }
+  }
+}
+
+TEST_CASE("the weights of a sharded run become one file") {
+  const Runs runs({"--model", "mlp", "--epochs", "1", "--batch-size", "32", "--workers", "0"});
+  REQUIRE(on(2, runs.start("ddp", {"--parallel", "ddp"}).arguments).status == 0);
+  const Ended run = on(2, runs.start("fsdp", {"--parallel", "fsdp"}).arguments);
+  const std::string folder = tests::last_checkpoint_path(runs.dir("fsdp"));
+  CHECK_THAT(run.out, ContainsSubstring("tapestry-checkpoint merge " + folder + " model.safetensors"));
+  const std::string merged = runs.dir("merged.safetensors");
+  REQUIRE(tests::run({.arguments = {"merge", folder, merged}, .program = "tapestry-checkpoint"}).status == 0);
+  const auto expected = tapestry::load_safetensors(tests::last_checkpoint_path(runs.dir("ddp")));
+  const auto tensors = tapestry::load_safetensors(merged).tensors;
+  for (const auto& [name, tensor] : expected.tensors)
+    for (const auto& [other, value] : tensors)
+      if (name == other && !name.starts_with("training/generator")) {
+        CAPTURE(name);
+        CHECK(value.equal(tensor));
+      }
+  CHECK(tensors.size() == expected.tensors.size());
+  // A run keeps its mode.
+  const Ended other = on(2, runs.resume("fsdp", {"--parallel", "ddp"}).arguments);
+  CHECK(other.status == 2);
+  CHECK_THAT(other.err, ContainsSubstring("--parallel"));
+}
