@@ -78,6 +78,9 @@ class TensorSlot : public UsedLikeTensor {
   int ndim() const { return tensor().dim(); }
   std::int64_t numel() const { return tensor().numel(); }
   std::size_t nbytes() const { return tensor().nbytes(); }
+  std::size_t element_size() const { return tensor().element_size(); }
+  std::int64_t storage_offset() const { return tensor().storage_offset(); }
+  bool is_floating_point() const { return tensor().is_floating_point(); }
   bool is_contiguous() const { return tensor().is_contiguous(); }
   std::string str() const { return tensor().str(); }
   template <class T>
@@ -88,6 +91,11 @@ class TensorSlot : public UsedLikeTensor {
   T item() const {
     return tensor().item<T>();
   }
+  template <class T = double>
+  std::vector<T> to_vector() const {
+    return tensor().to_vector<T>();
+  }
+  bool is_leaf() const { return tensor().is_leaf(); }
   bool requires_grad() const { return tensor().requires_grad(); }
   Tensor grad() const { return tensor().grad(); }
   void set_grad(const Tensor& grad) const { tensor().set_grad(grad); }
@@ -97,7 +105,15 @@ class TensorSlot : public UsedLikeTensor {
   }
   Tensor detach() const { return tensor().detach(); }
   Tensor clone() const { return tensor().clone(); }
+  Tensor contiguous(MemoryFormat format = MemoryFormat::contiguous) const {
+    return tensor().contiguous(format);
+  }
   Tensor cpu() const { return tensor().cpu(); }
+  Tensor cuda(int index = 0) const { return tensor().cuda(index); }
+  Tensor to_float() const { return tensor().to_float(); }
+  Tensor to_double() const { return tensor().to_double(); }
+  Tensor half() const { return tensor().half(); }
+  Tensor bfloat16() const { return tensor().bfloat16(); }
   template <class... To>
   Tensor to(const To&... device_or_dtype) const {
     return tensor().to(device_or_dtype...);
@@ -118,9 +134,41 @@ class TensorSlot : public UsedLikeTensor {
   Tensor index_select(std::int64_t dim, const Tensor& index) const {
     return tensor().index_select(dim, index);
   }
+  Tensor slice(std::int64_t dim, std::optional<std::int64_t> start = {}, std::optional<std::int64_t> end = {},
+               std::int64_t step = 1) const {
+    return tensor().slice(dim, start, end, step);
+  }
+  Tensor gather(std::int64_t dim, const Tensor& index) const { return tensor().gather(dim, index); }
+  Tensor masked_fill(const Tensor& mask, const Scalar& value) const {
+    return tensor().masked_fill(mask, value);
+  }
   Tensor operator[](std::int64_t index) const { return tensor()[index]; }
   Tensor operator[](const Tensor& index) const { return tensor()[index]; }
   Tensor operator-() const { return -tensor(); }
+  template <class Operand>
+  Tensor add(const Operand& other) const {
+    return tensor().add(other);
+  }
+  template <class Operand>
+  Tensor sub(const Operand& other) const {
+    return tensor().sub(other);
+  }
+  template <class Operand>
+  Tensor mul(const Operand& other) const {
+    return tensor().mul(other);
+  }
+  template <class Operand>
+  Tensor div(const Operand& other) const {
+    return tensor().div(other);
+  }
+  Tensor neg() const { return tensor().neg(); }
+  Tensor sign() const { return tensor().sign(); }
+  Tensor relu() const { return tensor().relu(); }
+  Tensor clamp(std::optional<Scalar> low, std::optional<Scalar> high = {}) const {
+    return tensor().clamp(low, high);
+  }
+  Tensor isnan() const { return tensor().isnan(); }
+  Tensor isfinite() const { return tensor().isfinite(); }
   Tensor abs() const { return tensor().abs(); }
   Tensor exp() const { return tensor().exp(); }
   Tensor log() const { return tensor().log(); }
@@ -130,11 +178,26 @@ class TensorSlot : public UsedLikeTensor {
   Tensor tanh() const { return tensor().tanh(); }
   Tensor sigmoid() const { return tensor().sigmoid(); }
   Tensor softmax(std::int64_t dim) const { return tensor().softmax(dim); }
+  bool equal(const Tensor& other) const { return tensor().equal(other); }
+  bool allclose(const Tensor& other, double rtol = 1e-5, double atol = 1e-8, bool equal_nan = false) const {
+    return tensor().allclose(other, rtol, atol, equal_nan);
+  }
+  Tensor mm(const Tensor& other) const { return tensor().mm(other); }
   Tensor matmul(const Tensor& other) const { return tensor().matmul(other); }
   Tensor sum(const Dims& dims = {}, bool keepdim = false) const { return tensor().sum(dims, keepdim); }
   Tensor mean(const Dims& dims = {}, bool keepdim = false) const { return tensor().mean(dims, keepdim); }
   Tensor std(const Dims& dims = {}, bool unbiased = true, bool keepdim = false) const {
     return tensor().std(dims, unbiased, keepdim);
+  }
+  Tensor var(const Dims& dims = {}, bool unbiased = true, bool keepdim = false) const {
+    return tensor().var(dims, unbiased, keepdim);
+  }
+  Tensor amax(const Dims& dims = {}, bool keepdim = false) const { return tensor().amax(dims, keepdim); }
+  Tensor amin(const Dims& dims = {}, bool keepdim = false) const { return tensor().amin(dims, keepdim); }
+  Tensor any(const Dims& dims = {}, bool keepdim = false) const { return tensor().any(dims, keepdim); }
+  Tensor all(const Dims& dims = {}, bool keepdim = false) const { return tensor().all(dims, keepdim); }
+  Tensor argmax(std::optional<std::int64_t> dim = {}, bool keepdim = false) const {
+    return tensor().argmax(dim, keepdim);
   }
   Tensor norm(double p = 2, const Dims& dims = {}, bool keepdim = false) const {
     return tensor().norm(p, dims, keepdim);
@@ -149,6 +212,13 @@ class TensorSlot : public UsedLikeTensor {
   const Tensor& normal_(double mean = 0, double std = 1) const { return tensor().normal_(mean, std); }
   const Tensor& clamp_(std::optional<Scalar> low, std::optional<Scalar> high = {}) const {
     return tensor().clamp_(low, high);
+  }
+  const Tensor& lerp_(const Tensor& end, double weight) const { return tensor().lerp_(end, weight); }
+  const Tensor& addcmul_(const Tensor& a, const Tensor& b, const Scalar& value = 1) const {
+    return tensor().addcmul_(a, b, value);
+  }
+  const Tensor& addcdiv_(const Tensor& a, const Tensor& b, const Scalar& value = 1) const {
+    return tensor().addcdiv_(a, b, value);
   }
   template <class Operand>
   const Tensor& add_(const Operand& other) const {

@@ -22,7 +22,7 @@ Tensor embedding(const Tensor& weight, const Tensor& indices, std::optional<std:
   tapestry::detail::check_defined(kEmbedding.name, weight, "weight");
   check_operands(kEmbedding, weight, indices);
   kEmbedding.check_dtype(weight.dtype());
-  check<TypeError>(contains(kIntegers, indices.dtype()), "[embedding] indices are ", indices.dtype(),
+  check<TypeError>(is_index(indices.dtype()), "[embedding] indices are ", indices.dtype(),
                    "; convert them to an integer dtype");
   check(weight.dim() == 2, "[embedding] expected a weight of 2 dimensions (rows, columns), got ",
         weight.sizes());

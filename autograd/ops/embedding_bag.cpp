@@ -55,7 +55,7 @@ void check_call(const Tensor& weight, const Tensor& indices, const EmbeddingBagP
   tapestry::detail::check_defined(op.name, weight, "weight");
   check_operands(op, weight, indices);
   op.check_dtype(weight.dtype());
-  check<TypeError>(contains(kIntegers, indices.dtype()), "[embedding_bag] indices are ", indices.dtype(),
+  check<TypeError>(is_index(indices.dtype()), "[embedding_bag] indices are ", indices.dtype(),
                    "; convert them to an integer dtype");
   check(weight.dim() == 2, "[embedding_bag] expected a weight of 2 dimensions (rows, columns), got ",
         weight.sizes());
@@ -66,8 +66,8 @@ void check_call(const Tensor& weight, const Tensor& indices, const EmbeddingBagP
                             : " without offsets; give `offsets`, which say where each bag begins");
   if (p.offsets.defined()) {
     check_operands(op, weight, p.offsets);
-    check<TypeError>(contains(kIntegers, p.offsets.dtype()), "[embedding_bag] offsets are ",
-                     p.offsets.dtype(), "; convert them to an integer dtype");
+    check<TypeError>(is_index(p.offsets.dtype()), "[embedding_bag] offsets are ", p.offsets.dtype(),
+                     "; convert them to an integer dtype");
     check(p.offsets.dim() == 1, "[embedding_bag] offsets have shape ", p.offsets.sizes(), ", expected (B)");
   }
   check(!p.include_last_offset || (p.offsets.defined() && p.offsets.numel() >= 1),

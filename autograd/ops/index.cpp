@@ -78,7 +78,7 @@ Selection entries_to_fill(const Tensor& x, std::int64_t dim, const Tensor& index
 Tensor index_select(const Tensor& x, std::int64_t dim, const Tensor& index) {
   detail::check_defined("index_select", x);
   detail::check_defined("index_select", index, "index");
-  check<TypeError>(contains(kIntegers, index.dtype()), "[index_select] index is ", index.dtype(),
+  check<TypeError>(autograd::is_index(index.dtype()), "[index_select] index is ", index.dtype(),
                    "; indices are integers");
   check(index.dim() <= 1, "[index_select] index has shape ", index.sizes(), "; pass a list of indices, 1-d");
   check<DeviceError>(index.device() == x.device(), "[index_select] index is on ", index.device(),

@@ -1,6 +1,7 @@
 // Masks: masked_select, nonzero and one_hot.
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/index.h"
+#include "tapestry/autograd/ops/internal/bad_index.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/internal/indexed.h"
 #include "tapestry/autograd/ops/reduce.h"
@@ -53,7 +54,7 @@ std::vector<Tensor> nonzero_numpy(const Tensor& x) {
 
 Tensor one_hot(const Tensor& index, std::int64_t num_classes) {
   tapestry::detail::check_defined(kOneHot.name, index, "index");
-  kOneHot.check_dtype(index.dtype());
+  if (!is_index(index.dtype())) kOneHot.check_dtype(index.dtype());
   check(num_classes >= -1, "[one_hot] num_classes is ", num_classes,
         "; give 1 or more, or -1 to count the classes");
   check(index.dim() < kMaxDims, "[one_hot] an index of shape ", index.sizes(),
@@ -62,7 +63,7 @@ Tensor one_hot(const Tensor& index, std::int64_t num_classes) {
     check(index.numel() > 0,
           "[one_hot] the index is empty, so the classes cannot be counted; give num_classes");
     index.check_has_elements(kOneHot.name);
-    num_classes = max(index).item<std::int64_t>() + 1;
+    num_classes = max(converted(index.detach(), DType::i64)).item<std::int64_t>() + 1;
     check(num_classes > 0, "[one_hot] index ", num_classes - 1, " is negative; classes are numbered from 0");
   }
   check(num_classes > 0 || index.numel() == 0, "[one_hot] num_classes is 0 for an index of shape ",

@@ -99,7 +99,7 @@ Prepared prepare(const Op& op, const Tensor& x, const Tensor& target, const Cros
   p.args.smoothing = params.label_smoothing;
 
   const NoGradGuard no_grad;
-  if (contains(kIntegers, target.dtype())) {
+  if (autograd::is_index(target.dtype())) {
     check(target.sizes() == p.rows, "[", op.name, "] target has shape ", target.sizes(), ", input ",
           x.sizes(), "; targets for it have shape ", p.rows, ", one class a row");
     p.target = target.to(DType::i64).contiguous();

@@ -47,7 +47,8 @@ class EmbeddingBag : public Module {
   /// Takes indices (n) with offsets (B), or (B, L) without. per_sample_weights has the indices' shape.
   Tensor forward(const Tensor& indices, const Tensor& offsets, const Tensor& per_sample_weights = {});
   using Module::operator();
-  Tensor operator()(const Tensor& indices, const Tensor& offsets, const Tensor& per_sample_weights = {}) {
+  Tensor operator()(const Tensor& indices, const Tensor& offsets,
+                    const Tensor& per_sample_weights = {}) const {
     return call(*this, indices, offsets, per_sample_weights);
   }
   std::string options_text() const override;

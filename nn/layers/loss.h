@@ -22,7 +22,7 @@ class CrossEntropyLoss : public Module {
   explicit CrossEntropyLoss(const Options& options = {});
   using Module::forward;
   Tensor forward(const Tensor& logits, const Tensor& target);
-  Tensor operator()(const Tensor& logits, const Tensor& target) { return call(*this, logits, target); }
+  Tensor operator()(const Tensor& logits, const Tensor& target) const { return call(*this, logits, target); }
   std::string options_text() const override;
 
   const Options options;
@@ -42,7 +42,9 @@ class NLLLoss : public Module {
   explicit NLLLoss(const Options& options = {});
   using Module::forward;
   Tensor forward(const Tensor& log_probs, const Tensor& target);
-  Tensor operator()(const Tensor& log_probs, const Tensor& target) { return call(*this, log_probs, target); }
+  Tensor operator()(const Tensor& log_probs, const Tensor& target) const {
+    return call(*this, log_probs, target);
+  }
   std::string options_text() const override;
 
   const Options options;
@@ -60,7 +62,7 @@ class MSELoss : public Module {
   explicit MSELoss(const Options& o = {}) : options(o) {}
   using Module::forward;
   Tensor forward(const Tensor& x, const Tensor& target);
-  Tensor operator()(const Tensor& x, const Tensor& target) { return call(*this, x, target); }
+  Tensor operator()(const Tensor& x, const Tensor& target) const { return call(*this, x, target); }
   std::string options_text() const override;
 
   const Options options;
@@ -97,7 +99,7 @@ class Loss : public Module {
     else return kFunction(inputs..., options);
   }
   template <class... T>
-  Tensor operator()(const T&... inputs) {
+  Tensor operator()(const T&... inputs) const {
     return call(*this, inputs...);
   }
   std::string options_text() const override { return loss_text(options); }
@@ -173,7 +175,7 @@ class BCELoss : public Module {
   explicit BCELoss(const Options& options = {});
   using Module::forward;
   Tensor forward(const Tensor& x, const Tensor& target);
-  Tensor operator()(const Tensor& x, const Tensor& target) { return call(*this, x, target); }
+  Tensor operator()(const Tensor& x, const Tensor& target) const { return call(*this, x, target); }
   std::string options_text() const override;
 
   const Options options;
@@ -187,7 +189,7 @@ class BCEWithLogitsLoss : public Module {
   explicit BCEWithLogitsLoss(const Options& options = {});
   using Module::forward;
   Tensor forward(const Tensor& x, const Tensor& target);
-  Tensor operator()(const Tensor& x, const Tensor& target) { return call(*this, x, target); }
+  Tensor operator()(const Tensor& x, const Tensor& target) const { return call(*this, x, target); }
   std::string options_text() const override;
 
   const Options options;

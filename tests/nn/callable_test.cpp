@@ -83,6 +83,38 @@ TEST_CASE("const modules can be called, and their hooks run") {
   CHECK_THROWS_WITH(shown(ones({4, 2})), ContainsSubstring("(in blend.fc: Linear("));
 }
 
+TEST_CASE("const layers and losses with several inputs can be called") {
+  const Tensor x = rand({2, 3, 4}), rows = rand({2, 3}), classes = tensor({0, 2});
+  const nn::MultiheadAttention attention({.embed_dim = 4, .num_heads = 2, .batch_first = true});
+  CHECK(attention(x, x, x, {.is_causal = true}).second.sizes() == Shape{2, 3, 3});
+  const nn::EmbeddingBag bag(nn::EmbeddingBag::Options{5, 2});
+  CHECK(bag(tensor({1, 4}), tensor({0})).sizes() == Shape{1, 2});
+  const nn::MaxUnpool1d unpool({.kernel_size = 2});
+  CHECK(unpool(ones({1, 1, 1}), tensor({{{1}}}), {2}).sum().item() == 1);
+  const nn::ConvTranspose1d up({.in_channels = 3, .out_channels = 1, .kernel_size = 2, .stride = 2});
+  CHECK(up(x, {9}).size(2) == 9);
+  const nn::Bilinear bilinear(nn::Bilinear::Options{3, 3, 2});
+  CHECK(bilinear(rows, rows).sizes() == Shape{2, 2});
+  CHECK(nn::LSTM({.input_size = 4, .hidden_size = 2})(x).first.sizes() == Shape{2, 3, 2});
+
+  const nn::CrossEntropyLoss cross_entropy;
+  CHECK(cross_entropy(rows, classes).dim() == 0);
+  const nn::NLLLoss nll;
+  CHECK(nll(rows, classes).dim() == 0);
+  const nn::MSELoss mse;
+  CHECK(mse(rows, rows).item() == 0);
+  const nn::BCELoss bce;
+  CHECK(bce(rows, rows).item() > 0);
+  const nn::BCEWithLogitsLoss bce_with_logits;
+  CHECK(bce_with_logits(rows, rows).item() > 0);
+  const nn::SmoothL1Loss smooth_l1;
+  CHECK(smooth_l1(rows, rows).item() == 0);
+  const nn::TripletMarginLoss triplet;
+  CHECK(triplet(rows, rows, rows).item() == 1);
+  const nn::CTCLoss ctc;
+  CHECK(ctc(zeros({3, 1, 2}), tensor({{1}}), tensor({3}), tensor({1})).dim() == 0);
+}
+
 TEST_CASE("children are made from options in order, or from the arguments of a constructor") {
   struct Block : nn::Module {
     Block(std::int64_t features, const char* function) : in(features), activation(function) {}

@@ -8,6 +8,10 @@
 
 namespace tapestry::autograd {
 
+/// True for every integer type except bool. Indices are converted to i64, so they may also have the types
+/// that tensors can be stored in but that no kernel computes with.
+constexpr bool is_index(DType t) { return is_integral(t) && t != DType::boolean; }
+
 class BadIndex {
  public:
   explicit BadIndex(Device device) : device_(device) {

@@ -368,8 +368,7 @@ void add_in_place(const Op& op, const Tensor& x, const Selection& s, const Tenso
 Tensor checked_index(const char* op, const Tensor& x, const Tensor& index) {
   tapestry::detail::check_defined(op, x);
   tapestry::detail::check_defined(op, index, "index");
-  check<TypeError>(contains(kIntegers, index.dtype()), "[", op, "] index is ", index.dtype(),
-                   "; indices are integers");
+  check<TypeError>(is_index(index.dtype()), "[", op, "] index is ", index.dtype(), "; indices are integers");
   check<DeviceError>(index.device() == x.device(), "[", op, "] index is on ", index.device(),
                      ", the tensor on ", x.device(), "; move one of them with .to()");
   return converted(index, DType::i64);
