@@ -1,0 +1,511 @@
+#include "tapestry/nn/models/config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <numbers>
+#include <optional>
+
+namespace tapestry::nn {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::uintmax_t kMaxConfig = 16 << 20;
+constexpr std::int64_t kMost = INT32_MAX;  // of any size, so that products of two fit in 64 bits
+
+/// config.json, and the errors about it.
+class Config {
+ public:
+  explicit Config(const std::string& path) : path_(path) {
+    namespace fs = std::filesystem;
+    std::error_code error;
+    if (fs::is_directory(path_, error)) path_ = (fs::path(path_) / "config.json").string();
+    const fs::file_status status = fs::status(path_, error);
+    require(fs::exists(status), "does not exist");
+    require(fs::is_regular_file(status), "is not a file");
+    const std::uintmax_t size = fs::file_size(path_, error);
+    require(!error && size <= kMaxConfig, "cannot be read, or is larger than ", std::int64_t{kMaxConfig},
+            " bytes");
+    std::ifstream in(path_, std::ios::binary);
+    const std::string text{std::istreambuf_iterator<char>(in), {}};
+    require(!in.bad() && in.is_open(), "cannot be read");
+    root_ = Json::parse(text, nullptr, false);
+    require(root_.is_object(), "is not a JSON object");
+    if (const Json* const rope = part(root_, "rope_parameters")) {
+      rope_ = *rope;  // transformers 5 and later
+      theta_ = rope;
+    } else {
+      if (const Json* const scaling = part(root_, "rope_scaling")) rope_ = *scaling;
+      theta_ = &root_;
+    }
+  }
+  Config(const Config&) = delete;
+  Config& operator=(const Config&) = delete;
+
+  template <class... Parts>
+  void require(bool ok, const Parts&... parts) const {
+    check<IoError>(ok, "[config] ", path_, ": ", parts...);
+  }
+  /// Throws if a member has another value than the only one that the models have.
+  void expect(const char* name, const Json& only) const {
+    const Json* const value = member(root_, name);
+    require(!value || *value == only, name, " is ", value ? shown(*value) : "", ", which is not supported; ",
+            only.dump(), " is");
+  }
+  std::int64_t integer(const char* name, std::int64_t fallback) const {
+    return integer(root_, name, fallback);
+  }
+  double number(const char* name, double fallback) const { return number(root_, name, fallback); }
+  bool flag(const char* name, bool fallback) const {
+    const Json* const value = member(root_, name);
+    if (!value) return fallback;
+    require(value->is_boolean(), name, " is ", shown(*value), ", which is not true or false");
+    return value->get<bool>();
+  }
+  std::string text(const char* name) const { return text(root_, name); }
+  /// An id, or the first of a list of ids.
+  std::int64_t token(const char* name) const {
+    const Json* value = member(root_, name);
+    if (value && value->is_array() && !value->empty()) value = &(*value)[0];
+    if (!value) return -1;
+    require(value->is_number_integer(), name, " is ", shown(*value), ", which is no token id");
+    return value->get<std::int64_t>();
+  }
+  double rope_theta() const { return number(*theta_, "rope_theta", 10000); }
+  RopeScaling rope_scaling() const {
+    RopeScaling scaling;
+    if (rope_.is_null()) return scaling;
+    std::string type = text(rope_, "rope_type");
+    if (type.empty()) type = text(rope_, "type");
+    if (type.empty() || type == "default") return scaling;
+    require(type == "linear" || type == "llama3", "the type of rope_scaling is \"", type,
+            "\", which is not supported; default, linear and llama3 are");
+    scaling.type = type == "linear" ? RopeScalingType::linear : RopeScalingType::llama3;
+    scaling.factor = number(rope_, "factor", 1);
+    scaling.low_freq_factor = number(rope_, "low_freq_factor", scaling.low_freq_factor);
+    scaling.high_freq_factor = number(rope_, "high_freq_factor", scaling.high_freq_factor);
+    scaling.original_max_position_embeddings =
+        integer(rope_, "original_max_position_embeddings", scaling.original_max_position_embeddings);
+    return scaling;
+  }
+  /// Calls validate() with errors that name the file.
+  template <class C>
+  C checked(C config) const {
+    try {
+      config.validate();
+    } catch (const ValueError& error) {
+      require(false, error.what());
+    }
+    return config;
+  }
+
+ private:
+  static std::string shown(const Json& value) {
+    const std::string all = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+    return all.size() > 100 ? all.substr(0, 100) + "..." : all;
+  }
+  /// Null if the member is absent or null.
+  static const Json* member(const Json& object, const char* name) {
+    const auto found = object.find(name);
+    return found == object.end() || found->is_null() ? nullptr : &*found;
+  }
+  const Json* part(const Json& object, const char* name) const {
+    const Json* const value = member(object, name);
+    if (value) require(value->is_object(), name, " is ", shown(*value), ", which is no object");
+    return value;
+  }
+  std::int64_t integer(const Json& object, const char* name, std::int64_t fallback) const {
+    const Json* const value = member(object, name);
+    if (!value) return fallback;
+    const bool fits = value->is_number_integer() &&
+                      !(value->is_number_unsigned() && value->get<std::uint64_t>() > INT64_MAX);
+    require(fits, name, " is ", shown(*value), ", which is not an integer");
+    return value->get<std::int64_t>();
+  }
+  double number(const Json& object, const char* name, double fallback) const {
+    const Json* const value = member(object, name);
+    if (!value) return fallback;
+    require(value->is_number(), name, " is ", shown(*value), ", which is not a number");
+    return value->get<double>();
+  }
+  std::string text(const Json& object, const char* name) const {
+    const Json* const value = member(object, name);
+    if (!value) return {};
+    require(value->is_string(), name, " is ", shown(*value), ", which is not a string");
+    return value->get<std::string>();
+  }
+
+  std::string path_;
+  Json root_, rope_;
+  const Json* theta_ = nullptr;
+};
+
+void check_size(const char* name, std::int64_t value) {
+  check(value >= 1 && value <= kMost, "[config] ", name, " is ", value, "; it must be from 1 to ", kMost);
+}
+
+void check_positive(const char* name, double value) {
+  check(value > 0 && std::isfinite(value), "[config] ", name, " is ", value, "; it must be above 0");
+}
+
+/// The first size of a matrix.
+std::int64_t rows_of(const GgufFile& file, const std::string& tensor) {
+  const Shape& sizes = file.packed(tensor).sizes();
+  if (sizes.size() != 2)
+    file.metadata().broken("tensor \"", tensor, "\" has the shape ", sizes, ", but it must be a matrix");
+  return sizes[0];
+}
+
+template <class C>
+C checked(const GgufFile& file, C config) {
+  try {
+    config.validate();
+  } catch (const ValueError& error) {
+    file.metadata().broken(error.what());
+  }
+  return config;
+}
+
+/// The factors of llama3 scaling. A file has them only as numbers, so the parameters that give these numbers
+/// are sought among those that published models have.
+RopeScaling scaling_of_factors(const GgufFile& file, LlamaConfig config) {
+  const Tensor stored = file.packed("rope_freqs.weight").unpack();
+  const float* const factors = stored.numel() > 0 ? stored.data<float>() : nullptr;
+  if (stored.numel() != config.head_dim / 2)
+    file.metadata().broken("tensor \"rope_freqs.weight\" has ", stored.numel(),
+                           " elements, but half a head has ", config.head_dim / 2);
+  const float greatest = *std::max_element(factors, factors + stored.numel());
+  config.rope_scaling = {RopeScalingType::llama3, static_cast<double>(greatest)};
+  if (greatest == 1) return {};
+  const std::vector<double> expected = config.rope_factors();
+  for (std::int64_t i = 0; i < stored.numel(); ++i) {
+    const double e = expected[static_cast<std::size_t>(i)];
+    if (!(std::fabs(static_cast<double>(factors[i]) - e) <= 1e-4 * e))
+      file.metadata().broken("tensor \"rope_freqs.weight\" has ", static_cast<double>(factors[i]), " at ", i,
+                             ", and Llama 3's scaling would be ", e, "; other scalings are not supported");
+  }
+  return config.rope_scaling;
+}
+
+}  // namespace
+
+// ---- Llama ----
+
+LlamaConfig LlamaConfig::from_hf_json(const std::string& path) {
+  const Config file(path);
+  LlamaConfig c;
+  c.model_type = file.text("model_type");
+  file.require(c.model_type == "llama" || c.model_type == "qwen2", "model_type is \"", c.model_type,
+               "\"; LlamaConfig reads \"llama\" and \"qwen2\"");
+  const bool qwen = c.model_type == "qwen2";
+  file.expect("hidden_act", "silu");
+  file.expect("use_sliding_window", false);
+  file.expect("rope_interleaved", false);
+  file.expect("partial_rotary_factor", 1.0);
+  file.expect("quantization_config", nullptr);
+  // Files omit members that have the defaults of transformers.
+  c.vocab_size = file.integer("vocab_size", qwen ? 151936 : 32000);
+  c.hidden_size = file.integer("hidden_size", 4096);
+  c.intermediate_size = file.integer("intermediate_size", qwen ? 22016 : 11008);
+  c.num_hidden_layers = file.integer("num_hidden_layers", 32);
+  c.num_attention_heads = file.integer("num_attention_heads", 32);
+  c.num_key_value_heads = file.integer("num_key_value_heads", qwen ? 32 : c.num_attention_heads);
+  file.require(c.num_attention_heads >= 1, "num_attention_heads is ", c.num_attention_heads);
+  file.require(c.hidden_size % c.num_attention_heads == 0 || file.integer("head_dim", 0) > 0,
+               "hidden_size is ", c.hidden_size, ", which is no multiple of num_attention_heads, ",
+               c.num_attention_heads);
+  c.head_dim = file.integer("head_dim", c.hidden_size / c.num_attention_heads);
+  c.max_position_embeddings = file.integer("max_position_embeddings", qwen ? 32768 : 2048);
+  c.rms_norm_eps = file.number("rms_norm_eps", 1e-6);
+  c.rope_theta = file.rope_theta();
+  c.rope_scaling = file.rope_scaling();
+  c.tie_word_embeddings = file.flag("tie_word_embeddings", false);
+  c.attention_bias = qwen || file.flag("attention_bias", false);
+  c.attention_output_bias = !qwen && c.attention_bias;
+  c.mlp_bias = !qwen && file.flag("mlp_bias", false);
+  c.bos_token_id = file.token("bos_token_id");
+  c.eos_token_id = file.token("eos_token_id");
+  return file.checked(c);
+}
+
+LlamaConfig LlamaConfig::from_gguf(const GgufFile& file) {
+  const GgufMetadata& m = file.metadata();
+  LlamaConfig c;
+  c.model_type = m.string("general.architecture");
+  if (c.model_type != "llama" && c.model_type != "qwen2")
+    m.broken("general.architecture is \"", c.model_type, "\"; LlamaConfig reads \"llama\" and \"qwen2\"");
+  const std::string prefix = c.model_type + ".";
+  if (m.integer(prefix + "expert_count", 0) != 0) m.broken("is a mixture of experts, which is not supported");
+  c.vocab_size = rows_of(file, "token_embd.weight");
+  c.hidden_size = m.integer(prefix + "embedding_length");
+  c.intermediate_size = m.integer(prefix + "feed_forward_length");
+  c.num_hidden_layers = m.integer(prefix + "block_count");
+  c.num_attention_heads = m.integer(prefix + "attention.head_count");
+  c.num_key_value_heads = m.integer(prefix + "attention.head_count_kv", c.num_attention_heads);
+  if (c.num_attention_heads < 1) m.broken(prefix, "attention.head_count is ", c.num_attention_heads);
+  c.head_dim = m.integer(prefix + "attention.key_length", c.hidden_size / c.num_attention_heads);
+  const std::int64_t rotated = m.integer(prefix + "rope.dimension_count", c.head_dim);
+  if (rotated != c.head_dim)
+    m.broken(prefix, "rope.dimension_count is ", rotated, ", but heads have ", c.head_dim,
+             " elements; RoPE of a part of a head is not supported");
+  c.max_position_embeddings = m.integer(prefix + "context_length");
+  c.rms_norm_eps = m.number(prefix + "attention.layer_norm_rms_epsilon");
+  c.rope_theta = m.number(prefix + "rope.freq_base", 10000.0);
+  c.tie_word_embeddings = !file.find("output.weight");
+  c.attention_bias = file.find("blk.0.attn_q.bias");
+  c.attention_output_bias = file.find("blk.0.attn_output.bias");
+  c.mlp_bias = file.find("blk.0.ffn_gate.bias");
+  c.bos_token_id = m.integer("tokenizer.ggml.bos_token_id", -1);
+  c.eos_token_id = m.integer("tokenizer.ggml.eos_token_id", -1);
+  const std::string scaling = m.string(prefix + "rope.scaling.type", "none");
+  if (scaling != "none" && scaling != "linear")
+    m.broken(prefix, "rope.scaling.type is \"", scaling, "\", which is not supported; linear is");
+  if (scaling == "linear")
+    c.rope_scaling = {RopeScalingType::linear, m.number(prefix + "rope.scaling.factor", 1.0)};
+  c = checked(file, c);
+  if (file.find("rope_freqs.weight")) {
+    if (scaling != "none")
+      m.broken("has two scalings of RoPE: rope_freqs.weight and ", prefix, "rope.scaling.type");
+    c.rope_scaling = scaling_of_factors(file, c);
+  }
+  return c;
+}
+
+std::string LlamaConfig::to_hf_json() const {
+  validate();
+  const bool qwen = model_type == "qwen2";
+  check(
+      qwen ? attention_bias && !attention_output_bias && !mlp_bias : attention_bias == attention_output_bias,
+      "[config] config.json cannot express these biases for ", model_type);
+  Json out;
+  out["architectures"] = {qwen ? "Qwen2ForCausalLM" : "LlamaForCausalLM"};
+  out["model_type"] = model_type;
+  out["vocab_size"] = vocab_size;
+  out["hidden_size"] = hidden_size;
+  out["intermediate_size"] = intermediate_size;
+  out["num_hidden_layers"] = num_hidden_layers;
+  out["num_attention_heads"] = num_attention_heads;
+  out["num_key_value_heads"] = num_key_value_heads;
+  out["head_dim"] = head_dim;
+  out["max_position_embeddings"] = max_position_embeddings;
+  out["hidden_act"] = "silu";
+  out["rms_norm_eps"] = rms_norm_eps;
+  out["rope_theta"] = rope_theta;
+  if (rope_scaling.type == RopeScalingType::none) out["rope_scaling"] = nullptr;
+  else {
+    Json& scaling = out["rope_scaling"];
+    scaling["rope_type"] = rope_scaling.type == RopeScalingType::linear ? "linear" : "llama3";
+    scaling["factor"] = rope_scaling.factor;
+    if (rope_scaling.type == RopeScalingType::llama3) {
+      scaling["low_freq_factor"] = rope_scaling.low_freq_factor;
+      scaling["high_freq_factor"] = rope_scaling.high_freq_factor;
+      scaling["original_max_position_embeddings"] = rope_scaling.original_max_position_embeddings;
+    }
+  }
+  out["tie_word_embeddings"] = tie_word_embeddings;
+  if (!qwen) {
+    out["attention_bias"] = attention_bias;
+    out["mlp_bias"] = mlp_bias;
+  }
+  if (bos_token_id >= 0) out["bos_token_id"] = bos_token_id;
+  if (eos_token_id >= 0) out["eos_token_id"] = eos_token_id;
+  return out.dump(2) + "\n";
+}
+
+void LlamaConfig::put_gguf(GgufMetadata& metadata) const {
+  validate();
+  const std::string prefix = model_type + ".";
+  const auto put = [&](const char* key, std::int64_t value) {
+    metadata.set(prefix + key, static_cast<std::uint32_t>(value));
+  };
+  metadata.set("general.architecture", model_type);
+  put("block_count", num_hidden_layers);
+  put("context_length", max_position_embeddings);
+  put("embedding_length", hidden_size);
+  put("feed_forward_length", intermediate_size);
+  put("attention.head_count", num_attention_heads);
+  put("attention.head_count_kv", num_key_value_heads);
+  if (head_dim * num_attention_heads != hidden_size) {
+    put("attention.key_length", head_dim);
+    put("attention.value_length", head_dim);
+  }
+  metadata.set(prefix + "rope.freq_base", static_cast<float>(rope_theta));
+  metadata.set(prefix + "attention.layer_norm_rms_epsilon", static_cast<float>(rms_norm_eps));
+  put("vocab_size", vocab_size);
+  put("rope.dimension_count", head_dim);
+  if (rope_scaling.type == RopeScalingType::linear) {
+    metadata.set(prefix + "rope.scaling.type", std::string("linear"));
+    metadata.set(prefix + "rope.scaling.factor", static_cast<float>(rope_scaling.factor));
+  }
+}
+
+void LlamaConfig::validate() const {
+  check(model_type == "llama" || model_type == "qwen2", "[config] model_type is \"", model_type,
+        "\"; it must be \"llama\" or \"qwen2\"");
+  check_size("vocab_size", vocab_size);
+  check_size("hidden_size", hidden_size);
+  check_size("intermediate_size", intermediate_size);
+  check_size("num_hidden_layers", num_hidden_layers);
+  check_size("num_attention_heads", num_attention_heads);
+  check_size("num_key_value_heads", num_key_value_heads);
+  check_size("head_dim", head_dim);
+  check_size("max_position_embeddings", max_position_embeddings);
+  check(num_attention_heads % num_key_value_heads == 0, "[config] num_attention_heads is ",
+        num_attention_heads, ", which is no multiple of num_key_value_heads, ", num_key_value_heads);
+  check(head_dim % 2 == 0, "[config] head_dim is ", head_dim, "; RoPE needs an even one");
+  check_positive("rms_norm_eps", rms_norm_eps);
+  check_positive("rope_theta", rope_theta);
+  check_positive("the factor of rope_scaling", rope_scaling.factor);
+  if (rope_scaling.type == RopeScalingType::llama3) {
+    check_positive("low_freq_factor", rope_scaling.low_freq_factor);
+    check(rope_scaling.high_freq_factor > rope_scaling.low_freq_factor &&
+              std::isfinite(rope_scaling.high_freq_factor),
+          "[config] high_freq_factor is ", rope_scaling.high_freq_factor,
+          "; it must be above low_freq_factor, ", rope_scaling.low_freq_factor);
+    check_size("original_max_position_embeddings", rope_scaling.original_max_position_embeddings);
+  }
+}
+
+std::vector<double> LlamaConfig::rope_factors() const {
+  std::vector<double> factors(static_cast<std::size_t>(head_dim / 2), 1.0);
+  for (std::size_t i = 0; i < factors.size(); ++i) {
+    if (rope_scaling.type == RopeScalingType::none) break;
+    factors[i] = rope_scaling.factor;
+    if (rope_scaling.type == RopeScalingType::linear) continue;
+    const double frequency =
+        std::pow(rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+    // How often the pair turns within the context of pre-training.
+    const double turns = static_cast<double>(rope_scaling.original_max_position_embeddings) * frequency /
+                         (2 * std::numbers::pi);
+    const double low = rope_scaling.low_freq_factor, high = rope_scaling.high_freq_factor;
+    if (turns > high) factors[i] = 1;
+    else if (turns >= low) {
+      const double smooth = (turns - low) / (high - low);
+      factors[i] = 1 / ((1 - smooth) / rope_scaling.factor + smooth);
+    }
+  }
+  return factors;
+}
+
+std::vector<double> LlamaConfig::rope_frequencies() const {
+  std::vector<double> frequencies = rope_factors();
+  for (std::size_t i = 0; i < frequencies.size(); ++i)
+    frequencies[i] =
+        std::pow(rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim)) / frequencies[i];
+  return frequencies;
+}
+
+// ---- GPT-2 ----
+
+Gpt2Config Gpt2Config::from_hf_json(const std::string& path) {
+  const Config file(path);
+  const std::string type = file.text("model_type");
+  file.require(type == "gpt2", "model_type is \"", type, "\"; Gpt2Config reads \"gpt2\"");
+  file.expect("activation_function", "gelu_new");
+  file.expect("scale_attn_weights", true);
+  file.expect("scale_attn_by_inverse_layer_idx", false);
+  file.expect("add_cross_attention", false);
+  file.expect("quantization_config", nullptr);
+  Gpt2Config c;
+  c.vocab_size = file.integer("vocab_size", c.vocab_size);
+  c.n_positions = file.integer("n_positions", c.n_positions);
+  c.n_embd = file.integer("n_embd", c.n_embd);
+  c.n_layer = file.integer("n_layer", c.n_layer);
+  c.n_head = file.integer("n_head", c.n_head);
+  file.require(c.n_embd <= kMost, "n_embd is ", c.n_embd);
+  c.n_inner = file.integer("n_inner", 4 * c.n_embd);
+  c.layer_norm_epsilon = file.number("layer_norm_epsilon", c.layer_norm_epsilon);
+  c.tie_word_embeddings = file.flag("tie_word_embeddings", true);
+  c.embd_pdrop = file.number("embd_pdrop", c.embd_pdrop);
+  c.attn_pdrop = file.number("attn_pdrop", c.attn_pdrop);
+  c.resid_pdrop = file.number("resid_pdrop", c.resid_pdrop);
+  c.bos_token_id = file.token("bos_token_id");
+  c.eos_token_id = file.token("eos_token_id");
+  return file.checked(c);
+}
+
+Gpt2Config Gpt2Config::from_gguf(const GgufFile& file) {
+  const GgufMetadata& m = file.metadata();
+  const std::string& type = m.string("general.architecture");
+  if (type != "gpt2") m.broken("general.architecture is \"", type, "\"; Gpt2Config reads \"gpt2\"");
+  Gpt2Config c;
+  c.vocab_size = rows_of(file, "token_embd.weight");
+  c.n_positions = m.integer("gpt2.context_length");
+  c.n_embd = m.integer("gpt2.embedding_length");
+  c.n_layer = m.integer("gpt2.block_count");
+  c.n_head = m.integer("gpt2.attention.head_count");
+  c.n_inner = m.integer("gpt2.feed_forward_length");
+  c.layer_norm_epsilon = m.number("gpt2.attention.layer_norm_epsilon");
+  c.tie_word_embeddings = !file.find("output.weight");
+  c.embd_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
+  c.bos_token_id = m.integer("tokenizer.ggml.bos_token_id", -1);
+  c.eos_token_id = m.integer("tokenizer.ggml.eos_token_id", -1);
+  return checked(file, c);
+}
+
+std::string Gpt2Config::to_hf_json() const {
+  validate();
+  Json out;
+  out["architectures"] = {"GPT2LMHeadModel"};
+  out["model_type"] = "gpt2";
+  out["vocab_size"] = vocab_size;
+  out["n_positions"] = n_positions;
+  out["n_embd"] = n_embd;
+  out["n_layer"] = n_layer;
+  out["n_head"] = n_head;
+  out["n_inner"] = n_inner;
+  out["activation_function"] = "gelu_new";
+  out["layer_norm_epsilon"] = layer_norm_epsilon;
+  out["tie_word_embeddings"] = tie_word_embeddings;
+  out["embd_pdrop"] = embd_pdrop;
+  out["attn_pdrop"] = attn_pdrop;
+  out["resid_pdrop"] = resid_pdrop;
+  if (bos_token_id >= 0) out["bos_token_id"] = bos_token_id;
+  if (eos_token_id >= 0) out["eos_token_id"] = eos_token_id;
+  return out.dump(2) + "\n";
+}
+
+void Gpt2Config::put_gguf(GgufMetadata& metadata) const {
+  validate();
+  const auto put = [&](const char* key, std::int64_t value) {
+    metadata.set(key, static_cast<std::uint32_t>(value));
+  };
+  metadata.set("general.architecture", std::string("gpt2"));
+  put("gpt2.block_count", n_layer);
+  put("gpt2.context_length", n_positions);
+  put("gpt2.embedding_length", n_embd);
+  put("gpt2.feed_forward_length", n_inner);
+  put("gpt2.attention.head_count", n_head);
+  metadata.set("gpt2.attention.layer_norm_epsilon", static_cast<float>(layer_norm_epsilon));
+}
+
+void Gpt2Config::validate() const {
+  check_size("vocab_size", vocab_size);
+  check_size("n_positions", n_positions);
+  check_size("n_embd", n_embd);
+  check_size("n_layer", n_layer);
+  check_size("n_head", n_head);
+  check_size("n_inner", n_inner);
+  check(n_embd % n_head == 0, "[config] n_embd is ", n_embd, ", which is no multiple of n_head, ", n_head);
+  check_positive("layer_norm_epsilon", layer_norm_epsilon);
+  for (const double p : {embd_pdrop, attn_pdrop, resid_pdrop})
+    check(p >= 0 && p <= 1, "[config] a probability of dropout is ", p, "; it must be from 0 to 1");
+}
+
+std::string model_type_of(const std::string& path) {
+  char magic[4] = {};
+  std::error_code error;
+  if (std::filesystem::is_regular_file(path, error)) std::ifstream(path, std::ios::binary).read(magic, 4);
+  const bool gguf = std::string_view(magic, 4) == "GGUF";
+  const std::string type =
+      gguf ? GgufFile(path).metadata().string("general.architecture") : Config(path).text("model_type");
+  check<IoError>(type == "llama" || type == "qwen2" || type == "gpt2", "[config] ", path, ": the model is \"",
+                 type, "\", which is not supported; llama, qwen2 and gpt2 are");
+  return type;
+}
+
+}  // namespace tapestry::nn
