@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "tapestry/autograd/ops.h"
+#include "tapestry/core/generator.h"
 #include "tapestry/core/threads.h"
 #include "tests/support/op_case.h"
 
@@ -83,7 +84,7 @@ TEST_CASE("rotary_embedding: split heads give a dense result, and a gradient in 
   const Tensor x = randn({2, 7, 3, 8}).set_requires_grad();
   const Tensor heads = x.transpose(1, 2);
   Tensor of_heads;
-  heads.register_hook([&](const Tensor& g) { of_heads = g; });
+  heads.register_hook([&](const Tensor& g) { return of_heads = g; });
   const Tensor y = rotary_embedding(heads, cos, sin);
   CHECK(y.is_contiguous());
   CHECK(equal(y, rotary_embedding(heads.detach().contiguous(), cos, sin)));

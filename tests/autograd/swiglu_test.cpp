@@ -1,6 +1,7 @@
 #include "tapestry/autograd/ops/swiglu.h"
 
 #include "tapestry/autograd/ops.h"
+#include "tapestry/core/generator.h"
 #include "tests/support/op_case.h"
 
 using namespace tapestry;
