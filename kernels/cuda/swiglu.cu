@@ -1,0 +1,9 @@
+#include "tapestry/kernels/cuda/swiglu.cuh"
+
+namespace tapestry::kernels::cuda {
+namespace {
+
+const bool rows = for_kernels_of(SwigluRows(), []<class Row>() { register_pointwise<Row>(); });
+
+}  // namespace
+}  // namespace tapestry::kernels::cuda

@@ -1,0 +1,84 @@
+#pragma once
+// What the language models have in common: a call with tokens, a key/value cache, masks of packed documents.
+#include <vector>
+
+#include "tapestry/nn/layers/attention.h"
+#include "tapestry/nn/module.h"
+
+namespace tapestry::nn {
+
+/// The keys and values of the tokens that a language model has seen, for all its layers: (N, key/value heads,
+/// context, features of a head) for each, allocated by the first call. One cache belongs to one batch.
+class KvCache {
+ public:
+  /// Throws ValueError unless both are positive. LanguageModel::make_cache() passes the right numbers.
+  KvCache(std::int64_t layers, std::int64_t capacity);
+  std::size_t size() const { return layers_.size(); }
+  KeyValueCache& layer(std::int64_t index) { return layers_.at(static_cast<std::size_t>(index)); }
+  /// The number of tokens in the cache.
+  std::int64_t length() const { return layers_[0].length(); }
+  std::int64_t capacity() const { return layers_[0].capacity(); }
+  /// Forgets all tokens but the first `length`, for example to go on from a common prompt.
+  void truncate(std::int64_t length);
+
+ private:
+  std::vector<KeyValueCache> layers_;
+};
+
+/// The options of one call of a language model.
+struct TokenContext {
+  /// If set, the tokens follow those in the cache, to which their keys and values are appended.
+  KvCache* cache = nullptr;
+  /// Integers (L), or (N, L) for sequences with different positions. By default the tokens have the positions
+  /// after those in the cache.
+  Tensor positions = {};
+  /// Which tokens see which: bool, broadcasting to (N, heads, L, S) with S tokens in cache and call. By
+  /// default a token sees itself and all earlier ones. A mask must say that too; document_mask() does.
+  Tensor mask = {};
+  /// The word after each token, integers (N, L). If set, the result is the mean cross-entropy. Targets of
+  /// -100 do not count.
+  Tensor targets = {};
+  /// Computes the logits of the last token alone, (N, 1, vocab_size).
+  bool last = false;
+};
+
+/// A model that predicts the next token. A derived class computes the features of each token; this class has
+/// the head.
+class LanguageModel : public Module {
+ public:
+  /// Takes token ids, integers (N, L), and returns logits (N, L, vocab_size), or the loss (TokenContext).
+  /// Throws ValueError if there are more tokens than the context or the cache has room for, and IndexError
+  /// for an id outside the vocabulary. After an exception the cache is as it was.
+  Tensor forward(const Tensor& ids) override { return forward(ids, TokenContext()); }
+  Tensor forward(const Tensor& ids, const TokenContext& how);
+  Tensor operator()(const Tensor& ids, const TokenContext& how = {}) { return call(*this, ids, how); }
+
+  virtual std::int64_t vocab_size() const = 0;
+  virtual std::int64_t num_layers() const = 0;
+  /// The most tokens of a sequence.
+  virtual std::int64_t context_length() const = 0;
+  /// The weight of the head, (vocab_size, features), which may be that of the embedding.
+  virtual const Parameter& output_weight() const = 0;
+  /// A cache for `capacity` tokens, or for the whole context.
+  KvCache make_cache(std::int64_t capacity = 0) const;
+
+ protected:
+  /// The features of each token (N, L, features), after the last norm. The arguments are checked.
+  virtual Tensor features(const Tensor& ids, const TokenContext& how) = 0;
+};
+
+/// The mask of sequences that several documents were packed into: token i sees token j if j <= i and both
+/// have the same document. `documents` (N, L) gives each token's document; the result is bool (N, 1, L, L).
+Tensor document_mask(const Tensor& documents);
+/// The position of each token in its document, i64 (N, L). Tokens of a document are adjacent.
+Tensor document_positions(const Tensor& documents);
+
+/// scaled_dot_product_attention() of queries (N, heads, L, E) that are the last of keys and values (N,
+/// groups, S, E): query i sees keys 0 to S - L + i unless a mask is given.
+Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask = {},
+                        double dropout = 0);
+
+/// Fills the weights of all Linear and Embedding layers with normal numbers of mean 0, and the biases with 0.
+void init_language_model(Module& module, double std = 0.02);
+
+}  // namespace tapestry::nn
