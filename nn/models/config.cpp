@@ -1,6 +1,7 @@
 #include "tapestry/nn/models/config.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -160,6 +161,20 @@ std::int64_t rows_of(const GgufFile& file, const std::string& tensor) {
   return sizes[0];
 }
 
+/// A number whose shortest decimal form is that of the stored f32: 1e-5, and not 9.99999975e-06, so that a
+/// configuration that goes through GGUF stays the same.
+double decimal(const GgufMetadata& metadata, const std::string& key, std::optional<double> fallback = {}) {
+  const GgufValue* const value = metadata.find(key);
+  if (!value && fallback) return *fallback;
+  const float* const stored = value ? std::get_if<float>(value) : nullptr;
+  if (!stored || !std::isfinite(*stored)) return metadata.number(key);
+  char digits[32];
+  const auto written = std::to_chars(digits, digits + sizeof digits, *stored);
+  double out = 0;
+  std::from_chars(digits, written.ptr, out);
+  return out;
+}
+
 template <class C>
 C checked(const GgufFile& file, C config) {
   try {
@@ -253,8 +268,8 @@ LlamaConfig LlamaConfig::from_gguf(const GgufFile& file) {
     m.broken(prefix, "rope.dimension_count is ", rotated, ", but heads have ", c.head_dim,
              " elements; RoPE of a part of a head is not supported");
   c.max_position_embeddings = m.integer(prefix + "context_length");
-  c.rms_norm_eps = m.number(prefix + "attention.layer_norm_rms_epsilon");
-  c.rope_theta = m.number(prefix + "rope.freq_base", 10000.0);
+  c.rms_norm_eps = decimal(m, prefix + "attention.layer_norm_rms_epsilon");
+  c.rope_theta = decimal(m, prefix + "rope.freq_base", 10000.0);
   c.tie_word_embeddings = !file.find("output.weight");
   c.attention_bias = file.find("blk.0.attn_q.bias");
   c.attention_output_bias = file.find("blk.0.attn_output.bias");
@@ -265,7 +280,7 @@ LlamaConfig LlamaConfig::from_gguf(const GgufFile& file) {
   if (scaling != "none" && scaling != "linear")
     m.broken(prefix, "rope.scaling.type is \"", scaling, "\", which is not supported; linear is");
   if (scaling == "linear")
-    c.rope_scaling = {RopeScalingType::linear, m.number(prefix + "rope.scaling.factor", 1.0)};
+    c.rope_scaling = {RopeScalingType::linear, decimal(m, prefix + "rope.scaling.factor", 1.0)};
   c = checked(file, c);
   if (file.find("rope_freqs.weight")) {
     if (scaling != "none")
@@ -439,7 +454,7 @@ Gpt2Config Gpt2Config::from_gguf(const GgufFile& file) {
   c.n_layer = m.integer("gpt2.block_count");
   c.n_head = m.integer("gpt2.attention.head_count");
   c.n_inner = m.integer("gpt2.feed_forward_length");
-  c.layer_norm_epsilon = m.number("gpt2.attention.layer_norm_epsilon");
+  c.layer_norm_epsilon = decimal(m, "gpt2.attention.layer_norm_epsilon");
   c.tie_word_embeddings = !file.find("output.weight");
   c.embd_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
   c.bos_token_id = m.integer("tokenizer.ggml.bos_token_id", -1);
