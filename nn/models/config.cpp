@@ -149,6 +149,10 @@ void check_size(const char* name, std::int64_t value) {
   check(value >= 1 && value <= kMost, "[config] ", name, " is ", value, "; it must be from 1 to ", kMost);
 }
 
+void check_token(const char* name, std::int64_t id) {
+  check(id >= -1 && id <= kMost, "[config] ", name, " is ", id, "; it must be a token id, or -1 for none");
+}
+
 void check_positive(const char* name, double value) {
   check(value > 0 && std::isfinite(value), "[config] ", name, " is ", value, "; it must be above 0");
 }
@@ -173,6 +177,11 @@ double decimal(const GgufMetadata& metadata, const std::string& key, std::option
   double out = 0;
   std::from_chars(digits, written.ptr, out);
   return out;
+}
+
+void put_tokens(GgufMetadata& metadata, std::int64_t begin, std::int64_t end) {
+  if (begin >= 0) metadata.set("tokenizer.ggml.bos_token_id", static_cast<std::uint32_t>(begin));
+  if (end >= 0) metadata.set("tokenizer.ggml.eos_token_id", static_cast<std::uint32_t>(end));
 }
 
 template <class C>
@@ -356,6 +365,7 @@ void LlamaConfig::put_gguf(GgufMetadata& metadata) const {
     metadata.set(prefix + "rope.scaling.type", std::string("linear"));
     metadata.set(prefix + "rope.scaling.factor", static_cast<float>(rope_scaling.factor));
   }
+  put_tokens(metadata, bos_token_id, eos_token_id);
 }
 
 void LlamaConfig::validate() const {
@@ -372,6 +382,8 @@ void LlamaConfig::validate() const {
   check(num_attention_heads % num_key_value_heads == 0, "[config] num_attention_heads is ",
         num_attention_heads, ", which is no multiple of num_key_value_heads, ", num_key_value_heads);
   check(head_dim % 2 == 0, "[config] head_dim is ", head_dim, "; RoPE needs an even one");
+  check_token("bos_token_id", bos_token_id);
+  check_token("eos_token_id", eos_token_id);
   check_positive("rms_norm_eps", rms_norm_eps);
   check_positive("rope_theta", rope_theta);
   check_positive("the factor of rope_scaling", rope_scaling.factor);
@@ -496,6 +508,7 @@ void Gpt2Config::put_gguf(GgufMetadata& metadata) const {
   put("gpt2.feed_forward_length", n_inner);
   put("gpt2.attention.head_count", n_head);
   metadata.set("gpt2.attention.layer_norm_epsilon", static_cast<float>(layer_norm_epsilon));
+  put_tokens(metadata, bos_token_id, eos_token_id);
 }
 
 void Gpt2Config::validate() const {
@@ -506,6 +519,8 @@ void Gpt2Config::validate() const {
   check_size("n_head", n_head);
   check_size("n_inner", n_inner);
   check(n_embd % n_head == 0, "[config] n_embd is ", n_embd, ", which is no multiple of n_head, ", n_head);
+  check_token("bos_token_id", bos_token_id);
+  check_token("eos_token_id", eos_token_id);
   check_positive("layer_norm_epsilon", layer_norm_epsilon);
   for (const double p : {embd_pdrop, attn_pdrop, resid_pdrop})
     check(p >= 0 && p <= 1, "[config] a probability of dropout is ", p, "; it must be from 0 to 1");

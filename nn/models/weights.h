@@ -97,8 +97,8 @@ struct SaveGgufOptions {
   /// The type of matrices: F32, F16, BF16 or Q8_0. Vectors are F32, and so are, for Q8_0, matrices whose rows
   /// are no whole blocks.
   BlockType type = BlockType::f32;
-  /// Further metadata, such as that of the tokenizer. Keys that begin with "general." or the architecture's
-  /// name are replaced by the configuration's where it has them.
+  /// Further metadata, such as that of the tokenizer. For keys that the configuration sets too (put_gguf),
+  /// the configuration's values are written.
   GgufMetadata metadata = GgufMetadata();
 };
 /// Writes weights with Hugging Face's names to a GGUF file. lm_head.weight is left out if the embeddings are
