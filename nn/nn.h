@@ -1,6 +1,6 @@
 #pragma once
 // Includes all of nn: modules, layers, losses, distributions, initialisation, optimizers, schedules,
-// clipping, checkpoints, the meta device, batches of sequences, TensorBoard files.
+// clipping, checkpoints, language models, the meta device, batches of sequences, TensorBoard files.
 #include "tapestry/nn/checkpoint.h"
 #include "tapestry/nn/clip.h"
 #include "tapestry/nn/convert_parameters.h"
@@ -24,6 +24,8 @@
 #include "tapestry/nn/layers/upsample.h"
 #include "tapestry/nn/losses.h"
 #include "tapestry/nn/materialize.h"
+#include "tapestry/nn/models/config.h"
+#include "tapestry/nn/models/weights.h"
 #include "tapestry/nn/module.h"
 #include "tapestry/nn/optim/adam.h"
 #include "tapestry/nn/optim/adaptive.h"

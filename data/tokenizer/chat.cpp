@@ -25,6 +25,14 @@ std::string trimmed(const std::string& text) {
 
 }  // namespace
 
+std::optional<ChatFormat> chat_format_of(std::string_view jinja) {
+  const auto has = [&](std::string_view text) { return jinja.find(text) != std::string_view::npos; };
+  // Other families use <|im_start|> with another default system message.
+  if (has("<|im_start|>") && has(kSmolLmSystem)) return ChatFormat::smollm2;
+  if (has("<|start_header_id|>") && has("<|eot_id|>")) return ChatFormat::llama3;
+  return std::nullopt;
+}
+
 ChatTemplate::ChatTemplate(Tokenizer tokenizer, ChatFormat format)
     : tokenizer_(std::move(tokenizer)), format_(format) {
   if (format == ChatFormat::smollm2) {

@@ -4,7 +4,9 @@
 //   const data::ChatTemplate chat(tokenizer, data::ChatFormat::smollm2);
 //   std::vector<std::int64_t> prompt = chat.encode({{"user", "Why is the sky blue?"}}).ids;
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tapestry/data/tokenizer/tokenizer.h"
@@ -16,6 +18,11 @@ enum class ChatFormat : std::uint8_t {
   smollm2,  ///< <|im_start|>user\n...<|im_end|>\n; a default system message, unless there is one
   llama3,   ///< <|start_header_id|>user<|end_header_id|>\n\n...<|eot_id|>, with white space trimmed
 };
+
+/// Returns the format of a chat template in Jinja, which GGUF files have as "tokenizer.chat_template" and
+/// Hugging Face as chat_template in tokenizer_config.json. Returns nothing for the template of another
+/// family.
+std::optional<ChatFormat> chat_format_of(std::string_view jinja);
 
 struct ChatMessage {
   std::string role;  ///< "system", "user" or "assistant"

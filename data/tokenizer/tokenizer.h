@@ -17,6 +17,10 @@
 #include <utility>
 #include <vector>
 
+namespace tapestry {
+class GgufMetadata;
+}  // namespace tapestry
+
 namespace tapestry::data {
 
 /// The rule that splits text into words. Tokens never span two words.
@@ -77,6 +81,10 @@ class Tokenizer {
   /// Reads GPT-2's two files, vocab.json (or encoder.json) and merges.txt (or vocab.bpe). <|endoftext|> is a
   /// control token.
   static Tokenizer from_gpt2_files(const std::string& vocabulary, const std::string& merges);
+  /// Reads the tokenizer in the metadata of a GGUF file (core/gguf.h). tokenizer.ggml.pre names the rule that
+  /// splits words: gpt-2, smollm, llama-bpe (and its older names) or qwen2. Throws IoError if the tokenizer
+  /// is no byte-level BPE, has another rule, or does not fit together; the message names it.
+  static Tokenizer from_gguf(const GgufMetadata& metadata);
 
   /// Returns the ids of a text. Bytes that have no token (SmolLM has none for some control characters) are
   /// left out, as by Hugging Face's tokenizers. Throws ValueError with the byte position if `text` is not

@@ -1,6 +1,7 @@
 #include "tapestry/nn/models/config.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -148,6 +149,10 @@ void check_size(const char* name, std::int64_t value) {
   check(value >= 1 && value <= kMost, "[config] ", name, " is ", value, "; it must be from 1 to ", kMost);
 }
 
+void check_token(const char* name, std::int64_t id) {
+  check(id >= -1 && id <= kMost, "[config] ", name, " is ", id, "; it must be a token id, or -1 for none");
+}
+
 void check_positive(const char* name, double value) {
   check(value > 0 && std::isfinite(value), "[config] ", name, " is ", value, "; it must be above 0");
 }
@@ -158,6 +163,25 @@ std::int64_t rows_of(const GgufFile& file, const std::string& tensor) {
   if (sizes.size() != 2)
     file.metadata().broken("tensor \"", tensor, "\" has the shape ", sizes, ", but it must be a matrix");
   return sizes[0];
+}
+
+/// A number whose shortest decimal form is that of the stored f32: 1e-5, and not 9.99999975e-06, so that a
+/// configuration that goes through GGUF stays the same.
+double decimal(const GgufMetadata& metadata, const std::string& key, std::optional<double> fallback = {}) {
+  const GgufValue* const value = metadata.find(key);
+  if (!value && fallback) return *fallback;
+  const float* const stored = value ? std::get_if<float>(value) : nullptr;
+  if (!stored || !std::isfinite(*stored)) return metadata.number(key);
+  char digits[32];
+  const auto written = std::to_chars(digits, digits + sizeof digits, *stored);
+  double out = 0;
+  std::from_chars(digits, written.ptr, out);
+  return out;
+}
+
+void put_tokens(GgufMetadata& metadata, std::int64_t begin, std::int64_t end) {
+  if (begin >= 0) metadata.set("tokenizer.ggml.bos_token_id", static_cast<std::uint32_t>(begin));
+  if (end >= 0) metadata.set("tokenizer.ggml.eos_token_id", static_cast<std::uint32_t>(end));
 }
 
 template <class C>
@@ -253,8 +277,8 @@ LlamaConfig LlamaConfig::from_gguf(const GgufFile& file) {
     m.broken(prefix, "rope.dimension_count is ", rotated, ", but heads have ", c.head_dim,
              " elements; RoPE of a part of a head is not supported");
   c.max_position_embeddings = m.integer(prefix + "context_length");
-  c.rms_norm_eps = m.number(prefix + "attention.layer_norm_rms_epsilon");
-  c.rope_theta = m.number(prefix + "rope.freq_base", 10000.0);
+  c.rms_norm_eps = decimal(m, prefix + "attention.layer_norm_rms_epsilon");
+  c.rope_theta = decimal(m, prefix + "rope.freq_base", 10000.0);
   c.tie_word_embeddings = !file.find("output.weight");
   c.attention_bias = file.find("blk.0.attn_q.bias");
   c.attention_output_bias = file.find("blk.0.attn_output.bias");
@@ -265,7 +289,7 @@ LlamaConfig LlamaConfig::from_gguf(const GgufFile& file) {
   if (scaling != "none" && scaling != "linear")
     m.broken(prefix, "rope.scaling.type is \"", scaling, "\", which is not supported; linear is");
   if (scaling == "linear")
-    c.rope_scaling = {RopeScalingType::linear, m.number(prefix + "rope.scaling.factor", 1.0)};
+    c.rope_scaling = {RopeScalingType::linear, decimal(m, prefix + "rope.scaling.factor", 1.0)};
   c = checked(file, c);
   if (file.find("rope_freqs.weight")) {
     if (scaling != "none")
@@ -341,6 +365,7 @@ void LlamaConfig::put_gguf(GgufMetadata& metadata) const {
     metadata.set(prefix + "rope.scaling.type", std::string("linear"));
     metadata.set(prefix + "rope.scaling.factor", static_cast<float>(rope_scaling.factor));
   }
+  put_tokens(metadata, bos_token_id, eos_token_id);
 }
 
 void LlamaConfig::validate() const {
@@ -357,6 +382,8 @@ void LlamaConfig::validate() const {
   check(num_attention_heads % num_key_value_heads == 0, "[config] num_attention_heads is ",
         num_attention_heads, ", which is no multiple of num_key_value_heads, ", num_key_value_heads);
   check(head_dim % 2 == 0, "[config] head_dim is ", head_dim, "; RoPE needs an even one");
+  check_token("bos_token_id", bos_token_id);
+  check_token("eos_token_id", eos_token_id);
   check_positive("rms_norm_eps", rms_norm_eps);
   check_positive("rope_theta", rope_theta);
   check_positive("the factor of rope_scaling", rope_scaling.factor);
@@ -439,7 +466,7 @@ Gpt2Config Gpt2Config::from_gguf(const GgufFile& file) {
   c.n_layer = m.integer("gpt2.block_count");
   c.n_head = m.integer("gpt2.attention.head_count");
   c.n_inner = m.integer("gpt2.feed_forward_length");
-  c.layer_norm_epsilon = m.number("gpt2.attention.layer_norm_epsilon");
+  c.layer_norm_epsilon = decimal(m, "gpt2.attention.layer_norm_epsilon");
   c.tie_word_embeddings = !file.find("output.weight");
   c.embd_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
   c.bos_token_id = m.integer("tokenizer.ggml.bos_token_id", -1);
@@ -481,6 +508,7 @@ void Gpt2Config::put_gguf(GgufMetadata& metadata) const {
   put("gpt2.feed_forward_length", n_inner);
   put("gpt2.attention.head_count", n_head);
   metadata.set("gpt2.attention.layer_norm_epsilon", static_cast<float>(layer_norm_epsilon));
+  put_tokens(metadata, bos_token_id, eos_token_id);
 }
 
 void Gpt2Config::validate() const {
@@ -491,6 +519,8 @@ void Gpt2Config::validate() const {
   check_size("n_head", n_head);
   check_size("n_inner", n_inner);
   check(n_embd % n_head == 0, "[config] n_embd is ", n_embd, ", which is no multiple of n_head, ", n_head);
+  check_token("bos_token_id", bos_token_id);
+  check_token("eos_token_id", eos_token_id);
   check_positive("layer_norm_epsilon", layer_norm_epsilon);
   for (const double p : {embd_pdrop, attn_pdrop, resid_pdrop})
     check(p >= 0 && p <= 1, "[config] a probability of dropout is ", p, "; it must be from 0 to 1");

@@ -1,0 +1,149 @@
+// Tokenizers in the metadata of GGUF files.
+#include <cstdint>
+#include <nlohmann/json.hpp>
+
+#include "tapestry/core/gguf.h"
+#include "tapestry/core/safetensors.h"
+#include "tapestry/data/tokenizer/chat.h"
+#include "tests/support/catch.h"
+#include "tests/support/files.h"
+#include "tests/support/source.h"
+
+using namespace tapestry;
+using namespace tapestry::data;
+
+namespace {
+
+using Json = nlohmann::json;
+using Ids = std::vector<std::int64_t>;
+
+std::map<std::string, Tensor> recorded() {
+  return load_safetensors(tests::source_path("tests/golden/data_tokenizer.safetensors")).tensors;
+}
+
+std::string text_of(const Tensor& t) { return {static_cast<const char*>(t.raw_data()), t.nbytes()}; }
+
+/// What llama.cpp's converter makes of a tokenizer.json.
+GgufMetadata converted(const std::string& json, const std::string& pre) {
+  const Json root = Json::parse(json);
+  std::vector<std::string> tokens, merges;
+  std::vector<std::int32_t> types;
+  const auto put = [&](const std::string& token, std::size_t id, std::int32_t type) {
+    if (id >= tokens.size()) {
+      tokens.resize(id + 1);
+      types.resize(id + 1, 1);
+    }
+    tokens[id] = token;
+    types[id] = type;
+  };
+  for (const auto& [token, id] : root["model"]["vocab"].items()) put(token, id.get<std::size_t>(), 1);
+  for (const Json& added : root["added_tokens"])
+    put(added["content"].get<std::string>(), added["id"].get<std::size_t>(),
+        added["special"].get<bool>() ? 3 : 4);
+  for (const Json& merge : root["model"]["merges"])
+    merges.push_back(merge.is_string() ? merge.get<std::string>()
+                                       : merge[0].get<std::string>() + " " + merge[1].get<std::string>());
+  GgufMetadata metadata("f.gguf");
+  metadata.set("tokenizer.ggml.model", std::string("gpt2"));
+  metadata.set("tokenizer.ggml.pre", pre);
+  metadata.set("tokenizer.ggml.tokens", GgufArray(tokens));
+  metadata.set("tokenizer.ggml.token_type", GgufArray(types));
+  metadata.set("tokenizer.ggml.merges", GgufArray(merges));
+  return metadata;
+}
+
+}  // namespace
+
+TEST_CASE("a tokenizer from GGUF gives the ids of Hugging Face's tokenizers") {
+  const auto golden = recorded();
+  const std::string all = text_of(golden.at("text"));
+  const std::pair<const char*, const char*> rules[] = {
+      {"gpt2", "gpt-2"}, {"smollm", "smollm"}, {"llama3", "llama-bpe"}, {"qwen2", "qwen2"}};
+  for (const auto& [rule, pre] : rules) {
+    CAPTURE(rule);
+    GgufMetadata metadata = converted(text_of(golden.at(rule + std::string("/file"))), pre);
+    if (std::string(rule) == "llama3") {
+      const auto& tokens = metadata.strings("tokenizer.ggml.tokens");
+      const auto begin = std::find(tokens.begin(), tokens.end(), "<|begin|>") - tokens.begin();
+      metadata.set("tokenizer.ggml.bos_token_id", static_cast<std::uint32_t>(begin));
+    }
+    const Tokenizer tokenizer = Tokenizer::from_gguf(metadata);
+    CHECK(word_rule_name(tokenizer.rule()) == std::string(rule));
+    const Tensor &lengths = golden.at("text/lengths"), &ids = golden.at(rule + std::string("/ids")),
+                 &counts = golden.at(rule + std::string("/ids/lengths"));
+    const std::int32_t* id = ids.data<std::int32_t>();
+    std::size_t at = 0;
+    for (std::int64_t i = 0; i < lengths.numel(); ++i) {
+      const auto length = static_cast<std::size_t>(lengths.data<std::int32_t>()[i]);
+      const std::int32_t count = counts.data<std::int32_t>()[i];
+      CHECK(tokenizer.encode(all.substr(at, length)) == Ids(id, id + count));
+      at += length;
+      id += count;
+    }
+  }
+}
+
+TEST_CASE("tokens around the text") {
+  GgufMetadata metadata = converted(text_of(recorded().at("gpt2/file")), "gpt-2");
+  const Ids plain = Tokenizer::from_gguf(metadata).encode("ab");
+  metadata.set("tokenizer.ggml.bos_token_id", std::uint32_t{1});
+  metadata.set("tokenizer.ggml.eos_token_id", std::uint32_t{2});
+  CHECK(Tokenizer::from_gguf(metadata).encode("ab") == plain);
+  metadata.set("tokenizer.ggml.add_bos_token", true);
+  metadata.set("tokenizer.ggml.add_eos_token", true);
+  Ids around = plain;
+  around.insert(around.begin(), 1);
+  around.push_back(2);
+  CHECK(Tokenizer::from_gguf(metadata).encode("ab") == around);
+  CHECK(Tokenizer::from_gguf(metadata).is_special(1));
+  metadata.set("tokenizer.ggml.pre", std::string("llama-bpe"));
+  metadata.set("tokenizer.ggml.add_bos_token", false);
+  metadata.set("tokenizer.ggml.add_eos_token", false);
+  CHECK(Tokenizer::from_gguf(metadata).encode("ab") == plain);
+}
+
+TEST_CASE("tokenizers of GGUF files that are broken or of another kind are refused by name") {
+  const GgufMetadata good = converted(text_of(recorded().at("gpt2/file")), "gpt-2");
+  const auto refused = [&](const std::string& key, const GgufValue& value, const std::string& why) {
+    CAPTURE(why);
+    GgufMetadata bad = good;
+    bad.set(key, value);
+    CHECK_THROWS_AS(Tokenizer::from_gguf(bad), IoError);
+    CHECK_THROWS_WITH(Tokenizer::from_gguf(bad), ContainsSubstring("f.gguf: ") && ContainsSubstring(why));
+  };
+  const auto types = [&](std::int32_t last) {
+    std::vector<std::int32_t> list(good.strings("tokenizer.ggml.tokens").size(), 1);
+    list.back() = last;
+    return GgufArray(list);
+  };
+  using Strings = std::vector<std::string>;
+  CHECK_NOTHROW(Tokenizer::from_gguf(good));
+  refused("tokenizer.ggml.model", std::string("llama"), "is of type \"llama\"");
+  refused("tokenizer.ggml.pre", std::string("deepseek-llm"), "\"deepseek-llm\" is not supported");
+  refused("tokenizer.ggml.pre", std::uint32_t{1}, "a string is expected");
+  refused("tokenizer.ggml.tokens", GgufArray(Strings{"a", "b"}), "there are 2 tokens, but");
+  refused("tokenizer.ggml.tokens", GgufArray(std::vector<float>{1}), "an array of strings is expected");
+  refused("tokenizer.ggml.token_type", GgufArray(std::vector<std::int32_t>{1}), "but 1 types of tokens");
+  refused("tokenizer.ggml.token_type", types(7), "has the type 7");
+  refused("tokenizer.ggml.token_type", types(6), "stands for a byte");
+  refused("tokenizer.ggml.merges", GgufArray(Strings{"ab"}), "merge 0 is not two tokens");
+  refused("tokenizer.ggml.merges", GgufArray(Strings{"a b c"}), "merge 0 is not two tokens");
+  refused("tokenizer.ggml.merges", GgufArray(Strings{"a b", "zq zq zq"}), "merge 1 is not two tokens");
+  refused("tokenizer.ggml.merges", GgufArray(Strings{"zqzq a"}), "merge 0");
+  refused("tokenizer.ggml.add_bos_token", true, "has no metadata \"tokenizer.ggml.bos_token_id\"");
+  GgufMetadata outside = good;
+  outside.set("tokenizer.ggml.add_bos_token", true);
+  outside.set("tokenizer.ggml.bos_token_id", std::uint32_t{1} << 30);
+  CHECK_THROWS_WITH(Tokenizer::from_gguf(outside), ContainsSubstring("is 1073741824, but there are"));
+  CHECK_THROWS_AS(Tokenizer::from_gguf(GgufMetadata()), IoError);
+}
+
+TEST_CASE("the format of a chat template is found in its text") {
+  CHECK(chat_format_of(
+            "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
+            "Face<|im_end|>\n' }}") == ChatFormat::smollm2);
+  CHECK(chat_format_of("{{- '<|start_header_id|>' + role + '<|end_header_id|>' + '<|eot_id|>' }}") ==
+        ChatFormat::llama3);
+  CHECK_FALSE(chat_format_of("{{ '<|im_start|>system\nYou are Qwen<|im_end|>' }}").has_value());
+  CHECK_FALSE(chat_format_of("").has_value());
+}
