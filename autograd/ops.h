@@ -13,6 +13,7 @@
 #include "tapestry/autograd/ops/grid_sample.h"
 #include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/linalg.h"
+#include "tapestry/autograd/ops/linear_cross_entropy.h"
 #include "tapestry/autograd/ops/loss.h"
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/multinomial.h"

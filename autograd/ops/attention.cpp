@@ -11,10 +11,13 @@
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/softmax.h"
+#include "tapestry/autograd/tape.h"
+#include "tapestry/kernels/ops/attention.h"
 
 namespace tapestry {
 namespace {
 
+using autograd::Backward;
 using autograd::check_matches;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -27,21 +30,170 @@ Tensor causal_mask(std::int64_t queries, std::int64_t keys, Device device) {
   return le(arange(keys, options), arange(queries, options).unsqueeze(1));
 }
 
-// Attention of (..., heads, L, E) and (..., groups, S, E): the heads of q become (groups, heads / groups), so
-// that k and v broadcast over the heads of a group without a copy.
-Tensor grouped(const Tensor& q, const Tensor& k, const Tensor& v, AttentionParams params) {
-  const char* const op = kAttention.name;
-  check(q.dim() >= 3 && k.dim() >= 3 && v.dim() >= 3, "[", op, "] q ", q.sizes(), ", k ", k.sizes(), ", v ",
-        v.sizes(), "; with enable_gqa, expected (..., heads, L, E)");
-  const std::int64_t heads = q.size(-3), groups = k.size(-3);
-  check(v.size(-3) == groups && groups > 0 && heads % groups == 0, "[", op, "] q has ", heads,
-        " heads, k has ", groups, " and v ", v.size(-3),
-        "; the heads of k and v must be equal and divide those of q");
-  const auto split = [&](const Tensor& t) { return t.unflatten(-3, {groups, heads / groups}); };
-  if (params.mask.defined() && params.mask.dim() >= 3)
-    params.mask = params.mask.size(-3) == heads ? split(params.mask) : params.mask.unsqueeze(-3);
-  params.enable_gqa = false;
-  return scaled_dot_product_attention(split(q), k.unsqueeze(-3), v.unsqueeze(-3), params).flatten(-4, -3);
+double scale_of(const Tensor& q, const AttentionParams& params) {
+  return params.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(-1))));
+}
+
+// The weights of the values, and which queries see no key at all (undefined without a mask). The weights of
+// such a query are uniform instead of NaN.
+struct Weights {
+  Tensor values, blind;
+};
+Weights attention_weights(const Tensor& q, const Tensor& k, const AttentionParams& params) {
+  // q is scaled instead of the scores, because it usually has fewer elements.
+  Tensor scores = matmul(q * scale_of(q, params), k.transpose(-2, -1));
+  const Tensor mask = params.causal ? causal_mask(q.size(-2), k.size(-2), q.device()) : params.mask;
+  const auto constant = [&](double value) { return scalar_tensor(value, {q.dtype(), q.device()}); };
+  if (mask.defined())
+    scores = mask.dtype() == DType::boolean ? where(mask, scores, constant(-kInfinity)) : scores + mask;
+  Tensor blind;
+  if (params.mask.defined() && scores.numel() > 0) {
+    const NoGradGuard guard;
+    blind = eq(max(scores, -1, true).first, -kInfinity);
+  }
+  if (blind.defined()) scores = where(blind, constant(0), scores);
+  return {softmax(scores, -1), blind};
+}
+
+// Attention by matrix products and softmax, with the whole matrix of scores.
+Tensor by_operations(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionParams& params) {
+  const Weights weights = attention_weights(q, k, params);
+  const Tensor out = matmul(dropout(weights.values, params.dropout, params.dropout > 0), v);
+  return weights.blind.defined() ? where(weights.blind, scalar_tensor(0, {q.dtype(), q.device()}), out) : out;
+}
+
+// Divides the heads of q into (groups, heads / groups), so that k and v broadcast over the heads of a group
+// without a copy.
+struct Grouped {
+  Grouped(const Tensor& q_heads, const Tensor& k_heads, const Tensor& v_heads, AttentionParams p)
+      : heads(q_heads.size(-3)), groups(k_heads.size(-3)), params(std::move(p)) {
+    q = split(q_heads);
+    k = k_heads.unsqueeze(-3);
+    v = v_heads.unsqueeze(-3);
+    Tensor& mask = params.mask;
+    if (mask.defined() && mask.dim() >= 3) mask = mask.size(-3) == heads ? split(mask) : mask.unsqueeze(-3);
+    params.enable_gqa = false;
+  }
+  Tensor split(const Tensor& t) const { return t.unflatten(-3, {groups, heads / groups}); }
+
+  std::int64_t heads, groups;
+  AttentionParams params;
+  Tensor q, k, v;
+};
+
+// The gradients of q, k and v by operations, which a pass with create_graph records.
+struct Gradients {
+  Tensor q, k, v;
+};
+Gradients gradients(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionParams& params,
+                    const Tensor& g) {
+  if (params.enable_gqa) {
+    const Grouped groups(q, k, v, params);
+    const Gradients d = gradients(groups.q, groups.k, groups.v, groups.params, groups.split(g));
+    return {d.q.flatten(-4, -3), sum(d.k, -3), sum(d.v, -3)};
+  }
+  const auto [weights, blind] = attention_weights(q, k, params);
+  const Tensor p =
+      blind.defined() ? where(blind, scalar_tensor(0, {q.dtype(), q.device()}), weights) : weights;
+  const Tensor dp = matmul(g, v.transpose(-2, -1));
+  const Tensor ds = p * (dp - sum(dp * p, -1, true)) * scale_of(q, params);
+  return {matmul(ds, k), matmul(ds.transpose(-2, -1), q), matmul(p.transpose(-2, -1), g)};
+}
+
+// q, k, v or the result as (batch, heads, rows, columns): leading dimensions of size 1 are added.
+Tensor in_heads(const Tensor& t) {
+  return t.dim() == 4 ? t : t.dim() == 3 ? t.unsqueeze(0) : t.unsqueeze(0).unsqueeze(0);
+}
+
+// A tensor whose rows are contiguous, for the kernel.
+Tensor with_rows(const Tensor& t) {
+  return t.stride(-1) == 1 || t.size(-1) == 1 ? t : autograd::raw_contiguous(t);
+}
+
+kernels::AttentionStrides strides_of(const Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
+
+// True if the kernel computes this attention, and a gradient of the mask is not needed. Otherwise it is
+// composed of operations.
+bool has_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionParams& params) {
+  // The meta device gives what a CPU gives.
+  const DeviceType type = q.device().is_meta() ? DeviceType::cpu : q.device().type;
+  return kernels::attention.has(type, q.dtype()) && params.dropout == 0 && q.dim() <= 4 &&
+         k.dim() == q.dim() && v.dim() == q.dim() && q.numel() > 0 && k.numel() > 0 && v.numel() > 0 &&
+         (q.dim() < 4 || (k.size(0) == q.size(0) && v.size(0) == q.size(0))) &&
+         (q.dim() < 3 || params.enable_gqa || (k.size(-3) == q.size(-3) && v.size(-3) == q.size(-3))) &&
+         !autograd::recording(params.mask);
+}
+
+// What forward and backward tell the kernel. All tensors have four dimensions.
+template <class Args>
+Args kernel_args(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionParams& params,
+                 const Tensor& mask) {
+  Args a;
+  a.shape = {q.size(0), q.size(1), k.size(1), q.size(2), k.size(2), q.size(3), v.size(3)};
+  a.scale = scale_of(q, params);
+  a.mask.causal = params.causal;
+  if (mask.defined()) {
+    a.mask.mask = mask;
+    a.mask.batch = mask.stride(0), a.mask.head = mask.stride(1), a.mask.query = mask.stride(2),
+    a.mask.key = mask.stride(3);
+  }
+  a.q = q, a.k = k, a.v = v;
+  a.q_strides = strides_of(q), a.k_strides = strides_of(k), a.v_strides = strides_of(v);
+  return a;
+}
+
+Tensor by_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionParams& params) {
+  Tensor y, log_sum_exp, mask;
+  {
+    const NoGradGuard guard;
+    const Tensor q4 = with_rows(in_heads(q)), k4 = with_rows(in_heads(k)), v4 = with_rows(in_heads(v));
+    const std::int64_t batch = q4.size(0), heads = q4.size(1), queries = q4.size(2), columns = v4.size(3);
+    const TensorOptions options(q.dtype(), q.device());
+    // Layers merge the heads after attention. If q came from (batch, queries, heads, E), so does the result.
+    const bool by_query = q4.stride(2) > q4.stride(1);
+    const Tensor y4 = by_query ? empty({batch, queries, heads, columns}, options).transpose(1, 2)
+                               : empty({batch, heads, queries, columns}, options);
+    log_sum_exp = empty({batch, heads, queries}, {DType::f32, q.device()});
+    if (params.mask.defined()) mask = params.mask.expand({batch, heads, queries, k4.size(2)});
+    auto args = kernel_args<kernels::AttentionArgs>(q4, k4, v4, params, mask);
+    args.y = y4, args.y_strides = strides_of(y4), args.log_sum_exp = log_sum_exp;
+    kernels::attention(q.device(), q.dtype(), args);
+    y = q.dim() == 4 ? y4 : q.dim() == 3 ? y4.squeeze(0) : y4.squeeze(0).squeeze(0);
+  }
+  if (autograd::recording(q, k, v))
+    autograd::record(kAttention, y, {&q, &k, &v},
+                     [params, q = autograd::save(q), k = autograd::save(k), v = autograd::save(v),
+                      y = autograd::save_output(y), logs = autograd::save(log_sum_exp),
+                      mask = mask.defined() ? autograd::save(mask) : autograd::SavedTensor(),
+                      masked = mask.defined()](Backward& b) {
+                       const Tensor saved_q = b.saved(q), saved_k = b.saved(k), saved_v = b.saved(v);
+                       if (b.create_graph()) {
+                         const Gradients d = gradients(saved_q, saved_k, saved_v, params, b.grad());
+                         b.set(0, d.q);
+                         b.set(1, d.k);
+                         b.set(2, d.v);
+                         return;
+                       }
+                       const Tensor q4 = with_rows(in_heads(saved_q)), k4 = with_rows(in_heads(saved_k)),
+                                    v4 = with_rows(in_heads(saved_v)), y4 = in_heads(b.saved(y)),
+                                    dy4 = with_rows(in_heads(b.grad()));
+                       const auto like = [](const Tensor& t) {
+                         return autograd::result_like(t.sizes(), t.dtype(), {&t});
+                       };
+                       const Tensor dq = like(q4), dk = like(k4), dv = like(v4);
+                       auto args = kernel_args<kernels::AttentionBackwardArgs>(
+                           q4, k4, v4, params, masked ? b.saved(mask) : Tensor());
+                       args.y = y4, args.dy = dy4, args.log_sum_exp = b.saved(logs);
+                       args.y_strides = strides_of(y4), args.dy_strides = strides_of(dy4);
+                       args.dq = dq, args.dk = dk, args.dv = dv;
+                       args.dq_strides = strides_of(dq), args.dk_strides = strides_of(dk),
+                       args.dv_strides = strides_of(dv);
+                       kernels::attention_backward(dq.device(), dq.dtype(), args);
+                       b.set(0, dq.reshape(saved_q.sizes()));
+                       b.set(1, dk.reshape(saved_k.sizes()));
+                       b.set(2, dv.reshape(saved_v.sizes()));
+                     });
+  return y;
 }
 
 }  // namespace
@@ -55,9 +207,16 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
   kAttention.check_dtype(q.dtype());
   check_matches(op, q, k, "k");
   check_matches(op, q, v, "v");
-  if (params.enable_gqa) return grouped(q, k, v, params);
   check(q.dim() >= 2 && k.dim() >= 2 && v.dim() >= 2, "[", op, "] q ", q.sizes(), ", k ", k.sizes(), ", v ",
         v.sizes(), "; expected (..., L, E), (..., S, E), (..., S, V)");
+  if (params.enable_gqa) {
+    check(q.dim() >= 3 && k.dim() >= 3 && v.dim() >= 3, "[", op, "] q ", q.sizes(), ", k ", k.sizes(), ", v ",
+          v.sizes(), "; with enable_gqa, expected (..., heads, L, E)");
+    const std::int64_t heads = q.size(-3), groups = k.size(-3);
+    check(v.size(-3) == groups && groups > 0 && heads % groups == 0, "[", op, "] q has ", heads,
+          " heads, k has ", groups, " and v ", v.size(-3),
+          "; the heads of k and v must be equal and divide those of q");
+  }
   check(q.size(-1) == k.size(-1), "[", op, "] q ", q.sizes(), " and k ", k.sizes(),
         " differ in their last size; it must be the same");
   check(k.size(-2) == v.size(-2), "[", op, "] k ", k.sizes(), " and v ", v.sizes(), " have ", k.size(-2),
@@ -71,28 +230,22 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
                        " but the input is on ", q.device(), "; move it with to(device)");
   }
 
-  // q is scaled instead of the scores, because it usually has fewer elements.
-  const double scale = params.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(-1))));
-  Tensor scores = matmul(q * scale, k.transpose(-2, -1));
-  if (params.mask.defined())
-    check(broadcast_shapes(op, params.mask.sizes(), scores.sizes()) == scores.sizes(), "[", op, "] mask ",
-          params.mask.sizes(), " does not broadcast to the scores' shape ", scores.sizes(),
+  if (params.mask.defined()) {
+    // The scores have q's heads, and the batch dimensions of q and k broadcast.
+    const auto leading = [](const Tensor& t, int last) { return Shape(t.sizes().begin(), t.dim() - last); };
+    const int own = params.enable_gqa ? 3 : 2;
+    Shape scores = broadcast_shapes(op, leading(q, own), leading(k, own));
+    if (params.enable_gqa) scores.push_back(q.size(-3));
+    scores.push_back(q.size(-2));
+    scores.push_back(k.size(-2));
+    check(broadcast_shapes(op, params.mask.sizes(), scores) == scores, "[", op, "] mask ",
+          params.mask.sizes(), " does not broadcast to the scores' shape ", scores,
           "; give it at most these sizes");
-  const Tensor mask = params.causal ? causal_mask(q.size(-2), k.size(-2), q.device()) : params.mask;
-  const auto constant = [&](double value) { return scalar_tensor(value, {q.dtype(), q.device()}); };
-  if (mask.defined())
-    scores = mask.dtype() == DType::boolean ? where(mask, scores, constant(-kInfinity)) : scores + mask;
-
-  // A mask can exclude all keys of a query. The softmax of its scores would be NaN, so the scores are set to
-  // 0 (uniform weights), and the query's result is set to 0 afterwards.
-  Tensor blind;
-  if (params.mask.defined() && scores.numel() > 0) {
-    const NoGradGuard guard;
-    blind = eq(max(scores, -1, true).first, -kInfinity);
   }
-  if (blind.defined()) scores = where(blind, constant(0), scores);
-  const Tensor out = matmul(dropout(softmax(scores, -1), params.dropout, params.dropout > 0), v);
-  return blind.defined() ? where(blind, constant(0), out) : out;
+  if (has_kernel(q, k, v, params)) return by_kernel(q, k, v, params);
+  if (!params.enable_gqa) return by_operations(q, k, v, params);
+  const Grouped groups(q, k, v, params);
+  return by_operations(groups.q, groups.k, groups.v, groups.params).flatten(-4, -3);
 }
 
 }  // namespace tapestry

@@ -22,10 +22,15 @@ constexpr const char* kLinalg = "autograd/ops/linalg.h says that CUDA tensors ar
 
 constexpr const char* kReadsAsIs = "kernels/ops/matmul_packed.h says that GPUs read the factor as it is";
 
+constexpr const char* kComposedAttention =
+    "kernels/ops/attention.h says that other devices compute attention from matrix products";
+
 constexpr const char* kLastOfCumprod =
     "on GPUs autograd/ops/reduce_composed.cpp takes the last elements of cumprod";
 
 inline constexpr Exception kExceptions[] = {
+    {"attention", kBoth, kComposedAttention},
+    {"attention_backward", kBoth, kComposedAttention},
     {"conv2d", kBF16, kWithMixedPrecision},
     {"conv2d_backward_input", kBF16, kWithMixedPrecision},
     {"conv2d_backward_weight", kBF16, kWithMixedPrecision},

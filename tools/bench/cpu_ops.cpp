@@ -164,6 +164,12 @@ void add_layers() {
   add_training("instance_norm", {images}, [=] { return instance_norm(images); });
   const Tensor tokens = randn({2048, 512});
   add_training("rms_norm", {tokens}, [=] { return rms_norm(tokens, {512}); });
+  const Tensor q = randn({4, 12, 512, 64}), k = randn({4, 12, 512, 64}), v = randn({4, 12, 512, 64});
+  add_training("attention", {q, k, v}, [=] { return scaled_dot_product_attention(q, k, v); });
+  add_training("attention_causal", {q, k, v},
+               [=] { return scaled_dot_product_attention(q, k, v, {.causal = true}); });
+  const Tensor token = randn({4, 12, 1, 64}), keys = k.detach(), values = v.detach();
+  add("attention_one_query", [=] { return scaled_dot_product_attention(token, keys, values); });
   const Tensor line = randn({16, 64, 512}), w1 = randn({64, 64, 3});
   add_training("conv1d", {line, w1}, [=] { return conv1d(line, w1, {}, {.padding = 1}); });
   const Tensor volume = randn({2, 16, 16, 32, 32}), w3 = randn({16, 16, 3, 3, 3});
@@ -216,6 +222,9 @@ void add_losses() {
   add_training("kl_div", {x}, [=] { return fn::kl_div(x, t); });
   const Tensor classes = softmax(t, 1);
   add_training("cross_entropy_probabilities", {x}, [=] { return cross_entropy(x, classes); });
+  const Tensor hidden = randn({256, 256}), output = randn({16384, 256}), words = randint(0, 16384, {256});
+  add_training("linear_cross_entropy", {hidden, output},
+               [=] { return linear_cross_entropy(hidden, output, words); });
   const Tensor steps = log_softmax(randn({50, 16, 20}), 2), labels = randint(1, 20, {16, 10});
   const Tensor in = full({16}, 50, kInt64), out = full({16}, 10, kInt64);
   add_training("ctc_loss", {steps}, [=] { return ctc_loss(steps, labels, in, out); });

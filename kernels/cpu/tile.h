@@ -1,0 +1,87 @@
+#pragma once
+// Small matrix products inside one thread, for kernels that compute on blocks in the cache.
+#include <cstdint>
+#include <cstring>
+
+namespace tapestry::kernels::cpu {
+
+/// The columns of a panel: two AVX vectors of f32. Six rows of such a panel take 12 of AVX2's 16 registers.
+inline constexpr std::int64_t kTileColumns = 16;
+inline constexpr std::int64_t kTileRows = 6;
+
+typedef float TileVector __attribute__((vector_size(8 * sizeof(float))));  // NOLINT: GNU's vector types
+
+/// The operands of c = a b or c += a b, for an (m, depth) matrix a, a (depth, n) matrix b, and an (m, n)
+/// matrix c. n is a multiple of kTileColumns. Element (i, p) of a is a[i a_row + p a_step]. Column panel j of
+/// b begins at b + j b_panel, and its rows are b_row apart. The rows of c are contiguous and c_row apart.
+struct TileProduct {
+  std::int64_t m, n, depth;
+  const float* a;
+  std::int64_t a_row, a_step;
+  const float* b;
+  std::int64_t b_panel, b_row;
+  float* c;
+  std::int64_t c_row;
+  bool accumulate;
+};
+
+namespace detail {
+// Vectors are not returned: without AVX, the ABI of that depends on the compiler's version.
+inline void load_tile(TileVector& v, const float* from) { std::memcpy(&v, from, sizeof(v)); }
+inline void store_tile(float* to, const TileVector& v) { std::memcpy(to, &v, sizeof(v)); }
+
+template <int kRows>
+inline void multiply_tile(const TileProduct& t, const float* a, const float* b, float* c) {
+  TileVector sum[kRows][2] = {};
+  if (t.accumulate)
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < 2; ++v) load_tile(sum[r][v], c + r * t.c_row + v * 8);
+  const std::int64_t depth = t.depth, a_row = t.a_row, a_step = t.a_step, b_row = t.b_row;
+  for (std::int64_t p = 0; p < depth; ++p, a += a_step, b += b_row) {
+    TileVector low, high;
+    load_tile(low, b);
+    load_tile(high, b + 8);
+    for (int r = 0; r < kRows; ++r) {
+      const float x = a[r * a_row];
+      sum[r][0] += x * low;
+      sum[r][1] += x * high;
+    }
+  }
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < 2; ++v) store_tile(c + r * t.c_row + v * 8, sum[r][v]);
+}
+}  // namespace detail
+
+/// Computes the product. A panel of b is read once for every kTileRows rows of a, so it should fit in the L1
+/// cache.
+inline void multiply_tiles(const TileProduct& t) {
+  for (std::int64_t j = 0; j < t.n; j += kTileColumns) {
+    const float* const b = t.b + j / kTileColumns * t.b_panel;
+    float* const c = t.c + j;
+    std::int64_t i = 0;
+    for (; i + kTileRows <= t.m; i += kTileRows)
+      detail::multiply_tile<kTileRows>(t, t.a + i * t.a_row, b, c + i * t.c_row);
+    const float* const a = t.a + i * t.a_row;
+    switch (t.m - i) {
+      case 1:
+        detail::multiply_tile<1>(t, a, b, c + i * t.c_row);
+        break;
+      case 2:
+        detail::multiply_tile<2>(t, a, b, c + i * t.c_row);
+        break;
+      case 3:
+        detail::multiply_tile<3>(t, a, b, c + i * t.c_row);
+        break;
+      case 4:
+        detail::multiply_tile<4>(t, a, b, c + i * t.c_row);
+        break;
+      case 5:
+        detail::multiply_tile<5>(t, a, b, c + i * t.c_row);
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+}  // namespace tapestry::kernels::cpu

@@ -1,0 +1,62 @@
+#pragma once
+// Contracts of attention without a matrix of scores (Dao 2023, "FlashAttention-2"). For both slots:
+//   Shapes: q (batch, heads, queries, width), k (batch, groups, keys, width), v (batch, groups, keys,
+//   value_width), y and dy (batch, heads, queries, value_width). `groups` divides `heads`: consecutive heads
+//   / groups heads of q share a head of k and v. Layout: the last dimension of each array is contiguous; the
+//   others have strides. dq, dk and dv have the strides of q, k and v that the arguments give for them.
+//   Dtypes: all arrays have the slot's dtype, but for the mask, which may be bool too, and log_sum_exp, which
+//   is f32. Accumulation: f32. The scores are computed block by block and are never stored.
+// Only CPUs have these kernels yet. Other devices compute attention from matrix products and softmax.
+#include <cstdint>
+
+#include "tapestry/kernels/slot.h"
+#include "tapestry/kernels/view.h"
+
+namespace tapestry::kernels {
+
+struct AttentionShape {
+  std::int64_t batch, heads, groups, queries, keys, width, value_width;
+};
+
+/// The distances between batches, heads and rows, in elements.
+struct AttentionStrides {
+  std::int64_t batch, head, row;
+};
+
+/// Which scores count. With `causal`, query i sees keys 0 to i. A bool `mask` is true where the query sees
+/// the key; a mask of the slot's dtype is added to the scores. Dimensions along which the mask is broadcast
+/// have stride 0.
+struct AttentionMask {
+  bool causal = false;
+  ConstArray mask;
+  std::int64_t batch = 0, head = 0, query = 0, key = 0;
+};
+
+/// Computes y = softmax(q k^T scale + mask) v, and for each query the logarithm of its sum of exponentials, a
+/// dense (batch, heads, queries) array. A query that a mask hides from all keys gives 0 and -inf.
+struct AttentionArgs {
+  AttentionShape shape;
+  double scale;
+  AttentionMask mask;
+  ConstArray q, k, v;
+  AttentionStrides q_strides, k_strides, v_strides;
+  MutableArray y;
+  AttentionStrides y_strides;
+  MutableArray log_sum_exp;
+};
+inline constinit Slot<AttentionArgs> attention{"attention"};
+
+/// Computes the gradients of q, k and v from the results of `attention`. The scores are computed again.
+struct AttentionBackwardArgs {
+  AttentionShape shape;
+  double scale;
+  AttentionMask mask;
+  ConstArray q, k, v, y, dy;
+  AttentionStrides q_strides, k_strides, v_strides, y_strides, dy_strides;
+  ConstArray log_sum_exp;
+  MutableArray dq, dk, dv;
+  AttentionStrides dq_strides, dk_strides, dv_strides;
+};
+inline constinit Slot<AttentionBackwardArgs> attention_backward{"attention_backward"};
+
+}  // namespace tapestry::kernels

@@ -1,0 +1,198 @@
+// Tests the attention kernel of CPUs, which never stores the scores, against attention in f64, which does.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tapestry/autograd/ops.h"
+#include "tapestry/autograd/ops/attention.h"
+#include "tapestry/autograd/tape.h"
+#include "tapestry/core/allocator.h"
+#include "tapestry/core/generator.h"
+#include "tapestry/core/threads.h"
+#include "tapestry/kernels/ops/attention.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+struct Case {
+  std::int64_t batch, heads, groups, queries, keys, width, value_width;
+  enum Mask { none, causal, seen, seen_by_head, seen_by_query, added, added_by_columns } mask = none;
+};
+
+// Values with full mantissas and a mean that is not 0.
+Tensor numbers(const Shape& sizes, DType dtype) { return (randn(sizes) * 0.8 + 0.3).to(dtype); }
+
+// The tensor with its heads and rows exchanged in memory, as a layer makes it.
+Tensor by_rows(const Tensor& t) { return t.transpose(1, 2).contiguous().transpose(1, 2); }
+
+Tensor mask_of(const Case& c, DType dtype) {
+  switch (c.mask) {
+    case Case::seen: {
+      Tensor m = rand({c.queries, c.keys}) > 0.4;
+      m[c.queries - 1].fill_(false);  // the last query sees nothing
+      return m;
+    }
+    case Case::seen_by_head:
+      return rand({c.batch, c.heads, 1, c.keys}) > 0.3;
+    case Case::seen_by_query:
+      return rand({c.queries, 1}) > 0.3;
+    case Case::added_by_columns:
+      return randn({c.keys, c.queries}).to(dtype).t();
+    case Case::added: {
+      Tensor m = randn({c.batch, 1, c.queries, c.keys}).to(dtype);
+      m.select(2, 0).fill_(-kInf);
+      return m;
+    }
+    default:
+      return {};
+  }
+}
+
+struct Results {
+  std::vector<Tensor> values;  // y, dq, dk, dv
+};
+
+Results attend(const std::vector<Tensor>& inputs, const Tensor& dy, const AttentionParams& params) {
+  std::vector<Tensor> leaves;
+  for (const Tensor& t : inputs) leaves.push_back(t.detach().set_requires_grad());
+  const Tensor y = scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], params);
+  y.backward(dy);
+  return {{y.detach(), leaves[0].grad(), leaves[1].grad(), leaves[2].grad()}};
+}
+
+// The largest error relative to the largest element.
+double error_of(const Tensor& value, const Tensor& expected) {
+  const Tensor e = expected.to(DType::f64);
+  const double size = std::max(e.abs().max().item<double>(), 1e-3);
+  return (value.to(DType::f64) - e).abs().max().item<double>() / size;
+}
+
+void check_case(const Case& c, DType dtype, bool rows) {
+  CAPTURE(c.batch, c.heads, c.groups, c.queries, c.keys, c.width, c.value_width, int(c.mask), dtype, rows);
+  manual_seed(7);
+  std::vector<Tensor> inputs = {numbers({c.batch, c.heads, c.queries, c.width}, dtype),
+                                numbers({c.batch, c.groups, c.keys, c.width}, dtype),
+                                numbers({c.batch, c.groups, c.keys, c.value_width}, dtype)};
+  Tensor dy = numbers({c.batch, c.heads, c.queries, c.value_width}, dtype);
+  if (rows)
+    for (Tensor* t : {&inputs[0], &inputs[1], &inputs[2], &dy}) *t = by_rows(*t);
+  AttentionParams params{
+      .mask = mask_of(c, dtype), .causal = c.mask == Case::causal, .enable_gqa = c.heads != c.groups};
+  const Results result = attend(inputs, dy, params);
+  std::vector<Tensor> exact;
+  for (const Tensor& t : inputs) exact.push_back(t.to(DType::f64));
+  if (params.mask.defined() && params.mask.dtype() == dtype) params.mask = params.mask.to(DType::f64);
+  const Results expected = attend(exact, dy.to(DType::f64), params);
+  // Scores of at most about 8 have an error of width eps 8, which is the relative error of the weights. The
+  // sums over keys and queries add roundings of sqrt(n) eps. Results in 16 bits are rounded once more.
+  const double eps = std::numeric_limits<float>::epsilon();
+  const double f32 =
+      eps * (8 * static_cast<double>(c.width) + 4 * std::sqrt(static_cast<double>(c.keys + c.queries)));
+  const double rounding = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 0;
+  const char* const names[] = {"y", "dq", "dk", "dv"};
+  for (std::size_t i = 0; i < 4; ++i) {
+    INFO(names[i]);
+    CHECK(result.values[i].sizes() == expected.values[i].sizes());
+    // The gradients of q and k are products of differences p (dp - delta), where delta is a sum over the
+    // rounded result.
+    CHECK(error_of(result.values[i], expected.values[i]) < f32 + rounding * (i == 1 || i == 2 ? 4 : 1));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("attention kernel: values and gradients are those of f64") {
+  REQUIRE(kernels::attention.has(DeviceType::cpu, DType::f32));
+  const std::vector<Case> cases = {
+      {1, 1, 1, 1, 1, 1, 1},
+      {2, 3, 3, 1, 300, 16, 16},  // few queries
+      {1, 4, 2, 4, 129, 20, 8},
+      {2, 2, 2, 5, 127, 5, 7, Case::causal},     // one block that is not full
+      {1, 2, 1, 49, 128, 64, 64, Case::causal},  // one query in the second block
+      {2, 4, 2, 200, 200, 40, 40, Case::causal},
+      {1, 2, 2, 193, 385, 72, 33, Case::causal},  // two tasks, three blocks of keys
+      {1, 1, 1, 50, 1100, 24, 24},                // the keys are divided between tasks of the backward pass
+      {2, 2, 2, 60, 150, 16, 16, Case::seen},
+      {2, 6, 3, 51, 140, 16, 24, Case::seen_by_head},
+      {2, 4, 2, 3, 140, 16, 24, Case::seen},
+      {2, 2, 2, 97, 131, 16, 16, Case::added},
+      {2, 2, 2, 50, 131, 16, 16, Case::seen_by_query},
+      {1, 2, 2, 50, 131, 16, 16, Case::added_by_columns},
+      {1, 3, 1, 300, 90, 8, 8, Case::causal},  // later queries see all keys
+      {1, 1, 1, 129, 129, 16, 16,
+       Case::causal},  // one query sees the second block of keys, and one key of it
+  };
+  for (const Case& c : cases)
+    for (const bool rows : {false, true}) check_case(c, DType::f32, rows);
+  for (const DType dtype : {DType::f16, DType::bf16})
+    for (const std::size_t i : {1u, 2u, 5u, 9u, 11u}) check_case(cases[i], dtype, i % 2 == 0);
+}
+
+TEST_CASE("attention kernel: inputs of two and three dimensions, and rows that are not contiguous") {
+  const Tensor q = randn({2, 3, 20, 8}), k = randn({2, 3, 30, 8}), v = randn({2, 3, 30, 8});
+  const Tensor y = scaled_dot_product_attention(q, k, v);
+  CHECK(allclose(scaled_dot_product_attention(q[1], k[1], v[1]), y[1]));
+  CHECK(allclose(scaled_dot_product_attention(q[1][2], k[1][2], v[1][2]), y[1][2]));
+  const auto columns = [](const Tensor& t) { return t.transpose(2, 3).contiguous().transpose(2, 3); };
+  CHECK(allclose(scaled_dot_product_attention(columns(q), columns(k), columns(v)), y));
+  const Tensor wide = randn({2, 3, 20, 24});  // the three operands in one tensor
+  const auto parts = wide.chunk(3, -1);
+  CHECK(allclose(
+      scaled_dot_product_attention(parts[0], parts[1], parts[2]),
+      scaled_dot_product_attention(parts[0].contiguous(), parts[1].contiguous(), parts[2].contiguous())));
+}
+
+TEST_CASE("attention kernel: extreme scores") {
+  SECTION("large scores do not overflow") {
+    const Tensor q = full({1, 1, 60, 4}, 1e4), k = full({1, 1, 200, 4}, 1e4), v = randn({1, 1, 200, 4});
+    const Tensor y = scaled_dot_product_attention(q, k, v);
+    CHECK(allclose(y, v.mean(2, true).expand({1, 1, 60, 4}), 1e-5, 1e-5));
+    CHECK(allclose(scaled_dot_product_attention(-q, k, v), y, 1e-5, 1e-5));
+  }
+  SECTION("NaN reaches the queries that see it, and no others") {
+    for (const std::int64_t queries : {3, 60}) {
+      Tensor q = randn({1, 1, queries, 4}), k = randn({1, 1, 60, 4});
+      k.index_put_({0, 0, 1}, std::nanf(""));
+      const Tensor y = scaled_dot_product_attention(q, k, randn({1, 1, 60, 4}), {.causal = true});
+      CHECK_FALSE(isnan(y.narrow(2, 0, 1)).any().item<bool>());
+      CHECK(isnan(y.narrow(2, 1, queries - 1)).all().item<bool>());
+    }
+  }
+  SECTION("the first block of keys may be hidden") {
+    const Tensor q = randn({1, 1, 60, 4}), k = randn({1, 1, 300, 4}), v = randn({1, 1, 300, 4});
+    Tensor mask = ones({60, 300}, DType::boolean);
+    mask.narrow(1, 0, 200).fill_(false);
+    CHECK(allclose(scaled_dot_product_attention(q, k, v, {.mask = mask}),
+                   scaled_dot_product_attention(q, k.narrow(2, 200, 100), v.narrow(2, 200, 100)), 1e-5,
+                   1e-6));
+  }
+}
+
+TEST_CASE("attention kernel: results do not depend on the number of threads") {
+  manual_seed(2);
+  const std::vector<Tensor> inputs = {randn({2, 4, 210, 16}), randn({2, 2, 700, 16}), randn({2, 2, 700, 16})};
+  const Tensor dy = randn({2, 4, 210, 16});
+  const int before = get_num_threads();
+  std::vector<Results> results;
+  for (const int threads : {1, 3}) {
+    set_num_threads(threads);
+    results.push_back(attend(inputs, dy, {.enable_gqa = true}));
+  }
+  set_num_threads(before);
+  for (std::size_t i = 0; i < 4; ++i) CHECK(results[0].values[i].equal(results[1].values[i]));
+}
+
+TEST_CASE("attention saves no matrix of scores") {
+  const std::int64_t n = 512;
+  const Tensor q = randn({1, 2, n, 8}).set_requires_grad(), k = randn({1, 2, n, 8}), v = randn({1, 2, n, 8});
+  const auto before = memory_stats(kCPU).allocated;
+  const Tensor y = scaled_dot_product_attention(q, k, v, {.causal = true});
+  const auto added = memory_stats(kCPU).allocated - before;
+  CHECK(added < 2 * n * n * 4);  // one matrix of scores
+}
