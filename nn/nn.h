@@ -1,6 +1,6 @@
 #pragma once
 // Includes all of nn: modules, layers, losses, distributions, initialisation, optimizers, schedules,
-// clipping, checkpoints, the meta device, batches of sequences, TensorBoard files.
+// clipping, checkpoints, language models, the meta device, batches of sequences, TensorBoard files.
 #include "tapestry/nn/checkpoint.h"
 #include "tapestry/nn/clip.h"
 #include "tapestry/nn/convert_parameters.h"
@@ -19,6 +19,7 @@
 #include "tapestry/nn/layers/norm.h"
 #include "tapestry/nn/layers/pool.h"
 #include "tapestry/nn/layers/recurrent.h"
+#include "tapestry/nn/layers/rope.h"
 #include "tapestry/nn/layers/shape.h"
 #include "tapestry/nn/layers/transformer.h"
 #include "tapestry/nn/layers/upsample.h"
@@ -41,3 +42,8 @@
 #include "tapestry/nn/utils/rnn.h"
 #include "tapestry/nn/watch/png.h"
 #include "tapestry/nn/watch/summary_writer.h"
+
+#include "tapestry/nn/models/generate.h"
+#include "tapestry/nn/models/gpt2.h"
+#include "tapestry/nn/models/language_model.h"
+#include "tapestry/nn/models/llama.h"

@@ -3,7 +3,7 @@
 #include "tapestry/autograd/ops/attention.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
-#include "tapestry/autograd/ops/loss.h"
+#include "tapestry/autograd/ops/linear_cross_entropy.h"
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/scan.h"
 #include "tapestry/autograd/ops/view.h"
@@ -56,8 +56,7 @@ Tensor LanguageModel::forward(const Tensor& ids, const TokenContext& how) {
         if (how.cache->layer(i).length() > past) how.cache->layer(i).truncate(past);
     throw;
   }
-  if (how.targets.defined())
-    return cross_entropy(linear(x.flatten(0, 1), output_weight()), how.targets.flatten());
+  if (how.targets.defined()) return linear_cross_entropy(x, output_weight(), how.targets);
   return linear(how.last ? x.narrow(1, length - 1, 1) : x, output_weight());
 }
 
