@@ -19,6 +19,7 @@
 #include "tapestry/nn/layers/norm.h"
 #include "tapestry/nn/layers/pool.h"
 #include "tapestry/nn/layers/recurrent.h"
+#include "tapestry/nn/layers/rope.h"
 #include "tapestry/nn/layers/shape.h"
 #include "tapestry/nn/layers/transformer.h"
 #include "tapestry/nn/layers/upsample.h"
@@ -43,3 +44,8 @@
 #include "tapestry/nn/utils/rnn.h"
 #include "tapestry/nn/watch/png.h"
 #include "tapestry/nn/watch/summary_writer.h"
+
+#include "tapestry/nn/models/generate.h"
+#include "tapestry/nn/models/gpt2.h"
+#include "tapestry/nn/models/language_model.h"
+#include "tapestry/nn/models/llama.h"

@@ -10,20 +10,19 @@
 namespace tapestry::kernels::cpu {
 namespace {
 
-// One row. The loops have no branches and no overlap, so that they are vectorised.
+// One row. The two layouts have loops of their own, whose accesses the compiler knows.
 template <class T, class C = Compute<T>>
 void rotate_row(const T* __restrict x, const C* __restrict cos, const C* __restrict sin, C sign,
                 T* __restrict y, std::int64_t pairs, bool interleaved) {
-  const std::int64_t step = interleaved ? 2 : 1, other = interleaved ? 1 : pairs;
-  const auto rotate = [=](std::int64_t first, std::int64_t i, std::int64_t second) {
+  const auto rotate = [=](std::int64_t i, std::int64_t first, std::int64_t second) {
     const C a = static_cast<C>(x[first]), b = static_cast<C>(x[second]), s = sign * sin[i];
     y[first] = convert<T>(a * cos[i] - b * s);
     y[second] = convert<T>(a * s + b * cos[i]);
   };
-  if (step == 1)
-    for (std::int64_t i = 0; i < pairs; ++i) rotate(i, i, i + other);
+  if (interleaved)
+    for (std::int64_t i = 0; i < pairs; ++i) rotate(i, 2 * i, 2 * i + 1);
   else
-    for (std::int64_t i = 0; i < pairs; ++i) rotate(2 * i, i, 2 * i + 1);
+    for (std::int64_t i = 0; i < pairs; ++i) rotate(i, i, i + pairs);
 }
 
 template <class T>

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "tapestry/autograd/ops/creation.h"
@@ -64,15 +65,17 @@ std::vector<Sampler::Candidate> Sampler::candidates(const Tensor& logits,
     const double relative = values[i] == *best ? 0 : (values[i] - *best) / options.temperature;
     kept.push_back({static_cast<std::int64_t>(i), std::exp(relative)});
   }
+  if (options.top_k > 0 && options.top_k < static_cast<std::int64_t>(kept.size())) {
+    // Most tokens go before the rest is sorted: a vocabulary takes milliseconds to sort.
+    std::vector<double> all;
+    for (const Candidate& c : kept) all.push_back(c.probability);
+    const auto last = all.begin() + (options.top_k - 1);
+    std::nth_element(all.begin(), last, all.end(), std::greater<>());
+    std::erase_if(kept, [least = *last](const Candidate& c) { return c.probability < least; });
+  }
   // A stable sort: equal tokens stay in order, so that results do not depend on the standard library.
   std::stable_sort(kept.begin(), kept.end(),
                    [](const Candidate& a, const Candidate& b) { return a.probability > b.probability; });
-  const auto size = [&] { return static_cast<std::int64_t>(kept.size()); };
-  if (options.top_k > 0 && options.top_k < size()) {
-    std::size_t n = static_cast<std::size_t>(options.top_k);
-    while (n < kept.size() && kept[n].probability == kept[n - 1].probability) ++n;
-    kept.resize(n);
-  }
   const auto normalise = [&] {
     sum = 0;
     for (const Candidate& c : kept) sum += c.probability;

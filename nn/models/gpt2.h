@@ -2,7 +2,7 @@
 // GPT-2 (Radford et al. 2019). Modules and parameters have the names of Hugging Face's GPT2LMHeadModel. Its
 // projections are nn::Linear, whose weight is (out, in); Hugging Face's Conv1D stores (in, out).
 //
-//   nn::Gpt2 model({.n_layer = 6, .n_head = 6, .n_embd = 384, .n_inner = 1536});
+//   nn::Gpt2 model({.n_embd = 384, .n_layer = 6, .n_head = 6, .n_inner = 1536});
 //   Tensor loss = model(ids, {.targets = next_ids});
 #include "tapestry/nn/layers/activation.h"
 #include "tapestry/nn/layers/container.h"

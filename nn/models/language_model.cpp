@@ -56,8 +56,7 @@ Tensor LanguageModel::forward(const Tensor& ids, const TokenContext& how) {
         if (how.cache->layer(i).length() > past) how.cache->layer(i).truncate(past);
     throw;
   }
-  if (how.targets.defined())
-    return linear_cross_entropy(x, output_weight(), how.targets);
+  if (how.targets.defined()) return linear_cross_entropy(x, output_weight(), how.targets);
   return linear(how.last ? x.narrow(1, length - 1, 1) : x, output_weight());
 }
 

@@ -35,8 +35,8 @@ struct TokenContext {
   /// Which tokens see which: bool, broadcasting to (N, heads, L, S) with S tokens in cache and call. By
   /// default a token sees itself and all earlier ones. A mask must say that too; document_mask() does.
   Tensor mask = {};
-  /// The word after each token, integers (N, L). If set, the result is the mean cross-entropy. Targets of
-  /// -100 do not count.
+  /// The word after each token, integers (N, L). If set, the result is the mean cross-entropy, which
+  /// linear_cross_entropy() computes without the whole matrix of logits. Targets of -100 do not count.
   Tensor targets = {};
   /// Computes the logits of the last token alone, (N, 1, vocab_size).
   bool last = false;
