@@ -141,6 +141,8 @@ class ShardedModel::Scope {
 
 std::shared_ptr<void> ShardedModel::enter(const std::shared_ptr<ShardedUnit>& unit, bool by_hand) {
   const int replica = current_context().replica;
+  if (why_not_callable) [[unlikely]]
+    fail(why_not_callable, " (", unit->label(), ")");
   if (replica < 0 || replica >= static_cast<int>(lanes_.size())) [[unlikely]]
     fail<IndexError>("[fully_shard] replica ", replica, " of ", unit->label(),
                      " was called, but the module was sharded with ", lanes_.size(),

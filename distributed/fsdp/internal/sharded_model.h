@@ -33,6 +33,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   explicit ShardedModel(std::size_t replicas) : lanes_(replicas) {}
 
   int max_full_units = 2;
+  /// If not null, calls of the modules throw this text: replicas that are ranks must all be called together.
+  const char* why_not_callable = nullptr;
   bool synchronize = true;  ///< false: gradients stay on the full parameters. Read when a pass begins.
 
   void add(ShardedUnit& unit) { units_.push_back(&unit); }

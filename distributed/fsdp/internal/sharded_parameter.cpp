@@ -32,7 +32,8 @@ Tensor flat(const Tensor& t, std::int64_t numel) {
 }  // namespace
 
 ShardedParameter::ShardedParameter(std::string name_, const nn::Parameter& slot,
-                                   const std::vector<std::shared_ptr<ProcessGroup>>& groups)
+                                   const std::vector<std::shared_ptr<ProcessGroup>>& groups,
+                                   const std::vector<Device>& devices)
     : name(std::move(name_)), groups_(groups) {
   const Tensor first = slot.replica(0);
   sizes_ = first.sizes();
@@ -43,21 +44,22 @@ ShardedParameter::ShardedParameter(std::string name_, const nn::Parameter& slot,
   rows_per_rank_ = (num_rows_ + ranks() - 1) / ranks();
 
   const NoGradGuard no_grad;
-  for (int i = 0; i < slot.replicas(); ++i) {
-    const Tensor whole = slot.replica(i);
+  for (int i = 0; i < static_cast<int>(groups.size()); ++i) {
+    const Tensor whole = slot.replica(devices.empty() ? i : 0);
+    const Device device = devices.empty() ? whole.device() : devices[static_cast<std::size_t>(i)];
     const nn::ShardRows mine = rows(i);
     const auto rows_of = [&](const Tensor& t) {
       return t.dim() == 0 ? t.detach().reshape({1}).narrow(0, 0, mine.rows)
                           : t.detach().narrow(0, mine.first_row, mine.rows);
     };
     Replica r;
-    r.padded = empty({padded_numel()}, {whole.dtype(), whole.device()});
+    r.padded = empty({padded_numel()}, {whole.dtype(), device});
     r.padded.zero_();
     const Shape shape = shard_sizes(rank(i));
     r.shard = detail::raw_view(r.padded, shape, sizes_.size() == 0 ? Shape{1} : strides_, 0);
     if (mine.rows > 0) r.shard.copy_(rows_of(whole));
     r.shard.set_requires_grad(whole.requires_grad());
-    if (whole.grad().defined()) r.shard.set_grad(rows_of(whole.grad()).clone());
+    if (whole.grad().defined()) r.shard.set_grad(rows_of(whole.grad()).clone().to(device));
     replicas_.push_back(std::move(r));
   }
 }
@@ -213,9 +215,14 @@ Tensor ShardedParameter::acquire(int replica) {
                              {ranks() * padded_numel()}, {1}, 0);
 }
 
+bool ShardedParameter::has_changes(int replica) const {
+  const Replica& r = at(replica);
+  return r.storage && !r.storage->is_released() && r.storage->version() != r.full_version;
+}
+
 void ShardedParameter::keep_changes(int replica) {
   Replica& r = at(replica);
-  if (!r.storage || r.storage->is_released() || r.storage->version() == r.full_version) return;
+  if (!has_changes(replica)) return;
   const NoGradGuard no_grad;
   const nn::ShardRows mine = rows(replica);
   const Tensor own = detail::raw_view(r.full, r.shard.sizes(), sizes_.size() == 0 ? Shape{1} : strides_,

@@ -20,9 +20,11 @@ class ShardedParameter final : public nn::Sharding,
                                public std::enable_shared_from_this<ShardedParameter> {
  public:
   /// Takes the values of the slot's tensors. `name` is relative to the unit's module. groups[r] is the group
-  /// in which replica r is a rank.
+  /// in which replica r is a rank. If `devices` is not empty, the slot has one tensor, and the shard of
+  /// replica r is on devices[r].
   ShardedParameter(std::string name, const nn::Parameter& slot,
-                   const std::vector<std::shared_ptr<ProcessGroup>>& groups);
+                   const std::vector<std::shared_ptr<ProcessGroup>>& groups,
+                   const std::vector<Device>& devices = {});
   ~ShardedParameter();
   ShardedParameter(const ShardedParameter&) = delete;
   ShardedParameter& operator=(const ShardedParameter&) = delete;
@@ -44,6 +46,8 @@ class ShardedParameter final : public nn::Sharding,
   void refill(Storage& storage) override;
   std::string why_released(const Storage& storage) const override;
 
+  /// Replaces groups that have failed by new ones of the same ranks.
+  void set_groups(const std::vector<std::shared_ptr<ProcessGroup>>& groups) { groups_ = groups; }
   /// The unit that gathers this parameter; null after the unit's module was destroyed.
   ShardedUnit* unit = nullptr;
   std::string name;  ///< relative to the unit's module
@@ -68,6 +72,8 @@ class ShardedParameter final : public nn::Sharding,
   /// the full tensor. If the shard was changed since the last gather, the full tensor gets a new version, so
   /// that a graph with the old values throws.
   Tensor acquire(int replica);
+  /// True if the full tensor exists and was changed in place since it was gathered.
+  bool has_changes(int replica) const;
   /// If the full tensor was changed in place since it was gathered, this rank's rows of it become the shard's
   /// values.
   void keep_changes(int replica);
@@ -102,7 +108,7 @@ class ShardedParameter final : public nn::Sharding,
   void make_full(Replica& r);
   void mark_shard(Replica& r) const;
 
-  const std::vector<std::shared_ptr<ProcessGroup>> groups_;
+  std::vector<std::shared_ptr<ProcessGroup>> groups_;
   Shape sizes_, strides_;
   std::int64_t num_rows_, row_numel_, rows_per_rank_;
   std::vector<Replica> replicas_;

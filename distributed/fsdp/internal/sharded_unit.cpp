@@ -71,10 +71,12 @@ std::string ShardedUnit::path_of(const std::string& name) const {
   return path.empty() ? name : path + "." + name;
 }
 
-void ShardedUnit::add(const std::string& name, const nn::Parameter& slot) {
-  auto parameter = std::make_shared<ShardedParameter>(name, slot, groups_);
+void ShardedUnit::add(const std::string& name, const nn::Parameter& slot,
+                      const std::vector<Device>& devices) {
+  auto parameter = std::make_shared<ShardedParameter>(name, slot, groups_, devices);
   parameter->unit = this;
   nn::Parameter handle = slot;
+  if (!devices.empty()) handle.set_replicas(std::vector<Tensor>(devices.size(), slot.replica(0)));
   handle.set_sharding(parameter);
   for (std::size_t r = 0; r < groups_.size(); ++r) parameter->prepare(static_cast<int>(r));
   members_.push_back({handle, std::move(parameter)});
@@ -87,6 +89,13 @@ void ShardedUnit::take_from(ShardedUnit& other, const nn::Parameter& slot, const
   found->parameter->name = name;
   members_.push_back(*found);
   other.members_.erase(found);
+}
+
+void ShardedUnit::set_groups(const Groups& groups) {
+  // What is on the way in the old groups will not arrive.
+  for (std::size_t r = 0; r < states_.size(); ++r) drop_gather(static_cast<int>(r));
+  groups_ = groups;
+  for (const Member& m : members_) m.parameter->set_groups(groups);
 }
 
 bool ShardedUnit::is_computing() const { return model_ && model_->is_computing(); }
@@ -180,12 +189,14 @@ void ShardedUnit::finish_gather(int replica) {
 void ShardedUnit::drop_gather(int replica) noexcept {
   State& s = at(replica);
   if (!s.arriving) return;
+  bool arrived = false;  // on a GPU in the order of its stream, also if done() is false
   try {
     s.gather.wait();
+    arrived = true;
   } catch (const std::exception&) {  // the group has failed, and its next call reports it
   }
   // A transport that is stuck may still write. Then the memory stays.
-  if (!s.gather.done()) return;
+  if (!arrived && !s.gather.done()) return;
   s.arriving = false;
   s.gather = {};
   for (const Member& m : members_) m.parameter->discard(replica);

@@ -40,8 +40,8 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   std::string label() const;
   std::string path_of(const std::string& name) const;
 
-  /// Shards a slot of the module. Or takes a parameter from another unit.
-  void add(const std::string& name, const nn::Parameter& slot);
+  /// Shards a slot of the module. Or takes a parameter from another unit. For `devices` see ShardedParameter.
+  void add(const std::string& name, const nn::Parameter& slot, const std::vector<Device>& devices = {});
   void take_from(ShardedUnit& other, const nn::Parameter& slot, const std::string& name);
   const std::vector<Member>& members() const { return members_; }
   bool has_parameters() const { return !members_.empty(); }
@@ -49,6 +49,8 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   ShardedModel& model() const { return *model_; }
   void set_model(std::shared_ptr<ShardedModel> model) { model_ = std::move(model); }
   const Groups& groups() const { return groups_; }
+  /// Replaces groups that have failed by new ones of the same ranks. No replica may compute.
+  void set_groups(const Groups& groups);
   const FsdpOptions options;
   bool reshards = false;  ///< after forward
 
@@ -106,7 +108,7 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
 
   nn::Module* module_;
   std::shared_ptr<ShardedModel> model_;
-  const Groups groups_;
+  Groups groups_;
   std::vector<Member> members_;
   std::vector<State> states_;
 };
