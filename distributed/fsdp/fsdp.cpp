@@ -70,7 +70,6 @@ std::string problem(const nn::Module& module, const FsdpOptions& options, const 
   if (options.max_full_units < 1)
     return concat(
         {"max_full_units is ", options.max_full_units, "; at least 1 unit must be full to compute"});
-  if (options.offload) return "offload is not available yet; leave it out";
   for (const Place& p : contents.places) {
     if (const ShardedParameter* s = sharded(p.slot); s && s->unit) {
       if (is_inside(module, s->unit->module()))
