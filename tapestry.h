@@ -81,6 +81,7 @@
 #include "tapestry/distributed/ddp/job.h"
 #include "tapestry/distributed/ddp/sync_batchnorm.h"
 #include "tapestry/distributed/fsdp/fsdp.h"
+#include "tapestry/distributed/fsdp/sharded_data_parallel.h"
 #include "tapestry/distributed/launch/child_processes.h"
 #include "tapestry/distributed/pipeline/pipeline.h"
 #include "tapestry/distributed/pipeline/report.h"

@@ -22,7 +22,9 @@ std::string listed(std::span<const Device> devices) {
   return text;
 }
 
-void warn(const std::string& text) { std::fprintf(stderr, "[DataParallel] warning: %s\n", text.c_str()); }
+void warn(const char* op, const std::string& text) {
+  std::fprintf(stderr, "[%s] warning: %s\n", op, text.c_str());
+}
 
 // Lists the visible devices and the settings that decide which are visible.
 std::string about_visible_devices() {
@@ -52,20 +54,14 @@ DeviceList::DeviceList(const std::vector<int>& indices) {
 
 DataParallelBase::DataParallelBase(nn::Module& model, DeviceList list, const DataParallelOptions& options) {
   const std::vector<Device>& devices = list.devices();
-  check(!devices.empty(), "[DataParallel] there are no devices; name one or more");
-  for (const Device d : devices) {
-    check_device("DataParallel", d);
-    check(std::count(devices.begin(), devices.end(), d) == 1, "[DataParallel] ", d,
-          " is named twice; name each device once");
-    check<DeviceError>(d.type == devices[0].type, "[DataParallel] ", devices[0], " and ", d,
-                       " have different types; use devices of one type");
-  }
+  check_replica_devices("DataParallel", devices);
   if (devices.size() == 1 && device_count(devices[0].type) == 1)
-    warn(concat(
-        {"there is only one device, ", devices[0], ", so it does all the work. ", about_visible_devices()}));
+    warn("DataParallel", concat({"there is only one device, ", devices[0], ", so it does all the work. ",
+                                 about_visible_devices()}));
   replicas_ = std::make_shared<Replicas>(model, devices, options);
 }
 
+DataParallelBase::DataParallelBase(std::shared_ptr<Replicas> replicas) : replicas_(std::move(replicas)) {}
 DataParallelBase::~DataParallelBase() { replicas_->close(); }
 
 const std::vector<Device>& DataParallelBase::devices() const { return replicas_->devices; }
@@ -81,17 +77,17 @@ void DataParallelBase::warn_of(const TensorList& batch) {
     const std::size_t used = chunk_sizes(t.size(0), on.size()).size();
     if (!warned_small_ && used < on.size()) {
       warned_small_ = true;
-      warn(concat({"a batch of ", t.size(0), " for ", on.size(), " devices leaves nothing to do for ",
-                   listed(std::span(on).subspan(used)), "; use batches of at least ", on.size(),
-                   ", or fewer devices"}));
+      warn(replicas_->op, concat({"a batch of ", t.size(0), " for ", on.size(),
+                                  " devices leaves nothing to do for ", listed(std::span(on).subspan(used)),
+                                  "; use batches of at least ", on.size(), ", or fewer devices"}));
     }
     // Each GPU gets its chunk directly from host memory.
     const bool from_host = t.device().is_cpu() && on[0].is_cuda();
     if (!warned_device_ && !from_host && !(t.device() == on[0])) {
       warned_device_ = true;
-      warn(concat({"an input is on ", t.device(), ", but the first of the devices ", listed(on), " is ",
-                   on[0], "; it is copied in every call: create it on ", on[0],
-                   on[0].is_cuda() ? ", or leave it in host memory" : ""}));
+      warn(replicas_->op, concat({"an input is on ", t.device(), ", but the first of the devices ",
+                                  listed(on), " is ", on[0], "; it is copied in every call: create it on ",
+                                  on[0], on[0].is_cuda() ? ", or leave it in host memory" : ""}));
     }
   }
 }
@@ -103,7 +99,7 @@ std::vector<Tensor> DataParallelBase::run(const TensorList& batch, Result result
     const DeviceGuard guard(devices()[0]);
     std::vector<Tensor> outputs = compute(0, scatter_tensors(batch, devices())[0]);
     if (result == Result::loss) {
-      check_loss(outputs);
+      check_loss(replicas_->op, outputs);
       outputs[0] = outputs[0].reshape({});
     }
     for (std::size_t i = result == Result::loss ? 1 : 0; i < outputs.size(); ++i)

@@ -70,11 +70,26 @@ class DeviceList {
   std::vector<Device> devices_;
 };
 
-/// The part of DataParallel that does not depend on the model's type. Use DataParallel.
+/// The part of DataParallel and ShardedDataParallel that does not depend on the model's type. Use one of
+/// them.
 class DataParallelBase {
  public:
   DataParallelBase(const DataParallelBase&) = delete;
   DataParallelBase& operator=(const DataParallelBase&) = delete;
+
+  /// Returns the mean loss over `batch`. On each replica, fn(part) calls the model and returns the mean over
+  /// its part; if the batch is a tuple, fn gets its elements as arguments. The means are weighted by chunk
+  /// size, so the loss and its gradients equal those of a single device. Only losses and gradients are copied
+  /// between devices. fn may return a tuple or pair of the loss and other values, which are gathered. Throws
+  /// ValueError as operator() does, or if the loss is not one floating-point number.
+  template <class Batch, class F>
+  auto loss(const Batch& batch, const F& fn) {
+    structure::Owned<Batch> inputs(batch);
+    return compute(inputs, Result::loss, [&](auto& part) {
+      if constexpr (std::is_invocable_v<const F&, decltype(part)>) return fn(part);
+      else return std::apply(fn, part);
+    });
+  }
 
   const std::vector<Device>& devices() const;
   Strategy strategy() const;
@@ -86,6 +101,7 @@ class DataParallelBase {
 
  protected:
   DataParallelBase(nn::Module& model, DeviceList devices, const DataParallelOptions& options);
+  explicit DataParallelBase(std::shared_ptr<Replicas> replicas);
   ~DataParallelBase();
 
   enum class Result { outputs, loss };
@@ -95,7 +111,34 @@ class DataParallelBase {
   /// weighted by the size of each replica's chunk.
   std::vector<Tensor> run(const TensorList& batch, Result result, const Compute& compute);
 
+  /// Calls model(args...) and gathers the results.
+  template <class M, class... Args>
+  auto call(M& model, Args&&... args) {
+    const auto forward = [&model](auto&... parts) { return nn::call(model, parts...); };
+    std::tuple<structure::Owned<Args>...> inputs(args...);
+    return compute(inputs, Result::outputs, [&](auto& part) { return std::apply(forward, part); });
+  }
+
  private:
+  template <class Inputs, class F>
+  auto compute(const Inputs& inputs, Result kind, const F& fn) {
+    using Output = decltype(fn(std::declval<Inputs&>()));
+    static_assert(!std::is_void_v<Output>, "the function must return the result that is to be gathered");
+    std::vector<std::optional<Output>> results(devices().size());
+    const auto gathered = run(tensors_in(inputs), kind, [&](int r, const std::vector<Tensor>& mine) {
+      Inputs part = inputs;
+      put_tensors(part, mine);
+      auto& result = results[static_cast<std::size_t>(r)];
+      result.emplace(fn(part));
+      return tensors_in(*result).tensors;
+    });
+    for (const auto& result : results)
+      if (result) check_same_keys(*results[0], *result);
+    Output output = std::move(*results[0]);
+    put_tensors(output, gathered);
+    return output;
+  }
+
   std::shared_ptr<Replicas> replicas_;
   bool warned_small_ = false, warned_device_ = false;
   void warn_of(const TensorList& batch);
@@ -134,46 +177,11 @@ class DataParallel : public DataParallelBase {
   /// if arguments have different numbers of samples, or if the replicas' results cannot be joined.
   template <class... Args>
   auto operator()(Args&&... args) {
-    const auto forward = [this](auto&... parts) { return nn::call(model_, parts...); };
-    std::tuple<structure::Owned<Args>...> inputs(args...);
-    return compute(inputs, Result::outputs, [&](auto& part) { return std::apply(forward, part); });
-  }
-
-  /// Returns the mean loss over `batch`. On each replica, fn(part) calls the model and returns the mean over
-  /// its part; if the batch is a tuple, fn gets its elements as arguments. The means are weighted by chunk
-  /// size, so the loss and its gradients equal those of a single device. Only losses and gradients are copied
-  /// between devices. fn may return a tuple or pair of the loss and other values, which are gathered. Throws
-  /// ValueError as operator() does, or if the loss is not one floating-point number.
-  template <class Batch, class F>
-  auto loss(const Batch& batch, const F& fn) {
-    structure::Owned<Batch> inputs(batch);
-    return compute(inputs, Result::loss, [&](auto& part) {
-      if constexpr (std::is_invocable_v<const F&, decltype(part)>) return fn(part);
-      else return std::apply(fn, part);
-    });
+    return call(model_, std::forward<Args>(args)...);
   }
   M& module() const { return model_; }
 
  private:
-  template <class Inputs, class F>
-  auto compute(const Inputs& inputs, Result kind, const F& fn) {
-    using Output = decltype(fn(std::declval<Inputs&>()));
-    static_assert(!std::is_void_v<Output>, "the function must return the result that is to be gathered");
-    std::vector<std::optional<Output>> results(devices().size());
-    const auto gathered = run(tensors_in(inputs), kind, [&](int r, const std::vector<Tensor>& mine) {
-      Inputs part = inputs;
-      put_tensors(part, mine);
-      auto& result = results[static_cast<std::size_t>(r)];
-      result.emplace(fn(part));
-      return tensors_in(*result).tensors;
-    });
-    for (const auto& result : results)
-      if (result) check_same_keys(*results[0], *result);
-    Output output = std::move(*results[0]);
-    put_tensors(output, gathered);
-    return output;
-  }
-
   M& model_;
 };
 

@@ -6,6 +6,7 @@
 #include "tapestry/core/error.h"
 #include "tapestry/core/internal/worker.h"
 #include "tapestry/core/timeline.h"
+#include "tapestry/distributed/data_parallel/internal/replicas.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -44,24 +45,21 @@ std::vector<std::vector<Tensor>> scatter_tensors(const TensorList& batch, std::s
   return chunks;
 }
 
-void replicate(nn::Module& model, std::span<const Device> devices) {
-  check_devices("replicate", devices);
-  const EnableGradGuard no_inference;  // inference tensors could not be trained later
-  bool is_replicated = true;
-  for (const auto& [name, slot] : model.named_parameters())
-    check(!slot.sharding(), "[replicate] '", name,
-          "' is sharded, and a replica would need all of it; use the sharded model itself");
-  for_slots(model, [&](const nn::TensorSlot& slot) {
-    is_replicated = is_replicated && slot.replicas() == static_cast<int>(devices.size());
-    for (int r = 0; r < slot.replicas() && is_replicated; ++r)
-      is_replicated = slot.replica(r).device() == devices[static_cast<std::size_t>(r)];
+namespace {
+
+// True if the slots have one tensor per device.
+bool are_replicated(const std::vector<nn::TensorSlot>& slots, std::span<const Device> devices) {
+  return std::all_of(slots.begin(), slots.end(), [&](const nn::TensorSlot& slot) {
+    if (slot.replicas() != static_cast<int>(devices.size())) return false;
+    for (int r = 0; r < slot.replicas(); ++r)
+      if (!(slot.replica(r).device() == devices[static_cast<std::size_t>(r)])) return false;
+    return true;
   });
-  if (!is_replicated) {
-    unreplicate(model);
-    model.to(devices[0]);
-  }
-  std::vector<nn::TensorSlot> slots;
-  for_slots(model, [&](const nn::TensorSlot& slot) { slots.push_back(slot); });
+}
+
+// The first tensors of the slots are on the first device.
+void copy_first(const std::vector<nn::TensorSlot>& slots, std::span<const Device> devices,
+                bool is_replicated) {
   std::vector<std::vector<Tensor>> copies(slots.size(), std::vector<Tensor>(devices.size()));
   on_replicas(devices, [&](int r) {
     const NoGradGuard no_grad;
@@ -75,7 +73,36 @@ void replicate(nn::Module& model, std::span<const Device> devices) {
     }
   });
   if (is_replicated) return;
-  for (std::size_t s = 0; s < slots.size(); ++s) slots[s].set_replicas(std::move(copies[s]));
+  for (std::size_t s = 0; s < slots.size(); ++s) {
+    nn::TensorSlot slot = slots[s];
+    slot.set_replicas(std::move(copies[s]));
+  }
+}
+
+}  // namespace
+
+void replicate_slots(const std::vector<nn::TensorSlot>& slots, std::span<const Device> devices) {
+  const EnableGradGuard no_inference;
+  const bool is_replicated = are_replicated(slots, devices);
+  for (nn::TensorSlot slot : slots)
+    if (!is_replicated) slot.set_replicas({replica_of(slot.replica(0), devices[0])});
+  copy_first(slots, devices, is_replicated);
+}
+
+void replicate(nn::Module& model, std::span<const Device> devices) {
+  check_devices("replicate", devices);
+  const EnableGradGuard no_inference;  // inference tensors could not be trained later
+  for (const auto& [name, slot] : model.named_parameters())
+    check(!slot.sharding(), "[replicate] '", name,
+          "' is sharded, and a replica would need all of it; use the sharded model itself");
+  std::vector<nn::TensorSlot> slots;
+  for_slots(model, [&](const nn::TensorSlot& slot) { slots.push_back(slot); });
+  const bool is_replicated = are_replicated(slots, devices);
+  if (!is_replicated) {
+    unreplicate(model);
+    model.to(devices[0]);
+  }
+  copy_first(slots, devices, is_replicated);
 }
 
 void unreplicate(nn::Module& model) {

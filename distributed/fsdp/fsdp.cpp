@@ -64,13 +64,12 @@ bool is_inside(const nn::Module& module, const nn::Module* outer) {
 
 // Returns what is wrong with the arguments on this rank, or an empty text.
 std::string problem(const nn::Module& module, const FsdpOptions& options, const Groups& groups,
-                    const Contents& contents) {
+                    const Contents& contents, const std::vector<Device>& devices) {
   if (ShardedUnit::of(module))
     return concat({module.type_name(), " is sharded already; shard each module once"});
   if (options.max_full_units < 1)
     return concat(
         {"max_full_units is ", options.max_full_units, "; at least 1 unit must be full to compute"});
-  if (options.offload) return "offload is not available yet; leave it out";
   for (const Place& p : contents.places) {
     if (const ShardedParameter* s = sharded(p.slot); s && s->unit) {
       if (is_inside(module, s->unit->module()))
@@ -78,9 +77,11 @@ std::string problem(const nn::Module& module, const FsdpOptions& options, const 
                        module.type_name(), "; shard the modules inside first, and the model last"});
     } else if (p.slot.sharding()) {
       return concat({p.name, " is sharded already; shard each parameter once"});
-    } else if (p.slot.replicas() != static_cast<int>(groups.size())) {
-      return concat({p.name, " has ", p.slot.replicas(), " replicas, but there are ", groups.size(),
-                     " groups; shard a model without DataParallel"});
+    } else if (p.slot.replicas() != (devices.empty() ? static_cast<int>(groups.size()) : 1)) {
+      return devices.empty() ? concat({p.name, " has ", p.slot.replicas(), " replicas, but there are ",
+                                       groups.size(), " groups; shard a model without DataParallel"})
+                             : concat({p.name, " has ", p.slot.replicas(),
+                                       " replicas already; destroy the DataParallel of this model first"});
     } else if (std::string why = p.slot.tensor().device().is_meta()
                                      ? autograd::why_not_materialized(p.slot.tensor())
                                      : std::string();
@@ -141,14 +142,14 @@ void leave_meta(nn::Module& module, const FsdpOptions& options, Contents& conten
 }
 
 // Gives the unit the parameters that belong to no unit yet, and those that units inside share.
-void take_parameters(ShardedUnit& unit, const Contents& contents) {
+void take_parameters(ShardedUnit& unit, const Contents& contents, const std::vector<Device>& devices) {
   NamedTensors values;
   for (const Place& p : contents.places)
     if (!sharded(p.slot)) values.emplace_back(p.name, p.slot.tensor());
-  if (unit.groups().size() == 1)
+  if (unit.groups().size() == 1 && devices.empty())
     broadcast_values(*unit.groups()[0], values, concat({"fsdp ", unit.label(), " broadcast"}));
   for (const Place& p : contents.places)
-    if (!sharded(p.slot)) unit.add(p.name, p.slot);
+    if (!sharded(p.slot)) unit.add(p.name, p.slot, devices);
   for (const Place& p : contents.places) {
     ShardedParameter* const s = sharded(p.slot);
     if (!s || s->unit == &unit || !s->unit) continue;
@@ -165,22 +166,30 @@ void take_parameters(ShardedUnit& unit, const Contents& contents) {
 
 }  // namespace
 
-std::shared_ptr<ShardedUnit> shard_module(nn::Module& module, const FsdpOptions& options,
-                                          const Groups& groups) {
+std::string why_not_shardable(nn::Module& module, const FsdpOptions& options, const Groups& groups,
+                              const std::vector<Device>& devices) {
   Contents contents;
   collect(module, "", {}, true, contents);
-  const std::string wrong = problem(module, options, groups, contents);
+  return problem(module, options, groups, contents, devices);
+}
+
+std::shared_ptr<ShardedUnit> shard_module(nn::Module& module, const FsdpOptions& options,
+                                          const Groups& groups, const std::vector<Device>& devices) {
+  Contents contents;
+  collect(module, "", {}, true, contents);
+  const std::string wrong = problem(module, options, groups, contents, devices);
   // Compares the ranks first, so that a rank with wrong arguments does not leave the others waiting. The
   // replicas of one process need no comparison.
-  if (groups.size() == 1)
+  if (groups.size() == 1 && devices.empty())
     check_same_model(*groups[0], kOp,
                      wrong.empty() ? describe(module, options, contents) : "error: " + wrong + "\n");
-  check(wrong.empty(), "[fully_shard] ", wrong);
+  check(wrong.empty(), "[", devices.empty() ? kOp : "ShardedDataParallel", "] ", wrong);
 
   leave_meta(module, options, contents);
   const auto unit = std::make_shared<ShardedUnit>(module, options, groups);
-  take_parameters(*unit, contents);
-  if (groups.size() == 1) broadcast_values(*groups[0], contents.buffers, "fsdp broadcast of buffers");
+  take_parameters(*unit, contents, devices);
+  if (groups.size() == 1 && devices.empty())
+    broadcast_values(*groups[0], contents.buffers, "fsdp broadcast of buffers");
 
   // The units inside belong to this model now.
   const auto model = std::make_shared<ShardedModel>(groups.size());

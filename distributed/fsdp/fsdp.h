@@ -41,7 +41,7 @@ struct FsdpOptions {
   /// Where parameters and buffers on the meta device get their memory and their initial values, one unit at a
   /// time. If nullopt, the current device, or the one around a DeviceGuard of the meta device.
   std::optional<Device> device = {};
-  /// Keeping shards in host memory. Not available yet: true throws ValueError.
+  /// Keeps shards, their gradients and the optimizer's state in pinned host memory. Does nothing on a CPU.
   bool offload = false;
 };
 

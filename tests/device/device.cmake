@@ -73,7 +73,7 @@ foreach(program ${device_programs})
 endforeach()
 
 # These tests need two devices. On a machine with one GPU, they use two logical devices.
-foreach(test core.cuda_gpu gpu.data_parallel gpu.pipeline gpu.ranks)
+foreach(test core.cuda_gpu gpu.data_parallel gpu.pipeline gpu.ranks gpu.sharded_data_parallel gpu.fsdp)
   if(TEST ${test})
     set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT TAPESTRY_LOGICAL_DEVICES=2)
   endif()

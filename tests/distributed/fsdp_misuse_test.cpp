@@ -84,12 +84,6 @@ TEST_CASE("wrong arguments of fully_shard are errors on every rank") {
   check_all(errors(2,
                    [](const Group& g) {
                      TwoLayers net;
-                     fully_shard(net, {.group = g, .offload = true});
-                   }),
-            {"offload is not available"});
-  check_all(errors(2,
-                   [](const Group& g) {
-                     TwoLayers net;
                      const DistributedDataParallel<TwoLayers> ddp(net, {.process_group = g});
                      fully_shard(net, {.group = g});
                    }),

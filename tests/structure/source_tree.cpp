@@ -51,7 +51,15 @@ std::vector<std::string> may_use(const std::string& folder) {
   if (folder == "nn") return {"core", "kernels", "autograd"};
   if (folder == "distributed/launch") return {"core", "distributed/comm"};
   if (folder == "distributed/common") return {"core", "kernels", "autograd", "nn", "distributed/comm"};
-  if (folder == "distributed/ddp" || folder == "distributed/data_parallel" || folder == "distributed/fsdp" ||
+  if (folder == "distributed/fsdp")  // ShardedDataParallel scatters and gathers as DataParallel does
+    return {"core",
+            "kernels",
+            "autograd",
+            "nn",
+            "distributed/comm",
+            "distributed/common",
+            "distributed/data_parallel"};
+  if (folder == "distributed/ddp" || folder == "distributed/data_parallel" ||
       folder == "distributed/pipeline" || folder == "distributed/zero" || folder == "distributed/checkpoint")
     return {"core", "kernels", "autograd", "nn", "distributed/comm", "distributed/common"};
   if (folder == "distributed/planner")

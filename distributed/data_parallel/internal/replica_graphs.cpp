@@ -1,7 +1,5 @@
 #include "tapestry/distributed/data_parallel/internal/replica_graphs.h"
 
-#include <atomic>
-
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
@@ -29,10 +27,10 @@ void run_pass(Reducer* reducer, const F& backward) {
 
 }  // namespace
 
-void check_loss(const std::vector<Tensor>& outputs) {
-  check(!outputs.empty() && outputs[0].defined(),
-        "[DataParallel] the loss is undefined; return one number, the mean over the part");
-  check(outputs[0].numel() == 1 && is_floating(outputs[0].dtype()), "[DataParallel] the loss is ",
+void check_loss(const char* op, const std::vector<Tensor>& outputs) {
+  check(!outputs.empty() && outputs[0].defined(), "[", op,
+        "] the loss is undefined; return one number, the mean over the part");
+  check(outputs[0].numel() == 1 && is_floating(outputs[0].dtype()), "[", op, "] the loss is ",
         outputs[0].dtype(), " ", outputs[0].sizes(),
         "; return one floating-point number, the mean over the part");
 }
@@ -42,13 +40,20 @@ void ReplicaGraphs::scatter(const TensorList& batch) {
     const NoGradGuard no_grad;
     const SpanScope span(replicas_->devices[0], Activity::communication, "scatter");
     inputs_ = scatter_tensors(batch, replicas_->devices);
+    parts_ = inputs_.size();
+    while (replicas_->are_sharded() && inputs_.size() < replicas_->size()) {
+      std::vector<Tensor> first = inputs_[0];
+      for (Tensor& t : first)
+        if (t.defined()) t = t.to(replicas_->devices[inputs_.size()]);
+      inputs_.push_back(std::move(first));
+    }
   }
   for (std::size_t k = 0; k < batch.tensors.size(); ++k) {
     const Tensor& t = batch.tensors[k];
     if (!t.defined()) continue;
     const bool whole = batch.whole[k] || t.dim() == 0;
     if (!whole && sizes_.empty())
-      for (const auto& part : inputs_) sizes_.push_back(part[k].size(0));
+      for (std::size_t r = 0; r < parts(); ++r) sizes_.push_back(inputs_[r][k].size(0));
     if (!autograd::recording(t)) continue;
     node_inputs_.push_back({k, whole, t.device()});
     for (auto& part : inputs_) {
@@ -60,17 +65,17 @@ void ReplicaGraphs::scatter(const TensorList& batch) {
 
 void ReplicaGraphs::apply(const Compute& compute) {
   replicas_->seed_generators();
-  outputs_.resize(parts());
+  outputs_.resize(inputs_.size());
   const auto detach = [&] {
     if (!replicas_->are_persistent()) masters_ = replicas_->detach_replicas();
   };
   try {
-    on_replicas(replicas_->first(parts()), [&](int i) {
+    replicas_->run(inputs_.size(), replicas_->are_sharded(), [&](int i) {
       const auto r = static_cast<std::size_t>(i);
       if (i > 0) current_context().generator = replicas_->generator(i);
       const SpanScope span(replicas_->devices[r], Activity::forward, "forward");
       outputs_[r] = compute(i, inputs_[r]);
-      if (is_loss_) check_loss(outputs_[r]);
+      if (is_loss_) check_loss(replicas_->op, outputs_[r]);
     });
   } catch (...) {
     detach();
@@ -124,6 +129,7 @@ std::vector<Tensor> ReplicaGraphs::gather(const TensorList& batch) {
 // The part of a gathered output's gradient that belongs to a replica.
 Tensor ReplicaGraphs::seed(const Tensor& gradient, std::size_t output, std::size_t replica) const {
   const Tensor& own = outputs_[replica][output];
+  if (replica >= parts()) return zeros(own.sizes(), {own.dtype(), own.device()});
   if (is_loss_ && output == 0)
     return (gradient.to(own.device()) * chunk_weight(sizes_, replica)).reshape(own.sizes());
   if (own.dim() == 0) return gradient.select(0, static_cast<std::int64_t>(replica)).to(own.device());
@@ -134,12 +140,10 @@ Tensor ReplicaGraphs::seed(const Tensor& gradient, std::size_t output, std::size
 
 // Runs on the replica's worker. Returns the gradients of the inputs.
 std::vector<Tensor> ReplicaGraphs::backward_of(std::size_t replica, const autograd::Backward& b,
-                                               autograd::NestedPass mode, Reducer* reducer) const {
-  // The gradients of the replicas must be summed, because seed() has weighted them. The reducer divides the
-  // sum by the number of replicas, and `factor` undoes this division.
-  const double factor = reducer ? static_cast<double>(replicas_->size()) : 1;
+                                               autograd::NestedPass mode, Reducer* reducer,
+                                               double factor) const {
   std::vector<Tensor> roots, seeds, inputs;
-  if (replica < parts()) {
+  if (replica < inputs_.size()) {
     for (std::size_t i = 0; i < node_outputs_.size(); ++i) {
       const Tensor& gradient = b.grad(static_cast<std::uint32_t>(i));
       const Tensor& own = outputs_[replica][node_outputs_[i]];
@@ -196,7 +200,7 @@ void ReplicaGraphs::backward(autograd::Backward& b) {
   const autograd::NestedPass mode = autograd::nested_pass();
   const std::vector<std::unique_ptr<Reducer>> none;
   const auto& reducers = mode.accumulates && replicas_->are_persistent() ? replicas_->reducers() : none;
-  const bool averages = !reducers.empty();
+  const bool averages = !reducers.empty(), sharded = replicas_->are_sharded();
   if (averages) replicas_->broadcast_gradients();
   struct AttachScope {
     Replicas& replicas;
@@ -207,31 +211,16 @@ void ReplicaGraphs::backward(autograd::Backward& b) {
   } scope{*replicas_, !replicas_->are_persistent()};
   if (scope.active) replicas_->attach_replicas(masters_);
   std::vector<std::vector<Tensor>> gradients(replicas_->size());
-  std::atomic<bool> failed{false};
-  // If a replica fails, the other replicas wait for it in a collective, so it aborts the group. Only the
-  // first exception is rethrown, because the abort causes the others.
-  const auto is_first_failure = [&](int r, const char* why) {
-    if (!averages) return true;
-    if (failed.exchange(true)) return false;
-    replicas_->abort(r, why);
-    return true;
-  };
-  try {
-    on_replicas(replicas_->first(averages ? replicas_->size() : parts()), [&](int i) {
-      const auto r = static_cast<std::size_t>(i);
-      const SpanScope span(replicas_->devices[r], Activity::backward, "backward");
-      try {
-        gradients[r] = backward_of(r, b, mode, averages ? reducers[r].get() : nullptr);
-      } catch (const std::exception& e) {
-        if (is_first_failure(i, e.what())) throw;
-      } catch (...) {
-        if (is_first_failure(i, "an exception that is not a std::exception")) throw;
-      }
-    });
-  } catch (...) {
-    if (averages) replicas_->drop_group();
-    throw;
-  }
+  // The gradients of the replicas must be summed, because seed() has weighted them. The collectives divide
+  // the sum by the number of replicas, and `factor` undoes this division.
+  const double factor =
+      averages || (sharded && mode.accumulates) ? static_cast<double>(replicas_->size()) : 1;
+  const bool collective = averages || sharded;
+  replicas_->run(collective ? replicas_->size() : parts(), collective, [&](int i) {
+    const auto r = static_cast<std::size_t>(i);
+    const SpanScope span(replicas_->devices[r], Activity::backward, "backward");
+    gradients[r] = backward_of(r, b, mode, averages ? reducers[r].get() : nullptr, factor);
+  });
   if (averages) replicas_->record_gradients();
   if (mode.accumulates && !replicas_->are_persistent()) reduce_on_master();
   for (std::size_t k = 0; k < node_inputs_.size(); ++k)

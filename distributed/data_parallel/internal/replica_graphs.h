@@ -17,30 +17,32 @@
 
 namespace tapestry::distributed {
 
-/// Throws ValueError unless the first output is one floating-point number.
-void check_loss(const std::vector<Tensor>& outputs);
+/// Throws ValueError unless the first output is one floating-point number. `op` begins the text.
+void check_loss(const char* op, const std::vector<Tensor>& outputs);
 
 class ReplicaGraphs : public std::enable_shared_from_this<ReplicaGraphs> {
  public:
   ReplicaGraphs(std::shared_ptr<Replicas> replicas, bool is_loss)
       : replicas_(std::move(replicas)), is_loss_(is_loss) {}
 
-  /// Scatters the batch. Inputs that require gradients become leaves.
+  /// Scatters the batch. Inputs that require gradients become leaves. If the replicas are shards, one without
+  /// a part of the batch computes the first part too, because the others wait for it; its results have weight
+  /// 0.
   void scatter(const TensorList& batch);
   using Compute = std::function<std::vector<Tensor>(int replica, const std::vector<Tensor>& inputs)>;
-  /// Runs `compute` on each replica that got a part of the batch.
+  /// Runs `compute` on each replica that has inputs.
   void apply(const Compute& compute);
   /// Gathers the outputs on the first device and records them on the calling thread's tape as results of
   /// `batch`.
   std::vector<Tensor> gather(const TensorList& batch);
 
  private:
-  std::size_t parts() const { return inputs_.size(); }
+  std::size_t parts() const { return parts_; }
   std::vector<Tensor> gathered_values() const;
   Tensor seed(const Tensor& gradient, std::size_t output, std::size_t replica) const;
   void backward(autograd::Backward& b);
   std::vector<Tensor> backward_of(std::size_t replica, const autograd::Backward& b, autograd::NestedPass mode,
-                                  Reducer* reducer) const;
+                                  Reducer* reducer, double factor) const;
   void reduce_on_master() const;
   Tensor join_input(std::size_t input, const std::vector<std::vector<Tensor>>& gradients) const;
 
@@ -52,6 +54,7 @@ class ReplicaGraphs : public std::enable_shared_from_this<ReplicaGraphs> {
   const std::shared_ptr<Replicas> replicas_;
   const bool is_loss_;                        // the first output is a loss, the mean over the part
   std::vector<std::int64_t> sizes_;           // samples, by replica
+  std::size_t parts_ = 0;                     // the number of replicas that got a part of the batch
   std::vector<std::vector<Tensor>> inputs_;   // [replica][tensor of the batch]
   std::vector<std::vector<Tensor>> outputs_;  // [replica][output]
   std::vector<std::vector<Tensor>> masters_;  // [replica][slot], under Strategy::master

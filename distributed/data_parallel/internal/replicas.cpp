@@ -1,6 +1,7 @@
 #include "tapestry/distributed/data_parallel/internal/replicas.h"
 
 #include <algorithm>
+#include <atomic>
 #include <set>
 
 #include "tapestry/core/cuda/device.h"
@@ -61,8 +62,28 @@ bool Replicas::Slot::gradients_agree() const {
   return true;
 }
 
+void check_replica_devices(const char* op, const std::vector<Device>& devices) {
+  check(!devices.empty(), "[", op, "] there are no devices; name one or more");
+  for (const Device d : devices) {
+    check_device(op, d);
+    check(std::count(devices.begin(), devices.end(), d) == 1, "[", op, "] ", d,
+          " is named twice; name each device once");
+    check<DeviceError>(d.type == devices[0].type, "[", op, "] ", devices[0], " and ", d,
+                       " have different types; use devices of one type");
+  }
+}
+
+Replicas::Replicas(SomeSlots, const char* op_, nn::Module& model, std::vector<Device> on,
+                   const DataParallelOptions& o)
+    : op(op_), devices(std::move(on)), options(o), model_(model), all_slots_(false) {
+  check(options.backend.empty() || options.backend == "nccl" || options.backend == "local", "[", op,
+        "] backend \"", options.backend, "\"; it is nccl, local or empty");
+  generators_.resize(size());
+  for (std::size_t r = 1; r < size(); ++r) generators_[r] = std::make_unique<Generator>();
+}
+
 Replicas::Replicas(nn::Module& model, std::vector<Device> on, const DataParallelOptions& o)
-    : devices(std::move(on)), options(o), model_(model) {
+    : op("DataParallel"), devices(std::move(on)), options(o), model_(model), all_slots_(true) {
   reducer_options(options);
   check(options.backend.empty() || options.backend == "nccl" || options.backend == "local",
         "[DataParallel] backend \"", options.backend, "\"; it is nccl, local or empty");
@@ -88,7 +109,7 @@ Replicas::Replicas(nn::Module& model, std::vector<Device> on, const DataParallel
   }
 }
 
-Replicas::~Replicas() { drop_group(); }
+Replicas::~Replicas() { Replicas::drop_group(); }
 
 void Replicas::note_broadcast(const Slot& slot) {
   bytes_broadcast_ +=
@@ -100,7 +121,13 @@ void Replicas::replicate_all() {
     check(!has_reducer(s.slot.replica(0)), "[DataParallel] '", s.name,
           "' belongs to a DistributedDataParallel, which would average the first replica's gradient only; "
           "use DistributedDataParallel alone, with one rank per device");
-  replicate(model_, devices);
+  if (all_slots_) {
+    replicate(model_, devices);
+  } else {
+    std::vector<nn::TensorSlot> slots;
+    for (const Slot& s : slots_) slots.push_back(s.slot);
+    replicate_slots(slots, devices);
+  }
   for (Slot& s : slots_) {
     s.record();
     note_broadcast(s);
@@ -171,7 +198,7 @@ const std::vector<std::unique_ptr<Reducer>>& Replicas::reducers() {
   if (!reducers_.empty() && trained == reduced_) return reducers_;
   reducers_.clear();
   if (std::find(trained.begin(), trained.end(), true) == trained.end()) return reducers_;
-  if (groups_.empty()) make_groups();
+  if (groups_.empty()) groups_ = make_replica_groups(devices, options.backend);
   std::vector<std::unique_ptr<Reducer>> made(size());
   on_replicas(devices, [&](int i) {
     const auto r = static_cast<std::size_t>(i);
@@ -214,24 +241,54 @@ void Replicas::record_gradients() {
   }
 }
 
-void Replicas::make_groups() {
+ReplicaGroups make_replica_groups(const std::vector<Device>& devices, const std::string& backend) {
   const std::shared_ptr<Store> store = memory_store();
-  std::vector<std::shared_ptr<Backend>> backends(size());
-  const bool nccl =
-      options.backend.empty() ? built_with_nccl() && have_a_gpu_each(devices) : options.backend == "nccl";
-  if (nccl) {
+  const int size = static_cast<int>(devices.size());
+  std::vector<std::shared_ptr<Backend>> backends(devices.size());
+  if (backend.empty() ? built_with_nccl() && have_a_gpu_each(devices) : backend == "nccl") {
     constexpr Milliseconds kRendezvousTimeout(300'000);
     on_replicas(devices, [&](int r) {
       const auto at = static_cast<std::size_t>(r);
-      backends[at] = nccl_backend(prefix_store("nccl/", store), r, static_cast<int>(size()), devices[at],
-                                  kRendezvousTimeout);
+      backends[at] = nccl_backend(prefix_store("nccl/", store), r, size, devices[at], kRendezvousTimeout);
     });
   } else {
-    backends = local_backends(static_cast<int>(size()));
+    backends = local_backends(size);
   }
   // The calls of the ranks need not be compared, because one object makes the calls of all ranks.
-  for (std::shared_ptr<Backend>& backend : backends)
-    groups_.push_back(make_process_group(std::move(backend), store, {.check = false}, "replicas"));
+  ReplicaGroups groups;
+  for (std::shared_ptr<Backend>& own : backends)
+    groups.push_back(make_process_group(std::move(own), store, {.check = false}, "replicas"));
+  return groups;
+}
+
+void Replicas::run(std::size_t count, bool collective, const std::function<void(int)>& task) {
+  struct RunScope {
+    Replicas& replicas;
+    ~RunScope() { replicas.end_run(); }
+  };
+  begin_run();
+  const RunScope scope{*this};
+  if (!collective) return on_replicas(first(count), task);
+  std::atomic<bool> failed{false};
+  const auto is_first_failure = [&](int r, const char* why) {
+    if (failed.exchange(true)) return false;
+    abort(r, why);
+    return true;
+  };
+  try {
+    on_replicas(first(count), [&](int r) {
+      try {
+        task(r);
+      } catch (const std::exception& e) {
+        if (is_first_failure(r, e.what())) throw;
+      } catch (...) {
+        if (is_first_failure(r, "an exception that is not a std::exception")) throw;
+      }
+    });
+  } catch (...) {
+    drop_group();
+    throw;
+  }
 }
 
 void Replicas::abort(int replica, const std::string& why) noexcept {

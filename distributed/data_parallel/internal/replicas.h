@@ -1,6 +1,7 @@
 #pragma once
 // Holds the replicas of a model and keeps them equal.
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -12,16 +13,29 @@
 
 namespace tapestry::distributed {
 
-/// Shared by a DataParallel and the graphs of its forward passes, which may outlive it.
+using ReplicaGroups = std::vector<std::shared_ptr<ProcessGroup>>;  // one rank per replica
+
+/// Throws ValueError or DeviceError unless these devices can have one replica each. `op` begins the text.
+void check_replica_devices(const char* op, const std::vector<Device>& devices);
+/// Makes the groups whose ranks are the replicas: over NCCL or host memory, as DataParallelOptions::backend.
+ReplicaGroups make_replica_groups(const std::vector<Device>& devices, const std::string& backend);
+/// replicate() for some slots.
+void replicate_slots(const std::vector<nn::TensorSlot>& slots, std::span<const Device> devices);
+
+/// Shared by a DataParallel and the graphs of its forward passes, which may outlive it. ShardedReplicas is
+/// derived from it: there, only buffers have replicas, and the replicas wait for one another in forward too.
 class Replicas {
  public:
   Replicas(nn::Module& model, std::vector<Device> devices, const DataParallelOptions& options);
-  ~Replicas();
+  virtual ~Replicas();
   Replicas(const Replicas&) = delete;
   Replicas& operator=(const Replicas&) = delete;
 
+  const char* const op;  ///< begins the texts of errors
   const std::vector<Device> devices;
   const DataParallelOptions options;
+  /// True if every replica takes part in every pass, because the others wait for it in collectives.
+  virtual bool are_sharded() const { return false; }
   std::size_t size() const { return devices.size(); }
   std::span<const Device> first(std::size_t count) const { return std::span(devices).first(count); }
   bool are_persistent() const { return options.strategy == Strategy::replicated && size() > 1; }
@@ -30,6 +44,10 @@ class Replicas {
 
   /// Makes the other replicas equal to the first. Call it before each forward pass.
   void synchronize();
+  /// Runs task(r) for the first `count` replicas, as on_replicas() does. If they are `collective`, they wait
+  /// for one another, so the first one that fails aborts the group and the others fail because of it: only
+  /// the first exception is rethrown, after drop_group().
+  void run(std::size_t count, bool collective, const std::function<void(int)>& task);
   /// Removes the replicas from the slots and returns their tensors, as [replica][slot]. Under
   /// Strategy::master replicas exist for one pass only.
   std::vector<std::vector<Tensor>> detach_replicas();
@@ -52,12 +70,26 @@ class Replicas {
   /// Records the gradients and their versions for the next broadcast_gradients(). Call it after a backward
   /// pass.
   void record_gradients();
-  /// Aborts the group, so that the peers of a failed replica stop waiting. Call it on the replica's worker.
-  void abort(int replica, const std::string& why) noexcept;
-  /// Drops the process group after a failure. The next pass creates a new one.
-  void drop_group() noexcept;
   /// Removes all replicas from the model. Later calls of reducers() throw.
   void close() noexcept;
+
+ protected:
+  struct SomeSlots {};  // the derived class lists the slots with add_slot()
+  Replicas(SomeSlots, const char* op, nn::Module& model, std::vector<Device> devices,
+           const DataParallelOptions& options);
+  void add_slot(const std::string& name, const nn::TensorSlot& slot, bool is_parameter) {
+    slots_.push_back({name, slot, is_parameter});
+  }
+  void replicate_all();
+  nn::Module& model() const { return model_; }
+
+  /// Aborts the group, so that the peers of a failed replica stop waiting. Call it on the replica's worker.
+  virtual void abort(int replica, const std::string& why) noexcept;
+  /// Drops the process group after a failure. The next pass creates a new one.
+  virtual void drop_group() noexcept;
+  /// Called on the caller's thread before and after tasks run.
+  virtual void begin_run() {}
+  virtual void end_run() noexcept {}
 
  private:
   // A parameter or buffer. The vectors describe its replicas at the time when they were last equal.
@@ -77,16 +109,15 @@ class Replicas {
     bool is_trained() const { return is_parameter && slot.replica(0).requires_grad(); }
   };
 
-  void replicate_all();
   void refresh();
   void note_broadcast(const Slot& slot);
-  void make_groups();
 
   nn::Module& model_;
+  const bool all_slots_;  // of the model
   std::vector<Slot> slots_;
   std::int64_t bytes_broadcast_ = 0;
   std::vector<std::unique_ptr<Generator>> generators_;  // by replica; null for the first
-  std::vector<std::shared_ptr<ProcessGroup>> groups_;   // one rank per replica
+  ReplicaGroups groups_;
   std::vector<std::unique_ptr<Reducer>> reducers_;
   std::vector<bool> reduced_;  // by slot: whether the reducers include it
   bool closed_ = false;

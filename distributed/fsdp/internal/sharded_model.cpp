@@ -57,6 +57,13 @@ void ShardedModel::remove(ShardedUnit& unit) {
   }
 }
 
+const OffloadStreams& ShardedModel::offload_streams(int replica, Device device) {
+  std::optional<OffloadStreams>& streams = lane(replica).offload;
+  if (!streams || !(streams->to_gpu.device() == device))
+    streams = OffloadStreams{new_stream(device, true), new_stream(device, true), new_stream(device, true)};
+  return *streams;
+}
+
 void ShardedModel::reset_most_full_units() {
   for (Lane& l : lanes_) l.most_full = 0;
 }
@@ -141,6 +148,8 @@ class ShardedModel::Scope {
 
 std::shared_ptr<void> ShardedModel::enter(const std::shared_ptr<ShardedUnit>& unit, bool by_hand) {
   const int replica = current_context().replica;
+  if (why_not_callable) [[unlikely]]
+    fail(why_not_callable, " (", unit->label(), ")");
   if (replica < 0 || replica >= static_cast<int>(lanes_.size())) [[unlikely]]
     fail<IndexError>("[fully_shard] replica ", replica, " of ", unit->label(),
                      " was called, but the module was sharded with ", lanes_.size(),
@@ -358,6 +367,7 @@ void ShardedModel::finish(std::uint64_t id, int replica) {
           (pass.synchronize && u->has_unreduced(replica) && !contains(pass.closed, u)))
         reduce(pass, replica, *u);
   if (ShardedUnit* const last = std::exchange(pass.scattering, nullptr)) last->finish_scatter(replica);
+  for (ShardedUnit* u : units_) u->land(replica);
   const std::vector<ShardedUnit*> extra = std::move(pass.extra);
   std::erase_if(l.passes, [&](const auto& p) { return p->id == id; });
   for (ShardedUnit* u : extra)

@@ -21,23 +21,36 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
+
+#include "tapestry/core/stream.h"
 
 #include "tapestry/distributed/fsdp/internal/sharded_unit.h"
 
 namespace tapestry::distributed {
+
+/// The streams of a replica whose shards are in host memory.
+struct OffloadStreams {
+  Stream to_gpu;   ///< copies shards; waits for nothing
+  Stream gather;   ///< waits for these copies, and then begins gathers
+  Stream to_host;  ///< copies reduced gradients
+};
 
 class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
  public:
   explicit ShardedModel(std::size_t replicas) : lanes_(replicas) {}
 
   int max_full_units = 2;
+  /// If not null, calls of the modules throw this text: replicas that are ranks must all be called together.
+  const char* why_not_callable = nullptr;
   bool synchronize = true;  ///< false: gradients stay on the full parameters. Read when a pass begins.
 
   void add(ShardedUnit& unit) { units_.push_back(&unit); }
   void remove(ShardedUnit& unit);
   const std::vector<ShardedUnit*>& units() const { return units_; }
+  const OffloadStreams& offload_streams(int replica, Device device);
   int most_full_units(int replica) const { return lanes_[static_cast<std::size_t>(replica)].most_full; }
   void reset_most_full_units();
 
@@ -87,6 +100,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
     std::deque<Occurrence> tape;
     std::vector<std::unique_ptr<Pass>> passes;
     int most_full = 0;
+    std::optional<OffloadStreams> offload;
   };
   class Scope;
   class PassGuard;

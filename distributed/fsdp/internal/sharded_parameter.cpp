@@ -8,6 +8,7 @@
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/memory_record.h"
+#include "tapestry/core/pinned.h"
 #include "tapestry/distributed/fsdp/internal/sharded_unit.h"
 
 namespace tapestry::distributed {
@@ -32,8 +33,9 @@ Tensor flat(const Tensor& t, std::int64_t numel) {
 }  // namespace
 
 ShardedParameter::ShardedParameter(std::string name_, const nn::Parameter& slot,
-                                   const std::vector<std::shared_ptr<ProcessGroup>>& groups)
-    : name(std::move(name_)), groups_(groups) {
+                                   const std::vector<std::shared_ptr<ProcessGroup>>& groups,
+                                   const std::vector<Device>& devices, bool offload)
+    : name(std::move(name_)), offload_(offload), groups_(groups) {
   const Tensor first = slot.replica(0);
   sizes_ = first.sizes();
   strides_ = first.memory_format() == MemoryFormat::channels_last ? channels_last_strides(sizes_)
@@ -43,21 +45,23 @@ ShardedParameter::ShardedParameter(std::string name_, const nn::Parameter& slot,
   rows_per_rank_ = (num_rows_ + ranks() - 1) / ranks();
 
   const NoGradGuard no_grad;
-  for (int i = 0; i < slot.replicas(); ++i) {
-    const Tensor whole = slot.replica(i);
+  for (int i = 0; i < static_cast<int>(groups.size()); ++i) {
+    const Tensor whole = slot.replica(devices.empty() ? i : 0);
+    const Device device = devices.empty() ? whole.device() : devices[static_cast<std::size_t>(i)];
     const nn::ShardRows mine = rows(i);
     const auto rows_of = [&](const Tensor& t) {
       return t.dim() == 0 ? t.detach().reshape({1}).narrow(0, 0, mine.rows)
                           : t.detach().narrow(0, mine.first_row, mine.rows);
     };
     Replica r;
-    r.padded = empty({padded_numel()}, {whole.dtype(), whole.device()});
+    r.device = device;
+    r.padded = empty_shard(device, whole.dtype());
     r.padded.zero_();
     const Shape shape = shard_sizes(rank(i));
     r.shard = detail::raw_view(r.padded, shape, sizes_.size() == 0 ? Shape{1} : strides_, 0);
     if (mine.rows > 0) r.shard.copy_(rows_of(whole));
     r.shard.set_requires_grad(whole.requires_grad());
-    if (whole.grad().defined()) r.shard.set_grad(rows_of(whole.grad()).clone());
+    if (whole.grad().defined()) r.shard.set_grad(rows_of(whole.grad()).clone().to(r.shard.device()));
     replicas_.push_back(std::move(r));
   }
 }
@@ -65,6 +69,12 @@ ShardedParameter::ShardedParameter(std::string name_, const nn::Parameter& slot,
 ShardedParameter::~ShardedParameter() {
   for (const Replica& r : replicas_)
     if (r.storage) r.storage->set_source(&destroyed());
+}
+
+// The memory of a shard and its padding.
+Tensor ShardedParameter::empty_shard(Device device, DType dtype) const {
+  return offload_ && device.is_cuda() ? empty_pinned({padded_numel()}, dtype)
+                                      : empty({padded_numel()}, {dtype, device});
 }
 
 Shape ShardedParameter::shard_sizes(int rank) const {
@@ -104,6 +114,17 @@ void ShardedParameter::set_shard(int replica, const Tensor& tensor) {
   Replica& r = at(replica);
   r.shard = tensor;
   if (!r.padded.defined() || r.padded.storage() != tensor.storage()) r.padded = {};
+  if (!is_offloaded(replica) || tensor.device().is_cuda()) r.device = tensor.device();
+  if (is_offloaded(replica) &&
+      tensor.device().is_cuda()) {  // moved to this GPU, so the shard stays in the host
+    const NoGradGuard no_grad;
+    r.padded = empty_shard(r.device, tensor.dtype());
+    r.padded.zero_();
+    r.shard = detail::raw_view(r.padded, expected, sizes_.size() == 0 ? Shape{1} : strides_, 0);
+    if (tensor.numel() > 0) r.shard.copy_(tensor.detach());
+    r.shard.set_requires_grad(tensor.requires_grad());
+    if (tensor.grad().defined()) r.shard.set_grad(tensor.grad().cpu());
+  }
   mark_shard(r);
 }
 
@@ -121,17 +142,19 @@ void ShardedParameter::mark_shard(Replica& r) const {
 }
 
 void ShardedParameter::sum_over_ranks(int replica, const Tensor& values) const {
+  const Tensor there = is_offloaded(replica) ? values.to(device(replica)) : values;
   groups_[static_cast<std::size_t>(replica)]
-      ->all_reduce(values, ReduceOp::sum, "fsdp sum of " + path())
+      ->all_reduce(there, ReduceOp::sum, "fsdp sum of " + path())
       .wait();
+  if (!there.is_same(values)) values.detach().copy_(there);
 }
 
 void ShardedParameter::gather(int replica, const Tensor& to) const {
   const NoGradGuard no_grad;
   const Tensor& own = at(replica).shard;
-  const Tensor gathered = empty({ranks() * padded_numel()}, {own.dtype(), own.device()});
+  const Tensor gathered = empty({ranks() * padded_numel()}, {own.dtype(), device(replica)});
   groups_[static_cast<std::size_t>(replica)]
-      ->all_gather(gathered, gather_input(replica), "fsdp gather of " + path())
+      ->all_gather(gathered, gather_input(replica).to(device(replica)), "fsdp gather of " + path())
       .wait();
   to.detach().copy_(detail::raw_view(gathered, sizes_, strides_, 0));
 }
@@ -154,8 +177,7 @@ std::string ShardedParameter::why_released(const Storage& storage) const {
 
 void ShardedParameter::make_full(Replica& r) {
   r.storage = Storage::releasable(
-      r.shard.device(), static_cast<std::size_t>(ranks() * padded_numel()) * dtype_size(r.shard.dtype()),
-      this);
+      r.device, static_cast<std::size_t>(ranks() * padded_numel()) * dtype_size(r.shard.dtype()), this);
   r.full = detail::make_tensor(r.storage, r.shard.dtype(), sizes_, strides_, 0);
   r.hooked = false;
   r.gathered_from = nullptr;
@@ -163,7 +185,7 @@ void ShardedParameter::make_full(Replica& r) {
 
 void ShardedParameter::prepare(int replica) {
   Replica& r = at(replica);
-  if (!r.storage || r.full.dtype() != r.shard.dtype() || r.full.device() != r.shard.device()) make_full(r);
+  if (!r.storage || r.full.dtype() != r.shard.dtype() || !(r.full.device() == r.device)) make_full(r);
   const bool trained = r.shard.requires_grad();
   if (r.full.requires_grad() != trained) r.full.set_requires_grad(trained);
   mark_shard(r);
@@ -199,6 +221,15 @@ Tensor ShardedParameter::gather_input(int replica) const {
   return padded;
 }
 
+Tensor ShardedParameter::upload(int replica, const Stream& copies) const {
+  const Tensor host = gather_input(replica);
+  const StreamGuard guard(copies);
+  const Tensor there = empty(host.sizes(), {host.dtype(), copies.device()});
+  tag_memory(there, MemoryKind::parameters);
+  if (host.numel() > 0) copy_async(there, host, copies);
+  return there;
+}
+
 Tensor ShardedParameter::acquire(int replica) {
   Replica& r = at(replica);
   const bool changed =
@@ -213,9 +244,14 @@ Tensor ShardedParameter::acquire(int replica) {
                              {ranks() * padded_numel()}, {1}, 0);
 }
 
+bool ShardedParameter::has_changes(int replica) const {
+  const Replica& r = at(replica);
+  return r.storage && !r.storage->is_released() && r.storage->version() != r.full_version;
+}
+
 void ShardedParameter::keep_changes(int replica) {
   Replica& r = at(replica);
-  if (!r.storage || r.storage->is_released() || r.storage->version() == r.full_version) return;
+  if (!has_changes(replica)) return;
   const NoGradGuard no_grad;
   const nn::ShardRows mine = rows(replica);
   const Tensor own = detail::raw_view(r.full, r.shard.sizes(), sizes_.size() == 0 ? Shape{1} : strides_,

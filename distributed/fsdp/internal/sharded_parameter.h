@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tapestry/core/storage.h"
+#include "tapestry/core/stream.h"
 #include "tapestry/distributed/comm/process_group.h"
 #include "tapestry/nn/parameter.h"
 #include "tapestry/nn/sharding.h"
@@ -20,9 +21,11 @@ class ShardedParameter final : public nn::Sharding,
                                public std::enable_shared_from_this<ShardedParameter> {
  public:
   /// Takes the values of the slot's tensors. `name` is relative to the unit's module. groups[r] is the group
-  /// in which replica r is a rank.
+  /// in which replica r is a rank. If `devices` is not empty, the slot has one tensor, and the shard of
+  /// replica r is on devices[r].
   ShardedParameter(std::string name, const nn::Parameter& slot,
-                   const std::vector<std::shared_ptr<ProcessGroup>>& groups);
+                   const std::vector<std::shared_ptr<ProcessGroup>>& groups,
+                   const std::vector<Device>& devices = {}, bool offload = false);
   ~ShardedParameter();
   ShardedParameter(const ShardedParameter&) = delete;
   ShardedParameter& operator=(const ShardedParameter&) = delete;
@@ -44,11 +47,18 @@ class ShardedParameter final : public nn::Sharding,
   void refill(Storage& storage) override;
   std::string why_released(const Storage& storage) const override;
 
+  /// Replaces groups that have failed by new ones of the same ranks.
+  void set_groups(const std::vector<std::shared_ptr<ProcessGroup>>& groups) { groups_ = groups; }
   /// The unit that gathers this parameter; null after the unit's module was destroyed.
   ShardedUnit* unit = nullptr;
   std::string name;  ///< relative to the unit's module
   /// "blocks.3.fc.weight"
   std::string path() const;
+
+  /// The device on which the full tensor exists.
+  Device device(int replica) const { return at(replica).device; }
+  /// True if the shard is in pinned host memory, and the full tensor on a GPU.
+  bool is_offloaded(int replica) const { return offload_ && at(replica).device.is_cuda(); }
 
   /// The number of elements that each rank contributes to a gather, padding included.
   std::int64_t padded_numel() const { return rows_per_rank_ * row_numel_; }
@@ -63,11 +73,16 @@ class ShardedParameter final : public nn::Sharding,
   const Tensor& full(int replica) const { return at(replica).full; }
   /// The shard with its padding, in one dimension, as the input of a gather.
   Tensor gather_input(int replica) const;
+  /// A copy of gather_input() on the GPU that `copies` belongs to. The copy runs on that stream, which owns
+  /// the result.
+  Tensor upload(int replica, const Stream& copies) const;
   /// Allocates the memory of the full tensor, and returns it with the padding of all ranks, in one dimension,
   /// as the output of a gather. It has a version counter of its own: a gather does not count as a change of
   /// the full tensor. If the shard was changed since the last gather, the full tensor gets a new version, so
   /// that a graph with the old values throws.
   Tensor acquire(int replica);
+  /// True if the full tensor exists and was changed in place since it was gathered.
+  bool has_changes(int replica) const;
   /// If the full tensor was changed in place since it was gathered, this rank's rows of it become the shard's
   /// values.
   void keep_changes(int replica);
@@ -87,6 +102,7 @@ class ShardedParameter final : public nn::Sharding,
 
  private:
   struct Replica {
+    Device device;
     Tensor shard;
     Tensor padded;       // the memory of the shard with its padding; undefined if set_shard() replaced it
     StorageRef storage;  // of the full tensor, with the padding of all ranks
@@ -101,8 +117,10 @@ class ShardedParameter final : public nn::Sharding,
   Shape shard_sizes(int rank) const;
   void make_full(Replica& r);
   void mark_shard(Replica& r) const;
+  Tensor empty_shard(Device device, DType dtype) const;
 
-  const std::vector<std::shared_ptr<ProcessGroup>> groups_;
+  const bool offload_;
+  std::vector<std::shared_ptr<ProcessGroup>> groups_;
   Shape sizes_, strides_;
   std::int64_t num_rows_, row_numel_, rows_per_rank_;
   std::vector<Replica> replicas_;

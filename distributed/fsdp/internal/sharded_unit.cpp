@@ -7,6 +7,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/pinned.h"
 #include "tapestry/core/timeline.h"
 #include "tapestry/distributed/common/internal/same_model.h"
 #include "tapestry/distributed/fsdp/internal/sharded_model.h"
@@ -22,6 +23,13 @@ struct Registry {
 Registry& registry() {
   static Registry& all = *new Registry;  // never destroyed: modules may be static
   return all;
+}
+
+// Makes the host wait for copies between it and the GPU.
+void wait_for_copy(const Event& done, const char* to) {
+  constexpr Milliseconds kTimeout(300'000);
+  check<TimeoutError>(done.wait_for(kTimeout), "[fully_shard] copies to ", to,
+                      " have not completed within 300 s; the GPU does not make progress");
 }
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
@@ -71,10 +79,12 @@ std::string ShardedUnit::path_of(const std::string& name) const {
   return path.empty() ? name : path + "." + name;
 }
 
-void ShardedUnit::add(const std::string& name, const nn::Parameter& slot) {
-  auto parameter = std::make_shared<ShardedParameter>(name, slot, groups_);
+void ShardedUnit::add(const std::string& name, const nn::Parameter& slot,
+                      const std::vector<Device>& devices) {
+  auto parameter = std::make_shared<ShardedParameter>(name, slot, groups_, devices, options.offload);
   parameter->unit = this;
   nn::Parameter handle = slot;
+  if (!devices.empty()) handle.set_replicas(std::vector<Tensor>(devices.size(), slot.replica(0)));
   handle.set_sharding(parameter);
   for (std::size_t r = 0; r < groups_.size(); ++r) parameter->prepare(static_cast<int>(r));
   members_.push_back({handle, std::move(parameter)});
@@ -87,6 +97,13 @@ void ShardedUnit::take_from(ShardedUnit& other, const nn::Parameter& slot, const
   found->parameter->name = name;
   members_.push_back(*found);
   other.members_.erase(found);
+}
+
+void ShardedUnit::set_groups(const Groups& groups) {
+  // What is on the way in the old groups will not arrive.
+  for (std::size_t r = 0; r < states_.size(); ++r) drop_gather(static_cast<int>(r));
+  groups_ = groups;
+  for (const Member& m : members_) m.parameter->set_groups(groups);
 }
 
 bool ShardedUnit::is_computing() const { return model_ && model_->is_computing(); }
@@ -106,7 +123,7 @@ bool ShardedUnit::is_trained(int replica) const {
 }
 
 Device ShardedUnit::device(int replica) const {
-  return members_.empty() ? kCPU : members_[0].parameter->shard(replica).device();
+  return members_.empty() ? kCPU : members_[0].parameter->device(replica);
 }
 
 // The text names the parameters too, because it appears in the diagnosis of a collective that fails.
@@ -138,19 +155,45 @@ void ShardedUnit::post_gather(int replica) {
   if (s.full) release(replica);
   std::vector<Tensor> outputs, inputs;
   try {
+    const OffloadStreams* const streams =
+        is_offloaded(replica) ? &model_->offload_streams(replica, device(replica)) : nullptr;
     for (const Member& m : members_) {
       m.parameter->prepare(replica);
-      inputs.push_back(m.parameter->gather_input(replica));
+      inputs.push_back(streams ? m.parameter->upload(replica, streams->to_gpu)
+                               : m.parameter->gather_input(replica));
       outputs.push_back(m.parameter->acquire(replica));
+    }
+    std::optional<StreamGuard> guard;
+    if (streams) {
+      // The gather waits for the copies and for what computes now, because its outputs may reuse memory. What
+      // computes does not wait for the copies.
+      s.upload_done.record(streams->to_gpu);
+      s.uploaded = inputs;
+      Event before;
+      before.record(current_stream(device(replica)));
+      streams->gather.wait(before);
+      streams->gather.wait(s.upload_done);
+      guard.emplace(streams->gather);
     }
     s.gather = group(replica).all_gather(outputs, inputs, collective_name("all_gather"));
   } catch (...) {
     outputs.clear();
+    s.uploaded.clear();
     for (const Member& m : members_) m.parameter->discard(replica);
     throw;
   }
   s.arriving = true;
   ++s.report.gathers;
+}
+
+// After the current stream has waited for the gather: the host may change the shards, and the copies on the
+// GPU may be freed.
+void ShardedUnit::await_upload(int replica) {
+  State& s = at(replica);
+  if (s.uploaded.empty()) return;
+  wait_for_copy(s.upload_done, "the GPU");
+  for (const Tensor& t : s.uploaded) record_stream(t, current_stream(t.device()));
+  s.uploaded.clear();
 }
 
 // Waits, and records the wait and the time of the transport.
@@ -172,6 +215,7 @@ void ShardedUnit::finish_gather(int replica) {
   State& s = at(replica);
   if (!s.arriving) return;
   wait_for(replica, s.gather, "all_gather", s.report.gather_s, s.report.exposed_s);
+  await_upload(replica);
   s.arriving = false;
   s.full = true;
   s.gather = {};
@@ -180,12 +224,15 @@ void ShardedUnit::finish_gather(int replica) {
 void ShardedUnit::drop_gather(int replica) noexcept {
   State& s = at(replica);
   if (!s.arriving) return;
+  bool arrived = false;  // on a GPU in the order of its stream, also if done() is false
   try {
     s.gather.wait();
+    await_upload(replica);
+    arrived = true;
   } catch (const std::exception&) {  // the group has failed, and its next call reports it
   }
   // A transport that is stuck may still write. Then the memory stays.
-  if (!s.gather.done()) return;
+  if (!arrived && !s.gather.done()) return;
   s.arriving = false;
   s.gather = {};
   for (const Member& m : members_) m.parameter->discard(replica);
@@ -203,6 +250,7 @@ void ShardedUnit::release(int replica) {
 // All ranks take part with the same parameters. A parameter that a rank did not use counts as zeros there,
 // and flags tell whether any rank used it.
 void ShardedUnit::post_scatter(int replica) {
+  land(replica);
   State& s = at(replica);
   const NoGradGuard no_grad;
   s.reduced_members.clear();
@@ -239,11 +287,36 @@ void ShardedUnit::post_scatter(int replica) {
 void ShardedUnit::finish_scatter(int replica) {
   State& s = at(replica);
   if (!s.scattering) return;
+  if (is_offloaded(replica)) {
+    const Stream& to_host = model_->offload_streams(replica, device(replica)).to_host;
+    {
+      const StreamGuard guard(to_host);
+      s.scatter.wait();
+    }
+    for (const Tensor& t : s.reduced) {
+      s.landing.push_back(empty_pinned(t.sizes(), t.dtype()));
+      if (t.numel() > 0) copy_async(s.landing.back(), t, to_host);
+    }
+    s.landed.record(to_host);
+  }
+  // The current stream waits too, because it frees what was reduced.
   wait_for(replica, s.scatter, "reduce_scatter", s.report.scatter_s, s.report.exposed_s);
   s.scattering = false;
   s.scatter = {};
   std::vector<Tensor> reduced = std::move(s.reduced);
   s.reduced.clear();
+  if (s.landing.empty()) deliver(replica, std::move(reduced));
+}
+
+void ShardedUnit::land(int replica) {
+  State& s = at(replica);
+  if (s.landing.empty()) return;
+  wait_for_copy(s.landed, "the host");
+  deliver(replica, std::exchange(s.landing, {}));
+}
+
+void ShardedUnit::deliver(int replica, std::vector<Tensor> reduced) {
+  State& s = at(replica);
   Tensor flags;  // read only if needed, because that waits for a GPU
   for (std::size_t i = 0; i < reduced.size(); ++i) {
     if (!s.used[i]) {
@@ -259,6 +332,7 @@ void ShardedUnit::drop_gradients(int replica) noexcept {
   s.scattering = s.unreduced = false;
   s.scatter = {};
   s.reduced.clear();
+  s.landing.clear();
   for (const Member& m : members_) m.parameter->drop_gradient(replica);
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tapestry/core/stream.h"
 #include "tapestry/distributed/fsdp/fsdp.h"
 #include "tapestry/distributed/fsdp/internal/sharded_parameter.h"
 #include "tapestry/nn/module.h"
@@ -40,8 +41,8 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   std::string label() const;
   std::string path_of(const std::string& name) const;
 
-  /// Shards a slot of the module. Or takes a parameter from another unit.
-  void add(const std::string& name, const nn::Parameter& slot);
+  /// Shards a slot of the module. Or takes a parameter from another unit. For `devices` see ShardedParameter.
+  void add(const std::string& name, const nn::Parameter& slot, const std::vector<Device>& devices = {});
   void take_from(ShardedUnit& other, const nn::Parameter& slot, const std::string& name);
   const std::vector<Member>& members() const { return members_; }
   bool has_parameters() const { return !members_.empty(); }
@@ -49,6 +50,8 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   ShardedModel& model() const { return *model_; }
   void set_model(std::shared_ptr<ShardedModel> model) { model_ = std::move(model); }
   const Groups& groups() const { return groups_; }
+  /// Replaces groups that have failed by new ones of the same ranks. No replica may compute.
+  void set_groups(const Groups& groups);
   const FsdpOptions options;
   bool reshards = false;  ///< after forward
 
@@ -73,8 +76,11 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   void release(int replica);
 
   void post_scatter(int replica);
-  /// Waits for the reduce-scatter, and gives the shards their gradients.
+  /// Waits for the reduce-scatter, and gives the shards their gradients. Or, if the shards are in host
+  /// memory, begins to copy the gradients there.
   void finish_scatter(int replica);
+  /// Waits for the copies of finish_scatter(), and gives the shards their gradients.
+  void land(int replica);
   /// Forgets gradients of a pass that failed.
   void drop_gradients(int replica) noexcept;
   /// True if passes under no_sync() left gradients on the full parameters.
@@ -94,6 +100,10 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
     std::vector<bool> used;  // by member: whether this rank has a gradient
     Tensor flags;            // by reduced member: the mean of the ranks' flags
     Work scatter;
+    std::vector<Tensor> uploaded;  // if offloaded: the shards on the GPU
+    Event upload_done;
+    std::vector<Tensor> landing;  // if offloaded: the reduced gradients in host memory
+    Event landed;
     FsdpUnitReport report;
   };
   State& at(int replica) { return states_[static_cast<std::size_t>(replica)]; }
@@ -101,12 +111,17 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   ProcessGroup& group(int replica) const { return *groups_[static_cast<std::size_t>(replica)]; }
   std::string collective_name(const char* what) const;
   Device device(int replica) const;
+  bool is_offloaded(int replica) const {
+    return !members_.empty() && members_[0].parameter->is_offloaded(replica);
+  }
+  void await_upload(int replica);
+  void deliver(int replica, std::vector<Tensor> reduced);
   void wait_for(int replica, const Work& work, const char* what, double& transport_s,
                 double& exposed_s) const;
 
   nn::Module* module_;
   std::shared_ptr<ShardedModel> model_;
-  const Groups groups_;
+  Groups groups_;
   std::vector<Member> members_;
   std::vector<State> states_;
 };
