@@ -92,6 +92,15 @@ TEST_CASE("forward and backward post gathers and reduce-scatters in one order") 
           });
       });
     }
+    // Backward of the first block reads no parameter, because the input has no gradient. The block after it
+    // is reduced all the same before the gradients of the first block exist.
+    net.blocks[0]->register_forward_hook([&](nn::Module&, const auto&, std::vector<Tensor>& out) {
+      out[0].register_hook([&](const Tensor&) -> Tensor {
+        if (!contains(posted(group, before), "b1 reduce_scatter"))
+          wrong.push_back("reduce-scatter of b1 after backward of b0 began");
+        return {};
+      });
+    });
     step();
     require(wrong.empty(), wrong.empty() ? "" : wrong[0]);
     require(posted(group, before) == expected, "the second step posted other collectives");
@@ -155,7 +164,7 @@ TEST_CASE("memory is that of the shards and of two units") {
     });
     const double bound = ranks * (4 * all / ranks + 4 * unit);
     INFO(ranks << " ranks: " << double(peak) / bound << " of the bound");
-    CHECK(double(peak) <= 1.05 * bound);
+    CHECK(double(peak) <= bound);
     CHECK(double(peak) > 0.9 * 4 * all);
   }
 }

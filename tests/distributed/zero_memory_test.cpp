@@ -1,7 +1,10 @@
 // Measures the memory of ZeRO's stages against the table in distributed/zero/zero.h.
+#include <algorithm>
 #include <cstdlib>
 
 #include "tapestry/core/allocator.h"
+#include "tapestry/core/memory_record.h"
+#include "tapestry/distributed/common/internal/division.h"
 #include "tests/distributed/zero_support.h"
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
@@ -93,4 +96,20 @@ TEST_CASE("each stage of ZeRO holds the bytes per parameter that the table says"
       CHECK(bytes.peak < 1.05 * expected[stage] + room[stage]);
     }
   }
+}
+
+TEST_CASE("the memory of ZeRO's buckets counts as gradients, and what it gathers as buffers") {
+  const MemoryRecord record;
+  const auto most = [&](MemoryKind kind) {
+    std::int64_t bytes = 0;
+    for (const MemorySample& sample : record.samples(kCPU))
+      bytes = std::max(bytes, sample.bytes[static_cast<std::size_t>(kind)]);
+    return static_cast<double>(bytes);
+  };
+  releasable_tensor(1024, DType::f32, kCPU, MemoryKind::gradients);
+  CHECK(most(MemoryKind::gradients) == 4096);
+  CHECK(most(MemoryKind::other) == 0);
+  // While two ranks gather a bucket, each has the whole bucket.
+  measure(2, 2);
+  CHECK(most(MemoryKind::buffers) >= 2 * kBucket);
 }

@@ -51,11 +51,13 @@ Tensor part_of(const Tensor& base, std::int64_t offset, const Shape& sizes, cons
       base.dtype(), sizes, strides, 0);
 }
 
-Tensor releasable_tensor(std::int64_t elements, DType dtype, Device device) {
+Tensor releasable_tensor(std::int64_t elements, DType dtype, Device device, MemoryKind kind) {
   const std::size_t bytes = static_cast<std::size_t>(elements) * dtype_size(dtype);
   const StorageRef storage = Storage::releasable(device, bytes, nullptr);
   storage->acquire();
-  return tapestry::detail::make_tensor(storage, dtype, {elements}, {1}, 0);
+  const Tensor tensor = tapestry::detail::make_tensor(storage, dtype, {elements}, {1}, 0);
+  tag_memory(tensor, kind);
+  return tensor;
 }
 
 Tensor elements_of(const Tensor& dense, const ElementRange& range) {

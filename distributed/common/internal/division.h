@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "tapestry/core/memory_record.h"
 #include "tapestry/core/tensor.h"
 #include "tapestry/distributed/common/internal/bucket.h"
 
@@ -53,8 +54,9 @@ class Division {
 /// one.
 Tensor part_of(const Tensor& base, std::int64_t offset, const Shape& sizes, const Shape& strides);
 /// An uninitialised tensor in one dimension whose memory can be released at once. The thread of a process
-/// group may keep a reference to a tensor for a moment after the collective is done.
-Tensor releasable_tensor(std::int64_t elements, DType dtype, Device device);
+/// group may keep a reference to a tensor for a moment after the collective is done. `kind` is for the record
+/// of memory.
+Tensor releasable_tensor(std::int64_t elements, DType dtype, Device device, MemoryKind kind);
 /// `count` elements of a dense tensor from element `begin` on, in the order of its memory, in one dimension.
 Tensor elements_of(const Tensor& dense, const ElementRange& range);
 /// The strides of the parameter in a bucket. Dense parameters keep their strides, so channels-last weights

@@ -119,7 +119,7 @@ void Reducer::open(Bucket& bucket) {
   if (bucket.buffer.defined()) return;
   const DividedBucket& place = division_.buckets()[static_cast<std::size_t>(bucket.grads.index)];
   const std::int64_t elements = place.chunk * group_->size();
-  bucket.buffer = releasable_tensor(elements, place.dtype, place.device);
+  bucket.buffer = releasable_tensor(elements, place.dtype, place.device, MemoryKind::gradients);
   bucket.grads.gradients = bucket.buffer;
   std::int64_t at = 0;
   const auto fill_gap = [&](std::int64_t end) {

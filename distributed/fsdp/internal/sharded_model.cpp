@@ -246,8 +246,8 @@ std::vector<ShardedModel::Step> ShardedModel::plan(const Lane& l) const {
     if (!o.unit->has_parameters() || o.left < nodes.front()) continue;
     const auto first = std::upper_bound(nodes.begin(), nodes.end(), o.entered);
     if (first == nodes.end() || *first >= o.left) continue;
-    steps.push_back({o.left, o.unit, true, false});
-    steps.push_back({o.entered, o.unit, false, false});
+    steps.push_back({o.left, o.unit, true, false, *first});
+    steps.push_back({o.entered, o.unit, false, false, *first});
   }
   std::stable_sort(steps.begin(), steps.end(), [](const Step& a, const Step& b) { return a.at > b.at; });
   std::vector<ShardedUnit*> seen;
@@ -268,6 +268,8 @@ ShardedModel::Pass& ShardedModel::current_pass(int replica, std::uint64_t id) {
   pass->accumulates = autograd::pass_position().accumulates;
   pass->synchronize = synchronize;
   pass->steps = plan(l);
+  for (const Step& step : pass->steps)
+    if (step.last) pass->awaited[step.unit] = step.unit->count_reached(replica);
   autograd::on_backward_end(
       [guard = std::make_shared<PassGuard>(shared_from_this(), id, replica)] { guard->finish(); });
   l.passes.push_back(std::move(pass));
@@ -355,6 +357,9 @@ void ShardedModel::on_gradient(ShardedUnit& unit, int replica) {
   const bool planned =
       std::any_of(pass.steps.begin(), pass.steps.end(), [&](const Step& step) { return step.unit == &unit; });
   if (!planned && !contains(pass.unplanned_gradients, &unit)) pass.unplanned_gradients.push_back(&unit);
+  if (!planned || --pass.awaited[&unit] > 0 || pass.next == pass.steps.size()) return;
+  const Step& step = pass.steps[pass.next];
+  if (step.unit == &unit && step.last && now.position <= step.oldest) take_step(pass, replica);
 }
 
 void ShardedModel::finish(std::uint64_t id, int replica) {

@@ -16,7 +16,9 @@
 // Opening a unit posts its gather and that of the units opened next; closing it frees it and posts its
 // reduce-scatter. Each step has the number of its node, and is taken when the pass has come to an older node.
 // The model looks where the pass is whenever backward reads a saved parameter or a parameter's gradient is
-// complete. The order of collectives is therefore a function of the graph, and the same on all ranks.
+// complete. A unit whose oldest node has run, and whose gradients are all complete, is closed at once: the
+// unit before it may read no parameter before its own gradients exist. The order of collectives is therefore
+// a function of the graph, and the same on all ranks.
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -75,7 +77,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
     std::uint64_t at;
     ShardedUnit* unit;
     bool opens;
-    bool last;  // the pass does not open the unit again
+    bool last;             // the pass does not open the unit again
+    std::uint64_t oldest;  // the oldest node of the pass that the scope recorded
   };
   // A backward pass in progress. There are several if a hook runs another pass.
   struct Pass {
@@ -87,6 +90,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
     std::vector<ShardedUnit*> closed;  // for the last time
     std::vector<ShardedUnit*> extra;   // gathered outside their steps, the newest is the last
     std::vector<ShardedUnit*> unplanned_gradients;
+    std::map<const ShardedUnit*, int> awaited;  // gradients of a unit that the pass has not computed yet
     ShardedUnit* scattering = nullptr;
   };
   // The state of one replica.

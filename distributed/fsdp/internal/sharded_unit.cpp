@@ -4,9 +4,12 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/internal/upload.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/memory_record.h"
 #include "tapestry/core/pinned.h"
 #include "tapestry/core/timeline.h"
 #include "tapestry/distributed/common/internal/same_model.h"
@@ -120,6 +123,12 @@ void ShardedUnit::on_gradient(int replica, ShardedParameter& parameter) {
 bool ShardedUnit::is_trained(int replica) const {
   return std::any_of(members_.begin(), members_.end(),
                      [&](const Member& m) { return m.parameter->is_trained(replica); });
+}
+
+int ShardedUnit::count_reached(int replica) const {
+  return static_cast<int>(std::count_if(members_.begin(), members_.end(), [&](const Member& m) {
+    return m.parameter->is_trained(replica) && autograd::backward_reaches(m.parameter->full(replica));
+  }));
 }
 
 Device ShardedUnit::device(int replica) const {
@@ -266,6 +275,7 @@ void ShardedUnit::post_scatter(int replica) {
     s.used.push_back(p.has_gradient(replica));
     inputs.push_back(p.take_gradient(replica));
     outputs.push_back(empty({p.padded_numel()}, {inputs.back().dtype(), inputs.back().device()}));
+    tag_memory(outputs.back(), MemoryKind::gradients);
   }
   s.unreduced = false;
   if (s.reduced_members.empty()) return;
@@ -273,7 +283,7 @@ void ShardedUnit::post_scatter(int replica) {
   const Tensor own = empty({group(replica).size() * count}, {DType::f32, kCPU});
   for (std::int64_t i = 0; i < own.numel(); ++i)
     own.data<float>()[i] = s.used[static_cast<std::size_t>(i % count)] ? 1.0f : 0.0f;
-  inputs.push_back(own.to(device(replica)));
+  inputs.push_back(autograd::uploaded(own, device(replica)));
   s.flags = empty({count}, {DType::f32, device(replica)});
   outputs.push_back(s.flags);
   s.scattering = true;

@@ -7,7 +7,7 @@
 #include "tapestry/distributed/planner/internal/ddp_buckets.h"
 #include "tapestry/distributed/planner/internal/peak_memory.h"
 #include "tapestry/distributed/planner/internal/predictors.h"
-#include "tapestry/distributed/planner/internal/two_queues.h"
+#include "tapestry/distributed/planner/internal/sharded_step.h"
 
 namespace tapestry::distributed::planner {
 
@@ -15,47 +15,37 @@ namespace {
 
 const std::vector<Action> kOnePass = {{Action::Kind::forward, 0}, {Action::Kind::backward, 0}};
 
-// The phases and collectives of a step with one unit per block. A gather is posted when the unit before
-// begins to compute, because then the unit before that is freed. The collectives of backward alternate: the
-// gradients of a unit are divided when it has ended, and then the next unit but one is gathered.
-struct ShardedStep {
-  std::vector<ComputePhase> phases;  // forward of all blocks, the loss, its backward, backward of all blocks
-  std::vector<Collective> collectives;
-  std::size_t loss = 0;  // the number of the phase
-
-  ShardedStep(const CostModel& c, double n) {
-    const AllReduce& costs = c.link.ranks;
-    const std::size_t count = c.count();
-    const auto unit_s = [&](std::size_t k) {
-      return half_ring_time(costs.message, static_cast<double>(c.profile.blocks[k].all_parameter_bytes()),
-                            c.devices());
-    };
-    const auto at = [](std::size_t i) { return static_cast<int>(i); };
-    for (std::size_t k = 0; k < count; ++k) {
-      phases.push_back({costs.contention.forward * c.profile.blocks[k].forward_s.at(n), at(k)});
-      collectives.push_back({.seconds = unit_s(k), .after = at(k) - 1, .at_begin = true});
-    }
-    loss = phases.size();
-    phases.push_back({costs.contention.forward * c.profile.loss.forward_s.at(n)});
-    phases.push_back({costs.contention.backward * c.profile.loss.backward_s.at(n)});
-    std::vector<int> gather_of(count);
-    const auto gather = [&](std::size_t k, int after) {
-      gather_of[k] = at(collectives.size());
-      collectives.push_back({.seconds = unit_s(k), .after = after, .at_begin = true});
-    };
-    const auto phase_of = [&](std::size_t k) { return at(loss + 1 + count - k); };
-    gather(count - 1, at(loss) + 1);
-    if (count > 1) gather(count - 2, phase_of(count - 1));
-    for (std::size_t k = count; k-- > 0;) {
-      collectives.push_back({.seconds = unit_s(k), .after = phase_of(k)});
-      if (k >= 2) gather(k - 2, phase_of(k - 1));
-    }
-    for (std::size_t k = count; k-- > 0;)
-      phases.push_back({costs.contention.backward * c.profile.blocks[k].backward_s.at(n), gather_of[k]});
-  }
-};
-
 }  // namespace
+
+ShardedStep::ShardedStep(const CostModel& c, double n) {
+  const AllReduce& costs = c.link.ranks;
+  const std::size_t count = c.count();
+  const auto at = [](std::size_t i) { return static_cast<int>(i); };
+  const auto post = [&](std::size_t k, bool gathers, int after) {
+    const std::int64_t bytes = c.profile.blocks[k].all_parameter_bytes();
+    collectives.push_back({.seconds = half_ring_time(costs.message, static_cast<double>(bytes), c.devices()),
+                           .after = after,
+                           .at_begin = gathers});
+    units.push_back({gathers, k, bytes});
+    return at(collectives.size()) - 1;
+  };
+  for (std::size_t k = 0; k < count; ++k)
+    phases.push_back(
+        {costs.contention.forward * c.profile.blocks[k].forward_s.at(n), post(k, true, at(k) - 1)});
+  loss = phases.size();
+  phases.push_back({costs.contention.forward * c.profile.loss.forward_s.at(n)});
+  phases.push_back({costs.contention.backward * c.profile.loss.backward_s.at(n)});
+  std::vector<int> gather_of(count);
+  const auto phase_of = [&](std::size_t k) { return at(loss + 1 + count - k); };
+  gather_of[count - 1] = post(count - 1, true, at(loss) + 1);
+  if (count > 1) gather_of[count - 2] = post(count - 2, true, phase_of(count - 1));
+  for (std::size_t k = count; k-- > 0;) {
+    post(k, false, phase_of(k));
+    if (k >= 2) gather_of[k - 2] = post(k - 2, true, phase_of(k - 1));
+  }
+  for (std::size_t k = count; k-- > 0;)
+    phases.push_back({costs.contention.backward * c.profile.blocks[k].backward_s.at(n), gather_of[k]});
+}
 
 Prediction predict_fully_sharded(const CostModel& c) {
   Prediction p;
