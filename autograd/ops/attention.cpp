@@ -42,12 +42,12 @@ struct Weights {
 Weights attention_weights(const Tensor& q, const Tensor& k, const AttentionParams& params) {
   // q is scaled instead of the scores, because it usually has fewer elements.
   Tensor scores = matmul(q * scale_of(q, params), k.transpose(-2, -1));
-  const Tensor mask = params.causal ? causal_mask(q.size(-2), k.size(-2), q.device()) : params.mask;
+  const Tensor mask = params.is_causal ? causal_mask(q.size(-2), k.size(-2), q.device()) : params.attn_mask;
   const auto constant = [&](double value) { return scalar_tensor(value, {q.dtype(), q.device()}); };
   if (mask.defined())
     scores = mask.dtype() == DType::boolean ? where(mask, scores, constant(-kInfinity)) : scores + mask;
   Tensor blind;
-  if (params.mask.defined() && scores.numel() > 0) {
+  if (params.attn_mask.defined() && scores.numel() > 0) {
     const NoGradGuard guard;
     blind = eq(max(scores, -1, true).first, -kInfinity);
   }
@@ -58,7 +58,7 @@ Weights attention_weights(const Tensor& q, const Tensor& k, const AttentionParam
 // Attention by matrix products and softmax, with the whole matrix of scores.
 Tensor by_operations(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionParams& params) {
   const Weights weights = attention_weights(q, k, params);
-  const Tensor out = matmul(dropout(weights.values, params.dropout, params.dropout > 0), v);
+  const Tensor out = matmul(dropout(weights.values, params.dropout_p, params.dropout_p > 0), v);
   return weights.blind.defined() ? where(weights.blind, scalar_tensor(0, {q.dtype(), q.device()}), out) : out;
 }
 
@@ -70,7 +70,7 @@ struct Grouped {
     q = split(q_heads);
     k = k_heads.unsqueeze(-3);
     v = v_heads.unsqueeze(-3);
-    Tensor& mask = params.mask;
+    Tensor& mask = params.attn_mask;
     if (mask.defined() && mask.dim() >= 3) mask = mask.size(-3) == heads ? split(mask) : mask.unsqueeze(-3);
     params.enable_gqa = false;
   }
@@ -117,11 +117,11 @@ kernels::AttentionStrides strides_of(const Tensor& t) { return {t.stride(0), t.s
 bool has_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionParams& params) {
   // The meta device gives what a CPU gives.
   const DeviceType type = q.device().is_meta() ? DeviceType::cpu : q.device().type;
-  return kernels::attention.has(type, q.dtype()) && params.dropout == 0 && q.dim() <= 4 &&
+  return kernels::attention.has(type, q.dtype()) && params.dropout_p == 0 && q.dim() <= 4 &&
          k.dim() == q.dim() && v.dim() == q.dim() && q.numel() > 0 && k.numel() > 0 && v.numel() > 0 &&
          (q.dim() < 4 || (k.size(0) == q.size(0) && v.size(0) == q.size(0))) &&
          (q.dim() < 3 || params.enable_gqa || (k.size(-3) == q.size(-3) && v.size(-3) == q.size(-3))) &&
-         !autograd::recording(params.mask);
+         !autograd::recording(params.attn_mask);
 }
 
 // What forward and backward tell the kernel. All tensors have four dimensions.
@@ -131,7 +131,7 @@ Args kernel_args(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
   Args a;
   a.shape = {q.size(0), q.size(1), k.size(1), q.size(2), k.size(2), q.size(3), v.size(3)};
   a.scale = scale_of(q, params);
-  a.mask.causal = params.causal;
+  a.mask.causal = params.is_causal;
   if (mask.defined()) {
     a.mask.mask = mask;
     a.mask.batch = mask.stride(0), a.mask.head = mask.stride(1), a.mask.query = mask.stride(2),
@@ -154,7 +154,7 @@ Tensor by_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
     const Tensor y4 = by_query ? empty({batch, queries, heads, columns}, options).transpose(1, 2)
                                : empty({batch, heads, queries, columns}, options);
     log_sum_exp = empty({batch, heads, queries}, {DType::f32, q.device()});
-    if (params.mask.defined()) mask = params.mask.expand({batch, heads, queries, k4.size(2)});
+    if (params.attn_mask.defined()) mask = params.attn_mask.expand({batch, heads, queries, k4.size(2)});
     auto args = kernel_args<kernels::AttentionArgs>(q4, k4, v4, params, mask);
     args.y = y4, args.y_strides = strides_of(y4), args.log_sum_exp = log_sum_exp;
     kernels::attention(q.device(), q.dtype(), args);
@@ -221,16 +221,18 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
         " differ in their last size; it must be the same");
   check(k.size(-2) == v.size(-2), "[", op, "] k ", k.sizes(), " and v ", v.sizes(), " have ", k.size(-2),
         " and ", v.size(-2), " rows; there must be a value for each key");
-  check(!(params.causal && params.mask.defined()), "[", op,
+  check(!(params.is_causal && params.attn_mask.defined()), "[", op,
         "] both causal and a mask; put the causal one into the mask");
-  if (params.mask.defined()) {
-    check<TypeError>(params.mask.dtype() == DType::boolean || params.mask.dtype() == q.dtype(), "[", op,
-                     "] mask has dtype ", params.mask.dtype(), ", expected bool or the input's ", q.dtype());
-    check<DeviceError>(params.mask.device() == q.device(), "[", op, "] mask is on ", params.mask.device(),
-                       " but the input is on ", q.device(), "; move it with to(device)");
+  if (params.attn_mask.defined()) {
+    check<TypeError>(params.attn_mask.dtype() == DType::boolean || params.attn_mask.dtype() == q.dtype(), "[",
+                     op, "] mask has dtype ", params.attn_mask.dtype(), ", expected bool or the input's ",
+                     q.dtype());
+    check<DeviceError>(params.attn_mask.device() == q.device(), "[", op, "] mask is on ",
+                       params.attn_mask.device(), " but the input is on ", q.device(),
+                       "; move it with to(device)");
   }
 
-  if (params.mask.defined()) {
+  if (params.attn_mask.defined()) {
     // The scores have q's heads, and the batch dimensions of q and k broadcast.
     const auto leading = [](const Tensor& t, int last) { return Shape(t.sizes().begin(), t.dim() - last); };
     const int own = params.enable_gqa ? 3 : 2;
@@ -238,8 +240,8 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
     if (params.enable_gqa) scores.push_back(q.size(-3));
     scores.push_back(q.size(-2));
     scores.push_back(k.size(-2));
-    check(broadcast_shapes(op, params.mask.sizes(), scores) == scores, "[", op, "] mask ",
-          params.mask.sizes(), " does not broadcast to the scores' shape ", scores,
+    check(broadcast_shapes(op, params.attn_mask.sizes(), scores) == scores, "[", op, "] mask ",
+          params.attn_mask.sizes(), " does not broadcast to the scores' shape ", scores,
           "; give it at most these sizes");
   }
   if (has_kernel(q, k, v, params)) return by_kernel(q, k, v, params);

@@ -8,12 +8,12 @@ namespace tapestry {
 struct AttentionParams {
   /// A tensor that broadcasts to (..., L, S). If it is bool, true means that the query sees the key. If it
   /// has the input's dtype, it is added to the scores.
-  Tensor mask = {};
-  double dropout = 0;                ///< dropout probability of the attention weights
-  bool causal = false;               ///< query i sees keys 0 to i only; excludes a mask
+  Tensor attn_mask = {};
+  double dropout_p = 0;              ///< dropout probability of the attention weights
+  bool is_causal = false;            ///< query i sees keys 0 to i only; excludes a mask
   std::optional<double> scale = {};  ///< the default is 1 / sqrt(E)
-  /// Grouped queries (Ainslie et al. 2023): k and v may have fewer heads than q in dimension -3. Each of their
-  /// heads serves the same number of consecutive heads of q.
+  /// Grouped queries (Ainslie et al. 2023): k and v may have fewer heads than q in dimension -3. Each of
+  /// their heads serves the same number of consecutive heads of q.
   bool enable_gqa = false;
 };
 

@@ -222,7 +222,7 @@ std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const
     if (!batched) weights = weights.squeeze(0);
   } else {
     context = scaled_dot_product_attention(
-        q, k, v, {.mask = mask, .dropout = dropout_p, .causal = causal && !explicit_causal});
+        q, k, v, {.attn_mask = mask, .dropout_p = dropout_p, .is_causal = causal && !explicit_causal});
   }
   Tensor out = out_proj(context.transpose(1, 2).reshape({batch, targets, embed}));
   if (!batched) out = out.squeeze(0);

@@ -93,10 +93,10 @@ Tensor document_positions(const Tensor& documents) {
 Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                         double dropout) {
   const std::int64_t queries = q.size(-2), keys = k.size(-2);
-  AttentionParams params{.dropout = dropout, .enable_gqa = q.size(-3) != k.size(-3)};
-  if (mask.defined()) params.mask = mask;
-  else if (queries == keys) params.causal = true;
-  else if (queries > 1) params.mask = causal_mask(queries, keys, q.device());
+  AttentionParams params{.dropout_p = dropout, .enable_gqa = q.size(-3) != k.size(-3)};
+  if (mask.defined()) params.attn_mask = mask;
+  else if (queries == keys) params.is_causal = true;
+  else if (queries > 1) params.attn_mask = causal_mask(queries, keys, q.device());
   return scaled_dot_product_attention(q, k, v, params);
 }
 

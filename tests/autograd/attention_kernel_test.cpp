@@ -83,11 +83,12 @@ void check_case(const Case& c, DType dtype, bool rows) {
   if (rows)
     for (Tensor* t : {&inputs[0], &inputs[1], &inputs[2], &dy}) *t = by_rows(*t);
   AttentionParams params{
-      .mask = mask_of(c, dtype), .causal = c.mask == Case::causal, .enable_gqa = c.heads != c.groups};
+      .attn_mask = mask_of(c, dtype), .is_causal = c.mask == Case::causal, .enable_gqa = c.heads != c.groups};
   const Results result = attend(inputs, dy, params);
   std::vector<Tensor> exact;
   for (const Tensor& t : inputs) exact.push_back(t.to(DType::f64));
-  if (params.mask.defined() && params.mask.dtype() == dtype) params.mask = params.mask.to(DType::f64);
+  if (params.attn_mask.defined() && params.attn_mask.dtype() == dtype)
+    params.attn_mask = params.attn_mask.to(DType::f64);
   const Results expected = attend(exact, dy.to(DType::f64), params);
   // Scores of at most about 8 have an error of width eps 8, which is the relative error of the weights. The
   // sums over keys and queries add roundings of sqrt(n) eps. Results in 16 bits are rounded once more.
@@ -159,7 +160,7 @@ TEST_CASE("attention kernel: extreme scores") {
     for (const std::int64_t queries : {3, 60}) {
       Tensor q = randn({1, 1, queries, 4}), k = randn({1, 1, 60, 4});
       k.index_put_({0, 0, 1}, std::nanf(""));
-      const Tensor y = scaled_dot_product_attention(q, k, randn({1, 1, 60, 4}), {.causal = true});
+      const Tensor y = scaled_dot_product_attention(q, k, randn({1, 1, 60, 4}), {.is_causal = true});
       CHECK_FALSE(isnan(y.narrow(2, 0, 1)).any().item<bool>());
       CHECK(isnan(y.narrow(2, 1, queries - 1)).all().item<bool>());
     }
@@ -168,7 +169,7 @@ TEST_CASE("attention kernel: extreme scores") {
     const Tensor q = randn({1, 1, 60, 4}), k = randn({1, 1, 300, 4}), v = randn({1, 1, 300, 4});
     Tensor mask = ones({60, 300}, DType::boolean);
     mask.narrow(1, 0, 200).fill_(false);
-    CHECK(allclose(scaled_dot_product_attention(q, k, v, {.mask = mask}),
+    CHECK(allclose(scaled_dot_product_attention(q, k, v, {.attn_mask = mask}),
                    scaled_dot_product_attention(q, k.narrow(2, 200, 100), v.narrow(2, 200, 100)), 1e-5,
                    1e-6));
   }
@@ -192,7 +193,7 @@ TEST_CASE("attention saves no matrix of scores") {
   const std::int64_t n = 512;
   const Tensor q = randn({1, 2, n, 8}).set_requires_grad(), k = randn({1, 2, n, 8}), v = randn({1, 2, n, 8});
   const auto before = memory_stats(kCPU).allocated;
-  const Tensor y = scaled_dot_product_attention(q, k, v, {.causal = true});
+  const Tensor y = scaled_dot_product_attention(q, k, v, {.is_causal = true});
   const auto added = memory_stats(kCPU).allocated - before;
   CHECK(added < 2 * n * n * 4);  // one matrix of scores
 }

@@ -9,8 +9,8 @@ using namespace tapestry::test;
 
 GOLDEN_OP("scaled_dot_product_attention", "attention", [](const OpCase& c) {
   return scaled_dot_product_attention(c[0], c[1], c[2],
-                                      {.mask = c[3],
-                                       .causal = c.flag("causal", false),
+                                      {.attn_mask = c[3],
+                                       .is_causal = c.flag("causal", false),
                                        .scale = c.maybe_real("scale"),
                                        .enable_gqa = c.flag("gqa", false)});
 });
@@ -32,20 +32,21 @@ BAD_INPUT("scaled_dot_product_attention", "expected (..., L, E)", [] {
 });
 BAD_INPUT("scaled_dot_product_attention", "both causal and a mask", [] {
   const Tensor x = zeros({2, 3});
-  return scaled_dot_product_attention(x, x, x, {.mask = ones({2, 2}, DType::boolean), .causal = true});
+  return scaled_dot_product_attention(x, x, x,
+                                      {.attn_mask = ones({2, 2}, DType::boolean), .is_causal = true});
 });
 BAD_INPUT("scaled_dot_product_attention", "mask has dtype int64", [] {
   const Tensor x = zeros({2, 3});
-  return scaled_dot_product_attention(x, x, x, {.mask = ones({2, 2}, DType::i64)});
+  return scaled_dot_product_attention(x, x, x, {.attn_mask = ones({2, 2}, DType::i64)});
 });
 BAD_INPUT("scaled_dot_product_attention", "mask [3, 2] does not broadcast to the scores' shape [1, 2]", [] {
   const Tensor x = zeros({2, 3});
-  return scaled_dot_product_attention(zeros({1, 3}), x, x, {.mask = zeros({3, 2})});
+  return scaled_dot_product_attention(zeros({1, 3}), x, x, {.attn_mask = zeros({3, 2})});
 });
 BAD_INPUT("scaled_dot_product_attention",
           "[scaled_dot_product_attention] shapes [2, 4] and [2, 2] do not broadcast", [] {
             const Tensor x = zeros({2, 3});
-            return scaled_dot_product_attention(x, x, x, {.mask = zeros({2, 4})});
+            return scaled_dot_product_attention(x, x, x, {.attn_mask = zeros({2, 4})});
           });
 BAD_INPUT("scaled_dot_product_attention", "v has dtype float64", [] {
   const Tensor x = zeros({2, 3});
@@ -56,7 +57,7 @@ TEST_CASE("attention: a query that sees nothing gives zeros, and no gradient") {
   const Tensor q = randn({2, 3}).set_requires_grad(), k = randn({4, 3}).set_requires_grad(),
                v = randn({4, 5}).set_requires_grad();
   const Tensor mask = tensor({1, 0, 1, 1, 0, 0, 0, 0}).reshape({2, 4}).to(DType::boolean);
-  const Tensor y = scaled_dot_product_attention(q, k, v, {.mask = mask});
+  const Tensor y = scaled_dot_product_attention(q, k, v, {.attn_mask = mask});
   CHECK(allclose(y.detach()[1], zeros({5})));
   y.sum().backward();
   CHECK(allclose(q.grad()[1], zeros({3})));
@@ -67,7 +68,7 @@ TEST_CASE("attention: a query that sees nothing gives zeros, and no gradient") {
 TEST_CASE("attention: dropout acts on the weights, and keeps their mean") {
   manual_seed(3);
   const Tensor q = zeros({64, 8}), k = zeros({512, 8}), v = ones({512, 2});
-  const Tensor y = scaled_dot_product_attention(q, k, v, {.dropout = 0.5});
+  const Tensor y = scaled_dot_product_attention(q, k, v, {.dropout_p = 0.5});
   CHECK_FALSE(allclose(y, ones({64, 2})));
   // Each output is the average of 512 weights that are 0 or 2, so its standard deviation is 1 / sqrt(512).
   // The mean of 128 such outputs has a standard deviation of 1 / 256.

@@ -34,7 +34,7 @@ struct GptBlock : nn::Module {
       return t.reshape({n, length, heads, width / heads}).transpose(1, 2);
     };
     const Tensor a =
-        scaled_dot_product_attention(split(parts[0]), split(parts[1]), split(parts[2]), {.causal = true});
+        scaled_dot_product_attention(split(parts[0]), split(parts[1]), split(parts[2]), {.is_causal = true});
     const Tensor h = x + proj(a.transpose(1, 2).reshape({n, length, width}));
     return h + down(gelu(up(ln2(h))));
   }
@@ -80,7 +80,7 @@ struct Training {
   bool adamw = true;
   int accumulate = 1;  // backward passes per step; all but the last under no_sync()
   bool checkpointed = false;
-  double clip = 0;  // the largest norm of all gradients; 0 does not clip
+  double clip = 0;      // the largest norm of all gradients; 0 does not clip
   bool nested = false;  // block1's layers are units of their own
   int frozen = 0;       // 1: block1; 2: the embeddings
   int steps = kSteps;

@@ -167,7 +167,7 @@ void add_layers() {
   const Tensor q = randn({4, 12, 512, 64}), k = randn({4, 12, 512, 64}), v = randn({4, 12, 512, 64});
   add_training("attention", {q, k, v}, [=] { return scaled_dot_product_attention(q, k, v); });
   add_training("attention_causal", {q, k, v},
-               [=] { return scaled_dot_product_attention(q, k, v, {.causal = true}); });
+               [=] { return scaled_dot_product_attention(q, k, v, {.is_causal = true}); });
   const Tensor token = randn({4, 12, 1, 64}), keys = k.detach(), values = v.detach();
   add("attention_one_query", [=] { return scaled_dot_product_attention(token, keys, values); });
   const Tensor line = randn({16, 64, 512}), w1 = randn({64, 64, 3});

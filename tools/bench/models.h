@@ -43,8 +43,8 @@ struct Gpt : nn::Module {
         return t.view({n, length, kHeads, kWidth / kHeads}).transpose(1, 2);
       };
       const auto parts = qkv(x).chunk(3, 2);
-      const Tensor y =
-          scaled_dot_product_attention(heads(parts[0]), heads(parts[1]), heads(parts[2]), {.causal = true});
+      const Tensor y = scaled_dot_product_attention(heads(parts[0]), heads(parts[1]), heads(parts[2]),
+                                                    {.is_causal = true});
       return proj(y.transpose(1, 2).reshape({n, length, kWidth}));
     }
     Tensor forward(const Tensor& x) override {

@@ -71,7 +71,7 @@ Inputs attention_inputs(const Spec& s) {
 }
 
 Tensor attend(const Inputs& in) {
-  return scaled_dot_product_attention(in[0].second, in[1].second, in[2].second, {.causal = true});
+  return scaled_dot_product_attention(in[0].second, in[1].second, in[2].second, {.is_causal = true});
 }
 
 Work adamw(const Spec& s) {
