@@ -1,0 +1,78 @@
+// With FsdpOptions::offload, copies between host and GPU run on streams of their own. Here each stream of the
+// pool is delayed in turn, so that a wait that is missing gives wrong values.
+#include <chrono>
+
+#include "tapestry/tapestry.h"
+#include "tests/device/emulated/device.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+using testing::emulated_gpus;
+
+namespace {
+
+constexpr int kStreams = 32;  // of the pool, see new_stream()
+
+struct Two : nn::Module {
+  nn::Linear& a = add<nn::Linear>("a", {.in_features = 8, .out_features = 8, .bias = false});
+  nn::Linear& b = add<nn::Linear>("b", {.in_features = 8, .out_features = 8, .bias = false});
+  Tensor forward(const Tensor& x) override { return b(a(x)); }
+};
+
+void fill(const Two& net, double value) {
+  const NoGradGuard no_grad;
+  for (const nn::Parameter& shard : net.parameters()) shard->fill_(value);
+}
+
+// Catch2's assertions are for one thread, so this throws.
+void check_all(const Tensor& t, double expected, const char* what, int stream) {
+  const Tensor own = t.detach().cpu();
+  for (std::int64_t i = 0; i < own.numel(); ++i)
+    check(std::abs(own.data<float>()[i] - expected) <= 1e-4 * std::abs(expected), what, " is ",
+          own.data<float>()[i], " instead of ", expected, " while stream ", stream, " is slow; wait for it");
+}
+
+}  // namespace
+
+TEST_CASE("with offload, slow copies between host and GPU change no value") {
+  emulated_gpus();
+  Two nets[2];
+  run_local_ranks(2,
+                  [&](const std::shared_ptr<ProcessGroup>& group) {
+                    const Device device(DeviceType::cuda, group->rank());
+                    const DeviceGuard guard(device);
+                    Two& net = nets[group->rank()];
+                    net.to(device);
+                    const FsdpOptions options{.group = group, .offload = true};
+                    fully_shard(net.a, options);
+                    fully_shard(net, options);
+                    const Tensor x = ones({3, 8}, device);
+                    net(x).sum().backward();  // chooses the streams
+                    for (int i = 0; i < kStreams; ++i) {
+                      const Stream slow = new_stream(device, true);
+                      const auto delay = [&] {
+                        const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+                        emulated_gpus().launch_until(
+                            slow.native(), [end] { return std::chrono::steady_clock::now() >= end; });
+                      };
+                      const double w = 0.01 * (i + 1);
+                      fill(net, w);
+                      delay();
+                      const Tensor y = [&] {
+                        const NoGradGuard no_grad;
+                        return net(x);
+                      }();
+                      fill(net, -1);  // the host may change shards at once
+                      check_all(y, 64 * w * w, "the output", i);
+
+                      fill(net, w);
+                      for (const nn::Parameter& shard : net.parameters()) shard->set_grad({});
+                      delay();
+                      net(x).sum().backward();
+                      for (const nn::Parameter& shard : net.parameters())
+                        check_all(shard->grad(), 24 * w, "a gradient", i);
+                    }
+                  },
+                  {.timeout = std::chrono::seconds(60)});
+}
