@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <iosfwd>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -22,48 +21,10 @@
 #include "tapestry/core/scalar.h"
 #include "tapestry/core/shape.h"
 #include "tapestry/core/storage.h"
+#include "tapestry/core/tensor_fwd.h"
 #include "tapestry/core/tensor_impl.h"
 
 namespace tapestry {
-
-class Tensor;
-namespace indexing {
-class TensorIndex;
-}
-struct Unique;
-struct UniqueOptions;
-
-/// Options of a factory. Without a device, the tensor is on the context's device. Without a dtype, it is f32
-/// or what the factory documents.
-struct TensorOptions {
-  std::optional<DType> dtype = {};
-  std::optional<Device> device = {};
-  bool requires_grad = false;
-
-  TensorOptions() = default;
-  TensorOptions(DType t) : dtype(t) {}                       // NOLINT
-  TensorOptions(Device d) : device(d) {}                     // NOLINT
-  TensorOptions(DType t, Device d) : dtype(t), device(d) {}  // NOLINT
-  TensorOptions with_grad(bool on = true) const {
-    TensorOptions o = *this;
-    o.requires_grad = on;
-    return o;
-  }
-};
-
-/// A handle that can remove a registered hook. Copyable. A second remove() does nothing.
-class HookHandle {
- public:
-  HookHandle() = default;
-  explicit HookHandle(std::function<void()> remove) : remove_(std::move(remove)) {}
-  void remove() {
-    if (remove_) remove_();
-    remove_ = nullptr;
-  }
-
- private:
-  std::function<void()> remove_;
-};
 
 /// A handle to a tensor. Copies refer to the same tensor. A default-constructed Tensor is undefined: all
 /// methods except defined(), requires_grad(), is_same(), impl() and str() then throw an Error. It is a
@@ -189,6 +150,12 @@ class Tensor {
   std::vector<Tensor> tensor_split(std::int64_t sections, std::int64_t dim = 0) const;
   std::vector<Tensor> tensor_split(const std::vector<std::int64_t>& indices, std::int64_t dim = 0) const;
   std::vector<Tensor> unbind(std::int64_t dim = 0) const;
+  std::vector<Tensor> hsplit(std::int64_t sections) const;
+  std::vector<Tensor> hsplit(const std::vector<std::int64_t>& indices) const;
+  std::vector<Tensor> vsplit(std::int64_t sections) const;
+  std::vector<Tensor> vsplit(const std::vector<std::int64_t>& indices) const;
+  std::vector<Tensor> dsplit(std::int64_t sections) const;
+  std::vector<Tensor> dsplit(const std::vector<std::int64_t>& indices) const;
   Tensor unflatten(std::int64_t dim, const Shape& sizes) const;
   Tensor ravel() const;
   Tensor view_as(const Tensor& other) const;
@@ -246,6 +213,10 @@ class Tensor {
   Tensor operator[](const Tensor& index) const;  // index({index})
   Tensor masked_select(const Tensor& mask) const;
   Tensor nonzero() const;
+  Tensor argwhere() const;
+  Tensor take(const Tensor& index) const;
+  Tensor masked_scatter(const Tensor& mask, const Tensor& source) const;
+  const Tensor& masked_scatter_(const Tensor& mask, const Tensor& source) const;
   // copies
   Tensor clone() const;
   Tensor contiguous(MemoryFormat format = MemoryFormat::contiguous) const;
@@ -337,6 +308,10 @@ class Tensor {
   Tensor atanh() const;
   Tensor erf() const;
   Tensor erfinv() const;
+  Tensor erfc() const;
+  Tensor logit(std::optional<double> eps = {}) const;
+  Tensor lgamma() const;
+  Tensor digamma() const;
   Tensor expm1() const;
   Tensor exp2() const;
   Tensor log1p() const;
@@ -359,6 +334,8 @@ class Tensor {
   Tensor div(const Tensor& other, std::string_view rounding_mode) const;
   Tensor div(const Scalar& other, std::string_view rounding_mode) const;
   Tensor xlogy(const Tensor& other) const;
+  Tensor hypot(const Tensor& other) const;
+  Tensor logaddexp(const Tensor& other) const;
   Tensor maximum(const Tensor& other) const;
   Tensor minimum(const Tensor& other) const;
   Tensor lerp(const Tensor& end, double weight) const;
@@ -403,6 +380,7 @@ class Tensor {
   Tensor gt(const Scalar& other) const;
   Tensor ge(const Scalar& other) const;
   bool equal(const Tensor& other) const;
+  Tensor isclose(const Tensor& other, double rtol = 1e-5, double atol = 1e-8, bool equal_nan = false) const;
   bool allclose(const Tensor& other, double rtol = 1e-5, double atol = 1e-8, bool equal_nan = false) const;
   // In-place operations change this tensor's elements and return *this. They throw AutogradError if the
   // operation must be recorded and this tensor is a leaf that requires gradients.
@@ -427,6 +405,8 @@ class Tensor {
   const Tensor& sigmoid_() const;
   const Tensor& relu_() const;
   const Tensor& clamp_(std::optional<Scalar> min, std::optional<Scalar> max = {}) const;
+  const Tensor& clamp_min_(const Scalar& bound) const { return clamp_(bound); }
+  const Tensor& clamp_max_(const Scalar& bound) const { return clamp_({}, bound); }
   const Tensor& sin_() const;
   const Tensor& cos_() const;
   const Tensor& tan_() const;
@@ -440,6 +420,10 @@ class Tensor {
   const Tensor& atanh_() const;
   const Tensor& erf_() const;
   const Tensor& erfinv_() const;
+  const Tensor& erfc_() const;
+  const Tensor& logit_(std::optional<double> eps = {}) const;
+  const Tensor& lgamma_() const;
+  const Tensor& digamma_() const;
   const Tensor& expm1_() const;
   const Tensor& exp2_() const;
   const Tensor& log1p_() const;
@@ -459,6 +443,8 @@ class Tensor {
   const Tensor& fmod_(const Scalar& other) const;
   const Tensor& remainder_(const Scalar& other) const;
   const Tensor& floor_divide_(const Scalar& other) const;
+  const Tensor& xlogy_(const Tensor& other) const;
+  const Tensor& hypot_(const Tensor& other) const;
   const Tensor& lerp_(const Tensor& end, double weight) const;
   const Tensor& lerp_(const Tensor& end, const Tensor& weight) const;
   const Tensor& addcmul_(const Tensor& a, const Tensor& b, const Scalar& value = 1) const;
@@ -482,11 +468,26 @@ class Tensor {
   const Tensor& bitwise_right_shift_(const Tensor& other) const;
   const Tensor& bitwise_right_shift_(const Scalar& other) const;
   const Tensor& bitwise_not_() const;
+  const Tensor& cumsum_(std::int64_t dim) const;
+  const Tensor& cumprod_(std::int64_t dim) const;
+  const Tensor& tril_(std::int64_t diagonal = 0) const;
+  const Tensor& triu_(std::int64_t diagonal = 0) const;
+  const Tensor& addmm_(const Tensor& a, const Tensor& b, const Scalar& beta = 1,
+                       const Scalar& alpha = 1) const;
+  const Tensor& baddbmm_(const Tensor& a, const Tensor& b, const Scalar& beta = 1,
+                         const Scalar& alpha = 1) const;
+  const Tensor& fill_diagonal_(const Scalar& value, bool wrap = false) const;
   const Tensor& copy_(const Tensor& source) const;  // broadcasts, casts, crosses devices
   const Tensor& fill_(const Scalar& value) const;
   const Tensor& zero_() const;
   const Tensor& uniform_(double low = 0, double high = 1) const;
   const Tensor& normal_(double mean = 0, double std = 1) const;
+  const Tensor& exponential_(double lambd = 1) const;
+  const Tensor& bernoulli_(double p = 0.5) const;
+  const Tensor& bernoulli_(const Tensor& p) const;
+  const Tensor& random_() const;
+  const Tensor& random_(std::int64_t to) const;
+  const Tensor& random_(std::int64_t from, std::int64_t to) const;
   const Tensor& operator+=(const Tensor& other) const { return add_(other); }
   const Tensor& operator-=(const Tensor& other) const { return sub_(other); }
   const Tensor& operator*=(const Tensor& other) const { return mul_(other); }
@@ -505,6 +506,7 @@ class Tensor {
   std::pair<Tensor, Tensor>(min)(std::int64_t dim, bool keepdim = false) const;
   Tensor amax(const Dims& dims = {}, bool keepdim = false) const;
   Tensor amin(const Dims& dims = {}, bool keepdim = false) const;
+  std::pair<Tensor, Tensor> aminmax(std::optional<std::int64_t> dim = {}, bool keepdim = false) const;
   Tensor argmax(std::optional<std::int64_t> dim = {}, bool keepdim = false) const;
   Tensor argmin(std::optional<std::int64_t> dim = {}, bool keepdim = false) const;
   Tensor std(const Dims& dims = {}, bool unbiased = true, bool keepdim = false) const;
@@ -525,15 +527,23 @@ class Tensor {
   std::pair<Tensor, Tensor> kthvalue(std::int64_t k, std::int64_t dim = -1, bool keepdim = false) const;
   Tensor median() const;
   std::pair<Tensor, Tensor> median(std::int64_t dim, bool keepdim = false) const;
+  std::pair<Tensor, Tensor> mode(std::int64_t dim = -1, bool keepdim = false) const;
   Tensor quantile(double q, std::optional<std::int64_t> dim = {}, bool keepdim = false) const;
   Unique unique() const;
   Unique unique(const UniqueOptions& options) const;
+  Unique unique_consecutive() const;
+  Unique unique_consecutive(const UniqueOptions& options) const;
+  Tensor histc(std::int64_t bins = 100, double low = 0, double high = 0) const;
   Tensor cumsum(std::int64_t dim) const;
   Tensor cumprod(std::int64_t dim) const;
   std::pair<Tensor, Tensor> cummax(std::int64_t dim) const;
   std::pair<Tensor, Tensor> cummin(std::int64_t dim) const;
+  Tensor logcumsumexp(std::int64_t dim) const;
+  Tensor diff(std::int64_t n = 1, std::int64_t dim = -1, const Tensor& prepend = {},
+              const Tensor& append = {}) const;
   Tensor bincount(const Tensor& weights = {}, std::int64_t minlength = 0) const;
   Tensor multinomial(std::int64_t num_samples, bool replacement = false) const;
+  Tensor bernoulli() const;
   Tensor softmax(std::int64_t dim) const;
   Tensor log_softmax(std::int64_t dim) const;
   Tensor matmul(const Tensor& other) const;
@@ -546,6 +556,13 @@ class Tensor {
   Tensor baddbmm(const Tensor& a, const Tensor& b, const Scalar& beta = 1, const Scalar& alpha = 1) const;
   Tensor kron(const Tensor& other) const;
   Tensor cross(const Tensor& other, std::optional<std::int64_t> dim = {}) const;
+  Tensor det() const;
+  std::pair<Tensor, Tensor> slogdet() const;  // sign, logarithm of the absolute value
+  Tensor inverse() const;
+  Tensor pinverse(double rcond = 1e-15) const;
+  Tensor matrix_power(std::int64_t n) const;
+  Tensor cholesky(bool upper = false) const;
+  std::pair<Tensor, Tensor> qr(bool some = true) const;  // Q, R
 
  private:
   TensorImpl& self() const {
@@ -562,19 +579,6 @@ class Tensor {
   [[noreturn, gnu::cold]] static void throw_does_not_fit(const Scalar& value);
   Ref<TensorImpl> impl_;
 };
-
-std::ostream& operator<<(std::ostream& out, const Tensor& t);
-std::ostream& operator<<(std::ostream& out, const Shape& sizes);
-std::ostream& operator<<(std::ostream& out, DType dtype);
-std::ostream& operator<<(std::ostream& out, Device device);
-
-/// An uninitialised tensor, dense in `format`. Throws ValueError if a size is negative or the number of bytes
-/// overflows 64 bits.
-Tensor empty(const Shape& sizes, const TensorOptions& options = {},
-             MemoryFormat format = MemoryFormat::contiguous);
-/// A dense row-major tensor that uses memory of the caller, who keeps the memory alive. On cpu:0 unless
-/// `options` has another device.
-Tensor from_blob(void* data, const Shape& sizes, const TensorOptions& options = {});
 
 namespace detail {
 /// A view of base's storage that the tape does not record. Strides and offset are in elements.

@@ -39,6 +39,10 @@ Tensor div(const Tensor& a, const Tensor& b, std::string_view rounding_mode);
 Tensor div(const Tensor& a, const Scalar& b, std::string_view rounding_mode);
 /// Computes a log(b), which is 0 where a = 0 unless b is NaN. Integers give f32.
 Tensor xlogy(const Tensor& a, const Tensor& b);
+/// sqrt(a^2 + b^2), without overflow or underflow of the squares. Takes floating dtypes.
+Tensor hypot(const Tensor& a, const Tensor& b);
+/// log(exp(a) + exp(b)), without overflow. Takes floating dtypes.
+Tensor logaddexp(const Tensor& a, const Tensor& b);
 Tensor add(const Tensor& a, const Scalar& b);
 Tensor sub(const Tensor& a, const Scalar& b);
 Tensor mul(const Tensor& a, const Scalar& b);

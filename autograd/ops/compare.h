@@ -40,6 +40,9 @@ inline Tensor operator>(const Tensor& a, const Scalar& b) { return gt(a, b); }
 inline Tensor operator>=(const Tensor& a, const Scalar& b) { return ge(a, b); }
 /// True where x is NaN. Integers and bools are never NaN.
 Tensor isnan(const Tensor& x);
+/// True where |a - b| <= atol + rtol |b|. Infinities are close to themselves. With `equal_nan`, so are NaNs.
+Tensor isclose(const Tensor& a, const Tensor& b, double rtol = 1e-5, double atol = 1e-8,
+               bool equal_nan = false);
 
 /// True if |a - b| <= atol + rtol |b| for all elements, after broadcasting. Infinities are close to
 /// themselves. With `equal_nan`, so are NaNs.

@@ -20,6 +20,10 @@ Tensor arange(const Scalar& start, const Scalar& end, const Scalar& step = 1,
 Tensor arange(const Scalar& end, const TensorOptions& options = {});
 /// Returns `steps` evenly spaced values from start to end, both included.
 Tensor linspace(double start, double end, std::int64_t steps, const TensorOptions& options = {});
+/// Returns base^e for `steps` evenly spaced exponents e from start to end, both included. Throws ValueError
+/// unless base is positive.
+Tensor logspace(double start, double end, std::int64_t steps, double base = 10,
+                const TensorOptions& options = {});
 /// Returns the n x n identity matrix.
 Tensor eye(std::int64_t n, const TensorOptions& options = {});
 /// Returns uniform random numbers in [0, 1). rand and randn take floating dtypes only.
@@ -40,6 +44,19 @@ Tensor ones_like(const Tensor& t, const TensorOptions& options = {});
 Tensor full_like(const Tensor& t, const Scalar& value, const TensorOptions& options = {});
 Tensor rand_like(const Tensor& t, const TensorOptions& options = {});
 Tensor randn_like(const Tensor& t, const TensorOptions& options = {});
+/// As randint(), in [low, high), or in [0, high).
+Tensor randint_like(const Tensor& t, std::int64_t low, std::int64_t high, const TensorOptions& options = {});
+Tensor randint_like(const Tensor& t, std::int64_t high, const TensorOptions& options = {});
+/// Returns 1 with the probability that is the element of x, else 0, in x's shape and dtype, which is
+/// floating. There is no gradient. Throws ValueError unless all elements lie in [0, 1]; on GPUs, where the
+/// check would wait for the device, a probability below 0 counts as 0, and one above 1 as 1.
+///
+/// The methods in place fill a tensor with random numbers. bernoulli_(p) takes a probability, or a tensor of
+/// probabilities that broadcasts, and any dtype. exponential_() draws from the density lambd exp(-lambd x),
+/// in floating dtypes. random_(from, to) draws integers in [from, to), random_(to) in [0, to). Without
+/// limits, integers range from 0 to the largest of their dtype (2^63 - 2 for i64), and floats to the largest
+/// integer below which they represent all.
+Tensor bernoulli(const Tensor& x);
 
 /// Returns a tensor with these values. The default dtype is bool for bools, i64 for integers and f32 for real
 /// numbers. Throws ValueError if the number of values does not fit the sizes, or if nested lists are ragged.

@@ -1,6 +1,8 @@
 #pragma once
 // Elementary functions of each element of one tensor, and functions that round. kernels/ops/elementary.h has
 // their formulas and derivatives. Each has a method, and a method in place whose name ends in an underscore.
+#include <optional>
+
 #include "tapestry/core/tensor.h"
 
 namespace tapestry {
@@ -21,6 +23,15 @@ Tensor atanh(const Tensor& x);
 /// The error function, and its inverse.
 Tensor erf(const Tensor& x);
 Tensor erfinv(const Tensor& x);
+/// The complementary error function 1 - erf(x), which keeps its digits where it is small.
+Tensor erfc(const Tensor& x);
+/// The logarithm of |Gamma(x)|. Infinity at 0 and the negative integers.
+Tensor lgamma(const Tensor& x);
+/// The derivative of the logarithm of Gamma(x). -infinity at 0, infinity at -0, and NaN at the negative
+/// integers. Its gradient has no gradient.
+Tensor digamma(const Tensor& x);
+/// log(x / (1 - x)), the inverse of sigmoid. With `eps`, x is first limited to [eps, 1 - eps].
+Tensor logit(const Tensor& x, std::optional<double> eps = {});
 /// exp(x) - 1 and log(1 + x), which keep their digits near x = 0.
 Tensor expm1(const Tensor& x);
 Tensor log1p(const Tensor& x);

@@ -67,6 +67,9 @@ Tensor index(const Tensor& x, const std::vector<indexing::TensorIndex>& indices)
 /// to the shape of x[indices]. Equal indices accumulate all their values.
 Tensor index_put(const Tensor& x, const std::vector<indexing::TensorIndex>& indices, const Tensor& values,
                  bool accumulate = false);
+/// Returns the elements of the flattened tensor x at `index`, an integer tensor, in its shape. Negative
+/// indices count from the end.
+Tensor take(const Tensor& x, const Tensor& index);
 
 // ---- masks
 
@@ -78,6 +81,12 @@ Tensor masked_select(const Tensor& x, const Tensor& mask);
 Tensor nonzero(const Tensor& x);
 /// torch.nonzero(x, as_tuple=True): one 1-d tensor per dimension. A 0-d tensor is treated as 1-d.
 std::vector<Tensor> nonzero_numpy(const Tensor& x);
+/// Another name for nonzero().
+inline Tensor argwhere(const Tensor& x) { return nonzero(x); }
+/// Returns a copy of x whose elements where `mask` is true are the first elements of `source`, both in
+/// row-major order. x and the bool tensor `mask` broadcast. `source` has x's dtype. Waits for a GPU. Throws
+/// ValueError if `source` has too few elements.
+Tensor masked_scatter(const Tensor& x, const Tensor& mask, const Tensor& source);
 /// Returns an i64 tensor with one more dimension, of size `num_classes`, which is 1 at the index and 0
 /// elsewhere. With num_classes = -1, the number of classes is the largest index plus 1; the host then waits
 /// for a GPU.

@@ -34,6 +34,10 @@ Tensor diag_embed(const Tensor& x, std::int64_t offset = 0, std::int64_t dim1 = 
 /// other elements to 0. The triangle includes the given diagonal, which is counted as in diag().
 Tensor tril(const Tensor& x, std::int64_t diagonal = 0);
 Tensor triu(const Tensor& x, std::int64_t diagonal = 0);
+/// Returns the matrix with the given matrices on its diagonal, from the top left to the bottom right, and
+/// zeros elsewhere. A vector of n elements is taken as (1, n), and a 0-d tensor as (1, 1). The dtypes
+/// promote. Throws ValueError for tensors of more dimensions.
+Tensor block_diag(const std::vector<Tensor>& tensors);
 /// Return the indices of the triangle of a (rows, cols) matrix in row-major order, as a (2, n) tensor: row
 /// indices, then column indices. The default dtype is i64. i32 is the other dtype.
 Tensor tril_indices(std::int64_t rows, std::int64_t cols, std::int64_t offset = 0,

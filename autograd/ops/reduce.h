@@ -44,6 +44,9 @@ std::pair<Tensor, Tensor>(min)(const Tensor& x, std::int64_t dim, bool keepdim =
 /// as in max and min.
 Tensor amax(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 Tensor amin(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
+/// Returns amin() and amax(), over all elements or along one dimension.
+std::pair<Tensor, Tensor> aminmax(const Tensor& x, std::optional<std::int64_t> dim = {},
+                                  bool keepdim = false);
 /// Return the index of the first maximum or minimum as i64. Without a dimension, it is an index into the
 /// flattened tensor.
 Tensor argmax(const Tensor& x, std::optional<std::int64_t> dim = {}, bool keepdim = false);

@@ -30,6 +30,10 @@ Tensor median(const Tensor& x);
 /// Returns the lower median along one dimension, and its index. If there is a NaN, the result is the first
 /// NaN. Throws ValueError if the dimension is empty.
 std::pair<Tensor, Tensor> median(const Tensor& x, std::int64_t dim, bool keepdim = false);
+/// Returns the most frequent value along one dimension (the smallest of several), and the index of its last
+/// occurrence. The gradient goes to that element. Every NaN counts as a value of its own. Throws ValueError
+/// if the dimension is empty.
+std::pair<Tensor, Tensor> mode(const Tensor& x, std::int64_t dim = -1, bool keepdim = false);
 /// Returns the q-th quantile along `dim`, or of all elements. q is in [0, 1]. If q lies between two elements,
 /// `interpolation` chooses: "linear", "lower", "higher", "midpoint" or "nearest". The result is NaN if an
 /// element is NaN. x is floating. Throws ValueError for other q and names, and if there are no elements.
@@ -51,5 +55,7 @@ struct Unique {
 /// Returns the different elements of x. Every NaN counts as a value of its own, as in PyTorch. There is no
 /// gradient. The host waits for a GPU, because the number of results depends on the elements.
 Unique unique(const Tensor& x, const UniqueOptions& options = {});
+/// As unique(), but removes only elements that equal their predecessor in row-major order, and does not sort.
+Unique unique_consecutive(const Tensor& x, const UniqueOptions& options = {});
 
 }  // namespace tapestry
