@@ -26,9 +26,10 @@ struct WideMlp : nn::Module {
   Tensor forward(const Tensor& x) override { return fc4(fc3(fc2(fc1(x).relu()).relu()).relu()); }
 };
 
-// A small language model with GPT-2's architecture (pre-norm, GELU): 3.2 million parameters in four blocks.
-struct Gpt : nn::Module {
-  static constexpr std::int64_t kWords = 96, kLength = 128, kWidth = 256, kHeads = 8, kBlocks = 4;
+// A language model with GPT-2's architecture (pre-norm, GELU).
+template <std::int64_t kWidth, std::int64_t kBlocks>
+struct GptOf : nn::Module {
+  static constexpr std::int64_t kWords = 96, kLength = 128, kHeads = 8;
 
   struct Block : nn::Module {
     nn::LayerNorm& ln1 = add<nn::LayerNorm>("ln1", {.normalized_shape = {kWidth}});
@@ -58,7 +59,7 @@ struct Gpt : nn::Module {
   nn::ModuleList& blocks = add<nn::ModuleList>("blocks");
   nn::LayerNorm& ln = add<nn::LayerNorm>("ln", {.normalized_shape = {kWidth}});
   nn::Linear& head = add<nn::Linear>("head", {.in_features = kWidth, .out_features = kWords, .bias = false});
-  Gpt() {
+  GptOf() {
     for (std::int64_t i = 0; i < kBlocks; ++i) blocks.append<Block>();
   }
   // The logits of the next word at each position, shape (batch * length, words).
@@ -68,5 +69,7 @@ struct Gpt : nn::Module {
     return head(ln(x)).view({-1, kWords});
   }
 };
+using Gpt = GptOf<256, 4>;       // 3.2 million parameters
+using DeepGpt = GptOf<128, 24>;  // 4.8 million parameters
 
 }  // namespace tapestry::bench

@@ -42,13 +42,13 @@ class GptBlock(nn.Module):
 
 
 class Gpt(nn.Module):
-    WORDS, LENGTH, WIDTH, HEADS, BLOCKS = 96, 128, 256, 8, 4
+    WORDS, LENGTH, HEADS = 96, 128, 8
 
-    def __init__(self):
+    def __init__(self, width=256, blocks=4):
         super().__init__()
-        self.words, self.places = nn.Embedding(self.WORDS, self.WIDTH), nn.Embedding(self.LENGTH, self.WIDTH)
-        self.blocks = nn.ModuleList(GptBlock(self.WIDTH, self.HEADS) for _ in range(self.BLOCKS))
-        self.ln, self.head = nn.LayerNorm(self.WIDTH), nn.Linear(self.WIDTH, self.WORDS, bias=False)
+        self.words, self.places = nn.Embedding(self.WORDS, width), nn.Embedding(self.LENGTH, width)
+        self.blocks = nn.ModuleList(GptBlock(width, self.HEADS) for _ in range(blocks))
+        self.ln, self.head = nn.LayerNorm(width), nn.Linear(width, self.WORDS, bias=False)
 
     def forward(self, ids):
         x = self.words(ids) + self.places(torch.arange(ids.shape[1]))

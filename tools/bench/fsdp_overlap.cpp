@@ -1,0 +1,135 @@
+#include "tapestry/tools/bench/fsdp_overlap.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "tapestry/distributed/planner/planner.h"
+#include "tapestry/tapestry.h"
+#include "tapestry/tools/bench/delayed_backend.h"
+
+namespace tapestry::bench {
+namespace {
+
+using namespace tapestry::distributed;
+
+constexpr int kRanks = 2, kBlocks = 8, kSteps = 4;
+constexpr std::int64_t kWidth = 512;
+constexpr double kMsPerMib = 1;
+
+// The network of a transformer's block: 8 MiB of parameters.
+struct Layer : nn::Module {
+  nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = kWidth, .out_features = 4 * kWidth});
+  nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 4 * kWidth, .out_features = kWidth});
+  Tensor forward(const Tensor& x) override { return x + fc2(gelu(fc1(x))); }
+};
+
+std::vector<planner::Block> make_blocks() {
+  std::vector<planner::Block> blocks;
+  for (int i = 0; i < kBlocks; ++i)
+    blocks.push_back({"block " + std::to_string(i), std::make_shared<Layer>()});
+  return blocks;
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// Runs fn on a thread per rank, over local transports with the slower link.
+void on_slow_ranks(const std::function<void(const std::shared_ptr<ProcessGroup>&)>& fn) {
+  const std::vector<std::shared_ptr<Backend>> backends = local_backends(kRanks);
+  const std::shared_ptr<Store> store = memory_store();
+  std::vector<std::thread> ranks;
+  for (int r = 0; r < kRanks; ++r)
+    ranks.emplace_back([&, r] {
+      const ThreadShare share(1);
+      fn(make_process_group(
+          std::make_shared<DelayedBackend>(backends[static_cast<std::size_t>(r)], kMsPerMib), store));
+    });
+  for (std::thread& rank : ranks) rank.join();
+}
+
+// By step, means over the ranks.
+struct Measured {
+  std::vector<double> transport_ms = std::vector<double>(kSteps), exposed_ms = transport_ms,
+                      step_ms = transport_ms;
+};
+
+Measured train(const planner::Model& model) {
+  Measured all;
+  std::mutex mutex;
+  on_slow_ranks([&](const std::shared_ptr<ProcessGroup>& group) {
+    nn::Sequential net;
+    for (int i = 0; i < kBlocks; ++i) net.append<Layer>();
+    for (nn::Module* const block : net.children()) fully_shard(*block, {.group = group});
+    const FullyShard sharded = fully_shard(net, {.group = group});
+    optim::SGD optimizer(net.parameters(), {.lr = 0.01});
+    const std::int64_t samples = model.inputs.size(0) / kRanks;
+    const Tensor x = model.inputs.narrow(0, group->rank() * samples, samples),
+                 y = model.targets.narrow(0, group->rank() * samples, samples);
+    for (int i = -2; i < kSteps; ++i) {  // the first pass does not know the order of the units
+      group->barrier().wait();
+      sharded.reset_report();
+      const auto start = Clock::now();
+      optimizer.zero_grad();
+      model.loss(net(x), y).backward();
+      optimizer.step();
+      if (i < 0) continue;
+      const std::chrono::duration<double, std::milli> took = Clock::now() - start;
+      const std::lock_guard lock(mutex);
+      const auto at = static_cast<std::size_t>(i);
+      all.step_ms[at] += took.count() / kRanks;
+      for (const FsdpUnitReport& unit : sharded.report().units) {
+        all.transport_ms[at] += (unit.gather_s + unit.scatter_s) * 1e3 / kRanks;
+        all.exposed_ms[at] += unit.exposed_s * 1e3 / kRanks;
+      }
+    }
+  });
+  return all;
+}
+
+}  // namespace
+
+void measure_overlap(int rounds) {
+  std::printf("\n%d blocks of 8 MiB, %d ranks, a link of %g ms per MiB: milliseconds per step, medians\n\n",
+              kBlocks, kRanks, kMsPerMib);
+  std::printf(
+      "| samples per rank | transport | exposed | predicted | exposed / predicted | step | predicted |\n"
+      "|---|---|---|---|---|---|---|\n");
+  for (const std::int64_t samples : {8, 64}) {
+    manual_seed(0);
+    const planner::Model model{
+        .make_blocks = make_blocks,
+        .inputs = randn({kRanks * samples, kWidth}),
+        .targets = randint(0, kWidth, {kRanks * samples}),
+        .loss = [](const Tensor& out, const Tensor& y) { return cross_entropy(out, y); }};
+    const planner::TrainingSetup setup{.batch_size = kRanks * samples, .devices = kRanks};
+    const planner::MeasureOptions options{.warmup = 1, .passes = 3};
+    std::vector<double> transport, exposed, predicted, step, predicted_step;
+    for (int round = 0; round < rounds; ++round) {
+      // The profile, the link and the training take turns, so that all see the same state of the machine.
+      const planner::Profile profile = planner::measure_profile(model, setup, options);
+      planner::Link link;
+      on_slow_ranks([&](const std::shared_ptr<ProcessGroup>& group) {
+        const planner::AllReduce measured = planner::measure_all_reduce(*group, model, setup, kCPU, options);
+        if (group->rank() == 0) link.ranks = measured;
+      });
+      const auto p = planner::predict("fsdp", profile, link, setup);
+      predicted.push_back(p->breakdown.exposed_comm_s * 1e3), predicted_step.push_back(p->step_s * 1e3);
+      const Measured m = train(model);
+      transport.push_back(median(m.transport_ms)), exposed.push_back(median(m.exposed_ms));
+      step.push_back(median(m.step_ms));
+    }
+    std::printf("| %lld | %.1f | %.1f | %.1f | %.2f | %.1f | %.1f |\n", static_cast<long long>(samples),
+                median(transport), median(exposed), median(predicted), median(exposed) / median(predicted),
+                median(step), median(predicted_step));
+    std::fflush(stdout);
+  }
+}
+
+}  // namespace tapestry::bench
