@@ -15,6 +15,9 @@
 // clang-format on
 //
 // `element` is the index in the whole array.
+#include <cmath>
+#include <limits>
+
 #include "tapestry/core/philox.h"  // TAPESTRY_HOST_DEVICE
 #include "tapestry/kernels/ops/scan.h"
 
@@ -63,6 +66,58 @@ struct CumprodBackward {
   }
   TAPESTRY_HOST_DEVICE void put(std::int64_t element, std::int64_t i, State s) const {
     dx[element] = static_cast<T>((i > 0 ? static_cast<C>(y[element - 1]) : C(1)) * s.term);
+  }
+};
+
+/// Logarithms of sums of exponentials. A State is a sum of exponentials, divided by that of the largest.
+template <class T, class C>
+struct LogCumulative {
+  struct State {
+    C largest, sum;
+  };
+  const T* x;
+  T* y;
+  std::int64_t n;
+  static constexpr bool reverse = false;
+
+  explicit LogCumulative(const ScanArgs& a) : x(a.x.as<T>()), y(a.y.as<T>()), n(a.n) {}
+  TAPESTRY_HOST_DEVICE static State identity() { return {-std::numeric_limits<C>::infinity(), C(0)}; }
+  TAPESTRY_HOST_DEVICE State at(std::int64_t element, std::int64_t) const {
+    return {static_cast<C>(x[element]), C(1)};
+  }
+  /// Equal elements have the factor 1 also if they are infinite. NaN stays in `sum`.
+  TAPESTRY_HOST_DEVICE static State join(State a, State b) {
+    const C largest = a.largest > b.largest ? a.largest : b.largest;
+    return {largest, scaled(a, largest) + scaled(b, largest)};
+  }
+  TAPESTRY_HOST_DEVICE void put(std::int64_t element, std::int64_t, State s) const {
+    y[element] = static_cast<T>(s.largest + log(s.sum));
+  }
+
+ private:
+  TAPESTRY_HOST_DEVICE static C scaled(State s, C largest) {
+    return s.largest == largest ? s.sum : s.sum * exp(s.largest - largest);
+  }
+};
+
+/// The gradient of LogCumulative, a recurrence as in CumprodBackward.
+template <class T, class C>
+struct LogCumulativeBackward : CumprodBackward<T, C> {
+  using Base = CumprodBackward<T, C>;
+  using Base::Base;
+  using typename Base::State;
+  TAPESTRY_HOST_DEVICE State at(std::int64_t element, std::int64_t i) const {
+    return {i + 1 < this->n ? power(this->y[element], this->y[element + 1]) : C(0),
+            static_cast<C>(this->dy[element])};
+  }
+  TAPESTRY_HOST_DEVICE void put(std::int64_t element, std::int64_t, State s) const {
+    this->dx[element] = static_cast<T>(power(this->x[element], this->y[element]) * s.term);
+  }
+
+ private:
+  /// exp(a - b) for a <= b, and 0 if a is -infinity.
+  TAPESTRY_HOST_DEVICE static C power(T a, T b) {
+    return a == -std::numeric_limits<T>::infinity() ? C(0) : exp(static_cast<C>(a) - static_cast<C>(b));
   }
 };
 

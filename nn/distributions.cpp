@@ -204,4 +204,37 @@ Tensor Uniform::variance() const {
   return width * width / 12;
 }
 
+namespace {
+
+// p log(p / q), which is 0 where p = 0, and infinite where only q = 0.
+Tensor divergence_of(const Tensor& p, const Tensor& log_p, const Tensor& q, const Tensor& log_q) {
+  const Tensor nothing = eq(p, 0), excluded = logical_and(eq(q, 0), ne(p, 0));
+  const Tensor difference = masked_fill(log_p - log_q, logical_or(nothing, excluded), 0);
+  return masked_fill(p * difference, excluded, std::numeric_limits<double>::infinity());
+}
+
+}  // namespace
+
+Tensor kl_divergence(const Categorical& p, const Categorical& q) {
+  const auto classes = p.logits().size(-1);
+  check(q.logits().size(-1) == classes, "[kl_divergence] ", classes, " categories and ", q.logits().size(-1),
+        "; they must be equal");
+  return sum(divergence_of(p.probs(), p.logits(), q.probs(), q.logits()), -1);
+}
+Tensor kl_divergence(const Bernoulli& p, const Bernoulli& q) {
+  const auto log_of = [](const Tensor& logits) { return -softplus_of(-logits); };
+  const Tensor a = p.logits(), b = q.logits();
+  return divergence_of(p.probs(), log_of(a), q.probs(), log_of(b)) +
+         divergence_of(1 - p.probs(), log_of(-a), 1 - q.probs(), log_of(-b));
+}
+Tensor kl_divergence(const Normal& p, const Normal& q) {
+  const Tensor ratio = p.variance() / q.variance(), distance = square(p.mean() - q.mean()) / q.variance();
+  return (ratio + distance - 1 - log(ratio)) / 2;
+}
+Tensor kl_divergence(const Uniform& p, const Uniform& q) {
+  const Tensor excluded = logical_or(gt(q.low(), p.low()), lt(q.high(), p.high()));
+  return masked_fill(log((q.high() - q.low()) / (p.high() - p.low())), excluded,
+                     std::numeric_limits<double>::infinity());
+}
+
 }  // namespace tapestry::distributions

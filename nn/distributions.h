@@ -108,6 +108,8 @@ class Uniform : public Distribution {
  public:
   Uniform(const Tensor& low, const Tensor& high);
   Uniform(double low, double high);
+  const Tensor& low() const { return low_; }
+  const Tensor& high() const { return high_; }
   Tensor rsample(const Shape& sample_shape = {}) const override;
   Tensor log_prob(const Tensor& value) const override;
   Tensor entropy() const override;
@@ -120,5 +122,12 @@ class Uniform : public Distribution {
  private:
   Tensor low_, high_;
 };
+
+/// The Kullback-Leibler divergence of q from p, the mean of log p(x) - log q(x) over p, for each pair of the
+/// batch shapes, which broadcast. Infinite where q excludes what p does not. Both have the same family.
+Tensor kl_divergence(const Categorical& p, const Categorical& q);
+Tensor kl_divergence(const Bernoulli& p, const Bernoulli& q);
+Tensor kl_divergence(const Normal& p, const Normal& q);
+Tensor kl_divergence(const Uniform& p, const Uniform& q);
 
 }  // namespace tapestry::distributions

@@ -80,6 +80,14 @@ const Tensor& constant_(const Tensor& t, double value) {
   return t;
 }
 const Tensor& zeros_(const Tensor& t) { return constant_(t, 0); }
+const Tensor& eye_(const Tensor& t) {
+  tapestry::detail::check_defined("eye_", t);
+  check(t.dim() == 2, "[eye_] expected a matrix, but got ", t.sizes());
+  zeros_(t);
+  const NoGradGuard no_grad;
+  t.detach().fill_diagonal_(1);
+  return t;
+}
 const Tensor& ones_(const Tensor& t) { return constant_(t, 1); }
 
 namespace {

@@ -29,6 +29,8 @@ const Tensor& trunc_normal_(const Tensor& t, double mean = 0, double std = 1, do
                             double high = 2);
 const Tensor& constant_(const Tensor& t, double value);
 const Tensor& zeros_(const Tensor& t);
+/// Fills a matrix with ones on its diagonal and zeros elsewhere. Throws ValueError unless `t` is 2-d.
+const Tensor& eye_(const Tensor& t);
 const Tensor& ones_(const Tensor& t);
 
 /// Uses variance gain^2 / fan (He et al., "Delving deep into rectifiers", 2015).

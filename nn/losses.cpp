@@ -6,9 +6,11 @@
 
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/kernels/ops/loss.h"
 
 namespace tapestry::nn::functional {
 
@@ -32,11 +34,34 @@ Tensor zero_like(const Tensor& x) { return number_like(x, 0); }
 // log(1 + e^x), without overflow and without softplus()'s threshold.
 Tensor log1p_exp(const Tensor& x) { return softplus(x, 1, std::numeric_limits<double>::infinity()); }
 
-// d^2 / 2 for d < limit, else limit (d - limit / 2). With a = min(d, limit) both cases are a (d - a / 2), in
-// which no term is NaN if d is infinite.
-Tensor limited_square(const Tensor& d, double limit) {
-  const Tensor a = clamp(d, {}, limit);
-  return a * (d - a * 0.5);
+const autograd::Op kSmoothL1Loss{"smooth_l1_loss", autograd::Grad::twice, kFloats};
+const autograd::Op kHuberLoss{"huber_loss", autograd::Grad::twice, kFloats};
+
+// scale d^2 / 2 for d = |x - target| < limit, else scale limit (d - limit / 2).
+Tensor limited_square(const autograd::Op& op, const Tensor& x, const Tensor& target, double limit,
+                      double scale) {
+  check<DeviceError>(x.device() == target.device(), "[", op.name, "] target is on ", target.device(),
+                     ", the input on ", x.device(), "; move one of them with .to()");
+  const DType dtype = promote(x.dtype(), target.dtype());
+  op.check_dtype(dtype);
+  const Tensor a = x.to(dtype), t = target.to(dtype);
+  const Tensor y = empty_like(a);
+  kernels::slot<kernels::HuberError>(y.device(), dtype, {autograd::planned(y, a, t), {limit, scale}});
+  if (autograd::recording(a, t))
+    autograd::record(
+        op, y, {&a, &t}, [limit, scale, a = autograd::save(a), t = autograd::save(t)](autograd::Backward& b) {
+          const Tensor in = b.saved(a), to = b.saved(t);
+          const auto gradient = [&](double factor) {
+            if (b.create_graph()) return clamp(in - to, -limit, limit) * b.grad() * factor;
+            const Tensor d = empty_like(in);
+            kernels::slot<kernels::HuberErrorBackward>(
+                d.device(), d.dtype(), {autograd::planned(d, in, to, b.grad()), {limit, factor}});
+            return d;
+          };
+          if (b.needs(0)) b.set(0, gradient(scale));
+          if (b.needs(1)) b.set(1, gradient(-scale));
+        });
+  return y;
 }
 
 // Throws ValueError unless all elements lie in [low, high]. Tensors on a GPU are not checked.
@@ -60,13 +85,13 @@ Tensor smooth_l1_loss(const Tensor& x, const Tensor& target, const SmoothL1LossP
   check(params.beta >= 0, "[smooth_l1_loss] beta must not be negative but is ", params.beta);
   if (params.beta == 0) return l1_loss(x, target, params.reduction);
   check_shape("smooth_l1_loss", x, target, "target");
-  return reduced(limited_square(abs(x - target), params.beta) / params.beta, params.reduction);
+  return reduced(limited_square(kSmoothL1Loss, x, target, params.beta, 1 / params.beta), params.reduction);
 }
 
 Tensor huber_loss(const Tensor& x, const Tensor& target, const HuberLossParams& params) {
   check(params.delta > 0, "[huber_loss] delta must be positive but is ", params.delta);
   check_shape("huber_loss", x, target, "target");
-  return reduced(limited_square(abs(x - target), params.delta), params.reduction);
+  return reduced(limited_square(kHuberLoss, x, target, params.delta, 1), params.reduction);
 }
 
 Tensor kl_div(const Tensor& x, const Tensor& target, const KLDivLossParams& params) {

@@ -67,6 +67,18 @@ template <>
 inline constexpr auto composed<BackwardB<kernels::Remainder>> =
     [](const Tensor& dy, const Tensor& a, const Tensor& b) { return -dy * floor_divide(a, b); };
 template <>
+inline constexpr auto composed<BackwardA<kernels::Hypot>> =
+    [](const Tensor& dy, const Tensor& a, const Tensor& b) { return dy * (a / hypot(a, b)); };
+template <>
+inline constexpr auto composed<BackwardB<kernels::Hypot>> =
+    [](const Tensor& dy, const Tensor& a, const Tensor& b) { return dy * (b / hypot(a, b)); };
+template <>
+inline constexpr auto composed<BackwardA<kernels::LogAddExp>> =
+    [](const Tensor& dy, const Tensor& a, const Tensor& b) { return dy * sigmoid(a - b); };
+template <>
+inline constexpr auto composed<BackwardB<kernels::LogAddExp>> =
+    [](const Tensor& dy, const Tensor& a, const Tensor& b) { return dy * sigmoid(b - a); };
+template <>
 inline constexpr auto composed<BackwardA<kernels::Xlogy>> =
     [](const Tensor& dy, const Tensor& a, const Tensor& b) {
       return where(logical_and(eq(a, 0), le(b, 0)), none_of(dy), xlogy(dy, b));
@@ -158,6 +170,8 @@ Tensor div(const Tensor& a, const Scalar& b, std::string_view rounding_mode) {
   return div(a, number_like(b, a), rounding_mode);
 }
 Tensor xlogy(const Tensor& a, const Tensor& b) { return binary<kernels::Xlogy>(a, b); }
+Tensor hypot(const Tensor& a, const Tensor& b) { return binary<kernels::Hypot>(a, b); }
+Tensor logaddexp(const Tensor& a, const Tensor& b) { return binary<kernels::LogAddExp>(a, b); }
 
 Tensor Tensor::fmod(const Tensor& other) const { return tapestry::fmod(*this, other); }
 Tensor Tensor::fmod(const Scalar& other) const { return tapestry::fmod(*this, other); }
@@ -172,6 +186,14 @@ Tensor Tensor::div(const Scalar& other, std::string_view rounding_mode) const {
   return tapestry::div(*this, other, rounding_mode);
 }
 Tensor Tensor::xlogy(const Tensor& other) const { return tapestry::xlogy(*this, other); }
+Tensor Tensor::hypot(const Tensor& other) const { return tapestry::hypot(*this, other); }
+Tensor Tensor::logaddexp(const Tensor& other) const { return tapestry::logaddexp(*this, other); }
+const Tensor& Tensor::xlogy_(const Tensor& other) const {
+  return binary_in_place<kernels::Xlogy>(*this, other);
+}
+const Tensor& Tensor::hypot_(const Tensor& other) const {
+  return binary_in_place<kernels::Hypot>(*this, other);
+}
 Tensor Tensor::maximum(const Tensor& other) const { return tapestry::maximum(*this, other); }
 Tensor Tensor::minimum(const Tensor& other) const { return tapestry::minimum(*this, other); }
 const Tensor& Tensor::fmod_(const Tensor& other) const {

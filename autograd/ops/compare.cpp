@@ -13,6 +13,7 @@ using namespace autograd;  // NOLINT: this file is autograd's
 namespace {
 
 const Op kIsNan{"isnan", Grad::none, kAllDTypes};
+const Op kIsClose{"isclose", Grad::none, kAllDTypes};
 const Op kAllClose{"allclose", Grad::none, kAllDTypes};
 const Op kEqual{"equal", Grad::none, kAllDTypes};
 const Op kWhere{"where", Grad::twice, kAllDTypes};
@@ -42,16 +43,33 @@ Tensor isnan(const Tensor& x) {
   return y;
 }
 
-bool allclose(const Tensor& a, const Tensor& b, double rtol, double atol, bool equal_nan) {
-  check(rtol >= 0 && atol >= 0, "[allclose] rtol ", rtol, " and atol ", atol, " must not be negative");
-  check_operands(kAllClose, a, b);
-  a.check_has_elements(kAllClose.name);
+namespace {
+
+// Whether each element is close. The operands have been checked.
+Tensor close(const Op& op, const Tensor& a, const Tensor& b, double rtol, double atol, bool equal_nan) {
+  check(rtol >= 0 && atol >= 0, "[", op.name, "] rtol ", rtol, " and atol ", atol, " must not be negative");
   const DType dtype = promoted(a, b);
   const Tensor x = converted(a, dtype), z = converted(b, dtype);
-  const Tensor y =
-      result_like(broadcast_shapes(kAllClose.name, a.sizes(), b.sizes()), DType::boolean, {&x, &z});
+  Tensor y = result_like(broadcast_shapes(op.name, a.sizes(), b.sizes()), DType::boolean, {&x, &z});
   kernels::isclose(y.device(), dtype, {planned(y, x, z), rtol, atol, equal_nan});
-  return every(y);
+  return y;
+}
+
+}  // namespace
+
+Tensor isclose(const Tensor& a, const Tensor& b, double rtol, double atol, bool equal_nan) {
+  check_operands(kIsClose, a, b);
+  Tensor y = close(kIsClose, a, b, rtol, atol, equal_nan);
+  if (y.device().is_meta())
+    defer_values(kIsClose.name, y, {a, b}, [=](const Tensor& t, const std::vector<Tensor>& v) {
+      t.copy_(tapestry::isclose(v[0], v[1], rtol, atol, equal_nan));
+    });
+  return y;
+}
+bool allclose(const Tensor& a, const Tensor& b, double rtol, double atol, bool equal_nan) {
+  check_operands(kAllClose, a, b);
+  a.check_has_elements(kAllClose.name);
+  return every(close(kAllClose, a, b, rtol, atol, equal_nan));
 }
 
 bool equal(const Tensor& a, const Tensor& b) {
@@ -123,6 +141,9 @@ Tensor Tensor::ge(const Scalar& other) const { return tapestry::ge(*this, other)
 bool Tensor::equal(const Tensor& other) const { return tapestry::equal(*this, other); }
 bool Tensor::allclose(const Tensor& other, double rtol, double atol, bool equal_nan) const {
   return tapestry::allclose(*this, other, rtol, atol, equal_nan);
+}
+Tensor Tensor::isclose(const Tensor& other, double rtol, double atol, bool equal_nan) const {
+  return tapestry::isclose(*this, other, rtol, atol, equal_nan);
 }
 
 }  // namespace tapestry

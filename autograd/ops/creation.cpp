@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
-#include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/internal/binary.h"
+#include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/generator.h"
 #include "tapestry/kernels/ops/copy.h"
@@ -18,10 +21,12 @@ namespace {
 const Op kFull{"full", Grad::none, kStoredDTypes};
 const Op kArange{"arange", Grad::none, kNumbers};
 const Op kLinspace{"linspace", Grad::none, kFloats};
+const Op kLogspace{"logspace", Grad::none, kFloats};
 const Op kEye{"eye", Grad::none, kAllDTypes};
 const Op kRand{"rand", Grad::none, kFloats};
 const Op kRandn{"randn", Grad::none, kFloats};
 const Op kRandint{"randint", Grad::none, kNumbers};
+const Op kBernoulli{"bernoulli", Grad::none, kFloats};
 const Op kRandperm{"randperm", Grad::none, bit(DType::i64)};
 
 TensorOptions with_dtype(const TensorOptions& options, DType fallback) {
@@ -173,6 +178,21 @@ Tensor linspace(double start, double end, std::int64_t steps, const TensorOption
   return finished(std::move(t), options);
 }
 
+Tensor logspace(double start, double end, std::int64_t steps, double base, const TensorOptions& options) {
+  check(base > 0, "[logspace] base ", base, " is not positive");
+  check(steps >= 0, "[logspace] ", steps, " steps; give 0 or more");
+  const TensorOptions o = with_dtype(options, DType::f32);
+  kLogspace.check_dtype(*o.dtype);
+  TensorOptions exact = TensorOptions(options).with_grad(false);
+  exact.dtype = DType::f64;
+  const NoGradGuard no_grad;
+  // In f64, so that the rounding of an exponent does not become an error of its power.
+  if (!empty(0, exact).device().is_cpu()) exact.dtype = DType::f32;
+  const Tensor exponents = linspace(start, end, steps, exact);
+  const Tensor bases = full({}, base, TensorOptions(exponents.dtype(), exponents.device()));
+  return finished(pow(bases, exponents).to(*o.dtype), options);
+}
+
 Tensor eye(std::int64_t n, const TensorOptions& options) {
   check(n >= 0, "[eye] n is ", n, "; give 0 or more");
   Tensor t = zeros({n, n}, TensorOptions(options).with_grad(false));
@@ -241,6 +261,17 @@ Tensor rand_like(const Tensor& t, const TensorOptions& options) {
 }
 Tensor randn_like(const Tensor& t, const TensorOptions& options) {
   return random_like(kRandn, t, options, [](const Tensor& y) { fill_normal(y, 0, 1); });
+}
+Tensor randint_like(const Tensor& t, std::int64_t low, std::int64_t high, const TensorOptions& options) {
+  const TensorOptions o = like("randint_like", t, options);
+  const Tensor y = new_like(t, o);
+  const Tensor dense = randint(low, high, t.sizes(), TensorOptions(*o.dtype, *o.device));
+  const NoGradGuard no_grad;
+  y.copy_(dense);
+  return finished(y, options);
+}
+Tensor randint_like(const Tensor& t, std::int64_t high, const TensorOptions& options) {
+  return randint_like(t, 0, high, options);
 }
 
 Tensor Tensor::new_empty(const Shape& sizes, const TensorOptions& options) const {
@@ -360,6 +391,82 @@ const Tensor& Tensor::normal_(double mean, double std) const {
   check(std >= 0, "[normal_] std ", std, " is negative; give 0 or more");
   overwrite(kRandn, *this, [&](const Tensor& t) { fill_normal(t, mean, std); });
   return *this;
+}
+
+namespace {
+
+// Uniform random numbers in [0, 1) of t's shape and device, with more digits than f16 and bf16 have.
+Tensor uniform_for(const Tensor& t) {
+  const DType dtype = t.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  return rand(t.sizes(), TensorOptions(dtype, t.device()));
+}
+void check_probabilities(const char* op, const Tensor& p) {
+  if (!p.device().is_cpu() || p.numel() == 0) return;
+  const NoGradGuard no_grad;
+  const double least = amin(p.detach()).item(), largest = amax(p.detach()).item();
+  check(least >= 0 && largest <= 1, "[", op, "] probabilities from ", least, " to ", largest,
+        "; they must lie in [0, 1]");
+}
+
+}  // namespace
+
+Tensor bernoulli(const Tensor& x) {
+  tapestry::detail::check_defined(kBernoulli.name, x);
+  kBernoulli.check_dtype(x.dtype());
+  check_probabilities(kBernoulli.name, x);
+  const NoGradGuard no_grad;
+  return lt(uniform_for(x), x.detach()).to(x.dtype());
+}
+Tensor Tensor::bernoulli() const { return tapestry::bernoulli(*this); }
+
+const Tensor& Tensor::bernoulli_(double p) const {
+  tapestry::detail::check_defined("bernoulli_", *this);
+  check(p >= 0 && p <= 1, "[bernoulli_] probability ", p, " is outside [0, 1]");
+  overwrite(kBernoulli, *this, [&](const Tensor& t) {
+    const NoGradGuard no_grad;
+    t.copy_(tapestry::lt(uniform_for(t), p));
+  });
+  return *this;
+}
+const Tensor& Tensor::bernoulli_(const Tensor& p) const {
+  tapestry::detail::check_defined("bernoulli_", *this);
+  check_operands(kBernoulli, *this, p);
+  kBernoulli.check_dtype(p.dtype());
+  check_broadcasts_to(kBernoulli, *this, p);
+  check_probabilities("bernoulli_", p);
+  overwrite(kBernoulli, *this, [&](const Tensor& t) {
+    const NoGradGuard no_grad;
+    t.copy_(tapestry::lt(uniform_for(t), p.detach()));
+  });
+  return *this;
+}
+const Tensor& Tensor::exponential_(double lambd) const {
+  tapestry::detail::check_defined("exponential_", *this);
+  kRand.check_dtype(dtype());
+  check(lambd > 0, "[exponential_] lambd ", lambd, " is not positive");
+  overwrite(kRand, *this, [&](const Tensor& t) {
+    const NoGradGuard no_grad;
+    t.copy_(tapestry::log1p(-uniform_for(t)) * (-1 / lambd));
+  });
+  return *this;
+}
+const Tensor& Tensor::random_(std::int64_t from, std::int64_t to) const {
+  tapestry::detail::check_defined("random_", *this);
+  const IntegerRange range = integer_range(dtype());
+  check(from < to, "[random_] from ", from, " is not below to ", to, "; give from < to");
+  check(from >= range.lowest && to - 1 <= range.highest, "[random_] ", dtype(),
+        " cannot hold all integers from ", from, " to ", to - 1, "; give another range or dtype");
+  overwrite(kRandint, *this, [&](const Tensor& t) {
+    const NoGradGuard no_grad;
+    t.copy_(randint(from, to, t.sizes(), TensorOptions(DType::i64, t.device())));
+  });
+  return *this;
+}
+const Tensor& Tensor::random_(std::int64_t to) const { return random_(0, to); }
+const Tensor& Tensor::random_() const {
+  tapestry::detail::check_defined("random_", *this);
+  const std::int64_t highest = integer_range(dtype()).highest;
+  return random_(0, highest == std::numeric_limits<std::int64_t>::max() ? highest : highest + 1);
 }
 
 }  // namespace tapestry

@@ -56,6 +56,14 @@ inline constexpr auto composed<GradientOf<kernels::Erf>> =
       return dy * (exp(-(x * x)) * (2 * std::numbers::inv_sqrtpi));
     };
 template <>
+inline constexpr auto composed<GradientOf<kernels::Erfc>> =
+    [](const Tensor& dy, const Tensor& x, const auto&) {
+      return dy * (exp(-(x * x)) * (-2 * std::numbers::inv_sqrtpi));
+    };
+template <>
+inline constexpr auto composed<GradientOf<kernels::Lgamma>> =
+    [](const Tensor& dy, const Tensor& x, const auto&) { return dy * digamma(x); };
+template <>
 inline constexpr auto composed<GradientOf<kernels::Erfinv>> =
     [](const Tensor& dy, const Tensor& y, const auto&) {
       return dy * (exp(y * y) * (0.5 / std::numbers::inv_sqrtpi));
@@ -90,6 +98,9 @@ Tensor acosh(const Tensor& x) { return function<kernels::Acosh>(x); }
 Tensor atanh(const Tensor& x) { return function<kernels::Atanh>(x); }
 Tensor erf(const Tensor& x) { return function<kernels::Erf>(x); }
 Tensor erfinv(const Tensor& x) { return function<kernels::Erfinv>(x); }
+Tensor erfc(const Tensor& x) { return function<kernels::Erfc>(x); }
+Tensor lgamma(const Tensor& x) { return function<kernels::Lgamma>(x); }
+Tensor digamma(const Tensor& x) { return function<kernels::Digamma>(x); }
 Tensor expm1(const Tensor& x) { return function<kernels::Expm1>(x); }
 Tensor exp2(const Tensor& x) { return function<kernels::Exp2>(x); }
 Tensor log1p(const Tensor& x) { return function<kernels::Log1p>(x); }
@@ -109,6 +120,9 @@ Tensor Tensor::acosh() const { return tapestry::acosh(*this); }
 Tensor Tensor::atanh() const { return tapestry::atanh(*this); }
 Tensor Tensor::erf() const { return tapestry::erf(*this); }
 Tensor Tensor::erfinv() const { return tapestry::erfinv(*this); }
+Tensor Tensor::erfc() const { return tapestry::erfc(*this); }
+Tensor Tensor::lgamma() const { return tapestry::lgamma(*this); }
+Tensor Tensor::digamma() const { return tapestry::digamma(*this); }
 Tensor Tensor::expm1() const { return tapestry::expm1(*this); }
 Tensor Tensor::exp2() const { return tapestry::exp2(*this); }
 Tensor Tensor::log1p() const { return tapestry::log1p(*this); }
@@ -128,6 +142,9 @@ const Tensor& Tensor::acosh_() const { return function_in_place<kernels::Acosh>(
 const Tensor& Tensor::atanh_() const { return function_in_place<kernels::Atanh>(*this); }
 const Tensor& Tensor::erf_() const { return function_in_place<kernels::Erf>(*this); }
 const Tensor& Tensor::erfinv_() const { return function_in_place<kernels::Erfinv>(*this); }
+const Tensor& Tensor::erfc_() const { return function_in_place<kernels::Erfc>(*this); }
+const Tensor& Tensor::lgamma_() const { return function_in_place<kernels::Lgamma>(*this); }
+const Tensor& Tensor::digamma_() const { return function_in_place<kernels::Digamma>(*this); }
 const Tensor& Tensor::expm1_() const { return function_in_place<kernels::Expm1>(*this); }
 const Tensor& Tensor::exp2_() const { return function_in_place<kernels::Exp2>(*this); }
 const Tensor& Tensor::log1p_() const { return function_in_place<kernels::Log1p>(*this); }
@@ -136,6 +153,7 @@ const Tensor& Tensor::log10_() const { return function_in_place<kernels::Log10>(
 
 namespace {
 
+const Op kLogit{"logit", Grad::twice, kAllDTypes};
 const Op kFloor{"floor", Grad::twice, kNumbers};
 const Op kCeil{"ceil", Grad::twice, kNumbers};
 const Op kTrunc{"trunc", Grad::twice, kNumbers};
@@ -173,6 +191,22 @@ Tensor sign_of_integers(const Tensor& x) {
 }
 
 }  // namespace
+
+// f16 and bf16 are computed in f32, because 1 - x has few digits near x = 1.
+Tensor logit(const Tensor& x, std::optional<double> eps) {
+  tapestry::detail::check_defined(kLogit.name, x);
+  kLogit.check_dtype(x.dtype());
+  check(!eps || (*eps >= 0 && *eps <= 0.5), "[logit] eps ", eps.value_or(0), " is outside [0, 0.5]");
+  const DType computed = accumulation_dtype(x.dtype());
+  const Tensor wide = x.to(is_floating(computed) ? computed : DType::f32);
+  const Tensor inside = eps ? clamp(wide, *eps, 1 - *eps) : wide;
+  const Tensor y = log(inside / (1 - inside));
+  return is_floating(x.dtype()) ? y.to(x.dtype()) : y;
+}
+Tensor Tensor::logit(std::optional<double> eps) const { return tapestry::logit(*this, eps); }
+const Tensor& Tensor::logit_(std::optional<double> eps) const {
+  return compute_in_place(kLogit, *this, {}, [&](const Tensor& x) { return tapestry::logit(x, eps); });
+}
 
 Tensor floor(const Tensor& x) { return step(kFloor, kernels::slot<kernels::Floor>, x, same); }
 Tensor Tensor::floor() const { return tapestry::floor(*this); }

@@ -16,6 +16,8 @@ namespace {
 const Op kMaskedSelect{"masked_select", Grad::twice, kAllDTypes};
 const Op kNonzero{"nonzero", Grad::none, kAllDTypes};
 const Op kOneHot{"one_hot", Grad::none, kIntegers};
+const Op kMaskedScatter{"masked_scatter", Grad::twice, kAllDTypes};
+const Op kTake{"take", Grad::twice, kAllDTypes};
 
 }  // namespace
 
@@ -42,6 +44,53 @@ Tensor nonzero(const Tensor& x) {
   return true_coordinates(x, false);
 }
 Tensor Tensor::nonzero() const { return tapestry::nonzero(*this); }
+Tensor Tensor::argwhere() const { return tapestry::argwhere(*this); }
+
+namespace {
+
+// The elements of the flattened tensor at these positions, an i64 tensor.
+Selection flat_selection(const Tensor& positions) {
+  Selection s;
+  s.sizes = positions.sizes();
+  s.dims = Shape::filled(positions.dim(), -1);
+  s.index.push_back({positions, 0});
+  return s;
+}
+
+}  // namespace
+
+Tensor masked_scatter(const Tensor& x, const Tensor& mask, const Tensor& source) {
+  check_operands(kMaskedScatter, x, mask);
+  check<TypeError>(mask.dtype() == DType::boolean, "[masked_scatter] the mask is ", mask.dtype(),
+                   "; compare, or convert it to bool");
+  tapestry::detail::check_defined(kMaskedScatter.name, source, "source");
+  check_matches(kMaskedScatter.name, x, source, "source");
+  mask.check_has_elements(kMaskedScatter.name);
+  const Shape sizes = broadcast_shapes(kMaskedScatter.name, x.sizes(), mask.sizes());
+  const Tensor positions = reshape(true_coordinates(reshape(expand(mask, sizes), -1), true), -1);
+  const std::int64_t n = positions.numel();
+  check(source.numel() >= n, "[masked_scatter] the mask selects ", n, " elements, but source has ",
+        source.numel(), "; give at least as many");
+  Selection s = flat_selection(positions);
+  s.unique = true;
+  const Tensor flat = reshape(expand(x, sizes), -1), values = narrow(reshape(source, -1), 0, 0, n);
+  return reshape(put_recorded(kMaskedScatter, flat, s, values), sizes);
+}
+Tensor Tensor::masked_scatter(const Tensor& mask, const Tensor& source) const {
+  return tapestry::masked_scatter(*this, mask, source);
+}
+const Tensor& Tensor::masked_scatter_(const Tensor& mask, const Tensor& source) const {
+  return compute_in_place(kMaskedScatter, *this, {&mask, &source},
+                          [&](const Tensor& x) { return tapestry::masked_scatter(x, mask, source); });
+}
+
+Tensor take(const Tensor& x, const Tensor& index) {
+  tapestry::detail::check_defined(kTake.name, x);
+  Selection s = flat_selection(checked_index(kTake.name, x, index));
+  s.wraps = true;
+  return taken(kTake, reshape(x, -1), s, s.sizes);
+}
+Tensor Tensor::take(const Tensor& index) const { return tapestry::take(*this, index); }
 
 std::vector<Tensor> nonzero_numpy(const Tensor& x) {
   tapestry::detail::check_defined(kNonzero.name, x);

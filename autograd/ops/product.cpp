@@ -139,4 +139,15 @@ Tensor Tensor::cross(const Tensor& other, std::optional<std::int64_t> dim) const
   return tapestry::cross(*this, other, dim);
 }
 
+const Tensor& Tensor::addmm_(const Tensor& a, const Tensor& b, const Scalar& beta,
+                             const Scalar& alpha) const {
+  return autograd::compute_in_place(kAddmm, *this, {&a, &b},
+                                    [&](const Tensor& x) { return tapestry::addmm(x, a, b, beta, alpha); });
+}
+const Tensor& Tensor::baddbmm_(const Tensor& a, const Tensor& b, const Scalar& beta,
+                               const Scalar& alpha) const {
+  return autograd::compute_in_place(kBaddbmm, *this, {&a, &b},
+                                    [&](const Tensor& x) { return tapestry::baddbmm(x, a, b, beta, alpha); });
+}
+
 }  // namespace tapestry

@@ -9,6 +9,7 @@
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/internal/parts.h"
+#include "tapestry/autograd/ops/pad.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
 #include "tapestry/kernels/ops/copy.h"
@@ -35,6 +36,7 @@ const Op kDiag("diag", Grad::twice, kAllDTypes);
 const Op kDiagEmbed("diag_embed", Grad::twice, kAllDTypes);
 const Op kTril("tril", Grad::twice, kAllDTypes);
 const Op kTriu("triu", Grad::twice, kAllDTypes);
+const Op kBlockDiag("block_diag", Grad::twice, kAllDTypes);
 const Op kTrilIndices("tril_indices", Grad::none, bit(DType::i64) | bit(DType::i32));
 const Op kTriuIndices("triu_indices", Grad::none, bit(DType::i64) | bit(DType::i32));
 
@@ -323,6 +325,55 @@ Tensor tril(const Tensor& x, std::int64_t diagonal) { return kept(kTril, x, diag
 Tensor triu(const Tensor& x, std::int64_t diagonal) { return kept(kTriu, x, diagonal, false); }
 Tensor Tensor::tril(std::int64_t diagonal) const { return tapestry::tril(*this, diagonal); }
 Tensor Tensor::triu(std::int64_t diagonal) const { return tapestry::triu(*this, diagonal); }
+const Tensor& Tensor::tril_(std::int64_t diagonal) const {
+  return autograd::compute_in_place(kTril, *this, {},
+                                    [&](const Tensor& x) { return tapestry::tril(x, diagonal); });
+}
+const Tensor& Tensor::triu_(std::int64_t diagonal) const {
+  return autograd::compute_in_place(kTriu, *this, {},
+                                    [&](const Tensor& x) { return tapestry::triu(x, diagonal); });
+}
+
+Tensor block_diag(const std::vector<Tensor>& tensors) {
+  check(!tensors.empty(), "[block_diag] no tensors; give at least one");
+  std::int64_t columns = 0, before = 0;
+  for (const Tensor& t : tensors) {
+    check_defined(kBlockDiag.name, t);
+    kBlockDiag.check_dtype(t.dtype());
+    check(t.dim() <= 2, "[block_diag] a tensor of shape ", t.sizes(), "; give at most 2 dimensions");
+    columns += t.dim() == 0 ? 1 : t.size(-1);
+  }
+  std::vector<Tensor> rows;
+  for (const Tensor& t : tensors) {
+    const Tensor block = atleast_2d(t);
+    const std::int64_t after = columns - before - block.size(1);
+    rows.push_back(pad(block, {before, after}));
+    before += block.size(1);
+  }
+  return cat(rows);
+}
+
+const Tensor& Tensor::fill_diagonal_(const Scalar& value, bool wrap) const {
+  check_defined("fill_diagonal_", *this);
+  check(dim() >= 2, "[fill_diagonal_] a tensor of shape ", sizes(), "; it needs at least 2 dimensions");
+  // A change of views would not be recorded, so a mask selects the elements.
+  const Tensor mask = zeros(sizes(), TensorOptions(DType::boolean, device()));
+  if (dim() == 2) {
+    // Without `wrap`, a tall matrix has one diagonal. With it, a new one begins after each row that is left
+    // out.
+    const std::int64_t period = wrap ? size(1) + 1 : std::max<std::int64_t>(size(0), 1);
+    for (std::int64_t row = 0; row < size(0) && size(1) > 0; row += period)
+      mask.narrow(0, row, std::min(period, size(0) - row)).diagonal().fill_(true);
+  } else {
+    for (const std::int64_t n : sizes())
+      check(n == size(0), "[fill_diagonal_] a tensor of shape ", sizes(),
+            "; with more than 2 dimensions, all sizes must be equal");
+    Tensor along = mask;
+    while (along.dim() > 1) along = along.diagonal(0, 0, 1);
+    along.fill_(true);
+  }
+  return masked_fill_(mask, value);
+}
 
 Tensor tril_indices(std::int64_t rows, std::int64_t cols, std::int64_t offset, const TensorOptions& options) {
   return triangle_indices(kTrilIndices, rows, cols, offset, true, options);

@@ -25,6 +25,7 @@ const Op kNanmean("nanmean", Grad::twice, kFloats);
 const Op kAny("any", Grad::none, kAllDTypes);
 const Op kAll("all", Grad::none, kAllDTypes);
 const Op kCountNonzero("count_nonzero", Grad::none, kAllDTypes);
+const Op kAminmax("aminmax", Grad::twice, kAllDTypes);
 
 Tensor zero_like(const Tensor& x) { return zeros({}, TensorOptions(x.dtype(), x.device())); }
 
@@ -125,5 +126,14 @@ Tensor count_nonzero(const Tensor& x, const Dims& dims) {
   return sum(truth(x.detach()), dims);
 }
 Tensor Tensor::count_nonzero(const Dims& dims) const { return tapestry::count_nonzero(*this, dims); }
+
+std::pair<Tensor, Tensor> aminmax(const Tensor& x, std::optional<std::int64_t> dim, bool keepdim) {
+  const Dims dims = dim ? Dims(*dim) : Dims();
+  const Reduced checked(kAminmax, x, dims, keepdim);
+  return {amin(x, dims, keepdim), amax(x, dims, keepdim)};
+}
+std::pair<Tensor, Tensor> Tensor::aminmax(std::optional<std::int64_t> dim, bool keepdim) const {
+  return tapestry::aminmax(*this, dim, keepdim);
+}
 
 }  // namespace tapestry

@@ -1,5 +1,7 @@
 #include "tapestry/autograd/ops/scan.h"
 
+#include <limits>
+
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/internal/rows.h"
@@ -21,6 +23,7 @@ const Op kCumsum("cumsum", Grad::twice, kAllDTypes);
 const Op kCumprod("cumprod", Grad::twice, kAllDTypes);
 const Op kCummax("cummax", Grad::twice, kAllDTypes);
 const Op kCummin("cummin", Grad::twice, kAllDTypes);
+const Op kLogcumsumexp("logcumsumexp", Grad::twice, kFloats);
 
 // Returns the dtype in which a tensor of this dtype is scanned. There are few, to keep the library small; a
 // conversion takes little of a scan's time.
@@ -89,6 +92,18 @@ Tensor cumprod_gradient(const Tensor& g, const Tensor& x, int dim) {
   return cat(dx, dim);
 }
 
+// The gradient of x_i is the sum of g_k exp(x_i - y_k) over all k >= i: a product with the matrix of these
+// exponentials, which takes O(n^2) memory.
+Tensor logcumsumexp_gradient(const Tensor& g, const Tensor& x, int dim) {
+  if (x.dim() == 0) return g;
+  const Tensor rows = transpose(x, dim, -1), sums = transpose(logcumsumexp(x, dim), dim, -1);
+  const std::int64_t n = rows.size(-1);
+  const Tensor later = triu(ones({n, n}, TensorOptions(DType::boolean, x.device())));
+  const Tensor exponents = masked_fill(unsqueeze(rows, -1) - unsqueeze(sums, -2), logical_not(later),
+                                       -std::numeric_limits<double>::infinity());
+  return transpose(sum(exp(exponents) * unsqueeze(transpose(g, dim, -1), -2), -1), dim, -1);
+}
+
 }  // namespace
 
 Tensor cumsum(const Tensor& x, std::int64_t dim) {
@@ -132,6 +147,40 @@ Tensor cumprod(const Tensor& x, std::int64_t dim) {
   return y;
 }
 Tensor Tensor::cumprod(std::int64_t dim) const { return tapestry::cumprod(*this, dim); }
+
+Tensor logcumsumexp(const Tensor& x, std::int64_t dim) {
+  const RowLayout layout(kLogcumsumexp, x, dim);
+  const Tensor in = converted(layout.rows_of(x), scanned_in(x.dtype()));
+  const Tensor rows = scanned(kernels::logcumsumexp, layout, in, false);
+  const Tensor y = layout.restored(converted(rows, x.dtype()));
+  if (autograd::recording(x)) {
+    autograd::record(kLogcumsumexp, y, {&x},
+                     [layout, x = autograd::save(x), rows = autograd::save(rows.detach())](Backward& b) {
+                       if (b.create_graph())
+                         return b.set(0, logcumsumexp_gradient(b.grad(), b.saved(x), layout.dim()));
+                       const Tensor sums = b.saved(rows);
+                       const Tensor in = converted(layout.rows_of(b.saved(x)), sums.dtype()),
+                                    g = converted(layout.rows_of(b.grad()), sums.dtype());
+                       const Tensor dx = layout.empty_rows(layout.n, sums.dtype(), g.device());
+                       if (dx.numel() > 0)
+                         kernels::logcumsumexp_backward(
+                             g.device(), sums.dtype(),
+                             {.rows = layout.rows, .n = layout.n, .x = in, .y = sums, .dy = g, .dx = dx});
+                       b.set(0, layout.restored(converted(dx, b.grad().dtype())));
+                     });
+  }
+  return y;
+}
+Tensor Tensor::logcumsumexp(std::int64_t dim) const { return tapestry::logcumsumexp(*this, dim); }
+
+const Tensor& Tensor::cumsum_(std::int64_t dim) const {
+  return autograd::compute_in_place(kCumsum, *this, {},
+                                    [&](const Tensor& x) { return tapestry::cumsum(x, dim); });
+}
+const Tensor& Tensor::cumprod_(std::int64_t dim) const {
+  return autograd::compute_in_place(kCumprod, *this, {},
+                                    [&](const Tensor& x) { return tapestry::cumprod(x, dim); });
+}
 
 std::pair<Tensor, Tensor> cummax(const Tensor& x, std::int64_t dim) { return extreme(kCummax, x, dim, true); }
 std::pair<Tensor, Tensor> cummin(const Tensor& x, std::int64_t dim) {

@@ -165,4 +165,8 @@ Tensor histc(const Tensor& x, std::int64_t bins, double low, double high) {
   return bincount(index, {}, bins).to(x.dtype());
 }
 
+Tensor Tensor::histc(std::int64_t bins, double low, double high) const {
+  return tapestry::histc(*this, bins, low, high);
+}
+
 }  // namespace tapestry

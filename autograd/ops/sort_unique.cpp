@@ -1,8 +1,10 @@
-// unique sorts the elements and compares neighbours.
+// unique sorts the elements and compares neighbours; unique_consecutive compares them as they are. mode looks
+// for the longest run of equal sorted elements.
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/scan.h"
 #include "tapestry/autograd/ops/sort.h"
 #include "tapestry/autograd/ops/view.h"
@@ -12,6 +14,16 @@ namespace tapestry {
 namespace {
 
 const autograd::Op kUnique("unique", autograd::Grad::none, kAllDTypes);
+const autograd::Op kUniqueConsecutive("unique_consecutive", autograd::Grad::none, kAllDTypes);
+const autograd::Op kMode("mode", autograd::Grad::twice, kAllDTypes);
+
+// True at the first element of each run of equal elements along the last dimension, which is not empty.
+Tensor run_begins(const Tensor& x) {
+  const std::int64_t n = x.size(-1);
+  const Tensor begins = ones(x.sizes(), TensorOptions(DType::boolean, x.device()));
+  begins.narrow(-1, 1, n - 1).copy_(ne(x.narrow(-1, 1, n - 1), x.narrow(-1, 0, n - 1)));
+  return begins;
+}
 
 }  // namespace
 
@@ -30,9 +42,7 @@ Unique unique(const Tensor& x, const UniqueOptions& options) {
     return result;
   }
   const auto [sorted, order] = sort(x.reshape({-1}));
-  // True at the first of each group of equal values.
-  const Tensor begins = ones({n}, TensorOptions(DType::boolean, x.device()));
-  begins.narrow(0, 1, n - 1).copy_(ne(sorted.narrow(0, 1, n - 1), sorted.narrow(0, 0, n - 1)));
+  const Tensor begins = run_begins(sorted);
   const Tensor first = nonzero(begins).reshape({-1});
   const std::int64_t count = first.numel();
   result.values = sorted.index_select(0, first);
@@ -49,5 +59,53 @@ Unique unique(const Tensor& x, const UniqueOptions& options) {
 
 Unique Tensor::unique() const { return tapestry::unique(*this); }
 Unique Tensor::unique(const UniqueOptions& options) const { return tapestry::unique(*this, options); }
+
+Unique unique_consecutive(const Tensor& x, const UniqueOptions& options) {
+  detail::check_defined(kUniqueConsecutive.name, x);
+  kUniqueConsecutive.check_dtype(x.dtype());
+  x.check_has_elements(kUniqueConsecutive.name);
+  const NoGradGuard no_grad;
+  const std::int64_t n = x.numel();
+  if (n == 0) return unique(x, options);
+  const Tensor flat = x.detach().reshape({-1}), begins = run_begins(flat);
+  const Tensor first = nonzero(begins).reshape({-1});
+  const std::int64_t count = first.numel();
+  Unique result;
+  result.values = flat.index_select(0, first);
+  if (options.return_counts) {
+    const Tensor end = full({1}, n, TensorOptions(DType::i64, x.device()));
+    result.counts = cat({first.narrow(0, 1, count - 1), end}) - first;
+  }
+  if (options.return_inverse) result.inverse = (cumsum(begins, 0) - 1).reshape(x.sizes());
+  return result;
+}
+Unique Tensor::unique_consecutive() const { return tapestry::unique_consecutive(*this); }
+Unique Tensor::unique_consecutive(const UniqueOptions& options) const {
+  return tapestry::unique_consecutive(*this, options);
+}
+
+std::pair<Tensor, Tensor> mode(const Tensor& x, std::int64_t dim, bool keepdim) {
+  detail::check_defined(kMode.name, x);
+  kMode.check_dtype(x.dtype());
+  const int d = wrap_dim(kMode.name, dim, x.dim());
+  if (x.dim() == 0) return {x.clone(), zeros({}, TensorOptions(DType::i64, x.device()))};
+  check(x.size(d) > 0, "[mode] dimension ", dim, " of shape ", x.sizes(), " is empty");
+  Tensor at;
+  {
+    const NoGradGuard no_grad;
+    const auto [sorted, order] = sort(x.detach().transpose(d, -1));
+    const std::int64_t n = sorted.size(-1);
+    const Tensor position = arange(n, TensorOptions(DType::i64, x.device()));
+    // The length of the run so far. The first element of the greatest length ends the run of the mode, and is
+    // its last occurrence, because the sort is stable.
+    const Tensor begin = cummax(where(run_begins(sorted), position, Scalar(0)), -1).first;
+    at = order.gather(-1, argmax(position - begin, -1, true)).transpose(d, -1);
+  }
+  const Tensor values = gather(x, d, at);
+  return keepdim ? std::pair(values, at) : std::pair(squeeze(values, d), squeeze(at, d));
+}
+std::pair<Tensor, Tensor> Tensor::mode(std::int64_t dim, bool keepdim) const {
+  return tapestry::mode(*this, dim, keepdim);
+}
 
 }  // namespace tapestry

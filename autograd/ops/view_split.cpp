@@ -66,4 +66,17 @@ std::vector<Tensor> dsplit(const Tensor& x, const std::vector<std::int64_t>& ind
   return tensor_split(x, indices, split_dim(kDsplit, x, 2, 3));
 }
 
+std::vector<Tensor> Tensor::hsplit(std::int64_t sections) const { return tapestry::hsplit(*this, sections); }
+std::vector<Tensor> Tensor::hsplit(const std::vector<std::int64_t>& indices) const {
+  return tapestry::hsplit(*this, indices);
+}
+std::vector<Tensor> Tensor::vsplit(std::int64_t sections) const { return tapestry::vsplit(*this, sections); }
+std::vector<Tensor> Tensor::vsplit(const std::vector<std::int64_t>& indices) const {
+  return tapestry::vsplit(*this, indices);
+}
+std::vector<Tensor> Tensor::dsplit(std::int64_t sections) const { return tapestry::dsplit(*this, sections); }
+std::vector<Tensor> Tensor::dsplit(const std::vector<std::int64_t>& indices) const {
+  return tapestry::dsplit(*this, indices);
+}
+
 }  // namespace tapestry

@@ -1,6 +1,6 @@
 #pragma once
-// Fashion-MNIST: 60,000 training and 10,000 test images of 28x28 pixels in ten classes. MNIST's files have
-// the same names and format.
+// Fashion-MNIST and MNIST: 60,000 training and 10,000 test images of 28x28 pixels in ten classes. The files
+// of both have the same names and format.
 #include <string>
 #include <vector>
 
@@ -13,7 +13,9 @@ namespace tapestry::data {
 /// Debian and Ubuntu package dataset-fashion-mnist. Throws IoError if files are missing or wrong; the message
 /// says where to get them, or what is wrong.
 TensorDataset fashion_mnist(bool train, const std::string& data_dir = "");
-/// The class names: "T-shirt/top", "Trouser", ...
+/// MNIST in the same form: digits, and their values as labels. `data_dir` has the four files, gzipped or not.
+TensorDataset mnist(bool train, const std::string& data_dir);
+/// The class names of Fashion-MNIST: "T-shirt/top", "Trouser", ...
 const std::vector<std::string>& fashion_mnist_classes();
 
 }  // namespace tapestry::data

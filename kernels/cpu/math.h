@@ -179,6 +179,22 @@ inline float erf(float x) {
   return a < 0.75f ? p : large;
 }
 
+inline double erfc(double x) { return std::erfc(x); }
+inline float erfc(float x) {
+  const float tail = erfc_of_positive(std::abs(x), fast_exp(-x * x));
+  return x < 0 ? 2 - tail : tail;
+}
+
+/// The standard library's lgamma() writes a global variable, so that threads may not share it.
+inline double lgamma(double x) {
+  int sign;
+  return ::lgamma_r(x, &sign);
+}
+inline float lgamma(float x) {
+  int sign;
+  return ::lgammaf_r(x, &sign);
+}
+
 /// The inverse of erf. Begins with Winitzki's formula, whose error is 0.2%, and takes three steps of Halley's
 /// method, each of which triples the number of correct digits. For |x| >= 1/2, erfc replaces erf, so that 1 -
 /// |x| keeps its digits.
@@ -306,6 +322,14 @@ struct Math {
   template <class C>
   static C erf(C x) {
     return cpu::erf(x);
+  }
+  template <class C>
+  static C erfc(C x) {
+    return cpu::erfc(x);
+  }
+  template <class C>
+  static C lgamma(C x) {
+    return cpu::lgamma(x);
   }
   static double erfinv(double x) { return cpu::erfinv(x); }
   // asin, acos and atan are angles of points. (1 - x) (1 + x) has a smaller error than 1 - x^2.

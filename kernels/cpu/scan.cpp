@@ -126,6 +126,9 @@ void fill_slots() {
   if constexpr (is_floating(dtype)) {
     cumprod_backward.set(DeviceType::cpu, dtype, &scan_kernel<CumprodBackward<T, C>, CumprodBackwardArgs>);
     cummax_backward.set(DeviceType::cpu, dtype, &scan_kernel<CummaxBackward<T, C>, CummaxBackwardArgs>);
+    logcumsumexp.set(DeviceType::cpu, dtype, &scan_kernel<LogCumulative<T, C>, ScanArgs>);
+    logcumsumexp_backward.set(DeviceType::cpu, dtype,
+                              &scan_kernel<LogCumulativeBackward<T, C>, CumprodBackwardArgs>);
   }
 }
 

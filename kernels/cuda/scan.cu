@@ -13,6 +13,8 @@ void fill_slots() {
   if constexpr (is_floating(dtype)) {
     cumprod_backward.set(device, dtype, &launch_scan<CumprodBackward<T, C>, CumprodBackwardArgs>);
     cummax_backward.set(device, dtype, &launch_scan<CummaxBackward<T, C>, CummaxBackwardArgs>);
+    logcumsumexp.set(device, dtype, &launch_scan<LogCumulative<T, C>, ScanArgs>);
+    logcumsumexp_backward.set(device, dtype, &launch_scan<LogCumulativeBackward<T, C>, CumprodBackwardArgs>);
   }
 }
 

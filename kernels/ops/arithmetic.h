@@ -196,6 +196,42 @@ struct Xlogy : Binary<"xlogy", Takes::all_as_f32> {
   }
 };
 
+/// sqrt(a^2 + b^2). The larger operand is factored out, so that no square overflows or underflows. Infinite
+/// if an operand is, even if the other is NaN, as in IEEE 754.
+struct Hypot : Binary<"hypot", Takes::floats> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C a, C b) {
+    const C x = M::abs(a), y = M::abs(b), high = x > y ? x : y, low = x > y ? y : x;
+    const C ratio = low / high, length = high * M::sqrt(1 + ratio * ratio);
+    constexpr C infinity = std::numeric_limits<C>::infinity();
+    return x == infinity || y == infinity ? infinity : high == 0 ? high + low : length;
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient_a(C dy, C a, C b) {
+    return dy * (a / value<M>(a, b));
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient_b(C dy, C a, C b) {
+    return dy * (b / value<M>(a, b));
+  }
+};
+/// log(e^a + e^b). The larger operand is factored out.
+struct LogAddExp : Binary<"logaddexp", Takes::floats> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C a, C b) {
+    const C high = a > b ? a : b, sum = high + M::log1p(M::exp_of_negative(-M::abs(a - b)));
+    return a == b ? a + std::numbers::ln2_v<C> : sum;  // also where both are infinite
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient_a(C dy, C a, C b) {
+    return a == b ? dy / 2 : dy * M::sigmoid(a - b);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient_b(C dy, C a, C b) {
+    return gradient_a<M>(dy, b, a);
+  }
+};
+
 /// The base class of operations on the bits of integers and bools, which have no gradient.
 template <FixedString kName, Takes kTake>
 struct Bitwise : Binary<kName, kTake> {
@@ -242,7 +278,7 @@ struct ShiftRight : Bitwise<"bitwise_right_shift", Takes::integers> {
 using Arithmetic = RowList<Add, Sub, Mul, Div, Maximum, Minimum, Pow, Atan2>;
 /// The rows below share kernels on GPUs, which select the row at run time: one list for floats, one for
 /// integers.
-using RareArithmetic = RowList<Fmod, Remainder, FloorDivide, Xlogy>;
+using RareArithmetic = RowList<Fmod, Remainder, FloorDivide, Xlogy, Hypot, LogAddExp>;
 using RareIntegers = RowList<Fmod, Remainder, FloorDivide, BitAnd, BitOr, BitXor, ShiftLeft, ShiftRight>;
 using BitOperations = RowList<BitAnd, BitOr, BitXor, ShiftLeft, ShiftRight>;
 

@@ -129,6 +129,81 @@ struct Erf : Function<"erf", Takes::all_as_f32, GradientFrom::input> {
     return dy * (C(2 * std::numbers::inv_sqrtpi) * M::exp_of_negative(-x * x));
   }
 };
+/// 1 - erf(x).
+struct Erfc : Function<"erfc", Takes::all_as_f32, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::erfc(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    return dy * (C(-2 * std::numbers::inv_sqrtpi) * M::exp_of_negative(-x * x));
+  }
+};
+/// The derivative of log(Gamma(x)) by its asymptotic series (Abramowitz and Stegun 1964, 6.3.18), which is
+/// accurate from kLeast on. Smaller x are increased by psi(x) = psi(x + 1) - 1 / x, and negative ones are
+/// reflected by psi(x) = psi(1 - x) - pi / tan(pi x).
+struct Digamma : Function<"digamma", Takes::all_as_f32, GradientFrom::input> {
+  template <class C>
+  static constexpr int kLeast = std::is_same_v<C, double> ? 10 : 6;
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    constexpr C pi = std::numbers::pi_v<C>;
+    const bool reflects = x < 0;
+    C y = reflects ? 1 - x : x, below = 0;
+    for (int i = 0; i < kLeast<C>; ++i) {
+      const bool small = y < kLeast<C>;
+      below += small ? 1 / y : C(0);
+      y += small ? C(1) : C(0);
+    }
+    const C inverse = 1 / y, z = inverse * inverse;
+    C series = C(1.0 / 12);
+    series = series * z - C(691.0 / 32760);
+    series = series * z + C(1.0 / 132);
+    series = series * z - C(1.0 / 240);
+    series = series * z + C(1.0 / 252);
+    series = series * z - C(1.0 / 120);
+    series = series * z + C(1.0 / 12);
+    const C psi = M::log(y) - inverse / 2 - series * z - below;
+    const C fraction = x - M::round_to_even(x);
+    const C reflected = fraction == 0 ? fraction / fraction : psi - pi / M::tan(pi * fraction);
+    return x == 0 ? -1 / x : reflects ? reflected : psi;
+  }
+  /// The derivative of value(): Abramowitz and Stegun 6.4.12, 6.4.6 and 6.4.7.
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    constexpr C pi = std::numbers::pi_v<C>;
+    const bool reflects = x < 0;
+    C y = reflects ? 1 - x : x, below = 0;
+    for (int i = 0; i < kLeast<C>; ++i) {
+      const bool small = y < kLeast<C>;
+      below += small ? 1 / (y * y) : C(0);
+      y += small ? C(1) : C(0);
+    }
+    const C inverse = 1 / y, z = inverse * inverse;
+    C series = C(7.0 / 6);
+    series = series * z - C(691.0 / 2730);
+    series = series * z + C(5.0 / 66);
+    series = series * z - C(1.0 / 30);
+    series = series * z + C(1.0 / 42);
+    series = series * z - C(1.0 / 30);
+    series = series * z + C(1.0 / 6);
+    const C derivative = below + inverse + z / 2 + series * z * inverse;
+    const C ratio = pi / M::sin(pi * (x - M::round_to_even(x)));
+    return dy * (reflects ? ratio * ratio - derivative : derivative);
+  }
+};
+/// log(|Gamma(x)|).
+struct Lgamma : Function<"lgamma", Takes::all_as_f32, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::lgamma(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    return dy * Digamma::value<M>(x);
+  }
+};
 /// The inverse of erf. In f32 it is computed by Giles's polynomials in -log(1 - x^2) ("Approximating the
 /// erfinv function", 2010), with a relative error of 4e-7.
 struct Erfinv : Function<"erfinv", Takes::all_as_f32, GradientFrom::output> {
@@ -253,7 +328,8 @@ struct Sign : Step<"sign"> {
   }
 };
 
-using Elementary = RowList<Sin, Cos, Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Erf, Erfinv,
-                           Expm1, Exp2, Log1p, Log2, Log10, Floor, Ceil, Round, Trunc, Frac, Sign>;
+using Elementary =
+    RowList<Sin, Cos, Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Erf, Erfinv, Erfc, Digamma,
+            Lgamma, Expm1, Exp2, Log1p, Log2, Log10, Floor, Ceil, Round, Trunc, Frac, Sign>;
 
 }  // namespace tapestry::kernels

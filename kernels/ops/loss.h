@@ -83,7 +83,24 @@ struct SquaredErrorBackward : Pointwise<"squared_error_backward", 4, kFloats, 1>
     return scale * (x - target) * g;
   }
 };
-using ErrorRows = RowList<SquaredError, SquaredErrorBackward>;
+/// With d = |x - target|: scale d^2 / 2 where d < limit, else scale limit (d - limit / 2) (Huber 1964). With
+/// a = min(d, limit) both cases are scale a (d - a / 2), in which no term is NaN if d is infinite.
+struct HuberError : Pointwise<"huber_error", 3, kFloats, 2> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x, C target, C limit, C scale) {
+    const C d = M::abs(x - target), a = d > limit ? limit : d;
+    return scale * (a * (d - a / 2));
+  }
+};
+/// The gradient of x, dx = scale g (x - target), where x - target is limited to [-limit, limit].
+struct HuberErrorBackward : Pointwise<"huber_error_backward", 4, kFloats, 2> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x, C target, C g, C limit, C scale) {
+    const C d = x - target, low = d < -limit ? -limit : d;
+    return scale * g * (low > limit ? limit : low);
+  }
+};
+using ErrorRows = RowList<SquaredError, SquaredErrorBackward, HuberError, HuberErrorBackward>;
 
 /// Binary cross-entropy of a probability x and a target. The logarithms are limited to -100 and the divisor
 /// of the gradient to 1e-12, as in PyTorch, so that x = 0 and x = 1 give finite losses and gradients.

@@ -99,6 +99,36 @@ struct AdagradArgs : StepRule {
 };
 inline constinit Slot<AdagradArgs> adagrad_step{"adagrad_step"};
 
+/// Adadelta (Zeiler, "ADADELTA", 2012). v = rho v + (1 - rho) g^2, d = g sqrt(u + eps) / sqrt(v + eps), u =
+/// rho u + (1 - rho) d^2, and p -= lr d. The states are v and u.
+struct AdadeltaArgs : StepRule {
+  double rho = 0.9, eps = 1e-6;
+
+  static constexpr int kState = 2;
+  template <class C>
+  struct Numbers {
+    C scale, decay, rho, take, eps, lr;
+  };
+  template <class C>
+  TAPESTRY_FORMULA Numbers<C> numbers(const AdadeltaArgs& a, const double*, const StepScalars& s) {
+    return {static_cast<C>(gradient_factor(a, s)),
+            static_cast<C>(a.weight_decay),
+            static_cast<C>(a.rho),
+            static_cast<C>(1 - a.rho),
+            static_cast<C>(a.eps),
+            static_cast<C>(s.lr)};
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA void apply(const Numbers<C>& c, C (&x)[2 + kState]) {
+    const C g = c.scale * x[1] + c.decay * x[0];
+    x[2] = c.rho * x[2] + c.take * g * g;
+    const C d = M::sqrt(x[3] + c.eps) / M::sqrt(x[2] + c.eps) * g;
+    x[3] = c.rho * x[3] + c.take * d * d;
+    x[0] -= c.lr * d;
+  }
+};
+inline constinit Slot<AdadeltaArgs> adadelta_step{"adadelta_step"};
+
 /// Adamax (Kingma and Ba, "Adam", 2015, section 7.1). m = beta1 m + (1 - beta1) g, u = max(beta2 u, |g| +
 /// eps), and p -= lr / (1 - beta1^t) * m / u. The states are m and u. A NaN in g or u stays.
 struct AdamaxArgs : StepRule {
@@ -245,7 +275,8 @@ inline constinit Slot<LionArgs> lion_step{"lion_step"};
 /// Calls `f(slot)` for the slot of each rule.
 template <class F>
 bool for_step_rules(F&& f) {
-  f(rmsprop_step), f(adagrad_step), f(adamax_step), f(nadam_step), f(radam_step), f(lion_step);
+  f(rmsprop_step), f(adagrad_step), f(adadelta_step), f(adamax_step), f(nadam_step), f(radam_step),
+      f(lion_step);
   return true;
 }
 

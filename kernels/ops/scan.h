@@ -52,4 +52,12 @@ struct CummaxBackwardArgs {
 };
 inline constinit Slot<CummaxBackwardArgs> cummax_backward{"cummax_backward"};
 
+/// Computes y[r, i] = log(exp(x[r, 0]) + ... + exp(x[r, i])). `reverse` is false. Floating dtypes.
+inline constinit Slot<ScanArgs> logcumsumexp{"logcumsumexp"};
+
+/// Computes dx[r, i] = the sum over j >= i of dy[r, j] exp(x[r, i] - y[r, j]), where y is the result of
+/// logcumsumexp: dx[i] = exp(x[i] - y[i]) s[i] with s[i] = dy[i] + exp(y[i] - y[i + 1]) s[i + 1]. No exponent
+/// is positive. The slot takes the arguments of cumprod_backward.
+inline constinit Slot<CumprodBackwardArgs> logcumsumexp_backward{"logcumsumexp_backward"};
+
 }  // namespace tapestry::kernels

@@ -42,6 +42,16 @@ struct Traits<AdagradOptions> {
   static constexpr const auto& kSlot = kernels::adagrad_step;
 };
 template <>
+struct Traits<AdadeltaOptions> {
+  static constexpr const char* kName = "Adadelta";
+  static std::vector<const char*> states() { return {"square_avg", "acc_delta"}; }
+  static void check_own(const AdadeltaOptions& o) {
+    check(o.rho >= 0 && o.rho <= 1, "[Adadelta] rho must lie in [0, 1] but is ", o.rho);
+  }
+  static void set(kernels::AdadeltaArgs& a, const AdadeltaOptions& o) { a.rho = o.rho; }
+  static constexpr const auto& kSlot = kernels::adadelta_step;
+};
+template <>
 struct Traits<AdamaxOptions> {
   static constexpr const char* kName = "Adamax";
   static std::vector<const char*> states() { return {"exp_avg", "exp_inf"}; }
@@ -138,6 +148,7 @@ void Adaptive<O>::update(std::size_t group, Device device, DType dtype, const ke
 
 template class Adaptive<RMSpropOptions>;
 template class Adaptive<AdagradOptions>;
+template class Adaptive<AdadeltaOptions>;
 template class Adaptive<AdamaxOptions>;
 template class Adaptive<NAdamOptions>;
 template class Adaptive<RAdamOptions>;

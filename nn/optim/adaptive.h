@@ -44,6 +44,18 @@ struct AdagradOptions {
   }
 };
 
+struct AdadeltaOptions {
+  double lr = 1;
+  double rho = 0.9;
+  double eps = 1e-6;
+  double weight_decay = 0;
+  bool maximize = false;
+
+  std::vector<OptionRef> refs() {
+    return {{"lr", lr}, {"rho", rho}, {"eps", eps}, {"weight_decay", weight_decay}, {"maximize", maximize}};
+  }
+};
+
 struct AdamaxOptions {
   double lr = 2e-3;
   std::array<double, 2> betas = {0.9, 0.999};
@@ -138,6 +150,7 @@ class Adaptive : public OptimizerWith<O> {
 };
 extern template class Adaptive<RMSpropOptions>;
 extern template class Adaptive<AdagradOptions>;
+extern template class Adaptive<AdadeltaOptions>;
 extern template class Adaptive<AdamaxOptions>;
 extern template class Adaptive<NAdamOptions>;
 extern template class Adaptive<RAdamOptions>;
@@ -154,6 +167,13 @@ class RMSprop : public detail::Adaptive<RMSpropOptions> {
 /// Adagrad (Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic
 /// optimization", 2011). The state is sum.
 class Adagrad : public detail::Adaptive<AdagradOptions> {
+ public:
+  using Adaptive::Adaptive;
+};
+
+/// Adadelta, whose steps have the unit of the parameters (Zeiler, "ADADELTA: an adaptive learning rate
+/// method", 2012). The states are square_avg and acc_delta.
+class Adadelta : public detail::Adaptive<AdadeltaOptions> {
  public:
   using Adaptive::Adaptive;
 };

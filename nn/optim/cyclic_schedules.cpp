@@ -8,6 +8,28 @@
 
 namespace tapestry::optim {
 
+namespace {
+
+// From one value to another along half a cosine, where t goes from 0 to 1.
+double along_cosine(double from, double to, double t) {
+  return to + (from - to) / 2 * (1 + std::cos(std::numbers::pi * t));
+}
+
+// The option that a schedule moves against the rate.
+const char* momentum_of(const char* schedule, const Optimizer& optimizer, double base, double most) {
+  const char* const name = optimizer.has_option("momentum") ? "momentum" : "beta1";
+  check(optimizer.has_option(name), "[", schedule, "] ", optimizer.name(),
+        " has neither momentum nor beta1 to cycle; set cycle_momentum = false");
+  check(base > 0 && base < 1 && most > 0 && most < 1, "[", schedule,
+        "] base_momentum and max_momentum must lie in (0, 1) but are ", base, " and ", most);
+  return name;
+}
+void set_momentum(Optimizer& optimizer, const char* name, double momentum) {
+  for (std::size_t g = 0; g < optimizer.num_groups(); ++g) optimizer.set_option(g, name, momentum);
+}
+
+}  // namespace
+
 CosineAnnealingLR::CosineAnnealingLR(Optimizer& optimizer, const CosineAnnealingLROptions& options)
     : Scheduler(optimizer), options_(options) {
   check(options.T_max > 0, "[CosineAnnealingLR] T_max must be positive but is ", options.T_max, "; set it");
@@ -21,7 +43,7 @@ double CosineAnnealingLR::lr_at(std::int64_t steps, std::size_t group) const {
   if (steps < options_.warmup_steps)
     return base * static_cast<double>(steps + 1) / static_cast<double>(options_.warmup_steps);
   const double t = static_cast<double>(steps - options_.warmup_steps) / static_cast<double>(options_.T_max);
-  return options_.eta_min + (base - options_.eta_min) * (1 + std::cos(std::numbers::pi * t)) / 2;
+  return along_cosine(base, options_.eta_min, t);
 }
 
 CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(Optimizer& optimizer,
@@ -42,8 +64,7 @@ double CosineAnnealingWarmRestarts::lr_at(std::int64_t steps, std::size_t group)
   } else {
     for (; since >= period; period *= static_cast<double>(options_.T_mult)) since -= period;
   }
-  return options_.eta_min +
-         (base_lr(group) - options_.eta_min) * (1 + std::cos(std::numbers::pi * since / period)) / 2;
+  return along_cosine(base_lr(group), options_.eta_min, since / period);
 }
 
 OneCycleLR::OneCycleLR(Optimizer& optimizer, const OneCycleLROptions& options)
@@ -59,14 +80,8 @@ OneCycleLR::OneCycleLR(Optimizer& optimizer, const OneCycleLROptions& options)
   check(o.div_factor > 0 && o.final_div_factor > 0,
         "[OneCycleLR] div_factor and final_div_factor must be positive but are ", o.div_factor, " and ",
         o.final_div_factor);
-  if (o.cycle_momentum) {
-    momentum_name_ = optimizer.has_option("momentum") ? "momentum" : "beta1";
-    check(optimizer.has_option(momentum_name_), "[OneCycleLR] ", optimizer.name(),
-          " has neither momentum nor beta1 to cycle; set cycle_momentum = false");
-    check(o.base_momentum > 0 && o.base_momentum < 1 && o.max_momentum > 0 && o.max_momentum < 1,
-          "[OneCycleLR] base_momentum and max_momentum must lie in (0, 1) but are ", o.base_momentum, " and ",
-          o.max_momentum);
-  }
+  if (o.cycle_momentum)
+    momentum_name_ = momentum_of("OneCycleLR", optimizer, o.base_momentum, o.max_momentum);
   const double first = o.max_lr / o.div_factor, last = first / o.final_div_factor;
   const double total = static_cast<double>(o.total_steps), up = o.pct_start * total - 1;
   const double low = o.base_momentum, high = o.max_momentum;
@@ -85,7 +100,7 @@ double OneCycleLR::value_at(std::int64_t steps, double Phase::*from, double Phas
     if (at <= phase.end_step || &phase == &phases_.back()) {
       const double t = phase.end_step > begin ? std::min((at - begin) / (phase.end_step - begin), 1.0) : 1;
       if (options_.anneal_strategy == Anneal::linear) return phase.*from + (phase.*to - phase.*from) * t;
-      return phase.*to + (phase.*from - phase.*to) / 2 * (1 + std::cos(std::numbers::pi * t));
+      return along_cosine(phase.*from, phase.*to, t);
     }
     begin = phase.end_step;
   }
@@ -102,10 +117,39 @@ double OneCycleLR::lr_at(std::int64_t steps, std::size_t) const {
   return value_at(steps, &Phase::from_lr, &Phase::to_lr);
 }
 void OneCycleLR::set_others(std::int64_t steps) {
-  if (!momentum_name_) return;
-  const double momentum = value_at(steps, &Phase::from_momentum, &Phase::to_momentum);
-  for (std::size_t g = 0; g < optimizer().num_groups(); ++g)
-    optimizer().set_option(g, momentum_name_, momentum);
+  if (momentum_name_)
+    set_momentum(optimizer(), momentum_name_, value_at(steps, &Phase::from_momentum, &Phase::to_momentum));
+}
+
+CyclicLR::CyclicLR(Optimizer& optimizer, const CyclicLROptions& options)
+    : Scheduler(optimizer), options_(options) {
+  CyclicLROptions& o = options_;
+  if (o.step_size_down == 0) o.step_size_down = o.step_size_up;
+  check(o.base_lr >= 0 && o.max_lr > 0,
+        "[CyclicLR] base_lr must not be negative and max_lr must be positive, but ", "they are ", o.base_lr,
+        " and ", o.max_lr, "; set both");
+  check(o.step_size_up > 0 && o.step_size_down > 0,
+        "[CyclicLR] step_size_up and step_size_down must be positive but are ", o.step_size_up, " and ",
+        o.step_size_down);
+  if (o.cycle_momentum) momentum_name_ = momentum_of("CyclicLR", optimizer, o.base_momentum, o.max_momentum);
+  start();
+}
+double CyclicLR::height_at(std::int64_t steps) const {
+  const CyclicLROptions& o = options_;
+  const double up = static_cast<double>(o.step_size_up), total = up + static_cast<double>(o.step_size_down);
+  const double at = static_cast<double>(steps), cycle = std::floor(1 + at / total);
+  const double x = 1 + at / total - cycle, ratio = up / total;
+  const double height = x <= ratio ? x / ratio : (x - 1) / (ratio - 1);
+  if (o.scale_fn) return height * o.scale_fn(o.scale_mode == CyclicScale::cycle ? cycle : at);
+  if (o.mode == CyclicMode::triangular2) return height * std::pow(2.0, 1 - cycle);
+  return o.mode == CyclicMode::exp_range ? height * std::pow(o.gamma, at) : height;
+}
+double CyclicLR::lr_at(std::int64_t steps, std::size_t) const {
+  return options_.base_lr + (options_.max_lr - options_.base_lr) * height_at(steps);
+}
+void CyclicLR::set_others(std::int64_t steps) {
+  const double low = options_.base_momentum, high = options_.max_momentum;
+  if (momentum_name_) set_momentum(optimizer(), momentum_name_, high - (high - low) * height_at(steps));
 }
 
 }  // namespace tapestry::optim

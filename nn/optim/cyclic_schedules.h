@@ -1,6 +1,7 @@
 #pragma once
-// Schedules in which the rate falls along half a cosine, once or several times, or rises before it falls.
+// Schedules in which the rate falls along half a cosine, once or several times, or rises and falls.
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "tapestry/nn/optim/scheduler.h"
@@ -85,6 +86,42 @@ class OneCycleLR : public Scheduler {
 
   OneCycleLROptions options_;
   std::vector<Phase> phases_;
+  const char* momentum_name_ = nullptr;
+};
+
+enum class CyclicMode : std::uint8_t { triangular, triangular2, exp_range };
+enum class CyclicScale : std::uint8_t { cycle, iterations };
+
+struct CyclicLROptions {
+  using Schedule = class CyclicLR;
+  double base_lr = 0, max_lr = 0;
+  std::int64_t step_size_up = 2000;
+  std::int64_t step_size_down = 0;  ///< 0 stands for step_size_up
+  /// How the peaks shrink: not at all, by 1/2 per cycle, or by gamma per step.
+  CyclicMode mode = CyclicMode::triangular;
+  double gamma = 1;
+  /// Scales the peaks instead of `mode`. Its argument is the number of the cycle, from 1, or of the step.
+  std::function<double(double)> scale_fn = {};
+  CyclicScale scale_mode = CyclicScale::cycle;
+  bool cycle_momentum = true;  ///< moves momentum (SGD) or beta1 (Adam) in the opposite direction
+  double base_momentum = 0.8, max_momentum = 0.9;
+};
+/// The rate rises from base_lr to max_lr in step_size_up steps and falls back, again and again (Smith,
+/// "Cyclical learning rates for training neural networks", 2017). Call step() once per batch.
+class CyclicLR : public Scheduler {
+ public:
+  using Options = CyclicLROptions;
+  CyclicLR(Optimizer& optimizer, const CyclicLROptions& options);
+
+ protected:
+  double lr_at(std::int64_t steps, std::size_t group) const override;
+  void set_others(std::int64_t steps) override;
+
+ private:
+  /// The position between the lower and the upper limit, from 0 to the scale of the cycle.
+  double height_at(std::int64_t steps) const;
+
+  CyclicLROptions options_;
   const char* momentum_name_ = nullptr;
 };
 

@@ -69,6 +69,18 @@ double LinearLR::lr_at(std::int64_t steps, std::size_t group) const {
   return base_lr(group) * (options_.start_factor + (options_.end_factor - options_.start_factor) * part);
 }
 
+ConstantLR::ConstantLR(Optimizer& optimizer, const ConstantLROptions& options)
+    : Scheduler(optimizer), options_(options) {
+  check(options.factor >= 0 && options.factor <= 1, "[ConstantLR] factor must lie in [0, 1] but is ",
+        options.factor);
+  check(options.total_iters >= 0, "[ConstantLR] total_iters must not be negative but is ",
+        options.total_iters);
+  start();
+}
+double ConstantLR::lr_at(std::int64_t steps, std::size_t group) const {
+  return base_lr(group) * (steps < options_.total_iters ? options_.factor : 1);
+}
+
 PolynomialLR::PolynomialLR(Optimizer& optimizer, const PolynomialLROptions& options)
     : Scheduler(optimizer), options_(options) {
   check(options.total_iters > 0, "[PolynomialLR] total_iters must be positive but is ", options.total_iters);

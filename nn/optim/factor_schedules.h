@@ -104,6 +104,24 @@ class LinearLR : public Scheduler {
   LinearLROptions options_;
 };
 
+struct ConstantLROptions {
+  using Schedule = class ConstantLR;
+  double factor = 1.0 / 3;
+  std::int64_t total_iters = 5;
+};
+/// Multiplies the base lr by `factor` for the first total_iters steps.
+class ConstantLR : public Scheduler {
+ public:
+  using Options = ConstantLROptions;
+  explicit ConstantLR(Optimizer& optimizer, const ConstantLROptions& options = {});
+
+ protected:
+  double lr_at(std::int64_t steps, std::size_t group) const override;
+
+ private:
+  ConstantLROptions options_;
+};
+
 struct PolynomialLROptions {
   using Schedule = class PolynomialLR;
   std::int64_t total_iters = 5;

@@ -240,6 +240,12 @@ GOLDEN_OP("remainder/in_place", "arithmetic", [](const OpCase& c) { return c[0].
 GOLDEN_OP("floor_divide/in_place", "arithmetic",
           [](const OpCase& c) { return c[0].clone().floor_divide_(c[1]); });
 GOLDEN_OP("xlogy", "arithmetic", [](const OpCase& c) { return c[0].xlogy(c[1]); });
+GOLDEN_OP("xlogy/in_place", "arithmetic", [](const OpCase& c) { return c[0].clone().xlogy_(c[1]); });
+GOLDEN_OP("hypot", "arithmetic", [](const OpCase& c) { return c[0].hypot(c[1]); });
+GOLDEN_OP("hypot/in_place", "arithmetic", [](const OpCase& c) { return c[0].clone().hypot_(c[1]); });
+BAD_INPUT("hypot", "does not take int64", [] { hypot(arange(3), arange(3)); });
+GOLDEN_OP("logaddexp", "arithmetic", [](const OpCase& c) { return c[0].logaddexp(c[1]); });
+BAD_INPUT("logaddexp", "do not broadcast", [] { logaddexp(ones({2}), ones({3})); });
 BAD_INPUT("fmod", "does not take bool", [] { fmod(zeros({2}, kBool), 1); });
 BAD_INPUT("fmod", "an integer is divided by 0", [] { fmod(ones({2}, kInt64), 0); });
 BAD_INPUT("remainder", "an integer is divided by 0",

@@ -40,6 +40,10 @@ BAD_INPUT("isnan", "undefined tensor", [] { isnan(Tensor()); });
 BAD_INPUT("where", "the condition is float32", [] { where(zeros({2}), zeros({2}), zeros({2})); });
 BAD_INPUT("where", "do not broadcast", [] { where(zeros({2}, kBool), zeros({3}), zeros({3})); });
 BAD_INPUT("allclose", "must not be negative", [] { allclose(zeros({2}), zeros({2}), -1); });
+BAD_INPUT("isclose", "must not be negative", [] { zeros({2}).isclose(zeros({2}), -1); });
+GOLDEN_OP("isclose", "compare", [](const OpCase& c) {
+  return c[0].isclose(c[1], c.real("rtol", 1e-5), c.real("atol", 1e-8), c.flag("equal_nan", false));
+});
 BAD_INPUT("allclose", "do not broadcast", [] { allclose(zeros({2}), zeros({3})); });
 BAD_INPUT("equal", "undefined tensor", [] { equal(zeros({2}), Tensor()); });
 

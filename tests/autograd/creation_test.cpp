@@ -306,3 +306,67 @@ TEST_CASE("rand, which computes Philox in blocks, gives the numbers of philox(),
           uniform_float(philox(0x123456789abcdef0u, offset + static_cast<std::uint64_t>(i / 4)).v[i % 4]));
   }
 }
+
+GOLDEN_OP("logspace", "creation", [](const OpCase& c) {
+  return logspace(c.real("start"), c.real("end"), c.integer("steps"), c.real("base", 10), options(c));
+});
+BAD_INPUT("logspace", "base -2 is not positive", [] { logspace(0, 1, 3, -2); });
+NOT_APPLICABLE("logspace", strided, "takes no tensor");
+
+OP_TEST("bernoulli", golden, "1 where rand() is below the probability, in place and out of place") {
+  const Tensor p = arange(1000).to(kFloat32) / 1000;
+  manual_seed(9);
+  const Tensor want = (rand({1000}) < p).to(kFloat32);
+  manual_seed(9);
+  CHECK(equal(p.bernoulli(), want));
+  manual_seed(9);
+  CHECK(equal(zeros({1000}).bernoulli_(p), want));
+  manual_seed(9);
+  CHECK(equal(zeros({1000}, kInt64).bernoulli_(p), want.to(kInt64)));
+  CHECK(std::abs(ones({40000}, kBool).bernoulli_(0.25).to(kFloat64).mean().item() - 0.25) < 0.015);
+}
+OP_TEST("bernoulli", dtypes, "0 and 1 in the dtype of the probabilities") {
+  for (DType t : {kFloat32, kFloat64, kFloat16, kBFloat16}) {
+    const Tensor x = full({400}, 0.5, t).bernoulli();
+    CHECK(x.dtype() == t);
+    CHECK(equal(x, x * x));
+    CHECK(std::abs(x.to(kFloat64).mean().item() - 0.5) < 0.2);
+  }
+}
+OP_TEST("bernoulli", strided, "elements count in row-major order in any layout") {
+  manual_seed(5);
+  const Tensor want = full({4, 6}, 0.5).bernoulli();
+  manual_seed(5);
+  CHECK(equal(full({6, 4}, 0.5).t().bernoulli(), want));
+  manual_seed(5);
+  CHECK(equal(zeros({6, 4}).t().bernoulli_(full({6}, 0.5)), want));
+}
+OP_TEST("bernoulli", empty, "no elements") { CHECK(zeros({0, 3}).bernoulli().sizes() == Shape{0, 3}); }
+OP_TEST("bernoulli", extreme, "the probabilities 0 and 1 are certain") {
+  CHECK(equal(zeros({1000}).bernoulli(), zeros({1000})));
+  CHECK(equal(ones({1000}).bernoulli(), ones({1000})));
+}
+BAD_INPUT("bernoulli", "they must lie in [0, 1]", [] { tensor({0.5, 1.5}).bernoulli(); });
+BAD_INPUT("bernoulli", "probability -1 is outside", [] { zeros({2}).bernoulli_(-1); });
+BAD_INPUT("bernoulli", "does not take int64", [] { arange(2).bernoulli(); });
+BAD_INPUT("rand", "lambd 0 is not positive", [] { zeros({2}).exponential_(0); });
+BAD_INPUT("randint", "uint8 cannot hold", [] { zeros({2}, kUInt8).random_(300); });
+
+TEST_CASE("random_ and randint_like draw all integers of their range, exponential_ its distribution") {
+  for (DType t : {kInt64, kInt32, kUInt8, kFloat32, kBFloat16}) {
+    const Tensor x = zeros({500}, t).random_(2, 6);
+    CHECK(x.min().item() == 2);
+    CHECK(x.max().item() == 5);
+  }
+  CHECK(zeros({2000}, kUInt8).random_().max().item() > 250);
+  CHECK(zeros({200}).random_().max().item() > 0x1p22);
+  CHECK(zeros({200}, kInt64).random_().max().item() > 0x1p61);
+  const Tensor like = randint_like(zeros({300}, kFloat64), 3);
+  CHECK(like.dtype() == kFloat64);
+  CHECK(equal(like.unique().values, tensor({0.0, 1.0, 2.0}, kFloat64)));
+  CHECK(randint_like(zeros({2, 3}), 7, 8, kInt32).sum().item() == 42);
+  const Tensor waits = zeros({40000}, kFloat64).exponential_(4);
+  CHECK(waits.min().item() >= 0);
+  CHECK(std::abs(waits.mean().item() - 0.25) < 0.01);
+  CHECK(std::abs(waits.std().item() - 0.25) < 0.015);
+}

@@ -36,7 +36,8 @@ GOLDEN_OP("ctc_loss", "ctc", [](const OpCase& c) {
                   integers(c.integers("target_lengths")), params(c));
 });
 
-NOT_APPLICABLE("ctc_loss", gradgradcheck, "the gradient is computed by a recursion of its own, as in PyTorch");
+NOT_APPLICABLE("ctc_loss", gradgradcheck,
+               "the gradient is computed by a recursion of its own, as in PyTorch");
 BAD_INPUT("ctc_loss", "input length 4 of sample 1 is outside [0, 3]", [] {
   ctc_loss(zeros({3, 2, 4}), ones({2, 1}, DType::i64), integers({3, 4}), integers({1, 1}));
 });
@@ -101,4 +102,28 @@ TEST_CASE("ctc_loss does not depend on the number of threads") {
   set_num_threads(before);
   CHECK(equal(losses[0].detach(), losses[1].detach()));
   CHECK(equal(gradients[0], gradients[1]));
+}
+
+TEST_CASE(
+    "ctc_loss: an infinite loss has PyTorch's gradient, which is NaN at the steps of that sample alone") {
+  // PyTorch 2.15.0 has NaN at the same places: the second sample has `steps` steps, too few for its 2 equal
+  // labels.
+  const Tensor labels = tensor({{1, 2, 3}, {2, 2, 1}, {3, 0, 0}});
+  for (const std::int64_t steps : {0, 1, 2})
+    for (const bool zero_infinity : {false, true}) {
+      CAPTURE(steps, zero_infinity);
+      const Tensor x = (arange(72).to(kFloat64) * 0.7).sin().reshape({6, 3, 4}).requires_grad_();
+      const Tensor loss = ctc_loss(log_softmax(x, -1), labels, integers({6, steps, 4}), integers({3, 2, 1}),
+                                   {.reduction = Reduction::sum, .zero_infinity = zero_infinity});
+      CHECK(std::isinf(loss.item()) == !zero_infinity);
+      loss.backward();
+      for (std::int64_t t = 0; t < 6; ++t)
+        for (std::int64_t n = 0; n < 3; ++n) {
+          const Tensor row = x.grad()[t][n];
+          const bool bad = !zero_infinity && n == 1 && t < steps;
+          CHECK(row.isnan().all().item<bool>() == bad);
+          if (!bad) CHECK(row.isfinite().all().item<bool>());
+          if (n == 1 && !bad) CHECK(row.eq(0).all().item<bool>());
+        }
+    }
 }

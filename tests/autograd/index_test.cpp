@@ -92,6 +92,15 @@ GOLDEN_OP("index_put/in_place", "index",
 GOLDEN_OP("index_put/mask", "index",
           [](const OpCase& c) { return c[0].index_put(indices(c), c[3], c.flag("accumulate")); });
 GOLDEN_OP("masked_select", "index", [](const OpCase& c) { return masked_select(c[0], c[1]); });
+GOLDEN_OP("masked_scatter", "index", [](const OpCase& c) { return masked_scatter(c[0], c[1], c[2]); });
+GOLDEN_OP("masked_scatter/in_place", "index",
+          [](const OpCase& c) { return c[0].clone().masked_scatter_(c[1], c[2]); });
+BAD_INPUT("masked_scatter", "the mask is int64", [] { zeros({3}).masked_scatter(arange(3), zeros({3})); });
+BAD_INPUT("masked_scatter", "selects 3 elements, but source has 2",
+          [] { zeros({3}).masked_scatter(ones({3}, kBool), zeros({2})); });
+GOLDEN_OP("take", "index", [](const OpCase& c) { return c[0].take(c[1]); });
+BAD_INPUT("take", "index 12", [] { zeros({3, 4}).take(tensor({12})); });
+BAD_INPUT("take", "float32", [] { zeros({3, 4}).take(zeros({2})); });
 GOLDEN_OP("nonzero", "index", [](const OpCase& c) { return nonzero(c[0]); });
 GOLDEN_OP("nonzero/numpy", "index", [](const OpCase& c) { return nonzero_numpy(c[0]); });
 GOLDEN_OP("one_hot", "index", [](const OpCase& c) { return one_hot(c[0], c.integer("num_classes")); });

@@ -8,6 +8,7 @@
 #include "tapestry/autograd/ops/softmax.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/threads.h"
+#include "tapestry/nn/losses.h"
 #include "tests/core/child.h"
 #include "tests/support/op_case.h"
 
@@ -34,6 +35,20 @@ GOLDEN_OP("cross_entropy", "loss", [](const OpCase& c) { return cross_entropy(c[
 GOLDEN_OP("cross_entropy/probabilities", "loss",
           [](const OpCase& c) { return cross_entropy(c[0], c[1], params(c)); });
 GOLDEN_OP("nll_loss", "loss", [](const OpCase& c) { return nll_loss(c[0], c[1], params(c)); });
+namespace {
+nn::functional::SmoothL1LossParams smooth_params(const OpCase& c) {
+  return {.reduction = reduction(c), .beta = c.real("beta", 1)};
+}
+}  // namespace
+GOLDEN_OP("smooth_l1_loss", "loss",
+          [](const OpCase& c) { return nn::functional::smooth_l1_loss(c[0], c[1], smooth_params(c)); });
+GOLDEN_OP("huber_loss", "loss", [](const OpCase& c) {
+  return nn::functional::huber_loss(c[0], c[1], {.reduction = reduction(c), .delta = c.real("delta", 1)});
+});
+BAD_INPUT("smooth_l1_loss", "input has shape [2], target [3]",
+          [] { nn::functional::smooth_l1_loss(zeros({2}), zeros({3})); });
+BAD_INPUT("huber_loss", "delta must be positive",
+          [] { nn::functional::huber_loss(zeros({2}), zeros({2}), {.delta = -1}); });
 GOLDEN_OP("mse_loss", "loss", [](const OpCase& c) { return mse_loss(c[0], c[1], reduction(c)); });
 
 GOLDEN_OP("binary_cross_entropy", "loss",

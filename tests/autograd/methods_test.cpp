@@ -54,3 +54,36 @@ TEST_CASE("element_size and is_floating_point describe the dtype") {
   CHECK_FALSE(ones({1}, kInt64).is_floating_point());
   CHECK_THROWS_AS(ones({1}).cuda(63), DeviceError);
 }
+
+TEST_CASE("functions of linalg and the parts of hsplit, vsplit and dsplit are methods too") {
+  const Tensor a = tensor({{2.0, 1.0}, {1.0, 3.0}}, kFloat64);
+  CHECK(equal(a.det(), linalg::det(a)));
+  CHECK(equal(a.slogdet().second, linalg::slogdet(a).second));
+  CHECK(equal(a.inverse(), linalg::inv(a)));
+  CHECK(allclose(a.pinverse(), linalg::inv(a)));
+  CHECK(equal(a.matrix_power(3), linalg::matrix_power(a, 3)));
+  CHECK(equal(a.cholesky(), linalg::cholesky(a)));
+  CHECK(equal(a.cholesky(true), linalg::cholesky(a, true)));
+  CHECK(ones({3, 2}).qr().first.sizes() == Shape{3, 2});
+  CHECK(ones({3, 2}).qr(false).first.sizes() == Shape{3, 3});
+  CHECK(equal(a.histc(4), histc(a, 4)));
+  const Tensor x = arange(24).reshape({2, 6, 2});
+  CHECK(equal(x.hsplit(3)[2], hsplit(x, 3)[2]));
+  CHECK(equal(x.hsplit({1, 4})[1], hsplit(x, {1, 4})[1]));
+  CHECK(equal(x.vsplit(2)[1], x.narrow(0, 1, 1)));
+  CHECK(x.vsplit(std::vector<std::int64_t>{1}).size() == 2);
+  CHECK(equal(x.dsplit(2)[1], x.narrow(2, 1, 1)));
+  CHECK(x.dsplit(std::vector<std::int64_t>{1}).size() == 2);
+  CHECK(equal(tensor({0, 2}).argwhere(), tensor({1}).reshape({1, 1})));
+}
+
+TEST_CASE("addmm_, baddbmm_, clamp_min_ and clamp_max_ change the tensor in place") {
+  const Tensor a = randn({2, 3}), b = randn({3, 2}), x = randn({2, 2});
+  CHECK(equal(x.clone().addmm_(a, b, 2, 3), addmm(x, a, b, 2, 3)));
+  const Tensor batch = x.reshape({1, 2, 2});
+  CHECK(equal(batch.clone().baddbmm_(a.unsqueeze(0), b.unsqueeze(0)),
+              baddbmm(batch, a.unsqueeze(0), b.unsqueeze(0))));
+  CHECK(equal(x.clone().clamp_min_(0), x.relu()));
+  CHECK(equal(x.clone().clamp_max_(0), -(-x).relu()));
+  CHECK_THROWS_WITH(zeros({1, 2}).addmm_(a, b), ContainsSubstring("the result has shape [2, 2]"));
+}

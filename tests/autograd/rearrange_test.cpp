@@ -30,6 +30,13 @@ GOLDEN_OP("diag_embed", "rearrange", [](const OpCase& c) {
   return c[0].diag_embed(c.integer("offset"), c.integer("dim1"), c.integer("dim2"));
 });
 GOLDEN_OP("tril", "rearrange", [](const OpCase& c) { return c[0].tril(c.integer("diagonal")); });
+GOLDEN_OP("tril/in_place", "rearrange",
+          [](const OpCase& c) { return c[0].clone().tril_(c.integer("diagonal")); });
+GOLDEN_OP("triu/in_place", "rearrange",
+          [](const OpCase& c) { return c[0].clone().triu_(c.integer("diagonal")); });
+GOLDEN_OP("block_diag", "rearrange", [](const OpCase& c) { return block_diag(c.inputs()); });
+BAD_INPUT("block_diag", "at most 2 dimensions", [] { block_diag({zeros({2, 2, 2})}); });
+BAD_INPUT("block_diag", "no tensors", [] { block_diag({}); });
 GOLDEN_OP("triu", "rearrange", [](const OpCase& c) { return c[0].triu(c.integer("diagonal")); });
 GOLDEN_OP("tril_indices", "rearrange", [](const OpCase& c) {
   return tril_indices(c.integer("row"), c.integer("col"), c.integer("offset"), c.dtype("dtype"));
@@ -123,4 +130,23 @@ TEST_CASE("tril sets NaNs above the diagonal to 0, and gives them no gradient") 
   CHECK(y[1][1].item() == 0);
   y.sum().backward();
   CHECK(equal(kept.grad(), tensor({{0, 0}, {1, 0}}, DType::f64)));
+}
+
+TEST_CASE("fill_diagonal_ fills PyTorch's elements, also wrapped, and passes gradients to the others") {
+  CHECK(equal(zeros({2, 3}).fill_diagonal_(5), tensor({{5.0, 0.0, 0.0}, {0.0, 5.0, 0.0}})));
+  const Tensor tall = zeros({7, 3});
+  CHECK(tall.fill_diagonal_(1).sum().item() == 3);
+  tall.fill_diagonal_(2, true);
+  for (int i = 0; i < 7; ++i)
+    for (int j = 0; j < 3; ++j) CHECK(tall[i][j].item() == (i % 4 == j ? 2 : 0));
+  CHECK(equal(zeros({3, 7}).t().fill_diagonal_(2, true), tall));
+  const Tensor cube = zeros({3, 3, 3}).fill_diagonal_(1);
+  CHECK(cube.sum().item() == 3);
+  CHECK(cube[2][2][2].item() == 1);
+  const Tensor x = ones({2, 2}).requires_grad_(), y = x * 3;
+  y.fill_diagonal_(0);
+  y.sum().backward();
+  CHECK(equal(x.grad(), tensor({{0.0, 3.0}, {3.0, 0.0}})));
+  CHECK_THROWS_WITH(zeros({3}).fill_diagonal_(1), ContainsSubstring("at least 2 dimensions"));
+  CHECK_THROWS_WITH(zeros({2, 2, 3}).fill_diagonal_(1), ContainsSubstring("must be equal"));
 }

@@ -29,6 +29,10 @@ struct Threads {
 
 GOLDEN_OP("sum", "reduce", [](const OpCase& c) { return sum(c[0], dims(c), keepdim(c)); });
 GOLDEN_OP("mean", "reduce", [](const OpCase& c) { return mean(c[0], dims(c), keepdim(c)); });
+GOLDEN_OP("aminmax", "reduce",
+          [](const OpCase& c) { return c[0].aminmax(c.maybe_integer("dim"), keepdim(c)); });
+BAD_INPUT("aminmax", "undefined", [] { aminmax(Tensor()); });
+BAD_INPUT("aminmax", "dimension 2", [] { zeros({2, 3}).aminmax(2); });
 GOLDEN_OP("var", "reduce",
           [](const OpCase& c) { return var(c[0], dims(c), c.flag("unbiased", true), keepdim(c)); });
 GOLDEN_OP("logsumexp", "reduce", [](const OpCase& c) { return logsumexp(c[0], dims(c), keepdim(c)); });

@@ -28,12 +28,28 @@ GOLDEN_OP("cumsum", "scan", [](const OpCase& c) { return cumsum(c[0], c.integer(
 GOLDEN_OP("cumprod", "scan", [](const OpCase& c) { return cumprod(c[0], c.integer("dim")); });
 GOLDEN_OP("cummax", "scan", [](const OpCase& c) { return cummax(c[0], c.integer("dim")); });
 GOLDEN_OP("cummin", "scan", [](const OpCase& c) { return cummin(c[0], c.integer("dim")); });
+GOLDEN_OP("cumsum/in_place", "scan", [](const OpCase& c) { return c[0].clone().cumsum_(c.integer("dim")); });
+GOLDEN_OP("cumprod/in_place", "scan",
+          [](const OpCase& c) { return c[0].clone().cumprod_(c.integer("dim")); });
+GOLDEN_OP("logcumsumexp", "scan", [](const OpCase& c) { return c[0].logcumsumexp(c.integer("dim")); });
+GOLDEN_OP("diff", "scan",
+          [](const OpCase& c) { return c[0].diff(c.integer("n", 1), c.integer("dim", -1), c[1], c[2]); });
+GOLDEN_OP("trapezoid", "scan",
+          [](const OpCase& c) { return trapezoid(c[0], c.real("dx", 1), c.integer("dim", -1)); });
+GOLDEN_OP("trapezoid/points", "scan",
+          [](const OpCase& c) { return trapezoid(c[0], c[1], c.integer("dim", -1)); });
 
 BAD_INPUT("cumsum", "dimension 2", [] { zeros({2, 3}).cumsum(2); });
 BAD_INPUT("cumsum", "undefined", [] { Tensor().cumsum(0); });
 BAD_INPUT("cumprod", "dimension -3", [] { zeros({2, 3}).cumprod(-3); });
 BAD_INPUT("cummax", "dimension 1", [] { zeros({3}).cummax(1); });
 BAD_INPUT("cummin", "dimension 1", [] { zeros({3}).cummin(1); });
+BAD_INPUT("cumsum", "cannot be stored in place", [] { zeros({3}, kInt32).cumsum_(0); });
+BAD_INPUT("logcumsumexp", "does not take int64", [] { arange(3).logcumsumexp(0); });
+BAD_INPUT("diff", "n is -1", [] { zeros({3}).diff(-1); });
+BAD_INPUT("diff", "has no neighbours", [] { zeros({}).diff(); });
+BAD_INPUT("trapezoid", "3 points x for 2 values y", [] { trapezoid(zeros({2}), zeros({3})); });
+BAD_INPUT("trapezoid", "does not take bool", [] { trapezoid(zeros({2}, kBool)); });
 
 TEST_CASE("scans of long rows agree with plain loops, in all blocks") {
   manual_seed(1);
@@ -104,4 +120,32 @@ TEST_CASE("the gradients of cummax are summed over runs that cross blocks") {
   CHECK(x.grad()[0].item() == 7);
   CHECK(x.grad()[7].item() == 20000 - 7);
   CHECK(x.grad().sum().item() == 20000);
+}
+
+TEST_CASE("logcumsumexp of long rows, and its gradient, agree with loops over shifted numbers") {
+  manual_seed(4);
+  for (const Shape& sizes : {Shape{4097}, Shape{2, 9000}}) {
+    CAPTURE(sizes.str());
+    const std::int64_t n = sizes.back();
+    const Tensor x = (randn(sizes, kFloat64) * 300).requires_grad_(), dy = randn(sizes, kFloat64);
+    const Tensor y = x.logcumsumexp(-1);
+    y.backward(dy);
+    const Tensor grad = x.grad();
+    std::int64_t bad = 0;
+    for (std::int64_t row = 0; row < x.numel() / n; ++row) {
+      const double *const in = x.data<double>() + row * n, *const out = y.data<double>() + row * n;
+      double largest = -INFINITY, sum = 0;
+      for (std::int64_t i = 0; i < n; ++i) {
+        if (in[i] > largest) sum = sum * std::exp(largest - in[i]) + 1, largest = in[i];
+        else sum += std::exp(in[i] - largest);
+        bad += !(std::abs(out[i] - (largest + std::log(sum))) <= 1e-12 * (1 + std::abs(largest)));
+      }
+      double later = 0;  // the sum of dy[j] exp(y[i] - y[j]) over j >= i
+      for (std::int64_t i = n - 1; i >= 0; --i) {
+        later = dy.data<double>()[row * n + i] + (i + 1 < n ? later * std::exp(out[i] - out[i + 1]) : 0);
+        bad += !(std::abs(grad.data<double>()[row * n + i] - later * std::exp(in[i] - out[i])) <= 1e-9);
+      }
+    }
+    CHECK(bad == 0);
+  }
 }

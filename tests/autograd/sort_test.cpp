@@ -64,6 +64,13 @@ GOLDEN_OP("kthvalue", "sort",
           [](const OpCase& c) { return kthvalue(c[0], c.integer("k"), dim(c), keepdim(c)); });
 GOLDEN_OP("median", "sort", [](const OpCase& c) { return median(c[0], dim(c), keepdim(c)); });
 GOLDEN_OP("median/all", "sort", [](const OpCase& c) { return median(c[0]); });
+GOLDEN_OP("mode", "sort", [](const OpCase& c) { return c[0].mode(dim(c), keepdim(c)); });
+BAD_INPUT("mode", "is empty", [] { zeros({3, 0}).mode(); });
+GOLDEN_OP("unique_consecutive", "sort", [](const OpCase& c) {
+  const Unique u = c[0].unique_consecutive({.return_inverse = true, .return_counts = true});
+  return std::vector<Tensor>{u.values, u.inverse, u.counts};
+});
+BAD_INPUT("unique_consecutive", "undefined", [] { unique_consecutive(Tensor()); });
 GOLDEN_OP("quantile", "sort", [](const OpCase& c) {
   return quantile(c[0], c.real("q"), c.maybe_integer("dim"), keepdim(c), c.text("interpolation", "linear"));
 });

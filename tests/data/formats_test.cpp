@@ -243,6 +243,9 @@ TEST_CASE("Fashion-MNIST folders that are missing or mismatched are refused, a s
   CHECK(test.input().sizes() == Shape{3, 1, 28, 28});
   CHECK(test.target().data<std::int64_t>()[0] == 9);
   CHECK(test.get(2).input.data<std::uint8_t>()[783] == static_cast<std::uint8_t>(images.back()));
+  CHECK(mnist(false, dir.path().string()).target().data<std::int64_t>()[2] == 5);
+  CHECK_THROWS_WITH(mnist(true, dir.path().string()),
+                    ContainsSubstring("[mnist] train-images-idx3-ubyte.gz is not in"));
   write_file(dir / "t10k-labels-idx1-ubyte", idx_header(0x08, {3}) + std::string("\x09\x0a\x05", 3));
   CHECK_THROWS_WITH(fashion_mnist(false, dir.path().string()), ContainsSubstring("label 10 of image 1"));
   write_file(dir / "t10k-labels-idx1-ubyte", idx_header(0x08, {2}) + std::string("\x09\x01", 2));

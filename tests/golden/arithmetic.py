@@ -187,3 +187,13 @@ case("xlogy", [left, right], fn=torch.xlogy, tags="extreme no_gradcheck no_grad"
 case("xlogy", [f64([0, 0, 2]), f64([0, 2, 0.5])], fn=torch.xlogy, tags="extreme no_gradcheck")
 case("xlogy", [ints(5, low=0), ints(5, seed=2, low=1)], fn=torch.xlogy, dtypes=INTEGERS)
 case("xlogy", [bools(5), torch.tensor([True] * 5)], fn=torch.xlogy)
+
+for op, fn in (("hypot", torch.hypot), ("logaddexp", torch.logaddexp)):
+    for a, b in [((3, 5), (3, 5)), ((2, 3, 4), (4,)), ((2, 3), ()), ((), ()), ((41,), (41,)), ((0, 3), (3,))]:
+        case(op, [grid(*a), above(*b, seed=2)], fn=fn)
+    case(op, [grid(5, dtype=torch.float16), above(5, seed=2, dtype=torch.float32)], fn=fn)
+    case(op, [left, right], fn=fn, tags="extreme no_gradcheck no_grad")
+case("hypot", [f64([3e38, 1e-40, 0, 0]), f64([3e37, 1e-40, 0, 2])], fn=torch.hypot, tags="extreme no_gradcheck no_grad")
+case("hypot/in_place", [grid(3, 5), above(5, seed=2)], fn=torch.hypot)
+case("xlogy/in_place", [grid(3, 5), above(5, seed=2)], fn=torch.xlogy)
+case("logaddexp", [f64([1000, -1000, 2, 2]), f64([1000, -999, 90, -90])], fn=torch.logaddexp, tags="extreme")

@@ -74,3 +74,15 @@ case("equal", [f64([INF, -0.0]), f64([INF, 0.0])], fn=torch.equal, tags="extreme
 case("equal", [grid(0, 3), grid(0, 3)], fn=torch.equal)
 case("equal", [ints(5), ints(5)], fn=torch.equal, dtypes=ALL)
 case("equal", [bools(5), bools(5)], fn=torch.equal)
+
+near = f64([[1, 100, -3], [0, 2, 4]])
+case("isclose", [near, f64([1, 100.0005, -3.5])], fn=torch.isclose)
+case("isclose", [near, f64([[1], [2]])], dict(rtol=0.0, atol=2.0), torch.isclose)
+case("isclose", [near, near * 1.0625], dict(rtol=0.0625, atol=0.0), torch.isclose)
+for equal_nan in (False, True):
+    case("isclose", [f64([NAN, INF, -INF, 1, INF]), f64([NAN, INF, INF, INF, 1])], dict(equal_nan=equal_nan), torch.isclose,
+         tags="extreme")
+case("isclose", [grid(0, 3), grid(3)], fn=torch.isclose)
+case("isclose", [ints(5), ints(5, seed=2)], fn=torch.isclose, dtypes=ALL)
+for seed in (1, 2):
+    case("isclose", [bools(5), bools(5, seed=seed)], fn=torch.eq)  # torch.isclose takes no bool

@@ -55,3 +55,15 @@ for n in (1, 3):
     for dtype in FLOATS + INTEGERS + [torch.bool]:
         record("eye", dict(n=n, dtype=dtype), lambda n, dtype: torch.eye(n, dtype=dtype))
 record("eye", dict(n=0), torch.eye, "empty")
+
+
+def logspace(start, end, steps, base=10.0, dtype=torch.float32):
+    return torch.logspace(start, end, steps, base, dtype=dtype)
+
+
+for start, end, steps, base in [(0.0, 3.0, 4, 2.0), (-2.0, 2.0, 5, 10.0), (1.0, 1.0, 1, 10.0), (3.0, -1.0, 5, 2.0)]:
+    for dtype in FLOATS:
+        # PyTorch rounds powers of 10 twice in f16 and bf16.
+        case("logspace", [], dict(start=start, end=end, steps=steps, base=base, dtype=dtype), logspace, slack=2)
+record("logspace", dict(start=0.0, end=1.0, steps=0), logspace, "empty")
+record("logspace", dict(start=-100.0, end=100.0, steps=3, base=2.0), logspace, "extreme")

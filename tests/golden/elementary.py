@@ -20,7 +20,7 @@ FUNCTIONS = [("sin", grid, (-5, 6)), ("cos", grid, (-5, 6)), ("tan", inside, (0,
              ("acos", inside, (0, 2)), ("atan", grid, (-5, 6)), ("sinh", grid, (-5, 6)), ("cosh", grid, (-5, 6)),
              ("asinh", grid, (-5, 6)), ("acosh", above_one, (1, 6)), ("atanh", inside, (0, 2)), ("erf", grid, (-5, 6)),
              ("erfinv", inside, (0, 2)), ("expm1", grid, (-5, 6)), ("exp2", grid, (-5, 6)), ("log1p", positive, (0, 6)),
-             ("log2", positive, (1, 6)), ("log10", positive, (1, 6))]
+             ("log2", positive, (1, 6)), ("log10", positive, (1, 6)), ("erfc", grid, (-5, 6)), ("lgamma", positive, (1, 6))]
 EXTREME = [INF, -INF, NAN, 0.0, -0.0, 2.0**-149, -(2.0**-149), 2.0**-126, 88.5, 89.0, 89.5, -87.0, -104.0, 1e-3, -1e-3,
            10.0, -10.0, 1.0, -1.0, 0.99999994, 1.0000001, 127.5, 128.5, -149.0, 2.0**14, -(2.0**14)]
 ANGLES = [2.0**20, -(2.0**20) + 0.5, 2.0**27, 1e8, 1e15, -1e30, 3e38, 1e5, 22.0, 355.0, 11.0]
@@ -66,3 +66,29 @@ for decimals in (2, -1):
     case("round/decimals", [f64([0.265625, -0.3671875, 0.0])], dict(decimals=decimals), torch.round)
     case("round/decimals", [f64([1.234, -5.678, 12.5, 99.0, INF, NAN])], dict(decimals=decimals), torch.round,
          tags="extreme no_gradcheck")
+
+case("erfc", [f64([INF, -INF, 0.0, 3.5, -9.0])], fn=torch.erfc, tags="extreme no_gradcheck")
+NEGATIVE = [-0.5, -0.125, -1.25, -2.75, -3.4375, -20.5]
+case("lgamma", [f64(NEGATIVE)], fn=torch.lgamma, slack=2)
+# PyTorch's gradient of digamma has an error of 3e-9. Without it, the scale lacks what cancels near the zero at 1.46.
+for x in (positive(3, 5), positive(2, 3, 4), f64(2.5), positive(37), f64(NEGATIVE), positive(0, 3)):
+    case("digamma", [x], fn=torch.digamma, tags="no_grad", slack=32)
+case("digamma", [ints(9, low=1)], fn=torch.digamma, dtypes=INTEGERS)
+case("digamma", [torch.tensor([True, True])], fn=torch.digamma)
+case("digamma", [f64([INF, -INF, NAN, 0.0, -0.0, -1.0, -7.0, 1e-30, 1e30])], fn=torch.digamma,
+     tags="extreme no_gradcheck no_grad", slack=2)
+case("digamma/in_place", [positive(3, 5)], fn=torch.digamma, tags="no_grad", slack=2)
+
+
+def probabilities(*shape):
+    return grid(*shape, low=0.0625, high=0.9375)
+
+
+for shape in [(3, 5), (2, 3, 4), (), (37,), (0, 3)]:
+    case("logit", [probabilities(*shape)], fn=torch.logit)
+case("logit", [f64([0.125, 0.25, 0.5, 0.75, 0.96875])], dict(eps=0.1875), torch.logit)
+case("logit", [f64([0, 1, 0.5, NAN, -1, 2, INF])], fn=torch.logit, tags="extreme no_gradcheck no_grad")
+case("logit", [f64([0, 1, 0.5, -1, 2, INF])], dict(eps=0.25), torch.logit, tags="extreme no_gradcheck no_grad")
+case("logit", [ints(5, low=0, high=2)], fn=torch.logit, dtypes=INTEGERS, tags="extreme")
+case("logit", [bools(4)], fn=torch.logit, tags="extreme")
+case("logit/in_place", [probabilities(3, 5)], fn=torch.logit)

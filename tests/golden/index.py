@@ -279,3 +279,25 @@ case("one_hot", [ints(2, 3, low=0, high=5)], dict(num_classes=5), one_hot)
 case("one_hot", [torch.tensor(1)], dict(num_classes=3), one_hot)
 case("one_hot", [torch.zeros(0, 2, dtype=torch.int64)], dict(num_classes=3), one_hot)
 case("one_hot/counted", [index([2, 0], [4, 2])], dict(num_classes=-1), one_hot)
+
+masked_scatter = lambda x, mask, source: torch.masked_scatter(x, mask, source)
+for x, source in ((grid(3, 4), grid(3, 4, seed=3)), (grid(2, 3, 4), grid(2, 3, 4, seed=3)), (grid(3, 1), grid(3, 4, seed=3))):
+    case("masked_scatter", [x, MASK2, source], {}, masked_scatter)
+case("masked_scatter", [grid(2, 3), MASK, grid(2, 3, seed=3)], {}, masked_scatter)
+case("masked_scatter", [grid(3), MASK & False, grid(0)], {}, masked_scatter)
+case("masked_scatter", [grid(0, 3), MASK, grid(2)], {}, masked_scatter)
+case("masked_scatter", [ODD, bools(3, 3), -ODD], {}, masked_scatter, tags="extreme no_gradcheck")
+for dtype in ALL_INTS:
+    case("masked_scatter", [ints(3, 4, dtype=dtype), MASK2, ints(12, seed=2, dtype=dtype)], {}, masked_scatter)
+case("masked_scatter", [bools(3, 4), MASK2, bools(12, seed=2)], {}, masked_scatter)
+case("masked_scatter/in_place", [grid(3, 4), MASK2, grid(3, 4, seed=3)], {}, masked_scatter)
+
+take = lambda x, i: torch.take(x, i.long())
+case("take", [grid(3, 4), index(0, 11, -1, 5, 5)], {}, take)
+case("take", [grid(2, 3, 4), ints(2, 3, low=-24, high=24)], {}, take)
+case("take", [f64(2.5), index(0, 0)], {}, take)
+case("take", [grid(3, 4), ints(0, 2)], {}, take)
+case("take", [ODD, index(0, 3, 8, -9)], {}, take, tags="extreme no_gradcheck")
+for dtype in ALL_INTS:
+    case("take", [ints(3, 4, low=0, dtype=dtype), index(1, 7)], {}, take)
+case("take", [bools(3, 4), index(1, 7)], {}, take)

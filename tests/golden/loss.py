@@ -93,3 +93,12 @@ case("binary_cross_entropy", [f64([0, 1, 0, 1, 1e-30, 0.25]), f64([0, 1, 1, 0, 0
      tags="extreme no_gradcheck", dtypes=[torch.float64, torch.float32], constant=(1,))
 case("binary_cross_entropy_with_logits", [f64([INF, -INF, NAN, 1024, -1024, 8, -8, 0]), f64([1, 0, 1, 0, 1, 1, 1, 1])], {},
      with_logits, tags="extreme no_gradcheck", constant=(1,))
+
+for op, fn, option in (("smooth_l1_loss", F.smooth_l1_loss, "beta"), ("huber_loss", F.huber_loss, "delta")):
+    for reduction in REDUCTIONS:
+        for shape in ((3, 5), (2, 3, 4), (), (37,), (0, 3)):
+            case(op, [grid(*shape), grid(*shape, seed=2)], dict(reduction=reduction), fn)
+        case(op, [grid(3, 5), grid(3, 5, seed=2)], {"reduction": reduction, option: 0.25}, fn)
+    case(op, [f64([0, 1, -2, 1]), f64([1, 0, -1, 1])], dict(reduction="none"), fn, tags="no_gradcheck")  # at the limit
+    case(op, [f64([INF, -INF, NAN, 1e30, 1]), f64([0, 0, 0, -1e30, 1])], dict(reduction="none"), fn,
+         tags="extreme no_gradcheck")

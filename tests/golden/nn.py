@@ -203,6 +203,7 @@ def optimizers():
     each("rmsprop", torch.optim.RMSprop, default={}, alpha=dict(alpha=0.7, eps=0.1), decay=dict(weight_decay=0.3),
          momentum=dict(momentum=0.9), centered=dict(centered=True), maximize=dict(maximize=True),
          all=dict(lr=0.02, alpha=0.9, weight_decay=0.1, momentum=0.8, centered=True, maximize=True))
+    each("adadelta", torch.optim.Adadelta, default={}, options=dict(lr=0.5, rho=0.75, eps=1e-3, weight_decay=0.1), maximize=dict(maximize=True))
     each("adagrad", torch.optim.Adagrad, default={}, lr_decay=dict(lr=0.1, lr_decay=0.2), eps=dict(eps=0.1),
          initial=dict(lr=0.1, initial_accumulator_value=0.5), maximize=dict(maximize=True),
          all=dict(lr=0.1, lr_decay=0.1, weight_decay=0.2, initial_accumulator_value=0.1, maximize=True))
@@ -335,11 +336,14 @@ def schedules():
     schedule("one_cycle_options", lambda o: lr.OneCycleLR(o, 0.4, total_steps=23, div_factor=10, final_div_factor=100,
                                                           base_momentum=0.6, max_momentum=0.7, pct_start=0.0), 22)
     schedule("one_cycle_fixed", lambda o: lr.OneCycleLR(o, 0.4, total_steps=23, cycle_momentum=False), 22)
-    schedule("one_cycle_adam", lambda o: lr.OneCycleLR(o, 0.4, total_steps=23), 22,
-             opt=lambda g: torch.optim.AdamW(g, lr=0.1))
+    schedule("one_cycle_adam", lambda o: lr.OneCycleLR(o, 0.4, total_steps=23), 22, opt=lambda g: torch.optim.AdamW(g, lr=0.1))
     schedule("multi_step", lambda o: lr.MultiStepLR(o, [3, 8, 8, 20], gamma=0.5), 25)
     schedule("exponential", lambda o: lr.ExponentialLR(o, 0.9), 20)
     schedule("polynomial", lambda o: lr.PolynomialLR(o), 8)
+    for n, o in (("", {}), ("_options", dict(factor=0.75, total_iters=3))): schedule("constant" + n, lambda opt: lr.ConstantLR(opt, **o), 8)
+    for name, o in (("", {}), ("_triangular2", dict(mode="triangular2")), ("_function", dict(scale_fn=lambda c: 1 / c, cycle_momentum=False)),
+                    ("_range", dict(mode="exp_range", gamma=0.9, base_momentum=0.6, max_momentum=0.7))):
+        schedule("cyclic" + name, lambda opt: lr.CyclicLR(opt, 0.1, 0.4, 5, 3 if o else None, **o), 25)
     schedule("polynomial_options", lambda o: lr.PolynomialLR(o, total_iters=12, power=2.5), 15)
     schedule("restarts", lambda o: lr.CosineAnnealingWarmRestarts(o, 5), 22)
     schedule("restarts_options", lambda o: lr.CosineAnnealingWarmRestarts(o, 3, T_mult=2, eta_min=0.01), 40)

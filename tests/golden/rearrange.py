@@ -101,3 +101,13 @@ for op, fn in (("tril_indices", torch.tril_indices), ("triu_indices", torch.triu
     case(op, [], dict(row=0, col=3, offset=0, dtype=torch.int64), fn)
     case(op, [], dict(row=3, col=2, offset=-(2**40), dtype=torch.int64), fn, tags="extreme")
     case(op, [], dict(row=3, col=2, offset=2**40, dtype=torch.int64), fn, tags="extreme")
+
+block_diag = lambda *blocks: torch.block_diag(*blocks)
+for shapes in (((2, 3), (1, 2)), ((3,), (), (2, 2)), ((2, 3),), ((0, 3), (2, 1)), ((1, 1), (1, 1), (2, 1), (1, 3))):
+    case("block_diag", [grid(*s, seed=i + 1) for i, s in enumerate(shapes)], fn=block_diag)
+case("block_diag", [f64([[INF, NAN]]), f64([-INF, 1e30])], fn=block_diag, tags="extreme no_gradcheck")
+case("block_diag", [ints(2, 2, low=0), ints(1, 2, low=0)], fn=block_diag, dtypes=[torch.int64, torch.int32, torch.uint8])
+case("block_diag", [bools(2, 2), bools(1, 2)], fn=block_diag)
+case("block_diag", [ints(2, 2), grid(1, 2, dtype=torch.float32)], fn=block_diag)
+for op in ("tril", "triu"):
+    case(f"{op}/in_place", [grid(4, 5)], dict(diagonal=1), lambda x, diagonal, fn=getattr(torch, op): fn(x, diagonal))

@@ -186,3 +186,12 @@ case("count_nonzero", [grid(0, 3)], dict(dim=[0]), count)
 case("count_nonzero", [f64([[NAN, 0], [-0.0, 0.0], [INF, -INF]])], dict(dim=[1]), count, tags="extreme")
 case("count_nonzero", [ints(4, 5, low=0, high=2)], dict(dim=[1]), count, dtypes=ALL_INTS)
 case("count_nonzero", [bools(4, 5)], dict(dim=[0]), count)
+
+aminmax = lambda x, dim=None, keepdim=False: torch.aminmax(x, dim=dim, keepdim=keepdim)
+for shape, dim in (((3, 5), 1), ((3, 5), 0), ((2, 3, 4), -2), ((37,), 0), ((0, 3), 1)):
+    case("aminmax", [grid(*shape)], dict(dim=dim), aminmax)
+case("aminmax", [grid(3, 5)], {}, aminmax)
+case("aminmax", [grid(3, 5)], dict(dim=1, keepdim=True), aminmax)
+case("aminmax", [f64([[1, NAN, 2], [INF, -INF, 0]])], dict(dim=1), aminmax, tags="extreme no_gradcheck no_grad")
+case("aminmax", [ints(3, 5, low=0)], dict(dim=1), aminmax, dtypes=[torch.int64, torch.int32, torch.uint8])
+case("aminmax", [bools(3, 5)], dict(dim=1), aminmax)

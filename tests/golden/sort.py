@@ -120,3 +120,33 @@ case("unique", [f64([NAN, 1, NAN, 1])], {}, unique, tags="extreme", constant=[0]
 case("unique", [ints(40)], {}, unique, dtypes=INTEGERS)
 case("unique", [bools(9)], {}, unique)
 case("unique", [LIMITS], {}, unique, tags="extreme")
+
+
+def mode(x, dim=-1, keepdim=False):
+    """PyTorch leaves open which of several equal elements the index names. Ours is the last."""
+    values = torch.mode(x, dim, keepdim).values
+    if x.dim() == 0:
+        return values, torch.zeros((), dtype=torch.int64)
+    last = x.shape[dim] - 1 - torch.flip(x == torch.mode(x, dim, True).values, [dim]).int().argmax(dim, True)
+    return torch.gather(x, dim, last) if keepdim else torch.gather(x, dim, last).squeeze(dim), last if keepdim else last.squeeze(dim)
+
+
+for shape, dim in (((3, 5), 1), ((3, 5), 0), ((2, 3, 4), -2), ((37,), 0), ((5, 1), 1), ((0, 3), 1)):
+    case("mode", [grid(*shape)], dict(dim=dim), mode)
+case("mode", [f64([[2, 7, 2, 7, 8], [5, 1, 5, 5, 1], [9, 5, 3, 2, 1]])], dict(dim=1, keepdim=True), mode, tags="no_gradcheck")
+case("mode", [f64(2.5)], dict(dim=0), mode)
+case("mode", [f64([[INF, -INF, INF, -INF], [0.0, -0.0, 1, 2]])], {}, mode, tags="extreme no_gradcheck")
+case("mode", [ints(4, 30, low=0)], {}, mode, dtypes=INTEGERS)
+case("mode", [bools(4, 9)], {}, mode)
+
+
+def unique_consecutive(x):
+    return torch.unique_consecutive(x, return_inverse=True, return_counts=True)
+
+
+for x in (f64([1, 1, 2, 2, 2, 1, 3]), f64([[1, 1, 2], [2, 2, 1]]), grid(37), f64(2.5), grid(0, 3)):
+    case("unique_consecutive", [x], {}, unique_consecutive, constant=[0])
+case("unique_consecutive", [f64([INF, INF, -INF, 0.0, -0.0, 1e30])], {}, unique_consecutive, tags="extreme", constant=[0])
+case("unique_consecutive", [f64([NAN, NAN, 1, 1])], {}, unique_consecutive, tags="extreme", constant=[0])
+case("unique_consecutive", [ints(40, low=0, high=2)], {}, unique_consecutive, dtypes=INTEGERS)
+case("unique_consecutive", [bools(9)], {}, unique_consecutive)

@@ -168,3 +168,23 @@ TEST_CASE("parameters are checked") {
   CHECK_THROWS_WITH(Normal(0, -1), ContainsSubstring("must be positive"));
   CHECK_THROWS_WITH(Uniform(1, 1), ContainsSubstring("low is not below high"));
 }
+
+TEST_CASE(
+    "kl_divergence is the mean of the difference of log_prob over samples, and infinite where q excludes") {
+  const auto d64 = [](std::initializer_list<NumberOrList> v) { return tensor(v, kFloat64); };
+  const distributions::Categorical p({.probs = d64({0.5, 0.25, 0.25})}), q({.probs = d64({0.25, 0.25, 0.5})});
+  const double want = 0.5 * std::log(2.0) + 0.25 * std::log(0.5);
+  CHECK(distributions::kl_divergence(p, q).item() == Approx(want));
+  const distributions::Bernoulli a({.probs = d64({0.25, 1.0, 0.5})}), b({.probs = d64({0.5, 0.5, 0.5})});
+  const Tensor both = distributions::kl_divergence(a, b);
+  CHECK(both[0].item() == Approx(0.25 * std::log(0.5) + 0.75 * std::log(1.5)));
+  CHECK(both[1].item() == Approx(std::log(2.0)).epsilon(1e-6));
+  CHECK(std::abs(both[2].item()) < 1e-12);
+  const distributions::Normal m(d64({1.0}), d64({2.0})), n(d64({0.0}), d64({1.0}));
+  CHECK(distributions::kl_divergence(m, n).item() == Approx((4 + 1 - 1 - std::log(4.0)) / 2));
+  const distributions::Uniform u(d64({0.0, -1.0}), d64({1.0, 1.0})), v(d64({0.0, 0.0}), d64({4.0, 4.0}));
+  CHECK(distributions::kl_divergence(u, v)[0].item() == Approx(std::log(4.0)));
+  CHECK(std::isinf(distributions::kl_divergence(u, v)[1].item()));
+  const distributions::Categorical none({.probs = d64({0.0, 1.0})}), some({.probs = d64({0.5, 0.5})});
+  CHECK(distributions::kl_divergence(none, some).item() == Approx(std::log(2.0)).epsilon(1e-6));
+}

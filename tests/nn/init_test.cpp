@@ -120,6 +120,11 @@ TEST_CASE("sparse_ sets the same number of zeros in each column") {
   CHECK_THROWS_WITH(init::sparse_(empty({3, 3}), 1.5), ContainsSubstring("sparsity"));
 }
 
+TEST_CASE("eye_ fills a matrix with ones on its diagonal") {
+  CHECK(values_of(init::eye_(empty({2, 3}))) == std::vector<double>{1, 0, 0, 0, 1, 0});
+  CHECK_THROWS_WITH(init::eye_(empty({3})), ContainsSubstring("expected a matrix"));
+}
+
 TEST_CASE("a convolution with dirac_ weights passes channels unchanged") {
   nn::Conv2d conv(
       {.in_channels = 4, .out_channels = 6, .kernel_size = 3, .padding = 1, .groups = 2, .bias = false});

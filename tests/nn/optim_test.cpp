@@ -125,6 +125,13 @@ TEST_CASE("Adagrad") {
       {.lr = 0.1, .lr_decay = 0.1, .weight_decay = 0.2, .initial_accumulator_value = 0.1, .maximize = true});
 }
 
+TEST_CASE("Adadelta") {
+  using T = optim::Adadelta;
+  check_one<T>("adadelta_default", {});
+  check_one<T>("adadelta_options", {.lr = 0.5, .rho = 0.75, .eps = 1e-3, .weight_decay = 0.1});
+  check_one<T>("adadelta_maximize", {.maximize = true});
+}
+
 TEST_CASE("Adamax") {
   using T = optim::Adamax;
   check_one<T>("adamax_default", {});
@@ -174,7 +181,8 @@ TEST_CASE("all recorded optimizers are tested") {
 }
 
 TEMPLATE_TEST_CASE("an f32 step is close to the f64 step, also in the last elements of a block", "",
-                   optim::RMSprop, optim::Adagrad, optim::Adamax, optim::NAdam, optim::RAdam) {
+                   optim::RMSprop, optim::Adagrad, optim::Adadelta, optim::Adamax, optim::NAdam,
+                   optim::RAdam) {
   // 4099 elements fill one block of the kernel and a part of another. The gradients are well above eps, so
   // that each step changes a weight by about lr, with a relative error of a few f32 units.
   const nn::Parameter narrow("p", formula({4099}, 7, 1, DType::f32)), wide("p", formula({4099}, 7));
@@ -382,6 +390,7 @@ TEST_CASE("optimizers refuse bad options and parameters by name") {
   CHECK_THROWS_WITH(optim::AdamW(p.both(), {.lr = -1}), ContainsSubstring("[AdamW] lr"));
   CHECK_THROWS_WITH(optim::RMSprop(p.both(), {.alpha = -1}), ContainsSubstring("[RMSprop] alpha"));
   CHECK_THROWS_WITH(optim::RMSprop(p.both(), {.momentum = -1}), ContainsSubstring("momentum"));
+  CHECK_THROWS_WITH(optim::Adadelta(p.both(), {.rho = 2}), ContainsSubstring("[Adadelta] rho"));
   CHECK_THROWS_WITH(optim::Adagrad(p.both(), {.lr_decay = -1}), ContainsSubstring("[Adagrad] lr_decay"));
   CHECK_THROWS_WITH(optim::Adagrad(p.both(), {.initial_accumulator_value = nan}),
                     ContainsSubstring("initial_accumulator_value"));

@@ -104,11 +104,35 @@ TEST_CASE("OneCycleLR follows PyTorch's") {
                                         OneCycleLROptions{.max_lr = 0.4, .total_steps = 23});
 }
 
+TEST_CASE("CyclicLR follows PyTorch's") {
+  using namespace optim;
+  CyclicLR::Options o{.base_lr = 0.1, .max_lr = 0.4, .step_size_up = 5};
+  check_sgd<CyclicLR>("cyclic", o);
+  o.step_size_down = 3;
+  o.mode = CyclicMode::triangular2;
+  check_sgd<CyclicLR>("cyclic_triangular2", o);
+  o.mode = CyclicMode::exp_range;
+  o.gamma = 0.9;
+  o.base_momentum = 0.6;
+  o.max_momentum = 0.7;
+  check_sgd<CyclicLR>("cyclic_range", o);
+  o.scale_fn = [](double cycle) { return 1 / cycle; };
+  o.cycle_momentum = false;
+  check_sgd<CyclicLR>("cyclic_function", o);
+  WithSgd s;
+  CHECK_THROWS_WITH(CyclicLR(s.optimizer, {}), ContainsSubstring("[CyclicLR] base_lr"));
+  CHECK_THROWS_WITH(CyclicLR(s.optimizer, {.max_lr = 1, .step_size_up = 0}),
+                    ContainsSubstring("step_size_up"));
+  CHECK_THROWS_WITH(ConstantLR(s.optimizer, {.factor = 2}), ContainsSubstring("factor"));
+}
+
 TEST_CASE("schedules of milestones, powers and restarts follow PyTorch's") {
   using namespace optim;
   check_sgd<MultiStepLR>("multi_step", MultiStepLR::Options{.milestones = {8, 3, 20, 8}, .gamma = 0.5});
   check_sgd<ExponentialLR>("exponential", ExponentialLR::Options{.gamma = 0.9});
   check_sgd<PolynomialLR>("polynomial", PolynomialLR::Options{});
+  check_sgd<ConstantLR>("constant", ConstantLR::Options{});
+  check_sgd<ConstantLR>("constant_options", ConstantLR::Options{.factor = 0.75, .total_iters = 3});
   check_sgd<PolynomialLR>("polynomial_options", PolynomialLR::Options{.total_iters = 12, .power = 2.5});
   check_sgd<CosineAnnealingWarmRestarts>("restarts", CosineAnnealingWarmRestarts::Options{.T_0 = 5});
   check_sgd<CosineAnnealingWarmRestarts>(

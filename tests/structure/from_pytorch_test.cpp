@@ -18,6 +18,7 @@ struct Candidate {
 struct Name {
   std::string pytorch;
   std::vector<Candidate> candidates;
+  std::string reason;  // why the name is not there
 };
 struct Family {
   std::string heading;
@@ -30,6 +31,8 @@ const std::map<std::string, std::string> kClasses = {
     {"group", "distributed::ProcessGroup"},
     {"ddp", "distributed::DistributedDataParallel<nn::Linear>"},
 };
+
+const std::string kNotThere = "not there: ";
 
 // Splits at ", " outside of backticks.
 std::vector<std::string> split_candidates(const std::string& text) {
@@ -91,14 +94,18 @@ std::vector<Family> read_names(std::istream& in, std::vector<std::string>& lines
     }
     const auto arrow = line.find(" => ");
     if (arrow != std::string::npos) {
-      Name& name = families.back().names.emplace_back(Name{line.substr(0, arrow), {}});
+      Name& name = families.back().names.emplace_back(Name{line.substr(0, arrow), {}, {}});
+      if (const std::string rest = line.substr(arrow + 4); rest.starts_with(kNotThere)) {
+        name.reason = rest.substr(kNotThere.size());
+        continue;
+      }
       for (const std::string& c : split_candidates(line.substr(arrow + 4)))
         name.candidates.push_back(compiled(c, lines));
       continue;
     }
     std::istringstream words(line);
     for (std::string word; words >> word;) {
-      Name& name = families.back().names.emplace_back(Name{word, {}});
+      Name& name = families.back().names.emplace_back(Name{word, {}, {}});
       for (const std::string& c : defaults) name.candidates.push_back(compiled(replaced(c, word), lines));
     }
   }
@@ -108,6 +115,7 @@ std::vector<Family> read_names(std::istream& in, std::vector<std::string>& lines
 // The tables of the page, and the number of names that exist and of all names.
 struct Page {
   std::string text;
+  std::string unexplained;  // names that are not there, without a reason
   std::size_t found = 0, names = 0;
 };
 Page tables(const std::vector<Family>& families, const std::map<std::size_t, std::string>& errors) {
@@ -120,7 +128,10 @@ Page tables(const std::vector<Family>& families, const std::map<std::size_t, std
         if (!errors.contains(c.line)) ours += (ours.empty() ? "" : ", ") + c.shown;
       ++page.names;
       page.found += !ours.empty();
-      page.text += "| `" + name.pytorch + "` | " + (ours.empty() ? "not there" : ours) + " |\n";
+      if (ours.empty() && name.reason.empty()) page.unexplained += name.pytorch + " ";
+      page.text += "| `" + name.pytorch + "` | " +
+                   (ours.empty() ? "not there" + (name.reason.empty() ? "" : ": " + name.reason) : ours) +
+                   " |\n";
     }
   }
   return page;
@@ -130,11 +141,12 @@ Page tables(const std::vector<Family>& families, const std::map<std::size_t, std
 constexpr const char* kPlanted =
     "# a comment\n[Some] nn::%, x.%\nLinear Linaer softmax\n"
     "item => x.item, x.items\nno => `x.sum(\"a\")`, `no(x)`\nyes => `x.sum(1)`, group.all_reduce, "
-    "group.abort_all\nof itself => (always)\n";
+    "group.abort_all\nlater => not there: it is too early\nof itself => (always)\n";
 constexpr const char* kPlantedPage =
     "\n## Some\n\n| PyTorch | Tapestry |\n|---|---|\n| `Linear` | `nn::Linear` |\n| `Linaer` | not there |\n"
     "| `softmax` | `x.softmax()` |\n| `item` | `x.item()` |\n| `no` | not there |\n"
-    "| `yes` | `x.sum(1)`, `group.all_reduce()` |\n| `of itself` | (always) |\n";
+    "| `yes` | `x.sum(1)`, `group.all_reduce()` |\n| `later` | not there: it is too early |\n| `of itself` | "
+    "(always) |\n";
 
 }  // namespace
 
@@ -149,7 +161,9 @@ TEST_CASE("every name of PyTorch in the list is beside ours, or is said to be no
   const Page found = tables(families, errors), planted_page = tables(planted_families, errors);
   CHECK(planted_page.text == kPlantedPage);
   CHECK(planted_page.found == 5);
-  CHECK(planted_page.names == 7);
+  CHECK(planted_page.names == 8);
+  CHECK(planted_page.unexplained == "Linaer no ");
+  CHECK(found.unexplained == "");
 
   const std::string page =
       "# PyTorch's names and ours\n\n"
@@ -158,7 +172,7 @@ TEST_CASE("every name of PyTorch in the list is beside ours, or is said to be no
       "(../tutorials/from-pytorch.md) shows how calls are written, and what differs.\n\n"
       "tests/structure/from_pytorch_test.cpp writes the page from tests/structure/pytorch_names.txt. It "
       "compiles each name "
-      "of the right column, so all of them exist; \"not there\" means that no name of the list compiles. To "
+      "of the right column, so all of them exist. A name that is \"not there\" has the reason beside it. To "
       "update "
       "the page, run `TAPESTRY_WRITE_DOCS=1 build/ci/bin/tests_structure \"every name of PyTorch*\"`.\n\n"
       "Names without `::` are in the namespace `tapestry`. `x` is a `Tensor`, `module` an `nn::Module`, "
