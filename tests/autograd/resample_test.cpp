@@ -41,6 +41,9 @@ Tensor images() { return zeros({1, 2, 4, 5}); }
 
 GOLDEN_OP("interpolate", "resample", [](const OpCase& c) { return interpolate(c[0], params(c)); });
 
+BAD_INPUT("interpolate", "bytes", [] {  // fails before it computes a table of two billion entries
+  interpolate(zeros({1, 1, 2, 2}), {.scale_factor = 5e8});
+});
 BAD_INPUT("interpolate", "input of shape [4, 5]", [] { interpolate(zeros({4, 5}), {.size = 2}); });
 BAD_INPUT("interpolate", "not neither", [] { interpolate(images(), {}); });
 BAD_INPUT("interpolate", "not both", [] { interpolate(images(), {.size = 2, .scale_factor = 2}); });
