@@ -50,6 +50,8 @@ void check_gradient(const Slot<Elementwise<3>>& row, Launch<3> launch, DType t, 
 }
 
 // Results that differ by a rounding of f32 may round to different bf16 numbers: 2 units of bf16.
+// Near its zeros, digamma is the difference of two larger numbers, of which roundings remain.
+constexpr double kCancels = 1 << 14;
 template <class T>
 double units(double of_f32) {
   return std::is_same_v<T, float> ? of_f32 : 2;
@@ -60,9 +62,13 @@ double units(double of_f32) {
 TEST_CASE("elementary kernels: values are within a few roundings of the CPU's") {
   for_types<float, BFloat16>([]<class T>() {
     for_rows_of(Elementary(), []<class Row>() {
-      // The error of erfinv in f32 is 4e-7.
+      // The error of erfinv in f32 is 4e-7. That of erfc grows with x^2 <= 100, whose rounding exp()
+      // amplifies.
       check_value(slot<Row>, &gpu::launch_selected<Elementary, Row, T>, dtype_of<T>,
-                  units<T>(std::is_same_v<Row, Erfinv> ? 16 : 10));
+                  units<T>(std::is_same_v<Row, Digamma>  ? kCancels
+                           : std::is_same_v<Row, Erfinv> ? 16
+                           : std::is_same_v<Row, Erfc>   ? 256
+                                                         : 10));
     });
   });
 }
@@ -71,7 +77,8 @@ TEST_CASE("elementary kernels: gradients are within a few roundings of the CPU's
   using List = gpu::ElementaryGradients;
   for_types<float, BFloat16>([]<class T>() {
     for_rows_of(List(), []<class Row>() {
-      check_gradient(slot<Row>, &gpu::launch_selected<List, Row, T>, dtype_of<T>, units<T>(16));
+      check_gradient(slot<Row>, &gpu::launch_selected<List, Row, T>, dtype_of<T>,
+                     units<T>(std::is_same_v<Row, GradientOf<Lgamma>> ? kCancels : 16));
     });
   });
 }

@@ -235,6 +235,9 @@ TEST_CASE("kernels of the other rules give the CPU's step") {
   AdagradArgs adagrad = with<AdagradArgs>(0.1, true);
   adagrad.lr_decay = 0.5;
   check_rule(adagrad_step, adagrad);
+  AdadeltaArgs adadelta = with<AdadeltaArgs>(0.1, true);
+  adadelta.rho = 0.75;
+  check_rule(adadelta_step, adadelta);
   check_rule(adamax_step, with<AdamaxArgs>(0.1, true));
   check_rule(lion_step, with<LionArgs>(0.1, true), {{70, 0}, {5, 3}});
   for (const bool decoupled : {false, true}) {

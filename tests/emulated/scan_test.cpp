@@ -2,6 +2,7 @@
 #include "tapestry/kernels/cuda/scan.cuh"
 
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "tests/emulated/elementwise.h"
@@ -106,4 +107,33 @@ TEST_CASE("scan kernels: products and their gradients, with zeros, in rows of se
     const Values gradients(dx64.data(), dx64.data() + x.size());
     check_close("gradients", dx, gradients, Values(x.size(), 16 * n * n));
   }
+}
+
+TEST_CASE(
+    "scan kernels: logarithms of sums and their gradients, with infinities, in rows of several pieces") {
+  in_each_order([] {
+    for (const Case& c : {Case{40, 3}, {1, 8200}}) {
+      CAPTURE(c.rows, c.n);
+      Values x = numbers(c.rows * c.n, 5, 60);
+      for (std::size_t i = 0; i < x.size(); i += 7) x[i] = -std::numeric_limits<double>::infinity();
+      const Block<float> in(x), dy(numbers(c.rows * c.n, 6, 1)), y(x.size()), dx(x.size());
+      const Block<double> in64(x), dy64(numbers(c.rows * c.n, 6, 1)), y64(x.size()), dx64(x.size());
+      kernels::logcumsumexp(kCPU, DType::f64, {c.rows, c.n, false, in64.data(), y64.data()});
+      kernels::logcumsumexp_backward(kCPU, DType::f64,
+                                     {c.rows, c.n, in64.data(), y64.data(), dy64.data(), dx64.data()});
+      gpu::launch_scan<LogCumulative<float, float>>({}, ScanArgs{c.rows, c.n, false, in.data(), y.data()});
+      gpu::launch_scan<LogCumulativeBackward<float, float>>(
+          {}, CumprodBackwardArgs{c.rows, c.n, in.data(), y.data(), dy.data(), dx.data()});
+      const double n = static_cast<double>(c.n);
+      std::int64_t bad = 0;
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        const double got = static_cast<double>(y.data()[i]), want = y64.data()[i];
+        bad += !(got == want || std::abs(got - want) <= 1e-5 * (1 + std::abs(want)));
+        // An exponent is a difference of numbers up to 60, whose roundings are 60 eps; up to n terms are
+        // added.
+        bad += !(std::abs(static_cast<double>(dx.data()[i]) - dx64.data()[i]) <= 1e-4 * std::sqrt(n));
+      }
+      CHECK(bad == 0);
+    }
+  });
 }
