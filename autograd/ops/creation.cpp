@@ -6,6 +6,7 @@
 
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/binary.h"
+#include "tapestry/autograd/ops/internal/upload.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/generator.h"
@@ -183,14 +184,14 @@ Tensor logspace(double start, double end, std::int64_t steps, double base, const
   check(steps >= 0, "[logspace] ", steps, " steps; give 0 or more");
   const TensorOptions o = with_dtype(options, DType::f32);
   kLogspace.check_dtype(*o.dtype);
-  TensorOptions exact = TensorOptions(options).with_grad(false);
-  exact.dtype = DType::f64;
+  const Device device = empty(0, TensorOptions(o).with_grad(false)).device();
   const NoGradGuard no_grad;
-  // In f64, so that the rounding of an exponent does not become an error of its power.
-  if (!empty(0, exact).device().is_cpu()) exact.dtype = DType::f32;
+  // In f64, so that the rounding of an exponent does not become an error of its power. GPUs have no kernels
+  // of linspace and pow for f64.
+  const TensorOptions exact(DType::f64, device.is_cuda() ? Device(kCPU) : device);
   const Tensor exponents = linspace(start, end, steps, exact);
-  const Tensor bases = full({}, base, TensorOptions(exponents.dtype(), exponents.device()));
-  return finished(pow(bases, exponents).to(*o.dtype), options);
+  const Tensor powers = pow(full({}, base, exact), exponents).to(*o.dtype);
+  return finished(device.is_cuda() ? autograd::uploaded(powers, device) : powers, options);
 }
 
 Tensor eye(std::int64_t n, const TensorOptions& options) {

@@ -44,7 +44,7 @@ BAD_INPUT("cumsum", "undefined", [] { Tensor().cumsum(0); });
 BAD_INPUT("cumprod", "dimension -3", [] { zeros({2, 3}).cumprod(-3); });
 BAD_INPUT("cummax", "dimension 1", [] { zeros({3}).cummax(1); });
 BAD_INPUT("cummin", "dimension 1", [] { zeros({3}).cummin(1); });
-BAD_INPUT("cumsum", "cannot be stored in place", [] { zeros({3}, kInt32).cumsum_(0); });
+BAD_INPUT("cumsum", "cannot be stored in place", [] { zeros({3}, kBool).cumsum_(0); });
 BAD_INPUT("logcumsumexp", "does not take int64", [] { arange(3).logcumsumexp(0); });
 BAD_INPUT("diff", "n is -1", [] { zeros({3}).diff(-1); });
 BAD_INPUT("diff", "has no neighbours", [] { zeros({}).diff(); });

@@ -21,7 +21,7 @@ struct Scaled : kernels::Pointwise<"test_scaled", 4, kFloats> {
   }
 };
 /// sqrt(a^2 + b^2)
-struct Hypot : kernels::Binary<"test_hypot", Takes::floats> {
+struct Hypotenuse : kernels::Binary<"test_hypot", Takes::floats> {
   using GradientA = ValueOf<Scaled, Of::dy, Of::a, Of::y>;
   using GradientB = ValueOf<Scaled, Of::dy, Of::b, Of::y>;
   template <class M, class C>
@@ -44,30 +44,30 @@ struct OverSquare : kernels::Binary<"test_over_square", Takes::floats, kernels::
     return -2 * dy * a / (b * b * b);
   }
 };
-using Rows = kernels::RowList<Scaled, Hypot, OverSquare>;
+using Rows = kernels::RowList<Scaled, Hypotenuse, OverSquare>;
 const bool rows =
     kernels::for_kernels_of(Rows(), []<class Row>() { kernels::cpu::register_pointwise<Row>(); });
 
-Tensor hypot(const Tensor& a, const Tensor& b) { return autograd::binary<Hypot>(a, b); }
+Tensor hypotenuse(const Tensor& a, const Tensor& b) { return autograd::binary<Hypotenuse>(a, b); }
 
 }  // namespace
 
 TEST_CASE("a row's gradients may name the output, and broadcast operands get sums") {
   const TensorOptions options = TensorOptions(kFloat64).with_grad();
   const Tensor a = tensor({3.0, 5.0, -8.0}, options), b = tensor({4.0, 12.0, 15.0}, options);
-  const Tensor y = hypot(a, b);
+  const Tensor y = hypotenuse(a, b);
   CHECK(equal(y.detach(), tensor({5.0, 13.0, 17.0}, kFloat64)));
   y.backward(tensor({1.0, 2.0, -1.0}, kFloat64));
   CHECK(allclose(a.grad(), tensor({3.0 / 5, 2 * 5.0 / 13, 8.0 / 17}, kFloat64)));
   CHECK(allclose(b.grad(), tensor({4.0 / 5, 2 * 12.0 / 13, -15.0 / 17}, kFloat64)));
-  autograd::gradcheck([](const std::vector<Tensor>& in) { return hypot(in[0], in[1]); },
+  autograd::gradcheck([](const std::vector<Tensor>& in) { return hypotenuse(in[0], in[1]); },
                       {a, full({2, 1}, 2.0, options)});
 }
 
 TEST_CASE("a row in place copies the old elements if a gradient names them") {
   const Tensor x = tensor({3.0, 6.0}, TensorOptions(kFloat64).with_grad());
   const Tensor y = x * 1;
-  autograd::binary_in_place<Hypot>(y, tensor({4.0, 8.0}, kFloat64));
+  autograd::binary_in_place<Hypotenuse>(y, tensor({4.0, 8.0}, kFloat64));
   CHECK(equal(y.detach(), tensor({5.0, 10.0}, kFloat64)));
   y.sum().backward();
   CHECK(allclose(x.grad(), tensor({0.6, 0.6}, kFloat64)));
@@ -90,5 +90,5 @@ TEST_CASE("a number as either operand gives the same values and gradients as a t
 }
 
 TEST_CASE("a row rejects dtypes that it does not take") {
-  CHECK_THROWS_WITH(hypot(ones({2}, kInt64), ones({2})), ContainsSubstring("does not take int64"));
+  CHECK_THROWS_WITH(hypotenuse(ones({2}, kInt64), ones({2})), ContainsSubstring("does not take int64"));
 }

@@ -312,7 +312,11 @@ class Workspace:
                     return ("caught" if failure[1] == "failed" else "timeout"), failure[0]
             return ("same code" if self.state_of(objects) == before else "survived"), ""
         finally:
-            self.write(file, original)
+            try:
+                self.write(file, original)
+            except BaseException:  # a signal may end the write in the middle
+                self.write(file, original)
+                raise
             if not self.ninja(["tapestry"]):
                 raise Failure(f"the build fails after the source was restored; see {self.work}/build.log")
             if in_tests:
