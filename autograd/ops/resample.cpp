@@ -325,8 +325,9 @@ Tensor interpolate(const Tensor& x, const InterpolateParams& params) {
     else m.scale = given ? 1 / factor : static_cast<double>(m.in) / static_cast<double>(m.out);
     mappings.push_back(m);
   }
-  // The tables below have an entry for each line of pixels. So a result that is too large for the memory fails here, before
-  // they are computed. Its memory goes back to the allocator, which gives it to the real result.
+  // The tables below have an entry for each line of pixels. So a result that is too large for the memory
+  // fails here, before they are computed. Its memory goes back to the allocator, which gives it to the real
+  // result.
   Shape sizes = x.sizes();
   for (int d = 0; d < dims; ++d) sizes[d + 2] = mappings[static_cast<std::size_t>(d)].out;
   empty(sizes, {x.dtype(), x.device()});
