@@ -49,3 +49,4 @@
 #include "tapestry/nn/models/gpt2.h"
 #include "tapestry/nn/models/language_model.h"
 #include "tapestry/nn/models/llama.h"
+#include "tapestry/nn/models/pretrained.h"
