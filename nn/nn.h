@@ -50,3 +50,4 @@
 #include "tapestry/nn/models/language_model.h"
 #include "tapestry/nn/models/llama.h"
 #include "tapestry/nn/models/lora.h"
+#include "tapestry/nn/models/pretrained.h"
