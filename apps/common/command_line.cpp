@@ -43,6 +43,7 @@ void CommandLine::add(const std::string& name, T& value, const std::string& text
   if (rules.commas) option->delimiter(',');
   if (rules.last_wins) option->take_last();
   if (rules.hidden) option->group("");
+  if (rules.bare) option->expected(0, 1);
 }
 
 template void CommandLine::add(const std::string&, bool&, const std::string&, const OptionRules&);

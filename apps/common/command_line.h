@@ -43,6 +43,7 @@ struct OptionRules {
   bool commas = false;     ///< values of a list may also be separated by commas
   bool last_wins = false;  ///< a repeated option overrides earlier ones instead of being an error
   bool hidden = false;     ///< not shown in --help
+  bool bare = false;       ///< the option may stand without a value
 };
 
 class CommandLine {

@@ -22,11 +22,17 @@ class Progress {
   void start_at(std::int64_t step) { first_step_ = step_ = step; }
   /// Call after each step. Redraws at most ten times per second.
   void step(int epoch, std::int64_t step_in_epoch, std::int64_t samples, double loss, double accuracy);
+  /// The same for a run without epochs: the line shows `text`, and the speed in `unit`s, of which this step
+  /// had `count`.
+  void step(std::int64_t count, const char* unit, const std::string& text);
   /// Prints a line that stays. It replaces the line that is being redrawn.
   void line(const std::string& text);
 
  private:
   using Clock = std::chrono::steady_clock;
+  bool due();
+  void show(const std::string& text);
+
   const std::int64_t total_steps_, steps_per_epoch_;
   const int epochs_;
   const bool enabled_, terminal_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tapestry/autograd/internal/graph_task.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/index.h"
@@ -205,9 +206,18 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
             if (b.needs(2)) b.set(2, sum(gradient, 0));
             return;
           }
-          if (b.needs(0)) b.set(0, (b.saved(dx) * g).reshape(from.sizes()));
-          if (b.needs(1)) b.set(1, b.saved(dweight) * g);
-          if (b.needs(2)) b.set(2, b.saved(dbias) * g);
+          // The gradients of forward are multiplied in place if the pass frees them anyway: that of the
+          // weight may be the largest tensor of a model.
+          const bool freed = !autograd::GraphTask::current()->retains_graph();
+          const auto scaled = [&](const SavedTensor& of_one) {
+            const Tensor d = b.saved(of_one);
+            const bool alone =
+                d.impl()->refs.load(std::memory_order_acquire) <= 2 && d.storage()->use_count() == 1;
+            return freed && alone ? d.mul_(g) : d * g;
+          };
+          if (b.needs(0)) b.set(0, scaled(dx).reshape(from.sizes()));
+          if (b.needs(1)) b.set(1, scaled(dweight));
+          if (b.needs(2)) b.set(2, scaled(dbias));
         });
   return s.loss;
 }

@@ -7,7 +7,8 @@
 #include "tapestry/core/error.h"
 #include "tapestry/data/formats/text.h"
 #include "tapestry/data/tokenizer/internal/byte_alphabet.h"
-#include "tapestry/data/tokenizer/tokenizer.h"
+#include "tapestry/data/tokenizer/internal/patterns.h"
+#include "tapestry/data/tokenizer/parts.h"
 
 namespace tapestry::data {
 namespace {
@@ -93,12 +94,6 @@ class File {
   MappedFile file_;
 };
 
-// The patterns of pre-tokenizers of type Split, as the model files have them.
-constexpr const char* kLlama3 =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr const char* kQwen2 =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-
 WordRule word_rule(const File& file, const Json& pre_tokenizer) {
   const auto type = [&](const Json& step) {
     return file.string(file.member(step, "type"), "the type of a pre-tokenizer");
@@ -131,8 +126,8 @@ WordRule word_rule(const File& file, const Json& pre_tokenizer) {
   if (steps.size() == 2 && type(first) == "Split" && !regex && !file.flag(first, "invert") &&
       file.member(first, "behavior") == "Isolated" && file.member(first, "pattern").is_object()) {
     const Json& pattern = file.member(file.member(first, "pattern"), "Regex");
-    if (pattern == kLlama3) return WordRule::llama3;
-    if (pattern == kQwen2) return WordRule::qwen2;
+    if (pattern == kLlama3Pattern) return WordRule::llama3;
+    if (pattern == kQwen2Pattern) return WordRule::qwen2;
   }
   std::string text = first.dump(-1, ' ', false, Json::error_handler_t::replace);
   if (text.size() > 300) text = text.substr(0, 300) + "...";
@@ -177,10 +172,7 @@ void put_template(const File& file, const Json& step, TokenizerParts& parts) {
   }
 }
 
-}  // namespace
-
-Tokenizer Tokenizer::from_file(const std::string& path) {
-  const File file(path);
+TokenizerParts parts_of(const File& file) {
   const Json root = file.json();
   const Json& model = file.member(root, "model");
   file.require(model.is_object(), "there is no model");
@@ -225,7 +217,16 @@ Tokenizer Tokenizer::from_file(const std::string& path) {
     parts.added.push_back({id, text, file.flag(token, "special")});
   }
   put_template(file, file.member(root, "post_processor"), parts);
-  return file.make(parts);
+  return parts;
+}
+
+}  // namespace
+
+TokenizerParts read_tokenizer_parts(const std::string& path) { return parts_of(File(path)); }
+
+Tokenizer Tokenizer::from_file(const std::string& path) {
+  const File file(path);
+  return file.make(parts_of(file));
 }
 
 Tokenizer Tokenizer::from_gpt2_files(const std::string& vocabulary, const std::string& merges) {

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "tapestry/data/tokenizer/tokenizer.h"
+#include "tapestry/data/tokenizer/parts.h"
 
 namespace tapestry::data {
 namespace {
@@ -26,7 +26,7 @@ constexpr Pre kRules[] = {
 
 }  // namespace
 
-Tokenizer Tokenizer::from_gguf(const GgufMetadata& metadata) {
+TokenizerParts read_tokenizer_parts(const GgufMetadata& metadata) {
   const std::string model = metadata.string("tokenizer.ggml.model");
   if (model != "gpt2")
     metadata.broken("the tokenizer is of type \"", model, "\"; only byte-level BPE, \"gpt2\", is supported");
@@ -74,6 +74,11 @@ Tokenizer Tokenizer::from_gguf(const GgufMetadata& metadata) {
   around("tokenizer.ggml.add_bos_token", "tokenizer.ggml.bos_token_id", found->rule == WordRule::llama3,
          parts.prefix);
   around("tokenizer.ggml.add_eos_token", "tokenizer.ggml.eos_token_id", false, parts.suffix);
+  return parts;
+}
+
+Tokenizer Tokenizer::from_gguf(const GgufMetadata& metadata) {
+  const TokenizerParts parts = read_tokenizer_parts(metadata);
   try {
     return Tokenizer(parts);
   } catch (const ValueError& error) {

@@ -52,6 +52,8 @@ Tensor LanguageModel::forward(const Tensor& ids, const TokenContext& how) {
   if (how.targets.defined())
     check(how.targets.sizes() == ids.sizes(), "[", op, "] targets have shape ", how.targets.sizes(), ", ids ",
           ids.sizes(), "; give one word for each token");
+  check(!(how.cache && how.checkpoint && grad_enabled()), "[", op,
+        "] a cache has no gradients, and checkpoint recomputes blocks for them; leave out one of the two");
   Tensor x;
   try {
     x = features(ids, how);

@@ -41,6 +41,9 @@ struct TokenContext {
   Tensor targets = {};
   /// Computes the logits of the last token alone, (N, 1, vocab_size).
   bool last = false;
+  /// Calls each block through checkpoint(): backward computes it again, and memory holds the blocks' inputs
+  /// and the tensors of one block. Without effect if grad mode is off.
+  bool checkpoint = false;
 };
 
 /// A model that predicts the next token. A derived class computes the features of each token; this class has

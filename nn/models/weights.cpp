@@ -9,8 +9,11 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/atomic_file.h"
 #include "tapestry/core/parallel.h"
+#include "tapestry/nn/models/gpt2.h"
+#include "tapestry/nn/models/internal/conv1d.h"
 
 namespace tapestry::nn {
 namespace {
@@ -329,6 +332,7 @@ std::vector<TensorSource> ModelWeights::sources() const {
 
 LoadResult load_weights(Module& module, const ModelWeights& weights, bool strict) {
   LoadResult result;
+  const bool gpt2 = dynamic_cast<const Gpt2*>(&module) != nullptr;
   std::string wrong;
   std::set<std::string> wanted;
   const StateDict state = module.state_dict();
@@ -339,10 +343,11 @@ LoadResult load_weights(Module& module, const ModelWeights& weights, bool strict
       entry = weights.find("model.embed_tokens.weight");
       if (!entry) entry = weights.find("transformer.wte.weight");
     }
+    Shape sizes = tensor.sizes();
+    if (gpt2 && is_conv1d(name)) sizes = {sizes[1], sizes[0]};
     if (!entry) result.missing.push_back(name);
-    else if (entry->sizes != tensor.sizes())
-      wrong +=
-          concat({"\n  ", name, " has the shape ", entry->sizes, ", but the module's is ", tensor.sizes()});
+    else if (entry->sizes != sizes)
+      wrong += concat({"\n  ", name, " has the shape ", entry->sizes, ", but the module's is ", sizes});
   }
   for (const ModelWeights::Entry& entry : weights.entries())
     if (!wanted.count(entry.name)) result.unexpected.push_back(entry.name);
@@ -354,7 +359,10 @@ LoadResult load_weights(Module& module, const ModelWeights& weights, bool strict
         "\nBuild the module from the configuration of these weights.");
   const std::set<std::string> missing(result.missing.begin(), result.missing.end());
   for (const auto& [name, tensor] : state)
-    if (!missing.count(name)) module.load_state_dict({{name, weights.read(name)}}, false);
+    if (!missing.count(name)) {
+      const Tensor read = weights.read(name);
+      module.load_state_dict({{name, gpt2 && is_conv1d(name) ? read.t().contiguous() : read}}, false);
+    }
   return result;
 }
 

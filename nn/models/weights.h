@@ -86,9 +86,9 @@ class ModelWeights {
 };
 
 /// Loads weights into a module whose parameters have Hugging Face's names, one tensor at a time, so that the
-/// memory of one tensor is needed beyond the module's. Names and shapes are checked first. Throws one
-/// ValueError that lists every wrong shape and, if `strict`, every missing and unexpected name; nothing was
-/// loaded then.
+/// memory of one tensor is needed beyond the module's. The linear layers of a Gpt2 are transposed. Names and
+/// shapes are checked first. Throws one ValueError that lists every wrong shape and, if `strict`, every
+/// missing and unexpected name; nothing was loaded then.
 LoadResult load_weights(Module& module, const ModelWeights& weights, bool strict = true);
 
 /// The tensors of a state dict as sources. Tensors on other devices are copied to the CPU when they are read.

@@ -1,0 +1,77 @@
+#include "tapestry/nn/models/pretrained.h"
+
+#include <filesystem>
+#include <utility>
+
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/context.h"
+#include "tapestry/nn/models/internal/conv1d.h"
+
+namespace tapestry::nn {
+namespace {
+
+template <class M, class Config>
+std::unique_ptr<LanguageModel> load(const Config& config, const ModelWeights& weights) {
+  std::unique_ptr<LanguageModel> model;
+  {
+    // On meta, so that no time goes into initial values.
+    const DeviceGuard guard("meta");
+    model = std::make_unique<M>(config);
+  }
+  load_weights(*model, weights);
+  return model;
+}
+
+// Calls fn with the model as what it is.
+template <class F>
+auto visit(const LanguageModel& model, F&& fn) {
+  if (const auto* llama = dynamic_cast<const Llama*>(&model)) return fn(*llama);
+  const auto* gpt2 = dynamic_cast<const Gpt2*>(&model);
+  check(gpt2 != nullptr, "[hf_sources] there is no file format for a model of type ", model.type_name(),
+        "; Llama and Gpt2 have one");
+  return fn(*gpt2);
+}
+
+}  // namespace
+
+std::unique_ptr<LanguageModel> load_language_model(const std::string& path) {
+  const std::filesystem::path given(path);
+  const bool config = given.filename() == "config.json";
+  return load_language_model(path, ModelWeights(config ? (given.parent_path() / ".").string() : path));
+}
+
+std::unique_ptr<LanguageModel> load_language_model(const std::string& path, const ModelWeights& weights) {
+  if (const GgufFile* const file = weights.gguf()) {
+    if (file->metadata().string("general.architecture") == "gpt2")
+      return load<Gpt2>(Gpt2Config::from_gguf(*file), weights);
+    return load<Llama>(LlamaConfig::from_gguf(*file), weights);
+  }
+  if (model_type_of(path) == "gpt2") return load<Gpt2>(Gpt2Config::from_hf_json(path), weights);
+  return load<Llama>(LlamaConfig::from_hf_json(path), weights);
+}
+
+std::vector<TensorSource> hf_sources(const LanguageModel& model) {
+  for (const auto& [name, parameter] : model.named_parameters())
+    check(!parameter.sharding(), "[hf_sources] ", name,
+          " is divided among ranks; gather the parameters first (unshard)");
+  const bool gpt2 = visit(model, [](const auto& m) { return std::is_same_v<decltype(m), const Gpt2&>; });
+  std::vector<TensorSource> all = weight_sources(model.state_dict());
+  for (TensorSource& source : all)
+    if (gpt2 && is_conv1d(source.name)) {
+      source.sizes = {source.sizes[1], source.sizes[0]};
+      source.read = [read = std::move(source.read)] { return read().t().contiguous(); };
+    }
+  return all;
+}
+
+void save_language_model(const std::string& folder, const LanguageModel& model,
+                         const SaveShardsOptions& options) {
+  visit(model, [&](const auto& m) { save_hf(folder, m.config, hf_sources(m), options); });
+}
+
+void save_language_model_gguf(const std::string& path, const LanguageModel& model,
+                              const SaveGgufOptions& options) {
+  visit(model, [&](const auto& m) { save_gguf(path, m.config, hf_sources(m), options); });
+}
+
+}  // namespace tapestry::nn

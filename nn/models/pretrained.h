@@ -1,0 +1,35 @@
+#pragma once
+// Whole language models from files and to files.
+//
+//   std::unique_ptr<nn::LanguageModel> model = nn::load_language_model("SmolLM2-135M-Instruct.Q4_1.gguf");
+//   nn::save_language_model("smollm2-hf", *model);
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tapestry/core/safetensors_shards.h"
+#include "tapestry/nn/models/gpt2.h"
+#include "tapestry/nn/models/llama.h"
+#include "tapestry/nn/models/weights.h"
+
+namespace tapestry::nn {
+
+/// Builds the model of a GGUF file, or of a folder of Hugging Face, and loads its weights as f32. `path` may
+/// also be a config.json, whose folder has the weights. Throws IoError if a file is missing or broken, and
+/// ValueError if the weights do not fit to the configuration.
+std::unique_ptr<LanguageModel> load_language_model(const std::string& path);
+/// The same from weights that are open already, which are those of `path`.
+std::unique_ptr<LanguageModel> load_language_model(const std::string& path, const ModelWeights& weights);
+
+/// The weights in the layout of Hugging Face's files, in which GPT-2's linear layers are (in, out), read one
+/// by one when they are written. Sharded parameters must be gathered first (ValueError). Throws ValueError
+/// for a model that is neither a Llama nor a Gpt2.
+std::vector<TensorSource> hf_sources(const LanguageModel& model);
+
+/// Writes config.json and the weights into a folder (save_hf), or a GGUF file (save_gguf).
+void save_language_model(const std::string& folder, const LanguageModel& model,
+                         const SaveShardsOptions& options = {});
+void save_language_model_gguf(const std::string& path, const LanguageModel& model,
+                              const SaveGgufOptions& options = {});
+
+}  // namespace tapestry::nn
