@@ -70,7 +70,7 @@ def strings():
     rng = random.Random(1)
     yield from ["", " ", "   ", "a", "\n", "Hello, world", "a" * 200, " " * 100 + "x", "ab" * 150, "0" * 90]
     # Letters and numbers of Unicode 15 and 16.
-    yield from ["\U000105c0's \U00013460's\U0001e4d0's", "\U00011bf0's \U00016d70's\ua7da's", "\U000323af's!\U000323b0's"]
+    yield from ["\U000105c0's \U00013460's\U0001e4d0's", "\U00011bf0's \U00016d70's\ua7da's", "\U000323af's!\U000323b0's", "\U00011de0's \U00016ff4's"]
     for _ in range(60):
         at = rng.randrange(len(TEXT))
         yield TEXT[at:at + rng.randrange(1, 80)]

@@ -65,7 +65,9 @@ std::string pattern_of(WordRule rule) {
   return kGpt2;
 }
 
-constexpr const char* kDigit = "[" NUMBER "]";
+// The pre-tokenizer Digits of Hugging Face's tokenizers has the tables of Rust, which are those of
+// Unicode 17.
+constexpr const char* kDigit = "[" NUMBER "\\x{11DE0}-\\x{11DE9}\\x{16FF4}-\\x{16FF6}]";
 
 #undef SPACE
 #undef LETTER
