@@ -1,7 +1,7 @@
 // Products of x, rounded to int8 in blocks of 32, with weights of 4 to 8 bits (llama.cpp's Q8_1 and its
 // vec_dot functions). The weights of 16 rows lie side by side, so that sums over columns need no horizontal
 // additions, and one load of the weights serves up to 8 rows of x.
-#include "tapestry/kernels/cpu/packed_int8.h"
+#include "tapestry/kernels/cpu/packed_linear_int8.h"
 
 #include <algorithm>
 #include <cmath>
