@@ -189,7 +189,7 @@ std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const
   const bool more_keys = options.add_bias_kv || options.add_zero_attn;
   // A single query after the earlier tokens sees all keys.
   const bool causal = how.is_causal && !(targets == 1 && sources == past + 1);
-  const bool explicit_causal = causal && (mask.defined() || how.need_weights || past > 0 || more_keys);
+  const bool explicit_causal = causal && (mask.defined() || how.need_weights || more_keys);
   if (explicit_causal) {
     const TensorOptions there(query.device());
     join(additive(arange(sources, there).unsqueeze(0) > (arange(targets, there) + past).unsqueeze(1),
@@ -221,8 +221,11 @@ std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const
     if (how.average_attn_weights) weights = weights.mean(1);
     if (!batched) weights = weights.squeeze(0);
   } else {
-    context = scaled_dot_product_attention(
-        q, k, v, {.attn_mask = mask, .dropout_p = dropout_p, .is_causal = causal && !explicit_causal});
+    context = scaled_dot_product_attention(q, k, v,
+                                           {.attn_mask = mask,
+                                            .dropout_p = dropout_p,
+                                            .is_causal = causal && !explicit_causal,
+                                            .causal_offset = causal && !explicit_causal ? past : 0});
   }
   Tensor out = out_proj(context.transpose(1, 2).reshape({batch, targets, embed}));
   if (!batched) out = out.squeeze(0);

@@ -12,7 +12,7 @@
 #include "tapestry/core/generator.h"
 #include "tapestry/core/half.h"
 #include "tapestry/core/threads.h"
-#include "tapestry/kernels/cpu/packed_int8.h"
+#include "tapestry/kernels/cpu/packed_linear_int8.h"
 #include "tests/support/op_case.h"
 
 using namespace tapestry;

@@ -83,7 +83,7 @@ double perplexity(nn::Llama& model, const nn::ModelWeights& weights, const std::
                   std::int64_t count) {
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
-  Ids ids = Tokenizer::from_gguf(weights.gguf()->metadata()).encode(text);
+  Ids ids = data::Tokenizer::from_gguf(weights.gguf()->metadata()).encode(text);
   ids.resize(std::min(ids.size(), static_cast<std::size_t>(count)));
   constexpr std::int64_t kWindow = 512;
   double sum = 0;

@@ -1,6 +1,6 @@
 """Runs tools/bench_generate: Tapestry, llama.cpp and transformers take turns with one GGUF file; prints a table.
 
-usage: generate.py PROGRAM MODEL.gguf [--rounds 7] [--prompt 512] [--threads 2] [--llama PYTHON] [--json FILE]
+usage: generate.py PROGRAM MODEL.gguf [--rounds 7] [--prompt 512] [--threads 2] [--llama PYTHON] [--cpu-time] [--json FILE]
 """
 import argparse
 import json
@@ -21,6 +21,12 @@ class Side:
     def __init__(self, command, **variables):
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                         env=dict(os.environ) | variables)
+
+    def cpu_time(self):
+        """Milliseconds that the process has computed."""
+        with open(f"/proc/{self.process.pid}/stat") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) * 1e3 / os.sysconf("SC_CLK_TCK")
 
     def run(self, name, repeats=1):
         self.process.stdin.write(f"{name} {repeats}\n")
@@ -43,6 +49,9 @@ def main():
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--llama", help="a Python that has llama-cpp-python")
+    parser.add_argument("--cpu-time", action="store_true",
+                        help="measure the time that a process computes instead of the time that passes, for a machine that is "
+                        "not idle; meaningful with --threads 1")
     parser.add_argument("--json")
     args = parser.parse_args()
     threads, prompt = str(args.threads), str(args.prompt)
@@ -60,13 +69,18 @@ def main():
     for _ in range(args.rounds):
         for side, name in work:
             rest()
-            times[side, name] += sides[side].run(name)
+            if args.cpu_time:
+                before = sides[side].cpu_time()
+                sides[side].run(name)
+                times[side, name].append(sides[side].cpu_time() - before)
+            else:
+                times[side, name] += sides[side].run(name)
     for side in sides.values():
         side.close()
     count = {"prefill": args.prompt, "decode": DECODED}
     rate = {w: 1e3 * count[w[1].removesuffix("_f32")] / statistics.median(t) for w, t in times.items()}
     print(f"{os.path.basename(args.model)}, {cpu_name()}, {threads} threads, medians of {args.rounds} interleaved rounds, "
-          "tokens per second")
+          f"tokens per second{' of CPU time' if args.cpu_time else ''}")
     peers = [s for s in sides if s != "Tapestry"]
     print("| work | Tapestry | Tapestry, weights as f32 | " + " | ".join(f"{p} | ratio" for p in peers) + " |")
     print("|---" * (3 + 2 * len(peers)) + "|")

@@ -1,11 +1,12 @@
 // Products of x, rounded to int8 in blocks of 32, with weights of 4 to 8 bits (llama.cpp's Q8_1 and its
 // vec_dot functions). The weights of 16 rows lie side by side, so that sums over columns need no horizontal
 // additions, and one load of the weights serves up to 8 rows of x.
-#include "tapestry/kernels/cpu/packed_int8.h"
+#include "tapestry/kernels/cpu/packed_linear_int8.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #if defined(__x86_64__)
 #if defined(__GNUC__) && !defined(__clang__)
@@ -34,36 +35,49 @@ struct Int8Rows {
   const std::int32_t* start;
 };
 
-// Rounds a block to integers and returns its scale.
-float round_block(const float* x, std::int8_t* q) {
-  float largest = 0, bad = 0;
-  for (int i = 0; i < 32; ++i) {
-    const float size = std::fabs(x[i]);
-    largest = size > largest ? size : largest;
-    bad += x[i] * 0.0f;  // NaN if x[i] is not finite
-  }
-  const float d = largest / 127, inverse = 1 / d;
-  if (bad != 0 || !std::isfinite(inverse)) {  // also 0 and numbers below 1e-36
+// Rounds a block to integers q and returns its scale. Writes the sums of the two halves of q to `sums`. Eight
+// lanes are independent, so that the compiler uses vectors.
+float round_block(const float* x, std::int8_t* q, std::int32_t* sums) {
+  constexpr int kLanes = 8;
+  float largest[kLanes] = {}, bad[kLanes] = {};
+  for (int i = 0; i < 32; i += kLanes)
+    for (int j = 0; j < kLanes; ++j) {
+      const float size = std::fabs(x[i + j]);
+      largest[j] = size > largest[j] ? size : largest[j];
+      bad[j] += x[i + j] * 0.0f;  // NaN if x is not finite
+    }
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int j = 0; j < half; ++j) {
+      largest[j] = largest[j + half] > largest[j] ? largest[j + half] : largest[j];
+      bad[j] += bad[j + half];
+    }
+  const float d = largest[0] / 127, inverse = 1 / d;
+  if (bad[0] != 0 || !std::isfinite(inverse)) {  // also 0 and numbers below 1e-36
     std::memset(q, 0, 32);
-    return bad != 0 ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
+    sums[0] = sums[1] = 0;
+    return bad[0] != 0 ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
   }
-  for (int i = 0; i < 32; ++i) q[i] = static_cast<std::int8_t>(std::nearbyint(x[i] * inverse));
+  for (int h = 0; h < 2; ++h) {
+    std::int32_t integers[16], lanes[kLanes] = {};
+    for (int i = 0; i < 16; ++i)
+      integers[i] = static_cast<std::int32_t>(std::nearbyint(x[16 * h + i] * inverse));
+    for (int i = 0; i < 16; ++i) q[16 * h + i] = static_cast<std::int8_t>(integers[i]);
+    for (int j = 0; j < kLanes; ++j) lanes[j] = integers[j] + integers[j + kLanes];
+    sums[h] =
+        ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+  }
   return d;
 }
 
-// Rounds one row. `offset` is that of an unsigned weight.
+// Rounds one row. `group` is 16 or 32, and `offset` is that of an unsigned weight.
 void round_row(const float* x, std::int64_t k, std::int64_t group, int offset, std::int8_t* q, float* d,
                float* s, std::int32_t* start) {
   for (std::int64_t b = 0; b < k / 32; ++b) {
-    d[b] = round_block(x + 32 * b, q + 32 * b);
-    std::int32_t sum = 0;
-    for (std::int64_t g = 0; g < 32; g += group) {
-      std::int32_t part = 0;
-      for (std::int64_t i = 0; i < group; ++i) part += q[32 * b + g + i];
-      start[(32 * b + g) / group] = -offset * part;
-      sum += part;
-    }
-    s[b] = d[b] * static_cast<float>(sum);
+    std::int32_t sums[2];
+    d[b] = round_block(x + 32 * b, q + 32 * b, sums);
+    if (group == 16) start[2 * b] = -offset * sums[0], start[2 * b + 1] = -offset * sums[1];
+    else start[b] = -offset * (sums[0] + sums[1]);
+    s[b] = d[b] * static_cast<float>(sums[0] + sums[1]);
   }
 }
 
