@@ -59,6 +59,8 @@
 #include "tapestry/data/formats/text.h"
 #include "tapestry/data/iterable.h"
 #include "tapestry/data/mix.h"
+#include "tapestry/data/text/documents.h"
+#include "tapestry/data/text/packed_sequences.h"
 #include "tapestry/data/tokenizer/bpe_trainer.h"
 #include "tapestry/data/tokenizer/chat.h"
 #include "tapestry/data/tokenizer/parts.h"

@@ -18,6 +18,7 @@
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/multinomial.h"
 #include "tapestry/autograd/ops/norm.h"
+#include "tapestry/autograd/ops/packed_linear.h"
 #include "tapestry/autograd/ops/pad.h"
 #include "tapestry/autograd/ops/pool.h"
 #include "tapestry/autograd/ops/product.h"

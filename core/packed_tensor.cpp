@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -88,7 +89,7 @@ void unpack_q6_k(const std::uint8_t* block, float* out) {
 }
 
 template <void (*unpack_block)(const std::uint8_t*, float*), int elements, int bytes>
-void unpack_blocks(const std::uint8_t* from, std::int64_t count, float* out) {
+void unpack_each(const std::uint8_t* from, std::int64_t count, float* out) {
   for (std::int64_t i = 0; i < count; ++i) unpack_block(from + i * bytes, out + i * elements);
 }
 
@@ -108,15 +109,15 @@ void unpack(BlockType type, const std::uint8_t* from, std::int64_t blocks, float
       }
       return;
     case BlockType::q4_0:
-      return unpack_blocks<unpack_q4_0, 32, 18>(from, blocks, out);
+      return unpack_each<unpack_q4_0, 32, 18>(from, blocks, out);
     case BlockType::q4_1:
-      return unpack_blocks<unpack_q4_1, 32, 20>(from, blocks, out);
+      return unpack_each<unpack_q4_1, 32, 20>(from, blocks, out);
     case BlockType::q8_0:
-      return unpack_blocks<unpack_q8_0, 32, 34>(from, blocks, out);
+      return unpack_each<unpack_q8_0, 32, 34>(from, blocks, out);
     case BlockType::q4_k:
-      return unpack_blocks<unpack_q4_k, 256, 144>(from, blocks, out);
+      return unpack_each<unpack_q4_k, 256, 144>(from, blocks, out);
     case BlockType::q6_k:
-      return unpack_blocks<unpack_q6_k, 256, 210>(from, blocks, out);
+      return unpack_each<unpack_q6_k, 256, 210>(from, blocks, out);
   }
 }
 
@@ -219,9 +220,32 @@ Tensor share_memory(void* data, DType dtype, const Shape& sizes, std::shared_ptr
 
 }  // namespace detail
 
+namespace detail {
+void unpack_blocks(BlockType type, const std::uint8_t* from, std::int64_t blocks, float* out) {
+  tapestry::unpack(type, from, blocks, out);
+}
+}  // namespace detail
+
+struct PackedTensor::Derived {
+  std::once_flag once;
+  std::shared_ptr<const void> object;
+};
+
+const std::shared_ptr<const void>& PackedTensor::derived(
+    const std::function<std::shared_ptr<const void>()>& make) const {
+  check(defined(), "[PackedTensor::derived] the tensor is not defined");
+  std::call_once(derived_->once, [&] { derived_->object = make(); });
+  return derived_->object;
+}
+
 PackedTensor::PackedTensor(BlockType type, const Shape& sizes, const std::uint8_t* data, std::uint64_t bytes,
                            std::shared_ptr<const void> owner)
-    : type_(type), sizes_(sizes), data_(data), bytes_(bytes), owner_(std::move(owner)) {
+    : type_(type),
+      sizes_(sizes),
+      data_(data),
+      bytes_(bytes),
+      owner_(std::move(owner)),
+      derived_(std::make_shared<Derived>()) {
   const std::optional<std::uint64_t> expected = detail::packed_bytes(type, sizes);
   check(expected.has_value(), "[PackedTensor] a tensor of shape ", sizes, " cannot have the type ",
         block_layout(type).name, ": its rows are no multiple of ", block_layout(type).elements,

@@ -6,21 +6,24 @@
 // little-endian, d and m are f16, and nibble i of qs is the low half of byte i for i < n/2, else the high
 // half of byte i-n/2.
 //
-//   type  elements bytes  layout                                          element i
-//   Q4_0        32    18  d, qs[16]                                       d * (nibble i - 8)
-//   Q4_1        32    20  d, m, qs[16]                                    d * nibble i + m
-//   Q8_0        32    34  d, qs[32] (int8)                                d * qs[i]
-//   Q4_K       256   144  d, m, scales[12], qs[128]                       (d * sc[j]) * q - m * mn[j], j =
-//   i/32 Q6_K       256   210  ql[128], qh[64], scales[16] (int8), d           (d * scales[i/16]) * (q - 32)
+// clang-format off
+//   type  elements bytes  layout                                    element i
+//   Q4_0        32    18  d, qs[16]                                 d * (nibble i - 8)
+//   Q4_1        32    20  d, m, qs[16]                              d * nibble i + m
+//   Q8_0        32    34  d, qs[32] (int8)                          d * qs[i]
+//   Q4_K       256   144  d, m, scales[12], qs[128]                 (d * sc[i/32]) * q - m * mn[i/32]
+//   Q6_K       256   210  ql[128], qh[64], scales[16] (int8), d     (d * scales[i/16]) * (q - 32)
+// clang-format on
 //
 // In Q4_K, 64 elements share 32 bytes of qs: the low halves are the first 32, the high halves the others. The
 // eight scales sc and minima mn have 6 bits each. Those of j < 4 are the low 6 bits of scales[j] and
 // scales[j + 4]. Those of j >= 4 have their low 4 bits in the low and in the high half of scales[j + 4], and
 // their upper 2 bits are the upper 2 bits of scales[j - 4] and scales[j]. In Q6_K, a q has 6 bits: 128
-// elements share 64 bytes of ql, which have the low 4 bits, and 32 bytes of qh, which have the upper 2 bits:
-// element i < 128 has the low (i < 64) or high half of ql[i % 64], and the bits 2*(i/32) and up of qh[i %
-// 32].
+// elements share 64 bytes of ql, which have the low 4 bits, and 32 bytes of qh, which have the upper 2 bits.
+// Element i < 128 has the low (i < 64) or high half of ql[i % 64], and two bits of qh[i % 32], from bit
+// 2 * (i / 32) on.
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -68,6 +71,8 @@ class PackedTensor {
   /// infinity, or a magnitude above 127 * 65504.
   static PackedTensor pack(const Tensor& x, BlockType type);
 
+  /// False for an object of the default constructor.
+  bool defined() const { return derived_ != nullptr; }
   BlockType type() const { return type_; }
   const Shape& sizes() const { return sizes_; }
   std::int64_t numel() const { return sizes_.numel(); }
@@ -87,13 +92,21 @@ class PackedTensor {
   /// Changes of the tensor change neither the file nor other processes. Throws ValueError for other types.
   Tensor tensor() const;
 
+  /// An object that is computed from the blocks once and is kept as long as a copy of this tensor lives, such
+  /// as the blocks in the order in which a kernel reads them. `make` is called by the first call alone; calls
+  /// on other threads wait for it. If it throws, the next call tries again. Throws ValueError for a tensor
+  /// that is not defined().
+  const std::shared_ptr<const void>& derived(const std::function<std::shared_ptr<const void>()>& make) const;
+
  private:
+  struct Derived;
   BlockType type_ = BlockType::f32;
   Shape sizes_{0};
   const std::uint8_t* data_ = nullptr;
   std::uint64_t bytes_ = 0;
   std::int64_t rows_ = 0, row_elements_ = 0, row_bytes_ = 0;
   std::shared_ptr<const void> owner_;
+  std::shared_ptr<Derived> derived_;
 };
 
 namespace detail {
@@ -102,6 +115,8 @@ Tensor share_memory(void* data, DType dtype, const Shape& sizes, std::shared_ptr
 /// The bytes of a packed tensor, or nullopt if a row is no whole number of blocks or the size does not fit in
 /// 63 bits.
 std::optional<std::uint64_t> packed_bytes(BlockType type, const Shape& sizes);
+/// Writes the elements of `blocks` adjacent blocks to `out`, for kernels.
+void unpack_blocks(BlockType type, const std::uint8_t* from, std::int64_t blocks, float* out);
 }  // namespace detail
 
 }  // namespace tapestry

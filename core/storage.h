@@ -17,8 +17,9 @@ using StorageRef = Ref<Storage>;
 /// Fills the memory of a releasable Storage again.
 class StorageSource {
  public:
-  /// Called when backward reads a saved tensor of the released storage. It must call Storage::acquire() and
-  /// write the elements that were there before, or throw.
+  /// Called each time backward reads a saved tensor of a storage with this source, also while the storage has
+  /// memory, because a transfer may still be filling it. Returns when the elements that were saved are there,
+  /// or throws. If the memory is released, it must call Storage::acquire() first.
   virtual void refill(Storage& storage) = 0;
   /// Says in an error message why a tensor of the storage cannot be read, and what to do about it.
   virtual std::string why_released(const Storage& storage) const = 0;

@@ -82,7 +82,8 @@ class Module {
   Tensor operator()(const Tensor& x) const;
 
   // ---- contents ----
-  /// Returns all parameters of this module and its descendants. A shared slot appears once.
+  /// Returns all parameters of this module and its descendants. A shared slot appears once. After
+  /// distributed::fully_shard(), a parameter is this rank's shard outside of the module's calls and backward.
   std::vector<Parameter> parameters() const;
   std::vector<std::pair<std::string, Parameter>> named_parameters() const;
   std::vector<Buffer> buffers() const;

@@ -49,4 +49,6 @@
 #include "tapestry/nn/models/gpt2.h"
 #include "tapestry/nn/models/language_model.h"
 #include "tapestry/nn/models/llama.h"
+#include "tapestry/nn/models/lora.h"
+#include "tapestry/nn/models/packed_weights.h"
 #include "tapestry/nn/models/pretrained.h"

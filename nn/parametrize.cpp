@@ -9,6 +9,7 @@
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/nn/internal/options_text.h"
+#include "tapestry/nn/internal/remove_child.h"
 #include "tapestry/nn/layers/container.h"
 
 namespace tapestry::nn {
@@ -100,7 +101,12 @@ class Parametrizations {
     all->remove_child(name);
     if (all->children().empty()) module.remove_child("parametrizations");
   }
+  static void remove_child(Module& module, const std::string& name) { module.remove_child(name); }
 };
+
+void detail::remove_child(Module& module, const std::string& name) {
+  Parametrizations::remove_child(module, name);
+}
 
 namespace {
 

@@ -32,8 +32,8 @@ RankBatch batch_of_rank(const Workload& w, const distributed::ProcessGroup& grou
   std::int64_t begin = 0;
   for (std::size_t r = 0; r < rank; ++r) begin += samples[r];
   const Device device = rank_device(w, group.rank());
-  return {clone(whole.images.narrow(0, begin, samples[rank]).to(device)),
-          clone(whole.labels.narrow(0, begin, samples[rank]).to(device)),
+  return {clone(whole.inputs.narrow(0, begin, samples[rank]).to(device)),
+          clone(whole.targets.narrow(0, begin, samples[rank]).to(device)),
           static_cast<double>(samples[rank]) / static_cast<double>(w.batch_size)};
 }
 

@@ -18,7 +18,7 @@ std::shared_ptr<tapestry::distributed::ProcessGroup> join_job(const Workload& wo
 
 /// A rank's part of the batch.
 struct RankBatch {
-  tapestry::Tensor images, labels;
+  tapestry::Tensor inputs, targets;
   double weight = 1;  ///< the fraction of the batch's samples
 };
 RankBatch batch_of_rank(const Workload& workload, const tapestry::distributed::ProcessGroup& group);

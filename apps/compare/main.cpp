@@ -95,15 +95,17 @@ int main(int argc, char** argv) {
   line.add("--batch-size", w.batch_size, "Samples per step over all devices",
            {.check = apps::between<std::int64_t>(1, 1'000'000)});
   line.add("--micro-batches", w.micro_batches, "Micro-batches per step of a pipeline", {.check = count});
-  line.add("--image-size", w.image_size, "Height and width of the images",
+  line.add("--image-size", w.image_size, "Height and width of the images, for the other models",
            {.check = apps::between<std::int64_t>(1, 1024)});
+  line.add("--length", w.length, "Tokens of a sequence, for gpt",
+           {.check = apps::between<std::int64_t>(1, 4096)});
   line.add("--dtype", dtype, "f32, or f64, for which the losses must agree more closely",
            {.check = apps::one_of({"f32", "f64"})});
   line.add("--optimizer", w.optimizer, "The optimizer", {.check = apps::one_of(optimizer_names())});
   line.add("--momentum", w.momentum, "Momentum of SGD", {.check = apps::between(0.0, 1000.0)});
   line.add("--lr", w.lr, "Learning rate; by default 0.01 for sgd and 0.001 for adamw",
            {.check = apps::between(0.0, 1000.0)});
-  line.add("--seed", w.seed, "Seed of the weights and the images",
+  line.add("--seed", w.seed, "Seed of the weights and the batch",
            {.check = apps::between<std::uint64_t>(0, UINT64_MAX - 1)});
   w.threads = get_num_threads();  // before add(), which shows it as the default
   line.add("--threads", w.threads, "CPU threads of all devices together",

@@ -8,6 +8,7 @@
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/generator.h"
+#include "tapestry/nn/models/gpt2.h"
 
 namespace apps::compare {
 
@@ -72,12 +73,45 @@ Blocks resnet18(const Workload&) {
   return blocks;
 }
 
+constexpr std::int64_t kWords = 1024;
+
+// The first block of a GPT: (N, L) token ids give (N, L, width) features, by token and by position.
+class Embeddings : public nn::Module {
+ public:
+  Embeddings(std::int64_t length, std::int64_t width)
+      : tokens_(add<nn::Embedding>("tokens", {.num_embeddings = kWords, .embedding_dim = width})),
+        positions_(add<nn::Embedding>("positions", {.num_embeddings = length, .embedding_dim = width})) {}
+  Tensor forward(const Tensor& ids) override {
+    return tokens_(ids) + positions_(arange(ids.size(1), TensorOptions(DType::i64, ids.device())));
+  }
+
+ private:
+  nn::Embedding &tokens_, &positions_;
+};
+
+// GPT-2's blocks with its width per head and depth per width. The head has a weight of its own, because the
+// first and the last stage of a pipeline are on different devices.
+Blocks gpt(const Workload& w) {
+  nn::Gpt2Config c;
+  c.vocab_size = kWords, c.n_positions = w.length, c.n_embd = 192, c.n_layer = 6, c.n_head = 3;
+  c.n_inner = 4 * c.n_embd;
+  c.embd_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
+  Blocks blocks;
+  blocks.push_back({"embeddings", std::make_shared<Embeddings>(w.length, c.n_embd)});
+  for (int i = 1; i <= c.n_layer; ++i)
+    blocks.push_back({"block" + std::to_string(i), std::make_shared<nn::Gpt2Block>(c)});
+  add(blocks, "head", nn::LayerNorm::Options{.normalized_shape = {c.n_embd}},
+      nn::Linear::Options{.in_features = c.n_embd, .out_features = kWords, .bias = false});
+  for (const Block& b : blocks) nn::init_language_model(*b.module);
+  return blocks;
+}
+
 struct Model {
   const char* name;
-  std::int64_t smallest_image;
+  std::int64_t smallest_image;  // 0 if the model reads tokens
   Blocks (*make)(const Workload&);
 };
-constexpr Model kModels[] = {{"mlp", 1, mlp}, {"cnn", 4, cnn}, {"resnet18", 1, resnet18}};
+constexpr Model kModels[] = {{"mlp", 1, mlp}, {"cnn", 4, cnn}, {"resnet18", 1, resnet18}, {"gpt", 0, gpt}};
 
 }  // namespace
 
@@ -89,6 +123,8 @@ const std::vector<std::string>& model_names() {
   }();
   return names;
 }
+
+bool reads_images(const Workload& w) { return w.model != "gpt"; }
 
 std::vector<Block> make_blocks(const Workload& w) {
   for (const Model& m : kModels) {
@@ -103,7 +139,7 @@ std::vector<Block> make_blocks(const Workload& w) {
     }
     return blocks;
   }
-  fail("[compare] unknown model ", w.model, "; choose mlp, cnn or resnet18");
+  fail("[compare] unknown model ", w.model, "; choose mlp, cnn, resnet18 or gpt");
 }
 
 std::shared_ptr<nn::Sequential> joined(const std::vector<Block>& blocks, std::size_t begin, std::size_t end) {
@@ -138,17 +174,26 @@ std::vector<std::shared_ptr<nn::Sequential>> make_stages(const Workload& w) {
 
 Batch make_batch(const Workload& w) {
   manual_seed(w.seed + 1);
+  if (!reads_images(w)) {
+    const Tensor ids = randint(0, kWords, {w.batch_size, w.length + 1});
+    return {ids.narrow(1, 0, w.length).contiguous(), ids.narrow(1, 1, w.length).contiguous()};
+  }
   const Tensor images = randn({w.batch_size, 3, w.image_size, w.image_size});
   return {images.to(w.dtype), randint(0, kClasses, {w.batch_size})};
+}
+
+Tensor loss_of(const Tensor& outputs, const Tensor& targets) {
+  return outputs.dim() == 2 ? cross_entropy(outputs, targets)
+                            : cross_entropy(outputs.flatten(0, 1), targets.flatten());
 }
 
 planner::Model planner_model(const Workload& w) {
   const Batch batch = make_batch(w);
   return {
       .make_blocks = [w] { return make_blocks(w); },
-      .inputs = batch.images,
-      .targets = batch.labels,
-      .loss = [](const Tensor& scores, const Tensor& labels) { return cross_entropy(scores, labels); },
+      .inputs = batch.inputs,
+      .targets = batch.targets,
+      .loss = loss_of,
       .make_optimizer =
           [w](std::vector<nn::Parameter> parameters) { return make_optimizer(w, std::move(parameters)); }};
 }

@@ -17,9 +17,11 @@ namespace apps::compare {
 
 using planner::Block;
 
-/// Returns the names of the models: "mlp", "cnn", "resnet18".
+/// Returns the names of the models: "mlp", "cnn", "resnet18", "gpt".
 const std::vector<std::string>& model_names();
 
+/// Whether the model reads images, or tokens.
+bool reads_images(const Workload& workload);
 /// Blocks on the CPU, with initial weights that depend on the seed only. Throws ValueError for an unknown
 /// model or images that are too small for it.
 std::vector<Block> make_blocks(const Workload& workload);
@@ -33,9 +35,14 @@ std::shared_ptr<tapestry::nn::Sequential> make_model(const Workload& workload, t
 std::vector<std::shared_ptr<tapestry::nn::Sequential>> make_stages(const Workload& workload);
 
 struct Batch {
-  tapestry::Tensor images;  ///< (batch, 3, image_size, image_size), normally distributed, in workload.dtype
-  tapestry::Tensor labels;  ///< (batch), class numbers
+  /// Images (batch, 3, image_size, image_size), normally distributed, in workload.dtype; for "gpt" token ids
+  /// (batch, length).
+  tapestry::Tensor inputs;
+  /// Class numbers (batch); for "gpt" the next token of each one, (batch, length).
+  tapestry::Tensor targets;
 };
+/// The mean cross-entropy of the model's outputs, (batch, classes) or (batch, length, vocabulary).
+tapestry::Tensor loss_of(const tapestry::Tensor& outputs, const tapestry::Tensor& targets);
 /// A random batch on the CPU that depends on the seed only.
 Batch make_batch(const Workload& workload);
 

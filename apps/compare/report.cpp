@@ -8,6 +8,7 @@
 #include "tapestry/apps/common/svg_text.h"
 #include "tapestry/apps/common/table.h"
 #include "tapestry/apps/compare/mode.h"
+#include "tapestry/apps/compare/models.h"
 #include "tapestry/apps/compare/optimizer.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/version.h"
@@ -292,8 +293,10 @@ std::string headline(const Report& report) {
   std::string devices;
   for (const std::string& name : report.device_names) devices += (devices.empty() ? "" : ", ") + name;
   const auto some = [](int n, const char* what) { return concat({n, " ", what, n == 1 ? "" : "s"}); };
-  std::string text = concat({w.model, " on images of ", w.image_size, "x", w.image_size, ", batch of ",
-                             w.batch_size, ", ", w.dtype, ", ", optimizer_title(w), "; "});
+  const std::string data = reads_images(w) ? concat({"images of ", w.image_size, "x", w.image_size})
+                                           : concat({"sequences of ", w.length, " tokens"});
+  std::string text = concat(
+      {w.model, " on ", data, ", batch of ", w.batch_size, ", ", w.dtype, ", ", optimizer_title(w), "; "});
   text += some(w.devices, "device") + " (" + devices + "), " + some(w.threads, "CPU thread") + ", ";
   return text + concat({w.threads_per_device(), " per device; ", some(report.rounds, "round"), " of ",
                         w.steps, " steps"});
@@ -332,6 +335,7 @@ std::string json_text(const Report& report) {
                      {{"model", w.model},
                       {"batch_size", w.batch_size},
                       {"image_size", w.image_size},
+                      {"length", w.length},
                       {"dtype", concat({w.dtype})},
                       {"devices", w.devices},
                       {"threads", w.threads},

@@ -15,6 +15,7 @@ namespace planner = tapestry::distributed::planner;
 struct Workload : planner::TrainingSetup {
   std::string model = "mlp";
   std::int64_t image_size = 32;
+  std::int64_t length = 64;  ///< tokens of a sequence, for "gpt"
   tapestry::DType dtype = tapestry::DType::f32;
   int threads = 1;                ///< CPU threads of all devices together
   int warmup = 2;                 ///< steps before the timed ones

@@ -177,6 +177,17 @@ void GraphTask::add_to_output(OutputSlot& slot, Tensor&& gradient) {
   }
 }
 
+Tensor GraphTask::sum_to_extend(std::uint32_t input) const {
+  if (create_graph_ || !running_) return {};
+  const Edge& edge = running_->edge(input);
+  if (!edge.node || !includes(edge.node.get())) return {};
+  const Tensor& sum = edge.node->outputs_[edge.output].gradient;
+  const bool ours = sum.defined() && sum.impl()->refs.load(std::memory_order_acquire) == 1 &&
+                    sum.storage()->use_count() == 1 && sum.is_contiguous() &&
+                    static_cast<std::size_t>(sum.nbytes()) == sum.storage()->bytes();
+  return ours ? sum : Tensor();
+}
+
 void GraphTask::deliver(Node* from, std::uint32_t input, Tensor&& gradient) {
   const Edge& edge = from->edges_[input];
   Node* to = edge.node.get();
@@ -222,7 +233,9 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
       if (Timeline::keeps_kernels()) [[unlikely]]
         span.emplace(node->outputs_[0].device, Activity::backward,
                      (std::string(node->name_) + " backward").c_str());
+      running_ = node;
       node->run(backward);
+      running_ = nullptr;
       span.reset();
       if (!after_node.empty())
         for (const std::function<void()>& callback : std::exchange(after_node, {})) callback();

@@ -54,6 +54,11 @@ class GraphTask {
   bool retains_graph() const { return retain_graph_; }
   bool accumulates() const { return !selective_; }
   bool postpones() const { return postponed_ != nullptr; }
+  /// For the backward of an operation whose gradient has few nonzero elements: the gradient that has arrived
+  /// so far where the running node sends that of its input, if it may be changed in place. The backward then
+  /// adds its part there, and sets no gradient. Undefined if nothing has arrived, if the pass records
+  /// gradients, or if others can see the memory.
+  Tensor sum_to_extend(std::uint32_t input) const;
   /// The sequence number of the last node that ran, leaves excepted; UINT64_MAX before the first, and in a
   /// pass that resumes postponed nodes. A node runs only after all nodes that use its outputs, which are
   /// newer, and the newest ready node runs first. So the numbers of a pass decrease.
@@ -97,6 +102,7 @@ class GraphTask {
   const bool retain_graph_, create_graph_;
   bool selective_ = false, resumes_ = false;
   std::uint64_t position_ = UINT64_MAX;
+  const Node* running_ = nullptr;
   WeightGradients::Impl* postponed_ = nullptr;
   GraphTask* const outer_;
   std::vector<NodeRef> roots_;

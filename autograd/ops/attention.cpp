@@ -24,10 +24,10 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 const autograd::Op kAttention("scaled_dot_product_attention", autograd::Grad::twice, kFloats);
 
-// Returns a bool mask (L, S) that is true where key j is not after query i.
-Tensor causal_mask(std::int64_t queries, std::int64_t keys, Device device) {
+// Returns a bool mask (L, S) that is true where key j is not after query i + offset.
+Tensor causal_mask(std::int64_t queries, std::int64_t keys, std::int64_t offset, Device device) {
   const TensorOptions options(DType::i64, device);
-  return le(arange(keys, options), arange(queries, options).unsqueeze(1));
+  return le(arange(keys, options), (arange(queries, options) + offset).unsqueeze(1));
 }
 
 double scale_of(const Tensor& q, const AttentionParams& params) {
@@ -42,7 +42,8 @@ struct Weights {
 Weights attention_weights(const Tensor& q, const Tensor& k, const AttentionParams& params) {
   // q is scaled instead of the scores, because it usually has fewer elements.
   Tensor scores = matmul(q * scale_of(q, params), k.transpose(-2, -1));
-  const Tensor mask = params.is_causal ? causal_mask(q.size(-2), k.size(-2), q.device()) : params.attn_mask;
+  const Tensor mask = params.is_causal ? causal_mask(q.size(-2), k.size(-2), params.causal_offset, q.device())
+                                       : params.attn_mask;
   const auto constant = [&](double value) { return scalar_tensor(value, {q.dtype(), q.device()}); };
   if (mask.defined())
     scores = mask.dtype() == DType::boolean ? where(mask, scores, constant(-kInfinity)) : scores + mask;
@@ -132,6 +133,7 @@ Args kernel_args(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
   a.shape = {q.size(0), q.size(1), k.size(1), q.size(2), k.size(2), q.size(3), v.size(3)};
   a.scale = scale_of(q, params);
   a.mask.causal = params.is_causal;
+  a.mask.offset = params.causal_offset;
   if (mask.defined()) {
     a.mask.mask = mask;
     a.mask.batch = mask.stride(0), a.mask.head = mask.stride(1), a.mask.query = mask.stride(2),
@@ -221,6 +223,9 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
         " differ in their last size; it must be the same");
   check(k.size(-2) == v.size(-2), "[", op, "] k ", k.sizes(), " and v ", v.sizes(), " have ", k.size(-2),
         " and ", v.size(-2), " rows; there must be a value for each key");
+  check(params.causal_offset >= 0 && (params.is_causal || params.causal_offset == 0), "[", op,
+        "] causal_offset is ", params.causal_offset,
+        params.is_causal ? "; it must not be negative" : ", but is_causal is not set; set it too");
   check(!(params.is_causal && params.attn_mask.defined()), "[", op,
         "] both causal and a mask; put the causal one into the mask");
   if (params.attn_mask.defined()) {

@@ -1,5 +1,6 @@
 #include "tapestry/autograd/ops/embedding.h"
 
+#include "tapestry/autograd/internal/graph_task.h"
 #include "tapestry/autograd/ops/compare.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/index.h"
@@ -61,9 +62,11 @@ Tensor embedding(const Tensor& weight, const Tensor& indices, std::optional<std:
         return g.set(0, index_add(expand(none, {rows, columns}), 0, at,
                                   where(unsqueeze(eq(at, padding), 1), none, each)));
       }
-      const Tensor grad = contiguous(g.grad());
-      Tensor dweight = empty({rows, columns}, {grad.dtype(), grad.device()});
-      const Tensor indices = g.saved(flat);
+      const Tensor grad = contiguous(g.grad()), indices = g.saved(flat);
+      // The weight of a language model's head is often that of the embedding. Its dense gradient arrives
+      // first, and the few rows of this one are added there.
+      const Tensor sum = GraphTask::current()->sum_to_extend(0);
+      Tensor dweight = sum.defined() ? sum : empty({rows, columns}, {grad.dtype(), grad.device()});
       kernels::embedding_backward(dweight.device(), dweight.dtype(),
                                   {.count = indices.numel(),
                                    .rows = rows,
@@ -71,8 +74,9 @@ Tensor embedding(const Tensor& weight, const Tensor& indices, std::optional<std:
                                    .grad = grad,
                                    .indices = indices,
                                    .dweight = dweight,
-                                   .padding = padding});
-      g.set(0, std::move(dweight));
+                                   .padding = padding,
+                                   .accumulate = sum.defined()});
+      if (!sum.defined()) g.set(0, std::move(dweight));
     });
   return y;
 }

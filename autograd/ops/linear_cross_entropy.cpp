@@ -2,12 +2,15 @@
 
 #include <algorithm>
 
+#include "tapestry/autograd/internal/graph_task.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/internal/bad_index.h"
 #include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/internal/packed_linear.h"
 #include "tapestry/autograd/ops/matmul.h"
+#include "tapestry/autograd/ops/packed_linear.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/softmax.h"
 #include "tapestry/autograd/tape.h"
@@ -41,22 +44,36 @@ void add_product(const Tensor& c, const Tensor& a, const Tensor& b) {
 }
 
 // Checked operands with one row per target. x is dense, and so is the target, which is i64.
+// One of `weight` and `packed` is the weight.
 struct Operands {
   Tensor x, weight, bias, target;
   std::int64_t rows, words;
+  PackedTensor packed;
+
+  Tensor logits(const Tensor& rows_of_x) const {
+    return packed.defined() ? packed_linear(rows_of_x, packed, bias, PackedActivations::f32)
+                            : linear(rows_of_x, weight, bias);
+  }
+  Tensor times_weight(const Tensor& gradient) const {
+    return packed.defined() ? autograd::packed_matmul(gradient, packed) : matmul(gradient, weight);
+  }
 };
-Operands checked(const Tensor& x, const Tensor& weight, const Tensor& target,
+Operands checked(const Tensor& x, const Tensor& weight, const PackedTensor& packed, const Tensor& target,
                  const LinearCrossEntropyParams& params) {
   const char* const op = kLinearCrossEntropy.name;
   detail::check_defined(op, x);
-  detail::check_defined(op, weight, "weight");
+  if (!packed.defined()) detail::check_defined(op, weight, "weight");
   detail::check_defined(op, target, "target");
   kLinearCrossEntropy.check_dtype(x.dtype());
+  if (packed.defined())
+    check<TypeError>(x.dtype() == DType::f32 && x.device().is_cpu(), "[", op, "] the input is ", x.dtype(),
+                     " on ", x.device(), "; with a packed weight it must be float32 on the CPU");
   autograd::check_matches(op, x, weight, "weight");
   autograd::check_matches(op, x, params.bias, "bias");
-  check(x.dim() > 0 && weight.dim() == 2 && weight.size(1) == x.size(-1), "[", op, "] input has shape ",
-        x.sizes(), ", weight ", weight.sizes(), "; expected (..., E) and (V, E)");
-  autograd::check_vector(op, params.bias, "bias", weight.size(0));
+  const Shape& sizes = packed.defined() ? packed.sizes() : weight.sizes();
+  check(x.dim() > 0 && sizes.size() == 2 && sizes[1] == x.size(-1), "[", op, "] input has shape ", x.sizes(),
+        ", weight ", sizes, "; expected (..., E) and (V, E)");
+  autograd::check_vector(op, params.bias, "bias", sizes[0]);
   check<TypeError>(contains(kIntegers, target.dtype()), "[", op, "] target is ", target.dtype(),
                    "; pass classes as integers");
   check<DeviceError>(target.device() == x.device(), "[", op, "] target is on ", target.device(),
@@ -72,8 +89,13 @@ Operands checked(const Tensor& x, const Tensor& weight, const Tensor& target,
   check(params.chunk_rows >= 0, "[", op, "] chunk_rows ", params.chunk_rows,
         " is negative; 0 means automatic");
   const NoGradGuard guard;
-  Operands o{autograd::raw_contiguous(x).reshape({-1, x.size(-1)}), weight,         params.bias,
-             target.to(DType::i64).contiguous().reshape({-1}),      target.numel(), weight.size(0)};
+  Operands o{autograd::raw_contiguous(x).reshape({-1, x.size(-1)}),
+             weight,
+             params.bias,
+             target.to(DType::i64).contiguous().reshape({-1}),
+             target.numel(),
+             sizes[0],
+             packed};
   if (x.device().is_cpu())
     for (std::int64_t i = 0; i < o.rows; ++i) {
       const std::int64_t t = o.target.data<std::int64_t>()[i];
@@ -110,7 +132,7 @@ Sums compute(const Operands& o, const LinearCrossEntropyParams& params, bool nee
   for (std::int64_t begin = 0; begin < o.rows; begin += chunk) {
     const std::int64_t n = std::min(chunk, o.rows - begin);
     const Tensor x = o.x.narrow(0, begin, n), target = o.target.narrow(0, begin, n);
-    const Tensor logits = linear(x, o.weight, o.bias), stats = empty({n, 1, 2}, sums);
+    const Tensor logits = o.logits(x), stats = empty({n, 1, 2}, sums);
     kernels::ClassRowsArgs rows{.outer = n, .classes = o.words, .inner = 1};
     rows.x = logits;
     rows.target = static_cast<const std::int64_t*>(target.raw_data());  // null on the meta device
@@ -129,7 +151,7 @@ Sums compute(const Operands& o, const LinearCrossEntropyParams& params, bool nee
     kernels::cross_entropy_backward(
         device, dtype,
         {.rows = rows, .grad = {.grad = one, .each_row = false, .divisor = divisor}, .dx = gradient});
-    if (needs_x) s.dx.narrow(0, begin, n).copy_(matmul(gradient, o.weight));
+    if (needs_x) s.dx.narrow(0, begin, n).copy_(o.times_weight(gradient));
     if (needs_weight) add_product(s.dweight, gradient.to(wide), x.to(wide));
     if (needs_bias) s.dbias += gradient.to(wide).sum(0);
   }
@@ -159,7 +181,7 @@ Tensor logit_gradient(const Tensor& logits, const Tensor& target, const LinearCr
 
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& target,
                             const LinearCrossEntropyParams& params) {
-  const Operands o = checked(x, weight, target, params);
+  const Operands o = checked(x, weight, {}, target, params);
   const bool grads = grad_enabled();
   const auto needs = [grads](const Tensor& t) { return grads && t.defined() && autograd::needs_grad(t); };
   const Sums s = compute(o, params, needs(x), needs(weight), needs(params.bias));
@@ -184,9 +206,51 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
             if (b.needs(2)) b.set(2, sum(gradient, 0));
             return;
           }
+          // The gradients of forward are multiplied in place if the pass frees them anyway: that of the
+          // weight may be the largest tensor of a model.
+          const bool freed = !autograd::GraphTask::current()->retains_graph();
+          const auto scaled = [&](const SavedTensor& of_one) {
+            const Tensor d = b.saved(of_one);
+            const bool alone =
+                d.impl()->refs.load(std::memory_order_acquire) <= 2 && d.storage()->use_count() == 1;
+            return freed && alone ? d.mul_(g) : d * g;
+          };
+          if (b.needs(0)) b.set(0, scaled(dx).reshape(from.sizes()));
+          if (b.needs(1)) b.set(1, scaled(dweight));
+          if (b.needs(2)) b.set(2, scaled(dbias));
+        });
+  return s.loss;
+}
+
+Tensor linear_cross_entropy(const Tensor& x, const PackedTensor& weight, const Tensor& target,
+                            const LinearCrossEntropyParams& params) {
+  check(weight.defined(), "[", kLinearCrossEntropy.name, "] the weight is undefined; load a packed tensor");
+  const Operands o = checked(x, {}, weight, target, params);
+  const bool grads = grad_enabled();
+  const auto needs = [grads](const Tensor& t) { return grads && t.defined() && autograd::needs_grad(t); };
+  const Sums s = compute(o, params, needs(x), false, needs(params.bias));
+  if (autograd::recording(x, params.bias))
+    autograd::record(
+        kLinearCrossEntropy, s.loss, {&x, &params.bias},
+        [params =
+             LinearCrossEntropyParams{{}, params.ignore_index, params.reduction, params.label_smoothing, 0},
+         x = autograd::save(x), weight, biased = params.bias.defined(),
+         bias = params.bias.defined() ? autograd::save(params.bias) : SavedTensor(),
+         target = autograd::save(o.target), dx = s.dx.defined() ? autograd::save(s.dx) : SavedTensor(),
+         dbias = s.dbias.defined() ? autograd::save(s.dbias) : SavedTensor()](Backward& b) {
+          const Tensor& g = b.grad();
+          const Tensor from = b.saved(x);
+          if (b.create_graph()) {
+            const Tensor rows = from.reshape({-1, from.size(-1)});
+            const Tensor logits =
+                packed_linear(rows, weight, biased ? b.saved(bias) : Tensor(), PackedActivations::f32);
+            const Tensor gradient = logit_gradient(logits, b.saved(target), params, g);
+            if (b.needs(0)) b.set(0, autograd::packed_matmul(gradient, weight).reshape(from.sizes()));
+            if (b.needs(1)) b.set(1, sum(gradient, 0));
+            return;
+          }
           if (b.needs(0)) b.set(0, (b.saved(dx) * g).reshape(from.sizes()));
-          if (b.needs(1)) b.set(1, b.saved(dweight) * g);
-          if (b.needs(2)) b.set(2, b.saved(dbias) * g);
+          if (b.needs(1)) b.set(1, b.saved(dbias) * g);
         });
   return s.loss;
 }

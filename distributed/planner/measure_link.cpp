@@ -135,6 +135,26 @@ AllReduce measure_all_reduce(ProcessGroup& group, ProfiledModel& model, const Tr
     });
   });
 
+  // The outputs are allocated each time, as fully_shard() does.
+  const auto message_of = [&](bool gathers) {
+    const auto half = [&](std::int64_t bytes) {
+      const Tensor part = bytes_on(device, std::max<std::int64_t>(4, bytes / group.size()));
+      const Tensor whole = zeros({part.numel() * group.size()}, device);
+      synchronize(device);
+      group.barrier().wait();
+      return seconds_of([&] {
+        if (gathers) group.all_gather(whole, part).wait();
+        else group.reduce_scatter(part, whole, ReduceOp::mean).wait();
+        synchronize(device);
+      });
+    };
+    const TransferCost whole = measure_cost(largest_message(model), half);
+    const double messages = group.size() - 1;  // of 1 / size of the bytes each
+    return TransferCost{whole.latency_s / messages, whole.s_per_byte * group.size() / messages};
+  };
+  result.gather_message = message_of(true);
+  result.scatter_message = message_of(false);
+
   // Now measure the all-reduces of one bucket per block in two ways: after a step, and overlapped with
   // backward.
   Buckets buckets(model, group);

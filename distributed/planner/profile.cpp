@@ -25,7 +25,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ZeroBubbleStage, contention, input_grad_s, we
                                    weight_grad_accumulate_s)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Profile, blocks, loss, input_sample_bytes, target_sample_bytes,
                                    optimizer_state, contention, stages, zero_bubble_stages, dispatch_s)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AllReduce, message, overlap_slowdown, compute_stall, contention)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AllReduce, message, gather_message, scatter_message, overlap_slowdown,
+                                   compute_stall, contention)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Link, copy, broadcast, add, master_contention, local, ranks)
 
 namespace {
@@ -76,6 +77,15 @@ std::vector<double> Profile::costs(double samples) const {
   std::vector<double> all;
   for (const BlockProfile& b : blocks) all.push_back(b.forward_s.at(samples) + b.backward_s.at(samples));
   return all;
+}
+
+double AllReduce::gather_s(double bytes, int n) const {
+  const bool measured = gather_message.latency_s > 0 || gather_message.s_per_byte > 0;
+  return half_ring_time(measured ? gather_message : message, bytes, n);
+}
+double AllReduce::scatter_s(double bytes, int n) const {
+  const bool measured = scatter_message.latency_s > 0 || scatter_message.s_per_byte > 0;
+  return half_ring_time(measured ? scatter_message : message, bytes, n);
 }
 
 std::string to_text(const Profile& profile) { return json(profile).dump(); }

@@ -75,11 +75,19 @@ struct Profile {
 /// The costs of averaging gradients over all devices.
 struct AllReduce {
   TransferCost message;  ///< the cost of one message of the ring, see ring_time
-  /// An all-reduce that overlaps backward takes `overlap_slowdown` times as long, and delays backward by the
-  /// fraction `compute_stall` of its duration. They are 1 and 0 if copy engines or a network card move the
-  /// data, and larger if the cores that compute also communicate.
+  /// The costs of one message of an all-gather and of a reduce-scatter, see half_ring_time. An all-gather
+  /// only copies, and a reduce-scatter also adds. If both costs are 0, they were not measured, and either
+  /// takes half as long as an all-reduce.
+  TransferCost gather_message = {}, scatter_message = {};
+  /// An all-reduce that overlaps backward takes `overlap_slowdown` times as long, from the time at which it
+  /// can begin, and delays backward by the fraction `compute_stall` of its duration. They are 1 and 0 if copy
+  /// engines or a network card move the data, and larger if the cores that compute also communicate.
   double overlap_slowdown = 1, compute_stall = 0;
   Contention contention;  ///< the contention in steps that copy gradients into buckets
+
+  /// The seconds of an all-gather or a reduce-scatter of `bytes` in total over n devices.
+  double gather_s(double bytes, int n) const;
+  double scatter_s(double bytes, int n) const;
 };
 
 /// The costs of communication between devices.

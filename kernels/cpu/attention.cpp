@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "tapestry/kernels/cpu/compute.h"
+#include "tapestry/kernels/cpu/dot.h"
 #include "tapestry/kernels/cpu/exp.h"
 #include "tapestry/kernels/cpu/rows.h"
 #include "tapestry/kernels/cpu/tile.h"
@@ -97,7 +98,7 @@ void mask_row(const AttentionMask& m, std::int64_t batch, std::int64_t head, std
       for (std::int64_t j = 0; j < n; ++j) s[j] += load(added[j * m.key]);
     }
   }
-  const std::int64_t visible = m.causal ? std::clamp<std::int64_t>(i + 1 - first, 0, n) : n;
+  const std::int64_t visible = m.causal ? std::clamp<std::int64_t>(i + 1 + m.offset - first, 0, n) : n;
   std::fill(s + visible, s + padded(n), -kInfinity);
 }
 
@@ -162,14 +163,15 @@ class Forward {
     std::fill_n(sums, rows * out_, 0.0f);
     const T* const k = head_of<T>(a_.k, a_.k_strides, batch, group);
     const T* const v = head_of<T>(a_.v, a_.v_strides, batch, group);
-    const std::int64_t seen = a_.mask.causal ? std::min(s_.keys, begin + rows) : s_.keys;
+    const std::int64_t seen = a_.mask.causal ? std::min(s_.keys, begin + rows + a_.mask.offset) : s_.keys;
     for (std::int64_t first = 0; first < seen; first += kKeys) {
       const std::int64_t n = std::min(kKeys, s_.keys - first);
       copy_transposed(k + first * a_.k_strides.row, a_.k_strides.row, n, width, keys);
       copy_rows(v + first * a_.v_strides.row, a_.v_strides.row, n, s_.value_width, values, out_);
       for (std::int64_t at = 0; at < rows; at += kQueries) {
         const std::int64_t m = std::min(kQueries, rows - at);
-        if (a_.mask.causal && first >= begin + at + m) continue;  // these queries see none of these keys
+        if (a_.mask.causal && first >= begin + at + m + a_.mask.offset)
+          continue;  // these queries see none of these keys
         multiply_tiles({.m = m,
                         .n = padded(n),
                         .depth = width,
@@ -212,7 +214,7 @@ class Forward {
     const std::int64_t group = head / (s_.heads / s_.groups), width = s_.width, columns = s_.value_width;
     float* const q = scratch;
     float* const sums = q + kFewQueries * width;
-    float* const line = sums + kFewQueries * out_;  // a converted key or value
+    [[maybe_unused]] float* const line = sums + kFewQueries * out_;  // a converted key or value
     float* const scores = line + std::max(width, columns);
     Query queries[kFewQueries];
     copy_rows(head_of<T>(a_.q, a_.q_strides, batch, head), a_.q_strides.row, s_.queries, width, q, width,
@@ -220,23 +222,18 @@ class Forward {
     std::fill_n(sums, s_.queries * out_, 0.0f);
     const T* const k = head_of<T>(a_.k, a_.k_strides, batch, group);
     const T* const v = head_of<T>(a_.v, a_.v_strides, batch, group);
-    const auto in_f32 = [line](const T* from, std::int64_t n) -> const float* {
-      if constexpr (is_half<T>) {
-        to_float(from, line, n);
-        return line;
-      } else {
-        return from;
-      }
-    };
-    const std::int64_t seen = a_.mask.causal ? std::min(s_.keys, s_.queries) : s_.keys;
+    const std::int64_t seen = a_.mask.causal ? std::min(s_.keys, s_.queries + a_.mask.offset) : s_.keys;
     for (std::int64_t first = 0; first < seen; first += kKeys) {
       const std::int64_t n = std::min(kKeys, s_.keys - first);
-      for (std::int64_t j = 0; j < n; ++j) {
-        const float* const key = in_f32(k + (first + j) * a_.k_strides.row, width);
-        for (std::int64_t i = 0; i < s_.queries; ++i) {
-          const float* const query = q + i * width;
-          scores[i * kKeys + j] = fold_lanes(
-              width, 0.0f, [=](std::int64_t e) { return query[e] * key[e]; }, std::plus<>());
+      if constexpr (std::is_same_v<T, float>) {
+        for (std::int64_t i = 0; i < s_.queries; ++i)
+          dot_all_rows(q + i * width, k + first * a_.k_strides.row, a_.k_strides.row, n, width,
+                       scores + i * kKeys);
+      } else {
+        for (std::int64_t j = 0; j < n; ++j) {
+          to_float(k + (first + j) * a_.k_strides.row, line, width);
+          for (std::int64_t i = 0; i < s_.queries; ++i)
+            dot_rows<1>(q + i * width, line, 0, width, scores + i * kKeys + j);
         }
       }
       for (std::int64_t i = 0; i < s_.queries; ++i) {
@@ -244,11 +241,15 @@ class Forward {
         const float factor = exponentials(queries[i], scores + i * kKeys, padded(n));
         for (std::int64_t c = 0; c < columns; ++c) sums[i * out_ + c] *= factor;
       }
-      for (std::int64_t j = 0; j < n; ++j) {
-        const float* const value = in_f32(v + (first + j) * a_.v_strides.row, columns);
-        for (std::int64_t i = 0; i < s_.queries; ++i) {
-          const float weight = scores[i * kKeys + j];
-          for (std::int64_t c = 0; c < columns; ++c) sums[i * out_ + c] += weight * value[c];
+      if constexpr (std::is_same_v<T, float>) {
+        for (std::int64_t i = 0; i < s_.queries; ++i)
+          add_rows(scores + i * kKeys, v + first * a_.v_strides.row, a_.v_strides.row, n, columns,
+                   sums + i * out_);
+      } else {
+        for (std::int64_t j = 0; j < n; ++j) {
+          to_float(v + (first + j) * a_.v_strides.row, line, columns);
+          for (std::int64_t i = 0; i < s_.queries; ++i)
+            add_rows(scores + i * kKeys + j, line, 0, 1, columns, sums + i * out_);
         }
       }
     }
@@ -331,9 +332,10 @@ class BackwardPass {
       for (std::int64_t head = group * shared; head < (group + 1) * shared; ++head) {
         const std::int64_t row0 = (batch * s_.heads + head) * s_.queries;
         const float* const logs = a_.log_sum_exp.as<float>() + row0;
-        // With a causal mask, queries before `first` see none of these keys.
-        for (std::int64_t at = a_.mask.causal ? first / kQueries * kQueries : 0; at < s_.queries;
-             at += kQueries) {
+        // With a causal mask, queries before first - offset see none of these keys.
+        const std::int64_t seeing =
+            a_.mask.causal ? std::max<std::int64_t>(first - a_.mask.offset, 0) / kQueries * kQueries : 0;
+        for (std::int64_t at = seeing; at < s_.queries; at += kQueries) {
           const std::int64_t m = std::min(kQueries, s_.queries - at);
           copy_rows(head_of<T>(a_.q, a_.q_strides, batch, head) + at * a_.q_strides.row, a_.q_strides.row, m,
                     width, q, in_, scale);

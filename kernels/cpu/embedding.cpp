@@ -66,10 +66,11 @@ void embedding_backward_kernel(const LaunchContext&, const EmbeddingBackwardArgs
       T* const out = dweight + r * columns;
       std::int64_t i = r == padding ? -1 : first[static_cast<std::size_t>(r)];
       if (i < 0) {
-        std::fill(out, out + columns, T());
+        if (!a.accumulate) std::fill(out, out + columns, T());
         continue;
       }
-      std::fill(sum.begin(), sum.end(), Compute<T>(0));
+      for (std::int64_t c = 0; c < columns; ++c)
+        sum[static_cast<std::size_t>(c)] = a.accumulate ? load(out[c]) : Compute<T>(0);
       for (; i >= 0; i = next[static_cast<std::size_t>(i)]) {
         const T* const g = grad + i * columns;
         for (std::int64_t c = 0; c < columns; ++c) sum[static_cast<std::size_t>(c)] += load(g[c]);

@@ -18,6 +18,7 @@ void multiply<double>(const GemmArgs& g) {
 
 template <>
 void multiply<float>(const GemmArgs& g) {
+  if (multiply_row(g)) return;
 #ifdef TAPESTRY_HAS_ONEDNN
   compute_threads();  // sets the number of OpenMP threads, which oneDNN uses
   const bool a_plain = g.a_strides.row_major(g.k), b_plain = g.b_strides.row_major(g.n);
@@ -128,9 +129,26 @@ const float* widen(const T* x, float* y, std::int64_t rows, std::int64_t cols, M
   return y;
 }
 
+// Computes one row of a product of f16 or bf16 operands, in f32. Does nothing and returns false if g is more
+// than that.
+template <class T>
+bool row_half(const LaunchContext& context, const GemmArgs& g) {
+  if (g.m != 1 || g.accumulate || g.epilogue != Epilogue::none) return false;
+  const Scratch<float> memory(context.device, g.k + g.n);
+  float *const a = memory.data(), *const c = a + g.k;
+  const T* const from = g.a.as<T>();
+  for (std::int64_t i = 0; i < g.k; ++i) a[i] = load(from[i * g.a_strides.col]);
+  if (g.bias) to_float(g.bias.as<T>(), c, g.n);
+  else std::fill_n(c, g.n, 0.0f);
+  add_row_product(a, g.b.as<T>(), g.b_strides, g.k, c, g.n);
+  from_float(c, g.c.as<T>(), g.n);
+  return true;
+}
+
 // Computes one matrix product of f16 or bf16 operands, in f32.
 template <class T>
 void product_half(const LaunchContext& context, GemmArgs g) {
+  if (row_half<T>(context, g)) return;
   const Scratch<float> memory(context.device, g.m * g.k + g.k * g.n + g.m * g.n + g.n);
   float* const a = memory.data();
   float* const b = a + g.m * g.k;

@@ -12,6 +12,14 @@ template <>
 void multiply<float>(const GemmArgs& g);
 template <>
 void multiply<double>(const GemmArgs& g);
+/// Computes the same product of f32 if a is one row, or b and c are one column whose elements are adjacent.
+/// Otherwise does nothing and returns false.
+bool multiply_row(const GemmArgs& g);
+/// c += a b for one row a of k numbers and a (k, n) matrix b of f32, f16 or bf16 with these strides. Converts
+/// b in parts that stay in the cache.
+template <class T>
+void add_row_product(const float* a, const T* b, const MatrixStrides& strides, std::int64_t k, float* c,
+                     std::int64_t n);
 /// Computes the same product by Eigen, even if the build has another library.
 template <class T>
 void multiply_eigen(const GemmArgs& g);

@@ -20,7 +20,7 @@ void launch_embedding_backward(const LaunchContext& context, const EmbeddingBack
   e.ndim = 1, e.numel = e.sizes[0] = a.rows * a.columns;
   e.strides[0][0] = 1;
   e.out = dweight, e.dtypes[0] = dtype_of<T>;
-  map<T>(e, Constant<float>{0}, stream_of(context));
+  if (!a.accumulate) map<T>(e, Constant<float>{0}, stream_of(context));
   launch_add_rows<T, T>(Indices(a.indices), 1, a.rows, a.count, a.columns, a.padding, nullptr, a.grad.as<T>(),
                         dweight, context);
 }

@@ -23,11 +23,12 @@ struct AttentionStrides {
   std::int64_t batch, head, row;
 };
 
-/// Which scores count. With `causal`, query i sees keys 0 to i. A bool `mask` is true where the query sees
-/// the key; a mask of the slot's dtype is added to the scores. Dimensions along which the mask is broadcast
-/// have stride 0.
+/// Which scores count. With `causal`, query i sees keys 0 to i + offset; the offset is not negative. A bool
+/// `mask` is true where the query sees the key; a mask of the slot's dtype is added to the scores. Dimensions
+/// along which the mask is broadcast have stride 0.
 struct AttentionMask {
   bool causal = false;
+  std::int64_t offset = 0;
   ConstArray mask;
   std::int64_t batch = 0, head = 0, query = 0, key = 0;
 };

@@ -1,6 +1,7 @@
 #include "tapestry/nn/layers/embedding.h"
 
 #include "tapestry/autograd/ops/embedding.h"
+#include "tapestry/autograd/ops/packed_linear.h"
 #include "tapestry/nn/init.h"
 #include "tapestry/nn/internal/options_text.h"
 
@@ -31,11 +32,27 @@ Embedding::Embedding(const Options& o)
     : options(checked("Embedding", o)), weight(param("weight", weight_of(options))) {}
 
 Tensor Embedding::forward(const Tensor& indices) {
+  if (packed_.defined()) return packed_embedding(packed_, indices);
   return embedding(weight, indices,
                    EmbeddingParams{.padding_idx = options.padding_idx,
                                    .max_norm = options.max_norm,
                                    .norm_type = options.norm_type,
                                    .scale_grad_by_freq = options.scale_grad_by_freq});
+}
+
+void Embedding::set_packed_weight(const PackedTensor& packed) {
+  const Shape expected{options.num_embeddings, options.embedding_dim};
+  check(packed.defined() && packed.sizes() == expected, "[Embedding] the packed weight has shape ",
+        packed.sizes(), "; expected ", expected);
+  check(!options.max_norm, "[Embedding] max_norm changes the weight, and a packed weight cannot be changed");
+  packed_ = packed;
+  weight = Parameter();
+}
+
+void Embedding::unpack_weight() {
+  if (!packed_.defined()) return;
+  weight = Parameter("weight", packed_.unpack());
+  packed_ = PackedTensor();
 }
 
 std::string Embedding::options_text() const {

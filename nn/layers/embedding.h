@@ -2,6 +2,7 @@
 #include <optional>
 
 #include "tapestry/autograd/ops/embedding_bag.h"
+#include "tapestry/core/packed_tensor.h"
 #include "tapestry/nn/module.h"
 
 namespace tapestry::nn {
@@ -24,8 +25,22 @@ class Embedding : public Module {
   Tensor forward(const Tensor& indices) override;
   std::string options_text() const override;
 
+  /// Replaces the weight by one that stays in its blocks and is not trained: `weight` becomes undefined, and
+  /// parameters() and state_dict() no longer have it. forward() then gives f32 on the CPU (packed_embedding).
+  /// Throws ValueError unless the shape is (num_embeddings, embedding_dim), and if max_norm is set, which
+  /// changes the weight.
+  void set_packed_weight(const PackedTensor& packed);
+  /// Undefined unless set_packed_weight() was called.
+  const PackedTensor& packed_weight() const { return packed_; }
+  /// Makes `weight` a parameter again, with the elements of the packed weight in f32. Does nothing if there
+  /// is none.
+  void unpack_weight();
+
   const Options options;
   Parameter& weight;
+
+ private:
+  PackedTensor packed_;
 };
 
 struct EmbeddingBagOptions {

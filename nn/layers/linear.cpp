@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "tapestry/autograd/ops/matmul.h"
+#include "tapestry/autograd/ops/packed_linear.h"
 #include "tapestry/nn/functional.h"
 #include "tapestry/nn/init.h"
 #include "tapestry/nn/internal/options_text.h"
@@ -29,10 +30,24 @@ Linear::Linear(const Options& o)
 
 Tensor Linear::forward(const Tensor& x) {
   tapestry::detail::check_defined("linear", x);
-  const std::int64_t in = weight->size(1);
+  const std::int64_t in = packed_.defined() ? options.in_features : weight->size(1);
   check(x.dim() > 0 && x.size(-1) == in, "[linear] expected an input of shape (..., ", in, ") but got ",
         x.sizes(), "; make its last dimension ", in, ", or set in_features");
-  return linear(x, weight, bias);
+  return packed_.defined() ? packed_linear(x, packed_, bias) : linear(x, weight, bias);
+}
+
+void Linear::set_packed_weight(const PackedTensor& packed) {
+  check(packed.defined() && packed.sizes() == Shape({options.out_features, options.in_features}),
+        "[Linear] the packed weight has shape ", packed.sizes(), "; expected ",
+        Shape({options.out_features, options.in_features}));
+  packed_ = packed;
+  weight = Parameter();
+}
+
+void Linear::unpack_weight() {
+  if (!packed_.defined()) return;
+  weight = Parameter("weight", packed_.unpack());
+  packed_ = PackedTensor();
 }
 
 std::string Linear::options_text() const {

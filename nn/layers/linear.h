@@ -1,4 +1,5 @@
 #pragma once
+#include "tapestry/core/packed_tensor.h"
 #include "tapestry/nn/module.h"
 
 namespace tapestry::nn {
@@ -18,9 +19,22 @@ class Linear : public Module {
   Tensor forward(const Tensor& x) override;
   std::string options_text() const override;
 
+  /// Replaces the weight by one that stays in its blocks and is not trained: `weight` becomes undefined, and
+  /// parameters() and state_dict() no longer have it. forward() then takes f32 on the CPU (packed_linear).
+  /// Throws ValueError unless the shape is (out_features, in_features).
+  void set_packed_weight(const PackedTensor& packed);
+  /// Undefined unless set_packed_weight() was called.
+  const PackedTensor& packed_weight() const { return packed_; }
+  /// Makes `weight` a parameter again, with the elements of the packed weight in f32. Does nothing if there
+  /// is none.
+  void unpack_weight();
+
   const Options options;
   Parameter& weight;
   Parameter& bias;
+
+ private:
+  PackedTensor packed_;
 };
 
 struct BilinearOptions {

@@ -4,8 +4,10 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <string>
 
 #include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/view.h"
 
 namespace tapestry::nn {
@@ -46,12 +48,37 @@ std::vector<double> penalised(const Tensor& logits, std::span<const std::int64_t
   }
   return values;
 }
+// True for logits that can be read as they are, as those of generate() on a CPU.
+bool is_plain(const Tensor& logits) {
+  return logits.defined() && logits.dim() == 1 && logits.numel() > 0 && logits.dtype() == DType::f32 &&
+         logits.device().is_cpu() && logits.is_contiguous();
+}
+// The index of the largest logit, the first of equal ones.
+std::int64_t largest(const float* logits, std::int64_t n) {
+  // Many independent maxima let the compiler use vectors; a search for an index in one loop does not.
+  constexpr std::int64_t kLanes = 64;
+  float lanes[kLanes];
+  std::fill_n(lanes, kLanes, -std::numeric_limits<float>::infinity());
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (std::int64_t j = 0; j < kLanes; ++j) lanes[j] = logits[i + j] > lanes[j] ? logits[i + j] : lanes[j];
+  float best = *std::max_element(lanes, lanes + kLanes);
+  for (; i < n; ++i) best = logits[i] > best ? logits[i] : best;
+  bool ordered = true;
+  for (std::int64_t j = 0; j < n; ++j) ordered &= logits[j] == logits[j];
+  check(ordered, "[Sampler] a logit is NaN; the model's weights or its input are broken");
+  check(best != -std::numeric_limits<float>::infinity(),
+        "[Sampler] all logits are -inf, so no token can be chosen");
+  return std::find(logits, logits + n, best) - logits;
+}
 }  // namespace
 
 Sampler::Sampler(const Options& o) : options(checked(o)), random_(o.seed) {}
 
 std::vector<Sampler::Candidate> Sampler::candidates(const Tensor& logits,
                                                     std::span<const std::int64_t> history) const {
+  if (options.temperature == 0 && options.repetition_penalty == 1 && is_plain(logits))
+    return {{largest(logits.data<float>(), logits.numel()), 1}};
   const std::vector<double> values = penalised(logits, history, options.repetition_penalty);
   const auto best = std::max_element(values.begin(), values.end());
   check(*best != -kInfinity, "[Sampler] all logits are -inf, so no token can be chosen");
@@ -107,29 +134,49 @@ std::int64_t Sampler::operator()(const Tensor& logits, std::span<const std::int6
   return all.back().token;
 }
 
+namespace {
+// Sets evaluation mode for its lifetime.
+struct Evaluation {
+  LanguageModel& model;
+  const bool training;
+  explicit Evaluation(LanguageModel& m) : model(m), training(m.is_training()) {
+    if (training) model.eval();
+  }
+  ~Evaluation() {
+    if (training) model.train();
+  }
+};
+
+bool stops(const GenerateOptions& options, std::int64_t token) {
+  return std::find(options.stop.begin(), options.stop.end(), token) != options.stop.end();
+}
+
+// `number` names the prompt of a batch, such as " 3".
+void check_prompt(const LanguageModel& model, std::span<const std::int64_t> prompt,
+                  const std::string& number) {
+  const auto given = static_cast<std::int64_t>(prompt.size());
+  check(given > 0, "[generate] the prompt", number, " is empty; begin with the token that begins texts");
+  check(given < model.context_length(), "[generate] the prompt", number, " has ", given,
+        " tokens, the context ", model.context_length(),
+        "; shorten the prompt, so that there is room for an answer");
+}
+void check_count(const GenerateOptions& options) {
+  check(options.max_new_tokens >= 0, "[generate] max_new_tokens is ", options.max_new_tokens,
+        "; it must not be negative");
+}
+}  // namespace
+
 std::vector<std::int64_t> generate(LanguageModel& model, std::span<const std::int64_t> prompt,
                                    const GenerateOptions& options, Sampler& sampler) {
   const auto given = static_cast<std::int64_t>(prompt.size());
-  check(given > 0, "[generate] the prompt is empty; begin with the token that begins texts");
-  check(given < model.context_length(), "[generate] the prompt has ", given, " tokens, the context ",
-        model.context_length(), "; shorten the prompt, so that there is room for an answer");
-  check(options.max_new_tokens >= 0, "[generate] max_new_tokens is ", options.max_new_tokens,
-        "; it must not be negative");
+  check_prompt(model, prompt, "");
+  check_count(options);
   std::vector<std::int64_t> text(prompt.begin(), prompt.end());
   const std::int64_t count = std::min(options.max_new_tokens, model.context_length() - given);
   if (count == 0) return {};
-  struct Mode {
-    LanguageModel& model;
-    const bool training;
-    explicit Mode(LanguageModel& m) : model(m), training(m.is_training()) {
-      if (training) model.eval();
-    }
-    ~Mode() {
-      if (training) model.train();
-    }
-  } const mode(model);
+  const Evaluation mode(model);
   const NoGradGuard no_grad;
-  const Device device = model.output_weight()->device();
+  const Device device = model.device();
   KvCache cache = model.make_cache(given + count);
   Tensor fresh = tensor(text, {1, given}).to(device);
   for (std::int64_t i = 0; i < count; ++i) {
@@ -137,7 +184,7 @@ std::vector<std::int64_t> generate(LanguageModel& model, std::span<const std::in
     const std::int64_t token = sampler(logits.flatten(), text);
     text.push_back(token);
     if (options.on_token && !options.on_token(token)) break;
-    if (std::find(options.stop.begin(), options.stop.end(), token) != options.stop.end()) break;
+    if (stops(options, token)) break;
     fresh = tensor(std::vector<std::int64_t>{token}, {1, 1}).to(device);
   }
   return {text.begin() + given, text.end()};
@@ -147,6 +194,73 @@ std::vector<std::int64_t> generate(LanguageModel& model, std::span<const std::in
                                    const GenerateOptions& options) {
   Sampler greedy;
   return generate(model, prompt, options, greedy);
+}
+
+std::vector<std::vector<std::int64_t>> generate_batch(LanguageModel& model,
+                                                      const std::vector<std::vector<std::int64_t>>& prompts,
+                                                      const GenerateOptions& options,
+                                                      const SamplerOptions& sampler) {
+  check(!prompts.empty(), "[generate] there are no prompts");
+  check(!options.on_token, "[generate] on_token is for one prompt; read the result, or call generate()");
+  check_count(options);
+  std::int64_t longest = 0;
+  bool equal = true;
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    check_prompt(model, prompts[i], concat({" ", i}));
+    const auto given = static_cast<std::int64_t>(prompts[i].size());
+    equal = equal && (i == 0 || given == longest);
+    longest = std::max(longest, given);
+  }
+  const auto batch = static_cast<std::int64_t>(prompts.size());
+  const std::int64_t count = std::min(options.max_new_tokens, model.context_length() - longest);
+  std::vector<std::vector<std::int64_t>> texts = prompts, fresh(prompts.size());
+  if (count == 0) return fresh;
+
+  const Evaluation mode(model);
+  const NoGradGuard no_grad;
+  const Device device = model.device();
+  const std::int64_t capacity = longest + count;
+  Tensor ids = zeros({batch, longest}, DType::i64), positions = zeros({batch, capacity}, DType::i64),
+         seen = zeros({batch, 1, 1, capacity}, DType::boolean);
+  for (std::int64_t i = 0; i < batch; ++i) {
+    const std::vector<std::int64_t>& prompt = prompts[static_cast<std::size_t>(i)];
+    const std::int64_t fill = longest - static_cast<std::int64_t>(prompt.size());
+    std::copy(prompt.begin(), prompt.end(), ids.data<std::int64_t>() + i * longest + fill);
+    for (std::int64_t j = fill; j < capacity; ++j) {
+      positions.data<std::int64_t>()[i * capacity + j] = j - fill;
+      seen.data<bool>()[i * capacity + j] = true;
+    }
+  }
+  ids = ids.to(device), positions = positions.to(device), seen = seen.to(device);
+  std::vector<Sampler> samplers(prompts.size(), Sampler(sampler));
+  std::vector<bool> done(prompts.size());
+  KvCache cache = model.make_cache(capacity);
+  for (std::int64_t step = 0; step < count; ++step) {
+    const std::int64_t past = cache.length(), length = ids.size(1);
+    TokenContext how{.cache = &cache, .last = true};
+    if (!equal) {
+      how.positions = positions.narrow(1, past, length);
+      how.mask = seen.narrow(3, 0, past + length);
+      if (length > 1)
+        how.mask = logical_and(how.mask, document_mask(zeros({1, length}, {DType::i64, device})));
+    }
+    const Tensor logits = model(ids, how);
+    std::vector<std::int64_t> next(prompts.size());
+    bool all = true;
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      if (done[i]) continue;
+      const std::int64_t token =
+          samplers[i](logits.select(0, static_cast<std::int64_t>(i)).flatten(), texts[i]);
+      texts[i].push_back(token);
+      fresh[i].push_back(token);
+      next[i] = token;
+      done[i] = stops(options, token);
+      all = all && done[i];
+    }
+    if (all) break;
+    ids = tensor(next, {batch, 1}).to(device);
+  }
+  return fresh;
 }
 
 }  // namespace tapestry::nn

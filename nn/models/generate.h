@@ -68,4 +68,15 @@ std::vector<std::int64_t> generate(LanguageModel& model, std::span<const std::in
 std::vector<std::int64_t> generate(LanguageModel& model, std::span<const std::int64_t> prompt,
                                    const GenerateOptions& options = {});
 
+/// Does the same for several prompts at once, which may have different lengths: shorter ones are filled up on
+/// the left, and what fills them is hidden from attention. Each prompt has a sampler of its own with these
+/// options, so its tokens are those that generate() gives for it alone, up to rounding, and up to where the
+/// longest prompt fills the context. A text that has ended is computed on until all have. Throws ValueError
+/// as generate() does, for the prompt's number, if there are no prompts, or if on_token is set, which knows
+/// no number.
+std::vector<std::vector<std::int64_t>> generate_batch(LanguageModel& model,
+                                                      const std::vector<std::vector<std::int64_t>>& prompts,
+                                                      const GenerateOptions& options = {},
+                                                      const SamplerOptions& sampler = {});
+
 }  // namespace tapestry::nn

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <tuple>
 
+#include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/view.h"
@@ -83,7 +84,8 @@ Tensor Gpt2Model::forward(const Tensor& ids, const TokenContext& how) {
   for (std::size_t i = 0; i < h.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
     block.cache = how.cache ? &how.cache->layer(index) : nullptr;
-    x = h.get<Gpt2Block>(index)(x, block);
+    Gpt2Block& layer = h.get<Gpt2Block>(index);
+    x = how.checkpoint ? checkpoint(layer, x, block) : layer(x, block);
   }
   return ln_f(x);
 }

@@ -82,6 +82,9 @@ class Gpt2 : public LanguageModel {
   const Parameter& output_weight() const override {
     return lm_head ? lm_head->weight : transformer.wte.weight;
   }
+  const PackedTensor& packed_output_weight() const override {
+    return lm_head ? lm_head->packed_weight() : transformer.wte.packed_weight();
+  }
 
   const Gpt2Config config;
   Gpt2Model& transformer;

@@ -5,6 +5,7 @@
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/linear_cross_entropy.h"
 #include "tapestry/autograd/ops/matmul.h"
+#include "tapestry/autograd/ops/packed_linear.h"
 #include "tapestry/autograd/ops/scan.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/nn/init.h"
@@ -28,6 +29,10 @@ KvCache LanguageModel::make_cache(std::int64_t capacity) const {
   return KvCache(num_layers(), capacity > 0 ? capacity : context_length());
 }
 
+Device LanguageModel::device() const {
+  return packed_output_weight().defined() ? kCPU : output_weight().device();
+}
+
 Tensor LanguageModel::forward(const Tensor& ids, const TokenContext& how) {
   const std::string op = type_name();
   tapestry::detail::check_defined(op.c_str(), ids, "ids");
@@ -47,6 +52,8 @@ Tensor LanguageModel::forward(const Tensor& ids, const TokenContext& how) {
   if (how.targets.defined())
     check(how.targets.sizes() == ids.sizes(), "[", op, "] targets have shape ", how.targets.sizes(), ", ids ",
           ids.sizes(), "; give one word for each token");
+  check(!(how.cache && how.checkpoint && grad_enabled()), "[", op,
+        "] a cache has no gradients, and checkpoint recomputes blocks for them; leave out one of the two");
   Tensor x;
   try {
     x = features(ids, how);
@@ -56,8 +63,12 @@ Tensor LanguageModel::forward(const Tensor& ids, const TokenContext& how) {
         if (how.cache->layer(i).length() > past) how.cache->layer(i).truncate(past);
     throw;
   }
-  if (how.targets.defined()) return linear_cross_entropy(x, output_weight(), how.targets);
-  return linear(how.last ? x.narrow(1, length - 1, 1) : x, output_weight());
+  const PackedTensor& packed = packed_output_weight();
+  if (how.targets.defined())
+    return packed.defined() ? linear_cross_entropy(x, packed, how.targets)
+                            : linear_cross_entropy(x, output_weight(), how.targets);
+  if (how.last) x = x.narrow(1, length - 1, 1);
+  return packed.defined() ? packed_linear(x, packed) : linear(x, output_weight());
 }
 
 namespace {
@@ -95,8 +106,7 @@ Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
   const std::int64_t queries = q.size(-2), keys = k.size(-2);
   AttentionParams params{.dropout_p = dropout, .enable_gqa = q.size(-3) != k.size(-3)};
   if (mask.defined()) params.attn_mask = mask;
-  else if (queries == keys) params.is_causal = true;
-  else if (queries > 1) params.attn_mask = causal_mask(queries, keys, q.device());
+  else if (queries > 1) params.is_causal = true, params.causal_offset = keys - queries;
   return scaled_dot_product_attention(q, k, v, params);
 }
 

@@ -2,6 +2,7 @@
 // What the language models have in common: a call with tokens, a key/value cache, masks of packed documents.
 #include <vector>
 
+#include "tapestry/core/packed_tensor.h"
 #include "tapestry/nn/layers/attention.h"
 #include "tapestry/nn/module.h"
 
@@ -40,6 +41,9 @@ struct TokenContext {
   Tensor targets = {};
   /// Computes the logits of the last token alone, (N, 1, vocab_size).
   bool last = false;
+  /// Calls each block through checkpoint(): backward computes it again, and memory holds the blocks' inputs
+  /// and the tensors of one block. Without effect if grad mode is off.
+  bool checkpoint = false;
 };
 
 /// A model that predicts the next token. A derived class computes the features of each token; this class has
@@ -57,8 +61,13 @@ class LanguageModel : public Module {
   virtual std::int64_t num_layers() const = 0;
   /// The most tokens of a sequence.
   virtual std::int64_t context_length() const = 0;
-  /// The weight of the head, (vocab_size, features), which may be that of the embedding.
+  /// The weight of the head, (vocab_size, features), which may be that of the embedding. Undefined if it is
+  /// packed.
   virtual const Parameter& output_weight() const = 0;
+  /// The same weight if it stays in its blocks (load_packed_weights), else undefined.
+  virtual const PackedTensor& packed_output_weight() const = 0;
+  /// The device of the head's weight.
+  Device device() const;
   /// A cache for `capacity` tokens, or for the whole context.
   KvCache make_cache(std::int64_t capacity = 0) const;
 

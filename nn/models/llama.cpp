@@ -3,6 +3,7 @@
 #include <tuple>
 #include <utility>
 
+#include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/swiglu.h"
 #include "tapestry/autograd/ops/view.h"
@@ -93,7 +94,8 @@ Tensor LlamaModel::forward(const Tensor& ids, const TokenContext& how) {
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
     block.cache = how.cache ? &how.cache->layer(index) : nullptr;
-    x = layers.get<LlamaDecoderLayer>(index)(x, block);
+    LlamaDecoderLayer& layer = layers.get<LlamaDecoderLayer>(index);
+    x = how.checkpoint ? checkpoint(layer, x, block) : layer(x, block);
   }
   return norm(x);
 }

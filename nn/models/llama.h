@@ -87,6 +87,9 @@ class Llama : public LanguageModel {
   const Parameter& output_weight() const override {
     return lm_head ? lm_head->weight : model.embed_tokens.weight;
   }
+  const PackedTensor& packed_output_weight() const override {
+    return lm_head ? lm_head->packed_weight() : model.embed_tokens.packed_weight();
+  }
 
   const LlamaConfig config;
   LlamaModel& model;

@@ -397,8 +397,10 @@ std::vector<TensorSource> without_tied(const Model& model, const std::vector<Ten
 }
 
 /// Throws unless all layers have all weights. Llama's biases are optional.
-void check_complete(const Model& model, const std::vector<TensorSource>& weights) {
+void check_complete(const Model& model, const std::vector<TensorSource>& weights,
+                    const std::vector<std::pair<std::string, PackedTensor>>& packed = {}) {
   std::set<std::string_view> names;
+  for (const auto& [name, tensor] : packed) names.insert(name);
   for (const TensorSource& source : weights) names.insert(source.name);
   for (const WeightName& rule : weight_names(model.type)) {
     const std::string_view hf = rule.hf;
@@ -414,7 +416,7 @@ void check_complete(const Model& model, const std::vector<TensorSource>& weights
 void write_gguf(const std::string& path, const Model& model, GgufMetadata metadata,
                 const SaveGgufOptions& options, const std::vector<TensorSource>& weights,
                 const std::vector<TensorSource>& extra) {
-  check_complete(model, weights);
+  check_complete(model, weights, options.packed);
   for (const auto& [key, value] : options.metadata.entries())
     if (!metadata.has(key)) metadata.set(key, value);
   const bool f16 = options.type == BlockType::f16, q8 = options.type == BlockType::q8_0;
@@ -452,6 +454,17 @@ void write_gguf(const std::string& path, const Model& model, GgufMetadata metada
     entries.push_back({found.other, type, sizes});
     items.push_back({&source, layout});
   }
+  std::vector<PackedTensor> blocks;
+  for (const auto& [name, tensor] : options.packed) {
+    if (model.tied && name == kHead) continue;
+    const Match found = match(weight_names(model.type), name, &WeightName::hf, &WeightName::gguf);
+    check(found.rule, "[save_gguf] ", name, " is no weight of a model of type ", model.type);
+    const WeightLayout layout = found.rule->layout;  // a layer's weight is (out, in), as in GGUF
+    blocks.push_back(layout == q_rows   ? rows_to_interleaved(tensor, model.heads)
+                     : layout == k_rows ? rows_to_interleaved(tensor, model.kv_heads)
+                                        : tensor);
+    entries.push_back({found.other, tensor.type(), tensor.sizes()});
+  }
   GgufWriter writer(path, std::move(entries), metadata);
   for (const Item& item : items) {
     Tensor tensor = item.source->read();
@@ -462,6 +475,7 @@ void write_gguf(const std::string& path, const Model& model, GgufMetadata metada
     if (item.layout == transposed) tensor = transposed_copy(tensor, item.source->name);
     writer.write(tensor);
   }
+  for (const PackedTensor& tensor : blocks) writer.write(tensor);
   writer.commit();
 }
 

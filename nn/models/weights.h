@@ -14,6 +14,7 @@
 //   - GPT-2's linear layers in transformers are [in, out] (Conv1D), those in GGUF are [out, in].
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tapestry/core/packed_tensor.h"
@@ -100,6 +101,9 @@ struct SaveGgufOptions {
   /// Further metadata, such as that of the tokenizer. For keys that the configuration sets too (put_gguf),
   /// the configuration's values are written.
   GgufMetadata metadata = GgufMetadata();
+  /// Weights that are written in their blocks, whatever `type` is, beside those of the list: the result of
+  /// packed_weights().
+  std::vector<std::pair<std::string, PackedTensor>> packed = {};
 };
 /// Writes weights with Hugging Face's names to a GGUF file. lm_head.weight is left out if the embeddings are
 /// tied. Throws ValueError if a name is not in the table, a weight of the configuration's layers is missing,

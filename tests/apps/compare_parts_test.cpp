@@ -255,22 +255,33 @@ TEST_CASE("the stages of a split compute the same outputs as the whole model") {
     Workload w;
     w.model = name;
     w.image_size = 8;
+    w.length = 5;
     w.batch_size = 3;
     w.dtype = tapestry::DType::f64;
     const Batch batch = make_batch(w);
-    CHECK(batch.images.sizes() == tapestry::Shape{3, 3, 8, 8});
-    CHECK(batch.images.dtype() == tapestry::DType::f64);
-    CHECK(batch.labels.sizes() == tapestry::Shape{3});
-    const tapestry::Tensor whole = (*make_model(w, tapestry::kCPU))(batch.images);
-    CHECK(whole.sizes() == tapestry::Shape{3, 10});
+    const tapestry::Tensor whole = (*make_model(w, tapestry::kCPU))(batch.inputs);
+    if (reads_images(w)) {
+      CHECK(batch.inputs.sizes() == tapestry::Shape{3, 3, 8, 8});
+      CHECK(batch.inputs.dtype() == tapestry::DType::f64);
+      CHECK(batch.targets.sizes() == tapestry::Shape{3});
+      CHECK(whole.sizes() == tapestry::Shape{3, 10});
+    } else {
+      CHECK(batch.inputs.sizes() == tapestry::Shape{3, 5});
+      // The target of a token is the next one.
+      CHECK(equal(batch.inputs.narrow(1, 1, 4), batch.targets.narrow(1, 0, 4)));
+      CHECK(whole.sizes() == tapestry::Shape{3, 5, 1024});
+      // A token sees itself and earlier ones alone.
+      CHECK(allclose((*make_model(w, tapestry::kCPU))(batch.inputs.narrow(1, 0, 2)), whole.narrow(1, 0, 2),
+                     1e-12, 1e-12));
+    }
 
     const int blocks = static_cast<int>(make_blocks(w).size());
     w.split = {1, blocks - 1};
     const auto parts = make_stages(w);
     REQUIRE(parts.size() == 2);
-    CHECK(allclose((*parts[1])((*parts[0])(batch.images)), whole, 0, 0));
+    CHECK(allclose((*parts[1])((*parts[0])(batch.inputs)), whole, 0, 0));
     // The output of a sample must not depend on the other samples.
-    CHECK(allclose((*make_model(w, tapestry::kCPU))(batch.images.narrow(0, 1, 1)), whole.narrow(0, 1, 1),
+    CHECK(allclose((*make_model(w, tapestry::kCPU))(batch.inputs.narrow(0, 1, 1)), whole.narrow(0, 1, 1),
                    1e-12, 1e-12));
     w.split = {blocks, 0};
     CHECK_THROWS_WITH(make_stages(w), ContainsSubstring("at least one"));
@@ -279,7 +290,7 @@ TEST_CASE("the stages of a split compute the same outputs as the whole model") {
   }
   Workload w;
   w.model = "vgg";
-  CHECK_THROWS_WITH(make_blocks(w), ContainsSubstring("mlp, cnn or resnet18"));
+  CHECK_THROWS_WITH(make_blocks(w), ContainsSubstring("mlp, cnn, resnet18 or gpt"));
   w.model = "cnn";
   w.image_size = 3;
   CHECK_THROWS_WITH(make_blocks(w), ContainsSubstring("at least 4x4"));

@@ -33,6 +33,15 @@ std::vector<std::string> tiny(std::vector<std::string> more) {
 
 }  // namespace
 
+TEST_CASE("modes train the GPT alike") {
+  const Ended ended =
+      compare(tiny({"--model", "gpt", "--length", "3", "--batch-size", "5", "--steps", "1", "--optimizer",
+                    "adamw", "--modes", "dp-replicated,fsdp,pipeline-1f1b,zero2"}));
+  INFO(ended.out << ended.err);
+  REQUIRE(ended.status == 0);
+  CHECK_THAT(ended.out, ContainsSubstring("gpt on sequences of 3 tokens, batch of 5, float64"));
+}
+
 TEST_CASE("all modes compute the same losses, and each reports its costs") {
   const tests::TempDir folder;
   const Ended ended = compare(tiny({"--warmup", "2", "--predict-devices", "8", "--link-latency-us", "30",

@@ -74,3 +74,40 @@ TEST_CASE("attention: dropout acts on the weights, and keeps their mean") {
   // The mean of 128 such outputs has a standard deviation of 1 / 256.
   CHECK(y.mean().item() == Approx(1).margin(6.0 / 256));
 }
+
+TEST_CASE("attention: causal_offset hides the keys that a mask hides") {
+  manual_seed(2);
+  struct Case {
+    std::int64_t queries, keys, offset;
+  };
+  // Few queries and many have different kernels, whose blocks are 96 queries by 128 keys.
+  for (const Case c : {Case{1, 5, 4}, Case{3, 140, 137}, Case{5, 7, 2}, Case{100, 300, 200},
+                       Case{200, 330, 130}, Case{7, 9, 0}, Case{4, 6, 20}, Case{97, 260, 128}}) {
+    CAPTURE(c.queries, c.keys, c.offset);
+    const Tensor mask = arange(c.keys, TensorOptions(DType::i64)) <=
+                        (arange(c.queries, TensorOptions(DType::i64)) + c.offset).unsqueeze(1);
+    const Tensor g = randn({2, 4, c.queries, 5});
+    const Tensor q0 = randn({2, 4, c.queries, 6}), k0 = randn({2, 2, c.keys, 6}),
+                 v0 = randn({2, 2, c.keys, 5});
+    const auto run = [&](const AttentionParams& params, DType dtype) {
+      std::vector<Tensor> in;
+      for (const Tensor* t : {&q0, &k0, &v0}) in.push_back(t->to(dtype).clone().set_requires_grad());
+      const Tensor y = scaled_dot_product_attention(in[0], in[1], in[2], params);
+      y.backward(g.to(dtype));
+      return std::vector<Tensor>{y.detach(), in[0].grad(), in[1].grad(), in[2].grad()};
+    };
+    for (const DType dtype : {DType::f32, DType::f64}) {  // by a kernel, and by operations
+      const auto ours = run({.is_causal = true, .causal_offset = c.offset, .enable_gqa = true}, dtype);
+      const auto masked = run({.attn_mask = mask, .enable_gqa = true}, dtype);
+      for (std::size_t i = 0; i < 4; ++i) CHECK(allclose(ours[i], masked[i], 1e-4, 1e-5));
+    }
+  }
+}
+BAD_INPUT("scaled_dot_product_attention", "causal_offset is -1; it must not be negative", [] {
+  const Tensor x = zeros({2, 3});
+  return scaled_dot_product_attention(x, x, x, {.is_causal = true, .causal_offset = -1});
+});
+BAD_INPUT("scaled_dot_product_attention", "causal_offset is 1, but is_causal is not set", [] {
+  const Tensor x = zeros({2, 3});
+  return scaled_dot_product_attention(x, x, x, {.causal_offset = 1});
+});

@@ -22,6 +22,8 @@ constexpr const char* kLinalg = "autograd/ops/linalg.h says that CUDA tensors ar
 
 constexpr const char* kReadsAsIs = "kernels/ops/matmul_packed.h says that GPUs read the factor as it is";
 
+constexpr const char* kPacked = "autograd/ops/packed_linear.h says that packed weights are on the CPU";
+
 constexpr const char* kComposedAttention =
     "kernels/ops/attention.h says that other devices compute attention from matrix products";
 
@@ -39,8 +41,12 @@ inline constexpr Exception kExceptions[] = {
     {"conv3d_backward_weight", kF32, kLowered},
     {"ctc_loss", kF32, kOnHost},
     {"ctc_loss_backward", kF32, kOnHost},
+    {"interleave", tapestry::bit(DType::u8), kPacked},
     {"pack_matrix", kF32, kReadsAsIs},
     {"packed_gemm", kF32, kReadsAsIs},
+    {"packed_linear", kF32, kPacked},
+    {"packed_linear_backward", kF32, kPacked},
+    {"packed_linear_int8", kF32, kPacked},
     {"prod", kF32, kLastOfCumprod},
     {"linalg.solve", kF32, kLinalg},
     {"linalg.det", kF32, kLinalg},

@@ -49,12 +49,15 @@ void check_embedding(std::int64_t rows, std::int64_t columns, std::int64_t n, DT
     CHECK(equal(got, want));
     CHECK(got_bad == want_bad);
     for (const std::int64_t padding : {std::int64_t{-1}, rows / 2}) {
-      kernels::EmbeddingBackwardArgs args{n, rows, columns, grad, index, want_d, padding};
-      kernels::embedding_backward(kCPU, dtype_of<T>, args);
-      got_d.fill_(3);
-      args.dweight = got_d;
-      gpu::launch_embedding_backward<T>({}, args);
-      CHECK(equal(got_d, want_d));
+      for (const bool accumulate : {false, true}) {
+        kernels::EmbeddingBackwardArgs args{n, rows, columns, grad, index, want_d, padding, accumulate};
+        want_d.fill_(3);
+        got_d.fill_(3);
+        kernels::embedding_backward(kCPU, dtype_of<T>, args);
+        args.dweight = got_d;
+        gpu::launch_embedding_backward<T>({}, args);
+        CHECK(equal(got_d, want_d));
+      }
     }
   });
 }

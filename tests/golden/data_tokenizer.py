@@ -69,6 +69,8 @@ RANGES = [(0x20, 0x7E), (0x09, 0x0D), (0x80, 0x24F), (0x370, 0x52F), (0x5D0, 0x6
 def strings():
     rng = random.Random(1)
     yield from ["", " ", "   ", "a", "\n", "Hello, world", "a" * 200, " " * 100 + "x", "ab" * 150, "0" * 90]
+    # Letters and numbers of Unicode 15 and 16.
+    yield from ["\U000105c0's \U00013460's\U0001e4d0's", "\U00011bf0's \U00016d70's\ua7da's", "\U000323af's!\U000323b0's"]
     for _ in range(60):
         at = rng.randrange(len(TEXT))
         yield TEXT[at:at + rng.randrange(1, 80)]

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 
+#include "tapestry/nn/models/gpt2.h"
 #include "tapestry/nn/models/llama.h"
 #include "tests/nn/golden.h"
 #include "tests/support/catch.h"
@@ -127,4 +128,69 @@ TEST_CASE("generate: wrong options are errors") {
   CHECK_THROWS_WITH(sampler(tensor({-INFINITY, -INFINITY})), ContainsSubstring("-inf"));
   CHECK_THROWS_WITH(sampler(zeros({1, 4})), ContainsSubstring("expected floating numbers"));
   CHECK(sampler(tensor({1.0, INFINITY})) == 1);
+}
+
+TEST_CASE("generate_batch: prompts of different lengths get the tokens that each gets alone") {
+  manual_seed(5);
+  nn::Llama llama(tiny());
+  nn::Gpt2Config config;
+  config.vocab_size = 23, config.n_positions = 24, config.n_embd = 16, config.n_layer = 2, config.n_head = 2;
+  config.n_inner = 32;
+  nn::Gpt2 gpt2(config);
+  const std::vector<Tokens> prompts{{5, 2, 9}, {1}, {3, 3, 3, 3, 8, 4, 11}, {7, 0}};
+  for (nn::LanguageModel* model :
+       {static_cast<nn::LanguageModel*>(&llama), static_cast<nn::LanguageModel*>(&gpt2)}) {
+    {
+      const NoGradGuard no_grad;  // larger weights, so that words differ
+      for (const nn::Parameter& p : model->parameters())
+        if (p->dim() > 1) p->mul_(20);
+    }
+    for (const nn::SamplerOptions& sampling :
+         {nn::SamplerOptions(), nn::SamplerOptions{.temperature = 2, .seed = 4}}) {
+      const nn::GenerateOptions options{.max_new_tokens = 9};
+      const auto all = nn::generate_batch(*model, prompts, options, sampling);
+      REQUIRE(all.size() == prompts.size());
+      bool differ = false;
+      Tokens stopped_at;
+      for (std::size_t i = 0; i < prompts.size(); ++i) {
+        nn::Sampler sampler(sampling);
+        CHECK(all[i] == nn::generate(*model, prompts[i], options, sampler));
+        differ = differ || all[i] != all[0];
+      }
+      CHECK(differ);
+      // A text that ends leaves the others as they are.
+      const std::int64_t stop = all[2][1];
+      const auto some = nn::generate_batch(*model, prompts, {.max_new_tokens = 9, .stop = {stop}}, sampling);
+      for (std::size_t i = 0; i < prompts.size(); ++i) {
+        nn::Sampler sampler(sampling);
+        CHECK(some[i] == nn::generate(*model, prompts[i], {.max_new_tokens = 9, .stop = {stop}}, sampler));
+      }
+    }
+    CHECK(model->is_training());
+    const auto full = nn::generate_batch(*model, {Tokens(20, 1), Tokens{2}}, {.max_new_tokens = 100});
+    CHECK((full[0].size() == 4 && full[1].size() == 4));
+    CHECK(nn::generate_batch(*model, prompts, {.max_new_tokens = 0}) == std::vector<Tokens>(4));
+  }
+  CHECK_THROWS_WITH(nn::generate_batch(llama, {}), ContainsSubstring("no prompts"));
+  CHECK_THROWS_WITH(nn::generate_batch(llama, {{1}, {}}), ContainsSubstring("the prompt 1 is empty"));
+  CHECK_THROWS_WITH(nn::generate_batch(llama, {{1}, Tokens(24, 1)}),
+                    ContainsSubstring("the prompt 1 has 24 tokens"));
+  CHECK_THROWS_WITH(nn::generate_batch(llama, {{1}}, {.on_token = [](std::int64_t) { return true; }}),
+                    ContainsSubstring("on_token"));
+}
+
+TEST_CASE("Sampler: the most likely token of many is the first of equal ones") {
+  for (const std::int64_t n : {1, 63, 64, 65, 200}) {
+    const Tensor x = full({n}, -2.0);
+    CHECK(nn::Sampler()(x) == 0);
+    for (const std::int64_t at : {std::int64_t{0}, n / 2, n - 1}) {
+      const Tensor y = x.clone();
+      y.narrow(0, at, n - at).fill_(3);
+      CHECK(nn::Sampler()(y) == at);
+      const Tensor bad = y.clone();
+      bad.narrow(0, at, 1).fill_(NAN);
+      CHECK_THROWS_WITH(nn::Sampler()(bad), ContainsSubstring("NaN"));
+    }
+    CHECK_THROWS_WITH(nn::Sampler()(full({n}, -INFINITY)), ContainsSubstring("-inf"));
+  }
 }

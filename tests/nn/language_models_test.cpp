@@ -6,6 +6,7 @@
 #include "tapestry/nn/models/gpt2.h"
 #include "tapestry/nn/models/llama.h"
 #include "tests/nn/golden.h"
+#include "tests/nn/small_models.h"
 #include "tests/support/catch.h"
 #include "tests/support/effort.h"
 
@@ -14,47 +15,11 @@ using namespace tapestry::test;
 
 namespace {
 
-nn::LlamaConfig small_llama() {
-  nn::LlamaConfig c;
-  c.vocab_size = 29, c.hidden_size = 24, c.intermediate_size = 40, c.num_hidden_layers = 2;
-  c.num_attention_heads = 4, c.num_key_value_heads = 2, c.head_dim = 6, c.max_position_embeddings = 32;
-  c.rms_norm_eps = 1e-5, c.rope_theta = 100, c.tie_word_embeddings = true;
-  return c;
-}
-nn::LlamaConfig scaled_llama() {
-  nn::LlamaConfig c = small_llama();
-  c.model_type = "qwen2";
-  c.head_dim = 8, c.num_key_value_heads = 1, c.tie_word_embeddings = false, c.attention_bias = true;
-  c.rope_scaling = {.type = nn::RopeScalingType::llama3,
-                    .factor = 8,
-                    .low_freq_factor = 1,
-                    .high_freq_factor = 4,
-                    .original_max_position_embeddings = 64};
-  return c;
-}
-nn::Gpt2Config small_gpt2() {
-  nn::Gpt2Config c;
-  c.vocab_size = 29, c.n_positions = 16, c.n_embd = 24, c.n_layer = 2, c.n_head = 4, c.n_inner = 72;
-  c.embd_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
-  return c;
-}
 std::unique_ptr<nn::LanguageModel> make_model(const std::string& name) {
   if (name == "gpt2") return std::make_unique<nn::Gpt2>(small_gpt2());
   return std::make_unique<nn::Llama>(name == "llama" ? small_llama() : scaled_llama());
 }
 const std::string kNames[] = {"llama", "scaled", "gpt2"};
-
-void fill_as_recorded(nn::Module& net, DType dtype) {
-  net.to(dtype);
-  const NoGradGuard no_grad;
-  int k = 0;
-  for (const auto& [name, p] : net.named_parameters()) {
-    ++k;
-    const bool matrix = p->dim() > 1;
-    const double scale = matrix ? 3 / std::sqrt(static_cast<double>(p->size(1))) : 0.2;
-    p->copy_(formula(p->sizes(), k, scale) + (matrix || !name.ends_with("weight") ? 0.0 : 1.0));
-  }
-}
 
 void follow(const std::string& name, DType dtype, double logits_tolerance, double loss_tolerance) {
   static const NnGolden golden("language");
@@ -65,7 +30,7 @@ void follow(const std::string& name, DType dtype, double logits_tolerance, doubl
   for (const auto& [parameter, record] : golden.under(label + "/parameter/"))
     theirs.push_back(parameter.substr(parameter.find('/') + 1));
   REQUIRE(ours == theirs);
-  fill_as_recorded(*net, dtype);
+  fill_as_language_models(*net, dtype);
   INFO(label);
   CHECK(difference((*net)(labels({2, 12}, 4, 29)), golden.at(label + "/logits"), logits_tolerance) == "");
 
@@ -100,7 +65,7 @@ TEST_CASE("language models: a cache gives the uncached logits and greedy words")
   for (const std::string& name : kNames) {
     INFO(name);
     const std::unique_ptr<nn::LanguageModel> net = make_model(name);
-    fill_as_recorded(*net, DType::f32);
+    fill_as_language_models(*net, DType::f32);
     net->eval();
     const Tensor ids = labels({2, 15}, 3, 29), whole = (*net)(ids);
     nn::KvCache cache = net->make_cache(15);
@@ -126,7 +91,7 @@ TEST_CASE("language models: packed documents have the logits and the loss of sin
   for (const std::string& name : kNames) {
     INFO(name);
     const std::unique_ptr<nn::LanguageModel> net = make_model(name);
-    fill_as_recorded(*net, DType::f64);
+    fill_as_language_models(*net, DType::f64);
     net->eval();
     const Tensor ids = labels({2, 11}, 3, 29);
     const Tensor documents =
@@ -150,8 +115,8 @@ TEST_CASE("language models: packed documents have the logits and the loss of sin
 TEST_CASE("language models: gradients of blocks agree with finite differences") {
   const auto llama = std::make_unique<nn::Llama>(scaled_llama());
   const auto gpt2 = std::make_unique<nn::Gpt2>(small_gpt2());
-  fill_as_recorded(*llama, DType::f64);
-  fill_as_recorded(*gpt2, DType::f64);
+  fill_as_language_models(*llama, DType::f64);
+  fill_as_language_models(*gpt2, DType::f64);
   const Tensor x = formula({2, 3, 24}, 7, 2.0).set_requires_grad();
   autograd::gradcheck([&](const std::vector<Tensor>& in) { return llama->model.layers[0](in[0]); }, {x});
   autograd::gradcheck([&](const std::vector<Tensor>& in) { return gpt2->transformer.h[0](in[0]); }, {x});
@@ -183,7 +148,7 @@ TEST_CASE("language models: parameters are counted as by Hugging Face") {
 TEST_CASE("language models: a model in bf16 keeps its angles in f32") {
   const NoGradGuard no_grad;
   const auto net = std::make_unique<nn::Llama>(small_llama());
-  fill_as_recorded(*net, DType::f32);
+  fill_as_language_models(*net, DType::f32);
   const Tensor ids = labels({1, 31}, 3, 29), whole = (*net)(ids);
   net->to(DType::bf16);
   const Tensor half = (*net)(ids);

@@ -98,6 +98,8 @@ TEST_CASE("two measured devices give a prediction for every mode") {
   });
   link.ranks = ranks[0];
   CHECK(has_cost(link.ranks.message));
+  CHECK(has_cost(link.ranks.gather_message));
+  CHECK(has_cost(link.ranks.scatter_message));
   CHECK(link.ranks.overlap_slowdown >= 1);
   CHECK(link.ranks.compute_stall >= 0);
   CHECK(link.ranks.compute_stall <= 1);

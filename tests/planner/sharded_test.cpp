@@ -1,6 +1,7 @@
 // Compares predictions for fsdp, zero1 and zero2 with sums done by hand.
 #include <utility>
 
+#include "tapestry/distributed/planner/internal/sharded_step.h"
 #include "tapestry/distributed/planner/internal/two_queues.h"
 #include "tests/planner/examples.h"
 
@@ -74,6 +75,41 @@ TEST_CASE("fsdp: gathers and reduce-scatters overlap computing, and the first an
   // The last two reduce-scatters take 2 + 10 s longer than the last block.
   const Prediction slow = predicted("fsdp", profile_with(4, 1000), link_for(2), setup_of(2, 8));
   CHECK(slow.breakdown.exposed_comm_s == Approx(10 + 3 * 6 + 10 + 2 + 2 * 12 + 12));
+}
+
+TEST_CASE("fsdp: every event of a schedule with different collectives is where it is by hand") {
+  Profile profile;
+  for (const auto& [forward, backward] : {std::pair(1.0, 2.0), {4.0, 3.0}, {1.0, 5.0}})
+    profile.blocks.push_back(block(100, forward, backward));
+  profile.loss.name = "loss";
+  profile.loss.forward_s = proportional(1);
+  profile.loss.backward_s = proportional(2);
+  Link link;  // over two devices a gather takes 2 s, a reduce-scatter 3 s
+  link.ranks.message = {7, 7};
+  link.ranks.gather_message = {0, 2.0 / 50};
+  link.ranks.scatter_message = {1, 2.0 / 50};
+  const TrainingSetup setup = setup_of(2, 2);
+  const ShardedStep step({profile, link, setup}, 1);
+  const TwoQueues q = simulate(step.phases, step.collectives, link.ranks);
+  // Forward: block 0 waits for its gather, until 2. Block 1 waits for its own, from 2 to 4. Block 2 and the
+  // loss wait for nothing. Backward of the loss ends at 12, and then the gathers of block 2 (to 14) and block
+  // 1 (to 16) are posted. Backward of block 2 runs from 14 to 19. Its reduce-scatter runs to 22, so the
+  // gather of block 0, posted at 19, ends at 24. Block 1 runs from 19 to 22, block 0 from 24 to 26. The
+  // reduce-scatters of block 1 and block 0 run from 24 to 27 and to 30.
+  const auto near = [](const std::vector<double>& all, const std::vector<double>& by_hand) {
+    REQUIRE(all.size() == by_hand.size());
+    for (std::size_t i = 0; i < all.size(); ++i) CHECK(all[i] == Approx(by_hand[i]));
+  };
+  near(q.phase_ended_s, {3, 8, 9, 10, 12, 19, 22, 26});
+  near(q.collective_ended_s, {2, 4, 6, 14, 16, 22, 24, 27, 30});
+  const Prediction p = predicted("fsdp", profile, link, setup);
+  CHECK(p.breakdown.exposed_comm_s == Approx(2 + 1 + 2 + 2 + 4));
+  CHECK(p.breakdown.forward_s == Approx(7));
+  CHECK(p.breakdown.backward_s == Approx(12));
+  // Costs that were not measured are those of half an all-reduce.
+  link.ranks.gather_message = link.ranks.scatter_message = {};
+  CHECK(link.ranks.gather_s(100, 2) == Approx(7 + 7 * 50));
+  CHECK(link.ranks.scatter_s(100, 2) == Approx(7 + 7 * 50));
 }
 
 TEST_CASE("zero1 and zero2: a bucket is gathered while the next one is updated") {

@@ -20,17 +20,49 @@ constexpr int kRanks = 2, kBlocks = 8, kSteps = 4;
 constexpr std::int64_t kWidth = 512;
 constexpr double kMsPerMib = 1;
 
-// The network of a transformer's block: 8 MiB of parameters.
-struct Layer : nn::Module {
-  nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = kWidth, .out_features = 4 * kWidth});
-  nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 4 * kWidth, .out_features = kWidth});
-  Tensor forward(const Tensor& x) override { return x + fc2(gelu(fc1(x))); }
+// What a block of the chain computes. A block on an accelerator leaves the cores to the threads that
+// communicate. It is represented by few samples, and by waiting in the middle of forward and of backward.
+struct Load {
+  const char* name;
+  std::int64_t samples;  // per rank
+  double forward_ms = 0, backward_ms = 0;
 };
 
-std::vector<planner::Block> make_blocks() {
+constexpr Load kLoads[] = {{"cores, 8 samples per rank", 8},
+                           {"cores, 64 samples per rank", 64},
+                           {"accelerator, 2 + 4 ms", 1, 2, 4},
+                           {"accelerator, 8 + 16 ms", 1, 8, 16}};
+
+void pause(double ms) {
+  if (ms > 0) std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(ms));
+}
+
+// The network of a transformer's block: 8 MiB of parameters.
+struct Layer : nn::Module {
+  explicit Layer(const Load& load) : forward_ms_(load.forward_ms), backward_ms_(load.backward_ms) {}
+  nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = kWidth, .out_features = 4 * kWidth});
+  nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 4 * kWidth, .out_features = kWidth});
+  Tensor forward(const Tensor& x) override {
+    const Tensor hidden = fc1(x);
+    pause(forward_ms_);
+    // When this hook runs, backward has read the parameters of fc2, and must still compute the gradients of
+    // fc1.
+    if (hidden.requires_grad())
+      hidden.register_hook([ms = backward_ms_](const Tensor&) {
+        pause(ms);
+        return Tensor();
+      });
+    return x + fc2(gelu(hidden));
+  }
+
+ private:
+  double forward_ms_, backward_ms_;
+};
+
+std::vector<planner::Block> make_blocks(const Load& load) {
   std::vector<planner::Block> blocks;
   for (int i = 0; i < kBlocks; ++i)
-    blocks.push_back({"block " + std::to_string(i), std::make_shared<Layer>()});
+    blocks.push_back({"block " + std::to_string(i), std::make_shared<Layer>(load)});
   return blocks;
 }
 
@@ -60,12 +92,12 @@ struct Measured {
                       step_ms = transport_ms;
 };
 
-Measured train(const planner::Model& model) {
+Measured train(const planner::Model& model, const Load& load) {
   Measured all;
   std::mutex mutex;
   on_slow_ranks([&](const std::shared_ptr<ProcessGroup>& group) {
     nn::Sequential net;
-    for (int i = 0; i < kBlocks; ++i) net.append<Layer>();
+    for (int i = 0; i < kBlocks; ++i) net.append<Layer>(load);
     for (nn::Module* const block : net.children()) fully_shard(*block, {.group = group});
     const FullyShard sharded = fully_shard(net, {.group = group});
     optim::SGD optimizer(net.parameters(), {.lr = 0.01});
@@ -99,16 +131,17 @@ void measure_overlap(int rounds) {
   std::printf("\n%d blocks of 8 MiB, %d ranks, a link of %g ms per MiB: milliseconds per step, medians\n\n",
               kBlocks, kRanks, kMsPerMib);
   std::printf(
-      "| samples per rank | transport | exposed | predicted | exposed / predicted | step | predicted |\n"
+      "| computed on | transport | exposed | predicted | exposed / predicted | step | predicted |\n"
       "|---|---|---|---|---|---|---|\n");
-  for (const std::int64_t samples : {8, 64}) {
+  for (const Load& load : kLoads) {
     manual_seed(0);
     const planner::Model model{
-        .make_blocks = make_blocks,
-        .inputs = randn({kRanks * samples, kWidth}),
-        .targets = randint(0, kWidth, {kRanks * samples}),
+        .make_blocks = [load] { return make_blocks(load); },
+        .inputs = randn({kRanks * load.samples, kWidth}),
+        .targets = randint(0, kWidth, {kRanks * load.samples}),
         .loss = [](const Tensor& out, const Tensor& y) { return cross_entropy(out, y); }};
-    const planner::TrainingSetup setup{.batch_size = kRanks * samples, .devices = kRanks};
+    const planner::TrainingSetup setup{
+        .batch_size = kRanks * load.samples, .devices = kRanks, .micro_batches = 1};
     const planner::MeasureOptions options{.warmup = 1, .passes = 3};
     std::vector<double> transport, exposed, predicted, step, predicted_step;
     for (int round = 0; round < rounds; ++round) {
@@ -121,13 +154,13 @@ void measure_overlap(int rounds) {
       });
       const auto p = planner::predict("fsdp", profile, link, setup);
       predicted.push_back(p->breakdown.exposed_comm_s * 1e3), predicted_step.push_back(p->step_s * 1e3);
-      const Measured m = train(model);
+      const Measured m = train(model, load);
       transport.push_back(median(m.transport_ms)), exposed.push_back(median(m.exposed_ms));
       step.push_back(median(m.step_ms));
     }
-    std::printf("| %lld | %.1f | %.1f | %.1f | %.2f | %.1f | %.1f |\n", static_cast<long long>(samples),
-                median(transport), median(exposed), median(predicted), median(exposed) / median(predicted),
-                median(step), median(predicted_step));
+    std::printf("| %s | %.1f | %.1f | %.1f | %.2f | %.1f | %.1f |\n", load.name, median(transport),
+                median(exposed), median(predicted), median(exposed) / median(predicted), median(step),
+                median(predicted_step));
     std::fflush(stdout);
   }
 }

@@ -7,8 +7,8 @@ import time
 class Ours:
     """A program that answers lines `NAME REPEATS` with REPEATS times in milliseconds (turns.h)."""
 
-    def __init__(self, program, threads):
-        self.process = subprocess.Popen([program, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, program, *arguments):
+        self.process = subprocess.Popen([program, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def run(self, name, repeats):
         self.process.stdin.write(f"{name} {repeats}\n")

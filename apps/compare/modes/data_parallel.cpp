@@ -19,7 +19,7 @@ class DataParallelTraining : public Training {
         dp_(*model_, planner::devices_of(w), {.strategy = strategy}),
         batch_(make_batch(w)),
         optimizer_(make_optimizer(w, model_->parameters())) {
-    batch_ = {batch_.images.to(first()), batch_.labels.to(first())};
+    batch_ = {batch_.inputs.to(first()), batch_.targets.to(first())};
     for (const nn::Parameter& p : model_->parameters()) parameter_bytes_ += bytes_of(p.replica(0));
   }
   std::vector<Device> devices() const override { return dp_.devices(); }
@@ -46,15 +46,15 @@ class Replicated : public DataParallelTraining {
   explicit Replicated(const Workload& w) : DataParallelTraining(w, Strategy::replicated) {}
   Tensor step() override {
     optimizer_->zero_grad();
-    const Tensor loss = dp_.loss(
-        std::tie(batch_.images, batch_.labels),
-        [&](const Tensor& images, const Tensor& labels) { return cross_entropy((*model_)(images), labels); });
+    const Tensor loss =
+        dp_.loss(std::tie(batch_.inputs, batch_.targets),
+                 [&](const Tensor& x, const Tensor& targets) { return loss_of((*model_)(x), targets); });
     loss.backward();
     optimizer_->step();
     return loss.detach();
   }
   std::int64_t bytes_sent() const override {
-    return scattered_bytes(batch_.images) + scattered_bytes(batch_.labels) +
+    return scattered_bytes(batch_.inputs) + scattered_bytes(batch_.targets) +
            count() * ring_bytes(parameter_bytes_, count());
   }
 };
@@ -66,15 +66,15 @@ class Master : public DataParallelTraining {
   Tensor step() override {
     const std::int64_t broadcast_before = dp_.bytes_broadcast();
     optimizer_->zero_grad();
-    const Tensor outputs = dp_(batch_.images);
+    const Tensor outputs = dp_(batch_.inputs);
     Tensor loss;
     {
       const SpanScope span(first(), Activity::forward, "loss");
-      loss = cross_entropy(outputs, batch_.labels);
+      loss = loss_of(outputs, batch_.targets);
     }
     loss.backward();
     optimizer_->step();
-    bytes_sent_ = scattered_bytes(batch_.images) + (dp_.bytes_broadcast() - broadcast_before) +
+    bytes_sent_ = scattered_bytes(batch_.inputs) + (dp_.bytes_broadcast() - broadcast_before) +
                   2 * scattered_bytes(outputs)  // outputs forward, their gradients backward
                   + (count() - 1) * parameter_bytes_;
     return loss.detach();

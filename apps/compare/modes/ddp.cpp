@@ -38,7 +38,7 @@ class Ddp : public Training {
     Tensor loss;
     {
       const SpanScope span(device_, Activity::forward, "forward");
-      loss = cross_entropy(ddp_(batch_.images), batch_.labels) * batch_.weight;
+      loss = loss_of(ddp_(batch_.inputs), batch_.targets) * batch_.weight;
     }
     {
       // The losses of the ranks are weighted by their samples, so their gradients must be summed over the

@@ -27,7 +27,7 @@ class Fsdp : public Training {
     Tensor loss;
     {
       const SpanScope span(device_, Activity::forward, "forward");
-      loss = cross_entropy((*model_)(batch_.images), batch_.labels) * batch_.weight;
+      loss = loss_of((*model_)(batch_.inputs), batch_.targets) * batch_.weight;
     }
     {
       // Gradients are divided by the number of ranks, as those of DDP. This factor undoes the division.

@@ -21,17 +21,17 @@ class ModelParallel : public Training {
       for (const nn::Parameter& p : stages_[i]->parameters()) parameters.push_back(p);
     }
     optimizer_ = make_optimizer(w, std::move(parameters));
-    batch_ = {batch_.images.to(devices_.front()), batch_.labels.to(devices_.back())};
+    batch_ = {batch_.inputs.to(devices_.front()), batch_.targets.to(devices_.back())};
   }
   Tensor step() override {
     optimizer_->zero_grad();
     bytes_sent_ = 0;
-    Tensor x = batch_.images, loss;
+    Tensor x = batch_.inputs, loss;
     for (std::size_t i = 0; i < stages_.size(); ++i) {
       if (i > 0) x = moved(x, i);
       const SpanScope span(devices_[i], Activity::forward, "forward");
       x = (*stages_[i])(x);
-      if (i + 1 == stages_.size()) loss = cross_entropy(x, batch_.labels);
+      if (i + 1 == stages_.size()) loss = loss_of(x, batch_.targets);
     }
     span_.emplace(devices_.back(), Activity::backward, "backward");
     loss.backward();

@@ -19,13 +19,11 @@ class PipelineTraining : public Training {
         pipeline_(stages(), {.schedule = schedule, .micro_batches = w.micro_batches, .uneven = true}),
         batch_(make_batch(w)),
         optimizer_(make_optimizer(w, pipeline_.parameters())) {
-    batch_ = {batch_.images.to(devices_.front()), batch_.labels.to(devices_.back())};
+    batch_ = {batch_.inputs.to(devices_.front()), batch_.targets.to(devices_.back())};
   }
   Tensor step() override {
     optimizer_->zero_grad();
-    const Tensor loss = pipeline_.forward_backward(
-        batch_.images, batch_.labels,
-        [](const Tensor& scores, const Tensor& labels) { return cross_entropy(scores, labels); });
+    const Tensor loss = pipeline_.forward_backward(batch_.inputs, batch_.targets, loss_of);
     optimizer_->step();
     return loss;
   }

@@ -16,14 +16,14 @@ class Single : public Training {
         model_(make_model(w, device_)),
         batch_(make_batch(w)),
         optimizer_(make_optimizer(w, model_->parameters())) {
-    batch_ = {batch_.images.to(device_), batch_.labels.to(device_)};
+    batch_ = {batch_.inputs.to(device_), batch_.targets.to(device_)};
   }
   Tensor step() override {
     optimizer_->zero_grad();
     Tensor loss;
     {
       const SpanScope span(device_, Activity::forward, "forward");
-      loss = cross_entropy((*model_)(batch_.images), batch_.labels);
+      loss = loss_of((*model_)(batch_.inputs), batch_.targets);
     }
     {
       const SpanScope span(device_, Activity::backward, "backward");

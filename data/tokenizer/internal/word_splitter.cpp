@@ -33,20 +33,43 @@ namespace {
 // White space of Unicode. PCRE2's own \s also has U+180E, which is none since Unicode 6.3.
 #define SPACE "\\t-\\r\\x{85}\\p{Z}"
 
-// The pattern of the model files, with white space spelled out. smollm splits digits first.
+// Letters and numbers. PCRE2 10.42 has the tables of Unicode 14; the ranges are those that Unicode 15 and 16
+// have added (DerivedGeneralCategory.txt). Hugging Face's tokenizers 0.23 knows them.
+#define LETTER                                                                           \
+  "\\p{L}"                                                                               \
+  "\\x{1C89}-\\x{1C8A}\\x{A7CB}-\\x{A7CD}\\x{A7DA}-\\x{A7DC}\\x{105C0}-\\x{105F3}"       \
+  "\\x{10D4A}-\\x{10D65}\\x{10D6F}-\\x{10D85}\\x{10EC2}-\\x{10EC4}\\x{1123F}-\\x{11240}" \
+  "\\x{11380}-\\x{11389}\\x{1138B}\\x{1138E}\\x{11390}-\\x{113B5}\\x{113B7}\\x{113D1}"   \
+  "\\x{113D3}\\x{11BC0}-\\x{11BE0}\\x{11F02}\\x{11F04}-\\x{11F10}\\x{11F12}-\\x{11F33}"  \
+  "\\x{1342F}\\x{13441}-\\x{13446}\\x{13460}-\\x{143FA}\\x{16100}-\\x{1611D}"            \
+  "\\x{16D40}-\\x{16D6C}\\x{18CFF}\\x{1B132}\\x{1B155}\\x{1DF25}-\\x{1DF2A}"             \
+  "\\x{1E030}-\\x{1E06D}\\x{1E4D0}-\\x{1E4EB}\\x{1E5D0}-\\x{1E5ED}\\x{1E5F0}\\x{2B739}"  \
+  "\\x{2EBF0}-\\x{2EE5D}\\x{31350}-\\x{323AF}"
+#define NUMBER                                                                           \
+  "\\p{N}"                                                                               \
+  "\\x{10D40}-\\x{10D49}\\x{116D0}-\\x{116E3}\\x{11BF0}-\\x{11BF9}\\x{11F50}-\\x{11F59}" \
+  "\\x{16130}-\\x{16139}\\x{16D70}-\\x{16D79}\\x{1CCF0}-\\x{1CCF9}\\x{1D2C0}-\\x{1D2D3}" \
+  "\\x{1E4F0}-\\x{1E4F9}\\x{1E5F1}-\\x{1E5FA}"
+
+// The pattern of the model files, with these classes spelled out. smollm splits digits first.
 std::string pattern_of(WordRule rule) {
-  constexpr const char* kGpt2 = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" SPACE
-                                "\\p{L}\\p{N}]+|[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+";
+  constexpr const char* kGpt2 = "'s|'t|'re|'ve|'m|'ll|'d| ?[" LETTER "]+| ?[" NUMBER
+                                "]+| ?[^" SPACE LETTER NUMBER "]+|[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+";
   // The two patterns differ in the number of digits alone.
-  constexpr const char* kBefore = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|";
-  constexpr const char* kBehind =
-      "| ?[^" SPACE "\\p{L}\\p{N}]+[\\r\\n]*|[" SPACE "]*[\\r\\n]+|[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+";
-  if (rule == WordRule::llama3) return std::string(kBefore) + "\\p{N}{1,3}" + kBehind;
-  if (rule == WordRule::qwen2) return std::string(kBefore) + "\\p{N}" + kBehind;
+  constexpr const char* kBefore =
+      "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n" LETTER NUMBER "]?[" LETTER "]+|[" NUMBER "]";
+  constexpr const char* kBehind = "| ?[^" SPACE LETTER NUMBER "]+[\\r\\n]*|[" SPACE "]*[\\r\\n]+|[" SPACE
+                                  "]+(?![^" SPACE "])|[" SPACE "]+";
+  if (rule == WordRule::llama3) return std::string(kBefore) + "{1,3}" + kBehind;
+  if (rule == WordRule::qwen2) return std::string(kBefore) + kBehind;
   return kGpt2;
 }
 
+constexpr const char* kDigit = "[" NUMBER "]";
+
 #undef SPACE
+#undef LETTER
+#undef NUMBER
 
 class Regex {
  public:
@@ -91,7 +114,7 @@ class Regex {
 
 struct WordSplitter::Impl {
   explicit Impl(WordRule rule) : words(pattern_of(rule)) {
-    if (rule == WordRule::smollm) digits = std::make_unique<Regex>("\\p{N}");
+    if (rule == WordRule::smollm) digits = std::make_unique<Regex>(kDigit);
   }
   // The parts between matches are words too. The rules match every character, so there are none.
   void split_words(std::string_view text, const std::function<void(std::string_view)>& fn) const {

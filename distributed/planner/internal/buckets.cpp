@@ -1,5 +1,6 @@
 #include "tapestry/distributed/planner/internal/buckets.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "tapestry/autograd/ops/creation.h"
@@ -27,7 +28,7 @@ void Buckets::enter(Activity activity, std::size_t k) {
   if (activity == Activity::forward && k == 0) works_.clear();
   if (activity != Activity::backward || k + 1 >= model_.count()) return;
   fill(k + 1);
-  if (overlaps) works_.push_back(average(k + 1));
+  if (overlaps) launch(k + 1);
 }
 
 void Buckets::backward() {
@@ -45,11 +46,14 @@ void Buckets::fill(std::size_t k) {
   }
 }
 
-Work Buckets::average(std::size_t k) { return group_.all_reduce(buckets_[k], ReduceOp::mean); }
+void Buckets::launch(std::size_t k) {
+  const auto now = std::chrono::steady_clock::now();
+  works_.push_back({group_.all_reduce(buckets_[k], ReduceOp::mean), now});
+}
 
 void Buckets::average_all() {
-  for (std::size_t k = model_.count(); k-- > 0;) works_.push_back(average(k));
-  for (const Work& work : works_) work.wait();
+  for (std::size_t k = model_.count(); k-- > 0;) launch(k);
+  for (const Launched& launched : works_) launched.work.wait();
   synchronize(model_.device());
 }
 
@@ -58,9 +62,11 @@ double Buckets::overlapped_s() const {
   // duration. It is found as the maximum of the negated durations, because largest_of() computes a maximum
   // over the ranks.
   std::vector<double> negated;
-  for (const Work& work : works_) {
+  std::chrono::steady_clock::time_point free{};
+  for (const auto& [work, launched] : works_) {
     work.wait();
-    negated.push_back(-std::chrono::duration<double>(work.finished() - work.started()).count());
+    negated.push_back(-std::chrono::duration<double>(work.finished() - std::max(launched, free)).count());
+    free = work.finished();
   }
   double sum = 0;
   if (!negated.empty())

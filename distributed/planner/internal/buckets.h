@@ -1,5 +1,6 @@
 #pragma once
 // All-reduce buckets for measurements of data parallelism.
+#include <chrono>
 #include <cstddef>
 #include <vector>
 
@@ -25,20 +26,26 @@ class Buckets : public StepObserver {
   /// Averages all buckets over the ranks, one after another.
   void average_all();
   /// The total duration in seconds of the all-reduces that were launched in the last backward. Each is timed
-  /// from when the last rank launched it. Collective.
+  /// from when the last rank could begin it: it had launched it, and the all-reduce before had ended. The
+  /// thread that communicates may begin later, because the threads that compute keep the cores busy.
+  /// Collective.
   double overlapped_s() const;
   /// The bytes of these buckets.
   double overlapped_bytes() const;
 
  private:
   void fill(std::size_t k);
-  Work average(std::size_t k);
+  void launch(std::size_t k);
 
   ProfiledModel& model_;
   ProcessGroup& group_;
   std::vector<Tensor> buckets_;
   std::vector<std::vector<Tensor>> views_;  // per block, one per parameter
-  std::vector<Work> works_;                 // launched since the last forward
+  struct Launched {
+    Work work;
+    std::chrono::steady_clock::time_point at;
+  };
+  std::vector<Launched> works_;  // since the last forward
 };
 
 /// The elementwise maximum of `values` over all ranks. Collective.

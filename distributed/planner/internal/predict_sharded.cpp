@@ -21,27 +21,29 @@ ShardedStep::ShardedStep(const CostModel& c, double n) {
   const AllReduce& costs = c.link.ranks;
   const std::size_t count = c.count();
   const auto at = [](std::size_t i) { return static_cast<int>(i); };
-  const auto post = [&](std::size_t k, bool gathers, int after) {
+  const auto post = [&](std::size_t k, bool gathers, int after, bool at_begin) {
     const std::int64_t bytes = c.profile.blocks[k].all_parameter_bytes();
-    collectives.push_back({.seconds = half_ring_time(costs.message, static_cast<double>(bytes), c.devices()),
-                           .after = after,
-                           .at_begin = gathers});
+    const auto all = static_cast<double>(bytes);
+    collectives.push_back(
+        {.seconds = gathers ? costs.gather_s(all, c.devices()) : costs.scatter_s(all, c.devices()),
+         .after = after,
+         .at_begin = at_begin});
     units.push_back({gathers, k, bytes});
     return at(collectives.size()) - 1;
   };
   for (std::size_t k = 0; k < count; ++k)
     phases.push_back(
-        {costs.contention.forward * c.profile.blocks[k].forward_s.at(n), post(k, true, at(k) - 1)});
+        {costs.contention.forward * c.profile.blocks[k].forward_s.at(n), post(k, true, at(k) - 1, true)});
   loss = phases.size();
   phases.push_back({costs.contention.forward * c.profile.loss.forward_s.at(n)});
   phases.push_back({costs.contention.backward * c.profile.loss.backward_s.at(n)});
   std::vector<int> gather_of(count);
   const auto phase_of = [&](std::size_t k) { return at(loss + 1 + count - k); };
-  gather_of[count - 1] = post(count - 1, true, at(loss) + 1);
-  if (count > 1) gather_of[count - 2] = post(count - 2, true, phase_of(count - 1));
+  gather_of[count - 1] = post(count - 1, true, at(loss) + 1, false);
+  if (count > 1) gather_of[count - 2] = post(count - 2, true, phase_of(count - 1), true);
   for (std::size_t k = count; k-- > 0;) {
-    post(k, false, phase_of(k));
-    if (k >= 2) gather_of[k - 2] = post(k - 2, true, phase_of(k - 1));
+    post(k, false, phase_of(k), false);
+    if (k >= 2) gather_of[k - 2] = post(k - 2, true, phase_of(k - 1), true);
   }
   for (std::size_t k = count; k-- > 0;)
     phases.push_back({costs.contention.backward * c.profile.blocks[k].backward_s.at(n), gather_of[k]});
@@ -85,10 +87,11 @@ Prediction predict_zero(const CostModel& c, int stage) {
   std::vector<ComputePhase> updates;
   std::vector<Collective> gathers;
   for (std::size_t i = 0; i < buckets.bytes.size(); ++i) {
-    const double half = half_ring_time(costs.message, buckets.bytes[i], c.devices());
-    reduce_s.push_back(stage == 1 ? 2 * half : half);
+    reduce_s.push_back(stage == 1 ? ring_time(costs.message, buckets.bytes[i], c.devices())
+                                  : costs.scatter_s(buckets.bytes[i], c.devices()));
     updates.push_back({update_s * buckets.bytes[i] / all_bytes});
-    gathers.push_back({.seconds = half, .after = static_cast<int>(i)});
+    gathers.push_back(
+        {.seconds = costs.gather_s(buckets.bytes[i], c.devices()), .after = static_cast<int>(i)});
   }
   const Overlap o = overlap(buckets.ready_s, reduce_s, buckets.compute_s, costs);
   const TwoQueues step = simulate(updates, gathers, costs);

@@ -10,9 +10,10 @@
 namespace tapestry::distributed::planner {
 
 /// One unit per block. A gather is posted when the unit before begins to compute, because then the unit
-/// before that is freed. The collectives of backward alternate: the gradients of a unit are divided when it
-/// has ended, and then the next unit but one is gathered. tests/planner/sharded_step_test.cpp compares the
-/// collectives with those that fully_shard() posts.
+/// before that is freed. The first gather of backward is posted when the last block's backward reads its
+/// parameters, so after the backward of the loss. The collectives of backward alternate: the gradients of a
+/// unit are divided when it has ended, and then the next unit but one is gathered.
+/// tests/planner/sharded_step_test.cpp compares the collectives with those that fully_shard() posts.
 struct ShardedStep {
   struct Unit {
     bool gathers;  ///< an all-gather of parameters; otherwise a reduce-scatter of gradients

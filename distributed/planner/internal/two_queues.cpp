@@ -24,6 +24,7 @@ TwoQueues simulate(std::span<const ComputePhase> phases, std::span<const Collect
   TwoQueues result;
   result.computing_s.assign(phases.size(), 0);
   result.waiting_s.assign(phases.size(), 0);
+  double now = 0;
   int phase = 0, work = 0;  // the first that have not ended
   bool begun = false;       // `phase` has begun
   double left = 0, work_left = works > 0 ? collectives[0].seconds : 0;
@@ -47,14 +48,17 @@ TwoQueues simulate(std::span<const ComputePhase> phases, std::span<const Collect
     if (begun) result.computing_s[static_cast<std::size_t>(phase)] += passed;
     else if (phase < count) result.waiting_s[static_cast<std::size_t>(phase)] += passed;
     else result.tail_s += passed;
+    now += passed;
     left -= passed * compute_speed;
     work_left -= passed * work_speed;
     if (work_ends <= passed) {
       ++work;
+      result.collective_ended_s.push_back(now);
       work_left = work < works ? collectives[static_cast<std::size_t>(work)].seconds : 0;
     }
     if (phase_ends <= passed) {
       ++phase;
+      result.phase_ended_s.push_back(now);
       begun = false;
     }
   }

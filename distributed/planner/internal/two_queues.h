@@ -26,6 +26,7 @@ struct TwoQueues {
   std::vector<double> computing_s;  ///< per phase, including delays caused by collectives
   std::vector<double> waiting_s;    ///< per phase, before it begins
   double tail_s = 0;                ///< collectives after the last phase
+  std::vector<double> phase_ended_s, collective_ended_s;  ///< on the clock
 };
 
 /// Simulates both queues. While both are busy, collectives take interference.overlap_slowdown times as long,

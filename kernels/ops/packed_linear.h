@@ -1,0 +1,123 @@
+#pragma once
+// Contracts of products with weights in the blocks of core/packed_tensor.h. Only CPUs have these kernels.
+//   Dtypes: x, y and bias are f32. Accumulation: f32, and integers where the activations are int8.
+//   Layout: the arrays are dense.
+#include <cstdint>
+
+#include "tapestry/core/packed_tensor.h"
+#include "tapestry/kernels/slot.h"
+#include "tapestry/kernels/view.h"
+
+namespace tapestry::kernels {
+
+/// A (rows, columns) matrix. A row is a whole number of blocks.
+struct PackedMatrix {
+  BlockType type;
+  std::int64_t rows, columns;
+  const std::uint8_t* blocks;
+};
+
+/// Computes y = x W^T + bias for x (m, columns), y (m, rows) and a bias (rows) that may be null.
+struct PackedLinearArgs {
+  std::int64_t m;
+  ConstArray x;
+  PackedMatrix weight;
+  ConstArray bias;
+  MutableArray y;
+};
+inline constinit Slot<PackedLinearArgs> packed_linear{"packed_linear"};
+
+/// Computes y = x W for x (m, rows) and y (m, columns).
+struct PackedBackwardArgs {
+  std::int64_t m;
+  ConstArray x;
+  PackedMatrix weight;
+  MutableArray y;
+};
+inline constinit Slot<PackedBackwardArgs> packed_linear_backward{"packed_linear_backward"};
+
+// ---- activations of int8 ----
+// A copy of the weight has the blocks of 16 rows side by side, so that one vector instruction multiplies 4
+// elements of each row by 4 elements of x. It is made once for a weight (PackedTensor::derived).
+
+inline constexpr std::int64_t kPanelRows = 16;
+
+/// A panel is 16 rows. It consists of parts of kSuper columns. A part begins with kHead bytes, and then has
+/// for each group of kGroup columns kScales bytes of scales and the elements. Scales are those of the blocks,
+/// in the order of the rows. Elements lie in chunks of 64 bytes, 4 for each row: chunk c of 8-bit elements
+/// has the columns 4 c to 4 c + 3 of the group, and of 4-bit elements these in the low halves of the bytes
+/// and the columns 16 + 4 c to 19 + 4 c in the high halves.
+template <BlockType type>
+struct PanelLayout {
+  static constexpr bool kIsK = type == BlockType::q4_k || type == BlockType::q6_k;
+  static constexpr bool kIs4 = type == BlockType::q4_0 || type == BlockType::q4_1 || type == BlockType::q4_k;
+  static constexpr std::int64_t kGroup = type == BlockType::q6_k ? 16 : 32;
+  static constexpr std::int64_t kSuper = kIsK ? 256 : 32;
+  /// f16 d, and for Q4_K f16 m.
+  static constexpr std::int64_t kHead = type == BlockType::q4_k ? 64 : type == BlockType::q6_k ? 32 : 0;
+  /// f16 d and for Q4_1 f16 m; bytes sc and mn for Q4_K; int8 scales for Q6_K.
+  static constexpr std::int64_t kScales = type == BlockType::q4_1 ? 64 : type == BlockType::q6_k ? 16 : 32;
+  static constexpr std::int64_t kData = kGroup * kPanelRows / (kIs4 ? 2 : 1);
+  static constexpr std::int64_t kBytes = kHead + kSuper / kGroup * (kScales + kData);  ///< of a part
+  /// What is subtracted from an unsigned element. The 8-bit elements of Q8_0 are signed.
+  static constexpr int kOffset = type == BlockType::q4_0 ? 8 : type == BlockType::q6_k ? 32 : 0;
+  static constexpr bool kHasMinimum = type == BlockType::q4_1 || type == BlockType::q4_k;
+};
+
+/// Calls f.template operator()<type>() for a type whose weights are multiplied by int8, and returns true.
+/// Returns false for the others.
+template <class F>
+bool for_int8_type(BlockType type, F&& f) {
+  switch (type) {
+    case BlockType::q4_0:
+      f.template operator()<BlockType::q4_0>();
+      return true;
+    case BlockType::q4_1:
+      f.template operator()<BlockType::q4_1>();
+      return true;
+    case BlockType::q8_0:
+      f.template operator()<BlockType::q8_0>();
+      return true;
+    case BlockType::q4_k:
+      f.template operator()<BlockType::q4_k>();
+      return true;
+    case BlockType::q6_k:
+      f.template operator()<BlockType::q6_k>();
+      return true;
+    default:
+      return false;
+  }
+}
+
+/// The bytes of the panels of a matrix, or 0 for a type that is not multiplied by int8.
+inline std::int64_t panel_bytes(const PackedMatrix& w) {
+  std::int64_t bytes = 0;
+  for_int8_type(w.type, [&]<BlockType type> {
+    bytes = (w.rows + kPanelRows - 1) / kPanelRows * (w.columns / PanelLayout<type>::kSuper) *
+            PanelLayout<type>::kBytes;
+  });
+  return bytes;
+}
+
+/// Writes the panels of a matrix, panel_bytes() of them, of the dtype u8. Rows beyond the last are 0.
+struct InterleaveArgs {
+  PackedMatrix weight;
+  MutableArray panels;
+};
+inline constinit Slot<InterleaveArgs> interleave{"interleave"};
+
+/// Computes y = x W^T + bias as packed_linear does, from the panels of the weight. x is rounded to int8 in
+/// blocks of 32 columns: the scale of a block is its largest magnitude / 127. The products of 32 columns (16
+/// for Q6_K) are added as integers, and these sums in f32, in the order of the columns. A row of x with a
+/// number that is not finite gives NaN.
+struct PackedInt8Args {
+  std::int64_t m;
+  ConstArray x;
+  PackedMatrix weight;  ///< its blocks are not read
+  ConstArray panels;    ///< u8
+  ConstArray bias;
+  MutableArray y;
+};
+inline constinit Slot<PackedInt8Args> packed_linear_int8{"packed_linear_int8"};
+
+}  // namespace tapestry::kernels
