@@ -46,6 +46,9 @@ void each_option(F&& option) {
       from_0{.check = between<std::int64_t>(0, kMany)}, fraction{.check = between(0.0, 0.999)};
   option("--model", &O::model, "A GGUF file, or a folder with config.json and model.safetensors",
          OptionRules());
+  option("--weights", &O::weights,
+         "Whether the frozen weights of a GGUF file stay in its blocks, or become f32",
+         OptionRules{.check = one_of({"packed", "f32"})});
   option("--tokenizer", &O::tokenizer, "A tokenizer.json to use instead of the model's", OptionRules());
   option("--chats", &O::chats,
          "JSON lines with \"messages\", or \"prompt\" and \"completion\"; the loss counts the answers",
@@ -165,7 +168,9 @@ class Run {
 };
 
 void Run::build() {
-  p_.emplace(load_pretrained(o_.model, o_.tokenizer));
+  // All weights of a model can only be trained as f32.
+  const std::string weights = o_.method == "lora" ? o_.weights : "f32";
+  p_.emplace(load_pretrained({.model = o_.model, .tokenizer = o_.tokenizer, .weights = weights}));
   check(o_.length <= p_->model->context_length(), "[gpt tune] --length is ", o_.length,
         ", and the context of the model has ", p_->model->context_length(), " tokens");
   data_.emplace(read_tune_data({.chats = o_.chats,
@@ -287,6 +292,9 @@ void Run::write_result() {
     nn::save_lora(path("adapter"), *p_->model, o_.model);
     progress_->line("wrote " + path("adapter") + ", which PEFT loads");
     if (!o_.merge) return;
+    // Sums with the adapters do not fit into blocks, so the base is loaded again, as f32.
+    *p_ = load_pretrained(
+        {.model = o_.model, .tokenizer = o_.tokenizer, .adapter = path("adapter"), .weights = "f32"});
     nn::merge_lora(*p_->model);
     nn::remove_lora(*p_->model);
   }

@@ -14,6 +14,7 @@ struct TuneOptions {
   bool truncate = false, whole_text = false;
   // Model.
   std::string model, tokenizer, method = "lora", adapter;
+  std::string weights = "packed";  // "packed": a frozen base stays in the blocks of its GGUF file; or "f32"
   std::int64_t rank = 8;
   double alpha = 16, dropout = 0;
   std::vector<std::string> targets = {"all-linear"};

@@ -1,9 +1,12 @@
 // Measures the memory of low-rank adaptation, and exchanges adapters with PEFT.
-//   bench_lora memory MODEL [SEQUENCE] [RANK] [STEPS] [BATCH]   trains adapters of all linear layers on
-//   random tokens bench_lora write FOLDER     writes a small GPT-2 and a small Llama, an adapter of each, and
-//   its logits bench_lora read FOLDER      reads adapters that PEFT wrote for these models, and writes their
-//   logits
-// tools/check_lora runs the last two and PEFT.
+//
+//   bench_lora memory MODEL [SEQUENCE] [RANK] [STEPS] [BATCH]
+//   bench_lora write FOLDER
+//   bench_lora read FOLDER
+//
+// `memory` trains adapters of all linear layers on random tokens; the weights of a GGUF file stay packed.
+// `write` writes a small GPT-2 and a small Llama with adapters and their logits. `read` reads adapters that
+// PEFT wrote for these models, and writes their logits. tools/check_lora runs these two and PEFT.
 #include <sys/resource.h>
 
 #include <chrono>
@@ -27,7 +30,7 @@ double resident_mib() {
 int memory(const std::string& path, std::int64_t length, std::int64_t rank, int steps, std::int64_t batch) {
   for (const bool recompute : {true, false}) {
     const MemoryRecord record;
-    const auto model = nn::load_language_model(path);
+    const auto model = nn::load_language_model(path, {.packed = true});
     nn::add_lora(
         *model, {.r = rank, .lora_alpha = 2.0 * static_cast<double>(rank), .target_modules = {"all-linear"}});
     optim::AdamW optimizer(model->parameters(), {.lr = 2e-4});
