@@ -274,10 +274,10 @@ bool Run::report() {
   if (!evaluates && step_ != o_.steps) return true;
   folder_.write("curves.svg", losses_svg(metrics_, "loss of " + o_.run_dir));
   if (loss) {
-    char line[160];
-    std::snprintf(line, sizeof line,
-                  "step %lld/%lld  train loss %.4f  held-out loss %.4f (perplexity %.2f)  %s",
-                  static_cast<long long>(step_), static_cast<long long>(o_.steps), mean, *loss,
+    char line[160], before[60] = "";
+    if (step_ > 0) std::snprintf(before, sizeof before, "train loss %.4f  ", mean);
+    std::snprintf(line, sizeof line, "step %lld/%lld  %sheld-out loss %.4f (perplexity %.2f)  %s",
+                  static_cast<long long>(step_), static_cast<long long>(o_.steps), before, *loss,
                   std::exp(*loss), duration(seconds_).c_str());
     progress_->line(line);
   }
