@@ -21,7 +21,8 @@ using namespace tapestry;
 namespace {
 
 struct Options {
-  std::string model, tokenizer, format, system;
+  ModelOptions model;
+  std::string format, system;
   std::int64_t max_tokens = 512;
   nn::SamplerOptions sampler{.temperature = 0.7, .top_p = 0.9};
   bool stats = false;
@@ -81,12 +82,10 @@ std::optional<data::ChatFormat> format_of(const std::string& name) {
 
 int run(const Options& o) {
   StopRequest signals;
-  if (o.model.empty())
-    throw UsageError("[gpt chat] pass --model FILE, a GGUF file or a folder with config.json");
   if (o.threads > 0) set_num_threads(o.threads);
-  const Pretrained p = load_pretrained(o.model, o.tokenizer);
+  const Pretrained p = load_pretrained(o.model);
   const std::optional<data::ChatFormat> format = o.format.empty() ? p.chat : format_of(o.format);
-  check(format.has_value(), "[gpt chat] ", o.model,
+  check(format.has_value(), "[gpt chat] ", o.model.model,
         " has no chat template of a known family (SmolLM2, Llama 3), so it was not tuned for conversations; "
         "use gpt "
         "generate, or name a --template");
@@ -169,8 +168,7 @@ int run(const Options& o) {
 int chat(int argc, char** argv) {
   Options o;
   CommandLine line("gpt chat", "Talks with a model. Each line of standard input is a message.");
-  line.add("--model", o.model, "A GGUF file, or a folder with config.json and model.safetensors");
-  line.add("--tokenizer", o.tokenizer, "A tokenizer.json to use instead of the model's");
+  add_model_options(line, o.model);
   line.add("--template", o.format, "The format of conversations, if the model's files do not name it",
            {.check = one_of({"smollm2", "llama3"})});
   line.add("--system", o.system, "A message that tells the model how to behave");

@@ -7,6 +7,7 @@
 #include "tapestry/apps/gpt/commands.h"
 #include "tapestry/apps/gpt/model_files.h"
 #include "tapestry/core/gguf.h"
+#include "tapestry/nn/models/lora.h"
 
 namespace apps::gpt {
 
@@ -15,7 +16,7 @@ using namespace tapestry;
 namespace {
 
 struct Options {
-  std::string model, out, type, tokenizer;
+  std::string model, out, type, tokenizer, adapter;
 };
 
 // The weights with their elements converted to `dtype`.
@@ -65,13 +66,21 @@ int run(const Options& o) {
   TokenizerFiles files = read_tokenizer_files(o.model, weights);
   if (!o.tokenizer.empty()) files.parts = data::read_tokenizer_parts(o.tokenizer);
   const bool to_gguf = o.out.ends_with(".gguf");
+  std::vector<TensorSource> sources = weights.sources();
+  std::unique_ptr<nn::LanguageModel> merged;  // owns what the sources read
+  if (!o.adapter.empty()) {
+    merged = nn::load_language_model(o.model, weights);
+    nn::load_lora(*merged, o.adapter);
+    nn::merge_lora(*merged);
+    nn::remove_lora(*merged);
+    sources = nn::hf_sources(*merged);
+  }
   with_config(o.model, weights, [&](const auto& config) {
     if (files.parts)
       check(static_cast<std::int64_t>(files.parts->tokens.size()) <= config.vocab_size,
             "[gpt convert] the tokenizer has ", files.parts->tokens.size(), " tokens, but the model knows ",
             config.vocab_size, "; pass the tokenizer that belongs to the model");
     if (!to_gguf) {
-      std::vector<TensorSource> sources = weights.sources();
       if (o.type == "q8_0")
         throw UsageError(
             "[gpt convert] a folder of Hugging Face has no weights of type q8_0; write a GGUF file");
@@ -101,9 +110,10 @@ int run(const Options& o) {
         options.metadata.set("tokenizer.ggml.eos_token_id", static_cast<std::uint32_t>(files.eos));
       if (!files.chat_template.empty()) options.metadata.set("tokenizer.chat_template", files.chat_template);
     }
-    nn::save_gguf(o.out, config, weights.sources(), options);
+    nn::save_gguf(o.out, config, sources, options);
   });
-  std::printf("wrote %s: %zu tensors%s\n", o.out.c_str(), weights.entries().size(),
+  std::printf("wrote %s: %zu tensors%s%s\n", o.out.c_str(), sources.size(),
+              o.adapter.empty() ? "" : " with the adapter merged",
               files.parts ? ", and the tokenizer" : "; the model has no tokenizer");
   return 0;
 }
@@ -123,6 +133,7 @@ int convert(int argc, char** argv) {
            "f32 for "
            "types of blocks",
            {.check = one_of({"f32", "f16", "bf16", "q8_0"})});
+  line.add("--adapter", o.adapter, "Adds the LoRA adapters of this folder to the weights");
   line.add("--tokenizer", o.tokenizer, "A tokenizer.json to write instead of the model's");
   line.footer("Exit status: 0 done, 1 failed, 2 wrong options.");
   return line.run(argc, argv, [&] { return run(o); });

@@ -16,7 +16,7 @@ std::vector<std::int64_t> Decoder::generate(std::vector<std::int64_t> text,
   check(given > 0 && static_cast<std::int64_t>(given) < context, "[gpt] the text has ", given,
         " tokens, but the context of the model has ", context, "; shorten it");
   const NoGradGuard no_grad;
-  const Device device = model_.parameters().at(0).device();
+  const Device device = model_.device();
   // At least one token must be computed, because its logits are needed.
   std::size_t known = 0;
   while (known < cached_.size() && known + 1 < given && cached_[known] == text[known]) ++known;

@@ -19,17 +19,18 @@ using namespace tapestry;
 namespace {
 
 struct Options {
-  std::string model, tokenizer, text;
+  ModelOptions model;
+  std::string text;
   std::int64_t context = 0, stride = 0, max_tokens = 0;
   int threads = 0;
 };
 
 int run(const Options& o) {
   const StopRequest signals;
-  if (o.model.empty() || o.text.empty()) throw UsageError("[gpt evaluate] pass --model FILE and --text FILE");
+  if (o.text.empty()) throw UsageError("[gpt evaluate] pass --model FILE and --text FILE");
   if (o.threads > 0) set_num_threads(o.threads);
   const std::string text = read_text(o.text);
-  const Pretrained p = load_pretrained(o.model, o.tokenizer);
+  const Pretrained p = load_pretrained(o.model);
   std::vector<std::int64_t> ids;
   try {
     ids = p.tokenizer.encode(text);
@@ -77,8 +78,7 @@ int evaluate(int argc, char** argv) {
   constexpr std::int64_t kMany = 1'000'000'000;
   CommandLine line("gpt evaluate",
                    "Measures how well a model predicts a text: perplexity is e to the mean loss of a token.");
-  line.add("--model", o.model, "A GGUF file, or a folder with config.json and model.safetensors");
-  line.add("--tokenizer", o.tokenizer, "A tokenizer.json to use instead of the model's");
+  add_model_options(line, o.model);
   line.add("--text", o.text, "The text");
   line.add("--context", o.context, "Tokens of a window; 0 takes the model's context",
            {.check = between<std::int64_t>(0, kMany)});

@@ -27,7 +27,7 @@ double score(nn::LanguageModel& model, const Window& w) {
   const auto length = static_cast<std::int64_t>(w.ids.size()) - 1;
   std::vector<std::int64_t> ids(w.ids.begin(), w.ids.end() - 1), targets(w.ids.begin() + 1, w.ids.end());
   std::fill(targets.begin(), targets.end() - w.predicted, -100);
-  const Device device = model.parameters().at(0).device();
+  const Device device = model.device();
   return model(tensor(ids, {1, length}).to(device), {.targets = tensor(targets, {1, length}).to(device)})
       .item();
 }

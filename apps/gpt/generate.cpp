@@ -23,7 +23,8 @@ const Clock::time_point kStart = Clock::now();  // of the process, nearly
 double since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 struct Options {
-  std::string model, tokenizer, prompt;
+  ModelOptions model;
+  std::string prompt;
   std::int64_t max_tokens = 128;
   std::vector<std::string> stop;
   nn::SamplerOptions sampler;
@@ -33,15 +34,13 @@ struct Options {
 
 int run(const Options& o, bool has_prompt) {
   const StopRequest signals;
-  if (o.model.empty())
-    throw UsageError("[gpt generate] pass --model FILE, a GGUF file or a folder with config.json");
   if (o.threads > 0) set_num_threads(o.threads);
   std::string prompt = o.prompt;
   if (!has_prompt) {
     if (isatty(STDIN_FILENO)) std::fprintf(stderr, "The prompt, ended by Ctrl-D:\n");
     prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
   }
-  const Pretrained p = load_pretrained(o.model, o.tokenizer);
+  const Pretrained p = load_pretrained(o.model);
   std::vector<std::int64_t> ids = p.tokenizer.encode(prompt);
   if (ids.empty()) {
     check(p.first >= 0,
@@ -91,8 +90,7 @@ int run(const Options& o, bool has_prompt) {
 int generate(int argc, char** argv) {
   Options o;
   CommandLine line("gpt generate", "Continues a text, one token after another.");
-  line.add("--model", o.model, "A GGUF file, or a folder with config.json and model.safetensors");
-  line.add("--tokenizer", o.tokenizer, "A tokenizer.json to use instead of the model's");
+  add_model_options(line, o.model);
   line.add("--prompt", o.prompt,
            "The beginning of the text; without it, the prompt is read from standard input");
   line.add("--max-tokens", o.max_tokens, "The most tokens to write",

@@ -11,6 +11,7 @@
 #include "tapestry/core/atomic_file.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/gguf.h"
+#include "tapestry/nn/models/lora.h"
 
 namespace apps::gpt {
 
@@ -94,7 +95,17 @@ TokenizerFiles read_tokenizer_files(const std::string& model, const nn::ModelWei
   return files;
 }
 
-Pretrained load_pretrained(const std::string& path, const std::string& tokenizer) {
+void add_model_options(CommandLine& line, ModelOptions& o) {
+  line.add("--model", o.model, "A GGUF file, or a folder with config.json and model.safetensors");
+  line.add("--tokenizer", o.tokenizer, "A tokenizer.json to use instead of the model's");
+  line.add("--adapter", o.adapter, "A folder with LoRA adapters, of gpt tune or PEFT");
+  line.add("--weights", o.weights, "Whether weights of a GGUF file stay in its blocks, or become f32",
+           {.check = one_of({"packed", "f32"})});
+}
+
+Pretrained load_pretrained(const ModelOptions& o) {
+  if (o.model.empty()) throw UsageError("[gpt] pass --model FILE, a GGUF file or a folder with config.json");
+  const std::string &path = o.model, &tokenizer = o.tokenizer;
   check<IoError>(fs::exists(path), "[gpt] there is no model ", path,
                  "; pass a GGUF file, or a folder with config.json and model.safetensors");
   const nn::ModelWeights weights(path);
@@ -109,10 +120,15 @@ Pretrained load_pretrained(const std::string& path, const std::string& tokenizer
       fail<IoError>("[gpt] the tokenizer of ", path, " does not fit together: ", e.what());
     }
   }();
-  Pretrained p{nn::load_language_model(path, weights), words, files.chat(), {}, files.bos};
+  Pretrained p{nn::load_language_model(path, weights, {.packed = o.weights == "packed"}),
+               words,
+               files.chat(),
+               {},
+               files.bos};
   check(words.vocab_size() <= p.model->vocab_size(), "[gpt] the tokenizer has ", words.vocab_size(),
         " tokens, but the model ", path, " knows ", p.model->vocab_size(),
         "; pass the tokenizer that belongs to the model");
+  if (!o.adapter.empty()) nn::load_lora(*p.model, o.adapter);
   p.model->eval();
   if (files.eos >= 0 && files.eos < words.vocab_size()) p.stop.push_back(files.eos);
   // A message of a conversation ends with a token of its own.

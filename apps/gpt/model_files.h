@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tapestry/apps/common/command_line.h"
 #include "tapestry/data/tokenizer/chat.h"
 #include "tapestry/data/tokenizer/parts.h"
 #include "tapestry/nn/models/pretrained.h"
@@ -36,9 +37,18 @@ struct Pretrained {
   std::int64_t first = -1;         ///< the token that begins a text, or -1
 };
 
-/// Loads a model for text. `tokenizer` is a tokenizer.json to use instead of the model's, or empty. Throws
-/// IoError if there is none, and ValueError if it has tokens that the model does not know.
-Pretrained load_pretrained(const std::string& path, const std::string& tokenizer = {});
+/// The options of `generate`, `chat` and `evaluate` that say which model they use.
+struct ModelOptions {
+  std::string model;               ///< a GGUF file or a folder
+  std::string tokenizer;           ///< a tokenizer.json to use instead of the model's, or empty
+  std::string adapter;             ///< a folder that PEFT or nn::save_lora() wrote, or empty
+  std::string weights = "packed";  ///< "packed": weights of a GGUF file stay in its blocks; or "f32"
+};
+void add_model_options(CommandLine& line, ModelOptions& options);
+
+/// Loads a model for text. Throws UsageError without a model, IoError if there is no tokenizer, and
+/// ValueError if it has tokens that the model does not know.
+Pretrained load_pretrained(const ModelOptions& options);
 
 /// Writes tokenizer.json and tokenizer_config.json into a folder, as transformers reads them. Does nothing if
 /// there is no tokenizer.

@@ -117,11 +117,13 @@ double rate_at(const TrainOptions& o, std::int64_t step) {
 struct Position {
   std::int64_t reported = 0;   // the last step with a line in metrics.jsonl
   double loss = 0, count = 0;  // of the steps since then; on rank 0, over all ranks
+  double grad_norm = 0;        // of the last step
   double seconds = 0;
 
   StringMap save() const {
-    char tally[100];
-    std::snprintf(tally, sizeof tally, "%lld %a %a", static_cast<long long>(reported), loss, count);
+    char tally[140];
+    std::snprintf(tally, sizeof tally, "%lld %a %a %a", static_cast<long long>(reported), loss, count,
+                  grad_norm);
     return {{"gpt.tally", tally}, {"seconds", std::to_string(seconds)}};
   }
   static Position load(const nn::Progress& saved) {
@@ -129,7 +131,8 @@ struct Position {
     long long at = 0;
     const auto tally = saved.extra.find("gpt.tally"), seconds = saved.extra.find("seconds");
     check<IoError>(tally != saved.extra.end() && seconds != saved.extra.end() &&
-                       std::sscanf(tally->second.c_str(), "%lld %la %la", &at, &p.loss, &p.count) == 3 &&
+                       std::sscanf(tally->second.c_str(), "%lld %la %la %la", &at, &p.loss, &p.count,
+                                   &p.grad_norm) == 4 &&
                        at >= 0 && at <= saved.step,
                    "[gpt train] the checkpoint is not one of this program; choose another --run-dir");
     p.reported = at;
@@ -173,7 +176,6 @@ class Run {
   std::vector<Metrics> metrics_;
   Position at_;
   std::int64_t step_ = 0;
-  double grad_norm_ = 0;
   std::optional<double> last_held_out_;
 };
 
@@ -317,7 +319,7 @@ bool Run::report() {
                       .train_loss = sum / count,
                       .held_out = loss,
                       .lr = schedule_->last_lr()[0],
-                      .grad_norm = grad_norm_,
+                      .grad_norm = at_.grad_norm,
                       .seconds = at_.seconds});
   at_.reported = step_;
   at_.loss = at_.count = 0;
@@ -429,7 +431,7 @@ int Run::train() {
     const double loss = parallel_.forward_backward(*model_, *windows_, step_);
     check(std::isfinite(loss), "[gpt train] the loss is ", loss, " in step ", step_ + 1,
           "; try a smaller --lr");
-    grad_norm_ = nn::clip_grad_norm_(trained, o_.clip > 0 ? o_.clip : INFINITY).item();
+    at_.grad_norm = nn::clip_grad_norm_(trained, o_.clip > 0 ? o_.clip : INFINITY).item();
     optimizer_->step();
     schedule_->step();
     ++step_;

@@ -206,14 +206,16 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
             if (b.needs(2)) b.set(2, sum(gradient, 0));
             return;
           }
-          // The gradients of forward are multiplied in place if the pass frees them anyway: that of the
-          // weight may be the largest tensor of a model.
+          // The gradient of the weight may be the largest tensor of a model. It is passed on as it is if the
+          // incoming gradient is 1, as that of loss.backward(); reading that would make a GPU wait. Otherwise
+          // it is multiplied, in place if the pass frees it anyway.
+          const bool is_one = g.device().is_cpu() && g.item() == 1;
           const bool freed = !autograd::GraphTask::current()->retains_graph();
           const auto scaled = [&](const SavedTensor& of_one) {
             const Tensor d = b.saved(of_one);
             const bool alone =
                 d.impl()->refs.load(std::memory_order_acquire) <= 2 && d.storage()->use_count() == 1;
-            return freed && alone ? d.mul_(g) : d * g;
+            return is_one ? d : freed && alone ? d.mul_(g) : d * g;
           };
           if (b.needs(0)) b.set(0, scaled(dx).reshape(from.sizes()));
           if (b.needs(1)) b.set(1, scaled(dweight));

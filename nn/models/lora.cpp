@@ -113,17 +113,21 @@ std::vector<std::pair<std::string, Linear*>> lora_targets(const Module& model, L
         "] target_modules and target_pattern are both set; set one of them");
   const bool all = options.target_modules == std::vector<std::string>{kAllLinear};
   std::vector<std::size_t> matches(options.target_modules.size());
-  std::unordered_set<const void*> heads;
+  std::unordered_set<const void*> heads;  // slots, or the blocks of packed weights
   for (const Module* const m : model.modules())
-    if (const auto* const language = dynamic_cast<const LanguageModel*>(m))
+    if (const auto* const language = dynamic_cast<const LanguageModel*>(m)) {
       if (language->output_weight().defined()) heads.insert(language->output_weight().id());
+      if (language->packed_output_weight().defined()) heads.insert(language->packed_output_weight().data());
+    }
   std::optional<detail::NamePattern> pattern;
   if (!options.target_pattern.empty()) pattern.emplace(options.target_pattern);
   std::vector<std::pair<std::string, Linear*>> found;
   for (const auto& [path, module] : model.named_modules()) {
     auto* const layer = dynamic_cast<Linear*>(module);
     if (!layer) continue;
-    const bool head = layer->weight.defined() && heads.contains(layer->weight.id());
+    const bool packed = layer->packed_weight().defined();
+    const bool head = packed ? heads.contains(layer->packed_weight().data())
+                             : layer->weight.defined() && heads.contains(layer->weight.id());
     bool selected = all && !head;
     for (std::size_t i = 0; !all && i < matches.size(); ++i)
       if (ends_with_name(path, options.target_modules[i])) ++matches[i], selected = true;

@@ -6,19 +6,22 @@
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/context.h"
 #include "tapestry/nn/models/internal/conv1d.h"
+#include "tapestry/nn/models/lora.h"
+#include "tapestry/nn/models/packed_weights.h"
 
 namespace tapestry::nn {
 namespace {
 
 template <class M, class Config>
-std::unique_ptr<LanguageModel> load(const Config& config, const ModelWeights& weights) {
+std::unique_ptr<LanguageModel> load(const Config& config, const ModelWeights& weights, bool packed) {
   std::unique_ptr<LanguageModel> model;
   {
     // On meta, so that no time goes into initial values.
     const DeviceGuard guard("meta");
     model = std::make_unique<M>(config);
   }
-  load_weights(*model, weights);
+  if (packed && weights.gguf()) load_packed_weights(*model, weights);
+  else load_weights(*model, weights);
   return model;
 }
 
@@ -34,26 +37,34 @@ auto visit(const LanguageModel& model, F&& fn) {
 
 }  // namespace
 
-std::unique_ptr<LanguageModel> load_language_model(const std::string& path) {
+std::unique_ptr<LanguageModel> load_language_model(const std::string& path,
+                                                   const LoadLanguageModelOptions& options) {
   const std::filesystem::path given(path);
   const bool config = given.filename() == "config.json";
-  return load_language_model(path, ModelWeights(config ? (given.parent_path() / ".").string() : path));
+  return load_language_model(path, ModelWeights(config ? (given.parent_path() / ".").string() : path),
+                             options);
 }
 
-std::unique_ptr<LanguageModel> load_language_model(const std::string& path, const ModelWeights& weights) {
+std::unique_ptr<LanguageModel> load_language_model(const std::string& path, const ModelWeights& weights,
+                                                   const LoadLanguageModelOptions& options) {
   if (const GgufFile* const file = weights.gguf()) {
     if (file->metadata().string("general.architecture") == "gpt2")
-      return load<Gpt2>(Gpt2Config::from_gguf(*file), weights);
-    return load<Llama>(LlamaConfig::from_gguf(*file), weights);
+      return load<Gpt2>(Gpt2Config::from_gguf(*file), weights, options.packed);
+    return load<Llama>(LlamaConfig::from_gguf(*file), weights, options.packed);
   }
-  if (model_type_of(path) == "gpt2") return load<Gpt2>(Gpt2Config::from_hf_json(path), weights);
-  return load<Llama>(LlamaConfig::from_hf_json(path), weights);
+  if (model_type_of(path) == "gpt2")
+    return load<Gpt2>(Gpt2Config::from_hf_json(path), weights, options.packed);
+  return load<Llama>(LlamaConfig::from_hf_json(path), weights, options.packed);
 }
 
 std::vector<TensorSource> hf_sources(const LanguageModel& model) {
   for (const auto& [name, parameter] : model.named_parameters())
     check(!parameter.sharding(), "[hf_sources] ", name,
           " is divided among ranks; gather the parameters first (unshard)");
+  check(packed_weights(model).empty(),
+        "[hf_sources] the weights are packed; load the model without `packed`");
+  check(lora_adapters(model).empty(),
+        "[hf_sources] the model has adapters; merge_lora() and remove_lora() them");
   const bool gpt2 = visit(model, [](const auto& m) { return std::is_same_v<decltype(m), const Gpt2&>; });
   std::vector<TensorSource> all = weight_sources(model.state_dict());
   for (TensorSource& source : all)

@@ -14,15 +14,24 @@
 
 namespace tapestry::nn {
 
-/// Builds the model of a GGUF file, or of a folder of Hugging Face, and loads its weights as f32. `path` may
-/// also be a config.json, whose folder has the weights. Throws IoError if a file is missing or broken, and
-/// ValueError if the weights do not fit to the configuration.
-std::unique_ptr<LanguageModel> load_language_model(const std::string& path);
+struct LoadLanguageModelOptions {
+  /// The weights of a GGUF file stay in its blocks (load_packed_weights): less memory and faster words, but
+  /// they are not trained. Other files are loaded as f32.
+  bool packed = false;
+};
+
+/// Builds the model of a GGUF file, or of a folder of Hugging Face, and loads its weights. `path` may also be
+/// a config.json, whose folder has the weights. Throws IoError if a file is missing or broken, and ValueError
+/// if the weights do not fit to the configuration.
+std::unique_ptr<LanguageModel> load_language_model(const std::string& path,
+                                                   const LoadLanguageModelOptions& options = {});
 /// The same from weights that are open already, which are those of `path`.
-std::unique_ptr<LanguageModel> load_language_model(const std::string& path, const ModelWeights& weights);
+std::unique_ptr<LanguageModel> load_language_model(const std::string& path, const ModelWeights& weights,
+                                                   const LoadLanguageModelOptions& options = {});
 
 /// The weights in the layout of Hugging Face's files, in which GPT-2's linear layers are (in, out), read one
-/// by one when they are written. Sharded parameters must be gathered first (ValueError). Throws ValueError
+/// by one when they are written. Sharded parameters must be gathered first, packed weights unpacked, and
+/// adapters removed (ValueError). Throws ValueError
 /// for a model that is neither a Llama nor a Gpt2.
 std::vector<TensorSource> hf_sources(const LanguageModel& model);
 

@@ -69,7 +69,7 @@ class Channel {
 [[noreturn]] void become(const Launch& launch, char* const* argv, int out, int err) {
   setpgid(0, 0);
   signal(SIGINT, SIG_DFL);  // a shell that started the tests in the background has ignored it
-  dup2(open("/dev/null", O_RDONLY), STDIN_FILENO);
+  dup2(open(launch.input.empty() ? "/dev/null" : launch.input.c_str(), O_RDONLY), STDIN_FILENO);
   dup2(out, STDOUT_FILENO);
   dup2(err, STDERR_FILENO);
   if (launch.largest_file != RLIM_INFINITY) {

@@ -20,6 +20,7 @@ struct Launch {
   int terminal_columns = 0;                 ///< if not 0, stdout is a terminal of this width
   std::chrono::seconds limit{60};           ///< the child is killed after this time
   std::string program = "classifier";       ///< an app or tapestry-run
+  std::string input = {};                   ///< a file for standard input; /dev/null if empty
 };
 
 struct Ended {

@@ -2,6 +2,7 @@
 // DistributedDataParallel does.
 #include "tapestry/nn/models/gpt2.h"
 #include "tapestry/nn/models/llama.h"
+#include "tapestry/nn/models/lora.h"
 #include "tests/distributed/fsdp_models.h"
 #include "tests/support/catch.h"
 
@@ -28,8 +29,9 @@ nn::Gpt2Config gpt2_config() {
 // DDP and fully_shard pass on a call with one tensor, so the loss is computed from the logits.
 template <class Net, class Config>
 Trained train(const Config& config, nn::ModuleList& (*blocks)(Net&), Parallel how, const Group& group,
-              int parts) {
+              int parts, bool lora) {
   Net net(config);
+  if (lora) nn::add_lora(net, {.r = 2, .target_modules = {"all-linear"}});
   fill_by_formula(net);
   std::vector<nn::Module*> units(blocks(net).begin(), blocks(net).end());
   units.push_back(&net);
@@ -41,16 +43,16 @@ Trained train(const Config& config, nn::ModuleList& (*blocks)(Net&), Parallel ho
 }
 
 template <class Net, class Config>
-void compare(const Config& config, nn::ModuleList& (*blocks)(Net&)) {
+void compare(const Config& config, nn::ModuleList& (*blocks)(Net&), bool lora = false) {
   const auto run = [&](Parallel how) {
-    return on_ranks<Trained>(2, [&](const Group& g) { return train<Net>(config, blocks, how, g, 2); });
+    return on_ranks<Trained>(2, [&](const Group& g) { return train<Net>(config, blocks, how, g, 2, lora); });
   };
   const auto expected = run(Parallel::ddp), sharded = run(Parallel::fsdp);
   for (std::size_t r = 0; r < 2; ++r) {
     CHECK(sharded[r].losses == expected[r].losses);
     CHECK(sharded[r].weights == expected[r].weights);
   }
-  const Trained single = train<Net>(config, blocks, Parallel::single, {}, 2);
+  const Trained single = train<Net>(config, blocks, Parallel::single, {}, 2, lora);
   CHECK(std::abs((expected[0].losses.back() + expected[1].losses.back()) / 2 - single.losses.back()) < 1e-4);
   CHECK(single.losses.back() < single.losses.front());
 }
@@ -70,4 +72,11 @@ TEST_CASE("a sharded GPT-2 trains as a replicated one does, bit for bit") {
     return net.transformer.h;
   };
   compare<nn::Gpt2>(gpt2_config(), blocks);
+}
+
+TEST_CASE("adapters beside frozen, sharded layers train as replicated ones do, bit for bit") {
+  nn::ModuleList& (*const blocks)(nn::Llama&) = [](nn::Llama& net) -> nn::ModuleList& {
+    return net.model.layers;
+  };
+  compare<nn::Llama>(llama_config(true), blocks, /*lora=*/true);
 }

@@ -4,9 +4,11 @@
 #include "tapestry/nn/internal/name_pattern.h"
 #include "tapestry/nn/models/gpt2.h"
 #include "tapestry/nn/models/llama.h"
+#include "tapestry/nn/models/pretrained.h"
 #include "tests/nn/golden.h"
 #include "tests/nn/small_models.h"
 #include "tests/support/catch.h"
+#include "tests/support/files.h"
 
 using namespace tapestry;
 using namespace tapestry::test;
@@ -253,6 +255,34 @@ TEST_CASE("lora: adapters of a base in bf16 are f32") {
   const NoGradGuard no_grad;
   nn::merge_lora(net);
   CHECK(allclose(net(ids).to(DType::f32), logits.to(DType::f32), 0.05, 0.1));
+}
+
+TEST_CASE("lora: a base whose weights stay packed gives the losses and gradients of its elements") {
+  const tests::TempDir dir;
+  nn::LlamaConfig config = scaled_llama();
+  config.model_type = "llama", config.attention_bias = false, config.rope_scaling = {};
+  config.hidden_size = 32, config.intermediate_size = 64,
+  config.num_key_value_heads = 2;  // rows of whole blocks
+  manual_seed(3);
+  nn::save_language_model_gguf(dir / "m.gguf", nn::Llama(config), {.type = BlockType::q8_0});
+  const auto packed = nn::load_language_model(dir / "m.gguf", {.packed = true});
+  const auto plain = nn::load_language_model(dir / "m.gguf");
+  const Tensor ids = labels({2, 9}, 3, 29), x = ids.narrow(1, 0, 8), y = ids.narrow(1, 1, 8);
+  for (nn::LanguageModel* net : {packed.get(), plain.get()}) {
+    CHECK(nn::add_lora(*net, {.target_modules = {"all-linear"}}).size() == 14);  // without the head
+    fill_adapters(*net);
+    (*net)(x, {.targets = y, .checkpoint = true}).backward();
+  }
+  const auto a = nn::lora_adapters(*packed), b = nn::lora_adapters(*plain);
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    CHECK(a[i].second->A->grad().allclose(b[i].second->A->grad(), 1e-3, 1e-6));
+    CHECK(a[i].second->B->grad().allclose(b[i].second->B->grad(), 1e-3, 1e-6));
+    CHECK(a[i].second->B->grad().norm().item() > 0);
+  }
+  CHECK_THROWS_WITH(nn::merge_lora(*packed), ContainsSubstring("is packed, parametrized"));
+  CHECK_THROWS_WITH(nn::add_lora(*nn::load_language_model(dir / "m.gguf", {.packed = true}),
+                                 {.target_modules = {"lm_head"}}),
+                    ContainsSubstring("'lm_head' is the head"));
 }
 
 TEST_CASE("lora: adapters on the meta device get the values of construction there") {

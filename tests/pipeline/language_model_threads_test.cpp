@@ -1,5 +1,6 @@
 // A Llama whose blocks are stages of a pipeline must train like the unsplit model.
 #include "tapestry/nn/models/llama.h"
+#include "tapestry/nn/models/lora.h"
 #include "tests/pipeline/models.h"
 #include "tests/support/catch.h"
 
@@ -24,8 +25,9 @@ Tensor loss_of(const Tensor& logits, const Tensor& words) {
 }
 
 // Two stages on two devices if `piped`: the embedding with one block, and two blocks with the head.
-Trained train(bool tied, bool piped, Schedule schedule) {
+Trained train(bool tied, bool piped, Schedule schedule, bool lora = false) {
   nn::Llama net(config(tied));
+  if (lora) nn::add_lora(net, {.r = 2, .target_modules = {"all-linear"}});
   net.to(DType::f64);
   fill_by_formula(net);
   nn::LlamaModel& m = net.model;
@@ -72,5 +74,16 @@ TEST_CASE("a Llama in stages trains like the unsplit model") {
       CHECK(distance_of_losses(piped, expected) < 1e-10);
       CHECK(distance(piped.weights, expected.weights) < 1e-10);
     }
+  }
+}
+
+TEST_CASE("adapters of a Llama in stages train like those of the unsplit model") {
+  const Trained expected = train(true, false, Schedule::gpipe, /*lora=*/true);
+  CHECK(expected.losses.back() < expected.losses.front());
+  for (const Schedule schedule : {Schedule::one_f_one_b, Schedule::zero_bubble}) {
+    INFO(schedule_name(schedule));
+    const Trained piped = train(true, true, schedule, /*lora=*/true);
+    CHECK(distance_of_losses(piped, expected) < 1e-10);
+    CHECK(distance(piped.weights, expected.weights) < 1e-10);
   }
 }

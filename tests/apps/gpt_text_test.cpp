@@ -1,0 +1,183 @@
+// `gpt generate`, `chat` and `evaluate`, and the parts that they consist of.
+#include <cmath>
+#include <filesystem>
+
+#include "tapestry/apps/gpt/corpus.h"
+#include "tapestry/apps/gpt/evaluation.h"
+#include "tapestry/apps/gpt/sampling.h"
+#include "tapestry/autograd/ops.h"
+#include "tapestry/data/tokenizer/bpe_trainer.h"
+#include "tapestry/data/tokenizer/parts.h"
+#include "tapestry/nn/models/generate.h"
+#include "tapestry/nn/models/pretrained.h"
+#include "tests/apps/gpt_files.h"
+#include "tests/support/catch.h"
+#include "tests/support/files.h"
+
+using namespace tests;
+using namespace tapestry;
+namespace fs = std::filesystem;
+
+TEST_CASE("gpt generate writes the words of nn::generate") {
+  const TempDir folder;
+  for (const std::string family : {"llama", "gpt2"}) {
+    const std::string path = write_model_folder(folder / family, family);
+    const auto model = nn::load_language_model(path);
+    const data::Tokenizer tokenizer = data::Tokenizer::from_file(path + "/tokenizer.json");
+    const std::vector<std::int64_t> prompt = tokenizer.encode("the cat");
+    const auto expected = [&](const nn::SamplerOptions& options) {
+      nn::Sampler sampler(options);
+      return tokenizer.decode(nn::generate(*model, prompt, {.max_new_tokens = 12, .stop = {0}}, sampler),
+                              {.skip_special = true}) +
+             "\n";
+    };
+    const auto text = [&](std::vector<std::string> more, const std::string& input = {}) {
+      more.insert(more.begin(), {"generate", "--model", path});
+      if (more.back() != "1") more.insert(more.end(), {"--max-tokens", "12"});
+      const Ended ended = gpt(more, input);
+      INFO(ended.err);
+      CHECK(ended.status == 0);
+      return ended.out;
+    };
+    const std::string greedy = expected({});
+    CHECK(text({"--prompt", "the cat"}) == greedy);
+    write_file(folder / "prompt", "the cat");
+    CHECK(text({}, folder / "prompt") == greedy);
+    CHECK(text({"--prompt", "the cat", "--temperature", "0.9", "--top-k", "50", "--top-p", "0.95", "--min-p",
+                "0.001", "--repetition-penalty", "1.1", "--seed", "5"}) ==
+          expected({.temperature = 0.9,
+                    .top_k = 50,
+                    .top_p = 0.95,
+                    .min_p = 0.001,
+                    .repetition_penalty = 1.1,
+                    .seed = 5}));
+    CHECK(text({"--prompt", "", "--max-tokens", "1"}).size() > 0);  // begins with <|endoftext|>
+  }
+}
+
+TEST_CASE("a text stream writes whole characters, and ends before a stop string") {
+  const data::Tokenizer bytes(data::train_bpe("", {.vocab_size = 256, .special = {}}));
+  const auto stream = [&](const std::string& text, std::vector<std::string> stop) {
+    std::string all, calls;
+    bool more = true;
+    apps::gpt::TextStream out(bytes, std::move(stop),
+                              [&](const std::string& part) { all += part, calls += part + "|"; });
+    for (std::size_t i = 0; i < text.size() && more; ++i) more = out.next(*bytes.id_of(text.substr(i, 1)));
+    out.finish();
+    CHECK(out.text() == all);
+    return calls;
+  };
+  CHECK(stream("a\xc3\xa9z", {}) == "a|\xc3\xa9|z|");
+  CHECK(stream("a\xc3", {}) == "a|\xef\xbf\xbd|");
+  CHECK(stream("one END two", {"END"}) == "o|n|e| |");
+  CHECK(stream("one EN", {"END"}) == "o|n|e| |EN|");
+  CHECK(stream("EEND", {"END"}) == "E|");
+  CHECK(stream("ab\ncd", {"xyz", "\n"}) == "a|b|");
+}
+
+TEST_CASE("gpt chat keeps a conversation, and forgets its oldest turns") {
+  const TempDir folder;
+  const std::string path = write_model_folder(folder / "model", "llama", 160);
+  const auto chat = [&](const std::string& lines, std::vector<std::string> more = {}) {
+    write_file(folder / "lines", lines);
+    more.insert(more.begin(), {"chat", "--model", path, "--max-tokens", "6", "--temperature", "0", "--system",
+                               "x", "--stats"});
+    return gpt(more, folder / "lines");
+  };
+  const Ended two = chat("the cat\na dog\n");
+  INFO(two.err << two.out);
+  CHECK(two.status == 0);
+  CHECK_THAT(two.err, ContainsSubstring(" 0 of them from the cache"));
+  // The second turn computes what is new alone.
+  const std::size_t second = two.err.find('\n') + 1;
+  CHECK(std::stoi(two.err.substr(two.err.find(", ", second) + 2)) > 10);
+  const Ended again = chat("the cat\n/reset\nthe cat\n/quit\nnever read\n");
+  CHECK(again.status == 0);
+  const std::size_t answer_end = again.out.find("(a new conversation)");
+  REQUIRE(answer_end != std::string::npos);
+  CHECK(again.out.substr(answer_end + 21) ==
+        again.out.substr(0, answer_end));  // the same question, the same answer
+  CHECK_THAT(chat("the cat sees a bird. the cat sees a bird.\nthe cat sees a bird. the cat sees a dog.\n"
+                  "a dog eats the bone! a dog eats the bone!\na dog eats the bone! the cat sees a dog.\n")
+                 .out,
+             ContainsSubstring("forgotten)"));
+  const Ended large = chat(std::string(400, 'q') + "\nthe cat\n");
+  CHECK(large.status == 0);
+  CHECK_THAT(large.err, ContainsSubstring("there is room for") && ContainsSubstring("from the cache"));
+  CHECK_THAT(chat("caf\xe9\n").err, ContainsSubstring("UTF-8"));
+
+  fs::remove(path + "/tokenizer_config.json");
+  const Ended plain = chat("the cat\n");
+  CHECK(plain.status == 1);
+  CHECK_THAT(plain.err, ContainsSubstring("no chat template"));
+  CHECK(chat("the cat\n", {"--template", "smollm2"}).status == 0);
+  CHECK_THAT(chat("the cat\n", {"--template", "llama3"}).err,
+             ContainsSubstring("<|begin_of_text|>") || ContainsSubstring("no control token"));
+}
+
+TEST_CASE("gpt evaluate measures each token once") {
+  const TempDir folder;
+  const std::string path = write_model_folder(folder / "model", "llama", 32);
+  const std::string text = "the cat sees a bird. a dog eats the bone! the cat sees a dog. the end.";
+  write_file(folder / "text", text);
+  const data::Tokenizer tokenizer = data::Tokenizer::from_file(path + "/tokenizer.json");
+  const std::vector<std::int64_t> ids = tokenizer.encode(text);
+  REQUIRE(ids.size() > 20);
+  const auto model = nn::load_language_model(path);
+  // Each token after the first, from at most 11 tokens before it, in windows that begin every 5 tokens.
+  const NoGradGuard no_grad;
+  double nats = 0;
+  for (std::size_t i = 1; i < ids.size(); ++i) {
+    const std::size_t begin = i < 12 ? 0 : (i - 12) / 5 * 5 + 5;
+    const std::vector<std::int64_t> before(ids.begin() + static_cast<std::ptrdiff_t>(begin),
+                                           ids.begin() + static_cast<std::ptrdiff_t>(i));
+    const Tensor logits =
+        (*model)(tensor(before, {1, static_cast<std::int64_t>(before.size())}), {.last = true});
+    nats -= log_softmax(logits.flatten(), 0)[ids[i]].item();
+  }
+  const double loss = nats / static_cast<double>(ids.size() - 1);
+  const Ended ended =
+      gpt({"evaluate", "--model", path, "--text", folder / "text", "--context", "12", "--stride", "5"});
+  INFO(ended.err << ended.out);
+  REQUIRE(ended.status == 0);
+  char expected[100];
+  std::snprintf(expected, sizeof expected, "tokens %zu  loss %.4f", ids.size() - 1, loss);
+  CHECK_THAT(ended.out,
+             ContainsSubstring(std::string(expected).substr(0, std::string(expected).size() - 1)) &&
+                 ContainsSubstring("perplexity") && ContainsSubstring("bits per byte"));
+  CHECK_THAT(gpt({"evaluate", "--model", path, "--text", folder / "text", "--context", "33"}).err,
+             ContainsSubstring("the context of the model has 32 tokens"));
+  CHECK_THAT(
+      gpt({"evaluate", "--model", path, "--text", folder / "text", "--context", "8", "--stride", "9"}).err,
+      ContainsSubstring("leave tokens out"));
+  write_file(folder / "one", "a");
+  CHECK_THAT(gpt({"evaluate", "--model", path, "--text", folder / "one"}).err,
+             ContainsSubstring("two are needed"));
+  write_file(folder / "latin1", "caf\xe9 cats");
+  CHECK_THAT(gpt({"evaluate", "--model", path, "--text", folder / "latin1"}).err,
+             ContainsSubstring("UTF-8 at byte 3"));
+}
+
+TEST_CASE("windows of a text cover it once in a pass, and keep documents apart") {
+  std::vector<std::int32_t> tokens;
+  for (int i = 0; i < 103; ++i) tokens.push_back(i);
+  apps::gpt::Windows windows(tokens, 10, -1, 7), same(tokens, 10, -1, 7), other(tokens, 10, -1, 8);
+  CHECK(windows.size() == 9);
+  for (const std::int64_t pass : {0, 1, 5}) {
+    const apps::gpt::Batch batch = windows.batch(pass * 9, 9);
+    CHECK(equal(batch.targets, batch.ids + 1));
+    CHECK_FALSE(batch.documents.defined());
+    std::vector<std::int64_t> ids(batch.ids.data<std::int64_t>(), batch.ids.data<std::int64_t>() + 90);
+    std::sort(ids.begin(), ids.end());
+    for (std::size_t i = 1; i < ids.size(); ++i) CHECK(ids[i] == ids[i - 1] + 1);
+  }
+  CHECK(equal(windows.batch(20, 4).ids, same.batch(20, 4).ids));
+  CHECK_FALSE(equal(windows.batch(0, 9).ids, other.batch(0, 9).ids));
+  CHECK(equal(windows.in_order(2, 1).ids, arange(20, 30).reshape({1, 10}).to(DType::i64)));
+  CHECK_THROWS_WITH(apps::gpt::Windows(tokens, 103, -1, 1), ContainsSubstring("smaller --context"));
+
+  const std::vector<std::int32_t> documents = {9, 1, 2, 9, 9, 3, 4, 5, 6};
+  const apps::gpt::Windows apart(documents, 7, 9, 1);
+  const apps::gpt::Batch batch = apart.in_order(0, 1);
+  CHECK(equal(batch.documents, tensor({0, 0, 0, 1, 2, 2, 2}).reshape({1, 7}).to(DType::i64)));
+}
