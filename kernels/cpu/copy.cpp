@@ -2,6 +2,7 @@
 #include "tapestry/kernels/ops/copy.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "tapestry/kernels/cpu/loops.h"
 
@@ -27,22 +28,130 @@ void repeat_bits(const Elementwise<2>& e) {
   });
 }
 
+// A block of rows, with the strides between rows and between the elements of a row.
+template <class Bits>
+struct Block {
+  std::int64_t rows, n;
+  Bits* out;
+  std::int64_t out_row, out_stride;
+  const Bits* in;
+  std::int64_t in_row, in_stride;
+};
+
+// Rows of a few elements, whose number is known when the code is compiled.
+template <int kCount, class Bits>
+void copy_few(const Block<Bits>& b) {
+  for (std::int64_t i = 0; i < b.rows; ++i)
+    for (int j = 0; j < kCount; ++j)
+      b.out[i * b.out_row + j * b.out_stride] = b.in[i * b.in_row + j * b.in_stride];
+}
+// Dense rows, without a call of memcpy() for each: pieces of 32 bytes, of which the last two may overlap.
+template <class Bits>
+void copy_dense(const Block<Bits>& b) {
+  constexpr std::int64_t piece = 32 / sizeof(Bits);
+  for (std::int64_t i = 0; i < b.rows; ++i) {
+    Bits* const out = b.out + i * b.out_row;
+    const Bits* const in = b.in + i * b.in_row;
+    for (std::int64_t j = 0; j + piece <= b.n; j += piece) std::memcpy(out + j, in + j, 32);
+    std::memcpy(out + b.n - piece, in + b.n - piece, 32);
+  }
+}
+// A transposition: rows of the output are columns of the input. Tiles keep the lines of both in the L1 cache.
+template <class Bits>
+void copy_transposed(const Block<Bits>& b) {
+  constexpr std::int64_t tile = 16;
+  for (std::int64_t top = 0; top < b.rows; top += tile) {
+    const std::int64_t bottom = std::min(top + tile, b.rows);
+    for (std::int64_t left = 0; left < b.n; left += tile) {
+      const std::int64_t right = std::min(left + tile, b.n);
+      for (std::int64_t i = top; i < bottom; ++i)
+        for (std::int64_t j = left; j < right; ++j) b.out[i * b.out_row + j] = b.in[i + j * b.in_stride];
+    }
+  }
+}
+template <class Bits>
+void copy_row(std::int64_t n, Bits* out, std::int64_t out_stride, const Bits* in, std::int64_t in_stride) {
+  if (out_stride == 1 && in_stride == 1) std::copy_n(in, n, out);
+  else if (out_stride == 1 && in_stride == -1)  // with constant strides, the loop is vectorised
+    for (std::int64_t j = 0; j < n; ++j) out[j] = in[-j];
+  else
+    for (std::int64_t j = 0; j < n; ++j) out[j * out_stride] = in[j * in_stride];
+}
+template <class Bits>
+void copy_block(const Block<Bits>& b) {
+  constexpr std::int64_t piece = 32 / sizeof(Bits);
+  const bool dense = b.out_stride == 1 && b.in_stride == 1;
+  if (b.n == 1) return copy_few<1>(b);
+  if (b.n == 2) return copy_few<2>(b);
+  if (b.n == 3) return copy_few<3>(b);
+  if (b.n == 4) return copy_few<4>(b);
+  if (dense && b.n >= piece) return copy_dense(b);
+  if (b.out_stride == 1 && b.in_row == 1 && b.rows > 1) return copy_transposed(b);
+  for (std::int64_t i = 0; i < b.rows; ++i)
+    copy_row(b.n, b.out + i * b.out_row, b.out_stride, b.in + i * b.in_row, b.in_stride);
+}
+
+// Copies short rows in blocks along the last two dimensions.
+template <class Bits>
+void copy_short_rows(const Elementwise<2>& e) {
+  const int last = e.ndim - 1, outer = last - 1;
+  const std::int64_t n = e.sizes[last];
+  parallel_for(e.numel / n, grain_of(n), [&](std::int64_t begin, std::int64_t end) {
+    while (begin < end) {
+      std::int64_t rest = begin, out = 0, in = 0, first = 0;
+      for (int d = outer; d >= 0; --d) {
+        const std::int64_t index = rest % e.sizes[d];
+        rest /= e.sizes[d];
+        out += index * e.strides[0][d];
+        in += index * e.strides[1][d];
+        if (d == outer) first = index;
+      }
+      const std::int64_t rows = std::min(e.sizes[outer] - first, end - begin);
+      copy_block<Bits>({rows, n, static_cast<Bits*>(e.out) + out, e.strides[0][outer], e.strides[0][last],
+                        static_cast<const Bits*>(e.in[0]) + in, e.strides[1][outer], e.strides[1][last]});
+      begin += rows;
+    }
+  });
+}
+
 // Copies bits instead of values, which keeps a signalling NaN as it is.
 template <class Bits>
 void copy_bits(const Elementwise<2>& e) {
+  constexpr std::int64_t kShort = 4096 / sizeof(Bits);  // memcpy() is faster for longer rows
+  if (e.numel == 0) return;
   if (repeats_elements(e)) return repeat_bits<Bits>(e);
+  const bool transposed = e.ndim > 1 && e.strides[0][e.ndim - 1] == 1 && e.strides[1][e.ndim - 2] == 1;
+  if (e.ndim > 1 && (e.sizes[e.ndim - 1] < kShort || transposed)) return copy_short_rows<Bits>(e);
   constexpr std::int64_t element[] = {sizeof(Bits), sizeof(Bits)};
   const RowFn row = [](const void*, std::int64_t n, void* to, const void* const* from,
                        const std::int64_t* strides) {
-    Bits* const out = static_cast<Bits*>(to);
-    const Bits* const in = static_cast<const Bits*>(from[0]);
-    if (strides[0] == 1 && strides[1] == 1) std::copy_n(in, n, out);
-    else if (strides[0] == 1 && strides[1] == -1)  // with constant strides, the loop is vectorised
-      for (std::int64_t i = 0; i < n; ++i) out[i] = in[-i];
-    else
-      for (std::int64_t i = 0; i < n; ++i) out[i * strides[0]] = in[i * strides[1]];
+    copy_row(n, static_cast<Bits*>(to), strides[0], static_cast<const Bits*>(from[0]), strides[1]);
   };
   for_all_rows(e, element, row, nullptr);
+}
+
+// Whether the copy converts between dense arrays of f32 and of a dtype that is only stored. Then one loop
+// does it. It gives the same numbers as the two steps of other conversions, which go through i32.
+bool copy_stored(const Elementwise<2>& e) {
+  if (e.ndim != 1 || e.strides[0][0] != 1 || e.strides[1][0] != 1) return false;
+  bool done = false;
+  for_types<std::int16_t, std::int8_t, std::uint16_t>([&]<class Stored>() {
+    const bool to = e.dtypes[0] == dtype_of<Stored> && e.dtypes[1] == DType::f32;
+    const bool from = e.dtypes[1] == dtype_of<Stored> && e.dtypes[0] == DType::f32;
+    if (!to && !from) return;
+    done = true;
+    parallel_for(e.numel, kGrain, [&](std::int64_t begin, std::int64_t end) {
+      if (to)
+        simple_loop(
+            end - begin, [](float x) { return static_cast<Stored>(static_cast<std::int32_t>(x)); },
+            static_cast<Stored*>(e.out) + begin, static_cast<const float*>(e.in[0]) + begin);
+      else
+        simple_loop(
+            end - begin, [](Stored x) { return static_cast<float>(x); }, static_cast<float*>(e.out) + begin,
+            static_cast<const Stored*>(e.in[0]) + begin);
+    });
+  });
+  return done;
 }
 
 template <class To>
@@ -60,6 +169,7 @@ void copy_kernel(const LaunchContext&, const Elementwise<2>& e) {
         return copy_bits<std::uint64_t>(e);
     }
   }
+  if (copy_stored(e)) return;
   switch (e.dtypes[1]) {
     case DType::f32:
     case DType::f16:

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "tapestry/kernels/cpu/pointwise.h"
+#include "tapestry/kernels/cpu/wide.h"
 
 namespace tapestry::kernels::cpu {
 namespace {
@@ -22,9 +22,17 @@ inline constexpr bool kTakesAngle =
     std::is_same_v<Row, Sin> || std::is_same_v<Row, Cos> || std::is_same_v<Row, Tan> ||
     std::is_same_v<Row, GradientOf<Sin>> || std::is_same_v<Row, GradientOf<Cos>>;
 
+// These rows take as long as their memory accesses, or call the standard library.
+template <class Row>
+inline constexpr bool kNarrow =
+    std::is_same_v<Row, Lgamma> || std::is_same_v<Row, Floor> || std::is_same_v<Row, Ceil> ||
+    std::is_same_v<Row, Round> || std::is_same_v<Row, Trunc> || std::is_same_v<Row, Frac> ||
+    std::is_same_v<Row, Sign>;
+
 const bool rows = for_kernels_of(Elementary(), []<class Row>() {
   if constexpr (kTakesAngle<Row>) register_guarded<Row, AnyAngle>();
-  else register_pointwise<Row>();
+  else if constexpr (kNarrow<Row>) register_pointwise<Row>();
+  else register_wide<Row>();
 });
 
 }  // namespace

@@ -1,7 +1,7 @@
 // CPU kernels of the functions of one tensor, and of their gradients.
 #include "tapestry/kernels/ops/functions.h"
 
-#include "tapestry/kernels/cpu/pointwise.h"
+#include "tapestry/kernels/cpu/wide.h"
 
 namespace tapestry::kernels::cpu {
 namespace {
@@ -28,9 +28,37 @@ void clamp_backward_kernel(const LaunchContext&, const ClampBackwardArgs& a) {
   else map<C, C, C>(a.operands, [high](C dy, C x) { return x < high ? dy : C(0); });
 }
 
+// The rows that compute exponentials, logarithms or many conditions. The others take as long as their memory
+// accesses.
+template <class Row>
+inline constexpr bool kWide = false;
+template <class Row>
+inline constexpr bool kWide<GradientOf<Row>> = kWide<Row>;
+template <>
+inline constexpr bool kWide<Exp> = true;
+template <>
+inline constexpr bool kWide<Log> = true;
+template <>
+inline constexpr bool kWide<Tanh> = true;
+template <>
+inline constexpr bool kWide<Sigmoid> = true;
+template <>
+inline constexpr bool kWide<Silu> = true;
+template <>
+inline constexpr bool kWide<Gelu> = true;
+template <>
+inline constexpr bool kWide<GeluTanh> = true;
+template <>
+inline constexpr bool kWide<Elu> = true;
+template <>
+inline constexpr bool kWide<Mish> = true;
+template <>
+inline constexpr bool kWide<NanToNum> = true;
+
 const bool rows = for_kernels_of(Functions(), []<class Row>() {
   // Softplus computes log1p of an exponential of a negative number.
-  if constexpr (std::is_same_v<Row, Softplus>) register_pointwise<Row, Row::kDTypes, UnitLogMath>();
+  if constexpr (std::is_same_v<Row, Softplus>) register_wide<Row, UnitLogMath>();
+  else if constexpr (kWide<Row>) register_wide<Row>();
   else register_pointwise<Row>();
 });
 const bool limits = [] {

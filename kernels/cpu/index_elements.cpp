@@ -1,7 +1,10 @@
-// CPU kernels that read, write and combine elements by index. The offsets of a row's elements are computed
-// first, by code that does not depend on the dtype.
+// CPU kernels that read, write and combine elements by index. The indices of a row are checked first, by code
+// that does not depend on the dtype. The kernels then use the indices themselves, or, in rarer cases, offsets
+// that were computed from them.
 #include <algorithm>
+#include <limits>
 #include <type_traits>
+#include <vector>
 
 #include "tapestry/kernels/cpu/compute.h"
 #include "tapestry/kernels/cpu/first_bad.h"
@@ -12,16 +15,15 @@ namespace {
 
 constexpr std::int64_t kIndexedRow = 256;
 
-// n elements along the last dimension. If `offsets` is null, their offsets in x begin at `x` and have
-// x_stride. Otherwise n is at most kIndexedRow, and `offsets` has the offset of each element in x, or -1 if
-// its index is invalid, which only happens if not `all_valid`.
+// n elements along the last dimension. Their offsets in x are:
+//   with `values`:   x + i * x_stride + values[i] * scale; these indices are valid
+//   with `offsets`:  offsets[i], or -1 for an invalid index; n is at most kIndexedRow
+//   with neither:    x + i * x_stride
 struct IndexedRow {
   std::int64_t n, x, x_stride, y, y_stride;
-  const std::int64_t* offsets;
-  bool all_valid = true;
-
-  // The usual rows, whose loops need no multiplication and no branch.
-  bool simple() const { return all_valid && y_stride == 1; }
+  const std::int64_t* offsets = nullptr;
+  const std::int64_t* values = nullptr;
+  std::int64_t scale = 0;
 };
 using IndexedRowFn = void (*)(const void* context, const IndexedRow& row);
 
@@ -44,6 +46,9 @@ class IndexedWalk {
     }
     for (int k = 0; k < at.count; ++k) index_[k] = at.index[k].values;
   }
+
+  // Skips the rows whose first index is not in [begin, end). Only plain rows can be skipped.
+  void only(std::int64_t begin, std::int64_t end) { least_ = begin, end_ = end; }
 
   void run(int dim, std::int64_t begin, std::int64_t end, IndexedRowFn fn, const void* context) {
     sizes_[dim] = end - begin;
@@ -80,23 +85,53 @@ class IndexedWalk {
     for (int k = 0; k < at_.count; ++k) {
       std::int64_t value = *index_[k];
       if (!resolve_index(at_.index[k], at_.wraps, value)) return bad_.report(position_);
+      if (k == 0 && (value < least_ || value >= end_)) return;
       x += value * at_.index[k].x_stride;
     }
-    fn(context, {sizes_[last], x, at_.x_strides[last], y_, at_.y_strides[last], nullptr});
+    fn(context, {.n = sizes_[last],
+                 .x = x,
+                 .x_stride = at_.x_strides[last],
+                 .y = y_,
+                 .y_stride = at_.y_strides[last]});
   }
 
   void indexed_row(IndexedRowFn fn, const void* context) {
     const int last = at_.ndim - 1;
+    const std::int64_t x_stride = at_.x_strides[last], y_stride = at_.y_strides[last];
+    const bool direct = at_.count == 1 && at_.index[0].strides[last] == 1;
     std::int64_t offsets[kIndexedRow];
     for (std::int64_t begin = 0; begin < sizes_[last]; begin += kIndexedRow) {
       const std::int64_t n = std::min(kIndexedRow, sizes_[last] - begin);
-      const bool all_valid = fill(begin, n, offsets);
-      fn(context, {n, 0, 0, y_ + begin * at_.y_strides[last], at_.y_strides[last], offsets, all_valid});
+      const std::int64_t y = y_ + begin * y_stride;
+      const std::int64_t* const values = index_[0] + begin;
+      if (direct && all_inside(values, n, at_.index[0].size)) {
+        fn(context, {.n = n,
+                     .x = x_ + begin * x_stride,
+                     .x_stride = x_stride,
+                     .y = y,
+                     .y_stride = y_stride,
+                     .values = values,
+                     .scale = at_.index[0].x_stride});
+        continue;
+      }
+      fill(begin, n, offsets);
+      fn(context, {.n = n, .x = 0, .x_stride = 0, .y = y, .y_stride = y_stride, .offsets = offsets});
     }
   }
 
-  // Returns whether all indices are valid.
-  bool fill(std::int64_t begin, std::int64_t n, std::int64_t* offsets) const {
+  // Whether all values are in [0, size): the sign bit of `signs` is set if a value or size - 1 - value is
+  // negative. AVX2 has no comparison of unsigned integers.
+  static bool all_inside(const std::int64_t* values, std::int64_t n, std::int64_t size) {
+    const auto highest = static_cast<std::uint64_t>(size - 1);
+    std::uint64_t signs = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const auto value = static_cast<std::uint64_t>(values[i]);
+      signs |= value | (highest - value);
+    }
+    return signs >> 63 == 0;
+  }
+
+  void fill(std::int64_t begin, std::int64_t n, std::int64_t* offsets) const {
     const int last = at_.ndim - 1;
     for (std::int64_t i = 0; i < n; ++i) offsets[i] = x_ + (begin + i) * at_.x_strides[last];
     bool valid = true;
@@ -121,7 +156,7 @@ class IndexedWalk {
       if (index.strides[last] != 1) valid &= add(index.strides[last], index.x_stride);
       else valid &= index.x_stride == 1 ? add(1, 1) : add(1, index.x_stride);
     }
-    if (valid) return true;
+    if (valid) return;
     for (std::int64_t i = 0; i < n; ++i)
       for (int k = 0; k < at_.count; ++k) {
         std::int64_t value = index_[k][(begin + i) * at_.index[k].strides[last]];
@@ -129,7 +164,6 @@ class IndexedWalk {
         offsets[i] = -1;
         bad_.report(position_ + (begin + i) * position_strides_[last]);
       }
-    return false;
   }
 
   const Indexed& at_;
@@ -137,7 +171,28 @@ class IndexedWalk {
   std::int64_t sizes_[kMaxDims] = {}, position_strides_[kMaxDims] = {};
   std::int64_t x_ = 0, y_ = 0, position_ = 0;
   const std::int64_t* index_[kMaxDims] = {};
+  std::int64_t least_ = 0, end_ = std::numeric_limits<std::int64_t>::max();
 };
+
+// Whether the threads should divide the index's dimension of x, and each thread visit only the rows with its
+// own indices. Each thread then writes one part of x, which is usually the part that it has just copied, so
+// it is in that core's cache. It pays if every row has one index, rows are long, and the indices are spread
+// evenly.
+bool divides_by_index(const Indexed& at, std::int64_t total) {
+  constexpr std::int64_t kLong = 64;
+  const int last = at.ndim - 1;
+  if (at.count != 1 || at.end != at.first + 1 || at.end > last || at.sizes[last] < kLong) return false;
+  const Indexed::Index& index = at.index[0];
+  const Partition parts(index.size, grain_of(total / index.size), compute_threads());
+  if (parts.count < 2) return false;
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(parts.count));
+  const std::int64_t n = at.sizes[at.first], stride = index.strides[at.first];
+  for (std::int64_t i = 0; i < n; ++i) {
+    std::int64_t value = index.values[i * stride];
+    if (resolve_index(index, at.wraps, value)) ++rows[static_cast<std::size_t>(value / parts.size)];
+  }
+  return *std::max_element(rows.begin(), rows.end()) * parts.count <= n + n / 4;
+}
 
 // Calls fn for all rows, in parallel. If several elements of y may belong to one element of x, the threads
 // divide a dimension along which x has coordinates of its own, so that each thread has all elements that
@@ -152,11 +207,36 @@ void for_indexed_rows(const Indexed& at, bool any_dim, IndexedRowFn fn, const vo
     if (dim < 0 || (at.sizes[dim] < kEnough && at.sizes[d] > at.sizes[dim])) dim = d;
   }
   FirstBad bad(at.first_bad);
+  if (!any_dim && divides_by_index(at, total)) {
+    const std::int64_t size = at.index[0].size;
+    return parallel_for(size, grain_of(total / size), [&](std::int64_t begin, std::int64_t end) {
+      IndexedWalk walk(at, bad);
+      walk.only(begin, end);
+      walk.run(0, 0, at.sizes[0], fn, context);
+    });
+  }
   if (dim < 0) return IndexedWalk(at, bad).run(0, 0, at.sizes[0], fn, context);
   parallel_for(at.sizes[dim], grain_of(total / at.sizes[dim]), [&](std::int64_t begin, std::int64_t end) {
     IndexedWalk(at, bad).run(dim, begin, end, fn, context);
   });
 }
+
+// Calls f(element of y, offset in x) for the elements of a row that are not contiguous in both arrays.
+template <class F>
+inline void visit_row(const IndexedRow& r, const F& f) {
+  const std::int64_t n = r.n, x = r.x, x_stride = r.x_stride, y_stride = r.y_stride, scale = r.scale;
+  if (r.values && x_stride == 0 && scale == 1 && y_stride == 1) {
+    for (std::int64_t i = 0; i < n; ++i) f(i, x + r.values[i]);
+  } else if (r.values) {
+    for (std::int64_t i = 0; i < n; ++i) f(i * y_stride, x + i * x_stride + r.values[i] * scale);
+  } else if (r.offsets) {
+    for (std::int64_t i = 0; i < n; ++i)
+      if (r.offsets[i] >= 0) f(i * y_stride, r.offsets[i]);
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) f(i * y_stride, x + i * x_stride);
+  }
+}
+bool contiguous(const IndexedRow& r) { return !r.values && !r.offsets && r.x_stride == 1 && r.y_stride == 1; }
 
 // ---- kernels that move elements: one per element size
 
@@ -169,32 +249,14 @@ struct MoveArrays {
 template <class Bits>
 void read_row(const void* context, const IndexedRow& r) {
   const auto& [from, to] = *static_cast<const MoveArrays<Bits>*>(context);
-  Bits* const y = to + r.y;
-  if (r.offsets && r.simple()) {
-    for (std::int64_t i = 0; i < r.n; ++i) y[i] = from[r.offsets[i]];
-  } else if (r.offsets) {
-    for (std::int64_t i = 0; i < r.n; ++i)
-      if (r.offsets[i] >= 0) y[i * r.y_stride] = from[r.offsets[i]];
-  } else if (r.x_stride == 1 && r.y_stride == 1) {
-    std::copy_n(from + r.x, r.n, y);
-  } else {
-    for (std::int64_t i = 0; i < r.n; ++i) y[i * r.y_stride] = from[r.x + i * r.x_stride];
-  }
+  if (contiguous(r)) std::copy_n(from + r.x, r.n, to + r.y);
+  else visit_row(r, [x = from, y = to + r.y](std::int64_t i, std::int64_t offset) { y[i] = x[offset]; });
 }
 template <class Bits>
 void write_row(const void* context, const IndexedRow& r) {
   const auto& [from, to] = *static_cast<const MoveArrays<Bits>*>(context);
-  const Bits* const y = from + r.y;
-  if (r.offsets && r.simple()) {
-    for (std::int64_t i = 0; i < r.n; ++i) to[r.offsets[i]] = y[i];
-  } else if (r.offsets) {
-    for (std::int64_t i = 0; i < r.n; ++i)
-      if (r.offsets[i] >= 0) to[r.offsets[i]] = y[i * r.y_stride];
-  } else if (r.x_stride == 1 && r.y_stride == 1) {
-    std::copy_n(y, r.n, to + r.x);
-  } else {
-    for (std::int64_t i = 0; i < r.n; ++i) to[r.x + i * r.x_stride] = y[i * r.y_stride];
-  }
+  if (contiguous(r)) std::copy_n(from + r.y, r.n, to + r.x);
+  else visit_row(r, [x = to, y = from + r.y](std::int64_t i, std::int64_t offset) { x[offset] = y[i]; });
 }
 
 template <class Bits>
@@ -235,20 +297,13 @@ void combine_row(const void* context, const IndexedRow& r) {
   const auto& arrays = *static_cast<const CombineArrays<T>*>(context);
   const T* const y = arrays.y + r.y;
   Compute<T>* const x = arrays.x;
-  const auto combine = [y](Compute<T>& to, std::int64_t i) { to = combined<op>(to, load(y[i])); };
-  if (r.offsets && r.simple()) {
-    for (std::int64_t i = 0; i < r.n; ++i) combine(x[r.offsets[i]], i);
-    return;
-  }
-  if (!r.offsets && r.x_stride == 1 && r.y_stride == 1) {
+  if (contiguous(r)) {
     Compute<T>* const to = x + r.x;
-    for (std::int64_t i = 0; i < r.n; ++i) combine(to[i], i);
+    for (std::int64_t i = 0; i < r.n; ++i) to[i] = combined<op>(to[i], load(y[i]));
     return;
   }
-  for (std::int64_t i = 0; i < r.n; ++i) {
-    const std::int64_t to = r.offsets ? r.offsets[i] : r.x + i * r.x_stride;
-    if (to >= 0) x[to] = combined<op>(x[to], load(y[i * r.y_stride]));
-  }
+  visit_row(r,
+            [x, y](std::int64_t i, std::int64_t offset) { x[offset] = combined<op>(x[offset], load(y[i])); });
 }
 
 template <class T>

@@ -1,10 +1,11 @@
 // Linear systems, determinants, and the Cholesky and QR factorizations. linalg_eigen.cpp has the others.
 #include "tapestry/kernels/ops/linalg.h"
 
+// This header comes before Eigen's, because it keeps Eigen from starting threads.
+#include "tapestry/kernels/cpu/linalg.h"
+
 #include <Eigen/Cholesky>
 #include <Eigen/LU>
-
-#include "tapestry/kernels/cpu/linalg.h"
 
 namespace tapestry::kernels {
 namespace {

@@ -2,6 +2,9 @@
 // What the files of the linear algebra share: copies between arrays and Eigen's column-major matrices, the
 // loop over a batch, and the QR factorization. Eigen's own QR and SVD are not used, because they would take a
 // minute to compile.
+#ifdef EIGEN_CORE_H
+#error "include this header before Eigen's, so that Eigen starts no threads"
+#endif
 #define EIGEN_DONT_PARALLELIZE  // the loop over the batch is parallel
 #include <Eigen/Core>
 #include <algorithm>

@@ -1,13 +1,15 @@
 // Singular values and eigenvalues of symmetric matrices. They have a file of their own because Eigen's
 // eigenvalues take long to compile. f32 is computed in f64: that halves the time to compile, and small values
 // keep their digits.
+#include "tapestry/kernels/ops/linalg.h"
+
+// This header comes before Eigen's, because it keeps Eigen from starting threads.
+#include "tapestry/kernels/cpu/linalg.h"
+
 #include <Eigen/Eigenvalues>
 #include <limits>
 #include <numeric>
 #include <vector>
-
-#include "tapestry/kernels/cpu/linalg.h"
-#include "tapestry/kernels/ops/linalg.h"
 
 namespace tapestry::kernels {
 namespace {

@@ -74,21 +74,30 @@ void for_rows(const Elementwise<N>& e, const std::int64_t (&element)[N], std::in
     rest /= e.sizes[d];
     for (int n = 0; n < N; ++n) at.advance(n, index[d] * e.strides[n][d] * element[n]);
   }
-  while (true) {
-    const std::int64_t run = std::min(e.sizes[last] - index[last], end - begin);
+  std::int64_t run = std::min(e.sizes[last] - index[last], end - begin);
+  row(f, run, at.out, at.in, strides);
+  begin += run;
+  // The first run may have begun in the middle of a row. All others begin a row.
+  for (int n = 0; n < N; ++n) at.advance(n, -index[last] * strides[n] * element[n]);
+  std::int64_t step[N] = {};  // from one row to the next, in bytes
+  if (last > 0)
+    for (int n = 0; n < N; ++n) step[n] = e.strides[n][last - 1] * element[n];
+  while (begin < end) {
+    // Advance by one in the innermost outer dimension that is not at its end.
+    if (++index[last - 1] < e.sizes[last - 1]) {
+      for (int n = 0; n < N; ++n) at.advance(n, step[n]);
+    } else {
+      --index[last - 1];
+      for (int d = last - 1; d >= 0; --d) {
+        const bool wraps = index[d] == e.sizes[d] - 1;
+        for (int n = 0; n < N; ++n) at.advance(n, (wraps ? -index[d] : 1) * e.strides[n][d] * element[n]);
+        index[d] = wraps ? 0 : index[d] + 1;
+        if (!wraps) break;
+      }
+    }
+    run = std::min(e.sizes[last], end - begin);
     row(f, run, at.out, at.in, strides);
     begin += run;
-    if (begin >= end) return;
-    // Move to the next row: return to the beginning of this row, then advance by one in the innermost outer
-    // dimension that is not at its end.
-    for (int n = 0; n < N; ++n) at.advance(n, -index[last] * strides[n] * element[n]);
-    index[last] = 0;
-    for (int d = last - 1; d >= 0; --d) {
-      const bool wraps = ++index[d] == e.sizes[d];
-      for (int n = 0; n < N; ++n) at.advance(n, (wraps ? 1 - e.sizes[d] : 1) * e.strides[n][d] * element[n]);
-      if (!wraps) break;
-      index[d] = 0;
-    }
   }
 }
 

@@ -8,9 +8,11 @@
 namespace tapestry::kernels::cpu {
 namespace {
 
-constexpr std::int64_t kBlock = 256;
+constexpr std::int64_t kBlockBytes = 2048;  // of an operand in its compute type
 
 bool converts(DType t) { return t == DType::f16 || t == DType::bf16 || is_stored_only(t); }
+// The size of an element's compute type.
+std::int64_t compute_size(DType t) { return converts(t) ? 4 : static_cast<std::int64_t>(dtype_size(t)); }
 
 template <class Bits>
 void gather(const void* from, std::int64_t stride, std::int64_t n, void* to) {
@@ -112,14 +114,17 @@ template <int N>
 void run_blocks(const void* loop, std::int64_t n, void* out, const void* const* in,
                 const std::int64_t* strides) {
   const auto& l = *static_cast<const BlockLoop*>(loop);
-  alignas(64) char buffers[N][kBlock * sizeof(std::int64_t)];
+  alignas(64) char buffers[N][kBlockBytes];
   const void* inputs[N];
   bool dense[N];
+  std::int64_t widest = 1;
+  for (int i = 0; i < N; ++i) widest = std::max(widest, compute_size(l.dtypes[i]));
+  const std::int64_t block = kBlockBytes / widest;
   for (int i = 0; i < N; ++i) dense[i] = strides[i] == 1 && !converts(l.dtypes[i]);
   for (int i = 1; i < N; ++i)
-    if (strides[i] == 0) pack(l.dtypes[i], in[i - 1], 0, std::min(n, kBlock), buffers[i]);
-  for (std::int64_t begin = 0; begin < n; begin += kBlock) {
-    const std::int64_t m = std::min(kBlock, n - begin);
+    if (strides[i] == 0) pack(l.dtypes[i], in[i - 1], 0, std::min(n, block), buffers[i]);
+  for (std::int64_t begin = 0; begin < n; begin += block) {
+    const std::int64_t m = std::min(block, n - begin);
     const auto offset = [&](int i) {
       return begin * strides[i] * static_cast<std::int64_t>(dtype_size(l.dtypes[i]));
     };
