@@ -3,12 +3,16 @@
 #include "tapestry/kernels/ops/grid_sample.h"
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "tapestry/kernels/cpu/compute.h"
 
 namespace tapestry::kernels::cpu {
 namespace {
+
+template <class C>
+constexpr C kNaN = std::numeric_limits<C>::quiet_NaN();
 
 constexpr std::int64_t kPoints = 64;   // per block
 constexpr std::int64_t kChannels = 8;  // that one thread takes for the gradient of row-major images
@@ -34,10 +38,14 @@ class Block {
       const T* const at = grid + (n * s.points + first + p) * s.dims;
       GridTap<C> axes[3][4] = {{{0, 1, 0}}};
       const int each = grid_taps(s.mode), deep = s.dims == 3 ? each : 1;
-      for (int d = 0; d < s.dims; ++d) {
-        const GridPlace<C> place(load(at[d]), s.axes[2 - d].size, s.mode, s.padding, s.align_corners);
-        for (int i = 0; i < each; ++i) axes[2 - d][i] = place.tap(i);
-      }
+      const auto place = [&](int d) {
+        const GridPlace<C> found(load(at[d]), s.axes[2 - d].size, s.mode, s.padding, s.align_corners);
+        for (int i = 0; i < each; ++i) axes[2 - d][i] = found.tap(i);
+        return found;
+      };
+      const GridPlace<C> columns = place(0), rows = place(1);
+      if (s.dims == 3) place(2);
+      holes_[p] = holes_of(s.dims, s.mode, rows, columns);
       for (int i = 0; i < deep; ++i)
         for (int j = 0; j < each; ++j)
           for (int k = 0; k < each; ++k) {
@@ -56,6 +64,7 @@ class Block {
       begin_[p + 1] = taps_.size();
     }
   }
+  GridHoles holes(std::int64_t p) const { return holes_[p]; }
   // Calls f(tap) for the taps of point p. Most points of a bilinear grid have four.
   template <class F>
   void for_taps(std::int64_t p, const F& f) const {
@@ -70,6 +79,7 @@ class Block {
 
  private:
   std::vector<Tap<C>> taps_;
+  GridHoles holes_[kPoints];
   std::size_t begin_[kPoints + 1];
 };
 
@@ -92,7 +102,7 @@ void forward(const LaunchContext&, const GridSampleArgs& a) {
       T* const out = y + n * s.c * s.points + first * s.y_point();
       if (s.channels_last) {
         for (std::int64_t p = 0; p < count; ++p) {
-          std::fill(sum.begin(), sum.end(), C(0));
+          std::fill(sum.begin(), sum.end(), block.holes(p) ? kNaN<C> : C(0));
           block.for_taps(p, [&](const Tap<C>& t) {
             const T* const pixel = in + t.offset;
             C* const to = sum.data();
@@ -105,7 +115,7 @@ void forward(const LaunchContext&, const GridSampleArgs& a) {
       for (std::int64_t c = 0; c < s.c; ++c) {
         const T* const plane = in + c * x_channel;
         for (std::int64_t p = 0; p < count; ++p) {
-          C value = 0;
+          C value = block.holes(p) ? kNaN<C> : C(0);
           block.for_taps(p, [&](const Tap<C>& t) { value += t.weight * load(plane[t.offset]); });
           out[c * y_channel + p] = T(value);
         }
@@ -191,7 +201,9 @@ void backward_grid(const LaunchContext&, const GridSampleBackwardGridArgs& a) {
           }
         }
         for (std::int64_t p = 0; p < count; ++p)
-          for (int d = 0; d < s.dims; ++d) dgrid[(n * s.points + first + p) * s.dims + d] = T(sums[p][d]);
+          for (int d = 0; d < s.dims; ++d)
+            dgrid[(n * s.points + first + p) * s.dims + d] =
+                T(block.holes(p).in_slope(2 - d) ? kNaN<C> : sums[p][d]);
         continue;
       }
       for (std::int64_t p = 0; p < count; ++p) {
@@ -203,7 +215,9 @@ void backward_grid(const LaunchContext&, const GridSampleBackwardGridArgs& a) {
             dot += load(in[t.offset + c * s.x_channel()]) * load(g[c * s.y_channel()]);
           for (int d = 0; d < 3; ++d) sum[d] += t.slope[d] * dot;
         });
-        for (int d = 0; d < s.dims; ++d) dgrid[(n * s.points + first + p) * s.dims + d] = T(sum[d]);
+        for (int d = 0; d < s.dims; ++d)
+          dgrid[(n * s.points + first + p) * s.dims + d] =
+              T(block.holes(p).in_slope(2 - d) ? kNaN<C> : sum[d]);
       }
     }
   });
