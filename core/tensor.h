@@ -240,28 +240,12 @@ class Tensor {
   /// The only element, as a C++ number. An integer T truncates a real element. Throws ValueError unless the
   /// tensor has exactly one element, or if an integer T cannot hold it (NaN, infinities, 300 in a uint8_t).
   template <class T = double>
-  T item() const {
-    const Scalar value = item_scalar();
-    if constexpr (std::is_same_v<T, bool>) {
-      return value.to_double() != 0;
-    } else if constexpr (std::is_integral_v<T>) {
-      const std::int64_t whole = truncated(value);
-      if (!std::in_range<T>(whole)) [[unlikely]]
-        throw_does_not_fit(value);
-      return static_cast<T>(whole);
-    } else {
-      return static_cast<T>(value.to_double());
-    }
-  }
+  T item() const;
   Scalar item_scalar() const;
   /// A copy of all elements in row-major order, converted to T, on the host. T is the element type of a
   /// dtype.
   template <class T = double>
-  std::vector<T> to_vector() const {
-    const Tensor host = detach().to(kCPU, dtype_of<T>).contiguous();
-    const T* const first = host.data<T>();
-    return std::vector<T>(first, first + host.numel());
-  }
+  std::vector<T> to_vector() const;
   // new tensors with this tensor's dtype and device, unless `options` say otherwise
   Tensor new_empty(const Shape& sizes, const TensorOptions& options = {}) const;
   Tensor new_zeros(const Shape& sizes, const TensorOptions& options = {}) const;
@@ -468,6 +452,13 @@ class Tensor {
   const Tensor& bitwise_right_shift_(const Tensor& other) const;
   const Tensor& bitwise_right_shift_(const Scalar& other) const;
   const Tensor& bitwise_not_() const;
+  // Comparisons in place write 1 or 0 in this tensor's dtype. `other` is a tensor or a number.
+  const Tensor& eq_(const auto& other) const { return copy_(eq(other)); }
+  const Tensor& ne_(const auto& other) const { return copy_(ne(other)); }
+  const Tensor& lt_(const auto& other) const { return copy_(lt(other)); }
+  const Tensor& le_(const auto& other) const { return copy_(le(other)); }
+  const Tensor& gt_(const auto& other) const { return copy_(gt(other)); }
+  const Tensor& ge_(const auto& other) const { return copy_(ge(other)); }
   const Tensor& cumsum_(std::int64_t dim) const;
   const Tensor& cumprod_(std::int64_t dim) const;
   const Tensor& tril_(std::int64_t diagonal = 0) const;
@@ -488,6 +479,18 @@ class Tensor {
   const Tensor& random_() const;
   const Tensor& random_(std::int64_t to) const;
   const Tensor& random_(std::int64_t from, std::int64_t to) const;
+  // Change the shape and strides that all handles of this tensor share. Like other changes in place, they
+  // invalidate what backward has saved, and throw AutogradError for a leaf that requires gradients.
+  const Tensor& squeeze_() const;
+  const Tensor& squeeze_(std::int64_t dim) const;
+  const Tensor& unsqueeze_(std::int64_t dim) const;
+  const Tensor& transpose_(std::int64_t a, std::int64_t b) const;
+  const Tensor& swapaxes_(std::int64_t a, std::int64_t b) const { return transpose_(a, b); }
+  const Tensor& swapdims_(std::int64_t a, std::int64_t b) const { return transpose_(a, b); }
+  const Tensor& t_() const;
+  const Tensor& as_strided_(const Shape& sizes, const Shape& strides,
+                            std::optional<std::int64_t> storage_offset = {}) const;
+  const Tensor& detach_() const;  // ends the history; a leaf no longer requires gradients
   const Tensor& operator+=(const Tensor& other) const { return add_(other); }
   const Tensor& operator-=(const Tensor& other) const { return sub_(other); }
   const Tensor& operator*=(const Tensor& other) const { return mul_(other); }
@@ -528,7 +531,14 @@ class Tensor {
   Tensor median() const;
   std::pair<Tensor, Tensor> median(std::int64_t dim, bool keepdim = false) const;
   std::pair<Tensor, Tensor> mode(std::int64_t dim = -1, bool keepdim = false) const;
-  Tensor quantile(double q, std::optional<std::int64_t> dim = {}, bool keepdim = false) const;
+  Tensor quantile(double q, std::optional<std::int64_t> dim = {}, bool keepdim = false,
+                  const std::string& interpolation = "linear") const;
+  Tensor quantile(const Tensor& q, std::optional<std::int64_t> dim = {}, bool keepdim = false,
+                  const std::string& interpolation = "linear") const;
+  Tensor nanquantile(double q, std::optional<std::int64_t> dim = {}, bool keepdim = false,
+                     const std::string& interpolation = "linear") const;
+  Tensor nanquantile(const Tensor& q, std::optional<std::int64_t> dim = {}, bool keepdim = false,
+                     const std::string& interpolation = "linear") const;
   Unique unique() const;
   Unique unique(const UniqueOptions& options) const;
   Unique unique_consecutive() const;
@@ -580,16 +590,6 @@ class Tensor {
   Ref<TensorImpl> impl_;
 };
 
-namespace detail {
-/// A view of base's storage that the tape does not record. Strides and offset are in elements.
-Tensor raw_view(const Tensor& base, const Shape& sizes, const Shape& strides, std::int64_t offset);
-/// A tensor that uses a part of a storage. Strides and offset are in elements.
-Tensor make_tensor(StorageRef storage, DType dtype, const Shape& sizes, const Shape& strides,
-                   std::int64_t offset);
-/// Throws ValueError, naming `op` and the argument, if `t` is undefined.
-inline void check_defined(const char* op, const Tensor& t, const char* what = "input") {
-  (check)(t.defined(), "[", op, "] ", what, " is an undefined tensor; pass a defined one");
-}
-}  // namespace detail
-
 }  // namespace tapestry
+
+#include "tapestry/core/tensor_inline.h"

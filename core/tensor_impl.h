@@ -29,15 +29,16 @@ struct GradRecord {
 struct TensorImpl {
   mutable std::atomic<int> refs{1};
   const DType dtype;
-  bool inference;        // created in inference mode
-  const bool row_major;  // the value of is_contiguous()
-  bool leaf = false;     // grad_record refers to a LeafNode, which has a weak pointer to this tensor
+  bool inference;     // created in inference mode
+  bool row_major;     // the value of is_contiguous()
+  bool leaf = false;  // grad_record refers to a LeafNode, which has a weak pointer to this tensor
   const Device device;
   GradRecord* grad_record = nullptr;
   const StorageRef storage;
-  const std::int64_t offset;  // in elements, from the start of the storage
-  const std::int64_t numel;
-  const Shape sizes, strides;  // strides in elements
+  // Tensor::unsqueeze_() and its like change these; nothing else does.
+  std::int64_t offset;  // in elements, from the start of the storage
+  std::int64_t numel;
+  Shape sizes, strides;  // strides in elements
 
   /// Creates a tensor of any layout. Its first element is element `first` of the storage.
   TensorImpl(StorageRef memory, std::int64_t first, DType type, const Shape& shape, std::int64_t elements,

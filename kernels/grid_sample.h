@@ -3,6 +3,7 @@
 // The formulas are those of Jaderberg et al. 2015, with PyTorch's conventions for padding.
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "tapestry/core/philox.h"  // TAPESTRY_HOST_DEVICE
 
@@ -15,6 +16,20 @@ enum class GridPadding : std::uint8_t { zeros, border, reflection };
 TAPESTRY_HOST_DEVICE constexpr int grid_taps(GridMode mode) {
   return mode == GridMode::nearest ? 1 : mode == GridMode::bilinear ? 2 : 4;
 }
+
+/// The coordinates of a point that are not finite, one bit per axis. Bilinear and bicubic samples of images
+/// with zeros as padding are NaN at such a point, although no pixel is there, as in PyTorch on CPUs.
+struct GridHoles {
+  unsigned axes = 0;
+  bool bicubic = false;
+
+  TAPESTRY_HOST_DEVICE explicit operator bool() const { return axes != 0; }
+  /// Whether the derivative with respect to the coordinate of this axis is NaN. A bilinear sample's
+  /// derivative has the weights of the other axis alone.
+  TAPESTRY_HOST_DEVICE bool in_slope(int axis) const {
+    return bicubic ? axes != 0 : (axes & ~(1u << axis)) != 0;
+  }
+};
 
 /// One axis of the image.
 struct GridAxis {
@@ -39,7 +54,7 @@ struct GridPoint {
   C at, slope;
 };
 
-/// Limits the coordinate to [0, size - 1]. NaN becomes 0.
+/// Limits the coordinate to [0, size - 1]. NaN becomes 0, as PyTorch's documentation says.
 template <class C>
 TAPESTRY_HOST_DEVICE inline GridPoint<C> clipped(GridPoint<C> p, C size) {
   if (!(p.at > 0)) return {0, 0};
@@ -93,12 +108,16 @@ class GridPlace {
     detail::GridPoint<C> p = align_corners ? detail::GridPoint<C>{(g + 1) / 2 * (size - 1), (size - 1) / 2}
                                            : detail::GridPoint<C>{((g + 1) * size - 1) / 2, size / 2};
     if (mode != GridMode::bicubic) p = detail::padded(p, size, padding, align_corners);
-    // Beyond this limit the conversion to integers would overflow. No pixel is there.
-    outside_ = !(std::abs(p.at) < C(0x1p30));
+    // Beyond this limit the conversion to integers would overflow. No pixel is there, unless the pixels of a
+    // cubic kernel are moved into the image.
+    outside_ = padding == GridPadding::zeros && !(std::abs(p.at) < C(0x1p30));
+    finite_ = std::abs(p.at) <= std::numeric_limits<C>::max();
     first_ = mode == GridMode::nearest ? std::rint(p.at) : std::floor(p.at);
     part_ = p.at - first_;
     slope_ = p.slope;
   }
+  /// True if zeros are the padding, and the coordinate is NaN or infinite.
+  TAPESTRY_HOST_DEVICE bool is_hole() const { return outside_ && !finite_; }
   TAPESTRY_HOST_DEVICE GridTap<C> tap(int i) const {
     if (outside_) return {-1, 0, 0};
     if (mode_ == GridMode::nearest) return {inside(first_), 1, 0};
@@ -122,8 +141,15 @@ class GridPlace {
   std::int64_t pixels_;
   GridMode mode_;
   GridPadding padding_;
-  bool align_corners_, outside_;
+  bool align_corners_, outside_, finite_;
   C first_, part_, slope_;
 };
+
+template <class C>
+TAPESTRY_HOST_DEVICE inline GridHoles holes_of(int dims, GridMode mode, const GridPlace<C>& rows,
+                                               const GridPlace<C>& columns) {
+  if (dims != 2 || mode == GridMode::nearest) return {};
+  return {(rows.is_hole() ? 2u : 0u) | (columns.is_hole() ? 4u : 0u), mode == GridMode::bicubic};
+}
 
 }  // namespace tapestry::kernels

@@ -156,17 +156,17 @@ void check_mask(const Tensor& x, const Tensor& mask) {
   check<TypeError>(mask.dtype() == DType::boolean, "[masked_fill] the mask is ", mask.dtype(),
                    "; give a bool tensor, as comparisons do");
 }
-// The number as a 0-d tensor of x's dtype. A u8 also takes -255 to -1, which wrap as in PyTorch.
+// The number as a 0-d tensor of x's dtype. Unlike fill_(), it refuses finite numbers that f16 and bf16 round
+// to an infinity, as PyTorch does.
 Tensor filling(const Tensor& x, const Scalar& value) {
-  if (contains(kIntegers, x.dtype())) {
-    const double v = value.to_double();
-    const auto [lowest, highest] = integer_range(x.dtype());
-    const auto low = x.dtype() == DType::u8 ? -255.0 : static_cast<double>(lowest);
-    check(v >= low && v <= static_cast<double>(highest), "[masked_fill] ", x.dtype(), " cannot hold ", v,
-          "; convert the tensor to a wider dtype first");
-    return scalar_tensor(value.to_int(), {x.dtype(), x.device()});
-  }
-  return scalar_tensor(value, {x.dtype(), x.device()});
+  const Scalar element = as_element(kMaskedFill.name, value, x.dtype());
+  const double limit = x.dtype() == DType::f16    ? 65520
+                       : x.dtype() == DType::bf16 ? 0x1.ffp127
+                                                  : std::numeric_limits<double>::infinity();
+  const double size = std::abs(element.to_double());
+  check(!(size >= limit) || std::isinf(size), "[masked_fill] ", element.to_double(), " is too large for ",
+        x.dtype(), "; give a smaller number or an infinity");
+  return scalar_tensor(element, {x.dtype(), x.device()});
 }
 Tensor filling(const Tensor& x, const Tensor& value) {
   check_operands(kMaskedFill, x, value);

@@ -189,9 +189,11 @@ const Tensor& Tensor::copy_(const Tensor& source) const {
 }
 
 const Tensor& Tensor::fill_(const Scalar& value) const {
+  tapestry::detail::check_defined(kFill.name, *this);
+  const Scalar element = as_element(kFill.name, value, dtype());
   overwrite(kFill, *this, [&](const Tensor& t) {
-    fill_or_defer(kFill.name, t, [value](const Tensor& t) {
-      kernels::fill(t.device(), t.dtype(), {planned(t), value});
+    fill_or_defer(kFill.name, t, [element](const Tensor& t) {
+      kernels::fill(t.device(), t.dtype(), {planned(t), element});
     });
   });
   return *this;

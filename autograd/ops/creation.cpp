@@ -43,8 +43,8 @@ Tensor finished(Tensor t, const TensorOptions& options) {
 }
 
 Tensor filled(Tensor t, const Scalar& value, const TensorOptions& options) {
-  fill_or_defer("full", t, [value](const Tensor& t) {
-    kernels::fill(t.device(), t.dtype(), {planned(t), value});
+  fill_or_defer("full", t, [element = as_element(kFull.name, value, t.dtype())](const Tensor& t) {
+    kernels::fill(t.device(), t.dtype(), {planned(t), element});
   });
   return finished(std::move(t), options);
 }
@@ -194,11 +194,12 @@ Tensor logspace(double start, double end, std::int64_t steps, double base, const
   return finished(device.is_cuda() ? autograd::uploaded(powers, device) : powers, options);
 }
 
-Tensor eye(std::int64_t n, const TensorOptions& options) {
-  check(n >= 0, "[eye] n is ", n, "; give 0 or more");
-  Tensor t = zeros({n, n}, TensorOptions(options).with_grad(false));
-  if (n > 0) {
-    const Tensor diagonal = tapestry::detail::raw_view(t, n, n + 1, 0);
+Tensor eye(std::int64_t n, const TensorOptions& options) { return eye(n, n, options); }
+Tensor eye(std::int64_t n, std::int64_t m, const TensorOptions& options) {
+  check(n >= 0 && m >= 0, "[eye] n is ", n, " and m is ", m, "; give 0 or more");
+  Tensor t = zeros({n, m}, TensorOptions(options).with_grad(false));
+  if (n > 0 && m > 0) {
+    const Tensor diagonal = tapestry::detail::raw_view(t, std::min(n, m), m + 1, 0);
     fill_or_defer("eye", diagonal, [](const Tensor& t) {
       kernels::fill(t.device(), t.dtype(), {planned(t), 1});
     });
@@ -312,6 +313,14 @@ Tensor from_host(const void* values, DType dtype, const Shape& sizes, const Tens
   return finished(std::move(t), options);
 }
 
+// Throws ValueError if an integer dtype cannot hold a value.
+template <class T>
+void check_elements(const std::vector<T>& values, const TensorOptions& options) {
+  const DType dtype = options.dtype.value_or(DType::boolean);
+  if (is_floating(dtype) || dtype == DType::boolean || dtype == dtype_of<T>) return;
+  for (const T value : values) as_element("tensor", value, dtype);
+}
+
 void check_count(std::size_t values, const Shape& sizes) {
   check(static_cast<std::int64_t>(values) == sizes.numel(), "[tensor] ", values, " values for shape ", sizes,
         ", which has ", sizes.numel(), " elements; give as many values as elements");
@@ -326,6 +335,7 @@ Tensor tensor(const std::vector<T>& values, const Shape& sizes, const TensorOpti
     const std::vector<std::uint8_t> bytes(values.begin(), values.end());
     return from_host(bytes.data(), DType::boolean, sizes, options, DType::boolean);
   } else {
+    check_elements(values, options);
     return from_host(values.data(), dtype_of<T>, sizes, options,
                      is_floating(dtype_of<T>) ? DType::f32 : DType::i64);
   }

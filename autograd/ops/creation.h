@@ -24,8 +24,9 @@ Tensor linspace(double start, double end, std::int64_t steps, const TensorOption
 /// unless base is positive.
 Tensor logspace(double start, double end, std::int64_t steps, double base = 10,
                 const TensorOptions& options = {});
-/// Returns the n x n identity matrix.
+/// Returns the n x n or n x m matrix with ones on the diagonal and zeros elsewhere.
 Tensor eye(std::int64_t n, const TensorOptions& options = {});
+Tensor eye(std::int64_t n, std::int64_t m, const TensorOptions& options = {});
 /// Returns uniform random numbers in [0, 1). rand and randn take floating dtypes only.
 Tensor rand(const Shape& sizes, const TensorOptions& options = {});
 /// Returns standard normal random numbers (Box-Muller method, Philox generator).

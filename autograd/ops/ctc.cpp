@@ -5,6 +5,7 @@
 
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/internal/bad_index.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
@@ -21,7 +22,7 @@ const autograd::Op kCtcLoss("ctc_loss", autograd::Grad::differentiable, kFullFlo
 // Dense i64 values in host memory.
 Tensor host_integers(const Tensor& t, const char* what) {
   detail::check_defined(kCtcLoss.name, t, what);
-  check<TypeError>(contains(kIntegers, t.dtype()), "[ctc_loss] ", what, " is ", t.dtype(), "; pass integers");
+  check<TypeError>(autograd::is_index(t.dtype()), "[ctc_loss] ", what, " is ", t.dtype(), "; pass integers");
   t.check_has_elements(kCtcLoss.name);
   return t.detach().to(kCPU, DType::i64).contiguous();
 }

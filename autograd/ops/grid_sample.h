@@ -26,9 +26,11 @@ struct GridSampleParams {
 /// result is (N, C, P, Q). For volumes, x is (N, C, D, H, W), grid is (N, O, P, Q, 3), and the result is (N,
 /// C, O, P, Q). The last dimension of grid has the coordinates (column, row) or (column, row, plane), where
 /// -1 is the first and 1 the last pixel. Both have the same floating dtype. A channels-last image gives a
-/// channels-last result. A coordinate that is not finite is outside the image with zeros as padding, and 0
-/// pixels from the first one otherwise. The gradient of x adds its terms in a fixed order, so it is
-/// deterministic on all devices. Throws ValueError if shapes do not fit.
+/// channels-last result. A coordinate that is NaN is the first pixel with border and reflection as padding,
+/// and so is an infinite one with reflection. With zeros, such points are outside a volume; samples of images
+/// are 0 if nearest, and NaN otherwise, and so are all bicubic ones, as in PyTorch on CPUs. The gradient of x
+/// adds its terms in a fixed order, so it is deterministic on all devices. Throws ValueError if shapes do not
+/// fit.
 Tensor grid_sample(const Tensor& x, const Tensor& grid, const GridSampleParams& params = {});
 
 /// Returns the grid of an affine map for grid_sample. Shapes: theta is (N, 2, 3) and `size` is the (N, C, H,

@@ -65,7 +65,9 @@ Tensor scaled(const Tensor& x, const Tensor& source, const Scalar& alpha) {
 }
 
 // `value` as a tensor of x's dtype that broadcasts to all shapes.
-Tensor number_like(const Tensor& x, const Scalar& value) { return full({}, value, {x.dtype(), x.device()}); }
+Tensor element_like(const Op& op, const Tensor& x, const Scalar& value) {
+  return full({}, autograd::as_element(op.name, value, x.dtype()), {x.dtype(), x.device()});
+}
 
 Selection entries_to_fill(const Tensor& x, std::int64_t dim, const Tensor& index) {
   Selection s = entries(kIndexFill, x, dim, index);
@@ -168,13 +170,15 @@ const Tensor& Tensor::index_copy_(std::int64_t dim, const Tensor& index, const T
 }
 
 Tensor index_fill(const Tensor& x, std::int64_t dim, const Tensor& index, const Scalar& value) {
-  return autograd::put_recorded(kIndexFill, x, entries_to_fill(x, dim, index), number_like(x, value));
+  return autograd::put_recorded(kIndexFill, x, entries_to_fill(x, dim, index),
+                                element_like(kIndexFill, x, value));
 }
 Tensor Tensor::index_fill(std::int64_t dim, const Tensor& index, const Scalar& value) const {
   return tapestry::index_fill(*this, dim, index, value);
 }
 const Tensor& Tensor::index_fill_(std::int64_t dim, const Tensor& index, const Scalar& value) const {
-  autograd::put_in_place(kIndexFill, *this, entries_to_fill(*this, dim, index), number_like(*this, value));
+  autograd::put_in_place(kIndexFill, *this, entries_to_fill(*this, dim, index),
+                         element_like(kIndexFill, *this, value));
   return *this;
 }
 

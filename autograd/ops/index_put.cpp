@@ -257,7 +257,8 @@ const Tensor& Tensor::index_put_(const std::vector<TensorIndex>& indices, const 
 }
 const Tensor& Tensor::index_put_(const std::vector<TensorIndex>& indices, const Scalar& value) const {
   const Selection s = selection_of(kIndexPut, *this, indices);
-  put_in_place(kIndexPut, *this, s, full({}, value, {dtype(), device()}));
+  const Scalar element = as_element(kIndexPut.name, value, dtype());
+  put_in_place(kIndexPut, *this, s, full({}, element, {dtype(), device()}));
   return *this;
 }
 

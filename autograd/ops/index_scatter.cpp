@@ -67,7 +67,9 @@ Tensor source_for(const Op& op, const Tensor& x, const Selection& s, const Tenso
   return part;
 }
 
-Tensor number_like(const Tensor& x, const Scalar& value) { return full({}, value, {x.dtype(), x.device()}); }
+Tensor element_like(const Op& op, const Tensor& x, const Scalar& value) {
+  return full({}, autograd::as_element(op.name, value, x.dtype()), {x.dtype(), x.device()});
+}
 
 // ---- scatter_reduce
 
@@ -105,14 +107,14 @@ Tensor copy_as(const Tensor& x, DType dtype) { return x.dtype() == dtype ? clone
 Tensor counts(const Tensor& x, const Selection& s, bool include_self) {
   Tensor n = ones(x.sizes(), {combining_dtype(x.dtype()), x.device()});
   if (!include_self) n = filled_at(n, s, 0);
-  combine_at(nullptr, Combine::sum, n, s, number_like(n, 1));
+  combine_at(nullptr, Combine::sum, n, s, full({}, 1, {n.dtype(), n.device()}));
   return n;
 }
 
 // Combines the elements of x with src. x has the combining dtype.
 void reduce_at(const char* op, const Tensor& x, const Selection& s, const Tensor& src, Reduce how,
                bool include_self) {
-  if (!include_self) write_at(op, x, s, number_like(x, identity_of(how, x.dtype())));
+  if (!include_self) write_at(op, x, s, full({}, identity_of(how, x.dtype()), {x.dtype(), x.device()}));
   combine_at(include_self ? op : nullptr, combine_of(how), x, s, src);
 }
 
@@ -241,7 +243,7 @@ Tensor scatter(const Tensor& x, std::int64_t dim, const Tensor& index, const Ten
   return put_recorded(kScatter, x, s, source_for(kScatter, x, s, src));
 }
 Tensor scatter(const Tensor& x, std::int64_t dim, const Tensor& index, const Scalar& value) {
-  return put_recorded(kScatter, x, elements(kScatter, x, dim, index), number_like(x, value));
+  return put_recorded(kScatter, x, elements(kScatter, x, dim, index), element_like(kScatter, x, value));
 }
 Tensor Tensor::scatter(std::int64_t dim, const Tensor& index, const Tensor& src) const {
   return tapestry::scatter(*this, dim, index, src);
@@ -255,7 +257,7 @@ const Tensor& Tensor::scatter_(std::int64_t dim, const Tensor& index, const Tens
   return *this;
 }
 const Tensor& Tensor::scatter_(std::int64_t dim, const Tensor& index, const Scalar& value) const {
-  put_in_place(kScatter, *this, elements(kScatter, *this, dim, index), number_like(*this, value));
+  put_in_place(kScatter, *this, elements(kScatter, *this, dim, index), element_like(kScatter, *this, value));
   return *this;
 }
 

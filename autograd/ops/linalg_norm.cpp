@@ -17,6 +17,19 @@ const Op kVectorNorm("linalg.vector_norm", Grad::twice, kFloats);
 const Op kMatrixNorm("linalg.matrix_norm", Grad::twice, kFloats);
 const Op kNorm("linalg.norm", Grad::twice, kFloats);
 
+// The sum of powers of no elements has no negative root.
+void check_reduces_some(const Op& op, const Tensor& x, double order, const Dims& dims) {
+  bool empty = dims.empty() && x.numel() == 0;
+  for (const std::int64_t d : dims) empty = empty || x.size(d) == 0;
+  check(!empty, "[", op.name, "] the norm of order ", order, " of no elements (shape ", x.sizes(),
+        ") is not defined; reduce dimensions that are not empty");
+}
+
+// The largest sum or singular value; that of none is 0.
+Tensor largest(const Tensor& x, std::int64_t dim, bool keepdim) {
+  return x.size(dim) == 0 ? sum(x, dim, keepdim) : amax(x, dim, keepdim);
+}
+
 }  // namespace
 
 Order::Order(const char* name) {
@@ -31,6 +44,7 @@ Tensor vector_norm(const Tensor& x, double order, const Dims& dims, bool keepdim
   kVectorNorm.check_dtype(x.dtype());
   check(!std::isnan(order), "[linalg.vector_norm] the order is NaN; give a number");
   if (order >= 0) return tapestry::norm(x, order, dims, keepdim);
+  check_reduces_some(kVectorNorm, x, order, dims);
   if (std::isinf(order)) return amin(abs(x), dims, keepdim);
   return pow(sum(pow(abs(x), order), dims, keepdim), 1 / order);
 }
@@ -47,7 +61,9 @@ Tensor matrix_norm(const Tensor& x, const Order& order, const Dims& dims, bool k
     check<TypeError>(contains(kFullFloats, x.dtype()), "[linalg.matrix_norm] singular values of a ",
                      x.dtype(), " tensor; convert it to f32 or f64");
     const Tensor s = svdvals(movedim(x, {rows, columns}, {-2, -1}));
-    const Tensor y = order.is_nuclear() ? sum(s, -1) : order.number() > 0 ? amax(s, -1) : amin(s, -1);
+    const Tensor y = order.is_nuclear()   ? sum(s, -1)
+                     : order.number() > 0 ? largest(s, -1, false)
+                                          : amin(s, -1);
     if (!keepdim) return y;
     const int first = std::min(rows, columns), second = std::max(rows, columns);
     return unsqueeze(unsqueeze(y, first), second);
@@ -60,7 +76,7 @@ Tensor matrix_norm(const Tensor& x, const Order& order, const Dims& dims, bool k
   int other = summed == rows ? columns : rows;
   if (!keepdim && other > summed) --other;
   const Tensor sums = sum(abs(x), summed, keepdim);
-  return p > 0 ? amax(sums, other, keepdim) : amin(sums, other, keepdim);
+  return p > 0 ? largest(sums, other, keepdim) : amin(sums, other, keepdim);
 }
 
 Tensor norm(const Tensor& x, const std::optional<Order>& order, const Dims& dims, bool keepdim) {

@@ -102,7 +102,8 @@ struct Average {
   Tensor gradient(const Tensor& grad, const Pool2dShape& s) const {
     const Tensor g = raw_contiguous(grad, layout(s));
     const Tensor dx = like_input(s, g.dim(), {g.dtype(), g.device()});
-    if (dx.numel() > 0) backward(g.device(), g.dtype(), {.shape = s, .dy = g, .dx = dx});
+    if (g.numel() == 0) dx.zero_();
+    else if (dx.numel() > 0) backward(g.device(), g.dtype(), {.shape = s, .dy = g, .dx = dx});
     if (autograd::recording(grad))
       autograd::record(op, dx, {&grad}, [a = *this, s](Backward& b) { b.set(0, a.of(b.grad(), s)); });
     return dx;
@@ -193,8 +194,8 @@ Tensor average_pooled(const Op& op, const Tensor& x, const Pool2dParams& params)
 
 Tensor adaptively_averaged(const Op& op, const Tensor& x, Pair output_size) {
   Pool2dShape s = input_shape(op, x);
-  check(output_size.h >= 1 && output_size.w >= 1, "[", op.name, "] output size (", output_size.h, ", ",
-        output_size.w, "), expected at least 1");
+  check(output_size.h >= 0 && output_size.w >= 0, "[", op.name, "] output size (", output_size.h, ", ",
+        output_size.w, "), expected 0 or more");
   s.p = output_size.h, s.q = output_size.w;
   return Average{op, kernels::adaptive_avg_pool2d, kernels::adaptive_avg_pool2d_backward}.of(x, s);
 }

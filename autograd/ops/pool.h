@@ -60,7 +60,7 @@ Tensor lp_pool2d(const Tensor& x, double norm_type, const Pool2dParams& params);
 Tensor lp_pool3d(const Tensor& x, double norm_type, const Pool3dParams& params);
 
 /// Returns averages over the windows [floor(i H / P), ceil((i + 1) H / P)). The result is (N, C, P, Q) for
-/// output_size (P, Q).
+/// output_size (P, Q), which may have zeros.
 Tensor adaptive_avg_pool2d(const Tensor& x, Pair output_size);
 Tensor adaptive_avg_pool1d(const Tensor& x, std::int64_t output_size);
 Tensor adaptive_avg_pool3d(const Tensor& x, const Shape& output_size);

@@ -8,6 +8,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/index.h"
+#include "tapestry/autograd/ops/internal/bad_index.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/internal/pool.h"
 #include "tapestry/autograd/ops/internal/resample.h"
@@ -188,13 +189,28 @@ struct Tiles {
 
 void check_output(const Op& op, const Shape& size) {
   for (const std::int64_t n : size)
-    check(n >= 1 && n <= std::numeric_limits<std::int32_t>::max(), "[", op.name, "] output size ", size,
-          ", expected from 1 to 2^31 - 1");
+    check(n >= 0 && n <= std::numeric_limits<std::int32_t>::max(), "[", op.name, "] output size ", size,
+          ", expected from 0 to 2^31 - 1");
+}
+
+bool has_zero(const Shape& size) { return std::find(size.begin(), size.end(), 0) != size.end(); }
+
+// The result of adaptive pools without windows: (N, C) of x and then `size`. The gradient of x is 0.
+Tensor no_windows(const Tensor& x, const Shape& size) {
+  Shape sizes = x.sizes();
+  for (int d = 0; d < size.size(); ++d) sizes[x.dim() - size.size() + d] = size[d];
+  Tensor part = x;
+  for (int d = x.dim() - size.size(); d < x.dim(); ++d) part = part.narrow(d, 0, 0);
+  return part.reshape(sizes);
 }
 
 // x is (N, C, H, W) or (C, H, W).
 Maxima adaptive_maxima(const Op& op, const Tensor& x, Pair size, bool with_indices) {
   check_output(op, {size.h, size.w});
+  if (const Shape out{size.h, size.w}; has_zero(out)) {
+    const Tensor y = no_windows(x, out);
+    return {y, with_indices ? y.detach().to(DType::i64) : Tensor()};
+  }
   const std::int64_t height = x.sizes()[x.dim() - 2], width = x.sizes()[x.dim() - 1];
   const Tiles rows(height, size.h), columns(width, size.w);
   const Tensor tiles = columns.arrange(rows.arrange(x, x.dim() - 2), x.dim() - 1);
@@ -218,6 +234,10 @@ Maxima adaptive_maxima_of_volume(const Tensor& x, const Shape& output_size, bool
   const Shape out = three(op, "output_size", output_size);
   check_input(op, x, 3);
   check_output(op, out);
+  if (has_zero(out)) {
+    const Tensor y = no_windows(x, out);
+    return {y, with_indices ? y.detach().to(DType::i64) : Tensor()};
+  }
   const int first = x.dim() - 3;
   const std::int64_t n = first == 2 ? x.sizes()[0] : 1, c = x.sizes()[first - 1], depth = x.sizes()[first],
                      height = x.sizes()[first + 1], width = x.sizes()[first + 2];
@@ -261,7 +281,7 @@ Tensor unpooled(const Op& op, const Tensor& x, const Tensor& indices, const Shap
   autograd::check_operands(op, x, indices);
   check(x.dim() == dims + 1 || x.dim() == dims + 2, "[", op.name, "] input has shape ", x.sizes(),
         ", expected ", kShapes[dims - 1]);
-  check<TypeError>(contains(kIntegers, indices.dtype()), "[", op.name, "] indices are ", indices.dtype(),
+  check<TypeError>(autograd::is_index(indices.dtype()), "[", op.name, "] indices are ", indices.dtype(),
                    "; give those of the maximum pool, which are int64");
   check(indices.sizes() == x.sizes(), "[", op.name, "] indices have shape ", indices.sizes(),
         " and the input ", x.sizes(), "; both must be equal");
@@ -364,6 +384,7 @@ Tensor adaptive_avg_pool3d(const Tensor& x, const Shape& output_size) {
   const Shape out = three(kAdaptiveAvgPool3d, "output_size", output_size);
   check_input(kAdaptiveAvgPool3d, x, 3);
   check_output(kAdaptiveAvgPool3d, out);
+  if (has_zero(out)) return no_windows(x, out);
   std::vector<autograd::AxisMatrix> axes;
   for (int d = 0; d < 3; ++d) axes.push_back(autograd::adaptive_windows(x.sizes()[x.dim() - 3 + d], out[d]));
   return autograd::resample(kAdaptiveAvgPool3d, x, std::move(axes));

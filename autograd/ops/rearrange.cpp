@@ -7,6 +7,7 @@
 
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/internal/bad_index.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/internal/parts.h"
 #include "tapestry/autograd/ops/pad.h"
@@ -259,7 +260,7 @@ Tensor Tensor::repeat_interleave(std::int64_t repeats, std::optional<std::int64_
 Tensor repeat_interleave(const Tensor& x, const Tensor& repeats, std::optional<std::int64_t> dim) {
   check_defined("repeat_interleave", x);
   check_defined("repeat_interleave", repeats, "the tensor of repeats");
-  check<TypeError>(contains(kIntegers, repeats.dtype()), "[repeat_interleave] repeats are ", repeats.dtype(),
+  check<TypeError>(autograd::is_index(repeats.dtype()), "[repeat_interleave] repeats are ", repeats.dtype(),
                    "; give integers");
   check<DeviceError>(repeats.device() == x.device(), "[repeat_interleave] repeats are on ", repeats.device(),
                      ", the tensor on ", x.device(), "; move one of them with .to()");
@@ -372,7 +373,7 @@ const Tensor& Tensor::fill_diagonal_(const Scalar& value, bool wrap) const {
     while (along.dim() > 1) along = along.diagonal(0, 0, 1);
     along.fill_(true);
   }
-  return masked_fill_(mask, value);
+  return masked_fill_(mask, autograd::as_element("fill_diagonal_", value, dtype()));
 }
 
 Tensor tril_indices(std::int64_t rows, std::int64_t cols, std::int64_t offset, const TensorOptions& options) {

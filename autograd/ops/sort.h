@@ -44,18 +44,33 @@ Tensor quantile(const Tensor& x, double q, std::optional<std::int64_t> dim = {},
 Tensor quantile(const Tensor& x, const Tensor& q, std::optional<std::int64_t> dim = {}, bool keepdim = false,
                 const std::string& interpolation = "linear");
 
+/// As quantile(), of the elements that are not NaN. The result is NaN if there are none.
+Tensor nanquantile(const Tensor& x, double q, std::optional<std::int64_t> dim = {}, bool keepdim = false,
+                   const std::string& interpolation = "linear");
+Tensor nanquantile(const Tensor& x, const Tensor& q, std::optional<std::int64_t> dim = {},
+                   bool keepdim = false, const std::string& interpolation = "linear");
+
 struct UniqueOptions {
   bool return_inverse = false, return_counts = false;
+  /// The dimension whose slices are compared. Without it, the elements are.
+  std::optional<std::int64_t> dim = {};
 };
 struct Unique {
-  Tensor values;   ///< the different elements in ascending order, 1-d
-  Tensor inverse;  ///< i64, in x's shape: the index in `values` of each element; undefined unless requested
-  Tensor counts;   ///< i64: how often each value occurs; undefined unless requested
+  /// The different elements in ascending order, 1-d. With `dim`: the different slices along it, in the order
+  /// of their first elements that differ.
+  Tensor values;
+  /// i64, in x's shape, or 1-d with `dim`: the index in `values` of each element or slice. Undefined unless
+  /// requested.
+  Tensor inverse;
+  Tensor counts;  ///< i64: how often each value occurs; undefined unless requested
 };
-/// Returns the different elements of x. Every NaN counts as a value of its own, as in PyTorch. There is no
-/// gradient. The host waits for a GPU, because the number of results depends on the elements.
+/// Returns the different elements of x, or with `dim` its different slices along that dimension. Every NaN
+/// counts as a value of its own, as in PyTorch. There is no gradient. The host waits for a GPU, because the
+/// number of results depends on the elements. Throws ValueError if `dim` is not empty and x has another
+/// dimension that is.
 Unique unique(const Tensor& x, const UniqueOptions& options = {});
-/// As unique(), but removes only elements that equal their predecessor in row-major order, and does not sort.
+/// As unique(), but removes only elements that equal their predecessor in row-major order, or slices that
+/// equal the one before them, and does not sort.
 Unique unique_consecutive(const Tensor& x, const UniqueOptions& options = {});
 
 }  // namespace tapestry

@@ -1,9 +1,14 @@
-// unique sorts the elements and compares neighbours; unique_consecutive compares them as they are. mode looks
-// for the longest run of equal sorted elements.
+// unique sorts the elements and compares neighbours; unique_consecutive compares them as they are. Slices are
+// compared as rows of ranks. mode looks for the longest run of equal sorted elements.
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/internal/upload.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/scan.h"
 #include "tapestry/autograd/ops/sort.h"
@@ -25,6 +30,63 @@ Tensor run_begins(const Tensor& x) {
   return begins;
 }
 
+// True at the first of each run of equal rows of a matrix, which is not empty.
+Tensor row_run_begins(const Tensor& rows) {
+  const std::int64_t n = rows.size(0);
+  const Tensor begins = ones({n}, TensorOptions(DType::boolean, rows.device()));
+  begins.narrow(0, 1, n - 1).copy_(any(ne(rows.narrow(0, 1, n - 1), rows.narrow(0, 0, n - 1)), 1));
+  return begins;
+}
+
+// The order that sorts the rows of a matrix. The elements are replaced by their ranks, which are integers for
+// every dtype, and the host sorts the rows. The sort is stable.
+Tensor row_order(const Tensor& rows) {
+  const Tensor ranks = unique(rows, {.return_inverse = true}).inverse.to(kCPU).contiguous();
+  const std::int64_t* const first = ranks.data<std::int64_t>();
+  const std::int64_t length = rows.size(1);
+  std::vector<std::int64_t> order(static_cast<std::size_t>(rows.size(0)));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
+    const std::int64_t *const one = first + a * length, *const other = first + b * length;
+    return std::lexicographical_compare(one, one + length, other, other + length);
+  });
+  return autograd::uploaded(order, rows.device());
+}
+
+Unique unique_slices(const autograd::Op& op, const Tensor& x, const UniqueOptions& options, bool sorts) {
+  const int d = wrap_dim(op.name, *options.dim, x.dim());
+  check<IndexError>(x.dim() > 0, "[", op.name, "] a 0-d tensor has no dimension ", *options.dim,
+                    "; leave dim out");
+  const std::int64_t n = x.size(d);
+  for (int other = 0; other < x.dim(); ++other)
+    check(other == d || x.size(other) > 0, "[", op.name, "] slices along dimension ", d, " of shape ",
+          x.sizes(), " are empty; choose another dimension");
+  const TensorOptions integers(DType::i64, x.device());
+  Unique result;
+  if (n == 0) {
+    result.values = x.detach().clone();
+    if (options.return_inverse) result.inverse = empty({0}, integers);
+    if (options.return_counts) result.counts = empty({0}, integers);
+    return result;
+  }
+  Tensor rows = x.detach().movedim(d, 0).reshape({n, -1});
+  Tensor order;
+  if (sorts) {
+    order = row_order(rows);
+    rows = rows.index_select(0, order);
+  }
+  const Tensor begins = row_run_begins(rows), first = nonzero(begins).reshape({-1});
+  const std::int64_t count = first.numel();
+  result.values = x.detach().index_select(d, sorts ? order.index_select(0, first) : first);
+  if (options.return_counts)
+    result.counts = cat({first.narrow(0, 1, count - 1), full({1}, n, integers)}) - first;
+  if (options.return_inverse) {
+    const Tensor group = cumsum(begins, 0) - 1;
+    result.inverse = sorts ? zeros({n}, integers).scatter(0, order, group) : group;
+  }
+  return result;
+}
+
 }  // namespace
 
 Unique unique(const Tensor& x, const UniqueOptions& options) {
@@ -32,6 +94,7 @@ Unique unique(const Tensor& x, const UniqueOptions& options) {
   kUnique.check_dtype(x.dtype());
   x.check_has_elements(kUnique.name);
   const NoGradGuard no_grad;
+  if (options.dim) return unique_slices(kUnique, x, options, true);
   const std::int64_t n = x.numel();
   const TensorOptions integers(DType::i64, x.device());
   Unique result;
@@ -65,6 +128,7 @@ Unique unique_consecutive(const Tensor& x, const UniqueOptions& options) {
   kUniqueConsecutive.check_dtype(x.dtype());
   x.check_has_elements(kUniqueConsecutive.name);
   const NoGradGuard no_grad;
+  if (options.dim) return unique_slices(kUniqueConsecutive, x, options, false);
   const std::int64_t n = x.numel();
   if (n == 0) return unique(x, options);
   const Tensor flat = x.detach().reshape({-1}), begins = run_begins(flat);

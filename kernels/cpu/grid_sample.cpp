@@ -13,6 +13,9 @@
 namespace tapestry::kernels::cpu {
 namespace {
 
+template <class C>
+constexpr C kNaN = std::numeric_limits<C>::quiet_NaN();
+
 constexpr std::int64_t kPoints = 64;   // per block
 constexpr std::int64_t kChannels = 8;  // that one thread takes for the gradient of row-major images
 
@@ -37,10 +40,14 @@ class Block {
       const T* const at = grid + (n * s.points + first + p) * s.dims;
       GridTap<C> axes[3][4] = {{{0, 1, 0}}};
       const int each = grid_taps(s.mode), deep = s.dims == 3 ? each : 1;
-      for (int d = 0; d < s.dims; ++d) {
-        const GridPlace<C> place(load(at[d]), s.axes[2 - d].size, s.mode, s.padding, s.align_corners);
-        for (int i = 0; i < each; ++i) axes[2 - d][i] = place.tap(i);
-      }
+      const auto place = [&](int d) {
+        const GridPlace<C> found(load(at[d]), s.axes[2 - d].size, s.mode, s.padding, s.align_corners);
+        for (int i = 0; i < each; ++i) axes[2 - d][i] = found.tap(i);
+        return found;
+      };
+      const GridPlace<C> columns = place(0), rows = place(1);
+      if (s.dims == 3) place(2);
+      holes_[p] = holes_of(s.dims, s.mode, rows, columns);
       for (int i = 0; i < deep; ++i)
         for (int j = 0; j < each; ++j)
           for (int k = 0; k < each; ++k) {
@@ -59,6 +66,7 @@ class Block {
       begin_[p + 1] = taps_.size();
     }
   }
+  GridHoles holes(std::int64_t p) const { return holes_[p]; }
   // Calls f(tap) for the taps of point p. Most points of a bilinear grid have four.
   template <class F>
   void for_taps(std::int64_t p, const F& f) const {
@@ -73,6 +81,7 @@ class Block {
 
  private:
   std::vector<Tap<C>> taps_;
+  GridHoles holes_[kPoints];
   std::size_t begin_[kPoints + 1];
 };
 
@@ -114,16 +123,17 @@ class Quads {
       q.vertical_slope = h[1].slope;
       q.horizontal_slope = w[1].slope;
       for (int i = 0; i < 2; ++i) {
-        q.vertical[i] = h[i].weight;
-        q.horizontal[i] = w[i].weight;
+        // A weight of NaN makes the sample NaN, and the derivative along the other axis (GridHoles).
+        q.vertical[i] = y.is_hole() ? kNaN<float> : h[i].weight;
+        q.horizontal[i] = x.is_hole() ? kNaN<float> : w[i].weight;
         for (int j = 0; j < 2; ++j) {
           const bool inside = h[i].index >= 0 && w[j].index >= 0;
           const std::int64_t offset = h[i].index * s.axes[1].stride + w[j].index * s.axes[2].stride;
           q.offset[2 * i + j] = inside ? static_cast<std::int32_t>(offset) : 0;
-          q.weight[2 * i + j] = h[i].weight * w[j].weight;
           q.mask[2 * i + j] = inside ? ~0u : 0u;
         }
       }
+      for (int k = 0; k < 4; ++k) q.weight[k] = q.vertical[k / 2] * q.horizontal[k % 2];
     }
   }
   /// Calls whole(quad) or partial(quad) for each point.
@@ -187,7 +197,7 @@ void forward(const LaunchContext&, const GridSampleArgs& a) {
       T* const out = y + n * s.c * s.points + first * s.y_point();
       if (s.channels_last) {
         for (std::int64_t p = 0; p < count; ++p) {
-          std::fill(sum.begin(), sum.end(), C(0));
+          std::fill(sum.begin(), sum.end(), block.holes(p) ? kNaN<C> : C(0));
           block.for_taps(p, [&](const Tap<C>& t) {
             const T* const pixel = in + t.offset;
             C* const to = sum.data();
@@ -200,7 +210,7 @@ void forward(const LaunchContext&, const GridSampleArgs& a) {
       for (std::int64_t c = 0; c < s.c; ++c) {
         const T* const plane = in + c * x_channel;
         for (std::int64_t p = 0; p < count; ++p) {
-          C value = 0;
+          C value = block.holes(p) ? kNaN<C> : C(0);
           block.for_taps(p, [&](const Tap<C>& t) { value += t.weight * load(plane[t.offset]); });
           out[c * y_channel + p] = T(value);
         }
@@ -345,7 +355,9 @@ void backward_grid(const LaunchContext&, const GridSampleBackwardGridArgs& a) {
           }
         }
         for (std::int64_t p = 0; p < count; ++p)
-          for (int d = 0; d < s.dims; ++d) dgrid[(n * s.points + first + p) * s.dims + d] = T(sums[p][d]);
+          for (int d = 0; d < s.dims; ++d)
+            dgrid[(n * s.points + first + p) * s.dims + d] =
+                T(block.holes(p).in_slope(2 - d) ? kNaN<C> : sums[p][d]);
         continue;
       }
       for (std::int64_t p = 0; p < count; ++p) {
@@ -357,7 +369,9 @@ void backward_grid(const LaunchContext&, const GridSampleBackwardGridArgs& a) {
             dot += load(in[t.offset + c * s.x_channel()]) * load(g[c * s.y_channel()]);
           for (int d = 0; d < 3; ++d) sum[d] += t.slope[d] * dot;
         });
-        for (int d = 0; d < s.dims; ++d) dgrid[(n * s.points + first + p) * s.dims + d] = T(sum[d]);
+        for (int d = 0; d < s.dims; ++d)
+          dgrid[(n * s.points + first + p) * s.dims + d] =
+              T(block.holes(p).in_slope(2 - d) ? kNaN<C> : sum[d]);
       }
     }
   });

@@ -60,10 +60,10 @@ __device__ __forceinline__ GridPlace<float> place_on(const GridPlan& s, const T*
                           s.align_corners);
 }
 /// Calls f(d, h, w) for the taps of the three axes that each pixel of the point has. Axis 0 of a 2-d grid has
-/// a single pixel.
+/// a single pixel. Returns the coordinates without a pixel that make the sample NaN.
 template <class T, class F>
-__device__ __forceinline__ void for_grid_taps(const GridPlan& s, const T* grid, std::int64_t point,
-                                              const F& f) {
+__device__ __forceinline__ GridHoles for_grid_taps(const GridPlan& s, const T* grid, std::int64_t point,
+                                                   const F& f) {
   const int each = grid_taps(s.mode), deep = s.dims == 3 ? each : 1;
   const GridPlace<float> rows = place_on(s, grid, point, 1), columns = place_on(s, grid, point, 2),
                          planes = s.dims == 3 ? place_on(s, grid, point, 0) : columns;
@@ -74,6 +74,7 @@ __device__ __forceinline__ void for_grid_taps(const GridPlan& s, const T* grid, 
       NO_UNROLL for (int k = 0; k < each; ++k) f(d, h, columns.tap(k));
     }
   }
+  return holes_of(s.dims, s.mode, rows, columns);
 }
 __device__ __forceinline__ bool is_inside(const GridTap<float>& d, const GridTap<float>& h,
                                           const GridTap<float>& w) {
@@ -105,7 +106,7 @@ __global__ void __launch_bounds__(kGridThreads) sample_grid(GridPlan s, const T*
   const T* const in = x + at.n * s.image;
   T* const out = y + at.n * s.c * static_cast<std::int64_t>(s.points.value) + at.point * s.y_point;
   float sum[kGridChannels] = {};
-  for_grid_taps(s, grid, point, [&](const auto& d, const auto& h, const auto& w) {
+  const GridHoles holes = for_grid_taps(s, grid, point, [&](const auto& d, const auto& h, const auto& w) {
     if (!is_inside(d, h, w)) return;
     const T* const pixel = in + d.index * s.axes[0].stride + h.index * s.axes[1].stride +
                            w.index * s.axes[2].stride + at.first * s.x_channel;
@@ -114,7 +115,7 @@ __global__ void __launch_bounds__(kGridThreads) sample_grid(GridPlan s, const T*
         weight * load(pixel[i * s.x_channel]);
   });
   UNROLL for (int i = 0; i < kGridChannels; ++i) if (i < channels) out[(at.first + i) * s.y_channel] =
-      store<T>(sum[i]);
+      store<T>(holes ? std::numeric_limits<float>::quiet_NaN() : sum[i]);
 }
 
 template <class T>
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(kGridThreads, 4)
   const T* const in = x + n * s.image;
   const T* const g = dy + n * s.c * static_cast<std::int64_t>(s.points.value) + own * s.y_point;
   float sum[3] = {};
-  for_grid_taps(s, grid, point, [&](const auto& d, const auto& h, const auto& w) {
+  const GridHoles holes = for_grid_taps(s, grid, point, [&](const auto& d, const auto& h, const auto& w) {
     if (!is_inside(d, h, w)) return;
     const T* const pixel =
         in + d.index * s.axes[0].stride + h.index * s.axes[1].stride + w.index * s.axes[2].stride;
@@ -137,7 +138,8 @@ __global__ void __launch_bounds__(kGridThreads, 4)
     sum[1] += d.weight * h.slope * w.weight * dot;
     sum[2] += d.slope * h.weight * w.weight * dot;
   });
-  UNROLL for (int i = 0; i < 3; ++i) if (i < s.dims) dgrid[point * s.dims + i] = store<T>(sum[i]);
+  UNROLL for (int i = 0; i < 3; ++i) if (i < s.dims) dgrid[point * s.dims + i] =
+      store<T>(holes.in_slope(2 - i) ? std::numeric_limits<float>::quiet_NaN() : sum[i]);
 }
 
 /// Writes the pixels that each point reads, numbered over all images, and their weights. A pixel outside is

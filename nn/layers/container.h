@@ -109,7 +109,12 @@ class Sequential : public ModuleListBase {
       append_named(name, std::make_shared<typename P::Layer>(part));
     else if constexpr (requires { requires std::derived_from<typename P::element_type, Module>; })
       append_named(name, std::forward<Part>(part));
-    else append_named(name, std::make_shared<Function>(std::forward<Part>(part)));
+    else {
+      static_assert(!std::derived_from<P, Module>,
+                    "modules cannot be copied or moved into a Sequential; write the options, "
+                    "nn::Sequential(nn::ReLU::Options{}), or pass std::make_shared<nn::ReLU>()");
+      append_named(name, std::make_shared<Function>(std::forward<Part>(part)));
+    }
     return *this;
   }
 };

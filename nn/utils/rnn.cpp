@@ -89,8 +89,8 @@ PackedSequence pack_padded_sequence(const Tensor& x, const std::vector<std::int6
 
 PackedSequence pack_padded_sequence(const Tensor& x, const Tensor& lengths, const PackOptions& options) {
   tapestry::detail::check_defined("pack_padded_sequence", lengths, "lengths");
-  check<TypeError>(contains(kIntegers, lengths.dtype()), "[pack_padded_sequence] lengths are ",
-                   lengths.dtype(), "; pass integers");
+  check<TypeError>(!is_floating(lengths.dtype()) && lengths.dtype() != DType::boolean,
+                   "[pack_padded_sequence] lengths are ", lengths.dtype(), "; pass integers");
   check(lengths.dim() == 1, "[pack_padded_sequence] lengths have shape ", lengths.sizes(), ", expected (N)");
   lengths.check_has_elements("pack_padded_sequence");
   const Tensor host = lengths.detach().to(kCPU, DType::i64).contiguous();

@@ -37,12 +37,24 @@ GOLDEN_OP("linspace", "creation", [](const OpCase& c) {
   return linspace(c.real("start"), c.real("end"), c.integer("steps"), options(c));
 });
 GOLDEN_OP("eye", "creation", [](const OpCase& c) { return eye(c.integer("n"), options(c)); });
+GOLDEN_OP("eye/columns", "creation",
+          [](const OpCase& c) { return eye(c.integer("n"), c.integer("m"), options(c)); });
 NOT_APPLICABLE("full", strided, "takes no tensor");
 NOT_APPLICABLE("arange", strided, "takes no tensor");
 NOT_APPLICABLE("linspace", strided, "takes no tensor");
 NOT_APPLICABLE("eye", strided, "takes no tensor");
 NOT_APPLICABLE("eye", extreme, "its values are 0 and 1");
 
+BAD_INPUT("full", "[full] uint8 cannot hold 300; give a number from 0 to 255",
+          [] { full({2}, 300, kUInt8); });
+BAD_INPUT("full", "uint8 cannot hold -256", [] { full({2}, -256, kUInt8); });
+BAD_INPUT("full", "uint8 cannot hold -0.5", [] { full({2}, -0.5, kUInt8); });
+BAD_INPUT("full", "int32 cannot hold 3e+10", [] { full_like(zeros({2}, kInt32), 3e10); });
+BAD_INPUT("full", "int64 cannot hold nan", [] { full({2}, std::nan(""), kInt64); });
+BAD_INPUT("full", "int64 cannot hold inf", [] { zeros({2}, kInt64).new_full({2}, INFINITY); });
+BAD_INPUT("full", "int64 cannot hold 9223372036854775808", [] { full({2}, 0x1p63, kInt64); });
+BAD_INPUT("full", "uint16 cannot hold 65536", [] { full({0}, 65536, DType::u16); });
+BAD_INPUT("full", "1e+39 is too large for f32", [] { full({2}, 1e39); });
 BAD_INPUT("full", "[-1, 2]", [] { full({-1, 2}, 1); });
 BAD_INPUT("full", "", [] { full({std::int64_t{1} << 40, std::int64_t{1} << 40}, 1); });
 BAD_INPUT("arange", "step is 0", [] { arange(0, 5, 0); });
@@ -55,6 +67,7 @@ BAD_INPUT("arange", "does not take bool", [] { arange(0, 2, 1, kBool); });
 BAD_INPUT("linspace", "-1 steps", [] { linspace(0, 1, -1); });
 BAD_INPUT("linspace", "does not take int64", [] { linspace(0, 1, 3, kInt64); });
 BAD_INPUT("eye", "n is -1", [] { eye(-1); });
+BAD_INPUT("eye", "m is -2", [] { eye(3, -2); });
 BAD_INPUT("rand", "does not take int64", [] { rand({2}, kInt64); });
 BAD_INPUT("rand", "[rand] does not take int64", [] { zeros({2}, kInt64).uniform_(); });
 BAD_INPUT("rand", "low <= high", [] { zeros({2}).uniform_(1, 0); });
@@ -369,4 +382,40 @@ TEST_CASE("random_ and randint_like draw all integers of their range, exponentia
   CHECK(waits.min().item() >= 0);
   CHECK(std::abs(waits.mean().item() - 0.25) < 0.01);
   CHECK(std::abs(waits.std().item() - 0.25) < 0.015);
+}
+
+TEST_CASE("numbers that a dtype cannot hold are refused where a tensor is written, before anything changes") {
+  const auto refuses = [](const char* op, const auto& write) {
+    const Tensor x = ones({2, 2}, kUInt8);
+    CHECK_THROWS_WITH(write(x), ContainsSubstring(std::string("[") + op + "] uint8 cannot hold 300"));
+    CHECK(equal(x, ones({2, 2}, kUInt8)));
+  };
+  const Tensor at = tensor({0});
+  refuses("fill_", [](const Tensor& x) { x.fill_(300); });
+  refuses("fill_", [](const Tensor& x) { x[0].fill_(300.0); });
+  refuses("index_fill", [&](const Tensor& x) { x.index_fill_(0, at, 300); });
+  refuses("scatter", [&](const Tensor& x) { x.scatter_(0, zeros({1, 1}, kInt64), 300); });
+  refuses("index_put", [&](const Tensor& x) { x.index_put_({at}, 300); });
+  refuses("masked_fill", [](const Tensor& x) { x.masked_fill_(x == 1, 300); });
+  refuses("fill_diagonal_", [](const Tensor& x) { x.fill_diagonal_(300); });
+  refuses("tensor", [](const Tensor&) { tensor({1, 300}, kUInt8); });
+  CHECK_THROWS_WITH(tensor({1.0, std::nan("")}, kInt64), ContainsSubstring("int64 cannot hold nan"));
+  CHECK_THROWS_WITH(zeros({2}, kInt32).fill_(INFINITY), ContainsSubstring("[fill_] int32 cannot hold inf"));
+  CHECK_THROWS_WITH(zeros({2}).fill_(1e39), ContainsSubstring("too large for f32"));
+  CHECK_THROWS_WITH(zeros({2}, kFloat16).masked_fill(ones({2}, kBool), 70000),
+                    ContainsSubstring("[masked_fill] 70000 is too large for float16"));
+}
+
+TEST_CASE("numbers that a dtype can hold, truncated or wrapped, are written") {
+  CHECK(full({}, -1, kUInt8).item<int>() == 255);
+  CHECK(zeros({}, kUInt8).fill_(-255).item<int>() == 1);
+  CHECK(equal(zeros({2}, kInt32).index_fill(0, tensor({0}), 1.75), tensor({1, 0}, kInt32)));
+  CHECK(equal(zeros({2}, kInt64).index_put_({tensor({1})}, -2.5), tensor({0, -2})));
+  CHECK(full({}, 0.5, kBool).item<bool>());
+  CHECK(full({}, INFINITY).item() == INFINITY);
+  CHECK(std::isnan(full({}, std::nan("")).item()));
+  CHECK(full({}, 70000, kFloat16).item() == INFINITY);
+  CHECK(full({}, 1e39, kFloat64).item() == 1e39);
+  // Numbers in arithmetic wrap around instead.
+  CHECK(equal(tensor({7}, kUInt8).bitwise_and(0x105), tensor({5}, kUInt8)));
 }

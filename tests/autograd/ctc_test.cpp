@@ -8,6 +8,7 @@
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/softmax.h"
 #include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/generator.h"
 #include "tapestry/core/threads.h"
 #include "tests/support/op_case.h"
 
@@ -126,4 +127,13 @@ TEST_CASE(
           if (n == 1 && !bad) CHECK(row.eq(0).all().item<bool>());
         }
     }
+}
+
+TEST_CASE("ctc_loss takes targets and lengths of every integer dtype") {
+  manual_seed(3);
+  const Tensor x = log_softmax(randn({4, 2, 5}), 2), targets = integers({1, 2, 3}), in = integers({4, 3}),
+               out = integers({2, 1});
+  const Tensor loss = ctc_loss(x, targets, in, out);
+  for (const DType dtype : {DType::i32, DType::u8, DType::i16, DType::i8, DType::u16})
+    CHECK(equal(ctc_loss(x, targets.to(dtype), in.to(dtype), out.to(dtype)), loss));
 }

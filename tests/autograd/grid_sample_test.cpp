@@ -92,11 +92,12 @@ TEST_CASE("grid_sample: results and gradients have the same bits for every numbe
   for (std::size_t i = 0; i < one.size(); ++i) CHECK(equal(one[i], three[i]));
 }
 
-TEST_CASE("grid_sample: coordinates that are not finite are outside, or at the first pixel") {
+TEST_CASE("grid_sample: coordinates that are not finite give NaN, or are at the first pixel") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const Tensor x = tensor({1.0, 2.0, 3.0, 4.0}).view({1, 1, 2, 2});
   const Tensor at = tensor({nan, nan, 0.5, nan}).view({1, 1, 2, 2});
-  CHECK(equal(grid_sample(x, at).flatten(), tensor({0.0, 0.0})));
+  CHECK(isnan(grid_sample(x, at)).all().item<bool>());
+  CHECK(equal(grid_sample(x, at, {.mode = GridSampleMode::nearest}).flatten(), tensor({0.0, 0.0})));
   CHECK(
       equal(grid_sample(x, at, {.padding_mode = GridSamplePadding::border, .align_corners = true}).flatten(),
             tensor({1.0, 1.75})));

@@ -160,6 +160,14 @@ BAD_INPUT("linalg.matrix_power", "expected square", [] { linalg::matrix_power(ze
 BAD_INPUT("linalg.matrix_power", "is singular", [] { linalg::matrix_power(zeros({2, 2}), -1); });
 BAD_INPUT("linalg.vector_norm", "the order is NaN", [] { linalg::vector_norm(zeros({2}), kNan); });
 BAD_INPUT("linalg.vector_norm", "does not take int64", [] { linalg::vector_norm(zeros({2}, kInt64)); });
+BAD_INPUT("linalg.vector_norm", "the norm of order -1 of no elements (shape [2, 0])", [] {
+  linalg::vector_norm(zeros({2, 0}), -1, 1);
+});
+BAD_INPUT("linalg.vector_norm", "the norm of order -inf of no elements",
+          [] { linalg::vector_norm(zeros({0}), -std::numeric_limits<double>::infinity()); });
+BAD_INPUT("linalg.vector_norm", "order inf of no elements",
+          [] { linalg::vector_norm(zeros({0}), std::numeric_limits<double>::infinity()); });
+BAD_INPUT("linalg.matrix_norm", "no elements", [] { linalg::matrix_norm(zeros({2, 0}), -1); });
 BAD_INPUT("linalg.matrix_norm", "the order is 3", [] { linalg::matrix_norm(eye(2), 3); });
 BAD_INPUT("linalg.matrix_norm", "expected matrices", [] { linalg::matrix_norm(zeros({2})); });
 BAD_INPUT("linalg.matrix_norm", "both dimensions are 1", [] { linalg::matrix_norm(eye(2), 1, {1, -1}); });

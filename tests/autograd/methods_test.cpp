@@ -87,3 +87,84 @@ TEST_CASE("addmm_, baddbmm_, clamp_min_ and clamp_max_ change the tensor in plac
   CHECK(equal(x.clone().clamp_max_(0), -(-x).relu()));
   CHECK_THROWS_WITH(zeros({1, 2}).addmm_(a, b), ContainsSubstring("the result has shape [2, 2]"));
 }
+
+TEST_CASE("comparisons in place write 1 and 0 in the tensor's dtype") {
+  const Tensor x = tensor({1, 2, 3});
+  CHECK(x.clone().eq_(2).dtype() == kInt64);
+  CHECK(equal(x.clone().eq_(2), tensor({0, 1, 0})));
+  CHECK(equal(x.clone().ne_(tensor({1, 0, 3})), tensor({0, 1, 0})));
+  CHECK(equal(x.clone().lt_(2.5), tensor({1, 1, 0})));
+  CHECK(equal(x.clone().le_(2), tensor({1, 1, 0})));
+  CHECK(equal(tensor({1.5, -1.0}).gt_(tensor({0, 0})), tensor({1.0, 0.0})));
+  CHECK(equal(x.clone().ge_(x), tensor({1, 1, 1})));
+  CHECK_THROWS_WITH(x.eq_(zeros({2, 3})), ContainsSubstring("does not broadcast to [3]"));
+  const Tensor leaf = tensor({1.0, 2.0}).requires_grad_(), y = leaf * 1;
+  y.ge_(0);
+  y.sum().backward();
+  CHECK_FALSE(leaf.grad().defined());  // 0
+  CHECK_THROWS_AS(leaf.eq_(1), AutogradError);
+}
+
+TEST_CASE("methods that change the shape in place change it for all handles") {
+  const Tensor x = arange(6).reshape({2, 3}), other = x;
+  x.unsqueeze_(1);
+  CHECK(other.sizes() == Shape{2, 1, 3});
+  CHECK(x.squeeze_(1).transpose_(0, 1).sizes() == Shape{3, 2});
+  CHECK(!other.is_contiguous());
+  CHECK(other.to_vector() == std::vector<double>{0, 3, 1, 4, 2, 5});
+  CHECK(equal(x.t_(), arange(6).reshape({2, 3})));
+  CHECK(other.is_contiguous());
+  CHECK(x.unsqueeze_(0).swapaxes_(0, 2).swapdims_(0, 1).sizes() == Shape{2, 3, 1});
+  CHECK(x.squeeze_().sizes() == Shape{2, 3});
+  CHECK(equal(x.as_strided_({2, 2}, {1, 2}, 1), tensor({{1, 3}, {2, 4}})));
+  CHECK(other.storage_offset() == 1);
+  x.add_(10);
+  CHECK(equal(other, tensor({{11, 13}, {12, 14}})));
+  CHECK_THROWS_WITH(x.unsqueeze_(5), ContainsSubstring("dimension 5"));
+  CHECK(x.sizes() == Shape{2, 2});
+  CHECK_THROWS_AS(Tensor().t_(), ValueError);
+}
+
+TEST_CASE("a change of the shape in place is recorded") {
+  const Tensor x = tensor({1.0, 2.0, 3.0}).requires_grad_();
+  const auto gradient = [&](const Tensor& y) {
+    x.zero_grad();
+    (y * tensor({{1.0}, {2.0}, {4.0}})).sum().backward();
+    return x.grad();
+  };
+  const Tensor expected = tensor({2.0, 4.0, 8.0});
+  const Tensor y = x * 2;
+  y.retain_grad();
+  CHECK(equal(gradient(y.unsqueeze_(1)), expected));
+  CHECK(y.grad().sizes() == Shape{3, 1});
+  const Tensor late = x * 2;
+  {
+    const NoGradGuard no_grad;
+    late.unsqueeze_(0).t_();
+  }
+  CHECK(equal(gradient(late), expected));
+  const Tensor view = (x * 2).unsqueeze(0);  // a view of a recorded tensor
+  CHECK(equal(gradient(view.t_()), expected));
+  CHECK_THROWS_WITH(view.mul_(2), ContainsSubstring("changes in place a view"));
+  CHECK_THROWS_WITH(x.unsqueeze_(0), ContainsSubstring("[unsqueeze_] changes in place a leaf"));
+  CHECK(x.sizes() == Shape{3});
+  const Tensor factor = tensor({1.0, 2.0, 3.0}), product = x * factor;
+  factor.unsqueeze_(0);
+  CHECK_THROWS_WITH(product.sum().backward(), ContainsSubstring("changed in place"));
+}
+
+TEST_CASE("a view of a tensor that has changed stays unusable when its shape changes in place") {
+  const Tensor x = tensor({1.0, 2.0}).requires_grad_(), base = x * 2, view = base.view({2, 1});
+  base.mul_(3);
+  CHECK_THROWS_WITH(view.t_(), ContainsSubstring("[t_]"));
+}
+
+TEST_CASE("detach_ ends the history") {
+  const Tensor x = tensor({1.0}).requires_grad_(), y = x * 2, view = (x * 2).view({1, 1});
+  CHECK(!y.detach_().requires_grad());
+  CHECK(y.is_leaf());
+  CHECK(y.requires_grad_().requires_grad());
+  CHECK_THROWS_WITH(view.detach_(), ContainsSubstring("use detach()"));
+  CHECK(!x.detach_().requires_grad());
+  CHECK_NOTHROW(tensor({1.0}).detach_());
+}

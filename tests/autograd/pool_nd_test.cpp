@@ -117,16 +117,18 @@ BAD_INPUT("lp_pool2d", "leave padding and dilation out", [] {
 BAD_INPUT("lp_pool3d", "does not take int64", [] {
   lp_pool3d(zeros({1, 4, 4, 4}, kInt64), 2, {.kernel_size = 2});
 });
-BAD_INPUT("adaptive_avg_pool1d", "output size (1, 0)", [] { adaptive_avg_pool1d(lines(), 0); });
+BAD_INPUT("adaptive_avg_pool1d", "output size (1, -1)", [] { adaptive_avg_pool1d(lines(), -1); });
 BAD_INPUT("adaptive_avg_pool1d", "input has shape [5]", [] { adaptive_avg_pool1d(zeros({5}), 2); });
-BAD_INPUT("adaptive_avg_pool3d", "output size [2, 0, 2]", [] { adaptive_avg_pool3d(volumes(), {2, 0, 2}); });
+BAD_INPUT("adaptive_avg_pool3d", "output size [2, -1, 2]", [] {
+  adaptive_avg_pool3d(volumes(), {2, -1, 2});
+});
 BAD_INPUT("adaptive_avg_pool3d", "output_size [2, 2]", [] { adaptive_avg_pool3d(volumes(), {2, 2}); });
-BAD_INPUT("adaptive_max_pool1d", "output size [1, 0]", [] { adaptive_max_pool1d(lines(), 0); });
+BAD_INPUT("adaptive_max_pool1d", "output size [1, -1]", [] { adaptive_max_pool1d(lines(), -1); });
 BAD_INPUT("adaptive_max_pool2d", "output size [-2, 1]", [] {
   adaptive_max_pool2d(zeros({1, 4, 4}), {-2, 1});
 });
 BAD_INPUT("adaptive_max_pool2d", "input has shape [4]", [] { adaptive_max_pool2d(zeros({4}), 2); });
-BAD_INPUT("adaptive_max_pool3d", "output size [0, 0, 0]", [] { adaptive_max_pool3d(volumes(), 0); });
+BAD_INPUT("adaptive_max_pool3d", "output size [-1, -1, -1]", [] { adaptive_max_pool3d(volumes(), -1); });
 BAD_INPUT("max_unpool1d", "index 9 is outside [0, 4)", [] {
   max_unpool1d(zeros({1, 2}), tensor({{0, 9}}), {.kernel_size = 2});
 });
@@ -189,4 +191,26 @@ TEST_CASE("adaptive maxima: windows of 300 elements, which no byte can number") 
     CHECK(equal(y.select(2, i), value));
     CHECK(equal(at.select(2, i), index + begin));
   }
+}
+
+TEST_CASE("adaptive pools without windows give the gradient zeros") {
+  const auto gradient = [](const Tensor& x, const Tensor& y) {
+    CHECK(y.numel() == 0);
+    y.sum().backward();
+    return x.grad();
+  };
+  const Tensor image = randn({2, 3, 4, 5}).requires_grad_(), volume = randn({2, 3, 2, 2, 2}).requires_grad_();
+  CHECK(equal(gradient(image, adaptive_avg_pool2d(image, 0)), zeros({2, 3, 4, 5})));
+  CHECK(equal(gradient(image, adaptive_max_pool2d(image, {2, 0})), zeros({2, 3, 4, 5})));
+  CHECK(equal(gradient(volume, adaptive_avg_pool3d(volume, {2, 0, 2})), zeros({2, 3, 2, 2, 2})));
+  CHECK(equal(gradient(volume, adaptive_max_pool3d(volume, 0)), zeros({2, 3, 2, 2, 2})));
+}
+
+TEST_CASE("max_unpool takes indices of every integer dtype") {
+  const Tensor x = tensor({{{1.0, 2.0}}});
+  const Tensor y = max_unpool1d(x, tensor({{{1, 2}}}), {.kernel_size = 2});
+  CHECK(equal(y, tensor({{{0.0, 1.0, 2.0, 0.0}}})));
+  for (const DType dtype : {DType::i32, DType::u8, DType::i16, DType::i8, DType::u16})
+    CHECK(equal(max_unpool1d(x, tensor({{{1, 2}}}, dtype), {.kernel_size = 2}), y));
+  CHECK_THROWS_AS(max_unpool1d(x, tensor({{{true, false}}}), {.kernel_size = 2}), TypeError);
 }

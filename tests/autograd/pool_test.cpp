@@ -59,7 +59,9 @@ BAD_INPUT("avg_pool2d", "dilation (2, 1)", [] {
 BAD_INPUT("avg_pool2d", "padding (2, 2)",
           [] { return avg_pool2d(images(), {.kernel_size = 3, .padding = 2}); });
 BAD_INPUT("avg_pool2d", "does not fit", [] { return avg_pool2d(images(), {.kernel_size = {1, 6}}); });
-BAD_INPUT("adaptive_avg_pool2d", "output size (0, 2)", [] { return adaptive_avg_pool2d(images(), {0, 2}); });
+BAD_INPUT("adaptive_avg_pool2d", "output size (-1, 2)", [] {
+  return adaptive_avg_pool2d(images(), {-1, 2});
+});
 BAD_INPUT("adaptive_avg_pool2d", "input has shape [4, 5]", [] {
   return adaptive_avg_pool2d(zeros({4, 5}), 2);
 });

@@ -150,3 +150,9 @@ TEST_CASE("fill_diagonal_ fills PyTorch's elements, also wrapped, and passes gra
   CHECK_THROWS_WITH(zeros({3}).fill_diagonal_(1), ContainsSubstring("at least 2 dimensions"));
   CHECK_THROWS_WITH(zeros({2, 2, 3}).fill_diagonal_(1), ContainsSubstring("must be equal"));
 }
+
+TEST_CASE("repeat_interleave takes counts of every integer dtype") {
+  const Tensor x = arange(3), counts = tensor({2, 0, 1});
+  for (const DType dtype : {DType::i32, DType::u8, DType::i16, DType::i8, DType::u16})
+    CHECK(equal(x.repeat_interleave(counts.to(dtype)), tensor({0, 0, 2})));
+}

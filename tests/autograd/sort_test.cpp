@@ -78,6 +78,22 @@ GOLDEN_OP("quantile/list", "sort", [](const OpCase& c) {
   return quantile(c[0], tensor(c.reals("q"), TensorOptions(DType::f64, kCPU)), c.maybe_integer("dim"),
                   keepdim(c), c.text("interpolation", "linear"));
 });
+GOLDEN_OP("nanquantile", "sort", [](const OpCase& c) {
+  return c[0].nanquantile(c.real("q"), c.maybe_integer("dim"), keepdim(c), c.text("interpolation", "linear"));
+});
+GOLDEN_OP("nanquantile/list", "sort", [](const OpCase& c) {
+  return c[0].nanquantile(tensor(c.reals("q"), TensorOptions(DType::f64, kCPU)), c.maybe_integer("dim"),
+                          keepdim(c), c.text("interpolation", "linear"));
+});
+GOLDEN_OP("unique/dim", "sort", [](const OpCase& c) {
+  const Unique u = c[0].unique({.return_inverse = true, .return_counts = true, .dim = c.integer("dim")});
+  return Outputs{u.values, u.inverse, u.counts};
+});
+GOLDEN_OP("unique_consecutive/dim", "sort", [](const OpCase& c) {
+  const Unique u =
+      c[0].unique_consecutive({.return_inverse = true, .return_counts = true, .dim = c.integer("dim")});
+  return Outputs{u.values, u.inverse, u.counts};
+});
 GOLDEN_OP("unique", "sort", [](const OpCase& c) {
   const Unique u = unique(c[0], {.return_inverse = true, .return_counts = true});
   return Outputs{u.values, u.inverse, u.counts};
@@ -100,7 +116,18 @@ BAD_INPUT("quantile", "no elements", [] { zeros({0}).quantile(0.5); });
 BAD_INPUT("quantile", "int64", [] { arange(3).quantile(0.5); });
 BAD_INPUT("quantile", "interpolation is \"cubic\"", [] { quantile(zeros({3}), 0.5, {}, false, "cubic"); });
 BAD_INPUT("quantile", "shape [1, 2]", [] { quantile(zeros({3}), zeros({1, 2})); });
+BAD_INPUT("nanquantile", "[nanquantile] q is -0.5", [] { zeros({3}).nanquantile(-0.5); });
+BAD_INPUT("nanquantile", "[nanquantile] there are no elements", [] { zeros({0}).nanquantile(0.5); });
+BAD_INPUT("nanquantile", "int64", [] { arange(3).nanquantile(0.5); });
 BAD_INPUT("unique", "undefined", [] { unique(Tensor()); });
+BAD_INPUT("unique", "dimension 2", [] { unique(zeros({2, 3}), {.dim = 2}); });
+BAD_INPUT("unique", "0-d", [] { unique(zeros({}), {.dim = 0}); });
+BAD_INPUT("unique", "slices along dimension 1 of shape [0, 3] are empty", [] {
+  unique(zeros({0, 3}), {.dim = 1});
+});
+BAD_INPUT("unique_consecutive", "slices along dimension 0 of shape [0, 0] are empty", [] {
+  unique_consecutive(zeros({0, 0}), {.dim = 0});
+});
 
 TEST_CASE("long rows of every dtype are sorted as std::stable_sort sorts them, for any number of threads") {
   for (const DType dtype : {kFloat32, kFloat64, kFloat16, kBFloat16, kInt64, kInt32, kUInt8, kBool})
@@ -185,6 +212,35 @@ TEST_CASE("quantiles of infinities are infinities, not NaN") {
   CHECK(x.quantile(0.25).item() == -INFINITY);
   CHECK(x.quantile(0.5).item() == 1);
   CHECK(x.quantile(1).item() == INFINITY);
+}
+
+TEST_CASE("quantile as a method takes several q and an interpolation") {
+  const Tensor x = tensor({0.0, 1.0, 5.0});
+  CHECK(equal(x.quantile(tensor({0.0, 0.25, 1.0})), tensor({0.0, 0.5, 5.0})));
+  CHECK(x.quantile(0.25, {}, false, "lower").item() == 0);
+  CHECK(x.quantile(0.25, {}, false, "higher").item() == 1);
+  CHECK(x.quantile(tensor({0.5}), 0, true).sizes() == Shape{1, 1});
+}
+
+TEST_CASE("the last number of nanquantile may be infinite") {
+  const Tensor x = tensor({INFINITY, -INFINITY, std::nan("")});
+  CHECK(x.nanquantile(0).item() == -INFINITY);
+  CHECK(x.nanquantile(1).item() == INFINITY);
+}
+
+TEST_CASE("unique slices restore the tensor, and a slice with NaN equals none") {
+  manual_seed(8);
+  const Tensor x = randint(0, 3, {2000, 2, 2});
+  const Unique u = unique(x, {.return_inverse = true, .return_counts = true, .dim = 0});
+  CHECK(u.values.size(0) == 81);
+  CHECK(equal(u.values.index_select(0, u.inverse), x));
+  CHECK(u.counts.sum().item<std::int64_t>() == 2000);
+  CHECK(!unique(x, {.dim = 1}).inverse.defined());
+  const Tensor holes = tensor({{1.0, NAN}, {1.0, NAN}, {1.0, 0.0}, {1.0, 0.0}});
+  const Unique rows = unique(holes, {.return_inverse = true, .return_counts = true, .dim = 0});
+  CHECK(equal(rows.counts, tensor({2, 1, 1})));
+  CHECK(equal(rows.inverse, tensor({1, 2, 0, 0})));
+  CHECK(unique_consecutive(holes, {.dim = 0}).values.size(0) == 3);
 }
 
 TEST_CASE("unique restores the tensor from its values and inverse indices") {

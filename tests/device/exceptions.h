@@ -57,4 +57,28 @@ inline constexpr Exception kExceptions[] = {
     {"linalg.eigh", kF32, kLinalg},
 };
 
+/// The dtypes that CUDA needs for a kernel: f32 and bf16 if the CPU has them, or all dtypes of the CPU if
+/// none of them is floating point.
+constexpr DTypeSet required_of_cuda(DTypeSet cpu) {
+  const DTypeSet floats = cpu & tapestry::kFloats;
+  return floats ? floats & kBoth : cpu;
+}
+
+/// Operations without golden cases, which the tests device.op_* therefore do not run, and the tests that run
+/// them on an emulated GPU.
+struct Elsewhere {
+  const char* op;
+  const char* test;
+};
+constexpr const char* kRandomTest = "tests/emulated/random_test.cpp runs the kernels";
+inline constexpr Elsewhere kElsewhere[] = {
+    {"bernoulli", "made of rand and a comparison; tests/emulated/random_test.cpp runs the kernel of rand"},
+    {"dropout", kRandomTest},
+    {"multinomial", "tests/device/sampling_test.cpp compares it with the CPU"},
+    {"rand", kRandomTest},
+    {"randint", kRandomTest},
+    {"randn", kRandomTest},
+    {"randperm", kRandomTest},
+};
+
 }  // namespace device_tests

@@ -1,4 +1,5 @@
-// CUDA must have every kernel that required() derives from the CPU's kernels, except those in exceptions.h.
+// CUDA must have every kernel that required_of_cuda() derives from the CPU's kernels, except those in
+// exceptions.h.
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -14,13 +15,6 @@ using namespace device_tests;
 using kernels::SlotBase;
 
 namespace {
-
-/// The dtypes that CUDA needs for a kernel: f32 and bf16 if the CPU has them, or all dtypes of the CPU if
-/// none of them is floating point.
-DTypeSet required(DTypeSet cpu) {
-  const DTypeSet floats = cpu & kFloats;
-  return floats ? floats & (kF32 | kBF16) : cpu;
-}
 
 struct Kernels {
   std::string slot;
@@ -45,7 +39,7 @@ std::vector<std::string> faults(const std::vector<Kernels>& all, const std::vect
     for (int d = 0; d < kNumDTypes; ++d) {
       const DType dtype = static_cast<DType>(d);
       const std::string what = k.slot + " " + dtype_name(dtype);
-      const bool is_required = contains(required(k.cpu), dtype), is_there = contains(k.cuda, dtype);
+      const bool is_required = contains(required_of_cuda(k.cpu), dtype), is_there = contains(k.cuda, dtype);
       if (is_required && !is_there && !contains(excuse, dtype))
         found.push_back(what + ": there is no CUDA kernel and no reason why");
       if (contains(excuse, dtype) && (is_there || !is_required))

@@ -55,6 +55,18 @@ for n in (1, 3):
     for dtype in FLOATS + INTEGERS + [torch.bool]:
         record("eye", dict(n=n, dtype=dtype), lambda n, dtype: torch.eye(n, dtype=dtype))
 record("eye", dict(n=0), torch.eye, "empty")
+for n, m in ((2, 5), (5, 2), (1, 3)):
+    record("eye/columns", dict(n=n, m=m), torch.eye)
+    record("eye/columns", dict(n=n, m=m, dtype=torch.int32), lambda n, m, dtype: torch.eye(n, m, dtype=dtype))
+record("eye/columns", dict(n=3, m=0), torch.eye, "empty")
+# Numbers at the limits of a dtype, and those that it truncates or wraps.
+for dtype, numbers in ((torch.uint8, (255, -1, -255, 255.5)), (torch.int8, (127, -128, 127.5, -0.5)),
+                       (torch.int16, (32767, -32768)), (torch.uint16, (65535, -1, -65535)),
+                       (torch.int32, (2**31 - 1, -(2**31), -(2.0**31))),
+                       (torch.int64, (2**53, -(2.0**62))), (torch.bool, (2, -0.5, INF))):
+    for value in numbers:
+        record("full", dict(sizes=[2], value=value, dtype=dtype),
+               lambda sizes, value, dtype: torch.full(sizes, value, dtype=dtype), "extreme")
 
 
 def logspace(start, end, steps, base=10.0, dtype=torch.float32):

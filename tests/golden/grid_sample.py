@@ -44,6 +44,22 @@ for padding in ("zeros", "border"):
          tags="extreme no_gradcheck no_grad")
 case("grid_sample", [grid(1, 1, 3, 3), f64([[[[1e30, 0], [-1e30, 0.25], [0, 1e9], [0.3, -1e9]]]])],
      dict(mode="bilinear", padding="zeros", align=False), sample, tags="extreme no_gradcheck")
+# Coordinates that are not finite. PyTorch's backward of bilinear samples ends the process where border and
+# reflection move such a point to a pixel, and its CPU kernels for volumes disagree with its documentation there.
+for x, y in ((NAN, 0.25), (0.25, NAN), (NAN, NAN), (INF, 0.25), (0.25, -INF)):
+    for align in (False, True):
+        for padding in ("zeros", "border", "reflection"):
+            for mode in ("bilinear", "nearest", "bicubic"):
+                crashes = mode == "bilinear" and padding != "zeros"
+                case("grid_sample", [grid(1, 2, 3, 4), f64([[[[x, y], [0.125, -0.3125]]]])],
+                     dict(mode=mode, padding=padding, align=align), sample,
+                     tags="extreme no_gradcheck" + (" no_grad" if crashes else ""))
+        for mode in ("bilinear", "nearest"):
+            case("grid_sample", [grid(1, 1, 2, 3, 4), f64([[[[[x, 0.125, y]]]]])],
+                 dict(mode=mode, padding="zeros", align=align), sample, tags="extreme no_gradcheck")
+# Cubic kernels far outside move to the border.
+case("grid_sample", [grid(1, 1, 3, 3), f64([[[[1e10, 0], [-1e10, 0.25]]]])],
+     dict(mode="bicubic", padding="border", align=False), sample, tags="extreme no_gradcheck no_grad")
 
 affine = lambda theta, size, align: F.affine_grid(theta, size, align_corners=align)
 for align in (False, True):

@@ -162,6 +162,10 @@ for order in (2.0, 1.0, 0.5, 3.0, INF, -INF, -1.0, -2.0):
 case("linalg.vector_norm", [f64([0.0, 2.0, -1.0])], dict(ord=0.0), vector, tags="no_gradcheck")
 case("linalg.vector_norm", [grid(2, 3, 4)], dict(dim=[0, 2], keepdim=True), vector, slack=4)
 case("linalg.vector_norm", [grid(0, 3)], dict(dim=[0]), vector)
+for order in (INF, -INF, -1.0, -2.0):  # no results, and each of 3 elements
+    case("linalg.vector_norm", [grid(0, 3)], dict(ord=order, dim=[1]), vector)
+for order in (0.0, 0.5, 3.0):
+    case("linalg.vector_norm", [grid(2, 0)], dict(ord=order, dim=[1]), vector)
 case("linalg.vector_norm", [f64([INF, NAN, 1e15])], {}, vector, tags="extreme no_gradcheck no_grad")
 
 matrix = lambda x, name=None, ord=None, dim=(-2, -1), keepdim=False: linalg.matrix_norm(
@@ -175,6 +179,14 @@ for order in (dict(name="nuc"), dict(ord=2.0), dict(ord=-2.0)):  # f32 and f64 o
     case("linalg.matrix_norm", [x], order, matrix, slack=8)
     case("linalg.matrix_norm", [x], dict(**order, dim=[2, 0], keepdim=True), matrix, slack=8)
 case("linalg.matrix_norm", [grid(0, 3)], {}, matrix)
+for shape in ((0, 3), (3, 0), (2, 0, 3), (2, 3, 0), (0, 2, 3)):
+    for order in (dict(name="fro"), dict(ord=1.0), dict(ord=INF)):
+        case("linalg.matrix_norm", [grid(*shape)], order, matrix)
+    for order in (dict(name="nuc"), dict(ord=2.0)):  # singular values take no 16-bit floats
+        case("linalg.matrix_norm", [grid(*shape)], order, matrix, dtypes=[torch.float32])
+    case("linalg.matrix_norm", [grid(*shape)], dict(ord=INF, keepdim=True), matrix)
+case("linalg.matrix_norm", [grid(0, 3)], dict(ord=-1.0), matrix)
+case("linalg.matrix_norm", [grid(3, 0)], dict(ord=-INF), matrix)
 case("linalg.matrix_norm", [f64([[INF, NAN], [1e15, 1.0]])], dict(ord=1.0), matrix, tags="extreme no_gradcheck no_grad")
 
 norm = lambda x, name=None, ord=None, dim=None, keepdim=False: linalg.norm(x, name or ord, dim, keepdim)

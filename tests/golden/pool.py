@@ -47,4 +47,7 @@ for op in ("max_pool2d", "avg_pool2d"):
 for shape, size in (((2, 3, 4, 6), 2), ((1, 2, 5, 7), 3), ((1, 2, 5, 7), [1, 1]), ((3, 5, 4), [2, 3]), ((1, 1, 3, 3), 5),
                     ((1, 2, 7, 4), [4, 4]), ((1, 9, 2, 2), 1), ((0, 2, 4, 4), 2)):
     case("adaptive_avg_pool2d", [grid(*shape)], dict(output_size=size), F.adaptive_avg_pool2d)
+# PyTorch's backward refuses results without elements.
+for shape, size in (((2, 3, 4, 6), 0), ((2, 3, 4), [0, 2]), ((1, 2, 3, 3), [2, 0])):
+    case("adaptive_avg_pool2d", [grid(*shape)], dict(output_size=size), F.adaptive_avg_pool2d, tags="no_grad no_gradcheck")
 case("adaptive_avg_pool2d", [SPECIAL], dict(output_size=2), F.adaptive_avg_pool2d, tags="extreme no_gradcheck")

@@ -71,6 +71,13 @@ for dims, cases in ADAPTIVE.items():
             case(op, [distinct(*shape)], dict(output_size=size), pool)
             if kind == "max" and shape[0]:
                 case(f"{op}/with_indices", [distinct(*shape)], dict(output_size=size), with_indices(pool))
+        sizes = (0, [2, 0], [0, 2]) if dims == 2 else (0, [0, 2, 1], [2, 1, 0]) if dims == 3 else (0,)
+        for size in sizes:  # PyTorch's backward refuses results without elements
+            for shape in ((2, 3) + (4,) * dims, (3,) + (4,) * dims):
+                case(op, [distinct(*shape)], dict(output_size=size), pool, tags="no_grad no_gradcheck")
+                if kind == "max":
+                    case(f"{op}/with_indices", [distinct(*shape)], dict(output_size=size), with_indices(pool),
+                         tags="no_grad no_gradcheck")
         special = SPECIAL.reshape({1: (1, 1, 16), 2: (1, 1, 4, 4), 3: (1, 1, 2, 2, 4)}[dims])
         for size in (1, 2) if dims == 3 else (2, 3):
             case(op, [special], dict(output_size=size), pool, tags="extreme no_gradcheck")

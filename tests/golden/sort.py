@@ -109,8 +109,49 @@ case("quantile", [grid(0, 3)], dict(q=0.5, dim=1), lambda x, q, dim: torch.media
 case("quantile", [f64([[1, NAN, 2], [0, 3, 1e30]])], dict(q=0.5, dim=1), quantile, tags="extreme no_gradcheck no_grad")
 
 
+def nanquantile(x, q, dim=None, keepdim=False, interpolation="linear"):
+    q = torch.tensor(q, dtype=x.dtype) if isinstance(q, list) else q
+    return torch.nanquantile(x, q, dim, keepdim, interpolation=interpolation)
+
+
+HOLES = f64([[NAN, 1, 2, -3, 0.5], [4, NAN, NAN, 3.5, 1.5], [5, -1, 2.5, 0, 3]])
+for interpolation in ("linear", "lower", "higher", "midpoint", "nearest"):
+    for q in (0.0, 0.3125, 0.5, 1.0):
+        case("nanquantile", [HOLES], dict(q=q, dim=1, interpolation=interpolation), nanquantile,
+             tags="extreme no_gradcheck")
+    case("nanquantile", [grid(3, 5)], dict(q=0.375, dim=0, interpolation=interpolation), nanquantile)
+    case("nanquantile/list", [HOLES], dict(q=[0.125, 0.5, 1.0], dim=0, interpolation=interpolation), nanquantile,
+         tags="extreme no_gradcheck")
+case("nanquantile", [grid(2, 3, 4)], dict(q=0.375, dim=-2, keepdim=True), nanquantile)
+case("nanquantile", [grid(2, 3)], dict(q=0.5, keepdim=True), nanquantile)
+case("nanquantile", [HOLES], dict(q=0.5), nanquantile, tags="extreme no_gradcheck")
+case("nanquantile", [f64([NAN, NAN])], dict(q=0.5), nanquantile, tags="extreme no_gradcheck no_grad")
+case("nanquantile", [f64([[NAN, NAN], [1, NAN]])], dict(q=0.25, dim=1), nanquantile, tags="extreme no_gradcheck no_grad")
+case("nanquantile/list", [grid(2, 3)], dict(q=[0.25, 0.75], keepdim=True), nanquantile)
+case("nanquantile", [f64(2.5)], dict(q=0.5), nanquantile)
+case("nanquantile", [grid(0, 3)], dict(q=0.5, dim=1), lambda x, q, dim: torch.median(x, dim).values)
+
+
 def unique(x):
     return torch.unique(x, sorted=True, return_inverse=True, return_counts=True)
+
+
+def unique_slices(x, dim):
+    return torch.unique(x, sorted=True, return_inverse=True, return_counts=True, dim=dim)
+
+
+def unique_consecutive_slices(x, dim):
+    return torch.unique_consecutive(x, return_inverse=True, return_counts=True, dim=dim)
+
+
+ROWS = f64([[1, 2, 0], [1, 2, 0], [0, 5, 5], [1, 2, -1], [0, 5, 5], [0, 5, 5], [-0.0, 5, 5]])
+for op, fn in (("unique/dim", unique_slices), ("unique_consecutive/dim", unique_consecutive_slices)):
+    for x, dim in ((ROWS, 0), (ROWS.t(), 1), (ROWS.t(), -1), (grid(4, 3), 0), (grid(4, 3), 1), (f64([3, 1, 1, 3]), 0),
+                   (ROWS.reshape(7, 3, 1).repeat(1, 1, 2), 0), (ROWS.t().reshape(3, 1, 7), 2), (f64([[2.0]]), 0)):
+        case(op, [x], dict(dim=dim), fn, constant=[0])
+    case(op, [grid(0, 3)], dict(dim=0), fn, constant=[0])
+    case(op, [ints(30, low=0, high=2).reshape(10, 3)], dict(dim=0), fn, dtypes=INTEGERS)
+    case(op, [bools(24).reshape(8, 3)], dict(dim=0), fn)
 
 
 for x in (grid(5), f64([3, 1, 3, 2, 1, 3]), f64([[1, 2], [2, 1], [0, 2]]), f64(2.5), grid(0, 3), f64([7.0] * 70)):

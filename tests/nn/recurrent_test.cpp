@@ -248,6 +248,9 @@ TEST_CASE("recurrent layers and packed sequences report bad input") {
   fails("the lengths increase", [&] { rnn::pack_padded_sequence(x, {2, 4}); });
   fails("expected (T, N, ...)", [&] { rnn::pack_padded_sequence(zeros({3}), {2}); });
   fails("lengths are float32", [&] { rnn::pack_padded_sequence(x, zeros({2})); });
+  for (const DType dtype : {DType::i32, DType::u8, DType::i16, DType::i8, DType::u16})
+    CHECK(rnn::pack_padded_sequence(x, tensor({3, 1}, dtype)).batch_sizes ==
+          std::vector<std::int64_t>{2, 1, 1});
   fails("has no batch sizes", [&] { lstm(rnn::PackedSequence{x, {}}); });
   fails("expected packed data of shape (rows, 2)", [&] { lstm(rnn::PackedSequence{x, {4}}); });
   fails("the batch sizes add up to 3", [&] { lstm(rnn::PackedSequence{zeros({4, 2}), {2, 1}}); });

@@ -67,11 +67,20 @@ struct Matrix {
   std::string markdown;
   Failures failures;
 };
+/// What the table says of an operation on GPUs: the cell, and a reason, which becomes a note.
+struct DeviceCell {
+  std::string text, reason;
+};
+struct DeviceColumn {
+  std::string title;
+  std::function<DeviceCell(const std::string& op)> cell;
+};
 /// Builds the table of operations and kinds of test. It is a failure if a cell is blank, if a row names an
 /// unknown operation, if no GOLDEN_OP runs a recorded case, or if a reason is given although there is a test.
-/// `cases` returns the recorded cases of a family.
+/// `cases` returns the recorded cases of a family. Cells of `columns` may not be blank either.
 Matrix build_matrix(const std::vector<OpInfo>& ops, const std::vector<GoldenRow>& golden,
                     const std::vector<KindRow>& rows, const std::vector<std::string>& families,
-                    const std::function<const GoldenCases&(const std::string&)>& cases);
+                    const std::function<const GoldenCases&(const std::string&)>& cases,
+                    const std::vector<DeviceColumn>& columns = {});
 
 }  // namespace tapestry::test

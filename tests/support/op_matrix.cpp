@@ -47,14 +47,24 @@ std::string list_dtypes(DTypeSet set) {
   return text;
 }
 
-std::string markdown_of(const std::map<std::string, Line>& lines) {
+std::string markdown_of(const std::map<std::string, Line>& lines, const std::vector<DeviceColumn>& columns) {
   std::string table = "| operation |", rule = "|---|";
   for (int k = 0; k < kNumKinds; ++k) {
     table.append(" ").append(kind_name(static_cast<Kind>(k))).append(" |");
     rule += "---|";
   }
+  for (const DeviceColumn& column : columns) {
+    table.append(" ").append(column.title).append(" |");
+    rule += "---|";
+  }
   table += "\n" + rule + "\n";
   std::vector<std::string> notes;
+  // The number of a note, between parentheses.
+  const auto noted = [&](const std::string& reason) {
+    auto note = static_cast<std::size_t>(std::find(notes.begin(), notes.end(), reason) - notes.begin());
+    if (note == notes.size()) notes.push_back(reason);
+    return "(" + std::to_string(note + 1) + ")";
+  };
   for (const auto& [name, line] : lines) {
     table.append("| `").append(name).append("` |");
     for (const Cell& cell : line.cells) {
@@ -65,11 +75,14 @@ std::string markdown_of(const std::map<std::string, Line>& lines) {
       } else if (cell.reason.empty()) {
         table += " **blank** |";
       } else {
-        std::size_t note =
-            static_cast<std::size_t>(std::find(notes.begin(), notes.end(), cell.reason) - notes.begin());
-        if (note == notes.size()) notes.push_back(cell.reason);
-        table.append(" n/a (").append(std::to_string(note + 1)).append(") |");
+        table.append(" n/a ").append(noted(cell.reason)).append(" |");
       }
+    }
+    for (const DeviceColumn& column : columns) {
+      const DeviceCell cell = column.cell(name);
+      table.append(" ").append(cell.text.empty() ? "**blank**" : cell.text);
+      if (!cell.reason.empty()) table.append(" ").append(noted(cell.reason));
+      table += " |";
     }
     table += "\n";
   }
@@ -83,7 +96,8 @@ std::string markdown_of(const std::map<std::string, Line>& lines) {
 
 Matrix build_matrix(const std::vector<OpInfo>& ops, const std::vector<GoldenRow>& golden,
                     const std::vector<KindRow>& rows, const std::vector<std::string>& families,
-                    const std::function<const GoldenCases&(const std::string&)>& cases) {
+                    const std::function<const GoldenCases&(const std::string&)>& cases,
+                    const std::vector<DeviceColumn>& columns) {
   Matrix matrix;
   const auto failed = [&](std::initializer_list<std::string_view> parts) {
     std::string text;
@@ -138,7 +152,10 @@ Matrix build_matrix(const std::vector<OpInfo>& ops, const std::vector<GoldenRow>
       else failed({name, " x ", kind, ": is blank"});
     }
   }
-  matrix.markdown = markdown_of(lines);
+  for (const DeviceColumn& column : columns)
+    for (const auto& [name, line] : lines)
+      if (column.cell(name).text.empty()) failed({name, " x ", column.title, ": is blank"});
+  matrix.markdown = markdown_of(lines, columns);
   return matrix;
 }
 

@@ -1,5 +1,6 @@
 #include "tapestry/autograd/ops/internal/common.h"
 
+#include <cmath>
 #include <limits>
 
 #include "tapestry/autograd/ops/copy.h"
@@ -64,7 +65,47 @@ DType promoted(const Tensor& a, const Tensor& b) {
 }
 
 Tensor number_like(const Scalar& number, const Tensor& x) {
-  return scalar_tensor(number, {number.promote_with(x.dtype()), x.device()});
+  // An integer wraps around in x's dtype, as in PyTorch.
+  const DType dtype = number.promote_with(x.dtype());
+  const bool wraps = contains(kStoredDTypes & ~kFloats, dtype) && dtype != DType::boolean;
+  if (!wraps || dtype == DType::i64) return scalar_tensor(number, {dtype, x.device()});
+  const auto bits = static_cast<std::uint64_t>(number.to_int());
+  const std::uint64_t unused = 64 - 8 * dtype_size(dtype);
+  const bool is_unsigned = dtype == DType::u8 || dtype == DType::u16;
+  const std::int64_t element = is_unsigned ? static_cast<std::int64_t>(bits << unused >> unused)
+                                           : static_cast<std::int64_t>(bits << unused) >> unused;
+  return scalar_tensor(element, {dtype, x.device()});
+}
+
+Scalar as_element(const char* op, const Scalar& number, DType dtype) {
+  const double value = number.to_double();
+  if (is_floating(dtype)) {
+    // The limit is the halfway point beyond the largest f32, from which numbers round to infinity.
+    check(dtype != DType::f32 || std::isinf(value) || !(std::abs(value) >= 0x1.ffffffp127), "[", op, "] ",
+          value, " is too large for f32; give a smaller number or an infinity, or use f64");
+    return number;
+  }
+  if (dtype == DType::boolean) return number.is_real() ? Scalar(value != 0) : Scalar(number.to_int() != 0);
+  const auto [lowest, highest] = integer_range(dtype);
+  bool fits = false;
+  if (number.is_real()) {
+    // Both limits are exact in f64 except the highest i64, which is below 2^63.
+    const double whole = std::trunc(value);
+    fits = whole >= static_cast<double>(lowest) && !(lowest == 0 && value < 0) &&
+           (dtype == DType::i64 ? whole < 0x1p63 : whole <= static_cast<double>(highest));
+  } else {
+    const std::int64_t least = lowest == 0 ? -highest : lowest;
+    fits = number.to_int() >= least && number.to_int() <= highest;
+  }
+  if (number.is_real()) {
+    check(fits, "[", op, "] ", dtype, " cannot hold ", value, "; give a number from ", lowest, " to ",
+          highest, ", or another dtype");
+  } else {
+    check(fits, "[", op, "] ", dtype, " cannot hold ", number.to_int(), "; give a number from ", lowest,
+          " to ", highest, ", or another dtype");
+  }
+  const std::int64_t integer = number.to_int();
+  return integer < 0 && lowest == 0 ? integer + highest + 1 : integer;
 }
 
 IntegerRange integer_range(DType dtype) {
@@ -74,6 +115,12 @@ IntegerRange integer_range(DType dtype) {
   switch (dtype) {
     case DType::u8:
       return {0, 255};
+    case DType::u16:
+      return {0, 65535};
+    case DType::i8:
+      return {-128, 127};
+    case DType::i16:
+      return {-32768, 32767};
     case DType::i32:
       return {std::numeric_limits<std::int32_t>::min(), std::numeric_limits<std::int32_t>::max()};
     case DType::f16:

@@ -106,6 +106,12 @@ DType promoted(const Tensor& a, const Tensor& b);
 /// The number as a 0-d tensor on x's device, in the dtype that the result of an operation on both has.
 Tensor number_like(const Scalar& number, const Tensor& x);
 
+/// The number as an element of `dtype`, converted as PyTorch converts the argument of full() and fill_():
+/// reals are truncated for integers, a negative integer wraps around in an unsigned dtype, and f16 and bf16
+/// round large numbers to an infinity. Throws ValueError, naming `op`, if the dtype cannot hold the number,
+/// such as NaN or 300 in a u8, or 1e39 in an f32.
+Scalar as_element(const char* op, const Scalar& number, DType dtype);
+
 /// The range in which a dtype represents every integer. Floats also hold larger integers, with gaps.
 struct IntegerRange {
   std::int64_t lowest, highest;
