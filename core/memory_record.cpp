@@ -8,6 +8,7 @@
 
 #include "tapestry/core/allocator.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/pinned_notes.h"
 
 namespace tapestry {
 
@@ -38,6 +39,11 @@ struct History {
   std::map<std::pair<DeviceType, const char*>, std::size_t> live;  // the number of the block at an address
   std::vector<Change> changes;
   std::map<std::pair<DeviceType, int>, std::int64_t> totals;  // the allocators' counts at the begin
+  std::int64_t pinned = 0;  // bytes of pinned host memory, which counts as memory of cpu:0 too
+
+  std::int64_t count(Device device, const MemoryStats& stats) const {
+    return stats.allocated + (device == kCPU ? pinned : 0);
+  }
 
   // The number of the live block that contains the address, or -1.
   std::ptrdiff_t find(Device device, const void* address) const {
@@ -72,7 +78,7 @@ class NotingAllocator final : public Allocator {
     if (bytes == 0) return data;
     h.live[{device.type, static_cast<const char*>(data)}] = h.blocks.size();
     h.blocks.push_back({device, static_cast<const char*>(data), static_cast<std::int64_t>(bytes)});
-    h.changes.push_back({Clock::now(), h.blocks.size() - 1, true, inner_.stats(device).allocated});
+    h.changes.push_back({Clock::now(), h.blocks.size() - 1, true, h.count(device, inner_.stats(device))});
     return data;
   }
   void deallocate(Device device, void* data, std::size_t bytes) noexcept override {
@@ -82,7 +88,7 @@ class NotingAllocator final : public Allocator {
     const auto at = h.live.find({device.type, static_cast<const char*>(data)});
     if (at == h.live.end()) return;
     if (MemoryRecord::active())
-      h.changes.push_back({Clock::now(), at->second, false, inner_.stats(device).allocated});
+      h.changes.push_back({Clock::now(), at->second, false, h.count(device, inner_.stats(device))});
     h.live.erase(at);
   }
   MemoryStats stats(Device device) const override { return inner_.stats(device); }
@@ -143,6 +149,7 @@ MemoryRecord::MemoryRecord() {
     History& h = history();
     const std::lock_guard lock(h.mutex);
     h.blocks.clear(), h.live.clear();
+    h.pinned = 0;  // what is pinned already is not counted
   }
   restart();
   for (const DeviceType type : types_with_memory()) set_allocator(type, &noting(allocator(type)));
@@ -169,7 +176,7 @@ void MemoryRecord::restart() {
   h.totals.clear();
   for (const DeviceType type : types_with_memory())
     for (int i = 0; i < device_count(type); ++i)
-      h.totals[{type, i}] = memory_stats(Device(type, i)).allocated;
+      h.totals[{type, i}] = h.count(Device(type, i), memory_stats(Device(type, i)));
   h.began = Clock::now();
 }
 
@@ -208,6 +215,28 @@ std::vector<MemorySample> MemoryRecord::samples(Device device) const {
 }
 
 namespace detail {
+
+void note_pinned(const void* data, std::size_t bytes) {
+  if (!MemoryRecord::active()) return;
+  History& h = history();
+  const std::lock_guard lock(h.mutex);
+  const auto* const address = static_cast<const char*>(data);
+  h.live[{DeviceType::cpu, address}] = h.blocks.size();
+  h.blocks.push_back({kCPU, address, static_cast<std::int64_t>(bytes)});
+  h.pinned += static_cast<std::int64_t>(bytes);
+  h.changes.push_back({Clock::now(), h.blocks.size() - 1, true, h.count(kCPU, memory_stats(kCPU))});
+}
+
+void note_unpinned(const void* data) noexcept {
+  History& h = history();
+  const std::lock_guard lock(h.mutex);
+  const auto at = h.live.find({DeviceType::cpu, static_cast<const char*>(data)});
+  if (at == h.live.end()) return;
+  h.pinned -= h.blocks[at->second].bytes;
+  if (MemoryRecord::active())
+    h.changes.push_back({Clock::now(), at->second, false, h.count(kCPU, memory_stats(kCPU))});
+  h.live.erase(at);
+}
 
 void tag_block(Device device, const void* data, MemoryKind kind) {
   History& h = history();

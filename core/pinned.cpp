@@ -3,6 +3,7 @@
 #include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/core/cuda/internal/devices.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/pinned_notes.h"
 
 namespace tapestry {
 namespace {
@@ -37,8 +38,10 @@ Tensor empty_pinned(const Shape& sizes, DType dtype) {
   };
   const auto release = [](void* arg) {
     const std::unique_ptr<Block> block(static_cast<Block*>(arg));
+    detail::note_unpinned(block->data);
     block->pool.deallocate(block->data);
   };
+  detail::note_pinned(data, size);
   StorageRef storage = Storage::wrap(kCPU, data, size, release, new Block{devices.pinned(), data});
   return detail::make_tensor(std::move(storage), dtype, sizes, contiguous_strides(sizes), 0);
 }

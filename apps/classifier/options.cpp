@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <filesystem>
 #include <iostream>
 #include <limits>
@@ -140,6 +141,15 @@ Parser::Parser(Options& o) {
                    "Learning rate over the steps: one-cycle, cosine, step or constant;\n"
                    "the demo uses constant")
       ->check(one_of({"one-cycle", "cosine", "step", "constant"}))
+      ->group(group);
+  add("--clip-norm", o.clip_norm, "X",
+      "Scale the gradients so that their joint norm is at most X; 0 leaves them as they are [0]")
+      ->check(number(0.0, std::numeric_limits<double>::max(), "a number of at least 0"))
+      ->group(group);
+  add("--ema", o.ema, "X",
+      "Evaluate a moving average of the weights with this decay, such as 0.999, and save it\n"
+      "in the folder average; 0 evaluates the weights themselves [0]")
+      ->check(number(0.0, std::nextafter(1.0, 0.0), "a number from 0 to below 1"))
       ->group(group);
   add_with_default("--seed", o.seed, "N",
                    "Seed of initial weights, order of images, dropout and synthetic images")

@@ -30,6 +30,8 @@ struct Options {
   double lr = 0;               // the peak of the schedule; 0 selects the optimizer's default
   double weight_decay = 0.01;  // used by AdamW only
   std::string schedule = "one-cycle";
+  double clip_norm = 0;  // the largest norm of all gradients together; 0: any
+  double ema = 0;        // the decay of the moving average of the weights; 0: none
   std::uint64_t seed = 1;
   std::string parallel = "none";
   bool sync_batchnorm = false;
@@ -69,6 +71,8 @@ void each_option(F&& option) {
   option("lr", &Options::lr);
   option("weight_decay", &Options::weight_decay);
   option("schedule", &Options::schedule);
+  option("clip_norm", &Options::clip_norm);
+  option("ema", &Options::ema);
   option("seed", &Options::seed);
   option("parallel", &Options::parallel);
   option("sync_batchnorm", &Options::sync_batchnorm);

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "tapestry/apps/classifier/average.h"
 #include "tapestry/apps/classifier/checkpoints.h"
 #include "tapestry/apps/classifier/config.h"
 #include "tapestry/apps/classifier/images.h"
@@ -203,10 +204,12 @@ int train(Options o) {
   if (device.is_cuda())
     for (const cuda::Library& library : cuda::libraries()) progress.line(library.str());
 
+  Average average(o, ranks, *model, folder.file("average"));
   Position at{.loader = images.train->state()};
   if (last) {
     at = position_of(*last, o, steps_per_epoch);
     images.train->load_state(at.loader);
+    average.load(last->step);
     checkpoints->resume(training);
     tapestry::check<IoError>(schedule->steps() == last->step, "[classifier] the checkpoint is of step ",
                              last->step, ", but its schedule is at step ", schedule->steps(),
@@ -226,7 +229,10 @@ int train(Options o) {
     Position all = at;
     all.tally = ranks.sum(at.tally);
     interval.restart();
-    return checkpoints->save(training, to_progress(all, schedule->steps(), o, accuracy));
+    average.save(schedule->steps());
+    std::string path = checkpoints->save(training, to_progress(all, schedule->steps(), o, accuracy));
+    average.remove_others(folder.file("checkpoints"));
+    return path;
   };
   // Saves a checkpoint and returns the exit status of a run that a signal stopped.
   const auto stopped_by = [&](int signal) {
@@ -255,7 +261,9 @@ int train(Options o) {
       const Tensor scores = ranks.forward(*model, x);
       const Tensor loss = cross_entropy(scores, target);
       loss.backward();
+      if (o.clip_norm > 0) nn::clip_grad_norm_(model->parameters(), o.clip_norm);
       optimizer->step();
+      average.update();
       schedule->step();
 
       const double value = loss.item();
@@ -279,9 +287,12 @@ int train(Options o) {
     // repeats only the evaluation.
     int signal = 0;
     WorstMistakes mistakes;
+    std::optional<Average::Scope> averaged;
+    average.use(averaged);
     const std::optional<Tally> test = evaluate(
         *model, images, device, ranks, [&] { return (signal = ranks.agree({stop.signal()}).signal) != 0; },
         confusion, mistakes);
+    averaged.reset();
     if (!test) return stopped_by(signal);
     const Tally trained = ranks.sum(at.tally);
     check_loss(test->mean_loss(), o, " over the test images after epoch " + std::to_string(epoch));

@@ -78,11 +78,14 @@ class Load {
     }
     if (training_.scheduler) training_.scheduler->load_state_dict(schedule_);  // its rates come last
     if (whole_state_) return states_.clear();
-    std::map<std::string, Tensor> tensors;
-    for (const optim::StateTensor& t : training_.optimizer->state_tensors())
-      if (t.like_param) tensors.emplace(t.key, t.tensor);
+    std::map<std::pair<std::string, int>, Tensor> tensors;  // by key and replica
+    const int replicas =
+        state_replicas_.empty() ? 0 : *std::max_element(state_replicas_.begin(), state_replicas_.end()) + 1;
+    for (int r = 0; r < replicas; ++r)
+      for (const optim::StateTensor& t : training_.optimizer->state_tensors(r))
+        if (t.like_param) tensors.emplace(std::pair(t.key, r), t.tensor);
     for (std::size_t i = 0; i < states_.size(); ++i) {
-      const auto found = tensors.find(state_keys_[i]);
+      const auto found = tensors.find({state_keys_[i], state_replicas_[i]});
       check(found != tensors.end(), "[load_sharded] the optimizer ", training_.optimizer->name(),
             " has not taken ", state_keys_[i],
             ", so it is loaded in part; give it the parameters that the checkpoint was saved with");
@@ -184,11 +187,6 @@ class Load {
     check(index.optimizer == optimizer.name(), "[load_sharded] ", reader_.folder(),
           ": was saved with the optimizer ", index.optimizer, ", not ", optimizer.name(),
           "; use the same optimizer, or load the model alone");
-    for (const nn::Parameter& p : optimizer.parameters())
-      check(!p.sharding() || p.replicas() == 1, "[load_sharded] the optimizer's parameters are sharded over ",
-            p.replicas(),
-            " replicas of this process, whose optimizer state cannot be loaded yet; load the model alone, or "
-            "use one process per rank");
     std::map<std::string, std::size_t> group_of;
     for (std::size_t g = 0; g < index.groups.size(); ++g)
       for (const std::string& name : index.groups[g]) group_of.emplace(name, g);
@@ -243,11 +241,16 @@ class Load {
         return;
       }
       // One element stands for the state, which the optimizer allocates when it loads it. The rows are read
-      // into that memory later, so that they exist once.
+      // into that memory later, so that they exist once. Of a whole state, each replica takes its rows.
+      const int replicas = param.sharding() ? param.replicas() : 1;
       optimizer_.emplace_back(prefix + rest,
-                              zeros({}, {local.dtype(), local.device()}).expand(local.sizes()));
-      states_.push_back({tensor, rows_of(param, 0), {}});
-      state_keys_.push_back(prefix + rest);
+                              zeros({}, {local.dtype(), local.device()})
+                                  .expand(replicas > 1 ? param.sharding()->full_sizes() : local.sizes()));
+      for (int r = 0; r < replicas; ++r) {
+        states_.push_back({tensor, rows_of(param, r), {}});
+        state_keys_.push_back(prefix + rest);
+        state_replicas_.push_back(r);
+      }
     });
     each(kExtra + name + "/", [&](const std::string& rest, const std::string& tensor, const TensorRecord&) {
       optimizer_.emplace_back(prefix + rest, reader_.read(tensor));
@@ -277,6 +280,7 @@ class Load {
   std::string wrong_;
   std::vector<Destination> destinations_, states_;
   std::vector<std::string> state_keys_;
+  std::vector<int> state_replicas_;
   nn::StateDict optimizer_, schedule_;
 };
 

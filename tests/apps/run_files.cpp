@@ -90,8 +90,9 @@ std::string sharded_checkpoint(const std::string& path) {
 
 }  // namespace
 
-std::string last_weights(const std::string& run) {
-  const std::string path = last_checkpoint_path(run);
+std::string last_weights(const std::string& run) { return weights_of(last_checkpoint_path(run)); }
+
+std::string weights_of(const std::string& path) {
   std::map<std::string, tapestry::Tensor> tensors;
   if (fs::is_directory(path)) {
     tapestry::distributed::checkpoint::ShardReader reader(path);

@@ -18,6 +18,8 @@ std::string metrics(const std::string& run);
 std::string last_checkpoint(const std::string& run);
 /// The names and bytes of the model's tensors in the newest checkpoint, sharded or not.
 std::string last_weights(const std::string& run);
+/// The same of any checkpoint.
+std::string weights_of(const std::string& path);
 /// The path of the newest checkpoint.
 std::string last_checkpoint_path(const std::string& run);
 

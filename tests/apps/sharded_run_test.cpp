@@ -1,5 +1,6 @@
 // Tests the classifier with --parallel zero1, zero2 and fsdp: the results are those of ddp, and runs resume
 // after a rank was killed, after a signal, and with another number of ranks.
+#include <cmath>
 #include <csignal>
 #include <filesystem>
 
@@ -84,6 +85,55 @@ TEST_CASE("--sync-batchnorm and --compress work with zero2, and fsdp refuses to 
         CHECK(tests::last_weights(runs.dir(mode + option)) == tests::last_weights(runs.dir("ddp" + option)));
       }
     }
+  }
+}
+
+TEST_CASE("--ema evaluates and saves the average, and --clip-norm clips, in every mode") {
+  const Runs runs(
+      {"--model", "cnn", "--epochs", "1", "--batch-size", "32", "--workers", "0", "--schedule", "constant"});
+  const Arguments both = {"--ema", "0.8", "--clip-norm", "0.5"};
+  const auto start = [&](const std::string& name, const std::string& mode, Arguments more) {
+    more.insert(more.end(), {"--parallel", mode});
+    const Ended run = mode == "none" || mode == "dp" ? tests::run(runs.start(name, more))
+                                                     : on(2, runs.start(name, more).arguments);
+    INFO(name << run.out << run.err);
+    REQUIRE(run.status == 0);
+  };
+  const auto average = [&](const std::string& name) {
+    const std::string folder = runs.dir(name) + "/average/";
+    CHECK(tests::names_in(folder) == tests::names_in(runs.dir(name) + "/checkpoints"));
+    return tests::weights_of(folder + tests::names_in(folder).back());
+  };
+  start("plain", "ddp", {});
+  start("average", "ddp", {"--ema", "0.8"});
+  start("clipped", "ddp", {"--clip-norm", "0.5"});
+  CHECK(train_losses(runs.dir("average")) == train_losses(runs.dir("plain")));
+  CHECK(tests::last_weights(runs.dir("average")) == tests::last_weights(runs.dir("plain")));
+  CHECK(tests::metrics(runs.dir("average")) != tests::metrics(runs.dir("plain")));
+  CHECK(train_losses(runs.dir("clipped")) != train_losses(runs.dir("plain")));
+  CHECK(average("average") != tests::last_weights(runs.dir("average")));
+  CHECK_FALSE(std::filesystem::exists(runs.dir("plain") + "/average"));
+  for (const std::string mode : {"none", "dp", "zero1", "zero2", "fsdp"}) {
+    start(mode, mode, both);
+    average(mode);
+  }
+  for (const std::string mode : {"zero1", "zero2", "fsdp"}) {
+    INFO(mode);
+    start(mode + "-average", mode, {"--ema", "0.8"});
+    CHECK(tests::metrics(runs.dir(mode + "-average")) == tests::metrics(runs.dir("average")));
+    CHECK(average(mode + "-average") == average("average"));
+    const double loss = train_losses(runs.dir(mode)).at(0);
+    CHECK(std::abs(loss - train_losses(runs.dir("clipped")).at(0)) < 1e-3 * loss);
+  }
+  // A run that resumes from its first epoch has the average of an undisturbed run.
+  for (const std::string mode : {"ddp", "fsdp"}) {
+    Arguments twice = both;
+    twice.insert(twice.end(), {"--epochs", "2"});
+    start(mode + "-whole", mode, twice);
+    start(mode + "-parts", mode, both);
+    start(mode + "-parts", mode, {"--epochs", "2", "--resume"});
+    CHECK(tests::metrics(runs.dir(mode + "-parts")) == tests::metrics(runs.dir(mode + "-whole")));
+    CHECK(average(mode + "-parts") == average(mode + "-whole"));
   }
 }
 

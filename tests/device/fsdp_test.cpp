@@ -112,15 +112,23 @@ TEST_CASE("with offload, shards, gradients and the optimizer's state stay in hos
   on_two_ranks({.offload = true}, [&](Sharded& sharded, const std::shared_ptr<ProcessGroup>& group) {
     const Device device(DeviceType::cuda, group->rank());
     std::vector<bool> pinned, on_host;
-    MemorySample left;
+    MemorySample left, in_host;
     train<optim::AdamW>(*sharded.net, group->rank(), device, [&](int) {
       for (const nn::Parameter& p : sharded.net->parameters()) {
         pinned.push_back(p->numel() == 0 || is_pinned(p));
         on_host.push_back(p->device() == kCPU && p->grad().device() == kCPU);
       }
       left = record.samples(device).back();
+      in_host = record.samples(kCPU).back();
     });
     // Catch2's assertions are for one thread, so this throws.
+    for (const MemoryKind kind : {MemoryKind::parameters, MemoryKind::gradients, MemoryKind::optimizer}) {
+      std::int64_t own = 0;  // the other rank has as much, or is not that far
+      for (const nn::Parameter& p : sharded.net->parameters()) own += static_cast<std::int64_t>(p->nbytes());
+      check(in_host.bytes[static_cast<std::size_t>(kind)] >= own, "the host has ",
+            in_host.bytes[static_cast<std::size_t>(kind)], " bytes of ", memory_kind_name(kind), ", not ",
+            own, "; count pinned memory");
+    }
     check(std::count(pinned.begin(), pinned.end(), false) == 0, "a shard is not pinned; pin it");
     check(std::count(on_host.begin(), on_host.end(), false) == 0,
           "a shard is on the GPU; keep it in the host");

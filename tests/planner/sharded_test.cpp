@@ -1,4 +1,5 @@
 // Compares predictions for fsdp, zero1 and zero2 with sums done by hand.
+#include <cmath>
 #include <utility>
 
 #include "tapestry/distributed/planner/internal/sharded_step.h"
@@ -131,6 +132,27 @@ TEST_CASE("zero1 and zero2: a bucket is gathered while the next one is updated")
   const Prediction p = predicted("zero2", buckets, link, setup_of(2, 8));
   CHECK(p.breakdown.update_s == Approx(1.5));
   CHECK(p.breakdown.exposed_comm_s == Approx(0.25 + 0.25));  // the last bucket is reduced, and gathered
+}
+
+TEST_CASE("zero1 and zero2 hold two of their own buckets") {
+  Profile profile;
+  for (const int mib : {20, 20, 8, 2}) profile.blocks.push_back(block(static_cast<std::int64_t>(mib * kMiB)));
+  const auto mib = [&](const char* mode) {
+    const MemoryItems most = predicted(mode, profile, {}, setup_of(2, 2)).largest();
+    return std::pair(std::round(most.buckets / kMiB), std::round(most.workspace / kMiB));
+  };
+  // ZeRO-1 gathers buckets of 40 and 10 MiB, from the first layer to the last. With them are this rank's
+  // halves. ZeRO-2 uses those of DDP, of 2, 28 and 20 MiB.
+  CHECK(mib("zero1") == std::pair(50.0, 1.5 * 50));
+  CHECK(mib("zero2") == std::pair(25.0, 1.5 * 48));
+  // With so many activations, the peak is in the backward of the last block. It has two parameters of 2 MiB,
+  // and its gradients are copied into buckets one by one. The buckets have 2, 30 and 20 MiB.
+  profile.blocks.back().parameter_bytes = {static_cast<std::int64_t>(2 * kMiB),
+                                           static_cast<std::int64_t>(2 * kMiB)};
+  for (BlockProfile& b : profile.blocks) b.saved_bytes = proportional(100 * kMiB);
+  profile.blocks.back().backward_extra_bytes = proportional(64 * kMiB);
+  CHECK(mib("zero2") == std::pair(26.0 + 50, 62.0));
+  CHECK(mib("zero1") == std::pair(52.0, 64.0));
 }
 
 TEST_CASE("sharded modes hold the bytes that the tutorial's table says") {

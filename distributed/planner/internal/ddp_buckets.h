@@ -20,11 +20,21 @@ struct DdpBuckets {
     for (std::size_t i = sorted.size(); i-- > 0 && i + 2 >= sorted.size();) sum += sorted[i];
     return sum;
   }
-  double largest() const { return bytes.empty() ? 0 : *std::max_element(bytes.begin(), bytes.end()); }
+  /// The most bytes of a bucket and the one before it.
+  double two_consecutive() const {
+    double most = 0;
+    for (std::size_t i = 0; i < bytes.size(); ++i)
+      most = std::max(most, bytes[i] + (i > 0 ? bytes[i - 1] : 0));
+    return most;
+  }
 };
 
 /// Assigns gradients to buckets like Reducer: from the last layer to the first. `slowdown` is the contention
 /// of backward.
 DdpBuckets ddp_buckets(const CostModel& c, double n, double slowdown);
+
+/// The buckets in which stage 1 of ZeRO gathers parameters: from the first layer to the last, and without a
+/// smaller first bucket. They have no times.
+DdpBuckets zero1_buckets(const CostModel& c);
 
 }  // namespace tapestry::distributed::planner

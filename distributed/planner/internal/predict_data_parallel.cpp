@@ -55,6 +55,23 @@ DdpBuckets ddp_buckets(const CostModel& c, double n, double slowdown) {
   return buckets;
 }
 
+DdpBuckets zero1_buckets(const CostModel& c) {
+  std::vector<BucketParameter> parameters;
+  for (const BlockProfile& block : c.profile.blocks)
+    for (const std::int64_t bytes : block.parameter_bytes)
+      parameters.push_back({static_cast<std::size_t>(bytes), DType::f32, {}});
+  std::vector<int> order(parameters.size());
+  std::iota(order.begin(), order.end(), 0);
+  const std::size_t cap = ReducerOptions().bucket_cap_bytes;
+  DdpBuckets buckets;
+  for (const auto& members : assign_buckets(parameters, order, cap, cap)) {
+    buckets.bytes.push_back(0);
+    for (const int i : members)
+      buckets.bytes.back() += static_cast<double>(parameters[static_cast<std::size_t>(i)].bytes);
+  }
+  return buckets;
+}
+
 Prediction predict_single(const CostModel& c) {
   Prediction p;
   const double n = c.batch();

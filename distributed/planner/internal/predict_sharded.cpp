@@ -70,6 +70,21 @@ Prediction predict_fully_sharded(const CostModel& c) {
   return p;
 }
 
+// The profile of blocks whose gradients are copied into buckets one by one, so that only one of them exists
+// besides. The profile's own backward keeps all gradients of a block.
+Profile with_one_gradient(const Profile& profile) {
+  Profile one = profile;
+  for (BlockProfile& b : one.blocks) {
+    if (b.parameter_bytes.empty()) continue;
+    const std::int64_t largest = *std::max_element(b.parameter_bytes.begin(), b.parameter_bytes.end());
+    auto points = b.backward_extra_bytes.points();
+    for (auto& [samples, bytes] : points)
+      bytes = std::max(0.0, bytes - static_cast<double>(b.all_parameter_bytes() - largest));
+    b.backward_extra_bytes = Curve(std::move(points));
+  }
+  return one;
+}
+
 // Stage 1 averages whole gradients behind backward, as DDP does. Stage 2 leaves each rank with its part of
 // the mean, which is half of the communication. Each rank updates its part of a bucket, and gathers the whole
 // bucket while it updates the next one.
@@ -83,37 +98,41 @@ Prediction predict_zero(const CostModel& c, int stage) {
   const DdpBuckets buckets = ddp_buckets(c, n, costs.contention.backward);
   const double update_s = costs.contention.update * c.update(c.all_blocks()) / c.devices(),
                all_bytes = c.parameter_bytes(c.all_blocks());
+  const DdpBuckets gathered = stage == 1 ? zero1_buckets(c) : buckets;
   std::vector<double> reduce_s;
   std::vector<ComputePhase> updates;
   std::vector<Collective> gathers;
-  for (std::size_t i = 0; i < buckets.bytes.size(); ++i) {
-    reduce_s.push_back(stage == 1 ? ring_time(costs.message, buckets.bytes[i], c.devices())
-                                  : costs.scatter_s(buckets.bytes[i], c.devices()));
-    updates.push_back({update_s * buckets.bytes[i] / all_bytes});
-    gathers.push_back(
-        {.seconds = costs.gather_s(buckets.bytes[i], c.devices()), .after = static_cast<int>(i)});
+  for (const double bytes : buckets.bytes)
+    reduce_s.push_back(stage == 1 ? ring_time(costs.message, bytes, c.devices())
+                                  : costs.scatter_s(bytes, c.devices()));
+  for (std::size_t i = 0; i < gathered.bytes.size(); ++i) {
+    const double bytes = gathered.bytes[i];
+    updates.push_back({update_s * bytes / all_bytes});
+    gathers.push_back({.seconds = costs.gather_s(bytes, c.devices()), .after = static_cast<int>(i)});
   }
   const Overlap o = overlap(buckets.ready_s, reduce_s, buckets.compute_s, costs);
   const TwoQueues step = simulate(updates, gathers, costs);
   p.breakdown.backward_s = o.backward_s;
   p.breakdown.update_s = std::accumulate(step.computing_s.begin(), step.computing_s.end(), 0.0);
   p.breakdown.exposed_comm_s = o.exposed_s + step.tail_s;
+  const Profile in_backward = stage == 2 && c.devices() > 1 ? with_one_gradient(c.profile) : c.profile;
+  const CostModel memory{in_backward, c.link, c.setup};
   for (const double of_rank : samples) {
-    MemoryItems peak = peak_memory(c, {.range = c.all_blocks(),
-                                       .samples = of_rank,
-                                       .actions = kOnePass,
-                                       .data = c.batch_bytes(of_rank),
-                                       .has_buckets = true,
-                                       .optimizer_share = 1.0 / c.devices()});
+    MemoryItems peak = peak_memory(memory, {.range = c.all_blocks(),
+                                            .samples = of_rank,
+                                            .actions = kOnePass,
+                                            .data = c.batch_bytes(of_rank),
+                                            .has_buckets = true,
+                                            .optimizer_share = 1.0 / c.devices()});
     // Stage 2 has the memory of a bucket from its first gradient until its reduction is done: that of the
     // bucket that backward fills, and of the one before.
     const double parts = all_bytes / c.devices();
-    if (stage == 2 && c.devices() > 1) peak.buckets = parts + std::min(all_bytes, 2 * buckets.largest());
+    if (stage == 2 && c.devices() > 1) peak.buckets = parts + buckets.two_consecutive();
     // While the parameters are gathered, at most two whole buckets exist besides, with this rank's parts of
     // them.
     MemoryItems updating = peak;
     updating.activations = 0;
-    updating.workspace = c.devices() > 1 ? buckets.two_largest() * (1 + 1.0 / c.devices()) : 0;
+    updating.workspace = c.devices() > 1 ? gathered.two_largest() * (1 + 1.0 / c.devices()) : 0;
     if (stage == 2) updating.buckets = parts;
     p.memory.push_back(updating.total() > peak.total() ? updating : peak);
   }
