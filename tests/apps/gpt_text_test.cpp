@@ -6,9 +6,12 @@
 #include "tapestry/apps/gpt/evaluation.h"
 #include "tapestry/apps/gpt/sampling.h"
 #include "tapestry/autograd/ops.h"
+#include "tapestry/core/generator.h"
 #include "tapestry/data/tokenizer/bpe_trainer.h"
 #include "tapestry/data/tokenizer/parts.h"
+#include "tapestry/nn/init.h"
 #include "tapestry/nn/models/generate.h"
+#include "tapestry/nn/models/lora.h"
 #include "tapestry/nn/models/pretrained.h"
 #include "tests/apps/gpt_files.h"
 #include "tests/support/catch.h"
@@ -53,6 +56,72 @@ TEST_CASE("gpt generate writes the words of nn::generate") {
                     .seed = 5}));
     CHECK(text({"--prompt", "", "--max-tokens", "1"}).size() > 0);  // begins with <|endoftext|>
   }
+}
+
+TEST_CASE("gpt uses packed weights and adapters as the library does") {
+  const TempDir folder;
+  const std::string base = write_model_folder(folder / "model"), q8 = folder / "q8.gguf",
+                    adapter = folder / "adapter";
+  REQUIRE(gpt({"convert", "--model", base, "--out", q8, "--type", "q8_0"}).status == 0);
+  {
+    const auto model = nn::load_language_model(base);
+    manual_seed(5);
+    nn::add_lora(*model, {.r = 2, .lora_alpha = 8});
+    for (const auto& [path, layer] : nn::lora_adapters(*model)) nn::init::normal_(layer->B, 0, 0.5);
+    nn::save_lora(adapter, *model);
+  }
+  write_file(folder / "text", "the cat sees a bird. a dog eats the bone!");
+  write_file(folder / "lines", "the cat\n");
+  const data::Tokenizer tokenizer = data::Tokenizer::from_file(base + "/tokenizer.json");
+  const auto library = [&](bool packed, bool adapted) {
+    const auto model = nn::load_language_model(q8, {.packed = packed});
+    if (adapted) nn::load_lora(*model, adapter);
+    return tokenizer.decode(
+               nn::generate(*model, tokenizer.encode("the cat"), {.max_new_tokens = 10, .stop = {0}}),
+               {.skip_special = true}) +
+           "\n";
+  };
+  const auto program = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"generate", "--model", q8, "--prompt", "the cat", "--max-tokens", "10"});
+    const Ended ended = gpt(more);
+    INFO(ended.err);
+    CHECK(ended.status == 0);
+    return ended.out;
+  };
+  CHECK(program({}) == library(true, false));
+  CHECK(program({"--weights", "f32"}) == library(false, false));
+  CHECK(program({"--adapter", adapter}) == library(true, true));
+  CHECK(library(true, true) != library(true, false));
+  CHECK(gpt({"generate", "--model", q8, "--prompt", "a", "--weights", "f16"}).status == 2);
+  CHECK_THAT(gpt({"generate", "--model", q8, "--prompt", "a", "--adapter", folder / "none"}).err,
+             ContainsSubstring("none"));
+
+  // chat and evaluate read the same model.
+  const auto measured = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"evaluate", "--text", folder / "text"});
+    const std::string out = gpt(more).out;
+    const std::size_t at = out.find("loss ");
+    REQUIRE(at != std::string::npos);
+    return std::stod(out.substr(at + 5));
+  };
+  const double packed = measured({"--model", q8}), f32 = measured({"--model", q8, "--weights", "f32"}),
+               adapted = measured({"--model", q8, "--weights", "f32", "--adapter", adapter});
+  CHECK(std::abs(packed - f32) < 0.02);
+  CHECK(std::abs(adapted - f32) > 1e-3);
+  for (const char* weights : {"packed", "f32"}) {
+    const Ended chat = gpt({"chat", "--model", q8, "--weights", weights, "--adapter", adapter, "--template",
+                            "smollm2", "--max-tokens", "4", "--temperature", "0"},
+                           folder / "lines");
+    INFO(chat.err);
+    CHECK(chat.status == 0);
+    CHECK(chat.err == "");
+  }
+
+  // A merged adapter gives the loss of the adapter beside its base.
+  REQUIRE(gpt({"convert", "--model", q8, "--adapter", adapter, "--out", folder / "merged"}).status == 0);
+  CHECK(std::abs(measured({"--model", folder / "merged"}) - adapted) < 1e-4);
+  CHECK(gpt({"convert", "--model", q8, "--adapter", folder / "none", "--out", folder / "bad"}).status == 1);
+  CHECK_FALSE(fs::exists(folder / "bad"));
 }
 
 TEST_CASE("a text stream writes whole characters, and ends before a stop string") {

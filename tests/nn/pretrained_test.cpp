@@ -81,6 +81,8 @@ TEST_CASE("models that do not fit together are refused") {
     std::int64_t num_layers() const override { return 1; }
     std::int64_t context_length() const override { return 2; }
     const Parameter& output_weight() const override { return p; }
+    PackedTensor none;
+    const PackedTensor& packed_output_weight() const override { return none; }
     Tensor features(const Tensor& ids, const TokenContext&) override { return ids; }
   };
   CHECK_THROWS_WITH(hf_sources(Other()), ContainsSubstring("no file format"));
