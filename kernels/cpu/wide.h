@@ -34,9 +34,8 @@ inline void run_wide(const Elementwise<Row::kOperands>& e, const Scalar* params,
     return Row::template value<M>(in..., p[kParam]...);
   };
   const BlockFn block = [](const void* f, std::int64_t n, void* out, const void* const* in) {
-    // In a copy, the parameters stay in registers: the loop may not write them.
-    const auto copy = *static_cast<const std::remove_cv_t<decltype(formula)>*>(f);
-    wide_loop(n, copy, static_cast<float*>(out), static_cast<const float*>(in[kInput])...);
+    wide_loop(n, *static_cast<const decltype(formula)*>(f), static_cast<float*>(out),
+              static_cast<const float*>(in[kInput])...);
   };
   run_loop(e, {&formula, block, nullptr, nullptr, e.dtypes});
 }

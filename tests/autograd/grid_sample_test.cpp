@@ -111,3 +111,27 @@ TEST_CASE("grid_sample: coordinates that are not finite give NaN, or are at the 
         CHECK_NOTHROW(grid_sample(leaf, point, {.mode = mode, .padding_mode = padding}).sum().backward());
       }
 }
+
+TEST_CASE("grid_sample: in f32, points at and beyond the border give the values and gradients of f64") {
+  // 64 points are a block. Pixel 0 is infinite, and points that do not read it must not see it.
+  for (const GridSamplePadding padding :
+       {GridSamplePadding::zeros, GridSamplePadding::border, GridSamplePadding::reflection}) {
+    const Tensor image = randn({2, 3, 5, 6}), at = rand({2, 1, 131, 2}) * 3 - 1.5, g = randn({2, 3, 1, 131});
+    const auto run = [&](DType t) {
+      const Tensor x = image.to(t).clone().set_requires_grad(), points = at.to(t).clone().set_requires_grad();
+      const Tensor y = grid_sample(x, points, {.padding_mode = padding});
+      y.backward(g.to(t));
+      return std::vector<Tensor>{y.detach(), x.grad(), points.grad()};
+    };
+    const auto narrow = run(kFloat32), wide = run(kFloat64);
+    for (std::size_t i = 0; i < wide.size(); ++i)
+      CHECK(allclose(narrow[i].to(kFloat64), wide[i], 1e-4, 1e-4));
+  }
+  const Tensor x = full({1, 1, 4, 4}, 1.0);
+  x.flatten()[0].fill_(std::numeric_limits<double>::infinity());
+  const Tensor outside = tensor({0.9f, 0.9f, 1.1f, 1.1f, 5.0f, 5.0f}).view({1, 1, 3, 2}).requires_grad_();
+  const Tensor y = grid_sample(x, outside);
+  CHECK(all(isfinite(y.detach())).item<bool>());
+  y.sum().backward();
+  CHECK(all(isfinite(outside.grad())).item<bool>());
+}
