@@ -5,6 +5,9 @@
 #include <numbers>
 
 #include "tapestry/autograd/ops/arithmetic.h"
+#include "tapestry/autograd/ops/compare.h"
+#include "tapestry/autograd/ops/composite.h"
+#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/functions.h"
 #include "tapestry/autograd/ops/internal/function.h"
 #include "tapestry/kernels/ops/elementary.h"
@@ -199,7 +202,12 @@ Tensor logit(const Tensor& x, std::optional<double> eps) {
   check(!eps || (*eps >= 0 && *eps <= 0.5), "[logit] eps ", eps.value_or(0), " is outside [0, 0.5]");
   const DType computed = accumulation_dtype(x.dtype());
   const Tensor wide = x.to(is_floating(computed) ? computed : DType::f32);
-  const Tensor inside = eps ? clamp(wide, *eps, 1 - *eps) : wide;
+  Tensor inside = eps ? clamp(wide, *eps, 1 - *eps) : wide;
+  // Where there is no logit, the gradient is NaN too, although the formula x / (1 - x) has one.
+  if (!eps && autograd::recording(wide)) {
+    const Tensor at = wide.detach(), in_domain = logical_and(ge(at, 0), le(at, 1));
+    inside = wide + where(in_domain, Scalar(0.0), full({}, std::nan(""), {wide.dtype(), wide.device()}));
+  }
   const Tensor y = log(inside / (1 - inside));
   return is_floating(x.dtype()) ? y.to(x.dtype()) : y;
 }

@@ -105,7 +105,8 @@ Tensor matrix_power(const Tensor& a, std::int64_t n) {
     if (n > 1) power = matmul(power, power);
   }
   if (result.defined()) return result.storage() == a.storage() ? result.clone() : result;
-  return expand(eye(a.size(-1), TensorOptions(a.dtype(), a.device())), a.sizes()).clone();
+  // A part of the graph, with gradients of 0.
+  return a.clone().copy_(eye(a.size(-1), TensorOptions(a.dtype(), a.device())));
 }
 
 }  // namespace tapestry::linalg

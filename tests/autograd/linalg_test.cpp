@@ -327,3 +327,10 @@ TEST_CASE("linalg: gradients have gradients also where the golden cases use only
   check_twice(tall, [](const Tensor& a) { return linalg::lstsq(a, square(a)).solution; });
   check_twice(tall, [](const Tensor& a) { return linalg::matrix_norm(a, "nuc"); });
 }
+
+TEST_CASE("the power 0 of a matrix is part of the graph") {
+  const Tensor a = randn({2, 3, 3}).requires_grad_(), y = linalg::matrix_power(a, 0);
+  CHECK(y.requires_grad());
+  CHECK(equal(y, eye(3).expand({2, 3, 3})));
+  CHECK_NOTHROW(y.sum().backward());
+}

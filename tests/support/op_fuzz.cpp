@@ -16,6 +16,7 @@ namespace {
 constexpr std::int64_t kMostElements = 400;  // of one input
 constexpr double kUnit = 1.0 / 64;           // values are multiples of it below 4, which are exact in bf16
 constexpr double kGradientScale = 0.25;      // at least: gradients of outputs are up to 1.5, and may cancel
+constexpr double kMostScale = 1e4;           // intermediate results may be larger, and f16 ends at 65504
 constexpr double kStep = 1e-7;               // the relative change of inputs that estimates the scale
 
 class Mutator {
@@ -204,7 +205,9 @@ bool complete(const std::shared_ptr<Golden>& g, const OpInfo& info, const OpFunc
     for (Values& output : g->outputs) level(output, 0);
     for (auto& grad : g->grads)
       if (grad) level(*grad, kGradientScale);
-    return true;
+    const auto fits = [](const Values& v) { return v.scale.empty() || v.scale[0] <= kMostScale; };
+    return std::all_of(g->outputs.begin(), g->outputs.end(), fits) &&
+           std::all_of(g->grads.begin(), g->grads.end(), [&](const auto& v) { return !v || fits(*v); });
   } catch (const Error&) {
     return false;
   } catch (const std::runtime_error&) {
@@ -235,12 +238,23 @@ FuzzResult fuzz_operation(const std::string& op, const std::string& family, cons
   return result;
 }
 
+namespace {
+// The operations whose errors the estimated scales do not bound. Golden cases compare them with PyTorch.
+bool is_left_out(const std::string& op) {
+  // The errors of gradients of factorizations grow with the inverse distances of singular values, which few
+  // samples of the change do not show.
+  if (op.starts_with("linalg.")) return true;
+  // The gradient of the CTC loss has exponentials of sums over all steps, whose errors grow with the steps.
+  if (op == "ctc_loss") return true;
+  // In f16, an eps of 1e-12 is 0, and a line of zeros gives NaN, as in PyTorch.
+  return op == "normalize" || op == "cosine_similarity";
+}
+}  // namespace
+
 FuzzResult fuzz_operations(std::uint64_t seed, int count) {
   FuzzResult all;
   for (const GoldenOp* o : golden_ops()) {
-    // Errors of gradients of factorizations grow with the inverse distances of singular values, which few samples of the
-    // change do not show. linalg_test.cpp compares them with PyTorch.
-    if (o->op.starts_with("linalg.")) continue;
+    if (is_left_out(o->op)) continue;
     FuzzResult one = fuzz_operation(o->op, o->family, o->fn, seed, count);
     all.cases += one.cases;
     for (std::string& failure : one.failures) all.failures.push_back(std::move(failure));
