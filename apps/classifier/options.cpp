@@ -143,7 +143,7 @@ Parser::Parser(Options& o) {
       ->check(one_of({"one-cycle", "cosine", "step", "constant"}))
       ->group(group);
   add("--clip-norm", o.clip_norm, "X",
-      "Scale the gradients so that their joint norm is at most X; 0 leaves them as they are [0]")
+      "Scale the gradients to a joint norm of at most X; 0 leaves them as they are [0]")
       ->check(number(0.0, std::numeric_limits<double>::max(), "a number of at least 0"))
       ->group(group);
   add("--ema", o.ema, "X",

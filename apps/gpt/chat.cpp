@@ -57,8 +57,9 @@ class Lines {
       if (const int ready = poll(&in, 1, 50); ready == 0 || (ready < 0 && errno == EINTR)) continue;
       char part[4096];
       const ssize_t n = read(STDIN_FILENO, part, sizeof part);
-      if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-      check<IoError>(n >= 0, "[gpt chat] cannot read standard input: ", std::strerror(errno));
+      const int error = errno;
+      if (n < 0 && (error == EINTR || error == EAGAIN)) continue;
+      check<IoError>(n >= 0, "[gpt chat] cannot read standard input: ", std::strerror(error));
       if (n == 0) {
         if (buffer_.empty()) return std::nullopt;
         buffer_ += '\n';

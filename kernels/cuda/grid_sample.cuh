@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kGridThreads) sample_grid(GridPlan s, const T*
 }
 
 template <class T>
-__global__ void __launch_bounds__(kGridThreads, 4)
+__global__ void __launch_bounds__(kGridThreads, 3)
     sample_grid_backward_grid(GridPlan s, const T* x, const T* grid, const T* dy, T* dgrid) {
   const std::int64_t point = grid_thread();
   if (point >= s.total) return;

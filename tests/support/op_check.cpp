@@ -242,9 +242,9 @@ class CaseRun {
   // output depends on the elements, or if the operation or the case uploads a list (such as class weights).
   bool may_wait(const std::vector<Tensor>& outputs) const {
     static const std::set<std::string> waits = {
-        "item",          "unique",         "bincount",          "searchsorted",
-        "masked_select", "nonzero",        "repeat_interleave", "tril_indices",
-        "triu_indices",  "masked_scatter", "unique_consecutive"};
+        "item",          "unique",         "bincount",           "searchsorted",
+        "masked_select", "nonzero",        "repeat_interleave",  "tril_indices",
+        "triu_indices",  "masked_scatter", "unique_consecutive", "nanquantile"};
     static const std::set<std::string> variants = {"index/mask", "index_put/mask", "one_hot/counted"};
     if (info_.name.starts_with("linalg.")) return true;  // these are computed on the host
     return waits.count(info_.name) || variants.count(golden_->op) ||
