@@ -32,7 +32,8 @@ struct TrainOptions {
   std::int64_t log_every = 20, eval_every = 250, eval_windows = 200, sample_tokens = 64;
   std::string sample_prompt, checkpoint_every = "10minutes";
 
-  // The members below are saved and are no options: what a resumed run must find unchanged.
+  // The members below are no options. They are saved, and a resumed run fails if its text does not match
+  // them.
   std::int64_t train_tokens = 0, held_out_tokens = 0;
   std::uint64_t text_hash = 0;
 

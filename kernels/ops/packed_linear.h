@@ -108,8 +108,8 @@ inline constinit Slot<InterleaveArgs> interleave{"interleave"};
 
 /// Computes y = x W^T + bias as packed_linear does, from the panels of the weight. x is rounded to int8 in
 /// blocks of 32 columns: the scale of a block is its largest magnitude / 127. The products of 32 columns (16
-/// for Q6_K) are added as integers, and these sums in f32, in the order of the columns. A row of x with a
-/// number that is not finite gives NaN.
+/// for Q6_K) are summed as integers. These partial sums are added in f32 in the order of the columns. If a
+/// row of x has a number that is not finite, its results are NaN.
 struct PackedInt8Args {
   std::int64_t m;
   ConstArray x;

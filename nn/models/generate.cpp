@@ -53,7 +53,7 @@ bool is_plain(const Tensor& logits) {
   return logits.defined() && logits.dim() == 1 && logits.numel() > 0 && logits.dtype() == DType::f32 &&
          logits.device().is_cpu() && logits.is_contiguous();
 }
-// The index of the largest logit, the first of equal ones.
+// The index of the largest logit. If several are equal, it is the lowest index.
 std::int64_t largest(const float* logits, std::int64_t n) {
   // Many independent maxima let the compiler use vectors; a search for an index in one loop does not.
   constexpr std::int64_t kLanes = 64;

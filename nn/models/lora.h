@@ -37,11 +37,11 @@ struct LoraOptions {
   bool use_rslora = false;  ///< lora_alpha / sqrt(r) instead (Kalajdzievski 2023)
 };
 
-/// The adapter of one Linear layer, a child of the layer with the name "lora". The layer's result becomes
-/// base(x) + scaling * (dropout(x) A^T) B^T, whatever the layer's forward computes for base(x). Parameters:
-/// A (r, in), which starts as PEFT's, uniform in [-1 / sqrt(in), 1 / sqrt(in)], and B (out, r), which starts
-/// as 0, so that an untrained adapter changes nothing. Both have the dtype of the layer's weight, or f32 if
-/// that is f16 or bf16.
+/// The adapter of one Linear layer. It is registered as the layer's child "lora". The layer then returns
+/// base(x) + scaling * (dropout(x) A^T) B^T, where base(x) is the result of the layer's own forward. A (r,
+/// in) is initialised uniformly in [-1 / sqrt(in), 1 / sqrt(in)], as by PEFT. B (out, r) is initialised with
+/// 0, so an untrained adapter changes nothing. Both have the dtype of the layer's weight, or f32 if that is
+/// f16 or bf16.
 class LoraAdapter : public Module {
  public:
   LoraAdapter(class Linear& base, std::shared_ptr<const LoraOptions> options);
@@ -86,7 +86,7 @@ void unmerge_lora(Module& model);
 /// useful any more.
 void remove_lora(Module& model);
 
-/// The adapters' parameters with PEFT's names without "base_model.model.":
+/// The adapters' parameters under PEFT's names, but without their prefix "base_model.model.". An example is
 /// "model.layers.0.self_attn.q_proj.lora_A.weight". The tensors share storage with the model. Throws
 /// ValueError if a parameter is sharded; call it inside FullyShard::unshard(true).
 StateDict lora_state_dict(const Module& model);

@@ -101,8 +101,8 @@ struct SaveGgufOptions {
   /// Further metadata, such as that of the tokenizer. For keys that the configuration sets too (put_gguf),
   /// the configuration's values are written.
   GgufMetadata metadata = GgufMetadata();
-  /// Weights that are written in their blocks, whatever `type` is, beside those of the list: the result of
-  /// packed_weights().
+  /// Further weights, as packed_weights() returns them. They are written in the blocks that they have, and
+  /// `type` does not apply to them.
   std::vector<std::pair<std::string, PackedTensor>> packed = {};
 };
 /// Writes weights with Hugging Face's names to a GGUF file. lm_head.weight is left out if the embeddings are

@@ -1,5 +1,5 @@
 #pragma once
-// The patterns of pre-tokenizers of type Split, as the model files have them.
+// The regular expressions of the pre-tokenizer Split in the tokenizer.json of each model.
 
 namespace tapestry::data {
 
