@@ -28,7 +28,7 @@ void check_restarts(const distributed::Environment& job, const Options& options)
 
 }  // namespace
 
-Ranks::Ranks(const Options& options) : requests_(zeros({2}, DType::u8)) {
+Ranks::Ranks(const Options& options) {
   const distributed::Environment job = distributed::read_environment();
   if (job.world_size > 1 && !is_job(options.parallel))
     fail<UsageError>("[classifier] this is one of ", job.world_size,
@@ -39,6 +39,7 @@ Ranks::Ranks(const Options& options) : requests_(zeros({2}, DType::u8)) {
                      options.compress, ", or choose --parallel zero2");
   check_restarts(job, options);
   group_ = distributed::init_process_group();
+  requests_.emplace(group_);
   if (size() == 1) return;
   const std::string resumes = options.saved ? "resume" : "start";
   const std::string first_resumes = distributed::broadcast_text(*group_, resumes, 0, "resume");
@@ -93,18 +94,6 @@ void Ranks::sum(std::vector<std::int64_t>& counts) const {
       ->all_reduce(from_blob(counts.data(), {static_cast<std::int64_t>(counts.size())}, DType::i64),
                    ReduceOp::sum, "confusion")
       .wait();
-}
-
-Request Ranks::agree(const Request& own) {
-  if (size() == 1) return own;
-  if (pending_) all_reduce_.wait();
-  auto* const values = requests_.data<std::uint8_t>();
-  const Request agreed{values[0], values[1] != 0};
-  values[0] = static_cast<std::uint8_t>(std::max(own.signal, agreed.signal));
-  values[1] = own.save && !agreed.save;  // the caller saves now, which answers its own request too
-  all_reduce_ = group_->all_reduce(requests_, ReduceOp::max, "requests");
-  pending_ = true;
-  return agreed;
 }
 
 }  // namespace apps

@@ -7,17 +7,12 @@
 
 #include "tapestry/apps/classifier/options.h"
 #include "tapestry/apps/classifier/tally.h"
+#include "tapestry/apps/common/job_requests.h"
 #include "tapestry/distributed/data_parallel/data_parallel.h"
 #include "tapestry/distributed/ddp/ddp.h"
 #include "tapestry/distributed/fsdp/fsdp.h"
 
 namespace apps {
-
-/// The wishes of a rank after a step. They apply to the whole job.
-struct Request {
-  int signal = 0;     ///< the number of the signal that asks to stop, or 0
-  bool save = false;  ///< save a checkpoint
-};
 
 class Ranks {
  public:
@@ -46,18 +41,15 @@ class Ranks {
   // The functions below are collective: every rank must call them.
   Tally sum(const Tally& own) const;
   void sum(std::vector<std::int64_t>& counts) const;
-  /// Combines the requests of all ranks and returns the same result on all ranks. With several ranks the
-  /// result is that of the previous call, so that the all-reduce overlaps the step between the calls.
-  Request agree(const Request& own);
+  /// JobRequests::agree().
+  Request agree(const Request& own) { return requests_->agree(own); }
 
  private:
   std::shared_ptr<tapestry::distributed::ProcessGroup> group_;
   std::optional<tapestry::distributed::DistributedDataParallel<tapestry::nn::Module>> ddp_;
   std::optional<tapestry::distributed::DataParallel<tapestry::nn::Module>> dp_;
   std::optional<tapestry::distributed::FullyShard> fsdp_;
-  tapestry::Tensor requests_;               // u8 [2]: the signal's number, and 1 to save a checkpoint
-  tapestry::distributed::Work all_reduce_;  // of requests_
-  bool pending_ = false;                    // all_reduce_ has been started
+  std::optional<JobRequests> requests_;
 };
 
 }  // namespace apps

@@ -10,7 +10,6 @@
 #include <string>
 
 #include "tapestry/apps/classifier/average.h"
-#include "tapestry/apps/classifier/checkpoints.h"
 #include "tapestry/apps/classifier/config.h"
 #include "tapestry/apps/classifier/images.h"
 #include "tapestry/apps/classifier/mistakes.h"
@@ -18,6 +17,7 @@
 #include "tapestry/apps/classifier/position.h"
 #include "tapestry/apps/classifier/ranks.h"
 #include "tapestry/apps/common/checkpoint_interval.h"
+#include "tapestry/apps/common/checkpoints.h"
 #include "tapestry/apps/common/progress.h"
 #include "tapestry/apps/common/run_folder.h"
 #include "tapestry/apps/common/stop_request.h"
@@ -168,7 +168,7 @@ int train(Options o) {
     distributed::on_rank_0(*ranks.group(), "classifier", [&] {
       folder = RunFolder(o.run_dir.empty() ? default_run_dir(o) : o.run_dir, o.saved != nullptr);
     });
-    checkpoints.emplace(o, ranks, folder.file("checkpoints"));
+    checkpoints.emplace(ranks.group(), folder.file("checkpoints"), o.parallel == "fsdp");
     last = checkpoints->resume({});
   };
   // A resumed run checks its options before they are used. A new run opens its folder only after its data was

@@ -34,8 +34,8 @@ class StopRequest {
 
   /// The number of the first signal that arrived, or 0.
   int signal() const { return signal_; }
-  /// Forgets the signal, so that the next one is a first one: a program that answers questions ends an answer,
-  /// and not itself.
+  /// Forgets the signal, so that the next one is a first one: a program that answers questions ends an
+  /// answer, and not itself.
   void clear() { signal_ = 0; }
 
  private:

@@ -89,7 +89,7 @@ Tensor loss_of(nn::LanguageModel& model, const Batch& batch) {
                            .targets = batch.targets});
 }
 
-Parallel::Parallel(const TrainOptions& o) : options_(o), requests_() {
+Parallel::Parallel(const TrainOptions& o) : options_(o) {
   const distributed::Environment job = distributed::read_environment();
   if (job.world_size > 1 && !is_job(o.parallel))
     fail<UsageError>(
@@ -124,8 +124,8 @@ Parallel::Parallel(const TrainOptions& o) : options_(o), requests_() {
                       ", but there are ", device_count(device.type), " devices of type ",
                       device.is_cpu() ? "cpu" : "cuda");
   }
-  requests_ = zeros({2}, DType::u8);
   group_ = distributed::init_process_group();
+  requests_.emplace(group_);
   if (size() == 1) return;
   // Ranks may have other devices and numbers of threads.
   TrainOptions same = o;
@@ -266,38 +266,6 @@ double Parallel::sum(double own) const {
   if (size() == 1) return own;
   group_->all_reduce(from_blob(&own, {1}, DType::f64), ReduceOp::sum, "sum").wait();
   return own;
-}
-
-Request Parallel::agree(const Request& own) {
-  if (size() == 1) return own;
-  if (pending_) all_reduce_.wait();
-  auto* const values = requests_.data<std::uint8_t>();
-  const Request agreed{values[0], values[1] != 0};
-  values[0] = static_cast<std::uint8_t>(std::max(own.signal, agreed.signal));
-  values[1] = own.save && !agreed.save;  // the caller saves now, which answers its own request too
-  all_reduce_ = group_->all_reduce(requests_, ReduceOp::max, "requests");
-  pending_ = true;
-  return agreed;
-}
-
-Checkpoints::Checkpoints(const TrainOptions& options, const Parallel& parallel, const std::string& folder) {
-  const nn::CheckpointerOptions keep{.keep_last = 2, .higher_is_better = false};
-  if (options.parallel == "fsdp")
-    // Only rank 0 knows the name of a new run's folder.
-    shards_.emplace(distributed::broadcast_text(*parallel.group(), folder, 0, "folder of the checkpoints"),
-                    parallel.group(), keep);
-  else files_.emplace(parallel.group(), folder, keep);
-}
-
-std::optional<nn::Progress> Checkpoints::resume(const nn::Training& training) {
-  return files_ ? files_->resume(training) : shards_->resume(training);
-}
-
-std::string Checkpoints::save(const nn::Training& training, const nn::Progress& progress) {
-  if (shards_) return shards_->save(training, progress);
-  if (auto* const zero = dynamic_cast<distributed::ZeroBase*>(training.optimizer))
-    zero->consolidate_state_dict(0);
-  return files_->save(training, progress);
 }
 
 }  // namespace apps::gpt

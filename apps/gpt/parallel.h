@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "tapestry/apps/common/job_requests.h"
 #include "tapestry/apps/gpt/corpus.h"
 #include "tapestry/apps/gpt/train_options.h"
-#include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
 #include "tapestry/distributed/data_parallel/data_parallel.h"
 #include "tapestry/distributed/ddp/ddp.h"
 #include "tapestry/distributed/ddp/job.h"
@@ -18,12 +18,6 @@
 #include "tapestry/nn/models/language_model.h"
 
 namespace apps::gpt {
-
-/// The wishes of a rank after a step. They apply to the whole job.
-struct Request {
-  int signal = 0;     ///< the number of the signal that asks to stop, or 0
-  bool save = false;  ///< save a checkpoint
-};
 
 /// A call of the model with a batch: its loss.
 tapestry::Tensor loss_of(tapestry::nn::LanguageModel& model, const Batch& batch);
@@ -58,9 +52,8 @@ class Parallel {
 
   /// The sum over the ranks. Collective.
   double sum(double own) const;
-  /// Combines the requests of all ranks, with the same result on all ranks. With several ranks the result is
-  /// that of the previous call, so that the all-reduce overlaps the step between the calls. Collective.
-  Request agree(const Request& own);
+  /// JobRequests::agree().
+  Request agree(const Request& own) { return requests_->agree(own); }
 
  private:
   const TrainOptions options_;
@@ -70,21 +63,7 @@ class Parallel {
   std::optional<tapestry::distributed::DataParallel<tapestry::nn::LanguageModel>> dp_;
   std::optional<tapestry::distributed::FullyShard> fsdp_;
   std::optional<tapestry::distributed::Pipeline> pipeline_;
-  tapestry::Tensor requests_;               // u8 [2]: the signal's number, and 1 to save a checkpoint
-  tapestry::distributed::Work all_reduce_;  // of requests_
-  bool pending_ = false;                    // all_reduce_ has been started
-};
-
-/// The checkpoints of a run: files that rank 0 writes, or with fsdp folders with a file of each rank.
-class Checkpoints {
- public:
-  Checkpoints(const TrainOptions& options, const Parallel& parallel, const std::string& folder);
-  std::optional<tapestry::nn::Progress> resume(const tapestry::nn::Training& training);
-  std::string save(const tapestry::nn::Training& training, const tapestry::nn::Progress& progress);
-
- private:
-  std::optional<tapestry::distributed::DistributedCheckpointer> files_;
-  std::optional<tapestry::distributed::ShardedCheckpointer> shards_;
+  std::optional<JobRequests> requests_;
 };
 
 }  // namespace apps::gpt

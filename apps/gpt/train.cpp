@@ -12,6 +12,7 @@
 #include <variant>
 
 #include "tapestry/apps/common/checkpoint_interval.h"
+#include "tapestry/apps/common/checkpoints.h"
 #include "tapestry/apps/common/progress.h"
 #include "tapestry/apps/common/run_folder.h"
 #include "tapestry/apps/common/stop_request.h"
@@ -386,7 +387,8 @@ int Run::train() {
     folder_.write("model_config.json", text_of(config_));
   }
   folder_.write("config.json", to_json(o_));
-  checkpoints_.emplace(o_, parallel_, o_.run_dir + "/checkpoints");
+  checkpoints_.emplace(parallel_.group(), o_.run_dir + "/checkpoints", o_.parallel == "fsdp",
+                       nn::CheckpointerOptions{.keep_last = 2, .higher_is_better = false});
   interval_ = CheckpointInterval::parse(o_.checkpoint_every);
   progress_.emplace(o_.steps, o_.steps, 1, parallel_.first());
 

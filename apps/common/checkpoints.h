@@ -1,10 +1,9 @@
 #pragma once
 // The checkpoints of a run. With --parallel fsdp, every rank writes its part of them.
+#include <memory>
 #include <optional>
 #include <string>
 
-#include "tapestry/apps/classifier/options.h"
-#include "tapestry/apps/classifier/ranks.h"
 #include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
 #include "tapestry/distributed/ddp/job.h"
 
@@ -15,8 +14,9 @@ namespace apps {
 /// same images then, divided among more or fewer ranks.
 class Checkpoints {
  public:
-  /// `folder` is that of rank 0. With --parallel fsdp, all ranks must see it.
-  Checkpoints(const Options& options, const Ranks& ranks, const std::string& folder);
+  /// `folder` is that of rank 0. If `sharded`, which --parallel fsdp needs, all ranks must see it.
+  Checkpoints(const std::shared_ptr<tapestry::distributed::ProcessGroup>& group, const std::string& folder,
+              bool sharded, const tapestry::nn::CheckpointerOptions& options = {});
 
   /// Loads the latest checkpoint. Null members of `training` are not loaded.
   std::optional<tapestry::nn::Progress> resume(const tapestry::nn::Training& training);

@@ -1,4 +1,4 @@
-#include "tapestry/apps/classifier/checkpoints.h"
+#include "tapestry/apps/common/checkpoints.h"
 
 #include "tapestry/distributed/comm/text.h"
 #include "tapestry/distributed/zero/zero.h"
@@ -7,14 +7,15 @@ namespace apps {
 
 using namespace tapestry;
 
-Checkpoints::Checkpoints(const Options& options, const Ranks& ranks, const std::string& folder) {
-  if (options.parallel != "fsdp") {
-    files_.emplace(ranks.group(), folder);
+Checkpoints::Checkpoints(const std::shared_ptr<distributed::ProcessGroup>& group, const std::string& folder,
+                         bool sharded, const nn::CheckpointerOptions& options) {
+  if (!sharded) {
+    files_.emplace(group, folder, options);
     return;
   }
   // Only rank 0 knows the name of a new run's folder.
-  shards_.emplace(distributed::broadcast_text(*ranks.group(), folder, 0, "folder of the checkpoints"),
-                  ranks.group());
+  shards_.emplace(distributed::broadcast_text(*group, folder, 0, "folder of the checkpoints"), group,
+                  options);
 }
 
 std::optional<nn::Progress> Checkpoints::resume(const nn::Training& training) {
