@@ -9,8 +9,10 @@
 #include "tests/apps/run_files.h"
 #include "tests/apps/runs.h"
 #include "tests/support/catch.h"
+#include "tests/support/effort.h"
 #include "tests/support/files.h"
 
+using tapestry::kSanitized;
 using tests::Ended;
 using tests::Launch;
 using tests::Runs;
@@ -113,11 +115,13 @@ TEST_CASE("--ema evaluates and saves the average, and --clip-norm clips, in ever
   CHECK(train_losses(runs.dir("clipped")) != train_losses(runs.dir("plain")));
   CHECK(average("average") != tests::last_weights(runs.dir("average")));
   CHECK_FALSE(std::filesystem::exists(runs.dir("plain") + "/average"));
-  for (const std::string mode : {"none", "dp", "zero1", "zero2", "fsdp"}) {
+  // A sanitizer makes each run slow.
+  for (const std::string& mode :
+       kSanitized ? Arguments{"dp", "fsdp"} : Arguments{"none", "dp", "zero1", "zero2", "fsdp"}) {
     start(mode, mode, both);
     average(mode);
   }
-  for (const std::string mode : {"zero1", "zero2", "fsdp"}) {
+  for (const std::string& mode : kSanitized ? Arguments{"fsdp"} : Arguments{"zero1", "zero2", "fsdp"}) {
     INFO(mode);
     start(mode + "-average", mode, {"--ema", "0.8"});
     CHECK(tests::metrics(runs.dir(mode + "-average")) == tests::metrics(runs.dir("average")));
@@ -126,7 +130,7 @@ TEST_CASE("--ema evaluates and saves the average, and --clip-norm clips, in ever
     CHECK(std::abs(loss - train_losses(runs.dir("clipped")).at(0)) < 1e-3 * loss);
   }
   // A run that resumes from its first epoch has the average of an undisturbed run.
-  for (const std::string mode : {"ddp", "fsdp"}) {
+  for (const std::string& mode : kSanitized ? Arguments{"fsdp"} : Arguments{"ddp", "fsdp"}) {
     Arguments twice = both;
     twice.insert(twice.end(), {"--epochs", "2"});
     start(mode + "-whole", mode, twice);
@@ -139,7 +143,7 @@ TEST_CASE("--ema evaluates and saves the average, and --clip-norm clips, in ever
 
 TEST_CASE(
     "a sharded job whose ranks are killed goes on by itself and ends with the bits of an undisturbed job") {
-  for (const std::string mode : {"fsdp", "zero2"}) {
+  for (const std::string& mode : kSanitized ? Arguments{"fsdp"} : Arguments{"fsdp", "zero2"}) {
     INFO(mode);
     const Runs runs(
         {"--model", "cnn", "--epochs", "8", "--batch-size", "32", "--parallel", mode, "--workers", "0"});
@@ -169,7 +173,7 @@ TEST_CASE(
 }
 
 TEST_CASE("a signal saves a checkpoint of a sharded job, which resumes with any number of ranks") {
-  for (const std::string mode : {"fsdp", "zero2"}) {
+  for (const std::string& mode : kSanitized ? Arguments{"fsdp"} : Arguments{"fsdp", "zero2"}) {
     const Runs runs({"--model", "mlp", "--epochs", "8", "--batch-size", "40", "--parallel", mode, "--workers",
                      "0", "--schedule", "cosine", "--checkpoint-every", "1step"});
     REQUIRE(on(2, runs.start("whole").arguments).status == 0);

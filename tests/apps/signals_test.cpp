@@ -13,8 +13,10 @@
 #include "tests/apps/run_files.h"
 #include "tests/apps/runs.h"
 #include "tests/support/catch.h"
+#include "tests/support/effort.h"
 #include "tests/support/files.h"
 
+using tapestry::kSanitized;
 using namespace std::chrono_literals;
 using tests::classifier;
 using tests::Ended;
@@ -214,8 +216,8 @@ TEST_CASE("--checkpoint-every saves within an epoch and does not change the resu
 }
 
 TEST_CASE("with several ranks, a signal to the launcher or to one rank saves a checkpoint of all ranks") {
-  const Runs runs({"--model", "cnn", "--epochs", "30", "--batch-size", "32", "--seed", "3", "--parallel",
-                   "ddp", "--workers", "0", "--checkpoint-every", "0.0001minutes"});
+  const Runs runs({"--model", "cnn", "--epochs", kSanitized ? "10" : "30", "--batch-size", "32", "--seed",
+                   "3", "--parallel", "ddp", "--workers", "0", "--checkpoint-every", "0.0001minutes"});
   const auto job = [&](const std::string& name) {
     return tests::two_ranks("classifier", runs.start(name).arguments);
   };

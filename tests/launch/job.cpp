@@ -31,7 +31,9 @@ std::vector<int> all_processes() {
 /// Reads a file in /proc, which may disappear at any time.
 std::string slurp(int pid, const char* file) {
   std::ifstream in("/proc/" + std::to_string(pid) + "/" + file, std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(in), {});
+  std::ostringstream bytes;
+  bytes << in.rdbuf();
+  return std::move(bytes).str();
 }
 
 /// Returns the fields after the process name, which is in parentheses.
