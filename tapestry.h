@@ -36,6 +36,7 @@
 #include "tapestry/core/folder_lock.h"
 #include "tapestry/core/generator.h"
 #include "tapestry/core/gguf.h"
+#include "tapestry/core/kernel_policy.h"
 #include "tapestry/core/memory_record.h"
 #include "tapestry/core/packed_tensor.h"
 #include "tapestry/core/parallel.h"
