@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -93,7 +94,7 @@ std::optional<Settings>& stored_settings() {
 // The number of changes, so that a thread looks a policy up only after one.
 constinit std::atomic<std::uint64_t> settings_version{1};
 
-KernelPolicy policy_of(const ChoicePoint& point) {
+KernelPolicy known_policy(const ChoicePoint& point) {
   thread_local std::map<const ChoicePoint*, std::pair<std::uint64_t, KernelPolicy>> known;
   const std::uint64_t version = settings_version.load(std::memory_order_acquire);
   auto& [at, policy] = known[&point];
@@ -163,6 +164,14 @@ Place place_of(Device device) {
     place.file = choices_file(folder, place.owner);
   return place;
 }
+/// What this thread has chosen, so that a call with known shapes takes no lock. Valid until any setting or
+/// any choice changes.
+struct Memo {
+  std::uint64_t version = 0;
+  std::unordered_map<std::string, std::size_t> index;
+};
+constexpr std::size_t kMostMemos = 4096;
+
 /// The GPU's model is looked up once for each device, because the properties are strings.
 const Place& known_place(Device device) {
   thread_local std::map<std::pair<int, int>, std::pair<std::uint64_t, Place>> known;
@@ -317,7 +326,7 @@ std::size_t chosen(const ChoicePoint& point, const LaunchContext& context,
                              why);
   }
   const std::size_t preferred = own ? *own : *vendor;
-  switch (policy_of(point)) {
+  switch (known_policy(point)) {
     case KernelPolicy::custom:
       return preferred;
     case KernelPolicy::vendor:
@@ -335,9 +344,23 @@ std::size_t chosen(const ChoicePoint& point, const LaunchContext& context,
   std::vector<std::size_t> list{preferred};
   for (std::size_t i = 0; i < candidates.size(); ++i)
     if (i != preferred && usable(candidates[i])) list.push_back(i);
+  const std::string shapes = key();
+  thread_local Memo memo;
+  if (const std::uint64_t version = settings_version.load(std::memory_order_acquire);
+      memo.version != version || memo.index.size() > kMostMemos) {
+    memo.index.clear();
+    memo.version = version;
+  }
+  const std::string name = concat({point.name(), " ", context.device.index, " ", shapes});
+  if (const auto found = memo.index.find(name); found != memo.index.end())
+    for (const std::size_t i : list)
+      if (i == found->second) return i;
   const Place& place = known_place(context.device);
-  const ChoiceKey full_key{place.device, point.name(), key()};
-  if (const auto i = remembered(full_key, place, candidates, list)) return *i;
+  const ChoiceKey full_key{place.device, point.name(), shapes};
+  if (const auto i = remembered(full_key, place, candidates, list)) {
+    memo.index[name] = *i;
+    return *i;
+  }
   if (only_deterministic || measuring_forbidden > 0 || new_shapes.load() == NewShapes::own) return preferred;
   return measured(point, context, full_key, place, candidates, list, trial);
 }
@@ -358,7 +381,12 @@ std::size_t choose(const ChoicePoint& point, const LaunchContext& context,
 NoMeasuring::NoMeasuring() { ++measuring_forbidden; }
 NoMeasuring::~NoMeasuring() { --measuring_forbidden; }
 
-void set_new_shapes(NewShapes how) { new_shapes = how; }
+void set_new_shapes(NewShapes how) {
+  new_shapes = how;
+  ++settings_version;
+}
+
+KernelPolicy policy_of(const ChoicePoint& point) { return known_policy(point); }
 
 void reset_policy() {
   const std::lock_guard lock(settings_mutex());
@@ -443,6 +471,7 @@ void set_kernel_choices(const std::string& text) {
   all.later.clear();
   all.loaded.clear();
   for (const auto& [key, choice] : all.used) all.loaded.insert(key);
+  ++settings_version;
 }
 
 }  // namespace tapestry

@@ -59,6 +59,10 @@ std::size_t choose(const ChoicePoint& point, const LaunchContext& context,
                    std::span<const Candidate> candidates, const std::function<std::string()>& key,
                    const std::function<void(std::size_t)>& trial);
 
+/// The policy of the operation, so that a caller under KernelPolicy::custom need not ask the vendor's library
+/// what it supports. Throws ValueError if TAPESTRY_KERNELS is malformed.
+KernelPolicy policy_of(const ChoicePoint& point);
+
 /// While one exists, choose() measures nothing on this thread. Recording a stream into a graph needs it: a
 /// trial waits for the device.
 class NoMeasuring {
