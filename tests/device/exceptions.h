@@ -22,15 +22,10 @@ constexpr const char* kReadsAsIs = "kernels/ops/matmul_packed.h says that GPUs r
 
 constexpr const char* kPacked = "autograd/ops/packed_linear.h says that packed weights are on the CPU";
 
-constexpr const char* kComposedAttention =
-    "kernels/ops/attention.h says that other devices compute attention from matrix products";
-
 constexpr const char* kLastOfCumprod =
     "on GPUs autograd/ops/reduce_composed.cpp takes the last elements of cumprod";
 
 inline constexpr Exception kExceptions[] = {
-    {"attention", kBoth, kComposedAttention},
-    {"attention_backward", kBoth, kComposedAttention},
     {"conv3d", kF32, kLowered},
     {"conv3d_backward_input", kF32, kLowered},
     {"conv3d_backward_weight", kF32, kLowered},

@@ -141,7 +141,7 @@ struct BackwardWeight {
 template <class Slot>
 void choose_for(const LaunchContext& context, DType dtype, const typename Slot::Args& args,
                 OwnConv<typename Slot::Args> own) {
-  if (own && kernel_policy(conv_choice.name()) == KernelPolicy::custom) return own(context, args);
+  if (own && policy_of(conv_choice) == KernelPolicy::custom) return own(context, args);
   const cudnn::ConvCall call = cudnn::call_of(args, dtype);
   const cudnn::EngineRules rules = rules_for(dtype);
   std::string why_not = Slot::why_not(args, dtype);
