@@ -1,4 +1,5 @@
 #include "tapestry/kernels/cuda/attention_backward.cuh"
+#include "tapestry/kernels/cuda/vendor/attention.h"
 
 namespace tapestry::kernels::cuda {
 namespace {
@@ -8,8 +9,10 @@ void backward(const LaunchContext& context, const AttentionBackwardArgs& a) {
   launch_attention_backward<T>(a, context);
 }
 
-const bool filled = for_types<float, Half, BFloat16>(
-    []<class T>() { attention_backward.set(DeviceType::cuda, dtype_of<T>, &backward<T>); });
+const bool filled = for_types<float, Half, BFloat16>([]<class T>() {
+  attention_backward.set(DeviceType::cuda, dtype_of<T>,
+                         &attention_by_policy<T, AttentionBackwardArgs, &backward<T>>);
+});
 
 }  // namespace
 }  // namespace tapestry::kernels::cuda

@@ -1,5 +1,7 @@
 #include "tests/cudnn/real_library.h"
 
+#include <dlfcn.h>
+
 #include <cstdio>
 #include <span>
 #include <string_view>
@@ -58,6 +60,13 @@ std::optional<cudnn::Descriptor> RealLibrary::h100() const {
     std::printf("skipped: cuDNN %s takes no properties of a GPU as text: %s\n", version().c_str(), e.what());
     return {};
   }
+}
+
+bool RealLibrary::has_driver() const {
+  for (const char* file : {"libcuda.so.1", "/usr/local/cuda/lib64/stubs/libcuda.so"})
+    if (dlopen(file, RTLD_LAZY | RTLD_GLOBAL)) return true;
+  std::printf("skipped: there is neither a CUDA driver nor the toolkit's stub of it\n");
+  return false;
 }
 
 }  // namespace cudnn_test

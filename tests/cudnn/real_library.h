@@ -22,6 +22,9 @@ class RealLibrary {
   const std::string& version() const { return library_.about().version; }
   /// The properties of an H100 (SXM, 80 GB). Empty if this version of cuDNN does not take them as text.
   std::optional<tapestry::kernels::cuda::cudnn::Descriptor> h100() const;
+  /// True if there is a libcuda.so.1 in the process: the driver's, or the toolkit's stub, which cuDNN needs
+  /// to judge some graphs. If there is none, says that the test is skipped.
+  bool has_driver() const;
 
  private:
   tapestry::cuda::OpenLibrary library_;

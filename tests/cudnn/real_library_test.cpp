@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tapestry/kernels/cuda/vendor/cudnn_attention.h"
 #include "tapestry/kernels/cuda/vendor/cudnn_conv.h"
 #include "tapestry/kernels/cuda/vendor/cudnn_session.h"
 #include "tests/cudnn/real_library.h"
@@ -145,4 +146,57 @@ TEST_CASE("the real cuDNN refuses what the stand-in refuses") {
              ContainsSubstring("cudnnBackendFinalize(OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR)"));
   empty.shape.n = 0;
   CHECK_THAT(refusal(empty), ContainsSubstring("CUDNN_STATUS_BAD_PARAM"));
+}
+
+TEST_CASE("the real cuDNN supports the graphs of attention on an H100") {
+  const RealLibrary real;
+  if (!real.found()) return;
+  const auto h100 = real.h100();
+  if (!h100) return;
+  if (!real.has_driver()) return;
+  // cuDNN compiles the kernel for the GPU, and then fails to load it into the driver, because there is no
+  // GPU. That failure, and no other, says that it supports the graph.
+  const auto outcome = [&](auto make_graph) -> std::string {
+    try {
+      const cudnn::Plan plan({.handle = {}, .device = &*h100}, make_graph(), {});
+      return "";
+    } catch (const cudnn::CudnnError& e) {
+      const std::string what = e.what();
+      return what.find("cuLibraryLoadData") == std::string::npos ? what : "";
+    }
+  };
+  struct Case {
+    DType dtype;
+    AttentionShape s;
+    std::int64_t offset;  // -1: not causal
+    bool deterministic;
+  };
+  const Case cases[] = {{DType::bf16, {2, 12, 12, 1024, 1024, 64, 64}, 0, false},
+                        {DType::f16, {2, 8, 2, 100, 1000, 128, 128}, 900, false},
+                        {DType::bf16, {2, 8, 2, 256, 256, 72, 64}, -1, true}};
+  for (const Case& c : cases) {
+    INFO(dtype_name(c.dtype) << " heads " << c.s.heads << " groups " << c.s.groups << " width " << c.s.width);
+    AttentionMask mask;
+    mask.causal = c.offset >= 0, mask.offset = std::max<std::int64_t>(c.offset, 0);
+    // (batch, rows, heads, width) in memory, as a layer's projections are
+    const auto strides = [](std::int64_t heads, std::int64_t rows, std::int64_t width) {
+      return AttentionStrides{rows * heads * width, width, heads * width};
+    };
+    const auto fill = [&](auto a) {
+      a.shape = c.s, a.scale = 0.125, a.mask = mask;
+      a.q_strides = strides(c.s.heads, c.s.queries, c.s.width),
+      a.k_strides = strides(c.s.groups, c.s.keys, c.s.width);
+      a.v_strides = strides(c.s.groups, c.s.keys, c.s.value_width);
+      a.y_strides = strides(c.s.heads, c.s.queries, c.s.value_width);
+      if constexpr (requires { a.dy_strides; })
+        a.dy_strides = a.y_strides, a.dq_strides = a.q_strides, a.dk_strides = a.k_strides,
+        a.dv_strides = a.v_strides;
+      return a;
+    };
+    CHECK(outcome([&] { return cudnn::attention_graph(c.dtype, fill(AttentionArgs{}), 16); }) == "");
+    CHECK(outcome([&] {
+            return cudnn::attention_backward_graph(c.dtype, fill(AttentionBackwardArgs{}), 16,
+                                                   c.deterministic);
+          }) == "");
+  }
 }

@@ -45,6 +45,7 @@ kernels::LaunchContext World::context(Device device) const {
 void World::forget() { kernels::cuda::cudnn::forget_sessions(); }
 
 Tensor moved(const Tensor& t, Device device) {
+  if (t.device().is_cpu() && device.is_cpu()) return t;
   const Tensor to = empty(t.sizes(), {t.dtype(), device});
   cuda::copy_bytes(to.device(), to.raw_data(), t.device(), t.raw_data(), t.nbytes());
   if (t.device().is_cuda()) current_stream(t.device()).synchronize();
