@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "tapestry/core/error.h"
 #include "tapestry/kernels/cuda/vendor/cublaslt.h"
 #include "tapestry/kernels/policy.h"
 #include "tapestry/kernels/scratch.h"
@@ -72,6 +73,9 @@ void choose_gemm(const LaunchContext& context, DType dtype, const GemmArgs& g, O
   if (!own || policy_of(gemm_choice) != KernelPolicy::custom) {
     problem = gemm_problem(dtype, g);
     offer = cublaslt_offer(context, g, problem, exact_key(problem));
+    check<MissingKernelError>(own || offer.plan, "[gemm] there is no cuda kernel for ", dtype,
+                              "; cuBLASLt would compute it, but it cannot be used here: ", offer.why_not,
+                              "; convert with .to() to one of: float32, bfloat16");
     // Small products share a choice, so they must all offer the same: the best algorithm.
     const int algorithms = has_exact_choice(problem) ? std::max(offer.algorithms, 1) : 1;
     for (int i = 0; i < algorithms; ++i)
