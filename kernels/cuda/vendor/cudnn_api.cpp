@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "tapestry/core/error.h"
 #include "tapestry/kernels/cuda/vendor/cudnn_session.h"
@@ -87,9 +88,10 @@ Functions::Functions(const ::tapestry::cuda::OpenLibrary& from) {
 const Functions& functions() {
   if (const Functions* const found = current.load(std::memory_order_acquire)) return *found;
   static std::mutex mutex;
+  static auto& made = *new std::vector<std::unique_ptr<Functions>>;
   const std::lock_guard lock(mutex);
   if (!current.load())
-    current.store(std::make_unique<Functions>(library()).release(), std::memory_order_release);
+    current.store(made.emplace_back(std::make_unique<Functions>(library())).get(), std::memory_order_release);
   return *current.load();
 }
 

@@ -85,9 +85,9 @@ int counted(const char* call) {
 }
 
 Descriptor* find(const void* raw) {
-  for (Descriptor* d : cudnn().live)
-    if (d == raw) return d;
-  return nullptr;
+  const auto& live = cudnn().live;
+  const auto found = live.find(static_cast<Descriptor*>(const_cast<void*>(raw)));
+  return found == live.end() ? nullptr : *found;
 }
 
 /// The attributes of operations that are tensors, with the roles that Operation::tensors gives them.
