@@ -7,7 +7,7 @@ Three things differ from bench_gpu_ops. `start` may name a mode before the bench
   start graph:step_mlp f32 128          the whole step is captured in a CUDA graph
   start autocast:step_mlp f32 128       forward and loss run under torch.autocast(bfloat16)
 
-`prepare` takes the same words as `start`, and answers with `ok` alone. `reference softmax f32 7 1001` answers with the results in float64, from inputs that are rounded to f32 or bf16 first.
+A policy after the name of a benchmark, as in `linear@vendor`, is ignored. `prepare` takes the same words as `start`, and answers with `ok` alone. `reference softmax f32 7 1001` answers with the results in float64, from inputs that are rounded to f32 or bf16 first.
 
 usage: peer.py [cuda|cpu]"""
 import contextlib
@@ -150,6 +150,15 @@ def adamw(s):
 def linear(s):
     x, w = random(s, (s[0], s[2]), 1), random(s, (s[1], s[2]), 2)
     return Work(lambda: F.linear(x, w))
+
+
+def linear_gelu(s):
+    x, w, b = random(s, (s[0], s[2]), 1), random(s, (s[1], s[2]), 2), random(s, (s[1],), 3)
+
+    def call():
+        argument = F.linear(x, w, b)
+        return F.gelu(argument, approximate="tanh"), argument
+    return Work(call, ("y", "argument"))
 
 
 def linear_backward(s):
@@ -386,7 +395,7 @@ def step_gpt2_block(s):
 
 
 WORKS = {f.__name__: f for f in (copy, add, gelu, softmax, layer_norm, layer_norm_backward, batch_norm_backward,
-                                 cross_entropy, cross_entropy_backward, adamw, linear, linear_backward, attention,
+                                 cross_entropy, cross_entropy_backward, adamw, linear, linear_gelu, linear_backward, attention,
                                  attention_backward, conv2d, conv2d_bias_relu, conv2d_backward, eager_mul,
                                  eager_mul_backward, step_mlp, step_cnn, step_resnet18, step_gpt2_block)}
 
@@ -431,6 +440,7 @@ def milliseconds(work, calls, device):
 
 def start(words, device):
     mode, _, name = words[1].rpartition(":")
+    name = name.partition("@")[0]  # linear@vendor: the policy is Tapestry's alone
     # `prepare` comes before timings, so cuDNN searches for its fastest algorithm.
     torch.backends.cudnn.benchmark = words[0] == "prepare"
     work = WORKS[name](Spec(words[2:], device, words[0] == "reference", mode or "eager"))
