@@ -171,9 +171,8 @@ TEST_CASE("the real cuDNN supports the graphs of attention on an H100") {
     std::int64_t offset;  // -1: not causal
     bool deterministic;
   };
-  const Case cases[] = {{DType::bf16, {2, 12, 12, 1024, 1024, 64, 64}, 0, false},
-                        {DType::f16, {2, 8, 2, 100, 1000, 128, 128}, 900, false},
-                        {DType::bf16, {2, 8, 2, 256, 256, 72, 64}, -1, true}};
+  const Case cases[] = {{DType::bf16, {2, 8, 2, 100, 1000, 128, 128}, 900, false},
+                        {DType::f16, {2, 12, 12, 256, 256, 72, 64}, -1, true}};
   for (const Case& c : cases) {
     INFO(dtype_name(c.dtype) << " heads " << c.s.heads << " groups " << c.s.groups << " width " << c.s.width);
     AttentionMask mask;

@@ -435,7 +435,10 @@ void reset() {
 extern "C" {
 
 std::size_t cudnnGetVersion() { return 92600; }
-std::size_t cudnnGetCudartVersion() { return 13000; }
+#ifndef STANDIN_CUDA_MAJOR
+#define STANDIN_CUDA_MAJOR 13
+#endif
+std::size_t cudnnGetCudartVersion() { return STANDIN_CUDA_MAJOR * 1000; }
 const char* cudnnGetErrorString(int status) {
   return status == 0               ? "CUDNN_STATUS_SUCCESS"
          : status == kBadParam     ? "CUDNN_STATUS_BAD_PARAM"
