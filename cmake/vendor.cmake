@@ -15,6 +15,20 @@ else()
   message(STATUS "nccl.h not found: no collectives between GPUs but through the host")
 endif()
 
+# cuBLASLt's calls are compiled if cublasLt.h is found, also in a build without CUDA: their tests use a stand-in cuBLASLt.
+find_path(TAPESTRY_CUBLASLT_INCLUDE_DIR cublasLt.h HINTS ${nccl_folders} /usr/local/cuda/include)
+set(TAPESTRY_CUBLASLT_FOUND OFF)
+if(TAPESTRY_CUBLASLT_INCLUDE_DIR AND TAPESTRY_CUDA_RUNTIME_INCLUDE_DIR)
+  set(TAPESTRY_CUBLASLT_FOUND ON)
+  set(TAPESTRY_CUBLASLT_INCLUDES ${TAPESTRY_CUBLASLT_INCLUDE_DIR} ${TAPESTRY_CUDA_RUNTIME_INCLUDE_DIR})
+  message(STATUS "cuBLASLt: ${TAPESTRY_CUBLASLT_INCLUDE_DIR}/cublasLt.h")
+  set(uses_cublaslt ${PROJECT_SOURCE_DIR}/kernels/cuda/vendor/cublaslt.cpp)
+  set_property(SOURCE ${uses_cublaslt} APPEND PROPERTY INCLUDE_DIRECTORIES ${TAPESTRY_CUBLASLT_INCLUDES})
+  set_property(SOURCE ${uses_cublaslt} APPEND PROPERTY COMPILE_DEFINITIONS TAPESTRY_HAS_CUBLASLT=1)
+else()
+  message(STATUS "cublasLt.h not found: matrix products on GPUs use Tapestry's own kernels, and f16 and f64 have none")
+endif()
+
 target_link_libraries(tapestry_private INTERFACE ${CMAKE_DL_LIBS})
 if(TAPESTRY_CUDA_FOUND)
   set_property(SOURCE ${PROJECT_SOURCE_DIR}/core/cuda/libraries.cpp APPEND PROPERTY COMPILE_DEFINITIONS

@@ -7,9 +7,12 @@
 #include <mutex>
 #include <thread>
 #include <tuple>
+#include <utility>
 
 #include "tapestry/core/allocator.h"
+#include "tapestry/core/error.h"
 #include "tapestry/core/internal/kernel_span.h"
+#include "tapestry/core/internal/kernel_span_name.h"
 #include "tapestry/core/stream.h"
 
 namespace tapestry {
@@ -169,7 +172,18 @@ struct SpanScope::Open {
   std::shared_ptr<Timeline::State> timeline;
   Span span;
   Point begin;
+  std::string* outer = nullptr;  // the innermost kernel span around this one
 };
+
+namespace {
+// The name of the innermost open kernel span of this thread, for name_kernel_span().
+thread_local constinit std::string* innermost_kernel = nullptr;
+}  // namespace
+
+void detail::name_kernel_span(const char* implementation) {
+  if (innermost_kernel && !innermost_kernel->ends_with(']'))
+    *innermost_kernel += concat({" [", implementation, "]"});
+}
 
 SpanScope::SpanScope(Device device, Activity activity, const char* name, int number, const char* row) {
   if (!Timeline::active()) [[likely]]
@@ -183,10 +197,12 @@ SpanScope::SpanScope(Device device, Activity activity, const char* name, int num
   span.name = number < 0 ? std::string(name) : std::string(name) + " " + std::to_string(number);
   span.allocated = -timeline->allocated(device);
   open_.reset(new Open{std::move(timeline), std::move(span), Point(device)});
+  if (activity == Activity::kernel) open_->outer = std::exchange(innermost_kernel, &open_->span.name);
 }
 
 SpanScope::~SpanScope() {
   if (!open_) return;
+  if (open_->span.activity == Activity::kernel) innermost_kernel = open_->outer;
   try {
     Kept kept{std::move(open_->span), std::move(open_->begin), Point(open_->begin.device)};
     kept.span.allocated += open_->timeline->allocated(kept.begin.device);

@@ -10,6 +10,8 @@
 
 #include "tapestry/core/atomic_file.h"
 #include "tapestry/core/generator.h"
+#include "tapestry/core/kernel_policy.h"
+#include "tapestry/nn/internal/kernel_choices.h"
 
 namespace tapestry::nn {
 namespace {
@@ -173,7 +175,9 @@ void save_checkpoint(const std::string& path, const Training& training, const Pr
                      {"tapestry.epoch", std::to_string(progress.epoch)},
                      {"tapestry.step", std::to_string(progress.step)}};
   if (progress.metric) metadata["tapestry.metric"] = text_of(*progress.metric);
-  for (const auto& [key, value] : progress.extra) metadata[kExtra + key] = value;
+  StringMap extra = progress.extra;
+  put_kernel_choices(extra);
+  for (const auto& [key, value] : extra) metadata[kExtra + key] = value;
   if (training.model) {
     for (const auto& [name, tensor] : training.model->state_dict()) {
       check(!name.starts_with(kTraining), "[save_checkpoint] the model's ", name, " begins with ", kTraining,
@@ -200,6 +204,7 @@ void save_checkpoint(const std::string& path, const Training& training, const Pr
 Progress load_checkpoint(const std::string& path, const Training& training) {
   const SafetensorsFile file(path);
   Progress progress = progress_of(path, file.metadata());
+  const std::string choices = take_kernel_choices("load_checkpoint", path, progress.extra);
   // All checks come before the first change.
   const StateDict optimizer = part_of(file, kOptimizer), scheduler = part_of(file, kScheduler),
                   generators = part_of(file, kGenerator);
@@ -238,6 +243,7 @@ Progress load_checkpoint(const std::string& path, const Training& training) {
           {std::bit_cast<std::uint64_t>(state[0]), std::bit_cast<std::uint64_t>(state[1])});
     }
   });
+  if (!choices.empty()) set_kernel_choices(choices);
   return progress;
 }
 

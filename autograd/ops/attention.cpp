@@ -1,5 +1,6 @@
 #include "tapestry/autograd/ops/attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -12,7 +13,9 @@
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/softmax.h"
 #include "tapestry/autograd/tape.h"
+#include "tapestry/core/generator.h"
 #include "tapestry/kernels/ops/attention.h"
+#include "tapestry/kernels/ops/random.h"
 
 namespace tapestry {
 namespace {
@@ -82,23 +85,44 @@ struct Grouped {
   Tensor q, k, v;
 };
 
+// The random numbers for the dropout of all weights, as many as dropout() takes.
+kernels::AttentionDropout take_dropout(const Tensor& q, std::int64_t weights, double p) {
+  if (p == 0) return {};
+  return {.range = current_generator(q.device()).take(static_cast<std::uint64_t>((weights + 3) / 4)),
+          .threshold = static_cast<std::uint32_t>(std::ceil(p * 0x1p24)),
+          .scale = p < 1 ? 1 / (1 - p) : 0};
+}
+
+// The factors by which the kernel's dropout multiplied the weights.
+Tensor factors_of(const kernels::AttentionDropout& d, const Tensor& weights) {
+  const NoGradGuard guard;
+  const TensorOptions options(weights.dtype(), weights.device());
+  const Tensor in = ones(weights.sizes(), options), out = empty(weights.sizes(), options);
+  kernels::dropout(
+      out.device(), out.dtype(),
+      {.out = out, .x = in, .n = out.numel(), .range = d.range, .threshold = d.threshold, .scale = d.scale});
+  return out;
+}
+
 // The gradients of q, k and v by operations, which a pass with create_graph records.
 struct Gradients {
   Tensor q, k, v;
 };
 Gradients gradients(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionParams& params,
-                    const Tensor& g) {
+                    const kernels::AttentionDropout& dropped, const Tensor& g) {
   if (params.enable_gqa) {
     const Grouped groups(q, k, v, params);
-    const Gradients d = gradients(groups.q, groups.k, groups.v, groups.params, groups.split(g));
+    const Gradients d = gradients(groups.q, groups.k, groups.v, groups.params, dropped, groups.split(g));
     return {d.q.flatten(-4, -3), sum(d.k, -3), sum(d.v, -3)};
   }
   const auto [weights, blind] = attention_weights(q, k, params);
   const Tensor p =
       blind.defined() ? where(blind, scalar_tensor(0, {q.dtype(), q.device()}), weights) : weights;
-  const Tensor dp = matmul(g, v.transpose(-2, -1));
+  const Tensor factors = dropped.threshold ? factors_of(dropped, p) : Tensor();
+  const auto drop = [&](const Tensor& t) { return factors.defined() ? t * factors : t; };
+  const Tensor dp = drop(matmul(g, v.transpose(-2, -1)));
   const Tensor ds = p * (dp - sum(dp * p, -1, true)) * scale_of(q, params);
-  return {matmul(ds, k), matmul(ds.transpose(-2, -1), q), matmul(p.transpose(-2, -1), g)};
+  return {matmul(ds, k), matmul(ds.transpose(-2, -1), q), matmul(drop(p).transpose(-2, -1), g)};
 }
 
 // q, k, v or the result as (batch, heads, rows, columns): leading dimensions of size 1 are added.
@@ -118,7 +142,8 @@ kernels::AttentionStrides strides_of(const Tensor& t) { return {t.stride(0), t.s
 bool has_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionParams& params) {
   // The meta device gives what a CPU gives.
   const DeviceType type = q.device().is_meta() ? DeviceType::cpu : q.device().type;
-  return kernels::attention.has(type, q.dtype()) && params.dropout_p == 0 && q.dim() <= 4 &&
+  return kernels::attention.has(type, q.dtype()) && q.dim() <= 4 &&
+         (type == DeviceType::cpu || std::max(q.size(-1), v.size(-1)) <= kernels::kMaxGpuAttentionWidth) &&
          k.dim() == q.dim() && v.dim() == q.dim() && q.numel() > 0 && k.numel() > 0 && v.numel() > 0 &&
          (q.dim() < 4 || (k.size(0) == q.size(0) && v.size(0) == q.size(0))) &&
          (q.dim() < 3 || params.enable_gqa || (k.size(-3) == q.size(-3) && v.size(-3) == q.size(-3))) &&
@@ -146,6 +171,7 @@ Args kernel_args(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
 
 Tensor by_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionParams& params) {
   Tensor y, log_sum_exp, mask;
+  kernels::AttentionDropout dropped;
   {
     const NoGradGuard guard;
     const Tensor q4 = with_rows(in_heads(q)), k4 = with_rows(in_heads(k)), v4 = with_rows(in_heads(v));
@@ -158,19 +184,21 @@ Tensor by_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
     log_sum_exp = empty({batch, heads, queries}, {DType::f32, q.device()});
     if (params.attn_mask.defined()) mask = params.attn_mask.expand({batch, heads, queries, k4.size(2)});
     auto args = kernel_args<kernels::AttentionArgs>(q4, k4, v4, params, mask);
+    dropped = take_dropout(q, batch * heads * queries * k4.size(2), params.dropout_p);
+    args.dropout = dropped;
     args.y = y4, args.y_strides = strides_of(y4), args.log_sum_exp = log_sum_exp;
     kernels::attention(q.device(), q.dtype(), args);
     y = q.dim() == 4 ? y4 : q.dim() == 3 ? y4.squeeze(0) : y4.squeeze(0).squeeze(0);
   }
   if (autograd::recording(q, k, v))
     autograd::record(kAttention, y, {&q, &k, &v},
-                     [params, q = autograd::save(q), k = autograd::save(k), v = autograd::save(v),
+                     [params, dropped, q = autograd::save(q), k = autograd::save(k), v = autograd::save(v),
                       y = autograd::save_output(y), logs = autograd::save(log_sum_exp),
                       mask = mask.defined() ? autograd::save(mask) : autograd::SavedTensor(),
                       masked = mask.defined()](Backward& b) {
                        const Tensor saved_q = b.saved(q), saved_k = b.saved(k), saved_v = b.saved(v);
                        if (b.create_graph()) {
-                         const Gradients d = gradients(saved_q, saved_k, saved_v, params, b.grad());
+                         const Gradients d = gradients(saved_q, saved_k, saved_v, params, dropped, b.grad());
                          b.set(0, d.q);
                          b.set(1, d.k);
                          b.set(2, d.v);
@@ -187,6 +215,7 @@ Tensor by_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
                            q4, k4, v4, params, masked ? b.saved(mask) : Tensor());
                        args.y = y4, args.dy = dy4, args.log_sum_exp = b.saved(logs);
                        args.y_strides = strides_of(y4), args.dy_strides = strides_of(dy4);
+                       args.dropout = dropped;
                        args.dq = dq, args.dk = dk, args.dv = dv;
                        args.dq_strides = strides_of(dq), args.dk_strides = strides_of(dk),
                        args.dv_strides = strides_of(dv);
@@ -226,6 +255,8 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
   check(params.causal_offset >= 0 && (params.is_causal || params.causal_offset == 0), "[", op,
         "] causal_offset is ", params.causal_offset,
         params.is_causal ? "; it must not be negative" : ", but is_causal is not set; set it too");
+  check(params.dropout_p >= 0 && params.dropout_p <= 1, "[", op, "] dropout_p is ", params.dropout_p,
+        "; give a probability, from 0 to 1");
   check(!(params.is_causal && params.attn_mask.defined()), "[", op,
         "] both causal and a mask; put the causal one into the mask");
   if (params.attn_mask.defined()) {

@@ -4,11 +4,13 @@
 
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/kernel_policy.h"
 #include "tapestry/distributed/checkpoint/internal/reader.h"
 #include "tapestry/distributed/checkpoint/internal/state.h"
 #include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
 #include "tapestry/distributed/common/element_divided.h"
 #include "tapestry/distributed/common/internal/generator_states.h"
+#include "tapestry/nn/internal/kernel_choices.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -294,6 +296,8 @@ nn::Progress load_sharded(const std::string& folder, const ShardedTraining& trai
   const Index& index = load.reader().index();
   check<IoError>(index.progress || (!training.optimizer && !training.scheduler), "[load_sharded] ", folder,
                  ": was split from a model file and contains no training run; load the model alone");
+  nn::Progress progress = index.progress.value_or(nn::Progress{});
+  const std::string choices = nn::take_kernel_choices("load_sharded", folder, progress.extra);
   const auto rank = static_cast<std::size_t>(options.rank);
   GeneratorStates generators;
   if (!index.generators.empty())
@@ -305,7 +309,8 @@ nn::Progress load_sharded(const std::string& folder, const ShardedTraining& trai
   load.load_rows();
   if (rank < index.generators.size()) set_generator_states(generators);
   else derive_generator_states(generators, options.rank);
-  return index.progress.value_or(nn::Progress{});
+  if (!choices.empty()) set_kernel_choices(choices);
+  return progress;
 }
 
 }  // namespace tapestry::distributed

@@ -9,6 +9,7 @@
 #include "tapestry/distributed/checkpoint/internal/writer.h"
 #include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
 #include "tapestry/distributed/comm/text.h"
+#include "tapestry/nn/internal/kernel_choices.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -94,6 +95,7 @@ void save_sharded(const std::string& folder, const std::shared_ptr<ProcessGroup>
   Index index = plan(all);  // all ranks compute the same, or throw
   if (alone) index.generators.resize(1);
   index.progress = progress;
+  nn::put_kernel_choices(index.progress->extra);
 
   std::string start;
   on_0([&] { start = random_id() + ' ' + std::to_string(prepare_folder(folder)); });

@@ -9,6 +9,7 @@
 #include "tapestry/distributed/comm/text.h"
 #include "tapestry/distributed/common/internal/reducer.h"
 #include "tapestry/distributed/common/internal/same_model.h"
+#include "tapestry/distributed/common/kernel_choices.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -134,6 +135,13 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
   state_->reducer->compare_values = [state = state_.get()] {
     check_values(*state->group, state->parameters);
   };
+  if (state_->reducer->device().is_cuda()) {
+    share_kernel_choices(*state_->group);
+    // Rank 0 measures the shapes that the first passes meet, and later ones when they occur.
+    state_->reducer->after_pass = [state = state_.get()] {
+      if (std::has_single_bit(state->reducer->passes())) share_kernel_choices(*state->group);
+    };
+  }
 }
 
 DdpBase::~DdpBase() = default;

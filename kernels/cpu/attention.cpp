@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 
+#include "tapestry/core/philox.h"
 #include "tapestry/kernels/cpu/compute.h"
 #include "tapestry/kernels/cpu/dot.h"
 #include "tapestry/kernels/cpu/exp.h"
@@ -102,6 +103,20 @@ void mask_row(const AttentionMask& m, std::int64_t batch, std::int64_t head, std
   std::fill(s + visible, s + padded(n), -kInfinity);
 }
 
+// Applies dropout to what belongs to the weights of query i and the keys that begin at `first`.
+void drop_row(const AttentionDropout& d, const AttentionShape& s, std::int64_t batch, std::int64_t head,
+              std::int64_t i, std::int64_t first, std::int64_t n, float* x) {
+  if (d.threshold == 0) return;
+  const auto scale = static_cast<float>(d.scale);
+  const auto begin = static_cast<std::uint64_t>(((batch * s.heads + head) * s.queries + i) * s.keys + first);
+  Philox4 four = philox(d.range.seed, d.range.offset + begin / 4);
+  for (std::int64_t j = 0; j < n; ++j) {
+    const std::uint64_t e = begin + static_cast<std::uint64_t>(j);
+    if (j > 0 && e % 4 == 0) four = philox(d.range.seed, d.range.offset + e / 4);
+    x[j] = four.v[e % 4] >> 8 >= d.threshold ? x[j] * scale : 0.0f;
+  }
+}
+
 // The state of one query between blocks of keys: the largest score and the sum of the exponentials relative
 // to it.
 struct Query {
@@ -188,6 +203,7 @@ class Forward {
           float* const row = scores + i * kKeys;
           mask_row<T>(a_.mask, batch, head, begin + at + i, first, n, row);
           const float factor = exponentials(queries[at + i], row, padded(n));
+          drop_row(a_.dropout, s_, batch, head, begin + at + i, first, n, row);
           float* const sum = sums + (at + i) * out_;
           if (factor != 1)
             for (std::int64_t j = 0; j < out_; ++j) sum[j] *= factor;
@@ -239,6 +255,7 @@ class Forward {
       for (std::int64_t i = 0; i < s_.queries; ++i) {
         mask_row<T>(a_.mask, batch, head, i, first, n, scores + i * kKeys);
         const float factor = exponentials(queries[i], scores + i * kKeys, padded(n));
+        drop_row(a_.dropout, s_, batch, head, i, first, n, scores + i * kKeys);
         for (std::int64_t c = 0; c < columns; ++c) sums[i * out_ + c] *= factor;
       }
       if constexpr (std::is_same_v<T, float>) {
@@ -412,8 +429,8 @@ class BackwardPass {
   }
 
  private:
-  // Replaces scores by p = exp(score - log_sum_exp), and the gradients of p by those of the scores: p (dp -
-  // delta).
+  // Replaces scores by the weights after dropout, and their gradients by those of the scores: p (dp - delta),
+  // where p = exp(score - log_sum_exp) and dp are the weights before dropout and their gradients.
   void score_gradients(std::int64_t batch, std::int64_t head, std::int64_t i, std::int64_t first,
                        std::int64_t n, float log_sum_exp, float delta, float* p, float* ds) const {
     mask_row<T>(a_.mask, batch, head, i, first, n, p);
@@ -424,7 +441,9 @@ class BackwardPass {
       return;
     }
     for (std::int64_t j = 0; j < columns; ++j) p[j] = fast_exp(p[j] - log_sum_exp);
+    drop_row(a_.dropout, s_, batch, head, i, first, n, ds);
     for (std::int64_t j = 0; j < columns; ++j) ds[j] = p[j] * (ds[j] - delta);
+    drop_row(a_.dropout, s_, batch, head, i, first, n, p);
   }
 
   void write(const MutableArray& out, const AttentionStrides& strides, std::int64_t batch, std::int64_t group,

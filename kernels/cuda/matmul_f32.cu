@@ -1,9 +1,11 @@
 #include "tapestry/kernels/cuda/matmul.cuh"
+#include "tapestry/kernels/cuda/vendor/matmul.h"
 
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled = (gemm.set(DeviceType::cuda, dtype_of<float>, &launch_gemm<float>), true);
+const bool filled =
+    (gemm.set(DeviceType::cuda, dtype_of<float>, &gemm_by_policy<float, &launch_gemm<float>>), true);
 
 }  // namespace
 }  // namespace tapestry::kernels::cuda

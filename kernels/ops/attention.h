@@ -6,13 +6,16 @@
 //   others have strides. dq, dk and dv have the strides of q, k and v that the arguments give for them.
 //   Dtypes: all arrays have the slot's dtype, but for the mask, which may be bool too, and log_sum_exp, which
 //   is f32. Accumulation: f32. The scores are computed block by block and are never stored.
-// Only CPUs have these kernels yet. Other devices compute attention from matrix products and softmax.
+// The kernels of CPUs take any width and value_width, those of GPUs at most kMaxGpuAttentionWidth.
 #include <cstdint>
 
+#include "tapestry/core/generator.h"
 #include "tapestry/kernels/slot.h"
 #include "tapestry/kernels/view.h"
 
 namespace tapestry::kernels {
+
+inline constexpr std::int64_t kMaxGpuAttentionWidth = 128;
 
 struct AttentionShape {
   std::int64_t batch, heads, groups, queries, keys, width, value_width;
@@ -33,8 +36,19 @@ struct AttentionMask {
   std::int64_t batch = 0, head = 0, query = 0, key = 0;
 };
 
-/// Computes y = softmax(q k^T scale + mask) v, and for each query the logarithm of its sum of exponentials, a
-/// dense (batch, heads, queries) array. A query that a mask hides from all keys gives 0 and -inf.
+/// Which weights remain after softmax. Weight e = ((batch * heads + head) * queries + query) * keys + key is
+/// multiplied by `scale` if the top 24 bits of word e of `range` are at least `threshold`, and becomes 0
+/// otherwise. These are the numbers that the slot `dropout` (random.h) gives a dense array of weights. With
+/// the threshold 0 all weights remain as they are.
+struct AttentionDropout {
+  PhiloxRange range;
+  std::uint32_t threshold = 0;
+  double scale = 1;
+};
+
+/// Computes y = dropout(softmax(q k^T scale + mask)) v, and for each query the logarithm of its sum of
+/// exponentials, a dense (batch, heads, queries) array. A query that a mask hides from all keys gives 0 and
+/// -inf.
 struct AttentionArgs {
   AttentionShape shape;
   double scale;
@@ -44,10 +58,12 @@ struct AttentionArgs {
   MutableArray y;
   AttentionStrides y_strides;
   MutableArray log_sum_exp;
+  AttentionDropout dropout = {};
 };
 inline constinit Slot<AttentionArgs> attention{"attention"};
 
-/// Computes the gradients of q, k and v from the results of `attention`. The scores are computed again.
+/// Computes the gradients of q, k and v from the results of `attention` with the same dropout. The scores are
+/// computed again. An output that is null is left out.
 struct AttentionBackwardArgs {
   AttentionShape shape;
   double scale;
@@ -57,6 +73,7 @@ struct AttentionBackwardArgs {
   ConstArray log_sum_exp;
   MutableArray dq, dk, dv;
   AttentionStrides dq_strides, dk_strides, dv_strides;
+  AttentionDropout dropout = {};
 };
 inline constinit Slot<AttentionBackwardArgs> attention_backward{"attention_backward"};
 

@@ -12,8 +12,6 @@ struct Exception {
   const char* reason;
 };
 constexpr DTypeSet kF32 = tapestry::bit(DType::f32), kBF16 = tapestry::bit(DType::bf16), kBoth = kF32 | kBF16;
-constexpr const char* kWithMixedPrecision = "convolutions in bf16 come with mixed precision";
-
 constexpr const char* kOnHost = "autograd/ops/ctc.h says that CTC runs on CPUs only";
 
 constexpr const char* kLowered = "autograd/ops/conv_maps.cpp computes volumes by conv2d's kernels";
@@ -24,18 +22,10 @@ constexpr const char* kReadsAsIs = "kernels/ops/matmul_packed.h says that GPUs r
 
 constexpr const char* kPacked = "autograd/ops/packed_linear.h says that packed weights are on the CPU";
 
-constexpr const char* kComposedAttention =
-    "kernels/ops/attention.h says that other devices compute attention from matrix products";
-
 constexpr const char* kLastOfCumprod =
     "on GPUs autograd/ops/reduce_composed.cpp takes the last elements of cumprod";
 
 inline constexpr Exception kExceptions[] = {
-    {"attention", kBoth, kComposedAttention},
-    {"attention_backward", kBoth, kComposedAttention},
-    {"conv2d", kBF16, kWithMixedPrecision},
-    {"conv2d_backward_input", kBF16, kWithMixedPrecision},
-    {"conv2d_backward_weight", kBF16, kWithMixedPrecision},
     {"conv3d", kF32, kLowered},
     {"conv3d_backward_input", kF32, kLowered},
     {"conv3d_backward_weight", kF32, kLowered},

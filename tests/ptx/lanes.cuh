@@ -1,7 +1,7 @@
 #pragma once
 // The kernels of lanes.h. Two files of one program include this header, one for the emulator and one for a
 // GPU. The anonymous namespace keeps the linker from merging their functions.
-#include "tapestry/kernels/cuda/portable.cuh"
+#include "tapestry/kernels/cuda/mma.cuh"
 #include "tests/ptx/lanes.h"
 
 namespace ptx_test {
@@ -44,13 +44,14 @@ __global__ void __launch_bounds__(32) lanes(Buffers buffers) {
   const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * 32 + lane;
   const std::uint32_t* const in = buffers.in + at * kIn;
   std::uint32_t* const out = buffers.out + at * kOut;
-  if constexpr (kInstruction == mma) {
+  if constexpr (kInstruction == mma || kInstruction == mma_f16) {
     std::uint32_t a[4], b[2];
     float d[4];
     copy_words<4>(a, in);
     copy_words<2>(b, in + 4);
     UNROLL for (int i = 0; i < 4; ++i) d[i] = as_float(in[6 + i]);
-    ptx::mma_m16n8k16_bf16(d, a, b);
+    if constexpr (kInstruction == mma_f16) ptx::mma_m16n8k16_f16(d, a, b);
+    else ptx::mma_m16n8k16_bf16(d, a, b);
     UNROLL for (int i = 0; i < 4; ++i) out[i] = as_bits(d[i]);
   } else if constexpr (kInstruction == cp_async) {
     const bool first = (in[8] & 1) != 0, second = (in[8] & 2) != 0;
@@ -68,6 +69,10 @@ __global__ void __launch_bounds__(32) lanes(Buffers buffers) {
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
     *out = rows[lane].y;
+  } else if constexpr (kInstruction == bf16_pair) {
+    *out = ptx::to_bf16_pair(as_float(in[0]), as_float(in[1]));
+  } else if constexpr (kInstruction == f16_pair) {
+    *out = ptx::to_f16_pair(as_float(in[0]), as_float(in[1]));
   } else if constexpr (kInstruction == to_bf16) {
     *out = ptx::to_bf16_bits(as_float(*in));
   } else if constexpr (kInstruction == to_f16) {
@@ -97,6 +102,8 @@ void launch_lanes(Instruction instruction, int cases, Buffers buffers, cudaStrea
   switch (instruction) {
     case mma:
       return start(&lanes<mma>);
+    case mma_f16:
+      return start(&lanes<mma_f16>);
     case ldmatrix_x4:
       return start(&lanes<ldmatrix_x4>);
     case ldmatrix_x2:
@@ -109,6 +116,10 @@ void launch_lanes(Instruction instruction, int cases, Buffers buffers, cudaStrea
       return start(&lanes<cp_async>);
     case cp_async4:
       return start(&lanes<cp_async4>);
+    case bf16_pair:
+      return start(&lanes<bf16_pair>);
+    case f16_pair:
+      return start(&lanes<f16_pair>);
     case to_bf16:
       return start(&lanes<to_bf16>);
     case to_f16:

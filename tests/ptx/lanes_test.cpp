@@ -27,8 +27,9 @@ std::uint32_t below(std::uint32_t n) { return generator()() % n; }
 float whole(int limit) {
   return static_cast<float>(below(2u * static_cast<unsigned>(limit) + 1)) - static_cast<float>(limit);
 }
-std::uint32_t bf16_pair(float low, float high) {
-  return tapestry::BFloat16(low).bits | std::uint32_t{tapestry::BFloat16(high).bits} << 16;
+template <class T>
+std::uint32_t packed(float low, float high) {
+  return T(low).bits | std::uint32_t{T(high).bits} << 16;
 }
 
 /// Makes the input for kCases warps. f(lane, words) fills in the words of each lane.
@@ -81,20 +82,20 @@ Words shared_rows(Instruction instruction) {
   });
 }
 
-}  // namespace
-
-TEST_CASE("mma multiplies the fragments that lanes hold") {
-  const Words in = warps(mma, [](int, std::uint32_t* w) {
-    for (int i = 0; i < 6; ++i) w[i] = bf16_pair(whole(60), whole(60));
+/// T is BFloat16 or Half.
+template <class T>
+void check_mma(Instruction instruction) {
+  const Words in = warps(instruction, [](int, std::uint32_t* w) {
+    for (int i = 0; i < 6; ++i) w[i] = packed<T>(whole(60), whole(60));
     for (int i = 6; i < 10; ++i) w[i] = std::bit_cast<std::uint32_t>(whole(1000));
   });
-  compare(mma, in);
+  compare(instruction, in);
 
   // Computes the expected product from the layout that the PTX ISA defines: of the matrix d, lane l holds
   // rows l / 4 and l / 4 + 8, and columns 2 (l % 4) and 2 (l % 4) + 1. The layouts of a and b are similar.
-  const Words d = emulate(mma, in);
-  const auto bf16 = [](std::uint32_t pair, int half) {
-    return static_cast<float>(tapestry::BFloat16::from_bits(static_cast<std::uint16_t>(pair >> 16 * half)));
+  const Words d = emulate(instruction, in);
+  const auto half_of = [](std::uint32_t pair, int half) {
+    return static_cast<float>(T::from_bits(static_cast<std::uint16_t>(pair >> 16 * half)));
   };
   for (int row = 0; row < 16; ++row)
     for (int column = 0; column < 8; ++column) {
@@ -102,11 +103,18 @@ TEST_CASE("mma multiplies the fragments that lanes hold") {
       float sum = std::bit_cast<float>(in[static_cast<std::size_t>(lane * 10 + 6 + word)]);
       for (int k = 0; k < 16; ++k) {
         const int of_a = row % 8 * 4 + k % 8 / 2, of_b = column * 4 + k % 8 / 2;
-        sum += bf16(in[static_cast<std::size_t>(of_a * 10 + row / 8 + k / 8 * 2)], k % 2) *
-               bf16(in[static_cast<std::size_t>(of_b * 10 + 4 + k / 8)], k % 2);
+        sum += half_of(in[static_cast<std::size_t>(of_a * 10 + row / 8 + k / 8 * 2)], k % 2) *
+               half_of(in[static_cast<std::size_t>(of_b * 10 + 4 + k / 8)], k % 2);
       }
       CHECK(std::bit_cast<float>(d[static_cast<std::size_t>(lane * 4 + word)]) == sum);
     }
+}
+
+}  // namespace
+
+TEST_CASE("mma multiplies the fragments that lanes hold") {
+  check_mma<tapestry::BFloat16>(mma);
+  check_mma<tapestry::Half>(mma_f16);
 }
 
 TEST_CASE("ldmatrix deals out rows of shared memory") {
@@ -183,6 +191,22 @@ TEST_CASE("conversions round to nearest, ties to even") {
     const Words bits = emulate(instruction, floats);
     CHECK(bits[0] == (instruction == to_bf16 ? floats[0] >> 16 : bits[0]));
     CHECK(bits[1] == bits[0]);
+  }
+}
+
+TEST_CASE("two numbers are rounded into one word") {
+  for (const Instruction instruction : {bf16_pair, f16_pair}) {
+    CAPTURE(static_cast<int>(instruction));
+    const Words in = warps(instruction, [](int, std::uint32_t* w) {
+      for (int i = 0; i < 2; ++i) w[i] = std::bit_cast<std::uint32_t>(whole(1 << 20) * 0x1p-13f);
+    });
+    compare(instruction, in);
+    const Words out = emulate(instruction, in);
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const float low = std::bit_cast<float>(in[2 * i]), high = std::bit_cast<float>(in[2 * i + 1]);
+      CHECK(out[i] == (instruction == bf16_pair ? packed<tapestry::BFloat16>(low, high)
+                                                : packed<tapestry::Half>(low, high)));
+    }
   }
 }
 

@@ -532,7 +532,7 @@ class DryRun(Case):
             statuses = {row["status"] for row in json.load(file)["rows"]
                         if row["phase"] in ("verify", "bench", "steps") and row["name"] != PHASE}
         self.assertLessEqual(statuses, {"fake", "no kernel"})
-        self.assertEqual(rows["conv2d f32: all layers"]["status"], "fake")
+        self.assertEqual(rows["conv2d@custom f32: all layers"]["status"], "fake")
         self.assertEqual(rows["step_mlp f32 4, graph"]["status"], "fake")
 
     def test_benchmarks_for_the_sanitizers_run(self):

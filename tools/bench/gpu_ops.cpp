@@ -6,6 +6,8 @@
 //                                  description of the results (gpu/work.h), `none` and a reason if a kernel
 //                                  is missing, or `failed` and a reason.
 //   prepare softmax f32 8192 8192  Does the same, and answers `ok` without the description.
+//   start linear@vendor f32 8 8 8  Does it under the policy custom, vendor or auto of core/kernel_policy.h.
+//                                  Without a policy it is auto. `prepare` then says what auto has chosen.
 //   time 10                        Runs it ten times. The answer is the mean time in milliseconds.
 //   libraries                      The answer is `ok` and the vendor libraries that were found.
 //
@@ -20,6 +22,11 @@
 #if __has_include("tapestry/core/cuda/libraries.h")
 #include "tapestry/core/cuda/libraries.h"
 #define TAPESTRY_KNOWS_LIBRARIES 1
+#endif
+
+#if __has_include("tapestry/core/kernel_policy.h")
+#include "tapestry/core/kernel_policy.h"
+#define TAPESTRY_KNOWS_POLICIES 1
 #endif
 
 using namespace tapestry;
@@ -42,6 +49,46 @@ Work make(const std::string& name, const Spec& spec) {
   for (const auto* all : {&single_operations(), &training_steps()})
     if (const auto it = all->find(name); it != all->end()) return it->second(spec);
   fail("[bench] unknown benchmark \"", name, "\"; see tools/bench/gpu/");
+}
+
+/// Sets the policy of a benchmark's name, such as linear@vendor, and returns the name without it.
+std::string set_policy_of(const std::string& name) {
+  const std::size_t at = name.find('@');
+  const std::string policy = at == std::string::npos ? "auto" : name.substr(at + 1);
+#ifdef TAPESTRY_KNOWS_POLICIES
+  for (const KernelPolicy p : {KernelPolicy::custom, KernelPolicy::vendor, KernelPolicy::automatic})
+    if (policy == kernel_policy_name(p)) {
+      set_kernel_policy(p);
+      return name.substr(0, at);
+    }
+#else
+  if (policy == "auto" || policy == "custom") return name.substr(0, at);
+#endif
+  fail("[bench] unknown policy \"", policy, "\"; use custom, vendor or auto");
+}
+
+/// What auto has chosen since the text `before`, as "gemm bfloat16 m=8...: cuBLASLt | ...".
+std::string new_choices(const std::string& before) {
+  std::string text;
+#ifdef TAPESTRY_KNOWS_POLICIES
+  std::istringstream lines(kernel_choices());
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream columns(line);
+    std::string device, op, key, candidates, chosen;
+    for (std::string* column : {&device, &op, &key, &candidates, &chosen})
+      std::getline(columns, *column, '\t');
+    if (chosen.empty() || before.find(line + "\n") != std::string::npos) continue;
+    text += (text.empty() ? "" : " | ") + op + " " + key + ": " + chosen;
+  }
+#endif
+  return text;
+}
+std::string choices() {
+#ifdef TAPESTRY_KNOWS_POLICIES
+  return kernel_choices();
+#else
+  return {};
+#endif
 }
 
 /// Returns the vendor libraries that were found. Empty if this version of Tapestry cannot list them.
@@ -83,9 +130,13 @@ std::string answer_to(const std::string& line, Device device, Work& work) {
       words >> name;
       work = {};  // frees its memory before the next inputs are allocated
       empty_cache(device.type);
-      work = make(name, parse_spec(words, device));
+      const std::string before = choices();
+      work = make(set_policy_of(name), parse_spec(words, device));
       const Results results = work.call();
-      if (command == "prepare") return "ok";
+      if (command == "prepare") {
+        const std::string chosen = new_choices(before);
+        return chosen.empty() ? "ok" : "ok chosen: " + chosen;
+      }
       return "ok " + describe(work.results ? work.results() : results);
     }
     if (command == "libraries") return "ok" + vendor_libraries();

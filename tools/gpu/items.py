@@ -10,6 +10,9 @@ RESNET50 = [
     (256, 14, 256, 3, 1, 1), (1024, 14, 512, 1, 1, 0), (512, 14, 512, 3, 2, 1), (512, 7, 2048, 1, 1, 0),
     (1024, 14, 2048, 1, 2, 0), (2048, 7, 512, 1, 1, 0), (512, 7, 512, 3, 1, 1)]
 BATCH = 64
+# GPT-2's matrix products for 16 texts of 1024 tokens, as rows, outputs and inputs of a linear layer.
+GPT2 = [(16384, 2304, 768), (16384, 768, 768), (16384, 3072, 768), (16384, 768, 3072), (16384, 50304, 768)]
+POLICIES = ("custom", "vendor", "auto")  # of core/kernel_policy.h: own kernels, NVIDIA's, the faster of them
 
 # The largest difference from the float64 reference that is accepted, as a fraction of the reference's largest element.
 # f32: sums of up to 800,000 products in any order. bf16: a result is rounded to 8 bits, up to four times on its way.
@@ -22,6 +25,8 @@ STEP_TOLERANCE, STEP_FACTOR, STEP_LIMIT = 1e-3, 3.0, 5e-2
 
 class Item:
     """A benchmark that both programs know by the text `work`.
+
+    The name may end in a policy, as in linear@vendor; POLICIES lists them.
 
     kind    "speed": the ratio is PyTorch's time divided by ours. "cost": the ratio is our host time divided by
             PyTorch's. "launch": our host time for a bare kernel launch, without goal and without peer. "step": a whole
@@ -78,21 +83,35 @@ def operations():
                 twice = (2 * shape[0],) + shape[1:]
                 yield Item(f"{name} bf16 {' '.join(map(str, twice))}", goal, passes)
     for size in (2048, 4096, 8192):
-        yield Item(f"linear f32 {size} {size} {size}", .90)
-        yield Item(f"linear bf16 {size} {size} {size}", .60)
-    yield Item("linear_backward f32 4096 4096 4096", .90)
-    yield Item("linear_backward bf16 4096 4096 4096", .60)
+        yield Item(f"linear@custom f32 {size} {size} {size}", .90)
+        yield Item(f"linear@custom bf16 {size} {size} {size}", .60)
+    for dtype, goal in (("f32", .90), ("bf16", .60)):
+        yield Item(f"linear_backward@custom {dtype} 4096 4096 4096", goal)
+        for policy in POLICIES[1:]:
+            yield Item(f"linear_backward@{policy} {dtype} 4096 4096 4096", None)
+            yield Item(f"linear@{policy} {dtype} 4096 4096 4096", None)
+    for policy in POLICIES:
+        yield Item(f"linear_gelu@{policy} f32 4096 3072 768", None)
     for name, goal in (("attention", .65), ("attention_backward", .55)):
-        yield Item(f"{name} f32 16 12 1024 64", None)
-        yield Item(f"{name} bf16 16 12 1024 64", goal)
+        yield Item(f"{name}@custom f32 16 12 1024 64", None)  # cuDNN would compute it in TF32
+        for policy, goal_of_policy in zip(POLICIES, (goal, None, 1.0)):
+            yield Item(f"{name}@{policy} bf16 16 12 1024 64", goal_of_policy)
     yield Item("launch f32 500", None, kind="launch")
     for name, launches in (("eager_mul", 1), ("eager_mul_backward", 2)):
         yield Item(f"{name} f32 500", .5, kind="cost", launches=launches)
-    for dtype, goals in (("f32", (.85, 1.0, .85)), ("bf16", (.60, .60, .60))):
+    for policy, goal in zip(POLICIES, (.60, None, 1.05)):
+        for rows, outputs, inputs in GPT2:
+            yield Item(f"linear_gelu@{policy} bf16 {rows} {outputs} {inputs}", goal,
+                       mean_of=f"linear_gelu@{policy} bf16")
+    # Convolutions in bf16 have no own kernel, so only cuDNN computes them. In f32 a few layers show the policies.
+    for dtype, policy, goals, layers in (("bf16", "auto", (None, 1.0, None), RESNET50),
+                                         ("f32", "custom", (.85, 1.0, .85), RESNET50),
+                                         ("f32", "vendor", (None,) * 3, RESNET50[1:4]),
+                                         ("f32", "auto", (None,) * 3, RESNET50[1:4])):
         for name, goal in zip(("conv2d", "conv2d_bias_relu", "conv2d_backward"), goals):
-            for c, size, k, window, stride, padding in RESNET50:
-                yield Item(f"{name} {dtype} {BATCH} {c} {size} {size} {k} {window} {stride} {padding}", goal,
-                           mean_of=f"{name} {dtype}")
+            for c, size, k, window, stride, padding in layers:
+                yield Item(f"{name}@{policy} {dtype} {BATCH} {c} {size} {size} {k} {window} {stride} {padding}", goal,
+                           mean_of=f"{name}@{policy} {dtype}")
 
 
 def steps():

@@ -7,10 +7,11 @@ Three things differ from bench_gpu_ops. `start` may name a mode before the bench
   start graph:step_mlp f32 128          the whole step is captured in a CUDA graph
   start autocast:step_mlp f32 128       forward and loss run under torch.autocast(bfloat16)
 
-`prepare` takes the same words as `start`, and answers with `ok` alone. `reference softmax f32 7 1001` answers with the results in float64, from inputs that are rounded to f32 or bf16 first.
+A policy after the name of a benchmark, as in `linear@vendor`, is ignored. `prepare` takes the same words as `start`, and answers with `ok` alone. `reference softmax f32 7 1001` answers with the results in float64, from inputs that are rounded to f32 or bf16 first.
 
 usage: peer.py [cuda|cpu]"""
 import contextlib
+import functools
 import math
 import sys
 import time
@@ -18,6 +19,7 @@ import time
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 BLOCK = 1 << 22
 SAMPLES = 256
@@ -150,20 +152,51 @@ def linear(s):
     return Work(lambda: F.linear(x, w))
 
 
+def linear_gelu(s):
+    x, w, b = random(s, (s[0], s[2]), 1), random(s, (s[1], s[2]), 2), random(s, (s[1],), 3)
+
+    def call():
+        argument = F.linear(x, w, b)
+        return F.gelu(argument, approximate="tanh"), argument
+    return Work(call, ("y", "argument"))
+
+
 def linear_backward(s):
     x, w, b = leaves(random(s, (s[0], s[2]), 1), random(s, (s[1], s[2]), 2), random(s, (s[1],), 3))
     return gradients({"dx": x, "dweight": w, "dbias": b}, F.linear(x, w, b), random(s, (s[0], s[1]), 4))
 
 
+def fastest_attention(s, make):
+    """Returns the fastest of the works that make(backend) gives for PyTorch's backends of attention. PyTorch's own
+    choice is not always the fastest. `backend` makes a context in which PyTorch uses that backend."""
+    if s.device != "cuda" or s.dtype == torch.float64:
+        return make(contextlib.nullcontext)
+    found = []
+    for name in ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION"):
+        try:
+            work = make(functools.partial(sdpa_kernel, getattr(SDPBackend, name)))
+            milliseconds(work, 3, s.device)  # warms up
+            found.append((milliseconds(work, 10, s.device), work))
+        except (AttributeError, RuntimeError):
+            continue  # this backend does not take the dtype, or this PyTorch does not have it
+    return min(found, key=lambda timed: timed[0])[1] if found else make(contextlib.nullcontext)
+
+
+def attend_causally(backend, q, k, v):
+    with backend():
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
 def attention(s):
     q, k, v = (random(s, s.sizes, salt) for salt in (1, 2, 3))
-    return Work(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    return fastest_attention(s, lambda backend: Work(lambda: attend_causally(backend, q, k, v)))
 
 
 def attention_backward(s):
     q, k, v = leaves(*(random(s, s.sizes, salt) for salt in (1, 2, 3)))
-    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    return gradients({"dq": q, "dk": k, "dv": v}, y, random(s, s.sizes, 4))
+    dy = random(s, s.sizes, 4)
+    return fastest_attention(
+        s, lambda backend: gradients({"dq": q, "dk": k, "dv": v}, attend_causally(backend, q, k, v), dy))
 
 
 def conv_inputs(s):
@@ -362,7 +395,7 @@ def step_gpt2_block(s):
 
 
 WORKS = {f.__name__: f for f in (copy, add, gelu, softmax, layer_norm, layer_norm_backward, batch_norm_backward,
-                                 cross_entropy, cross_entropy_backward, adamw, linear, linear_backward, attention,
+                                 cross_entropy, cross_entropy_backward, adamw, linear, linear_gelu, linear_backward, attention,
                                  attention_backward, conv2d, conv2d_bias_relu, conv2d_backward, eager_mul,
                                  eager_mul_backward, step_mlp, step_cnn, step_resnet18, step_gpt2_block)}
 
@@ -407,6 +440,7 @@ def milliseconds(work, calls, device):
 
 def start(words, device):
     mode, _, name = words[1].rpartition(":")
+    name = name.partition("@")[0]  # linear@vendor: the policy is Tapestry's alone
     # `prepare` comes before timings, so cuDNN searches for its fastest algorithm.
     torch.backends.cudnn.benchmark = words[0] == "prepare"
     work = WORKS[name](Spec(words[2:], device, words[0] == "reference", mode or "eager"))

@@ -36,9 +36,13 @@ SANITIZED = ["copy f32 5001", "add f32 5001", "gelu bf16 5001", "softmax f32 7 1
              "softmax f32 2 20001", "layer_norm f32 7 1001", "layer_norm f32 2 20001", "layer_norm_backward f32 37 101",
              "batch_norm_backward f32 3 20 7", "cross_entropy f32 9 1001", "cross_entropy f32 2 20001",
              "cross_entropy_backward f32 9 1001", "cross_entropy_backward f32 2 20001", "adamw f32 3 5001",
-             "linear f32 130 129 70", "linear bf16 130 136 72", "linear f32 3 129 70", "linear bf16 3 136 72",
-             "linear_backward f32 130 129 70", "linear_backward bf16 130 136 72", "attention_backward f32 2 3 33 16",
-             "conv2d f32 2 8 9 9 12 3 1 1", "conv2d_bias_relu f32 2 8 9 9 12 3 2 1", "conv2d_backward f32 2 8 9 9 12 3 1 1"]
+             "linear@custom f32 130 129 70", "linear@custom bf16 130 136 72", "linear@custom f32 3 129 70",
+             "linear@custom bf16 3 136 72", "linear_backward@custom f32 130 129 70",
+             "linear_backward@custom bf16 130 136 72", "attention_backward@custom f32 2 3 33 16",
+             "attention@custom bf16 1 2 150 64", "attention_backward@custom bf16 1 2 70 128",
+             "attention_backward@custom bf16 1 1 33 17",
+             "conv2d@custom f32 2 8 9 9 12 3 1 1", "conv2d_bias_relu@custom f32 2 8 9 9 12 3 2 1",
+             "conv2d_backward@custom f32 2 8 9 9 12 3 1 1"]
 
 # The programs that the phases need. All others, above all the emulator's tests, would only cost time on a machine with
 # a GPU.

@@ -8,9 +8,9 @@ import re
 PROFILED = [("softmax f32 16384 8192", "softmax|row_|columns"),
             ("layer_norm_backward f32 65536 2048", "layer_norm"),
             ("adamw f32 4 33554432", "step_chunks|adam"),
-            ("linear f32 4096 4096 4096", "gemm"),
-            ("linear bf16 4096 4096 4096", "gemm"),
-            ("conv2d f32 64 64 56 56 64 3 1 1", "conv|gemm|gather")]
+            ("linear@custom f32 4096 4096 4096", "gemm"),
+            ("linear@custom bf16 4096 4096 4096", "gemm"),
+            ("conv2d@custom f32 64 64 56 56 64 3 1 1", "conv|gemm|gather")]
 METRICS = {"gpu__time_duration.sum": "time",
            "dram__throughput.avg.pct_of_peak_sustained_elapsed": "DRAM throughput",
            "sm__throughput.avg.pct_of_peak_sustained_elapsed": "SM throughput",

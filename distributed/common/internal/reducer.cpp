@@ -296,6 +296,7 @@ void Reducer::finish_pass() {
   const bool first = passes_++ == 0;
   if (first && options_.relearn_order && !order_fixed_) learn_order();
   if (compare_values && (first || ranks_changed_differently())) compare_values();
+  if (after_pass) after_pass();
 }
 
 // Counts how often the parameters changed since the last pass. Normally all ranks have the same count: one

@@ -61,6 +61,8 @@ class Reducer : private nn::DividedGradients {
   /// number of times. Only parameters on the CPU are counted, because reading the result on a GPU would
   /// synchronize with it.
   std::function<void()> compare_values;
+  /// If set, is called on all ranks at the end of each pass that was averaged.
+  std::function<void()> after_pass;
 
   /// The number of backward passes that were averaged.
   std::uint64_t passes() const { return passes_; }

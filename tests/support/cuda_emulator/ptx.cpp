@@ -1,22 +1,25 @@
 #include "tests/support/cuda_emulator/cuda_emulator.h"
+#include "tests/support/cuda_emulator/cuda_emulator_mma.h"
 
 namespace cuda_emulator {
 namespace {
 
-float element(std::uint32_t pair, int half) {
+float bf16_element(std::uint32_t pair, int half) {
   return std::bit_cast<float>(half ? pair & 0xffff0000u : pair << 16);
+}
+float f16_element(std::uint32_t pair, int half) {
+  return ptx::from_f16_bits(static_cast<std::uint16_t>(half ? pair >> 16 : pair));
 }
 const char* row_of(const LaneCall& lane) { return static_cast<const char*>(lane.in); }
 char* result_of(const LaneCall& lane) { return static_cast<char*>(lane.out); }
-
-}  // namespace
 
 // The fragment layout of mma.m16n8k16 (PTX ISA). Lane l belongs to group g = l / 4 and has position t = l % 4
 // in it. Each register holds a pair of 16-bit elements. For the matrix a (16 x 16), the registers hold
 // columns 2t and 2t + 1 of row g, the same columns of row g + 8, and then both rows again 8 columns further.
 // For b (16 x 8), they hold rows 2t and 2t + 1 of column g, and then the rows 8 further. For d (16 x 8), they
 // hold columns 2t and 2t + 1 of row g, and then of row g + 8.
-void multiply_bf16(const LaneCall (&lanes)[32], unsigned, std::size_t) {
+template <class F>
+void multiply(const LaneCall (&lanes)[32], F element) {
   float a[16][16], b[16][8];
   for (int lane = 0; lane < 32; ++lane) {
     const auto& own = *static_cast<const MmaOperands*>(lanes[lane].in);
@@ -37,6 +40,11 @@ void multiply_bf16(const LaneCall (&lanes)[32], unsigned, std::size_t) {
     }
   }
 }
+
+}  // namespace
+
+void multiply_bf16(const LaneCall (&lanes)[32], unsigned, std::size_t) { multiply(lanes, bf16_element); }
+void multiply_f16(const LaneCall (&lanes)[32], unsigned, std::size_t) { multiply(lanes, f16_element); }
 
 void load_matrices(const LaneCall (&lanes)[32], unsigned, std::size_t) {
   for (int lane = 0; lane < 32; ++lane)

@@ -3,6 +3,7 @@
 
 #include "tapestry/kernels/ops/arithmetic.h"
 #include "tapestry/kernels/ops/conv.h"
+#include "tapestry/kernels/ops/matmul.h"
 #include "tapestry/tools/bench/gpu/work.h"
 
 namespace tapestry::bench {
@@ -23,6 +24,24 @@ Work gradients(const Inputs& inputs, const std::function<Tensor()>& forward,
     const auto found = autograd::grad({y}, leaves, {dy}, true);
     Results results;
     for (std::size_t i = 0; i < found.size(); ++i) results.add(inputs[i].first, found[i]);
+    return results;
+  }};
+}
+
+/// The first half of a transformer's feed-forward network, with the argument of GELU that backward needs.
+/// Calls the kernel directly, because no public operation fuses them.
+Work linear_gelu(const Spec& s) {
+  const Tensor x = random(s, {s[0], s[2]}, 1), w = random(s, {s[1], s[2]}, 2), bias = random(s, {s[1]}, 3);
+  const Tensor y = empty({s[0], s[1]}, {s.dtype, s.device}), argument = empty_like(y);
+  kernels::GemmArgs g;
+  g.m = s[0], g.n = s[1], g.k = s[2];
+  g.a = x, g.b = w, g.c = y, g.bias = bias, g.aux = argument;
+  g.a_strides = {g.k, 1}, g.b_strides = {1, g.k}, g.c_row = g.n;
+  g.epilogue = kernels::Epilogue::gelu_tanh;
+  return {[=, inputs = std::vector{x, w, bias}] {
+    kernels::gemm(y.device(), y.dtype(), g);
+    Results results(y);
+    results.add("argument", argument);
     return results;
   }};
 }
@@ -170,6 +189,7 @@ const std::map<std::string, Maker>& single_operations() {
          const Tensor x = random(s, {s[0], s[2]}, 1), w = random(s, {s[1], s[2]}, 2);
          return {[=] { return linear(x, w); }};
        }},
+      {"linear_gelu", linear_gelu},
       {"linear_backward",
        [](const Spec& s) {
          const Tensor x = random(s, {s[0], s[2]}, 1), w = random(s, {s[1], s[2]}, 2),
