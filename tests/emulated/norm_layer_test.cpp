@@ -154,6 +154,13 @@ TEST_CASE("layer norm kernels: large blocks and streamed rows give the CPU's val
   for (const std::int64_t cols : {4097, 8193, 16384, 16385, 16392}) check_both({1, cols});
 }
 
+TEST_CASE("layer norm kernels: f16 gives the CPU's values on every path") {
+  if (kOnlyRaces) return;  // the kernels synchronize as those of bf16
+  for (const std::int64_t cols :
+       {255, 256, 1023, 1024, 2047, 2048, 4095, 4096, 8191, 8192, 16383, 16384, 16385, 16392})
+    check_layer_norm<Half>({cols > 2048 ? 1 : 3, cols}, 0);
+}
+
 TEST_CASE("layer norm kernels: blocks that loop over several rows give the CPU's values") {
   for (const std::int64_t cols : {3, 8}) check_layer_norm<float>({37, cols}, 0, 1);
   for (const std::int64_t cols : {264, 1033}) check_layer_norm<float>({kOnlyRaces ? 9 : 37, cols}, 0, 1);

@@ -13,6 +13,7 @@ enum class Bug {
   global_overrun,
   inner_overrun,
   misaligned,
+  misaligned_load,
   no_barrier,
   no_double_buffer,
   copy_overwritten,
@@ -25,6 +26,7 @@ enum class Bug {
   two_shuffles,
   lane_outside_mask,
   exited_lane,
+  wrong_lane,
 };
 
 /// y = x / sum(x), one block of 128 threads per row.
@@ -71,7 +73,8 @@ template <Bug bug>
 __global__ void copy_by_four(const float* x, float* y) {
   SHARED(float, held, [132]);
   const int t = static_cast<int>(threadIdx.x);
-  *reinterpret_cast<float4*>(&held[4 * t + (bug == Bug::misaligned)]) = reinterpret_cast<const float4*>(x)[t];
+  *reinterpret_cast<float4*>(&held[4 * t + (bug == Bug::misaligned)]) =
+      *reinterpret_cast<const float4*>(x + 4 * t + (bug == Bug::misaligned_load));
   __syncthreads();
   for (int i = 0; i < 4; ++i) y[4 * t + i] = held[4 * t + i];
 }
@@ -142,6 +145,17 @@ __global__ void last_of_warp(const float* x, float* y) {
   if (bug == Bug::shuffle_as_fence) __shfl_sync(kAllLanes, t, 0);
   else __syncwarp();
   y[t] = held[0];
+}
+
+/// y[r] = the largest of x[8 r] to x[8 r + 7]. Four lanes hold them, as an accumulator of mma lies in lanes.
+/// One warp.
+template <Bug bug>
+__global__ void largest_of_rows(const float* x, float* y) {
+  const int t = static_cast<int>(threadIdx.x);
+  float largest = fmaxf(x[2 * t], x[2 * t + 1]);
+  largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
+  largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, bug == Bug::wrong_lane ? 4 : 2));
+  if (t % 4 == 0) y[t / 4] = largest;
 }
 
 /// Exchanges x with the adjacent lane. The bugs are barriers and shuffles that some lanes do not reach. 64

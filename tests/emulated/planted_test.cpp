@@ -62,7 +62,7 @@ bool run_reverse() {
 }
 template <Bug bug>
 bool run_copy() {
-  const Memory x(128), y(128);
+  const Memory x(132), y(128);
   number(x);
   launch(&copy_by_four<bug>, 1, 32, 0, nullptr, x.data(), y.data());
   return is(y, 128, index);
@@ -103,6 +103,13 @@ bool run_last() {
   return is(y, 32, [](int) { return 5; });
 }
 template <Bug bug>
+bool run_rows() {
+  const Memory x(64), y(8);
+  number(x);
+  launch(&largest_of_rows<bug>, 1, 32, 0, nullptr, x.data(), y.data());
+  return is(y, 8, [](int r) { return index(8 * r + 7); });
+}
+template <Bug bug>
 bool run_exchange() {
   const Memory x(64), y(64);
   number(x);
@@ -131,6 +138,8 @@ const Plant kPlants[] = {
     {"inner index out of bounds", &run_reverse<Bug::inner_overrun>, false, 0, nullptr,
      "index 4 out of bounds", true},
     {"misaligned float4", &run_copy<Bug::misaligned>, true, 3, nullptr, "misaligned address", false, true},
+    {"misaligned float4 in global memory", &run_copy<Bug::misaligned_load>, true, 3, nullptr,
+     "misaligned address", false, true},
     {"dynamic shared memory too small", &run_mirrored<Bug::none, 4>, false, 0, nullptr, kHeap, false, true},
     {"no barrier before a reduction is read", &run_normalise<Bug::no_barrier>, false, 3, nullptr, nullptr,
      true},
@@ -148,6 +157,7 @@ const Plant kPlants[] = {
     {"two shuffles for one", &run_exchange<Bug::two_shuffles>, true, 3, "different warp operations"},
     {"a lane outside its mask", &run_exchange<Bug::lane_outside_mask>, true, 3, "not in the mask"},
     {"a mask with a lane that has exited", &run_exchange<Bug::exited_lane>, true, 3, "has exited"},
+    {"a shuffle with the wrong lane", &run_rows<Bug::wrong_lane>, true, 3},
 };
 
 class Order {
@@ -196,6 +206,7 @@ TEST_CASE("kernels without a bug give correct results in every order, and no san
     CHECK(run_total<Bug::none>());
     CHECK(run_by_block<Bug::none>());
     CHECK(run_last<Bug::none>());
+    CHECK(run_rows<Bug::none>());
     CHECK(run_exchange<Bug::none>());
   }
 }
