@@ -1,5 +1,6 @@
 // With FsdpOptions::offload, copies between host and GPU run on streams of their own. Here each stream of the
-// pool is delayed in turn, so that a wait that is missing gives wrong values.
+// pool is delayed in turn, so that a wait that is missing gives wrong values: the copies of that stream run
+// only when somebody has waited for them for some time.
 #include <chrono>
 
 #include "tapestry/tapestry.h"
@@ -20,9 +21,17 @@ struct Two : nn::Module {
   Tensor forward(const Tensor& x) override { return b(a(x)); }
 };
 
+// Fills the shards of all replicas.
 void fill(const Two& net, double value) {
   const NoGradGuard no_grad;
-  for (const nn::Parameter& shard : net.parameters()) shard->fill_(value);
+  for (const nn::Parameter& slot : net.parameters())
+    for (int r = 0; r < slot.replicas(); ++r) slot.replica(r).fill_(value);
+}
+
+// Work that is enqueued on this stream later begins after 20 ms, if the host polls or waits for it.
+void delay(const Stream& stream) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+  emulated_gpus().launch_until(stream.native(), [end] { return std::chrono::steady_clock::now() >= end; });
 }
 
 // Catch2's assertions are for one thread, so this throws.
@@ -51,14 +60,9 @@ TEST_CASE("with offload, slow copies between host and GPU change no value") {
                     net(x).sum().backward();  // chooses the streams
                     for (int i = 0; i < kStreams; ++i) {
                       const Stream slow = new_stream(device, true);
-                      const auto delay = [&] {
-                        const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
-                        emulated_gpus().launch_until(
-                            slow.native(), [end] { return std::chrono::steady_clock::now() >= end; });
-                      };
                       const double w = 0.01 * (i + 1);
                       fill(net, w);
-                      delay();
+                      delay(slow);
                       const Tensor y = [&] {
                         const NoGradGuard no_grad;
                         return net(x);
@@ -68,11 +72,41 @@ TEST_CASE("with offload, slow copies between host and GPU change no value") {
 
                       fill(net, w);
                       for (const nn::Parameter& shard : net.parameters()) shard->set_grad({});
-                      delay();
+                      delay(slow);
                       net(x).sum().backward();
                       for (const nn::Parameter& shard : net.parameters())
                         check_all(shard->grad(), 24 * w, "a gradient", i);
                     }
                   },
                   {.timeout = std::chrono::seconds(60)});
+}
+
+TEST_CASE("with offload, slow copies of a ShardedDataParallel change no value") {
+  emulated_gpus();
+  const Device devices[] = {"cuda:0", "cuda:1"};
+  Two net;
+  ShardedDataParallel sharded(net, {devices[0], devices[1]},
+                              {.units = {&net.a}, .backend = "local", .offload = true});
+  const Tensor x = ones({6, 8}, kCPU);
+  sharded(x).sum().backward();  // chooses the streams
+  for (int i = 0; i < kStreams; ++i) {
+    const Stream slow[] = {new_stream(devices[0], true), new_stream(devices[1], true)};
+    const double w = 0.01 * (i + 1);
+    fill(net, w);
+    for (const Stream& s : slow) delay(s);
+    const Tensor y = [&] {
+      const NoGradGuard no_grad;
+      return sharded(x);
+    }();
+    fill(net, -1);
+    check_all(y, 64 * w * w, "the output", i);
+
+    fill(net, w);
+    for (const nn::Parameter& slot : net.parameters())
+      for (int r = 0; r < 2; ++r) slot.replica(r).set_grad({});
+    for (const Stream& s : slow) delay(s);
+    sharded(x).sum().backward();
+    for (const nn::Parameter& slot : net.parameters())
+      for (int r = 0; r < 2; ++r) check_all(slot.replica(r).grad(), 48 * w, "a gradient", i);
+  }
 }
