@@ -73,6 +73,7 @@ void ShardedReplicas::abort(int replica, const std::string& why) noexcept {
 void ShardedReplicas::renew_groups() {
   const ReplicaGroups groups = make_replica_groups(devices, options.backend);
   for (ShardedUnit* unit : unit_->model().units()) unit->set_groups(groups);
+  unit_->model().forget_orders();
   groups_ = groups;
   failed_ = false;
 }
