@@ -193,3 +193,18 @@ TEST_CASE("after an exception at the end of forward, the devices agree on what t
   // The blocks have equal shapes, so gathers of different blocks would give wrong values without an error.
   for (int i = 0; i < 2; ++i) CHECK(allclose(sharded(x), alone(x), 1e-5, 1e-6));
 }
+
+TEST_CASE("devices that call different units get an error, not another unit's values") {
+  struct Either : nn::Module {
+    Block& block0 = add<Block>("block0");
+    Block& block1 = add<Block>("block1");
+    Tensor forward(const Tensor& x) override { return x.sum().item() > 0 ? block0(x) : block1(x); }
+  };
+  Either net;
+  ShardedDataParallel sharded(net, {"cpu:0", "cpu:1"}, {.units = {&net.block0, &net.block1}});
+  const Tensor x = ones({4, 8}), mixed = cat({ones({2, 8}), full({2, 8}, -1.0)});
+  sharded(x);
+  CHECK_THROWS_WITH(sharded(mixed),
+                    ContainsSubstring("not in the same call") && ContainsSubstring("fsdp block1 all_gather"));
+  CHECK(sharded(x).sizes() == Shape{4, 8});
+}
