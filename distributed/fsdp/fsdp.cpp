@@ -113,15 +113,6 @@ std::string describe(const nn::Module& module, const FsdpOptions& options, const
   return text + describe_tensors(parameters, "parameter") + describe_tensors(contents.buffers, "buffer");
 }
 
-// "fsdp block3 comparison of ranks (weight, bias)"
-std::string label_of(const nn::Module& module, const Contents& contents) {
-  std::vector<std::string> names;
-  for (const Place& p : contents.places)
-    if (!p.slot.sharding()) names.push_back(p.name);
-  return concat({"fsdp ", module.path().empty() ? module.type_name() : module.path(),
-                 " comparison of ranks (", listed(names, 2), ")"});
-}
-
 // Tells the unit when its module is destroyed. The module's scope owns it.
 struct ModuleLife {
   explicit ModuleLife(UnitRef unit_) : unit(std::move(unit_)) { unit->enlist(); }
@@ -191,8 +182,7 @@ std::shared_ptr<ShardedUnit> shard_module(nn::Module& module, const FsdpOptions&
   // replicas of one process need no comparison.
   if (groups.size() == 1 && devices.empty())
     check_same_model(*groups[0], kOp,
-                     wrong.empty() ? describe(module, options, contents) : "error: " + wrong + "\n",
-                     label_of(module, contents));
+                     wrong.empty() ? describe(module, options, contents) : "error: " + wrong + "\n");
   check(wrong.empty(), "[", devices.empty() ? kOp : "ShardedDataParallel", "] ", wrong);
 
   leave_meta(module, options, contents);

@@ -47,11 +47,9 @@ std::string describe_tensors(const NamedTensors& tensors, const char* what) {
   return text;
 }
 
-void check_same_model(ProcessGroup& group, const char* op, const std::string& mine,
-                      const std::string& label) {
+void check_same_model(ProcessGroup& group, const char* op, const std::string& mine) {
   const auto own = std::bit_cast<std::int64_t>(fnv1a(mine));
-  const std::vector<std::int64_t> hashes =
-      all_gather_numbers(group, {&own, 1}, label.empty() ? "hash of parameters" : label);
+  const std::vector<std::int64_t> hashes = all_gather_numbers(group, {&own, 1}, "hash of parameters");
   if (std::all_of(hashes.begin(), hashes.end(), [&](std::int64_t h) { return h == hashes[0]; })) return;
 
   const std::vector<std::string> lists = all_gather_text(group, mine, "list of parameters");
@@ -69,18 +67,9 @@ void check_same_model(ProcessGroup& group, const char* op, const std::string& mi
 
 void broadcast_values(ProcessGroup& group, const NamedTensors& tensors, std::string_view what) {
   const NoGradGuard no_grad;
-  struct Kind {
-    std::vector<Tensor> tensors;
-    std::vector<std::string> names;
-  };
-  std::map<std::pair<DType, std::string>, Kind> kinds;
-  for (const auto& [name, t] : tensors) {
-    Kind& own = kinds[{t.dtype(), t.device().str()}];
-    own.tensors.push_back(t);
-    own.names.push_back(name);
-  }
-  for (const auto& [kind, own] : kinds) {
-    const std::vector<Tensor>& list = own.tensors;
+  std::map<std::pair<DType, std::string>, std::vector<Tensor>> kinds;
+  for (const auto& [name, t] : tensors) kinds[{t.dtype(), t.device().str()}].push_back(t);
+  for (auto& [kind, list] : kinds) {
     for (std::size_t begin = 0; begin < list.size();) {
       std::int64_t elements = 0;
       std::size_t end = begin;
@@ -94,9 +83,7 @@ void broadcast_values(ProcessGroup& group, const NamedTensors& tensors, std::str
       for (std::size_t i = begin; i < end; at += list[i++].numel())
         if (group.rank() == 0)
           flat.narrow(0, at, list[i].numel()).view(list[i].sizes()).copy_(list[i].detach());
-      const std::vector<std::string> sent(own.names.begin() + static_cast<std::ptrdiff_t>(begin),
-                                          own.names.begin() + static_cast<std::ptrdiff_t>(end));
-      group.broadcast(flat, 0, concat({what, " (", listed(sent, 2), ")"})).wait();
+      group.broadcast(flat, 0, what).wait();
       at = 0;
       for (std::size_t i = begin; i < end; at += list[i++].numel())
         if (group.rank() != 0)

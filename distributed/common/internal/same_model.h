@@ -19,12 +19,10 @@ std::string describe_tensors(const NamedTensors& tensors, const char* what);
 
 /// Collective: throws ValueError that begins with [op] on every rank if the ranks' descriptions differ. The
 /// text shows the lines that only one rank has. Ranks exchange hashes first, and the descriptions only if the
-/// hashes differ. `label` names the exchange in the diagnosis of a collective that fails.
-void check_same_model(ProcessGroup& group, const char* op, const std::string& description,
-                      const std::string& label = {});
+/// hashes differ.
+void check_same_model(ProcessGroup& group, const char* op, const std::string& description);
 
-/// Collective: copies rank 0's values to all ranks. Tensors of one dtype and device share messages. The
-/// collectives are named "WHAT (conv1.weight, conv1.bias and 12 more)".
+/// Collective: copies rank 0's values to all ranks. Tensors of one dtype and device share messages.
 void broadcast_values(ProcessGroup& group, const NamedTensors& tensors, std::string_view what);
 
 /// "conv1.weight, conv1.bias and 12 more"
