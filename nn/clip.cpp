@@ -72,11 +72,11 @@ std::vector<ShardGroup> shard_groups(const std::vector<Parameter>& params) {
   return groups;
 }
 
-// Returns the norms of all ranks' gradients of these parameters, by rank. Each rank writes its norm to its
-// own element of a vector of zeros, and the ranks add the vectors: a sum of powers would overflow sooner, and
-// the infinity norm needs a maximum. The dtype does not depend on which gradients a rank has.
-Tensor norms_of_ranks(const std::vector<Parameter>& params, const ShardGroup& group, int replica,
-                      double norm_type) {
+// Returns a vector of zeros, with the norm of this rank's gradients in its own element. The ranks add these
+// vectors: a sum of powers would overflow sooner, and the infinity norm needs a maximum. The dtype does not
+// depend on which gradients a rank has.
+Tensor norm_of_rank(const std::vector<Parameter>& params, const ShardGroup& group, int replica,
+                    double norm_type) {
   const Sharding& sharding = *group.sharding;
   DType dtype = DType::f32;
   std::vector<Tensor> norms;
@@ -89,7 +89,6 @@ Tensor norms_of_ranks(const std::vector<Parameter>& params, const ShardGroup& gr
   const Tensor all = zeros({sharding.ranks()}, {dtype, sharding.shard(replica).device()});
   for (Tensor& t : norms) t = t.to(all.device(), dtype);
   if (!norms.empty()) all.narrow(0, sharding.rank(replica), 1).copy_(norm(stack(norms), norm_type));
-  sharding.sum_over_ranks(replica, all);
   return all;
 }
 
@@ -120,9 +119,14 @@ Tensor clip_grad_norm_(const std::vector<Parameter>& params, double max_norm, do
     const Parameter& first = params[group.params[0]];
     std::vector<ReplicaDevice> replicas;
     for (int r = 0; r < first.replicas(); ++r) replicas.push_back({r, group.sharding->shard(r).device()});
-    for_each_replica_device(replicas, [&](const ReplicaDevice& replica) {
-      const Tensor of_ranks = norms_of_ranks(params, group, replica.replica, norm_type);
-      if (replica.replica == 0) norms[group.params[0]] = norm(of_ranks, norm_type);
+    std::vector<Tensor> of_ranks(replicas.size());
+    for_each_replica_device(replicas, [&](const ReplicaDevice& r) {
+      of_ranks[static_cast<std::size_t>(r.replica)] = norm_of_rank(params, group, r.replica, norm_type);
+    });
+    for_each_rank(replicas, [&](const ReplicaDevice& r) {
+      const Tensor& all = of_ranks[static_cast<std::size_t>(r.replica)];
+      group.sharding->sum_over_ranks(r.replica, all);
+      if (r.replica == 0) norms[group.params[0]] = norm(all, norm_type);
     });
   }
   std::erase_if(norms, [](const Tensor& t) { return !t.defined(); });

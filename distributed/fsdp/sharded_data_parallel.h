@@ -37,6 +37,10 @@ struct ShardedDataParallelOptions {
   int max_full_units = 2;  ///< on each device; see FsdpOptions
   /// The transport between the devices, as in DataParallelOptions: "nccl", "local", or empty.
   std::string backend = {};
+  /// Keeps shards, their gradients and the optimizer's state in pinned host memory, as FsdpOptions::offload.
+  /// The optimizer then steps the shards of all devices one after another on the CPU's threads. Does nothing
+  /// on CPU devices.
+  bool offload = false;
 };
 
 /// The part of ShardedDataParallel that does not depend on the model's type. Use ShardedDataParallel.

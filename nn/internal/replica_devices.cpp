@@ -1,7 +1,11 @@
 #include "tapestry/nn/internal/replica_devices.h"
 
 #include <algorithm>
+#include <exception>
+#include <thread>
 
+#include "tapestry/core/context.h"
+#include "tapestry/core/internal/limits.h"
 #include "tapestry/core/internal/worker.h"
 
 namespace tapestry::nn {
@@ -16,6 +20,13 @@ bool need_workers(std::span<const ReplicaDevice> replica_devices) {
     if (cpu && !(cpu->device == d.device)) return true;
     cpu = &d;
   }
+  return false;
+}
+
+bool share_a_device(std::span<const ReplicaDevice> replicas) {
+  for (std::size_t i = 0; i < replicas.size(); ++i)
+    for (std::size_t j = 0; j < i; ++j)
+      if (replicas[i].device == replicas[j].device) return true;
   return false;
 }
 }  // namespace
@@ -40,6 +51,35 @@ void for_each_replica_device(std::span<const ReplicaDevice> replica_devices,
   std::vector<Device> devices;
   for (const ReplicaDevice& d : replica_devices) devices.push_back(d.device);
   on_workers(devices, [&](int i) { task(replica_devices[static_cast<std::size_t>(i)]); });
+}
+
+void for_each_rank(std::span<const ReplicaDevice> replicas,
+                   const std::function<void(const ReplicaDevice&)>& task) {
+  if (!share_a_device(replicas)) return for_each_replica_device(replicas, task);
+  const Context context = current_context();
+  std::vector<std::exception_ptr> errors(replicas.size());
+  {
+    std::vector<std::thread> threads;
+    struct Join {
+      std::vector<std::thread>& threads;
+      ~Join() {
+        for (std::thread& t : threads) t.join();
+      }
+    };
+    const Join join{threads};
+    threads.reserve(replicas.size());
+    for (std::size_t i = 0; i < replicas.size(); ++i)
+      threads.push_back(detail::start_thread("compute", [&, i] {
+        try {
+          const ContextGuard guard(context);
+          task(replicas[i]);
+        } catch (...) {
+          errors[i] = std::current_exception();
+        }
+      }));
+  }
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
 }
 
 void zero_gradients(std::span<const Parameter> params, bool set_to_none) {

@@ -35,6 +35,12 @@ void add_replica_devices(std::span<const Parameter> params, std::vector<ReplicaD
 void for_each_replica_device(std::span<const ReplicaDevice> replica_devices,
                              const std::function<void(const ReplicaDevice&)>& task);
 
+/// Like for_each_replica_device(), for tasks that wait for one another in a collective. Replicas on one
+/// device, which are shards in host memory of several GPUs, get a thread each: its worker would run them in
+/// turn.
+void for_each_rank(std::span<const ReplicaDevice> replicas,
+                   const std::function<void(const ReplicaDevice&)>& task);
+
 /// Calls Tensor::zero_grad for every parameter, in all replicas.
 void zero_gradients(std::span<const Parameter> params, bool set_to_none);
 

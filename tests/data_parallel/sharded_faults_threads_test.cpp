@@ -1,5 +1,8 @@
 // A fault on one device of a ShardedDataParallel must throw an error that names the device, and training must
 // go on afterwards. Bad arguments must throw before the model is changed.
+#include <atomic>
+#include <thread>
+
 #include "tests/data_parallel/models.h"
 #include "tests/support/catch.h"
 
@@ -158,4 +161,50 @@ TEST_CASE("bad arguments of ShardedDataParallel throw and leave the model as it 
   CHECK_THROWS_WITH(sharded.loss(ones({4, 4}), [&](const Tensor& x) { return net(x); }),
                     ContainsSubstring("[ShardedDataParallel] the loss is float32 [2, 2]"));
   CHECK(sharded(ones({4, 4})).sizes() == Shape{4, 2});
+}
+
+TEST_CASE("after an exception at the end of forward, the devices agree on what they gather ahead") {
+  struct Turns : nn::Module {
+    Block& block0 = add<Block>("block0");
+    Block& block1 = add<Block>("block1");
+    Block& block2 = add<Block>("block2");
+    bool backwards = false, fails = false;
+    std::atomic<bool> second_is_done{false};
+    Tensor forward(const Tensor& x) override {
+      const Tensor y = backwards ? block0(block1(block2(x))) : block2(block1(block0(x)));
+      if (!fails) return y;
+      if (current_context().replica == 1) second_is_done = true;
+      else {
+        while (!second_is_done) std::this_thread::yield();
+        fail("[user] at the end");
+      }
+      return y;
+    }
+  };
+  Turns net, alone;
+  for (Turns* m : {&net, &alone}) fill_by_formula(*m);
+  alone.backwards = true;
+  ShardedDataParallel sharded(net, {"cpu:0", "cpu:1"}, {.units = {&net.block0, &net.block1, &net.block2}});
+  const Tensor x = ones({4, 8});
+  sharded(x);
+  net.backwards = net.fails = true;
+  CHECK_THROWS_WITH(sharded(x), ContainsSubstring("at the end"));
+  net.fails = false;
+  // The blocks have equal shapes, so gathers of different blocks would give wrong values without an error.
+  for (int i = 0; i < 2; ++i) CHECK(allclose(sharded(x), alone(x), 1e-5, 1e-6));
+}
+
+TEST_CASE("devices that call different units get an error, not another unit's values") {
+  struct Either : nn::Module {
+    Block& block0 = add<Block>("block0");
+    Block& block1 = add<Block>("block1");
+    Tensor forward(const Tensor& x) override { return x.sum().item() > 0 ? block0(x) : block1(x); }
+  };
+  Either net;
+  ShardedDataParallel sharded(net, {"cpu:0", "cpu:1"}, {.units = {&net.block0, &net.block1}});
+  const Tensor x = ones({4, 8}), mixed = cat({ones({2, 8}), full({2, 8}, -1.0)});
+  sharded(x);
+  CHECK_THROWS_WITH(sharded(mixed),
+                    ContainsSubstring("not in the same call") && ContainsSubstring("fsdp block1 all_gather"));
+  CHECK(sharded(x).sizes() == Shape{4, 8});
 }

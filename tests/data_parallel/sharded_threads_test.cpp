@@ -115,7 +115,8 @@ TEST_CASE("sharded devices train as DataParallel does, bit for bit, with every o
            {"fewer samples, gathered", {.batch = 1, .gathered = true}, {}},
            {"kept full", {}, {.reshard_after_forward = false}},
            {"model reshards, three units", {}, {.reshard_after_forward = true, .max_full_units = 3}},
-           {"checkpointed", {.checkpointed = true}, {}}}) {
+           {"checkpointed", {.checkpointed = true}, {}},
+           {"offload, which a CPU ignores", {}, {.offload = true}}}) {
     INFO(v.name);
     StateDictCopy weights[2];
     std::vector<double> losses[2];

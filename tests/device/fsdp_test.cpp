@@ -106,6 +106,81 @@ TEST_CASE("fully_shard over CUDA devices trains as the CPU alone, with and witho
   }
 }
 
+TEST_CASE("pairs of options with offload train as the CPU alone") {
+  if (no_gpu(2)) return;
+  struct Case {
+    FsdpOptions options;
+    bool accumulate, frozen, checkpointed, nested;
+  };
+  // Each pair of values of two options occurs, because the second half of the digits of i are sums of others.
+  std::vector<Case> cases;
+  for (int i = 0; i < 8; ++i) {
+    const bool a = i & 1, b = i & 2, c = i & 4;
+    cases.push_back({{.reshard_after_forward = a, .max_full_units = b ? 1 : 3, .offload = true},
+                     c,
+                     a != b,
+                     a != c,
+                     b != c});
+  }
+  for (const Case& c : cases) {
+    CAPTURE(*c.options.reshard_after_forward, c.options.max_full_units, c.accumulate, c.frozen,
+            c.checkpointed, c.nested);
+    // Trains on rows [3 rank, 3 rank + 3), or, if the rank is -1, on all rows.
+    const auto run = [&c](Net& net, int rank, Device device, const FullyShard* handle) {
+      optim::AdamW optimizer(net.parameters(), {.lr = 0.05});
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        for (int part = 0; part < (c.accumulate ? 2 : 1); ++part) {
+          Tensor x = empty({6, 6}, kCPU);
+          for (int i = 0; i < 36; ++i)
+            x.data<float>()[i] = std::sin(0.3f * static_cast<float>(i + 7 * step + 3 * part));
+          if (rank >= 0) x = x.narrow(0, 3 * rank, 3);
+          const auto forward = [&](const Tensor& in) { return net(in); };
+          const auto pass = [&] {
+            (c.checkpointed ? checkpoint(forward, x.to(device)) : net(x.to(device)))
+                .square()
+                .mean()
+                .backward();
+          };
+          if (handle && c.accumulate && part == 0) {
+            const auto guard = handle->no_sync();
+            pass();
+          } else {
+            pass();
+          }
+        }
+        nn::clip_grad_norm_(net.parameters(), 0.1);
+        optimizer.step();
+      }
+    };
+    const auto alone = make();
+    alone->fc2.weight.requires_grad_(!c.frozen);
+    run(*alone, -1, kCPU, nullptr);
+    std::unique_ptr<Net> nets[2] = {make(), make()};
+    nn::StateDict trained;
+    run_local_ranks(2,
+                    [&](const std::shared_ptr<ProcessGroup>& group) {
+                      const Device device(DeviceType::cuda, group->rank());
+                      const DeviceGuard guard(device);
+                      Net& net = *nets[group->rank()];
+                      net.to(device);
+                      net.fc2.weight.requires_grad_(!c.frozen);
+                      FsdpOptions options = c.options;
+                      options.group = group;
+                      if (c.nested) fully_shard(net.fc2, options);
+                      fully_shard(net.fc3, options);
+                      const FullyShard handle = fully_shard(net, options);
+                      run(net, group->rank(), device, &handle);
+                      const auto full = handle.unshard(true);
+                      if (group->rank() > 0) return;
+                      for (const auto& [name, p] : net.named_parameters())
+                        trained.emplace_back(name, p.tensor().detach().cpu().clone());
+                    },
+                    {.timeout = std::chrono::seconds(60)});
+    check_same(trained, *alone);
+  }
+}
+
 TEST_CASE("with offload, shards, gradients and the optimizer's state stay in host memory") {
   if (no_gpu(2)) return;
   const MemoryRecord record;

@@ -329,6 +329,52 @@ TEST_CASE("a checkpoint over several units gathers them again") {
   CHECK(train(true) == train(false));
 }
 
+TEST_CASE("a checkpoint over a part of a unit finds the unit's full parameters") {
+  struct Parts : nn::Module {
+    nn::Linear& a = add<nn::Linear>("a", {.in_features = 3, .out_features = 5});
+    nn::Linear& b = add<nn::Linear>("b", {.in_features = 5, .out_features = 3});
+    nn::Parameter& scale = param("scale", full({3}, 0.8));
+    bool checkpointed = false;
+    Tensor forward(const Tensor& x) override {
+      const auto first = [&](const Tensor& in) { return b(a(in).tanh()); };
+      const auto second = [&](const Tensor& in) { return (in * scale).exp(); };  // reads the slot by itself
+      const Tensor h = checkpointed ? checkpoint(first, x) : first(x);
+      return checkpointed ? checkpoint(second, h) : second(h);
+    }
+  };
+  struct Outer : nn::Module {
+    Parts& inner = add<Parts>("inner");
+    nn::Linear& out = add<nn::Linear>("out", {.in_features = 3, .out_features = 2});
+    Tensor forward(const Tensor& x) override {
+      const Tensor h = inner(x);
+      return inner.checkpointed ? checkpoint(out, h) : out(h);
+    }
+  };
+  for (const std::optional<bool> reshard : {std::optional<bool>(), std::optional<bool>(true)})
+    for (const int limit : {1, 2}) {
+      const auto train = [&](bool checkpointed) {
+        return on_ranks<StateDictCopy>(3, [&](const Group& group) {
+          Outer net;
+          fill_by_formula(net);
+          net.inner.checkpointed = checkpointed;
+          const FsdpOptions o{.group = group, .reshard_after_forward = reshard, .max_full_units = limit};
+          fully_shard(net.inner, o);
+          const FullyShard handle = fully_shard(net, o);
+          optim::SGD optimizer(net.parameters(), {.lr = 0.1});
+          for (int i = 0; i < 3; ++i) {
+            optimizer.zero_grad();
+            net(batch(group, i)).square().sum().backward();
+            optimizer.step();
+          }
+          for (const FsdpUnitReport& u : handle.report().units) require(!u.is_full, u.name, " is still full");
+          const auto full = handle.unshard(true);
+          return copy_parameters(net);
+        });
+      };
+      CHECK(train(true) == train(false));
+    }
+}
+
 TEST_CASE("gradients of gradients stay inside the loss") {
   on_ranks<int>(2, [](const Group& group) {
     Branches net;

@@ -149,15 +149,17 @@ TEST_CASE("clip_grad_norm_ sums each group of ranks once, without gradients too"
 
 namespace {
 
-// Runs fn with slots of two replicas, on cpu:0 and cpu:1, that are the two ranks of a local group.
-void with_replicas(const std::function<void(Params& whole, Params& sharded)>& fn) {
+// Runs fn with slots of two replicas, which are the two ranks of a local group. The second shard is on cpu:1,
+// or on cpu:0 too, as shards in host memory of two GPUs are.
+void with_replicas(const std::function<void(Params& whole, Params& sharded)>& fn,
+                   Device of_second = "cpu:1") {
   const auto store = distributed::memory_store();
   const auto backends = distributed::local_backends(2);
   const RankGroups groups = {distributed::make_process_group(backends[0], store),
                              distributed::make_process_group(backends[1], store)};
   Params whole, sharded;
   for (nn::Parameter& p : sharded.slots) {
-    const Tensor first = p.replica(0).detach(), second = first.clone().to(Device("cpu:1"));
+    const Tensor first = p.replica(0).detach(), second = first.clone().to(of_second);
     for (const Tensor& t : {first, second}) t.set_requires_grad(true);
     p.set_replicas({first, second});
   }
@@ -168,7 +170,7 @@ void with_replicas(const std::function<void(Params& whole, Params& sharded)>& fn
 }  // namespace
 
 TEST_CASE("shards of the replicas of one process are clipped and stepped as one parameter") {
-  with_replicas([](Params& whole, Params& sharded) {
+  const auto check = [](Params& whole, Params& sharded) {
     optim::AdamW reference(whole.slots, {.lr = 0.1}), adam(sharded.slots, {.lr = 0.1});
     for (int step = 0; step < 3; ++step) {
       set_grads(whole.slots, step);
@@ -198,7 +200,9 @@ TEST_CASE("shards of the replicas of one process are clipped and stepped as one 
       require_close("after loading", sharded.slots[0].replica(r).detach(),
                     part_of(sharded.slots[0], r, whole.slots[0].tensor().detach()));
     CHECK(distance(values_of(before), values_of(sharded.slots[0].replica(1))) > 1e-3);
-  });
+  };
+  with_replicas(check, "cpu:1");
+  with_replicas(check, "cpu:0");
 }
 
 TEST_CASE("optimizers step shards as rows of the whole, and their states are shards") {

@@ -198,7 +198,8 @@ const std::vector<std::unique_ptr<Reducer>>& Replicas::reducers() {
   if (!reducers_.empty() && trained == reduced_) return reducers_;
   reducers_.clear();
   if (std::find(trained.begin(), trained.end(), true) == trained.end()) return reducers_;
-  if (groups_.empty()) groups_ = make_replica_groups(devices, options.backend);
+  // The calls of the ranks need not be compared, because one object makes the calls of all ranks.
+  if (groups_.empty()) groups_ = make_replica_groups(devices, options.backend, {.check = false});
   std::vector<std::unique_ptr<Reducer>> made(size());
   on_replicas(devices, [&](int i) {
     const auto r = static_cast<std::size_t>(i);
@@ -241,7 +242,8 @@ void Replicas::record_gradients() {
   }
 }
 
-ReplicaGroups make_replica_groups(const std::vector<Device>& devices, const std::string& backend) {
+ReplicaGroups make_replica_groups(const std::vector<Device>& devices, const std::string& backend,
+                                  const GroupOptions& options) {
   const std::shared_ptr<Store> store = memory_store();
   const int size = static_cast<int>(devices.size());
   std::vector<std::shared_ptr<Backend>> backends(devices.size());
@@ -254,10 +256,9 @@ ReplicaGroups make_replica_groups(const std::vector<Device>& devices, const std:
   } else {
     backends = local_backends(size);
   }
-  // The calls of the ranks need not be compared, because one object makes the calls of all ranks.
   ReplicaGroups groups;
   for (std::shared_ptr<Backend>& own : backends)
-    groups.push_back(make_process_group(std::move(own), store, {.check = false}, "replicas"));
+    groups.push_back(make_process_group(std::move(own), store, options, "replicas"));
   return groups;
 }
 
@@ -279,6 +280,7 @@ void Replicas::run(std::size_t count, bool collective, const std::function<void(
     on_replicas(first(count), [&](int r) {
       try {
         task(r);
+        end_task(r);
       } catch (const std::exception& e) {
         if (is_first_failure(r, e.what())) throw;
       } catch (...) {

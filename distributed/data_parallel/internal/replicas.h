@@ -18,7 +18,9 @@ using ReplicaGroups = std::vector<std::shared_ptr<ProcessGroup>>;  // one rank p
 /// Throws ValueError or DeviceError unless these devices can have one replica each. `op` begins the text.
 void check_replica_devices(const char* op, const std::vector<Device>& devices);
 /// Makes the groups whose ranks are the replicas: over NCCL or host memory, as DataParallelOptions::backend.
-ReplicaGroups make_replica_groups(const std::vector<Device>& devices, const std::string& backend);
+/// `options.check` is false if one object makes the calls of all ranks.
+ReplicaGroups make_replica_groups(const std::vector<Device>& devices, const std::string& backend,
+                                  const GroupOptions& options);
 /// replicate() for some slots.
 void replicate_slots(const std::vector<nn::TensorSlot>& slots, std::span<const Device> devices);
 
@@ -87,6 +89,8 @@ class Replicas {
   virtual void abort(int replica, const std::string& why) noexcept;
   /// Drops the process group after a failure. The next pass creates a new one.
   virtual void drop_group() noexcept;
+  /// Called on the replica's worker when its part of a collective task has ended without an exception.
+  virtual void end_task(int replica) { static_cast<void>(replica); }
   /// Called on the caller's thread before and after tasks run.
   virtual void begin_run() {}
   virtual void end_run() noexcept {}

@@ -68,6 +68,13 @@ void ShardedModel::reset_most_full_units() {
   for (Lane& l : lanes_) l.most_full = 0;
 }
 
+void ShardedModel::forget_orders() {
+  for (Lane& l : lanes_) {
+    l.orders.clear();
+    l.at = 0;
+  }
+}
+
 // The number of full units that the limit counts. The units around the computing one, and those that are kept
 // full, are not counted.
 int ShardedModel::count_full(const ShardedUnit* computing, int replica) {

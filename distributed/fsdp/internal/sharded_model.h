@@ -55,6 +55,9 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   const OffloadStreams& offload_streams(int replica, Device device);
   int most_full_units(int replica) const { return lanes_[static_cast<std::size_t>(replica)].most_full; }
   void reset_most_full_units();
+  /// Forgets in which order the last forward entered the units. The replicas of one process must do so after
+  /// an exception: some of them may have reached the end of that forward.
+  void forget_orders();
 
   /// The scope of a call of the unit's module, or, if `by_hand`, of unshard().
   std::shared_ptr<void> enter(const std::shared_ptr<ShardedUnit>& unit, bool by_hand = false);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/internal/nested.h"
 #include "tapestry/autograd/node.h"
 #include "tapestry/autograd/ops/creation.h"
@@ -98,6 +99,11 @@ std::size_t ShardedParameter::shard_bytes(int replica) const {
 }
 
 const Tensor& ShardedParameter::read(int replica) const {
+  // A checkpoint may recompute a part of the unit's forward, without the scope of the unit's module.
+  if (unit && autograd::recomputing()) {
+    unit->refill(replica);
+    return at(replica).full;
+  }
   if (unit && unit->is_computing()) [[unlikely]]
     fail("[fully_shard] ", path(),
          " is sharded now, but forward needs the whole tensor, which exists only while its unit ",

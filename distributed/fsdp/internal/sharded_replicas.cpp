@@ -46,8 +46,9 @@ ShardedReplicas::ShardedReplicas(nn::Module& model, std::vector<Device> on,
   units.push_back(&model);
   const FsdpOptions options{.reshard_after_forward = o.reshard_after_forward,
                             .max_full_units = o.max_full_units,
-                            .device = devices[0]};
-  groups_ = make_replica_groups(devices, o.backend);
+                            .device = devices[0],
+                            .offload = o.offload};
+  groups_ = make_replica_groups(devices, o.backend, {});
   for (nn::Module* unit : units) {
     const std::string wrong = why_not_shardable(*unit, options, groups_, devices);
     check(wrong.empty(), "[", kOp, "] ", wrong);
@@ -69,9 +70,17 @@ void ShardedReplicas::abort(int replica, const std::string& why) noexcept {
   groups_[static_cast<std::size_t>(replica)]->abort(why);
 }
 
+// A replica that called fewer units than the others would leave them waiting. Over NCCL, calls are not
+// compared.
+void ShardedReplicas::end_task(int replica) {
+  ProcessGroup& group = *groups_[static_cast<std::size_t>(replica)];
+  if (size() > 1 && group.backend() == "local") group.barrier("end of the pass");
+}
+
 void ShardedReplicas::renew_groups() {
-  const ReplicaGroups groups = make_replica_groups(devices, options.backend);
+  const ReplicaGroups groups = make_replica_groups(devices, options.backend, {});
   for (ShardedUnit* unit : unit_->model().units()) unit->set_groups(groups);
+  unit_->model().forget_orders();
   groups_ = groups;
   failed_ = false;
 }

@@ -22,6 +22,7 @@ class ShardedReplicas final : public Replicas {
  private:
   void abort(int replica, const std::string& why) noexcept override;
   void drop_group() noexcept override;
+  void end_task(int replica) override;
   void begin_run() override;
   void end_run() noexcept override;
   void renew_groups();
