@@ -6,6 +6,7 @@
 #include "tapestry/apps/common/command_line.h"
 #include "tapestry/apps/gpt/commands.h"
 #include "tapestry/apps/gpt/model_files.h"
+#include "tapestry/core/atomic_file.h"
 #include "tapestry/core/gguf.h"
 #include "tapestry/nn/models/lora.h"
 
@@ -62,6 +63,10 @@ int run(const Options& o) {
   check<IoError>(!std::filesystem::exists(o.out) ||
                      (std::filesystem::is_directory(o.out) && std::filesystem::is_empty(o.out)),
                  "[gpt convert] ", o.out, " exists already; choose another name, or remove it");
+  // What an interrupted conversion has left.
+  const std::filesystem::path target = std::filesystem::absolute(o.out);
+  remove_abandoned_files(target.parent_path().string(),
+                         [&](const std::string& name) { return name == target.filename().string(); });
   const nn::ModelWeights weights(o.model);
   TokenizerFiles files = read_tokenizer_files(o.model, weights);
   if (!o.tokenizer.empty()) files.parts = data::read_tokenizer_parts(o.tokenizer);

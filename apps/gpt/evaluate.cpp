@@ -2,15 +2,16 @@
 #include <cmath>
 #include <cstdio>
 #include <numbers>
+#include <string_view>
 
 #include "tapestry/apps/common/command_line.h"
 #include "tapestry/apps/common/progress.h"
-#include "tapestry/apps/common/run_folder.h"
 #include "tapestry/apps/common/stop_request.h"
 #include "tapestry/apps/gpt/commands.h"
 #include "tapestry/apps/gpt/evaluation.h"
 #include "tapestry/apps/gpt/model_files.h"
 #include "tapestry/core/parallel.h"
+#include "tapestry/data/formats/text.h"
 
 namespace apps::gpt {
 
@@ -29,7 +30,8 @@ int run(const Options& o) {
   const StopRequest signals;
   if (o.text.empty()) throw UsageError("[gpt evaluate] pass --model FILE and --text FILE");
   if (o.threads > 0) set_num_threads(o.threads);
-  const std::string text = read_text(o.text);
+  const data::MappedFile file("gpt evaluate", o.text);
+  const std::string_view text(file.data(), file.size());
   const Pretrained p = load_pretrained(o.model);
   std::vector<std::int64_t> ids;
   try {

@@ -33,13 +33,14 @@ struct Options {
 };
 
 int run(const Options& o, bool has_prompt) {
-  const StopRequest signals;
-  if (o.threads > 0) set_num_threads(o.threads);
   std::string prompt = o.prompt;
   if (!has_prompt) {
     if (isatty(STDIN_FILENO)) std::fprintf(stderr, "The prompt, ended by Ctrl-D:\n");
     prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
   }
+  // Not before: Ctrl-C ends the program while it waits for the prompt.
+  const StopRequest signals;
+  if (o.threads > 0) set_num_threads(o.threads);
   const Pretrained p = load_pretrained(o.model);
   std::vector<std::int64_t> ids = p.tokenizer.encode(prompt);
   if (ids.empty()) {

@@ -1,7 +1,6 @@
 #include "tapestry/apps/gpt/parallel.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <utility>
 
 #include "tapestry/autograd/ops/creation.h"
@@ -9,9 +8,6 @@
 #include "tapestry/autograd/ops/loss.h"
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/view.h"
-#include "tapestry/distributed/comm/environment.h"
-#include "tapestry/distributed/comm/init.h"
-#include "tapestry/distributed/comm/text.h"
 #include "tapestry/distributed/zero/zero.h"
 #include "tapestry/nn/models/gpt2.h"
 #include "tapestry/nn/models/llama.h"
@@ -20,24 +16,35 @@
 namespace apps::gpt {
 
 using namespace tapestry;
-using distributed::ReduceOp;
 
 namespace {
 
-bool is_job(const std::string& parallel) {
-  return parallel == "ddp" || parallel == "zero1" || parallel == "zero2" || parallel == "fsdp";
-}
-
-// The blocks of the model, each of which takes and returns features.
-std::vector<nn::Module*> blocks_of(nn::LanguageModel& model) {
-  nn::ModuleList* list = nullptr;
-  if (auto* llama = dynamic_cast<nn::Llama*>(&model)) list = &llama->model.layers;
-  else list = &dynamic_cast<nn::Gpt2&>(model).transformer.h;
-  return list->children();
+JobOptions job_of(const TrainOptions& o) {
+  check_precision("gpt train", o.precision);
+  if (o.parallel == "pipeline" && o.stages > o.layers && o.config.empty() && o.init.empty())
+    fail<UsageError>("[gpt train] a model of ", o.layers, " layers cannot be divided into ", o.stages,
+                     " stages");
+  // Ranks may have other devices and numbers of threads.
+  TrainOptions same = o;
+  same.device = "cpu";
+  same.threads = 0;
+  return {.command = "gpt train",
+          .parallel = o.parallel,
+          .device = o.device,
+          .devices = o.stages,
+          .devices_option = "--stages",
+          .restartable = o.resume == "auto",
+          .batch_size = o.batch_size,
+          .parts = o.accumulate,
+          .identity = to_json(same) + o.run_dir + (o.resumed ? " resumed" : " new")};
 }
 
 Tensor cross_entropy_of(const Tensor& logits, const Tensor& targets) {
   return cross_entropy(logits.flatten(0, 1), targets.flatten());
+}
+
+std::vector<Tensor> pipeline_inputs(const Batch& b) {
+  return b.documents.defined() ? std::vector<Tensor>{b.ids, b.documents} : std::vector<Tensor>{b.ids};
 }
 
 std::vector<distributed::Stage> stages_of(nn::LanguageModel& model, const std::vector<Device>& devices) {
@@ -64,16 +71,29 @@ std::vector<distributed::Stage> stages_of(nn::LanguageModel& model, const std::v
       else if (llama) modules.emplace_back(llama->model.embed_tokens);
       else modules.emplace_back(gpt2->transformer.wte);
     }
-    const auto compute = [=, &model](const Tensor& input) {
-      Tensor x = input;
-      if (first && llama) x = llama->model.embed_tokens(x);
-      if (first && gpt2) {
-        const Tensor positions = arange(0, x.size(1), 1, {DType::i64, x.device()});
-        x = gpt2->transformer.drop(gpt2->transformer.wte(x) + gpt2->transformer.wpe(positions));
+    // Stages take and return the features and, if the sequences have several documents, the document of each
+    // token, from which each stage computes the mask and the positions.
+    const auto compute = [=, &model](const std::vector<Tensor>& inputs) {
+      Tensor x = inputs[0], positions, mask;
+      const bool several = inputs.size() > 1;
+      if (several) positions = nn::document_positions(inputs[1]), mask = nn::document_mask(inputs[1]);
+      if (llama) {
+        if (first) x = llama->model.embed_tokens(x);
+        nn::LlamaBlockContext how{.mask = mask};
+        if (several) how.angles = llama->model.rotary_emb.angles(positions, x.dtype());
+        for (nn::Module* const block : mine) x = dynamic_cast<nn::LlamaDecoderLayer&>(*block)(x, how);
+      } else {
+        if (first) {
+          if (!several) positions = arange(0, x.size(1), 1, {DType::i64, x.device()});
+          x = gpt2->transformer.drop(gpt2->transformer.wte(x) + gpt2->transformer.wpe(positions));
+        }
+        for (nn::Module* const block : mine)
+          x = dynamic_cast<nn::Gpt2Block&>(*block)(x, nn::Gpt2BlockContext{.mask = mask});
       }
-      for (nn::Module* const block : mine) x = (*block)(x);
-      if (!last) return x;
-      return linear(llama ? llama->model.norm(x) : gpt2->transformer.ln_f(x), model.output_weight());
+      if (last)
+        return std::vector<Tensor>{
+            linear(llama ? llama->model.norm(x) : gpt2->transformer.ln_f(x), model.output_weight())};
+      return several ? std::vector<Tensor>{x, inputs[1]} : std::vector<Tensor>{x};
     };
     stages.emplace_back(compute, devices[s], modules);
   }
@@ -89,74 +109,14 @@ Tensor loss_of(nn::LanguageModel& model, const Batch& batch) {
                            .targets = batch.targets});
 }
 
-Parallel::Parallel(const TrainOptions& o) : options_(o) {
-  const distributed::Environment job = distributed::read_environment();
-  if (job.world_size > 1 && !is_job(o.parallel))
-    fail<UsageError>(
-        "[gpt train] this is one of ", job.world_size,
-        " processes, which would all train the same model; add --parallel ddp, zero1, zero2 or fsdp");
-  if ((job.restart > 0 || job.max_restarts > 0) && o.resume != "auto")
-    fail<UsageError>(
-        "[gpt train] the launcher restarts this job after a failure, and a restart would begin again or "
-        "refuse the "
-        "run; add --run-dir DIR --resume auto, or start the job without restarts");
-  if (o.precision != "f32")
-    fail<UsageError>("[gpt train] --precision ", o.precision,
-                     " comes with mixed precision, which Tapestry does not have yet; train with f32");
-  const std::int64_t parts = job.world_size * o.accumulate;
-  if (o.batch_size % parts != 0)
-    fail<UsageError>("[gpt train] --batch-size is ", o.batch_size, ", which cannot be divided into ",
-                     o.accumulate, " parts on each of ", job.world_size, " ranks; choose a multiple of ",
-                     parts);
-  if (o.parallel == "pipeline" && !o.no_document_masks)
-    fail<UsageError>(
-        "[gpt train] the stages of a pipeline pass features alone, so they cannot keep documents apart; add "
-        "--no-document-masks");
-  if (o.parallel == "pipeline" && o.stages > o.layers && o.config.empty() && o.init.empty())
-    fail<UsageError>("[gpt train] a model of ", o.layers, " layers cannot be divided into ", o.stages,
-                     " stages");
-  const Device device(o.device);
-  if (o.parallel == "dp" || o.parallel == "pipeline") {
-    // The number of logical CPU devices must be set before the first use of a device.
-    if (device.is_cpu()) setenv("TAPESTRY_LOGICAL_DEVICES", std::to_string(o.stages).c_str(), 0);
-    for (int i = 0; i < o.stages; ++i) devices_.emplace_back(device.type, i);
-    check<UsageError>(device_count(device.type) >= o.stages, "[gpt train] --stages is ", o.stages,
-                      ", but there are ", device_count(device.type), " devices of type ",
-                      device.is_cpu() ? "cpu" : "cuda");
-  }
-  group_ = distributed::init_process_group();
-  requests_.emplace(group_);
-  if (size() == 1) return;
-  // Ranks may have other devices and numbers of threads.
-  TrainOptions same = o;
-  same.device = "cpu";
-  same.threads = 0;
-  const std::string own = to_json(same) + o.run_dir + (o.resumed ? " resumed" : " new");
-  const std::string theirs = distributed::broadcast_text(*group_, own, 0, "options");
-  distributed::on_all_ranks(*group_, "gpt train", [&] {
-    if (own != theirs)
-      fail<UsageError>("[gpt train] rank ", rank(), " has other options than rank 0, or sees another run in ",
-                       o.run_dir,
-                       "; start all ranks with the same options, and choose a --run-dir that all can see");
-  });
-}
+Parallel::Parallel(const TrainOptions& o) : Job(job_of(o)), options_(o) {}
 
 void Parallel::wrap(nn::LanguageModel& model) {
-  const std::string& parallel = options_.parallel;
-  if (parallel == "dp") dp_.emplace(model, devices_);
-  if (parallel == "pipeline") {
-    check<UsageError>(model.num_layers() >= options_.stages, "[gpt train] a model of ", model.num_layers(),
-                      " layers cannot be divided into ", options_.stages, " stages");
-    pipeline_.emplace(stages_of(model, devices_),
-                      distributed::PipelineOptions{.micro_batches = static_cast<int>(options_.accumulate)});
-  }
-  if (parallel == "fsdp") {
-    const distributed::FsdpOptions sharding{.group = group_, .device = Device(options_.device)};
-    for (nn::Module* const block : blocks_of(model)) distributed::fully_shard(*block, sharding);
-    fsdp_.emplace(distributed::fully_shard(model, sharding));
-  } else if (is_job(parallel)) {
-    ddp_.emplace(model, distributed::DdpOptions{.process_group = group_});
-  }
+  if (options_.parallel != "pipeline") return Job::wrap(model);
+  check<UsageError>(model.num_layers() >= options_.stages, "[gpt train] a model of ", model.num_layers(),
+                    " layers cannot be divided into ", options_.stages, " stages");
+  pipeline_.emplace(stages_of(model, devices_),
+                    distributed::PipelineOptions{.micro_batches = static_cast<int>(options_.accumulate)});
 }
 
 std::unique_ptr<optim::Optimizer> Parallel::make_optimizer(nn::LanguageModel& model) const {
@@ -184,19 +144,14 @@ double Parallel::forward_backward(nn::LanguageModel& model, Windows& text, std::
   const std::int64_t begin = step * options_.batch_size;
   if (pipeline_) {
     const Batch b = batch(begin, options_.batch_size);
-    return pipeline_->forward_backward(b.ids, b.targets, cross_entropy_of).item();
+    return pipeline_->forward_backward(pipeline_inputs(b), b.targets, cross_entropy_of).item();
   }
   const std::int64_t parts = options_.accumulate, rows = options_.batch_size / (parts * size());
   double sum = 0;
   for (std::int64_t part = 0; part < parts; ++part) {
     const Batch b = batch(begin + (part * size() + rank()) * rows, rows);
     // All parts but the last keep their gradients on this rank.
-    std::optional<distributed::DdpBase::NoSync> ddp_quiet;
-    std::unique_ptr<distributed::FullyShard::NoSync> fsdp_quiet;
-    if (part + 1 < parts && ddp_) ddp_quiet.emplace(*ddp_);
-    if (part + 1 < parts && fsdp_)
-      fsdp_quiet = std::unique_ptr<distributed::FullyShard::NoSync>(
-          new distributed::FullyShard::NoSync(fsdp_->no_sync()));
+    const std::unique_ptr<Quiet> no_sync = part + 1 < parts ? quiet() : nullptr;
     Tensor loss;
     if (dp_ && b.documents.defined())
       loss = dp_->loss(std::make_tuple(b.ids, b.targets, b.documents),
@@ -238,34 +193,15 @@ std::optional<double> Parallel::held_out_loss(nn::LanguageModel& model, const Wi
     b.ids = b.ids.to(device);
     b.targets = b.targets.to(device);
     if (b.documents.defined()) b.documents = b.documents.to(device);
-    const double loss = pipeline_
-                            ? cross_entropy_of((*pipeline_)(b.ids), b.targets.to(devices_.back())).item()
-                            : loss_of(model, b).item();
+    const double loss =
+        pipeline_ ? cross_entropy_of((*pipeline_)(pipeline_inputs(b)), b.targets.to(devices_.back())).item()
+                  : loss_of(model, b).item();
     mean.add(loss, mine < batches ? static_cast<double>(b.ids.size(0)) : 0);
     stopped = stops();
   }
   model.train();
   if (stopped) return std::nullopt;
   return mean.reduce(*group_);
-}
-
-nn::StateDict Parallel::full_state(nn::LanguageModel& model) const {
-  nn::StateDict all;
-  for (const auto& [name, parameter] : model.named_parameters()) {
-    Tensor full = parameter.tensor().detach();
-    if (const auto& sharding = parameter.sharding()) {
-      full = empty(sharding->full_sizes(), {parameter.dtype(), parameter.device()});
-      sharding->gather(0, full);
-    }
-    if (first()) all.emplace_back(name, full.to(kCPU).contiguous());
-  }
-  return all;
-}
-
-double Parallel::sum(double own) const {
-  if (size() == 1) return own;
-  group_->all_reduce(from_blob(&own, {1}, DType::f64), ReduceOp::sum, "sum").wait();
-  return own;
 }
 
 }  // namespace apps::gpt

@@ -98,7 +98,7 @@ void each_train_option(F&& option) {
   option("--seed", &O::seed, "Seed of initial weights, dropout and the order of the text",
          OptionRules{.check = between<std::uint64_t>(0, UINT64_MAX)}, true);
   option("--precision", &O::precision, "The dtype of the computation",
-         OptionRules{.check = one_of({"f32", "bf16"})}, true);
+         OptionRules{.check = one_of({"f32", "bf16", "f16"})}, true);
   option("--parallel", &O::parallel,
          "dp: all devices of one process; pipeline: the blocks on several devices of one process; or with "
          "tapestry-run "

@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "tapestry/apps/common/checkpoint_interval.h"
+#include "tapestry/apps/common/checkpoints.h"
 #include "tapestry/apps/common/command_line.h"
 #include "tapestry/apps/common/progress.h"
 #include "tapestry/apps/common/run_folder.h"
@@ -19,12 +20,14 @@
 #include "tapestry/apps/gpt/commands.h"
 #include "tapestry/apps/gpt/run_log.h"
 #include "tapestry/apps/gpt/tune_data.h"
-#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/apps/gpt/tune_parallel.h"
 #include "tapestry/core/generator.h"
 #include "tapestry/core/parallel.h"
 #include "tapestry/data/sampler.h"
-#include "tapestry/nn/checkpoint.h"
+#include "tapestry/data/tokenizer/chat.h"
+#include "tapestry/distributed/comm/text.h"
 #include "tapestry/nn/clip.h"
+#include "tapestry/nn/models/generate.h"
 #include "tapestry/nn/models/lora.h"
 #include "tapestry/nn/optim/adam.h"
 #include "tapestry/nn/optim/factor_schedules.h"
@@ -75,7 +78,7 @@ void each_option(F&& option) {
   option("--merge", &O::merge, "Also write the model with the adapters added to its weights", OptionRules());
 
   option("--steps", &O::steps, "Steps of the optimizer", count);
-  option("--batch-size", &O::batch_size, "Sequences that are computed at a time", count);
+  option("--batch-size", &O::batch_size, "Sequences that are computed at a time, over all ranks", count);
   option("--accumulate", &O::accumulate, "Batches of a step", count);
   option("--lr", &O::lr, "Learning rate after the warm-up", OptionRules{.check = between(1e-12, 1e3)});
   option("--warmup", &O::warmup, "Steps in which the learning rate rises to --lr", from_0);
@@ -90,22 +93,27 @@ void each_option(F&& option) {
   option("--keep-activations", &O::keep_activations,
          "Keep what backward needs of each block, instead of computing it again: faster, with more memory",
          OptionRules());
+  option("--precision", &O::precision, "The dtype of the computation",
+         OptionRules{.check = one_of({"f32", "bf16", "f16"})});
+  option(
+      "--parallel", &O::parallel,
+      "dp: several devices of one process; or with tapestry-run ddp; or fsdp, which divides the parameters, "
+      "frozen ones too (weights that stay packed are in every process)",
+      OptionRules{.check = one_of({"none", "dp", "ddp", "fsdp"})});
+  option("--devices", &O::devices, "Devices of dp", OptionRules{.check = between(1, 64)});
   option("--threads", &O::threads, "Compute threads; 0 uses OMP_NUM_THREADS, or all cores",
          OptionRules{.check = between(0, 1024)});
   option("--log-every", &O::log_every, "Steps from one line of metrics.jsonl to the next", count);
   option("--eval-every", &O::eval_every, "Steps from one measurement of the held-out loss to the next",
          count);
   option("--eval-sequences", &O::eval_sequences, "Held-out sequences to measure; 0 takes all", from_0);
+  option("--sample", &O::sample_tokens, "Tokens to write after each measurement; 0 writes none", from_0);
+  option("--sample-prompt", &O::sample_prompt,
+         "What the samples continue, or, with --chats, the message that they answer", OptionRules());
   option("--checkpoint-every", &O::checkpoint_every,
          "Save a checkpoint also between measurements: 200steps, 10minutes or none", OptionRules());
 }
 
-std::string to_json(const TuneOptions& o) {
-  Json json;
-  each_option(
-      [&](const char* name, auto member, const char*, const OptionRules&) { json[name] = o.*member; });
-  return json.dump(2) + "\n";
-}
 void read_json(const std::string& path, TuneOptions& o) {
   const Json json = Json::parse(read_text(path), nullptr, false);
   check<IoError>(json.is_object(), "[gpt tune] ", path, " is not a JSON object; restore the file");
@@ -137,28 +145,53 @@ double rate_at(const TuneOptions& o, std::int64_t step) {
   return o.min_lr + (1 - o.min_lr) * 0.5 * (1 + std::cos(std::numbers::pi * std::min(done, 1.0)));
 }
 
+// Replaces the options by those of the run that the command line resumes.
+void resume_options(const CommandLine& line, TuneOptions& o) {
+  if (!line.given("--resume")) return;
+  if (o.run_dir.empty())
+    throw UsageError("[gpt tune] --resume needs --run-dir, the folder of the run to resume");
+  const std::string path = o.run_dir + "/config.json";
+  if (o.resume == "auto" && !std::filesystem::exists(path)) return;
+  TuneOptions run;
+  read_json(path, run);
+  each_option([&](const char* name, auto member, const char*, const OptionRules&) {
+    if (line.given(name) && o.*member != run.*member)
+      fail<UsageError>("[gpt tune] the run in ", o.run_dir, " has ", name, " ", Json(run.*member).dump(),
+                       " and cannot be resumed with ", Json(o.*member).dump(), "; leave ", name,
+                       " out, or start a new run in another --run-dir");
+  });
+  run.run_dir = o.run_dir;
+  run.resume = o.resume;
+  run.resumed = true;
+  o = run;
+}
+
 class Run {
  public:
-  Run(TuneOptions options, const StopRequest& signals) : o_(std::move(options)), signals_(signals) {}
+  Run(TuneOptions options, const StopRequest& signals)
+      : o_(std::move(options)), signals_(signals), parallel_(o_) {}
   int tune();
 
  private:
+  void open_folder();
   void build();
   double train_step();
   bool report();
   std::string save();
+  void write_sample();
   void write_result();
   std::vector<std::int64_t> sequences_of(std::int64_t batch);
 
   TuneOptions o_;
   const StopRequest& signals_;
+  TuneParallel parallel_;
   RunFolder folder_;
   std::optional<Pretrained> p_;
   std::optional<TuneData> data_;
   std::unique_ptr<Trained> trained_;
   std::unique_ptr<optim::AdamW> optimizer_;
   std::unique_ptr<optim::LambdaLR> schedule_;
-  std::optional<nn::Checkpointer> checkpoints_;
+  std::optional<Checkpoints> checkpoints_;
   std::optional<Progress> progress_;
   std::optional<CheckpointInterval> interval_;
   std::vector<Metrics> metrics_;
@@ -195,6 +228,9 @@ void Run::build() {
   } else if (!o_.adapter.empty()) {
     throw UsageError("[gpt tune] --adapter needs --method lora");
   }
+  parallel_.wrap(*p_->model);
+  // Each rank needs different dropout masks.
+  if (parallel_.size() > 1) distributed::manual_seed_by_rank(*parallel_.group(), o_.seed);
   p_->model->train();
   trained_ = std::make_unique<Trained>(*p_->model);
   optimizer_ = std::make_unique<optim::AdamW>(
@@ -217,28 +253,17 @@ std::vector<std::int64_t> Run::sequences_of(std::int64_t batch) {
 // One step of the optimizer. Returns the mean loss of all targets of its batches.
 double Run::train_step() {
   optimizer_->zero_grad();
-  std::vector<TuneBatch> batches;
-  double targets = 0, loss = 0;
-  for (std::int64_t k = 0; k < o_.accumulate; ++k) {
-    batches.push_back(tune_batch(data_->train, sequences_of(step_ * o_.accumulate + k)));
-    targets += static_cast<double>(batches.back().targets);
-  }
-  for (const TuneBatch& batch : batches) {
-    if (batch.targets == 0) continue;
-    nn::TokenContext how = batch.context();
-    how.checkpoint = !o_.keep_activations;
-    const double part = static_cast<double>(batch.targets) / targets;
-    const Tensor mean = (*p_->model)(batch.sequences.ids, how);
-    loss += part * mean.item();
-    (mean * part).backward();
-  }
-  check(std::isfinite(loss), "[gpt tune] the loss is ", loss, " in step ", step_ + 1, "; try a smaller --lr");
-  if (targets > 0) {
+  std::vector<std::vector<std::int64_t>> batches;
+  for (std::int64_t k = 0; k < o_.accumulate; ++k) batches.push_back(sequences_of(step_ * o_.accumulate + k));
+  const std::optional<double> loss = parallel_.forward_backward(*p_->model, data_->train, batches);
+  if (loss) {
+    check(std::isfinite(*loss), "[gpt tune] the loss is ", *loss, " in step ", step_ + 1,
+          "; try a smaller --lr");
     grad_norm_ = nn::clip_grad_norm_(trained_->parameters(), o_.clip > 0 ? o_.clip : INFINITY).item();
     optimizer_->step();
   }
   schedule_->step();
-  return loss;
+  return loss.value_or(0);
 }
 
 std::string Run::save() {
@@ -250,12 +275,32 @@ std::string Run::save() {
                             {.step = step_, .extra = {{"gpt.tune", tally}}});
 }
 
+void Run::write_sample() {
+  // The call of a sharded model is collective.
+  if (o_.sample_tokens == 0 || (!parallel_.first() && o_.parallel != "fsdp")) return;
+  std::vector<std::int64_t> prompt;
+  if (!o_.chats.empty() && p_->chat) {
+    const std::string message = o_.sample_prompt.empty() ? "Hello!" : o_.sample_prompt;
+    prompt = data::ChatTemplate(p_->tokenizer, *p_->chat).encode({{"user", message}}).ids;
+  } else {
+    prompt = p_->tokenizer.encode(o_.sample_prompt);
+    if (prompt.empty() && p_->first >= 0) prompt.push_back(p_->first);
+  }
+  if (prompt.empty() || static_cast<std::int64_t>(prompt.size()) >= p_->model->context_length()) return;
+  nn::Sampler sampler({.temperature = 0.8, .top_k = 40, .seed = o_.seed + static_cast<std::uint64_t>(step_)});
+  const std::vector<std::int64_t> words =
+      nn::generate(*p_->model, prompt, {.max_new_tokens = o_.sample_tokens, .stop = p_->stop}, sampler);
+  progress_->line("sample: " + o_.sample_prompt + (o_.chats.empty() ? "" : " -> ") +
+                  p_->tokenizer.decode(words, {.skip_special = true}));
+}
+
 // Measures and writes what is due. Returns false if a signal came meanwhile.
 bool Run::report() {
   const bool evaluates = data_->held_out && (step_ % o_.eval_every == 0 || step_ == o_.steps);
   std::optional<double> loss;
   if (evaluates) {
-    loss = tune_loss(*p_->model, *data_->held_out, o_.eval_sequences, [&] { return signals_.signal() != 0; });
+    loss = parallel_.held_out_loss(*p_->model, *data_->held_out, o_.eval_sequences,
+                                   [&] { return parallel_.agree({signals_.signal()}).signal != 0; });
     if (!loss) return false;
   }
   const double mean = losses_ > 0 ? loss_ / losses_ : NAN;
@@ -281,43 +326,58 @@ bool Run::report() {
                   std::exp(*loss), duration(seconds_).c_str());
     progress_->line(line);
   }
+  if (step_ > 0) write_sample();
   if (step_ > 0) save();
   return true;
 }
 
 void Run::write_result() {
   const auto path = [&](const char* name) { return o_.run_dir + "/" + name; };
-  const bool lora = o_.method == "lora";
-  if (lora) {
+  const auto write_model = [&](const nn::LanguageModel& model) {
+    write_folder(path("model"), true, [&](const std::string& folder) {
+      nn::save_language_model(folder, model);
+      TokenizerFiles files = read_tokenizer_files(o_.model, nn::ModelWeights(o_.model));
+      if (!o_.tokenizer.empty()) files.parts = data::read_tokenizer_parts(o_.tokenizer);
+      write_tokenizer_files(folder, files, model.context_length());
+    });
+    progress_->line("wrote " + path("model") + "; try: gpt generate --model " + path("model"));
+  };
+  const bool lora = o_.method == "lora", sharded = o_.parallel == "fsdp";
+  const auto unsharded = lora ? parallel_.unshard() : std::nullopt;
+  const nn::StateDict full = sharded && !lora ? parallel_.full_state(*p_->model) : nn::StateDict();
+  distributed::on_rank_0(*parallel_.group(), "gpt tune", [&] {
+    if (!lora && !sharded) return write_model(*p_->model);
+    if (!lora) {
+      const auto whole = nn::load_language_model(o_.model);
+      whole->load_state_dict(full);
+      return write_model(*whole);
+    }
     nn::save_lora(path("adapter"), *p_->model, o_.model);
     progress_->line("wrote " + path("adapter") + ", which PEFT loads");
     if (!o_.merge) return;
     // Sums with the adapters do not fit into blocks, so the base is loaded again, as f32.
-    *p_ = load_pretrained(
+    const Pretrained merged = load_pretrained(
         {.model = o_.model, .tokenizer = o_.tokenizer, .adapter = path("adapter"), .weights = "f32"});
-    nn::merge_lora(*p_->model);
-    nn::remove_lora(*p_->model);
-  }
-  write_folder(path("model"), true, [&](const std::string& folder) {
-    nn::save_language_model(folder, *p_->model);
-    TokenizerFiles files = read_tokenizer_files(o_.model, nn::ModelWeights(o_.model));
-    if (!o_.tokenizer.empty()) files.parts = data::read_tokenizer_parts(o_.tokenizer);
-    write_tokenizer_files(folder, files, p_->model->context_length());
+    nn::merge_lora(*merged.model);
+    nn::remove_lora(*merged.model);
+    write_model(*merged.model);
   });
-  progress_->line("wrote " + path("model") + "; try: gpt generate --model " + path("model"));
+}
+
+void Run::open_folder() {
+  distributed::on_rank_0(*parallel_.group(), "gpt tune", [&] {
+    if (o_.run_dir.empty()) {
+      char when[32];
+      const std::time_t now = std::time(nullptr);
+      std::strftime(when, sizeof when, "%Y%m%d-%H%M%S", std::localtime(&now));
+      o_.run_dir = std::string("runs/tune-") + when;
+    }
+    folder_ = RunFolder(o_.run_dir, o_.resumed);
+  });
 }
 
 int Run::tune() {
-  if (o_.run_dir.empty()) {
-    char when[32];
-    const std::time_t now = std::time(nullptr);
-    std::strftime(when, sizeof when, "%Y%m%d-%H%M%S", std::localtime(&now));
-    o_.run_dir = std::string("runs/tune-") + when;
-  }
-  if (o_.resume) {
-    folder_ = RunFolder(o_.run_dir, true);
-    read_json(folder_.file("config.json"), o_);
-  }
+  if (o_.resumed) open_folder();
   if (o_.model.empty()) throw UsageError("[gpt tune] pass --model FILE or FOLDER");
   if (o_.chats.empty() == o_.text.empty())
     throw UsageError("[gpt tune] pass --chats FILE.jsonl, or --text FILE");
@@ -328,13 +388,13 @@ int Run::tune() {
     throw UsageError("[gpt tune] --checkpoint-every is " + o_.checkpoint_every +
                      "; write 200steps, 10minutes or none");
   build();
-  if (!o_.resume) {
-    folder_ = RunFolder(o_.run_dir, false);
+  if (!o_.resumed) {
+    open_folder();
     folder_.write("config.json", to_json(o_));
   }
-  checkpoints_.emplace(o_.run_dir + "/checkpoints",
+  checkpoints_.emplace(parallel_.group(), o_.run_dir + "/checkpoints", o_.parallel == "fsdp",
                        nn::CheckpointerOptions{.keep_last = 2, .keep_best = false});
-  progress_.emplace(o_.steps, o_.steps, 1);
+  progress_.emplace(o_.steps, o_.steps, 1, parallel_.first());
   bool resumed = false;
   if (const auto last = checkpoints_->resume({trained_.get(), optimizer_.get(), schedule_.get()})) {
     long long reported = 0;
@@ -347,27 +407,32 @@ int Run::tune() {
     step_ = last->step, reported_ = reported;
     progress_->start_at(step_);
     resumed = true;
-    metrics_ = read_metrics(folder_.file("metrics.jsonl"), reported_);
+    if (parallel_.first()) metrics_ = read_metrics(folder_.file("metrics.jsonl"), reported_);
   }
   std::int64_t parameters = 0, trained = 0;
-  for (const nn::Parameter& p : p_->model->parameters())
-    parameters += p->numel(), trained += p->requires_grad() ? p->numel() : 0;
+  for (const nn::Parameter& p : p_->model->parameters()) {
+    const std::int64_t count = p.sharding() ? p.sharding()->full_sizes().numel() : p->numel();
+    parameters += count, trained += p->requires_grad() ? count : 0;
+  }
   progress_->line(concat({p_->model->type_name(), " of ", parameters, " parameters, of which ", trained,
                           " are trained; ", data_->documents, " documents in ", data_->train.size(),
                           " sequences of ", o_.length, ", ", data_->train.targets(), " targets; ",
                           data_->held_out ? data_->held_out->size() : 0, " sequences held out"}));
-  progress_->line(concat({"seed ", o_.seed, ", threads ", o_.threads, ", run folder ", o_.run_dir}));
+  progress_->line(concat({"seed ", o_.seed, ", threads ", o_.threads,
+                          parallel_.size() > 1 ? concat({", ranks ", parallel_.size()}) : std::string(),
+                          ", run folder ", o_.run_dir}));
   if (resumed) progress_->line(concat({"resumed after step ", step_, " of ", o_.steps}));
 
-  const auto stopped = [&] {
+  const auto stopped_by = [&](int signal) {
     const std::string path = save();
-    progress_->line("stopped by " + signal_name(signals_.signal()) + " and saved " + path +
+    progress_->line("stopped by " + signal_name(signal) + " and saved " + path +
                     "; continue with: gpt tune --resume --run-dir " + o_.run_dir);
-    return 128 + signals_.signal();
+    return 128 + signal;
   };
   while (true) {
     const bool due = step_ % o_.log_every == 0 || step_ % o_.eval_every == 0 || step_ == o_.steps;
-    if (due && reported_ < step_ && !report()) return stopped();
+    if (due && reported_ < step_ && !report())
+      return stopped_by(std::max(parallel_.agree({signals_.signal()}).signal, signals_.signal()));
     if (step_ == o_.steps) break;
     const Clock::time_point before = Clock::now();
     const double loss = train_step();
@@ -377,14 +442,22 @@ int Run::tune() {
     char text[100];
     std::snprintf(text, sizeof text, "loss %.4f  lr %.2g", loss, schedule_->last_lr()[0]);
     progress_->step(o_.accumulate * o_.batch_size * o_.length, "tokens", text);
-    if (signals_.signal()) return stopped();
-    if (interval_->due_at(step_) || interval_->elapsed()) save();
+    const Request agreed = parallel_.agree({signals_.signal(), interval_->elapsed()});
+    if (agreed.signal) return stopped_by(agreed.signal);
+    if (agreed.save || interval_->due_at(step_)) save();
   }
   write_result();
   return 0;
 }
 
 }  // namespace
+
+std::string to_json(const TuneOptions& o) {
+  Json json;
+  each_option(
+      [&](const char* name, auto member, const char*, const OptionRules&) { json[name] = o.*member; });
+  return json.dump(2) + "\n";
+}
 
 int run_tune(TuneOptions options) {
   const StopRequest signals;  // must be constructed before any thread is started
@@ -402,23 +475,18 @@ int tune(int argc, char** argv) {
     line.add(name, o.*member, text, rules);
   });
   line.add("--run-dir", o.run_dir, "The run folder; without it runs/tune-DATE");
-  line.add("--resume", o.resume, "Continue the run of --run-dir, with its options");
+  line.add("--resume", o.resume, "Continue the run in --run-dir; with auto, start one if the folder has none",
+           {.check = one_of({"auto", ""}), .bare = true});
   line.footer(
       "SIGINT (Ctrl-C), SIGTERM and SIGHUP stop the run after the current step and save a checkpoint; a "
       "second\nsignal ends it at once.\n"
       "Exit status: 0 done, 1 failed, 2 wrong options, 128 + N stopped by signal N (130 after Ctrl-C).");
   return line.run(argc, argv, [&] {
-    if (o.resume) {
-      if (o.run_dir.empty()) throw UsageError("[gpt tune] --resume needs --run-dir");
-      each_option([&](const char* name, auto, const char*, const OptionRules&) {
-        if (line.given(name))
-          throw UsageError(std::string("[gpt tune] a resumed run keeps its options; leave out ") + name);
-      });
-    }
     for (auto* files : {&o.chats, &o.text, &o.held_out})
       for (std::string& path : *files) path = std::filesystem::absolute(path).lexically_normal().string();
     for (std::string* path : {&o.model, &o.tokenizer, &o.adapter})
       if (!path->empty()) *path = std::filesystem::absolute(*path).lexically_normal().string();
+    resume_options(line, o);
     return run_tune(std::move(o));
   });
 }

@@ -24,14 +24,17 @@ struct TuneOptions {
   double lr = 2e-4, min_lr = 0.1, weight_decay = 0, clip = 1;
   std::uint64_t seed = 1;
   bool keep_activations = false;
-  int threads = 0;
+  std::string precision = "f32", parallel = "none";
+  int devices = 2, threads = 0;
   // What is shown and saved.
-  std::int64_t log_every = 10, eval_every = 50, eval_sequences = 64;
-  std::string checkpoint_every = "10minutes";
+  std::int64_t log_every = 10, eval_every = 50, eval_sequences = 64, sample_tokens = 32;
+  std::string sample_prompt, checkpoint_every = "10minutes";
   // Not saved.
-  std::string run_dir;
-  bool resume = false;
+  std::string run_dir, resume;
+  bool resumed = false;  ///< the options are those of an existing run
 };
+
+std::string to_json(const TuneOptions& options);
 
 /// Reads the model and the data, trains, and writes the adapter or the model into the run folder. Returns the
 /// exit status.

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <string_view>
 
-#include "tapestry/apps/common/run_folder.h"
 #include "tapestry/data/collate.h"
+#include "tapestry/data/formats/text.h"
 #include "tapestry/nn/models/language_model.h"
 
 namespace apps::gpt {
@@ -50,12 +50,12 @@ TuneData read_tune_data(const TuneDataOptions& o, const Pretrained& p) {
   const double part = o.held_out.empty() ? o.held_out_part : 0;
   if (is_text) {
     for (const std::string& file : o.text) {
-      const std::string text = read_text(file);
+      const data::MappedFile mapped("gpt tune", file);
+      const std::string_view all(mapped.data(), mapped.size());
       // The end of each file is held out, from the beginning of a line on.
-      const auto at = static_cast<std::size_t>(std::llround(static_cast<double>(text.size()) * (1 - part)));
-      const std::size_t line = part > 0 ? text.find('\n', at) : std::string::npos;
-      const std::string_view all(text);
-      const std::size_t end = line == std::string::npos ? all.size() : line + 1;
+      const auto at = static_cast<std::size_t>(std::llround(static_cast<double>(all.size()) * (1 - part)));
+      const std::size_t line = part > 0 ? all.find('\n', at) : std::string_view::npos;
+      const std::size_t end = line == std::string_view::npos ? all.size() : line + 1;
       append(train, data::text_documents(all.substr(0, end), file, p.tokenizer, text_options(p)));
       if (all.substr(end).find_first_not_of(" \n\r\t") != std::string_view::npos)
         append(held_out,
@@ -84,8 +84,12 @@ TuneBatch tune_batch(const data::PackedSequences& data, const std::vector<std::i
     const data::PackedSequence s = data.get(i);
     ids.push_back(s.ids), targets.push_back(s.targets), documents.push_back(s.documents);
   }
-  TuneBatch batch{{data::stack_samples(ids), data::stack_samples(targets), data::stack_samples(documents)},
-                  0};
+  return tune_batch_of(data::stack_samples(ids), data::stack_samples(targets),
+                       data::stack_samples(documents));
+}
+
+TuneBatch tune_batch_of(const Tensor& ids, const Tensor& targets, const Tensor& documents) {
+  TuneBatch batch{{ids, targets, documents}, 0};
   const auto* const t = batch.sequences.targets.data<std::int64_t>();
   batch.targets = batch.sequences.targets.numel() - std::count(t, t + batch.sequences.targets.numel(), -100);
   return batch;
@@ -103,27 +107,6 @@ nn::TokenContext TuneBatch::context() const {
     how.mask = nn::document_mask(sequences.documents);
   }
   return how;
-}
-
-std::optional<double> tune_loss(nn::LanguageModel& model, const data::PackedSequences& data,
-                                std::int64_t most, const std::function<bool()>& stop) {
-  const NoGradGuard no_grad;
-  const bool training = model.is_training();
-  model.eval();
-  double sum = 0, count = 0;
-  bool stopped = false;
-  const std::int64_t size = most > 0 ? std::min(most, data.size()) : data.size();
-  for (std::int64_t i = 0; i < size && !stopped; ++i) {
-    const TuneBatch batch = tune_batch(data, {i});
-    if (batch.targets == 0) continue;
-    const auto n = static_cast<double>(batch.targets);
-    sum += n * model(batch.sequences.ids, batch.context()).item();
-    count += n;
-    stopped = stop();
-  }
-  model.train(training);
-  if (stopped) return std::nullopt;
-  return sum / count;
 }
 
 }  // namespace apps::gpt

@@ -1,7 +1,6 @@
 #pragma once
 // What a model is tuned on: conversations or text, in sequences of one length.
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -41,11 +40,8 @@ struct TuneBatch {
   tapestry::nn::TokenContext context() const;
 };
 TuneBatch tune_batch(const tapestry::data::PackedSequences& data, const std::vector<std::int64_t>& indices);
-
-/// The mean loss of the targets of the first `most` sequences (0: all), in evaluation mode and without
-/// gradients. Returns nothing if stop() becomes true.
-std::optional<double> tune_loss(tapestry::nn::LanguageModel& model,
-                                const tapestry::data::PackedSequences& data, std::int64_t most,
-                                const std::function<bool()>& stop);
+/// The same of tensors (N, length) that exist already.
+TuneBatch tune_batch_of(const tapestry::Tensor& ids, const tapestry::Tensor& targets,
+                        const tapestry::Tensor& documents);
 
 }  // namespace apps::gpt

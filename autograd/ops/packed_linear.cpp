@@ -7,6 +7,7 @@
 #include "tapestry/autograd/ops/internal/packed_linear.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/internal/file_mapping.h"
 #include "tapestry/core/parallel.h"
 #include "tapestry/core/storage.h"
 #include "tapestry/kernels/ops/matmul.h"
@@ -33,6 +34,8 @@ const std::uint8_t* panels_of(const PackedTensor& w) {
     const StorageRef memory = Storage::allocate(kCPU, static_cast<std::size_t>(bytes));
     auto* const data = static_cast<std::uint8_t*>(memory->data());
     kernels::interleave(kCPU, DType::u8, {.weight = m, .panels = data});
+    // Products without gradients read the panels alone, so the blocks need not stay in memory twice.
+    detail::release_pages(w.data(), w.bytes());
     const auto owner = std::make_shared<const StorageRef>(memory);
     return {owner, data};
   };

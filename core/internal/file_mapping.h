@@ -25,4 +25,9 @@ class FileMapping {
   std::uint64_t size_ = 0;
 };
 
+/// Takes the pages of a FileMapping that lie whole in these bytes out of this process's memory: the next
+/// access maps them again, from the system's cache of the file. Does nothing for other memory. Nobody may
+/// have changed the bytes, because changes would be lost.
+void release_pages(const std::uint8_t* data, std::uint64_t bytes);
+
 }  // namespace tapestry::detail

@@ -69,12 +69,14 @@ float round_block(const float* x, std::int8_t* q, std::int32_t* sums) {
   return d;
 }
 
+using RoundBlock = float (*)(const float* x, std::int8_t* q, std::int32_t* sums);
+
 // Rounds one row. `group` is 16 or 32, and `offset` is that of an unsigned weight.
-void round_row(const float* x, std::int64_t k, std::int64_t group, int offset, std::int8_t* q, float* d,
-               float* s, std::int32_t* start) {
+void round_row(RoundBlock round, const float* x, std::int64_t k, std::int64_t group, int offset,
+               std::int8_t* q, float* d, float* s, std::int32_t* start) {
   for (std::int64_t b = 0; b < k / 32; ++b) {
     std::int32_t sums[2];
-    d[b] = round_block(x + 32 * b, q + 32 * b, sums);
+    d[b] = round(x + 32 * b, q + 32 * b, sums);
     if (group == 16) start[2 * b] = -offset * sums[0], start[2 * b + 1] = -offset * sums[1];
     else start[b] = -offset * (sums[0] + sums[1]);
     s[b] = d[b] * static_cast<float>(sums[0] + sums[1]);
@@ -158,6 +160,42 @@ void portable_tile(const std::uint8_t* p, std::int64_t k, const Int8Rows& x, con
 
 #define TAPESTRY_AVX2 __attribute__((target("avx2,fma,f16c")))
 #define TAPESTRY_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")))
+
+// round_block() with the same results, bit for bit: g++ leaves the rounding there to scalar instructions.
+TAPESTRY_AVX2 float round_block_avx2(const float* x, std::int8_t* q, std::int32_t* sums) {
+  const __m256 sign = _mm256_set1_ps(-0.0f), zero = _mm256_setzero_ps();
+  __m256 part[4], largest = zero, bad = zero;
+  for (int i = 0; i < 4; ++i) {
+    part[i] = _mm256_loadu_ps(x + 8 * i);
+    largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, part[i]));
+    bad = _mm256_fmadd_ps(part[i], zero, bad);  // NaN if x is not finite
+  }
+  __m128 most = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
+  most = _mm_max_ps(most, _mm_movehl_ps(most, most));
+  most = _mm_max_ss(most, _mm_movehdup_ps(most));
+  const bool is_bad = _mm256_movemask_ps(_mm256_cmp_ps(bad, bad, _CMP_UNORD_Q)) != 0;
+  const float d = _mm_cvtss_f32(most) / 127, inverse = 1 / d;
+  if (is_bad || !std::isfinite(inverse)) {
+    std::memset(q, 0, 32);
+    sums[0] = sums[1] = 0;
+    return is_bad ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
+  }
+  const __m256 factor = _mm256_set1_ps(inverse);
+  __m256i integers[4];
+  for (int i = 0; i < 4; ++i) integers[i] = _mm256_cvtps_epi32(_mm256_mul_ps(part[i], factor));
+  const __m256i pairs = _mm256_hadd_epi32(_mm256_add_epi32(integers[0], integers[1]),
+                                          _mm256_add_epi32(integers[2], integers[3]));
+  const __m128i both = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+  const __m128i two = _mm_hadd_epi32(both, both);
+  sums[0] = _mm_cvtsi128_si32(two);
+  sums[1] = _mm_extract_epi32(two, 1);
+  // Packing takes halves of 128 bits in turns; the permutation puts the parts of 4 bytes in order.
+  const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(integers[0], integers[1]),
+                                           _mm256_packs_epi32(integers[2], integers[3]));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(q),
+                      _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+  return d;
+}
 
 // Scales of the rows 8 h to 8 h + 7.
 template <BlockType type>
@@ -330,6 +368,7 @@ std::optional<Int8Kernel> chosen;
 struct Tiles {
   Tile of[4] = {};
   int offset = 0;  // of the weights as the tiles read them
+  RoundBlock round = &round_block;
 };
 template <BlockType type>
 Tiles tiles_of(Int8Kernel kernel) {
@@ -337,11 +376,12 @@ Tiles tiles_of(Int8Kernel kernel) {
 #if defined(__x86_64__)
   if (kernel == Int8Kernel::vnni)
     return {{&vnni_tile<type, 1>, &vnni_tile<type, 2>, &vnni_tile<type, 4>, &vnni_tile<type, 8>},
-            type == BlockType::q8_0 ? 128 : kOffset};
+            type == BlockType::q8_0 ? 128 : kOffset,
+            &round_block_avx2};
   if (kernel == Int8Kernel::avx2)
-    return {{&avx2_tile<type, 1>, nullptr, &avx2_tile<type, 4>, nullptr}, kOffset};
+    return {{&avx2_tile<type, 1>, nullptr, &avx2_tile<type, 4>, nullptr}, kOffset, &round_block_avx2};
 #endif
-  return {{&portable_tile<type>, nullptr, nullptr, nullptr}, kOffset};
+  return {{&portable_tile<type>, nullptr, nullptr, nullptr}, kOffset, &round_block};
 }
 
 // So many rows of x, as integers, stay in the L2 cache while all panels are multiplied by them.
@@ -368,7 +408,7 @@ void multiply(const LaunchContext& context, const PackedInt8Args& a) {
     float *const d = numbers.data(), *const s = d + height * blocks;
     parallel_for(rows, grain_of(4 * k), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i)
-        round_row(x + (first + i) * k, k, Layout::kGroup, tiles.offset, integers.data() + i * k,
+        round_row(tiles.round, x + (first + i) * k, k, Layout::kGroup, tiles.offset, integers.data() + i * k,
                   d + i * blocks, s + i * blocks, starts.data() + i * groups);
     });
     const std::int64_t grain =

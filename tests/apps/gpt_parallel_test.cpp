@@ -1,15 +1,20 @@
-// `gpt train` on several ranks and devices computes what it computes on one.
+// `gpt train` and `gpt tune` on several ranks and devices compute what they compute on one.
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 
 #include "tapestry/autograd/ops.h"
+#include "tapestry/core/safetensors.h"
 #include "tapestry/nn/models/pretrained.h"
 #include "tests/apps/gpt_files.h"
 #include "tests/apps/run_files.h"
 #include "tests/support/catch.h"
+#include "tests/support/effort.h"
 #include "tests/support/files.h"
 
 using namespace tests;
+using tapestry::kSanitized;
+using Names = std::vector<std::string>;
 
 namespace {
 
@@ -18,6 +23,18 @@ std::vector<std::string> options(const std::string& text, const std::string& run
           "16",    "--heads",      "2",  "--context", "16", "--steps",        "3", "--batch-size",
           "8",     "--sample",     "3",  "--warmup",  "1",  "--eval-windows", "7", "--eval-every",
           "3",     "--accumulate", "2",  "--threads", "1"};
+}
+
+// Sentences in documents of different lengths, of which a sequence contains several.
+std::string write_documents(const std::string& path, int documents) {
+  std::string text;
+  for (int i = 0; i < documents; ++i) {
+    text += "<|endoftext|>the cat sees ";
+    for (int k = 0; k < i * i % 5; ++k) text += "a bird, ";
+    text += "and a dog.";
+  }
+  write_file(path, text);
+  return path;
 }
 
 // The largest difference of the weights of two finished runs.
@@ -33,13 +50,36 @@ double distance(const std::string& a, const std::string& b) {
   return most;
 }
 
+double distance_of_adapters(const std::string& a, const std::string& b) {
+  const auto one = tapestry::load_safetensors(a + "/adapter/adapter_model.safetensors"),
+             other = tapestry::load_safetensors(b + "/adapter/adapter_model.safetensors");
+  REQUIRE(one.tensors.size() == other.tensors.size());
+  double most = 0;
+  for (const auto& [name, tensor] : one.tensors)
+    most = std::max(most, (tensor - other.tensors.at(name)).abs().max().item());
+  return most;
+}
+
+// Conversations of different lengths, so that the ranks' parts of a batch have different numbers of targets.
+std::string write_chats(const std::string& path) {
+  std::string lines;
+  for (int i = 0; i < 24; ++i) {
+    std::string answer;
+    for (int k = 0; k < i * i % 5; ++k) answer += "a cat";
+    lines += R"({"prompt": "a", "completion": ")" + answer + "\"}\n";
+  }
+  write_file(path, lines);
+  return path;
+}
+
 }  // namespace
 
 TEST_CASE("gpt on two ranks trains as on one") {
   const TempDir folder;
-  const std::string text = write_story(folder / "story.txt", 60);
+  const std::string text = write_documents(folder / "text", 60);
   REQUIRE(run({.arguments = options(text, folder / "one"), .program = "gpt"}).status == 0);
-  for (const std::string mode : {"ddp", "zero2", "fsdp"}) {
+  // A sanitizer makes each run slow.
+  for (const std::string& mode : kSanitized ? Names{"fsdp"} : Names{"ddp", "zero1", "zero2", "fsdp"}) {
     CAPTURE(mode);
     std::vector<std::string> arguments = options(text, folder / mode);
     arguments.insert(arguments.end(), {"--parallel", mode});
@@ -56,7 +96,7 @@ TEST_CASE("gpt on two ranks trains as on one") {
 
 TEST_CASE("gpt on two devices of one process trains as on one") {
   const TempDir folder;
-  const std::string text = write_story(folder / "story.txt", 60);
+  const std::string text = write_documents(folder / "text", 60);
   const auto train = [&](const std::string& name, std::vector<std::string> more) {
     std::vector<std::string> arguments = options(text, folder / name);
     arguments.insert(arguments.end(), more.begin(), more.end());
@@ -64,11 +104,90 @@ TEST_CASE("gpt on two devices of one process trains as on one") {
     INFO(ended.err << ended.out);
     REQUIRE(ended.status == 0);
   };
-  for (const std::string family : {"llama", "gpt2"}) {
-    train("one-" + family, {"--family", family, "--no-document-masks"});
+  for (const std::string& family : kSanitized ? Names{"llama"} : Names{"llama", "gpt2"}) {
+    train("one-" + family, {"--family", family});
     for (const std::string mode : {"dp", "pipeline"}) {
-      train(mode + family, {"--family", family, "--no-document-masks", "--parallel", mode});
+      train(mode + family, {"--family", family, "--parallel", mode});
       CHECK(distance(folder / ("one-" + family), folder / (mode + family)) < 1e-5);
     }
   }
+  // The masks are part of what was compared.
+  train("no masks", {"--parallel", "pipeline", "--no-document-masks"});
+  CHECK(distance(folder / "one-llama", folder / "no masks") > 1e-4);
+}
+
+TEST_CASE("gpt tune on two ranks and devices computes what it computes on one") {
+  const TempDir folder;
+  const std::string base = write_model_folder(folder / "base", "llama", 256), q8 = folder / "q8.gguf",
+                    chats = write_chats(folder / "c.jsonl");
+  REQUIRE(gpt({"convert", "--model", base, "--out", q8, "--type", "q8_0"}).status == 0);
+  const auto options = [&](const std::string& name, std::vector<std::string> more) {
+    more.insert(more.begin(), {"tune",        "--model",      q8,    "--chats",      chats, "--run-dir",
+                               folder / name, "--length",     "240", "--steps",      "3",   "--batch-size",
+                               "4",           "--accumulate", "2",   "--rank",       "2",   "--lr",
+                               "0.002",       "--warmup",     "0",   "--eval-every", "3",   "--val-part",
+                               "0.2",         "--threads",    "1"});
+    return more;
+  };
+  const auto tuned = [&](const Ended& ended) {
+    INFO(ended.err << ended.out);
+    REQUIRE(ended.status == 0);
+    const std::size_t at = ended.out.find("held-out loss ", ended.out.find("step 3/3"));
+    REQUIRE(at != std::string::npos);
+    return std::stod(ended.out.substr(at + 14));
+  };
+  // The other modes and kinds of weights.
+  struct Kind {
+    std::string name;
+    std::vector<std::string> options;
+    std::vector<std::string> modes;
+  };
+  std::vector<Kind> kinds = {{"packed", {}, {"ddp", "fsdp", "dp"}},
+                             {"f32", {"--weights", "f32", "--keep-activations"}, {"fsdp"}},
+                             {"full", {"--method", "full"}, {"ddp", "fsdp"}}};
+  if (kSanitized) kinds.pop_back();
+  for (const Kind& kind : kinds) {
+    const double loss = tuned(run({.arguments = options(kind.name, kind.options), .program = "gpt"}));
+    for (const std::string& mode : kind.modes) {
+      CAPTURE(kind.name, mode);
+      std::vector<std::string> arguments = kind.options;
+      arguments.insert(arguments.end(), {"--parallel", mode});
+      const std::string name = kind.name + mode;
+      const std::vector<std::string> all = options(name, arguments);
+      const double parallel_loss =
+          tuned(mode == "dp" ? run({.arguments = all, .program = "gpt"}) : on_two_ranks("gpt", all));
+      CHECK(std::abs(parallel_loss - loss) < 2e-4);  // printed with four digits
+      if (kind.name == "full") CHECK(distance(folder / kind.name, folder / name) < 1e-5);
+      else CHECK(distance_of_adapters(folder / kind.name, folder / name) < 1e-5);
+    }
+  }
+
+  // A stopped job resumes, also when the ranks hold shards.
+  const std::string stopped_run = folder / "stopped";
+  Launch launch = two_ranks("gpt", options("stopped", {"--parallel", "fsdp"}));
+  bool sent = false;
+  launch.on_poll = [&](pid_t launcher) {
+    if (sent || !std::filesystem::exists(stopped_run + "/config.json")) return;
+    sent = true;
+    kill(launcher, SIGTERM);
+  };
+  const Ended stopped = run(launch);
+  INFO(stopped.err << stopped.out);
+  // The job may have ended before the signal came.
+  REQUIRE((stopped.status == 128 + SIGTERM || stopped.status == 0));
+  if (stopped.status != 0) tuned(on_two_ranks("gpt", {"tune", "--resume", "--run-dir", stopped_run}));
+  CHECK(distance_of_adapters(folder / "packedfsdp", stopped_run) == 0);
+
+  const auto refused = [&](const std::vector<std::string>& more, const std::string& message) {
+    const Ended ended = run({.arguments = options("refused", more), .program = "gpt"});
+    CHECK(ended.status == 2);
+    CHECK_THAT(ended.err, ContainsSubstring(message));
+    CHECK_FALSE(std::filesystem::exists(folder / "refused"));
+  };
+  refused({"--precision", "bf16"}, "comes with mixed precision");
+  refused({"--precision", "f16"}, "comes with mixed precision");
+  refused({"--parallel", "pipeline"}, "--parallel");
+  const Ended alone = on_two_ranks("gpt", options("alone", {}));
+  CHECK(alone.status == 2);
+  CHECK_THAT(alone.err, ContainsSubstring("add --parallel ddp"));
 }

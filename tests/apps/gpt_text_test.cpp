@@ -55,6 +55,11 @@ TEST_CASE("gpt generate writes the words of nn::generate") {
                     .repetition_penalty = 1.1,
                     .seed = 5}));
     CHECK(text({"--prompt", "", "--max-tokens", "1"}).size() > 0);  // begins with <|endoftext|>
+    CHECK_THAT(gpt({"generate", "--model", path, "--prompt", std::string(400, 'q')}).err,
+               ContainsSubstring("the context of the model has 96; shorten the prompt"));
+    write_file(folder / "latin1", "caf\xe9");
+    CHECK_THAT(gpt({"generate", "--model", path}, folder / "latin1").err,
+               ContainsSubstring("UTF-8 at byte 3"));
   }
 }
 
@@ -222,6 +227,9 @@ TEST_CASE("gpt evaluate measures each token once") {
   write_file(folder / "one", "a");
   CHECK_THAT(gpt({"evaluate", "--model", path, "--text", folder / "one"}).err,
              ContainsSubstring("two are needed"));
+  for (const std::string none : {"none", "model"})
+    CHECK_THAT(gpt({"evaluate", "--model", path, "--text", folder / none}).err,
+               ContainsSubstring("[gpt evaluate] " + (folder / none)));
   write_file(folder / "latin1", "caf\xe9 cats");
   CHECK_THAT(gpt({"evaluate", "--model", path, "--text", folder / "latin1"}).err,
              ContainsSubstring("UTF-8 at byte 3"));

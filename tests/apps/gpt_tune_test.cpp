@@ -84,7 +84,7 @@ TEST_CASE("gpt tune: adapters of conversations are written for PEFT, and a stopp
   INFO(whole.out << whole.err);
   REQUIRE(whole.status == 0);
   CHECK_THAT(whole.out, ContainsSubstring("step 0/4") && ContainsSubstring("step 4/4") &&
-                            ContainsSubstring("adapter, which PEFT loads"));
+                            ContainsSubstring("sample:") && ContainsSubstring("adapter, which PEFT loads"));
   for (const char* name : {"adapter/adapter_config.json", "metrics.jsonl", "curves.svg", "model/config.json",
                            "model/tokenizer.json"})
     CHECK(std::filesystem::exists(dir / "a/" + name));

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -118,6 +119,36 @@ TEST_CASE("packed_linear with int8 takes the extreme integers of a block") {
     for (const double x : {127.0, -127.0}) {
       const Tensor y = packed_linear(full({1, 32}, x), w);
       for (int r = 0; r < 4; ++r) CHECK(y.data<float>()[r] == static_cast<float>(32 * x * kValues[r]));
+    }
+  }
+}
+
+TEST_CASE("packed_linear with int8 rounds ties, tiny blocks and what is not finite alike with each kernel") {
+  // One row of the unit matrix per column of a block: the results are the rounded inputs.
+  Tensor unit = zeros({32, 32});
+  for (std::int64_t i = 0; i < 32; ++i) unit.data<float>()[33 * i] = 127;
+  const PackedTensor w = PackedTensor::pack(unit, BlockType::q8_0);
+  std::vector<Tensor> inputs;
+  Tensor ties = zeros({1, 32});  // of scale 1: halves round to even
+  for (std::int64_t i = 0; i < 31; ++i) ties.data<float>()[i] = static_cast<float>(i - 15) + 0.5f;
+  ties.data<float>()[31] = -127;
+  inputs = {ties, ties * 1e-39, ties * 1e-37, ties * 1e-30, zeros({1, 32}), randn({9, 32}) * 1e30};
+  for (const std::int64_t at : {0, 7, 8, 15, 16, 31})
+    for (const float value : {INFINITY, -INFINITY, NAN}) {
+      inputs.push_back(randn({2, 32}));
+      inputs.back().data<float>()[at] = value;
+    }
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    CAPTURE(i);
+    std::optional<Tensor> expected;
+    for (const Int8Kernel kernel : int8_kernels()) {
+      const UseKernel guard(kernel);
+      const Tensor y = packed_linear(inputs[i], w, {}, PackedActivations::int8) / 127;
+      if (!expected) expected = y;
+      CHECK(y.allclose(*expected, 1e-6, 0, /*equal_nan=*/true));
+      if (i == 0) CHECK(y[0][15].item() == 0);
+      if (i == 0) CHECK(y[0][16].item() == 2);
+      if (i >= 6) CHECK((y[0].isnan().all().item() == 1 && y[1].isfinite().all().item() == 1));
     }
   }
 }
