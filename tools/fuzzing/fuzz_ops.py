@@ -29,6 +29,7 @@ MOST_ELEMENTS = 160  # of one input, and of all outputs together: recording diff
 SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 16, 17, 33]
 MOST_DRAWS = 1000  # for each wanted case; PyTorch rejects up to 99 in 100 draws of an operation
 MOST_DEATHS = 50  # of PyTorch's process, for one operation
+STEP, MOST_CHANGE = 1e-7, 1e4
 UNIT = 1 / 64  # random values are multiples of it below 4, which are exact in bfloat16
 
 
@@ -161,6 +162,31 @@ class Mutator:
         return value
 
 
+def widen(cases, torch, rng, seed, inputs, params, entry):
+    """Raises the scales of the gradients by what rounding the tensors that forward saves for backward may change. The recorded
+    scales count the rounding of inputs alone, and a gradient may subtract equal terms, such as those of a saturated softmax."""
+    def rounded(t):
+        if t.dtype != torch.float64:
+            return t
+        signs = torch.tensor([rng.choice((-1, 1)) for _ in range(t.numel())], dtype=t.dtype).reshape(t.shape)
+        return t * (1 + STEP * signs)
+
+    for _ in range(3):
+        leaves = [None if x is None else x.clone().requires_grad_(x.is_floating_point() and i not in seed.constant)
+                  for i, x in enumerate(inputs)]
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, rounded):
+            grads, _ = cases._gradients(leaves, cases._tensors(seed.fn(*leaves, **params)))
+        for grad, recorded in zip(grads, entry["grads"]):
+            if recorded is None or grad is None or recorded["dtype"] != "f64":
+                continue
+            exact = torch.tensor([float(v) for v in recorded["values"]], dtype=torch.float64)
+            change = (grad.detach().reshape(-1) - exact).abs() / STEP
+            # A change above the limit is a jump: that of the gradient of a maximum, which compares saved values.
+            most = max([0.0] + [c for c in change.tolist() if c <= MOST_CHANGE])
+            scales = recorded.get("scale") or [abs(v) if math.isfinite(v) else 0 for v in exact.tolist()]
+            recorded["scale"] = [cases._number(max(float(s), float(f"{most:.1e}"))) for s in scales]
+
+
 def record_op(cases, torch, options, seeds, op, start, wanted, out):
     """Records up to `wanted` cases of one operation, and pickles each of them, and each rejection, into the file `out`."""
     rng = random.Random(f"{options.seed} {op}" + (f" {start}" if start else ""))
@@ -180,6 +206,9 @@ def record_op(cases, torch, options, seeds, op, start, wanted, out):
             if sum(y.numel() for y in outputs) > MOST_ELEMENTS:
                 continue  # the attempt counts as none
             cases.case(op, inputs, params, seed.fn, tags, seed.slack, None, seed.constant, seed.family)
+            entry = cases._cases[seed.family][-1]
+            if "grads" in entry:
+                widen(cases, torch, rng, seed, inputs, params, entry)
         except Exception:  # noqa: BLE001: PyTorch rejects most random parameters, by exceptions of many types
             pickle.dump(("rejected", None), out)
         else:
