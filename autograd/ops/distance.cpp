@@ -78,7 +78,9 @@ Tensor cdist(const Tensor& a, const Tensor& b, double p) {
   }
   check(batch.size() + 3 <= kMaxDims, "[cdist] shapes ", a.sizes(), " and ", b.sizes(), " have more than ",
         kMaxDims - 3, " batch dimensions, which is the limit");
-  return norm(sub(unsqueeze(a, -2), unsqueeze(b, -3)), p, -1);
+  // Distances of rows without elements are 0 for every p, but the norm of order inf of no elements is an
+  // error.
+  return norm(sub(unsqueeze(a, -2), unsqueeze(b, -3)), a.size(-1) == 0 ? 2 : p, -1);
 }
 
 Tensor pairwise_distance(const Tensor& a, const Tensor& b, double p, double eps, bool keepdim) {

@@ -202,13 +202,20 @@ Tensor logit(const Tensor& x, std::optional<double> eps) {
   check(!eps || (*eps >= 0 && *eps <= 0.5), "[logit] eps ", eps.value_or(0), " is outside [0, 0.5]");
   const DType computed = accumulation_dtype(x.dtype());
   const Tensor wide = x.to(is_floating(computed) ? computed : DType::f32);
-  Tensor inside = eps ? clamp(wide, *eps, 1 - *eps) : wide;
-  // Where there is no logit, the gradient is NaN too, although the formula x / (1 - x) has one.
-  if (!eps && autograd::recording(wide)) {
-    const Tensor at = wide.detach(), in_domain = logical_and(ge(at, 0), le(at, 1));
-    inside = wide + where(in_domain, Scalar(0.0), full({}, std::nan(""), {wide.dtype(), wide.device()}));
+  Tensor y;
+  {
+    const NoGradGuard no_grad;
+    const Tensor inside = eps ? clamp(wide, *eps, 1 - *eps) : wide;
+    y = log(inside / (1 - inside));
   }
-  const Tensor y = log(inside / (1 - inside));
+  // The gradient is 1 / (x (1 - x)): infinite at 0 and 1, 0 beyond the limits of eps, and NaN where there is
+  // no logit.
+  if (autograd::recording(wide))
+    record(kLogit, y, {&wide}, [x = autograd::save(wide), eps](autograd::Backward& b) {
+      const Tensor at = b.saved(x),
+                   inside = logical_and(ge(at, eps.value_or(0)), le(at, 1 - eps.value_or(0)));
+      b.set(0, where(inside, b.grad() / (at * (1 - at)), Scalar(eps ? 0.0 : std::nan(""))));
+    });
   return is_floating(x.dtype()) ? y.to(x.dtype()) : y;
 }
 Tensor Tensor::logit(std::optional<double> eps) const { return tapestry::logit(*this, eps); }

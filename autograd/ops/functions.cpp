@@ -191,7 +191,6 @@ const Op kHardtanh{"hardtanh", Grad::twice, kNumbers};
 const Op kSoftsign{"softsign", Grad::twice, kFloats};
 const Op kLogSigmoid{"logsigmoid", Grad::twice, kFloats};
 const Op kPrelu{"prelu", Grad::twice, kFloats};
-const Op kGlu{"glu", Grad::twice, kFloats};
 
 void check_input(const Op& op, const Tensor& x) {
   tapestry::detail::check_defined(op.name, x);
@@ -237,13 +236,6 @@ Tensor prelu(const Tensor& x, const Tensor& weight) {
   Shape sizes(std::vector<std::int64_t>(static_cast<std::size_t>(x.dim()), 1));
   if (x.dim() >= 2) sizes[1] = weight.numel();
   return where(gt(x.detach(), 0), x, mul(x, reshape(weight, sizes)));
-}
-Tensor glu(const Tensor& x, std::int64_t dim) {
-  check_input(kGlu, x);
-  check(x.dim() > 0, "[glu] the input has no dimension; give at least one");
-  const std::int64_t size = x.size(dim);
-  check(size % 2 == 0, "[glu] size ", size, " of dimension ", dim, " is odd; it must be divisible by 2");
-  return mul(narrow(x, dim, 0, size / 2), sigmoid(narrow(x, dim, size / 2, size / 2)));
 }
 
 }  // namespace functions

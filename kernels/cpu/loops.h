@@ -20,15 +20,17 @@ using BlockFn = void (*)(const void* f, std::int64_t n, void* out, const void* c
 // `#pragma GCC ivdep` promises that no element is read after it was written through another index. This holds
 // because, by the contract, the output is the same array as an input or does not overlap it. `flatten`
 // inlines f, since a function call in the loop would prevent vectorisation; g++ stops inlining by itself in a
-// file with many kernels.
+// file with many kernels. The loop calls a copy of f: the compiler must assume that `out` overlaps what a
+// reference points to, and would read f's parameters again in each step.
 template <class F, class Out, class... In>
 [[gnu::flatten]] inline void simple_loop(std::int64_t n, const F& f, Out* out, const In*... in) {
+  const F own = f;
 #ifdef __clang__
 #pragma clang loop vectorize(assume_safety)
 #else
 #pragma GCC ivdep
 #endif
-  for (std::int64_t i = 0; i < n; ++i) out[i] = f(in[i]...);
+  for (std::int64_t i = 0; i < n; ++i) out[i] = own(in[i]...);
 }
 /// The BlockFn of a functor.
 template <class F, class Out, class... In>
@@ -43,14 +45,14 @@ template <class F, class Out, class A, class B>
 void constant_first_loop(const void* f, std::int64_t n, void* out, const void* const* in) {
   const A a = *static_cast<const A*>(in[0]);
   simple_loop(
-      n, [&f = *static_cast<const F*>(f), a](B b) { return f(a, b); }, static_cast<Out*>(out),
+      n, [f = *static_cast<const F*>(f), a](B b) { return f(a, b); }, static_cast<Out*>(out),
       static_cast<const B*>(in[1]));
 }
 template <class F, class Out, class A, class B>
 void constant_second_loop(const void* f, std::int64_t n, void* out, const void* const* in) {
   const B b = *static_cast<const B*>(in[1]);
   simple_loop(
-      n, [&f = *static_cast<const F*>(f), b](A a) { return f(a, b); }, static_cast<Out*>(out),
+      n, [f = *static_cast<const F*>(f), b](A a) { return f(a, b); }, static_cast<Out*>(out),
       static_cast<const A*>(in[0]));
 }
 

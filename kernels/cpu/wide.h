@@ -22,8 +22,9 @@ void set_wide_loops(bool on);
 template <class F, class... In>
 [[gnu::flatten, gnu::target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")]] inline void
 wide_loop(std::int64_t n, const F& f, float* out, const In*... in) {
+  const F own = f;
 #pragma GCC ivdep
-  for (std::int64_t i = 0; i < n; ++i) out[i] = f(in[i]...);
+  for (std::int64_t i = 0; i < n; ++i) out[i] = own(in[i]...);
 }
 
 template <class Row, class M, std::size_t... kInput, std::size_t... kParam>

@@ -1,4 +1,4 @@
 #pragma once
-// GPU kernels of SwiGLU's gate and of its gradients, for f32 and bf16.
+// GPU kernels of the gates of SwiGLU and GLU, and of their gradients, for f32 and bf16.
 #include "tapestry/kernels/cuda/pointwise.cuh"
 #include "tapestry/kernels/ops/swiglu.h"

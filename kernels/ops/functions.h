@@ -217,7 +217,10 @@ struct NanToNum : Function<"nan_to_num", Takes::floats, GradientFrom::input, 3> 
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x, C nan, C posinf, C neginf) {
     constexpr C infinity = std::numeric_limits<C>::infinity();
-    return x != x ? nan : x == infinity ? posinf : x == -infinity ? neginf : x;
+    // One selection after the other, because the compiler computes a nested one with five comparisons.
+    C y = x == infinity ? posinf : x;
+    y = x == -infinity ? neginf : y;
+    return x != x ? nan : y;
   }
   template <class M, class C>
   TAPESTRY_FORMULA C gradient(C dy, C x, C, C, C) {

@@ -1,6 +1,7 @@
 #pragma once
-// The gate of SwiGLU (Shazeer 2020) as one row. Computed by two operations, it would read and write the
-// hidden features of a transformer's feed-forward network twice as often, and keep silu(gate) for backward.
+// The gates of GLU (Dauphin et al. 2017) and SwiGLU (Shazeer 2020) as one row each. Computed by two
+// operations, a gate would read and write the hidden features of a network twice as often, and keep the
+// sigmoid for backward.
 #include "tapestry/kernels/ops/pointwise.h"
 
 namespace tapestry::kernels {
@@ -22,6 +23,20 @@ struct Swiglu : Binary<"swiglu", Takes::floats> {
   }
 };
 
-using SwigluRows = RowList<Swiglu>;
+/// a sigmoid(b)
+struct Glu : Binary<"glu", Takes::floats> {
+  using GradientA = ValueOf<Glu, Of::dy, Of::b>;
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C a, C b) {
+    return a * M::sigmoid(b);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient_b(C dy, C a, C b) {
+    const C s = M::sigmoid(b);
+    return dy * a * (s * (1 - s));
+  }
+};
+
+using SwigluRows = RowList<Swiglu, Glu>;
 
 }  // namespace tapestry::kernels

@@ -37,7 +37,8 @@ TEST_CASE("random cases of each operation agree with their results in f64") {
   CHECK(result.cases > 100 * count);  // most draws are valid
 }
 
-TEST_CASE("the fuzzer finds an operation that is wrong in one layout, one dtype, or for one size") {
+TEST_CASE(
+    "the fuzzer finds an operation that is wrong in one layout, one dtype, one gradient, or for one size") {
   using tapestry::DType;
   using tapestry::Tensor;
   const auto failures = [](const OpFunction& fn) {
@@ -54,4 +55,23 @@ TEST_CASE("the fuzzer finds an operation that is wrong in one layout, one dtype,
           const Tensor y = c[0] * c[1];
           return y.dtype() == DType::f32 && y.dim() > 0 && y.size(-1) == 7 ? y * 1.0001 : y;
         }) > 0);
+
+  // y, with a gradient that is 1.001 times as large.
+  const auto steeper = [](const Tensor& y) { return y + (y - y.detach()) * 1e-3; };
+  CHECK(fuzz_operation(
+            "softmax", "softmax",
+            [&](const OpCase& c) {
+              const Tensor y = softmax(c[0], c.integer("dim"));
+              return y.dtype() == DType::f32 ? steeper(y) : y;
+            },
+            1, 40)
+            .failures.size() > 0);
+  CHECK(fuzz_operation(
+            "layer_norm", "norm",
+            [&](const OpCase& c) {
+              const Tensor y = layer_norm(c[0], c.dims("normalized_shape"), c[1], c[2], c.real("eps", 1e-5));
+              return y.dtype() == DType::f32 ? steeper(y) : y;
+            },
+            1, 40)
+            .failures.size() > 0);
 }

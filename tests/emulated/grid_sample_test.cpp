@@ -32,14 +32,21 @@ GridShape volume(std::int64_t n, std::int64_t c, std::int64_t points) {
 }
 std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
 
-void check_sampling(const GridShape& s) {
-  CAPTURE(s.n, s.c, s.points, s.dims, s.channels_last, static_cast<int>(s.mode), static_cast<int>(s.padding),
-          s.align_corners);
-  const Values x = numbers(s.n * s.c * s.pixels(), 1, 2), dy = numbers(s.n * s.c * s.points, 3, 2);
-  // Multiples of 1/64 from -2 to 2, between which no derivative jumps.
+struct SampleInputs {
+  Values x, grid, dy;
+};
+SampleInputs sample_inputs(const GridShape& s) {
+  // The grid has multiples of 1/64 from -2 to 2, between which no derivative jumps.
   Values grid = numbers(s.n * s.points * s.dims, 2, 2);
   for (double& g : grid) g += 0x1p-8;
-  grid = rounded<BFloat16>(grid);
+  return {numbers(s.n * s.c * s.pixels(), 1, 2), rounded<BFloat16>(grid),
+          numbers(s.n * s.c * s.points, 3, 2)};
+}
+
+void check_sampling(const GridShape& s, const SampleInputs& inputs) {
+  CAPTURE(s.n, s.c, s.points, s.dims, s.channels_last, static_cast<int>(s.mode), static_cast<int>(s.padding),
+          s.align_corners);
+  const auto& [x, grid, dy] = inputs;
   Values y(dy.size()), dx(x.size()), dgrid(grid.size());
   kernels::grid_sample(kCPU, DType::f64, {.shape = s, .x = x.data(), .grid = grid.data(), .y = y.data()});
   kernels::grid_sample_backward_input(kCPU, DType::f64,
@@ -68,6 +75,27 @@ void check_sampling(const GridShape& s) {
       has_first = true;
     });
   });
+}
+void check_sampling(const GridShape& s) { check_sampling(s, sample_inputs(s)); }
+
+// Puts NaN and infinities into one input after the other, and then into all of them. They are at the first, a
+// middle and the last element, in different images and at different points.
+void check_not_finite(const GridShape& s) {
+  const auto spoil = [](Values& v) {
+    v.front() = kNaN;
+    v[v.size() / 3] = kInfinity;
+    v[v.size() / 2] = kNaN;
+    v[2 * v.size() / 3] = -kInfinity;
+    v.back() = kNaN;
+  };
+  for (int spoiled = 0; spoiled < 4; ++spoiled) {
+    CAPTURE(spoiled);
+    SampleInputs inputs = sample_inputs(s);
+    if (spoiled == 0 || spoiled == 3) spoil(inputs.x);
+    if (spoiled == 1 || spoiled == 3) spoil(inputs.grid);
+    if (spoiled == 2 || spoiled == 3) spoil(inputs.dy);
+    check_sampling(s, inputs);
+  }
 }
 
 }  // namespace
@@ -114,6 +142,19 @@ TEST_CASE("grid_sample kernels: coordinates that are not finite give the CPU's v
     gpu::launch_grid_sample<float>({}, {.shape = s, .x = in.data(), .grid = points.data(), .y = out.data()});
     check_close("y", out, y, Values(8, 2048));
   }
+}
+
+TEST_CASE("grid_sample kernels: NaN and infinities in every input reach what they reach on the CPU") {
+  for (const GridMode mode : {GridMode::bilinear, GridMode::nearest, GridMode::bicubic})
+    for (const GridPadding padding : {GridPadding::zeros, GridPadding::border, GridPadding::reflection})
+      for (const bool channels_last : {false, true}) {
+        GridShape s = image(2, 3, 4, 5, 20, channels_last);
+        s.mode = mode, s.padding = padding;
+        check_not_finite(s);
+        s = volume(2, 3, 20);
+        s.mode = mode, s.padding = padding;
+        if (mode != GridMode::bicubic && !channels_last) check_not_finite(s);
+      }
 }
 
 TEST_CASE("grid_sample kernels: empty tensors launch nothing") {

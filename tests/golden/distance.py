@@ -16,6 +16,7 @@ case("cdist", [grid(2, 1, 3, 4), grid(3, 2, 4, seed=2)], dict(p=1.0), torch.cdis
 case("cdist", [grid(3, 1), grid(3, 1, seed=1)], dict(p=2.0), torch.cdist, tags="no_gradcheck", slack=4)  # distances of 0
 for a, b in (((0, 3), (2, 3)), ((2, 0), (3, 0)), ((2, 3), (0, 3))):
     case("cdist", [grid(*a), grid(*b)], dict(p=2.0), torch.cdist)
+case("cdist", [grid(2, 0), grid(3, 0)], dict(p=INF), torch.cdist)
 # More than 25 rows: by products. The squares are larger than the squared distances, which the slack allows for.
 case("cdist", [grid(27, 3), grid(2, 3, seed=2) + 8], dict(p=2.0), torch.cdist, slack=32)
 case("cdist", [grid(2, 2, 3) + 8, grid(26, 3, seed=2)], dict(p=2.0), torch.cdist, slack=32, tags="broadcast")

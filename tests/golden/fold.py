@@ -15,6 +15,20 @@ def col2im(x, output_size, kernel_size, dilation=1, padding=0, stride=1):
     return F.fold(x, output_size, kernel_size, dilation, padding, stride)
 
 
+def fit_col2im(shapes, params):
+    """For tools/fuzz_ops: one column per window, with one element per element of the kernel and channel."""
+    def two(name, default):
+        value = params.get(name, default)
+        return value if isinstance(value, list) else [value, value]
+
+    kernel = two("kernel_size", 1)
+    windows = [(n + 2 * p - d * (k - 1) - 1) // s + 1 if s > 0 else 0
+               for n, k, d, p, s in zip(two("output_size", 1), kernel, two("dilation", 1), two("padding", 0), two("stride", 1))]
+    if min(windows) > 0 and min(kernel) > 0:
+        shapes[0][-2:] = [max(1, shapes[0][-2] // 12) * kernel[0] * kernel[1], windows[0] * windows[1]]
+
+
+FITS = {"col2im": fit_col2im}
 case("im2col", [grid(2, 3, 4, 5)], dict(kernel_size=[3, 2]), im2col)
 case("im2col", [grid(3, 4, 5)], dict(kernel_size=[2, 3], padding=[1, 0]), im2col)
 case("im2col", [grid(1, 2, 7, 6)], dict(kernel_size=[3, 2], dilation=[2, 1], padding=[1, 2], stride=[2, 3]), im2col)

@@ -39,6 +39,7 @@ case("gather/take_along_dim", [grid(3, 4), index([2, 0, 1, 1])], dict(dim=0), al
 case("gather/take_along_dim", [grid(3, 1, 4), ints(2, 4, low=0, high=4).reshape(1, 2, 4)], dict(dim=-1), along)
 case("gather/take_along_dim", [grid(3, 4), index([11, 0], [5, 5])], dict(dim=None), along)
 case("gather/take_along_dim", [grid(3, 0), torch.zeros(3, 0, dtype=torch.int64)], dict(dim=1), along)
+case("gather/take_along_dim", [grid(3, 4), index([2, -1, 1, -3])], dict(dim=0), along)
 
 # ---- scatter
 scatter = lambda x, i, src, dim: torch.scatter(x, dim, i, src)

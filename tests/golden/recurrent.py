@@ -9,8 +9,16 @@ def run(kind, x, states, weights, batch_sizes=None, reverse=False):
     """One layer and direction by torch.lstm, torch.gru, torch.rnn_tanh or torch.rnn_relu."""
     ih, hh, bias_ih, bias_hh = weights
     hidden = hh.shape[1]
-    params = [ih, hh] + ([bias_ih, bias_hh] if bias_ih is not None else [])
     batch = batch_sizes[0] if batch_sizes else x.shape[1]
+    gates = {"lstm": 4, "gru": 3}.get(kind, 1)
+    # PyTorch reads beyond weights that are too small, and broadcasts states. Tapestry refuses both.
+    for t, shape in [(ih, (gates * hidden, x.shape[-1])), (hh, (gates * hidden, hidden)), (bias_ih, (gates * hidden,)),
+                     (bias_hh, (gates * hidden,))] + [(s, (batch, hidden)) for s in states]:
+        if t is not None and t.shape != shape:
+            raise ValueError(f"{tuple(t.shape)} is not {shape}")
+    if batch_sizes and (sorted(batch_sizes, reverse=True) != batch_sizes or sum(batch_sizes) != x.shape[0]):
+        raise ValueError(f"batch sizes {batch_sizes} of {x.shape[0]} rows")
+    params = [ih, hh] + ([bias_ih, bias_hh] if bias_ih is not None else [])
     directions = 2 if reverse else 1
     states = [(x.new_zeros(batch, hidden) if s is None else s).expand(directions, batch, hidden) for s in states]
     hx = states if kind == "lstm" else states[0]
@@ -33,6 +41,28 @@ def one_state(kind):
 
 FUNCTIONS = dict(lstm=(lstm, 4, 2), gru=(one_state("gru"), 3, 1), rnn_tanh=(one_state("rnn_tanh"), 1, 1),
                  rnn_relu=(one_state("rnn_relu"), 1, 1))
+
+
+def fit(gates):
+    """For tools/fuzz_ops: shapes of weights, states and batches that fit."""
+    def change(shapes, params):
+        x, *states, ih, hh, bias_ih, bias_hh = shapes
+        hidden = min(hh[1], 4)
+        sizes = params.get("batch_sizes")
+        if sizes:
+            sizes[:] = sorted((max(1, n) for n in sizes), reverse=True)
+            x[0] = sum(sizes)
+        for s in states:
+            if s is not None:
+                s[:] = [sizes[0] if sizes else x[1], hidden]
+        ih[:], hh[:] = [gates * hidden, x[-1]], [gates * hidden, hidden]
+        for b in (bias_ih, bias_hh):
+            if b is not None:
+                b[:] = [gates * hidden]
+    return change
+
+
+FITS = {op: fit(gates) for op, (_, gates, _) in FUNCTIONS.items()}
 # Every step rounds the state, and a rounding reaches the results through all later steps. The scale of a case counts
 # roundings of the inputs alone.
 SLACK = 8

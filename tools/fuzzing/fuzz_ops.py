@@ -4,10 +4,14 @@ The cases of tests/golden/*.py are the seeds. A random case is a seed with other
 changes are no valid call, and PyTorch rejects them; the others are recorded exactly as golden cases are. The test program
 then runs them as it runs golden cases: in each dtype of the operation, with dense, transposed, spaced, channels-last and
 expanded inputs, with and without gradients. This needs no description of any operation, so new operations take part as soon
-as they have golden cases."""
+as they have golden cases.
+
+A script of golden cases may define FITS = {"lstm": fit}, for operations whose shapes or parameters depend on each other: fit(shapes,
+params) changes both in place so that they fit. One draw in five is left as it is, to see what both sides refuse."""
 import argparse
 import collections
 import importlib
+import math
 import os
 import pathlib
 import pickle
@@ -23,6 +27,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 MOST_ELEMENTS = 160  # of one input, and of all outputs together: recording differentiates each output by each input
 SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 16, 17, 33]
+MOST_DRAWS = 1000  # for each wanted case; PyTorch rejects up to 99 in 100 draws of an operation
+MOST_DEATHS = 50  # of PyTorch's process, for one operation
+STEP, MOST_CHANGE = 1e-7, 1e4
 UNIT = 1 / 64  # random values are multiples of it below 4, which are exact in bfloat16
 
 
@@ -48,6 +55,7 @@ class Seed:
     def __init__(self, family, op, inputs, params, fn, tags, slack, constant):
         self.family, self.op, self.inputs, self.params, self.fn = family, op, inputs, params, fn
         self.tags, self.slack, self.constant = set(tags.split()), slack, constant
+        self.fit = None
 
 
 def collect(cases, families):
@@ -61,7 +69,11 @@ def collect(cases, families):
 
     original, cases.case = cases.case, case
     for current in families:
-        importlib.import_module(current)
+        fits = getattr(importlib.import_module(current), "FITS", {})
+        for op, of_op in seeds.items():
+            for seed in of_op:
+                if seed.family == current:
+                    seed.fit = fits.get(op)
     cases.case = original
     return seeds
 
@@ -73,11 +85,17 @@ class Mutator:
     def draw(self, op):
         """Returns the inputs and the parameters of a random case, and the seed that it was made from."""
         usable = [s for s in self.seeds[op] if not s.tags & {"extreme", "empty"} and s.inputs]
-        seed = self.rng.choice(usable or self.seeds[op])
-        sizes = self.sizes_for(seed)
-        params = {name: self.param(op, name, value, sizes) for name, value in seed.params.items()}
-        extra = [self.rng.choice([1, 2, 3])] if self.rng.random() < 0.1 else []
-        inputs = [None if x is None else self.values(x, extra + [sizes.get(n, n) for n in x.shape], sizes) for x in seed.inputs]
+        for _ in range(50):
+            seed = self.rng.choice(usable or self.seeds[op])
+            sizes = self.sizes_for(seed)
+            params = {name: self.param(op, name, value, sizes) for name, value in seed.params.items()}
+            extra = [self.rng.choice([1, 2, 3])] if self.rng.random() < 0.1 else []
+            shapes = [None if x is None else extra + [sizes.get(n, n) for n in x.shape] for x in seed.inputs]
+            if seed.fit and not extra and self.rng.random() < 0.8:
+                seed.fit(shapes, params)
+            if all(math.prod(shape) <= MOST_ELEMENTS for shape in shapes if shape is not None):
+                break
+        inputs = [None if x is None else self.values(x, shape, sizes) for x, shape in zip(seed.inputs, shapes)]
         return seed, inputs, params
 
     def sizes_for(self, seed):
@@ -144,11 +162,36 @@ class Mutator:
         return value
 
 
+def widen(cases, torch, rng, seed, inputs, params, entry):
+    """Raises the scales of the gradients by what rounding the tensors that forward saves for backward may change. The recorded
+    scales count the rounding of inputs alone, and a gradient may subtract equal terms, such as those of a saturated softmax."""
+    def rounded(t):
+        if t.dtype != torch.float64:
+            return t
+        signs = torch.tensor([rng.choice((-1, 1)) for _ in range(t.numel())], dtype=t.dtype).reshape(t.shape)
+        return t * (1 + STEP * signs)
+
+    for _ in range(3):
+        leaves = [None if x is None else x.clone().requires_grad_(x.is_floating_point() and i not in seed.constant)
+                  for i, x in enumerate(inputs)]
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, rounded):
+            grads, _ = cases._gradients(leaves, cases._tensors(seed.fn(*leaves, **params)))
+        for grad, recorded in zip(grads, entry["grads"]):
+            if recorded is None or grad is None or recorded["dtype"] != "f64":
+                continue
+            exact = torch.tensor([float(v) for v in recorded["values"]], dtype=torch.float64)
+            change = (grad.detach().reshape(-1) - exact).abs() / STEP
+            # A change above the limit is a jump: that of the gradient of a maximum, which compares saved values.
+            most = max([0.0] + [c for c in change.tolist() if c <= MOST_CHANGE])
+            scales = recorded.get("scale") or [abs(v) if math.isfinite(v) else 0 for v in exact.tolist()]
+            recorded["scale"] = [cases._number(max(float(s), float(f"{most:.1e}"))) for s in scales]
+
+
 def record_op(cases, torch, options, seeds, op, start, wanted, out):
     """Records up to `wanted` cases of one operation, and pickles each of them, and each rejection, into the file `out`."""
     rng = random.Random(f"{options.seed} {op}" + (f" {start}" if start else ""))
     mutator = Mutator(torch, rng, seeds)
-    for _ in range(40 * wanted):
+    for _ in range(MOST_DRAWS * wanted):
         if wanted == 0:
             return
         seed, inputs, params = mutator.draw(op)
@@ -163,6 +206,9 @@ def record_op(cases, torch, options, seeds, op, start, wanted, out):
             if sum(y.numel() for y in outputs) > MOST_ELEMENTS:
                 continue  # the attempt counts as none
             cases.case(op, inputs, params, seed.fn, tags, seed.slack, None, seed.constant, seed.family)
+            entry = cases._cases[seed.family][-1]
+            if "grads" in entry:
+                widen(cases, torch, rng, seed, inputs, params, entry)
         except Exception:  # noqa: BLE001: PyTorch rejects most random parameters, by exceptions of many types
             pickle.dump(("rejected", None), out)
         else:
@@ -178,7 +224,7 @@ def record(cases, torch, options, seeds):
     counts, rejected, deaths, all_cases = collections.Counter(), 0, [], {}
     for op in sorted(seeds):
         counts[op] = 0
-        for start in range(5):
+        for start in range(MOST_DEATHS):
             with tempfile.TemporaryFile() as out:
                 child = os.fork()
                 if child == 0:
@@ -237,7 +283,7 @@ def record_all(options):
     for death in deaths:
         print(f"[tools/fuzz_ops] {death}", flush=True)
     if few:
-        print("[tools/fuzz_ops] fewer cases than asked for: " + ", ".join(f"{op} {counts[op]}" for op in few), flush=True)
+        stop("fewer cases than asked for: " + ", ".join(f"{op} {counts[op]}" for op in few))
 
 
 def main():
