@@ -107,8 +107,8 @@ TEST_CASE("Ctrl-C ends an answer of gpt chat and keeps the conversation, and twi
   std::string answers[2];
   for (std::string& answer : answers) {
     chat.type("the cat\n");
-    chat.until("the cat\r\n");  // the echo
-    std::this_thread::sleep_for(50ms);
+    chat.until("the cat\r\n");           // the echo
+    std::this_thread::sleep_for(300ms);  // signals that follow within 250 ms are one
     chat.type(kCtrlC);
     answer = chat.until("(stopped)\r\n");
     chat.until("> ");

@@ -115,8 +115,9 @@ void check_case_of(const AttentionCase& c, const AttentionInputs& in, std::int64
 template <class T>
 void check_case(const AttentionCase& c, std::int64_t wanted_blocks) {
   const AttentionShape& s = c.shape;
+  const char* const dtype = dtype_name(dtype_of<T>);
   CAPTURE(s.batch, s.heads, s.groups, s.queries, s.keys, s.width, s.value_width, int(c.mask), c.offset,
-          c.by_rows, c.shift, c.gap, c.threshold, sizeof(T), std::is_same_v<T, Half>);
+          c.by_rows, c.shift, c.gap, c.threshold, dtype);
   const AttentionInputs in = inputs_of(c);
   const AttentionReference r = reference(c, in);
   in_each_order([&] { check_kernels<T>(c, in, r, wanted_blocks, wanted_blocks == 1); });
