@@ -22,8 +22,8 @@ std::string choices_text(const ChoiceTable& table, std::string_view owner);
 /// truncated or hostile file. If `owner` is given, texts of other owners throw as well.
 ChoiceTable parse_choices(std::string_view text, const std::string_view* owner = nullptr);
 
-/// The folder of the file: TAPESTRY_CACHE_DIR, XDG_CACHE_HOME/tapestry or ~/.cache/tapestry. Empty if there
-/// is to be no file.
+/// The folder of the file: TAPESTRY_CACHE_DIR, XDG_CACHE_HOME/tapestry or ~/.cache/tapestry. An empty string
+/// means that there is no file.
 std::string cache_folder();
 /// The file of the choices for `owner` in `folder`.
 std::string choices_file(const std::string& folder, std::string_view owner);

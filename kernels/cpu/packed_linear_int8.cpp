@@ -189,7 +189,8 @@ TAPESTRY_AVX2 float round_block_avx2(const float* x, std::int8_t* q, std::int32_
   const __m128i two = _mm_hadd_epi32(both, both);
   sums[0] = _mm_cvtsi128_si32(two);
   sums[1] = _mm_extract_epi32(two, 1);
-  // Packing takes halves of 128 bits in turns; the permutation puts the parts of 4 bytes in order.
+  // AVX2 packs each half of 128 bits by itself. So the four inputs are interleaved in groups of 4 bytes, and
+  // the permutation restores their order.
   const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(integers[0], integers[1]),
                                            _mm256_packs_epi32(integers[2], integers[3]));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(q),

@@ -25,7 +25,7 @@ std::vector<std::string> options(const std::string& text, const std::string& run
           "3",     "--accumulate", "2",  "--threads", "1"};
 }
 
-// Sentences in documents of different lengths, of which a sequence contains several.
+// Writes documents of different lengths. They are short, so that a sequence contains several of them.
 std::string write_documents(const std::string& path, int documents) {
   std::string text;
   for (int i = 0; i < documents; ++i) {

@@ -39,25 +39,6 @@ AttentionStrides strides(const Case& c, std::int64_t heads, std::int64_t rows, s
                     : AttentionStrides{heads * rows * width, rows * width, width};
 }
 
-Tensor numbers(std::int64_t count, DType dtype, double seed) {
-  const Tensor t = empty({count}, {dtype, kCPU});
-  tests::for_dtype(dtype, [&]<class T>() {
-    for (std::int64_t i = 0; i < count; ++i)
-      static_cast<T*>(t.raw_data())[i] =
-          tests::from_double<T>(std::sin(seed + 1.3 * static_cast<double>(i)) + 0.1);
-  });
-  return t;
-}
-std::vector<double> values(const Tensor& t) {
-  const Tensor host = t.device().is_cuda() ? moved(t, kCPU) : t;
-  std::vector<double> v(static_cast<std::size_t>(t.numel()));
-  tests::for_dtype(t.dtype(), [&]<class T>() {
-    for (std::size_t i = 0; i < v.size(); ++i)
-      v[i] = tests::to_double(static_cast<const T*>(host.raw_data())[i]);
-  });
-  return v;
-}
-
 /// All arrays of forward and backward on one device.
 struct Arrays {
   Tensor q, k, v, y, dy, log_sum_exp, dq, dk, dv;

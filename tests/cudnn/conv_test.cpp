@@ -22,26 +22,6 @@ namespace {
 constexpr double kEps[] = {0x1p-23, 0x1p-10, 0x1p-7};
 double eps_of(DType dtype) { return dtype == DType::f32 ? kEps[0] : dtype == DType::f16 ? kEps[1] : kEps[2]; }
 
-/// Numbers with full mantissas of the dtype, different at each place, with a mean that is not 0.
-Tensor numbers(std::int64_t count, DType dtype, double seed) {
-  const Tensor t = empty({count}, {dtype, kCPU});
-  tests::for_dtype(dtype, [&]<class T>() {
-    for (std::int64_t i = 0; i < count; ++i)
-      static_cast<T*>(t.raw_data())[i] =
-          tests::from_double<T>(std::sin(seed + 1.7 * static_cast<double>(i)) + 0.2);
-  });
-  return t;
-}
-std::vector<double> values(const Tensor& t) {
-  const Tensor host = t.device().is_cuda() ? moved(t, kCPU) : t;
-  std::vector<double> v(static_cast<std::size_t>(t.numel()));
-  tests::for_dtype(t.dtype(), [&]<class T>() {
-    for (std::size_t i = 0; i < v.size(); ++i)
-      v[i] = tests::to_double(static_cast<const T*>(host.raw_data())[i]);
-  });
-  return v;
-}
-
 Conv2dShape shape(std::int64_t n, std::int64_t c, std::int64_t h, std::int64_t w, std::int64_t k,
                   std::int64_t r, std::int64_t s) {
   Conv2dShape one;

@@ -1,10 +1,12 @@
 #include "tests/cudnn/world.h"
 
+#include <cmath>
 #include <cstdlib>
 
 #include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/kernels/cuda/vendor/cudnn_session.h"
 #include "tests/support/catch.h"
+#include "tests/support/dtypes.h"
 
 namespace cudnn_test {
 namespace {
@@ -50,6 +52,25 @@ Tensor moved(const Tensor& t, Device device) {
   cuda::copy_bytes(to.device(), to.raw_data(), t.device(), t.raw_data(), t.nbytes());
   if (t.device().is_cuda()) current_stream(t.device()).synchronize();
   return to;
+}
+
+Tensor numbers(std::int64_t count, DType dtype, double seed) {
+  const Tensor t = empty({count}, {dtype, kCPU});
+  tests::for_dtype(dtype, [&]<class T>() {
+    for (std::int64_t i = 0; i < count; ++i)
+      static_cast<T*>(t.raw_data())[i] =
+          tests::from_double<T>(std::sin(seed + 1.7 * static_cast<double>(i)) + 0.2);
+  });
+  return t;
+}
+std::vector<double> values(const Tensor& t) {
+  const Tensor host = t.device().is_cuda() ? moved(t, kCPU) : t;
+  std::vector<double> v(static_cast<std::size_t>(t.numel()));
+  tests::for_dtype(t.dtype(), [&]<class T>() {
+    for (std::size_t i = 0; i < v.size(); ++i)
+      v[i] = tests::to_double(static_cast<const T*>(host.raw_data())[i]);
+  });
+  return v;
 }
 
 }  // namespace cudnn_test

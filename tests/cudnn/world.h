@@ -43,4 +43,9 @@ class World {
 /// become dense in the order in which they lie in memory.
 Tensor moved(const Tensor& t, Device device);
 
+/// Numbers with full mantissas of the dtype, different at each place, with a mean that is not 0.
+Tensor numbers(std::int64_t count, DType dtype, double seed);
+/// The elements of a tensor of any device, in the order of memory.
+std::vector<double> values(const Tensor& t);
+
 }  // namespace cudnn_test

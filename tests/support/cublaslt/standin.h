@@ -13,7 +13,8 @@ struct StandInCublasLt {
   void (*set_device)(void (*launch)(void* stream, void (*work)(void*), void* argument), int (*gpu)());
   /// Makes the `nth` call (from 0) of the function return the cublasStatus_t `status`.
   void (*fail)(const char* call, int nth, int status);
-  /// How many algorithms the heuristics return, and how much workspace each needs; 2 and 1000 after reset().
+  /// Sets how many algorithms the heuristics return, and how many bytes of workspace each needs. After
+  /// reset() these are 2 and 1000.
   void (*set_algorithms)(int count, std::size_t workspace);
 
   /// Calls of the function so far.

@@ -55,7 +55,7 @@ class Value {
  public:
   Value(const TensorInfo& info, void* address) : info_(info), data_(address) {
     if (data_) return;
-    // A virtual tensor is dense, whatever its strides are: nobody else sees them.
+    // A virtual tensor exists only inside the plan, so its strides do not matter. It is stored densely.
     info_.strides.assign(info_.sizes.size(), 1);
     for (std::size_t i = info_.sizes.size() - 1; i > 0; --i)
       info_.strides[i - 1] = info_.strides[i] * info_.sizes[i];

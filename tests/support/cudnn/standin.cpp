@@ -72,7 +72,7 @@ int violated(const std::string& text, int status = kBadParam) {
   return status;
 }
 
-/// Counts the call. Returns the status that a test has asked for, or 0.
+/// Counts the call. Returns the status that the test injects into it, or 0.
 int counted(const char* call) {
   const int n = cudnn().calls[call]++;
   const auto [begin, end] = cudnn().faults.equal_range(call);
