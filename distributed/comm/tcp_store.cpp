@@ -57,6 +57,14 @@ class Connection {
     });
     ::fcntl(socket_.native_handle(), F_SETFD, FD_CLOEXEC);
     asio::error_code ignored;
+    // If nobody listens at an ephemeral port of this host, the kernel may choose that port for the client's
+    // own end. TCP then connects the socket to itself (simultaneous open), and the store cannot listen there.
+    // A reset frees the port at once, while a normal close would keep it in TIME_WAIT.
+    if (socket_.local_endpoint(ignored) == socket_.remote_endpoint(ignored)) {
+      socket_.set_option(asio::socket_base::linger(true, 0), ignored);
+      socket_.close(ignored);
+      throw Unreachable{"nobody listens there yet"};
+    }
     socket_.set_option(tcp::no_delay(true), ignored);
     socket_.set_option(asio::socket_base::keep_alive(true), ignored);
     introduce(secret, concat({host, ":", port}), deadline);

@@ -15,6 +15,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/fake_gpu.h"
 #include "tests/support/files.h"
+#include "tests/support/ports.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
@@ -49,8 +50,6 @@ bool has_gloo() {
     return false;
   }
 }
-
-int free_port() { return start_store_server("127.0.0.1", 0, {})->port(); }
 
 /// A function that a rank runs in its own process, after it has joined, reduced its rank and checked the sum.
 using Body = std::function<void(ProcessGroup&)>;
@@ -232,7 +231,7 @@ TEST_CASE("invalid options and variables are errors that say what to do") {
 
 TEST_CASE("rank 0 alone and a rank without rank 0 time out at the deadline") {
   const GroupOptions quick{.timeout = Milliseconds(300)};
-  const int port = free_port();
+  const int port = tests::free_port();
   const Variables job = {
       {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", std::to_string(port)}};
   for (const char* rank : {"0", "1"}) {
@@ -257,7 +256,7 @@ TEST_CASE("rank 0 alone and a rank without rank 0 time out at the deadline") {
 
 TEST_CASE("processes join by environment variables, an address or a file") {
   if (!has_gloo()) return;
-  const std::string port = std::to_string(free_port());
+  const std::string port = std::to_string(tests::free_port());
   const Variables by_variables = {{"MASTER_ADDR", "localhost"}, {"MASTER_PORT", port}};
   CHECK(all_end_well(start_ranks(3, by_variables)));
   CHECK(all_end_well(start_ranks(2, by_variables)));  // the port is free again after the first job
@@ -274,7 +273,8 @@ TEST_CASE("processes join by environment variables, an address or a file") {
 TEST_CASE("child: ranks that share a GPU", "[.]") {
   const tapestry::testing::FakeGpus one(1);
   REQUIRE(device_count(DeviceType::cuda) == 2);
-  const Variables variables = {{"MASTER_ADDR", "localhost"}, {"MASTER_PORT", std::to_string(free_port())}};
+  const Variables variables = {{"MASTER_ADDR", "localhost"},
+                               {"MASTER_PORT", std::to_string(tests::free_port())}};
   CHECK(all_end_well(start_ranks(2, variables, {}, [](ProcessGroup& group) {
     if (group.backend() != "gloo") throw Error("joined by " + std::string(group.backend()));
   })));
@@ -313,13 +313,13 @@ TEST_CASE("the store uses the next port if torchrun's agent listens at MASTER_PO
                          {"MASTER_PORT", std::to_string(agent->port())},
                          {"TORCHELASTIC_RUN_ID", "1"},
                          {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-                         {"TAPESTRY_PORT", std::to_string(free_port())}};
+                         {"TAPESTRY_PORT", std::to_string(tests::free_port())}};
   CHECK(all_end_well(start_ranks(2, job)));
 }
 
 TEST_CASE("rank 0's store stays until the others have ended") {
   if (!has_gloo()) return;
-  const Variables job = {{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", std::to_string(free_port())}};
+  const Variables job = {{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", std::to_string(tests::free_port())}};
   const auto begin = Clock::now();
   CHECK(all_end_well(start_ranks(2, job, {}, [](ProcessGroup& group) {
     if (group.rank() == 0) return;

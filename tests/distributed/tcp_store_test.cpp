@@ -3,9 +3,11 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <thread>
 
@@ -14,6 +16,7 @@
 #include "tapestry/distributed/comm/store.h"
 #include "tests/distributed/store_support.h"
 #include "tests/support/catch.h"
+#include "tests/support/ports.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
@@ -257,9 +260,7 @@ TEST_CASE("a foreign, silent or missing server is an error that says so") {
     char c;
     while (recv(fd, &c, 1, 0) > 0) continue;
   });
-  int free_port = 0;
-  { free_port = start_store_server(kHere, 0, {})->port(); }
-  for (const int port : {silent.port(), free_port}) {
+  for (const int port : {silent.port(), tests::free_port()}) {
     const auto begin = Clock::now();
     CHECK_THAT(message_of<TimeoutError>([&] { tcp_store(kHere, port, impatient); }),
                ContainsSubstring(":" + std::to_string(port)) && ContainsSubstring("400 ms"));
@@ -272,7 +273,7 @@ TEST_CASE("a foreign, silent or missing server is an error that says so") {
 }
 
 TEST_CASE("a client waits for a server that starts later") {
-  const int port = start_store_server(kHere, 0, kQuick)->port();
+  const int port = tests::free_port();
   std::unique_ptr<StoreServer> server;
   std::thread later([&] {
     std::this_thread::sleep_for(Milliseconds(150));
@@ -282,6 +283,30 @@ TEST_CASE("a client waits for a server that starts later") {
       message_of<Error>([&] { CHECK(tcp_store(kHere, port, kQuick)->add("n", 1) == 1); });
   later.join();
   CHECK(error == "");
+}
+
+TEST_CASE("a client at an ephemeral port does not connect to itself and take the server's port") {
+  constexpr int kNoNamespace = 99;
+  // With two ephemeral ports, the kernel soon chooses the server's port for the client's own end.
+  Process alone([] {
+    if (unshare((geteuid() == 0 ? 0 : CLONE_NEWUSER) | CLONE_NEWNET) != 0) _exit(kNoNamespace);
+    if (std::system("ip link set lo up 2> /dev/null") != 0) _exit(kNoNamespace);
+    std::ofstream("/proc/sys/net/ipv4/ip_local_port_range") << "40000 40001";
+    for (const int port : {40000, 40001}) {
+      std::unique_ptr<StoreServer> server;
+      std::string error;
+      std::thread later([&] {
+        std::this_thread::sleep_for(Milliseconds(300));
+        error = message_of<Error>([&] { server = start_store_server(kHere, port, kQuick); });
+      });
+      const std::string client = message_of<Error>([&] { tcp_store(kHere, port, kQuick)->set("k", "v"); });
+      later.join();
+      if (!error.empty() || !client.empty()) throw Error(error + client);
+    }
+  });
+  const int status = alone.join();
+  if (status == kNoNamespace) WARN("skipped: there is no iproute2, or network namespaces are not permitted");
+  CHECK((status == 0 || status == kNoNamespace));
 }
 
 TEST_CASE("misbehaving strangers do not affect clients") {
@@ -453,8 +478,7 @@ TEST_CASE("waits end at once with the server's address when the server ends") {
 }
 
 TEST_CASE("requests to a stopped server end at their deadline, also waiting ones") {
-  int port = 0;
-  { port = start_store_server(kHere, 0, kQuick)->port(); }
+  const int port = tests::free_port();
   Process host([&] {
     const auto server = start_store_server(kHere, port, kQuick);
     pause();

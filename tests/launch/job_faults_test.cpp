@@ -11,6 +11,7 @@
 #include "tests/launch/training.h"
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
+#include "tests/support/ports.h"
 #include "tests/support/processes.h"
 
 using namespace distributed_test;
@@ -24,8 +25,6 @@ namespace {
 
 using Texts = std::vector<std::string>;
 
-std::string free_port() { return std::to_string(start_store_server("127.0.0.1", 0)->port()); }
-
 /// A job of three ranks that are started without a launcher, because a launcher would end the other ranks
 /// before they could report the error.
 struct Training {
@@ -33,16 +32,16 @@ struct Training {
   Fault fault;
   RankProcesses ranks;
 
-  explicit Training(const Fault& f, const std::string& timeout = "30", const std::string& port = free_port(),
+  explicit Training(const Fault& f, const std::string& timeout = "30", int port = tests::free_port(),
                     const RankProcesses::Variables& more = {})
       : fault(f), ranks(tests::kTrainingRank, 3, variables(timeout, port, more)) {}
 
-  RankProcesses::Variables variables(const std::string& timeout, const std::string& port,
+  RankProcesses::Variables variables(const std::string& timeout, int port,
                                      RankProcesses::Variables all) const {
     all.insert(all.end(), {{"DIR", dir.path().string()},
                            {"JOB_STEPS", "6"},
                            {"JOB_FAULTS", to_text({fault})},
-                           {"JOB_STORE", "tcp://127.0.0.1:" + port},
+                           {"JOB_STORE", "tcp://127.0.0.1:" + std::to_string(port)},
                            {"OMP_NUM_THREADS", "1"},
                            {"TAPESTRY_TIMEOUT_S", timeout}});
     return all;
@@ -124,12 +123,12 @@ TEST_CASE("a silent stranger on the store's port gives an error within the timeo
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  REQUIRE(bind(listener, reinterpret_cast<const sockaddr*>(&address), length) == 0);
+  const int number = tests::free_port();
+  address.sin_port = htons(static_cast<std::uint16_t>(number));
+  REQUIRE(bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
   REQUIRE(listen(listener, 8) == 0);
-  REQUIRE(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) == 0);
-  const std::string port = std::to_string(ntohs(address.sin_port));
-  Training job({}, "2", port);
+  Training job({}, "2", number);
+  const std::string port = std::to_string(number);
   job.told(0, 3,
            {"cannot listen at 127.0.0.1, port " + port + ": taken by process " + std::to_string(getpid())});
   for (const int rank : {1, 2}) job.told(rank, 6, {"127.0.0.1:" + port});
@@ -140,7 +139,7 @@ TEST_CASE("a rank with a wrong secret or none is refused and listed as missing")
   if (!has_gloo()) return;
   const auto start = [](const char* secret_of_1) {
     return std::make_unique<Training>(
-        Fault{}, "2", free_port(),
+        Fault{}, "2", tests::free_port(),
         RankProcesses::Variables{{"TAPESTRY_SECRET", "right"}, {"JOB_SECRET_OF_1", secret_of_1}});
   };
   for (const auto& job : {start("wrong"), start("")}) {

@@ -4,24 +4,16 @@
 
 #include "tests/launch/job.h"
 #include "tests/support/catch.h"
+#include "tests/support/ports.h"
 
 using tests::eventually;
 using tests::Job;
 
 namespace {
 
-/// Returns a port that was free a moment ago.
-std::string free_port() {
-  Job job({"sh", "-c", "echo $MASTER_PORT > $DIR/port"});
-  if (job.wait() != 0) throw std::runtime_error("no port");
-  std::string port = job.file("port");
-  port.pop_back();
-  return port;
-}
-
 struct TwoNodes {
   tests::TempDir shared;  // $SHARED for all ranks
-  std::string port = free_port();
+  std::string port = std::to_string(tests::free_port());
 
   Job node(int rank, const std::string& script, std::vector<std::string> options = {},
            std::vector<std::string> variables = {}) const {
