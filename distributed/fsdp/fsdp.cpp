@@ -1,12 +1,15 @@
 #include "tapestry/distributed/fsdp/fsdp.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <cstdio>
 
 #include "tapestry/core/context.h"
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/common/internal/reducer.h"
 #include "tapestry/distributed/common/internal/same_model.h"
+#include "tapestry/distributed/common/kernel_choices.h"
 #include "tapestry/distributed/fsdp/internal/shard_module.h"
 #include "tapestry/distributed/fsdp/internal/sharded_model.h"
 #include "tapestry/nn/materialize.h"
@@ -217,7 +220,17 @@ std::shared_ptr<ShardedUnit> shard_module(nn::Module& module, const FsdpOptions&
 
 FullyShard fully_shard(nn::Module& module, const FsdpOptions& options) {
   check(options.group != nullptr, "[fully_shard] group is null; pass what init_process_group() returned");
-  return FullyShard(shard_module(module, options, {options.group}));
+  auto unit = shard_module(module, options, {options.group});
+  const auto& units = unit->model().units();
+  if (std::any_of(units.begin(), units.end(),
+                  [](const ShardedUnit* u) { return u->has_parameters() && u->device(0).is_cuda(); })) {
+    share_kernel_choices(*options.group);
+    // Rank 0 measures the shapes that the first passes meet, and later ones when they occur.
+    unit->model().after_pass = [group = options.group, passes = std::uint64_t{0}]() mutable {
+      if (std::has_single_bit(++passes)) share_kernel_choices(*group);
+    };
+  }
+  return FullyShard(std::move(unit));
 }
 
 // ---- FullyShard ----

@@ -235,3 +235,36 @@ TEST_CASE("with offload, changes of shards and of full parameters are seen, and 
     check(y.device() == device, "the output is on ", y.device(), "; compute on the GPU");
   });
 }
+
+TEST_CASE("fully_shard on GPUs shares the choices of kernels at first and after 1, 2, 4, ... passes") {
+  if (no_gpu(2)) return;
+  std::vector<std::ptrdiff_t> shared[2];
+  on_two_ranks({}, [&](Sharded& sharded, const std::shared_ptr<ProcessGroup>& group) {
+    const auto count = [&] {
+      const auto records = group->recorder().records();
+      shared[group->rank()].push_back(
+          std::count_if(records.begin(), records.end(), [](const CollectiveRecord& r) {
+            return r.name.find("share kernel choices") != std::string::npos;
+          }));
+    };
+    const auto backward = [&] {
+      (*sharded.net)(ones({3, 6}, Device(DeviceType::cuda, group->rank()))).sum().backward();
+      count();
+    };
+    count();
+    {
+      const auto no_sync = sharded.handle->no_sync();
+      backward();
+    }
+    for (int pass = 1; pass <= 4; ++pass) backward();
+  });
+  for (const auto& counted : shared) {
+    REQUIRE(counted.size() == 6);
+    const std::ptrdiff_t each = counted[0] / 4;  // fully_shard was called on four modules
+    CHECK(each > 0);
+    for (const auto& [at, times] : {std::pair(0, 4), {1, 4}, {2, 5}, {3, 6}, {4, 6}, {5, 7}}) {
+      CAPTURE(at);
+      CHECK(counted[static_cast<std::size_t>(at)] == each * times);
+    }
+  }
+}
