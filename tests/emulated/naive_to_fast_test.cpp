@@ -131,7 +131,8 @@ TEST_CASE("each version of the tutorial's softmax is a softmax") {
   in_each_order([] {
     for (std::size_t version = 0; version < 4; ++version) {
       for (const auto& [rows, columns] : {std::pair(3, 4), {1, 1000}, {2, 516}})
-        check_softmax(version, numbers(rows * columns, 1, 8), rows, columns);
+        if (!kOnlyRaces || columns == 516)
+          check_softmax(version, numbers(rows * columns, 1, 8), rows, columns);
       check_softmax(version, Values{-emulated::kInfinity, 0, 88, 89, 1e30, -1e30, -emulated::kInfinity, 1}, 2,
                     4);
     }
@@ -142,7 +143,7 @@ TEST_CASE("each version of the tutorial's softmax is a softmax") {
 TEST_CASE("each version of the tutorial's linear layer is relu(x w^T + bias)") {
   in_each_order([] {
     for (const Problem p : {Problem{1, 1, 1}, {33, 65, 40}, {70, 130, 17}}) {
-      if (kOnlyRaces && p.k == 17) continue;
+      if (kOnlyRaces && p.k != 40) continue;
       check_linear<float>("thread per output", p, [](const Linear<float>& l) {
         launch(&linear_thread_per_output<>, dim3(up(l.n, 32), up(l.m, 8)), dim3(32, 8), 0, nullptr, l);
       });
@@ -153,10 +154,12 @@ TEST_CASE("each version of the tutorial's linear layer is relu(x w^T + bias)") {
         launch(&linear_register_tiles<>, dim3(up(l.n, 128), up(l.m, 64)), 128, 0, nullptr, l);
       });
     }
-    for (const Problem p : {Problem{1, 1, 8}, {70, 65, 72}, {64, 64, 96}})
+    for (const Problem p : {Problem{1, 1, 8}, {70, 65, 72}, {64, 64, 96}}) {
+      if (kOnlyRaces && p.k != 72) continue;
       check_linear<BFloat16>("tensor cores", p, [](const Linear<BFloat16>& l) {
         launch(&linear_tensor_cores<>, dim3(up(l.n, 64), up(l.m, 64)), 128, 0, nullptr, l);
       });
+    }
   });
 }
 
@@ -167,11 +170,12 @@ TEST_CASE("each version of the tutorial's convolution is a convolution") {
     };
     for (const Conv& p :
          {shape(1, 3, 4, 3, 2, 3, 0), shape(2, 5, 7, 3, 130, 3, 1), shape(1, 4, 4, 5, 3, 1, 0)}) {
+      if (kOnlyRaces && p.k == 130) continue;
       check_conv("thread per output", p, &run_naive);
       check_conv("implicit GEMM", p, &run_gemm);
     }
     for (const Conv& p :
          {shape(2, 6, 7, 16, 130, 3, 1), shape(1, 9, 8, 32, 4, 1, 0), shape(1, 5, 5, 16, 5, 5, 2)})
-      check_conv("hoisted", p, &run_hoisted);
+      if (!kOnlyRaces || p.c == 32) check_conv("hoisted", p, &run_hoisted);
   });
 }
