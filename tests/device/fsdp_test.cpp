@@ -109,7 +109,9 @@ TEST_CASE("fully_shard over CUDA devices trains as the CPU alone, with and witho
 TEST_CASE("fully_shard over CUDA devices computes in bf16 over f32 shards, with and without offload") {
   if (no_gpu(2)) return;
   const auto alone = make();
-  train<optim::AdamW>(*alone, -1, kCPU);
+  const auto before = make();
+  train<optim::SGD>(*alone, -1, kCPU);
+  CHECK_FALSE(allclose(before->fc3.bias->detach(), alone->fc3.bias->detach(), 0.005, 0.002));
   for (const bool offload : {false, true}) {
     CAPTURE(offload);
     const FsdpOptions options{.offload = offload,
@@ -117,7 +119,7 @@ TEST_CASE("fully_shard over CUDA devices computes in bf16 over f32 shards, with 
     nn::StateDict trained;
     on_two_ranks(options, [&](Sharded& sharded, const std::shared_ptr<ProcessGroup>& group) {
       const Device device(DeviceType::cuda, group->rank());
-      train<optim::AdamW>(*sharded.net, group->rank(), device, [&](int) {
+      train<optim::SGD>(*sharded.net, group->rank(), device, [&](int) {
         for (const auto& [name, p] : sharded.net->named_parameters())
           if (p.dtype() != DType::f32 || p.grad().dtype() != DType::f32)
             throw std::runtime_error(name + " is not f32");
@@ -129,8 +131,8 @@ TEST_CASE("fully_shard over CUDA devices computes in bf16 over f32 shards, with 
     for (std::size_t i = 0; i < trained.size(); ++i) {
       CAPTURE(trained[i].first);
       CHECK(trained[i].second.dtype() == DType::bf16);
-      // AdamW's steps of 0.05 may differ in sign where a gradient is near 0.
-      CHECK(allclose(trained[i].second.to(DType::f32), named[i].second.tensor().detach(), 0.1, 0.1));
+      // The weights are rounded to 8 bits here, and the gradients have errors of that size.
+      CHECK(allclose(trained[i].second.to(DType::f32), named[i].second.tensor().detach(), 0.005, 0.002));
     }
   }
 }
