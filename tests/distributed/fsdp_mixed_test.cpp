@@ -251,6 +251,44 @@ TEST_CASE("mixed precision: f32 checkpoints load at another number of ranks, wit
   CHECK(run(1, mixed, 1) != saved);
 }
 
+TEST_CASE("shards of bf16 parameters keep their masters in checkpoints, at another number of ranks too") {
+  const tests::TempDir dir;
+  const auto run = [&](int ranks, int steps) {
+    return on_ranks<StateDictCopy>(ranks, [&](const Group& group) {
+      nn::Linear net({.in_features = 6, .out_features = 5});
+      fill_by_formula(net);
+      net.to(DType::bf16);
+      fully_shard(net, {.group = group});
+      optim::AdamW optimizer(net.parameters(), {.lr = 1e-4});
+      ShardedCheckpointer checkpoints(dir / "run", group, {.keep_last = 0});
+      const auto progress = checkpoints.resume({&net, &optimizer});
+      for (int step = 0; step < steps; ++step) {
+        optimizer.zero_grad();
+        net(ones({2, 6}, DType::bf16)).square().sum().backward();
+        optimizer.step();
+      }
+      if (!progress) checkpoints.save({&net, &optimizer}, {.step = steps});
+      StateDictCopy copy;
+      const nn::ShardRows rows = net.weight.sharding()->rows(0);
+      const nn::StateDict state = optimizer.state_dict();
+      const std::vector<double> own = to_vector(*nn::find(state, "state.0.master_param"));
+      for (std::int64_t row = 0; row < rows.rows; ++row)
+        copy[std::to_string(rows.first_row + row)] = {own.begin() + 6 * row, own.begin() + 6 * row + 6};
+      return copy;
+    });
+  };
+  const auto merged = [](const std::vector<StateDictCopy>& parts) {
+    StateDictCopy all;
+    for (const StateDictCopy& p : parts) all.insert(p.begin(), p.end());
+    return all;
+  };
+  const StateDictCopy saved = merged(run(2, 5));
+  CHECK(saved.size() == 5);
+  CHECK(saved.at("0")[0] != static_cast<double>(static_cast<float>(BFloat16(float(saved.at("0")[0])))));
+  CHECK(merged(run(3, 0)) == saved);
+  CHECK(merged(run(1, 0)) == saved);
+}
+
 TEST_CASE("mixed precision: changes under unshard() leave the digits of what did not change") {
   on_ranks<int>(2, [](const Group& group) {
     nn::Linear net({.in_features = 3, .out_features = 4});
