@@ -46,9 +46,7 @@ inline void from_float(const float* x, Half* y, std::int64_t n) {
 #endif
   for (; i < n; ++i) y[i] = Half(x[i]);
 }
-inline void from_float(const float* x, BFloat16* y, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) y[i] = BFloat16(x[i]);
-}
+void from_float(const float* x, BFloat16* y, std::int64_t n);  // pointwise_convert.cpp
 
 /// A dense input in the compute type. It points to the input itself or, for 16-bit floats, to a converted
 /// copy. If the input is null, the pointer is null.
