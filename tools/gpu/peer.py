@@ -138,6 +138,13 @@ def cross_entropy_backward(s):
     return gradients({"dx": x}, y, torch.ones_like(y))
 
 
+def ctc_loss_backward(s):
+    x, = leaves(random(s, (s[0], s[1], s[2]), 1).log_softmax(2))
+    labels = class_targets(s, s[1] * s[3], s[2] - 1).add(1).view(s[1], s[3])
+    y = F.ctc_loss(x, labels, torch.full((s[1],), s[0]), torch.full((s[1],), s[3]))
+    return gradients({"dx": x}, y, torch.ones_like(y))
+
+
 def adamw(s):
     parameters = []
     for i in range(s[0]):
@@ -395,7 +402,7 @@ def step_gpt2_block(s):
 
 
 WORKS = {f.__name__: f for f in (copy, add, gelu, softmax, layer_norm, layer_norm_backward, batch_norm_backward,
-                                 cross_entropy, cross_entropy_backward, adamw, linear, linear_gelu, linear_backward, attention,
+                                 cross_entropy, cross_entropy_backward, ctc_loss_backward, adamw, linear, linear_gelu, linear_backward, attention,
                                  attention_backward, conv2d, conv2d_bias_relu, conv2d_backward, eager_mul,
                                  eager_mul_backward, step_mlp, step_cnn, step_resnet18, step_gpt2_block)}
 

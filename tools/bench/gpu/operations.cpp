@@ -93,6 +93,17 @@ Tensor attend(const Inputs& in) {
   return scaled_dot_product_attention(in[0].second, in[1].second, in[2].second, {.is_causal = true});
 }
 
+/// The gradient of the CTC loss of `s[1]` samples with `s[0]` steps, `s[2]` classes and `s[3]` labels each.
+Work ctc_loss_backward(const Spec& s) {
+  const Tensor x = log_softmax(random(s, {s[0], s[1], s[2]}, 1), 2);
+  const Spec host{DType::i64, kCPU, {}};
+  const Tensor labels = class_targets(host, s[1] * s[3], s[2] - 1).add(1).reshape({s[1], s[3]});
+  return gradients(
+      {{"dx", x}},
+      [&] { return ctc_loss(x, labels, full({s[1]}, s[0], kInt64), full({s[1]}, s[3], kInt64)); },
+      [](const Tensor& y) { return ones_like(y); });
+}
+
 Work adamw(const Spec& s) {
   std::vector<nn::Parameter> parameters;
   for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(s[0]); ++i) {
@@ -183,6 +194,7 @@ const std::map<std::string, Maker>& single_operations() {
              {{"dx", x}}, [=] { return cross_entropy(x, target); },
              [](const Tensor& y) { return ones_like(y); });
        }},
+      {"ctc_loss_backward", ctc_loss_backward},
       {"adamw", adamw},
       {"linear",
        [](const Spec& s) -> Work {  // the product of an (m, k) matrix and a transposed (n, k) matrix
