@@ -100,6 +100,7 @@ def operations():
         for policy, goal_of_policy in zip(POLICIES, (goal, None, 1.0)):
             yield Item(f"{name}@{policy} bf16 16 12 1024 64", goal_of_policy)
     yield Item("ctc_loss_backward f32 200 64 64 30", None)
+    yield Item("clip_grad_norm f32 148 800000", .85, 3)  # as many gradients and elements as GPT-2 has
     yield Item("launch f32 500", None, kind="launch")
     for name, launches in (("eager_mul", 1), ("eager_mul_backward", 2)):
         yield Item(f"{name} f32 500", .5, kind="cost", launches=launches)
@@ -139,7 +140,7 @@ def small(item):
     name, dtype, *sizes = item.work.split()
     if name.startswith("conv2d"):
         sizes = ["2", sizes[1] if sizes[1] == "3" else "8", "7", "7", "8"] + sizes[5:]
-    elif name == "adamw":
+    elif name in ("adamw", "clip_grad_norm"):
         sizes = ["4", "100"]
     elif name == "ctc_loss_backward":
         sizes = ["24", "3", "5", "6"]

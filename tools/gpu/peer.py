@@ -145,11 +145,25 @@ def ctc_loss_backward(s):
     return gradients({"dx": x}, y, torch.ones_like(y))
 
 
-def adamw(s):
+def trained_parameters(s):
     parameters = []
     for i in range(s[0]):
         parameters += leaves(random(s, (s[1],), 2 * i))
         parameters[-1].grad = random(s, (s[1],), 2 * i + 1)
+    return parameters
+
+
+def clip_grad_norm(s):
+    parameters, last = trained_parameters(s), {}
+
+    def call():
+        last["y"] = nn.utils.clip_grad_norm_(parameters, 1.0)
+
+    return Work(call, results=lambda: last | {f"g{i}": p.grad for i, p in enumerate(parameters)})
+
+
+def adamw(s):
+    parameters = trained_parameters(s)
     optimizer = torch.optim.AdamW(parameters, fused=s.device == "cuda")
     return Work(optimizer.step, results=lambda: {f"p{i}": p.detach() for i, p in enumerate(parameters)})
 
@@ -402,7 +416,7 @@ def step_gpt2_block(s):
 
 
 WORKS = {f.__name__: f for f in (copy, add, gelu, softmax, layer_norm, layer_norm_backward, batch_norm_backward,
-                                 cross_entropy, cross_entropy_backward, ctc_loss_backward, adamw, linear, linear_gelu, linear_backward, attention,
+                                 cross_entropy, cross_entropy_backward, ctc_loss_backward, clip_grad_norm, adamw, linear, linear_gelu, linear_backward, attention,
                                  attention_backward, conv2d, conv2d_bias_relu, conv2d_backward, eager_mul,
                                  eager_mul_backward, step_mlp, step_cnn, step_resnet18, step_gpt2_block)}
 

@@ -104,12 +104,36 @@ Work ctc_loss_backward(const Spec& s) {
       [](const Tensor& y) { return ones_like(y); });
 }
 
-Work adamw(const Spec& s) {
+/// s[0] parameters of s[1] elements, with gradients.
+std::vector<nn::Parameter> trained_parameters(const Spec& s) {
   std::vector<nn::Parameter> parameters;
   for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(s[0]); ++i) {
     parameters.emplace_back("p" + std::to_string(i), random(s, {s[1]}, 2 * i));
     parameters.back()->set_grad(random(s, {s[1]}, 2 * i + 1));
   }
+  return parameters;
+}
+
+/// Clips to a norm of 1. After the first call the norm is 1, and the factor is still a little less than 1, so
+/// that each call scales.
+Work clip_grad_norm(const Spec& s) {
+  const std::vector<nn::Parameter> parameters = trained_parameters(s);
+  const auto norm = std::make_shared<Tensor>();
+  return {[=] {
+            *norm = nn::clip_grad_norm_(parameters, 1);
+            return Results();
+          },
+          0,
+          [=] {
+            Results results(*norm);
+            for (std::size_t i = 0; i < parameters.size(); ++i)
+              results.add("g" + std::to_string(i), parameters[i]->grad());
+            return results;
+          }};
+}
+
+Work adamw(const Spec& s) {
+  const std::vector<nn::Parameter> parameters = trained_parameters(s);
   const auto optimizer = std::make_shared<optim::AdamW>(parameters);
   return {[=] {
             optimizer->step();
@@ -195,6 +219,7 @@ const std::map<std::string, Maker>& single_operations() {
              [](const Tensor& y) { return ones_like(y); });
        }},
       {"ctc_loss_backward", ctc_loss_backward},
+      {"clip_grad_norm", clip_grad_norm},
       {"adamw", adamw},
       {"linear",
        [](const Spec& s) -> Work {  // the product of an (m, k) matrix and a transposed (n, k) matrix
