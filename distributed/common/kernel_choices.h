@@ -8,9 +8,8 @@ namespace tapestry::distributed {
 /// new shapes, and every rank computes them by own kernels until the next call. So all ranks always compute a
 /// shape by the same implementation, and what they compute redundantly stays equal bit for bit.
 ///
-/// DistributedDataParallel on GPUs calls it when it is constructed, and after 1, 2, 4, 8, ... backward
-/// passes. fully_shard() does not: its ranks measure for themselves unless the program calls this function.
-/// Ranks that are threads of one process share their choices anyway; if all are, nothing happens.
+/// DistributedDataParallel and fully_shard() on GPUs call it when they take a model, and after 1, 2, 4, 8, ...
+/// backward passes that reduce gradients. Ranks that are threads of one process share their choices anyway; if all are, nothing happens.
 void share_kernel_choices(ProcessGroup& group);
 
 }  // namespace tapestry::distributed

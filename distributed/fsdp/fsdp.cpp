@@ -1,12 +1,15 @@
 #include "tapestry/distributed/fsdp/fsdp.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <cstdio>
 
 #include "tapestry/core/context.h"
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/common/internal/reducer.h"
 #include "tapestry/distributed/common/internal/same_model.h"
+#include "tapestry/distributed/common/kernel_choices.h"
 #include "tapestry/distributed/fsdp/internal/shard_module.h"
 #include "tapestry/distributed/fsdp/internal/sharded_model.h"
 #include "tapestry/nn/materialize.h"
@@ -70,6 +73,13 @@ std::string problem(const nn::Module& module, const FsdpOptions& options, const 
   if (options.max_full_units < 1)
     return concat(
         {"max_full_units is ", options.max_full_units, "; at least 1 unit must be full to compute"});
+  const MixedPrecisionPolicy& mixed = options.mixed_precision;
+  const std::pair<const char*, std::optional<DType>> dtypes[] = {{"param_dtype", mixed.param_dtype},
+                                                                 {"reduce_dtype", mixed.reduce_dtype},
+                                                                 {"output_dtype", mixed.output_dtype}};
+  for (const auto& [name, dtype] : dtypes)
+    if (dtype && !is_floating(*dtype))
+      return concat({"mixed_precision.", name, " is ", *dtype, "; choose bf16, f16, f32 or f64"});
   for (const Place& p : contents.places) {
     if (const ShardedParameter* s = sharded(p.slot); s && s->unit) {
       if (is_inside(module, s->unit->module()))
@@ -105,6 +115,11 @@ std::string describe(const nn::Module& module, const FsdpOptions& options, const
               options.max_full_units, "\nreshard_after_forward ",
               options.reshard_after_forward ? (*options.reshard_after_forward ? "true" : "false") : "default",
               "\n"});
+  const auto dtype = [](const std::optional<DType>& t) { return t ? dtype_name(*t) : "default"; };
+  const MixedPrecisionPolicy& mixed = options.mixed_precision;
+  text += concat({"mixed_precision param_dtype ", dtype(mixed.param_dtype), " reduce_dtype ",
+                  dtype(mixed.reduce_dtype), " output_dtype ", dtype(mixed.output_dtype),
+                  " cast_forward_inputs ", mixed.cast_forward_inputs ? "true" : "false", "\n"});
   for (const UnitRef& u : contents.units) text += "unit " + u->label() + "\n";
   NamedTensors parameters;
   for (const Place& p : contents.places)
@@ -121,6 +136,24 @@ struct ModuleLife {
   ModuleLife& operator=(const ModuleLife&) = delete;
   const UnitRef unit;
 };
+
+void cast_floating(std::vector<Tensor>& tensors, DType dtype) {
+  for (Tensor& t : tensors)
+    if (t.defined() && is_floating(t.dtype()) && t.dtype() != dtype) t = t.to(dtype);
+}
+
+// Casts inputs and outputs of the module's forward. The casts are recorded for backward.
+void register_casts(nn::Module& module, const MixedPrecisionPolicy& mixed) {
+  if (mixed.param_dtype && mixed.cast_forward_inputs)
+    module.register_forward_pre_hook([dtype = *mixed.param_dtype](nn::Module&, std::vector<Tensor>& inputs) {
+      cast_floating(inputs, dtype);
+    });
+  if (mixed.output_dtype)
+    module.register_forward_hook(
+        [dtype = *mixed.output_dtype](nn::Module&, const std::vector<Tensor>&, std::vector<Tensor>& outputs) {
+          cast_floating(outputs, dtype);
+        });
+}
 
 // Gives the parameters and buffers of the unit memory that are on the meta device.
 void leave_meta(nn::Module& module, const FsdpOptions& options, Contents& contents) {
@@ -206,6 +239,7 @@ std::shared_ptr<ShardedUnit> shard_module(nn::Module& module, const FsdpOptions&
   module.register_forward_scope([life = std::make_shared<ModuleLife>(unit)](nn::Module&) {
     return life->unit->model().enter(life->unit);
   });
+  register_casts(module, options.mixed_precision);
   for (nn::Module* m : contents.with_parameters)
     m->register_forward_scope(
         [weak = std::weak_ptr<ShardedUnit>(unit)](nn::Module&) -> std::shared_ptr<void> {
@@ -217,7 +251,17 @@ std::shared_ptr<ShardedUnit> shard_module(nn::Module& module, const FsdpOptions&
 
 FullyShard fully_shard(nn::Module& module, const FsdpOptions& options) {
   check(options.group != nullptr, "[fully_shard] group is null; pass what init_process_group() returned");
-  return FullyShard(shard_module(module, options, {options.group}));
+  auto unit = shard_module(module, options, {options.group});
+  const auto& units = unit->model().units();
+  if (std::any_of(units.begin(), units.end(),
+                  [](const ShardedUnit* u) { return u->has_parameters() && u->device(0).is_cuda(); })) {
+    share_kernel_choices(*options.group);
+    // Rank 0 measures the shapes that the first passes meet, and later ones when they occur.
+    unit->model().after_pass = [group = options.group, passes = std::uint64_t{0}]() mutable {
+      if (std::has_single_bit(++passes)) share_kernel_choices(*group);
+    };
+  }
+  return FullyShard(std::move(unit));
 }
 
 // ---- FullyShard ----

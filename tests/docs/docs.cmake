@@ -3,7 +3,8 @@
 # - otherwise the body of a function with `using namespace tapestry`, which runs in a temporary folder.
 # A program that includes kernels/cuda/portable.cuh runs in the emulator. If the block after a program is fenced as
 # ```text output, the program must print its text (see prints.cmake).
-# A block fenced as ```cpp listing is an excerpt of the sources and is not compiled.
+# A block fenced as ```cpp listing is an excerpt of the sources; tests/structure/listings_test.cpp compares it with them. A
+# block fenced as ```cpp outline is neither compiled nor compared.
 file(GLOB_RECURSE pages CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/docs/*.md)
 list(APPEND pages ${PROJECT_SOURCE_DIR}/README.md)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${pages})

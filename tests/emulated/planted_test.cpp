@@ -7,6 +7,7 @@
 #include "tests/core/child.h"
 #include "tests/emulated/memory.h"
 #include "tests/emulated/planted.cuh"
+#include "tests/emulated/planted_tiles.cuh"
 #include "tests/support/catch.h"
 
 using namespace planted;
@@ -117,6 +118,58 @@ bool run_exchange() {
   return is(y, 64, [](int i) { return index(i ^ 1); });
 }
 
+template <TileBug bug>
+bool run_tile() {
+  emulated::Block<BFloat16> a(256), b(256);
+  const Memory d(256);
+  const auto of_a = [](int i, int k) { return static_cast<float>((3 * i + 5 * k) % 7 - 3); };
+  const auto of_b = [](int k, int j) { return static_cast<float>((2 * k + 7 * j) % 11 - 5); };
+  for (int i = 0; i < 256; ++i) {
+    a[static_cast<std::size_t>(i)] = BFloat16(of_a(i / 16, i % 16));
+    b[static_cast<std::size_t>(i)] = BFloat16(of_b(i / 16, i % 16));
+  }
+  launch(&multiply_tile<bug>, 1, 32, 0, nullptr, a.data(), b.data(), d.data());
+  return is(d, 256, [&](int i) {
+    float sum = 0;
+    for (int k = 0; k < 16; ++k) sum += of_a(i / 16, k) * of_b(k, i % 16);
+    return sum;
+  });
+}
+template <TileBug bug, int kOffset = 0>
+bool run_ring() {
+  constexpr int kRows = 7;
+  const Memory x(kRows * 64 + kOffset), y(64);
+  for (int i = 0; i < kRows * 64; ++i) x[static_cast<std::size_t>(i + kOffset)] = static_cast<float>(i);
+  launch(&sum_ring<bug>, 1, 64, 0, nullptr, x.data() + kOffset, y.data(), kRows);
+  return is(y, 64, [](int t) { return index(kRows * (63 - t) + 64 * 21); });
+}
+template <TileBug bug>
+bool run_sum_of_blocks() {
+  constexpr int kBlocks = 5;
+  const Memory x = filled(kBlocks * 64, 1), parts(kBlocks), y(2);
+  emulated::Block<int> finished(1);
+  for (std::size_t i = 0; i < 2; ++i)
+    launch(&sum_of_blocks<bug>, kBlocks, 64, 0, nullptr, x.data(), parts.data(), finished.data(),
+           y.data() + i);
+  return is(y, 2, [](int) { return kBlocks * 64; });
+}
+template <TileBug bug>
+bool run_histogram() {
+  emulated::Block<int> x(320), y(32);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<int>(i % 32);
+  launch(&histogram<bug>, 1, bug == TileBug::fewer_threads ? 32 : 64, 0, nullptr, x.data(), y.data(), 320);
+  for (std::size_t i = 0; i < y.size(); ++i)
+    if (y[i] != 10) return false;
+  return true;
+}
+template <TileBug bug>
+bool run_large() {
+  const Memory x(40), y(1);
+  number(x);
+  launch(&element_of_large<bug>, 1, 1, 0, nullptr, x.data(), y.data(), 50000, 33, 50000);
+  return y[0] == 33;
+}
+
 /// The means that must detect a bug. Other means may detect it too.
 struct Plant {
   const char* name;
@@ -158,6 +211,32 @@ const Plant kPlants[] = {
     {"a lane outside its mask", &run_exchange<Bug::lane_outside_mask>, true, 3, "not in the mask"},
     {"a mask with a lane that has exited", &run_exchange<Bug::exited_lane>, true, 3, "has exited"},
     {"a shuffle with the wrong lane", &run_rows<Bug::wrong_lane>, true, 3},
+    {"fragments of a in the wrong order", &run_tile<TileBug::fragments_swapped>, true, 3},
+    {"fragments of b not transposed", &run_tile<TileBug::not_transposed>, true, 3},
+    {"the fragments of two halves mixed", &run_tile<TileBug::wrong_half>, true, 3},
+    {"sums stored to the wrong rows", &run_tile<TileBug::wrong_row_of_result>, true, 3, nullptr, nullptr,
+     true},
+    {"fragments loaded before the tile is written", &run_tile<TileBug::no_barrier>, true, 3, nullptr, nullptr,
+     true},
+    {"rows that ldmatrix cannot read", &run_tile<TileBug::misaligned_rows>, false, 0, nullptr,
+     "misaligned address", false, true},
+    {"a wait that leaves one group too many", &run_ring<TileBug::wait_too_short>, true, 3},
+    {"waits that count groups which do not exist", &run_ring<TileBug::groups_not_counted>, true, 3},
+    {"a copy into the wrong stage", &run_ring<TileBug::wrong_stage>, true, 3},
+    {"copies of other threads without a barrier", &run_ring<TileBug::copies_of_others>, true, 3, nullptr,
+     nullptr, true},
+    {"an asynchronous copy from a misaligned address", &run_ring<TileBug::none, 1>, false, 0, nullptr,
+     "misaligned address", false, true},
+    {"no fence before the counter of finished blocks", &run_sum_of_blocks<TileBug::no_fence>, false, 0,
+     nullptr, nullptr, true},
+    {"no block takes itself for the last", &run_sum_of_blocks<TileBug::wrong_last_block>, true, 3},
+    {"the counter of finished blocks not reset", &run_sum_of_blocks<TileBug::counter_not_reset>, true, 3},
+    {"a flag in shared memory read without a barrier", &run_sum_of_blocks<TileBug::flag_without_barrier>,
+     false, 2, nullptr, nullptr, true},
+    {"shared memory that is not initialised", &run_histogram<TileBug::not_initialised>, true, 3},
+    {"fewer threads than the kernel was written for", &run_histogram<TileBug::fewer_threads>, true, 3},
+    {"an index that overflows 32 bits", &run_large<TileBug::index_overflow>, true, 3, nullptr,
+     "signed integer overflow", false, true},
 };
 
 class Order {
@@ -208,6 +287,11 @@ TEST_CASE("kernels without a bug give correct results in every order, and no san
     CHECK(run_last<Bug::none>());
     CHECK(run_rows<Bug::none>());
     CHECK(run_exchange<Bug::none>());
+    CHECK(run_tile<TileBug::none>());
+    CHECK(run_ring<TileBug::none>());
+    CHECK(run_sum_of_blocks<TileBug::none>());
+    CHECK(run_histogram<TileBug::none>());
+    CHECK(run_large<TileBug::none>());
   }
 }
 

@@ -136,8 +136,8 @@ bool SourceFile::is_header() const { return path.ends_with(".h"); }
 
 std::vector<SourceFile> read_tree(const fs::path& root) {
   std::vector<SourceFile> tree;
-  for (const char* top :
-       {"core", "kernels", "autograd", "nn", "data", "distributed", "apps", "tests", "tools", "cmake"}) {
+  for (const char* top : {"core", "kernels", "autograd", "nn", "data", "distributed", "apps", "tests",
+                          "tools", "docs", "cmake"}) {
     if (!fs::is_directory(root / top)) continue;
     for (const fs::directory_entry& entry : fs::recursive_directory_iterator(root / top)) {
       if (entry.is_regular_file() && is_source(entry.path())) tree.push_back(read_file(root, entry.path()));

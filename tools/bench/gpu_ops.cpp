@@ -46,7 +46,7 @@ Spec parse_spec(std::istream& words, Device device) {
 }
 
 Work make(const std::string& name, const Spec& spec) {
-  for (const auto* all : {&single_operations(), &training_steps()})
+  for (const auto* all : {&single_operations(), &training_steps(), &tutorial_kernels()})
     if (const auto it = all->find(name); it != all->end()) return it->second(spec);
   fail("[bench] unknown benchmark \"", name, "\"; see tools/bench/gpu/");
 }

@@ -119,6 +119,17 @@ def operations():
                            mean_of=f"{name}@{policy} {dtype}")
 
 
+def tutorial():
+    """Returns the kernels of docs/tutorials/from-naive-to-fast.md, beside PyTorch's operations. They have no goal."""
+    for name in ("thread_per_row", "block_per_row", "online", "in_registers"):
+        yield Item(f"softmax_{name} f32 131072 1024", None, 2)
+    for name in ("thread_per_output", "shared_tiles", "register_tiles"):
+        yield Item(f"linear_{name} f32 2048 2048 2048", None)
+    yield Item("linear_tensor_cores bf16 2048 2048 2048", None)
+    for name in ("thread_per_output", "implicit_gemm", "hoisted"):
+        yield Item(f"conv_{name} f32 64 64 56 56 64 3 1 1", None)
+
+
 def steps():
     """Returns the benchmarks of whole training steps. The goal applies only to an item's first mode. The mode
     "autocast" is only reported, because PyTorch then computes in bf16."""
@@ -133,13 +144,15 @@ def verified():
     """Returns the items that the phase `verify` compares, each in one dtype."""
     yield from (item for item in operations() if item.kind != "launch")
     yield from steps()
+    yield from tutorial()
 
 
 def small(item):
     """Returns the same benchmark with small sizes, for a dry run."""
     name, dtype, *sizes = item.work.split()
-    if name.startswith("conv2d"):
-        sizes = ["2", sizes[1] if sizes[1] == "3" else "8", "7", "7", "8"] + sizes[5:]
+    if name.startswith("conv"):
+        channels = "3" if sizes[1] == "3" else "8" if name.startswith("conv2d") else "16"
+        sizes = ["2", channels, "7", "7", "8"] + sizes[5:]
     elif name in ("adamw", "clip_grad_norm"):
         sizes = ["4", "100"]
     elif name == "ctc_loss_backward":

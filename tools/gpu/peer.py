@@ -241,6 +241,11 @@ def conv2d_backward(s):
     return gradients({"dx": x, "dweight": weight, "dbias": bias}, y, random(s, tuple(y.shape), 4, True))
 
 
+def linear_relu(s):
+    x, w, b = random(s, (s[0], s[2]), 1), random(s, (s[1], s[2]), 2), random(s, (s[1],), 3)
+    return Work(lambda: F.linear(x, w, b).relu_())
+
+
 def eager_mul(s):
     a, b = random(s, (1,), 1), random(s, (1,), 2)
 
@@ -419,6 +424,12 @@ WORKS = {f.__name__: f for f in (copy, add, gelu, softmax, layer_norm, layer_nor
                                  cross_entropy, cross_entropy_backward, ctc_loss_backward, clip_grad_norm, adamw, linear, linear_gelu, linear_backward, attention,
                                  attention_backward, conv2d, conv2d_bias_relu, conv2d_backward, eager_mul,
                                  eager_mul_backward, step_mlp, step_cnn, step_resnet18, step_gpt2_block)}
+# The kernels of docs/tutorials/from-naive-to-fast.md compute what these operations compute.
+WORKS |= dict.fromkeys(["softmax_thread_per_row", "softmax_block_per_row", "softmax_online", "softmax_in_registers"],
+                       softmax)
+WORKS |= dict.fromkeys(["linear_thread_per_output", "linear_shared_tiles", "linear_register_tiles",
+                        "linear_tensor_cores"], linear_relu)
+WORKS |= dict.fromkeys(["conv_thread_per_output", "conv_implicit_gemm", "conv_hoisted"], conv2d)
 
 
 def describe(results):

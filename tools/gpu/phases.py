@@ -272,7 +272,7 @@ def verify(check, ours, peer):
 
 
 def operations(check, ours, peer):
-    bench.measure_all(check, "bench", chosen(check, items.operations()), ours, peer)
+    bench.measure_all(check, "bench", chosen(check, [*items.operations(), *items.tutorial()]), ours, peer)
 
 
 def steps(check, ours, peer):

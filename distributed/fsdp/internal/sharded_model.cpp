@@ -381,9 +381,11 @@ void ShardedModel::finish(std::uint64_t id, int replica) {
   if (ShardedUnit* const last = std::exchange(pass.scattering, nullptr)) last->finish_scatter(replica);
   for (ShardedUnit* u : units_) u->land(replica);
   const std::vector<ShardedUnit*> extra = std::move(pass.extra);
+  const bool reduced = pass.accumulates && pass.synchronize;
   std::erase_if(l.passes, [&](const auto& p) { return p->id == id; });
   for (ShardedUnit* u : extra)
     if (u->users(replica) == 0 && !is_open(*u, replica)) u->release(replica);
+  if (reduced) after_pass();
 }
 
 // Frees what an exception left. The gradients of this pass are incomplete.

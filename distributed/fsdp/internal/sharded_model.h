@@ -21,6 +21,7 @@
 // a function of the graph, and the same on all ranks.
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -47,6 +48,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   int max_full_units = 2;
   /// If not null, calls of the modules throw this text: replicas that are ranks must all be called together.
   const char* why_not_callable = nullptr;
+  /// Called at the end of every backward pass that has reduced gradients.
+  std::function<void()> after_pass = [] {};
   bool synchronize = true;  ///< false: gradients stay on the full parameters. Read when a pass begins.
 
   void add(ShardedUnit& unit) { units_.push_back(&unit); }

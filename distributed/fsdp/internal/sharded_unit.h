@@ -46,6 +46,8 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   void take_from(ShardedUnit& other, const nn::Parameter& slot, const std::string& name);
   const std::vector<Member>& members() const { return members_; }
   bool has_parameters() const { return !members_.empty(); }
+  /// Where the replica computes. The unit must have parameters.
+  Device device(int replica) const;
 
   ShardedModel& model() const { return *model_; }
   void set_model(std::shared_ptr<ShardedModel> model) { model_ = std::move(model); }
@@ -87,7 +89,7 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   void drop_gradients(int replica) noexcept;
   /// True if passes under no_sync() left gradients on the full parameters.
   bool has_unreduced(int replica) const { return at(replica).unreduced; }
-  void set_unreduced(int replica) { at(replica).unreduced = true; }
+  void set_unreduced(int replica);
 
   FsdpUnitReport report(int replica) const;
   void reset_report();
@@ -112,7 +114,6 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   const State& at(int replica) const { return states_[static_cast<std::size_t>(replica)]; }
   ProcessGroup& group(int replica) const { return *groups_[static_cast<std::size_t>(replica)]; }
   std::string collective_name(const char* what) const;
-  Device device(int replica) const;
   bool is_offloaded(int replica) const {
     return !members_.empty() && members_[0].parameter->is_offloaded(replica);
   }

@@ -48,6 +48,8 @@ using Maker = std::function<Work(const Spec&)>;
 const std::map<std::string, Maker>& single_operations();
 /// The benchmarks of whole training steps, by name.
 const std::map<std::string, Maker>& training_steps();
+/// The kernels of docs/tutorials/from-naive-to-fast.md, by name.
+const std::map<std::string, Maker>& tutorial_kernels();
 
 /// Uniform numbers in [-1, 1), in the order of memory. tools/gpu/peer.py computes the same numbers for the
 /// same `salt`. They repeat after 4M elements.

@@ -1,0 +1,112 @@
+// Host code with typical faults in the use of streams. On a GPU such a program mostly gives the right result.
+// On fake GPUs, which do work as late as the CUDA model allows, the result is wrong. On a real GPU these
+// tests check the correct programs only.
+#include "tapestry/core/pinned.h"
+#include "tapestry/tapestry.h"
+#include "tests/support/gpu.h"
+
+using namespace tapestry;
+
+namespace {
+
+enum class Fault { none, no_wait, event_recorded_early, block_reused, host_reads_early, host_writes_early };
+
+constexpr std::int64_t kSize = 1 << 12;
+Device gpu() { return Device(DeviceType::cuda, 0); }
+
+/// Another number at each call, because a block may hold the right numbers of an earlier run.
+float next_value() {
+  static float value = 2;
+  return ++value;
+}
+
+void order(const Stream& first, const Stream& then) {
+  Event event;
+  event.record(first);
+  then.wait(event);
+}
+
+/// x is computed on one stream, and y = 2 x on another.
+template <Fault fault>
+bool two_streams() {
+  const Stream here = current_stream(gpu()), side = new_stream(gpu());
+  Event early;
+  early.record(here);
+  const float value = next_value();
+  const Tensor x = full({kSize}, value, gpu());
+  if (fault == Fault::event_recorded_early) side.wait(early);
+  else if (fault != Fault::no_wait) order(here, side);
+  const Tensor y = [&] {
+    const StreamGuard guard(side);
+    return x * 2;
+  }();
+  record_stream(x, side);
+  side.synchronize();
+  return allclose(y.cpu(), full({kSize}, 2 * value));
+}
+
+/// A side stream reads a tensor that is freed meanwhile, and whose block another tensor gets.
+template <Fault fault>
+bool freed_in_use() {
+  const Stream here = current_stream(gpu()), side = new_stream(gpu());
+  const float value = next_value();
+  Tensor x = full({kSize}, value, gpu());
+  order(here, side);
+  const Tensor y = [&] {
+    const StreamGuard guard(side);
+    return x * 2;
+  }();
+  if (fault != Fault::block_reused) record_stream(x, side);
+  x = Tensor();
+  const Tensor other = full({kSize}, -value, gpu());
+  here.synchronize();
+  side.synchronize();
+  return allclose(y.cpu(), full({kSize}, 2 * value)) && allclose(other.cpu(), full({kSize}, -value));
+}
+
+/// Copies to pinned memory and back without blocking the host.
+template <Fault fault>
+bool pinned_copies() {
+  const Stream here = current_stream(gpu());
+  const float value = next_value();
+  const Tensor x = full({kSize}, value, gpu()), held = empty_pinned({kSize}), back = zeros({kSize}, gpu());
+  held.zero_();
+  copy_async(held, x, here);
+  if (fault != Fault::host_reads_early) here.synchronize();
+  bool right = true;
+  for (std::int64_t i = 0; i < kSize; ++i) right &= held.data<float>()[i] == value;
+  copy_async(back, held, here);
+  if (fault != Fault::host_writes_early) here.synchronize();
+  held.fill_(-value);
+  here.synchronize();
+  return right && allclose(back.cpu(), full({kSize}, value));
+}
+
+struct Plant {
+  const char* name;
+  bool (*correct)();
+  bool (*faulty)();
+};
+const Plant kPlants[] = {
+    {"a stream that does not wait for another", &two_streams<Fault::none>, &two_streams<Fault::no_wait>},
+    {"an event that was recorded before the work", &two_streams<Fault::none>,
+     &two_streams<Fault::event_recorded_early>},
+    {"a block that is reused while a stream reads it", &freed_in_use<Fault::none>,
+     &freed_in_use<Fault::block_reused>},
+    {"pinned memory read before the copy has finished", &pinned_copies<Fault::none>,
+     &pinned_copies<Fault::host_reads_early>},
+    {"pinned memory written before the copy has read it", &pinned_copies<Fault::none>,
+     &pinned_copies<Fault::host_writes_early>},
+};
+
+}  // namespace
+
+TEST_CASE("faults in the use of streams give wrong results on fake GPUs") {
+  if (no_gpu()) return;
+  for (const Plant& plant : kPlants) {
+    CAPTURE(plant.name);
+    CHECK(plant.correct());
+    if (make_devices) CHECK_FALSE(plant.faulty());
+    CHECK(plant.correct());  // a fault must not affect later work
+  }
+}
