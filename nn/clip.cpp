@@ -10,6 +10,7 @@
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
 #include "tapestry/nn/internal/divided_gradients.h"
+#include "tapestry/nn/internal/many_gradients.h"
 #include "tapestry/nn/internal/replica_devices.h"
 
 namespace tapestry::nn {
@@ -25,6 +26,33 @@ void for_gradients(const std::vector<Parameter>& params, const ReplicaDevice& re
     DividedGradients* const divided = divided_gradients(grad);
     fn(divided ? divided->part(*grad.storage()) : grad, i);
   }
+}
+
+// All gradients of this ReplicaDevice that have elements.
+std::vector<Tensor> gradients_of(const std::vector<Parameter>& params, const ReplicaDevice& replica_device) {
+  std::vector<Tensor> gradients;
+  for_gradients(params, replica_device, [&](const Tensor& g, std::size_t) {
+    if (g.numel() > 0) gradients.push_back(g);
+  });
+  return gradients;
+}
+
+// The norm of the gradients of a CUDA device that are neither sharded nor divided among ranks, from two
+// launches for any number of them. `first` gets the index of the first of their parameters. Nothing if there
+// are none or the kernels do not take them.
+std::optional<ManyGradients::Norm> norm_of_device(const std::vector<Parameter>& params,
+                                                  const ReplicaDevice& replica_device, double norm_type,
+                                                  double max_norm, std::size_t& first) {
+  if (!replica_device.device.is_cuda()) return {};
+  std::vector<Tensor> gradients;
+  for_gradients(params, replica_device, [&](const Tensor& g, std::size_t i) {
+    if (params[i].sharding() || g.numel() == 0 || divided_gradients(params[i].replica(0).grad())) return;
+    if (gradients.empty()) first = i;
+    gradients.push_back(g);
+  });
+  if (gradients.size() > 0)
+    if (const auto many = ManyGradients::of(gradients)) return many->norm(norm_type, max_norm);
+  return {};
 }
 
 // The norm of one gradient, of f16 and bf16 gradients in f32: a norm beyond 65504 is no f16.
@@ -113,8 +141,14 @@ Tensor clip_grad_norm_(const std::vector<Parameter>& params, double max_norm, do
   const std::vector<ShardGroup> groups = shard_groups(params);
   if (of_first_replica.empty() && groups.empty()) return zeros({});
   std::vector<Tensor> norms(params.size());
+  Tensor factor;  // of a single device, whose kernels compute the factor too
   for_each_replica_device(of_first_replica, [&](const ReplicaDevice& replica_device) {
+    std::size_t first = 0;
+    const auto of_device = norm_of_device(params, replica_device, norm_type, max_norm, first);
+    if (of_device) norms[first] = of_device->total;
+    if (of_device && of_first_replica.size() == 1) factor = of_device->factor;
     for_gradients(params, replica_device, [&](const Tensor& g, std::size_t i) {
+      if (of_device && !divided_gradients(params[i].replica(0).grad())) return;
       if (!params[i].sharding())
         norms[i] = g.numel() > 0 ? norm_of(g, norm_type) : zeros({}, {norm_dtype(g), g.device()});
     });
@@ -141,7 +175,8 @@ Tensor clip_grad_norm_(const std::vector<Parameter>& params, double max_norm, do
   const bool wide =
       std::any_of(norms.begin(), norms.end(), [](const Tensor& t) { return t.dtype() == DType::f64; });
   for (Tensor& t : norms) t = groups.empty() ? t.to(device) : t.to(device, wide ? DType::f64 : DType::f32);
-  const Tensor total = norm(stack(norms), norm_type);
+  if (norms.size() != 1) factor = {};
+  const Tensor total = factor.defined() ? norms[0] : norm(stack(norms), norm_type);
   if (error_if_nonfinite) {
     total.check_has_elements("clip_grad_norm_");
     check(std::isfinite(total.item()), "[clip_grad_norm_] the norm of the gradients is ", total.item(),
@@ -149,9 +184,11 @@ Tensor clip_grad_norm_(const std::vector<Parameter>& params, double max_norm, do
   }
   // The factor is computed without a branch on the norm, because a branch would make the host wait for the
   // device.
-  const Tensor factor = clamp(rdiv(max_norm, total + 1e-6), {}, 1.0);
+  if (!factor.defined()) factor = clamp(rdiv(max_norm, total + 1e-6), {}, 1.0);
   for_each_replica_device(replica_devices, [&](const ReplicaDevice& replica_device) {
     const Tensor here = factor.to(replica_device.device);
+    if (const auto many = ManyGradients::of(gradients_of(params, replica_device)))
+      return many->scale(here.to(DType::f32));
     for_gradients(params, replica_device, [&](const Tensor& g, std::size_t) { g.mul_(here); });
   });
   return total;
@@ -163,6 +200,8 @@ void clip_grad_value_(const std::vector<Parameter>& params, double clip_value) {
   std::vector<ReplicaDevice> replica_devices;
   add_replica_devices(params, replica_devices);
   for_each_replica_device(replica_devices, [&](const ReplicaDevice& replica_device) {
+    if (const auto many = ManyGradients::of(gradients_of(params, replica_device)))
+      return many->clamp(clip_value);
     for_gradients(params, replica_device,
                   [&](const Tensor& g, std::size_t) { g.clamp_(-clip_value, clip_value); });
   });

@@ -7,6 +7,7 @@
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/bad_index.h"
 #include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/internal/upload.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
@@ -27,9 +28,18 @@ Tensor host_integers(const Tensor& t, const char* what) {
   return t.detach().to(kCPU, DType::i64).contiguous();
 }
 
-// The integers of a batch, and where the labels of each sample start.
+// The integers of a batch, and where the labels of each sample start. All are in the memory of one device.
 struct Labels {
   Tensor targets, starts, input_lengths, target_lengths;
+  // One copy moves all of them, for which the host does not wait.
+  Labels to(Device device) const {
+    if (device.is_cpu()) return *this;
+    const std::int64_t labels = targets.numel(), batch = starts.numel();
+    const Tensor all = autograd::uploaded(
+        cat({targets.flatten(), starts, input_lengths.flatten(), target_lengths.flatten()}), device);
+    const auto part = [&](std::int64_t i) { return all.narrow(0, labels + i * batch, batch); };
+    return {all.narrow(0, 0, labels), part(0), part(1), part(2)};
+  }
 };
 
 kernels::CtcArgs arguments(const Tensor& log_probs, const Labels& labels, std::int64_t blank,
@@ -128,12 +138,13 @@ Tensor ctc_loss(const Tensor& log_probs, const Tensor& targets, const Tensor& in
   const Tensor x = batched ? log_probs : log_probs.unsqueeze(1);
   check(params.blank >= 0 && params.blank < x.size(2), "[ctc_loss] blank ", params.blank, " is outside [0, ",
         x.size(2), "); it is a class of log_probs");
-  const auto [labels, states] = checked(x, targets, input_lengths, target_lengths);
+  const auto [checked_labels, states] = checked(x, targets, input_lengths, target_lengths);
+  const Labels labels = checked_labels.to(x.device());
   Tensor losses = losses_of(x, labels, states, params);
   if (!batched) losses = losses.squeeze(0);
   if (params.reduction == Reduction::none) return losses;
   if (params.reduction == Reduction::sum) return losses.sum();
-  const Tensor counts = clamp(labels.target_lengths, 1).to(losses.device(), losses.dtype());
+  const Tensor counts = clamp(labels.target_lengths.to(losses.dtype()), 1);
   return (losses / (batched ? counts : counts.squeeze(0))).mean();
 }
 

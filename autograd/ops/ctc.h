@@ -22,8 +22,8 @@ struct CtcParams {
 /// not fit, and IndexError if a label is outside [0, C).
 ///
 /// As in PyTorch, the gradient is that of the loss after a log_softmax: exp(log_probs) minus the probability
-/// of the class at that step, given the labels. There is no CUDA kernel yet: a CUDA tensor throws
-/// MissingKernelError.
+/// of the class at that step, given the labels. CUDA tensors are f32. Labels and lengths are checked on the
+/// host, so pass CPU tensors: with CUDA tensors the host waits for them.
 Tensor ctc_loss(const Tensor& log_probs, const Tensor& targets, const Tensor& input_lengths,
                 const Tensor& target_lengths, const CtcParams& params = {});
 

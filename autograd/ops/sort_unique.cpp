@@ -53,6 +53,23 @@ Tensor row_order(const Tensor& rows) {
   return autograd::uploaded(order, rows.device());
 }
 
+// The elements in ascending order, and their positions unless they are integers and `with_order` is false.
+// Integers without their positions take half the memory on a CPU, and each key is its value.
+std::pair<Tensor, Tensor> sorted_line(const Tensor& x, bool with_order) {
+  const Tensor line = x.reshape({-1});
+  if (with_order || !is_integral(x.dtype())) return sort(line);
+  const Tensor dense = line.contiguous(), sorted = empty_like(dense);
+  kernels::sort(x.device(), x.dtype(),
+                {.rows = 1,
+                 .n = x.numel(),
+                 .k = x.numel(),
+                 .descending = false,
+                 .x = dense,
+                 .values = sorted,
+                 .indices = {}});
+  return {sorted, {}};
+}
+
 Unique unique_slices(const autograd::Op& op, const Tensor& x, const UniqueOptions& options, bool sorts) {
   const int d = wrap_dim(op.name, *options.dim, x.dim());
   check<IndexError>(x.dim() > 0, "[", op.name, "] a 0-d tensor has no dimension ", *options.dim,
@@ -104,7 +121,7 @@ Unique unique(const Tensor& x, const UniqueOptions& options) {
     if (options.return_counts) result.counts = empty({0}, integers);
     return result;
   }
-  const auto [sorted, order] = sort(x.reshape({-1}));
+  const auto [sorted, order] = sorted_line(x, options.return_inverse);
   const Tensor begins = run_begins(sorted);
   const Tensor first = nonzero(begins).reshape({-1});
   const std::int64_t count = first.numel();

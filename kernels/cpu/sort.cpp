@@ -42,6 +42,23 @@ struct Wide {
   auto operator<=>(const Wide&) const = default;
 };
 
+/// The key without the position, for integers of which only the values are wanted: elements with equal keys
+/// are equal.
+template <class Key>
+struct KeyOnly {
+  Key key;
+  static constexpr int kDigits = sizeof(Key);
+  static KeyOnly of(std::uint64_t key, std::int64_t) { return {static_cast<Key>(key)}; }
+  unsigned digit(int d) const { return key >> (8 * d) & 255; }
+  auto operator<=>(const KeyOnly&) const = default;
+};
+/// The integer that has this key: the inverse of sort_key().
+template <class T>
+T value_of(SortKey<T> key) {
+  if constexpr (std::is_signed_v<T>) key ^= SortKey<T>{1} << (8 * sizeof key - 1);
+  return static_cast<T>(key);
+}
+
 template <class Entry>
 using Buffer = std::unique_ptr<Entry[]>;
 template <class Entry>
@@ -232,6 +249,18 @@ struct Output {
   }
 };
 
+/// Writes the elements that the keys stand for.
+template <class T>
+struct Values {
+  using Entry = KeyOnly<SortKey<T>>;
+  T* values;
+  SortKey<T> flip;
+  void write(std::int64_t, const Entry* entries, std::int64_t count, std::int64_t to) const {
+    for (std::int64_t i = 0; i < count; ++i)
+      values[to + i] = value_of<T>(static_cast<SortKey<T>>(entries[i].key ^ flip));
+  }
+};
+
 /// Calls f(row, shared) for each row. A few long rows are visited one after another, and f may use all
 /// threads for each; otherwise threads divide the rows.
 template <class F>
@@ -245,8 +274,8 @@ void for_rows(std::int64_t rows, std::int64_t n, const F& f) {
   }
 }
 
-template <class Entry>
-void sort_rows(const Input<Entry>& input, const Output<Entry>& out, std::int64_t k) {
+template <class Entry, class Out>
+void sort_rows(const Input<Entry>& input, const Out& out, std::int64_t k) {
   const std::int64_t n = input.n;
   for_rows(input.rows, n, [&](std::int64_t row, bool shared) {
     if (k > n / 4) {
@@ -309,6 +338,14 @@ void with_entries(const Args& a, bool descending, const F& f) {
 
 template <class T>
 void sort_kernel(const LaunchContext&, const SortArgs& a) {
+  if constexpr (std::is_integral_v<T>)
+    if (!a.indices) {
+      using Entry = typename Values<T>::Entry;
+      const SortKey<T> flip = a.descending ? ~SortKey<T>{0} : SortKey<T>{0};
+      return sort_rows(
+          Input<Entry>{a.rows, a.n, a.x.as<T>(), a.descending, &encode<T, Entry>, kNaNKey<Compute<T>>},
+          Values<T>{a.values.as<T>(), flip}, a.k);
+    }
   with_entries<T>(a, a.descending, [&](const auto& input, const auto& out) { sort_rows(input, out, a.k); });
 }
 

@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(kSortThreads) take_sorted(TakeSorted t, const 
     at = low;
   }
   const std::int64_t from = t.positions[row * t.length + at];
-  t.indices[thread] = from;
+  if (t.indices) t.indices[thread] = from;
   if (values) values[thread] = x[row * t.n + from];
 }
 

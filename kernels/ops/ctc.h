@@ -9,7 +9,7 @@ namespace tapestry::kernels {
 /// A batch of N sequences with T steps and C classes. Sample n has its first input_lengths[n] steps, and the
 /// labels targets[target_starts[n]] to targets[target_starts[n] + target_lengths[n] - 1]. Its extended labels
 /// are the labels with a blank before, between and after them: 2 * target_lengths[n] + 1 of them. All lengths
-/// and labels are valid. The pointers to integers point to host memory.
+/// and labels are valid. The integers are in the memory of the kernel's device.
 struct CtcArgs {
   std::int64_t steps, batch, classes, blank;
   std::int64_t states;   // the largest number of extended labels; the row length of alpha

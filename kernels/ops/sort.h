@@ -13,7 +13,7 @@
 namespace tapestry::kernels {
 
 /// Writes the first k elements of each row in ascending or descending order, with 1 <= k <= n. values and
-/// indices are (rows, k). values may be null.
+/// indices are (rows, k). values may be null. If the dtype is an integer or bool, indices may be null.
 struct SortArgs {
   std::int64_t rows, n, k;
   bool descending;

@@ -46,9 +46,6 @@ DeviceCell cuda_kernels(const std::string& op) {
 // The test that runs the operation on an emulated GPU.
 DeviceCell emulated_test(const std::string& op) {
   if (const DeviceCell kernels = cuda_kernels(op); kernels.reason == device_tests::kPacked) return kernels;
-  for (const device_tests::Exception& e : device_tests::kExceptions)
-    if (op == e.slot && e.reason == device_tests::kOnHost)
-      return {"refused", "the test checks that a CUDA tensor throws MissingKernelError"};
   for (const GoldenRow& row : golden_rows())
     if (base_name(row.op) == op) return {"yes", ""};
   for (const device_tests::Elsewhere& e : device_tests::kElsewhere)

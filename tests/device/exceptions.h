@@ -12,8 +12,6 @@ struct Exception {
   const char* reason;
 };
 constexpr DTypeSet kF32 = tapestry::bit(DType::f32), kBF16 = tapestry::bit(DType::bf16), kBoth = kF32 | kBF16;
-constexpr const char* kOnHost = "autograd/ops/ctc.h says that CTC runs on CPUs only";
-
 constexpr const char* kLowered = "autograd/ops/conv_maps.cpp computes volumes by conv2d's kernels";
 
 constexpr const char* kLinalg = "autograd/ops/linalg.h says that CUDA tensors are computed on the host";
@@ -29,8 +27,6 @@ inline constexpr Exception kExceptions[] = {
     {"conv3d", kF32, kLowered},
     {"conv3d_backward_input", kF32, kLowered},
     {"conv3d_backward_weight", kF32, kLowered},
-    {"ctc_loss", kF32, kOnHost},
-    {"ctc_loss_backward", kF32, kOnHost},
     {"interleave", tapestry::bit(DType::u8), kPacked},
     {"pack_matrix", kF32, kReadsAsIs},
     {"packed_gemm", kF32, kReadsAsIs},

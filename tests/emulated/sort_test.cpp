@@ -55,6 +55,13 @@ void check_sort(const Case& c, bool descending) {
   gpu::launch_sort<T>({}, {c.rows, c.n, c.k, descending, x.data(), got.data(), got_at.data()});
   CHECK(same(got, want));
   CHECK(same(got_at, want_at));
+  if constexpr (std::is_integral_v<T>) {  // the values alone
+    const Block<T> cpu(want.size()), cuda(want.size());
+    kernels::sort(kCPU, dtype_of<T>, {c.rows, c.n, c.k, descending, x.data(), cpu.data(), nullptr});
+    gpu::launch_sort<T>({}, {c.rows, c.n, c.k, descending, x.data(), cuda.data(), nullptr});
+    CHECK(same(cpu, want));
+    CHECK(same(cuda, want));
+  }
 }
 
 }  // namespace

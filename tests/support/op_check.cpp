@@ -243,12 +243,14 @@ class CaseRun {
   static std::int64_t waits_so_far() { return host_waits ? host_waits() : 0; }
 
   // Returns true if the host may wait for the device. It may if an output is on the host, if the size of the
-  // output depends on the elements, or if the operation or the case uploads a list (such as class weights).
+  // output depends on the elements, if the operation checks elements on the host, or if the operation or the
+  // case uploads a list (such as class weights).
   bool may_wait(const std::vector<Tensor>& outputs) const {
     static const std::set<std::string> waits = {
         "item",          "unique",         "bincount",           "searchsorted",
         "masked_select", "nonzero",        "repeat_interleave",  "tril_indices",
-        "triu_indices",  "masked_scatter", "unique_consecutive", "nanquantile"};
+        "triu_indices",  "masked_scatter", "unique_consecutive", "nanquantile",
+        "ctc_loss"};
     static const std::set<std::string> variants = {"index/mask", "index_put/mask", "one_hot/counted"};
     if (info_.name.starts_with("linalg.")) return true;  // these are computed on the host
     return waits.count(info_.name) || variants.count(golden_->op) ||

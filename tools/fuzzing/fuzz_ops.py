@@ -55,6 +55,8 @@ class Seed:
     def __init__(self, family, op, inputs, params, fn, tags, slack, constant):
         self.family, self.op, self.inputs, self.params, self.fn = family, op, inputs, params, fn
         self.tags, self.slack, self.constant = set(tags.split()), slack, constant
+        if any(x is not None and x.numel() == 0 for x in inputs):
+            self.tags.add("empty")  # cases.case() adds it, which these seeds do not go through
         self.fit = None
 
 

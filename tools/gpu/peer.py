@@ -138,11 +138,32 @@ def cross_entropy_backward(s):
     return gradients({"dx": x}, y, torch.ones_like(y))
 
 
-def adamw(s):
+def ctc_loss_backward(s):
+    x, = leaves(random(s, (s[0], s[1], s[2]), 1).log_softmax(2))
+    labels = class_targets(s, s[1] * s[3], s[2] - 1).add(1).view(s[1], s[3])
+    y = F.ctc_loss(x, labels, torch.full((s[1],), s[0]), torch.full((s[1],), s[3]))
+    return gradients({"dx": x}, y, torch.ones_like(y))
+
+
+def trained_parameters(s):
     parameters = []
     for i in range(s[0]):
         parameters += leaves(random(s, (s[1],), 2 * i))
         parameters[-1].grad = random(s, (s[1],), 2 * i + 1)
+    return parameters
+
+
+def clip_grad_norm(s):
+    parameters, last = trained_parameters(s), {}
+
+    def call():
+        last["y"] = nn.utils.clip_grad_norm_(parameters, 1.0)
+
+    return Work(call, results=lambda: last | {f"g{i}": p.grad for i, p in enumerate(parameters)})
+
+
+def adamw(s):
+    parameters = trained_parameters(s)
     optimizer = torch.optim.AdamW(parameters, fused=s.device == "cuda")
     return Work(optimizer.step, results=lambda: {f"p{i}": p.detach() for i, p in enumerate(parameters)})
 
@@ -400,7 +421,7 @@ def step_gpt2_block(s):
 
 
 WORKS = {f.__name__: f for f in (copy, add, gelu, softmax, layer_norm, layer_norm_backward, batch_norm_backward,
-                                 cross_entropy, cross_entropy_backward, adamw, linear, linear_gelu, linear_backward, attention,
+                                 cross_entropy, cross_entropy_backward, ctc_loss_backward, clip_grad_norm, adamw, linear, linear_gelu, linear_backward, attention,
                                  attention_backward, conv2d, conv2d_bias_relu, conv2d_backward, eager_mul,
                                  eager_mul_backward, step_mlp, step_cnn, step_resnet18, step_gpt2_block)}
 # The kernels of docs/tutorials/from-naive-to-fast.md compute what these operations compute.

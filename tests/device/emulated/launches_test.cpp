@@ -13,19 +13,9 @@ using namespace tapestry;
 using namespace device_tests;
 using testing::emulated_gpus;
 using testing::host_address_in;
+using testing::launched_by;
 
 namespace {
-
-/// Calls `run` and waits for the device. Returns the symbols of the kernels that were launched.
-std::vector<std::string> launched_by(const std::function<void()>& run) {
-  synchronize("cuda:0");
-  cuda_emulator::take_launches();
-  run();
-  synchronize("cuda:0");
-  std::vector<std::string> names;
-  for (const auto& launch : cuda_emulator::take_launches()) names.push_back(launch.kernel);
-  return names;
-}
 
 /// The constructor trains the task's model for two steps, so that the optimizer's state exists. step() trains
 /// one more step.

@@ -93,12 +93,47 @@ Tensor attend(const Inputs& in) {
   return scaled_dot_product_attention(in[0].second, in[1].second, in[2].second, {.is_causal = true});
 }
 
-Work adamw(const Spec& s) {
+/// The gradient of the CTC loss of `s[1]` samples with `s[0]` steps, `s[2]` classes and `s[3]` labels each.
+Work ctc_loss_backward(const Spec& s) {
+  const Tensor x = log_softmax(random(s, {s[0], s[1], s[2]}, 1), 2);
+  const Spec host{DType::i64, kCPU, {}};
+  const Tensor labels = class_targets(host, s[1] * s[3], s[2] - 1).add(1).reshape({s[1], s[3]});
+  return gradients(
+      {{"dx", x}},
+      [&] { return ctc_loss(x, labels, full({s[1]}, s[0], kInt64), full({s[1]}, s[3], kInt64)); },
+      [](const Tensor& y) { return ones_like(y); });
+}
+
+/// s[0] parameters of s[1] elements, with gradients.
+std::vector<nn::Parameter> trained_parameters(const Spec& s) {
   std::vector<nn::Parameter> parameters;
   for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(s[0]); ++i) {
     parameters.emplace_back("p" + std::to_string(i), random(s, {s[1]}, 2 * i));
     parameters.back()->set_grad(random(s, {s[1]}, 2 * i + 1));
   }
+  return parameters;
+}
+
+/// Clips to a norm of 1. After the first call the norm is 1, and the factor is still a little less than 1, so
+/// that each call scales.
+Work clip_grad_norm(const Spec& s) {
+  const std::vector<nn::Parameter> parameters = trained_parameters(s);
+  const auto norm = std::make_shared<Tensor>();
+  return {[=] {
+            *norm = nn::clip_grad_norm_(parameters, 1);
+            return Results();
+          },
+          0,
+          [=] {
+            Results results(*norm);
+            for (std::size_t i = 0; i < parameters.size(); ++i)
+              results.add("g" + std::to_string(i), parameters[i]->grad());
+            return results;
+          }};
+}
+
+Work adamw(const Spec& s) {
+  const std::vector<nn::Parameter> parameters = trained_parameters(s);
   const auto optimizer = std::make_shared<optim::AdamW>(parameters);
   return {[=] {
             optimizer->step();
@@ -183,6 +218,8 @@ const std::map<std::string, Maker>& single_operations() {
              {{"dx", x}}, [=] { return cross_entropy(x, target); },
              [](const Tensor& y) { return ones_like(y); });
        }},
+      {"ctc_loss_backward", ctc_loss_backward},
+      {"clip_grad_norm", clip_grad_norm},
       {"adamw", adamw},
       {"linear",
        [](const Spec& s) -> Work {  // the product of an (m, k) matrix and a transposed (n, k) matrix
