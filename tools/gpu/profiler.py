@@ -1,4 +1,4 @@
-"""The phase `profile` measures seven benchmarks' kernels with ncu (Nsight Compute), if it is installed and may read the hardware
+"""The phase `profile` measures six kernels with ncu (Nsight Compute), if it is installed and may read the hardware
 counters."""
 import csv
 import io
@@ -10,8 +10,7 @@ PROFILED = [("softmax f32 16384 8192", "softmax|row_|columns"),
             ("adamw f32 4 33554432", "step_chunks|adam"),
             ("linear@custom f32 4096 4096 4096", "gemm"),
             ("linear@custom bf16 4096 4096 4096", "gemm"),
-            ("conv2d@custom f32 64 64 56 56 64 3 1 1", "conv|gemm|gather"),
-            ("conv2d_backward@custom bf16 64 128 28 28 128 3 1 1", "conv2d_tensor")]
+            ("conv2d@custom f32 64 64 56 56 64 3 1 1", "conv|gemm|gather")]
 METRICS = {"gpu__time_duration.sum": "time",
            "dram__throughput.avg.pct_of_peak_sustained_elapsed": "DRAM throughput",
            "sm__throughput.avg.pct_of_peak_sustained_elapsed": "SM throughput",
