@@ -27,6 +27,13 @@ void for_gradients(const std::vector<Parameter>& params, const ReplicaDevice& re
   }
 }
 
+// The norm of one gradient, of f16 and bf16 gradients in f32: a norm beyond 65504 is no f16.
+Tensor norm_of(const Tensor& grad, double norm_type) {
+  const bool low = grad.dtype() == DType::f16 || grad.dtype() == DType::bf16;
+  return norm(low ? grad.to(DType::f32) : grad, norm_type);
+}
+DType norm_dtype(const Tensor& grad) { return grad.dtype() == DType::f64 ? DType::f64 : DType::f32; }
+
 // The norms of gradients that are divided among ranks become one norm: each rank joins the norms of its
 // parts, and then the norms of the ranks are joined. All ranks get the same bits.
 void join_divided_norms(const std::vector<Parameter>& params, std::vector<Tensor>& norms, double norm_type) {
@@ -84,7 +91,7 @@ Tensor norm_of_rank(const std::vector<Parameter>& params, const ShardGroup& grou
     const Tensor& shard = params[i].sharding()->shard(replica);
     if (shard.dtype() == DType::f64) dtype = DType::f64;
     if (const Tensor grad = shard.grad(); grad.defined() && grad.numel() > 0)
-      norms.push_back(norm(grad, norm_type));
+      norms.push_back(norm_of(grad, norm_type));
   }
   const Tensor all = zeros({sharding.ranks()}, {dtype, sharding.shard(replica).device()});
   for (Tensor& t : norms) t = t.to(all.device(), dtype);
@@ -109,7 +116,7 @@ Tensor clip_grad_norm_(const std::vector<Parameter>& params, double max_norm, do
   for_each_replica_device(of_first_replica, [&](const ReplicaDevice& replica_device) {
     for_gradients(params, replica_device, [&](const Tensor& g, std::size_t i) {
       if (!params[i].sharding())
-        norms[i] = g.numel() > 0 ? norm(g, norm_type) : zeros({}, {g.dtype(), g.device()});
+        norms[i] = g.numel() > 0 ? norm_of(g, norm_type) : zeros({}, {norm_dtype(g), g.device()});
     });
   });
   join_divided_norms(params, norms, norm_type);

@@ -7,12 +7,12 @@
 namespace tapestry::nn {
 
 /// Scales all gradients by one factor, so that their joint norm is at most max_norm (Pascanu et al. 2013).
-/// Returns the norm before scaling, as a 0-d tensor. Parameters without a gradient are ignored. All replicas
-/// are scaled by replica 0's factor, because their gradients are equal. If error_if_nonfinite is set and the
-/// norm is infinite or NaN, throws ValueError and scales nothing. If parameters are sharded, the norm is that
-/// of all ranks' shards together with the other parameters, and the call is a collective: all ranks pass the
-/// same parameters, also ranks whose shards are empty. It takes one sum over the ranks for each group of
-/// ranks.
+/// Returns the norm before scaling, as a 0-d f32 tensor, or f64 if a gradient is f64. Parameters without a
+/// gradient are ignored. All replicas are scaled by replica 0's factor, because their gradients are equal. If
+/// error_if_nonfinite is set and the norm is infinite or NaN, throws ValueError and scales nothing. If
+/// parameters are sharded, the norm is that of all ranks' shards together with the other parameters, and the
+/// call is a collective: all ranks pass the same parameters, also ranks whose shards are empty. It takes one
+/// sum over the ranks for each group of ranks.
 Tensor clip_grad_norm_(const std::vector<Parameter>& params, double max_norm, double norm_type = 2,
                        bool error_if_nonfinite = false);
 /// Clamps every element of every gradient to [-clip_value, clip_value], in all replicas.

@@ -1,6 +1,7 @@
 // Module::summary registers hooks on every module, calls the model once, and prints what the hooks saw.
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -30,9 +31,24 @@ std::string bytes_text(std::int64_t bytes) {
   return text;
 }
 
-std::string shapes_text(const std::vector<Shape>& shapes) {
+// "[2, 10]", or "[2, 10] bfloat16". f32 goes without saying.
+std::string shapes_text(const std::vector<Tensor>& tensors) {
   std::string out;
-  for (const Shape& s : shapes) out += (out.empty() ? "" : ", ") + s.str();
+  for (const Tensor& t : tensors)
+    if (t.defined())
+      out += (out.empty() ? "" : ", ") + t.sizes().str() +
+             (t.dtype() == DType::f32 ? "" : concat({" ", t.dtype()}));
+  return out;
+}
+
+// ", bfloat16", or with the numbers of elements ", bfloat16 163, float32 32"; nothing for f32 alone.
+std::string dtypes_text(const std::map<DType, std::int64_t>& elements) {
+  if (elements.empty() || (elements.size() == 1 && elements.contains(DType::f32))) return {};
+  std::map<std::string, std::int64_t> by_name;
+  for (const auto& [dtype, count] : elements) by_name[dtype_name(dtype)] = count;
+  std::string out;
+  for (const auto& [name, count] : by_name)
+    out += ", " + name + (by_name.size() > 1 ? " " + with_commas(count) : "");
   return out;
 }
 
@@ -81,7 +97,7 @@ std::string Module::summary(const std::function<void()>& run) {
       while (!waiting.empty() && !seen.insert(waiting.back().module).second) waiting.pop_back();
     }
   }
-  std::unordered_map<const Module*, std::vector<Shape>> shapes;
+  std::unordered_map<const Module*, std::string> shapes;
   std::int64_t activation_bytes = 0;
   if (run) {
     const NoGradGuard no_grad;
@@ -90,13 +106,10 @@ std::string Module::summary(const std::function<void()>& run) {
       restore.training.emplace_back(module, module->is_training());
       restore.hooks.push_back(module->register_forward_hook(
           [&](Module& m, const std::vector<Tensor>&, std::vector<Tensor>& outputs) {
-            std::vector<Shape> of_call;
-            for (const Tensor& t : outputs)
-              if (t.defined()) of_call.push_back(t.sizes());
             if (m.children_.empty())
               for (const Tensor& t : outputs)
                 if (t.defined()) activation_bytes += static_cast<std::int64_t>(t.nbytes());
-            shapes.emplace(&m, std::move(of_call));  // the shapes of the first call
+            shapes.emplace(&m, shapes_text(outputs));  // the shapes of the first call
           }));
     }
     eval();
@@ -115,14 +128,15 @@ std::string Module::summary(const std::function<void()>& run) {
     }
     const auto shape = shapes.find(module);
     rows.push_back({std::string(2 * depth, ' ') + (name.empty() ? "" : name + ": ") + module->type_name(),
-                    shape == shapes.end() ? "-" : shapes_text(shape->second),
-                    own > 0 ? with_commas(own) : "-"});
+                    shape == shapes.end() ? "-" : shape->second, own > 0 ? with_commas(own) : "-"});
   }
   std::int64_t total = 0, trained = 0, parameter_bytes = 0, full_bytes = 0, buffer_bytes = 0;
+  std::map<DType, std::int64_t> dtypes;
   for (const Parameter& p : parameters()) {
     const Tensor& stored = stored_tensor(p, current_context().replica);
     const std::int64_t numel = full_sizes(p).numel();
     total += numel;
+    dtypes[stored.dtype()] += numel;
     trained += stored.requires_grad() ? numel : 0;
     parameter_bytes += static_cast<std::int64_t>(stored.nbytes());
     full_bytes += numel * static_cast<std::int64_t>(dtype_size(stored.dtype()));
@@ -146,7 +160,8 @@ std::string Module::summary(const std::function<void()>& run) {
   out += rule + "\n";
   for (const Row& r : rows) line(r);
   out += rule + "\n";
-  out += "Parameters: " + with_commas(total) + " (" + with_commas(trained) + " trained)\n";
+  out += "Parameters: " + with_commas(total) + " (" + with_commas(trained) + " trained)" +
+         dtypes_text(dtypes) + "\n";
   out += "Memory: parameters " + bytes_text(parameter_bytes);
   if (parameter_bytes != full_bytes) out += " (this rank's shards of " + bytes_text(full_bytes) + ")";
   out += ", buffers " + bytes_text(buffer_bytes);

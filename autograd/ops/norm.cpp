@@ -1,8 +1,10 @@
 #include "tapestry/autograd/ops/norm.h"
 
 #include "tapestry/autograd/checkpoint.h"
+#include "tapestry/autograd/ops/composite.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/functions.h"
 #include "tapestry/autograd/ops/internal/norm.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
@@ -74,8 +76,14 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
   kBatchNorm.check_dtype(x.dtype());
   check(x.dim() >= 2, "[batch_norm] input has shape ", x.sizes(), ", expected (N, C) or (N, C, ...)");
   const std::int64_t channels = x.sizes()[1];
-  check_per_channel(op, x, running_mean, "running_mean");
-  check_per_channel(op, x, running_var, "running_var");
+  // f32 statistics of f16 and bf16 batches, as PyTorch has them: a sum of many small changes needs the
+  // digits.
+  const bool wide_statistics = running_mean.defined() && running_mean.dtype() != x.dtype() &&
+                               running_mean.dtype() == accumulation_dtype(x.dtype()) &&
+                               (!running_var.defined() || running_var.dtype() == running_mean.dtype());
+  const Tensor like = wide_statistics ? empty({0, channels}, {running_mean.dtype(), x.device()}) : x;
+  check_per_channel(op, like, running_mean, "running_mean");
+  check_per_channel(op, like, running_var, "running_var");
   check_per_channel(op, x, weight, "weight");
   check_per_channel(op, x, bias, "bias");
   check(running_mean.defined() == running_var.defined(),
@@ -98,8 +106,8 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
       mean = empty({channels}, {stats, x.device()});
       inv_std = empty({channels}, {stats, x.device()});
       const Tensor none;  // the recomputation by checkpoint() must not update the running statistics again
-      const bool counts = !autograd::recomputing();
-      const Updated to_mean(counts ? running_mean : none), to_var(counts ? running_var : none);
+      const bool counts = !autograd::recomputing(), in_kernel = counts && !wide_statistics;
+      const Updated to_mean(in_kernel ? running_mean : none), to_var(in_kernel ? running_var : none);
       kernels::batch_norm_stats(x.device(), x.dtype(),
                                 {.shape = s,
                                  .x = input,
@@ -111,6 +119,12 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
                                  .momentum = momentum});
       to_mean.finish();
       to_var.finish();
+      if (counts && wide_statistics && x.numel() > 0) {
+        const auto n = static_cast<double>(count);
+        const Tensor variance = clamp(reciprocal(square(inv_std)) - eps, 0) * (n / (n - 1));
+        running_mean.add_((mean - running_mean) * momentum);
+        running_var.add_((variance - running_var) * momentum);
+      }
     } else {
       mean = raw_contiguous(running_mean.to(stats));
       inv_std = raw_contiguous(rsqrt(running_var.to(stats) + eps));

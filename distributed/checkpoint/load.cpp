@@ -245,8 +245,9 @@ class Load {
       // One element stands for the state, which the optimizer allocates when it loads it. The rows are read
       // into that memory later, so that they exist once. Of a whole state, each replica takes its rows.
       const int replicas = param.sharding() ? param.replicas() : 1;
+      const bool low = local.dtype() == DType::f16 || local.dtype() == DType::bf16;  // with f32 states
       optimizer_.emplace_back(prefix + rest,
-                              zeros({}, {local.dtype(), local.device()})
+                              zeros({}, {low ? DType::f32 : local.dtype(), local.device()})
                                   .expand(replicas > 1 ? param.sharding()->full_sizes() : local.sizes()));
       for (int r = 0; r < replicas; ++r) {
         states_.push_back({tensor, rows_of(param, r), {}});

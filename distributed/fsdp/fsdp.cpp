@@ -73,6 +73,13 @@ std::string problem(const nn::Module& module, const FsdpOptions& options, const 
   if (options.max_full_units < 1)
     return concat(
         {"max_full_units is ", options.max_full_units, "; at least 1 unit must be full to compute"});
+  const MixedPrecisionPolicy& mixed = options.mixed_precision;
+  const std::pair<const char*, std::optional<DType>> dtypes[] = {{"param_dtype", mixed.param_dtype},
+                                                                 {"reduce_dtype", mixed.reduce_dtype},
+                                                                 {"output_dtype", mixed.output_dtype}};
+  for (const auto& [name, dtype] : dtypes)
+    if (dtype && !is_floating(*dtype))
+      return concat({"mixed_precision.", name, " is ", *dtype, "; choose bf16, f16, f32 or f64"});
   for (const Place& p : contents.places) {
     if (const ShardedParameter* s = sharded(p.slot); s && s->unit) {
       if (is_inside(module, s->unit->module()))
@@ -108,6 +115,11 @@ std::string describe(const nn::Module& module, const FsdpOptions& options, const
               options.max_full_units, "\nreshard_after_forward ",
               options.reshard_after_forward ? (*options.reshard_after_forward ? "true" : "false") : "default",
               "\n"});
+  const auto dtype = [](const std::optional<DType>& t) { return t ? dtype_name(*t) : "default"; };
+  const MixedPrecisionPolicy& mixed = options.mixed_precision;
+  text += concat({"mixed_precision param_dtype ", dtype(mixed.param_dtype), " reduce_dtype ",
+                  dtype(mixed.reduce_dtype), " output_dtype ", dtype(mixed.output_dtype),
+                  " cast_forward_inputs ", mixed.cast_forward_inputs ? "true" : "false", "\n"});
   for (const UnitRef& u : contents.units) text += "unit " + u->label() + "\n";
   NamedTensors parameters;
   for (const Place& p : contents.places)
@@ -124,6 +136,24 @@ struct ModuleLife {
   ModuleLife& operator=(const ModuleLife&) = delete;
   const UnitRef unit;
 };
+
+void cast_floating(std::vector<Tensor>& tensors, DType dtype) {
+  for (Tensor& t : tensors)
+    if (t.defined() && is_floating(t.dtype()) && t.dtype() != dtype) t = t.to(dtype);
+}
+
+// Casts inputs and outputs of the module's forward. The casts are recorded for backward.
+void register_casts(nn::Module& module, const MixedPrecisionPolicy& mixed) {
+  if (mixed.param_dtype && mixed.cast_forward_inputs)
+    module.register_forward_pre_hook([dtype = *mixed.param_dtype](nn::Module&, std::vector<Tensor>& inputs) {
+      cast_floating(inputs, dtype);
+    });
+  if (mixed.output_dtype)
+    module.register_forward_hook(
+        [dtype = *mixed.output_dtype](nn::Module&, const std::vector<Tensor>&, std::vector<Tensor>& outputs) {
+          cast_floating(outputs, dtype);
+        });
+}
 
 // Gives the parameters and buffers of the unit memory that are on the meta device.
 void leave_meta(nn::Module& module, const FsdpOptions& options, Contents& contents) {
@@ -209,6 +239,7 @@ std::shared_ptr<ShardedUnit> shard_module(nn::Module& module, const FsdpOptions&
   module.register_forward_scope([life = std::make_shared<ModuleLife>(unit)](nn::Module&) {
     return life->unit->model().enter(life->unit);
   });
+  register_casts(module, options.mixed_precision);
   for (nn::Module* m : contents.with_parameters)
     m->register_forward_scope(
         [weak = std::weak_ptr<ShardedUnit>(unit)](nn::Module&) -> std::shared_ptr<void> {

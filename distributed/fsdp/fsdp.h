@@ -27,6 +27,23 @@
 
 namespace tapestry::distributed {
 
+/// The dtypes in which a sharded unit computes and communicates. The shards keep the dtype of the parameters,
+/// so the optimizer, clipping and checkpoints see f32 parameters and gradients, whatever is chosen here. The
+/// names are those of PyTorch's FSDP2.
+struct MixedPrecisionPolicy {
+  /// The dtype of the full parameters, in which they are gathered and forward and backward compute: f16 or
+  /// bf16 halve the bytes of an all-gather of f32 shards and the memory of full parameters. If nullopt, the
+  /// dtype of the shards.
+  std::optional<DType> param_dtype = {};
+  /// The dtype in which gradients are reduced. If nullopt, that of the full parameters' gradients. f32 gives
+  /// sums of many ranks that are rounded once.
+  std::optional<DType> reduce_dtype = {};
+  /// The dtype to which floating-point outputs of the module's forward are cast. If nullopt, they stay.
+  std::optional<DType> output_dtype = {};
+  /// Casts floating-point inputs of the module's forward to param_dtype.
+  bool cast_forward_inputs = true;
+};
+
 struct FsdpOptions {
   /// The ranks that share the parameters. Each trains on its part of the data. Required.
   std::shared_ptr<ProcessGroup> group = {};
@@ -43,6 +60,8 @@ struct FsdpOptions {
   std::optional<Device> device = {};
   /// Keeps shards, their gradients and the optimizer's state in pinned host memory. Does nothing on a CPU.
   bool offload = false;
+  /// Gathers parameters and reduces gradients in other dtypes than the shards have.
+  MixedPrecisionPolicy mixed_precision = {};
 };
 
 /// What one unit has done on this rank since the last reset_report().

@@ -41,6 +41,7 @@ struct ShardedDataParallelOptions {
   /// The optimizer then steps the shards of all devices one after another on the CPU's threads. Does nothing
   /// on CPU devices.
   bool offload = false;
+  MixedPrecisionPolicy mixed_precision = {};  ///< of all units
 };
 
 /// The part of ShardedDataParallel that does not depend on the model's type. Use ShardedDataParallel.

@@ -77,6 +77,12 @@ void ZeroBase::State::add_items(const Groups& groups) {
           if (tensor.is_same(t)) item.label = path;
       check(is_floating(t.dtype()), "[", kOp, "] ", item.label, " is ", t.dtype(),
             "; pass floating-point parameters only");
+      check(t.dtype() != DType::f16 && t.dtype() != DType::bf16, "[", kOp, "] ", item.label, " is ",
+            t.dtype(),
+            ", and the ranks exchange states in the parameters' dtype only; train f32 parameters, or divide "
+            "f32 "
+            "shards of ",
+            t.dtype(), " parameters by fully_shard() with mixed_precision");
       check(t.is_contiguous(dense_format(t)), "[", kOp, "] ", item.label, " has strides ", t.strides(),
             " and is not dense; register it with contiguous()");
       check(t.numel() == 0 || storages.insert(t.storage().get()).second, "[", kOp, "] ", item.label,

@@ -13,10 +13,10 @@ std::int64_t weight_size(const Conv2dShape& s) { return s.k * (s.c / s.groups) *
 // times slower than the im2col kernel.
 bool few_channels(const Conv2dShape& s) { return s.groups == 1 && s.c < 4; }
 
-template <class C>
-void clear_negatives(C* y, std::int64_t n) {
+template <class T>
+void clear_negatives(T* y, std::int64_t n) {
   parallel_for(n, kGrain, [=](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) y[i] = y[i] < 0 ? 0 : y[i];
+    for (std::int64_t i = begin; i < end; ++i) y[i] = load(y[i]) < 0 ? T(0) : y[i];
   });
 }
 
@@ -24,12 +24,17 @@ template <class T>
 void conv2d_kernel(const LaunchContext& context, const Conv2dArgs& a) {
   using C = Compute<T>;
   const Conv2dShape& s = a.shape;
+  if constexpr (std::is_same_v<T, BFloat16>)
+    if (OneDnnConv<T>::forward(context, s, a.x.as<T>(), a.weight.as<T>(), a.bias.as<T>(), a.y.as<T>())) {
+      if (s.relu) clear_negatives(a.y.as<T>(), output_size(s));
+      return;
+    }
   const ComputeInput<T> input(context, a.x, input_size(s)), w(context, a.weight, weight_size(s)),
       b(context, a.bias, s.k);
   const ComputeOutput<T> out(context, a.y, output_size(s));
   bool done = false;
   if constexpr (std::is_same_v<C, float>)
-    done = OneDnnConv::forward(context, s, input.data(), w.data(), b.data(), out.data());
+    done = OneDnnConv<float>::forward(context, s, input.data(), w.data(), b.data(), out.data());
   if (!done) Im2col<C>::forward(context, s, input.data(), w.data(), b.data(), out.data());
   if (s.relu) clear_negatives(out.data(), output_size(s));
   out.store();
@@ -39,10 +44,14 @@ template <class T>
 void backward_input_kernel(const LaunchContext& context, const Conv2dBackwardInputArgs& a) {
   using C = Compute<T>;
   const Conv2dShape& s = a.shape;
+  if constexpr (std::is_same_v<T, BFloat16>)
+    if (!few_channels(s) &&
+        OneDnnConv<T>::backward_input(context, s, a.dy.as<T>(), a.weight.as<T>(), a.dx.as<T>()))
+      return;
   const ComputeInput<T> grad(context, a.dy, output_size(s)), w(context, a.weight, weight_size(s));
   const ComputeOutput<T> out(context, a.dx, input_size(s));
   if constexpr (std::is_same_v<C, float>)
-    if (!few_channels(s) && OneDnnConv::backward_input(context, s, grad.data(), w.data(), out.data()))
+    if (!few_channels(s) && OneDnnConv<float>::backward_input(context, s, grad.data(), w.data(), out.data()))
       return out.store();
   Im2col<C>::backward_input(context, s, grad.data(), w.data(), out.data());
   out.store();
@@ -52,12 +61,16 @@ template <class T>
 void backward_weight_kernel(const LaunchContext& context, const Conv2dBackwardWeightArgs& a) {
   using C = Compute<T>;
   const Conv2dShape& s = a.shape;
+  if constexpr (std::is_same_v<T, BFloat16>)
+    if (a.dweight && OneDnnConv<T>::backward_weight(context, s, a.dy.as<T>(), a.x.as<T>(), a.dweight.as<T>(),
+                                                    a.dbias.as<T>()))
+      return;
   const ComputeInput<T> grad(context, a.dy, output_size(s)), input(context, a.x, input_size(s));
   const ComputeOutput<T> dw(context, a.dweight, weight_size(s)), db(context, a.dbias, s.k);
   bool done = false;
   if constexpr (std::is_same_v<C, float>)
-    done =
-        a.dweight && OneDnnConv::backward_weight(context, s, grad.data(), input.data(), dw.data(), db.data());
+    done = a.dweight &&
+           OneDnnConv<float>::backward_weight(context, s, grad.data(), input.data(), dw.data(), db.data());
   if (!done) Im2col<C>::backward_weight(context, s, grad.data(), input.data(), dw.data(), db.data());
   dw.store();
   db.store();

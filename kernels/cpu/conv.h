@@ -18,16 +18,21 @@ struct Im2col {
 extern template struct Im2col<float>;
 extern template struct Im2col<double>;
 
-/// Convolution by oneDNN. Each function returns false and does nothing if the build has no oneDNN or if
-/// oneDNN does not support the shape.
+/// Convolution by oneDNN. T is float or BFloat16, whose sums are f32. Each function returns false if the
+/// build has no oneDNN or if oneDNN does not support the shape. In bf16 it also returns false without the
+/// processor's bf16 instructions, and backward_weight() for results that are not finite. The results are then
+/// unspecified, and the caller computes them in another way.
+template <class T>
 struct OneDnnConv {
-  static bool forward(const LaunchContext& context, const Conv2dShape& s, const float* x, const float* weight,
-                      const float* bias, float* y);
-  static bool backward_input(const LaunchContext& context, const Conv2dShape& s, const float* dy,
-                             const float* weight, float* dx);
-  static bool backward_weight(const LaunchContext& context, const Conv2dShape& s, const float* dy,
-                              const float* x, float* dweight, float* dbias);
+  static bool forward(const LaunchContext& context, const Conv2dShape& s, const T* x, const T* weight,
+                      const T* bias, T* y);
+  static bool backward_input(const LaunchContext& context, const Conv2dShape& s, const T* dy, const T* weight,
+                             T* dx);
+  static bool backward_weight(const LaunchContext& context, const Conv2dShape& s, const T* dy, const T* x,
+                              T* dweight, T* dbias);
 };
+extern template struct OneDnnConv<float>;
+extern template struct OneDnnConv<BFloat16>;
 /// 3-d convolution by oneDNN, in the same way. There is no other algorithm for volumes.
 struct OneDnnConv3d {
   static bool forward(const LaunchContext& context, const Conv3dShape& s, const float* x, const float* weight,

@@ -149,6 +149,8 @@ bool row_half(const LaunchContext& context, const GemmArgs& g) {
 template <class T>
 void product_half(const LaunchContext& context, GemmArgs g) {
   if (row_half<T>(context, g)) return;
+  if constexpr (std::is_same_v<T, BFloat16>)
+    if (g.epilogue == Epilogue::none && multiply_bf16(g, false)) return;
   const Scratch<float> memory(context.device, g.m * g.k + g.k * g.n + g.m * g.n + g.n);
   float* const a = memory.data();
   float* const b = a + g.m * g.k;

@@ -15,6 +15,12 @@ void multiply<double>(const GemmArgs& g);
 /// Computes the same product of f32 if a is one row, or b and c are one column whose elements are adjacent.
 /// Otherwise does nothing and returns false.
 bool multiply_row(const GemmArgs& g);
+/// One matrix product of bf16 operands with f32 sums, by the processor's bf16 instructions, with g's bias and
+/// accumulation. C is f32 if `f32_result`, and bf16 otherwise: the sums are then rounded once. Subnormal
+/// operands count as 0, as these instructions define. Ignores the batch and the epilogue. Does nothing and
+/// returns false if the processor or the build has no such instructions, or if k is odd and the last elements
+/// along k are not finite.
+bool multiply_bf16(const GemmArgs& g, bool f32_result);
 /// c += a b for one row a of k numbers and a (k, n) matrix b of f32, f16 or bf16 with these strides. Converts
 /// b in parts that stay in the cache.
 template <class T>

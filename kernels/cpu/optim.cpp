@@ -6,7 +6,7 @@
 namespace tapestry::kernels {
 namespace {
 
-using cpu::for_blocks;
+using cpu::Compute, cpu::for_blocks, cpu::step_block;
 
 template <class T, bool kMomentum, bool kNesterov>
 void sgd_block(const SgdArgs& a, const StepItem& item, std::int64_t at, std::int64_t n) {
@@ -32,12 +32,15 @@ void sgd_block(const SgdArgs& a, const StepItem& item, std::int64_t at, std::int
 template <class T>
 void sgd(const LaunchContext&, const SgdArgs& a) {
   const bool momentum = a.momentum != 0;
-  if (momentum)
-    for (std::int64_t i = 0; i < a.tensors.count; ++i) *a.tensors.items[i].step += 1;
-  const auto block = !momentum ? &sgd_block<T, false, false>
-                               : (a.nesterov ? &sgd_block<T, true, true> : &sgd_block<T, true, false>);
-  for_blocks(a.tensors,
-             [&](std::int64_t i, std::int64_t at, std::int64_t n) { block(a, a.tensors.items[i], at, n); });
+  for (std::int64_t i = 0; i < a.tensors.count; ++i)
+    if (double* const step = a.tensors.items[i].step) *step += 1;
+  using C = Compute<T>;
+  const auto block = !momentum ? &sgd_block<C, false, false>
+                               : (a.nesterov ? &sgd_block<C, true, true> : &sgd_block<C, true, false>);
+  for_blocks(a.tensors, [&](std::int64_t index, std::int64_t begin, std::int64_t count) {
+    step_block<T>(a.tensors, index, begin, count,
+                  [&](const StepItem& item, std::int64_t at, std::int64_t n) { block(a, item, at, n); });
+  });
 }
 
 template <class T, bool kAmsgrad>
@@ -70,12 +73,14 @@ void adam_block(const AdamArgs& a, const StepItem& item, std::int64_t at, std::i
 template <class T>
 void adam(const LaunchContext&, const AdamArgs& a) {
   for (std::int64_t i = 0; i < a.tensors.count; ++i) *a.tensors.items[i].step += 1;
-  const auto block = a.amsgrad ? &adam_block<T, true> : &adam_block<T, false>;
-  for_blocks(a.tensors,
-             [&](std::int64_t i, std::int64_t at, std::int64_t n) { block(a, a.tensors.items[i], at, n); });
+  const auto block = a.amsgrad ? &adam_block<Compute<T>, true> : &adam_block<Compute<T>, false>;
+  for_blocks(a.tensors, [&](std::int64_t index, std::int64_t begin, std::int64_t count) {
+    step_block<T>(a.tensors, index, begin, count,
+                  [&](const StepItem& item, std::int64_t at, std::int64_t n) { block(a, item, at, n); });
+  });
 }
 
-const bool filled = for_types<float, double>([]<class T> {
+const bool filled = for_types<float, double, Half, BFloat16>([]<class T> {
   sgd_step.set(DeviceType::cpu, dtype_of<T>, &sgd<T>);
   adam_step.set(DeviceType::cpu, dtype_of<T>, &adam<T>);
 });

@@ -3,12 +3,9 @@
 #include <cmath>
 #include <utility>
 #include <vector>
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
 
-#include "tapestry/core/philox.h"
 #include "tapestry/kernels/cpu/loops.h"
+#include "tapestry/kernels/cpu/philox_block.h"
 #include "tapestry/kernels/ops/random.h"
 #include "tapestry/kernels/random.h"
 
@@ -18,63 +15,16 @@ namespace {
 constexpr DeviceType kDevice = DeviceType::cpu;
 constexpr std::int64_t kBlockGrain = 128;  // least number of blocks per thread
 
-constexpr int kLanes = 16;  // counters per block
-
-/// Computes the words of kLanes consecutive counters, starting at `counter`.
-void philox_block(std::uint64_t seed, std::uint64_t counter, std::uint32_t (&words)[4 * kLanes]) {
-#if defined(__AVX2__)
-  // The algorithm of core/philox.h with four counters per vector. Each 32-bit number is in the lower half of
-  // a 64-bit lane, because _mm256_mul_epu32 reads only lower halves. The upper halves contain garbage that is
-  // never read.
-  constexpr int n = kLanes / 4;
-  const __m256i m0 = _mm256_set1_epi64x(0xD2511F53), m1 = _mm256_set1_epi64x(0xCD9E8D57);
-  __m256i c0[n], c1[n], c2[n], c3[n];
-  for (int i = 0; i < n; ++i) {
-    c0[i] = _mm256_add_epi64(
-        _mm256_set1_epi64x(static_cast<std::int64_t>(counter + static_cast<std::uint64_t>(4 * i))),
-        _mm256_setr_epi64x(0, 1, 2, 3));
-    c1[i] = _mm256_srli_epi64(c0[i], 32);
-    c2[i] = c3[i] = _mm256_setzero_si256();
-  }
-  auto k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
-  for (int round = 0; round < 10; ++round) {
-    const __m256i key0 = _mm256_set1_epi64x(k0), key1 = _mm256_set1_epi64x(k1);
-    for (int i = 0; i < n; ++i) {
-      const __m256i p0 = _mm256_mul_epu32(m0, c0[i]), p1 = _mm256_mul_epu32(m1, c2[i]);
-      c0[i] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), c1[i]), key0);
-      c2[i] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), c3[i]), key1);
-      c1[i] = p1;
-      c3[i] = p0;
-    }
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  for (int i = 0; i < n; ++i) {
-    const __m256i a = _mm256_blend_epi32(c0[i], _mm256_slli_epi64(c1[i], 32), 0xAA);
-    const __m256i b = _mm256_blend_epi32(c2[i], _mm256_slli_epi64(c3[i], 32), 0xAA);
-    const __m256i even = _mm256_unpacklo_epi64(a, b), odd = _mm256_unpackhi_epi64(a, b);
-    auto* const to = reinterpret_cast<__m256i*>(words + 16 * i);
-    _mm256_storeu_si256(to, _mm256_permute2x128_si256(even, odd, 0x20));
-    _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(even, odd, 0x31));
-  }
-#else
-  for (int i = 0; i < kLanes; ++i) {
-    const Philox4 four = philox(seed, counter + static_cast<std::uint64_t>(i));
-    std::copy(four.v, four.v + 4, words + 4 * i);
-  }
-#endif
-}
-
 /// Divides n elements into blocks and calls f(first element, count, words) for each block. An element uses
 /// `each` words. `words` always has the words of a whole block, although the last block may have fewer
 /// elements.
 template <class F>
 void for_blocks(std::int64_t n, int each, PhiloxRange range, const F& f) {
-  const std::int64_t per = 4 * kLanes / each;
+  const std::int64_t per = 4 * kPhiloxLanes / each;
   parallel_for(n / per + (n % per != 0), kBlockGrain, [&](std::int64_t begin, std::int64_t end) {
-    std::uint32_t words[4 * kLanes];
+    std::uint32_t words[4 * kPhiloxLanes];
     for (std::int64_t b = begin; b < end; ++b) {
-      philox_block(range.seed, range.offset + static_cast<std::uint64_t>(b * kLanes), words);
+      philox_block(range.seed, range.offset + static_cast<std::uint64_t>(b * kPhiloxLanes), words);
       f(b * per, static_cast<int>(std::min(per, n - b * per)), words);
     }
   });

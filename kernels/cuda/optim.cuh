@@ -36,7 +36,7 @@ struct SgdRule {
     float scale, decay, lr, keep, take, momentum_factor;
   };
   __device__ void advance(double* step) const {
-    if constexpr (momentum) *step += 1;
+    if (step) *step += 1;
   }
   __device__ Numbers numbers(const double* step, const StepScalars& s) const {
     const bool first = momentum && *step == 1;
@@ -223,25 +223,32 @@ void launch_step(const StepItems& tensors, const Rule& rule, const LaunchContext
            owners.data());
 }
 
-template <class = void>
-void launch_sgd(const LaunchContext& context, const SgdArgs& a) {
-  const auto step = [&]<bool momentum, bool nesterov>() {
-    launch_step(a.tensors, SgdRule<momentum, nesterov>{a.momentum, a.dampening, a.weight_decay, a.maximize},
-                context);
+/// Calls launch(rule) with the rule of these options.
+template <class F>
+void for_sgd_rule(const SgdArgs& a, const F& launch) {
+  const auto call = [&]<bool momentum, bool nesterov>() {
+    launch(SgdRule<momentum, nesterov>{a.momentum, a.dampening, a.weight_decay, a.maximize});
   };
-  if (a.momentum == 0) step.template operator()<false, false>();
-  else if (a.nesterov) step.template operator()<true, true>();
-  else step.template operator()<true, false>();
+  if (a.momentum == 0) call.template operator()<false, false>();
+  else if (a.nesterov) call.template operator()<true, true>();
+  else call.template operator()<true, false>();
+}
+template <class F>
+void for_adam_rule(const AdamArgs& a, const F& launch) {
+  const auto call = [&]<bool amsgrad>() {
+    launch(AdamRule<amsgrad>{a.beta1, a.beta2, a.eps, a.weight_decay, a.decoupled, a.maximize});
+  };
+  if (a.amsgrad) call.template operator()<true>();
+  else call.template operator()<false>();
 }
 
 template <class = void>
+void launch_sgd(const LaunchContext& context, const SgdArgs& a) {
+  for_sgd_rule(a, [&](const auto& rule) { launch_step(a.tensors, rule, context); });
+}
+template <class = void>
 void launch_adam(const LaunchContext& context, const AdamArgs& a) {
-  const auto step = [&]<bool amsgrad>() {
-    launch_step(a.tensors,
-                AdamRule<amsgrad>{a.beta1, a.beta2, a.eps, a.weight_decay, a.decoupled, a.maximize}, context);
-  };
-  if (a.amsgrad) step.template operator()<true>();
-  else step.template operator()<false>();
+  for_adam_rule(a, [&](const auto& rule) { launch_step(a.tensors, rule, context); });
 }
 
 template <class Args>

@@ -14,9 +14,9 @@ struct StepScalars {
   double grad_scale = 1;  ///< gradients are multiplied by this first
 };
 
-/// One parameter of a step. All arrays have `numel` elements of the slot's dtype in the same dense layout.
-/// They are raw pointers because the struct is copied to a GPU. `step` points to device memory too. The
-/// kernel increments it and then uses it as the number of this step.
+/// One parameter of a step. All arrays have `numel` elements in the same dense layout, and the slot's dtype;
+/// states of f16 and bf16 parameters are f32. They are raw pointers because the struct is copied to a GPU.
+/// `step` points to device memory too. The kernel increments it and then uses it as the number of this step.
 struct StepItem {
   void* param = nullptr;
   const void* grad = nullptr;
@@ -25,16 +25,28 @@ struct StepItem {
   std::int64_t numel = 0;
 };
 
+/// What else a step of an f16 or bf16 parameter needs. The step is computed in f32. If `master` is not null,
+/// it is the parameter in f32: the step updates it, and the parameter becomes its nearest value.
+struct LowPrecisionItem {
+  float* master = nullptr;
+  std::uint64_t number = 0;  ///< identifies the parameter in the random bits of stochastic rounding
+  std::int64_t offset = 0;   ///< the number of its first element in them
+};
+
 struct StepItems {
   const StepItem* items = nullptr;  // in host memory
   std::int64_t count = 0;
   const StepScalars* scalars = nullptr;
+  /// One per item, in host memory; required for f16 and bf16.
+  const LowPrecisionItem* low = nullptr;
+  /// Rounds f16 and bf16 parameters without master as stochastic_rounding.h says, which needs a step count.
+  bool stochastic = false;
 };
 
 /// Stochastic gradient descent. g = grad_scale * grad + weight_decay * p, and then p -= lr * g. `maximize`
 /// negates grad. With momentum, state[0] is the buffer b. It becomes g in the first step, and momentum * b +
 /// (1 - dampening) * g afterwards. Then p is updated with b instead of g, or with g + momentum * b
-/// (Nesterov). Without momentum, neither `state` nor `step` is used.
+/// (Nesterov). Without momentum, `state` is not used, and `step` may be null.
 struct SgdArgs {
   StepItems tensors;
   double momentum = 0, dampening = 0, weight_decay = 0;

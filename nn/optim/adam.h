@@ -11,6 +11,7 @@ struct AdamOptions {
   double eps = 1e-8;
   double weight_decay = 0;
   bool amsgrad = false, maximize = false;
+  LowPrecision low_precision = LowPrecision::master;  ///< of f16 and bf16; not part of state_dict()
 
   std::vector<OptionRef> refs() {
     return {{"lr", lr},
@@ -30,6 +31,7 @@ struct AdamWOptions {
   double eps = 1e-8;
   double weight_decay = 1e-2;
   bool amsgrad = false, maximize = false;
+  LowPrecision low_precision = LowPrecision::master;  ///< of f16 and bf16; not part of state_dict()
 
   std::vector<OptionRef> refs() {
     return {{"lr", lr},

@@ -20,12 +20,21 @@ AverageFunction get_swa_avg() {
   };
 }
 
+namespace {
+// A bf16 average of many models could not move any more: its steps would be below half an ulp.
+DType average_dtype(const Tensor& weight) {
+  const DType t = weight.dtype();
+  return t == DType::f16 || t == DType::bf16 ? DType::f32 : t;
+}
+}  // namespace
+
 AveragedModel::AveragedModel(nn::Module& model, Options options) : avg_fn_(std::move(options.avg_fn)) {
   check(static_cast<bool>(avg_fn_), "[AveragedModel] avg_fn is empty; pass get_ema_avg() or get_swa_avg()");
   const auto add = [&](const std::string& name, const nn::TensorSlot& slot) {
     Entry& entry = entries_.emplace_back(Entry{name, slot, {}});
     entry.averages.resize(slot.sharding() ? static_cast<std::size_t>(slot.replicas()) : 1);
-    for (std::size_t i = 0; i < entry.averages.size(); ++i) entry.averages[i] = entry.weight(i).clone();
+    for (std::size_t i = 0; i < entry.averages.size(); ++i)
+      entry.averages[i] = entry.weight(i).to(average_dtype(entry.weight(i))).clone();
   };
   for (const auto& [name, p] : model.named_parameters()) add(name, p);
   if (options.use_buffers)
@@ -48,7 +57,7 @@ void AveragedModel::update_parameters() {
   const NoGradGuard no_grad;
   for (Entry& e : entries_)
     for (std::size_t i = 0; i < e.averages.size(); ++i) {
-      const Tensor weight = e.weight(i);
+      const Tensor weight = e.weight(i).to(average_dtype(e.weight(i)));
       e.averages[i] = n_averaged_ == 0
                           ? weight.clone()
                           : avg_fn_(e.averages[i].to(weight.device(), weight.dtype()), weight, n_averaged_);
@@ -124,7 +133,7 @@ void AveragedModel::load_state_dict(const nn::StateDict& dict) {
     std::vector<Tensor>& parts = loaded.emplace_back(e.averages.size());
     for (std::size_t i = 0; t && t->defined() && i < parts.size(); ++i) {
       const Tensor part = nn::stored_part(e.slot, static_cast<int>(i), e.own(), *t);
-      if (part.defined()) parts[i] = part.to(e.weight(i).device(), e.weight(i).dtype()).clone();
+      if (part.defined()) parts[i] = part.to(e.weight(i).device(), average_dtype(e.weight(i))).clone();
     }
     check(parts.at(static_cast<std::size_t>(e.own())).defined(), "[load_state_dict] module.", e.name,
           " is missing or does not have the shape ", nn::accepted_sizes(e.slot, e.own()),

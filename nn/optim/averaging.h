@@ -24,7 +24,8 @@
 namespace tapestry::optim {
 
 /// Computes the new average from the old average, a weight of the model, and the number of models that have
-/// been averaged so far. All tensors have one shape, dtype and device.
+/// been averaged so far. All tensors have one shape, dtype and device. The average of an f16 or bf16 weight
+/// is f32, and so is the weight that the function gets.
 using AverageFunction =
     std::function<Tensor(const Tensor& average, const Tensor& weight, std::int64_t num_averaged)>;
 
@@ -40,8 +41,9 @@ struct AveragedModelOptions {
 
 /// Keeps an average of a model's parameters. A C++ module cannot be copied, so unlike in PyTorch the average
 /// is not a module of its own: use() puts the averaged weights into the model for a while. The model must
-/// outlive this object. Of a sharded parameter each rank keeps the average of its shard; weights that were
-/// sharded after the AveragedModel was made are refused.
+/// outlive this object. Averages of f16 and bf16 weights are f32: their nearest values are put into the
+/// model. Of a sharded parameter each rank keeps the average of its shard; weights that were sharded after
+/// the AveragedModel was made are refused.
 class AveragedModel {
  public:
   using Options = AveragedModelOptions;

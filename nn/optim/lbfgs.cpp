@@ -56,6 +56,10 @@ void LBFGS::check_param(const Parameter& param) const {
         " is sharded, and each rank has some of its elements; LBFGS needs all of them. Train sharded "
         "parameters "
         "with AdamW, or use DistributedDataParallel");
+  const DType dtype = param.replica(0).dtype();
+  check(dtype != DType::f16 && dtype != DType::bf16, "[LBFGS] a parameter of shape ", nn::full_sizes(param),
+        " is ", dtype, ", and differences of its gradients have no correct digits; train in f32, or train ",
+        dtype, " parameters with AdamW");
 }
 
 // ---- parameters and gradients as one vector ----

@@ -44,7 +44,8 @@ struct LBFGSOptions {
 /// The closure computes the gradients of all replicas and returns the loss. If several processes train, it
 /// must return the same loss on all ranks, because the ranks must make the same decisions. Each call of the
 /// closure makes the host wait for the device. Throws ValueError if a parameter is sharded, because its
-/// products need the vector of all elements.
+/// products need the vector of all elements, or is f16 or bf16: the differences of gradients, from which it
+/// learns the curvature, have no correct digits there.
 class LBFGS : public OptimizerWith<LBFGSOptions> {
  public:
   using Closure = std::function<Tensor()>;

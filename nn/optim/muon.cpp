@@ -57,6 +57,9 @@ void Muon::check_options(std::size_t group) const {
   check(o.lr >= 0, "[Muon] lr must not be negative but is ", o.lr);
   check(o.momentum >= 0, "[Muon] momentum must not be negative but is ", o.momentum);
   check(o.weight_decay >= 0, "[Muon] weight_decay must not be negative but is ", o.weight_decay);
+  check(o.low_precision != LowPrecision::stochastic,
+        "[Muon] low_precision is stochastic, and Muon has no kernel that rounds stochastically; choose "
+        "LowPrecision::master");
   check(o.ns_steps >= 0 && o.ns_steps < 100, "[Muon] ns_steps must lie in [0, 100) but is ", o.ns_steps);
 }
 
@@ -74,12 +77,19 @@ void Muon::update_tensors(std::size_t group, const nn::ReplicaDevice&, const std
   const double scale = o.maximize ? -grad_scale() : grad_scale();
   for (const Parameter& p : parameters()) check_param(p);  // it may have been sharded since it was added
   for (const Update& u : updates) {
-    const Tensor grad = u.grad * scale, &buffer = u.state->tensors[0], param = u.param.detach();
+    const Tensor& buffer = u.state->tensors[0];
+    // Of an f16 or bf16 parameter: its master, or an f32 copy for this step.
+    const bool low = u.param.dtype() != buffer.dtype();
+    const Tensor grad = u.grad.to(buffer.dtype()) * scale;
+    const Tensor param = u.state->master.defined() ? u.state->master
+                         : low                     ? u.param.detach().to(buffer.dtype())
+                                                   : u.param.detach();
     u.state->step.add_(1);
     buffer.add_((grad - buffer) * (1 - o.momentum));
     const Tensor direction = o.nesterov ? grad + (buffer - grad) * o.momentum : buffer;
     param.mul_(1 - o.lr * o.weight_decay);
     if (param.numel() > 0) param.sub_(orthogonalized(direction, o) * adjusted_lr(o, param));
+    if (low) u.param.detach().copy_(param);
   }
 }
 

@@ -26,6 +26,7 @@ struct MuonOptions {
   /// Iterates in bf16, as PyTorch does. If false, iterates in the parameter's dtype.
   bool bf16 = true;
   bool maximize = false;
+  LowPrecision low_precision = LowPrecision::master;  ///< of f16 and bf16; not part of state_dict()
 
   std::vector<OptionRef> refs() {
     return {{"lr", lr},
@@ -46,8 +47,8 @@ struct MuonOptions {
 /// Newton-Schulz iteration (Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024).
 /// It is for the 2-d weights of hidden layers. Throws ValueError if a parameter is not 2-d: train embeddings,
 /// biases, norms and the last layer with AdamW. Throws ValueError too if a parameter is sharded, because the
-/// iteration needs the whole matrix. The state is momentum_buffer. The step has no fused kernel,
-/// and a captured CUDA graph keeps the learning rate with which it was captured.
+/// iteration needs the whole matrix, and if low_precision is stochastic. The state is momentum_buffer. The
+/// step has no fused kernel, and a captured CUDA graph keeps the learning rate with which it was captured.
 class Muon : public OptimizerWith<MuonOptions> {
  public:
   explicit Muon(std::vector<Parameter> params, const Options& options = {});

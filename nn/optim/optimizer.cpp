@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <unordered_set>
 
+#include "tapestry/autograd/ops/compare.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
@@ -19,6 +20,20 @@ namespace {
 
 MemoryFormat dense_format(const Tensor& t) {
   return t.is_contiguous() ? MemoryFormat::contiguous : MemoryFormat::channels_last;
+}
+
+bool is_low(DType t) { return t == DType::f16 || t == DType::bf16; }
+// The dtype of the states of a parameter.
+DType state_dtype(const Tensor& param) { return is_low(param.dtype()) ? DType::f32 : param.dtype(); }
+constexpr const char* kMaster = "master_param";
+
+// Where a shard begins in the whole parameter, in elements. A shard has some rows of dimension 0.
+std::int64_t offset_of(const Parameter& slot, int replica) {
+  const auto& sharding = slot.sharding();
+  if (!sharding) return 0;
+  const Shape& full = sharding->full_sizes();
+  const std::int64_t rows = full.size() == 0 ? 1 : full[0];
+  return rows == 0 ? 0 : sharding->rows(replica).first_row * (full.numel() / rows);
 }
 
 Tensor number(double value) { return scalar_tensor(value, {DType::f64, kCPU}); }
@@ -101,6 +116,18 @@ bool Optimizer::has_state(std::size_t group) const {
   return false;
 }
 
+bool Optimizer::has_state(std::size_t group, const Tensor& param) const {
+  return (is_low(param.dtype()) && low_precision(group) != LowPrecision::none) || has_state(group);
+}
+
+// If someone else wrote to the parameter since the last step, such as load_state_dict(), the elements that
+// are not the master's nearest values replace the master's.
+void Optimizer::refresh_master(State& state, const Tensor& param) {
+  if (state.written == param.storage().get() && state.version == param.storage()->version()) return;
+  const Tensor now = param.detach();
+  state.master.copy_(where(eq(now, state.master.to(now.dtype())), state.master, now.to(DType::f32)));
+}
+
 // Creates missing state tensors of a parameter. A new replica copies the state of replica 0, unless the
 // replicas are shards of one parameter.
 void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica) {
@@ -115,6 +142,7 @@ void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica)
       state.step = clone(states[0].step);
       for (std::size_t k = 0; k < kMaxState; ++k)
         if (states[0].tensors[k].defined()) state.tensors[k] = clone(states[0].tensors[k]);
+      if (states[0].master.defined()) state.master = clone(states[0].master);
     } else {
       state.step = number_name() ? tensor(std::vector<double>{0, 1}, {DType::f64, param.device()})
                                  : scalar_tensor(0.0, {DType::f64, param.device()});
@@ -130,10 +158,21 @@ void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica)
         " of a parameter has shape ", t.defined() ? t.sizes() : Shape{}, ", and the parameter ",
         param.sizes(),
         "; it was sharded or replaced after a step. Create the optimizer after the last change of the model");
-    t = t.defined() ? t.to(param.device(), param.dtype()).contiguous(dense_format(param))
-                    : full_like(param.detach(), initial_state(group));
+    t = t.defined() ? t.to(param.device(), state_dtype(param)).contiguous(dense_format(param))
+                    : full_like(param.detach().to(state_dtype(param)), initial_state(group));
     tag_memory(t, MemoryKind::optimizer);
   }
+  if (!is_low(param.dtype()) || low_precision(group) != LowPrecision::master) {
+    state.master = {};
+    return;
+  }
+  if (state.master.defined() && state.master.sizes() == param.sizes()) {
+    state.master = state.master.to(param.device()).contiguous(dense_format(param));
+    refresh_master(state, param);
+  } else {
+    state.master = param.detach().to(DType::f32).contiguous(dense_format(param));
+  }
+  tag_memory(state.master, MemoryKind::optimizer);
 }
 
 // Adds missing entries to the lists of states and scalars. It runs only on the calling thread, before the
@@ -143,11 +182,11 @@ void Optimizer::prepare(const nn::ReplicaDevice& replica_device) {
     Group& group = groups_[g];
     if (!replica_device.device.is_cpu() && !group.scalars_of(replica_device))
       group.scalars.push_back({replica_device.replica, replica_device.device});
-    if (!has_state(g)) continue;
-    for (std::size_t i = 0; i < group.params.size(); ++i)
-      if (replica_device.has(group.params[i]) &&
-          nn::stored_tensor(group.params[i], replica_device.replica).grad().defined())
-        prepare_state(g, i, replica_device.replica);
+    for (std::size_t i = 0; i < group.params.size(); ++i) {
+      if (!replica_device.has(group.params[i])) continue;
+      const Tensor& param = nn::stored_tensor(group.params[i], replica_device.replica);
+      if (has_state(g, param) && param.grad().defined()) prepare_state(g, i, replica_device.replica);
+    }
   }
 }
 
@@ -179,6 +218,7 @@ void Optimizer::update_tensors(std::size_t group, const nn::ReplicaDevice& repli
   struct Batch {
     DType dtype;
     std::vector<kernels::StepItem> items;
+    std::vector<kernels::LowPrecisionItem> low = {};  // of f16 and bf16
   };
   static_assert(std::extent_v<decltype(kernels::StepItem::state)> == kMaxState);
   std::vector<Batch> batches;
@@ -194,6 +234,11 @@ void Optimizer::update_tensors(std::size_t group, const nn::ReplicaDevice& repli
                               [&](const Batch& b) { return b.dtype == u.param.dtype(); });
     if (batch == batches.end()) batch = batches.insert(batch, {u.param.dtype(), {}});
     batch->items.push_back(item);
+    if (is_low(u.param.dtype()))
+      batch->low.push_back(
+          {.master = u.state && u.state->master.defined() ? u.state->master.data<float>() : nullptr,
+           .number = static_cast<std::uint64_t>(u.number),
+           .offset = u.offset});
   }
   const kernels::StepScalars scalars{.lr = lr(group), .grad_scale = grad_scale_};
   for (const Batch& b : batches) {
@@ -201,7 +246,9 @@ void Optimizer::update_tensors(std::size_t group, const nn::ReplicaDevice& repli
     update(group, replica_device.device, b.dtype,
            {.items = b.items.data(),
             .count = static_cast<std::int64_t>(b.items.size()),
-            .scalars = memory ? on_device(scalars, *memory) : &scalars});
+            .scalars = memory ? on_device(scalars, *memory) : &scalars,
+            .low = b.low.data(),
+            .stochastic = low_precision(group) == LowPrecision::stochastic});
   }
 }
 
@@ -210,10 +257,11 @@ void Optimizer::update_tensors(std::size_t group, const nn::ReplicaDevice& repli
 void Optimizer::step_on(const nn::ReplicaDevice& replica_device) {
   const auto replica = static_cast<std::size_t>(replica_device.replica);
   const DeviceGuard guard(replica_device.device);
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
+  std::int64_t number = 0;  // of the group's first parameter
+  for (std::size_t g = 0; g < groups_.size();
+       number += static_cast<std::int64_t>(groups_[g].params.size()), ++g) {
     Group& group = groups_[g];
     std::vector<Update> updates;
-    const bool with_state = has_state(g);
     for (std::size_t i = 0; i < group.params.size(); ++i) {
       if (!replica_device.has(group.params[i])) continue;
       const Tensor& param = nn::stored_tensor(group.params[i], replica_device.replica);
@@ -223,12 +271,19 @@ void Optimizer::step_on(const nn::ReplicaDevice& replica_device) {
       check(param.is_contiguous(format), "[", name(), "] a parameter of shape ", param.sizes(),
             " and strides ", param.strides(), " is not dense; register it with contiguous()");
       if (!grad.is_contiguous(format)) grad = grad.contiguous(format);
-      updates.push_back({param, std::move(grad), with_state ? &group.states[i][replica] : nullptr});
+      updates.push_back({param, std::move(grad), has_state(g, param) ? &group.states[i][replica] : nullptr,
+                         number + static_cast<std::int64_t>(i),
+                         offset_of(group.params[i], replica_device.replica)});
     }
     if (updates.empty()) continue;
     const SpanScope span(replica_device.device, Activity::optimizer, name());
     update_tensors(g, replica_device, updates);
-    for (const Update& u : updates) u.param.storage()->bump_version();
+    for (const Update& u : updates) {
+      u.param.storage()->bump_version();
+      if (!u.state || !u.state->master.defined()) continue;
+      u.state->written = u.param.storage().get();
+      u.state->version = u.param.storage()->version();
+    }
   }
 }
 
@@ -287,6 +342,7 @@ std::vector<StateTensor> Optimizer::state_tensors(int replica) const {
     for (std::size_t k = 0; k < kMaxState; ++k)
       if (states[at].tensors[k].defined())
         all.push_back({prefix + names[k], param, true, states[at].tensors[k]});
+    if (states[at].master.defined()) all.push_back({prefix + kMaster, param, true, states[at].master});
   });
   return all;
 }
@@ -340,19 +396,23 @@ void Optimizer::load_state_dict(const StateDict& dict) {
     // Replicas that are not shards copy the state of the first one in the next step.
     states[n].resize(slot.sharding() ? static_cast<std::size_t>(slot.replicas()) : 1);
     for (State& state : states[n]) state.step = clone(count);
-    for (std::size_t k = 0; k < names.size(); ++k) {
-      const Tensor* t = take(prefix + names[k]);
-      if (!t) continue;
+    const auto take_tensor = [&](const char* key, const auto& member) {
+      const Tensor* t = take(prefix + key);
+      if (!t) return;
       for (std::size_t r = 0; r < states[n].size(); ++r) {
         const Tensor& param = nn::stored_tensor(slot, static_cast<int>(r));
         const Tensor part = nn::stored_part(slot, static_cast<int>(r), static_cast<int>(own), *t);
-        if (part.defined()) states[n][r].tensors[k] = clone(part.to(param.device(), param.dtype()));
+        if (part.defined()) member(states[n][r]) = clone(part.to(param.device(), state_dtype(param)));
         else if (r != own) states[n][r].step = {};  // a shard of `own` alone: other replicas keep their state
         else
-          wrong += "\n  wrong shape: " + prefix + names[k] + " expected " +
+          wrong += "\n  wrong shape: " + prefix + key + " expected " +
                    nn::accepted_sizes(slot, static_cast<int>(own)) + " but got " + t->sizes().str();
       }
-    }
+    };
+    for (std::size_t k = 0; k < names.size(); ++k)
+      take_tensor(names[k], [&](State& state) -> Tensor& { return state.tensors[k]; });
+    if (is_low(nn::stored_tensor(slot, 0).dtype()) && low_precision(g) == LowPrecision::master)
+      take_tensor(kMaster, [](State& state) -> Tensor& { return state.master; });
   });
   for (const auto& [key, t] : dict)
     if (!used.contains(key)) wrong += "\n  unexpected: " + key;

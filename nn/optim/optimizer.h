@@ -6,6 +6,7 @@
 //   loss.backward();
 //   optimizer.step();
 #include <array>
+#include <cstdint>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
@@ -50,6 +51,25 @@ struct OptionRef {
   void set(double value) const;
 };
 
+/// How an optimizer updates f16 and bf16 parameters. An update that is smaller than half the distance between
+/// two neighbouring values is lost if the new value is rounded to the nearest one: a bf16 parameter near 1
+/// does not move by less than 2^-9. All other parameters are updated in their own dtype. In every case the
+/// step is computed in f32, and the other states, such as momenta, are f32 too.
+enum class LowPrecision : std::uint8_t {
+  /// Keeps the parameter in f32, too, in the state "master_param" (Micikevicius et al., "Mixed precision
+  /// training", 2018). A step updates this copy, and the parameter becomes its nearest value. Training is
+  /// that
+  /// of an f32 parameter whose values are rounded for forward. It needs 4 bytes per element.
+  master,
+  /// Rounds up or down at random so that the mean is the exact value (Gupta et al., "Deep learning with
+  /// limited numerical precision", 2015). The random bits are a function of the parameter's number, the
+  /// element and the step: they are the same on all devices and ranks, for shards, and after a restart. It
+  /// needs no memory.
+  stochastic,
+  /// Rounds to nearest.
+  none
+};
+
 /// A tensor of an optimizer's state. It shares memory with the optimizer, except for options and counts.
 struct StateTensor {
   std::string key;          ///< its key in Optimizer::state_dict()
@@ -90,14 +110,16 @@ class Optimizer {
   void set_grad_scale(double scale) { grad_scale_ = scale; }
 
   /// Returns a copy of the options of all groups and the state of all parameters. Parameters are numbered in
-  /// the order in which they were added. The state is that of replica 0; all replicas have the same state. Of
+  /// the order in which they were added. An f16 or bf16 parameter may have the state master_param
+  /// (LowPrecision). The state is that of replica 0; all replicas have the same state. Of
   /// a sharded parameter it is the shard's, of the context's replica.
   virtual StateDict state_dict() const;
   /// Returns what load_state_dict() needs on this rank to restore the state: the part of this rank if the
   /// state is divided among ranks, otherwise state_dict().
   virtual StateDict local_state_dict() const { return state_dict(); }
   /// Restores the options and the state. The state of a sharded parameter may have the shape of the shard or
-  /// of the full parameter, of which all replicas take their rows. Throws one ValueError that lists every
+  /// of the full parameter, of which all replicas take their rows. A state without master_param begins with
+  /// the parameters' values. Throws one ValueError that lists every
   /// mismatch. If it throws, nothing was loaded.
   virtual void load_state_dict(const StateDict& dict);
   /// Returns the entries of state_dict() for one replica without copying tensors that are like their
@@ -117,13 +139,15 @@ class Optimizer {
   /// Throws ValueError if the optimizer cannot update this parameter. add_params() calls it.
   virtual void check_param(const Parameter&) const {}
   /// Returns the names of a parameter's state tensors, without its step count: at most kMaxState names. State
-  /// tensors have the parameter's shape and dtype.
+  /// tensors have the parameter's shape and, unless it is f16 or bf16, its dtype; then they are f32.
   virtual std::vector<const char*> state_names() const = 0;
   /// True if parameters of this group use the state tensor state_names()[index]. If they use none, they have
   /// no step count either.
   virtual bool uses_state(std::size_t, std::size_t) const { return true; }
   /// Returns the value with which the elements of new state tensors start.
   virtual double initial_state(std::size_t) const { return 0; }
+  /// How this group updates f16 and bf16 parameters.
+  virtual LowPrecision low_precision(std::size_t) const { return LowPrecision::none; }
   /// Returns the name of a number that each parameter has besides its step count, or null. The kernel finds
   /// this number behind the step count. It starts at 1.
   virtual const char* number_name() const { return nullptr; }
@@ -135,12 +159,18 @@ class Optimizer {
   struct State {
     Tensor step;  // f64: 0-d, or 1-d with the step count and the number that number_name() names
     std::array<Tensor, kMaxState> tensors;
+    Tensor master;  // f32; undefined unless the parameter is f16 or bf16 and the group uses masters
+    // The parameter's memory and its version when the master was last written, to notice other writers.
+    const Storage* written = nullptr;
+    std::uint32_t version = 0;
   };
   /// A parameter of one replica that has a gradient. The gradient is dense in the parameter's memory format.
-  /// `state` is null if the group uses no state.
+  /// `state` is null if the parameter has no state.
   struct Update {
     Tensor param, grad;
     State* state;
+    std::int64_t number;  ///< of the parameter, in the order in which parameters were added
+    std::int64_t offset;  ///< in elements: where the shard begins in the whole parameter
   };
   /// Updates parameters of a group that are on one device. The base class packs them for update(). Several
   /// threads may call it at the same time for different devices.
@@ -168,6 +198,8 @@ class Optimizer {
     DeviceScalars* scalars_of(const nn::ReplicaDevice& replica_device);
   };
   bool has_state(std::size_t group) const;
+  bool has_state(std::size_t group, const Tensor& param) const;
+  static void refresh_master(State& state, const Tensor& param);
   std::size_t own_replica(std::size_t group, std::size_t index) const;
   void prepare_state(std::size_t group, std::size_t index, int replica);
   void prepare(const nn::ReplicaDevice& replica_device);
@@ -203,6 +235,10 @@ class OptimizerWith : public Optimizer {
  protected:
   std::vector<OptionRef> options_of(std::size_t group) const override {
     return const_cast<O&>(options_.at(group)).refs();
+  }
+  LowPrecision low_precision(std::size_t group) const override {
+    if constexpr (requires(O o) { o.low_precision; }) return options_.at(group).low_precision;
+    return LowPrecision::none;
   }
 
  private:

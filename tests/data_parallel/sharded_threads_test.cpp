@@ -99,6 +99,38 @@ TEST_CASE("devices of one process train as the ranks of fully_shard do, bit for 
   CHECK(own == expected);
 }
 
+TEST_CASE("devices of one process train in mixed precision as the ranks of fully_shard do, bit for bit") {
+  const MixedPrecisionPolicy policy{.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
+  const auto expected = on_ranks<StateDictCopy>(2, [&](const Group& group) {
+    TinyGpt net;
+    fill_by_formula(net);
+    for (nn::Module* m : std::vector<nn::Module*>{&net.block0, &net.block1, &net.block2, &net})
+      fully_shard(*m, {.group = group, .mixed_precision = policy});
+    optim::AdamW optimizer(net.parameters(), {.lr = 0.01});
+    for (int step = 0; step < kPasses; ++step) {
+      optimizer.zero_grad();
+      const auto [x, y] = formula_words(step, group->rank() * 2, 2);
+      words_loss(net(x), y).backward();
+      optimizer.step();
+    }
+    StateDictCopy copy;
+    for (const auto& [name, slot] : net.named_parameters()) {
+      const Tensor full = empty(slot.sharding()->full_sizes(), {DType::f32, kCPU});
+      slot.sharding()->gather(0, full);
+      copy[name] = to_vector(full);
+    }
+    return copy;
+  })[0];
+  TinyGpt net;
+  fill_by_formula(net);
+  ShardedDataParallel sharded(net, cpus(2), {.units = blocks_of(net), .mixed_precision = policy});
+  optim::AdamW optimizer(net.parameters(), {.lr = 0.01});
+  train(sharded, net, {.batch = 4}, optimizer);
+  StateDictCopy own = copy_of(sharded.whole_state_dict());
+  own.erase("head.weight");  // another name of tokens.weight
+  CHECK(own == expected);
+}
+
 TEST_CASE("sharded devices train as DataParallel does, bit for bit, with every option") {
   struct Variant {
     const char* name;

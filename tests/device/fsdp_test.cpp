@@ -106,6 +106,37 @@ TEST_CASE("fully_shard over CUDA devices trains as the CPU alone, with and witho
   }
 }
 
+TEST_CASE("fully_shard over CUDA devices computes in bf16 over f32 shards, with and without offload") {
+  if (no_gpu(2)) return;
+  const auto alone = make();
+  const auto before = make();
+  train<optim::SGD>(*alone, -1, kCPU);
+  CHECK_FALSE(allclose(before->fc3.bias->detach(), alone->fc3.bias->detach(), 0.005, 0.002));
+  for (const bool offload : {false, true}) {
+    CAPTURE(offload);
+    const FsdpOptions options{.offload = offload,
+                              .mixed_precision = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32}};
+    nn::StateDict trained;
+    on_two_ranks(options, [&](Sharded& sharded, const std::shared_ptr<ProcessGroup>& group) {
+      const Device device(DeviceType::cuda, group->rank());
+      train<optim::SGD>(*sharded.net, group->rank(), device, [&](int) {
+        for (const auto& [name, p] : sharded.net->named_parameters())
+          if (p.dtype() != DType::f32 || p.grad().dtype() != DType::f32)
+            throw std::runtime_error(name + " is not f32");
+      });
+      const nn::StateDict state = whole(sharded);
+      if (group->rank() == 0) trained = state;
+    });
+    const auto named = alone->named_parameters();
+    for (std::size_t i = 0; i < trained.size(); ++i) {
+      CAPTURE(trained[i].first);
+      CHECK(trained[i].second.dtype() == DType::bf16);
+      // The weights are rounded to 8 bits here, and the gradients have errors of that size.
+      CHECK(allclose(trained[i].second.to(DType::f32), named[i].second.tensor().detach(), 0.005, 0.002));
+    }
+  }
+}
+
 TEST_CASE("pairs of options with offload train as the CPU alone") {
   if (no_gpu(2)) return;
   struct Case {

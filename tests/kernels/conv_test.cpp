@@ -14,6 +14,10 @@ using namespace tapestry::kernels;
 
 namespace {
 
+/// The type in which T is summed.
+template <class T>
+using Compute = std::conditional_t<std::is_same_v<T, BFloat16>, float, T>;
+
 std::mt19937 random_bits(11);
 std::int64_t between(std::int64_t low, std::int64_t high) {
   return std::uniform_int_distribution<std::int64_t>(low, high)(random_bits);
@@ -105,17 +109,23 @@ struct Values {
 
 template <class T>
 std::vector<T> as(const std::vector<double>& v) {
-  return {v.begin(), v.end()};
+  std::vector<T> out(v.size());
+  std::transform(v.begin(), v.end(), out.begin(), [](double x) { return T(static_cast<Compute<T>>(x)); });
+  return out;
 }
 
-// The bound is |error| <= terms eps sum |terms|. It holds for any order of the sum.
+// The bound is |error| <= terms eps sum |terms|. It holds for any order of the sum. Sums of bf16 are f32, and
+// are rounded to bf16 at the end.
 template <class T>
 void check_close(const char* what, const std::vector<T>& got, const std::vector<double>& expected,
                  const std::vector<double>& size, std::int64_t terms) {
-  const double eps = std::numeric_limits<T>::epsilon() * static_cast<double>(terms + 2);
+  const double eps = std::numeric_limits<Compute<T>>::epsilon() * static_cast<double>(terms + 2);
+  const double storing = std::is_same_v<T, BFloat16> ? 0x1p-8 : 0;
   std::size_t wrong = 0;
-  for (std::size_t i = 0; i < got.size(); ++i)
-    wrong += !(std::abs(got[i] - expected[i]) <= eps * size[i] + 1e-30);
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double error = std::abs(static_cast<Compute<T>>(got[i]) - expected[i]);
+    wrong += !(error <= eps * size[i] + storing * std::abs(expected[i]) + 1e-30);
+  }
   INFO(what);
   CHECK(wrong == 0);
 }
@@ -144,12 +154,34 @@ void check_way(const char* name, const Conv2dShape& s, const Values& v, bool wit
   if (with_bias) check_close("dbias", dbias, v.dbias, v.dbias_size, outputs);
 }
 
-// A build without oneDNN refuses all shapes.
+// A build without oneDNN refuses all shapes, and a processor without bf16 instructions those of bf16.
+template <class T>
 bool onednn_takes(const Conv2dShape& s) {
-  const std::vector<float> x(static_cast<std::size_t>(s.n * s.c * s.h * s.w)),
+  const std::vector<T> x(static_cast<std::size_t>(s.n * s.c * s.h * s.w)),
       weight(static_cast<std::size_t>(s.k * s.c / s.groups * s.r * s.s));
-  std::vector<float> y(static_cast<std::size_t>(s.n * s.k * s.p * s.q));
-  return cpu::OneDnnConv::forward({}, s, x.data(), weight.data(), nullptr, y.data());
+  std::vector<T> y(static_cast<std::size_t>(s.n * s.k * s.p * s.q));
+  return cpu::OneDnnConv<T>::forward({}, s, x.data(), weight.data(), nullptr, y.data());
+}
+
+/// The kernels of bf16, which choose between implementations.
+void check_slot_bf16(const Conv2dShape& s, const Values& v, bool with_bias) {
+  struct Slot {
+    using T = BFloat16;
+    static void forward(const LaunchContext&, const Conv2dShape& s, const T* x, const T* weight,
+                        const T* bias, T* y) {
+      conv2d(kCPU, DType::bf16, {.shape = s, .x = x, .weight = weight, .bias = bias, .y = y});
+    }
+    static void backward_input(const LaunchContext&, const Conv2dShape& s, const T* dy, const T* weight,
+                               T* dx) {
+      conv2d_backward_input(kCPU, DType::bf16, {.shape = s, .dy = dy, .weight = weight, .dx = dx});
+    }
+    static void backward_weight(const LaunchContext&, const Conv2dShape& s, const T* dy, const T* x,
+                                T* dweight, T* dbias) {
+      conv2d_backward_weight(kCPU, DType::bf16,
+                             {.shape = s, .dy = dy, .x = x, .dweight = dweight, .dbias = dbias});
+    }
+  };
+  check_way<BFloat16, Slot>("bf16", s, v, with_bias);
 }
 
 }  // namespace
@@ -157,18 +189,22 @@ bool onednn_takes(const Conv2dShape& s) {
 TEST_CASE(
     "conv2d: every implementation gives the values of the definition in f64, for random ragged shapes") {
   const int before = get_num_threads();
-  int by_onednn = 0;
+  int by_onednn = 0, in_bf16 = 0;
   for (int trial = 0; trial < 60; ++trial) {
     set_num_threads(1 + trial % 3);
-    const Conv2dShape s = random_shape();
+    Conv2dShape s = random_shape();
+    if (trial % 4 == 0) s.c = 16 * s.groups, s.k = 32 * s.groups;  // a shape that bf16 kernels take
     const Values v(s);
     check_way<double, cpu::Im2col<double>>("im2col", s, v, trial % 2);
     check_way<float, cpu::Im2col<float>>("im2col", s, v, trial % 2);
-    if (onednn_takes(s)) {
-      check_way<float, cpu::OneDnnConv>("oneDNN", s, v, trial % 2);
+    check_slot_bf16(s, v, trial % 2);
+    in_bf16 += onednn_takes<BFloat16>(s);
+    if (onednn_takes<float>(s)) {
+      check_way<float, cpu::OneDnnConv<float>>("oneDNN", s, v, trial % 2);
       ++by_onednn;
     }
   }
+  if (in_bf16 == 0) WARN("no bf16 instructions, or no oneDNN: convolutions in bf16 were not tested");
   if (by_onednn == 0) WARN("this build has no oneDNN: its convolutions were not tested");
   set_num_threads(before);
 }
@@ -190,15 +226,41 @@ TEST_CASE("conv2d: the fused relu sets negative values to zero and keeps NaN") {
              {.shape = s, .x = x.data(), .weight = weight.data(), .bias = bias.data(), .y = cleared.data()});
       int negative = 0, nan = 0;
       for (std::size_t i = 0; i < plain.size(); ++i) {
-        negative += plain[i] < 0;
-        nan += std::isnan(plain[i]);
-        if (std::isnan(plain[i])) CHECK(std::isnan(cleared[i]));
-        else CHECK(cleared[i] == std::max(plain[i], T(0)));
+        const auto was = static_cast<Compute<T>>(plain[i]), is = static_cast<Compute<T>>(cleared[i]);
+        negative += was < 0;
+        nan += std::isnan(was);
+        if (std::isnan(was)) CHECK(std::isnan(is));
+        else CHECK(is == std::max(was, Compute<T>(0)));
       }
       CHECK(negative > 0);
       CHECK(nan > 0);
     };
     check_type.operator()<float>();
     check_type.operator()<double>();
+    check_type.operator()<BFloat16>();
   }
+}
+
+TEST_CASE(
+    "conv2d in bf16: an infinite input affects the outputs and the weights that it meets, and no others") {
+  Conv2dShape s{.n = 1, .c = 16, .h = 5, .w = 7, .k = 16, .r = 3, .s = 2, .p = 3, .q = 6};
+  s.channels_last = true;
+  Values v(s);
+  v.x[3] = std::numeric_limits<double>::infinity();
+  const std::vector<BFloat16> x = as<BFloat16>(v.x), weight = as<BFloat16>(v.weight), dy = as<BFloat16>(v.dy);
+  std::vector<BFloat16> y(dy.size()), dweight(weight.size());
+  conv2d(kCPU, DType::bf16, {.shape = s, .x = x.data(), .weight = weight.data(), .y = y.data()});
+  conv2d_backward_weight(kCPU, DType::bf16,
+                         {.shape = s, .dy = dy.data(), .x = x.data(), .dweight = dweight.data()});
+  std::vector<bool> meets_y(y.size()), meets_weight(weight.size());
+  each_product(s, [&](std::int64_t out, std::int64_t in, std::int64_t w) {
+    if (in != 3) return;
+    meets_y[static_cast<std::size_t>(out)] = meets_weight[static_cast<std::size_t>(w)] = true;
+  });
+  const auto finite = [](BFloat16 b) { return std::isfinite(static_cast<float>(b)); };
+  for (std::size_t i = 0; i < y.size(); ++i)
+    if (!meets_y[i]) CHECK(finite(y[i]));
+  for (std::size_t i = 0; i < dweight.size(); ++i)
+    if (!meets_weight[i]) CHECK(finite(dweight[i]));
+  CHECK_FALSE(std::all_of(y.begin(), y.end(), finite));
 }

@@ -5,6 +5,7 @@
 #include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/internal/nested.h"
 #include "tapestry/autograd/node.h"
+#include "tapestry/autograd/ops/compare.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
@@ -92,10 +93,19 @@ nn::ShardRows ShardedParameter::rows_of_rank(int rank) const {
 std::string ShardedParameter::path() const { return unit ? unit->path_of(name) : name; }
 
 std::size_t ShardedParameter::full_bytes(int replica) const {
-  return static_cast<std::size_t>(sizes_.numel()) * dtype_size(at(replica).shard.dtype());
+  return static_cast<std::size_t>(sizes_.numel()) * dtype_size(full_dtype(replica));
 }
 std::size_t ShardedParameter::shard_bytes(int replica) const {
   return static_cast<std::size_t>(padded_numel()) * dtype_size(at(replica).shard.dtype());
+}
+
+DType ShardedParameter::full_dtype(int replica) const {
+  const DType own = at(replica).shard.dtype();
+  return unit && is_floating(own) ? unit->options.mixed_precision.param_dtype.value_or(own) : own;
+}
+DType ShardedParameter::reduce_dtype(int replica) const {
+  const DType own = full_dtype(replica);
+  return unit && is_floating(own) ? unit->options.mixed_precision.reduce_dtype.value_or(own) : own;
 }
 
 const Tensor& ShardedParameter::read(int replica) const {
@@ -160,7 +170,7 @@ void ShardedParameter::gather(int replica, const Tensor& to) const {
   const Tensor& own = at(replica).shard;
   const Tensor gathered = empty({ranks() * padded_numel()}, {own.dtype(), device(replica)});
   groups_[static_cast<std::size_t>(replica)]
-      ->all_gather(gathered, gather_input(replica).to(device(replica)), "fsdp gather of " + path())
+      ->all_gather(gathered, padded_shard(replica).to(device(replica)), "fsdp gather of " + path())
       .wait();
   to.detach().copy_(detail::raw_view(gathered, sizes_, strides_, 0));
 }
@@ -181,17 +191,18 @@ std::string ShardedParameter::why_released(const Storage& storage) const {
                  unit->label(), "; use it there, or keep the unit full with unshard()"});
 }
 
-void ShardedParameter::make_full(Replica& r) {
+void ShardedParameter::make_full(Replica& r, DType dtype) {
   r.storage = Storage::releasable(
-      r.device, static_cast<std::size_t>(ranks() * padded_numel()) * dtype_size(r.shard.dtype()), this);
-  r.full = detail::make_tensor(r.storage, r.shard.dtype(), sizes_, strides_, 0);
+      r.device, static_cast<std::size_t>(ranks() * padded_numel()) * dtype_size(dtype), this);
+  r.full = detail::make_tensor(r.storage, dtype, sizes_, strides_, 0);
   r.hooked = false;
   r.gathered_from = nullptr;
 }
 
 void ShardedParameter::prepare(int replica) {
   Replica& r = at(replica);
-  if (!r.storage || r.full.dtype() != r.shard.dtype() || !(r.full.device() == r.device)) make_full(r);
+  const DType dtype = full_dtype(replica);
+  if (!r.storage || r.full.dtype() != dtype || !(r.full.device() == r.device)) make_full(r, dtype);
   const bool trained = r.shard.requires_grad();
   if (r.full.requires_grad() != trained) r.full.set_requires_grad(trained);
   mark_shard(r);
@@ -211,7 +222,8 @@ void ShardedParameter::prepare(int replica) {
   });
 }
 
-Tensor ShardedParameter::gather_input(int replica) const {
+// The shard with its padding, in one dimension.
+Tensor ShardedParameter::padded_shard(int replica) const {
   const Replica& r = at(replica);
   const Tensor shard = r.shard.detach();
   const bool in_order =
@@ -227,13 +239,19 @@ Tensor ShardedParameter::gather_input(int replica) const {
   return padded;
 }
 
+Tensor ShardedParameter::gather_input(int replica) const {
+  const NoGradGuard no_grad;
+  return padded_shard(replica).to(full_dtype(replica));
+}
+
 Tensor ShardedParameter::upload(int replica, const Stream& copies) const {
-  const Tensor host = gather_input(replica);
+  const Tensor host = padded_shard(replica);
   const StreamGuard guard(copies);
   const Tensor there = empty(host.sizes(), {host.dtype(), copies.device()});
   tag_memory(there, MemoryKind::parameters);
   if (host.numel() > 0) copy_async(there, host, copies);
-  return there;
+  const NoGradGuard no_grad;
+  return there.to(full_dtype(replica));
 }
 
 Tensor ShardedParameter::acquire(int replica) {
@@ -246,7 +264,7 @@ Tensor ShardedParameter::acquire(int replica) {
   r.full_version = r.storage->version();
   r.storage->acquire();
   tag_memory(r.full, MemoryKind::parameters);
-  return detail::make_tensor(Storage::part(r.storage, 0, r.storage->bytes()), r.shard.dtype(),
+  return detail::make_tensor(Storage::part(r.storage, 0, r.storage->bytes()), r.full.dtype(),
                              {ranks() * padded_numel()}, {1}, 0);
 }
 
@@ -262,7 +280,12 @@ void ShardedParameter::keep_changes(int replica) {
   const nn::ShardRows mine = rows(replica);
   const Tensor own = detail::raw_view(r.full, r.shard.sizes(), sizes_.size() == 0 ? Shape{1} : strides_,
                                       mine.first_row * row_numel_);
-  if (mine.rows > 0) r.shard.detach().copy_(own);
+  if (mine.rows > 0 && own.dtype() == r.shard.dtype()) {
+    r.shard.detach().copy_(own);
+  } else if (mine.rows > 0) {  // elements that did not change keep the digits that the full tensor has not
+    const Tensor shard = r.shard.detach(), there = shard.to(own.device());
+    shard.copy_(where(own.detach() == there.to(own.dtype()), there, own.detach().to(there.dtype())));
+  }
   r.gathered_version = r.shard.version();
   r.full_version = r.storage->version();
 }
@@ -278,20 +301,34 @@ void ShardedParameter::discard(int replica) noexcept {
 
 void ShardedParameter::drop_gradient(int replica) noexcept {
   if (at(replica).full.defined()) at(replica).full.set_grad({});
+  at(replica).unreduced = {};
+}
+
+void ShardedParameter::keep_unreduced(int replica) {
+  Replica& r = at(replica);
+  const Tensor gradient = r.full.grad();
+  if (!gradient.defined() || gradient.dtype() == reduce_dtype(replica)) return;
+  const NoGradGuard no_grad;
+  if (r.unreduced.defined()) r.unreduced.add_(gradient);
+  else r.unreduced = gradient.to(reduce_dtype(replica));
+  tag_memory(r.unreduced, MemoryKind::gradients);
+  r.full.set_grad({});
 }
 
 Tensor ShardedParameter::take_gradient(int replica) {
   Replica& r = at(replica);
   const NoGradGuard no_grad;
   const std::int64_t numel = ranks() * padded_numel();
-  const Tensor gradient = r.full.grad();
+  const DType dtype = reduce_dtype(replica);
+  if (r.unreduced.defined()) keep_unreduced(replica);
+  const Tensor gradient = r.unreduced.defined() ? std::exchange(r.unreduced, {}) : r.full.grad();
   r.full.set_grad({});
-  if (!gradient.defined()) return zeros({numel}, {r.full.dtype(), r.full.device()});
+  if (!gradient.defined()) return zeros({numel}, {dtype, r.full.device()});
   const bool in_order = strides_ == contiguous_strides(sizes_)
                             ? gradient.is_contiguous()
                             : gradient.is_contiguous(MemoryFormat::channels_last);
-  if (in_order && gradient.numel() == numel) return flat(gradient, numel);
-  const Tensor padded = empty({numel}, {gradient.dtype(), gradient.device()});
+  if (in_order && gradient.numel() == numel && gradient.dtype() == dtype) return flat(gradient, numel);
+  const Tensor padded = empty({numel}, {dtype, gradient.device()});
   tag_memory(padded, MemoryKind::gradients);
   detail::raw_view(padded, sizes_, strides_, 0).copy_(gradient);
   padded.narrow(0, sizes_.numel(), numel - sizes_.numel()).zero_();
@@ -303,6 +340,11 @@ void ShardedParameter::deliver(int replica, Tensor reduced) {
   Tensor gradient = detail::make_tensor(reduced.storage(), reduced.dtype(), r.shard.sizes(),
                                         sizes_.size() == 0 ? Shape{1} : strides_, 0);
   reduced = {};
+  if (gradient.dtype() != r.shard.dtype()) {
+    const NoGradGuard no_grad;
+    gradient = gradient.to(r.shard.dtype());
+    tag_memory(gradient, MemoryKind::gradients);
+  }
   autograd::deliver_to_leaf(r.shard, std::move(gradient));
 }
 

@@ -66,15 +66,18 @@ class ShardedParameter final : public nn::Sharding,
   std::size_t full_bytes(int replica) const;
   std::size_t shard_bytes(int replica) const;
   bool is_trained(int replica) const { return at(replica).shard.requires_grad(); }
+  /// The dtypes of the full tensor, and in which gradients are reduced (MixedPrecisionPolicy).
+  DType full_dtype(int replica) const;
+  DType reduce_dtype(int replica) const;
 
-  /// Makes the full tensor agree with the shard's dtype, device and requires_grad.
+  /// Makes the full tensor agree with full_dtype(), the shard's device and its requires_grad.
   void prepare(int replica);
   /// The full tensor: a leaf whose memory exists while the unit is full.
   const Tensor& full(int replica) const { return at(replica).full; }
-  /// The shard with its padding, in one dimension, as the input of a gather.
+  /// The shard with its padding, in one dimension and in full_dtype(), as the input of a gather.
   Tensor gather_input(int replica) const;
-  /// A copy of gather_input() on the GPU that `copies` belongs to. The copy runs on that stream, which owns
-  /// the result.
+  /// A copy of gather_input() on the GPU that `copies` belongs to. Copy and cast run on that stream, which
+  /// owns the result.
   Tensor upload(int replica, const Stream& copies) const;
   /// Allocates the memory of the full tensor, and returns it with the padding of all ranks, in one dimension,
   /// as the output of a gather. It has a version counter of its own: a gather does not count as a change of
@@ -92,12 +95,18 @@ class ShardedParameter final : public nn::Sharding,
   void discard(int replica) noexcept;
 
   /// True if backward passes have left a gradient on the full tensor.
-  bool has_gradient(int replica) const { return at(replica).full.grad().defined(); }
+  bool has_gradient(int replica) const {
+    return at(replica).full.grad().defined() || at(replica).unreduced.defined();
+  }
+  /// If gradients are reduced in another dtype than the full tensor's, adds the full tensor's gradient to a
+  /// sum in that dtype: the sum of many passes in bf16 would lose their last digits.
+  void keep_unreduced(int replica);
   void drop_gradient(int replica) noexcept;
-  /// Takes the full tensor's gradient as the input of a reduce-scatter, in one dimension with padding. Zeros
-  /// if there is none.
+  /// Takes the full tensor's gradient as the input of a reduce-scatter, in one dimension with padding and in
+  /// reduce_dtype(). Zeros if there is none.
   Tensor take_gradient(int replica);
-  /// Gives this rank's part of a reduced gradient to the shard. Pass the only reference.
+  /// Gives this rank's part of a reduced gradient to the shard, in the shard's dtype. Pass the only
+  /// reference.
   void deliver(int replica, Tensor reduced);
 
  private:
@@ -107,6 +116,7 @@ class ShardedParameter final : public nn::Sharding,
     Tensor padded;       // the memory of the shard with its padding; undefined if set_shard() replaced it
     StorageRef storage;  // of the full tensor, with the padding of all ranks
     Tensor full;
+    Tensor unreduced;                     // see keep_unreduced()
     bool hooked = false;                  // the hooks on `full` are registered
     const void* gathered_from = nullptr;  // the shard that was gathered last, and its version
     std::uint32_t gathered_version = 0;
@@ -115,9 +125,10 @@ class ShardedParameter final : public nn::Sharding,
   Replica& at(int replica) { return replicas_[static_cast<std::size_t>(replica)]; }
   const Replica& at(int replica) const { return replicas_[static_cast<std::size_t>(replica)]; }
   Shape shard_sizes(int rank) const;
-  void make_full(Replica& r);
+  void make_full(Replica& r, DType dtype);
   void mark_shard(Replica& r) const;
   Tensor empty_shard(Device device, DType dtype) const;
+  Tensor padded_shard(int replica) const;
 
   const bool offload_;
   std::vector<std::shared_ptr<ProcessGroup>> groups_;

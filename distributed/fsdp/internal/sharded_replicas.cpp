@@ -47,7 +47,8 @@ ShardedReplicas::ShardedReplicas(nn::Module& model, std::vector<Device> on,
   const FsdpOptions options{.reshard_after_forward = o.reshard_after_forward,
                             .max_full_units = o.max_full_units,
                             .device = devices[0],
-                            .offload = o.offload};
+                            .offload = o.offload,
+                            .mixed_precision = o.mixed_precision};
   groups_ = make_replica_groups(devices, o.backend, {});
   for (nn::Module* unit : units) {
     const std::string wrong = why_not_shardable(*unit, options, groups_, devices);

@@ -294,6 +294,11 @@ void ShardedUnit::post_scatter(int replica) {
   ++s.report.scatters;
 }
 
+void ShardedUnit::set_unreduced(int replica) {
+  at(replica).unreduced = true;
+  for (const Member& m : members_) m.parameter->keep_unreduced(replica);
+}
+
 void ShardedUnit::finish_scatter(int replica) {
   State& s = at(replica);
   if (!s.scattering) return;

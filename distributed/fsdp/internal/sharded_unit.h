@@ -89,7 +89,7 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   void drop_gradients(int replica) noexcept;
   /// True if passes under no_sync() left gradients on the full parameters.
   bool has_unreduced(int replica) const { return at(replica).unreduced; }
-  void set_unreduced(int replica) { at(replica).unreduced = true; }
+  void set_unreduced(int replica);
 
   FsdpUnitReport report(int replica) const;
   void reset_report();
