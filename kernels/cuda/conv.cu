@@ -1,4 +1,5 @@
 #include "tapestry/kernels/cuda/conv.cuh"
+#include "tapestry/kernels/cuda/conv_f32.h"
 #include "tapestry/kernels/cuda/vendor/conv.h"
 
 namespace tapestry::kernels::cuda {
@@ -19,14 +20,11 @@ const bool filled = [] {
                             &conv_by_policy<float, Conv2dBackwardInputArgs, &backward_input>);
   conv2d_backward_weight.set(kDevice, DType::f32,
                              &conv_by_policy<float, Conv2dBackwardWeightArgs, &backward_weight>);
-  // Only cuDNN computes these.
-  for_types<BFloat16, Half>([]<class T>() {
-    conv2d.set(kDevice, dtype_of<T>, &conv_by_policy<T, Conv2dArgs, nullptr>);
-    conv2d_backward_input.set(kDevice, dtype_of<T>, &conv_by_policy<T, Conv2dBackwardInputArgs, nullptr>);
-    conv2d_backward_weight.set(kDevice, dtype_of<T>, &conv_by_policy<T, Conv2dBackwardWeightArgs, nullptr>);
-  });
   return true;
 }();
 
 }  // namespace
+
+const ConvInF32 kConvInF32{&forward, &backward_input, &backward_weight};
+
 }  // namespace tapestry::kernels::cuda

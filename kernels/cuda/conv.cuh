@@ -15,14 +15,6 @@ namespace conv {
 
 inline bool is_depthwise(const Conv2dShape& s) { return s.groups == s.c && s.groups > 1; }
 
-/// Checks that the kernels' 32-bit indices suffice for one image and for the weight. The batch may be larger,
-/// because launches are split along it.
-inline void check_sizes(const Conv2dShape& s) {
-  checked_u31("an image", s.h * s.w);
-  checked_u31("an image", s.p * s.q);
-  checked_u31("a weight", s.k * (s.c / s.groups) * s.r * s.s);
-}
-
 }  // namespace conv
 
 template <class = void>

@@ -23,23 +23,6 @@ struct GatherLaunch {
   float floor;
 };
 
-/// The top left corner of a pixel's window in the input. Coordinates are unsigned 32-bit numbers, so one
-/// comparison tests both bounds. Padding and dilation are below 2^31, therefore no coordinate outside wraps
-/// to one inside.
-struct PixelPlace {
-  std::int64_t at;  // offset of the first tap, which may lie outside the image
-  unsigned h, w;
-  __device__ PixelPlace(const GatherPlan& p, const PixelClass& c, unsigned pixel) {
-    pixel = pixel < c.pixels ? pixel : c.pixels - 1;
-    const unsigned line = c.width.divide(pixel), j = pixel - line * c.width.value;
-    const unsigned n = c.height.divide(line), i = line - n * c.height.value;
-    const std::int64_t y = i * p.stride_h + c.origin_h, x = j * p.stride_w + c.origin_w;
-    at = n * p.in.n + y * p.in.h + x * p.in.w;
-    h = static_cast<unsigned>(y);
-    w = static_cast<unsigned>(x);
-  }
-};
-
 /// Loads tiles of A (the input elements under each pixel's window) from an input whose channels are
 /// contiguous and whose number of channels per group is a multiple of 4. A thread loads the same 4 channels
 /// of kCount pixels. Window corners are needed only when the tap changes, so they live in shared memory
@@ -230,13 +213,6 @@ __device__ __forceinline__ void store_pixels(const GatherPlan& p, const PixelCla
     }
   }
 }
-
-/// Values that are uniform over the block. They live in shared memory because the mainloop needs all
-/// registers.
-struct GatherBlock {
-  PixelClass c;
-  unsigned group, first_pixel, first_line;
-};
 
 /// The gather kernel: computes `out`, or the partial sums of each k split. Grid (pixel tiles x groups x line
 /// tiles, classes, k splits). Consecutive blocks share their pixels, and find the weight in L2.

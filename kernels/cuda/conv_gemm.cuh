@@ -206,19 +206,19 @@ class DenseSteps {
 
 inline constexpr int kSumThreads = 256;
 
-/// The split-K reduction. For each output i it adds parts[part][target.from(i)] over all parts and calls
-/// target(i, sum). The block is (256 / y, y): y threads share an output, and each adds every y-th part. Then
-/// the y sums are added. Both orders are fixed, so the result is deterministic.
+/// The split-K reduction. For each output i < size it adds parts[part * pitch + target.from(i)] over all
+/// parts and calls target(i, sum). The block is (256 / y, y): y threads share an output, and each adds every
+/// y-th part. Then the y sums are added. Both orders are fixed, so the result is deterministic.
 template <class Target>
 __global__ void __launch_bounds__(kSumThreads)
-    sum_parts(const float* parts, unsigned count, unsigned size, Target target) {
+    sum_parts(const float* parts, unsigned count, unsigned size, std::int64_t pitch, Target target) {
   SHARED(float, sums, [kSumThreads]);
   const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
   float sum = 0;
   if (i < size) {
     const unsigned from = target.from(i);
     UNROLL for (unsigned part = threadIdx.y; part < count; part += blockDim.y) sum +=
-        parts[static_cast<std::int64_t>(part) * size + from];
+        parts[part * pitch + from];
   }
   if (blockDim.y > 1) {
     sums[threadIdx.y * blockDim.x + threadIdx.x] = sum;
@@ -231,11 +231,11 @@ __global__ void __launch_bounds__(kSumThreads)
 
 template <class Target>
 void launch_sum_parts(const float* parts, std::int64_t count, std::int64_t size, const Target& target,
-                      cudaStream_t stream) {
+                      cudaStream_t stream, std::int64_t pitch = 0) {
   const unsigned across = count <= 8 ? kSumThreads : kSumThreads / 8;
   launch(&sum_parts<Target>, static_cast<unsigned>((size + across - 1) / across),
          {across, kSumThreads / across}, 0, stream, parts, static_cast<unsigned>(count),
-         static_cast<unsigned>(size), target);
+         static_cast<unsigned>(size), pitch ? pitch : size, target);
 }
 
 /// The lower bound of the epilogue: 0 for ReLU, else -infinity. Without ReLU, max with -infinity replaces a

@@ -124,6 +124,14 @@ inline unsigned checked_u31(const char* what, std::int64_t count) {
   return static_cast<unsigned>(count);
 }
 
+/// Checks that the kernels' 32-bit indices suffice for one image and for the weight. The batch may be larger,
+/// because launches are split along it.
+inline void check_sizes(const Conv2dShape& s) {
+  checked_u31("an image", s.h * s.w);
+  checked_u31("an image", s.p * s.q);
+  checked_u31("a weight", s.k * (s.c / s.groups) * s.r * s.s);
+}
+
 inline void add_class(GatherClasses& g, const Conv2dShape& s, const AxisClass& h, const AxisClass& w,
                       std::int64_t channels) {
   PixelClass c{};
@@ -197,6 +205,96 @@ inline bool covers(const GatherClasses& g, std::int64_t image) {
   return image == 0;
 }
 
+/// The top left corner of a pixel's window in the input. Coordinates are unsigned 32-bit numbers, so one
+/// comparison tests both bounds. Padding and dilation are below 2^31, therefore no coordinate outside wraps
+/// to one inside.
+struct PixelPlace {
+  std::int64_t at;  // offset of the first tap, which may lie outside the image
+  unsigned h, w;
+  __device__ PixelPlace(const GatherPlan& p, const PixelClass& c, unsigned pixel) {
+    pixel = pixel < c.pixels ? pixel : c.pixels - 1;
+    const unsigned line = c.width.divide(pixel), j = pixel - line * c.width.value;
+    const unsigned n = c.height.divide(line), i = line - n * c.height.value;
+    const std::int64_t y = i * p.stride_h + c.origin_h, x = j * p.stride_w + c.origin_w;
+    at = n * p.in.n + y * p.in.h + x * p.in.w;
+    h = static_cast<unsigned>(y);
+    w = static_cast<unsigned>(x);
+  }
+};
+
+/// Values that are uniform over the block. They live in shared memory because the mainloop needs all
+/// registers.
+struct GatherBlock {
+  PixelClass c;
+  unsigned group, first_pixel, first_line;
+};
+
+// ---- the weight gradient
+
+struct WeightPlan {
+  unsigned pixels;      // pixels of dy in all images: the depth of the GEMM
+  unsigned rows, cols;  // rows and columns of the GEMM per group
+  unsigned in_h, in_w;
+  Divisor height, width, image;  // sizes of dy; image: pixels per image
+  Divisor channels, window_w;    // channels: channels of x per group
+  Divisor groups, col_tiles;
+  ImageStrides in, out;
+  std::int64_t stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
+  bool plain;  // 1 x 1 window, stride 1, no padding: x and dy have the same pixels
+};
+
+/// Offset of a column's tap and channel in x, relative to the position (i stride_h, j stride_w) of a pixel
+/// (i, j) of dy.
+struct alignas(16) ColumnEntry {
+  std::int64_t at;
+  unsigned h, w;
+  /// Returns the ColumnEntry of `column`, the first of `count` contiguous columns. Columns past the end are
+  /// clamped.
+  __device__ static ColumnEntry of(const WeightPlan& p, unsigned column, unsigned count) {
+    column = column < p.cols ? column : p.cols - count;
+    const unsigned tap = p.channels.divide(column), a = p.window_w.divide(tap);
+    const std::int64_t y = a * p.dilation_h - p.padding_h;
+    const std::int64_t x = (tap - a * p.window_w.value) * p.dilation_w - p.padding_w;
+    return {y * p.in.h + x * p.in.w + (column - tap * p.channels.value) * p.in.c, static_cast<unsigned>(y),
+            static_cast<unsigned>(x)};
+  }
+};
+/// A pixel (i, j) of dy and the position (i stride_h, j stride_w) in x.
+struct PixelInX {
+  std::int64_t at;
+  unsigned h, w;
+  __device__ PixelInX(const WeightPlan& p, unsigned pixel) {
+    const unsigned row = p.width.divide(pixel), j = pixel - row * p.width.value;
+    const unsigned n = p.height.divide(row), i = row - n * p.height.value;
+    const std::int64_t y = i * p.stride_h, x = j * p.stride_w;
+    at = n * p.in.n + y * p.in.h + x * p.in.w;
+    h = static_cast<unsigned>(y);
+    w = static_cast<unsigned>(x);
+  }
+};
+
+/// Values that are uniform over the block. They live in shared memory because the mainloop needs all
+/// registers.
+struct WeightBlock {
+  unsigned group, first_row, first_col;
+};
+
+inline WeightPlan weight_plan(const Conv2dShape& s) {
+  WeightPlan p{};
+  p.rows = static_cast<unsigned>(s.k / s.groups);
+  p.cols = static_cast<unsigned>(s.c / s.groups * s.r * s.s);
+  p.in_h = static_cast<unsigned>(s.h), p.in_w = static_cast<unsigned>(s.w);
+  p.height = divisor(s.p), p.width = divisor(s.q), p.image = divisor(s.p * s.q);
+  p.channels = divisor(s.c / s.groups), p.window_w = divisor(s.s), p.groups = divisor(s.groups);
+  p.in = input_strides(s), p.out = output_strides(s);
+  p.stride_h = s.stride_h, p.stride_w = s.stride_w;
+  p.padding_h = s.padding_h, p.padding_w = s.padding_w;
+  p.dilation_h = s.dilation_h, p.dilation_w = s.dilation_w;
+  p.plain =
+      s.r == 1 && s.s == 1 && s.stride_h == 1 && s.stride_w == 1 && s.padding_h == 0 && s.padding_w == 0;
+  return p;
+}
+
 // ---- the packed weight: per class and group a matrix with rows (tap, channel) and lines padded to a
 // multiple of 4
 
@@ -248,8 +346,9 @@ inline std::int64_t place_weights(GatherClasses& g, std::int64_t groups, std::in
   return at;
 }
 
-inline void launch_pack(const GatherClasses& g, PackPlan p, std::int64_t groups, const float* weight,
-                        float* packed, cudaStream_t stream) {
+template <class = void>
+void launch_pack(const GatherClasses& g, PackPlan p, std::int64_t groups, const float* weight, float* packed,
+                 cudaStream_t stream) {
   const std::int64_t count = groups * p.channels.value * p.padded.value;
   for (std::size_t first = 0; first < g.taps.size(); first += kMaxClasses) {
     p.count = static_cast<int>(std::min<std::size_t>(kMaxClasses, g.taps.size() - first));

@@ -10,48 +10,6 @@
 
 namespace tapestry::kernels::cuda::conv {
 
-struct WeightPlan {
-  unsigned pixels;      // pixels of dy in all images: the depth of the GEMM
-  unsigned rows, cols;  // rows and columns of the GEMM per group
-  unsigned in_h, in_w;
-  Divisor height, width, image;  // sizes of dy; image: pixels per image
-  Divisor channels, window_w;    // channels: channels of x per group
-  Divisor groups, col_tiles;
-  ImageStrides in, out;
-  std::int64_t stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
-  bool plain;  // 1 x 1 window, stride 1, no padding: x and dy have the same pixels
-};
-
-/// Offset of a column's tap and channel in x, relative to the position (i stride_h, j stride_w) of a pixel
-/// (i, j) of dy.
-struct alignas(16) ColumnEntry {
-  std::int64_t at;
-  unsigned h, w;
-  /// Returns the ColumnEntry of `column`, the first of `count` contiguous columns. Columns past the end are
-  /// clamped.
-  __device__ static ColumnEntry of(const WeightPlan& p, unsigned column, unsigned count) {
-    column = column < p.cols ? column : p.cols - count;
-    const unsigned tap = p.channels.divide(column), a = p.window_w.divide(tap);
-    const std::int64_t y = a * p.dilation_h - p.padding_h;
-    const std::int64_t x = (tap - a * p.window_w.value) * p.dilation_w - p.padding_w;
-    return {y * p.in.h + x * p.in.w + (column - tap * p.channels.value) * p.in.c, static_cast<unsigned>(y),
-            static_cast<unsigned>(x)};
-  }
-};
-/// A pixel (i, j) of dy and the position (i stride_h, j stride_w) in x.
-struct PixelInX {
-  std::int64_t at;
-  unsigned h, w;
-  __device__ PixelInX(const WeightPlan& p, unsigned pixel) {
-    const unsigned row = p.width.divide(pixel), j = pixel - row * p.width.value;
-    const unsigned n = p.height.divide(row), i = row - n * p.height.value;
-    const std::int64_t y = i * p.stride_h, x = j * p.stride_w;
-    at = n * p.in.n + y * p.in.h + x * p.in.w;
-    h = static_cast<unsigned>(y);
-    w = static_cast<unsigned>(x);
-  }
-};
-
 /// Loads tiles of B (the elements of x under the window of each pixel of dy) if the channels of x are
 /// contiguous and their number per group is a multiple of 4. A thread loads the same 4 columns of every
 /// kStep-th pixel.
@@ -163,12 +121,6 @@ __device__ __forceinline__ Output output_loader(const WeightPlan& p, const float
   else return Output(p, from, first_row, first_step);
 }
 
-/// Values that are uniform over the block. They live in shared memory because the mainloop needs all
-/// registers.
-struct WeightBlock {
-  unsigned group, first_row, first_col;
-};
-
 /// Computes the partial weight gradients of all splits. Grid (row tiles x groups x column tiles, 1, splits).
 /// The output `parts` is (split; channel of y; tap, channel of x).
 template <class Tile, template <int, int> class Output, template <int, int> class Input>
@@ -223,22 +175,6 @@ struct WeightTarget {
   }
   __device__ void operator()(unsigned i, float sum) const { weight[i] = sum; }
 };
-
-inline WeightPlan weight_plan(const Conv2dShape& s) {
-  WeightPlan p{};
-  p.rows = static_cast<unsigned>(s.k / s.groups);
-  p.cols = static_cast<unsigned>(s.c / s.groups * s.r * s.s);
-  p.in_h = static_cast<unsigned>(s.h), p.in_w = static_cast<unsigned>(s.w);
-  p.height = divisor(s.p), p.width = divisor(s.q), p.image = divisor(s.p * s.q);
-  p.channels = divisor(s.c / s.groups), p.window_w = divisor(s.s), p.groups = divisor(s.groups);
-  p.in = input_strides(s), p.out = output_strides(s);
-  p.stride_h = s.stride_h, p.stride_w = s.stride_w;
-  p.padding_h = s.padding_h, p.padding_w = s.padding_w;
-  p.dilation_h = s.dilation_h, p.dilation_w = s.dilation_w;
-  p.plain =
-      s.r == 1 && s.s == 1 && s.stride_h == 1 && s.stride_w == 1 && s.padding_h == 0 && s.padding_w == 0;
-  return p;
-}
 
 inline void launch_weight_tiles(const Conv2dShape& s, const float* dy, const float* x, float* dweight,
                                 Tuning tuning, const LaunchContext& context) {

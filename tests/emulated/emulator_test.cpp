@@ -128,6 +128,11 @@ __global__ void zero_fill(float* out, const float* x) {
 }
 
 template <class = void>
+__global__ void static_and_dynamic() {
+  SHARED(float, held, [16]);
+  held[threadIdx.x % 16] = 0;
+}
+template <class = void>
 __global__ void idle() {}
 
 }  // namespace emulated
@@ -274,6 +279,9 @@ TEST_CASE("launches that a GPU refuses throw an Error with the kernel's name") {
   std::vector<unsigned> out(2);
   CHECK_THROWS_WITH(launch(&poison<>, 1, 1, 0, nullptr, out.data()),
                     ContainsSubstring("no dynamic shared memory"));
+  CHECK_THROWS_WITH(launch(&static_and_dynamic<>, 1, 1, 48 * 1024, nullptr),
+                    ContainsSubstring("static and dynamic shared memory together"));
+  CHECK_NOTHROW(launch(&static_and_dynamic<>, 1, 1, 48 * 1024 + 16, nullptr));
 }
 
 TEST_CASE("launches are recorded with the kernel's mangled name and sizes") {

@@ -225,7 +225,7 @@ const Plant kPlants[] = {
     {"a copy into the wrong stage", &run_ring<TileBug::wrong_stage>, true, 3},
     {"copies of other threads without a barrier", &run_ring<TileBug::copies_of_others>, true, 3, nullptr,
      nullptr, true},
-    {"an asynchronous copy from a misaligned address", &run_ring<TileBug::none, 1>, false, 0, nullptr,
+    {"an asynchronous copy from a misaligned address", &run_ring<TileBug::none, 1>, true, 3, nullptr,
      "misaligned address", false, true},
     {"no fence before the counter of finished blocks", &run_sum_of_blocks<TileBug::no_fence>, false, 0,
      nullptr, nullptr, true},

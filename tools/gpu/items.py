@@ -108,8 +108,10 @@ def operations():
         for rows, outputs, inputs in GPT2:
             yield Item(f"linear_gelu@{policy} bf16 {rows} {outputs} {inputs}", goal,
                        mean_of=f"linear_gelu@{policy} bf16")
-    # Convolutions in bf16 have no own kernel, so only cuDNN computes them. In f32 a few layers show the policies.
-    for dtype, policy, goals, layers in (("bf16", "auto", (None, 1.0, None), RESNET50),
+    # In f32 a few layers show the policies.
+    for dtype, policy, goals, layers in (("bf16", "custom", (.60, .60, .60), RESNET50),
+                                         ("bf16", "vendor", (None,) * 3, RESNET50),
+                                         ("bf16", "auto", (None, 1.0, None), RESNET50),
                                          ("f32", "custom", (.85, 1.0, .85), RESNET50),
                                          ("f32", "vendor", (None,) * 3, RESNET50[1:4]),
                                          ("f32", "auto", (None,) * 3, RESNET50[1:4])):

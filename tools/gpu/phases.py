@@ -42,7 +42,8 @@ SANITIZED = ["copy f32 5001", "add f32 5001", "gelu bf16 5001", "softmax f32 7 1
              "attention@custom bf16 1 2 150 64", "attention_backward@custom bf16 1 2 70 128",
              "attention_backward@custom bf16 1 1 33 17",
              "conv2d@custom f32 2 8 9 9 12 3 1 1", "conv2d_bias_relu@custom f32 2 8 9 9 12 3 2 1",
-             "conv2d_backward@custom f32 2 8 9 9 12 3 1 1"]
+             "conv2d_backward@custom f32 2 8 9 9 12 3 1 1", "conv2d@custom bf16 2 16 12 12 24 3 1 1",
+             "conv2d_bias_relu@custom bf16 2 3 17 17 72 7 2 3", "conv2d_backward@custom bf16 2 16 12 12 72 3 2 1"]
 
 # The programs that the phases need. All others, above all the emulator's tests, would only cost time on a machine with
 # a GPU.

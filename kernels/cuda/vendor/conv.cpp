@@ -2,10 +2,8 @@
 
 #include <string>
 
-#include "tapestry/core/error.h"
 #include "tapestry/kernels/cuda/vendor/cudnn_conv.h"
 #include "tapestry/kernels/cuda/vendor/cudnn_session.h"
-#include "tapestry/kernels/ops/reduce.h"
 #include "tapestry/kernels/policy.h"
 
 namespace tapestry::kernels::cuda {
@@ -59,29 +57,16 @@ std::string key_of(const cudnn::ConvCall& call, bool with_dbias) {
   return key;
 }
 
-/// dbias[k] = sum of dy over images and pixels, by the own kernel of reductions.
-void bias_gradient(const LaunchContext& context, DType dtype, const Conv2dBackwardWeightArgs& a) {
-  const Conv2dShape& s = a.shape;
-  const TensorOptions only_sizes{dtype, Device{DeviceType::meta, 0}};
-  Reduction r = s.channels_last ? Reduction(empty({s.n * s.p * s.q, s.k}, only_sizes), 0b1, Tensor())
-                                : Reduction(empty({s.n, s.k, s.p * s.q}, only_sizes), 0b101, Tensor());
-  r.x = a.dy;
-  r.out = a.dbias;
-  sum(context.device, dtype, {r, 1.0});
-}
-
 std::int64_t count_x(const Conv2dShape& s) { return s.n * s.c * s.h * s.w; }
 std::int64_t count_y(const Conv2dShape& s) { return s.n * s.k * s.p * s.q; }
 std::int64_t count_weight(const Conv2dShape& s) { return s.k * (s.c / s.groups) * s.r * s.s; }
 
-// What the three slots differ in: the arguments with scratch memory for outputs, what cuDNN leaves to own
-// kernels, and the name of the slot.
+// What the three slots differ in: what cuDNN computes, and the arguments with scratch memory for outputs.
 struct Forward {
   using Args = Conv2dArgs;
-  static constexpr const char* kSlot = "conv2d";
   static bool with_dbias(const Args&) { return false; }
-  static std::string why_not(const Args&, DType) { return {}; }
-  static void run(const LaunchContext& context, DType dtype, const Args& a, const cudnn::EngineRules& rules) {
+  static void run(const LaunchContext& context, DType dtype, const Args& a, const cudnn::EngineRules& rules,
+                  OwnConv<Args>) {
     cudnn::run(context, cudnn::call_of(a, dtype), rules);
   }
   struct Scratch {
@@ -96,10 +81,9 @@ struct Forward {
 
 struct BackwardInput {
   using Args = Conv2dBackwardInputArgs;
-  static constexpr const char* kSlot = "conv2d_backward_input";
   static bool with_dbias(const Args&) { return false; }
-  static std::string why_not(const Args&, DType) { return {}; }
-  static void run(const LaunchContext& context, DType dtype, const Args& a, const cudnn::EngineRules& rules) {
+  static void run(const LaunchContext& context, DType dtype, const Args& a, const cudnn::EngineRules& rules,
+                  OwnConv<Args>) {
     cudnn::run(context, cudnn::call_of(a, dtype), rules);
   }
   struct Scratch {
@@ -114,16 +98,14 @@ struct BackwardInput {
 
 struct BackwardWeight {
   using Args = Conv2dBackwardWeightArgs;
-  static constexpr const char* kSlot = "conv2d_backward_weight";
   static bool with_dbias(const Args& a) { return static_cast<bool>(a.dbias); }
-  static std::string why_not(const Args& a, DType dtype) {
-    if (a.dbias && !sum.has(DeviceType::cuda, dtype))
-      return concat({"there is no kernel for the gradient of the bias in ", dtype});
-    return {};
-  }
-  static void run(const LaunchContext& context, DType dtype, const Args& a, const cudnn::EngineRules& rules) {
+  static void run(const LaunchContext& context, DType dtype, const Args& a, const cudnn::EngineRules& rules,
+                  OwnConv<Args> own) {
     cudnn::run(context, cudnn::call_of(a, dtype), rules);
-    if (a.dbias) bias_gradient(context, dtype, a);
+    if (!a.dbias) return;
+    Args only_bias = a;
+    only_bias.dweight = nullptr;
+    own(context, only_bias);
   }
   struct Scratch {
     Tensor dweight, dbias;
@@ -141,21 +123,16 @@ struct BackwardWeight {
 template <class Slot>
 void choose_for(const LaunchContext& context, DType dtype, const typename Slot::Args& args,
                 OwnConv<typename Slot::Args> own) {
-  if (own && policy_of(conv_choice) == KernelPolicy::custom) return own(context, args);
+  if (policy_of(conv_choice) == KernelPolicy::custom) return own(context, args);
   const cudnn::ConvCall call = cudnn::call_of(args, dtype);
   const cudnn::EngineRules rules = rules_for(dtype);
-  std::string why_not = Slot::why_not(args, dtype);
-  if (why_not.empty()) why_not = cudnn::why_not(context, call, rules);
-  if (!own && !why_not.empty())
-    fail<MissingKernelError>("[", Slot::kSlot, "] there is no cuda kernel for ", dtype,
-                             "; convert with .to() to f32, or let cuDNN compute it, which cannot: ", why_not);
+  const std::string why_not = cudnn::why_not(context, call, rules);
   const std::string version = why_not.empty() ? cudnn::version() : "";
-  const Candidate candidates[] = {
-      {.name = "tapestry", .why_not = own ? "" : "there is no own kernel for this dtype"},
-      {.name = "cuDNN", .version = version, .vendor = true, .why_not = why_not}};
+  const Candidate candidates[] = {{.name = "tapestry"},
+                                  {.name = "cuDNN", .version = version, .vendor = true, .why_not = why_not}};
   const auto run = [&](std::size_t i, const typename Slot::Args& a) {
     if (i == 0) own(context, a);
-    else Slot::run(context, dtype, a, rules);
+    else Slot::run(context, dtype, a, rules, own);
   };
   const std::size_t chosen = choose(
       conv_choice, context, candidates, [&] { return key_of(call, Slot::with_dbias(args)); },
@@ -177,11 +154,7 @@ void choose_conv(const LaunchContext& context, DType dtype, const Conv2dBackward
 }
 void choose_conv(const LaunchContext& context, DType dtype, const Conv2dBackwardWeightArgs& a,
                  OwnConv<Conv2dBackwardWeightArgs> own) {
-  if (!a.dweight) {  // nothing for cuDNN to do
-    if (own) return own(context, a);
-    if (a.dbias) bias_gradient(context, dtype, a);
-    return;
-  }
+  if (!a.dweight) return own(context, a);  // nothing for cuDNN to do
   choose_for<BackwardWeight>(context, dtype, a, own);
 }
 

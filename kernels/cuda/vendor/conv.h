@@ -7,13 +7,12 @@ namespace tapestry::kernels::cuda {
 template <class Args>
 using OwnConv = void (*)(const LaunchContext&, const Args&);
 
-/// Computes by `own` or by cuDNN. `own` is null for dtypes that have no own kernel. Under deterministic
-/// algorithms cuDNN uses only its deterministic engines, and without allow_tf32_convolution() only those that
-/// do not round f32 to TF32.
+/// Computes by `own` or by cuDNN. Under deterministic algorithms cuDNN uses only its deterministic engines,
+/// and without allow_tf32_convolution() only those that do not round f32 to TF32.
 void choose_conv(const LaunchContext& context, DType dtype, const Conv2dArgs& args, OwnConv<Conv2dArgs> own);
 void choose_conv(const LaunchContext& context, DType dtype, const Conv2dBackwardInputArgs& args,
                  OwnConv<Conv2dBackwardInputArgs> own);
-/// cuDNN computes dweight, and the slot `sum` computes dbias.
+/// cuDNN computes dweight alone; `own` computes dbias, which it must be able to do without dweight and x.
 void choose_conv(const LaunchContext& context, DType dtype, const Conv2dBackwardWeightArgs& args,
                  OwnConv<Conv2dBackwardWeightArgs> own);
 

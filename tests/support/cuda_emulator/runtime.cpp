@@ -450,6 +450,10 @@ void* shared_array(const void* declaration, std::size_t bytes, std::size_t align
   m.static_bytes += bytes;
   if (m.static_bytes > kMaxStaticShared)
     fail("more than 48 KiB of static shared memory", Location::current());
+  // launch() raises the limit of 48 KiB, which covers both, only for more dynamic shared memory than that.
+  if (m.dynamic_bytes <= kMaxStaticShared && m.static_bytes + m.dynamic_bytes > kMaxStaticShared)
+    fail("more than 48 KiB of static and dynamic shared memory together, without a raised limit",
+         Location::current());
   if (m.static_bytes + m.dynamic_bytes > kMaxShared)
     fail("more than 227 KiB of shared memory", Location::current());
   if (m.array_count == kMaxArrays)
@@ -553,6 +557,11 @@ void fence() {
 
 void begin_copy(const AsyncCopy& copy, const Location& where) {
   CopyQueue& q = m.self->copies;
+  const auto misaligned = [&](const void* p) {
+    return reinterpret_cast<std::uintptr_t>(p) % copy.bytes != 0;
+  };
+  if (misaligned(copy.to) || misaligned(copy.from))
+    fail("an asynchronous copy from or to a misaligned address", where);
   if (q.end - q.first == kMaxCopies)
     fail("more asynchronous copies at once than the emulator has room for", where);
   q.copies[q.end % kMaxCopies] = copy;
