@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 BLOCK = 1 << 22
 SAMPLES = 256
 CHUNKS = 64
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 class Spec:
