@@ -22,7 +22,7 @@
 
 namespace tapestry::kernels::cuda {
 
-/// 255 registers per thread, 16 to 32 of them for elements on their way, and 64 KiB of shared memory: one
+/// Up to 255 registers per thread, 32 of them for elements on their way, and 64 KiB of shared memory: one
 /// block per SM.
 struct RaggedLargeTile {
   static constexpr int kM = 128, kN = 128, kDepth = 32, kWarpsM = 2, kWarpsN = 4, kThreads = 256, kBlocks = 1;

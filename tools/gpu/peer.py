@@ -95,6 +95,12 @@ def copy(s):
     return Work(lambda: y.copy_(x))
 
 
+def transpose(s):
+    x = random(s, (s[0], s[1]), 1)
+    y = torch.empty((s[1], s[0]), dtype=x.dtype, device=x.device)
+    return Work(lambda: y.copy_(x.t()))
+
+
 def add(s):
     a, b = random(s, (s[0],), 1), random(s, (s[0],), 2)
     return Work(lambda: a + b)
@@ -394,7 +400,7 @@ def step_gpt2_block(s):
     return train(s, Gpt2Block(), torch.optim.AdamW, random(s, sizes, 1), lambda y: F.mse_loss(y, target), lr=1e-3)
 
 
-WORKS = {f.__name__: f for f in (copy, add, gelu, softmax, layer_norm, layer_norm_backward, batch_norm_backward,
+WORKS = {f.__name__: f for f in (copy, transpose, add, gelu, softmax, layer_norm, layer_norm_backward, batch_norm_backward,
                                  cross_entropy, cross_entropy_backward, adamw, linear, linear_gelu, linear_backward, attention,
                                  attention_backward, conv2d, conv2d_bias_relu, conv2d_backward, eager_mul,
                                  eager_mul_backward, step_mlp, step_cnn, step_resnet18, step_gpt2_block)}
