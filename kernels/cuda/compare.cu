@@ -16,7 +16,7 @@ void register_comparisons(DType t = dtype_of<T>) {
 }
 
 const bool filled = [] {
-  for_types<float, BFloat16, std::int64_t, std::int32_t, std::uint8_t>(
+  for_types<float, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t>(
       []<class T>() { register_comparisons<T>(); });
   register_comparisons<std::uint8_t>(DType::boolean);
   register_pointwise<IsNan>();

@@ -4,6 +4,7 @@
 // number of kernels.
 #include "tapestry/core/error.h"
 #include "tapestry/kernels/convert.h"
+#include "tapestry/kernels/cuda/copy_transposed.cuh"
 #include "tapestry/kernels/cuda/map.cuh"
 #include "tapestry/kernels/ops/copy.h"
 
@@ -35,16 +36,27 @@ using Bits =
                        std::conditional_t<sizeof(T) == 4, std::uint32_t,
                                           std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint8_t>>>;
 
+/// Copies elements without a conversion. T is an integer type of their size.
+template <class T>
+void copy_bits(const Elementwise<2>& e, cudaStream_t stream) {
+  if (e.numel == 0 || !transpose_dims(e)) return map<T, T>(e, Same{}, stream);
+  for_parts(e, std::int64_t{0x7fffffff}, [&](const Elementwise<2>& part) {
+    // A part has a shorter first dimension, which may be too short for tiles.
+    if (const TransposeDims dims = transpose_dims(part)) launch_copy_transposed<T>(part, dims, stream);
+    else map<T, T>(part, Same{}, stream);
+  });
+}
+
 template <class To, class From>
 void copy_from(const Elementwise<2>& e, cudaStream_t stream) {
-  if constexpr (std::is_same_v<To, From>) map<Bits<To>, Bits<To>>(e, Same{}, stream);
+  if constexpr (std::is_same_v<To, From>) copy_bits<Bits<To>>(e, stream);
   else map<To, From>(e, Convert<To>{}, stream);
 }
 
 /// Computes out = x, where To or the dtype of x is only stored.
 template <class To>
 void launch_stored_copy(const Elementwise<2>& e, cudaStream_t stream) {
-  if (e.dtypes[1] == dtype_of<To>) return map<Bits<To>, Bits<To>>(e, Same{}, stream);
+  if (e.dtypes[1] == dtype_of<To>) return copy_bits<Bits<To>>(e, stream);
   if constexpr (is_stored_integer<To>)
     if (e.dtypes[1] == DType::i32) return map<To, std::int32_t>(e, Convert<To>{}, stream);
   if constexpr (std::is_same_v<To, std::int32_t>) {

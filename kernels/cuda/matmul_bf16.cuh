@@ -1,9 +1,11 @@
 #pragma once
-// C = A B in bf16 on tensor cores (mma.sync m16n8k16) with f32 accumulators. Warp tiles are 64 x 64 or 32 x
-// 32. Threadblock tiles of A and B pass through a ring of kStages stages in shared memory, filled by
-// cp.async. Fragments are double-buffered in registers: ldmatrix for the next 16 of k overlaps the mma of the
-// current 16, also across tiles.
+// C = A B in bf16 or f16 on tensor cores (mma.sync m16n8k16) with f32 accumulators, for operands whose lines
+// begin at multiples of 16 bytes; matmul_ragged.cuh takes the others. Warp tiles are 64 x 64 or 32 x 32.
+// Threadblock tiles of A and B pass through a ring of kStages stages in shared memory, filled by cp.async.
+// Fragments are double-buffered in registers: ldmatrix for the next 16 of k overlaps the mma of the current
+// 16, also across tiles.
 #include "tapestry/kernels/cuda/matmul_plan.cuh"
+#include "tapestry/kernels/cuda/mma.cuh"
 
 namespace tapestry::kernels::cuda {
 
@@ -13,16 +15,16 @@ struct LargeTileBf16 {
   static constexpr int kStages = 4, kSlicePad = 8, kFinishRows = 4;
   static constexpr double kFmasPerClock = 1100, kOverheadClocks = 2500;  // for gemm_clocks(): estimates
 };
-/// 128 registers per thread and 32 KiB of shared memory: four blocks per SM, or two with scalar loads.
+/// 128 registers per thread and 32 KiB of shared memory: four blocks per SM.
 struct SmallTileBf16 {
   static constexpr int kM = 64, kN = 64, kDepth = 32, kWarpsM = 2, kWarpsN = 2, kThreads = 128, kBlocks = 4;
   static constexpr int kStages = 4, kSlicePad = 8, kFinishRows = 4;
   static constexpr double kFmasPerClock = 500, kOverheadClocks = 1000;
 };
 
-/// An operand tile in shared memory: chunks of 8 elements (16 bytes) that are contiguous along k or across
-/// it, as in global memory. Chunks are swizzled by XOR, so that the 8 rows of an ldmatrix matrix, and 8
-/// chunks that are stored together, lie in different banks.
+/// An operand tile of a 16-bit type in shared memory: chunks of 8 elements (16 bytes) that are contiguous
+/// along k or across it, as in global memory. Chunks are swizzled by XOR, so that the 8 rows of an ldmatrix
+/// matrix, and 8 chunks that are stored together, lie in different banks.
 template <int kLines, bool kAlongK>
 struct TileBf16 {
   static constexpr int kSize = kLines * 32;
@@ -49,17 +51,53 @@ struct FragmentsBf16 {
   /// direction the swizzle has a period of 8, so a move by 16 adds a constant. In the other direction a move
   /// by 16 flips bits of the chunk's index, and flipping them before or after the swizzle's XOR gives the
   /// same result.
-  __device__ __forceinline__ void read(const BFloat16* tile, int i, int step, std::uint32_t (&r)[4]) const {
+  template <class T>
+  __device__ __forceinline__ void read(const T* tile, int i, int step, std::uint32_t (&r)[4]) const {
+    read_at(at, tile, i, step, r);
+  }
+  template <class T>
+  __device__ static __forceinline__ void read_at(int at, const T* tile, int i, int step,
+                                                 std::uint32_t (&r)[4]) {
     if (kAlongK) ptx::ldmatrix_x4(r, tile + ((at ^ 16 * step) + 512 * i));
     else ptx::ldmatrix_x4_trans(r, tile + ((at ^ 16 * i) + 16 * kLines * step));
   }
 };
 
-/// kPacks: both operands are loaded as aligned 16-byte chunks by cp.async. Otherwise they are loaded by
-/// element.
-template <class Tile, bool kPacks, bool kAAlongK, bool kBAlongK>
-__global__ void __launch_bounds__(Tile::kThreads, kPacks ? Tile::kBlocks : 2)
-    gemm_bf16(GemmPlan<BFloat16> p) {
+/// A warp's sums += the product of its fragments for 16 of k.
+template <class T, int kRows, int kColumns>
+__device__ __forceinline__ void multiply_fragments(float (&sums)[kRows][kColumns][4],
+                                                   const std::uint32_t (&a)[kRows][4],
+                                                   const std::uint32_t (&b)[kColumns / 2][4]) {
+  UNROLL for (int i = 0; i < kRows; ++i) {
+    UNROLL for (int j = 0; j < kColumns; ++j) {
+      const std::uint32_t* const half = &b[j / 2][j % 2 * 2];
+      mma_m16n8k16<T>(sums[i][j], a[i], {half[0], half[1]});
+    }
+  }
+}
+
+/// Writes a warp's sums of one slice (finish_tile()) to shared memory.
+template <class Tile, int kRows, int kColumns>
+__device__ __forceinline__ void write_slice_of(float* slices, int slice, int warp_m, int warp_n,
+                                               const float (&sums)[kRows][kColumns][4]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float* const to =
+      slices + (warp_m * 32 + lane / 4) * kSlicePitch<Tile> + warp_n * (8 * kColumns) + lane % 4 * 2;
+  UNROLL for (int i = 0; i < kRows; ++i) {
+    if (i / 2 != slice) continue;  // registers cannot be indexed at run time
+    UNROLL for (int half = 0; half < 2; ++half) {
+      float* const row = to + (i % 2 * 16 + half * 8) * kSlicePitch<Tile>;
+      UNROLL for (int j = 0; j < kColumns; ++j) {
+        const Pack<float, 2> two{{sums[i][j][2 * half], sums[i][j][2 * half + 1]}};
+        *reinterpret_cast<Pack<float, 2>*>(row + 8 * j) = two;
+      }
+    }
+  }
+}
+
+/// Both operands are loaded as aligned 16-byte chunks by cp.async. T is BFloat16 or Half.
+template <class Tile, class T, bool kAAlongK, bool kBAlongK>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_16_bit(GemmPlan<T> p) {
   constexpr int kM = Tile::kM, kN = Tile::kN, kDepth = Tile::kDepth, kThreads = Tile::kThreads;
   constexpr int kStages = Tile::kStages, kSteps = kDepth / 16;
   constexpr int kWarpM = kM / Tile::kWarpsM, kWarpN = kN / Tile::kWarpsN;
@@ -67,7 +105,7 @@ __global__ void __launch_bounds__(Tile::kThreads, kPacks ? Tile::kBlocks : 2)
   using TileA = TileBf16<kM, kAAlongK>;
   using TileB = TileBf16<kN, kBAlongK>;
   constexpr int kStage = TileA::kSize + TileB::kSize;
-  DYN_SHARED(BFloat16, shared);
+  DYN_SHARED(T, shared);
 
   SHARED(GemmBlock, shared_block, );  // read by the epilogue
   GemmBlock block = gemm_block<Tile>(p);
@@ -75,56 +113,42 @@ __global__ void __launch_bounds__(Tile::kThreads, kPacks ? Tile::kBlocks : 2)
   block.c = batch.c;
   if (threadIdx.x == 0) shared_block = block;
   const KRange range = k_range<kDepth>(p, block.split);
-  constexpr int V = kPacks ? 8 : 1;
-  TileIterator<BFloat16, kM, kDepth, kThreads, V, kAAlongK> iter_a(p.a + batch.a, p.a_pitch, block.row, p.m,
-                                                                   range.begin);
-  TileIterator<BFloat16, kN, kDepth, kThreads, V, kBAlongK> iter_b(p.b + batch.b, p.b_pitch, block.column,
-                                                                   p.n, range.begin);
+  TileIterator<T, kM, kDepth, kThreads, 8, kAAlongK> iter_a(p.a + batch.a, p.a_pitch, block.row, p.m,
+                                                            range.begin);
+  TileIterator<T, kN, kDepth, kThreads, 8, kBAlongK> iter_b(p.b + batch.b, p.b_pitch, block.column, p.n,
+                                                            range.begin);
 
-  const auto fetch_operand = [&]<class Layout, bool kAlongK>(auto& iter, BFloat16* tile, int depth) {
+  const auto fetch_operand = [&]<class Layout>(auto& iter, T* tile, int depth) {
     const int to = Layout::chunk(iter.line(0), iter.k(0));
     UNROLL for (int i = 0; i < iter.kPacks; ++i) {
       const bool has_k = depth == kDepth || iter.k(i) < depth;
-      if constexpr (kPacks) {
-        if (iter.has_line(i)) ptx::cp_async16(tile + (to + i * kThreads * 8), iter.address(i), has_k);
-      } else {
-        const int line = iter.line(i), k = iter.k(i);
-        tile[Layout::chunk(line, k) + (kAlongK ? k : line) % 8] =
-            iter.has_line(i) && has_k ? *iter.address(i) : BFloat16();
-      }
+      if (iter.has_line(i)) ptx::cp_async16(tile + (to + i * kThreads * 8), iter.address(i), has_k);
     }
     iter.advance(depth);
   };
   int to_fetch = range.tiles, fetched = 0;  // tiles that remain, and offset of the next stage to fill
   const auto fetch = [&](int depth) {
     if (to_fetch > 0) {
-      BFloat16* const stage = shared + fetched;
-      fetch_operand.template operator()<TileA, kAAlongK>(iter_a, stage, depth);
-      fetch_operand.template operator()<TileB, kBAlongK>(iter_b, stage + TileA::kSize, depth);
+      T* const stage = shared + fetched;
+      fetch_operand.template operator()<TileA>(iter_a, stage, depth);
+      fetch_operand.template operator()<TileB>(iter_b, stage + TileA::kSize, depth);
     }
     ptx::cp_async_commit();  // one group per tile, also for missing tiles, so that the wait counts stay valid
     fetched = fetched == (kStages - 1) * kStage ? 0 : fetched + kStage;
     --to_fetch;
   };
 
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
   const int warp_m = warp % Tile::kWarpsM, warp_n = warp / Tile::kWarpsM;
   const FragmentsBf16<kM, kAAlongK, true> fragments_a(warp_m * kWarpM);
   const FragmentsBf16<kN, kBAlongK, false> fragments_b(warp_n * kWarpN);
   std::uint32_t a[2][kWarpM / 16][4], b[2][kWarpN / 16][4];
   float sums[kWarpM / 16][kWarpN / 8][4] = {};
-  const auto read = [&](const BFloat16* stage, int step, int to) {
+  const auto read = [&](const T* stage, int step, int to) {
     UNROLL for (int i = 0; i < kWarpM / 16; ++i) fragments_a.read(stage, i, step, a[to][i]);
     UNROLL for (int i = 0; i < kWarpN / 16; ++i) fragments_b.read(stage + TileA::kSize, i, step, b[to][i]);
   };
-  const auto multiply = [&](int from) {
-    UNROLL for (int i = 0; i < kWarpM / 16; ++i) {
-      UNROLL for (int j = 0; j < kWarpN / 8; ++j) {
-        const std::uint32_t* const half = &b[from][j / 2][j % 2 * 2];
-        ptx::mma_m16n8k16_bf16(sums[i][j], a[from][i], {half[0], half[1]});
-      }
-    }
-  };
+  const auto multiply = [&](int from) { multiply_fragments<T>(sums, a[from], b[from]); };
 
   fetch(range.first);
   UNROLL for (int i = 1; i < kStages - 1; ++i) fetch(kDepth);
@@ -145,19 +169,8 @@ __global__ void __launch_bounds__(Tile::kThreads, kPacks ? Tile::kBlocks : 2)
   ptx::cp_async_wait<0>();
 
   float* const slices = reinterpret_cast<float*>(shared);
-  finish_tile<Tile>(p, shared_block, slices, [&](int slice) {
-    float* const to = slices + (warp_m * 32 + lane / 4) * kSlicePitch<Tile> + warp_n * kWarpN + lane % 4 * 2;
-    UNROLL for (int i = 0; i < kWarpM / 16; ++i) {
-      if (i / 2 != slice) continue;  // registers cannot be indexed at run time
-      UNROLL for (int half = 0; half < 2; ++half) {
-        float* const row = to + (i % 2 * 16 + half * 8) * kSlicePitch<Tile>;
-        UNROLL for (int j = 0; j < kWarpN / 8; ++j) {
-          const Pack<float, 2> two{{sums[i][j][2 * half], sums[i][j][2 * half + 1]}};
-          *reinterpret_cast<Pack<float, 2>*>(row + 8 * j) = two;
-        }
-      }
-    }
-  });
+  finish_tile<Tile>(p, shared_block, slices,
+                    [&](int slice) { write_slice_of<Tile>(slices, slice, warp_m, warp_n, sums); });
 }
 
 template <class Tile>
@@ -166,17 +179,13 @@ constexpr std::size_t shared_bytes() {
   return std::max(stages, kSliceFloats<Tile> * sizeof(float));
 }
 
-/// Launches the kernel for the operands' layout. kElements: also instantiate the kernels for unaligned
-/// operands.
-template <class Tile, bool kElements>
-void launch_gemm_bf16(const GemmArgs& g, const GemmLayout& layout, std::int64_t splits,
-                      const LaunchContext& context) {
+/// Launches the kernel for the operands' layout. Both operands allow 16-byte loads.
+template <class Tile, class T>
+void launch_gemm_16_bit(const GemmArgs& g, const GemmLayout& layout, std::int64_t splits,
+                        const LaunchContext& context) {
   const auto with = [&]<bool kAAlongK, bool kBAlongK>() {
-    void (*kernel)(GemmPlan<BFloat16>) = &gemm_bf16<Tile, true, kAAlongK, kBAlongK>;
-    if constexpr (kElements)
-      if (!layout.packs) kernel = &gemm_bf16<Tile, false, kAAlongK, kBAlongK>;
-    launch_gemm_plan<Tile>(kernel, gemm_plan<Tile, BFloat16>(g, layout, splits), shared_bytes<Tile>(),
-                           context);
+    launch_gemm_plan<Tile>(&gemm_16_bit<Tile, T, kAAlongK, kBAlongK>, gemm_plan<Tile, T>(g, layout, splits),
+                           shared_bytes<Tile>(), context);
   };
   if (layout.a_along_k && layout.b_along_k) with.template operator()<true, true>();
   else if (layout.a_along_k) with.template operator()<true, false>();

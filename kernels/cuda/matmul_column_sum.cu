@@ -7,7 +7,7 @@ template void launch_column_sum<BFloat16>(const LaunchContext&,
 
 namespace {
 
-const bool filled = for_types<float, BFloat16>(
+const bool filled = for_types<float, Half, BFloat16>(
     []<class T>() { column_sum.set(DeviceType::cuda, dtype_of<T>, &launch_column_sum<T>); });
 
 }  // namespace

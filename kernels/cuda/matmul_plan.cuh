@@ -1,10 +1,11 @@
 #pragma once
-// The common parts of the GEMM kernels in f32 (matmul_f32.cuh), in bf16 (matmul_bf16.cuh) and for few rows
-// (matmul_gemv.cuh). A block computes a threadblock tile of C over a range of k. TileIterator gives the
-// global addresses of a thread's loads. Operands may be contiguous along k or across it, which covers all
-// transpositions. The epilogue passes the sums through shared memory, so that whole rows of C are written by
-// coalesced vector stores. If there are too few tiles to fill a GPU, k is split (split-K): each split writes
-// its sums to a workspace, and gemm_reduce() adds them in order.
+// The common parts of the GEMM kernels in f32 (matmul_f32.cuh), in bf16 and f16 (matmul_bf16.cuh, and
+// matmul_ragged.cuh for lines that do not begin at multiples of 16 bytes) and for few rows (matmul_gemv.cuh).
+// A block computes a threadblock tile of C over a range of k. TileIterator gives the global addresses of a
+// thread's loads. Operands may be contiguous along k or across it, which covers all transpositions. The
+// epilogue passes the sums through shared memory, so that whole rows of C are written by coalesced vector
+// stores. If there are too few tiles to fill a GPU, k is split (split-K): each split writes its sums to a
+// workspace, and gemm_reduce() adds them in order.
 #include <algorithm>
 #include <initializer_list>
 
@@ -38,6 +39,9 @@ struct GemmPlan {
   std::int64_t k_split;      // k per split; the last may have less
   float* partial;            // workspace if splits > 1: (splits, batch, m, partial_row)
   std::int64_t partial_row;  // n, rounded up to a multiple of 4
+  // Only the kernels of matmul_ragged.cuh read these; other kernels are templates of them.
+  bool a_along_k, b_along_k;
+  int a_width, b_width;  // elements per load of A and of B
 };
 
 /// How a product is computed: the tile size and the number of splits of k, or the gemv kernel.
@@ -321,27 +325,35 @@ inline std::int64_t batch_count(const GemmArgs& g) {
   return count;
 }
 
-/// Whether an operand with contiguous lines of `length` elements allows 16-byte loads.
+/// The most elements that one load may take of an operand with contiguous lines of `length` elements: 16
+/// bytes, 4 bytes of a 16-bit type, or 1.
 template <class T>
-bool operand_packs(const void* data, std::int64_t pitch, std::int64_t length, int batch_ndim,
-                   const std::int64_t (&batch)[kMaxDims]) {
+int operand_width(const void* data, std::int64_t pitch, std::int64_t length, int batch_ndim,
+                  const std::int64_t (&batch)[kMaxDims]) {
+  const auto allows = [&](int width) {
+    bool all = reinterpret_cast<std::uintptr_t>(data) % (static_cast<unsigned>(width) * sizeof(T)) == 0 &&
+               pitch % width == 0 && length % width == 0;
+    for (int d = 0; d < batch_ndim; ++d) all = all && batch[d] % width == 0;
+    return all;
+  };
   constexpr int V = 16 / sizeof(T);
-  bool packs = aligned<T, V>(data) && pitch % V == 0 && length % V == 0;
-  for (int d = 0; d < batch_ndim; ++d) packs = packs && batch[d] % V == 0;
-  return packs;
+  return allows(V) ? V : sizeof(T) == 2 && allows(2) ? 2 : 1;
 }
 
-/// Which of A and B are contiguous along k, and whether both allow 16-byte loads.
+/// Which of A and B are contiguous along k, the elements per load of each, and whether both allow 16-byte
+/// loads.
 struct GemmLayout {
   bool a_along_k, b_along_k, packs;
+  int a_width, b_width;
 };
 template <class T>
 GemmLayout gemm_layout(const GemmArgs& g) {
-  GemmLayout l{g.a_strides.row_major(g.k), !g.b_strides.row_major(g.n), false};
-  l.packs = operand_packs<T>(g.a.address(), l.a_along_k ? g.a_strides.row : g.a_strides.col,
-                             l.a_along_k ? g.k : g.m, g.batch_ndim, g.a_batch) &&
-            operand_packs<T>(g.b.address(), l.b_along_k ? g.b_strides.col : g.b_strides.row,
-                             l.b_along_k ? g.k : g.n, g.batch_ndim, g.b_batch);
+  GemmLayout l{.a_along_k = g.a_strides.row_major(g.k), .b_along_k = !g.b_strides.row_major(g.n)};
+  l.a_width = operand_width<T>(g.a.address(), l.a_along_k ? g.a_strides.row : g.a_strides.col,
+                               l.a_along_k ? g.k : g.m, g.batch_ndim, g.a_batch);
+  l.b_width = operand_width<T>(g.b.address(), l.b_along_k ? g.b_strides.col : g.b_strides.row,
+                               l.b_along_k ? g.k : g.n, g.batch_ndim, g.b_batch);
+  l.packs = l.a_width == 16 / sizeof(T) && l.b_width == 16 / sizeof(T);
   return l;
 }
 
@@ -393,6 +405,8 @@ GemmPlan<T> gemm_plan(const GemmArgs& g, const GemmLayout& layout, std::int64_t 
   p.bias = g.bias.as<T>();
   p.a_pitch = layout.a_along_k ? g.a_strides.row : g.a_strides.col;
   p.b_pitch = layout.b_along_k ? g.b_strides.col : g.b_strides.row;
+  p.a_along_k = layout.a_along_k, p.b_along_k = layout.b_along_k;
+  p.a_width = layout.a_width, p.b_width = layout.b_width;
   p.c_row = g.c_row;
   p.accumulate = g.accumulate;
   p.epilogue = g.epilogue;

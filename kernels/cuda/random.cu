@@ -6,7 +6,7 @@ namespace {
 constexpr DeviceType kDevice = DeviceType::cuda;
 
 const bool filled = [] {
-  for_types<float, BFloat16>([]<class T>() {
+  for_types<float, Half, BFloat16>([]<class T>() {
     uniform.set(kDevice, dtype_of<T>, &launch_uniform<T>);
     normal.set(kDevice, dtype_of<T>, &launch_normal<T>);
     dropout.set(kDevice, dtype_of<T>, &launch_dropout<T>);

@@ -20,6 +20,10 @@ const bool filled = [] {
     norm.set(kDevice, dtype_of<T>, &launch_norm<T>);
     norm_backward.set(kDevice, dtype_of<T>, &launch_norm_backward<T>);
   });
+  // The sums of f16 share their kernels. The other reductions lack f16.
+  sum.set(kDevice, DType::f16, &launch_sum<Half>);
+  nansum.set(kDevice, DType::f16, &launch_nansum<Half>);
+  variance.set(kDevice, DType::f16, &launch_variance<Half>);
   for_types<std::int64_t, std::int32_t, std::uint8_t>(
       []<class T>() { sum.set(kDevice, dtype_of<T>, &launch_sum<T>); });
   sum.set(kDevice, DType::boolean, &launch_sum<std::uint8_t>);

@@ -3,8 +3,8 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled =
-    for_types<float, BFloat16>([]<class T>() { rope.set(DeviceType::cuda, dtype_of<T>, &launch_rope<T>); });
+const bool filled = for_types<float, Half, BFloat16>(
+    []<class T>() { rope.set(DeviceType::cuda, dtype_of<T>, &launch_rope<T>); });
 
 }  // namespace
 }  // namespace tapestry::kernels::cuda

@@ -7,7 +7,7 @@
 
 using namespace tapestry;
 namespace gpu = tapestry::kernels::cuda;
-using kernels::for_types;
+using namespace tapestry::kernels;
 using namespace emulated;
 
 namespace {
@@ -51,7 +51,8 @@ void check_isclose(DType t = dtype_of<T>) {
 }  // namespace
 
 TEST_CASE("isclose kernels: packs and single elements give the CPU's result, also for infinities and NaN") {
-  for_types<float, BFloat16, std::int64_t, std::int32_t, std::uint8_t>([]<class T>() { check_isclose<T>(); });
+  for_types<float, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t>(
+      []<class T>() { check_isclose<T>(); });
   check_isclose<std::uint8_t>(DType::boolean);
 }
 
@@ -73,4 +74,25 @@ TEST_CASE("masked kernels: packs and single elements keep or clear the selected 
             });
       }
   });
+}
+
+TEST_CASE("comparison kernels: f16 gives the CPU's results, by packs and by single elements") {
+  for (const Layouts& l : kLayoutPairs) {
+    const Tensor out = zeros(l.sizes, DType::boolean), a = laid_out(values(l.sizes, 4, DType::f16), l.a),
+                 b = laid_out(values(l.sizes, 5, DType::f16), l.b);
+    for_rows_of(Comparisons(), [&]<class Row>() {
+      CAPTURE(Row::kSlotName.text);
+      compare<3>(
+          out, {&out, &a, &b}, 0, [](const Elementwise<3>& e) { slot<Row>(kCPU, DType::f16, e); },
+          [](const Elementwise<3>& e) { gpu::launch_compare<Row, Half>({}, e); });
+      compare<2>(
+          out, {&out, &a}, 0,
+          [](const Elementwise<2>& e) {
+            slot<WithNumber<Row, 1>>(kCPU, DType::f16, {e, {1.0}});
+          },
+          [](const Elementwise<2>& e) {
+            gpu::launch_compare_with<Row, Half>({}, {e, {1.0}});
+          });
+    });
+  }
 }

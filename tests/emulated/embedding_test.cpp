@@ -65,7 +65,7 @@ void check_embedding(std::int64_t rows, std::int64_t columns, std::int64_t n, DT
 }  // namespace
 
 TEST_CASE("embedding kernels: the lookup and its gradient give the CPU's bits in every layout") {
-  for_types<float, BFloat16>([]<class T>() {
+  for_types<float, Half, BFloat16>([]<class T>() {
     for (const DType of_index : {DType::i64, DType::i32})
       for (const int layout : {0, 1, 2, 5}) {
         check_embedding<T>(20, 16, 50, of_index, layout, false);

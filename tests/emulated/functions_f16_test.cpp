@@ -1,5 +1,5 @@
-// Tests the activations' f16 kernels and those of their gradients. tests/device runs only the former, because
-// its gradients begin with products, which have no f16 on GPUs.
+// Tests the activations' f16 kernels and those of their gradients, by packs and by single elements.
+// tests/device runs f16 in dense layouts only.
 #include "tapestry/kernels/cuda/functions.cuh"
 #include "tests/emulated/elementwise.h"
 #include "tests/emulated/values.h"

@@ -353,3 +353,17 @@ TEST_CASE("squared error kernels: sums of any length and alignment give the CPU'
       check(BFloat16(), n, offset);
     }
 }
+
+TEST_CASE("cross-entropy kernels: f16 gives the CPU's values in every row mapping") {
+  for (const bool probabilities : {false, true}) {
+    const LossOptions options{.weighted = true, .probabilities = probabilities};
+    for (const Shape3& shape :
+         {Shape3{5, 10, 1}, Shape3{2, 19, 33}, Shape3{5, 333, 1}, Shape3{2, 1037, 1}, Shape3{1, 16389, 1}})
+      check_cross_entropy<Half>(Inputs(shape, options));
+    LossOptions apart = options;
+    apart.offset = 1;  // input and output are misaligned differently
+    check_cross_entropy<Half>(Inputs({2, 1032, 1}, apart));
+  }
+  for (const Shape3& shape : {Shape3{5, 10, 1}, Shape3{2, 19, 33}, Shape3{2, 1037, 1}, Shape3{1, 16389, 1}})
+    check_nll<Half>(Inputs(shape, {}));
+}

@@ -116,11 +116,13 @@ inline void multiply_f64(const Product& p, Operands& o) {
 template <class T>
 void check_result(const char* what, const Product& p, const Values& got, const Values& want,
                   const Values& size) {
-  constexpr double unit = 0x1p-24, storing = std::is_same_v<T, float> ? unit : 0x1p-8;
+  constexpr bool is_half = std::is_same_v<T, tapestry::Half>;
+  constexpr double unit = 0x1p-24, storing = sizeof(T) >= 4 ? unit : is_half ? 0x1p-11 : 0x1p-8;
+  constexpr double least = is_half ? 0x1p-25 : 0x1p-120;  // half of the smallest number
   std::size_t bad = 0;
   for (std::size_t i = 0; i < want.size(); ++i) {
     const double tolerance =
-        1.2 * static_cast<double>(p.k + 24) * unit * size[i] + storing * std::abs(want[i]) + 0x1p-120;
+        1.2 * static_cast<double>(p.k + 24) * unit * size[i] + storing * std::abs(want[i]) + least;
     const bool fits = std::isnan(want[i]) ? std::isnan(got[i])
                                           : got[i] == want[i] || std::abs(got[i] - want[i]) <= tolerance;
     if (fits || ++bad > 3) continue;

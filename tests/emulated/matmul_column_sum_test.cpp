@@ -92,3 +92,8 @@ TEST_CASE("column sums: the grid has one block per 32 packs of columns and per p
   CHECK(two[0].grid.y == 10);
   CHECK(two[1].grid.y == 1);
 }
+
+TEST_CASE("column sums: f16 gives the exact sums, in one part and in several") {
+  for (const std::int64_t rows : {9, 200})
+    for (const std::int64_t cols : {8, 33}) check_sums<Half>(rows, cols);
+}

@@ -50,7 +50,7 @@ TEST_CASE("gemv: with k = 0 only C and the bias remain") {
 TEST_CASE("gemv: it is used only for few rows with aligned operands along k") {
   const Product p{.m = 16, .n = 8, .k = 64, .b_along_k = true};
   CHECK_THAT(launched<float>(p), ContainsSubstring("gemvIfLi16E"));
-  CHECK_THAT(launched<BFloat16>(p), ContainsSubstring("gemm_bf16"));
+  CHECK_THAT(launched<BFloat16>(p), ContainsSubstring("gemm_16_bit"));
   CHECK_THAT(launched<BFloat16>({.m = 4, .n = 8, .k = 64, .b_along_k = true}), ContainsSubstring("gemv"));
   const auto with = [&](auto change) {
     Product other = p;

@@ -2,6 +2,7 @@
 // for ragged sizes, misaligned arrays and extreme values.
 #include "tapestry/kernels/cuda/norm_batch.cuh"
 
+#include <array>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -315,4 +316,9 @@ TEST_CASE("batch norm kernels: shape and alignment choose the kernel") {
   check(kernels(9, 1, 0), "columns", "1");
   check(kernels(3, 16, 0), "planes", "4");
   check(kernels(3, 49, 0), "planes", "1");
+}
+
+TEST_CASE("batch norm kernels: f16 gives the CPU's values, by packs and by single elements") {
+  for (const auto& [n, c, l] : {std::array<std::int64_t, 3>{37, 40, 1}, {37, 3, 1}, {5, 3, 64}, {5, 3, 49}})
+    check_batch_norm<Half>({n, c, l});
 }

@@ -245,3 +245,10 @@ TEST_CASE("group norm kernels: empty tensors launch nothing") {
   }
   CHECK(cuda_emulator::take_launches().empty());
 }
+
+TEST_CASE("group norm kernels: f16 gives the CPU's values, by packs and by single elements") {
+  for (const bool last : {false, true})
+    for (const std::int64_t l : {7, 16})
+      check_group_norm<Half>(
+          Inputs({.n = 2, .c = l == 7 ? 6 : 32, .l = l, .groups = 2, .channels_last = last}), 0);
+}

@@ -38,7 +38,7 @@ void check_bits(const Cpu& cpu, const Gpu& kernel) {
 }  // namespace
 
 TEST_CASE("random kernels: uniform gives the CPU's bits") {
-  for_types<float, BFloat16>([]<class T>() {
+  for_types<float, Half, BFloat16>([]<class T>() {
     for (const auto& ends : {std::pair{0.0, 1.0}, std::pair{-2.5, 7.25}})
       check_bits<T>(
           [&](MutableArray out, std::int64_t n) {
@@ -51,7 +51,7 @@ TEST_CASE("random kernels: uniform gives the CPU's bits") {
 }
 
 TEST_CASE("random kernels: normal gives the CPU's bits") {
-  for_types<float, BFloat16>([]<class T>() {
+  for_types<float, Half, BFloat16>([]<class T>() {
     check_bits<T>(
         [&](MutableArray out, std::int64_t n) {
           kernels::normal(kCPU, dtype_of<T>, {out, n, kRange, 0.5, 3});
@@ -98,7 +98,7 @@ TEST_CASE("random kernels: randint gives the CPU's bits") {
 }
 
 TEST_CASE("random kernels: dropout gives the CPU's values, also in place") {
-  for_types<float, BFloat16>([]<class T>() {
+  for_types<float, Half, BFloat16>([]<class T>() {
     for (const std::uint32_t threshold : {0u, 0x400000u, 0x1000000u})
       for (const std::int64_t n : kSizes)
         for (const std::size_t offset : {0, 1}) {

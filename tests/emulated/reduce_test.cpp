@@ -48,7 +48,7 @@ void check_close(const Tensor& got, const Tensor& want, const Tensor& size, doub
   std::int64_t bad = 0;
   for (std::int64_t i = 0; i < g.numel(); ++i) {
     const double a = g.data<double>()[i], b = want.data<double>()[i], s = size.data<double>()[i];
-    const double unit = got.dtype() == DType::bf16 ? 0x1p-8 : 0x1p-24;
+    const double unit = got.dtype() == DType::bf16 ? 0x1p-8 : got.dtype() == DType::f16 ? 0x1p-11 : 0x1p-24;
     const bool fits = std::isnan(b)
                           ? std::isnan(a)
                           : a == b || std::abs(a - b) <= 0x1p-24 * units * s + unit * std::abs(b) + 0x1p-126;
@@ -416,4 +416,19 @@ TEST_CASE("norm_backward kernel: zeros, infinities and NaN give the CPU's gradie
       }
     }
   });
+}
+
+TEST_CASE("reduce kernels: sums in f16 are those of the CPU in f64, rounded once") {
+  struct Case {
+    Shape sizes;
+    unsigned mask;
+  };
+  // Rows and columns, by packs and by single elements, and sums in several pieces.
+  for (const Case& c :
+       {Case{{5, 32}, 2}, Case{{5, 33}, 2}, Case{{19, 32}, 1}, Case{{19, 33}, 1}, Case{{40000}, 1}}) {
+    const Tensor x = values(c.sizes, 1, DType::f16);
+    check_sum<Half>(x, c.mask, 7);
+    check_nansum<Half>(x, c.mask);
+    if (x.numel() < 40000) check_variance<Half>(x, c.mask);  // a larger sum of squares is infinite in f16
+  }
 }

@@ -93,3 +93,8 @@ TEST_CASE("rope kernels: aligned rows use packs, others single elements") {
   CHECK(kernel(8, 0) != kernel(8, 1));
   CHECK(kernel(8, 1) == kernel(6, 0));
 }
+
+TEST_CASE("rope kernels: rotations in f16 are the CPU's, by packs and by single elements") {
+  check_rope<Half>({2, 3, 5, 32, 16, false, false, 0});
+  check_rope<Half>({2, 3, 5, 32, 16, true, true, 1});
+}

@@ -53,12 +53,14 @@ inline double roundings(std::int64_t n) { return 64 + 4 * std::log2(static_cast<
 /// Checks that |got - want| is at most `error` unit roundoffs of f32, plus the rounding to T.
 template <class T>
 void check_close(const char* what, const Block<T>& got, const Values& want, const Values& error) {
-  constexpr double storing = std::is_same_v<T, float> ? 0 : 0x1p-8;
+  constexpr bool is_half = std::is_same_v<T, tapestry::Half>;
+  constexpr double storing = std::is_same_v<T, float> ? 0 : is_half ? 0x1p-11 : 0x1p-8;
+  constexpr double least = is_half ? 0x1p-25 : 0x1p-126;  // half of f16's smallest number
   CAPTURE(what);
   std::size_t bad = 0;
   for (std::size_t i = 0; i < want.size(); ++i) {
     const double value = static_cast<double>(static_cast<float>(got[i]));
-    const double tolerance = kUnit * error[i] + storing * std::abs(want[i]) + 0x1p-126;
+    const double tolerance = kUnit * error[i] + storing * std::abs(want[i]) + least;
     const bool fits =
         std::isnan(want[i]) ? std::isnan(value) : value == want[i] || std::abs(value - want[i]) <= tolerance;
     if (fits || ++bad > 3) continue;

@@ -379,7 +379,7 @@ TEST_CASE("without cuBLASLt, own kernels compute, and an error says where it was
   const std::string message = error_of([&] { multiply(p, o, "cuda:0"); });
   CHECK_THAT(message,
              ContainsSubstring("[gemm] there is no cuda kernel for float32; cuBLASLt would compute it"));
-  CHECK_THAT(message, ContainsSubstring("convert with .to() to one of: float32, bfloat16"));
+  CHECK_THAT(message, ContainsSubstring("convert with .to() to one of: float32, float16, bfloat16"));
   if (kernels::cuda::built_with_cublaslt())
     CHECK_THAT(message, ContainsSubstring("cannot be used here: the devices are not those of CUDA"));
   kernels::reset_policy();

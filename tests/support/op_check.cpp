@@ -452,7 +452,10 @@ Failures run_case_on(Device device, const std::shared_ptr<const Golden>& golden,
   const bool strided = !skip.count(Kind::strided) && !golden->tagged("no_strided") && !golden->inputs.empty();
   for (DType dtype : golden->run_dtypes(info.dtypes)) {
     run.values(dtype, Layout::dense);
-    if (golden->generic() && dtype != DType::f32 && dtype != DType::bf16) continue;
+    if (golden->generic() && dtype != DType::f32 && dtype != DType::bf16) {
+      if (gradients && dtype == DType::f16) run.gradients(dtype, Layout::dense, -1, false);
+      continue;
+    }
     for (Layout layout : kLayouts) {
       if (layout != Layout::dense && !strided) continue;
       if (gradients) run.gradients(dtype, layout, -1, false);

@@ -39,8 +39,9 @@ Spec parse_spec(std::istream& words, Device device) {
   spec.device = device;
   std::string dtype;
   words >> dtype;
-  check(dtype == "f32" || dtype == "bf16", "[bench] unknown dtype \"", dtype, "\"; use f32 or bf16");
-  spec.dtype = dtype == "f32" ? DType::f32 : DType::bf16;
+  check(dtype == "f32" || dtype == "bf16" || dtype == "f16", "[bench] unknown dtype \"", dtype,
+        "\"; use f32, bf16 or f16");
+  spec.dtype = dtype == "f32" ? DType::f32 : dtype == "bf16" ? DType::bf16 : DType::f16;
   for (std::int64_t n; words >> n;) spec.sizes.push_back(n);
   return spec;
 }

@@ -15,8 +15,9 @@ GPT2 = [(16384, 2304, 768), (16384, 768, 768), (16384, 3072, 768), (16384, 768, 
 POLICIES = ("custom", "vendor", "auto")  # of core/kernel_policy.h: own kernels, NVIDIA's, the faster of them
 
 # The largest difference from the float64 reference that is accepted, as a fraction of the reference's largest element.
-# f32: sums of up to 800,000 products in any order. bf16: a result is rounded to 8 bits, up to four times on its way.
-TOLERANCE = {"f32": 1e-4, "bf16": 1.6e-2}
+# f32: sums of up to 800,000 products in any order. bf16 and f16: a result is rounded to 8 or 11 bits, up to four times
+# on its way.
+TOLERANCE = {"f32": 1e-4, "bf16": 1.6e-2, "f16": 2e-3}
 # After T steps, the logarithm of a path's probability is about T log(classes). Each step rounds it, and its error is the
 # relative error of a gradient: for 200 steps and 64 classes at most 1e-2.
 TOLERANCE_OF = {"ctc_loss_backward": 1e-2}
@@ -73,7 +74,7 @@ def operations():
     interrupted. Tensors of memory-bound operations have 512 MiB."""
     n = 1 << 27
     memory = [("softmax", 2, .95, [(16384, 8192), (131072, 1024)]), ("layer_norm", 2, .95, [(65536, 2048)]),
-              ("copy", 2, .95, [(n,)]), ("add", 3, .95, [(n,)]), ("gelu", 2, .95, [(n,)]), ("adamw", 7, .95, [(4, n // 4)]),
+              ("copy", 2, .95, [(n,)]), ("transpose", 2, None, [(8192, n // 8192)]), ("add", 3, .95, [(n,)]), ("gelu", 2, .95, [(n,)]), ("adamw", 7, .95, [(4, n // 4)]),
               ("cross_entropy", 1, .90, [(16384, 8192)]), ("cross_entropy_backward", 2, .90, [(16384, 8192)]),
               ("layer_norm_backward", 3, .90, [(65536, 2048)]),
               # The backward needs two sums over x and dy before it can write dx, so it reads both tensors twice and
@@ -93,6 +94,15 @@ def operations():
         for policy in POLICIES[1:]:
             yield Item(f"linear_backward@{policy} {dtype} 4096 4096 4096", None)
             yield Item(f"linear@{policy} {dtype} 4096 4096 4096", None)
+    # Lines of odd lengths, beside the same product with padded lines: GPT-2's vocabulary, and every operand odd.
+    for name in ("linear", "linear_backward"):
+        for rows, outputs, inputs in ((8192, 50257, 768), (8192, 50304, 768), (4097, 4097, 4097), (4104, 4104, 4104)):
+            yield Item(f"{name}@custom bf16 {rows} {outputs} {inputs}", None)
+    yield Item("linear@custom f16 4096 4096 4096", .60)
+    yield Item("linear_backward@custom f16 4096 4096 4096", None)
+    for name, passes, sizes in (("add", 3, "134217728"), ("layer_norm", 2, "65536 2048"),
+                                ("cross_entropy_backward", 2, "16384 8192"), ("batch_norm_backward", 5, "160 64 112")):
+        yield Item(f"{name} f16 {sizes}", None, passes)
     for policy in POLICIES:
         yield Item(f"linear_gelu@{policy} f32 4096 3072 768", None)
     for name, goal in (("attention", .65), ("attention_backward", .55)):

@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 BLOCK = 1 << 22
 SAMPLES = 256
 CHUNKS = 64
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 class Spec:
@@ -93,6 +93,12 @@ def copy(s):
     x = random(s, (s[0],), 1)
     y = torch.empty_like(x)
     return Work(lambda: y.copy_(x))
+
+
+def transpose(s):
+    x = random(s, (s[0], s[1]), 1)
+    y = torch.empty((s[1], s[0]), dtype=x.dtype, device=x.device)
+    return Work(lambda: y.copy_(x.t()))
 
 
 def add(s):
@@ -420,7 +426,7 @@ def step_gpt2_block(s):
     return train(s, Gpt2Block(), torch.optim.AdamW, random(s, sizes, 1), lambda y: F.mse_loss(y, target), lr=1e-3)
 
 
-WORKS = {f.__name__: f for f in (copy, add, gelu, softmax, layer_norm, layer_norm_backward, batch_norm_backward,
+WORKS = {f.__name__: f for f in (copy, transpose, add, gelu, softmax, layer_norm, layer_norm_backward, batch_norm_backward,
                                  cross_entropy, cross_entropy_backward, ctc_loss_backward, clip_grad_norm, adamw, linear, linear_gelu, linear_backward, attention,
                                  attention_backward, conv2d, conv2d_bias_relu, conv2d_backward, eager_mul,
                                  eager_mul_backward, step_mlp, step_cnn, step_resnet18, step_gpt2_block)}

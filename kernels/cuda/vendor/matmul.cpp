@@ -75,7 +75,7 @@ void choose_gemm(const LaunchContext& context, DType dtype, const GemmArgs& g, O
     offer = cublaslt_offer(context, g, problem, exact_key(problem));
     check<MissingKernelError>(own || offer.plan, "[gemm] there is no cuda kernel for ", dtype,
                               "; cuBLASLt would compute it, but it cannot be used here: ", offer.why_not,
-                              "; convert with .to() to one of: float32, bfloat16");
+                              "; convert with .to() to one of: float32, float16, bfloat16");
     // Small products share a choice, so they must all offer the same: the best algorithm.
     const int algorithms = has_exact_choice(problem) ? std::max(offer.algorithms, 1) : 1;
     for (int i = 0; i < algorithms; ++i)
@@ -97,11 +97,5 @@ void choose_gemm(const LaunchContext& context, DType dtype, const GemmArgs& g, O
       });
   run(i, g);
 }
-
-namespace {
-// cuBLASLt alone computes these dtypes.
-[[maybe_unused]] const bool filled = for_types<double, Half>(
-    []<class T> { gemm.set(DeviceType::cuda, dtype_of<T>, &gemm_by_policy<T, nullptr>); });
-}  // namespace
 
 }  // namespace tapestry::kernels::cuda

@@ -170,6 +170,11 @@ const std::map<std::string, Maker>& single_operations() {
          const Tensor x = random(s, {s[0]}, 1), y = empty_like(x);
          return {[=] { return y.copy_(x); }};
        }},
+      {"transpose",
+       [](const Spec& s) -> Work {
+         const Tensor x = random(s, {s[0], s[1]}, 1), y = empty({s[1], s[0]}, {s.dtype, s.device});
+         return {[=] { return y.copy_(x.transpose(0, 1)); }};
+       }},
       {"add",
        [](const Spec& s) -> Work {
          const Tensor a = random(s, {s[0]}, 1), b = random(s, {s[0]}, 2);
