@@ -18,10 +18,13 @@ class Autocast {
   /// `operands` are all tensors of the operation; undefined ones are ignored. The device of the first defined
   /// one decides.
   template <class... T>
-  explicit Autocast(const Op& op, const T&... operands) {
+  explicit Autocast(const Op& op, const T&... operands) : Autocast(op.name, operands...) {}
+  /// For functions that are made of operations, such as losses in nn.
+  template <class... T>
+  explicit Autocast(const char* name, const T&... operands) {
     if (current_context().autocast.active()) [[unlikely]] {
       const Tensor* const list[] = {&operands...};
-      enter(op.name, list);
+      enter(name, list);
     }
   }
   Autocast(const Op& op, const std::vector<Tensor>& operands) {
