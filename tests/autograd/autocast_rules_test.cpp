@@ -1,4 +1,5 @@
 // Compares the list of autocast with PyTorch's, which tests/golden/autocast.py has recorded.
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -318,4 +319,38 @@ TEST_CASE("autocast list: it is sorted, and names operations that exist") {
     INFO(r.op);
     CHECK(names.contains(r.op));
   }
+}
+
+TEST_CASE("autocast list: docs/reference/autocast.md is up to date") {
+  std::string page =
+      "# What autocast casts\n\n"
+      "tests/autograd/autocast_rules_test.cpp writes this page from the list in autograd/autocast_rules.cpp, "
+      "and compares the "
+      "list with PyTorch's. To update it, run `TAPESTRY_WRITE_DOCS=1 build/ci/bin/tests_autograd \"autocast "
+      "list*\"`. [Mixed "
+      "precision](../tutorials/mixed-precision.md) explains autocast.\n\n"
+      "- low: converts the operands to the dtype of the guard.\n"
+      "- f32: converts bf16 and f16 operands to f32.\n"
+      "- promote: converts the operands to the widest dtype among them.\n"
+      "- through: if the operands have several dtypes, computes in f32 and returns the dtype of the first "
+      "one.\n"
+      "- An empty field: the operation takes its operands as they are, as all operations that are not listed "
+      "do.\n\n"
+      "f64 and integers are never converted. PyTorch has a list for CPUs and another one for GPUs, and so "
+      "has Tapestry.\n\n"
+      "| operation | CPU | GPU |\n|---|---|---|\n";
+  const auto field = [](CastPolicy p) {
+    return p == CastPolicy::none ? std::string() : std::string(autograd::policy_name(p));
+  };
+  for (const autograd::CastRule& r : autograd::cast_rules())
+    page += "| `" + std::string(r.op) + "` | " + field(r.cpu) + " | " + field(r.cuda) + " |\n";
+  const std::string path = tests::source_path("docs/reference/autocast.md");
+  if (std::getenv("TAPESTRY_WRITE_DOCS")) {
+    std::ofstream file(path);
+    file << page;
+    REQUIRE(file.flush());
+  }
+  std::ifstream file(path);
+  const std::string written{std::istreambuf_iterator<char>(file), {}};
+  CHECK((written == page));
 }
