@@ -1,11 +1,13 @@
 #include "tapestry/autograd/autocast.h"
 
 #include <algorithm>
-#include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
+#include <utility>
 
 #include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/node.h"
@@ -21,9 +23,10 @@ class CastCache {
  public:
   /// The cast of `leaf`, from the cache if it is still right.
   Tensor cast(const Tensor& leaf, DType dtype) {
+    const Key key(leaf.impl(), std::this_thread::get_id());
     {
       const std::lock_guard lock(mutex_);
-      const auto at = entries_.find(leaf.impl());
+      const auto at = entries_.find(key);
       // A cast that was not recorded gives no gradient, so that grad mode needs another one.
       if (at != entries_.end() && at->second.cast.dtype() == dtype && at->second.version == leaf.version() &&
           at->second.storage == leaf.storage().get() && (at->second.recorded || !grad_enabled()))
@@ -35,7 +38,7 @@ class CastCache {
     entry.storage = leaf.storage().get();
     const Tensor cast = entry.cast;
     const std::lock_guard lock(mutex_);
-    entries_.insert_or_assign(leaf.impl(), std::move(entry));
+    entries_.insert_or_assign(key, std::move(entry));
     return cast;
   }
   std::size_t size() {
@@ -50,8 +53,10 @@ class CastCache {
     const void* storage = nullptr;
     bool recorded = false;
   };
+  // Each thread has casts of its own: passes that run at the same time must not share nodes of the tape.
+  using Key = std::pair<const void*, std::thread::id>;
   std::mutex mutex_;
-  std::unordered_map<const void*, Entry> entries_;
+  std::map<Key, Entry> entries_;
 };
 
 // The caches of the guards that exist. A Context has the id of its cache and not its address, because nodes

@@ -295,3 +295,14 @@ TEST_CASE("autocast: linear_cross_entropy multiplies in bf16 and returns its los
   loss.backward();
   CHECK(w.grad().dtype() == DType::f32);
 }
+
+TEST_CASE("autocast: several backward passes run inside of one guard") {
+  const Tensor x = numbers({2, 3}), w = parameter({3, 3}), leaf = w.detach().clone().set_requires_grad();
+  {
+    const AutocastGuard guard(DType::bf16);
+    for (int part = 0; part < 3; ++part) linear(x * part, w).to(DType::f32).square().sum().backward();
+  }
+  for (int part = 0; part < 3; ++part)
+    linear(low(x * part), low(leaf)).to(DType::f32).square().sum().backward();
+  CHECK(equal(w.grad(), leaf.grad()));
+}
