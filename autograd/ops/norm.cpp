@@ -70,7 +70,7 @@ void check_normalized(const Op& op, const Tensor& x, const Shape& normalized_sha
 
 Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
                   const Tensor& weight, const Tensor& bias, bool training, double momentum, double eps) {
-  if (const autograd::Autocast cast(kBatchNorm, x, weight, bias); cast)
+  if (const autograd::Autocast cast(kBatchNorm, x, weight, bias, running_mean); cast)
     return cast.result(
         batch_norm(cast(x), running_mean, running_var, cast(weight), cast(bias), training, momentum, eps));
   const char* const op = kBatchNorm.name;

@@ -118,7 +118,7 @@ Tensor group_norm(const Tensor& x, std::int64_t num_groups, const Tensor& weight
 Tensor instance_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
                      const Tensor& weight, const Tensor& bias, bool use_input_stats, double momentum,
                      double eps) {
-  if (const autograd::Autocast cast(kInstanceNorm, x, weight, bias); cast)
+  if (const autograd::Autocast cast(kInstanceNorm, x, weight, bias, running_mean); cast)
     return cast.result(instance_norm(cast(x), running_mean, running_var, cast(weight), cast(bias),
                                      use_input_stats, momentum, eps));
   const char* const op = kInstanceNorm.name;

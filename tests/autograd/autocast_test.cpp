@@ -136,6 +136,7 @@ TEST_CASE("autocast: norms of bf16 inputs with f32 weights compute in f32 and re
   CHECK(batch_norm(x, mean, var, w, b, true).dtype() == DType::bf16);
   CHECK(mean.abs().sum().item() > 0);  // the running statistics themselves were updated
   CHECK(mean.dtype() == DType::f32);
+  CHECK(batch_norm(x, mean, var, {}, {}, false).dtype() == DType::bf16);
   CHECK(layer_norm(numbers({4, 6}), {6}, w, b).dtype() == DType::f32);
 }
 
