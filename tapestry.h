@@ -21,6 +21,7 @@
 #undef min
 #undef max
 
+#include "tapestry/autograd/autocast.h"
 #include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/deferred.h"
 #include "tapestry/autograd/engine.h"

@@ -46,6 +46,7 @@ std::vector<Tensor> apply_function(
   ctx->to_save_.clear();
   ctx->non_differentiable_.clear();
   ctx->input_of_argument_ = std::move(input_of_argument);
+  ctx->autocast_ = current_context().autocast;
 
   std::vector<const Tensor*> in;
   for (const Tensor& t : inputs) in.push_back(&t);
@@ -60,6 +61,9 @@ std::vector<Tensor> apply_function(
           ~Entered() { ctx.leave_backward(); }
         } entered{*ctx};
         ctx->backward_ = &b;
+        Context as_in_forward = current_context();
+        as_in_forward.autocast = ctx->autocast_;
+        const ContextGuard guard(as_in_forward);
         const std::vector<Tensor> results = backward(*ctx, grads);
         const std::vector<int>& input_of = ctx->input_of_argument_;
         check<AutogradError>(results.size() == input_of.size(), "[", b.op_name(), "] backward returned ",

@@ -19,6 +19,7 @@
 #include <typeinfo>
 #include <vector>
 
+#include "tapestry/autograd/autocast.h"
 #include "tapestry/autograd/tape.h"
 #include "tapestry/core/type_name.h"
 
@@ -40,6 +41,7 @@ class FunctionContext {
   std::any data;
 
  private:
+  AutocastState autocast_;
   template <class>
   friend class Function;
   friend std::vector<Tensor> apply_function(
@@ -66,6 +68,11 @@ std::vector<Tensor> apply_function(const char* name, std::unique_ptr<FunctionCon
 /// is zero if the output was not used. It returns one gradient per argument of forward: an undefined tensor
 /// for an argument that is not a tensor or needs no gradient.
 ///
+/// Under AutocastGuard, the operations in forward and in backward are cast as everywhere; backward runs with
+/// the autocast state of forward, as with torch.amp.custom_fwd and custom_bwd. A Derived with `static
+/// constexpr DType kCastInputs = DType::f32;` gets its floating inputs (except f64) in that dtype instead,
+/// and runs both functions with autocast off. Outside of an AutocastGuard kCastInputs does nothing.
+///
 /// In a pass with create_graph, the operations in backward are recorded. A backward that computes gradients
 /// in another way, such as by data(), would give wrong gradients of gradients. It must say so by `static
 /// constexpr bool kOnceDifferentiable = true;`, and such a pass then throws AutogradError.
@@ -74,6 +81,27 @@ class Function {
  public:
   template <class... Args>
   static auto apply(Args&&... args) {
+    if constexpr (requires { Derived::kCastInputs; })
+      if (current_context().autocast.active()) {
+        const auto cast = [](auto&& argument) -> decltype(auto) {
+          using Argument = decltype(argument);
+          if constexpr (std::is_same_v<std::decay_t<Argument>, Tensor>)
+            return detail::autocast_input(argument, Derived::kCastInputs);
+          else return std::forward<Argument>(argument);
+        };
+        // The inputs are cast before the guard turns autocast off, because only an active one casts them.
+        const auto run = [](auto&&... casted) {
+          const AutocastGuard off(false);
+          return apply_as_is(std::forward<decltype(casted)>(casted)...);
+        };
+        return run(cast(std::forward<Args>(args))...);
+      }
+    return apply_as_is(std::forward<Args>(args)...);
+  }
+
+ private:
+  template <class... Args>
+  static auto apply_as_is(Args&&... args) {
     auto ctx = std::make_unique<FunctionContext>();
     std::vector<Tensor> inputs;
     std::vector<int> input_of_argument;
@@ -101,7 +129,6 @@ class Function {
     else return outputs;
   }
 
- private:
   static constexpr bool once_differentiable() {
     if constexpr (requires { Derived::kOnceDifferentiable; }) return Derived::kOnceDifferentiable;
     else return false;

@@ -1,7 +1,7 @@
 #pragma once
-// The context of operations (grad mode, device, stream, generator): one small value per thread. Each node of
-// the tape stores the context in which it was recorded, and its backward runs in that context. A task on a
-// device worker runs in a copy of its caller's context.
+// The context of operations (grad mode, autocast, device, stream, generator): one small value per thread.
+// Each node of the tape stores the context in which it was recorded, and its backward runs in that context. A
+// task on a device worker runs in a copy of its caller's context.
 #include <cstdint>
 
 #include "tapestry/core/device.h"
@@ -11,6 +11,15 @@ namespace tapestry {
 
 class Generator;
 
+/// What AutocastGuard (autograd/autocast.h) has set for operations.
+struct AutocastState {
+  std::uint8_t low[2] = {0,
+                         0};  ///< for CPUs and GPUs: 0 if autocast is off, else 1 + the number of the DType
+  std::uint16_t cache = 0;    ///< id of the cache of casts; 0 if there is none
+
+  bool active() const { return (low[0] | low[1]) != 0; }
+};
+
 struct Context {
   bool grad_enabled = true;
   bool inference = false;          ///< see InferenceMode; implies !grad_enabled
@@ -18,6 +27,7 @@ struct Context {
   Device device = kCPU;            ///< where factories create tensors if no device is given
   Device real_device = kCPU;       ///< if `device` is meta: the device for which the tensors are meant
   std::uint64_t stream = 0;        ///< id of the device's stream; 0 is the default stream
+  AutocastState autocast;          ///< backward functions run with autocast off
   Generator* generator = nullptr;  ///< overrides the device's default generator
 };
 

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 const std::string kTraining = "training/";
 const std::string kOptimizer = kTraining + "optimizer/", kScheduler = kTraining + "scheduler/",
-                  kGenerator = kTraining + "generator/";
+                  kScaler = kTraining + "scaler/", kGenerator = kTraining + "generator/";
 const std::string kExtra = "extra.";
 constexpr const char* kVersion = "1";
 
@@ -191,6 +191,7 @@ void save_checkpoint(const std::string& path, const Training& training, const Pr
     if (training.model) metadata["tapestry.parameters"] = names_of(*training.optimizer, *training.model);
   }
   if (training.scheduler) append(tensors, kScheduler, training.scheduler->state_dict());
+  if (training.scaler) append(tensors, kScaler, training.scaler->state_dict());
   for_each_device([&](Device device) {
     const std::array<std::uint64_t, 2> state = default_generator(device).state();
     const Tensor t = empty({2}, {DType::i64, kCPU});
@@ -207,7 +208,7 @@ Progress load_checkpoint(const std::string& path, const Training& training) {
   const std::string choices = take_kernel_choices("load_checkpoint", path, progress.extra);
   // All checks come before the first change.
   const StateDict optimizer = part_of(file, kOptimizer), scheduler = part_of(file, kScheduler),
-                  generators = part_of(file, kGenerator);
+                  scaler = part_of(file, kScaler), generators = part_of(file, kGenerator);
   if (training.optimizer) {
     const auto name = file.metadata().find("tapestry.optimizer");
     check<IoError>(name != file.metadata().end(), "[load_checkpoint] ", path,
@@ -218,14 +219,18 @@ Progress load_checkpoint(const std::string& path, const Training& training) {
   }
   check<IoError>(!training.scheduler || !scheduler.empty(), "[load_checkpoint] ", path,
                  ": contains no schedule state");
+  check<IoError>(!training.scaler || !training.scaler->is_enabled() || !scaler.empty(), "[load_checkpoint] ",
+                 path, ": contains no gradient scaler's state");
   check_generators(path, generators);
   // Each part is loaded completely or not at all. The model is loaded last, because the other parts are small
   // enough to be restored if it fails.
-  StateDict old_optimizer, old_scheduler;
+  StateDict old_optimizer, old_scheduler, old_scaler;
   if (training.optimizer) old_optimizer = training.optimizer->local_state_dict();
   if (training.scheduler) old_scheduler = training.scheduler->state_dict();
+  if (training.scaler) old_scaler = training.scaler->state_dict();
   bool scheduled = false;
   try {
+    if (training.scaler) training.scaler->load_state_dict(scaler);
     if (training.optimizer) training.optimizer->load_state_dict(optimizer);
     if (training.scheduler) training.scheduler->load_state_dict(scheduler);
     scheduled = training.scheduler != nullptr;
@@ -234,6 +239,7 @@ Progress load_checkpoint(const std::string& path, const Training& training) {
     if (scheduled) training.scheduler->load_state_dict(old_scheduler);
     // Undoes also the learning rates that the schedule has set.
     if (training.optimizer) training.optimizer->load_state_dict(old_optimizer);
+    if (training.scaler) training.scaler->load_state_dict(old_scaler);
     throw;
   }
   for_each_device([&](Device device) {

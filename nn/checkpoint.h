@@ -11,7 +11,7 @@
 //
 // A checkpoint is one safetensors file, and it is written atomically. The model's tensors have PyTorch's
 // names, so the file is also a model file. Everything else is under "training/" and in the metadata:
-//   training/optimizer/..., training/scheduler/...   their state_dict()
+//   training/optimizer/..., training/scheduler/..., training/scaler/...   their state_dict()
 //   training/generator/cpu:0                         seed and offset of a device, i64 [2]
 #include <cstdint>
 #include <memory>
@@ -22,6 +22,7 @@
 #include "tapestry/core/folder_lock.h"
 #include "tapestry/core/safetensors.h"
 #include "tapestry/nn/module.h"
+#include "tapestry/nn/optim/grad_scaler.h"
 #include "tapestry/nn/optim/optimizer.h"
 #include "tapestry/nn/optim/scheduler.h"
 
@@ -44,6 +45,7 @@ struct Training {
   Module* model = nullptr;
   optim::Optimizer* optimizer = nullptr;
   optim::Scheduler* scheduler = nullptr;
+  optim::GradScaler* scaler = nullptr;
 };
 
 /// The position of a training run.

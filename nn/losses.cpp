@@ -4,6 +4,7 @@
 #include <limits>
 #include <numbers>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
@@ -77,11 +78,15 @@ void check_values(const char* op, const Tensor& x, const char* what, double low,
 }  // namespace
 
 Tensor l1_loss(const Tensor& x, const Tensor& target, Reduction reduction) {
+  if (const autograd::Autocast cast("l1_loss", x, target); cast)
+    return l1_loss(cast(x), cast(target), reduction);
   check_shape("l1_loss", x, target, "target");
   return reduced(abs(x - target), reduction);
 }
 
 Tensor smooth_l1_loss(const Tensor& x, const Tensor& target, const SmoothL1LossParams& params) {
+  if (const autograd::Autocast cast("smooth_l1_loss", x, target); cast)
+    return smooth_l1_loss(cast(x), cast(target), params);
   check(params.beta >= 0, "[smooth_l1_loss] beta must not be negative but is ", params.beta);
   if (params.beta == 0) return l1_loss(x, target, params.reduction);
   check_shape("smooth_l1_loss", x, target, "target");
@@ -89,12 +94,15 @@ Tensor smooth_l1_loss(const Tensor& x, const Tensor& target, const SmoothL1LossP
 }
 
 Tensor huber_loss(const Tensor& x, const Tensor& target, const HuberLossParams& params) {
+  if (const autograd::Autocast cast("huber_loss", x, target); cast)
+    return huber_loss(cast(x), cast(target), params);
   check(params.delta > 0, "[huber_loss] delta must be positive but is ", params.delta);
   check_shape("huber_loss", x, target, "target");
   return reduced(limited_square(kHuberLoss, x, target, params.delta, 1), params.reduction);
 }
 
 Tensor kl_div(const Tensor& x, const Tensor& target, const KLDivLossParams& params) {
+  if (const autograd::Autocast cast("kl_div", x, target); cast) return kl_div(cast(x), cast(target), params);
   tapestry::detail::check_defined("kl_div", x);
   tapestry::detail::check_defined("kl_div", target, "target");
   check(params.reduction != KLDivReduction::batchmean || x.dim() > 0,
@@ -118,6 +126,8 @@ Tensor kl_div(const Tensor& x, const Tensor& target, const KLDivLossParams& para
 
 Tensor cosine_embedding_loss(const Tensor& a, const Tensor& b, const Tensor& target,
                              const CosineEmbeddingLossParams& params) {
+  if (const autograd::Autocast cast("cosine_embedding_loss", a, b); cast)
+    return cosine_embedding_loss(cast(a), cast(b), target, params);
   check_shape("cosine_embedding_loss", a, b, "the second input");
   tapestry::detail::check_defined("cosine_embedding_loss", target, "target");
   check((a.dim() == 2 && target.dim() == 1 && target.size(0) == a.size(0)) ||
@@ -134,6 +144,8 @@ Tensor cosine_embedding_loss(const Tensor& a, const Tensor& b, const Tensor& tar
 
 Tensor triplet_margin_loss(const Tensor& anchor, const Tensor& positive, const Tensor& negative,
                            const TripletMarginLossParams& params) {
+  if (const autograd::Autocast cast("triplet_margin_loss", anchor, positive, negative); cast)
+    return triplet_margin_loss(cast(anchor), cast(positive), cast(negative), params);
   check_shape("triplet_margin_loss", anchor, positive, "positive");
   check_shape("triplet_margin_loss", anchor, negative, "negative");
   check(params.margin > 0, "[triplet_margin_loss] margin must be positive but is ", params.margin);
@@ -147,6 +159,8 @@ Tensor triplet_margin_loss(const Tensor& anchor, const Tensor& positive, const T
 }
 
 Tensor hinge_embedding_loss(const Tensor& x, const Tensor& target, const HingeEmbeddingLossParams& params) {
+  if (const autograd::Autocast cast("hinge_embedding_loss", x); cast)
+    return hinge_embedding_loss(cast(x), target, params);
   check_shape("hinge_embedding_loss", x, target, "target");
   const Tensor none = zero_like(x);
   const Tensor losses = where(target == 1, none, relu(params.margin - x)) + where(target == -1, none, x);
@@ -155,12 +169,16 @@ Tensor hinge_embedding_loss(const Tensor& x, const Tensor& target, const HingeEm
 
 Tensor margin_ranking_loss(const Tensor& a, const Tensor& b, const Tensor& target,
                            const MarginRankingLossParams& params) {
+  if (const autograd::Autocast cast("margin_ranking_loss", a, b, target); cast)
+    return margin_ranking_loss(cast(a), cast(b), cast(target), params);
   check_shape("margin_ranking_loss", a, b, "the second input");
   check_shape("margin_ranking_loss", a, target, "target");
   return reduced(relu(target * (b - a) + params.margin), params.reduction);
 }
 
 Tensor soft_margin_loss(const Tensor& x, const Tensor& target, Reduction reduction) {
+  if (const autograd::Autocast cast("soft_margin_loss", x, target); cast)
+    return soft_margin_loss(cast(x), cast(target), reduction);
   check_shape("soft_margin_loss", x, target, "target");
   return reduced(log1p_exp(-target * x), reduction);
 }
@@ -195,6 +213,8 @@ Tensor gaussian_nll_loss(const Tensor& x, const Tensor& target, const Tensor& va
 }
 
 Tensor poisson_nll_loss(const Tensor& x, const Tensor& target, const PoissonNLLLossParams& params) {
+  if (const autograd::Autocast cast("poisson_nll_loss", x, target); cast)
+    return poisson_nll_loss(cast(x), cast(target), params);
   check_shape("poisson_nll_loss", x, target, "target");
   Tensor losses = params.log_input ? exp(x) - target * x : x - target * log(x + params.eps);
   if (params.full) {

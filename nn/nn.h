@@ -33,6 +33,7 @@
 #include "tapestry/nn/optim/averaging.h"
 #include "tapestry/nn/optim/cyclic_schedules.h"
 #include "tapestry/nn/optim/factor_schedules.h"
+#include "tapestry/nn/optim/grad_scaler.h"
 #include "tapestry/nn/optim/lbfgs.h"
 #include "tapestry/nn/optim/lr_finder.h"
 #include "tapestry/nn/optim/muon.h"

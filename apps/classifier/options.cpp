@@ -156,6 +156,10 @@ Parser::Parser(Options& o) {
       ->check(number<std::uint64_t>(0, std::numeric_limits<std::uint64_t>::max(),
                                     "a whole number from 0 to 2^64-1"))
       ->group(group);
+  add_with_default("--precision", o.precision, "DTYPE",
+                   "f32, or mixed precision: bf16, or f16 with scaled gradients")
+      ->check(one_of({"f32", "bf16", "f16"}))
+      ->group(group);
   app.add_flag("--allow-nan", o.allow_nan, "Continue if the loss is not a number")->group(group);
   app.add_flag("--overfit-batch", o.overfit_batch,
                "Train on the first batch only, in every step and without augmentation. A model\n"

@@ -33,6 +33,7 @@ struct Options {
   double clip_norm = 0;  // the largest norm of all gradients together; 0: any
   double ema = 0;        // the decay of the moving average of the weights; 0: none
   std::uint64_t seed = 1;
+  std::string precision = "f32";
   std::string parallel = "none";
   bool sync_batchnorm = false;
   std::string compress = "none";
@@ -74,6 +75,7 @@ void each_option(F&& option) {
   option("clip_norm", &Options::clip_norm);
   option("ema", &Options::ema);
   option("seed", &Options::seed);
+  option("precision", &Options::precision);
   option("parallel", &Options::parallel);
   option("sync_batchnorm", &Options::sync_batchnorm);
   option("compress", &Options::compress);

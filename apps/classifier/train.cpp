@@ -18,6 +18,7 @@
 #include "tapestry/apps/classifier/ranks.h"
 #include "tapestry/apps/common/checkpoint_interval.h"
 #include "tapestry/apps/common/checkpoints.h"
+#include "tapestry/apps/common/precision.h"
 #include "tapestry/apps/common/progress.h"
 #include "tapestry/apps/common/run_folder.h"
 #include "tapestry/apps/common/stop_request.h"
@@ -75,9 +76,9 @@ std::int64_t count_right(const Tensor& scores, const Tensor& labels) {
 // Evaluates the test images of all ranks. counts[i * classes + j] becomes the number of images of class i
 // that were predicted as class j. `mistakes` gets the images of this rank. Calls `stops`, which is
 // collective, after each batch. Returns nothing if it returned true.
-std::optional<Tally> evaluate(nn::Module& model, Images& data, Device device, Ranks& ranks,
-                              const std::function<bool()>& stops, std::vector<std::int64_t>& counts,
-                              WorstMistakes& mistakes) {
+std::optional<Tally> evaluate(nn::Module& model, const std::string& precision, Images& data, Device device,
+                              Ranks& ranks, const std::function<bool()>& stops,
+                              std::vector<std::int64_t>& counts, WorstMistakes& mistakes) {
   const std::int64_t classes = data.spec.classes;
   ranks.sync_buffers();
   const InferenceMode inference;
@@ -87,7 +88,11 @@ std::optional<Tally> evaluate(nn::Module& model, Images& data, Device device, Ra
   data.test->set_epoch(0);
   std::int64_t batches = 0;
   for (const auto& [images, labels] : *data.test) {
-    const Tensor scores = model(images.to(device)).cpu();
+    Tensor scores;
+    {
+      const AutocastScope autocast(precision);
+      scores = model(images.to(device)).cpu().to(DType::f32);
+    }
     const Tensor guess = scores.argmax(1);
     mistakes.add(images, labels, scores);
     tally.add(cross_entropy(scores, labels).item(), count_right(scores, labels), labels.size(0));
@@ -100,8 +105,10 @@ std::optional<Tally> evaluate(nn::Module& model, Images& data, Device device, Ra
   // Every rank must call `stops` equally often, also if it has fewer batches than another rank. And the
   // model, if its parameters are gathered.
   for (; batches < data.most_test_batches; ++batches) {
-    if (ranks.forward_is_collective())
+    if (ranks.forward_is_collective()) {
+      const AutocastScope autocast(precision);
       model(zeros({1, data.spec.channels, data.spec.height, data.spec.width}).to(device));
+    }
     if (stops()) return {};
   }
   model.train();
@@ -189,7 +196,8 @@ int train(Options o) {
   const std::unique_ptr<optim::Optimizer> optimizer = make_optimizer(o, *model, ranks);
   const std::int64_t steps_per_epoch = images.train->size(), total_steps = steps_per_epoch * o.epochs;
   const std::unique_ptr<optim::Scheduler> schedule = make_schedule(o, *optimizer, total_steps);
-  const nn::Training training{model.get(), optimizer.get(), schedule.get()};
+  optim::GradScaler scaler(scaler_options(o.precision));
+  const nn::Training training{model.get(), optimizer.get(), schedule.get(), &scaler};
 
   if (!o.saved) {
     open_folder();
@@ -258,11 +266,19 @@ int train(Options o) {
     for (const auto& [batch, labels] : *images.train) {
       const Tensor x = batch.to(device), target = labels.to(device);
       optimizer->zero_grad();
-      const Tensor scores = ranks.forward(*model, x);
-      const Tensor loss = cross_entropy(scores, target);
-      loss.backward();
-      if (o.clip_norm > 0) nn::clip_grad_norm_(model->parameters(), o.clip_norm);
-      optimizer->step();
+      Tensor scores, loss;
+      {
+        const AutocastScope autocast(o.precision);
+        scores = ranks.forward(*model, x);
+        loss = cross_entropy(scores, target);
+      }
+      scaler.scale(loss).backward();
+      if (o.clip_norm > 0) {
+        scaler.unscale_(*optimizer);
+        nn::clip_grad_norm_(model->parameters(), o.clip_norm);
+      }
+      scaler.step(*optimizer);
+      scaler.update();
       average.update();
       schedule->step();
 
@@ -290,8 +306,8 @@ int train(Options o) {
     std::optional<Average::Scope> averaged;
     average.use(averaged);
     const std::optional<Tally> test = evaluate(
-        *model, images, device, ranks, [&] { return (signal = ranks.agree({stop.signal()}).signal) != 0; },
-        confusion, mistakes);
+        *model, o.precision, images, device, ranks,
+        [&] { return (signal = ranks.agree({stop.signal()}).signal) != 0; }, confusion, mistakes);
     averaged.reset();
     if (!test) return stopped_by(signal);
     const Tally trained = ranks.sum(at.tally);

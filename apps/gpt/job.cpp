@@ -23,12 +23,6 @@ bool is_job(const std::string& parallel) {
 
 }  // namespace
 
-void check_precision(const char* command, const std::string& precision) {
-  if (precision != "f32")
-    fail<UsageError>("[", command, "] --precision ", precision,
-                     " comes with mixed precision, which Tapestry does not have yet; train with f32");
-}
-
 std::vector<nn::Module*> blocks_of(nn::LanguageModel& model) {
   nn::ModuleList* list = nullptr;
   if (auto* llama = dynamic_cast<nn::Llama*>(&model)) list = &llama->model.layers;

@@ -15,9 +15,6 @@
 
 namespace apps::gpt {
 
-/// Throws UsageError for a dtype in which Tapestry cannot train yet.
-void check_precision(const char* command, const std::string& precision);
-
 struct JobOptions {
   const char* command;          ///< "gpt train", for errors
   std::string parallel;         ///< the value of --parallel

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tapestry/apps/common/precision.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/loss.h"
@@ -20,7 +21,6 @@ using namespace tapestry;
 namespace {
 
 JobOptions job_of(const TrainOptions& o) {
-  check_precision("gpt train", o.precision);
   if (o.parallel == "pipeline" && o.stages > o.layers && o.config.empty() && o.init.empty())
     fail<UsageError>("[gpt train] a model of ", o.layers, " layers cannot be divided into ", o.stages,
                      " stages");
@@ -131,7 +131,8 @@ std::unique_ptr<optim::Optimizer> Parallel::make_optimizer(nn::LanguageModel& mo
   return std::make_unique<distributed::ZeroRedundancyOptimizer<optim::AdamW>>(std::move(groups), zero);
 }
 
-double Parallel::forward_backward(nn::LanguageModel& model, Windows& text, std::int64_t step) {
+double Parallel::forward_backward(nn::LanguageModel& model, Windows& text, std::int64_t step,
+                                  optim::GradScaler& scaler) {
   const Device device(options_.device);
   const auto batch = [&](std::int64_t first, std::int64_t count) {
     Batch b = text.batch(first, count);
@@ -144,7 +145,15 @@ double Parallel::forward_backward(nn::LanguageModel& model, Windows& text, std::
   const std::int64_t begin = step * options_.batch_size;
   if (pipeline_) {
     const Batch b = batch(begin, options_.batch_size);
-    return pipeline_->forward_backward(pipeline_inputs(b), b.targets, cross_entropy_of).item();
+    const AutocastScope autocast(options_.precision);
+    if (!scaler.is_enabled())
+      return pipeline_->forward_backward(pipeline_inputs(b), b.targets, cross_entropy_of).item();
+    // The losses of the micro-batches are multiplied by the scale on the last stage.
+    const Tensor scale = scaler.scale(ones({}, {DType::f32, devices_.back()}));
+    const auto scaled = [&](const Tensor& logits, const Tensor& targets) {
+      return cross_entropy_of(logits, targets) * scale;
+    };
+    return pipeline_->forward_backward(pipeline_inputs(b), b.targets, scaled).item() / scale.item();
   }
   const std::int64_t parts = options_.accumulate, rows = options_.batch_size / (parts * size());
   double sum = 0;
@@ -153,6 +162,7 @@ double Parallel::forward_backward(nn::LanguageModel& model, Windows& text, std::
     // All parts but the last keep their gradients on this rank.
     const std::unique_ptr<Quiet> no_sync = part + 1 < parts ? quiet() : nullptr;
     Tensor loss;
+    std::optional<AutocastScope> autocast(options_.precision);
     if (dp_ && b.documents.defined())
       loss = dp_->loss(std::make_tuple(b.ids, b.targets, b.documents),
                        [&](const Tensor& ids, const Tensor& targets, const Tensor& documents) {
@@ -168,9 +178,10 @@ double Parallel::forward_backward(nn::LanguageModel& model, Windows& text, std::
                                              .targets = b.targets});
     else if (ddp_) loss = (*ddp_)(b.ids, nn::TokenContext{.targets = b.targets});
     else loss = loss_of(model, b);
+    autocast.reset();
     sum += loss.item();
     if (parts > 1) loss = loss * (1.0 / static_cast<double>(parts));
-    loss.backward();
+    scaler.scale(loss).backward();
   }
   return sum / static_cast<double>(parts);
 }
@@ -193,6 +204,7 @@ std::optional<double> Parallel::held_out_loss(nn::LanguageModel& model, const Wi
     b.ids = b.ids.to(device);
     b.targets = b.targets.to(device);
     if (b.documents.defined()) b.documents = b.documents.to(device);
+    const AutocastScope autocast(options_.precision);
     const double loss =
         pipeline_ ? cross_entropy_of((*pipeline_)(pipeline_inputs(b)), b.targets.to(devices_.back())).item()
                   : loss_of(model, b).item();

@@ -13,6 +13,7 @@
 
 #include "tapestry/apps/common/checkpoint_interval.h"
 #include "tapestry/apps/common/checkpoints.h"
+#include "tapestry/apps/common/precision.h"
 #include "tapestry/apps/common/progress.h"
 #include "tapestry/apps/common/run_folder.h"
 #include "tapestry/apps/common/stop_request.h"
@@ -170,6 +171,7 @@ class Run {
   std::unique_ptr<nn::LanguageModel> model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<optim::LambdaLR> schedule_;
+  optim::GradScaler scaler_{scaler_options(o_.precision)};
   std::optional<Checkpoints> checkpoints_;
   std::optional<Progress> progress_;
   std::optional<Windows> windows_, held_out_;
@@ -275,7 +277,7 @@ std::string Run::save(std::optional<double> loss) {
   all.loss = parallel_.sum(at_.loss);
   all.count = parallel_.sum(at_.count);
   interval_->restart();
-  return checkpoints_->save({model_.get(), optimizer_.get(), schedule_.get()},
+  return checkpoints_->save({model_.get(), optimizer_.get(), schedule_.get(), &scaler_},
                             {.step = step_, .metric = loss, .extra = all.save()});
 }
 
@@ -392,7 +394,7 @@ int Run::train() {
   interval_ = CheckpointInterval::parse(o_.checkpoint_every);
   progress_.emplace(o_.steps, o_.steps, 1, parallel_.first());
 
-  const nn::Training training{model_.get(), optimizer_.get(), schedule_.get()};
+  const nn::Training training{model_.get(), optimizer_.get(), schedule_.get(), &scaler_};
   if (const auto last = checkpoints_->resume(training)) {
     check<IoError>(o_.resumed, "[gpt train] ", o_.run_dir,
                    " has checkpoints but no config.json; restore the file, or choose another --run-dir");
@@ -430,11 +432,15 @@ int Run::train() {
     if (step_ == o_.steps) break;
     before = Clock::now();
     optimizer_->zero_grad();
-    const double loss = parallel_.forward_backward(*model_, *windows_, step_);
+    const double loss = parallel_.forward_backward(*model_, *windows_, step_, scaler_);
     check(std::isfinite(loss), "[gpt train] the loss is ", loss, " in step ", step_ + 1,
           "; try a smaller --lr");
-    at_.grad_norm = nn::clip_grad_norm_(trained, o_.clip > 0 ? o_.clip : INFINITY).item();
-    optimizer_->step();
+    scaler_.unscale_(*optimizer_);
+    const double norm = nn::clip_grad_norm_(trained, o_.clip > 0 ? o_.clip : INFINITY).item();
+    // The norm of a step that the scaler skips is infinite or NaN, which no JSON file can hold.
+    if (!scaler_.is_enabled() || std::isfinite(norm)) at_.grad_norm = norm;
+    scaler_.step(*optimizer_);
+    scaler_.update();
     schedule_->step();
     ++step_;
     at_.loss += loss;

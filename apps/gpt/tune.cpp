@@ -14,6 +14,7 @@
 #include "tapestry/apps/common/checkpoint_interval.h"
 #include "tapestry/apps/common/checkpoints.h"
 #include "tapestry/apps/common/command_line.h"
+#include "tapestry/apps/common/precision.h"
 #include "tapestry/apps/common/progress.h"
 #include "tapestry/apps/common/run_folder.h"
 #include "tapestry/apps/common/stop_request.h"
@@ -190,6 +191,7 @@ class Run {
   std::optional<TuneData> data_;
   std::unique_ptr<Trained> trained_;
   std::unique_ptr<optim::AdamW> optimizer_;
+  optim::GradScaler scaler_{scaler_options(o_.precision)};
   std::unique_ptr<optim::LambdaLR> schedule_;
   std::optional<Checkpoints> checkpoints_;
   std::optional<Progress> progress_;
@@ -255,12 +257,16 @@ double Run::train_step() {
   optimizer_->zero_grad();
   std::vector<std::vector<std::int64_t>> batches;
   for (std::int64_t k = 0; k < o_.accumulate; ++k) batches.push_back(sequences_of(step_ * o_.accumulate + k));
-  const std::optional<double> loss = parallel_.forward_backward(*p_->model, data_->train, batches);
+  const std::optional<double> loss = parallel_.forward_backward(*p_->model, data_->train, batches, scaler_);
   if (loss) {
     check(std::isfinite(*loss), "[gpt tune] the loss is ", *loss, " in step ", step_ + 1,
           "; try a smaller --lr");
-    grad_norm_ = nn::clip_grad_norm_(trained_->parameters(), o_.clip > 0 ? o_.clip : INFINITY).item();
-    optimizer_->step();
+    scaler_.unscale_(*optimizer_);
+    const double norm = nn::clip_grad_norm_(trained_->parameters(), o_.clip > 0 ? o_.clip : INFINITY).item();
+    // The norm of a step that the scaler skips is infinite or NaN, which no JSON file can hold.
+    if (!scaler_.is_enabled() || std::isfinite(norm)) grad_norm_ = norm;
+    scaler_.step(*optimizer_);
+    scaler_.update();
   }
   schedule_->step();
   return loss.value_or(0);
@@ -271,7 +277,7 @@ std::string Run::save() {
   char tally[120];
   std::snprintf(tally, sizeof tally, "%lld %a %a %a", static_cast<long long>(reported_), loss_, losses_,
                 seconds_);
-  return checkpoints_->save({trained_.get(), optimizer_.get(), schedule_.get()},
+  return checkpoints_->save({trained_.get(), optimizer_.get(), schedule_.get(), &scaler_},
                             {.step = step_, .extra = {{"gpt.tune", tally}}});
 }
 
@@ -396,7 +402,7 @@ int Run::tune() {
                        nn::CheckpointerOptions{.keep_last = 2, .keep_best = false});
   progress_.emplace(o_.steps, o_.steps, 1, parallel_.first());
   bool resumed = false;
-  if (const auto last = checkpoints_->resume({trained_.get(), optimizer_.get(), schedule_.get()})) {
+  if (const auto last = checkpoints_->resume({trained_.get(), optimizer_.get(), schedule_.get(), &scaler_})) {
     long long reported = 0;
     const auto tally = last->extra.find("gpt.tune");
     check<IoError>(tally != last->extra.end() &&

@@ -4,6 +4,7 @@
 #include <tuple>
 #include <utility>
 
+#include "tapestry/apps/common/precision.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/context.h"
@@ -15,7 +16,6 @@ using namespace tapestry;
 namespace {
 
 JobOptions job_of(const TuneOptions& o) {
-  check_precision("gpt tune", o.precision);
   // Ranks may have different numbers of threads.
   TuneOptions same = o;
   same.threads = 0;
@@ -39,11 +39,13 @@ Tensor with_a_target(const Tensor& targets) {
 
 }  // namespace
 
-TuneParallel::TuneParallel(const TuneOptions& o) : Job(job_of(o)), keep_activations_(o.keep_activations) {}
+TuneParallel::TuneParallel(const TuneOptions& o)
+    : Job(job_of(o)), keep_activations_(o.keep_activations), precision_(o.precision) {}
 
 std::optional<double> TuneParallel::forward_backward(nn::LanguageModel& model,
                                                      const data::PackedSequences& data,
-                                                     const std::vector<std::vector<std::int64_t>>& batches) {
+                                                     const std::vector<std::vector<std::int64_t>>& batches,
+                                                     optim::GradScaler& scaler) {
   std::vector<TuneBatch> used;
   double all_targets = 0;
   for (const std::vector<std::int64_t>& indices : batches) {
@@ -67,6 +69,7 @@ std::optional<double> TuneParallel::forward_backward(nn::LanguageModel& model,
     // All batches but the last keep their gradients on this rank.
     const std::unique_ptr<Quiet> no_sync = k + 1 < used.size() ? quiet() : nullptr;
     Tensor loss;
+    std::optional<AutocastScope> autocast(precision_);
     if (dp_) {
       const std::int64_t rows = batch.sequences.ids.size(0);
       const auto parts =
@@ -87,10 +90,11 @@ std::optional<double> TuneParallel::forward_backward(nn::LanguageModel& model,
                                            const nn::TokenContext& how) { return (*ddp_)(ids, how); })
                   : part_of_mean(part, plain);
     }
+    autocast.reset();
     sum += loss.item();
     // ddp and fsdp average the gradients of the ranks.
     if (size() > 1) loss = loss * static_cast<double>(size());
-    loss.backward();
+    scaler.scale(loss).backward();
   }
   return Job::sum(sum);
 }
@@ -109,6 +113,7 @@ std::optional<double> TuneParallel::held_out_loss(nn::LanguageModel& model, cons
     const TuneBatch batch = tune_batch(data, {mine < count ? mine : 0});
     nn::TokenContext how = batch.context();
     if (batch.targets == 0) how.targets = with_a_target(how.targets);
+    const AutocastScope autocast(precision_);
     const double loss = model(batch.sequences.ids, how).item();
     mean.add(loss, mine < count ? static_cast<double>(batch.targets) : 0);
     stopped = stops();

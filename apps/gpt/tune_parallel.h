@@ -8,12 +8,13 @@
 #include "tapestry/apps/gpt/job.h"
 #include "tapestry/apps/gpt/tune.h"
 #include "tapestry/apps/gpt/tune_data.h"
+#include "tapestry/nn/optim/grad_scaler.h"
 
 namespace apps::gpt {
 
 class TuneParallel : public Job {
  public:
-  /// Joins the job: see Job. Throws UsageError for a precision that does not exist yet.
+  /// Joins the job: see Job.
   explicit TuneParallel(const TuneOptions& options);
 
   /// Adds the gradients of the mean loss of all targets of these batches, which are those of all ranks, and
@@ -21,7 +22,8 @@ class TuneParallel : public Job {
   /// Collective.
   std::optional<double> forward_backward(tapestry::nn::LanguageModel& model,
                                          const tapestry::data::PackedSequences& data,
-                                         const std::vector<std::vector<std::int64_t>>& batches);
+                                         const std::vector<std::vector<std::int64_t>>& batches,
+                                         tapestry::optim::GradScaler& scaler);
   /// The mean loss of the targets of the first `most` sequences (0: all), in evaluation mode and without
   /// gradients. Returns nothing if stops() became true. Collective.
   std::optional<double> held_out_loss(tapestry::nn::LanguageModel& model,
@@ -32,6 +34,7 @@ class TuneParallel : public Job {
 
  private:
   const bool keep_activations_;
+  const std::string precision_;
 };
 
 }  // namespace apps::gpt

@@ -216,6 +216,8 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
     context.stream = there;
     context.grad_enabled = create_graph_;
     context.replica = current_context().replica;
+    // The saved tensors and the gradients have the dtypes that autocast chose in forward.
+    context.autocast = {};
     ContextGuard guard(context);
     if (there != here) [[unlikely]] {
       tapestry::detail::order_streams(here, there);

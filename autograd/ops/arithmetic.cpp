@@ -2,6 +2,7 @@
 // and the gradients.
 #include "tapestry/autograd/ops/arithmetic.h"
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/compare.h"
 #include "tapestry/autograd/ops/composite.h"
 #include "tapestry/autograd/ops/creation.h"
@@ -92,7 +93,10 @@ Tensor add(const Tensor& a, const Tensor& b) { return binary<kernels::Add>(a, b)
 Tensor sub(const Tensor& a, const Tensor& b) { return binary<kernels::Sub>(a, b); }
 Tensor mul(const Tensor& a, const Tensor& b) { return binary<kernels::Mul>(a, b); }
 Tensor div(const Tensor& a, const Tensor& b) { return binary<kernels::Div>(a, b); }
-Tensor pow(const Tensor& a, const Tensor& b) { return binary<kernels::Pow>(a, b); }
+Tensor pow(const Tensor& a, const Tensor& b) {
+  if (const Autocast cast(row_op<kernels::Pow>, a, b); cast) return pow(cast(a), cast(b));
+  return binary<kernels::Pow>(a, b);
+}
 Tensor maximum(const Tensor& a, const Tensor& b) { return binary<kernels::Maximum>(a, b); }
 Tensor minimum(const Tensor& a, const Tensor& b) { return binary<kernels::Minimum>(a, b); }
 
@@ -111,7 +115,10 @@ Tensor rdiv(const Scalar& a, const Tensor& b) {
   return y;
 }
 
-Tensor atan2(const Tensor& a, const Tensor& b) { return binary<kernels::Atan2>(a, b); }
+Tensor atan2(const Tensor& a, const Tensor& b) {
+  if (const Autocast cast(row_op<kernels::Atan2>, a, b); cast) return atan2(cast(a), cast(b));
+  return binary<kernels::Atan2>(a, b);
+}
 Tensor Tensor::atan2(const Tensor& other) const { return tapestry::atan2(*this, other); }
 const Tensor& Tensor::atan2_(const Tensor& other) const {
   return binary_in_place<kernels::Atan2>(*this, other);
@@ -228,6 +235,7 @@ DType checked_power(const Tensor& a, const Scalar& b) {
 
 }  // namespace
 Tensor pow(const Tensor& a, const Scalar& b) {
+  if (const Autocast cast(row_op<kernels::Pow>, a); cast) return pow(cast(a), b);
   const DType dtype = checked_power(a, b);
   Tensor y = run_with_number(kernels::slot<kernels::PowScalar>, a, b, dtype, dtype);
   if (recording(a))

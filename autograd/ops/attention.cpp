@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/op.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/dropout.h"
@@ -231,6 +232,11 @@ Tensor by_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
 
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                                     const AttentionParams& params) {
+  if (const autograd::Autocast cast(kAttention, q, k, v, params.attn_mask); cast) {
+    AttentionParams low = params;
+    low.attn_mask = cast(params.attn_mask);
+    return scaled_dot_product_attention(cast(q), cast(k), cast(v), low);
+  }
   const char* const op = kAttention.name;
   detail::check_defined(op, q, "q");
   detail::check_defined(op, k, "k");

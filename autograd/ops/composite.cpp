@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/arithmetic.h"
 #include "tapestry/autograd/ops/compare.h"
 #include "tapestry/autograd/ops/copy.h"
@@ -56,6 +57,7 @@ Tensor square(const Tensor& x) {
   return pow(x.dtype() == DType::boolean ? x.to(DType::i64) : x, 2);
 }
 Tensor reciprocal(const Tensor& x) {
+  if (const autograd::Autocast cast(kReciprocal, x); cast) return reciprocal(cast(x));
   check_input(kReciprocal, x);
   return rdiv(1, x);
 }
@@ -135,6 +137,8 @@ Tensor lerp(const Tensor& a, const Tensor& b, const Tensor& weight) {
                sub(b, mul(difference, rsub(1, weight))));
 }
 Tensor addcmul(const Tensor& x, const Tensor& a, const Tensor& b, const Scalar& value) {
+  if (const autograd::Autocast cast(kAddcmul, x, a, b); cast)
+    return addcmul(cast(x), cast(a), cast(b), value);
   check_inputs(kAddcmul, x, a, b);
   if (match(x, a, b)) return add_scaled(kAddcmul, x, a, b, value.to_double(), false);
   const Tensor product = mul(a, b);
@@ -143,6 +147,8 @@ Tensor addcmul(const Tensor& x, const Tensor& a, const Tensor& b, const Scalar& 
   return add(x, value.to_double() == 1 ? product : mul(product, value));
 }
 Tensor addcdiv(const Tensor& x, const Tensor& a, const Tensor& b, const Scalar& value) {
+  if (const autograd::Autocast cast(kAddcdiv, x, a, b); cast)
+    return addcdiv(cast(x), cast(a), cast(b), value);
   check_inputs(kAddcdiv, x, a, b);
   if (match(x, a, b)) return add_scaled(kAddcdiv, x, a, b, value.to_double(), true);
   const Tensor quotient = div(a, b);

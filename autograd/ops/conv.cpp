@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/internal/conv.h"
@@ -287,24 +288,36 @@ bool detail::is_same_padding(std::string_view name) {
 }
 
 Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias, const Conv1dParams& params) {
+  if (const autograd::Autocast cast(kConv1d, x, weight, bias); cast)
+    return conv1d(cast(x), cast(weight), cast(bias), params);
   return convolve(kConv1d, x, weight, bias, options_of(params));
 }
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const Conv2dParams& params) {
+  if (const autograd::Autocast cast(kConv2d, x, weight, bias); cast)
+    return conv2d(cast(x), cast(weight), cast(bias), params);
   return convolve(kConv2d, x, weight, bias, options_of(params));
 }
 Tensor conv3d(const Tensor& x, const Tensor& weight, const Tensor& bias, const Conv3dParams& params) {
+  if (const autograd::Autocast cast(kConv3d, x, weight, bias); cast)
+    return conv3d(cast(x), cast(weight), cast(bias), params);
   return convolve(kConv3d, x, weight, bias, options_of(params));
 }
 Tensor conv_transpose1d(const Tensor& x, const Tensor& weight, const Tensor& bias,
                         const ConvTranspose1dParams& params) {
+  if (const autograd::Autocast cast(kConvTranspose1d, x, weight, bias); cast)
+    return conv_transpose1d(cast(x), cast(weight), cast(bias), params);
   return convolve_transposed(kConvTranspose1d, x, weight, bias, options_of(params));
 }
 Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
                         const ConvTranspose2dParams& params) {
+  if (const autograd::Autocast cast(kConvTranspose2d, x, weight, bias); cast)
+    return conv_transpose2d(cast(x), cast(weight), cast(bias), params);
   return convolve_transposed(kConvTranspose2d, x, weight, bias, options_of(params));
 }
 Tensor conv_transpose3d(const Tensor& x, const Tensor& weight, const Tensor& bias,
                         const ConvTranspose3dParams& params) {
+  if (const autograd::Autocast cast(kConvTranspose3d, x, weight, bias); cast)
+    return conv_transpose3d(cast(x), cast(weight), cast(bias), params);
   return convolve_transposed(kConvTranspose3d, x, weight, bias, options_of(params));
 }
 

@@ -106,6 +106,15 @@ Tensor contiguous(const Tensor& x, MemoryFormat format) {
   return y;
 }
 
+namespace {
+// The backward of a conversion on one device. It captures nothing, so that several passes can run through it:
+// autocast uses one cast of a parameter for several losses.
+template <DType kFrom>
+void record_conversion(const Tensor& y, const Tensor& x) {
+  record(kTo, y, {&x}, [](Backward& b) { b.set(0, to(b.grad(), b.grad().device(), kFrom)); });
+}
+}  // namespace
+
 Tensor to(const Tensor& x, Device device, DType dtype) {
   tapestry::detail::check_defined(kTo.name, x);
   if (x.device() == device && x.dtype() == dtype) return x;
@@ -114,9 +123,14 @@ Tensor to(const Tensor& x, Device device, DType dtype) {
   const bool drops = device.is_meta() && !x.device().is_meta();
   Tensor y = same_layout_on(x, device, dtype);
   if (!drops) write(kTo, y, x);
-  if (is_floating(dtype) && recording(x))
+  if (!is_floating(dtype) || !recording(x)) return y;
+  if (x.device() != device)
     record(kTo, y, {&x},
            [device = x.device(), dtype = x.dtype()](Backward& b) { b.set(0, to(b.grad(), device, dtype)); });
+  else if (x.dtype() == DType::f32) record_conversion<DType::f32>(y, x);
+  else if (x.dtype() == DType::f64) record_conversion<DType::f64>(y, x);
+  else if (x.dtype() == DType::f16) record_conversion<DType::f16>(y, x);
+  else record_conversion<DType::bf16>(y, x);
   return y;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/bad_index.h"
@@ -129,6 +130,8 @@ Tensor losses_of(const Tensor& x, const Labels& labels, std::int64_t states, con
 
 Tensor ctc_loss(const Tensor& log_probs, const Tensor& targets, const Tensor& input_lengths,
                 const Tensor& target_lengths, const CtcParams& params) {
+  if (const autograd::Autocast cast(kCtcLoss, log_probs); cast)
+    return ctc_loss(cast(log_probs), targets, input_lengths, target_lengths, params);
   detail::check_defined(kCtcLoss.name, log_probs, "log_probs");
   detail::check_defined(kCtcLoss.name, targets, "targets");
   kCtcLoss.check_dtype(log_probs.dtype());

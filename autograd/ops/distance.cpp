@@ -1,6 +1,7 @@
 // Distances and similarities, made of norms, products and sums.
 #include "tapestry/autograd/ops/distance.h"
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
@@ -62,6 +63,7 @@ Tensor distances_by_products(const Tensor& a, const Tensor& b) {
 }  // namespace
 
 Tensor cdist(const Tensor& a, const Tensor& b, double p) {
+  if (const autograd::Autocast cast(kCdist, a, b); cast) return cdist(cast(a), cast(b), p);
   check_pair(kCdist, a, b);
   check<TypeError>(a.dtype() == b.dtype(), "[cdist] dtypes ", a.dtype(), " and ", b.dtype(),
                    " differ; convert one with to(dtype)");
@@ -89,6 +91,8 @@ Tensor pairwise_distance(const Tensor& a, const Tensor& b, double p, double eps,
 }
 
 Tensor cosine_similarity(const Tensor& a, const Tensor& b, std::int64_t dim, double eps) {
+  if (const autograd::Autocast cast(kCosineSimilarity, a, b); cast)
+    return cosine_similarity(cast(a), cast(b), dim, eps);
   check_pair(kCosineSimilarity, a, b);
   const int dims = broadcast_shapes("cosine_similarity", a.sizes(), b.sizes()).size();
   const int d = wrap_dim("cosine_similarity", dim, dims);

@@ -7,6 +7,7 @@
 #include <numbers>
 #include <vector>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/arithmetic.h"
 #include "tapestry/autograd/ops/compare.h"
 #include "tapestry/autograd/ops/composite.h"
@@ -227,6 +228,7 @@ Tensor logsigmoid(const Tensor& x) {
   return neg(softplus(neg(x), 1, std::numeric_limits<double>::infinity()));
 }
 Tensor prelu(const Tensor& x, const Tensor& weight) {
+  if (const autograd::Autocast cast(kPrelu, x, weight); cast) return prelu(cast(x), cast(weight));
   check_operands(kPrelu, x, weight);
   check_input(kPrelu, x);
   const std::int64_t channels = x.dim() >= 2 ? x.size(1) : 1;

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
@@ -62,6 +63,8 @@ GridShape shape_of(const Tensor& x, const Tensor& grid, const GridSampleParams& 
 }  // namespace
 
 Tensor grid_sample(const Tensor& x, const Tensor& grid, const GridSampleParams& params) {
+  if (const autograd::Autocast cast(kGridSample, x, grid); cast)
+    return grid_sample(cast(x), cast(grid), params);
   const GridShape s = shape_of(x, grid, params);
   Shape sizes{s.n, s.c};
   for (int d = 0; d < s.dims; ++d) sizes.push_back(grid.sizes()[d + 1]);

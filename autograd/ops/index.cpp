@@ -1,6 +1,7 @@
 // Operations with a 1-d tensor of indices of one dimension.
 #include "tapestry/autograd/ops/index.h"
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/arithmetic.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/internal/bad_index.h"
@@ -155,6 +156,8 @@ const Tensor& Tensor::index_add_(std::int64_t dim, const Tensor& index, const Te
 }
 
 Tensor index_copy(const Tensor& x, std::int64_t dim, const Tensor& index, const Tensor& source) {
+  if (const autograd::Autocast cast(kIndexCopy, x, source); cast)
+    return index_copy(cast(x), dim, index, cast(source));
   const Selection s = entries(kIndexCopy, x, dim, index);
   check_source(kIndexCopy, x, s, source);
   return autograd::put_recorded(kIndexCopy, x, s, source);

@@ -1,4 +1,5 @@
 // x[indices] and x[indices] = values, with integers, slices, None, Ellipsis, bools and tensors as indices.
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/arithmetic.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/index.h"
@@ -239,6 +240,8 @@ Tensor Tensor::operator[](const Tensor& index) const { return tapestry::index(*t
 
 Tensor index_put(const Tensor& x, const std::vector<TensorIndex>& indices, const Tensor& values,
                  bool accumulate) {
+  if (const autograd::Autocast cast(kIndexPut, x, values); cast)
+    return index_put(cast(x), indices, cast(values), accumulate);
   const Selection s = selection_of(kIndexPut, x, indices);
   const Tensor v = values_for(x, s, values);
   return accumulate ? add_recorded(kIndexPut, x, s, v) : put_recorded(kIndexPut, x, s, v);

@@ -2,6 +2,7 @@
 #include <limits>
 #include <string_view>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/arithmetic.h"
 #include "tapestry/autograd/ops/compare.h"
 #include "tapestry/autograd/ops/composite.h"
@@ -262,6 +263,8 @@ const Tensor& Tensor::scatter_(std::int64_t dim, const Tensor& index, const Scal
 }
 
 Tensor scatter_add(const Tensor& x, std::int64_t dim, const Tensor& index, const Tensor& src) {
+  if (const autograd::Autocast cast(kScatterAdd, x, src); cast)
+    return scatter_add(cast(x), dim, index, cast(src));
   const Selection s = elements(kScatterAdd, x, dim, index);
   return add_recorded(kScatterAdd, x, s, source_for(kScatterAdd, x, s, src));
 }

@@ -2,6 +2,7 @@
 // factorizations, linalg_norm.cpp the norms, and linalg_pinv.cpp what is made of singular values.
 #include "tapestry/autograd/ops/linalg.h"
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/linalg.h"
@@ -145,6 +146,7 @@ std::pair<Tensor, Tensor> slogdet(const Tensor& a) {
 }
 
 Tensor inv(const Tensor& a) {
+  if (const autograd::Autocast cast(kInv, a); cast) return inv(cast(a));
   check_square(kInv, a);
   const Tensor y = solved(kInv, a, Tensor());
   if (recording(a))
@@ -156,6 +158,7 @@ Tensor inv(const Tensor& a) {
 }
 
 Tensor solve(const Tensor& a, const Tensor& b, bool left) {
+  if (const autograd::Autocast cast(kSolve, a, b); cast) return solve(cast(a), cast(b), left);
   check_operands(kSolve, a, b);
   check_square(kSolve, a, "the first operand");
   const bool vectors = b.dim() == 1 || (b.dim() == a.dim() - 1 && b.sizes() == leading(a, 1));
@@ -175,6 +178,7 @@ Tensor solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool left,
 }
 
 Tensor cholesky(const Tensor& a, bool upper) {
+  if (const autograd::Autocast cast(kCholesky, a); cast) return cholesky(cast(a), upper);
   check_square(kCholesky, a);
   if (upper) return mT(cholesky(mT(a)));
   const Tensor in = on_cpu(a), l = cpu_result(in, a.sizes());

@@ -1,4 +1,5 @@
 // The QR factorization, singular values and eigenvalues.
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/linalg.h"
@@ -129,6 +130,7 @@ Tensor lower(const Op& op, const Tensor& a, char uplo) {
 }  // namespace
 
 std::pair<Tensor, Tensor> qr(const Tensor& a, QrMode mode) {
+  if (const autograd::Autocast cast(kQr, a); cast) return qr(cast(a), mode);
   check_matrices(kQr, a);
   const Shape batch = leading(a);
   const std::int64_t m = a.size(-2), n = a.size(-1), k = mode == QrMode::complete ? m : std::min(m, n);
@@ -157,6 +159,7 @@ std::pair<Tensor, Tensor> qr(const Tensor& a, QrMode mode) {
 }
 
 SvdResult svd(const Tensor& a, bool full_matrices) {
+  if (const autograd::Autocast cast(kSvd, a); cast) return svd(cast(a), full_matrices);
   check_matrices(kSvd, a);
   const SvdResult result = factors(kSvd, a, full_matrices, true);
   if (recording(a)) {
@@ -179,6 +182,7 @@ SvdResult svd(const Tensor& a, bool full_matrices) {
 }
 
 Tensor svdvals(const Tensor& a) {
+  if (const autograd::Autocast cast(kSvdvals, a); cast) return svdvals(cast(a));
   check_matrices(kSvdvals, a);
   const SvdResult result = factors(kSvdvals, a, false, recording(a));
   if (recording(a))
@@ -192,6 +196,7 @@ Tensor svdvals(const Tensor& a) {
 }
 
 std::pair<Tensor, Tensor> eigh(const Tensor& a, char uplo) {
+  if (const autograd::Autocast cast(kEigh, a); cast) return eigh(cast(a), uplo);
   const Tensor x = lower(kEigh, a, uplo);
   const auto found = eigen(kEigh, x, true);
   if (recording(x)) {
@@ -215,6 +220,7 @@ std::pair<Tensor, Tensor> eigh(const Tensor& a, char uplo) {
 }
 
 Tensor eigvalsh(const Tensor& a, char uplo) {
+  if (const autograd::Autocast cast(kEigvalsh, a); cast) return eigvalsh(cast(a), uplo);
   const Tensor x = lower(kEigvalsh, a, uplo);
   const auto [values, vectors] = eigen(kEigvalsh, x, recording(x));
   if (recording(x))

@@ -3,6 +3,7 @@
 #include <limits>
 #include <string_view>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/linalg.h"
 #include "tapestry/autograd/ops/linalg.h"
@@ -40,6 +41,7 @@ Order::Order(const char* name) {
 }
 
 Tensor vector_norm(const Tensor& x, double order, const Dims& dims, bool keepdim) {
+  if (const autograd::Autocast cast(kVectorNorm, x); cast) return vector_norm(cast(x), order, dims, keepdim);
   tapestry::detail::check_defined(kVectorNorm.name, x);
   kVectorNorm.check_dtype(x.dtype());
   check(!std::isnan(order), "[linalg.vector_norm] the order is NaN; give a number");
@@ -50,6 +52,7 @@ Tensor vector_norm(const Tensor& x, double order, const Dims& dims, bool keepdim
 }
 
 Tensor matrix_norm(const Tensor& x, const Order& order, const Dims& dims, bool keepdim) {
+  if (const autograd::Autocast cast(kMatrixNorm, x); cast) return matrix_norm(cast(x), order, dims, keepdim);
   check_matrices(kMatrixNorm, x);
   check(dims.size() == 2, "[linalg.matrix_norm] dims are ", dims,
         "; give the two dimensions of the matrices");

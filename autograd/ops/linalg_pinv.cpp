@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/linalg.h"
@@ -65,12 +66,14 @@ Tensor pinv(const Tensor& a, std::optional<double> atol, std::optional<double> r
 }
 
 Tensor matrix_rank(const Tensor& a, std::optional<double> atol, std::optional<double> rtol) {
+  if (const autograd::Autocast cast(kMatrixRank, a); cast) return matrix_rank(cast(a), atol, rtol);
   check_matrices(kMatrixRank, a);
   const NoGradGuard no_grad;
   return sum(above_limit(kMatrixRank, a, svdvals(a), atol, rtol), -1);
 }
 
 LstsqResult lstsq(const Tensor& a, const Tensor& b, std::optional<double> rcond) {
+  if (const autograd::Autocast cast(kLstsq, a, b); cast) return lstsq(cast(a), cast(b), rcond);
   check_operands(kLstsq, a, b);
   check_matrices(kLstsq, a, "the first operand");
   check_matches(kLstsq.name, a, b, "the second operand");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/internal/graph_task.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
@@ -112,7 +113,7 @@ struct Sums {
 };
 
 Sums compute(const Operands& o, const LinearCrossEntropyParams& params, bool needs_x, bool needs_weight,
-             bool needs_bias) {
+             bool needs_bias, bool wide_loss = false) {
   const NoGradGuard guard;
   const Device device = o.x.device();
   const DType dtype = o.x.dtype(), wide = accumulation_dtype(dtype);
@@ -156,7 +157,7 @@ Sums compute(const Operands& o, const LinearCrossEntropyParams& params, bool nee
     if (needs_bias) s.dbias += gradient.to(wide).sum(0);
   }
   const Tensor total = losses.sum();
-  s.loss = (divisor.defined() ? total / divisor : total).to(dtype);
+  s.loss = (divisor.defined() ? total / divisor : total).to(wide_loss ? wide : dtype);
   if (needs_weight) s.dweight = s.dweight.to(dtype);
   if (needs_bias) s.dbias = s.dbias.to(dtype);
   return s;
@@ -179,12 +180,14 @@ Tensor logit_gradient(const Tensor& logits, const Tensor& target, const LinearCr
 
 }  // namespace
 
-Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& target,
-                            const LinearCrossEntropyParams& params) {
+namespace {
+// With `wide_loss`, the loss of 16-bit operands is f32, as that of cross_entropy() under autocast.
+Tensor computed(const Tensor& x, const Tensor& weight, const Tensor& target,
+                const LinearCrossEntropyParams& params, bool wide_loss) {
   const Operands o = checked(x, weight, {}, target, params);
   const bool grads = grad_enabled();
   const auto needs = [grads](const Tensor& t) { return grads && t.defined() && autograd::needs_grad(t); };
-  const Sums s = compute(o, params, needs(x), needs(weight), needs(params.bias));
+  const Sums s = compute(o, params, needs(x), needs(weight), needs(params.bias), wide_loss);
   if (autograd::recording(x, weight, params.bias))
     autograd::record(
         kLinearCrossEntropy, s.loss, {&x, &weight, &params.bias},
@@ -222,6 +225,17 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
           if (b.needs(2)) b.set(2, scaled(dbias));
         });
   return s.loss;
+}
+}  // namespace
+
+Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& target,
+                            const LinearCrossEntropyParams& params) {
+  if (const autograd::Autocast cast(kLinearCrossEntropy, x, weight, params.bias); cast) {
+    LinearCrossEntropyParams low = params;
+    low.bias = cast(params.bias);
+    return computed(cast(x), cast(weight), target, low, /*wide_loss=*/true);
+  }
+  return computed(x, weight, target, params, /*wide_loss=*/false);
 }
 
 Tensor linear_cross_entropy(const Tensor& x, const PackedTensor& weight, const Tensor& target,

@@ -7,6 +7,7 @@
 #include <limits>
 #include <string_view>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/index.h"
@@ -222,6 +223,11 @@ void warn_of_second_softmax(const Tensor& logits, std::int64_t classes) {
 }  // namespace
 
 Tensor nll_loss(const Tensor& log_probs, const Tensor& target, const CrossEntropyParams& params) {
+  if (const autograd::Autocast cast(kNllLoss, log_probs, target, params.weight); cast) {
+    CrossEntropyParams wide = params;
+    wide.weight = cast(params.weight);
+    return nll_loss(cast(log_probs), cast(target), wide);
+  }
   check(params.label_smoothing == 0, "[nll_loss] label_smoothing ", params.label_smoothing,
         " needs all probabilities; use cross_entropy() on logits");
   Prepared p = prepare(kNllLoss, log_probs, target, params, false);
@@ -251,6 +257,11 @@ Tensor nll_loss(const Tensor& log_probs, const Tensor& target, const CrossEntrop
 }
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntropyParams& params) {
+  if (const autograd::Autocast cast(kCrossEntropy, logits, target, params.weight); cast) {
+    CrossEntropyParams wide = params;
+    wide.weight = cast(params.weight);
+    return cross_entropy(cast(logits), cast(target), wide);
+  }
   check(params.label_smoothing >= 0 && params.label_smoothing <= 1, "[cross_entropy] label_smoothing ",
         params.label_smoothing, " is outside [0, 1]; 0.1 is usual");
   Prepared p = prepare(kCrossEntropy, logits, target, params, true);
@@ -325,6 +336,11 @@ Tensor reduced(const Tensor& losses, Reduction reduction) {
 }  // namespace
 
 Tensor binary_cross_entropy(const Tensor& x, const Tensor& target, const BCELossParams& params) {
+  if (const autograd::Autocast cast(autograd::row_op<kernels::BinaryCrossEntropy>, x, target); cast) {
+    BCELossParams wide = params;
+    wide.weight = cast(params.weight);
+    return binary_cross_entropy(cast(x), cast(target), wide);
+  }
   constexpr const char* op = "binary_cross_entropy";
   const Tensor losses = binary_losses<kernels::BinaryCrossEntropy>(x, target);
   if (x.device().is_cpu() && x.numel() > 0) {
@@ -338,6 +354,12 @@ Tensor binary_cross_entropy(const Tensor& x, const Tensor& target, const BCELoss
 
 Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& target,
                                         const BCEWithLogitsLossParams& params) {
+  if (const autograd::Autocast cast(autograd::row_op<kernels::BinaryCrossEntropyWithLogits>, x, target);
+      cast) {
+    BCEWithLogitsLossParams wide = params;
+    wide.weight = cast(params.weight), wide.pos_weight = cast(params.pos_weight);
+    return binary_cross_entropy_with_logits(cast(x), cast(target), wide);
+  }
   constexpr const char* op = "binary_cross_entropy_with_logits";
   Tensor losses = binary_losses<kernels::BinaryCrossEntropyWithLogits>(x, target);
   // The loss of a positive target is -log(sigmoid(x)) = log(1 + e^-x). An infinite threshold makes softplus()
@@ -349,6 +371,8 @@ Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& target,
 }
 
 Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction) {
+  if (const autograd::Autocast cast(kMseLoss, x, target); cast)
+    return mse_loss(cast(x), cast(target), reduction);
   detail::check_defined("mse_loss", x);
   detail::check_defined("mse_loss", target, "target");
   check(x.sizes() == target.sizes(), "[mse_loss] input has shape ", x.sizes(), ", target ", target.sizes(),

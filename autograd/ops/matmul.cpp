@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
@@ -158,6 +159,7 @@ Tensor reshaped(const Tensor& dense, const Shape& sizes) {
 }  // namespace
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
+  if (const autograd::Autocast cast(kMatmul, a, b); cast) return matmul(cast(a), cast(b));
   detail::check_defined(kMatmul.name, a, "left operand");
   detail::check_defined(kMatmul.name, b, "right operand");
   kMatmul.check_dtype(a.dtype());
@@ -227,6 +229,8 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  if (const autograd::Autocast cast(kLinear, x, weight, bias); cast)
+    return linear(cast(x), cast(weight), cast(bias));
   detail::check_defined(kLinear.name, x);
   detail::check_defined(kLinear.name, weight, "weight");
   kLinear.check_dtype(x.dtype());

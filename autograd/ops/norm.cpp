@@ -1,6 +1,7 @@
 #include "tapestry/autograd/ops/norm.h"
 
 #include "tapestry/autograd/checkpoint.h"
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/composite.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
@@ -71,6 +72,9 @@ void check_normalized(const Op& op, const Tensor& x, const Shape& normalized_sha
 
 Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
                   const Tensor& weight, const Tensor& bias, bool training, double momentum, double eps) {
+  if (const autograd::Autocast cast(kBatchNorm, x, weight, bias, running_mean); cast)
+    return cast.result(
+        batch_norm(cast(x), running_mean, running_var, cast(weight), cast(bias), training, momentum, eps));
   const char* const op = kBatchNorm.name;
   detail::check_defined(op, x);
   kBatchNorm.check_dtype(x.dtype());
@@ -175,6 +179,8 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
 
 Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight, const Tensor& bias,
                   double eps) {
+  if (const autograd::Autocast cast(kLayerNorm, x, weight, bias); cast)
+    return cast.result(layer_norm(cast(x), normalized_shape, cast(weight), cast(bias), eps));
   check_normalized(kLayerNorm, x, normalized_shape, weight, bias);
   const std::int64_t cols = normalized_shape.numel(), rows = cols > 0 ? x.numel() / cols : 0;
   const TensorOptions stats(accumulation_dtype(x.dtype()), x.device());
@@ -232,6 +238,8 @@ Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& 
 
 Tensor rms_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight,
                 std::optional<double> eps) {
+  if (const autograd::Autocast cast(kRmsNorm, x, weight); cast)
+    return cast.result(rms_norm(cast(x), normalized_shape, cast(weight), eps));
   check_normalized(kRmsNorm, x, normalized_shape, weight);
   const std::int64_t cols = normalized_shape.numel(), rows = cols > 0 ? x.numel() / cols : 0;
   const DType sums = accumulation_dtype(x.dtype());

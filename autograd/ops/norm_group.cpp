@@ -1,5 +1,6 @@
 // Group and instance normalisation. Instance normalisation is group normalisation with one channel per group.
 #include "tapestry/autograd/checkpoint.h"
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/norm.h"
 #include "tapestry/autograd/ops/norm.h"
@@ -103,6 +104,8 @@ void check_input(const Op& op, const Tensor& x, int dims, const char* expected) 
 
 Tensor group_norm(const Tensor& x, std::int64_t num_groups, const Tensor& weight, const Tensor& bias,
                   double eps) {
+  if (const autograd::Autocast cast(kGroupNorm, x, weight, bias); cast)
+    return cast.result(group_norm(cast(x), num_groups, cast(weight), cast(bias), eps));
   check_input(kGroupNorm, x, 2, "(N, C) or (N, C, ...)");
   check(num_groups > 0 && x.size(1) % num_groups == 0, "[group_norm] num_groups is ", num_groups,
         ", which does not divide the ", x.size(1), " channels of the input ", x.sizes(),
@@ -115,6 +118,9 @@ Tensor group_norm(const Tensor& x, std::int64_t num_groups, const Tensor& weight
 Tensor instance_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
                      const Tensor& weight, const Tensor& bias, bool use_input_stats, double momentum,
                      double eps) {
+  if (const autograd::Autocast cast(kInstanceNorm, x, weight, bias, running_mean); cast)
+    return cast.result(instance_norm(cast(x), running_mean, running_var, cast(weight), cast(bias),
+                                     use_input_stats, momentum, eps));
   const char* const op = kInstanceNorm.name;
   check_input(kInstanceNorm, x, 3, "(N, C, ...) with at least 3 dimensions");
   check_per_channel(op, x, running_mean, "running_mean");

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/index.h"
@@ -333,11 +334,15 @@ Maximum both(const Maxima& m) { return {m.y, m.indices}; }
 Tensor max_pool1d(const Tensor& x, const Pool1dParams& params) {
   return max_line(kMaxPool1d, x, params, false).y;
 }
-Tensor max_pool3d(const Tensor& x, const Pool3dParams& params) { return max_volume(x, params, false).y; }
+Tensor max_pool3d(const Tensor& x, const Pool3dParams& params) {
+  if (const autograd::Autocast cast(kMaxPool3d, x); cast) return max_pool3d(cast(x), params);
+  return max_volume(x, params, false).y;
+}
 Maximum max_pool1d_with_indices(const Tensor& x, const Pool1dParams& params) {
   return both(max_line(kMaxPool1d, x, params, true));
 }
 Maximum max_pool3d_with_indices(const Tensor& x, const Pool3dParams& params) {
+  if (const autograd::Autocast cast(kMaxPool3d, x); cast) return max_pool3d_with_indices(cast(x), params);
   return both(max_volume(x, params, true));
 }
 
@@ -346,6 +351,7 @@ Tensor avg_pool1d(const Tensor& x, const Pool1dParams& params) {
   return to_line(autograd::average_pooled(kAvgPool1d, to_image(x), to_image(params)));
 }
 Tensor avg_pool3d(const Tensor& x, const Pool3dParams& params) {
+  if (const autograd::Autocast cast(kAvgPool3d, x); cast) return avg_pool3d(cast(x), params);
   const Volume v(kAvgPool3d, x, params);
   check(v.dilation == Shape{1, 1, 1}, "[avg_pool3d] dilation ", v.dilation,
         ", but only maximum pools have one");
@@ -381,6 +387,8 @@ Tensor adaptive_avg_pool1d(const Tensor& x, std::int64_t output_size) {
   return to_line(autograd::adaptively_averaged(kAdaptiveAvgPool1d, to_image(x), {1, output_size}));
 }
 Tensor adaptive_avg_pool3d(const Tensor& x, const Shape& output_size) {
+  if (const autograd::Autocast cast(kAdaptiveAvgPool3d, x); cast)
+    return adaptive_avg_pool3d(cast(x), output_size);
   const Shape out = three(kAdaptiveAvgPool3d, "output_size", output_size);
   check_input(kAdaptiveAvgPool3d, x, 3);
   check_output(kAdaptiveAvgPool3d, out);
@@ -398,6 +406,8 @@ Tensor adaptive_max_pool2d(const Tensor& x, Pair output_size) {
   return adaptive_maxima(kAdaptiveMaxPool2d, x, output_size, false).y;
 }
 Tensor adaptive_max_pool3d(const Tensor& x, const Shape& output_size) {
+  if (const autograd::Autocast cast(kAdaptiveMaxPool3d, x); cast)
+    return adaptive_max_pool3d(cast(x), output_size);
   return adaptive_maxima_of_volume(x, output_size, false).y;
 }
 Maximum adaptive_max_pool1d_with_indices(const Tensor& x, std::int64_t output_size) {
@@ -408,6 +418,8 @@ Maximum adaptive_max_pool2d_with_indices(const Tensor& x, Pair output_size) {
   return both(adaptive_maxima(kAdaptiveMaxPool2d, x, output_size, true));
 }
 Maximum adaptive_max_pool3d_with_indices(const Tensor& x, const Shape& output_size) {
+  if (const autograd::Autocast cast(kAdaptiveMaxPool3d, x); cast)
+    return adaptive_max_pool3d_with_indices(cast(x), output_size);
   return both(adaptive_maxima_of_volume(x, output_size, true));
 }
 
@@ -416,11 +428,15 @@ Tensor max_unpool1d(const Tensor& x, const Tensor& indices, const Pool1dParams& 
                   {p.padding}, output_size);
 }
 Tensor max_unpool2d(const Tensor& x, const Tensor& indices, const Pool2dParams& p, const Shape& output_size) {
+  if (const autograd::Autocast cast(kMaxUnpool2d, x); cast)
+    return max_unpool2d(cast(x), indices, p, output_size);
   return unpooled(kMaxUnpool2d, x, indices, {p.kernel_size.h, p.kernel_size.w},
                   {p.stride.h ? p.stride.h : p.kernel_size.h, p.stride.w ? p.stride.w : p.kernel_size.w},
                   {p.padding.h, p.padding.w}, output_size);
 }
 Tensor max_unpool3d(const Tensor& x, const Tensor& indices, const Pool3dParams& p, const Shape& output_size) {
+  if (const autograd::Autocast cast(kMaxUnpool3d, x); cast)
+    return max_unpool3d(cast(x), indices, p, output_size);
   const Op& op = kMaxUnpool3d;
   const Shape kernel = three(op, "kernel_size", p.kernel_size.empty() ? Shape(0) : p.kernel_size);
   return unpooled(op, x, indices, kernel, p.stride.empty() ? kernel : three(op, "stride", p.stride),

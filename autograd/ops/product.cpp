@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/matmul.h"
@@ -31,6 +32,9 @@ Tensor product(const Op& op, const Tensor& a, const Tensor& b, int dims_a, int d
   check_operands(op, a, b);
   check(a.dim() == dims_a && b.dim() == dims_b, "[", op.name, "] shapes ", a.sizes(), " and ", b.sizes(),
         "; expected ", dims_a, "-d and ", dims_b, "-d tensors");
+  // Under autocast, the operation itself has cast its operands, or takes them as they are (mv and dot on
+  // CPUs).
+  const AutocastGuard off(false);
   return matmul(a, b);
 }
 
@@ -47,10 +51,20 @@ Tensor sum_of(const Op& op, const Tensor& x, const Tensor& product, const Scalar
 
 }  // namespace
 
-Tensor mm(const Tensor& a, const Tensor& b) { return product(kMm, a, b, 2, 2); }
-Tensor mv(const Tensor& matrix, const Tensor& vector) { return product(kMv, matrix, vector, 2, 1); }
-Tensor dot(const Tensor& a, const Tensor& b) { return product(kDot, a, b, 1, 1); }
+Tensor mm(const Tensor& a, const Tensor& b) {
+  if (const autograd::Autocast cast(kMm, a, b); cast) return mm(cast(a), cast(b));
+  return product(kMm, a, b, 2, 2);
+}
+Tensor mv(const Tensor& matrix, const Tensor& vector) {
+  if (const autograd::Autocast cast(kMv, matrix, vector); cast) return mv(cast(matrix), cast(vector));
+  return product(kMv, matrix, vector, 2, 1);
+}
+Tensor dot(const Tensor& a, const Tensor& b) {
+  if (const autograd::Autocast cast(kDot, a, b); cast) return dot(cast(a), cast(b));
+  return product(kDot, a, b, 1, 1);
+}
 Tensor bmm(const Tensor& a, const Tensor& b) {
+  if (const autograd::Autocast cast(kBmm, a, b); cast) return bmm(cast(a), cast(b));
   check_operands(kBmm, a, b);
   check(a.dim() != 3 || b.dim() != 3 || a.sizes()[0] == b.sizes()[0], "[bmm] batches of shapes ", a.sizes(),
         " and ", b.sizes(), " differ in size; matmul() broadcasts them");
@@ -65,9 +79,13 @@ Tensor outer(const Tensor& a, const Tensor& b) {
 }
 
 Tensor addmm(const Tensor& x, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+  if (const autograd::Autocast cast(kAddmm, x, a, b); cast)
+    return addmm(cast(x), cast(a), cast(b), beta, alpha);
   return sum_of(kAddmm, x, product(kAddmm, a, b, 2, 2), beta, alpha);
 }
 Tensor baddbmm(const Tensor& x, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+  if (const autograd::Autocast cast(kBaddbmm, x, a, b); cast)
+    return baddbmm(cast(x), cast(a), cast(b), beta, alpha);
   check_operands(kBaddbmm, a, b);
   check(a.dim() != 3 || b.dim() != 3 || a.sizes()[0] == b.sizes()[0], "[baddbmm] batches of shapes ",
         a.sizes(), " and ", b.sizes(), " differ in size; they must be equal");
@@ -105,6 +123,7 @@ Tensor kron(const Tensor& a, const Tensor& b) {
 }
 
 Tensor cross(const Tensor& a, const Tensor& b, std::optional<std::int64_t> dim) {
+  if (const autograd::Autocast cast(kCross, a, b); cast) return cross(cast(a), cast(b), dim);
   check_operands(kCross, a, b);
   kCross.check_dtype(a.dtype());
   kCross.check_dtype(b.dtype());

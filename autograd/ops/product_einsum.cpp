@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/matmul.h"
@@ -208,6 +209,7 @@ Tensor arranged(const Factor& f, const Labels& labels) {
 }  // namespace
 
 Tensor einsum(std::string_view equation, const std::vector<Tensor>& tensors) {
+  if (const autograd::Autocast cast(kEinsum, tensors); cast) return einsum(equation, cast(tensors));
   const Equation e = parsed(equation);
   check(e.inputs.size() == tensors.size(), "[einsum] ", tensors.size(), " tensors for the equation '",
         equation, "', which has ", e.inputs.size(), " terms");
@@ -260,6 +262,8 @@ Tensor einsum(std::string_view equation, const std::vector<Tensor>& tensors) {
 }
 
 Tensor tensordot(const Tensor& a, const Tensor& b, const Dims& dims_a, const Dims& dims_b) {
+  if (const autograd::Autocast cast(kTensordot, a, b); cast)
+    return tensordot(cast(a), cast(b), dims_a, dims_b);
   check_operands(kTensordot, a, b);
   kTensordot.check_dtype(a.dtype());
   check<TypeError>(a.dtype() == b.dtype(), "[tensordot] dtypes ", a.dtype(), " and ", b.dtype(),

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
@@ -321,23 +322,37 @@ Result run(const Op& op, RecurrentCell cell, const Tensor& x, const Tensor& h0, 
 
 }  // namespace
 
+namespace {
+RecurrentWeights casted(const autograd::Autocast& cast, const RecurrentWeights& w) {
+  return {cast(w.ih), cast(w.hh), cast(w.bias_ih), cast(w.bias_hh)};
+}
+}  // namespace
+
 std::tuple<Tensor, Tensor, Tensor> lstm(const Tensor& x, const Tensor& h0, const Tensor& c0,
                                         const RecurrentWeights& weights, const RecurrentParams& params) {
+  if (const autograd::Autocast cast(kLstm, x, h0, c0, weights.ih); cast)
+    return lstm(cast(x), cast(h0), cast(c0), casted(cast, weights), params);
   Result r = run(kLstm, RecurrentCell::lstm, x, h0, c0, weights, params);
   return {std::move(r.output), std::move(r.h), std::move(r.c)};
 }
 std::pair<Tensor, Tensor> gru(const Tensor& x, const Tensor& h0, const RecurrentWeights& weights,
                               const RecurrentParams& params) {
+  if (const autograd::Autocast cast(kGru, x, h0, weights.ih); cast)
+    return gru(cast(x), cast(h0), casted(cast, weights), params);
   Result r = run(kGru, RecurrentCell::gru, x, h0, {}, weights, params);
   return {std::move(r.output), std::move(r.h)};
 }
 std::pair<Tensor, Tensor> rnn_tanh(const Tensor& x, const Tensor& h0, const RecurrentWeights& weights,
                                    const RecurrentParams& params) {
+  if (const autograd::Autocast cast(kRnnTanh, x, h0, weights.ih); cast)
+    return rnn_tanh(cast(x), cast(h0), casted(cast, weights), params);
   Result r = run(kRnnTanh, RecurrentCell::tanh, x, h0, {}, weights, params);
   return {std::move(r.output), std::move(r.h)};
 }
 std::pair<Tensor, Tensor> rnn_relu(const Tensor& x, const Tensor& h0, const RecurrentWeights& weights,
                                    const RecurrentParams& params) {
+  if (const autograd::Autocast cast(kRnnRelu, x, h0, weights.ih); cast)
+    return rnn_relu(cast(x), cast(h0), casted(cast, weights), params);
   Result r = run(kRnnRelu, RecurrentCell::relu, x, h0, {}, weights, params);
   return {std::move(r.output), std::move(r.h)};
 }

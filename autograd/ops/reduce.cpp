@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
@@ -67,6 +68,7 @@ Dims Reduced::dims() const {
 }
 
 Tensor sum(const Tensor& x, const Dims& dims, bool keepdim) {
+  if (const autograd::Autocast cast(kSum, x); cast) return sum(cast(x), dims, keepdim);
   const Reduced r(kSum, x, dims, keepdim);
   const Tensor y = sum_into(x, r, r.sizes, is_floating(x.dtype()) ? x.dtype() : DType::i64, 1);
   if (autograd::recording(x)) {
@@ -112,6 +114,7 @@ Tensor Tensor::var(const Dims& dims, bool unbiased, bool keepdim) const {
 }
 
 Tensor logsumexp(const Tensor& x, const Dims& dims, bool keepdim) {
+  if (const autograd::Autocast cast(kLogsumexp, x); cast) return logsumexp(cast(x), dims, keepdim);
   const Reduced r(kLogsumexp, x, dims, keepdim);
   const TensorOptions accumulation(accumulation_dtype(x.dtype()), x.device());
   const Tensor y = empty(r.sizes, TensorOptions(x.dtype(), x.device()));
@@ -154,6 +157,7 @@ Tensor norm_gradient(const Tensor& g, const Tensor& x, const Tensor& y, double p
 }  // namespace
 
 Tensor norm(const Tensor& x, double p, const Dims& dims, bool keepdim) {
+  if (const autograd::Autocast cast(kNorm, x); cast) return norm(cast(x), p, dims, keepdim);
   const Reduced r(kNorm, x, dims, keepdim);
   check(!std::isnan(p), "[norm] p is not a number; use 0, 1, 2, any other real number or an infinity");
   check(r.count > 0 || (p >= 0 && !std::isinf(p)), "[norm] the norm of order ", p, " of no elements (shape ",

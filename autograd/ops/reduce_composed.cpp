@@ -1,5 +1,6 @@
 // std, prod, nansum, nanmean, any, all and count_nonzero. The gradients of most are those of the operations
 // that they are composed of; std and nansum record a node of their own.
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
@@ -69,6 +70,7 @@ Tensor Tensor::std(const Dims& dims, bool unbiased, bool keepdim) const {
 // The gradient needs the products of the elements before and after each element. So a product that is
 // recorded is the last element of cumprod, which has that gradient.
 Tensor prod(const Tensor& x, std::int64_t dim, bool keepdim) {
+  if (const autograd::Autocast cast(kProd, x); cast) return prod(cast(x), dim, keepdim);
   const Reduced r(kProd, x, dim, keepdim);
   const DType dtype = is_floating(x.dtype()) ? autograd::accumulation_dtype(x.dtype()) : DType::i64;
   if (!autograd::recording(x) && (x.device().is_meta() || kernels::prod.has(x.device().type, dtype))) {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/internal/resample.h"
@@ -276,6 +277,7 @@ AxisMatrix matrix_of(const Mapping& m, InterpolateMode mode, bool antialias) {
 }  // namespace
 
 Tensor interpolate(const Tensor& x, const InterpolateParams& params) {
+  if (const autograd::Autocast cast(kInterpolate, x); cast) return interpolate(cast(x), params);
   detail::check_defined(kInterpolate.name, x);
   kInterpolate.check_dtype(x.dtype());
   const Mode& mode = mode_of(params.mode);

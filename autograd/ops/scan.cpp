@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/internal/rows.h"
@@ -107,6 +108,7 @@ Tensor logcumsumexp_gradient(const Tensor& g, const Tensor& x, int dim) {
 }  // namespace
 
 Tensor cumsum(const Tensor& x, std::int64_t dim) {
+  if (const autograd::Autocast cast(kCumsum, x); cast) return cumsum(cast(x), dim);
   const RowLayout layout(kCumsum, x, dim);
   const DType dtype = scanned_in(x.dtype()), result = is_floating(x.dtype()) ? x.dtype() : dtype;
   const Tensor rows = scanned(kernels::cumsum, layout, converted(layout.rows_of(x), dtype), false);
@@ -123,6 +125,7 @@ Tensor cumsum(const Tensor& x, std::int64_t dim) {
 Tensor Tensor::cumsum(std::int64_t dim) const { return tapestry::cumsum(*this, dim); }
 
 Tensor cumprod(const Tensor& x, std::int64_t dim) {
+  if (const autograd::Autocast cast(kCumprod, x); cast) return cumprod(cast(x), dim);
   const RowLayout layout(kCumprod, x, dim);
   const DType dtype = scanned_in(x.dtype()), result = is_floating(x.dtype()) ? x.dtype() : dtype;
   const Tensor in = converted(layout.rows_of(x), dtype), rows = scanned(kernels::cumprod, layout, in, false);

@@ -1,5 +1,6 @@
 #include "tapestry/autograd/ops/softmax.h"
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/tape.h"
@@ -53,6 +54,7 @@ Tensor along(const Op& op, const decltype(kernels::softmax)& forward,
 }  // namespace
 
 Tensor softmax(const Tensor& x, std::int64_t dim) {
+  if (const autograd::Autocast cast(kSoftmax, x); cast) return softmax(cast(x), dim);
   return along(
       kSoftmax, kernels::softmax, kernels::softmax_backward,
       [](const Tensor& g, const Tensor& y, int d) { return y * (g - row_sums(g * y, d)); }, x, dim);
@@ -60,6 +62,7 @@ Tensor softmax(const Tensor& x, std::int64_t dim) {
 Tensor Tensor::softmax(std::int64_t dim) const { return tapestry::softmax(*this, dim); }
 
 Tensor log_softmax(const Tensor& x, std::int64_t dim) {
+  if (const autograd::Autocast cast(kLogSoftmax, x); cast) return log_softmax(cast(x), dim);
   return along(
       kLogSoftmax, kernels::log_softmax, kernels::log_softmax_backward,
       [](const Tensor& g, const Tensor& y, int d) { return g - exp(y) * row_sums(g, d); }, x, dim);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/op.h"
 #include "tapestry/autograd/ops/arithmetic.h"
 #include "tapestry/autograd/ops/compare.h"
@@ -126,18 +127,26 @@ Tensor quantiles_of(const autograd::Op& op, const Tensor& x, const Tensor& q, st
 
 Tensor quantile(const Tensor& x, double q, std::optional<std::int64_t> dim, bool keepdim,
                 const std::string& interpolation) {
+  if (const autograd::Autocast cast(kQuantile, x); cast)
+    return quantile(cast(x), q, dim, keepdim, interpolation);
   return quantiles(kQuantile, x, {q}, dim, keepdim, interpolation)[0];
 }
 Tensor quantile(const Tensor& x, const Tensor& q, std::optional<std::int64_t> dim, bool keepdim,
                 const std::string& interpolation) {
+  if (const autograd::Autocast cast(kQuantile, x, q); cast)
+    return quantile(cast(x), cast(q), dim, keepdim, interpolation);
   return quantiles_of(kQuantile, x, q, dim, keepdim, interpolation);
 }
 Tensor nanquantile(const Tensor& x, double q, std::optional<std::int64_t> dim, bool keepdim,
                    const std::string& interpolation) {
+  if (const autograd::Autocast cast(kNanquantile, x); cast)
+    return nanquantile(cast(x), q, dim, keepdim, interpolation);
   return quantiles(kNanquantile, x, {q}, dim, keepdim, interpolation)[0];
 }
 Tensor nanquantile(const Tensor& x, const Tensor& q, std::optional<std::int64_t> dim, bool keepdim,
                    const std::string& interpolation) {
+  if (const autograd::Autocast cast(kNanquantile, x, q); cast)
+    return nanquantile(cast(x), cast(q), dim, keepdim, interpolation);
   return quantiles_of(kNanquantile, x, q, dim, keepdim, interpolation);
 }
 

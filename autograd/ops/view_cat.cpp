@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "tapestry/autograd/deferred.h"
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/internal/parts.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
@@ -204,6 +205,7 @@ std::vector<Tensor> unbind(const Tensor& x, std::int64_t dim) {
 std::vector<Tensor> Tensor::unbind(std::int64_t dim) const { return tapestry::unbind(*this, dim); }
 
 Tensor cat(const std::vector<Tensor>& tensors, std::int64_t dim) {
+  if (const autograd::Autocast cast(kCat, tensors); cast) return cat(cast(tensors), dim);
   check(!tensors.empty(), "[cat] an empty list of tensors; pass at least one");
   // As in PyTorch, a tensor of shape [0] joins with anything.
   const auto skipped = [](const Tensor& t) { return t.dim() == 1 && t.numel() == 0; };
@@ -251,6 +253,7 @@ Tensor cat(const std::vector<Tensor>& tensors, std::int64_t dim) {
 }
 
 Tensor stack(const std::vector<Tensor>& tensors, std::int64_t dim) {
+  if (const autograd::Autocast cast(kStack, tensors); cast) return stack(cast(tensors), dim);
   check(!tensors.empty(), "[stack] an empty list of tensors; pass at least one");
   DType dtype = DType::f32;
   for (std::size_t i = 0; i < tensors.size(); ++i) {

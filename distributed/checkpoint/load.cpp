@@ -44,6 +44,7 @@ class Load {
     match_model();
     match_optimizer();
     match_scheduler();
+    match_scaler();
     check(wrong_.empty(), "[load_sharded] the checkpoint ", folder,
           " does not match, and nothing was loaded:", wrong_,
           "\npass the model and the optimizer that it was saved from");
@@ -79,6 +80,7 @@ class Load {
       throw;
     }
     if (training_.scheduler) training_.scheduler->load_state_dict(schedule_);  // its rates come last
+    if (training_.scaler) training_.scaler->load_state_dict(scaler_);
     if (whole_state_) return states_.clear();
     std::map<std::pair<std::string, int>, Tensor> tensors;  // by key and replica
     const int replicas =
@@ -269,6 +271,16 @@ class Load {
     });
   }
 
+  void match_scaler() {
+    if (!training_.scaler || !training_.scaler->is_enabled()) return;
+    each(kScaler, [&](const std::string& rest, const std::string& name, const TensorRecord&) {
+      scaler_.emplace_back(rest, reader_.read(name));
+    });
+    check<IoError>(!scaler_.empty(), "[load_sharded] ", reader_.folder(),
+                   ": contains no gradient scaler's state");
+    optim::GradScaler().load_state_dict(scaler_);  // throws before anything is changed
+  }
+
   /// Calls fn(rest of the name, name, record) for the tensors whose names begin with `prefix`.
   template <class F>
   void each(const std::string& prefix, const F& fn) {
@@ -284,7 +296,7 @@ class Load {
   std::vector<Destination> destinations_, states_;
   std::vector<std::string> state_keys_;
   std::vector<int> state_replicas_;
-  nn::StateDict optimizer_, schedule_;
+  nn::StateDict optimizer_, schedule_, scaler_;
 };
 
 }  // namespace

@@ -33,8 +33,9 @@ struct ShardedTraining {
   /// The slots of a model's state_dict(). Implicit, so that save({&net, &optimizer}, ...) compiles. All ranks
   /// have the same modules.
   ShardedTraining(const nn::Training& training);  // NOLINT
-  ShardedTraining(nn::Module* model, optim::Optimizer* with = nullptr, optim::Scheduler* schedule = nullptr)
-      : ShardedTraining(nn::Training{model, with, schedule}) {}
+  ShardedTraining(nn::Module* model, optim::Optimizer* with = nullptr, optim::Scheduler* schedule = nullptr,
+                  optim::GradScaler* grad_scaler = nullptr)
+      : ShardedTraining(nn::Training{model, with, schedule, grad_scaler}) {}
   /// The stages of a pipeline that this process computes (Pipeline::stages()), under the names that their
   /// tensors have in the unsplit model. Other ranks may have other slots.
   template <class Part>
@@ -44,8 +45,8 @@ struct ShardedTraining {
     part.state_dict();
   }
   ShardedTraining(const std::vector<Part>& stages, optim::Optimizer* with,
-                  optim::Scheduler* schedule = nullptr)
-      : part_of_model(true), optimizer(with), scheduler(schedule) {
+                  optim::Scheduler* schedule = nullptr, optim::GradScaler* grad_scaler = nullptr)
+      : part_of_model(true), optimizer(with), scheduler(schedule), scaler(grad_scaler) {
     for (const Part& stage : stages) add(stage.named_parameters(), stage.named_buffers(), stage.state_dict());
   }
 
@@ -54,6 +55,7 @@ struct ShardedTraining {
   bool part_of_model = false;  ///< whether the checkpoint may have tensors that are not listed here
   optim::Optimizer* optimizer = nullptr;
   optim::Scheduler* scheduler = nullptr;
+  optim::GradScaler* scaler = nullptr;
 
  private:
   void add(const std::vector<std::pair<std::string, nn::Parameter>>& all_parameters,

@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/internal/composed.h"
 
@@ -58,6 +59,7 @@ void run(const Slot& slot, const Params<kParams>& params, const Tensor& y, const
 
 template <class Row, std::size_t kParams>
 Tensor call(const Row& row, const Params<kParams>& params, const Tensor& x) {
+  if (const Autocast cast(row.op, x); cast) return call(row, params, cast(x));
   tapestry::detail::check_defined(row.op.name, x);
   row.op.check_dtype(x.dtype());
   const bool as_f32 = row.takes == kernels::Takes::all_as_f32 && !is_floating(x.dtype());

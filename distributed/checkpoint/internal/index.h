@@ -19,8 +19,8 @@ inline const std::string kTraining = "training/";
 // "training/optimizer/state/<parameter>/exp_avg", and other state
 // "training/optimizer/extra/<parameter>/step".
 inline const std::string kOptimizer = kTraining + "optimizer/", kScheduler = kTraining + "scheduler/",
-                         kState = kOptimizer + "state/", kExtra = kOptimizer + "extra/",
-                         kOptions = kOptimizer + "groups.";
+                         kScaler = kTraining + "scaler/", kState = kOptimizer + "state/",
+                         kExtra = kOptimizer + "extra/", kOptions = kOptimizer + "groups.";
 
 /// Rows of a tensor that are in one shard. A tensor without dimensions has one row.
 struct Piece {

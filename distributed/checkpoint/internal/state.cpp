@@ -11,7 +11,7 @@
 namespace tapestry::distributed {
 
 ShardedTraining::ShardedTraining(const nn::Training& training)
-    : optimizer(training.optimizer), scheduler(training.scheduler) {
+    : optimizer(training.optimizer), scheduler(training.scheduler), scaler(training.scaler) {
   if (!training.model) return;
   add(training.model->named_parameters(), training.model->named_buffers(), training.model->state_dict());
 }
@@ -148,6 +148,9 @@ WriterState state_of(const ShardedTraining& training, int replica) {
       state.items.push_back(
           {kScheduler + key, t.dtype(), t.sizes(), Owner::lowest, 0, t.dim() == 0 ? 1 : t.size(0), t});
   }
+  if (training.scaler)
+    for (const auto& [key, t] : training.scaler->state_dict())
+      state.items.push_back({kScaler + key, t.dtype(), t.sizes(), Owner::lowest, 0, 1, t});
   state.generators = generator_states();
   return state;
 }

@@ -1,0 +1,93 @@
+#pragma once
+// Gradient scaling for training in f16, as torch.amp.GradScaler.
+//
+//   optim::GradScaler scaler;
+//   ...
+//   {
+//     const AutocastGuard guard(DType::f16);
+//     loss = cross_entropy(model(x), target);
+//   }
+//   scaler.scale(loss).backward();
+//   scaler.step(optimizer);  // skips the step if a gradient is infinite or NaN
+//   scaler.update();
+//
+// Gradients below 6e-8 are 0 in f16. The loss is multiplied by a scale, so that they stay above, and the
+// gradients are divided by it before the step (Micikevicius et al., "Mixed precision training", 2018). If a
+// gradient overflows, the step is skipped and the scale falls; after many good steps it rises. bf16 has the
+// range of f32 and needs no scaler.
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "tapestry/nn/optim/optimizer.h"
+
+namespace tapestry::optim {
+
+struct GradScalerOptions {
+  double init_scale = 65536;            ///< the first scale
+  double growth_factor = 2;             ///< the scale is multiplied by it after growth_interval good steps
+  double backoff_factor = 0.5;          ///< and by this after a step with an infinity or NaN
+  std::int64_t growth_interval = 2000;  ///< good steps in a row
+  bool enabled = true;                  ///< false: scale() returns the loss, and step() is the optimizer's
+  /// Called with found_inf, a 0-d f32 tensor, by each unscale_() on all ranks. It is for ranks that hold
+  /// different gradients, such as the stages of a pipeline, and must make found_inf the maximum over them:
+  ///   [&](const Tensor& t) { group->all_reduce(t, distributed::ReduceOp::max).wait(); }
+  /// Data-parallel ranks have the same gradients after the all-reduce, and so the same found_inf. The ranks
+  /// of fully_shard and of divided gradients (ZeRO-2) agree without this function.
+  std::function<void(const Tensor& found_inf)> agree = {};
+};
+
+class GradScaler {
+ public:
+  using Options = GradScalerOptions;
+  /// Throws ValueError unless init_scale > 0, growth_factor > 1, 0 < backoff_factor < 1, growth_interval > 0.
+  explicit GradScaler(const Options& options = {});
+
+  /// Returns loss * scale. The first call puts the scale on the loss's device.
+  Tensor scale(const Tensor& loss);
+  std::vector<Tensor> scale(const std::vector<Tensor>& losses);
+  /// Divides the optimizer's gradients by the scale, in place and in all replicas, and notes on the device
+  /// whether one was infinite or NaN. step() does this if it has not been done. Call it before clipping.
+  /// Collective if parameters are sharded. Throws ValueError for f16 gradients, which would underflow, for a
+  /// second call before update(), after step(), before scale(), and if no parameter has a gradient.
+  void unscale_(Optimizer& optimizer);
+  /// Calls optimizer.step() and returns true, or returns false if a gradient was infinite or NaN. The host
+  /// waits for the device here, and nowhere else. Throws ValueError for a second call before update().
+  bool step(Optimizer& optimizer);
+  /// Sets the scale for the next iteration on the device, from what unscale_() of all optimizers found; or to
+  /// `new_scale`. Throws ValueError if no optimizer was unscaled, or if new_scale is not positive and finite.
+  void update(std::optional<double> new_scale = {});
+
+  /// The scale; 1 if the scaler is not enabled. The host waits for the device.
+  double get_scale() const;
+  /// 0-d f32 on the device: 1 if unscale_() found an infinity or NaN in this optimizer's gradients, else 0.
+  /// Undefined before unscale_().
+  Tensor found_inf(const Optimizer& optimizer) const;
+  bool is_enabled() const { return options_.enabled; }
+  const Options& options() const { return options_; }
+
+  /// "scale", "growth_factor", "backoff_factor", "growth_interval" and "_growth_tracker", as in PyTorch.
+  /// Empty if the scaler is not enabled. nn::Training keeps a scaler in checkpoints.
+  StateDict state_dict() const;
+  /// Throws ValueError if an entry is missing or is no number in its range, or if the scaler is not enabled
+  /// and the dict is not empty. If it throws, nothing was loaded.
+  void load_state_dict(const StateDict& dict);
+
+ private:
+  enum class Stage : std::uint8_t { ready, unscaled, stepped };
+  struct PerOptimizer {
+    Stage stage = Stage::ready;
+    Tensor found_inf;
+  };
+  void check_scale(const char* caller) const;
+
+  Options options_;
+  double start_ = 0;  // the scale and the count of good steps until scale() creates the tensors
+  std::int64_t good_start_ = 0;
+  Tensor scale_, good_steps_;  // 0-d f32 and 0-d i64, on the device of the loss
+  std::unordered_map<const Optimizer*, PerOptimizer> optimizers_;
+};
+
+}  // namespace tapestry::optim
