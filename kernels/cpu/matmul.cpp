@@ -64,6 +64,11 @@ Elementwise<N> over_c(const GemmArgs& g, T* out, const T* const (&in)[N - 1]) {
     if (i > 0) e.in[i - 1] = in[i - 1];
     e.dtypes[i] = dtype_of<T>;
   }
+  if (g.c_row == g.n) {  // dense arrays are one row, for which kernels have their fastest loops
+    e.ndim = 1;
+    e.sizes[0] = e.numel;
+    for (int i = 0; i < N; ++i) e.strides[i][0] = 1;
+  }
   return e;
 }
 // The argument of the function lies in aux if there is one, else in C.

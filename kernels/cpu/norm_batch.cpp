@@ -140,11 +140,21 @@ void forward_kernel(const LaunchContext& context, const BatchNormArgs& a) {
     shift[c] = bias ? load(bias[c]) : C(0);
   }
   const auto run = [&]<bool kResidual, bool kRelu>() {
-    over_elements(s, [=, residual = a.residual.as<T>()](std::int64_t i, std::int64_t c) {
-      C v = (load(x[i]) - mean[c]) * scale[c] + shift[c];
+    const auto finish = [=, residual = a.residual.as<T>()](std::int64_t i, C m, C by, C plus) {
+      C v = (load(x[i]) - m) * by + plus;
       if constexpr (kResidual) v += load(residual[i]);
       if constexpr (kRelu) v = v < 0 ? C(0) : v;
       y[i] = T(v);
+    };
+    if (s.l == 1)
+      return over_elements(s,
+                           [=](std::int64_t i, std::int64_t c) { finish(i, mean[c], scale[c], shift[c]); });
+    // The numbers of a channel stay in registers, so that the loop has few arrays that might overlap.
+    parallel_for(s.n * s.c, grain_of(s.l), [=](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t plane = begin; plane < end; ++plane) {
+        const C m = mean[plane % s.c], by = scale[plane % s.c], plus = shift[plane % s.c];
+        for (std::int64_t i = plane * s.l; i < (plane + 1) * s.l; ++i) finish(i, m, by, plus);
+      }
     });
   };
   if (a.residual) a.relu ? run.template operator()<true, true>() : run.template operator()<true, false>();
@@ -210,7 +220,10 @@ void backward_kernel(const LaunchContext& context, const BatchNormBackwardArgs& 
     }
     parallel_for(n, grain_of(2), [=, y = a.relu_y.as<T>()](std::int64_t begin, std::int64_t end) {
       if (y)
-        for (std::int64_t i = begin; i < end; ++i) to[i] = load(y[i]) <= 0 ? T(0) : dy[i];
+        for (std::int64_t i = begin; i < end; ++i) {
+          const T g = dy[i];  // loaded in any case, so that the loop is vectorised
+          to[i] = load(y[i]) <= 0 ? T(0) : g;
+        }
       else std::copy(dy + begin, dy + end, to + begin);
     });
     dy = to;
