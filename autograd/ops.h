@@ -10,6 +10,7 @@
 #include "tapestry/autograd/ops/embedding.h"
 #include "tapestry/autograd/ops/embedding_bag.h"
 #include "tapestry/autograd/ops/fold.h"
+#include "tapestry/autograd/ops/fused.h"
 #include "tapestry/autograd/ops/grid_sample.h"
 #include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/linalg.h"

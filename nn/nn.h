@@ -14,6 +14,7 @@
 #include "tapestry/nn/layers/dropout.h"
 #include "tapestry/nn/layers/embedding.h"
 #include "tapestry/nn/layers/fold.h"
+#include "tapestry/nn/layers/fused.h"
 #include "tapestry/nn/layers/linear.h"
 #include "tapestry/nn/layers/loss.h"
 #include "tapestry/nn/layers/norm.h"

@@ -7,12 +7,15 @@
 #include <vector>
 
 #include "tapestry/autograd/internal/autocast.h"
+#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/fused.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/internal/conv.h"
 #include "tapestry/autograd/ops/pad.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/tape.h"
+#include "tapestry/kernels/ops/functions.h"
 
 namespace tapestry {
 namespace {
@@ -31,6 +34,7 @@ using autograd::save_if;
 
 const Op kConv1d("conv1d", Grad::twice, kFloats);
 const Op kConv2d("conv2d", Grad::twice, kFloats);
+const Op kConv2dRelu("conv2d_relu", Grad::twice, kFloats);
 const Op kConv3d("conv3d", Grad::twice, kFloats);
 const Op kConvTranspose1d("conv_transpose1d", Grad::twice, kFloats);
 const Op kConvTranspose2d("conv_transpose2d", Grad::twice, kFloats);
@@ -52,6 +56,7 @@ struct Options {
   Numbers stride, padding, dilation, output_padding;
   std::int64_t groups;
   bool same = false;  // replaces the padding
+  bool relu = false;  // of the result
 };
 template <int kDims>
 Options options_of(const ConvParams<kDims>& p) {
@@ -176,21 +181,29 @@ Tensor input_map(const Op& op, const ConvGeometry& g, const Tensor& dy, const Te
                  const Tensor& bias);
 Tensor weight_map(const Op& op, const ConvGeometry& g, const Tensor& dy, const Tensor& x);
 
-// y from x, weight and bias (or undefined).
+// The gradient of a relu with the result y, recorded in a pass with create_graph.
+Tensor relu_gradient(const Backward& b, const Tensor& y) {
+  const Tensor& dy = b.grad();
+  if (b.create_graph()) return where(le(y, 0), zeros({}, TensorOptions(dy.dtype(), dy.device())), dy);
+  return autograd::apply(kernels::slot<kernels::GradientOf<kernels::Relu>>, dy, y);
+}
+
+// y from x, weight and bias (or undefined), with a relu at the end if `relu` is true.
 Tensor forward_map(const Op& op, const ConvGeometry& g, const Tensor& x, const Tensor& weight,
-                   const Tensor& bias) {
-  const Tensor y = conv_forward(g, x, weight, bias);
+                   const Tensor& bias, bool relu = false) {
+  const Tensor y = conv_forward(g, x, weight, bias, relu);
   if (recording(x, weight, bias))
     autograd::record(op, y, {&x, &weight, &bias},
-                     [&op, x = save_if(weight, x), weight = save_if(x, weight), g](Backward& b) {
-                       if (b.needs(0)) b.set(0, input_map(op, g, b.grad(), b.saved(weight), {}));
+                     [&op, x = save_if(weight, x), weight = save_if(x, weight), g, relu,
+                      y = relu ? autograd::save_output(y) : autograd::SavedTensor()](Backward& b) {
+                       const Tensor dy = relu ? relu_gradient(b, b.saved(y)) : b.grad();
+                       if (b.needs(0)) b.set(0, input_map(op, g, dy, b.saved(weight), {}));
                        if (b.create_graph()) {
-                         if (b.needs(1)) b.set(1, weight_map(op, g, b.grad(), b.saved(x)));
-                         if (b.needs(2)) b.set(2, sum(b.grad(), all_but_channels(g.dims)));
+                         if (b.needs(1)) b.set(1, weight_map(op, g, dy, b.saved(x)));
+                         if (b.needs(2)) b.set(2, sum(dy, all_but_channels(g.dims)));
                        } else if (b.needs(1) || b.needs(2)) {
                          const Tensor input = b.needs(1) ? b.saved(x) : Tensor();
-                         const auto [dw, db] =
-                             conv_weight_gradient(g, b.grad(), input, b.needs(1), b.needs(2));
+                         const auto [dw, db] = conv_weight_gradient(g, dy, input, b.needs(1), b.needs(2));
                          if (dw.defined()) b.set(1, dw);
                          if (db.defined()) b.set(2, db);
                        }
@@ -267,7 +280,7 @@ Tensor convolve(const Op& op, const Tensor& x, const Tensor& weight, const Tenso
   if (o.same) return convolve_same(op, x, weight, bias, o);
   const ConvGeometry g = checked_geometry(op, x, weight, o, false);
   autograd::check_vector(op.name, bias, "bias", g.k);
-  return forward_map(op, g, x, weight, bias);
+  return forward_map(op, g, x, weight, bias, o.relu);
 }
 
 Tensor convolve_transposed(const Op& op, const Tensor& x, const Tensor& weight, const Tensor& bias,
@@ -296,6 +309,13 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const C
   if (const autograd::Autocast cast(kConv2d, x, weight, bias); cast)
     return conv2d(cast(x), cast(weight), cast(bias), params);
   return convolve(kConv2d, x, weight, bias, options_of(params));
+}
+Tensor conv2d_relu(const Tensor& x, const Tensor& weight, const Tensor& bias, const Conv2dParams& params) {
+  if (const autograd::Autocast cast(kConv2dRelu, x, weight, bias); cast)
+    return conv2d_relu(cast(x), cast(weight), cast(bias), params);
+  Options o = options_of(params);
+  o.relu = true;
+  return convolve(kConv2dRelu, x, weight, bias, o);
 }
 Tensor conv3d(const Tensor& x, const Tensor& weight, const Tensor& bias, const Conv3dParams& params) {
   if (const autograd::Autocast cast(kConv3d, x, weight, bias); cast)

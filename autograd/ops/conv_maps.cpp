@@ -201,16 +201,18 @@ bool ConvGeometry::nothing() const {
   return x_sizes().numel() == 0 || weight_sizes().numel() == 0 || y_sizes().numel() == 0;
 }
 
-Tensor conv_forward(const ConvGeometry& g, const Tensor& x, const Tensor& weight, const Tensor& bias) {
+Tensor conv_forward(const ConvGeometry& g, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                    bool relu) {
   const NoGradGuard no_grad;
   const TensorOptions options(x.dtype(), x.device());
   const Tensor offset = contiguous_or_undefined(bias);
   if (g.nothing()) {
     const Tensor y = zeroed(g.y_sizes(), options, layout(g));
     if (bias.defined()) y.add_(per_channel(offset, g.dims));
-    return y;
+    return relu ? tapestry::relu(y) : y;
   }
-  const Flat flat(g);
+  Flat flat(g);
+  flat.shape.relu = relu;
   if (flat.lowered) {
     if (Tensor y = volume_forward(g, x, weight, offset); y.defined()) return y;
     const DType dtype = dtype_of_planes(x.dtype());

@@ -10,6 +10,7 @@
 #include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/fused.h"
 #include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/internal/bad_index.h"
 #include "tapestry/autograd/ops/internal/binary.h"
@@ -54,6 +55,7 @@ using autograd::SavedTensor;
 
 const Op kNllLoss("nll_loss", Grad::twice, kFloats);
 const Op kCrossEntropy("cross_entropy", Grad::twice, kFloats);
+const Op kCrossEntropyInPlace("cross_entropy_", Grad::differentiable, kFloats);
 const Op kMseLoss("mse_loss", Grad::twice, kFloats);
 
 // The checked arguments of a loss over classes, in the form that the kernels take.
@@ -220,6 +222,25 @@ void warn_of_second_softmax(const Tensor& logits, std::int64_t classes) {
       static_cast<long long>(classes), std::log1p(static_cast<double>(classes - 1) * std::exp(-1.0)));
 }
 
+// Throws unless backward may write the gradient of the logits into their memory.
+void check_overwritable(const Op& op, const Tensor& logits) {
+  check(logits.is_contiguous(), "[", op.name, "] logits of shape ", logits.sizes(), " and strides ",
+        logits.strides(), " are not contiguous; call contiguous(), or cross_entropy()");
+  constexpr const char* kAdvice =
+      ", whose elements backward would overwrite; pass a clone(), or call cross_entropy()";
+  const autograd::Record* const record = autograd::record_of(logits);
+  const autograd::Node* node = record ? record->fn.get() : nullptr;
+  check<AutogradError>(!node || !node->is_leaf(), "[", op.name, "] the logits are a leaf of shape ",
+                       logits.sizes(), " that requires gradients", kAdvice);
+  // A view has one input. The chain of such nodes ends at the leaf that the logits may be a view of.
+  while (node && !node->is_leaf() && node->num_inputs() == 1) node = node->edge(0).node.get();
+  if (!node || !node->is_leaf()) return;
+  auto* const leaf = static_cast<autograd::LeafNode*>(const_cast<autograd::Node*>(node));
+  const Tensor owner = leaf->owner();
+  check<AutogradError>(!owner.defined() || owner.storage() != logits.storage(), "[", op.name,
+                       "] the logits are a view of a leaf that requires gradients", kAdvice);
+}
+
 }  // namespace
 
 Tensor nll_loss(const Tensor& log_probs, const Tensor& target, const CrossEntropyParams& params) {
@@ -256,28 +277,27 @@ Tensor nll_loss(const Tensor& log_probs, const Tensor& target, const CrossEntrop
   return r.result;
 }
 
-Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntropyParams& params) {
-  if (const autograd::Autocast cast(kCrossEntropy, logits, target, params.weight); cast) {
-    CrossEntropyParams wide = params;
-    wide.weight = cast(params.weight);
-    return cross_entropy(cast(logits), cast(target), wide);
-  }
-  check(params.label_smoothing >= 0 && params.label_smoothing <= 1, "[cross_entropy] label_smoothing ",
+namespace {
+// cross_entropy(). With `in_place`, backward writes the gradient of the logits over the logits.
+Tensor class_loss(const Op& op, bool in_place, const Tensor& logits, const Tensor& target,
+                  const CrossEntropyParams& params) {
+  check(params.label_smoothing >= 0 && params.label_smoothing <= 1, "[", op.name, "] label_smoothing ",
         params.label_smoothing, " is outside [0, 1]; 0.1 is usual");
-  Prepared p = prepare(kCrossEntropy, logits, target, params, true);
+  Prepared p = prepare(op, logits, target, params, true);
+  if (in_place) check_overwritable(op, logits);
   p.stats =
       empty({p.args.outer, p.args.inner, 2}, TensorOptions(accumulation_dtype(p.x.dtype()), p.x.device()));
-  const LossResult r = run(kCrossEntropy, kernels::cross_entropy, p, params.reduction);
+  const LossResult r = run(op, kernels::cross_entropy, p, params.reduction);
   if (autograd::recording(logits, target)) {
     warn_of_second_softmax(logits, p.args.classes);
     // Save the caller's own logits, and the probabilities if the target has them. Backward could not detect
     // an in-place change of the caller's tensors if the prepared copies were saved.
     const bool classes = p.args.target != nullptr;
     autograd::record(
-        kCrossEntropy, r.result, {&logits, &target},
-        [args = p.args, reduction = params.reduction, weighted = p.weight.defined(), x = save(logits),
-         target = save(classes ? p.target : target), weight = save_if(p.weight), stats = save(p.stats),
-         divisor = save_if(r.divisor)](Backward& b) {
+        op, r.result, {&logits, &target},
+        [in_place, args = p.args, reduction = params.reduction, weighted = p.weight.defined(),
+         x = save(logits), target = save(classes ? p.target : target), weight = save_if(p.weight),
+         stats = save(p.stats), divisor = save_if(r.divisor)](Backward& b) {
           const Tensor in = b.saved(x).contiguous(), to = b.saved(target).contiguous(), s = b.saved(stats);
           const Tensor weights = saved_or_none(b, weight, weighted);
           const Tensor by = saved_or_none(b, divisor, reduction == Reduction::mean);
@@ -295,20 +315,40 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntr
           const IncomingGrad g(b.grad(), by, reduction);
           const kernels::ClassRowsArgs a = Prepared::with(args, in, to, weights, s);
           const TensorOptions options(in.dtype(), in.device());
-          if (b.needs(0)) {
-            const Tensor dx = empty(in.sizes(), options);
-            kernels::cross_entropy_backward(in.device(), in.dtype(), {.rows = a, .grad = g.args, .dx = dx});
-            b.set(0, dx);
-          }
           if (b.needs(1)) {
             const Tensor dtarget = empty(in.sizes(), options);
             kernels::cross_entropy_target_backward(in.device(), in.dtype(),
                                                    {.rows = a, .grad = g.args, .dx = dtarget});
             b.set(1, dtarget);
           }
+          if (b.needs(0)) {
+            const Tensor dx = in_place ? in.detach() : empty(in.sizes(), options);
+            kernels::cross_entropy_backward(in.device(), in.dtype(), {.rows = a, .grad = g.args, .dx = dx});
+            if (in_place) dx.storage()->bump_version();
+            b.set(0, dx);
+          }
         });
   }
   return r.result;
+}
+}  // namespace
+
+Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntropyParams& params) {
+  if (const autograd::Autocast cast(kCrossEntropy, logits, target, params.weight); cast) {
+    CrossEntropyParams wide = params;
+    wide.weight = cast(params.weight);
+    return cross_entropy(cast(logits), cast(target), wide);
+  }
+  return class_loss(kCrossEntropy, false, logits, target, params);
+}
+
+Tensor cross_entropy_(const Tensor& logits, const Tensor& target, const CrossEntropyParams& params) {
+  if (const autograd::Autocast cast(kCrossEntropyInPlace, logits, target, params.weight); cast) {
+    CrossEntropyParams wide = params;
+    wide.weight = cast(params.weight);
+    return cross_entropy_(cast(logits), cast(target), wide);
+  }
+  return class_loss(kCrossEntropyInPlace, true, logits, target, params);
 }
 
 namespace {

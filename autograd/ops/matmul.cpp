@@ -4,6 +4,7 @@
 
 #include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/internal/matmul.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
@@ -12,11 +13,14 @@
 namespace tapestry {
 namespace {
 
+using autograd::as_rows;
 using autograd::Backward;
 using autograd::Grad;
 using autograd::Op;
+using autograd::product_into;
 using autograd::reduce_to;
 using autograd::save_if;
+using autograd::transposed;
 using detail::raw_view;
 using kernels::GemmArgs;
 using kernels::MatrixStrides;
@@ -25,14 +29,6 @@ const Op kMatmul("matmul", Grad::twice, kFloats);
 const Op kLinear("linear", Grad::twice, kFloats);
 
 // ---- unrecorded products ----
-Tensor transposed(const Tensor& t) {
-  Shape sizes = t.sizes(), strides = t.strides();
-  const int n = sizes.size();
-  std::swap(sizes[n - 1], sizes[n - 2]);
-  std::swap(strides[n - 1], strides[n - 2]);
-  return raw_view(t, sizes, strides, t.storage_offset());
-}
-
 // Writes the row and column strides of t's matrices to `out`, as the gemm kernels require them. Returns false
 // if t must be copied first.
 bool matrix_strides(const Tensor& t, MatrixStrides& out) {
@@ -61,8 +57,17 @@ Tensor as_operand(const Tensor& t, MatrixStrides& strides) {
   return copy;
 }
 
-// (..., k) as (rows, k): a view if the strides allow it, else a copy.
-Tensor as_rows(const Tensor& t) {
+}  // namespace
+
+Tensor autograd::transposed(const Tensor& t) {
+  Shape sizes = t.sizes(), strides = t.strides();
+  const int n = sizes.size();
+  std::swap(sizes[n - 1], sizes[n - 2]);
+  std::swap(strides[n - 1], strides[n - 2]);
+  return raw_view(t, sizes, strides, t.storage_offset());
+}
+
+Tensor autograd::as_rows(const Tensor& t) {
   const int n = t.dim();
   if (n == 2) return t;
   const std::int64_t k = t.sizes()[n - 1];
@@ -81,6 +86,42 @@ Tensor as_rows(const Tensor& t) {
   return raw_view(copy, {rows, k}, {k, 1}, copy.storage_offset());
 }
 
+void autograd::product_into(const Tensor& y, const Tensor& a, const Tensor& b, const ProductEnd& end) {
+  GemmArgs g;
+  const Tensor left = as_operand(a, g.a_strides), right = as_operand(b, g.b_strides);
+  g.m = a.sizes()[0], g.n = b.sizes()[1], g.k = a.sizes()[1];
+  g.a = left, g.b = right, g.c = y;
+  g.c_row = std::max<std::int64_t>(g.n, 1);
+  g.bias = end.bias;
+  g.epilogue = end.epilogue;
+  g.aux = end.aux;
+  kernels::gemm(y.device(), y.dtype(), g);
+}
+
+Tensor autograd::column_sums(const Tensor& g) {
+  const Tensor sums = empty({g.sizes()[1]}, {g.dtype(), g.device()}), dense = raw_contiguous(g);
+  kernels::column_sum(g.device(), g.dtype(),
+                      {.rows = g.sizes()[0], .cols = g.sizes()[1], .x = dense, .y = sums});
+  return sums;
+}
+
+void autograd::check_linear(const Op& op, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                            const char* weight_name, const char* bias_name) {
+  tapestry::detail::check_defined(op.name, x);
+  tapestry::detail::check_defined(op.name, weight, weight_name);
+  op.check_dtype(x.dtype());
+  check_matches(op.name, x, weight, weight_name);
+  check_matches(op.name, x, bias, bias_name);
+  check(weight.dim() == 2, "[", op.name, "] ", weight_name, " has shape ", weight.sizes(),
+        ", expected (out_features, in_features)");
+  const std::int64_t in = weight.sizes()[1];
+  check(x.dim() >= 1 && x.size(-1) == in, "[", op.name, "] input of shape ", x.sizes(), " does not fit ",
+        weight_name, " ", weight.sizes(), ": expected (..., ", in, ")");
+  check_vector(op.name, bias, bias_name, weight.sizes()[0]);
+}
+
+namespace {
+
 bool one_matrix(const Shape& sizes) {
   return std::all_of(sizes.begin(), sizes.end() - 2, [](std::int64_t size) { return size == 1; });
 }
@@ -91,17 +132,6 @@ Tensor only_matrix(const Tensor& t) {
   if (n == 2) return t;
   return raw_view(t, {t.sizes()[n - 2], t.sizes()[n - 1]}, {t.strides()[n - 2], t.strides()[n - 1]},
                   t.storage_offset());
-}
-
-// Writes y (m, n) = a (m, k) b (k, n) + bias.
-void product_into(const Tensor& y, const Tensor& a, const Tensor& b, const Tensor& bias = {}) {
-  GemmArgs g;
-  const Tensor left = as_operand(a, g.a_strides), right = as_operand(b, g.b_strides);
-  g.m = a.sizes()[0], g.n = b.sizes()[1], g.k = a.sizes()[1];
-  g.a = left, g.b = right, g.c = y;
-  g.c_row = std::max<std::int64_t>(g.n, 1);
-  g.bias = bias;
-  kernels::gemm(y.device(), y.dtype(), g);
 }
 
 // The product of (..., m, k) and (..., k, n), whose batch dimensions broadcast.
@@ -231,23 +261,13 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   if (const autograd::Autocast cast(kLinear, x, weight, bias); cast)
     return linear(cast(x), cast(weight), cast(bias));
-  detail::check_defined(kLinear.name, x);
-  detail::check_defined(kLinear.name, weight, "weight");
-  kLinear.check_dtype(x.dtype());
-  autograd::check_matches(kLinear.name, x, weight, "weight");
-  autograd::check_matches(kLinear.name, x, bias, "bias");
-  check(weight.dim() == 2, "[linear] weight has shape ", weight.sizes(),
-        ", expected (out_features, in_features)");
+  autograd::check_linear(kLinear, x, weight, bias);
   const std::int64_t in = weight.sizes()[1], out = weight.sizes()[0];
-  check(x.dim() >= 1 && x.size(-1) == in, "[linear] input of shape ", x.sizes(), " does not fit weight ",
-        weight.sizes(), ": expected (..., ", in, ")");
-  autograd::check_vector(kLinear.name, bias, "bias", out);
-
   Shape sizes = x.sizes();
   sizes.back() = out;
   const Tensor y = empty(sizes, {x.dtype(), x.device()});
   const Tensor offset = autograd::contiguous_or_undefined(bias);
-  product_into(y, as_rows(x), transposed(weight), offset);
+  product_into(y, as_rows(x), transposed(weight), {.bias = offset});
 
   if (autograd::recording(x, weight, bias))
     autograd::record(kLinear, y, {&x, &weight, &bias},
@@ -276,12 +296,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
                          product_into(dw, transposed(g), as_rows(b.saved(x)));
                          b.set(1, dw);
                        }
-                       if (b.needs(2)) {
-                         const Tensor db = empty({out}, options), dense = autograd::raw_contiguous(g);
-                         kernels::column_sum(db.device(), db.dtype(),
-                                             {.rows = g.sizes()[0], .cols = out, .x = dense, .y = db});
-                         b.set(2, db);
-                       }
+                       if (b.needs(2)) b.set(2, autograd::column_sums(g));
                      });
   return y;
 }

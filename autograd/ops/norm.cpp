@@ -6,6 +6,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/functions.h"
+#include "tapestry/autograd/ops/fused.h"
 #include "tapestry/autograd/ops/internal/norm.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
@@ -16,7 +17,7 @@ namespace {
 using autograd::accumulation_dtype;
 using autograd::Backward;
 using autograd::batch_norm_shape;
-using autograd::check_matches;
+using autograd::check_normalized;
 using autograd::check_per_channel;
 using autograd::contiguous_or_undefined;
 using autograd::Grad;
@@ -29,6 +30,7 @@ using autograd::save_if;
 using autograd::set_by_operations;
 
 const Op kBatchNorm("batch_norm", Grad::twice, kFloats);
+const Op kBatchNormRelu("batch_norm_relu", Grad::twice, kFloats);
 const Op kLayerNorm("layer_norm", Grad::twice, kFloats);
 const Op kRmsNorm("rms_norm", Grad::twice, kFloats);
 
@@ -48,11 +50,11 @@ class Updated {
   const Tensor dense_;
 };
 
-// Throws ValueError unless x's shape ends in `normalized_shape`, and the operands, which may be undefined,
-// have that shape and x's dtype and device.
-void check_normalized(const Op& op, const Tensor& x, const Shape& normalized_shape, const Tensor& weight,
-                      const Tensor& bias = {}) {
-  detail::check_defined(op.name, x);
+}  // namespace
+
+void autograd::check_normalized(const Op& op, const Tensor& x, const Shape& normalized_shape,
+                                const Tensor& weight, const Tensor& bias) {
+  tapestry::detail::check_defined(op.name, x);
   op.check_dtype(x.dtype());
   const int n = normalized_shape.size();
   if (n < 1) fail("[", op.name, "] normalized_shape is empty; name at least the last dimension");
@@ -68,17 +70,19 @@ void check_normalized(const Op& op, const Tensor& x, const Shape& normalized_sha
   check_operand(bias, "bias");
 }
 
-}  // namespace
-
-Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
-                  const Tensor& weight, const Tensor& bias, bool training, double momentum, double eps) {
-  if (const autograd::Autocast cast(kBatchNorm, x, weight, bias, running_mean); cast)
-    return cast.result(
-        batch_norm(cast(x), running_mean, running_var, cast(weight), cast(bias), training, momentum, eps));
-  const char* const op = kBatchNorm.name;
+namespace {
+// batch_norm() and, with `relu`, batch_norm_relu() with a residual, which may be undefined.
+Tensor normalize_batch(const Op& which, bool relu, const Tensor& x, const Tensor& running_mean,
+                       const Tensor& running_var, const Tensor& weight, const Tensor& bias, bool training,
+                       double momentum, double eps, const Tensor& residual) {
+  const char* const op = which.name;
   detail::check_defined(op, x);
-  kBatchNorm.check_dtype(x.dtype());
-  check(x.dim() >= 2, "[batch_norm] input has shape ", x.sizes(), ", expected (N, C) or (N, C, ...)");
+  which.check_dtype(x.dtype());
+  autograd::check_matches(op, x, residual, "residual");
+  check(!residual.defined() || residual.sizes() == x.sizes(), "[", op, "] residual has shape ",
+        residual.defined() ? residual.sizes() : Shape(), ", input ", x.sizes(),
+        "; they must be equal (nothing is broadcast)");
+  check(x.dim() >= 2, "[", op, "] input has shape ", x.sizes(), ", expected (N, C) or (N, C, ...)");
   const std::int64_t channels = x.sizes()[1];
   // f32 statistics of f16 and bf16 batches, as PyTorch has them: a sum of many small changes needs the
   // digits.
@@ -90,15 +94,15 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
   check_per_channel(op, like, running_var, "running_var");
   check_per_channel(op, x, weight, "weight");
   check_per_channel(op, x, bias, "bias");
-  check(running_mean.defined() == running_var.defined(),
-        "[batch_norm] one of running_mean and running_var is undefined; give both or neither");
-  check(training || running_mean.defined(), "[batch_norm] evaluation needs running_mean and running_var");
+  check(running_mean.defined() == running_var.defined(), "[", op,
+        "] one of running_mean and running_var is undefined; give both or neither");
+  check(training || running_mean.defined(), "[", op, "] evaluation needs running_mean and running_var");
   const MemoryFormat format = x.memory_format();
   const kernels::BatchNormShape s = batch_norm_shape(x, format);
   const std::int64_t count = s.n * s.l;
-  check(!training || count > 1 || x.numel() == 0, "[batch_norm] one value per channel in training, input ",
+  check(!training || count > 1 || x.numel() == 0, "[", op, "] one value per channel in training, input ",
         x.sizes(), ": its variance is 0; use a larger batch, or eval mode");
-  check(!training || x.numel() > 0 || channels == 0, "[batch_norm] no values in training, input ", x.sizes(),
+  check(!training || x.numel() > 0 || channels == 0, "[", op, "] no values in training, input ", x.sizes(),
         "; give a batch that is not empty");
 
   const Tensor input = raw_contiguous(x, format);
@@ -134,16 +138,21 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
       inv_std = raw_contiguous(rsqrt(running_var.to(stats) + eps));
     }
   }
-  const Tensor y = normalize_channels(input, format, mean, inv_std, weight, bias);
+  const Tensor added = residual.defined() ? raw_contiguous(residual, format) : residual;
+  const Tensor y = normalize_channels(input, format, mean, inv_std, weight, bias, added, relu);
 
-  if (autograd::recording(x, weight, bias))
+  if (autograd::recording(x, weight, bias, residual))
     autograd::record(
-        kBatchNorm, y, {&x, &weight, &bias},
-        [x_saved = autograd::save(x), mean = autograd::save(mean), inv_std = autograd::save(inv_std),
+        which, y, {&x, &weight, &bias, &residual},
+        [relu, y = relu ? autograd::save_output(y) : autograd::SavedTensor(), x_saved = autograd::save(x),
+         mean = autograd::save(mean), inv_std = autograd::save(inv_std),
          weight = weight.defined() ? save_if(x, weight) : autograd::SavedTensor(),
          weighted = weight.defined(), s, format, training, eps](Backward& b) {
           if (b.create_graph()) {
-            const Tensor x = b.saved(x_saved), &g = b.grad();
+            const Tensor x = b.saved(x_saved);
+            const Tensor none = zeros({}, TensorOptions(x.dtype(), x.device()));
+            const Tensor g = relu ? where(le(b.saved(y), 0), none, b.grad()) : b.grad();
+            if (b.needs(3)) b.set(3, g);
             Shape channels = Shape::filled(x.dim(), 1);
             channels[1] = s.c;
             Dims others = {0};
@@ -151,14 +160,18 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
             const Tensor gx = weighted && b.needs(0) ? g * reshape(b.saved(weight), channels) : g;
             if (training) {
               const NormalizationByOperations n(x, others, eps);
-              return set_by_operations(b, n.result, [&] { return n.gradient(gx); }, others, {s.c});
+              return set_by_operations(
+                  b, n.result, [&] { return n.gradient(gx); }, others, {s.c}, 3, g);
             }
             const Tensor scale = reshape(b.saved(inv_std).to(x.dtype()), channels);
             const Tensor result = (x - reshape(b.saved(mean).to(x.dtype()), channels)) * scale;
-            return set_by_operations(b, result, [&] { return gx * scale; }, others, {s.c});
+            return set_by_operations(
+                b, result, [&] { return gx * scale; }, others, {s.c}, 3, g);
           }
           const Tensor g = raw_contiguous(b.grad(), format), input = raw_contiguous(b.saved(x_saved), format);
           const NormGradients d(b, g, format, {s.c});
+          const Tensor from = relu ? b.saved(y) : Tensor(),
+                       dresidual = b.needs(3) ? empty(g.sizes(), {g.dtype(), g.device()}, format) : Tensor();
           const Tensor scale = weighted && b.needs(0) ? raw_contiguous(b.saved(weight)) : Tensor();
           if (g.numel() > 0)
             kernels::batch_norm_backward(g.device(), g.dtype(),
@@ -171,10 +184,33 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
                                           .training = training,
                                           .dx = d.dx,
                                           .dweight = d.dweight,
-                                          .dbias = d.dbias});
+                                          .dbias = d.dbias,
+                                          .relu_y = from,
+                                          .dresidual = dresidual});
           d.set(b);
+          b.set(3, dresidual);
         });
   return y;
+}
+}  // namespace
+
+Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
+                  const Tensor& weight, const Tensor& bias, bool training, double momentum, double eps) {
+  if (const autograd::Autocast cast(kBatchNorm, x, weight, bias, running_mean); cast)
+    return cast.result(
+        batch_norm(cast(x), running_mean, running_var, cast(weight), cast(bias), training, momentum, eps));
+  return normalize_batch(kBatchNorm, false, x, running_mean, running_var, weight, bias, training, momentum,
+                         eps, {});
+}
+
+Tensor batch_norm_relu(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
+                       const Tensor& weight, const Tensor& bias, bool training, double momentum, double eps,
+                       const Tensor& residual) {
+  if (const autograd::Autocast cast(kBatchNormRelu, x, weight, bias, running_mean, residual); cast)
+    return cast.result(batch_norm_relu(cast(x), running_mean, running_var, cast(weight), cast(bias), training,
+                                       momentum, eps, cast(residual)));
+  return normalize_batch(kBatchNormRelu, true, x, running_mean, running_var, weight, bias, training, momentum,
+                         eps, residual);
 }
 
 Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight, const Tensor& bias,

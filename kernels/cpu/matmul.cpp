@@ -64,14 +64,18 @@ Elementwise<N> over_c(const GemmArgs& g, T* out, const T* const (&in)[N - 1]) {
     if (i > 0) e.in[i - 1] = in[i - 1];
     e.dtypes[i] = dtype_of<T>;
   }
+  if (g.c_row == g.n) {  // dense arrays are one row, for which kernels have their fastest loops
+    e.ndim = 1;
+    e.sizes[0] = e.numel;
+    for (int i = 0; i < N; ++i) e.strides[i][0] = 1;
+  }
   return e;
 }
+// The argument of the function lies in aux if there is one, else in C.
 template <class T, class F>
 void finish_function(const GemmArgs& g) {
   T *const c = g.c.as<T>(), *const aux = g.aux.as<T>();
-  if (aux)
-    for (std::int64_t i = 0; i < g.m; ++i) std::copy_n(c + i * g.c_row, g.n, aux + i * g.c_row);
-  slot<F>(kCPU, dtype_of<T>, over_c<T, 2>(g, c, {c}));
+  slot<F>(kCPU, dtype_of<T>, over_c<T, 2>(g, c, {aux ? aux : c}));
 }
 template <class T, class F>
 void finish_gradient(const GemmArgs& g) {
@@ -115,8 +119,23 @@ void product(GemmArgs g) {
   multiply<T>(g);
 }
 
+// Computes one matrix product in f32 or f64, and its epilogue. A function's argument that the caller asks for
+// is computed where it is to be stored, so that storing it costs no further pass.
 template <class T>
-const float* widen(const T* x, float* y, std::int64_t rows, std::int64_t cols, MatrixStrides& s) {
+void product_and_epilogue(const GemmArgs& g) {
+  GemmArgs sums = g;
+  if (g.aux && g.epilogue != Epilogue::none && !is_gradient(g.epilogue)) {
+    if (g.accumulate)
+      for (std::int64_t i = 0; i < g.m; ++i)
+        std::copy_n(g.c.as<T>() + i * g.c_row, g.n, g.aux.as<T>() + i * g.c_row);
+    sums.c = g.aux;
+  }
+  product<T>(sums);
+  finish<T>(g);
+}
+
+template <class T>
+float* widen(const T* x, float* y, std::int64_t rows, std::int64_t cols, MatrixStrides& s) {
   const bool plain = s.row_major(cols);
   const std::int64_t lines = plain ? rows : cols, length = plain ? cols : rows;
   parallel_for(lines, grain_of(length),
@@ -129,11 +148,36 @@ const float* widen(const T* x, float* y, std::int64_t rows, std::int64_t cols, M
   return y;
 }
 
+// Writes the f32 sums c, whose rows are dense, as the f16 or bf16 matrix `to`, whose rows are `row` apart.
+template <class T>
+void narrow(const float* c, T* to, const GemmArgs& g, std::int64_t row) {
+  parallel_for(g.m, grain_of(g.n), [=, n = g.n](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) from_float(c + i * n, to + i * row, n);
+  });
+}
+
+// Applies the epilogue to the f32 sums c, whose rows are dense, and writes them as g's f16 or bf16 matrix C.
+template <class T>
+void finish_half(const LaunchContext& context, const GemmArgs& g, float* c) {
+  GemmArgs f = g;
+  f.c = c, f.c_row = g.n, f.aux = {};
+  Scratch<float> at;  // where a gradient is taken
+  if (g.aux && is_gradient(g.epilogue)) {
+    at = Scratch<float>(context.device, g.m * g.n);
+    MatrixStrides strides{g.c_row, 1};
+    f.aux = widen(g.aux.as<T>(), at.data(), g.m, g.n, strides);
+  } else if (g.aux && g.epilogue != Epilogue::none) {
+    narrow(c, g.aux.as<T>(), g, g.c_row);
+  }
+  finish<float>(f);
+  narrow(c, g.c.as<T>(), g, g.c_row);
+}
+
 // Computes one row of a product of f16 or bf16 operands, in f32. Does nothing and returns false if g is more
 // than that.
 template <class T>
 bool row_half(const LaunchContext& context, const GemmArgs& g) {
-  if (g.m != 1 || g.accumulate || g.epilogue != Epilogue::none) return false;
+  if (g.m != 1 || g.accumulate) return false;
   const Scratch<float> memory(context.device, g.k + g.n);
   float *const a = memory.data(), *const c = a + g.k;
   const T* const from = g.a.as<T>();
@@ -141,7 +185,7 @@ bool row_half(const LaunchContext& context, const GemmArgs& g) {
   if (g.bias) to_float(g.bias.as<T>(), c, g.n);
   else std::fill_n(c, g.n, 0.0f);
   add_row_product(a, g.b.as<T>(), g.b_strides, g.k, c, g.n);
-  from_float(c, g.c.as<T>(), g.n);
+  finish_half<T>(context, g, c);
   return true;
 }
 
@@ -162,28 +206,14 @@ void product_half(const LaunchContext& context, GemmArgs g) {
     to_float(g.bias.as<T>(), bias, g.n);
     g.bias = bias;
   }
-  T* const out = g.c.as<T>();
-  T* const out_aux = g.aux.as<T>();
-  const std::int64_t out_row = g.c_row;
-  const auto read = [&](const T* from, float* to) {
-    MatrixStrides strides{out_row, 1};
-    widen(from, to, g.m, g.n, strides);
-  };
-  const auto write = [&](const float* from, T* to) {
-    for (std::int64_t i = 0; i < g.m; ++i) from_float(from + i * g.n, to + i * out_row, g.n);
-  };
-  if (g.accumulate) read(out, c);
-  g.c = c, g.c_row = g.n;
-  product<float>(g);
-  Scratch<float> aux;
-  if (out_aux) {
-    aux = Scratch<float>(context.device, g.m * g.n);
-    g.aux = aux.data();
-    if (is_gradient(g.epilogue)) read(out_aux, aux.data());
+  const GemmArgs given = g;
+  if (g.accumulate) {
+    MatrixStrides strides{g.c_row, 1};
+    widen(g.c.as<T>(), c, g.m, g.n, strides);
   }
-  finish<float>(g);
-  write(c, out);
-  if (out_aux && !is_gradient(g.epilogue) && g.epilogue != Epilogue::none) write(aux.data(), out_aux);
+  g.c = c, g.c_row = g.n, g.aux = {};
+  product<float>(g);
+  finish_half<T>(context, given, c);
 }
 
 template <class T>
@@ -207,8 +237,7 @@ void gemm_kernel(const LaunchContext& context, const GemmArgs& g) {
     if constexpr (is_half<T>) {
       product_half<T>(context, one);
     } else {
-      product<T>(one);
-      finish<T>(one);
+      product_and_epilogue<T>(one);
     }
   };
   // If there are enough matrices, threads compute different matrices. Otherwise all threads work on one

@@ -139,8 +139,26 @@ void forward_kernel(const LaunchContext& context, const BatchNormArgs& a) {
     scale[c] = inv_std[c] * (weight ? load(weight[c]) : C(1));
     shift[c] = bias ? load(bias[c]) : C(0);
   }
-  over_elements(
-      s, [=](std::int64_t i, std::int64_t c) { y[i] = T((load(x[i]) - mean[c]) * scale[c] + shift[c]); });
+  const auto run = [&]<bool kResidual, bool kRelu>() {
+    const auto finish = [=, residual = a.residual.as<T>()](std::int64_t i, C m, C by, C plus) {
+      C v = (load(x[i]) - m) * by + plus;
+      if constexpr (kResidual) v += load(residual[i]);
+      if constexpr (kRelu) v = v < 0 ? C(0) : v;
+      y[i] = T(v);
+    };
+    if (s.l == 1)
+      return over_elements(s,
+                           [=](std::int64_t i, std::int64_t c) { finish(i, mean[c], scale[c], shift[c]); });
+    // The numbers of a channel stay in registers, so that the loop has few arrays that might overlap.
+    parallel_for(s.n * s.c, grain_of(s.l), [=](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t plane = begin; plane < end; ++plane) {
+        const C m = mean[plane % s.c], by = scale[plane % s.c], plus = shift[plane % s.c];
+        for (std::int64_t i = plane * s.l; i < (plane + 1) * s.l; ++i) finish(i, m, by, plus);
+      }
+    });
+  };
+  if (a.residual) a.relu ? run.template operator()<true, true>() : run.template operator()<true, false>();
+  else a.relu ? run.template operator()<false, true>() : run.template operator()<false, false>();
 }
 
 // Computes sums[c] = sum dy and sums[channels + c] = sum dy (x - mean).
@@ -191,7 +209,25 @@ template <class T>
 void backward_kernel(const LaunchContext& context, const BatchNormBackwardArgs& a) {
   using C = Compute<T>;
   const BatchNormShape& s = a.shape;
-  const T *const dy = a.dy.as<T>(), *const x = a.x.as<T>(), *const weight = a.weight.as<T>();
+  const T *dy = a.dy.as<T>(), *const x = a.x.as<T>(), *const weight = a.weight.as<T>();
+  Scratch<T> counted;  // dy where it counts
+  if (a.relu_y || a.dresidual) {
+    const std::int64_t n = s.n * s.c * s.l;
+    T* to = a.dresidual.as<T>();
+    if (!to) {
+      counted = Scratch<T>(context.device, n);
+      to = counted.data();
+    }
+    parallel_for(n, grain_of(2), [=, y = a.relu_y.as<T>()](std::int64_t begin, std::int64_t end) {
+      if (y)
+        for (std::int64_t i = begin; i < end; ++i) {
+          const T g = dy[i];  // loaded in any case, so that the loop is vectorised
+          to[i] = load(y[i]) <= 0 ? T(0) : g;
+        }
+      else std::copy(dy + begin, dy + end, to + begin);
+    });
+    dy = to;
+  }
   const C *const mean = a.mean.as<C>(), *const inv_std = a.inv_std.as<C>();
   T *const dx = a.dx.as<T>(), *const dweight = a.dweight.as<T>(), *const dbias = a.dbias.as<T>();
   const Scratch<C> memory(context.device, 5 * s.c);

@@ -15,12 +15,18 @@ void forward_kernel(const LaunchContext&, const LayerNormArgs& s) {
   using C = Compute<T>;
   const std::int64_t rows = s.rows, cols = s.cols;
   const T *const input = s.x.as<T>(), *const weight = s.weight.as<T>(), *const bias = s.bias.as<T>();
-  T* const output = s.y.as<T>();
+  const T* const residual = s.residual.as<T>();
+  T *const output = s.y.as<T>(), *const sums = s.sum.as<T>();
   C *const means = s.mean.as<C>(), *const inv_stds = s.inv_std.as<C>();
   parallel_for(rows, grain_of(2 * cols), [=, eps = s.eps](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
-      const T* const x = input + r * cols;
+      const T* x = input + r * cols;
       T* const y = output + r * cols;
+      if (residual) {
+        T* const sum = sums + r * cols;
+        for (std::int64_t i = 0; i < cols; ++i) sum[i] = T(load(x[i]) + load(residual[r * cols + i]));
+        x = sum;
+      }
       C mean = 0;
       if constexpr (kCentred)
         mean = sum_lanes<C>(cols, [=](std::int64_t i) { return load(x[i]); }) / static_cast<C>(cols);
@@ -50,6 +56,7 @@ void backward_kernel(const LaunchContext& context, const LayerNormBackwardArgs& 
   const std::int64_t cols = s.cols;
   const T *const weight = s.weight.as<T>(), *const dys = s.dy.as<T>(), *const xs = s.x.as<T>();
   const C *const means = s.mean.as<C>(), *const inv_stds = s.inv_std.as<C>();
+  const T* const dsums = s.dsum.as<T>();
   T* const dxs = s.dx.as<T>();
   // The gradients of weight and bias are sums over rows. Chunks of a fixed number of rows are summed first
   // and then added in order, so the result does not depend on the number of threads.
@@ -79,8 +86,13 @@ void backward_kernel(const LaunchContext& context, const LayerNormBackwardArgs& 
         if constexpr (kCentred) plain = sum_lanes<C>(cols, gradient) * scale;
         const C along = sum_lanes<C>(cols, [=](std::int64_t i) { return gradient(i) * normal(i); }) * scale;
         T* const dx = dxs + r * cols;
-        for (std::int64_t i = 0; i < cols; ++i)
-          dx[i] = T(inv_std * (gradient(i) - plain - normal(i) * along));
+        const T* const dsum = dsums ? dsums + r * cols : nullptr;
+        if (dsums)
+          for (std::int64_t i = 0; i < cols; ++i)
+            dx[i] = T(inv_std * (gradient(i) - plain - normal(i) * along) + load(dsum[i]));
+        else
+          for (std::int64_t i = 0; i < cols; ++i)
+            dx[i] = T(inv_std * (gradient(i) - plain - normal(i) * along));
       }
     }
   });

@@ -14,6 +14,7 @@
 
 #include "tapestry/core/error.h"
 #include "tapestry/kernels/cuda/map.cuh"
+#include "tapestry/kernels/cuda/norm_batch_map.cuh"
 #include "tapestry/kernels/ops/norm.h"
 #include "tapestry/kernels/scratch.h"
 
@@ -66,6 +67,13 @@ __device__ __forceinline__ void store_pack(T* p, const float (&x)[V]) {
 // ---- reductions. The State of a channel is two floats. Op::merge() also gets the number of elements in each
 // State.
 
+/// True unless the array of input k is null.
+template <class F>
+__device__ __forceinline__ bool has_input(const F& f, int k) {
+  if constexpr (requires { F::kLastMayBeNull; }) return k + 1 < F::kInputs || f.in[k];
+  else return true;
+}
+
 /// Mean and sum of squared deviations. Groups of elements are merged by the parallel algorithm of Chan, Golub
 /// and LeVeque (1979), which does not cancel as E[x^2] - E[x]^2 does.
 template <class T>
@@ -104,22 +112,25 @@ struct MomentsOf {
 template <class T>
 struct GradientsOf {
   using Type = T;
-  static constexpr int kInputs = 2;
-  const T* in[2];  // dy, x
+  static constexpr int kInputs = 3;
+  static constexpr bool kLastMayBeNull = true;
+  const T* in[3];  // dy, x, and the result of relu, which may be null
   const float* mean;
   struct Channel {
     float mean;
+    bool relu;
   };
   struct State {
     float plain, centred;
   };
-  __device__ Channel channel(std::int64_t c) const { return {mean[c]}; }
+  __device__ Channel channel(std::int64_t c) const { return {mean[c], in[2] != nullptr}; }
   template <int N>
-  __device__ static void add(State& s, float, const Channel& c, const float (&x)[2][N], int) {
+  __device__ static void add(State& s, float, const Channel& c, const float (&x)[3][N], int) {
     State sum{};
     UNROLL for (int i = 0; i < N; ++i) {
-      sum.plain += x[0][i];
-      sum.centred += x[0][i] * (x[1][i] - c.mean);
+      const float dy = c.relu && x[2][i] <= 0 ? 0.0f : x[0][i];
+      sum.plain += dy;
+      sum.centred += dy * (x[1][i] - c.mean);
     }
     s = merge(s, 0, sum, 0);
   }
@@ -184,8 +195,9 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
         UNROLL for (int k = 0; k < K; ++k) x[k][b] = {};
         if (at >= place.end) continue;
         ++count;
-        UNROLL for (int k = 0; k < K; ++k) x[k][b] =
-            load_pack<V>(op.in[k] + (at * shape.c + place.column) * V);
+        UNROLL for (int k = 0; k < K; ++k) {
+          if (has_input(op, k)) x[k][b] = load_pack<V>(op.in[k] + (at * shape.c + place.column) * V);
+        }
       }
       UNROLL for (int v = 0; v < V; ++v) {
         float own[K][kBatch];
@@ -245,7 +257,7 @@ __global__ void __launch_bounds__(kChannelThreads, 2) reduce_planes(Op op, Chann
           ((plane + planes) * shape.c + channel) * shape.l + (at - planes * shape.plane.value);
       UNROLL for (int k = 0; k < K; ++k) {
         Pack<typename Op::Type, V> pack{};
-        if (at < end) pack = load_pack<V>(op.in[k] + offset * V);
+        if (at < end && has_input(op, k)) pack = load_pack<V>(op.in[k] + offset * V);
         UNROLL for (int v = 0; v < V; ++v) x[k][b * V + v] = load(pack.v[v]);
       }
       if (at < end) count += V;
@@ -333,6 +345,7 @@ struct FinishGradients {
   const T* weight;
   T *dweight, *dbias;
   float *slope, *centred, *offset;
+  bool training;
   template <class State>
   __device__ void operator()(std::int64_t c, const State& s) const {
     const float inv = inv_std[c];
@@ -341,50 +354,13 @@ struct FinishGradients {
     if (!slope) return;
     const float factor = weight ? inv * load(weight[c]) : inv;
     slope[c] = factor;
-    centred[c] = factor * (inv * (inv * (s.centred / count)));  // this order of products does not underflow
-    offset[c] = factor * (s.plain / count);
+    // This order of products does not underflow.
+    centred[c] = training ? factor * (inv * (inv * (s.centred / count))) : 0.0f;
+    offset[c] = training ? factor * (s.plain / count) : 0.0f;
   }
 };
 
 // ---- elementwise maps
-
-/// Computes y = (x - mean) inv_std weight + bias. mean, weight and bias may be null.
-template <class T>
-struct MapNormal {
-  using Type = T;
-  static constexpr int kInputs = 1;
-  const T* in[1];
-  T* out;
-  const float *mean, *inv_std;
-  const T *weight, *bias;
-  struct Channel {
-    float mean, scale, shift;
-  };
-  __device__ Channel channel(std::int64_t c) const {
-    return {mean ? mean[c] : 0.0f, weight ? inv_std[c] * load(weight[c]) : inv_std[c],
-            bias ? load(bias[c]) : 0.0f};
-  }
-  __device__ static float result(const Channel& c, const float (&x)[1]) {
-    return (x[0] - c.mean) * c.scale + c.shift;
-  }
-};
-/// Computes dx in training mode: dx = slope dy - centred (x - mean) - offset. slope, centred and offset are
-/// numbers per channel. The last two terms are the gradient through the batch statistics.
-template <class T>
-struct MapGradient {
-  using Type = T;
-  static constexpr int kInputs = 2;
-  const T* in[2];
-  T* out;
-  const float *mean, *slope, *centred, *offset;
-  struct Channel {
-    float mean, slope, centred, offset;
-  };
-  __device__ Channel channel(std::int64_t c) const { return {mean[c], slope[c], centred[c], offset[c]}; }
-  __device__ static float result(const Channel& c, const float (&x)[2]) {
-    return c.slope * x[0] - c.centred * (x[1] - c.mean) - c.offset;
-  }
-};
 
 template <class F, int V>
 __global__ void __launch_bounds__(kChannelThreads, 2) map_columns(F f, ChannelShape shape) {
@@ -397,20 +373,25 @@ __global__ void __launch_bounds__(kChannelThreads, 2) map_columns(F f, ChannelSh
     Pack<typename F::Type, V> x[kBatch][K];
     UNROLL for (int b = 0; b < kBatch; ++b) {
       const std::int64_t at = row + b;
-      if (at < place.end)
-        UNROLL for (int k = 0; k < K; ++k) x[b][k] =
-            load_pack<V>(f.in[k] + (at * shape.c + place.column) * V);
+      UNROLL for (int k = 0; k < K; ++k) {
+        x[b][k] = {};
+        if (at < place.end && has_input(f, k))
+          x[b][k] = load_pack<V>(f.in[k] + (at * shape.c + place.column) * V);
+      }
     }
     UNROLL for (int b = 0; b < kBatch; ++b) {
       const std::int64_t at = row + b;
       if (at >= place.end) break;
-      float y[V];
+      float y[V], also[V];
       UNROLL for (int v = 0; v < V; ++v) {
         float own[K];
         UNROLL for (int k = 0; k < K; ++k) own[k] = load(x[b][k].v[v]);
-        y[v] = F::result(channels[v], own);
+        y[v] = f.result(channels[v], own);
+        if constexpr (requires { f.also; }) also[v] = f.counted(own);
       }
       store_pack(f.out + (at * shape.c + place.column) * V, y);
+      if constexpr (requires { f.also; })
+        if (f.also) store_pack(f.also + (at * shape.c + place.column) * V, also);
     }
   }
 }
@@ -425,20 +406,26 @@ __global__ void __launch_bounds__(kChannelThreads, 2) map_planes(F f, ChannelSha
   Pack<typename F::Type, V> x[kBatch][K];
   UNROLL for (int b = 0; b < kBatch; ++b) {
     const std::int64_t at = first + b * kChannelThreads + threadIdx.x;
-    if (at < end) UNROLL for (int k = 0; k < K; ++k) x[b][k] = load_pack<V>(f.in[k] + at * V);
+    UNROLL for (int k = 0; k < K; ++k) {
+      x[b][k] = {};
+      if (at < end && has_input(f, k)) x[b][k] = load_pack<V>(f.in[k] + at * V);
+    }
   }
   UNROLL for (int b = 0; b < kBatch; ++b) {
     const std::int64_t at = first + b * kChannelThreads + threadIdx.x;
     if (at >= end) break;
     const unsigned c = channel + shape.plane.divide(begin + b * kChannelThreads + threadIdx.x);
     const typename F::Channel own = f.channel(c - shape.channels.divide(c) * shape.channels.value);
-    float y[V];
+    float y[V], also[V];
     UNROLL for (int v = 0; v < V; ++v) {
       float values[K];
       UNROLL for (int k = 0; k < K; ++k) values[k] = load(x[b][k].v[v]);
-      y[v] = F::result(own, values);
+      y[v] = f.result(own, values);
+      if constexpr (requires { f.also; }) also[v] = f.counted(values);
     }
     store_pack(f.out + at * V, y);
+    if constexpr (requires { f.also; })
+      if (f.also) store_pack(f.also + at * V, also);
   }
 }
 
@@ -533,11 +520,12 @@ template <class T>
 void launch_batch_norm(const LaunchContext& context, const BatchNormArgs& a) {
   const BatchNormShape& s = a.shape;
   if (s.n * s.c * s.l == 0) return;
-  const T* const x = a.x.as<T>();
+  const T *const x = a.x.as<T>(), *const residual = a.residual.as<T>();
   T* const y = a.y.as<T>();
-  const MapNormal<T> f{{x}, y, a.mean.as<float>(), a.inv_std.as<float>(), a.weight.as<T>(), a.bias.as<T>()};
+  const MapNormal<T> f{{x, residual},  y,     a.mean.as<float>(), a.inv_std.as<float>(), a.weight.as<T>(),
+                       a.bias.as<T>(), a.relu};
   const cudaStream_t stream = stream_of(context);
-  if (channels_take_packs<T>(s, {x, y})) launch_channel_map<16 / sizeof(T)>(s, f, stream);
+  if (channels_take_packs<T>(s, {x, y, residual})) launch_channel_map<16 / sizeof(T)>(s, f, stream);
   else launch_channel_map<1>(s, f, stream);
 }
 
@@ -545,33 +533,39 @@ template <class T>
 void launch_batch_norm_backward(const LaunchContext& context, const BatchNormBackwardArgs& a) {
   const BatchNormShape& s = a.shape;
   if (s.c == 0) return;
-  const T *const dy = a.dy.as<T>(), *const x = a.x.as<T>();
-  T* const dx = a.dx.as<T>();
+  const T *const dy = a.dy.as<T>(), *const x = a.x.as<T>(), *const relu_y = a.relu_y.as<T>();
+  T* const dresidual = a.dresidual.as<T>();
+  const Scratch<T> unused(context.device, dresidual && !a.dx ? s.n * s.c * s.l : 0);
+  T* const dx = unused.data() ? unused.data() : a.dx.as<T>();
   const float *const mean = a.mean.as<float>(), *const inv_std = a.inv_std.as<float>();
-  const bool through_statistics = a.training && dx;  // the gradient flows through the batch statistics
-  const Scratch<float> numbers(context.device, through_statistics ? 3 * s.c : 0);
+  // Without a relu, dx in evaluation needs no coefficients.
+  const bool mapped = dx && (a.training || relu_y || dresidual);
+  const Scratch<float> numbers(context.device, mapped ? 3 * s.c : 0);
   float* const slope = numbers.data();
-  if (through_statistics || a.dweight || a.dbias) {
-    const GradientsOf<T> op{{dy, x}, mean};
+  if (mapped || a.dweight || a.dbias) {
+    const GradientsOf<T> op{{dy, x, relu_y}, mean};
     const FinishGradients<T> finish{.count = static_cast<float>(s.n * s.l),
                                     .inv_std = inv_std,
                                     .weight = a.weight.as<T>(),
                                     .dweight = a.dweight.as<T>(),
                                     .dbias = a.dbias.as<T>(),
                                     .slope = slope,
-                                    .centred = through_statistics ? slope + s.c : nullptr,
-                                    .offset = through_statistics ? slope + 2 * s.c : nullptr};
-    if (channels_take_packs<T>(s, {dy, x})) launch_channel_sums<16 / sizeof(T)>(s, op, finish, context);
+                                    .centred = mapped ? slope + s.c : nullptr,
+                                    .offset = mapped ? slope + 2 * s.c : nullptr,
+                                    .training = a.training};
+    if (channels_take_packs<T>(s, {dy, x, relu_y}))
+      launch_channel_sums<16 / sizeof(T)>(s, op, finish, context);
     else launch_channel_sums<1>(s, op, finish, context);
   }
   if (!dx) return;
-  if (!a.training)  // with constant statistics dx = inv_std weight dy
+  if (!mapped)  // with constant statistics dx = inv_std weight dy
     return launch_batch_norm<T>(context,
                                 {.shape = s, .x = a.dy, .inv_std = a.inv_std, .weight = a.weight, .y = a.dx});
   if (s.n * s.l == 0) return;
-  const MapGradient<T> f{{dy, x}, dx, mean, slope, slope + s.c, slope + 2 * s.c};
+  const MapGradient<T> f{{dy, x, relu_y}, dx, mean, slope, slope + s.c, slope + 2 * s.c, dresidual};
   const cudaStream_t stream = stream_of(context);
-  if (channels_take_packs<T>(s, {dy, x, dx})) launch_channel_map<16 / sizeof(T)>(s, f, stream);
+  if (channels_take_packs<T>(s, {dy, x, dx, relu_y, dresidual}))
+    launch_channel_map<16 / sizeof(T)>(s, f, stream);
   else launch_channel_map<1>(s, f, stream);
 }
 

@@ -11,8 +11,8 @@
 // add_row_parts() adds the results of the blocks in a fixed order.
 //
 // RMS normalization is layer normalization with a mean of 0. It runs the same kernels with a null `mean`: the
-// branch is the same for all threads of a launch and costs nothing beside the memory accesses, while kernels of
-// its own would double the time to compile this file.
+// branch is the same for all threads of a launch and costs nothing beside the memory accesses, while kernels
+// of its own would double the time to compile this file.
 #include <algorithm>
 #include <cmath>
 
@@ -39,7 +39,21 @@ struct LayerNormRows {
   float eps;
   T* y;
   float *mean, *inv_std;  // a null mean stands for the mean 0
+  const T* residual;      // may be null; else sum = x + residual takes the place of x
+  T* sum;
 };
+
+/// Stores x + residual at `at` of `sum`, and replaces x by it.
+template <int V, class T>
+__device__ __forceinline__ void add_residual(const LayerNormRows<T>& a, std::int64_t at, float (&x)[V]) {
+  const auto residual = unpacked(*reinterpret_cast<const Pack<T, V>*>(a.residual + at));
+  Pack<T, V> sum;
+  UNROLL for (int j = 0; j < V; ++j) {
+    sum.v[j] = store<T>(x[j] + residual.v[j]);
+    x[j] = load(sum.v[j]);
+  }
+  *reinterpret_cast<Pack<T, V>*>(a.sum + at) = sum;
+}
 
 /// The number of resident threads per SM that a kernel is compiled for (launch bounds). With more of them,
 /// other rows load while one waits for its data. 8 elements per thread take 32 registers per thread, 16
@@ -65,7 +79,8 @@ __global__ void __launch_bounds__(block_threads(kThreads),
   float sum[1] = {0}, squares[1] = {0};
   UNROLL for (int i = 0; i < kElements; i += V) {
     const int at = (i / V * kThreads + thread) * V;
-    const auto own = unpacked(pack_or<V>(in + at, at < a.n, T()));
+    auto own = unpacked(pack_or<V>(in + at, at < a.n, T()));
+    if (a.residual && at < a.n) add_residual<V>(a, row * a.n + at, own.v);
     UNROLL for (int j = 0; j < V; ++j) {
       x[i + j] = own.v[j];
       sum[0] += x[i + j];
@@ -115,6 +130,11 @@ __device__ __forceinline__ void write_floats(T* to, const float (&x)[V]) {
   UNROLL for (int j = 0; j < V; ++j) pack.v[j] = store<T>(x[j]);
   *reinterpret_cast<Pack<T, V>*>(to) = pack;
 }
+template <int V, class T>
+__device__ __forceinline__ void add_floats(const T* from, float (&x)[V]) {
+  const auto pack = unpacked(*reinterpret_cast<const Pack<T, V>*>(from));
+  UNROLL for (int j = 0; j < V; ++j) x[j] += pack.v[j];
+}
 /// V elements of weight or bias at `at`; `otherwise` if the array is null.
 template <int V, class T>
 __device__ __forceinline__ void read_affine(const T* from, int at, float otherwise, float (&x)[V]) {
@@ -129,8 +149,15 @@ __global__ void __launch_bounds__(kStreamThreads, 2) layer_norm_streamed(LayerNo
   SHARED(float, parts, [2][1][kStreamThreads / 32]);
   const std::int64_t row = blockIdx.x;
   const int thread = static_cast<int>(threadIdx.x);
-  const T* const in = a.x + row * a.n;
+  const T* in = a.x + row * a.n;
   float sum[1] = {0}, squares[1] = {0}, x[V];
+  if (a.residual) {
+    for (int i = thread * V; i < a.n; i += kStreamThreads * V) {
+      read_floats<V>(in + i, x);
+      add_residual<V>(a, row * a.n + i, x);
+    }
+    in = a.sum + row * a.n;  // each thread reads what it has written itself
+  }
   if (a.mean) {
     for (int i = thread * V; i < a.n; i += kStreamThreads * V) {
       read_floats<V>(in + i, x);
@@ -165,6 +192,7 @@ struct LayerNormGrads {
   int n;
   const T *dy, *x, *weight;
   const float *mean, *inv_std;  // a null mean stands for the mean 0, through which no gradient flows
+  const T* dsum;                // may be null; else it is added to dx
   T* dx;                        // may be null
   float* parts;  // may be null; (blocks, 2, n), the partial dweight and dbias; no dbias without a mean
 };
@@ -225,10 +253,13 @@ __global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
       if (at(p) >= a.n) break;
       const auto w = read_weight(p), own = unpacked(x[p]), grad = unpacked(dy[p]);
       Pack<T, V> result;
+      float dx[V];
       UNROLL for (int j = 0; j < V; ++j) {
         const float normal = (own.v[j] - mean) * inv_std, g = grad.v[j] * w.v[j];
-        result.v[j] = store<T>(inv_std * (g - plain - normal * along));
+        dx[j] = inv_std * (g - plain - normal * along);
       }
+      if (a.dsum) add_floats<V>(a.dsum + row * a.n + at(p), dx);
+      UNROLL for (int j = 0; j < V; ++j) result.v[j] = store<T>(dx[j]);
       *reinterpret_cast<Pack<T, V>*>(a.dx + row * a.n + at(p)) = result;
     }
   }
@@ -308,6 +339,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) layer_norm_backward_streame
       read_affine<V>(a.weight, i, 1.0f, weight);
       UNROLL for (int j = 0; j < V; ++j) x[j] =
           inv_std * (dy[j] * weight[j] - plain - (x[j] - mean) * inv_std * along);
+      if (a.dsum) add_floats<V>(a.dsum + row * a.n + i, x);
       write_floats<V>(a.dx + row * a.n + i, x);
     }
   }
@@ -387,9 +419,11 @@ void launch_layer_norm(const LaunchContext& context, const LayerNormArgs& s) {
                            .eps = static_cast<float>(s.eps),
                            .y = s.y.as<T>(),
                            .mean = s.mean.as<float>(),
-                           .inv_std = s.inv_std.as<float>()};
+                           .inv_std = s.inv_std.as<float>(),
+                           .residual = s.residual.as<T>(),
+                           .sum = s.sum.as<T>()};
   if (s.cols % V == 0 && aligned<T, V>(a.x) && aligned<T, V>(a.weight) && aligned<T, V>(a.bias) &&
-      aligned<T, V>(a.y))
+      aligned<T, V>(a.y) && aligned<T, V>(a.residual) && aligned<T, V>(a.sum))
     launch_layer_norm_rows<T, V>(a, stream_of(context));
   else launch_layer_norm_rows<T, 1>(a, stream_of(context));
 }
@@ -415,6 +449,7 @@ void launch_layer_norm_backward_rows(const LaunchContext& context, const LayerNo
                               .weight = s.weight.as<T>(),
                               .mean = s.mean.as<float>(),
                               .inv_std = s.inv_std.as<float>(),
+                              .dsum = s.dsum.as<T>(),
                               .dx = s.dx.as<T>(),
                               .parts = parts.data()};
     if (blocks > 0) launch(kernel, blocks, block, 0, stream, a);
@@ -437,7 +472,7 @@ void launch_layer_norm_backward(const LaunchContext& context, const LayerNormBac
   if (s.cols == 0) return;
   constexpr int V = 16 / sizeof(T);
   if (s.cols % V == 0 && aligned<T, V>(s.x.address()) && aligned<T, V>(s.dy.address()) &&
-      aligned<T, V>(s.weight.address()) && aligned<T, V>(s.dx.address()))
+      aligned<T, V>(s.weight.address()) && aligned<T, V>(s.dx.address()) && aligned<T, V>(s.dsum.address()))
     launch_layer_norm_backward_rows<T, V>(context, s, multiprocessors);
   else launch_layer_norm_backward_rows<T, 1>(context, s, multiprocessors);
 }

@@ -48,7 +48,7 @@ struct LossGrad {
   bool each_row;
   ConstArray divisor;
 };
-/// The arguments of a backward kernel. It writes all of dx, which has x's shape.
+/// The arguments of a backward kernel. It writes all of dx, which may be x itself.
 struct ClassLossBackwardArgs {
   ClassRowsArgs rows;
   LossGrad grad;

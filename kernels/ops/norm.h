@@ -28,22 +28,29 @@ struct BatchNormStatsArgs {
 };
 inline constinit Slot<BatchNormStatsArgs> batch_norm_stats{"batch_norm_stats"};
 
-/// Computes y = (x - mean) inv_std weight + bias. weight and bias are (c) and may be null.
+/// Computes y = (x - mean) inv_std weight + bias. weight and bias are (c) and may be null. Then it adds
+/// `residual`, which has x's shape, unless that is null. Then it replaces negative elements by 0 if `relu` is
+/// set, and keeps NaN.
 struct BatchNormArgs {
   BatchNormShape shape;
   ConstArray x, mean, inv_std, weight, bias;
   MutableArray y;
+  ConstArray residual;
+  bool relu = false;
 };
 inline constinit Slot<BatchNormArgs> batch_norm{"batch_norm"};
 
 /// Computes dx (n, c, l), dweight (c) = sum dy (x - mean) inv_std, and dbias (c) = sum dy. Each of the three
 /// may be null. `training` means that mean and inv_std were computed from x. Then dx includes the gradients
-/// through them.
+/// through them. If `relu_y` is not null, it is the result y of a forward pass with `relu`, and dy counts as
+/// 0 where y <= 0. `dresidual` receives that gradient, dy where it counts, unless it is null.
 struct BatchNormBackwardArgs {
   BatchNormShape shape;
   ConstArray dy, x, mean, inv_std, weight;
   bool training = false;
   MutableArray dx, dweight, dbias;
+  ConstArray relu_y;
+  MutableArray dresidual;
 };
 inline constinit Slot<BatchNormBackwardArgs> batch_norm_backward{"batch_norm_backward"};
 
@@ -51,19 +58,25 @@ inline constinit Slot<BatchNormBackwardArgs> batch_norm_backward{"batch_norm_bac
 /// row. The kernel stores mean and inv_std.
 ///   Shapes: x and y are (rows, cols), mean and inv_std are (rows), weight and bias are (cols).
 ///   weight and bias may be null.
+/// If `residual` is not null, the kernel first stores x + residual in `sum`, rounded to the dtype, and `sum`
+/// takes the place of x. Both have x's shape.
 struct LayerNormArgs {
   std::int64_t rows = 0, cols = 0;
   ConstArray x, weight, bias;
   double eps = 0;
   MutableArray y, mean, inv_std;
+  ConstArray residual;
+  MutableArray sum;
 };
 inline constinit Slot<LayerNormArgs> layer_norm{"layer_norm"};
 
 /// Computes dx (rows, cols), dweight (cols) and dbias (cols). weight and each of the outputs may be null.
+/// dsum (rows, cols) is added to dx unless it is null: the gradient that reaches x on another way.
 struct LayerNormBackwardArgs {
   std::int64_t rows = 0, cols = 0;
   ConstArray dy, x, mean, inv_std, weight;
   MutableArray dx, dweight, dbias;
+  ConstArray dsum;
 };
 inline constinit Slot<LayerNormBackwardArgs> layer_norm_backward{"layer_norm_backward"};
 

@@ -1,6 +1,7 @@
 #include "tapestry/nn/layers/transformer.h"
 
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/nn/layers/fused.h"
 
 namespace tapestry::nn {
 
@@ -38,8 +39,13 @@ template <class Options>
 LayerNormOptions norm_of(const Options& o) {
   return {.normalized_shape = o.d_model, .eps = o.layer_norm_eps, .bias = o.bias};
 }
-Tensor activated(const std::string& activation, const Tensor& x) {
-  return activation == "gelu" ? gelu(x) : relu(x);
+// The feed-forward network between two linear layers, with a dropout of the hidden features.
+Tensor fed_forward(const std::string& activation, Linear& up, Dropout& dropout, Linear& down,
+                   const Tensor& x) {
+  const bool is_gelu = activation == "gelu";
+  const bool drops = dropout.has_hooks() || (dropout.is_training() && dropout.options.p > 0);
+  if (!drops) return feed_forward(up, down, x, is_gelu ? Activation::gelu : Activation::relu);
+  return down(dropout(is_gelu ? linear_gelu(up, x) : linear_relu(up, x)));
 }
 
 // x + block(norm(x)), or norm(x + block(x)).
@@ -79,7 +85,7 @@ Tensor TransformerEncoderLayer::forward(const Tensor& src, const EncodeOptions& 
                         .first);
   };
   const auto feed = [&](const Tensor& x) {
-    return dropout2(linear2(dropout(activated(options.activation, linear1(x)))));
+    return dropout2(fed_forward(options.activation, linear1, dropout, linear2, x));
   };
   return residual(residual(src, norm1, options.norm_first, attend), norm2, options.norm_first, feed);
 }
@@ -141,7 +147,7 @@ Tensor TransformerDecoderLayer::forward(const Tensor& tgt, const Tensor& memory,
                         .first);
   };
   const auto feed = [&](const Tensor& x) {
-    return dropout3(linear2(dropout(activated(options.activation, linear1(x)))));
+    return dropout3(fed_forward(options.activation, linear1, dropout, linear2, x));
   };
   const bool first = options.norm_first;
   return residual(residual(residual(tgt, norm1, first, attend), norm2, first, look), norm3, first, feed);

@@ -8,6 +8,7 @@
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/nn/init.h"
+#include "tapestry/nn/layers/fused.h"
 
 namespace tapestry::nn {
 
@@ -51,7 +52,7 @@ Gpt2Mlp::Gpt2Mlp(const Gpt2Config& c)
       dropout(add<Dropout>("dropout", {.p = c.resid_pdrop})) {}
 
 Tensor Gpt2Mlp::forward(const Tensor& x) {
-  return dropout(c_proj(gelu(c_fc(x), /*tanh_approximation=*/true)));
+  return dropout(feed_forward(c_fc, c_proj, x, Activation::gelu_tanh));
 }
 
 Gpt2Block::Gpt2Block(const Gpt2Config& c)
@@ -61,8 +62,8 @@ Gpt2Block::Gpt2Block(const Gpt2Config& c)
       mlp(add<Gpt2Mlp>("mlp", c)) {}
 
 Tensor Gpt2Block::forward(const Tensor& x, const Gpt2BlockContext& how) {
-  const Tensor y = x + attn(ln_1(x), how);
-  return y + mlp(ln_2(y));
+  const auto [y, normed] = add_norm(ln_2, x, attn(ln_1(x), how));
+  return y + mlp(normed);
 }
 
 Gpt2Model::Gpt2Model(const Gpt2Config& c)

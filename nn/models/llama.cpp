@@ -1,4 +1,5 @@
 #include "tapestry/nn/models/llama.h"
+#include "tapestry/nn/layers/fused.h"
 
 #include <tuple>
 #include <utility>
@@ -70,8 +71,8 @@ LlamaDecoderLayer::LlamaDecoderLayer(const LlamaConfig& c, std::shared_ptr<Rotar
       post_attention_layernorm(add<RMSNorm>("post_attention_layernorm", norm_of(c))) {}
 
 Tensor LlamaDecoderLayer::forward(const Tensor& x, const LlamaBlockContext& how) {
-  const Tensor h = x + self_attn(input_layernorm(x), how);
-  return h + mlp(post_attention_layernorm(h));
+  const auto [h, normed] = add_norm(post_attention_layernorm, x, self_attn(input_layernorm(x), how));
+  return h + mlp(normed);
 }
 
 LlamaModel::LlamaModel(const LlamaConfig& c) : LlamaModel(c, rotary_of(checked(c))) {}

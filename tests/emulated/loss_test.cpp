@@ -2,6 +2,7 @@
 #include "tapestry/kernels/cuda/loss.cuh"
 
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -164,6 +165,13 @@ void check_cross_entropy(const Inputs& in) {
     check_close("weights", on.weights, want.weights, Values(want.weights.size()));
     gpu::launch_cross_entropy_backward<T>({}, on.backward());
     check_close("dx", on.out, want.dx, want.dx_error);
+    const std::vector<T> apart(on.out.data(), on.out.data() + in.x.size());
+    OnGpu<T> over(in);  // the gradient may be written over the logits
+    gpu::launch_cross_entropy<T>({}, over.forward());
+    ClassLossBackwardArgs in_place = over.backward();
+    in_place.dx = over.x.data();
+    gpu::launch_cross_entropy_backward<T>({}, in_place);
+    CHECK(std::memcmp(over.x.data(), apart.data(), apart.size() * sizeof(T)) == 0);
     gpu::launch_cross_entropy_target_backward<T>({}, on.backward());
     check_close("dtarget", on.out, want.dtarget, want.dtarget_error);
   });

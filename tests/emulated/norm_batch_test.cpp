@@ -178,6 +178,76 @@ void check_batch_norm(const Inputs& in, std::size_t offset = 0) {
     check_close("dx, evaluation", dx, want.dx_eval, want.dx_eval_error);
   });
 }
+/// With a residual and a relu. Backward gets a result of relu that is independent of forward's.
+template <class T>
+void check_relu(const Inputs& in, bool with_residual, std::size_t offset = 0) {
+  CAPTURE(in.shape.n, in.shape.c, in.shape.l, with_residual, offset, sizeof(T));
+  const Wanted want(in);
+  const std::size_t c = want.mean.size(), size = in.x.size();
+  const Values residual = numbers(in.shape.n * in.shape.c * in.shape.l, 7, 2);
+  Values relu_y = numbers(in.shape.n * in.shape.c * in.shape.l, 8, 1), wanted_y(size), error = want.y_error;
+  for (double& v : relu_y) v = std::max(v, 0.0);
+  for (std::size_t i = 0; i < size; ++i) error[i] += 4 * std::abs(residual[i]);
+  batch_norm(kCPU, DType::f64,
+             {.shape = in.shape,
+              .x = in.x.data(),
+              .mean = want.mean.data(),
+              .inv_std = want.inv_std.data(),
+              .weight = in.weight.data(),
+              .bias = in.bias.data(),
+              .y = wanted_y.data(),
+              .residual = with_residual ? residual.data() : nullptr,
+              .relu = true});
+  for (const bool training : {true, false}) {
+    Values wanted_dx(size), wanted_also(size), dweight(c), dbias(c);
+    batch_norm_backward(kCPU, DType::f64,
+                        {.shape = in.shape,
+                         .dy = in.dy.data(),
+                         .x = in.x.data(),
+                         .mean = want.mean.data(),
+                         .inv_std = want.inv_std.data(),
+                         .weight = in.weight.data(),
+                         .training = training,
+                         .dx = wanted_dx.data(),
+                         .dweight = dweight.data(),
+                         .dbias = dbias.data(),
+                         .relu_y = relu_y.data(),
+                         .dresidual = wanted_also.data()});
+    for (std::size_t i = 0; i < size; ++i) CHECK(wanted_also[i] == (relu_y[i] > 0 ? in.dy[i] : 0));
+    in_each_order([&] {
+      const Block<T> x(in.x, offset), dy(in.dy, offset), weight(in.weight), bias(in.bias), y(size, offset),
+          added(residual, offset), from(relu_y, offset);
+      const Block<float> mean(want.mean), inv_std(want.inv_std);
+      gpu::launch_batch_norm<T>({}, {.shape = in.shape,
+                                     .x = x.data(),
+                                     .mean = mean.data(),
+                                     .inv_std = inv_std.data(),
+                                     .weight = weight.data(),
+                                     .bias = bias.data(),
+                                     .y = y.data(),
+                                     .residual = with_residual ? added.data() : nullptr,
+                                     .relu = true});
+      check_close("y", y, wanted_y, error);
+      const Block<T> dx(Values(size, 77), offset), also(Values(size, 77), offset), dw(c), db(c);
+      gpu::launch_batch_norm_backward<T>({}, {.shape = in.shape,
+                                              .dy = dy.data(),
+                                              .x = x.data(),
+                                              .mean = mean.data(),
+                                              .inv_std = inv_std.data(),
+                                              .weight = weight.data(),
+                                              .training = training,
+                                              .dx = dx.data(),
+                                              .dweight = dw.data(),
+                                              .dbias = db.data(),
+                                              .relu_y = from.data(),
+                                              .dresidual = with_residual ? also.data() : nullptr});
+      check_close("dx", dx, wanted_dx, training ? want.dx_error : want.dx_eval_error);
+      check_close("dweight", dw, dweight, want.dweight_error);
+      check_close("dbias", db, dbias, want.dbias_error);
+      if (with_residual) check_close("dresidual", also, wanted_also, Values(size));
+    });
+  }
+}
 void check_both(const Inputs& in, std::size_t offset = 0) {
   for_float_dtypes([&]<class T>() { check_batch_norm<T>(in, offset); });
 }
@@ -202,6 +272,15 @@ TEST_CASE("batch norm kernels: plane kernels (l > 1) give the CPU's values for r
 TEST_CASE("batch norm kernels: misaligned arrays give the same values") {
   check_both({9, 16, 1}, 1);
   check_both({9, 3, 16}, 1);
+}
+
+TEST_CASE("batch norm kernels: a residual and a relu, and their gradients, on every path") {
+  for (const bool residual : {true, false}) {
+    for_float_dtypes([&]<class T>() { check_relu<T>({37, 12, 1}, residual); });
+    for_float_dtypes([&]<class T>() { check_relu<T>({5, 3, 16}, residual); });
+    check_relu<float>({5, 3, 49}, residual);
+    check_relu<float>({9, 16, 1}, residual, 1);
+  }
 }
 
 TEST_CASE("batch norm kernels: a mean of 1024 standard deviations costs few digits of the variance") {

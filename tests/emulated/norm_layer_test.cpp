@@ -22,6 +22,8 @@ struct Inputs {
   bool affine;
   double eps = 1e-5;
   bool centred = true;  // false: RMS normalization, which has neither mean nor bias
+  /// If not empty, forward normalises first + residual, which is x exactly, and backward adds dsum.
+  Values first, residual, dsum;
 
   Inputs(std::int64_t r, std::int64_t c, bool with_affine = true, double offset = 0)
       : rows(r),
@@ -32,6 +34,18 @@ struct Inputs {
         bias(numbers(c, 4, 1)),
         affine(with_affine) {
     for (double& v : x) v += offset;
+  }
+  /// The sums are exact in bf16.
+  Inputs& with_residual() {
+    const auto coarse = [](double v) { return std::round(v * 8) / 8; };
+    residual = numbers(rows * cols, 5, 2);
+    dsum = numbers(rows * cols, 6, 1);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      residual[i] = coarse(residual[i]);
+      first.push_back(coarse(x[i]));
+      x[i] = first[i] + residual[i];
+    }
+    return *this;
   }
   bool biased() const { return affine && centred; }
   std::size_t at(std::int64_t row, std::int64_t col) const {
@@ -82,6 +96,7 @@ struct Wanted {
                             .dx = dx.data(),
                             .dweight = dweight.data()};
     if (in.centred) s.mean = mean.data(), s.dbias = dbias.data();
+    if (!in.dsum.empty()) s.dsum = in.dsum.data();
     (in.centred ? layer_norm_backward : rms_norm_backward)(kCPU, DType::f64, s);
     for (std::size_t r = 0; r < n; ++r) {
       double plain = 0, along = 0;  // magnitudes of the terms
@@ -94,7 +109,8 @@ struct Wanted {
         dbias_error[i] += roundings(in.rows) * std::abs(in.dy[r * c + i]);
       }
       for (std::size_t i = 0; i < c; ++i)
-        dx_error[r * c + i] = inv_std[r] * (8 * g(i) + (sum_error + 8) * (plain + normal(i) * along));
+        dx_error[r * c + i] = inv_std[r] * (8 * g(i) + (sum_error + 8) * (plain + normal(i) * along)) +
+                              (in.dsum.empty() ? 0 : 4 * std::abs(in.dsum[r * c + i]));
     }
   }
 };
@@ -116,7 +132,17 @@ void check_layer_norm(const Inputs& in, std::size_t offset, int multiprocessors 
                     .eps = in.eps};
     a.y = out.data(), a.inv_std = inv_std.data();
     if (in.centred) a.mean = mean.data();
+    const Block<T> first(in.first, offset), residual(in.residual, offset), sum(in.x.size(), offset);
+    if (!in.residual.empty()) a.x = first.data(), a.residual = residual.data(), a.sum = sum.data();
     gpu::launch_layer_norm<T>({}, a);
+    if (!in.residual.empty()) {
+      bool exact = true;
+      for (std::size_t i = 0; i < in.x.size(); ++i)
+        exact = exact &&
+                static_cast<float>(sum[i]) ==
+                    static_cast<float>(T(static_cast<float>(first[i]) + static_cast<float>(residual[i])));
+      CHECK(exact);
+    }
     check_close("y", out, want.y, want.y_error);
     check_close("mean", mean, want.mean, want.mean_error);
     check_close("inv_std", inv_std, want.inv_std, want.inv_std_error);
@@ -131,6 +157,8 @@ void check_layer_norm(const Inputs& in, std::size_t offset, int multiprocessors 
         dbias(Values(in.weight.size(), 77));
     s.dx = dx.data(), s.dweight = dweight.data();
     if (in.centred) s.mean = given_mean.data(), s.dbias = dbias.data();
+    const Block<T> dsum(in.dsum, offset);
+    if (!in.dsum.empty()) s.dsum = dsum.data();
     gpu::launch_layer_norm_backward<T>({}, s, multiprocessors);
     check_close("dx", dx, want.dx, want.dx_error);
     check_close("dweight", dweight, want.dweight, want.dweight_error);
@@ -221,6 +249,18 @@ TEST_CASE("layer norm kernels: without a mean they are RMS normalization, on eve
   check_layer_norm<float>(rms(5, 1032, false), 1);
   for (const std::int64_t cols : {8, 264, 8200}) check_layer_norm<float>(rms(7, cols), 0, 1);
   check_layer_norm<float>(rms(290, 8), 0);
+}
+
+TEST_CASE("layer norm kernels: a residual is added first, and another gradient last, on every path") {
+  for (const std::int64_t cols : {1, 7, 8, 264, 777, 1032, 4104})
+    for (const bool centred : {true, false}) {
+      Inputs in(3, cols);
+      in.centred = centred;
+      check_both(in.with_residual());
+    }
+  check_both(Inputs(3, 64).with_residual(), 1);
+  check_both(Inputs(1, 16392).with_residual());
+  check_layer_norm<float>(Inputs(7, 264).with_residual(), 0, 1);
 }
 
 TEST_CASE("layer norm kernels: each gradient can be computed alone") {

@@ -38,8 +38,9 @@ Dims all_but_channels(int dims);
 // The operands have the dtype, device and shapes that the geometry says, and any layout. Results have the
 // layout of the geometry. Nothing is recorded. f16 and bf16 are rounded once, at the end.
 
-/// y from x, weight and bias (or undefined).
-Tensor conv_forward(const ConvGeometry& g, const Tensor& x, const Tensor& weight, const Tensor& bias);
+/// y from x, weight and bias (or undefined). With `relu`, which needs 2 dimensions, negative elements are 0.
+Tensor conv_forward(const ConvGeometry& g, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                    bool relu = false);
 /// dx from dy and weight.
 Tensor conv_input_gradient(const ConvGeometry& g, const Tensor& dy, const Tensor& weight);
 /// dweight from dy and x if `weight` is true, and dbias from dy if `bias` is true; the others are undefined.

@@ -9,6 +9,11 @@
 
 namespace tapestry::autograd {
 
+/// Throws ValueError unless x's shape ends in `normalized_shape`, and TypeError, DeviceError or ValueError
+/// unless the operands, which may be undefined, have that shape and x's dtype and device.
+void check_normalized(const Op& op, const Tensor& x, const Shape& normalized_shape, const Tensor& weight,
+                      const Tensor& bias = {});
+
 /// The shape that batch norm's kernels take for x, a tensor of shape (N, C, ...) that is dense in `format`.
 inline kernels::BatchNormShape batch_norm_shape(const Tensor& x, MemoryFormat format) {
   kernels::BatchNormShape s;
@@ -27,9 +32,10 @@ inline void check_per_channel(const char* op, const Tensor& x, const Tensor& t, 
 
 /// Returns (x - mean) * inv_std * weight + bias, where the other operands have one element per channel of x.
 /// The result has x's dtype and the layout `format`, in which x must be dense. `weight` and `bias` may be
-/// undefined. Not recorded.
+/// undefined. Then `residual` is added, which is like x or undefined, and `relu` is applied. Not recorded.
 inline Tensor normalize_channels(const Tensor& x, MemoryFormat format, const Tensor& mean,
-                                 const Tensor& inv_std, const Tensor& weight, const Tensor& bias) {
+                                 const Tensor& inv_std, const Tensor& weight, const Tensor& bias,
+                                 const Tensor& residual = {}, bool relu = false) {
   const Tensor y = empty(x.sizes(), {x.dtype(), x.device()}, format);
   const Tensor scale = contiguous_or_undefined(weight), shift = contiguous_or_undefined(bias);
   if (y.numel() > 0)
@@ -40,7 +46,9 @@ inline Tensor normalize_channels(const Tensor& x, MemoryFormat format, const Ten
                          .inv_std = inv_std,
                          .weight = scale,
                          .bias = shift,
-                         .y = y});
+                         .y = y,
+                         .residual = residual,
+                         .relu = relu});
   return y;
 }
 
@@ -85,14 +93,16 @@ struct NormalizationByOperations {
 
 /// Sets the gradients in a pass with create_graph. `result` is the normalised input, and `dx()` computes the
 /// gradient of the input. Weight and bias have the shape `sizes`, and their gradients are sums over `dims`.
-/// An operation without a bias has 2 inputs.
+/// An operation without a bias has 2 inputs. `given` is the gradient of the normalised input times weight
+/// plus bias, if that is not b.grad().
 template <class F>
 void set_by_operations(Backward& b, const Tensor& result, const F& dx, const Dims& dims, const Shape& sizes,
-                       int inputs = 3) {
+                       int inputs = 3, const Tensor& given = {}) {
+  const Tensor& g = given.defined() ? given : b.grad();
   const auto summed = [&](const Tensor& t) { return reshape(dims.empty() ? t : sum(t, dims), sizes); };
   if (b.needs(0)) b.set(0, dx());
-  if (b.needs(1)) b.set(1, summed(b.grad() * result));
-  if (inputs > 2 && b.needs(2)) b.set(2, summed(b.grad()));
+  if (b.needs(1)) b.set(1, summed(g * result));
+  if (inputs > 2 && b.needs(2)) b.set(2, summed(g));
 }
 
 }  // namespace tapestry::autograd
