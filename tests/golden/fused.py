@@ -25,7 +25,7 @@ def small(*shape, seed=1):
     return grid(*shape, seed=seed, low=-1, high=1)
 
 
-for x, w in (((3, 5), (4, 5)), ((5,), (4, 5)), ((2, 3, 5), (4, 5)), ((0, 5), (4, 5)), ((3, 0), (4, 0))):
+for x, w in (((5,), (4, 5)), ((2, 2, 3), (4, 3)), ((0, 5), (4, 5)), ((3, 0), (4, 0))):
     for bias in (small(w[0], seed=3) + 0.03125, None):
         inputs = [small(*x), small(*w, seed=2), bias]
         # Without a bias, a product of no columns is 0, the kink of relu.
@@ -38,7 +38,7 @@ case("linear_gelu", [f64([[1e3, 1], [-1e3, 1], [1e30, 0]]), f64([[1, 0], [0, 1]]
      tags="extreme no_gradcheck no_grad")
 
 for activation in ACTIVATIONS:
-    for x, h, out in (((3, 5), 4, 2), ((5,), 3, 4), ((2, 3, 4), 5, 3), ((0, 5), 4, 2)):
+    for x, h, out in (((5,), 3, 2), ((2, 2, 3), 4, 2), ((0, 5), 4, 2)):
         for biased in (True, False):
             if activation == "relu" and not biased:
                 continue
@@ -59,7 +59,7 @@ def add_rms_norm(x, r, w, normalized_shape, eps=None):
     return [s, F.rms_norm(s, normalized_shape, w, eps)]
 
 
-for shape, normalized in (((5, 6), [6]), ((2, 3, 4), [3, 4]), ((7,), [7]), ((3, 37), [37]), ((0, 4), [4])):
+for shape, normalized in (((3, 6), [6]), ((2, 2, 3), [2, 3]), ((7,), [7]), ((0, 4), [4])):
     x, r = grid(*shape), grid(*shape, seed=8, low=-1, high=1)
     w, b = positive(*normalized, seed=5, high=2), grid(*normalized, seed=6, low=-1, high=1)
     case("add_layer_norm", [x, r, w, b], dict(normalized_shape=normalized), add_layer_norm)
@@ -76,9 +76,9 @@ def conv2d_relu(x, w, b, same=False, **params):
     return F.relu(F.conv2d(x, w, b, **params))
 
 
-for x, w, params in (((2, 3, 5, 6), (4, 3, 3, 3), {}), ((2, 3, 6, 5), (2, 3, 3, 3), dict(stride=2, padding=1)),
-                     ((2, 4, 4, 5), (6, 2, 3, 3), dict(groups=2, padding=1)), ((3, 5, 6), (4, 3, 3, 3), dict(same=True)),
-                     ((2, 5, 3, 4), (7, 5, 1, 1), {}), ((0, 3, 4, 4), (2, 3, 3, 3), {})):
+for x, w, params in (((1, 2, 4, 4), (2, 2, 3, 3), {}), ((1, 2, 4, 3), (2, 2, 3, 3), dict(stride=2, padding=1)),
+                     ((1, 2, 3, 3), (4, 1, 3, 3), dict(groups=2, padding=1)), ((2, 3, 4), (2, 2, 3, 3), dict(same=True)),
+                     ((1, 2, 2, 3), (3, 2, 1, 1), {}), ((0, 3, 4, 4), (2, 3, 3, 3), {})):
     # The bias keeps the sums of multiples of 1 / 64 away from 0, the kink of relu.
     case("conv2d_relu", [small(*x), small(*w, seed=2), small(w[0], seed=3) + 0.001953125], params, conv2d_relu)
 case("conv2d_relu", [small(2, 3, 4, 4), small(2, 3, 2, 2, seed=2), None], {}, conv2d_relu, tags="no_gradcheck")
