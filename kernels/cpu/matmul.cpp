@@ -193,8 +193,20 @@ bool row_half(const LaunchContext& context, const GemmArgs& g) {
 template <class T>
 void product_half(const LaunchContext& context, GemmArgs g) {
   if (row_half<T>(context, g)) return;
-  if constexpr (std::is_same_v<T, BFloat16>)
-    if (g.epilogue == Epilogue::none && multiply_bf16(g, false)) return;
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (g.epilogue == Epilogue::none) {
+      if (multiply_bf16(g, false)) return;
+    } else {
+      const Scratch<float> sums(context.device, g.m * g.n);
+      GemmArgs product = g;
+      product.c = sums.data(), product.c_row = g.n;
+      if (g.accumulate) {
+        MatrixStrides strides{g.c_row, 1};
+        widen(g.c.as<T>(), sums.data(), g.m, g.n, strides);
+      }
+      if (multiply_bf16(product, true)) return finish_half<T>(context, g, sums.data());
+    }
+  }
   const Scratch<float> memory(context.device, g.m * g.k + g.k * g.n + g.m * g.n + g.n);
   float* const a = memory.data();
   float* const b = a + g.m * g.k;
