@@ -87,12 +87,12 @@ void backward_kernel(const LaunchContext& context, const LayerNormBackwardArgs& 
         const C along = sum_lanes<C>(cols, [=](std::int64_t i) { return gradient(i) * normal(i); }) * scale;
         T* const dx = dxs + r * cols;
         const T* const dsum = dsums ? dsums + r * cols : nullptr;
-        if (dsums)
-          for (std::int64_t i = 0; i < cols; ++i)
-            dx[i] = T(inv_std * (gradient(i) - plain - normal(i) * along) + load(dsum[i]));
-        else
-          for (std::int64_t i = 0; i < cols; ++i)
-            dx[i] = T(inv_std * (gradient(i) - plain - normal(i) * along));
+        for (std::int64_t i = 0; i < cols; ++i)
+          dx[i] = T(inv_std * (gradient(i) - plain - normal(i) * along));
+        // A pass of its own over the row in the cache: the product and the sum would otherwise become one
+        // FMA, and the bits would differ from those of the norm and the addition by themselves.
+        if (dsum)
+          for (std::int64_t i = 0; i < cols; ++i) dx[i] = T(load(dx[i]) + load(dsum[i]));
       }
     }
   });

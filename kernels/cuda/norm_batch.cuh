@@ -74,6 +74,13 @@ __device__ __forceinline__ bool has_input(const F& f, int k) {
   else return true;
 }
 
+/// The number of inputs that column kernels keep in registers for a whole batch of rows: all but one that may
+/// be null. In a reduction, that one is the result of relu, and only sets elements of the first input to 0.
+template <class Op>
+constexpr int kKeptInputs = Op::kInputs;
+template <class Op>
+requires(Op::kLastMayBeNull) constexpr int kKeptInputs<Op> = Op::kInputs - 1;
+
 /// Mean and sum of squared deviations. Groups of elements are merged by the parallel algorithm of Chan, Golub
 /// and LeVeque (1979), which does not cancel as E[x^2] - E[x]^2 does.
 template <class T>
@@ -118,19 +125,17 @@ struct GradientsOf {
   const float* mean;
   struct Channel {
     float mean;
-    bool relu;
   };
   struct State {
     float plain, centred;
   };
-  __device__ Channel channel(std::int64_t c) const { return {mean[c], in[2] != nullptr}; }
+  __device__ Channel channel(std::int64_t c) const { return {mean[c]}; }
   template <int N>
-  __device__ static void add(State& s, float, const Channel& c, const float (&x)[3][N], int) {
+  __device__ static void add(State& s, float, const Channel& c, const float (&x)[2][N], int) {
     State sum{};
     UNROLL for (int i = 0; i < N; ++i) {
-      const float dy = c.relu && x[2][i] <= 0 ? 0.0f : x[0][i];
-      sum.plain += dy;
-      sum.centred += dy * (x[1][i] - c.mean);
+      sum.plain += x[0][i];
+      sum.centred += x[0][i] * (x[1][i] - c.mean);
     }
     s = merge(s, 0, sum, 0);
   }
@@ -177,7 +182,7 @@ __device__ __forceinline__ typename Op::State merge_block(typename Op::State s) 
 template <class Op, int V>
 __global__ void __launch_bounds__(kChannelThreads, 2)
     reduce_columns(Op op, ChannelShape shape, float* parts) {
-  constexpr int K = Op::kInputs;
+  constexpr int K = kKeptInputs<Op>;
   SHARED(float, counts, [kChannelThreads]);
   SHARED(float, states, [2][V][kChannelThreads]);  // adjacent threads use adjacent words: no bank conflicts
   const ColumnPlace place(shape);
@@ -195,9 +200,13 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
         UNROLL for (int k = 0; k < K; ++k) x[k][b] = {};
         if (at >= place.end) continue;
         ++count;
-        UNROLL for (int k = 0; k < K; ++k) {
-          if (has_input(op, k)) x[k][b] = load_pack<V>(op.in[k] + (at * shape.c + place.column) * V);
-        }
+        const std::int64_t offset = (at * shape.c + place.column) * V;
+        UNROLL for (int k = 0; k < K; ++k) x[k][b] = load_pack<V>(op.in[k] + offset);
+        if constexpr (K < Op::kInputs)
+          if (op.in[K]) {
+            const Pack<typename Op::Type, V> y = load_pack<V>(op.in[K] + offset);
+            UNROLL for (int v = 0; v < V; ++v) if (load(y.v[v]) <= 0) x[0][b].v[v] = typename Op::Type();
+          }
       }
       UNROLL for (int v = 0; v < V; ++v) {
         float own[K][kBatch];
@@ -238,7 +247,7 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
 
 template <class Op, int V>
 __global__ void __launch_bounds__(kChannelThreads, 2) reduce_planes(Op op, ChannelShape shape, float* parts) {
-  constexpr int K = Op::kInputs;
+  constexpr int K = kKeptInputs<Op>;
   const std::int64_t chunk = blockIdx.x / shape.c, channel = blockIdx.x - chunk * shape.c;
   const std::int64_t first = chunk * shape.chunk, plane = first / shape.l;
   // The index `i` counts the packs of this channel. It is 0 for the first pack of the plane in which the
@@ -257,9 +266,14 @@ __global__ void __launch_bounds__(kChannelThreads, 2) reduce_planes(Op op, Chann
           ((plane + planes) * shape.c + channel) * shape.l + (at - planes * shape.plane.value);
       UNROLL for (int k = 0; k < K; ++k) {
         Pack<typename Op::Type, V> pack{};
-        if (at < end && has_input(op, k)) pack = load_pack<V>(op.in[k] + offset * V);
+        if (at < end) pack = load_pack<V>(op.in[k] + offset * V);
         UNROLL for (int v = 0; v < V; ++v) x[k][b * V + v] = load(pack.v[v]);
       }
+      if constexpr (K < Op::kInputs)
+        if (at < end && op.in[K]) {
+          const Pack<typename Op::Type, V> y = load_pack<V>(op.in[K] + offset * V);
+          UNROLL for (int v = 0; v < V; ++v) if (load(y.v[v]) <= 0) x[0][b * V + v] = 0;
+        }
       if (at < end) count += V;
     }
     Op::add(s, seen, own, x, count);
@@ -365,27 +379,31 @@ struct FinishGradients {
 template <class F, int V>
 __global__ void __launch_bounds__(kChannelThreads, 2) map_columns(F f, ChannelShape shape) {
   constexpr int K = F::kInputs;
+  // An input that may be null is loaded when it is used, because registers are short.
+  constexpr int kFirst = kKeptInputs<F>;
   const ColumnPlace place(shape);
   if (!place.inside) return;
   typename F::Channel channels[V];
   UNROLL for (int v = 0; v < V; ++v) channels[v] = f.channel(place.column * V + v);
   for (std::int64_t row = place.row; row < place.end; row += place.step) {
-    Pack<typename F::Type, V> x[kBatch][K];
+    Pack<typename F::Type, V> x[kBatch][kFirst], last{};
     UNROLL for (int b = 0; b < kBatch; ++b) {
       const std::int64_t at = row + b;
-      UNROLL for (int k = 0; k < K; ++k) {
+      UNROLL for (int k = 0; k < kFirst; ++k) {
         x[b][k] = {};
-        if (at < place.end && has_input(f, k))
-          x[b][k] = load_pack<V>(f.in[k] + (at * shape.c + place.column) * V);
+        if (at < place.end) x[b][k] = load_pack<V>(f.in[k] + (at * shape.c + place.column) * V);
       }
     }
     UNROLL for (int b = 0; b < kBatch; ++b) {
       const std::int64_t at = row + b;
       if (at >= place.end) break;
+      if constexpr (kFirst < K)
+        if (f.in[kFirst]) last = load_pack<V>(f.in[kFirst] + (at * shape.c + place.column) * V);
       float y[V], also[V];
       UNROLL for (int v = 0; v < V; ++v) {
         float own[K];
-        UNROLL for (int k = 0; k < K; ++k) own[k] = load(x[b][k].v[v]);
+        UNROLL for (int k = 0; k < kFirst; ++k) own[k] = load(x[b][k].v[v]);
+        if constexpr (kFirst < K) own[kFirst] = load(last.v[v]);
         y[v] = f.result(channels[v], own);
         if constexpr (requires { f.also; }) also[v] = f.counted(own);
       }
