@@ -8,6 +8,7 @@
 #include "tapestry/autograd/ops/internal/parts.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
+#include "tapestry/kernels/ops/copy.h"
 
 namespace tapestry {
 namespace {
@@ -29,6 +30,43 @@ const Op kStack("stack", Grad::twice, kAllDTypes);
 const Op kHstack("hstack", Grad::twice, kAllDTypes);
 const Op kVstack("vstack", Grad::twice, kAllDTypes);
 const Op kDstack("dstack", Grad::twice, kAllDTypes);
+
+constexpr int kSkipped = -1;  // marks a part that takes no place, because its tensor is skipped
+
+// Copies tensors[i] to parts[i] of y by one kernel. The parts cover y. Returns false and does nothing unless
+// the elements of each tensor lie in memory as those of its part, apart from the rest of y's lines.
+bool join_lines(const Tensor& y, std::span<const Tensor> tensors, std::span<const Part> parts) {
+  if (y.device().is_meta() || y.numel() == 0) return false;
+  const MemoryFormat format = y.is_contiguous() ? MemoryFormat::contiguous : MemoryFormat::channels_last;
+  int dim = kSkipped;
+  std::vector<kernels::JoinPiece> pieces;
+  pieces.reserve(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& t = tensors[i];
+    if (parts[i].dim == kSkipped) continue;
+    dim = parts[i].dim;
+    const bool fits = t.defined() && t.dtype() == y.dtype() && t.device() == y.device() &&
+                      t.is_contiguous(format) &&
+                      (format == MemoryFormat::contiguous || (dim < 2 && !parts[i].drop));
+    if (!fits) return false;
+    pieces.push_back({t.raw_data(), parts[i].length});
+  }
+  if (dim == kSkipped) return false;
+  // With channels last, the channels are the innermost dimension, and the images still the outermost.
+  std::int64_t lines = 1, inner = 1;
+  for (int d = 0; d < y.dim(); ++d) {
+    const bool outer = format == MemoryFormat::contiguous ? d < dim : dim == 1;
+    if (d != dim) (outer ? lines : inner) *= y.sizes()[d];
+  }
+  const std::int64_t bytes = inner * static_cast<std::int64_t>(dtype_size(y.dtype()));
+  for (kernels::JoinPiece& piece : pieces) piece.bytes *= bytes;
+  kernels::join(y.device(), DType::u8,
+                {.lines = lines,
+                 .pieces = pieces.data(),
+                 .count = static_cast<std::int64_t>(pieces.size()),
+                 .out = y.raw_data()});
+  return true;
+}
 
 // Splits `dim` into pieces of the given sizes, whose sum is the size of `dim`. With `drop`, all sizes are 1,
 // and the pieces lack the dimension. All pieces share one node, whose backward writes each piece's gradient
@@ -56,22 +94,27 @@ std::vector<Tensor> pieces(const Op& op, const Tensor& x, int dim, const std::ve
           return b.set(0, drop ? stack(grads, dim) : cat(grads, dim));
         }
         const Tensor dx = empty(from, options);
+        std::vector<Part> parts;
+        std::vector<Tensor> grads;
         std::int64_t at = 0;
         for (std::uint32_t i = 0; i < sizes.size(); ++i) {
-          const Tensor place = raw_part(dx, {.dim = dim, .start = at, .length = sizes[i], .drop = drop});
+          parts.push_back({.dim = dim, .start = at, .length = sizes[i], .drop = drop});
+          grads.push_back(b.grad(i));
           at += sizes[i];
-          if (place.numel() == 0) continue;
-          if (b.grad(i).defined()) place.copy_(b.grad(i));
-          else place.zero_();
         }
+        if (!join_lines(dx, grads, parts))
+          for (std::size_t i = 0; i < parts.size(); ++i) {
+            const Tensor place = raw_part(dx, parts[i]);
+            if (place.numel() == 0) continue;
+            if (grads[i].defined()) place.copy_(grads[i]);
+            else place.zero_();
+          }
         b.set(0, dx);
       },
       op.twice);
   for (const Tensor& t : out) autograd::mark_view(t);
   return out;
 }
-
-constexpr int kSkipped = -1;  // marks a part that takes no place, because its tensor is skipped
 
 std::vector<std::int64_t> equal_sizes(std::int64_t total, std::int64_t size) {
   std::vector<std::int64_t> sizes;
@@ -94,8 +137,9 @@ Tensor joined(const Op& op, const std::vector<Tensor>& tensors, const std::vecto
   const Tensor y = empty(sizes, TensorOptions(dtype, tensors[0].device()), format);
   {
     const NoGradGuard no_grad;
-    for (std::size_t i = 0; i < parts.size(); ++i)
-      if (parts[i].length > 0 && tensors[i].numel() > 0) raw_part(y, parts[i]).copy_(tensors[i]);
+    if (!join_lines(y, tensors, parts))
+      for (std::size_t i = 0; i < parts.size(); ++i)
+        if (parts[i].length > 0 && tensors[i].numel() > 0) raw_part(y, parts[i]).copy_(tensors[i]);
   }
   if (autograd::recording(std::span<const Tensor>(tensors))) {
     std::vector<DType> dtypes;

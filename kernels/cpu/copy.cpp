@@ -196,6 +196,31 @@ void fill_kernel(const LaunchContext&, const FillArgs& a) {
   map<C>(a.out, [c = convert_scalar<C>(a.value)]() { return c; });
 }
 
+void join_kernel(const LaunchContext&, const JoinArgs& a) {
+  std::int64_t line = 0;
+  for (std::int64_t i = 0; i < a.count; ++i) line += a.pieces[i].bytes;
+  if (line == 0) return;
+  // Threads divide the pieces of all lines, so that a few long lines keep them all busy.
+  const std::int64_t grain = std::max<std::int64_t>(1, kGrain * a.count / line);
+  parallel_for(a.lines * a.count, grain, [&](std::int64_t begin, std::int64_t end) {
+    std::int64_t l = begin / a.count, i = begin % a.count;
+    char* to = static_cast<char*>(a.out) + l * line;
+    for (std::int64_t p = 0; p < i; ++p) to += a.pieces[p].bytes;
+    for (std::int64_t n = begin; n < end; ++n) {
+      const JoinPiece& piece = a.pieces[i];
+      if (piece.bytes > 0)
+        std::memcpy(to, static_cast<const char*>(piece.data) + l * piece.bytes,
+                    static_cast<std::size_t>(piece.bytes));
+      to += piece.bytes;
+      if (++i == a.count) i = 0, ++l;
+    }
+  });
+}
+
+[[maybe_unused]] const bool joins = [] {
+  join.set(DeviceType::cpu, DType::u8, &join_kernel);
+  return true;
+}();
 const bool filled = for_types<float, double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t, bool,
                               std::int16_t, std::int8_t, std::uint16_t>([]<class T>() {
   copy.set(DeviceType::cpu, dtype_of<T>, &copy_kernel<Compute<T>>);

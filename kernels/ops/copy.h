@@ -20,6 +20,21 @@ struct FillArgs {
 };
 inline constinit Slot<FillArgs> fill{"fill"};
 
+/// Copies dense arrays next to each other into the lines of a dense array: each line of `out` is that line of
+/// the first piece, then that of the second, and so on. The slot is called with u8, because it copies bytes.
+/// The pieces do not overlap `out`. `pieces` is in host memory, and is not used after the call.
+struct JoinPiece {
+  const void* data;
+  std::int64_t bytes;  ///< of one line
+};
+struct JoinArgs {
+  std::int64_t lines;
+  const JoinPiece* pieces;
+  std::int64_t count;
+  void* out;
+};
+inline constinit Slot<JoinArgs> join{"join"};
+
 /// Copies bytes between two devices. At least one of them is not a CPU, and the slot is called with that
 /// device and u8.
 struct TransferArgs {

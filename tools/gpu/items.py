@@ -74,7 +74,8 @@ def operations():
     interrupted. Tensors of memory-bound operations have 512 MiB."""
     n = 1 << 27
     memory = [("softmax", 2, .95, [(16384, 8192), (131072, 1024)]), ("layer_norm", 2, .95, [(65536, 2048)]),
-              ("copy", 2, .95, [(n,)]), ("transpose", 2, None, [(8192, n // 8192)]), ("add", 3, .95, [(n,)]), ("gelu", 2, .95, [(n,)]), ("adamw", 7, .95, [(4, n // 4)]),
+              ("copy", 2, .95, [(n,)]), ("cat", 2, .90, [(16, 4096, n >> 16)]), ("transpose", 2, None, [(8192, n // 8192)]),
+              ("add", 3, .95, [(n,)]), ("gelu", 2, .95, [(n,)]), ("adamw", 7, .95, [(4, n // 4)]),
               ("cross_entropy", 1, .90, [(16384, 8192)]), ("cross_entropy_backward", 2, .90, [(16384, 8192)]),
               ("layer_norm_backward", 3, .90, [(65536, 2048)]),
               # The backward needs two sums over x and dy before it can write dx, so it reads both tensors twice and

@@ -101,6 +101,11 @@ def transpose(s):
     return Work(lambda: y.copy_(x.t()))
 
 
+def cat(s):
+    parts = [random(s, (s[1], s[2]), i) for i in range(s[0])]
+    return Work(lambda: torch.cat(parts, 1))
+
+
 def add(s):
     a, b = random(s, (s[0],), 1), random(s, (s[0],), 2)
     return Work(lambda: a + b)
@@ -426,7 +431,7 @@ def step_gpt2_block(s):
     return train(s, Gpt2Block(), torch.optim.AdamW, random(s, sizes, 1), lambda y: F.mse_loss(y, target), lr=1e-3)
 
 
-WORKS = {f.__name__: f for f in (copy, transpose, add, gelu, softmax, layer_norm, layer_norm_backward, batch_norm_backward,
+WORKS = {f.__name__: f for f in (copy, transpose, cat, add, gelu, softmax, layer_norm, layer_norm_backward, batch_norm_backward,
                                  cross_entropy, cross_entropy_backward, ctc_loss_backward, clip_grad_norm, adamw, linear, linear_gelu, linear_backward, attention,
                                  attention_backward, conv2d, conv2d_bias_relu, conv2d_backward, eager_mul,
                                  eager_mul_backward, step_mlp, step_cnn, step_resnet18, step_gpt2_block)}

@@ -175,6 +175,13 @@ const std::map<std::string, Maker>& single_operations() {
          const Tensor x = random(s, {s[0], s[1]}, 1), y = empty({s[1], s[0]}, {s.dtype, s.device});
          return {[=] { return y.copy_(x.transpose(0, 1)); }};
        }},
+      {"cat",
+       [](const Spec& s) -> Work {  // s[0] matrices side by side
+         std::vector<Tensor> parts;
+         for (std::int64_t i = 0; i < s[0]; ++i)
+           parts.push_back(random(s, {s[1], s[2]}, static_cast<std::uint32_t>(i)));
+         return {[=] { return cat(parts, 1); }};
+       }},
       {"add",
        [](const Spec& s) -> Work {
          const Tensor a = random(s, {s[0]}, 1), b = random(s, {s[0]}, 2);

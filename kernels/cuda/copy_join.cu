@@ -1,0 +1,12 @@
+#include "tapestry/kernels/cuda/copy_join.cuh"
+
+namespace tapestry::kernels::cuda {
+namespace {
+
+const bool filled = [] {
+  join.set(DeviceType::cuda, DType::u8, &launch_join);
+  return true;
+}();
+
+}  // namespace
+}  // namespace tapestry::kernels::cuda
