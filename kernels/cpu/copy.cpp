@@ -200,18 +200,19 @@ void join_kernel(const LaunchContext&, const JoinArgs& a) {
   std::int64_t line = 0;
   for (std::int64_t i = 0; i < a.count; ++i) line += a.pieces[i].bytes;
   if (line == 0) return;
-  // Threads divide the pieces of all lines, so that a few long lines keep them all busy.
-  const std::int64_t grain = std::max<std::int64_t>(1, kGrain * a.count / line);
-  parallel_for(a.lines * a.count, grain, [&](std::int64_t begin, std::int64_t end) {
-    std::int64_t l = begin / a.count, i = begin % a.count;
-    char* to = static_cast<char*>(a.out) + l * line;
-    for (std::int64_t p = 0; p < i; ++p) to += a.pieces[p].bytes;
-    for (std::int64_t n = begin; n < end; ++n) {
+  // Threads divide the bytes of the output, so that a few long pieces keep them all busy.
+  parallel_for(a.lines * line, 4 * kGrain, [&](std::int64_t begin, std::int64_t end) {
+    std::int64_t l = begin / line, i = 0, at = begin % line;  // at: the place in piece i of line l
+    for (; at >= a.pieces[i].bytes; ++i) at -= a.pieces[i].bytes;
+    for (std::int64_t to = begin; to < end;) {
       const JoinPiece& piece = a.pieces[i];
-      if (piece.bytes > 0)
-        std::memcpy(to, static_cast<const char*>(piece.data) + l * piece.bytes,
-                    static_cast<std::size_t>(piece.bytes));
-      to += piece.bytes;
+      const std::int64_t bytes = std::min(piece.bytes - at, end - to);
+      if (bytes > 0)
+        std::memcpy(static_cast<char*>(a.out) + to,
+                    static_cast<const char*>(piece.data) + l * piece.bytes + at,
+                    static_cast<std::size_t>(bytes));
+      to += bytes;
+      at = 0;
       if (++i == a.count) i = 0, ++l;
     }
   });

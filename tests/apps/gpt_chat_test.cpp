@@ -66,6 +66,14 @@ class Terminal {
     from_ = at + text.size();
     return before;
   }
+  /// Waits until the program has written anything after what earlier calls have found.
+  void until_more() {
+    const auto end = std::chrono::steady_clock::now() + 40s;
+    while (seen_.size() == from_) {
+      REQUIRE(std::chrono::steady_clock::now() < end);
+      read_some();
+    }
+  }
   /// Waits for the end and returns what waitpid() says.
   int end() {
     const auto end = std::chrono::steady_clock::now() + 40s;
@@ -107,8 +115,8 @@ TEST_CASE("Ctrl-C ends an answer of gpt chat and keeps the conversation, and twi
   std::string answers[2];
   for (std::string& answer : answers) {
     chat.type("the cat\n");
-    chat.until("the cat\r\n");           // the echo
-    std::this_thread::sleep_for(300ms);  // signals that follow within 250 ms are one
+    chat.until("the cat\r\n");  // the echo, which the terminal writes before the program reads the line
+    chat.until_more();          // the answer has begun
     chat.type(kCtrlC);
     answer = chat.until("(stopped)\r\n");
     chat.until("> ");

@@ -171,7 +171,7 @@ void check_cross_entropy(const Inputs& in) {
     ClassLossBackwardArgs in_place = over.backward();
     in_place.dx = over.x.data();
     gpu::launch_cross_entropy_backward<T>({}, in_place);
-    CHECK(std::memcmp(over.x.data(), apart.data(), apart.size() * sizeof(T)) == 0);
+    if (!apart.empty()) CHECK(std::memcmp(over.x.data(), apart.data(), apart.size() * sizeof(T)) == 0);
     gpu::launch_cross_entropy_target_backward<T>({}, on.backward());
     check_close("dtarget", on.out, want.dtarget, want.dtarget_error);
   });
