@@ -151,7 +151,7 @@ TEST_CASE("Ctrl-C ends gpt generate, while it waits for a prompt and while it wr
   CHECK(WIFSIGNALED(waiting.end()));
   Terminal writing({"generate", "--model", model, "--prompt", "the cat", "--max-tokens", "29000", "--threads",
                     "1", "--ignore-eos", "--temperature", "0"});
-  std::this_thread::sleep_for(100ms);
+  writing.until_more();
   writing.type(kCtrlC);
   const int status = writing.end();
   CHECK(WIFEXITED(status));
