@@ -109,7 +109,7 @@ __device__ __forceinline__ double join_block(const NormRule& rule, double value,
     __syncthreads();
     if (thread < half) shared[thread] = rule.join(shared[thread], shared[thread + half]);
   }
-  return shared[0];
+  return thread == 0 ? shared[0] : value;  // another thread must not read what thread 0 has just written
 }
 
 /// Joins the terms of a thread's elements. With kAny, the order is any number: then pow() is inlined for one
