@@ -40,7 +40,9 @@ void embedding_kernel(const LaunchContext&, const EmbeddingArgs& a) {
       }
       const T* const from = weight + index * a.row_stride;
       T* const to = out + i * a.columns;
-      for (std::int64_t c = 0; c < a.columns; ++c) to[c] = from[c * a.column_stride];
+      if (a.column_stride == 1) std::copy_n(from, a.columns, to);
+      else
+        for (std::int64_t c = 0; c < a.columns; ++c) to[c] = from[c * a.column_stride];
     }
   });
 }

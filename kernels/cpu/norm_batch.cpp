@@ -147,8 +147,12 @@ void forward_kernel(const LaunchContext& context, const BatchNormArgs& a) {
       y[i] = T(v);
     };
     if (s.l == 1)
-      return over_elements(s,
-                           [=](std::int64_t i, std::int64_t c) { finish(i, mean[c], scale[c], shift[c]); });
+      return parallel_for(s.n, grain_of(s.c), [=](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t row = begin; row < end; ++row) {
+#pragma GCC ivdep
+          for (std::int64_t c = 0; c < s.c; ++c) finish(row * s.c + c, mean[c], scale[c], shift[c]);
+        }
+      });
     // The numbers of a channel stay in registers, so that the loop has few arrays that might overlap.
     parallel_for(s.n * s.c, grain_of(s.l), [=](std::int64_t begin, std::int64_t end) {
       for (std::int64_t plane = begin; plane < end; ++plane) {
