@@ -47,7 +47,8 @@ TAPESTRY_HOST_DEVICE inline T round_stochastically(float x, std::uint32_t random
   const auto magnitude = static_cast<std::int32_t>(bits & 0x7fffffffu);
   const std::uint32_t nan = mask_if(magnitude > 0x7f800000);
   if constexpr (std::is_same_v<T, BFloat16>) {
-    // Adding to an infinity or a NaN would change it. The bit keeps a NaN that has only low bits.
+    // Infinities and NaN get no random bits. A NaN whose payload is in the low bits alone would become an
+    // infinity when these are cut off, so a bit of the payload is set.
     const std::uint32_t special = mask_if(magnitude >= 0x7f800000);
     const std::uint32_t result = (bits + (random & ~special)) >> 16;
     return BFloat16::from_bits(static_cast<std::uint16_t>(result | (nan & 0x40u)));

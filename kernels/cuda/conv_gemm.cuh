@@ -207,8 +207,9 @@ class DenseSteps {
 inline constexpr int kSumThreads = 256;
 
 /// The split-K reduction. For each output i < size it adds parts[part * pitch + target.from(i)] over all
-/// parts and calls target(i, sum). The block is (256 / y, y): y threads share an output, and each adds every
-/// y-th part. Then the y sums are added. Both orders are fixed, so the result is deterministic.
+/// parts and calls target(i, sum). The block is (256 / y, y): y threads share an output. Thread t of them
+/// adds the parts t, t + y, t + 2 y, ..., and then the y sums are added. Both orders are fixed, so the result
+/// is deterministic.
 template <class Target>
 __global__ void __launch_bounds__(kSumThreads)
     sum_parts(const float* parts, unsigned count, unsigned size, std::int64_t pitch, Target target) {

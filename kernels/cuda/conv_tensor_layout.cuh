@@ -126,7 +126,7 @@ Chunked<T> chunked(const LayoutPlan& p, std::int64_t n, bool channels_last, cons
   return result;
 }
 
-// ---- the packed weight: per class, group and line a row of (tap, channel)
+// ---- the packed weight: for each class, group and line, a row with the elements (tap, channel)
 
 struct WeightLayout {
   TapClass classes[kMaxClasses];

@@ -11,7 +11,7 @@ struct AdamOptions {
   double eps = 1e-8;
   double weight_decay = 0;
   bool amsgrad = false, maximize = false;
-  LowPrecision low_precision = LowPrecision::master;  ///< of f16 and bf16; not part of state_dict()
+  LowPrecision low_precision = LowPrecision::master;  ///< for f16 and bf16 parameters; not in state_dict()
 
   std::vector<OptionRef> refs() {
     return {{"lr", lr},
@@ -31,7 +31,7 @@ struct AdamWOptions {
   double eps = 1e-8;
   double weight_decay = 1e-2;
   bool amsgrad = false, maximize = false;
-  LowPrecision low_precision = LowPrecision::master;  ///< of f16 and bf16; not part of state_dict()
+  LowPrecision low_precision = LowPrecision::master;  ///< for f16 and bf16 parameters; not in state_dict()
 
   std::vector<OptionRef> refs() {
     return {{"lr", lr},

@@ -14,7 +14,7 @@ struct RMSpropOptions {
   double weight_decay = 0;
   double momentum = 0;
   bool centered = false, maximize = false;
-  LowPrecision low_precision = LowPrecision::master;  ///< of f16 and bf16; not part of state_dict()
+  LowPrecision low_precision = LowPrecision::master;  ///< for f16 and bf16 parameters; not in state_dict()
 
   std::vector<OptionRef> refs() {
     return {{"lr", lr},
@@ -34,7 +34,7 @@ struct AdagradOptions {
   double initial_accumulator_value = 0;
   double eps = 1e-10;
   bool maximize = false;
-  LowPrecision low_precision = LowPrecision::master;  ///< of f16 and bf16; not part of state_dict()
+  LowPrecision low_precision = LowPrecision::master;  ///< for f16 and bf16 parameters; not in state_dict()
 
   std::vector<OptionRef> refs() {
     return {{"lr", lr},
@@ -52,7 +52,7 @@ struct AdadeltaOptions {
   double eps = 1e-6;
   double weight_decay = 0;
   bool maximize = false;
-  LowPrecision low_precision = LowPrecision::master;  ///< of f16 and bf16; not part of state_dict()
+  LowPrecision low_precision = LowPrecision::master;  ///< for f16 and bf16 parameters; not in state_dict()
 
   std::vector<OptionRef> refs() {
     return {{"lr", lr}, {"rho", rho}, {"eps", eps}, {"weight_decay", weight_decay}, {"maximize", maximize}};
@@ -65,7 +65,7 @@ struct AdamaxOptions {
   double eps = 1e-8;
   double weight_decay = 0;
   bool maximize = false;
-  LowPrecision low_precision = LowPrecision::master;  ///< of f16 and bf16; not part of state_dict()
+  LowPrecision low_precision = LowPrecision::master;  ///< for f16 and bf16 parameters; not in state_dict()
 
   std::vector<OptionRef> refs() {
     return {{"lr", lr},
@@ -84,7 +84,7 @@ struct NAdamOptions {
   double weight_decay = 0;
   double momentum_decay = 4e-3;
   bool decoupled_weight_decay = false, maximize = false;
-  LowPrecision low_precision = LowPrecision::master;  ///< of f16 and bf16; not part of state_dict()
+  LowPrecision low_precision = LowPrecision::master;  ///< for f16 and bf16 parameters; not in state_dict()
 
   std::vector<OptionRef> refs() {
     return {{"lr", lr},
@@ -104,7 +104,7 @@ struct RAdamOptions {
   double eps = 1e-8;
   double weight_decay = 0;
   bool decoupled_weight_decay = false, maximize = false;
-  LowPrecision low_precision = LowPrecision::master;  ///< of f16 and bf16; not part of state_dict()
+  LowPrecision low_precision = LowPrecision::master;  ///< for f16 and bf16 parameters; not in state_dict()
 
   std::vector<OptionRef> refs() {
     return {{"lr", lr},
@@ -123,7 +123,7 @@ struct LionOptions {
   std::array<double, 2> betas = {0.9, 0.99};
   double weight_decay = 0;  ///< decoupled from the gradient, as in AdamW
   bool maximize = false;
-  LowPrecision low_precision = LowPrecision::master;  ///< of f16 and bf16; not part of state_dict()
+  LowPrecision low_precision = LowPrecision::master;  ///< for f16 and bf16 parameters; not in state_dict()
 
   std::vector<OptionRef> refs() {
     return {{"lr", lr},

@@ -180,7 +180,7 @@ void GradScaler::update(std::optional<double> new_scale) {
     for (const auto& [optimizer, state] : optimizers_) found = maximum(found, state.found_inf);
     const Tensor bad = gt(found, 0), good_steps = good_steps_ + 1;
     const Tensor grown = scale_ * options_.growth_factor;
-    // As in PyTorch, a scale that would become infinite stays.
+    // As in PyTorch, the scale does not grow if it would become infinite.
     const Tensor grows = logical_and(ge(good_steps, options_.growth_interval), isfinite(grown));
     const Tensor ends = logical_or(bad, ge(good_steps, options_.growth_interval));
     scale_.copy_(where(bad, scale_ * options_.backoff_factor, where(grows, grown, scale_)));

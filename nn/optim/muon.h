@@ -26,7 +26,7 @@ struct MuonOptions {
   /// Iterates in bf16, as PyTorch does. If false, iterates in the parameter's dtype.
   bool bf16 = true;
   bool maximize = false;
-  LowPrecision low_precision = LowPrecision::master;  ///< of f16 and bf16; not part of state_dict()
+  LowPrecision low_precision = LowPrecision::master;  ///< for f16 and bf16 parameters; not in state_dict()
 
   std::vector<OptionRef> refs() {
     return {{"lr", lr},

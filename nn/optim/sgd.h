@@ -7,7 +7,7 @@ struct SGDOptions {
   double lr = 1e-3;
   double momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false, maximize = false;
-  LowPrecision low_precision = LowPrecision::master;  ///< of f16 and bf16; not part of state_dict()
+  LowPrecision low_precision = LowPrecision::master;  ///< for f16 and bf16 parameters; not in state_dict()
 
   std::vector<OptionRef> refs() {
     return {{"lr", lr},

@@ -1,5 +1,6 @@
-// Tests that products in bf16 and f16 of lines of any length and alignment match the CPU's kernel in f64:
-// each width of loads of A beside each of B, in every layout and for both tiles.
+// Tests that products in bf16 and f16 of lines of any length and alignment match the CPU's kernel in f64. A
+// and B are loaded in units of 1, 2 or 8 elements: the tests run every combination, in every layout and with
+// both tiles.
 #include "tests/emulated/matmul.h"
 
 using namespace tapestry;

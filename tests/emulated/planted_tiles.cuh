@@ -32,7 +32,7 @@ enum class TileBug {
 /// d = a b of 16 x 16 matrices, all row-major, by mma. One warp.
 template <TileBug bug>
 __global__ void multiply_tile(const BFloat16* a, const BFloat16* b, float* d) {
-  // ldmatrix reads rows of 16 bytes, which must be aligned to 16 bytes.
+  // Each row that ldmatrix reads must begin at a multiple of 16 bytes.
   constexpr int kPitch = bug == TileBug::misaligned_rows ? 20 : 24;
   SHARED(float, memory, [2 * 16 * kPitch / 2]);
   BFloat16* const a_tile = reinterpret_cast<BFloat16*>(memory);
