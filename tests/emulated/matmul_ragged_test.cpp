@@ -9,18 +9,6 @@ namespace gpu = tapestry::kernels::cuda;
 
 namespace {
 
-/// Calls f for every combination of A and B contiguous along k or across it.
-template <class F>
-void in_each_layout(Product p, const F& f) {
-  static unsigned calls = 0;
-  const unsigned chosen = next_choice(calls, 4);
-  for (unsigned layout = 0; layout < 4; ++layout) {
-    if (kOnlyRaces && layout != chosen) continue;
-    p.a_along_k = layout / 2 != 0, p.b_along_k = layout % 2 != 0;
-    f(p);
-  }
-}
-
 gpu::GemmLayout layout_of(const Product& p) {
   const Operands o(p);
   const Block<BFloat16> a(o.a.values, p.offset), b(o.b.values, p.offset);
