@@ -34,9 +34,9 @@ class StopRequest {
 
   /// The number of the first signal that arrived, or 0.
   int signal() const { return signal_; }
-  /// Forgets the signal, so that the next one is a first one: a program that answers questions ends an
-  /// answer, and not itself.
-  void clear() { signal_ = 0; }
+  /// Forgets the signal if it is this one, so that the next is a first one: with SIGINT, a program that answers
+  /// questions ends an answer, and not itself.
+  void clear(int number) { signal_.compare_exchange_strong(number, 0); }
 
  private:
   void watch();

@@ -38,21 +38,20 @@ class Lines {
   // Nothing at the end of the input, or if the program must end.
   std::optional<std::string> next() {
     if (terminal_) write_now("\n> ");
+    bool asked = false;  // whether the user was told that a second Ctrl-C ends the program
     while (true) {
+      if (signals_.signal() != 0 && signals_.signal() != SIGINT) return std::nullopt;
       if (const std::size_t end = buffer_.find('\n'); end != std::string::npos) {
         std::string line = buffer_.substr(0, end);
         buffer_.erase(0, end + 1);
         if (line.ends_with('\r')) line.pop_back();
-        signals_.clear();
+        signals_.clear(SIGINT);
         return line;
       }
-      if (signals_.signal() == SIGINT && !asked_) {
-        asked_ = true;
+      if (signals_.signal() == SIGINT && !asked) {
+        asked = true;
         write_now("\n(Ctrl-C again ends the program, and so does /quit)\n> ");
-      } else if (signals_.signal() != 0 && signals_.signal() != SIGINT) {
-        return std::nullopt;
       }
-      if (signals_.signal() == 0) asked_ = false;
       pollfd in{STDIN_FILENO, POLLIN, 0};
       if (const int ready = poll(&in, 1, 50); ready == 0 || (ready < 0 && errno == EINTR)) continue;
       char part[4096];
@@ -71,7 +70,6 @@ class Lines {
  private:
   StopRequest& signals_;
   const bool terminal_;
-  bool asked_ = false;
   std::string buffer_;
 };
 
@@ -156,7 +154,7 @@ int run(const Options& o) {
     }
     if (signals.signal() == SIGINT) {
       write_now("(stopped)\n");
-      signals.clear();
+      signals.clear(SIGINT);
     } else if (signals.signal() != 0) {
       break;
     }
