@@ -273,7 +273,7 @@ has_status 0
 [[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev libgloo-dev libpng-dev libjpeg-dev libpcre2-dev iproute2
 cmake --preset ci
 cmake --build --preset ci --parallel 2
-ctest --preset ci --parallel 5 --no-tests=error --label-exclude long" ]] || fail 'wrong calls'
+ctest --preset ci --no-tests=error --parallel 5 --label-exclude long" ]] || fail 'wrong calls'
 
 name='test: prints how long nvcc took'
 mkdir -p "$work/clone/build/ci"
@@ -290,7 +290,7 @@ name='test: --full, a preset, options of ctest'
 call tools/test --jobs 2 --full --preset asan -- -R 'a|b'
 called 'cmake --preset asan
 cmake --build --preset asan --parallel 2
-ctest --preset asan --parallel 5 --no-tests=error -R a|b'
+ctest --preset asan --no-tests=error --parallel 5 -R a|b'
 [[ $calls != *setarch* ]] || fail 'address randomization should stay as it is'
 for preset in asan tsan ci; do
   name="test: $preset on a system that randomizes 32 bits of addresses"
@@ -409,6 +409,50 @@ call tools/test
 has_status 1
 says 'stopped in phase "test"'
 
+# failing_once LINE...: a stub of ctest that fails, writes these lines into its list of failed tests, and passes if only these
+# are run again.
+failing_once() {
+  mkdir -p "$work/clone/build/ci/Testing/Temporary"
+  rm -f "$work/failed_list"
+  (($# == 0)) || printf '%s\n' "$@" >"$work/failed_list"
+  program ctest '[[ $* != *--rerun-failed* ]] || exit ${RERUN_STATUS-0}
+cp '"$work"'/failed_list build/ci/Testing/Temporary/LastTestsFailed.log
+exit 8'
+}
+name='test: --retry runs two tests that failed again'
+failing_once 10:apps.chat 11:launch.faults
+call tools/test --retry
+has_status 0
+says 'FLAKY: apps.chat launch.faults failed once'
+[[ $calls == *'ctest --preset ci --no-tests=error --parallel 1 --rerun-failed' ]] || fail 'wrong second call'
+name='test: --retry reports nothing if all pass'
+program ctest
+call tools/test --retry
+has_status 0
+[[ $output != *FLAKY* && $calls != *rerun-failed* ]] || fail 'a passing run is not repeated'
+name='test: without --retry a test that failed is not run again'
+failing_once 10:apps.chat
+call tools/test
+has_status 1
+[[ $calls != *rerun-failed* ]] || fail 'ran it again'
+name='test: --retry fails if a test fails twice'
+failing_once 10:apps.chat
+sed -i 's/RERUN_STATUS-0/RERUN_STATUS-8/' "$work/bin/ctest"
+call tools/test --retry
+has_status 1
+[[ $output != *FLAKY* ]] || fail 'a test that fails twice is not flaky'
+name='test: --retry does not repeat three tests'
+failing_once 10:a 11:b 12:c
+call tools/test --retry
+has_status 1
+says '3 tests failed'
+[[ $calls != *rerun-failed* ]] || fail 'ran them again'
+name='test: --retry fails if ctest fails without a failed test'
+failing_once
+call tools/test --retry
+has_status 1
+says 'ctest failed (exit status'
+
 name='.ci/run: runs all steps in order'
 fresh_machine
 # failing_test OPTIONS: a stub of tools/test that fails if it is called with these options.
@@ -419,18 +463,18 @@ failing_test() {
 failing_test --none
 call .ci/run
 has_status 0
-called 'test 
-test --preset asan
-test --preset tsan'
+called 'test --retry
+test --retry --preset asan
+test --retry --preset tsan'
 says ' s of 22 min'
 
 name='.ci/run: stops at the first failure'
-failing_test '--preset asan'
+failing_test '--retry --preset asan'
 call .ci/run
 has_status 1
 says 'ASan and UBSan failed'
-called 'test 
-test --preset asan'
+called 'test --retry
+test --retry --preset asan'
 
 ((failures == 0)) && echo 'all as expected'
 exit $((failures > 0))
