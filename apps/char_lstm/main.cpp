@@ -17,6 +17,7 @@
 
 #include "tapestry/apps/char_lstm/model.h"
 #include "tapestry/apps/common/command_line.h"
+#include "tapestry/apps/common/precision.h"
 #include "tapestry/tapestry.h"
 
 using namespace tapestry;
@@ -28,7 +29,7 @@ constexpr double kHeldOut = 0.05;      // the part of the text at its end that i
 constexpr std::int64_t kReport = 100;  // steps between two lines
 
 struct Options {
-  std::string text, load, save, prompt;
+  std::string text, load, save, prompt, precision = "f32";
   std::uint64_t seed = 1;
   std::int64_t steps = 3000, batch = 32, unroll = 64;
   double lr = 0.004;
@@ -50,6 +51,7 @@ double train(apps::CharLstm& model, const std::string& text, const Options& o) {
 
   optim::Adam optimizer(model.parameters(), {.lr = o.lr});
   optim::CosineAnnealingLR schedule(optimizer, {.T_max = o.steps});
+  optim::GradScaler scaler(apps::scaler_options(o.precision));
   const auto start = std::chrono::steady_clock::now();
   const auto seconds = [&] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -60,13 +62,19 @@ double train(apps::CharLstm& model, const std::string& text, const Options& o) {
     const std::int64_t piece = step % learned.pieces();
     if (piece == 0) state = {};  // the streams begin again
     const auto [inputs, next] = learned.piece(piece);
-    const auto [logits, after] = nn::call(model, inputs, state);
-    state = {after.first.detach(), after.second.detach()};
-    const Tensor loss = cross_entropy(logits.flatten(0, 1), next.flatten());
+    Tensor loss;
+    {
+      const apps::AutocastScope autocast(o.precision);
+      const auto [logits, after] = nn::call(model, inputs, state);
+      state = {after.first.detach(), after.second.detach()};
+      loss = cross_entropy(logits.flatten(0, 1), next.flatten());
+    }
     optimizer.zero_grad();
-    loss.backward();
+    scaler.scale(loss).backward();
+    scaler.unscale_(optimizer);
     nn::clip_grad_norm_(model.parameters(), 1);
-    optimizer.step();
+    scaler.step(optimizer);
+    scaler.update();
     schedule.step();
     nats += loss.item();
     if ((step + 1) % kReport == 0) {
@@ -77,6 +85,7 @@ double train(apps::CharLstm& model, const std::string& text, const Options& o) {
       nats = 0;
     }
   }
+  const apps::AutocastScope autocast(o.precision);
   const double result = apps::bits_per_character(model, tested);
   std::printf("%.3f bits per character of the last %lld characters, %.0f s\n", result,
               static_cast<long long>(held_out), seconds());
@@ -129,6 +138,7 @@ int main(int argc, char** argv) {
            {.check = between(0.0, 0.99)});
   line.add("--lr", o.lr, "Initial learning rate of Adam, which falls to 0 along a cosine",
            {.check = between(1e-9, 10.0)});
+  apps::add_precision(line, o.precision);
   line.add("--goal", o.goal, "The number of bits per character that the held-out text may need",
            {.check = between(0.0, 8.0)});
   line.add("--sample", o.sample.length, "Generate this many characters after training",

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "tapestry/apps/common/precision.h"
+
 namespace apps {
 
 using tapestry::fail;
@@ -70,6 +72,7 @@ Options options_from_json(const std::string& text, const std::string& source, co
   each_option([&](const std::string& name, auto member) {
     known.insert(name);
     const auto found = json.find(name);
+    if (found == json.end() && may_lack(name)) return;
     const std::string fault = found == json.end() ? "it is missing" : assign(o, name, member, *found);
     if (fault.empty()) return;
     if (!overrides.given.contains(name))

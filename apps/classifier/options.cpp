@@ -11,6 +11,7 @@
 
 #include "tapestry/apps/classifier/config.h"
 #include "tapestry/apps/common/checkpoint_interval.h"
+#include "tapestry/apps/common/precision.h"
 #include "tapestry/apps/common/run_folder.h"
 
 namespace apps {
@@ -156,9 +157,8 @@ Parser::Parser(Options& o) {
       ->check(number<std::uint64_t>(0, std::numeric_limits<std::uint64_t>::max(),
                                     "a whole number from 0 to 2^64-1"))
       ->group(group);
-  add_with_default("--precision", o.precision, "DTYPE",
-                   "f32, or mixed precision: bf16, or f16 with scaled gradients")
-      ->check(one_of({"f32", "bf16", "f16"}))
+  add_with_default("--precision", o.precision, "DTYPE", kPrecisionHelp)
+      ->check(one_of(precisions()))
       ->group(group);
   app.add_flag("--allow-nan", o.allow_nan, "Continue if the loss is not a number")->group(group);
   app.add_flag("--overfit-batch", o.overfit_batch,

@@ -47,6 +47,7 @@ TrainOptions train_options_from_json(const std::string& text, const std::string&
   TrainOptions o;
   const auto read = [&](const std::string& name, auto member) {
     const auto found = json.find(name);
+    if (found == json.end() && may_lack(name)) return;
     if (found == json.end()) broken("\"" + name + "\" is missing");
     using T = std::remove_reference_t<decltype(o.*member)>;
     const bool fits = std::is_same_v<T, bool>          ? found->is_boolean()

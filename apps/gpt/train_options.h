@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tapestry/apps/common/command_line.h"
+#include "tapestry/apps/common/precision.h"
 
 namespace apps::gpt {
 
@@ -97,8 +98,7 @@ void each_train_option(F&& option) {
          OptionRules{.check = between(0.0, 1e9)}, true);
   option("--seed", &O::seed, "Seed of initial weights, dropout and the order of the text",
          OptionRules{.check = between<std::uint64_t>(0, UINT64_MAX)}, true);
-  option("--precision", &O::precision, "The dtype of the computation",
-         OptionRules{.check = one_of({"f32", "bf16", "f16"})}, true);
+  option("--precision", &O::precision, kPrecisionHelp, OptionRules{.check = one_of(precisions())}, true);
   option("--parallel", &O::parallel,
          "dp: all devices of one process; pipeline: the blocks on several devices of one process; or with "
          "tapestry-run "

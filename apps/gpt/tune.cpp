@@ -94,8 +94,7 @@ void each_option(F&& option) {
   option("--keep-activations", &O::keep_activations,
          "Keep what backward needs of each block, instead of computing it again: faster, with more memory",
          OptionRules());
-  option("--precision", &O::precision, "The dtype of the computation",
-         OptionRules{.check = one_of({"f32", "bf16", "f16"})});
+  option("--precision", &O::precision, kPrecisionHelp, OptionRules{.check = one_of(precisions())});
   option(
       "--parallel", &O::parallel,
       "dp: several devices of one process; or with tapestry-run ddp; or fsdp, which divides the parameters, "
@@ -119,6 +118,7 @@ void read_json(const std::string& path, TuneOptions& o) {
   const Json json = Json::parse(read_text(path), nullptr, false);
   check<IoError>(json.is_object(), "[gpt tune] ", path, " is not a JSON object; restore the file");
   each_option([&](const char* name, auto member, const char*, const OptionRules&) {
+    if (may_lack(name) && !json.contains(name)) return;
     try {
       json.at(name).get_to(o.*member);
     } catch (const nlohmann::json::exception&) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tapestry/apps/common/command_line.h"
+#include "tapestry/apps/common/precision.h"
 #include "tapestry/apps/model_parallel/large_model.h"
 
 using namespace tapestry;
@@ -20,6 +21,7 @@ struct Options {
   std::int64_t batch_size = 64, image_size = 224;
   int steps = 5;
   std::uint64_t seed = 1;
+  std::string precision = "f32";
 };
 
 std::vector<Device> choose_devices(const Options& o) {
@@ -48,12 +50,18 @@ int train(const Options& o) {
   const Tensor images = randn({o.batch_size, 3, o.image_size, o.image_size}, first);
   const Tensor target = randint(0, 10, {o.batch_size}).to(second);  // like the outputs
   optim::SGD optimizer(model.parameters(), {.lr = 0.05, .momentum = 0.9});
+  optim::GradScaler scaler(apps::scaler_options(o.precision));
   for (int step = 0; step < o.steps; ++step) {
     optimizer.zero_grad();
-    const Tensor output = model(images);
-    const Tensor loss = cross_entropy(output, target);
-    loss.backward();
-    optimizer.step();
+    Tensor output, loss;
+    {
+      const apps::AutocastScope autocast(o.precision);
+      output = model(images);
+      loss = cross_entropy(output, target);
+    }
+    scaler.scale(loss).backward();
+    scaler.step(optimizer);
+    scaler.update();
     if (step == 0)
       std::printf("Output tensor is on device: %s\nLoss tensor is on device: %s\n",
                   output.device().str().c_str(), loss.device().str().c_str());
@@ -87,5 +95,6 @@ int main(int argc, char** argv) {
   line.add("--steps", o.steps, "Training steps", {.check = apps::between(1, 1'000'000)});
   line.add("--seed", o.seed, "Seed of the weights and the images",
            {.check = apps::between<std::uint64_t>(0, UINT64_MAX)});
+  apps::add_precision(line, o.precision);
   return line.run(argc, argv, [&] { return train(o); });
 }

@@ -16,6 +16,7 @@
 
 #include "tapestry/apps/common/chart.h"
 #include "tapestry/apps/common/command_line.h"
+#include "tapestry/apps/common/precision.h"
 #include "tapestry/distributed/comm/text.h"
 #include "tapestry/tapestry.h"
 
@@ -37,7 +38,7 @@ struct Options {
   int layers = 4, steps = 10;
   std::uint64_t seed = 1;
   bool checkpoint = false;
-  std::string svg;
+  std::string svg, precision = "f32";
 };
 
 using World = std::shared_ptr<distributed::ProcessGroup>;
@@ -161,6 +162,11 @@ Measured measure(const Options& o, const World& world, const std::vector<Device>
   Pipeline pipeline = world ? Pipeline(world, stages[static_cast<std::size_t>(world->rank())], options)
                             : Pipeline(stages, options);
   optim::SGD optimizer(pipeline.parameters(), {.lr = 0.05});
+  optim::GradScalerOptions scaling = apps::scaler_options(o.precision);
+  // The ranks hold different stages, and all of them step or none.
+  if (world)
+    scaling.agree = [&](const Tensor& t) { world->all_reduce(t, distributed::ReduceOp::max).wait(); };
+  optim::GradScaler scaler(scaling);
   const Tensor x = randn({o.batch_size, o.width}, devices.front());
   const Tensor labels = randint(0, kClasses, {o.batch_size}).to(devices.back());
 
@@ -172,15 +178,24 @@ Measured measure(const Options& o, const World& world, const std::vector<Device>
     if (world) world->barrier().wait();
     const Timeline timeline;
     optimizer.zero_grad();
-    const Tensor loss = pipeline.forward_backward(
-        x, labels, [](const Tensor& scores, const Tensor& target) { return cross_entropy(scores, target); });
-    optimizer.step();
+    const Tensor scale = scaler.scale(ones({}, {DType::f32, devices.back()}));
+    Tensor loss;
+    {
+      const apps::AutocastScope autocast(o.precision);
+      loss = pipeline.forward_backward(x, labels, [&](const Tensor& scores, const Tensor& target) {
+        const Tensor mean = cross_entropy(scores, target);
+        return scaler.is_enabled() ? mean * scale : mean;
+      });
+    }
+    scaler.step(optimizer);
+    const double factor = scaler.is_enabled() ? scale.item() : 1;  // update() may change it
+    scaler.update();
     m.report = pipeline.report();
     if (step < 0) continue;
     steps.push_back(m.report.wall_s);
     bubbles.push_back(m.report.bubble);
     simulated.push_back(simulated_bubble(schedule, m.report, world != nullptr));
-    m.loss = loss.item();
+    m.loss = loss.item() / factor;
     m.spans = world ? gather_spans(*world, timeline.spans()) : timeline.spans();
   }
   m.step_s = median(steps);
@@ -269,6 +284,7 @@ int main(int argc, char** argv) {
   line.add("--steps", o.steps, "Measured training steps", {.check = apps::between(1, 1'000'000)});
   line.add("--seed", o.seed, "Seed of the weights and the samples",
            {.check = apps::between<std::uint64_t>(0, UINT64_MAX)});
+  apps::add_precision(line, o.precision);
   line.add("--checkpoint", o.checkpoint, "Recompute activations in backward instead of keeping them");
   line.add("--svg", o.svg, "Write a picture of the last step to this file");
   return line.run(argc, argv, [&] { return run(o, line.given("--stages")); });

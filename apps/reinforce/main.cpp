@@ -19,10 +19,12 @@
 #include <deque>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 
-#include "tapestry/apps/common/command_line.h"
 #include "tapestry/apps/common/cartpole.h"
+#include "tapestry/apps/common/command_line.h"
+#include "tapestry/apps/common/precision.h"
 #include "tapestry/apps/reinforce/episodes.h"
 #include "tapestry/tapestry.h"
 
@@ -39,7 +41,7 @@ struct Options {
   std::uint64_t seed = 1;
   int episodes = 16, updates = 500, test_episodes = 100;
   double lr = 0.005, discount = 0.99;
-  std::string save;
+  std::string save, precision = "f32";
 };
 
 int train(const Options& o) {
@@ -54,11 +56,13 @@ int train(const Options& o) {
   distributed::manual_seed_by_rank(*world, o.seed);  // different start states and actions on each rank
   distributed::DistributedDataParallel ddp(policy, {.process_group = world});
   optim::Adam optimizer(policy.parameters(), {.lr = o.lr});
+  optim::GradScaler scaler(apps::scaler_options(o.precision));
 
   const auto start = std::chrono::steady_clock::now();
   std::deque<double> recent;  // mean returns of the last updates, over all ranks
   double mean = 0;
   for (int update = 1; update <= o.updates && (recent.size() < kSteady || mean < kGoal); ++update) {
+    std::optional<apps::AutocastScope> autocast(o.precision);
     const apps::Episodes seen = apps::play(policy, o.episodes, o.discount);
     distributed::GlobalMean returns;
     returns.add(seen.mean_length, o.episodes);
@@ -73,8 +77,10 @@ int train(const Options& o) {
     const Tensor advantage = seen.returns - expected.detach();
     const Tensor loss =
         mse_loss(expected, seen.returns, Reduction::sum) - (log_probability * advantage).sum();
-    (loss / steps).backward();
-    optimizer.step();
+    autocast.reset();
+    scaler.scale(loss / steps).backward();
+    scaler.step(optimizer);
+    scaler.update();
 
     if (recent.size() > kSteady) recent.pop_front();
     mean = std::accumulate(recent.begin(), recent.end(), 0.0) / static_cast<double>(recent.size());
@@ -82,6 +88,7 @@ int train(const Options& o) {
       std::printf("update %d  mean return %.1f over the last %zu updates\n", update, mean, recent.size());
   }
 
+  const apps::AutocastScope autocast(o.precision);
   distributed::GlobalMean tested;  // the test episodes are divided among the ranks
   for (const int length :
        apps::test_lengths(policy, o.seed + 1, o.test_episodes, world->rank(), world->size()))
@@ -115,6 +122,7 @@ int main(int argc, char** argv) {
   line.add("--test-episodes", o.test_episodes,
            "Episodes of the final test, which always takes the most likely action",
            {.check = apps::between(1, 100'000)});
+  apps::add_precision(line, o.precision);
   line.add("--save", o.save, "Write the policy to this file, in the safetensors format");
   line.footer("Exit status: 0 goal reached, 1 failed, 2 wrong options, 3 goal not reached.");
   return line.run(argc, argv, [&] { return train(o); });

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "tapestry/apps/common/command_line.h"
+#include "tapestry/apps/common/precision.h"
 #include "tapestry/apps/unet/model.h"
 #include "tapestry/tapestry.h"
 
@@ -21,7 +22,7 @@ constexpr int kNotReached = 3;  // exit status
 constexpr std::int64_t kShown = 12;
 
 struct Options {
-  std::string data_dir, picture = "unet.png", save;
+  std::string data_dir, picture = "unet.png", save, precision = "f32";
   std::uint64_t seed = 1;
   std::int64_t train_images = 12'800, test_images = 2000, epochs = 2, batch_size = 64, width = 16;
   double lr = 2e-3, noise = 0.3;
@@ -49,6 +50,7 @@ struct Result {
 
 Result test(apps::UNet& model, const Tensor& images, const Options& o) {
   const NoGradGuard no_grad;
+  const apps::AutocastScope autocast(o.precision);
   Generator generator(o.seed + 1);  // the same noise after each epoch
   Context context = current_context();
   context.generator = &generator;
@@ -81,6 +83,7 @@ int train(const Options& o) {
                tests = load(false, o.test_images, o.data_dir);
   apps::UNet model(o.width);
   optim::AdamW optimizer(model.parameters(), {.lr = o.lr});
+  optim::GradScaler scaler(apps::scaler_options(o.precision));
   const std::int64_t steps = o.train_images / o.batch_size;
   if (steps == 0)
     throw apps::UsageError("[unet] --train-images is less than --batch-size; one batch is needed");
@@ -95,10 +98,15 @@ int train(const Options& o) {
     for (std::int64_t step = 0; step < steps; ++step) {
       const Tensor clean =
           scaled(index_select(images, 0, order.narrow(0, step * o.batch_size, o.batch_size)));
-      const Tensor loss = mse_loss(model(clean + randn_like(clean) * o.noise), clean);
+      Tensor loss;
+      {
+        const apps::AutocastScope autocast(o.precision);
+        loss = mse_loss(model(clean + randn_like(clean) * o.noise), clean);
+      }
       optimizer.zero_grad();
-      loss.backward();
-      optimizer.step();
+      scaler.scale(loss).backward();
+      scaler.step(optimizer);
+      scaler.update();
       schedule.step();
       loss_sum += loss.item();
     }
@@ -140,6 +148,7 @@ int main(int argc, char** argv) {
            {.check = between(1e-9, 10.0)});
   line.add("--seed", o.seed, "Seed of initial weights, noise and order",
            {.check = between<std::uint64_t>(0, UINT64_MAX)});
+  apps::add_precision(line, o.precision);
   line.add("--goal", o.goal, "The decibels that the test images must have at the end",
            {.check = between(0.0, 100.0)});
   line.add("--picture", o.picture, "PNG file with some test images; empty for none");

@@ -5,6 +5,7 @@
 #include "tapestry/autograd/ops/arithmetic.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/internal/own_gradient.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/generator.h"
 #include "tapestry/kernels/ops/random.h"
@@ -19,9 +20,8 @@ const Op kDropout{"dropout", Grad::twice, kFloats};
 
 // The random numbers are assigned to elements in row-major order, whatever the layout of x. The result has
 // x's memory format, so that the layers after it stay channels-last.
-Tensor masked(const Tensor& x, PhiloxRange range, double p) {
-  const Tensor in = contiguous(x);
-  Tensor y = empty(x.sizes(), {x.dtype(), x.device()});
+// `y` is the memory of the result, row-major, which may be that of x.
+void mask_into(const Tensor& y, const Tensor& in, PhiloxRange range, double p) {
   // An element is kept if its random 24-bit integer is at least p * 2^24. If p is 1, no element is kept.
   const auto threshold = static_cast<std::uint32_t>(std::ceil(p * 0x1p24));
   kernels::dropout(y.device(), y.dtype(),
@@ -31,13 +31,22 @@ Tensor masked(const Tensor& x, PhiloxRange range, double p) {
                     .range = range,
                     .threshold = threshold,
                     .scale = p < 1 ? 1 / (1 - p) : 0});
+}
+Tensor masked(const Tensor& x, PhiloxRange range, double p) {
+  const Tensor y = empty(x.sizes(), {x.dtype(), x.device()});
+  mask_into(y, contiguous(x), range, p);
   return contiguous(y, x.memory_format());
 }
 
 Tensor recorded_masked(const Tensor& x, PhiloxRange range, double p) {
   Tensor y = masked(x.detach(), range, p);
   if (recording(x))
-    record(kDropout, y, {&x}, [range, p](Backward& g) { g.set(0, recorded_masked(g.grad(), range, p)); });
+    record(kDropout, y, {&x}, [range, p](Backward& g) {
+      const Tensor own = own_gradient(g, g.grad());
+      if (!own.defined() || !own.is_contiguous()) return g.set(0, recorded_masked(g.grad(), range, p));
+      mask_into(own, own, range, p);
+      g.set(0, own);
+    });
   return y;
 }
 

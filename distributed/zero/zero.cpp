@@ -193,6 +193,9 @@ ZeroBase::~ZeroBase() = default;
 const char* ZeroBase::name() const {
   return state_ && state_->inner ? state_->inner->optimizer().name() : kOp;
 }
+bool ZeroBase::supports_device_scaling() const {
+  return state_ && state_->inner && state_->inner->optimizer().supports_device_scaling();
+}
 int ZeroBase::stage() const { return state_->stage; }
 ProcessGroup& ZeroBase::process_group() const { return *state_->group; }
 const detail::DividedOptimizer& ZeroBase::divided() const { return *state_->inner; }
@@ -321,7 +324,7 @@ void ZeroBase::State::finish_gathering(const Gathering& g, const std::vector<boo
 
 // Updates the parts bucket by bucket. While one bucket is updated, the one before is gathered. So at most two
 // buckets are in memory.
-void ZeroBase::State::update(double grad_scale) {
+void ZeroBase::State::update(double grad_scale, const Tensor& loss_scale, const Tensor& found_inf) {
   std::vector<bool> updated;
   for (const Item& item : items) updated.push_back(has_gradient(item));
   optim::Optimizer& optimizer = inner->optimizer();
@@ -342,7 +345,8 @@ void ZeroBase::State::update(double grad_scale) {
       any = true;
     }
     if (!any) continue;
-    optimizer.step();
+    if (found_inf.defined()) optimizer.step(loss_scale, found_inf);
+    else optimizer.step();
     for (const int place : places)
       items[static_cast<std::size_t>(item_of[static_cast<std::size_t>(place)])].part.replica(0).set_grad({});
     if (group->size() == 1) continue;
@@ -362,7 +366,7 @@ void ZeroBase::step_all() {
   s.settle();
   s.has_whole = s.collected = false;
   s.whole.clear();
-  s.update(grad_scale());
+  s.update(grad_scale(), loss_scale(), found_inf());
   ++s.steps;
 }
 

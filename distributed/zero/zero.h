@@ -74,6 +74,7 @@ class ZeroBase : public optim::Optimizer, public ElementDivided {
 
   /// The name of the divided optimizer.
   const char* name() const override;
+  bool supports_device_scaling() const override;
   int stage() const;
   ProcessGroup& process_group() const;
 

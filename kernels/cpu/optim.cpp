@@ -6,7 +6,7 @@
 namespace tapestry::kernels {
 namespace {
 
-using cpu::Compute, cpu::for_blocks, cpu::step_block;
+using cpu::Compute, cpu::begin_scaled_step, cpu::for_blocks, cpu::step_block;
 
 template <class T, bool kMomentum, bool kNesterov>
 void sgd_block(const SgdArgs& a, const StepItem& item, std::int64_t at, std::int64_t n) {
@@ -30,7 +30,10 @@ void sgd_block(const SgdArgs& a, const StepItem& item, std::int64_t at, std::int
 }
 
 template <class T>
-void sgd(const LaunchContext&, const SgdArgs& a) {
+void sgd(const LaunchContext&, const SgdArgs& args) {
+  SgdArgs a = args;
+  StepScalars own;
+  if (!begin_scaled_step(a.tensors, own)) return;
   const bool momentum = a.momentum != 0;
   for (std::int64_t i = 0; i < a.tensors.count; ++i)
     if (double* const step = a.tensors.items[i].step) *step += 1;
@@ -71,7 +74,10 @@ void adam_block(const AdamArgs& a, const StepItem& item, std::int64_t at, std::i
 }
 
 template <class T>
-void adam(const LaunchContext&, const AdamArgs& a) {
+void adam(const LaunchContext&, const AdamArgs& args) {
+  AdamArgs a = args;
+  StepScalars own;
+  if (!begin_scaled_step(a.tensors, own)) return;
   for (std::int64_t i = 0; i < a.tensors.count; ++i) *a.tensors.items[i].step += 1;
   const auto block = a.amsgrad ? &adam_block<Compute<T>, true> : &adam_block<Compute<T>, false>;
   for_blocks(a.tensors, [&](std::int64_t index, std::int64_t begin, std::int64_t count) {

@@ -34,6 +34,17 @@ void for_blocks(const StepItems& tensors, const F& f) {
   });
 }
 
+/// Applies loss_scale and found_inf. `own` holds the scalars of the step afterwards if they differ from those
+/// of the caller. Returns false if the step must change nothing.
+inline bool begin_scaled_step(StepItems& tensors, StepScalars& own) {
+  if (tensors.found_inf && *tensors.found_inf != 0) return false;
+  if (!tensors.loss_scale) return true;
+  own = *tensors.scalars;
+  own.grad_scale /= static_cast<double>(*tensors.loss_scale);
+  tensors.scalars = &own;
+  return true;
+}
+
 inline constexpr std::int64_t kStepPiece = 512;  // elements that are converted at a time
 
 /// The key of the random bits of successive elements.

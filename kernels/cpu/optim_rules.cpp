@@ -42,7 +42,10 @@ void rule_block(const typename Rule::template Numbers<T>& numbers, const StepIte
 }
 
 template <class T, class Rule>
-void step_rule(const LaunchContext&, const Rule& a) {
+void step_rule(const LaunchContext&, const Rule& args) {
+  Rule a = args;
+  StepScalars own;
+  if (!begin_scaled_step(a.tensors, own)) return;
   for (std::int64_t i = 0; i < a.tensors.count; ++i) Rule::advance(a, a.tensors.items[i].step);
   for_blocks(a.tensors, [&](std::int64_t index, std::int64_t begin, std::int64_t count) {
     using C = Compute<T>;

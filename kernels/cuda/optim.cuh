@@ -122,12 +122,27 @@ struct StepBatch {
   int first[kStepBatch];
 };
 
+/// The addresses of a step's numbers in device memory.
+struct StepNumbers {
+  const StepScalars* scalars;
+  const float *loss_scale, *found_inf;  // may be null
+
+  explicit StepNumbers(const StepItems& t)
+      : scalars(t.scalars), loss_scale(t.loss_scale), found_inf(t.found_inf) {}
+  __device__ bool skips() const { return found_inf && *found_inf != 0; }
+  __device__ StepScalars read() const {
+    StepScalars s = *scalars;
+    if (loss_scale) s.grad_scale /= static_cast<double>(*loss_scale);
+    return s;
+  }
+};
+
 /// Writes the table entries of a batch of parameters, one block per parameter. Sets owners[chunk] to the
-/// index of the parameter that the chunk belongs to.
+/// index of the parameter that the chunk belongs to. If the step is skipped, the entries have no elements, so
+/// that step_chunks does nothing.
 template <class Rule>
-__global__ void __launch_bounds__(kStepThreads)
-    begin_step(StepBatch batch, int base, const StepScalars* scalars, Rule rule, StepEntry<Rule>* entries,
-               int* owners) {
+__global__ void __launch_bounds__(kStepThreads) begin_step(StepBatch batch, int base, StepNumbers numbers,
+                                                           Rule rule, StepEntry<Rule>* entries, int* owners) {
   const int number = static_cast<int>(blockIdx.x);
   const StepItem& item = batch.items[number];
   const int first = batch.first[number];
@@ -136,6 +151,11 @@ __global__ void __launch_bounds__(kStepThreads)
     owners[first + i] = base + number;
   if (threadIdx.x != 0) return;
   StepEntry<Rule> entry{};
+  entry.first = first;
+  if (numbers.skips()) {
+    entries[base + number] = entry;
+    return;
+  }
   rule.advance(item.step);
   entry.arrays[0] = static_cast<float*>(item.param);
   entry.arrays[1] = static_cast<float*>(const_cast<void*>(item.grad));
@@ -144,9 +164,8 @@ __global__ void __launch_bounds__(kStepThreads)
   UNROLL for (int k = 0; k < 2 + Rule::kState; ++k) addresses |=
       reinterpret_cast<std::uintptr_t>(entry.arrays[k]);
   entry.numel = item.numel;
-  entry.first = first;
   entry.packs = addresses % 16 == 0;
-  entry.numbers = rule.numbers(item.step, *scalars);
+  entry.numbers = rule.numbers(item.step, numbers.read());
   entries[base + number] = entry;
 }
 
@@ -216,7 +235,7 @@ void launch_step(const StepItems& tensors, const Rule& rule, const LaunchContext
       chunk += (batch.items[i].numel + kStepChunk - 1) / kStepChunk;
     }
     launch(&begin_step<Rule>, static_cast<unsigned>(count), kStepThreads, 0, stream, batch,
-           static_cast<int>(base), tensors.scalars, rule, entries.data(), owners.data());
+           static_cast<int>(base), StepNumbers(tensors), rule, entries.data(), owners.data());
   }
   if (total > 0)
     launch(&step_chunks<Rule>, static_cast<unsigned>(total), kStepThreads, 0, stream, entries.data(),

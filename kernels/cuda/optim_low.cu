@@ -3,13 +3,13 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled = [] {
-  sgd_step.set(DeviceType::cuda, DType::bf16, &launch_low_sgd<BFloat16>);
-  adam_step.set(DeviceType::cuda, DType::bf16, &launch_low_adam<BFloat16>);
-  return for_step_rules([]<class Rule>(Slot<Rule>& slot) {
-    slot.set(DeviceType::cuda, DType::bf16, &launch_low_rule<BFloat16, Rule>);
+const bool filled = for_types<Half, BFloat16>([]<class T> {
+  sgd_step.set(DeviceType::cuda, dtype_of<T>, &launch_low_sgd<T>);
+  adam_step.set(DeviceType::cuda, dtype_of<T>, &launch_low_adam<T>);
+  for_step_rules([]<class Rule>(Slot<Rule>& slot) {
+    slot.set(DeviceType::cuda, dtype_of<T>, &launch_low_rule<T, Rule>);
   });
-}();
+});
 
 }  // namespace
 }  // namespace tapestry::kernels::cuda

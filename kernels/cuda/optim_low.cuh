@@ -1,7 +1,8 @@
 #pragma once
 // Optimizer steps for f16 and bf16 parameters, with f32 states. They have the launches and the rules of
 // optim.cuh, and differ in what they read and write: the parameter in its dtype or as its f32 master, and the
-// gradient in the parameter's dtype.
+// gradient in the parameter's dtype. A kernel serves f16 and bf16, and converts as the table entry says: the
+// arithmetic hides behind the memory accesses, and nvcc compiles half as many kernels.
 #include <type_traits>
 
 #include "tapestry/kernels/cuda/optim.cuh"
@@ -11,11 +12,19 @@ namespace tapestry::kernels::cuda {
 
 inline constexpr int kLowStepBatch = 40;  // parameters whose addresses fit into the kernel arguments
 
+/// The bits of an f16 (`half`) or bf16 number as f32, and the nearest such number of an f32.
+__device__ inline float widened(std::uint16_t bits, bool half) {
+  return half ? load(Half::from_bits(bits)) : load(BFloat16::from_bits(bits));
+}
+__device__ inline std::uint16_t narrowed(float x, bool half) {
+  return half ? store<Half>(x).bits : store<BFloat16>(x).bits;
+}
+
 /// The table entry of a parameter.
-template <class Rule, class T>
+template <class Rule>
 struct LowStepEntry {
-  T* param;
-  const T* grad;
+  std::uint16_t* param;
+  const std::uint16_t* grad;
   float* master;  // may be null
   float* states[Rule::kState > 0 ? Rule::kState : 1];
   std::int64_t numel, offset;
@@ -32,10 +41,10 @@ struct LowStepBatch {
 };
 
 /// As begin_step.
-template <class Rule, class T>
+template <class Rule>
 __global__ void __launch_bounds__(kStepThreads)
-    begin_low_step(LowStepBatch batch, int base, const StepScalars* scalars, bool stochastic, Rule rule,
-                   LowStepEntry<Rule, T>* entries, int* owners) {
+    begin_low_step(LowStepBatch batch, int base, StepNumbers numbers, bool stochastic, Rule rule,
+                   LowStepEntry<Rule>* entries, int* owners) {
   const int number = static_cast<int>(blockIdx.x);
   const StepItem& item = batch.items[number];
   const LowPrecisionItem& low = batch.low[number];
@@ -44,10 +53,15 @@ __global__ void __launch_bounds__(kStepThreads)
   for (int i = static_cast<int>(threadIdx.x); i < chunks; i += kStepThreads)
     owners[first + i] = base + number;
   if (threadIdx.x != 0) return;
-  LowStepEntry<Rule, T> entry{};
+  LowStepEntry<Rule> entry{};
+  entry.first = first;
+  if (numbers.skips()) {
+    entries[base + number] = entry;
+    return;
+  }
   rule.advance(item.step);
-  entry.param = static_cast<T*>(item.param);
-  entry.grad = static_cast<const T*>(item.grad);
+  entry.param = static_cast<std::uint16_t*>(item.param);
+  entry.grad = static_cast<const std::uint16_t*>(item.grad);
   entry.master = low.master;
   std::uintptr_t wide = reinterpret_cast<std::uintptr_t>(low.master);
   UNROLL for (int k = 0; k < Rule::kState; ++k) {
@@ -60,51 +74,53 @@ __global__ void __launch_bounds__(kStepThreads)
   entry.offset = low.offset;
   entry.number = low.number;
   entry.step = item.step ? static_cast<std::uint64_t>(*item.step) : 0;
-  entry.first = first;
   entry.packs = wide % 16 == 0 && narrow % 8 == 0;
   entry.stochastic = stochastic && !low.master;
-  entry.numbers = rule.numbers(item.step, *scalars);
+  entry.numbers = rule.numbers(item.step, numbers.read());
   entries[base + number] = entry;
 }
 
-/// Rounds successive elements of a parameter to T. The random words of a group are kept until the next group.
-template <class T>
+/// Rounds successive elements of a parameter. The random words of a group are kept until the next group.
 class LowRounding {
  public:
-  __device__ LowRounding(std::uint64_t number, std::uint64_t step, bool stochastic)
-      : number_(number), step_(step), stochastic_(stochastic) {}
-  __device__ T operator()(float x, std::int64_t element) {
-    if (!stochastic_) return store<T>(x);
+  __device__ LowRounding(std::uint64_t number, std::uint64_t step, bool stochastic, bool half)
+      : number_(number), step_(step), stochastic_(stochastic), half_(half) {}
+  __device__ std::uint16_t operator()(float x, std::int64_t element) {
+    if (!stochastic_) return narrowed(x, half_);
     const std::int64_t group = element / kRoundingGroup;
     if (group != group_) {
       words_ = rounding_words(number_, step_, static_cast<std::uint64_t>(group));
       group_ = group;
     }
-    return round_stochastically<T>(x, rounding_bits(words_, element));
+    const std::uint32_t random = rounding_bits(words_, element);
+    return half_ ? round_stochastically<Half>(x, random).bits
+                 : round_stochastically<BFloat16>(x, random).bits;
   }
 
  private:
   std::uint64_t number_, step_;
   std::int64_t group_ = -1;
   Philox4 words_{};
-  bool stochastic_;
+  bool stochastic_, half_;
 };
 
 /// As step_chunks. A thread reads four elements of each array at a time: 8 bytes of the parameter and of its
 /// gradient, and 16 bytes of each f32 array.
-template <class Rule, class T>
+template <class Rule>
 __global__ void __launch_bounds__(kStepThreads, 4)
-    low_step_chunks(const LowStepEntry<Rule, T>* entries, const int* owners) {
+    low_step_chunks(const LowStepEntry<Rule>* entries, const int* owners, bool half) {
   constexpr int kState = Rule::kState, V = 4;
-  const LowStepEntry<Rule, T>& entry = entries[owners[blockIdx.x]];
+  using Bits = std::uint16_t;
+  const LowStepEntry<Rule>& entry = entries[owners[blockIdx.x]];
+  if (entry.numel == 0) return;  // a skipped step
   const typename Rule::Numbers numbers = entry.numbers;
   const std::int64_t begin = (static_cast<std::int64_t>(blockIdx.x) - entry.first) * kStepChunk;
   const int n = static_cast<int>(std::min<std::int64_t>(entry.numel - begin, kStepChunk));
   const int thread = static_cast<int>(threadIdx.x), packs = entry.packs ? n / V : 0;
   const std::int64_t first_element = entry.offset + begin;
-  LowRounding<T> rounded(entry.number, entry.step, entry.stochastic);
-  T* const param = entry.param + begin;
-  const T* const grad = entry.grad + begin;
+  LowRounding rounded(entry.number, entry.step, entry.stochastic, half);
+  Bits* const param = entry.param + begin;
+  const Bits* const grad = entry.grad + begin;
   float* const master = entry.master ? entry.master + begin : nullptr;
   float* states[kState > 0 ? kState : 1];
   bool used[kState > 0 ? kState : 1];
@@ -113,16 +129,21 @@ __global__ void __launch_bounds__(kStepThreads, 4)
     states[k] = used[k] ? entry.states[k] + begin : nullptr;
   }
   for (int at = thread; at < packs; at += kStepThreads) {
-    Pack<float, V> p, g = unpacked(reinterpret_cast<const Pack<T, V>*>(grad)[at]), s[kState > 0 ? kState : 1];
-    if (master) p = reinterpret_cast<const Pack<float, V>*>(master)[at];
-    else p = unpacked(reinterpret_cast<const Pack<T, V>*>(param)[at]);
+    Pack<float, V> p, s[kState > 0 ? kState : 1];
+    const auto g = reinterpret_cast<const Pack<Bits, V>*>(grad)[at];
+    if (master) {
+      p = reinterpret_cast<const Pack<float, V>*>(master)[at];
+    } else {
+      const auto own = reinterpret_cast<const Pack<Bits, V>*>(param)[at];
+      UNROLL for (int i = 0; i < V; ++i) p.v[i] = widened(own.v[i], half);
+    }
     UNROLL for (int k = 0; k < kState; ++k) s[k] =
         used[k] ? reinterpret_cast<const Pack<float, V>*>(states[k])[at] : Pack<float, V>{};
-    Pack<T, V> low;
+    Pack<Bits, V> low;
     UNROLL for (int i = 0; i < V; ++i) {
       float element[2 + kState];
       element[0] = p.v[i];
-      element[1] = g.v[i];
+      element[1] = widened(g.v[i], half);
       UNROLL for (int k = 0; k < kState; ++k) element[2 + k] = s[k].v[i];
       Rule::step(numbers, element);
       p.v[i] = element[0];
@@ -130,14 +151,14 @@ __global__ void __launch_bounds__(kStepThreads, 4)
       low.v[i] = rounded(element[0], first_element + at * V + i);
     }
     if (master) reinterpret_cast<Pack<float, V>*>(master)[at] = p;
-    reinterpret_cast<Pack<T, V>*>(param)[at] = low;
+    reinterpret_cast<Pack<Bits, V>*>(param)[at] = low;
     UNROLL for (int k = 0; k < kState; ++k) if (used[k]) reinterpret_cast<Pack<float, V>*>(states[k])[at] =
         s[k];
   }
   for (int at = packs * V + thread; at < n; at += kStepThreads) {
     float element[2 + kState];
-    element[0] = master ? master[at] : load(param[at]);
-    element[1] = load(grad[at]);
+    element[0] = master ? master[at] : widened(param[at], half);
+    element[1] = widened(grad[at], half);
     UNROLL for (int k = 0; k < kState; ++k) element[2 + k] = used[k] ? states[k][at] : 0.0f;
     Rule::step(numbers, element);
     if (master) master[at] = element[0];
@@ -153,7 +174,7 @@ void launch_low_step(const StepItems& tensors, const Rule& rule, const LaunchCon
   std::int64_t total = 0;
   for (std::int64_t i = 0; i < tensors.count; ++i)
     total += (tensors.items[i].numel + kStepChunk - 1) / kStepChunk;
-  const Scratch<LowStepEntry<Rule, T>> entries(context.device, tensors.count);
+  const Scratch<LowStepEntry<Rule>> entries(context.device, tensors.count);
   const Scratch<int> owners(context.device, total);
   std::int64_t chunk = 0;
   for (std::int64_t base = 0; base < tensors.count; base += kLowStepBatch) {
@@ -165,12 +186,13 @@ void launch_low_step(const StepItems& tensors, const Rule& rule, const LaunchCon
       batch.first[i] = static_cast<int>(chunk);
       chunk += (batch.items[i].numel + kStepChunk - 1) / kStepChunk;
     }
-    launch(&begin_low_step<Rule, T>, static_cast<unsigned>(count), kStepThreads, 0, stream, batch,
-           static_cast<int>(base), tensors.scalars, tensors.stochastic, rule, entries.data(), owners.data());
+    launch(&begin_low_step<Rule>, static_cast<unsigned>(count), kStepThreads, 0, stream, batch,
+           static_cast<int>(base), StepNumbers(tensors), tensors.stochastic, rule, entries.data(),
+           owners.data());
   }
   if (total > 0)
-    launch(&low_step_chunks<Rule, T>, static_cast<unsigned>(total), kStepThreads, 0, stream, entries.data(),
-           owners.data());
+    launch(&low_step_chunks<Rule>, static_cast<unsigned>(total), kStepThreads, 0, stream, entries.data(),
+           owners.data(), std::is_same_v<T, Half>);
 }
 
 template <class T>

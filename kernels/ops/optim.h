@@ -41,6 +41,11 @@ struct StepItems {
   const LowPrecisionItem* low = nullptr;
   /// Rounds f16 and bf16 parameters without master as stochastic_rounding.h says, which needs a step count.
   bool stochastic = false;
+  /// Both are one f32 in device memory, or null. A GradScaler computes them there, so that the host does not
+  /// wait. Gradients are divided by *loss_scale: the gradient's factor is grad_scale / *loss_scale, computed
+  /// in f64. If *found_inf is not 0, the kernel changes nothing: no parameter, no state and no step count.
+  const float* loss_scale = nullptr;
+  const float* found_inf = nullptr;
 };
 
 /// Stochastic gradient descent. g = grad_scale * grad + weight_decay * p, and then p -= lr * g. `maximize`

@@ -56,6 +56,7 @@ class AdamBase : public OptimizerWith<O> {
     for (auto& g : groups) this->add_param_group(std::move(g));
   }
   const char* name() const override { return kDecoupled ? "AdamW" : "Adam"; }
+  bool supports_device_scaling() const override { return true; }
 
  protected:
   void check_options(std::size_t group) const override;

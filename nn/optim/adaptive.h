@@ -146,6 +146,7 @@ class Adaptive : public OptimizerWith<O> {
     for (auto& g : groups) this->add_param_group(std::move(g));
   }
   const char* name() const override;
+  bool supports_device_scaling() const override { return true; }
 
  protected:
   void check_options(std::size_t group) const override;

@@ -9,6 +9,7 @@
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
 #include "tapestry/nn/internal/divided_gradients.h"
+#include "tapestry/nn/internal/many_gradients.h"
 #include "tapestry/nn/internal/replica_devices.h"
 
 namespace tapestry::optim {
@@ -31,9 +32,14 @@ void for_gradients(const std::vector<Parameter>& params, const ReplicaDevice& re
 // 1 if one of the tensors has an infinity or NaN, else 0: a 0-d f32 tensor on their device. The largest
 // magnitude of a tensor is finite just if all elements are; a sum of squares could overflow.
 Tensor not_finite(const std::vector<Tensor>& tensors, Device device) {
-  std::vector<Tensor> largest;
+  std::vector<Tensor> some, largest;
   for (const Tensor& t : tensors)
-    if (t.numel() > 0) largest.push_back(norm(t, INFINITY).to(DType::f32));
+    if (t.numel() > 0) some.push_back(t);
+  if (device.is_cuda() && !some.empty())
+    if (const auto many = nn::ManyGradients::of(some))
+      return logical_not(isfinite(many->norm(INFINITY, 1).total)).to(DType::f32).reshape({});
+  for (const Tensor& t : some)  // GPUs have no norm of f16
+    largest.push_back(norm(t.dtype() == DType::f16 ? t.to(DType::f32) : t, INFINITY).to(DType::f32));
   if (largest.empty()) return zeros({}, {DType::f32, device});
   return any(logical_not(isfinite(stack(largest)))).to(DType::f32);
 }
@@ -106,6 +112,45 @@ void GradScaler::check_scale(const char* caller) const {
         " before scale(); call scaler.scale(loss).backward() first");
 }
 
+// 1 if a gradient of the optimizer is infinite or NaN, else 0: a 0-d f32 tensor on the scale's device. With
+// `divide`, the gradients are divided by the scale. Collective if parameters are sharded.
+Tensor GradScaler::find_inf(Optimizer& optimizer, const char* caller, bool divide) const {
+  const NoGradGuard no_grad;
+  const std::vector<Parameter> params = optimizer.parameters();
+  std::vector<ReplicaDevice> devices;
+  nn::add_replica_devices(params, devices);
+  bool sharded = false;
+  for (const Parameter& p : params) sharded = sharded || p.sharding() != nullptr;
+  check(!devices.empty() || sharded, "[GradScaler] ", caller,
+        ": no parameter of the optimizer has a gradient; call backward() first");
+  for (const ReplicaDevice& d : devices)
+    for_gradients(params, d, [&](const Tensor& g) {
+      check(!divide || g.dtype() != DType::f16, "[GradScaler] a gradient of shape ", g.sizes(),
+            " is float16, and would underflow when it is divided by the scale; call step() of an optimizer "
+            "with "
+            "a fused kernel without unscale_(), or keep the parameters in float32 and compute in float16 by "
+            "AutocastGuard");
+    });
+
+  // The reciprocal is rounded once, as in PyTorch.
+  const Tensor inverse = divide ? rdiv(1, scale_.to(DType::f64)).to(DType::f32) : Tensor();
+  std::vector<Tensor> found(devices.size());
+  nn::for_each_replica_device(devices, [&](const ReplicaDevice& d) {
+    std::vector<Tensor> grads;
+    for_gradients(params, d, [&](const Tensor& g) { grads.push_back(g); });
+    found[static_cast<std::size_t>(std::find(devices.begin(), devices.end(), d) - devices.begin())] =
+        not_finite(grads, d.device);
+    if (!divide) return;
+    const Tensor factor = inverse.to(d.device);
+    for (const Tensor& g : grads) g.mul_(factor);
+  });
+  Tensor all = zeros({}, {DType::f32, scale_.device()});
+  for (const Tensor& f : found) all = maximum(all, f.to(scale_.device()));
+  all = agreed(params, all);
+  if (options_.agree) options_.agree(all);
+  return all;
+}
+
 void GradScaler::unscale_(Optimizer& optimizer) {
   if (!options_.enabled) return;
   check_scale("unscale_()");
@@ -114,56 +159,25 @@ void GradScaler::unscale_(Optimizer& optimizer) {
   check(stage != Stage::unscaled,
         "[GradScaler] unscale_() was called for this optimizer already; call update() before the next time");
   check(stage != Stage::stepped, "[GradScaler] unscale_() was called after step(); call update() first");
-
-  const NoGradGuard no_grad;
-  const std::vector<Parameter> params = optimizer.parameters();
-  std::vector<ReplicaDevice> devices;
-  nn::add_replica_devices(params, devices);
-  bool sharded = false;
-  for (const Parameter& p : params) sharded = sharded || p.sharding() != nullptr;
-  check(!devices.empty() || sharded,
-        "[GradScaler] no parameter of the optimizer has a gradient; call backward() first");
-  for (const ReplicaDevice& d : devices)
-    for_gradients(params, d, [](const Tensor& g) {
-      check(
-          g.dtype() != DType::f16, "[GradScaler] a gradient of shape ", g.sizes(),
-          " is float16, and would underflow when it is divided by the scale; keep the parameters in float32 "
-          "and compute in float16 by AutocastGuard");
-    });
-
-  // The reciprocal is rounded once, as in PyTorch.
-  const Tensor inverse = rdiv(1, scale_.to(DType::f64)).to(DType::f32);
-  std::vector<Tensor> found(devices.size());
-  nn::for_each_replica_device(devices, [&](const ReplicaDevice& d) {
-    const Tensor factor = inverse.to(d.device);
-    std::vector<Tensor> grads;
-    for_gradients(params, d, [&](const Tensor& g) { grads.push_back(g); });
-    found[static_cast<std::size_t>(std::find(devices.begin(), devices.end(), d) - devices.begin())] =
-        not_finite(grads, d.device);
-    for (const Tensor& g : grads) g.mul_(factor);
-  });
-  Tensor all = zeros({}, {DType::f32, scale_.device()});
-  for (const Tensor& f : found) all = maximum(all, f.to(scale_.device()));
-  all = agreed(params, all);
-  if (options_.agree) options_.agree(all);
-  optimizers_[&optimizer] = {Stage::unscaled, all};
+  optimizers_[&optimizer] = {Stage::unscaled, find_inf(optimizer, "unscale_()", true)};
 }
 
-bool GradScaler::step(Optimizer& optimizer) {
+ScaledStep GradScaler::step(Optimizer& optimizer) {
   if (!options_.enabled) {
     optimizer.step();
-    return true;
+    return ScaledStep({});
   }
   check_scale("step()");
   const auto known = optimizers_.find(&optimizer);
   check(known == optimizers_.end() || known->second.stage != Stage::stepped,
         "[GradScaler] step() was called for this optimizer already; call update() before the next time");
-  if (known == optimizers_.end()) unscale_(optimizer);
-  PerOptimizer& state = optimizers_.at(&optimizer);
-  const bool good = state.found_inf.item() == 0;  // the host waits here
-  if (good) optimizer.step();
-  state.stage = Stage::stepped;
-  return good;
+  const bool on_device = optimizer.supports_device_scaling();
+  const bool unscaled = known != optimizers_.end();
+  const Tensor found = unscaled ? known->second.found_inf : find_inf(optimizer, "step()", !on_device);
+  if (on_device) optimizer.step(unscaled ? Tensor() : scale_, found);
+  else if (found.item() == 0) optimizer.step();  // the host waits here
+  optimizers_[&optimizer] = {Stage::stepped, found};
+  return ScaledStep(found);
 }
 
 void GradScaler::update(std::optional<double> new_scale) {

@@ -241,6 +241,9 @@ void Optimizer::update_tensors(std::size_t group, const nn::ReplicaDevice& repli
            .offset = u.offset});
   }
   const kernels::StepScalars scalars{.lr = lr(group), .grad_scale = grad_scale_};
+  const auto own = [&](const Tensor& t) { return t.defined() ? t.to(replica_device.device) : t; };
+  const Tensor loss_scale = own(loss_scale_), found_inf = own(found_inf_);
+  const auto address = [](const Tensor& t) { return t.defined() ? t.data<float>() : nullptr; };
   for (const Batch& b : batches) {
     DeviceScalars* const memory = groups_[group].scalars_of(replica_device);
     update(group, replica_device.device, b.dtype,
@@ -248,7 +251,9 @@ void Optimizer::update_tensors(std::size_t group, const nn::ReplicaDevice& repli
             .count = static_cast<std::int64_t>(b.items.size()),
             .scalars = memory ? on_device(scalars, *memory) : &scalars,
             .low = b.low.data(),
-            .stochastic = low_precision(group) == LowPrecision::stochastic});
+            .stochastic = low_precision(group) == LowPrecision::stochastic,
+            .loss_scale = address(loss_scale),
+            .found_inf = address(found_inf)});
   }
 }
 
@@ -285,6 +290,22 @@ void Optimizer::step_on(const nn::ReplicaDevice& replica_device) {
       u.state->version = u.param.storage()->version();
     }
   }
+}
+
+void Optimizer::step(const Tensor& loss_scale, const Tensor& found_inf) {
+  check(supports_device_scaling(), "[", name(),
+        "] this optimizer has no fused kernel that reads found_inf; call step() if found_inf is 0");
+  for (const Tensor* t : {&loss_scale, &found_inf})
+    check(
+        (t == &loss_scale && !t->defined()) || (t->defined() && t->dtype() == DType::f32 && t->numel() == 1),
+        "[", name(), "] loss_scale and found_inf must have one float32 element each");
+  struct Reset {
+    Optimizer& optimizer;
+    ~Reset() { optimizer.loss_scale_ = optimizer.found_inf_ = {}; }
+  } const reset{*this};
+  loss_scale_ = loss_scale;
+  found_inf_ = found_inf;
+  step_all();
 }
 
 void Optimizer::step_all() {

@@ -90,6 +90,15 @@ class Optimizer {
   /// CPU devices, each device's worker updates its parameters, and all workers run at the same time.
   /// Otherwise the calling thread does the work.
   void step() { step_all(); }
+  /// The step of a GradScaler without a read by the host, as that of PyTorch's fused optimizers. Divides the
+  /// gradients by `loss_scale` in the same pass over memory; grad() keeps its values. If `found_inf` is not
+  /// 0, the step changes nothing: no parameter, no state and no step count. Both hold one f32, which the
+  /// device reads; `loss_scale` may be undefined, which stands for 1. Throws ValueError for other tensors,
+  /// and unless supports_device_scaling().
+  void step(const Tensor& loss_scale, const Tensor& found_inf);
+  /// Whether step(loss_scale, found_inf) works. An optimizer that overrides update() and passes the StepItems
+  /// on to a fused kernel of the library may return true.
+  virtual bool supports_device_scaling() const { return false; }
   /// Clears the gradients of all replicas.
   void zero_grad(bool set_to_none = true);
 
@@ -177,6 +186,9 @@ class Optimizer {
   virtual void update_tensors(std::size_t group, const nn::ReplicaDevice& replica_device,
                               const std::vector<Update>& updates);
   double grad_scale() const { return grad_scale_; }
+  /// What step(loss_scale, found_inf) was called with, during that call; otherwise undefined.
+  const Tensor& loss_scale() const { return loss_scale_; }
+  const Tensor& found_inf() const { return found_inf_; }
   /// Does the work of step(). distributed::ZeroRedundancyOptimizer overrides it, because it divides the work
   /// among ranks.
   virtual void step_all();
@@ -211,6 +223,7 @@ class Optimizer {
   std::vector<Group> groups_;
   std::unordered_set<const void*> known_;  // the ids of the parameters of all groups
   double grad_scale_ = 1;
+  Tensor loss_scale_, found_inf_;  // of a step(loss_scale, found_inf) that runs
 };
 
 /// An Optimizer with an options struct of type O per group.

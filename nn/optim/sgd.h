@@ -26,6 +26,7 @@ class SGD : public OptimizerWith<SGDOptions> {
   explicit SGD(std::vector<Parameter> params, const Options& options = {});
   explicit SGD(std::vector<Group> groups);
   const char* name() const override { return "SGD"; }
+  bool supports_device_scaling() const override { return true; }
 
  protected:
   void check_options(std::size_t group) const override;

@@ -42,6 +42,12 @@ TEST_CASE("the CNN reaches 0.915 with each of three seeds") {
   for (const char* seed : {"1", "2", "3"}) CHECK(accuracy(train(folder, 1, seed)) >= 0.915);
 }
 
+TEST_CASE("the CNN reaches 0.915 with each of three seeds in bf16") {
+  const tests::TempDir folder;
+  for (const char* seed : {"1", "2", "3"})
+    CHECK(accuracy(train(folder, 1, seed, {"--precision", "bf16"})) >= 0.915);
+}
+
 TEST_CASE("two ranks reach the same accuracy, and bf16 gradients lose less than 0.3 points") {
   const tests::TempDir folder;
   const double full = accuracy(train(folder, 2, "1"));

@@ -48,6 +48,36 @@ TEST_CASE("autocast: fully_shard and DistributedDataParallel compute the same bi
   CHECK(autograd::detail::cached_casts() == 0);
 }
 
+TEST_CASE("GradScaler: an infinity in one rank's part of ZeRO's gradients skips the step on all ranks") {
+  for (const int stage : {1, 2}) {
+    const auto scales = on_ranks<double>(2, [stage](const Group& group) {
+      TinyGpt net;
+      fill_by_formula(net);
+      DistributedDataParallel ddp(net, {.process_group = group});
+      ZeroRedundancyOptimizer<optim::AdamW> adam(net.parameters(), {.process_group = group, .stage = stage},
+                                                 {.lr = 0.1});
+      optim::GradScaler scaler({.init_scale = 8});
+      for (int step = 0; step < 2; ++step) {
+        adam.zero_grad();
+        const auto [x, y] = formula_words(0, group->rank() * 2, 2);
+        const Tensor before = net.block1.up.weight->detach().clone();
+        // The infinity of rank 1 comes into the mean of both ranks.
+        const double factor = step == 0 && group->rank() == 1 ? INFINITY : 1;
+        scaler.scale(cross_entropy(ddp(x).flatten(0, 1), y.flatten()) * factor).backward();
+        require(scaler.step(adam) == (step == 1), "step ", step, " of stage ", stage);
+        require(equal(before, net.block1.up.weight->detach()) == (step == 0), "the weight in step ", step);
+        scaler.update();
+      }
+      adam.consolidate_state_dict();
+      if (group->rank() == 0)
+        for (const auto& [key, t] : adam.state_dict())
+          require(!key.ends_with(".step") || (t.numel() == 1 && t.item() == 1), key, " of shape ", t.sizes());
+      return scaler.get_scale();
+    });
+    CHECK(scales == std::vector<double>{4, 4});
+  }
+}
+
 TEST_CASE("GradScaler: an infinity in the shard of one rank skips the step on all ranks") {
   const auto scales = on_ranks<double>(3, [](const Group& group) {
     TinyGpt net;

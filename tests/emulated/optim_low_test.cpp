@@ -1,5 +1,5 @@
-// Tests of the optimizer kernels for bf16 parameters. The f32 kernels have tests of their formulas; here the
-// same rules must read and write the right memory, and round as the CPU does.
+// Tests of the optimizer kernels for bf16 and f16 parameters. The f32 kernels have tests of their formulas;
+// here the same rules must read and write the right memory, and round as the CPU does.
 #include "tapestry/kernels/cuda/optim_low.cuh"
 
 #include <deque>
@@ -16,8 +16,9 @@ namespace {
 
 enum class How { master, stochastic, nearest };
 
+template <class T>
 struct Param {
-  Block<BFloat16> param, grad;
+  Block<T> param, grad;
   Block<float> master;
   std::deque<Block<float>> state;
   Block<double> step{2};
@@ -43,22 +44,22 @@ using Cases = std::vector<std::pair<std::size_t, std::size_t>>;  // elements, mi
 const Cases kSizes = {{1, 0}, {3, 0}, {4, 0}, {0, 0}, {513, 0}, {4099, 0}, {4200, 1}, {70, 2}};
 
 /// Runs two steps on both sides, and compares every array within `error`; bit for bit if it is 0.
-template <class Args, class Slot, class Launch>
+template <class T = BFloat16, class Args, class Slot, class Launch>
 void check_steps(Args args, How how, const Cases& cases, const Slot& slot, const Launch& launch,
                  float error) {
   CAPTURE(slot.name(), int(how));
   in_each_order([&] {
-    std::deque<Param> ours, cpus;
+    std::deque<Param<T>> ours, cpus;
     for (const auto& [n, offset] : cases) {
       ours.emplace_back(n, unsigned(ours.size()), offset);
       cpus.emplace_back(n, unsigned(cpus.size()), offset);
     }
     StepScalars scalars{.lr = 0.0078125, .grad_scale = 0.5};
     for (int step = 0; step < 2; ++step) {
-      const auto run = [&](std::deque<Param>& params, const auto& call) {
+      const auto run = [&](std::deque<Param<T>>& params, const auto& call) {
         std::vector<StepItem> items;
         std::vector<LowPrecisionItem> low;
-        for (Param& p : params) {
+        for (Param<T>& p : params) {
           items.push_back(p.item());
           // The offsets place elements at every position of a group of random words.
           low.push_back({how == How::master ? p.master.data() : nullptr, low.size() + 7,
@@ -69,7 +70,7 @@ void check_steps(Args args, How how, const Cases& cases, const Slot& slot, const
         call();
       };
       run(ours, [&] { launch(args); });
-      run(cpus, [&] { slot(kCPU, DType::bf16, args); });
+      run(cpus, [&] { slot(kCPU, dtype_of<T>, args); });
       scalars.lr = 0.015625;
     }
     std::size_t bad = 0;
@@ -78,7 +79,7 @@ void check_steps(Args args, How how, const Cases& cases, const Slot& slot, const
       CHECK(ours[i].step[0] == cpus[i].step[0]);
       for (std::size_t j = 0; j < ours[i].param.size(); ++j) {
         const float own = static_cast<float>(ours[i].param[j]), want = static_cast<float>(cpus[i].param[j]);
-        // A bf16 below 4 may be rounded to the other neighbour if the f32 values differ.
+        // A number below 4 may be rounded to the other neighbour if the f32 values differ.
         bad += !(std::abs(own - want) <= (error > 0 ? 0x1p-6f : 0));
         compare(ours[i].master[j], cpus[i].master[j]);
         for (std::size_t k = 0; k < 3; ++k) compare(ours[i].state[k][j], cpus[i].state[k][j]);
@@ -120,9 +121,53 @@ TEST_CASE("low-precision kernels of the other optimizers give the CPU's steps") 
   }
 }
 
+TEST_CASE("low-precision kernels: f16 parameters get the CPU's steps") {
+  for (const How how : {How::master, How::stochastic, How::nearest}) {
+    check_steps<Half>(
+        SgdArgs{.momentum = 0.5, .weight_decay = 0.25}, how, kSizes, sgd_step,
+        [](const SgdArgs& a) { gpu::launch_low_sgd<Half>({}, a); }, 0);
+    check_steps<Half>(
+        AdamArgs{.weight_decay = 0.125}, how, {{70, 1}, {264, 0}}, adam_step,
+        [](const AdamArgs& a) { gpu::launch_low_adam<Half>({}, a); }, 0x1p-16f);
+  }
+}
+
+TEST_CASE("low-precision kernels: loss_scale divides the gradients, and found_inf changes nothing") {
+  std::deque<Param<Half>> scaled, plain, skipped;
+  const auto run = [](std::deque<Param<Half>>& params, StepScalars scalars, const float* scale,
+                      const float* found) {
+    std::vector<StepItem> items;
+    std::vector<LowPrecisionItem> low;
+    for (const std::size_t n : {std::size_t(4200), std::size_t(3)}) {
+      items.push_back(params.emplace_back(n, unsigned(n), 0).item());
+      low.push_back({n == 3 ? params.back().master.data() : nullptr, n, 0});
+    }
+    gpu::launch_low_sgd<Half>(
+        {}, {.tensors = {items.data(), 2, &scalars, low.data(), true, scale, found}, .momentum = 0.5});
+  };
+  const float scale = 4, bad = 1, good = 0;
+  run(scaled, {.lr = 0.5, .grad_scale = 1}, &scale, &good);
+  run(plain, {.lr = 0.5, .grad_scale = 0.25}, nullptr, nullptr);
+  run(skipped, {.lr = 0.5, .grad_scale = 1}, &scale, &bad);
+  for (std::size_t i = 0; i < 2; ++i) {
+    const Param<Half> before(scaled[i].param.size(), unsigned(scaled[i].param.size()), 0);
+    CHECK(scaled[i].step[0] == 1);
+    CHECK(skipped[i].step[0] == 0);
+    std::size_t differ = 0, changed = 0;
+    for (std::size_t j = 0; j < before.param.size(); ++j) {
+      differ += scaled[i].param[j].bits != plain[i].param[j].bits ||
+                scaled[i].master[j] != plain[i].master[j] || scaled[i].state[0][j] != plain[i].state[0][j];
+      changed += skipped[i].param[j].bits != before.param[j].bits ||
+                 skipped[i].master[j] != before.master[j] || skipped[i].state[0][j] != 0;
+    }
+    CHECK(differ == 0);
+    CHECK(changed == 0);
+  }
+}
+
 TEST_CASE("low-precision kernels: states that are not used may be null, and two batches share a launch") {
   const std::size_t count = gpu::kLowStepBatch + 3;
-  std::deque<Param> params, whole;
+  std::deque<Param<BFloat16>> params, whole;
   std::vector<StepItem> items, with_all;
   const std::vector<LowPrecisionItem> low(count);
   for (std::size_t i = 0; i < count; ++i) {
@@ -147,8 +192,8 @@ TEST_CASE("low-precision kernels: states that are not used may be null, and two 
 
 TEST_CASE("low-precision kernels: NaN and infinities are those of the CPU") {
   for (const How how : {How::master, How::stochastic}) {
-    Param p(12, 1, 0), cpu(12, 1, 0);
-    for (Param* each : {&p, &cpu}) {
+    Param<BFloat16> p(12, 1, 0), cpu(12, 1, 0);
+    for (Param<BFloat16>* each : {&p, &cpu}) {
       each->grad[0] = BFloat16(static_cast<float>(kNaN));
       each->grad[1] = BFloat16(static_cast<float>(kInfinity));
       each->param[9] = BFloat16(static_cast<float>(-kInfinity));

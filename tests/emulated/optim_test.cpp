@@ -314,6 +314,38 @@ TEST_CASE("optimizer kernels: one launch updates all parameters") {
   CHECK(launches[2].grid.x == gpu::kStepBatch + 6);
 }
 
+TEST_CASE("optimizer kernels: loss_scale divides the gradients, and found_inf changes nothing") {
+  for (const float found : {0.0f, 1.0f}) {
+    const float scale = 4;
+    // Two parameters, the first of several chunks; SGD without states has no step count.
+    Param a(9000, 1, 0), b(3, 2, 1), c(9000, 1, 0), d(3, 2, 1);
+    const StepItem scaled[] = {a.item(), b.item()}, plain[] = {c.item(), d.item()};
+    const StepScalars one{.lr = 0.5}, quarter{.lr = 0.5, .grad_scale = 0.25};
+    const StepItems with{scaled, 2, &one, nullptr, false, &scale, &found};
+    StepItem bare = a.item(), plain_bare = c.item();
+    bare.step = plain_bare.step = nullptr;
+    gpu::launch_adam({}, {.tensors = with, .weight_decay = 0.5});
+    gpu::launch_rule({}, NAdamArgs{{with}});
+    gpu::launch_sgd({}, {.tensors = {&bare, 1, &one, nullptr, false, &scale, &found}});
+    if (found == 0) {
+      gpu::launch_adam({}, {.tensors = {plain, 2, &quarter}, .weight_decay = 0.5});
+      gpu::launch_rule({}, NAdamArgs{{{plain, 2, &quarter}}});
+      gpu::launch_sgd({}, {.tensors = {&plain_bare, 1, &quarter}});
+    }
+    CHECK(a.step[0] == (found == 0 ? 2 : 0));
+    CHECK((a.step[1] == 1) == (found != 0));
+    std::size_t differ = 0;
+    for (const auto& [x, y] : {std::pair(&a, &c), std::pair(&b, &d)}) {
+      for (std::size_t k = 0; k < 2; ++k) CHECK(x->step[k] == y->step[k]);
+      for (std::size_t i = 0; i < x->param.size(); ++i) {
+        differ += x->param[i] != y->param[i];
+        for (std::size_t k = 0; k < 3; ++k) differ += x->state[k][i] != y->state[k][i];
+      }
+    }
+    CHECK(differ == 0);
+  }
+}
+
 TEST_CASE("optimizer kernels: no parameters launch nothing; the steps of an empty parameter are counted") {
   cuda_emulator::take_launches();
   const StepScalars scalars{.lr = 1};

@@ -8,6 +8,7 @@
 #include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/internal/composed.h"
+#include "tapestry/autograd/ops/internal/own_gradient.h"
 
 namespace tapestry::autograd {
 
@@ -82,7 +83,8 @@ Tensor call(const Row& row, const Params<kParams>& params, const Tensor& x) {
       record(row.op, y, {&x}, [saved = std::move(saved), &gradient, composed, params](Backward& g) {
         const Tensor t = g.saved(saved);
         if (g.create_graph()) return g.set(0, composed(g.grad(), t, params));
-        Tensor dx = result_like(t.sizes(), t.dtype(), {&g.grad(), &t});
+        Tensor dx = own_gradient(g, t);
+        if (!dx.defined()) dx = result_like(t.sizes(), t.dtype(), {&g.grad(), &t});
         run(gradient, params, dx, g.grad(), t);
         g.set(0, std::move(dx));
       });

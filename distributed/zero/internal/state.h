@@ -35,7 +35,7 @@ struct ZeroBase::State {
   bool has_gradient(const Item& item);
   Tensor gradient(const Item& item) const;
   void compare_ranks(double grad_scale);
-  void update(double grad_scale);
+  void update(double grad_scale, const Tensor& loss_scale, const Tensor& found_inf);
 
   const std::shared_ptr<ProcessGroup> group;
   const int stage;
