@@ -64,16 +64,20 @@ template <class T>
 void fill_rows(const GemmArgs& g) {
   T* const c = g.c.as<T>();
   const T* const bias = g.bias.as<T>();
-  for (std::int64_t i = 0; i < g.m; ++i)
-    if (bias) std::copy_n(bias, g.n, c + i * g.c_row);
-    else std::fill_n(c + i * g.c_row, g.n, T(0));
+  parallel_for(g.m, grain_of(g.n), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i)
+      if (bias) std::copy_n(bias, g.n, c + i * g.c_row);
+      else std::fill_n(c + i * g.c_row, g.n, T(0));
+  });
 }
 template <class T>
 void add_bias(const GemmArgs& g) {
   T* const c = g.c.as<T>();
   const T* const bias = g.bias.as<T>();
-  for (std::int64_t i = 0; i < g.m; ++i)
-    for (std::int64_t j = 0; j < g.n; ++j) c[i * g.c_row + j] += bias[j];
+  parallel_for(g.m, grain_of(g.n), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i)
+      for (std::int64_t j = 0; j < g.n; ++j) c[i * g.c_row + j] += bias[j];
+  });
 }
 
 // Computes out = f(in...) for arrays with the layout of C.
