@@ -13,6 +13,12 @@ std::int64_t weight_size(const Conv2dShape& s) { return s.k * (s.c / s.groups) *
 // times slower than the im2col kernel.
 bool few_channels(const Conv2dShape& s) { return s.groups == 1 && s.c < 4; }
 
+// True if products of matrices are faster than oneDNN's kernels, which copy row-major images to another
+// layout and back. Small images have too few columns for the products, and large weights leave the caches.
+bool better_as_product(const Conv2dShape& s) {
+  return is_product(s) && s.h * s.w >= 48 && s.c * s.k <= 65536 && s.n >= compute_threads();
+}
+
 template <class T>
 void clear_negatives(T* y, std::int64_t n) {
   parallel_for(n, kGrain, [=](std::int64_t begin, std::int64_t end) {
@@ -34,7 +40,9 @@ void conv2d_kernel(const LaunchContext& context, const Conv2dArgs& a) {
   const ComputeOutput<T> out(context, a.y, output_size(s));
   bool done = false;
   if constexpr (std::is_same_v<C, float>)
-    done = OneDnnConv<float>::forward(context, s, input.data(), w.data(), b.data(), out.data());
+    done = (Depthwise::fits(s) && Depthwise::forward(s, input.data(), w.data(), b.data(), out.data())) ||
+           (!better_as_product(s) &&
+            OneDnnConv<float>::forward(context, s, input.data(), w.data(), b.data(), out.data()));
   if (!done) Im2col<C>::forward(context, s, input.data(), w.data(), b.data(), out.data());
   if (s.relu) clear_negatives(out.data(), output_size(s));
   out.store();
@@ -51,7 +59,9 @@ void backward_input_kernel(const LaunchContext& context, const Conv2dBackwardInp
   const ComputeInput<T> grad(context, a.dy, output_size(s)), w(context, a.weight, weight_size(s));
   const ComputeOutput<T> out(context, a.dx, input_size(s));
   if constexpr (std::is_same_v<C, float>)
-    if (!few_channels(s) && OneDnnConv<float>::backward_input(context, s, grad.data(), w.data(), out.data()))
+    if ((Depthwise::fits(s) && Depthwise::backward_input(s, grad.data(), w.data(), out.data())) ||
+        (!few_channels(s) && !better_as_product(s) &&
+         OneDnnConv<float>::backward_input(context, s, grad.data(), w.data(), out.data())))
       return out.store();
   Im2col<C>::backward_input(context, s, grad.data(), w.data(), out.data());
   out.store();
@@ -68,9 +78,17 @@ void backward_weight_kernel(const LaunchContext& context, const Conv2dBackwardWe
   const ComputeInput<T> grad(context, a.dy, output_size(s)), input(context, a.x, input_size(s));
   const ComputeOutput<T> dw(context, a.dweight, weight_size(s)), db(context, a.dbias, s.k);
   bool done = false;
-  if constexpr (std::is_same_v<C, float>)
-    done = a.dweight &&
-           OneDnnConv<float>::backward_weight(context, s, grad.data(), input.data(), dw.data(), db.data());
+  if constexpr (std::is_same_v<C, float>) {
+    const auto by = [&](auto&& way) { return way(grad.data(), input.data(), dw.data(), db.data()); };
+    if (a.dweight && SmallImages::fits(s)) {
+      SmallImages::backward_weight(context, s, grad.data(), input.data(), dw.data(), db.data());
+      done = true;
+    } else if (a.dweight) {
+      done = (Depthwise::fits(s) && by([&](auto... p) { return Depthwise::backward_weight(s, p...); })) ||
+             (!better_as_product(s) &&
+              by([&](auto... p) { return OneDnnConv<float>::backward_weight(context, s, p...); }));
+    }
+  }
   if (!done) Im2col<C>::backward_weight(context, s, grad.data(), input.data(), dw.data(), db.data());
   dw.store();
   db.store();

@@ -17,6 +17,9 @@ struct Im2col {
 };
 extern template struct Im2col<float>;
 extern template struct Im2col<double>;
+/// Whether the convolution is a product of matrices as its arrays lie in memory, for which Im2col copies
+/// nothing: a window of 1, without strides, padding and groups, in row-major layout.
+bool is_product(const Conv2dShape& s);
 
 /// Convolution by oneDNN. T is float or BFloat16, whose sums are f32. Each function returns false if the
 /// build has no oneDNN or if oneDNN does not support the shape. In bf16 it also returns false without the
@@ -33,7 +36,27 @@ struct OneDnnConv {
 };
 extern template struct OneDnnConv<float>;
 extern template struct OneDnnConv<BFloat16>;
-/// 3-d convolution by oneDNN, in the same way. There is no other algorithm for volumes.
+/// Depthwise convolution of row-major images in f32, which copies no image to another layout. The results do
+/// not depend on the number of threads.
+struct Depthwise {
+  /// Whether the other functions take the shape: one input and one output channel per group, row-major, and
+  /// strides of at most 2, since the gradients take time in proportion to them.
+  static bool fits(const Conv2dShape& s);
+  // The padding is multiplied, too, and 0 times infinity is NaN. So each function returns false if a result
+  // is not finite. The results are then unspecified, and the caller computes them in another way.
+  static bool forward(const Conv2dShape& s, const float* x, const float* weight, const float* bias, float* y);
+  static bool backward_input(const Conv2dShape& s, const float* dy, const float* weight, float* dx);
+  static bool backward_weight(const Conv2dShape& s, const float* dy, const float* x, float* dweight,
+                              float* dbias);
+};
+/// The gradient of the weight for many row-major images of a few pixels each, in f32.
+struct SmallImages {
+  /// Whether backward_weight() takes the shape and is faster than the other algorithms.
+  static bool fits(const Conv2dShape& s);
+  static void backward_weight(const LaunchContext& context, const Conv2dShape& s, const float* dy,
+                              const float* x, float* dweight, float* dbias);
+};
+/// 3-d convolution by oneDNN, in the same way as OneDnnConv. There is no other algorithm for volumes.
 struct OneDnnConv3d {
   static bool forward(const LaunchContext& context, const Conv3dShape& s, const float* x, const float* weight,
                       const float* bias, float* y);

@@ -166,6 +166,14 @@ std::int64_t output_at(const Conv2dShape& s, const Group& g, std::int64_t n, std
   return n * s.k * g.pixels + group * g.k * (s.channels_last ? 1 : g.pixels);
 }
 
+// The lowered image: the image itself if the convolution is a product, else a copy in `cols`.
+template <class T>
+const T* lowered(const Conv2dShape& s, const Group& g, const T* x, T* cols) {
+  if (is_product(s)) return x;
+  lower(s, g, x, cols);
+  return cols;
+}
+
 // Divides the images among threads and calls f(first image, last image) on each. If there are fewer images
 // than threads, it calls f once, and the threads divide each matrix product instead.
 template <class F>
@@ -206,17 +214,22 @@ void sum_bias(const Conv2dShape& s, const T* dy, T* dbias) {
 
 }  // namespace
 
+bool is_product(const Conv2dShape& s) {
+  return !s.channels_last && s.groups == 1 && s.r == 1 && s.s == 1 && s.stride_h == 1 && s.stride_w == 1 &&
+         s.padding_h == 0 && s.padding_w == 0 && s.p == s.h && s.q == s.w;
+}
+
 template <class T>
 void Im2col<T>::forward(const LaunchContext& context, const Conv2dShape& s, const T* x, const T* weight,
                         const T* bias, T* y) {
   const Group g(s);
   const WeightMatrix<T> matrix(context.device, s, g, weight);
   over_images(s, [&](std::int64_t begin, std::int64_t end) {
-    const Scratch<T> memory(context.device, g.window * g.pixels);
+    const Scratch<T> memory(context.device, is_product(s) ? 0 : g.window * g.pixels);
     T* const cols = memory.data();
     for (std::int64_t n = begin; n < end; ++n)
       for (std::int64_t group = 0; group < s.groups; ++group) {
-        lower(s, g, x + input_at(s, g, n, group), cols);
+        const T* const in = lowered(s, g, x + input_at(s, g, n, group), cols);
         const T* const w = matrix.data() + group * g.k * g.window;
         T* const out = y + output_at(s, g, n, group);
         if (bias) {  // accumulation starts from the bias
@@ -227,10 +240,10 @@ void Im2col<T>::forward(const LaunchContext& context, const Conv2dShape& s, cons
             for (std::int64_t k = 0; k < g.k; ++k) std::fill_n(out + k * g.pixels, g.pixels, b[k]);
         }
         const bool sum = bias != nullptr;
-        multiply<T>(s.channels_last ? product(g.pixels, g.k, g.window, cols, {g.window, 1}, w, {1, g.window},
-                                              out, s.k, sum)
-                                    : product(g.k, g.pixels, g.window, w, {g.window, 1}, cols, {g.pixels, 1},
-                                              out, g.pixels, sum));
+        multiply<T>(
+            s.channels_last
+                ? product(g.pixels, g.k, g.window, in, {g.window, 1}, w, {1, g.window}, out, s.k, sum)
+                : product(g.k, g.pixels, g.window, w, {g.window, 1}, in, {g.pixels, 1}, out, g.pixels, sum));
       }
   });
 }
@@ -241,9 +254,14 @@ void Im2col<T>::backward_input(const LaunchContext& context, const Conv2dShape& 
   const Group g(s);
   const WeightMatrix<T> matrix(context.device, s, g, weight);
   over_images(s, [&](std::int64_t begin, std::int64_t end) {
-    const Scratch<T> memory(context.device, g.window * g.pixels);
+    const Scratch<T> memory(context.device, is_product(s) ? 0 : g.window * g.pixels);
     T* const cols = memory.data();
     for (std::int64_t n = begin; n < end; ++n) {
+      if (is_product(s)) {
+        multiply<T>(product(s.c, g.pixels, s.k, weight, {1, s.c}, dy + n * s.k * g.pixels, {g.pixels, 1},
+                            dx + n * s.c * g.pixels, g.pixels));
+        continue;
+      }
       std::fill_n(dx + n * s.c * s.h * s.w, s.c * s.h * s.w, T(0));
       for (std::int64_t group = 0; group < s.groups; ++group) {
         const T* const w = matrix.data() + group * g.k * g.window;
@@ -276,17 +294,17 @@ void Im2col<T>::backward_weight(const LaunchContext& context, const Conv2dShape&
   const Scratch<T> partial(context.device, std::max(parts.count, 1) * size);
   const auto piece = [&](std::int64_t begin, std::int64_t end, T* sum) {
     std::fill_n(sum, size, T(0));
-    const Scratch<T> memory(context.device, g.window * g.pixels);
+    const Scratch<T> memory(context.device, is_product(s) ? 0 : g.window * g.pixels);
     T* const cols = memory.data();
     for (std::int64_t n = begin; n < end; ++n)
       for (std::int64_t group = 0; group < s.groups; ++group) {
-        lower(s, g, x + input_at(s, g, n, group), cols);
+        const T* const columns = lowered(s, g, x + input_at(s, g, n, group), cols);
         const T* const in = dy + output_at(s, g, n, group);
         T* const out = sum + group * g.k * g.window;
         const MatrixStrides transposed = s.channels_last ? MatrixStrides{1, s.k} : MatrixStrides{g.pixels, 1};
-        const MatrixStrides lowered =
+        const MatrixStrides strides =
             s.channels_last ? MatrixStrides{g.window, 1} : MatrixStrides{1, g.pixels};
-        multiply<T>(product(g.k, g.window, g.pixels, in, transposed, cols, lowered, out, g.window, true));
+        multiply<T>(product(g.k, g.window, g.pixels, in, transposed, columns, strides, out, g.window, true));
       }
   };
   if (parts.count <= 1) piece(0, s.n, partial.data());

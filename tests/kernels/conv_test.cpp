@@ -163,25 +163,50 @@ bool onednn_takes(const Conv2dShape& s) {
   return cpu::OneDnnConv<T>::forward({}, s, x.data(), weight.data(), nullptr, y.data());
 }
 
-/// The kernels of bf16, which choose between implementations.
-void check_slot_bf16(const Conv2dShape& s, const Values& v, bool with_bias) {
-  struct Slot {
-    using T = BFloat16;
-    static void forward(const LaunchContext&, const Conv2dShape& s, const T* x, const T* weight,
-                        const T* bias, T* y) {
-      conv2d(kCPU, DType::bf16, {.shape = s, .x = x, .weight = weight, .bias = bias, .y = y});
-    }
-    static void backward_input(const LaunchContext&, const Conv2dShape& s, const T* dy, const T* weight,
-                               T* dx) {
-      conv2d_backward_input(kCPU, DType::bf16, {.shape = s, .dy = dy, .weight = weight, .dx = dx});
-    }
-    static void backward_weight(const LaunchContext&, const Conv2dShape& s, const T* dy, const T* x,
-                                T* dweight, T* dbias) {
-      conv2d_backward_weight(kCPU, DType::bf16,
-                             {.shape = s, .dy = dy, .x = x, .dweight = dweight, .dbias = dbias});
-    }
-  };
-  check_way<BFloat16, Slot>("bf16", s, v, with_bias);
+/// The kernels, which choose between implementations.
+template <class T>
+struct Slots {
+  static void forward(const LaunchContext&, const Conv2dShape& s, const T* x, const T* weight, const T* bias,
+                      T* y) {
+    conv2d(kCPU, dtype_of<T>, {.shape = s, .x = x, .weight = weight, .bias = bias, .y = y});
+  }
+  static void backward_input(const LaunchContext&, const Conv2dShape& s, const T* dy, const T* weight,
+                             T* dx) {
+    conv2d_backward_input(kCPU, dtype_of<T>, {.shape = s, .dy = dy, .weight = weight, .dx = dx});
+  }
+  static void backward_weight(const LaunchContext&, const Conv2dShape& s, const T* dy, const T* x, T* dweight,
+                              T* dbias) {
+    conv2d_backward_weight(kCPU, dtype_of<T>,
+                           {.shape = s, .dy = dy, .x = x, .dweight = dweight, .dbias = dbias});
+  }
+};
+
+/// cpu::Depthwise, which must give finite results for finite inputs.
+struct OnlyDepthwise {
+  static void forward(const LaunchContext&, const Conv2dShape& s, const float* x, const float* weight,
+                      const float* bias, float* y) {
+    CHECK(cpu::Depthwise::forward(s, x, weight, bias, y));
+  }
+  static void backward_input(const LaunchContext&, const Conv2dShape& s, const float* dy, const float* weight,
+                             float* dx) {
+    CHECK(cpu::Depthwise::backward_input(s, dy, weight, dx));
+  }
+  static void backward_weight(const LaunchContext&, const Conv2dShape& s, const float* dy, const float* x,
+                              float* dweight, float* dbias) {
+    CHECK(cpu::Depthwise::backward_weight(s, dy, x, dweight, dbias));
+  }
+};
+
+/// What the three passes give for these values, in f32.
+template <class Way>
+std::vector<std::vector<float>> results(const Conv2dShape& s, const Values& v) {
+  const std::vector<float> x = as<float>(v.x), weight = as<float>(v.weight), bias = as<float>(v.bias),
+                           dy = as<float>(v.dy);
+  std::vector<float> y(dy.size()), dx(x.size()), dweight(weight.size()), dbias(bias.size());
+  Way::forward({}, s, x.data(), weight.data(), bias.data(), y.data());
+  Way::backward_input({}, s, dy.data(), weight.data(), dx.data());
+  Way::backward_weight({}, s, dy.data(), x.data(), dweight.data(), dbias.data());
+  return {y, dx, dweight, dbias};
 }
 
 }  // namespace
@@ -197,7 +222,7 @@ TEST_CASE(
     const Values v(s);
     check_way<double, cpu::Im2col<double>>("im2col", s, v, trial % 2);
     check_way<float, cpu::Im2col<float>>("im2col", s, v, trial % 2);
-    check_slot_bf16(s, v, trial % 2);
+    check_way<BFloat16, Slots<BFloat16>>("bf16", s, v, trial % 2);
     in_bf16 += onednn_takes<BFloat16>(s);
     if (onednn_takes<float>(s)) {
       check_way<float, cpu::OneDnnConv<float>>("oneDNN", s, v, trial % 2);
@@ -206,6 +231,112 @@ TEST_CASE(
   }
   if (in_bf16 == 0) WARN("no bf16 instructions, or no oneDNN: convolutions in bf16 were not tested");
   if (by_onednn == 0) WARN("this build has no oneDNN: its convolutions were not tested");
+  set_num_threads(before);
+}
+
+TEST_CASE(
+    "conv2d: depthwise convolutions give the values of the definition, and the same bits on 1 and 3 "
+    "threads") {
+  const int before = get_num_threads();
+  for (int trial = 0; trial < 60; ++trial) {
+    Conv2dShape s = random_shape();
+    s.groups = s.c = s.k = between(1, 9);
+    s.channels_last = false;
+    if (trial % 3 == 0) s.h += 8, s.p += 8 / s.stride_h, s.w += 20, s.q += 20 / s.stride_w;
+    if (!cpu::Depthwise::fits(s)) {
+      CHECK((s.stride_h > 2 || s.stride_w > 2));
+      continue;
+    }
+    const Values v(s);
+    set_num_threads(1 + trial % 3);
+    check_way<float, OnlyDepthwise>("depthwise", s, v, trial % 2);
+    if (trial % 10) continue;
+    s.n = 40, s.c = s.k = s.groups = 9;  // enough work for 3 threads
+    const Values more(s);
+    set_num_threads(1);
+    const auto one = results<OnlyDepthwise>(s, more);
+    set_num_threads(3);
+    CHECK(results<OnlyDepthwise>(s, more) == one);
+  }
+  set_num_threads(before);
+}
+
+TEST_CASE("conv2d: an infinite number affects what it meets in a depthwise convolution, and nothing else") {
+  // Strides and padding, where zeros are multiplied beside the values of the definition.
+  Conv2dShape s{.n = 1, .c = 2, .h = 6, .w = 9, .k = 2, .r = 3, .s = 3, .p = 3, .q = 5};
+  s.groups = 2, s.stride_h = s.stride_w = 2, s.padding_h = s.padding_w = 1;
+  Values v(s);
+  for (double& x : v.x) x = 1 + std::abs(x);
+  for (double& w : v.weight) w = 1 + std::abs(w);
+  for (double& d : v.dy) d = 1 + std::abs(d);
+  const double infinity = std::numeric_limits<double>::infinity();
+  SECTION("input") { v.x[13] = infinity; }
+  SECTION("weight") { v.weight[4] = infinity; }
+  SECTION("weight at an edge") { v.weight[0] = infinity; }
+  SECTION("gradient") { v.dy[6] = infinity; }
+  std::vector<double> y(v.y.size()), dx(v.dx.size()), dweight(v.dweight.size());
+  for (std::size_t i = 0; i < y.size(); ++i) y[i] = v.bias[i / static_cast<std::size_t>(s.p * s.q)];
+  each_product(s, [&](std::int64_t out, std::int64_t in, std::int64_t w) {
+    const auto i = static_cast<std::size_t>(in), j = static_cast<std::size_t>(w),
+               o = static_cast<std::size_t>(out);
+    y[o] += v.x[i] * v.weight[j], dx[i] += v.dy[o] * v.weight[j], dweight[j] += v.dy[o] * v.x[i];
+  });
+  const auto got = results<Slots<float>>(s, v);
+  const std::vector<double>* const want[] = {&y, &dx, &dweight};
+  for (std::size_t t = 0; t < 3; ++t)
+    for (std::size_t i = 0; i < want[t]->size(); ++i) {
+      CAPTURE(t, i, got[t][i], (*want[t])[i]);
+      CHECK(std::isinf((*want[t])[i]) == std::isinf(got[t][i]));
+      CHECK_FALSE(std::isnan(got[t][i]));
+    }
+}
+
+TEST_CASE(
+    "conv2d: products of matrices and what oneDNN computes give the values of the definition through the "
+    "slots") {
+  const int before = get_num_threads();
+  for (int trial = 0; trial < 24; ++trial) {
+    Conv2dShape s = random_shape();
+    if (trial % 3) {  // a window of 1; images on both sides of the least size of products
+      s.r = s.s = s.stride_h = s.stride_w = s.groups = 1;
+      s.padding_h = s.padding_w = 0;
+      s.n = between(1, 4), s.c = between(4, 20), s.k = between(4, 20);
+      s.h = s.p = between(5, 8), s.w = s.q = between(7, 12);
+      s.channels_last = trial % 2;
+      CHECK(cpu::is_product(s) == !s.channels_last);
+    }
+    const Values v(s);
+    set_num_threads(1 + trial % 3);
+    check_way<float, Slots<float>>("f32", s, v, trial % 2);
+    check_way<double, Slots<double>>("f64", s, v, trial % 2);
+  }
+  set_num_threads(before);
+}
+
+TEST_CASE("conv2d: the gradient of the weight for images of a few pixels has the values of the definition") {
+  const int before = get_num_threads();
+  struct Way : Slots<float> {
+    static void backward_weight(const LaunchContext& context, const Conv2dShape& s, const float* dy,
+                                const float* x, float* dweight, float* dbias) {
+      cpu::SmallImages::backward_weight(context, s, dy, x, dweight, dbias);
+    }
+  };
+  for (int trial = 0; trial < 10; ++trial) {
+    Conv2dShape s = random_shape();
+    s.groups = 1, s.channels_last = false;
+    s.c = between(32, 35), s.k = between(32, 40);
+    s.h = std::max<std::int64_t>(s.dilation_h * (s.r - 1) + 1 - 2 * s.padding_h, 1) + between(0, 2);
+    s.w = std::max<std::int64_t>(s.dilation_w * (s.s - 1) + 1 - 2 * s.padding_w, 1) + between(0, 2);
+    s.p = (s.h + 2 * s.padding_h - s.dilation_h * (s.r - 1) - 1) / s.stride_h + 1;
+    s.q = (s.w + 2 * s.padding_w - s.dilation_w * (s.s - 1) - 1) / s.stride_w + 1;
+    s.n = between(9, 12);
+    const std::int64_t pixels = s.p * s.q;
+    CHECK(cpu::SmallImages::fits(s) == (pixels <= 8 && s.n * pixels >= 32 && s.r * s.s > 1));
+    set_num_threads(1 + trial % 3);
+    check_way<float, Way>("small images", s, Values(s), trial % 2);
+    s.channels_last = true;
+    CHECK_FALSE(cpu::SmallImages::fits(s));
+  }
   set_num_threads(before);
 }
 

@@ -36,7 +36,7 @@ struct Operand {
         static_cast<std::size_t>((transposed ? cols : rows) * (transposed ? strides.col : strides.row)),
         T(kGap));
     for (std::int64_t i = 0; i < rows; ++i)
-      for (std::int64_t j = 0; j < cols; ++j) at(i, j) = T(between(-64, 64)) / T(16);
+      for (std::int64_t j = 0; j < cols; ++j) at(i, j) = T(between(-64, 64)) / T(15);
   }
   T& at(std::int64_t i, std::int64_t j) {
     return data[static_cast<std::size_t>(i * strides.row + j * strides.col)];
@@ -44,36 +44,46 @@ struct Operand {
 };
 
 template <class T>
+void check_product(void (*multiply)(const GemmArgs&), std::int64_t m, std::int64_t n, std::int64_t k,
+                   bool with_bias, bool repeat = false) {
+  Operand<T> a(m, k, between(0, 1), between(0, 3)), b(k, n, between(0, 1), between(0, 3));
+  Operand<T> c(m, n, false, between(0, 3)), bias(1, n, false, 0);
+  GemmArgs g;
+  g.m = m, g.n = n, g.k = k;
+  g.a = a.data.data(), g.b = b.data.data(), g.c = c.data.data();
+  g.a_strides = a.strides, g.b_strides = b.strides, g.c_row = c.strides.row;
+  g.accumulate = between(0, 1);
+  if (with_bias && between(0, 1)) g.bias = bias.data.data();
+  Operand<T> before = c, again = c;
+  multiply(g);
+  double worst = 0;
+  for (std::int64_t i = 0; i < m; ++i)
+    for (std::int64_t j = 0; j < n; ++j) {
+      double sum = 0, size = 0;
+      const auto add = [&](double v) { sum += v, size += std::abs(v); };
+      for (std::int64_t l = 0; l < k; ++l) add(static_cast<double>(a.at(i, l)) * b.at(l, j));
+      if (g.accumulate) add(before.at(i, j));
+      if (g.bias) add(bias.at(0, j));
+      // |error| <= (k + 2) eps sum |a b| for any order of the sum (Higham 2002, section 3.1).
+      const double bound = static_cast<double>(k + 2) * std::numeric_limits<T>::epsilon() * size;
+      worst = std::max(worst, std::abs(c.at(i, j) - sum) - bound);
+    }
+  CAPTURE(m, n, k, a.strides.row, a.strides.col, b.strides.row, b.strides.col, g.accumulate);
+  CHECK(worst <= 0);
+  for (std::int64_t i = 0; i < m; ++i)
+    for (std::int64_t j = n; j < c.strides.row; ++j) REQUIRE(c.at(i, j) == T(kGap));
+  if (!repeat) return;
+  g.c = again.data.data();
+  multiply(g);
+  CHECK(std::memcmp(again.data.data(), c.data.data(), c.data.size() * sizeof(T)) == 0);
+}
+
+template <class T>
 void check_products(void (*multiply)(const GemmArgs&), bool with_bias) {
   for (int trial = 0; trial < 150; ++trial) {
     const std::int64_t most = trial % 10 == 0 ? 150 : 20;
     const std::int64_t m = between(1, most), n = between(1, most), k = between(1, most);
-    Operand<T> a(m, k, between(0, 1), between(0, 3)), b(k, n, between(0, 1), between(0, 3));
-    Operand<T> c(m, n, false, between(0, 3)), bias(1, n, false, 0);
-    GemmArgs g;
-    g.m = m, g.n = n, g.k = k;
-    g.a = a.data.data(), g.b = b.data.data(), g.c = c.data.data();
-    g.a_strides = a.strides, g.b_strides = b.strides, g.c_row = c.strides.row;
-    g.accumulate = between(0, 1);
-    if (with_bias && between(0, 1)) g.bias = bias.data.data();
-    Operand<T> before = c;
-    multiply(g);
-    double worst = 0;
-    for (std::int64_t i = 0; i < m; ++i)
-      for (std::int64_t j = 0; j < n; ++j) {
-        double sum = 0, size = 0;
-        const auto add = [&](double v) { sum += v, size += std::abs(v); };
-        for (std::int64_t l = 0; l < k; ++l) add(static_cast<double>(a.at(i, l)) * b.at(l, j));
-        if (g.accumulate) add(before.at(i, j));
-        if (g.bias) add(bias.at(0, j));
-        // |error| <= (k + 2) eps sum |a b| for any order of the sum (Higham 2002, section 3.1).
-        const double bound = static_cast<double>(k + 2) * std::numeric_limits<T>::epsilon() * size;
-        worst = std::max(worst, std::abs(c.at(i, j) - sum) - bound);
-      }
-    CAPTURE(m, n, k, a.strides.row, a.strides.col, b.strides.row, b.strides.col, g.accumulate);
-    CHECK(worst <= 0);
-    for (std::int64_t i = 0; i < m; ++i)
-      for (std::int64_t j = n; j < c.strides.row; ++j) REQUIRE(c.at(i, j) == T(kGap));
+    check_product<T>(multiply, m, n, k, with_bias);
   }
 }
 
@@ -90,6 +100,19 @@ TEST_CASE("gemm: every implementation gives the values of sums in f64") {
     check_products<double>(&cpu::multiply_eigen<double>, false);
     check_products<float>(&slot_f32, true);
     check_products<double>(&slot_f64, true);
+  }
+  set_num_threads(before);
+}
+
+TEST_CASE("gemm: products whose rows or columns are divided among threads give the values of f64") {
+  const int before = get_num_threads();
+  for (const int threads : {2, 3}) {
+    set_num_threads(threads);
+    // 2 and 3 parts of at least 64 rows or columns, one row less, and ragged parts.
+    for (const std::int64_t longer : {127, 128, 129, 191, 192, 193, 257})
+      for (const bool rows : {true, false})
+        check_product<float>(&slot_f32, rows ? longer : 101, rows ? 101 : longer, 164, true, true);
+    check_product<float>(&slot_f32, 150, 150, 97, true, true);
   }
   set_num_threads(before);
 }

@@ -1,10 +1,15 @@
 // Tapestry's side of tools/bench_cpu. PyTorch's side (cpu_steps.py) runs the same benchmarks and takes turns
 // with this program.
+//
+//   bench_cpu_steps [THREADS]            takes turns; a work NAME_bf16 is the step NAME under autocast
+//   bench_cpu_steps --roofs THREADS      prints the roofs of this machine
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
 
+#include "tapestry/tools/bench/cpu_models.h"
+#include "tapestry/tools/bench/cpu_roofs.h"
 #include "tapestry/tools/bench/models.h"
 #include "tapestry/tools/bench/turns.h"
 
@@ -14,37 +19,31 @@ using bench::Gpt;
 
 namespace {
 
-struct Demo : nn::Module {
-  nn::Conv2d& conv = add<nn::Conv2d>("conv", {.in_channels = 3, .out_channels = 16, .kernel_size = 3});
-  nn::Linear& fc = add<nn::Linear>("fc", {.in_features = 30 * 30 * 16, .out_features = 10});
-  Tensor forward(const Tensor& x) override { return fc(conv(x).flatten(1)).softmax(1); }
-};
+using Work = std::map<std::string, std::function<void()>>;
 
-// A whole training step: zero_grad, forward, cross-entropy, backward, SGD with momentum.
-std::function<void()> training_step(std::shared_ptr<nn::Module> model, const Tensor& x) {
-  auto optimizer =
-      std::make_shared<optim::SGD>(model->parameters(), optim::SGD::Options{.lr = 0.01, .momentum = 0.9});
-  const Tensor target = randint(0, 10, {x.size(0)});
-  return [=] {
-    optimizer->zero_grad();
-    cross_entropy((*model)(x), target).backward();
-    optimizer->step();
-  };
+// Adds a whole training step in f32 and under autocast: zero_grad, forward, cross-entropy, backward and the
+// optimizer's step.
+template <class Model, class Optimizer>
+void add_step(Work& work, const std::string& name, const Tensor& x, const Tensor& target,
+              const typename Optimizer::Options& options) {
+  for (const bool low : {false, true}) {
+    const auto model = std::make_shared<Model>();
+    const auto optimizer = std::make_shared<Optimizer>(model->parameters(), options);
+    work[low ? name + "_bf16" : name] = [=] {
+      optimizer->zero_grad();
+      Tensor loss;
+      {
+        const AutocastGuard autocast(DType::bf16, {.enabled = low});
+        loss = cross_entropy((*model)(x), target);
+      }
+      loss.backward();
+      optimizer->step();
+    };
+  }
 }
-
-// A training step of the small GPT with AdamW.
-std::function<void()> language_step() {
-  const auto model = std::make_shared<Gpt>();
-  const auto optimizer =
-      std::make_shared<optim::AdamW>(model->parameters(), optim::AdamW::Options{.lr = 1e-3});
-  constexpr std::int64_t kBatch = 16;
-  const Tensor ids = randint(0, Gpt::kWords, {kBatch, Gpt::kLength}),
-               next = randint(0, Gpt::kWords, {kBatch * Gpt::kLength});
-  return [=] {
-    optimizer->zero_grad();
-    cross_entropy((*model)(ids), next).backward();
-    optimizer->step();
-  };
+template <class Model>
+void add_sgd(Work& work, const std::string& name, const Tensor& x, std::int64_t batch) {
+  add_step<Model, optim::SGD>(work, name, x, randint(0, 10, {batch}), {.lr = 0.01, .momentum = 0.9});
 }
 
 // 1000 operations on one element, so the time in milliseconds is the time per operation in microseconds.
@@ -55,13 +54,15 @@ void thousand(const std::function<void()>& op) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 2 && std::string(argv[1]) == "--roofs") {
+    const bench::Roofs r = bench::measure_roofs(std::stoi(argv[2]));
+    std::printf("{\"f32\": %.1f, \"bf16\": %.1f, \"copy\": %.1f}\n", r.f32, r.bf16, r.copy);
+    return 0;
+  }
   set_num_threads(argc > 1 ? std::stoi(argv[1]) : 2);
   manual_seed(0);
   const Tensor a = randn({1}), b = randn({1}), w = randn({1}).set_requires_grad();
-  std::map<std::string, std::function<void()>> work = {
-      {"demo", training_step(std::make_shared<Demo>(), randn({64, 3, 32, 32}))},
-      {"cnn", training_step(std::make_shared<Cnn>(), randn({128, 1, 28, 28}))},
-      {"gpt", language_step()},
+  Work work = {
       {"op_forward", [&] { thousand([&] { a.mul(b); }); }},
       {"op_backward",
        [&] {
@@ -71,5 +72,13 @@ int main(int argc, char** argv) {
          w.zero_grad();
        }},
   };
+  constexpr std::int64_t kTexts = 16;
+  add_sgd<bench::Demo>(work, "demo", randn({64, 3, 32, 32}), 64);
+  add_sgd<Cnn>(work, "cnn", randn({128, 1, 28, 28}), 128);
+  add_step<Gpt, optim::AdamW>(work, "gpt", randint(0, Gpt::kWords, {kTexts, Gpt::kLength}),
+                              randint(0, Gpt::kWords, {kTexts * Gpt::kLength}), {.lr = 1e-3});
+  add_sgd<bench::Lstm>(work, "lstm", randn({64, 32, 256}), 32);
+  add_sgd<bench::ResNet18>(work, "resnet18", randn({32, 3, 64, 64}), 32);
+  add_sgd<bench::Depthwise>(work, "depthwise", randn({64, 3, 32, 32}), 64);
   return bench::take_turns(work);
 }

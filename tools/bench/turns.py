@@ -1,6 +1,7 @@
 """The Python side of benchmarks that alternate between Tapestry and PyTorch."""
 import platform
 import subprocess
+import sys
 import time
 
 
@@ -30,6 +31,17 @@ def theirs(step, repeats):
         step()
         times.append((time.perf_counter() - start) * 1e3)
     return times
+
+
+def answer_turns(works):
+    """The other side of Ours, in Python. `works` maps a name to a function that makes its step, which is made when it is
+    first asked for."""
+    steps = {}
+    for line in sys.stdin:
+        name, repeats = line.split()
+        if name not in steps:
+            steps[name] = works[name]()
+        print(*(f"{t:.6f}" for t in theirs(steps[name], int(repeats))), flush=True)
 
 
 def rest():

@@ -1,0 +1,69 @@
+"""Tests the tables of tools/bench_cpu, and the file that keeps the results of several processors."""
+import json
+import os
+import sys
+import tempfile
+import unittest
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/bench"))
+import cpu_report  # noqa: E402
+
+
+def a_run(cpu="A", date="2026-01-01", mine=100.0):
+    def t(ms):
+        return {"median": ms, "fast_quartile": ms / 2}
+
+    return {"date": date, "cpu": cpu, "threads": 2, "rounds": 3, "versions": {"PyTorch": "1", "jax": "2"},
+            "roofs": {"f32": 200, "bf16": 400, "copy": 30},
+            "rows": {"gpt": {"gflop": 10, "ms": {"tapestry": t(mine), "tapestry bf16": t(50.0), "torch eager default": t(160.0),
+                                                 "jax": t(150.0), "torch eager default bf16": t(80.0)}},
+                     "op_forward": {"gflop": None, "ms": {"tapestry": t(0.1), "torch eager default": t(1.0)}}}}
+
+
+class Report(unittest.TestCase):
+    def test_the_best_peer_in_f32_ignores_bf16_and_the_best_of_any_precision_does_not(self):
+        ms = a_run()["rows"]["gpt"]["ms"]
+        self.assertEqual(cpu_report.best_peer(ms, ["f32"]), "jax")
+        self.assertEqual(cpu_report.best_peer(ms, ["f32", "bf16"]), "torch eager default bf16")
+        self.assertIsNone(cpu_report.best_peer({"tapestry": ms["tapestry"]}, ["f32"]))
+
+    def test_shares_are_of_the_roof_of_the_precision(self):
+        # 10 GFLOP in 100 ms are 100 GFLOP/s, half of 200; the peer's 150 ms are a third. In bf16, 50 ms are half of 400.
+        self.assertIn("| gpt | 100.000 / 50.000 | 150.000 / 75.000 (jax) | 1.50 / 1.50 | 50% | 33% |",
+                      cpu_report.table(a_run(), False))
+        self.assertIn("| gpt | 50.000 / 25.000 | 80.000 / 40.000 (torch eager default bf16) | 1.60 / 1.60 | 50% | 31% |",
+                      cpu_report.table(a_run(), True))
+
+    def test_a_work_without_flops_or_without_bf16_has_no_share(self):
+        self.assertIn("| op_forward (us an operation) | 0.100 / 0.050 | 1.000 / 0.500 (torch eager default) | 10.00 / 10.00 |  |  |",
+                      cpu_report.table(a_run(), False))
+        self.assertNotIn("op_forward", cpu_report.table(a_run(), True))
+        run = a_run()
+        run["roofs"]["bf16"] = 0
+        self.assertIn("no bf16 instructions", cpu_report.heading(run))
+        self.assertIn("| 1.60 / 1.60 |  |  |", cpu_report.table(run, True))
+
+    def test_all_variants_are_in_the_order_of_their_times(self):
+        lines = cpu_report.all_variants(a_run()).splitlines()[2:7]
+        self.assertEqual([line.split(" | ")[1] for line in lines],
+                         ["tapestry bf16", "torch eager default bf16", "tapestry", "jax", "torch eager default"])
+
+    def test_runs_of_other_processors_and_dates_are_kept_and_the_same_one_is_replaced(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "runs.json")
+            for run in (a_run(), a_run("B"), a_run(date="2026-02-02"), a_run(mine=75.0)):
+                runs = cpu_report.keep(run, path)
+            self.assertEqual([(r["cpu"], r["date"]) for r in runs],
+                             [("B", "2026-01-01"), ("A", "2026-02-02"), ("A", "2026-01-01")])
+            with open(path) as f:
+                self.assertEqual(json.load(f), runs)
+        lines = cpu_report.side_by_side(runs).splitlines()
+        self.assertEqual(lines[0], "| work | B, 2026-01-01 | A, 2026-02-02 | A, 2026-01-01 |")
+        self.assertIn("| gpt | 100.000 ms, 1.50x | 100.000 ms, 1.50x | 75.000 ms, 2.00x |", lines)
+        self.assertIn("| gpt bf16 | 50.000 ms, 1.60x | 50.000 ms, 1.60x | 50.000 ms, 1.60x |", lines)
+
+
+if __name__ == "__main__":
+    del sys.argv[1:]  # the build folder, which this test does not need
+    unittest.main()
