@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "tapestry/kernels/cpu/compute.h"
+#include "tapestry/kernels/cpu/wide.h"
 #include "tapestry/kernels/ops/pool.h"
 
 namespace tapestry::kernels::cpu {
@@ -23,6 +23,14 @@ struct Element {
 // The place that is stored for a window without elements: -1, converted to I.
 template <class I>
 constexpr I kNowhere = static_cast<I>(-1);
+
+// The element that load() made this value from. It needs no rounding.
+template <class T>
+T stored(Compute<T> v) {
+  if constexpr (std::is_same_v<T, BFloat16>)
+    return T::from_bits(static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(v) >> 16));
+  else return T(v);
+}
 
 // Compares every second element, from x[1] on, with the best ones. Two adjacent bf16 numbers are read as 32
 // bits, whose upper half is the second number, so that the loop is vectorised.
@@ -40,8 +48,8 @@ inline void search_pairs(const BFloat16* x, std::int32_t at, float (&best)[Width
   }
 }
 
-// Finds the maxima of the windows of Width outputs. `array` is where the array of x begins. The inputs of adjacent outputs are Step elements apart,
-// or `step` elements apart if Step is 0.
+// Finds the maxima of the windows of Width outputs. `array` is where the array of x begins. The inputs of
+// adjacent outputs are Step elements apart, or `step` elements apart if Step is 0.
 template <int Width, int Step, class T, class I>
 inline void search(const T* x, [[maybe_unused]] const T* array, std::int64_t step,
                    const std::vector<Element>& window, T* y, I* places) {
@@ -69,7 +77,7 @@ inline void search(const T* x, [[maybe_unused]] const T* array, std::int64_t ste
       place[i] = take ? at : place[i];
     }
   }
-  for (int i = 0; i < Width; ++i) y[i] = T(best[i]);
+  for (int i = 0; i < Width; ++i) y[i] = stored<T>(best[i]);
   if (places)
     for (int i = 0; i < Width; ++i) places[i] = static_cast<I>(place[i]);
 }
@@ -78,8 +86,8 @@ inline void search(const T* x, [[maybe_unused]] const T* array, std::int64_t ste
 // is smaller than Width. The last call may overlap the previous one: computing some outputs twice is cheaper
 // than computing the rest one by one.
 template <int Step, int Width = 16, class T, class I>
-void search_line(const T* x, const T* array, std::int64_t step, const std::vector<Element>& window, std::int64_t n, T* y,
-                 I* places) {
+void search_line(const T* x, const T* array, std::int64_t step, const std::vector<Element>& window,
+                 std::int64_t n, T* y, I* places) {
   if constexpr (Width > 1) {
     constexpr int fewer = Width == 16 ? 8 : Width == 8 ? 4 : 1;
     if (n < Width) return search_line<Step, fewer>(x, array, step, window, n, y, places);
@@ -148,7 +156,11 @@ void forward_channels_last(const Pool2dShape& s, const T* x, T* y, I* places) {
         for (std::int64_t i = 0; i < segment.count; ++i) {
           const T* const in = x + (row / s.p * s.h * s.w + i * s.stride_w) * s.c;
           const std::int64_t out = (row * s.q + segment.q + i) * s.c;
-          search_line<1>(in, x, 1, segment.window, s.c, y + out, places ? places + out : nullptr);
+          const auto line = [&] {
+            search_line<1>(in, x, 1, segment.window, s.c, y + out, places ? places + out : nullptr);
+          };
+          if constexpr (is_half<T>) with_wide_vectors(line);
+          else line();
         }
   };
   parallel_for(s.n * s.p, grain_of(s.q * s.c * s.kernel_h * s.kernel_w), work);
@@ -198,7 +210,11 @@ void take_gradients(std::int64_t channels, const T* grad, const I* place, I at, 
   } else if (first) {
     for (std::int64_t c = 0; c < channels; ++c) out[c] = place[c] == at ? load(grad[c]) : Out(0);
   } else {
-    for (std::int64_t c = 0; c < channels; ++c) out[c] += place[c] == at ? load(grad[c]) : Out(0);
+#pragma GCC ivdep
+    for (std::int64_t c = 0; c < channels; ++c) {
+      const Out g = load(grad[c]);  // in any case, so that the loop is vectorised
+      out[c] += place[c] == at ? g : Out(0);
+    }
   }
 }
 
