@@ -13,6 +13,7 @@
 #include "tapestry/kernels/cpu/exp.h"
 #include "tapestry/kernels/cpu/rows.h"
 #include "tapestry/kernels/cpu/tile.h"
+#include "tapestry/kernels/cpu/wide.h"
 
 namespace tapestry::kernels::cpu {
 namespace {
@@ -26,6 +27,8 @@ constexpr std::int64_t kFewQueries = 4;
 // The backward pass divides the keys until there are about so many tasks. The number is fixed, so that the
 // order of the sums does not depend on the number of threads.
 constexpr std::int64_t kBackwardTasks = 32;
+// With a causal mask, fewer queries at a time see fewer keys that some of them do not see.
+constexpr std::int64_t kCausalForward = 24, kCausalBackward = 48;  // multiples of kTileRows
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 constexpr std::int64_t padded(std::int64_t columns) {
@@ -72,6 +75,14 @@ void copy_transposed(const T* from, std::int64_t from_row, std::int64_t rows, st
       for (std::int64_t e = 0; e < n; ++e) column[(c + e) * kTileColumns] = line[e];
     }
   }
+}
+
+// How many of the n keys from `first` on are seen by queries before `end`, rounded up to the lanes of sums.
+std::int64_t keys_seen(const AttentionMask& m, std::int64_t end, std::int64_t first, std::int64_t n) {
+  constexpr std::int64_t kLanesOfSums = 32;
+  if (!m.causal) return n;
+  const std::int64_t seen = end + m.offset - first;
+  return seen <= 0 ? 0 : std::min(n, blocks(seen, kLanesOfSums) * kLanesOfSums);
 }
 
 // The rows of one head.
@@ -131,13 +142,16 @@ float sum_of(const float* x, std::int64_t n) {
 // Replaces scores by exp(score - largest), and returns the factor for what was summed before. A score of +inf
 // or NaN makes the sum NaN, as in softmax.
 float exponentials(Query& query, float* s, std::int64_t n) {
-  const float largest = std::max(query.largest, row_max(s, n));
-  // A query that has seen no key yet subtracts 0, because -inf - (-inf) is NaN.
-  const float shift = largest == -kInfinity ? 0.0f : largest;
-  const float factor = fast_exp(query.largest - shift);
-  for (std::int64_t j = 0; j < n; ++j) s[j] = fast_exp(s[j] - shift);
-  query.sum = query.sum * factor + sum_of(s, n);
-  query.largest = largest;
+  float factor = 0;
+  with_wide_vectors([&query, &factor, s, n] {
+    const float largest = std::max(query.largest, row_max(s, n));
+    // A query that has seen no key yet subtracts 0, because -inf - (-inf) is NaN.
+    const float shift = largest == -kInfinity ? 0.0f : largest;
+    factor = fast_exp(query.largest - shift);
+    for (std::int64_t j = 0; j < n; ++j) s[j] = fast_exp(s[j] - shift);
+    query.sum = query.sum * factor + sum_of(s, n);
+    query.largest = largest;
+  });
   return factor;
 }
 
@@ -183,12 +197,13 @@ class Forward {
       const std::int64_t n = std::min(kKeys, s_.keys - first);
       copy_transposed(k + first * a_.k_strides.row, a_.k_strides.row, n, width, keys);
       copy_rows(v + first * a_.v_strides.row, a_.v_strides.row, n, s_.value_width, values, out_);
-      for (std::int64_t at = 0; at < rows; at += kQueries) {
-        const std::int64_t m = std::min(kQueries, rows - at);
-        if (a_.mask.causal && first >= begin + at + m + a_.mask.offset)
-          continue;  // these queries see none of these keys
+      const std::int64_t step = a_.mask.causal ? kCausalForward : kQueries;
+      for (std::int64_t at = 0; at < rows; at += step) {
+        const std::int64_t m = std::min(step, rows - at);
+        const std::int64_t used = keys_seen(a_.mask, begin + at + m, first, n);
+        if (used == 0) continue;
         multiply_tiles({.m = m,
-                        .n = padded(n),
+                        .n = padded(used),
                         .depth = width,
                         .a = q + at * width,
                         .a_row = width,
@@ -201,16 +216,16 @@ class Forward {
                         .accumulate = false});
         for (std::int64_t i = 0; i < m; ++i) {
           float* const row = scores + i * kKeys;
-          mask_row<T>(a_.mask, batch, head, begin + at + i, first, n, row);
-          const float factor = exponentials(queries[at + i], row, padded(n));
-          drop_row(a_.dropout, s_, batch, head, begin + at + i, first, n, row);
+          mask_row<T>(a_.mask, batch, head, begin + at + i, first, used, row);
+          const float factor = exponentials(queries[at + i], row, padded(used));
+          drop_row(a_.dropout, s_, batch, head, begin + at + i, first, used, row);
           float* const sum = sums + (at + i) * out_;
           if (factor != 1)
             for (std::int64_t j = 0; j < out_; ++j) sum[j] *= factor;
         }
         multiply_tiles({.m = m,
                         .n = out_,
-                        .depth = n,
+                        .depth = used,
                         .a = scores,
                         .a_row = kKeys,
                         .a_step = 1,
@@ -350,16 +365,19 @@ class BackwardPass {
         const std::int64_t row0 = (batch * s_.heads + head) * s_.queries;
         const float* const logs = a_.log_sum_exp.as<float>() + row0;
         // With a causal mask, queries before first - offset see none of these keys.
+        const std::int64_t step = a_.mask.causal ? kCausalBackward : kQueries;
         const std::int64_t seeing =
-            a_.mask.causal ? std::max<std::int64_t>(first - a_.mask.offset, 0) / kQueries * kQueries : 0;
-        for (std::int64_t at = seeing; at < s_.queries; at += kQueries) {
-          const std::int64_t m = std::min(kQueries, s_.queries - at);
+            a_.mask.causal ? std::max<std::int64_t>(first - a_.mask.offset, 0) / step * step : 0;
+        for (std::int64_t at = seeing; at < s_.queries; at += step) {
+          const std::int64_t m = std::min(step, s_.queries - at);
+          const std::int64_t used = keys_seen(a_.mask, at + m, first, n);
+          if (used == 0) continue;
           copy_rows(head_of<T>(a_.q, a_.q_strides, batch, head) + at * a_.q_strides.row, a_.q_strides.row, m,
                     width, q, in_, scale);
           copy_rows(head_of<T>(a_.dy, a_.dy_strides, batch, head) + at * a_.dy_strides.row, a_.dy_strides.row,
                     m, value_width, dy, out_);
           multiply_tiles({.m = m,
-                          .n = padded(n),
+                          .n = padded(used),
                           .depth = width,
                           .a = q,
                           .a_row = in_,
@@ -371,7 +389,7 @@ class BackwardPass {
                           .c_row = kKeys,
                           .accumulate = false});
           multiply_tiles({.m = m,
-                          .n = padded(n),
+                          .n = padded(used),
                           .depth = value_width,
                           .a = dy,
                           .a_row = out_,
@@ -383,9 +401,9 @@ class BackwardPass {
                           .c_row = kKeys,
                           .accumulate = false});
           for (std::int64_t i = 0; i < m; ++i)
-            score_gradients(batch, head, at + i, first, n, logs[at + i], deltas_[row0 + at + i],
+            score_gradients(batch, head, at + i, first, used, logs[at + i], deltas_[row0 + at + i],
                             p + i * kKeys, ds + i * kKeys);
-          multiply_tiles({.m = n,
+          multiply_tiles({.m = used,
                           .n = out_,
                           .depth = m,
                           .a = p,
@@ -397,7 +415,7 @@ class BackwardPass {
                           .c = dv,
                           .c_row = out_,
                           .accumulate = true});
-          multiply_tiles({.m = n,
+          multiply_tiles({.m = used,
                           .n = in_,
                           .depth = m,
                           .a = ds,
@@ -411,7 +429,7 @@ class BackwardPass {
                           .accumulate = true});
           multiply_tiles({.m = m,
                           .n = in_,
-                          .depth = n,
+                          .depth = used,
                           .a = ds,
                           .a_row = kKeys,
                           .a_step = 1,
@@ -440,7 +458,9 @@ class BackwardPass {
       std::fill_n(ds, columns, 0.0f);
       return;
     }
-    for (std::int64_t j = 0; j < columns; ++j) p[j] = fast_exp(p[j] - log_sum_exp);
+    with_wide_vectors([p, columns, log_sum_exp] {
+      for (std::int64_t j = 0; j < columns; ++j) p[j] = fast_exp(p[j] - log_sum_exp);
+    });
     drop_row(a_.dropout, s_, batch, head, i, first, n, ds);
     for (std::int64_t j = 0; j < columns; ++j) ds[j] = p[j] * (ds[j] - delta);
     drop_row(a_.dropout, s_, batch, head, i, first, n, p);

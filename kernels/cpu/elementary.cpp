@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "tapestry/kernels/cpu/wide.h"
+#include "tapestry/kernels/cpu/table.h"
 
 namespace tapestry::kernels::cpu {
 namespace {
@@ -32,7 +32,10 @@ inline constexpr bool kNarrow =
 const bool rows = for_kernels_of(Elementary(), []<class Row>() {
   if constexpr (kTakesAngle<Row>) register_guarded<Row, AnyAngle>();
   else if constexpr (kNarrow<Row>) register_pointwise<Row>();
-  else register_wide<Row>();
+  else {
+    register_wide<Row>();
+    if constexpr (Row::kOperands == 2 && Row::kParams == 0) register_tables<Row, false>();
+  }
 });
 
 }  // namespace

@@ -1,7 +1,7 @@
 // CPU kernels of the functions of one tensor, and of their gradients.
 #include "tapestry/kernels/ops/functions.h"
 
-#include "tapestry/kernels/cpu/wide.h"
+#include "tapestry/kernels/cpu/table.h"
 
 namespace tapestry::kernels::cpu {
 namespace {
@@ -55,12 +55,22 @@ inline constexpr bool kWide<Mish> = true;
 template <>
 inline constexpr bool kWide<NanToNum> = true;
 
-const bool rows = for_kernels_of(Functions(), []<class Row>() {
+// Gradients of the form dy factor(x), where x is the input.
+template <class Row>
+inline constexpr bool kScales =
+    std::is_same_v<Row, GradientOf<Silu>> || std::is_same_v<Row, GradientOf<Gelu>> ||
+    std::is_same_v<Row, GradientOf<GeluTanh>>;
+
+template <class Row>
+void register_row() {
   // Softplus computes log1p of an exponential of a negative number.
   if constexpr (std::is_same_v<Row, Softplus>) register_wide<Row, UnitLogMath>();
   else if constexpr (kWide<Row>) register_wide<Row>();
   else register_pointwise<Row>();
-});
+  if constexpr (kScales<Row>) register_tables<Row, true>();
+  else if constexpr (kWide<Row> && Row::kOperands == 2 && Row::kParams == 0) register_tables<Row, false>();
+}
+const bool rows = for_kernels_of(Functions(), []<class Row>() { register_row<Row>(); });
 const bool limits = [] {
   for_dtypes<kNumbers>([]<class T>() { clamp.set(DeviceType::cpu, dtype_of<T>, &clamp_kernel<Compute<T>>); });
   for_dtypes<kFloats>([]<class T>() {

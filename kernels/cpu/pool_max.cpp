@@ -1,11 +1,13 @@
 // Max pooling. In both layouts the inner loop runs over outputs that are adjacent in memory: outputs of one
 // row (row-major), or channels of one output pixel (channels-last).
 #include <algorithm>
+#include <bit>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <vector>
 
-#include "tapestry/kernels/cpu/compute.h"
+#include "tapestry/kernels/cpu/wide.h"
 #include "tapestry/kernels/ops/pool.h"
 
 namespace tapestry::kernels::cpu {
@@ -22,10 +24,35 @@ struct Element {
 template <class I>
 constexpr I kNowhere = static_cast<I>(-1);
 
-// Finds the maxima of the windows of Width outputs. The inputs of adjacent outputs are Step elements apart,
-// or `step` elements apart if Step is 0.
+// The element that load() made this value from. It needs no rounding.
+template <class T>
+T stored(Compute<T> v) {
+  if constexpr (std::is_same_v<T, BFloat16>)
+    return T::from_bits(static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(v) >> 16));
+  else return T(v);
+}
+
+// Compares every second element, from x[1] on, with the best ones. Two adjacent bf16 numbers are read as 32
+// bits, whose upper half is the second number, so that the loop is vectorised.
+template <int Width>
+inline void search_pairs(const BFloat16* x, std::int32_t at, float (&best)[Width],
+                         std::int32_t (&place)[Width]) {
+  std::uint32_t pairs[Width];
+  std::memcpy(pairs, static_cast<const void*>(x), sizeof pairs);
+#pragma GCC unroll 1
+  for (int i = 0; i < Width; ++i) {
+    const float v = std::bit_cast<float>(pairs[i] & 0xffff0000u);
+    const bool take = (v > best[i]) | (v != v);
+    best[i] = take ? v : best[i];
+    place[i] = take ? at : place[i];
+  }
+}
+
+// Finds the maxima of the windows of Width outputs. `array` is where the array of x begins. The inputs of
+// adjacent outputs are Step elements apart, or `step` elements apart if Step is 0.
 template <int Width, int Step, class T, class I>
-inline void search(const T* x, std::int64_t step, const std::vector<Element>& window, T* y, I* places) {
+inline void search(const T* x, [[maybe_unused]] const T* array, std::int64_t step,
+                   const std::vector<Element>& window, T* y, I* places) {
   using C = Compute<T>;
   if constexpr (Step != 0) step = Step;
   C best[Width];
@@ -36,6 +63,12 @@ inline void search(const T* x, std::int64_t step, const std::vector<Element>& wi
   for (std::size_t e = 0; e < window.size(); ++e) {
     const T* const in = x + window[e].offset;
     const std::int32_t at = window[e].place;
+    if constexpr (Step == 2 && std::is_same_v<T, BFloat16> && Width > 1) {
+      if (in > array) {
+        search_pairs(in - 1, at, best, place);
+        continue;
+      }
+    }
 #pragma GCC unroll 1  // GCC does not vectorise the loop if it unrolls it
     for (int i = 0; i < Width; ++i) {
       const C v = load(in[i * step]);
@@ -44,7 +77,7 @@ inline void search(const T* x, std::int64_t step, const std::vector<Element>& wi
       place[i] = take ? at : place[i];
     }
   }
-  for (int i = 0; i < Width; ++i) y[i] = T(best[i]);
+  for (int i = 0; i < Width; ++i) y[i] = stored<T>(best[i]);
   if (places)
     for (int i = 0; i < Width; ++i) places[i] = static_cast<I>(place[i]);
 }
@@ -53,15 +86,15 @@ inline void search(const T* x, std::int64_t step, const std::vector<Element>& wi
 // is smaller than Width. The last call may overlap the previous one: computing some outputs twice is cheaper
 // than computing the rest one by one.
 template <int Step, int Width = 16, class T, class I>
-void search_line(const T* x, std::int64_t step, const std::vector<Element>& window, std::int64_t n, T* y,
-                 I* places) {
+void search_line(const T* x, const T* array, std::int64_t step, const std::vector<Element>& window,
+                 std::int64_t n, T* y, I* places) {
   if constexpr (Width > 1) {
     constexpr int fewer = Width == 16 ? 8 : Width == 8 ? 4 : 1;
-    if (n < Width) return search_line<Step, fewer>(x, step, window, n, y, places);
+    if (n < Width) return search_line<Step, fewer>(x, array, step, window, n, y, places);
   }
   for (std::int64_t i = 0; i < n; i += Width) {
     const std::int64_t at = std::min(i, n - Width);
-    search<Width, Step>(x + at * step, step, window, y + at, places ? places + at : places);
+    search<Width, Step>(x + at * step, array, step, window, y + at, places ? places + at : places);
   }
 }
 
@@ -105,9 +138,9 @@ void forward_row_major(const Pool2dShape& s, const T* x, T* y, I* places) {
       for (const Segment& segment : rows[static_cast<std::size_t>(row % s.p)]) {
         const std::int64_t out = row * s.q + segment.q;
         I* const at = places ? places + out : nullptr;
-        if (s.stride_w == 1) search_line<1>(in, 1, segment.window, segment.count, y + out, at);
-        else if (s.stride_w == 2) search_line<2>(in, 2, segment.window, segment.count, y + out, at);
-        else search_line<0>(in, s.stride_w, segment.window, segment.count, y + out, at);
+        if (s.stride_w == 1) search_line<1>(in, x, 1, segment.window, segment.count, y + out, at);
+        else if (s.stride_w == 2) search_line<2>(in, x, 2, segment.window, segment.count, y + out, at);
+        else search_line<0>(in, x, s.stride_w, segment.window, segment.count, y + out, at);
       }
     }
   };
@@ -123,40 +156,72 @@ void forward_channels_last(const Pool2dShape& s, const T* x, T* y, I* places) {
         for (std::int64_t i = 0; i < segment.count; ++i) {
           const T* const in = x + (row / s.p * s.h * s.w + i * s.stride_w) * s.c;
           const std::int64_t out = (row * s.q + segment.q + i) * s.c;
-          search_line<1>(in, 1, segment.window, s.c, y + out, places ? places + out : nullptr);
+          const auto line = [&] {
+            search_line<1>(in, x, 1, segment.window, s.c, y + out, places ? places + out : nullptr);
+          };
+          if constexpr (is_half<T>) with_wide_vectors(line);
+          else line();
         }
   };
   parallel_for(s.n * s.p, grain_of(s.q * s.c * s.kernel_h * s.kernel_w), work);
 }
 
-template <class T, class I>
-void backward_row_major(const Pool2dShape& s, const T* dy, const I* places, Compute<T>* dx) {
+// If no two windows share an input, each input has at most one gradient, and dx needs no sums. Then `Out` is
+// T; otherwise it is the compute type.
+bool windows_are_disjoint(const Pool2dShape& s) {
+  return s.stride_h > (s.kernel_h - 1) * s.dilation_h && s.stride_w > (s.kernel_w - 1) * s.dilation_w;
+}
+
+template <class Out, class T, class I>
+void backward_row_major(const Pool2dShape& s, const T* dy, const I* places, Out* dx) {
   std::vector<std::int64_t> offsets;  // offset of each place from the window's first element
   for (std::int64_t r = 0; r < s.kernel_h; ++r)
     for (std::int64_t t = 0; t < s.kernel_w; ++t)
       offsets.push_back(r * s.dilation_h * s.w + t * s.dilation_w);
   parallel_for(s.n * s.c, grain_of(s.h * s.w), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t plane = begin; plane < end; ++plane) {
-      Compute<T>* const image = dx + plane * s.h * s.w;
-      std::fill_n(image, s.h * s.w, Compute<T>(0));
+      Out* const image = dx + plane * s.h * s.w;
+      std::fill_n(image, s.h * s.w, Out(0));
       for (std::int64_t p = 0; p < s.p; ++p) {
         const std::int64_t out = (plane * s.p + p) * s.q;
         const std::int64_t first = (p * s.stride_h - s.padding_h) * s.w - s.padding_w;
         for (std::int64_t q = 0; q < s.q; ++q) {
           const I place = places[out + q];
-          if (place != kNowhere<I>)
-            image[first + q * s.stride_w + offsets[static_cast<std::size_t>(place)]] += load(dy[out + q]);
+          if (place == kNowhere<I>) continue;
+          Out& to = image[first + q * s.stride_w + offsets[static_cast<std::size_t>(place)]];
+          if constexpr (is_half<Out>) to = dy[out + q];
+          else to += load(dy[out + q]);
         }
       }
     }
   });
 }
 
+// Gives one pixel of dx the gradients of the channels whose maximum it was. `first` says that they are the
+// pixel's only ones.
+template <class Out, class T, class I>
+void take_gradients(std::int64_t channels, const T* grad, const I* place, I at, bool first, Out* out) {
+  if constexpr (is_half<Out>) {
+    // Integers of one width, so that the loop is vectorised.
+    for (std::int64_t c = 0; c < channels; ++c) {
+      const auto mine = static_cast<std::uint16_t>(-(place[c] == at));
+      out[c].bits = static_cast<std::uint16_t>((grad[c].bits & mine) | (out[c].bits & (first - 1) & ~mine));
+    }
+  } else if (first) {
+    for (std::int64_t c = 0; c < channels; ++c) out[c] = place[c] == at ? load(grad[c]) : Out(0);
+  } else {
+#pragma GCC ivdep
+    for (std::int64_t c = 0; c < channels; ++c) {
+      const Out g = load(grad[c]);  // in any case, so that the loop is vectorised
+      out[c] += place[c] == at ? g : Out(0);
+    }
+  }
+}
+
 // For each output pixel, adds dy to dx at every pixel of its window, in the channels in which that pixel was
 // the maximum. The inner loop over channels has no branch.
-template <class T, class I>
-void backward_channels_last(const Pool2dShape& s, const T* dy, const I* places, Compute<T>* dx) {
-  using C = Compute<T>;
+template <class Out, class T, class I>
+void backward_channels_last(const Pool2dShape& s, const T* dy, const I* places, Out* dx) {
   const bool covers = s.stride_h == s.kernel_h && s.stride_w == s.kernel_w && s.dilation_h == 1 &&
                       s.dilation_w == 1 && s.padding_h == 0 && s.padding_w == 0 && s.p * s.stride_h == s.h &&
                       s.q * s.stride_w == s.w;
@@ -165,7 +230,7 @@ void backward_channels_last(const Pool2dShape& s, const T* dy, const I* places, 
   const std::int64_t rows = covers ? s.n * s.p : s.n, per = covers ? 1 : s.p;
   parallel_for(rows, grain_of(per * s.q * s.c * s.kernel_h * s.kernel_w),
                [&](std::int64_t begin, std::int64_t end) {
-                 if (!covers) std::fill(dx + begin * s.h * s.w * s.c, dx + end * s.h * s.w * s.c, C(0));
+                 if (!covers) std::fill(dx + begin * s.h * s.w * s.c, dx + end * s.h * s.w * s.c, Out(0));
                  for (std::int64_t row = begin * per; row < end * per; ++row) {
                    const std::int64_t image = row / s.p, p = row % s.p;
                    for (std::int64_t q = 0; q < s.q; ++q) {
@@ -177,14 +242,8 @@ void backward_channels_last(const Pool2dShape& s, const T* dy, const I* places, 
                        for (std::int64_t t = 0; t < s.kernel_w; ++t) {
                          const std::int64_t w = q * s.stride_w - s.padding_w + t * s.dilation_w;
                          if (w < 0 || w >= s.w) continue;
-                         C* const out = dx + ((image * s.h + h) * s.w + w) * s.c;
-                         const I at = static_cast<I>(r * s.kernel_w + t);
-                         if (covers)
-                           for (std::int64_t c = 0; c < s.c; ++c)
-                             out[c] = place[c] == at ? load(grad[c]) : C(0);
-                         else
-                           for (std::int64_t c = 0; c < s.c; ++c)
-                             out[c] += place[c] == at ? load(grad[c]) : C(0);
+                         Out* const out = dx + ((image * s.h + h) * s.w + w) * s.c;
+                         take_gradients(s.c, grad, place, static_cast<I>(r * s.kernel_w + t), covers, out);
                        }
                      }
                    }
@@ -209,11 +268,17 @@ void max_pool2d_kernel(const LaunchContext&, const MaxPool2dArgs& a) {
 template <class T>
 void backward_kernel(const LaunchContext& context, const MaxPool2dBackwardArgs& a) {
   const Pool2dShape& s = a.shape;
+  const auto into = [&]<class Out>(Out* dx) {
+    with_place_type(s, [&]<class I>(I) {
+      const auto backward =
+          s.channels_last ? &backward_channels_last<Out, T, I> : &backward_row_major<Out, T, I>;
+      backward(s, a.dy.as<T>(), a.places.as<I>(), dx);
+    });
+  };
+  if constexpr (is_half<T>)
+    if (windows_are_disjoint(s)) return into(a.dx.as<T>());
   const ComputeOutput<T> sum(context, a.dx, s.n * s.c * s.h * s.w);
-  with_place_type(s, [&]<class I>(I) {
-    const auto backward = s.channels_last ? &backward_channels_last<T, I> : &backward_row_major<T, I>;
-    backward(s, a.dy.as<T>(), a.places.as<I>(), sum.data());
-  });
+  into(sum.data());
   sum.store();
 }
 

@@ -20,6 +20,7 @@
 
 #include "tapestry/core/parallel.h"
 #include "tapestry/kernels/cpu/loops.h"
+#include "tapestry/kernels/cpu/wide.h"
 #include "tapestry/kernels/ops/reduce.h"
 
 namespace tapestry::kernels::cpu {
@@ -197,8 +198,13 @@ void reduce(const Reduction& r, const Op& op, const typename Op::Lane* centers, 
     std::fill_n(totals, n, op.begin());
     const auto* const center = centers ? centers + first : nullptr;
     blocks.each(r, begin, end, [&](std::int64_t offset, std::int64_t length) {
-      if (side_by_side) fold_columns(op, from + offset, length, stride, n, center, totals);
-      else fold_run(op, from + offset, length, stride, center ? *center : typename Op::Lane(), *totals);
+      const auto step = [&] {
+        if (side_by_side) fold_columns(op, from + offset, length, stride, n, center, totals);
+        else fold_run(op, from + offset, length, stride, center ? *center : typename Op::Lane(), *totals);
+      };
+      // f32 is as fast as the memory, and converting 16-bit elements is not.
+      if constexpr (is_half<T>) with_wide_vectors(step);
+      else step();
     });
     return first;
   };

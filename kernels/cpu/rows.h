@@ -7,6 +7,7 @@
 
 #include "tapestry/kernels/cpu/exp.h"
 #include "tapestry/kernels/cpu/loops.h"
+#include "tapestry/kernels/cpu/wide.h"
 
 namespace tapestry::kernels::cpu {
 
@@ -25,7 +26,7 @@ void for_each_row(std::int64_t outer, std::int64_t n, std::int64_t inner, const 
         for (std::int64_t row = begin; row < end; ++row) {
           const C* x[K];
           for (int k = 0; k < K; ++k) x[k] = in[k] + row * n;
-          f(row, x, result ? result + row * n : nullptr);
+          with_wide_vectors([&f, &x, row, y = result ? result + row * n : nullptr] { f(row, x, y); });
         }
       });
       return;
@@ -40,15 +41,23 @@ void for_each_row(std::int64_t outer, std::int64_t n, std::int64_t inner, const 
       const std::int64_t o = i / tiles, first = (i - o * tiles) * width,
                          count = std::min(width, inner - first);
       const std::int64_t at = o * n * inner + first;
+      if constexpr (is_half<T>) {
+        if (inner == 1) {
+          with_wide_vectors([&f, &in, at, n, o, y = &buffer[K * n], memory = buffer.get(), result] {
+            const C* x[K];
+            for (int k = 0; k < K; ++k) {
+              x[k] = memory + k * n;
+              to_float(in[k] + at, memory + k * n, n);
+            }
+            f(o, x, result ? y : nullptr);
+            if (result) from_float(y, result + at, n);
+          });
+          continue;
+        }
+      }
       for (int k = 0; k < K; ++k) {
         const T* const from = in[k] + at;
         C* const to = &buffer[k * width * n];
-        if constexpr (is_half<T>) {
-          if (inner == 1) {
-            to_float(from, to, n);
-            continue;
-          }
-        }
         for (std::int64_t c = 0; c < n; ++c)
           for (std::int64_t j = 0; j < count; ++j) to[j * n + c] = static_cast<C>(from[c * inner + j]);
       }
@@ -59,12 +68,6 @@ void for_each_row(std::int64_t outer, std::int64_t n, std::int64_t inner, const 
         f(o * inner + first + j, x, result ? y + j * n : nullptr);
       }
       if (!result) continue;
-      if constexpr (is_half<T>) {
-        if (inner == 1) {
-          from_float(y, result + at, n);
-          continue;
-        }
-      }
       for (std::int64_t c = 0; c < n; ++c)
         for (std::int64_t j = 0; j < count; ++j) result[at + c * inner + j] = convert<T>(y[j * n + c]);
     }

@@ -18,6 +18,26 @@ bool wide_loops();
 void set_wide_loops(bool on);
 
 #ifdef TAPESTRY_WIDE_LOOPS
+namespace detail {
+template <class F>
+[[gnu::flatten, gnu::target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")]] void call_wide(
+    const F& f) {
+  f();
+}
+}  // namespace detail
+#endif
+/// Calls f(), whose loops are compiled for AVX-512 too. f() is to contain the arithmetic of a row or a block:
+/// everything that it calls is compiled twice. Both versions give the same bits if the lanes of f's sums do
+/// not depend on the width of vectors.
+template <class F>
+void with_wide_vectors(const F& f) {
+#ifdef TAPESTRY_WIDE_LOOPS
+  if (wide_loops()) return detail::call_wide(f);
+#endif
+  f();
+}
+
+#ifdef TAPESTRY_WIDE_LOOPS
 /// simple_loop() for AVX-512.
 template <class F, class... In>
 [[gnu::flatten, gnu::target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")]] inline void
