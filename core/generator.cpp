@@ -1,6 +1,11 @@
 #include "tapestry/core/generator.h"
 
+#include <algorithm>
+
 #include "tapestry/core/context.h"
+#include "tapestry/core/error.h"
+#include "tapestry/core/internal/capture_state.h"
+#include "tapestry/core/internal/captured_range.h"
 
 namespace tapestry {
 namespace {
@@ -18,6 +23,15 @@ Defaults& defaults() {
 }  // namespace
 
 PhiloxRange Generator::take(std::uint64_t counters) {
+  if (detail::CaptureState* const capture = detail::current_capture()) [[unlikely]] {
+    if (this != capture->generator)
+      detail::refuse_in_capture("Generator",
+                                "draw numbers on the captured device, from its current generator");
+    const std::uint64_t first = capture->drawn;
+    capture->drawn += counters;
+    capture->most_drawn = std::max(capture->most_drawn, capture->drawn);
+    return {reinterpret_cast<std::uint64_t>(capture->cell), kCapturedRange | first};
+  }
   const std::lock_guard lock(mutex_);
   const PhiloxRange range = state_;
   state_.offset += counters;
@@ -25,6 +39,7 @@ PhiloxRange Generator::take(std::uint64_t counters) {
 }
 
 void Generator::manual_seed(std::uint64_t seed) {
+  detail::refuse_in_capture("manual_seed", "seed outside of the step");
   const std::lock_guard lock(mutex_);
   state_ = {seed, 0};
 }
@@ -35,11 +50,24 @@ std::uint64_t Generator::seed() const {
 }
 
 std::array<std::uint64_t, 2> Generator::state() const {
+  // checkpoint() restores this state in backward, to draw the same numbers again.
+  if (const detail::CaptureState* const capture = detail::current_capture())
+    if (this == capture->generator)
+      return {reinterpret_cast<std::uint64_t>(capture->cell), kCapturedRange | capture->drawn};
   const std::lock_guard lock(mutex_);
   return {state_.seed, state_.offset};
 }
 
 void Generator::set_state(const std::array<std::uint64_t, 2>& state) {
+  if (detail::CaptureState* const capture = detail::current_capture();
+      capture && this == capture->generator) {
+    if (state[0] != reinterpret_cast<std::uint64_t>(capture->cell) || (state[1] & kCapturedRange) == 0)
+      detail::refuse_in_capture("Generator::set_state", "set the state outside of the step");
+    capture->drawn = state[1] & ~kCapturedRange;
+    return;
+  }
+  check((state[1] & kCapturedRange) == 0, "[Generator] set_state() with the offset ", state[1],
+        "; offsets are less than 2^63");
   const std::lock_guard lock(mutex_);
   state_ = {state[0], state[1]};
 }

@@ -3,6 +3,7 @@
 #include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/core/cuda/internal/devices.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/core/internal/pinned_notes.h"
 
 namespace tapestry {
@@ -68,8 +69,13 @@ void copy_async(const Tensor& out, const Tensor& x, const Stream& stream) {
       "; pass a stream of the CUDA device that takes part, or of the source's device if both are CUDA "
       "devices");
   cuda::copy_bytes_async(out.device(), out.raw_data(), x.device(), x.raw_data(), x.nbytes(), stream);
-  record_stream(out, stream);
-  record_stream(x, stream);
+  // A replay reads and writes the same memory again.
+  if (detail::CaptureState* const capture = detail::current_capture()) {
+    for (const Tensor& t : {out, x}) capture->kept.push_back(t.storage());
+  } else {
+    record_stream(out, stream);
+    record_stream(x, stream);
+  }
   out.storage()->bump_version();
 }
 

@@ -7,6 +7,7 @@
 
 #include "tapestry/core/cuda/internal/devices.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/core/internal/deferred_check.h"
 #include "tapestry/core/tensor.h"
 
@@ -23,6 +24,9 @@ constinit const detail::StreamRecord meta_stream = [] {
   record.device = kMeta;
   return record;
 }();
+constexpr const char* kNoWait = "wait for the device outside of the step";
+constexpr const char* kNoEvent = "use events outside of the step";
+
 // The stream of a device that has one stream and never pending work: a CPU, or the meta device.
 const detail::StreamRecord* host_stream(Device device) {
   return device.is_meta() ? &meta_stream : &cpu_streams[static_cast<std::size_t>(device.index)];
@@ -35,11 +39,13 @@ Device Stream::device() const { return record_->device; }
 void* Stream::native() const { return record_->native; }
 
 bool Stream::done() const {
+  if (record_->runtime) detail::refuse_in_capture("Stream::done", kNoWait);
   return !record_->runtime || record_->runtime->stream_done(record_->gpu, record_->native);
 }
 
 void Stream::synchronize() const {
   if (!record_->runtime) return;
+  detail::refuse_in_capture("Stream::synchronize", kNoWait);
   const std::uint64_t checks = detail::count_deferred_checks();
   record_->runtime->wait_for_stream(record_->gpu, record_->native);
   detail::run_deferred_checks(record_->device, this, checks);
@@ -47,6 +53,7 @@ void Stream::synchronize() const {
 
 void Stream::wait(const Event& event) const {
   if (!event.record_) return;
+  detail::refuse_in_capture("Stream::wait", kNoEvent);
   if (record_->runtime) record_->runtime->stream_waits(record_->gpu, record_->native, event.record_->native);
   else event.synchronize();
 }
@@ -71,6 +78,7 @@ Stream new_stream(Device device, bool urgent) {
 
 ExclusiveStream::ExclusiveStream(Device device, bool urgent) {
   check_device("ExclusiveStream", device);
+  detail::refuse_in_capture("ExclusiveStream", "make streams outside of the step");
   stream_ = Stream(device.is_cuda() ? cuda::devices().at(device).take_stream(urgent) : host_stream(device));
 }
 
@@ -81,6 +89,7 @@ void ExclusiveStream::give_back() noexcept {
 void synchronize(Device device) {
   check_device("synchronize", device);
   if (!device.is_cuda()) return;
+  detail::refuse_in_capture("synchronize", kNoWait);
   cuda::Devices& devices = cuda::devices();
   const std::uint64_t checks = detail::count_deferred_checks();
   devices.runtime().synchronize(devices.at(device).gpu());
@@ -121,15 +130,18 @@ void Event::record(const Stream& stream) {
   const detail::StreamRecord& on = *stream.record_;
   if (record_ && (record_->gpu != on.gpu || !on.runtime)) forget();
   if (!on.runtime) return;
+  detail::refuse_in_capture("Event::record", kNoEvent);
   if (!record_) record_ = cuda::devices().take_event(on.gpu, timing_);
   on.runtime->record_event(on.gpu, record_->native, on.native);
 }
 
 bool Event::done() const {
+  if (record_) detail::refuse_in_capture("Event::done", kNoEvent);
   return !record_ || record_->devices->runtime().event_done(record_->gpu, record_->native);
 }
 
 void Event::synchronize() const {
+  if (record_) detail::refuse_in_capture("Event::synchronize", kNoEvent);
   if (record_) record_->devices->runtime().wait_for_event(record_->gpu, record_->native);
 }
 

@@ -11,6 +11,7 @@
 
 #include "tapestry/core/allocator.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/core/internal/kernel_span.h"
 #include "tapestry/core/internal/kernel_span_name.h"
 #include "tapestry/core/stream.h"
@@ -115,10 +116,28 @@ std::shared_ptr<Timeline::State> newest() {
 }  // namespace
 
 constinit std::atomic<bool> detail::keep_kernel_spans{false};
+namespace {
+constinit std::atomic<bool> keeps{false};  // the newest Timeline keeps kernels
+bool watched = false;                      // a capture watches kernels
 
-bool Timeline::keeps_kernels() { return detail::keep_kernel_spans.load(std::memory_order_relaxed); }
+// The caller holds list_mutex.
+void update_kernel_spans() {
+  keeps = !list().empty() && list().back()->detail == Detail::kernels;
+  detail::keep_kernel_spans = keeps || watched;
+}
+}  // namespace
+
+bool Timeline::keeps_kernels() { return keeps.load(std::memory_order_relaxed); }
+
+void detail::watch_kernels(bool on) {
+  const std::lock_guard lock(list_mutex);
+  watched = on;
+  update_kernel_spans();
+}
 
 void detail::KernelSpan::begin(Device device, const char* name) {
+  check_captured_kernel(device, name);
+  if (!Timeline::keeps_kernels()) return;
   span_ = new SpanScope(device, Activity::kernel, name);
 }
 void detail::KernelSpan::end() { delete static_cast<SpanScope*>(span_); }
@@ -126,13 +145,13 @@ void detail::KernelSpan::end() { delete static_cast<SpanScope*>(span_); }
 Timeline::Timeline(Detail detail) : state_(std::make_shared<State>(detail)) {
   const std::lock_guard lock(list_mutex);
   list().push_back(state_);
-  detail::keep_kernel_spans = detail == Detail::kernels;
+  update_kernel_spans();
   alive.fetch_add(1, std::memory_order_relaxed);
 }
 Timeline::~Timeline() {
   const std::lock_guard lock(list_mutex);
   std::erase(list(), state_);
-  detail::keep_kernel_spans = !list().empty() && list().back()->detail == Detail::kernels;
+  update_kernel_spans();
   alive.fetch_sub(1, std::memory_order_relaxed);
 }
 

@@ -5,6 +5,7 @@
 
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/internal/capture_state.h"
 
 namespace tapestry {
 
@@ -151,6 +152,8 @@ Scalar Tensor::item_scalar() const {
   check(numel() == 1, "[item] a tensor of shape ", sizes(), " has ", numel(),
         " elements; index or reduce it to one");
   check_has_elements(kItem.name);
+  if (device().is_cuda())
+    tapestry::detail::refuse_in_capture(kItem.name, "read values on the host outside of the step");
   if (!device().is_cpu()) return tapestry::to(detach(), kCPU, dtype()).item_scalar();
   switch (dtype()) {
     case DType::f32:

@@ -10,6 +10,7 @@
 
 #include "tapestry/core/cuda/internal/devices.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/core/stream.h"
 
 namespace tapestry::cuda {
@@ -17,6 +18,8 @@ namespace {
 
 void copy_and_wait(Device device, void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
+  detail::refuse_in_capture("Allocator::copy",
+                            "read and write device memory from the host outside of the step");
   const Stream stream = current_stream(device);
   devices().runtime().copy(devices().at(device).gpu(), stream.native(), to, from, bytes);
   stream.synchronize();
@@ -29,7 +32,7 @@ class CudaAllocator final : public Allocator {
     const StreamId stream = current_stream(device).id();
     LogicalDevice& own = devices().at(device);
     void* data = own.pool.allocate(bytes, stream);
-    if (!data) {
+    if (!data && !detail::current_capture()) {
       // Other logical devices on this GPU may have cached the memory that is missing. Empty their caches and
       // try again.
       for (const auto& other : devices().all())

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <new>
 #include <tuple>
 #include <utility>
 
@@ -95,6 +96,15 @@ void BlockPool::deallocate(void* data) noexcept {
   Block* const block = found->second;
   block->when_live = live_.extract(found);
   stats_.allocated -= static_cast<std::int64_t>(block->asked);
+  if (!paused_ || block->users.empty()) return after_users(block);
+  try {
+    postponed_.push_back(block);
+  } catch (const std::bad_alloc&) {  // the block is never reused
+  }
+}
+
+// Frees a block that is no longer live, as soon as its users have finished with it.
+void BlockPool::after_users(Block* block) noexcept {
   try {
     for (const StreamId user : block->users) {
       waiting_[user].emplace_back(source_.mark(user), block);
@@ -132,6 +142,25 @@ MemoryStats BlockPool::stats() const {
 void BlockPool::reset_peak() {
   const std::lock_guard lock(mutex_);
   stats_.peak_allocated = stats_.allocated;
+}
+
+void BlockPool::hold(StreamId stream) {
+  const std::lock_guard lock(mutex_);
+  held_.insert(stream);
+}
+
+void BlockPool::let_go(StreamId stream) noexcept {
+  const std::lock_guard lock(mutex_);
+  held_.erase(stream);
+  if (!paused_) release_segments(&stream);
+}
+
+void BlockPool::pause_events(bool on) noexcept {
+  const std::lock_guard lock(mutex_);
+  paused_ = on;
+  if (on) return;
+  for (Block* const block : postponed_) after_users(block);
+  postponed_.clear();
 }
 
 void BlockPool::empty_cache() {
@@ -197,7 +226,7 @@ BlockPool::Block* BlockPool::new_segment(std::size_t bytes, StreamId stream) {
   const std::size_t alone = round_up(bytes, kLargeGranule);
   std::size_t size = small ? kSmallSegment : bytes < kMedium ? kMediumSegment : alone;
   void* data = source_.allocate(size);
-  if (!data) {
+  if (!data && !paused_) {
     collect(true);
     release_segments();
     data = source_.allocate(size);
@@ -250,6 +279,7 @@ void BlockPool::put_free(Block* block) {
 
 // Frees blocks whose streams have finished with them. If `wait`, waits for the streams first.
 void BlockPool::collect(bool wait) {
+  if (paused_) return;
   for (auto& [stream, blocks] : waiting_) {
     while (!blocks.empty()) {
       const auto [mark, block] = blocks.front();
@@ -262,11 +292,14 @@ void BlockPool::collect(bool wait) {
   }
 }
 
-void BlockPool::release_segments() {
+// Releases the segments without live blocks, or only those of one stream.
+void BlockPool::release_segments(const StreamId* only) {
+  if (paused_) return;
   for (auto it = segments_.begin(); it != segments_.end();) {
     Segment& segment = *it->second;
     Block* const block = segment.first;
-    if (!block->free || block->bytes != segment.bytes) {
+    if (!block->free || block->bytes != segment.bytes || held_.contains(segment.stream) ||
+        (only && segment.stream != *only)) {
       ++it;
       continue;
     }

@@ -1,6 +1,7 @@
 #include "tapestry/core/cuda/internal/copy.h"
 
 #include "tapestry/core/cuda/internal/devices.h"
+#include "tapestry/core/internal/capture_state.h"
 
 namespace tapestry::cuda {
 
@@ -25,6 +26,9 @@ void copy_rows_async(void* to, std::size_t to_pitch, const void* from, std::size
 void copy_bytes(Device to, void* out, Device from, const void* x, std::size_t bytes) {
   if (bytes == 0) return;
   const Stream stream = current_stream(from.is_cuda() ? from : to);
+  if (!to.is_cuda()) detail::refuse_in_capture("cpu", "copy results to the host outside of the step");
+  if (!from.is_cuda())
+    detail::refuse_in_capture("to", "copy inputs to the device outside of the step, into tensors that stay");
   if (!to.is_cuda() || !from.is_cuda()) {
     copy_bytes_async(to, out, from, x, bytes, stream);
     return stream.synchronize();

@@ -82,6 +82,24 @@ void use_any_gpu(int gpu) {
   if (chosen < 0) use_gpu(gpu);
 }
 
+// True while this thread captures. The mode of captures forbids allocations to the thread; they are safe all
+// the same, because the graph does not record them (PyTorch's allocator does the same).
+thread_local constinit bool captures = false;
+class AllowAllocation {
+ public:
+  AllowAllocation() {
+    if (captures) TAPESTRY_CUDA(cudaThreadExchangeStreamCaptureMode(&mode_));
+  }
+  ~AllowAllocation() {
+    if (captures) static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_));
+  }
+  AllowAllocation(const AllowAllocation&) = delete;
+  AllowAllocation& operator=(const AllowAllocation&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 // Calls f, which releases a CUDA object. CUDA finds the object's GPU itself, so f is called even if the GPU
 // cannot be selected. Errors are dropped: they mean that the driver has failed, and then the object is freed
 // when the process ends.
@@ -148,6 +166,7 @@ class CudaRuntime final : public Runtime {
 
   void* allocate(int gpu, std::size_t bytes) override {
     use_gpu(gpu);
+    const AllowAllocation allow;
     void* data = nullptr;
     const cudaError_t error = cudaMalloc(&data, bytes);
     return succeeded_or(cudaErrorMemoryAllocation, error, "cudaMalloc(&data, bytes)") ? data : nullptr;
@@ -157,6 +176,7 @@ class CudaRuntime final : public Runtime {
   }
   void* allocate_host(int gpu, std::size_t bytes) override {
     use_any_gpu(gpu);
+    const AllowAllocation allow;
     void* data = nullptr;
     const cudaError_t error = cudaHostAlloc(&data, bytes, cudaHostAllocPortable);
     return succeeded_or(cudaErrorMemoryAllocation, error, "cudaHostAlloc(&data, bytes)") ? data : nullptr;
@@ -235,6 +255,44 @@ class CudaRuntime final : public Runtime {
     use_gpu(gpu);
     TAPESTRY_CUDA(
         cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, rows, cudaMemcpyDefault, stream_of(stream)));
+  }
+
+  void begin_capture(int gpu, void* stream) override {
+    use_gpu(gpu);
+    // Thread-local: other threads may go on to allocate and to wait.
+    TAPESTRY_CUDA(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal));
+    captures = true;
+  }
+  void* end_capture(int gpu, void* stream, std::int64_t& nodes) override {
+    captures = false;
+    cudaGraph_t graph = nullptr;
+    TAPESTRY_CUDA(cudaStreamEndCapture(stream_of(stream), &graph));
+    struct Destroyed {
+      cudaGraph_t graph;
+      ~Destroyed() { static_cast<void>(cudaGraphDestroy(graph)); }
+    } const destroyed{graph};
+    use_gpu(gpu);
+    std::size_t count = 0;
+    TAPESTRY_CUDA(cudaGraphGetNodes(graph, nullptr, &count));
+    cudaGraphExec_t ready = nullptr;
+    TAPESTRY_CUDA(cudaGraphInstantiateWithFlags(&ready, graph, 0));
+    nodes = static_cast<std::int64_t>(count);
+    return ready;
+  }
+  void abandon_capture(int gpu, void* stream) noexcept override {
+    captures = false;
+    release_on(gpu, [=] {
+      cudaGraph_t graph = nullptr;  // null if the driver has invalidated the capture
+      const cudaError_t error = cudaStreamEndCapture(stream_of(stream), &graph);
+      return graph ? cudaGraphDestroy(graph) : error;
+    });
+  }
+  void launch_graph(int gpu, void* graph, void* stream) override {
+    use_gpu(gpu);
+    TAPESTRY_CUDA(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream_of(stream)));
+  }
+  void destroy_graph(int gpu, void* graph) noexcept override {
+    release_on(gpu, [=] { return cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)); });
   }
 
  private:

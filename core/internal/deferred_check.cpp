@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "tapestry/core/internal/capture_state.h"
+
 namespace tapestry {
 namespace {
 
@@ -27,6 +29,8 @@ std::atomic<std::uint64_t> made{0};
 
 void defer_check(const Stream& stream, std::function<void()> check) {
   if (!stream.device().is_cuda()) return check();
+  if (detail::CaptureState* const capture = detail::current_capture())
+    return capture->checks.push_back(std::move(check));
   const std::lock_guard lock(mutex);
   pending().push_back({stream.device(), stream.id(), made++, std::move(check)});
   count = pending().size();

@@ -14,6 +14,7 @@
 
 #include "tapestry/core/context.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/core/internal/fork.h"
 #include "tapestry/distributed/comm/environment.h"
 #include "tapestry/distributed/comm/internal/collective.h"
@@ -340,6 +341,7 @@ class Group final : public ProcessGroup {
  private:
   Member& member() const { return *core_->member; }
   void check_process(const char* op) const {
+    tapestry::detail::refuse_in_capture(op, "collectives need the host; call them outside of the step");
     check<DistributedError>(
         !mark_.is_in_child(), "[", op, "] the process group ", core_->name,
         " was created before fork(), and this child process has none of its threads; create "

@@ -10,6 +10,7 @@
 namespace tapestry::kernels::cuda {
 
 inline constexpr int kSumRows = 8;  // rows that a block reads per iteration
+inline constexpr std::int64_t kOneLaunchRows = 256;
 
 /// Sums one part of the rows for each column. Block (32, kSumRows), grid (column tiles, parts of the rows).
 /// Row blockIdx.y of y receives the sums of that part.
@@ -69,6 +70,9 @@ void launch_column_sum(const LaunchContext& context, const ColumnSumArgs& a) {
   const std::int64_t columns = cols % (16 / sizeof(T)) == 0 ? 32 * (16 / sizeof(T)) : 32;
   const std::int64_t most = std::max<std::int64_t>(528 / ((cols + columns - 1) / columns), 1);
   const std::int64_t rows_per_part = std::max<std::int64_t>((rows + most - 1) / most, 8 * kSumRows);
+  // A second launch would take longer than what it saves.
+  if (rows <= kOneLaunchRows)
+    return launch_column_sums<T, T>(x, y, rows, cols, std::max<std::int64_t>(rows, 1), stream);
   const std::int64_t parts = (rows + rows_per_part - 1) / rows_per_part;
   if (parts <= 1) return launch_column_sums<T, T>(x, y, rows, cols, rows_per_part, stream);
   const Scratch<float> partial(context.device, parts * cols);

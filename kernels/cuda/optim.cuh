@@ -40,12 +40,13 @@ struct SgdRule {
   }
   __device__ Numbers numbers(const double* step, const StepScalars& s) const {
     const bool first = momentum && *step == 1;
+    const double factor = s.momentum < 0 ? momentum_factor : s.momentum;
     return {static_cast<float>(maximize ? -s.grad_scale : s.grad_scale),
             static_cast<float>(weight_decay),
             static_cast<float>(s.lr),
-            first ? 0.0f : static_cast<float>(momentum_factor),
+            first ? 0.0f : static_cast<float>(factor),
             first ? 1.0f : static_cast<float>(1 - dampening),
-            static_cast<float>(momentum_factor)};
+            static_cast<float>(factor)};
   }
   __device__ static void step(const Numbers& c, float (&x)[2 + kState]) {
     float g = c.scale * x[1] + c.decay * x[0];
@@ -70,13 +71,14 @@ struct AdamRule {
   };
   __device__ void advance(double* step) const { *step += 1; }
   __device__ Numbers numbers(const double* step, const StepScalars& s) const {
+    const double rate = s.momentum < 0 ? beta1 : s.momentum;
     return {static_cast<float>(maximize ? -s.grad_scale : s.grad_scale),
             static_cast<float>(decoupled ? 0.0 : weight_decay),
             static_cast<float>(decoupled ? 1 - s.lr * weight_decay : 1.0),
-            static_cast<float>(1 - beta1),
+            static_cast<float>(1 - rate),
             static_cast<float>(beta2),
             static_cast<float>(1 - beta2),
-            static_cast<float>(s.lr / (1 - pow(beta1, *step))),
+            static_cast<float>(s.lr / (1 - pow(rate, *step))),
             static_cast<float>(sqrt(1 - pow(beta2, *step))),
             static_cast<float>(eps)};
   }
@@ -101,7 +103,12 @@ struct SharedRule {
   using Numbers = typename Args::template Numbers<float>;
   __device__ void advance(double* step) const { Args::advance(args, step); }
   __device__ Numbers numbers(const double* step, const StepScalars& s) const {
-    return Args::template numbers<float>(args, step, s);
+    Args now = args;
+    if (s.momentum >= 0) {
+      if constexpr (requires { now.beta1; }) now.beta1 = s.momentum;
+      else if constexpr (requires { now.momentum; }) now.momentum = s.momentum;
+    }
+    return Args::template numbers<float>(now, step, s);
   }
   __device__ static void step(const Numbers& c, float (&x)[2 + kState]) {
     Args::template apply<Math<float>>(c, x);
@@ -272,7 +279,9 @@ void launch_adam(const LaunchContext& context, const AdamArgs& a) {
 
 template <class Args>
 void launch_rule(const LaunchContext& context, const Args& a) {
-  launch_step(a.tensors, SharedRule<Args>{a}, context);
+  Args rule = a;
+  rule.tensors = {};  // addresses of the host, which are no use to a kernel
+  launch_step(a.tensors, SharedRule<Args>{rule}, context);
 }
 
 }  // namespace tapestry::kernels::cuda

@@ -3,6 +3,7 @@
 // defines how the random words become numbers, so that CPU and GPU agree.
 #include <algorithm>
 
+#include "tapestry/core/internal/captured_range.h"
 #include "tapestry/kernels/cuda/copy.cuh"
 #include "tapestry/kernels/cuda/sort.cuh"
 #include "tapestry/kernels/ops/random.h"
@@ -66,6 +67,7 @@ __global__ void __launch_bounds__(kRandomThreads)
   const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x) * kRandomThreads + threadIdx.x;
   const std::int64_t first = thread * E;
   if (first >= n) return;
+  range = current_range(range);
   const bool whole = packs && first + E <= n;
   Pack<T, E> pack{};
   if (x) {
@@ -114,7 +116,8 @@ void launch_dropout(const LaunchContext& context, const DropoutArgs& a) {
 struct RandomKey {
   PhiloxRange range;
   __device__ std::uint64_t operator()(std::int64_t i) const {
-    const Philox4 four = philox(range.seed, range.offset + static_cast<std::uint64_t>(i / 2));
+    const PhiloxRange now = current_range(range);
+    const Philox4 four = philox(now.seed, now.offset + static_cast<std::uint64_t>(i / 2));
     return wide_word(four.v, static_cast<int>(i % 2));
   }
 };

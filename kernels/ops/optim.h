@@ -12,6 +12,9 @@ namespace tapestry::kernels {
 struct StepScalars {
   double lr = 0;
   double grad_scale = 1;  ///< gradients are multiplied by this first
+  /// Replaces the momentum or beta1 of the step's arguments on a GPU, unless it is negative. One-cycle
+  /// schedules change it, and a CUDA graph keeps the arguments of its capture.
+  double momentum = -1;
 };
 
 /// One parameter of a step. All arrays have `numel` elements in the same dense layout, and the slot's dtype;

@@ -2,14 +2,20 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <type_traits>
 #include <unordered_set>
 
 #include "tapestry/autograd/ops/compare.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/cuda/capture.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/core/memory_record.h"
+#include "tapestry/core/stream.h"
 #include "tapestry/core/timeline.h"
 #include "tapestry/kernels/ops/optim.h"
 #include "tapestry/nn/internal/replica_devices.h"
@@ -34,6 +40,27 @@ std::int64_t offset_of(const Parameter& slot, int replica) {
   const Shape& full = sharding->full_sizes();
   const std::int64_t rows = full.size() == 0 ? 1 : full[0];
   return rows == 0 ? 0 : sharding->rows(replica).first_row * (full.numel() / rows);
+}
+
+// The name of the option that StepScalars::momentum replaces; null if a captured step must keep it.
+const char* moving_momentum(const std::vector<OptionRef>& options, bool keeps_number) {
+  if (keeps_number) return nullptr;  // NAdam's number is a product of all steps' factors
+  for (const OptionRef& o : options)
+    if (std::string_view(o.name) == "beta1" || (std::string_view(o.name) == "momentum" && o.get() != 0))
+      return o.name;
+  return nullptr;
+}
+
+// A tensor that shares the memory of an optimizer's scalars. All captured steps of the optimizer share this
+// one handle, so if nothing else uses the memory, the optimizer is gone.
+std::shared_ptr<const Tensor> sign_of_life(const Tensor& memory) {
+  static std::mutex mutex;
+  static auto& all = *new std::map<const Storage*, std::weak_ptr<const Tensor>>;
+  const std::lock_guard lock(mutex);
+  std::weak_ptr<const Tensor>& known = all[memory.storage().get()];
+  auto sign = known.lock();
+  if (!sign) known = sign = std::make_shared<const Tensor>(memory.detach());
+  return sign;
 }
 
 Tensor number(double value) { return scalar_tensor(value, {DType::f64, kCPU}); }
@@ -138,6 +165,10 @@ void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica)
   if (states.size() <= at) states.resize(at + 1);
   State& state = states[at];
   if (!state.step.defined()) {
+    tapestry::detail::refuse_in_capture(
+        name(),
+        "the optimizer would create its state in it, and every replay would reset the state; run the "
+        "step once before the capture, or raise warm_up");
     if (replica > 0 && states[0].step.defined() && !slot.sharding()) {
       state.step = clone(states[0].step);
       for (std::size_t k = 0; k < kMaxState; ++k)
@@ -201,8 +232,11 @@ Optimizer::DeviceScalars* Optimizer::Group::scalars_of(const nn::ReplicaDevice& 
 const kernels::StepScalars* Optimizer::on_device(const kernels::StepScalars& scalars,
                                                  DeviceScalars& written) {
   const bool is_new = !written.memory.defined();
-  if (is_new) written.memory = empty({2}, {DType::f64, written.device});
-  static_assert(sizeof(kernels::StepScalars) == 2 * sizeof(double));
+  if (is_new) {
+    written.memory = empty({3}, {DType::f64, written.device});
+    written.memory.narrow(0, 2, 1).fill_(kernels::StepScalars{}.momentum);
+  }
+  static_assert(sizeof(kernels::StepScalars) == 3 * sizeof(double));
   const auto write = [&](double& old, double value, std::int64_t index) {
     if (!is_new && old == value) return;
     old = value;
@@ -244,12 +278,69 @@ void Optimizer::update_tensors(std::size_t group, const nn::ReplicaDevice& repli
   const auto own = [&](const Tensor& t) { return t.defined() ? t.to(replica_device.device) : t; };
   const Tensor loss_scale = own(loss_scale_), found_inf = own(found_inf_);
   const auto address = [](const Tensor& t) { return t.defined() ? t.data<float>() : nullptr; };
+  const kernels::StepScalars* captured = nullptr;
+  if (auto* const capture = tapestry::detail::current_capture()) {
+    // A graph has scalars of its own, because they contain the momentum, which other steps pass as an
+    // argument. `alive` shares memory with this object, so its use count tells whether this object still
+    // exists.
+    struct Written {
+      std::shared_ptr<const Tensor> alive;
+      Tensor memory;
+      std::vector<double> options;
+      kernels::StepScalars scalars{.lr = NAN, .grad_scale = NAN, .momentum = NAN};
+    };
+    const auto options_now = [this, group] {
+      std::vector<double> all;
+      for (const OptionRef& o : options_of(group)) all.push_back(o.get());
+      return all;
+    };
+    const DeviceScalars* const eager = groups_[group].scalars_of(replica_device);
+    if (!eager || !eager->memory.defined())
+      tapestry::detail::refuse_in_capture(
+          name(),
+          "run the step once before the capture, or raise warm_up, so that the optimizer has its memory");
+    Written first{sign_of_life(eager->memory), {}, options_now()};
+    {
+      // Not the graph's memory: earlier kernels of the step may have used that, and would overwrite what the
+      // host writes before each replay.
+      const StreamGuard guard(default_stream(replica_device.device));
+      first.memory = empty({3}, {DType::f64, replica_device.device});
+    }
+    captured = static_cast<const kernels::StepScalars*>(first.memory.raw_data());
+    const char* const momentum = moving_momentum(options_of(group), number_name() != nullptr);
+    capture->before_replay.push_back([=, this, at = first]() mutable {
+      check(at.alive->storage()->use_count() > 1,
+            "[capture] an optimizer of the captured step no longer exists; ",
+            "keep it, or capture the step again");
+      kernels::StepScalars now{.lr = lr(group), .grad_scale = grad_scale_};
+      const std::vector<OptionRef> options = options_of(group);
+      for (std::size_t i = 0; i < options.size(); ++i) {
+        const std::string_view option = options[i].name;
+        const double value = options[i].get();
+        if (momentum && option == momentum) now.momentum = value;
+        check(option == "lr" || (momentum && option == momentum && (value != 0 || option == "beta1")) ||
+                  value == at.options[i],
+              "[", name(), "] the option ", option, " was ", at.options[i],
+              " when the step was captured and is ", value,
+              " now; a replay keeps it, so capture the step again");
+      }
+      const auto write = [&](double& old, double value, std::int64_t index) {
+        if (old != value) at.memory.narrow(0, index, 1).fill_(value);
+        old = value;
+      };
+      write(at.scalars.lr, now.lr, 0);
+      write(at.scalars.grad_scale, now.grad_scale, 1);
+      write(at.scalars.momentum, now.momentum, 2);
+    });
+  }
   for (const Batch& b : batches) {
     DeviceScalars* const memory = groups_[group].scalars_of(replica_device);
     update(group, replica_device.device, b.dtype,
            {.items = b.items.data(),
             .count = static_cast<std::int64_t>(b.items.size()),
-            .scalars = memory ? on_device(scalars, *memory) : &scalars,
+            .scalars = captured ? captured
+                       : memory ? on_device(scalars, *memory)
+                                : &scalars,
             .low = b.low.data(),
             .stochastic = low_precision(group) == LowPrecision::stochastic,
             .loss_scale = address(loss_scale),
@@ -282,7 +373,12 @@ void Optimizer::step_on(const nn::ReplicaDevice& replica_device) {
     }
     if (updates.empty()) continue;
     const SpanScope span(replica_device.device, Activity::optimizer, name());
+    const auto* const capture = tapestry::detail::current_capture();
+    const std::size_t before = capture ? capture->before_replay.size() : 0;
     update_tensors(g, replica_device, updates);
+    if (capture && capture->before_replay.size() == before)
+      tapestry::detail::refuse_in_capture(
+          name(), "this optimizer has no kernel that reads its options on the device; step outside");
     for (const Update& u : updates) {
       u.param.storage()->bump_version();
       if (!u.state || !u.state->master.defined()) continue;

@@ -36,6 +36,18 @@ struct Signal {
 
 struct FakeEvent {
   std::shared_ptr<Signal> last;
+  bool captured = false;  // recorded in a capture, so it stands for a place in a graph
+};
+
+// The work that a stream was given between begin_capture() and end_capture().
+struct FakeGraph {
+  std::vector<Work> nodes;
+};
+struct FakeCapture {
+  Queue* on;
+  std::thread::id thread;
+  FakeGraph graph = {};
+  std::string invalid = {};  // the first call that was refused
 };
 
 thread_local int chosen = -1;  // the thread's current device; -1 if it has chosen none
@@ -72,6 +84,24 @@ struct FakeGpuState final : cuda::Runtime {
   std::set<int> in_use;        // the GPUs on which CUDA would have created a context
   std::exception_ptr failure;  // thrown by work; the next wait rethrows it
   bool frozen = false, broken = false, open = false;
+  std::unique_ptr<FakeCapture> capture;
+  std::vector<std::unique_ptr<FakeGraph>> graphs;
+
+  // Enqueues work, or adds it to the graph that is captured.
+  void put(void* stream, Work work) {
+    auto* const queue = static_cast<Queue*>(stream);
+    if (capture && capture->on == queue) capture->graph.nodes.push_back(std::move(work));
+    else queue->work.push_back(std::move(work));
+  }
+  [[noreturn]] void refuse(const char* call, const char* error) {
+    if (capture->invalid.empty()) capture->invalid = call;
+    throw CudaError(concat({"[cuda] ", call, " in a capture: ", error}));
+  }
+  // What CUDA permits only outside of captures: it refuses the call and invalidates the capture.
+  void outside_of_captures(const char* call) {
+    if (capture && capture->thread == std::this_thread::get_id())
+      refuse(call, "cudaErrorStreamCaptureUnsupported");
+  }
 
   std::size_t& used_by(int gpu) { return gpu < 0 ? used.back() : used[static_cast<std::size_t>(gpu)]; }
   int gpus() const { return static_cast<int>(used.size()) - 1; }
@@ -205,6 +235,7 @@ struct FakeGpuState final : cuda::Runtime {
   void synchronize(int gpu) override {
     std::unique_lock lock(mutex);
     about(gpu);
+    outside_of_captures("synchronize");
     const auto each = [&](auto f) {
       return std::all_of(queues.begin(), queues.end(), [&](const auto& q) { return q->gpu != gpu || f(*q); });
     };
@@ -221,6 +252,7 @@ struct FakeGpuState final : cuda::Runtime {
   void release(int gpu, void* data) noexcept override {
     const std::lock_guard lock(mutex);
     about(gpu);
+    if (capture && capture->thread == std::this_thread::get_id()) capture->invalid = "release";
     unmap(data);
   }
   void* allocate_host(int gpu, std::size_t bytes) override {
@@ -247,6 +279,7 @@ struct FakeGpuState final : cuda::Runtime {
   bool stream_done(int gpu, void* stream) override {
     const std::lock_guard lock(mutex);
     about(gpu);
+    outside_of_captures("stream_done");
     const bool done = static_cast<Queue*>(stream)->work.empty();
     if (!done) step();
     return done;
@@ -254,6 +287,7 @@ struct FakeGpuState final : cuda::Runtime {
   void wait_for_stream(int gpu, void* stream) override {
     std::unique_lock lock(mutex);
     about(gpu);
+    outside_of_captures("wait_for_stream");
     Queue& queue = *static_cast<Queue*>(stream);
     wait_on_host(
         lock, [&] { run_all(queue); }, [&] { return queue.work.empty() && !queue.busy; });
@@ -276,7 +310,8 @@ struct FakeGpuState final : cuda::Runtime {
     may_break("record_event");
     auto* const queue = static_cast<Queue*>(stream);
     auto signal = std::make_shared<Signal>(Signal{queue});
-    static_cast<FakeEvent*>(event)->last = signal;
+    *static_cast<FakeEvent*>(event) = {signal, capture && capture->on == queue};
+    if (static_cast<FakeEvent*>(event)->captured) return;
     queue->work.emplace_back([this, signal] {
       signal->happened = true;
       signal->at = time;
@@ -286,6 +321,9 @@ struct FakeGpuState final : cuda::Runtime {
   bool event_done(int gpu, void* event) override {
     const std::lock_guard lock(mutex);
     about_any(gpu);
+    outside_of_captures("event_done");
+    if (static_cast<FakeEvent*>(event)->captured)
+      throw CudaError("[cuda] event_done: cudaErrorCapturedEvent");
     const auto& signal = static_cast<FakeEvent*>(event)->last;
     const bool done = !signal || signal->happened;
     if (!done) step();
@@ -294,6 +332,9 @@ struct FakeGpuState final : cuda::Runtime {
   void wait_for_event(int gpu, void* event) override {
     std::unique_lock lock(mutex);
     about_any(gpu);
+    outside_of_captures("wait_for_event");
+    if (static_cast<FakeEvent*>(event)->captured)
+      throw CudaError("[cuda] wait_for_event: cudaErrorCapturedEvent");
     const auto signal = static_cast<FakeEvent*>(event)->last;
     wait_on_host(
         lock,
@@ -305,6 +346,13 @@ struct FakeGpuState final : cuda::Runtime {
   void stream_waits(int gpu, void* stream, void* event) override {
     const std::lock_guard lock(mutex);
     about(gpu);
+    const bool captures = capture && capture->on == stream;
+    if (static_cast<FakeEvent*>(event)->captured) {
+      // CUDA would make the other stream part of the capture, and then demand that it joins the first one.
+      if (!captures) refuse("stream_waits", "cudaErrorStreamCaptureUnjoined");
+      return;
+    }
+    if (captures) refuse("stream_waits", "cudaErrorStreamCaptureIsolation");
     if (const auto signal = static_cast<FakeEvent*>(event)->last)
       static_cast<Queue*>(stream)->work.emplace_back([this, signal] {
         run_until(*signal);
@@ -320,7 +368,10 @@ struct FakeGpuState final : cuda::Runtime {
     const std::lock_guard lock(mutex);
     about(gpu);
     may_break("copy");
-    static_cast<Queue*>(stream)->work.emplace_back([=] {
+    for (const void* const address : {static_cast<const void*>(to), from})
+      if (capture && capture->on == stream && !reaches(address))
+        refuse("copy", "cudaErrorStreamCaptureUnsupported, because the host's memory is not page-locked");
+    put(stream, [=] {
       std::memcpy(to, from, bytes);
       return true;
     });
@@ -334,12 +385,52 @@ struct FakeGpuState final : cuda::Runtime {
                  std::size_t from_pitch, std::size_t width, std::size_t rows) override {
     const std::lock_guard lock(mutex);
     about(gpu);
-    static_cast<Queue*>(stream)->work.emplace_back([=] {
+    put(stream, [=] {
       for (std::size_t r = 0; r < rows; ++r)
         std::memcpy(static_cast<char*>(to) + r * to_pitch, static_cast<const char*>(from) + r * from_pitch,
                     width);
       return true;
     });
+  }
+
+  void begin_capture(int gpu, void* stream) override {
+    const std::lock_guard lock(mutex);
+    about(gpu);
+    if (capture) refuse("begin_capture", "cudaErrorIllegalState");
+    capture =
+        std::make_unique<FakeCapture>(FakeCapture{static_cast<Queue*>(stream), std::this_thread::get_id()});
+  }
+  void* end_capture(int gpu, void* stream, std::int64_t& nodes) override {
+    const std::lock_guard lock(mutex);
+    about(gpu);
+    const auto ended = std::exchange(capture, nullptr);
+    if (!ended || ended->on != stream) throw CudaError("[cuda] end_capture: cudaErrorIllegalState");
+    if (!ended->invalid.empty())
+      throw CudaError(concat({"[cuda] end_capture: cudaErrorStreamCaptureInvalidated by ", ended->invalid}));
+    graphs.push_back(std::make_unique<FakeGraph>(std::move(ended->graph)));
+    nodes = static_cast<std::int64_t>(graphs.back()->nodes.size());
+    return graphs.back().get();
+  }
+  void abandon_capture(int gpu, void*) noexcept override {
+    const std::lock_guard lock(mutex);
+    about(gpu);
+    capture.reset();
+  }
+  void launch_graph(int gpu, void* graph, void* stream) override {
+    const std::lock_guard lock(mutex);
+    about(gpu);
+    for (const Work& node : static_cast<FakeGraph*>(graph)->nodes) put(stream, node);
+  }
+  void destroy_graph(int gpu, void* graph) noexcept override {
+    const std::lock_guard lock(mutex);
+    about(gpu);
+    std::erase_if(graphs, [&](const auto& g) { return g.get() == graph; });
+  }
+  bool reaches(const void* address) const {
+    auto after = blocks.upper_bound(const_cast<void*>(address));
+    if (after == blocks.begin()) return false;
+    const auto& [data, block] = *--after;
+    return static_cast<const char*>(address) < static_cast<const char*>(data) + pages(block.bytes);
   }
 };
 
@@ -360,22 +451,23 @@ void FakeGpus::launch(const Stream& stream, std::function<void()> work) {
 }
 void FakeGpus::launch(void* native, std::function<void()> work) {
   const std::lock_guard lock(state_->mutex);
-  static_cast<Queue*>(native)->work.emplace_back([work = std::move(work)] {
+  state_->put(native, [work = std::move(work)] {
     work();
     return true;
   });
 }
 void FakeGpus::launch_until(void* native, std::function<bool()> work) {
   const std::lock_guard lock(state_->mutex);
-  static_cast<Queue*>(native)->work.push_back(std::move(work));
+  state_->put(native, std::move(work));
 }
 int FakeGpus::chosen_gpu() { return chosen; }
 bool FakeGpus::reach(const void* address) const {
   const std::lock_guard lock(state_->mutex);
-  auto after = state_->blocks.upper_bound(const_cast<void*>(address));
-  if (after == state_->blocks.begin()) return false;
-  const auto& [data, block] = *--after;
-  return static_cast<const char*>(address) < static_cast<const char*>(data) + pages(block.bytes);
+  return state_->reaches(address);
+}
+std::size_t FakeGpus::graphs() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->graphs.size();
 }
 std::int64_t FakeGpus::host_waits() const {
   const std::lock_guard lock(state_->mutex);

@@ -1,7 +1,9 @@
 #pragma once
 // Fake GPUs: core/cuda/internal/runtime.h implemented in host memory. Streams run their work only when the
 // host waits for it or keeps polling, so code that forgets to wait reads old values. Only the work of streams
-// can access a device's memory: any other access is a segmentation fault.
+// can access a device's memory: any other access is a segmentation fault. A capture records the work of a
+// stream as nodes, and refuses what CUDA refuses in a thread-local capture: waits, questions about streams
+// and events, releases, copies of pageable memory, and other streams.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -35,6 +37,8 @@ class FakeGpus {
   static int chosen_gpu();
   /// True if kernels can access the address: it is memory of a GPU, or page-locked.
   bool reach(const void* address) const;
+  /// The number of captured graphs that exist.
+  std::size_t graphs() const;
   /// Returns how often the host waited for a GPU: for a stream, for an event, or to release memory.
   std::int64_t host_waits() const;
   /// freeze(true) stops all streams: no work runs, and waits of the host return at once. freeze(false)

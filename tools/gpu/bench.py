@@ -138,10 +138,11 @@ class Bench:
                 notes.insert(0, f"{bandwidth:.0f} GB/s")
         if alone:
             notes.append(alone)
-        if item.goal and not item.mean_of:
-            fields["goal"] = item.goal
+        goal = item.goal.get(mode) if isinstance(item.goal, dict) else item.goal
+        if goal and not item.mean_of:
+            fields["goal"] = goal
             fields["reached"] = fields["ratio"] is not None and (
-                fields["ratio"] <= item.goal if item.kind == "cost" else fields["ratio"] >= item.goal)
+                fields["ratio"] <= goal if item.kind == "cost" else fields["ratio"] >= goal)
         if item.mean_of:
             fields["mean_of"] = item.mean_of
         wrong = self.report.find("verify", item.work)

@@ -1,6 +1,8 @@
 #pragma once
 // A memory cell in which a kernel reports the first index that is out of range (see kernels/ops/index.h), and
 // the check that turns the report into an IndexError.
+#include <utility>
+
 #include "tapestry/core/internal/deferred_check.h"
 #include "tapestry/core/pinned.h"
 #include "tapestry/core/tensor.h"
@@ -35,7 +37,7 @@ class BadIndex {
   void check_with(const F& fail_at) const {
     if (pinned_.defined())
       return defer_check(current_stream(device_), [fail_at, cell = pinned_] {
-        const std::int64_t first = *cell.data<std::int64_t>();
+        const std::int64_t first = taken(cell);
         if (first != kernels::kNoBadIndex) fail_at(first);
       });
     if (first_ != kernels::kNoBadIndex) [[unlikely]]
@@ -43,12 +45,16 @@ class BadIndex {
   }
 
  private:
+  /// Reads the cell and clears it: the replays of a captured step (core/cuda/capture.h) use it again.
+  static std::int64_t taken(const Tensor& cell) {
+    return std::exchange(*cell.data<std::int64_t>(), kernels::kNoBadIndex);
+  }
   static std::int64_t value_at(const Tensor& index, std::int64_t i) {
     return index.dtype() == DType::i32 ? index.data<std::int32_t>()[i] : index.data<std::int64_t>()[i];
   }
   void check_on_gpu(const char* op, const char* what, std::int64_t limit) const {
     defer_check(current_stream(device_), [=, cell = pinned_, device = device_] {
-      const std::int64_t first = *cell.data<std::int64_t>();
+      const std::int64_t first = taken(cell);
       if (first != kernels::kNoBadIndex)
         fail<IndexError>(
             "[", op, "] ", what, " at position ", first, " is outside [0, ", limit, "), as ", device,

@@ -69,6 +69,13 @@ class BlockPool {
 
   MemoryStats stats() const;
   void reset_peak();
+  /// Until let_go(), the stream's segments are not released, even without live blocks.
+  void hold(StreamId stream);
+  /// Releases the stream's segments without live blocks. The caller has waited for all work that uses them.
+  void let_go(StreamId stream) noexcept;
+  /// While paused, the pool makes no call about events and releases nothing. Blocks that other streams use
+  /// too are freed when it continues.
+  void pause_events(bool on) noexcept;
   /// Waits for streams that still use freed blocks, then releases all segments without live blocks.
   void empty_cache();
   /// Releases every segment, even with live blocks. The pool must not be used afterwards.
@@ -100,8 +107,9 @@ class BlockPool {
   void split(Block* block, std::size_t bytes);
   void make_live(Block* block);
   void put_free(Block* block);
+  void after_users(Block* block) noexcept;
   void collect(bool wait);
-  void release_segments();
+  void release_segments(const StreamId* only = nullptr);
   Block* find(const void* address) const;
 
   MemorySource& source_;
@@ -114,6 +122,9 @@ class BlockPool {
   // For each stream: freed blocks that the stream still uses, oldest first. A block can be reused when the
   // event (mark) that is stored with it has been reached.
   std::map<StreamId, std::deque<std::pair<void*, Block*>>> waiting_;
+  std::set<StreamId> held_;
+  bool paused_ = false;
+  std::vector<Block*> postponed_;  // freed while paused, used by other streams
 };
 
 /// "[allocate] no room for 3.00 GiB (3221225472 bytes) on cuda:0: ..."

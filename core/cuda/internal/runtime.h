@@ -8,6 +8,7 @@
 // takes about 500 MB of that GPU's memory. If the thread has chosen a device, the call leaves it unchanged,
 // since the caller may rely on it.
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "tapestry/core/cuda/device.h"
@@ -59,6 +60,17 @@ class Runtime {
   /// neither pitch is less than `width`.
   virtual void copy_rows(int gpu, void* stream, void* to, std::size_t to_pitch, const void* from,
                          std::size_t from_pitch, std::size_t width, std::size_t rows) = 0;
+
+  /// Records the work that the stream is given from now on, instead of running it. Until the end, the calling
+  /// thread may allocate memory and enqueue work in this stream, and may make no call that waits, asks an
+  /// event or releases memory.
+  virtual void begin_capture(int gpu, void* stream) = 0;
+  /// Returns the recorded graph, ready to launch, and the number of its nodes.
+  virtual void* end_capture(int gpu, void* stream, std::int64_t& nodes) = 0;
+  /// Ends the recording and drops what was recorded. The stream then runs work as before.
+  virtual void abandon_capture(int gpu, void* stream) noexcept = 0;
+  virtual void launch_graph(int gpu, void* graph, void* stream) = 0;
+  virtual void destroy_graph(int gpu, void* graph) noexcept = 0;
 };
 
 /// The CUDA runtime; null in a build without CUDA.

@@ -95,6 +95,8 @@ std::vector<std::string> leaks() {
     if (stream->live) lines.push_back(text("a stream of GPU ", stream->gpu));
   for (const auto& [handle, event] : state().events)
     if (event->live) lines.push_back(text("an event of GPU ", event->gpu));
+  for (const auto& [handle, graph] : state().graphs)
+    if (graph->live) lines.push_back(graph->executable ? "an executable graph" : "a graph");
   return lines;
 }
 void set_executor(Executor executor) {

@@ -72,6 +72,7 @@ cudaError_t allocate(int gpu, std::size_t bytes, void** data) {
   State& s = state();
   *data = nullptr;
   if (bytes == 0) return cudaSuccess;
+  if (const cudaError_t error = outside_of_captures(true); error != cudaSuccess) return error;
   if (bytes > s.total) return cudaErrorMemoryAllocation;
   if (gpu != kHost && bytes > s.total - used_memory(gpu)) return cudaErrorMemoryAllocation;
   const std::size_t mapped = pages(bytes);
@@ -90,6 +91,7 @@ cudaError_t allocate(int gpu, std::size_t bytes, void** data) {
 cudaError_t release(void* data, bool host) {
   State& s = state();
   if (!data) return s.broken;
+  if (const cudaError_t error = outside_of_captures(true); error != cudaSuccess) return error;
   const char* const call = host ? "cudaFreeHost" : "cudaFree";
   const auto found = s.memory.find(reinterpret_cast<std::uintptr_t>(data));
   if (found == s.memory.end())
@@ -212,13 +214,96 @@ cudaError_t no_event() { return misused(cudaErrorInvalidResourceHandle, "an even
 cudaError_t enqueue(cudaStream_t stream, int current, Work work) {
   StreamObject* const object = state().stream_of(stream, current);
   if (!object) return no_stream();
+  if (CaptureObject* const capture = state().capture.get()) {
+    if (capture->stream == object) {
+      capture->nodes.push_back(std::move(work));
+      return cudaSuccess;
+    }
+    // The legacy stream would have to wait for a stream that is captured.
+    if (!stream && !(capture->stream->flags & cudaStreamNonBlocking)) {
+      capture->valid = false;
+      return cudaErrorStreamCaptureImplicit;
+    }
+  }
   state().order_with_null(*object);
   object->work.push_back(std::move(work));
   return cudaSuccess;
 }
+
+// ---- captures ----
+
+namespace {
+thread_local cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeThreadLocal;
+}  // namespace
+
+cudaError_t outside_of_captures(bool relaxed) {
+  CaptureObject* const capture = state().capture.get();
+  if (!capture ||
+      (capture->mode == cudaStreamCaptureModeThreadLocal && capture->thread != std::this_thread::get_id()))
+    return cudaSuccess;
+  if (relaxed &&
+      (thread_mode == cudaStreamCaptureModeRelaxed || capture->mode == cudaStreamCaptureModeRelaxed))
+    return cudaSuccess;
+  capture->valid = false;
+  return cudaErrorStreamCaptureUnsupported;
+}
+cudaError_t begin_capture(cudaStream_t stream, cudaStreamCaptureMode mode, int current) {
+  StreamObject* const object = state().stream_of(stream, current);
+  if (!object) return no_stream();
+  if (!stream || state().capture) return cudaErrorStreamCaptureUnsupported;
+  state().capture = std::make_unique<CaptureObject>(CaptureObject{object, mode, std::this_thread::get_id()});
+  return cudaSuccess;
+}
+cudaError_t end_capture(cudaStream_t stream, cudaGraph_t* graph, int current) {
+  StreamObject* const object = state().stream_of(stream, current);
+  *graph = nullptr;
+  if (!object || !state().capture || state().capture->stream != object)
+    return misused(cudaErrorIllegalState, "cudaStreamEndCapture of a stream that is not captured");
+  const auto ended = std::move(state().capture);
+  if (ended->mode == cudaStreamCaptureModeThreadLocal && ended->thread != std::this_thread::get_id())
+    return cudaErrorStreamCaptureWrongThread;
+  if (!ended->valid) return cudaErrorStreamCaptureInvalidated;
+  auto made = std::make_unique<GraphObject>(GraphObject{std::move(ended->nodes), false});
+  *graph = reinterpret_cast<cudaGraph_t>(made.get());
+  state().graphs[made.get()] = std::move(made);
+  return cudaSuccess;
+}
+cudaError_t exchange_mode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, thread_mode);
+  return cudaSuccess;
+}
+cudaError_t count_nodes(cudaGraph_t graph, std::size_t* count) {
+  const GraphObject* const object = state().graph_of(graph, false);
+  if (!object) return misused(cudaErrorInvalidValue, "a graph that does not exist");
+  *count = object->nodes.size();
+  return cudaSuccess;
+}
+cudaError_t instantiate(cudaGraphExec_t* ready, cudaGraph_t graph) {
+  const GraphObject* const object = state().graph_of(graph, false);
+  if (!object) return misused(cudaErrorInvalidValue, "cudaGraphInstantiate of a graph that does not exist");
+  auto made = std::make_unique<GraphObject>(GraphObject{object->nodes, true});
+  *ready = reinterpret_cast<cudaGraphExec_t>(made.get());
+  state().graphs[made.get()] = std::move(made);
+  return cudaSuccess;
+}
+cudaError_t launch(cudaGraphExec_t graph, cudaStream_t stream, int current) {
+  const GraphObject* const object = state().graph_of(graph, true);
+  if (!object) return misused(cudaErrorInvalidValue, "cudaGraphLaunch of a graph that does not exist");
+  for (const Work& node : object->nodes)
+    if (const cudaError_t error = enqueue(stream, current, node); error != cudaSuccess) return error;
+  return cudaSuccess;
+}
+cudaError_t destroy_graph(const void* graph, bool executable) {
+  GraphObject* const object = state().graph_of(graph, executable);
+  if (!object) return misused(cudaErrorInvalidValue, "a graph destroyed that does not exist");
+  object->live = false;
+  return cudaSuccess;
+}
+
 cudaError_t query(cudaStream_t stream, int current) {
   StreamObject* const object = state().stream_of(stream, current);
   if (!object) return no_stream();
+  if (const cudaError_t error = outside_of_captures(false); error != cudaSuccess) return error;
   const bool done = object->work.empty();
   if (!done) state().step();
   return state().broken != cudaSuccess ? state().broken : done ? cudaSuccess : cudaErrorNotReady;
@@ -226,11 +311,13 @@ cudaError_t query(cudaStream_t stream, int current) {
 cudaError_t synchronize(cudaStream_t stream, int current) {
   StreamObject* const object = state().stream_of(stream, current);
   if (!object) return no_stream();
+  if (const cudaError_t error = outside_of_captures(false); error != cudaSuccess) return error;
   state().order_with_null(*object);
   state().run_all(*object);
   return state().broken;
 }
 cudaError_t synchronize_gpu(int gpu) {
+  if (const cudaError_t error = outside_of_captures(false); error != cudaSuccess) return error;
   state().each_stream([&](StreamObject& stream) {
     if (stream.gpu == gpu) state().run_all(stream);
   });
@@ -276,6 +363,7 @@ cudaError_t wait(cudaStream_t stream, int current, cudaEvent_t event) {
 cudaError_t query(cudaEvent_t event) {
   EventObject* const object = state().event_of(event);
   if (!object) return no_event();
+  if (const cudaError_t error = outside_of_captures(false); error != cudaSuccess) return error;
   const bool done = !object->last || object->last->reached;
   if (!done) state().step();
   return state().broken != cudaSuccess ? state().broken : done ? cudaSuccess : cudaErrorNotReady;
@@ -283,6 +371,7 @@ cudaError_t query(cudaEvent_t event) {
 cudaError_t synchronize(cudaEvent_t event) {
   EventObject* const object = state().event_of(event);
   if (!object) return no_event();
+  if (const cudaError_t error = outside_of_captures(false); error != cudaSuccess) return error;
   if (object->last) state().run_until(*object->last);
   return state().broken;
 }

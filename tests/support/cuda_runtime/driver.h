@@ -66,6 +66,17 @@ cudaError_t fill(void* to, int value, std::size_t bytes, cudaStream_t stream, in
 cudaError_t free_in_order(void* data, cudaStream_t stream, int current);
 cudaError_t allow_access(int gpu, int other);
 
+/// The error of a call that CUDA permits only outside of captures, or cudaSuccess. It invalidates the
+/// capture. `relaxed`: the call is permitted to threads whose mode of captures is relaxed.
+cudaError_t outside_of_captures(bool relaxed);
+cudaError_t begin_capture(cudaStream_t stream, cudaStreamCaptureMode mode, int current);
+cudaError_t end_capture(cudaStream_t stream, cudaGraph_t* graph, int current);
+cudaError_t exchange_mode(cudaStreamCaptureMode* mode);
+cudaError_t count_nodes(cudaGraph_t graph, std::size_t* count);
+cudaError_t instantiate(cudaGraphExec_t* ready, cudaGraph_t graph);
+cudaError_t launch(cudaGraphExec_t graph, cudaStream_t stream, int current);
+cudaError_t destroy_graph(const void* graph, bool executable);
+
 /// Adds a registered kernel; the number that it returns removes it.
 int add_kernel(Kernel kernel);
 void remove_kernel(int number);

@@ -125,6 +125,12 @@ constexpr ErrorText kErrors[] = {
     {cudaErrorIllegalInstruction, "cudaErrorIllegalInstruction", "an illegal instruction was encountered"},
     {cudaErrorMisalignedAddress, "cudaErrorMisalignedAddress", "misaligned address"},
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
+     "operation failed due to a previous error during capture"},
+    {cudaErrorStreamCaptureImplicit, "cudaErrorStreamCaptureImplicit",
+     "operation would make the legacy stream depend on a capturing blocking stream"},
     {cudaErrorSystemNotReady, "cudaErrorSystemNotReady", "system not yet initialized"},
 };
 const ErrorText* find(cudaError_t error) {
@@ -382,6 +388,41 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   return device_call("cudaLaunchHostFunc",
                      [&] { return driver::enqueue(stream, current(), [=] { function(data); }); });
+}
+
+// ---- captures ----
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+  return device_call("cudaStreamBeginCapture",
+                     [&] { return driver::begin_capture(stream, mode, current()); });
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  const std::lock_guard lock(driver::mutex());
+  const cudaError_t error = driver::enter("cudaStreamEndCapture");
+  const cudaError_t ended = driver::end_capture(stream, graph, current());
+  if (error != cudaSuccess && *graph) {  // a capture that fails gives no graph
+    driver::destroy_graph(*graph, false);
+    *graph = nullptr;
+  }
+  return noted(error != cudaSuccess ? error : ended);
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  return call("cudaThreadExchangeStreamCaptureMode", [&] { return driver::exchange_mode(mode); });
+}
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, std::size_t* count) {
+  return call("cudaGraphGetNodes", [&] { return driver::count_nodes(graph, count); });
+}
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* ready, cudaGraph_t graph, unsigned long long) {
+  return device_call("cudaGraphInstantiateWithFlags", [&] { return driver::instantiate(ready, graph); });
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+  return device_call("cudaGraphLaunch", [&] { return driver::launch(graph, stream, current()); });
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+  return release_call("cudaGraphExecDestroy", [&] { return driver::destroy_graph(graph, true); });
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  return release_call("cudaGraphDestroy", [&] { return driver::destroy_graph(graph, false); });
 }
 
 // ---- events ----

@@ -8,6 +8,7 @@
 #include <memory>
 #include <set>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include "tests/support/cuda_runtime/driver.h"
@@ -46,6 +47,20 @@ struct EventObject {
   unsigned flags;
   bool live = true;
   std::shared_ptr<Signal> last = nullptr;
+};
+
+// A capture in progress: the work of `stream` becomes nodes.
+struct CaptureObject {
+  StreamObject* stream;
+  cudaStreamCaptureMode mode;
+  std::thread::id thread;
+  std::vector<Work> nodes = {};
+  bool valid = true;
+};
+struct GraphObject {
+  std::vector<Work> nodes;
+  bool executable;
+  bool live = true;
 };
 
 // An error that a test has injected. Each call decrements `calls_left`, and the call that sets it to 0
@@ -87,6 +102,8 @@ struct State {
   std::map<const void*, std::unique_ptr<StreamObject>> streams;
   std::vector<StreamObject*> streams_made;  // in the order of their creation
   std::map<const void*, std::unique_ptr<EventObject>> events;
+  std::unique_ptr<CaptureObject> capture;
+  std::map<const void*, std::unique_ptr<GraphObject>> graphs;
   std::set<int> contexts;
   std::set<std::pair<int, int>> peers;
   std::map<std::string, int> calls;
@@ -166,6 +183,11 @@ struct State {
         make_wait(stream, signal_in(*other));
   }
 
+  GraphObject* graph_of(const void* graph, bool executable) {
+    const auto found = graphs.find(graph);
+    const bool fits = found != graphs.end() && found->second->live && found->second->executable == executable;
+    return fits ? found->second.get() : nullptr;
+  }
   StreamObject* stream_of(cudaStream_t stream, int current) {
     if (!stream || stream == cudaStreamLegacy) return &null_streams[static_cast<std::size_t>(current)];
     const auto found = streams.find(stream);

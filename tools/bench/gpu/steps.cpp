@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "tapestry/apps/common/basic_block.h"
+#include "tapestry/core/cuda/capture.h"
 #include "tapestry/tools/bench/gpu/work.h"
 
 namespace tapestry::bench {
@@ -112,6 +113,32 @@ Work step(std::shared_ptr<nn::Module> model, std::shared_ptr<optim::Optimizer> o
           }};
 }
 
+/// The MLP with fused functions, as a captured step. On a CPU it is an ordinary step.
+Work captured_mlp(const Spec& spec) {
+  const auto model = std::make_shared<Mlp>();
+  model->to(spec.device);
+  initialize(*model, spec);
+  const auto optimizer =
+      std::make_shared<optim::AdamW>(model->parameters(), optim::AdamW::Options{.lr = 1e-3});
+  const Tensor x = random(spec, {spec[0], 784}, 1), target = class_targets(spec, spec[0], 10);
+  Work eager = step(model, optimizer, [=] {
+    const Tensor hidden = linear_relu(x, model->fc1.weight, model->fc1.bias);
+    return cross_entropy_(
+        feed_forward(hidden, model->fc2.weight, model->fc2.bias, model->fc3.weight, model->fc3.bias), target);
+  });
+  if (!spec.device.is_cuda()) return eager;
+  // The warm-up must not change the model, whose first step is compared with PyTorch's.
+  optimizer->set_lr(0);
+  const auto captured = std::make_shared<cuda::CapturedStep>(
+      cuda::capture([&] { static_cast<void>(eager.call()); }, {.device = spec.device}));
+  optimizer->set_lr(1e-3);
+  eager.call = [captured] {
+    captured->replay();
+    return Results();
+  };
+  return eager;
+}
+
 template <class Model, class Optimizer>
 Work train(const Spec& spec, const typename Optimizer::Options& options, const Tensor& x,
            const std::function<Tensor(const Tensor& y)>& loss) {
@@ -136,7 +163,8 @@ const std::map<std::string, Maker>& training_steps() {
        [](const Spec& s) {
          return train<Mlp, optim::AdamW>(s, {.lr = 1e-3}, random(s, {s[0], 784}, 1), classification(s, 10));
        }},
-      {"step_cnn",  // size: batch
+      {"step_mlp_captured", &captured_mlp},  // size: batch
+      {"step_cnn",                           // size: batch
        [](const Spec& s) {
          return train<Cnn, optim::SGD>(s, {.lr = 1e-3, .momentum = 0.9}, random(s, {s[0], 1, 28, 28}, 1),
                                        classification(s, 10));
