@@ -2,7 +2,10 @@
 // Row gather by index, and its gradient, for index_select and embedding. Gathers copy raw bits, with one
 // kernel per element size, and use 16-byte accesses if all addresses are aligned. The gradient adds rows of
 // equal index without atomics: the indices are sorted with their positions, and the threads of each row add
-// its gradients in order of position, so results are deterministic.
+// its gradients in order of position. A run of equal indices is split into chunks, whose sums are added in
+// order by a second kernel, because frequent indices, such as a language's commonest tokens, would otherwise
+// keep a few threads busy while the rest of the GPU waits. Results are deterministic, and a row's bits depend
+// only on its own gradients: chunks are counted from the start of the run.
 #include "tapestry/kernels/cuda/copy.cuh"
 #include "tapestry/kernels/cuda/dims.cuh"
 #include "tapestry/kernels/cuda/sort.cuh"
@@ -102,14 +105,33 @@ void launch_index_select(const LaunchContext& context, const IndexSelectArgs& r)
 }
 // ---- sums of rows (gradient)
 
+/// The rows that one thread adds of a run of equal indices.
+inline constexpr std::int64_t kSegmentChunk = 32;
+
 struct Segments {
   WideDivisor count, inner;    // number of indices; packs or elements per row
   std::int64_t total;          // threads: outer x count x inner
   std::int64_t rows, skipped;  // skipped: an index whose row receives nothing (padding_idx), or -1
   const std::uint64_t* keys;   // the sorted indices
-  const std::int64_t* positions;
+  const std::int64_t *positions, *starts;
+  float* partials;  // (outer, partial_rows(count), inner); null if no run can be longer than a chunk
   std::int64_t* first_bad;
 };
+
+/// Writes to starts[i] the first position of the run of equal keys that contains position i, found by
+/// exponential and then binary search.
+template <class = void>
+__global__ void __launch_bounds__(kIndexThreads)
+    find_starts(std::int64_t count, const std::uint64_t* keys, std::int64_t* starts) {
+  const std::int64_t i = index_thread();
+  if (i >= count) return;
+  const std::uint64_t key = keys[i];
+  std::int64_t first = i, step = 1;
+  for (; first >= step && keys[first - step] == key; step *= 2) first -= step;
+  for (; step > 0; step /= 2)
+    if (first >= step && keys[first - step] == key) first -= step;
+  starts[i] = first;
+}
 
 /// Returns the end of the run of equal keys that starts at `first`, by exponential and then binary search.
 __device__ __forceinline__ std::int64_t segment_end(const std::uint64_t* keys, std::int64_t first,
@@ -122,8 +144,19 @@ __device__ __forceinline__ std::int64_t segment_end(const std::uint64_t* keys, s
   return last + 1;
 }
 
-/// Computes dx[o, key, :] += dy[o, position, :] in order of position. Only the threads at the start of a run
-/// of equal keys add; all others return at once.
+/// The number of rows of partial sums. A block of kSegmentChunk positions holds the starts of at most two
+/// chunks of split runs: a split run's first chunk, and the last chunk of the run before it.
+inline std::int64_t partial_rows(std::int64_t count) {
+  return count > kSegmentChunk ? 2 * ((count + kSegmentChunk - 1) / kSegmentChunk) : 0;
+}
+/// The row for the partial sum of the chunk that begins at `position`.
+__device__ __forceinline__ std::int64_t partial_row(std::int64_t position, bool first_chunk) {
+  return position / kSegmentChunk * 2 + (first_chunk ? 0 : 1);
+}
+
+/// Adds the rows dy[o, position, :] of one chunk of a run, in order of position. The sum of a run that has
+/// one chunk is added to dx[o, key, :]. The sums of longer runs are written to `partials`, which add_partials
+/// reads. Only the threads at the start of a chunk add; all others return at once.
 template <class T, class Sum, int V>
 __global__ void __launch_bounds__(kIndexThreads) add_segments(Segments s, const T* dy, Sum* dx) {
   const std::int64_t thread = index_thread();
@@ -132,19 +165,25 @@ __global__ void __launch_bounds__(kIndexThreads) add_segments(Segments s, const 
   const std::int64_t outer = split(split(thread, s.inner, j), s.count, first);
   const auto count = static_cast<std::int64_t>(s.count.value),
              inner = static_cast<std::int64_t>(s.inner.value);
-  const auto row = static_cast<std::int64_t>(s.keys[first]);
-  if (first > 0 && s.keys[first - 1] == s.keys[first]) return;
+  const std::int64_t start = s.starts[first];
+  if ((first - start) % kSegmentChunk != 0) return;
+  const std::uint64_t key = s.keys[first];
+  const auto row = static_cast<std::int64_t>(key);
   if (row < 0 || row >= s.rows) {
-    if (outer == 0 && j == 0) report_bad(s.first_bad, s.positions[first]);
+    if (first == start && outer == 0 && j == 0) report_bad(s.first_bad, s.positions[first]);
     return;
   }
   if (row == s.skipped) return;
-  const std::int64_t end = segment_end(s.keys, first, count);
+  const std::int64_t next = first + kSegmentChunk;
+  const bool whole = first == start && (next >= count || s.keys[next] != key);
+  const std::int64_t end = segment_end(s.keys, first, next < count ? next : count);
   auto* const to = reinterpret_cast<Pack<Sum, V>*>(dx) + (outer * s.rows + row) * inner + j;
   const auto* const from = reinterpret_cast<const Pack<T, V>*>(dy) + outer * count * inner + j;
-  float sum[V];
-  const Pack<Sum, V> before = *to;
-  UNROLL for (int v = 0; v < V; ++v) sum[v] = load(before.v[v]);
+  float sum[V] = {};
+  if (whole) {
+    const Pack<Sum, V> before = *to;
+    UNROLL for (int v = 0; v < V; ++v) sum[v] = load(before.v[v]);
+  }
   std::int64_t i = first;
   for (; i + 4 <= end; i += 4) {  // four loads in flight
     Pack<T, V> packs[4];
@@ -155,9 +194,51 @@ __global__ void __launch_bounds__(kIndexThreads) add_segments(Segments s, const 
     const Pack<T, V> pack = from[s.positions[i] * inner];
     UNROLL for (int v = 0; v < V; ++v) sum[v] += load(pack.v[v]);
   }
+  if (!whole) {
+    const std::int64_t blocks = (count + kSegmentChunk - 1) / kSegmentChunk;
+    float* const partial =
+        s.partials + ((outer * 2 * blocks + partial_row(first, first == start)) * inner + j) * V;
+    UNROLL for (int v = 0; v < V; ++v) partial[v] = sum[v];
+    return;
+  }
   Pack<Sum, V> after;
   UNROLL for (int v = 0; v < V; ++v) after.v[v] = store<Sum>(sum[v]);
   *to = after;
+}
+
+/// Adds the partial sums of each split run to dx in order. A split run has at least one position more than a
+/// chunk, so the first multiple of kSegmentChunk behind its start is one of its positions. The threads of
+/// that multiple, which no other run has, add: there are outer x (multiples - 1) x inner of them.
+template <class Sum>
+__global__ void __launch_bounds__(kIndexThreads)
+    add_partials(Segments s, WideDivisor multiples, std::int64_t total, Sum* dx) {
+  const std::int64_t thread = index_thread();
+  if (thread >= total) return;
+  std::int64_t j, multiple;
+  const std::int64_t outer = split(split(thread, s.inner, j), multiples, multiple);
+  const std::int64_t at = (multiple + 1) * kSegmentChunk, start = s.starts[at];
+  const auto count = static_cast<std::int64_t>(s.count.value),
+             inner = static_cast<std::int64_t>(s.inner.value);
+  const std::uint64_t key = s.keys[at];
+  const auto row = static_cast<std::int64_t>(key);
+  std::int64_t i = start + kSegmentChunk;
+  if (start < at - kSegmentChunk || start == at || i >= count || s.keys[i] != key) return;
+  if (row < 0 || row >= s.rows || row == s.skipped) return;
+  const std::int64_t blocks = (count + kSegmentChunk - 1) / kSegmentChunk;
+  const float* const partials = s.partials + outer * 2 * blocks * inner + j;
+  Sum* const to = dx + (outer * s.rows + row) * inner + j;
+  float sum = load(*to) + partials[partial_row(start, true) * inner];
+  const std::int64_t step = 2 * inner;  // from one chunk's partial sum to the next one's
+  const float* from = partials + partial_row(i, false) * inner;
+  constexpr std::int64_t kAhead = 4 * kSegmentChunk;
+  for (; i + kAhead - kSegmentChunk < count && s.keys[i + kAhead - kSegmentChunk] == key; i += kAhead) {
+    float ahead[4];  // four loads in flight
+    UNROLL for (int u = 0; u < 4; ++u) ahead[u] = from[u * step];
+    UNROLL for (int u = 0; u < 4; ++u) sum += ahead[u];
+    from += 4 * step;
+  }
+  for (; i < count && s.keys[i] == key; i += kSegmentChunk, from += step) sum += *from;
+  *to = store<Sum>(sum);
 }
 
 template <class T, class Sum>
@@ -165,21 +246,27 @@ void launch_add_rows(const Indices& index, std::int64_t outer, std::int64_t rows
                      std::int64_t inner, std::int64_t skipped, std::int64_t* first_bad, const T* dy, Sum* dx,
                      const LaunchContext& context) {
   if (outer * count * inner == 0) return;
+  const cudaStream_t stream = stream_of(context);
   const Sorted sorted(IndexKey{index}, count, context);
+  const Scratch<std::int64_t> starts(context.device, count);
+  const Scratch<float> partials(context.device, outer * partial_rows(count) * inner);
+  launch(&find_starts<>, index_blocks(count), kIndexThreads, 0, stream, count, sorted.keys(), starts.data());
+  const auto segments = [&](std::int64_t packs) {
+    return Segments{
+        WideDivisor(count), WideDivisor(packs), outer * count * packs, rows,     skipped, sorted.keys(),
+        sorted.positions(), starts.data(),      partials.data(),       first_bad};
+  };
   constexpr int V = static_cast<int>(16 / std::max(sizeof(T), sizeof(Sum)));
   const auto launch_packs = [&]<int N>() {
-    const Segments s{WideDivisor(count),
-                     WideDivisor(inner / N),
-                     outer * count * (inner / N),
-                     rows,
-                     skipped,
-                     sorted.keys(),
-                     sorted.positions(),
-                     first_bad};
-    launch(&add_segments<T, Sum, N>, index_blocks(s.total), kIndexThreads, 0, stream_of(context), s, dy, dx);
+    const Segments s = segments(inner / N);
+    launch(&add_segments<T, Sum, N>, index_blocks(s.total), kIndexThreads, 0, stream, s, dy, dx);
   };
   if (inner % V == 0 && aligned<T, V>(dy) && aligned<Sum, V>(dx)) launch_packs.template operator()<V>();
   else launch_packs.template operator()<1>();
+  const std::int64_t multiples = (count - 1) / kSegmentChunk, total = outer * multiples * inner;
+  if (total == 0) return;
+  launch(&add_partials<Sum>, index_blocks(total), kIndexThreads, 0, stream, segments(inner),
+         WideDivisor(multiples), total, dx);
 }
 
 template <class T>

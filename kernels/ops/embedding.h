@@ -20,8 +20,9 @@ struct EmbeddingArgs {
 inline constinit Slot<EmbeddingArgs> embedding{"embedding"};
 
 /// Writes all of dweight. Row v is the sum of the rows grad[i, :] with indices[i] == v. The rows are added in
-/// order of i, so the result is deterministic. Row `padding` is 0. If `padding` is -1, there is no such row.
-/// With `accumulate`, the sums begin with the row's elements in dweight, and other rows stay as they are.
+/// a fixed order, so the result is deterministic. Row `padding` is 0. If `padding` is -1, there is no such
+/// row. With `accumulate`, the sums begin with the row's elements in dweight, and other rows stay as they
+/// are.
 struct EmbeddingBackwardArgs {
   std::int64_t count, rows, columns;
   ConstArray grad, indices;

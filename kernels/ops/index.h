@@ -29,7 +29,7 @@ struct IndexSelectArgs {
 };
 inline constinit Slot<IndexSelectArgs> index_select{"index_select"};
 
-/// Computes dx[o, index[i], :] += dy[o, i, :], in the order of i.
+/// Computes dx[o, index[i], :] += dy[o, i, :], in an order that only depends on the indices.
 ///   Shapes and layout: dx is like x of index_select, dy is like y.
 ///   Dtypes: dy has the slot's dtype. dx is f32 if dy is f16 or bf16, and has dy's dtype otherwise.
 struct IndexAddArgs {

@@ -116,7 +116,7 @@ class Values(Case):
                             text="".join(f"start {work}\n" for work in works))
         for work, answer in zip(works, found.text.splitlines()):
             names = {"attention_backward": {"dq", "dk", "dv"}, "cross_entropy_backward": {"dx"},
-                     "ctc_loss_backward": {"dx"}, "eager_mul_backward": {"y"}}.get(work.split()[0].partition("@")[0], {"dx", "dweight", "dbias"})
+                     "ctc_loss_backward": {"dx"}, "embedding_backward": {"dweight"}, "eager_mul_backward": {"y"}}.get(work.split()[0].partition("@")[0], {"dx", "dweight", "dbias"})
             self.assertEqual(set(values.parse(answer)), names, work)
 
     def test_a_region_between_the_samples_is_compared_too(self):

@@ -112,6 +112,8 @@ def operations():
         for policy, goal_of_policy in zip(POLICIES, (goal, None, 1.0)):
             yield Item(f"{name}@{policy} bf16 16 12 1024 64", goal_of_policy)
     yield Item("ctc_loss_backward f32 200 64 64 30", None)
+    for dtype in ("f32", "bf16"):  # GPT-2's embedding; 1 of 16 tokens is the commonest
+        yield Item(f"embedding_backward {dtype} 50257 65536 768", None)
     yield Item("clip_grad_norm f32 148 800000", .85, 3)  # as many gradients and elements as GPT-2 has
     yield Item("launch f32 500", None, kind="launch")
     for name, launches in (("eager_mul", 1), ("eager_mul_backward", 2)):

@@ -156,6 +156,14 @@ def ctc_loss_backward(s):
     return gradients({"dx": x}, y, torch.ones_like(y))
 
 
+def embedding_backward(s):
+    w, = leaves(random(s, (s[0], s[2]), 1))
+    i = torch.arange(s[1], device=s.device)
+    octave = 2 ** (i % 16)
+    tokens = (octave - 1 + i // 16 * 7919 % octave) % s[0]
+    return gradients({"dweight": w}, F.embedding(tokens, w), random(s, (s[1], s[2]), 2))
+
+
 def trained_parameters(s):
     parameters = []
     for i in range(s[0]):
@@ -436,7 +444,7 @@ def step_gpt2_block(s):
 
 
 WORKS = {f.__name__: f for f in (copy, transpose, cat, add, gelu, softmax, layer_norm, layer_norm_backward, batch_norm_backward,
-                                 cross_entropy, cross_entropy_backward, ctc_loss_backward, clip_grad_norm, adamw, linear, linear_gelu, linear_backward, attention,
+                                 cross_entropy, cross_entropy_backward, ctc_loss_backward, clip_grad_norm, embedding_backward, adamw, linear, linear_gelu, linear_backward, attention,
                                  attention_backward, conv2d, conv2d_bias_relu, conv2d_backward, eager_mul,
                                  eager_mul_backward, step_mlp, step_mlp_captured, step_cnn, step_resnet18,
                                  step_gpt2_block)}

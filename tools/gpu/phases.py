@@ -36,6 +36,7 @@ SANITIZED = ["copy f32 5001", "transpose bf16 70 41", "add f32 5001", "gelu bf16
              "softmax f32 2 20001", "layer_norm f32 7 1001", "layer_norm f32 2 20001", "layer_norm_backward f32 37 101",
              "batch_norm_backward f32 3 20 7", "cross_entropy f32 9 1001", "cross_entropy f32 2 20001",
              "cross_entropy_backward f32 9 1001", "cross_entropy_backward f32 2 20001", "adamw f32 3 5001",
+             "embedding_backward f32 70 700 10", "embedding_backward bf16 70 700 16",
              "linear@custom f32 130 129 70", "linear@custom bf16 130 136 72", "linear@custom f32 3 129 70",
              "linear@custom bf16 3 136 72", "linear_backward@custom f32 130 129 70",
              "linear_backward@custom bf16 130 136 72", "linear_backward@custom bf16 130 129 71",

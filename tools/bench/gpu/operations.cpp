@@ -104,6 +104,19 @@ Work ctc_loss_backward(const Spec& s) {
       [](const Tensor& y) { return ones_like(y); });
 }
 
+/// The gradient of an embedding of s[0] rows with s[2] columns, for s[1] tokens. Token ids below 2^e are as
+/// frequent as those from 2^e to 2^(e+1) - 1, about as words are by Zipf's law: of 16 tokens, one is token 0.
+Work embedding_backward(const Spec& s) {
+  const Tensor host = empty({s[1]}, DType::i64), w = random(s, {s[0], s[2]}, 1);
+  for (std::int64_t i = 0; i < s[1]; ++i) {
+    const std::int64_t octave = std::int64_t{1} << i % 16;
+    host.data<std::int64_t>()[i] = (octave - 1 + i / 16 * 7919 % octave) % s[0];
+  }
+  return gradients(
+      {{"dweight", w}}, [tokens = host.to(s.device), w] { return embedding(w, tokens); },
+      [&](const Tensor& y) { return random(s, y.sizes(), 2); });
+}
+
 /// s[0] parameters of s[1] elements, with gradients.
 std::vector<nn::Parameter> trained_parameters(const Spec& s) {
   std::vector<nn::Parameter> parameters;
@@ -232,6 +245,7 @@ const std::map<std::string, Maker>& single_operations() {
        }},
       {"ctc_loss_backward", ctc_loss_backward},
       {"clip_grad_norm", clip_grad_norm},
+      {"embedding_backward", embedding_backward},
       {"adamw", adamw},
       {"linear",
        [](const Spec& s) -> Work {  // the product of an (m, k) matrix and a transposed (n, k) matrix
