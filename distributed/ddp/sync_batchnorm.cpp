@@ -1,6 +1,7 @@
 #include "tapestry/distributed/ddp/sync_batchnorm.h"
 
 #include "tapestry/autograd/checkpoint.h"
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/norm.h"
@@ -64,12 +65,20 @@ void update_running(const Tensor& running, const Tensor& value, double momentum)
 Tensor sync_batch_norm(const std::shared_ptr<ProcessGroup>& group, const Tensor& x,
                        const Tensor& running_mean, const Tensor& running_var, const Tensor& weight,
                        const Tensor& bias, double momentum, double eps, const std::string& name) {
+  // As batch_norm: bf16 and f16 batches with f32 weights are computed in f32, and the result is low again.
+  if (const autograd::Autocast cast("batch_norm", x, running_mean, running_var, weight, bias); cast)
+    return cast.result(sync_batch_norm(group, cast(x), running_mean, running_var, cast(weight), cast(bias),
+                                       momentum, eps, name));
   detail::check_defined("sync_batch_norm", x);
   check(group != nullptr, "[sync_batch_norm] the group is null; pass what init_process_group() returned");
   check(x.dim() >= 2, "[sync_batch_norm] input has shape ", x.sizes(), ", expected (N, C) or (N, C, ...)");
   check<TypeError>(is_floating(x.dtype()), "[sync_batch_norm] takes floating dtypes, not ", x.dtype());
-  check_per_channel("sync_batch_norm", x, running_mean, "running_mean");
-  check_per_channel("sync_batch_norm", x, running_var, "running_var");
+  // Statistics of f16 and bf16 batches may be f32, as those of batch_norm.
+  const bool wide_statistics =
+      running_mean.defined() && running_mean.dtype() == accumulation_dtype(x.dtype());
+  const Tensor like = wide_statistics ? empty({0, x.sizes()[1]}, {running_mean.dtype(), x.device()}) : x;
+  check_per_channel("sync_batch_norm", like, running_mean, "running_mean");
+  check_per_channel("sync_batch_norm", like, running_var, "running_var");
   check_per_channel("sync_batch_norm", x, weight, "weight");
   check_per_channel("sync_batch_norm", x, bias, "bias");
 

@@ -5,6 +5,7 @@
 
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops.h"
+#include "tapestry/core/generator.h"
 #include "tapestry/core/memory_record.h"
 #include "tests/support/catch.h"
 

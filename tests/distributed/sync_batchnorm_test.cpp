@@ -1,5 +1,6 @@
 // SyncBatchNorm on N ranks must equal batch normalization of the joined batch.
 #include <cmath>
+#include <optional>
 
 #include "tapestry/tapestry.h"
 #include "tests/distributed/models.h"
@@ -112,6 +113,55 @@ TEST_CASE("statistics and gradients equal those of the whole batch") {
       }
     }
   }
+}
+
+TEST_CASE("bf16 and f16 batches give the whole batch's results, under autocast and with low parameters") {
+  for (const DType low : {DType::bf16, DType::f16})
+    for (const bool casts : {true, false}) {
+      CAPTURE(dtype_name(low), casts);
+      const Tensor x = formula({6, 3, 4}, 0.3, 2, 1).to(low), g = formula({6, 3, 4}, 0.11, 1).to(low);
+      const auto run_layer = [&](const Group& group, std::int64_t first, std::int64_t count) {
+        nn::BatchNorm1d bn({.num_features = 3});
+        bn.weight->detach().copy_(formula({3}, 0.9, 1, 1.5));
+        bn.bias->detach().copy_(formula({3}, 0.7, 1));
+        if (!casts)
+          for (nn::Parameter p : bn.parameters()) p.set_replica(0, p->detach().to(low).set_requires_grad());
+        if (group) convert_sync_batchnorm(bn, group);
+        std::optional<AutocastGuard> guard;
+        if (casts) guard.emplace(low);
+        const Outcome o = run(bn, x.narrow(0, first, count), g.narrow(0, first, count));
+        // Statistics and weights keep their dtypes.
+        check(
+            bn.running_var->dtype() == DType::f32 && bn.weight->grad().dtype() == (casts ? DType::f32 : low),
+            "the dtypes changed");
+        guard.reset();
+        return o;
+      };
+      const Outcome whole = run_layer(nullptr, 0, 6);
+      std::vector<Outcome> parts(2);
+      run_local_ranks(
+          2,
+          [&](const Group& group) {
+            const int r = group->rank();
+            parts[static_cast<std::size_t>(r)] = run_layer(group, r == 0 ? 0 : 4, r == 0 ? 4 : 2);
+          },
+          kBounded);
+      // Results are up to 5, and each is rounded to 8 or 11 bits a few times.
+      const double unit = low == DType::bf16 ? 0x1p-8 : 0x1p-11;
+      Outcome joined = parts[0];
+      joined.y.insert(joined.y.end(), parts[1].y.begin(), parts[1].y.end());
+      joined.dx.insert(joined.dx.end(), parts[1].dx.begin(), parts[1].dx.end());
+      for (std::size_t i = 0; i < 3; ++i)
+        joined.dweight[i] += parts[1].dweight[i], joined.dbias[i] += parts[1].dbias[i];
+      CHECK(difference(joined.y, whole.y) < 8 * unit);
+      CHECK(difference(joined.dx, whole.dx) < 8 * unit);
+      CHECK(difference(joined.dweight, whole.dweight) < (casts ? 1e-4 : 16 * unit));
+      CHECK(difference(joined.dbias, whole.dbias) < (casts ? 1e-4 : 16 * unit));
+      for (const Outcome& part : parts) {
+        CHECK(difference(part.mean, whole.mean) < 1e-5);
+        CHECK(difference(part.var, whole.var) < 1e-5);
+      }
+    }
 }
 
 TEST_CASE("a large mean costs no precision") {

@@ -392,7 +392,7 @@ call tools/test --changed
 has_status 1
 says 'needs git'
 
-for call in 'bench_cpu --rounds' 'bench_ddp --venv' 'bench_modes --json' 'bench_fsdp --steps' 'bench_lm --rounds' 'bench_tokenizer --seed' 'vendor_deps --output'; do
+for call in 'bench_cpu --rounds' 'bench_memory --models' 'bench_ddp --venv' 'bench_modes --json' 'bench_fsdp --steps' 'bench_lm --rounds' 'bench_tokenizer --seed' 'vendor_deps --output'; do
   name="$call without its value"
   call tools/$call
   has_status 2
