@@ -78,12 +78,17 @@ void backward_weight_kernel(const LaunchContext& context, const Conv2dBackwardWe
   const ComputeInput<T> grad(context, a.dy, output_size(s)), input(context, a.x, input_size(s));
   const ComputeOutput<T> dw(context, a.dweight, weight_size(s)), db(context, a.dbias, s.k);
   bool done = false;
-  if constexpr (std::is_same_v<C, float>)
-    done = a.dweight &&
-           ((Depthwise::fits(s) &&
-             Depthwise::backward_weight(s, grad.data(), input.data(), dw.data(), db.data())) ||
-            (!better_as_product(s) && OneDnnConv<float>::backward_weight(
-                                          context, s, grad.data(), input.data(), dw.data(), db.data())));
+  if constexpr (std::is_same_v<C, float>) {
+    const auto by = [&](auto&& way) { return way(grad.data(), input.data(), dw.data(), db.data()); };
+    if (a.dweight && SmallImages::fits(s)) {
+      SmallImages::backward_weight(context, s, grad.data(), input.data(), dw.data(), db.data());
+      done = true;
+    } else if (a.dweight) {
+      done = (Depthwise::fits(s) && by([&](auto... p) { return Depthwise::backward_weight(s, p...); })) ||
+             (!better_as_product(s) &&
+              by([&](auto... p) { return OneDnnConv<float>::backward_weight(context, s, p...); }));
+    }
+  }
   if (!done) Im2col<C>::backward_weight(context, s, grad.data(), input.data(), dw.data(), db.data());
   dw.store();
   db.store();

@@ -49,6 +49,13 @@ struct Depthwise {
   static bool backward_weight(const Conv2dShape& s, const float* dy, const float* x, float* dweight,
                               float* dbias);
 };
+/// The gradient of the weight for many row-major images of a few pixels each, in f32.
+struct SmallImages {
+  /// Whether backward_weight() takes the shape and is faster than the other algorithms.
+  static bool fits(const Conv2dShape& s);
+  static void backward_weight(const LaunchContext& context, const Conv2dShape& s, const float* dy,
+                              const float* x, float* dweight, float* dbias);
+};
 /// 3-d convolution by oneDNN, in the same way as OneDnnConv. There is no other algorithm for volumes.
 struct OneDnnConv3d {
   static bool forward(const LaunchContext& context, const Conv3dShape& s, const float* x, const float* weight,

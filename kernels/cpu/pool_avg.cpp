@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tapestry/kernels/cpu/compute.h"
+#include "tapestry/kernels/cpu/sums.h"
 #include "tapestry/kernels/ops/pool.h"
 
 namespace tapestry::kernels::cpu {
@@ -80,9 +81,16 @@ void forward(const AvgPool2dArgs& a, const Side& rows, const Side& cols) {
         for (std::int64_t q = 0; q < s.q; ++q) {
           const Side::Window &hs = rows.windows[p], &ws = cols.windows[q];
           C sum = 0;
-          for (std::int64_t h = hs.begin; h < hs.end; ++h) {
-            const T* const in = x + (plane * s.h + h) * s.w;
-            for (std::int64_t w = ws.begin; w < ws.end; ++w) sum += load(in[w]);
+          // Rows that a window covers as a whole follow each other, so they are one row.
+          const bool whole = ws.end - ws.begin == s.w;
+          const std::int64_t height = hs.end - hs.begin,
+                             lines = whole ? std::min<std::int64_t>(height, 1) : height;
+          const std::int64_t width = whole ? height * s.w : ws.end - ws.begin;
+          for (std::int64_t h = 0; h < lines; ++h) {
+            const T* const in = x + (plane * s.h + hs.begin + h) * s.w + ws.begin;
+            if (width >= kLanes) sum += sum_lanes<C>(width, [=](std::int64_t w) { return load(in[w]); });
+            else
+              for (std::int64_t w = 0; w < width; ++w) sum += load(in[w]);
           }
           y[(plane * s.p + p) * s.q + q] = T(sum * reciprocal<C>(hs, ws));
         }

@@ -313,6 +313,33 @@ TEST_CASE(
   set_num_threads(before);
 }
 
+TEST_CASE("conv2d: the gradient of the weight for images of a few pixels has the values of the definition") {
+  const int before = get_num_threads();
+  struct Way : Slots<float> {
+    static void backward_weight(const LaunchContext& context, const Conv2dShape& s, const float* dy,
+                                const float* x, float* dweight, float* dbias) {
+      cpu::SmallImages::backward_weight(context, s, dy, x, dweight, dbias);
+    }
+  };
+  for (int trial = 0; trial < 10; ++trial) {
+    Conv2dShape s = random_shape();
+    s.groups = 1, s.channels_last = false;
+    s.c = between(32, 35), s.k = between(32, 40);
+    s.h = std::max<std::int64_t>(s.dilation_h * (s.r - 1) + 1 - 2 * s.padding_h, 1) + between(0, 2);
+    s.w = std::max<std::int64_t>(s.dilation_w * (s.s - 1) + 1 - 2 * s.padding_w, 1) + between(0, 2);
+    s.p = (s.h + 2 * s.padding_h - s.dilation_h * (s.r - 1) - 1) / s.stride_h + 1;
+    s.q = (s.w + 2 * s.padding_w - s.dilation_w * (s.s - 1) - 1) / s.stride_w + 1;
+    s.n = between(9, 12);
+    const std::int64_t pixels = s.p * s.q;
+    CHECK(cpu::SmallImages::fits(s) == (pixels <= 8 && s.n * pixels >= 32 && s.r * s.s > 1));
+    set_num_threads(1 + trial % 3);
+    check_way<float, Way>("small images", s, Values(s), trial % 2);
+    s.channels_last = true;
+    CHECK_FALSE(cpu::SmallImages::fits(s));
+  }
+  set_num_threads(before);
+}
+
 TEST_CASE("conv2d: the fused relu sets negative values to zero and keeps NaN") {
   for (const bool channels_last : {false, true}) {
     Conv2dShape s{.n = 2, .c = 4, .h = 5, .w = 5, .k = 8, .r = 3, .s = 3, .p = 3, .q = 3};

@@ -243,6 +243,70 @@ void add_optimizers() {
   add_optimizer<optim::Adamax>("adamax");
   add_optimizer<optim::NAdam>("nadam");
   add_optimizer<optim::RAdam>("radam");
+  add_optimizer<optim::SGD>("sgd");
+  add_optimizer<optim::AdamW>("adamw");
+}
+
+// What models call in every step.
+void add_basics() {
+  const Tensor x = randn({1000000}), y = randn({1000000}), m = randn({1000, 1000});
+  add("add", [=] { x.add(y); });
+  add("mul", [=] { x.mul(y); });
+  add("exp", [=] { exp(x); });
+  add("transpose_copy", [=] { m.t().contiguous(); });
+  add("sum", [=] { sum(m, 1); });
+  add("sum_columns", [=] { sum(m, 0); });
+  add("mean", [=] { mean(m); });
+  add("max_rows", [=] { amax(m, 1); });
+  add("cat", [=] { cat({m, m}, 1); });
+  for (const auto& [name, f] :
+       {std::pair<const char*, Tensor (*)(const Tensor&)>{"gelu", [](const Tensor& t) { return gelu(t); }},
+        {"silu", [](const Tensor& t) { return silu(t); }},
+        {"relu", [](const Tensor& t) { return relu(t); }},
+        {"sigmoid", [](const Tensor& t) { return sigmoid(t); }},
+        {"tanh", [](const Tensor& t) { return tanh(t); }}}) {
+    add(name, [=, f = f] { f(x); });
+    const Tensor leaf = randn({1000000});
+    add_training(std::string(name) + "_backward", {leaf}, [=, f = f] { return f(leaf); });
+  }
+  const Tensor leaf = randn({1000000});
+  add_training("gelu_tanh_backward", {leaf}, [=] { return gelu(leaf, true); });
+  const Tensor scores = randn({1000, 1000}), tokens = randn({2048, 512});
+  add_training("softmax", {scores}, [=] { return softmax(scores, 1); });
+  add_training("log_softmax", {scores}, [=] { return log_softmax(scores, 1); });
+  const Tensor weight = ones({512}), bias = zeros({512});
+  add_training("layer_norm", {tokens, weight, bias}, [=] { return layer_norm(tokens, {512}, weight, bias); });
+  const Tensor images = randn({16, 64, 32, 32}), plain = images.detach(), scale = ones({64}),
+               shift = zeros({64});
+  add_training("batch_norm", {images, scale, shift},
+               [=] { return batch_norm(images, {}, {}, scale, shift, true); });
+  add_training("max_pool2d", {images}, [=] { return max_pool2d(images, {.kernel_size = 2}); });
+  add_training("avg_pool2d", {images}, [=] { return avg_pool2d(images, {.kernel_size = 2}); });
+  add_training("adaptive_avg_pool2d", {images}, [=] { return adaptive_avg_pool2d(images, 1); });
+  add("adaptive_avg_pool2d_forward", [=] { adaptive_avg_pool2d(plain, 1); });
+  const Tensor square = randn({64, 64, 3, 3}), depth = randn({64, 1, 3, 3}), point = randn({64, 64, 1, 1});
+  add_training("conv2d", {images, square}, [=] { return conv2d(images, square, {}, {.padding = 1}); });
+  add_training("conv2d_strided", {images, square},
+               [=] { return conv2d(images, square, {}, {.stride = 2, .padding = 1}); });
+  add_training("conv2d_dilated", {images, square},
+               [=] { return conv2d(images, square, {}, {.padding = 2, .dilation = 2}); });
+  add_training("conv2d_point", {images, point}, [=] { return conv2d(images, point); });
+  add_training("conv2d_depthwise", {images, depth},
+               [=] { return conv2d(images, depth, {}, {.padding = 1, .groups = 64}); });
+  add_training("conv2d_depthwise_strided", {images, depth},
+               [=] { return conv2d(images, depth, {}, {.stride = 2, .padding = 1, .groups = 64}); });
+  const Tensor deep = randn({32, 512, 2, 2}), window = randn({512, 512, 3, 3});
+  add_training("conv2d_small", {deep, window}, [=] { return conv2d(deep, window, {}, {.padding = 1}); });
+  const Tensor small = randn({16, 32, 32, 32});
+  add_training("upsample_expand", {small}, [=] {
+    return small.unsqueeze(3).unsqueeze(5).expand({16, 32, 32, 2, 32, 2}).reshape({16, 32, 64, 64});
+  });
+  const Tensor rows = randn({2048, 256}), w1 = randn({1024, 256}), b1 = randn({1024});
+  add_training("linear", {rows, w1, b1}, [=] { return linear(rows, w1, b1); });
+  const Tensor table = randn({10000, 256}), ids = randint(0, 10000, {4096});
+  add_training("embedding", {table}, [=] { return embedding(table, ids); });
+  const Tensor logits = randn({2048, 1000}), classes = randint(0, 1000, {2048});
+  add_training("cross_entropy", {logits}, [=] { return cross_entropy(logits, classes); });
 }
 
 }  // namespace
@@ -257,5 +321,6 @@ int main(int argc, char** argv) {
   add_layers();
   add_losses();
   add_optimizers();
+  add_basics();
   return bench::take_turns(work);
 }

@@ -196,6 +196,59 @@ def optimizers():
         work[name.lower()] = getattr(torch.optim, name)([p]).step
 
 
+def basics():
+    """What models call in every step."""
+    x, y, m = torch.randn(1000000), torch.randn(1000000), torch.randn(1000, 1000)
+    work["add"] = lambda: x + y
+    work["mul"] = lambda: x * y
+    work["exp"] = lambda: torch.exp(x)
+    work["transpose_copy"] = lambda: m.t().contiguous()
+    work["sum"] = lambda: torch.sum(m, 1)
+    work["sum_columns"] = lambda: torch.sum(m, 0)
+    work["mean"] = lambda: torch.mean(m)
+    work["max_rows"] = lambda: torch.amax(m, 1)
+    work["cat"] = lambda: torch.cat([m, m], 1)
+    for name in "gelu silu relu sigmoid tanh".split():
+        f = getattr(F, name) if hasattr(F, name) else getattr(torch, name)
+        work[name] = lambda f=f: f(x.detach())
+        leaf = torch.randn(1000000)
+        training(f"{name}_backward", [leaf], lambda f=f, t=leaf: f(t))
+    leaf = torch.randn(1000000)
+    training("gelu_tanh_backward", [leaf], lambda: F.gelu(leaf, approximate="tanh"))
+    scores, tokens = torch.randn(1000, 1000), torch.randn(2048, 512)
+    training("softmax", [scores], lambda: F.softmax(scores, 1))
+    training("log_softmax", [scores], lambda: F.log_softmax(scores, 1))
+    weight, bias = torch.ones(512), torch.zeros(512)
+    training("layer_norm", [tokens, weight, bias], lambda: F.layer_norm(tokens, (512,), weight, bias))
+    images, scale, shift = torch.randn(16, 64, 32, 32), torch.ones(64), torch.zeros(64)
+    training("batch_norm", [images, scale, shift], lambda: F.batch_norm(images, None, None, scale, shift, True))
+    training("max_pool2d", [images], lambda: F.max_pool2d(images, 2))
+    training("avg_pool2d", [images], lambda: F.avg_pool2d(images, 2))
+    training("adaptive_avg_pool2d", [images], lambda: F.adaptive_avg_pool2d(images, 1))
+    work["adaptive_avg_pool2d_forward"] = lambda: F.adaptive_avg_pool2d(images.detach(), 1)
+    square, depth, point = torch.randn(64, 64, 3, 3), torch.randn(64, 1, 3, 3), torch.randn(64, 64, 1, 1)
+    training("conv2d", [images, square], lambda: F.conv2d(images, square, padding=1))
+    training("conv2d_strided", [images, square], lambda: F.conv2d(images, square, stride=2, padding=1))
+    training("conv2d_dilated", [images, square], lambda: F.conv2d(images, square, padding=2, dilation=2))
+    training("conv2d_point", [images, point], lambda: F.conv2d(images, point))
+    training("conv2d_depthwise", [images, depth], lambda: F.conv2d(images, depth, padding=1, groups=64))
+    training("conv2d_depthwise_strided", [images, depth], lambda: F.conv2d(images, depth, stride=2, padding=1, groups=64))
+    deep, window = torch.randn(32, 512, 2, 2), torch.randn(512, 512, 3, 3)
+    training("conv2d_small", [deep, window], lambda: F.conv2d(deep, window, padding=1))
+    small = torch.randn(16, 32, 32, 32)
+    training("upsample_expand", [small], lambda: small[:, :, :, None, :, None].expand(16, 32, 32, 2, 32, 2).reshape(16, 32, 64, 64))
+    rows, w1, b1 = torch.randn(2048, 256), torch.randn(1024, 256), torch.randn(1024)
+    training("linear", [rows, w1, b1], lambda: F.linear(rows, w1, b1))
+    table, ids = torch.randn(10000, 256), torch.randint(0, 10000, (4096,))
+    training("embedding", [table], lambda: F.embedding(ids, table))
+    logits, classes = torch.randn(2048, 1000), torch.randint(0, 1000, (2048,))
+    training("cross_entropy", [logits], lambda: F.cross_entropy(logits, classes))
+    for name in ("SGD", "AdamW"):
+        p = torch.nn.Parameter(torch.randn(1000000))
+        p.grad = torch.randn(1000000)
+        work[name.lower()] = getattr(torch.optim, name)([p], lr=1e-3, fused=True).step
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
@@ -206,7 +259,7 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    for group in (elementwise, indexing, shape_and_reductions, linalg, layers, losses, optimizers):
+    for group in (elementwise, indexing, shape_and_reductions, linalg, layers, losses, optimizers, basics):
         group()
     ours = Ours(args.program, args.threads)
     print(f"PyTorch {torch.__version__}, {args.threads} threads, {cpu_name()}, {args.rounds} interleaved rounds, "
