@@ -19,6 +19,8 @@ namespace {
 
 constexpr std::int64_t kKeys = 128;
 constexpr std::int64_t kQueries = 96;  // a multiple of kTileRows
+// Queries with a causal mask are computed in smaller blocks, which reach less far into what the mask hides.
+constexpr std::int64_t kCausalQueries = 48;
 // A task of the forward pass copies each block of keys once for so many queries.
 constexpr std::int64_t kTaskQueries = 2 * kQueries;
 // With fewer queries, copying the keys into panels would take longer than the products.
@@ -31,6 +33,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr std::int64_t padded(std::int64_t columns) {
   return (columns + kTileColumns - 1) / kTileColumns * kTileColumns;
 }
+constexpr std::int64_t queries_of(bool causal) { return causal ? kCausalQueries : kQueries; }
 constexpr std::int64_t blocks(std::int64_t n, std::int64_t size) { return (n + size - 1) / size; }
 
 template <class T>
@@ -101,6 +104,11 @@ void mask_row(const AttentionMask& m, std::int64_t batch, std::int64_t head, std
   }
   const std::int64_t visible = m.causal ? std::clamp<std::int64_t>(i + 1 + m.offset - first, 0, n) : n;
   std::fill(s + visible, s + padded(n), -kInfinity);
+}
+
+// The number of the n keys from `first` on that some query before `end` may see.
+std::int64_t visible_to(const AttentionMask& m, std::int64_t end, std::int64_t first, std::int64_t n) {
+  return m.causal ? std::clamp<std::int64_t>(end + m.offset - first, 0, n) : n;
 }
 
 // Applies dropout to what belongs to the weights of query i and the keys that begin at `first`.
@@ -183,12 +191,12 @@ class Forward {
       const std::int64_t n = std::min(kKeys, s_.keys - first);
       copy_transposed(k + first * a_.k_strides.row, a_.k_strides.row, n, width, keys);
       copy_rows(v + first * a_.v_strides.row, a_.v_strides.row, n, s_.value_width, values, out_);
-      for (std::int64_t at = 0; at < rows; at += kQueries) {
-        const std::int64_t m = std::min(kQueries, rows - at);
-        if (a_.mask.causal && first >= begin + at + m + a_.mask.offset)
-          continue;  // these queries see none of these keys
+      for (std::int64_t at = 0; at < rows; at += queries_of(a_.mask.causal)) {
+        const std::int64_t m = std::min(queries_of(a_.mask.causal), rows - at);
+        const std::int64_t visible = visible_to(a_.mask, begin + at + m, first, n);
+        if (visible == 0) continue;
         multiply_tiles({.m = m,
-                        .n = padded(n),
+                        .n = padded(visible),
                         .depth = width,
                         .a = q + at * width,
                         .a_row = width,
@@ -201,16 +209,16 @@ class Forward {
                         .accumulate = false});
         for (std::int64_t i = 0; i < m; ++i) {
           float* const row = scores + i * kKeys;
-          mask_row<T>(a_.mask, batch, head, begin + at + i, first, n, row);
-          const float factor = exponentials(queries[at + i], row, padded(n));
-          drop_row(a_.dropout, s_, batch, head, begin + at + i, first, n, row);
+          mask_row<T>(a_.mask, batch, head, begin + at + i, first, visible, row);
+          const float factor = exponentials(queries[at + i], row, padded(visible));
+          drop_row(a_.dropout, s_, batch, head, begin + at + i, first, visible, row);
           float* const sum = sums + (at + i) * out_;
           if (factor != 1)
             for (std::int64_t j = 0; j < out_; ++j) sum[j] *= factor;
         }
         multiply_tiles({.m = m,
                         .n = out_,
-                        .depth = n,
+                        .depth = visible,
                         .a = scores,
                         .a_row = kKeys,
                         .a_step = 1,
@@ -350,16 +358,19 @@ class BackwardPass {
         const std::int64_t row0 = (batch * s_.heads + head) * s_.queries;
         const float* const logs = a_.log_sum_exp.as<float>() + row0;
         // With a causal mask, queries before first - offset see none of these keys.
+        const std::int64_t block = queries_of(a_.mask.causal);
         const std::int64_t seeing =
-            a_.mask.causal ? std::max<std::int64_t>(first - a_.mask.offset, 0) / kQueries * kQueries : 0;
-        for (std::int64_t at = seeing; at < s_.queries; at += kQueries) {
-          const std::int64_t m = std::min(kQueries, s_.queries - at);
+            a_.mask.causal ? std::max<std::int64_t>(first - a_.mask.offset, 0) / block * block : 0;
+        for (std::int64_t at = seeing; at < s_.queries; at += block) {
+          const std::int64_t m = std::min(block, s_.queries - at);
+          const std::int64_t visible = visible_to(a_.mask, at + m, first, n);
+          if (visible == 0) continue;
           copy_rows(head_of<T>(a_.q, a_.q_strides, batch, head) + at * a_.q_strides.row, a_.q_strides.row, m,
                     width, q, in_, scale);
           copy_rows(head_of<T>(a_.dy, a_.dy_strides, batch, head) + at * a_.dy_strides.row, a_.dy_strides.row,
                     m, value_width, dy, out_);
           multiply_tiles({.m = m,
-                          .n = padded(n),
+                          .n = padded(visible),
                           .depth = width,
                           .a = q,
                           .a_row = in_,
@@ -371,7 +382,7 @@ class BackwardPass {
                           .c_row = kKeys,
                           .accumulate = false});
           multiply_tiles({.m = m,
-                          .n = padded(n),
+                          .n = padded(visible),
                           .depth = value_width,
                           .a = dy,
                           .a_row = out_,
@@ -383,9 +394,9 @@ class BackwardPass {
                           .c_row = kKeys,
                           .accumulate = false});
           for (std::int64_t i = 0; i < m; ++i)
-            score_gradients(batch, head, at + i, first, n, logs[at + i], deltas_[row0 + at + i],
+            score_gradients(batch, head, at + i, first, visible, logs[at + i], deltas_[row0 + at + i],
                             p + i * kKeys, ds + i * kKeys);
-          multiply_tiles({.m = n,
+          multiply_tiles({.m = visible,
                           .n = out_,
                           .depth = m,
                           .a = p,
@@ -397,7 +408,7 @@ class BackwardPass {
                           .c = dv,
                           .c_row = out_,
                           .accumulate = true});
-          multiply_tiles({.m = n,
+          multiply_tiles({.m = visible,
                           .n = in_,
                           .depth = m,
                           .a = ds,
@@ -411,7 +422,7 @@ class BackwardPass {
                           .accumulate = true});
           multiply_tiles({.m = m,
                           .n = in_,
-                          .depth = n,
+                          .depth = visible,
                           .a = ds,
                           .a_row = kKeys,
                           .a_step = 1,
