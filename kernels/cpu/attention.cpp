@@ -60,6 +60,28 @@ void copy_rows(const T* from, std::int64_t from_row, std::int64_t rows, std::int
   }
 }
 
+// Writes the transposed matrix of 8 rows and 8 columns.
+inline void transpose_square(const float* from, std::int64_t from_row, float* to, std::int64_t to_row) {
+  TileVector r[8], pairs[8], fours[8];
+  for (int i = 0; i < 8; ++i) detail::load_tile(r[i], from + i * from_row);
+  for (int i = 0; i < 8; i += 2) {  // pairs[i] has columns 0, 1, 4 and 5 of rows i and i + 1
+    pairs[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+    pairs[i + 1] = __builtin_shufflevector(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+  }
+  for (int i = 0; i < 8; i += 4)
+    for (int c = 0; c < 2; ++c) {  // fours[i + j] has columns j and j + 4 of rows i to i + 3
+      const TileVector &low = pairs[i + c], &high = pairs[i + 2 + c];
+      fours[i + 2 * c] = __builtin_shufflevector(low, high, 0, 1, 8, 9, 4, 5, 12, 13);
+      fours[i + 2 * c + 1] = __builtin_shufflevector(low, high, 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+  for (int c = 0; c < 4; ++c) {
+    detail::store_tile(to + c * to_row,
+                       __builtin_shufflevector(fours[c], fours[4 + c], 0, 1, 2, 3, 8, 9, 10, 11));
+    detail::store_tile(to + (c + 4) * to_row,
+                       __builtin_shufflevector(fours[c], fours[4 + c], 4, 5, 6, 7, 12, 13, 14, 15));
+  }
+}
+
 // Copies rows to panels of the transposed matrix: panel j has kTileColumns rows as its columns. Missing rows
 // of the last panel become 0.
 template <class T>
@@ -68,7 +90,16 @@ void copy_transposed(const T* from, std::int64_t from_row, std::int64_t rows, st
   float line[64];
   for (std::int64_t i = 0; i < padded(rows); ++i) {
     float* const column = to + i / kTileColumns * columns * kTileColumns + i % kTileColumns;
-    for (std::int64_t c = 0; c < columns; c += 64) {
+    std::int64_t begin = 0;
+    if constexpr (std::is_same_v<T, float>) {
+      if (i / 8 * 8 + 8 <= rows) {
+        if (i % 8 == 0)
+          for (std::int64_t c = 0; c + 8 <= columns; c += 8)
+            transpose_square(from + i * from_row + c, from_row, column + c * kTileColumns, kTileColumns);
+        begin = columns / 8 * 8;  // the squares have the columns before
+      }
+    }
+    for (std::int64_t c = begin; c < columns; c += 64) {
       const std::int64_t n = std::min<std::int64_t>(64, columns - c);
       if (i < rows) widen(from + i * from_row + c, line, n);
       else std::fill_n(line, n, 0.0f);

@@ -69,6 +69,12 @@ struct Plane {
   std::int64_t span() const { return size() - last_offset(); }
 };
 
+#ifdef __clang__
+#define TAPESTRY_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define TAPESTRY_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 // y[i] (+)= sum of w[j] x[i + at[j]]. The loops are functions of pointers alone: g++ then vectorises them.
 template <int kTaps>
 void add_taps(std::int64_t n, const float* x, const std::int64_t* at, const float* w, float* y, bool add) {
@@ -76,7 +82,7 @@ void add_taps(std::int64_t n, const float* x, const std::int64_t* at, const floa
   float factor[kTaps];
   for (int j = 0; j < kTaps; ++j) from[j] = x + at[j], factor[j] = w[j];
   if (!add) std::fill_n(y, n, 0.0f);
-#pragma GCC ivdep
+  TAPESTRY_INDEPENDENT
   for (std::int64_t i = 0; i < n; ++i) {
     float sum = y[i];
     for (int j = 0; j < kTaps; ++j) sum += factor[j] * from[j][i];
