@@ -47,11 +47,14 @@ void normalise(const C* x, std::int64_t cols, C eps, const C* weight, const C* b
   const C inv_std = C(1) / std::sqrt(squares / static_cast<C>(cols) + eps);
   if constexpr (kCentred) *mean_out = mean;
   *inv_std_out = inv_std;
-  if (weight && bias)
+  if (weight && bias) {
+#pragma GCC ivdep
     for (std::int64_t i = 0; i < cols; ++i) y[i] = (x[i] - mean) * inv_std * weight[i] + bias[i];
-  else if (weight && !kCentred)
+  } else if (weight && !kCentred) {
+#pragma GCC ivdep
     for (std::int64_t i = 0; i < cols; ++i) y[i] = x[i] * inv_std * weight[i];
-  else
+  } else
+#pragma GCC ivdep
     for (std::int64_t i = 0; i < cols; ++i)
       y[i] = (x[i] - mean) * inv_std * (weight ? weight[i] : C(1)) + (bias ? bias[i] : C(0));
 }
@@ -90,11 +93,13 @@ void forward_kernel(const LaunchContext& context, const LayerNormArgs& s) {
 template <bool kCentred, class C>
 void row_gradients(const C* dy, const C* x, const C* weight, std::int64_t cols, C mean, C inv_std, C* dweight,
                    C* dbias, C* dx) {
-  if (dweight)
+  if (dweight) {
+#pragma GCC ivdep
     for (std::int64_t i = 0; i < cols; ++i) {
       dweight[i] += dy[i] * ((x[i] - mean) * inv_std);
       if constexpr (kCentred) dbias[i] += dy[i];
     }
+  }
   if (!dx) return;
   const auto gradient = [=](std::int64_t i) { return dy[i] * (weight ? weight[i] : C(1)); };
   const auto normal = [=](std::int64_t i) { return (x[i] - mean) * inv_std; };
@@ -102,6 +107,7 @@ void row_gradients(const C* dy, const C* x, const C* weight, std::int64_t cols, 
   C plain = 0;  // the gradient through the mean
   if constexpr (kCentred) plain = sum_lanes<C>(cols, gradient) * scale;
   const C along = sum_lanes<C>(cols, [=](std::int64_t i) { return gradient(i) * normal(i); }) * scale;
+#pragma GCC ivdep
   for (std::int64_t i = 0; i < cols; ++i) dx[i] = inv_std * (gradient(i) - plain - normal(i) * along);
 }
 
