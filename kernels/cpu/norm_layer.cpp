@@ -90,7 +90,7 @@ void forward_kernel(const LaunchContext& context, const LayerNormArgs& s) {
 
 // Adds a row's parts of the gradients of weight and bias to dweight and dbias, which are both null or not,
 // and computes dx unless it is null.
-template <bool kCentred, class C>
+template <bool kCentred, bool kWeighted, class C>
 void row_gradients(const C* dy, const C* x, const C* weight, std::int64_t cols, C mean, C inv_std, C* dweight,
                    C* dbias, C* dx) {
   if (dweight) {
@@ -101,7 +101,10 @@ void row_gradients(const C* dy, const C* x, const C* weight, std::int64_t cols, 
     }
   }
   if (!dx) return;
-  const auto gradient = [=](std::int64_t i) { return dy[i] * (weight ? weight[i] : C(1)); };
+  const auto gradient = [=](std::int64_t i) {
+    if constexpr (kWeighted) return dy[i] * weight[i];  // a condition here would keep loops from vectors
+    else return dy[i];
+  };
   const auto normal = [=](std::int64_t i) { return (x[i] - mean) * inv_std; };
   const C scale = C(1) / static_cast<C>(cols);
   C plain = 0;  // the gradient through the mean
@@ -139,9 +142,12 @@ void backward_kernel(const LaunchContext& context, const LayerNormBackwardArgs& 
         with_wide_vectors([=] {
           T* const dx = dxs ? dxs + r * cols : nullptr;
           C* const to = dx ? target_of(dx, memory + 2 * cols) : nullptr;
-          row_gradients<kCentred>(row_of(dys + r * cols, memory, cols),
-                                  row_of(xs + r * cols, memory + cols, cols), weight, cols,
-                                  kCentred ? means[r] : C(0), inv_stds[r], dweight, dbias, to);
+          const auto run = [&]<bool kWeighted>() {
+            row_gradients<kCentred, kWeighted>(row_of(dys + r * cols, memory, cols),
+                                               row_of(xs + r * cols, memory + cols, cols), weight, cols,
+                                               kCentred ? means[r] : C(0), inv_stds[r], dweight, dbias, to);
+          };
+          weight ? run.template operator()<true>() : run.template operator()<false>();
           if (!dx) return;
           finish_row(to, dx, cols);
           // A pass of its own over the row in the cache: the product and the sum would otherwise become one
