@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tapestry/kernels/cpu/compute.h"
+#include "tapestry/kernels/cpu/conv_few.h"
 #include "tapestry/kernels/cpu/onednn.h"
 
 namespace tapestry::kernels::cpu {
@@ -256,6 +257,8 @@ bool run(const LaunchContext& context, const Conv3dShape& s, Pass pass, bool bia
 template <class T>
 bool OneDnnConv<T>::forward(const LaunchContext& context, const Conv2dShape& s, const T* x, const T* weight,
                             const T* bias, T* y) {
+  if constexpr (std::is_same_v<T, BFloat16>)
+    if (FewChannels::forward(context, s, x, weight, bias, y)) return true;
   return run<T>(context, s, Pass::forward, bias != nullptr, {x, weight, y, bias});
 }
 template <class T>
@@ -266,6 +269,8 @@ bool OneDnnConv<T>::backward_input(const LaunchContext& context, const Conv2dSha
 template <class T>
 bool OneDnnConv<T>::backward_weight(const LaunchContext& context, const Conv2dShape& s, const T* dy,
                                     const T* x, T* dweight, T* dbias) {
+  if constexpr (std::is_same_v<T, BFloat16>)
+    if (FewChannels::backward_weight(context, s, dy, x, dweight, dbias)) return true;
   if (!run<T>(context, s, Pass::backward_weight, dbias != nullptr, {dy, x, dweight, dbias})) return false;
   // The bf16 instruction multiplies pairs. oneDNN fills up odd rows with zeros, and zero times infinity is
   // NaN.

@@ -47,11 +47,14 @@ void normalise(const C* x, std::int64_t cols, C eps, const C* weight, const C* b
   const C inv_std = C(1) / std::sqrt(squares / static_cast<C>(cols) + eps);
   if constexpr (kCentred) *mean_out = mean;
   *inv_std_out = inv_std;
-  if (weight && bias)
+  if (weight && bias) {
+#pragma GCC ivdep
     for (std::int64_t i = 0; i < cols; ++i) y[i] = (x[i] - mean) * inv_std * weight[i] + bias[i];
-  else if (weight && !kCentred)
+  } else if (weight && !kCentred) {
+#pragma GCC ivdep
     for (std::int64_t i = 0; i < cols; ++i) y[i] = x[i] * inv_std * weight[i];
-  else
+  } else
+#pragma GCC ivdep
     for (std::int64_t i = 0; i < cols; ++i)
       y[i] = (x[i] - mean) * inv_std * (weight ? weight[i] : C(1)) + (bias ? bias[i] : C(0));
 }
@@ -87,21 +90,27 @@ void forward_kernel(const LaunchContext& context, const LayerNormArgs& s) {
 
 // Adds a row's parts of the gradients of weight and bias to dweight and dbias, which are both null or not,
 // and computes dx unless it is null.
-template <bool kCentred, class C>
+template <bool kCentred, bool kWeighted, class C>
 void row_gradients(const C* dy, const C* x, const C* weight, std::int64_t cols, C mean, C inv_std, C* dweight,
                    C* dbias, C* dx) {
-  if (dweight)
+  if (dweight) {
+#pragma GCC ivdep
     for (std::int64_t i = 0; i < cols; ++i) {
       dweight[i] += dy[i] * ((x[i] - mean) * inv_std);
       if constexpr (kCentred) dbias[i] += dy[i];
     }
+  }
   if (!dx) return;
-  const auto gradient = [=](std::int64_t i) { return dy[i] * (weight ? weight[i] : C(1)); };
+  const auto gradient = [=](std::int64_t i) {
+    if constexpr (kWeighted) return dy[i] * weight[i];  // a condition here would keep loops from vectors
+    else return dy[i];
+  };
   const auto normal = [=](std::int64_t i) { return (x[i] - mean) * inv_std; };
   const C scale = C(1) / static_cast<C>(cols);
   C plain = 0;  // the gradient through the mean
   if constexpr (kCentred) plain = sum_lanes<C>(cols, gradient) * scale;
   const C along = sum_lanes<C>(cols, [=](std::int64_t i) { return gradient(i) * normal(i); }) * scale;
+#pragma GCC ivdep
   for (std::int64_t i = 0; i < cols; ++i) dx[i] = inv_std * (gradient(i) - plain - normal(i) * along);
 }
 
@@ -133,9 +142,12 @@ void backward_kernel(const LaunchContext& context, const LayerNormBackwardArgs& 
         with_wide_vectors([=] {
           T* const dx = dxs ? dxs + r * cols : nullptr;
           C* const to = dx ? target_of(dx, memory + 2 * cols) : nullptr;
-          row_gradients<kCentred>(row_of(dys + r * cols, memory, cols),
-                                  row_of(xs + r * cols, memory + cols, cols), weight, cols,
-                                  kCentred ? means[r] : C(0), inv_stds[r], dweight, dbias, to);
+          const auto run = [&]<bool kWeighted>() {
+            row_gradients<kCentred, kWeighted>(row_of(dys + r * cols, memory, cols),
+                                               row_of(xs + r * cols, memory + cols, cols), weight, cols,
+                                               kCentred ? means[r] : C(0), inv_stds[r], dweight, dbias, to);
+          };
+          weight ? run.template operator()<true>() : run.template operator()<false>();
           if (!dx) return;
           finish_row(to, dx, cols);
           // A pass of its own over the row in the cache: the product and the sum would otherwise become one
