@@ -255,6 +255,11 @@ TEST_CASE("bad arguments of capture, and replays that no longer fit") {
       [&] { static_cast<void>(cuda::capture([] { throw std::runtime_error("mine"); }, {.warm_up = 0})); },
       "mine");
 
+  const auto state = default_generator(kGpu).state();
+  default_generator(kGpu).set_state({1, ~std::uint64_t{0} - 5});
+  CHECK_THROWS_AS(rand({3}, kGpu), ValueError);
+  default_generator(kGpu).set_state(state);
+
   Run run = mlp(Kind::adamw, 0.0);
   auto step = cuda::capture([&] { run.work(); }, {.warm_up = 1});
   step();
