@@ -66,8 +66,6 @@ void Generator::set_state(const std::array<std::uint64_t, 2>& state) {
     capture->drawn = state[1] & ~kCapturedRange;
     return;
   }
-  check((state[1] & kCapturedRange) == 0, "[Generator] set_state() with the offset ", state[1],
-        "; offsets are less than 2^63");
   const std::lock_guard lock(mutex_);
   state_ = {state[0], state[1]};
 }

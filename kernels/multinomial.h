@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "tapestry/core/generator.h"
-#include "tapestry/core/internal/captured_range.h"
 #include "tapestry/kernels/random.h"
 #include "tapestry/kernels/search.h"
 
@@ -22,7 +21,6 @@ TAPESTRY_HOST_DEVICE inline std::int64_t integer_weight(double p, double largest
 
 /// The 64-bit random number `i` of a range.
 TAPESTRY_HOST_DEVICE inline std::uint64_t random_word(PhiloxRange range, std::int64_t i) {
-  range = current_range(range);
   const Philox4 four = philox(range.seed, range.offset + static_cast<std::uint64_t>(i / 2));
   return wide_word(four.v, static_cast<int>(i % 2));
 }

@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "tapestry/core/cuda/capture.h"
+#include "tapestry/core/internal/captured_range.h"
 #include "tapestry/core/stream.h"
 
 namespace tapestry::detail {
@@ -23,6 +24,14 @@ void set_current_capture(CaptureState* state) {
 void refuse_in_capture(const char* call, const char* instead) {
   if (current_capture()) [[unlikely]]
     fail<cuda::CaptureError>("[", call, "] a step that cuda::capture() records cannot do this; ", instead);
+}
+
+void check_range(const char* op, const PhiloxRange& range) {
+  check(
+      (range.offset & kCapturedRange) == 0 || current_capture(), "[", op, "] the random offset ",
+      range.offset,
+      " is 2^63 or more, or was drawn in a step that cuda::capture() recorded; on a GPU it must be smaller, "
+      "and backward must be part of the step");
 }
 
 void check_captured_kernel(Device device, const char* name) {

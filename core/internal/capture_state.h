@@ -36,6 +36,10 @@ void set_current_capture(CaptureState* state);
 /// `instead` says what to do.
 void refuse_in_capture(const char* call, const char* instead);
 
+/// Throws ValueError if a kernel would take the offset of `range` for that of a captured range although
+/// nothing is captured. Launches of kernels that call current_range() check it.
+void check_range(const char* op, const PhiloxRange& range);
+
 /// Kernels report to check_captured_kernel() while it is on, as they report to a Timeline.
 void watch_kernels(bool on);
 /// Throws CaptureError if the calling thread captures and this kernel would not become part of the graph.

@@ -9,7 +9,8 @@
 namespace tapestry {
 
 /// Set in `offset` if `seed` is the address of a cell with the seed and the offset at which the replay began,
-/// and the rest of `offset` is relative to that. Generator::set_state() refuses such offsets.
+/// and the rest of `offset` is relative to that. A launch outside of captures refuses such
+/// offsets, which a generator has only if set_state() was given one.
 inline constexpr std::uint64_t kCapturedRange = std::uint64_t{1} << 63;
 
 /// What `range` means now. CUDA kernels call it before they compute numbers.

@@ -13,7 +13,7 @@
 #include <limits>
 
 #include "tapestry/core/error.h"
-#include "tapestry/core/internal/captured_range.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/core/philox.h"
 #include "tapestry/kernels/cuda/launch_context.cuh"
 #include "tapestry/kernels/cuda/mma.cuh"
@@ -259,6 +259,10 @@ AttentionPlan attention_plan(const AttentionShape& s, double scale, const Attent
   p.prepared = (m.mask && !p.mask_is_bool) || !(scale > 0);
   p.multiplier = static_cast<float>(scale * 1.4426950408889634);
   p.exponent = p.prepared ? 1 : p.multiplier;
+  // The kernels have no register left for the indirection of captured_range.h: it made them spill.
+  if (d.threshold)
+    tapestry::detail::refuse_in_capture("scaled_dot_product_attention",
+                                        "its dropout cannot be captured; use dropout_p = 0");
   p.seed = d.range.seed, p.counter = d.range.offset, p.threshold = d.threshold;
   p.kept = static_cast<float>(d.threshold ? d.scale : 1);
   return p;
@@ -323,12 +327,11 @@ template <bool kKeyRows, int N>
 __device__ __forceinline__ std::uint32_t kept_bits(const AttentionPlan& p, int batch, int head, int row,
                                                    int column) {
   const std::int64_t first = (static_cast<std::int64_t>(batch) * p.heads + head) * p.queries;
-  const PhiloxRange range = current_range({p.seed, p.counter});
   Philox4 four{};
   std::uint64_t counter = ~std::uint64_t{0};
   return bits_of<kKeyRows, N>(row, column, [&](int query, int key) {
     const auto e = static_cast<std::uint64_t>((first + query) * p.keys + key);
-    if (e / 4 != counter) four = philox(range.seed, range.offset + e / 4), counter = e / 4;
+    if (e / 4 != counter) four = philox(p.seed, p.counter + e / 4), counter = e / 4;
     const std::uint32_t low = e % 2 ? four.v[1] : four.v[0], high = e % 2 ? four.v[3] : four.v[2];
     return (e % 4 < 2 ? low : high) >> 8 >= p.threshold;
   });

@@ -3,6 +3,7 @@
 // defines how the random words become numbers, so that CPU and GPU agree.
 #include <algorithm>
 
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/core/internal/captured_range.h"
 #include "tapestry/kernels/cuda/copy.cuh"
 #include "tapestry/kernels/cuda/sort.cuh"
@@ -86,6 +87,7 @@ __global__ void __launch_bounds__(kRandomThreads)
 template <class T, class F>
 void launch_random(const F& f, PhiloxRange range, std::int64_t n, const T* x, T* out, cudaStream_t stream) {
   if (n == 0) return;
+  tapestry::detail::check_range("random", range);
   constexpr int E = F::kEach * std::clamp(int(16 / (F::kEach * sizeof(T))), 1, 4);
   constexpr std::int64_t per_block = std::int64_t{E} * kRandomThreads;
   const bool packs = aligned<T, E>(out) && aligned<T, E>(x);
@@ -124,6 +126,7 @@ struct RandomKey {
 template <class = void>
 void launch_randperm(const LaunchContext& context, const RandpermArgs& a) {
   if (a.n == 0) return;
+  tapestry::detail::check_range("randperm", a.range);
   const Sorted sorted(RandomKey{a.range}, a.n, context);
   Elementwise<2> e;
   e.ndim = 1, e.numel = e.sizes[0] = a.n;

@@ -249,35 +249,6 @@ const kernels::StepScalars* Optimizer::on_device(const kernels::StepScalars& sca
 
 void Optimizer::update_tensors(std::size_t group, const nn::ReplicaDevice& replica_device,
                                const std::vector<Update>& updates) {
-  struct Batch {
-    DType dtype;
-    std::vector<kernels::StepItem> items;
-    std::vector<kernels::LowPrecisionItem> low = {};  // of f16 and bf16
-  };
-  static_assert(std::extent_v<decltype(kernels::StepItem::state)> == kMaxState);
-  std::vector<Batch> batches;
-  const std::size_t count = state_names().size();
-  for (const Update& u : updates) {
-    kernels::StepItem item{.param = u.param.raw_data(), .grad = u.grad.raw_data(), .numel = u.param.numel()};
-    if (u.state) {
-      item.step = static_cast<double*>(u.state->step.raw_data());
-      for (std::size_t k = 0; k < count; ++k)
-        if (uses_state(group, k)) item.state[k] = u.state->tensors[k].raw_data();
-    }
-    auto batch = std::find_if(batches.begin(), batches.end(),
-                              [&](const Batch& b) { return b.dtype == u.param.dtype(); });
-    if (batch == batches.end()) batch = batches.insert(batch, {u.param.dtype(), {}});
-    batch->items.push_back(item);
-    if (is_low(u.param.dtype()))
-      batch->low.push_back(
-          {.master = u.state && u.state->master.defined() ? u.state->master.data<float>() : nullptr,
-           .number = static_cast<std::uint64_t>(u.number),
-           .offset = u.offset});
-  }
-  const kernels::StepScalars scalars{.lr = lr(group), .grad_scale = grad_scale_};
-  const auto own = [&](const Tensor& t) { return t.defined() ? t.to(replica_device.device) : t; };
-  const Tensor loss_scale = own(loss_scale_), found_inf = own(found_inf_);
-  const auto address = [](const Tensor& t) { return t.defined() ? t.data<float>() : nullptr; };
   const kernels::StepScalars* captured = nullptr;
   if (auto* const capture = tapestry::detail::current_capture()) {
     // A graph has scalars of its own, because they contain the momentum, which other steps pass as an
@@ -333,6 +304,35 @@ void Optimizer::update_tensors(std::size_t group, const nn::ReplicaDevice& repli
       write(at.scalars.momentum, now.momentum, 2);
     });
   }
+  struct Batch {
+    DType dtype;
+    std::vector<kernels::StepItem> items;
+    std::vector<kernels::LowPrecisionItem> low = {};  // of f16 and bf16
+  };
+  static_assert(std::extent_v<decltype(kernels::StepItem::state)> == kMaxState);
+  std::vector<Batch> batches;
+  const std::size_t count = state_names().size();
+  for (const Update& u : updates) {
+    kernels::StepItem item{.param = u.param.raw_data(), .grad = u.grad.raw_data(), .numel = u.param.numel()};
+    if (u.state) {
+      item.step = static_cast<double*>(u.state->step.raw_data());
+      for (std::size_t k = 0; k < count; ++k)
+        if (uses_state(group, k)) item.state[k] = u.state->tensors[k].raw_data();
+    }
+    auto batch = std::find_if(batches.begin(), batches.end(),
+                              [&](const Batch& b) { return b.dtype == u.param.dtype(); });
+    if (batch == batches.end()) batch = batches.insert(batch, {u.param.dtype(), {}});
+    batch->items.push_back(item);
+    if (is_low(u.param.dtype()))
+      batch->low.push_back(
+          {.master = u.state && u.state->master.defined() ? u.state->master.data<float>() : nullptr,
+           .number = static_cast<std::uint64_t>(u.number),
+           .offset = u.offset});
+  }
+  const kernels::StepScalars scalars{.lr = lr(group), .grad_scale = grad_scale_};
+  const auto own = [&](const Tensor& t) { return t.defined() ? t.to(replica_device.device) : t; };
+  const Tensor loss_scale = own(loss_scale_), found_inf = own(found_inf_);
+  const auto address = [](const Tensor& t) { return t.defined() ? t.data<float>() : nullptr; };
   for (const Batch& b : batches) {
     DeviceScalars* const memory = groups_[group].scalars_of(replica_device);
     update(group, replica_device.device, b.dtype,
