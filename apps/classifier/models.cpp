@@ -33,10 +33,9 @@ Cnn::Cnn(const ImageSpec& spec)
       fc2(add<nn::Linear>("fc2", {.in_features = 512, .out_features = spec.classes})) {}
 
 Tensor Cnn::forward(const Tensor& x) {
-  Tensor h = max_pool2d(bn1(conv1(x)).relu(), {.kernel_size = 2});
-  h = max_pool2d(bn2(conv2(h)).relu(), {.kernel_size = 2});
-  h = fc1(dropout1(h.flatten(1))).relu();
-  return fc2(dropout2(h));
+  Tensor h = max_pool2d(nn::batch_norm_relu(bn1, conv1(x)), {.kernel_size = 2});
+  h = max_pool2d(nn::batch_norm_relu(bn2, conv2(h)), {.kernel_size = 2});
+  return fc2(dropout2(nn::linear_relu(fc1, dropout1(h.flatten(1)))));
 }
 
 Mlp::Mlp(const ImageSpec& spec)
@@ -45,7 +44,9 @@ Mlp::Mlp(const ImageSpec& spec)
       fc2(add<nn::Linear>("fc2", {.in_features = 256, .out_features = 128})),
       fc3(add<nn::Linear>("fc3", {.in_features = 128, .out_features = spec.classes})) {}
 
-Tensor Mlp::forward(const Tensor& x) { return fc3(fc2(fc1(x.flatten(1)).relu()).relu()); }
+Tensor Mlp::forward(const Tensor& x) {
+  return nn::feed_forward(fc2, fc3, nn::linear_relu(fc1, x.flatten(1)), Activation::relu);
+}
 
 ResNet18::ResNet18(const ImageSpec& spec)
     : conv1(add<nn::Conv2d>(
@@ -59,7 +60,7 @@ ResNet18::ResNet18(const ImageSpec& spec)
       fc(add<nn::Linear>("fc", {.in_features = 512, .out_features = spec.classes})) {}
 
 Tensor ResNet18::forward(const Tensor& x) {
-  const Tensor h = layer4(layer3(layer2(layer1(bn1(conv1(x)).relu()))));
+  const Tensor h = layer4(layer3(layer2(layer1(nn::batch_norm_relu(bn1, conv1(x))))));
   return fc(adaptive_avg_pool2d(h, 1).flatten(1));
 }
 

@@ -33,8 +33,8 @@ struct BasicBlock : tapestry::nn::Module {
     downsample->append<tapestry::nn::BatchNorm2d>({.num_features = out});
   }
   tapestry::Tensor forward(const tapestry::Tensor& x) override {
-    const tapestry::Tensor h = bn2(conv2(bn1(conv1(x)).relu()));
-    return (h + (downsample ? (*downsample)(x) : x)).relu();
+    const tapestry::Tensor h = conv2(tapestry::nn::batch_norm_relu(bn1, conv1(x)));
+    return tapestry::nn::batch_norm_relu(bn2, h, downsample ? (*downsample)(x) : x);
   }
 };
 

@@ -1,8 +1,28 @@
 #include "tapestry/nn/layers/container.h"
 
 #include <algorithm>
+#include <typeinfo>
+
+#include "tapestry/nn/layers/activation.h"
+#include "tapestry/nn/layers/fused.h"
 
 namespace tapestry::nn {
+
+namespace {
+
+// Returns relu(module(x)) as one operation, or an undefined tensor if there is none for the module. The
+// functions of fused.h call the module themselves if it has hooks.
+Tensor with_relu(Module& module, const Tensor& x) {
+  const std::type_info& type = typeid(module);
+  if (type == typeid(Linear)) return linear_relu(static_cast<Linear&>(module), x);
+  if (type == typeid(Conv2d)) return conv2d_relu(static_cast<Conv2d&>(module), x);
+  if (type == typeid(BatchNorm1d)) return batch_norm_relu(static_cast<BatchNorm1d&>(module), x);
+  if (type == typeid(BatchNorm2d)) return batch_norm_relu(static_cast<BatchNorm2d&>(module), x);
+  return {};
+}
+bool is_plain_relu(const Module& module) { return typeid(module) == typeid(ReLU) && !module.has_hooks(); }
+
+}  // namespace
 
 Function::Function(std::function<Tensor(const Tensor&)> function) : function_(std::move(function)) {
   check(static_cast<bool>(function_), "[Function] the function is empty; pass something that can be called");
@@ -96,7 +116,16 @@ std::string ParameterDict::options_text() const {
 
 Tensor Sequential::forward(const Tensor& x) {
   Tensor y = x;
-  for (Module* module : *this) y = (*module)(y);
+  for (std::size_t i = 0; i < size(); ++i) {
+    Module& module = *begin()[static_cast<std::ptrdiff_t>(i)];
+    if (i + 1 < size() && is_plain_relu(*begin()[static_cast<std::ptrdiff_t>(i + 1)]))
+      if (Tensor result = with_relu(module, y); result.defined()) {
+        y = std::move(result);
+        ++i;
+        continue;
+      }
+    y = module(y);
+  }
   return y;
 }
 

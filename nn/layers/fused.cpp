@@ -51,6 +51,31 @@ Tensor feed_forward(Linear& up, Linear& down, const Tensor& x, Activation f) {
   return tapestry::feed_forward(x, up.weight, up.bias, down.weight, down.bias, f);
 }
 
+Tensor conv2d_relu(Conv2d& layer, const Tensor& x) {
+  const auto& o = layer.options;
+  const bool fits = x.defined() && (x.dim() == 3 || x.dim() == 4) && x.size(-3) == o.in_channels;
+  if (!is_plain(layer) || !fits || o.padding_mode != PadMode::constant) return relu(layer(x));
+  return tapestry::conv2d_relu(x, layer.weight, layer.bias, {o.stride, o.padding, o.dilation, o.groups});
+}
+
+template <int kDims>
+Tensor batch_norm_relu(BatchNorm<kDims>& norm, const Tensor& x, const Tensor& residual) {
+  // An addition that broadcasts or promotes is not the kernel's addition.
+  const bool fits = !residual.defined() || (x.defined() && x.sizes() == residual.sizes() &&
+                                            x.dtype() == residual.dtype() && x.device() == residual.device());
+  if (is_plain(norm) && fits) try {
+      return norm.forward_relu(x, residual);
+    } catch (Error& error) {
+      norm.add_place(error);
+      throw;
+    }
+  const Tensor y = norm(x);
+  return relu(residual.defined() ? y + residual : y);
+}
+template Tensor batch_norm_relu(BatchNorm<1>&, const Tensor&, const Tensor&);
+template Tensor batch_norm_relu(BatchNorm<2>&, const Tensor&, const Tensor&);
+template Tensor batch_norm_relu(BatchNorm<3>&, const Tensor&, const Tensor&);
+
 std::pair<Tensor, Tensor> add_norm(LayerNorm& norm, const Tensor& x, const Tensor& residual) {
   return add_norm_by(norm, x, residual, [&] {
     return add_layer_norm(x, residual, norm.options.normalized_shape, norm.weight, norm.bias,

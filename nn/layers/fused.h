@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tapestry/autograd/ops/fused.h"
+#include "tapestry/nn/layers/conv.h"
 #include "tapestry/nn/layers/linear.h"
 #include "tapestry/nn/layers/norm.h"
 
@@ -16,6 +17,15 @@ Tensor linear_relu(Linear& layer, const Tensor& x);
 Tensor linear_gelu(Linear& layer, const Tensor& x, bool tanh_approximation = false);
 /// down(f(up(x))) with the activation f.
 Tensor feed_forward(Linear& up, Linear& down, const Tensor& x, Activation f);
+
+/// relu(layer(x)).
+Tensor conv2d_relu(Conv2d& layer, const Tensor& x);
+/// relu(norm(x) + residual), or relu(norm(x)) without a residual.
+template <int kDims>
+Tensor batch_norm_relu(BatchNorm<kDims>& norm, const Tensor& x, const Tensor& residual = {});
+extern template Tensor batch_norm_relu(BatchNorm<1>&, const Tensor&, const Tensor&);
+extern template Tensor batch_norm_relu(BatchNorm<2>&, const Tensor&, const Tensor&);
+extern template Tensor batch_norm_relu(BatchNorm<3>&, const Tensor&, const Tensor&);
 
 /// s = x + residual, and norm(s).
 std::pair<Tensor, Tensor> add_norm(LayerNorm& norm, const Tensor& x, const Tensor& residual);

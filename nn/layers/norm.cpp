@@ -2,6 +2,8 @@
 
 #include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/fused.h"
 #include "tapestry/autograd/ops/norm.h"
 #include "tapestry/nn/functional.h"
 #include "tapestry/nn/internal/options_text.h"
@@ -64,7 +66,7 @@ BatchNorm<kDims>::BatchNorm(const Options& o)
           buffer("num_batches_tracked", o.track_running_stats ? zeros({}, DType::i64) : Tensor())) {}
 
 template <int kDims>
-Tensor BatchNorm<kDims>::forward(const Tensor& x) {
+Tensor BatchNorm<kDims>::normalized(const Tensor& x, bool with_relu, const Tensor& residual) {
   tapestry::detail::check_defined("batch_norm", x);
   const bool dims_fit = x.dim() == kDims + 2 || (kDims == 1 && x.dim() == 2);
   check(dims_fit && x.size(1) == options.num_features, "[batch_norm] expected an input of shape (N, ",
@@ -74,10 +76,14 @@ Tensor BatchNorm<kDims>::forward(const Tensor& x) {
   double factor = momentum.value_or(0);
   if (update && !momentum) factor = 1 / (num_batches_tracked->item() + 1);
   const bool batch_statistics = is_training() || !options.track_running_stats;
-  const Tensor y =
-      is_training() && training_function_
-          ? training_function_(x, running_mean, running_var, weight, bias, factor, options.eps)
-          : batch_norm(x, running_mean, running_var, weight, bias, batch_statistics, factor, options.eps);
+  Tensor y;
+  if (is_training() && training_function_) {
+    y = training_function_(x, running_mean, running_var, weight, bias, factor, options.eps);
+    if (with_relu) y = relu(residual.defined() ? y + residual : y);
+  } else if (with_relu)
+    y = batch_norm_relu(x, running_mean, running_var, weight, bias, batch_statistics, factor, options.eps,
+                        residual);
+  else y = batch_norm(x, running_mean, running_var, weight, bias, batch_statistics, factor, options.eps);
   // num_batches_tracked is updated last, so that a batch that throws is not counted. A recomputation by
   // checkpoint() is not counted either.
   if (update && !autograd::recomputing()) num_batches_tracked->add_(Scalar(1));

@@ -41,7 +41,10 @@ class BatchNorm : public Module {
  public:
   using Options = BatchNormOptions<kDims>;
   explicit BatchNorm(const Options& options);
-  Tensor forward(const Tensor& x) override;
+  Tensor forward(const Tensor& x) override { return normalized(x, false, {}); }
+  /// relu(forward(x) + residual), or relu(forward(x)) without a residual, as one operation
+  /// (batch_norm_relu()) unless a training function is set. The residual has x's shape, dtype and device.
+  Tensor forward_relu(const Tensor& x, const Tensor& residual = {}) { return normalized(x, true, residual); }
   std::string type_name() const override;
   std::string options_text() const override;
   /// From now on, uses `function` in training and `name` as the type name. An empty function restores
@@ -56,6 +59,9 @@ class BatchNorm : public Module {
   Buffer& running_mean;
   Buffer& running_var;
   Buffer& num_batches_tracked;
+
+ private:
+  Tensor normalized(const Tensor& x, bool with_relu, const Tensor& residual);
 };
 
 using BatchNorm1d = BatchNorm<1>;

@@ -15,7 +15,9 @@ struct Mlp : nn::Module {
   nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = 784, .out_features = 256});
   nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 256, .out_features = 128});
   nn::Linear& fc3 = add<nn::Linear>("fc3", {.in_features = 128, .out_features = 10});
-  Tensor forward(const Tensor& x) override { return fc3(fc2(fc1(x).relu()).relu()); }
+  Tensor forward(const Tensor& x) override {
+    return nn::feed_forward(fc2, fc3, nn::linear_relu(fc1, x), Activation::relu);
+  }
 };
 
 struct Cnn : nn::Module {
@@ -24,9 +26,9 @@ struct Cnn : nn::Module {
   nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = 1024, .out_features = 512});
   nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 512, .out_features = 10});
   Tensor forward(const Tensor& x) override {
-    Tensor h = max_pool2d(conv1(x).relu(), {.kernel_size = 2});
-    h = max_pool2d(conv2(h).relu(), {.kernel_size = 2});
-    return fc2(fc1(h.flatten(1)).relu());
+    Tensor h = max_pool2d(nn::conv2d_relu(conv1, x), {.kernel_size = 2});
+    h = max_pool2d(nn::conv2d_relu(conv2, h), {.kernel_size = 2});
+    return nn::feed_forward(fc1, fc2, h.flatten(1), Activation::relu);
   }
 };
 
@@ -48,7 +50,8 @@ struct ResNet18 : nn::Module {
     return blocks;
   }
   Tensor forward(const Tensor& x) override {
-    Tensor h = max_pool2d(bn1(conv1(x)).relu(), {.kernel_size = 3, .stride = 2, .padding = 1});
+    Tensor h = nn::batch_norm_relu(bn1, conv1(x));
+    h = max_pool2d(h, {.kernel_size = 3, .stride = 2, .padding = 1});
     h = layer4(layer3(layer2(layer1(h))));
     return fc(adaptive_avg_pool2d(h, 1).flatten(1));
   }
