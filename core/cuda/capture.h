@@ -66,9 +66,8 @@ class CapturedStep {
 /// copies. The rules are those of PyTorch's torch.cuda.CUDAGraph:
 ///
 /// - A replay uses the memory of the capture. Keep the input tensors alive and copy new data into them; do
-/// not
-///   replace them. The same holds for parameters. The tensors that the step has assigned, such as `loss`, get
-///   new values with each replay; clone() what the next replay must not overwrite.
+///   not replace them. The same holds for parameters. The tensors that the step has assigned, such as `loss`,
+///   get new values with each replay; clone() what the next replay must not overwrite.
 /// - A replay repeats work on the device only. The host's part of the step (printing, counters, a scheduler's
 ///   step()) runs in the capture and never again: keep it outside.
 /// - All work runs on one stream of `device`. Every shape, and every branch, is that of the capture.
@@ -76,8 +75,8 @@ class CapturedStep {
 /// - The gradients and the optimizer's state must exist when the recorded run needs them: with `warm_up` = 0,
 ///   run the step at least once yourself.
 ///
-/// Throws CaptureError if the step reads a value on the host (item(), cpu(), GradScaler::step()), waits for
-/// the device, uses events or other streams, computes on a CPU or on another device, draws numbers of a
+/// Throws CaptureError if the step reads a value on the host (item(), cpu(), the bool of a ScaledStep), waits
+/// for the device, uses events or other streams, computes on a CPU or on another device, draws numbers of a
 /// generator other than current_generator(device), drops weights inside scaled_dot_product_attention(), calls
 /// a collective, or creates an optimizer's state; DeviceError if there is no such device or
 /// TAPESTRY_CUDA_ALLOCATOR is "system"; ValueError if `warm_up` is negative, `step` is empty, or a capture is

@@ -20,6 +20,8 @@ namespace {
 
 constexpr std::int64_t kKeys = 128;
 constexpr std::int64_t kQueries = 96;  // a multiple of kTileRows
+// Queries with a causal mask are computed in smaller blocks, which reach less far into what the mask hides.
+constexpr std::int64_t kCausalQueries = 48;
 // A task of the forward pass copies each block of keys once for so many queries.
 constexpr std::int64_t kTaskQueries = 2 * kQueries;
 // With fewer queries, copying the keys into panels would take longer than the products.
@@ -27,13 +29,12 @@ constexpr std::int64_t kFewQueries = 4;
 // The backward pass divides the keys until there are about so many tasks. The number is fixed, so that the
 // order of the sums does not depend on the number of threads.
 constexpr std::int64_t kBackwardTasks = 32;
-// With a causal mask, fewer queries at a time see fewer keys that some of them do not see.
-constexpr std::int64_t kCausalForward = 24, kCausalBackward = 48;  // multiples of kTileRows
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 constexpr std::int64_t padded(std::int64_t columns) {
   return (columns + kTileColumns - 1) / kTileColumns * kTileColumns;
 }
+constexpr std::int64_t queries_of(bool causal) { return causal ? kCausalQueries : kQueries; }
 constexpr std::int64_t blocks(std::int64_t n, std::int64_t size) { return (n + size - 1) / size; }
 
 template <class T>
@@ -108,14 +109,6 @@ void copy_transposed(const T* from, std::int64_t from_row, std::int64_t rows, st
   }
 }
 
-// How many of the n keys from `first` on are seen by queries before `end`, rounded up to the lanes of sums.
-std::int64_t keys_seen(const AttentionMask& m, std::int64_t end, std::int64_t first, std::int64_t n) {
-  constexpr std::int64_t kLanesOfSums = 32;
-  if (!m.causal) return n;
-  const std::int64_t seen = end + m.offset - first;
-  return seen <= 0 ? 0 : std::min(n, blocks(seen, kLanesOfSums) * kLanesOfSums);
-}
-
 // The rows of one head.
 template <class T>
 const T* head_of(const ConstArray& x, const AttentionStrides& s, std::int64_t batch, std::int64_t head) {
@@ -143,6 +136,11 @@ void mask_row(const AttentionMask& m, std::int64_t batch, std::int64_t head, std
   }
   const std::int64_t visible = m.causal ? std::clamp<std::int64_t>(i + 1 + m.offset - first, 0, n) : n;
   std::fill(s + visible, s + padded(n), -kInfinity);
+}
+
+// The number of the n keys from `first` on that some query before `end` may see.
+std::int64_t visible_to(const AttentionMask& m, std::int64_t end, std::int64_t first, std::int64_t n) {
+  return m.causal ? std::clamp<std::int64_t>(end + m.offset - first, 0, n) : n;
 }
 
 // Applies dropout to what belongs to the weights of query i and the keys that begin at `first`.
@@ -228,13 +226,12 @@ class Forward {
       const std::int64_t n = std::min(kKeys, s_.keys - first);
       copy_transposed(k + first * a_.k_strides.row, a_.k_strides.row, n, width, keys);
       copy_rows(v + first * a_.v_strides.row, a_.v_strides.row, n, s_.value_width, values, out_);
-      const std::int64_t step = a_.mask.causal ? kCausalForward : kQueries;
-      for (std::int64_t at = 0; at < rows; at += step) {
-        const std::int64_t m = std::min(step, rows - at);
-        const std::int64_t used = keys_seen(a_.mask, begin + at + m, first, n);
-        if (used == 0) continue;
+      for (std::int64_t at = 0; at < rows; at += queries_of(a_.mask.causal)) {
+        const std::int64_t m = std::min(queries_of(a_.mask.causal), rows - at);
+        const std::int64_t visible = visible_to(a_.mask, begin + at + m, first, n);
+        if (visible == 0) continue;
         multiply_tiles({.m = m,
-                        .n = padded(used),
+                        .n = padded(visible),
                         .depth = width,
                         .a = q + at * width,
                         .a_row = width,
@@ -247,16 +244,16 @@ class Forward {
                         .accumulate = false});
         for (std::int64_t i = 0; i < m; ++i) {
           float* const row = scores + i * kKeys;
-          mask_row<T>(a_.mask, batch, head, begin + at + i, first, used, row);
-          const float factor = exponentials(queries[at + i], row, padded(used));
-          drop_row(a_.dropout, s_, batch, head, begin + at + i, first, used, row);
+          mask_row<T>(a_.mask, batch, head, begin + at + i, first, visible, row);
+          const float factor = exponentials(queries[at + i], row, padded(visible));
+          drop_row(a_.dropout, s_, batch, head, begin + at + i, first, visible, row);
           float* const sum = sums + (at + i) * out_;
           if (factor != 1)
             for (std::int64_t j = 0; j < out_; ++j) sum[j] *= factor;
         }
         multiply_tiles({.m = m,
                         .n = out_,
-                        .depth = used,
+                        .depth = visible,
                         .a = scores,
                         .a_row = kKeys,
                         .a_step = 1,
@@ -396,19 +393,19 @@ class BackwardPass {
         const std::int64_t row0 = (batch * s_.heads + head) * s_.queries;
         const float* const logs = a_.log_sum_exp.as<float>() + row0;
         // With a causal mask, queries before first - offset see none of these keys.
-        const std::int64_t step = a_.mask.causal ? kCausalBackward : kQueries;
+        const std::int64_t block = queries_of(a_.mask.causal);
         const std::int64_t seeing =
-            a_.mask.causal ? std::max<std::int64_t>(first - a_.mask.offset, 0) / step * step : 0;
-        for (std::int64_t at = seeing; at < s_.queries; at += step) {
-          const std::int64_t m = std::min(step, s_.queries - at);
-          const std::int64_t used = keys_seen(a_.mask, at + m, first, n);
-          if (used == 0) continue;
+            a_.mask.causal ? std::max<std::int64_t>(first - a_.mask.offset, 0) / block * block : 0;
+        for (std::int64_t at = seeing; at < s_.queries; at += block) {
+          const std::int64_t m = std::min(block, s_.queries - at);
+          const std::int64_t visible = visible_to(a_.mask, at + m, first, n);
+          if (visible == 0) continue;
           copy_rows(head_of<T>(a_.q, a_.q_strides, batch, head) + at * a_.q_strides.row, a_.q_strides.row, m,
                     width, q, in_, scale);
           copy_rows(head_of<T>(a_.dy, a_.dy_strides, batch, head) + at * a_.dy_strides.row, a_.dy_strides.row,
                     m, value_width, dy, out_);
           multiply_tiles({.m = m,
-                          .n = padded(used),
+                          .n = padded(visible),
                           .depth = width,
                           .a = q,
                           .a_row = in_,
@@ -420,7 +417,7 @@ class BackwardPass {
                           .c_row = kKeys,
                           .accumulate = false});
           multiply_tiles({.m = m,
-                          .n = padded(used),
+                          .n = padded(visible),
                           .depth = value_width,
                           .a = dy,
                           .a_row = out_,
@@ -432,9 +429,9 @@ class BackwardPass {
                           .c_row = kKeys,
                           .accumulate = false});
           for (std::int64_t i = 0; i < m; ++i)
-            score_gradients(batch, head, at + i, first, used, logs[at + i], deltas_[row0 + at + i],
+            score_gradients(batch, head, at + i, first, visible, logs[at + i], deltas_[row0 + at + i],
                             p + i * kKeys, ds + i * kKeys);
-          multiply_tiles({.m = used,
+          multiply_tiles({.m = visible,
                           .n = out_,
                           .depth = m,
                           .a = p,
@@ -446,7 +443,7 @@ class BackwardPass {
                           .c = dv,
                           .c_row = out_,
                           .accumulate = true});
-          multiply_tiles({.m = used,
+          multiply_tiles({.m = visible,
                           .n = in_,
                           .depth = m,
                           .a = ds,
@@ -460,7 +457,7 @@ class BackwardPass {
                           .accumulate = true});
           multiply_tiles({.m = m,
                           .n = in_,
-                          .depth = used,
+                          .depth = visible,
                           .a = ds,
                           .a_row = kKeys,
                           .a_step = 1,

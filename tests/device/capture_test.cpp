@@ -1,7 +1,9 @@
 // Captured steps: a replay computes what the step would compute, and what a graph cannot repeat is refused.
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
+#include <vector>
 
 #include "tapestry/core/cuda/capture.h"
 #include "tapestry/tapestry.h"
@@ -156,6 +158,53 @@ TEST_CASE("replayed steps of a transformer equal eager ones bit for bit") {
   std::vector<Tensor> found = captured.train(4, [&] { step(); });
   found.insert(found.begin(), first[0]);
   check_equal_bits(found, expected);
+}
+
+TEST_CASE("replayed steps of a GradScaler equal eager ones bit for bit, those that overflow included") {
+  if (no_gpu()) return;
+  struct Scaled {
+    Scaled() {
+      manual_seed(3);
+      net.to(kGpu);
+      x = randn({6, 12}, kCPU).to(kGpu);
+    }
+    void work() {
+      optimizer.zero_grad();
+      loss = cross_entropy(net(x), target);
+      scaler.scale(loss).backward();
+      scaler.step(optimizer);
+      scaler.update();
+    }
+    // The parameters and the scale after each of 12 steps, of which the fourth has an infinite input.
+    std::vector<Tensor> train(const std::function<void()>& step) {
+      std::vector<Tensor> results;
+      for (int i = 0; i < 12; ++i) {
+        const Tensor kept = x.clone();
+        if (i == 3) x.narrow(0, 2, 1).fill_(std::numeric_limits<double>::infinity());
+        step();
+        x.copy_(kept);
+        for (const nn::Parameter& p : net.parameters()) results.push_back(p->detach().cpu().clone());
+        results.push_back(full({}, scaler.get_scale()));
+      }
+      return results;
+    }
+    Mlp net;
+    optim::AdamW optimizer{net.parameters(), {.lr = 0.01}};
+    optim::GradScaler scaler{{.init_scale = 8, .growth_interval = 3}};
+    Tensor x, target = (arange(6) % 5).to(kGpu), loss;
+  };
+  Scaled eager, captured;
+  manual_seed(7);
+  eager.work();
+  const std::vector<Tensor> expected = eager.train([&] { eager.work(); });
+  manual_seed(7);
+  captured.work();
+  auto step = cuda::capture([&] { captured.work(); }, {.warm_up = 0});
+  check_equal_bits(captured.train([&] { step(); }), expected);
+  std::vector<double> scales;
+  for (std::size_t i = 4; i < expected.size(); i += 5) scales.push_back(expected[i].item());
+  // It doubles after 3 good steps in a row, the first of which was before these, and is halved by the fourth.
+  CHECK(scales == std::vector<double>{8, 16, 16, 8, 8, 8, 16, 16, 16, 32, 32, 32});
 }
 
 TEST_CASE("a replay reports an index out of range, once") {
