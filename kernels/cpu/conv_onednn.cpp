@@ -213,7 +213,9 @@ Plan make_plan(const Key& key) {
 const Plan* plan_for(const Conv3dShape& shape, bool volume, Pass pass, bool bias, bool bf16) {
   // Limits the cache, because a program may use new shapes forever, such as another batch size in each step.
   constexpr std::size_t kMostPlans = 512;
-  thread_local std::unordered_map<Key, std::unique_ptr<Plan>, KeyHash> plans;
+  using Plans = std::unordered_map<Key, std::unique_ptr<Plan>, KeyHash>;
+  thread_local const auto own = std::make_unique<Plans>();  // a pointer, because static TLS is scarce
+  Plans& plans = *own;
   Key key{shape, volume, pass, bias, bf16, compute_threads()};
   key.shape.plane.relu = false;  // the primitive does not apply relu, so the key ignores it
   if (const auto found = plans.find(key); found != plans.end()) return found->second.get();

@@ -71,7 +71,9 @@ std::unique_ptr<Plan> make_plan(const Key& key) {
 const Plan* plan_for(const Key& key) {
   // Limits the cache, because a program may use new shapes forever, such as another batch size in each step.
   constexpr std::size_t kMostPlans = 512;
-  thread_local std::unordered_map<Key, std::unique_ptr<Plan>, KeyHash> plans;
+  using Plans = std::unordered_map<Key, std::unique_ptr<Plan>, KeyHash>;
+  thread_local const auto own = std::make_unique<Plans>();  // a pointer, because static TLS is scarce
+  Plans& plans = *own;
   if (const auto found = plans.find(key); found != plans.end()) return found->second.get();
   if (plans.size() >= kMostPlans) plans.clear();
   std::unique_ptr<Plan> plan;

@@ -164,7 +164,6 @@ TEST_CASE("replayed steps of a GradScaler equal eager ones bit for bit, those th
   if (no_gpu()) return;
   struct Scaled {
     Scaled() {
-      manual_seed(3);
       net.to(kGpu);
       x = randn({6, 12}, kCPU).to(kGpu);
     }
@@ -193,7 +192,10 @@ TEST_CASE("replayed steps of a GradScaler equal eager ones bit for bit, those th
     optim::GradScaler scaler{{.init_scale = 8, .growth_interval = 3}};
     Tensor x, target = (arange(6) % 5).to(kGpu), loss;
   };
-  Scaled eager, captured;
+  manual_seed(3);
+  Scaled eager;
+  manual_seed(3);
+  Scaled captured;
   manual_seed(7);
   eager.work();
   const std::vector<Tensor> expected = eager.train([&] { eager.work(); });
