@@ -32,7 +32,7 @@ void check_sums(std::int64_t rows, std::int64_t cols, std::size_t offset = 0, st
 }  // namespace
 
 TEST_CASE("column sums: one block per column tile gives the exact sums") {
-  for (const std::int64_t rows : {0, 1, 7, 8, 9, 31, 33, 64})
+  for (const std::int64_t rows : {0, 1, 7, 8, 9, 31, 33, 64, 65, 256})
     for (const std::int64_t cols : {1, 4, 8, 31, 128, 129, 264}) {
       check_sums<float>(rows, cols);
       check_sums<BFloat16>(rows, cols);
@@ -42,7 +42,7 @@ TEST_CASE("column sums: one block per column tile gives the exact sums") {
 
 TEST_CASE("column sums: rows split over blocks are added by a second launch") {
   for (const std::int64_t cols : {1, 4, 8, 33}) {
-    check_sums<float>(65, cols);
+    check_sums<float>(257, cols);
     check_sums<float>(1000, cols);
     check_sums<BFloat16>(1000, cols);
   }
@@ -72,8 +72,10 @@ TEST_CASE("column sums: partial sums of split rows are kept in f32 and rounded o
 
 TEST_CASE("column sums: misaligned arrays give the same values, and NaN affects only its own column") {
   for (const std::size_t offset : {1, 2, 4}) {
-    check_sums<float>(70, 8, offset, 13);
-    check_sums<BFloat16>(70, 8, offset, 13);
+    for (const std::int64_t rows : {70, 300}) {
+      check_sums<float>(rows, 8, offset, 13);
+      check_sums<BFloat16>(rows, 8, offset, 13);
+    }
   }
 }
 
@@ -94,6 +96,6 @@ TEST_CASE("column sums: the grid has one block per 32 packs of columns and per p
 }
 
 TEST_CASE("column sums: f16 gives the exact sums, in one part and in several") {
-  for (const std::int64_t rows : {9, 200})
+  for (const std::int64_t rows : {9, 256, 257})
     for (const std::int64_t cols : {8, 33}) check_sums<Half>(rows, cols);
 }
