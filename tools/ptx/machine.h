@@ -26,7 +26,8 @@ struct Options {
   /// probably infinite.
   std::uint64_t max_instructions = std::uint64_t{1} << 32;
   Approximate approximate = Approximate::kNearest;
-  /// Whether reading a byte that no one has written is an error.
+  /// Whether reading a byte that no one has written is an error. Some kernels load tiles of which only a part
+  /// was filled, and drop the results of the rest; their tests turn this off, and new memory is full of NaN.
   bool check_initialised = true;
   /// Dynamic and static shared memory of a block. The default is what an H100 gives after opting in.
   std::uint64_t max_shared_bytes = 227 * 1024;

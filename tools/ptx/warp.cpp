@@ -234,13 +234,15 @@ std::byte* Warp::locate(const Code& c, int lane, Space space, u64 address, u32 b
   bool invalid = data == nullptr;
   if (states && !invalid) {
     for (u32 i = 0; i < bytes; ++i) invalid = invalid || states[i] == kNoMemory;
-    if (!invalid && access != Access::kWrite && block_->launch->options->check_initialised) {
-      for (u32 i = 0; i < bytes; ++i)
-        if (states[i] != kInitialised)
+    if (!invalid && access != Access::kWrite) {
+      for (u32 i = 0; i < bytes; ++i) {
+        if (states[i] == kInFlight)
           fail_access(c, lane, space, offset, bytes, access,
-                      states[i] == kInFlight
-                          ? ", which a cp.async is still writing: no wait_group came before"
-                          : ", of which byte " + std::to_string(i) + " was never written");
+                      ", which a cp.async is still writing: no wait_group came before");
+        if (states[i] != kInitialised && block_->launch->options->check_initialised)
+          fail_access(c, lane, space, offset, bytes, access,
+                      ", of which byte " + std::to_string(i) + " was never written");
+      }
     }
     if (!invalid && access != Access::kRead) std::memset(states, kInitialised, bytes);
   }
