@@ -161,10 +161,10 @@ cp.async.ca.shared.global [%r0], [%rd1], 4;
 cp.async.commit_group;
 cp.async.ca.shared.global [%r0+16], [%rd1+8], 8, 4;
 cp.async.commit_group;
-mov.u32 %r1, 99;
-st.global.u32 [%rd1+8], %r1;
 cp.async.wait_group 1;
 ld.shared.u32 %r2, [%r0];
+mov.u32 %r1, 99;
+st.global.u32 [%rd1+8], %r1;
 cp.async.wait_all;
 ld.shared.v2.u32 {%r3, %r4}, [%r0+16];
 st.global.v2.u32 [%rd2], {%r2, %r3};
@@ -180,7 +180,7 @@ ret;
   const auto out = reinterpret_cast<u64>(found);
   m.launch("k", {1}, {1}, 0, in, out);
   CHECK(found[0] == 5);
-  CHECK(found[1] == 99);  // the source changed before the wait
+  CHECK(found[1] == 99);  // the source changed before the wait for its group
   CHECK(found[2] == 0);   // 4 of the 8 bytes have no source
   CHECK(m.memory().uninitialised(out, 16) == 4);
   m.memory().remove(out);
