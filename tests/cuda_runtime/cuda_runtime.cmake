@@ -48,7 +48,7 @@ else()
   set_property(SOURCE ${PROJECT_SOURCE_DIR}/core/cuda/runtime.cpp PROPERTY SKIP_PRECOMPILE_HEADERS ON)
 endif()
 # The program's own dependencies are loaded before those of its libraries, so the stand-in comes before libcudart.
-target_link_libraries(tests_cuda_runtime PRIVATE tests_cudart tests_cuda_module)
+target_link_libraries(tests_cuda_runtime PRIVATE tests_cudart tests_cuda_module tapestry_ptx)
 
 get_property(all_tests DIRECTORY PROPERTY TESTS)
 list(FILTER all_tests INCLUDE REGEX "^cuda_runtime\\.")

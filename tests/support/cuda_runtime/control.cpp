@@ -107,5 +107,12 @@ std::byte* memory_at(const void* address, std::size_t bytes) {
   const Lock lock(driver::mutex());
   return state().inside(address, bytes);
 }
+std::vector<Memory> memory() {
+  const Lock lock(driver::mutex());
+  std::vector<Memory> live;
+  for (const auto& [address, block] : state().memory)
+    if (block.live) live.push_back({address, block.data, block.bytes, block.gpu});
+  return live;
+}
 
 }  // namespace stand_in

@@ -81,4 +81,15 @@ void set_executor(Executor executor);
 /// [address, address + bytes) is not inside one live allocation.
 std::byte* memory_at(const void* address, std::size_t bytes);
 
+/// Live memory of a GPU, or page-locked memory (`gpu` is -1).
+struct Memory {
+  std::uintptr_t address;
+  std::byte* data;  // the host memory behind the address
+  std::size_t bytes;
+  int gpu;
+};
+std::vector<Memory> memory();
+/// The uncompressed PTX texts in the fat binary of the kernel's module.
+std::vector<std::string> ptx_texts(const Kernel& kernel);
+
 }  // namespace stand_in

@@ -65,6 +65,15 @@ std::optional<Parameter> parse(const std::string& text, std::size_t end_of_last)
 
 }  // namespace
 
+std::vector<std::string> ptx_texts(const Kernel& kernel) {
+  std::vector<std::string> texts;
+  each_ptx(kernel.fat_binary, [&](std::string_view ptx) {
+    texts.emplace_back(ptx.substr(0, ptx.find('\0')));  // the fat binary pads the text with zeros
+    return false;
+  });
+  return texts;
+}
+
 void read_entry(Kernel& kernel) {
   each_ptx(kernel.fat_binary, [&](std::string_view ptx) {
     const std::string start = ".entry " + kernel.symbol + "(";

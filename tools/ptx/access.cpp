@@ -1,0 +1,304 @@
+// Loads, stores, atomics, asynchronous copies and conversions of addresses.
+#include <algorithm>
+
+#include "tapestry/tools/ptx/numeric.h"
+#include "tapestry/tools/ptx/warp.h"
+
+namespace tapestry::ptx {
+namespace {
+
+// Flags: bits 0-2 the space, 3-6 the bytes of an element, 7-10 the elements, 11 whether to extend the sign.
+constexpr u32 kSigned = 1 << 11;
+constexpr u32 space_flag(Space s) { return static_cast<u32>(s); }
+
+template <class T>
+void load_element(Warp& w, const Ref& r, const u8 (&from)[32][16], u32 at, u32 bytes, bool is_signed,
+                  u32 mask) {
+  T values[32] = {};
+  for (u32 m = mask; m != 0; m &= m - 1) {
+    const int lane = std::countr_zero(m);
+    std::memcpy(&values[lane], &from[lane][at], bytes);
+    if (is_signed && bytes < sizeof(T)) {
+      const int drop = static_cast<int>(8 * (sizeof(T) - bytes));
+      using S = std::make_signed_t<T>;
+      values[lane] = static_cast<T>(static_cast<S>(static_cast<S>(values[lane] << drop) >> drop));
+    }
+  }
+  w.write(r, values, mask);
+}
+
+void run_load(Warp& w, const Code& c, u32 mask) {
+  const Ref* const o = w.operands(c);
+  const u32 bytes = (c.flags >> 3) & 15, count = (c.flags >> 7) & 15;
+  const auto space = static_cast<Space>(c.flags & 7);
+  u64 address[32];
+  w.addresses(o[count], c.offset[0], address);
+  u8 data[32][16];
+  for (u32 m = mask; m != 0; m &= m - 1) {
+    const int lane = std::countr_zero(m);
+    std::memcpy(data[lane], w.locate(c, lane, space, address[lane], bytes * count, Warp::Access::kRead),
+                bytes * count);
+  }
+  const bool is_signed = (c.flags & kSigned) != 0;
+  for (u32 e = 0; e < count; ++e) {
+    if (o[e].width == 2) load_element<u16>(w, o[e], data, e * bytes, bytes, is_signed, mask);
+    else if (o[e].width == 4) load_element<u32>(w, o[e], data, e * bytes, bytes, is_signed, mask);
+    else load_element<u64>(w, o[e], data, e * bytes, bytes, is_signed, mask);
+  }
+}
+void run_store(Warp& w, const Code& c, u32 mask) {
+  const Ref* const o = w.operands(c);  // the address, then the values
+  const u32 bytes = (c.flags >> 3) & 15, count = (c.flags >> 7) & 15;
+  const auto space = static_cast<Space>(c.flags & 7);
+  u64 address[32];
+  w.addresses(o[0], c.offset[0], address);
+  const std::byte* rows[4];
+  for (u32 e = 0; e < count; ++e) rows[e] = w.row<const std::byte>(o[1 + e]);
+  for (u32 m = mask; m != 0; m &= m - 1) {
+    const auto lane = static_cast<u32>(std::countr_zero(m));
+    std::byte* const to =
+        w.locate(c, static_cast<int>(lane), space, address[lane], bytes * count, Warp::Access::kWrite);
+    for (u32 e = 0; e < count; ++e) std::memcpy(to + e * bytes, rows[e] + lane * o[1 + e].width, bytes);
+  }
+}
+
+enum AtomicOp : u32 { kAdd, kMin, kMax, kAnd, kOr, kXor, kExchange, kCompare, kIncrement, kDecrement };
+constexpr std::string_view kAtomicNames[] = {"add", "min",  "max", "and", "or",
+                                             "xor", "exch", "cas", "inc", "dec"};
+// Flags: bits 12-15 the operation, 16-18 the kind of type, 19 whether there is no destination.
+template <class T>
+T combine(u32 op, Type::Kind kind, T old, T b, T third) {
+  using S = std::make_signed_t<T>;
+  switch (op) {
+    case kAdd:
+      if (kind == Type::kFloat) {
+        if constexpr (sizeof(T) == 4)
+          return std::bit_cast<u32>(canonical(std::bit_cast<float>(old) + std::bit_cast<float>(b)));
+        else return std::bit_cast<u64>(std::bit_cast<double>(old) + std::bit_cast<double>(b));
+      }
+      return old + b;
+    case kMin:
+      return kind == Type::kSigned ? static_cast<T>(std::min(static_cast<S>(old), static_cast<S>(b)))
+                                   : std::min(old, b);
+    case kMax:
+      return kind == Type::kSigned ? static_cast<T>(std::max(static_cast<S>(old), static_cast<S>(b)))
+                                   : std::max(old, b);
+    case kAnd:
+      return old & b;
+    case kOr:
+      return old | b;
+    case kXor:
+      return old ^ b;
+    case kExchange:
+      return b;
+    case kCompare:
+      return old == b ? third : old;
+    case kIncrement:
+      return old >= b ? 0 : old + 1;
+    default:
+      return old == 0 || old > b ? b : old - 1;
+  }
+}
+template <class T>
+void run_atomic(Warp& w, const Code& c, u32 mask) {
+  const Ref* o = w.operands(c);
+  const bool has_result = (c.flags & (1u << 19)) == 0;
+  const Ref result = *o;
+  if (has_result) ++o;
+  const u32 op = (c.flags >> 12) & 15;
+  const auto kind = static_cast<Type::Kind>((c.flags >> 16) & 7);
+  u64 address[32];
+  w.addresses(o[0], c.offset[0], address);
+  const T *const b = w.row<const T>(o[1]), *const third = op == kCompare ? w.row<const T>(o[2]) : b;
+  T values[32] = {};
+  for (u32 m = mask; m != 0; m &= m - 1) {
+    const int lane = std::countr_zero(m);
+    std::byte* const at =
+        w.locate(c, lane, static_cast<Space>(c.flags & 7), address[lane], sizeof(T), Warp::Access::kUpdate);
+    std::memcpy(&values[lane], at, sizeof(T));
+    const T updated = combine<T>(op, kind, values[lane], b[lane], third[lane]);
+    std::memcpy(at, &updated, sizeof(T));
+  }
+  if (has_result) w.write(result, values, mask);
+}
+
+// cp.async writes its destination at the wait, as late as it may. Until then, the bytes cannot be read.
+void run_async_copy(Warp& w, const Code& c, u32 mask) {
+  const Ref* const o = w.operands(c);
+  u64 to[32], from[32];
+  w.addresses(o[0], c.offset[0], to);
+  w.addresses(o[1], c.offset[1], from);
+  const auto number = [&](const Ref& r, int lane) {
+    return r.width == 4   ? u64{w.row<const u32>(r)[lane]}
+           : r.width == 8 ? w.row<const u64>(r)[lane]
+                          : u64{w.row<const u16>(r)[lane]};
+  };
+  for (u32 m = mask; m != 0; m &= m - 1) {
+    const int lane = std::countr_zero(m);
+    const u64 bytes = number(o[2], lane), source = c.count > 3 ? number(o[3], lane) : bytes;
+    if ((bytes != 4 && bytes != 8 && bytes != 16) || source > bytes)
+      w.fail(c, lane, "copies 4, 8 or 16 bytes");
+    u8* states = nullptr;
+    w.locate(c, lane, Space::kShared, to[lane], static_cast<u32>(bytes), Warp::Access::kWrite, &states);
+    std::memset(states, kInFlight, bytes);
+    // The source is read at the wait as well, but an invalid one is an error of this instruction.
+    const std::byte* data = nullptr;
+    if (source != 0) {
+      if (from[lane] % bytes != 0)
+        w.fail(c, lane, "reads " + hex(from[lane]) + ", which is no multiple of " + std::to_string(bytes));
+      for (u64 at = 0; at < source; ++at) {
+        const std::byte* const one =
+            w.locate(c, lane, Space::kGlobal, from[lane] + at, 1, Warp::Access::kRead);
+        if (at == 0) data = one;
+      }
+    }
+    w.copies[lane].push_back(
+        {to[lane], data, static_cast<u32>(bytes), static_cast<u32>(source), w.group[lane]});
+  }
+}
+void run_commit(Warp& w, const Code&, u32 mask) {
+  for (u32 m = mask; m != 0; m &= m - 1) ++w.group[std::countr_zero(m)];
+}
+void complete(Warp& w, u32 mask, u64 keep, bool all) {
+  Store& shared = w.block().shared;
+  for (u32 m = mask; m != 0; m &= m - 1) {
+    const int lane = std::countr_zero(m);
+    auto& copies = w.copies[lane];
+    std::size_t done = 0;
+    for (; done < copies.size(); ++done) {
+      const Warp::AsyncCopy& copy = copies[done];
+      if (!all && copy.group + keep >= w.group[lane]) break;
+      std::byte* const to = shared.data.data() + copy.to;
+      std::memset(to, 0, copy.bytes);
+      if (copy.source_bytes != 0) std::memcpy(to, copy.from, copy.source_bytes);
+      std::memset(shared.states.data() + copy.to, kInitialised, copy.bytes);
+    }
+    copies.erase(copies.begin(), copies.begin() + static_cast<std::ptrdiff_t>(done));
+  }
+}
+void run_wait_group(Warp& w, const Code& c, u32 mask) {
+  complete(w, mask, static_cast<u64>(c.offset[0]), false);
+}
+void run_wait_all(Warp& w, const Code&, u32 mask) { complete(w, mask, 0, true); }
+
+u64 window_of(u32 space) {
+  const auto s = static_cast<Space>(space);
+  return s == Space::kShared  ? kSharedWindow
+         : s == Space::kLocal ? kLocalWindow
+         : s == Space::kParam ? kParamWindow
+                              : 0;
+}
+// cvta adds the window of a space, and cvta.to takes it away.
+template <bool to>
+void run_convert_address(Warp& w, const Code& c, u32 mask) {
+  const Ref* const o = w.operands(c);
+  const u64* const a = w.row<const u64>(o[1]);
+  u64 values[32];
+  for (int lane = 0; lane < 32; ++lane)
+    values[lane] = to ? a[lane] - window_of(c.flags) : a[lane] + window_of(c.flags);
+  w.write(o[0], values, mask);
+}
+void run_is_space(Warp& w, const Code& c, u32 mask) {
+  const Ref* const o = w.operands(c);
+  const u64* const a = w.row<const u64>(o[1]);
+  u32 bits = 0;
+  for (int lane = 0; lane < 32; ++lane)
+    bits |= static_cast<u32>((a[lane] & ~(kWindow - 1)) == window_of(c.flags)) << lane;
+  w.set_predicate(o[0], bits, mask);
+}
+
+bool space_of(std::string_view name, Space& space) {
+  if (name == "global") space = Space::kGlobal;
+  else if (name == "shared" || name == "shared::cta") space = Space::kShared;
+  else if (name == "local") space = Space::kLocal;
+  else if (name == "const") space = Space::kConst;
+  else if (name == "param" || name == "param::entry" || name == "param::func") space = Space::kParam;
+  else return false;
+  return true;
+}
+// Modifiers that say how other threads see an access, or how caches treat it. Threads run one after another
+// here.
+bool is_hint(std::string_view part) {
+  static constexpr std::string_view kHints[] = {
+      "volatile", "relaxed", "acquire", "release", "acq_rel", "weak", "cta", "gpu", "sys",  "cluster",
+      "ca",       "cg",      "cs",      "lu",      "cv",      "wb",   "wt",  "nc",  "noftz"};
+  return std::find(std::begin(kHints), std::end(kHints), part) != std::end(kHints) ||
+         part.starts_with("L1::") || part.starts_with("L2::");
+}
+
+}  // namespace
+
+bool find_access(const Parts& parts, Entry& entry) {
+  if (parts[0] == "cvta" || parts[0] == "isspacep") {
+    const bool to = parts.size() > 1 && parts[1] == "to";
+    Space space{};
+    const std::size_t at = to ? 2 : 1;
+    if (parts.size() <= at || !space_of(parts[at], space)) return false;
+    if (parts[0] == "isspacep") {
+      if (parts.size() != 2) return false;
+      entry = {&run_is_space, "p=l", space_flag(space)};
+      return true;
+    }
+    if (parts.size() != at + 2 || parts.back() != "u64") return false;
+    entry = {to ? &run_convert_address<true> : &run_convert_address<false>, "l=l", space_flag(space)};
+    return true;
+  }
+  const bool load = parts[0] == "ld" || parts[0] == "ldu";
+  if ((!load && parts[0] != "st") || parts.size() < 2) return false;
+  Space space = Space::kGeneric;
+  u32 count = 1;
+  for (std::size_t i = 1; i + 1 < parts.size(); ++i) {
+    if (parts[i] == "v2") count = 2;
+    else if (parts[i] == "v4") count = 4;
+    else if (!space_of(parts[i], space) && !is_hint(parts[i])) return false;
+  }
+  Type type;
+  if (!parse_type(parts.back(), type) || type.bytes == 0 || u32{type.bytes} * count > 16) return false;
+  entry.flags =
+      space_flag(space) | (u32{type.bytes} << 3) | (count << 7) | (type.kind == Type::kSigned ? kSigned : 0u);
+  entry.run = load ? &run_load : &run_store;
+  entry.signature = load ? "v=m" : "mv";
+  return true;
+}
+
+bool find_atomic(const Parts& parts, Entry& entry) {
+  const bool red = parts[0] == "red";
+  if ((!red && parts[0] != "atom") || parts.size() < 3) return false;
+  Space space = Space::kGeneric;
+  u32 op = ~0u;
+  for (std::size_t i = 1; i + 1 < parts.size(); ++i) {
+    const auto found = std::find(std::begin(kAtomicNames), std::end(kAtomicNames), parts[i]);
+    if (found != std::end(kAtomicNames)) op = static_cast<u32>(found - std::begin(kAtomicNames));
+    else if (!space_of(parts[i], space) && !is_hint(parts[i])) return false;
+  }
+  Type type;
+  if (op == ~0u || !parse_type(parts.back(), type) || type.bytes < 4) return false;
+  if (type.kind == Type::kFloat && op != kAdd) return false;
+  const std::string l = type.bytes == 4 ? "w" : "l";
+  entry.run = type.bytes == 4 ? &run_atomic<u32> : &run_atomic<u64>;
+  entry.signature = (red ? "m" : l + "=m") + l + (op == kCompare ? l : "");
+  entry.flags = space_flag(space) | (op << 12) | (u32{type.kind} << 16) | (red ? 1u << 19 : 0u);
+  return true;
+}
+
+bool find_async(const Parts& parts, Entry& entry) {
+  if (parts.size() < 3 || parts[0] != "cp" || parts[1] != "async") return false;
+  if (parts.size() == 3) {
+    if (parts[2] == "commit_group") entry = {&run_commit, "", 0};
+    else if (parts[2] == "wait_group") entry = {&run_wait_group, "i", 0};
+    else if (parts[2] == "wait_all") entry = {&run_wait_all, "", 0};
+    else return false;
+    return true;
+  }
+  Space to{}, from{};
+  if ((parts[2] != "ca" && parts[2] != "cg") || parts.size() < 5 || !space_of(parts[3], to) ||
+      !space_of(parts[4], from))
+    return false;
+  for (std::size_t i = 5; i < parts.size(); ++i)
+    if (!is_hint(parts[i])) return false;
+  if (to != Space::kShared || from != Space::kGlobal) return false;
+  entry = {&run_async_copy, "mmx?x", space_flag(Space::kShared)};
+  return true;
+}
+
+}  // namespace tapestry::ptx

@@ -1,0 +1,19 @@
+#pragma once
+// Decodes a kernel and the functions that it calls.
+#include <functional>
+
+#include "tapestry/tools/ptx/program.h"
+
+namespace tapestry::ptx {
+
+/// The address of a variable of the module in global or constant space; 0 if there is none.
+using AddressOf = std::function<std::uint64_t(std::string_view)>;
+
+/// Decodes the entry `function`. Throws a ParseError that names the line of an instruction that is unknown,
+/// has wrong operands, or is not supported.
+Program decode(const Module& module, const Function& function, const AddressOf& address_of);
+
+/// The table entry of an opcode; false if the opcode is unknown. Control flow and mov are not in it.
+bool find_entry(std::string_view opcode, Entry& entry);
+
+}  // namespace tapestry::ptx

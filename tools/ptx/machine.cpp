@@ -1,0 +1,294 @@
+#include "tapestry/tools/ptx/machine.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "tapestry/tools/ptx/decode.h"
+#include "tapestry/tools/ptx/parser.h"
+#include "tapestry/tools/ptx/warp.h"
+
+namespace tapestry::ptx {
+namespace {
+
+std::string lanes_text(const Warp& w, u32 lanes, const Launch& l) {
+  std::string text;
+  int listed = 0;
+  for (u32 m = lanes; m != 0; m &= m - 1) {
+    const u32 thread = 32 * w.number() + static_cast<u32>(std::countr_zero(m));
+    if (listed++ == 4) return text + " and " + std::to_string(std::popcount(m)) + " more";
+    text += (text.empty() ? "(" : ", (") + std::to_string(thread % l.block.x) + ", " +
+            std::to_string(thread / l.block.x % l.block.y) + ", " +
+            std::to_string(thread / l.block.x / l.block.y) + ")";
+  }
+  return text;
+}
+
+// Runs the warps of one block. Warps run in order until they wait, or in random order.
+class Scheduler {
+ public:
+  Scheduler(Launch& launch, Block& block)
+      : l_(launch), threads_(launch.block.x * launch.block.y * launch.block.z) {
+    for (u32 number = 0; number * 32 < threads_; ++number) warps_.emplace_back(block, number, threads_);
+  }
+
+  void run() {
+    for (;;) {
+      bool ran = false;
+      if (l_.options->seed == 0) {
+        for (Warp& w : warps_) {
+          if (!w.ready()) continue;
+          w.run();
+          ran = true;
+        }
+      } else {
+        std::vector<Warp*> ready;
+        for (Warp& w : warps_)
+          if (w.ready()) ready.push_back(&w);
+        if (!ready.empty()) ready[l_.random.below(static_cast<u32>(ready.size()))]->run();
+        ran = !ready.empty();
+      }
+      if (std::all_of(warps_.begin(), warps_.end(), [](const Warp& w) { return w.ended(); })) return;
+      if (release_barriers() || ran) continue;
+      explain();
+    }
+  }
+
+ private:
+  // Releases each barrier that all its threads have reached.
+  bool release_barriers() {
+    bool released = false;
+    for (u32 barrier = 0; barrier < 16; ++barrier) {
+      u32 arrived = 0, wanted = 0, live = 0;
+      for (const Warp& w : warps_) {
+        live += static_cast<u32>(std::popcount(w.alive()));
+        each(w, barrier, [&](int lane) {
+          ++arrived;
+          wanted = std::max(wanted, w.waiting(lane).threads);
+        });
+      }
+      if (arrived == 0 || arrived < (wanted != 0 ? wanted : live)) continue;
+      check(barrier, arrived, wanted);
+      for (Warp& w : warps_) {
+        u32 lanes = 0;
+        each(w, barrier, [&](int lane) { lanes |= 1u << lane; });
+        w.release(lanes);
+      }
+      released = true;
+    }
+    return released;
+  }
+  template <class F>
+  void each(const Warp& w, u32 barrier, F f) const {
+    for (u32 m = w.at_barrier(); m != 0; m &= m - 1)
+      if (const int lane = std::countr_zero(m); w.waiting(lane).barrier == barrier) f(lane);
+  }
+  // bar.sync without a number of threads is for all threads of the block, at one place of the program.
+  void check(u32 barrier, u32 arrived, u32 wanted) {
+    const Warp* first = nullptr;
+    int first_lane = 0;
+    for (const Warp& w : warps_)
+      each(w, barrier, [&](int lane) {
+        if (!first) {
+          first = &w;
+          first_lane = lane;
+          return;
+        }
+        const Warp::Waiting &a = first->waiting(first_lane), &b = w.waiting(lane);
+        if (a.threads != b.threads)
+          fail(w, lane,
+               "waits for " + std::to_string(b.threads) + " threads, and other threads for " +
+                   std::to_string(a.threads));
+        if (wanted == 0 && a.pc != b.pc)
+          fail(w, lane,
+               "the threads of a block must wait at the same barrier, but others wait at " +
+                   first->line_of(a.pc));
+      });
+    if (wanted != 0 ? arrived == wanted : arrived == threads_) return;
+    if (wanted != 0)
+      fail(*first, first_lane,
+           std::to_string(arrived) + " threads wait, and the barrier is for " + std::to_string(wanted));
+    for (const Warp& w : warps_)
+      if (const u32 gone = w.existing() & ~w.alive(); gone != 0)
+        fail(*first, first_lane,
+             "waits for all threads of the block, but these have ended: " + lanes_text(w, gone, l_));
+  }
+  [[noreturn]] void fail(const Warp& w, int lane, const std::string& what) const {
+    w.fail(l_.program->code[w.waiting(lane).pc], lane, what);
+  }
+  // Nothing can run: says which threads wait for which.
+  [[noreturn]] void explain() const {
+    for (const Warp& w : warps_) {
+      if (w.at_collective() == 0) continue;
+      const int lane = std::countr_zero(w.at_collective());
+      const u32 pc = w.pc_of(lane);
+      u32 here = 0;
+      for (u32 m = w.at_collective(); m != 0; m &= m - 1)
+        if (w.pc_of(std::countr_zero(m)) == pc) here |= m & (0u - m);
+      const auto absent = [&](u32 lanes) { return lanes_text(w, lanes & ~here, l_); };
+      std::string text = "the lanes " + hex(here) + " wait for lanes that never come:";
+      if (const u32 gone = w.existing() & ~w.alive(); gone != 0) text += " ended: " + absent(gone) + ";";
+      if (const u32 elsewhere = (w.at_collective() | w.at_barrier()) & ~here; elsewhere != 0)
+        text +=
+            " waiting at " +
+            w.line_of(w.at_barrier() & elsewhere ? w.waiting(std::countr_zero(w.at_barrier() & elsewhere)).pc
+                                                 : w.pc_of(std::countr_zero(elsewhere))) +
+            ": " + absent(elsewhere) + ";";
+      if (w.existing() != kAllLanes)
+        text += " the block has no lanes " + hex(~w.existing()) + " in this warp;";
+      text.pop_back();
+      w.fail(l_.program->code[pc], lane, text);
+    }
+    for (const Warp& w : warps_)
+      if (w.at_barrier() != 0) {
+        const int lane = std::countr_zero(w.at_barrier());
+        for (const Warp& other : warps_)
+          for (u32 m = other.at_barrier(); m != 0; m &= m - 1)
+            if (const int o = std::countr_zero(m); other.waiting(o).pc != w.waiting(lane).pc)
+              fail(w, lane,
+                   "waits for all threads of the block, but others wait at " +
+                       other.line_of(other.waiting(o).pc));
+        fail(w, lane,
+             "waits for " + std::to_string(w.waiting(lane).threads) + " threads, and only " +
+                 std::to_string(std::popcount(w.at_barrier())) + " of its warp came");
+      }
+    throw KernelError("[ptx] kernel '" + l_.program->entry->name + "': no thread can go on");
+  }
+
+  Launch& l_;
+  u32 threads_;
+  std::vector<Warp> warps_;
+};
+
+}  // namespace
+
+Machine::Machine() = default;
+Machine::~Machine() = default;
+
+void Machine::load(std::string text) {
+  auto loaded = std::make_unique<Loaded>();
+  loaded->module = parse(std::move(text));
+  for (const Variable& v : loaded->module.variables) {
+    if (v.space != Space::kGlobal && v.space != Space::kConst) continue;
+    const u64 address = memory_.allocate(std::max<u64>(v.bytes, 1));
+    std::vector<u8> bytes = v.initial;
+    bytes.resize(v.bytes);  // the rest is zero
+    memory_.write(address, bytes.data(), bytes.size());
+    loaded->addresses[v.name] = address;
+  }
+  for (const Variable& v : loaded->module.variables)
+    for (const Variable::Relocation& r : v.relocations) {
+      const auto found = loaded->addresses.find(r.symbol);
+      if (found == loaded->addresses.end())
+        throw UsageError("[ptx] the initialiser of '" + v.name + "' needs '" + r.symbol + "'");
+      const u64 value = found->second + static_cast<u64>(r.addend);
+      memory_.write(loaded->addresses[v.name] + r.offset, &value, sizeof value);
+    }
+  modules_.push_back(std::move(loaded));
+}
+
+std::vector<std::string> Machine::kernels() const {
+  std::vector<std::string> names;
+  for (const auto& loaded : modules_)
+    for (const auto& f : loaded->module.functions)
+      if (f->is_entry && f->has_body) names.push_back(f->name);
+  return names;
+}
+
+u64 Machine::address_of(const std::string& variable) const {
+  for (const auto& loaded : modules_)
+    if (const auto found = loaded->addresses.find(variable); found != loaded->addresses.end())
+      return found->second;
+  return 0;
+}
+
+const Program& Machine::program(const std::string& kernel) {
+  if (const auto found = programs_.find(kernel); found != programs_.end()) return found->second;
+  for (const auto& loaded : modules_) {
+    const Function* const f = loaded->module.find(kernel);
+    if (!f || !f->is_entry) continue;
+    const AddressOf address_of = [&](std::string_view name) -> u64 {
+      const auto found = loaded->addresses.find(name);
+      return found == loaded->addresses.end() ? 0 : found->second;
+    };
+    return programs_[kernel] = decode(loaded->module, *f, address_of);
+  }
+  throw UsageError("[ptx] no module that was loaded has a kernel '" + kernel + "'");
+}
+
+std::vector<std::byte> Machine::pack(const std::string& kernel, const void* const* pointers,
+                                     const std::size_t* sizes, std::size_t count) {
+  const Program& p = program(kernel);
+  if (count != p.parameters.size())
+    throw UsageError("[ptx] kernel '" + kernel + "' has " + std::to_string(p.parameters.size()) +
+                     " parameters, and " + std::to_string(count) + " were passed");
+  std::vector<std::byte> bytes(p.parameter_bytes);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (sizes[i] != p.parameters[i].bytes)
+      throw UsageError("[ptx] parameter " + std::to_string(i) + " of kernel '" + kernel + "' has " +
+                       std::to_string(p.parameters[i].bytes) + " bytes, and " + std::to_string(sizes[i]) +
+                       " were passed");
+    std::memcpy(bytes.data() + p.parameters[i].offset, pointers[i], sizes[i]);
+  }
+  return bytes;
+}
+
+Counts Machine::launch(const std::string& kernel, Dim grid, Dim block, u64 shared_bytes,
+                       const void* parameters, u64 parameter_bytes) {
+  const Program& p = program(kernel);
+  const auto refuse = [&](const std::string& what) {
+    throw UsageError("[ptx] launch of '" + kernel + "': " + what);
+  };
+  const u64 threads = u64{block.x} * block.y * block.z, blocks = u64{grid.x} * grid.y * grid.z;
+  if (threads == 0 || threads > 1024 || block.x > 1024 || block.y > 1024 || block.z > 64)
+    refuse("a block of " + std::to_string(threads) +
+           " threads; 1 to 1024 are possible, at most 64 of them in z");
+  if (blocks == 0 || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535)
+    refuse("the grid is empty or too large");
+  const auto& limit = p.entry->max_threads;
+  if (limit[0] != 0 && threads > u64{limit[0]} * limit[1] * limit[2])
+    refuse("a block of " + std::to_string(threads) + " threads, more than its .maxntid allows");
+  if (shared_bytes + p.shared_without_gaps > options_.max_shared_bytes)
+    refuse(std::to_string(shared_bytes + p.shared_without_gaps) +
+           " bytes of shared memory, of which a block has " + std::to_string(options_.max_shared_bytes));
+  if (parameter_bytes < p.parameter_bytes)
+    refuse("its parameters need " + std::to_string(p.parameter_bytes) + " bytes, and " +
+           std::to_string(parameter_bytes) + " were passed");
+
+  Launch l;
+  l.program = &p;
+  l.memory = &memory_;
+  l.options = &options_;
+  l.parameters.assign(static_cast<const std::byte*>(parameters),
+                      static_cast<const std::byte*>(parameters) + p.parameter_bytes);
+  l.grid = grid;
+  l.block = block;
+  l.shared_bytes = shared_bytes;
+  l.random.state = options_.seed * 0x9e3779b97f4a7c15ull + 1;
+  std::vector<u64> order;
+  if (options_.seed != 0) {
+    for (u64 i = 0; i < blocks; ++i) order.push_back(i);
+    for (u64 i = blocks; i > 1; --i) std::swap(order[i - 1], order[l.random.below(static_cast<u32>(i))]);
+  }
+  Block b;
+  b.launch = &l;
+  const u64 static_end = p.shared_bytes,
+            size = shared_bytes != 0 ? kDynamicSharedOffset + shared_bytes : static_end;
+  b.shared.data.resize(size);
+  b.shared.states.resize(size);
+  for (u64 i = 0; i < blocks; ++i) {
+    const u64 n = order.empty() ? i : order[i];
+    b.index = {static_cast<u32>(n % grid.x), static_cast<u32>(n / grid.x % grid.y),
+               static_cast<u32>(n / grid.x / grid.y)};
+    // Shared memory begins full of NaN, without initialised bytes.
+    const auto clear = [&](u64 offset, u64 bytes) {
+      std::fill_n(b.shared.data.begin() + static_cast<std::ptrdiff_t>(offset), bytes, std::byte{0xff});
+      std::fill_n(b.shared.states.begin() + static_cast<std::ptrdiff_t>(offset), bytes, kUninitialised);
+    };
+    for (const Program::Place& v : p.shared) clear(v.offset, v.bytes);
+    if (shared_bytes != 0) clear(kDynamicSharedOffset, shared_bytes);
+    Scheduler(l, b).run();
+  }
+  return l.counts;
+}
+
+}  // namespace tapestry::ptx

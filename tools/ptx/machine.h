@@ -1,0 +1,98 @@
+#pragma once
+// A machine that executes PTX: load a module, allocate memory, launch a kernel. Every access is checked.
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tapestry/tools/ptx/error.h"
+#include "tapestry/tools/ptx/memory.h"
+#include "tapestry/tools/ptx/program.h"
+
+namespace tapestry::ptx {
+
+/// What approximate instructions (ex2.approx, rcp.approx, ...) return: the nearest number, or one at the edge
+/// of the error that the PTX manual allows. A kernel that passes its tests with all three does not depend on
+/// one GPU's tables.
+enum class Approximate : std::uint8_t { kNearest, kLow, kHigh };
+
+struct Options {
+  /// 0: blocks, warps and threads run in order, and a warp runs until it waits. Otherwise they run in a
+  /// random order, and a warp may stop after any instruction.
+  std::uint64_t seed = 0;
+  /// A launch may execute this many instructions of warps. Then it ends with a KernelError: its loop is
+  /// probably infinite.
+  std::uint64_t max_instructions = std::uint64_t{1} << 32;
+  Approximate approximate = Approximate::kNearest;
+  /// Whether reading a byte that no one has written is an error. Some kernels load tiles of which only a part
+  /// was filled, and drop the results of the rest; their tests turn this off, and new memory is full of NaN.
+  bool check_initialised = true;
+  /// Dynamic and static shared memory of a block. The default is what an H100 gives after opting in.
+  std::uint64_t max_shared_bytes = 227 * 1024;
+};
+
+struct Dim {
+  std::uint32_t x = 1, y = 1, z = 1;
+};
+
+/// What a launch executed.
+struct Counts {
+  std::uint64_t warp_instructions = 0;    // including those whose predicate was false in all lanes
+  std::uint64_t thread_instructions = 0;  // the sum over the lanes that executed them
+};
+
+class Machine {
+ public:
+  Machine();
+  ~Machine();
+  Machine(const Machine&) = delete;
+  Machine& operator=(const Machine&) = delete;
+
+  /// Parses a module and allocates its variables. Throws a ParseError if the text is wrong. The text of a
+  /// kernel is decoded when it is launched first.
+  void load(std::string text);
+  /// The names of all kernels.
+  std::vector<std::string> kernels() const;
+  /// Decodes a kernel and lays out its parameters and shared memory. Throws a ParseError, or a UsageError if
+  /// there is none.
+  const Program& program(const std::string& kernel);
+  /// The address of a variable of a module in global or constant memory; 0 if there is none.
+  std::uint64_t address_of(const std::string& variable) const;
+
+  Memory& memory() { return memory_; }
+  Options& options() { return options_; }
+
+  /// Runs a kernel to its end. `parameters` are the bytes of its parameter space. Throws a UsageError if they
+  /// do not fit the kernel, and a KernelError if the kernel does something invalid.
+  Counts launch(const std::string& kernel, Dim grid, Dim block, std::uint64_t shared_bytes,
+                const void* parameters, std::uint64_t parameter_bytes);
+
+  /// The same, with one argument per parameter.
+  template <class... Args>
+  Counts launch(const std::string& kernel, Dim grid, Dim block, std::uint64_t shared_bytes,
+                const Args&... arguments) {
+    const void* pointers[] = {&arguments..., nullptr};
+    const std::size_t sizes[] = {sizeof(arguments)..., 0};
+    const std::vector<std::byte> bytes = pack(kernel, pointers, sizes, sizeof...(Args));
+    return launch(kernel, grid, block, shared_bytes, static_cast<const void*>(bytes.data()),
+                  static_cast<std::uint64_t>(bytes.size()));
+  }
+
+ private:
+  std::vector<std::byte> pack(const std::string& kernel, const void* const* pointers,
+                              const std::size_t* sizes, std::size_t count);
+  const Module* module_of(const std::string& kernel) const;
+
+  struct Loaded {
+    Module module;
+    std::map<std::string, std::uint64_t, std::less<>> addresses;
+  };
+  Memory memory_;
+  Options options_;
+  std::vector<std::unique_ptr<Loaded>> modules_;
+  std::map<std::string, Program> programs_;
+};
+
+}  // namespace tapestry::ptx

@@ -1,0 +1,576 @@
+#include "tapestry/tools/ptx/parser.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "tapestry/tools/ptx/error.h"
+#include "tapestry/tools/ptx/lexer.h"
+
+namespace tapestry::ptx {
+namespace {
+
+constexpr std::uint64_t kMaxVariable = std::uint64_t{1} << 32;
+constexpr std::size_t kMaxRegisters = std::size_t{1} << 20;
+constexpr int kMaxScopes = 100;
+
+std::string quoted(std::string_view text) { return "'" + std::string(text.substr(0, 120)) + "'"; }
+
+class Parser {
+ public:
+  explicit Parser(Module& module) : module_(module), lexer_(*module.text) {}
+
+  void run() {
+    while (peek().kind != Token::kEnd) parse_directive();
+    if (module_.version.empty()) fail(peek(), "the text has no .version");
+  }
+
+ private:
+  // The names that one { } declares. Registers that a number names ("%r<94>") are found by their prefix.
+  struct Scope {
+    struct Range {
+      std::int32_t first;
+      std::uint64_t count;
+    };
+    std::unordered_map<std::string_view, std::int32_t> registers;
+    std::unordered_map<std::string_view, Range> ranges;
+    std::unordered_map<std::string_view, std::string_view> variables;  // to the unique names
+  };
+
+  [[noreturn]] static void fail(const Token& at, const std::string& what) { throw ParseError(at.line, what); }
+  const Token& peek() const { return lexer_.peek(); }
+  Token next() { return lexer_.next(); }
+  bool accept(std::string_view text) {
+    if (!peek().is(text)) return false;
+    next();
+    return true;
+  }
+  Token expect(std::string_view text) {
+    if (!peek().is(text)) fail(peek(), "expected " + quoted(text) + ", found " + quoted(peek().text));
+    return next();
+  }
+  Token expect_word(const char* what) {
+    if (peek().kind != Token::kWord)
+      fail(peek(), "expected " + std::string(what) + ", found " + quoted(peek().text));
+    return next();
+  }
+  std::uint64_t expect_number() {
+    const Token token = next();
+    std::uint64_t value = 0;
+    std::uint8_t bytes = 0;
+    if (token.kind != Token::kNumber || !parse_number(token.text, value, bytes) || bytes != 0)
+      fail(token, "expected an integer, found " + quoted(token.text));
+    return value;
+  }
+  std::uint32_t expect_small() {
+    const Token at = peek();
+    const std::uint64_t value = expect_number();
+    if (value > 0x7fffffff) fail(at, quoted(at.text) + " is too large");
+    return static_cast<std::uint32_t>(value);
+  }
+
+  // ---- directives of the module ----
+
+  void parse_directive() {
+    const Token token = next();
+    const std::string_view t = token.text;
+    if (token.kind != Token::kWord) fail(token, "expected a directive, found " + quoted(t));
+    if (t == ".version") {
+      module_.version = std::string(next().text);
+    } else if (t == ".target") {
+      module_.target = std::string(expect_word("a target").text);
+      while (accept(",")) expect_word("a target");
+    } else if (t == ".address_size") {
+      if (expect_number() != 64) fail(token, "only .address_size 64 is supported");
+    } else if (t == ".file") {
+      parse_file();
+    } else if (t == ".section") {
+      skip_section();
+    } else if (t == ".visible" || t == ".weak" || t == ".extern" || t == ".common") {
+      external_ = external_ || t == ".extern";
+    } else if (t == ".entry" || t == ".func") {
+      parse_function(t == ".entry");
+      external_ = false;
+    } else if (t == ".global" || t == ".const" || t == ".shared") {
+      parse_variables(space_of(t), module_.variables, nullptr);
+      external_ = false;
+    } else if (t == ".pragma") {
+      skip_to_semicolon();
+    } else {
+      fail(token, "unknown directive " + quoted(t));
+    }
+  }
+
+  void parse_file() {
+    const int number = static_cast<int>(expect_small());
+    const Token name = next();
+    if (name.kind != Token::kString) fail(name, "expected a file name in quotes, found " + quoted(name.text));
+    module_.files[number] = std::string(name.text);
+    while (accept(",")) expect_number();  // time and size
+  }
+  void skip_section() {
+    const Token name = expect_word("a section");
+    expect("{");
+    for (int depth = 1; depth > 0;) {
+      const Token token = next();
+      if (token.kind == Token::kEnd) fail(name, "the section " + quoted(name.text) + " has no end");
+      depth += token.is("{") ? 1 : token.is("}") ? -1 : 0;
+    }
+  }
+  void skip_to_semicolon() {
+    for (const Token begin = peek(); !accept(";");)
+      if (next().kind == Token::kEnd) fail(begin, "expected ';' before the end of the text");
+  }
+
+  static Space space_of(std::string_view t) {
+    if (t == ".global") return Space::kGlobal;
+    if (t == ".const") return Space::kConst;
+    if (t == ".shared") return Space::kShared;
+    if (t == ".local") return Space::kLocal;
+    if (t == ".param") return Space::kParam;
+    return Space::kGeneric;
+  }
+
+  // ---- variables ----
+
+  // What follows the state space: ".align 4 .b8 name[16] = {...}, name2;". Parameters end at ',' or ')'.
+  Variable parse_variable(Space space) {
+    Variable v;
+    v.space = space;
+    Type type;
+    bool typed = false, pointer = false;
+    std::uint64_t vector = 1;
+    for (;;) {
+      const Token token = expect_word("the type or name of a variable");
+      const std::string_view t = token.text;
+      if (t == ".align") {
+        const std::uint32_t align = expect_small();
+        if (align == 0 || (align & (align - 1)) != 0 || align > 4096)
+          fail(token, "an alignment must be a power of 2");
+        if (!pointer) v.align = align;  // after .ptr, it is that of what the parameter points to
+      } else if (t == ".v2" || t == ".v4") {
+        vector = t == ".v2" ? 2 : 4;
+      } else if (t == ".ptr" || space_of(t) != Space::kGeneric || t == ".managed" ||
+                 t.starts_with(".attribute")) {
+        pointer = pointer || t == ".ptr";
+        if (t.starts_with(".attribute")) fail(token, "the directive '.attribute' is not supported");
+      } else if (t[0] == '.') {
+        if (typed || !parse_type(t.substr(1), type) || type.bytes == 0)
+          fail(token, "unknown type or directive " + quoted(t));
+        typed = true;
+      } else {
+        if (!typed) fail(token, "the variable " + quoted(t) + " has no type");
+        v.name = std::string(t);
+        break;
+      }
+    }
+    element_bytes_ = type.bytes;
+    v.align = std::max<std::uint32_t>(v.align, type.bytes * static_cast<std::uint32_t>(vector));
+    v.bytes = type.bytes * vector;
+    while (peek().is("[")) {
+      const Token open = next();
+      const std::uint64_t count = peek().is("]") ? 0 : expect_number();
+      expect("]");
+      if (count != 0 && v.bytes > kMaxVariable / count)
+        fail(open, "the variable " + quoted(v.name) + " is too large");
+      v.bytes *= count;
+    }
+    return v;
+  }
+  void parse_initialiser(Variable& v) {
+    if (peek().is("{")) {
+      next();
+      if (!peek().is("}")) do
+          parse_initialiser(v);
+        while (accept(","));
+      expect("}");
+      return;
+    }
+    const Token token = peek();
+    std::uint64_t value = 0;
+    std::int64_t addend = 0;
+    if (token.kind == Token::kWord) {
+      next();
+      std::string_view name = token.text;
+      const bool generic = name == "generic";
+      if (generic) {
+        expect("(");
+        name = expect_word("a variable").text;
+        expect(")");
+      }
+      if (accept("+")) addend = static_cast<std::int64_t>(expect_number());
+      if (element_bytes_ != 8) fail(token, "an address needs an element of 8 bytes");
+      v.relocations.push_back({v.initial.size(), std::string(name), addend, generic});
+    } else {
+      std::uint8_t bytes = 0;
+      value = parse_immediate(bytes);
+      if (bytes != 0 && bytes != element_bytes_)
+        fail(token, quoted(token.text) + " does not have the type of its variable");
+    }
+    for (int i = 0; i < element_bytes_; ++i) v.initial.push_back(static_cast<std::uint8_t>(value >> (8 * i)));
+    if (v.initial.size() > v.bytes && v.bytes != 0)
+      fail(token, "the initialiser is larger than its variable");
+  }
+  // Variables of the module (scope null), or of a function's body.
+  void parse_variables(Space space, std::vector<Variable>& to, Scope* scope) {
+    const Token begin = peek();
+    do {
+      Variable v = parse_variable(space);
+      if (accept("=")) {
+        parse_initialiser(v);
+        if (v.bytes == 0) v.bytes = v.initial.size();
+      }
+      v.dynamic = space == Space::kShared && v.bytes == 0;
+      if (scope) {
+        const std::string_view name = intern(v.name);
+        v.name =
+            v.name + "@" + std::to_string(function_->variables.size());  // names may repeat in other scopes
+        scope->variables[name] = intern(v.name);
+      } else if (external_ && !v.dynamic) {
+        continue;  // a variable of another module: an instruction that uses it is refused when it is decoded
+      }
+      to.push_back(std::move(v));
+    } while (accept(","));
+    if (!peek().is(";"))
+      fail(peek(), "expected ';' after the variable of line " + std::to_string(begin.line));
+    next();
+  }
+  // A view that lives as long as the module.
+  std::string_view intern(const std::string& name) {
+    names_.push_back(std::make_shared<std::string>(name));
+    return *names_.back();
+  }
+
+  // ---- functions ----
+
+  std::vector<Variable> parse_parameters() {
+    std::vector<Variable> list;
+    expect("(");
+    while (!accept(")")) {
+      const Token token = peek();
+      if (accept(".reg")) fail(token, "parameters in registers are not supported");
+      expect(".param");
+      list.push_back(parse_variable(Space::kParam));
+      if (!peek().is(")")) expect(",");
+    }
+    return list;
+  }
+
+  void parse_function(bool is_entry) {
+    auto owned = std::make_unique<Function>();
+    Function& f = *owned;
+    f.is_entry = is_entry;
+    f.line = peek().line;
+    if (peek().is("(")) f.results = parse_parameters();
+    f.name = std::string(expect_word("the name of a function").text);
+    if (peek().is("(")) f.parameters = parse_parameters();
+    parse_attributes(f);
+    if (!accept(";")) {
+      f.has_body = true;
+      function_ = &f;
+      file_ = source_line_ = 0;
+      parse_body(f);
+      function_ = nullptr;
+    }
+    Function*& known = module_.by_name[f.name];
+    if (known && known->has_body) {
+      if (f.has_body) throw ParseError(f.line, "the function " + quoted(f.name) + " is defined twice");
+      return;
+    }
+    known = &f;
+    module_.functions.push_back(std::move(owned));
+  }
+  void parse_attributes(Function& f) {
+    for (;;) {
+      const Token token = peek();
+      if (!token.is(".maxntid") && !token.is(".reqntid") && !token.is(".minnctapersm") &&
+          !token.is(".maxnreg") && !token.is(".noreturn") && !token.is(".pragma"))
+        return;
+      next();
+      if (token.is(".noreturn")) continue;
+      if (token.is(".pragma")) {
+        skip_to_semicolon();
+        continue;
+      }
+      const std::uint32_t first = expect_small();
+      if (token.is(".minnctapersm")) f.min_blocks = first;
+      if (!token.is(".maxntid") && !token.is(".reqntid")) continue;
+      f.max_threads[0] = first;
+      f.max_threads[1] = f.max_threads[2] = 1;
+      for (int i = 1; i < 3 && accept(","); ++i) f.max_threads[i] = expect_small();
+    }
+  }
+
+  void parse_body(Function& f) {
+    const Token open = expect("{");
+    std::vector<Scope> scopes(1);
+    scopes_ = &scopes;
+    uses_.clear();
+    while (!scopes.empty()) {
+      const Token token = peek();
+      if (token.kind == Token::kEnd) fail(open, "the body of " + quoted(f.name) + " has no end");
+      if (accept("{")) {
+        if (scopes.size() >= kMaxScopes) fail(token, "scopes are nested too deeply");
+        scopes.emplace_back();
+      } else if (accept("}")) {
+        scopes.pop_back();
+      } else if (token.is("@") || (token.kind == Token::kWord && token.text[0] != '.')) {
+        parse_statement(f);
+      } else {
+        parse_body_directive(f);
+      }
+    }
+    for (const auto& [label, line] : uses_)
+      if (!f.labels.contains(label) && !f.branch_targets.contains(label))
+        throw ParseError(line, "the label " + quoted(label) + " does not exist");
+  }
+  void parse_body_directive(Function& f) {
+    const Token token = next();
+    const std::string_view t = token.text;
+    if (t == ".reg") {
+      parse_registers(f);
+    } else if (t == ".loc") {
+      file_ = static_cast<int>(expect_small());
+      source_line_ = static_cast<int>(expect_small());
+      expect_number();
+      if (accept(",")) {  // function_name $L [+ n], inlined_at file line column
+        expect("function_name");
+        expect_word("a label");
+        if (accept("+")) expect_number();
+        expect(",");
+        expect("inlined_at");
+        for (int i = 0; i < 3; ++i) expect_number();
+      }
+    } else if (t == ".pragma") {
+      skip_to_semicolon();
+    } else if (t == ".local" || t == ".shared" || t == ".param") {
+      parse_variables(space_of(t), f.variables, &scopes_->back());
+    } else {
+      fail(token, "unknown directive " + quoted(t) + " in the body of " + quoted(f.name));
+    }
+  }
+  void parse_registers(Function& f) {
+    const Token token = expect_word("a type");
+    Type type;
+    if (!parse_type(token.text.substr(1), type))
+      fail(token, "unknown type of registers " + quoted(token.text));
+    Scope& scope = scopes_->back();
+    do {
+      const Token name = expect_word("the name of a register");
+      std::uint64_t count = 1;
+      const auto first = static_cast<std::int32_t>(f.registers.size());
+      if (accept("<")) {
+        count = expect_number();
+        expect(">");
+        scope.ranges[name.text] = {first, count};
+      } else {
+        scope.registers[name.text] = first;
+      }
+      if (count > kMaxRegisters || f.registers.size() + count > kMaxRegisters)
+        fail(name, "too many registers");
+      for (std::uint64_t i = 0; i < count; ++i) f.registers.push_back({type});
+    } while (accept(","));
+    expect(";");
+  }
+
+  // ---- instructions ----
+
+  void parse_statement(Function& f) {
+    Instruction i;
+    const Token begin = peek();
+    if (accept("@")) {
+      i.predicate_negated = accept("!");
+      const Token p = expect_word("a predicate");
+      i.predicate = find_register(p.text);
+      if (i.predicate < 0) fail(p, "the predicate " + quoted(p.text) + " was not declared");
+      if (f.registers[static_cast<std::size_t>(i.predicate)].type.kind != Type::kPredicate)
+        fail(p, quoted(p.text) + " is not a predicate");
+    }
+    const Token opcode = expect_word("an instruction");
+    if (i.predicate < 0 && accept(":")) {
+      if (peek().is(".branchtargets")) {
+        next();
+        auto& targets = f.branch_targets[opcode.text];
+        do {
+          const Token target = expect_word("a label");
+          targets.push_back(target.text);
+          uses_.emplace_back(target.text, target.line);
+        } while (accept(","));
+        expect(";");
+        return;
+      }
+      if (!f.labels.emplace(opcode.text, static_cast<std::uint32_t>(f.instructions.size())).second)
+        fail(opcode, "the label " + quoted(opcode.text) + " exists twice");
+      return;
+    }
+    i.opcode = opcode.text;
+    i.line = opcode.line;
+    i.file = file_;
+    i.source_line = source_line_;
+    const bool branch = i.opcode == "bra" || i.opcode.starts_with("bra.") || i.opcode.starts_with("brx.");
+    while (!peek().is(";")) {
+      i.operands.push_back(parse_operand(0));
+      Operand& last = i.operands.back();
+      if (branch && last.kind == Operand::kSymbol) uses_.emplace_back(last.name, begin.line);
+      if (i.operands.size() > 64) fail(begin, "the instruction has too many operands");
+      if (!accept(",") && !peek().is(";")) fail(peek(), "expected ',' or ';', found " + quoted(peek().text));
+    }
+    next();
+    f.instructions.push_back(std::move(i));
+  }
+
+  std::int32_t find_register(std::string_view name) const {
+    for (auto scope = scopes_->rbegin(); scope != scopes_->rend(); ++scope) {
+      if (const auto found = scope->registers.find(name); found != scope->registers.end())
+        return found->second;
+      std::size_t digits = name.size();
+      while (digits > 0 && name[digits - 1] >= '0' && name[digits - 1] <= '9') --digits;
+      if (digits == name.size() || name.size() - digits > 9) continue;
+      std::uint64_t number = 0;
+      for (const char c : name.substr(digits)) number = number * 10 + static_cast<std::uint64_t>(c - '0');
+      const auto range = scope->ranges.find(name.substr(0, digits));
+      if (range != scope->ranges.end() && number < range->second.count)
+        return range->second.first + static_cast<std::int32_t>(number);
+    }
+    return -1;
+  }
+  std::uint64_t parse_immediate(std::uint8_t& bytes) {
+    const bool minus = accept("-");
+    const Token token = next();
+    std::uint64_t value = 0;
+    if (token.kind != Token::kNumber || !parse_number(token.text, value, bytes))
+      fail(token, "expected a number, found " + quoted(token.text));
+    if (!minus) return value;
+    if (bytes == 0) return std::uint64_t{0} - value;
+    return value ^ (std::uint64_t{1} << (8 * bytes - 1));
+  }
+  // A register or a variable.
+  void parse_name(Operand& o) {
+    const Token token = expect_word("an operand");
+    if (token.text == "_") {
+      o.kind = Operand::kSink;
+      return;
+    }
+    o.index = find_register(token.text);
+    o.kind = o.index >= 0 ? Operand::kRegister : Operand::kSymbol;
+    if (o.index >= 0) return;
+    o.name = token.text;
+    for (auto scope = scopes_->rbegin(); scope != scopes_->rend(); ++scope)
+      if (const auto found = scope->variables.find(token.text); found != scope->variables.end()) {
+        o.name = found->second;
+        return;
+      }
+  }
+  void parse_offset(Operand& o) {
+    std::uint8_t bytes = 0;
+    if (peek().is("-")) o.value = parse_immediate(bytes);
+    else if (accept("+")) o.value = parse_immediate(bytes);
+  }
+  Operand parse_operand(int depth) {
+    Operand o;
+    const Token token = peek();
+    if (token.is("{") || token.is("(")) {
+      if (depth > 2) fail(token, "operands are nested too deeply");
+      next();
+      o.kind = Operand::kVector;
+      const std::string_view close = token.is("{") ? "}" : ")";
+      while (!accept(close)) {
+        o.elements.push_back(parse_operand(depth + 1));
+        if (o.elements.size() > 64) fail(token, "the vector has too many elements");
+        if (!peek().is(close)) expect(",");
+      }
+      return o;
+    }
+    if (accept("[")) {
+      if (peek().kind == Token::kNumber || peek().is("-")) {
+        o.value = parse_immediate(o.bytes);
+      } else {
+        parse_name(o);
+        parse_offset(o);
+      }
+      o.kind = Operand::kAddress;
+      expect("]");
+      return o;
+    }
+    if (accept("!")) {
+      parse_name(o);
+      o.negated = true;
+      return o;
+    }
+    if (token.kind == Token::kNumber || token.is("-")) {
+      o.value = parse_immediate(o.bytes);
+      return o;
+    }
+    parse_name(o);
+    if (o.kind == Operand::kSymbol) parse_offset(o);
+    if (peek().is("|")) {
+      next();
+      Operand pair;
+      pair.kind = Operand::kPair;
+      pair.elements.push_back(std::move(o));
+      parse_name(pair.elements.emplace_back());
+      return pair;
+    }
+    return o;
+  }
+
+ public:
+  std::vector<std::shared_ptr<std::string>> names_;
+
+ private:
+  Module& module_;
+  Lexer lexer_;
+  Function* function_ = nullptr;
+  std::vector<Scope>* scopes_ = nullptr;
+  std::vector<std::pair<std::string_view, int>> uses_;
+  bool external_ = false;
+  int element_bytes_ = 1;
+  int file_ = 0, source_line_ = 0;
+};
+
+}  // namespace
+
+bool parse_type(std::string_view name, Type& type) {
+  struct Named {
+    std::string_view name;
+    Type type;
+  };
+  static constexpr Named kTypes[] = {
+      {"b8", {Type::kBits, 1}},      {"b16", {Type::kBits, 2}},      {"b32", {Type::kBits, 4}},
+      {"b64", {Type::kBits, 8}},     {"u8", {Type::kUnsigned, 1}},   {"u16", {Type::kUnsigned, 2}},
+      {"u32", {Type::kUnsigned, 4}}, {"u64", {Type::kUnsigned, 8}},  {"s8", {Type::kSigned, 1}},
+      {"s16", {Type::kSigned, 2}},   {"s32", {Type::kSigned, 4}},    {"s64", {Type::kSigned, 8}},
+      {"f16", {Type::kFloat, 2}},    {"f32", {Type::kFloat, 4}},     {"f64", {Type::kFloat, 8}},
+      {"bf16", {Type::kBFloat, 2}},  {"pred", {Type::kPredicate, 0}}};
+  for (const Named& one : kTypes)
+    if (one.name == name) {
+      type = one.type;
+      return true;
+    }
+  return false;
+}
+
+Module parse(std::string text) {
+  Module module;
+  module.text = std::make_shared<const std::string>(std::move(text));
+  Parser parser(module);
+  parser.run();
+  module.names = std::move(parser.names_);
+  return module;
+}
+
+std::vector<std::string> split_modules(const std::string& text) {
+  // cuobjdump writes a header of "name = value" lines before each module, whose first directive is .version.
+  std::vector<std::string> modules;
+  const std::string start = "\n.version";
+  std::size_t at = text.starts_with(".version") ? 0 : text.find(start);
+  if (at == text.npos || text.find("Fatbin ") == text.npos) return {text};
+  while (at != text.npos) {
+    std::size_t end = text.find("\nFatbin ", at + 1);
+    modules.push_back(text.substr(at, std::min(end, text.size()) - at));
+    at = end == text.npos ? end : text.find(start, end);
+  }
+  return modules;
+}
+
+}  // namespace tapestry::ptx

@@ -1,0 +1,362 @@
+#include "tapestry/tools/ptx/warp.h"
+
+#include <algorithm>
+
+namespace tapestry::ptx {
+namespace {
+
+std::string triple(std::uint32_t x, std::uint32_t y, std::uint32_t z) {
+  return "(" + std::to_string(x) + ", " + std::to_string(y) + ", " + std::to_string(z) + ")";
+}
+std::string bytes_text(std::uint64_t n) { return std::to_string(n) + (n == 1 ? " byte" : " bytes"); }
+const char* space_name(Space space) {
+  static constexpr const char* kNames[] = {"generic", "global", "shared", "local", "constant", "parameter"};
+  return kNames[static_cast<int>(space)];
+}
+
+}  // namespace
+
+Warp::Warp(Block& block, std::uint32_t number, std::uint32_t threads)
+    : local(32 * block.launch->program->local_bytes, std::byte{0xff}),
+      local_states(32 * block.launch->program->local_bytes, kNoMemory),
+      block_(&block),
+      program_(block.launch->program),
+      refs_(program_->refs.data()),
+      registers_(program_->register_bytes + 64),
+      number_(number) {
+  // Rows are aligned to 32 bytes. No instruction writes a constant: destinations are registers.
+  const auto address = reinterpret_cast<std::uintptr_t>(registers_.data());
+  bases_[0] = registers_.data() + ((32 - address % 32) % 32);
+  bases_[1] = const_cast<std::byte*>(program_->constants.data());
+  const Launch& l = *block.launch;
+  const u32 here = std::min(32u, threads - 32 * number);
+  existing_ = alive_ = here == 32 ? kAllLanes : (1u << here) - 1;
+  park(alive_, program_->start);
+  const auto row_of = [&](u32 index) { return reinterpret_cast<u32*>(bases_[0] + index * 128); };
+  const u32 same[][2] = {{kNtidX, l.block.x},
+                         {kNtidY, l.block.y},
+                         {kNtidZ, l.block.z},
+                         {kCtaidX, block.index.x},
+                         {kCtaidY, block.index.y},
+                         {kCtaidZ, block.index.z},
+                         {kNctaidX, l.grid.x},
+                         {kNctaidY, l.grid.y},
+                         {kNctaidZ, l.grid.z},
+                         {kWarpId, number},
+                         {kNwarpId, (threads + 31) / 32},
+                         {kDynamicShared, static_cast<u32>(l.shared_bytes)},
+                         {kTotalShared, static_cast<u32>(l.shared_bytes + program_->shared_without_gaps)},
+                         {kZero, 0}};
+  for (const auto& [index, value] : same) std::fill_n(row_of(index), 32, value);
+  for (u32 lane = 0; lane < 32; ++lane) {
+    const u32 thread = 32 * number + lane, bit = 1u << lane;
+    row_of(kTidX)[lane] = thread % l.block.x;
+    row_of(kTidY)[lane] = thread / l.block.x % l.block.y;
+    row_of(kTidZ)[lane] = thread / l.block.x / l.block.y;
+    row_of(kLaneId)[lane] = lane;
+    row_of(kLaneEq)[lane] = bit;
+    row_of(kLaneLt)[lane] = bit - 1;
+    row_of(kLaneLe)[lane] = bit | (bit - 1);
+    row_of(kLaneGt)[lane] = ~(bit | (bit - 1));
+    row_of(kLaneGe)[lane] = ~(bit - 1);
+    for (const Program::Place& v : program_->local)
+      std::fill_n(local_states.begin() + static_cast<std::ptrdiff_t>(lane * program_->local_bytes + v.offset),
+                  v.bytes, kUninitialised);
+  }
+}
+
+bool Warp::pick() {
+  const u32 ready = alive_ & ~(at_barrier_ | at_collective_);
+  if (ready == 0) return false;
+  const u64 seed = block_->launch->options->seed;
+  u32 pc = 0xffffffffu;
+  if (seed != 0) {
+    u32 skip = block_->launch->random.below(static_cast<u32>(std::popcount(ready)));
+    u32 m = ready;
+    for (; skip != 0; --skip) m &= m - 1;
+    pc = lane_pc_[std::countr_zero(m)];
+  } else {
+    for (u32 m = ready; m != 0; m &= m - 1) pc = std::min(pc, lane_pc_[std::countr_zero(m)]);
+  }
+  active_ = 0;
+  limit_ = 0xffffffffu;
+  for (u32 m = ready; m != 0; m &= m - 1) {
+    const int lane = std::countr_zero(m);
+    if (lane_pc_[lane] == pc) active_ |= 1u << lane;
+    else limit_ = std::min(limit_, lane_pc_[lane]);
+  }
+  if (seed != 0) limit_ = 0xffffffffu;
+  pc_ = pc;
+  return true;
+}
+
+void Warp::run() {
+  Launch& l = *block_->launch;
+  const Code* const code = program_->code.data();
+  const bool random = l.options->seed != 0;
+  u64 instructions = 0, threads = 0,
+      budget =
+          l.options->max_instructions - std::min(l.options->max_instructions, l.counts.warp_instructions);
+  for (;;) {
+    if (active_ == 0) {
+      if (!pick()) break;
+    } else if (pc_ >= limit_) {
+      park(active_, pc_);
+      pick();
+    } else if (random) {
+      const u32 chance = l.random.below(16);
+      if (chance < 2) {
+        park(active_, pc_);
+        active_ = 0;
+        if (chance == 0) break;
+        pick();
+      }
+    }
+    const Code& c = code[pc_++];
+    u32 mask = active_;
+    if (c.guard != 0) {
+      u32 bits;
+      std::memcpy(&bits, bases_[0] + c.predicate, 4);
+      mask &= c.guard > 0 ? bits : ~bits;
+    }
+    ++instructions;
+    threads += static_cast<u64>(std::popcount(mask));
+    if (mask != 0) c.run(*this, c, mask);
+    if (instructions > budget)
+      fail(c, std::countr_zero(mask != 0 ? mask : existing_),
+           "the launch did not end within " + std::to_string(l.options->max_instructions) +
+               " instructions of warps");
+  }
+  l.counts.warp_instructions += instructions;
+  l.counts.thread_instructions += threads;
+}
+
+void Warp::branch(u32 target, u32 mask) {
+  if (mask == active_) {
+    pc_ = target;
+    return;
+  }
+  park(active_ & ~mask, pc_);
+  park(mask, target);
+  active_ = 0;
+}
+void Warp::branch_each(const u32 (&targets)[32], u32 mask) {
+  park(active_ & ~mask, pc_);
+  for (u32 m = mask; m != 0; m &= m - 1) lane_pc_[std::countr_zero(m)] = targets[std::countr_zero(m)];
+  active_ = 0;
+}
+void Warp::exit(u32 mask) {
+  park(active_, pc_);
+  alive_ &= ~mask;
+  active_ = 0;
+}
+void Warp::wait_at_barrier(const Code& c, u32 mask) {
+  const Ref* const o = operands(c);
+  const u32* const barrier = row<const u32>(o[0]);
+  const u32* const threads = c.count > 1 ? row<const u32>(o[1]) : nullptr;
+  park(active_, pc_);
+  for (u32 m = mask; m != 0; m &= m - 1) {
+    const int lane = std::countr_zero(m);
+    if (barrier[lane] > 15)
+      fail(c, lane, "barrier " + std::to_string(barrier[lane]) + " does not exist; there are 16");
+    if (threads && (threads[lane] == 0 || threads[lane] % 32 != 0))
+      fail(c, lane,
+           "a barrier for " + std::to_string(threads[lane]) +
+               " threads: their number must be a multiple of 32");
+    waiting_[lane] = {barrier[lane], threads ? threads[lane] : 0, pc_ - 1};
+  }
+  at_barrier_ |= mask;
+  active_ = 0;
+}
+void Warp::require_all(const Code& c, u32 mask, void (*execute)(Warp&, const Code&)) {
+  u32 members[32];
+  std::fill_n(members, 32, kAllLanes);
+  collective(c, mask, members, [&](u32) { execute(*this, c); });
+}
+
+void Warp::addresses(const Ref& base, i64 offset, u64 (&to)[32]) {
+  if (base.width == 8) {
+    const u64* const from = row<const u64>(base);
+    for (int lane = 0; lane < 32; ++lane) to[lane] = from[lane] + static_cast<u64>(offset);
+  } else {
+    const u32* const from = row<const u32>(base);
+    for (int lane = 0; lane < 32; ++lane) to[lane] = from[lane] + static_cast<u64>(offset);
+  }
+}
+
+std::byte* Warp::locate(const Code& c, int lane, Space space, u64 address, u32 bytes, Access access,
+                        u8** found_states) {
+  u64 offset = address;
+  if (space == Space::kGeneric) {
+    const u64 window = address & ~(kWindow - 1);
+    space = window == kSharedWindow  ? Space::kShared
+            : window == kLocalWindow ? Space::kLocal
+            : window == kParamWindow ? Space::kParam
+                                     : Space::kGlobal;
+    if (space != Space::kGlobal) offset = address - window;
+  }
+  if ((offset & (bytes - 1)) != 0)
+    fail_access(c, lane, space, offset, bytes, access,
+                ", which is not aligned: the address must be a multiple of " + std::to_string(bytes));
+  std::byte* data = nullptr;
+  u8* states = nullptr;
+  switch (space) {
+    case Space::kShared: {
+      Store& s = block_->shared;
+      if (offset <= s.data.size() && bytes <= s.data.size() - offset) {
+        data = s.data.data() + offset;
+        states = s.states.data() + offset;
+      }
+      break;
+    }
+    case Space::kLocal:
+      if (const u64 size = program_->local_bytes; offset <= size && bytes <= size - offset) {
+        data = local.data() + static_cast<u64>(lane) * size + offset;
+        states = local_states.data() + static_cast<u64>(lane) * size + offset;
+      }
+      break;
+    case Space::kParam: {
+      auto& p = block_->launch->parameters;
+      if (access != Access::kRead) fail_access(c, lane, space, offset, bytes, access, ", which is read-only");
+      if (offset <= p.size() && bytes <= p.size() - offset) data = p.data() + offset;
+      break;
+    }
+    default: {
+      const Allocation* a = last_;
+      if (!a || offset - a->begin >= a->bytes) a = block_->launch->memory->find(offset);
+      if (a && bytes <= a->end() - offset) {
+        last_ = a;
+        data = a->data + (offset - a->begin);
+        if (a->states) states = a->states + (offset - a->begin);
+      }
+    }
+  }
+  bool invalid = data == nullptr;
+  if (states && !invalid) {
+    for (u32 i = 0; i < bytes; ++i) invalid = invalid || states[i] == kNoMemory;
+    if (!invalid && access != Access::kWrite) {
+      for (u32 i = 0; i < bytes; ++i) {
+        if (states[i] == kInFlight)
+          fail_access(c, lane, space, offset, bytes, access,
+                      ", which a cp.async is still writing: no wait_group came before");
+        if (states[i] != kInitialised && block_->launch->options->check_initialised)
+          fail_access(c, lane, space, offset, bytes, access,
+                      ", of which byte " + std::to_string(i) + " was never written");
+      }
+    }
+    if (!invalid && access != Access::kRead) std::memset(states, kInitialised, bytes);
+  }
+  if (invalid) {
+    const bool global = space == Space::kGlobal || space == Space::kConst;
+    fail_access(c, lane, space, offset, bytes, access,
+                global ? ": " + block_->launch->memory->describe(offset, bytes)
+                       : describe_variables(space, offset, bytes));
+  }
+  if (found_states) *found_states = states;
+  return data;
+}
+
+std::string Warp::describe_variables(Space space, u64 address, u32 bytes) const {
+  std::vector<Program::Place> places = space == Space::kShared  ? program_->shared
+                                       : space == Space::kLocal ? program_->local
+                                                                : program_->parameters;
+  const u64 dynamic = block_->launch->shared_bytes;
+  if (space == Space::kShared && dynamic != 0)
+    places.push_back({"dynamic shared memory", kDynamicSharedOffset, dynamic});
+  const Program::Place* nearest = nullptr;
+  u64 distance = ~u64{0};
+  for (const Program::Place& v : places) {
+    const u64 d = address >= v.offset ? address + bytes - std::min(address + bytes, v.offset + v.bytes)
+                                      : v.offset - address;
+    if (d < distance) {
+      distance = d;
+      nearest = &v;
+    }
+  }
+  if (!nearest) return ": the kernel has no such memory";
+  const std::string of = " of '" + nearest->name + "' (" + bytes_text(nearest->bytes) + ")";
+  if (address < nearest->offset) return ": " + bytes_text(distance) + " before the beginning" + of;
+  if (address < nearest->offset + nearest->bytes) return ": " + bytes_text(distance) + " over the end" + of;
+  return ": " + bytes_text(address - nearest->offset - nearest->bytes) + " beyond the end" + of;
+}
+
+void Warp::fail_access(const Code& c, int lane, Space space, u64 address, u32 bytes, Access access,
+                       const std::string& what) const {
+  const char* const verb = access == Access::kRead    ? "reads "
+                           : access == Access::kWrite ? "writes "
+                                                      : "updates ";
+  fail(c, lane, verb + bytes_text(bytes) + " of " + space_name(space) + " memory at " + hex(address) + what);
+}
+
+std::string Warp::where(const Instruction& i, int lane) const {
+  const Launch& l = *block_->launch;
+  const Dim& b = block_->index;
+  const u32 thread = 32 * number_ + static_cast<u32>(lane);
+  std::string place;
+  const auto file = program_->module->files.find(i.file);
+  if (file != program_->module->files.end() && i.source_line > 0)
+    place = file->second + ":" + std::to_string(i.source_line);
+  else place = "line " + std::to_string(i.line) + " of the PTX";
+  return "kernel '" + program_->entry->name + "', " + place + " (" + std::string(i.opcode) + "), block " +
+         triple(b.x, b.y, b.z) + ", thread " +
+         triple(thread % l.block.x, thread / l.block.x % l.block.y, thread / l.block.x / l.block.y);
+}
+std::string Warp::line_of(u32 pc) const {
+  const Instruction& i = *program_->code[pc].source;
+  const auto file = program_->module->files.find(i.file);
+  if (file != program_->module->files.end() && i.source_line > 0)
+    return file->second + ":" + std::to_string(i.source_line);
+  return "line " + std::to_string(i.line) + " of the PTX";
+}
+void Warp::fail(const Code& c, int lane, const std::string& what) const {
+  throw KernelError("[ptx] " + where(*c.source, lane) + ": " + what);
+}
+
+// ---- control flow ----
+
+void run_branch(Warp& w, const Code& c, u32 mask) { w.branch(static_cast<u32>(c.offset[0]), mask); }
+void run_indexed_branch(Warp& w, const Code& c, u32 mask) {
+  const auto& targets = w.program().jumps[static_cast<std::size_t>(c.offset[0])];
+  const u32* const index = w.row<const u32>(w.operands(c)[0]);
+  u32 to[32] = {};
+  for (u32 m = mask; m != 0; m &= m - 1) {
+    const int lane = std::countr_zero(m);
+    if (index[lane] >= targets.size())
+      w.fail(c, lane, "index " + std::to_string(index[lane]) + " has no target");
+    to[lane] = targets[index[lane]];
+  }
+  w.branch_each(to, mask);
+}
+void run_exit(Warp& w, const Code&, u32 mask) { w.exit(mask); }
+void run_call(Warp& w, const Code& c, u32 mask) {
+  u32 values[32];
+  std::fill_n(values, 32, w.next_pc());
+  w.write(Ref{static_cast<u32>(c.offset[1]), 0, 4, false}, values, mask);
+  w.branch(static_cast<u32>(c.offset[0]), mask);
+}
+void run_return(Warp& w, const Code& c, u32 mask) {
+  const u32* const row = w.row<const u32>(Ref{static_cast<u32>(c.offset[0]), 0, 4, false});
+  u32 to[32];
+  std::copy_n(row, 32, to);
+  const u32 first = to[std::countr_zero(mask)];
+  bool same = true;
+  for (u32 m = mask; m != 0; m &= m - 1) same = same && to[std::countr_zero(m)] == first;
+  if (same) w.branch(first, mask);
+  else w.branch_each(to, mask);
+}
+void run_copies(Warp& w, const Code& c, u32 mask) {
+  const u64 size = w.program().local_bytes;
+  for (const Program::Copy& copy : w.program().copies[static_cast<std::size_t>(c.offset[0])])
+    for (u32 m = mask; m != 0; m &= m - 1) {
+      const u64 base = static_cast<u64>(std::countr_zero(m)) * size;
+      std::memcpy(&w.local[base + copy.to], &w.local[base + copy.from], copy.bytes);
+      std::memcpy(&w.local_states[base + copy.to], &w.local_states[base + copy.from], copy.bytes);
+    }
+}
+void run_trap(Warp& w, const Code& c, u32 mask) {
+  w.fail(c, std::countr_zero(mask), "the kernel stopped itself");
+}
+void run_barrier(Warp& w, const Code& c, u32 mask) { w.wait_at_barrier(c, mask); }
+void run_nothing(Warp&, const Code&, u32) {}
+
+}  // namespace tapestry::ptx
