@@ -290,7 +290,8 @@ TEST_CASE("mistakes with wgmma are found") {
   fails(text(c, fence, commit + "mov.b32 %d0, 0;" + wait), "writes a register that is an accumulator");
   fails(text(c, fence, commit + "mov.b32 %x, %d0; add.u32 %y, %x, 1;" + wait), "reads a register");
   fails(text(c, ""), "no wgmma.fence came before");
-  fails(text(c, fence + "mov.b32 %d1, 0;"), "accumulator 1 was written by another instruction");
+  fails(text(c, fence + "add.u32 %d1, %d1, 0;"), "accumulator 1 was read by another instruction");
+  fails(text(c, fence + "popc.b32 %d1, %t;"), "accumulator 1 was written by another instruction");
   fails(text(c, fence + "add.u32 %x, %d1, 1;"), "accumulator 1 was read by another instruction");
   fails(text(c, fence, commit + "st.shared.u32 [image], %t;" + wait), "is still reading");
   fails(text(c, "st.shared.u32 [image], %t; bar.sync 0;" + fence), "executed no fence.proxy.async after that");
@@ -302,7 +303,7 @@ TEST_CASE("mistakes with wgmma are found") {
         "waits for the other warps of its warpgroup");
   fails(text(c), "has 128 threads, but the block has fewer", 96);
   c.registers = true;
-  fails(text(c, fence + "mov.b32 %a2, 0;"), "register 2 of matrix A was written");
+  fails(text(c, fence + "popc.b32 %a2, %t;"), "register 2 of matrix A was written");
   fails(text(c, fence, commit + "mov.b32 %a2, 0;" + wait), "writes a register that is matrix A");
   // A chain on the same accumulators needs no fence; a copy of accumulators is only a copy of names.
   Machine m;

@@ -20,6 +20,7 @@ Async::Async(Block& block) : block_(block) {
   const Dim& d = block.launch->block;
   const u32 threads = d.x * d.y * d.z;
   bulk_group.resize(threads);
+  bulk_delayed.resize(threads);
   proxy_fences_.resize(threads);
   cluster_waits.resize(threads);
   warpgroups.resize((threads + 127) / 128);

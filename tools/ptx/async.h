@@ -77,6 +77,7 @@ class Async {
   /// written.
   void wait_stores(Warp& w, int lane, std::uint64_t keep, bool read_only);
   std::vector<std::uint32_t> bulk_group;  // by thread: the number of the group that is not committed yet
+  std::vector<std::uint32_t> bulk_delayed;  // by thread: the group up to which a wait has let others run first
 
   // ---- shared memory ----
 

@@ -137,9 +137,21 @@ void run_commit(Warp& w, const Code&, u32 mask) {
   for (u32 m = mask; m != 0; m &= m - 1)
     ++w.async().bulk_group[32 * w.number() + static_cast<u32>(std::countr_zero(m))];
 }
+// Threads that overwrite what is still read have their chance before it completes.
 void run_wait(Warp& w, const Code& c, u32 mask) {
-  for (u32 m = mask; m != 0; m &= m - 1)
-    w.async().wait_stores(w, std::countr_zero(m), static_cast<u64>(c.offset[0]), (c.flags & kReads) != 0);
+  u32 waits = 0;
+  for (u32 m = mask; m != 0; m &= m - 1) {
+    const int lane = std::countr_zero(m);
+    const std::size_t thread = 32 * w.number() + static_cast<u32>(lane);
+    u32& delayed = w.async().bulk_delayed[thread];
+    if (const u32 committed = w.async().bulk_group[thread]; delayed < committed) {
+      delayed = committed;
+      waits |= 1u << lane;
+    } else {
+      w.async().wait_stores(w, lane, static_cast<u64>(c.offset[0]), (c.flags & kReads) != 0);
+    }
+  }
+  if (waits != 0) w.wait_for_event(waits, true, Warp::Event::kStore);
 }
 
 // ---- cp.async.bulk.tensor ----

@@ -136,7 +136,7 @@ class Warp {
 
   /// What lanes wait for outside of barriers.
   struct Event {
-    enum Kind : std::uint8_t { kBarrier, kWarpgroup, kRegisters, kCluster } kind = kBarrier;
+    enum Kind : std::uint8_t { kBarrier, kWarpgroup, kRegisters, kCluster, kStore } kind = kBarrier;
     std::uint64_t object = 0;
     std::uint32_t pc = 0;
   };

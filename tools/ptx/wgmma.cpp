@@ -15,12 +15,15 @@ struct MatrixRegisters {
   struct Row {
     std::uint32_t writing = 0, reading = 0;  // the group of the wgmma that does, or 0
     std::uint32_t shape = 0;                 // of the wgmma that wrote it last without a fence since
-    // By another instruction since the last wgmma.fence.
-    bool written = true, read = false;
+    // By another instruction since the last wgmma.fence. A mov is less strict: compilers initialise accumulators
+    // between wgmma.fence and wgmma.mma_async, and ptxas orders that itself. So it only needs a fence since the last
+    // wgmma on the register.
+    bool written = true, read = false, moved = false, fenced = false;
   };
   std::vector<Row> rows;
   bool fenced = false;
   std::uint32_t group = 1;  // the group that is not committed yet
+  std::uint32_t delayed = 0;  // the last group whose wait has let other threads run first
   std::uint64_t issued = 0;
   std::vector<std::uint64_t> issued_before;  // by group - 1: all wgmma of it and of earlier groups
 };
@@ -222,8 +225,8 @@ void check_registers(Warp& w, const Code& c, const Shape& s, const Operands& x) 
   for (u32 i = 0; i < s.accumulators(); ++i) {
     MatrixRegisters::Row* const row = row_of(w, x.d[i]);
     if (!row) continue;  // the sink
-    if (row->written || row->read)
-      w.fail(c, 0, "accumulator " + std::to_string(i) + " was " + (row->written ? "written" : "read") +
+    if (row->written || row->read || (row->moved && !row->fenced))
+      w.fail(c, 0, "accumulator " + std::to_string(i) + " was " + (row->read ? "read" : "written") +
                        " by another instruction after the last wgmma.fence; a wgmma.fence must come between");
     if (row->reading != 0)
       w.fail(c, 0, "accumulator " + std::to_string(i) + " is read as matrix A by a wgmma that has not completed");
@@ -231,6 +234,7 @@ void check_registers(Warp& w, const Code& c, const Shape& s, const Operands& x) 
       w.fail(c, 0, "a wgmma of another shape is still writing accumulator " + std::to_string(i));
     row->writing = r.group;
     row->shape = shape;
+    row->moved = row->fenced = false;
   }
   if (!s.registers) return;
   for (u32 i = 0; i < 4; ++i) {
@@ -238,10 +242,11 @@ void check_registers(Warp& w, const Code& c, const Shape& s, const Operands& x) 
     if (!row) continue;
     if (row->writing != 0)
       w.fail(c, 0, "register " + std::to_string(i) + " of matrix A is an accumulator of a wgmma that has not completed");
-    if (row->written)
+    if (row->written || (row->moved && !row->fenced))
       w.fail(c, 0, "register " + std::to_string(i) +
                        " of matrix A was written after the last wgmma.fence; a wgmma.fence must come between");
     row->reading = r.group;
+    row->moved = row->fenced = false;
   }
 }
 
@@ -311,7 +316,8 @@ void run_fence(Warp& w, const Code& c, u32 mask) {
     if (!warp.matrix) return;  // a kernel with fences alone
     warp.matrix->fenced = true;
     for (MatrixRegisters::Row& row : warp.matrix->rows) {
-      row.written = row.read = false;
+      row.written = row.read = row.moved = false;
+      row.fenced = true;
       row.shape = 0;
     }
   });
@@ -330,6 +336,11 @@ bool wait(Warp& w, const Code& c) {
   const auto keep = static_cast<u64>(c.offset[0]);
   if (r.group - 1 <= keep) return true;
   const auto complete = static_cast<u32>(r.group - 1 - keep);
+  // Threads that overwrite what is still read have their chance before it completes.
+  if (r.delayed < complete) {
+    r.delayed = complete;
+    return false;
+  }
   if (w.async().warpgroups[w.number() / 4].completed() < r.issued_before[complete - 1]) return false;
   for (MatrixRegisters::Row& row : r.rows) {
     if (row.writing <= complete) row.writing = 0;
@@ -359,19 +370,20 @@ void check_matrix_access(Warp& w, const Code& c) {
     w.fail(c, 0, std::string(does) + " a register that is " + role +
                      " of a wgmma.mma_async that has not completed; wgmma.wait_group must come before");
   };
+  const bool moves = c.touches == Code::kMatrixMove;
   const auto check_write = [&](const Ref& r) {
     MatrixRegisters::Row* const row = row_of(w, r);
     if (!row) return;
     if (row->writing != 0) fail("writes", "an accumulator");
     if (row->reading != 0) fail("writes", "matrix A");
-    row->written = true;
+    (moves ? row->moved : row->written) = true;
   };
-  if (c.touches == Code::kMatrixMove) {
+  if (moves) {
     // ptxas gives both the same register, so the copy is as unfinished as the original.
     MatrixRegisters::Row *const from = row_of(w, o[1]), *const to = row_of(w, o[0]);
     check_write(o[0]);
     if (from && to && from->writing != 0) *to = *from;
-    else if (from) from->read = true;
+    else if (from) from->moved = true;
     return;
   }
   for (u32 i = c.destinations; i < c.count; ++i)
