@@ -2,6 +2,7 @@
 // A machine that executes PTX: load a module, allocate memory, launch a kernel. Every access is checked.
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -43,6 +44,8 @@ struct Options {
   bool collect_races = false;
   /// Whether launches fill counters().
   bool count = false;
+  /// What printf in a kernel prints, a call at a time; null: to the standard output.
+  std::function<void(const std::string&)> print;
   /// Dynamic and static shared memory of a block. The default is what an H100 gives after opting in.
   std::uint64_t max_shared_bytes = 227 * 1024;
 };
