@@ -98,6 +98,54 @@ void search_line(const T* x, const T* array, std::int64_t step, const std::vecto
   }
 }
 
+typedef float Floats __attribute__((vector_size(32)));         // NOLINT: GNU's vector types
+typedef std::int32_t Places __attribute__((vector_size(32)));  // NOLINT
+typedef std::uint8_t Bytes __attribute__((vector_size(8)));    // NOLINT
+
+// Finds the maxima of eight windows of 2 x 2 elements that are 2 apart, from the upper and lower rows of the
+// first four windows and of the last four. Each element is read once.
+inline void search_squares(const float* upper, const float* lower, const float* last_upper,
+                           const float* last_lower, float* y, std::uint8_t* places) {
+  Floats low, high;
+  const auto load_row = [&](const float* first, const float* last) {
+    std::memcpy(&low, first, sizeof(low));
+    std::memcpy(&high, last, sizeof(high));
+  };
+  load_row(upper, last_upper);
+  Floats best = __builtin_shufflevector(low, high, 0, 2, 4, 6, 8, 10, 12, 14);
+  Places place = {};
+  const auto compare = [&](const Floats& v, std::int32_t at) {
+    const Places take = (v > best) | (v != v);
+    best = take ? v : best;
+    place = take ? Places{} + at : place;
+  };
+  compare(__builtin_shufflevector(low, high, 1, 3, 5, 7, 9, 11, 13, 15), 1);
+  load_row(lower, last_lower);
+  compare(__builtin_shufflevector(low, high, 0, 2, 4, 6, 8, 10, 12, 14), 2);
+  compare(__builtin_shufflevector(low, high, 1, 3, 5, 7, 9, 11, 13, 15), 3);
+  std::memcpy(y, &best, sizeof(best));
+  if (!places) return;
+  const Bytes bytes = __builtin_convertvector(place, Bytes);
+  std::memcpy(places, &bytes, sizeof(bytes));
+}
+// The outputs of `rows` output rows of one image, of at least eight outputs each, or of exactly four if
+// `rows` is even. x is where the first window begins; a row of the input has `width` elements.
+void search_squares_of(const float* x, std::int64_t width, std::int64_t rows, std::int64_t n, float* y,
+                       std::uint8_t* places) {
+  const auto eight = [&](const float* upper, const float* last, std::int64_t at) {
+    search_squares(upper, upper + width, last, last + width, y + at, places ? places + at : nullptr);
+  };
+  for (std::int64_t row = 0; row < rows; row += n == 4 ? 2 : 1) {
+    const float* const upper = x + 2 * row * width;
+    if (n == 4) eight(upper, upper + 2 * width, row * n);
+    else  // the last eight may overlap those before
+      for (std::int64_t i = 0; i < n; i += 8) {
+        const std::int64_t at = std::min(i, n - 8);
+        eight(upper + 2 * at, upper + 2 * at + 8, row * n + at);
+      }
+  }
+}
+
 // A run of adjacent outputs of one row that share a list of window elements, because none of their windows
 // loses columns at the image's border. The window of each next output is shifted by stride_w pixels. An
 // output at the border is a segment of its own.
@@ -131,6 +179,17 @@ std::vector<std::vector<Segment>> segments(const Pool2dShape& s, std::int64_t pi
 
 template <class T, class I>
 void forward_row_major(const Pool2dShape& s, const T* x, T* y, I* places) {
+  if constexpr (std::is_same_v<T, float> && std::is_same_v<I, std::uint8_t>) {
+    const bool squares = s.kernel_h == 2 && s.kernel_w == 2 && s.stride_h == 2 && s.stride_w == 2 &&
+                         s.dilation_h == 1 && s.dilation_w == 1 && s.padding_h == 0 && s.padding_w == 0 &&
+                         2 * s.p <= s.h && 2 * s.q <= s.w;  // not with ceil_mode
+    if (squares && (s.q >= 8 || (s.q == 4 && s.p % 2 == 0)))
+      return parallel_for(s.n * s.c, grain_of(4 * s.p * s.q), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i)
+          search_squares_of(x + i * s.h * s.w, s.w, s.p, s.q, y + i * s.p * s.q,
+                            places ? places + i * s.p * s.q : nullptr);
+      });
+  }
   const auto rows = segments(s, 1);
   const auto work = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
