@@ -140,7 +140,10 @@ TEST_CASE("attention kernels: ragged queries, keys and widths give the values of
   check_all({.shape = {1, 1, 1, 1, 1, 1, 1}});
   check_all({.shape = {1, 1, 1, 66, 70, 64, 64}});
   check_all({.shape = {1, 1, 1, 40, 63, 24, 40}, .by_rows = true});  // one key is missing in a tile
-  check_all({.shape = {2, 1, 1, 17, 40, 96, 128}});
+  check_all({.shape = {2, 1, 1, 17, 40, 100, 128}});
+  check_all({.shape = {1, 2, 1, 66, 70, 32, 25}});
+  check_all({.shape = {1, 1, 1, 70, 67, 96, 96}});
+  check_all({.shape = {1, 1, 1, 33, 40, 72, 90}, .by_rows = true});
 }
 
 TEST_CASE("attention kernels: groups of heads, and heads within rows, give the values of f64") {
@@ -152,6 +155,7 @@ TEST_CASE("attention kernels: rows that are misaligned or have gaps give the sam
   check_all({.shape = {1, 2, 2, 20, 34, 16, 24}, .shift = 1});
   check_all({.shape = {1, 2, 1, 20, 34, 17, 23}, .by_rows = true, .gap = 3});
   check_all({.shape = {1, 1, 1, 5, 9, 80, 65}, .gap = 8});
+  check_all({.shape = {1, 1, 1, 5, 9, 96, 31}, .shift = 1});
 }
 
 TEST_CASE("attention kernels: causal masks, also after a cache, give the values of f64") {
@@ -255,8 +259,12 @@ TEST_CASE("attention kernels: width and number of blocks choose the kernels") {
   };
   CHECK_THAT(kernels({1, 1, 1, 4, 600, 64, 64}, 1),
              ContainsSubstring("Li64E") && !ContainsSubstring("attention_merge"));
-  CHECK_THAT(kernels({1, 1, 1, 4, 400, 65, 64}, 1), ContainsSubstring("Li128E"));
-  CHECK_THAT(kernels({1, 1, 1, 4, 400, 64, 65}, 1), ContainsSubstring("Li128E"));
+  CHECK_THAT(kernels({1, 1, 1, 4, 400, 32, 32}, 1), ContainsSubstring("Li32E"));
+  CHECK_THAT(kernels({1, 1, 1, 4, 400, 33, 8}, 1), ContainsSubstring("Li64E"));
+  CHECK_THAT(kernels({1, 1, 1, 4, 400, 65, 64}, 1), ContainsSubstring("Li96E"));
+  CHECK_THAT(kernels({1, 1, 1, 4, 400, 64, 96}, 1), ContainsSubstring("Li96E"));
+  CHECK_THAT(kernels({1, 1, 1, 4, 400, 97, 64}, 1), ContainsSubstring("Li128E"));
+  CHECK_THAT(kernels({1, 1, 1, 4, 400, 64, 128}, 1), ContainsSubstring("Li128E"));
   CHECK_THAT(kernels({1, 1, 1, 4, 600, 64, 64}, 2), ContainsSubstring("attention_merge"));
   CHECK(gpu::key_splits(1, 3, 264) == 1);  // too few keys
   CHECK(gpu::key_splits(1, 8, 264) == 2);  // 4 tiles each
