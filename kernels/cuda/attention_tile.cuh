@@ -38,11 +38,12 @@ __device__ __forceinline__ int tile_at(int row, int column) {
   // Bit operations, because division and remainder of signed numbers take more instructions.
   return row * kWidth + (((column / kChunk<T>)^flipped) * kChunk<T> | (column & (kChunk<T> - 1)));
 }
-/// The place in the same row that is `columns` behind, for places in the first 16 columns and multiples
-/// of 16. Such a move flips bits of the chunk's index, before or after the XOR with the row. Rows of 96
+/// The place in the same row that is `columns`, a multiple of 16, behind a place in the first 16 columns, for
+/// elements of 16 bits. Such a move flips bits of the chunk's index, before or after the XOR with the row. Rows of 96
 /// elements do not begin at multiples of a power of 2, so there the bits above the permuted ones are added.
 template <class T, int kWidth>
 __device__ __forceinline__ int tile_behind(int place, int columns) {
+  static_assert(sizeof(T) == 2);
   if constexpr (kWholeLines<T, kWidth>) return place ^ columns;
   else return (place ^ (columns & 31)) + (columns & ~31);
 }

@@ -273,6 +273,42 @@ TEST_CASE("attention kernels: width and number of blocks choose the kernels") {
   CHECK(gpu::key_splits(1, 800, 264) == 32);
 }
 
+TEST_CASE(
+    "attention kernels: a column of chunks in 8 rows lies in different banks, and no place is used twice") {
+  const auto check = []<class T, int kWidth>() {
+    CAPTURE(dtype_name(dtype_of<T>), kWidth);
+    constexpr int kLine = 128 / static_cast<int>(sizeof(T));  // the elements of all banks
+    std::vector<int> uses(64 * kWidth);
+    for (int row = 0; row < 64; row += 8)
+      for (int column = 0; column < kWidth; column += gpu::kChunk<T>) {
+        unsigned banks = 0;
+        for (int r = row; r < row + 8; ++r)
+          banks |= 1u << gpu::tile_at<T, kWidth>(r, column) % kLine / gpu::kChunk<T>;
+        CHECK(banks == 0xff);
+      }
+    for (int row = 0; row < 64; ++row)
+      for (int column = 0; column < kWidth; ++column) {
+        const int at = gpu::tile_at<T, kWidth>(row, column);
+        REQUIRE(at >= row * kWidth);
+        REQUIRE(at < (row + 1) * kWidth);
+        ++uses[static_cast<std::size_t>(at)];
+        if constexpr (sizeof(T) == 2)
+          if (column % 16 == 0 && row < 16)
+            CHECK(gpu::tile_behind<T, kWidth>(gpu::tile_at<T, kWidth>(row, 8), column) ==
+                  gpu::tile_at<T, kWidth>(row, 8 + column));
+      }
+    CHECK(std::count(uses.begin(), uses.end(), 1) == 64 * kWidth);
+  };
+  const auto widths = [&]<class T>() {
+    check.template operator()<T, 32>();
+    check.template operator()<T, 64>();
+    check.template operator()<T, 96>();
+    check.template operator()<T, 128>();
+  };
+  widths.template operator()<float>();
+  widths.template operator()<BFloat16>();
+}
+
 TEST_CASE("attention kernels: sizes beyond the kernel's are refused") {
   const Block<float> x(1);
   AttentionArgs args{.shape = {1, 1, 1, 1, 1, 129, 1},
