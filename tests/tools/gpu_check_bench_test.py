@@ -231,6 +231,13 @@ class Benchmarks(Case):
         b.mean(item)
         self.assertNotIn("conv2d f32: all layers", self.saved())
 
+    def test_what_the_policy_auto_chose_is_in_the_row(self):
+        ours = Talker("ok gemm float32 m=8 n=8 k=8: cuBLASLt", "0.5")
+        for peer in (Talker("ok", "0.9"), Talker("failed no torch")):
+            row = self.bench(ours, peer).measure(items.Item("linear@auto f32 8 8 8", None))
+            self.assertIn("gemm float32 m=8 n=8 k=8: cuBLASLt", row["note"])
+            ours.answers = ["ok gemm float32 m=8 n=8 k=8: cuBLASLt", "0.5"]
+
     def test_a_bare_launch_has_no_peer(self):
         class Nobody:
             def ask(self, line, _limit):
