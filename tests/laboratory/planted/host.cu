@@ -1,5 +1,5 @@
 // The host's calls: copies, lifetimes, streams, events, launches.
-#include "bugs.h"
+#include "tests/laboratory/planted/bugs.h"
 
 __global__ void fill(float* x, float value, int n) {
   for (int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); i < n;

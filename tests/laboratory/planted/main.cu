@@ -1,5 +1,5 @@
 // planted NAME [mended]: runs one planted bug. planted --list: prints the names.
-#include "bugs.h"
+#include "tests/laboratory/planted/bugs.h"
 
 int main(int count, char** arguments) {
   const std::string name = count > 1 ? arguments[1] : "";

@@ -1,5 +1,5 @@
 // Accesses outside of memory, misaligned accesses, and memory that no one has written.
-#include "bugs.h"
+#include "tests/laboratory/planted/bugs.h"
 
 template <bool mended>
 __global__ void scale(float* x, int n) {

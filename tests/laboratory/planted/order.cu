@@ -1,5 +1,5 @@
 // Threads of different blocks, or of one block without barriers: atomics, fences, flags and locks.
-#include "bugs.h"
+#include "tests/laboratory/planted/bugs.h"
 
 template <bool mended>
 __global__ void total(const float* x, float* sum) {

@@ -1,5 +1,5 @@
 // Threads of a block that do not wait for each other, or wait for threads that never come.
-#include "bugs.h"
+#include "tests/laboratory/planted/bugs.h"
 
 constexpr unsigned kAll = 0xffffffffu;
 

@@ -1,7 +1,7 @@
 // Asynchronous copies into shared memory, fragments of matrix products, and inline PTX.
 #include <cuda_bf16.h>
 
-#include "bugs.h"
+#include "tests/laboratory/planted/bugs.h"
 
 __device__ inline unsigned shared_address(const void* p) {
   return static_cast<unsigned>(__cvta_generic_to_shared(p));
