@@ -1,5 +1,6 @@
-// Each planted bug is caught by the check that is named for it, and the report names the lines that are marked in
-// the source. Its mended twin is clean. The table of docs/reference/planted-bugs.md lists the same bugs.
+// Each planted bug is caught by the check that is named for it, and the report names the lines that are
+// marked in the source. Its mended twin is clean. The table of docs/reference/planted-bugs.md lists the same
+// bugs.
 #include <filesystem>
 #include <fstream>
 #include <iterator>
