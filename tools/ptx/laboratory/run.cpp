@@ -143,13 +143,13 @@ std::string runtime_path() {
   return std::filesystem::exists(installed, error) ? installed.string() : TAPESTRY_PTX_RUNTIME;
 }
 
-struct Options {
+struct Request {
   Environment settings;
   std::vector<std::string> command;
   std::string wrong;
 };
-Options parse(const std::vector<std::string>& arguments) {
-  Options o;
+Request parse(const std::vector<std::string>& arguments) {
+  Request o;
   o.settings["TAPESTRY_PTX_CHECK"] = "none";
   std::size_t i = 0;
   for (; i < arguments.size() && arguments[i].substr(0, 2) == "--"; ++i) {
@@ -195,7 +195,7 @@ int run(const std::vector<std::string>& arguments) {
     std::cout << kRunHelp;
     return 0;
   }
-  Options o = parse(arguments);
+  Request o = parse(arguments);
   if (!o.wrong.empty()) return usage(o.wrong + "; tapestry-ptx run --help lists the options");
   const std::string runtime = runtime_path(), program = find_program(o.command[0]);
   if (access(runtime.c_str(), R_OK) != 0)
