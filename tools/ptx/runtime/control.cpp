@@ -149,7 +149,7 @@ void execute() { execute(Settings{}); }
 void execute(const Settings& how) {
   const Lock lock(driver::mutex());
   State& s = state();
-  s.execution = std::make_unique<Execution>(how);
+  s.execute(how);
   for (const auto& [address, block] : s.memory)
     if (block.live) s.execution->add_memory(address, block.data, block.bytes, true);
 }

@@ -6,6 +6,7 @@
 #include <vector_types.h>
 
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -27,6 +28,10 @@ struct Operation {
   /// again.
   std::function<bool()> run;
   std::shared_ptr<NodeParameters> parameters = nullptr;
+  /// What it is, for messages; empty if it touches no memory.
+  std::string what = {};
+  /// Its number in the order of streams, once it is in a stream.
+  std::uint32_t work = 0;
 };
 
 /// A recursive mutex that a thread can release as a whole while it waits.

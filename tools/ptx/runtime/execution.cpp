@@ -29,13 +29,14 @@ const Program& Execution::program(const Kernel& kernel, int gpu) {
   return machine_.program(kernel.symbol, module_of(kernel.fat_binary, gpu));
 }
 
-void Execution::run(const Launch& launch) {
+void Execution::run(const Launch& launch, StreamOrder* order, StreamOrder::Work work) {
   const std::size_t module = module_of(launch.kernel.fat_binary, launch.gpu);
   const auto dim = [](const std::array<unsigned, 3>& d) { return Dim{d[0], d[1], d[2]}; };
   const unsigned threads = launch.block[0] * launch.block[1] * launch.block[2];
   Executed& executed = executed_[launch.kernel.symbol];
   if (!settings_.launches.empty() && executed.block_sizes.insert(threads).second)
     std::ofstream(settings_.launches, std::ios::app) << launch.kernel.symbol << ' ' << threads << '\n';
+  machine_.run_as(order, order ? work : StreamOrder::kNone);
   // The layout of the arguments is that of the parameters, except for what follows the last one.
   const Counts counts =
       machine_.launch(machine_.program(launch.kernel.symbol, module), dim(launch.grid), dim(launch.block),

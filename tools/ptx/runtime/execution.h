@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tapestry/tools/ptx/machine.h"
+#include "tapestry/tools/ptx/order.h"
 #include "tapestry/tools/ptx/runtime/control.h"
 #include "tapestry/tools/ptx/runtime/settings.h"
 
@@ -17,7 +18,8 @@ class Execution {
   explicit Execution(const Settings& settings);
 
   /// Runs a launch to its end. Throws what the machine throws.
-  void run(const Launch& launch);
+  /// With an order, the launch is its work `work`.
+  void run(const Launch& launch, tapestry::ptx::StreamOrder* order, tapestry::ptx::StreamOrder::Work work);
 
   /// The host sees this memory at `data`. Memory that the host can write counts as initialised.
   void add_memory(std::uintptr_t address, std::byte* data, std::size_t bytes, bool initialised);

@@ -302,8 +302,54 @@ cudaError_t update(cudaGraphExec_t ready, cudaGraph_t graph, cudaGraphExecUpdate
   result->result = cudaGraphExecUpdateSuccess;
   return cudaSuccess;
 }
+namespace {
+
+void join(OrderPoint& to, const OrderPoint& from) {
+  if (to.size() < from.size()) to.resize(from.size());
+  for (std::size_t i = 0; i < from.size(); ++i) to[i] = std::max(to[i], from[i]);
+}
+
+// Appends the operations of the nodes so that each comes after those that it waits for. They run in one
+// stream, but the order of work knows only the edges: the nodes of a branch, in which each waits for the one
+// before it, share a stream of it. `begin` is before all nodes; returns the point after all of them.
+OrderPoint flatten(GraphObject& graph, const OrderPoint& begin, std::vector<Operation>& to) {
+  StreamOrder* const order = state().order.get();
+  std::map<const NodeObject*, OrderPoint> after;
+  std::vector<const NodeObject*> last;  // of each branch
+  OrderPoint end = begin;
+  for (NodeObject* const node : graph.in_order()) {
+    OrderPoint before = begin;
+    for (const NodeObject* const dependency : node->after) join(before, after[dependency]);
+    if (node->child) {
+      before = flatten(*node->child, before, to);
+    } else if (node->enabled && node->operation.run) {
+      Operation operation = node->operation;
+      if (order && !operation.what.empty()) {
+        std::size_t branch = 0;
+        while (branch < last.size() &&
+               std::find(node->after.begin(), node->after.end(), last[branch]) == node->after.end())
+          ++branch;
+        if (branch == last.size()) last.push_back(node);
+        last[branch] = node;
+        if (branch == graph.branches.size())
+          graph.branches.push_back(order->add_stream(text("branch ", branch + 1, " of a graph")));
+        const StreamOrder::Stream stream = graph.branches[branch];
+        order->wait(stream, before);
+        operation.work = order->enqueue(stream, operation.what);
+        before = order->record(stream);
+      }
+      to.push_back(std::move(operation));
+    }
+    join(end, before);
+    after[node] = std::move(before);
+  }
+  return end;
+}
+
+}  // namespace
+
 cudaError_t launch(cudaGraphExec_t graph, cudaStream_t stream, int current) {
-  const GraphObject* const object = state().graphs.find(graph, true);
+  GraphObject* const object = state().graphs.find(graph, true);
   if (!object) return misused(cudaErrorInvalidValue, "cudaGraphLaunch of a graph that does not exist");
   StreamObject* const on = state().stream_of(stream, current);
   if (on && on->capture) {  // it becomes a child graph
@@ -314,17 +360,14 @@ cudaError_t launch(cudaGraphExec_t graph, cudaStream_t stream, int current) {
     on->tails = {made};
     return cudaSuccess;
   }
-  const auto enqueue_all = [&](const auto& self, const GraphObject& g) -> cudaError_t {
-    for (const NodeObject* const node : g.in_order()) {
-      if (!node->enabled) continue;
-      const cudaError_t error = node->child           ? self(self, *node->child)
-                                : node->operation.run ? enqueue(stream, current, node->operation)
-                                                      : cudaSuccess;
-      if (error != cudaSuccess) return error;
-    }
-    return cudaSuccess;
-  };
-  return enqueue_all(enqueue_all, *object);
+  if (!on) return misused(cudaErrorInvalidResourceHandle, "a stream that does not exist");
+  std::vector<Operation> operations;
+  const OrderPoint end = flatten(*object, state().point_of(*on), operations);
+  for (Operation& operation : operations)
+    if (const cudaError_t error = enqueue(stream, current, std::move(operation)); error != cudaSuccess)
+      return error;
+  state().order_after(*on, end);
+  return cudaSuccess;
 }
 
 }  // namespace driver

@@ -37,6 +37,8 @@ struct GraphObject {
   bool executable = false;
   bool live = true;
   std::vector<std::unique_ptr<NodeObject>> nodes = {};
+  /// For the order of an executable graph's nodes: streams for its branches.
+  std::vector<std::uint32_t> branches = {};
 
   NodeObject* add(driver::Operation operation, std::vector<NodeObject*> after);
   NodeObject* copy_from(const NodeObject* original) const;

@@ -25,7 +25,9 @@ bool run_kernel(const Launch& made) {
   }
   try {
     if (now.executor) now.executor(made);
-    else if (now.execution) now.execution->run(made);
+    else if (now.execution) now.execution->run(made, now.order.get(), now.running);
+  } catch (const tapestry::ptx::OrderError& e) {
+    misused(cudaErrorUnknown, e.what());  // the kernel itself did nothing wrong
   } catch (const std::exception& e) {
     misused(cudaErrorLaunchFailure, text(made.kernel.symbol, ": ", e.what()));
     now.broken = now.executor ? cudaErrorLaunchFailure : code_of(e.what());
@@ -53,6 +55,7 @@ Operation operation_of(Launch launch) {
   if (p.launch.kernel.parameters)
     for (const Parameter& one : *p.launch.kernel.parameters)
       p.arguments.push_back(p.launch.arguments.data() + one.offset);
+  made.what = "launch of '" + p.launch.kernel.symbol + "'";
   made.run = [parameters = made.parameters] { return run_kernel(parameters->launch); };
   return made;
 }

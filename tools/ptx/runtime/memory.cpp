@@ -55,6 +55,8 @@ void end_block(std::uintptr_t address, Block& block) {
   State& s = state();
   block.live = false;
   if (s.execution) s.execution->remove_memory(address);
+  // Memory of pools remembers its free, because work that comes before it in no order may still use it.
+  if (s.order && block.kind != MemoryKind::kPool) s.order->forget(address, block.bytes);
   if (block.gpu != kHost) s.used[static_cast<std::size_t>(block.gpu)] -= block.bytes;
   if (on_gpu(block.kind)) {
     std::free(block.data);
@@ -67,7 +69,18 @@ void end_block(std::uintptr_t address, Block& block) {
 
 void run_everything() {
   State& s = state();
-  s.each_stream([&](StreamObject& stream) { s.run_all(stream); });
+  s.each_stream([&](StreamObject& stream) {
+    s.run_all(stream);
+    s.host_after(stream);
+  });
+}
+
+// The running operation touches the bytes.
+void note_access(const void* address, std::size_t bytes, bool write) {
+  State& s = state();
+  s.check_order([&](StreamOrder& order) {
+    if (s.find(address)) order.access(s.running, address_of(address), bytes, write);
+  });
 }
 
 PoolObject* pool_object(cudaMemPool_t pool) {
@@ -170,7 +183,17 @@ cudaError_t allocate_in_order(int gpu, std::size_t bytes, void** data, cudaMemPo
     return error;
   from->used += bytes;
   from->used_high = std::max(from->used_high, from->used);
-  return gpu_of(stream, current) < 0 ? cudaErrorInvalidResourceHandle : cudaSuccess;
+  Operation operation{cudaGraphNodeTypeMemAlloc, [] { return true; }};
+  operation.what = text("cudaMallocAsync of ", bytes, " bytes");
+  if (const cudaError_t error = enqueue(stream, current, std::move(operation)); error != cudaSuccess)
+    return error;
+  // At once, so that work of other streams that does not wait for the allocation is an error.
+  const StreamObject& on = *state().stream_of(stream, current);
+  if (!on.capture)
+    state().check_order([&](StreamOrder& order) {
+      order.allocate(on.work.back().work, address_of(*data), bytes);
+    });
+  return cudaSuccess;
 }
 cudaError_t free_in_order(void* data, cudaStream_t stream, int current) {
   State& s = state();
@@ -179,16 +202,23 @@ cudaError_t free_in_order(void* data, cudaStream_t stream, int current) {
   if (found == s.memory.end() || !found->second.live || found->second.freeing ||
       !on_gpu(found->second.kind))
     return misused(cudaErrorInvalidValue, "cudaFreeAsync of memory that is not allocated");
+  // A graph may be launched again, so what it allocates stays.
+  if (const StreamObject* const on = s.stream_of(stream, current); on && on->capture)
+    return enqueue(stream, current, {cudaGraphNodeTypeMemFree, [] { return true; }});
   found->second.freeing = true;
-  return enqueue(stream, current, {cudaGraphNodeTypeMemFree, [address = found->first] {
-                                     State& now = state();
-                                     Block& block = now.memory.at(address);
-                                     PoolObject& pool =
-                                         *now.default_pools[static_cast<std::size_t>(block.gpu)];
-                                     pool.used -= std::min(pool.used, block.bytes);
-                                     end_block(address, block);
-                                     return true;
-                                   }});
+  Operation operation{cudaGraphNodeTypeMemFree, [address = found->first] {
+                        State& now = state();
+                        Block& block = now.memory.at(address);
+                        now.check_order([&](StreamOrder& order) {
+                          order.free(now.running, address, block.bytes);
+                        });
+                        PoolObject& pool = *now.default_pools[static_cast<std::size_t>(block.gpu)];
+                        pool.used -= std::min(pool.used, block.bytes);
+                        end_block(address, block);
+                        return true;
+                      }};
+  operation.what = text("cudaFreeAsync of ", found->second.bytes, " bytes");
+  return enqueue(stream, current, std::move(operation));
 }
 cudaError_t create_pool(int gpu, cudaMemPool_t* pool) {
   auto made = std::make_unique<PoolObject>(PoolObject{gpu});
@@ -302,11 +332,14 @@ cudaError_t make_copy(Side to, Side from, Box box, cudaMemcpyKind kind, Operatio
   if (!fits)
     return misused(cudaErrorInvalidValue,
                    text("a copy whose direction ", int{kind}, " is not that of its addresses"));
+  made->what = text("copy of ", box.width * box.rows * box.slices, " bytes");
   made->run = [=] {
     if (!still_live(to) || !still_live(from)) return true;
     Execution* const execution = state().execution.get();
     each_row(box, [&](std::size_t z, std::size_t y) {
       const std::size_t t = z * to.slice + y * to.pitch, f = z * from.slice + y * from.pitch;
+      note_access(static_cast<std::byte*>(from.data) + f, box.width, false);
+      note_access(static_cast<std::byte*>(to.data) + t, box.width, true);
       std::memmove(out + t, in + f, box.width);
       if (execution) execution->note_written(address_of(to.data) + t, address_of(from.data) + f, box.width);
     });
@@ -321,10 +354,12 @@ cudaError_t make_fill(Side to, Box box, unsigned value, unsigned element, Operat
   if (box.rows > 1 && to.pitch < box.width) return cudaErrorInvalidPitchValue;
   std::byte* const out = to.data ? state().inside(to.data, span(to, box)) : nullptr;
   if (!out) return misused(cudaErrorInvalidValue, "cudaMemset of memory that is not allocated");
+  made->what = text("memset of ", box.width * box.rows * box.slices, " bytes");
   made->run = [=] {
     if (!still_live(to)) return true;
     each_row(box, [&](std::size_t z, std::size_t y) {
       std::byte* const row = out + z * to.slice + y * to.pitch;
+      note_access(static_cast<std::byte*>(to.data) + (row - out), box.width, true);
       if (element == 1) {
         std::memset(row, static_cast<int>(value), box.width);
       } else {

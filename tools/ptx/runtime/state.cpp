@@ -46,7 +46,7 @@ State::State(int gpus, std::size_t memory_each, const Settings* executes)
     : total(memory_each),
       used(static_cast<std::size_t>(gpus)),
       null_streams(static_cast<std::size_t>(gpus)) {
-  if (executes) execution = std::make_unique<Execution>(*executes);
+  if (executes) execute(*executes);
   for (int i = 0; i < gpus; ++i) {
     null_streams[static_cast<std::size_t>(i)].gpu = i;
     auto pool = std::make_unique<PoolObject>(PoolObject{i});
@@ -78,11 +78,43 @@ std::byte* State::inside(const void* address, std::size_t bytes) {
   return found->second.data + offset;
 }
 
+void State::execute(const Settings& how) {
+  execution = std::make_unique<Execution>(how);
+  order = how.races ? std::make_unique<StreamOrder>() : nullptr;
+  each_stream([](StreamObject& stream) { stream.order = 0; });
+}
+
+void State::enter_order(StreamObject& stream, Operation& operation) {
+  if (!order || operation.what.empty() || operation.work != StreamOrder::kNone) return;
+  point_of(stream);  // gives the stream its number
+  operation.work = order->enqueue(stream.order, operation.what);
+}
+OrderPoint State::point_of(StreamObject& stream) {
+  if (!order) return {};
+  if (stream.order == 0) {
+    const bool null_stream = &stream == &null_streams[static_cast<std::size_t>(stream.gpu)];
+    const std::string of_gpu = used.size() > 1 ? text(" of GPU ", stream.gpu) : "";
+    stream.order = order->add_stream(null_stream ? "the null stream" + of_gpu
+                                                 : text("stream ", stream.id, of_gpu));
+  }
+  return order->record(stream.order);
+}
+void State::order_after(StreamObject& stream, const OrderPoint& point) {
+  if (!order) return;
+  point_of(stream);
+  order->wait(stream.order, point);
+}
+void State::host_after(const OrderPoint& point) {
+  if (order) order->wait(StreamOrder::kHost, point);
+}
+
 bool State::advance(StreamObject& stream) {
   if (stream.work.empty() || stream.busy) return false;
   // The operation may release the lock; no other thread may run the stream meanwhile.
   stream.busy = true;
+  const StreamOrder::Work outer = std::exchange(running, stream.work.front().work);
   const bool done = broken != cudaSuccess || stream.work.front().run();
+  running = outer;
   stream.busy = false;
   if (done) {
     time += 1;
@@ -99,7 +131,7 @@ void State::wait_for_others(StreamObject& stream) {
     driver::mutex().without([] { std::this_thread::sleep_for(std::chrono::microseconds(200)); });
 }
 std::shared_ptr<Signal> State::signal_in(StreamObject& stream) {
-  auto signal = std::make_shared<Signal>(Signal{&stream});
+  auto signal = std::make_shared<Signal>(Signal{&stream, point_of(stream)});
   stream.work.push_back({cudaGraphNodeTypeEventRecord, [this, signal] {
                            signal->reached = true;
                            signal->time = time;
@@ -108,6 +140,7 @@ std::shared_ptr<Signal> State::signal_in(StreamObject& stream) {
   return signal;
 }
 void State::make_wait(StreamObject& stream, const std::shared_ptr<Signal>& signal) {
+  order_after(stream, signal->point);
   stream.work.push_back({cudaGraphNodeTypeWaitEvent, [this, signal] {
                            while (!signal->reached && !signal->stream->work.empty())
                              if (!advance(*signal->stream)) return false;
@@ -117,13 +150,16 @@ void State::make_wait(StreamObject& stream, const std::shared_ptr<Signal>& signa
 void State::order_with_null(StreamObject& stream) {
   StreamObject& null_stream = null_streams[static_cast<std::size_t>(stream.gpu)];
   if (&stream != &null_stream) {
-    if (!(stream.flags & cudaStreamNonBlocking) && !null_stream.work.empty())
-      make_wait(stream, signal_in(null_stream));
+    if (stream.flags & cudaStreamNonBlocking) return;
+    if (!null_stream.work.empty()) make_wait(stream, signal_in(null_stream));
+    else order_after(stream, point_of(null_stream));
     return;
   }
-  for (StreamObject* other : streams_made)
-    if (other->gpu == stream.gpu && !(other->flags & cudaStreamNonBlocking) && !other->work.empty())
-      make_wait(stream, signal_in(*other));
+  for (StreamObject* other : streams_made) {
+    if (other->gpu != stream.gpu || (other->flags & cudaStreamNonBlocking)) continue;
+    if (!other->work.empty()) make_wait(stream, signal_in(*other));
+    else order_after(stream, point_of(*other));
+  }
 }
 
 StreamObject* State::stream_of(cudaStream_t stream, int current) {

@@ -34,6 +34,9 @@ struct Block {
 
 struct CaptureObject;
 
+using StreamOrder = tapestry::ptx::StreamOrder;
+using OrderPoint = StreamOrder::Point;
+
 struct StreamObject {
   int gpu;
   unsigned flags = 0;
@@ -43,13 +46,15 @@ struct StreamObject {
   // A thread is inside the first operation's host function, without the lock.
   bool busy = false;
   std::uint64_t id = 0;
-  CaptureObject* capture = nullptr;    // the capture that this stream takes part in
+  std::uint32_t order = 0;              // its number in State::order
+  CaptureObject* capture = nullptr;     // the capture that this stream takes part in
   std::vector<NodeObject*> tails = {};  // while it is captured: the nodes that its next operation follows
 };
 
 // One cudaEventRecord() of an event. A later one replaces it.
 struct Signal {
   StreamObject* stream;
+  OrderPoint point = {};
   bool reached = false;
   double time = 0;
 };
@@ -100,6 +105,8 @@ std::string text(const Args&... args) {
 struct State {
   /// Without `executes`, kernels do nothing.
   State(int gpus, std::size_t memory_each, const Settings* executes);
+  /// From now on, the machine runs kernels.
+  void execute(const Settings& how);
   State(const State&) = delete;
   State& operator=(const State&) = delete;
   ~State();
@@ -127,6 +134,9 @@ struct State {
   std::vector<std::string> misuse;
   Executor executor;
   std::unique_ptr<Execution> execution;  // null if kernels do nothing, or if `executor` runs them
+  // Which work is ordered with which; null if it is not checked.
+  std::unique_ptr<StreamOrder> order;
+  StreamOrder::Work running = StreamOrder::kNone;  // the operation that runs now
   double time = 0;
   std::uint64_t next_id = 1;
 
@@ -136,6 +146,27 @@ struct State {
   /// Returns the memory that backs [address, address + bytes), or null if the range is not inside one live
   /// allocation.
   std::byte* inside(const void* address, std::size_t bytes);
+
+  // ---- the order of work; all do nothing if it is not checked ----
+
+  /// The operation enters the stream.
+  void enter_order(StreamObject& stream, Operation& operation);
+  OrderPoint point_of(StreamObject& stream);
+  /// Everything that enters the stream later, or that the host does later, comes after the point.
+  void order_after(StreamObject& stream, const OrderPoint& point);
+  void host_after(const OrderPoint& point);
+  /// The host has waited for all that is in the stream.
+  void host_after(StreamObject& stream) { host_after(point_of(stream)); }
+  /// Calls f(order), and reports the error that it throws.
+  template <class F>
+  void check_order(F f) {
+    if (!order) return;
+    try {
+      f(*order);
+    } catch (const tapestry::ptx::OrderError& e) {
+      driver::misused(cudaErrorUnknown, e.what());
+    }
+  }
 
   // ---- work ----
 

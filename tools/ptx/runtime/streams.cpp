@@ -54,6 +54,7 @@ cudaError_t enqueue(cudaStream_t stream, int current, Operation operation) {
           return cudaErrorStreamCaptureImplicit;
         }
   s.order_with_null(*object);
+  s.enter_order(*object, operation);
   object->work.push_back(std::move(operation));
   return cudaSuccess;
 }
@@ -63,7 +64,8 @@ cudaError_t query(cudaStream_t stream, int current) {
   if (!object) return no_stream();
   if (const cudaError_t error = outside_of_captures(false); error != cudaSuccess) return error;
   const bool done = object->work.empty();
-  if (!done) state().step();
+  if (done) state().host_after(*object);
+  else state().step();
   return state().broken != cudaSuccess ? state().broken : done ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t synchronize(cudaStream_t stream, int current) {
@@ -72,6 +74,7 @@ cudaError_t synchronize(cudaStream_t stream, int current) {
   if (const cudaError_t error = outside_of_captures(false); error != cudaSuccess) return error;
   state().order_with_null(*object);
   state().run_all(*object);
+  state().host_after(*object);
   return state().broken;
 }
 cudaError_t synchronize_gpu(int gpu) {
@@ -87,6 +90,9 @@ cudaError_t synchronize_gpu(int gpu) {
       ran = true;
     }
   }
+  state().each_stream([&](StreamObject& stream) {
+    if (stream.gpu == gpu) state().host_after(stream);
+  });
   return state().broken;
 }
 
@@ -162,6 +168,7 @@ cudaError_t query(cudaEvent_t event) {
   if (const cudaError_t error = outside_of_captures(false); error != cudaSuccess) return error;
   const bool done = !object->last || object->last->reached;
   if (!done) state().step();
+  else if (object->last) state().host_after(object->last->point);
   return state().broken != cudaSuccess ? state().broken : done ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t synchronize(cudaEvent_t event) {
@@ -170,7 +177,10 @@ cudaError_t synchronize(cudaEvent_t event) {
   if (object->capture) return cudaErrorCapturedEvent;
   if (const cudaError_t error = outside_of_captures(false); error != cudaSuccess) return error;
   const auto signal = object->last;
-  if (signal) state().run_until(*signal);
+  if (signal) {
+    state().run_until(*signal);
+    state().host_after(signal->point);
+  }
   return state().broken;
 }
 cudaError_t elapsed(float* ms, cudaEvent_t begin, cudaEvent_t end) {
