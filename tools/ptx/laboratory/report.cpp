@@ -1,5 +1,8 @@
 #include "tapestry/tools/ptx/laboratory/report.h"
 
+#include <cxxabi.h>
+
+#include <cstdlib>
 #include <sstream>
 #include <vector>
 
@@ -18,6 +21,8 @@ constexpr Row kRows[] = {
      "wait with cp.async.wait_group (or __pipeline_wait_prior) for the group of this copy, then let the "
      "threads that "
      "read it meet at a barrier"},
+    {"reads a register", "initcheck: register",
+     "in inline PTX, an operand that an instruction reads and writes needs \"+\" instead of \"=\""},
     {"was never written", "initcheck: memory that no one has written",
      "write the bytes before: clear shared memory at the start, copy or memset all bytes of an allocation (a "
      "size is "
@@ -104,6 +109,23 @@ void append(std::string& to, const std::string& text) {
   if (!line.empty()) to += kMargin + "   " + line + "\n";
 }
 
+/// Demangles the C++ symbols between quotation marks.
+std::string readable(const std::string& text) {
+  std::string result;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t begin = text.find("'_Z", at),
+                      end = begin == text.npos ? begin : text.find('\'', begin + 1);
+    if (end == text.npos) return result + text.substr(at);
+    const std::string symbol = text.substr(begin + 1, end - begin - 1);
+    int status = 0;
+    char* const name = abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status);
+    result += text.substr(at, begin + 1 - at) + (status == 0 && name ? name : symbol);
+    std::free(name);
+    at = end;
+  }
+  return result;
+}
+
 }  // namespace
 
 Check check_of(const std::string& message) {
@@ -120,8 +142,8 @@ std::string Reports::add(const std::string& message) {
   if (seen_[message]++ > 0) return "";
   std::string text = kMargin + check.name + "\n";
   // "[ptx] " at the start only says where the message comes from.
-  const std::size_t begin = message[0] == '[' ? message.find("] ") + 2 : 0;
-  std::istringstream lines(message.substr(begin));
+  const std::size_t last = message.rfind("[ptx] ");
+  std::istringstream lines(readable(last == message.npos ? message : message.substr(last + 6)));
   for (std::string line; std::getline(lines, line);) append(text, line);
   if (!check.advice.empty()) append(text, "What to do: " + check.advice + ".");
   return text + kMargin + "\n";
