@@ -32,7 +32,14 @@ else()
   set_property(SOURCE ${PROJECT_SOURCE_DIR}/core/cuda/runtime.cpp PROPERTY SKIP_PRECOMPILE_HEADERS ON)
 endif()
 # The program's own dependencies are loaded before those of its libraries, so the stand-in comes before libcudart.
-target_link_libraries(tests_cuda_runtime PRIVATE tapestry_cudart tests_cuda_module tapestry_ptx)
+target_link_libraries(tests_cuda_runtime PRIVATE tapestry_cudart tests_cuda_module)
+
+if(TARGET standin_nccl)
+  add_dependencies(tests_cuda_runtime standin_nccl)
+  set_property(SOURCE cuda_runtime/nccl_test.cpp APPEND PROPERTY COMPILE_DEFINITIONS
+    TAPESTRY_STANDIN_NCCL="$<TARGET_FILE:standin_nccl>")
+  set_property(SOURCE cuda_runtime/nccl_test.cpp PROPERTY SKIP_PRECOMPILE_HEADERS ON)
+endif()
 
 get_property(all_tests DIRECTORY PROPERTY TESTS)
 list(FILTER all_tests INCLUDE REGEX "^cuda_runtime\\.")

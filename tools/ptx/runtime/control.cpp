@@ -157,6 +157,21 @@ std::map<std::string, Executed> executed() {
   const Lock lock(driver::mutex());
   return state().execution ? state().execution->executed() : std::map<std::string, Executed>{};
 }
+void enqueue(void* stream, int (*work)(void*), void* argument) {
+  const Lock lock(driver::mutex());
+  driver::Operation operation{cudaGraphNodeTypeHost, [=] { return work(argument) != 0; }};
+  operation.what = "work of a library";
+  driver::enqueue(static_cast<cudaStream_t>(stream), 0, std::move(operation));
+}
+std::byte* touch(const void* address, std::size_t bytes, bool write) {
+  const Lock lock(driver::mutex());
+  State& s = state();
+  std::byte* const data = s.inside(address, bytes);
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  if (data) s.check_order([&](StreamOrder& order) { order.access(s.running, at, bytes, write); });
+  if (data && write && s.execution) s.execution->note_written(at, 0, bytes);
+  return data;
+}
 std::byte* memory_at(const void* address, std::size_t bytes) {
   const Lock lock(driver::mutex());
   return state().inside(address, bytes);

@@ -91,6 +91,13 @@ std::map<std::string, Executed> executed();
 /// [address, address + bytes) is not inside one live allocation.
 std::byte* memory_at(const void* address, std::size_t bytes);
 
+/// For libraries that stand in for NVIDIA's. A stream calls work(argument) until it returns nonzero, and holds
+/// back its later work.
+void enqueue(void* stream, int (*work)(void*), void* argument);
+/// The work that runs now reads or writes these bytes. Returns where the host finds them; null if they are not
+/// inside one live allocation.
+std::byte* touch(const void* address, std::size_t bytes, bool write);
+
 /// Live memory of a GPU, or page-locked memory (`gpu` is -1).
 struct Memory {
   std::uintptr_t address;

@@ -33,6 +33,8 @@ void Execution::run(const Launch& launch, StreamOrder* order, StreamOrder::Work 
   const std::size_t module = module_of(launch.kernel.fat_binary, launch.gpu);
   const auto dim = [](const std::array<unsigned, 3>& d) { return Dim{d[0], d[1], d[2]}; };
   const unsigned threads = launch.block[0] * launch.block[1] * launch.block[2];
+  if (launch.cluster[0] * launch.cluster[1] * launch.cluster[2] > 1)
+    throw UsageError("[ptx] launches of clusters of more than one block are missing");
   Executed& executed = executed_[launch.kernel.symbol];
   if (!settings_.launches.empty() && executed.block_sizes.insert(threads).second)
     std::ofstream(settings_.launches, std::ios::app) << launch.kernel.symbol << ' ' << threads << '\n';
