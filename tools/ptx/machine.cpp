@@ -198,7 +198,7 @@ class Scheduler {
 Machine::Machine() = default;
 Machine::~Machine() = default;
 
-void Machine::load(std::string text) {
+std::size_t Machine::load(std::string text) {
   auto loaded = std::make_unique<Loaded>();
   loaded->module = parse(std::move(text));
   for (const Variable& v : loaded->module.variables) {
@@ -218,6 +218,7 @@ void Machine::load(std::string text) {
       memory_.write(loaded->addresses[v.name] + r.offset, &value, sizeof value);
     }
   modules_.push_back(std::move(loaded));
+  return modules_.size() - 1;
 }
 
 std::vector<std::string> Machine::kernels() const {
@@ -228,23 +229,29 @@ std::vector<std::string> Machine::kernels() const {
   return names;
 }
 
-u64 Machine::address_of(const std::string& variable) const {
-  for (const auto& loaded : modules_)
-    if (const auto found = loaded->addresses.find(variable); found != loaded->addresses.end())
+u64 Machine::address_of(const std::string& variable, std::size_t module) const {
+  for (std::size_t i = 0; i < modules_.size(); ++i) {
+    const auto& addresses = modules_[i]->addresses;
+    if (const auto found = addresses.find(variable);
+        found != addresses.end() && (module == kAnyModule || module == i))
       return found->second;
+  }
   return 0;
 }
 
-const Program& Machine::program(const std::string& kernel) {
-  if (const auto found = programs_.find(kernel); found != programs_.end()) return found->second;
-  for (const auto& loaded : modules_) {
+const Program& Machine::program(const std::string& kernel, std::size_t module) {
+  const auto key = std::pair(module, kernel);
+  if (const auto found = programs_.find(key); found != programs_.end()) return found->second;
+  for (std::size_t i = 0; i < modules_.size(); ++i) {
+    if (module != kAnyModule && module != i) continue;
+    const auto& loaded = modules_[i];
     const Function* const f = loaded->module.find(kernel);
     if (!f || !f->is_entry) continue;
     const AddressOf address_of = [&](std::string_view name) -> u64 {
       const auto found = loaded->addresses.find(name);
       return found == loaded->addresses.end() ? 0 : found->second;
     };
-    return programs_[kernel] = decode(loaded->module, *f, address_of);
+    return programs_[key] = decode(loaded->module, *f, address_of);
   }
   throw UsageError("[ptx] no module that was loaded has a kernel '" + kernel + "'");
 }
@@ -266,11 +273,10 @@ std::vector<std::byte> Machine::pack(const std::string& kernel, const void* cons
   return bytes;
 }
 
-Counts Machine::launch(const std::string& kernel, Dim grid, Dim block, u64 shared_bytes,
-                       const void* parameters, u64 parameter_bytes) {
-  const Program& p = program(kernel);
+Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, const void* parameters,
+                       u64 parameter_bytes) {
   const auto refuse = [&](const std::string& what) {
-    throw UsageError("[ptx] launch of '" + kernel + "': " + what);
+    throw UsageError("[ptx] launch of '" + p.entry->name + "': " + what);
   };
   const u64 threads = u64{block.x} * block.y * block.z, blocks = u64{grid.x} * grid.y * grid.z;
   if (threads == 0 || threads > 1024 || block.x > 1024 || block.y > 1024 || block.z > 64)
