@@ -244,11 +244,16 @@ inline Indexed in_packs(Indexed at, int V) {
 /// Sorts the positions and calls run(plan).
 template <class F>
 void with_sorted(const LaunchContext& context, const Indexed& at, const F& run) {
-  const IndexedPlan indexed(at, at.first, at.end, true);
-  IndexedPlan plain(at, 0, at.first, false);
-  for (int d = at.end; d < at.ndim; ++d) plain.append(at, d);
+  // Coordinates of the plain dimensions must address different elements of x, because threads write them without
+  // an order. An expanded index array does not depend on the dimension that it replaces, whose stride in x is 0.
+  int begin = at.first, stop = at.end;
+  for (int d = 0; d < at.ndim; ++d)
+    if (at.x_strides[d] == 0 && at.sizes[d] > 1) begin = std::min(begin, d), stop = std::max(stop, d + 1);
+  const IndexedPlan indexed(at, begin, stop, true);
+  IndexedPlan plain(at, 0, begin, false);
+  for (int d = stop; d < at.ndim; ++d) plain.append(at, d);
   std::int64_t inner = 1;
-  for (int d = at.end; d < at.ndim; ++d) inner *= at.sizes[d];
+  for (int d = stop; d < at.ndim; ++d) inner *= at.sizes[d];
   const Sorted sorted(OffsetKey{indexed}, indexed.total, context);
   run(SortedPlan{indexed, plain, WideDivisor(inner), WideDivisor(indexed.total), indexed.total * plain.total,
                  sorted.keys(), sorted.positions()});
