@@ -92,6 +92,11 @@ class Values(Case):
                                   ("1.0009", "1", True), ("1.06", "1.04", False)):
             self.assertEqual(values.compare(step, f"ok y: {ours}", "ok y: 1", f"ok y: {peer}")[0], right, (ours, peer))
 
+    def test_a_step_under_autocast_has_the_tolerance_of_bf16(self):
+        step = items.Item("step_gpt2@auto bf16 2 4 1 16 11", None, kind="step")
+        for ours, peer, right in (("1.015", "1", True), ("1.02", "1", False), ("1.1", "1.04", True), ("1.6", "1.3", False)):
+            self.assertEqual(values.compare(step, f"ok y: {ours}", "ok y: 1", f"ok y: {peer}")[0], right, (ours, peer))
+
     def test_without_pytorch_nothing_is_verified_and_nothing_fails(self):
         ours = self.program("ours", FAKE_PROGRAM % "4 5 6", f"#!{sys.executable}")
         peer = self.program("peer", "exit 1")

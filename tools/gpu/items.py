@@ -26,7 +26,7 @@ TOLERANCE_OF = {"ctc_loss_backward": 1e-2}
 # and batch. Tapestry's difference may be STEP_FACTOR times as large, but at most STEP_LIMIT.
 STEP_TOLERANCE, STEP_FACTOR, STEP_LIMIT = 1e-3, 3.0, 5e-2
 # Under autocast every activation has 8 bits, so more signs flip.
-LOW_STEP_LIMIT = 0.3
+LOW_STEP_TOLERANCE, LOW_STEP_LIMIT = TOLERANCE["bf16"], 0.5
 # The bf16 operations per second of an H100 or H200 (SXM), without sparsity, from NVIDIA's data sheets.
 PEAK = 989e12
 
@@ -81,8 +81,8 @@ class Item:
         it is unknown."""
         if self.kind != "step":
             return TOLERANCE_OF.get(self.name, TOLERANCE[self.dtype])
-        limit = STEP_LIMIT if self.dtype == "f32" else LOW_STEP_LIMIT
-        return max(STEP_TOLERANCE, min(STEP_FACTOR * (of_pytorch or 0.0), limit))
+        least, limit = ((STEP_TOLERANCE, STEP_LIMIT) if self.dtype == "f32" else (LOW_STEP_TOLERANCE, LOW_STEP_LIMIT))
+        return max(least, min(STEP_FACTOR * (of_pytorch or 0.0), limit))
 
 
 def operations():
