@@ -169,7 +169,7 @@ void check(const Case& c) {
       put(la(i, x), bits);
       // Fragment of A: warp i / 16; in it, thread 4 (row % 8) + the place of the column in its half.
       const u32 byte = x * c.element, thread = i / 16 * 32 + i % 8 * 4 + byte % 16 / 4,
-                word = (i % 16 >= 8 ? 1 : 0) + (byte >= 16 ? 2 : 0);
+                word = (i % 16 >= 8 ? 1u : 0u) + (byte >= 16 ? 2u : 0u);
       fragments[thread * 132 + 128 + word] |= bits << (8 * (byte % 4));
     }
   for (u32 j = 0; j < c.n; ++j)
@@ -177,7 +177,7 @@ void check(const Case& c) {
   // Accumulators: of columns 8 g to 8 g + 7, a thread has two neighbours in row 4 (thread / 4) and two 8 rows below.
   const auto place = [&](u32 i, u32 j) {
     const u32 thread = i / 16 * 32 + i % 8 * 4 + j % 8 / 2;
-    return std::pair(thread, 4 * (j / 8) + (i % 16 >= 8 ? 2 : 0) + j % 2);
+    return std::pair(thread, 4 * (j / 8) + (i % 16 >= 8 ? 2u : 0u) + j % 2);
   };
   for (u32 i = 0; i < 64; ++i)
     for (u32 j = 0; j < c.n; ++j) {

@@ -207,7 +207,7 @@ void check_warpgroup(Warp& w, const Code& c, const Operands& x) {
   if (d.x * d.y * d.z < 128 * (w.number() / 4 + 1))
     w.fail(c, 0, "a warpgroup has 128 threads, but the block has fewer");
   u64& done = group.done[w.number() % 4];
-  if (done == group.issues.size()) group.issues.push_back({&c, x.a_bits, x.b_bits, {}});
+  if (done == group.issues.size()) group.issues.push_back({&c, x.a_bits, x.b_bits, {}, {}});
   const Async::Warpgroup::Issue& issue = group.issues[static_cast<std::size_t>(done++)];
   if (issue.code != &c)
     w.fail(c, 0, "another warp of the warpgroup executes the wgmma of " + w.line_of(*issue.code) +
@@ -250,6 +250,20 @@ void check_registers(Warp& w, const Code& c, const Shape& s, const Operands& x) 
   }
 }
 
+// Tells the search for races which bytes the warp reads: neighbouring chunks together.
+void note_reads(Warp& w, const Code& c, Async::Warpgroup::Issue& issue, std::size_t first) {
+  const BlockRaces::Agent agent = w.races()->begin(w.number(), 0);
+  issue.agents.push_back(agent);
+  std::vector<u32> chunks(issue.reads.begin() + static_cast<std::ptrdiff_t>(first), issue.reads.end());
+  std::sort(chunks.begin(), chunks.end());
+  for (std::size_t i = 0; i < chunks.size();) {
+    std::size_t end = i + 1;
+    while (end < chunks.size() && chunks[end] - chunks[end - 1] <= 1) ++end;
+    Async::note(w, c, 0, agent, u64{16} * chunks[i], u64{16} * (chunks[end - 1] - chunks[i] + 1), false);
+    i = end;
+  }
+}
+
 void multiply(Warp& w, const Code& c) {
   const Shape s = shape_of(c);
   const Operands x = read_operands(w, c, s);
@@ -259,6 +273,9 @@ void multiply(Warp& w, const Code& c) {
   const u32 k = s.k(), element = s.element_bytes(), quarter = w.number() % 4;
   // Each warp computes 16 of the 64 rows.
   alignas(64) double left[16][32], right[32][256], sums[256];
+  Async::Warpgroup& group = w.async().warpgroups[w.number() / 4];
+  Async::Warpgroup::Issue& issue = group.issues[static_cast<std::size_t>(group.done[quarter] - 1)];
+  const std::size_t earlier = issue.reads.size();
   if (s.registers) {
     for (u32 r = 0; r < 4; ++r)
       for (u32 lane = 0; lane < 32; ++lane) {
@@ -275,6 +292,7 @@ void multiply(Warp& w, const Code& c) {
   }
   read_operand(w, c, x.b_bits, 0, s.n, element, x.b_across,
                [&](u32 row, u32 at, u32 bits) { right[at][row] = number_of(bits, s.b); });
+  if (w.races()) note_reads(w, c, issue, earlier);
   // The products are exact; their sum is computed in f64 and rounded once. Element (row, column) of the result is
   // accumulator 4 (column / 8) + 2 (row / 8) + column % 2 of lane 4 (row % 8) + column % 8 / 2; f16 are packed.
   for (u32 row = 0; row < 16; ++row) {
@@ -311,7 +329,7 @@ void multiply(Warp& w, const Code& c) {
 }
 void run_multiply(Warp& w, const Code& c, u32 mask) { w.require_all(c, mask, &multiply); }
 
-void run_fence(Warp& w, const Code& c, u32 mask) {
+void run_matrix_fence(Warp& w, const Code& c, u32 mask) {
   w.require_all(c, mask, [](Warp& warp, const Code&) {
     if (!warp.matrix) return;  // a kernel with fences alone
     warp.matrix->fenced = true;
@@ -347,6 +365,8 @@ bool wait(Warp& w, const Code& c) {
     if (row.reading <= complete) row.reading = 0;
   }
   w.async().release(w.async().warpgroups[w.number() / 4], r.issued_before[complete - 1]);
+  if (w.races())
+    for (u32 lane = 0; lane < 32; ++lane) w.races()->acquire(w.number(), lane, kWarpgroupKey + w.number() / 4);
   ++w.async().progress;
   return true;
 }
@@ -438,7 +458,7 @@ bool find_wgmma(const Parts& p, Entry& e) {
   e = Entry{};
   e.uses_async = true;
   if (p.size() == 4) {
-    if (p[1] == "fence") e.run = &run_fence;
+    if (p[1] == "fence") e.run = &run_matrix_fence;
     else if (p[1] == "commit_group") e.run = &run_commit;
     else if (p[1] == "wait_group") {
       e.run = &run_wait;
