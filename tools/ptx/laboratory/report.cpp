@@ -2,6 +2,7 @@
 
 #include <cxxabi.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <sstream>
 #include <vector>
@@ -126,6 +127,30 @@ std::string readable(const std::string& text) {
   return result;
 }
 
+/// "f() at k.cu:12" for each address of "PROGRAM+0x1234 ...", as far as addr2line knows it.
+std::vector<std::string> places(const std::string& frames) {
+  std::vector<std::string> found;
+  std::istringstream stream(frames);
+  for (std::string frame; stream >> frame && found.size() < 12;) {
+    const std::size_t plus = frame.rfind('+');
+    if (plus == frame.npos || frame.find('\'') != frame.npos) continue;
+    const std::string command =
+        "addr2line -Cfpi -e '" + frame.substr(0, plus) + "' " + frame.substr(plus + 1) + " 2>/dev/null";
+    FILE* const pipe = popen(command.c_str(), "r");
+    if (!pipe) continue;
+    std::string output;
+    char buffer[1024];
+    while (const std::size_t n = std::fread(buffer, 1, sizeof buffer, pipe)) output.append(buffer, n);
+    pclose(pipe);
+    std::istringstream lines(output);
+    for (std::string line; std::getline(lines, line);)
+      // Stubs of launches are in a file that nvcc has deleted.
+      if (line.find("??") == line.npos && line.find("cudafe1.stub") == line.npos) found.push_back(line);
+    if (output.find("main at") == 0 || output.find("\nmain at") != output.npos) break;
+  }
+  return found;
+}
+
 }  // namespace
 
 Check check_of(const std::string& message) {
@@ -144,7 +169,12 @@ std::string Reports::add(const std::string& message) {
   // "[ptx] " at the start only says where the message comes from.
   const std::size_t last = message.rfind("[ptx] ");
   std::istringstream lines(readable(last == message.npos ? message : message.substr(last + 6)));
-  for (std::string line; std::getline(lines, line);) append(text, line);
+  std::string host;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.compare(0, 6, "host: ") == 0) host = line.substr(6);
+    else append(text, line);
+  }
+  for (const std::string& place : places(host)) append(text, "Host: " + place);
   if (!check.advice.empty()) append(text, "What to do: " + check.advice + ".");
   return text + kMargin + "\n";
 }

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <mutex>
 
+#include "tapestry/tools/ptx/runtime/callers.h"
 #include "tapestry/tools/ptx/runtime/fat_binary.h"
 #include "tapestry/tools/ptx/runtime/settings.h"
 #include "tapestry/tools/ptx/runtime/state.h"
@@ -81,7 +82,7 @@ cudaError_t driver::enter(const char* function) {
 cudaError_t driver::broken() { return state().broken; }
 cudaError_t driver::misused(cudaError_t error, const std::string& what) {
   state().misuse.push_back(what);
-  if (resets == 0) print("error: " + what);
+  if (resets == 0) print("error: " + what + (what.find("\nhost: ") == what.npos ? callers() : ""));
   return error;
 }
 int driver::gpu_count() { return static_cast<int>(state().used.size()); }
@@ -129,9 +130,9 @@ std::vector<std::string> leaks() {
   std::vector<std::string> lines;
   for (const auto& [address, block] : state().memory) {
     if (!block.live || block.freeing || block.kind == MemoryKind::kVariable) continue;
-    lines.push_back(
-        text(block.bytes, " bytes ",
-             block.gpu == kHost ? "of page-locked memory" : text("of memory on GPU ", block.gpu)));
+    lines.push_back(text(block.bytes, " bytes ",
+                         block.gpu == kHost ? "of page-locked memory" : text("of memory on GPU ", block.gpu),
+                         block.called_from));
   }
   for (const auto& [handle, stream] : state().streams)
     if (stream->live) lines.push_back(text("a stream of GPU ", stream->gpu));

@@ -44,6 +44,7 @@ struct Launch {
   void* stream = nullptr;
   /// A copy of the kernel's arguments at the time of the launch. Empty if their layout is unknown.
   std::vector<std::byte> arguments = {};
+  std::string called_from = {};  // callers()
 };
 
 /// Forgets every object, record and injected error, and starts with new GPUs of `memory` bytes each.
@@ -91,11 +92,11 @@ std::map<std::string, Executed> executed();
 /// [address, address + bytes) is not inside one live allocation.
 std::byte* memory_at(const void* address, std::size_t bytes);
 
-/// For libraries that stand in for NVIDIA's. A stream calls work(argument) until it returns nonzero, and holds
-/// back its later work.
+/// For libraries that stand in for NVIDIA's. A stream calls work(argument) until it returns nonzero, and
+/// holds back its later work.
 void enqueue(void* stream, int (*work)(void*), void* argument);
-/// The work that runs now reads or writes these bytes. Returns where the host finds them; null if they are not
-/// inside one live allocation.
+/// The work that runs now reads or writes these bytes. Returns where the host finds them; null if they are
+/// not inside one live allocation.
 std::byte* touch(const void* address, std::size_t bytes, bool write);
 
 /// Live memory of a GPU, or page-locked memory (`gpu` is -1).
