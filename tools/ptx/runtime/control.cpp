@@ -39,6 +39,14 @@ __attribute__((destructor)) void check_at_exit() {
   for (const auto& line : leaked) print("leaked: " + line);
   if (test)
     for (const auto& line : misused) print("misuse: " + line);
+  if (!s.counters.empty() && !test) {
+    const std::vector<tapestry::ptx::KernelRow> rows = counters();
+    const bool to_file = s.counters != "-";
+    std::FILE* const out = to_file ? std::fopen(s.counters.c_str(), "w") : stderr;
+    if (out) std::fputs((to_file ? to_text(rows) : table(rows)).c_str(), out);
+    else print("cannot write the counters to " + s.counters);
+    if (out && to_file) std::fclose(out);
+  }
   if (s.keep_exit_status || (leaked.empty() && misused.empty())) return;
   std::fflush(nullptr);
   _exit(70);
@@ -172,6 +180,13 @@ std::byte* touch(const void* address, std::size_t bytes, bool write) {
   if (data) s.check_order([&](StreamOrder& order) { order.access(s.running, at, bytes, write); });
   if (data && write && s.execution) s.execution->note_written(at, 0, bytes);
   return data;
+}
+std::vector<tapestry::ptx::KernelRow> counters() {
+  const Lock lock(driver::mutex());
+  std::vector<tapestry::ptx::KernelRow> rows;
+  if (state().execution)
+    for (const auto& [symbol, row] : state().execution->counters()) rows.push_back(row);
+  return rows;
 }
 std::byte* memory_at(const void* address, std::size_t bytes) {
   const Lock lock(driver::mutex());

@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "tapestry/tools/ptx/counter_table.h"
+
 namespace stand_in {
 
 /// The position of a kernel's parameter in its parameter space.
@@ -87,6 +89,8 @@ struct Executed {
   std::set<unsigned> block_sizes = {};
 };
 std::map<std::string, Executed> executed();
+/// What kernels did since execute() with counters: a row for each.
+std::vector<tapestry::ptx::KernelRow> counters();
 
 /// Returns the host memory behind an address of GPU or page-locked memory, for executors and tests. Null if
 /// [address, address + bytes) is not inside one live allocation.
