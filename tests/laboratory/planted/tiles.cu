@@ -242,10 +242,10 @@ template <bool mended>
 __global__ void rotate(float* y, int rounds) {
   __shared__ float tile[32];
   float sum = 0;
-  for (int k = 0; k < rounds; ++k) {
+  for (int k = 0; k < rounds; ++k) {  // planted: asm_without_volatile
     tile[threadIdx.x] = static_cast<float>(k);
     __syncthreads();
-    sum += load_shared<mended>(&tile[31 - threadIdx.x]);  // planted: asm_without_volatile
+    sum += load_shared<mended>(&tile[31 - threadIdx.x]);
     __syncthreads();
   }
   y[threadIdx.x] = sum;
