@@ -57,4 +57,3 @@ target_sources(tests_laboratory PRIVATE ${PROJECT_SOURCE_DIR}/tools/ptx/laborato
   ${PROJECT_SOURCE_DIR}/tools/ptx/laboratory/report.cpp)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/docs/tutorials/cuda-without-a-gpu.md)
 target_compile_definitions(tests_laboratory PRIVATE TAPESTRY_PTX="$<TARGET_FILE:tapestry-ptx>" TAPESTRY_LABORATORY="${folder}")
-set_target_properties(tests_laboratory PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)
