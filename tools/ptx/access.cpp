@@ -3,6 +3,7 @@
 
 #include "tapestry/tools/ptx/async.h"
 #include "tapestry/tools/ptx/numeric.h"
+#include "tapestry/tools/ptx/races.h"
 #include "tapestry/tools/ptx/warp.h"
 
 namespace tapestry::ptx {
@@ -57,9 +58,11 @@ void run_store(Warp& w, const Code& c, u32 mask) {
   for (u32 e = 0; e < count; ++e) rows[e] = w.row<const std::byte>(o[1 + e]);
   for (u32 m = mask; m != 0; m &= m - 1) {
     const auto lane = static_cast<u32>(std::countr_zero(m));
-    std::byte* const to =
-        w.locate(c, static_cast<int>(lane), space, address[lane], bytes * count, Warp::Access::kWrite);
-    for (u32 e = 0; e < count; ++e) std::memcpy(to + e * bytes, rows[e] + lane * o[1 + e].width, bytes);
+    std::byte value[16];
+    for (u32 e = 0; e < count; ++e) std::memcpy(value + e * bytes, rows[e] + lane * o[1 + e].width, bytes);
+    std::byte* const to = w.locate(c, static_cast<int>(lane), space, address[lane], bytes * count,
+                                   Warp::Access::kWrite, nullptr, value);
+    std::memcpy(to, value, bytes * count);
   }
 }
 
@@ -154,8 +157,9 @@ void run_async_copy(Warp& w, const Code& c, u32 mask) {
       }
     }
     ++w.copies_issued[lane];
-    w.copies[lane].push_back(
-        {to[lane], data, static_cast<u32>(bytes), static_cast<u32>(source), w.group[lane]});
+    w.copies[lane].push_back({to[lane], data, static_cast<u32>(bytes), static_cast<u32>(source),
+                              w.group[lane], from[lane], &c,
+                              w.races() ? w.races()->moment(w.number(), static_cast<u32>(lane)) : nullptr});
   }
 }
 void run_commit(Warp& w, const Code&, u32 mask) {
@@ -173,6 +177,10 @@ void complete_while(Warp& w, int lane, F condition) {
     std::memset(to, 0, copy.bytes);
     if (copy.source_bytes != 0) std::memcpy(to, copy.from, copy.source_bytes);
     std::memset(shared.states.data() + copy.to, kInitialised, copy.bytes);
+    if (!copy.since) continue;
+    w.end_access(*copy.code, lane, Space::kShared, copy.to, copy.bytes, Warp::Access::kWrite, copy.since);
+    w.end_access(*copy.code, lane, Space::kGlobal, copy.source, copy.source_bytes, Warp::Access::kRead,
+                 copy.since);
   }
   copies.erase(copies.begin(), copies.begin() + static_cast<std::ptrdiff_t>(done));
 }
@@ -224,8 +232,23 @@ bool space_of(std::string_view name, Space& space) {
   else return false;
   return true;
 }
-// Modifiers that say how other threads see an access, or how caches treat it. Threads run one after another
-// here.
+// How an access takes part in the memory model. Without a word about it, loads and stores are weak, and
+// atomics are relaxed for the device.
+u8 order_of(const Parts& parts, bool atomic) {
+  const auto has = [&](std::string_view name) {
+    return std::find(parts.begin(), parts.end(), name) != parts.end();
+  };
+  const bool acquire = has("acquire") || has("acq_rel"), release = has("release") || has("acq_rel");
+  u32 order = 0;
+  if (acquire) order |= kAcquire;
+  if (release) order |= kRelease;
+  if (has("volatile") || has("sys") || has("mmio")) order |= kScopeSystem;
+  else if (has("cta")) order |= kScopeBlock;
+  else if (atomic || acquire || release || has("relaxed")) order |= kScopeDevice;
+  if (has("nc") || parts[0] == "ldu") order |= kNonCoherent;
+  return static_cast<u8>(order);
+}
+// Modifiers that say how other threads see an access, or how caches treat it.
 bool is_hint(std::string_view part) {
   static constexpr std::string_view kHints[] = {
       "volatile", "relaxed", "acquire", "release", "acq_rel", "weak", "cta", "gpu", "sys",  "cluster",
@@ -264,6 +287,7 @@ bool find_access(const Parts& parts, Entry& entry) {
   if (!parse_type(parts.back(), type) || type.bytes == 0 || u32{type.bytes} * count > 16) return false;
   entry.flags =
       space_flag(space) | (u32{type.bytes} << 3) | (count << 7) | (type.kind == Type::kSigned ? kSigned : 0u);
+  entry.order = order_of(parts, false);
   entry.run = load ? &run_load : &run_store;
   entry.signature = load ? "v=m" : "mv";
   return true;
@@ -283,6 +307,7 @@ bool find_atomic(const Parts& parts, Entry& entry) {
   if (op == ~0u || !parse_type(parts.back(), type) || type.bytes < 4) return false;
   if (type.kind == Type::kFloat && op != kAdd) return false;
   const std::string l = type.bytes == 4 ? "w" : "l";
+  entry.order = order_of(parts, true);
   entry.run = type.bytes == 4 ? &run_atomic<u32> : &run_atomic<u64>;
   entry.signature = (red ? "m" : l + "=m") + l + (op == kCompare ? l : "");
   entry.flags = space_flag(space) | (op << 12) | (u32{type.kind} << 16) | (red ? 1u << 19 : 0u);

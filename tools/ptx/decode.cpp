@@ -5,6 +5,7 @@
 #include <map>
 
 #include "tapestry/tools/ptx/error.h"
+#include "tapestry/tools/ptx/races.h"
 
 // The letters of a signature. Before '=' are destinations, after it sources; after '?' they may be missing.
 //   h w l  a register or immediate of 16, 32, 64 bits     p  a predicate           q  a second predicate:
@@ -376,6 +377,7 @@ class Decoder {
     Code& c = emit(i, e.run);
     c.flags = e.flags;
     p_.uses_async = p_.uses_async || e.uses_async;
+    c.order = e.order;
     apply(i, c, e.signature);
   }
   void apply(const Instruction& i, Code& c, const std::string& signature) {
@@ -511,7 +513,10 @@ class Decoder {
                op.starts_with("nanosleep.") || op.starts_with("griddepcontrol.") ||
                op.starts_with("prefetchu.")) {
       if (op.find("mbarrier") != op.npos || op.find("proxy") != op.npos) return false;
-      emit(i, &run_nothing);
+      const bool membar = op.starts_with("membar."), fence = op.starts_with("fence.");
+      Code& c = emit(i, membar || fence ? &run_fence : &run_nothing);
+      c.order = op.ends_with(".cta") ? kScopeBlock : op.ends_with(".sys") ? kScopeSystem : kScopeDevice;
+      c.flags = membar || op.starts_with("fence.sc") ? 1 : 0;  // sequentially consistent
     } else {
       return false;
     }
@@ -587,6 +592,14 @@ Program decode(const Module& module, const Function& function, const AddressOf& 
   if (!program.dynamic_shared.empty() && program.shared_bytes > kMaxSharedAddress)
     throw ParseError(function.line, quoted(function.name) + " has too much static shared memory");
   return program;
+}
+
+std::string Program::line_of(std::uint32_t pc) const {
+  const Instruction& i = *code[pc].source;
+  const auto file = module->files.find(i.file);
+  if (file != module->files.end() && i.source_line > 0)
+    return file->second + ":" + std::to_string(i.source_line);
+  return "line " + std::to_string(i.line) + " of the PTX";
 }
 
 const Function* Program::function_at(std::uint32_t pc) const {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "tapestry/tools/ptx/async.h"
 #include "tapestry/tools/ptx/decode.h"
@@ -28,7 +29,8 @@ std::string lanes_text(const Warp& w, u32 lanes, const Launch& l) {
 class Scheduler {
  public:
   Scheduler(Launch& launch, Block& block)
-      : l_(launch), async_(block.async.get()), threads_(launch.block.x * launch.block.y * launch.block.z) {
+      : l_(launch), b_(block), async_(block.async.get()),
+        threads_(launch.block.x * launch.block.y * launch.block.z) {
     for (u32 number = 0; number * 32 < threads_; ++number) warps_.emplace_back(block, number, threads_);
   }
 
@@ -92,11 +94,15 @@ class Scheduler {
       }
       if (arrived == 0 || arrived < (wanted != 0 ? wanted : live)) continue;
       check(barrier, arrived, wanted);
+      std::vector<u32> came;
       for (Warp& w : warps_) {
         u32 lanes = 0;
         each(w, barrier, [&](int lane) { lanes |= 1u << lane; });
         w.release(lanes);
+        came.push_back(lanes);
       }
+      if (b_.races) b_.races->barrier(came, came);
+      if (l_.observer) l_.observer->barrier();
       released = true;
     }
     return released;
@@ -186,6 +192,7 @@ class Scheduler {
   // A thread that tests an mbarrier in a loop of its own may do something else after some failures.
   static constexpr int kMaxFruitless = 1000;
   Launch& l_;
+  Block& b_;
   Async* async_;
   u32 threads_;
   u64 progress_ = 0;
@@ -309,8 +316,18 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
     for (u64 i = 0; i < blocks; ++i) order.push_back(i);
     for (u64 i = blocks; i > 1; --i) std::swap(order[i - 1], order[l.random.below(static_cast<u32>(i))]);
   }
+  std::optional<Races> races;
+  if (options_.check_races) {
+    races.emplace(static_cast<u32>(threads),
+                  Races::Rules{options_.allow_equal_writes, options_.reads_acquire});
+    l.races = &*races;
+    if (options_.collect_races) l.findings = &findings_;
+  }
+  std::optional<Observer> observer;
+  if (options_.count || work_ != StreamOrder::kNone) l.observer = &observer.emplace(p, options_.count, true);
   Block b;
   b.launch = &l;
+  if (races) b.races = std::make_unique<BlockRaces>(*races);
   const u64 static_end = p.shared_bytes,
             size = shared_bytes != 0 ? p.dynamic_offset + shared_bytes : static_end;
   if (p.uses_async && size > kMaxSharedAddress)
@@ -322,6 +339,8 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
     const u64 n = order.empty() ? i : order[i];
     b.index = {static_cast<u32>(n % grid.x), static_cast<u32>(n / grid.x % grid.y),
                static_cast<u32>(n / grid.x / grid.y)};
+    b.number = static_cast<u32>(n);
+    if (b.races) b.races->begin_block(b.number);
     // Shared memory begins full of NaN, without initialised bytes.
     const auto clear = [&](u64 offset, u64 bytes) {
       std::fill_n(b.shared.data.begin() + static_cast<std::ptrdiff_t>(offset), bytes, std::byte{0xff});
@@ -332,6 +351,16 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
     if (p.uses_async) b.async = std::make_shared<Async>(b);
     Scheduler(l, b).run();
   }
+  if (options_.count) {
+    counters_ = observer->result();
+    counters_.launches = 1;
+    counters_.blocks = blocks;
+    counters_.threads = blocks * threads;
+  }
+  if (work_ != StreamOrder::kNone)
+    observer->footprint().each([&](u64 address, u64 bytes, bool write, const Footprint::Touch& t) {
+      order_->access(work_, address, bytes, write, [&] { return Warp::where(l, t.pc, t.block, t.thread); });
+    });
   return l.counts;
 }
 

@@ -33,6 +33,7 @@ struct Code {
   std::uint32_t count = 0;
   std::int64_t offset[2] = {0, 0};  // of its first and second address, or the target of a branch
   std::uint32_t flags = 0;          // their meaning depends on the instruction
+  std::uint8_t order = 0;           // how its accesses take part in the memory model: Order in races.h
   std::uint32_t predicate = 0;
   std::int8_t guard = 0;  // 0: none; 1: @p; -1: @!p
   /// Whether it reads or writes registers that some wgmma also uses; a plain mov may, see wgmma.cpp.
@@ -47,6 +48,7 @@ struct Entry {
   std::string signature;
   std::uint32_t flags = 0;
   bool uses_async = false;  // it needs the block's Async
+  std::uint8_t order = 0;  // of accesses: Order in races.h
 };
 using Table = std::unordered_map<std::string, Entry>;
 
@@ -84,6 +86,7 @@ void run_return(Warp& w, const Code& c, std::uint32_t mask);
 void run_copies(Warp& w, const Code& c, std::uint32_t mask);
 void run_trap(Warp& w, const Code& c, std::uint32_t mask);
 void run_barrier(Warp& w, const Code& c, std::uint32_t mask);
+void run_fence(Warp& w, const Code& c, std::uint32_t mask);
 void run_nothing(Warp& w, const Code& c, std::uint32_t mask);
 
 /// The rows of special registers, at the start of the warp's registers.
@@ -163,6 +166,8 @@ struct Program {
   std::vector<std::vector<std::uint32_t>> jumps;  // of brx.idx
 
   const Function* function_at(std::uint32_t pc) const;
+  /// "k.cu:12", or the line of the PTX if nvcc ran without -lineinfo.
+  std::string line_of(std::uint32_t pc) const;
   std::vector<std::pair<std::uint32_t, const Function*>> functions;  // by their first instruction, ascending
 };
 
