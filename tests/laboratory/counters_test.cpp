@@ -129,7 +129,8 @@ std::vector<Work> works() {
   all.push_back(forward("batch_norm f32 8 16 14 14", batch, images));
   all.push_back(backward("batch_norm backward f32 8 16 14 14", batch, images));
   all.push_back(forward(
-      "max_pool2d f32 8 16 14 14", [](V t) { return max_pool2d(t[0], {.kernel_size = 2}); }, one({8, 16, 14, 14})));
+      "max_pool2d f32 8 16 14 14", [](V t) { return max_pool2d(t[0], {.kernel_size = 2}); },
+      one({8, 16, 14, 14})));
   // products, convolution, attention
   const auto product = [](V t) { return linear(t[0], t[1]); };
   all.push_back(forward("linear f32 128 128 128", product, two({128, 128}, {128, 128})));
@@ -207,7 +208,7 @@ Row row_of(const std::string& work, const KernelRow& k) {
           {"memory %", percent(ptx::Pipe::kMemory)},
           {"registers", k.registers == 0 ? "-" : std::to_string(k.registers)},
           {"threads", std::to_string(k.block)},
-          {"occupancy %", fixed(100 * ptx::occupancy(k).part, 0)},
+          {"occupancy %", fixed(100 * ptx::occupancy(k), 0)},
           {"verdict", ptx::verdict(k)}};
 }
 

@@ -32,9 +32,17 @@ laboratory_program(planted SOURCES ${planted})
 foreach(program sum transpose)
   laboratory_program(${program} SOURCES ${PROJECT_SOURCE_DIR}/docs/tutorials/cuda-without-a-gpu/${program}.cu)
 endforeach()
+laboratory_program(scale_rows SOURCES ${PROJECT_SOURCE_DIR}/docs/tutorials/how-a-kernel-is-proved/scale_rows.cu
+  OPTIONS --expt-relaxed-constexpr -I${PROJECT_BINARY_DIR}/include)
 laboratory_program(sum_race SOURCES ${PROJECT_SOURCE_DIR}/docs/tutorials/cuda-without-a-gpu/sum.cu OPTIONS -DRACE)
 
-target_link_libraries(tests_laboratory PRIVATE tapestry_ptx_laboratory)
+# counters_test.cpp runs the library on the PTX machine itself.
+target_sources(tests_laboratory PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/device_code/device_code.cpp)
+target_include_directories(tests_laboratory SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+target_link_libraries(tests_laboratory PRIVATE tapestry_cudart tapestry_ptx ${CMAKE_DL_LIBS})
+if(TAPESTRY_CUDA_FOUND AND CMAKE_CUDA_RUNTIME_LIBRARY STREQUAL "Shared")
+  target_compile_definitions(tests_laboratory PRIVATE TAPESTRY_LIBRARY_HAS_CUDA=1)
+endif()
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/docs/tutorials/cuda-without-a-gpu.md)
 set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/laboratory/command.cpp APPEND PROPERTY COMPILE_DEFINITIONS
   "TAPESTRY_PTX=\"$<TARGET_FILE:tapestry-ptx>\"" "TAPESTRY_LABORATORY=\"${folder}\"")

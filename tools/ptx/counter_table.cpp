@@ -5,7 +5,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <sstream>
+#include <type_traits>
+
+#include "tapestry/tools/ptx/gpu.h"
 
 namespace tapestry::ptx {
 namespace {
@@ -69,18 +73,6 @@ SharedTraffic all_shared(const Counters& c) {
   return sum;
 }
 
-// An H100 SXM: the data sheet, and the throughput of instructions in the CUDA programming guide. NVIDIA
-// publishes no bandwidth of its L2 cache; this is that of the A100's white paper, 5120 bytes in a cycle.
-constexpr double kMultiprocessors = 132, kClock = 1.98e9;
-constexpr double kMemory =
-    3.35e12 / kClock / kMultiprocessors;         // bytes of memory in a cycle of a multiprocessor
-constexpr double kL2 = 5120 / kMultiprocessors;  // bytes from L2 in a cycle of a multiprocessor
-constexpr double kIssue = 4;                     // instructions of warps
-constexpr double kFmaWarps = 4;                  // of them, in f32
-constexpr double kAluWarps = 2, kSpecialWarps = 0.5, kDoubleWarps = 2;
-constexpr double kTensorProducts = 1024 * 2;  // of bf16 or f16
-constexpr double kSharedPasses = 1;
-
 }  // namespace
 
 std::string to_text(const std::vector<KernelRow>& rows) {
@@ -127,41 +119,15 @@ std::vector<KernelRow> rows_from_text(const std::string& text) {
   return rows;
 }
 
-Occupancy occupancy(const KernelRow& row) {
-  if (row.block == 0) return {};
-  const u64 warps = (row.block + 31) / 32;
-  u64 blocks = std::min<u64>(32, 64 / warps);
-  if (row.registers > 0) {
-    const u64 of_warp = (u64{row.registers} * 32 + 255) / 256 * 256;  // a warp gets registers in units of 256
-    blocks = std::min(blocks, 65536 / (of_warp * warps));
-  }
-  // 228 KiB, of which each block takes 1 KiB for the system.
-  blocks = std::min<u64>(blocks, (228 << 10) / ((row.shared + 127) / 128 * 128 + 1024));
-  return {static_cast<std::uint32_t>(blocks), static_cast<double>(blocks * warps) / 64};
+double occupancy(const KernelRow& row) {
+  return residency(gpu_of(90), row.registers, row.shared, static_cast<std::uint32_t>(row.block)).fraction;
 }
-
 std::string verdict(const KernelRow& row) {
-  const Counters& c = row.counters;
-  const auto pipe = [&](Pipe p) { return as_double(c.warps_by_pipe[static_cast<std::size_t>(p)]); };
-  // Cycles of one multiprocessor.
-  std::vector<std::pair<double, std::string>> times = {
-      {32 * as_double(c.unique_sectors) / kMemory, "bytes"},
-      {as_double(c.moved_bytes()) / kL2, "requests to L2"},
-      {as_double(c.warp_instructions) / kIssue, "instructions"},
-      {pipe(Pipe::kFma) / kFmaWarps, "FMAs"},
-      {pipe(Pipe::kAlu) / kAluWarps, "integer instructions"},
-      {pipe(Pipe::kSpecial) / kSpecialWarps, "special functions"},
-      {pipe(Pipe::kDouble) / kDoubleWarps, "f64"},
-      {as_double(c.tensor_products) / kTensorProducts, "tensor cores"},
-      {as_double(all_shared(c).passes) / kSharedPasses, "shared memory"}};
-  std::sort(times.begin(), times.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
-  if (times[0].first == 0) return "nothing";
-  std::string text = times[0].second;
-  if (times[1].first > 0)
-    text += " (" + fixed(times[0].first / times[1].first, 1) + " x " + times[1].second + ")";
-  const double launches = std::max(1.0, as_double(c.launches));
-  if (as_double(c.threads) / launches < kMultiprocessors * 256) text = "latency; then " + text;
-  return text;
+  const Gpu& gpu = gpu_of(90);
+  const Verdict v = tapestry::ptx::verdict(
+      gpu, row.counters, residency(gpu, row.registers, row.shared, static_cast<std::uint32_t>(row.block)));
+  const auto largest = static_cast<Bound>(std::max_element(v.clocks, v.clocks + 5) - v.clocks);
+  return v.bound == Bound::kLatency ? "latency, then " + std::string(name_of(largest)) : name_of(v.bound);
 }
 
 std::string short_name(const std::string& symbol) {
@@ -201,7 +167,7 @@ std::string table(const std::vector<KernelRow>& rows) {
                      or_dash(shared.requests, shared.passes_per_request()),
                      or_dash(c.unique_read + c.unique_written, c.moved_over_needed()),
                      row.registers == 0 ? "-" : std::to_string(row.registers),
-                     fixed(100 * occupancy(row).part, 0) + "%", verdict(row)});
+                     fixed(100 * occupancy(row), 0) + "%", verdict(row)});
   }
   std::vector<std::size_t> widths(head.size());
   for (const auto& line : lines)

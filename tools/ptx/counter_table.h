@@ -1,6 +1,5 @@
 #pragma once
 // The counters of a program's kernels: as a file that programs read, and as a table for people.
-#include <map>
 #include <string>
 #include <vector>
 
@@ -22,18 +21,10 @@ struct KernelRow {
 std::string to_text(const std::vector<KernelRow>& rows);
 std::vector<KernelRow> rows_from_text(const std::string& text);
 
-/// Blocks of this kernel that fit on a multiprocessor of an H100 (sm_90), and the part of its 64 warps that
-/// they fill.
-struct Occupancy {
-  std::uint32_t blocks = 0;
-  double part = 0;
-};
-Occupancy occupancy(const KernelRow& row);
-
-/// What limits the kernel: the largest of the times that an H100 would need at least, by its data sheet, for
-/// the bytes that must be moved, for the bytes that its requests move from L2, for its instructions, for its
-/// products on tensor cores, for passes of shared memory; with the factor to the second one. "latency" if the
-/// grid leaves most of the GPU empty.
+/// The part of the warps of an H100's multiprocessor that the kernel's blocks fill, by threads, shared
+/// memory, and registers if they are known.
+double occupancy(const KernelRow& row);
+/// "bytes", or "latency, then bytes": what dominates on an H100, by the rule in gpu.h.
 std::string verdict(const KernelRow& row);
 
 /// The table, with the accesses that waste most below it. Names are demangled.

@@ -30,7 +30,7 @@ std::string_view text_at(std::string_view table, std::uint64_t offset) {
 }
 
 // The layouts of fat binaries are not documented; fat_binary.cpp of the runtime reads the same fields.
-void count_entries(std::string_view section, ProgramFile& found) {
+void count_entries(std::string_view section, ProgramFile& found, std::vector<std::string>* texts) {
   struct Entry {
     std::uint16_t kind, version;
     std::uint32_t header_bytes;
@@ -55,6 +55,8 @@ void count_entries(std::string_view section, ProgramFile& found) {
       if (entry.kind != kPtx) ++found.machine_code;
       else if (entry.compressed_bytes != 0) ++found.compressed_ptx;
       else ++found.ptx;
+      if (texts && entry.kind == kPtx && entry.compressed_bytes == 0)
+        texts->emplace_back(text_at(part(section, at + entry.header_bytes, entry.bytes), 0));
     }
   }
 }
@@ -64,9 +66,7 @@ bool starts_with(std::string_view text, std::string_view start) {
 }
 std::string base_name(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
 
-}  // namespace
-
-ProgramFile read_program_file(const std::string& path) {
+ProgramFile read_file(const std::string& path, std::vector<std::string>* texts) {
   ProgramFile found;
   std::ifstream stream(path, std::ios::binary);
   std::stringstream content;
@@ -103,10 +103,19 @@ ProgramFile read_program_file(const std::string& path) {
           found.defines_runtime = true;
     } else if (text_at(names, section.sh_name) == ".nv_fatbin") {
       found.has_fat_binary = true;
-      count_entries(data, found);
+      count_entries(data, found, texts);
     }
   }
   return found;
+}
+
+}  // namespace
+
+ProgramFile read_program_file(const std::string& path) { return read_file(path, nullptr); }
+std::vector<std::string> ptx_texts(const std::string& path) {
+  std::vector<std::string> texts;
+  read_file(path, &texts);
+  return texts;
 }
 
 std::string why_not(const std::string& path, const std::vector<std::string>& libraries,

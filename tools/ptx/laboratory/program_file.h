@@ -21,6 +21,9 @@ struct ProgramFile {
 /// Reads a 64-bit little-endian ELF file. Other files give `is_elf` == false.
 ProgramFile read_program_file(const std::string& path);
 
+/// The uncompressed PTX texts in its fat binaries.
+std::vector<std::string> ptx_texts(const std::string& path);
+
 /// Why the program at this path cannot run on the machine, and how to build it so that it can; empty if it
 /// can. `libraries` are the shared libraries that it loads. `runtime` is the name of the library that takes
 /// the place of the CUDA runtime.

@@ -1,5 +1,9 @@
 #include "tapestry/tools/ptx/laboratory/report.h"
 
+#include <cxxabi.h>
+
+#include <cstdio>
+#include <cstdlib>
 #include <sstream>
 #include <vector>
 
@@ -18,6 +22,8 @@ constexpr Row kRows[] = {
      "wait with cp.async.wait_group (or __pipeline_wait_prior) for the group of this copy, then let the "
      "threads that "
      "read it meet at a barrier"},
+    {"reads a register", "initcheck: register",
+     "in inline PTX, an operand that an instruction reads and writes needs \"+\" instead of \"=\""},
     {"was never written", "initcheck: memory that no one has written",
      "write the bytes before: clear shared memory at the start, copy or memset all bytes of an allocation (a "
      "size is "
@@ -104,6 +110,47 @@ void append(std::string& to, const std::string& text) {
   if (!line.empty()) to += kMargin + "   " + line + "\n";
 }
 
+/// Demangles the C++ symbols between quotation marks.
+std::string readable(const std::string& text) {
+  std::string result;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t begin = text.find("'_Z", at),
+                      end = begin == text.npos ? begin : text.find('\'', begin + 1);
+    if (end == text.npos) return result + text.substr(at);
+    const std::string symbol = text.substr(begin + 1, end - begin - 1);
+    int status = 0;
+    char* const name = abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status);
+    result += text.substr(at, begin + 1 - at) + (status == 0 && name ? name : symbol);
+    std::free(name);
+    at = end;
+  }
+  return result;
+}
+
+/// "f() at k.cu:12" for each address of "PROGRAM+0x1234 ...", as far as addr2line knows it.
+std::vector<std::string> places(const std::string& frames) {
+  std::vector<std::string> found;
+  std::istringstream stream(frames);
+  for (std::string frame; stream >> frame && found.size() < 12;) {
+    const std::size_t plus = frame.rfind('+');
+    if (plus == frame.npos || frame.find('\'') != frame.npos) continue;
+    const std::string command =
+        "addr2line -Cfpi -e '" + frame.substr(0, plus) + "' " + frame.substr(plus + 1) + " 2>/dev/null";
+    FILE* const pipe = popen(command.c_str(), "r");
+    if (!pipe) continue;
+    std::string output;
+    char buffer[1024];
+    while (const std::size_t n = std::fread(buffer, 1, sizeof buffer, pipe)) output.append(buffer, n);
+    pclose(pipe);
+    std::istringstream lines(output);
+    for (std::string line; std::getline(lines, line);)
+      // Stubs of launches are in a file that nvcc has deleted.
+      if (line.find("??") == line.npos && line.find("cudafe1.stub") == line.npos) found.push_back(line);
+    if (output.find("main at") == 0 || output.find("\nmain at") != output.npos) break;
+  }
+  return found;
+}
+
 }  // namespace
 
 Check check_of(const std::string& message) {
@@ -120,9 +167,14 @@ std::string Reports::add(const std::string& message) {
   if (seen_[message]++ > 0) return "";
   std::string text = kMargin + check.name + "\n";
   // "[ptx] " at the start only says where the message comes from.
-  const std::size_t begin = message[0] == '[' ? message.find("] ") + 2 : 0;
-  std::istringstream lines(message.substr(begin));
-  for (std::string line; std::getline(lines, line);) append(text, line);
+  const std::size_t last = message.rfind("[ptx] ");
+  std::istringstream lines(readable(last == message.npos ? message : message.substr(last + 6)));
+  std::string host;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.compare(0, 6, "host: ") == 0) host = line.substr(6);
+    else append(text, line);
+  }
+  for (const std::string& place : places(host)) append(text, "Host: " + place);
   if (!check.advice.empty()) append(text, "What to do: " + check.advice + ".");
   return text + kMargin + "\n";
 }

@@ -9,12 +9,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <map>
 #include <sstream>
 
+#include "tapestry/tools/ptx/counter_table.h"
 #include "tapestry/tools/ptx/laboratory/program_file.h"
 #include "tapestry/tools/ptx/laboratory/report.h"
+#include "tapestry/tools/ptx/laboratory/resources.h"
 #include "tapestry/tools/ptx/runtime/settings.h"
 
 extern "C" char** environ;
@@ -219,6 +222,15 @@ int run(const std::vector<std::string>& arguments) {
   constexpr int kReports = 198;  // a descriptor that the program does not use itself
   changes["TAPESTRY_PTX_REPORT"] = "/dev/fd/" + std::to_string(kReports);
   changes["TAPESTRY_PTX_EXIT"] = "keep";
+  std::string counters;  // a file for the table that is printed at the end
+  if (const auto wanted = changes.find("TAPESTRY_PTX_COUNTERS");
+      wanted != changes.end() && wanted->second == "-") {
+    char name[] = "/tmp/tapestry-ptx-XXXXXX";
+    const int file = mkstemp(name);
+    if (file < 0) return usage(std::string("cannot make a file in /tmp: ") + std::strerror(errno));
+    close(file);
+    wanted->second = counters = name;
+  }
   std::vector<std::string> command = o.command;
   command[0] = program;
   pid_t process = 0;
@@ -234,7 +246,11 @@ int run(const std::vector<std::string>& arguments) {
     // An error may have several lines. The next one begins with a bracket.
     for (std::size_t end; (end = unread.find("\n[")) != unread.npos; unread.erase(0, end + 1))
       std::cerr << reports.add(unread.substr(0, end));
-    if (at_end && !unread.empty()) std::cerr << reports.add(unread);
+    // What ends with a line is whole, because the runtime writes an error at once.
+    if (!unread.empty() && (at_end || unread.back() == '\n')) {
+      std::cerr << reports.add(unread);
+      unread.clear();
+    }
     std::cerr << std::flush;
   };
   read_all(ends[0], [&](const std::string& piece) {
@@ -243,6 +259,16 @@ int run(const std::vector<std::string>& arguments) {
   });
   take(true);
   const int status = wait_for(process);
+  if (!counters.empty()) {
+    std::ifstream in(counters);
+    std::vector<KernelRow> rows = rows_from_text(std::string(std::istreambuf_iterator<char>(in), {}));
+    const std::map<std::string, std::uint32_t> registers = registers_by_ptxas(program);
+    for (KernelRow& row : rows)
+      if (const auto found = registers.find(row.kernel); found != registers.end())
+        row.registers = found->second;
+    std::cerr << table(rows);
+    unlink(counters.c_str());
+  }
   std::cerr << "========= " << reports.summary() << "\n";
   return reports.count() > 0 ? kErrors : status;
 }
