@@ -169,7 +169,7 @@ void check(const Case& c) {
       put(la(i, x), bits);
       // Fragment of A: warp i / 16; in it, thread 4 (row % 8) + the place of the column in its half.
       const u32 byte = x * c.element, thread = i / 16 * 32 + i % 8 * 4 + byte % 16 / 4,
-                word = (i % 16 >= 8 ? 1 : 0) + (byte >= 16 ? 2 : 0);
+                word = (i % 16 >= 8 ? 1u : 0u) + (byte >= 16 ? 2u : 0u);
       fragments[thread * 132 + 128 + word] |= bits << (8 * (byte % 4));
     }
   for (u32 j = 0; j < c.n; ++j)
@@ -177,7 +177,7 @@ void check(const Case& c) {
   // Accumulators: of columns 8 g to 8 g + 7, a thread has two neighbours in row 4 (thread / 4) and two 8 rows below.
   const auto place = [&](u32 i, u32 j) {
     const u32 thread = i / 16 * 32 + i % 8 * 4 + j % 8 / 2;
-    return std::pair(thread, 4 * (j / 8) + (i % 16 >= 8 ? 2 : 0) + j % 2);
+    return std::pair(thread, 4 * (j / 8) + (i % 16 >= 8 ? 2u : 0u) + j % 2);
   };
   for (u32 i = 0; i < 64; ++i)
     for (u32 j = 0; j < c.n; ++j) {
@@ -290,7 +290,8 @@ TEST_CASE("mistakes with wgmma are found") {
   fails(text(c, fence, commit + "mov.b32 %d0, 0;" + wait), "writes a register that is an accumulator");
   fails(text(c, fence, commit + "mov.b32 %x, %d0; add.u32 %y, %x, 1;" + wait), "reads a register");
   fails(text(c, ""), "no wgmma.fence came before");
-  fails(text(c, fence + "mov.b32 %d1, 0;"), "accumulator 1 was written by another instruction");
+  fails(text(c, fence + "add.u32 %d1, %d1, 0;"), "accumulator 1 was read by another instruction");
+  fails(text(c, fence + "popc.b32 %d1, %t;"), "accumulator 1 was written by another instruction");
   fails(text(c, fence + "add.u32 %x, %d1, 1;"), "accumulator 1 was read by another instruction");
   fails(text(c, fence, commit + "st.shared.u32 [image], %t;" + wait), "is still reading");
   fails(text(c, "st.shared.u32 [image], %t; bar.sync 0;" + fence), "executed no fence.proxy.async after that");
@@ -302,7 +303,7 @@ TEST_CASE("mistakes with wgmma are found") {
         "waits for the other warps of its warpgroup");
   fails(text(c), "has 128 threads, but the block has fewer", 96);
   c.registers = true;
-  fails(text(c, fence + "mov.b32 %a2, 0;"), "register 2 of matrix A was written");
+  fails(text(c, fence + "popc.b32 %a2, %t;"), "register 2 of matrix A was written");
   fails(text(c, fence, commit + "mov.b32 %a2, 0;" + wait), "writes a register that is matrix A");
   // A chain on the same accumulators needs no fence; a copy of accumulators is only a copy of names.
   Machine m;

@@ -61,7 +61,7 @@ void run_store(Warp& w, const Code& c, u32 mask) {
     std::byte value[16];
     for (u32 e = 0; e < count; ++e) std::memcpy(value + e * bytes, rows[e] + lane * o[1 + e].width, bytes);
     std::byte* const to = w.locate(c, static_cast<int>(lane), space, address[lane], bytes * count,
-                                   Warp::Access::kWrite, nullptr, 0, value);
+                                   Warp::Access::kWrite, nullptr, value);
     std::memcpy(to, value, bytes * count);
   }
 }

@@ -20,6 +20,7 @@ Async::Async(Block& block) : block_(block) {
   const Dim& d = block.launch->block;
   const u32 threads = d.x * d.y * d.z;
   bulk_group.resize(threads);
+  bulk_delayed.resize(threads);
   proxy_fences_.resize(threads);
   cluster_waits.resize(threads);
   warpgroups.resize((threads + 127) / 128);
@@ -58,6 +59,22 @@ Barrier& Async::barrier(Warp& w, const Code& c, int lane, u64 offset) {
   return found->second;
 }
 
+Barrier& Async::use_barrier(Warp& w, const Code& c, int lane, u64 offset) {
+  Barrier& b = barrier(w, c, lane, offset);
+  Race race;
+  if (w.races() && w.races()->access(w.number(), static_cast<u32>(lane), w.pc_of(c), true, offset, 8, true, kScopeBlock,
+                                     false, race))
+    w.report(c, lane, Space::kShared, offset, 8, Warp::Access::kUpdate, race);
+  return b;
+}
+
+void Async::note(Warp& w, const Code& c, int lane, BlockRaces::Agent agent, u64 offset, u64 bytes, bool writes) {
+  Race race;
+  if (w.races() && bytes != 0 && w.races()->access(agent, w.pc_of(c), true, offset, bytes, writes, race))
+    w.report(c, lane, Space::kShared, offset, static_cast<u32>(bytes),
+             writes ? Warp::Access::kWrite : Warp::Access::kRead, race);
+}
+
 void Async::init(Warp& w, const Code& c, int lane, u64 offset, u32 count) {
   if (count == 0 || count > kMaxCount)
     w.fail(c, lane, "an mbarrier of " + std::to_string(count) + " arrivals; 1 to 1048575 are possible");
@@ -80,6 +97,7 @@ void Async::invalidate(Warp& w, const Code& c, int lane, u64 offset) {
   barrier(w, c, lane, offset);
   for (const BulkOperation& o : pending_)
     if (o.barrier == offset) w.fail(c, lane, "a bulk copy still signals the mbarrier at " + hex(offset));
+  w.locate(c, lane, Space::kShared, offset, 8, Warp::Access::kWrite);
   barriers_.erase(offset);
   std::memset(block_.shared.states.data() + offset, kUninitialised, 8);
 }
@@ -123,7 +141,7 @@ void Async::start(BulkOperation o) {
   Warp& w = *o.warp;
   const Code& c = *o.code;
   if (o.barrier != kNoBarrier) {
-    const Barrier& b = barrier(w, c, o.lane, o.barrier);
+    const Barrier& b = use_barrier(w, c, o.lane, o.barrier);
     if (!b.fenced && o.kind == BulkOperation::kLoad)
       w.fail(c, o.lane, "the mbarrier at " + hex(o.barrier) + " was initialised at " + b.line +
                             ", but its thread did not make this visible to the async proxy; "
@@ -131,18 +149,18 @@ void Async::start(BulkOperation o) {
     o.phase = b.phase;
   }
   if (o.kind == BulkOperation::kLoad) {
-    for (const BulkOperation::Segment& s : o.segments) {
+    if (o.bytes != 0) {
       // The checks of a store, which also find operations that still read or write these bytes.
-      w.locate(c, o.lane, Space::kShared, s.shared, s.bytes, Warp::Access::kWrite, nullptr, 1);
-      std::fill_n(writers_.begin() + static_cast<std::ptrdiff_t>(s.shared / 4), (s.bytes + 3) / 4, 0u);
+      w.locate(c, o.lane, o.agent, Space::kShared, o.shared, static_cast<u32>(o.bytes), Warp::Access::kWrite);
+      std::fill_n(writers_.begin() + static_cast<std::ptrdiff_t>(o.shared / 4), o.bytes / 4, 0u);
+      std::memset(block_.shared.states.data() + o.shared, kInBulkFlight, o.bytes);
     }
-    for (const BulkOperation::Segment& s : o.segments)
-      std::memset(block_.shared.states.data() + s.shared, kInBulkFlight, s.bytes);
   } else if (o.kind == BulkOperation::kStore) {
     for (const BulkOperation::Segment& s : o.segments) {
       for (u64 at = s.shared / 16 * 16; at < s.shared + s.bytes; at += 16) read_chunk(w, c, o.lane, at);
       hold(s.shared, s.bytes, 1);
     }
+    note(w, c, o.lane, o.agent, o.shared, o.bytes, false);
   }
   pending_.push_back(std::move(o));
 }
@@ -155,6 +173,7 @@ void Async::read_source(BulkOperation& o) {
     o.staged.insert(o.staged.end(), from, from + s.bytes);
     hold(s.shared, s.bytes, -1);
   }
+  if (BlockRaces* const races = o.warp->races()) races->complete(o.agent, kStoreKey + thread_of(*o.warp, o.lane));
 }
 void Async::write_destination(BulkOperation& o) {
   const std::byte* from = o.staged.data();
@@ -163,6 +182,7 @@ void Async::write_destination(BulkOperation& o) {
     else std::memcpy(s.global, from, s.bytes);
     from += s.bytes;
   }
+  if (BlockRaces* const races = o.warp->races()) races->complete(o.writer, kStoreKey + thread_of(*o.warp, o.lane));
 }
 
 void Async::fail_too_few(const BulkOperation& o) const {
@@ -185,6 +205,8 @@ bool Async::complete_one() {
   pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(chosen));
   if (o.kind == BulkOperation::kCopyArrival) {
     complete_copies(*o.warp, o.lane, o.copies);
+    if (BlockRaces* const races = o.warp->races())
+      races->release(o.warp->number(), static_cast<u32>(o.lane), o.barrier);
     update(*o.warp, *o.code, o.lane, o.barrier, 1, 0);
     return true;
   }
@@ -199,6 +221,7 @@ bool Async::complete_one() {
   }
   const Barrier& b = barrier(*o.warp, *o.code, o.lane, o.barrier);
   if (b.phase != o.phase) fail_too_few(o);
+  if (BlockRaces* const races = o.warp->races()) races->complete(o.agent, o.barrier);
   update(*o.warp, *o.code, o.lane, o.barrier, 0, -static_cast<i64>(o.bytes));
   return true;
 }
@@ -217,6 +240,7 @@ void Async::wait_stores(Warp& w, int lane, u64 keep, bool read_only) {
     write_destination(o);
     pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(i));
   }
+  if (w.races()) w.races()->acquire(w.number(), static_cast<u32>(lane), kStoreKey + thread_of(w, lane));
 }
 
 // ---- shared memory ----
@@ -257,7 +281,7 @@ void Async::check_access(Warp& w, const Code& c, int lane, u64 offset, u32 bytes
 }
 
 const std::byte* Async::read_chunk(Warp& w, const Code& c, int lane, u64 offset) {
-  const std::byte* const data = w.locate(c, lane, Space::kShared, offset, 16, Warp::Access::kRead);
+  const std::byte* const data = w.locate(c, lane, BlockRaces::Agent{}, Space::kShared, offset, 16, Warp::Access::kRead);
   for (u64 word = offset / 4; word < offset / 4 + 4; ++word) {
     if (writers_[word] == 0) continue;
     const u32 thread = (writers_[word] >> kEpochBits) - 1;
@@ -283,6 +307,9 @@ void Async::release(Warpgroup& group, u64 issues) {
     std::vector<u32>& reads = group.issues[static_cast<std::size_t>(group.released)].reads;
     for (const u32 chunk : reads) hold(u64{16} * chunk, 16, -1);
     reads = {};
+    if (BlockRaces* const races = block_.races.get())
+      for (const BlockRaces::Agent agent : group.issues[static_cast<std::size_t>(group.released)].agents)
+        races->complete(agent, kWarpgroupKey + static_cast<u64>(&group - warpgroups.data()));
   }
 }
 

@@ -25,6 +25,9 @@ struct Barrier {
 };
 
 constexpr std::uint64_t kNoBarrier = ~std::uint64_t{0};
+/// Keys of BlockRaces for what is no mbarrier: + the thread, + the warpgroup.
+constexpr std::uint64_t kStoreKey = std::uint64_t{1} << 32, kWarpgroupKey = std::uint64_t{2} << 32,
+                        kClusterKey = std::uint64_t{3} << 32;
 
 /// A bulk copy, a bulk reduction, or the arrival that cp.async.mbarrier.arrive asks for.
 struct BulkOperation {
@@ -37,6 +40,8 @@ struct BulkOperation {
   std::uint32_t group = 0;    // of a store
   bool source_read = false;   // of a store: `staged` holds what it writes
   std::uint32_t reduction = 0;  // 0: a copy; otherwise an operation of bulk.cpp and a type
+  std::uint64_t shared = 0;     // it reads or writes `bytes` bytes from here on
+  BlockRaces::Agent agent, writer;  // of a store: `writer` writes global memory, which ends later
   std::uint64_t copies = 0;     // of kCopyArrival: the thread's cp.async that must have completed
   struct Segment {
     std::uint64_t shared;
@@ -58,6 +63,8 @@ class Async {
   static std::uint64_t shared_offset(Warp& w, const Code& c, int lane, Space space, std::uint64_t address);
   /// The mbarrier at this offset; an error of the lane if there is none, or if it was overwritten.
   Barrier& barrier(Warp& w, const Code& c, int lane, std::uint64_t offset);
+  /// The same for a lane that works on it: it must see the initialisation.
+  Barrier& use_barrier(Warp& w, const Code& c, int lane, std::uint64_t offset);
   void init(Warp& w, const Code& c, int lane, std::uint64_t offset, std::uint32_t count);
   void invalidate(Warp& w, const Code& c, int lane, std::uint64_t offset);
   /// Counts arrivals and transactions; completes the phase if nothing is missing any more.
@@ -77,6 +84,7 @@ class Async {
   /// written.
   void wait_stores(Warp& w, int lane, std::uint64_t keep, bool read_only);
   std::vector<std::uint32_t> bulk_group;  // by thread: the number of the group that is not committed yet
+  std::vector<std::uint32_t> bulk_delayed;  // by thread: the group up to which a wait has let others run first
 
   // ---- shared memory ----
 
@@ -86,6 +94,9 @@ class Async {
   /// An asynchronous read of 16 bytes by the lane: they must be initialised, not in flight, and fenced if a
   /// thread wrote them.
   const std::byte* read_chunk(Warp& w, const Code& c, int lane, std::uint64_t offset);
+  /// An agent reads or writes shared memory; finds races.
+  static void note(Warp& w, const Code& c, int lane, BlockRaces::Agent agent, std::uint64_t offset,
+                   std::uint64_t bytes, bool writes);
   /// Marks 16-byte chunks as being read, and no longer.
   void hold(std::uint64_t offset, std::uint64_t bytes, int change);
   void fence_proxy(Warp& w, std::uint32_t mask);
@@ -98,6 +109,7 @@ class Async {
       const Code* code;
       std::uint64_t a, b;
       std::vector<std::uint32_t> reads;  // the chunks that the four warps hold
+      std::vector<BlockRaces::Agent> agents;
     };
     std::vector<Issue> issues;
     std::uint64_t done[4] = {0, 0, 0, 0}, released = 0;

@@ -74,6 +74,9 @@ BulkOperation begin(Warp& w, const Code& c, int lane, BulkOperation::Kind kind) 
   o.lane = lane;
   o.kind = kind;
   o.reduction = (c.flags >> kReductionShift) & 127;
+  if (w.races()) o.agent = w.races()->begin(w.number(), static_cast<u32>(lane));
+  if (w.races() && kind == BulkOperation::kStore)
+    o.writer = w.races()->begin(w.number(), static_cast<u32>(lane));
   o.group = w.async().bulk_group[32 * w.number() + static_cast<u32>(lane)];
   return o;
 }
@@ -83,8 +86,12 @@ void check_multicast(Warp& w, const Code& c, int lane, const Ref& mask) {
     w.fail(c, lane, "multicasts to the blocks " + hex(blocks) + " of the cluster, which has one block");
 }
 // Global memory that a copy reads or writes: all checks, in pieces that need no alignment.
-std::byte* global_range(Warp& w, const Code& c, int lane, u64 address, u32 bytes, Warp::Access access) {
-  return w.locate(c, lane, Space::kGlobal, address, bytes, access, nullptr, 1);
+std::byte* global_range(const BulkOperation& o, u64 address, u32 bytes) {
+  const bool load = o.kind == BulkOperation::kLoad;
+  return o.warp->locate(*o.code, o.lane, load ? o.agent : o.writer, Space::kGlobal, address, bytes,
+                        load               ? Warp::Access::kRead
+                        : o.reduction != 0 ? Warp::Access::kUpdate
+                                           : Warp::Access::kWrite);
 }
 
 // ---- cp.async.bulk ----
@@ -106,20 +113,11 @@ void run_bulk(Warp& w, const Code& c, u32 mask) {
     if (load && (c.flags & kMulticast) != 0) check_multicast(w, c, lane, o[5]);
     BulkOperation operation = begin(w, c, lane, load ? BulkOperation::kLoad : BulkOperation::kStore);
     operation.bytes = bytes;
+    operation.shared = shared;
     if (load) operation.barrier = barrier[lane];
-    if (bytes != 0) {
-      const bool reduces = operation.reduction != 0;
-      std::byte* data = nullptr;
-      if ((c.flags & kFromShared) != 0) {
-        w.fail(c, lane, "copies within the shared memory of a cluster, which is not supported");
-      } else {
-        data = global_range(w, c, lane, global, bytes,
-                            load      ? Warp::Access::kRead
-                            : reduces ? Warp::Access::kUpdate
-                                      : Warp::Access::kWrite);
-      }
-      operation.segments.push_back({shared, data, bytes, 0});
-    }
+    if ((c.flags & kFromShared) != 0)
+      w.fail(c, lane, "copies within the shared memory of a cluster, which is not supported");
+    if (bytes != 0) operation.segments.push_back({shared, global_range(operation, global, bytes), bytes, 0});
     w.async().start(std::move(operation));
   }
 }
@@ -137,9 +135,21 @@ void run_commit(Warp& w, const Code&, u32 mask) {
   for (u32 m = mask; m != 0; m &= m - 1)
     ++w.async().bulk_group[32 * w.number() + static_cast<u32>(std::countr_zero(m))];
 }
+// Threads that overwrite what is still read have their chance before it completes.
 void run_wait(Warp& w, const Code& c, u32 mask) {
-  for (u32 m = mask; m != 0; m &= m - 1)
-    w.async().wait_stores(w, std::countr_zero(m), static_cast<u64>(c.offset[0]), (c.flags & kReads) != 0);
+  u32 waits = 0;
+  for (u32 m = mask; m != 0; m &= m - 1) {
+    const int lane = std::countr_zero(m);
+    const std::size_t thread = 32 * w.number() + static_cast<u32>(lane);
+    u32& delayed = w.async().bulk_delayed[thread];
+    if (const u32 committed = w.async().bulk_group[thread]; delayed < committed) {
+      delayed = committed;
+      waits |= 1u << lane;
+    } else {
+      w.async().wait_stores(w, lane, static_cast<u64>(c.offset[0]), (c.flags & kReads) != 0);
+    }
+  }
+  if (waits != 0) w.wait_for_event(waits, true, Warp::Event::kStore);
 }
 
 // ---- cp.async.bulk.tensor ----
@@ -195,13 +205,9 @@ u32 reduction_type(Warp& w, const Code& c, int lane, TensorType type) {
 
 // The pieces of the box: runs of at most 16 bytes in shared memory, because swizzling moves 16-byte chunks.
 // Elements outside of the tensor are filled by a load and skipped by a store.
-void add_box(Warp& w, const Code& c, int lane, const TensorMap& map, const i64 (&origin)[5], u64 shared,
-             BulkOperation& operation) {
+void add_box(const TensorMap& map, const i64 (&origin)[5], BulkOperation& operation) {
   const u64 element = map.element_bytes(), row_bytes = element * map.box[0];
   const bool load = operation.kind == BulkOperation::kLoad;
-  const Warp::Access access = load                       ? Warp::Access::kRead
-                              : operation.reduction != 0 ? Warp::Access::kUpdate
-                                                         : Warp::Access::kWrite;
   const u32 pattern = map.fill_nan ? nan_pattern(map.type) : 0;
   u64 rows = 1;
   for (u32 d = 1; d < map.rank; ++d) rows *= map.count(d);
@@ -221,10 +227,10 @@ void add_box(Warp& w, const Code& c, int lane, const TensorMap& map, const i64 (
     std::byte* data = nullptr;
     if (inside) {
       const u64 begin = address + static_cast<u64>(origin[0]) * element + low;
-      data = global_range(w, c, lane, begin, static_cast<u32>(high - low), access);
+      data = global_range(operation, begin, static_cast<u32>(high - low));
     }
     for (u64 at = 0; at < row_bytes; at += 16) {
-      const u64 place = swizzled(shared + row * row_bytes + at, map.span());
+      const u64 place = swizzled(operation.shared + row * row_bytes + at, map.span());
       const u64 cut[4] = {at, inside ? std::clamp(low, at, at + 16) : at + 16,
                           inside ? std::clamp(high, at, at + 16) : at + 16, at + 16};
       for (int piece = 0; piece < 3; ++piece) {
@@ -267,7 +273,8 @@ void run_tensor(Warp& w, const Code& c, u32 mask) {
     operation.bytes = map.box_bytes();
     if (operation.reduction != 0) operation.reduction |= reduction_type(w, c, lane, map.type) << kTypeShift;
     if (load) operation.barrier = barrier[lane];
-    add_box(w, c, lane, map, origin, shared[lane], operation);
+    operation.shared = shared[lane];
+    add_box(map, origin, operation);
     w.async().start(std::move(operation));
   }
 }

@@ -7,7 +7,6 @@
 #include "tapestry/tools/ptx/async.h"
 #include "tapestry/tools/ptx/decode.h"
 #include "tapestry/tools/ptx/parser.h"
-#include "tapestry/tools/ptx/registers.h"
 #include "tapestry/tools/ptx/warp.h"
 
 namespace tapestry::ptx {
@@ -30,9 +29,7 @@ std::string lanes_text(const Warp& w, u32 lanes, const Launch& l) {
 class Scheduler {
  public:
   Scheduler(Launch& launch, Block& block)
-      : l_(launch),
-        b_(block),
-        async_(block.async.get()),
+      : l_(launch), b_(block), async_(block.async.get()),
         threads_(launch.block.x * launch.block.y * launch.block.z) {
     for (u32 number = 0; number * 32 < threads_; ++number) warps_.emplace_back(block, number, threads_);
   }
@@ -320,8 +317,7 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
     for (u64 i = blocks; i > 1; --i) std::swap(order[i - 1], order[l.random.below(static_cast<u32>(i))]);
   }
   std::optional<Races> races;
-  // The synchronisation of asynchronous operations is not known to the checks of races.
-  if (options_.check_races && !p.uses_async) {
+  if (options_.check_races) {
     races.emplace(static_cast<u32>(threads),
                   Races::Rules{options_.allow_equal_writes, options_.reads_acquire});
     l.races = &*races;
@@ -329,12 +325,6 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
   }
   std::optional<Observer> observer;
   if (options_.count || work_ != StreamOrder::kNone) l.observer = &observer.emplace(p, options_.count, true);
-  if (options_.check_initialised && checked_.insert(p.entry).second)
-    if (const auto reads = reads_of_unwritten_registers(*p.entry); !reads.empty()) {
-      checked_.erase(p.entry);
-      throw KernelError("[ptx] kernel '" + p.entry->name + "', " + p.line_of(*reads[0]) + " (" +
-                        std::string(reads[0]->opcode) + "): reads a register that no other instruction writes");
-    }
   Block b;
   b.launch = &l;
   if (races) b.races = std::make_unique<BlockRaces>(*races);

@@ -45,7 +45,8 @@ void run_arrive(Warp& w, const Code& c, u32 mask) {
   const u32* const number = c.count > address + 1 ? w.row<const u32>(o[address + 1]) : nullptr;
   u64 states[32] = {};
   each_barrier(w, c, mask, o[address], [&](int lane, u64 at) {
-    const Barrier& b = w.async().barrier(w, c, lane, at);
+    const Barrier& b = w.async().use_barrier(w, c, lane, at);
+    if (w.races()) w.races()->release(w.number(), static_cast<u32>(lane), at);
     states[lane] = token(b);
     const bool expects = (c.flags & kExpects) != 0;
     const u32 count = number && !expects ? number[lane] : 1;
@@ -62,6 +63,7 @@ template <int sign>
 void run_transactions(Warp& w, const Code& c, u32 mask) {
   const Ref* const o = w.operands(c);
   each_barrier(w, c, mask, o[0], [&](int lane, u64 at) {
+    w.async().use_barrier(w, c, lane, at);
     w.async().update(w, c, lane, at, 0, sign * i64{w.row<const u32>(o[1])[lane]});
   });
 }
@@ -71,7 +73,7 @@ void run_wait(Warp& w, const Code& c, u32 mask) {
   u32 done = 0;
   u64 offsets[32] = {};
   each_barrier(w, c, mask, o[1], [&](int lane, u64 at) {
-    const Barrier& b = w.async().barrier(w, c, lane, at);
+    const Barrier& b = w.async().use_barrier(w, c, lane, at);
     offsets[lane] = at;
     bool complete = false;
     if ((c.flags & kParity) != 0) {
@@ -86,6 +88,7 @@ void run_wait(Warp& w, const Code& c, u32 mask) {
       complete = phase < b.phase;
     }
     done |= static_cast<u32>(complete) << lane;
+    if (complete && w.races()) w.races()->acquire(w.number(), static_cast<u32>(lane), at);
   });
   w.set_predicate(o[0], done, mask);
   if (done != 0) ++w.async().progress;
@@ -103,6 +106,7 @@ void run_pending_count(Warp& w, const Code& c, u32 mask) {
 // grows by one now, so that the arrival leaves it as it was.
 void run_copy_arrive(Warp& w, const Code& c, u32 mask) {
   each_barrier(w, c, mask, w.operands(c)[0], [&](int lane, u64 at) {
+    w.async().use_barrier(w, c, lane, at);
     if ((c.flags & kIncrement) != 0) w.async().increment(w, c, lane, at);
     BulkOperation operation;
     operation.warp = &w;
@@ -149,6 +153,7 @@ void run_cluster_arrive(Warp& w, const Code& c, u32 mask) {
     u64& own = a.cluster_waits[32 * w.number() + static_cast<u32>(lane)];
     if (own != 0) w.fail(c, lane, "arrives twice without barrier.cluster.wait");
     own = a.cluster_phase + 1;
+    if (w.races()) w.races()->release(w.number(), static_cast<u32>(lane), kClusterKey);
     ++a.progress;
     if (++a.cluster_arrived == d.x * d.y * d.z) {
       a.cluster_arrived = 0;
@@ -163,8 +168,12 @@ void run_cluster_wait(Warp& w, const Code& c, u32 mask) {
     const int lane = std::countr_zero(m);
     u64& own = a.cluster_waits[32 * w.number() + static_cast<u32>(lane)];
     if (own == 0) w.fail(c, lane, "waits without barrier.cluster.arrive");
-    if (own > a.cluster_phase) waits |= 1u << lane;
-    else own = 0;
+    if (own > a.cluster_phase) {
+      waits |= 1u << lane;
+      continue;
+    }
+    own = 0;
+    if (w.races()) w.races()->acquire(w.number(), static_cast<u32>(lane), kClusterKey);
   }
   if (waits != 0) w.wait_for_event(waits, true, Warp::Event::kCluster);
 }

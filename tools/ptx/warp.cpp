@@ -127,8 +127,8 @@ void Warp::run() {
     }
     ++instructions;
     threads += static_cast<u64>(std::popcount(mask));
-    if (c.touches != Code::kNothing && mask != 0) check_matrix_access(*this, c);
     const u32 active = active_;
+    if (c.touches != Code::kNothing && mask != 0) check_matrix_access(*this, c);
     if (mask != 0) c.run(*this, c, mask);
     if (observer_) observer_->executed(static_cast<u32>(&c - code), active, mask);
     if (instructions > budget)
@@ -206,8 +206,32 @@ void Warp::addresses(const Ref& base, i64 offset, u64 (&to)[32]) {
 }
 
 std::byte* Warp::locate(const Code& c, int lane, Space space, u64 address, u32 bytes, Access access,
-                       u8** found_states, u32 alignment, const std::byte* value) {
-  u64 offset = address;
+                        u8** states, const std::byte* value) {
+  std::byte* const data = resolve(c, lane, space, address, bytes, access, states, bytes);
+  if ((races_ || observer_) && space != Space::kParam)
+    observe(c, lane, space, address, bytes, access, value && std::memcmp(value, data, bytes) == 0);
+  return data;
+}
+
+std::byte* Warp::locate(const Code& c, int lane, BlockRaces::Agent agent, Space space, u64 address, u32 bytes,
+                        Access access) {
+  std::byte* const data = resolve(c, lane, space, address, bytes, access, nullptr, 1);
+  const bool reads = access != Access::kWrite, writes = access != Access::kRead;
+  if (observer_ && space == Space::kGlobal)
+    observer_->access({address, bytes, static_cast<u8>(lane), space, reads, writes},
+                      {pc_of(c), 32 * number_ + static_cast<u32>(lane), block_->number, true});
+  Race race;
+  if (races_ && agent.number != 0 &&
+      races_->access(agent, pc_of(c), space == Space::kShared, address, bytes, writes, race))
+    report(c, lane, space, address, bytes, access, race);
+  return data;
+}
+
+// The host's pointer to memory, after all checks but those of the memory model. `space` and `offset` become those
+// of the address if it is a generic one.
+std::byte* Warp::resolve(const Code& c, int lane, Space& space, u64& offset, u32 bytes, Access access,
+                         u8** found_states, u32 alignment) {
+  const u64 address = offset;
   if (space == Space::kGeneric) {
     const u64 window = address & ~(kWindow - 1);
     space = window == kSharedWindow  ? Space::kShared
@@ -216,7 +240,6 @@ std::byte* Warp::locate(const Code& c, int lane, Space space, u64 address, u32 b
                                      : Space::kGlobal;
     if (space != Space::kGlobal) offset = address - window;
   }
-  if (alignment == 0) alignment = bytes;
   if ((offset & (alignment - 1)) != 0)
     fail_access(c, lane, space, offset, bytes, access,
                 ", which is not aligned: the address must be a multiple of " + std::to_string(alignment));
@@ -282,8 +305,6 @@ std::byte* Warp::locate(const Code& c, int lane, Space space, u64 address, u32 b
                        : describe_variables(space, offset, bytes));
   }
   if (found_states) *found_states = states;
-  if ((races_ || observer_) && space != Space::kParam)
-    observe(c, lane, space, offset, bytes, access, value && std::memcmp(value, data, bytes) == 0);
   return data;
 }
 
@@ -364,7 +385,7 @@ std::string Warp::describe_place(Space space, u64 address) const {
   for (const Program::Place& v : program_->shared)
     if (address >= v.offset && address < v.offset + v.bytes)
       return ", byte " + std::to_string(address - v.offset) + " of '" + v.name + "'";
-  return ", byte " + std::to_string(address - kDynamicSharedOffset) + " of dynamic shared memory";
+  return ", byte " + std::to_string(address - program_->dynamic_offset) + " of dynamic shared memory";
 }
 
 std::string Warp::describe_variables(Space space, u64 address, u32 bytes) const {

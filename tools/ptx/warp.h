@@ -119,12 +119,15 @@ class Warp {
 
   enum class Access : std::uint8_t { kRead, kWrite, kUpdate };
   /// The host's pointer to `bytes` bytes at `address`, after all checks. A write makes them initialised.
-  /// `states` is where their states are, or null. The alignment is that of `bytes` if it is 0. `value` are the
-  /// bytes that a store will write, if known. Here races are found and memory is counted, so instructions need
-  /// not do anything for it. Code::order says whether the access is strong; kUpdate is an atomic.
+  /// `states` is where their states are, or null. `value` are the bytes that a store will write, if known.
+  /// Here races are found and memory is counted, so instructions need not do anything for it. Code::order
+  /// says whether the access is strong; kUpdate is an atomic.
   std::byte* locate(const Code& c, int lane, Space space, std::uint64_t address, std::uint32_t bytes,
-                    Access access, std::uint8_t** states = nullptr, std::uint32_t alignment = 0,
-                    const std::byte* value = nullptr);
+                    Access access, std::uint8_t** states = nullptr, const std::byte* value = nullptr);
+  /// The same for an access of an asynchronous operation, in any alignment. Its agent takes part in the
+  /// memory model.
+  std::byte* locate(const Code& c, int lane, BlockRaces::Agent agent, Space space, std::uint64_t address,
+                    std::uint32_t bytes, Access access);
   /// bar.warp.sync, and what else orders the accesses of lanes.
   void synchronise_lanes(std::uint32_t lanes) {
     if (races_) races_->warp_barrier(number_, lanes);
@@ -161,7 +164,7 @@ class Warp {
 
   /// What lanes wait for outside of barriers.
   struct Event {
-    enum Kind : std::uint8_t { kBarrier, kWarpgroup, kRegisters, kCluster } kind = kBarrier;
+    enum Kind : std::uint8_t { kBarrier, kWarpgroup, kRegisters, kCluster, kStore } kind = kBarrier;
     std::uint64_t object = 0;
     std::uint32_t pc = 0;
   };
@@ -211,15 +214,16 @@ class Warp {
   const Event& event(int lane) const { return events_[lane]; }
   void wake() { at_event_ = 0; }
   std::string line_of(std::uint32_t pc) const { return program_->line_of(pc); }
-  std::string line_of(const Code& c) const {
-    return program_->line_of(static_cast<std::uint32_t>(&c - program_->code.data()));
-  }
+  std::string line_of(const Code& c) const { return line_of(pc_of(c)); }
+  std::uint32_t pc_of(const Code& c) const { return static_cast<std::uint32_t>(&c - program_->code.data()); }
 
  private:
   bool pick();
   void park(std::uint32_t lanes, std::uint32_t pc) {
     for (; lanes != 0; lanes &= lanes - 1) lane_pc_[std::countr_zero(lanes)] = pc;
   }
+  std::byte* resolve(const Code& c, int lane, Space& space, std::uint64_t& address, std::uint32_t bytes,
+                     Access access, std::uint8_t** states, std::uint32_t alignment);
   void observe(const Code& c, int lane, Space space, std::uint64_t address, std::uint32_t bytes,
                Access access, bool equal);
   [[noreturn]] void fail_access(const Code& c, int lane, Space space, std::uint64_t address,

@@ -15,12 +15,15 @@ struct MatrixRegisters {
   struct Row {
     std::uint32_t writing = 0, reading = 0;  // the group of the wgmma that does, or 0
     std::uint32_t shape = 0;                 // of the wgmma that wrote it last without a fence since
-    // By another instruction since the last wgmma.fence.
-    bool written = true, read = false;
+    // By another instruction since the last wgmma.fence. A mov is less strict: compilers initialise accumulators
+    // between wgmma.fence and wgmma.mma_async, and ptxas orders that itself. So it only needs a fence since the last
+    // wgmma on the register.
+    bool written = true, read = false, moved = false, fenced = false;
   };
   std::vector<Row> rows;
   bool fenced = false;
   std::uint32_t group = 1;  // the group that is not committed yet
+  std::uint32_t delayed = 0;  // the last group whose wait has let other threads run first
   std::uint64_t issued = 0;
   std::vector<std::uint64_t> issued_before;  // by group - 1: all wgmma of it and of earlier groups
 };
@@ -204,7 +207,7 @@ void check_warpgroup(Warp& w, const Code& c, const Operands& x) {
   if (d.x * d.y * d.z < 128 * (w.number() / 4 + 1))
     w.fail(c, 0, "a warpgroup has 128 threads, but the block has fewer");
   u64& done = group.done[w.number() % 4];
-  if (done == group.issues.size()) group.issues.push_back({&c, x.a_bits, x.b_bits, {}});
+  if (done == group.issues.size()) group.issues.push_back({&c, x.a_bits, x.b_bits, {}, {}});
   const Async::Warpgroup::Issue& issue = group.issues[static_cast<std::size_t>(done++)];
   if (issue.code != &c)
     w.fail(c, 0, "another warp of the warpgroup executes the wgmma of " + w.line_of(*issue.code) +
@@ -222,8 +225,8 @@ void check_registers(Warp& w, const Code& c, const Shape& s, const Operands& x) 
   for (u32 i = 0; i < s.accumulators(); ++i) {
     MatrixRegisters::Row* const row = row_of(w, x.d[i]);
     if (!row) continue;  // the sink
-    if (row->written || row->read)
-      w.fail(c, 0, "accumulator " + std::to_string(i) + " was " + (row->written ? "written" : "read") +
+    if (row->written || row->read || (row->moved && !row->fenced))
+      w.fail(c, 0, "accumulator " + std::to_string(i) + " was " + (row->read ? "read" : "written") +
                        " by another instruction after the last wgmma.fence; a wgmma.fence must come between");
     if (row->reading != 0)
       w.fail(c, 0, "accumulator " + std::to_string(i) + " is read as matrix A by a wgmma that has not completed");
@@ -231,6 +234,7 @@ void check_registers(Warp& w, const Code& c, const Shape& s, const Operands& x) 
       w.fail(c, 0, "a wgmma of another shape is still writing accumulator " + std::to_string(i));
     row->writing = r.group;
     row->shape = shape;
+    row->moved = row->fenced = false;
   }
   if (!s.registers) return;
   for (u32 i = 0; i < 4; ++i) {
@@ -238,10 +242,25 @@ void check_registers(Warp& w, const Code& c, const Shape& s, const Operands& x) 
     if (!row) continue;
     if (row->writing != 0)
       w.fail(c, 0, "register " + std::to_string(i) + " of matrix A is an accumulator of a wgmma that has not completed");
-    if (row->written)
+    if (row->written || (row->moved && !row->fenced))
       w.fail(c, 0, "register " + std::to_string(i) +
                        " of matrix A was written after the last wgmma.fence; a wgmma.fence must come between");
     row->reading = r.group;
+    row->moved = row->fenced = false;
+  }
+}
+
+// Tells the search for races which bytes the warp reads: neighbouring chunks together.
+void note_reads(Warp& w, const Code& c, Async::Warpgroup::Issue& issue, std::size_t first) {
+  const BlockRaces::Agent agent = w.races()->begin(w.number(), 0);
+  issue.agents.push_back(agent);
+  std::vector<u32> chunks(issue.reads.begin() + static_cast<std::ptrdiff_t>(first), issue.reads.end());
+  std::sort(chunks.begin(), chunks.end());
+  for (std::size_t i = 0; i < chunks.size();) {
+    std::size_t end = i + 1;
+    while (end < chunks.size() && chunks[end] - chunks[end - 1] <= 1) ++end;
+    Async::note(w, c, 0, agent, u64{16} * chunks[i], u64{16} * (chunks[end - 1] - chunks[i] + 1), false);
+    i = end;
   }
 }
 
@@ -254,6 +273,9 @@ void multiply(Warp& w, const Code& c) {
   const u32 k = s.k(), element = s.element_bytes(), quarter = w.number() % 4;
   // Each warp computes 16 of the 64 rows.
   alignas(64) double left[16][32], right[32][256], sums[256];
+  Async::Warpgroup& group = w.async().warpgroups[w.number() / 4];
+  Async::Warpgroup::Issue& issue = group.issues[static_cast<std::size_t>(group.done[quarter] - 1)];
+  const std::size_t earlier = issue.reads.size();
   if (s.registers) {
     for (u32 r = 0; r < 4; ++r)
       for (u32 lane = 0; lane < 32; ++lane) {
@@ -270,6 +292,7 @@ void multiply(Warp& w, const Code& c) {
   }
   read_operand(w, c, x.b_bits, 0, s.n, element, x.b_across,
                [&](u32 row, u32 at, u32 bits) { right[at][row] = number_of(bits, s.b); });
+  if (w.races()) note_reads(w, c, issue, earlier);
   // The products are exact; their sum is computed in f64 and rounded once. Element (row, column) of the result is
   // accumulator 4 (column / 8) + 2 (row / 8) + column % 2 of lane 4 (row % 8) + column % 8 / 2; f16 are packed.
   for (u32 row = 0; row < 16; ++row) {
@@ -306,12 +329,13 @@ void multiply(Warp& w, const Code& c) {
 }
 void run_multiply(Warp& w, const Code& c, u32 mask) { w.require_all(c, mask, &multiply); }
 
-void run_fence(Warp& w, const Code& c, u32 mask) {
+void run_matrix_fence(Warp& w, const Code& c, u32 mask) {
   w.require_all(c, mask, [](Warp& warp, const Code&) {
     if (!warp.matrix) return;  // a kernel with fences alone
     warp.matrix->fenced = true;
     for (MatrixRegisters::Row& row : warp.matrix->rows) {
-      row.written = row.read = false;
+      row.written = row.read = row.moved = false;
+      row.fenced = true;
       row.shape = 0;
     }
   });
@@ -330,12 +354,19 @@ bool wait(Warp& w, const Code& c) {
   const auto keep = static_cast<u64>(c.offset[0]);
   if (r.group - 1 <= keep) return true;
   const auto complete = static_cast<u32>(r.group - 1 - keep);
+  // Threads that overwrite what is still read have their chance before it completes.
+  if (r.delayed < complete) {
+    r.delayed = complete;
+    return false;
+  }
   if (w.async().warpgroups[w.number() / 4].completed() < r.issued_before[complete - 1]) return false;
   for (MatrixRegisters::Row& row : r.rows) {
     if (row.writing <= complete) row.writing = 0;
     if (row.reading <= complete) row.reading = 0;
   }
   w.async().release(w.async().warpgroups[w.number() / 4], r.issued_before[complete - 1]);
+  if (w.races())
+    for (u32 lane = 0; lane < 32; ++lane) w.races()->acquire(w.number(), lane, kWarpgroupKey + w.number() / 4);
   ++w.async().progress;
   return true;
 }
@@ -359,19 +390,20 @@ void check_matrix_access(Warp& w, const Code& c) {
     w.fail(c, 0, std::string(does) + " a register that is " + role +
                      " of a wgmma.mma_async that has not completed; wgmma.wait_group must come before");
   };
+  const bool moves = c.touches == Code::kMatrixMove;
   const auto check_write = [&](const Ref& r) {
     MatrixRegisters::Row* const row = row_of(w, r);
     if (!row) return;
     if (row->writing != 0) fail("writes", "an accumulator");
     if (row->reading != 0) fail("writes", "matrix A");
-    row->written = true;
+    (moves ? row->moved : row->written) = true;
   };
-  if (c.touches == Code::kMatrixMove) {
+  if (moves) {
     // ptxas gives both the same register, so the copy is as unfinished as the original.
     MatrixRegisters::Row *const from = row_of(w, o[1]), *const to = row_of(w, o[0]);
     check_write(o[0]);
     if (from && to && from->writing != 0) *to = *from;
-    else if (from) from->read = true;
+    else if (from) from->moved = true;
     return;
   }
   for (u32 i = c.destinations; i < c.count; ++i)
@@ -426,7 +458,7 @@ bool find_wgmma(const Parts& p, Entry& e) {
   e = Entry{};
   e.uses_async = true;
   if (p.size() == 4) {
-    if (p[1] == "fence") e.run = &run_fence;
+    if (p[1] == "fence") e.run = &run_matrix_fence;
     else if (p[1] == "commit_group") e.run = &run_commit;
     else if (p[1] == "wait_group") {
       e.run = &run_wait;
