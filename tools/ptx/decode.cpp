@@ -594,13 +594,16 @@ Program decode(const Module& module, const Function& function, const AddressOf& 
   return program;
 }
 
-std::string Program::line_of(std::uint32_t pc) const {
-  const Instruction& i = *code[pc].source;
-  const auto file = module->files.find(i.file);
-  if (file != module->files.end() && i.source_line > 0)
-    return file->second + ":" + std::to_string(i.source_line);
-  return "line " + std::to_string(i.line) + " of the PTX";
+std::string Program::line_of(const Instruction& i) const {
+  const auto place = [&](int file, int line) {
+    const auto found = module->files.find(file);
+    return found == module->files.end() || line <= 0 ? "" : found->second + ":" + std::to_string(line);
+  };
+  const std::string here = place(i.file, i.source_line), call = place(i.call_file, i.call_line);
+  if (here.empty()) return "line " + std::to_string(i.line) + " of the PTX";
+  return call.empty() ? here : call + ", which calls " + here.substr(here.find_last_of('/') + 1);
 }
+std::string Program::line_of(std::uint32_t pc) const { return line_of(*code[pc].source); }
 
 const Function* Program::function_at(std::uint32_t pc) const {
   const Function* found = nullptr;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -128,6 +129,7 @@ class Machine {
   StreamOrder::Work work_ = StreamOrder::kNone;
   Counters counters_;
   std::vector<std::string> findings_;
+  std::set<const Function*> checked_;  // for registers without a value
   std::vector<std::unique_ptr<Loaded>> modules_;
   std::map<std::pair<std::size_t, std::string>, Program> programs_;
 };

@@ -30,20 +30,22 @@ struct Registered {
   template <bool mended>                                                       \
   void name()
 
+/// An error of CUDA, or a result that the program itself finds wrong. The exit status is 2 or 3.
+struct Failure {
+  int status;
+};
 inline void check(cudaError_t error, const char* file, int line) {
   if (error == cudaSuccess) return;
   std::fprintf(stderr, "%s:%d: %s\n", file, line, cudaGetErrorName(error));
-  std::exit(2);
+  throw Failure{2};
 }
 #define CHECK(call) check(call, __FILE__, __LINE__)
-/// A result that the program itself finds wrong.
-#define EXPECT(condition)                                                \
-  do {                                                                   \
-    if (!(condition)) {                                                  \
-      std::fprintf(stderr, "%s:%d: wrong result\n", __FILE__, __LINE__); \
-      std::exit(3);                                                      \
-    }                                                                    \
-  } while (false)
+inline void expect(bool right, const char* file, int line) {
+  if (right) return;
+  std::fprintf(stderr, "%s:%d: wrong result\n", file, line);
+  throw Failure{3};
+}
+#define EXPECT(condition) expect(condition, __FILE__, __LINE__)
 
 /// `n` elements of device memory.
 template <class T>

@@ -11,7 +11,7 @@ __global__ void twice(const float* x, float* y, int n) {
        i += static_cast<int>(gridDim.x * blockDim.x))
     y[i] = 2 * x[i];  // planted: freed_while_other_stream_reads, no_wait_between_streams,
                       // event_on_wrong_stream, event_recorded_early, wait_before_record,
-                      // null_stream_does_not_wait, memory_of_other_gpu, graph_outlives_memory
+                      // null_stream_does_not_wait, graph_outlives_memory
 }
 constexpr int kSize = 256;
 
@@ -183,18 +183,6 @@ BUG(result_never_written) {
   FINISH();
   std::vector<float> host(kSize);
   CHECK(cudaMemcpy(host.data(), y.data, y.bytes(), cudaMemcpyDeviceToHost));  // planted: result_never_written
-}
-BUG(memory_of_other_gpu) {
-  const Buffer<float> y(kSize);
-  CHECK(cudaSetDevice(mended ? 0 : 1));
-  float* x;
-  CHECK(cudaMalloc(reinterpret_cast<void**>(&x), kSize * sizeof(float)));
-  CHECK(cudaMemset(x, 0, kSize * sizeof(float)));
-  CHECK(cudaDeviceSynchronize());
-  CHECK(cudaSetDevice(0));
-  twice<<<2, 64>>>(x, y.data, kSize);
-  FINISH();
-  CHECK(cudaFree(x));
 }
 BUG(graph_outlives_memory) {
   const Stream stream;

@@ -6,7 +6,11 @@ int main(int count, char** arguments) {
   for (const Bug& bug : bugs()) {
     if (name == "--list") std::printf("%s\n", bug.name);
     if (name != bug.name) continue;
-    (count > 2 && std::string(arguments[2]) == "mended" ? bug.mended : bug.planted)();
+    try {
+      (count > 2 && std::string(arguments[2]) == "mended" ? bug.mended : bug.planted)();
+    } catch (const Failure& failure) {
+      return failure.status;
+    }
     return 0;
   }
   return name == "--list" ? 0 : 64;

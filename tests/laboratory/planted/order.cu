@@ -128,7 +128,12 @@ BUG(flag_without_fence) {
 template <bool mended>
 __global__ void plain_flag(int* flag, int* y) {
   if (threadIdx.x == 32) {
-    while ((mended ? *static_cast<volatile int*>(flag) : *flag) == 0) {  // planted: flag_not_volatile
+    if constexpr (mended) {
+      while (*static_cast<volatile int*>(flag) == 0) {
+      }
+    } else {
+      while (*flag == 0) {  // planted: flag_not_volatile
+      }
     }
     *y = 1;
   }

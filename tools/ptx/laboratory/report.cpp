@@ -2,6 +2,7 @@
 
 #include <cxxabi.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <sstream>
 #include <vector>
@@ -17,10 +18,19 @@ struct Row {
 };
 constexpr Row kRows[] = {
     // kernels
+    {": race: ", "racecheck: race", ""},  // the message ends with the remedy
     {"which a cp.async is still writing", "racecheck: asynchronous copy",
      "wait with cp.async.wait_group (or __pipeline_wait_prior) for the group of this copy, then let the "
      "threads that "
      "read it meet at a barrier"},
+    {"no wait for its mbarrier", "racecheck: asynchronous copy",
+     "wait for the phase of the mbarrier that the copy ends"},
+    {"is still reading", "racecheck: asynchronous copy",
+     "wait with cp.async.bulk.wait_group.read before the memory is written again"},
+    {"through the async proxy", "racecheck: asynchronous copy",
+     "the threads that wrote the memory must execute fence.proxy.async before a barrier"},
+    {"wgmma", "racecheck: asynchronous product", ""},
+    {"is no multiple of", "memcheck: misaligned", "choose a size and addresses that are multiples"},
     {"reads a register", "initcheck: register",
      "in inline PTX, an operand that an instruction reads and writes needs \"+\" instead of \"=\""},
     {"was never written", "initcheck: memory that no one has written",
@@ -77,6 +87,8 @@ constexpr Row kRows[] = {
     {"did not end within", "limit: a loop without end",
      "look for a condition that never becomes true, such as a flag that is not volatile; --limit allows more "
      "instructions"},
+    {"mbarrier", "synccheck: mbarrier",
+     "the arrivals and bytes that the mbarrier expects must be those that come"},
     {"the kernel stopped itself", "trap: the kernel stopped itself", "the kernel found an error itself"},
     // calls
     {"leaked", "leakcheck: not released", "release it before the program ends"},
@@ -126,6 +138,30 @@ std::string readable(const std::string& text) {
   return result;
 }
 
+/// "f() at k.cu:12" for each address of "PROGRAM+0x1234 ...", as far as addr2line knows it.
+std::vector<std::string> places(const std::string& frames) {
+  std::vector<std::string> found;
+  std::istringstream stream(frames);
+  for (std::string frame; stream >> frame && found.size() < 12;) {
+    const std::size_t plus = frame.rfind('+');
+    if (plus == frame.npos || frame.find('\'') != frame.npos) continue;
+    const std::string command =
+        "addr2line -Cfpi -e '" + frame.substr(0, plus) + "' " + frame.substr(plus + 1) + " 2>/dev/null";
+    FILE* const pipe = popen(command.c_str(), "r");
+    if (!pipe) continue;
+    std::string output;
+    char buffer[1024];
+    while (const std::size_t n = std::fread(buffer, 1, sizeof buffer, pipe)) output.append(buffer, n);
+    pclose(pipe);
+    std::istringstream lines(output);
+    for (std::string line; std::getline(lines, line);)
+      // Stubs of launches are in a file that nvcc has deleted.
+      if (line.find("??") == line.npos && line.find("cudafe1.stub") == line.npos) found.push_back(line);
+    if (output.find("main at") == 0 || output.find("\nmain at") != output.npos) break;
+  }
+  return found;
+}
+
 }  // namespace
 
 Check check_of(const std::string& message) {
@@ -144,7 +180,12 @@ std::string Reports::add(const std::string& message) {
   // "[ptx] " at the start only says where the message comes from.
   const std::size_t last = message.rfind("[ptx] ");
   std::istringstream lines(readable(last == message.npos ? message : message.substr(last + 6)));
-  for (std::string line; std::getline(lines, line);) append(text, line);
+  std::string host;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.compare(0, 6, "host: ") == 0) host = line.substr(6);
+    else append(text, line);
+  }
+  for (const std::string& place : places(host)) append(text, "Host: " + place);
   if (!check.advice.empty()) append(text, "What to do: " + check.advice + ".");
   return text + kMargin + "\n";
 }

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <mutex>
 
+#include "tapestry/tools/ptx/runtime/callers.h"
 #include "tapestry/tools/ptx/runtime/fat_binary.h"
 #include "tapestry/tools/ptx/runtime/settings.h"
 #include "tapestry/tools/ptx/runtime/state.h"
@@ -38,6 +39,14 @@ __attribute__((destructor)) void check_at_exit() {
   for (const auto& line : leaked) print("leaked: " + line);
   if (test)
     for (const auto& line : misused) print("misuse: " + line);
+  if (!s.counters.empty() && !test) {
+    const std::vector<tapestry::ptx::KernelRow> rows = counters();
+    const bool to_file = s.counters != "-";
+    std::FILE* const out = to_file ? std::fopen(s.counters.c_str(), "w") : stderr;
+    if (out) std::fputs((to_file ? to_text(rows) : table(rows)).c_str(), out);
+    else print("cannot write the counters to " + s.counters);
+    if (out && to_file) std::fclose(out);
+  }
   if (s.keep_exit_status || (leaked.empty() && misused.empty())) return;
   std::fflush(nullptr);
   _exit(70);
@@ -81,7 +90,7 @@ cudaError_t driver::enter(const char* function) {
 cudaError_t driver::broken() { return state().broken; }
 cudaError_t driver::misused(cudaError_t error, const std::string& what) {
   state().misuse.push_back(what);
-  if (resets == 0) print("error: " + what);
+  if (resets == 0) print("error: " + what + (what.find("\nhost: ") == what.npos ? callers() : ""));
   return error;
 }
 int driver::gpu_count() { return static_cast<int>(state().used.size()); }
@@ -129,9 +138,9 @@ std::vector<std::string> leaks() {
   std::vector<std::string> lines;
   for (const auto& [address, block] : state().memory) {
     if (!block.live || block.freeing || block.kind == MemoryKind::kVariable) continue;
-    lines.push_back(
-        text(block.bytes, " bytes ",
-             block.gpu == kHost ? "of page-locked memory" : text("of memory on GPU ", block.gpu)));
+    lines.push_back(text(block.bytes, " bytes ",
+                         block.gpu == kHost ? "of page-locked memory" : text("of memory on GPU ", block.gpu),
+                         block.called_from));
   }
   for (const auto& [handle, stream] : state().streams)
     if (stream->live) lines.push_back(text("a stream of GPU ", stream->gpu));
@@ -171,6 +180,13 @@ std::byte* touch(const void* address, std::size_t bytes, bool write) {
   if (data) s.check_order([&](StreamOrder& order) { order.access(s.running, at, bytes, write); });
   if (data && write && s.execution) s.execution->note_written(at, 0, bytes);
   return data;
+}
+std::vector<tapestry::ptx::KernelRow> counters() {
+  const Lock lock(driver::mutex());
+  std::vector<tapestry::ptx::KernelRow> rows;
+  if (state().execution)
+    for (const auto& [symbol, row] : state().execution->counters()) rows.push_back(row);
+  return rows;
 }
 std::byte* memory_at(const void* address, std::size_t bytes) {
   const Lock lock(driver::mutex());

@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "tapestry/tools/ptx/counter_table.h"
+
 namespace stand_in {
 
 /// The position of a kernel's parameter in its parameter space.
@@ -44,6 +46,7 @@ struct Launch {
   void* stream = nullptr;
   /// A copy of the kernel's arguments at the time of the launch. Empty if their layout is unknown.
   std::vector<std::byte> arguments = {};
+  std::string called_from = {};  // callers()
 };
 
 /// Forgets every object, record and injected error, and starts with new GPUs of `memory` bytes each.
@@ -86,16 +89,18 @@ struct Executed {
   std::set<unsigned> block_sizes = {};
 };
 std::map<std::string, Executed> executed();
+/// What kernels did since execute() with counters: a row for each.
+std::vector<tapestry::ptx::KernelRow> counters();
 
 /// Returns the host memory behind an address of GPU or page-locked memory, for executors and tests. Null if
 /// [address, address + bytes) is not inside one live allocation.
 std::byte* memory_at(const void* address, std::size_t bytes);
 
-/// For libraries that stand in for NVIDIA's. A stream calls work(argument) until it returns nonzero, and holds
-/// back its later work.
+/// For libraries that stand in for NVIDIA's. A stream calls work(argument) until it returns nonzero, and
+/// holds back its later work.
 void enqueue(void* stream, int (*work)(void*), void* argument);
-/// The work that runs now reads or writes these bytes. Returns where the host finds them; null if they are not
-/// inside one live allocation.
+/// The work that runs now reads or writes these bytes. Returns where the host finds them; null if they are
+/// not inside one live allocation.
 std::byte* touch(const void* address, std::size_t bytes, bool write);
 
 /// Live memory of a GPU, or page-locked memory (`gpu` is -1).

@@ -15,6 +15,8 @@ Execution::Execution(const Settings& settings) : settings_(settings) {
   o.approximate = settings.approximate;
   o.check_initialised = settings.initialised;
   o.max_instructions = settings.max_instructions;
+  o.check_races = settings.races;
+  o.count = !settings.counters.empty();
 }
 
 std::size_t Execution::module_of(const void* fat_binary, int gpu) {
@@ -43,6 +45,13 @@ void Execution::run(const Launch& launch, StreamOrder* order, StreamOrder::Work 
   const Counts counts =
       machine_.launch(machine_.program(launch.kernel.symbol, module), dim(launch.grid), dim(launch.block),
                       launch.shared_bytes, launch.arguments.data(), launch.arguments.size());
+  if (!settings_.counters.empty()) {
+    KernelRow& row = counters_[launch.kernel.symbol];
+    row.kernel = launch.kernel.symbol;
+    row.block = threads;
+    row.shared = machine_.program(launch.kernel.symbol, module).shared_without_gaps + launch.shared_bytes;
+    row.counters.add(machine_.counters());
+  }
   ++executed.launches;
   executed.warp_instructions += counts.warp_instructions;
   executed.thread_instructions += counts.thread_instructions;

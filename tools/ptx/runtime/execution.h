@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "tapestry/tools/ptx/counter_table.h"
 #include "tapestry/tools/ptx/machine.h"
 #include "tapestry/tools/ptx/order.h"
 #include "tapestry/tools/ptx/runtime/control.h"
@@ -41,6 +42,8 @@ class Execution {
   void forget_module(const void* fat_binary);
 
   const std::map<std::string, Executed>& executed() const { return executed_; }
+  /// What was counted, by the kernels' symbols, if the settings ask for counters.
+  const std::map<std::string, tapestry::ptx::KernelRow>& counters() const { return counters_; }
   tapestry::ptx::Machine& machine() { return machine_; }
   const Settings& settings() const { return settings_; }
 
@@ -52,6 +55,7 @@ class Execution {
   tapestry::ptx::Machine machine_;
   std::map<std::pair<const void*, int>, std::size_t> modules_;
   std::map<std::string, Executed> executed_;
+  std::map<std::string, tapestry::ptx::KernelRow> counters_;
 };
 
 }  // namespace stand_in

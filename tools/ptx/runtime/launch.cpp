@@ -2,6 +2,7 @@
 #include <cstring>
 #include <exception>
 
+#include "tapestry/tools/ptx/runtime/callers.h"
 #include "tapestry/tools/ptx/runtime/state.h"
 
 namespace stand_in::driver {
@@ -16,6 +17,11 @@ cudaError_t code_of(const std::string& message) {
   return cudaErrorLaunchFailure;
 }
 
+// A launch that CUDA refuses. Programs that do not ask for the error never learn of it, so it is reported;
+// tests inject such launches.
+cudaError_t refused(cudaError_t error, const Kernel& kernel, const std::string& why) {
+  return epoch() > 0 ? error : misused(error, text("the launch of '", kernel.symbol, "' is refused: ", why));
+}
 
 bool run_kernel(const Launch& made) {
   State& now = state();
@@ -27,9 +33,9 @@ bool run_kernel(const Launch& made) {
     if (now.executor) now.executor(made);
     else if (now.execution) now.execution->run(made, now.order.get(), now.running);
   } catch (const tapestry::ptx::OrderError& e) {
-    misused(cudaErrorUnknown, e.what());  // the kernel itself did nothing wrong
+    misused(cudaErrorUnknown, e.what() + made.called_from);  // the kernel itself did nothing wrong
   } catch (const std::exception& e) {
-    misused(cudaErrorLaunchFailure, text(made.kernel.symbol, ": ", e.what()));
+    misused(cudaErrorLaunchFailure, text(made.kernel.symbol, ": ", e.what(), made.called_from));
     now.broken = now.executor ? cudaErrorLaunchFailure : code_of(e.what());
   }
   return true;
@@ -72,18 +78,26 @@ cudaError_t make_launch(const Kernel& kernel, dim3 grid, dim3 block, dim3 cluste
   const std::uint64_t threads = std::uint64_t{block.x} * block.y * block.z;
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535 ||
       threads == 0 || threads > 1024 || block.x > 1024 || block.y > 1024 || block.z > 64)
-    return cudaErrorInvalidConfiguration;
-  if (cluster.x != 0 &&
-      (grid.x % cluster.x != 0 || grid.y % cluster.y != 0 || grid.z % cluster.z != 0))
+    return refused(cudaErrorInvalidConfiguration, kernel,
+                   text("a grid of ", grid.x, " x ", grid.y, " x ", grid.z, " blocks of ", threads,
+                        " threads; a block has 1 to 1024"));
+  if (cluster.x != 0 && (grid.x % cluster.x != 0 || grid.y % cluster.y != 0 || grid.z % cluster.z != 0))
     return cudaErrorInvalidClusterSize;
-  if (kernel.max_threads > 0 && threads > kernel.max_threads) return cudaErrorLaunchOutOfResources;
-  if (shared_bytes > shared_limit) return cudaErrorInvalidValue;
+  if (kernel.max_threads > 0 && threads > kernel.max_threads)
+    return refused(
+        cudaErrorLaunchOutOfResources, kernel,
+        text("a block of ", threads, " threads, and its __launch_bounds__ allow ", kernel.max_threads));
+  if (shared_bytes > shared_limit)
+    return refused(cudaErrorInvalidValue, kernel,
+                   text(shared_bytes, " bytes of dynamic shared memory, and its limit is ", shared_limit,
+                        "; cudaFuncSetAttribute(cudaFuncAttributeMaxDynamicSharedMemorySize) raises it"));
   Launch made{kernel, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}};
   if (cluster.x != 0) made.cluster = {cluster.x, cluster.y, cluster.z};
   made.cooperative = cooperative;
   made.shared_bytes = shared_bytes;
   made.gpu = gpu;
   made.stream = stream;
+  made.called_from = callers();
   if (kernel.parameters) {
     for (std::size_t i = 0; i < kernel.parameters->size(); ++i) {
       const Parameter& p = (*kernel.parameters)[i];

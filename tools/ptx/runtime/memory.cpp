@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "tapestry/tools/ptx/runtime/callers.h"
 #include "tapestry/tools/ptx/runtime/state.h"
 
 namespace stand_in::driver {
@@ -23,8 +24,8 @@ bool on_gpu(MemoryKind kind) { return kind == MemoryKind::kDevice || kind == Mem
 // Adds memory to the list and to the machine.
 void add_block(void* address, Block block) {
   State& s = state();
-  if (s.execution)
-    s.execution->add_memory(address_of(address), block.data, block.bytes, !on_gpu(block.kind));
+  if (s.execution) s.execution->add_memory(address_of(address), block.data, block.bytes, !on_gpu(block.kind));
+  block.called_from = callers();
   s.memory[address_of(address)] = block;
   if (block.gpu != kHost) s.used[static_cast<std::size_t>(block.gpu)] += block.bytes;
 }
@@ -34,8 +35,8 @@ cudaError_t map_memory(MemoryKind kind, int gpu, std::size_t bytes, void** data,
   *data = nullptr;
   if (bytes > s.total || (gpu != kHost && bytes > s.total - used_memory(gpu)))
     return cudaErrorMemoryAllocation;
-  // The program gets addresses that it must not use on the host. Behind the memory is a gap, so that an access
-  // beyond its end is not inside other memory.
+  // The program gets addresses that it must not use on the host. Behind the memory is a gap, so that an
+  // access beyond its end is not inside other memory.
   const std::size_t mapped = pages(bytes) + page();
   const bool hidden = on_gpu(kind);
   void* const address = mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -156,9 +157,9 @@ cudaError_t attributes_of(const void* address, cudaPointerAttributes* to) {
   }
   const Block& block = found->second;
   void* const same = const_cast<void*>(address);
-  to->type = block.gpu == kHost                     ? cudaMemoryTypeHost
+  to->type = block.gpu == kHost                   ? cudaMemoryTypeHost
              : block.kind == MemoryKind::kManaged ? cudaMemoryTypeManaged
-                                                    : cudaMemoryTypeDevice;
+                                                  : cudaMemoryTypeDevice;
   to->device = block.gpu == kHost ? 0 : block.gpu;
   to->devicePointer = same;
   to->hostPointer = on_gpu(block.kind) || block.kind == MemoryKind::kVariable ? nullptr : same;
@@ -190,33 +191,30 @@ cudaError_t allocate_in_order(int gpu, std::size_t bytes, void** data, cudaMemPo
   // At once, so that work of other streams that does not wait for the allocation is an error.
   const StreamObject& on = *state().stream_of(stream, current);
   if (!on.capture)
-    state().check_order([&](StreamOrder& order) {
-      order.allocate(on.work.back().work, address_of(*data), bytes);
-    });
+    state().check_order(
+        [&](StreamOrder& order) { order.allocate(on.work.back().work, address_of(*data), bytes); });
   return cudaSuccess;
 }
 cudaError_t free_in_order(void* data, cudaStream_t stream, int current) {
   State& s = state();
   if (!data) return s.broken;
   const auto found = s.memory.find(address_of(data));
-  if (found == s.memory.end() || !found->second.live || found->second.freeing ||
-      !on_gpu(found->second.kind))
+  if (found == s.memory.end() || !found->second.live || found->second.freeing || !on_gpu(found->second.kind))
     return misused(cudaErrorInvalidValue, "cudaFreeAsync of memory that is not allocated");
   // A graph may be launched again, so what it allocates stays.
   if (const StreamObject* const on = s.stream_of(stream, current); on && on->capture)
     return enqueue(stream, current, {cudaGraphNodeTypeMemFree, [] { return true; }});
   found->second.freeing = true;
-  Operation operation{cudaGraphNodeTypeMemFree, [address = found->first] {
-                        State& now = state();
-                        Block& block = now.memory.at(address);
-                        now.check_order([&](StreamOrder& order) {
-                          order.free(now.running, address, block.bytes);
-                        });
-                        PoolObject& pool = *now.default_pools[static_cast<std::size_t>(block.gpu)];
-                        pool.used -= std::min(pool.used, block.bytes);
-                        end_block(address, block);
-                        return true;
-                      }};
+  Operation operation{
+      cudaGraphNodeTypeMemFree, [address = found->first] {
+        State& now = state();
+        Block& block = now.memory.at(address);
+        now.check_order([&](StreamOrder& order) { order.free(now.running, address, block.bytes); });
+        PoolObject& pool = *now.default_pools[static_cast<std::size_t>(block.gpu)];
+        pool.used -= std::min(pool.used, block.bytes);
+        end_block(address, block);
+        return true;
+      }};
   operation.what = text("cudaFreeAsync of ", found->second.bytes, " bytes");
   return enqueue(stream, current, std::move(operation));
 }
@@ -325,24 +323,32 @@ cudaError_t make_copy(Side to, Side from, Box box, cudaMemcpyKind kind, Operatio
     if (found && found->second.kind == MemoryKind::kManaged) return true;
     return gpu == (found && found->second.gpu != kHost);
   };
-  const bool fits =
-      kind == cudaMemcpyDefault ||
-      (fits_side(to, kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice) &&
-       fits_side(from, kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice));
+  const bool fits = kind == cudaMemcpyDefault ||
+                    (fits_side(to, kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice) &&
+                     fits_side(from, kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice));
   if (!fits)
     return misused(cudaErrorInvalidValue,
                    text("a copy whose direction ", int{kind}, " is not that of its addresses"));
   made->what = text("copy of ", box.width * box.rows * box.slices, " bytes");
+  const bool to_host = epoch() == 0 && fits_side(to, false) && fits_side(from, true);
+  const std::string called_from = callers();
   made->run = [=] {
     if (!still_live(to) || !still_live(from)) return true;
     Execution* const execution = state().execution.get();
+    std::size_t unwritten = 0;
     each_row(box, [&](std::size_t z, std::size_t y) {
       const std::size_t t = z * to.slice + y * to.pitch, f = z * from.slice + y * from.pitch;
       note_access(static_cast<std::byte*>(from.data) + f, box.width, false);
       note_access(static_cast<std::byte*>(to.data) + t, box.width, true);
       std::memmove(out + t, in + f, box.width);
+      if (to_host && execution && execution->settings().initialised)
+        unwritten += execution->unwritten(address_of(from.data) + f, box.width);
       if (execution) execution->note_written(address_of(to.data) + t, address_of(from.data) + f, box.width);
     });
+    if (unwritten > 0)
+      misused(cudaErrorUnknown,
+              text("a copy to the host reads ", box.width * box.rows * box.slices, " bytes, of which ",
+                   unwritten, " bytes were never written", called_from));
     return true;
   };
   return cudaSuccess;

@@ -30,6 +30,7 @@ struct Block {
   bool live = true;
   // cudaFreeAsync was called; the stream has not reached it yet.
   bool freeing = false;
+  std::string called_from = {};  // of the allocation: callers()
 };
 
 struct CaptureObject;
@@ -119,7 +120,7 @@ struct State {
   std::map<std::uintptr_t, Block> memory;
   std::map<const void*, std::unique_ptr<StreamObject>> streams;
   std::map<std::pair<std::thread::id, int>, StreamObject*> thread_streams;  // cudaStreamPerThread
-  std::vector<StreamObject*> streams_made;  // in the order of their creation
+  std::vector<StreamObject*> streams_made;                                  // in the order of their creation
   std::map<const void*, std::unique_ptr<EventObject>> events;
   std::vector<std::unique_ptr<CaptureObject>> captures;
   Graphs graphs;
