@@ -95,6 +95,7 @@ void autograd::product_into(const Tensor& y, const Tensor& a, const Tensor& b, c
   g.bias = end.bias;
   g.epilogue = end.epilogue;
   g.aux = end.aux;
+  g.row_sums = end.row_sums;
   kernels::gemm(y.device(), y.dtype(), g);
 }
 
@@ -288,15 +289,13 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
                          Shape sizes = grad.sizes();
                          sizes.back() = in;
                          const Tensor dx = empty(sizes, options);
-                         product_into(dx, g, b.saved(weight));
+                         const Tensor w = b.saved(weight);
+                         product_into(dx, g, w, autograd::end_of_input_gradient(b, 0, 1, g, w, [&] {
+                                        return b.saved(x);
+                                      }));
                          b.set(0, dx);
                        }
-                       if (b.needs(1)) {
-                         const Tensor dw = empty({out, in}, options);
-                         product_into(dw, transposed(g), as_rows(b.saved(x)));
-                         b.set(1, dw);
-                       }
-                       if (b.needs(2)) b.set(2, autograd::column_sums(g));
+                       autograd::set_weight_and_bias(b, 1, 2, g, [&] { return b.saved(x); });
                      });
   return y;
 }
