@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tapestry/autograd/internal/autocast.h"
+#include "tapestry/autograd/internal/graph_task.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/internal/matmul.h"
 #include "tapestry/autograd/ops/reduce.h"
@@ -96,7 +97,17 @@ void autograd::product_into(const Tensor& y, const Tensor& a, const Tensor& b, c
   g.epilogue = end.epilogue;
   g.aux = end.aux;
   g.row_sums = end.row_sums;
+  g.accumulate = end.accumulate;
   kernels::gemm(y.device(), y.dtype(), g);
+}
+
+void autograd::set_product(Backward& back, std::uint32_t input, const Tensor& a, const Tensor& b,
+                           const Tensor& row_sums) {
+  if (const Tensor sum = GraphTask::current()->sum_to_extend(input, {&a, &b}); sum.defined())
+    return product_into(sum, a, b, {.accumulate = true, .row_sums = row_sums});
+  const Tensor y = empty({a.sizes()[0], b.sizes()[1]}, {a.dtype(), a.device()});
+  product_into(y, a, b, {.row_sums = row_sums});
+  back.set(input, y);
 }
 
 Tensor autograd::column_sums(const Tensor& g) {
@@ -247,6 +258,8 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
             Tensor grad;
             // If b is one matrix, its gradient is a sum over the batch. One product of the stacked rows
             // computes it.
+            if (b_sizes.size() == 2 && g.numel() > 0 && left.numel() > 0)
+              return autograd::set_product(back, 1, transposed(as_rows(left)), as_rows(g));
             if (one_matrix(sizes) && g.numel() > 0 && left.numel() > 0) {
               grad = empty(sizes, {g.dtype(), g.device()});
               product_into(grad, transposed(as_rows(left)), as_rows(g));

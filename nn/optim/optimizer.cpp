@@ -9,7 +9,6 @@
 #include <type_traits>
 #include <unordered_set>
 
-#include "tapestry/autograd/ops/compare.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/cuda/capture.h"
@@ -19,6 +18,7 @@
 #include "tapestry/core/stream.h"
 #include "tapestry/core/timeline.h"
 #include "tapestry/kernels/ops/optim.h"
+#include "tapestry/nn/internal/masters.h"
 #include "tapestry/nn/internal/replica_devices.h"
 
 namespace tapestry::optim {
@@ -28,11 +28,6 @@ namespace {
 MemoryFormat dense_format(const Tensor& t) {
   return t.is_contiguous() ? MemoryFormat::contiguous : MemoryFormat::channels_last;
 }
-
-bool is_low(DType t) { return t == DType::f16 || t == DType::bf16; }
-// The dtype of the states of a parameter.
-DType state_dtype(const Tensor& param) { return is_low(param.dtype()) ? DType::f32 : param.dtype(); }
-constexpr const char* kMaster = "master_param";
 
 // Where a shard begins in the whole parameter, in elements. A shard has some rows of dimension 0.
 std::int64_t offset_of(const Parameter& slot, int replica) {
@@ -202,12 +197,10 @@ bool Optimizer::has_state(std::size_t group, const Tensor& param) const {
   return (is_low(param.dtype()) && low_precision(group) != LowPrecision::none) || has_state(group);
 }
 
-// If someone else wrote to the parameter since the last step, such as load_state_dict(), the elements that
-// are not the master's nearest values replace the master's.
+// Compares only if someone wrote to the parameter since the last step.
 void Optimizer::refresh_master(State& state, const Tensor& param) {
   if (state.written == param.storage().get() && state.version == param.storage()->version()) return;
-  const Tensor now = param.detach();
-  state.master.copy_(where(eq(now, state.master.to(now.dtype())), state.master, now.to(DType::f32)));
+  follow_parameter(state.master, param);
 }
 
 // Creates missing state tensors of a parameter. A new replica copies the state of replica 0, unless the
@@ -244,8 +237,8 @@ void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica)
         " of a parameter has shape ", t.defined() ? t.sizes() : Shape{}, ", and the parameter ",
         param.sizes(),
         "; it was sharded or replaced after a step. Create the optimizer after the last change of the model");
-    t = t.defined() ? t.to(param.device(), state_dtype(param)).contiguous(dense_format(param))
-                    : full_like(param.detach().to(state_dtype(param)), initial_state(group));
+    t = t.defined() ? t.to(param.device(), state_dtype(param.dtype())).contiguous(dense_format(param))
+                    : full_like(param.detach().to(state_dtype(param.dtype())), initial_state(group));
     tag_memory(t, MemoryKind::optimizer);
   }
   if (!is_low(param.dtype()) || low_precision(group) != LowPrecision::master) {
@@ -522,7 +515,7 @@ void Optimizer::load_state_dict(const StateDict& dict) {
       for (std::size_t r = 0; r < states[n].size(); ++r) {
         const Tensor& param = nn::stored_tensor(slot, static_cast<int>(r));
         const Tensor part = nn::stored_part(slot, static_cast<int>(r), static_cast<int>(own), *t);
-        if (part.defined()) member(states[n][r]) = clone(part.to(param.device(), state_dtype(param)));
+        if (part.defined()) member(states[n][r]) = clone(part.to(param.device(), state_dtype(param.dtype())));
         else if (r != own) states[n][r].step = {};  // a shard of `own` alone: other replicas keep their state
         else
           wrong += "\n  wrong shape: " + prefix + key + " expected " +

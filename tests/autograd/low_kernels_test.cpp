@@ -99,7 +99,7 @@ TEST_CASE("a function's table has the results of its formula for all 16-bit numb
   }
 }
 
-TEST_CASE("16-bit kernels give the same bits with and without AVX-512") {
+TEST_CASE("16-bit kernels give the same bits with and without AVX-512", "[isa]") {
   manual_seed(1);
   for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
     const Tensor rows = low({5, 137}, dtype, 3), images = low({2, 19, 9, 7}, dtype);
@@ -142,7 +142,7 @@ TEST_CASE("16-bit kernels give the same bits with and without AVX-512") {
   }
 }
 
-TEST_CASE("max pooling of 16-bit images is that of the same f32 images") {
+TEST_CASE("max pooling of 16-bit images is that of the same f32 images", "[isa]") {
   manual_seed(2);
   struct Window {
     std::int64_t h, w, kernel, stride, padding;
@@ -182,7 +182,7 @@ TEST_CASE("max pooling of 16-bit images is that of the same f32 images") {
       }
 }
 
-TEST_CASE("causal attention that skips unseen keys is attention with a mask") {
+TEST_CASE("causal attention that skips unseen keys is attention with a mask", "[isa]") {
   manual_seed(3);
   for (const auto& [queries, keys] : {std::pair{1, 1},
                                       {5, 5},
@@ -207,7 +207,7 @@ TEST_CASE("causal attention that skips unseen keys is attention with a mask") {
   }
 }
 
-TEST_CASE("norms of bf16 rows have f32 sums over columns and over rows") {
+TEST_CASE("norms of bf16 rows have f32 sums over columns and over rows", "[isa]") {
   manual_seed(4);
   // The mean is far from 0, and there are more rows than one chunk of the weight's gradient has.
   const Tensor x = low({70, 300}, DType::bf16, 20), weight = low({300}, DType::bf16, 1),

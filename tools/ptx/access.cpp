@@ -1,6 +1,7 @@
 // Loads, stores, atomics, asynchronous copies and conversions of addresses.
 #include <algorithm>
 
+#include "tapestry/tools/ptx/async.h"
 #include "tapestry/tools/ptx/numeric.h"
 #include "tapestry/tools/ptx/warp.h"
 
@@ -152,6 +153,7 @@ void run_async_copy(Warp& w, const Code& c, u32 mask) {
         if (at == 0) data = one;
       }
     }
+    ++w.copies_issued[lane];
     w.copies[lane].push_back(
         {to[lane], data, static_cast<u32>(bytes), static_cast<u32>(source), w.group[lane]});
   }
@@ -159,21 +161,27 @@ void run_async_copy(Warp& w, const Code& c, u32 mask) {
 void run_commit(Warp& w, const Code&, u32 mask) {
   for (u32 m = mask; m != 0; m &= m - 1) ++w.group[std::countr_zero(m)];
 }
-void complete(Warp& w, u32 mask, u64 keep, bool all) {
+// Completes the copies of a lane, the oldest first, while they satisfy the condition.
+template <class F>
+void complete_while(Warp& w, int lane, F condition) {
   Store& shared = w.block().shared;
+  auto& copies = w.copies[lane];
+  std::size_t done = 0;
+  for (; done < copies.size() && condition(copies[done], done); ++done) {
+    const Warp::AsyncCopy& copy = copies[done];
+    std::byte* const to = shared.data.data() + copy.to;
+    std::memset(to, 0, copy.bytes);
+    if (copy.source_bytes != 0) std::memcpy(to, copy.from, copy.source_bytes);
+    std::memset(shared.states.data() + copy.to, kInitialised, copy.bytes);
+  }
+  copies.erase(copies.begin(), copies.begin() + static_cast<std::ptrdiff_t>(done));
+}
+void complete(Warp& w, u32 mask, u64 keep, bool all) {
   for (u32 m = mask; m != 0; m &= m - 1) {
     const int lane = std::countr_zero(m);
-    auto& copies = w.copies[lane];
-    std::size_t done = 0;
-    for (; done < copies.size(); ++done) {
-      const Warp::AsyncCopy& copy = copies[done];
-      if (!all && copy.group + keep >= w.group[lane]) break;
-      std::byte* const to = shared.data.data() + copy.to;
-      std::memset(to, 0, copy.bytes);
-      if (copy.source_bytes != 0) std::memcpy(to, copy.from, copy.source_bytes);
-      std::memset(shared.states.data() + copy.to, kInitialised, copy.bytes);
-    }
-    copies.erase(copies.begin(), copies.begin() + static_cast<std::ptrdiff_t>(done));
+    complete_while(w, lane, [&](const Warp::AsyncCopy& copy, std::size_t) {
+      return all || copy.group + keep < w.group[lane];
+    });
   }
 }
 void run_wait_group(Warp& w, const Code& c, u32 mask) {
@@ -209,7 +217,7 @@ void run_is_space(Warp& w, const Code& c, u32 mask) {
 
 bool space_of(std::string_view name, Space& space) {
   if (name == "global") space = Space::kGlobal;
-  else if (name == "shared" || name == "shared::cta") space = Space::kShared;
+  else if (name == "shared" || name == "shared::cta" || name == "shared::cluster") space = Space::kShared;
   else if (name == "local") space = Space::kLocal;
   else if (name == "const") space = Space::kConst;
   else if (name == "param" || name == "param::entry" || name == "param::func") space = Space::kParam;
@@ -279,6 +287,11 @@ bool find_atomic(const Parts& parts, Entry& entry) {
   entry.signature = (red ? "m" : l + "=m") + l + (op == kCompare ? l : "");
   entry.flags = space_flag(space) | (op << 12) | (u32{type.kind} << 16) | (red ? 1u << 19 : 0u);
   return true;
+}
+
+void complete_copies(Warp& w, int lane, u64 count) {
+  const u64 completed = w.copies_issued[lane] - w.copies[lane].size();
+  complete_while(w, lane, [&](const Warp::AsyncCopy&, std::size_t i) { return completed + i < count; });
 }
 
 bool find_async(const Parts& parts, Entry& entry) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "tapestry/tools/ptx/async.h"
 #include "tapestry/tools/ptx/decode.h"
 #include "tapestry/tools/ptx/parser.h"
 #include "tapestry/tools/ptx/warp.h"
@@ -27,7 +28,7 @@ std::string lanes_text(const Warp& w, u32 lanes, const Launch& l) {
 class Scheduler {
  public:
   Scheduler(Launch& launch, Block& block)
-      : l_(launch), threads_(launch.block.x * launch.block.y * launch.block.z) {
+      : l_(launch), async_(block.async.get()), threads_(launch.block.x * launch.block.y * launch.block.z) {
     for (u32 number = 0; number * 32 < threads_; ++number) warps_.emplace_back(block, number, threads_);
   }
 
@@ -46,14 +47,37 @@ class Scheduler {
           if (w.ready()) ready.push_back(&w);
         if (!ready.empty()) ready[l_.random.below(static_cast<u32>(ready.size()))]->run();
         ran = !ready.empty();
+        if (async_ && ran) disturb();
       }
-      if (std::all_of(warps_.begin(), warps_.end(), [](const Warp& w) { return w.ended(); })) return;
+      if (std::all_of(warps_.begin(), warps_.end(), [](const Warp& w) { return w.ended(); })) {
+        if (async_) async_->finish();
+        return;
+      }
       if (release_barriers() || ran) continue;
+      if (async_ && wake()) continue;
       explain();
     }
   }
 
  private:
+  // No thread can run. Wakes those that wait for events, and completes an asynchronous operation if nothing has
+  // happened since they were woken last.
+  bool wake() {
+    bool waits = false;
+    for (const Warp& w : warps_) waits = waits || w.at_event() != 0;
+    if (!waits) return false;
+    if (async_->progress != progress_ || async_->complete_one()) fruitless_ = 0;
+    else if (++fruitless_ > kMaxFruitless) return false;
+    progress_ = async_->progress;
+    for (Warp& w : warps_) w.wake();
+    return true;
+  }
+  // In random order, operations complete and threads wake at any time.
+  void disturb() {
+    if (l_.random.below(16) == 0) async_->complete_one();
+    if (l_.random.below(4) == 0)
+      for (Warp& w : warps_) w.wake();
+  }
   // Releases each barrier that all its threads have reached.
   bool release_barriers() {
     bool released = false;
@@ -117,6 +141,11 @@ class Scheduler {
   }
   // Nothing can run: says which threads wait for which.
   [[noreturn]] void explain() const {
+    for (const Warp& w : warps_)
+      if (const u32 waits = w.at_event(); waits != 0) {
+        const int lane = std::countr_zero(waits);
+        w.fail(l_.program->code[w.event(lane).pc], lane, async_->explain(w, lane));
+      }
     for (const Warp& w : warps_) {
       if (w.at_collective() == 0) continue;
       const int lane = std::countr_zero(w.at_collective());
@@ -154,8 +183,13 @@ class Scheduler {
     throw KernelError("[ptx] kernel '" + l_.program->entry->name + "': no thread can go on");
   }
 
+  // A thread that tests an mbarrier in a loop of its own may do something else after some failures.
+  static constexpr int kMaxFruitless = 1000;
   Launch& l_;
+  Async* async_;
   u32 threads_;
+  u64 progress_ = 0;
+  int fruitless_ = 0;
   std::vector<Warp> warps_;
 };
 
@@ -164,7 +198,7 @@ class Scheduler {
 Machine::Machine() = default;
 Machine::~Machine() = default;
 
-void Machine::load(std::string text) {
+std::size_t Machine::load(std::string text) {
   auto loaded = std::make_unique<Loaded>();
   loaded->module = parse(std::move(text));
   for (const Variable& v : loaded->module.variables) {
@@ -184,6 +218,7 @@ void Machine::load(std::string text) {
       memory_.write(loaded->addresses[v.name] + r.offset, &value, sizeof value);
     }
   modules_.push_back(std::move(loaded));
+  return modules_.size() - 1;
 }
 
 std::vector<std::string> Machine::kernels() const {
@@ -194,23 +229,29 @@ std::vector<std::string> Machine::kernels() const {
   return names;
 }
 
-u64 Machine::address_of(const std::string& variable) const {
-  for (const auto& loaded : modules_)
-    if (const auto found = loaded->addresses.find(variable); found != loaded->addresses.end())
+u64 Machine::address_of(const std::string& variable, std::size_t module) const {
+  for (std::size_t i = 0; i < modules_.size(); ++i) {
+    const auto& addresses = modules_[i]->addresses;
+    if (const auto found = addresses.find(variable);
+        found != addresses.end() && (module == kAnyModule || module == i))
       return found->second;
+  }
   return 0;
 }
 
-const Program& Machine::program(const std::string& kernel) {
-  if (const auto found = programs_.find(kernel); found != programs_.end()) return found->second;
-  for (const auto& loaded : modules_) {
+const Program& Machine::program(const std::string& kernel, std::size_t module) {
+  const auto key = std::pair(module, kernel);
+  if (const auto found = programs_.find(key); found != programs_.end()) return found->second;
+  for (std::size_t i = 0; i < modules_.size(); ++i) {
+    if (module != kAnyModule && module != i) continue;
+    const auto& loaded = modules_[i];
     const Function* const f = loaded->module.find(kernel);
     if (!f || !f->is_entry) continue;
     const AddressOf address_of = [&](std::string_view name) -> u64 {
       const auto found = loaded->addresses.find(name);
       return found == loaded->addresses.end() ? 0 : found->second;
     };
-    return programs_[kernel] = decode(loaded->module, *f, address_of);
+    return programs_[key] = decode(loaded->module, *f, address_of);
   }
   throw UsageError("[ptx] no module that was loaded has a kernel '" + kernel + "'");
 }
@@ -232,11 +273,10 @@ std::vector<std::byte> Machine::pack(const std::string& kernel, const void* cons
   return bytes;
 }
 
-Counts Machine::launch(const std::string& kernel, Dim grid, Dim block, u64 shared_bytes,
-                       const void* parameters, u64 parameter_bytes) {
-  const Program& p = program(kernel);
+Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, const void* parameters,
+                       u64 parameter_bytes) {
   const auto refuse = [&](const std::string& what) {
-    throw UsageError("[ptx] launch of '" + kernel + "': " + what);
+    throw UsageError("[ptx] launch of '" + p.entry->name + "': " + what);
   };
   const u64 threads = u64{block.x} * block.y * block.z, blocks = u64{grid.x} * grid.y * grid.z;
   if (threads == 0 || threads > 1024 || block.x > 1024 || block.y > 1024 || block.z > 64)
@@ -272,7 +312,10 @@ Counts Machine::launch(const std::string& kernel, Dim grid, Dim block, u64 share
   Block b;
   b.launch = &l;
   const u64 static_end = p.shared_bytes,
-            size = shared_bytes != 0 ? kDynamicSharedOffset + shared_bytes : static_end;
+            size = shared_bytes != 0 ? p.dynamic_offset + shared_bytes : static_end;
+  if (p.uses_async && size > kMaxSharedAddress)
+    refuse("its shared memory with the gaps between variables ends at " + std::to_string(size) +
+           ", beyond what descriptors can address");
   b.shared.data.resize(size);
   b.shared.states.resize(size);
   for (u64 i = 0; i < blocks; ++i) {
@@ -285,7 +328,8 @@ Counts Machine::launch(const std::string& kernel, Dim grid, Dim block, u64 share
       std::fill_n(b.shared.states.begin() + static_cast<std::ptrdiff_t>(offset), bytes, kUninitialised);
     };
     for (const Program::Place& v : p.shared) clear(v.offset, v.bytes);
-    if (shared_bytes != 0) clear(kDynamicSharedOffset, shared_bytes);
+    if (shared_bytes != 0) clear(p.dynamic_offset, shared_bytes);
+    if (p.uses_async) b.async = std::make_shared<Async>(b);
     Scheduler(l, b).run();
   }
   return l.counts;

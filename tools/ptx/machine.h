@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tapestry/tools/ptx/error.h"
@@ -51,15 +52,18 @@ class Machine {
   Machine& operator=(const Machine&) = delete;
 
   /// Parses a module and allocates its variables. Throws a ParseError if the text is wrong. The text of a
-  /// kernel is decoded when it is launched first.
-  void load(std::string text);
+  /// kernel is decoded when it is launched first. Returns the module's number.
+  std::size_t load(std::string text);
   /// The names of all kernels.
   std::vector<std::string> kernels() const;
   /// Decodes a kernel and lays out its parameters and shared memory. Throws a ParseError, or a UsageError if
   /// there is none.
-  const Program& program(const std::string& kernel);
+  const Program& program(const std::string& kernel, std::size_t module = kAnyModule);
   /// The address of a variable of a module in global or constant memory; 0 if there is none.
-  std::uint64_t address_of(const std::string& variable) const;
+  std::uint64_t address_of(const std::string& variable, std::size_t module = kAnyModule) const;
+  /// Modules may have kernels and variables of the same names. The first module that has one is taken, unless
+  /// its number is given.
+  static constexpr std::size_t kAnyModule = ~std::size_t{0};
 
   Memory& memory() { return memory_; }
   Options& options() { return options_; }
@@ -67,6 +71,10 @@ class Machine {
   /// Runs a kernel to its end. `parameters` are the bytes of its parameter space. Throws a UsageError if they
   /// do not fit the kernel, and a KernelError if the kernel does something invalid.
   Counts launch(const std::string& kernel, Dim grid, Dim block, std::uint64_t shared_bytes,
+                const void* parameters, std::uint64_t parameter_bytes) {
+    return launch(program(kernel), grid, block, shared_bytes, parameters, parameter_bytes);
+  }
+  Counts launch(const Program& program, Dim grid, Dim block, std::uint64_t shared_bytes,
                 const void* parameters, std::uint64_t parameter_bytes);
 
   /// The same, with one argument per parameter.
@@ -92,7 +100,7 @@ class Machine {
   Memory memory_;
   Options options_;
   std::vector<std::unique_ptr<Loaded>> modules_;
-  std::map<std::string, Program> programs_;
+  std::map<std::pair<std::size_t, std::string>, Program> programs_;
 };
 
 }  // namespace tapestry::ptx

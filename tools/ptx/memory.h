@@ -12,7 +12,7 @@ namespace tapestry::ptx {
 // The state of a byte. Shared and local memory have it too.
 /// Addresses from here on are windows (program.h).
 constexpr std::uint64_t kMaxAddress = std::uint64_t{1} << 56;
-constexpr std::uint8_t kNoMemory = 0, kUninitialised = 1, kInitialised = 3, kInFlight = 5;
+constexpr std::uint8_t kNoMemory = 0, kUninitialised = 1, kInitialised = 3, kInFlight = 5, kInBulkFlight = 7;
 
 struct Allocation {
   std::uint64_t begin = 0, bytes = 0;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tapestry/tools/ptx/async.h"
+
 namespace tapestry::ptx {
 namespace {
 
@@ -28,6 +30,7 @@ Warp::Warp(Block& block, std::uint32_t number, std::uint32_t threads)
   const auto address = reinterpret_cast<std::uintptr_t>(registers_.data());
   bases_[0] = registers_.data() + ((32 - address % 32) % 32);
   bases_[1] = const_cast<std::byte*>(program_->constants.data());
+  prepare_matrix_registers(*this);
   const Launch& l = *block.launch;
   const u32 here = std::min(32u, threads - 32 * number);
   existing_ = alive_ = here == 32 ? kAllLanes : (1u << here) - 1;
@@ -46,7 +49,8 @@ Warp::Warp(Block& block, std::uint32_t number, std::uint32_t threads)
                          {kNwarpId, (threads + 31) / 32},
                          {kDynamicShared, static_cast<u32>(l.shared_bytes)},
                          {kTotalShared, static_cast<u32>(l.shared_bytes + program_->shared_without_gaps)},
-                         {kZero, 0}};
+                         {kZero, 0},
+                         {kOne, 1}};
   for (const auto& [index, value] : same) std::fill_n(row_of(index), 32, value);
   for (u32 lane = 0; lane < 32; ++lane) {
     const u32 thread = 32 * number + lane, bit = 1u << lane;
@@ -66,7 +70,7 @@ Warp::Warp(Block& block, std::uint32_t number, std::uint32_t threads)
 }
 
 bool Warp::pick() {
-  const u32 ready = alive_ & ~(at_barrier_ | at_collective_);
+  const u32 ready = alive_ & ~(at_barrier_ | at_collective_ | at_event_);
   if (ready == 0) return false;
   const u64 seed = block_->launch->options->seed;
   u32 pc = 0xffffffffu;
@@ -121,6 +125,7 @@ void Warp::run() {
     }
     ++instructions;
     threads += static_cast<u64>(std::popcount(mask));
+    if (c.touches != Code::kNothing && mask != 0) check_matrix_access(*this, c);
     if (mask != 0) c.run(*this, c, mask);
     if (instructions > budget)
       fail(c, std::countr_zero(mask != 0 ? mask : existing_),
@@ -168,10 +173,15 @@ void Warp::wait_at_barrier(const Code& c, u32 mask) {
   at_barrier_ |= mask;
   active_ = 0;
 }
-void Warp::require_all(const Code& c, u32 mask, void (*execute)(Warp&, const Code&)) {
-  u32 members[32];
-  std::fill_n(members, 32, kAllLanes);
-  collective(c, mask, members, [&](u32) { execute(*this, c); });
+void Warp::wait_for_event(u32 mask, bool again, Event::Kind kind, const u64* objects) {
+  park(active_ & ~mask, pc_);
+  park(mask, again ? pc_ - 1 : pc_);
+  for (u32 m = mask; m != 0; m &= m - 1) {
+    const int lane = std::countr_zero(m);
+    events_[lane] = {kind, objects ? objects[lane] : 0, pc_ - 1};
+  }
+  at_event_ |= mask;
+  active_ = 0;
 }
 
 void Warp::addresses(const Ref& base, i64 offset, u64 (&to)[32]) {
@@ -185,7 +195,7 @@ void Warp::addresses(const Ref& base, i64 offset, u64 (&to)[32]) {
 }
 
 std::byte* Warp::locate(const Code& c, int lane, Space space, u64 address, u32 bytes, Access access,
-                        u8** found_states) {
+                        u8** found_states, u32 alignment) {
   u64 offset = address;
   if (space == Space::kGeneric) {
     const u64 window = address & ~(kWindow - 1);
@@ -195,9 +205,10 @@ std::byte* Warp::locate(const Code& c, int lane, Space space, u64 address, u32 b
                                      : Space::kGlobal;
     if (space != Space::kGlobal) offset = address - window;
   }
-  if ((offset & (bytes - 1)) != 0)
+  if (alignment == 0) alignment = bytes;
+  if ((offset & (alignment - 1)) != 0)
     fail_access(c, lane, space, offset, bytes, access,
-                ", which is not aligned: the address must be a multiple of " + std::to_string(bytes));
+                ", which is not aligned: the address must be a multiple of " + std::to_string(alignment));
   std::byte* data = nullptr;
   u8* states = nullptr;
   switch (space) {
@@ -206,6 +217,7 @@ std::byte* Warp::locate(const Code& c, int lane, Space space, u64 address, u32 b
       if (offset <= s.data.size() && bytes <= s.data.size() - offset) {
         data = s.data.data() + offset;
         states = s.states.data() + offset;
+        if (block_->async) block_->async->check_access(*this, c, lane, offset, bytes, access);
       }
       break;
     }
@@ -262,7 +274,7 @@ std::string Warp::describe_variables(Space space, u64 address, u32 bytes) const 
                                                                 : program_->parameters;
   const u64 dynamic = block_->launch->shared_bytes;
   if (space == Space::kShared && dynamic != 0)
-    places.push_back({"dynamic shared memory", kDynamicSharedOffset, dynamic});
+    places.push_back({"dynamic shared memory", program_->dynamic_offset, dynamic});
   const Program::Place* nearest = nullptr;
   u64 distance = ~u64{0};
   for (const Program::Place& v : places) {
@@ -301,8 +313,8 @@ std::string Warp::where(const Instruction& i, int lane) const {
          triple(b.x, b.y, b.z) + ", thread " +
          triple(thread % l.block.x, thread / l.block.x % l.block.y, thread / l.block.x / l.block.y);
 }
-std::string Warp::line_of(u32 pc) const {
-  const Instruction& i = *program_->code[pc].source;
+std::string Warp::line_of(const Code& c) const {
+  const Instruction& i = *c.source;
   const auto file = program_->module->files.find(i.file);
   if (file != program_->module->files.end() && i.source_line > 0)
     return file->second + ":" + std::to_string(i.source_line);

@@ -3,6 +3,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,10 +52,14 @@ struct Launch {
   Counts counts;
 };
 
+class Async;
+struct MatrixRegisters;
 struct Block {
   Launch* launch = nullptr;
   Dim index;
   Store shared;
+  /// Null if the kernel has no instructions of async.h.
+  std::shared_ptr<Async> async;
 };
 
 /// A group of 32 threads. Each thread has its own program counter. The warp runs the threads with the lowest
@@ -67,7 +72,7 @@ class Warp {
   void run();
 
   bool ended() const { return alive_ == 0; }
-  bool ready() const { return (alive_ & ~(at_barrier_ | at_collective_)) != 0; }
+  bool ready() const { return (alive_ & ~(at_barrier_ | at_collective_ | at_event_)) != 0; }
 
   // ---- for instructions ----
 
@@ -105,9 +110,9 @@ class Warp {
 
   enum class Access : std::uint8_t { kRead, kWrite, kUpdate };
   /// The host's pointer to `bytes` bytes at `address`, after all checks. A write makes them initialised.
-  /// `states` is where their states are, or null.
+  /// `states` is where their states are, or null. The alignment is that of `bytes` if it is 0.
   std::byte* locate(const Code& c, int lane, Space space, std::uint64_t address, std::uint32_t bytes,
-                    Access access, std::uint8_t** states = nullptr);
+                    Access access, std::uint8_t** states = nullptr, std::uint32_t alignment = 0);
 
   /// Ends the kernel with an error of this lane.
   [[noreturn]] void fail(const Code& c, int lane, const std::string& what) const;
@@ -122,7 +127,22 @@ class Warp {
   /// instruction. Until then, the lanes of `mask` wait.
   template <class F>
   void collective(const Code& c, std::uint32_t mask, const std::uint32_t (&members)[32], F execute);
-  void require_all(const Code& c, std::uint32_t mask, void (*execute)(Warp&, const Code&));
+  template <class F>
+  void require_all(const Code& c, std::uint32_t mask, F execute) {
+    std::uint32_t members[32];
+    for (std::uint32_t& m : members) m = kAllLanes;
+    collective(c, mask, members, [&](std::uint32_t) { execute(*this, c); });
+  }
+
+  /// What lanes wait for outside of barriers.
+  struct Event {
+    enum Kind : std::uint8_t { kBarrier, kWarpgroup, kRegisters, kCluster, kStore } kind = kBarrier;
+    std::uint64_t object = 0;
+    std::uint32_t pc = 0;
+  };
+  /// The lanes let all others run first. Then they go on behind the instruction, or execute it `again`.
+  void wait_for_event(std::uint32_t mask, bool again, Event::Kind kind, const std::uint64_t* objects = nullptr);
+  Async& async() { return *block_->async; }
 
   Block& block() { return *block_; }
   Launch& launch() { return *block_->launch; }
@@ -138,9 +158,11 @@ class Warp {
     std::uint32_t group;
   };
   std::vector<AsyncCopy> copies[32];
+  std::uint64_t copies_issued[32] = {};
   std::uint32_t group[32] = {};
   std::vector<std::byte> local;
   std::vector<std::uint8_t> local_states;
+  std::shared_ptr<MatrixRegisters> matrix;  // null if the kernel has no wgmma
 
   // ---- for the scheduler ----
 
@@ -155,9 +177,13 @@ class Warp {
   const Waiting& waiting(int lane) const { return waiting_[lane]; }
   std::uint32_t pc_of(int lane) const { return lane_pc_[lane]; }
   void release(std::uint32_t lanes) { at_barrier_ &= ~lanes; }
+  std::uint32_t at_event() const { return at_event_; }
+  const Event& event(int lane) const { return events_[lane]; }
+  void wake() { at_event_ = 0; }
   /// "kernel 'k', k.cu:12 (ld.global.f32), block (0, 0, 0), thread (5, 0, 0)"
   std::string where(const Instruction& i, int lane) const;
-  std::string line_of(std::uint32_t pc) const;
+  std::string line_of(std::uint32_t pc) const { return line_of(program_->code[pc]); }
+  std::string line_of(const Code& c) const;
 
  private:
   bool pick();
@@ -175,10 +201,15 @@ class Warp {
   std::vector<std::byte> registers_;
   const Allocation* last_ = nullptr;
   std::uint32_t number_, existing_, alive_, active_ = 0, pc_ = 0, limit_ = 0;
-  std::uint32_t at_barrier_ = 0, at_collective_ = 0;
+  std::uint32_t at_barrier_ = 0, at_collective_ = 0, at_event_ = 0;
   std::uint32_t lane_pc_[32] = {};
   Waiting waiting_[32];
+  Event events_[32];
 };
+
+/// An instruction is about to touch registers that wgmma works on (wgmma.cpp).
+void check_matrix_access(Warp& w, const Code& c);
+void prepare_matrix_registers(Warp& w);
 
 template <class F>
 void Warp::collective(const Code& c, std::uint32_t mask, const std::uint32_t (&members)[32], F execute) {

@@ -1,8 +1,8 @@
 #pragma once
 // Products of matrices without a record, for the operations that compute them as a part.
 #include "tapestry/autograd/internal/left_out.h"
+#include "tapestry/autograd/node.h"
 #include "tapestry/autograd/op.h"
-#include "tapestry/autograd/tape.h"
 #include "tapestry/core/tensor.h"
 #include "tapestry/kernels/ops/matmul.h"
 
@@ -12,13 +12,18 @@ namespace tapestry::autograd {
 struct ProductEnd {
   Tensor bias = {};  ///< dense, with one element per column, or undefined
   kernels::Epilogue epilogue = kernels::Epilogue::none;
-  Tensor aux = {};       ///< dense, with the shape of the product, or undefined
-  Tensor row_sums = {};  ///< (m), receives the sums of a's rows; or undefined. Only if n > 0.
+  Tensor aux = {};          ///< dense, with the shape of the product, or undefined
+  bool accumulate = false;  ///< adds the product to y
+  Tensor row_sums = {};     ///< (m), receives the sums of a's rows; or undefined. Only if n > 0.
 };
 
 /// Writes y (m, n), which is dense, = a (m, k) b (k, n). Operands whose strides the kernels cannot take are
 /// copied.
 void product_into(const Tensor& y, const Tensor& a, const Tensor& b, const ProductEnd& end = {});
+/// Sets the gradient of `input`, a matrix, to the product a b, or adds the product to the gradient that the
+/// input has already, which saves the memory and the passes of a sum. `row_sums` as in ProductEnd.
+void set_product(Backward& back, std::uint32_t input, const Tensor& a, const Tensor& b,
+                 const Tensor& row_sums = {});
 /// (..., k) as (rows, k): a view if the strides allow it, else a copy.
 Tensor as_rows(const Tensor& t);
 /// A view with the last two dimensions swapped.
@@ -34,10 +39,8 @@ void set_weight_and_bias(Backward& b, std::uint32_t weight, std::uint32_t bias, 
   Tensor sums;
   if (b.needs(weight)) {
     const Tensor rows = as_rows(x());
-    const Tensor dw = empty({g.size(1), rows.size(1)}, {g.dtype(), g.device()});
     if (b.needs(bias) && rows.size(1) > 0) sums = empty({g.size(1)}, {g.dtype(), g.device()});
-    product_into(dw, transposed(g), rows, {.row_sums = sums});
-    b.set(weight, dw);
+    set_product(b, weight, transposed(g), rows, sums);
   }
   if (b.needs(bias)) b.set(bias, sums.defined() ? sums : column_sums(g));
 }

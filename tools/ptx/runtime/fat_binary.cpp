@@ -1,9 +1,11 @@
-#include "tests/support/cuda_runtime/ptx.h"
+#include "tapestry/tools/ptx/runtime/fat_binary.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <cstring>
 #include <regex>
+#include <sstream>
 #include <string_view>
 
 namespace stand_in {
@@ -31,19 +33,43 @@ T read(const char* at) {
   return value;
 }
 
-// Calls f with each uncompressed PTX text until it returns true.
+template <class... Args>
+std::string text_of(const Args&... args) {
+  std::ostringstream out;
+  (out << ... << args);
+  return out.str();
+}
+
+// Calls f with each part until it returns true.
 template <class F>
-void each_ptx(const void* fat_binary, F f) {
+void each_entry(const void* fat_binary, F f) {
   const char* const start = static_cast<const char*>(fat_binary);
   const auto header = read<FatBinaryHeader>(start);
   if (header.magic != kFatBinaryMagic) return;
   const char* at = start + header.header_bytes;
   for (const char* const end = at + header.bytes; at + sizeof(EntryHeader) <= end;) {
     const auto entry = read<EntryHeader>(at);
-    const char* const text = at + entry.header_bytes;
-    if (entry.kind == kPtx && entry.compressed_bytes == 0 && f(std::string_view(text, entry.bytes))) return;
-    at = text + entry.bytes;
+    const char* const bytes = at + entry.header_bytes;
+    if (f(entry, std::string_view(bytes, entry.bytes))) return;
+    at = bytes + entry.bytes;
   }
+}
+// Calls f with each uncompressed PTX text until it returns true.
+template <class F>
+void each_ptx(const void* fat_binary, F f) {
+  each_entry(fat_binary, [&](const EntryHeader& entry, std::string_view bytes) {
+    return entry.kind == kPtx && entry.compressed_bytes == 0 && f(bytes);
+  });
+}
+
+// The number in ".target sm_90a".
+int target_of(std::string_view ptx) {
+  const std::string_view word = ".target sm_";
+  const std::size_t at = ptx.find(word);
+  int number = 0;
+  if (at != ptx.npos)
+    std::from_chars(ptx.data() + at + word.size(), ptx.data() + ptx.size(), number);
+  return number;
 }
 
 // Parses the declaration of one parameter. ".param .u64 .ptr .align 1 name" has 8 bytes; ".param .align 8 .b8
@@ -65,13 +91,37 @@ std::optional<Parameter> parse(const std::string& text, std::size_t end_of_last)
 
 }  // namespace
 
-std::vector<std::string> ptx_texts(const Kernel& kernel) {
-  std::vector<std::string> texts;
-  each_ptx(kernel.fat_binary, [&](std::string_view ptx) {
-    texts.emplace_back(ptx.substr(0, ptx.find('\0')));  // the fat binary pads the text with zeros
+FoundPtx find_ptx(const void* fat_binary, int major, int minor) {
+  FoundPtx found;
+  int best = -1, newer = 0;
+  bool compressed = false, machine_code = false;
+  each_entry(fat_binary, [&](const EntryHeader& entry, std::string_view bytes) {
+    if (entry.kind != kPtx) {
+      machine_code = true;
+    } else if (entry.compressed_bytes != 0) {
+      compressed = true;
+    } else {
+      const std::string_view text = bytes.substr(0, bytes.find('\0'));  // padded with zeros
+      const int target = target_of(text);
+      if (target > 10 * major + minor) {
+        newer = target;
+      } else if (target > best) {
+        best = target;
+        found.text = text;
+      }
+    }
     return false;
   });
-  return texts;
+  if (best >= 0) return found;
+  if (compressed) found.why = "its PTX is compressed: compile it with nvcc's --no-compress";
+  else if (newer != 0)
+    found.why = text_of("its PTX is for sm_", newer, ", and this GPU has compute capability ", major, ".",
+                        minor, ": compile it with -arch=sm_", major, minor);
+  else if (machine_code)
+    found.why = text_of("it contains machine code only, which cannot be run here: compile it with -arch=sm_",
+                        major, minor, ", which embeds PTX too");
+  else found.why = "its fat binary contains nothing that this runtime can read";
+  return found;
 }
 
 void read_entry(Kernel& kernel) {

@@ -1,21 +1,16 @@
 #pragma once
-// Controls of the stand-in CUDA runtime: a shared library with the name of the real libcudart, for tests
-// without a GPU.
+// Controls of the stand-in CUDA runtime for tests: they read what was recorded, and inject errors. README.md
+// describes the runtime itself.
 //
-// If a program is linked with the stand-in, all modules of the program use it, because the dynamic linker
-// loads only one library of each name. Other programs use it if LD_LIBRARY_PATH names its folder. The memory
-// of its GPUs is host memory that the host cannot access: a stray access by the host is a segmentation fault.
-// Work in streams runs as late as CUDA allows: when the host waits for it, or step by step while the host
-// polls. Every call checks its arguments. Kernels are recorded and do nothing, unless an Executor runs them.
-//
-// At first there are 2 GPUs of 1 GiB; TAPESTRY_STAND_IN_GPUS=n makes n of them. When the program ends, leaks
-// and misuse are printed and the exit status becomes 70; TAPESTRY_STAND_IN_EXIT=ignore turns that off.
+// A program that links the runtime can call these functions. After reset(), kernels are recorded and do
+// nothing, until execute() or set_executor() makes them run.
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -41,11 +36,14 @@ struct Kernel {
 struct Launch {
   Kernel kernel;
   std::array<unsigned, 3> grid, block;
-  std::size_t shared_bytes;
-  int gpu;
-  void* stream;
+  /// Blocks of a cluster; zeros without clusters.
+  std::array<unsigned, 3> cluster = {};
+  bool cooperative = false;
+  std::size_t shared_bytes = 0;
+  int gpu = 0;
+  void* stream = nullptr;
   /// A copy of the kernel's arguments at the time of the launch. Empty if their layout is unknown.
-  std::vector<std::byte> arguments;
+  std::vector<std::byte> arguments = {};
 };
 
 /// Forgets every object, record and injected error, and starts with new GPUs of `memory` bytes each.
@@ -77,9 +75,28 @@ std::vector<std::string> leaks();
 /// cudaErrorLaunchFailure.
 using Executor = std::function<void(const Launch&)>;
 void set_executor(Executor executor);
+
+struct Settings;
+/// From now on, until reset(), the PTX machine runs the kernels.
+void execute();
+void execute(const Settings& settings);
+/// What the machine has run since execute(), by the kernels' symbols.
+struct Executed {
+  std::uint64_t launches = 0, warp_instructions = 0, thread_instructions = 0;
+  std::set<unsigned> block_sizes = {};
+};
+std::map<std::string, Executed> executed();
+
 /// Returns the host memory behind an address of GPU or page-locked memory, for executors and tests. Null if
 /// [address, address + bytes) is not inside one live allocation.
 std::byte* memory_at(const void* address, std::size_t bytes);
+
+/// For libraries that stand in for NVIDIA's. A stream calls work(argument) until it returns nonzero, and holds
+/// back its later work.
+void enqueue(void* stream, int (*work)(void*), void* argument);
+/// The work that runs now reads or writes these bytes. Returns where the host finds them; null if they are not
+/// inside one live allocation.
+std::byte* touch(const void* address, std::size_t bytes, bool write);
 
 /// Live memory of a GPU, or page-locked memory (`gpu` is -1).
 struct Memory {
@@ -89,7 +106,4 @@ struct Memory {
   int gpu;
 };
 std::vector<Memory> memory();
-/// The uncompressed PTX texts in the fat binary of the kernel's module.
-std::vector<std::string> ptx_texts(const Kernel& kernel);
-
 }  // namespace stand_in
