@@ -45,6 +45,7 @@ GraphTask::~GraphTask() {
   for (Displaced& d : displaced_) {
     d.node->pending_ = d.pending;
     d.node->reaches_inputs_ = d.reaches_inputs;
+    d.node->extended_ = d.extended;
     for (std::uint32_t i = 0; i < d.node->num_outputs_; ++i) {
       d.node->outputs_[i].gradient = std::move(d.gradients[i]);
       d.node->outputs_[i].owns_gradient = false;
@@ -74,7 +75,7 @@ bool GraphTask::claim(Node* node) {
         mine, "[backward] [", node->name_,
         "] is part of a backward pass in progress on another thread; run the passes over one graph "
         "one after another");
-    Displaced d{node, holder, node->pending_, node->reaches_inputs_, {}};
+    Displaced d{node, holder, node->pending_, node->reaches_inputs_, node->extended_, {}};
     for (std::uint32_t i = 0; i < node->num_outputs_; ++i)
       d.gradients.push_back(std::move(node->outputs_[i].gradient));
     displaced_.push_back(std::move(d));
@@ -82,7 +83,7 @@ bool GraphTask::claim(Node* node) {
   }
   claimed_.push_back(node);
   node->pending_ = 0;
-  node->reaches_inputs_ = false;
+  node->reaches_inputs_ = node->extended_ = false;
   check<AutogradError>(!node->released_, "[backward] the graph of [", node->name_,
                        "] was already used by a backward pass, which freed its saved tensors; pass "
                        "retain_graph = true to the first pass, or compute the outputs again");
@@ -177,15 +178,33 @@ void GraphTask::add_to_output(OutputSlot& slot, Tensor&& gradient) {
   }
 }
 
-Tensor GraphTask::sum_to_extend(std::uint32_t input) const {
-  if (create_graph_ || !running_) return {};
-  const Edge& edge = running_->edge(input);
-  if (!edge.node || !includes(edge.node.get())) return {};
-  const Tensor& sum = edge.node->outputs_[edge.output].gradient;
-  const bool ours = sum.defined() && sum.impl()->refs.load(std::memory_order_acquire) == 1 &&
-                    sum.storage()->use_count() == 1 && sum.is_contiguous() &&
-                    static_cast<std::size_t>(sum.nbytes()) == sum.storage()->bytes();
-  return ours ? sum : Tensor();
+Tensor GraphTask::sum_to_extend(std::uint32_t input, std::initializer_list<const Tensor*> operands) {
+  if (create_graph_ || !running_ || DetectAnomaly::active()) return {};
+  Node* const to = running_->edge(input).node.get();
+  if (!to || !includes(to)) return {};
+  const OutputSlot& slot = to->outputs_[running_->edge(input).output];
+  Tensor sum = slot.gradient;
+  if (sum.defined()) {
+    const bool ours = sum.impl()->refs.load(std::memory_order_acquire) == 2 &&
+                      sum.storage()->use_count() == 1 &&
+                      static_cast<std::size_t>(sum.nbytes()) == sum.storage()->bytes();
+    if (!ours) return {};
+  } else {
+    if (!to->is_leaf() || selective_ || to->pending_ != 1 || !to->hooks_.empty()) return {};
+    const LeafNode& leaf = static_cast<const LeafNode&>(*to);
+    sum = leaf.grad;
+    if (!leaf.requires_grad || !sum.defined() || sum.sizes() != slot.sizes || sum.dtype() != slot.dtype ||
+        sum.device() != slot.device)
+      return {};
+  }
+  if (!sum.is_contiguous()) return {};
+  for (const Tensor* operand : operands)
+    if (operand->storage() == sum.storage()) return {};
+  if (!slot.gradient.defined()) {
+    sum.storage()->bump_version();
+    to->extended_ = true;
+  }
+  return sum;
 }
 
 void GraphTask::deliver(Node* from, std::uint32_t input, Tensor&& gradient) {
@@ -225,7 +244,7 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
         record_use_on_current_stream(node->outputs_[i].gradient);
     }
     Backward backward(*node, results_.data(), wanted, create_graph_);
-    bool any = false;
+    bool any = std::exchange(node->extended_, false);
     for (std::uint32_t i = 0; i < node->num_outputs_; ++i) any = any || node->outputs_[i].gradient.defined();
     if (any) {
       check<AutogradError>(!node->released_,

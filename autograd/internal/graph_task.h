@@ -1,5 +1,6 @@
 #pragma once
 // GraphTask: one backward pass of the engine.
+#include <initializer_list>
 #include <unordered_map>
 
 #include "tapestry/autograd/engine.h"
@@ -54,11 +55,13 @@ class GraphTask {
   bool retains_graph() const { return retain_graph_; }
   bool accumulates() const { return !selective_; }
   bool postpones() const { return postponed_ != nullptr; }
-  /// For the backward of an operation whose gradient has few nonzero elements: the gradient that has arrived
-  /// so far where the running node sends that of its input, if it may be changed in place. The backward then
-  /// adds its part there, and sets no gradient. Undefined if nothing has arrived, if the pass records
-  /// gradients, or if others can see the memory.
-  Tensor sum_to_extend(std::uint32_t input) const;
+  /// For a backward that can add its gradient to an existing sum: the dense tensor to which the running node
+  /// must add the gradient of its input, instead of setting it. This is what has arrived at the input's node
+  /// so far, or, if nothing has and no other part will, the grad() of a leaf. Undefined if there is no such
+  /// sum, if someone must see this part alone (a hook of the leaf, a pass with create_graph, DetectAnomaly),
+  /// if others may read what has arrived, or if the sum shares memory with one of `operands`, from which the
+  /// part is computed.
+  Tensor sum_to_extend(std::uint32_t input, std::initializer_list<const Tensor*> operands);
   /// The sequence number of the last node that ran, leaves excepted; UINT64_MAX before the first, and in a
   /// pass that resumes postponed nodes. A node runs only after all nodes that use its outputs, which are
   /// newer, and the newest ready node runs first. So the numbers of a pass decrease.
@@ -83,7 +86,7 @@ class GraphTask {
     Node* node;
     GraphTask* task;
     std::uint32_t pending;
-    bool reaches_inputs;
+    bool reaches_inputs, extended;
     std::vector<Tensor> gradients;
   };
 

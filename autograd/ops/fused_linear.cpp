@@ -128,11 +128,7 @@ void set_linear(Backward& b, std::uint32_t at, const Tensor& g, const X& x, cons
     product_into(dx, rows, w);
     b.set(at, dx);
   }
-  if (b.needs(at + 1)) {
-    const Tensor t = x(), dw = empty({out, t.size(-1)}, options);
-    product_into(dw, transposed(rows), as_rows(t));
-    b.set(at + 1, dw);
-  }
+  if (b.needs(at + 1)) autograd::set_product(b, at + 1, transposed(rows), as_rows(x()));
   if (b.needs(at + 2)) b.set(at + 2, column_sums(rows));
 }
 
@@ -242,11 +238,7 @@ Tensor feed_forward(const Tensor& x, const Tensor& weight1, const Tensor& bias1,
               g = empty(t.sizes(), options);
               product_into(g, rows, w, {.epilogue = gradient_epilogue_of(f), .aux = t});
             }
-            if (b.needs(3)) {
-              const Tensor dw = empty({dy.size(-1), b.saved(h).size(-1)}, options);
-              product_into(dw, transposed(rows), as_rows(b.saved(h)));
-              b.set(3, dw);
-            }
+            if (b.needs(3)) autograd::set_product(b, 3, transposed(rows), as_rows(b.saved(h)));
             if (b.needs(4)) b.set(4, column_sums(rows));
           }
           if (needs_hidden && b.grad(1).defined()) {

@@ -40,7 +40,8 @@ void cross_entropy_kernel(const LaunchContext&, const ClassLossArgs& args) {
   C* const used = args.weights.as<C>();
   const auto shifted = [&](std::int64_t row, const C* x) {
     const C max = row_max(x, n);
-    const C log_sum = std::log(row_sum<C>(n, [x, max](std::int64_t i) { return fast_exp(x[i] - max); }));
+    const C log_sum =
+        std::log(row_sum<C>(n, [x, max](std::int64_t i) { return exp_of_negative(x[i] - max); }));
     stats[2 * row] = max;
     stats[2 * row + 1] = log_sum;
     return [x, max, log_sum](std::int64_t c) { return log_sum - (x[c] - max); };  // -log(p_c)
@@ -86,7 +87,7 @@ void cross_entropy_backward_kernel(const LaunchContext&, const ClassLossBackward
       a.weight ? row_sum<C>(n, [&](std::int64_t c) { return weight_of<C>(a, c); }) : static_cast<C>(n);
   const auto probability = [&](std::int64_t row, const C* x) {
     return [x, max = stats[2 * row], log_sum = stats[2 * row + 1]](std::int64_t c) {
-      return fast_exp((x[c] - max) - log_sum);
+      return exp_of_negative((x[c] - max) - log_sum);
     };
   };
   if (!a.target) {

@@ -16,7 +16,7 @@ void softmax_kernel(const LaunchContext&, const SoftmaxArgs& a) {
         const auto x = in[0];
         const C max = row_max(x, n);
         const C scale =
-            1 / row_sum<C>(n, [x, out, max](std::int64_t i) { return out[i] = fast_exp(x[i] - max); });
+            1 / row_sum<C>(n, [x, out, max](std::int64_t i) { return out[i] = exp_of_negative(x[i] - max); });
         for (std::int64_t i = 0; i < n; ++i) out[i] *= scale;
       });
 }
@@ -29,7 +29,8 @@ void log_softmax_kernel(const LaunchContext&, const SoftmaxArgs& a) {
       s.outer, s.n, s.inner, {a.x.as<T>()}, a.y.as<T>(), 4, [n = s.n](std::int64_t, const auto& in, C* out) {
         const auto x = in[0];
         const C max = row_max(x, n);
-        const C log_sum = std::log(row_sum<C>(n, [x, max](std::int64_t i) { return fast_exp(x[i] - max); }));
+        const C log_sum =
+            std::log(row_sum<C>(n, [x, max](std::int64_t i) { return exp_of_negative(x[i] - max); }));
         for (std::int64_t i = 0; i < n; ++i) out[i] = (x[i] - max) - log_sum;
       });
 }
