@@ -22,10 +22,10 @@ template <class T, int kWidth>
 struct BackwardTile {
   static constexpr bool kIsFloat = std::is_same_v<T, float>;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps, kRows = 16 * kWarps, kBlocks = 2;
-  static constexpr int kOthers = (kIsFloat ? 32 : 64) / (kWidth / 64);
+  static constexpr int kOthers = (kIsFloat ? 32 : 64) / (kWidth > 64 ? 2 : 1);
   static constexpr int kStages = kIsFloat ? 1 : 2;
   // Fragments of own rows stay in registers where they fit.
-  static constexpr bool kHeld = !kIsFloat && kWidth == 64;
+  static constexpr bool kHeld = !kIsFloat && kWidth <= 64;
   static constexpr int kStage = 2 * kOthers * kWidth;
   static constexpr int kStageFloats = 2 * kOthers;  // logarithms and deltas of a tile of queries
   static constexpr std::size_t kSharedBytes =
@@ -253,8 +253,7 @@ void launch_attention_backward(const AttentionBackwardArgs& a, const LaunchConte
   if (queries > 0)
     launch(&attention_deltas<T>, static_cast<unsigned>((queries + kPerBlock - 1) / kPerBlock), kDeltaThreads,
            0, stream_of(context), plan);
-  if (std::max(s.width, s.value_width) <= 64) launch_attention_gradients<T, 64>(a, plan, context);
-  else launch_attention_gradients<T, 128>(a, plan, context);
+  for_head_width(s, [&]<int kWidth>() { launch_attention_gradients<T, kWidth>(a, plan, context); });
 }
 
 }  // namespace tapestry::kernels::cuda

@@ -98,7 +98,9 @@ struct IndexedWriteArgs {
 inline constinit Slot<IndexedWriteArgs> indexed_write{"indexed_write"};
 
 /// Computes x = x (op) y at the indexed elements. Elements of y that belong to the same element of x are
-/// combined with it one after another in row-major order, so results are deterministic.
+/// combined with it one after another in row-major order. The CUDA kernels combine more than 32 of them in
+/// chunks of 32, counted from the first, and then the results of the chunks in order. Both orders depend on
+/// the indices alone, so results are deterministic.
 ///   Dtypes: y has the slot's dtype. x is f32 if y is f16 or bf16, and has y's dtype otherwise.
 ///   Strides: as for indexed_write.
 ///   Integers wrap around. maximum and minimum give NaN if an operand is NaN.

@@ -1,13 +1,13 @@
-// Operations of the library on stand-in GPUs whose kernels run: what nvcc made of them is executed by the PTX
-// machine, launched by launch.cu through runtime.cpp. The results are compared with the CPU's kernels. This
+// Operations of the library on GPUs whose kernels run: what nvcc made of them is executed by the PTX machine,
+// launched by launch.cu through runtime.cpp. The results are compared with the CPU's kernels. This
 // needs a build with CUDA and with the shared CUDA runtime.
 #if TAPESTRY_LIBRARY_HAS_CUDA
 #include <cmath>
 #include <functional>
 
 #include "tapestry/tapestry.h"
+#include "tapestry/tools/ptx/runtime/settings.h"
 #include "tests/cuda_runtime/gpus.h"
-#include "tests/cuda_runtime/ptx_executor.h"
 
 namespace {
 
@@ -17,12 +17,16 @@ double difference(const std::vector<Tensor>& inputs,
   double largest = 0;
   for (const std::uint64_t seed : {0, 1}) {
     const Gpus gpus(1);
-    const PtxExecutor executor(seed, check_initialised);
+    stand_in::Settings settings;
+    settings.seed = seed;
+    settings.initialised = check_initialised;
+    stand_in::execute(settings);
     std::vector<Tensor> moved;
     for (const Tensor& x : inputs) moved.push_back(x.to(kFirst));
     const Tensor expected = f(inputs).to_float(), found = f(moved).cpu().to_float();
-    CHECK(executor.kernels().size() >= 1);
-    CHECK(executor.thread_instructions() > 1000);
+    std::uint64_t instructions = 0;
+    for (const auto& [kernel, ran] : stand_in::executed()) instructions += ran.thread_instructions;
+    CHECK(instructions > 1000);
     REQUIRE(found.shape() == expected.shape());
     const std::vector<float> a = expected.to_vector<float>(), b = found.to_vector<float>();
     for (std::size_t i = 0; i < a.size(); ++i) {

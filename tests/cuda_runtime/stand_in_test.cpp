@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "tests/support/catch.h"
-#include "tests/support/cuda_runtime/control.h"
+#include "tapestry/tools/ptx/runtime/control.h"
 
 namespace {
 

@@ -1,7 +1,9 @@
 // Loads, stores, atomics, asynchronous copies and conversions of addresses.
 #include <algorithm>
 
+#include "tapestry/tools/ptx/async.h"
 #include "tapestry/tools/ptx/numeric.h"
+#include "tapestry/tools/ptx/races.h"
 #include "tapestry/tools/ptx/warp.h"
 
 namespace tapestry::ptx {
@@ -56,9 +58,11 @@ void run_store(Warp& w, const Code& c, u32 mask) {
   for (u32 e = 0; e < count; ++e) rows[e] = w.row<const std::byte>(o[1 + e]);
   for (u32 m = mask; m != 0; m &= m - 1) {
     const auto lane = static_cast<u32>(std::countr_zero(m));
-    std::byte* const to =
-        w.locate(c, static_cast<int>(lane), space, address[lane], bytes * count, Warp::Access::kWrite);
-    for (u32 e = 0; e < count; ++e) std::memcpy(to + e * bytes, rows[e] + lane * o[1 + e].width, bytes);
+    std::byte value[16];
+    for (u32 e = 0; e < count; ++e) std::memcpy(value + e * bytes, rows[e] + lane * o[1 + e].width, bytes);
+    std::byte* const to = w.locate(c, static_cast<int>(lane), space, address[lane], bytes * count,
+                                   Warp::Access::kWrite, nullptr, value);
+    std::memcpy(to, value, bytes * count);
   }
 }
 
@@ -152,28 +156,40 @@ void run_async_copy(Warp& w, const Code& c, u32 mask) {
         if (at == 0) data = one;
       }
     }
-    w.copies[lane].push_back(
-        {to[lane], data, static_cast<u32>(bytes), static_cast<u32>(source), w.group[lane]});
+    ++w.copies_issued[lane];
+    w.copies[lane].push_back({to[lane], data, static_cast<u32>(bytes), static_cast<u32>(source),
+                              w.group[lane], from[lane], &c,
+                              w.races() ? w.races()->moment(w.number(), static_cast<u32>(lane)) : nullptr});
   }
 }
 void run_commit(Warp& w, const Code&, u32 mask) {
   for (u32 m = mask; m != 0; m &= m - 1) ++w.group[std::countr_zero(m)];
 }
-void complete(Warp& w, u32 mask, u64 keep, bool all) {
+// Completes the copies of a lane, the oldest first, while they satisfy the condition.
+template <class F>
+void complete_while(Warp& w, int lane, F condition) {
   Store& shared = w.block().shared;
+  auto& copies = w.copies[lane];
+  std::size_t done = 0;
+  for (; done < copies.size() && condition(copies[done], done); ++done) {
+    const Warp::AsyncCopy& copy = copies[done];
+    std::byte* const to = shared.data.data() + copy.to;
+    std::memset(to, 0, copy.bytes);
+    if (copy.source_bytes != 0) std::memcpy(to, copy.from, copy.source_bytes);
+    std::memset(shared.states.data() + copy.to, kInitialised, copy.bytes);
+    if (!copy.since) continue;
+    w.end_access(*copy.code, lane, Space::kShared, copy.to, copy.bytes, Warp::Access::kWrite, copy.since);
+    w.end_access(*copy.code, lane, Space::kGlobal, copy.source, copy.source_bytes, Warp::Access::kRead,
+                 copy.since);
+  }
+  copies.erase(copies.begin(), copies.begin() + static_cast<std::ptrdiff_t>(done));
+}
+void complete(Warp& w, u32 mask, u64 keep, bool all) {
   for (u32 m = mask; m != 0; m &= m - 1) {
     const int lane = std::countr_zero(m);
-    auto& copies = w.copies[lane];
-    std::size_t done = 0;
-    for (; done < copies.size(); ++done) {
-      const Warp::AsyncCopy& copy = copies[done];
-      if (!all && copy.group + keep >= w.group[lane]) break;
-      std::byte* const to = shared.data.data() + copy.to;
-      std::memset(to, 0, copy.bytes);
-      if (copy.source_bytes != 0) std::memcpy(to, copy.from, copy.source_bytes);
-      std::memset(shared.states.data() + copy.to, kInitialised, copy.bytes);
-    }
-    copies.erase(copies.begin(), copies.begin() + static_cast<std::ptrdiff_t>(done));
+    complete_while(w, lane, [&](const Warp::AsyncCopy& copy, std::size_t) {
+      return all || copy.group + keep < w.group[lane];
+    });
   }
 }
 void run_wait_group(Warp& w, const Code& c, u32 mask) {
@@ -209,15 +225,30 @@ void run_is_space(Warp& w, const Code& c, u32 mask) {
 
 bool space_of(std::string_view name, Space& space) {
   if (name == "global") space = Space::kGlobal;
-  else if (name == "shared" || name == "shared::cta") space = Space::kShared;
+  else if (name == "shared" || name == "shared::cta" || name == "shared::cluster") space = Space::kShared;
   else if (name == "local") space = Space::kLocal;
   else if (name == "const") space = Space::kConst;
   else if (name == "param" || name == "param::entry" || name == "param::func") space = Space::kParam;
   else return false;
   return true;
 }
-// Modifiers that say how other threads see an access, or how caches treat it. Threads run one after another
-// here.
+// How an access takes part in the memory model. Without a word about it, loads and stores are weak, and
+// atomics are relaxed for the device.
+u8 order_of(const Parts& parts, bool atomic) {
+  const auto has = [&](std::string_view name) {
+    return std::find(parts.begin(), parts.end(), name) != parts.end();
+  };
+  const bool acquire = has("acquire") || has("acq_rel"), release = has("release") || has("acq_rel");
+  u32 order = 0;
+  if (acquire) order |= kAcquire;
+  if (release) order |= kRelease;
+  if (has("volatile") || has("sys") || has("mmio")) order |= kScopeSystem;
+  else if (has("cta")) order |= kScopeBlock;
+  else if (atomic || acquire || release || has("relaxed")) order |= kScopeDevice;
+  if (has("nc") || parts[0] == "ldu") order |= kNonCoherent;
+  return static_cast<u8>(order);
+}
+// Modifiers that say how other threads see an access, or how caches treat it.
 bool is_hint(std::string_view part) {
   static constexpr std::string_view kHints[] = {
       "volatile", "relaxed", "acquire", "release", "acq_rel", "weak", "cta", "gpu", "sys",  "cluster",
@@ -256,6 +287,7 @@ bool find_access(const Parts& parts, Entry& entry) {
   if (!parse_type(parts.back(), type) || type.bytes == 0 || u32{type.bytes} * count > 16) return false;
   entry.flags =
       space_flag(space) | (u32{type.bytes} << 3) | (count << 7) | (type.kind == Type::kSigned ? kSigned : 0u);
+  entry.order = order_of(parts, false);
   entry.run = load ? &run_load : &run_store;
   entry.signature = load ? "v=m" : "mv";
   return true;
@@ -275,10 +307,16 @@ bool find_atomic(const Parts& parts, Entry& entry) {
   if (op == ~0u || !parse_type(parts.back(), type) || type.bytes < 4) return false;
   if (type.kind == Type::kFloat && op != kAdd) return false;
   const std::string l = type.bytes == 4 ? "w" : "l";
+  entry.order = order_of(parts, true);
   entry.run = type.bytes == 4 ? &run_atomic<u32> : &run_atomic<u64>;
   entry.signature = (red ? "m" : l + "=m") + l + (op == kCompare ? l : "");
   entry.flags = space_flag(space) | (op << 12) | (u32{type.kind} << 16) | (red ? 1u << 19 : 0u);
   return true;
+}
+
+void complete_copies(Warp& w, int lane, u64 count) {
+  const u64 completed = w.copies_issued[lane] - w.copies[lane].size();
+  complete_while(w, lane, [&](const Warp::AsyncCopy&, std::size_t i) { return completed + i < count; });
 }
 
 bool find_async(const Parts& parts, Entry& entry) {

@@ -135,7 +135,7 @@ struct Maximum {
 void run_sync(Warp& w, const Code& c, u32 mask) {
   u32 named[32];
   members(w, w.operands(c)[0], named);
-  w.collective(c, mask, named, [](u32) {});
+  w.collective(c, mask, named, [&](u32 lanes) { w.synchronise_lanes(lanes); });
 }
 void run_active(Warp& w, const Code& c, u32 mask) {
   u32 values[32];

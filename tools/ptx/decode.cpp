@@ -5,12 +5,13 @@
 #include <map>
 
 #include "tapestry/tools/ptx/error.h"
+#include "tapestry/tools/ptx/races.h"
 
 // The letters of a signature. Before '=' are destinations, after it sources; after '?' they may be missing.
 //   h w l  a register or immediate of 16, 32, 64 bits     p  a predicate           q  a second predicate:
 //   p|q, may be missing x      a register of any width, or an immediate       m  an address            v  a
-//   register or vector of any width i      an immediate, stored in offset[0]              A digit after a
-//   letter is the length of a vector: w4.
+//   register or vector of any width i      an immediate, stored in offset[0]     t  [tensor map, {coordinates}]
+//   A number after a letter is the length of a vector: w4, w128.
 
 namespace tapestry::ptx {
 namespace {
@@ -73,7 +74,21 @@ constexpr Special kSpecials[] = {{"%tid.x", kTidX},
                                  {"%lanemask_ge", kLaneGe},
                                  {"%dynamic_smem_size", kDynamicShared},
                                  {"%total_smem_size", kTotalShared},
-                                 {"%smid", kZero}};
+                                 {"%smid", kZero},
+                                 {"%cluster_ctarank", kZero},
+                                 {"%cluster_ctaid.x", kZero},
+                                 {"%cluster_ctaid.y", kZero},
+                                 {"%cluster_ctaid.z", kZero},
+                                 {"%cluster_nctarank", kOne},
+                                 {"%cluster_nctaid.x", kOne},
+                                 {"%cluster_nctaid.y", kOne},
+                                 {"%cluster_nctaid.z", kOne},
+                                 {"%clusterid.x", kCtaidX},
+                                 {"%clusterid.y", kCtaidY},
+                                 {"%clusterid.z", kCtaidZ},
+                                 {"%nclusterid.x", kNctaidX},
+                                 {"%nclusterid.y", kNctaidY},
+                                 {"%nclusterid.z", kNctaidZ}};
 
 class Decoder {
  public:
@@ -90,6 +105,10 @@ class Decoder {
       p_.parameter_bytes = offset + v.bytes;
     }
     for (const Function* f : order_) place(*f);
+    for (const Function* f : order_)
+      for (const Instruction& i : f->instructions)
+        for (const Operand& o : i.operands) place_shared(*f, i, o);
+    place_dynamic();
     for (const Function* f : order_) {
       function_ = f;
       frame_ = &frames_[f];
@@ -107,6 +126,7 @@ class Decoder {
       for (const auto& [index, labels] : frame_->tables)
         for (const std::string_view label : *labels) p_.jumps[index].push_back(target(label));
     }
+    find_matrix_registers(p_);
   }
 
  private:
@@ -214,11 +234,26 @@ class Decoder {
     }
     fail(i, "uses " + quoted(name.substr(0, name.find('@'))) + ", which was not declared");
   }
+  // Static shared variables get their places before instructions are decoded, because dynamic shared memory lies
+  // behind them.
+  void place_shared(const Function& f, const Instruction& i, const Operand& o) {
+    for (const Operand& element : o.elements) place_shared(f, i, element);
+    if ((o.kind != Operand::kSymbol && o.kind != Operand::kAddress) || o.name.empty()) return;
+    for (const auto* list : {&f.variables, &module_.variables})
+      for (const Variable& v : *list)
+        if (v.name == o.name && v.space == Space::kShared) {
+          if (!v.dynamic) shared(i, v);
+          else dynamic_align_ = std::max(dynamic_align_, v.align);
+          return;
+        }
+  }
+  // No more than 16 bytes of alignment can be relied on, unless the variable asks for more.
+  void place_dynamic() { p_.dynamic_offset = round_up(p_.shared_bytes, dynamic_align_); }
   std::uint64_t shared(const Instruction& i, const Variable& v) {
     if (const auto found = shared_.find(&v); found != shared_.end()) return found->second;
     if (v.dynamic) {
       p_.dynamic_shared = v.name;
-      return kDynamicSharedOffset;
+      return p_.dynamic_offset;
     }
     const std::uint64_t offset = round_up(p_.shared_bytes, std::max<std::uint32_t>(v.align, 16));
     p_.shared.push_back({v.name.substr(0, v.name.find('@')), offset, v.bytes});
@@ -290,25 +325,29 @@ class Decoder {
   // function.
   void memory(const Instruction& i, Code& c, const Operand& o, int number, Space* space) {
     if (o.kind != Operand::kAddress) fail(i, "needs an address in brackets");
-    c.offset[number] = static_cast<std::int64_t>(o.value);
+    // A third address has its constant part in another Ref.
+    std::int64_t third = 0;
+    std::int64_t& offset = number < 2 ? c.offset[number] : third;
+    offset = static_cast<std::int64_t>(o.value);
     if (o.index >= 0) {
       const Ref base = reg(o);
       if (base.width != 4 && base.width != 8) fail(i, "has an address that is no register of 32 or 64 bits");
       if (space && *space == Space::kParam && !function_->is_entry) *space = Space::kLocal;
       p_.refs.push_back(base);
+      if (number >= 2) p_.refs.push_back(constant(8, static_cast<std::uint64_t>(offset)));
       return;
     }
     p_.refs.push_back(constant(8, 0));
-    if (o.name.empty()) return;
     Space found{};
-    c.offset[number] += static_cast<std::int64_t>(address(i, o.name, found));
-    if (!space) return;
+    if (!o.name.empty()) offset += static_cast<std::int64_t>(address(i, o.name, found));
+    if (number >= 2) p_.refs.push_back(constant(8, static_cast<std::uint64_t>(offset)));
+    if (!space || o.name.empty()) return;
     if (*space == Space::kGeneric) {
       const std::uint64_t window = found == Space::kShared  ? kSharedWindow
                                    : found == Space::kLocal ? kLocalWindow
                                    : found == Space::kParam ? kParamWindow
                                                             : 0;
-      c.offset[number] += static_cast<std::int64_t>(window);
+      offset += static_cast<std::int64_t>(window);
       return;
     }
     const bool global = *space == Space::kGlobal || *space == Space::kConst;
@@ -333,8 +372,12 @@ class Decoder {
     if (decode_control(i) || decode_mov(i)) return;
     Entry e;
     if (!find_entry(i.opcode, e)) throw ParseError(i.line, "unknown instruction " + quoted(i.opcode));
+    if (e.signature.find('*') != e.signature.npos)
+      choose_wgmma_operands(e, i.operands.size() > 1 && i.operands[1].kind == Operand::kVector);
     Code& c = emit(i, e.run);
     c.flags = e.flags;
+    p_.uses_async = p_.uses_async || e.uses_async;
+    c.order = e.order;
     apply(i, c, e.signature);
   }
   void apply(const Instruction& i, Code& c, const std::string& signature) {
@@ -347,6 +390,7 @@ class Decoder {
       const char kind = signature[s];
       if (kind == '=' || kind == '?') {
         destination = destination && kind != '=';
+        if (kind == '=') c.destinations = static_cast<std::uint16_t>(p_.refs.size() - c.first);
         optional = optional || kind == '?';
         continue;
       }
@@ -364,13 +408,22 @@ class Decoder {
         Space space = static_cast<Space>(c.flags & 7);
         memory(i, c, o, addresses, addresses == 0 ? &space : nullptr);
         if (addresses++ == 0) c.flags = (c.flags & ~7u) | static_cast<std::uint32_t>(space);
+      } else if (kind == 't') {
+        const auto rank = static_cast<std::size_t>(signature[++s] - '0');
+        Space space = Space::kGeneric;
+        memory(i, c, o, addresses++, &space);
+        if (o.elements.size() != 1 || o.elements[0].elements.size() != rank)
+          fail(i, "needs [tensor map, {" + std::to_string(rank) + " coordinates}]");
+        for (const Operand& x : o.elements[0].elements) p_.refs.push_back(operand(i, x, 'w', false));
       } else if (kind == 'i') {
         if (o.kind != Operand::kImmediate || o.bytes != 0) fail(i, "needs an integer");
         c.offset[0] = static_cast<std::int64_t>(o.value);
       } else if (kind == 'v') {
         decode_vector(i, c, o, destination);
       } else if (has_count) {
-        const auto count = static_cast<std::size_t>(signature[++s] - '0');
+        std::size_t count = 0;
+        for (; s + 1 < signature.size() && signature[s + 1] >= '0' && signature[s + 1] <= '9'; ++s)
+          count = 10 * count + static_cast<std::size_t>(signature[s + 1] - '0');
         const bool one = count == 1 && o.kind != Operand::kVector;
         if (!one && (o.kind != Operand::kVector || o.elements.size() != count))
           fail(i, "has a vector of the wrong length");
@@ -425,6 +478,7 @@ class Decoder {
     if (found == table().end()) return false;
     Code& c = emit(i, found->second.run);
     apply(i, c, signature);
+    if (!to_vector && !from_vector && type.bytes == 4) c.touches = Code::kMatrixMove;  // until find_matrix_registers
     return true;
   }
 
@@ -458,9 +512,11 @@ class Decoder {
     } else if (op.starts_with("membar.") || op.starts_with("fence.") || op.starts_with("prefetch.") ||
                op.starts_with("nanosleep.") || op.starts_with("griddepcontrol.") ||
                op.starts_with("prefetchu.")) {
-      if (op.find("mbarrier") != op.npos || op.find("proxy") != op.npos || op.find("cluster") != op.npos)
-        return false;
-      emit(i, &run_nothing);
+      if (op.find("mbarrier") != op.npos || op.find("proxy") != op.npos) return false;
+      const bool membar = op.starts_with("membar."), fence = op.starts_with("fence.");
+      Code& c = emit(i, membar || fence ? &run_fence : &run_nothing);
+      c.order = op.ends_with(".cta") ? kScopeBlock : op.ends_with(".sys") ? kScopeSystem : kScopeDevice;
+      c.flags = membar || op.starts_with("fence.sc") ? 1 : 0;  // sequentially consistent
     } else {
       return false;
     }
@@ -507,6 +563,7 @@ class Decoder {
   std::vector<const Function*> order_;
   std::map<const Function*, Frame> frames_;
   std::map<const Variable*, std::uint64_t> shared_;
+  std::uint32_t dynamic_align_ = 16;
   std::map<std::pair<std::uint8_t, std::uint64_t>, std::size_t> constants_;
   const Function* function_ = nullptr;
   Frame* frame_ = nullptr;
@@ -522,7 +579,8 @@ bool find_entry(std::string_view opcode, Entry& entry) {
   }
   const Parts parts = split(opcode);
   return find_convert(parts, entry) || find_access(parts, entry) || find_atomic(parts, entry) ||
-         find_async(parts, entry);
+         find_async(parts, entry) || find_mbarrier(parts, entry) || find_bulk(parts, entry) ||
+         find_wgmma(parts, entry);
 }
 
 Program decode(const Module& module, const Function& function, const AddressOf& address_of) {
@@ -531,10 +589,21 @@ Program decode(const Module& module, const Function& function, const AddressOf& 
   Program program;
   Decoder decoder(module, address_of, program);
   decoder.run(function);
-  if (!program.dynamic_shared.empty() && program.shared_bytes > kDynamicSharedOffset)
+  if (!program.dynamic_shared.empty() && program.shared_bytes > kMaxSharedAddress)
     throw ParseError(function.line, quoted(function.name) + " has too much static shared memory");
   return program;
 }
+
+std::string Program::line_of(const Instruction& i) const {
+  const auto place = [&](int file, int line) {
+    const auto found = module->files.find(file);
+    return found == module->files.end() || line <= 0 ? "" : found->second + ":" + std::to_string(line);
+  };
+  const std::string here = place(i.file, i.source_line), call = place(i.call_file, i.call_line);
+  if (here.empty()) return "line " + std::to_string(i.line) + " of the PTX";
+  return call.empty() ? here : call + ", which calls " + here.substr(here.find_last_of('/') + 1);
+}
+std::string Program::line_of(std::uint32_t pc) const { return line_of(*code[pc].source); }
 
 const Function* Program::function_at(std::uint32_t pc) const {
   const Function* found = nullptr;

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
+#include "tapestry/tools/ptx/async.h"
 #include "tapestry/tools/ptx/decode.h"
 #include "tapestry/tools/ptx/parser.h"
+#include "tapestry/tools/ptx/registers.h"
 #include "tapestry/tools/ptx/warp.h"
 
 namespace tapestry::ptx {
@@ -27,7 +30,8 @@ std::string lanes_text(const Warp& w, u32 lanes, const Launch& l) {
 class Scheduler {
  public:
   Scheduler(Launch& launch, Block& block)
-      : l_(launch), threads_(launch.block.x * launch.block.y * launch.block.z) {
+      : l_(launch), b_(block), async_(block.async.get()),
+        threads_(launch.block.x * launch.block.y * launch.block.z) {
     for (u32 number = 0; number * 32 < threads_; ++number) warps_.emplace_back(block, number, threads_);
   }
 
@@ -46,14 +50,37 @@ class Scheduler {
           if (w.ready()) ready.push_back(&w);
         if (!ready.empty()) ready[l_.random.below(static_cast<u32>(ready.size()))]->run();
         ran = !ready.empty();
+        if (async_ && ran) disturb();
       }
-      if (std::all_of(warps_.begin(), warps_.end(), [](const Warp& w) { return w.ended(); })) return;
+      if (std::all_of(warps_.begin(), warps_.end(), [](const Warp& w) { return w.ended(); })) {
+        if (async_) async_->finish();
+        return;
+      }
       if (release_barriers() || ran) continue;
+      if (async_ && wake()) continue;
       explain();
     }
   }
 
  private:
+  // No thread can run. Wakes those that wait for events, and completes an asynchronous operation if nothing has
+  // happened since they were woken last.
+  bool wake() {
+    bool waits = false;
+    for (const Warp& w : warps_) waits = waits || w.at_event() != 0;
+    if (!waits) return false;
+    if (async_->progress != progress_ || async_->complete_one()) fruitless_ = 0;
+    else if (++fruitless_ > kMaxFruitless) return false;
+    progress_ = async_->progress;
+    for (Warp& w : warps_) w.wake();
+    return true;
+  }
+  // In random order, operations complete and threads wake at any time.
+  void disturb() {
+    if (l_.random.below(16) == 0) async_->complete_one();
+    if (l_.random.below(4) == 0)
+      for (Warp& w : warps_) w.wake();
+  }
   // Releases each barrier that all its threads have reached.
   bool release_barriers() {
     bool released = false;
@@ -68,11 +95,15 @@ class Scheduler {
       }
       if (arrived == 0 || arrived < (wanted != 0 ? wanted : live)) continue;
       check(barrier, arrived, wanted);
+      std::vector<u32> came;
       for (Warp& w : warps_) {
         u32 lanes = 0;
         each(w, barrier, [&](int lane) { lanes |= 1u << lane; });
         w.release(lanes);
+        came.push_back(lanes);
       }
+      if (b_.races) b_.races->barrier(came, came);
+      if (l_.observer) l_.observer->barrier();
       released = true;
     }
     return released;
@@ -117,6 +148,11 @@ class Scheduler {
   }
   // Nothing can run: says which threads wait for which.
   [[noreturn]] void explain() const {
+    for (const Warp& w : warps_)
+      if (const u32 waits = w.at_event(); waits != 0) {
+        const int lane = std::countr_zero(waits);
+        w.fail(l_.program->code[w.event(lane).pc], lane, async_->explain(w, lane));
+      }
     for (const Warp& w : warps_) {
       if (w.at_collective() == 0) continue;
       const int lane = std::countr_zero(w.at_collective());
@@ -154,8 +190,14 @@ class Scheduler {
     throw KernelError("[ptx] kernel '" + l_.program->entry->name + "': no thread can go on");
   }
 
+  // A thread that tests an mbarrier in a loop of its own may do something else after some failures.
+  static constexpr int kMaxFruitless = 1000;
   Launch& l_;
+  Block& b_;
+  Async* async_;
   u32 threads_;
+  u64 progress_ = 0;
+  int fruitless_ = 0;
   std::vector<Warp> warps_;
 };
 
@@ -164,7 +206,7 @@ class Scheduler {
 Machine::Machine() = default;
 Machine::~Machine() = default;
 
-void Machine::load(std::string text) {
+std::size_t Machine::load(std::string text) {
   auto loaded = std::make_unique<Loaded>();
   loaded->module = parse(std::move(text));
   for (const Variable& v : loaded->module.variables) {
@@ -184,6 +226,7 @@ void Machine::load(std::string text) {
       memory_.write(loaded->addresses[v.name] + r.offset, &value, sizeof value);
     }
   modules_.push_back(std::move(loaded));
+  return modules_.size() - 1;
 }
 
 std::vector<std::string> Machine::kernels() const {
@@ -194,23 +237,29 @@ std::vector<std::string> Machine::kernels() const {
   return names;
 }
 
-u64 Machine::address_of(const std::string& variable) const {
-  for (const auto& loaded : modules_)
-    if (const auto found = loaded->addresses.find(variable); found != loaded->addresses.end())
+u64 Machine::address_of(const std::string& variable, std::size_t module) const {
+  for (std::size_t i = 0; i < modules_.size(); ++i) {
+    const auto& addresses = modules_[i]->addresses;
+    if (const auto found = addresses.find(variable);
+        found != addresses.end() && (module == kAnyModule || module == i))
       return found->second;
+  }
   return 0;
 }
 
-const Program& Machine::program(const std::string& kernel) {
-  if (const auto found = programs_.find(kernel); found != programs_.end()) return found->second;
-  for (const auto& loaded : modules_) {
+const Program& Machine::program(const std::string& kernel, std::size_t module) {
+  const auto key = std::pair(module, kernel);
+  if (const auto found = programs_.find(key); found != programs_.end()) return found->second;
+  for (std::size_t i = 0; i < modules_.size(); ++i) {
+    if (module != kAnyModule && module != i) continue;
+    const auto& loaded = modules_[i];
     const Function* const f = loaded->module.find(kernel);
     if (!f || !f->is_entry) continue;
     const AddressOf address_of = [&](std::string_view name) -> u64 {
       const auto found = loaded->addresses.find(name);
       return found == loaded->addresses.end() ? 0 : found->second;
     };
-    return programs_[kernel] = decode(loaded->module, *f, address_of);
+    return programs_[key] = decode(loaded->module, *f, address_of);
   }
   throw UsageError("[ptx] no module that was loaded has a kernel '" + kernel + "'");
 }
@@ -232,11 +281,10 @@ std::vector<std::byte> Machine::pack(const std::string& kernel, const void* cons
   return bytes;
 }
 
-Counts Machine::launch(const std::string& kernel, Dim grid, Dim block, u64 shared_bytes,
-                       const void* parameters, u64 parameter_bytes) {
-  const Program& p = program(kernel);
+Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, const void* parameters,
+                       u64 parameter_bytes) {
   const auto refuse = [&](const std::string& what) {
-    throw UsageError("[ptx] launch of '" + kernel + "': " + what);
+    throw UsageError("[ptx] launch of '" + p.entry->name + "': " + what);
   };
   const u64 threads = u64{block.x} * block.y * block.z, blocks = u64{grid.x} * grid.y * grid.z;
   if (threads == 0 || threads > 1024 || block.x > 1024 || block.y > 1024 || block.z > 64)
@@ -269,25 +317,57 @@ Counts Machine::launch(const std::string& kernel, Dim grid, Dim block, u64 share
     for (u64 i = 0; i < blocks; ++i) order.push_back(i);
     for (u64 i = blocks; i > 1; --i) std::swap(order[i - 1], order[l.random.below(static_cast<u32>(i))]);
   }
+  std::optional<Races> races;
+  if (options_.check_races) {
+    races.emplace(static_cast<u32>(threads),
+                  Races::Rules{options_.allow_equal_writes, options_.reads_acquire});
+    l.races = &*races;
+    if (options_.collect_races) l.findings = &findings_;
+  }
+  std::optional<Observer> observer;
+  if (options_.count || work_ != StreamOrder::kNone) l.observer = &observer.emplace(p, options_.count, true);
+  if (options_.check_initialised && checked_.insert(p.entry).second)
+    if (const auto reads = reads_of_unwritten_registers(*p.entry); !reads.empty()) {
+      checked_.erase(p.entry);
+      throw KernelError("[ptx] kernel '" + p.entry->name + "', " + p.line_of(*reads[0]) + " (" +
+                        std::string(reads[0]->opcode) + "): reads a register that no other instruction writes");
+    }
   Block b;
   b.launch = &l;
+  if (races) b.races = std::make_unique<BlockRaces>(*races);
   const u64 static_end = p.shared_bytes,
-            size = shared_bytes != 0 ? kDynamicSharedOffset + shared_bytes : static_end;
+            size = shared_bytes != 0 ? p.dynamic_offset + shared_bytes : static_end;
+  if (p.uses_async && size > kMaxSharedAddress)
+    refuse("its shared memory with the gaps between variables ends at " + std::to_string(size) +
+           ", beyond what descriptors can address");
   b.shared.data.resize(size);
   b.shared.states.resize(size);
   for (u64 i = 0; i < blocks; ++i) {
     const u64 n = order.empty() ? i : order[i];
     b.index = {static_cast<u32>(n % grid.x), static_cast<u32>(n / grid.x % grid.y),
                static_cast<u32>(n / grid.x / grid.y)};
+    b.number = static_cast<u32>(n);
+    if (b.races) b.races->begin_block(b.number);
     // Shared memory begins full of NaN, without initialised bytes.
     const auto clear = [&](u64 offset, u64 bytes) {
       std::fill_n(b.shared.data.begin() + static_cast<std::ptrdiff_t>(offset), bytes, std::byte{0xff});
       std::fill_n(b.shared.states.begin() + static_cast<std::ptrdiff_t>(offset), bytes, kUninitialised);
     };
     for (const Program::Place& v : p.shared) clear(v.offset, v.bytes);
-    if (shared_bytes != 0) clear(kDynamicSharedOffset, shared_bytes);
+    if (shared_bytes != 0) clear(p.dynamic_offset, shared_bytes);
+    if (p.uses_async) b.async = std::make_shared<Async>(b);
     Scheduler(l, b).run();
   }
+  if (options_.count) {
+    counters_ = observer->result();
+    counters_.launches = 1;
+    counters_.blocks = blocks;
+    counters_.threads = blocks * threads;
+  }
+  if (work_ != StreamOrder::kNone)
+    observer->footprint().each([&](u64 address, u64 bytes, bool write, const Footprint::Touch& t) {
+      order_->access(work_, address, bytes, write, [&] { return Warp::where(l, t.pc, t.block, t.thread); });
+    });
   return l.counts;
 }
 

@@ -9,6 +9,9 @@
 namespace tapestry::ptx {
 namespace {
 
+constexpr std::size_t kMostFreed = 1024;
+constexpr std::uint64_t kMostKept = 64 << 20;
+
 bool begins_before(std::uint64_t address, const Allocation& a) { return address < a.begin; }
 std::string bytes_text(std::uint64_t n) { return std::to_string(n) + (n == 1 ? " byte" : " bytes"); }
 
@@ -35,6 +38,7 @@ std::uint64_t Memory::allocate(std::uint64_t bytes) {
   a.data = a.owned_data.get() + (a.begin - address);
   a.states = a.owned_states.get();
   const std::uint64_t begin = a.begin;
+  forget(begin, begin + bytes);
   allocations_.insert(std::upper_bound(allocations_.begin(), allocations_.end(), begin, begins_before),
                       std::move(a));
   return begin;
@@ -46,6 +50,7 @@ void Memory::add(std::uint64_t begin, void* data, std::uint64_t bytes, bool init
       (next != allocations_.end() && next->begin < begin + bytes) ||
       (next != allocations_.begin() && std::prev(next)->end() > begin))
     throw UsageError("[ptx] memory at " + hex(begin) + " is empty or overlaps other memory");
+  forget(begin, begin + bytes);
   Allocation a;
   a.begin = begin;
   a.bytes = bytes;
@@ -58,10 +63,23 @@ void Memory::add(std::uint64_t begin, void* data, std::uint64_t bytes, bool init
   allocations_.insert(next, std::move(a));
 }
 
-void Memory::remove(std::uint64_t address) {
+void Memory::remove(std::uint64_t address, std::string by) {
   const Allocation* const found = find(address);
   if (!found || found->begin != address) throw UsageError("[ptx] no allocation begins at " + hex(address));
-  allocations_.erase(allocations_.begin() + (found - allocations_.data()));
+  const auto at = allocations_.begin() + (found - allocations_.data());
+  if (at->owned_data) kept_bytes_ += at->bytes;
+  freed_.push_back({at->begin, at->bytes, std::move(by), std::move(at->owned_data)});
+  allocations_.erase(at);
+  while (freed_.size() > kMostFreed || kept_bytes_ > kMostKept) {
+    if (freed_.front().data) kept_bytes_ -= freed_.front().bytes;
+    freed_.pop_front();
+  }
+}
+
+// New memory is where something had been freed.
+void Memory::forget(std::uint64_t begin, std::uint64_t end) {
+  std::erase_if(freed_,
+                [&](const Freed& f) { return !f.data && f.begin < end && begin < f.begin + f.bytes; });
 }
 
 const Allocation* Memory::find(std::uint64_t address) const {
@@ -100,6 +118,11 @@ std::uint64_t Memory::uninitialised(std::uint64_t address, std::uint64_t bytes) 
 }
 
 std::string Memory::describe(std::uint64_t address, std::uint64_t bytes) const {
+  for (auto f = freed_.rbegin(); f != freed_.rend(); ++f)
+    if (address >= f->begin && address < f->begin + f->bytes && !find(address))
+      return "byte " + std::to_string(address - f->begin) + " of memory that was freed" +
+             (f->by.empty() ? "" : " by " + f->by) + ", an allocation of " + bytes_text(f->bytes) + " at " +
+             hex(f->begin);
   const auto next = std::upper_bound(allocations_.begin(), allocations_.end(), address, begins_before);
   const Allocation* const before = next == allocations_.begin() ? nullptr : &*std::prev(next);
   const Allocation* const after = next == allocations_.end() ? nullptr : &*next;

@@ -2,6 +2,7 @@
 // Global memory: what the host has allocated, and which of its bytes were written.
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,7 +13,7 @@ namespace tapestry::ptx {
 // The state of a byte. Shared and local memory have it too.
 /// Addresses from here on are windows (program.h).
 constexpr std::uint64_t kMaxAddress = std::uint64_t{1} << 56;
-constexpr std::uint8_t kNoMemory = 0, kUninitialised = 1, kInitialised = 3, kInFlight = 5;
+constexpr std::uint8_t kNoMemory = 0, kUninitialised = 1, kInitialised = 3, kInFlight = 5, kInBulkFlight = 7;
 
 struct Allocation {
   std::uint64_t begin = 0, bytes = 0;
@@ -39,7 +40,9 @@ class Memory {
   /// The same for memory that has another address on the device.
   void add(std::uint64_t address, void* data, std::uint64_t bytes, bool initialised);
   /// Ends an allocation or registration that begins at this address. Throws a UsageError if there is none.
-  void remove(std::uint64_t address);
+  /// Messages about later accesses say that the memory was freed, and by whom: "cudaFree". The bytes of own
+  /// allocations are kept for a while, so that new allocations do not get the same address at once.
+  void remove(std::uint64_t address, std::string by = {});
   /// Copies to the device; the bytes become initialised. Throws a UsageError if the range is not inside one
   /// allocation.
   void write(std::uint64_t address, const void* from, std::uint64_t bytes);
@@ -55,7 +58,15 @@ class Memory {
 
  private:
   const Allocation& range(std::uint64_t address, std::uint64_t bytes) const;
+  void forget(std::uint64_t begin, std::uint64_t end);
   std::vector<Allocation> allocations_;  // by address
+  struct Freed {
+    std::uint64_t begin, bytes;
+    std::string by;
+    std::unique_ptr<std::byte[]> data;
+  };
+  std::deque<Freed> freed_;
+  std::uint64_t kept_bytes_ = 0;
 };
 
 std::string hex(std::uint64_t value);

@@ -1,6 +1,7 @@
 #include "tapestry/tools/ptx/parser.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -28,6 +29,7 @@ class Parser {
  private:
   // The names that one { } declares. Registers that a number names ("%r<94>") are found by their prefix.
   struct Scope {
+    int number = 0;
     struct Range {
       std::int32_t first;
       std::uint64_t count;
@@ -268,7 +270,8 @@ class Parser {
     if (!accept(";")) {
       f.has_body = true;
       function_ = &f;
-      file_ = source_line_ = 0;
+      file_ = source_line_ = call_file_ = call_line_ = 0;
+      calls_.clear();
       parse_body(f);
       function_ = nullptr;
     }
@@ -306,12 +309,15 @@ class Parser {
     std::vector<Scope> scopes(1);
     scopes_ = &scopes;
     uses_.clear();
+    labels_.clear();
+    parents_.assign(1, -1);
     while (!scopes.empty()) {
       const Token token = peek();
       if (token.kind == Token::kEnd) fail(open, "the body of " + quoted(f.name) + " has no end");
       if (accept("{")) {
         if (scopes.size() >= kMaxScopes) fail(token, "scopes are nested too deeply");
-        scopes.emplace_back();
+        parents_.push_back(scopes.back().number);
+        scopes.emplace_back().number = static_cast<int>(parents_.size()) - 1;
       } else if (accept("}")) {
         scopes.pop_back();
       } else if (token.is("@") || (token.kind == Token::kWord && token.text[0] != '.')) {
@@ -320,9 +326,30 @@ class Parser {
         parse_body_directive(f);
       }
     }
-    for (const auto& [label, line] : uses_)
-      if (!f.labels.contains(label) && !f.branch_targets.contains(label))
-        throw ParseError(line, "the label " + quoted(label) + " does not exist");
+    for (const Use& use : uses_) {
+      std::string_view& name = use.table.empty() ? f.instructions[use.instruction].operands[use.operand].name
+                                                 : f.branch_targets[use.table][use.operand];
+      if (!resolve_label(name, use.scope) && !f.branch_targets.contains(name))
+        throw ParseError(use.line, "the label " + quoted(name) + " does not exist");
+    }
+  }
+  // Labels are local to their scope. Two scopes of a function may have a label of the same name, as inline
+  // assembly in a loop does that is unrolled.
+  bool resolve_label(std::string_view& name, int scope) const {
+    for (; scope >= 0; scope = parents_[static_cast<std::size_t>(scope)])
+      if (const auto found = labels_.find({scope, name}); found != labels_.end()) {
+        name = found->second;
+        return true;
+      }
+    return false;
+  }
+  void define_label(Function& f, const Token& label) {
+    const int scope = scopes_->back().number;
+    const std::string_view unique =
+        scope == 0 ? label.text : intern(std::string(label.text) + "@" + std::to_string(scope));
+    if (!labels_.emplace(std::pair(scope, label.text), unique).second)
+      fail(label, "the label " + quoted(label.text) + " exists twice");
+    f.labels[unique] = static_cast<std::uint32_t>(f.instructions.size());
   }
   void parse_body_directive(Function& f) {
     const Token token = next();
@@ -332,14 +359,25 @@ class Parser {
     } else if (t == ".loc") {
       file_ = static_cast<int>(expect_small());
       source_line_ = static_cast<int>(expect_small());
-      expect_number();
+      const Position here{file_, source_line_, static_cast<int>(expect_small())};
+      call_file_ = call_line_ = 0;
       if (accept(",")) {  // function_name $L [+ n], inlined_at file line column
         expect("function_name");
         expect_word("a label");
         if (accept("+")) expect_number();
         expect(",");
         expect("inlined_at");
-        for (int i = 0; i < 3; ++i) expect_number();
+        Position call;
+        for (int& n : call) n = static_cast<int>(expect_small());
+        calls_[here] = call;
+        // The call may be inlined itself.
+        for (int depth = 0; depth < 64; ++depth) {
+          const auto outer = calls_.find(call);
+          if (outer == calls_.end() || outer->second == call) break;
+          call = outer->second;
+        }
+        call_file_ = call[0];
+        call_line_ = call[1];
       }
     } else if (t == ".pragma") {
       skip_to_semicolon();
@@ -393,25 +431,28 @@ class Parser {
         auto& targets = f.branch_targets[opcode.text];
         do {
           const Token target = expect_word("a label");
+          uses_.push_back({0, targets.size(), opcode.text, scopes_->back().number, target.line});
           targets.push_back(target.text);
-          uses_.emplace_back(target.text, target.line);
         } while (accept(","));
         expect(";");
         return;
       }
-      if (!f.labels.emplace(opcode.text, static_cast<std::uint32_t>(f.instructions.size())).second)
-        fail(opcode, "the label " + quoted(opcode.text) + " exists twice");
+      define_label(f, opcode);
       return;
     }
     i.opcode = opcode.text;
     i.line = opcode.line;
     i.file = file_;
     i.source_line = source_line_;
+    i.call_file = call_file_;
+    i.call_line = call_line_;
     const bool branch = i.opcode == "bra" || i.opcode.starts_with("bra.") || i.opcode.starts_with("brx.");
     while (!peek().is(";")) {
       i.operands.push_back(parse_operand(0));
       Operand& last = i.operands.back();
-      if (branch && last.kind == Operand::kSymbol) uses_.emplace_back(last.name, begin.line);
+      if (branch && last.kind == Operand::kSymbol)
+        uses_.push_back(
+            {f.instructions.size(), i.operands.size() - 1, {}, scopes_->back().number, begin.line});
       if (i.operands.size() > 64) fail(begin, "the instruction has too many operands");
       if (!accept(",") && !peek().is(";")) fail(peek(), "expected ',' or ';', found " + quoted(peek().text));
     }
@@ -476,7 +517,7 @@ class Parser {
       const std::string_view close = token.is("{") ? "}" : ")";
       while (!accept(close)) {
         o.elements.push_back(parse_operand(depth + 1));
-        if (o.elements.size() > 64) fail(token, "the vector has too many elements");
+        if (o.elements.size() > 256) fail(token, "the vector has too many elements");
         if (!peek().is(close)) expect(",");
       }
       return o;
@@ -489,6 +530,7 @@ class Parser {
         parse_offset(o);
       }
       o.kind = Operand::kAddress;
+      if (accept(",")) o.elements.push_back(parse_operand(depth + 1));  // [tensor map, {coordinates}]
       expect("]");
       return o;
     }
@@ -522,10 +564,20 @@ class Parser {
   Lexer lexer_;
   Function* function_ = nullptr;
   std::vector<Scope>* scopes_ = nullptr;
-  std::vector<std::pair<std::string_view, int>> uses_;
+  // A label that an operand of an instruction names, or an element of a .branchtargets.
+  struct Use {
+    std::size_t instruction, operand;
+    std::string_view table;
+    int scope, line;
+  };
+  std::vector<Use> uses_;
+  std::map<std::pair<int, std::string_view>, std::string_view> labels_;  // by scope
+  std::vector<int> parents_;                                             // of scopes
   bool external_ = false;
   int element_bytes_ = 1;
-  int file_ = 0, source_line_ = 0;
+  int file_ = 0, source_line_ = 0, call_file_ = 0, call_line_ = 0;
+  using Position = std::array<int, 3>;  // file, line, column
+  std::map<Position, Position> calls_;  // of inlined positions
 };
 
 }  // namespace

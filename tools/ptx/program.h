@@ -33,8 +33,12 @@ struct Code {
   std::uint32_t count = 0;
   std::int64_t offset[2] = {0, 0};  // of its first and second address, or the target of a branch
   std::uint32_t flags = 0;          // their meaning depends on the instruction
+  std::uint8_t order = 0;           // how its accesses take part in the memory model: Order in races.h
   std::uint32_t predicate = 0;
   std::int8_t guard = 0;  // 0: none; 1: @p; -1: @!p
+  /// Whether it reads or writes registers that some wgmma also uses; a plain mov may, see wgmma.cpp.
+  enum Touches : std::uint8_t { kNothing, kMatrix, kMatrixMove } touches = kNothing;
+  std::uint16_t destinations = 0;  // its first operands
   const Instruction* source = nullptr;
 };
 
@@ -43,6 +47,8 @@ struct Entry {
   Handler run = nullptr;
   std::string signature;
   std::uint32_t flags = 0;
+  bool uses_async = false;  // it needs the block's Async
+  std::uint8_t order = 0;  // of accesses: Order in races.h
 };
 using Table = std::unordered_map<std::string, Entry>;
 
@@ -61,6 +67,15 @@ bool find_convert(const Parts& parts, Entry& entry);
 bool find_access(const Parts& parts, Entry& entry);
 bool find_atomic(const Parts& parts, Entry& entry);
 bool find_async(const Parts& parts, Entry& entry);
+bool find_mbarrier(const Parts& parts, Entry& entry);
+bool find_bulk(const Parts& parts, Entry& entry);
+bool find_wgmma(const Parts& parts, Entry& entry);
+/// The signature of wgmma.mma_async depends on whether A is in registers.
+void choose_wgmma_operands(Entry& entry, bool registers);
+
+struct Program;
+/// Finds the registers that wgmma works on, and the instructions that touch them (wgmma.cpp).
+void find_matrix_registers(Program& program);
 
 // Control flow; decode.cpp refers to them.
 void run_branch(Warp& w, const Code& c, std::uint32_t mask);
@@ -71,6 +86,7 @@ void run_return(Warp& w, const Code& c, std::uint32_t mask);
 void run_copies(Warp& w, const Code& c, std::uint32_t mask);
 void run_trap(Warp& w, const Code& c, std::uint32_t mask);
 void run_barrier(Warp& w, const Code& c, std::uint32_t mask);
+void run_fence(Warp& w, const Code& c, std::uint32_t mask);
 void run_nothing(Warp& w, const Code& c, std::uint32_t mask);
 
 /// The rows of special registers, at the start of the warp's registers.
@@ -98,6 +114,7 @@ enum SpecialRow : std::uint32_t {
   kDynamicShared,
   kTotalShared,
   kZero,
+  kOne,
   kSpecialRows
 };
 constexpr std::uint32_t kRowBytes = 32 * 8;
@@ -109,9 +126,8 @@ constexpr std::uint32_t kTrash = kSpecialRows * 128, kFirstRegister = kTrash + k
 constexpr std::uint64_t kSharedWindow = std::uint64_t{1} << 56, kLocalWindow = std::uint64_t{2} << 56,
                         kParamWindow = std::uint64_t{3} << 56, kWindow = std::uint64_t{1} << 56;
 
-/// Dynamic shared memory begins here, behind static shared memory, in every kernel. So its address is known
-/// before all static variables have their places.
-constexpr std::uint64_t kDynamicSharedOffset = std::uint64_t{1} << 18;
+/// Descriptors of wgmma name addresses of shared memory with 18 bits.
+constexpr std::uint64_t kMaxSharedAddress = std::uint64_t{1} << 18;
 
 struct Program {
   const Module* module = nullptr;
@@ -133,8 +149,15 @@ struct Program {
   /// Shared memory that a GPU would use: without the gaps.
   std::uint64_t shared_without_gaps = 0;
   std::string dynamic_shared;  // the name of the dynamic variable
+  /// Dynamic shared memory begins here, behind the static variables.
+  std::uint64_t dynamic_offset = 0;
   std::vector<Place> parameters;
   std::uint64_t parameter_bytes = 0;
+
+  bool uses_async = false;
+  /// By multiples of 32 bytes of a register's offset: its number among those that wgmma uses, from 1; or 0.
+  std::vector<std::uint16_t> matrix_registers;
+  std::uint32_t matrix_register_count = 0;
 
   struct Copy {
     std::uint64_t to, from, bytes;  // offsets in local memory
@@ -143,6 +166,9 @@ struct Program {
   std::vector<std::vector<std::uint32_t>> jumps;  // of brx.idx
 
   const Function* function_at(std::uint32_t pc) const;
+  /// "k.cu:12", or the line of the PTX if nvcc ran without -lineinfo.
+  std::string line_of(std::uint32_t pc) const;
+  std::string line_of(const Instruction& instruction) const;
   std::vector<std::pair<std::uint32_t, const Function*>> functions;  // by their first instruction, ascending
 };
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tapestry/tools/ptx/async.h"
+
 namespace tapestry::ptx {
 namespace {
 
@@ -23,11 +25,14 @@ Warp::Warp(Block& block, std::uint32_t number, std::uint32_t threads)
       program_(block.launch->program),
       refs_(program_->refs.data()),
       registers_(program_->register_bytes + 64),
+      races_(block.races.get()),
+      observer_(block.launch->observer),
       number_(number) {
   // Rows are aligned to 32 bytes. No instruction writes a constant: destinations are registers.
   const auto address = reinterpret_cast<std::uintptr_t>(registers_.data());
   bases_[0] = registers_.data() + ((32 - address % 32) % 32);
   bases_[1] = const_cast<std::byte*>(program_->constants.data());
+  prepare_matrix_registers(*this);
   const Launch& l = *block.launch;
   const u32 here = std::min(32u, threads - 32 * number);
   existing_ = alive_ = here == 32 ? kAllLanes : (1u << here) - 1;
@@ -46,7 +51,8 @@ Warp::Warp(Block& block, std::uint32_t number, std::uint32_t threads)
                          {kNwarpId, (threads + 31) / 32},
                          {kDynamicShared, static_cast<u32>(l.shared_bytes)},
                          {kTotalShared, static_cast<u32>(l.shared_bytes + program_->shared_without_gaps)},
-                         {kZero, 0}};
+                         {kZero, 0},
+                         {kOne, 1}};
   for (const auto& [index, value] : same) std::fill_n(row_of(index), 32, value);
   for (u32 lane = 0; lane < 32; ++lane) {
     const u32 thread = 32 * number + lane, bit = 1u << lane;
@@ -66,7 +72,7 @@ Warp::Warp(Block& block, std::uint32_t number, std::uint32_t threads)
 }
 
 bool Warp::pick() {
-  const u32 ready = alive_ & ~(at_barrier_ | at_collective_);
+  const u32 ready = alive_ & ~(at_barrier_ | at_collective_ | at_event_);
   if (ready == 0) return false;
   const u64 seed = block_->launch->options->seed;
   u32 pc = 0xffffffffu;
@@ -121,7 +127,10 @@ void Warp::run() {
     }
     ++instructions;
     threads += static_cast<u64>(std::popcount(mask));
+    const u32 active = active_;
+    if (c.touches != Code::kNothing && mask != 0) check_matrix_access(*this, c);
     if (mask != 0) c.run(*this, c, mask);
+    if (observer_) observer_->executed(static_cast<u32>(&c - code), active, mask);
     if (instructions > budget)
       fail(c, std::countr_zero(mask != 0 ? mask : existing_),
            "the launch did not end within " + std::to_string(l.options->max_instructions) +
@@ -136,11 +145,18 @@ void Warp::branch(u32 target, u32 mask) {
     pc_ = target;
     return;
   }
+  if (observer_) observer_->diverged(pc_ - 1);
   park(active_ & ~mask, pc_);
   park(mask, target);
   active_ = 0;
 }
 void Warp::branch_each(const u32 (&targets)[32], u32 mask) {
+  if (observer_) {
+    bool apart = mask != active_;
+    for (u32 m = mask; m != 0; m &= m - 1)
+      apart = apart || targets[std::countr_zero(m)] != targets[std::countr_zero(mask)];
+    if (apart) observer_->diverged(pc_ - 1);
+  }
   park(active_ & ~mask, pc_);
   for (u32 m = mask; m != 0; m &= m - 1) lane_pc_[std::countr_zero(m)] = targets[std::countr_zero(m)];
   active_ = 0;
@@ -168,10 +184,15 @@ void Warp::wait_at_barrier(const Code& c, u32 mask) {
   at_barrier_ |= mask;
   active_ = 0;
 }
-void Warp::require_all(const Code& c, u32 mask, void (*execute)(Warp&, const Code&)) {
-  u32 members[32];
-  std::fill_n(members, 32, kAllLanes);
-  collective(c, mask, members, [&](u32) { execute(*this, c); });
+void Warp::wait_for_event(u32 mask, bool again, Event::Kind kind, const u64* objects) {
+  park(active_ & ~mask, pc_);
+  park(mask, again ? pc_ - 1 : pc_);
+  for (u32 m = mask; m != 0; m &= m - 1) {
+    const int lane = std::countr_zero(m);
+    events_[lane] = {kind, objects ? objects[lane] : 0, pc_ - 1};
+  }
+  at_event_ |= mask;
+  active_ = 0;
 }
 
 void Warp::addresses(const Ref& base, i64 offset, u64 (&to)[32]) {
@@ -185,8 +206,32 @@ void Warp::addresses(const Ref& base, i64 offset, u64 (&to)[32]) {
 }
 
 std::byte* Warp::locate(const Code& c, int lane, Space space, u64 address, u32 bytes, Access access,
-                        u8** found_states) {
-  u64 offset = address;
+                        u8** states, const std::byte* value) {
+  std::byte* const data = resolve(c, lane, space, address, bytes, access, states, bytes);
+  if ((races_ || observer_) && space != Space::kParam)
+    observe(c, lane, space, address, bytes, access, value && std::memcmp(value, data, bytes) == 0);
+  return data;
+}
+
+std::byte* Warp::locate(const Code& c, int lane, BlockRaces::Agent agent, Space space, u64 address, u32 bytes,
+                        Access access) {
+  std::byte* const data = resolve(c, lane, space, address, bytes, access, nullptr, 1);
+  const bool reads = access != Access::kWrite, writes = access != Access::kRead;
+  if (observer_ && space == Space::kGlobal)
+    observer_->access({address, bytes, static_cast<u8>(lane), space, reads, writes},
+                      {pc_of(c), 32 * number_ + static_cast<u32>(lane), block_->number, true});
+  Race race;
+  if (races_ && agent.number != 0 &&
+      races_->access(agent, pc_of(c), space == Space::kShared, address, bytes, writes, race))
+    report(c, lane, space, address, bytes, access, race);
+  return data;
+}
+
+// The host's pointer to memory, after all checks but those of the memory model. `space` and `offset` become those
+// of the address if it is a generic one.
+std::byte* Warp::resolve(const Code& c, int lane, Space& space, u64& offset, u32 bytes, Access access,
+                         u8** found_states, u32 alignment) {
+  const u64 address = offset;
   if (space == Space::kGeneric) {
     const u64 window = address & ~(kWindow - 1);
     space = window == kSharedWindow  ? Space::kShared
@@ -195,9 +240,9 @@ std::byte* Warp::locate(const Code& c, int lane, Space space, u64 address, u32 b
                                      : Space::kGlobal;
     if (space != Space::kGlobal) offset = address - window;
   }
-  if ((offset & (bytes - 1)) != 0)
+  if ((offset & (alignment - 1)) != 0)
     fail_access(c, lane, space, offset, bytes, access,
-                ", which is not aligned: the address must be a multiple of " + std::to_string(bytes));
+                ", which is not aligned: the address must be a multiple of " + std::to_string(alignment));
   std::byte* data = nullptr;
   u8* states = nullptr;
   switch (space) {
@@ -206,6 +251,7 @@ std::byte* Warp::locate(const Code& c, int lane, Space space, u64 address, u32 b
       if (offset <= s.data.size() && bytes <= s.data.size() - offset) {
         data = s.data.data() + offset;
         states = s.states.data() + offset;
+        if (block_->async) block_->async->check_access(*this, c, lane, offset, bytes, access);
       }
       break;
     }
@@ -244,7 +290,13 @@ std::byte* Warp::locate(const Code& c, int lane, Space space, u64 address, u32 b
                       ", of which byte " + std::to_string(i) + " was never written");
       }
     }
-    if (!invalid && access != Access::kRead) std::memset(states, kInitialised, bytes);
+    if (!invalid && access != Access::kRead) {
+      for (u32 i = 0; i < bytes; ++i)
+        if (states[i] == kInFlight)
+          fail_access(c, lane, space, offset, bytes, access,
+                      ", which a cp.async is still writing: no wait_group came before");
+      std::memset(states, kInitialised, bytes);
+    }
   }
   if (invalid) {
     const bool global = space == Space::kGlobal || space == Space::kConst;
@@ -256,13 +308,93 @@ std::byte* Warp::locate(const Code& c, int lane, Space space, u64 address, u32 b
   return data;
 }
 
+void Warp::observe(const Code& c, int lane, Space space, u64 address, u32 bytes, Access access, bool equal) {
+  const bool reads = access != Access::kWrite, writes = access != Access::kRead;
+  const auto pc = static_cast<u32>(&c - program_->code.data()), l = static_cast<u32>(lane);
+  if (observer_)
+    observer_->access({address, bytes, static_cast<u8>(lane), space, reads, writes},
+                      {pc, 32 * number_ + l, block_->number, true});
+  if (!races_ || space == Space::kLocal) return;
+  const u8 order = c.order == 0 && access == Access::kUpdate ? u8{kScopeDevice} : c.order;
+  const bool shared = space == Space::kShared;
+  Race race;
+  if (races_->access(number_, l, pc, shared, address, bytes, writes, order, equal, race))
+    report(c, lane, space, address, bytes, access, race);
+  if ((order & kScopeMask) != 0) races_->synchronise(number_, l, shared, address, reads, writes, order);
+}
+
+void Warp::end_access(const Code& c, int lane, Space space, u64 address, u32 bytes, Access access,
+                      const Races::Moment& since) {
+  if (!races_ || bytes == 0) return;
+  Race race;
+  if (races_->access(number_, static_cast<u32>(lane), static_cast<u32>(&c - program_->code.data()),
+                     space == Space::kShared, address, bytes, access != Access::kRead, since, race))
+    report(c, lane, space, address, bytes, access, race);
+}
+
+void Warp::report(const Code& c, int lane, Space space, u64 address, u32 bytes, Access access,
+                  const Race& race) {
+  Launch& launch = *block_->launch;
+  const auto pc = static_cast<u32>(&c - program_->code.data());
+  const char* const did = race.then_writes ? "writes" : "reads";
+  const u32 warps = (launch.block.x * launch.block.y * launch.block.z + 31) / 32;
+  std::string text = access == Access::kRead ? "reads " : access == Access::kWrite ? "writes " : "updates ";
+  text += bytes_text(bytes) + " of " + space_name(space) + " memory at " + hex(address) +
+          describe_place(space, race.address);
+  text = "race: " + text;
+  if (race.then_is_agent) {
+    text += ", which an asynchronous operation " + std::string(did) + " that was issued at " +
+            line_of(race.then_pc);
+  } else {
+    text +=
+        ", which " +
+        where(launch, race.then_pc, race.then.warp / warps, 32 * (race.then.warp % warps) + race.then.lane) +
+        " " + did;
+  }
+  if (race.non_coherent)
+    text +=
+        ". One of them is a load through the read-only cache (ld.global.nc): the kernel must not write what "
+        "it reads"
+        " so. Drop const __restrict__ or __ldg";
+  else if (race.now_strong && race.then_strong)
+    text += ". Both are strong, but the scope of one is the block, and the other is of another block";
+  else if (race.same_warp) text += ". Nothing orders the two lanes: __syncwarp() is missing between them";
+  else if (race.same_block)
+    text += ". Nothing orders the two threads: __syncthreads() is missing between them";
+  else
+    text +=
+        ". Nothing orders the two blocks: it takes __threadfence() and an atomic behind the one access, and "
+        "an atomic"
+        " and __threadfence() before the other";
+  if (!race.non_coherent && race.now_strong != race.then_strong)
+    text += ". One of the accesses is weak: an atomic or volatile access orders nothing for it";
+  if (!launch.findings) fail(c, lane, text);
+  if (!launch.found_races.emplace(std::min(pc, race.then_pc), std::max(pc, race.then_pc)).second) return;
+  launch.findings->push_back(
+      "[ptx] " + where(launch, pc, block_->number, 32 * number_ + static_cast<u32>(lane)) + ": " + text);
+}
+
+// ", byte 12 of 'parts'": which variable or allocation the address is in.
+std::string Warp::describe_place(Space space, u64 address) const {
+  if (space == Space::kGlobal || space == Space::kConst) {
+    const Allocation* const a = block_->launch->memory->find(address);
+    return a ? ", byte " + std::to_string(address - a->begin) + " of an allocation of " + bytes_text(a->bytes)
+             : "";
+  }
+  if (space != Space::kShared) return "";
+  for (const Program::Place& v : program_->shared)
+    if (address >= v.offset && address < v.offset + v.bytes)
+      return ", byte " + std::to_string(address - v.offset) + " of '" + v.name + "'";
+  return ", byte " + std::to_string(address - program_->dynamic_offset) + " of dynamic shared memory";
+}
+
 std::string Warp::describe_variables(Space space, u64 address, u32 bytes) const {
   std::vector<Program::Place> places = space == Space::kShared  ? program_->shared
                                        : space == Space::kLocal ? program_->local
                                                                 : program_->parameters;
   const u64 dynamic = block_->launch->shared_bytes;
   if (space == Space::kShared && dynamic != 0)
-    places.push_back({"dynamic shared memory", kDynamicSharedOffset, dynamic});
+    places.push_back({"dynamic shared memory", program_->dynamic_offset, dynamic});
   const Program::Place* nearest = nullptr;
   u64 distance = ~u64{0};
   for (const Program::Place& v : places) {
@@ -288,28 +420,20 @@ void Warp::fail_access(const Code& c, int lane, Space space, u64 address, u32 by
   fail(c, lane, verb + bytes_text(bytes) + " of " + space_name(space) + " memory at " + hex(address) + what);
 }
 
-std::string Warp::where(const Instruction& i, int lane) const {
-  const Launch& l = *block_->launch;
-  const Dim& b = block_->index;
-  const u32 thread = 32 * number_ + static_cast<u32>(lane);
-  std::string place;
-  const auto file = program_->module->files.find(i.file);
-  if (file != program_->module->files.end() && i.source_line > 0)
-    place = file->second + ":" + std::to_string(i.source_line);
-  else place = "line " + std::to_string(i.line) + " of the PTX";
-  return "kernel '" + program_->entry->name + "', " + place + " (" + std::string(i.opcode) + "), block " +
-         triple(b.x, b.y, b.z) + ", thread " +
+std::string Warp::where(const Launch& l, u32 pc, u64 block, u32 thread) {
+  const Program& p = *l.program;
+  return "kernel '" + p.entry->name + "', " + p.line_of(pc) + " (" + std::string(p.code[pc].source->opcode) +
+         "), block " +
+         triple(static_cast<u32>(block % l.grid.x), static_cast<u32>(block / l.grid.x % l.grid.y),
+                static_cast<u32>(block / l.grid.x / l.grid.y)) +
+         ", thread " +
          triple(thread % l.block.x, thread / l.block.x % l.block.y, thread / l.block.x / l.block.y);
 }
-std::string Warp::line_of(u32 pc) const {
-  const Instruction& i = *program_->code[pc].source;
-  const auto file = program_->module->files.find(i.file);
-  if (file != program_->module->files.end() && i.source_line > 0)
-    return file->second + ":" + std::to_string(i.source_line);
-  return "line " + std::to_string(i.line) + " of the PTX";
-}
 void Warp::fail(const Code& c, int lane, const std::string& what) const {
-  throw KernelError("[ptx] " + where(*c.source, lane) + ": " + what);
+  throw KernelError("[ptx] " +
+                    where(*block_->launch, static_cast<u32>(&c - program_->code.data()), block_->number,
+                          32 * number_ + static_cast<u32>(lane)) +
+                    ": " + what);
 }
 
 // ---- control flow ----
@@ -357,6 +481,9 @@ void run_trap(Warp& w, const Code& c, u32 mask) {
   w.fail(c, std::countr_zero(mask), "the kernel stopped itself");
 }
 void run_barrier(Warp& w, const Code& c, u32 mask) { w.wait_at_barrier(c, mask); }
+void run_fence(Warp& w, const Code& c, u32 mask) {
+  if (w.races()) w.races()->fence(w.number(), mask, c.order, c.flags != 0);
+}
 void run_nothing(Warp&, const Code&, u32) {}
 
 }  // namespace tapestry::ptx

@@ -3,11 +3,15 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tapestry/tools/ptx/machine.h"
+#include "tapestry/tools/ptx/observe.h"
+#include "tapestry/tools/ptx/races.h"
 
 namespace tapestry::ptx {
 
@@ -49,12 +53,22 @@ struct Launch {
   std::uint64_t shared_bytes = 0;
   Random random{1};
   Counts counts;
+  Races* races = nullptr;        // null if they are not looked for
+  Observer* observer = nullptr;  // null if nothing is counted
+  std::vector<std::string>* findings = nullptr;
+  std::set<std::pair<std::uint32_t, std::uint32_t>> found_races;  // by their two instructions
 };
 
+class Async;
+struct MatrixRegisters;
 struct Block {
   Launch* launch = nullptr;
   Dim index;
+  std::uint32_t number = 0;  // in the grid
   Store shared;
+  /// Null if the kernel has no instructions of async.h.
+  std::shared_ptr<Async> async;
+  std::unique_ptr<BlockRaces> races;
 };
 
 /// A group of 32 threads. Each thread has its own program counter. The warp runs the threads with the lowest
@@ -67,7 +81,7 @@ class Warp {
   void run();
 
   bool ended() const { return alive_ == 0; }
-  bool ready() const { return (alive_ & ~(at_barrier_ | at_collective_)) != 0; }
+  bool ready() const { return (alive_ & ~(at_barrier_ | at_collective_ | at_event_)) != 0; }
 
   // ---- for instructions ----
 
@@ -105,9 +119,28 @@ class Warp {
 
   enum class Access : std::uint8_t { kRead, kWrite, kUpdate };
   /// The host's pointer to `bytes` bytes at `address`, after all checks. A write makes them initialised.
-  /// `states` is where their states are, or null.
+  /// `states` is where their states are, or null. `value` are the bytes that a store will write, if known.
+  /// Here races are found and memory is counted, so instructions need not do anything for it. Code::order
+  /// says whether the access is strong; kUpdate is an atomic.
   std::byte* locate(const Code& c, int lane, Space space, std::uint64_t address, std::uint32_t bytes,
-                    Access access, std::uint8_t** states = nullptr);
+                    Access access, std::uint8_t** states = nullptr, const std::byte* value = nullptr);
+  /// The same for an access of an asynchronous operation, in any alignment. Its agent takes part in the
+  /// memory model.
+  std::byte* locate(const Code& c, int lane, BlockRaces::Agent agent, Space space, std::uint64_t address,
+                    std::uint32_t bytes, Access access);
+  /// bar.warp.sync, and what else orders the accesses of lanes.
+  void synchronise_lanes(std::uint32_t lanes) {
+    if (races_) races_->warp_barrier(number_, lanes);
+  }
+  /// The races of the block, or null if they are not looked for. Asynchronous operations report theirs with
+  /// agents.
+  BlockRaces* races() { return races_; }
+  /// An access of an asynchronous operation of the lane ends that began at a moment (BlockRaces::moment).
+  void end_access(const Code& c, int lane, Space space, std::uint64_t address, std::uint32_t bytes,
+                  Access access, const Races::Moment& since);
+  /// Ends the kernel with a message about the race, or adds it to the findings of the machine.
+  void report(const Code& c, int lane, Space space, std::uint64_t address, std::uint32_t bytes, Access access,
+              const Race& race);
 
   /// Ends the kernel with an error of this lane.
   [[noreturn]] void fail(const Code& c, int lane, const std::string& what) const;
@@ -122,7 +155,22 @@ class Warp {
   /// instruction. Until then, the lanes of `mask` wait.
   template <class F>
   void collective(const Code& c, std::uint32_t mask, const std::uint32_t (&members)[32], F execute);
-  void require_all(const Code& c, std::uint32_t mask, void (*execute)(Warp&, const Code&));
+  template <class F>
+  void require_all(const Code& c, std::uint32_t mask, F execute) {
+    std::uint32_t members[32];
+    for (std::uint32_t& m : members) m = kAllLanes;
+    collective(c, mask, members, [&](std::uint32_t) { execute(*this, c); });
+  }
+
+  /// What lanes wait for outside of barriers.
+  struct Event {
+    enum Kind : std::uint8_t { kBarrier, kWarpgroup, kRegisters, kCluster, kStore } kind = kBarrier;
+    std::uint64_t object = 0;
+    std::uint32_t pc = 0;
+  };
+  /// The lanes let all others run first. Then they go on behind the instruction, or execute it `again`.
+  void wait_for_event(std::uint32_t mask, bool again, Event::Kind kind, const std::uint64_t* objects = nullptr);
+  Async& async() { return *block_->async; }
 
   Block& block() { return *block_; }
   Launch& launch() { return *block_->launch; }
@@ -136,11 +184,16 @@ class Warp {
     const std::byte* from;
     std::uint32_t bytes, source_bytes;
     std::uint32_t group;
+    std::uint64_t source;
+    const Code* code;
+    Races::Moment since;
   };
   std::vector<AsyncCopy> copies[32];
+  std::uint64_t copies_issued[32] = {};
   std::uint32_t group[32] = {};
   std::vector<std::byte> local;
   std::vector<std::uint8_t> local_states;
+  std::shared_ptr<MatrixRegisters> matrix;  // null if the kernel has no wgmma
 
   // ---- for the scheduler ----
 
@@ -152,20 +205,30 @@ class Warp {
   std::uint32_t alive() const { return alive_; }
   std::uint32_t existing() const { return existing_; }
   std::uint32_t number() const { return number_; }
+  /// The place of a thread and of what it executes: "kernel 'k', k.cu:12 (ld.global.f32), block ...".
+  static std::string where(const Launch& launch, std::uint32_t pc, std::uint64_t block, std::uint32_t thread);
   const Waiting& waiting(int lane) const { return waiting_[lane]; }
   std::uint32_t pc_of(int lane) const { return lane_pc_[lane]; }
   void release(std::uint32_t lanes) { at_barrier_ &= ~lanes; }
-  /// "kernel 'k', k.cu:12 (ld.global.f32), block (0, 0, 0), thread (5, 0, 0)"
-  std::string where(const Instruction& i, int lane) const;
-  std::string line_of(std::uint32_t pc) const;
+  std::uint32_t at_event() const { return at_event_; }
+  const Event& event(int lane) const { return events_[lane]; }
+  void wake() { at_event_ = 0; }
+  std::string line_of(std::uint32_t pc) const { return program_->line_of(pc); }
+  std::string line_of(const Code& c) const { return line_of(pc_of(c)); }
+  std::uint32_t pc_of(const Code& c) const { return static_cast<std::uint32_t>(&c - program_->code.data()); }
 
  private:
   bool pick();
   void park(std::uint32_t lanes, std::uint32_t pc) {
     for (; lanes != 0; lanes &= lanes - 1) lane_pc_[std::countr_zero(lanes)] = pc;
   }
+  std::byte* resolve(const Code& c, int lane, Space& space, std::uint64_t& address, std::uint32_t bytes,
+                     Access access, std::uint8_t** states, std::uint32_t alignment);
+  void observe(const Code& c, int lane, Space space, std::uint64_t address, std::uint32_t bytes,
+               Access access, bool equal);
   [[noreturn]] void fail_access(const Code& c, int lane, Space space, std::uint64_t address,
                                 std::uint32_t bytes, Access access, const std::string& what) const;
+  std::string describe_place(Space space, std::uint64_t address) const;
   std::string describe_variables(Space space, std::uint64_t address, std::uint32_t bytes) const;
 
   Block* block_;
@@ -174,11 +237,18 @@ class Warp {
   const Ref* refs_;
   std::vector<std::byte> registers_;
   const Allocation* last_ = nullptr;
+  BlockRaces* races_ = nullptr;
+  Observer* observer_ = nullptr;
   std::uint32_t number_, existing_, alive_, active_ = 0, pc_ = 0, limit_ = 0;
-  std::uint32_t at_barrier_ = 0, at_collective_ = 0;
+  std::uint32_t at_barrier_ = 0, at_collective_ = 0, at_event_ = 0;
   std::uint32_t lane_pc_[32] = {};
   Waiting waiting_[32];
+  Event events_[32];
 };
+
+/// An instruction is about to touch registers that wgmma works on (wgmma.cpp).
+void check_matrix_access(Warp& w, const Code& c);
+void prepare_matrix_registers(Warp& w);
 
 template <class F>
 void Warp::collective(const Code& c, std::uint32_t mask, const std::uint32_t (&members)[32], F execute) {
