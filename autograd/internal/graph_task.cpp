@@ -4,8 +4,11 @@
 #include <optional>
 #include <string>
 
+#include "tapestry/autograd/internal/left_out.h"
+#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/core/timeline.h"
 #include "tapestry/core/tls_model.h"
@@ -25,7 +28,26 @@ void record_use_on_current_stream(const Tensor& t) {
   if (t.defined() && t.device().is_cuda()) record_stream(t, current_stream(t.device()));
 }
 
+// The names of the operations that have listed themselves. Names are compared by address, since a user's
+// Function may have any name.
+struct Listed {
+  std::vector<const char*> one, masked;
+};
+Listed& listed() {
+  static Listed& all = *new Listed;
+  return all;
+}
+bool has(const std::vector<const char*>& names, const Node& node) {
+  return std::find(names.begin(), names.end(), node.name()) != names.end();
+}
+
 }  // namespace
+
+TakesOne::TakesOne(const Op& op) { listed().one.push_back(op.name); }
+TakesMasked::TakesMasked(const Op& op) { listed().masked.push_back(op.name); }
+bool gradient_is_one() { return current_task && current_task->gradient_is_one(); }
+bool gradient_is_masked() { return current_task && current_task->gradient_is_masked(); }
+bool masks_gradient(std::uint32_t input) { return current_task && current_task->masks_gradient(input); }
 
 GraphTask* GraphTask::current() { return current_task; }
 
@@ -207,6 +229,20 @@ Tensor GraphTask::sum_to_extend(std::uint32_t input, std::initializer_list<const
   return sum;
 }
 
+bool GraphTask::is_private(const Node& node) const {
+  return !selective_ && !create_graph_ && node.num_outputs_ == 1 && node.pending_ == 1 &&
+         node.hooks_.empty() && !node.outputs_[0].gradient.defined() && !DetectAnomaly::active();
+}
+
+bool GraphTask::masks_gradient(std::uint32_t input) {
+  const Edge& edge = running_->edge(input);
+  if (!edge.node || !has(listed().masked, *edge.node) || !includes(edge.node.get()) ||
+      !is_private(*edge.node))
+    return false;
+  masked_.push_back(edge.node.get());
+  return true;
+}
+
 void GraphTask::deliver(Node* from, std::uint32_t input, Tensor&& gradient) {
   const Edge& edge = from->edges_[input];
   Node* to = edge.node.get();
@@ -244,7 +280,8 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
         record_use_on_current_stream(node->outputs_[i].gradient);
     }
     Backward backward(*node, results_.data(), wanted, create_graph_);
-    bool any = std::exchange(node->extended_, false);
+    bool any = std::exchange(node->extended_, false) ||
+               std::find(implied_.begin(), implied_.end(), node) != implied_.end();
     for (std::uint32_t i = 0; i < node->num_outputs_; ++i) any = any || node->outputs_[i].gradient.defined();
     if (any) {
       check<AutogradError>(!node->released_,
@@ -272,9 +309,11 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
   for (std::uint32_t i = 0; i < node->num_edges_; ++i) {
     Tensor gradient = std::move(results_[i]);
     if (!node->edges_[i].node || (wanted && !(*wanted)[i])) continue;
-    if (DetectAnomaly::active() && gradient.defined()) [[unlikely]]
+    if (DetectAnomaly::active() && gradient.defined()) [[unlikely]] {
+      tapestry::detail::refuse_in_capture("DetectAnomaly", "the host reads gradients; capture without it");
       check<AutogradError>(isnan(gradient).sum().item<std::int64_t>() == 0, "[", node->name_,
                            "] its backward gave input ", i, " a gradient with NaN");
+    }
     deliver(node, i, std::move(gradient));
   }
 }
@@ -345,7 +384,10 @@ void GraphTask::run(std::vector<Seed> seeds, std::vector<Postponed> resumed) {
       if (postponed_) postponed_->seeds.push_back(std::move(s));
       continue;
     }
-    add_to_output(s.node->outputs_[s.output], std::move(s.gradient));
+    OutputSlot& slot = s.node->outputs_[s.output];
+    if (s.gradient.defined()) add_to_output(slot, std::move(s.gradient));
+    else if (has(listed().one, *s.node) && is_private(*s.node)) implied_.push_back(s.node.get());
+    else add_to_output(slot, ones(slot.sizes, {slot.dtype, slot.device}));
     if (--s.node->pending_ == 0) make_ready(s.node.get());
   }
   seeds.clear();

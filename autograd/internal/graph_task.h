@@ -1,7 +1,9 @@
 #pragma once
 // GraphTask: one backward pass of the engine.
+#include <algorithm>
 #include <initializer_list>
 #include <unordered_map>
+#include <vector>
 
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/internal/leaf_guard.h"
@@ -9,7 +11,7 @@
 
 namespace tapestry::autograd {
 
-/// A gradient that the caller passes in, for one output of a node.
+/// A gradient that the caller passes in, for one output of a node. If it is undefined, it is 1.
 struct Seed {
   NodeRef node;
   std::uint32_t output;
@@ -62,6 +64,10 @@ class GraphTask {
   /// if others may read what has arrived, or if the sum shares memory with one of `operands`, from which the
   /// part is computed.
   Tensor sum_to_extend(std::uint32_t input, std::initializer_list<const Tensor*> operands);
+  /// See left_out.h.
+  bool gradient_is_one() const { return contains(implied_); }
+  bool masks_gradient(std::uint32_t input);
+  bool gradient_is_masked() const { return contains(masked_); }
   /// The sequence number of the last node that ran, leaves excepted; UINT64_MAX before the first, and in a
   /// pass that resumes postponed nodes. A node runs only after all nodes that use its outputs, which are
   /// newer, and the newest ready node runs first. So the numbers of a pass decrease.
@@ -90,6 +96,12 @@ class GraphTask {
     std::vector<Tensor> gradients;
   };
 
+  // Whether the running node is one of these.
+  bool contains(const std::vector<const Node*>& nodes) const {
+    return running_ && std::find(nodes.begin(), nodes.end(), running_) != nodes.end();
+  }
+  // Whether nothing but the nodes themselves sees the gradient that an edge passes to the node.
+  bool is_private(const Node& node) const;
   bool claim(Node* node);
   void explore(std::vector<Node*>& stack);
   void check_leaves(const LeafGuard& guard) const;
@@ -106,6 +118,7 @@ class GraphTask {
   bool selective_ = false, resumes_ = false;
   std::uint64_t position_ = UINT64_MAX;
   const Node* running_ = nullptr;
+  std::vector<const Node*> implied_, masked_;
   WeightGradients::Impl* postponed_ = nullptr;
   GraphTask* const outer_;
   std::vector<NodeRef> roots_;

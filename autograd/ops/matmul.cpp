@@ -96,15 +96,17 @@ void autograd::product_into(const Tensor& y, const Tensor& a, const Tensor& b, c
   g.bias = end.bias;
   g.epilogue = end.epilogue;
   g.aux = end.aux;
+  g.row_sums = end.row_sums;
   g.accumulate = end.accumulate;
   kernels::gemm(y.device(), y.dtype(), g);
 }
 
-void autograd::set_product(Backward& back, std::uint32_t input, const Tensor& a, const Tensor& b) {
+void autograd::set_product(Backward& back, std::uint32_t input, const Tensor& a, const Tensor& b,
+                           const Tensor& row_sums) {
   if (const Tensor sum = GraphTask::current()->sum_to_extend(input, {&a, &b}); sum.defined())
-    return product_into(sum, a, b, {.accumulate = true});
+    return product_into(sum, a, b, {.accumulate = true, .row_sums = row_sums});
   const Tensor y = empty({a.sizes()[0], b.sizes()[1]}, {a.dtype(), a.device()});
-  product_into(y, a, b);
+  product_into(y, a, b, {.row_sums = row_sums});
   back.set(input, y);
 }
 
@@ -300,11 +302,13 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
                          Shape sizes = grad.sizes();
                          sizes.back() = in;
                          const Tensor dx = empty(sizes, options);
-                         product_into(dx, g, b.saved(weight));
+                         const Tensor w = b.saved(weight);
+                         product_into(dx, g, w, autograd::end_of_input_gradient(b, 0, 1, g, w, [&] {
+                                        return b.saved(x);
+                                      }));
                          b.set(0, dx);
                        }
-                       if (b.needs(1)) autograd::set_product(b, 1, transposed(g), as_rows(b.saved(x)));
-                       if (b.needs(2)) b.set(2, autograd::column_sums(g));
+                       autograd::set_weight_and_bias(b, 1, 2, g, [&] { return b.saved(x); });
                      });
   return y;
 }

@@ -47,6 +47,8 @@ __global__ void __launch_bounds__(ForwardTile<T, kWidth>::kThreads, ForwardTile<
   constexpr int kSets = Tile::kSets, kKeys = Tile::kKeys, N = kKeys / 8, kThreads = Tile::kThreads;
   const AttentionPlan& p = plan.scores;
   DYN_SHARED(T, shared);
+  SHARED(std::uint64_t, random, [2]);
+  share_range(p, random);
   T* const stages = shared + Tile::kRows * kWidth;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   float* const passed =
@@ -128,7 +130,8 @@ __global__ void __launch_bounds__(ForwardTile<T, kWidth>::kThreads, ForwardTile<
             sums[set][j][i] *= factor;
       }
       if (p.threshold) {
-        const std::uint32_t kept = kept_bits<false, N>(p, batch, head, row + 16 * set, first + column);
+        const std::uint32_t kept =
+            kept_bits<false, N>(p, random, batch, head, row + 16 * set, first + column);
         UNROLL for (int j = 0; j < N; ++j) UNROLL for (int i = 0; i < 4; ++i) x[set][j][i] =
             kept >> (4 * j + i) & 1 ? x[set][j][i] : 0.0f;
       }

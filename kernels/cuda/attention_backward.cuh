@@ -75,6 +75,8 @@ __global__ void __launch_bounds__(BackwardTile<T, kWidth>::kThreads, BackwardTil
   constexpr int kOthers = Tile::kOthers, N = kOthers / 8, kThreads = Tile::kThreads;
   const AttentionPlan& p = plan.scores;
   DYN_SHARED(T, shared);
+  SHARED(std::uint64_t, random, [2]);
+  share_range(p, random);
   T* const own_second = shared + Tile::kRows * kWidth;
   T* const stages = own_second + Tile::kRows * kWidth;
   float* const numbers = reinterpret_cast<float*>(stages + Tile::kStages * Tile::kStage);
@@ -171,7 +173,7 @@ __global__ void __launch_bounds__(BackwardTile<T, kWidth>::kThreads, BackwardTil
     weights_rows.times_transposed(stage + kOthers * kWidth, dx);
     std::uint32_t kept = 0;
     if (p.threshold) {
-      kept = kept_bits<kOfKeys, N>(p, batch, head, row, first + column);
+      kept = kept_bits<kOfKeys, N>(p, random, batch, head, row, first + column);
       UNROLL for (int j = 0; j < N; ++j) UNROLL for (int i = 0; i < 4; ++i) dx[0][j][i] =
           kept >> (4 * j + i) & 1 ? dx[0][j][i] * p.kept : 0.0f;
     }

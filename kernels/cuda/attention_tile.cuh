@@ -14,6 +14,7 @@
 
 #include "tapestry/core/error.h"
 #include "tapestry/core/internal/capture_state.h"
+#include "tapestry/core/internal/captured_range.h"
 #include "tapestry/core/philox.h"
 #include "tapestry/kernels/cuda/launch_context.cuh"
 #include "tapestry/kernels/cuda/mma.cuh"
@@ -253,7 +254,7 @@ struct AttentionPlan {
   // `multiplier`, and the mask is added, in units of the exponent.
   bool prepared;
   float multiplier, exponent;
-  std::uint64_t seed, counter;
+  PhiloxRange range;  // of dropout; see current_range()
   std::uint32_t threshold;
   float kept;  // the factor of weights that dropout keeps
 
@@ -286,11 +287,8 @@ AttentionPlan attention_plan(const AttentionShape& s, double scale, const Attent
   p.prepared = (m.mask && !p.mask_is_bool) || !(scale > 0);
   p.multiplier = static_cast<float>(scale * 1.4426950408889634);
   p.exponent = p.prepared ? 1 : p.multiplier;
-  // The kernels have no register left for the indirection of captured_range.h: it made them spill.
-  if (d.threshold)
-    tapestry::detail::refuse_in_capture("scaled_dot_product_attention",
-                                        "its dropout cannot be captured; use dropout_p = 0");
-  p.seed = d.range.seed, p.counter = d.range.offset, p.threshold = d.threshold;
+  if (d.threshold) tapestry::detail::check_range("scaled_dot_product_attention", d.range);
+  p.range = d.range, p.threshold = d.threshold;
   p.kept = static_cast<float>(d.threshold ? d.scale : 1);
   return p;
 }
@@ -348,20 +346,38 @@ __device__ __forceinline__ void mask_scores(const AttentionPlan& p, int batch, i
       seen >> (4 * j + i) & 1 ? x[j][i] : kNoScore;
 }
 
-/// Which elements of a set dropout keeps, placed as in bits_of(). Neighbouring keys often share a counter of
-/// Philox.
+/// Seed and offset of dropout's random numbers, in shared memory. The kernels have no registers left for
+/// them, and in a captured step they are not kernel arguments (captured_range.h). Thread 0 writes them, and a
+/// barrier must follow.
+__device__ __forceinline__ void share_range(const AttentionPlan& p, std::uint64_t (&random)[2]) {
+  if (!p.threshold || threadIdx.x != 0) return;
+  const PhiloxRange now = current_range(p.range);
+  random[0] = now.seed, random[1] = now.offset;
+}
+
+/// Which elements of a set dropout keeps, placed as in bits_of(). `random` comes from share_range(). It is
+/// volatile, because the compiler would otherwise read it once and keep it in registers. For the same reason
+/// no random words are kept from one iteration to the next, whose elements have other counters of Philox.
 template <bool kKeyRows, int N>
-__device__ __forceinline__ std::uint32_t kept_bits(const AttentionPlan& p, int batch, int head, int row,
-                                                   int column) {
+__device__ __forceinline__ std::uint32_t kept_bits(const AttentionPlan& p,
+                                                   const volatile std::uint64_t (&random)[2], int batch,
+                                                   int head, int row, int column) {
+  static_assert(N <= 8);
   const std::int64_t first = (static_cast<std::int64_t>(batch) * p.heads + head) * p.queries;
-  Philox4 four{};
-  std::uint64_t counter = ~std::uint64_t{0};
-  return bits_of<kKeyRows, N>(row, column, [&](int query, int key) {
-    const auto e = static_cast<std::uint64_t>((first + query) * p.keys + key);
-    if (e / 4 != counter) four = philox(p.seed, p.counter + e / 4), counter = e / 4;
-    const std::uint32_t low = e % 2 ? four.v[1] : four.v[0], high = e % 2 ? four.v[3] : four.v[2];
-    return (e % 4 < 2 ? low : high) >> 8 >= p.threshold;
-  });
+  std::uint32_t bits = 0;
+  NO_UNROLL for (int j = 0; j < 2 * N; ++j) {
+    const int r = row + j % 2 * 8, c = column + j / 2 * 8;
+    Philox4 four{};
+    UNROLL for (int i = 0; i < 2; ++i) {
+      const int query = kKeyRows ? c + i : r, key = kKeyRows ? r : c + i;
+      const auto e = static_cast<std::uint64_t>((first + query) * p.keys + key);
+      // Neighbouring keys share a counter, except the last of four.
+      if (kKeyRows || i == 0 || e % 4 == 0) four = philox(random[0], random[1] + e / 4);
+      const std::uint32_t low = e % 2 ? four.v[1] : four.v[0], high = e % 2 ? four.v[3] : four.v[2];
+      if ((e % 4 < 2 ? low : high) >> 8 >= p.threshold) bits |= 1u << (2 * j + i);
+    }
+  }
+  return bits;
 }
 
 }  // namespace tapestry::kernels::cuda

@@ -21,7 +21,7 @@ struct IndexedPlan {
   WideDivisor sizes[kMaxDims];
   std::int64_t x_strides[kMaxDims] = {}, y_strides[kMaxDims] = {};
   Indexed::Index index[kMaxDims] = {};
-  std::int64_t* first_bad = nullptr;
+  BadIndexCell first_bad = nullptr;
 
   /// Takes the loop dimensions begin to stop - 1. The index arrays remain if `indexed`.
   IndexedPlan(const Indexed& at, int begin, int stop, bool indexed) {

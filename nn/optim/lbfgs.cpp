@@ -9,6 +9,7 @@
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/nn/internal/masters.h"
 #include "tapestry/nn/internal/stored.h"
 
@@ -230,6 +231,7 @@ void LBFGS::update_direction(const Tensor& grad) {
 }
 
 Tensor LBFGS::step(const Closure& closure) {
+  tapestry::detail::refuse_in_capture("LBFGS", "the host reads losses and directions; step outside");
   const NoGradGuard no_grad;
   const Options o = options();
   for (const Parameter& p : params(0)) check_param(p);  // it may have been sharded since it was added
