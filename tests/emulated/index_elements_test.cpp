@@ -183,7 +183,7 @@ void combine_in_chunks(const Indexed& at, Combine op, X* x, const T* y) {
       to += value * at.index[k].x_stride;
     }
     if (valid) of[to].push_back(static_cast<X>(y[from]));
-    else *at.first_bad = std::min(*at.first_bad, position);
+    else *at.first_bad.cell = std::min(*at.first_bad.cell, at.first_bad.value(position));
     more = false;
     for (int d = at.ndim; d-- > 0 && !more;) {
       std::int64_t& i = c[static_cast<std::size_t>(d)];
@@ -242,12 +242,14 @@ TEST_CASE("index kernels: runs of every length around a chunk are combined once"
         at.ndim = at.count = at.end = 1;
         at.sizes[0] = before + run + after, at.y_strides[0] = 1;
         at.index[0] = {values.data(), {1}, 3, 1};
-        const Block<std::int64_t> y(values.size()), x(3), want(3);
-        for (std::size_t i = 0; i < y.size(); ++i) y[i] = static_cast<std::int64_t>(i) * 7 + 1;
-        for (std::size_t i = 0; i < 3; ++i) x[i] = want[i] = 1000;
-        kernels::indexed_combine(kCPU, DType::i64, {at, Combine::sum, want.data(), y.data()});
-        gpu::launch_indexed_combine<std::int64_t>({}, {at, Combine::sum, x.data(), y.data()});
-        CHECK(same(x, want));
+        for_types<std::int64_t, std::int32_t, std::uint8_t>([&]<class T>() {
+          const Block<T> y(values.size()), x(3), want(3);
+          for (std::size_t i = 0; i < y.size(); ++i) y[i] = static_cast<T>(i * 7 + 1);
+          for (std::size_t i = 0; i < 3; ++i) x[i] = want[i] = static_cast<T>(100);
+          kernels::indexed_combine(kCPU, dtype_of<T>, {at, Combine::sum, want.data(), y.data()});
+          gpu::launch_indexed_combine<T>({}, {at, Combine::sum, x.data(), y.data()});
+          CHECK(same(x, want));
+        });
       }
 }
 
