@@ -33,6 +33,8 @@ struct Options {
   /// Whether reading a byte that no one has written is an error. Some kernels load tiles of which only a part
   /// was filled, and drop the results of the rest; their tests turn this off, and new memory is full of NaN.
   bool check_initialised = true;
+  /// The same for shared memory alone.
+  bool check_initialised_shared = true;
   /// Whether races between the threads of a launch are errors; races.h says what a race is.
   bool check_races = false;
   /// With check_races: whether threads may store without an order what is there already, as when all threads

@@ -285,7 +285,8 @@ std::byte* Warp::resolve(const Code& c, int lane, Space& space, u64& offset, u32
         if (states[i] == kInFlight)
           fail_access(c, lane, space, offset, bytes, access,
                       ", which a cp.async is still writing: no wait_group came before");
-        if (states[i] != kInitialised && block_->launch->options->check_initialised)
+        if (states[i] != kInitialised && block_->launch->options->check_initialised &&
+            (space != Space::kShared || block_->launch->options->check_initialised_shared))
           fail_access(c, lane, space, offset, bytes, access,
                       ", of which byte " + std::to_string(i) + " was never written");
       }
