@@ -66,9 +66,9 @@ struct GemmBlock {
 /// Threadblock swizzle: consecutive blocks take tiles in groups of 16 tile rows, column by column. So
 /// concurrent blocks mostly find their tiles of A and B in L2.
 template <class Tile, class T>
-__device__ __forceinline__ GemmBlock gemm_block(const GemmPlan<T>& p) {
+__device__ __forceinline__ GemmBlock gemm_block(const GemmPlan<T>& p, unsigned number) {
   constexpr unsigned kGroup = 16;
-  const unsigned tiles = p.m_tiles * p.n_tiles, rest = blockIdx.x / tiles, tile = blockIdx.x - rest * tiles;
+  const unsigned tiles = p.m_tiles * p.n_tiles, rest = number / tiles, tile = number - rest * tiles;
   const unsigned group = tile / (kGroup * p.n_tiles), first = group * kGroup;
   const unsigned height = std::min(kGroup, p.m_tiles - first), within = tile - first * p.n_tiles;
   GemmBlock block;
@@ -77,6 +77,10 @@ __device__ __forceinline__ GemmBlock gemm_block(const GemmPlan<T>& p) {
   block.batch = rest / p.splits;
   block.split = rest - block.batch * p.splits;
   return block;
+}
+template <class Tile, class T>
+__device__ __forceinline__ GemmBlock gemm_block(const GemmPlan<T>& p) {
+  return gemm_block<Tile>(p, blockIdx.x);
 }
 
 struct BatchOffsets {
