@@ -43,7 +43,17 @@ target_link_libraries(tests_laboratory PRIVATE tapestry_cudart tapestry_ptx ${CM
 if(TAPESTRY_CUDA_FOUND AND CMAKE_CUDA_RUNTIME_LIBRARY STREQUAL "Shared")
   target_compile_definitions(tests_laboratory PRIVATE TAPESTRY_LIBRARY_HAS_CUDA=1)
 endif()
+# The same program as nvcc makes it without one of the options.
+foreach(kind "static;--no-compress" "compressed;-cudart=shared;-arch=sm_80" "sass;-cudart=shared;-gencode=arch=compute_80,code=sm_80")
+  list(POP_FRONT kind name)
+  add_custom_command(OUTPUT ${folder}/sum_${name} VERBATIM DEPENDS ${PROJECT_SOURCE_DIR}/docs/tutorials/cuda-without-a-gpu/sum.cu
+    COMMAND ${CUDAToolkit_NVCC_EXECUTABLE} -std=c++20 ${kind} ${PROJECT_SOURCE_DIR}/docs/tutorials/cuda-without-a-gpu/sum.cu
+      -o ${folder}/sum_${name})
+  target_sources(tests_laboratory PRIVATE ${folder}/sum_${name})
+  string(TOUPPER ${name} upper)
+  target_compile_definitions(tests_laboratory PRIVATE TAPESTRY_${upper}_PROGRAM="${folder}/sum_${name}")
+endforeach()
+target_sources(tests_laboratory PRIVATE ${PROJECT_SOURCE_DIR}/tools/ptx/laboratory/program_file.cpp
+  ${PROJECT_SOURCE_DIR}/tools/ptx/laboratory/report.cpp)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/docs/tutorials/cuda-without-a-gpu.md)
-set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/laboratory/command.cpp APPEND PROPERTY COMPILE_DEFINITIONS
-  "TAPESTRY_PTX=\"$<TARGET_FILE:tapestry-ptx>\"" "TAPESTRY_LABORATORY=\"${folder}\"")
-set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/laboratory/command.cpp PROPERTY SKIP_PRECOMPILE_HEADERS ON)
+target_compile_definitions(tests_laboratory PRIVATE TAPESTRY_PTX="$<TARGET_FILE:tapestry-ptx>" TAPESTRY_LABORATORY="${folder}")

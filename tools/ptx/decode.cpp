@@ -580,7 +580,7 @@ bool find_entry(std::string_view opcode, Entry& entry) {
   const Parts parts = split(opcode);
   return find_convert(parts, entry) || find_access(parts, entry) || find_atomic(parts, entry) ||
          find_async(parts, entry) || find_mbarrier(parts, entry) || find_bulk(parts, entry) ||
-         find_wgmma(parts, entry);
+         find_wgmma(parts, entry) || find_half(parts, entry);
 }
 
 Program decode(const Module& module, const Function& function, const AddressOf& address_of) {

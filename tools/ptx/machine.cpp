@@ -7,6 +7,7 @@
 #include "tapestry/tools/ptx/async.h"
 #include "tapestry/tools/ptx/decode.h"
 #include "tapestry/tools/ptx/parser.h"
+#include "tapestry/tools/ptx/registers.h"
 #include "tapestry/tools/ptx/warp.h"
 
 namespace tapestry::ptx {
@@ -325,6 +326,12 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
   }
   std::optional<Observer> observer;
   if (options_.count || work_ != StreamOrder::kNone) l.observer = &observer.emplace(p, options_.count, true);
+  if (options_.check_initialised && checked_.insert(p.entry).second)
+    if (const auto reads = reads_of_unwritten_registers(*p.entry); !reads.empty()) {
+      checked_.erase(p.entry);
+      throw KernelError("[ptx] kernel '" + p.entry->name + "', " + p.line_of(*reads[0]) + " (" +
+                        std::string(reads[0]->opcode) + "): reads a register that no other instruction writes");
+    }
   Block b;
   b.launch = &l;
   if (races) b.races = std::make_unique<BlockRaces>(*races);

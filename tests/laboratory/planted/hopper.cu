@@ -23,6 +23,20 @@ __device__ inline void bulk_load(unsigned to, const void* from, unsigned bytes, 
       : "memory");
 }
 
+__device__ inline void bulk_store(void* to, unsigned from, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+               : "memory");
+}
+/// c += a b, where a row of A is in registers, and B in shared memory.
+__device__ inline void multiply(float (&c)[4], unsigned a, unsigned long long descriptor) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, {%4, %4, %4, %4}, %5, 1, 1, 1, "
+      "0;"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a), "l"(descriptor)
+      : "memory");
+}
+
 /// The barrier must know how many bytes the copy brings. Otherwise its phase ends with the arrival.
 template <bool mended>
 __global__ void load_by_bulk_copy(const float* x, float* y) {
@@ -79,12 +93,7 @@ __global__ void one_arrival(float* y) {
     asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(b) : "memory");
   }
   __syncthreads();
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "again: mbarrier.try_wait.parity.shared.b64 done, [%0], 0;\n"  // planted:
-                                                                     // mbarrier_expects_more_arrivals
-      "@!done bra again;\n}" ::"r"(b)
-      : "memory");
+  wait_for(b, 0);  // planted: mbarrier_expects_more_arrivals
   y[threadIdx.x] = 1;
 }
 BUG(mbarrier_expects_more_arrivals) {
@@ -103,11 +112,7 @@ __global__ void ragged_bulk_copy(const float* x, float* y) {
     asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;\n}" ::"r"(b),
                  "r"(bytes)
                  : "memory");
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            shared_offset(tile)),
-        "l"(x), "r"(bytes), "r"(b)  // planted: bulk_copy_of_odd_size
-        : "memory");
+    bulk_load(shared_offset(tile), x, bytes, b);  // planted: bulk_copy_of_odd_size
   }
   __syncthreads();
   wait_for(b, 0);
@@ -129,9 +134,7 @@ __global__ void store_by_bulk_copy(float* y) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncwarp();
     if (t == 0) {
-      asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 128;" ::"l"(y + 32 * k),
-                   "r"(shared_offset(tile))
-                   : "memory");
+      bulk_store(y + 32 * k, shared_offset(tile), 128);
       asm volatile("cp.async.bulk.commit_group;" ::: "memory");
       if (mended || k == 1) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     }
@@ -152,10 +155,7 @@ __global__ void store_without_fence(float* y) {
   if (mended) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncwarp();
   if (threadIdx.x == 0) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 128;" ::"l"(
-                     y),  // planted: missing_proxy_fence
-                 "r"(shared_offset(tile))
-                 : "memory");
+    bulk_store(y, shared_offset(tile), 128);  // planted: missing_proxy_fence
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
   }
@@ -178,12 +178,7 @@ __global__ void warpgroup_product(float* y) {
   const unsigned long long descriptor = (shared_offset(b) & 0x3ffffu) >> 4 | 8ull << 16 | 16ull << 32;
   float c[4] = {1, 1, 1, 1};
   if (fences) asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, {%4, %4, %4, %4}, %5, 1, 1, 1, "
-      "0;"  // planted: wgmma_without_fence
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a), "l"(descriptor)
-      : "memory");
+  multiply(c, a, descriptor);  // planted: wgmma_without_fence
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
   if (waits) asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
   y[threadIdx.x] = c[0];  // planted: wgmma_without_wait

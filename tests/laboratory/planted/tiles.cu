@@ -9,6 +9,26 @@ __device__ inline unsigned shared_address(const void* p) {
 __device__ inline void copy_16_bytes(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
+/// Copies `bytes` bytes, and fills up the rest of 16 with zeros.
+__device__ inline void copy_up_to_16_bytes(void* to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(bytes)
+               : "memory");
+}
+__device__ inline void load_matrices(unsigned (&a)[4], const void* from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(shared_address(from))
+               : "memory");
+}
+__device__ inline unsigned load_matrix(const void* from) {
+  unsigned a;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+               : "=r"(a)
+               : "r"(shared_address(from))
+               : "memory");
+  return a;
+}
 __device__ inline void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int pending>
 __device__ void wait() {
@@ -74,10 +94,7 @@ __global__ void stage_in_use(const float4* x, float4* y, int tiles) {
   __shared__ float4 stage[64];
   const int t = static_cast<int>(threadIdx.x);
   for (int k = 0; k < tiles; ++k) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                     shared_address(&stage[t])),  // planted: cp_async_into_stage_in_use
-                 "l"(x + 64 * k + t)
-                 : "memory");
+    copy_16_bytes(&stage[t], x + 64 * k + t);  // planted: cp_async_into_stage_in_use
     commit();
     wait<0>();
     __syncthreads();
@@ -97,10 +114,7 @@ __global__ void copy_rows(const __nv_bfloat16* x, float* y) {
   constexpr int pitch = mended ? 24 : 20;
   __shared__ alignas(16) __nv_bfloat16 rows[8 * 24];
   const unsigned row = threadIdx.x / 2, part = threadIdx.x % 2;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                   shared_address(&rows[row * pitch + 8 * part])),  // planted: cp_async_misaligned
-               "l"(x + 16 * row + 8 * part)
-               : "memory");
+  copy_16_bytes(&rows[row * pitch + 8 * part], x + 16 * row + 8 * part);  // planted: cp_async_misaligned
   commit();
   wait<0>();
   __syncthreads();
@@ -118,10 +132,7 @@ template <bool mended>
 __global__ void ragged_copy(const float* x, float* y, int n) {
   __shared__ alignas(16) float tile[64];
   const int first = 4 * static_cast<int>(threadIdx.x), bytes = mended ? 4 * max(0, min(4, n - first)) : 16;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                   shared_address(&tile[first])),  // planted: cp_async_over_the_end
-               "l"(x + (bytes > 0 ? first : 0)), "r"(bytes)
-               : "memory");
+  copy_up_to_16_bytes(&tile[first], x + (bytes > 0 ? first : 0), bytes);  // planted: cp_async_over_the_end
   commit();
   wait<0>();
   __syncthreads();
@@ -135,24 +146,20 @@ BUG(cp_async_over_the_end) {
 
 /// Row `lane % 16` of a tile of 16 rows and 16 columns, whose right half the upper lanes address.
 template <bool mended>
-__global__ void load_matrix(const __nv_bfloat16* x, unsigned* y) {
+__global__ void load_tile_matrices(const __nv_bfloat16* x, unsigned* y) {
   __shared__ alignas(16) __nv_bfloat16 tile[16 * 16];
   const unsigned lane = threadIdx.x;
   for (unsigned i = lane; i < 256; i += 32) tile[i] = x[i];
   __syncthreads();
   const unsigned row = mended ? lane % 16 : lane, column = mended ? lane / 16 * 8 : 0;
   unsigned a[4];
-  asm volatile(
-      "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"  // planted: ldmatrix_of_absent_rows
-      : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-      : "r"(shared_address(&tile[row * 16 + column]))
-      : "memory");
+  load_matrices(a, &tile[row * 16 + column]);  // planted: ldmatrix_of_absent_rows
   for (unsigned i = 0; i < 4; ++i) y[4 * lane + i] = a[i];
 }
 BUG(ldmatrix_of_absent_rows) {
   const Buffer<__nv_bfloat16> x(256, __float2bfloat16(1));
   const Buffer<unsigned> y(128);
-  load_matrix<mended><<<1, 32>>>(x.data, y.data);
+  load_tile_matrices<mended><<<1, 32>>>(x.data, y.data);
   FINISH();
 }
 
@@ -164,12 +171,7 @@ __global__ void load_padded_matrix(const __nv_bfloat16* x, unsigned* y) {
   const unsigned lane = threadIdx.x;
   for (unsigned i = lane; i < 64; i += 32) tile[i / 8 * pitch + i % 8] = x[i];
   __syncthreads();
-  unsigned a;
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"  // planted: ldmatrix_misaligned
-               : "=r"(a)
-               : "r"(shared_address(&tile[lane % 8 * pitch]))
-               : "memory");
-  y[lane] = a;
+  y[lane] = load_matrix(&tile[lane % 8 * pitch]);  // planted: ldmatrix_misaligned
 }
 BUG(ldmatrix_misaligned) {
   const Buffer<__nv_bfloat16> x(64, __float2bfloat16(1));
@@ -233,14 +235,14 @@ template <bool mended>
 __device__ float load_shared(const float* p) {
   float v;
   if constexpr (mended) asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(shared_address(p)) : "memory");
-  else asm("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(shared_address(p)));  // planted: asm_without_volatile
+  else asm("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(shared_address(p)));
   return v;
 }
 template <bool mended>
 __global__ void rotate(float* y, int rounds) {
   __shared__ float tile[32];
   float sum = 0;
-  for (int k = 0; k < rounds; ++k) {
+  for (int k = 0; k < rounds; ++k) {  // planted: asm_without_volatile
     tile[threadIdx.x] = static_cast<float>(k);
     __syncthreads();
     sum += load_shared<mended>(&tile[31 - threadIdx.x]);

@@ -18,10 +18,19 @@ struct Row {
 };
 constexpr Row kRows[] = {
     // kernels
+    {": race: ", "racecheck: race", ""},  // the message ends with the remedy
     {"which a cp.async is still writing", "racecheck: asynchronous copy",
      "wait with cp.async.wait_group (or __pipeline_wait_prior) for the group of this copy, then let the "
      "threads that "
      "read it meet at a barrier"},
+    {"no wait for its mbarrier", "racecheck: asynchronous copy",
+     "wait for the phase of the mbarrier that the copy ends"},
+    {"is still reading", "racecheck: asynchronous copy",
+     "wait with cp.async.bulk.wait_group.read before the memory is written again"},
+    {"through the async proxy", "racecheck: asynchronous copy",
+     "the threads that wrote the memory must execute fence.proxy.async before a barrier"},
+    {"wgmma", "racecheck: asynchronous product", ""},
+    {"is no multiple of", "memcheck: misaligned", "choose a size and addresses that are multiples"},
     {"reads a register", "initcheck: register",
      "in inline PTX, an operand that an instruction reads and writes needs \"+\" instead of \"=\""},
     {"was never written", "initcheck: memory that no one has written",
@@ -78,6 +87,8 @@ constexpr Row kRows[] = {
     {"did not end within", "limit: a loop without end",
      "look for a condition that never becomes true, such as a flag that is not volatile; --limit allows more "
      "instructions"},
+    {"mbarrier", "synccheck: mbarrier",
+     "the arrivals and bytes that the mbarrier expects must be those that come"},
     {"the kernel stopped itself", "trap: the kernel stopped itself", "the kernel found an error itself"},
     // calls
     {"leaked", "leakcheck: not released", "release it before the program ends"},
