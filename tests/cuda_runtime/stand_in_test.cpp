@@ -5,8 +5,8 @@
 #include <cstring>
 #include <vector>
 
-#include "tests/support/catch.h"
 #include "tapestry/tools/ptx/runtime/control.h"
+#include "tests/support/catch.h"
 
 namespace {
 
@@ -195,8 +195,10 @@ TEST_CASE("a graph of nodes runs in the order of its edges, and can be changed")
   REQUIRE(cudaGraphCreate(&graph, 0) == cudaSuccess);
   cudaGraphNode_t set = nullptr, copy = nullptr, read = nullptr;
   cudaMemsetParams to_seven{data, 0, 7, 1, 8, 1};
-  REQUIRE(cudaGraphAddMemcpyNode1D(&read, graph, nullptr, 0, &back, data, 8, cudaMemcpyDefault) == cudaSuccess);
-  REQUIRE(cudaGraphAddMemcpyNode1D(&copy, graph, nullptr, 0, data, &host, 8, cudaMemcpyDefault) == cudaSuccess);
+  REQUIRE(cudaGraphAddMemcpyNode1D(&read, graph, nullptr, 0, &back, data, 8, cudaMemcpyDefault) ==
+          cudaSuccess);
+  REQUIRE(cudaGraphAddMemcpyNode1D(&copy, graph, nullptr, 0, data, &host, 8, cudaMemcpyDefault) ==
+          cudaSuccess);
   REQUIRE(cudaGraphAddMemsetNode(&set, graph, &copy, 1, &to_seven) == cudaSuccess);
   const cudaGraphNode_t from[] = {set}, to[] = {read};
   REQUIRE(cudaGraphAddDependencies(graph, from, to, nullptr, 1) == cudaSuccess);
