@@ -1,5 +1,6 @@
-// The NCCL backend on the CUDA runtime over the PTX machine, with the stand-in NCCL: two ranks train on two GPUs,
-// whose kernels are what nvcc made of them. This needs a build with CUDA and with the shared CUDA runtime.
+// The NCCL backend on the CUDA runtime over the PTX machine, with the stand-in NCCL: two ranks train on two
+// GPUs, whose kernels are what nvcc made of them. This needs a build with CUDA and with the shared CUDA
+// runtime.
 #if TAPESTRY_LIBRARY_HAS_CUDA && defined(TAPESTRY_STANDIN_NCCL)
 #include <cuda_runtime_api.h>
 
