@@ -120,7 +120,11 @@ class Decoder {
         decode(i);
       }
       frame_->pcs.push_back(static_cast<std::uint32_t>(p_.code.size()));
-      static const Instruction end{"ret", 0, 0, 0, -1, false, {}};  // a body need not end with ret
+      static const Instruction end = [] {  // a body need not end with ret
+        Instruction i;
+        i.opcode = "ret";
+        return i;
+      }();
       emit(end, f->is_entry ? &run_exit : &run_return).offset[0] = frame_->return_row;
       for (const auto& [pc, label] : frame_->branches) p_.code[pc].offset[0] = target(label);
       for (const auto& [index, labels] : frame_->tables)

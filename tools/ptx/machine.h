@@ -47,6 +47,9 @@ struct Options {
   bool collect_races = false;
   /// Whether launches fill counters().
   bool count = false;
+  /// So many blocks run at the same time, in turns. More than one is needed by kernels whose blocks wait for
+  /// each other.
+  std::uint32_t resident_blocks = 1;
   /// Dynamic and static shared memory of a block. The default is what an H100 gives after opting in.
   std::uint64_t max_shared_bytes = 227 * 1024;
 };
