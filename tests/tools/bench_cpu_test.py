@@ -17,9 +17,11 @@ def a_run(cpu="A", date="2026-01-01", mine=100.0):
 
     return {"date": date, "cpu": cpu, "threads": 2, "versions": {"PyTorch": "1", "jax": "2"},
             "roofs": {"f32": 200, "bf16": 400, "copy": 30},
-            "rows": {"gpt": {"gflop": 10, "rounds": 3, "missing": {}, "ms": {"tapestry": t(mine), "tapestry bf16": t(50.0), "torch eager default": t(160.0),
-                                                 "jax": t(150.0), "torch eager default bf16": t(80.0)}},
-                     "op_forward": {"gflop": None, "rounds": 5, "missing": {}, "ms": {"tapestry": t(0.1), "torch eager default": t(1.0)}}}}
+            "rows": {"gpt": {"gflop": 10, "rounds": 3, "missing": {},
+                             "ms": {"tapestry": t(mine), "tapestry bf16": t(50.0), "torch eager default": t(160.0),
+                                    "jax": t(150.0), "torch eager default bf16": t(80.0)}},
+                     "op_forward": {"gflop": None, "rounds": 5, "missing": {},
+                                    "ms": {"tapestry": t(0.1), "torch eager default": t(1.0)}}}}
 
 
 class Report(unittest.TestCase):

@@ -58,7 +58,8 @@ def table(run, bf16):
 def all_variants(run):
     lines = ["| work | variant | ms (median / fast quartile) | steps |", "|---|---|---|---|"]
     for name, row in run["rows"].items():
-        lines += [f"| {name} | {v} | {times(t)} | {t['steps']} |" for v, t in sorted(row["ms"].items(), key=lambda e: e[1]["median"])]
+        lines += [f"| {name} | {v} | {times(t)} | {t['steps']} |"
+                  for v, t in sorted(row["ms"].items(), key=lambda e: e[1]["median"])]
     return "\n".join(lines)
 
 
@@ -67,7 +68,8 @@ def heading(run):
     r = run["roofs"]
     bf16 = f"{r['bf16']:.0f} GFLOP/s in bf16" if r["bf16"] else "no bf16 instructions"
     rounds = [row["rounds"] for row in run["rows"].values()]
-    return (f"{versions}, {run['threads']} threads, {run['cpu']}, {min(rounds)} to {max(rounds)} interleaved rounds, {run['date']}. "
+    return (f"{versions}, {run['threads']} threads, {run['cpu']}, {min(rounds)} to {max(rounds)} interleaved rounds, "
+            f"{run['date']}. "
             f"Roofs: {r['f32']:.0f} GFLOP/s in f32, {bf16}, {r['copy']:.1f} GB/s read and written by a copy.")
 
 

@@ -215,7 +215,8 @@ def main():
         for count, times in enumerate(take_turns(sides, repeats, args.rounds, run_until), 1):
             run["rows"][name] = {**row, "rounds": count, "ms": {v: summary(t) for v, t in times.items()}}
             keep(run, args.keep)
-        print(f"{name}: {count} rounds in {time.monotonic() - compiled:.0f} s, after {compiled - start:.0f} s of compiling", flush=True)
+        print(f"{name}: {count} rounds in {time.monotonic() - compiled:.0f} s, after {compiled - start:.0f} s of compiling",
+              flush=True)
     ours.close()
 
     whole = read_run(run, args.keep)
