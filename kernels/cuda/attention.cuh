@@ -25,8 +25,8 @@ struct ForwardTile {
   // Registers and shared memory allow so many per SM.
   static constexpr int kBlocks = kWarps == 8 ? 1 : kIsFloat && kWidth == 32 ? 3 : 2;
   static constexpr int kStage = 2 * kKeys * kWidth;
-  static constexpr std::size_t kSharedBytes =
-      (kRows * kWidth + kStages * kStage) * sizeof(T) + kWarps * kPassedFloats<T, kKeys> * sizeof(float);
+  static constexpr std::size_t kSharedBytes = (kRows * kWidth + kStages * kStage) * sizeof(T) +
+                                              kWarps * kPassedFloats<T, kKeys> * sizeof(float) + kRangeBytes;
 };
 
 template <class T>

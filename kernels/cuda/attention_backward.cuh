@@ -30,7 +30,7 @@ struct BackwardTile {
   static constexpr int kStageFloats = 2 * kOthers;  // logarithms and deltas of a tile of queries
   static constexpr std::size_t kSharedBytes =
       (2 * kRows * kWidth + kStages * kStage) * sizeof(T) +
-      (kStages * kStageFloats + kWarps * kPassedFloats<T, kOthers>)*sizeof(float);
+      (kStages * kStageFloats + kWarps * kPassedFloats<T, kOthers>)*sizeof(float) + kRangeBytes;
 };
 
 template <class T>

@@ -40,8 +40,9 @@ __device__ __forceinline__ int tile_at(int row, int column) {
   return row * kWidth + (((column / kChunk<T>)^flipped) * kChunk<T> | (column & (kChunk<T> - 1)));
 }
 /// The place in the same row that is `columns`, a multiple of 16, behind a place in the first 16 columns, for
-/// elements of 16 bits. Such a move flips bits of the chunk's index, before or after the XOR with the row. Rows of 96
-/// elements do not begin at multiples of a power of 2, so there the bits above the permuted ones are added.
+/// elements of 16 bits. Such a move flips bits of the chunk's index, before or after the XOR with the row.
+/// Rows of 96 elements do not begin at multiples of a power of 2, so there the bits above the permuted ones
+/// are added.
 template <class T, int kWidth>
 __device__ __forceinline__ int tile_behind(int place, int columns) {
   static_assert(sizeof(T) == 2);
@@ -345,6 +346,10 @@ __device__ __forceinline__ void mask_scores(const AttentionPlan& p, int batch, i
   UNROLL for (int j = 0; j < N; ++j) UNROLL for (int i = 0; i < 4; ++i) x[j][i] =
       seen >> (4 * j + i) & 1 ? x[j][i] : kNoScore;
 }
+
+/// The kernels' static shared memory, `random` below. A launch asks for as much more dynamic memory, because
+/// it raises the limit of 48 KiB only if the dynamic memory is larger, and the sum must not be.
+inline constexpr std::size_t kRangeBytes = 16;
 
 /// Seed and offset of dropout's random numbers, in shared memory. The kernels have no registers left for
 /// them, and in a captured step they are not kernel arguments (captured_range.h). Thread 0 writes them, and a
