@@ -148,7 +148,7 @@ TEST_CASE("attention kernels: ragged queries, keys and widths give the values of
 
 TEST_CASE("attention kernels: groups of heads, and heads within rows, give the values of f64") {
   check_all({.shape = {2, 4, 2, 18, 35, 16, 16}, .by_rows = true});
-  check_all({.shape = {1, 3, 1, 9, 70, 72, 8}});
+  check_all({.shape = {1, 3, 1, 9, 70, 100, 8}});
 }
 
 TEST_CASE("attention kernels: rows that are misaligned or have gaps give the same values") {
@@ -166,9 +166,10 @@ TEST_CASE("attention kernels: causal masks, also after a cache, give the values 
 }
 
 TEST_CASE("attention kernels: masks that hide, or add to, scores give the values of f64") {
-  check_all({.shape = {2, 2, 1, 20, 70, 16, 16}, .mask = Mask::seen});
+  check_all({.shape = {2, 2, 1, 20, 70, 40, 16}, .mask = Mask::seen});
   check_all({.shape = {2, 2, 2, 20, 70, 16, 16}, .mask = Mask::seen_by_key});
   check_all({.shape = {2, 2, 2, 20, 37, 16, 72}, .mask = Mask::added});
+  check_all({.shape = {1, 1, 1, 20, 37, 104, 16}, .mask = Mask::added});
 }
 
 TEST_CASE("attention kernels: scales that are negative or 0 give the values of f64") {
@@ -184,6 +185,8 @@ TEST_CASE("attention kernels: few queries whose keys are divided give the values
 
 TEST_CASE("attention kernels: dropout keeps the weights that the contract names") {
   check_all({.shape = {2, 2, 1, 18, 37, 16, 16}, .threshold = kHalf});
+  check_all({.shape = {1, 2, 1, 18, 37, 40, 16}, .threshold = kHalf});
+  check_all({.shape = {1, 1, 1, 18, 37, 104, 16}, .threshold = kHalf});
   check_all({.shape = {1, 2, 2, 18, 36, 72, 16}, .mask = Mask::causal, .threshold = kHalf / 2});
   check_all({.shape = {1, 1, 1, 2, 530, 16, 16}, .threshold = kHalf}, 40);
   check_all({.shape = {1, 1, 1, 5, 6, 16, 16}, .threshold = 2 * kHalf});  // drops everything
