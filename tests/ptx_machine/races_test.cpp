@@ -431,5 +431,5 @@ TEST_CASE("bulk copies are ordered by their mbarrier") {
   };
   clean(store("cp.async.bulk.wait_group 0;\n"));
   races(store("cp.async.bulk.wait_group.read 0;\n"),
-        {"planted.cu:10 (cp.async.bulk", "planted.cu:20 (ld.global.u32)"});
+        {"issued at planted.cu:10", "a wait for it is missing", "planted.cu:20 (ld.global.u32)"});
 }

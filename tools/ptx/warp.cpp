@@ -372,6 +372,8 @@ void Warp::report(const Code& c, int lane, Space space, u64 address, u32 bytes, 
         " so. Drop const __restrict__ or __ldg";
   else if (race.now_strong && race.then_strong)
     text += ". Both are strong, but the scope of one is the block, and the other is of another block";
+  else if (race.then_is_agent)
+    text += ". Nothing orders it with this access: a wait for it is missing, or the wait does not cover it";
   else if (race.same_warp) text += ". Nothing orders the two lanes: __syncwarp() is missing between them";
   else if (race.same_block)
     text += ". Nothing orders the two threads: __syncthreads() is missing between them";
