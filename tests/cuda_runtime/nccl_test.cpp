@@ -59,7 +59,8 @@ std::vector<float> trained(Device device, const std::shared_ptr<ProcessGroup>& g
   const auto part = [&](const Tensor& t) { return t.narrow(0, rank * rows, rows).contiguous().to(device); };
   optim::SGD optimizer(model.parameters(), {.lr = 0.1});
   std::unique_ptr<DistributedDataParallel<nn::Linear>> ddp;
-  if (group) ddp = std::make_unique<DistributedDataParallel<nn::Linear>>(model, group);
+  if (group)
+    ddp = std::make_unique<DistributedDataParallel<nn::Linear>>(model, DdpOptions{.process_group = group});
   for (int step = 0; step < 3; ++step) {
     optimizer.zero_grad();
     mse_loss(ddp ? (*ddp)(part(x)) : model(part(x)), part(target)).backward();
