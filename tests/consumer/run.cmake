@@ -64,13 +64,13 @@ if(WAY STREQUAL "install")
     # Static is what CMake chooses for consumers; the shared runtime can be replaced by the stand-in in STAND_IN.
     file(GLOB library_folder ${prefix}/lib*)
     foreach(runtime static shared)
-      run(${NVCC} -std=c++20 --expt-relaxed-constexpr -arch=${ARCH} -cudart ${runtime} -I ${prefix}/include
+      run(${NVCC} -std=c++20 --expt-relaxed-constexpr -arch=${ARCH} --no-compress -cudart ${runtime} -I ${prefix}/include
         ${project}/kernel.cu -o ${WORK}/kernel_${runtime} -L ${library_folder} -ltapestry
         -Xlinker -rpath,${library_folder} -Xlinker --allow-shlib-undefined)
     endforeach()
     run(${WORK}/kernel_static)
     if(STAND_IN)
-      run(${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${STAND_IN} TAPESTRY_STAND_IN_EXIT=ignore ${WORK}/kernel_shared)
+      run(${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${STAND_IN} TAPESTRY_PTX_EXIT=keep ${WORK}/kernel_shared)
     endif()
   endif()
 else()

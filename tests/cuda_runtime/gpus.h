@@ -4,7 +4,7 @@
 #include "tapestry/core/cuda/internal/devices.h"
 #include "tapestry/core/cuda/internal/runtime.h"
 #include "tests/support/catch.h"
-#include "tests/support/cuda_runtime/control.h"
+#include "tapestry/tools/ptx/runtime/control.h"
 
 using namespace tapestry;
 

@@ -33,7 +33,7 @@ void use_everything() {
     if (!holds) throw std::logic_error(what);
   };
   expect(device_count(DeviceType::cuda) == 2, "two devices");
-  expect(cuda::device_properties(kSecond).name == "Stand-in 1", "properties");
+  expect(cuda::device_properties(kSecond).name == "Tapestry PTX machine 1", "properties");
   const Tensor pinned = empty_pinned({1000}), back = empty_pinned({1000});
   std::memcpy(pinned.raw_data(), counted(1000).raw_data(), pinned.nbytes());
   const Tensor x = empty({1000}, kFirst), y = empty({1000}, kSecond);

@@ -439,6 +439,21 @@ ok y: 1
 "1","1","row_in_registers(Rows<float>, int)","gpu__time_duration.sum","us","310.1"
 '''
 
+NCU_COUNTED = r'''
+"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
+"0","1","rows_kernel(float const*)","gpu__time_duration.sum","us","312.5"
+"0","1","rows_kernel(float const*)","l1tex__average_t_sectors_per_requests_pipe_lsu_mem_global_op_ld.ratio","sector/request","16.00"
+"0","1","rows_kernel(float const*)","l1tex__average_t_sectors_per_requests_pipe_lsu_mem_global_op_st.ratio","sector/request","7.5"
+"0","1","rows_kernel(float const*)","smsp__thread_inst_executed_per_inst_executed.ratio","","31.2"
+"1","1","rows_kernel(float const*)","smsp__thread_inst_executed_per_inst_executed.ratio","","31.2"
+"2","1","another(int)","smsp__thread_inst_executed_per_inst_executed.ratio","","1,024.0"
+'''
+MACHINE = """# a comment
+work\tkernel\tsectors a load\tsectors a store\tlanes an instruction
+small\trows_kernel\t4.00\t4.00\t-
+large\trows_kernel\t16.00\t4.00\t31.00
+"""
+
 
 class Profiles(Case):
     def profile(self, ncu=None):
@@ -461,6 +476,20 @@ class Profiles(Case):
         row = rows["ncu: " + profiler.PROFILED[0][0]]
         self.assertEqual(row["status"], "not run")
         self.assertIn("ncu refused", row["note"])
+
+    def test_counters_of_the_machine_stand_beside_those_of_ncu(self):
+        path = os.path.join(self.folder, "counters.tsv")
+        with open(path, "w") as file:
+            file.write(MACHINE)
+        rows = profiler.counted(path)
+        self.assertEqual(rows, {"rows_kernel": {"sectors a load": [4, 16], "sectors a store": [4, 4],
+                                                "lanes an instruction": [31]}})
+        self.assertEqual(profiler.beside(profiler.kernels(NCU_COUNTED), rows),
+                         "rows_kernel: sectors a load 16.00 (machine 16.00), sectors a store 7.50 (machine 4.00) "
+                         "DIFFERENT, lanes an instruction 31.20 (machine 31.00)")
+        self.assertEqual(profiler.counted(path + ".none"), {})
+        # The committed rows have the columns that ncu's counters are compared with.
+        self.assertEqual(set().union(*profiler.counted().values()), set(profiler.COUNTED.values()))
 
     def test_metrics_are_read_and_clocks_are_left_alone(self):
         called = os.path.join(self.folder, "called")

@@ -7,6 +7,7 @@
 #include "tapestry/tools/ptx/async.h"
 #include "tapestry/tools/ptx/decode.h"
 #include "tapestry/tools/ptx/parser.h"
+#include "tapestry/tools/ptx/registers.h"
 #include "tapestry/tools/ptx/warp.h"
 
 namespace tapestry::ptx {
@@ -34,31 +35,29 @@ class Scheduler {
     for (u32 number = 0; number * 32 < threads_; ++number) warps_.emplace_back(block, number, threads_);
   }
 
-  void run() {
-    for (;;) {
-      bool ran = false;
-      if (l_.options->seed == 0) {
-        for (Warp& w : warps_) {
-          if (!w.ready()) continue;
-          w.run();
-          ran = true;
-        }
-      } else {
-        std::vector<Warp*> ready;
-        for (Warp& w : warps_)
-          if (w.ready()) ready.push_back(&w);
-        if (!ready.empty()) ready[l_.random.below(static_cast<u32>(ready.size()))]->run();
-        ran = !ready.empty();
-        if (async_ && ran) disturb();
+  /// Gives each warp a turn, or a random one. Returns whether the block has ended.
+  bool step() {
+    bool ran = false;
+    if (l_.options->seed == 0) {
+      for (Warp& w : warps_) {
+        if (!w.ready()) continue;
+        w.run();
+        ran = true;
       }
-      if (std::all_of(warps_.begin(), warps_.end(), [](const Warp& w) { return w.ended(); })) {
-        if (async_) async_->finish();
-        return;
-      }
-      if (release_barriers() || ran) continue;
-      if (async_ && wake()) continue;
-      explain();
+    } else {
+      std::vector<Warp*> ready;
+      for (Warp& w : warps_)
+        if (w.ready()) ready.push_back(&w);
+      if (!ready.empty()) ready[l_.random.below(static_cast<u32>(ready.size()))]->run();
+      ran = !ready.empty();
+      if (async_ && ran) disturb();
     }
+    if (std::all_of(warps_.begin(), warps_.end(), [](const Warp& w) { return w.ended(); })) {
+      if (async_) async_->finish();
+      return true;
+    }
+    if (!release_barriers() && !ran && !(async_ && wake())) explain();
+    return false;
   }
 
  private:
@@ -223,7 +222,7 @@ class Scheduler {
 Machine::Machine() = default;
 Machine::~Machine() = default;
 
-void Machine::load(std::string text) {
+std::size_t Machine::load(std::string text) {
   auto loaded = std::make_unique<Loaded>();
   loaded->module = parse(std::move(text));
   for (const Variable& v : loaded->module.variables) {
@@ -243,6 +242,7 @@ void Machine::load(std::string text) {
       memory_.write(loaded->addresses[v.name] + r.offset, &value, sizeof value);
     }
   modules_.push_back(std::move(loaded));
+  return modules_.size() - 1;
 }
 
 std::vector<std::string> Machine::kernels() const {
@@ -253,23 +253,29 @@ std::vector<std::string> Machine::kernels() const {
   return names;
 }
 
-u64 Machine::address_of(const std::string& variable) const {
-  for (const auto& loaded : modules_)
-    if (const auto found = loaded->addresses.find(variable); found != loaded->addresses.end())
+u64 Machine::address_of(const std::string& variable, std::size_t module) const {
+  for (std::size_t i = 0; i < modules_.size(); ++i) {
+    const auto& addresses = modules_[i]->addresses;
+    if (const auto found = addresses.find(variable);
+        found != addresses.end() && (module == kAnyModule || module == i))
       return found->second;
+  }
   return 0;
 }
 
-const Program& Machine::program(const std::string& kernel) {
-  if (const auto found = programs_.find(kernel); found != programs_.end()) return found->second;
-  for (const auto& loaded : modules_) {
+const Program& Machine::program(const std::string& kernel, std::size_t module) {
+  const auto key = std::pair(module, kernel);
+  if (const auto found = programs_.find(key); found != programs_.end()) return found->second;
+  for (std::size_t i = 0; i < modules_.size(); ++i) {
+    if (module != kAnyModule && module != i) continue;
+    const auto& loaded = modules_[i];
     const Function* const f = loaded->module.find(kernel);
     if (!f || !f->is_entry) continue;
     const AddressOf address_of = [&](std::string_view name) -> u64 {
       const auto found = loaded->addresses.find(name);
       return found == loaded->addresses.end() ? 0 : found->second;
     };
-    return programs_[kernel] = decode(loaded->module, *f, address_of);
+    return programs_[key] = decode(loaded->module, *f, address_of);
   }
   throw UsageError("[ptx] no module that was loaded has a kernel '" + kernel + "'");
 }
@@ -291,11 +297,10 @@ std::vector<std::byte> Machine::pack(const std::string& kernel, const void* cons
   return bytes;
 }
 
-Counts Machine::launch(const std::string& kernel, Dim grid, Dim block, u64 shared_bytes,
-                       const void* parameters, u64 parameter_bytes) {
-  const Program& p = program(kernel);
+Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, const void* parameters,
+                       u64 parameter_bytes) {
   const auto refuse = [&](const std::string& what) {
-    throw UsageError("[ptx] launch of '" + kernel + "': " + what);
+    throw UsageError("[ptx] launch of '" + p.entry->name + "': " + what);
   };
   const u64 threads = u64{block.x} * block.y * block.z, blocks = u64{grid.x} * grid.y * grid.z;
   if (threads == 0 || threads > 1024 || block.x > 1024 || block.y > 1024 || block.z > 64)
@@ -337,18 +342,26 @@ Counts Machine::launch(const std::string& kernel, Dim grid, Dim block, u64 share
   }
   std::optional<Observer> observer;
   if (options_.count || work_ != StreamOrder::kNone) l.observer = &observer.emplace(p, options_.count, true);
-  Block b;
-  b.launch = &l;
-  if (races) b.races = std::make_unique<BlockRaces>(*races);
-  const u64 static_end = p.shared_bytes,
-            size = shared_bytes != 0 ? p.dynamic_offset + shared_bytes : static_end;
+  if (options_.check_initialised && checked_.insert(p.entry).second)
+    if (const auto reads = reads_of_unwritten_registers(*p.entry); !reads.empty()) {
+      checked_.erase(p.entry);
+      throw KernelError("[ptx] kernel '" + p.entry->name + "', " + p.line_of(*reads[0]) + " (" +
+                        std::string(reads[0]->opcode) + "): reads a register that no other instruction writes");
+    }
+  const u64 size = shared_bytes != 0 ? p.dynamic_offset + shared_bytes : p.shared_bytes;
   if (p.uses_async && size > kMaxSharedAddress)
     refuse("its shared memory with the gaps between variables ends at " + std::to_string(size) +
            ", beyond what descriptors can address");
-  b.shared.data.resize(size);
-  b.shared.states.resize(size);
-  for (u64 i = 0; i < blocks; ++i) {
-    const u64 n = order.empty() ? i : order[i];
+  struct Resident {
+    Block block;
+    std::unique_ptr<Scheduler> scheduler;
+  };
+  std::vector<std::unique_ptr<Resident>> residents;
+  u64 begun = 0;
+  const auto begin = [&](Resident& r) {
+    Block& b = r.block;
+    const u64 n = order.empty() ? begun : order[begun];
+    ++begun;
     b.index = {static_cast<u32>(n % grid.x), static_cast<u32>(n / grid.x % grid.y),
                static_cast<u32>(n / grid.x / grid.y)};
     b.number = static_cast<u32>(n);
@@ -361,8 +374,28 @@ Counts Machine::launch(const std::string& kernel, Dim grid, Dim block, u64 share
     for (const Program::Place& v : p.shared) clear(v.offset, v.bytes);
     if (shared_bytes != 0) clear(p.dynamic_offset, shared_bytes);
     b.arrivals.clear();
+    r.scheduler.reset();  // its warps hold the old Async
     if (p.uses_async) b.async = std::make_shared<Async>(b);
-    Scheduler(l, b).run();
+    r.scheduler = std::make_unique<Scheduler>(l, b);
+  };
+  while (residents.size() < std::min<u64>(blocks, std::max(options_.resident_blocks, 1u))) {
+    Resident& r = *residents.emplace_back(std::make_unique<Resident>());
+    r.block.launch = &l;
+    r.block.shared.data.resize(size);
+    r.block.shared.states.resize(size);
+    if (races) r.block.races = std::make_unique<BlockRaces>(*races);
+    begin(r);
+  }
+  for (std::size_t turn = 0; !residents.empty();) {
+    if (options_.seed != 0 && residents.size() > 1) turn = l.random.below(static_cast<u32>(residents.size()));
+    if (turn >= residents.size()) turn = 0;
+    if (!residents[turn]->scheduler->step()) {
+      ++turn;
+    } else if (begun < blocks) {
+      begin(*residents[turn]);
+    } else {
+      residents.erase(residents.begin() + static_cast<std::ptrdiff_t>(turn));
+    }
   }
   if (options_.count) {
     counters_ = observer->result();

@@ -5,7 +5,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tapestry/tools/ptx/counters.h"
@@ -32,6 +34,8 @@ struct Options {
   /// Whether reading a byte that no one has written is an error. Some kernels load tiles of which only a part
   /// was filled, and drop the results of the rest; their tests turn this off, and new memory is full of NaN.
   bool check_initialised = true;
+  /// The same for shared memory alone.
+  bool check_initialised_shared = true;
   /// Whether races between the threads of a launch are errors; races.h says what a race is.
   bool check_races = false;
   /// With check_races: whether threads may store without an order what is there already, as when all threads
@@ -46,6 +50,9 @@ struct Options {
   bool count = false;
   /// What printf in a kernel prints, a call at a time; null: to the standard output.
   std::function<void(const std::string&)> print;
+  /// So many blocks run at the same time, in turns. More than one is needed by kernels whose blocks wait for
+  /// each other.
+  std::uint32_t resident_blocks = 1;
   /// Dynamic and static shared memory of a block. The default is what an H100 gives after opting in.
   std::uint64_t max_shared_bytes = 227 * 1024;
 };
@@ -68,15 +75,18 @@ class Machine {
   Machine& operator=(const Machine&) = delete;
 
   /// Parses a module and allocates its variables. Throws a ParseError if the text is wrong. The text of a
-  /// kernel is decoded when it is launched first.
-  void load(std::string text);
+  /// kernel is decoded when it is launched first. Returns the module's number.
+  std::size_t load(std::string text);
   /// The names of all kernels.
   std::vector<std::string> kernels() const;
   /// Decodes a kernel and lays out its parameters and shared memory. Throws a ParseError, or a UsageError if
   /// there is none.
-  const Program& program(const std::string& kernel);
+  const Program& program(const std::string& kernel, std::size_t module = kAnyModule);
   /// The address of a variable of a module in global or constant memory; 0 if there is none.
-  std::uint64_t address_of(const std::string& variable) const;
+  std::uint64_t address_of(const std::string& variable, std::size_t module = kAnyModule) const;
+  /// Modules may have kernels and variables of the same names. The first module that has one is taken, unless
+  /// its number is given.
+  static constexpr std::size_t kAnyModule = ~std::size_t{0};
 
   /// The next launches are this work of streams: when one has ended, it reports the bytes that it touched to
   /// `order`, which throws an OrderError if other work touches them without an order. kNone ends it.
@@ -95,6 +105,10 @@ class Machine {
   /// Runs a kernel to its end. `parameters` are the bytes of its parameter space. Throws a UsageError if they
   /// do not fit the kernel, and a KernelError if the kernel does something invalid.
   Counts launch(const std::string& kernel, Dim grid, Dim block, std::uint64_t shared_bytes,
+                const void* parameters, std::uint64_t parameter_bytes) {
+    return launch(program(kernel), grid, block, shared_bytes, parameters, parameter_bytes);
+  }
+  Counts launch(const Program& program, Dim grid, Dim block, std::uint64_t shared_bytes,
                 const void* parameters, std::uint64_t parameter_bytes);
 
   /// The same, with one argument per parameter.
@@ -123,8 +137,9 @@ class Machine {
   StreamOrder::Work work_ = StreamOrder::kNone;
   Counters counters_;
   std::vector<std::string> findings_;
+  std::set<const Function*> checked_;  // for registers without a value
   std::vector<std::unique_ptr<Loaded>> modules_;
-  std::map<std::string, Program> programs_;
+  std::map<std::pair<std::size_t, std::string>, Program> programs_;
 };
 
 }  // namespace tapestry::ptx

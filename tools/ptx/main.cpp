@@ -1,4 +1,4 @@
-// tapestry-ptx: reads PTX files and says whether the machine can execute their kernels.
+// tapestry-ptx: runs CUDA programs on the machine, and says which kernels of PTX files it can execute.
 #include <cstring>
 #include <exception>
 #include <fstream>
@@ -8,6 +8,7 @@
 
 #include "tapestry/tools/ptx/decode.h"
 #include "tapestry/tools/ptx/error.h"
+#include "tapestry/tools/ptx/laboratory/run.h"
 #include "tapestry/tools/ptx/parser.h"
 
 using namespace tapestry::ptx;
@@ -15,6 +16,8 @@ using namespace tapestry::ptx;
 namespace {
 
 constexpr const char* kHelp =
+    "tapestry-ptx run [OPTIONS] [--] PROGRAM [ARGUMENTS...]\n"
+    "Runs a CUDA program without a GPU and reports its errors; tapestry-ptx run --help explains it.\n\n"
     "tapestry-ptx check FILE...\n"
     "Decodes all kernels of PTX files, or of the output of cuobjdump -ptx, and lists what the machine cannot "
     "execute.\n"
@@ -60,6 +63,7 @@ int main(int count, char** arguments) {
     std::cout << kHelp;
     return 0;
   }
+  if (count > 1 && std::strcmp(arguments[1], "run") == 0) return run({arguments + 2, arguments + count});
   if (count < 3 || std::strcmp(arguments[1], "check") != 0) {
     std::cerr << kHelp;
     return 2;

@@ -67,6 +67,8 @@ struct Instruction {
   std::string_view opcode;  // "add.s32"
   std::int32_t line = 0;    // of the PTX text
   std::int32_t file = 0, source_line = 0;
+  /// Where the outermost call stands, if the compiler has inlined the function that contains this line.
+  std::int32_t call_file = 0, call_line = 0;
   std::int32_t predicate = -1;  // a register
   bool predicate_negated = false;
   std::vector<Operand> operands;

@@ -1,6 +1,7 @@
 #include "tapestry/tools/ptx/parser.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -269,7 +270,8 @@ class Parser {
     if (!accept(";")) {
       f.has_body = true;
       function_ = &f;
-      file_ = source_line_ = 0;
+      file_ = source_line_ = call_file_ = call_line_ = 0;
+      calls_.clear();
       parse_body(f);
       function_ = nullptr;
     }
@@ -331,8 +333,8 @@ class Parser {
         throw ParseError(use.line, "the label " + quoted(name) + " does not exist");
     }
   }
-  // Labels are local to their scope. Two scopes of a function may have a label of the same name, as inline assembly
-  // in a loop does that is unrolled.
+  // Labels are local to their scope. Two scopes of a function may have a label of the same name, as inline
+  // assembly in a loop does that is unrolled.
   bool resolve_label(std::string_view& name, int scope) const {
     for (; scope >= 0; scope = parents_[static_cast<std::size_t>(scope)])
       if (const auto found = labels_.find({scope, name}); found != labels_.end()) {
@@ -357,14 +359,25 @@ class Parser {
     } else if (t == ".loc") {
       file_ = static_cast<int>(expect_small());
       source_line_ = static_cast<int>(expect_small());
-      expect_number();
+      const Position here{file_, source_line_, static_cast<int>(expect_small())};
+      call_file_ = call_line_ = 0;
       if (accept(",")) {  // function_name $L [+ n], inlined_at file line column
         expect("function_name");
         expect_word("a label");
         if (accept("+")) expect_number();
         expect(",");
         expect("inlined_at");
-        for (int i = 0; i < 3; ++i) expect_number();
+        Position call;
+        for (int& n : call) n = static_cast<int>(expect_small());
+        calls_[here] = call;
+        // The call may be inlined itself.
+        for (int depth = 0; depth < 64; ++depth) {
+          const auto outer = calls_.find(call);
+          if (outer == calls_.end() || outer->second == call) break;
+          call = outer->second;
+        }
+        call_file_ = call[0];
+        call_line_ = call[1];
       }
     } else if (t == ".pragma") {
       skip_to_semicolon();
@@ -431,12 +444,15 @@ class Parser {
     i.line = opcode.line;
     i.file = file_;
     i.source_line = source_line_;
+    i.call_file = call_file_;
+    i.call_line = call_line_;
     const bool branch = i.opcode == "bra" || i.opcode.starts_with("bra.") || i.opcode.starts_with("brx.");
     while (!peek().is(";")) {
       i.operands.push_back(parse_operand(0));
       Operand& last = i.operands.back();
-      if (branch && last.kind == Operand::kSymbol) 
-        uses_.push_back({f.instructions.size(), i.operands.size() - 1, {}, scopes_->back().number, begin.line});
+      if (branch && last.kind == Operand::kSymbol)
+        uses_.push_back(
+            {f.instructions.size(), i.operands.size() - 1, {}, scopes_->back().number, begin.line});
       if (i.operands.size() > 64) fail(begin, "the instruction has too many operands");
       if (!accept(",") && !peek().is(";")) fail(peek(), "expected ',' or ';', found " + quoted(peek().text));
     }
@@ -556,33 +572,15 @@ class Parser {
   };
   std::vector<Use> uses_;
   std::map<std::pair<int, std::string_view>, std::string_view> labels_;  // by scope
-  std::vector<int> parents_;                                            // of scopes
+  std::vector<int> parents_;                                             // of scopes
   bool external_ = false;
   int element_bytes_ = 1;
-  int file_ = 0, source_line_ = 0;
+  int file_ = 0, source_line_ = 0, call_file_ = 0, call_line_ = 0;
+  using Position = std::array<int, 3>;  // file, line, column
+  std::map<Position, Position> calls_;  // of inlined positions
 };
 
 }  // namespace
-
-bool parse_type(std::string_view name, Type& type) {
-  struct Named {
-    std::string_view name;
-    Type type;
-  };
-  static constexpr Named kTypes[] = {
-      {"b8", {Type::kBits, 1}},      {"b16", {Type::kBits, 2}},      {"b32", {Type::kBits, 4}},
-      {"b64", {Type::kBits, 8}},     {"u8", {Type::kUnsigned, 1}},   {"u16", {Type::kUnsigned, 2}},
-      {"u32", {Type::kUnsigned, 4}}, {"u64", {Type::kUnsigned, 8}},  {"s8", {Type::kSigned, 1}},
-      {"s16", {Type::kSigned, 2}},   {"s32", {Type::kSigned, 4}},    {"s64", {Type::kSigned, 8}},
-      {"f16", {Type::kFloat, 2}},    {"f32", {Type::kFloat, 4}},     {"f64", {Type::kFloat, 8}},
-      {"bf16", {Type::kBFloat, 2}},  {"pred", {Type::kPredicate, 0}}};
-  for (const Named& one : kTypes)
-    if (one.name == name) {
-      type = one.type;
-      return true;
-    }
-  return false;
-}
 
 Module parse(std::string text) {
   Module module;
@@ -591,20 +589,6 @@ Module parse(std::string text) {
   parser.run();
   module.names = std::move(parser.names_);
   return module;
-}
-
-std::vector<std::string> split_modules(const std::string& text) {
-  // cuobjdump writes a header of "name = value" lines before each module, whose first directive is .version.
-  std::vector<std::string> modules;
-  const std::string start = "\n.version";
-  std::size_t at = text.starts_with(".version") ? 0 : text.find(start);
-  if (at == text.npos || text.find("Fatbin ") == text.npos) return {text};
-  while (at != text.npos) {
-    std::size_t end = text.find("\nFatbin ", at + 1);
-    modules.push_back(text.substr(at, std::min(end, text.size()) - at));
-    at = end == text.npos ? end : text.find(start, end);
-  }
-  return modules;
 }
 
 }  // namespace tapestry::ptx

@@ -175,6 +175,7 @@ struct Program {
   const Function* function_at(std::uint32_t pc) const;
   /// "k.cu:12", or the line of the PTX if nvcc ran without -lineinfo.
   std::string line_of(std::uint32_t pc) const;
+  std::string line_of(const Instruction& instruction) const;
   std::vector<std::pair<std::uint32_t, const Function*>> functions;  // by their first instruction, ascending
 };
 

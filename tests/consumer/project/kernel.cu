@@ -31,15 +31,11 @@ int main() {
     return 1;
   }
   host = y.to(kCPU);
-  if (cuda::device_properties(gpu).name.starts_with("Stand-in")) {
-    std::printf("launched on a stand-in GPU, which runs no kernels\n");
-    return 0;
-  }
   for (int i = 0; i < kCount; ++i)
     if (host.data<float>()[i] != static_cast<float>(2 * i)) {
       std::printf("failed: element %d is %g\n", i, host.data<float>()[i]);
       return 1;
     }
-  std::printf("a GPU ran the kernel\n");
+  std::printf("a GPU ran the kernel: %s\n", cuda::device_properties(gpu).name.c_str());
   return 0;
 }

@@ -11,13 +11,11 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -104,6 +102,7 @@ int polls = 2, aborts = 0;
 bool abort_held = false;
 void (*launch_work)(void*, int (*)(void*), void*) = nullptr;
 int (*chosen_gpu)() = nullptr;
+void* (*memory_at)(const void*, unsigned long, int) = nullptr;
 
 thread_local std::string last_error;
 thread_local int group_depth = 0;
@@ -191,8 +190,19 @@ void compute(const std::map<int, std::shared_ptr<Operation>>& ranks) {
   }
 }
 
+/// Replaces the addresses of an operation by those of the host.
+void find_memory(Operation& o, int size, int rank) {
+  if (!memory_at) return;
+  const std::size_t bytes = o.count * size_of(o.type), all = bytes * static_cast<std::size_t>(size);
+  if (o.kind != Kind::recv && !(o.kind == Kind::broadcast && rank != o.root))
+    o.in = memory_at(o.in, o.kind == Kind::reduce_scatter ? all : bytes, 0);
+  if (o.kind != Kind::send && !(o.kind == Kind::reduce && rank != o.root))
+    o.out = memory_at(o.out, o.kind == Kind::all_gather ? all : bytes, 1);
+}
+
 void arrive(Clique& clique, int rank, const std::shared_ptr<Operation>& operation) {
   operation->arrived = true;
+  find_memory(*operation, clique.size, rank);
   if (operation->is_message()) {
     const bool sends = operation->kind == Kind::send;
     const std::pair key = sends ? std::pair(rank, operation->root) : std::pair(operation->root, rank);
@@ -382,6 +392,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, int rank,
                                     ncclConfig_t* config) {
+  const int gpu = chosen_gpu ? chosen_gpu() : -1;  // before the lock, because work of streams takes it
   const std::lock_guard lock(mutex);
   *out = nullptr;
   const Fault* const fault = counted("ncclCommInitRankConfig");
@@ -392,7 +403,6 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, 
     return violated("ncclCommInitRankConfig of rank " + std::to_string(rank));
   if (!config || config->size != sizeof *config || config->magic != 0xcafebeef || config->blocking != 0)
     return violated("ncclCommInitRankConfig without the configuration of a communicator that does not block");
-  const int gpu = chosen_gpu ? chosen_gpu() : -1;
   if (gpu < 0) return violated("ncclCommInitRankConfig in a thread that has chosen no GPU");
   if (fault && !fault->asynchronous) return fault->result;
   auto& clique = cliques[name];
@@ -530,6 +540,11 @@ const StandInNccl* tapestry_standin_nccl() {
             const std::lock_guard lock(mutex);
             launch_work = launch;
             chosen_gpu = gpu;
+          },
+      .set_memory =
+          [](void* (*at)(const void*, unsigned long, int)) {
+            const std::lock_guard lock(mutex);
+            memory_at = at;
           },
       .fail =
           [](const char* name, int nth, int result, int asynchronous) {

@@ -19,6 +19,9 @@ struct StandInNccl {
   /// returns nonzero, and hold back its later work. `gpu()` returns the GPU that the calling thread has
   /// chosen, or -1.
   void (*set_device)(void (*launch)(void* stream, int (*work)(void*), void* argument), int (*gpu)());
+  /// `at(address, bytes, write)` returns where the host finds bytes of a GPU that an operation reads or writes,
+  /// or null if they are not there. Without it, and after set_memory(nullptr), they are at their address.
+  void (*set_memory)(void* (*at)(const void* address, unsigned long bytes, int write));
 
   // ---- faults ----
 

@@ -1,0 +1,242 @@
+// Kernels that are chosen by the size of a row, an image or a matrix, compared with the CPU: on a GPU, and on
+// the PTX machine, where tests/device/machine.cmake demands that every kernel of the library runs. The
+// emulated devices skip it, because tests/emulated launches these kernels with the same sizes.
+#include <cmath>
+
+#include "tapestry/tapestry.h"
+#include "tests/support/catch.h"
+#include "tests/support/gpu.h"
+
+using namespace tapestry;
+
+namespace {
+
+const Device kGpu{DeviceType::cuda, 0};
+
+bool skipped() {
+  if (no_gpu()) return true;
+  if (make_devices) std::printf("skipped: tests/emulated launches these kernels\n");
+  return make_devices != nullptr;
+}
+
+/// The largest difference, relative to the largest element. NaN counts as infinite.
+double difference(const Tensor& expected, const Tensor& found) {
+  const std::vector<float> a = expected.detach().to_float().to_vector<float>(),
+                           b = found.detach().cpu().to_float().to_vector<float>();
+  REQUIRE(a.size() == b.size());
+  double largest = 0, scale = 1e-30;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (std::isinf(a[i]) && a[i] == b[i]) continue;
+    const double d = std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
+    largest = d <= largest ? largest : d == d ? d : HUGE_VAL;
+    scale = std::max(scale, std::fabs(static_cast<double>(a[i])));
+  }
+  return largest / scale;
+}
+double unit(DType dtype) { return dtype == DType::f32 ? 0x1p-23 : dtype == DType::f16 ? 0x1p-10 : 0x1p-7; }
+
+using Function = std::function<Tensor(const std::vector<Tensor>&)>;
+/// Compares f and its gradients on the GPU with the CPU. `units`: how many units of rounding they may differ.
+void compare(const std::string& what, const std::vector<Tensor>& inputs, double units, const Function& f) {
+  CAPTURE(what);
+  std::vector<Tensor> here, there;
+  double least = 0;
+  for (const Tensor& x : inputs) {
+    here.push_back(x.detach().clone());
+    there.push_back(x.detach().to(kGpu));
+    if (!is_floating(x.dtype())) continue;
+    least = std::max(least, unit(x.dtype()));
+    here.back().set_requires_grad(), there.back().set_requires_grad();
+  }
+  const Tensor a = f(here), b = f(there);
+  CHECK(difference(a, b) <= units * least);
+  if (!a.requires_grad()) return;
+  const Tensor g = randn(a.sizes(), kCPU).to(a.dtype());
+  a.backward(g), b.backward(g.to(kGpu));
+  for (std::size_t i = 0; i < here.size(); ++i) {
+    CAPTURE(i);
+    if (here[i].grad().defined()) CHECK(difference(here[i].grad(), there[i].grad()) <= 2 * units * least);
+  }
+}
+
+constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::f16};
+/// Both sides of every limit at which the kernels for rows change, in sizes that can be read in packs and
+/// others.
+constexpr std::int64_t kRows[] = {255,  256,  1023, 1024,  2047,  2048,  4095,
+                                  4096, 8191, 8192, 16383, 16384, 16385, 16392};
+
+Tensor normal(const Shape& shape, DType dtype) { return randn(shape, kCPU).to(dtype); }
+
+}  // namespace
+
+TEST_CASE("softmax of rows of every size") {
+  if (skipped()) return;
+  manual_seed(1);
+  for (const DType dtype : kDTypes)
+    for (const std::int64_t n : kRows) {
+      const std::string row = std::to_string(n);
+      const Tensor x = normal({3, n}, dtype);
+      compare("softmax " + row, {x}, 8, [](const auto& t) { return softmax(t[0], 1); });
+      compare("log_softmax " + row, {x}, 8, [](const auto& t) { return log_softmax(t[0], 1); });
+    }
+}
+
+TEST_CASE("layer norm of rows of every size") {
+  if (skipped()) return;
+  manual_seed(2);
+  for (const DType dtype : kDTypes)
+    for (const std::int64_t n : kRows)
+      compare("layer_norm " + std::to_string(n),
+              {normal({5, n}, dtype), normal({n}, dtype), normal({n}, dtype)}, 16,
+              [n](const auto& t) { return layer_norm(t[0], {n}, t[1], t[2]); });
+}
+
+TEST_CASE("group norm and batch norm of large and odd images") {
+  if (skipped()) return;
+  manual_seed(3);
+  for (const DType dtype : kDTypes)
+    for (const std::int64_t side : {7, 64}) {
+      const Tensor x = normal({2, 8, side, side}, dtype), w = normal({8}, dtype), b = normal({8}, dtype);
+      compare("group_norm", {x, w, b}, 16, [](const auto& t) { return group_norm(t[0], 4, t[1], t[2]); });
+      compare("group_norm without weights", {x}, 16, [](const auto& t) { return group_norm(t[0], 4); });
+      compare("sums of planes", {x}, 16, [](const auto& t) { return t[0].sum({0, 2, 3}); });
+      nn::BatchNorm2d here({.num_features = 8}), there({.num_features = 8});
+      there.to(kGpu);
+      if (dtype == DType::f32)
+        for (int step = 0; step < 2; ++step) CHECK(difference(here(x), there(x.to(kGpu))) < 1e-5);
+    }
+}
+
+TEST_CASE("cross entropy of few and many classes") {
+  if (skipped()) return;
+  manual_seed(4);
+  for (const DType dtype : kDTypes)
+    for (const std::int64_t classes : {5, 1000, 5000, 70000}) {
+      CAPTURE(classes);
+      const std::int64_t rows = classes > 10000 ? 2 : 4;
+      const Tensor x = normal({rows, classes}, dtype), weight = rand({classes}, kCPU).to(dtype);
+      const Tensor target = randint(0, classes, {rows}, kCPU),
+                   probabilities = softmax(normal({rows, classes}, dtype), 1);
+      const auto with = [&](const CrossEntropyParams& p) {
+        return [=](const std::vector<Tensor>& t) {
+          CrossEntropyParams q = p;
+          if (q.weight.defined()) q.weight = q.weight.to(t[0].device());
+          return cross_entropy(t[0], target.to(t[0].device()), q);
+        };
+      };
+      compare("plain", {x}, 16, with({}));
+      compare("smoothed", {x}, 16, with({.label_smoothing = 0.1}));
+      compare("weighted", {x}, 16, with({.weight = weight}));
+      compare("weighted, smoothed", {x}, 16, with({.weight = weight, .label_smoothing = 0.1}));
+      compare("each row", {x}, 16, with({.reduction = Reduction::none}));
+      if (dtype != DType::f16)
+        compare("probabilities", {x, probabilities}, 16,
+                [](const auto& t) { return cross_entropy(t[0], t[1]); });
+      compare("nll", {x}, 16, [&](const auto& t) { return nll_loss(t[0], target.to(t[0].device())); });
+    }
+}
+
+TEST_CASE("products of matrices that fill large tiles, and of vectors") {
+  if (skipped()) return;
+  manual_seed(5);
+  for (const DType dtype : kDTypes)
+    for (const Shape& s :
+         {Shape{256, 256, 64}, Shape{128, 384, 96}, Shape{64, 64, 2048}, Shape{1, 300, 257}}) {
+      const std::int64_t m = s[0], n = s[1], k = s[2];
+      const Tensor a = normal({m, k}, dtype), b = normal({k, n}, dtype), bias = normal({n}, dtype);
+      const Tensor at = normal({k, m}, dtype), bt = normal({n, k}, dtype);
+      compare("a b", {a, b}, 16, [](const auto& t) { return matmul(t[0], t[1]); });
+      compare("a' b", {at, b}, 16, [](const auto& t) { return matmul(t[0].t(), t[1]); });
+      compare("a b'", {a, bt}, 16, [](const auto& t) { return matmul(t[0], t[1].t()); });
+      compare("a' b'", {at, bt}, 16, [](const auto& t) { return matmul(t[0].t(), t[1].t()); });
+      compare("linear", {a, bt, bias}, 16, [](const auto& t) { return linear(t[0], t[1], t[2]); });
+    }
+}
+
+TEST_CASE("attention over long sequences, with heads of 64 and 128") {
+  if (skipped()) return;
+  manual_seed(6);
+  for (const DType dtype : kDTypes)
+    for (const std::int64_t head : {64, 128})
+      for (const bool causal : {false, true}) {
+        const Tensor q = normal({1, 2, 70, head}, dtype), k = normal({1, 2, 150, head}, dtype),
+                     v = normal({1, 2, 150, head}, dtype);
+        compare(
+            "attention",
+            {q, causal ? normal({1, 2, 70, head}, dtype) : k, causal ? normal({1, 2, 70, head}, dtype) : v},
+            32, [causal](const auto& t) {
+              return scaled_dot_product_attention(t[0], t[1], t[2], {.is_causal = causal});
+            });
+        const NoGradGuard no_grad;  // one query over many keys is divided among blocks
+        const auto one = [&](const Device& d) {
+          return scaled_dot_product_attention(q.narrow(2, 0, 1).contiguous().to(d), k.to(d), v.to(d));
+        };
+        CHECK(difference(one(kCPU), one(kGpu)) <= 32 * unit(dtype));
+      }
+}
+
+TEST_CASE("convolutions and pools of larger images") {
+  if (skipped()) return;
+  manual_seed(7);
+  for (const DType dtype : kDTypes)
+    for (const std::int64_t channels : {3, 64}) {
+      const Tensor x = normal({2, channels, 18, 18}, dtype), w = normal({72, channels, 3, 3}, dtype),
+                   b = normal({72}, dtype), depth = normal({channels, 1, 3, 3}, dtype);
+      compare("conv2d", {x, w, b}, 32,
+              [](const auto& t) { return conv2d(t[0], t[1], t[2], {.padding = 1}); });
+      compare("strided", {x, w, b}, 32,
+              [](const auto& t) { return conv2d(t[0], t[1], t[2], {.stride = 2}); });
+      compare("conv2d_relu", {x, w, b}, 32,
+              [](const auto& t) { return conv2d_relu(t[0], t[1], t[2], {.padding = 1}); });
+      compare("depthwise", {x, depth}, 32, [channels](const auto& t) {
+        return conv2d(t[0], t[1], {}, {.padding = 1, .groups = channels});
+      });
+      if (dtype == DType::f16) continue;
+      compare("max_pool2d", {x}, 2, [](const auto& t) { return max_pool2d(t[0], {.kernel_size = 2}); });
+      compare("max_pool2d, overlapping", {x}, 8,
+              [](const auto& t) { return max_pool2d(t[0], {.kernel_size = 3, .stride = 1, .padding = 1}); });
+      compare("avg_pool2d", {x}, 8, [](const auto& t) { return avg_pool2d(t[0], {.kernel_size = 2}); });
+    }
+}
+
+TEST_CASE("long sums, sorts and copies") {
+  if (skipped()) return;
+  manual_seed(8);
+  for (const DType dtype : kDTypes) {
+    const Tensor x = normal({3, 70001}, dtype), wide = normal({300, 513}, dtype);
+    compare("sum", {x}, 64, [](const auto& t) { return t[0].sum(); });
+    compare("sum of rows", {x}, 64, [](const auto& t) { return t[0].sum(1); });
+    compare("mean of columns", {wide}, 64, [](const auto& t) { return t[0].mean(0); });
+    if (dtype == DType::f16) continue;
+    compare("norm", {x}, 64, [](const auto& t) { return t[0].norm(); });
+    compare("prod", {x.narrow(1, 0, 9)}, 64, [](const auto& t) { return t[0].prod(1); });
+    const NoGradGuard no_grad;
+    compare("max", {x}, 0, [](const auto& t) { return t[0].amax({1}); });
+    compare("argmax", {x}, 0, [](const auto& t) { return t[0].argmax(1).to(DType::f32); });
+    compare("transposed", {wide}, 0, [](const auto& t) { return t[0].t().contiguous(); });
+    compare("sort", {x.narrow(1, 0, 9000)}, 0, [](const auto& t) { return t[0].sort(1).first; });
+    compare("top 5", {x}, 0, [](const auto& t) { return topk(t[0], 5).first; });
+  }
+}
+
+TEST_CASE("random numbers of a GPU are the CPU's") {
+  if (skipped()) return;
+  for (const DType dtype : kDTypes) {
+    const auto drawn = [&](const Device& d) {
+      manual_seed(9);
+      const TensorOptions o{dtype, d};
+      return std::vector<Tensor>{rand({1001}, o), randn({1001}, o),
+                                 dtype == DType::f16 ? zeros({1}) : randint(-3, 9, {1001}, o)};
+    };
+    const auto here = drawn(kCPU), there = drawn(kGpu);
+    CHECK(difference(here[0], there[0]) == 0);
+    CHECK(difference(here[1], there[1]) <= 4 * unit(dtype));
+    CHECK(difference(here[2], there[2]) == 0);
+  }
+  const auto integers = [](const Device& d) {
+    manual_seed(10);
+    return randint(0, 1000, {257}, d);
+  };
+  CHECK(equal(integers(kCPU), integers(kGpu).cpu()));
+  CHECK(equal(randperm(300, kGpu).sort(0).first.cpu(), arange(0, 300)));
+}
