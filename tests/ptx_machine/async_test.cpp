@@ -1,5 +1,6 @@
-// mbarrier, bulk copies and tensor copies: what they do, and the mistakes that the machine finds. The places of
-// elements in shared memory are derived from the drawings of the PTX manual, not from the machine's formulas.
+// mbarrier, bulk copies and tensor copies: what they do, and the mistakes that the machine finds. The places
+// of elements in shared memory are derived from the drawings of the PTX manual, not from the machine's
+// formulas.
 #include <numeric>
 
 #include "tapestry/tools/ptx/machine.h"
@@ -29,7 +30,8 @@ ld.param.u64 %rd0, [p];
 mov.u32 %t, %tid.x;
 setp.eq.u32 %p0, %t, 0;
 .loc 1 42 7
-)" + code + "\nret;\n}\n";
+)" + code +
+         "\nret;\n}\n";
 }
 std::vector<u32> run(const std::string& code, u64 seed = 0, Dim block = {32}, bool races = true) {
   Machine m;
@@ -48,7 +50,8 @@ std::vector<u32> run(const std::string& code, u64 seed = 0, Dim block = {32}, bo
 void fails(const std::string& code, const std::string& words, Dim block = {32}) {
   for (const u64 seed : {u64{0}, u64{7}}) {
     INFO(code << "\nseed " << seed);
-    CHECK_THROWS_WITH(run(code, seed, block, false), ContainsSubstring("planted.cu:42") && ContainsSubstring(words));
+    CHECK_THROWS_WITH(run(code, seed, block, false),
+                      ContainsSubstring("planted.cu:42") && ContainsSubstring(words));
   }
 }
 
@@ -65,7 +68,8 @@ WAIT: mbarrier.try_wait.parity.shared::cta.b64 %done, [bar], 0;
 // Thread 0 copies 256 bytes into the tile and expects `expected`.
 std::string load(const std::string& expected) {
   return "@%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], " + expected +
-         ";\n@%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [tile], [%rd0], 256, [bar];\n";
+         ";\n@%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [tile], [%rd0], 256, "
+         "[bar];\n";
 }
 const std::string kDouble = R"(
 shl.b32 %r1, %t, 2;
@@ -130,13 +134,15 @@ TEST_CASE("mistakes with mbarriers are found") {
   fails("mbarrier.init.shared.b64 [bar+4], 1;", "must be a multiple of 8");
   fails("mbarrier.init.shared.b64 [bar], 0;", "an mbarrier of 0 arrivals");
   fails(kInit + "@%p0 mbarrier.init.shared.b64 [bar], 1;", "there is an mbarrier at");
-  fails(kInit + "@%p0 st.shared.u32 [bar], 5; @%p0 mbarrier.arrive.shared.b64 %rd1, [bar];", "was overwritten");
+  fails(kInit + "@%p0 st.shared.u32 [bar], 5; @%p0 mbarrier.arrive.shared.b64 %rd1, [bar];",
+        "was overwritten");
   fails(kInit + "@%p0 mbarrier.arrive.shared.b64 %rd1, [bar], 2;", "2 arrivals at");
   fails(kInit + "@%p0 mbarrier.arrive.noComplete.shared.b64 %rd1, [bar], 1;", ".noComplete excludes");
   fails(kInit + kWait, "nothing can complete its phase 0: 1 of 1 arrivals are missing");
-  fails(kInit + "@%p0 mbarrier.arrive.shared.b64 %rd1, [bar]; @%p0 mbarrier.arrive.shared.b64 %rd2, [bar];"
-                "@%p0 mbarrier.arrive.shared.b64 %rd2, [bar]; @!%p0 bra E;"
-                "mbarrier.test_wait.shared.b64 %done, [bar], %rd1; E:",
+  fails(kInit +
+            "@%p0 mbarrier.arrive.shared.b64 %rd1, [bar]; @%p0 mbarrier.arrive.shared.b64 %rd2, [bar];"
+            "@%p0 mbarrier.arrive.shared.b64 %rd2, [bar]; @!%p0 bra E;"
+            "mbarrier.test_wait.shared.b64 %done, [bar], %rd1; E:",
         "waits with a state of phase 0");
   fails(kInit + "@%p0 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [bar], 1048576;", "tx-count");
 }
@@ -147,43 +153,55 @@ TEST_CASE("mistakes with bulk copies are found") {
   fails(kInit + load("128") + kWait + kDouble, "copies brought 128 bytes more than expected");
   // The first copy completes the phase; the second does not belong to it.
   fails(kInit + load("256") +
-            "@%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [tile+256], [%rd0], 256, [bar];" +
+            "@%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [tile+256], [%rd0], 256, "
+            "[bar];" +
             kWait,
         "256 bytes too few");
   fails("@%p0 mbarrier.init.shared::cta.b64 [bar], 1;\nbar.sync 0;" + load("256") + kWait,
         "was initialised at planted.cu:42, but its thread did not make this visible to the async proxy");
-  fails(kInit + "@%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [tile], [%rd0], 24, [bar];",
+  fails(
+      kInit +
+          "@%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [tile], [%rd0], 24, [bar];",
+      "is no multiple of 16");
+  fails(kInit +
+            "@%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [tile], [%rd0+8], 16, "
+            "[bar];",
         "is no multiple of 16");
-  fails(kInit + "@%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [tile], [%rd0+8], 16, [bar];",
-        "is no multiple of 16");
-  fails(kInit + "@%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [tile], [%rd0+4000], 256, "
-                "[bar];",
-        "160 bytes over the end of an allocation of 4096 bytes");
+  fails(
+      kInit +
+          "@%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [tile], [%rd0+4000], 256, "
+          "[bar];",
+      "160 bytes over the end of an allocation of 4096 bytes");
   fails(kInit + load("256") + "@%p0 st.shared.u32 [tile+8], 1;", "is still writing");
   fails(kInit + load("256"), "the block ended while this operation was still using its shared memory");
   // Stores read shared memory until a wait; threads write it through another proxy.
-  const std::string fill = "shl.b32 %r1, %t, 2;\nmov.u32 %r2, tile;\nadd.u32 %r2, %r2, %r1;\nst.shared.u32 [%r2], %t;\n",
-                    fence = "fence.proxy.async.shared::cta;\nbar.sync 0;\n",
-                    store = "@%p0 cp.async.bulk.global.shared::cta.bulk_group [%rd0], [tile], 128;\n"
-                            "@%p0 cp.async.bulk.commit_group;\n",
-                    wait = "@%p0 cp.async.bulk.wait_group.read 0;\nbar.sync 0;\n";
+  const std::string
+      fill = "shl.b32 %r1, %t, 2;\nmov.u32 %r2, tile;\nadd.u32 %r2, %r2, %r1;\nst.shared.u32 [%r2], %t;\n",
+      fence = "fence.proxy.async.shared::cta;\nbar.sync 0;\n",
+      store =
+          "@%p0 cp.async.bulk.global.shared::cta.bulk_group [%rd0], [tile], 128;\n"
+          "@%p0 cp.async.bulk.commit_group;\n",
+      wait = "@%p0 cp.async.bulk.wait_group.read 0;\nbar.sync 0;\n";
   fails(fill + "bar.sync 0;\n" + store + wait, "executed no fence.proxy.async after that");
   fails(fill + "bar.sync 0;\n@%p0 fence.proxy.async;" + store + wait, "thread (1, 0, 0) wrote it");
-  fails(fill + fence + store + "bar.sync 0;\n" + fill, "is still reading: no cp.async.bulk.wait_group came before");
+  fails(fill + fence + store + "bar.sync 0;\n" + fill,
+        "is still reading: no cp.async.bulk.wait_group came before");
   fails(fill + fence + store, "the block ended before this copy had read its shared memory");
   fails("@%p0 cp.async.bulk.global.shared::cta.bulk_group [%rd0], [tile], 128;", "was never written");
   const std::vector<u32> stored = run(fill + fence + store + wait + fill);
   CHECK(stored[31] == 31);
   // A reduction adds to what is there: 0, 1, 2, ...
-  const std::vector<u32> added = run(fill + fence +
-                                     "@%p0 cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd0], "
-                                     "[tile], 128;\n@%p0 cp.async.bulk.commit_group;\n" +
-                                     "@%p0 cp.async.bulk.wait_group 0;\n@%p0 ld.global.u32 %r5, [%rd0+12];\n"
-                                     "@%p0 st.global.u32 [%rd0+128], %r5;\n");
+  const std::vector<u32> added =
+      run(fill + fence +
+          "@%p0 cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd0], "
+          "[tile], 128;\n@%p0 cp.async.bulk.commit_group;\n" +
+          "@%p0 cp.async.bulk.wait_group 0;\n@%p0 ld.global.u32 %r5, [%rd0+12];\n"
+          "@%p0 st.global.u32 [%rd0+128], %r5;\n");
   for (u32 i = 0; i < 32; ++i) CHECK(added[i] == 2 * i);
   CHECK(added[32] == 6);
   // Without the wait, a read may come before the write: this machine writes as late as it may.
-  const std::string early = fill + fence + store + wait + "@%p0 ld.global.u32 %r5, [%rd0+4]; @%p0 st.global.u32 [%rd0+128], %r5;";
+  const std::string early =
+      fill + fence + store + wait + "@%p0 ld.global.u32 %r5, [%rd0+4]; @%p0 st.global.u32 [%rd0+128], %r5;";
   CHECK(run(early, 0, {32}, false)[32] == 1);
   CHECK_THROWS_WITH(run(early), ContainsSubstring("race: reads 4 bytes of global memory"));
 }
@@ -191,8 +209,7 @@ TEST_CASE("mistakes with bulk copies are found") {
 TEST_CASE("cp.async.mbarrier.arrive arrives when the copies of its thread are complete") {
   for (const std::string kind : {"", ".noinc"}) {
     const u32 count = kind.empty() ? 33 : 32 + 1;
-    const std::string code =
-        "@%p0 mbarrier.init.shared::cta.b64 [bar], " + std::to_string(count) + R"(;
+    const std::string code = "@%p0 mbarrier.init.shared::cta.b64 [bar], " + std::to_string(count) + R"(;
 bar.sync 0;
 shl.b32 %r1, %t, 2;
 mov.u32 %r2, tile;
@@ -200,9 +217,10 @@ add.u32 %r2, %r2, %r1;
 mul.wide.u32 %rd1, %t, 4;
 add.s64 %rd1, %rd0, %rd1;
 cp.async.ca.shared.global [%r2], [%rd1], 4;
-cp.async.mbarrier.arrive)" +
-        kind + ".shared::cta.b64 [bar];\n" + (kind.empty() ? "mbarrier.arrive.shared.b64 _, [bar];\n" : "") +
-        "@%p0 mbarrier.arrive.shared.b64 _, [bar];\n";
+cp.async.mbarrier.arrive)" + kind +
+                             ".shared::cta.b64 [bar];\n" +
+                             (kind.empty() ? "mbarrier.arrive.shared.b64 _, [bar];\n" : "") +
+                             "@%p0 mbarrier.arrive.shared.b64 _, [bar];\n";
     for (const u64 seed : {u64{0}, u64{1}}) {
       const std::vector<u32> found = run(code + kWait + kDouble, seed);
       for (u32 i = 0; i < 32; ++i) CHECK(found[i] == 2 * i);
@@ -258,25 +276,25 @@ std::string tensor_text(u32 rank, bool load) {
     coordinates += (d ? ", %c" : "%c") + std::to_string(d);
   }
   const std::string dim = std::to_string(rank) + "d", box = "[%map, {" + coordinates + "}]";
-  const std::string body =
-      load ? R"(mbarrier.init.shared::cta.b64 [bar], 1;
+  const std::string body = load ? R"(mbarrier.init.shared::cta.b64 [bar], 1;
 fence.proxy.async;
 mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], %n;
-cp.async.bulk.tensor.)" + dim +
-                 ".shared::cluster.global.tile.mbarrier::complete_tx::bytes [tile], " + box + R"(, [bar];
+cp.async.bulk.tensor.)" + dim + ".shared::cluster.global.tile.mbarrier::complete_tx::bytes [tile], " +
+                                      box + R"(, [bar];
 WAIT: mbarrier.try_wait.parity.shared::cta.b64 %done, [bar], 0;
 @!%done bra WAIT;
 cp.async.bulk.global.shared::cta.bulk_group [%out], [tile], %n;
 )"
-           : R"(mbarrier.init.shared::cta.b64 [bar], 1;
+                                : R"(mbarrier.init.shared::cta.b64 [bar], 1;
 fence.proxy.async;
 mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], %n;
 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [tile], [%out], %n, [bar];
 WAIT: mbarrier.try_wait.parity.shared::cta.b64 %done, [bar], 0;
 @!%done bra WAIT;
-cp.async.bulk.tensor.)" + dim +
-                 ".global.shared::cta.tile.bulk_group " + box + ", [tile];\n";
-  return kHead + ".visible .entry k(.param .align 64 .b8 map[128], .param .u64 out, .param .u32 n" + parameters + R"()
+cp.async.bulk.tensor.)" + dim + ".global.shared::cta.tile.bulk_group " +
+                                      box + ", [tile];\n";
+  return kHead + ".visible .entry k(.param .align 64 .b8 map[128], .param .u64 out, .param .u32 n" +
+         parameters + R"()
 {
 .shared .align 1024 .b8 tile[32768];
 .shared .align 8 .b64 bar;
@@ -285,7 +303,8 @@ cp.async.bulk.tensor.)" + dim +
 .reg .b64 %map, %out;
 ld.param.u64 %out, [out];
 ld.param.u32 %n, [n];
-)" + reads + R"(mov.b64 %map, map;
+)" + reads +
+         R"(mov.b64 %map, map;
 cvta.param.u64 %map, %map;
 .loc 1 42 7
 prefetch.tensormap [%map];
@@ -327,8 +346,8 @@ Result copy(TensorMap map, const std::vector<int>& at, bool load, u64 bytes) {
   m.memory().read(map.address, r.after.data(), bytes);
   return r;
 }
-/// For each element of the box, in the order of rows in shared memory: calls f(its number, the offset of the element
-/// in the tensor or -1 if it lies outside).
+/// For each element of the box, in the order of rows in shared memory: calls f(its number, the offset of the
+/// element in the tensor or -1 if it lies outside).
 template <class F>
 void each_element(const TensorMap& map, const std::vector<int>& at, F f) {
   u32 index[5] = {}, number = 0;
@@ -373,7 +392,8 @@ TEST_CASE("tensor copies place each element of a box, and fill or skip what is o
   one.sizes[0] = 100;
   one.box[0] = 64;
   for (const int at : {0, 50, -20, 200}) cases.push_back({one, {at}});
-  for (const TensorSwizzle swizzle : {TensorSwizzle::kNone, TensorSwizzle::k32, TensorSwizzle::k64, TensorSwizzle::k128}) {
+  for (const TensorSwizzle swizzle :
+       {TensorSwizzle::kNone, TensorSwizzle::k32, TensorSwizzle::k64, TensorSwizzle::k128}) {
     TensorMap two;
     two.type = TensorType::kBf16;
     two.rank = 2;
@@ -415,8 +435,8 @@ TEST_CASE("tensor copies place each element of a box, and fill or skip what is o
       for (u32 b = 0; b < element; ++b) {
         const u64 at = drawn(u64{number} * element + b, c.map.span());
         const std::uint8_t outside = !c.map.fill_nan ? 0 : b + 1 == element ? 0x7f : 0xff;
-        wrong += loaded.image[at] !=
-                 (offset < 0 ? outside : loaded.before[static_cast<std::size_t>(offset) + b]);
+        wrong +=
+            loaded.image[at] != (offset < 0 ? outside : loaded.before[static_cast<std::size_t>(offset) + b]);
         if (offset >= 0) expected[static_cast<std::size_t>(offset) + b] = stored.image[at];
       }
     });
@@ -454,11 +474,21 @@ TEST_CASE("tensor maps that the driver refuses are refused, and wrong uses of th
   refused([](TensorMap& m) { m.sizes[1] = 0; }, "size of dimension 1 is 0");
   refused([](TensorMap& m) { m.strides[0] = 130; }, "stride of dimension 1 is 130");
   refused([](TensorMap& m) { m.box[1] = 257; }, "box size of dimension 1 is 257");
-  refused([](TensorMap& m) { m.box[0] = 12; m.swizzle = TensorSwizzle::kNone; }, "24 bytes");
+  refused(
+      [](TensorMap& m) {
+        m.box[0] = 12;
+        m.swizzle = TensorSwizzle::kNone;
+      },
+      "24 bytes");
   refused([](TensorMap& m) { m.box[0] = 128; }, "more than the 128 of its swizzle");
   refused([](TensorMap& m) { m.element_strides[1] = 9; }, "element stride of dimension 1 is 9");
   refused([](TensorMap& m) { m.interleave = 1; }, "interleaved");
-  refused([](TensorMap& m) { m.type = TensorType::kU16; m.fill_nan = true; }, "NaN");
+  refused(
+      [](TensorMap& m) {
+        m.type = TensorType::kU16;
+        m.fill_nan = true;
+      },
+      "NaN");
   CHECK_THROWS_WITH(encode_tensor_map(map, bytes + 1), ContainsSubstring("multiple of 64"));
 
   Machine m;

@@ -160,11 +160,13 @@ TEST_CASE("approximate instructions are nearest, or at the edges of their errors
   };
   const auto circular = [](double x, double) { return std::exp2(std::fabs(x) <= 2 * M_PI ? -20.5 : -14.7); };
   const Case cases[] = {
-      {"ex2.approx.f32 %wd, %wa;", [](double x) { return std::exp2(x); }, ulps(2.5)},  // 2 ulp from the nearest number
+      {"ex2.approx.f32 %wd, %wa;", [](double x) { return std::exp2(x); },
+       ulps(2.5)},  // 2 ulp from the nearest number
       {"lg2.approx.f32 %wd, %wa;", [](double x) { return std::log2(x); },
        [](double x, double y) { return std::ldexp(x > 0.5 && x < 2 ? 1.0 : std::fabs(y), -22); }},
       {"rcp.approx.f32 %wd, %wa;", [](double x) { return 1 / x; }, ulps(1)},
-      {"div.full.f32 %wd, 0f40490FDB, %wa;", [](double x) { return static_cast<double>(0x1.921fb6p+1f) / x; }, ulps(2)},
+      {"div.full.f32 %wd, 0f40490FDB, %wa;", [](double x) { return static_cast<double>(0x1.921fb6p+1f) / x; },
+       ulps(2)},
       {"rsqrt.approx.f32 %wd, %wa;", [](double x) { return 1 / std::sqrt(x); },
        [](double, double y) { return std::exp2(-22.9) * y; }},
       {"sqrt.approx.f32 %wd, %wa;", [](double x) { return std::sqrt(x); },

@@ -1,5 +1,5 @@
-// Arithmetic and comparisons in f16 and bf16, and the rarer integer instructions, against references written from the
-// PTX manual. Exact results come from __float128; a number is decoded by its definition.
+// Arithmetic and comparisons in f16 and bf16, and the rarer integer instructions, against references written
+// from the PTX manual. Exact results come from __float128; a number is decoded by its definition.
 #include <bit>
 #include <cmath>
 #include <functional>
@@ -31,8 +31,8 @@ struct Small {
     if ((bits & 0x7fff) == infinity()) x = HUGE_VAL;
     return (bits & 0x8000) != 0 ? -static_cast<Quad>(x) : static_cast<Quad>(x);
   }
-  /// Whether no other number is nearer, and at a tie the last bit is even. What overflows is half a unit beyond the
-  /// largest number.
+  /// Whether no other number is nearer, and at a tie the last bit is even. What overflows is half a unit
+  /// beyond the largest number.
   bool is_nearest(Quad exact, u64 bits) const {
     if (exact != exact) return bits == 0x7fff;
     if (is_nan(bits)) return false;
@@ -40,7 +40,9 @@ struct Small {
     const Quad y = exact < 0 ? -exact : exact;
     const u64 magnitude = bits & 0x7fff;
     // Infinity stands where the next power of two would be.
-    const auto at = [&](u64 m) { return m >= infinity() ? 2 * value(static_cast<u16>(infinity() - (1 << mantissa()))) : value(m); };
+    const auto at = [&](u64 m) {
+      return m >= infinity() ? 2 * value(static_cast<u16>(infinity() - (1 << mantissa()))) : value(m);
+    };
     if (magnitude < infinity()) {
       const Quad middle = (at(magnitude) + at(magnitude + 1)) / 2;
       if (y > middle || (y == middle && (magnitude & 1) != 0)) return false;
@@ -58,8 +60,9 @@ Quad sum(Quad a, Quad b) {
   return lost > 0 ? s + step : s - step;
 }
 std::vector<Operands> cases() {
-  const u16 special[] = {0,      0x8000, 1,      0x8001, 0x03ff, 0x0400, 0x3c00, 0xbc00, 0x3c01, 0x7bff, 0xfbff, 0x7c00, 0xfc00,
-                         0x7c01, 0xfe00, 0x3f80, 0xbf80, 0x3f81, 0x7f7f, 0xff7f, 0x7f80, 0xff80, 0x7fc1, 0x0080, 0x007f, 0x1000};
+  const u16 special[] = {0,      0x8000, 1,      0x8001, 0x03ff, 0x0400, 0x3c00, 0xbc00, 0x3c01,
+                         0x7bff, 0xfbff, 0x7c00, 0xfc00, 0x7c01, 0xfe00, 0x3f80, 0xbf80, 0x3f81,
+                         0x7f7f, 0xff7f, 0x7f80, 0xff80, 0x7fc1, 0x0080, 0x007f, 0x1000};
   std::vector<Operands> list;
   u64 state = 88172645463325252u;
   const auto next = [&] {
@@ -85,16 +88,20 @@ void nearest(const std::string& code, bool brain, const std::function<Quad(Quad,
   const std::vector<u64> found = evaluate(code + "." + type + " %hd, " + operands, "%hd", list);
   int wrong = 0;
   for (std::size_t i = 0; i < list.size(); ++i)
-    if (!f.is_nearest(exact(f.value(list[i].a), f.value(list[i].b), f.value(list[i].c)), found[i]) && ++wrong < 5)
-      UNSCOPED_INFO(code << " of " << std::hex << list[i].a << ", " << list[i].b << ", " << list[i].c << " is " << found[i]);
+    if (!f.is_nearest(exact(f.value(list[i].a), f.value(list[i].b), f.value(list[i].c)), found[i]) &&
+        ++wrong < 5)
+      UNSCOPED_INFO(code << " of " << std::hex << list[i].a << ", " << list[i].b << ", " << list[i].c
+                         << " is " << found[i]);
   INFO(code << "." << type);
   CHECK(wrong == 0);
   // The same in both halves of a pair.
   std::vector<Operands> pairs;
   for (std::size_t i = 0; i + 1 < list.size(); i += 2)
-    pairs.push_back({list[i].a | list[i + 1].a << 16, list[i].b | list[i + 1].b << 16, list[i].c | list[i + 1].c << 16});
-  const std::vector<u64> both = evaluate(
-      code + "." + type + "x2 %wd, " + (code.starts_with("fma") ? "%wa, %wb, %wc;" : "%wa, %wb;"), "%wd", pairs);
+    pairs.push_back(
+        {list[i].a | list[i + 1].a << 16, list[i].b | list[i + 1].b << 16, list[i].c | list[i + 1].c << 16});
+  const std::vector<u64> both =
+      evaluate(code + "." + type + "x2 %wd, " + (code.starts_with("fma") ? "%wa, %wb, %wc;" : "%wa, %wb;"),
+               "%wd", pairs);
   for (std::size_t i = 0; i < pairs.size(); ++i) wrong += both[i] != (found[2 * i] | found[2 * i + 1] << 16);
   CHECK(wrong == 0);
 }
@@ -106,8 +113,8 @@ void same(const std::string& code, const std::string& result, const std::vector<
   int wrong = 0;
   for (std::size_t i = 0; i < list.size(); ++i)
     if (found[i] != reference(list[i].a, list[i].b, list[i].c) && ++wrong < 4)
-      UNSCOPED_INFO(std::hex << list[i].a << ", " << list[i].b << ", " << list[i].c << " gives " << found[i] << ", not "
-                             << reference(list[i].a, list[i].b, list[i].c));
+      UNSCOPED_INFO(std::hex << list[i].a << ", " << list[i].b << ", " << list[i].c << " gives " << found[i]
+                             << ", not " << reference(list[i].a, list[i].b, list[i].c));
   INFO(code);
   CHECK(wrong == 0);
 }
@@ -128,7 +135,8 @@ TEST_CASE("modifiers of f16 and bf16") {
   const std::vector<Operands> list = cases();
   const Small half{false}, brain{true};
   const auto flush = [&](u64 a) { return half.is_tiny(a) ? a & 0x8000 : a & 0xffff; };
-  // add.ftz is add of flushed operands, flushed; .sat clamps to [0, 1] and NaN to 0; .relu clamps below and keeps NaN.
+  // add.ftz is add of flushed operands, flushed; .sat clamps to [0, 1] and NaN to 0; .relu clamps below and
+  // keeps NaN.
   std::vector<Operands> flushed = list;
   for (Operands& o : flushed) o = {flush(o.a), flush(o.b), flush(o.c)};
   const std::vector<u64> plain = evaluate("add.f16 %hd, %ha, %hb;", "%hd", flushed),
@@ -148,9 +156,12 @@ TEST_CASE("modifiers of f16 and bf16") {
     const Small f{b};
     const std::string type = b ? "bf16" : "f16";
     const auto extreme = [&](u64 x, u64 y, bool maximum, bool nan) -> u64 {
-      if (f.is_nan(x) || f.is_nan(y)) return nan || (f.is_nan(x) && f.is_nan(y)) ? 0x7fff : f.is_nan(x) ? y : x;
+      if (f.is_nan(x) || f.is_nan(y))
+        return nan || (f.is_nan(x) && f.is_nan(y)) ? 0x7fff : f.is_nan(x) ? y : x;
       // Order by sign and magnitude: -0 is below +0.
-      const auto key = [](u64 v) { return (v & 0x8000) != 0 ? -static_cast<int>(v & 0x7fff) - 1 : static_cast<int>(v); };
+      const auto key = [](u64 v) {
+        return (v & 0x8000) != 0 ? -static_cast<int>(v & 0x7fff) - 1 : static_cast<int>(v);
+      };
       return (key(x) < key(y)) != maximum ? x : y;
     };
     const auto low = [](u64 v) { return v & 0xffff; };
@@ -174,7 +185,8 @@ TEST_CASE("modifiers of f16 and bf16") {
       const Quad p = f.value(low(x)), q = f.value(low(y));
       return !(p < q || p > q);
     });
-    same("setp.ge." + type + "x2 %pe|%pd, %wa, %wb;", "%pd", list, [&](u64, u64, u64) { return 1; });  // 0 >= 0
+    same("setp.ge." + type + "x2 %pe|%pd, %wa, %wb;", "%pd", list,
+         [&](u64, u64, u64) { return 1; });  // 0 >= 0
     const u64 one = b ? 0x3f80 : 0x3c00;
     same("set.le." + type + "." + type + " %hd, %ha, %hb;", "%hd", list,
          [&](u64 x, u64 y, u64) { return f.value(low(x)) <= f.value(low(y)) ? one : 0; });
@@ -184,16 +196,20 @@ TEST_CASE("modifiers of f16 and bf16") {
          [&](u64 x, u64 y, u64) { return f.value(low(x)) > f.value(low(y)) ? one : 0; });
   }
   tapestry::ptx::Options options;
-  for (const auto mode : {tapestry::ptx::Approximate::kNearest, tapestry::ptx::Approximate::kLow, tapestry::ptx::Approximate::kHigh}) {
+  for (const auto mode : {tapestry::ptx::Approximate::kNearest, tapestry::ptx::Approximate::kLow,
+                          tapestry::ptx::Approximate::kHigh}) {
     options.approximate = mode;
     const std::vector<u64> powers = evaluate("ex2.approx.f16 %hd, %ha;", "%hd", list, options),
                            tanhs = evaluate("tanh.approx.bf16 %hd, %ha;", "%hd", list, options);
     wrong = 0;
     for (std::size_t i = 0; i < list.size(); ++i) {
-      const auto x = static_cast<double>(half.value(list[i].a)), y = static_cast<double>(half.value(powers[i]));
+      const auto x = static_cast<double>(half.value(list[i].a)),
+                 y = static_cast<double>(half.value(powers[i]));
       const double exact = std::exp2(x);
-      if (std::isfinite(exact) && exact > 6.2e-5 && exact < 65000) wrong += std::fabs(y - exact) > exact * 1.0471285e-3;  // 2^-9.9
-      const auto z = static_cast<double>(brain.value(list[i].a)), t = static_cast<double>(brain.value(tanhs[i]));
+      if (std::isfinite(exact) && exact > 6.2e-5 && exact < 65000)
+        wrong += std::fabs(y - exact) > exact * 1.0471285e-3;  // 2^-9.9
+      const auto z = static_cast<double>(brain.value(list[i].a)),
+                 t = static_cast<double>(brain.value(tanhs[i]));
       if (z == z) wrong += std::fabs(t - std::tanh(z)) > 0x1p-8;
     }
     CHECK(wrong == 0);
@@ -204,15 +220,20 @@ TEST_CASE("rarer integer instructions follow the manual") {
   const std::vector<Operands> list = integer_cases();
   const auto s24 = [](u64 x) { return static_cast<i64>(static_cast<i32>(static_cast<u32>(x) << 8) >> 8); };
   const auto word = [](auto x) { return static_cast<u64>(static_cast<u32>(x)); };
-  same("mul24.lo.u32 %wd, %wa, %wb;", "%wd", list, [&](u64 a, u64 b, u64) { return word((a & 0xffffff) * (b & 0xffffff)); });
-  same("mul24.hi.u32 %wd, %wa, %wb;", "%wd", list, [&](u64 a, u64 b, u64) { return word((a & 0xffffff) * (b & 0xffffff) >> 16); });
-  same("mul24.hi.s32 %wd, %wa, %wb;", "%wd", list, [&](u64 a, u64 b, u64) { return word(s24(a) * s24(b) >> 16); });
-  same("mad24.lo.s32 %wd, %wa, %wb, %wc;", "%wd", list, [&](u64 a, u64 b, u64 c) { return word(s24(a) * s24(b) + static_cast<i64>(c)); });
+  same("mul24.lo.u32 %wd, %wa, %wb;", "%wd", list,
+       [&](u64 a, u64 b, u64) { return word((a & 0xffffff) * (b & 0xffffff)); });
+  same("mul24.hi.u32 %wd, %wa, %wb;", "%wd", list,
+       [&](u64 a, u64 b, u64) { return word((a & 0xffffff) * (b & 0xffffff) >> 16); });
+  same("mul24.hi.s32 %wd, %wa, %wb;", "%wd", list,
+       [&](u64 a, u64 b, u64) { return word(s24(a) * s24(b) >> 16); });
+  same("mad24.lo.s32 %wd, %wa, %wb, %wc;", "%wd", list,
+       [&](u64 a, u64 b, u64 c) { return word(s24(a) * s24(b) + static_cast<i64>(c)); });
   const auto clamp = [&](i64 x) { return word(std::min<i64>(std::max<i64>(x, INT32_MIN), INT32_MAX)); };
   const auto s = [](u64 x) { return static_cast<i64>(static_cast<i32>(x)); };
   same("mad24.hi.sat.s32 %wd, %wa, %wb, %wc;", "%wd", list,
        [&](u64 a, u64 b, u64 c) { return clamp(s(word(s24(a) * s24(b) >> 16)) + s(c)); });
-  same("mad.hi.sat.s32 %wd, %wa, %wb, %wc;", "%wd", list, [&](u64 a, u64 b, u64 c) { return clamp((s(a) * s(b) >> 32) + s(c)); });
+  same("mad.hi.sat.s32 %wd, %wa, %wb, %wc;", "%wd", list,
+       [&](u64 a, u64 b, u64 c) { return clamp((s(a) * s(b) >> 32) + s(c)); });
   same("add.cc.u32 %we, %wa, %wb; madc.hi.s32 %wd, %wa, %wb, %wc;", "%wd", list, [&](u64 a, u64 b, u64 c) {
     return word((s(a) * s(b) >> 32) + s(c) + static_cast<i64>((word(a) + word(b)) >> 32));
   });
@@ -229,33 +250,36 @@ TEST_CASE("rarer integer instructions follow the manual") {
         return word(d);
       });
       for (const bool high : {false, true})
-        same(std::string("dp2a.") + (high ? "hi" : "lo") + types + " %wd, %wa, %wb, %wc;", "%wd", list, [&](u64 a, u64 b, u64 c) {
-          i64 d = static_cast<i64>(word(c));
-          for (int i = 0; i < 2; ++i) {
-            const i64 x = byte(a, 2 * i, false) + 256 * byte(a, 2 * i + 1, sa);
-            d += x * byte(b, i + (high ? 2 : 0), sb);
-          }
-          return word(d);
-        });
+        same(std::string("dp2a.") + (high ? "hi" : "lo") + types + " %wd, %wa, %wb, %wc;", "%wd", list,
+             [&](u64 a, u64 b, u64 c) {
+               i64 d = static_cast<i64>(word(c));
+               for (int i = 0; i < 2; ++i) {
+                 const i64 x = byte(a, 2 * i, false) + 256 * byte(a, 2 * i + 1, sa);
+                 d += x * byte(b, i + (high ? 2 : 0), sb);
+               }
+               return word(d);
+             });
     }
-  same("slct.b32.s32 %wd, %wa, %wb, %wc;", "%wd", list, [&](u64 a, u64 b, u64 c) { return word(s(c) >= 0 ? a : b); });
+  same("slct.b32.s32 %wd, %wa, %wb, %wc;", "%wd", list,
+       [&](u64 a, u64 b, u64 c) { return word(s(c) >= 0 ? a : b); });
   same("slct.b64.f32 %ld, %la, %lb, %wc;", "%ld", list,
        [&](u64 a, u64 b, u64 c) { return std::bit_cast<float>(static_cast<u32>(c)) >= 0 ? a : b; });
-  same("and.b32 %we, %wc, 255; sub.u32 %we, %we, 100; and.b32 %wb, %wb, 31; fns.b32 %wd, %wa, %wb, %we;", "%wd", list, [&](u64 a, u64 b, u64 c) {
-    const auto mask = static_cast<u32>(a);
-    const i64 base = static_cast<i64>(b & 31), offset = static_cast<i64>(c & 255) - 100;
-    if (offset == 0) return (mask >> base & 1) != 0 ? static_cast<u64>(base) : u64{0xffffffff};
-    i64 position = base, count = std::abs(offset) - 1;
-    const i64 step = offset > 0 ? 1 : -1;
-    while (position >= 0 && position < 32) {
-      if ((mask >> position & 1) != 0) {
-        if (count == 0) return static_cast<u64>(position);
-        --count;
-      }
-      position += step;
-    }
-    return u64{0xffffffff};
-  });
+  same("and.b32 %we, %wc, 255; sub.u32 %we, %we, 100; and.b32 %wb, %wb, 31; fns.b32 %wd, %wa, %wb, %we;",
+       "%wd", list, [&](u64 a, u64 b, u64 c) {
+         const auto mask = static_cast<u32>(a);
+         const i64 base = static_cast<i64>(b & 31), offset = static_cast<i64>(c & 255) - 100;
+         if (offset == 0) return (mask >> base & 1) != 0 ? static_cast<u64>(base) : u64{0xffffffff};
+         i64 position = base, count = std::abs(offset) - 1;
+         const i64 step = offset > 0 ? 1 : -1;
+         while (position >= 0 && position < 32) {
+           if ((mask >> position & 1) != 0) {
+             if (count == 0) return static_cast<u64>(position);
+             --count;
+           }
+           position += step;
+         }
+         return u64{0xffffffff};
+       });
   same("szext.clamp.s32 %wd, %wa, %wb;", "%wd", list, [&](u64 a, u64 b, u64) {
     const u64 n = word(b);
     if (n == 0) return u64{0};
@@ -263,7 +287,8 @@ TEST_CASE("rarer integer instructions follow the manual") {
     const u64 sign = a >> (n - 1) & 1, low = a & ((u64{1} << n) - 1);
     return word(sign != 0 ? low | ~((u64{1} << n) - 1) : low);
   });
-  same("szext.wrap.u32 %wd, %wa, %wb;", "%wd", list, [&](u64 a, u64 b, u64) { return word(a & ((u64{1} << (b & 31)) - 1)); });
+  same("szext.wrap.u32 %wd, %wa, %wb;", "%wd", list,
+       [&](u64 a, u64 b, u64) { return word(a & ((u64{1} << (b & 31)) - 1)); });
   same("bmsk.clamp.b32 %wd, %wa, %wb;", "%wd", list, [&](u64 a, u64 b, u64) {
     u32 mask = 0;
     for (u64 i = 0; i < 32; ++i) mask |= static_cast<u32>(i >= word(a) && i - word(a) < word(b)) << i;
@@ -307,14 +332,18 @@ TEST_CASE("rarer integer instructions follow the manual") {
     }
     return d;
   });
-  same("set.lo.u32.u64 %wd, %la, %lb;", "%wd", list, [&](u64 a, u64 b, u64) { return a < b ? 0xffffffffu : 0; });
-  same("set.lt.f32.s32 %wd, %wa, %wb;", "%wd", list, [&](u64 a, u64 b, u64) { return s(a) < s(b) ? 0x3f800000 : 0; });
+  same("set.lo.u32.u64 %wd, %la, %lb;", "%wd", list,
+       [&](u64 a, u64 b, u64) { return a < b ? 0xffffffffu : 0; });
+  same("set.lt.f32.s32 %wd, %wa, %wb;", "%wd", list,
+       [&](u64 a, u64 b, u64) { return s(a) < s(b) ? 0x3f800000 : 0; });
 }
 
 TEST_CASE("conversions to tf32 and to 8 bits") {
   std::vector<Operands> list = integer_cases();
   for (u32 i = 0; i < 300; ++i)  // numbers around all those of 8 bits
-    list.push_back({std::bit_cast<u32>(std::ldexp(static_cast<float>(static_cast<int>(i) - 150) * 0.37f, static_cast<int>(i % 20) - 8)), 0, 0});
+    list.push_back({std::bit_cast<u32>(std::ldexp(static_cast<float>(static_cast<int>(i) - 150) * 0.37f,
+                                                  static_cast<int>(i % 20) - 8)),
+                    0, 0});
   const auto finite = [](u64 a) { return (a & 0x7f800000) != 0x7f800000; };
   same("cvt.rna.tf32.f32 %wd, %wa;", "%wd", list, [&](u64 a, u64, u64) -> u64 {
     a &= 0xffffffff;

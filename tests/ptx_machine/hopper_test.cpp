@@ -1,5 +1,5 @@
-// Kernels that nvcc compiled for sm_90a: TMA, mbarriers and wgmma together, and planted mistakes. Without nvcc, the
-// tests say so and end.
+// Kernels that nvcc compiled for sm_90a: TMA, mbarriers and wgmma together, and planted mistakes. Without
+// nvcc, the tests say so and end.
 #include <cmath>
 #include <fstream>
 #include <iostream>
@@ -20,7 +20,8 @@ namespace {
 struct alignas(64) Map {
   std::uint8_t bytes[128];
 };
-Map map_of(TensorType type, u64 address, u64 rows, u64 columns, u32 box_rows, u32 box_columns, TensorSwizzle swizzle) {
+Map map_of(TensorType type, u64 address, u64 rows, u64 columns, u32 box_rows, u32 box_columns,
+           TensorSwizzle swizzle) {
   TensorMap map;
   map.type = type;
   map.rank = 2;
@@ -58,15 +59,16 @@ int multiply(bool transposed, u32 m, u32 n, u32 k, u64 seed, int bug = 0) {
   u32 state = 5;
   for (auto* list : {&a, &b})
     for (u16& x : *list)
-      x = static_cast<u16>(
-          narrow((static_cast<int>((state = state * 1664525 + 1013904223) >> 28) - 8) / 4.0, kBrain, kNearestEven));
+      x = static_cast<u16>(narrow((static_cast<int>((state = state * 1664525 + 1013904223) >> 28) - 8) / 4.0,
+                                  kBrain, kNearestEven));
   std::vector<float> c(m * n);
   const u64 pa = machine.memory().allocate(2 * a.size()), pb = machine.memory().allocate(2 * b.size()),
             pc = machine.memory().allocate(4 * c.size());
   machine.memory().write(pa, a.data(), 2 * a.size());
   machine.memory().write(pb, b.data(), 2 * b.size());
   const Map ma = map_of(TensorType::kBf16, pa, m, k, 64, 64, TensorSwizzle::k128),
-            mb = map_of(TensorType::kBf16, pb, transposed ? k : n, transposed ? n : k, 64, 64, TensorSwizzle::k128),
+            mb = map_of(TensorType::kBf16, pb, transposed ? k : n, transposed ? n : k, 64, 64,
+                        TensorSwizzle::k128),
             mc = map_of(TensorType::kF32, pc, m, n, 64, 32, TensorSwizzle::kNone);
   machine.launch(transposed ? "product_kn" : "product_nk", {(n + 63) / 64, (m + 63) / 64}, {160},
                  32768 + 16384 + 1024, ma, mb, mc, static_cast<int>(k), bug);

@@ -1,5 +1,5 @@
-// wgmma: the layouts of operands and fragments, against a derivation from strides and swizzles of tensors, and the
-// mistakes that the machine finds.
+// wgmma: the layouts of operands and fragments, against a derivation from strides and swizzles of tensors,
+// and the mistakes that the machine finds.
 #include <cmath>
 
 #include "tapestry/tools/ptx/machine.h"
@@ -24,8 +24,8 @@ struct Case {
   int scale_a = 1, scale_b = 1;
 };
 
-/// Where an operand's element lies, as a tensor with strides (the canonical layouts of the manual): `contiguous` is
-/// the coordinate along the contiguous dimension, `line` the other one.
+/// Where an operand's element lies, as a tensor with strides (the canonical layouts of the manual):
+/// `contiguous` is the coordinate along the contiguous dimension, `line` the other one.
 struct Layout {
   u32 span, element, leading, stride;
   bool across;
@@ -34,7 +34,8 @@ struct Layout {
     u64 at = 0;
     if (!across) {
       // ((8, m), (T, 2)) : ((1T, SBO), (1, LBO)) without swizzle, ((span, SBO), (1, T)) with it
-      at = row % 8 * (span == 0 ? 16 : span) + row / 8 * stride + k % t * element + k / t * (span == 0 ? leading : 16);
+      at = row % 8 * (span == 0 ? 16 : span) + row / 8 * stride + k % t * element +
+           k / t * (span == 0 ? leading : 16);
     } else if (span == 0) {
       // ((T, 1, m), (8, k)) : ((1, T, SBO), (1T, LBO))
       at = row % t * element + row / t * stride + k % 8 * 16 + k / 8 * leading;
@@ -76,10 +77,11 @@ std::string list(const std::string& name, u32 count, u32 first = 0) {
   for (u32 i = 0; i < count; ++i) text += (i ? ", " : "") + name + std::to_string(first + i);
   return text + "}";
 }
-/// Copies both images into shared memory, loads the accumulators and A from `fragments` (128 words a thread and 4),
-/// multiplies, and stores the accumulators.
-std::string text(const Case& c, const std::string& before = "wgmma.fence.sync.aligned;",
-                 const std::string& after = "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;") {
+/// Copies both images into shared memory, loads the accumulators and A from `fragments` (128 words a thread
+/// and 4), multiplies, and stores the accumulators.
+std::string text(
+    const Case& c, const std::string& before = "wgmma.fence.sync.aligned;",
+    const std::string& after = "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;") {
   const u32 count = c.result == "f16" ? c.n / 4 : c.n / 2;
   std::string loads, stores;
   for (u32 i = 0; i < count; ++i) {
@@ -87,13 +89,14 @@ std::string text(const Case& c, const std::string& before = "wgmma.fence.sync.al
     stores += "st.global.b32 [%f+" + std::to_string(4 * i) + "], %d" + std::to_string(i) + ";\n";
   }
   const bool half = c.type == "f16" || c.type == "bf16", integer = c.type == "s8" || c.type == "u8";
-  std::string operands = list("%d", count) + ", " + (c.registers ? "{%a0, %a1, %a2, %a3}" : "%da") + ", %db, %p";
+  std::string operands =
+      list("%d", count) + ", " + (c.registers ? "{%a0, %a1, %a2, %a3}" : "%da") + ", %db, %p";
   if (!integer) operands += ", " + std::to_string(c.scale_a) + ", " + std::to_string(c.scale_b);
   if (half && !c.registers) operands += c.across_a ? ", 1" : ", 0";
   if (half) operands += c.across_b ? ", 1" : ", 0";
   const std::string multiply = "wgmma.mma_async.sync.aligned.m64n" + std::to_string(c.n) + "k" +
-                               std::to_string(32 / c.element) + "." + c.result + "." + c.type + "." + c.type + " " +
-                               operands + ";\n";
+                               std::to_string(32 / c.element) + "." + c.result + "." + c.type + "." + c.type +
+                               " " + operands + ";\n";
   return kHead + R"(
 .visible .entry k(.param .u64 images, .param .u64 fragments, .param .u64 da, .param .u64 db, .param .u32 accumulate)
 {
@@ -122,21 +125,22 @@ setp.eq.u32 %p0, %t, 0;
 bar.sync 0;
 WAIT: mbarrier.try_wait.parity.shared::cta.b64 %done, [bar], 0;
 @!%done bra WAIT;
-)" + loads + R"(
+)" + loads +
+         R"(
 ld.global.b32 %a0, [%f+512];
 ld.global.b32 %a1, [%f+516];
 ld.global.b32 %a2, [%f+520];
 ld.global.b32 %a3, [%f+524];
 .loc 1 42 7
-)" + before + "\n" +
-         multiply + after + "\n" + stores +
-         "ret;\n}\n";
+)" + before +
+         "\n" + multiply + after + "\n" + stores + "ret;\n}\n";
 }
 
 u32 encode(const std::string& type, int value) {
   if (type == "f16") return narrow(value, kHalf, kNearestEven);
   if (type == "bf16") return narrow(value, kBrain, kNearestEven);
-  if (type == "tf32") return std::bit_cast<u32>(static_cast<float>(value)) | 0x1234;  // the lower bits are ignored
+  if (type == "tf32")
+    return std::bit_cast<u32>(static_cast<float>(value)) | 0x1234;  // the lower bits are ignored
   if (type == "e5m2") return narrow(value, Format{5, 2}, kNearestEven);
   if (type == "e4m3") return narrow(value, Format{4, 3}, kNearestEven);
   return static_cast<u32>(value) & 0xff;
@@ -147,8 +151,8 @@ struct Launched {
   double reference[64][256];
 };
 void check(const Case& c) {
-  INFO(c.type << " n " << c.n << " spans " << c.span_a << ", " << c.span_b << " across " << c.across_a << c.across_b
-              << " registers " << c.registers << " to " << c.result);
+  INFO(c.type << " n " << c.n << " spans " << c.span_a << ", " << c.span_b << " across " << c.across_a
+              << c.across_b << " registers " << c.registers << " to " << c.result);
   const u32 k = 32 / c.element;
   std::vector<std::uint8_t> images(kImageA + kImageB, 0xcd);
   std::vector<u32> fragments(128 * 132);
@@ -158,7 +162,8 @@ void check(const Case& c) {
     return c.type == "u8" ? value : value - 4;
   };
   static int a[64][32], b[256][32], d[64][256];
-  const Layout la = layout_of(64, c.span_a, c.element, c.across_a), lb = layout_of(c.n, c.span_b, c.element, c.across_b);
+  const Layout la = layout_of(64, c.span_a, c.element, c.across_a),
+               lb = layout_of(c.n, c.span_b, c.element, c.across_b);
   const auto put = [&](u64 at, u32 bits) {
     for (u32 i = 0; i < c.element; ++i) images[at + i] = static_cast<std::uint8_t>(bits >> (8 * i));
   };
@@ -174,7 +179,8 @@ void check(const Case& c) {
     }
   for (u32 j = 0; j < c.n; ++j)
     for (u32 x = 0; x < k; ++x) put(kImageA + lb(j, x), encode(c.type, b[j][x] = number()));
-  // Accumulators: of columns 8 g to 8 g + 7, a thread has two neighbours in row 4 (thread / 4) and two 8 rows below.
+  // Accumulators: of columns 8 g to 8 g + 7, a thread has two neighbours in row 4 (thread / 4) and two 8 rows
+  // below.
   const auto place = [&](u32 i, u32 j) {
     const u32 thread = i / 16 * 32 + i % 8 * 4 + j % 8 / 2;
     return std::pair(thread, 4 * (j / 8) + (i % 16 >= 8 ? 2u : 0u) + j % 2);
@@ -186,8 +192,8 @@ void check(const Case& c) {
       if (c.result == "f16")
         fragments[thread * 132 + index / 2] |= narrow(d[i][j], kHalf, kNearestEven) << (16 * (index % 2));
       else
-        fragments[thread * 132 + index] = c.result == "s32" ? static_cast<u32>(d[i][j])
-                                                            : std::bit_cast<u32>(static_cast<float>(d[i][j]));
+        fragments[thread * 132 + index] =
+            c.result == "s32" ? static_cast<u32>(d[i][j]) : std::bit_cast<u32>(static_cast<float>(d[i][j]));
     }
   Machine m;
   m.load(text(c));
@@ -294,12 +300,14 @@ TEST_CASE("mistakes with wgmma are found") {
   fails(text(c, fence + "popc.b32 %d1, %t;"), "accumulator 1 was written by another instruction");
   fails(text(c, fence + "add.u32 %x, %d1, 1;"), "accumulator 1 was read by another instruction");
   fails(text(c, fence, commit + "st.shared.u32 [image], %t;" + wait), "is still reading");
-  fails(text(c, "st.shared.u32 [image], %t; bar.sync 0;" + fence), "executed no fence.proxy.async after that");
+  fails(text(c, "st.shared.u32 [image], %t; bar.sync 0;" + fence),
+        "executed no fence.proxy.async after that");
   fails(text(c, "bar.sync 0; and.b32 %x, %t, 31; setp.eq.u32 %p0, %x, 9; @%p0 add.u64 %da, %da, 1;" + fence),
         "passes another descriptor than lane 0");
   fails(text(c, "setp.ge.u32 %p0, %t, 64; @%p0 add.u64 %da, %da, 1;" + fence),
         "passes another descriptor than another warp");
-  fails(text(c, "setp.ge.u32 %p0, %t, 96; @%p0 bra END;" + fence, commit + wait + "bra GO; END: " + fence + " GO:"),
+  fails(text(c, "setp.ge.u32 %p0, %t, 96; @%p0 bra END;" + fence,
+             commit + wait + "bra GO; END: " + fence + " GO:"),
         "waits for the other warps of its warpgroup");
   fails(text(c), "has 128 threads, but the block has fewer", 96);
   c.registers = true;
@@ -315,7 +323,8 @@ TEST_CASE("mistakes with wgmma are found") {
   for (const char* wrong : {"m64n12k16.f32.bf16.bf16", "m64n264k16.f32.bf16.bf16", "m64n8k8.f32.bf16.bf16",
                             "m64n8k16.f16.bf16.bf16", "m64n8k16.f32.bf16.f16", "m64n8k32.f32.s8.s8"}) {
     Machine refusing;
-    refusing.load(kHead + ".visible .entry k()\n{\n.reg .b32 %d<4>;\n.reg .b64 %da;\nwgmma.mma_async.sync.aligned." +
+    refusing.load(kHead +
+                  ".visible .entry k()\n{\n.reg .b32 %d<4>;\n.reg .b64 %da;\nwgmma.mma_async.sync.aligned." +
                   wrong + " {%d0, %d1, %d2, %d3}, %da, %da, 1, 1, 1, 0, 0;\nret;\n}\n");
     CHECK_THROWS_WITH(refusing.program("k"), ContainsSubstring("unknown instruction 'wgmma.mma_async"));
   }

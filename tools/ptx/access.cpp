@@ -127,9 +127,9 @@ void run_atomic(Warp& w, const Code& c, u32 mask) {
   if (has_result) w.write(result, values, mask);
 }
 
-// add, min and max of f16 and bf16, alone, in pairs, and in vectors of them or of f32. Each element is an atomic of its
-// own. Flags: bits 12-15 the operation, 16 whether bf16, 17-18 the type (0: 16 bits, 1: a pair, 2: f32), 19 as above,
-// 20-23 the number of registers.
+// add, min and max of f16 and bf16, alone, in pairs, and in vectors of them or of f32. Each element is an
+// atomic of its own. Flags: bits 12-15 the operation, 16 whether bf16, 17-18 the type (0: 16 bits, 1: a pair,
+// 2: f32), 19 as above, 20-23 the number of registers.
 u16 combine_half(u32 op, Format f, u16 old, u16 b) {
   const double x = widen(old, f), y = widen(b, f);
   double result = x + y;  // exact, or far from a tie: two numbers of few bits
@@ -149,13 +149,14 @@ void run_atomic_elements(Warp& w, const Code& c, u32 mask) {
   for (u32 m = mask; m != 0; m &= m - 1) {
     const int lane = std::countr_zero(m);
     if (address[lane] % (bytes * count) != 0)
-      w.fail(c, lane, "updates " + hex(address[lane]) + ", which is no multiple of " + std::to_string(bytes * count));
+      w.fail(c, lane,
+             "updates " + hex(address[lane]) + ", which is no multiple of " + std::to_string(bytes * count));
     u32 sources[8] = {}, before[8] = {};
     for (u32 i = 0; i < count; ++i)
       sources[i] = bytes == 2 ? w.row<const u16>(o[1 + i])[lane] : w.row<const u32>(o[1 + i])[lane];
     for (u32 i = 0; i < count; ++i) {
-      std::byte* const at = w.locate(c, lane, static_cast<Space>(c.flags & 7), address[lane] + i * bytes, bytes,
-                                     Warp::Access::kUpdate);
+      std::byte* const at = w.locate(c, lane, static_cast<Space>(c.flags & 7), address[lane] + i * bytes,
+                                     bytes, Warp::Access::kUpdate);
       std::memcpy(&before[i], at, bytes);
       u32 updated = 0;
       if (type == 2) {
@@ -350,8 +351,9 @@ bool find_atomic(const Parts& parts, Entry& entry) {
   for (std::size_t i = 1; i + 1 < parts.size(); ++i) {
     const auto found = std::find(std::begin(kAtomicNames), std::end(kAtomicNames), parts[i]);
     if (found != std::end(kAtomicNames)) op = static_cast<u32>(found - std::begin(kAtomicNames));
-    else if (parts[i] == "v2" || parts[i] == "v4" || parts[i] == "v8" || parts[i] == "f16" || parts[i] == "bf16" ||
-             parts[i] == "f16x2" || parts[i] == "bf16x2" || parts[i] == "f32") continue;
+    else if (parts[i] == "v2" || parts[i] == "v4" || parts[i] == "v8" || parts[i] == "f16" ||
+             parts[i] == "bf16" || parts[i] == "f16x2" || parts[i] == "bf16x2" || parts[i] == "f32")
+      continue;
     else if (!space_of(parts[i], space) && !is_hint(parts[i])) return false;
   }
   Type type;
@@ -371,8 +373,8 @@ bool find_atomic(const Parts& parts, Entry& entry) {
     entry.order = order_of(parts, true);
     entry.run = &run_atomic_elements;
     entry.signature = (red ? "m" : list + "=m") + list;
-    entry.flags = space_flag(space) | op << 12 | (brain ? 1u << 16 : 0u) | element << 17 | (red ? 1u << 19 : 0u) |
-                  vector << 20;
+    entry.flags = space_flag(space) | op << 12 | (brain ? 1u << 16 : 0u) | element << 17 |
+                  (red ? 1u << 19 : 0u) | vector << 20;
     return true;
   }
   if (op == ~0u || vector != 1 || !parse_type(parts.back(), type) || type.bytes < 2) return false;

@@ -6,8 +6,8 @@
 namespace tapestry::ptx {
 namespace {
 
-// The largest error, as the manual's sections of the instructions state it: relative * |y| + absolute, or some units in
-// the last place (ulp).
+// The largest error, as the manual's sections of the instructions state it: relative * |y| + absolute, or
+// some units in the last place (ulp).
 struct Bound {
   double relative = 0, absolute = 0;
   int ulps = 0;
@@ -24,7 +24,8 @@ float approximate(double y, Bound bound, Approximate mode, bool ftz) {
       const double ulp = std::fabs(static_cast<double>(next) - static_cast<double>(x));
       for (int i = 0; i < bound.ulps; ++i) {
         const float further = std::nextafterf(x, end);
-        if (std::isfinite(further) && std::fabs(static_cast<double>(further) - y) <= bound.ulps * ulp) x = further;
+        if (std::isfinite(further) && std::fabs(static_cast<double>(further) - y) <= bound.ulps * ulp)
+          x = further;
       }
     } else {
       const double error = bound.relative * std::fabs(y) + bound.absolute;
@@ -57,9 +58,7 @@ struct Root {
   double operator()(float a) const { return std::sqrt(static_cast<double>(a)); }
 };
 // 2^-20.5 in [-2 pi, 2 pi] and 2^-14.7 in [-100 pi, 100 pi]. Beyond, the manual gives no bound.
-Bound circular_bound(float a) {
-  return {0, std::fabs(a) <= 6.2831853f ? 6.743e-7 : 3.757e-5, 0};
-}
+Bound circular_bound(float a) { return {0, std::fabs(a) <= 6.2831853f ? 6.743e-7 : 3.757e-5, 0}; }
 struct Sine {
   static Bound bound(float a) { return circular_bound(a); }
   double operator()(float a) const { return std::sin(static_cast<double>(a)); }

@@ -43,32 +43,36 @@ void Async::store_bits(u64 offset, const Barrier& b) {
 
 Barrier& Async::barrier(Warp& w, const Code& c, int lane, u64 offset) {
   if (offset % 8 != 0)
-    w.fail(c, lane, "the mbarrier at " + hex(offset) + " is not aligned: its address must be a multiple of 8");
+    w.fail(c, lane,
+           "the mbarrier at " + hex(offset) + " is not aligned: its address must be a multiple of 8");
   const auto found = barriers_.find(offset);
   if (found == barriers_.end()) {
     std::string known;
     for (const auto& [at, b] : barriers_) known += (known.empty() ? "" : ", ") + hex(at);
-    w.fail(c, lane, "no mbarrier was initialised at " + hex(offset) + " of shared memory; " +
-                        (known.empty() ? "there is none" : "there are mbarriers at " + known));
+    w.fail(c, lane,
+           "no mbarrier was initialised at " + hex(offset) + " of shared memory; " +
+               (known.empty() ? "there is none" : "there are mbarriers at " + known));
   }
   u64 bits = 0;
   std::memcpy(&bits, block_.shared.data.data() + offset, 8);
   if (bits != found->second.bits())
-    w.fail(c, lane, "the mbarrier at " + hex(offset) + ", initialised at " + found->second.line +
-                        ", was overwritten by a store or a copy");
+    w.fail(c, lane,
+           "the mbarrier at " + hex(offset) + ", initialised at " + found->second.line +
+               ", was overwritten by a store or a copy");
   return found->second;
 }
 
 Barrier& Async::use_barrier(Warp& w, const Code& c, int lane, u64 offset) {
   Barrier& b = barrier(w, c, lane, offset);
   Race race;
-  if (w.races() && w.races()->access(w.number(), static_cast<u32>(lane), w.pc_of(c), true, offset, 8, true, kScopeBlock,
-                                     false, race))
+  if (w.races() && w.races()->access(w.number(), static_cast<u32>(lane), w.pc_of(c), true, offset, 8, true,
+                                     kScopeBlock, false, race))
     w.report(c, lane, Space::kShared, offset, 8, Warp::Access::kUpdate, race);
   return b;
 }
 
-void Async::note(Warp& w, const Code& c, int lane, BlockRaces::Agent agent, u64 offset, u64 bytes, bool writes) {
+void Async::note(Warp& w, const Code& c, int lane, BlockRaces::Agent agent, u64 offset, u64 bytes,
+                 bool writes) {
   Race race;
   if (w.races() && bytes != 0 && w.races()->access(agent, w.pc_of(c), true, offset, bytes, writes, race))
     w.report(c, lane, Space::kShared, offset, static_cast<u32>(bytes),
@@ -81,8 +85,9 @@ void Async::init(Warp& w, const Code& c, int lane, u64 offset, u32 count) {
   // All checks of a store, which this is.
   w.locate(c, lane, Space::kShared, offset, 8, Warp::Access::kWrite);
   if (const auto found = barriers_.find(offset); found != barriers_.end())
-    w.fail(c, lane, "there is an mbarrier at " + hex(offset) + " already, initialised at " +
-                        found->second.line + "; mbarrier.inval must come before");
+    w.fail(c, lane,
+           "there is an mbarrier at " + hex(offset) + " already, initialised at " + found->second.line +
+               "; mbarrier.inval must come before");
   for (const BulkOperation& o : pending_)
     if (o.barrier == offset) w.fail(c, lane, "a bulk copy still signals the mbarrier at " + hex(offset));
   Barrier b;
@@ -107,13 +112,14 @@ void Async::update(Warp& w, const Code& c, int lane, u64 offset, u32 arrivals, i
   Barrier& b = barrier(w, c, lane, offset);
   const std::string name = "the mbarrier at " + hex(offset) + " (initialised at " + b.line + ")";
   if (arrivals > b.pending)
-    w.fail(c, lane, std::to_string(arrivals) + " arrivals at " + name + ", whose phase " +
-                        std::to_string(b.phase) + " waits for " + std::to_string(b.pending) + " of " +
-                        std::to_string(b.expected));
+    w.fail(c, lane,
+           std::to_string(arrivals) + " arrivals at " + name + ", whose phase " + std::to_string(b.phase) +
+               " waits for " + std::to_string(b.pending) + " of " + std::to_string(b.expected));
   b.transactions += transactions;
   if (b.transactions > kMaxTransactions || b.transactions < -kMaxTransactions)
-    w.fail(c, lane, "the tx-count of " + name + " becomes " + std::to_string(b.transactions) +
-                        "; it must stay within 1048575");
+    w.fail(c, lane,
+           "the tx-count of " + name + " becomes " + std::to_string(b.transactions) +
+               "; it must stay within 1048575");
   b.pending -= arrivals;
   b.expected -= dropped;
   ++progress;
@@ -143,9 +149,10 @@ void Async::start(BulkOperation o) {
   if (o.barrier != kNoBarrier) {
     const Barrier& b = use_barrier(w, c, o.lane, o.barrier);
     if (!b.fenced && o.kind == BulkOperation::kLoad)
-      w.fail(c, o.lane, "the mbarrier at " + hex(o.barrier) + " was initialised at " + b.line +
-                            ", but its thread did not make this visible to the async proxy; "
-                            "fence.proxy.async or fence.mbarrier_init must follow mbarrier.init");
+      w.fail(c, o.lane,
+             "the mbarrier at " + hex(o.barrier) + " was initialised at " + b.line +
+                 ", but its thread did not make this visible to the async proxy; "
+                 "fence.proxy.async or fence.mbarrier_init must follow mbarrier.init");
     o.phase = b.phase;
   }
   if (o.kind == BulkOperation::kLoad) {
@@ -173,7 +180,8 @@ void Async::read_source(BulkOperation& o) {
     o.staged.insert(o.staged.end(), from, from + s.bytes);
     hold(s.shared, s.bytes, -1);
   }
-  if (BlockRaces* const races = o.warp->races()) races->complete(o.agent, kStoreKey + thread_of(*o.warp, o.lane));
+  if (BlockRaces* const races = o.warp->races())
+    races->complete(o.agent, kStoreKey + thread_of(*o.warp, o.lane));
 }
 void Async::write_destination(BulkOperation& o) {
   const std::byte* from = o.staged.data();
@@ -182,7 +190,8 @@ void Async::write_destination(BulkOperation& o) {
     else std::memcpy(s.global, from, s.bytes);
     from += s.bytes;
   }
-  if (BlockRaces* const races = o.warp->races()) races->complete(o.writer, kStoreKey + thread_of(*o.warp, o.lane));
+  if (BlockRaces* const races = o.warp->races())
+    races->complete(o.writer, kStoreKey + thread_of(*o.warp, o.lane));
 }
 
 void Async::fail_too_few(const BulkOperation& o) const {
@@ -259,9 +268,10 @@ void Async::check_access(Warp& w, const Code& c, int lane, u64 offset, u32 bytes
         for (const BulkOperation::Segment& s : o.segments)
           if (o.kind == BulkOperation::kLoad && s.shared <= offset + i && offset + i < s.shared + s.bytes)
             by = "the copy of " + o.warp->line_of(*o.code);
-      w.fail(c, lane, std::string(access == Warp::Access::kRead ? "reads " : "writes ") + bytes_text(bytes) +
-                          " of shared memory at " + hex(offset) + ", which " + by +
-                          " is still writing: no wait for its mbarrier came before");
+      w.fail(c, lane,
+             std::string(access == Warp::Access::kRead ? "reads " : "writes ") + bytes_text(bytes) +
+                 " of shared memory at " + hex(offset) + ", which " + by +
+                 " is still writing: no wait for its mbarrier came before");
     }
   if (access == Warp::Access::kRead) return;
   for (u64 chunk = offset / 16; chunk <= (offset + bytes - 1) / 16; ++chunk)
@@ -273,7 +283,8 @@ void Async::check_access(Warp& w, const Code& c, int lane, u64 offset, u32 bytes
               16 * chunk < s.shared + s.bytes)
             by = "the copy of " + o.warp->line_of(*o.code) +
                  " is still reading: no cp.async.bulk.wait_group came before";
-      w.fail(c, lane, "writes " + bytes_text(bytes) + " of shared memory at " + hex(offset) + ", which " + by);
+      w.fail(c, lane,
+             "writes " + bytes_text(bytes) + " of shared memory at " + hex(offset) + ", which " + by);
     }
   const u32 thread = thread_of(w, lane);
   const u32 tag = (thread + 1) << kEpochBits | (proxy_fences_[thread] & ((1u << kEpochBits) - 1));
@@ -281,16 +292,18 @@ void Async::check_access(Warp& w, const Code& c, int lane, u64 offset, u32 bytes
 }
 
 const std::byte* Async::read_chunk(Warp& w, const Code& c, int lane, u64 offset) {
-  const std::byte* const data = w.locate(c, lane, BlockRaces::Agent{}, Space::kShared, offset, 16, Warp::Access::kRead);
+  const std::byte* const data =
+      w.locate(c, lane, BlockRaces::Agent{}, Space::kShared, offset, 16, Warp::Access::kRead);
   for (u64 word = offset / 4; word < offset / 4 + 4; ++word) {
     if (writers_[word] == 0) continue;
     const u32 thread = (writers_[word] >> kEpochBits) - 1;
     if ((proxy_fences_[thread] & ((1u << kEpochBits) - 1)) == (writers_[word] & ((1u << kEpochBits) - 1))) {
       const Dim& d = block_.launch->block;
-      w.fail(c, lane, "reads shared memory at " + hex(4 * word) + " through the async proxy; thread (" +
-                          std::to_string(thread % d.x) + ", " + std::to_string(thread / d.x % d.y) + ", " +
-                          std::to_string(thread / d.x / d.y) +
-                          ") wrote it and executed no fence.proxy.async after that");
+      w.fail(c, lane,
+             "reads shared memory at " + hex(4 * word) + " through the async proxy; thread (" +
+                 std::to_string(thread % d.x) + ", " + std::to_string(thread / d.x % d.y) + ", " +
+                 std::to_string(thread / d.x / d.y) +
+                 ") wrote it and executed no fence.proxy.async after that");
     }
   }
   return data;
@@ -336,7 +349,8 @@ std::string Async::explain(const Warp& w, int lane) const {
       return "waits for the other warps of its warpgroup, which did not execute the same wgmma.mma_async; "
              "all 128 threads must";
     case Warp::Event::kRegisters:
-      return "waits for registers that no warpgroup releases: setmaxnreg.inc asks for more than the block has";
+      return "waits for registers that no warpgroup releases: setmaxnreg.inc asks for more than the block "
+             "has";
     default:
       return "waits at barrier.cluster for threads that never come";
   }

@@ -37,12 +37,12 @@ struct BulkOperation {
   enum Kind : std::uint8_t { kLoad, kStore, kCopyArrival } kind = kLoad;
   std::uint64_t bytes = 0;
   std::uint64_t barrier = kNoBarrier, phase = 0;
-  std::uint32_t group = 0;    // of a store
-  bool source_read = false;   // of a store: `staged` holds what it writes
-  std::uint32_t reduction = 0;  // 0: a copy; otherwise an operation of bulk.cpp and a type
-  std::uint64_t shared = 0;     // it reads or writes `bytes` bytes from here on
+  std::uint32_t group = 0;          // of a store
+  bool source_read = false;         // of a store: `staged` holds what it writes
+  std::uint32_t reduction = 0;      // 0: a copy; otherwise an operation of bulk.cpp and a type
+  std::uint64_t shared = 0;         // it reads or writes `bytes` bytes from here on
   BlockRaces::Agent agent, writer;  // of a store: `writer` writes global memory, which ends later
-  std::uint64_t copies = 0;     // of kCopyArrival: the thread's cp.async that must have completed
+  std::uint64_t copies = 0;         // of kCopyArrival: the thread's cp.async that must have completed
   struct Segment {
     std::uint64_t shared;
     std::byte* global;  // null: filled
@@ -84,7 +84,8 @@ class Async {
   /// written.
   void wait_stores(Warp& w, int lane, std::uint64_t keep, bool read_only);
   std::vector<std::uint32_t> bulk_group;  // by thread: the number of the group that is not committed yet
-  std::vector<std::uint32_t> bulk_delayed;  // by thread: the group up to which a wait has let others run first
+  std::vector<std::uint32_t>
+      bulk_delayed;  // by thread: the group up to which a wait has let others run first
 
   // ---- shared memory ----
 
@@ -149,9 +150,9 @@ class Async {
   Block& block_;
   std::map<std::uint64_t, Barrier> barriers_;
   std::vector<BulkOperation> pending_;
-  std::vector<std::uint16_t> readers_;        // by chunk of 16 bytes
-  std::vector<std::uint32_t> writers_;        // by word: the thread + 1 and its number of fences
-  std::vector<std::uint32_t> proxy_fences_;   // by thread
+  std::vector<std::uint16_t> readers_;       // by chunk of 16 bytes
+  std::vector<std::uint32_t> writers_;       // by word: the thread + 1 and its number of fences
+  std::vector<std::uint32_t> proxy_fences_;  // by thread
 };
 
 /// Completes the first `count` copies of cp.async that the lane has issued in all (access.cpp).

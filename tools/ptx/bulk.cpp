@@ -1,5 +1,5 @@
-// cp.async.bulk and cp.async.bulk.tensor: copies of whole rows and of boxes of tensors. Source: the PTX manual,
-// "Data Movement and Conversion Instructions: Bulk copy" and "Tensor copy".
+// cp.async.bulk and cp.async.bulk.tensor: copies of whole rows and of boxes of tensors. Source: the PTX
+// manual, "Data Movement and Conversion Instructions: Bulk copy" and "Tensor copy".
 #include <algorithm>
 
 #include "tapestry/tools/ptx/async.h"
@@ -61,7 +61,8 @@ void each_element(std::byte* to, const std::byte* from, u32 bytes, F f) {
 
 // ---- operands ----
 
-// An address that is neither the first nor the second operand in brackets: a base, and its offset as a constant.
+// An address that is neither the first nor the second operand in brackets: a base, and its offset as a
+// constant.
 void later_addresses(Warp& w, const Ref* o, u64 (&to)[32]) {
   w.addresses(o[0], 0, to);
   const u64* const offset = w.row<const u64>(o[1]);
@@ -109,7 +110,8 @@ void run_bulk(Warp& w, const Code& c, u32 mask) {
     const u64 shared = load ? first[lane] : second[lane], global = load ? second[lane] : first[lane];
     for (const u64 value : {shared, global, u64{bytes}})
       if (value % 16 != 0)
-        w.fail(c, lane, hex(value) + " is no multiple of 16: the size and both addresses of a bulk copy must be");
+        w.fail(c, lane,
+               hex(value) + " is no multiple of 16: the size and both addresses of a bulk copy must be");
     if (load && (c.flags & kMulticast) != 0) check_multicast(w, c, lane, o[5]);
     BulkOperation operation = begin(w, c, lane, load ? BulkOperation::kLoad : BulkOperation::kStore);
     operation.bytes = bytes;
@@ -156,7 +158,8 @@ void run_wait(Warp& w, const Code& c, u32 mask) {
 
 TensorMap read_map(Warp& w, const Code& c, int lane, u64 address, u32 rank) {
   if (address % 64 != 0)
-    w.fail(c, lane, "the tensor map at " + hex(address) + " is not aligned: its address must be a multiple of 64");
+    w.fail(c, lane,
+           "the tensor map at " + hex(address) + " is not aligned: its address must be a multiple of 64");
   alignas(64) std::byte bytes[kTensorMapBytes];
   for (u64 at = 0; at < kTensorMapBytes; at += 16)
     std::memcpy(bytes + at, w.locate(c, lane, Space::kGeneric, address + at, 16, Warp::Access::kRead), 16);
@@ -164,8 +167,9 @@ TensorMap read_map(Warp& w, const Code& c, int lane, u64 address, u32 rank) {
   if (!decode_tensor_map(bytes, map))
     w.fail(c, lane, "there is no tensor map at " + hex(address) + ": cuTensorMapEncodeTiled makes them");
   if (map.rank != rank)
-    w.fail(c, lane, "names " + std::to_string(rank) + " coordinates of a tensor of " + std::to_string(map.rank) +
-                        " dimensions");
+    w.fail(c, lane,
+           "names " + std::to_string(rank) + " coordinates of a tensor of " + std::to_string(map.rank) +
+               " dimensions");
   return map;
 }
 u32 nan_pattern(TensorType type) {
@@ -264,8 +268,9 @@ void run_tensor(Warp& w, const Code& c, u32 mask) {
     const int lane = std::countr_zero(m);
     const TensorMap map = read_map(w, c, lane, maps[lane], rank);
     if (shared[lane] % 128 != 0)
-      w.fail(c, lane, "the address " + hex(shared[lane]) +
-                          " of shared memory is no multiple of 128, as a tensor copy needs");
+      w.fail(c, lane,
+             "the address " + hex(shared[lane]) +
+                 " of shared memory is no multiple of 128, as a tensor copy needs");
     i64 origin[5] = {};
     for (u32 d = 0; d < rank; ++d) origin[d] = w.row<const i32>(coordinates[d])[lane];
     if (load && (c.flags & kMulticast) != 0) check_multicast(w, c, lane, coordinates[rank + 2]);
@@ -288,8 +293,9 @@ void run_tensor_prefetch(Warp& w, const Code& c, u32 mask) {
 // ---- opcodes ----
 
 u32 dimensions(std::string_view part) {
-  return part.size() == 2 && part[0] >= '1' && part[0] <= '5' && part[1] == 'd' ? static_cast<u32>(part[0] - '0')
-                                                                               : 0;
+  return part.size() == 2 && part[0] >= '1' && part[0] <= '5' && part[1] == 'd'
+             ? static_cast<u32>(part[0] - '0')
+             : 0;
 }
 
 struct Modifiers {
@@ -320,7 +326,8 @@ bool read_modifiers(const Parts& p, std::size_t at, Modifiers& m) {
     } else if (const auto op = std::find(std::begin(kReductions) + 1, std::end(kReductions), part);
                op != std::end(kReductions)) {
       m.reduction = static_cast<u32>(op - std::begin(kReductions));
-    } else if (const auto type = std::find(std::begin(kTypes), std::end(kTypes), part); type != std::end(kTypes)) {
+    } else if (const auto type = std::find(std::begin(kTypes), std::end(kTypes), part);
+               type != std::end(kTypes)) {
       m.type = static_cast<u32>(type - std::begin(kTypes));
       m.has_type = true;
     } else if (part == "b32" || part == "b64") {
@@ -352,9 +359,9 @@ void reduce_bulk(u32 reduction, std::byte* to, const std::byte* from, u32 bytes)
   else if (type == kF16) small(kHalf);
   else if (type == kBf16) small(kBrain);
   else if (type == kF32)
-    each_element<float>(to, from, bytes, [&](float a, float b) { return reduce_number(op, flush(a), flush(b)); });
-  else
-    each_element<double>(to, from, bytes, [&](double a, double b) { return reduce_number(op, a, b); });
+    each_element<float>(to, from, bytes,
+                        [&](float a, float b) { return reduce_number(op, flush(a), flush(b)); });
+  else each_element<double>(to, from, bytes, [&](double a, double b) { return reduce_number(op, a, b); });
 }
 
 bool find_bulk(const Parts& p, Entry& e) {
@@ -367,7 +374,8 @@ bool find_bulk(const Parts& p, Entry& e) {
     e.run = &run_commit;
     return true;
   }
-  if (!reduces && p[at] == "wait_group" && (p.size() == at + 1 || (p.size() == at + 2 && p[at + 1] == "read"))) {
+  if (!reduces && p[at] == "wait_group" &&
+      (p.size() == at + 1 || (p.size() == at + 2 && p[at + 1] == "read"))) {
     e.run = &run_wait;
     e.signature = "i";
     e.flags = p.size() == at + 2 ? kReads : 0u;
@@ -387,14 +395,16 @@ bool find_bulk(const Parts& p, Entry& e) {
     return true;
   }
   if (!read_modifiers(p, at, m)) return false;
-  const bool tensor = p[at] == "tensor", load = m.to_shared && m.barrier && !m.group && (m.from_global || m.from_shared),
+  const bool tensor = p[at] == "tensor",
+             load = m.to_shared && m.barrier && !m.group && (m.from_global || m.from_shared),
              store = m.to_global && m.from_shared && m.group && !m.barrier && !m.multicast;
   if (tensor != (m.rank != 0) || load == store || (reduces && load)) return false;
   if (reduces && (m.reduction == 0 || (!tensor && !m.has_type))) return false;
   if (!reduces && (m.reduction != 0 || m.has_type)) return false;
   if (tensor && m.from_shared && load) return false;
   e.flags = m.rank << kDimensionShift | (load ? kWritesShared : 0u) | (m.multicast ? kMulticast : 0u) |
-            (load && m.from_shared ? kFromShared : 0u) | (m.reduction | m.type << kTypeShift) << kReductionShift;
+            (load && m.from_shared ? kFromShared : 0u) |
+            (m.reduction | m.type << kTypeShift) << kReductionShift;
   if (tensor) {
     if (m.has_type) return false;
     e.run = &run_tensor;

@@ -256,7 +256,8 @@ void run_to_eight(Warp& w, const Code& c, u32 mask) {
       if (high < 0) high = 0;
       if (low < 0) low = 0;
     }
-    values[lane] = static_cast<u16>(narrow_eight(high, (c.flags & 1) != 0) << 8 | narrow_eight(low, (c.flags & 1) != 0));
+    values[lane] =
+        static_cast<u16>(narrow_eight(high, (c.flags & 1) != 0) << 8 | narrow_eight(low, (c.flags & 1) != 0));
   }
   w.write(o[0], values, mask);
 }
@@ -287,7 +288,8 @@ bool find_narrow(const Parts& p, Entry& e) {
   }
   const bool e4m3 = to == "e4m3x2" || from == "e4m3x2";
   if (to == "tf32" && from == "f32" && nearest + away + zero == 1 && !finite)
-    e = {&run_tf32, "w=w", (away ? u32{kAway} : 0) | (zero ? u32{kToZeroTf32} : 0) | (relu != 0 ? u32{kReluTf32} : 0)};
+    e = {&run_tf32, "w=w",
+         (away ? u32{kAway} : 0) | (zero ? u32{kToZeroTf32} : 0) | (relu != 0 ? u32{kReluTf32} : 0)};
   else if ((to == "e4m3x2" || to == "e5m2x2") && nearest && finite && (from == "f32" || from == "f16x2"))
     e = {from == "f32" ? &run_to_eight<false> : &run_to_eight<true>, from == "f32" ? "h=ww" : "h=w",
          u32{e4m3} | relu << 1};

@@ -10,8 +10,8 @@
 // The letters of a signature. Before '=' are destinations, after it sources; after '?' they may be missing.
 //   h w l  a register or immediate of 16, 32, 64 bits     p  a predicate           q  a second predicate:
 //   p|q, may be missing x      a register of any width, or an immediate       m  an address            v  a
-//   register or vector of any width i      an immediate, stored in offset[0]     t  [tensor map, {coordinates}]
-//   A number after a letter is the length of a vector: w4, w128.
+//   register or vector of any width i      an immediate, stored in offset[0]     t  [tensor map,
+//   {coordinates}] A number after a letter is the length of a vector: w4, w128.
 
 namespace tapestry::ptx {
 namespace {
@@ -173,8 +173,8 @@ class Decoder {
     }
     fail(i, "uses " + quoted(name.substr(0, name.find('@'))) + ", which was not declared");
   }
-  // Static shared variables get their places before instructions are decoded, because dynamic shared memory lies
-  // behind them.
+  // Static shared variables get their places before instructions are decoded, because dynamic shared memory
+  // lies behind them.
   void place_shared(const Function& f, const Instruction& i, const Operand& o) {
     for (const Operand& element : o.elements) place_shared(f, i, element);
     if ((o.kind != Operand::kSymbol && o.kind != Operand::kAddress) || o.name.empty()) return;
@@ -416,7 +416,8 @@ class Decoder {
     if (found == opcode_table().end()) return false;
     Code& c = emit(i, found->second.run);
     apply(i, c, signature);
-    if (!to_vector && !from_vector && type.bytes == 4) c.touches = Code::kMatrixMove;  // until find_matrix_registers
+    if (!to_vector && !from_vector && type.bytes == 4)
+      c.touches = Code::kMatrixMove;  // until find_matrix_registers
     return true;
   }
 

@@ -1,6 +1,6 @@
-// Arithmetic in f16 and bf16, alone and in pairs, and comparisons (set, setp) of them. Operands are widened to f64,
-// in which their products are exact; sums keep a sticky bit, so that rounding to the narrow format is the only
-// rounding, as the PTX manual asks for.
+// Arithmetic in f16 and bf16, alone and in pairs, and comparisons (set, setp) of them. Operands are widened
+// to f64, in which their products are exact; sums keep a sticky bit, so that rounding to the narrow format is
+// the only rounding, as the PTX manual asks for.
 #include <algorithm>
 
 #include "tapestry/tools/ptx/numeric.h"
@@ -10,7 +10,18 @@ namespace tapestry::ptx {
 namespace {
 
 // Flags: bits 0-3 the operation, then these.
-enum Operation : u32 { kAdd, kSubtract, kMultiply, kFma, kMinimum, kMaximum, kNegate, kAbsolute, kExp2, kTanh };
+enum Operation : u32 {
+  kAdd,
+  kSubtract,
+  kMultiply,
+  kFma,
+  kMinimum,
+  kMaximum,
+  kNegate,
+  kAbsolute,
+  kExp2,
+  kTanh
+};
 constexpr std::string_view kNames[] = {"add", "sub", "mul", "fma", "min", "max", "neg", "abs", "ex2", "tanh"};
 enum Flag : u32 {
   kBf16 = 1 << 4,
@@ -23,7 +34,8 @@ enum Flag : u32 {
 };
 constexpr u32 kCompareShift = 12, kCombineShift = 17;
 
-// x + y, exact, rounded to odd in f64: then a second rounding, to at most 51 bits, is as if it were the only one.
+// x + y, exact, rounded to odd in f64: then a second rounding, to at most 51 bits, is as if it were the only
+// one.
 double add_to_odd(double x, double y) {
   const double sum = x + y, part = sum - x, lost = (x - (sum - part)) + (y - part);
   if (lost == 0 || lost != lost || !std::isfinite(sum)) return sum;
@@ -91,7 +103,9 @@ struct Number {
         const bool exp2 = (flags & 15) == kExp2;
         x = exp2 ? std::exp2(x) : std::tanh(x);
         if (approximate != Approximate::kNearest && std::isfinite(x) && x != 0) {
-          const double bound = exp2 ? std::fabs(x) * (brain ? 0x1p-7 : 0x1.125p-10) : brain ? 0x1p-8 : 0x1.02p-11;
+          const double bound = exp2    ? std::fabs(x) * (brain ? 0x1p-7 : 0x1.125p-10)
+                               : brain ? 0x1p-8
+                                       : 0x1.02p-11;
           // Half a unit is left for the rounding below, so that the result keeps the bound.
           const double half = (std::fabs(x) + bound) * (brain ? 0x1p-8 : 0x1p-11);
           if (bound > half) x += approximate == Approximate::kLow ? -(bound - half) : bound - half;
@@ -118,8 +132,9 @@ void run_half(Warp& w, const Code& c, u32 mask) {
     u32 result = 0;
     for (u32 half = 0; half < sizeof(T) / 2; ++half) {
       const auto part = [&](T x) { return static_cast<u16>(u32{x} >> (16 * half)); };
-      result |= u32{Number<brain>::compute(part(a[lane]), part(b[lane]), part(third[lane]), c.flags, approximate)}
-                << (16 * half);
+      result |=
+          u32{Number<brain>::compute(part(a[lane]), part(b[lane]), part(third[lane]), c.flags, approximate)}
+          << (16 * half);
     }
     values[lane] = static_cast<T>(result);
   }
@@ -168,11 +183,27 @@ bool holds(u32 comparison, T a, T b) {
   }
 }
 u32 combine(u32 combination, u32 bits, u32 third) {
-  return combination == 0 ? bits : combination == 1 ? bits & third : combination == 2 ? bits | third : bits ^ third;
+  return combination == 0   ? bits
+         : combination == 1 ? bits & third
+         : combination == 2 ? bits | third
+                            : bits ^ third;
 }
 
 // The types that set and setp compare.
-enum Source : u32 { kHalfSource, kBrainSource, kHalfPair, kBrainPair, kSingleSource, kDoubleSource, kU16, kS16, kU32, kS32, kU64, kS64 };
+enum Source : u32 {
+  kHalfSource,
+  kBrainSource,
+  kHalfPair,
+  kBrainPair,
+  kSingleSource,
+  kDoubleSource,
+  kU16,
+  kS16,
+  kU32,
+  kS32,
+  kU64,
+  kS64
+};
 constexpr std::string_view kSources[] = {"f16", "bf16", "f16x2", "bf16x2", "f32", "f64",
                                          "u16", "s16",  "u32",   "s32",    "u64", "s64"};
 // The results of set: all ones or 1.0.
@@ -186,20 +217,25 @@ u32 compare(Warp& w, const Code& c, const Ref& ra, const Ref& rb, bool upper) {
     for (int lane = 0; lane < 32; ++lane)
       bits |= u32{holds(comparison, value(ra, lane), value(rb, lane))} << lane;
   };
-  const auto typed = [&]<class T>(T) { each([&](const Ref& r, int lane) { return w.row<const T>(r)[lane]; }); };
+  const auto typed = [&]<class T>(T) {
+    each([&](const Ref& r, int lane) { return w.row<const T>(r)[lane]; });
+  };
   const bool ftz = (c.flags & kFlush) != 0;
   switch (source) {
     case kHalfSource:
     case kHalfPair:
       each([&](const Ref& r, int lane) {
-        const u16 x = source == kHalfSource ? w.row<const u16>(r)[lane] : w.row<const u16>(r)[2 * lane + upper];
+        const u16 x =
+            source == kHalfSource ? w.row<const u16>(r)[lane] : w.row<const u16>(r)[2 * lane + upper];
         return widen(ftz ? Number<false>::flush_bits(x) : x, kHalf);
       });
       break;
     case kBrainSource:
     case kBrainPair:
       each([&](const Ref& r, int lane) {
-        return widen(source == kBrainSource ? w.row<const u16>(r)[lane] : w.row<const u16>(r)[2 * lane + upper], kBrain);
+        return widen(
+            source == kBrainSource ? w.row<const u16>(r)[lane] : w.row<const u16>(r)[2 * lane + upper],
+            kBrain);
       });
       break;
     case kSingleSource:
@@ -237,7 +273,8 @@ void run_setp(Warp& w, const Code& c, u32 mask) {
   const u32 combination = c.flags >> kCombineShift & 3, source = c.flags & 15;
   const u32 third = combination != 0 ? w.predicate(o[4]) : 0;
   const bool pair = source == kHalfPair || source == kBrainPair;
-  const u32 first = compare(w, c, o[2], o[3], false), second = pair ? compare(w, c, o[2], o[3], true) : ~first;
+  const u32 first = compare(w, c, o[2], o[3], false),
+            second = pair ? compare(w, c, o[2], o[3], true) : ~first;
   w.set_predicate(o[0], combine(combination, first, third), mask);
   w.set_predicate(o[1], combine(combination, second, third), mask);
 }
@@ -297,7 +334,8 @@ bool find_comparison(const Parts& p, Entry& e) {
   std::string_view name = p[1];
   if (!find_name(kSources, p.back(), source)) return false;
   const bool integer = source >= kU16, is_signed = source == kS16 || source == kS32 || source == kS64;
-  if (integer && !is_signed) name = name == "lo" ? "lt" : name == "ls" ? "le" : name == "hi" ? "gt" : name == "hs" ? "ge" : name;
+  if (integer && !is_signed)
+    name = name == "lo" ? "lt" : name == "ls" ? "le" : name == "hi" ? "gt" : name == "hs" ? "ge" : name;
   if (!find_name(kComparisons, name, comparison) || (integer && comparison > kGe)) return false;
   const std::size_t end = p.size() - (set ? 2 : 1);
   for (std::size_t i = 2; i < end; ++i) {

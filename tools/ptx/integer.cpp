@@ -163,8 +163,9 @@ void run_mad_carry(Warp& w, const Code& c, u32 mask) {
                    *const addend = w.row<const u32>(o[3]);
   u32 values[32], carries = 0;
   for (int lane = 0; lane < 32; ++lane) {
-    const u64 product = is_signed ? static_cast<u64>(i64{static_cast<i32>(a[lane])} * static_cast<i32>(b[lane]))
-                                  : u64{a[lane]} * b[lane];
+    const u64 product = is_signed
+                            ? static_cast<u64>(i64{static_cast<i32>(a[lane])} * static_cast<i32>(b[lane]))
+                            : u64{a[lane]} * b[lane];
     const u64 sum =
         (high ? product >> 32 : product & 0xffffffff) + addend[lane] + (reads ? (w.carry >> lane) & 1 : 0);
     values[lane] = static_cast<u32>(sum);
@@ -208,7 +209,8 @@ i32 saturate(i64 x) {
 }
 struct Mad24Saturated {
   i32 operator()(i32 a, i32 b, i32 c) const {
-    return saturate(i64{static_cast<i32>(Multiply24<true, true>()(static_cast<u32>(a), static_cast<u32>(b)))} + c);
+    return saturate(
+        i64{static_cast<i32>(Multiply24<true, true>()(static_cast<u32>(a), static_cast<u32>(b)))} + c);
   }
 };
 struct MadHighSaturated {
@@ -232,7 +234,8 @@ struct DotTwo {
     if (high) b >>= 16;
     for (u32 i = 0; i < 2; ++i) {
       const i32 x = signed_a ? i32{static_cast<i16>(a >> (16 * i))} : i32{static_cast<u16>(a >> (16 * i))};
-      const i32 y = signed_b ? i32{static_cast<std::int8_t>(b >> (8 * i))} : i32{static_cast<u8>(b >> (8 * i))};
+      const i32 y =
+          signed_b ? i32{static_cast<std::int8_t>(b >> (8 * i))} : i32{static_cast<u8>(b >> (8 * i))};
       c += static_cast<u32>(x * y);
     }
     return c;
@@ -249,7 +252,8 @@ void add_dots(Table& t) {
 template <class Op, class T, bool relu = false>
 struct Pair {
   u32 operator()(u32 a, u32 b) const {
-    T low = Op()(static_cast<T>(a), static_cast<T>(b)), high = Op()(static_cast<T>(a >> 16), static_cast<T>(b >> 16));
+    T low = Op()(static_cast<T>(a), static_cast<T>(b)),
+      high = Op()(static_cast<T>(a >> 16), static_cast<T>(b >> 16));
     if (relu && low < 0) low = 0;
     if (relu && high < 0) high = 0;
     return u32{static_cast<u16>(low)} | u32{static_cast<u16>(high)} << 16;

@@ -145,9 +145,12 @@ struct Permute {
 template <char mode>
 struct PermuteMode {
   u32 operator()(u32 a, u32 b, u32 c) const {
-    static constexpr u32 kForward[] = {0x3210, 0x4321, 0x5432, 0x6543}, kBackward[] = {0x5670, 0x6701, 0x7012, 0x0123},
-                         kReplicate[] = {0x0000, 0x1111, 0x2222, 0x3333}, kLeft[] = {0x3210, 0x3211, 0x3222, 0x3333},
-                         kRight[] = {0x0000, 0x1110, 0x2210, 0x3210}, kHalves[] = {0x1010, 0x3232, 0x1010, 0x3232};
+    static constexpr u32 kForward[] = {0x3210, 0x4321, 0x5432, 0x6543},
+                         kBackward[] = {0x5670, 0x6701, 0x7012, 0x0123},
+                         kReplicate[] = {0x0000, 0x1111, 0x2222, 0x3333},
+                         kLeft[] = {0x3210, 0x3211, 0x3222, 0x3333},
+                         kRight[] = {0x0000, 0x1110, 0x2210, 0x3210},
+                         kHalves[] = {0x1010, 0x3232, 0x1010, 0x3232};
     const u32* const table = mode == 'f'   ? kForward
                              : mode == 'b' ? kBackward
                              : mode == '8' ? kReplicate
@@ -283,8 +286,7 @@ void add_bits(Table& t, const std::string& bits) {
   using S = std::make_signed_t<T>;
   add_op<ShiftRight, S, S, u32>(t, "shr.s" + bits);
   add_op<Copy, T, T>(t, "mov." + l);
-  for (const char* kind : {"b", "u", "s", "f"})
-  {
+  for (const char* kind : {"b", "u", "s", "f"}) {
     t["selp." + (kind + bits)] = {&run_select<T>, l + "=" + l + l + "p", 0};
     add_op<SelectBySign<i32>, T, T, T, i32>(t, "slct." + (kind + bits) + ".s32");
     add_op<SelectBySign<float>, T, T, T, float>(t, "slct." + (kind + bits) + ".f32");

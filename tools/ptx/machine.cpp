@@ -30,7 +30,9 @@ std::string lanes_text(const Warp& w, u32 lanes, const Launch& l) {
 class Scheduler {
  public:
   Scheduler(Launch& launch, Block& block)
-      : l_(launch), b_(block), async_(block.async.get()),
+      : l_(launch),
+        b_(block),
+        async_(block.async.get()),
         threads_(launch.block.x * launch.block.y * launch.block.z) {
     for (u32 number = 0; number * 32 < threads_; ++number) warps_.emplace_back(block, number, threads_);
   }
@@ -61,8 +63,8 @@ class Scheduler {
   }
 
  private:
-  // No thread can run. Wakes those that wait for events, and completes an asynchronous operation if nothing has
-  // happened since they were woken last.
+  // No thread can run. Wakes those that wait for events, and completes an asynchronous operation if nothing
+  // has happened since they were woken last.
   bool wake() {
     bool waits = false;
     for (const Warp& w : warps_) waits = waits || w.at_event() != 0;
@@ -149,8 +151,8 @@ class Scheduler {
     if (wanted != 0 ? arrived == wanted : arrived == threads_) return;
     if (!first)
       throw KernelError("[ptx] kernel '" + l_.program->entry->name + "': " + std::to_string(arrived) +
-                        " threads executed bar.arrive at barrier " + std::to_string(barrier) + ", which is for " +
-                        std::to_string(wanted));
+                        " threads executed bar.arrive at barrier " + std::to_string(barrier) +
+                        ", which is for " + std::to_string(wanted));
     if (wanted != 0)
       fail(*first, first_lane,
            std::to_string(arrived) + " threads wait, and the barrier is for " + std::to_string(wanted));
@@ -346,7 +348,8 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
     if (const auto reads = reads_of_unwritten_registers(*p.entry); !reads.empty()) {
       checked_.erase(p.entry);
       throw KernelError("[ptx] kernel '" + p.entry->name + "', " + p.line_of(*reads[0]) + " (" +
-                        std::string(reads[0]->opcode) + "): reads a register that no other instruction writes");
+                        std::string(reads[0]->opcode) +
+                        "): reads a register that no other instruction writes");
     }
   const u64 size = shared_bytes != 0 ? p.dynamic_offset + shared_bytes : p.shared_bytes;
   if (p.uses_async && size > kMaxSharedAddress)

@@ -44,10 +44,9 @@ void run_multiply(Warp& w, const Code& c, u32 mask) {
   w.require_all(c, mask, &multiply<k, value>);
 }
 
-// All other shapes and types. Registers hold `packed` neighbouring elements of a row of A, or of a column of B; a
-// group of four lanes holds 4 packed of them.
-// Flags: bits 0-5 k, 6 whether there are 16 rows, 7-10 the type of A, 11-14 that of B, 15-17 of the results, 18
-// saturation.
+// All other shapes and types. Registers hold `packed` neighbouring elements of a row of A, or of a column of
+// B; a group of four lanes holds 4 packed of them. Flags: bits 0-5 k, 6 whether there are 16 rows, 7-10 the
+// type of A, 11-14 that of B, 15-17 of the results, 18 saturation.
 enum MatrixType : u32 { kF16, kBf16, kTf32, kE4m3, kE5m2, kS8, kU8, kF64 };
 constexpr std::string_view kMatrixTypes[] = {"f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "f64"};
 enum MatrixResult : u32 { kToF32, kToF16, kToS32, kToF64 };
@@ -62,8 +61,8 @@ struct MatrixShape {
   u32 registers_c() const { return rows / 8 * (result == kToF16 ? 1 : 2); }
 };
 MatrixShape matrix_shape(u32 flags) {
-  return {flags & 63, (flags & 64) != 0 ? 16u : 8u, (flags >> 7) & 15, (flags >> 11) & 15, (flags >> 15) & 7,
-          (flags & (1u << 18)) != 0};
+  return {flags & 63,        (flags & 64) != 0 ? 16u : 8u, (flags >> 7) & 15, (flags >> 11) & 15,
+          (flags >> 15) & 7, (flags & (1u << 18)) != 0};
 }
 double matrix_value(Warp& w, const Ref& r, int lane, u32 element, u32 type) {
   if (type == kF64) return w.row<const double>(r)[lane];
@@ -89,7 +88,8 @@ double matrix_value(Warp& w, const Ref& r, int lane, u32 element, u32 type) {
 void multiply_any(Warp& w, const Code& c) {
   const MatrixShape s = matrix_shape(c.flags);
   const Ref* const d = w.operands(c);
-  const Ref *const a = d + s.registers_c(), *const b = a + s.registers_a(), *const addend = b + s.registers_b();
+  const Ref *const a = d + s.registers_c(), *const b = a + s.registers_a(),
+                   *const addend = b + s.registers_b();
   double left[16][64], right[64][8], results[4][32];
   for (int lane = 0; lane < 32; ++lane) {
     const u32 group = static_cast<u32>(lane) / 4, first = static_cast<u32>(lane) % 4 * s.packed();
@@ -134,21 +134,24 @@ void run_multiply_any(Warp& w, const Code& c, u32 mask) { w.require_all(c, mask,
 void add_shape(Table& t, u32 rows, u32 k, const std::string& types, u32 a, u32 b, u32 result) {
   for (const bool saturates : {false, true}) {
     if (saturates && result != kToS32) continue;
-    const u32 flags = k | (rows == 16 ? 64u : 0u) | a << 7 | b << 11 | result << 15 | (saturates ? 1u << 18 : 0u);
+    const u32 flags =
+        k | (rows == 16 ? 64u : 0u) | a << 7 | b << 11 | result << 15 | (saturates ? 1u << 18 : 0u);
     const MatrixShape s = matrix_shape(flags);
     const auto vector = [](char letter, u32 n) { return std::string(1, letter) + std::to_string(n); };
     const char in = a == kF64 ? 'l' : 'w', out = result == kToF64 ? 'l' : 'w';
     const std::string sums = vector(out, s.registers_c());
     t["mma.sync.aligned.m" + std::to_string(rows) + "n8k" + std::to_string(k) + ".row.col." +
       (saturates ? "satfinite." : "") + types] = {
-        &run_multiply_any, sums + "=" + vector(in, s.registers_a()) + vector(in, s.registers_b()) + sums, flags};
+        &run_multiply_any, sums + "=" + vector(in, s.registers_a()) + vector(in, s.registers_b()) + sums,
+        flags};
   }
 }
 void add_shapes(Table& t) {
   const auto add = [&](u32 rows, u32 k, u32 a, u32 b, u32 result) {
     const std::string sums(kMatrixResults[result]);
     add_shape(t, rows, k,
-              sums + "." + std::string(kMatrixTypes[a]) + "." + std::string(kMatrixTypes[b]) + "." + sums, a, b, result);
+              sums + "." + std::string(kMatrixTypes[a]) + "." + std::string(kMatrixTypes[b]) + "." + sums, a,
+              b, result);
   };
   for (const u32 k : {8u, 16u}) add(16, k, kF16, kF16, kToF16);
   for (const u32 k : {4u, 8u}) add(16, k, kTf32, kTf32, kToF32);

@@ -36,8 +36,7 @@ void run_init(Warp& w, const Code& c, u32 mask) {
                [&](int lane, u64 at) { w.async().init(w, c, lane, at, w.row<const u32>(o[1])[lane]); });
 }
 void run_invalidate(Warp& w, const Code& c, u32 mask) {
-  each_barrier(w, c, mask, w.operands(c)[0],
-               [&](int lane, u64 at) { w.async().invalidate(w, c, lane, at); });
+  each_barrier(w, c, mask, w.operands(c)[0], [&](int lane, u64 at) { w.async().invalidate(w, c, lane, at); });
 }
 void run_arrive(Warp& w, const Code& c, u32 mask) {
   const Ref* const o = w.operands(c);
@@ -83,8 +82,9 @@ void run_wait(Warp& w, const Code& c, u32 mask) {
     } else {
       const u64 phase = w.row<const u64>(o[2])[lane] >> 20;
       if (phase > b.phase || phase + 1 < b.phase)
-        w.fail(c, lane, "waits with a state of phase " + std::to_string(phase) + "; the mbarrier is in phase " +
-                            std::to_string(b.phase) + ", and only that one and the one before can be tested");
+        w.fail(c, lane,
+               "waits with a state of phase " + std::to_string(phase) + "; the mbarrier is in phase " +
+                   std::to_string(b.phase) + ", and only that one and the one before can be tested");
       complete = phase < b.phase;
     }
     done |= static_cast<u32>(complete) << lane;
@@ -133,7 +133,8 @@ void run_elect(Warp& w, const Code& c, u32 mask) {
   w.collective(c, mask, members, [&](u32 lanes) {
     u32 rest = lanes;
     if (const u64 seed = w.launch().options->seed; seed != 0)
-      for (u64 skip = (seed * 0x9e3779b9u + lanes) % static_cast<u32>(std::popcount(lanes)); skip != 0; --skip)
+      for (u64 skip = (seed * 0x9e3779b9u + lanes) % static_cast<u32>(std::popcount(lanes)); skip != 0;
+           --skip)
         rest &= rest - 1;
     const auto leader = static_cast<u32>(std::countr_zero(rest));
     u32 values[32];
@@ -191,8 +192,9 @@ bool set_registers(Warp& w, const Code& c) {
   if (threads % 128 != 0) w.fail(c, 0, "the block has no whole warpgroups");
   const u32 now = group.registers != 0 ? group.registers : launched;
   if (decreases && number > now)
-    w.fail(c, 0, "decreases the registers to " + std::to_string(number) + ", but a thread has at most " +
-                     std::to_string(now));
+    w.fail(c, 0,
+           "decreases the registers to " + std::to_string(number) + ", but a thread has at most " +
+               std::to_string(now));
   u32 others = 0;
   for (const Async::Warpgroup& g : w.async().warpgroups)
     if (&g != &group) others += g.registers != 0 ? g.registers : launched;
@@ -215,8 +217,9 @@ void run_cluster_address(Warp& w, const Code& c, u32 mask) {
   const Ref* const o = w.operands(c);
   for (u32 m = mask; m != 0; m &= m - 1)
     if (const int lane = std::countr_zero(m); w.row<const u32>(o[2])[lane] != 0)
-      w.fail(c, lane, "names block " + std::to_string(w.row<const u32>(o[2])[lane]) +
-                          " of the cluster, which has one block");
+      w.fail(c, lane,
+             "names block " + std::to_string(w.row<const u32>(o[2])[lane]) +
+                 " of the cluster, which has one block");
   if (o[0].width == 4) {
     u32 values[32];
     std::copy_n(w.row<const u32>(o[1]), 32, values);
@@ -249,7 +252,8 @@ bool find_barrier(const Parts& p, Entry& e) {
     else if (!is_scope(p[i])) return false;
   }
   const auto flags = static_cast<u32>(space);
-  const bool arrives = p[1] == "arrive" || p[1] == "arrive_drop", waits = p[1] == "test_wait" || p[1] == "try_wait";
+  const bool arrives = p[1] == "arrive" || p[1] == "arrive_drop",
+             waits = p[1] == "test_wait" || p[1] == "try_wait";
   if ((parity && !waits) || ((expects || no_complete) && !arrives)) return false;
   if (p[1] == "init") e = {&run_init, "mw", flags};
   else if (p[1] == "inval") e = {&run_invalidate, "m", flags};
@@ -286,13 +290,13 @@ bool find_mbarrier(const Parts& p, Entry& e) {
     u32 flags = static_cast<u32>(Space::kGeneric) | kIncrement;
     for (std::size_t i = 4; i + 1 < p.size(); ++i) {
       if (p[i] == "noinc") flags &= ~u32{kIncrement};
-      else if (p[i] == "shared" || p[i] == "shared::cta") flags = (flags & ~7u) | static_cast<u32>(Space::kShared);
+      else if (p[i] == "shared" || p[i] == "shared::cta")
+        flags = (flags & ~7u) | static_cast<u32>(Space::kShared);
       else return false;
     }
     return found(&run_copy_arrive, "m", flags);
   }
-  if (is(0, "fence") && is(1, "proxy") && is(2, "async"))
-    return p.size() <= 4 && found(&run_proxy_fence, "");
+  if (is(0, "fence") && is(1, "proxy") && is(2, "async")) return p.size() <= 4 && found(&run_proxy_fence, "");
   if (is(0, "fence") && is(1, "mbarrier_init")) return found(&run_init_fence, "");
   if (is(0, "fence") && is(1, "proxy") && (is(2, "alias") || is(2, "tensormap::generic")))
     return found(&run_nothing, is(3, "acquire") ? "mw" : "");
@@ -303,7 +307,9 @@ bool find_mbarrier(const Parts& p, Entry& e) {
   if (is(0, "createpolicy")) {
     e.uses_async = false;
     const bool range = is(1, "range");
-    return (range || is(1, "fractional")) && found(&run_policy, range ? "l=xxx" : p.back() == "b64" ? "l=?x" : "");
+    return (range || is(1, "fractional")) && found(&run_policy, range               ? "l=xxx"
+                                                                : p.back() == "b64" ? "l=?x"
+                                                                                    : "");
   }
   if (is(0, "barrier") && is(1, "cluster")) {
     for (std::size_t i = 3; i < p.size(); ++i)

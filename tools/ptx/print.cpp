@@ -1,5 +1,5 @@
-// printf and assert in kernels. nvcc makes them calls of vprintf(format, arguments) and of __assertfail(message, file,
-// line, function, size of a character), which the runtime provides.
+// printf and assert in kernels. nvcc makes them calls of vprintf(format, arguments) and of
+// __assertfail(message, file, line, function, size of a character), which the runtime provides.
 #include <cstdio>
 
 #include "tapestry/tools/ptx/warp.h"
@@ -10,7 +10,8 @@ namespace {
 std::string read_text(Warp& w, const Code& c, int lane, u64 address) {
   std::string text;
   for (; text.size() < 1 << 16; ++address) {
-    const auto letter = static_cast<char>(*w.locate(c, lane, Space::kGeneric, address, 1, Warp::Access::kRead));
+    const auto letter =
+        static_cast<char>(*w.locate(c, lane, Space::kGeneric, address, 1, Warp::Access::kRead));
     if (letter == 0) break;
     text += letter;
   }
@@ -32,8 +33,8 @@ std::string formatted(const std::string& format, T value) {
   return text;
 }
 
-// Arguments lie behind one another, each aligned to its size: 8 bytes for double, long, long long and pointers,
-// otherwise 4.
+// Arguments lie behind one another, each aligned to its size: 8 bytes for double, long, long long and
+// pointers, otherwise 4.
 std::string print(Warp& w, const Code& c, int lane, const std::string& format, u64 buffer) {
   std::string text;
   u64 at = buffer;
@@ -78,7 +79,9 @@ std::string print(Warp& w, const Code& c, int lane, const std::string& format, u
       const bool is_signed = kind == 'd' || kind == 'i';
       const u64 bits = next(is_long ? 8 : 4);
       one.insert(one.size() - 1, "ll");
-      if (is_signed) text += formatted(one, static_cast<long long>(is_long ? static_cast<i64>(bits) : i64{static_cast<i32>(bits)}));
+      if (is_signed)
+        text += formatted(
+            one, static_cast<long long>(is_long ? static_cast<i64>(bits) : i64{static_cast<i32>(bits)}));
       else text += formatted(one, static_cast<unsigned long long>(bits));
     } else {
       text += one;  // an unfinished conversion
@@ -103,9 +106,10 @@ void run_print(Warp& w, const Code& c, u32 mask) {
 }
 void run_assert(Warp& w, const Code& c, u32 mask) {
   const int lane = std::countr_zero(mask);
-  w.fail(c, lane, "the assertion '" + read_text(w, c, lane, argument(w, c, lane, 0, 8)) + "' of " +
-                      read_text(w, c, lane, argument(w, c, lane, 1, 8)) + ":" +
-                      std::to_string(argument(w, c, lane, 2, 4)) + " failed");
+  w.fail(c, lane,
+         "the assertion '" + read_text(w, c, lane, argument(w, c, lane, 0, 8)) + "' of " +
+             read_text(w, c, lane, argument(w, c, lane, 1, 8)) + ":" +
+             std::to_string(argument(w, c, lane, 2, 4)) + " failed");
 }
 
 }  // namespace tapestry::ptx

@@ -48,7 +48,7 @@ struct Entry {
   std::string signature;
   std::uint32_t flags = 0;
   bool uses_async = false;  // it needs the block's Async
-  std::uint8_t order = 0;  // of accesses: Order in races.h
+  std::uint8_t order = 0;   // of accesses: Order in races.h
 };
 using Table = std::unordered_map<std::string, Entry>;
 

@@ -48,7 +48,9 @@ struct TensorMap {
   }
   std::uint64_t box_bytes() const;
   /// 0 without swizzle; otherwise 32, 64 or 128.
-  std::uint32_t span() const { return swizzle == TensorSwizzle::kNone ? 0 : 16u << static_cast<int>(swizzle); }
+  std::uint32_t span() const {
+    return swizzle == TensorSwizzle::kNone ? 0 : 16u << static_cast<int>(swizzle);
+  }
 };
 
 constexpr std::uint64_t kTensorMapBytes = 128;
@@ -59,8 +61,8 @@ void encode_tensor_map(const TensorMap& map, void* to);
 bool decode_tensor_map(const void* from, TensorMap& map);
 
 /// The offset in shared memory at which swizzling places the byte at `offset`: XOR of the number of the
-/// 16-byte chunk (bits 4 to 6) with bits 7 to 9, of which a span of 64 bytes uses two and one of 32 bytes one.
-/// Source: "Tensor swizzling modes" in the PTX manual.
+/// 16-byte chunk (bits 4 to 6) with bits 7 to 9, of which a span of 64 bytes uses two and one of 32 bytes
+/// one. Source: "Tensor swizzling modes" in the PTX manual.
 constexpr std::uint64_t swizzled(std::uint64_t offset, std::uint32_t span) {
   return span == 0 ? offset : offset ^ (((offset >> 7) & (span / 16 - 1)) << 4);
 }

@@ -242,8 +242,8 @@ std::byte* Warp::locate(const Code& c, int lane, BlockRaces::Agent agent, Space 
   return data;
 }
 
-// The host's pointer to memory, after all checks but those of the memory model. `space` and `offset` become those
-// of the address if it is a generic one.
+// The host's pointer to memory, after all checks but those of the memory model. `space` and `offset` become
+// those of the address if it is a generic one.
 std::byte* Warp::resolve(const Code& c, int lane, Space& space, u64& offset, u32 bytes, Access access,
                          u8** found_states, u32 alignment) {
   const u64 address = offset;
@@ -520,7 +520,8 @@ void Warp::finish_reduction(u32 lanes, u32 ones, u32 all) {
     u32 values[32];
     std::fill_n(values, 32, ones);
     if (c.flags == kReducePopc) write(operands(c)[0], values, lane);
-    else set_predicate(operands(c)[0], (c.flags == kReduceAnd ? ones == all : ones != 0) ? kAllLanes : 0, lane);
+    else
+      set_predicate(operands(c)[0], (c.flags == kReduceAnd ? ones == all : ones != 0) ? kAllLanes : 0, lane);
   }
 }
 void run_fence(Warp& w, const Code& c, u32 mask) {

@@ -154,8 +154,8 @@ class Warp {
   /// Each lane goes on at its own target.
   void branch_each(const std::uint32_t (&targets)[32], std::uint32_t mask);
   void exit(std::uint32_t mask);
-  /// bar.sync, bar.red and bar.arrive: `threads` is null if the barrier is for all threads. Lanes that only arrive go
-  /// on.
+  /// bar.sync, bar.red and bar.arrive: `threads` is null if the barrier is for all threads. Lanes that only
+  /// arrive go on.
   void wait_at_barrier(const Code& c, std::uint32_t mask, const Ref& barrier, const Ref* threads,
                        bool only_arrives = false);
   std::uint32_t next_pc() const { return pc_; }
@@ -177,7 +177,8 @@ class Warp {
     std::uint32_t pc = 0;
   };
   /// The lanes let all others run first. Then they go on behind the instruction, or execute it `again`.
-  void wait_for_event(std::uint32_t mask, bool again, Event::Kind kind, const std::uint64_t* objects = nullptr);
+  void wait_for_event(std::uint32_t mask, bool again, Event::Kind kind,
+                      const std::uint64_t* objects = nullptr);
   Async& async() { return *block_->async; }
 
   Block& block() { return *block_; }

@@ -1,7 +1,8 @@
-// wgmma: matrix multiplications of warpgroups, which read shared memory and write registers asynchronously. The
-// results are computed at once, but until wgmma.wait_group any use of the registers is an error, and so is any
-// write of the shared memory that is read. Source: the PTX manual, "Asynchronous Warpgroup Level Matrix
-// Multiply-Accumulate Operation", with its tables of fragments and of canonical layouts in shared memory.
+// wgmma: matrix multiplications of warpgroups, which read shared memory and write registers asynchronously.
+// The results are computed at once, but until wgmma.wait_group any use of the registers is an error, and so
+// is any write of the shared memory that is read. Source: the PTX manual, "Asynchronous Warpgroup Level
+// Matrix Multiply-Accumulate Operation", with its tables of fragments and of canonical layouts in shared
+// memory.
 #include <algorithm>
 #include <limits>
 
@@ -15,14 +16,14 @@ struct MatrixRegisters {
   struct Row {
     std::uint32_t writing = 0, reading = 0;  // the group of the wgmma that does, or 0
     std::uint32_t shape = 0;                 // of the wgmma that wrote it last without a fence since
-    // By another instruction since the last wgmma.fence. A mov is less strict: compilers initialise accumulators
-    // between wgmma.fence and wgmma.mma_async, and ptxas orders that itself. So it only needs a fence since the last
-    // wgmma on the register.
+    // By another instruction since the last wgmma.fence. A mov is less strict: compilers initialise
+    // accumulators between wgmma.fence and wgmma.mma_async, and ptxas orders that itself. So it only needs a
+    // fence since the last wgmma on the register.
     bool written = true, read = false, moved = false, fenced = false;
   };
   std::vector<Row> rows;
   bool fenced = false;
-  std::uint32_t group = 1;  // the group that is not committed yet
+  std::uint32_t group = 1;    // the group that is not committed yet
   std::uint32_t delayed = 0;  // the last group whose wait has let other threads run first
   std::uint64_t issued = 0;
   std::vector<std::uint64_t> issued_before;  // by group - 1: all wgmma of it and of earlier groups
@@ -44,8 +45,12 @@ struct Shape {
   u32 accumulators() const { return result == kResultF16 ? n / 4 : n / 2; }
 };
 Shape shape_of(const Code& c) {
-  return {c.flags & 511, (c.flags >> kTypeShiftA) & 7,  (c.flags >> kTypeShiftB) & 7, (c.flags >> kResultShift) & 3,
-          (c.flags & kRegisters) != 0, (c.flags & kFinite) != 0};
+  return {c.flags & 511,
+          (c.flags >> kTypeShiftA) & 7,
+          (c.flags >> kTypeShiftB) & 7,
+          (c.flags >> kResultShift) & 3,
+          (c.flags & kRegisters) != 0,
+          (c.flags & kFinite) != 0};
 }
 
 double number_of(u32 bits, u32 type) {
@@ -85,8 +90,8 @@ u64 place(const Descriptor& d, u64 offset) {
   if (d.span == 0) return offset;
   return offset ^ ((((offset >> 7) - d.base) & (d.span / 16 - 1)) << 4);
 }
-// A chunk of 16 bytes along k of a row (of A or of B transposed), if k is contiguous: row groups of 8 are `stride`
-// apart; without swizzling, the rows of a group are 16 bytes apart, and chunks are `leading` apart.
+// A chunk of 16 bytes along k of a row (of A or of B transposed), if k is contiguous: row groups of 8 are
+// `stride` apart; without swizzling, the rows of a group are 16 bytes apart, and chunks are `leading` apart.
 u64 chunk_along_k(const Descriptor& d, u32 row, u32 chunk) {
   const u64 pitch = d.span == 0 ? 16 : d.span, step = d.span == 0 ? d.leading : 16;
   return place(d, d.start + row % 8 * pitch + row / 8 * d.stride + chunk * step);
@@ -95,12 +100,15 @@ u64 chunk_along_k(const Descriptor& d, u32 row, u32 chunk) {
 u64 chunk_across_k(const Descriptor& d, u32 chunk, u32 k) {
   if (d.span == 0) return d.start + chunk * d.stride + k % 8 * 16 + k / 8 * d.leading;
   const u32 chunks = d.span / 16;
-  return place(d, d.start + chunk / chunks * d.leading + chunk % chunks * 16 + k % 8 * d.span + k / 8 * d.stride);
+  return place(
+      d, d.start + chunk / chunks * d.leading + chunk % chunks * 16 + k % 8 * d.span + k / 8 * d.stride);
 }
 
-// Reads an operand of `rows` rows (m or n), from row `first` on, and of 32 bytes along k: store(row, k, bits).
+// Reads an operand of `rows` rows (m or n), from row `first` on, and of 32 bytes along k: store(row, k,
+// bits).
 template <class F>
-void read_operand(Warp& w, const Code& c, u64 bits, u32 first, u32 rows, u32 element_bytes, bool across, F store) {
+void read_operand(Warp& w, const Code& c, u64 bits, u32 first, u32 rows, u32 element_bytes, bool across,
+                  F store) {
   const Descriptor d = read_descriptor(w, c, bits);
   Async::Warpgroup& group = w.async().warpgroups[w.number() / 4];
   auto& reads = group.issues[static_cast<std::size_t>(group.done[w.number() % 4] - 1)].reads;
@@ -144,12 +152,14 @@ T uniform(Warp& w, const Code& c, const Ref& r, const char* what) {
   const T* const row = w.row<const T>(r);
   for (int lane = 1; lane < 32; ++lane)
     if (row[lane] != row[0])
-      w.fail(c, lane, "passes another " + std::string(what) + " than lane 0; it must be the same in all threads");
+      w.fail(c, lane,
+             "passes another " + std::string(what) + " than lane 0; it must be the same in all threads");
   return row[0];
 }
 int sign_of(Warp& w, const Code& c, const Ref& r) {
   const auto value = uniform<i32>(w, c, r, "scale");
-  if (value != 1 && value != -1) w.fail(c, 0, "scales by " + std::to_string(value) + "; only 1 and -1 are possible");
+  if (value != 1 && value != -1)
+    w.fail(c, 0, "scales by " + std::to_string(value) + "; only 1 and -1 are possible");
   return value;
 }
 bool transpose_of(Warp& w, const Code& c, const Ref& r) {
@@ -206,8 +216,9 @@ void check_warpgroup(Warp& w, const Code& c, const Operands& x) {
   if (done == group.issues.size()) group.issues.push_back({&c, x.a_bits, x.b_bits, {}, {}});
   const Async::Warpgroup::Issue& issue = group.issues[static_cast<std::size_t>(done++)];
   if (issue.code != &c)
-    w.fail(c, 0, "another warp of the warpgroup executes the wgmma of " + w.line_of(*issue.code) +
-                     " instead; all four must execute the same ones in the same order");
+    w.fail(c, 0,
+           "another warp of the warpgroup executes the wgmma of " + w.line_of(*issue.code) +
+               " instead; all four must execute the same ones in the same order");
   if (issue.a != x.a_bits || issue.b != x.b_bits)
     w.fail(c, 0, "passes another descriptor than another warp of the warpgroup");
   ++w.async().progress;
@@ -222,10 +233,12 @@ void check_registers(Warp& w, const Code& c, const Shape& s, const Operands& x) 
     MatrixRegisters::Row* const row = row_of(w, x.d[i]);
     if (!row) continue;  // the sink
     if (row->written || row->read || (row->moved && !row->fenced))
-      w.fail(c, 0, "accumulator " + std::to_string(i) + " was " + (row->read ? "read" : "written") +
-                       " by another instruction after the last wgmma.fence; a wgmma.fence must come between");
+      w.fail(c, 0,
+             "accumulator " + std::to_string(i) + " was " + (row->read ? "read" : "written") +
+                 " by another instruction after the last wgmma.fence; a wgmma.fence must come between");
     if (row->reading != 0)
-      w.fail(c, 0, "accumulator " + std::to_string(i) + " is read as matrix A by a wgmma that has not completed");
+      w.fail(c, 0,
+             "accumulator " + std::to_string(i) + " is read as matrix A by a wgmma that has not completed");
     if (row->writing != 0 && row->shape != 0 && row->shape != shape)
       w.fail(c, 0, "a wgmma of another shape is still writing accumulator " + std::to_string(i));
     row->writing = r.group;
@@ -237,10 +250,13 @@ void check_registers(Warp& w, const Code& c, const Shape& s, const Operands& x) 
     MatrixRegisters::Row* const row = row_of(w, x.a[i]);
     if (!row) continue;
     if (row->writing != 0)
-      w.fail(c, 0, "register " + std::to_string(i) + " of matrix A is an accumulator of a wgmma that has not completed");
+      w.fail(c, 0,
+             "register " + std::to_string(i) +
+                 " of matrix A is an accumulator of a wgmma that has not completed");
     if (row->written || (row->moved && !row->fenced))
-      w.fail(c, 0, "register " + std::to_string(i) +
-                       " of matrix A was written after the last wgmma.fence; a wgmma.fence must come between");
+      w.fail(c, 0,
+             "register " + std::to_string(i) +
+                 " of matrix A was written after the last wgmma.fence; a wgmma.fence must come between");
     row->reading = r.group;
     row->moved = row->fenced = false;
   }
@@ -289,8 +305,9 @@ void multiply(Warp& w, const Code& c) {
   read_operand(w, c, x.b_bits, 0, s.n, element, x.b_across,
                [&](u32 row, u32 at, u32 bits) { right[at][row] = number_of(bits, s.b); });
   if (w.races()) note_reads(w, c, issue, earlier);
-  // The products are exact; their sum is computed in f64 and rounded once. Element (row, column) of the result is
-  // accumulator 4 (column / 8) + 2 (row / 8) + column % 2 of lane 4 (row % 8) + column % 8 / 2; f16 are packed.
+  // The products are exact; their sum is computed in f64 and rounded once. Element (row, column) of the
+  // result is accumulator 4 (column / 8) + 2 (row / 8) + column % 2 of lane 4 (row % 8) + column % 8 / 2; f16
+  // are packed.
   for (u32 row = 0; row < 16; ++row) {
     const auto each = [&](auto f) {
       for (u32 column = 0; column < s.n; ++column)
@@ -362,7 +379,8 @@ bool wait(Warp& w, const Code& c) {
   }
   w.async().release(w.async().warpgroups[w.number() / 4], r.issued_before[complete - 1]);
   if (w.races())
-    for (u32 lane = 0; lane < 32; ++lane) w.races()->acquire(w.number(), lane, kWarpgroupKey + w.number() / 4);
+    for (u32 lane = 0; lane < 32; ++lane)
+      w.races()->acquire(w.number(), lane, kWarpgroupKey + w.number() / 4);
   ++w.async().progress;
   return true;
 }
@@ -383,8 +401,9 @@ bool type_number(std::string_view name, u32& type) {
 void check_matrix_access(Warp& w, const Code& c) {
   const Ref* const o = w.operands(c);
   const auto fail = [&](const char* does, const char* role) {
-    w.fail(c, 0, std::string(does) + " a register that is " + role +
-                     " of a wgmma.mma_async that has not completed; wgmma.wait_group must come before");
+    w.fail(c, 0,
+           std::string(does) + " a register that is " + role +
+               " of a wgmma.mma_async that has not completed; wgmma.wait_group must come before");
   };
   const bool moves = c.touches == Code::kMatrixMove;
   const auto check_write = [&](const Ref& r) {
@@ -486,7 +505,8 @@ bool find_wgmma(const Parts& p, Entry& e) {
   if (p[4].substr(at) != "k" + std::to_string(s.k())) return false;
   e.run = &run_multiply;
   // The operands behind d: decode.cpp replaces '*' by what the text passes as A, a vector or a descriptor.
-  e.signature = "w" + std::to_string(s.accumulators()) + "=*lp" + (integer ? "" : "ww") + (a <= kBf16 ? "~w" : "");
+  e.signature =
+      "w" + std::to_string(s.accumulators()) + "=*lp" + (integer ? "" : "ww") + (a <= kBf16 ? "~w" : "");
   return true;
 }
 
