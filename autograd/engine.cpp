@@ -3,7 +3,6 @@
 #include "tapestry/autograd/internal/graph_task.h"
 #include "tapestry/autograd/internal/nested.h"
 #include "tapestry/autograd/internal/stale_view.h"
-#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/tls_model.h"
 
 namespace tapestry::autograd {
@@ -34,18 +33,17 @@ std::vector<Seed> make_seeds(const char* op, const std::vector<Tensor>& outputs,
         "NoGradGuard or InferenceMode; call set_requires_grad() on the inputs before computing it");
     check_current_view(op, "output", i, out);
     Tensor gradient = grad_outputs.empty() ? Tensor() : grad_outputs[i];
-    if (!gradient.defined()) {
+    if (gradient.defined())
+      check<AutogradError>(gradient.sizes() == out.sizes() && gradient.dtype() == out.dtype() &&
+                               gradient.device() == out.device(),
+                           "[", op, "] the gradient given for output ", i, " is ", gradient.dtype(), " ",
+                           gradient.sizes(), " on ", gradient.device(), "; expected ", out.dtype(), " ",
+                           out.sizes(), " on ", out.device());
+    else
       check<AutogradError>(
           out.numel() == 1, "[", op, "] output ", i, " has shape ", out.sizes(),
           "; a gradient is implied only for one element: reduce it with sum() or mean(), or pass "
           "the gradient");
-      gradient = ones(out.sizes(), {out.dtype(), out.device()});
-    }
-    check<AutogradError>(gradient.sizes() == out.sizes() && gradient.dtype() == out.dtype() &&
-                             gradient.device() == out.device(),
-                         "[", op, "] the gradient given for output ", i, " is ", gradient.dtype(), " ",
-                         gradient.sizes(), " on ", gradient.device(), "; expected ", out.dtype(), " ",
-                         out.sizes(), " on ", out.device());
     const Record* r = record_of(out);
     seeds.push_back({r->fn, r->output, std::move(gradient)});
   }

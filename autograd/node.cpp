@@ -230,7 +230,9 @@ HookHandle LeafNode::add_post_hook(std::function<void(const Tensor&)> hook) {
 void LeafNode::run(Backward&) {
   if (!requires_grad) return;
   Tensor incoming = std::move(outputs_[0].gradient);
-  if (grad.defined() && grad_enabled()) {
+  if (!incoming.defined()) {
+    // The node that computed the gradient added it to `grad`; see GraphTask::sum_to_extend().
+  } else if (grad.defined() && grad_enabled()) {
     grad = add(grad, incoming);  // in a pass with create_graph
   } else if (grad.defined()) {
     grad.add_(incoming);

@@ -157,6 +157,7 @@ class Node {
   std::atomic<GraphTask*> task_{nullptr};
   std::uint32_t pending_ = 0;    // edges to this node whose gradient has not arrived yet
   bool reaches_inputs_ = false;  // the pass needs this node to compute a requested gradient
+  bool extended_ = false;        // a leaf: its gradient was added to `grad` already, see sum_to_extend()
   bool released_ = false;        // the saved tensors were freed
   Node* next_disposed_ = nullptr;
 };

@@ -4,6 +4,7 @@
 #include "tapestry/autograd/internal/stale_view.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/core/internal/capture_state.h"
 
 namespace tapestry::autograd {
 
@@ -44,6 +45,7 @@ void attach(NodeRef node, OutputSlot* slots, std::span<const Tensor* const> outp
     record.in_node = true;
     set_record(t, &record);
     if (DetectAnomaly::active()) [[unlikely]] {
+      tapestry::detail::refuse_in_capture("DetectAnomaly", "the host reads results; capture without it");
       NoGradGuard no_grad;
       check<AutogradError>(isnan(t.detach()).sum().item<std::int64_t>() == 0, "[", record.fn->name(),
                            "] output ", i, " of shape ", t.sizes(), " has NaN; check its inputs");

@@ -7,6 +7,9 @@
 //
 //   set_kernel_policy(KernelPolicy::vendor);          // the same in a program
 //   set_kernel_policy("gemm", KernelPolicy::custom);
+//
+// TAPESTRY_WGMMA=1 adds own kernels for compute capability 9.0 that multiply by wgmma. They are off otherwise,
+// because no GPU has run them yet.
 #include <cstdint>
 #include <string>
 #include <string_view>

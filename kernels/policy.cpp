@@ -41,6 +41,7 @@ std::string names_of_points() {
 struct Settings {
   KernelPolicy all = KernelPolicy::automatic;
   std::map<std::string, KernelPolicy, std::less<>> of_op;  // exceptions
+  bool wgmma = false;
 };
 
 KernelPolicy parse_policy(std::string_view text) {
@@ -88,6 +89,14 @@ std::optional<Settings>& stored_settings() {
   if (!one) {
     const char* const text = std::getenv("TAPESTRY_KERNELS");
     one = parse_settings(text ? text : "");
+    const char* const wgmma = std::getenv("TAPESTRY_WGMMA");
+    const std::string_view allowed = wgmma ? wgmma : "";
+    if (!allowed.empty() && allowed != "0" && allowed != "1") {
+      one.reset();
+      fail("[TAPESTRY_WGMMA] \"", allowed,
+           "\" is neither 0 nor 1; write 1 to allow the kernels that use wgmma");
+    }
+    one->wgmma = allowed == "1";
   }
   return one;
 }
@@ -388,6 +397,11 @@ void set_new_shapes(NewShapes how) {
 
 KernelPolicy policy_of(const ChoicePoint& point) { return known_policy(point); }
 
+bool wgmma_allowed() {
+  const std::lock_guard lock(settings_mutex());
+  return stored_settings()->wgmma;
+}
+
 void reset_policy() {
   const std::lock_guard lock(settings_mutex());
   try {
@@ -429,7 +443,7 @@ std::vector<std::string> kernel_policy_ops() {
 
 void set_kernel_policy(KernelPolicy policy) {
   const std::lock_guard lock(settings_mutex());
-  stored_settings() = Settings{.all = policy, .of_op = {}};
+  stored_settings() = Settings{.all = policy, .of_op = {}, .wgmma = stored_settings()->wgmma};
   ++settings_version;
 }
 

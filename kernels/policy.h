@@ -63,6 +63,10 @@ std::size_t choose(const ChoicePoint& point, const LaunchContext& context,
 /// what it supports. Throws ValueError if TAPESTRY_KERNELS is malformed.
 KernelPolicy policy_of(const ChoicePoint& point);
 
+/// Whether the kernels of kernels/cuda/hopper, which no GPU has run yet, are candidates: TAPESTRY_WGMMA=1.
+/// Throws ValueError if the variable is neither empty, 0 nor 1.
+bool wgmma_allowed();
+
 /// While one exists, choose() measures nothing on this thread. Recording a stream into a graph needs it: a
 /// trial waits for the device.
 class NoMeasuring {

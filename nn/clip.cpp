@@ -9,6 +9,7 @@
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/nn/internal/divided_gradients.h"
 #include "tapestry/nn/internal/many_gradients.h"
 #include "tapestry/nn/internal/replica_devices.h"
@@ -178,7 +179,7 @@ Tensor clip_grad_norm_(const std::vector<Parameter>& params, double max_norm, do
   if (norms.size() != 1) factor = {};
   const Tensor total = factor.defined() ? norms[0] : norm(stack(norms), norm_type);
   if (error_if_nonfinite) {
-    total.check_has_elements("clip_grad_norm_");
+    tapestry::detail::check_host_reads("clip_grad_norm_", total);
     check(std::isfinite(total.item()), "[clip_grad_norm_] the norm of the gradients is ", total.item(),
           ", so they cannot be clipped; look for the cause (autograd::DetectAnomaly), or skip this step");
   }

@@ -4,8 +4,11 @@
 #include <optional>
 #include <string>
 
+#include "tapestry/autograd/internal/left_out.h"
+#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/core/timeline.h"
 #include "tapestry/core/tls_model.h"
@@ -25,7 +28,26 @@ void record_use_on_current_stream(const Tensor& t) {
   if (t.defined() && t.device().is_cuda()) record_stream(t, current_stream(t.device()));
 }
 
+// The names of the operations that have listed themselves. Names are compared by address, since a user's
+// Function may have any name.
+struct Listed {
+  std::vector<const char*> one, masked;
+};
+Listed& listed() {
+  static Listed& all = *new Listed;
+  return all;
+}
+bool has(const std::vector<const char*>& names, const Node& node) {
+  return std::find(names.begin(), names.end(), node.name()) != names.end();
+}
+
 }  // namespace
+
+TakesOne::TakesOne(const Op& op) { listed().one.push_back(op.name); }
+TakesMasked::TakesMasked(const Op& op) { listed().masked.push_back(op.name); }
+bool gradient_is_one() { return current_task && current_task->gradient_is_one(); }
+bool gradient_is_masked() { return current_task && current_task->gradient_is_masked(); }
+bool masks_gradient(std::uint32_t input) { return current_task && current_task->masks_gradient(input); }
 
 GraphTask* GraphTask::current() { return current_task; }
 
@@ -45,6 +67,7 @@ GraphTask::~GraphTask() {
   for (Displaced& d : displaced_) {
     d.node->pending_ = d.pending;
     d.node->reaches_inputs_ = d.reaches_inputs;
+    d.node->extended_ = d.extended;
     for (std::uint32_t i = 0; i < d.node->num_outputs_; ++i) {
       d.node->outputs_[i].gradient = std::move(d.gradients[i]);
       d.node->outputs_[i].owns_gradient = false;
@@ -74,7 +97,7 @@ bool GraphTask::claim(Node* node) {
         mine, "[backward] [", node->name_,
         "] is part of a backward pass in progress on another thread; run the passes over one graph "
         "one after another");
-    Displaced d{node, holder, node->pending_, node->reaches_inputs_, {}};
+    Displaced d{node, holder, node->pending_, node->reaches_inputs_, node->extended_, {}};
     for (std::uint32_t i = 0; i < node->num_outputs_; ++i)
       d.gradients.push_back(std::move(node->outputs_[i].gradient));
     displaced_.push_back(std::move(d));
@@ -82,7 +105,7 @@ bool GraphTask::claim(Node* node) {
   }
   claimed_.push_back(node);
   node->pending_ = 0;
-  node->reaches_inputs_ = false;
+  node->reaches_inputs_ = node->extended_ = false;
   check<AutogradError>(!node->released_, "[backward] the graph of [", node->name_,
                        "] was already used by a backward pass, which freed its saved tensors; pass "
                        "retain_graph = true to the first pass, or compute the outputs again");
@@ -177,15 +200,47 @@ void GraphTask::add_to_output(OutputSlot& slot, Tensor&& gradient) {
   }
 }
 
-Tensor GraphTask::sum_to_extend(std::uint32_t input) const {
-  if (create_graph_ || !running_) return {};
+Tensor GraphTask::sum_to_extend(std::uint32_t input, std::initializer_list<const Tensor*> operands) {
+  if (create_graph_ || !running_ || DetectAnomaly::active()) return {};
+  Node* const to = running_->edge(input).node.get();
+  if (!to || !includes(to)) return {};
+  const OutputSlot& slot = to->outputs_[running_->edge(input).output];
+  Tensor sum = slot.gradient;
+  if (sum.defined()) {
+    const bool ours = sum.impl()->refs.load(std::memory_order_acquire) == 2 &&
+                      sum.storage()->use_count() == 1 &&
+                      static_cast<std::size_t>(sum.nbytes()) == sum.storage()->bytes();
+    if (!ours) return {};
+  } else {
+    if (!to->is_leaf() || selective_ || to->pending_ != 1 || !to->hooks_.empty()) return {};
+    const LeafNode& leaf = static_cast<const LeafNode&>(*to);
+    sum = leaf.grad;
+    if (!leaf.requires_grad || !sum.defined() || sum.sizes() != slot.sizes || sum.dtype() != slot.dtype ||
+        sum.device() != slot.device)
+      return {};
+  }
+  if (!sum.is_contiguous()) return {};
+  for (const Tensor* operand : operands)
+    if (operand->storage() == sum.storage()) return {};
+  if (!slot.gradient.defined()) {
+    sum.storage()->bump_version();
+    to->extended_ = true;
+  }
+  return sum;
+}
+
+bool GraphTask::is_private(const Node& node) const {
+  return !selective_ && !create_graph_ && node.num_outputs_ == 1 && node.pending_ == 1 &&
+         node.hooks_.empty() && !node.outputs_[0].gradient.defined() && !DetectAnomaly::active();
+}
+
+bool GraphTask::masks_gradient(std::uint32_t input) {
   const Edge& edge = running_->edge(input);
-  if (!edge.node || !includes(edge.node.get())) return {};
-  const Tensor& sum = edge.node->outputs_[edge.output].gradient;
-  const bool ours = sum.defined() && sum.impl()->refs.load(std::memory_order_acquire) == 1 &&
-                    sum.storage()->use_count() == 1 && sum.is_contiguous() &&
-                    static_cast<std::size_t>(sum.nbytes()) == sum.storage()->bytes();
-  return ours ? sum : Tensor();
+  if (!edge.node || !has(listed().masked, *edge.node) || !includes(edge.node.get()) ||
+      !is_private(*edge.node))
+    return false;
+  masked_.push_back(edge.node.get());
+  return true;
 }
 
 void GraphTask::deliver(Node* from, std::uint32_t input, Tensor&& gradient) {
@@ -225,7 +280,8 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
         record_use_on_current_stream(node->outputs_[i].gradient);
     }
     Backward backward(*node, results_.data(), wanted, create_graph_);
-    bool any = false;
+    bool any = std::exchange(node->extended_, false) ||
+               std::find(implied_.begin(), implied_.end(), node) != implied_.end();
     for (std::uint32_t i = 0; i < node->num_outputs_; ++i) any = any || node->outputs_[i].gradient.defined();
     if (any) {
       check<AutogradError>(!node->released_,
@@ -253,9 +309,11 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
   for (std::uint32_t i = 0; i < node->num_edges_; ++i) {
     Tensor gradient = std::move(results_[i]);
     if (!node->edges_[i].node || (wanted && !(*wanted)[i])) continue;
-    if (DetectAnomaly::active() && gradient.defined()) [[unlikely]]
+    if (DetectAnomaly::active() && gradient.defined()) [[unlikely]] {
+      tapestry::detail::refuse_in_capture("DetectAnomaly", "the host reads gradients; capture without it");
       check<AutogradError>(isnan(gradient).sum().item<std::int64_t>() == 0, "[", node->name_,
                            "] its backward gave input ", i, " a gradient with NaN");
+    }
     deliver(node, i, std::move(gradient));
   }
 }
@@ -326,7 +384,10 @@ void GraphTask::run(std::vector<Seed> seeds, std::vector<Postponed> resumed) {
       if (postponed_) postponed_->seeds.push_back(std::move(s));
       continue;
     }
-    add_to_output(s.node->outputs_[s.output], std::move(s.gradient));
+    OutputSlot& slot = s.node->outputs_[s.output];
+    if (s.gradient.defined()) add_to_output(slot, std::move(s.gradient));
+    else if (has(listed().one, *s.node) && is_private(*s.node)) implied_.push_back(s.node.get());
+    else add_to_output(slot, ones(slot.sizes, {slot.dtype, slot.device}));
     if (--s.node->pending_ == 0) make_ready(s.node.get());
   }
   seeds.clear();

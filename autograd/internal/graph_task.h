@@ -1,6 +1,9 @@
 #pragma once
 // GraphTask: one backward pass of the engine.
+#include <algorithm>
+#include <initializer_list>
 #include <unordered_map>
+#include <vector>
 
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/internal/leaf_guard.h"
@@ -8,7 +11,7 @@
 
 namespace tapestry::autograd {
 
-/// A gradient that the caller passes in, for one output of a node.
+/// A gradient that the caller passes in, for one output of a node. If it is undefined, it is 1.
 struct Seed {
   NodeRef node;
   std::uint32_t output;
@@ -54,11 +57,17 @@ class GraphTask {
   bool retains_graph() const { return retain_graph_; }
   bool accumulates() const { return !selective_; }
   bool postpones() const { return postponed_ != nullptr; }
-  /// For the backward of an operation whose gradient has few nonzero elements: the gradient that has arrived
-  /// so far where the running node sends that of its input, if it may be changed in place. The backward then
-  /// adds its part there, and sets no gradient. Undefined if nothing has arrived, if the pass records
-  /// gradients, or if others can see the memory.
-  Tensor sum_to_extend(std::uint32_t input) const;
+  /// For a backward that can add its gradient to an existing sum: the dense tensor to which the running node
+  /// must add the gradient of its input, instead of setting it. This is what has arrived at the input's node
+  /// so far, or, if nothing has and no other part will, the grad() of a leaf. Undefined if there is no such
+  /// sum, if someone must see this part alone (a hook of the leaf, a pass with create_graph, DetectAnomaly),
+  /// if others may read what has arrived, or if the sum shares memory with one of `operands`, from which the
+  /// part is computed.
+  Tensor sum_to_extend(std::uint32_t input, std::initializer_list<const Tensor*> operands);
+  /// See left_out.h.
+  bool gradient_is_one() const { return contains(implied_); }
+  bool masks_gradient(std::uint32_t input);
+  bool gradient_is_masked() const { return contains(masked_); }
   /// The sequence number of the last node that ran, leaves excepted; UINT64_MAX before the first, and in a
   /// pass that resumes postponed nodes. A node runs only after all nodes that use its outputs, which are
   /// newer, and the newest ready node runs first. So the numbers of a pass decrease.
@@ -83,10 +92,16 @@ class GraphTask {
     Node* node;
     GraphTask* task;
     std::uint32_t pending;
-    bool reaches_inputs;
+    bool reaches_inputs, extended;
     std::vector<Tensor> gradients;
   };
 
+  // Whether the running node is one of these.
+  bool contains(const std::vector<const Node*>& nodes) const {
+    return running_ && std::find(nodes.begin(), nodes.end(), running_) != nodes.end();
+  }
+  // Whether nothing but the nodes themselves sees the gradient that an edge passes to the node.
+  bool is_private(const Node& node) const;
   bool claim(Node* node);
   void explore(std::vector<Node*>& stack);
   void check_leaves(const LeafGuard& guard) const;
@@ -103,6 +118,7 @@ class GraphTask {
   bool selective_ = false, resumes_ = false;
   std::uint64_t position_ = UINT64_MAX;
   const Node* running_ = nullptr;
+  std::vector<const Node*> implied_, masked_;
   WeightGradients::Impl* postponed_ = nullptr;
   GraphTask* const outer_;
   std::vector<NodeRef> roots_;

@@ -4,6 +4,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/internal/binary.h"
 #include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/kernels/ops/compare.h"
 
 namespace tapestry {
@@ -68,13 +69,13 @@ Tensor isclose(const Tensor& a, const Tensor& b, double rtol, double atol, bool 
 }
 bool allclose(const Tensor& a, const Tensor& b, double rtol, double atol, bool equal_nan) {
   check_operands(kAllClose, a, b);
-  a.check_has_elements(kAllClose.name);
+  tapestry::detail::check_host_reads(kAllClose.name, a);
   return every(close(kAllClose, a, b, rtol, atol, equal_nan));
 }
 
 bool equal(const Tensor& a, const Tensor& b) {
   check_operands(kEqual, a, b);
-  a.check_has_elements(kEqual.name);
+  tapestry::detail::check_host_reads(kEqual.name, a);
   return a.sizes() == b.sizes() && a.dtype() == b.dtype() && every(binary<kernels::Eq>(a, b, kEqual));
 }
 

@@ -12,6 +12,7 @@
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/kernels/ops/ctc.h"
 
 namespace tapestry {
@@ -25,7 +26,7 @@ const autograd::Op kCtcLoss("ctc_loss", autograd::Grad::differentiable, kFullFlo
 Tensor host_integers(const Tensor& t, const char* what) {
   detail::check_defined(kCtcLoss.name, t, what);
   check<TypeError>(autograd::is_index(t.dtype()), "[ctc_loss] ", what, " is ", t.dtype(), "; pass integers");
-  t.check_has_elements(kCtcLoss.name);
+  tapestry::detail::check_host_reads(kCtcLoss.name, t);
   return t.detach().to(kCPU, DType::i64).contiguous();
 }
 

@@ -64,8 +64,8 @@ Tensor embedding(const Tensor& weight, const Tensor& indices, std::optional<std:
       }
       const Tensor grad = contiguous(g.grad()), indices = g.saved(flat);
       // The weight of a language model's head is often that of the embedding. Its dense gradient arrives
-      // first, and the few rows of this one are added there.
-      const Tensor sum = GraphTask::current()->sum_to_extend(0);
+      // first, and the few rows of this one are added there. They are also added to the sum of micro-batches.
+      const Tensor sum = GraphTask::current()->sum_to_extend(0, {&grad, &indices});
       Tensor dweight = sum.defined() ? sum : empty({rows, columns}, {grad.dtype(), grad.device()});
       kernels::embedding_backward(dweight.device(), dweight.dtype(),
                                   {.count = indices.numel(),

@@ -115,7 +115,7 @@ Tensor embedding_bag(const Tensor& weight, const Tensor& indices, const Embeddin
     sizes = empty({bags}, {DType::i64, device});
     if (is_max) chosen = empty({bags, bag.columns}, {DType::i64, device});
   }
-  BadIndex bad(device), bad_offset(device);
+  BadIndex bad_offset(device), bad(device);  // of two errors, that of the offsets is thrown
   kernels::embedding_bag(device, y.dtype(),
                          {.mode = static_cast<kernels::BagMode>(p.mode),
                           .count = flat.numel(),

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "tapestry/autograd/internal/autocast.h"
+#include "tapestry/autograd/internal/left_out.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/fused.h"
@@ -21,7 +22,6 @@ namespace {
 
 using autograd::as_rows;
 using autograd::Backward;
-using autograd::column_sums;
 using autograd::contiguous_or_undefined;
 using autograd::Grad;
 using autograd::Op;
@@ -34,6 +34,7 @@ using autograd::transposed;
 using kernels::Epilogue;
 
 const Op kLinearRelu("linear_relu", Grad::twice, kFloats);
+const autograd::TakesMasked relu_takes_masked(kLinearRelu);
 const Op kLinearGelu("linear_gelu", Grad::twice, kFloats);
 const Op kFeedForward("feed_forward", Grad::twice, kFloats);
 
@@ -125,15 +126,10 @@ void set_linear(Backward& b, std::uint32_t at, const Tensor& g, const X& x, cons
     Shape sizes = g.sizes();
     sizes.back() = w.size(1);
     const Tensor dx = empty(sizes, options);
-    product_into(dx, rows, w);
+    product_into(dx, rows, w, autograd::end_of_input_gradient(b, at, at + 1, rows, w, x));
     b.set(at, dx);
   }
-  if (b.needs(at + 1)) {
-    const Tensor t = x(), dw = empty({out, t.size(-1)}, options);
-    product_into(dw, transposed(rows), as_rows(t));
-    b.set(at + 1, dw);
-  }
-  if (b.needs(at + 2)) b.set(at + 2, column_sums(rows));
+  autograd::set_weight_and_bias(b, at + 1, at + 2, rows, x);
 }
 
 Tensor linear_activation(const Op& op, Activation f, const Tensor& x, const Tensor& weight,
@@ -156,7 +152,8 @@ Tensor linear_activation(const Op& op, Activation f, const Tensor& x, const Tens
        weight = save_if(x, weight)](Backward& b) {
         const Tensor t = b.saved(at);
         Tensor g;
-        if (b.grad().defined())
+        if (autograd::gradient_is_masked()) g = b.grad();
+        else if (b.grad().defined())
           g = b.create_graph() ? times_derivative_by_operations(f, b.grad(), t)
                                : times_derivative(f, b.grad(), t);
         if (!one && b.grad(1).defined()) g = g.defined() ? g + b.grad(1) : b.grad(1);
@@ -242,12 +239,7 @@ Tensor feed_forward(const Tensor& x, const Tensor& weight1, const Tensor& bias1,
               g = empty(t.sizes(), options);
               product_into(g, rows, w, {.epilogue = gradient_epilogue_of(f), .aux = t});
             }
-            if (b.needs(3)) {
-              const Tensor dw = empty({dy.size(-1), b.saved(h).size(-1)}, options);
-              product_into(dw, transposed(rows), as_rows(b.saved(h)));
-              b.set(3, dw);
-            }
-            if (b.needs(4)) b.set(4, column_sums(rows));
+            autograd::set_weight_and_bias(b, 3, 4, rows, [&] { return b.saved(h); });
           }
           if (needs_hidden && b.grad(1).defined()) {
             const Tensor more = times_derivative(f, b.grad(1), b.saved(at));

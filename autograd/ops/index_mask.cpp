@@ -6,6 +6,7 @@
 #include "tapestry/autograd/ops/internal/indexed.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/internal/capture_state.h"
 
 namespace tapestry {
 
@@ -25,7 +26,7 @@ Tensor masked_select(const Tensor& x, const Tensor& mask) {
   check_operands(kMaskedSelect, x, mask);
   check<TypeError>(mask.dtype() == DType::boolean, "[masked_select] the mask is ", mask.dtype(),
                    "; compare, or convert it to bool");
-  mask.check_has_elements(kMaskedSelect.name);  // the result's shape depends on them
+  tapestry::detail::check_host_reads(kMaskedSelect.name, mask);  // the result's shape depends on them
   const Shape sizes = broadcast_shapes(kMaskedSelect.name, x.sizes(), mask.sizes());
   const Tensor flat = reshape(expand(x, sizes), -1), flat_mask = reshape(expand(mask, sizes), -1);
   Selection s;
@@ -40,7 +41,7 @@ Tensor Tensor::masked_select(const Tensor& mask) const { return tapestry::masked
 
 Tensor nonzero(const Tensor& x) {
   tapestry::detail::check_defined(kNonzero.name, x);
-  x.check_has_elements(kNonzero.name);
+  tapestry::detail::check_host_reads(kNonzero.name, x);
   return true_coordinates(x, false);
 }
 Tensor Tensor::nonzero() const { return tapestry::nonzero(*this); }
@@ -65,7 +66,7 @@ Tensor masked_scatter(const Tensor& x, const Tensor& mask, const Tensor& source)
                    "; compare, or convert it to bool");
   tapestry::detail::check_defined(kMaskedScatter.name, source, "source");
   check_matches(kMaskedScatter.name, x, source, "source");
-  mask.check_has_elements(kMaskedScatter.name);
+  tapestry::detail::check_host_reads(kMaskedScatter.name, mask);
   const Shape sizes = broadcast_shapes(kMaskedScatter.name, x.sizes(), mask.sizes());
   const Tensor positions = reshape(true_coordinates(reshape(expand(mask, sizes), -1), true), -1);
   const std::int64_t n = positions.numel();
@@ -94,7 +95,7 @@ Tensor Tensor::take(const Tensor& index) const { return tapestry::take(*this, in
 
 std::vector<Tensor> nonzero_numpy(const Tensor& x) {
   tapestry::detail::check_defined(kNonzero.name, x);
-  x.check_has_elements(kNonzero.name);
+  tapestry::detail::check_host_reads(kNonzero.name, x);
   const Tensor coordinates = true_coordinates(x.dim() == 0 ? reshape(x.detach(), 1) : x, true);
   std::vector<Tensor> by_dim;
   for (std::int64_t d = 0; d < coordinates.sizes()[0]; ++d) by_dim.push_back(coordinates[d]);
@@ -111,7 +112,7 @@ Tensor one_hot(const Tensor& index, std::int64_t num_classes) {
   if (num_classes == -1) {
     check(index.numel() > 0,
           "[one_hot] the index is empty, so the classes cannot be counted; give num_classes");
-    index.check_has_elements(kOneHot.name);
+    tapestry::detail::check_host_reads(kOneHot.name, index);
     num_classes = max(converted(index.detach(), DType::i64)).item<std::int64_t>() + 1;
     check(num_classes > 0, "[one_hot] index ", num_classes - 1, " is negative; classes are numbered from 0");
   }

@@ -6,6 +6,7 @@
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/internal/indexed.h"
 #include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/internal/capture_state.h"
 
 namespace tapestry {
 
@@ -116,7 +117,7 @@ class Parser {
                        "] an index tensor is on ", index.device(), ", the tensor on ", view_.device(),
                        "; move one of them with .to()");
     const bool is_mask = index.dtype() == DType::boolean;
-    if (index.dim() == 0 || is_mask) index.check_has_elements(op_.name);
+    if (index.dim() == 0 || is_mask) tapestry::detail::check_host_reads(op_.name, index);
     if (index.dim() == 0) return is_mask ? take(index.item<bool>()) : take(index.item<std::int64_t>());
     const NoGradGuard no_grad;
     const Tensor local = index.to(view_.device());

@@ -12,6 +12,7 @@
 #include "tapestry/autograd/ops/internal/indexed.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/kernels/ops/copy.h"
 
 namespace tapestry {
@@ -160,6 +161,7 @@ Gradients product_gradients(const Tensor& g, const Tensor& x, const Tensor& src,
   const Tensor zeros_at = zeros(x.sizes(), {DType::i64, x.device()});
   combine_at(nullptr, Combine::sum, zeros_at, s, is_zero.to(DType::i64));
   const Tensor zeros_of_group = at(zeros_at);
+  if (grad_enabled() && !x.device().is_meta()) tapestry::detail::check_host_reads("scatter_reduce", x);
   check<AutogradError>(
       !grad_enabled() || x.device().is_meta() ||
           !any(logical_and(is_zero, gt(zeros_of_group, 1))).item<bool>(),

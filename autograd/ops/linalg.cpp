@@ -9,6 +9,7 @@
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/rearrange.h"
 #include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/kernels/ops/linalg.h"
 
 namespace tapestry::linalg {
@@ -28,7 +29,7 @@ Tensor per_matrix(const Tensor& x) { return unsqueeze(unsqueeze(x, -1), -1); }
 
 // a^-1 b, or a^-1 if b is undefined. The batches of a and b are equal.
 Tensor solved(const Op& op, const Tensor& a, const Tensor& b) {
-  const Tensor left = on_cpu(a), right = b.defined() ? on_cpu(b) : Tensor();
+  const Tensor left = on_cpu(op.name, a), right = b.defined() ? on_cpu(op.name, b) : Tensor();
   const Tensor x = cpu_result(left, b.defined() ? b.sizes() : a.sizes());
   const MatrixInfo errors(left, leading(a));
   kernels::linalg_solve(left.device(), left.dtype(),
@@ -50,7 +51,7 @@ struct Determinants {
   Tensor det, sign, logabs;
 };
 Determinants determinants(const Tensor& a) {
-  const Tensor in = on_cpu(a);
+  const Tensor in = on_cpu(kDet.name, a);
   const Shape batch = leading(a);
   const Determinants d{cpu_result(in, batch), cpu_result(in, batch), cpu_result(in, batch)};
   kernels::linalg_det(
@@ -95,11 +96,11 @@ std::pair<Tensor, Tensor> expanded(const Op& op, const Tensor& a, const Tensor& 
 
 // a x = b where only a triangle of a is read. The batches are equal.
 Tensor solve_triangular_left(const Tensor& a, const Tensor& b, bool upper, bool unit) {
-  const Tensor left = on_cpu(a);
+  const Tensor left = on_cpu("linalg.solve_triangular", a);
   Tensor x;
   {
     const NoGradGuard no_grad;
-    x = tapestry::clone(on_cpu(b));
+    x = tapestry::clone(on_cpu("linalg.solve_triangular", b));
   }
   kernels::linalg_solve_triangular(left.device(), left.dtype(),
                                    {.batch = leading(a).numel(),
@@ -130,6 +131,7 @@ Tensor det(const Tensor& a) {
   if (recording(a))
     record(kDet, y, {&a}, [a = save(a), y = save_output(y)](Backward& back) {
       const Tensor x = back.saved(a), d = back.saved(y), g = back.grad();
+      if (!x.device().is_meta()) tapestry::detail::check_host_reads(kDet.name, d);
       if (!x.device().is_meta() && any(eq(d, 0)).item<bool>()) back.set(0, per_matrix(g) * cofactors(x));
       else back.set(0, per_matrix(g * d) * mT(inv(x)));
     });
@@ -181,7 +183,7 @@ Tensor cholesky(const Tensor& a, bool upper) {
   if (const autograd::Autocast cast(kCholesky, a); cast) return cholesky(cast(a), upper);
   check_square(kCholesky, a);
   if (upper) return mT(cholesky(mT(a)));
-  const Tensor in = on_cpu(a), l = cpu_result(in, a.sizes());
+  const Tensor in = on_cpu(kCholesky.name, a), l = cpu_result(in, a.sizes());
   const MatrixInfo errors(in, leading(a));
   kernels::linalg_cholesky(
       in.device(), in.dtype(),

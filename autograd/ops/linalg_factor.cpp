@@ -46,7 +46,7 @@ Tensor wide_qr_gradient(const Tensor& q, const Tensor& r, const Tensor& gq, cons
 
 // The factors of SvdResult, not recorded. Without `vectors`, U and Vh are undefined.
 SvdResult factors(const Op& op, const Tensor& a, bool full, bool vectors) {
-  const Tensor in = on_cpu(a);
+  const Tensor in = on_cpu(op.name, a);
   const Shape batch = leading(a);
   const std::int64_t m = a.size(-2), n = a.size(-1), rank = std::min(m, n);
   SvdResult r;
@@ -106,7 +106,7 @@ Tensor svd_gradient(const Tensor& u, const Tensor& s, const Tensor& vh, const Te
 
 // Ascending eigenvalues and, if `vectors`, eigenvectors of the lower triangles. Not recorded.
 std::pair<Tensor, Tensor> eigen(const Op& op, const Tensor& a, bool vectors) {
-  const Tensor in = on_cpu(a), w = cpu_result(in, leading(a, 1));
+  const Tensor in = on_cpu(op.name, a), w = cpu_result(in, leading(a, 1));
   const Tensor v = vectors ? cpu_result(in, a.sizes()) : Tensor();
   const MatrixInfo errors(in, leading(a));
   kernels::linalg_eigh(
@@ -134,7 +134,7 @@ std::pair<Tensor, Tensor> qr(const Tensor& a, QrMode mode) {
   check_matrices(kQr, a);
   const Shape batch = leading(a);
   const std::int64_t m = a.size(-2), n = a.size(-1), k = mode == QrMode::complete ? m : std::min(m, n);
-  const Tensor in = on_cpu(a), r_in = cpu_result(in, joined(batch, {k, n}));
+  const Tensor in = on_cpu(kQr.name, a), r_in = cpu_result(in, joined(batch, {k, n}));
   const Tensor q_in = mode == QrMode::r ? Tensor() : cpu_result(in, joined(batch, {m, k}));
   kernels::linalg_qr(in.device(), in.dtype(),
                      {.batch = batch.numel(), .m = m, .n = n, .k = k, .a = in, .q = q_in, .r = r_in});

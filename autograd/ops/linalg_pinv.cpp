@@ -9,6 +9,7 @@
 #include "tapestry/autograd/ops/linalg.h"
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/core/internal/capture_state.h"
 
 namespace tapestry::linalg {
 namespace {
@@ -86,7 +87,7 @@ LstsqResult lstsq(const Tensor& a, const Tensor& b, std::optional<double> rcond)
   result.solution = matmul(record_pinv(kLstsq, a, i.inverse), right);
   result.singular_values = i.singular_values;
   result.rank = sum(i.kept, -1);
-  i.kept.check_has_elements(kLstsq.name);
+  tapestry::detail::check_host_reads(kLstsq.name, i.kept);
   const bool overdetermined = a.size(-2) > a.size(-1) && all(i.kept).item<bool>();
   result.residuals = overdetermined ? sum(square(matmul(a, result.solution) - right), -2)
                                     : empty({0}, {a.dtype(), a.device()});

@@ -4,6 +4,7 @@
 
 #include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/internal/graph_task.h"
+#include "tapestry/autograd/internal/left_out.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/index.h"
@@ -27,6 +28,7 @@ using autograd::save_if;
 using autograd::SavedTensor;
 
 const autograd::Op kLinearCrossEntropy("linear_cross_entropy", autograd::Grad::twice, kFloats);
+const autograd::TakesOne takes_one(kLinearCrossEntropy);
 
 // With so many logits at a time, the products run at full speed, and the logits take 16 MiB in f32.
 constexpr std::int64_t kLogits = std::int64_t{1} << 22;
@@ -210,9 +212,9 @@ Tensor computed(const Tensor& x, const Tensor& weight, const Tensor& target,
             return;
           }
           // The gradient of the weight may be the largest tensor of a model. It is passed on as it is if the
-          // incoming gradient is 1, as that of loss.backward(); reading that would make a GPU wait. Otherwise
-          // it is multiplied, in place if the pass frees it anyway.
-          const bool is_one = g.device().is_cpu() && g.item() == 1;
+          // incoming gradient is known to be 1; reading it would make a GPU wait. Otherwise it is multiplied,
+          // in place if the pass frees it anyway.
+          const bool is_one = autograd::gradient_is_one() || (g.device().is_cpu() && g.item() == 1);
           const bool freed = !autograd::GraphTask::current()->retains_graph();
           const auto scaled = [&](const SavedTensor& of_one) {
             const Tensor d = b.saved(of_one);
@@ -265,8 +267,9 @@ Tensor linear_cross_entropy(const Tensor& x, const PackedTensor& weight, const T
             if (b.needs(1)) b.set(1, sum(gradient, 0));
             return;
           }
-          if (b.needs(0)) b.set(0, (b.saved(dx) * g).reshape(from.sizes()));
-          if (b.needs(1)) b.set(1, b.saved(dbias) * g);
+          const auto scaled = [&](const Tensor& d) { return autograd::gradient_is_one() ? d : d * g; };
+          if (b.needs(0)) b.set(0, scaled(b.saved(dx)).reshape(from.sizes()));
+          if (b.needs(1)) b.set(1, scaled(b.saved(dbias)));
         });
   return s.loss;
 }

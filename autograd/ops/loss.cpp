@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "tapestry/autograd/internal/autocast.h"
+#include "tapestry/autograd/internal/left_out.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/fused.h"
@@ -56,6 +57,8 @@ using autograd::SavedTensor;
 const Op kNllLoss("nll_loss", Grad::twice, kFloats);
 const Op kCrossEntropy("cross_entropy", Grad::twice, kFloats);
 const Op kCrossEntropyInPlace("cross_entropy_", Grad::differentiable, kFloats);
+const autograd::TakesOne take_one[] = {autograd::TakesOne(kNllLoss), autograd::TakesOne(kCrossEntropy),
+                                       autograd::TakesOne(kCrossEntropyInPlace)};
 const Op kMseLoss("mse_loss", Grad::twice, kFloats);
 
 // The checked arguments of a loss over classes, in the form that the kernels take.
@@ -146,17 +149,21 @@ LossResult run(const Op& op, const decltype(kernels::cross_entropy)& forward, Pr
   const TensorOptions options(computed, device);
   p.args = Prepared::with(p.args, p.x, p.target, p.weight, p.stats);
   const Tensor losses = empty(p.rows, options), weights = empty(p.rows, options);
+  LossResult r;
+  if (reduction == Reduction::mean) r = {empty({}, options), empty({}, options)};
   autograd::BadIndex bad(device);
-  forward(device, dtype, {.rows = p.args, .losses = losses, .weights = weights, .first_bad = bad.cell()});
+  forward(device, dtype,
+          {.rows = p.args,
+           .losses = losses,
+           .weights = weights,
+           .first_bad = bad.cell(),
+           .mean = r.result,
+           .total = r.divisor});
   if (p.args.target) bad.check(op.name, "target", p.target, p.args.classes);
 
   const NoGradGuard no_grad;
-  if (reduction == Reduction::none) return {losses.to(dtype), {}};
-  if (reduction == Reduction::sum) return {sum(losses).to(dtype), {}};
-  LossResult r{empty({}, options), empty({}, options)};
-  kernels::weighted_mean(
-      device, computed,
-      {.n = losses.numel(), .losses = losses, .weights = weights, .mean = r.result, .total = r.divisor});
+  if (reduction == Reduction::none) r.result = losses;
+  if (reduction == Reduction::sum) r.result = sum(losses);
   r.result = r.result.to(dtype);
   return r;
 }
@@ -166,8 +173,8 @@ LossResult run(const Op& op, const decltype(kernels::cross_entropy)& forward, Pr
 struct IncomingGrad {
   Tensor grad, divisor;
   kernels::LossGrad args;
-  IncomingGrad(const Tensor& g, Tensor by, Reduction reduction)
-      : grad(g.to(accumulation_dtype(g.dtype())).contiguous()), divisor(std::move(by)) {
+  IncomingGrad(const Tensor& g, Tensor by, Reduction reduction) : divisor(std::move(by)) {
+    if (!autograd::gradient_is_one()) grad = g.to(accumulation_dtype(g.dtype())).contiguous();
     args = {.grad = grad, .each_row = reduction == Reduction::none, .divisor = divisor};
   }
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tapestry/autograd/internal/autocast.h"
+#include "tapestry/autograd/internal/graph_task.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/internal/matmul.h"
 #include "tapestry/autograd/ops/reduce.h"
@@ -95,7 +96,18 @@ void autograd::product_into(const Tensor& y, const Tensor& a, const Tensor& b, c
   g.bias = end.bias;
   g.epilogue = end.epilogue;
   g.aux = end.aux;
+  g.row_sums = end.row_sums;
+  g.accumulate = end.accumulate;
   kernels::gemm(y.device(), y.dtype(), g);
+}
+
+void autograd::set_product(Backward& back, std::uint32_t input, const Tensor& a, const Tensor& b,
+                           const Tensor& row_sums) {
+  if (const Tensor sum = GraphTask::current()->sum_to_extend(input, {&a, &b}); sum.defined())
+    return product_into(sum, a, b, {.accumulate = true, .row_sums = row_sums});
+  const Tensor y = empty({a.sizes()[0], b.sizes()[1]}, {a.dtype(), a.device()});
+  product_into(y, a, b, {.row_sums = row_sums});
+  back.set(input, y);
 }
 
 Tensor autograd::column_sums(const Tensor& g) {
@@ -246,6 +258,8 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
             Tensor grad;
             // If b is one matrix, its gradient is a sum over the batch. One product of the stacked rows
             // computes it.
+            if (b_sizes.size() == 2 && g.numel() > 0 && left.numel() > 0)
+              return autograd::set_product(back, 1, transposed(as_rows(left)), as_rows(g));
             if (one_matrix(sizes) && g.numel() > 0 && left.numel() > 0) {
               grad = empty(sizes, {g.dtype(), g.device()});
               product_into(grad, transposed(as_rows(left)), as_rows(g));
@@ -288,15 +302,13 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
                          Shape sizes = grad.sizes();
                          sizes.back() = in;
                          const Tensor dx = empty(sizes, options);
-                         product_into(dx, g, b.saved(weight));
+                         const Tensor w = b.saved(weight);
+                         product_into(dx, g, w, autograd::end_of_input_gradient(b, 0, 1, g, w, [&] {
+                                        return b.saved(x);
+                                      }));
                          b.set(0, dx);
                        }
-                       if (b.needs(1)) {
-                         const Tensor dw = empty({out, in}, options);
-                         product_into(dw, transposed(g), as_rows(b.saved(x)));
-                         b.set(1, dw);
-                       }
-                       if (b.needs(2)) b.set(2, autograd::column_sums(g));
+                       autograd::set_weight_and_bias(b, 1, 2, g, [&] { return b.saved(x); });
                      });
   return y;
 }

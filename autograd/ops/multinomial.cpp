@@ -7,6 +7,7 @@
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/core/generator.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/kernels/ops/multinomial.h"
 #include "tapestry/kernels/ops/scan.h"
 #include "tapestry/kernels/ops/sort.h"
@@ -42,6 +43,7 @@ Tensor multinomial(const Tensor& probs, std::int64_t num_samples, bool replaceme
   const DType dtype = autograd::accumulation_dtype(probs.dtype());
   const Tensor p = autograd::converted(probs.contiguous(), dtype).view({rows, n}), largest = amax(p, 1);
   if (!device.is_meta()) {
+    tapestry::detail::check_host_reads("multinomial", p);
     const double lowest = amin(p).item(), highest = amax(largest).item(), least = amin(largest).item();
     check(lowest >= 0 && std::isfinite(highest), "[multinomial] probs range from ", lowest, " to ", highest,
           "; all must be finite and at least 0");

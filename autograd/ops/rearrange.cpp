@@ -13,6 +13,7 @@
 #include "tapestry/autograd/ops/pad.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/kernels/ops/copy.h"
 
 namespace tapestry {
@@ -274,7 +275,7 @@ Tensor repeat_interleave(const Tensor& x, const Tensor& repeats, std::optional<s
   const std::int64_t length = x.sizes()[d];
   check(repeats.numel() == length || repeats.numel() == 1, "[repeat_interleave] ", repeats.numel(),
         " repeats for dimension ", d, " of shape ", x.sizes(), "; give ", length, ", or one for all");
-  repeats.check_has_elements("repeat_interleave");
+  tapestry::detail::check_host_reads("repeat_interleave", repeats);
   const Tensor counts = repeats.to(kCPU, DType::i64).contiguous();
   const std::int64_t* const count = counts.data<std::int64_t>();
   std::vector<std::int64_t> index;

@@ -7,6 +7,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/internal/matmul.h"
 #include "tapestry/autograd/tape.h"
 #include "tapestry/kernels/ops/matmul_packed.h"
 #include "tapestry/kernels/ops/recurrent.h"
@@ -112,11 +113,6 @@ void product(const Tensor& c, const Operand& a, const Operand& b, bool accumulat
   g.bias = bias;
   g.accumulate = accumulate;
   kernels::gemm(c.device(), c.dtype(), g);
-}
-Tensor product_of(const Operand& a, const Operand& b) {
-  const Tensor c = empty({a.rows(), b.cols()}, {a.matrix.dtype(), a.matrix.device()});
-  product(c, a, b);
-  return c;
 }
 
 // The second factor of the products of all steps. Where the device has kernels for it, it is packed once.
@@ -276,8 +272,9 @@ void backward(Backward& b, RecurrentCell cell, const Steps& steps, const Tensor&
   }
   if (b.needs(kH0)) b.set(kH0, dh);
   if (b.needs(kC0)) b.set(kC0, dc);
-  if (b.needs(kIh)) b.set(kIh, product_of(transposed(dgates), {rows_of(x, 0, steps.rows, inputs)}));
-  if (b.needs(kHh)) b.set(kHh, product_of(transposed(dhidden), {saved.h_before}));
+  if (b.needs(kIh))
+    autograd::set_product(b, kIh, autograd::transposed(dgates), rows_of(x, 0, steps.rows, inputs));
+  if (b.needs(kHh)) autograd::set_product(b, kHh, autograd::transposed(dhidden), saved.h_before);
   if (b.needs(kBiasIh)) b.set(kBiasIh, column_sum(dgates));
   if (b.needs(kBiasHh)) b.set(kBiasHh, column_sum(dhidden));
 }

@@ -9,6 +9,7 @@
 #include "tapestry/autograd/ops/rearrange.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/tape.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/kernels/ops/scan.h"
 
 namespace tapestry {
@@ -79,6 +80,7 @@ Tensor reverse_cumsum(const Tensor& x, int dim) {
 Tensor cumprod_gradient(const Tensor& g, const Tensor& x, int dim) {
   if (x.dim() == 0) return g;
   if (x.numel() == 0) return zeros_like(x);
+  if (!x.device().is_meta()) tapestry::detail::check_host_reads("cumprod", x);
   if (x.device().is_meta() || !any(eq(x, 0)).item<bool>())
     return reverse_cumsum(g * cumprod(x, dim), dim) / x;
   std::vector<Tensor> dx;

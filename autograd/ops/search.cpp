@@ -7,6 +7,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/kernels/ops/index.h"
 #include "tapestry/kernels/ops/search.h"
 
@@ -78,6 +79,7 @@ Tensor searchsorted(const Tensor& sorted_sequence, const Tensor& values, const S
     check<DeviceError>(sorter.device() == sorted.device(), "[searchsorted] sorter is on ", sorter.device(),
                        ", the sequence on ", sorted.device(), "; move one of them with .to()");
     if (sorter.numel() > 0 && !sorter.device().is_meta()) {
+      tapestry::detail::check_host_reads("searchsorted", sorter);
       const auto lowest = amin(sorter).item<std::int64_t>(), highest = amax(sorter).item<std::int64_t>();
       check<IndexError>(lowest >= 0 && highest < sorted.size(-1), "[searchsorted] sorter has indices from ",
                         lowest, " to ", highest, "; they must be in [0, ", sorted.size(-1), ")");
@@ -105,7 +107,7 @@ Tensor bincount(const Tensor& x, const Tensor& weights, std::int64_t minlength) 
   check(minlength >= 0, "[bincount] minlength is ", minlength, "; give 0 or more");
   const NoGradGuard no_grad;
   std::int64_t bins = minlength;
-  x.check_has_elements(kBincount.name);  // the result's shape depends on them
+  tapestry::detail::check_host_reads(kBincount.name, x);  // the result's shape depends on them
   if (x.numel() > 0) {
     const auto lowest = amin(x).item<std::int64_t>(), highest = amax(x).item<std::int64_t>();
     check(lowest >= 0, "[bincount] the input has ", lowest, "; all integers must be at least 0");
@@ -149,7 +151,7 @@ Tensor histc(const Tensor& x, std::int64_t bins, double low, double high) {
   const DType dtype = autograd::accumulation_dtype(x.dtype());
   const Tensor all = x.detach().reshape(-1).to(dtype);
   if (low == high && all.numel() > 0) {
-    x.check_has_elements("histc");
+    tapestry::detail::check_host_reads("histc", x);
     low = amin(all).item();
     high = amax(all).item();
   }

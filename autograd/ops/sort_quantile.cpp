@@ -13,6 +13,7 @@
 #include "tapestry/autograd/ops/internal/upload.h"
 #include "tapestry/autograd/ops/sort.h"
 #include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/internal/capture_state.h"
 
 namespace tapestry {
 namespace {
@@ -88,7 +89,7 @@ std::vector<Tensor> quantiles(const autograd::Op& op, const Tensor& x, const std
   check(n > 0, "[", op.name, "] there are no elements to choose from in a tensor of shape ", x.sizes(),
         "; reduce dimensions that are not empty");
   const bool skips_nan = &op == &kNanquantile;
-  if (skips_nan) x.check_has_elements(op.name);
+  if (skips_nan) tapestry::detail::check_host_reads(op.name, x);
   const Tensor sorted = sort(line.dim() > 0 ? line : line.unsqueeze(0), d).first;
 
   const Tensor last = sorted.select(d, n - 1), has_nan = isnan(last);
@@ -117,7 +118,7 @@ Tensor quantiles_of(const autograd::Op& op, const Tensor& x, const Tensor& q, st
   detail::check_defined(op.name, q, "q");
   check(q.dim() <= 1 && q.numel() > 0, "[", op.name, "] q has shape ", q.sizes(),
         "; pass a number or a 1-d list");
-  q.check_has_elements(op.name);
+  tapestry::detail::check_host_reads(op.name, q);
   std::vector<double> qs = q.to_vector();
   const std::vector<Tensor> results = quantiles(op, x, qs, dim, keepdim, interpolation);
   return q.dim() == 0 ? results[0] : stack(results);

@@ -13,6 +13,7 @@
 #include "tapestry/autograd/ops/scan.h"
 #include "tapestry/autograd/ops/sort.h"
 #include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/kernels/ops/sort.h"
 
 namespace tapestry {
@@ -109,7 +110,7 @@ Unique unique_slices(const autograd::Op& op, const Tensor& x, const UniqueOption
 Unique unique(const Tensor& x, const UniqueOptions& options) {
   detail::check_defined(kUnique.name, x);
   kUnique.check_dtype(x.dtype());
-  x.check_has_elements(kUnique.name);
+  tapestry::detail::check_host_reads(kUnique.name, x);
   const NoGradGuard no_grad;
   if (options.dim) return unique_slices(kUnique, x, options, true);
   const std::int64_t n = x.numel();
@@ -143,7 +144,7 @@ Unique Tensor::unique(const UniqueOptions& options) const { return tapestry::uni
 Unique unique_consecutive(const Tensor& x, const UniqueOptions& options) {
   detail::check_defined(kUniqueConsecutive.name, x);
   kUniqueConsecutive.check_dtype(x.dtype());
-  x.check_has_elements(kUniqueConsecutive.name);
+  tapestry::detail::check_host_reads(kUniqueConsecutive.name, x);
   const NoGradGuard no_grad;
   if (options.dim) return unique_slices(kUniqueConsecutive, x, options, false);
   const std::int64_t n = x.numel();

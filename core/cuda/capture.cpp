@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tapestry/core/cuda/internal/devices.h"
+#include "tapestry/core/cuda/internal/stream_counters.h"
 #include "tapestry/core/internal/capture_state.h"
 #include "tapestry/core/internal/deferred_check.h"
 #include "tapestry/core/stream.h"
@@ -61,6 +62,8 @@ struct CapturedStep::Graph {
   explicit Graph(Device device) : stream(device), logical(devices().at(device)) {
     state->device = device;
     state->stream = stream.stream().id();
+    // In the capture they could not be cleared.
+    static_cast<void>(stream_counters(stream.stream()));
     logical.pool.hold(state->stream);
   }
   ~Graph() {
@@ -70,7 +73,7 @@ struct CapturedStep::Graph {
     } catch (const Error&) {  // the driver has failed; then nothing uses the memory any more
     }
     if (graph) runtime.destroy_graph(logical.gpu(), graph);
-    // What holds memory of the graph goes first. Deferred checks may still share the state.
+    // What holds memory of the graph goes first.
     state->kept.clear();
     state->before_replay.clear();
     cell = {};
@@ -151,10 +154,7 @@ void CapturedStep::replay() {
   }
   const Stream on = current_stream(state.device);
   devices().runtime().launch_graph(own.logical.gpu(), own.graph, on.native());
-  if (!state.checks.empty())
-    defer_check(on, [kept = own.state] {
-      for (const auto& check : kept->checks) check();
-    });
+  detail::defer_checks(on, state.checks);
 }
 
 std::int64_t CapturedStep::nodes() const {

@@ -77,11 +77,11 @@ class CapturedStep {
 ///
 /// Throws CaptureError if the step reads a value on the host (item(), cpu(), the bool of a ScaledStep), waits
 /// for the device, uses events or other streams, computes on a CPU or on another device, draws numbers of a
-/// generator other than current_generator(device), drops weights inside scaled_dot_product_attention(), calls
-/// a collective, or creates an optimizer's state; DeviceError if there is no such device or
-/// TAPESTRY_CUDA_ALLOCATOR is "system"; ValueError if `warm_up` is negative, `step` is empty, or a capture is
-/// running already. What `step` itself throws passes through. After any exception the device can be used, and
-/// random numbers are those without the capture.
+/// generator other than current_generator(device), calls a collective, or creates an optimizer's state, or
+/// uses an operation whose result's shape depends on values (nonzero(), unique(), a mask as an index);
+/// DeviceError if there is no such device or TAPESTRY_CUDA_ALLOCATOR is "system"; ValueError if `warm_up` is
+/// negative, `step` is empty, or a capture is running already. What `step` itself throws passes through.
+/// After any exception the device can be used, and random numbers are those without the capture.
 CapturedStep capture(const std::function<void()>& step, const CaptureOptions& options = {});
 
 }  // namespace tapestry::cuda

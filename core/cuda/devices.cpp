@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "tapestry/core/cuda/internal/stream_counters.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/internal/deferred_check.h"
 
@@ -106,7 +107,40 @@ void LogicalDevice::give_back(const detail::StreamRecord* stream) noexcept {
   returned_.push_back(stream);
 }
 
+std::uint32_t* LogicalDevice::counters(const detail::StreamRecord* stream) {
+  static constexpr std::uint32_t kZeros[kStreamCounters] = {};
+  const std::lock_guard lock(mutex_);
+  std::uint32_t*& own = counters_[stream];
+  if (own) return own;
+  Runtime& runtime = devices_.runtime();
+  void* const data = runtime.allocate(gpu_, sizeof kZeros);
+  check<OutOfMemoryError>(data != nullptr, "[cuda] ", device_, " has no ", sizeof kZeros,
+                          " bytes left for the counters of a stream; free some tensors");
+  try {
+    runtime.copy(gpu_, stream->native, data, kZeros, sizeof kZeros);
+  } catch (...) {
+    runtime.release(gpu_, data);
+    throw;
+  }
+  return own = static_cast<std::uint32_t*>(data);
+}
+
+std::int64_t* LogicalDevice::report_cell() {
+  if (std::int64_t* const made = report_cell_.load(std::memory_order_acquire)) [[likely]]
+    return made;
+  const std::lock_guard lock(mutex_);
+  if (std::int64_t* const made = report_cell_.load(std::memory_order_relaxed)) return made;
+  auto* const cell = static_cast<std::int64_t*>(devices_.runtime().allocate_host(gpu_, sizeof(std::int64_t)));
+  check<OutOfMemoryError>(cell != nullptr, "[cuda] the system has no page-locked memory left; free some");
+  *cell = detail::kNothingReported;
+  report_cell_.store(cell, std::memory_order_release);
+  return cell;
+}
+
 void LogicalDevice::destroy_streams() noexcept {
+  if (std::int64_t* const cell = report_cell_.load()) devices_.runtime().release_host(gpu_, cell);
+  for (const auto& [stream, counters] : counters_)
+    if (counters) devices_.runtime().release(gpu_, counters);
   for (const auto& stream : made_) devices_.runtime().destroy_stream(gpu_, stream->native);
 }
 
@@ -149,6 +183,11 @@ detail::EventRecord* Devices::take_event(int gpu, bool timing) {
 void Devices::give_back(detail::EventRecord* event) noexcept {
   const std::lock_guard lock(mutex_);
   free_.push_back(event);
+}
+
+std::uint32_t* stream_counters(const Stream& stream) {
+  const auto& record = record_of(stream.id());
+  return record.owner->counters(&record);
 }
 
 Devices& devices() {

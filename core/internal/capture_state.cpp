@@ -5,6 +5,7 @@
 #include "tapestry/core/cuda/capture.h"
 #include "tapestry/core/internal/captured_range.h"
 #include "tapestry/core/stream.h"
+#include "tapestry/core/tensor.h"
 
 namespace tapestry::detail {
 namespace {
@@ -24,6 +25,13 @@ void set_current_capture(CaptureState* state) {
 void refuse_in_capture(const char* call, const char* instead) {
   if (current_capture()) [[unlikely]]
     fail<cuda::CaptureError>("[", call, "] a step that cuda::capture() records cannot do this; ", instead);
+}
+
+void check_host_reads(const char* op, const Tensor& t) {
+  t.check_has_elements(op);
+  if (t.device().is_cuda())
+    refuse_in_capture(op,
+                      "the host reads values on which its results depend, so call it outside of the step");
 }
 
 void check_range(const char* op, const PhiloxRange& range) {

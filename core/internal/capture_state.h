@@ -8,7 +8,12 @@
 
 #include "tapestry/core/device.h"
 #include "tapestry/core/generator.h"
+#include "tapestry/core/internal/deferred_check.h"
 #include "tapestry/core/storage.h"
+
+namespace tapestry {
+class Tensor;
+}
 
 namespace tapestry::detail {
 
@@ -22,7 +27,7 @@ struct CaptureState {
   /// Called on the host before each replay, for example to write a new learning rate to device memory.
   std::vector<std::function<void()>> before_replay;
   /// Deferred checks of the step, which become due again with each replay.
-  std::vector<std::function<void()>> checks;
+  std::shared_ptr<std::vector<DeferredCheck>> checks = std::make_shared<std::vector<DeferredCheck>>();
   /// Memory that copies in the graph read or write.
   std::vector<StorageRef> kept;
 };
@@ -35,6 +40,10 @@ void set_current_capture(CaptureState* state);
 /// Throws CaptureError (core/cuda/capture.h) if the calling thread captures. `call` names what it called, and
 /// `instead` says what to do.
 void refuse_in_capture(const char* call, const char* instead);
+
+/// The host is about to read elements of `t`, on which the results of `op` depend. Throws DeviceError if `t`
+/// is on the meta device, and CaptureError if it is on a CUDA device and the calling thread captures.
+void check_host_reads(const char* op, const Tensor& t);
 
 /// Throws ValueError if a kernel would take the offset of `range` for that of a captured range although
 /// nothing is captured. Launches of kernels that call current_range() check it.

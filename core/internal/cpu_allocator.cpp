@@ -66,8 +66,8 @@ void* from_system(std::size_t bytes) {
 [[noreturn]] void out_of_memory(Device device, std::size_t bytes, const Counters& counters) {
   const MemoryStats s = counters.stats();
   fail<OutOfMemoryError>("[allocate] the system could not provide ", bytes, " bytes for ", device, ", where ",
-                         s.allocated, " bytes are allocated and ", s.reserved,
-                         " reserved", memory_limits(), "; free tensors, or use a smaller batch or model");
+                         s.allocated, " bytes are allocated and ", s.reserved, " reserved", memory_limits(),
+                         "; free tensors, or use a smaller batch or model");
 }
 
 // ---- system allocator ----

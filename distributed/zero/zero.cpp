@@ -12,6 +12,7 @@
 #include "tapestry/distributed/comm/internal/hash.h"
 #include "tapestry/distributed/comm/text.h"
 #include "tapestry/distributed/zero/internal/state.h"
+#include "tapestry/nn/internal/masters.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -77,12 +78,6 @@ void ZeroBase::State::add_items(const Groups& groups) {
           if (tensor.is_same(t)) item.label = path;
       check(is_floating(t.dtype()), "[", kOp, "] ", item.label, " is ", t.dtype(),
             "; pass floating-point parameters only");
-      check(t.dtype() != DType::f16 && t.dtype() != DType::bf16, "[", kOp, "] ", item.label, " is ",
-            t.dtype(),
-            ", and the ranks exchange states in the parameters' dtype only; train f32 parameters, or divide "
-            "f32 "
-            "shards of ",
-            t.dtype(), " parameters by fully_shard() with mixed_precision");
       check(t.is_contiguous(dense_format(t)), "[", kOp, "] ", item.label, " has strides ", t.strides(),
             " and is not dense; register it with contiguous()");
       check(t.numel() == 0 || storages.insert(t.storage().get()).second, "[", kOp, "] ", item.label,
@@ -146,8 +141,12 @@ void ZeroBase::State::settle() {
     division = reducer->settle_division();
     order = reducer->order();
   }
-  for (Item& item : items)
+  std::vector<std::int64_t> offsets;
+  for (Item& item : items) {
+    offsets.push_back(item.trained() ? range(item).begin : 0);
     if (item.trained()) item.part.set_replica(0, elements_of(item.tensor, range(item)));
+  }
+  inner->set_offsets(std::move(offsets));
   settled = true;
 }
 
@@ -341,7 +340,10 @@ void ZeroBase::State::update(double grad_scale, const Tensor& loss_scale, const 
     for (const int place : places) {
       const auto at = static_cast<std::size_t>(item_of[static_cast<std::size_t>(place)]);
       if (!updated[at]) continue;
-      items[at].part.replica(0).set_grad(gradient(items[at]));
+      const Tensor& part = items[at].part.replica(0);
+      part.set_grad(gradient(items[at]));
+      // A part counts its own versions. It must show the optimizer that someone else wrote to the parameter.
+      if (items[at].tensor.storage()->version() != items[at].version) part.storage()->bump_version();
       any = true;
     }
     if (!any) continue;
@@ -356,8 +358,17 @@ void ZeroBase::State::update(double grad_scale, const Tensor& loss_scale, const 
   const SpanScope exposed(items[static_cast<std::size_t>(item_of[0])].tensor.device(),
                           Activity::communication, "wait for parameters");
   while (!gatherings.empty()) finish_first();
-  for (std::size_t i = 0; i < items.size(); ++i)
-    if (updated[i]) items[i].tensor.storage()->bump_version();
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (!updated[i]) continue;
+    items[i].tensor.storage()->bump_version();
+    items[i].version = items[i].tensor.storage()->version();
+  }
+}
+
+std::vector<const char*> ZeroBase::State::state_names(DType parameter) const {
+  std::vector<const char*> names = inner->state_names();
+  if (optim::is_low(parameter)) names.push_back(optim::kMaster);
+  return names;
 }
 
 void ZeroBase::step_all() {

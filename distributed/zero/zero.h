@@ -50,6 +50,8 @@ class DividedOptimizer {
   virtual std::vector<optim::OptionRef> options_of(std::size_t group) const = 0;
   virtual void check_options(std::size_t group) const = 0;
   virtual std::vector<const char*> state_names() const = 0;
+  /// Says where the part of each parameter begins in the whole parameter, in elements.
+  virtual void set_offsets(std::vector<std::int64_t> offsets) = 0;
 };
 
 /// The optimizer O over this rank's parts of the parameters.
@@ -61,6 +63,19 @@ class PartsOptimizer final : public O, public DividedOptimizer {
   std::vector<optim::OptionRef> options_of(std::size_t group) const override { return O::options_of(group); }
   void check_options(std::size_t group) const override { O::check_options(group); }
   std::vector<const char*> state_names() const override { return O::state_names(); }
+  void set_offsets(std::vector<std::int64_t> offsets) override { offsets_ = std::move(offsets); }
+
+ protected:
+  // An element is rounded stochastically by its place in the whole parameter.
+  void update_tensors(std::size_t group, const nn::ReplicaDevice& replica_device,
+                      const std::vector<typename O::Update>& updates) override {
+    std::vector<typename O::Update> own = updates;
+    for (typename O::Update& u : own) u.offset = offsets_.at(static_cast<std::size_t>(u.number));
+    O::update_tensors(group, replica_device, own);
+  }
+
+ private:
+  std::vector<std::int64_t> offsets_;
 };
 
 }  // namespace detail
@@ -134,8 +149,11 @@ class ZeroBase : public optim::Optimizer, public ElementDivided {
 /// | stage 1 | 4 | 4 | 8/N | 8 + 8/N |
 /// | stage 2 | 4 | 4/N | 8/N | 4 + 12/N |
 ///
+/// f16 and bf16 parameters, and their gradients, take 2 bytes instead of 4, and with LowPrecision::master the
+/// state takes 12/N bytes, because each rank has the f32 masters of its part.
+///
 /// At most two buckets are in memory besides, in stage 2 a few during backward. Weights are equal bit for bit
-/// to those of O without ZeRO, in both stages.
+/// to those of O without ZeRO, in both stages, also if they are rounded stochastically.
 ///
 /// Stage 1 reads grad() of each parameter, which must be equal on all ranks. DistributedDataParallel makes it
 /// so, and any other average will do.

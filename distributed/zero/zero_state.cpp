@@ -6,6 +6,7 @@
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/distributed/comm/internal/hash.h"
 #include "tapestry/distributed/zero/internal/state.h"
+#include "tapestry/nn/internal/masters.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -39,8 +40,9 @@ void ZeroBase::consolidate_state_dict(int to) {
   for (const auto& [key, t] : dict) parts[key] = t;
   for (std::size_t k = 0; s.settled && k < s.division.buckets().size(); ++k) {
     const DividedBucket& b = s.division.buckets()[k];
-    for (const char* const name : s.inner->state_names()) {
-      const Tensor own = zeros({b.chunk}, {b.dtype, b.device});
+    const TensorOptions options{optim::state_dtype(b.dtype), b.device};
+    for (const char* const name : s.state_names(b.dtype)) {
+      const Tensor own = zeros({b.chunk}, options);
       bool any = false;
       for (const int place : b.parameters) {
         const auto i = static_cast<std::size_t>(s.item_of[static_cast<std::size_t>(place)]);
@@ -53,7 +55,7 @@ void ZeroBase::consolidate_state_dict(int to) {
               .copy_(part->second);
       }
       if (!any) continue;
-      const Tensor all = rank == to ? empty({b.chunk * ranks}, {b.dtype, b.device}) : Tensor();
+      const Tensor all = rank == to ? empty({b.chunk * ranks}, options) : Tensor();
       s.group->gather(all, own, to, concat({name, " of bucket ", k})).wait();
       for (const int place : b.parameters) {
         const auto i = static_cast<std::size_t>(s.item_of[static_cast<std::size_t>(place)]);
@@ -126,7 +128,7 @@ nn::StateDict ZeroBase::take_parts(const StateDict& dict) const {
     const Tensor& t = s.items[i].tensor;
     const ElementRange range = s.items[i].trained() ? s.range(s.items[i]) : ElementRange{};
     const MemoryFormat format = t.is_contiguous() ? MemoryFormat::contiguous : MemoryFormat::channels_last;
-    for (const char* const name : s.inner->state_names()) {
+    for (const char* const name : s.state_names(t.dtype())) {
       const std::string key = state_key(i, name);
       const Tensor* const whole = index.find(key);
       if (!whole || !whole->defined()) continue;

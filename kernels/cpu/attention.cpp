@@ -176,8 +176,8 @@ float exponentials(Query& query, float* s, std::int64_t n) {
     const float largest = std::max(query.largest, row_max(s, n));
     // A query that has seen no key yet subtracts 0, because -inf - (-inf) is NaN.
     const float shift = largest == -kInfinity ? 0.0f : largest;
-    factor = fast_exp(query.largest - shift);
-    for (std::int64_t j = 0; j < n; ++j) s[j] = fast_exp(s[j] - shift);
+    factor = exp_of_negative(query.largest - shift);
+    for (std::int64_t j = 0; j < n; ++j) s[j] = exp_of_negative(s[j] - shift);
     query.sum = query.sum * factor + sum_of(s, n);
     query.largest = largest;
   });

@@ -22,34 +22,43 @@ struct ExpConstants {
   static constexpr T ln2_low = f32 ? T(0x1.7f7d1cf79abcap-20) : T(0x1.ef35793c7673p-45);
 };
 
-/// Returns factor 2^n e^r for r in [-ln2/2, ln2/2], where t = n + shift. e^r is a Taylor polynomial. The
-/// result is multiplied by 2^n as two factors, so that neither factor overflows or underflows.
+/// e^r for r in [-ln2/2, ln2/2]: in f64 the Taylor polynomial, in f32 the polynomial of degree 6 with the
+/// smallest relative error (2e-9, by Remez's algorithm).
+inline double exp_polynomial(double r) {
+  double p = 1.0 / 6227020800.0;
+  p = p * r + 1.0 / 479001600;
+  p = p * r + 1.0 / 39916800;
+  p = p * r + 1.0 / 3628800;
+  p = p * r + 1.0 / 362880;
+  p = p * r + 1.0 / 40320;
+  p = p * r + 1.0 / 5040;
+  p = p * r + 1.0 / 720;
+  p = p * r + 1.0 / 120;
+  p = p * r + 1.0 / 24;
+  p = p * r + 1.0 / 6;
+  p = p * r + 0.5;
+  p = p * r + 1;
+  return p * r + 1;
+}
+inline float exp_polynomial(float r) {
+  float p = 0.00138368490113f;
+  p = p * r + 0.00837482433512f;
+  p = p * r + 0.0416682258985f;
+  p = p * r + 0.16666420068f;
+  p = p * r + 0.499999920769f;
+  p = p * r + 1;
+  return p * r + 1;
+}
+
+/// Returns factor 2^n e^r for r in [-ln2/2, ln2/2], where t = n + shift. The result is multiplied by 2^n as
+/// two factors, so that neither factor overflows or underflows.
 template <class T>
 inline T scaled_exp(T r, T n, T t, T factor = 1) {
   using Constants = ExpConstants<T>;
   using Int = typename Constants::Int;
   constexpr int mantissa = Constants::mantissa, bias = Constants::bias;
   constexpr T shift = Constants::shift;
-  T p;
-  if constexpr (Constants::f32) {
-    p = T(1.0 / 5040);
-    p = p * r + T(1.0 / 720);
-  } else {
-    p = T(1.0 / 6227020800.0);
-    p = p * r + T(1.0 / 479001600);
-    p = p * r + T(1.0 / 39916800);
-    p = p * r + T(1.0 / 3628800);
-    p = p * r + T(1.0 / 362880);
-    p = p * r + T(1.0 / 40320);
-    p = p * r + T(1.0 / 5040);
-    p = p * r + T(1.0 / 720);
-  }
-  p = p * r + T(1.0 / 120);
-  p = p * r + T(1.0 / 24);
-  p = p * r + T(1.0 / 6);
-  p = p * r + T(0.5);
-  p = p * r + T(1);
-  p = p * r + T(1);
+  const T p = exp_polynomial(r);
   const T h = n * T(0.5) + shift;
   const Int zero = std::bit_cast<Int>(shift);
   const Int all = std::bit_cast<Int>(t) - zero, half = std::bit_cast<Int>(h) - zero;
@@ -73,6 +82,22 @@ inline T fast_exp(T x, T factor = 1) {
   const T n = t - Constants::shift;
   return scaled_exp((x - n * Constants::ln2_high) - n * Constants::ln2_low, n, t, factor);
 }
+
+/// 2^64 e^x for x <= 40, with the error of fast_exp(). 2^(n + 64) is a normal number even if e^x is not, so
+/// that one factor is enough.
+inline float scaled_exp_of_negative(float x) {
+  using Constants = ExpConstants<float>;
+  x = x < -104 ? -104 : x;
+  const float t = x * Constants::log2e + Constants::shift;
+  const float n = t - Constants::shift;
+  const float r = (x - n * Constants::ln2_high) - n * Constants::ln2_low;
+  const std::int32_t exponent =
+      std::bit_cast<std::int32_t>(t) - std::bit_cast<std::int32_t>(Constants::shift) + Constants::bias + 64;
+  return exp_polynomial(r) * std::bit_cast<float>(static_cast<std::uint32_t>(exponent) << 23);
+}
+/// e^x for x <= 40: the same bits as fast_exp() in three quarters of its time.
+inline float exp_of_negative(float x) { return scaled_exp_of_negative(x) * 0x1p-64f; }
+inline double exp_of_negative(double x) { return fast_exp(x); }
 
 /// 2^x. Writes x = n + r with r in [-1/2, 1/2].
 template <class T>

@@ -7,13 +7,13 @@
 
 namespace tapestry::kernels::cpu {
 
-/// Collects positions from all threads. Its destructor lowers `*cell` to the smallest position, unless `cell`
-/// is null.
+/// Collects positions from all threads. Its destructor reports the smallest.
 class FirstBad {
  public:
-  explicit FirstBad(std::int64_t* cell) : cell_(cell) {}
+  explicit FirstBad(const BadIndexCell& to) : to_(to) {}
   ~FirstBad() {
-    if (cell_) *cell_ = std::min(*cell_, first_.load());
+    const std::int64_t first = first_.load();
+    if (to_.cell && first != kNoBadIndex) *to_.cell = std::min(*to_.cell, to_.value(first));
   }
   FirstBad(const FirstBad&) = delete;
   FirstBad& operator=(const FirstBad&) = delete;
@@ -26,7 +26,7 @@ class FirstBad {
   }
 
  private:
-  std::int64_t* const cell_;
+  const BadIndexCell to_;
   std::atomic<std::int64_t> first_{kNoBadIndex};
 };
 

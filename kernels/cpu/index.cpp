@@ -35,10 +35,11 @@ void index_add_kernel(const LaunchContext&, const IndexAddArgs& r) {
   const T* const in = r.dy.as<T>();
   Sum* const out = r.dx.as<Sum>();
   const std::int64_t* const index = r.index.as<std::int64_t>();
+  FirstBad bad(r.first_bad);
   const auto add = [&](std::int64_t outer, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = 0; i < r.count; ++i) {
       if (index[i] < 0 || index[i] >= r.rows) {
-        if (r.first_bad && outer == 0 && begin == 0) *r.first_bad = std::min(*r.first_bad, i);
+        if (outer == 0 && begin == 0) bad.report(i);
         continue;
       }
       Sum* const to = out + (outer * r.rows + index[i]) * r.inner;

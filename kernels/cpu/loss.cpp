@@ -23,7 +23,7 @@ Target kind_of(const ClassRowsArgs& a, std::int64_t target) {
 
 template <class C>
 C row_grad(const LossGrad& g, std::int64_t row) {
-  const C grad = static_cast<const C*>(g.grad.address())[g.each_row ? row : 0];
+  const C grad = g.grad ? static_cast<const C*>(g.grad.address())[g.each_row ? row : 0] : C(1);
   return g.divisor ? grad / *static_cast<const C*>(g.divisor.address()) : grad;
 }
 
@@ -40,7 +40,8 @@ void cross_entropy_kernel(const LaunchContext&, const ClassLossArgs& args) {
   C* const used = args.weights.as<C>();
   const auto shifted = [&](std::int64_t row, const C* x) {
     const C max = row_max(x, n);
-    const C log_sum = std::log(row_sum<C>(n, [x, max](std::int64_t i) { return fast_exp(x[i] - max); }));
+    const C log_sum =
+        std::log(row_sum<C>(n, [x, max](std::int64_t i) { return exp_of_negative(x[i] - max); }));
     stats[2 * row] = max;
     stats[2 * row + 1] = log_sum;
     return [x, max, log_sum](std::int64_t c) { return log_sum - (x[c] - max); };  // -log(p_c)
@@ -86,7 +87,7 @@ void cross_entropy_backward_kernel(const LaunchContext&, const ClassLossBackward
       a.weight ? row_sum<C>(n, [&](std::int64_t c) { return weight_of<C>(a, c); }) : static_cast<C>(n);
   const auto probability = [&](std::int64_t row, const C* x) {
     return [x, max = stats[2 * row], log_sum = stats[2 * row + 1]](std::int64_t c) {
-      return fast_exp((x[c] - max) - log_sum);
+      return exp_of_negative((x[c] - max) - log_sum);
     };
   };
   if (!a.target) {
@@ -203,9 +204,15 @@ double blocked_sum(std::int64_t n, const Get& get) {
   return total;
 }
 
-template <class C>
-void weighted_mean_kernel(const LaunchContext&, const WeightedMeanArgs& a) {
-  const auto sum = [n = a.n](const C* x) { return blocked_sum<C>(n, [x](std::int64_t i) { return x[i]; }); };
+/// Runs a kernel of losses, then computes their mean if the caller wants it.
+template <class T, void (*losses_of)(const LaunchContext&, const ClassLossArgs&)>
+void with_mean(const LaunchContext& context, const ClassLossArgs& a) {
+  losses_of(context, a);
+  if (!a.mean) return;
+  using C = Compute<T>;
+  const auto sum = [n = a.rows.outer * a.rows.inner](const C* x) {
+    return blocked_sum<C>(n, [x](std::int64_t i) { return x[i]; });
+  };
   const double weight = sum(a.weights.as<C>());
   *a.total.as<C>() = static_cast<C>(weight);
   *a.mean.as<C>() = static_cast<C>(sum(a.losses.as<C>()) / weight);
@@ -227,18 +234,14 @@ const bool rows = for_rows_of(ErrorRows(), []<class Row>() { register_pointwise<
                       register_pointwise<Row, Row::kDTypes, UnitLogMath>();
                     else register_pointwise<Row>();
                   });
-const bool filled =
-    for_types<float, double, Half, BFloat16>([]<class T> {
-      cross_entropy.set(DeviceType::cpu, dtype_of<T>, &cross_entropy_kernel<T>);
-      cross_entropy_backward.set(DeviceType::cpu, dtype_of<T>, &cross_entropy_backward_kernel<T>);
-      cross_entropy_target_backward.set(DeviceType::cpu, dtype_of<T>,
-                                        &cross_entropy_target_backward_kernel<T>);
-      nll_loss.set(DeviceType::cpu, dtype_of<T>, &nll_loss_kernel<T>);
-      nll_loss_backward.set(DeviceType::cpu, dtype_of<T>, &nll_loss_backward_kernel<T>);
-      sum_squared_error.set(DeviceType::cpu, dtype_of<T>, &sum_squared_error_kernel<T>);
-    }) &&
-    for_types<float, double>(
-        []<class T> { weighted_mean.set(DeviceType::cpu, dtype_of<T>, &weighted_mean_kernel<T>); });
+const bool filled = for_types<float, double, Half, BFloat16>([]<class T> {
+  cross_entropy.set(DeviceType::cpu, dtype_of<T>, &with_mean<T, &cross_entropy_kernel<T>>);
+  cross_entropy_backward.set(DeviceType::cpu, dtype_of<T>, &cross_entropy_backward_kernel<T>);
+  cross_entropy_target_backward.set(DeviceType::cpu, dtype_of<T>, &cross_entropy_target_backward_kernel<T>);
+  nll_loss.set(DeviceType::cpu, dtype_of<T>, &with_mean<T, &nll_loss_kernel<T>>);
+  nll_loss_backward.set(DeviceType::cpu, dtype_of<T>, &nll_loss_backward_kernel<T>);
+  sum_squared_error.set(DeviceType::cpu, dtype_of<T>, &sum_squared_error_kernel<T>);
+});
 
 }  // namespace
 }  // namespace tapestry::kernels::cpu

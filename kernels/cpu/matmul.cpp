@@ -257,11 +257,44 @@ void product_half(const LaunchContext& context, GemmArgs g) {
   finish_half<T>(context, given, c);
 }
 
+// out[j] = sum over i of in[i * row + j * column].
+template <class T>
+void sum_columns(std::int64_t rows, std::int64_t cols, const T* in, std::int64_t row, std::int64_t column,
+                 T* out) {
+  using C = Compute<T>;
+  constexpr std::int64_t kBlock = 64;
+  // Each thread sums its own columns from the first row to the last, in blocks of rows. A single f32 sum of
+  // thousands of rows would lose digits.
+  constexpr std::int64_t kRows = 128;
+  parallel_for(cols, std::max(kBlock, grain_of(rows)), [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t j0 = begin; j0 < end; j0 += kBlock) {
+      const std::int64_t n = std::min(kBlock, end - j0);
+      C total[kBlock] = {};
+      for (std::int64_t i0 = 0; i0 < rows; i0 += kRows) {
+        C part[kBlock] = {};
+        for (std::int64_t i = i0; i < std::min(rows, i0 + kRows); ++i)
+          if (column == 1)
+            for (std::int64_t j = 0; j < n; ++j) part[j] += load(in[i * row + j0 + j]);
+          else
+            for (std::int64_t j = 0; j < n; ++j) part[j] += load(in[i * row + (j0 + j) * column]);
+        for (std::int64_t j = 0; j < n; ++j) total[j] += part[j];
+      }
+      for (std::int64_t j = 0; j < n; ++j) out[j0 + j] = T(total[j]);
+    }
+  });
+}
+
+template <class T>
+void column_sum_kernel(const LaunchContext&, const ColumnSumArgs& a) {
+  sum_columns(a.rows, a.cols, a.x.as<T>(), a.cols, 1, a.y.as<T>());
+}
+
 template <class T>
 void gemm_kernel(const LaunchContext& context, const GemmArgs& g) {
   std::int64_t batch = 1;
   for (int d = 0; d < g.batch_ndim; ++d) batch *= g.batch_sizes[d];
   if (batch == 0 || g.m == 0 || g.n == 0) return;
+  if (g.row_sums) sum_columns(g.k, g.m, g.a.as<T>(), g.a_strides.col, g.a_strides.row, g.row_sums.as<T>());
 
   const auto one = [&](std::int64_t index) {
     GemmArgs one = g;
@@ -290,31 +323,6 @@ void gemm_kernel(const LaunchContext& context, const GemmArgs& g) {
                  [&](std::int64_t begin, std::int64_t end) {
                    for (std::int64_t i = begin; i < end; ++i) one(i);
                  });
-}
-
-template <class T>
-void column_sum_kernel(const LaunchContext&, const ColumnSumArgs& a) {
-  using C = Compute<T>;
-  const std::int64_t rows = a.rows, cols = a.cols;
-  const T* const in = a.x.as<T>();
-  T* const out = a.y.as<T>();
-  constexpr std::int64_t kBlock = 64;
-  // Each thread sums its own columns from the first row to the last, in blocks of rows. A single f32 sum of
-  // thousands of rows would lose digits.
-  constexpr std::int64_t kRows = 128;
-  parallel_for(cols, std::max(kBlock, grain_of(rows)), [=](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t j0 = begin; j0 < end; j0 += kBlock) {
-      const std::int64_t n = std::min(kBlock, end - j0);
-      C total[kBlock] = {};
-      for (std::int64_t i0 = 0; i0 < rows; i0 += kRows) {
-        C part[kBlock] = {};
-        for (std::int64_t i = i0; i < std::min(rows, i0 + kRows); ++i)
-          for (std::int64_t j = 0; j < n; ++j) part[j] += load(in[i * cols + j0 + j]);
-        for (std::int64_t j = 0; j < n; ++j) total[j] += part[j];
-      }
-      for (std::int64_t j = 0; j < n; ++j) out[j0 + j] = T(total[j]);
-    }
-  });
 }
 
 [[maybe_unused]] const bool filled = for_types<float, double, Half, BFloat16>([]<class T> {

@@ -18,6 +18,7 @@
 #endif
 
 #include "tapestry/kernels/cpu/compute.h"
+#include "tapestry/kernels/cpu/isa.h"
 #include "tapestry/kernels/ops/packed_linear.h"
 
 namespace tapestry::kernels::cpu {
@@ -527,20 +528,9 @@ void interleave_kernel(const LaunchContext&, const InterleaveArgs& a) {
 }  // namespace
 
 Int8Kernel best_int8_kernel() {
-#if defined(__x86_64__)
-  static const Int8Kernel best = [] {
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
-      return Int8Kernel::vnni;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
-      return Int8Kernel::avx2;
-    return Int8Kernel::portable;
-  }();
-  return best;
-#else
-  return Int8Kernel::portable;
-#endif
+  return isa() >= Isa::avx512_vnni ? Int8Kernel::vnni
+         : isa() >= Isa::avx2      ? Int8Kernel::avx2
+                                   : Int8Kernel::portable;
 }
 
 void set_int8_kernel(std::optional<Int8Kernel> kernel) { chosen = kernel; }

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "tapestry/kernels/cpu/compute.h"
+#include "tapestry/kernels/cpu/isa.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -32,10 +33,7 @@ void round_each(const float* x, BFloat16* y, std::int64_t n) {
   }
   round_each(x + i, y + i, n - i);
 }
-bool has_instruction() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512bf16");
-}
+bool has_instruction() { return isa() >= Isa::avx512_bf16; }
 #else
 void round_by_instruction(const float* x, BFloat16* y, std::int64_t n) { round_each(x, y, n); }
 bool has_instruction() { return false; }

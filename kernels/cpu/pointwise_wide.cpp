@@ -2,13 +2,14 @@
 
 #include <atomic>
 
+#include "tapestry/kernels/cpu/isa.h"
+
 namespace tapestry::kernels::cpu {
 namespace {
 
 bool has_avx512() {
 #ifdef TAPESTRY_WIDE_LOOPS
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  return isa() >= Isa::avx512;
 #else
   return false;
 #endif

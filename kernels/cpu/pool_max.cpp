@@ -98,6 +98,79 @@ void search_line(const T* x, const T* array, std::int64_t step, const std::vecto
   }
 }
 
+typedef float Floats __attribute__((vector_size(32)));          // NOLINT: GNU's vector types
+typedef std::int32_t Places __attribute__((vector_size(32)));   // NOLINT
+typedef std::uint32_t Words __attribute__((vector_size(32)));   // NOLINT
+typedef std::uint16_t Shorts __attribute__((vector_size(16)));  // NOLINT
+typedef std::uint8_t Bytes __attribute__((vector_size(8)));     // NOLINT
+
+// The elements of eight columns of two: those of the left columns and of the right ones.
+struct Columns {
+  Floats left, right;
+};
+inline Columns columns_of(const float* first, const float* last) {
+  Floats low, high;
+  std::memcpy(&low, first, sizeof(low));
+  std::memcpy(&high, last, sizeof(high));
+  return {__builtin_shufflevector(low, high, 0, 2, 4, 6, 8, 10, 12, 14),
+          __builtin_shufflevector(low, high, 1, 3, 5, 7, 9, 11, 13, 15)};
+}
+// Two neighbours are one word. Its halves are f32 numbers after a shift and a mask.
+inline Columns columns_of(const BFloat16* first, const BFloat16* last) {
+  std::uint32_t words[8];
+  std::memcpy(words, static_cast<const void*>(first), sizeof(words) / 2);
+  std::memcpy(words + 4, static_cast<const void*>(last), sizeof(words) / 2);
+  Words all;
+  std::memcpy(&all, words, sizeof(all));
+  return {reinterpret_cast<Floats>(all << 16), reinterpret_cast<Floats>(all & 0xffff0000u)};
+}
+inline void store(const Floats& v, float* y) { std::memcpy(y, &v, sizeof(v)); }
+inline void store(const Floats& v, BFloat16* y) {  // values that columns_of() made
+  const Shorts upper = __builtin_convertvector(reinterpret_cast<Words>(v) >> 16, Shorts);
+  std::memcpy(static_cast<void*>(y), &upper, sizeof(upper));
+}
+
+// Finds the maxima of eight windows of 2 x 2 elements that are 2 apart, from the upper and lower rows of the
+// first four windows and of the last four. Each element is read once.
+template <class T>
+inline void search_squares(const T* upper, const T* lower, const T* last_upper, const T* last_lower, T* y,
+                           std::uint8_t* places) {
+  const Columns top = columns_of(upper, last_upper), bottom = columns_of(lower, last_lower);
+  Floats best = top.left;
+  Places place = {};
+  const auto compare = [&](const Floats& v, std::int32_t at) {
+    const Places take = (v > best) | (v != v);
+    best = take ? v : best;
+    place = take ? Places{} + at : place;
+  };
+  compare(top.right, 1);
+  compare(bottom.left, 2);
+  compare(bottom.right, 3);
+  store(best, y);
+  if (!places) return;
+  const Bytes bytes = __builtin_convertvector(place, Bytes);
+  std::memcpy(places, &bytes, sizeof(bytes));
+}
+// The outputs of `rows` output rows of one image, of at least eight outputs each, or of exactly four if
+// `rows` is even. x is where the first window begins; a row of the input has `width` elements.
+template <class T>
+void search_squares_of(const T* x, std::int64_t width, std::int64_t rows, std::int64_t n, T* y,
+                       std::uint8_t* places) {
+  const auto eight = [&](const T* upper, const T* last, std::int64_t at) {
+    search_squares(upper, upper + width, last, last + width, y + at, places ? places + at : nullptr);
+  };
+  for (std::int64_t row = 0; row < rows; row += n == 4 ? 2 : 1) {
+    const T* const upper = x + 2 * row * width;
+    if (n == 4) eight(upper, upper + 2 * width, row * n);
+    else  // the last eight may overlap those before
+      for (std::int64_t i = 0; i < n; i += 8) {
+        const std::int64_t at = std::min(i, n - 8);
+        eight(upper + 2 * at, upper + 2 * at + 8, row * n + at);
+      }
+  }
+}
+constexpr bool kLittleEndian = std::endian::native == std::endian::little;
+
 // A run of adjacent outputs of one row that share a list of window elements, because none of their windows
 // loses columns at the image's border. The window of each next output is shifted by stride_w pixels. An
 // output at the border is a segment of its own.
@@ -131,6 +204,18 @@ std::vector<std::vector<Segment>> segments(const Pool2dShape& s, std::int64_t pi
 
 template <class T, class I>
 void forward_row_major(const Pool2dShape& s, const T* x, T* y, I* places) {
+  if constexpr ((std::is_same_v<T, float> || (std::is_same_v<T, BFloat16> && kLittleEndian)) &&
+                std::is_same_v<I, std::uint8_t>) {
+    const bool squares = s.kernel_h == 2 && s.kernel_w == 2 && s.stride_h == 2 && s.stride_w == 2 &&
+                         s.dilation_h == 1 && s.dilation_w == 1 && s.padding_h == 0 && s.padding_w == 0 &&
+                         2 * s.p <= s.h && 2 * s.q <= s.w;  // not with ceil_mode
+    if (squares && (s.q >= 8 || (s.q == 4 && s.p % 2 == 0)))
+      return parallel_for(s.n * s.c, grain_of(4 * s.p * s.q), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i)
+          search_squares_of(x + i * s.h * s.w, s.w, s.p, s.q, y + i * s.p * s.q,
+                            places ? places + i * s.p * s.q : nullptr);
+      });
+  }
   const auto rows = segments(s, 1);
   const auto work = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {

@@ -38,6 +38,18 @@ struct Sum {
   Total join(Total a, Total b) const { return plus(a, b); }
 };
 
+struct Itself {
+  template <class X>
+  X operator()(X x, X) const {
+    return x;
+  }
+};
+// The reduction Op for the sum of the elements.
+template <class L>
+struct PlainSum : Sum<L, Itself> {
+  static constexpr bool kAddsElements = true;
+};
+
 // The reduction Op for the largest or the smallest |x|. The result is NaN if an element is NaN.
 template <class L, bool largest>
 struct Extreme {
@@ -61,14 +73,14 @@ void sum_of(const Reduction& r, const ConstArray& centers, const F& f, const Fin
 template <class T>
 void sum_kernel(const LaunchContext&, const SumArgs& a) {
   const Reduction& r = a.reduction;
-  const auto f = [](auto x, auto) { return x; };
+  const PlainSum<SumLane<T>> op;
   if constexpr (std::is_floating_point_v<Compute<T>>) {
-    sum_of<T>(r, nullptr, f, [out = ReductionWriter<T>(r), divisor = a.divisor](std::int64_t i, double sum) {
+    reduce<T>(r, op, nullptr, [out = ReductionWriter<T>(r), divisor = a.divisor](std::int64_t i, double sum) {
       out(i, sum / divisor);
     });
   } else {
     std::int64_t* const out = r.out.as<std::int64_t>();
-    sum_of<T>(r, nullptr, f, [out](std::int64_t i, std::int64_t sum) { out[i] = sum; });
+    reduce<T>(r, op, nullptr, [out](std::int64_t i, std::int64_t sum) { out[i] = sum; });
   }
 }
 

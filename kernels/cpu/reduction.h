@@ -11,12 +11,16 @@
 //     Total begin() const;
 //     Total merge(Total, Lane) const;
 //     Total join(Total, Total) const;
+//     kAddsElements                                    // exists if step() adds x, and nothing else
 //   };
 //
 // The work is divided into blocks that depend only on the shape. Blocks are joined in order. So the result
 // does not depend on the number of threads.
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <memory>
+#include <type_traits>
 
 #include "tapestry/core/parallel.h"
 #include "tapestry/kernels/cpu/loops.h"
@@ -48,7 +52,7 @@ class ReductionWriter {
 namespace reduction {
 
 inline constexpr std::int64_t kDepth = 32;        // elements that a lane accumulates before it is merged
-inline constexpr std::int64_t kTile = 256;        // columns that are reduced at the same time
+inline constexpr std::int64_t kTile = 1024;       // columns that are reduced at the same time
 inline constexpr std::int64_t kElements = 16384;  // elements per block
 inline constexpr std::int64_t kEnoughTasks = 32;  // with fewer tasks, each task is divided into blocks
 
@@ -84,7 +88,7 @@ struct Blocks {
     const std::int64_t stride = r.reduced_strides[r.reduced_ndim - 1];
     const std::int64_t last = std::min(end * group, runs * pieces);
     for (std::int64_t i = begin * group; i < last; ++i) {
-      const std::int64_t which = i / pieces, at = (i - which * pieces) * piece;
+      const std::int64_t which = pieces == 1 ? i : i / pieces, at = (i - which * pieces) * piece;
       f((r.reduced_ndim == 1 ? 0 : offset_of(which, r.reduced_ndim - 1, r.reduced_sizes, r.reduced_strides)) +
             at * stride,
         std::min(piece, run - at));
@@ -100,35 +104,84 @@ struct Elements {
 template <class T>
 requires is_half<T>
 struct Elements<T> {
-  float buffer[32 * kDepth];
+  float buffer[64 * kDepth];
   const float* block(const T* x, std::int64_t n) {
     to_float(x, buffer, n);
     return buffer;
   }
 };
 
+#if defined(__GNUC__)
+/// The sum of 64 * steps contiguous bf16 numbers. Two neighbours are read as one word, whose halves are two
+/// f32 numbers after a shift and a mask. Four vectors of sums hide the latency of an addition.
+inline float sum_of_words(const BFloat16* x, std::int64_t steps) {
+  using Words = std::uint32_t __attribute__((vector_size(64)));
+  using Floats = float __attribute__((vector_size(64)));
+  Floats a{}, b{}, c{}, d{};
+  for (std::int64_t i = 0; i < steps; ++i) {
+    Words left, right;
+    std::memcpy(&left, x + 64 * i, sizeof left);
+    std::memcpy(&right, x + 64 * i + 32, sizeof right);
+    a += reinterpret_cast<Floats>(left << 16), b += reinterpret_cast<Floats>(left & 0xffff0000u);
+    c += reinterpret_cast<Floats>(right << 16), d += reinterpret_cast<Floats>(right & 0xffff0000u);
+  }
+  const Floats sums = (a + b) + (c + d);
+  float lane[16];
+  std::memcpy(lane, &sums, sizeof lane);
+  for (int half = 8; half > 0; half /= 2)
+    for (int j = 0; j < half; ++j) lane[j] += lane[j + half];
+  return lane[0];
+}
+inline constexpr bool kSumsWords = std::endian::native == std::endian::little;
+#else
+inline float sum_of_words(const BFloat16*, std::int64_t) { return 0; }
+inline constexpr bool kSumsWords = false;
+#endif
+
+/// Folds 2 * half lanes into lane[0]. Loops of constant length stay in registers.
+template <int half, class Op, class Lane>
+inline void fold_lanes(const Op& op, Lane* lane) {
+  for (int j = 0; j < half; ++j) lane[j] = op.fold(lane[j], lane[j + half]);
+  if constexpr (half > 1) fold_lanes<half / 2>(op, lane);
+}
+
 /// Folds n elements, `stride` apart, into a total.
 template <class T, class Op>
 void fold_run(const Op& op, const T* x, std::int64_t n, std::int64_t stride, typename Op::Lane center,
               typename Op::Total& total) {
   using Lane = typename Op::Lane;
-  constexpr std::int64_t lanes = sizeof(Lane) == 8 ? 16 : 32;
-  if (stride == 1 && n >= lanes) {
+  if constexpr (std::is_same_v<T, BFloat16> && kSumsWords && requires { Op::kAddsElements; })
+    while (stride == 1 && n >= 64) {
+      const std::int64_t steps = std::min(n / 64, kDepth);
+      total = op.merge(total, sum_of_words(x, steps));
+      x += 64 * steps;
+      n -= 64 * steps;
+    }
+  // Eight vectors of AVX2. With fewer, the additions wait for each other.
+  constexpr std::int64_t lanes = sizeof(Lane) == 8 ? 32 : 64;
+  if (stride == 1 && n >= 16) {
     Elements<T> elements;
     do {
       const std::int64_t steps = std::min(n / lanes, kDepth);
-      const auto* const in = elements.block(x, steps * lanes);
+      // The elements that do not fill the lanes are the last step of some lanes.
+      const std::int64_t rest = steps < kDepth ? n - steps * lanes : 0, count = steps * lanes + rest;
+      const auto* const in = elements.block(x, count);
+      const auto take = [&op, in, center](Lane lane, std::int64_t i) {
+        return op.step(lane, static_cast<Lane>(in[i]), center);
+      };
       Lane lane[lanes];
-      std::fill_n(lane, lanes, op.start());
-      for (std::int64_t i = 0; i < steps; ++i)
-        for (std::int64_t j = 0; j < lanes; ++j)
-          lane[j] = op.step(lane[j], static_cast<Lane>(in[i * lanes + j]), center);
-      for (std::int64_t half = lanes / 2; half > 0; half /= 2)
-        for (std::int64_t j = 0; j < half; ++j) lane[j] = op.fold(lane[j], lane[j + half]);
+      if (steps > 0)
+        for (std::int64_t j = 0; j < lanes; ++j) lane[j] = take(op.start(), j);
+      else
+        for (std::int64_t j = 0; j < lanes; ++j) lane[j] = op.start();
+      for (std::int64_t i = 1; i < steps; ++i)
+        for (std::int64_t j = 0; j < lanes; ++j) lane[j] = take(lane[j], i * lanes + j);
+      for (std::int64_t j = 0; j < rest; ++j) lane[j] = take(lane[j], steps * lanes + j);
+      fold_lanes<lanes / 2>(op, lane);
       total = op.merge(total, lane[0]);
-      x += steps * lanes;
-      n -= steps * lanes;
-    } while (n >= lanes);
+      x += count;
+      n -= count;
+    } while (n > 0);
   }
   while (n > 0) {
     const std::int64_t steps = std::min(n, kDepth);
@@ -156,7 +209,18 @@ void fold_columns(const Op& op, const T* x, std::int64_t rows, std::int64_t stri
   while (rows > 0) {
     const std::int64_t steps = std::min(rows, kDepth);
     std::fill_n(lane, columns, op.start());
-    for (std::int64_t i = 0; i < steps; ++i) {
+    std::int64_t i = 0;
+    // Four rows for each access to the lanes.
+    if constexpr (!is_half<T>)
+      for (; i + 4 <= steps; i += 4) {
+        const T* const in = x + i * stride;
+        for (std::int64_t j = 0; j < columns; ++j) {
+          Lane sum = lane[j];
+          for (int k = 0; k < 4; ++k) sum = op.step(sum, static_cast<Lane>(in[k * stride + j]), centers[j]);
+          lane[j] = sum;
+        }
+      }
+    for (; i < steps; ++i) {
       const auto* const in = elements.block(x + i * stride, columns);
       for (std::int64_t j = 0; j < columns; ++j)
         lane[j] = op.step(lane[j], static_cast<Lane>(in[j]), centers[j]);
@@ -188,23 +252,39 @@ void reduce(const Reduction& r, const Op& op, const typename Op::Lane* centers, 
   const std::int64_t tasks = r.outputs / row * tiles;
   const Blocks blocks(r, width);
 
+  // f32 is as fast as the memory, and converting 16-bit elements is not.
+  const auto run = [](const auto& f) {
+    if constexpr (is_half<T>) with_wide_vectors(f);
+    else f();
+  };
+  if (!side_by_side && r.reduced_ndim == 1 && blocks.count <= 1) {  // short rows, with little to do for each
+    parallel_for(r.outputs, grain_of(r.count * cost), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        Total total = op.begin();
+        const T* const from = x + offset_of(i, r.kept_ndim, r.kept_sizes, r.kept_strides);
+        const auto center = centers ? centers[i] : typename Op::Lane();
+        run([&] { fold_run(op, from, r.count, stride, center, total); });
+        finish(i, total);
+      }
+    });
+    return;
+  }
+
   // Reduces blocks [begin, end) of a task into totals. Returns the first output, and sets `n` to the number
   // of outputs.
   const auto fold = [&](std::int64_t task, std::int64_t begin, std::int64_t end, Total* totals,
                         std::int64_t& n) {
-    const std::int64_t tile = task % tiles, first = task / tiles * row + tile * width;
+    const std::int64_t line = tiles == 1 ? task : task / tiles, tile = task - line * tiles;
+    const std::int64_t first = line * row + tile * width;
     n = std::min(width, row - tile * width);
     const T* const from = x + offset_of(first, r.kept_ndim, r.kept_sizes, r.kept_strides);
     std::fill_n(totals, n, op.begin());
     const auto* const center = centers ? centers + first : nullptr;
     blocks.each(r, begin, end, [&](std::int64_t offset, std::int64_t length) {
-      const auto step = [&] {
+      run([&] {
         if (side_by_side) fold_columns(op, from + offset, length, stride, n, center, totals);
         else fold_run(op, from + offset, length, stride, center ? *center : typename Op::Lane(), *totals);
-      };
-      // f32 is as fast as the memory, and converting 16-bit elements is not.
-      if constexpr (is_half<T>) with_wide_vectors(step);
-      else step();
+      });
     });
     return first;
   };

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <type_traits>
 
 #include "tapestry/kernels/cpu/exp.h"
 #include "tapestry/kernels/cpu/loops.h"
@@ -11,9 +12,16 @@
 
 namespace tapestry::kernels::cpu {
 
+/// A row of bf16 numbers that is read as f32.
+struct WideRow {
+  const BFloat16* x = nullptr;
+  float operator[](std::int64_t i) const { return static_cast<float>(x[i]); }
+};
+
 /// Calls f(row, x, y) for every row. x[k] is the row of input k. y is the row of the output, which f writes,
 /// or null if `result` is null. Rows are numbered outer * inner + i. If rows are strided or 16-bit floats,
-/// several rows at a time are copied to a buffer. `cost` is the cost of one element, in units of one load.
+/// several rows at a time are copied to a buffer. An f that takes WideRow for x[k] reads contiguous bf16 rows
+/// where they are. `cost` is the cost of one element, in units of one load.
 template <class T, int K, class F>
 void for_each_row(std::int64_t outer, std::int64_t n, std::int64_t inner, const T* const (&in)[K], T* result,
                   std::int64_t cost, const F& f) {
@@ -44,12 +52,19 @@ void for_each_row(std::int64_t outer, std::int64_t n, std::int64_t inner, const 
       if constexpr (is_half<T>) {
         if (inner == 1) {
           with_wide_vectors([&f, &in, at, n, o, y = &buffer[K * n], memory = buffer.get(), result] {
-            const C* x[K];
-            for (int k = 0; k < K; ++k) {
-              x[k] = memory + k * n;
-              to_float(in[k] + at, memory + k * n, n);
+            if constexpr (std::is_same_v<T, BFloat16> &&
+                          std::is_invocable_v<const F&, std::int64_t, const WideRow(&)[K], C*>) {
+              WideRow x[K];
+              for (int k = 0; k < K; ++k) x[k].x = in[k] + at;
+              f(o, x, result ? y : nullptr);
+            } else {
+              const C* x[K];
+              for (int k = 0; k < K; ++k) {
+                x[k] = memory + k * n;
+                to_float(in[k] + at, memory + k * n, n);
+              }
+              f(o, x, result ? y : nullptr);
             }
-            f(o, x, result ? y : nullptr);
             if (result) from_float(y, result + at, n);
           });
           continue;
@@ -95,8 +110,9 @@ C fold_lanes(std::int64_t n, C start, const Get& get, const Join& join) {
 
 /// The largest element, or -inf if n = 0. NaN is ignored: the caller's sum of exponentials becomes NaN
 /// anyway.
-template <class C>
-C row_max(const C* x, std::int64_t n) {
+template <class Row>
+auto row_max(const Row& x, std::int64_t n) {
+  using C = std::decay_t<decltype(x[0])>;
   return fold_lanes(
       n, -std::numeric_limits<C>::infinity(), [x](std::int64_t i) { return x[i]; },
       [](C a, C b) { return b > a ? b : a; });

@@ -11,29 +11,28 @@ template <class T>
 void softmax_kernel(const LaunchContext&, const SoftmaxArgs& a) {
   using C = Compute<T>;
   const SoftmaxShape& s = a.shape;
-  for_each_row<T, 1>(s.outer, s.n, s.inner, {a.x.as<T>()}, a.y.as<T>(), 4,
-                     [n = s.n](std::int64_t, const C* const(&in)[1], C* out) {
-                       const C* const x = in[0];
-                       const C max = row_max(x, n);
-                       const C scale = 1 / row_sum<C>(n, [x, out, max](std::int64_t i) {
-                                         return out[i] = fast_exp(x[i] - max);
-                                       });
-                       for (std::int64_t i = 0; i < n; ++i) out[i] *= scale;
-                     });
+  for_each_row<T, 1>(
+      s.outer, s.n, s.inner, {a.x.as<T>()}, a.y.as<T>(), 4, [n = s.n](std::int64_t, const auto& in, C* out) {
+        const auto x = in[0];
+        const C max = row_max(x, n);
+        const C scale =
+            1 / row_sum<C>(n, [x, out, max](std::int64_t i) { return out[i] = exp_of_negative(x[i] - max); });
+        for (std::int64_t i = 0; i < n; ++i) out[i] *= scale;
+      });
 }
 
 template <class T>
 void log_softmax_kernel(const LaunchContext&, const SoftmaxArgs& a) {
   using C = Compute<T>;
   const SoftmaxShape& s = a.shape;
-  for_each_row<T, 1>(s.outer, s.n, s.inner, {a.x.as<T>()}, a.y.as<T>(), 4,
-                     [n = s.n](std::int64_t, const C* const(&in)[1], C* out) {
-                       const C* const x = in[0];
-                       const C max = row_max(x, n);
-                       const C log_sum =
-                           std::log(row_sum<C>(n, [x, max](std::int64_t i) { return fast_exp(x[i] - max); }));
-                       for (std::int64_t i = 0; i < n; ++i) out[i] = (x[i] - max) - log_sum;
-                     });
+  for_each_row<T, 1>(
+      s.outer, s.n, s.inner, {a.x.as<T>()}, a.y.as<T>(), 4, [n = s.n](std::int64_t, const auto& in, C* out) {
+        const auto x = in[0];
+        const C max = row_max(x, n);
+        const C log_sum =
+            std::log(row_sum<C>(n, [x, max](std::int64_t i) { return exp_of_negative(x[i] - max); }));
+        for (std::int64_t i = 0; i < n; ++i) out[i] = (x[i] - max) - log_sum;
+      });
 }
 
 template <class T>
@@ -41,9 +40,9 @@ void softmax_backward_kernel(const LaunchContext&, const SoftmaxBackwardArgs& a)
   using C = Compute<T>;
   const SoftmaxShape& s = a.shape;
   for_each_row<T, 2>(s.outer, s.n, s.inner, {a.y.as<T>(), a.dy.as<T>()}, a.dx.as<T>(), 2,
-                     [n = s.n](std::int64_t, const C* const(&in)[2], C* out) {
-                       const C* const y = in[0];
-                       const C* const g = in[1];
+                     [n = s.n](std::int64_t, const auto& in, C* out) {
+                       const auto y = in[0];
+                       const auto g = in[1];
                        const C dot = row_sum<C>(n, [y, g](std::int64_t i) { return y[i] * g[i]; });
                        for (std::int64_t i = 0; i < n; ++i) out[i] = y[i] * (g[i] - dot);
                      });
@@ -54,9 +53,9 @@ void log_softmax_backward_kernel(const LaunchContext&, const SoftmaxBackwardArgs
   using C = Compute<T>;
   const SoftmaxShape& s = a.shape;
   for_each_row<T, 2>(s.outer, s.n, s.inner, {a.y.as<T>(), a.dy.as<T>()}, a.dx.as<T>(), 4,
-                     [n = s.n](std::int64_t, const C* const(&in)[2], C* out) {
-                       const C* const y = in[0];
-                       const C* const g = in[1];
+                     [n = s.n](std::int64_t, const auto& in, C* out) {
+                       const auto y = in[0];
+                       const auto g = in[1];
                        const C sum = row_sum<C>(n, [g](std::int64_t i) { return g[i]; });
                        for (std::int64_t i = 0; i < n; ++i) out[i] = g[i] - fast_exp(y[i]) * sum;
                      });

@@ -16,16 +16,17 @@ namespace tapestry::kernels::cuda {
 template <class T, int kWidth>
 struct ForwardTile {
   static constexpr bool kIsFloat = std::is_same_v<T, float>;
-  static constexpr bool kHeld = !kIsFloat && kWidth == 64;  // of 128 columns, one register would be spilled
-  static constexpr int kSets = !kIsFloat && kWidth == 64 ? 2 : 1;
-  static constexpr int kWarps = !kIsFloat && kWidth == 128 ? 8 : 4;
+  static constexpr bool kHeld = !kIsFloat && kWidth < 128;  // of 128 columns, one register would be spilled
+  static constexpr int kSets = !kIsFloat && kWidth <= 64 ? 2 : 1;
+  static constexpr int kWarps = !kIsFloat && kWidth > 64 ? 8 : 4;
   static constexpr int kKeys = kIsFloat ? 32 : 64;
-  static constexpr int kStages = kIsFloat && kWidth == 128 ? 1 : 2;
+  static constexpr int kStages = kIsFloat && kWidth > 64 ? 1 : 2;
   static constexpr int kThreads = 32 * kWarps, kRows = 16 * kSets * kWarps;
-  static constexpr int kBlocks = kWarps == 8 ? 1 : 2;  // registers and shared memory allow so many per SM
+  // Registers and shared memory allow so many per SM.
+  static constexpr int kBlocks = kWarps == 8 ? 1 : kIsFloat && kWidth == 32 ? 3 : 2;
   static constexpr int kStage = 2 * kKeys * kWidth;
-  static constexpr std::size_t kSharedBytes =
-      (kRows * kWidth + kStages * kStage) * sizeof(T) + kWarps * kPassedFloats<T, kKeys> * sizeof(float);
+  static constexpr std::size_t kSharedBytes = (kRows * kWidth + kStages * kStage) * sizeof(T) +
+                                              kWarps * kPassedFloats<T, kKeys> * sizeof(float) + kRangeBytes;
 };
 
 template <class T>
@@ -46,6 +47,8 @@ __global__ void __launch_bounds__(ForwardTile<T, kWidth>::kThreads, ForwardTile<
   constexpr int kSets = Tile::kSets, kKeys = Tile::kKeys, N = kKeys / 8, kThreads = Tile::kThreads;
   const AttentionPlan& p = plan.scores;
   DYN_SHARED(T, shared);
+  SHARED(std::uint64_t, random, [2]);
+  share_range(p, random);
   T* const stages = shared + Tile::kRows * kWidth;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   float* const passed =
@@ -127,7 +130,8 @@ __global__ void __launch_bounds__(ForwardTile<T, kWidth>::kThreads, ForwardTile<
             sums[set][j][i] *= factor;
       }
       if (p.threshold) {
-        const std::uint32_t kept = kept_bits<false, N>(p, batch, head, row + 16 * set, first + column);
+        const std::uint32_t kept =
+            kept_bits<false, N>(p, random, batch, head, row + 16 * set, first + column);
         UNROLL for (int j = 0; j < N; ++j) UNROLL for (int i = 0; i < 4; ++i) x[set][j][i] =
             kept >> (4 * j + i) & 1 ? x[set][j][i] : 0.0f;
       }
@@ -246,9 +250,8 @@ inline constexpr std::int64_t kWantedBlocks = 264;
 template <class T>
 void launch_attention(const AttentionArgs& a, const LaunchContext& context,
                       std::int64_t wanted_blocks = kWantedBlocks) {
-  if (std::max(a.shape.width, a.shape.value_width) <= 64)
-    launch_attention_of_width<T, 64>(a, context, wanted_blocks);
-  else launch_attention_of_width<T, 128>(a, context, wanted_blocks);
+  for_head_width(a.shape,
+                 [&]<int kWidth>() { launch_attention_of_width<T, kWidth>(a, context, wanted_blocks); });
 }
 
 }  // namespace tapestry::kernels::cuda

@@ -22,15 +22,15 @@ template <class T, int kWidth>
 struct BackwardTile {
   static constexpr bool kIsFloat = std::is_same_v<T, float>;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps, kRows = 16 * kWarps, kBlocks = 2;
-  static constexpr int kOthers = (kIsFloat ? 32 : 64) / (kWidth / 64);
+  static constexpr int kOthers = (kIsFloat ? 32 : 64) / (kWidth > 64 ? 2 : 1);
   static constexpr int kStages = kIsFloat ? 1 : 2;
   // Fragments of own rows stay in registers where they fit.
-  static constexpr bool kHeld = !kIsFloat && kWidth == 64;
+  static constexpr bool kHeld = !kIsFloat && kWidth <= 64;
   static constexpr int kStage = 2 * kOthers * kWidth;
   static constexpr int kStageFloats = 2 * kOthers;  // logarithms and deltas of a tile of queries
   static constexpr std::size_t kSharedBytes =
       (2 * kRows * kWidth + kStages * kStage) * sizeof(T) +
-      (kStages * kStageFloats + kWarps * kPassedFloats<T, kOthers>)*sizeof(float);
+      (kStages * kStageFloats + kWarps * kPassedFloats<T, kOthers>)*sizeof(float) + kRangeBytes;
 };
 
 template <class T>
@@ -75,6 +75,8 @@ __global__ void __launch_bounds__(BackwardTile<T, kWidth>::kThreads, BackwardTil
   constexpr int kOthers = Tile::kOthers, N = kOthers / 8, kThreads = Tile::kThreads;
   const AttentionPlan& p = plan.scores;
   DYN_SHARED(T, shared);
+  SHARED(std::uint64_t, random, [2]);
+  share_range(p, random);
   T* const own_second = shared + Tile::kRows * kWidth;
   T* const stages = own_second + Tile::kRows * kWidth;
   float* const numbers = reinterpret_cast<float*>(stages + Tile::kStages * Tile::kStage);
@@ -171,7 +173,7 @@ __global__ void __launch_bounds__(BackwardTile<T, kWidth>::kThreads, BackwardTil
     weights_rows.times_transposed(stage + kOthers * kWidth, dx);
     std::uint32_t kept = 0;
     if (p.threshold) {
-      kept = kept_bits<kOfKeys, N>(p, batch, head, row, first + column);
+      kept = kept_bits<kOfKeys, N>(p, random, batch, head, row, first + column);
       UNROLL for (int j = 0; j < N; ++j) UNROLL for (int i = 0; i < 4; ++i) dx[0][j][i] =
           kept >> (4 * j + i) & 1 ? dx[0][j][i] * p.kept : 0.0f;
     }
@@ -253,8 +255,7 @@ void launch_attention_backward(const AttentionBackwardArgs& a, const LaunchConte
   if (queries > 0)
     launch(&attention_deltas<T>, static_cast<unsigned>((queries + kPerBlock - 1) / kPerBlock), kDeltaThreads,
            0, stream_of(context), plan);
-  if (std::max(s.width, s.value_width) <= 64) launch_attention_gradients<T, 64>(a, plan, context);
-  else launch_attention_gradients<T, 128>(a, plan, context);
+  for_head_width(s, [&]<int kWidth>() { launch_attention_gradients<T, kWidth>(a, plan, context); });
 }
 
 }  // namespace tapestry::kernels::cuda

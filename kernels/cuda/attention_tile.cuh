@@ -14,6 +14,7 @@
 
 #include "tapestry/core/error.h"
 #include "tapestry/core/internal/capture_state.h"
+#include "tapestry/core/internal/captured_range.h"
 #include "tapestry/core/philox.h"
 #include "tapestry/kernels/cuda/launch_context.cuh"
 #include "tapestry/kernels/cuda/mma.cuh"
@@ -25,13 +26,28 @@ inline constexpr float kNoScore = -std::numeric_limits<float>::infinity();
 inline constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 
 /// A tile has rows of kWidth elements in chunks of 16 bytes. A chunk's place is the XOR of its index and the
-/// row, so that a column of chunks in 8 rows lies in different banks.
+/// row, so that a column of chunks in 8 rows lies in different banks. Where rows are an odd multiple of 64
+/// bytes, two rows share the 128 bytes of all banks, and the XOR permutes 4 chunks instead of 8.
 template <class T>
 inline constexpr int kChunk = 16 / static_cast<int>(sizeof(T));
 template <class T, int kWidth>
+inline constexpr bool kWholeLines = kWidth / kChunk<T> % 8 == 0;
+template <class T, int kWidth>
 __device__ __forceinline__ int tile_at(int row, int column) {
+  static_assert(kWidth / kChunk<T> % 4 == 0);
+  const int flipped = kWholeLines<T, kWidth> ? row & 7 : row >> 1 & 3;
   // Bit operations, because division and remainder of signed numbers take more instructions.
-  return row * kWidth + (((column / kChunk<T>)^(row & 7)) * kChunk<T> | (column & (kChunk<T> - 1)));
+  return row * kWidth + (((column / kChunk<T>)^flipped) * kChunk<T> | (column & (kChunk<T> - 1)));
+}
+/// The place in the same row that is `columns`, a multiple of 16, behind a place in the first 16 columns, for
+/// elements of 16 bits. Such a move flips bits of the chunk's index, before or after the XOR with the row.
+/// Rows of 96 elements do not begin at multiples of a power of 2, so there the bits above the permuted ones
+/// are added.
+template <class T, int kWidth>
+__device__ __forceinline__ int tile_behind(int place, int columns) {
+  static_assert(sizeof(T) == 2);
+  if constexpr (kWholeLines<T, kWidth>) return place ^ columns;
+  else return (place ^ (columns & 31)) + (columns & ~31);
 }
 
 /// The rows of one array. packs: all rows begin at multiples of 16 bytes and have whole chunks.
@@ -60,23 +76,27 @@ HeadRows<T> head_rows(T* data, const AttentionStrides& s, std::int64_t columns) 
 template <int kRows, int kWidth, int kThreads, class T>
 __device__ __forceinline__ void fetch_rows(T* tile, const HeadRows<const T>& rows, const T* head, int first,
                                            int count) {
-  constexpr int kChunks = kWidth / kChunk<T>, kStep = kThreads / kChunks;
-  static_assert(kThreads % kChunks == 0 && kRows % kStep == 0);
+  // The threads take kSpan columns of kStep rows at a time.
+  constexpr int kSpan = kWidth == 96 ? 32 : kWidth, kChunks = kSpan / kChunk<T>, kStep = kThreads / kChunks;
+  static_assert(kThreads % kChunks == 0 && kRows % kStep == 0 && kWidth % kSpan == 0);
   const int thread = static_cast<int>(threadIdx.x), column = thread % kChunks * kChunk<T>;
   const auto at = [&](int row) { return head + (first + row) * rows.row + column; };
   if (rows.packs) {
     const T* from = at(thread / kChunks);
     const std::int64_t step = kStep * rows.row;
-    const bool has_column = column < rows.columns;
     UNROLL for (int i = 0; i < kRows / kStep; ++i, from += step) {
       const int row = thread / kChunks + i * kStep;
-      ptx::cp_async16(tile + tile_at<T, kWidth>(row, column), from, has_column && first + row < count);
+      UNROLL for (int span = 0; span < kWidth; span += kSpan)
+          ptx::cp_async16(tile + tile_at<T, kWidth>(row, column + span), from + span,
+                          column + span < rows.columns && first + row < count);
     }
   } else {
     NO_UNROLL for (int row = thread / kChunks; row < kRows; row += kStep) {
-      T* const to = tile + tile_at<T, kWidth>(row, column);
-      NO_UNROLL for (int e = 0; e < kChunk<T>; ++e) to[e] =
-          first + row < count && column + e < rows.columns ? at(row)[e] : T();
+      NO_UNROLL for (int span = 0; span < kWidth; span += kSpan) {
+        T* const to = tile + tile_at<T, kWidth>(row, column + span);
+        NO_UNROLL for (int e = 0; e < kChunk<T>; ++e) to[e] =
+            first + row < count && column + span + e < rows.columns ? at(row)[span + e] : T();
+      }
     }
   }
 }
@@ -145,7 +165,6 @@ struct OwnRows {
         }
       }
     } else {
-      // A move by 16 columns flips bits of the chunk's index, before or after the XOR with the row.
       const int swizzled = tile_at<T, kWidth>(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8);
       UNROLL for (int step = 0; step < kSteps; ++step) {
         std::uint32_t a[kSets][4];
@@ -155,7 +174,7 @@ struct OwnRows {
         }
         UNROLL for (int j = 0; j < N; j += 2) {
           std::uint32_t b[4];
-          ptx::ldmatrix_x4(b, tile + ((swizzled ^ 16 * step) + 8 * j * kWidth));
+          ptx::ldmatrix_x4(b, tile + (tile_behind<T, kWidth>(swizzled, 16 * step) + 8 * j * kWidth));
           UNROLL for (int set = 0; set < kSets; ++set) {
             mma_m16n8k16<T>(x[set][j], a[set], {b[0], b[1]});
             mma_m16n8k16<T>(x[set][j + 1], a[set], {b[2], b[3]});
@@ -206,7 +225,7 @@ __device__ __forceinline__ void add_product(const float (&x)[kSets][N][4], const
       }
       UNROLL for (int c = 0; c < kWidth / 8; c += 2) {
         std::uint32_t b[4];
-        ptx::ldmatrix_x4_trans(b, tile + ((swizzled ^ 8 * c) + 8 * j * kWidth));
+        ptx::ldmatrix_x4_trans(b, tile + (tile_behind<T, kWidth>(swizzled, 8 * c) + 8 * j * kWidth));
         UNROLL for (int set = 0; set < kSets; ++set) {
           mma_m16n8k16<T>(sums[set][c], a[set], {b[0], b[1]});
           mma_m16n8k16<T>(sums[set][c + 1], a[set], {b[2], b[3]});
@@ -214,6 +233,16 @@ __device__ __forceinline__ void add_product(const float (&x)[kSets][N][4], const
       }
     }
   }
+}
+
+/// Calls f.operator()<W>() for the least width W of the kernels that holds heads of these widths.
+template <class F>
+void for_head_width(const AttentionShape& s, const F& f) {
+  const std::int64_t width = std::max(s.width, s.value_width);
+  if (width <= 32) f.template operator()<32>();
+  else if (width <= 64) f.template operator()<64>();
+  else if (width <= 96) f.template operator()<96>();
+  else f.template operator()<128>();
 }
 
 /// Shape, mask and dropout, as kernels need them.
@@ -226,7 +255,7 @@ struct AttentionPlan {
   // `multiplier`, and the mask is added, in units of the exponent.
   bool prepared;
   float multiplier, exponent;
-  std::uint64_t seed, counter;
+  PhiloxRange range;  // of dropout; see current_range()
   std::uint32_t threshold;
   float kept;  // the factor of weights that dropout keeps
 
@@ -259,11 +288,8 @@ AttentionPlan attention_plan(const AttentionShape& s, double scale, const Attent
   p.prepared = (m.mask && !p.mask_is_bool) || !(scale > 0);
   p.multiplier = static_cast<float>(scale * 1.4426950408889634);
   p.exponent = p.prepared ? 1 : p.multiplier;
-  // The kernels have no register left for the indirection of captured_range.h: it made them spill.
-  if (d.threshold)
-    tapestry::detail::refuse_in_capture("scaled_dot_product_attention",
-                                        "its dropout cannot be captured; use dropout_p = 0");
-  p.seed = d.range.seed, p.counter = d.range.offset, p.threshold = d.threshold;
+  if (d.threshold) tapestry::detail::check_range("scaled_dot_product_attention", d.range);
+  p.range = d.range, p.threshold = d.threshold;
   p.kept = static_cast<float>(d.threshold ? d.scale : 1);
   return p;
 }
@@ -321,20 +347,42 @@ __device__ __forceinline__ void mask_scores(const AttentionPlan& p, int batch, i
       seen >> (4 * j + i) & 1 ? x[j][i] : kNoScore;
 }
 
-/// Which elements of a set dropout keeps, placed as in bits_of(). Neighbouring keys often share a counter of
-/// Philox.
+/// The kernels' static shared memory, `random` below. A launch asks for as much more dynamic memory, because
+/// it raises the limit of 48 KiB only if the dynamic memory is larger, and the sum must not be.
+inline constexpr std::size_t kRangeBytes = 16;
+
+/// Seed and offset of dropout's random numbers, in shared memory. The kernels have no registers left for
+/// them, and in a captured step they are not kernel arguments (captured_range.h). Thread 0 writes them, and a
+/// barrier must follow.
+__device__ __forceinline__ void share_range(const AttentionPlan& p, std::uint64_t (&random)[2]) {
+  if (!p.threshold || threadIdx.x != 0) return;
+  const PhiloxRange now = current_range(p.range);
+  random[0] = now.seed, random[1] = now.offset;
+}
+
+/// Which elements of a set dropout keeps, placed as in bits_of(). `random` comes from share_range(). It is
+/// volatile, because the compiler would otherwise read it once and keep it in registers. For the same reason
+/// no random words are kept from one iteration to the next, whose elements have other counters of Philox.
 template <bool kKeyRows, int N>
-__device__ __forceinline__ std::uint32_t kept_bits(const AttentionPlan& p, int batch, int head, int row,
-                                                   int column) {
+__device__ __forceinline__ std::uint32_t kept_bits(const AttentionPlan& p,
+                                                   const volatile std::uint64_t (&random)[2], int batch,
+                                                   int head, int row, int column) {
+  static_assert(N <= 8);
   const std::int64_t first = (static_cast<std::int64_t>(batch) * p.heads + head) * p.queries;
-  Philox4 four{};
-  std::uint64_t counter = ~std::uint64_t{0};
-  return bits_of<kKeyRows, N>(row, column, [&](int query, int key) {
-    const auto e = static_cast<std::uint64_t>((first + query) * p.keys + key);
-    if (e / 4 != counter) four = philox(p.seed, p.counter + e / 4), counter = e / 4;
-    const std::uint32_t low = e % 2 ? four.v[1] : four.v[0], high = e % 2 ? four.v[3] : four.v[2];
-    return (e % 4 < 2 ? low : high) >> 8 >= p.threshold;
-  });
+  std::uint32_t bits = 0;
+  NO_UNROLL for (int j = 0; j < 2 * N; ++j) {
+    const int r = row + j % 2 * 8, c = column + j / 2 * 8;
+    Philox4 four{};
+    UNROLL for (int i = 0; i < 2; ++i) {
+      const int query = kKeyRows ? c + i : r, key = kKeyRows ? r : c + i;
+      const auto e = static_cast<std::uint64_t>((first + query) * p.keys + key);
+      // Neighbouring keys share a counter, except the last of four.
+      if (kKeyRows || i == 0 || e % 4 == 0) four = philox(random[0], random[1] + e / 4);
+      const std::uint32_t low = e % 2 ? four.v[1] : four.v[0], high = e % 2 ? four.v[3] : four.v[2];
+      if ((e % 4 < 2 ? low : high) >> 8 >= p.threshold) bits |= 1u << (2 * j + i);
+    }
+  }
+  return bits;
 }
 
 }  // namespace tapestry::kernels::cuda

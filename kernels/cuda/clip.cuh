@@ -101,7 +101,7 @@ struct NormRule {
   }
 };
 
-/// Joins the values of all threads, in a fixed order. Thread 0 gets the result.
+/// Joins the values of all threads, in a fixed order.
 __device__ __forceinline__ double join_block(const NormRule& rule, double value, double* shared) {
   const unsigned thread = threadIdx.x;
   shared[thread] = value;
@@ -109,7 +109,9 @@ __device__ __forceinline__ double join_block(const NormRule& rule, double value,
     __syncthreads();
     if (thread < half) shared[thread] = rule.join(shared[thread], shared[thread + half]);
   }
-  return thread == 0 ? shared[0] : value;  // another thread must not read what thread 0 has just written
+  // nvcc turns a read by thread 0 alone into a read by all threads, so all wait for what thread 0 has written.
+  __syncthreads();
+  return shared[0];
 }
 
 /// Joins the terms of a thread's elements. With kAny, the order is any number: then pow() is inlined for one

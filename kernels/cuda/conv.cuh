@@ -11,12 +11,6 @@
 
 namespace tapestry::kernels::cuda {
 
-namespace conv {
-
-inline bool is_depthwise(const Conv2dShape& s) { return s.groups == s.c && s.groups > 1; }
-
-}  // namespace conv
-
 template <class = void>
 void launch_conv2d(const LaunchContext& context, const Conv2dArgs& a, const conv::Tuning& tuning = {}) {
   const Conv2dShape& s = a.shape;

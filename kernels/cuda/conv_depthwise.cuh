@@ -1,6 +1,6 @@
 #pragma once
-// Direct kernels (f32) for depthwise convolutions (groups = channels of x), which are not matrix products,
-// and for the gradient of the bias.
+// Direct kernels for depthwise convolutions (groups = channels of x), which are not matrix products, and for
+// the gradient of the bias in f32. Images are f32, bf16 or f16. Weights, bias, products and sums are f32.
 //
 //   depthwise      y or dx. A thread computes 4 pixels of one channel, or of 4 channels in channels-last
 //                  tensors if the shape and the alignment allow it. The weight of each tap is loaded once,
@@ -11,6 +11,8 @@
 #include "tapestry/kernels/scratch.h"
 
 namespace tapestry::kernels::cuda::conv {
+
+inline bool is_depthwise(const Conv2dShape& s) { return s.groups == s.c && s.groups > 1; }
 
 inline constexpr int kDepthwiseThreads = 128, kSumsThreads = 256;
 
@@ -26,11 +28,11 @@ struct DepthwisePlan {
 /// Each thread computes kChannels channels of 4 pixels, which are kApart pixels apart. Adjacent threads
 /// compute adjacent channels if kApart is 1 (channels-last), otherwise adjacent pixels. The launch bounds
 /// limit a thread to 128 registers, so that 16 warps fit on an SM.
-template <int kChannels, int kApart>
+template <class T, int kChannels, int kApart>
 __global__ void __launch_bounds__(kDepthwiseThreads, 4)
-    depthwise(GatherPlan p, DepthwisePlan d, unsigned count, const float* in, const float* weight,
-              const float* bias, float* out) {
-  using Channels = Pack<float, kChannels>;
+    depthwise(GatherPlan p, DepthwisePlan d, unsigned count, const T* in, const float* weight,
+              const float* bias, T* out) {
+  using Channels = Pack<T, kChannels>;
   const PixelClass& c = p.classes[blockIdx.y];
   const unsigned index = blockIdx.x * kDepthwiseThreads + threadIdx.x;
   if (index >= count) return;
@@ -56,15 +58,15 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 4)
   const unsigned terms = d.gradient ? d.multiplier.value : 1;
   for (unsigned term = 0; term < terms; ++term) {
     const unsigned line = d.gradient ? channel * terms + term : channel;  // channel of y
-    const float* const source = in + (d.gradient ? line : d.multiplier.divide(channel)) * p.in.c;
+    const T* const source = in + (d.gradient ? line : d.multiplier.divide(channel)) * p.in.c;
     const float* tap_weight = weight + c.weight + line;
     std::int64_t at = 0;
     unsigned tap_h = 0, tap_w = 0, column = 0;
     for (unsigned tap = 0; tap < c.taps; ++tap) {
-      const Channels factor = *reinterpret_cast<const Channels*>(tap_weight);
+      const auto factor = *reinterpret_cast<const Pack<float, kChannels>*>(tap_weight);
       UNROLL for (int u = 0; u < 4; ++u) {
         if (!some[u] || h[u] + tap_h >= p.in_h || w[u] + tap_w >= p.in_w) continue;
-        const Channels value = *reinterpret_cast<const Channels*>(source + from[u] + at);
+        const auto value = unpacked(*reinterpret_cast<const Channels*>(source + from[u] + at));
         UNROLL for (int v = 0; v < kChannels; ++v) sum[u][v] = fmaf(value.v[v], factor.v[v], sum[u][v]);
       }
       tap_weight += p.weight_line;
@@ -81,14 +83,14 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 4)
     if (!some[u]) continue;
     Channels result;
     UNROLL for (int v = 0; v < kChannels; ++v) result.v[v] =
-        epilogue(sum[u][v], bias ? bias[channel + v] : 0, d.floor);
+        store<T>(epilogue(sum[u][v], bias ? bias[channel + v] : 0, d.floor));
     *reinterpret_cast<Channels*>(out + to[u]) = result;
   }
 }
 
-inline void launch_depthwise(GatherClasses g, const Conv2dShape& s, bool gradient, const float* in,
-                             const float* weight, const float* bias, float* out, const Tuning& tuning,
-                             const LaunchContext& context) {
+template <class T>
+void launch_depthwise(GatherClasses g, const Conv2dShape& s, bool gradient, const T* in, const float* weight,
+                      const float* bias, T* out, const Tuning& tuning, const LaunchContext& context) {
   const cudaStream_t stream = stream_of(context);
   GatherPlan& p = g.plan;
   PackPlan pack{};
@@ -101,10 +103,9 @@ inline void launch_depthwise(GatherClasses g, const Conv2dShape& s, bool gradien
 
   const std::int64_t image = gradient ? s.h * s.w : s.p * s.q, channels = gradient ? s.c : s.k;
   if (!covers(g, image))
-    launch(&fill_zeros<>, static_cast<unsigned>(ceil_div(s.n * image * channels, kPackThreads)), kPackThreads,
-           0, stream, out, s.n * image * channels);
-  const bool quads =
-      s.channels_last && s.k == s.c && s.c % 4 == 0 && aligned<float, 4>(in) && aligned<float, 4>(out);
+    launch(&fill_zeros<T>, static_cast<unsigned>(ceil_div(s.n * image * channels, kPackThreads)),
+           kPackThreads, 0, stream, out, s.n * image * channels);
+  const bool quads = s.channels_last && s.k == s.c && s.c % 4 == 0 && aligned<T, 4>(in) && aligned<T, 4>(out);
   DepthwisePlan d{};
   d.channels = divisor(quads ? channels / 4 : channels);
   d.multiplier = divisor(s.k / s.c);
@@ -126,9 +127,9 @@ inline void launch_depthwise(GatherClasses g, const Conv2dShape& s, bool gradien
         launch(kernel, grid, kDepthwiseThreads, 0, stream, p, d, checked_u31("an image", count),
                in + n * p.in.n, packed.data(), bias, out + n * p.out.n);
       };
-      if (quads) go(&depthwise<4, 1>);
-      else if (s.channels_last) go(&depthwise<1, 1>);
-      else go(&depthwise<1, 32>);
+      if (quads) go(&depthwise<T, 4, 1>);
+      else if (s.channels_last) go(&depthwise<T, 1, 1>);
+      else go(&depthwise<T, 1, 32>);
     });
   }
 }
@@ -137,8 +138,9 @@ inline void launch_depthwise(GatherClasses g, const Conv2dShape& s, bool gradien
 
 /// Describes dy, which channel_sums() reduces to sums per channel. In both layouts, consecutive pixels of an
 /// image are equally far apart. In channels-last tensors this also holds across images.
+template <class T>
 struct ChannelSums {
-  const float* dy;
+  const T* dy;
   unsigned pixels, channels;  // pixels of all images
   Divisor height, width, image;
   ImageStrides strides;
@@ -152,7 +154,8 @@ struct BiasTerm {
 
   struct OfChannel {
     __device__ OfChannel(const BiasTerm&, unsigned, unsigned) {}
-    __device__ void add(const BiasTerm&, const ChannelSums&, float dy, unsigned, float (&sum)[1]) const {
+    __device__ void add(const BiasTerm&, const ChannelSums<float>&, float dy, unsigned,
+                        float (&sum)[1]) const {
       sum[0] += dy;
     }
   };
@@ -160,17 +163,18 @@ struct BiasTerm {
 
 /// For the gradient of a depthwise weight, channel_sums() adds the products dy x, for 9 taps of the window
 /// per pass.
+template <class T>
 struct DepthwiseTerm {
   static constexpr int kSums = 9;
   unsigned sums;  // taps
-  const float* x;
+  const T* x;
   unsigned in_h, in_w;
   ImageStrides in;
   Divisor window_w, multiplier;
   std::int64_t stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
 
   struct OfChannel {
-    const float* x;
+    const T* x;
     unsigned h[kSums], w[kSums];
     std::int64_t at[kSums];
     __device__ OfChannel(const DepthwiseTerm& t, unsigned channel, unsigned first_tap) {
@@ -184,16 +188,16 @@ struct DepthwiseTerm {
         at[i] = tap < t.sums ? y * t.in.h + z * t.in.w : 0;  // sums of taps past the end are not stored
       }
     }
-    __device__ void add(const DepthwiseTerm& t, const ChannelSums& p, float dy, unsigned pixel,
+    __device__ void add(const DepthwiseTerm& t, const ChannelSums<T>& p, float dy, unsigned pixel,
                         float (&sum)[kSums]) const {
       const unsigned row = p.width.divide(pixel), j = pixel - row * p.width.value;
       const unsigned n = p.height.divide(row), i = row - n * p.height.value;
       const std::int64_t y = i * t.stride_h, z = j * t.stride_w;
-      const float* const from = x + n * t.in.n + y * t.in.h + z * t.in.w;
+      const T* const from = x + n * t.in.n + y * t.in.h + z * t.in.w;
       UNROLL for (int k = 0; k < kSums; ++k) {
         const bool inside =
             (static_cast<unsigned>(y) + h[k] < t.in_h) & (static_cast<unsigned>(z) + w[k] < t.in_w);
-        sum[k] = fmaf(dy, inside ? from[at[k]] : 0.0f, sum[k]);
+        sum[k] = fmaf(dy, inside ? load(from[at[k]]) : 0.0f, sum[k]);
       }
     }
   };
@@ -203,8 +207,8 @@ struct DepthwiseTerm {
 /// of the pixels. Block (32, 8). In channels-last tensors a block takes 32 channels, and 8 pixels per step;
 /// in row-major tensors it takes one channel, and 256 pixels per step. Grid: (blocks needed for all channels,
 /// groups of Term::kSums sums, parts). The output `parts` is (part, channel, sum).
-template <bool channels_last, class Term>
-__global__ void __launch_bounds__(kSumsThreads) channel_sums(ChannelSums p, Term term, float* parts) {
+template <bool channels_last, class T, class Term>
+__global__ void __launch_bounds__(kSumsThreads) channel_sums(ChannelSums<T> p, Term term, float* parts) {
   SHARED(float, sums, [8][32]);
   constexpr unsigned kStep = channels_last ? 8 : kSumsThreads;
   const unsigned channel = channels_last ? blockIdx.x * 32 + threadIdx.x : blockIdx.x;
@@ -223,7 +227,7 @@ __global__ void __launch_bounds__(kSumsThreads) channel_sums(ChannelSums p, Term
         const unsigned n = p.image.divide(pixel);
         at = n * p.strides.n + (pixel - n * p.image.value);
       }
-      own.add(term, p, p.dy[at + channel * p.strides.c], pixel, sum);
+      own.add(term, p, load(p.dy[at + channel * p.strides.c]), pixel, sum);
     }
   }
   UNROLL for (int k = 0; k < Term::kSums; ++k) {
@@ -242,8 +246,8 @@ __global__ void __launch_bounds__(kSumsThreads) channel_sums(ChannelSums p, Term
   }
 }
 
-template <class Term>
-void launch_channel_sums(const Conv2dShape& s, const float* dy, Term term, float* out, const Tuning& tuning,
+template <class T, class Term>
+void launch_channel_sums(const Conv2dShape& s, const T* dy, Term term, float* out, const Tuning& tuning,
                          const LaunchContext& context) {
   const cudaStream_t stream = stream_of(context);
   const std::int64_t image = s.p * s.q, size = s.k * term.sums;
@@ -260,44 +264,46 @@ void launch_channel_sums(const Conv2dShape& s, const float* dy, Term term, float
   const Scratch<float> parts(context.device, launches * count * size);
   float* to = parts.data();
   for_images(s.n, image, tuning.max_pixels, [&](std::int64_t first, std::int64_t images) {
-    const ChannelSums p{dy + first * output_strides(s).n,
-                        static_cast<unsigned>(images * image),
-                        static_cast<unsigned>(s.k),
-                        divisor(s.p),
-                        divisor(s.q),
-                        divisor(image),
-                        output_strides(s)};
+    const ChannelSums<T> p{dy + first * output_strides(s).n,
+                           static_cast<unsigned>(images * image),
+                           static_cast<unsigned>(s.k),
+                           divisor(s.p),
+                           divisor(s.q),
+                           divisor(image),
+                           output_strides(s)};
     Term own = term;
     if constexpr (requires { own.x; }) own.x += first * own.in.n;
     const dim3 grid(static_cast<unsigned>(across), static_cast<unsigned>(groups),
                     static_cast<unsigned>(count));
-    launch(s.channels_last ? &channel_sums<true, Term> : &channel_sums<false, Term>, grid, {32, 8}, 0, stream,
-           p, own, to);
+    launch(s.channels_last ? &channel_sums<true, T, Term> : &channel_sums<false, T, Term>, grid, {32, 8}, 0,
+           stream, p, own, to);
     to += count * size;
   });
   launch_sum_parts(parts.data(), launches * count, size, OutputTarget{out, nullptr, floor_of(false), {}, {}},
                    stream);
 }
 
-inline void launch_depthwise_weight(const Conv2dShape& s, const float* dy, const float* x, float* dweight,
-                                    const Tuning& tuning, const LaunchContext& context) {
-  const DepthwiseTerm term{static_cast<unsigned>(s.r * s.s),
-                           x,
-                           static_cast<unsigned>(s.h),
-                           static_cast<unsigned>(s.w),
-                           input_strides(s),
-                           divisor(s.s),
-                           divisor(s.k / s.c),
-                           s.stride_h,
-                           s.stride_w,
-                           s.padding_h,
-                           s.padding_w,
-                           s.dilation_h,
-                           s.dilation_w};
+template <class T>
+void launch_depthwise_weight(const Conv2dShape& s, const T* dy, const T* x, float* dweight,
+                             const Tuning& tuning, const LaunchContext& context) {
+  const DepthwiseTerm<T> term{static_cast<unsigned>(s.r * s.s),
+                              x,
+                              static_cast<unsigned>(s.h),
+                              static_cast<unsigned>(s.w),
+                              input_strides(s),
+                              divisor(s.s),
+                              divisor(s.k / s.c),
+                              s.stride_h,
+                              s.stride_w,
+                              s.padding_h,
+                              s.padding_w,
+                              s.dilation_h,
+                              s.dilation_w};
   launch_channel_sums(s, dy, term, dweight, tuning, context);
 }
-inline void launch_bias_gradient(const Conv2dShape& s, const float* dy, float* dbias, const Tuning& tuning,
-                                 const LaunchContext& context) {
+template <class = void>
+void launch_bias_gradient(const Conv2dShape& s, const float* dy, float* dbias, const Tuning& tuning,
+                          const LaunchContext& context) {
   launch_channel_sums(s, dy, BiasTerm{}, dbias, tuning, context);
 }
 

@@ -371,7 +371,7 @@ inline void launch_gather(GatherClasses g, GatherCall call, const Conv2dShape& s
   }
   const std::int64_t image = forward ? s.p * s.q : s.h * s.w, of_all = s.n * image * (forward ? s.k : s.c);
   if (!covers(g, image))
-    launch(&fill_zeros<>, static_cast<unsigned>(ceil_div(of_all, kPackThreads)), kPackThreads, 0, stream,
+    launch(&fill_zeros<float>, static_cast<unsigned>(ceil_div(of_all, kPackThreads)), kPackThreads, 0, stream,
            call.out, of_all);
   launch_gather_parts(g, call, s, image, forward ? s.k : s.c, tuning, context);
 }

@@ -358,10 +358,10 @@ void launch_pack(const GatherClasses& g, PackPlan p, std::int64_t groups, const 
   }
 }
 
-template <class = void>
-__global__ void __launch_bounds__(kPackThreads) fill_zeros(float* out, std::int64_t size) {
+template <class T>
+__global__ void __launch_bounds__(kPackThreads) fill_zeros(T* out, std::int64_t size) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kPackThreads + threadIdx.x;
-  if (i < size) out[i] = 0;
+  if (i < size) out[i] = T();
 }
 
 // ---- splitting the batch

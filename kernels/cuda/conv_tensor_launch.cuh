@@ -5,8 +5,9 @@
 //   conv_tensor_layout.cuh   copies of images and weights
 //   conv_tensor_gather.cuh   y and dx
 //   conv_tensor_weight.cuh   dweight and dbias
-// Groups with too few channels for tensor cores, such as depthwise convolutions, are bound by memory. They
-// are computed in f32, from converted copies.
+//   conv_depthwise.cuh       depthwise convolutions, which have no use for tensor cores
+// Other groups with too few channels for tensor cores are computed in f32, from converted copies.
+#include "tapestry/kernels/cuda/conv_depthwise.cuh"
 #include "tapestry/kernels/cuda/conv_f32.h"
 #include "tapestry/kernels/cuda/conv_tensor_gather.cuh"
 #include "tapestry/kernels/cuda/conv_tensor_weight.cuh"
@@ -104,9 +105,12 @@ void launch_conv2d_16(const LaunchContext& context, const Conv2dArgs& a, const C
   if (count_y(s) == 0) return;
   if (takes(s))
     return launch_tensor_forward<T>(context, a, BiasRelu<T>{a.bias.as<T>(), floor_of(s.relu)}, division);
-  const auto x = widened(a.x.as<T>(), count_x(s), context);
   const auto weight = widened(a.weight.as<T>(), count_weight(s), context);
   const auto bias = widened(a.bias.as<T>(), s.k, context);
+  if (is_depthwise(s))
+    return launch_depthwise<T>(forward_classes(s), s, false, a.x.as<T>(), weight.data(), bias.data(),
+                               a.y.as<T>(), {}, context);
+  const auto x = widened(a.x.as<T>(), count_x(s), context);
   const Scratch<float> y(context.device, count_y(s));
   f32.forward(context, {s, x.data(), weight.data(), bias.data(), y.data()});
   launch_convert<T, float>(y.data(), a.y.as<T>(), count_y(s), stream_of(context));
@@ -124,8 +128,11 @@ void launch_conv2d_backward_input_16(const LaunchContext& context, const Conv2dB
   if (count_x(s) == 0) return;
   T* const dx = a.dx.as<T>();
   if (!takes(s)) {
-    const auto dy = widened(a.dy.as<T>(), count_y(s), context);
     const auto weight = widened(a.weight.as<T>(), count_weight(s), context);
+    if (is_depthwise(s))
+      return launch_depthwise<T>(gradient_classes(s), s, true, a.dy.as<T>(), weight.data(), nullptr, dx, {},
+                                 context);
+    const auto dy = widened(a.dy.as<T>(), count_y(s), context);
     const Scratch<float> sums(context.device, count_x(s));
     f32.backward_input(context, {s, dy.data(), weight.data(), sums.data()});
     return launch_convert<T, float>(sums.data(), dx, count_x(s), stream);
@@ -168,10 +175,14 @@ void launch_conv2d_backward_weight_16(const LaunchContext& context, const Conv2d
   if (dbias && s.k > 0) launch_tensor_bias(s, dy, dbias, context);
   if (!dweight || count_weight(s) == 0) return;
   if (!takes(s)) {
-    const auto dy32 = widened(dy, count_y(s), context);
-    const auto x32 = widened(x, count_x(s), context);
     const Scratch<float> sums(context.device, count_weight(s));
-    f32.backward_weight(context, {s, dy32.data(), x32.data(), sums.data(), nullptr});
+    if (is_depthwise(s)) {
+      launch_depthwise_weight<T>(s, dy, x, sums.data(), {}, context);
+    } else {
+      const auto dy32 = widened(dy, count_y(s), context);
+      const auto x32 = widened(x, count_x(s), context);
+      f32.backward_weight(context, {s, dy32.data(), x32.data(), sums.data(), nullptr});
+    }
     return launch_convert<T, float>(sums.data(), dweight, count_weight(s), stream_of(context));
   }
   const InputLayout in = input_layout(s);

@@ -15,7 +15,7 @@ struct BagPlan {
   std::int64_t rows, row_stride, column_stride, padding;
   const std::int64_t* indices;
   std::int64_t *bag_of, *sizes, *chosen;
-  std::int64_t *first_bad, *first_bad_offset;
+  BadIndexCell first_bad, first_bad_offset;
 };
 
 template <class T>

@@ -6,6 +6,7 @@
 // order by a second kernel, because frequent indices, such as a language's commonest tokens, would otherwise
 // keep a few threads busy while the rest of the GPU waits. Results are deterministic, and a row's bits depend
 // only on its own gradients: chunks are counted from the start of the run.
+#include "tapestry/kernels/cuda/bad_index.cuh"
 #include "tapestry/kernels/cuda/copy.cuh"
 #include "tapestry/kernels/cuda/dims.cuh"
 #include "tapestry/kernels/cuda/sort.cuh"
@@ -43,14 +44,6 @@ struct IndexKey {
   __device__ std::uint64_t operator()(std::int64_t i) const { return static_cast<std::uint64_t>(index[i]); }
 };
 
-/// Lowers *first_bad to the position of an invalid index. Positions are not negative, so they may be compared
-/// as unsigned numbers.
-__device__ __forceinline__ void report_bad(std::int64_t* first_bad, std::int64_t position) {
-  static_assert(sizeof(unsigned long long) == sizeof(std::int64_t));
-  if (first_bad)
-    atomicMin(reinterpret_cast<unsigned long long*>(first_bad), static_cast<unsigned long long>(position));
-}
-
 // ---- gather
 
 struct Gather {
@@ -58,7 +51,7 @@ struct Gather {
   std::int64_t total;                                         // packs or elements of y
   std::int64_t rows, outer_stride, row_stride, inner_stride;  // of x
   Indices index;
-  std::int64_t* first_bad;
+  BadIndexCell first_bad;
 };
 
 /// Computes y[o, i, :] = x[o, index[i], :] with dense y. Rows of invalid indices become zero.
@@ -115,7 +108,7 @@ struct Segments {
   const std::uint64_t* keys;   // the sorted indices
   const std::int64_t *positions, *starts;
   float* partials;  // (outer, partial_rows(count), inner); null if no run can be longer than a chunk
-  std::int64_t* first_bad;
+  BadIndexCell first_bad;
 };
 
 /// Writes to starts[i] the first position of the run of equal keys that contains position i, found by
@@ -243,7 +236,7 @@ __global__ void __launch_bounds__(kIndexThreads)
 
 template <class T, class Sum>
 void launch_add_rows(const Indices& index, std::int64_t outer, std::int64_t rows, std::int64_t count,
-                     std::int64_t inner, std::int64_t skipped, std::int64_t* first_bad, const T* dy, Sum* dx,
+                     std::int64_t inner, std::int64_t skipped, BadIndexCell first_bad, const T* dy, Sum* dx,
                      const LaunchContext& context) {
   if (outer * count * inner == 0) return;
   const cudaStream_t stream = stream_of(context);

@@ -4,8 +4,9 @@
 //
 // If several elements of y may belong to one element of x, the positions of the index arrays are sorted by
 // the offset that they select in x. A run of equal offsets then lists the elements of y in order of position.
-// A write takes the last one. A combination adds them in this order, without atomics. Results are therefore
-// deterministic.
+// A write takes the last one. A combination takes them in this order, without atomics: a thread combines
+// kSegmentChunk positions of a run, and a second kernel combines the results of the chunks in order, as in
+// index.cuh. Results are deterministic, and an element's bits depend only on what belongs to it.
 #include <algorithm>
 
 #include "tapestry/kernels/cuda/index.cuh"
@@ -20,7 +21,7 @@ struct IndexedPlan {
   WideDivisor sizes[kMaxDims];
   std::int64_t x_strides[kMaxDims] = {}, y_strides[kMaxDims] = {};
   Indexed::Index index[kMaxDims] = {};
-  std::int64_t* first_bad = nullptr;
+  BadIndexCell first_bad = nullptr;
 
   /// Takes the loop dimensions begin to stop - 1. The index arrays remain if `indexed`.
   IndexedPlan(const Indexed& at, int begin, int stop, bool indexed) {
@@ -119,11 +120,14 @@ struct SortedPlan {
   const std::uint64_t* keys;
   const std::int64_t* order;
 
-  /// Computes this thread's sorted position and the offsets of its coordinates in the plain dimensions.
-  __device__ std::int64_t locate(std::int64_t thread, std::int64_t& x, std::int64_t& y) const {
+  /// Computes this thread's sorted position, the number of its coordinates in the plain dimensions, and their
+  /// offsets.
+  __device__ std::int64_t locate(std::int64_t thread, std::int64_t& number, std::int64_t& x,
+                                 std::int64_t& y) const {
     std::int64_t j, i, at[kMaxDims];
     const std::int64_t outer = cuda::split(cuda::split(thread, inner, j), positions, i);
-    plain.coordinates(outer * static_cast<std::int64_t>(inner.value) + j, at);
+    number = outer * static_cast<std::int64_t>(inner.value) + j;
+    plain.coordinates(number, at);
     x = IndexedPlan::dot(at, plain.x_strides);
     y = IndexedPlan::dot(at, plain.y_strides);
     return i;
@@ -141,8 +145,8 @@ template <class B>
 __global__ void __launch_bounds__(kIndexThreads) write_last(SortedPlan plan, B* x, const B* y) {
   const std::int64_t thread = index_thread();
   if (thread >= plan.total) return;
-  std::int64_t to, from;
-  const std::int64_t i = plan.locate(thread, to, from);
+  std::int64_t number, to, from;
+  const std::int64_t i = plan.locate(thread, number, to, from);
   const std::uint64_t key = plan.keys[i];
   if (key == kInvalidKey || (i + 1 < plan.indexed.total && plan.keys[i + 1] == key)) return;
   x[static_cast<std::int64_t>(key) + to] = y[from + plan.y_offset(i)];
@@ -164,21 +168,53 @@ __device__ __forceinline__ C combined(Combine op, C a, C b) {
   }
 }
 
-/// Combines the run that starts at this thread's position with its element of x. Threads of other positions
-/// return at once.
+/// Combines the chunk of a run that starts at this thread's position. Threads of other positions return at
+/// once. The result of a run that has one chunk is combined with its element of x. The results of longer runs
+/// are written to `partials`, (partial_rows(positions), plain coordinates), which combine_partials reads.
 template <class T, class X>
-__global__ void __launch_bounds__(kIndexThreads) combine_runs(SortedPlan plan, Combine op, X* x, const T* y) {
+__global__ void __launch_bounds__(kIndexThreads)
+    combine_runs(SortedPlan plan, Combine op, const std::int64_t* starts, X* partials, X* x, const T* y) {
   const std::int64_t thread = index_thread();
   if (thread >= plan.total) return;
-  std::int64_t to, from;
-  std::int64_t i = plan.locate(thread, to, from);
+  std::int64_t number, to, from;
+  std::int64_t i = plan.locate(thread, number, to, from);
   const std::uint64_t key = plan.keys[i];
-  if (key == kInvalidKey || (i > 0 && plan.keys[i - 1] == key)) return;
-  X* const result = x + static_cast<std::int64_t>(key) + to;
-  X value = *result;
-  do value = combined<X>(op, value, static_cast<X>(load(y[from + plan.y_offset(i)])));
-  while (++i < plan.indexed.total && plan.keys[i] == key);
+  const std::int64_t start = starts[i], next = i + kSegmentChunk, count = plan.indexed.total;
+  if (key == kInvalidKey || (i - start) % kSegmentChunk != 0) return;
+  const bool whole = i == start && (next >= count || plan.keys[next] != key);
+  X* const result = whole ? x + static_cast<std::int64_t>(key) + to
+                          : partials + partial_row(i, i == start) * plan.plain.total + number;
+  const std::int64_t end = segment_end(plan.keys, i, next < count ? next : count);
+  const auto element = [&] { return static_cast<X>(load(y[from + plan.y_offset(i)])); };
+  X value = whole ? combined<X>(op, *result, element()) : element();
+  while (++i < end) value = combined<X>(op, value, element());
   *result = value;
+}
+
+/// Combines the partial results of each split run with its element of x, in order. As in add_partials
+/// (index.cuh), the threads of the first multiple of kSegmentChunk behind the run's start do this.
+template <class X>
+__global__ void __launch_bounds__(kIndexThreads)
+    combine_partials(SortedPlan plan, Combine op, WideDivisor plain, std::int64_t total,
+                     const std::int64_t* starts, const X* partials, X* x) {
+  const std::int64_t thread = index_thread();
+  if (thread >= total) return;
+  std::int64_t number;
+  const std::int64_t at = (split(thread, plain, number) + 1) * kSegmentChunk, start = starts[at],
+                     count = plan.indexed.total;
+  const std::uint64_t key = plan.keys[at];
+  std::int64_t i = start + kSegmentChunk;
+  if (key == kInvalidKey || start < at - kSegmentChunk || start == at || i >= count || plan.keys[i] != key)
+    return;
+  std::int64_t coordinates[kMaxDims];
+  plan.plain.coordinates(number, coordinates);
+  X* const to = x + static_cast<std::int64_t>(key) + IndexedPlan::dot(coordinates, plan.plain.x_strides);
+  const auto partial = [&](bool first) {
+    return partials[partial_row(first ? start : i, first) * plan.plain.total + number];
+  };
+  X value = combined<X>(op, *to, partial(true));
+  for (; i < count && plan.keys[i] == key; i += kSegmentChunk) value = combined<X>(op, value, partial(false));
+  *to = value;
 }
 
 /// True if x and y can be accessed in packs of V elements: the last loop dimension is dense, no index array
@@ -261,8 +297,17 @@ template <class T>
 void launch_indexed_combine(const LaunchContext& context, const IndexedCombineArgs& a) {
   using X = Compute<T>;
   with_sorted(context, a.at, [&](const SortedPlan& plan) {
-    launch(&combine_runs<T, X>, index_blocks(plan.total), kIndexThreads, 0, stream_of(context), plan, a.op,
-           a.x.as<X>(), a.y.as<T>());
+    const cudaStream_t stream = stream_of(context);
+    const std::int64_t count = plan.indexed.total, plain = plan.plain.total;
+    const Scratch<std::int64_t> starts(context.device, count);
+    const Scratch<X> partials(context.device, partial_rows(count) * plain);
+    launch(&find_starts<>, index_blocks(count), kIndexThreads, 0, stream, count, plan.keys, starts.data());
+    launch(&combine_runs<T, X>, index_blocks(plan.total), kIndexThreads, 0, stream, plan, a.op, starts.data(),
+           partials.data(), a.x.as<X>(), a.y.as<T>());
+    const std::int64_t total = (count - 1) / kSegmentChunk * plain;
+    if (total == 0) return;
+    launch(&combine_partials<X>, index_blocks(total), kIndexThreads, 0, stream, plan, a.op,
+           WideDivisor(plain), total, starts.data(), partials.data(), a.x.as<X>());
   });
 }
 

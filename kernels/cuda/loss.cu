@@ -18,8 +18,7 @@ const bool filled =
     for_types<float, BFloat16>([]<class T>() {
       cross_entropy_target_backward.set(kDevice, dtype_of<T>, &launch_cross_entropy_target_backward<T>);
       sum_squared_error.set(kDevice, dtype_of<T>, &launch_sum_squared_error<T>);
-    }) &&
-    (weighted_mean.set(kDevice, DType::f32, &launch_weighted_mean<>), true);
+    });
 
 }  // namespace
 }  // namespace tapestry::kernels::cuda

@@ -5,7 +5,9 @@
 #include <cmath>
 
 #include "tapestry/core/error.h"
+#include "tapestry/kernels/cuda/bad_index.cuh"
 #include "tapestry/kernels/cuda/class_rows.cuh"
+#include "tapestry/kernels/cuda/last_block.cuh"
 #include "tapestry/kernels/cuda/pointwise.cuh"
 #include "tapestry/kernels/cuda/sums.cuh"
 #include "tapestry/kernels/ops/loss.h"
@@ -125,10 +127,41 @@ __device__ __forceinline__ typename CrossEntropyTerms<T, with_q>::State terms_of
   return s;
 }
 
+/// The mean of the losses, in the launch that computes them: the last block adds all of them. With more rows,
+/// one block would take longer than a second launch.
+inline constexpr std::int64_t kMeanRows = 4096;
+struct MeanOfRows {
+  float *mean, *total;  // null if this launch does not compute them
+  std::uint32_t* counter;
+  int rows;
+
+  /// Every thread of every block calls it once, after the block has written its losses and weights.
+  template <int kThreads>
+  __device__ void finish(const float* losses, const float* weights) const {
+    if (!mean || !is_last_block(counter, gridDim.x)) return;
+    SHARED(double, parts, [2][kThreads / 32]);
+    const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
+    double sums[2] = {};
+    NO_UNROLL for (int row = thread; row < rows; row += kThreads) {
+      sums[0] += losses[row];
+      sums[1] += weights[row];
+    }
+    sum_warp(sums);
+    if (thread % 32 == 0) UNROLL for (int k = 0; k < 2; ++k) parts[k][thread / 32] = sums[k];
+    __syncthreads();
+    if (thread != 0) return;
+    for (int warp = 1; warp < kThreads / 32; ++warp)
+      UNROLL for (int k = 0; k < 2; ++k) sums[k] += parts[k][warp];
+    *total = static_cast<float>(sums[1]);
+    *mean = static_cast<float>(sums[0] / sums[1]);
+  }
+};
+
 template <class T>
 struct RowLosses {
   float *losses, *weights;
-  std::int64_t* first_bad;
+  BadIndexCell first_bad;
+  MeanOfRows mean;
 
   /// Computes and writes the loss and the weight of a row from its State s. x points to the first element of
   /// the row. `target` is the row's target; the caller loads it before it reduces the row, so that the
@@ -143,8 +176,7 @@ struct RowLosses {
     if (a.target) {
       if (target == a.ignore_index || !a.is_class(target)) {
         loss = weight = 0;
-        if (target != a.ignore_index)
-          atomicMin(reinterpret_cast<unsigned long long*>(first_bad), static_cast<unsigned long long>(row));
+        if (target != a.ignore_index) report_bad(first_bad, row);
       } else {
         weight = a.weight_of(target);
         loss += a.target_scale * weight * (log_sum - (load(x[target * a.shape.inner]) - s.max));
@@ -162,6 +194,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, blocks_per_sm<Mapping>(with
   const std::int64_t target = mapping.leader ? a.target_of(mapping.row) : 0;
   const auto s = mapping.template merge<CrossEntropyTerms<T, with_q>>(terms_of<T, with_q>(mapping, a));
   if (mapping.leader) to.template write<with_q>(a, mapping.row, a.x + mapping.base, target, s);
+  to.mean.template finish<Mapping::kThreads>(to.losses, to.weights);
 }
 
 /// The first of two launches for split rows: computes the State (partial result) of each part. `states` is
@@ -185,6 +218,7 @@ __global__ void __launch_bounds__(WarpPerRow::kThreads, WarpPerRow::kBlocks)
   if (mapping.inside && lane < a.shape.parts) s = states[mapping.row * a.shape.parts + lane];
   s = CrossEntropyTerms<T, with_q>::template all_reduce<RowThreads<32>>(s);
   if (mapping.leader) to.template write<with_q>(a, mapping.row, a.x + mapping.base, target, s);
+  to.mean.template finish<WarpPerRow::kThreads>(to.losses, to.weights);
 }
 
 struct RowGrad {
@@ -192,7 +226,7 @@ struct RowGrad {
   bool each_row;
   const float* divisor;
   __device__ float of(std::int64_t row) const {
-    const float g = grad[each_row ? row : 0];
+    const float g = grad ? grad[each_row ? row : 0] : 1.0f;
     return divisor ? g / *divisor : g;
   }
 };
@@ -301,23 +335,24 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::kBlocks)
 inline constexpr int kNllThreads = 128;
 
 template <class T>
-__global__ void __launch_bounds__(kNllThreads)
-    nll_rows(ClassRows<T> a, float* losses, float* weights, std::int64_t* first_bad) {
+__global__ void __launch_bounds__(kNllThreads) nll_rows(ClassRows<T> a, RowLosses<T> to) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kNllThreads + threadIdx.x;
-  if (row >= a.shape.rows) return;
-  const std::int64_t target = a.target[row];
-  float loss = 0, weight = 0;
-  if (target != a.ignore_index) {
-    if (a.is_class(target)) {
-      const std::int64_t outer = row / a.shape.inner, i = row - outer * a.shape.inner;
-      weight = a.weight_of(target);
-      loss = -weight * load(a.x[(outer * a.shape.n + target) * a.shape.inner + i]);
-    } else {
-      atomicMin(reinterpret_cast<unsigned long long*>(first_bad), static_cast<unsigned long long>(row));
+  if (row < a.shape.rows) {
+    const std::int64_t target = a.target[row];
+    float loss = 0, weight = 0;
+    if (target != a.ignore_index) {
+      if (a.is_class(target)) {
+        const std::int64_t outer = row / a.shape.inner, i = row - outer * a.shape.inner;
+        weight = a.weight_of(target);
+        loss = -weight * load(a.x[(outer * a.shape.n + target) * a.shape.inner + i]);
+      } else {
+        report_bad(to.first_bad, row);
+      }
     }
+    to.losses[row] = loss;
+    to.weights[row] = weight;
   }
-  losses[row] = loss;
-  weights[row] = weight;
+  to.mean.template finish<kNllThreads>(to.losses, to.weights);
 }
 
 template <class Mapping, class T>
@@ -361,11 +396,50 @@ ClassRows<T> class_rows(const char* op, const ClassRowsArgs& a) {
 inline bool needs_q(const ClassRowsArgs& a) { return !a.target || a.smoothing != 0; }
 inline RowGrad row_grad(const LossGrad& g) { return {g.grad.as<float>(), g.each_row, g.divisor.as<float>()}; }
 
+/// A functor for launch_sums().
+struct WeightedMean {
+  static constexpr int kSums = 2, kPack = 4;
+  const float *losses, *weights;
+  float *mean, *total;
+
+  template <int V>
+  __device__ void add(std::int64_t i, float (&sums)[2]) const {
+    const auto loss = *reinterpret_cast<const Pack<float, V>*>(losses + i),
+               weight = *reinterpret_cast<const Pack<float, V>*>(weights + i);
+    UNROLL for (int j = 0; j < V; ++j) {
+      sums[0] += loss.v[j];
+      sums[1] += weight.v[j];
+    }
+  }
+  __device__ void finish(const double (&sums)[2]) const {
+    *total = static_cast<float>(sums[1]);
+    *mean = static_cast<float>(sums[0] / sums[1]);
+  }
+};
+/// What a kernel of losses writes. Its launch computes the mean too if there are few rows.
+template <class T>
+RowLosses<T> row_losses(const ClassLossArgs& a, const LaunchContext& context) {
+  const std::int64_t rows = a.rows.outer * a.rows.inner;
+  const bool has_mean = a.mean && rows > 0 && rows <= kMeanRows;
+  return {a.losses.as<float>(), a.weights.as<float>(), a.first_bad,
+          has_mean ? MeanOfRows{a.mean.as<float>(), a.total.as<float>(), counters_of(context),
+                                static_cast<int>(rows)}
+                   : MeanOfRows{}};
+}
+/// Launches what computes the mean otherwise.
+template <class T>
+void launch_mean(const RowLosses<T>& to, const ClassLossArgs& a, const LaunchContext& context) {
+  if (!a.mean || to.mean.mean) return;
+  const WeightedMean f{to.losses, to.weights, a.mean.as<float>(), a.total.as<float>()};
+  launch_sums(a.rows.outer * a.rows.inner, aligned<float, 4>(f.losses) && aligned<float, 4>(f.weights), f,
+              context);
+}
+
 template <class T>
 void launch_cross_entropy(const LaunchContext& context, const ClassLossArgs& a) {
   const cudaStream_t stream = stream_of(context);
   ClassRows<T> rows = class_rows<T>("cross_entropy", a.rows);
-  const RowLosses<T> to{a.losses.as<float>(), a.weights.as<float>(), a.first_bad};
+  const RowLosses<T> to = row_losses<T>(a, context);
   const auto go = [&]<bool with_q>() {
     with_row_mapping<T>(
         rows.shape, {rows.x, rows.probabilities}, [&]<class Mapping>(unsigned grid, dim3 block) {
@@ -381,6 +455,7 @@ void launch_cross_entropy(const LaunchContext& context, const ClassLossArgs& a) 
   };
   if (needs_q(a.rows)) go.template operator()<true>();
   else go.template operator()<false>();
+  launch_mean(to, a, context);
 }
 
 template <class T>
@@ -416,9 +491,11 @@ void launch_cross_entropy_target_backward(const LaunchContext& context, const Cl
 template <class T>
 void launch_nll_loss(const LaunchContext& context, const ClassLossArgs& a) {
   const ClassRows<T> rows = class_rows<T>("nll_loss", a.rows);
-  if (rows.shape.rows == 0) return;
-  launch(&nll_rows<T>, static_cast<unsigned>((rows.shape.rows + kNllThreads - 1) / kNllThreads), kNllThreads,
-         0, stream_of(context), rows, a.losses.as<float>(), a.weights.as<float>(), a.first_bad);
+  const RowLosses<T> to = row_losses<T>(a, context);
+  if (rows.shape.rows > 0)
+    launch(&nll_rows<T>, static_cast<unsigned>((rows.shape.rows + kNllThreads - 1) / kNllThreads),
+           kNllThreads, 0, stream_of(context), rows, to);
+  launch_mean(to, a, context);
 }
 
 template <class T>
@@ -430,26 +507,7 @@ void launch_nll_loss_backward(const LaunchContext& context, const ClassLossBackw
   });
 }
 
-/// Functors for launch_sums().
-struct WeightedMean {
-  static constexpr int kSums = 2, kPack = 4;
-  const float *losses, *weights;
-  float *mean, *total;
-
-  template <int V>
-  __device__ void add(std::int64_t i, float (&sums)[2]) const {
-    const auto loss = *reinterpret_cast<const Pack<float, V>*>(losses + i),
-               weight = *reinterpret_cast<const Pack<float, V>*>(weights + i);
-    UNROLL for (int j = 0; j < V; ++j) {
-      sums[0] += loss.v[j];
-      sums[1] += weight.v[j];
-    }
-  }
-  __device__ void finish(const double (&sums)[2]) const {
-    *total = static_cast<float>(sums[1]);
-    *mean = static_cast<float>(sums[0] / sums[1]);
-  }
-};
+/// A functor for launch_sums().
 template <class T>
 struct SumSquaredError {
   static constexpr int kSums = 1, kPack = 16 / sizeof(T);
@@ -471,11 +529,6 @@ struct SumSquaredError {
   }
 };
 
-template <class = void>
-void launch_weighted_mean(const LaunchContext& context, const WeightedMeanArgs& a) {
-  const WeightedMean f{a.losses.as<float>(), a.weights.as<float>(), a.mean.as<float>(), a.total.as<float>()};
-  launch_sums(a.n, aligned<float, 4>(f.losses) && aligned<float, 4>(f.weights), f, context);
-}
 template <class T>
 void launch_sum_squared_error(const LaunchContext& context, const SumSquaredErrorArgs& a) {
   using F = SumSquaredError<T>;

@@ -1,11 +1,19 @@
+#include "tapestry/kernels/cuda/hopper/matmul.h"
 #include "tapestry/kernels/cuda/matmul.cuh"
 #include "tapestry/kernels/cuda/vendor/matmul.h"
 
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled =
-    (gemm.set(DeviceType::cuda, dtype_of<BFloat16>, &gemm_by_policy<BFloat16, &launch_gemm<BFloat16>>), true);
+#ifdef __CUDACC__
+constexpr SpecialGemm kWgmma{"tapestry wgmma", &wgmma_gemm_why_not, &wgmma_gemm};
+constexpr const SpecialGemm* kSpecial = &kWgmma;
+#else
+constexpr const SpecialGemm* kSpecial = nullptr;  // the emulator does not know wgmma
+#endif
+const bool filled = (gemm.set(DeviceType::cuda, dtype_of<BFloat16>,
+                              &gemm_by_policy<BFloat16, &launch_gemm<BFloat16>, kSpecial>),
+                     true);
 
 }  // namespace
 }  // namespace tapestry::kernels::cuda

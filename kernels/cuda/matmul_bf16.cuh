@@ -76,6 +76,22 @@ __device__ __forceinline__ void multiply_fragments(float (&sums)[kRows][kColumns
   }
 }
 
+/// The sum of one line of A's tile over its 32 of k.
+template <int kLines, bool kAlongK, class T>
+__device__ __forceinline__ float sum_of_line(const T* tile, int line) {
+  using Layout = TileBf16<kLines, kAlongK>;
+  float sum = 0;
+  NO_UNROLL for (int k = 0; k < 32; k += 8) {
+    if constexpr (kAlongK) {
+      const auto pack = *reinterpret_cast<const Pack<T, 8>*>(tile + Layout::chunk(line, k));
+      UNROLL for (int i = 0; i < 8; ++i) sum += load(pack.v[i]);
+    } else {
+      UNROLL for (int i = 0; i < 8; ++i) sum += load(tile[Layout::chunk(line, k + i) + line % 8]);
+    }
+  }
+  return sum;
+}
+
 /// Writes a warp's sums of one slice (finish_tile()) to shared memory.
 template <class Tile, int kRows, int kColumns>
 __device__ __forceinline__ void write_slice_of(float* slices, int slice, int warp_m, int warp_n,
@@ -108,6 +124,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_16_bit(Gem
   DYN_SHARED(T, shared);
 
   SHARED(GemmBlock, shared_block, );  // read by the epilogue
+  SHARED(float, row_sums, [kM]);      // in registers they would be live during the whole mainloop
   GemmBlock block = gemm_block<Tile>(p);
   const BatchOffsets batch = batch_offsets(p, block.batch);
   block.c = batch.c;
@@ -155,11 +172,15 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_16_bit(Gem
   ptx::cp_async_wait<kStages - 2>();
   __syncthreads();
   if (range.tiles > 0) read(shared, 0, 0);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < kM) row_sums[thread] = 0;
   int stage = 0;
   for (int tiles = range.tiles; tiles > 0; --tiles) {
     read(shared + stage, 1, 1);
     fetch(kDepth);  // refills the stage that all warps had finished reading at the last barrier
     multiply(0);
+    if (has_row_sums(p, shared_block) && thread < kM)
+      row_sums[thread] += sum_of_line<kM, kAAlongK>(shared + stage, thread);
     ptx::cp_async_wait<kStages - 2>();
     __syncthreads();
     stage = stage == (kStages - 1) * kStage ? 0 : stage + kStage;
@@ -167,6 +188,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_16_bit(Gem
     multiply(1);
   }
   ptx::cp_async_wait<0>();
+  write_row_sums<Tile>(p, shared_block, row_sums);
 
   float* const slices = reinterpret_cast<float*>(shared);
   finish_tile<Tile>(p, shared_block, slices,

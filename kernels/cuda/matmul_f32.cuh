@@ -34,6 +34,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_f32(GemmPl
   float* const shared = &memory[0].v[0];
 
   SHARED(GemmBlock, shared_block, );  // read by the epilogue
+  SHARED(float, row_sums, [kM]);      // in registers they would be live during the whole mainloop
   GemmBlock block = gemm_block<Tile>(p);
   const BatchOffsets batch = batch_offsets(p, block.batch);
   block.c = batch.c;
@@ -73,6 +74,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_f32(GemmPl
   const auto quad = [](const float* at) { return *reinterpret_cast<const Quad*>(at); };
   float sums[kQuadsM * 4][kQuadsN * 4] = {};
 
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < kM) row_sums[thread] = 0;
   read(iter_a, from_a, range.first);
   read(iter_b, from_b, range.first);
   write_both(shared);
@@ -91,17 +94,28 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_f32(GemmPl
       }
     }
   };
+  const auto add_rows = [&] {
+    if (!has_row_sums(p, shared_block) || thread >= kM) return;
+    float sum = 0;
+    UNROLL for (int k = 0; k < kDepth; ++k) sum += shared[stage + k * kPitchA + thread];
+    row_sums[thread] += sum;
+  };
   // The last tile is peeled. If the loads of the next tile were conditional, the compiler would hoist the
   // FMAs, which do not depend on the loads, above the loads that they should hide.
   for (int tiles = range.tiles; tiles > 1; --tiles) {
     read(iter_a, from_a, kDepth);
     read(iter_b, from_b, kDepth);
     multiply();
+    add_rows();
     stage = kStage - stage;
     write_both(shared + stage);
     __syncthreads();
   }
-  if (range.tiles > 0) multiply();
+  if (range.tiles > 0) {
+    multiply();
+    add_rows();
+  }
+  write_row_sums<Tile>(p, shared_block, row_sums);
 
   finish_tile<Tile>(p, shared_block, shared, [&](int slice) {
     float* const to = shared + (warp_m * 32 + lane_m) * kSlicePitch<Tile> + at_n;

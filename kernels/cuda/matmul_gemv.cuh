@@ -84,7 +84,8 @@ __global__ void __launch_bounds__(32 * kGemvWarps, gemv_blocks(kRows)) gemv(Gemm
 template <class T>
 bool is_gemv(const GemmArgs& g) {
   const GemmLayout layout = gemm_layout<T>(g);
-  return g.m <= kGemvRows<T> && layout.a_along_k && layout.b_along_k && layout.packs && batch_count(g) == 1;
+  return g.m <= kGemvRows<T> && !g.row_sums && layout.a_along_k && layout.b_along_k && layout.packs &&
+         batch_count(g) == 1;
 }
 
 template <class T>

@@ -5,12 +5,13 @@
 // thread's loads. Operands may be contiguous along k or across it, which covers all transpositions. The
 // epilogue passes the sums through shared memory, so that whole rows of C are written by coalesced vector
 // stores. If there are too few tiles to fill a GPU, k is split (split-K): each split writes its sums to a
-// workspace, and gemm_reduce() adds them in order.
+// workspace, and the block that is the last of a tile to finish adds them in order.
 #include <algorithm>
 #include <initializer_list>
 
 #include "tapestry/core/error.h"
 #include "tapestry/kernels/cuda/functions.cuh"
+#include "tapestry/kernels/cuda/last_block.cuh"
 #include "tapestry/kernels/ops/matmul.h"
 #include "tapestry/kernels/scratch.h"
 
@@ -39,6 +40,9 @@ struct GemmPlan {
   std::int64_t k_split;      // k per split; the last may have less
   float* partial;            // workspace if splits > 1: (splits, batch, m, partial_row)
   std::int64_t partial_row;  // n, rounded up to a multiple of 4
+  std::uint32_t* counters;   // one per tile if splits > 1
+  T* row_sums;
+  float* partial_row_sums;  // workspace if splits > 1 and there are row_sums: (splits, m)
   // Only the kernels of matmul_ragged.cuh read these; other kernels are templates of them.
   bool a_along_k, b_along_k;
   int a_width, b_width;  // elements per load of A and of B
@@ -62,9 +66,9 @@ struct GemmBlock {
 /// Threadblock swizzle: consecutive blocks take tiles in groups of 16 tile rows, column by column. So
 /// concurrent blocks mostly find their tiles of A and B in L2.
 template <class Tile, class T>
-__device__ __forceinline__ GemmBlock gemm_block(const GemmPlan<T>& p) {
+__device__ __forceinline__ GemmBlock gemm_block(const GemmPlan<T>& p, unsigned number) {
   constexpr unsigned kGroup = 16;
-  const unsigned tiles = p.m_tiles * p.n_tiles, rest = blockIdx.x / tiles, tile = blockIdx.x - rest * tiles;
+  const unsigned tiles = p.m_tiles * p.n_tiles, rest = number / tiles, tile = number - rest * tiles;
   const unsigned group = tile / (kGroup * p.n_tiles), first = group * kGroup;
   const unsigned height = std::min(kGroup, p.m_tiles - first), within = tile - first * p.n_tiles;
   GemmBlock block;
@@ -73,6 +77,10 @@ __device__ __forceinline__ GemmBlock gemm_block(const GemmPlan<T>& p) {
   block.batch = rest / p.splits;
   block.split = rest - block.batch * p.splits;
   return block;
+}
+template <class Tile, class T>
+__device__ __forceinline__ GemmBlock gemm_block(const GemmPlan<T>& p) {
+  return gemm_block<Tile>(p, blockIdx.x);
 }
 
 struct BatchOffsets {
@@ -236,6 +244,63 @@ struct QuadColumn {
   }
 };
 
+/// Split-K reduction: the last block of a tile to call it adds the partial sums in order of k, then applies
+/// the epilogue.
+template <class Tile, class T>
+__device__ __forceinline__ void join_splits(const GemmPlan<T>& p, const GemmBlock& block) {
+  const unsigned tile = (block.batch * p.m_tiles + static_cast<unsigned>(block.row / Tile::kM)) * p.n_tiles +
+                        static_cast<unsigned>(block.column / Tile::kN);
+  if (!is_last_block(p.counters + tile, p.splits)) return;
+  const int thread = static_cast<int>(threadIdx.x);
+  if (p.row_sums && block.column == 0 && thread < Tile::kM && block.row + thread < p.m) {
+    const float* from = p.partial_row_sums + block.row + thread;
+    float sum = *from;
+    NO_UNROLL for (unsigned split = 1; split < p.splits; ++split) sum += *(from += p.m);
+    p.row_sums[block.row + thread] = store<T>(sum);
+  }
+  constexpr int kAcross = Tile::kN / 4, kRowStep = Tile::kThreads / kAcross;
+  const std::int64_t column = block.column + thread % kAcross * 4, step = p.batch * p.m * p.partial_row;
+  if (column >= p.n) return;
+  const QuadColumn<T> quads(p, column);
+  NO_UNROLL for (int r = thread / kAcross; r < Tile::kM; r += kRowStep) {
+    const std::int64_t row = block.row + r;
+    if (row >= p.m) return;
+    const float* from =
+        p.partial + (static_cast<std::int64_t>(block.batch) * p.m + row) * p.partial_row + column;
+    Quad sums[1] = {*reinterpret_cast<const Quad*>(from)};
+    unsigned split = 1;
+    const auto add = [&]<int kParts>() {  // issues all loads before the first addition
+      Quad parts[kParts];
+      UNROLL for (int i = 0; i < kParts; ++i) parts[i] = *reinterpret_cast<const Quad*>(from += step);
+      UNROLL for (int i = 0; i < kParts; ++i) apply(Formula<Add>{}, sums[0].v, parts[i].v);
+      split += kParts;
+    };
+    NO_UNROLL while (split + 4 <= p.splits) add.template operator()<4>();
+    NO_UNROLL while (split < p.splits) add.template operator()<1>();
+    const bool has[1] = {true};
+    const std::int64_t at[1] = {block.c + row * p.c_row};
+    quads.template finish<1, true>(has, at, sums);
+  }
+}
+
+// ---- sums of the rows of A
+
+/// Whether this block computes them: the blocks of the first column of tiles do.
+template <class T>
+__device__ __forceinline__ bool has_row_sums(const GemmPlan<T>& p, const GemmBlock& block) {
+  return p.row_sums && block.column == 0;
+}
+/// Writes the sums of the block's range of k. Thread i has written sums[i].
+template <class Tile, class T>
+__device__ __forceinline__ void write_row_sums(const GemmPlan<T>& p, const GemmBlock& block,
+                                               const float* sums) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const std::int64_t row = block.row + thread;
+  if (!has_row_sums(p, block) || thread >= Tile::kM || row >= p.m) return;
+  if (p.splits == 1) p.row_sums[row] = store<T>(sums[thread]);
+  else p.partial_row_sums[block.split * p.m + row] = sums[thread];
+}
+
 /// The sums of a large tile do not fit in the block's shared memory, so they leave the registers in slices.
 /// One slice has 32 rows of each of the kWarpsM warp rows. A small tile is one slice.
 template <class Tile>
@@ -289,30 +354,7 @@ __device__ __forceinline__ void finish_tile(const GemmPlan<T>& p, const GemmBloc
           finish.template operator()<kAtOnce, false>(round);
     else NO_UNROLL for (int round = 0; round < kRounds; ++round) finish.template operator()<1, true>(round);
   }
-}
-
-inline constexpr int kReduceThreads = 256;
-
-/// Split-K reduction: adds the partial sums in order of k, then applies the epilogue. A thread handles one
-/// quad of C.
-template <class T>
-__global__ void __launch_bounds__(kReduceThreads) gemm_reduce(GemmPlan<T> p) {
-  const std::int64_t across = p.partial_row / 4, rows = p.batch * p.m;
-  const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * kReduceThreads + threadIdx.x;
-  if (index >= rows * across) return;
-  const std::int64_t row = index / across, column = (index - row * across) * 4;
-  const float* from = p.partial + row * p.partial_row + column;
-  Quad sums[1] = {*reinterpret_cast<const Quad*>(from)};
-  for (unsigned split = 1; split < p.splits; ++split) {
-    from += rows * p.partial_row;
-    const Quad part = *reinterpret_cast<const Quad*>(from);
-    apply(Formula<Add>{}, sums[0].v, part.v);
-  }
-  const std::int64_t matrix = row / p.m;
-  const std::int64_t c = batch_offsets(p, static_cast<unsigned>(matrix)).c;
-  const bool has[1] = {true};
-  const std::int64_t at[1] = {c + (row - matrix * p.m) * p.c_row};
-  QuadColumn<T>(p, column).template finish<1, true>(has, at, sums);
+  if (p.splits > 1) join_splits<Tile>(p, block);
 }
 
 // ---- host
@@ -365,8 +407,11 @@ double gemm_clocks(const GemmArgs& g, std::int64_t batch, std::int64_t splits) {
   const std::int64_t blocks = ceil_div(g.m, Tile::kM) * ceil_div(g.n, Tile::kN) * batch * splits;
   const double tile = Tile::kM * Tile::kN * static_cast<double>(ceil_div(g.k, splits)) / Tile::kFmasPerClock;
   double clocks = static_cast<double>(ceil_div(blocks, kSms)) * (tile + Tile::kOverheadClocks);
-  if (splits > 1)  // a second launch, and traffic of the partial sums
-    clocks += 4000 + 8.0 * static_cast<double>(splits * batch * g.m * g.n) / kBytesPerClock;
+  // The partial sums are written by all blocks, and read again by one block per tile, which gets 64 bytes per
+  // clock at best.
+  if (splits > 1)
+    clocks += 2000 + 4.0 * static_cast<double>(splits * batch * g.m * g.n) / kBytesPerClock +
+              4.0 * static_cast<double>(splits * Tile::kM * Tile::kN) / 64;
   return clocks;
 }
 
@@ -403,6 +448,7 @@ GemmPlan<T> gemm_plan(const GemmArgs& g, const GemmLayout& layout, std::int64_t 
   p.b = g.k ? g.b.as<T>() : p.c;
   p.aux = g.aux.as<T>();
   p.bias = g.bias.as<T>();
+  p.row_sums = g.row_sums.as<T>();
   p.a_pitch = layout.a_along_k ? g.a_strides.row : g.a_strides.col;
   p.b_pitch = layout.b_along_k ? g.b_strides.col : g.b_strides.row;
   p.a_along_k = layout.a_along_k, p.b_along_k = layout.b_along_k;
@@ -428,29 +474,27 @@ GemmPlan<T> gemm_plan(const GemmArgs& g, const GemmLayout& layout, std::int64_t 
   p.splits = static_cast<unsigned>(std::max<std::int64_t>(ceil_div(g.k, p.k_split), 1));
   p.partial_row = ceil_div(g.n, 4) * 4;
   // The number of blocks is computed in 64 bits, because 2^32 matrices would wrap to 0 in 32 bits.
-  const std::int64_t blocks = std::int64_t{p.m_tiles} * p.n_tiles * p.splits * batch_count(g);
-  check(blocks <= 0x7fffffff, "[matmul] ", batch_count(g), " products of (", g.m, ", ", g.k, ") and (", g.k,
-        ", ", g.n, ") are too many for a launch; multiply fewer at once");
+  const std::int64_t tiles = std::int64_t{p.m_tiles} * p.n_tiles * batch_count(g), blocks = tiles * p.splits;
+  check(blocks <= 0x7fffffff && (p.splits == 1 || tiles <= kStreamCounters), "[matmul] ", batch_count(g),
+        " products of (", g.m, ", ", g.k, ") and (", g.k, ", ", g.n,
+        ") are too many for a launch; multiply fewer at once");
   return p;
 }
 
-/// Launches `kernel` with the grid and workspace of its plan, then the split-K reduction if k is split.
+/// Launches `kernel` with the grid and workspace of its plan.
 template <class Tile, class T>
 void launch_gemm_plan(void (*kernel)(GemmPlan<T>), GemmPlan<T> plan, std::size_t shared_bytes,
                       const LaunchContext& context) {
-  const cudaStream_t stream = stream_of(context);
   Scratch<float> partial;
   if (plan.splits > 1) {
-    partial =
-        Scratch<float>(context.device, std::int64_t{plan.splits} * plan.batch * plan.m * plan.partial_row);
+    const std::int64_t sums = std::int64_t{plan.splits} * plan.batch * plan.m * plan.partial_row;
+    partial = Scratch<float>(context.device, sums + (plan.row_sums ? plan.splits * plan.m : 0));
     plan.partial = partial.data();
+    plan.partial_row_sums = partial.data() + sums;
+    plan.counters = counters_of(context);
   }
-  launch(kernel, plan.m_tiles * plan.n_tiles * plan.splits * plan.batch, Tile::kThreads, shared_bytes, stream,
-         plan);
-  if (plan.splits > 1)
-    launch(&gemm_reduce<T>,
-           static_cast<unsigned>(ceil_div(plan.batch * plan.m * (plan.partial_row / 4), kReduceThreads)),
-           kReduceThreads, 0, stream, plan);
+  launch(kernel, plan.m_tiles * plan.n_tiles * plan.splits * plan.batch, Tile::kThreads, shared_bytes,
+         stream_of(context), plan);
 }
 
 }  // namespace tapestry::kernels::cuda

@@ -116,6 +116,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_ragged(Gem
   DYN_SHARED(T, shared);
 
   SHARED(GemmBlock, shared_block, );  // read by the epilogue
+  SHARED(float, row_sums, [kM]);      // in registers they would be live during the whole mainloop
   GemmBlock block = gemm_block<Tile>(p);
   const BatchOffsets batch = batch_offsets(p, block.batch);
   block.c = batch.c;
@@ -173,12 +174,17 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_ragged(Gem
   ptx::cp_async_wait<kStages - 2>();
   __syncthreads();
   if (range.tiles > 0) read(shared, 0, 0);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < kM) row_sums[thread] = 0;
   int stage = 0;
   for (int tiles = range.tiles; tiles > 0; --tiles) {
     read(shared + stage, 1, 1);
     store();        // what the previous iteration loaded; two barriers precede its use
     fetch(kDepth);  // refills the stage that all warps had finished reading at the last barrier
     multiply_fragments<T>(sums, a[0], b[0]);
+    if (has_row_sums(p, shared_block) && thread < kM)
+      row_sums[thread] += p.a_along_k ? sum_of_line<kM, true>(shared + stage, thread)
+                                      : sum_of_line<kM, false>(shared + stage, thread);
     ptx::cp_async_wait<kStages - 2>();
     __syncthreads();
     stage = stage == (kStages - 1) * kStage ? 0 : stage + kStage;
@@ -186,6 +192,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_ragged(Gem
     multiply_fragments<T>(sums, a[1], b[1]);
   }
   ptx::cp_async_wait<0>();
+  write_row_sums<Tile>(p, shared_block, row_sums);
 
   float* const slices = reinterpret_cast<float*>(shared);
   finish_tile<Tile>(p, shared_block, slices,

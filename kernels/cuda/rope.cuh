@@ -47,7 +47,8 @@ __global__ void __launch_bounds__(kRopeThreads)
   const std::int64_t angles = n * r.table + l * r.pairs + i;
   // The features of the pairs: two packs, which are adjacent in the interleaved layout.
   const int first = r.interleaved ? 2 * i : i, second = r.interleaved ? 2 * i + V : i + r.pairs;
-  T in[2 * V], out[2 * V];
+  alignas(sizeof(Packed)) T in[2 * V];
+  alignas(sizeof(Packed)) T out[2 * V];
   *reinterpret_cast<Packed*>(in) = *reinterpret_cast<const Packed*>(x + first);
   *reinterpret_cast<Packed*>(in + V) = *reinterpret_cast<const Packed*>(x + second);
   UNROLL for (int j = 0; j < V; ++j) {

@@ -15,7 +15,7 @@ struct EmbeddingArgs {
   std::int64_t row_stride, column_stride;  ///< strides of the weight in elements
   ConstArray weight, indices;
   MutableArray out;
-  std::int64_t* first_bad;
+  BadIndexCell first_bad;
 };
 inline constinit Slot<EmbeddingArgs> embedding{"embedding"};
 

@@ -30,7 +30,7 @@ struct EmbeddingBagArgs {
   MutableArray bag_of;  ///< (count), the bag of each index; may be null
   MutableArray sizes;   ///< (bags), the number of indices that are not left out; may be null
   MutableArray chosen;  ///< (bags, columns) for max: the row of the first maximum, 0 if empty; may be null
-  std::int64_t *first_bad, *first_bad_offset;
+  BadIndexCell first_bad, first_bad_offset;
 };
 inline constinit Slot<EmbeddingBagArgs> embedding_bag{"embedding_bag"};
 

@@ -4,18 +4,31 @@
 #include <cstdint>
 #include <limits>
 
+#include "tapestry/core/internal/call_cell.h"
 #include "tapestry/core/shape.h"
 #include "tapestry/kernels/slot.h"
 #include "tapestry/kernels/view.h"
 
 namespace tapestry::kernels {
 
-/// The value of a cell `*first_bad` in which no kernel has reported an index. A kernel skips an index that is
-/// out of range, leaves its part of the result unspecified, and lowers `*first_bad` to the index's position.
-/// Kernel and host can both access the cell: for a GPU it lies in page-locked memory. first_bad may be null,
-/// and then nothing is reported. The kernel always runs to its end. The caller decides when to read the cell
-/// (autograd/ops/internal/bad_index.h): at once on a CPU, or when the host next waits for the GPU.
+/// The value of a cell in which no kernel has reported an index.
 inline constexpr std::int64_t kNoBadIndex = std::numeric_limits<std::int64_t>::max();
+
+/// Where a kernel reports an index that is out of range. It skips such an index, leaves the index's part of
+/// the result unspecified, and lowers `*cell` to value(position of the index). The kernel always runs to its
+/// end. The caller decides when to read the cell: at once on a CPU, or when the host next waits for the GPU.
+/// All calls on a GPU share one cell in page-locked memory, which both sides can access, and `call` tells
+/// them apart (core/internal/deferred_check.h). If `cell` is null, nothing is reported.
+struct BadIndexCell {
+  std::int64_t* cell;
+  std::int32_t call;
+
+  BadIndexCell() = default;
+  BadIndexCell(std::int64_t* to, std::int32_t number = 0) : cell(to), call(number) {}  // NOLINT
+  constexpr std::int64_t value(std::int64_t position) const {
+    return call * tapestry::detail::kPositionsOfCall + position;
+  }
+};
 
 /// Computes y[o, i, :] = x[o, index[i], :].
 ///   Shapes: x is (outer, rows, inner), y is (outer, count, inner), index is (count).
@@ -25,7 +38,7 @@ struct IndexSelectArgs {
   std::int64_t outer, rows, count, inner;
   ConstArray index, x;
   MutableArray y;
-  std::int64_t* first_bad;
+  BadIndexCell first_bad;
 };
 inline constinit Slot<IndexSelectArgs> index_select{"index_select"};
 
@@ -36,7 +49,7 @@ struct IndexAddArgs {
   std::int64_t outer, rows, count, inner;
   ConstArray index, dy;
   MutableArray dx;
-  std::int64_t* first_bad;
+  BadIndexCell first_bad;
 };
 inline constinit Slot<IndexAddArgs> index_add{"index_add"};
 
@@ -73,7 +86,7 @@ struct Indexed {
   std::int64_t sizes[kMaxDims];                           ///< of the loop dimensions; no size is 0
   std::int64_t x_strides[kMaxDims], y_strides[kMaxDims];  ///< in elements
   Index index[kMaxDims];
-  std::int64_t* first_bad;  ///< as described at kNoBadIndex; may be null
+  BadIndexCell first_bad;
 };
 
 /// Computes y = x at the indexed elements. The slot's dtype, of any type, is that of x and y. Elements of y
@@ -98,7 +111,9 @@ struct IndexedWriteArgs {
 inline constinit Slot<IndexedWriteArgs> indexed_write{"indexed_write"};
 
 /// Computes x = x (op) y at the indexed elements. Elements of y that belong to the same element of x are
-/// combined with it one after another in row-major order, so results are deterministic.
+/// combined with it one after another in row-major order. The CUDA kernels combine more than 32 of them in
+/// chunks of 32, counted from the first, and then the results of the chunks in order. Both orders depend on
+/// the indices alone, so results are deterministic.
 ///   Dtypes: y has the slot's dtype. x is f32 if y is f16 or bf16, and has y's dtype otherwise.
 ///   Strides: as for indexed_write.
 ///   Integers wrap around. maximum and minimum give NaN if an operand is NaN.

@@ -31,7 +31,10 @@ struct ClassRowsArgs {
 struct ClassLossArgs {
   ClassRowsArgs rows;
   MutableArray losses, weights;
-  std::int64_t* first_bad;
+  BadIndexCell first_bad;
+  /// One number each, of the accumulation dtype; null if not wanted. total = sum(weights), and mean =
+  /// sum(losses) / total.
+  MutableArray mean, total;
 };
 /// Let q = (1 - smoothing) target + smoothing / classes (Szegedy et al. 2016) and p = softmax(x). Then losses
 /// = -sum_c weight_c q_c log(p_c). `weights` receives the weight of the target class, or 1 if the targets are
@@ -42,7 +45,8 @@ inline constinit Slot<ClassLossArgs> cross_entropy{"cross_entropy"};
 inline constinit Slot<ClassLossArgs> nll_loss{"nll_loss"};
 
 /// The incoming gradient of a loss: one number per row (outer, inner) if `each_row` is set, else one number
-/// for all rows. The kernel divides it by `divisor` unless that is null.
+/// for all rows. If `grad` is null, it is 1 for all rows. The kernel divides it by `divisor` unless that is
+/// null.
 struct LossGrad {
   ConstArray grad;
   bool each_row;
@@ -59,15 +63,6 @@ inline constinit Slot<ClassLossBackwardArgs> cross_entropy_backward{"cross_entro
 /// dx receives the gradient of the probabilities, -grad (1 - smoothing) weight_c log(p_c).
 inline constinit Slot<ClassLossBackwardArgs> cross_entropy_target_backward{"cross_entropy_target_backward"};
 inline constinit Slot<ClassLossBackwardArgs> nll_loss_backward{"nll_loss_backward"};
-
-/// Computes total = sum(weights) and mean = sum(losses) / total, one number each. All arrays have the slot's
-/// dtype, which is f32 or f64.
-struct WeightedMeanArgs {
-  std::int64_t n;
-  ConstArray losses, weights;  // (n)
-  MutableArray mean, total;
-};
-inline constinit Slot<WeightedMeanArgs> weighted_mean{"weighted_mean"};
 
 /// The pointwise operation (x - target)^2 (see pointwise.h).
 struct SquaredError : Pointwise<"squared_error", 3, kFloats> {

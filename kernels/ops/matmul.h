@@ -45,6 +45,10 @@ struct GemmArgs {
   /// An array with the layout of C that does not overlap C. A backward epilogue reads it. A forward epilogue
   /// stores the function's argument in it, unless it is null.
   MutableArray aux;
+  /// If not null, the array row_sums (m) receives the sums over k of the rows of A. In the product that
+  /// computes the gradient of a linear layer's weight they are the gradient of its bias. Only without a
+  /// batch, and if n > 0.
+  MutableArray row_sums;
   /// The sizes of the batch dimensions, and their strides in elements. Stride 0 uses the same A or B for
   /// several matrices. The matrices of C do not overlap.
   int batch_ndim = 0;

@@ -20,7 +20,15 @@ Tensor with_relu(Module& module, const Tensor& x) {
   if (type == typeid(BatchNorm2d)) return batch_norm_relu(static_cast<BatchNorm2d&>(module), x);
   return {};
 }
-bool is_plain_relu(const Module& module) { return typeid(module) == typeid(ReLU) && !module.has_hooks(); }
+// Returns activation(module(x)) as one operation, or an undefined tensor if there is none for the two.
+Tensor with_activation(Module& module, const Module& activation, const Tensor& x) {
+  if (activation.has_hooks()) return {};
+  if (typeid(activation) == typeid(ReLU)) return with_relu(module, x);
+  if (typeid(activation) == typeid(GELU) && typeid(module) == typeid(Linear))
+    return linear_gelu(static_cast<Linear&>(module), x,
+                       static_cast<const GELU&>(activation).options.approximate == "tanh");
+  return {};
+}
 
 }  // namespace
 
@@ -118,8 +126,9 @@ Tensor Sequential::forward(const Tensor& x) {
   Tensor y = x;
   for (std::size_t i = 0; i < size(); ++i) {
     Module& module = *begin()[static_cast<std::ptrdiff_t>(i)];
-    if (i + 1 < size() && is_plain_relu(*begin()[static_cast<std::ptrdiff_t>(i + 1)]))
-      if (Tensor result = with_relu(module, y); result.defined()) {
+    if (i + 1 < size())
+      if (Tensor result = with_activation(module, *begin()[static_cast<std::ptrdiff_t>(i + 1)], y);
+          result.defined()) {
         y = std::move(result);
         ++i;
         continue;

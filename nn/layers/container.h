@@ -80,9 +80,9 @@ class ModuleListBase : public Module {
   std::vector<Module*> modules_;
 };
 
-/// Calls its modules in order. A Linear, Conv2d, BatchNorm1d or BatchNorm2d before a ReLU is computed with it
-/// as one operation (fused.h), unless one of the two has hooks. Each constructor argument is the options of a
-/// layer, a pointer to a module, or a function:
+/// Calls its modules in order. A Linear, Conv2d, BatchNorm1d or BatchNorm2d before a ReLU, and a Linear
+/// before a GELU, is computed with it as one operation (fused.h), unless one of the two has hooks. Each
+/// constructor argument is the options of a layer, a pointer to a module, or a function:
 ///
 ///   nn::Sequential net(nn::Conv2d::Options{.in_channels = 1, .out_channels = 32, .kernel_size = 5},
 ///                      nn::ReLU::Options{}, nn::MaxPool2d::Options{.kernel_size = 2},

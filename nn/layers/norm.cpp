@@ -5,6 +5,7 @@
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/fused.h"
 #include "tapestry/autograd/ops/norm.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/nn/functional.h"
 #include "tapestry/nn/internal/options_text.h"
 
@@ -74,6 +75,9 @@ Tensor BatchNorm<kDims>::normalized(const Tensor& x, bool with_relu, const Tenso
         "; reshape it, or set num_features");
   const bool update = is_training() && options.track_running_stats;
   double factor = momentum.value_or(0);
+  if (update && !momentum)
+    tapestry::detail::refuse_in_capture("batch_norm",
+                                        "without a momentum the host reads num_batches_tracked; give one");
   if (update && !momentum) factor = 1 / (num_batches_tracked->item() + 1);
   const bool batch_statistics = is_training() || !options.track_running_stats;
   Tensor y;

@@ -3,15 +3,32 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::optim {
 
+namespace {
+// A named type, so that a captured step can see that the number of models does not matter.
+struct MovingAverage {
+  double decay;
+  Tensor operator()(const Tensor& average, const Tensor& weight, std::int64_t) const {
+    return average + (weight - average) * (1 - decay);
+  }
+};
+
+// Keeps the memory of `average` where that is possible, because a captured step writes to it.
+void assign(Tensor& average, const Tensor& value) {
+  if (average.device() == value.device() && average.dtype() == value.dtype() &&
+      average.sizes() == value.sizes())
+    average.copy_(value);
+  else average = value.clone();
+}
+}  // namespace
+
 AverageFunction get_ema_avg(double decay) {
   check(decay >= 0 && decay <= 1, "[get_ema_avg] decay must lie in [0, 1] but is ", decay);
-  return [decay](const Tensor& average, const Tensor& weight, std::int64_t) {
-    return average + (weight - average) * (1 - decay);
-  };
+  return MovingAverage{decay};
 }
 
 AverageFunction get_swa_avg() {
@@ -55,14 +72,23 @@ void AveragedModel::update_parameters() {
         "end the Scope first");
   check_shapes();
   const NoGradGuard no_grad;
+  auto* const capture = tapestry::detail::current_capture();
+  if (*n_averaged_ == 0)
+    tapestry::detail::refuse_in_capture("AveragedModel", "call update_parameters() once before the capture");
+  if (!avg_fn_.target<MovingAverage>())
+    tapestry::detail::refuse_in_capture(
+        "AveragedModel",
+        "avg_fn gets the number of models, which a replay cannot change; use get_ema_avg(), or "
+        "call update_parameters() outside of the step");
   for (Entry& e : entries_)
     for (std::size_t i = 0; i < e.averages.size(); ++i) {
       const Tensor weight = e.weight(i).to(average_dtype(e.weight(i)));
-      e.averages[i] = n_averaged_ == 0
-                          ? weight.clone()
-                          : avg_fn_(e.averages[i].to(weight.device(), weight.dtype()), weight, n_averaged_);
+      assign(e.averages[i], *n_averaged_ == 0 ? weight
+                                              : avg_fn_(e.averages[i].to(weight.device(), weight.dtype()),
+                                                        weight, *n_averaged_));
     }
-  ++n_averaged_;
+  if (capture) capture->before_replay.push_back([count = n_averaged_] { ++*count; });
+  else ++*n_averaged_;
 }
 
 // A weight that has been sharded, or is no longer, has another shape than its average.
@@ -79,7 +105,7 @@ void AveragedModel::check_use() const {
   check(!in_use_,
         "[AveragedModel] use() was called while the model has the averaged weights already; end the "
         "other Scope first");
-  check(n_averaged_ > 0, "[AveragedModel] nothing has been averaged; call update_parameters() first");
+  check(*n_averaged_ > 0, "[AveragedModel] nothing has been averaged; call update_parameters() first");
   check_shapes();
 }
 
@@ -107,7 +133,7 @@ void AveragedModel::leave() {
 
 nn::StateDict AveragedModel::state_dict() const {
   const NoGradGuard no_grad;
-  nn::StateDict dict{{"n_averaged", scalar_tensor(n_averaged_, {DType::i64, kCPU})}};
+  nn::StateDict dict{{"n_averaged", scalar_tensor(*n_averaged_, {DType::i64, kCPU})}};
   for (const Entry& e : entries_)
     dict.emplace_back("module." + e.name, e.averages.at(static_cast<std::size_t>(e.own())).clone());
   return dict;
@@ -141,8 +167,8 @@ void AveragedModel::load_state_dict(const nn::StateDict& dict) {
   }
   for (std::size_t i = 0; i < entries_.size(); ++i)
     for (std::size_t r = 0; r < loaded[i].size(); ++r)
-      if (loaded[i][r].defined()) entries_[i].averages[r] = std::move(loaded[i][r]);
-  n_averaged_ = count->item<std::int64_t>();
+      if (loaded[i][r].defined()) assign(entries_[i].averages[r], loaded[i][r]);
+  *n_averaged_ = count->item<std::int64_t>();
 }
 
 namespace detail {

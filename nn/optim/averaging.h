@@ -15,6 +15,7 @@
 //     evaluate(net);
 //   }
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -52,9 +53,11 @@ class AveragedModel {
   AveragedModel& operator=(const AveragedModel&) = delete;
 
   /// Adds the model's current weights to the average. The first call copies them. Call it after
-  /// Optimizer::step(). Throws ValueError while a Scope exists.
+  /// Optimizer::step(). A captured step may contain it if avg_fn is that of get_ema_avg() and the first call
+  /// is before the capture. Throws ValueError while a Scope exists, and cuda::CaptureError for a capture
+  /// otherwise.
   void update_parameters();
-  std::int64_t n_averaged() const { return n_averaged_; }
+  std::int64_t n_averaged() const { return *n_averaged_; }
 
   /// While a Scope exists, the model has the averaged weights in all replicas. Then it gets its own weights
   /// back.
@@ -100,7 +103,7 @@ class AveragedModel {
 
   AverageFunction avg_fn_;
   std::vector<Entry> entries_;
-  std::int64_t n_averaged_ = 0;
+  std::shared_ptr<std::int64_t> n_averaged_ = std::make_shared<std::int64_t>(0);  // replays count, too
   bool in_use_ = false;
 };
 

@@ -8,6 +8,7 @@
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/capture_state.h"
 #include "tapestry/nn/internal/divided_gradients.h"
 #include "tapestry/nn/internal/many_gradients.h"
 #include "tapestry/nn/internal/replica_devices.h"
@@ -174,6 +175,9 @@ ScaledStep GradScaler::step(Optimizer& optimizer) {
   const bool on_device = optimizer.supports_device_scaling();
   const bool unscaled = known != optimizers_.end();
   const Tensor found = unscaled ? known->second.found_inf : find_inf(optimizer, "step()", !on_device);
+  if (!on_device)
+    tapestry::detail::refuse_in_capture(
+        optimizer.name(), "the host reads found_inf, since this optimizer has no fused kernel; step outside");
   if (on_device) optimizer.step(unscaled ? Tensor() : scale_, found);
   else if (found.item() == 0) optimizer.step();  // the host waits here
   optimizers_[&optimizer] = {Stage::stepped, found};

@@ -9,6 +9,8 @@
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/capture_state.h"
+#include "tapestry/nn/internal/masters.h"
 #include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::optim {
@@ -18,6 +20,7 @@ namespace {
 double dot(const Tensor& a, const Tensor& b) { return (a * b).sum().item(); }
 double largest(const Tensor& t) { return t.numel() == 0 ? 0 : t.abs().amax().item(); }
 
+std::string master_key(std::size_t parameter) { return concat({"state.", parameter, ".", kMaster}); }
 Tensor number(double value) { return scalar_tensor(value, {DType::f64, kCPU}); }
 
 // Returns the minimum in [low, high] of the cubic through two points with these values and derivatives
@@ -56,25 +59,52 @@ void LBFGS::check_param(const Parameter& param) const {
         " is sharded, and each rank has some of its elements; LBFGS needs all of them. Train sharded "
         "parameters "
         "with AdamW, or use DistributedDataParallel");
-  const DType dtype = param.replica(0).dtype();
-  check(dtype != DType::f16 && dtype != DType::bf16, "[LBFGS] a parameter of shape ", nn::full_sizes(param),
-        " is ", dtype, ", and differences of its gradients have no correct digits; train in f32, or train ",
-        dtype, " parameters with AdamW");
 }
 
 // ---- parameters and gradients as one vector ----
 
 // Replica 0 decides. Its parameters may be on several devices; the vector is on the device of the first one.
-Tensor LBFGS::flat_grad() const {
+// A part is undefined if it is 0.
+Tensor LBFGS::flat(const std::function<Tensor(const Tensor& param)>& part) const {
   const Tensor& first = params(0)[0].replica(0);
+  const DType dtype = state_dtype(first.dtype());
   std::vector<Tensor> parts;
   for (const Parameter& p : params(0)) {
-    const Tensor grad = p.replica(0).grad();
-    parts.push_back(grad.defined() ? grad.to(first.device(), first.dtype()).reshape({p.replica(0).numel()})
-                                   : zeros({p.replica(0).numel()}, {first.dtype(), first.device()}));
+    const Tensor own = part(p.replica(0));
+    const Shape size{p.replica(0).numel()};
+    parts.push_back(own.defined() ? own.to(first.device(), dtype).reshape(size)
+                                  : zeros(size, {dtype, first.device()}));
   }
+  return cat(parts);
+}
+
+Tensor LBFGS::flat_grad() const {
+  const Tensor all = flat([](const Tensor& param) { return param.grad(); });
   const double factor = options().maximize ? -grad_scale() : grad_scale();
-  return factor == 1 ? cat(parts) : cat(parts) * factor;
+  return factor == 1 ? all : all * factor;
+}
+
+Tensor LBFGS::flat_param() const {
+  return flat([](const Tensor& param) { return param.detach(); });
+}
+
+// A bound of the error of (grad - prev_flat_grad) . s that comes from rounding the two gradients to f16 or
+// bf16: half a unit in the last place of each element, at least 2^-25 for subnormal f16.
+double LBFGS::rounding_of_product(const Tensor& s, const Tensor& grad) const {
+  const Tensor size = grad.abs() + memory_.prev_flat_grad.abs(), step = s.abs();
+  double bound = 0;
+  std::int64_t at = 0;
+  for (const Parameter& p : params(0)) {
+    const Tensor& param = p.replica(0);
+    const std::int64_t n = param.numel();
+    if (is_low(param.dtype()) && n > 0) {
+      const Tensor part = step.narrow(0, at, n);
+      bound += dot(size.narrow(0, at, n), part) * (param.dtype() == DType::bf16 ? 0x1p-8 : 0x1p-11);
+      if (param.dtype() == DType::f16) bound += part.sum().item() * 0x1p-24 * std::abs(grad_scale());
+    }
+    at += n;
+  }
+  return bound;
 }
 
 LBFGS::Point LBFGS::evaluate(const Closure& closure, Tensor* returned) {
@@ -90,29 +120,74 @@ LBFGS::Point LBFGS::evaluate(const Closure& closure, Tensor* returned) {
   return {options().maximize ? -loss.item() : loss.item(), flat_grad()};
 }
 
+// ---- masters ----
+
+void LBFGS::prepare_masters() {
+  masters_.resize(params(0).size());
+  for (std::size_t i = 0; i < masters_.size(); ++i) {
+    const Tensor& param = params(0)[i].replica(0);
+    Tensor& master = masters_[i];
+    if (!is_low(param.dtype())) {
+      master = {};
+    } else if (master.defined() && master.sizes() == param.sizes()) {
+      master = master.to(param.device());
+      follow_parameter(master, param);
+    } else {
+      master = param.detach().to(DType::f32);
+    }
+  }
+}
+
+bool LBFGS::has_masters() const {
+  return std::any_of(masters_.begin(), masters_.end(), [](const Tensor& t) { return t.defined(); });
+}
+
+// What a step changes: the master of the parameter if it has one.
+Tensor LBFGS::value(std::size_t index) const {
+  return masters_[index].defined() ? masters_[index] : params(0)[index].replica(0).detach();
+}
+
+// Rounds the master to the parameter, in all replicas.
+void LBFGS::publish(std::size_t index) const {
+  const Parameter& p = params(0)[index];
+  for (int r = 0; r < p.replicas(); ++r) p.replica(r).detach().copy_(masters_[index]);
+}
+
 std::vector<Tensor> LBFGS::copy_params() const {
   std::vector<Tensor> values;
-  for (const Parameter& p : params(0)) values.push_back(p.replica(0).detach().clone());
+  for (std::size_t i = 0; i < params(0).size(); ++i) values.push_back(value(i).clone());
   return values;
 }
 
 void LBFGS::set_params(const std::vector<Tensor>& values) const {
-  for (std::size_t i = 0; i < values.size(); ++i)
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (masters_[i].defined()) {
+      masters_[i].copy_(values[i]);
+      publish(i);
+      continue;
+    }
     for (int r = 0; r < params(0)[i].replicas(); ++r) params(0)[i].replica(r).detach().copy_(values[i]);
+  }
 }
 
 // Adds t * direction to the parameters of all replicas.
 void LBFGS::move_params(double t, const Tensor& direction) const {
   const Tensor step = direction * t;
   std::int64_t at = 0;
-  for (const Parameter& p : params(0)) {
+  for (std::size_t i = 0; i < params(0).size(); ++i) {
+    const Parameter& p = params(0)[i];
     const std::int64_t n = p.replica(0).numel();
     const Tensor part = step.narrow(0, at, n).reshape(p.replica(0).sizes());
-    for (int r = 0; r < p.replicas(); ++r) {
-      const Tensor value = p.replica(r).detach();
-      value.add_(part.to(value.device(), value.dtype()));
-    }
     at += n;
+    if (masters_[i].defined()) {
+      masters_[i].add_(part.to(masters_[i].device(), DType::f32));
+      publish(i);
+      continue;
+    }
+    for (int r = 0; r < p.replicas(); ++r) {
+      const Tensor own = p.replica(r).detach();
+      own.add_(part.to(own.device(), own.dtype()));
+    }
   }
 }
 
@@ -129,9 +204,10 @@ void LBFGS::update_direction(const Tensor& grad) {
     m.H_diag = 1;
     return;
   }
-  const Tensor y = grad - m.prev_flat_grad, s = m.d * m.t;
+  const Tensor y = grad - m.prev_flat_grad;
+  const Tensor s = m.prev_flat_param.defined() ? flat_param() - m.prev_flat_param : m.d * m.t;
   const double ys = dot(y, s);
-  if (ys > 1e-10) {
+  if (ys > std::max(1e-10, has_masters() ? rounding_of_product(s, grad) : 0)) {
     if (static_cast<std::int64_t>(m.old_dirs.size()) >= options().history_size) {
       m.old_dirs.erase(m.old_dirs.begin());
       m.old_stps.erase(m.old_stps.begin());
@@ -155,18 +231,20 @@ void LBFGS::update_direction(const Tensor& grad) {
 }
 
 Tensor LBFGS::step(const Closure& closure) {
+  tapestry::detail::refuse_in_capture("LBFGS", "the host reads losses and directions; step outside");
   const NoGradGuard no_grad;
   const Options o = options();
   for (const Parameter& p : params(0)) check_param(p);  // it may have been sharded since it was added
   Memory& m = memory_;
   const std::int64_t max_eval = o.max_eval > 0 ? o.max_eval : o.max_iter * 5 / 4;
   const std::int64_t calls_before = m.func_evals;
+  prepare_masters();
   // The parameters may have moved since the last step.
   const Tensor& first = params(0)[0].replica(0);
   const auto move = [&](Tensor& t) {
-    if (t.defined()) t = t.to(first.device(), first.dtype());
+    if (t.defined()) t = t.to(first.device(), state_dtype(first.dtype()));
   };
-  move(m.d), move(m.prev_flat_grad);
+  move(m.d), move(m.prev_flat_grad), move(m.prev_flat_param);
   for (Tensor& t : m.old_dirs) move(t);
   for (Tensor& t : m.old_stps) move(t);
   Tensor first_loss;
@@ -177,6 +255,7 @@ Tensor LBFGS::step(const Closure& closure) {
     ++m.n_iter;
     update_direction(now.grad);
     m.prev_flat_grad = now.grad.clone();
+    m.prev_flat_param = has_masters() ? flat_param() : Tensor();
     m.prev_loss = now.loss;
     m.t = m.n_iter == 1 ? std::min(1.0, 1 / now.grad.abs().sum().item()) * o.lr : o.lr;
     const double slope = dot(now.grad, m.d);
@@ -292,11 +371,14 @@ StateDict LBFGS::state_dict() const {
   };
   add("func_evals", scalar_tensor(m.func_evals, {DType::i64, kCPU}));
   add("n_iter", scalar_tensor(m.n_iter, {DType::i64, kCPU}));
+  for (std::size_t i = 0; i < masters_.size(); ++i)
+    if (masters_[i].defined()) dict.emplace_back(master_key(i), masters_[i].clone());
   if (m.n_iter == 0) return dict;
   add("d", m.d);
   add("t", number(m.t));
   add("H_diag", number(m.H_diag));
   add("prev_flat_grad", m.prev_flat_grad);
+  if (m.prev_flat_param.defined()) add("prev_flat_param", m.prev_flat_param);
   add("prev_loss", number(m.prev_loss));
   add("ro", tensor(m.ro, Shape(static_cast<std::int64_t>(m.ro.size())), {DType::f64, kCPU}));
   for (std::size_t i = 0; i < m.old_dirs.size(); ++i) {
@@ -309,7 +391,10 @@ StateDict LBFGS::state_dict() const {
 std::vector<StateTensor> LBFGS::state_tensors(int replica) const {
   std::vector<StateTensor> all = Optimizer::state_tensors(replica);
   for (const auto& [key, t] : state_dict())
-    if (key.starts_with("state.")) all.push_back({key, 0, false, t});
+    if (key.starts_with("state.") && !key.ends_with(kMaster)) all.push_back({key, 0, false, t});
+  for (std::size_t i = 0; i < masters_.size(); ++i)
+    if (masters_[i].defined())
+      all.push_back({master_key(i), static_cast<std::int64_t>(i), true, masters_[i]});
   return all;
 }
 
@@ -338,10 +423,23 @@ void LBFGS::load_state_dict(const StateDict& dict) {
     return count;
   };
   const auto take_vector = [&](const std::string& key) {
-    return take(key, numel, first.dtype()).to(first.device(), first.dtype()).clone();
+    const DType dtype = state_dtype(first.dtype());
+    return take(key, numel, dtype).to(first.device(), dtype).clone();
   };
   Memory m;
+  std::vector<Tensor> masters(params(0).size());
   if (!own.empty()) {
+    for (std::size_t i = 0; i < masters.size(); ++i) {
+      const Tensor& param = params(0)[i].replica(0);
+      const Tensor* const t = index.find(master_key(i));
+      // A state without masters begins with the parameters' values.
+      if (!t || !t->defined() || !is_low(param.dtype())) continue;
+      check(t->sizes() == param.sizes() && is_floating(t->dtype()), "[load_state_dict] ", master_key(i),
+            " has shape ", t->sizes(), " and the parameter ", param.sizes(),
+            ", and nothing was loaded; pass the state of an LBFGS over the same parameters");
+      masters[i] = t->to(param.device(), DType::f32).clone();
+      ++used;
+    }
     m.func_evals = take_count("func_evals");
     m.n_iter = take_count("n_iter");
     if (m.n_iter > 0) {
@@ -349,6 +447,7 @@ void LBFGS::load_state_dict(const StateDict& dict) {
       m.t = take_number("t");
       m.H_diag = take_number("H_diag");
       m.prev_flat_grad = take_vector("prev_flat_grad");
+      if (index.find("state.0.prev_flat_param")) m.prev_flat_param = take_vector("prev_flat_param");
       m.prev_loss = take_number("prev_loss");
       const Tensor* const ro = index.find("state.0.ro");
       const Tensor factors =
@@ -364,6 +463,7 @@ void LBFGS::load_state_dict(const StateDict& dict) {
   }
   Optimizer::load_state_dict(rest);  // checks before it changes anything
   memory_ = std::move(m);
+  masters_ = std::move(masters);
 }
 
 }  // namespace tapestry::optim

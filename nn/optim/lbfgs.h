@@ -44,8 +44,12 @@ struct LBFGSOptions {
 /// The closure computes the gradients of all replicas and returns the loss. If several processes train, it
 /// must return the same loss on all ranks, because the ranks must make the same decisions. Each call of the
 /// closure makes the host wait for the device. Throws ValueError if a parameter is sharded, because its
-/// products need the vector of all elements, or is f16 or bf16: the differences of gradients, from which it
-/// learns the curvature, have no correct digits there.
+/// products need the vector of all elements.
+///
+/// f16 and bf16 parameters have masters (LowPrecision::master), which the steps and the line search move; the
+/// closure sees their nearest values. All vectors are f32. A pair of changes holds what the closure saw: the
+/// change of the rounded parameters and that of the gradient. A pair is not used if its product is below
+/// what the rounding of the two gradients can contribute, because its curvature has no correct digit then.
 class LBFGS : public OptimizerWith<LBFGSOptions> {
  public:
   using Closure = std::function<Tensor()>;
@@ -85,12 +89,20 @@ class LBFGS : public OptimizerWith<LBFGSOptions> {
     std::vector<Tensor> old_dirs, old_stps;  // changes of the gradient and of the parameters
     std::vector<double> ro;                  // 1 / (old_dirs . old_stps)
     Tensor prev_flat_grad;
+    Tensor prev_flat_param;  // of models with f16 or bf16 parameters
     double prev_loss = 0;
   };
 
   /// Calls the closure. Stores the loss that it returned in `returned` unless that is null.
   Point evaluate(const Closure& closure, Tensor* returned = nullptr);
+  Tensor flat(const std::function<Tensor(const Tensor& param)>& part) const;
   Tensor flat_grad() const;
+  Tensor flat_param() const;
+  double rounding_of_product(const Tensor& s, const Tensor& grad) const;
+  void prepare_masters();
+  bool has_masters() const;
+  Tensor value(std::size_t index) const;
+  void publish(std::size_t index) const;
   std::vector<Tensor> copy_params() const;
   void set_params(const std::vector<Tensor>& values) const;
   void move_params(double t, const Tensor& direction) const;
@@ -98,6 +110,7 @@ class LBFGS : public OptimizerWith<LBFGSOptions> {
   LinePoint search(const Closure& closure, const Point& start, double t, double slope, std::int64_t max_ls);
 
   Memory memory_;
+  std::vector<Tensor> masters_;  // by parameter; f32, undefined for parameters that have none
 };
 
 }  // namespace tapestry::optim

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <type_traits>
 #include <unordered_set>
 
-#include "tapestry/autograd/ops/compare.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/cuda/capture.h"
@@ -18,6 +18,7 @@
 #include "tapestry/core/stream.h"
 #include "tapestry/core/timeline.h"
 #include "tapestry/kernels/ops/optim.h"
+#include "tapestry/nn/internal/masters.h"
 #include "tapestry/nn/internal/replica_devices.h"
 
 namespace tapestry::optim {
@@ -27,11 +28,6 @@ namespace {
 MemoryFormat dense_format(const Tensor& t) {
   return t.is_contiguous() ? MemoryFormat::contiguous : MemoryFormat::channels_last;
 }
-
-bool is_low(DType t) { return t == DType::f16 || t == DType::bf16; }
-// The dtype of the states of a parameter.
-DType state_dtype(const Tensor& param) { return is_low(param.dtype()) ? DType::f32 : param.dtype(); }
-constexpr const char* kMaster = "master_param";
 
 // Where a shard begins in the whole parameter, in elements. A shard has some rows of dimension 0.
 std::int64_t offset_of(const Parameter& slot, int replica) {
@@ -64,6 +60,60 @@ std::shared_ptr<const Tensor> sign_of_life(const Tensor& memory) {
 }
 
 Tensor number(double value) { return scalar_tensor(value, {DType::f64, kCPU}); }
+
+// The scalars of a captured step in device memory, which the host writes before each replay. A graph has
+// scalars of its own, because they contain the momentum, which other steps pass as an argument. `eager` is
+// the memory of the optimizer's scalars for other steps, `options_now` gives its options and `grad_scale_now`
+// its gradient scale. They are called before each replay, as long as the optimizer exists.
+const kernels::StepScalars* scalars_in_capture(tapestry::detail::CaptureState& capture, const char* name,
+                                               const Tensor& eager, Device device, bool keeps_number,
+                                               std::function<std::vector<OptionRef>()> options_now,
+                                               std::function<double()> grad_scale_now) {
+  struct Written {
+    std::shared_ptr<const Tensor> alive;  // its use count tells whether the optimizer still exists
+    Tensor memory;
+    std::vector<double> options;
+    kernels::StepScalars scalars{.lr = NAN, .grad_scale = NAN, .momentum = NAN};
+  };
+  if (!eager.defined())
+    tapestry::detail::refuse_in_capture(
+        name, "run the step once before the capture, or raise warm_up, so that the optimizer has its memory");
+  Written first{sign_of_life(eager), {}, {}};
+  for (const OptionRef& o : options_now()) first.options.push_back(o.get());
+  {
+    // Not the graph's memory: earlier kernels of the step may have used that, and would overwrite what the
+    // host writes before each replay.
+    const StreamGuard guard(default_stream(device));
+    first.memory = empty({3}, {DType::f64, device});
+  }
+  const auto* const address = static_cast<const kernels::StepScalars*>(first.memory.raw_data());
+  const char* const momentum = moving_momentum(options_now(), keeps_number);
+  capture.before_replay.push_back([=, at = std::move(first)]() mutable {
+    check(at.alive->storage()->use_count() > 1,
+          "[capture] an optimizer of the captured step no longer exists; ",
+          "keep it, or capture the step again");
+    kernels::StepScalars now{.lr = 0, .grad_scale = grad_scale_now()};
+    const std::vector<OptionRef> options = options_now();
+    for (std::size_t i = 0; i < options.size(); ++i) {
+      const std::string_view option = options[i].name;
+      const double value = options[i].get();
+      const bool moves = momentum && option == momentum;
+      if (option == "lr") now.lr = value;
+      if (moves) now.momentum = value;
+      check(option == "lr" || (moves && (value != 0 || option == "beta1")) || value == at.options[i], "[",
+            name, "] the option ", option, " was ", at.options[i], " when the step was captured and is ",
+            value, " now; a replay keeps it, so capture the step again");
+    }
+    const auto put = [&](double& old, double value, std::int64_t index) {
+      if (old != value) at.memory.narrow(0, index, 1).fill_(value);
+      old = value;
+    };
+    put(at.scalars.lr, now.lr, 0);
+    put(at.scalars.grad_scale, now.grad_scale, 1);
+    put(at.scalars.momentum, now.momentum, 2);
+  });
+  return address;
+}
 
 }  // namespace
 
@@ -147,12 +197,10 @@ bool Optimizer::has_state(std::size_t group, const Tensor& param) const {
   return (is_low(param.dtype()) && low_precision(group) != LowPrecision::none) || has_state(group);
 }
 
-// If someone else wrote to the parameter since the last step, such as load_state_dict(), the elements that
-// are not the master's nearest values replace the master's.
+// Compares only if someone wrote to the parameter since the last step.
 void Optimizer::refresh_master(State& state, const Tensor& param) {
   if (state.written == param.storage().get() && state.version == param.storage()->version()) return;
-  const Tensor now = param.detach();
-  state.master.copy_(where(eq(now, state.master.to(now.dtype())), state.master, now.to(DType::f32)));
+  follow_parameter(state.master, param);
 }
 
 // Creates missing state tensors of a parameter. A new replica copies the state of replica 0, unless the
@@ -189,8 +237,8 @@ void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica)
         " of a parameter has shape ", t.defined() ? t.sizes() : Shape{}, ", and the parameter ",
         param.sizes(),
         "; it was sharded or replaced after a step. Create the optimizer after the last change of the model");
-    t = t.defined() ? t.to(param.device(), state_dtype(param)).contiguous(dense_format(param))
-                    : full_like(param.detach().to(state_dtype(param)), initial_state(group));
+    t = t.defined() ? t.to(param.device(), state_dtype(param.dtype())).contiguous(dense_format(param))
+                    : full_like(param.detach().to(state_dtype(param.dtype())), initial_state(group));
     tag_memory(t, MemoryKind::optimizer);
   }
   if (!is_low(param.dtype()) || low_precision(group) != LowPrecision::master) {
@@ -249,61 +297,6 @@ const kernels::StepScalars* Optimizer::on_device(const kernels::StepScalars& sca
 
 void Optimizer::update_tensors(std::size_t group, const nn::ReplicaDevice& replica_device,
                                const std::vector<Update>& updates) {
-  const kernels::StepScalars* captured = nullptr;
-  if (auto* const capture = tapestry::detail::current_capture()) {
-    // A graph has scalars of its own, because they contain the momentum, which other steps pass as an
-    // argument. `alive` shares memory with this object, so its use count tells whether this object still
-    // exists.
-    struct Written {
-      std::shared_ptr<const Tensor> alive;
-      Tensor memory;
-      std::vector<double> options;
-      kernels::StepScalars scalars{.lr = NAN, .grad_scale = NAN, .momentum = NAN};
-    };
-    const auto options_now = [this, group] {
-      std::vector<double> all;
-      for (const OptionRef& o : options_of(group)) all.push_back(o.get());
-      return all;
-    };
-    const DeviceScalars* const eager = groups_[group].scalars_of(replica_device);
-    if (!eager || !eager->memory.defined())
-      tapestry::detail::refuse_in_capture(
-          name(),
-          "run the step once before the capture, or raise warm_up, so that the optimizer has its memory");
-    Written first{sign_of_life(eager->memory), {}, options_now()};
-    {
-      // Not the graph's memory: earlier kernels of the step may have used that, and would overwrite what the
-      // host writes before each replay.
-      const StreamGuard guard(default_stream(replica_device.device));
-      first.memory = empty({3}, {DType::f64, replica_device.device});
-    }
-    captured = static_cast<const kernels::StepScalars*>(first.memory.raw_data());
-    const char* const momentum = moving_momentum(options_of(group), number_name() != nullptr);
-    capture->before_replay.push_back([=, this, at = first]() mutable {
-      check(at.alive->storage()->use_count() > 1,
-            "[capture] an optimizer of the captured step no longer exists; ",
-            "keep it, or capture the step again");
-      kernels::StepScalars now{.lr = lr(group), .grad_scale = grad_scale_};
-      const std::vector<OptionRef> options = options_of(group);
-      for (std::size_t i = 0; i < options.size(); ++i) {
-        const std::string_view option = options[i].name;
-        const double value = options[i].get();
-        if (momentum && option == momentum) now.momentum = value;
-        check(option == "lr" || (momentum && option == momentum && (value != 0 || option == "beta1")) ||
-                  value == at.options[i],
-              "[", name(), "] the option ", option, " was ", at.options[i],
-              " when the step was captured and is ", value,
-              " now; a replay keeps it, so capture the step again");
-      }
-      const auto write = [&](double& old, double value, std::int64_t index) {
-        if (old != value) at.memory.narrow(0, index, 1).fill_(value);
-        old = value;
-      };
-      write(at.scalars.lr, now.lr, 0);
-      write(at.scalars.grad_scale, now.grad_scale, 1);
-      write(at.scalars.momentum, now.momentum, 2);
-    });
-  }
   struct Batch {
     DType dtype;
     std::vector<kernels::StepItem> items;
@@ -333,19 +326,22 @@ void Optimizer::update_tensors(std::size_t group, const nn::ReplicaDevice& repli
   const auto own = [&](const Tensor& t) { return t.defined() ? t.to(replica_device.device) : t; };
   const Tensor loss_scale = own(loss_scale_), found_inf = own(found_inf_);
   const auto address = [](const Tensor& t) { return t.defined() ? t.data<float>() : nullptr; };
-  for (const Batch& b : batches) {
-    DeviceScalars* const memory = groups_[group].scalars_of(replica_device);
+  const kernels::StepScalars* at = &scalars;
+  DeviceScalars* const memory = groups_[group].scalars_of(replica_device);
+  if (auto* const capture = tapestry::detail::current_capture())
+    at = scalars_in_capture(
+        *capture, name(), memory ? memory->memory : Tensor(), replica_device.device, number_name() != nullptr,
+        [this, group] { return options_of(group); }, [this] { return grad_scale_; });
+  else if (memory) at = on_device(scalars, *memory);
+  for (const Batch& b : batches)
     update(group, replica_device.device, b.dtype,
            {.items = b.items.data(),
             .count = static_cast<std::int64_t>(b.items.size()),
-            .scalars = captured ? captured
-                       : memory ? on_device(scalars, *memory)
-                                : &scalars,
+            .scalars = at,
             .low = b.low.data(),
             .stochastic = low_precision(group) == LowPrecision::stochastic,
             .loss_scale = address(loss_scale),
             .found_inf = address(found_inf)});
-  }
 }
 
 // Updates the parameters of one ReplicaDevice. Several threads call this function at the same time, each for
@@ -519,7 +515,7 @@ void Optimizer::load_state_dict(const StateDict& dict) {
       for (std::size_t r = 0; r < states[n].size(); ++r) {
         const Tensor& param = nn::stored_tensor(slot, static_cast<int>(r));
         const Tensor part = nn::stored_part(slot, static_cast<int>(r), static_cast<int>(own), *t);
-        if (part.defined()) member(states[n][r]) = clone(part.to(param.device(), state_dtype(param)));
+        if (part.defined()) member(states[n][r]) = clone(part.to(param.device(), state_dtype(param.dtype())));
         else if (r != own) states[n][r].step = {};  // a shard of `own` alone: other replicas keep their state
         else
           wrong += "\n  wrong shape: " + prefix + key + " expected " +

@@ -7,6 +7,7 @@
 #include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/dtype.h"
+#include "tapestry/core/internal/capture_state.h"
 
 namespace tapestry::nn::utils::rnn {
 
@@ -92,7 +93,7 @@ PackedSequence pack_padded_sequence(const Tensor& x, const Tensor& lengths, cons
   check<TypeError>(!is_floating(lengths.dtype()) && lengths.dtype() != DType::boolean,
                    "[pack_padded_sequence] lengths are ", lengths.dtype(), "; pass integers");
   check(lengths.dim() == 1, "[pack_padded_sequence] lengths have shape ", lengths.sizes(), ", expected (N)");
-  lengths.check_has_elements("pack_padded_sequence");
+  tapestry::detail::check_host_reads("pack_padded_sequence", lengths);
   const Tensor host = lengths.detach().to(kCPU, DType::i64).contiguous();
   const auto* const first = host.data<std::int64_t>();
   return pack_padded_sequence(x, std::vector<std::int64_t>(first, first + host.numel()), options);

@@ -143,7 +143,7 @@ TEST_CASE("logaddexp in f32 loses a few units of its logarithm where the sum is 
   CHECK(worst < 3);
 }
 
-TEST_CASE("pow in f32 is exact to 0.6 ulp and has the special cases of IEEE 754") {
+TEST_CASE("pow in f32 is exact to 0.6 ulp and has the special cases of IEEE 754", "[isa]") {
   manual_seed(5);
   const auto check_pow = [](const Tensor& x, const Tensor& y) {
     const Tensor z = pow(x, y);
@@ -174,7 +174,7 @@ TEST_CASE("pow in f32 is exact to 0.6 ulp and has the special cases of IEEE 754"
   check_pow(around(1.0f), full({10000}, -1e6f));
 }
 
-TEST_CASE("loops for AVX-512 give the bits of the other loops") {
+TEST_CASE("loops for AVX-512 give the bits of the other loops", "[isa]") {
   manual_seed(6);
   const Tensor a = any_bits(5003), b = any_bits(5003), c = randn({5003}) * 3, d = rand({5003});
   using F = Tensor (*)(const Tensor&);

@@ -76,7 +76,8 @@ std::vector<Tensor> results(const Bilinear& p, const Tensor& a, const Tensor& b,
 }  // namespace
 
 TEST_CASE(
-    "autocast bounds: products, convolutions and their gradients are within the bounds of the arithmetic") {
+    "autocast bounds: products, convolutions and their gradients are within the bounds of the arithmetic",
+    "[isa]") {
   for (const DType low : {DType::bf16, DType::f16})
     for (const Bilinear& p : kProducts) {
       CAPTURE(p.name, low);
@@ -120,7 +121,8 @@ Bounded exactly(const Tensor& x) { return {x.to(DType::f64), zeros_like(x.to(DTy
 
 }  // namespace
 
-TEST_CASE("autocast bounds: the gradients of a network are within the error that its steps add up to") {
+TEST_CASE("autocast bounds: the gradients of a network are within the error that its steps add up to",
+          "[isa]") {
   for (const DType low : {DType::bf16, DType::f16}) {
     CAPTURE(low);
     const double u = unit(low);
@@ -163,7 +165,8 @@ TEST_CASE("autocast bounds: the gradients of a network are within the error that
   }
 }
 
-TEST_CASE("autocast: what exceeds the range of the low dtype is infinite, and NaN and infinities stay") {
+TEST_CASE("autocast: what exceeds the range of the low dtype is infinite, and NaN and infinities stay",
+          "[isa]") {
   // f32's largest number is nearer to 2^128 than to bf16's largest one. f16 ends at 65504.
   const Tensor one = ones({1, 1});
   for (const auto& [low, value] : {std::pair(DType::bf16, 3.4028234e38), std::pair(DType::f16, 65520.0)})
@@ -196,7 +199,7 @@ TEST_CASE("autocast: what exceeds the range of the low dtype is infinite, and Na
         }
 }
 
-TEST_CASE("autocast: subnormal numbers of f16 count, and those of bf16 may count as 0") {
+TEST_CASE("autocast: subnormal numbers of f16 count, and those of bf16 may count as 0", "[isa]") {
   for (const std::int64_t n : {3, 80}) {
     CAPTURE(n);
     // 2^-24 is f16's smallest number, and a normal one of f32, in which the products are summed.

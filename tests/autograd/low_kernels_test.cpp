@@ -99,7 +99,7 @@ TEST_CASE("a function's table has the results of its formula for all 16-bit numb
   }
 }
 
-TEST_CASE("16-bit kernels give the same bits with and without AVX-512") {
+TEST_CASE("16-bit kernels give the same bits with and without AVX-512", "[isa]") {
   manual_seed(1);
   for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
     const Tensor rows = low({5, 137}, dtype, 3), images = low({2, 19, 9, 7}, dtype);
@@ -142,7 +142,7 @@ TEST_CASE("16-bit kernels give the same bits with and without AVX-512") {
   }
 }
 
-TEST_CASE("max pooling of 16-bit images is that of the same f32 images") {
+TEST_CASE("max pooling of 16-bit images is that of the same f32 images", "[isa]") {
   manual_seed(2);
   struct Window {
     std::int64_t h, w, kernel, stride, padding;
@@ -182,7 +182,7 @@ TEST_CASE("max pooling of 16-bit images is that of the same f32 images") {
       }
 }
 
-TEST_CASE("causal attention that skips unseen keys is attention with a mask") {
+TEST_CASE("causal attention that skips unseen keys is attention with a mask", "[isa]") {
   manual_seed(3);
   for (const auto& [queries, keys] : {std::pair{1, 1},
                                       {5, 5},
@@ -207,7 +207,7 @@ TEST_CASE("causal attention that skips unseen keys is attention with a mask") {
   }
 }
 
-TEST_CASE("norms of bf16 rows have f32 sums over columns and over rows") {
+TEST_CASE("norms of bf16 rows have f32 sums over columns and over rows", "[isa]") {
   manual_seed(4);
   // The mean is far from 0, and there are more rows than one chunk of the weight's gradient has.
   const Tensor x = low({70, 300}, DType::bf16, 20), weight = low({300}, DType::bf16, 1),
@@ -225,5 +225,47 @@ TEST_CASE("norms of bf16 rows have f32 sums over columns and over rows") {
     CAPTURE(i);
     // Half a unit of bf16, and of f32 sums whose terms are at most 4 and 70 in number or have a mean of 20.
     CHECK(allclose(y[i].to(kFloat64), expected[i], 0x1p-8, 1e-4));
+  }
+}
+
+TEST_CASE("sums of bf16 rows of any length take each element once, and keep NaN and infinities", "[isa]") {
+  // Whole numbers up to 31 and their sums below 2^24 are exact. Lengths around the vectors and the blocks.
+  for (const std::int64_t n : {1, 63, 64, 65, 127, 128, 2047, 2048, 2049, 2111, 5000}) {
+    CAPTURE(n);
+    const Tensor whole = remainder(arange(3 * (n + 1), DType::f32) * 7, 32.0).reshape({3, n + 1});
+    const Tensor x = whole.to(DType::bf16).narrow(1, 1, n);  // rows that are not aligned
+    const Tensor exact = sum(whole.narrow(1, 1, n).to(kFloat64), 1);
+    CHECK(equal(sum(x, 1), exact.to(DType::bf16)));  // rounded once
+    CHECK(equal(sum(x), exact.sum().to(DType::bf16)));
+    for (const double special : {double(NAN), double(INFINITY), -double(INFINITY)}) {
+      const Tensor one = x.clone();
+      one.select(1, n / 2).fill_(special);
+      const double got = sum(one, 1).select(0, 2).item();
+      CHECK((std::isnan(special) ? std::isnan(got) : got == special));
+    }
+  }
+}
+
+TEST_CASE("gradients of softmax and log_softmax of bf16 rows are within their rounding", "[isa]") {
+  manual_seed(6);
+  for (const std::int64_t n : {1, 17, 300}) {
+    const Tensor x = low({4, n}, DType::bf16, 1);
+    for (const bool log : {false, true}) {
+      CAPTURE(n, log);
+      const auto f = [log](const Outputs& in) { return log ? log_softmax(in[0], 1) : softmax(in[0], 1); };
+      const Outputs got = with_gradients(f, {x});
+      const Tensor wide = x.to(kFloat64).set_requires_grad(), y = f({wide});
+      manual_seed(5);
+      const Tensor dy = randn(y.sizes()).to(DType::bf16).to(kFloat64);
+      const Tensor exact = autograd::grad({y}, {wide}, Outputs{dy}, false)[0];
+      // The saved result is rounded by 2^-9 of its size, of log_softmax at most about 9, which changes
+      // the probability by that much; the sum over |dy| adds up; the gradient is rounded once more.
+      const Tensor probability = softmax(x.to(kFloat64), 1), size = dy.abs().sum(1, true);
+      const Tensor relative = log ? y.detach().abs() * 0x1p-8 + 0x1p-20 : full_like(probability, 0x1p-8);
+      const Tensor bound = probability * relative * size * 2 + exact.abs() * 0x1p-8 +
+                           (log ? 0.0 : 1.0) * probability * (probability * dy.abs()).sum(1, true) * 0x1p-7 +
+                           1e-6;
+      CHECK(all((got[1].to(kFloat64) - exact).abs() <= bound).item() != 0);
+    }
   }
 }

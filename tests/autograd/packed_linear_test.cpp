@@ -153,7 +153,7 @@ TEST_CASE("packed_linear with int8 rounds ties, tiny blocks and what is not fini
   }
 }
 
-TEST_CASE("packed_linear with int8 gives a row the same bits in every batch") {
+TEST_CASE("packed_linear with int8 gives a row the same bits in every batch", "[isa]") {
   for (const Int8Kernel kernel : int8_kernels()) {
     const UseKernel guard(kernel);
     for (const BlockType type : {BlockType::q4_1, BlockType::q8_0, BlockType::q6_k}) {

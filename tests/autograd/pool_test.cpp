@@ -91,6 +91,34 @@ TEST_CASE("pools: a channels-last input gives a channels-last result, and the sa
   check([](const Tensor& t) { return adaptive_avg_pool2d(t, {4, 5}); });
 }
 
+TEST_CASE(
+    "max_pool2d: 2 x 2 windows in f32 and bf16 agree with f64 in values and places, NaN and ties included") {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  struct Size {
+    std::int64_t h, w;
+  };
+  // Rows of 4, 7, 8, 9 and 17 windows, with and without a rest; an odd number of rows of 4.
+  const auto check = [&](const Size& s, DType dtype) {
+    CAPTURE(s.h, s.w, dtype);
+    const Tensor x = randint(0, 4, {3, 5, s.h, s.w}).to(dtype);  // many ties
+    const std::int64_t n = x.numel();
+    for (std::int64_t i = 0; i < n; i += 7) x.view({n})[i].fill_(i % 2 ? kNan : -kInfinity);
+    x[2][3].fill_(-kInfinity);
+    const Tensor leaf = x.clone().set_requires_grad(), wide = x.to(kFloat64).set_requires_grad();
+    const Tensor y = max_pool2d(leaf, {.kernel_size = 2}), want = max_pool2d(wide, {.kernel_size = 2});
+    CHECK(allclose(y.to(kFloat64), want, 0, 0, true));
+    const NoGradGuard guard;
+    CHECK(equal(isnan(max_pool2d(x, {.kernel_size = 2})), isnan(want)));
+    const Tensor g = randn(y.sizes()).to(dtype);
+    y.backward(g);
+    want.backward(g.to(kFloat64));
+    CHECK(equal(leaf.grad().to(kFloat64), wide.grad()));
+  };
+  for (const Size s : {Size{8, 8}, {6, 9}, {5, 8}, {4, 14}, {2, 16}, {7, 19}, {9, 35}})
+    for (const DType dtype : {kFloat32, DType::bf16}) check(s, dtype);
+}
+
 TEST_CASE("max_pool2d: a window larger than a byte can number") {
   for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
     const Tensor x = randn({2, 3, 40, 36}).contiguous(format).set_requires_grad();

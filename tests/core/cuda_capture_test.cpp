@@ -8,6 +8,7 @@
 
 #include "tapestry/core/allocator.h"
 #include "tapestry/core/cuda/internal/block_pool.h"
+#include "tapestry/core/cuda/internal/stream_counters.h"
 #include "tapestry/core/pinned.h"
 #include "tapestry/core/tensor.h"
 #include "tests/support/catch.h"
@@ -194,4 +195,19 @@ TEST_CASE("planted bugs: the fake GPU finds a copy of pageable memory and an eve
       },
       "cudaErrorStreamCaptureUnjoined");
   runtime.destroy_event(0, event);
+}
+
+TEST_CASE("each stream has its own counters, which are 0") {
+  FakeGpus gpus(2);
+  const Stream stream = current_stream(kGpu), side = new_stream(kGpu), other = current_stream("cuda:1");
+  std::uint32_t* const own = cuda::stream_counters(stream);
+  CHECK(cuda::stream_counters(stream) == own);
+  CHECK(cuda::stream_counters(side) != own);
+  CHECK(cuda::stream_counters(other) != own);
+  bool zero = true;
+  gpus.launch(stream, [&] {
+    for (std::int64_t i = 0; i < cuda::kStreamCounters; ++i) zero = zero && own[i] == 0;
+  });
+  synchronize(kGpu);
+  CHECK(zero);
 }

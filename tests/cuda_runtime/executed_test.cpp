@@ -4,6 +4,8 @@
 #if TAPESTRY_LIBRARY_HAS_CUDA
 #include <cmath>
 #include <functional>
+#include <optional>
+#include <vector>
 
 #include "tapestry/tapestry.h"
 #include "tapestry/tools/ptx/runtime/settings.h"
@@ -60,6 +62,52 @@ TEST_CASE("matrix products on tensor cores give the CPU's results") {
   CHECK(difference({operand(128, 64), operand(64, 128)}, product) <= 0.25);
   // The last tiles are filled in part, and ldmatrix loads all of them.
   CHECK(difference({operand(70, 64), operand(64, 72)}, product, false) <= 0.25);
+}
+
+TEST_CASE("50 replayed steps of compiled kernels equal 50 eager ones bit for bit") {
+  // A linear layer, attention with dropout of its weights, dropout, cross-entropy, clipping, SGD and a
+  // schedule.
+  const auto train = [](bool captured) {
+    const Gpus gpus(1);
+    stand_in::execute({});
+    manual_seed(5);
+    nn::Linear in({.in_features = 4, .out_features = 12}), out({.in_features = 4, .out_features = 3});
+    std::vector<nn::Parameter> parameters = in.parameters();
+    for (const nn::Parameter& p : out.parameters()) parameters.push_back(p);
+    in.to(kFirst), out.to(kFirst);
+    const Tensor x = randn({5, 4}, kCPU).to(kFirst), target = (arange(5) % 3).to(kFirst);
+    optim::SGD optimizer(parameters, {.lr = 0.1, .momentum = 0.9});
+    optim::OneCycleLR schedule(optimizer, {.max_lr = 0.1, .total_steps = 60});
+    Tensor loss;
+    const auto work = [&] {
+      optimizer.zero_grad();
+      const std::vector<Tensor> t = chunk(in(x).reshape({1, 1, 5, 12}), 3, 3);
+      const Tensor y = scaled_dot_product_attention(t[0], t[1], t[2], {.dropout_p = 0.3});
+      loss = cross_entropy(out(dropout(y.reshape({5, 4}), 0.2, true)), target);
+      loss.backward();
+      nn::clip_grad_norm_(parameters, 0.5);
+      optimizer.step();
+    };
+    work();
+    std::optional<cuda::CapturedStep> step;
+    if (captured) step.emplace(cuda::capture(work, {.warm_up = 0, .device = kFirst}));
+    std::vector<float> results;
+    for (int i = 0; i < 50; ++i) {
+      if (step) step->replay();
+      else work();
+      schedule.step();
+      results.push_back(static_cast<float>(loss.item()));
+    }
+    for (const nn::Parameter& p : parameters) {
+      const std::vector<float> v = p->detach().cpu().to_vector<float>();
+      results.insert(results.end(), v.begin(), v.end());
+    }
+    return results;
+  };
+  const std::vector<float> eager = train(false);
+  CHECK(train(true) == eager);
+  CHECK(std::isfinite(eager.back()));
+  CHECK(eager[49] != eager[48]);
 }
 #else
 #include <cstdio>

@@ -1,5 +1,6 @@
-// The NCCL backend on the CUDA runtime over the PTX machine, with the stand-in NCCL: two ranks train on two GPUs,
-// whose kernels are what nvcc made of them. This needs a build with CUDA and with the shared CUDA runtime.
+// The NCCL backend on the CUDA runtime over the PTX machine, with the stand-in NCCL: two ranks train on two
+// GPUs, whose kernels are what nvcc made of them. This needs a build with CUDA and with the shared CUDA
+// runtime.
 #if TAPESTRY_LIBRARY_HAS_CUDA && defined(TAPESTRY_STANDIN_NCCL)
 #include <cuda_runtime_api.h>
 
@@ -57,8 +58,9 @@ std::vector<float> trained(Device device, const std::shared_ptr<ProcessGroup>& g
   const std::int64_t rows = 8 / size;
   const auto part = [&](const Tensor& t) { return t.narrow(0, rank * rows, rows).contiguous().to(device); };
   optim::SGD optimizer(model.parameters(), {.lr = 0.1});
-  std::unique_ptr<DistributedDataParallel> ddp;
-  if (group) ddp = std::make_unique<DistributedDataParallel>(model, group);
+  std::unique_ptr<DistributedDataParallel<nn::Linear>> ddp;
+  if (group)
+    ddp = std::make_unique<DistributedDataParallel<nn::Linear>>(model, DdpOptions{.process_group = group});
   for (int step = 0; step < 3; ++step) {
     optimizer.zero_grad();
     mse_loss(ddp ? (*ddp)(part(x)) : model(part(x)), part(target)).backward();

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <vector>
 
-#include "tests/support/catch.h"
 #include "tapestry/tools/ptx/runtime/control.h"
+#include "tests/support/catch.h"
 
 namespace {
 
@@ -184,4 +184,159 @@ TEST_CASE("injected errors come at the call that was named, once or for good") {
   CHECK(cudaDeviceSynchronize() == cudaErrorLaunchFailure);
   CHECK(cudaGetLastError() == cudaErrorLaunchFailure);
   CHECK(cudaGetLastError() == cudaErrorLaunchFailure);
+}
+
+TEST_CASE("a graph of nodes runs in the order of its edges, and can be changed") {
+  const Fresh fresh;
+  const cudaStream_t s = stream();
+  void* const data = allocated(8);
+  std::int64_t host = 0x0101010101010101, back = 0;
+  cudaGraph_t graph = nullptr;
+  REQUIRE(cudaGraphCreate(&graph, 0) == cudaSuccess);
+  cudaGraphNode_t set = nullptr, copy = nullptr, read = nullptr;
+  cudaMemsetParams to_seven{data, 0, 7, 1, 8, 1};
+  REQUIRE(cudaGraphAddMemcpyNode1D(&read, graph, nullptr, 0, &back, data, 8, cudaMemcpyDefault) ==
+          cudaSuccess);
+  REQUIRE(cudaGraphAddMemcpyNode1D(&copy, graph, nullptr, 0, data, &host, 8, cudaMemcpyDefault) ==
+          cudaSuccess);
+  REQUIRE(cudaGraphAddMemsetNode(&set, graph, &copy, 1, &to_seven) == cudaSuccess);
+  const cudaGraphNode_t from[] = {set}, to[] = {read};
+  REQUIRE(cudaGraphAddDependencies(graph, from, to, nullptr, 1) == cudaSuccess);
+  std::size_t count = 0;
+  CHECK(cudaGraphGetNodes(graph, nullptr, &count) == cudaSuccess);
+  CHECK(count == 3);
+  CHECK(cudaGraphGetEdges(graph, nullptr, nullptr, nullptr, &count) == cudaSuccess);
+  CHECK(count == 2);
+  CHECK(cudaGraphGetRootNodes(graph, nullptr, &count) == cudaSuccess);
+  CHECK(count == 1);
+  cudaGraphExec_t ready = nullptr;
+  REQUIRE(cudaGraphInstantiate(&ready, graph, 0) == cudaSuccess);
+  CHECK(cudaGraphLaunch(ready, s) == cudaSuccess);
+  CHECK(back == 0);
+  CHECK(cudaStreamSynchronize(s) == cudaSuccess);
+  CHECK(back == 0x0707070707070707);
+  // Without the memset, the copy's bytes remain; then another value is set.
+  CHECK(cudaGraphNodeSetEnabled(ready, set, 0) == cudaSuccess);
+  CHECK(cudaGraphLaunch(ready, s) == cudaSuccess);
+  CHECK(cudaStreamSynchronize(s) == cudaSuccess);
+  CHECK(back == host);
+  to_seven.value = 9;
+  CHECK(cudaGraphNodeSetEnabled(ready, set, 1) == cudaSuccess);
+  CHECK(cudaGraphExecMemsetNodeSetParams(ready, set, &to_seven) == cudaSuccess);
+  CHECK(cudaGraphLaunch(ready, s) == cudaSuccess);
+  CHECK(cudaStreamSynchronize(s) == cudaSuccess);
+  CHECK(back == 0x0909090909090909);
+  cudaGraphExecUpdateResultInfo info{};
+  CHECK(cudaGraphExecUpdate(ready, graph, &info) == cudaSuccess);
+  CHECK(cudaGraphLaunch(ready, s) == cudaSuccess);
+  CHECK(cudaStreamSynchronize(s) == cudaSuccess);
+  CHECK(back == 0x0707070707070707);
+  CHECK(cudaGraphDestroyNode(read) == cudaSuccess);
+  CHECK(cudaGraphExecUpdate(ready, graph, &info) == cudaErrorGraphExecUpdateFailure);
+  CHECK(info.result == cudaGraphExecUpdateErrorTopologyChanged);
+  const cudaGraphNode_t circle[] = {set}, closes[] = {copy};
+  CHECK(cudaGraphAddDependencies(graph, circle, closes, nullptr, 1) == cudaSuccess);
+  cudaGraphExec_t none = nullptr;
+  CHECK(cudaGraphInstantiate(&none, graph, 0) == cudaErrorInvalidValue);
+  CHECK(stand_in::misuse().size() == 1);
+  CHECK(cudaGraphExecDestroy(ready) == cudaSuccess);
+  CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+  CHECK(cudaFree(data) == cudaSuccess);
+  CHECK(cudaStreamDestroy(s) == cudaSuccess);
+  CHECK(stand_in::leaks().empty());
+}
+
+TEST_CASE("a capture takes streams in through events, and must be joined") {
+  const Fresh fresh;
+  const cudaStream_t a = stream(), b = stream();
+  const cudaEvent_t fork = event(), join = event();
+  std::vector<int> order;
+  struct Note {
+    std::vector<int>* order;
+    int value;
+  };
+  Note notes[] = {{&order, 1}, {&order, 2}, {&order, 3}};
+  const auto note = [](void* n) { static_cast<Note*>(n)->order->push_back(static_cast<Note*>(n)->value); };
+  for (const bool joined : {true, false}) {
+    order.clear();
+    REQUIRE(cudaStreamBeginCapture(a, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    CHECK(cudaLaunchHostFunc(a, note, &notes[0]) == cudaSuccess);
+    CHECK(cudaEventRecord(fork, a) == cudaSuccess);
+    CHECK(cudaEventQuery(fork) == cudaErrorCapturedEvent);
+    CHECK(cudaStreamWaitEvent(b, fork, 0) == cudaSuccess);
+    cudaStreamCaptureStatus status{};
+    CHECK(cudaStreamIsCapturing(b, &status) == cudaSuccess);
+    CHECK(status == cudaStreamCaptureStatusActive);
+    CHECK(cudaLaunchHostFunc(b, note, &notes[1]) == cudaSuccess);
+    if (joined) {
+      CHECK(cudaEventRecord(join, b) == cudaSuccess);
+      CHECK(cudaStreamWaitEvent(a, join, 0) == cudaSuccess);
+    }
+    CHECK(cudaLaunchHostFunc(a, note, &notes[2]) == cudaSuccess);
+    cudaGraph_t graph = nullptr;
+    CHECK(cudaStreamEndCapture(a, &graph) == (joined ? cudaSuccess : cudaErrorStreamCaptureUnjoined));
+    CHECK((graph != nullptr) == joined);
+    if (!graph) continue;
+    cudaGraphExec_t ready = nullptr;
+    REQUIRE(cudaGraphInstantiate(&ready, graph, 0) == cudaSuccess);
+    CHECK(cudaGraphLaunch(ready, a) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(a) == cudaSuccess);
+    CHECK(order == std::vector<int>{1, 2, 3});
+    CHECK(cudaGraphExecDestroy(ready) == cudaSuccess);
+    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+  }
+  static_cast<void>(cudaGetLastError());
+}
+
+TEST_CASE("memory in stream order, registered and managed memory, and copies in three dimensions") {
+  const Fresh fresh;
+  const cudaStream_t s = stream();
+  void* pooled = nullptr;
+  CHECK(cudaMallocAsync(&pooled, 64, s) == cudaSuccess);
+  CHECK(cudaMemsetAsync(pooled, 5, 64, s) == cudaSuccess);
+  CHECK(cudaFreeAsync(pooled, s) == cudaSuccess);
+  CHECK(cudaFreeAsync(pooled, s) == cudaErrorInvalidValue);
+  CHECK(cudaStreamSynchronize(s) == cudaSuccess);
+  CHECK(cudaMemsetAsync(pooled, 5, 64, s) == cudaErrorInvalidValue);
+  CHECK(stand_in::misuse().size() == 2);
+
+  std::vector<unsigned char> host(4096, 1);
+  CHECK(cudaHostRegister(host.data(), host.size(), 0) == cudaSuccess);
+  CHECK(cudaHostRegister(host.data() + 10, 10, 0) == cudaErrorHostMemoryAlreadyRegistered);
+  cudaPointerAttributes attributes{};
+  CHECK(cudaPointerGetAttributes(&attributes, host.data() + 100) == cudaSuccess);
+  CHECK(attributes.type == cudaMemoryTypeHost);
+  CHECK(cudaHostUnregister(host.data()) == cudaSuccess);
+
+  int* managed = nullptr;
+  CHECK(cudaMallocManaged(reinterpret_cast<void**>(&managed), 12, cudaMemAttachGlobal) == cudaSuccess);
+  managed[2] = 7;
+  int value = 0;
+  CHECK(cudaMemcpy(&value, managed + 2, 4, cudaMemcpyDeviceToHost) == cudaSuccess);
+  CHECK(value == 7);
+  CHECK(cudaFree(managed) == cudaSuccess);
+
+  cudaPitchedPtr box{};
+  CHECK(cudaMalloc3D(&box, {3, 2, 2}) == cudaSuccess);
+  CHECK(cudaMemset3D(box, 4, {3, 2, 2}) == cudaSuccess);
+  unsigned char dense[12] = {};
+  cudaMemcpy3DParms p{};
+  p.srcPtr = box;
+  p.dstPtr = {dense, 3, 3, 2};
+  p.extent = {3, 2, 2};
+  p.kind = cudaMemcpyDeviceToHost;
+  CHECK(cudaMemcpy3D(&p) == cudaSuccess);
+  for (const unsigned char c : dense) CHECK(c == 4);
+  CHECK(cudaFree(box.ptr) == cudaSuccess);
+  CHECK(cudaStreamDestroy(s) == cudaSuccess);
+  CHECK(stand_in::leaks().empty());
+}
+
+TEST_CASE("a function that the runtime lacks is refused by name") {
+  const Fresh fresh;
+  cudaArray_t array = nullptr;
+  const cudaChannelFormatDesc format{};
+  CHECK(cudaMallocArray(&array, &format, 1, 1, 0) == cudaErrorNotSupported);
+  REQUIRE(stand_in::misuse().size() == 1);
+  CHECK(stand_in::misuse()[0] == "cudaMallocArray is missing in this runtime");
 }

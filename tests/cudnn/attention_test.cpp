@@ -13,15 +13,22 @@
 
 using namespace cudnn_test;
 using namespace tapestry::kernels;
+using kernels::cuda::AttentionBiasArgs, kernels::cuda::AttentionBiasKernels,
+    kernels::cuda::AttentionBlindArgs, kernels::cuda::AttentionLogsArgs;
 namespace cudnn = tapestry::kernels::cuda::cudnn;
 
 namespace {
+
+/// Along which dimensions a mask is not broadcast.
+enum class Hides { nothing, keys_of_batches, keys_of_queries, keys_of_heads };
 
 /// One attention: shapes, the layout in memory, and the mask.
 struct Case {
   AttentionShape s;
   bool by_query = false;  // (batch, rows, heads, width) in memory instead of (batch, heads, rows, width)
   AttentionMask mask = {};
+  Hides hides = Hides::nothing;
+  bool adds = false;  // a mask of the arrays' dtype instead of bool
 };
 AttentionMask causal(std::int64_t offset) {
   AttentionMask mask;
@@ -32,7 +39,11 @@ AttentionMask causal(std::int64_t offset) {
 const Case kCases[] = {{{2, 2, 2, 5, 7, 8, 16}},
                        {{1, 4, 2, 4, 4, 16, 8}, true, causal(0)},
                        {{2, 6, 2, 3, 8, 8, 8}, false, causal(5)},
-                       {{2, 3, 1, 1, 6, 24, 8}, true}};
+                       {{2, 3, 1, 1, 6, 24, 8}, true},
+                       {{3, 2, 2, 5, 7, 8, 16}, false, {}, Hides::keys_of_batches},
+                       {{2, 4, 2, 4, 9, 16, 8}, true, causal(2), Hides::keys_of_queries, true},
+                       {{2, 2, 1, 4, 8, 8, 8}, false, causal(1), Hides::keys_of_heads},
+                       {{1, 2, 1, 3, 17, 8, 8}, false, {}, Hides::keys_of_heads, true}};
 
 AttentionStrides strides(const Case& c, std::int64_t heads, std::int64_t rows, std::int64_t width) {
   return c.by_query ? AttentionStrides{rows * heads * width, width, heads * width}
@@ -41,7 +52,7 @@ AttentionStrides strides(const Case& c, std::int64_t heads, std::int64_t rows, s
 
 /// All arrays of forward and backward on one device.
 struct Arrays {
-  Tensor q, k, v, y, dy, log_sum_exp, dq, dk, dv;
+  Tensor q, k, v, y, dy, log_sum_exp, dq, dk, dv, mask;
   Arrays(const Case& c, DType dtype, Device device) {
     const AttentionShape& s = c.s;
     const std::int64_t q_count = s.batch * s.heads * s.queries * s.width, kv = s.batch * s.groups * s.keys;
@@ -53,12 +64,38 @@ struct Arrays {
     y = empty({y_count}, options), dq = empty({q_count}, options);
     dk = empty({kv * s.width}, options), dv = empty({kv * s.value_width}, options);
     log_sum_exp = empty({s.batch * s.heads * s.queries}, {DType::f32, device});
+    if (c.hides == Hides::nothing) return;
+    // Every fifth key is hidden, and all keys of the second row.
+    const AttentionMask m = strides_of_mask(c);
+    const std::int64_t rows = (m.batch ? s.batch : 1) * (m.head ? s.heads : 1) * (m.query ? s.queries : 1);
+    const Tensor host = empty({rows * s.keys}, {c.adds ? dtype : DType::boolean, kCPU});
+    for (std::int64_t i = 0; i < host.numel(); ++i) {
+      const bool hidden = i % 5 == 2 || i / s.keys == 1;
+      if (!c.adds) host.data<bool>()[i] = !hidden;
+      else
+        tests::for_dtype(dtype, [&]<class T>() {
+          static_cast<T*>(host.raw_data())[i] =
+              tests::from_double<T>(hidden ? -INFINITY : std::sin(2.0 * static_cast<double>(i)));
+        });
+    }
+    mask = moved(host, device);
+  }
+  static AttentionMask strides_of_mask(const Case& c) {
+    AttentionMask m = c.mask;
+    if (c.hides == Hides::nothing) return m;
+    m.key = 1;
+    if (c.hides == Hides::keys_of_batches) m.batch = c.s.keys;
+    else m.query = c.s.keys;
+    if (c.hides == Hides::keys_of_heads)
+      m.head = c.s.queries * c.s.keys, m.batch = c.s.heads * c.s.queries * c.s.keys;
+    return m;
   }
   template <class Args>
   Args shared(const Case& c) const {
     const AttentionShape& s = c.s;
     Args a;
-    a.shape = s, a.scale = 0.3, a.mask = c.mask;
+    a.shape = s, a.scale = 0.3, a.mask = strides_of_mask(c);
+    if (mask.defined()) a.mask.mask = mask;
     a.q = q, a.k = k, a.v = v, a.y = y, a.log_sum_exp = log_sum_exp;
     a.q_strides = strides(c, s.heads, s.queries, s.width),
     a.k_strides = strides(c, s.groups, s.keys, s.width);
@@ -76,9 +113,68 @@ struct Arrays {
   }
 };
 
+// The kernels of attention_bias.h by plain loops. They run when the fake GPU's stream does.
+World* bias_world = nullptr;
+
+template <class T>
+void reference_bias(const LaunchContext& context, const AttentionBiasArgs& args) {
+  bias_world->gpus().launch(context.stream, [a = args] {
+    const kernels::cuda::AttentionBias& s = a.shape;
+    T* const bias = a.bias.as<T>();
+    for (std::int64_t row = 0; row < s.rows(); ++row) {
+      const std::int64_t batch = row / s.queries / s.heads, head = row / s.queries % s.heads;
+      a.first_seen[row] = s.keys;
+      for (std::int64_t key = s.keys; key-- > 0;) {
+        const std::int64_t at =
+            batch * a.mask.batch + head * a.mask.head + row % s.queries * a.mask.query + key * a.mask.key;
+        double value = 0;
+        if (a.mask.mask.dtype() == DType::boolean) value = a.mask.mask.as<bool>()[at] ? 0 : -INFINITY;
+        else value = tests::to_double(a.mask.mask.as<T>()[at]);
+        if (value == -INFINITY) value = kernels::cuda::hidden_bias(dtype_of<T>);
+        else a.first_seen[row] = key;
+        bias[row * s.pitch + key] = tests::from_double<T>(value);
+      }
+    }
+  });
+}
+template <class T>
+void reference_blind(const LaunchContext& context, const AttentionBlindArgs& args) {
+  bias_world->gpus().launch(context.stream, [a = args] {
+    const AttentionShape& s = a.shape;
+    for (std::int64_t batch = 0; batch < s.batch; ++batch)
+      for (std::int64_t head = 0; head < s.heads; ++head)
+        for (std::int64_t query = 0; query < s.queries; ++query) {
+          const std::int64_t row =
+              ((a.bias.batches > 1 ? batch : 0) * a.bias.heads + (a.bias.heads > 1 ? head : 0)) *
+                  a.bias.queries +
+              (a.bias.queries > 1 ? query : 0);
+          const std::int64_t first = a.first_seen[row];
+          if (first < s.keys && (!a.mask.causal || first <= query + a.mask.offset)) continue;
+          for (std::int64_t c = 0; c < s.value_width; ++c)
+            a.y.as<T>()[batch * a.y_strides.batch + head * a.y_strides.head + query * a.y_strides.row + c] =
+                T(0.0F);
+          a.log_sum_exp.as<float>()[(batch * s.heads + head) * s.queries + query] = -INFINITY;
+        }
+  });
+}
+void reference_logs(const LaunchContext& context, const AttentionLogsArgs& args) {
+  bias_world->gpus().launch(context.stream, [a = args] {
+    for (std::int64_t i = 0; i < a.count; ++i)
+      a.finite[i] = a.log_sum_exp[i] == -INFINITY ? 0x1p101F : a.log_sum_exp[i];
+  });
+}
+/// The kernels for a dtype, on the fake GPUs of `world`.
+AttentionBiasKernels bias_kernels(World& world, DType dtype) {
+  bias_world = &world;
+  if (dtype == DType::f16) return {&reference_bias<Half>, &reference_blind<Half>, &reference_logs};
+  return {&reference_bias<BFloat16>, &reference_blind<BFloat16>, &reference_logs};
+}
+
 void compare(const std::string& what, const Tensor& got, const Tensor& expected) {
-  const std::vector<double> a = values(got), b = values(expected);
+  std::vector<double> a = values(got), b = values(expected);
   REQUIRE(a.size() == b.size());
+  for (std::size_t i = 0; i < a.size(); ++i)  // the logarithm of a query that sees no key
+    if (a[i] == -INFINITY && b[i] == -INFINITY) a[i] = b[i] = 0;
   // dq and dk are sums of p (dp - d), whose terms are about this large and may cancel.
   double worst = 0, largest = 0.25;
   for (std::size_t i = 0; i < a.size(); ++i) {
@@ -101,16 +197,18 @@ TEST_CASE("cuDNN's attention and its gradients equal those of the CPU") {
       for (const bool deterministic : {false, true}) {
         if (deterministic && dtype == DType::f16) continue;
         INFO(dtype_name(dtype) << ", heads " << c.s.heads << " groups " << c.s.groups << " queries "
-                               << c.s.queries << ", by query " << c.by_query << ", causal " << c.mask.causal);
+                               << c.s.queries << ", by query " << c.by_query << ", causal " << c.mask.causal
+                               << ", mask " << static_cast<int>(c.hides) << ", adds " << c.adds);
+        const AttentionBiasKernels bias = bias_kernels(world, dtype);
         const Arrays host(c, dtype, kCPU), gpu(c, dtype, kGpu);
         attention(kCPU, dtype, host.forward(c));
         REQUIRE(cudnn::why_not(world.context(), dtype, gpu.forward(c), deterministic) == "");
-        cudnn::run(world.context(), dtype, gpu.forward(c), deterministic);
+        cudnn::run(world.context(), dtype, gpu.forward(c), deterministic, bias);
         compare("y", gpu.y, host.y);
         compare("log_sum_exp", gpu.log_sum_exp, host.log_sum_exp);
         attention_backward(kCPU, dtype, host.backward(c));
         REQUIRE(cudnn::why_not(world.context(), dtype, gpu.backward(c), deterministic) == "");
-        cudnn::run(world.context(), dtype, gpu.backward(c), deterministic);
+        cudnn::run(world.context(), dtype, gpu.backward(c), deterministic, bias);
         compare("dq", gpu.dq, host.dq);
         compare("dk", gpu.dk, host.dk);
         compare("dv", gpu.dv, host.dv);
@@ -189,6 +287,26 @@ identity x=35 y=7
 )");
 }
 
+TEST_CASE("the graphs of attention with a mask have a bias, which is broadcast as the mask is") {
+  World world;
+  const auto description = [&](const Case& c, auto args) {
+    const Arrays gpu(c, DType::bf16, kGpu);
+    CHECK(cudnn::why_not(world.context(), DType::bf16, args(gpu, c), false) == "");
+    return std::string(world.cudnn().last_graph());
+  };
+  const auto forward = [](const Arrays& a, const Case& c) { return a.forward(c); };
+  const auto backward = [](const Arrays& a, const Case& c) { return a.backward(c); };
+  const Case by_batch{{2, 2, 2, 3, 4, 8, 8}, false, {}, Hides::keys_of_batches};
+  CHECK_THAT(description(by_batch, forward),
+             ContainsSubstring("tensor 6 bfloat16 (2,1,1,4) strides (8,8,8,1) align 16\n") &&
+                 ContainsSubstring("mul b=8 x=7 y=9\nadd b=6 x=9 y=10\nreduce max x=10 y=11\n"));
+  const Case by_head{{2, 2, 2, 3, 9, 8, 8}, false, causal(1), Hides::keys_of_heads};
+  CHECK_THAT(description(by_head, backward),
+             ContainsSubstring("tensor 11 bfloat16 (2,2,3,9) strides (96,48,16,1) align 16\n") &&
+                 ContainsSubstring("mul b=15 x=16 y=17\nadd b=11 x=17 y=18\nsub b=6 x=18 y=19\n"
+                                   "gen_index axis 2 x=19 y=20\n"));
+}
+
 TEST_CASE("cuDNN says which attention it cannot compute") {
   World world;
   const Case c = kCases[0];
@@ -201,8 +319,6 @@ TEST_CASE("cuDNN says which attention it cannot compute") {
   CHECK(forward([](AttentionArgs&) {}) == "");
   CHECK_THAT(cudnn::why_not(world.context(), DType::f32, gpu.forward(c), false),
              ContainsSubstring("float32"));
-  CHECK_THAT(forward([&](AttentionArgs& a) { a.mask.mask = gpu.q; }),
-             ContainsSubstring("a mask can hide all keys"));
   CHECK_THAT(forward([&](AttentionArgs& a) { a.dropout.threshold = 5; }), ContainsSubstring("dropout"));
   CHECK_THAT(forward([&](AttentionArgs& a) { a.shape.width = 12; }), ContainsSubstring("multiple of 8"));
   CHECK_THAT(forward([&](AttentionArgs& a) { a.shape.value_width = 136; }), ContainsSubstring("up to 128"));
@@ -221,6 +337,7 @@ TEST_CASE("the policy of attention says whether cuDNN runs, and trials have scra
     static int own_calls;
     static std::vector<const void*> outputs;
     current = &world, own_calls = 0, outputs.clear();
+    const AttentionBiasKernels bias = bias_kernels(world, DType::bf16);
     const auto own = [](const LaunchContext& context, const AttentionBackwardArgs& a) {
       ++own_calls;
       outputs.push_back(a.dk.address());
@@ -230,9 +347,9 @@ TEST_CASE("the policy of attention says whether cuDNN runs, and trials have scra
     const Arrays host(c, DType::bf16, kCPU), gpu(c, DType::bf16, kGpu);
     attention(kCPU, DType::bf16, host.forward(c));
     attention_backward(kCPU, DType::bf16, host.backward(c));
-    kernels::cuda::choose_attention(world.context(), DType::bf16, gpu.forward(c), nullptr);
+    kernels::cuda::choose_attention(world.context(), DType::bf16, gpu.forward(c), nullptr, bias);
     compare("y", gpu.y, host.y);
-    kernels::cuda::choose_attention(world.context(), DType::bf16, gpu.backward(c), own);
+    kernels::cuda::choose_attention(world.context(), DType::bf16, gpu.backward(c), own, bias);
     CHECK(own_calls > 1);
     for (std::size_t i = 0; i + 1 < outputs.size(); ++i) CHECK(outputs[i] != gpu.dk.raw_data());
     CHECK_THAT(kernel_choices(),
@@ -240,12 +357,12 @@ TEST_CASE("the policy of attention says whether cuDNN runs, and trials have scra
     compare("dk", gpu.dk, host.dk);
     own_calls = 0;
     set_kernel_policy("attention", KernelPolicy::vendor);
-    kernels::cuda::choose_attention(world.context(), DType::bf16, gpu.backward(c), own);
+    kernels::cuda::choose_attention(world.context(), DType::bf16, gpu.backward(c), own, bias);
     CHECK(own_calls == 0);
     set_kernel_policy("attention", KernelPolicy::custom);
-    kernels::cuda::choose_attention(world.context(), DType::bf16, gpu.backward(c), own);
+    kernels::cuda::choose_attention(world.context(), DType::bf16, gpu.backward(c), own, bias);
     CHECK(own_calls == 1);
-    CHECK_THROWS_AS(kernels::cuda::choose_attention(world.context(), DType::f32, gpu.forward(c), nullptr),
+    CHECK_THROWS_AS(kernels::cuda::choose_attention(world.context(), DType::f32, gpu.forward(c), nullptr, {}),
                     MissingKernelError);
   }
   unsetenv("TAPESTRY_CACHE_DIR");
@@ -257,13 +374,13 @@ TEST_CASE("an error of any cuDNN call during attention names the call and leaks 
   const char* const functions[] = {"cudnnBackendCreateDescriptor", "cudnnBackendFinalize",
                                    "cudnnBackendSetAttribute", "cudnnBackendGetAttribute",
                                    "cudnnBackendExecute"};
-  const auto attempt = [&](const World& world) {
+  const auto attempt = [&](World& world) {
     const Arrays gpu(c, DType::bf16, kGpu);
     try {
       if (std::string reason = cudnn::why_not(world.context(), DType::bf16, gpu.backward(c), false);
           !reason.empty())
         return reason;
-      cudnn::run(world.context(), DType::bf16, gpu.backward(c), false);
+      cudnn::run(world.context(), DType::bf16, gpu.backward(c), false, bias_kernels(world, DType::bf16));
       current_stream(kGpu).synchronize();
       return std::string();
     } catch (const Error& e) {

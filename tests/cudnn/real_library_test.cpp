@@ -170,13 +170,21 @@ TEST_CASE("the real cuDNN supports the graphs of attention on an H100") {
     AttentionShape s;
     std::int64_t offset;  // -1: not causal
     bool deterministic;
+    std::int64_t mask_batch, mask_head, mask_query;  // strides of the mask; no mask if all are -1
   };
-  const Case cases[] = {{DType::bf16, {2, 8, 2, 100, 1000, 128, 128}, 900, false},
-                        {DType::f16, {2, 12, 12, 256, 256, 72, 64}, -1, true}};
+  const Case cases[] = {{DType::bf16, {2, 8, 2, 100, 1000, 128, 128}, 900, false, -1, -1, -1},
+                        {DType::f16, {2, 12, 12, 256, 256, 72, 64}, -1, true, -1, -1, -1},
+                        {DType::bf16, {2, 8, 2, 100, 1000, 128, 128}, 900, false, 1, 1, 1},
+                        {DType::f16, {2, 12, 12, 256, 250, 64, 64}, -1, true, 0, 0, 1},
+                        {DType::bf16, {2, 12, 12, 256, 256, 64, 64}, -1, false, 1, 0, 0}};
   for (const Case& c : cases) {
-    INFO(dtype_name(c.dtype) << " heads " << c.s.heads << " groups " << c.s.groups << " width " << c.s.width);
+    INFO(dtype_name(c.dtype) << " heads " << c.s.heads << " groups " << c.s.groups << " width " << c.s.width
+                             << " mask " << c.mask_batch << c.mask_head << c.mask_query);
     AttentionMask mask;
     mask.causal = c.offset >= 0, mask.offset = std::max<std::int64_t>(c.offset, 0);
+    const bool some = true;
+    if (c.mask_batch >= 0)
+      mask.mask = &some, mask.batch = c.mask_batch, mask.head = c.mask_head, mask.query = c.mask_query;
     // (batch, rows, heads, width) in memory, as a layer's projections are
     const auto strides = [](std::int64_t heads, std::int64_t rows, std::int64_t width) {
       return AttentionStrides{rows * heads * width, width, heads * width};

@@ -9,7 +9,16 @@ using namespace tapestry;
 
 namespace {
 
-enum class Fault { none, no_wait, event_recorded_early, block_reused, host_reads_early, host_writes_early };
+enum class Fault {
+  none,
+  no_wait,
+  event_recorded_early,
+  block_reused,
+  block_moved,
+  buffer_overwritten,
+  host_reads_early,
+  host_writes_early
+};
 
 constexpr std::int64_t kSize = 1 << 12;
 Device gpu() { return Device(DeviceType::cuda, 0); }
@@ -64,6 +73,43 @@ bool freed_in_use() {
   return allclose(y.cpu(), full({kSize}, 2 * value)) && allclose(other.cpu(), full({kSize}, -value));
 }
 
+/// A side stream writes to a tensor that is freed meanwhile, and whose block moves to another tensor.
+template <Fault fault>
+bool freed_and_written() {
+  const Stream here = current_stream(gpu()), side = new_stream(gpu());
+  const float value = next_value();
+  Tensor x = zeros({kSize}, gpu());
+  order(here, side);
+  {
+    const StreamGuard guard(side);
+    x.fill_(value);
+  }
+  if (fault != Fault::block_moved) record_stream(x, side);
+  x = Tensor();
+  const Tensor other = full({kSize}, -value, gpu());
+  here.synchronize();
+  side.synchronize();
+  return allclose(other.cpu(), full({kSize}, -value));
+}
+
+/// A side stream copies the next batch into the buffer that the current stream computes from.
+template <Fault fault>
+bool prefetched() {
+  const Stream here = current_stream(gpu()), side = new_stream(gpu());
+  const float value = next_value();
+  const Tensor buffer = zeros({kSize}, gpu()), batch = empty_pinned({kSize}), next = empty_pinned({kSize});
+  batch.fill_(value), next.fill_(-value);
+  order(here, side);
+  copy_async(buffer, batch, side);
+  order(side, here);
+  const Tensor y = buffer * 2;
+  if (fault != Fault::buffer_overwritten) order(here, side);
+  copy_async(buffer, next, side);
+  side.synchronize();
+  here.synchronize();
+  return allclose(y.cpu(), full({kSize}, 2 * value));
+}
+
 /// Copies to pinned memory and back without blocking the host.
 template <Fault fault>
 bool pinned_copies() {
@@ -93,6 +139,10 @@ const Plant kPlants[] = {
      &two_streams<Fault::event_recorded_early>},
     {"a block that is reused while a stream reads it", &freed_in_use<Fault::none>,
      &freed_in_use<Fault::block_reused>},
+    {"a stream that writes to a block after it moved to another tensor", &freed_and_written<Fault::none>,
+     &freed_and_written<Fault::block_moved>},
+    {"a buffer that is overwritten while a stream computes from it", &prefetched<Fault::none>,
+     &prefetched<Fault::buffer_overwritten>},
     {"pinned memory read before the copy has finished", &pinned_copies<Fault::none>,
      &pinned_copies<Fault::host_reads_early>},
     {"pinned memory written before the copy has read it", &pinned_copies<Fault::none>,

@@ -1,6 +1,6 @@
-// Kernels that are chosen by the size of a row, an image or a matrix, compared with the CPU: on a GPU, and on the
-// PTX machine, where tests/device/machine.cmake demands that every kernel of the library runs. The emulated
-// devices skip it, because tests/emulated launches these kernels with the same sizes.
+// Kernels that are chosen by the size of a row, an image or a matrix, compared with the CPU: on a GPU, and on
+// the PTX machine, where tests/device/machine.cmake demands that every kernel of the library runs. The
+// emulated devices skip it, because tests/emulated launches these kernels with the same sizes.
 #include <cmath>
 
 #include "tapestry/tapestry.h"
@@ -60,8 +60,10 @@ void compare(const std::string& what, const std::vector<Tensor>& inputs, double 
 }
 
 constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::f16};
-/// Both sides of every limit at which the kernels for rows change, in sizes that can be read in packs and others.
-constexpr std::int64_t kRows[] = {255, 256, 1023, 1024, 2047, 2048, 4095, 4096, 8191, 8192, 16383, 16384, 16385, 16392};
+/// Both sides of every limit at which the kernels for rows change, in sizes that can be read in packs and
+/// others.
+constexpr std::int64_t kRows[] = {255,  256,  1023, 1024,  2047,  2048,  4095,
+                                  4096, 8191, 8192, 16383, 16384, 16385, 16392};
 
 Tensor normal(const Shape& shape, DType dtype) { return randn(shape, kCPU).to(dtype); }
 
@@ -84,7 +86,8 @@ TEST_CASE("layer norm of rows of every size") {
   manual_seed(2);
   for (const DType dtype : kDTypes)
     for (const std::int64_t n : kRows)
-      compare("layer_norm " + std::to_string(n), {normal({5, n}, dtype), normal({n}, dtype), normal({n}, dtype)}, 16,
+      compare("layer_norm " + std::to_string(n),
+              {normal({5, n}, dtype), normal({n}, dtype), normal({n}, dtype)}, 16,
               [n](const auto& t) { return layer_norm(t[0], {n}, t[1], t[2]); });
 }
 
@@ -100,8 +103,7 @@ TEST_CASE("group norm and batch norm of large and odd images") {
       nn::BatchNorm2d here({.num_features = 8}), there({.num_features = 8});
       there.to(kGpu);
       if (dtype == DType::f32)
-        for (int step = 0; step < 2; ++step)
-          CHECK(difference(here(x), there(x.to(kGpu))) < 1e-5);
+        for (int step = 0; step < 2; ++step) CHECK(difference(here(x), there(x.to(kGpu))) < 1e-5);
     }
 }
 
@@ -113,7 +115,8 @@ TEST_CASE("cross entropy of few and many classes") {
       CAPTURE(classes);
       const std::int64_t rows = classes > 10000 ? 2 : 4;
       const Tensor x = normal({rows, classes}, dtype), weight = rand({classes}, kCPU).to(dtype);
-      const Tensor target = randint(0, classes, {rows}, kCPU), probabilities = softmax(normal({rows, classes}, dtype), 1);
+      const Tensor target = randint(0, classes, {rows}, kCPU),
+                   probabilities = softmax(normal({rows, classes}, dtype), 1);
       const auto with = [&](const CrossEntropyParams& p) {
         return [=](const std::vector<Tensor>& t) {
           CrossEntropyParams q = p;
@@ -127,7 +130,8 @@ TEST_CASE("cross entropy of few and many classes") {
       compare("weighted, smoothed", {x}, 16, with({.weight = weight, .label_smoothing = 0.1}));
       compare("each row", {x}, 16, with({.reduction = Reduction::none}));
       if (dtype != DType::f16)
-        compare("probabilities", {x, probabilities}, 16, [](const auto& t) { return cross_entropy(t[0], t[1]); });
+        compare("probabilities", {x, probabilities}, 16,
+                [](const auto& t) { return cross_entropy(t[0], t[1]); });
       compare("nll", {x}, 16, [&](const auto& t) { return nll_loss(t[0], target.to(t[0].device())); });
     }
 }
@@ -136,7 +140,8 @@ TEST_CASE("products of matrices that fill large tiles, and of vectors") {
   if (skipped()) return;
   manual_seed(5);
   for (const DType dtype : kDTypes)
-    for (const Shape& s : {Shape{256, 256, 64}, Shape{128, 384, 96}, Shape{64, 64, 2048}, Shape{1, 300, 257}}) {
+    for (const Shape& s :
+         {Shape{256, 256, 64}, Shape{128, 384, 96}, Shape{64, 64, 2048}, Shape{1, 300, 257}}) {
       const std::int64_t m = s[0], n = s[1], k = s[2];
       const Tensor a = normal({m, k}, dtype), b = normal({k, n}, dtype), bias = normal({n}, dtype);
       const Tensor at = normal({k, m}, dtype), bt = normal({n, k}, dtype);
@@ -156,10 +161,12 @@ TEST_CASE("attention over long sequences, with heads of 64 and 128") {
       for (const bool causal : {false, true}) {
         const Tensor q = normal({1, 2, 70, head}, dtype), k = normal({1, 2, 150, head}, dtype),
                      v = normal({1, 2, 150, head}, dtype);
-        compare("attention", {q, causal ? normal({1, 2, 70, head}, dtype) : k, causal ? normal({1, 2, 70, head}, dtype) : v},
-                32, [causal](const auto& t) {
-                  return scaled_dot_product_attention(t[0], t[1], t[2], {.is_causal = causal});
-                });
+        compare(
+            "attention",
+            {q, causal ? normal({1, 2, 70, head}, dtype) : k, causal ? normal({1, 2, 70, head}, dtype) : v},
+            32, [causal](const auto& t) {
+              return scaled_dot_product_attention(t[0], t[1], t[2], {.is_causal = causal});
+            });
         const NoGradGuard no_grad;  // one query over many keys is divided among blocks
         const auto one = [&](const Device& d) {
           return scaled_dot_product_attention(q.narrow(2, 0, 1).contiguous().to(d), k.to(d), v.to(d));
@@ -175,8 +182,10 @@ TEST_CASE("convolutions and pools of larger images") {
     for (const std::int64_t channels : {3, 64}) {
       const Tensor x = normal({2, channels, 18, 18}, dtype), w = normal({72, channels, 3, 3}, dtype),
                    b = normal({72}, dtype), depth = normal({channels, 1, 3, 3}, dtype);
-      compare("conv2d", {x, w, b}, 32, [](const auto& t) { return conv2d(t[0], t[1], t[2], {.padding = 1}); });
-      compare("strided", {x, w, b}, 32, [](const auto& t) { return conv2d(t[0], t[1], t[2], {.stride = 2}); });
+      compare("conv2d", {x, w, b}, 32,
+              [](const auto& t) { return conv2d(t[0], t[1], t[2], {.padding = 1}); });
+      compare("strided", {x, w, b}, 32,
+              [](const auto& t) { return conv2d(t[0], t[1], t[2], {.stride = 2}); });
       compare("conv2d_relu", {x, w, b}, 32,
               [](const auto& t) { return conv2d_relu(t[0], t[1], t[2], {.padding = 1}); });
       compare("depthwise", {x, depth}, 32, [channels](const auto& t) {

@@ -5,6 +5,7 @@ if(TAPESTRY_CUDA_FOUND)
   list(JOIN architectures " " architectures)
   target_sources(tests_device_code PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/device_code/planted.cu)
   target_link_libraries(tests_device_code PRIVATE ${TAPESTRY_CUDART})
-  set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/device_code/resources_test.cpp APPEND PROPERTY COMPILE_DEFINITIONS
-    TAPESTRY_HAS_CUDA=1 "TAPESTRY_DEVICE_ARCHITECTURES=\"${architectures}\"")
+  set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/device_code/resources_test.cpp
+    ${CMAKE_CURRENT_SOURCE_DIR}/device_code/budget_test.cpp APPEND PROPERTY COMPILE_DEFINITIONS TAPESTRY_HAS_CUDA=1
+    "TAPESTRY_DEVICE_ARCHITECTURES=\"${architectures}\"" "TAPESTRY_NVCC_VERSION=\"${CMAKE_CUDA_COMPILER_VERSION}\"")
 endif()

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <set>
 #include <sstream>
@@ -19,7 +18,7 @@ namespace device_code {
 namespace {
 
 constexpr int kElfMachineCuda = 190;
-constexpr std::uint32_t kFatbinMagic = 0xba55ed50;
+constexpr std::string_view kFatbinMagic = "\x50\xed\x55\xba";
 
 /// Part of a file. Reading beyond its end throws.
 class Bytes {
@@ -38,6 +37,8 @@ class Bytes {
     return Bytes(bytes_.substr(offset, size));
   }
   Bytes from(std::uint64_t offset) const { return part(offset, bytes_.size() - std::min(offset, size())); }
+  /// The offset of the first place at or behind `from` that has these bytes; npos if there is none.
+  std::size_t find(std::string_view bytes, std::size_t from = 0) const { return bytes_.find(bytes, from); }
   std::string text(std::uint64_t offset) const {
     const std::string_view rest = from(offset).bytes_;
     return std::string(rest.substr(0, rest.find('\0')));
@@ -193,17 +194,18 @@ double Kernel::occupancy() const {
 std::vector<Kernel> read_kernels(const fs::path& file) {
   std::ifstream in(file, std::ios::binary);
   if (!in) throw std::runtime_error("[device_code] cannot read " + file.string());
-  const std::string whole(std::istreambuf_iterator<char>(in), {});
+  std::string whole(static_cast<std::size_t>(fs::file_size(file)), '\0');
+  in.read(whole.data(), static_cast<std::streamsize>(whole.size()));
   const Elf host{Bytes(whole)};
   const Elf::Section* const section = host.find(".nv_fatbin");
   if (!section) return {};
   const Bytes fatbin = host.content(*section);
   std::vector<Kernel> kernels;
-  bool any = false;
-  for (std::uint64_t at = 0; at + sizeof(Elf64_Ehdr) <= fatbin.size(); at += 8) {
-    any = any || fatbin.at<std::uint32_t>(at) == kFatbinMagic;
-    const auto header = fatbin.at<Elf64_Ehdr>(at);
-    if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_machine != kElfMachineCuda) continue;
+  const bool any = fatbin.find(kFatbinMagic) != std::string_view::npos;
+  for (std::size_t at = 0; (at = fatbin.find(ELFMAG, at)) != std::string_view::npos; ++at) {
+    if (at % 8 != 0 || at + sizeof(Elf64_Ehdr) > fatbin.size() ||
+        fatbin.at<Elf64_Ehdr>(at).e_machine != kElfMachineCuda)
+      continue;
     const std::vector<Kernel> more = kernels_of(Elf(fatbin.from(at)));
     kernels.insert(kernels.end(), more.begin(), more.end());
   }

@@ -33,7 +33,8 @@ struct Job {
   std::unique_ptr<optim::Optimizer> optimizer;
   std::optional<optim::StepLR> schedule;
 
-  Job(Mode mode, const Group& group) {
+  Job(Mode mode, const Group& group, DType dtype = DType::f32) {
+    net.to(dtype);
     const optim::AdamW::Options options{.lr = 0.05};
     if (mode == Mode::fsdp) {
       fully_shard(net.a, {.group = group});
@@ -53,7 +54,8 @@ struct Job {
   void train(int from, int to) {
     for (int step = from; step < to; ++step) {
       optimizer->zero_grad();
-      const Tensor x = (arange(20).to(DType::f32) * 0.1 + step).sin().reshape({4, 5});
+      const Tensor x =
+          (arange(20).to(DType::f32) * 0.1 + step).sin().reshape({4, 5}).to(net.a.weight.dtype());
       (ddp ? (*ddp)(x) : net(x)).square().mean().backward();
       optimizer->step();
       schedule->step();
@@ -171,5 +173,37 @@ TEST_CASE("a checkpoint of DDP or fully_shard loads into ZeRO, and a damaged one
       distributed_test::require(copy_state(job.net) == before, "changed by a failed load");
       return 0;
     });
+  }
+}
+
+TEST_CASE("the masters of bf16 parameters are in the sharded checkpoints of ZeRO") {
+  const tests::TempDir dir;
+  Job single(Mode::plain, nullptr, DType::bf16);
+  single.train(0, 3);
+  const Rows at_3 = single.rows();
+  REQUIRE(at_3.tensors.contains("a.weight.master_param"));
+  REQUIRE(at_3.tensors.at("a.weight.master_param").dtype() == DType::f32);
+  for (const Mode from : {Mode::zero1, Mode::zero2}) {
+    const std::string folder = dir / std::to_string(static_cast<int>(from));
+    on_ranks<int>(4, [&](const Group& group) {
+      Job job(from, group, DType::bf16);
+      job.train(0, 3);
+      static_cast<ZeroBase&>(*job.optimizer).consolidate_state_dict(0);
+      save_sharded(folder, group, job.training(), {.step = 3});
+      return 0;
+    });
+    Job plain(Mode::plain, nullptr, DType::bf16);
+    load_sharded(folder, plain.training());
+    CHECK(differences(plain.rows(), at_3) == "");
+    for (const Mode to : {Mode::ddp, Mode::fsdp, Mode::zero1, Mode::zero2}) {
+      INFO(static_cast<int>(from) << " to " << static_cast<int>(to));
+      const auto rows = on_ranks<Rows>(3, [&](const Group& group) {
+        Job job(to, group, DType::bf16);
+        job.train(0, 1);
+        load_sharded(folder, job.training(), {.rank = group->rank()});
+        return job.rows();
+      });
+      CHECK(differences(rows[0], at_3) == "");
+    }
   }
 }

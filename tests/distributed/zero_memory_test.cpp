@@ -38,7 +38,7 @@ struct Bytes {
 };
 
 // Trains on `ranks` ranks of this process. Returns the memory that is held after a step, and the peak.
-Bytes measure(int ranks, int stage) {
+Bytes measure(int ranks, int stage, DType dtype = DType::f32) {
   Bytes result;
   empty_cache();
   const double before = static_cast<double>(memory_stats(kCPU).allocated);
@@ -46,7 +46,8 @@ Bytes measure(int ranks, int stage) {
       ranks,
       [&](const distributed_test::Group& group) {
         Chain net;
-        const double mebibytes = kBucket / (1 << 20);
+        net.to(dtype);
+        const double mebibytes = kBucket / (1 << 20) * (dtype == DType::f32 ? 1 : 0.5);
         DistributedDataParallel ddp(
             net, {.process_group = group, .bucket_cap_mb = mebibytes, .first_bucket_mb = mebibytes});
         std::unique_ptr<optim::Optimizer> optimizer;
@@ -57,7 +58,7 @@ Bytes measure(int ranks, int stage) {
               ZeroOptions{.process_group = group, .stage = stage, .bucket_cap_mb = mebibytes});
         const auto step = [&] {
           optimizer->zero_grad();
-          ddp(ones({1, kWidth})).sum().backward();
+          ddp(ones({1, kWidth}, {dtype, kCPU})).sum().backward();
           optimizer->step();
         };
         const auto scale = 1 / (kParameters * ranks);
@@ -95,6 +96,16 @@ TEST_CASE("each stage of ZeRO holds the bytes per parameter that the table says"
       CHECK(std::abs(bytes.held - expected[stage]) < 0.05 * expected[stage]);
       CHECK(bytes.peak < 1.05 * expected[stage] + room[stage]);
     }
+  }
+}
+
+TEST_CASE("with bf16 parameters the ranks of ZeRO divide 12 bytes of masters and states") {
+  constexpr double kRanks = 4;
+  const double expected[] = {16, 4 + 12 / kRanks, 2 + 14 / kRanks};
+  for (const int stage : {0, 1, 2}) {
+    const Bytes bytes = measure(static_cast<int>(kRanks), stage, DType::bf16);
+    INFO("stage " << stage << ": " << bytes.held);
+    CHECK(std::abs(bytes.held - expected[stage]) < 0.05 * expected[stage]);
   }
 }
 

@@ -23,7 +23,8 @@ struct Run {
   DistributedDataParallel<UnevenNet> ddp;
   std::unique_ptr<optim::Optimizer> optimizer;
 
-  Run(const Group& g, int stage) : group(g), ddp(net, {.process_group = g, .bucket_cap_mb = 1e-3}) {
+  Run(const Group& g, int stage, DType dtype = DType::f32)
+      : group(g), net(dtype), ddp(net, {.process_group = g, .bucket_cap_mb = 1e-3}) {
     if (stage == 0)
       optimizer = std::make_unique<optim::AdamW>(net.parameters(), optim::AdamWOptions{.lr = 0.01});
     else
@@ -38,7 +39,7 @@ struct Run {
       const auto [x, labels] = uneven_batch(step, 0);
       net.use_rare = step % 3 == 0;
       optimizer->zero_grad();
-      cross_entropy(ddp(x), labels).backward();
+      cross_entropy(ddp(x.to(net.wide.weight.dtype())), labels).backward();
       optimizer->step();
     }
   }
@@ -56,9 +57,9 @@ Saved copy(const nn::StateDict& model, const nn::StateDict& optimizer) {
 }
 
 // Trains kBefore steps and returns rank `to`'s consolidated state, or that of DDP.
-Saved save(int ranks, int stage, int to = 0) {
+Saved save(int ranks, int stage, int to = 0, DType dtype = DType::f32) {
   const auto results = on_ranks<Saved>(ranks, [&](const Group& g) {
-    Run run(g, stage);
+    Run run(g, stage, dtype);
     run.train(0, kBefore);
     if (stage > 0) run.zero().consolidate_state_dict(to);
     if (g->rank() != to) return Saved();
@@ -69,7 +70,7 @@ Saved save(int ranks, int stage, int to = 0) {
 
 StateDictCopy go_on(int ranks, int stage, const Saved& saved) {
   const auto results = on_ranks<StateDictCopy>(ranks, [&](const Group& g) {
-    Run run(g, stage);
+    Run run(g, stage, saved.model[0].second.dtype());
     run.net.load_state_dict(saved.model);
     run.optimizer->load_state_dict(saved.optimizer);
     run.train(kBefore, kAfter);
@@ -82,37 +83,42 @@ StateDictCopy go_on(int ranks, int stage, const Saved& saved) {
 }  // namespace
 
 TEST_CASE("a consolidated state is that of the optimizer without ZeRO and loads at any number of ranks") {
-  const Saved plain = save(2, 0);
-  const StateDictCopy expected = go_on(2, 0, plain);
-  for (const int stage : {1, 2}) {
-    const Saved saved = save(4, stage, stage);
-    REQUIRE(saved.optimizer.size() == plain.optimizer.size());
-    for (std::size_t i = 0; i < saved.optimizer.size(); ++i) {
-      INFO(saved.optimizer[i].first);
-      CHECK(saved.optimizer[i].first == plain.optimizer[i].first);
-      CHECK(saved.optimizer[i].second.sizes() == plain.optimizer[i].second.sizes());
-      CHECK(to_vector(saved.optimizer[i].second) == to_vector(plain.optimizer[i].second));
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    INFO(dtype);
+    const Saved plain = save(2, 0, 0, dtype);
+    const StateDictCopy expected = go_on(2, 0, plain);
+    for (const int stage : {1, 2}) {
+      const Saved saved = save(4, stage, stage, dtype);
+      REQUIRE(saved.optimizer.size() == plain.optimizer.size());
+      REQUIRE((nn::find(saved.optimizer, "state.0.master_param") != nullptr) == (dtype == DType::bf16));
+      for (std::size_t i = 0; i < saved.optimizer.size(); ++i) {
+        INFO(saved.optimizer[i].first);
+        CHECK(saved.optimizer[i].first == plain.optimizer[i].first);
+        CHECK(saved.optimizer[i].second.dtype() == plain.optimizer[i].second.dtype());
+        CHECK(saved.optimizer[i].second.sizes() == plain.optimizer[i].second.sizes());
+        CHECK(to_vector(saved.optimizer[i].second) == to_vector(plain.optimizer[i].second));
+      }
+      CHECK(distance(go_on(2, 0, saved), expected) == 0);
+      CHECK(distance(go_on(1, stage, saved), expected) == 0);
+      CHECK(distance(go_on(2, 3 - stage, saved), expected) == 0);
+      CHECK(distance(go_on(4, stage, plain), expected) == 0);
     }
-    CHECK(distance(go_on(2, 0, saved), expected) == 0);
-    CHECK(distance(go_on(1, stage, saved), expected) == 0);
-    CHECK(distance(go_on(2, 3 - stage, saved), expected) == 0);
-    CHECK(distance(go_on(4, stage, plain), expected) == 0);
   }
 }
 
 TEST_CASE("a local state resumes on the rank that saved it, bit for bit") {
-  for (const int stage : {1, 2}) {
-    const auto parts = on_ranks<Saved>(3, [&](const Group& g) {
-      Run run(g, stage);
+  for (const auto& [stage, dtype] : {std::pair(1, DType::f32), {2, DType::f32}, {2, DType::bf16}}) {
+    const auto parts = on_ranks<Saved>(3, [&, stage = stage, dtype = dtype](const Group& g) {
+      Run run(g, stage, dtype);
       run.train(0, kBefore);
       Saved s = copy(run.net.state_dict(), run.zero().local_state_dict());
       run.train(kBefore, kAfter);
       for (const auto& [name, t] : run.net.state_dict()) s.model.emplace_back("end." + name, t.clone());
       return s;
     });
-    on_ranks<int>(3, [&](const Group& g) {
+    on_ranks<int>(3, [&, stage = stage, dtype = dtype](const Group& g) {
       const Saved& own = parts[static_cast<std::size_t>(g->rank())];
-      Run run(g, stage);
+      Run run(g, stage, dtype);
       nn::StateDict model;
       for (const auto& entry : own.model)
         if (!entry.first.starts_with("end.")) model.push_back(entry);

@@ -23,11 +23,12 @@ struct UnevenNet : nn::Module {
   nn::Linear& last = add<nn::Linear>("last", {.in_features = 37, .out_features = 3});
   bool use_rare = false;
 
-  UnevenNet() {
+  explicit UnevenNet(DType dtype = DType::f32) {
     frozen.weight.requires_grad_(false);
     frozen.bias.requires_grad_(false);
     fill_by_formula(*this);
     to(MemoryFormat::channels_last);
+    to(dtype);
   }
   Tensor forward(const Tensor& x) override {
     Tensor h = bn(conv(x)).tanh().flatten(1);

@@ -20,13 +20,16 @@ struct Variant {
   double clip = 0, clip_type = 2, grad_scale = 1;
   bool schedule = false, sync_bn = false;
   bool always_rare = false;  // every pass uses the same parameters
+  DType dtype = DType::f32;  // of the parameters
+  bool scaled = false;       // by a GradScaler, which skips a step
+  bool touched = false;      // averaged weights are put into the model for a while, and a bias is written
   CommHook hook = {};
   int steps = kSanitized ? 4 : 12;
 };
 
 // Trains and returns all parameters and buffers.
 StateDictCopy train(const Group& group, const Variant& v, const MakeOptimizer& make) {
-  UnevenNet net;
+  UnevenNet net(v.dtype);
   if (v.sync_bn) convert_sync_batchnorm(net, group);
   DdpOptions options = v.ddp;
   options.process_group = group;
@@ -36,6 +39,8 @@ StateDictCopy train(const Group& group, const Variant& v, const MakeOptimizer& m
   const std::unique_ptr<optim::Optimizer> optimizer = make(net, group);
   optimizer->set_grad_scale(v.grad_scale);
   optim::StepLR schedule(*optimizer, {.step_size = 7, .gamma = 0.8});
+  optim::GradScaler scaler({.init_scale = 256, .growth_interval = 3, .enabled = v.scaled});
+  optim::AveragedModel average(net, {.avg_fn = optim::get_ema_avg(0.9)});
   for (int step = 0; step < v.steps; ++step) {
     optimizer->zero_grad();
     for (int pass = 0; pass < (v.no_sync || v.sync_twice ? 2 : 1); ++pass) {
@@ -43,13 +48,23 @@ StateDictCopy train(const Group& group, const Variant& v, const MakeOptimizer& m
       net.use_rare = v.always_rare || (step % 3 == 0 && (step % 6 == 3 || group->rank() == 0));
       const bool alone = v.no_sync && pass == 0;
       const auto guard = alone ? std::make_unique<DdpBase::NoSync>(ddp) : nullptr;
-      cross_entropy(ddp(x), labels).backward();
+      Tensor loss = cross_entropy(ddp(x.to(v.dtype)), labels);
+      if (v.scaled && step == 2 && group->rank() == 0) loss = loss * INFINITY;
+      scaler.scale(loss).backward();
     }
     if (v.clip > 0) nn::clip_grad_norm_(net.parameters(), v.clip, v.clip_type);
-    optimizer->step();
+    scaler.step(*optimizer);
+    scaler.update();
     if (v.schedule) schedule.step();
+    if (!v.touched) continue;
+    average.update_parameters();
+    if (step == 1) const auto scope = average.use();
+    if (step == 2) net.wide.bias.detach().narrow(0, 3, 20).fill_(0.3);
   }
-  return copy_state(net);
+  StateDictCopy result = copy_state(net);
+  if (v.touched)
+    for (const auto& [name, t] : average.state_dict()) result["average " + name] = to_vector(t);
+  return result;
 }
 
 template <class O>
@@ -82,7 +97,7 @@ void compare(const Variant& v, const MakeOptimizer& ddp, const MakeOptimizer& on
       CHECK(second[r].at("wide.weight") == second[0].at("wide.weight"));
       CHECK(second[r].at("conv.weight") == second[0].at("conv.weight"));
     }
-    CHECK(distance(expected[0], copy_state(UnevenNet())) > 1e-3);
+    CHECK(distance(expected[0], copy_state(UnevenNet(v.dtype))) > 1e-3);
   }
 }
 
@@ -164,6 +179,25 @@ TEST_CASE("ZeRO divides every elementwise optimizer") {
   compare_optimizer<optim::Adagrad>("Adagrad", {.lr = 0.01});
   compare_optimizer<optim::NAdam>("NAdam", {.lr = 0.01});
   compare_optimizer<optim::Lion>("Lion", {.lr = 0.001});
+}
+
+TEST_CASE("ZeRO trains f16 and bf16 parameters bit for bit as DDP, by masters and by stochastic rounding") {
+  for (const auto how : {optim::LowPrecision::master, optim::LowPrecision::stochastic}) {
+    // A learning rate of which most steps are below half an ulp.
+    const optim::AdamWOptions adam{.lr = 1e-3, .low_precision = how};
+    const auto check = [&](const Variant& v, int ranks) {
+      INFO(static_cast<int>(how));
+      compare(v, plain<optim::AdamW>(adam), zero<optim::AdamW>(1, adam), zero<optim::AdamW>(2, adam),
+              {ranks});
+    };
+    check({.name = "bf16", .dtype = DType::bf16, .touched = true}, 3);
+    check({.name = "f16", .dtype = DType::f16, .scaled = true}, 2);
+    check({.name = "bf16 and no_sync", .no_sync = true, .dtype = DType::bf16}, 2);
+  }
+  // Stage 2 joins the norms of the parts in another order. One ulp of bf16 is 2^-7 of a value.
+  const optim::SGDOptions sgd{.lr = 0.05, .momentum = 0.9};
+  compare({.name = "bf16 and clipping", .clip = 0.05, .dtype = DType::bf16}, plain<optim::SGD>(sgd),
+          zero<optim::SGD>(1, sgd), zero<optim::SGD>(2, sgd), {2}, 0x1p-7);
 }
 
 TEST_CASE("ZeRO keeps the options of parameter groups apart") {

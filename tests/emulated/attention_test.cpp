@@ -140,18 +140,22 @@ TEST_CASE("attention kernels: ragged queries, keys and widths give the values of
   check_all({.shape = {1, 1, 1, 1, 1, 1, 1}});
   check_all({.shape = {1, 1, 1, 66, 70, 64, 64}});
   check_all({.shape = {1, 1, 1, 40, 63, 24, 40}, .by_rows = true});  // one key is missing in a tile
-  check_all({.shape = {2, 1, 1, 17, 40, 96, 128}});
+  check_all({.shape = {2, 1, 1, 17, 40, 100, 128}});
+  check_all({.shape = {1, 2, 1, 66, 70, 32, 25}});
+  check_all({.shape = {1, 1, 1, 70, 67, 96, 96}});
+  check_all({.shape = {1, 1, 1, 33, 40, 72, 90}, .by_rows = true});
 }
 
 TEST_CASE("attention kernels: groups of heads, and heads within rows, give the values of f64") {
   check_all({.shape = {2, 4, 2, 18, 35, 16, 16}, .by_rows = true});
-  check_all({.shape = {1, 3, 1, 9, 70, 72, 8}});
+  check_all({.shape = {1, 3, 1, 9, 70, 100, 8}});
 }
 
 TEST_CASE("attention kernels: rows that are misaligned or have gaps give the same values") {
   check_all({.shape = {1, 2, 2, 20, 34, 16, 24}, .shift = 1});
   check_all({.shape = {1, 2, 1, 20, 34, 17, 23}, .by_rows = true, .gap = 3});
   check_all({.shape = {1, 1, 1, 5, 9, 80, 65}, .gap = 8});
+  check_all({.shape = {1, 1, 1, 5, 9, 96, 31}, .shift = 1});
 }
 
 TEST_CASE("attention kernels: causal masks, also after a cache, give the values of f64") {
@@ -162,9 +166,10 @@ TEST_CASE("attention kernels: causal masks, also after a cache, give the values 
 }
 
 TEST_CASE("attention kernels: masks that hide, or add to, scores give the values of f64") {
-  check_all({.shape = {2, 2, 1, 20, 70, 16, 16}, .mask = Mask::seen});
+  check_all({.shape = {2, 2, 1, 20, 70, 40, 16}, .mask = Mask::seen});
   check_all({.shape = {2, 2, 2, 20, 70, 16, 16}, .mask = Mask::seen_by_key});
   check_all({.shape = {2, 2, 2, 20, 37, 16, 72}, .mask = Mask::added});
+  check_all({.shape = {1, 1, 1, 20, 37, 104, 16}, .mask = Mask::added});
 }
 
 TEST_CASE("attention kernels: scales that are negative or 0 give the values of f64") {
@@ -180,6 +185,8 @@ TEST_CASE("attention kernels: few queries whose keys are divided give the values
 
 TEST_CASE("attention kernels: dropout keeps the weights that the contract names") {
   check_all({.shape = {2, 2, 1, 18, 37, 16, 16}, .threshold = kHalf});
+  check_all({.shape = {1, 2, 1, 18, 37, 40, 16}, .threshold = kHalf});
+  check_all({.shape = {1, 1, 1, 18, 37, 104, 16}, .threshold = kHalf});
   check_all({.shape = {1, 2, 2, 18, 36, 72, 16}, .mask = Mask::causal, .threshold = kHalf / 2});
   check_all({.shape = {1, 1, 1, 2, 530, 16, 16}, .threshold = kHalf}, 40);
   check_all({.shape = {1, 1, 1, 5, 6, 16, 16}, .threshold = 2 * kHalf});  // drops everything
@@ -255,14 +262,54 @@ TEST_CASE("attention kernels: width and number of blocks choose the kernels") {
   };
   CHECK_THAT(kernels({1, 1, 1, 4, 600, 64, 64}, 1),
              ContainsSubstring("Li64E") && !ContainsSubstring("attention_merge"));
-  CHECK_THAT(kernels({1, 1, 1, 4, 400, 65, 64}, 1), ContainsSubstring("Li128E"));
-  CHECK_THAT(kernels({1, 1, 1, 4, 400, 64, 65}, 1), ContainsSubstring("Li128E"));
+  CHECK_THAT(kernels({1, 1, 1, 4, 400, 32, 32}, 1), ContainsSubstring("Li32E"));
+  CHECK_THAT(kernels({1, 1, 1, 4, 400, 33, 8}, 1), ContainsSubstring("Li64E"));
+  CHECK_THAT(kernels({1, 1, 1, 4, 400, 65, 64}, 1), ContainsSubstring("Li96E"));
+  CHECK_THAT(kernels({1, 1, 1, 4, 400, 64, 96}, 1), ContainsSubstring("Li96E"));
+  CHECK_THAT(kernels({1, 1, 1, 4, 400, 97, 64}, 1), ContainsSubstring("Li128E"));
+  CHECK_THAT(kernels({1, 1, 1, 4, 400, 64, 128}, 1), ContainsSubstring("Li128E"));
   CHECK_THAT(kernels({1, 1, 1, 4, 600, 64, 64}, 2), ContainsSubstring("attention_merge"));
   CHECK(gpu::key_splits(1, 3, 264) == 1);  // too few keys
   CHECK(gpu::key_splits(1, 8, 264) == 2);  // 4 tiles each
   CHECK(gpu::key_splits(100, 800, 264) == 2);
   CHECK(gpu::key_splits(133, 800, 264) == 1);
   CHECK(gpu::key_splits(1, 800, 264) == 32);
+}
+
+TEST_CASE(
+    "attention kernels: a column of chunks in 8 rows lies in different banks, and no place is used twice") {
+  const auto check = []<class T, int kWidth>() {
+    CAPTURE(dtype_name(dtype_of<T>), kWidth);
+    constexpr int kLine = 128 / static_cast<int>(sizeof(T));  // the elements of all banks
+    std::vector<int> uses(64 * kWidth);
+    for (int row = 0; row < 64; row += 8)
+      for (int column = 0; column < kWidth; column += gpu::kChunk<T>) {
+        unsigned banks = 0;
+        for (int r = row; r < row + 8; ++r)
+          banks |= 1u << gpu::tile_at<T, kWidth>(r, column) % kLine / gpu::kChunk<T>;
+        CHECK(banks == 0xff);
+      }
+    for (int row = 0; row < 64; ++row)
+      for (int column = 0; column < kWidth; ++column) {
+        const int at = gpu::tile_at<T, kWidth>(row, column);
+        REQUIRE(at >= row * kWidth);
+        REQUIRE(at < (row + 1) * kWidth);
+        ++uses[static_cast<std::size_t>(at)];
+        if constexpr (sizeof(T) == 2)
+          if (column % 16 == 0 && row < 16)
+            CHECK(gpu::tile_behind<T, kWidth>(gpu::tile_at<T, kWidth>(row, 8), column) ==
+                  gpu::tile_at<T, kWidth>(row, 8 + column));
+      }
+    CHECK(std::count(uses.begin(), uses.end(), 1) == 64 * kWidth);
+  };
+  const auto widths = [&]<class T>() {
+    check.template operator()<T, 32>();
+    check.template operator()<T, 64>();
+    check.template operator()<T, 96>();
+    check.template operator()<T, 128>();
+  };
+  widths.template operator()<float>();
+  widths.template operator()<BFloat16>();
 }
 
 TEST_CASE("attention kernels: sizes beyond the kernel's are refused") {

@@ -99,6 +99,35 @@ TEST_CASE("conv2d in 16 bits: shape, layout and alignment choose the kernels") {
   s = one;
   s.groups = 2;
   CHECK_THAT(names(s), ContainsSubstring("convert_elements") && !ContainsSubstring("tensor_gather"));
+  s.groups = 8;  // reads the image where it is, in packs of 4 channels; only the weight is converted
+  CHECK_THAT(names(s), ContainsSubstring("BFloat16ELi4ELi1E"));
+  CHECK_THAT(names(s, {.x = 1}), ContainsSubstring("BFloat16ELi1ELi1E"));
+  s.channels_last = false;
+  CHECK_THAT(names(s), ContainsSubstring("BFloat16ELi1ELi32E") && !ContainsSubstring("chunks"));
+}
+
+TEST_CASE("conv2d in 16 bits: depthwise convolutions give the CPU's values in three directions") {
+  const auto check = []<class T>(Conv2dShape s, const Offsets& at = {}) {
+    s = sized(s);
+    for (const bool last : {false, true}) {
+      s.channels_last = last;
+      check_forward16<T>(s, last, at);
+      check_backward_input16<T>(s, at);
+      check_backward_weight16<T>(s, at);
+    }
+  };
+  kernels::for_types<Half, BFloat16>([&]<class T>() {
+    Conv2dShape s{.n = 2, .c = 12, .h = 9, .w = 7, .k = 12, .r = 3, .s = 3, .groups = 12};
+    s.padding_h = s.padding_w = 1, s.relu = true;
+    check.template operator()<T>(s);
+    check.template operator()<T>(s, {.x = 1});
+    s.stride_h = s.stride_w = 3, s.r = s.s = 2, s.padding_h = 0;  // dx has pixels that no window covers
+    check.template operator()<T>(s);
+    // Two outputs a channel, no packs, and a window of more taps than one pass of the sums takes.
+    Conv2dShape wide{.n = 1, .c = 5, .h = 8, .w = 9, .k = 10, .r = 4, .s = 3, .groups = 5};
+    wide.dilation_w = 2, wide.padding_w = 2;
+    check.template operator()<T>(wide);
+  });
 }
 
 TEST_CASE("conv2d in 16 bits: the chosen splits fill the GPU for typical layers") {

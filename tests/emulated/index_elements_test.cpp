@@ -1,9 +1,12 @@
 // Kernels that read, write and combine by index must give the same bits as the CPU's kernels, also if many
-// elements have the same index, and must report the same position of an invalid index.
+// elements have the same index, and must report the same position of an invalid index. Only the combinations
+// of more than 32 elements, which are divided into chunks, have a reference of their own.
 #include "tapestry/kernels/cuda/index_elements.cuh"
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
+#include <map>
 
 #include "tests/emulated/index.h"
 
@@ -42,6 +45,7 @@ const Case kCases[] = {
     {"several tiles of the sort", {700}, {0}, {1}, {{{1}, 3, 2}}, 0, 1, 6},
     {"one element", {1}, {0}, {0}, {{{0}, 4, 1}}, 0, 0, 4},
     {"y with gaps", {5, 4}, {0, 2}, {8, 2}, {{{1, 0}, 3, 8}}, 0, 1, 24},
+    {"long runs of rows", {2, 150, 3}, {12, 0, 1}, {450, 3, 1}, {{{0, 1, 0}, 4, 3}}, 1, 2, 24},
 };
 // Cases in which y is only read.
 const Case kBroadcast = {"a number", {5, 4}, {0, 1}, {0, 0}, {{{1, 0}, 3, 4}}, 0, 1, 12};
@@ -153,13 +157,68 @@ TEST_CASE("index kernels: a write without repeated indices needs no sort") {
   });
 }
 
+namespace {
+
+/// x = x (op) y by the contract of indexed_combine on GPUs, for the elements with a valid index.
+template <class X, class T>
+void combine_in_chunks(const Indexed& at, Combine op, X* x, const T* y) {
+  std::map<std::int64_t, std::vector<X>> of;  // what belongs to each element of x, in row-major order
+  std::vector<std::int64_t> c(static_cast<std::size_t>(at.ndim), 0);
+  for (bool more = true; more;) {
+    std::int64_t to = 0, from = 0;
+    bool valid = true;
+    for (int d = 0; d < at.ndim; ++d) {
+      const std::int64_t i = c[static_cast<std::size_t>(d)];
+      to += i * at.x_strides[d], from += i * at.y_strides[d];
+    }
+    std::int64_t position = 0;
+    for (int d = at.first; d < at.end; ++d)
+      position = position * at.sizes[d] + c[static_cast<std::size_t>(d)];
+    for (int k = 0; k < at.count && valid; ++k) {
+      std::int64_t place = 0;
+      for (int d = 0; d < at.ndim; ++d) place += c[static_cast<std::size_t>(d)] * at.index[k].strides[d];
+      std::int64_t value = at.index[k].values[place];
+      if (at.wraps && value < 0) value += at.index[k].size;
+      valid = value >= 0 && value < at.index[k].size;
+      to += value * at.index[k].x_stride;
+    }
+    if (valid) of[to].push_back(static_cast<X>(y[from]));
+    else *at.first_bad.cell = std::min(*at.first_bad.cell, at.first_bad.value(position));
+    more = false;
+    for (int d = at.ndim; d-- > 0 && !more;) {
+      std::int64_t& i = c[static_cast<std::size_t>(d)];
+      more = ++i < at.sizes[d];
+      if (!more) i = 0;
+    }
+  }
+  const auto both = [op](X a, X b) { return gpu::combined<X>(op, a, b); };
+  for (const auto& [to, values] : of) {
+    X& result = x[to];
+    if (values.size() <= 32) {
+      for (const X v : values) result = both(result, v);
+      continue;
+    }
+    for (std::size_t first = 0; first < values.size(); first += 32) {
+      X chunk = values[first];
+      for (std::size_t i = first + 1; i < std::min(first + 32, values.size()); ++i)
+        chunk = both(chunk, values[i]);
+      result = both(result, chunk);
+    }
+  }
+}
+
+}  // namespace
+
 TEST_CASE("index kernels: combinations add, multiply and compare in order of position") {
   for (const Combine op : {Combine::sum, Combine::product, Combine::maximum, Combine::minimum}) {
     const auto check = [op]<class T>() {
       using X = gpu::Compute<T>;
       for_cases(true, [op](const Case& c, bool wraps, bool bad, std::size_t offset) {
         check_same<X, T>(c, wraps, bad, offset, [op](bool cpu, const Indexed& at, X* x, T* y) {
-          if (cpu) kernels::indexed_combine(kCPU, dtype_of<T>, {at, op, x, y});
+          std::int64_t positions = 1;
+          for (int d = at.first; d < at.end; ++d) positions *= at.sizes[d];
+          if (cpu && positions > 32) combine_in_chunks<X>(at, op, x, y);
+          else if (cpu) kernels::indexed_combine(kCPU, dtype_of<T>, {at, op, x, y});
           else gpu::launch_indexed_combine<T>({}, {at, op, x, y});
         });
       });
@@ -168,6 +227,30 @@ TEST_CASE("index kernels: combinations add, multiply and compare in order of pos
     check.template operator()<BFloat16>();
     check.template operator()<std::int64_t>();
   }
+}
+
+TEST_CASE("index kernels: runs of every length around a chunk are combined once") {
+  for (const std::int64_t before : {0, 1, 31, 32})
+    for (const std::int64_t run : {31, 32, 33, 63, 64, 65, 96, 97, 200})
+      for (const std::int64_t after : {0, 1, 40}) {
+        CAPTURE(before, run, after);
+        std::vector<std::int64_t> values;
+        for (std::int64_t i = 0; i < before; ++i) values.push_back(0);
+        for (std::int64_t i = 0; i < run; ++i) values.push_back(1);
+        for (std::int64_t i = 0; i < after; ++i) values.push_back(2);
+        Indexed at{};
+        at.ndim = at.count = at.end = 1;
+        at.sizes[0] = before + run + after, at.y_strides[0] = 1;
+        at.index[0] = {values.data(), {1}, 3, 1};
+        for_types<std::int64_t, std::int32_t, std::uint8_t>([&]<class T>() {
+          const Block<T> y(values.size()), x(3), want(3);
+          for (std::size_t i = 0; i < y.size(); ++i) y[i] = static_cast<T>(i * 7 + 1);
+          for (std::size_t i = 0; i < 3; ++i) x[i] = want[i] = static_cast<T>(100);
+          kernels::indexed_combine(kCPU, dtype_of<T>, {at, Combine::sum, want.data(), y.data()});
+          gpu::launch_indexed_combine<T>({}, {at, Combine::sum, x.data(), y.data()});
+          CHECK(same(x, want));
+        });
+      }
 }
 
 TEST_CASE("index kernels: maximum and minimum keep NaN") {

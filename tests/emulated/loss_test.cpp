@@ -317,27 +317,36 @@ TEST_CASE("NLL kernels: every row mapping gives the CPU's values") {
   }
 }
 
-TEST_CASE("weighted mean kernels: one block and several, aligned or not, give the CPU's values") {
-  for (const std::int64_t n : {0, 1, 3, 300, 4099, 9000})
-    for (const std::size_t offset : {0, 1}) {
-      CAPTURE(n, offset);
-      const Values losses = numbers(n, 1, 4), weights = magnitudes(numbers(n, 2, 2));
-      double mean = 0, total = 0, size = 0;
-      weighted_mean(
-          kCPU, DType::f64,
-          {.n = n, .losses = losses.data(), .weights = weights.data(), .mean = &mean, .total = &total});
-      for (const double v : losses) size += std::abs(v);
-      in_each_order([&] {
-        const Block<float> l(losses, offset), w(weights), got_mean(1), got_total(1);
-        gpu::launch_weighted_mean({}, {.n = n,
-                                       .losses = l.data(),
-                                       .weights = w.data(),
-                                       .mean = got_mean.data(),
-                                       .total = got_total.data()});
-        check_close("total", got_total, {total}, {roundings(n) * total});
-        check_close("mean", got_mean, {mean}, {roundings(n) * (size / total + std::abs(mean))});
-      });
-    }
+TEST_CASE(
+    "the mean of the losses: in the launch of the losses or its own, it is the quotient of their sums") {
+  const auto check = [](const Shape3& shape, const LossOptions& options, bool nll) {
+    const Inputs in(shape, options);
+    CAPTURE(shape.outer, shape.n, shape.inner, nll);
+    in_each_order([&] {
+      OnGpu<float> on(in);
+      const Block<float> mean(1), total(1);
+      ClassLossArgs args = on.forward();
+      args.mean = mean.data(), args.total = total.data();
+      for (int i = 0; i < 2; ++i)  // the second launch finds the counters as the first did
+        if (nll) gpu::launch_nll_loss<float>({}, args);
+        else gpu::launch_cross_entropy<float>({}, args);
+      double loss = 0, weight = 0, size = 0;
+      for (std::size_t i = 0; i < on.losses.size(); ++i) {
+        loss += static_cast<double>(on.losses[i]);
+        weight += static_cast<double>(on.weights[i]);
+        size += std::abs(static_cast<double>(on.losses[i]));
+      }
+      const double terms = roundings(shape.rows());
+      check_close("total", total, {weight}, {terms * weight});
+      check_close("mean", mean, {loss / weight}, {terms * (size / weight + std::abs(loss / weight))});
+    });
+  };
+  // WarpPerRow, BlockPerRow, StridedRows and SplitRow; then the largest number of rows in one launch, and
+  // more.
+  for (const Shape3& shape : {Shape3{1, 5, 1}, Shape3{9, 10, 1}, Shape3{3, 1028, 1}, Shape3{2, 5, 33},
+                              Shape3{1, 16388, 1}, Shape3{2, 16388, 1}, Shape3{0, 5, 1}})
+    check(shape, {.weighted = true, .smoothing = 0.1}, false);
+  for (const std::int64_t rows : {1, 130, 4096, 4097}) check({rows, 3, 1}, {.weighted = true}, true);
 }
 
 TEST_CASE("squared error kernels: sums of any length and alignment give the CPU's values") {

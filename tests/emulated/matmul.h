@@ -34,6 +34,7 @@ struct Product {
   Epilogue epilogue = Epilogue::none;
   std::vector<std::int64_t> batch = {};     // sizes
   bool a_shared = false, b_shared = false;  // broadcast along the first batch dimension
+  bool row_sums = false;
   std::int64_t a_apart = 0, b_apart = 0, c_apart = 0;
 };
 
@@ -72,13 +73,14 @@ inline constexpr double kUntouched = 1024;  // sentinel between the rows of C
 
 struct Operands {
   Operand a, b, c, aux;
-  Values bias;
+  Values bias, row_sums;
   explicit Operands(const Product& p)
       : a(p, p.a_along_k ? p.m : p.k, p.a_along_k ? p.k : p.m, p.a_shared, p.a_apart, 1, kNaN),
         b(p, p.b_along_k ? p.n : p.k, p.b_along_k ? p.k : p.n, p.b_shared, p.b_apart, 2, kNaN),
         c(p, p.m, p.n, false, p.c_apart, 3, kUntouched),
         aux(p, p.m, p.n, false, p.c_apart, 4, kUntouched),
-        bias(numbers(p.n, 5, 1)) {
+        bias(numbers(p.n, 5, 1)),
+        row_sums(static_cast<std::size_t>(p.row_sums ? p.m : 0), kNaN) {
     const auto poison = [](double& x) { x = kNaN; };  // every element must be overwritten
     if (!p.accumulate) c.for_each(poison);
     if (!is_gradient(p.epilogue)) aux.for_each(poison);
@@ -107,6 +109,7 @@ inline void multiply_f64(const Product& p, Operands& o) {
   g.a = o.a.values.data(), g.b = o.b.values.data(), g.c = o.c.values.data();
   if (p.bias) g.bias = o.bias.data();
   if (p.aux) g.aux = o.aux.values.data();
+  if (p.row_sums) g.row_sums = o.row_sums.data();
   tapestry::kernels::gemm(kCPU, DType::f64, g);
 }
 
@@ -143,7 +146,7 @@ Values values_of(const Block<T>& block) {
 template <class T, class Launch>
 void check_product(const Product& p, const Operands& given, const Launch& launch) {
   CAPTURE(p.m, p.n, p.k, p.a_along_k, p.b_along_k, p.gap, p.offset, p.bias, p.accumulate, p.aux,
-          static_cast<int>(p.epilogue), p.batch.size(), sizeof(T));
+          static_cast<int>(p.epilogue), p.batch.size(), p.row_sums, sizeof(T));
   Operands want = given;
   multiply_f64(p, want);
   Product plain = p;  // with absolute values, for the error bound
@@ -156,15 +159,17 @@ void check_product(const Product& p, const Operands& given, const Launch& launch
 
   in_each_order([&] {
     const Block<T> a(given.a.values, p.offset), b(given.b.values, p.offset), c(given.c.values, p.offset),
-        aux(given.aux.values, p.offset), bias(given.bias, p.offset);
+        aux(given.aux.values, p.offset), bias(given.bias, p.offset), row_sums(given.row_sums, p.offset);
     GemmArgs g = gemm_of(p, given);
     if (p.k) g.a = a.data(), g.b = b.data();
     g.c = c.data();
     if (p.bias) g.bias = bias.data();
     if (p.aux) g.aux = aux.data();
+    if (p.row_sums) g.row_sums = row_sums.data();
     launch(g);
     check_result<T>("C", p, values_of(c), want.c.values, size.c.values);
     check_result<T>("aux", p, values_of(aux), want.aux.values, size.c.values);
+    check_result<T>("row sums", p, values_of(row_sums), want.row_sums, size.row_sums);
   });
 }
 template <class T, class Launch>

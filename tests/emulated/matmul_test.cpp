@@ -185,9 +185,8 @@ TEST_CASE("GEMM: shape, layout and alignment choose tile, split and kernel") {
              ContainsSubstring("SmallTileBf16E") && ContainsSubstring("ELb1ELb0E"));
   CHECK_THAT(one.operator()<BFloat16>({.m = 8, .n = 8, .k = 12}), ContainsSubstring("RaggedSmallTile"));
   const auto split = launches.operator()<float>({.m = 8, .n = 8, .k = 1024});
-  REQUIRE(split.size() == 2);
+  REQUIRE(split.size() == 1);
   CHECK(split[0].grid.x == 8);
-  CHECK_THAT(split[1].kernel, ContainsSubstring("gemm_reduce"));
 }
 
 TEST_CASE("GEMM: more matrices than a grid allows are refused instead of wrapping modulo 2^32") {
@@ -199,4 +198,29 @@ TEST_CASE("GEMM: more matrices than a grid allows are refused instead of wrappin
     CHECK_THROWS_WITH(gpu::launch_gemm<float>({}, g), ContainsSubstring("multiply fewer at once"));
     CHECK_THROWS_WITH(gpu::launch_gemm<BFloat16>({}, g), ContainsSubstring("multiply fewer at once"));
   }
+}
+
+TEST_CASE("GEMM: sums of the rows of A, in every layout, tile and number of splits") {
+  const auto check = []<class T>(Product p) {
+    p.row_sums = true;
+    in_each_layout(p, [](const Product& q) {
+      for (const bool large : {false, true}) check_strategy<T>(q, large);
+      check_strategy<T>(q, false, 3);
+    });
+  };
+  for_float_dtypes([&]<class T>() {
+    check.template operator()<T>({.m = 70, .n = 72, .k = 40});
+    check.template operator()<T>({.m = 9, .n = 3, .k = 131, .gap = 1, .offset = 1, .accumulate = true});
+    check_product<T>({.m = 3, .n = 4, .k = 0, .a_along_k = false, .row_sums = true});
+    // A product of few rows that are contiguous along k would take the gemv kernel.
+    check_product<T>({.m = 1, .n = 8, .k = 64, .b_along_k = true, .row_sums = true});
+  });
+}
+
+TEST_CASE("GEMM: split products can follow one another, in any order of their blocks") {
+  const Product p{.m = 70, .n = 70, .k = 96, .a_along_k = false, .row_sums = true};
+  const Operands o(p);
+  check_product<float>(p, o, [](const GemmArgs& g) {
+    for (const std::int64_t splits : {2, 12, 3}) gpu::launch_gemm<float>({}, g, {false, splits});
+  });
 }

@@ -27,6 +27,9 @@ enum class Bug {
   lane_outside_mask,
   exited_lane,
   wrong_lane,
+  no_syncwarp,
+  odd_pair,
+  sum_in_any_order,
 };
 
 /// y = x / sum(x), one block of 128 threads per row.
@@ -156,6 +159,48 @@ __global__ void largest_of_rows(const float* x, float* y) {
   largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
   largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, bug == Bug::wrong_lane ? 4 : 2));
   if (t % 4 == 0) y[t / 4] = largest;
+}
+
+/// *y = sum of 32 x, by a tree in shared memory. Since Volta, the lanes of a warp need not run in lockstep.
+/// One warp.
+template <Bug bug>
+__global__ void tree_of_warp(const float* x, float* y) {
+  SHARED(float, held, [32]);
+  const int t = static_cast<int>(threadIdx.x);
+  held[t] = x[t];
+  for (int half = 16; half > 0; half /= 2) {
+    if (bug != Bug::no_syncwarp) __syncwarp();
+    if (t < half) held[t] += held[t + half];
+  }
+  if (t == 0) *y = held[0];
+}
+
+/// y[t] = x[t][0] + x[t][1] of rows that are `pitch` elements apart. The bug reads both by one load, although
+/// rows of an odd pitch do not begin at even elements. 8 threads.
+template <Bug bug>
+__global__ void sum_of_pairs(const tapestry::BFloat16* x, float* y, int pitch) {
+  const int t = static_cast<int>(threadIdx.x);
+  const tapestry::BFloat16* const row = x + t * pitch;
+  if (bug == Bug::odd_pair) {
+    const auto two = unpacked(*reinterpret_cast<const Pack<tapestry::BFloat16, 2>*>(row));
+    y[t] = two.v[0] + two.v[1];
+  } else {
+    y[t] = load(row[0]) + load(row[1]);
+  }
+}
+
+/// *y = sum of x. The bug adds in the order in which threads come, so that runs differ in the last bits. 64
+/// threads.
+template <Bug bug>
+__global__ void repeatable_sum(const float* x, float* y) {
+  const int t = static_cast<int>(threadIdx.x);
+  if (bug == Bug::sum_in_any_order) {
+    atomicAdd(y, x[t]);
+  } else if (t == 0) {
+    float sum = *y;
+    for (int i = 0; i < 64; ++i) sum += x[i];
+    *y = sum;
+  }
 }
 
 /// Exchanges x with the adjacent lane. The bugs are barriers and shuffles that some lanes do not reach. 64

@@ -111,6 +111,35 @@ bool run_rows() {
   return is(y, 8, [](int r) { return index(8 * r + 7); });
 }
 template <Bug bug>
+bool run_tree() {
+  const Memory x(32), y(1);
+  number(x);
+  launch(&tree_of_warp<bug>, 1, 32, 0, nullptr, x.data(), y.data());
+  return y[0] == 31 * 32 / 2;
+}
+template <Bug bug>
+bool run_pairs() {
+  constexpr int kPitch = 5;
+  std::vector<float> values(8 * kPitch);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  const emulated::Block<tapestry::BFloat16> x(values);
+  const Memory y(8);
+  launch(&sum_of_pairs<bug>, 1, 8, 0, nullptr, x.data(), y.data(), kPitch);
+  return is(y, 8, [](int t) { return index(2 * kPitch * t + 1); });
+}
+template <Bug bug>
+bool run_repeatable() {
+  const Memory x(64), y(1);
+  float want = 0;
+  for (int i = 0; i < 64; ++i) {
+    x[static_cast<std::size_t>(i)] = 1.0f / static_cast<float>(3 * i + 1);
+    want += x[static_cast<std::size_t>(i)];
+  }
+  y[0] = 0;
+  launch(&repeatable_sum<bug>, 1, 64, 0, nullptr, x.data(), y.data());
+  return y[0] == want;
+}
+template <Bug bug>
 bool run_exchange() {
   const Memory x(64), y(64);
   number(x);
@@ -211,6 +240,10 @@ const Plant kPlants[] = {
     {"a lane outside its mask", &run_exchange<Bug::lane_outside_mask>, true, 3, "not in the mask"},
     {"a mask with a lane that has exited", &run_exchange<Bug::exited_lane>, true, 3, "has exited"},
     {"a shuffle with the wrong lane", &run_rows<Bug::wrong_lane>, true, 3},
+    {"lanes taken to run in lockstep", &run_tree<Bug::no_syncwarp>, true, 3, nullptr, nullptr, true},
+    {"a vector load from a row with an odd pitch", &run_pairs<Bug::odd_pair>, false, 0, nullptr,
+     "misaligned address", false, true},
+    {"a sum in the order in which threads come", &run_repeatable<Bug::sum_in_any_order>, false, 2},
     {"fragments of a in the wrong order", &run_tile<TileBug::fragments_swapped>, true, 3},
     {"fragments of b not transposed", &run_tile<TileBug::not_transposed>, true, 3},
     {"the fragments of two halves mixed", &run_tile<TileBug::wrong_half>, true, 3},
@@ -286,6 +319,9 @@ TEST_CASE("kernels without a bug give correct results in every order, and no san
     CHECK(run_by_block<Bug::none>());
     CHECK(run_last<Bug::none>());
     CHECK(run_rows<Bug::none>());
+    CHECK(run_tree<Bug::none>());
+    CHECK(run_pairs<Bug::none>());
+    CHECK(run_repeatable<Bug::none>());
     CHECK(run_exchange<Bug::none>());
     CHECK(run_tile<TileBug::none>());
     CHECK(run_ring<TileBug::none>());

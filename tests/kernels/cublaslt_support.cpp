@@ -6,6 +6,7 @@
 #include <limits>
 #include <sstream>
 #include <stdexcept>
+#include <tuple>
 
 #include "tapestry/autograd/ops.h"
 #include "tapestry/core/stream.h"
@@ -94,10 +95,11 @@ kernels::ConstArray const_at(const Tensor& t, std::int64_t offset) {
 }
 
 void set_addresses(const Product& p, GemmArgs& g, const Tensor& a, const Tensor& b, const Tensor& c,
-                   const Tensor& aux, const Tensor& bias) {
+                   const Tensor& aux, const Tensor& bias, const Tensor& row_sums) {
   g.a = const_at(a, p.offset), g.b = const_at(b, p.offset), g.c = at(c, p.offset);
   if (p.aux) g.aux = at(aux, p.offset);
   if (p.bias) g.bias = const_at(bias, p.offset);
+  if (p.row_sums) g.row_sums = at(row_sums, p.offset);
 }
 
 }  // namespace
@@ -147,6 +149,7 @@ Operands::Operands(const Product& p, Device device) {
   Operand right(p, p.b_along_k ? p.n : p.k, p.b_along_k ? p.k : p.n, p.b_shared, false, 2, kNaN);
   Operand out(p, p.m, p.n, false, false, 3, kUntouched), extra(p, p.m, p.n, false, false, 4, kUntouched);
   Operand row({.n = p.n, .offset = p.offset}, 1, p.n, false, false, 5, kNaN);
+  const std::vector<double> sums(static_cast<std::size_t>(p.m + p.offset), kUntouched);
   GemmArgs g;
   g.m = p.m, g.n = p.n, g.k = p.k;
   g.a_strides = p.a_along_k ? kernels::MatrixStrides{left.pitch, 1} : kernels::MatrixStrides{1, left.pitch};
@@ -163,23 +166,25 @@ Operands::Operands(const Product& p, Device device) {
   a = tensor_of(left.values, p.dtype).to(device), b = tensor_of(right.values, p.dtype).to(device);
   c = tensor_of(out.values, p.dtype).to(device), aux = tensor_of(extra.values, p.dtype).to(device);
   bias = tensor_of(row.values, p.dtype).to(device);
-  set_addresses(p, args, a, b, c, aux, bias);
+  row_sums = tensor_of(sums, p.dtype).to(device);
+  set_addresses(p, args, a, b, c, aux, bias, row_sums);
 
   const auto reference = [&](bool absolute) {
     std::vector<Tensor> t;
-    for (const auto* v : {&left.values, &right.values, &out.values, &extra.values, &row.values}) {
+    for (const std::vector<double>* v : std::initializer_list<const std::vector<double>*>{
+             &left.values, &right.values, &out.values, &extra.values, &row.values, &sums}) {
       t.push_back(tensor_of(*v, DType::f64));
       if (absolute) t.back() = t.back().abs();
     }
     GemmArgs h = g;
     if (absolute) h.epilogue = Epilogue::none;
-    set_addresses(p, h, t[0], t[1], t[2], t[3], t[4]);
+    set_addresses(p, h, t[0], t[1], t[2], t[3], t[4], t[5]);
     if (absolute) h.aux = nullptr;
     kernels::gemm(kCPU, DType::f64, h);
-    return std::pair(values(t[2]), values(t[3]));
+    return std::tuple(values(t[2]), values(t[3]), values(t[5]));
   };
-  std::tie(want_c, want_aux) = reference(false);
-  size = reference(true).first;
+  std::tie(want_c, want_aux, want_row_sums) = reference(false);
+  size = std::get<0>(reference(true));
 }
 
 std::vector<double> values(const Tensor& t) {
@@ -193,19 +198,22 @@ void check_result(const Product& p, const Operands& o) {
                          : p.dtype == DType::f16 ? 0x1p-10
                                                  : 0x1p-7;
   const auto check_values = [&](const char* what, const std::vector<double>& got,
-                                const std::vector<double>& want) {
+                                const std::vector<double>& want, const std::vector<double>& size) {
     REQUIRE(got.size() == want.size());
     std::size_t bad = 0, first = 0;
     for (std::size_t i = 0; i < got.size(); ++i)
-      if (!(std::abs(got[i] - want[i]) <= storing * (o.size[i] + std::abs(want[i])) || got[i] == want[i]))
+      if (!(std::abs(got[i] - want[i]) <= storing * (size[i] + std::abs(want[i])) || got[i] == want[i]))
         first = bad++ ? first : i;
     CAPTURE(what, first, got[first], want[first]);
     CHECK(bad == 0);
   };
   CAPTURE(dtype_name(p.dtype), p.m, p.n, p.k, p.a_along_k, p.b_along_k, p.gap, p.bias, p.accumulate, p.aux,
           static_cast<int>(p.epilogue), p.batch.size());
-  check_values("C", values(o.c), o.want_c);
-  check_values("aux", values(o.aux), o.want_aux);
+  check_values("C", values(o.c), o.want_c, o.size);
+  check_values("aux", values(o.aux), o.want_aux, o.size);
+  // Every term is at most 1.
+  check_values("row sums", values(o.row_sums), o.want_row_sums,
+               std::vector<double>(o.want_row_sums.size(), static_cast<double>(p.k)));
 }
 
 void own_gemm(const kernels::LaunchContext& context, const GemmArgs& g) {

@@ -54,15 +54,17 @@ struct Product {
   Epilogue epilogue = Epilogue::none;
   std::vector<std::int64_t> batch = {};
   bool a_shared = false, b_shared = false;  // broadcast along the first batch dimension
-  bool a_swapped = false;                   // A's first two batch dimensions are stored in the other order
+  bool row_sums = false;
+  bool a_swapped = false;  // A's first two batch dimensions are stored in the other order
 };
 
 /// The operands of a product in the memory of `device`, and what the CPU's kernel computes from them in f64.
 struct Operands {
   Operands(const Product& p, Device device);
   GemmArgs args;
-  Tensor a, b, c, aux, bias;
-  std::vector<double> want_c, want_aux, size;  // `size`: the sum of the absolute values of the terms
+  Tensor a, b, c, aux, bias, row_sums;
+  std::vector<double> want_c, want_aux, want_row_sums,
+      size;  // `size`: the sum of the absolute values of the terms
 };
 
 /// The values of a tensor of any device in f64, in the order of memory.

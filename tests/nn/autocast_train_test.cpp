@@ -8,6 +8,7 @@
 
 #include "tapestry/autograd/autocast.h"
 #include "tapestry/autograd/ops.h"
+#include "tapestry/core/threads.h"
 #include "tests/support/catch.h"
 #include "tests/support/source.h"
 
@@ -75,5 +76,49 @@ TEST_CASE("autocast: 200 steps in bf16 end within the spread of PyTorch's runs")
     CHECK(loss <= largest * 1.001);
     // The same order of batches differs by rounding alone, which is less than the spread over the orders.
     CHECK(std::abs(loss - theirs[order]) < (largest - least) / 4);
+  }
+}
+
+namespace {
+
+// Three steps of a CNN whose kernels all divide their work among threads. Returns the weights.
+std::vector<Tensor> weights_after_steps(int threads) {
+  const int before = get_num_threads();
+  set_num_threads(threads);
+  std::vector<Tensor> params{wave({16, 1, 5, 5}, 0.7, 0.2), wave({32, 16, 3, 3}, 1.1, 0.1), ones({32}),
+                             zeros({32}), wave({10, 32 * 5 * 5}, 0.9, 0.05)};
+  for (Tensor& p : params) p.set_requires_grad();
+  for (int step = 0; step < 3; ++step) {
+    const Tensor x = wave({24, 1, 28, 28}, 0.37 + step, 1.0);
+    const Tensor y = arange(24) % 10;
+    for (const Tensor& p : params) p.zero_grad();
+    Tensor loss;
+    {
+      const AutocastGuard guard(DType::bf16);
+      const Tensor h = max_pool2d(relu(conv2d(x, params[0])), {.kernel_size = 2});
+      const Tensor k = conv2d(h, params[1]);
+      loss = cross_entropy(
+          linear(max_pool2d(relu(group_norm(k, 4, params[2], params[3])), {.kernel_size = 2}).flatten(1),
+                 params[4]),
+          y);
+    }
+    loss.backward();
+    const NoGradGuard no_grad;
+    for (const Tensor& p : params) p.sub_(p.grad() * 0.1);
+  }
+  set_num_threads(before);
+  return params;
+}
+
+}  // namespace
+
+TEST_CASE("autocast: runs on the same number of threads have the same bits") {
+  for (const int threads : {1, 2, 3}) {
+    const auto a = weights_after_steps(threads), b = weights_after_steps(threads);
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      CAPTURE(threads, i);
+      CHECK(equal(a[i], b[i]));
+      CHECK(all(isfinite(a[i])).item() != 0);
+    }
   }
 }

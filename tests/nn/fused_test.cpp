@@ -160,14 +160,15 @@ TEST_CASE("fused layers: batch norm with relu and a residual keeps statistics an
                     ContainsSubstring("[batch_norm] expected an input of shape (N, 3, H, W)"));
 }
 
-TEST_CASE("Sequential computes a layer and the ReLU behind it as one operation, and sees their hooks") {
+TEST_CASE("Sequential computes a layer and the activation behind it as one operation, and sees their hooks") {
   manual_seed(15);
   nn::Sequential net(
       nn::Conv2d::Options{.in_channels = 2, .out_channels = 3, .kernel_size = 3}, nn::ReLU::Options{},
       nn::ReLU::Options{}, nn::Conv2d::Options{.in_channels = 3, .out_channels = 4, .kernel_size = 2},
       nn::BatchNorm2d::Options{.num_features = 4}, nn::ReLU::Options{},
       [](const Tensor& t) { return t.flatten(1); }, nn::Linear::Options{.in_features = 24, .out_features = 5},
-      nn::ReLU::Options{});
+      nn::ReLU::Options{}, nn::Linear::Options{.in_features = 5, .out_features = 6}, nn::GELU::Options{},
+      nn::Linear::Options{.in_features = 6, .out_features = 4}, nn::GELU::Options{.approximate = "tanh"});
   net.eval();
   const Tensor x = randn({3, 2, 6, 5}).set_requires_grad();
   const auto by_modules = [&] {
@@ -180,7 +181,7 @@ TEST_CASE("Sequential computes a layer and the ReLU behind it as one operation, 
   check_same(gradients_of(net, y, {x}), gradients_of(net, want, {x}));
   std::ostringstream text;
   text << y;
-  CHECK_THAT(text.str(), ContainsSubstring("linear_relu"));
+  CHECK_THAT(text.str(), ContainsSubstring("linear_gelu"));
   for (std::size_t i = 0; i < net.size(); ++i) {
     CAPTURE(i);
     int calls = 0;

@@ -200,3 +200,31 @@ TEST_CASE("GradScaler: a resumed run has the bits of a run without interruption"
   nn::save_checkpoint(path, {&first.net, &first.sgd}, {.step = 3});
   CHECK_THROWS_AS(nn::load_checkpoint(path, {&second.net, &second.sgd, nullptr, &second.scaler}), IoError);
 }
+
+TEST_CASE("GradScaler: agree() adds what other processes found") {
+  double others = 0;
+  int calls = 0;
+  const nn::Parameter p("p", ones({2}));
+  optim::SGD optimizer({p}, {.lr = 0.5});
+  optim::GradScaler scaler({.init_scale = 8, .agree = [&](const Tensor& found) {
+                              ++calls;
+                              found.copy_(maximum(found, full({}, others)));
+                            }});
+  const auto step = [&](double gradient) {
+    optimizer.zero_grad();
+    scaler.scale((p.tensor() * gradient).sum()).backward();
+    const bool stepped = scaler.step(optimizer);
+    scaler.update();
+    return stepped;
+  };
+  CHECK(step(1));
+  CHECK(p->select(0, 0).item() == 0.5);
+  others = 1;  // another process has an infinity
+  CHECK_FALSE(step(1));
+  CHECK(p->select(0, 0).item() == 0.5);
+  CHECK(scaler.get_scale() == 4);
+  others = 0;
+  CHECK_FALSE(step(INFINITY));
+  CHECK(scaler.get_scale() == 2);
+  CHECK(calls == 3);
+}

@@ -313,7 +313,7 @@ TEST_CASE("shards are rounded like the whole parameter") {
   }
 }
 
-TEST_CASE("Muon trains masters, and refuses stochastic rounding; LBFGS refuses low precision") {
+TEST_CASE("Muon trains masters, and refuses stochastic rounding") {
   const auto train = [](DType dtype) {
     const nn::Parameter p("p", formula({6, 4}, 1).to(DType::bf16).to(dtype));
     optim::Muon optimizer({p}, {.lr = 1e-4});
@@ -328,5 +328,117 @@ TEST_CASE("Muon trains masters, and refuses stochastic rounding; LBFGS refuses l
   const std::vector<nn::Parameter> p{nn::Parameter("p", zeros({2, 2}, {DType::bf16, kCPU}))};
   CHECK_THROWS_WITH(optim::Muon(p, {.low_precision = LowPrecision::stochastic}),
                     ContainsSubstring("no kernel that rounds stochastically"));
-  CHECK_THROWS_WITH(optim::LBFGS(p), ContainsSubstring("[LBFGS] a parameter of shape [2, 2] is bfloat16"));
+}
+
+namespace {
+
+// Least squares whose Hessian has the eigenvalues 1 to 36. The optimum is no bf16 number.
+struct LeastSquares {
+  nn::Parameter a, b;
+  Tensor scale = cat({linspace(1, 3, 6), linspace(4, 6, 5)}), optimum = formula({11}, 3) + 1.1;
+  explicit LeastSquares(DType dtype)
+      : a("a", zeros({2, 3}, {dtype, kCPU})), b("b", zeros({5}, {dtype, kCPU})) {}
+  Tensor at(const Tensor& x) const { return ((x - optimum) * scale).square().sum(); }
+  Tensor loss() const { return at(cat({a->reshape({6}), b.tensor()}).to(DType::f32)); }
+  optim::LBFGS::Closure closure(optim::LBFGS& optimizer) const {
+    return [this, &optimizer] {
+      optimizer.zero_grad();
+      const Tensor value = loss();
+      value.backward();
+      return value;
+    };
+  }
+};
+
+}  // namespace
+
+TEST_CASE("LBFGS trains masters: it finds the optimum that f16 and bf16 can hold, and steps repeat") {
+  for (const DType dtype : {DType::bf16, DType::f16})
+    for (const auto search : {optim::LineSearch::none, optim::LineSearch::strong_wolfe}) {
+      CAPTURE(dtype, int(search));
+      const LeastSquares f(dtype), g(dtype);
+      const optim::LBFGS::Options options{.lr = 1, .max_iter = 4, .line_search_fn = search};
+      optim::LBFGS first({f.a, f.b}, options), second({g.a, g.b}, options);
+      const auto repeats = [&] {
+        const NoGradGuard no_grad;
+        g.a->copy_(f.a);
+        g.b->copy_(f.b);
+        second.load_state_dict(first.state_dict());
+      };
+      for (int step = 0; step < 12; ++step) {
+        first.step(f.closure(first));
+        if (step == 3) repeats();
+        if (step > 3) second.step(g.closure(second));
+      }
+      CHECK(same(f.a->detach(), g.a->detach()));
+      CHECK(same(f.b->detach(), g.b->detach()));
+      // Elements at their nearest values have an error of at most half an ulp; 2 ulps are allowed.
+      const double best = f.at(f.optimum.to(dtype).to(DType::f32)).item();
+      CHECK(f.loss().item() <= 16 * best);
+      const nn::StateDict state = first.state_dict();
+      for (const auto& [key, p] : {std::pair("state.0.master_param", f.a), {"state.1.master_param", f.b}}) {
+        const Tensor* const master = nn::find(state, key);
+        REQUIRE(master != nullptr);
+        CHECK(master->dtype() == DType::f32);
+        CHECK(same(master->to(dtype), p->detach()));
+        CHECK_FALSE(same(*master, p->detach().to(DType::f32)));
+      }
+      CHECK(nn::find(state, "state.0.d")->dtype() == DType::f32);
+      // No pair of changes without a correct digit is kept: each has a positive product.
+      const Tensor* const ro = nn::find(state, "state.0.ro");
+      REQUIRE(ro != nullptr);
+      CHECK(ro->numel() > 0);
+      CHECK(all(*ro > 0).item() != 0);
+
+      // A value that someone else writes replaces the master; the others stay.
+      const Tensor before = *nn::find(state, "state.1.master_param");
+      f.b->detach().narrow(0, 2, 1).fill_(0.5);
+      first.set_lr(0);
+      first.step(f.closure(first));
+      const Tensor after = *nn::find(first.state_dict(), "state.1.master_param");
+      CHECK(after.select(0, 2).item() == 0.5);
+      CHECK(same(after.narrow(0, 0, 2), before.narrow(0, 0, 2)));
+
+      nn::StateDict bad = state;
+      for (auto& [key, value] : bad)
+        if (key == "state.1.master_param") value = zeros({4});
+      CHECK_THROWS_WITH(second.load_state_dict(bad), ContainsSubstring("state.1.master_param has shape [4]"));
+      bad.emplace_back("state.7.master_param", zeros({1}));
+      const LeastSquares wide(DType::f32);
+      optim::LBFGS third({wide.a, wide.b});
+      CHECK_THROWS_WITH(third.load_state_dict(state), ContainsSubstring("unexpected tensors"));
+    }
+}
+
+TEST_CASE("LBFGS keeps a bf16 parameter moving where rounding to nearest would stop it") {
+  // Each step moves by 0.1, and the neighbours of 256 are 255 and 258.
+  const nn::Parameter p("p", full({1}, 256.0, {DType::bf16, kCPU}));
+  optim::LBFGS optimizer({p}, {.lr = 0.05, .max_iter = 1});
+  for (int step = 0; step < 60; ++step)
+    optimizer.step([&] {
+      optimizer.zero_grad();
+      const Tensor value = (p->to(DType::f32) - 258.0).square().sum() * 0.5;
+      value.backward();
+      return value;
+    });
+  CHECK(p->item() == 258);
+}
+
+TEST_CASE("LBFGS does not learn curvature from gradients that differ by their rounding") {
+  // The product of the changes is 1 ulp times the step, and the two roundings contribute up to 1 ulp.
+  const auto pairs = [](DType dtype, double first, double second) {
+    const nn::Parameter p("p", zeros({1}, {dtype, kCPU}));
+    optim::LBFGS optimizer({p}, {.max_iter = 1});
+    for (const double gradient : {first, second})
+      optimizer.step([&] {
+        p->set_grad(full({1}, gradient, {dtype, kCPU}));
+        return full({}, gradient);
+      });
+    return nn::find(optimizer.state_dict(), "state.0.ro")->numel();
+  };
+  CHECK(pairs(DType::bf16, 258, 256) == 0);
+  CHECK(pairs(DType::bf16, 258, 250) == 1);
+  CHECK(pairs(DType::f16, 1025, 1024) == 0);
+  CHECK(pairs(DType::f16, 1025, 1021) == 1);
+  CHECK(pairs(DType::f32, 1025, 1024) == 1);
 }

@@ -52,6 +52,7 @@ int multiply(bool transposed, u32 m, u32 n, u32 k, u64 seed, int bug = 0) {
   }();
   Machine machine;
   machine.options().seed = seed;
+  machine.options().check_races = bug == 0;
   machine.load(text);
   std::vector<u16> a(m * k), b(n * k);
   u32 state = 5;

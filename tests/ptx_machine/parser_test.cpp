@@ -92,8 +92,8 @@ TEST_CASE("errors name the line") {
   CHECK(body("call.uni absent, ();") == 3);
   CHECK(body("cvt.f16.f32 %r1, %r2;") == 3);  // the rounding is missing
   CHECK(body("cvt.s32.f32 %r1, %r2;") == 3);
-  CHECK(body("mbarrier.init.shared::cta.b64 [%r1], 1;") == 3);
-  CHECK(body("wgmma.fence.sync.aligned;") == 3);
+  CHECK(body("tex.2d.v4.f32.s32 {%r1, %r1, %r1, %r1}, [t, {%r1, %r1}];") == 3);
+  CHECK(body("tcgen05.wait::ld.sync.aligned;") == 3);
   CHECK(line_of(".entry k() {\n/* open") == 2);
   CHECK(line_of(".entry k() { ret;") == 1);
   CHECK(line_of(".extern .func vprintf(.param .b64 a);\n.entry k() {\ncall vprintf, ();\n}") == 3);

@@ -350,3 +350,86 @@ TEST_CASE("launches have no races with each other") {
   m.launch("k", {1}, {64}, 0, p, p);
   m.launch("k", {1}, {64}, 0, p, p);
 }
+
+TEST_CASE("a thread that spins does not keep others from running") {
+  // Lane 1 spins on what lane 0 writes behind the loop, and block 0 on what block 1 writes.
+  const std::string spin =
+      "WAIT:\nld.acquire.gpu.global.u32 %r5, [%rd0];\nsetp.eq.u32 %p2, %r5, 0;\n@%p2 bra WAIT;\n";
+  Kernel lanes{"mov.u32 %r4, 1; setp.ne.u32 %p1, %r0, 1; @%p1 bra SET;\n" + spin +
+               "bra END;\nSET: @%p0 st.release.gpu.global.u32 "
+               "[%rd0], %r4;\nEND:"};
+  lanes.block = {32};
+  clean(lanes);
+  Kernel blocks{"mov.u32 %r4, 1; setp.ne.u32 %p1, %r2, 0; @%p1 bra SET;\n" + spin +
+                "ld.global.u32 %r6, [%rd9];\nbra END;\n"
+                "SET: @%p0 st.global.u32 [%rd9], %r4; @%p0 st.release.gpu.global.u32 [%rd0], %r4;\nEND:"};
+  blocks.grid = {2};
+  for (const u64 seed : {0, 1, 2}) {
+    Machine m;
+    m.options().seed = seed;
+    m.options().resident_blocks = 2;
+    CHECK_NOTHROW(run(m, blocks));
+  }
+}
+
+namespace {
+
+// Thread 0 starts a bulk copy of 256 bytes to s + 64; all threads wait for its mbarrier, which is at s, and
+// read.
+Kernel bulk(const std::string& wait, const std::string& behind = "") {
+  Kernel k{R"(
+mov.u32 %r3, s;
+@!%p0 bra STARTED;
+mbarrier.init.shared.b64 [%r3], 1;
+fence.proxy.async;
+mbarrier.arrive.expect_tx.shared.b64 %rd5, [%r3], 256;
+)" + kWrite +
+           R"(
+cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3+64], [%rd0], 256, [%r3];
+STARTED:
+bar.sync 0;
+)" + wait + kRead +
+           R"(
+add.u32 %r4, %r3, %r1;
+ld.shared.u32 %r5, [%r4+64];
+)" + behind};
+  return k;
+}
+
+}  // namespace
+
+TEST_CASE("bulk copies are ordered by their mbarrier") {
+  const std::string wait = "WAIT:\nmbarrier.try_wait.parity.shared.b64 %p2, [%r3], 0;\n@!%p2 bra WAIT;\n";
+  clean(bulk(wait));
+  // Only thread 0 waits. Others find the bytes in flight, or complete but not ordered.
+  const std::string one = "@!%p0 bra DONE;\n" + wait + "DONE:\n";
+  for (const u64 seed : {0, 1, 2, 3})
+    CHECK_THAT(message(bulk(one), seed), ContainsSubstring("planted.cu:20"));
+  clean(bulk(one + "bar.sync 0;\n"));
+  // Initialised by thread 0, and used by others without a barrier.
+  Kernel early{"@%p0 mbarrier.init.shared.b64 [s], 64;\n" + kRead +
+               "mov.u32 %r3, s; setp.ne.u32 %p1, %r0, 0; mbarrier.arrive.shared.b64 %rd5, [%r3];"};
+  CHECK(message(early, 0) != "clean");
+  // The arrival of writers and the wait of a reader order their accesses.
+  const auto arrivals = [](const std::string& behind_wait) {
+    return Kernel{
+        "mov.u32 %r4, s; @%p0 mbarrier.init.shared.b64 [%r4], 64; bar.sync 0; add.u32 %r5, %r4, %r1;" +
+        kWrite + "st.shared.u32 [%r5+64], %r0; mbarrier.arrive.shared.b64 %rd5, [%r4];\n" + behind_wait +
+        kRead + "xor.b32 %r6, %r1, 128; add.u32 %r6, %r6, %r4; ld.shared.u32 %r7, [%r6+64];"};
+  };
+  clean(arrivals("WAIT:\nmbarrier.test_wait.shared.b64 %p2, [%r4], %rd5;\n@!%p2 bra WAIT;\n"));
+  races(arrivals(""), {"planted.cu:10 (st.shared.u32)", "planted.cu:20 (ld.shared.u32)"});
+  // A store to global memory goes on until its wait.
+  const auto store = [](const std::string& waits) {
+    return Kernel{
+        kOther +
+        "st.shared.u32 [%r3], %r0; fence.proxy.async; bar.sync 0; mov.u32 %r4, s; @!%p0 bra STORED;" +
+        kWrite +
+        "cp.async.bulk.global.shared::cta.bulk_group [%rd9], [%r4], 256; cp.async.bulk.commit_group;\n" +
+        waits + "STORED: bar.sync 0;" + kRead +
+        "ld.global.u32 %r5, [%rd2]; bar.sync 0; @%p0 cp.async.bulk.wait_group 0;"};
+  };
+  clean(store("cp.async.bulk.wait_group 0;\n"));
+  races(store("cp.async.bulk.wait_group.read 0;\n"),
+        {"issued at planted.cu:10", "a wait for it is missing", "planted.cu:20 (ld.global.u32)"});
+}

@@ -1,4 +1,4 @@
-"""Tests the tables of tools/bench_cpu, and the file that keeps the results of several processors."""
+"""Tests the tables of tools/bench_cpu, the file that keeps its results, and how it spends its time."""
 import json
 import os
 import sys
@@ -8,17 +8,20 @@ import unittest
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/bench"))
 import cpu_report  # noqa: E402
+import cpu_turns  # noqa: E402
 
 
 def a_run(cpu="A", date="2026-01-01", mine=100.0):
     def t(ms):
-        return {"median": ms, "fast_quartile": ms / 2}
+        return {"median": ms, "fast_quartile": ms / 2, "steps": 9}
 
-    return {"date": date, "cpu": cpu, "threads": 2, "rounds": 3, "versions": {"PyTorch": "1", "jax": "2"},
+    return {"date": date, "cpu": cpu, "threads": 2, "versions": {"PyTorch": "1", "jax": "2"},
             "roofs": {"f32": 200, "bf16": 400, "copy": 30},
-            "rows": {"gpt": {"gflop": 10, "ms": {"tapestry": t(mine), "tapestry bf16": t(50.0), "torch eager default": t(160.0),
-                                                 "jax": t(150.0), "torch eager default bf16": t(80.0)}},
-                     "op_forward": {"gflop": None, "ms": {"tapestry": t(0.1), "torch eager default": t(1.0)}}}}
+            "rows": {"gpt": {"gflop": 10, "rounds": 3, "missing": {},
+                             "ms": {"tapestry": t(mine), "tapestry bf16": t(50.0), "torch eager default": t(160.0),
+                                    "jax": t(150.0), "torch eager default bf16": t(80.0)}},
+                     "op_forward": {"gflop": None, "rounds": 5, "missing": {},
+                                    "ms": {"tapestry": t(0.1), "torch eager default": t(1.0)}}}}
 
 
 class Report(unittest.TestCase):
@@ -62,6 +65,71 @@ class Report(unittest.TestCase):
         self.assertEqual(lines[0], "| work | B, 2026-01-01 | A, 2026-02-02 | A, 2026-01-01 |")
         self.assertIn("| gpt | 100.000 ms, 1.50x | 100.000 ms, 1.50x | 75.000 ms, 2.00x |", lines)
         self.assertIn("| gpt bf16 | 50.000 ms, 1.60x | 50.000 ms, 1.60x | 50.000 ms, 1.60x |", lines)
+
+    def test_a_later_run_replaces_the_rows_that_it_has_and_keeps_the_others(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "runs.json")
+            cpu_report.keep(a_run(), path)
+            again = a_run(mine=80.0)
+            del again["rows"]["op_forward"]
+            again["roofs"] = {"f32": 210, "bf16": 390, "copy": 30}
+            runs = cpu_report.keep(again, path)
+            self.assertEqual(len(runs), 1)
+            self.assertEqual(list(runs[0]["rows"]), ["gpt", "op_forward"])
+            self.assertEqual(runs[0]["rows"]["gpt"]["ms"]["tapestry"]["median"], 80.0)
+            self.assertEqual(runs[0]["roofs"], {"f32": 210, "bf16": 400, "copy": 30})
+            self.assertEqual(cpu_report.read_run(again, path), runs[0])
+            other = a_run(date="2026-03-03")
+            self.assertIs(cpu_report.read_run(other, path), other)
+        self.assertIn("3 to 5 interleaved rounds", cpu_report.heading(runs[0]))
+
+    def test_what_is_missing_of_a_row_is_said(self):
+        row = {"rounds": 3, "missing": {"torch compiled default": "no time"}}
+        self.assertEqual(cpu_report.missing(row, 5), ["torch compiled default (no time)", "2 of 5 rounds"])
+        self.assertEqual(cpu_report.missing({"rounds": 5, "missing": {}}, 5), [])
+
+
+class Turns(unittest.TestCase):
+    def setUp(self):
+        self.time, self.calls = 0.0, []
+
+    def sides(self, **seconds):
+        def side(name, ms):
+            def run(repeats):
+                self.calls.append(name)
+                self.time += seconds[name] * repeats
+                return [ms] * repeats
+            return run
+        return {name.replace("_", " "): side(name, 1e3 * seconds[name]) for name in seconds}
+
+    def rounds(self, sides, rounds, deadline):
+        return list(cpu_turns.take_turns(sides, 1, rounds, deadline, now=lambda: self.time, pause=lambda: None))
+
+    def test_the_sides_alternate_after_a_warm_up(self):
+        self.assertEqual(len(self.rounds(self.sides(tapestry=1, torch=1), 3, 1e9)), 3)
+        self.assertEqual(self.calls, ["tapestry", "torch"] * 4)
+
+    def test_a_round_that_would_end_too_late_does_not_begin_but_one_always_runs(self):
+        self.assertEqual(len(self.rounds(self.sides(tapestry=1, torch=1), 9, 7.9)), 2)  # 2 s of warm-up, 2 s a round
+        self.assertEqual(len(self.rounds(self.sides(tapestry=1, torch=1), 9, 0)), 1)
+
+    def test_peers_that_cannot_win_are_left_out_after_two_rounds_and_tapestry_never_is(self):
+        sides = self.sides(tapestry=9, torch=2, jax=3, torch_bf16=1, jax_bf16=1.3, tensorflow_bf16=1.5)
+        times = self.rounds(sides, 5, 1e9)[-1]
+        self.assertEqual({v: len(t) for v, t in times.items()},
+                         {"tapestry": 5, "torch": 5, "jax": 2, "torch bf16": 5, "jax bf16": 5, "tensorflow bf16": 2})
+
+    def test_the_time_that_a_work_does_not_use_is_left_for_the_others(self):
+        budget = cpu_turns.Budget(1, 3, now=lambda: self.time)
+        self.assertEqual(budget.begin_work(), (10, 20))
+        self.time = 6
+        self.assertEqual(budget.begin_work(), (6 + 13.5, 6 + 27))
+        self.time = 58
+        self.assertEqual(budget.begin_work(), (59, 60))
+        self.assertFalse(budget.is_over())
+        self.time = 60
+        self.assertTrue(budget.is_over())
+        self.assertEqual(cpu_turns.Budget(None, 2, now=lambda: self.time).begin_work(), (float("inf"), float("inf")))
 
 
 if __name__ == "__main__":

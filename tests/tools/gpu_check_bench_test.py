@@ -92,6 +92,11 @@ class Values(Case):
                                   ("1.0009", "1", True), ("1.06", "1.04", False)):
             self.assertEqual(values.compare(step, f"ok y: {ours}", "ok y: 1", f"ok y: {peer}")[0], right, (ours, peer))
 
+    def test_a_step_under_autocast_has_the_tolerance_of_bf16(self):
+        step = items.Item("step_gpt2@auto bf16 2 4 1 16 11", None, kind="step")
+        for ours, peer, right in (("1.015", "1", True), ("1.02", "1", False), ("1.1", "1.04", True), ("1.6", "1.3", False)):
+            self.assertEqual(values.compare(step, f"ok y: {ours}", "ok y: 1", f"ok y: {peer}")[0], right, (ours, peer))
+
     def test_without_pytorch_nothing_is_verified_and_nothing_fails(self):
         ours = self.program("ours", FAKE_PROGRAM % "4 5 6", f"#!{sys.executable}")
         peer = self.program("peer", "exit 1")
@@ -231,6 +236,13 @@ class Benchmarks(Case):
         b.mean(item)
         self.assertNotIn("conv2d f32: all layers", self.saved())
 
+    def test_what_the_policy_auto_chose_is_in_the_row(self):
+        ours = Talker("ok gemm float32 m=8 n=8 k=8: cuBLASLt", "0.5")
+        for peer in (Talker("ok", "0.9"), Talker("failed no torch")):
+            row = self.bench(ours, peer).measure(items.Item("linear@auto f32 8 8 8", None))
+            self.assertIn("gemm float32 m=8 n=8 k=8: cuBLASLt", row["note"])
+            ours.answers = ["ok gemm float32 m=8 n=8 k=8: cuBLASLt", "0.5"]
+
     def test_a_bare_launch_has_no_peer(self):
         class Nobody:
             def ask(self, line, _limit):
@@ -246,6 +258,34 @@ class Benchmarks(Case):
     def test_items_with_a_goal_of_their_own_come_before_the_layers(self):
         alone = [item.mean_of is None for item in items.operations()]
         self.assertEqual(alone, sorted(alone, reverse=True))
+
+    def test_each_goal_of_the_project_has_a_row(self):
+        goals = {}
+        for item in [*items.operations(), *items.steps()]:
+            goals.setdefault(f"{item.name} {item.dtype}", item.goal)
+        for name in ("softmax", "layer_norm", "rms_norm", "copy", "add", "gelu", "adamw"):  # beside a copy
+            self.assertEqual(goals[f"{name} f32"], .95, name)
+        for name, goal in {"linear@custom f32": .90, "linear@custom bf16": .60, "linear_gelu@custom bf16": .60,
+                           "linear_gelu@auto bf16": 1.05, "conv2d@custom bf16": .60, "conv2d_bias_relu@auto bf16": 1.0,
+                           "attention@custom bf16": .65, "attention_backward@custom bf16": .55,
+                           "attention@auto bf16": 1.0, "attention_backward@auto bf16": 1.0,
+                           "step_mlp_captured f32": {"eager": 10.0, "graph": 1.5},
+                           "step_resnet18@auto bf16": {"compiled": 1.15}}.items():
+            self.assertEqual(goals[name], goal, name)
+        gpt2 = next(item for item in items.steps() if item.work.startswith("step_gpt2@auto bf16 64 1024"))
+        self.assertEqual((gpt2.goal, gpt2.flops[1]), ({"compiled": 1.15}, .45))
+        # docs of llm.c count 803.5 million operations for a token of GPT-2 124M
+        self.assertAlmostEqual(gpt2.flops[0] / (64 * 1024) / 1e6, 803.3, delta=.3)
+
+    def test_the_rate_of_operations_is_compared_with_the_peak(self):
+        b = self.bench(None)
+        item = items.Item("step_gpt2@auto bf16 1 1 1 1 1", {"compiled": 1.15}, kind="step", flops=(items.PEAK / 100, .45))
+        self.assertTrue(b.judge(item, times(20.0, 24.0), "compiled")["reached"])
+        row = self.saved()[f"{item.work}: of peak"]
+        self.assertAlmostEqual(row["ratio"], .5)
+        self.assertTrue(row["reached"])
+        self.assertFalse(b.judge(item, times(25.0, 24.0), "compiled")["reached"])
+        self.assertFalse(self.saved()[f"{item.work}: of peak"]["reached"])
 
     def test_a_program_that_hangs_when_time_is_over_has_not_failed(self):
         program = self.program("silent", "sleep 60")

@@ -1,8 +1,9 @@
 """The tables of tools/bench_cpu, and the file in which it keeps the results of several processors.
 
-A run is a dict: date, cpu, threads, rounds, versions {program: version}, roofs {f32, bf16: GFLOP/s, copy: GB/s}, and rows
-{work: {"gflop": number or None, "ms": {variant: {"median", "fast_quartile"}}}}. Variants are "tapestry", "tapestry bf16", and
-"PEER KIND" such as "torch compiled channels_last bf16".
+A run is a dict: date, cpu, threads, versions {program: version}, roofs {f32, bf16: GFLOP/s, copy: GB/s}, and rows
+{work: {"gflop": number or None, "rounds": number, "ms": {variant: {"median", "fast_quartile", "steps"}},
+"missing": {variant: reason}}}. Variants are "tapestry", "tapestry bf16", and "PEER KIND" such as "torch compiled
+channels_last bf16".
 """
 import json
 import os
@@ -12,7 +13,7 @@ import statistics
 def summary(times):
     """If an OpenMP thread is preempted, a step takes milliseconds longer. The first quartile of the times shows the cost of
     the code; the median also contains the effect of other load on this machine."""
-    return {"median": statistics.median(times), "fast_quartile": statistics.quantiles(times, n=4)[0]}
+    return {"median": statistics.median(times), "fast_quartile": statistics.quantiles(times, n=4)[0], "steps": len(times)}
 
 
 def best_peer(ms, precisions):
@@ -55,9 +56,10 @@ def table(run, bf16):
 
 
 def all_variants(run):
-    lines = ["| work | variant | ms (median / fast quartile) |", "|---|---|---|"]
+    lines = ["| work | variant | ms (median / fast quartile) | steps |", "|---|---|---|---|"]
     for name, row in run["rows"].items():
-        lines += [f"| {name} | {v} | {times(t)} |" for v, t in sorted(row["ms"].items(), key=lambda e: e[1]["median"])]
+        lines += [f"| {name} | {v} | {times(t)} | {t['steps']} |"
+                  for v, t in sorted(row["ms"].items(), key=lambda e: e[1]["median"])]
     return "\n".join(lines)
 
 
@@ -65,7 +67,9 @@ def heading(run):
     versions = ", ".join(f"{k} {v}" for k, v in run["versions"].items())
     r = run["roofs"]
     bf16 = f"{r['bf16']:.0f} GFLOP/s in bf16" if r["bf16"] else "no bf16 instructions"
-    return (f"{versions}, {run['threads']} threads, {run['cpu']}, {run['rounds']} interleaved rounds, {run['date']}. "
+    rounds = [row["rounds"] for row in run["rows"].values()]
+    return (f"{versions}, {run['threads']} threads, {run['cpu']}, {min(rounds)} to {max(rounds)} interleaved rounds, "
+            f"{run['date']}. "
             f"Roofs: {r['f32']:.0f} GFLOP/s in f32, {bf16}, {r['copy']:.1f} GB/s read and written by a copy.")
 
 
@@ -87,14 +91,38 @@ def side_by_side(runs):
     return "\n".join(lines)
 
 
+def missing(row, rounds):
+    """What a row lacks, in lines of text."""
+    lines = [f"{variant} ({why})" for variant, why in row["missing"].items()]
+    return lines + ([f"{rounds - row['rounds']} of {rounds} rounds"] if row["rounds"] < rounds else [])
+
+
+def read_runs(path):
+    if not os.path.exists(path):
+        return []
+    with open(path) as f:
+        return json.load(f)
+
+
+def is_same(a, b):
+    return all(a[k] == b[k] for k in ("cpu", "threads", "date"))
+
+
+def read_run(run, path):
+    """The run of the file with this run's processor, threads and date, or else this run."""
+    return next((r for r in read_runs(path) if is_same(r, run)), run)
+
+
 def keep(run, path):
-    """Adds the run to the file, in place of one of the same processor, threads and date. Returns all runs of the file."""
-    runs = []
-    if os.path.exists(path):
-        with open(path) as f:
-            runs = json.load(f)
-    same = ("cpu", "threads", "date")
-    runs = [r for r in runs if any(r[k] != run[k] for k in same)] + [run]
+    """Writes the rows of a run to the file. They replace rows of the same processor, threads and date; all others stay.
+    Returns all runs of the file."""
+    runs = read_runs(path)
+    old = next((r for r in runs if is_same(r, run)), None)
+    merged = run
+    if old:
+        merged = {**run, "versions": {**old["versions"], **run["versions"]}, "rows": {**old["rows"], **run["rows"]},
+                  "roofs": {k: max(v, old["roofs"][k]) for k, v in run["roofs"].items()}}
+    runs = [r for r in runs if r is not old] + [merged]
     with open(path + ".new", "w") as f:
         json.dump(runs, f, indent=1)
         f.write("\n")

@@ -1,24 +1,26 @@
 """PyTorch's side of tools/bench_cpu. It also starts the other sides, lets all take turns, and prints the results.
 
-usage: cpu_steps.py TAPESTRY_PROGRAM [--threads 2] [--rounds 15] [--works NAME...] [--modes eager compiled max-autotune]
-                    [--peers PYTHON] [--json FILE] [--keep FILE]
+usage: cpu_steps.py TAPESTRY_PROGRAM --keep FILE [--threads 2] [--rounds 15] [--minutes N] [--works NAME...]
+                    [--modes eager compiled max-autotune] [--peers PYTHON] [--resume | --warm]
 
---peers is a Python that has JAX or TensorFlow; whichever it has takes part. --keep adds the results to a file with those of
-other processors and dates, and prints them side by side.
+--peers is a Python that has JAX or TensorFlow; whichever it has takes part. FILE has the results of this and of other
+processors and dates. The results of a work are written to it after every round. tools/bench_cpu explains the options.
 """
 import argparse
 import datetime
 import json
 import os
 import subprocess
+import time
 
 import torch
 from torch import nn
 
 import cpu_models
-from cpu_report import all_variants, heading, keep, side_by_side, summary, table
+from cpu_report import all_variants, heading, keep, missing, read_run, side_by_side, summary, table
+from cpu_turns import Budget, take_turns
 from models import Cnn, Gpt
-from turns import Ours, cpu_name, rest, theirs
+from turns import Ours, cpu_name, theirs
 
 TEXTS = 16
 # name -> (model, shape of the input, steps per turn)
@@ -66,22 +68,31 @@ def training_step(name, mode, layout, precision):
     return step
 
 
-def torch_variants(name, modes):
-    """Variant -> step. A variant that PyTorch cannot run is reported and left out."""
+def variant_names(name, modes):
+    """(variant, its mode, layout and precision), the modes that compile longest last."""
     layouts = ["default"] + (["channels_last"] if MODELS[name][1] and len(MODELS[name][1]) == 4 else [])
-    steps = {}
     for mode in modes:
         for layout in layouts:
             for precision in ("f32", "bf16"):
-                variant = " ".join(["torch", mode, layout] + (["bf16"] if precision == "bf16" else []))
-                try:
-                    step = training_step(name, mode, layout, precision)
-                    step()
-                except Exception as error:  # the compiler fails in many ways
-                    print(f"{name}: {variant} was left out: {type(error).__name__}: {str(error).splitlines()[:1]}", flush=True)
-                    continue
-                steps[variant] = step
-    return steps
+                yield " ".join(["torch", mode, layout] + (["bf16"] if precision == "bf16" else [])), (mode, layout, precision)
+
+
+def torch_variants(name, modes, deadline):
+    """Variant -> step, and variant -> why it is missing: PyTorch cannot run it, or it would begin to compile after the
+    deadline."""
+    steps, left_out = {}, {}
+    for variant, kind in variant_names(name, modes):
+        if time.monotonic() > deadline:
+            left_out[variant] = "no time was left to compile it"
+            continue
+        try:
+            step = training_step(name, *kind)
+            step()
+        except Exception as error:  # the compiler fails in many ways
+            left_out[variant] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            continue
+        steps[variant] = step
+    return steps, left_out
 
 
 def one_element_work():
@@ -121,65 +132,99 @@ class Peer:
         return {variant: (lambda repeats, w=w: self.side.run(w, repeats)) for w, variant in kinds.items() if w in self.works}
 
 
+def sides_of(name, ours, modes, peers, deadline):
+    """Variant -> function of a number of steps that returns their times in ms; and what is missing."""
+    if name not in MODELS:
+        return {"tapestry": lambda n: ours.run(name, n), "torch eager default": lambda n: theirs(one_element_work()[name], n)}, {}
+    sides = {"tapestry": lambda n: ours.run(name, n), "tapestry bf16": lambda n: ours.run(f"{name}_bf16", n)}
+    steps, left_out = torch_variants(name, modes, deadline)
+    for variant, step in steps.items():
+        sides[variant] = lambda n, step=step: theirs(step, n)
+    for peer in peers:
+        for variant, side in peer.variants(name).items():
+            if time.monotonic() > deadline:
+                left_out[variant] = "no time was left to compile it"
+                continue
+            try:
+                side(1)
+            except SystemExit as error:
+                left_out[variant] = str(error)
+                continue
+            sides[variant] = side
+    return sides, left_out
+
+
+def warm(works, modes, peers):
+    """Fills the compilers' caches on the disk, so that a run that measures compiles little."""
+    for name in works:
+        start = time.monotonic()
+        left_out = torch_variants(name, modes, float("inf"))[1] if name in MODELS else {}
+        for peer in peers:
+            for side in peer.variants(name).values():
+                side(1)
+        print(f"{name} took {time.monotonic() - start:.0f} s to compile", *(f"\n  {v}: {why}" for v, why in left_out.items()),
+              flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
+    parser.add_argument("--keep", required=True)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--minutes", type=float)
     parser.add_argument("--works", nargs="+", choices=[*MODELS, "op_forward", "op_backward"],
                         default=[*MODELS, "op_forward", "op_backward"])
     parser.add_argument("--modes", nargs="+", choices=["eager", "compiled", "max-autotune"],
                         default=["eager", "compiled", "max-autotune"])
     parser.add_argument("--peers")
-    parser.add_argument("--json")
-    parser.add_argument("--keep")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--warm", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     # The variants of a model share their code, and each is compiled once.
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 256
     peers = [Peer(name, args.peers, args.threads) for name in ("jax", "tensorflow")]
-    run = {"date": datetime.date.today().isoformat(), "cpu": cpu_name(), "threads": args.threads, "rounds": args.rounds,
+    if args.warm:
+        return warm(args.works, args.modes, peers)
+    run = {"date": datetime.date.today().isoformat(), "cpu": cpu_name(), "threads": args.threads,
            "versions": {"PyTorch": torch.__version__, **{p.name: p.version for p in peers if p.version}},
            "roofs": {"f32": 0, "bf16": 0, "copy": 0}, "rows": {}}
+    done = read_run(run, args.keep)["rows"] if args.resume else {}
+    works = [w for w in args.works if w not in done or missing(done[w], args.rounds)]
+    budget = Budget(args.minutes, len(works))
 
     def measure_roofs():
         got = subprocess.run([args.program, "--roofs", str(args.threads)], capture_output=True, text=True, check=True)
         run["roofs"] = {k: max(v, run["roofs"][k]) for k, v in json.loads(got.stdout).items()}
 
     ours = Ours(args.program, args.threads)
-    for name in args.works:
+    for name in works:
+        if budget.is_over():
+            print(f"{name} is missing: no time is left", flush=True)
+            continue
+        start = time.monotonic()
+        compile_until, run_until = budget.begin_work()
         measure_roofs()  # before each model, so that the roofs see the same load and clock as the models
-        if name in MODELS:
-            repeats = MODELS[name][2]
-            sides = {"tapestry": lambda n: ours.run(name, n), "tapestry bf16": lambda n: ours.run(f"{name}_bf16", n)}
-            for variant, step in torch_variants(name, args.modes).items():
-                sides[variant] = lambda n, step=step: theirs(step, n)
-            for peer in peers:
-                sides.update(peer.variants(name))
-            gflop = cpu_models.step_gflop(MODELS[name][0](), example(name)[0])
-        else:
-            repeats, gflop = 10, None
-            sides = {"tapestry": lambda n: ours.run(name, n),
-                     "torch eager default": lambda n: theirs(one_element_work()[name], n)}
-        times = {variant: [] for variant in sides}
-        for side in sides.values():
-            side(repeats)  # warm up
-        for _ in range(args.rounds):
-            for variant, side in sides.items():
-                rest()
-                times[variant] += side(repeats)
-        run["rows"][name] = {"gflop": gflop, "ms": {v: summary(t) for v, t in times.items()}}
-        print(f"{name} is done", flush=True)
-    measure_roofs()
+        sides, left_out = sides_of(name, ours, args.modes, peers, compile_until)
+        compiled = time.monotonic()
+        row = {"gflop": cpu_models.step_gflop(MODELS[name][0](), example(name)[0]) if name in MODELS else None,
+               "missing": left_out}
+        repeats = MODELS[name][2] if name in MODELS else 10
+        for count, times in enumerate(take_turns(sides, repeats, args.rounds, run_until), 1):
+            run["rows"][name] = {**row, "rounds": count, "ms": {v: summary(t) for v, t in times.items()}}
+            keep(run, args.keep)
+        print(f"{name}: {count} rounds in {time.monotonic() - compiled:.0f} s, after {compiled - start:.0f} s of compiling",
+              flush=True)
     ours.close()
 
-    print(f"\n{heading(run)}\n\n{table(run, False)}\n\n{table(run, True)}\n\n{all_variants(run)}")
-    if args.json:
-        with open(args.json, "w") as f:
-            json.dump(run, f, indent=1)
-    if args.keep:
-        print(f"\nMedians and ratios to the best peer:\n\n{side_by_side(keep(run, args.keep))}")
+    whole = read_run(run, args.keep)
+    print(f"\n{heading(whole)}\n\n{table(whole, False)}\n\n{table(whole, True)}\n\n{all_variants(whole)}")
+    for name in args.works:
+        for line in missing(whole["rows"][name], args.rounds) if name in whole["rows"] else ["everything"]:
+            print(f"missing of {name}: {line}")
+    print(f"\nMedians and ratios to the best peer:\n\n{side_by_side(keep(run, args.keep))}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import itertools
 import math
 import statistics
 
+from items import PEAK
 from process import Program
 
 ROUNDS = 7
@@ -136,6 +137,8 @@ class Bench:
                 notes.insert(0, f"{bandwidth:.0f} GB/s; a copy has {copy:.0f} GB/s, and the ratio is of these two")
             else:
                 notes.insert(0, f"{bandwidth:.0f} GB/s")
+        if item.flops:
+            self.of_peak(item, median["ours"], notes)
         if alone:
             notes.append(alone)
         goal = item.goal.get(mode) if isinstance(item.goal, dict) else item.goal
@@ -151,6 +154,16 @@ class Bench:
             fields["reached"] = False
             notes.insert(0, "its results are wrong, see the phase verify")
         return self.row(row_name(item, mode), "measured", note="; ".join(notes), **fields)
+
+    def of_peak(self, item, time, notes):
+        """Writes the row for the rate of operations."""
+        flops, goal = item.flops
+        ratio = flops / (time / 1e3) / PEAK
+        text = f"{flops / time / 1e9:.0f} TFLOP/s"
+        notes.append(text)
+        self.row(f"{item.work}: of peak", "measured", ratio=ratio, better=">=",
+                 **({"goal": goal, "reached": ratio >= goal} if goal else {}),
+                 note=f"{text} of {PEAK / 1e12:.0f}, the peak of an H100 or H200 (SXM) in bf16")
 
     def mean(self, item):
         """Writes a row for the goal that several items share. It uses the rows of those items that were measured."""

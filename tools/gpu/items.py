@@ -25,6 +25,17 @@ TOLERANCE_OF = {"ctc_loss_backward": 1e-2}
 # jump. The difference between PyTorch's result and the float64 reference shows how large this effect is for this model
 # and batch. Tapestry's difference may be STEP_FACTOR times as large, but at most STEP_LIMIT.
 STEP_TOLERANCE, STEP_FACTOR, STEP_LIMIT = 1e-3, 3.0, 5e-2
+# Under autocast every activation has 8 bits, so more signs flip.
+LOW_STEP_TOLERANCE, LOW_STEP_LIMIT = TOLERANCE["bf16"], 0.5
+# The bf16 operations per second of an H100 or H200 (SXM), without sparsity, from NVIDIA's data sheets.
+PEAK = 989e12
+
+
+def gpt2_flops(batch, length, layers, width, words):
+    """Operations of one training step of GPT-2 by llm.c's count: 6 for each parameter and token, and 6 layers width
+    length for a token's causal attention."""
+    parameters = words * width + length * width + layers * (12 * width * width + 13 * width) + 2 * width
+    return batch * length * (6 * parameters + 6 * layers * width * length)
 
 
 class Item:
@@ -39,11 +50,14 @@ class Item:
             bandwidth of a copy.
     goal    the least ratio (of a "cost": the largest), or a dict that gives it by mode
     mean_of the goal applies to the geometric mean over all items with this name
-    launches  kernel launches in one operation of a "cost" item"""
+    launches  kernel launches in one operation of a "cost" item
+    flops   floating-point operations of one call, and the goal for their rate as a fraction of PEAK
+    verify  False if the reference in float64 does not fit into memory; a smaller item is verified instead"""
 
-    def __init__(self, work, goal, passes=None, kind="speed", mean_of=None, launches=1, modes=("eager",)):
+    def __init__(self, work, goal, passes=None, kind="speed", mean_of=None, launches=1, modes=("eager",), flops=None,
+                 verify=True):
         self.work, self.goal, self.passes, self.kind = work, goal, passes, kind
-        self.mean_of, self.launches, self.modes = mean_of, launches, modes
+        self.mean_of, self.launches, self.modes, self.flops, self.verify = mean_of, launches, modes, flops, verify
 
     @property
     def name(self):
@@ -67,7 +81,8 @@ class Item:
         it is unknown."""
         if self.kind != "step":
             return TOLERANCE_OF.get(self.name, TOLERANCE[self.dtype])
-        return max(STEP_TOLERANCE, min(STEP_FACTOR * (of_pytorch or 0.0), STEP_LIMIT))
+        least, limit = ((STEP_TOLERANCE, STEP_LIMIT) if self.dtype == "f32" else (LOW_STEP_TOLERANCE, LOW_STEP_LIMIT))
+        return max(least, min(STEP_FACTOR * (of_pytorch or 0.0), limit))
 
 
 def operations():
@@ -75,6 +90,7 @@ def operations():
     interrupted. Tensors of memory-bound operations have 512 MiB."""
     n = 1 << 27
     memory = [("softmax", 2, .95, [(16384, 8192), (131072, 1024)]), ("layer_norm", 2, .95, [(65536, 2048)]),
+              ("rms_norm", 2, .95, [(65536, 2048)]),
               ("copy", 2, .95, [(n,)]), ("cat", 2, .90, [(16, 4096, n >> 16)]), ("transpose", 2, None, [(8192, n // 8192)]),
               ("add", 3, .95, [(n,)]), ("gelu", 2, .95, [(n,)]), ("adamw", 7, .95, [(4, n // 4)]),
               ("cross_entropy", 1, .90, [(16384, 8192)]), ("cross_entropy_backward", 2, .90, [(16384, 8192)]),
@@ -155,12 +171,19 @@ def steps():
     yield Item("step_cnn f32 128", None, kind="step", modes=modes)
     yield Item("step_resnet18 f32 64 224", None, kind="step", modes=modes)
     yield Item("step_gpt2_block f32 8 1024", None, kind="step", modes=modes)
+    # In bf16 both use autocast, and PyTorch has channels last.
+    low = ("eager", "compiled")
+    yield Item("step_resnet18@auto bf16 256 224", {"compiled": 1.15}, kind="step", modes=low)
+    for batch in (4, 64):  # what 64 texts need may not fit beside PyTorch's
+        sizes = (batch, 1024, 12, 768, 50257)
+        yield Item(f"step_gpt2@auto bf16 {' '.join(map(str, sizes))}", {"compiled": 1.15} if batch == 64 else None,
+                   kind="step", modes=low, flops=(gpt2_flops(*sizes), .45 if batch == 64 else None), verify=batch == 4)
 
 
 def verified():
     """Returns the items that the phase `verify` compares, each in one dtype."""
     yield from (item for item in operations() if item.kind != "launch")
-    yield from steps()
+    yield from (item for item in steps() if item.verify)
     yield from tutorial()
 
 
@@ -174,14 +197,16 @@ def small(item):
         sizes = ["4", "100"]
     elif name == "ctc_loss_backward":
         sizes = ["24", "3", "5", "6"]
-    elif name == "step_resnet18":
+    elif name.startswith("step_resnet18"):
         sizes = ["2", "32"]
+    elif name.startswith("step_gpt2@"):
+        sizes = ["2", "4", "1", "16", "11"]
     elif item.kind == "step":
         sizes = [str(min(int(n), 4)) for n in sizes]
     else:
         sizes = [str(min(int(n), 24)) for n in sizes]
     return Item(" ".join([name, dtype, *sizes]), item.goal, item.passes, item.kind, item.mean_of, item.launches,
-                item.modes)
+                item.modes, item.flops)
 
 
 def one_of_each(items):

@@ -7,6 +7,8 @@ Three things differ from bench_gpu_ops. `start` may name a mode before the bench
   start graph:step_mlp f32 128          the whole step is captured in a CUDA graph
   start autocast:step_mlp f32 128       forward and loss run under torch.autocast(bfloat16)
 
+The parameters of whole steps are f32. With bf16 or f16, forward and loss run under autocast in every mode.
+
 A policy after the name of a benchmark, as in `linear@vendor`, is ignored. `prepare` takes the same words as `start`, and answers with `ok` alone. `reference softmax f32 7 1001` answers with the results in float64, from inputs that are rounded to f32 or bf16 first.
 
 usage: peer.py [cuda|cpu]"""
@@ -124,6 +126,11 @@ def softmax(s):
 def layer_norm(s):
     x, w, b = random(s, (s[0], s[1]), 1), random(s, (s[1],), 2), random(s, (s[1],), 3)
     return Work(lambda: F.layer_norm(x, (s[1],), w, b))
+
+
+def rms_norm(s):
+    x, w = random(s, (s[0], s[1]), 1), random(s, (s[1],), 2)
+    return Work(lambda: F.rms_norm(x, (s[1],), w, 1e-5))
 
 
 def layer_norm_backward(s):
@@ -363,6 +370,40 @@ class Gpt2Block(nn.Module):
         return h + self.fc2(F.gelu(self.fc1(self.ln2(h)), approximate="tanh"))
 
 
+class Gpt2(nn.Module):
+    """GPT-2 with the parameters, in the order, of nn::Gpt2. Returns the logits."""
+
+    class Block(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.heads = max(width // 64, 1)
+            self.ln_1, self.attn = nn.LayerNorm(width), nn.Module()
+            self.attn.c_attn, self.attn.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.ln_2, self.mlp = nn.LayerNorm(width), nn.Module()
+            self.mlp.c_fc, self.mlp.c_proj = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x):
+            n, length, width = x.shape
+            q, k, v = (t.view(n, length, self.heads, -1).transpose(1, 2)
+                       for t in self.attn.c_attn(self.ln_1(x)).chunk(3, 2))
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.attn.c_proj(y.transpose(1, 2).reshape(n, length, width))
+            return x + self.mlp.c_proj(F.gelu(self.mlp.c_fc(self.ln_2(x)), approximate="tanh"))
+
+    def __init__(self, length, layers, width, words):
+        super().__init__()
+        self.transformer = nn.ModuleDict({"wte": nn.Embedding(words, width), "wpe": nn.Embedding(length, width),
+                                          "h": nn.ModuleList(self.Block(width) for _ in range(layers)),
+                                          "ln_f": nn.LayerNorm(width)})
+
+    def forward(self, ids):
+        t = self.transformer
+        x = t.wte(ids) + t.wpe(torch.arange(ids.shape[1], device=ids.device))
+        for block in t.h:
+            x = block(x)
+        return F.linear(t.ln_f(x), t.wte.weight)
+
+
 def initialize(model, spec):
     """Gives the model the same initial values as initialize() in tools/bench/gpu/steps.cpp."""
     numbers = Spec(["f32"], spec.device)
@@ -375,11 +416,12 @@ def initialize(model, spec):
                 values = values * 0.1 + 1.0
             else:
                 values = values * 0.1
-            p.copy_(values.to(spec.input_dtype))
+            p.copy_(values)
 
 
 def train(spec, model, optimizer, x, loss_of, **options):
-    model.to(spec.device, spec.dtype)
+    low = spec.dtype in (torch.bfloat16, torch.float16)
+    model.to(spec.device, torch.float32 if low else spec.dtype)
     initialize(model, spec)
     if x.dim() == 4:
         model.to(memory_format=torch.channels_last)
@@ -392,7 +434,8 @@ def train(spec, model, optimizer, x, loss_of, **options):
 
     def step():
         optimizer.zero_grad()
-        with torch.autocast(spec.device, torch.bfloat16) if spec.mode == "autocast" else contextlib.nullcontext():
+        with (torch.autocast(spec.device, spec.dtype if low else torch.bfloat16) if low or spec.mode == "autocast"
+              else contextlib.nullcontext()):
             loss = last["y"] = loss_of(forward(x))
         loss.backward()
         optimizer.step()
@@ -443,11 +486,18 @@ def step_gpt2_block(s):
     return train(s, Gpt2Block(), torch.optim.AdamW, random(s, sizes, 1), lambda y: F.mse_loss(y, target), lr=1e-3)
 
 
-WORKS = {f.__name__: f for f in (copy, transpose, cat, add, gelu, softmax, layer_norm, layer_norm_backward, batch_norm_backward,
+def step_gpt2(s):
+    words = class_targets(s, s[0] * s[1] + 1, s[4])
+    target = words[1:]
+    return train(s, Gpt2(s[1], s[2], s[3], s[4]), torch.optim.AdamW, words[:-1].view(s[0], s[1]),
+                 lambda y: F.cross_entropy(y.flatten(0, 1), target), lr=1e-4)
+
+
+WORKS = {f.__name__: f for f in (copy, transpose, cat, add, gelu, softmax, layer_norm, rms_norm, layer_norm_backward, batch_norm_backward,
                                  cross_entropy, cross_entropy_backward, ctc_loss_backward, clip_grad_norm, embedding_backward, adamw, linear, linear_gelu, linear_backward, attention,
                                  attention_backward, conv2d, conv2d_bias_relu, conv2d_backward, eager_mul,
                                  eager_mul_backward, step_mlp, step_mlp_captured, step_cnn, step_resnet18,
-                                 step_gpt2_block)}
+                                 step_gpt2_block, step_gpt2)}
 # The kernels of docs/tutorials/from-naive-to-fast.md compute what these operations compute.
 WORKS |= dict.fromkeys(["softmax_thread_per_row", "softmax_block_per_row", "softmax_online", "softmax_in_registers"],
                        softmax)

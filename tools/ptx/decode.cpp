@@ -23,73 +23,6 @@ std::uint64_t round_up(std::uint64_t value, std::uint64_t align) {
 
 constexpr std::uint64_t kGap = 32;
 
-const Table& table() {
-  static const Table all = [] {
-    Table t;
-    add_integer(t);
-    add_logic(t);
-    add_compare(t);
-    add_float(t);
-    add_approximate(t);
-    add_collective(t);
-    add_matrix(t);
-    return t;
-  }();
-  return all;
-}
-
-Parts split(std::string_view opcode) {
-  Parts parts;
-  for (std::size_t at = 0; at <= opcode.size();) {
-    const std::size_t dot = std::min(opcode.find('.', at), opcode.size());
-    parts.push_back(opcode.substr(at, dot - at));
-    at = dot + 1;
-  }
-  return parts;
-}
-
-struct Special {
-  std::string_view name;
-  SpecialRow row;
-};
-constexpr Special kSpecials[] = {{"%tid.x", kTidX},
-                                 {"%tid.y", kTidY},
-                                 {"%tid.z", kTidZ},
-                                 {"%ntid.x", kNtidX},
-                                 {"%ntid.y", kNtidY},
-                                 {"%ntid.z", kNtidZ},
-                                 {"%ctaid.x", kCtaidX},
-                                 {"%ctaid.y", kCtaidY},
-                                 {"%ctaid.z", kCtaidZ},
-                                 {"%nctaid.x", kNctaidX},
-                                 {"%nctaid.y", kNctaidY},
-                                 {"%nctaid.z", kNctaidZ},
-                                 {"%laneid", kLaneId},
-                                 {"%warpid", kWarpId},
-                                 {"%nwarpid", kNwarpId},
-                                 {"%lanemask_eq", kLaneEq},
-                                 {"%lanemask_lt", kLaneLt},
-                                 {"%lanemask_le", kLaneLe},
-                                 {"%lanemask_gt", kLaneGt},
-                                 {"%lanemask_ge", kLaneGe},
-                                 {"%dynamic_smem_size", kDynamicShared},
-                                 {"%total_smem_size", kTotalShared},
-                                 {"%smid", kZero},
-                                 {"%cluster_ctarank", kZero},
-                                 {"%cluster_ctaid.x", kZero},
-                                 {"%cluster_ctaid.y", kZero},
-                                 {"%cluster_ctaid.z", kZero},
-                                 {"%cluster_nctarank", kOne},
-                                 {"%cluster_nctaid.x", kOne},
-                                 {"%cluster_nctaid.y", kOne},
-                                 {"%cluster_nctaid.z", kOne},
-                                 {"%clusterid.x", kCtaidX},
-                                 {"%clusterid.y", kCtaidY},
-                                 {"%clusterid.z", kCtaidZ},
-                                 {"%nclusterid.x", kNctaidX},
-                                 {"%nclusterid.y", kNctaidY},
-                                 {"%nclusterid.z", kNctaidZ}};
-
 class Decoder {
  public:
   Decoder(const Module& module, const AddressOf& address_of, Program& program)
@@ -120,7 +53,11 @@ class Decoder {
         decode(i);
       }
       frame_->pcs.push_back(static_cast<std::uint32_t>(p_.code.size()));
-      static const Instruction end{"ret", 0, 0, 0, -1, false, {}};  // a body need not end with ret
+      static const Instruction end = [] {  // a body need not end with ret
+        Instruction i;
+        i.opcode = "ret";
+        return i;
+      }();
       emit(end, f->is_entry ? &run_exit : &run_return).offset[0] = frame_->return_row;
       for (const auto& [pc, label] : frame_->branches) p_.code[pc].offset[0] = target(label);
       for (const auto& [index, labels] : frame_->tables)
@@ -307,13 +244,12 @@ class Decoder {
     }
     if (o.kind == Operand::kSymbol) {
       if (o.name.starts_with("%")) {
-        for (const Special& s : kSpecials)
-          if (s.name == o.name) {
-            if (width >= 0 && width != 4) fail(i, "reads a special register in a wrong width");
-            return {s.row * 128, 0, 4, false};
-          }
-        fail(i, "reads " + quoted(o.name) +
-                    ", which was not declared, or is a special register that is not supported");
+        SpecialRow row{};
+        if (!find_special(o.name, row))
+          fail(i, "reads " + quoted(o.name) +
+                      ", which was not declared, or is a special register that is not supported");
+        if (width >= 0 && width != 4) fail(i, "reads a special register in a wrong width");
+        return {row * 128, 0, 4, false};
       }
       if (width != 4 && width != 8) fail(i, "reads an address in a wrong width");
       Space space{};
@@ -474,8 +410,8 @@ class Decoder {
       name = (to_vector ? "unpack." : "pack.") + vector + letters;
       signature = to_vector ? vector + "=" + letters : std::string(letters) + "=" + vector;
     }
-    const auto found = table().find(name);
-    if (found == table().end()) return false;
+    const auto found = opcode_table().find(name);
+    if (found == opcode_table().end()) return false;
     Code& c = emit(i, found->second.run);
     apply(i, c, signature);
     if (!to_vector && !from_vector && type.bytes == 4) c.touches = Code::kMatrixMove;  // until find_matrix_registers
@@ -571,18 +507,6 @@ class Decoder {
 
 }  // namespace
 
-bool find_entry(std::string_view opcode, Entry& entry) {
-  const auto found = table().find(std::string(opcode));
-  if (found != table().end()) {
-    entry = found->second;
-    return !opcode.starts_with("mov.") && !opcode.starts_with("pack.") && !opcode.starts_with("unpack.");
-  }
-  const Parts parts = split(opcode);
-  return find_convert(parts, entry) || find_access(parts, entry) || find_atomic(parts, entry) ||
-         find_async(parts, entry) || find_mbarrier(parts, entry) || find_bulk(parts, entry) ||
-         find_wgmma(parts, entry);
-}
-
 Program decode(const Module& module, const Function& function, const AddressOf& address_of) {
   if (!function.is_entry || !function.has_body)
     throw UsageError("[ptx] " + quoted(function.name) + " is no kernel");
@@ -592,24 +516,6 @@ Program decode(const Module& module, const Function& function, const AddressOf& 
   if (!program.dynamic_shared.empty() && program.shared_bytes > kMaxSharedAddress)
     throw ParseError(function.line, quoted(function.name) + " has too much static shared memory");
   return program;
-}
-
-std::string Program::line_of(const Instruction& i) const {
-  const auto place = [&](int file, int line) {
-    const auto found = module->files.find(file);
-    return found == module->files.end() || line <= 0 ? "" : found->second + ":" + std::to_string(line);
-  };
-  const std::string here = place(i.file, i.source_line), call = place(i.call_file, i.call_line);
-  if (here.empty()) return "line " + std::to_string(i.line) + " of the PTX";
-  return call.empty() ? here : call + ", which calls " + here.substr(here.find_last_of('/') + 1);
-}
-std::string Program::line_of(std::uint32_t pc) const { return line_of(*code[pc].source); }
-
-const Function* Program::function_at(std::uint32_t pc) const {
-  const Function* found = nullptr;
-  for (const auto& [first, function] : functions)
-    if (first <= pc) found = function;
-  return found;
 }
 
 }  // namespace tapestry::ptx

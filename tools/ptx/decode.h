@@ -15,5 +15,9 @@ Program decode(const Module& module, const Function& function, const AddressOf& 
 
 /// The table entry of an opcode; false if the opcode is unknown. Control flow and mov are not in it.
 bool find_entry(std::string_view opcode, Entry& entry);
+/// The opcodes whose whole name decides what they do.
+const Table& opcode_table();
+/// The row of a special register such as %tid.x; false if the machine does not have it.
+bool find_special(std::string_view name, SpecialRow& row);
 
 }  // namespace tapestry::ptx

@@ -94,10 +94,10 @@ Residency residency(const Gpu& gpu, u32 registers, u64 shared, u32 threads) {
   if (warps == 0 || threads > 1024) return o;
   const u64 per_warp = std::max<u64>(round_up(u64{registers} * 32, kRegisterUnit), kRegisterUnit);
   const u64 block_shared = round_up(shared + kSystemShared, kSharedUnit);
-  const u64 limits[] = {gpu.registers / kSchedulers / per_warp * kSchedulers / warps,
-                        shared > gpu.shared_bytes_per_block ? 0 : gpu.shared_bytes / block_shared,
-                        gpu.warps / warps, gpu.blocks};
-  static constexpr const char* kNames[] = {"registers", "shared memory", "warps", "blocks"};
+  const u64 limits[] = {gpu.warps / warps, gpu.blocks,
+                        gpu.registers / kSchedulers / per_warp * kSchedulers / warps,
+                        shared > gpu.shared_bytes_per_block ? 0 : gpu.shared_bytes / block_shared};
+  static constexpr const char* kNames[] = {"warps", "blocks", "registers", "shared memory"};
   const auto least = std::min_element(limits, limits + 4) - limits;
   o.blocks = static_cast<u32>(limits[least]);
   o.warps = o.blocks * warps;

@@ -156,14 +156,15 @@ void run_carry(Warp& w, const Code& c, u32 mask) {
   if (writes) w.carry = (w.carry & ~mask) | (carries & mask);
 }
 // mad.cc, madc and madc.cc: the carry is that of the addition to one half of the product.
-template <bool high, bool reads, bool writes>
+template <bool high, bool reads, bool writes, bool is_signed = false>
 void run_mad_carry(Warp& w, const Code& c, u32 mask) {
   const Ref* const o = w.operands(c);
   const u32 *const a = w.row<const u32>(o[1]), *const b = w.row<const u32>(o[2]),
                    *const addend = w.row<const u32>(o[3]);
   u32 values[32], carries = 0;
   for (int lane = 0; lane < 32; ++lane) {
-    const u64 product = u64{a[lane]} * b[lane];
+    const u64 product = is_signed ? static_cast<u64>(i64{static_cast<i32>(a[lane])} * static_cast<i32>(b[lane]))
+                                  : u64{a[lane]} * b[lane];
     const u64 sum =
         (high ? product >> 32 : product & 0xffffffff) + addend[lane] + (reads ? (w.carry >> lane) & 1 : 0);
     values[lane] = static_cast<u32>(sum);
@@ -175,12 +176,85 @@ void run_mad_carry(Warp& w, const Code& c, u32 mask) {
 template <bool high>
 void add_mad_carry(Table& t, const std::string& half) {
   for (const std::string type : {"u32", "s32"}) {
-    if (high && type == "s32") continue;  // the upper half of a signed product is another one
+    if (high && type == "s32") {  // the upper half of a signed product is another one
+      t["mad.hi.cc.s32"] = {&run_mad_carry<true, false, true, true>, "w=www", 0};
+      t["madc.hi.s32"] = {&run_mad_carry<true, true, false, true>, "w=www", 0};
+      t["madc.hi.cc.s32"] = {&run_mad_carry<true, true, true, true>, "w=www", 0};
+      continue;
+    }
     t["mad." + half + ".cc." + type] = {&run_mad_carry<high, false, true>, "w=www", 0};
     t["madc." + half + "." + type] = {&run_mad_carry<high, true, false>, "w=www", 0};
     t["madc." + half + ".cc." + type] = {&run_mad_carry<high, true, true>, "w=www", 0};
   }
 }
+
+// Products of 24 bits: the low 32 bits of the 48, or the high ones.
+template <bool high, bool is_signed>
+struct Multiply24 {
+  u32 operator()(u32 a, u32 b) const {
+    const i64 x = is_signed ? i64{static_cast<i32>(a << 8) >> 8} : i64{a & 0xffffff};
+    const i64 y = is_signed ? i64{static_cast<i32>(b << 8) >> 8} : i64{b & 0xffffff};
+    return static_cast<u32>(high ? (x * y) >> 16 : x * y);
+  }
+};
+template <bool high, bool is_signed>
+struct Mad24 {
+  u32 operator()(u32 a, u32 b, u32 c) const { return Multiply24<high, is_signed>()(a, b) + c; }
+};
+i32 saturate(i64 x) {
+  return static_cast<i32>(x > std::numeric_limits<i32>::max()   ? std::numeric_limits<i32>::max()
+                          : x < std::numeric_limits<i32>::min() ? std::numeric_limits<i32>::min()
+                                                                : x);
+}
+struct Mad24Saturated {
+  i32 operator()(i32 a, i32 b, i32 c) const {
+    return saturate(i64{static_cast<i32>(Multiply24<true, true>()(static_cast<u32>(a), static_cast<u32>(b)))} + c);
+  }
+};
+struct MadHighSaturated {
+  i32 operator()(i32 a, i32 b, i32 c) const { return saturate(i64{MultiplyHigh()(a, b)} + c); }
+};
+// Four products of bytes, or two of 16 bits by bytes, are added to c.
+template <bool signed_a, bool signed_b>
+struct DotFour {
+  u32 operator()(u32 a, u32 b, u32 c) const {
+    for (u32 i = 0; i < 32; i += 8) {
+      const i32 x = signed_a ? i32{static_cast<std::int8_t>(a >> i)} : i32{static_cast<u8>(a >> i)};
+      const i32 y = signed_b ? i32{static_cast<std::int8_t>(b >> i)} : i32{static_cast<u8>(b >> i)};
+      c += static_cast<u32>(x * y);
+    }
+    return c;
+  }
+};
+template <bool signed_a, bool signed_b, bool high>
+struct DotTwo {
+  u32 operator()(u32 a, u32 b, u32 c) const {
+    if (high) b >>= 16;
+    for (u32 i = 0; i < 2; ++i) {
+      const i32 x = signed_a ? i32{static_cast<i16>(a >> (16 * i))} : i32{static_cast<u16>(a >> (16 * i))};
+      const i32 y = signed_b ? i32{static_cast<std::int8_t>(b >> (8 * i))} : i32{static_cast<u8>(b >> (8 * i))};
+      c += static_cast<u32>(x * y);
+    }
+    return c;
+  }
+};
+template <bool a, bool b>
+void add_dots(Table& t) {
+  const std::string types = std::string(a ? ".s32" : ".u32") + (b ? ".s32" : ".u32");
+  add_op<DotFour<a, b>, u32, u32, u32, u32>(t, "dp4a" + types);
+  add_op<DotTwo<a, b, false>, u32, u32, u32, u32>(t, "dp2a.lo" + types);
+  add_op<DotTwo<a, b, true>, u32, u32, u32, u32>(t, "dp2a.hi" + types);
+}
+// Two numbers of 16 bits.
+template <class Op, class T, bool relu = false>
+struct Pair {
+  u32 operator()(u32 a, u32 b) const {
+    T low = Op()(static_cast<T>(a), static_cast<T>(b)), high = Op()(static_cast<T>(a >> 16), static_cast<T>(b >> 16));
+    if (relu && low < 0) low = 0;
+    if (relu && high < 0) high = 0;
+    return u32{static_cast<u16>(low)} | u32{static_cast<u16>(high)} << 16;
+  }
+};
 
 template <class T>
 void add_carry(Table& t, const std::string& type) {
@@ -230,6 +304,28 @@ void add_integer(Table& t) {
   add_op<SubtractSaturated, i32, i32, i32>(t, "sub.sat.s32");
   for (const char* type : {"u32", "s32"}) add_carry<u32>(t, type);
   for (const char* type : {"u64", "s64"}) add_carry<u64>(t, type);
+  add_op<Multiply24<false, false>, u32, u32, u32>(t, "mul24.lo.u32");
+  add_op<Multiply24<false, true>, u32, u32, u32>(t, "mul24.lo.s32");
+  add_op<Multiply24<true, false>, u32, u32, u32>(t, "mul24.hi.u32");
+  add_op<Multiply24<true, true>, u32, u32, u32>(t, "mul24.hi.s32");
+  add_op<Mad24<false, false>, u32, u32, u32, u32>(t, "mad24.lo.u32");
+  add_op<Mad24<false, true>, u32, u32, u32, u32>(t, "mad24.lo.s32");
+  add_op<Mad24<true, false>, u32, u32, u32, u32>(t, "mad24.hi.u32");
+  add_op<Mad24<true, true>, u32, u32, u32, u32>(t, "mad24.hi.s32");
+  add_op<Mad24Saturated, i32, i32, i32, i32>(t, "mad24.hi.sat.s32");
+  add_op<MadHighSaturated, i32, i32, i32, i32>(t, "mad.hi.sat.s32");
+  add_dots<false, false>(t);
+  add_dots<false, true>(t);
+  add_dots<true, false>(t);
+  add_dots<true, true>(t);
+  add_op<Pair<Add, u16>, u32, u32, u32>(t, "add.u16x2");
+  add_op<Pair<Add, u16>, u32, u32, u32>(t, "add.s16x2");
+  add_op<Pair<Minimum, u16>, u32, u32, u32>(t, "min.u16x2");
+  add_op<Pair<Maximum, u16>, u32, u32, u32>(t, "max.u16x2");
+  add_op<Pair<Minimum, i16>, u32, u32, u32>(t, "min.s16x2");
+  add_op<Pair<Maximum, i16>, u32, u32, u32>(t, "max.s16x2");
+  add_op<Pair<Minimum, i16, true>, u32, u32, u32>(t, "min.relu.s16x2");
+  add_op<Pair<Maximum, i16, true>, u32, u32, u32>(t, "max.relu.s16x2");
   add_mad_carry<false>(t, "lo");
   add_mad_carry<true>(t, "hi");
 }

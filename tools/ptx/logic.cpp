@@ -141,6 +141,62 @@ struct Permute {
     return result;
   }
 };
+// The modes of prmt choose bytes by the two low bits of c.
+template <char mode>
+struct PermuteMode {
+  u32 operator()(u32 a, u32 b, u32 c) const {
+    static constexpr u32 kForward[] = {0x3210, 0x4321, 0x5432, 0x6543}, kBackward[] = {0x5670, 0x6701, 0x7012, 0x0123},
+                         kReplicate[] = {0x0000, 0x1111, 0x2222, 0x3333}, kLeft[] = {0x3210, 0x3211, 0x3222, 0x3333},
+                         kRight[] = {0x0000, 0x1110, 0x2210, 0x3210}, kHalves[] = {0x1010, 0x3232, 0x1010, 0x3232};
+    const u32* const table = mode == 'f'   ? kForward
+                             : mode == 'b' ? kBackward
+                             : mode == '8' ? kReplicate
+                             : mode == 'l' ? kLeft
+                             : mode == 'r' ? kRight
+                                           : kHalves;
+    return Permute()(a, b, table[c & 3]);
+  }
+};
+// slct: a if c >= 0, otherwise b. NaN chooses b.
+template <class C>
+struct SelectBySign {
+  template <class T>
+  T operator()(T a, T b, C c) const {
+    return c >= C{0} ? a : b;
+  }
+};
+// The offset-th set bit of the mask, counted from `base` upwards or downwards.
+struct FindNthSet {
+  u32 operator()(u32 mask, u32 base, i32 offset) const {
+    if (offset == 0) return base < 32 && ((mask >> base) & 1) != 0 ? base : 0xffffffffu;
+    const i64 step = offset > 0 ? 1 : -1;
+    i64 missing = offset > 0 ? i64{offset} : -i64{offset};
+    for (i64 at = i64{base}; at >= 0 && at < 32; at += step)
+      if (((mask >> at) & 1) != 0 && --missing == 0) return static_cast<u32>(at);
+    return 0xffffffffu;
+  }
+};
+// The low b bits of a, extended; a mask of b bits from bit a on.
+template <bool is_signed, bool wrap>
+struct ExtendBits {
+  u32 operator()(u32 a, u32 b) const {
+    if (wrap) b &= 31;
+    else if (b > 31) return a;
+    if (b == 0) return 0;
+    return is_signed ? static_cast<u32>(static_cast<i32>(a << (32 - b)) >> (32 - b)) : a & ((1u << b) - 1);
+  }
+};
+template <bool wrap>
+struct BitMask {
+  u32 operator()(u32 a, u32 b) const {
+    if (wrap) {
+      a &= 31;
+      b &= 31;
+    }
+    const u64 ones = (u64{1} << std::min(b, 32u)) - 1;
+    return a > 31 ? 0 : static_cast<u32>(ones << a);
+  }
+};
 struct Lop3 {
   u32 operator()(u32 a, u32 b, u32 c, u32 lut) const {
     u32 result = 0;
@@ -150,6 +206,20 @@ struct Lop3 {
   }
 };
 
+// lop3.or.b32 d|p, a, b, c, lut, q: p = (d != 0) or q.
+template <bool conjunction>
+void run_lop3_test(Warp& w, const Code& c, u32 mask) {
+  const Ref* const o = w.operands(c);
+  u32 values[32], bits = 0;
+  for (int lane = 0; lane < 32; ++lane) {
+    const auto x = [&](int i) { return w.row<const u32>(o[i])[lane]; };
+    values[lane] = Lop3()(x(2), x(3), x(4), x(5));
+    bits |= static_cast<u32>(values[lane] != 0) << lane;
+  }
+  const u32 q = w.predicate(o[6]);
+  w.write(o[0], values, mask);
+  w.set_predicate(o[1], conjunction ? bits & q : bits | q, mask);
+}
 template <class T>
 void run_select(Warp& w, const Code& c, u32 mask) {
   const Ref* const o = w.operands(c);
@@ -214,7 +284,12 @@ void add_bits(Table& t, const std::string& bits) {
   add_op<ShiftRight, S, S, u32>(t, "shr.s" + bits);
   add_op<Copy, T, T>(t, "mov." + l);
   for (const char* kind : {"b", "u", "s", "f"})
+  {
     t["selp." + (kind + bits)] = {&run_select<T>, l + "=" + l + l + "p", 0};
+    add_op<SelectBySign<i32>, T, T, T, i32>(t, "slct." + (kind + bits) + ".s32");
+    add_op<SelectBySign<float>, T, T, T, float>(t, "slct." + (kind + bits) + ".f32");
+    add_op<SelectBySign<float>, T, T, T, float>(t, "slct.ftz." + (kind + bits) + ".f32");
+  }
 }
 template <class T>
 void add_fields(Table& t, const std::string& bits) {
@@ -240,6 +315,21 @@ void add_logic(Table& t) {
   add_fields<u32>(t, "32");
   add_fields<u64>(t, "64");
   add_op<Permute, u32, u32, u32, u32>(t, "prmt.b32");
+  add_op<PermuteMode<'f'>, u32, u32, u32, u32>(t, "prmt.b32.f4e");
+  add_op<PermuteMode<'b'>, u32, u32, u32, u32>(t, "prmt.b32.b4e");
+  add_op<PermuteMode<'8'>, u32, u32, u32, u32>(t, "prmt.b32.rc8");
+  add_op<PermuteMode<'l'>, u32, u32, u32, u32>(t, "prmt.b32.ecl");
+  add_op<PermuteMode<'r'>, u32, u32, u32, u32>(t, "prmt.b32.ecr");
+  add_op<PermuteMode<'6'>, u32, u32, u32, u32>(t, "prmt.b32.rc16");
+  add_op<FindNthSet, u32, u32, u32, i32>(t, "fns.b32");
+  add_op<ExtendBits<false, false>, u32, u32, u32>(t, "szext.clamp.u32");
+  add_op<ExtendBits<true, false>, u32, u32, u32>(t, "szext.clamp.s32");
+  add_op<ExtendBits<false, true>, u32, u32, u32>(t, "szext.wrap.u32");
+  add_op<ExtendBits<true, true>, u32, u32, u32>(t, "szext.wrap.s32");
+  add_op<BitMask<false>, u32, u32, u32>(t, "bmsk.clamp.b32");
+  add_op<BitMask<true>, u32, u32, u32>(t, "bmsk.wrap.b32");
+  t["lop3.or.b32"] = {&run_lop3_test<false>, "wq=wwwwp", 0};
+  t["lop3.and.b32"] = {&run_lop3_test<true>, "wq=wwwwp", 0};
   add_op<Lop3, u32, u32, u32, u32, u32>(t, "lop3.b32");
   add_op<FunnelShift<true, true>, u32, u32, u32, u32>(t, "shf.l.wrap.b32");
   add_op<FunnelShift<true, false>, u32, u32, u32, u32>(t, "shf.l.clamp.b32");

@@ -35,31 +35,29 @@ class Scheduler {
     for (u32 number = 0; number * 32 < threads_; ++number) warps_.emplace_back(block, number, threads_);
   }
 
-  void run() {
-    for (;;) {
-      bool ran = false;
-      if (l_.options->seed == 0) {
-        for (Warp& w : warps_) {
-          if (!w.ready()) continue;
-          w.run();
-          ran = true;
-        }
-      } else {
-        std::vector<Warp*> ready;
-        for (Warp& w : warps_)
-          if (w.ready()) ready.push_back(&w);
-        if (!ready.empty()) ready[l_.random.below(static_cast<u32>(ready.size()))]->run();
-        ran = !ready.empty();
-        if (async_ && ran) disturb();
+  /// Gives each warp a turn, or a random one. Returns whether the block has ended.
+  bool step() {
+    bool ran = false;
+    if (l_.options->seed == 0) {
+      for (Warp& w : warps_) {
+        if (!w.ready()) continue;
+        w.run();
+        ran = true;
       }
-      if (std::all_of(warps_.begin(), warps_.end(), [](const Warp& w) { return w.ended(); })) {
-        if (async_) async_->finish();
-        return;
-      }
-      if (release_barriers() || ran) continue;
-      if (async_ && wake()) continue;
-      explain();
+    } else {
+      std::vector<Warp*> ready;
+      for (Warp& w : warps_)
+        if (w.ready()) ready.push_back(&w);
+      if (!ready.empty()) ready[l_.random.below(static_cast<u32>(ready.size()))]->run();
+      ran = !ready.empty();
+      if (async_ && ran) disturb();
     }
+    if (std::all_of(warps_.begin(), warps_.end(), [](const Warp& w) { return w.ended(); })) {
+      if (async_) async_->finish();
+      return true;
+    }
+    if (!release_barriers() && !ran && !(async_ && wake())) explain();
+    return false;
   }
 
  private:
@@ -332,18 +330,20 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
       throw KernelError("[ptx] kernel '" + p.entry->name + "', " + p.line_of(*reads[0]) + " (" +
                         std::string(reads[0]->opcode) + "): reads a register that no other instruction writes");
     }
-  Block b;
-  b.launch = &l;
-  if (races) b.races = std::make_unique<BlockRaces>(*races);
-  const u64 static_end = p.shared_bytes,
-            size = shared_bytes != 0 ? p.dynamic_offset + shared_bytes : static_end;
+  const u64 size = shared_bytes != 0 ? p.dynamic_offset + shared_bytes : p.shared_bytes;
   if (p.uses_async && size > kMaxSharedAddress)
     refuse("its shared memory with the gaps between variables ends at " + std::to_string(size) +
            ", beyond what descriptors can address");
-  b.shared.data.resize(size);
-  b.shared.states.resize(size);
-  for (u64 i = 0; i < blocks; ++i) {
-    const u64 n = order.empty() ? i : order[i];
+  struct Resident {
+    Block block;
+    std::unique_ptr<Scheduler> scheduler;
+  };
+  std::vector<std::unique_ptr<Resident>> residents;
+  u64 begun = 0;
+  const auto begin = [&](Resident& r) {
+    Block& b = r.block;
+    const u64 n = order.empty() ? begun : order[begun];
+    ++begun;
     b.index = {static_cast<u32>(n % grid.x), static_cast<u32>(n / grid.x % grid.y),
                static_cast<u32>(n / grid.x / grid.y)};
     b.number = static_cast<u32>(n);
@@ -355,8 +355,28 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
     };
     for (const Program::Place& v : p.shared) clear(v.offset, v.bytes);
     if (shared_bytes != 0) clear(p.dynamic_offset, shared_bytes);
+    r.scheduler.reset();  // its warps hold the old Async
     if (p.uses_async) b.async = std::make_shared<Async>(b);
-    Scheduler(l, b).run();
+    r.scheduler = std::make_unique<Scheduler>(l, b);
+  };
+  while (residents.size() < std::min<u64>(blocks, std::max(options_.resident_blocks, 1u))) {
+    Resident& r = *residents.emplace_back(std::make_unique<Resident>());
+    r.block.launch = &l;
+    r.block.shared.data.resize(size);
+    r.block.shared.states.resize(size);
+    if (races) r.block.races = std::make_unique<BlockRaces>(*races);
+    begin(r);
+  }
+  for (std::size_t turn = 0; !residents.empty();) {
+    if (options_.seed != 0 && residents.size() > 1) turn = l.random.below(static_cast<u32>(residents.size()));
+    if (turn >= residents.size()) turn = 0;
+    if (!residents[turn]->scheduler->step()) {
+      ++turn;
+    } else if (begun < blocks) {
+      begin(*residents[turn]);
+    } else {
+      residents.erase(residents.begin() + static_cast<std::ptrdiff_t>(turn));
+    }
   }
   if (options_.count) {
     counters_ = observer->result();

@@ -33,6 +33,8 @@ struct Options {
   /// Whether reading a byte that no one has written is an error. Some kernels load tiles of which only a part
   /// was filled, and drop the results of the rest; their tests turn this off, and new memory is full of NaN.
   bool check_initialised = true;
+  /// The same for shared memory alone.
+  bool check_initialised_shared = true;
   /// Whether races between the threads of a launch are errors; races.h says what a race is.
   bool check_races = false;
   /// With check_races: whether threads may store without an order what is there already, as when all threads
@@ -45,6 +47,9 @@ struct Options {
   bool collect_races = false;
   /// Whether launches fill counters().
   bool count = false;
+  /// So many blocks run at the same time, in turns. More than one is needed by kernels whose blocks wait for
+  /// each other.
+  std::uint32_t resident_blocks = 1;
   /// Dynamic and static shared memory of a block. The default is what an H100 gives after opting in.
   std::uint64_t max_shared_bytes = 227 * 1024;
 };

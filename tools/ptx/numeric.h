@@ -22,6 +22,14 @@ inline std::uint32_t narrow(double x, Format f, Rounding rounding) {
   if (std::isnan(x)) return infinity | ((1u << f.mantissa_bits) - 1);
   if (std::isinf(x)) return sign | infinity;
   if (x == 0) return sign;
+  if (const int power = static_cast<int>((bits >> 52) & 0x7ff) - 1023 + (1 << (f.exponent_bits - 1)) - 1;
+      rounding == kNearestEven && power > 0 && power < (1 << f.exponent_bits) - 1) {
+    // A normal number in both formats, the usual case. A carry increments the exponent, up to infinity.
+    const int lost_bits = 52 - f.mantissa_bits;
+    const std::uint64_t m = bits & 0xfffffffffffffu, odd = (m >> lost_bits) & 1;
+    const std::uint64_t rounded = (m + (std::uint64_t{1} << (lost_bits - 1)) - 1 + odd) >> lost_bits;
+    return sign | static_cast<std::uint32_t>((static_cast<std::uint64_t>(power) << f.mantissa_bits) + rounded);
+  }
   int exponent = 0;
   const double fraction = std::frexp(std::fabs(x), &exponent);  // in [1/2, 1)
   const auto m = static_cast<std::uint64_t>(std::ldexp(fraction, 53));
@@ -49,13 +57,22 @@ inline double widen(std::uint32_t bits, Format f) {
   const int exponent = static_cast<int>((bits >> f.mantissa_bits) & ((1u << f.exponent_bits) - 1));
   const std::uint32_t mantissa = bits & ((1u << f.mantissa_bits) - 1);
   const int bias = (1 << (f.exponent_bits - 1)) - 1;
+  if (exponent != 0 && exponent != (1 << f.exponent_bits) - 1)
+    return std::bit_cast<double>(std::uint64_t{negative} << 63 |
+                                 static_cast<std::uint64_t>(exponent - bias + 1023) << 52 |
+                                 std::uint64_t{mantissa} << (52 - f.mantissa_bits));
   double x;
   if (exponent == (1 << f.exponent_bits) - 1) x = mantissa != 0 ? std::nan("") : HUGE_VAL;
-  else if (exponent == 0) x = std::ldexp(static_cast<double>(mantissa), 1 - bias - f.mantissa_bits);
-  else
-    x = std::ldexp(static_cast<double>(mantissa | (1u << f.mantissa_bits)),
-                   exponent - bias - f.mantissa_bits);
+  else x = std::ldexp(static_cast<double>(mantissa), 1 - bias - f.mantissa_bits);
   return negative ? -x : x;
+}
+
+/// e4m3 has no infinities: with all exponent bits set, only the mantissa 7 is NaN.
+inline double widen_e4m3(std::uint32_t bits) {
+  if ((bits & 0x7f) == 0x7f) return std::nan("");
+  if ((bits & 0x78) != 0x78) return widen(bits, Format{4, 3});
+  const double magnitude = 256 + 32 * static_cast<double>(bits & 7);
+  return (bits & 0x80) != 0 ? -magnitude : magnitude;
 }
 
 constexpr std::uint32_t kCanonicalNan = 0x7fffffffu;

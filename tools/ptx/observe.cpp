@@ -120,7 +120,7 @@ void Observer::access(const Lane& lane, const Footprint::Touch& touch) {
 }
 
 // Passes through the banks, for accesses of one kind.
-void Observer::shared(SharedTraffic& to, PlaceCounters& at, bool (*in)(const Lane&)) {
+void Observer::shared(SharedTraffic& to, PlaceCounters& at, bool whole, bool (*in)(const Lane&)) {
   u32 widest = 0;
   u64 bytes = 0;
   for (const Lane& l : lanes_)
@@ -129,6 +129,15 @@ void Observer::shared(SharedTraffic& to, PlaceCounters& at, bool (*in)(const Lan
       bytes += l.bytes;
     }
   if (widest == 0) return;
+  if (widest > 16 || whole) {
+    // Copies and wgmma read whole rows.
+    for (SharedTraffic* t : {&to, &at.shared}) {
+      ++t->requests;
+      t->passes += (bytes + 127) / 128;
+      t->bytes += bytes;
+    }
+    return;
+  }
   const u32 lanes_at_once = widest <= 4 ? 32 : widest <= 8 ? 16 : 8;
   u64 passes = 0, needed = 0;
   u32 worst = 0;
@@ -176,6 +185,8 @@ void Observer::global(Traffic& to, PlaceCounters& at, bool (*in)(const Lane&)) {
 
 void Observer::requests(u32 pc) {
   PlaceCounters& place = places_[pc];
+  const std::string_view opcode = program_.code[pc].source->opcode;
+  const bool whole = opcode.starts_with("wgmma") || opcode.starts_with("cp.async.bulk");
   bool in_shared = false, in_global = false, in_local = false;
   for (const Lane& l : lanes_) {
     in_shared = in_shared || l.space == Space::kShared;
@@ -191,15 +202,14 @@ void Observer::requests(u32 pc) {
            [](const Lane& l) { return l.space == Space::kGlobal && l.read && l.write; });
   }
   if (in_shared) {
-    shared(counters_.shared_loads, place,
+    shared(counters_.shared_loads, place, whole,
            [](const Lane& l) { return l.space == Space::kShared && l.read && !l.write; });
-    shared(counters_.shared_stores, place,
+    shared(counters_.shared_stores, place, whole,
            [](const Lane& l) { return l.space == Space::kShared && !l.read; });
-    shared(counters_.shared_atomics, place,
+    shared(counters_.shared_atomics, place, whole,
            [](const Lane& l) { return l.space == Space::kShared && l.read && l.write; });
   }
   // Parameters of functions lie in local memory here, and in registers on a GPU.
-  const std::string_view opcode = program_.code[pc].source->opcode;
   if (in_local && !opcode.starts_with("ld.param") && !opcode.starts_with("st.param")) {
     u64 bytes = 0;
     for (const Lane& l : lanes_)

@@ -72,7 +72,7 @@ class Observer {
   };
   void requests(std::uint32_t pc);
   void global(Traffic& to, PlaceCounters& at, bool (*in)(const Lane&));
-  void shared(SharedTraffic& to, PlaceCounters& at, bool (*in)(const Lane&));
+  void shared(SharedTraffic& to, PlaceCounters& at, bool whole, bool (*in)(const Lane&));
 
   const Program& program_;
   bool count_, track_;

@@ -69,6 +69,7 @@ bool find_atomic(const Parts& parts, Entry& entry);
 bool find_async(const Parts& parts, Entry& entry);
 bool find_mbarrier(const Parts& parts, Entry& entry);
 bool find_bulk(const Parts& parts, Entry& entry);
+bool find_half(const Parts& parts, Entry& entry);
 bool find_wgmma(const Parts& parts, Entry& entry);
 /// The signature of wgmma.mma_async depends on whether A is in registers.
 void choose_wgmma_operands(Entry& entry, bool registers);

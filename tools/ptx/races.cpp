@@ -16,6 +16,12 @@ constexpr u32 kOrderShift = 24, kPcMask = (1u << kOrderShift) - 1;
 constexpr u32 kNever = ~0u;
 
 bool is_strong(u32 pc) { return ((pc >> kOrderShift) & kScopeMask) != 0; }
+bool is_non_coherent(u32 pc) { return (pc & (u32{kNonCoherent} << kOrderShift)) != 0; }
+// Whether what races with an earlier access also races with the later one. Only weak accesses race with
+// atomics, and only loads through the read-only cache with a write of their own thread.
+bool replaces(u32 later, u32 earlier) {
+  return (is_strong(earlier) || !is_strong(later)) && (!is_non_coherent(earlier) || is_non_coherent(later));
+}
 u32 scope(u32 pc) { return (pc >> kOrderShift) & kScopeMask; }
 bool has_agent(u32 warp) { return (warp & kAgent) != 0; }
 
@@ -164,7 +170,7 @@ bool BlockRaces::conflicts(const Access& then, const Who& who, const Access& now
                            Race& race) const {
   if (then.clock == 0) return false;
   const bool both_write = (then.pc & now.pc & kWrites) != 0;
-  const bool non_coherent = ((then.pc | now.pc) & (u32{kNonCoherent} << kOrderShift)) != 0;
+  const bool non_coherent = is_non_coherent(then.pc | now.pc);
   const u32 block = has_agent(then.warp) ? l_.agent_blocks_[then.warp & ~kAgent] : then.warp / l_.warps_;
   if (is_strong(then.pc) && is_strong(now.pc) &&
       (block == block_ || (scope(then.pc) != kScopeBlock && scope(now.pc) != kScopeBlock)))
@@ -190,25 +196,25 @@ bool BlockRaces::conflicts(const Access& then, const Who& who, const Access& now
 
 // Remembers an access that the cell's newer one is not ordered after. Of other blocks, two accesses of a kind
 // are enough: a thread that writes rarely synchronises with one of them only.
-void BlockRaces::push(Cell& cell, Access access, const Who& who, const Access& now) {
+void BlockRaces::push(Cell& cell, Access access, const Access& now) {
   if (cell.more == 0) {
     cell.more = static_cast<u32>(l_.more_.size());
     l_.more_.emplace_back();
   }
   auto& more = l_.more_[cell.more];
   const auto foreign = [&](const Access& a) { return a.warp - first_warp_ >= l_.warps_; };
-  // What races with an earlier access of the same lane races with this one as well, unless this one is strong
-  // only.
-  const auto drop_lane = [&](Access& a) {
-    if (a.warp == who.warp && (is_strong(a.pc) || !is_strong(now.pc))) a.lanes &= ~(1u << who.lane);
+  // What races with an earlier access of a lane races with its later one as well, if that is not weaker.
+  const auto drop_lanes = [](Access& a, const Access& later) {
+    if (a.warp == later.warp && replaces(later.pc, a.pc)) a.lanes &= ~later.lanes;
   };
   u32 others = 0;
   std::erase_if(more, [&](Access& a) {
     if (((a.pc ^ access.pc) & kWrites) != 0) return false;
-    drop_lane(a);
+    drop_lanes(a, access);
+    drop_lanes(a, now);
     return a.lanes == 0 || (foreign(a) && ++others > 1);
   });
-  drop_lane(access);
+  drop_lanes(access, now);
   if (access.lanes != 0) more.push_back(access);
 }
 
@@ -217,12 +223,12 @@ bool BlockRaces::check_cell(Cell& cell, const Who& who, const Access& now, bool 
   const auto same = [&](const Access& a) {
     return a.warp == now.warp && a.clock == now.clock && ((a.pc ^ now.pc) & ~kPcMask) == 0;
   };
-  // Whether an access can race with a later one that does not race with this one. A strong access does not
-  // replace a weak one: only the latter races with atomics.
+  // Whether an access can race with a later one that does not race with this one.
   const auto stays = [&](const Access& a) {
-    return a.clock != 0 && ((is_strong(now.pc) && !is_strong(a.pc)) || unordered(a, who) != 0);
+    return a.clock != 0 && (!replaces(now.pc, a.pc) || unordered(a, who) != 0);
   };
-  if (cell.write.clock != 0 && !(cell.write.warp == who.warp && cell.write.lanes == now.lanes) &&
+  if (cell.write.clock != 0 &&
+      !(!is_non_coherent(now.pc) && cell.write.warp == who.warp && cell.write.lanes == now.lanes) &&
       conflicts(cell.write, who, now, equal, race))
     return true;
   if (!write) {
@@ -233,7 +239,7 @@ bool BlockRaces::check_cell(Cell& cell, const Who& who, const Access& now, bool 
       cell.read.lanes |= now.lanes;
       return false;
     }
-    if (stays(cell.read)) push(cell, cell.read, who, now);
+    if (stays(cell.read)) push(cell, cell.read, now);
     cell.read = now;
     return false;
   }
@@ -247,7 +253,7 @@ bool BlockRaces::check_cell(Cell& cell, const Who& who, const Access& now, bool 
       cell.write.lanes |= now.lanes;
       return false;
     }
-    if (stays(cell.write)) push(cell, cell.write, who, now);
+    if (stays(cell.write)) push(cell, cell.write, now);
     cell.write = now;
     return false;
   }
@@ -468,10 +474,11 @@ BlockRaces::Agent BlockRaces::begin(u32 warp, u32 lane) {
   return agent;
 }
 
-bool BlockRaces::access(Agent agent, u32 pc, bool shared, u64 address, u64 bytes, bool write, Race& race) {
+bool BlockRaces::access(Agent agent, u32 pc, bool shared, u64 address, u64 bytes, bool write, Race& race,
+                        u8 order) {
   const auto found = agents_.find(agent.number);
   if (found == agents_.end()) return false;
-  return check({kAgent | agent.number, 0, 1, found->second.get()}, pc, shared, address, bytes, write, kWeak,
+  return check({kAgent | agent.number, 0, 1, found->second.get()}, pc, shared, address, bytes, write, order,
                false, race);
 }
 

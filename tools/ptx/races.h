@@ -198,7 +198,7 @@ class BlockRaces {
   };
   Agent begin(std::uint32_t warp, std::uint32_t lane);
   bool access(Agent agent, std::uint32_t pc, bool shared, std::uint64_t address, std::uint64_t bytes,
-              bool write, Race& race);
+              bool write, Race& race, std::uint8_t order = kWeak);
   void complete(Agent agent, std::uint64_t key);
   void release(std::uint32_t warp, std::uint32_t lane, std::uint64_t key);
   void acquire(std::uint32_t warp, std::uint32_t lane, std::uint64_t key);
@@ -228,7 +228,7 @@ class BlockRaces {
   bool check_cell(Cell& cell, const Who& who, const Access& now, bool equal, Race& race);
   bool conflicts(const Access& then, const Who& who, const Access& now, bool equal, Race& race) const;
   std::uint32_t unordered(const Access& then, const Who& who) const;
-  void push(Cell& cell, Access access, const Who& who, const Access& now);
+  void push(Cell& cell, Access access, const Access& now);
   Page& page(bool shared, std::uint64_t number);
   void refine(Page& page, std::uint32_t shift);
   Races::History& history(bool shared, std::uint64_t key);

@@ -7,6 +7,9 @@
 namespace tapestry::ptx {
 namespace {
 
+// In order, a warp runs so many instructions at most before others have their turn.
+constexpr u64 kSlice = 1 << 16;
+
 std::string triple(std::uint32_t x, std::uint32_t y, std::uint32_t z) {
   return "(" + std::to_string(x) + ", " + std::to_string(y) + ", " + std::to_string(z) + ")";
 }
@@ -76,7 +79,7 @@ bool Warp::pick() {
   if (ready == 0) return false;
   const u64 seed = block_->launch->options->seed;
   u32 pc = 0xffffffffu;
-  if (seed != 0) {
+  if (seed != 0 || rotate_) {
     u32 skip = block_->launch->random.below(static_cast<u32>(std::popcount(ready)));
     u32 m = ready;
     for (; skip != 0; --skip) m &= m - 1;
@@ -91,7 +94,8 @@ bool Warp::pick() {
     if (lane_pc_[lane] == pc) active_ |= 1u << lane;
     else limit_ = std::min(limit_, lane_pc_[lane]);
   }
-  if (seed != 0) limit_ = 0xffffffffu;
+  if (seed != 0 || rotate_) limit_ = 0xffffffffu;
+  rotate_ = false;
   pc_ = pc;
   return true;
 }
@@ -103,7 +107,15 @@ void Warp::run() {
   u64 instructions = 0, threads = 0,
       budget =
           l.options->max_instructions - std::min(l.options->max_instructions, l.counts.warp_instructions);
+  const u64 last = random ? ~u64{0} : kSlice;
   for (;;) {
+    if (instructions >= last) {
+      // A thread that spins must not keep others from running: neither other warps nor lanes of this one.
+      if (active_ != 0) park(active_, pc_);
+      active_ = 0;
+      rotate_ = true;
+      break;
+    }
     if (active_ == 0) {
       if (!pick()) break;
     } else if (pc_ >= limit_) {
@@ -222,7 +234,8 @@ std::byte* Warp::locate(const Code& c, int lane, BlockRaces::Agent agent, Space 
                       {pc_of(c), 32 * number_ + static_cast<u32>(lane), block_->number, true});
   Race race;
   if (races_ && agent.number != 0 &&
-      races_->access(agent, pc_of(c), space == Space::kShared, address, bytes, writes, race))
+      races_->access(agent, pc_of(c), space == Space::kShared, address, bytes, writes, race,
+                     access == Access::kUpdate ? kScopeDevice : kWeak))
     report(c, lane, space, address, bytes, access, race);
   return data;
 }
@@ -285,7 +298,8 @@ std::byte* Warp::resolve(const Code& c, int lane, Space& space, u64& offset, u32
         if (states[i] == kInFlight)
           fail_access(c, lane, space, offset, bytes, access,
                       ", which a cp.async is still writing: no wait_group came before");
-        if (states[i] != kInitialised && block_->launch->options->check_initialised)
+        if (states[i] != kInitialised && block_->launch->options->check_initialised &&
+            (space != Space::kShared || block_->launch->options->check_initialised_shared))
           fail_access(c, lane, space, offset, bytes, access,
                       ", of which byte " + std::to_string(i) + " was never written");
       }
@@ -358,6 +372,8 @@ void Warp::report(const Code& c, int lane, Space space, u64 address, u32 bytes, 
         " so. Drop const __restrict__ or __ldg";
   else if (race.now_strong && race.then_strong)
     text += ". Both are strong, but the scope of one is the block, and the other is of another block";
+  else if (race.then_is_agent)
+    text += ". Nothing orders it with this access: a wait for it is missing, or the wait does not cover it";
   else if (race.same_warp) text += ". Nothing orders the two lanes: __syncwarp() is missing between them";
   else if (race.same_block)
     text += ". Nothing orders the two threads: __syncthreads() is missing between them";

@@ -239,6 +239,7 @@ class Warp {
   const Allocation* last_ = nullptr;
   BlockRaces* races_ = nullptr;
   Observer* observer_ = nullptr;
+  bool rotate_ = false;  // any lane may run next
   std::uint32_t number_, existing_, alive_, active_ = 0, pc_ = 0, limit_ = 0;
   std::uint32_t at_barrier_ = 0, at_collective_ = 0, at_event_ = 0;
   std::uint32_t lane_pc_[32] = {};

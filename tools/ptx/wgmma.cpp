@@ -56,12 +56,8 @@ double number_of(u32 bits, u32 type) {
       return widen(bits, kBrain);
     case kTf32:  // the lower 13 bits are ignored
       return static_cast<double>(std::bit_cast<float>(bits & 0xffffe000u));
-    case kE4m3: {  // no infinities; only 0x7f and 0xff are NaN
-      if ((bits & 0x7f) == 0x7f) return std::nan("");
-      if ((bits & 0x78) != 0x78) return widen(bits, Format{4, 3});
-      const double magnitude = 256 + 32 * static_cast<double>(bits & 7);
-      return (bits & 0x80) != 0 ? -magnitude : magnitude;
-    }
+    case kE4m3:
+      return widen_e4m3(bits);
     case kE5m2:
       return widen(bits, Format{5, 2});
     case kS8:

@@ -45,7 +45,8 @@ bool mergeable(const Indexed& a, int outer, int inner) {
 }
 
 // The loop of a kernel over the selected elements of the view x and the elements of y.
-Indexed loop_over(const Tensor& x, const Selection& s, const Tensor& y, std::int64_t* first_bad) {
+Indexed loop_over(const Tensor& x, const Selection& s, const Tensor& y,
+                  const kernels::BadIndexCell& first_bad) {
   Indexed a;
   a.count = static_cast<int>(s.index.size());
   a.wraps = s.wraps;

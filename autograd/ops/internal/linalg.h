@@ -3,6 +3,7 @@
 #include <string>
 
 #include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/core/internal/capture_state.h"
 
 namespace tapestry::autograd {
 
@@ -30,8 +31,11 @@ inline Shape joined(Shape batch, std::initializer_list<std::int64_t> rest) {
   return batch;
 }
 
-/// The elements of x for a CPU kernel: dense and on a CPU, or on the meta device if x is. Not recorded.
-inline Tensor on_cpu(const Tensor& x) {
+/// The elements of x for a CPU kernel of `op`: dense and on a CPU, or on the meta device if x is. Not
+/// recorded.
+inline Tensor on_cpu(const char* op, const Tensor& x) {
+  if (x.device().is_cuda())
+    tapestry::detail::refuse_in_capture(op, "it runs on the CPU, so call it outside of the step");
   const NoGradGuard no_grad;
   return (x.device().is_cuda() ? x.cpu() : x).contiguous();
 }

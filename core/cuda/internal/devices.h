@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "tapestry/core/cuda/internal/block_pool.h"
@@ -72,7 +73,13 @@ class LogicalDevice {
   /// finished.
   const detail::StreamRecord* take_stream(bool urgent);
   void give_back(const detail::StreamRecord* stream) noexcept;
-  /// Destroys the streams.
+  /// The stream's kStreamCounters counters, in device memory (see stream_counters.h). Created at the first
+  /// call.
+  std::uint32_t* counters(const detail::StreamRecord* stream);
+  /// The cell in which the device's kernels report indices out of range (core/internal/deferred_check.h), in
+  /// page-locked memory. Created at the first call.
+  std::int64_t* report_cell();
+  /// Destroys the streams, their counters and the cell.
   void destroy_streams() noexcept;
 
  private:
@@ -84,10 +91,12 @@ class LogicalDevice {
   Devices& devices_;
   std::mutex mutex_;
   std::atomic<const detail::StreamRecord*> default_{nullptr};
+  std::atomic<std::int64_t*> report_cell_{nullptr};
   std::array<std::vector<const detail::StreamRecord*>, 2> streams_;
   std::vector<std::unique_ptr<const detail::StreamRecord>> made_;
   std::array<std::size_t, 2> taken_{};
   std::vector<const detail::StreamRecord*> returned_;  // by ExclusiveStreams that are gone
+  std::unordered_map<const detail::StreamRecord*, std::uint32_t*> counters_;
 };
 
 class Devices {

@@ -13,10 +13,11 @@ namespace tapestry::distributed {
 struct ZeroBase::State {
   struct Item {
     optim::Parameter slot;
-    Tensor tensor;          // the slot's tensor when the optimizer was constructed
-    std::string label;      // for error messages
-    int place = -1;         // the index of the parameter in the division; -1 if it is frozen
-    optim::Parameter part;  // this rank's elements, in one dimension: what `inner` updates
+    Tensor tensor;              // the slot's tensor when the optimizer was constructed
+    std::string label;          // for error messages
+    int place = -1;             // the index of the parameter in the division; -1 if it is frozen
+    optim::Parameter part;      // this rank's elements, in one dimension: what `inner` updates
+    std::uint32_t version = 0;  // of the tensor's memory after the last step
     bool trained() const { return place >= 0; }
   };
 
@@ -36,6 +37,8 @@ struct ZeroBase::State {
   Tensor gradient(const Item& item) const;
   void compare_ranks(double grad_scale);
   void update(double grad_scale, const Tensor& loss_scale, const Tensor& found_inf);
+  /// The names of the tensors that `inner` may keep for a parameter of this dtype.
+  std::vector<const char*> state_names(DType parameter) const;
 
   const std::shared_ptr<ProcessGroup> group;
   const int stage;

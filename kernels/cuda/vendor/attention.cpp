@@ -27,6 +27,10 @@ std::string key_of(const char* direction, DType dtype, const Args& a) {
   append(key, "k", a.k_strides);
   append(key, "v", a.v_strides);
   if (a.mask.causal) key += concat({" causal+", a.mask.offset});
+  if (a.mask.mask) {
+    const AttentionBias b(s, a.mask);
+    key += concat({" mask ", dtype_name(a.mask.mask.dtype()), " ", b.batches, "/", b.heads, "/", b.queries});
+  }
   return key;
 }
 
@@ -75,7 +79,7 @@ struct Backward {
 
 template <class Slot>
 void choose_for(const LaunchContext& context, DType dtype, const typename Slot::Args& args,
-                OwnAttention<typename Slot::Args> own) {
+                OwnAttention<typename Slot::Args> own, const AttentionBiasKernels& bias) {
   if (own && policy_of(attention_choice) == KernelPolicy::custom) return own(context, args);
   const bool deterministic = are_deterministic_algorithms_enabled();
   const std::string why_not = cudnn::why_not(context, dtype, args, deterministic);
@@ -88,7 +92,7 @@ void choose_for(const LaunchContext& context, DType dtype, const typename Slot::
       {.name = "cuDNN", .version = version, .vendor = true, .why_not = why_not}};
   const auto run = [&](std::size_t i, const typename Slot::Args& a) {
     if (i == 0) own(context, a);
-    else cudnn::run(context, dtype, a, deterministic);
+    else cudnn::run(context, dtype, a, deterministic, bias);
   };
   const std::size_t chosen = choose(
       attention_choice, context, candidates, [&] { return key_of(Slot::kDirection, dtype, args); },
@@ -102,12 +106,12 @@ void choose_for(const LaunchContext& context, DType dtype, const typename Slot::
 }  // namespace
 
 void choose_attention(const LaunchContext& context, DType dtype, const AttentionArgs& a,
-                      OwnAttention<AttentionArgs> own) {
-  choose_for<Forward>(context, dtype, a, own);
+                      OwnAttention<AttentionArgs> own, const AttentionBiasKernels& bias) {
+  choose_for<Forward>(context, dtype, a, own, bias);
 }
 void choose_attention(const LaunchContext& context, DType dtype, const AttentionBackwardArgs& a,
-                      OwnAttention<AttentionBackwardArgs> own) {
-  choose_for<Backward>(context, dtype, a, own);
+                      OwnAttention<AttentionBackwardArgs> own, const AttentionBiasKernels& bias) {
+  choose_for<Backward>(context, dtype, a, own, bias);
 }
 
 }  // namespace tapestry::kernels::cuda

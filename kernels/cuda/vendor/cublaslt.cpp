@@ -100,6 +100,12 @@ std::optional<cublasLtEpilogue_t> epilogue_of(const GemmProblem& p, std::string&
   const auto with_bias = [&](cublasLtEpilogue_t without, cublasLtEpilogue_t with) {
     return p.bias ? with : without;
   };
+  // Our A is cuBLASLt's right matrix, and its BGRADB sums the columns of that over k.
+  if (p.row_sums) {
+    if (p.epilogue == Epilogue::none && !p.bias) return CUBLASLT_EPILOGUE_BGRADB;
+    why_not = "cuBLASLt sums the rows of A only in a product without a bias and an activation";
+    return std::nullopt;
+  }
   switch (p.epilogue) {
     case Epilogue::none:
       return with_bias(CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS);
@@ -166,9 +172,10 @@ class Describe {
     }
     return d;
   }
-  void set_addresses(cublasLtMatmulDescOpaque_t& d, const GemmProblem& p, const void* bias,
+  void set_addresses(cublasLtMatmulDescOpaque_t& d, const GemmProblem& p, const GemmArgs& g,
                      const void* aux) const {
-    if (p.bias) set(d, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    if (p.bias) set(d, CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias.address());
+    if (p.row_sums) set(d, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(g.row_sums.address()));
     if (p.aux) set(d, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
   }
 
@@ -214,7 +221,7 @@ bool ask_heuristics(CublasLtPlan& plan, const Describe& describe_, const GemmArg
   describe_.set(wanted, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<std::uint32_t>(p.c_align));
   // The heuristics take the alignments of bias and aux from their addresses.
   cublasLtMatmulDescOpaque_t operation = plan.operation;
-  describe_.set_addresses(operation, p, g.bias.address(), g.aux.address());
+  describe_.set_addresses(operation, p, g, g.aux.address());
   const cublasStatus_t status = f.cublasLtMatmulAlgoGetHeuristic(
       plan.handle, &operation, &plan.left, &plan.right, &plan.out, &plan.out, &wanted, kMostAlgorithms,
       plan.algorithms.data(), &plan.algorithm_count);
@@ -389,7 +396,7 @@ void cublaslt_run(const LaunchContext& context, const GemmArgs& g, const CublasL
       a += index * dim.a, b += index * dim.b, c += index * dim.c;
     }
     cublasLtMatmulDescOpaque_t operation = plan.operation;
-    describe_.set_addresses(operation, p, g.bias.address(), p.aux ? at(g.aux.address(), c) : nullptr);
+    describe_.set_addresses(operation, p, g, p.aux ? at(g.aux.address(), c) : nullptr);
     void* const out = const_cast<char*>(at(g.c.address(), c));
     const cublasLtMatrixLayout_t left = const_cast<cublasLtMatrixLayout_t>(&plan.left),
                                  right = const_cast<cublasLtMatrixLayout_t>(&plan.right),

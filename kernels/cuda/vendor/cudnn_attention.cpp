@@ -29,6 +29,7 @@ struct Builder {
   Graph graph;
   DataType type;
   Sizes scores, rows;
+  std::optional<std::int64_t> bias;
 
   Builder(DType dtype, const AttentionShape& s, std::int64_t alignment)
       : graph(alignment),
@@ -46,6 +47,14 @@ struct Builder {
     graph.pointwise(mode, x, b, y);
     return y;
   }
+  /// The tensor of the bias, if there is a mask.
+  void add_bias(const AttentionShape& s, const AttentionMask& mask) {
+    const AttentionBias b(s, mask);
+    if (b.rows() == 0) return;
+    bias = graph.tensor({b.batches, b.heads, b.queries, b.keys},
+                        {b.heads * b.queries * b.pitch, b.queries * b.pitch, b.pitch, 1}, type);
+  }
+  std::int64_t biased(std::int64_t x) { return bias ? scores_of(PointwiseMode::add, x, bias) : x; }
   /// Replaces the scores of keys that a query does not see by -inf: key j > query i + offset.
   std::int64_t masked(const AttentionMask& mask, std::int64_t x) {
     if (!mask.causal) return x;
@@ -87,7 +96,6 @@ struct Builder {
 std::string why_not_shape(DType dtype, const AttentionShape& s, const AttentionMask& mask,
                           const AttentionDropout& dropout) {
   if (dtype != DType::f16 && dtype != DType::bf16) return concat({"cuDNN's attention has no ", dtype});
-  if (mask.mask) return "a mask can hide all keys from a query, and cuDNN does not say what it computes then";
   if (dropout.threshold != 0) return "cuDNN's dropout has other random numbers";
   for (const std::int64_t width : {s.width, s.value_width})
     if (width % 8 != 0 || width > 128)
@@ -106,6 +114,8 @@ void add_shared(PlanKey& key, const Args& a, DType dtype, bool deterministic, st
                          s.groups, s.queries, s.keys, s.width, s.value_width});
   for (const AttentionStrides& x : {a.q_strides, a.k_strides, a.v_strides, a.y_strides})
     key.insert(key.end(), {x.batch, x.head, x.row});
+  const AttentionBias b(s, a.mask);
+  key.insert(key.end(), {b.batches, b.heads, b.queries});
 }
 
 std::int64_t alignment_of(const AttentionArgs& a) {
@@ -142,6 +152,30 @@ const CachedPlan& plan_of(const BorrowedSession& session, DType dtype, const Att
 /// The addresses for a plan, which says itself which arrays it writes.
 void* writable(const void* address) { return const_cast<void*>(address); }
 
+/// The bias of a mask, in memory of its own.
+class BiasMemory {
+ public:
+  BiasMemory(const LaunchContext& context, DType dtype, const AttentionShape& s, const AttentionMask& mask,
+             const AttentionBiasKernels& kernels)
+      : shape_(s, mask),
+        data_(context.device, shape_.rows() * shape_.pitch),
+        first_seen_(context.device, shape_.rows()) {
+    if (!*this) return;
+    const MutableArray bias = dtype == DType::f16 ? MutableArray(reinterpret_cast<Half*>(data_.data()))
+                                                  : MutableArray(reinterpret_cast<BFloat16*>(data_.data()));
+    kernels.bias(context, {shape_, mask, bias, first_seen_.data()});
+  }
+  explicit operator bool() const { return shape_.rows() > 0; }
+  const AttentionBias& shape() const { return shape_; }
+  void* data() const { return data_.data(); }
+  const std::int64_t* first_seen() const { return first_seen_.data(); }
+
+ private:
+  AttentionBias shape_;
+  Scratch<std::uint16_t> data_;
+  Scratch<std::int64_t> first_seen_;
+};
+
 const Plan& checked(const CachedPlan& cached) {
   check<MissingKernelError>(cached.plan.has_value(), "[scaled_dot_product_attention] ", cached.why_not);
   return *cached.plan;
@@ -149,7 +183,8 @@ const Plan& checked(const CachedPlan& cached) {
 
 }  // namespace
 
-// s = q k^T scale, masked;  m = max(s);  e = exp(s - m);  l = sum(e);  log_sum_exp = m + log(l);  y = (e / l)
+// s = q k^T scale + bias, masked;  m = max(s);  e = exp(s - m);  l = sum(e);  log_sum_exp = m + log(l);  y =
+// (e / l)
 // v
 Graph attention_graph(DType dtype, const AttentionArgs& a, std::int64_t alignment) {
   using enum PointwiseMode;
@@ -164,11 +199,12 @@ Graph attention_graph(DType dtype, const AttentionArgs& a, std::int64_t alignmen
   const std::int64_t y =
       g.tensor({s.batch, s.heads, s.queries, s.value_width}, strides_of(a.y_strides), b.type);
   const std::int64_t log_sum_exp = g.tensor(b.rows, row_major(b.rows), DataType::float_);
+  b.add_bias(s, a.mask);
 
   const std::int64_t products = b.virtual_scores();
   g.matmul(q, k, products);
   const std::int64_t scores =
-      b.masked(a.mask, b.scores_of(mul, products, g.constant(static_cast<float>(a.scale))));
+      b.masked(a.mask, b.biased(b.scores_of(mul, products, g.constant(static_cast<float>(a.scale)))));
   const std::int64_t largest = b.virtual_rows();
   g.reduce(ReductionOperator::max, scores, largest);
   const std::int64_t e = b.scores_of(exp, b.scores_of(sub, scores, largest));
@@ -203,6 +239,7 @@ Graph attention_backward_graph(DType dtype, const AttentionBackwardArgs& a, std:
   const std::int64_t dk = g.tensor(k_sizes, strides_of(a.dk_strides), b.type);
   const std::int64_t dv = g.tensor(v_sizes, strides_of(a.dv_strides), b.type);
   const std::int64_t d = g.tensor(b.rows, row_major(b.rows), DataType::float_);
+  b.add_bias(s, a.mask);
 
   // cuDNN recognises the graph by all of its nodes, so it has a factor of 1 where dropout would have its own.
   const std::int64_t products = g.intermediate(y_sizes, row_major(y_sizes), DataType::float_);
@@ -214,8 +251,8 @@ Graph attention_backward_graph(DType dtype, const AttentionBackwardArgs& a, std:
   const std::int64_t scale = g.constant(static_cast<float>(a.scale));
   const std::int64_t qk = b.virtual_scores();
   g.matmul(q, k_t, qk);
-  const std::int64_t p =
-      b.scores_of(exp, b.masked(a.mask, b.scores_of(sub, b.scores_of(mul, qk, scale), log_sum_exp)));
+  const std::int64_t p = b.scores_of(
+      exp, b.masked(a.mask, b.scores_of(sub, b.biased(b.scores_of(mul, qk, scale)), log_sum_exp)));
   b.product_of_shared_heads(b.transposed(p), dy, dv, s, s.value_width);
 
   const std::int64_t dp = b.virtual_scores();
@@ -253,32 +290,44 @@ std::string why_not(const LaunchContext& context, DType dtype, const AttentionBa
   return plan_of(session, dtype, a, deterministic).why_not;
 }
 
-void run(const LaunchContext& context, DType dtype, const AttentionArgs& a, bool deterministic) {
+void run(const LaunchContext& context, DType dtype, const AttentionArgs& a, bool deterministic,
+         const AttentionBiasKernels& kernels) {
   const BorrowedSession session(context);
   const Plan& plan = checked(plan_of(session, dtype, a, deterministic));
-  const std::array<void*, 5> addresses{writable(a.q.address()), writable(a.k.address()),
-                                       writable(a.v.address()), a.y.address(), a.log_sum_exp.address()};
+  const BiasMemory bias(context, dtype, a.shape, a.mask, kernels);
+  std::vector<void*> addresses{writable(a.q.address()), writable(a.k.address()), writable(a.v.address()),
+                               a.y.address(), a.log_sum_exp.address()};
+  if (bias) addresses.push_back(bias.data());
   session->run(plan, context.device, addresses);
+  if (bias)
+    kernels.blind(context, {.shape = a.shape,
+                            .bias = bias.shape(),
+                            .mask = a.mask,
+                            .first_seen = bias.first_seen(),
+                            .y = a.y,
+                            .y_strides = a.y_strides,
+                            .log_sum_exp = a.log_sum_exp});
 }
 
-void run(const LaunchContext& context, DType dtype, const AttentionBackwardArgs& a, bool deterministic) {
+void run(const LaunchContext& context, DType dtype, const AttentionBackwardArgs& a, bool deterministic,
+         const AttentionBiasKernels& kernels) {
   const BorrowedSession session(context);
   const Plan& plan = checked(plan_of(session, dtype, a, deterministic));
   const AttentionShape& s = a.shape;
   const std::int64_t rows = s.batch * s.heads * s.queries;
   const Scratch<float> d(context.device, rows), dq(context.device, deterministic ? 0 : rows * s.width);
-  const std::array<void*, 11> addresses{writable(a.q.address()),
-                                        writable(a.k.address()),
-                                        writable(a.v.address()),
-                                        writable(a.y.address()),
-                                        writable(a.dy.address()),
-                                        writable(a.log_sum_exp.address()),
-                                        a.dq.address(),
-                                        a.dk.address(),
-                                        a.dv.address(),
-                                        d.data(),
-                                        dq.data()};
-  session->run(plan, context.device, std::span(addresses).first(deterministic ? 10 : 11));
+  const BiasMemory bias(context, dtype, s, a.mask, kernels);
+  const Scratch<float> logs(context.device, bias ? rows : 0);
+  if (bias) kernels.logs(context, {rows, a.log_sum_exp.as<float>(), logs.data()});
+  std::vector<void*> addresses{
+      writable(a.q.address()),  writable(a.k.address()),
+      writable(a.v.address()),  writable(a.y.address()),
+      writable(a.dy.address()), bias ? logs.data() : writable(a.log_sum_exp.address()),
+      a.dq.address(),           a.dk.address(),
+      a.dv.address(),           d.data()};
+  if (bias) addresses.push_back(bias.data());
+  if (!deterministic) addresses.push_back(dq.data());
+  session->run(plan, context.device, addresses);
 }
 
 }  // namespace tapestry::kernels::cuda::cudnn

@@ -47,6 +47,7 @@ void add_options(Text& t, const GemmProblem& p) {
   if (p.bias) t.add(" bias");
   t.add(kEpilogues[static_cast<int>(p.epilogue)]);
   if (p.aux) t.add(" aux");
+  if (p.row_sums) t.add(" row_sums");
 }
 
 }  // namespace
@@ -69,6 +70,7 @@ GemmProblem gemm_problem(DType dtype, const GemmArgs& g) {
   p.accumulate = g.accumulate;
   p.bias = static_cast<bool>(g.bias);
   p.aux = static_cast<bool>(g.aux);
+  p.row_sums = static_cast<bool>(g.row_sums);
   p.tf32 = dtype == DType::f32 && allow_tf32_matmul();
   p.epilogue = g.epilogue;
 
@@ -97,6 +99,7 @@ GemmProblem gemm_problem(DType dtype, const GemmArgs& g) {
   p.c_align = alignment(g.c.address(), dims, &GemmBatch::c, element);
   if (p.bias) p.bias_align = alignment(g.bias.address(), {}, &GemmBatch::a, element);
   if (p.aux) p.aux_align = alignment(g.aux.address(), dims, &GemmBatch::c, element);
+  if (p.row_sums) p.row_sums_align = alignment(g.row_sums.address(), {}, &GemmBatch::a, element);
   return p;
 }
 
@@ -114,6 +117,7 @@ std::string exact_key(const GemmProblem& p) {
   t.add(" align=", p.a_align), t.add(",", p.b_align), t.add(",", p.c_align);
   if (p.bias) t.add(" bias_align=", p.bias_align);
   if (p.aux) t.add(" aux_align=", p.aux_align);
+  if (p.row_sums) t.add(" row_sums_align=", p.row_sums_align);
   return std::move(t.text_);
 }
 

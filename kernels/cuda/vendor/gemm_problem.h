@@ -21,9 +21,10 @@ struct GemmProblem {
   std::int64_t lda = 0, ldb = 0, ldc = 0;    // distance of contiguous lines in elements
   GemmBatch batch;                           // the largest dimension, which one call computes
   std::vector<GemmBatch> calls;              // the other dimensions: one call for each of their indices
-  bool accumulate = false, bias = false, aux = false, tf32 = false;
+  bool accumulate = false, bias = false, aux = false, row_sums = false, tf32 = false;
   Epilogue epilogue = Epilogue::none;
-  int a_align = 1, b_align = 1, c_align = 1, bias_align = 1, aux_align = 1;  // bytes, at most 256
+  int a_align = 1, b_align = 1, c_align = 1, bias_align = 1, aux_align = 1,
+      row_sums_align = 1;  // bytes, at most 256
 
   std::int64_t call_count() const;
 };

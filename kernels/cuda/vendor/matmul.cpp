@@ -60,16 +60,19 @@ struct Trial {
 
 }  // namespace
 
-void choose_gemm(const LaunchContext& context, DType dtype, const GemmArgs& g, OwnGemm own) {
+void choose_gemm(const LaunchContext& context, DType dtype, const GemmArgs& g, OwnGemm own,
+                 const SpecialGemm* special) {
   if (g.m == 0 || g.n == 0) return;
   for (int d = 0; d < g.batch_ndim; ++d)
     if (g.batch_sizes[d] == 0) return;
 
-  std::array<Candidate, 1 + kMostAlgorithms> candidates{
-      Candidate{.name = "tapestry", .why_not = own ? "" : "there is no own kernel for this dtype"}};
+  std::array<Candidate, 2 + kMostAlgorithms> candidates;
+  std::size_t count = 0;
+  if (special) candidates[count++] = {.name = special->name, .why_not = special->why_not(dtype, g)};
+  const std::size_t of_own = count;
+  candidates[count++] = {.name = "tapestry", .why_not = own ? "" : "there is no own kernel for this dtype"};
   GemmProblem problem;
   CublasLtOffer offer;
-  std::size_t count = 1;
   if (!own || policy_of(gemm_choice) != KernelPolicy::custom) {
     problem = gemm_problem(dtype, g);
     offer = cublaslt_offer(context, g, problem, exact_key(problem));
@@ -85,8 +88,9 @@ void choose_gemm(const LaunchContext& context, DType dtype, const GemmArgs& g, O
                              .why_not = offer.plan ? std::string_view() : std::string_view(offer.why_not)};
   }
   const auto run = [&](std::size_t i, const GemmArgs& args) {
-    if (i == 0) own(context, args);
-    else cublaslt_run(context, args, *offer.plan, static_cast<int>(i) - 1);
+    if (i < of_own) special->run(context, args);
+    else if (i == of_own) own(context, args);
+    else cublaslt_run(context, args, *offer.plan, static_cast<int>(i - of_own) - 1);
   };
   std::optional<Trial> trial;
   const std::size_t i = choose(

@@ -128,3 +128,45 @@ TEST_CASE("an operation in place after clipping is detected by the version of th
     return Tensor();
   });
 }
+
+TEST_CASE("cat, transposed copies, and norms with a residual are one launch") {
+  emulated_gpus();
+  const auto names = [](const auto& run) {
+    Tensor kept;
+    return launched_by([&] { kept = run(); });
+  };
+  for (const int count : {2, 96, 97}) {
+    std::vector<Tensor> parts, host;
+    for (int i = 0; i < count; ++i) {
+      host.push_back(full({3, 1 + i % 5}, i));
+      parts.push_back(host.back().to("cuda:0"));
+    }
+    CAPTURE(count);
+    CHECK(names([&] { return cat(parts, 1); }).size() == (count > 96 ? 2 : 1));
+    CHECK(equal(cat(parts, 1).cpu(), cat(host, 1)));
+  }
+  const Tensor x = randn({40, 33}).to("cuda:0"), residual = randn({40, 33}).to("cuda:0"),
+               weight = ones({33}, DType::f32).to("cuda:0");
+  const auto transposed = names([&] { return x.t().contiguous(); });
+  REQUIRE(transposed.size() == 1);
+  CHECK_THAT(transposed[0], ContainsSubstring("copy_transposed"));
+  CHECK(names([&] { return add_layer_norm(x, residual, {33}, weight, weight).second; }).size() == 1);
+  CHECK(names([&] { return add_rms_norm(x, residual, {33}, weight).second; }).size() == 1);
+}
+
+TEST_CASE("the gradient of gather divides long runs of one index, whatever their order") {
+  emulated_gpus();
+  const Tensor index = zeros({200, 3}, DType::i64);
+  for (std::int64_t i = 0; i < index.numel(); ++i) index.data<std::int64_t>()[i] = i % 7 == 0 ? 1 : 0;
+  const Tensor grad = randn({200, 3}), host = randn({2, 3}).set_requires_grad(),
+               x = host.detach().to("cuda:0").set_requires_grad(), there = grad.to("cuda:0");
+  const Tensor y = gather(x, 0, index.to("cuda:0"));
+  const auto launched = launched_by([&] { y.backward(there); });
+  const auto is = [](const char* part) {
+    return [part](const std::string& name) { return name.find(part) != name.npos; };
+  };
+  CHECK(std::any_of(launched.begin(), launched.end(), is("combine_runs")));
+  CHECK(std::any_of(launched.begin(), launched.end(), is("combine_partials")));
+  gather(host, 0, index).backward(grad);
+  CHECK(allclose(x.grad().cpu(), host.grad(), 1e-5, 1e-5));
+}

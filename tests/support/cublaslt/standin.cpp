@@ -136,10 +136,13 @@ std::string name_of_epilogue(std::uint32_t e) {
       return " GELU_AUX_BIAS";
     case CUBLASLT_EPILOGUE_DGELU:
       return " DGELU";
+    case CUBLASLT_EPILOGUE_BGRADB:
+      return " BGRADB";
   }
   return "";
 }
 bool adds_bias(std::uint32_t e) { return e & CUBLASLT_EPILOGUE_BIAS; }
+bool sums_columns(std::uint32_t e) { return e == CUBLASLT_EPILOGUE_BGRADB; }
 bool has_aux(std::uint32_t e) { return e & 128; }
 bool is_known(std::uint32_t e) { return e == CUBLASLT_EPILOGUE_DEFAULT || !name_of_epilogue(e).empty(); }
 
@@ -220,6 +223,13 @@ void compute(const Product& p) {
         }
         put(p.out, p.c.type, at, v);
       }
+  if (sums_columns(p.op.epilogue))
+    for (std::int64_t j = 0; j < p.c.cols; ++j) {
+      double sum = 0;
+      for (std::int64_t l = 0; l < k; ++l)
+        sum += get(p.right, p.b.type, tb ? l * p.b.ld + j : j * p.b.ld + l);
+      put(const_cast<void*>(p.op.bias), p.c.type, j, sum);
+    }
 }
 
 /// A number that differs between problems: of all fields of the descriptors but addresses.
@@ -280,7 +290,9 @@ bool is_valid(const Operation& op, const Layout& a, const Layout& b, const Layou
       (ta ? a.rows : a.cols) != (tb ? b.cols : b.rows))
     violated("sizes that do not fit: ", product_text(op, a, b, c));
   if (!is_known(op.epilogue)) violated("epilogue ", op.epilogue, " is unknown here");
-  if (adds_bias(op.epilogue) != (op.bias != nullptr)) violated("the bias does not fit the epilogue");
+  if ((adds_bias(op.epilogue) || sums_columns(op.epilogue)) != (op.bias != nullptr))
+    violated("the bias does not fit the epilogue");
+  if (sums_columns(op.epilogue) && c.batch > 1) violated("sums of columns in a batch");
   if (has_aux(op.epilogue) != (op.aux != nullptr)) violated("aux does not fit the epilogue");
   if (op.aux && (op.aux_ld < c.rows || op.aux_ld % 8 != 0 || op.aux_stride % 8 != 0 ||
                  (c.batch > 1 && op.aux_stride == 0)))

@@ -215,6 +215,11 @@ const std::map<std::string, Maker>& single_operations() {
          const Tensor x = random(s, {s[0], s[1]}, 1), w = random(s, {s[1]}, 2), b = random(s, {s[1]}, 3);
          return {[=] { return layer_norm(x, {x.size(1)}, w, b); }};
        }},
+      {"rms_norm",
+       [](const Spec& s) -> Work {
+         const Tensor x = random(s, {s[0], s[1]}, 1), w = random(s, {s[1]}, 2);
+         return {[=] { return rms_norm(x, {x.size(1)}, w, 1e-5); }};
+       }},
       {"layer_norm_backward",
        [](const Spec& s) {
          const Tensor x = random(s, {s[0], s[1]}, 1), w = random(s, {s[1]}, 2), b = random(s, {s[1]}, 3);

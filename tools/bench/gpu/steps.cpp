@@ -1,7 +1,10 @@
 // The benchmarks of whole training steps: zero_grad, forward, loss, backward, optimizer. tools/gpu/peer.py
-// has the same models with PyTorch, with the same names, initial values and inputs.
+// has the same models with PyTorch, with the same names, initial values and inputs. Parameters are f32. With
+// bf16 or f16, forward and loss run under autocast.
+#include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
 
 #include "tapestry/apps/common/basic_block.h"
 #include "tapestry/core/cuda/capture.h"
@@ -142,15 +145,45 @@ Work captured_mlp(const Spec& spec) {
   return eager;
 }
 
+/// loss(), under autocast unless the dtype is f32.
+Tensor lowered(const Spec& spec, const std::function<Tensor()>& loss) {
+  std::optional<AutocastGuard> low;
+  if (spec.dtype != DType::f32) low.emplace(spec.dtype);
+  return loss();
+}
+
 template <class Model, class Optimizer>
 Work train(const Spec& spec, const typename Optimizer::Options& options, const Tensor& x,
            const std::function<Tensor(const Tensor& y)>& loss) {
   const auto model = std::make_shared<Model>();
   model->to(spec.device);
   initialize(*model, spec);
-  model->to(spec.dtype);
   return step(model, std::make_shared<Optimizer>(model->parameters(), options),
-              [=] { return loss((*model)(x)); });
+              [=] { return lowered(spec, [&] { return loss((*model)(x)); }); });
+}
+
+/// GPT-2 with its head, without dropout.
+Work gpt2(const Spec& spec) {
+  const std::int64_t batch = spec[0], length = spec[1], width = spec[3];
+  const auto model =
+      std::make_shared<nn::Gpt2>(nn::Gpt2Config{.vocab_size = spec[4],
+                                                .n_positions = length,
+                                                .n_embd = width,
+                                                .n_layer = spec[2],
+                                                .n_head = std::max<std::int64_t>(width / 64, 1),
+                                                .n_inner = 4 * width,
+                                                .embd_pdrop = 0,
+                                                .attn_pdrop = 0,
+                                                .resid_pdrop = 0,
+                                                .bos_token_id = -1,
+                                                .eos_token_id = -1});
+  model->to(spec.device);
+  initialize(*model, spec);
+  const Tensor words = class_targets(spec, batch * length + 1, spec[4]);
+  const Tensor ids = words.narrow(0, 0, batch * length).view({batch, length}),
+               next = words.narrow(0, 1, batch * length).view({batch, length});
+  return step(model, std::make_shared<optim::AdamW>(model->parameters(), optim::AdamW::Options{.lr = 1e-4}),
+              [=] { return lowered(spec, [&] { return (*model)(ids, {.targets = next}); }); });
 }
 
 std::function<Tensor(const Tensor&)> classification(const Spec& spec, std::int64_t classes) {
@@ -185,6 +218,7 @@ const std::map<std::string, Maker>& training_steps() {
              s, {.lr = 1e-3}, random(s, sizes, 1),
              [target = random(s, sizes, 2)](const Tensor& y) { return mse_loss(y, target); });
        }},
+      {"step_gpt2", &gpt2},  // sizes: batch, sequence length, layers, width, vocabulary
   };
   return all;
 }

@@ -30,7 +30,7 @@ Runs a CUDA program without a GPU. Its kernels are interpreted from the PTX that
   nvcc -cudart shared --no-compress -lineinfo -gencode arch=compute_80,code=compute_80 ...
 
   --check[=LIST]        look for reads of memory that no one has written, races and leaks. LIST has some of the words
-                        initialised, races and leaks. Addresses, alignment, barriers and calls are always checked.
+                        initialised, shared, races and leaks. Addresses, alignment, barriers and calls are always checked.
   --counters[=FILE]     print, for each kernel, what a GPU would count: sectors, bank conflicts, divergence, ...
   --schedule order      run blocks, warps and streams in order; this is the default
   --schedule random     run them in a random order

@@ -106,53 +106,100 @@ std::optional<int> attribute_of(cudaDeviceAttr attribute, int gpu) {
   fill(p, gpu);
   const auto of = [](std::size_t n) { return static_cast<int>(std::min<std::size_t>(n, 0x7fffffff)); };
   switch (attribute) {
-    case cudaDevAttrMaxThreadsPerBlock: return p.maxThreadsPerBlock;
-    case cudaDevAttrMaxBlockDimX: return p.maxThreadsDim[0];
-    case cudaDevAttrMaxBlockDimY: return p.maxThreadsDim[1];
-    case cudaDevAttrMaxBlockDimZ: return p.maxThreadsDim[2];
-    case cudaDevAttrMaxGridDimX: return p.maxGridSize[0];
-    case cudaDevAttrMaxGridDimY: return p.maxGridSize[1];
-    case cudaDevAttrMaxGridDimZ: return p.maxGridSize[2];
-    case cudaDevAttrMaxSharedMemoryPerBlock: return of(p.sharedMemPerBlock);
-    case cudaDevAttrTotalConstantMemory: return of(p.totalConstMem);
-    case cudaDevAttrWarpSize: return p.warpSize;
-    case cudaDevAttrMaxPitch: return of(p.memPitch);
-    case cudaDevAttrMaxRegistersPerBlock: return p.regsPerBlock;
-    case cudaDevAttrClockRate: return 1'000'000;  // kHz; nothing here has a clock
-    case cudaDevAttrMemoryClockRate: return 1'000'000;
-    case cudaDevAttrTextureAlignment: return of(p.textureAlignment);
-    case cudaDevAttrMultiProcessorCount: return p.multiProcessorCount;
-    case cudaDevAttrIntegrated: return 0;
-    case cudaDevAttrCanMapHostMemory: return 1;
-    case cudaDevAttrComputeMode: return cudaComputeModeDefault;
-    case cudaDevAttrConcurrentKernels: return 1;
-    case cudaDevAttrEccEnabled: return p.ECCEnabled;
-    case cudaDevAttrPciBusId: return p.pciBusID;
-    case cudaDevAttrPciDeviceId: return 0;
-    case cudaDevAttrPciDomainId: return 0;
-    case cudaDevAttrGlobalMemoryBusWidth: return p.memoryBusWidth;
-    case cudaDevAttrL2CacheSize: return p.l2CacheSize;
-    case cudaDevAttrMaxThreadsPerMultiProcessor: return p.maxThreadsPerMultiProcessor;
-    case cudaDevAttrAsyncEngineCount: return p.asyncEngineCount;
-    case cudaDevAttrUnifiedAddressing: return 1;
-    case cudaDevAttrComputeCapabilityMajor: return p.major;
-    case cudaDevAttrComputeCapabilityMinor: return p.minor;
-    case cudaDevAttrStreamPrioritiesSupported: return 1;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: return of(p.sharedMemPerMultiprocessor);
-    case cudaDevAttrMaxRegistersPerMultiprocessor: return p.regsPerMultiprocessor;
-    case cudaDevAttrManagedMemory: return 1;
-    case cudaDevAttrConcurrentManagedAccess: return 1;
-    case cudaDevAttrComputePreemptionSupported: return 1;
-    case cudaDevAttrCanUseHostPointerForRegisteredMem: return 1;
-    case cudaDevAttrPageableMemoryAccess: return 0;
-    case cudaDevAttrCooperativeLaunch: return 1;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: return of(p.sharedMemPerBlockOptin);
-    case cudaDevAttrHostRegisterSupported: return 1;
-    case cudaDevAttrMaxBlocksPerMultiprocessor: return p.maxBlocksPerMultiProcessor;
-    case cudaDevAttrReservedSharedMemoryPerBlock: return of(p.reservedSharedMemPerBlock);
-    case cudaDevAttrMemoryPoolsSupported: return 1;
-    case cudaDevAttrClusterLaunch: return 1;
-    default: return std::nullopt;
+    case cudaDevAttrMaxThreadsPerBlock:
+      return p.maxThreadsPerBlock;
+    case cudaDevAttrMaxBlockDimX:
+      return p.maxThreadsDim[0];
+    case cudaDevAttrMaxBlockDimY:
+      return p.maxThreadsDim[1];
+    case cudaDevAttrMaxBlockDimZ:
+      return p.maxThreadsDim[2];
+    case cudaDevAttrMaxGridDimX:
+      return p.maxGridSize[0];
+    case cudaDevAttrMaxGridDimY:
+      return p.maxGridSize[1];
+    case cudaDevAttrMaxGridDimZ:
+      return p.maxGridSize[2];
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+      return of(p.sharedMemPerBlock);
+    case cudaDevAttrTotalConstantMemory:
+      return of(p.totalConstMem);
+    case cudaDevAttrWarpSize:
+      return p.warpSize;
+    case cudaDevAttrMaxPitch:
+      return of(p.memPitch);
+    case cudaDevAttrMaxRegistersPerBlock:
+      return p.regsPerBlock;
+    case cudaDevAttrClockRate:
+      return 1'000'000;  // kHz; nothing here has a clock
+    case cudaDevAttrMemoryClockRate:
+      return 1'000'000;
+    case cudaDevAttrTextureAlignment:
+      return of(p.textureAlignment);
+    case cudaDevAttrMultiProcessorCount:
+      return p.multiProcessorCount;
+    case cudaDevAttrIntegrated:
+      return 0;
+    case cudaDevAttrCanMapHostMemory:
+      return 1;
+    case cudaDevAttrComputeMode:
+      return cudaComputeModeDefault;
+    case cudaDevAttrConcurrentKernels:
+      return 1;
+    case cudaDevAttrEccEnabled:
+      return p.ECCEnabled;
+    case cudaDevAttrPciBusId:
+      return p.pciBusID;
+    case cudaDevAttrPciDeviceId:
+      return 0;
+    case cudaDevAttrPciDomainId:
+      return 0;
+    case cudaDevAttrGlobalMemoryBusWidth:
+      return p.memoryBusWidth;
+    case cudaDevAttrL2CacheSize:
+      return p.l2CacheSize;
+    case cudaDevAttrMaxThreadsPerMultiProcessor:
+      return p.maxThreadsPerMultiProcessor;
+    case cudaDevAttrAsyncEngineCount:
+      return p.asyncEngineCount;
+    case cudaDevAttrUnifiedAddressing:
+      return 1;
+    case cudaDevAttrComputeCapabilityMajor:
+      return p.major;
+    case cudaDevAttrComputeCapabilityMinor:
+      return p.minor;
+    case cudaDevAttrStreamPrioritiesSupported:
+      return 1;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+      return of(p.sharedMemPerMultiprocessor);
+    case cudaDevAttrMaxRegistersPerMultiprocessor:
+      return p.regsPerMultiprocessor;
+    case cudaDevAttrManagedMemory:
+      return 1;
+    case cudaDevAttrConcurrentManagedAccess:
+      return 1;
+    case cudaDevAttrComputePreemptionSupported:
+      return 1;
+    case cudaDevAttrCanUseHostPointerForRegisteredMem:
+      return 1;
+    case cudaDevAttrPageableMemoryAccess:
+      return 0;
+    case cudaDevAttrCooperativeLaunch:
+      return 1;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      return of(p.sharedMemPerBlockOptin);
+    case cudaDevAttrHostRegisterSupported:
+      return 1;
+    case cudaDevAttrMaxBlocksPerMultiprocessor:
+      return p.maxBlocksPerMultiProcessor;
+    case cudaDevAttrReservedSharedMemoryPerBlock:
+      return of(p.reservedSharedMemPerBlock);
+    case cudaDevAttrMemoryPoolsSupported:
+      return 1;
+    case cudaDevAttrClusterLaunch:
+      return 1;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -254,10 +301,17 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int gpu
 cudaError_t cudaDeviceGetLimit(std::size_t* value, cudaLimit limit) {
   return device_call("cudaDeviceGetLimit", [&] {
     switch (limit) {
-      case cudaLimitStackSize: *value = 1024; return cudaSuccess;
-      case cudaLimitPrintfFifoSize: *value = 1 << 20; return cudaSuccess;
-      case cudaLimitMallocHeapSize: *value = 8 << 20; return cudaSuccess;
-      default: return cudaErrorUnsupportedLimit;
+      case cudaLimitStackSize:
+        *value = 1024;
+        return cudaSuccess;
+      case cudaLimitPrintfFifoSize:
+        *value = 1 << 20;
+        return cudaSuccess;
+      case cudaLimitMallocHeapSize:
+        *value = 8 << 20;
+        return cudaSuccess;
+      default:
+        return cudaErrorUnsupportedLimit;
     }
   });
 }

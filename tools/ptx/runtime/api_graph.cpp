@@ -16,9 +16,10 @@ cudaError_t make(const cudaKernelNodeParams& p, Operation* made) {
   if (!p.kernelParams && p.extra)
     return driver::misused(cudaErrorNotSupported, "a kernel node whose arguments are in `extra`");
   const auto limit = f->shared_limit.find(current());
-  const cudaError_t error = driver::make_launch(
-      f->kernel, p.gridDim, p.blockDim, dim3(0, 0, 0), false, p.sharedMemBytes,
-      limit == f->shared_limit.end() ? kSharedLimit : limit->second, nullptr, current(), p.kernelParams, made);
+  const cudaError_t error =
+      driver::make_launch(f->kernel, p.gridDim, p.blockDim, dim3(0, 0, 0), false, p.sharedMemBytes,
+                          limit == f->shared_limit.end() ? kSharedLimit : limit->second, nullptr, current(),
+                          p.kernelParams, made);
   if (error == cudaSuccess) made->parameters->function = p.func;
   return error;
 }
@@ -46,8 +47,8 @@ cudaMemcpy3DParms line(void* to, const void* from, std::size_t bytes, cudaMemcpy
 }
 cudaError_t make(const cudaMemsetParams& p, Operation* made) {
   if (p.elementSize != 1 && p.elementSize != 2 && p.elementSize != 4) return cudaErrorInvalidValue;
-  const cudaError_t error = driver::make_fill({p.dst, p.pitch}, {p.width * p.elementSize, p.height}, p.value,
-                                              p.elementSize, made);
+  const cudaError_t error =
+      driver::make_fill({p.dst, p.pitch}, {p.width * p.elementSize, p.height}, p.value, p.elementSize, made);
   made->parameters = std::make_shared<stand_in::NodeParameters>();
   made->parameters->set = p;
   return error;
@@ -119,10 +120,9 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 cudaError_t cudaGraphDestroyNode(cudaGraphNode_t node) {
   return release_call("cudaGraphDestroyNode", [&] { return driver::destroy_node(node); });
 }
-cudaError_t cudaGraphAddDependencies(cudaGraph_t graph, const cudaGraphNode_t* from, const cudaGraphNode_t* to,
-                                     const cudaGraphEdgeData*, std::size_t count) {
-  return call("cudaGraphAddDependencies",
-              [&] { return driver::change_edges(graph, from, to, count, true); });
+cudaError_t cudaGraphAddDependencies(cudaGraph_t graph, const cudaGraphNode_t* from,
+                                     const cudaGraphNode_t* to, const cudaGraphEdgeData*, std::size_t count) {
+  return call("cudaGraphAddDependencies", [&] { return driver::change_edges(graph, from, to, count, true); });
 }
 cudaError_t cudaGraphRemoveDependencies(cudaGraph_t graph, const cudaGraphNode_t* from,
                                         const cudaGraphNode_t* to, const cudaGraphEdgeData*,
@@ -200,9 +200,12 @@ cudaError_t cudaGraphKernelNodeGetParams(cudaGraphNode_t node, cudaKernelNodePar
   return get("cudaGraphKernelNodeGetParams", node, cudaGraphNodeTypeKernel,
              [&](stand_in::NodeParameters& from) {
                const auto& l = from.launch;
-               *p = {const_cast<void*>(from.function), dim3(l.grid[0], l.grid[1], l.grid[2]),
-                     dim3(l.block[0], l.block[1], l.block[2]), static_cast<unsigned>(l.shared_bytes),
-                     from.arguments.data(), nullptr};
+               *p = {const_cast<void*>(from.function),
+                     dim3(l.grid[0], l.grid[1], l.grid[2]),
+                     dim3(l.block[0], l.block[1], l.block[2]),
+                     static_cast<unsigned>(l.shared_bytes),
+                     from.arguments.data(),
+                     nullptr};
              });
 }
 cudaError_t cudaGraphKernelNodeSetParams(cudaGraphNode_t node, const cudaKernelNodeParams* p) {
@@ -215,8 +218,8 @@ cudaError_t cudaGraphMemcpyNodeGetParams(cudaGraphNode_t node, cudaMemcpy3DParms
 cudaError_t cudaGraphMemcpyNodeSetParams(cudaGraphNode_t node, const cudaMemcpy3DParms* p) {
   return set("cudaGraphMemcpyNodeSetParams", locked(node, cudaGraphNodeTypeMemcpy), *p);
 }
-cudaError_t cudaGraphMemcpyNodeSetParams1D(cudaGraphNode_t node, void* to, const void* from, std::size_t bytes,
-                                           cudaMemcpyKind kind) {
+cudaError_t cudaGraphMemcpyNodeSetParams1D(cudaGraphNode_t node, void* to, const void* from,
+                                           std::size_t bytes, cudaMemcpyKind kind) {
   return set("cudaGraphMemcpyNodeSetParams1D", locked(node, cudaGraphNodeTypeMemcpy),
              line(to, from, bytes, kind));
 }
@@ -255,7 +258,8 @@ cudaError_t cudaGraphInstantiateWithParams_ptsz(cudaGraphExec_t* ready, cudaGrap
                                                 cudaGraphInstantiateParams* p) {
   return cudaGraphInstantiateWithParams(ready, graph, p);
 }
-cudaError_t cudaGraphExecUpdate(cudaGraphExec_t ready, cudaGraph_t graph, cudaGraphExecUpdateResultInfo* info) {
+cudaError_t cudaGraphExecUpdate(cudaGraphExec_t ready, cudaGraph_t graph,
+                                cudaGraphExecUpdateResultInfo* info) {
   return device_call("cudaGraphExecUpdate", [&] {
     cudaGraphExecUpdateResultInfo unused;
     return driver::update(ready, graph, info ? info : &unused);
@@ -284,8 +288,7 @@ cudaError_t cudaGraphExecHostNodeSetParams(cudaGraphExec_t graph, cudaGraphNode_
 }
 cudaError_t cudaGraphExecChildGraphNodeSetParams(cudaGraphExec_t graph, cudaGraphNode_t node,
                                                  cudaGraph_t child) {
-  return call("cudaGraphExecChildGraphNodeSetParams",
-              [&] { return driver::set_child(graph, node, child); });
+  return call("cudaGraphExecChildGraphNodeSetParams", [&] { return driver::set_child(graph, node, child); });
 }
 cudaError_t cudaGraphNodeSetEnabled(cudaGraphExec_t graph, cudaGraphNode_t node, unsigned on) {
   return call("cudaGraphNodeSetEnabled", [&] { return driver::enabled(graph, node, nullptr, &on); });

@@ -57,7 +57,8 @@ int resident_blocks(const Function& f, int threads, std::size_t dynamic_shared) 
   const std::size_t shared =
       dynamic_shared + driver::facts_of(f.kernel, current()).static_shared + kReservedShared;
   const int by_shared = static_cast<int>(kSharedOfMultiprocessor / shared);
-  return std::min({kBlocksOfMultiprocessor, kThreadsOfMultiprocessor / ((threads + 31) / 32 * 32), by_shared});
+  return std::min(
+      {kBlocksOfMultiprocessor, kThreadsOfMultiprocessor / ((threads + 31) / 32 * 32), by_shared});
 }
 
 }  // namespace
@@ -197,7 +198,8 @@ cudaError_t cudaOccupancyAvailableDynamicSMemPerBlock(std::size_t* bytes, const 
     return cudaSuccess;
   });
 }
-cudaError_t cudaOccupancyMaxPotentialClusterSize(int* blocks, const void* function, const cudaLaunchConfig_t*) {
+cudaError_t cudaOccupancyMaxPotentialClusterSize(int* blocks, const void* function,
+                                                 const cudaLaunchConfig_t*) {
   return device_call("cudaOccupancyMaxPotentialClusterSize", [&] {
     const Function* const f = function_of(function);
     if (!f) return cudaErrorInvalidDeviceFunction;
@@ -215,10 +217,9 @@ cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* function,
       if (const auto& a = config->attrs[i]; a.id == cudaLaunchAttributeClusterDimension)
         blocks = std::max(1u, a.val.clusterDim.x * a.val.clusterDim.y * a.val.clusterDim.z);
     const dim3 b = config->blockDim;
-    *clusters =
-        kMultiprocessors *
-        resident_blocks(*f, static_cast<int>(b.x * b.y * b.z), config->dynamicSmemBytes) /
-        static_cast<int>(blocks);
+    *clusters = kMultiprocessors *
+                resident_blocks(*f, static_cast<int>(b.x * b.y * b.z), config->dynamicSmemBytes) /
+                static_cast<int>(blocks);
     return cudaSuccess;
   });
 }
@@ -282,8 +283,8 @@ void __cudaRegisterFunction(void** handle, const char* host_function, char*, con
   const int number = driver::add_kernel(kernel);
   copy().functions[host_function] = {std::move(kernel), number, handle};
 }
-void __cudaRegisterVar(void** handle, char* host_variable, char*, const char* name, int, std::size_t bytes, int,
-                       int) {
+void __cudaRegisterVar(void** handle, char* host_variable, char*, const char* name, int, std::size_t bytes,
+                       int, int) {
   const Lock lock(driver::mutex());
   copy().symbols[host_variable] = {name, handle, bytes};
 }

@@ -55,8 +55,7 @@ template <class F>
 cudaError_t with_symbol(const char* name, const void* symbol, std::size_t bytes, std::size_t offset, F f) {
   void* address = nullptr;
   std::size_t size = 0;
-  const cudaError_t error =
-      device_call(name, [&] { return address_of_symbol(symbol, &address, &size); });
+  const cudaError_t error = device_call(name, [&] { return address_of_symbol(symbol, &address, &size); });
   if (error != cudaSuccess) return error;
   if (offset > size || bytes > size - offset)
     return device_call(name, [&] {
@@ -149,7 +148,8 @@ cudaError_t cudaMemPrefetchAsync_ptsz(const void* data, std::size_t bytes, cudaM
 cudaError_t cudaStreamAttachMemAsync(cudaStream_t, void*, std::size_t, unsigned) {
   return device_call("cudaStreamAttachMemAsync", [] { return cudaSuccess; });
 }
-cudaError_t cudaStreamAttachMemAsync_ptsz(cudaStream_t stream, void* data, std::size_t bytes, unsigned flags) {
+cudaError_t cudaStreamAttachMemAsync_ptsz(cudaStream_t stream, void* data, std::size_t bytes,
+                                          unsigned flags) {
   return cudaStreamAttachMemAsync(own(stream), data, bytes, flags);
 }
 
@@ -182,19 +182,16 @@ cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
 cudaError_t cudaFreeAsync_ptsz(void* data, cudaStream_t stream) { return cudaFreeAsync(data, own(stream)); }
 
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int gpu) {
-  return call("cudaDeviceGetDefaultMemPool", [&] {
-    return exists(gpu) ? driver::pool_of(gpu, true, pool) : cudaErrorInvalidDevice;
-  });
+  return call("cudaDeviceGetDefaultMemPool",
+              [&] { return exists(gpu) ? driver::pool_of(gpu, true, pool) : cudaErrorInvalidDevice; });
 }
 cudaError_t cudaDeviceGetMemPool(cudaMemPool_t* pool, int gpu) {
-  return call("cudaDeviceGetMemPool", [&] {
-    return exists(gpu) ? driver::pool_of(gpu, false, pool) : cudaErrorInvalidDevice;
-  });
+  return call("cudaDeviceGetMemPool",
+              [&] { return exists(gpu) ? driver::pool_of(gpu, false, pool) : cudaErrorInvalidDevice; });
 }
 cudaError_t cudaDeviceSetMemPool(int gpu, cudaMemPool_t pool) {
-  return call("cudaDeviceSetMemPool", [&] {
-    return exists(gpu) ? driver::set_pool(gpu, pool) : cudaErrorInvalidDevice;
-  });
+  return call("cudaDeviceSetMemPool",
+              [&] { return exists(gpu) ? driver::set_pool(gpu, pool) : cudaErrorInvalidDevice; });
 }
 cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* properties) {
   return device_call("cudaMemPoolCreate", [&] {
@@ -336,8 +333,8 @@ cudaError_t cudaMemset2DAsync(void* to, std::size_t pitch, int value, std::size_
                               cudaStream_t stream) {
   return fill("cudaMemset2DAsync", {to, pitch}, {width, rows}, value, stream);
 }
-cudaError_t cudaMemset2DAsync_ptsz(void* to, std::size_t pitch, int value, std::size_t width, std::size_t rows,
-                                   cudaStream_t stream) {
+cudaError_t cudaMemset2DAsync_ptsz(void* to, std::size_t pitch, int value, std::size_t width,
+                                   std::size_t rows, cudaStream_t stream) {
   return cudaMemset2DAsync(to, pitch, value, width, rows, own(stream));
 }
 cudaError_t cudaMemset2D(void* to, std::size_t pitch, int value, std::size_t width, std::size_t rows) {
@@ -373,35 +370,36 @@ cudaError_t cudaGetSymbolSize(std::size_t* bytes, const void* symbol) {
     return address_of_symbol(symbol, &address, bytes);
   });
 }
-#define TAPESTRY_SYMBOL_COPIES(suffix, stream_of)                                                            \
-  cudaError_t cudaMemcpyToSymbolAsync##suffix(const void* symbol, const void* from, std::size_t bytes,       \
-                                              std::size_t offset, cudaMemcpyKind kind, cudaStream_t stream) { \
-    return with_symbol("cudaMemcpyToSymbolAsync", symbol, bytes, offset, [&](void* to) {                     \
-      return copy_async("cudaMemcpyToSymbolAsync", {to}, {plain(from)}, {bytes}, kind, stream_of(stream));   \
-    });                                                                                                      \
-  }                                                                                                          \
-  cudaError_t cudaMemcpyFromSymbolAsync##suffix(void* to, const void* symbol, std::size_t bytes,             \
-                                                std::size_t offset, cudaMemcpyKind kind,                     \
-                                                cudaStream_t stream) {                                       \
-    return with_symbol("cudaMemcpyFromSymbolAsync", symbol, bytes, offset, [&](void* from) {                 \
-      return copy_async("cudaMemcpyFromSymbolAsync", {to}, {from}, {bytes}, kind, stream_of(stream));        \
-    });                                                                                                      \
+#define TAPESTRY_SYMBOL_COPIES(suffix, stream_of)                                                          \
+  cudaError_t cudaMemcpyToSymbolAsync##suffix(const void* symbol, const void* from, std::size_t bytes,     \
+                                              std::size_t offset, cudaMemcpyKind kind,                     \
+                                              cudaStream_t stream) {                                       \
+    return with_symbol("cudaMemcpyToSymbolAsync", symbol, bytes, offset, [&](void* to) {                   \
+      return copy_async("cudaMemcpyToSymbolAsync", {to}, {plain(from)}, {bytes}, kind, stream_of(stream)); \
+    });                                                                                                    \
+  }                                                                                                        \
+  cudaError_t cudaMemcpyFromSymbolAsync##suffix(void* to, const void* symbol, std::size_t bytes,           \
+                                                std::size_t offset, cudaMemcpyKind kind,                   \
+                                                cudaStream_t stream) {                                     \
+    return with_symbol("cudaMemcpyFromSymbolAsync", symbol, bytes, offset, [&](void* from) {               \
+      return copy_async("cudaMemcpyFromSymbolAsync", {to}, {from}, {bytes}, kind, stream_of(stream));      \
+    });                                                                                                    \
   }
 #define TAPESTRY_SAME(stream) stream
 TAPESTRY_SYMBOL_COPIES(, TAPESTRY_SAME)
 TAPESTRY_SYMBOL_COPIES(_ptsz, own)
-#define TAPESTRY_SYMBOL_COPIES_NOW(suffix, stream)                                                             \
-  cudaError_t cudaMemcpyToSymbol##suffix(const void* symbol, const void* from, std::size_t bytes,              \
-                                         std::size_t offset, cudaMemcpyKind kind) {                            \
-    return with_symbol("cudaMemcpyToSymbol", symbol, bytes, offset, [&](void* to) {                            \
-      return copy_sync("cudaMemcpyToSymbol", {to}, {plain(from)}, {bytes}, kind, stream);                      \
-    });                                                                                                        \
-  }                                                                                                            \
-  cudaError_t cudaMemcpyFromSymbol##suffix(void* to, const void* symbol, std::size_t bytes,                    \
-                                           std::size_t offset, cudaMemcpyKind kind) {                          \
-    return with_symbol("cudaMemcpyFromSymbol", symbol, bytes, offset, [&](void* from) {                        \
-      return copy_sync("cudaMemcpyFromSymbol", {to}, {from}, {bytes}, kind, stream);                           \
-    });                                                                                                        \
+#define TAPESTRY_SYMBOL_COPIES_NOW(suffix, stream)                                                \
+  cudaError_t cudaMemcpyToSymbol##suffix(const void* symbol, const void* from, std::size_t bytes, \
+                                         std::size_t offset, cudaMemcpyKind kind) {               \
+    return with_symbol("cudaMemcpyToSymbol", symbol, bytes, offset, [&](void* to) {               \
+      return copy_sync("cudaMemcpyToSymbol", {to}, {plain(from)}, {bytes}, kind, stream);         \
+    });                                                                                           \
+  }                                                                                               \
+  cudaError_t cudaMemcpyFromSymbol##suffix(void* to, const void* symbol, std::size_t bytes,       \
+                                           std::size_t offset, cudaMemcpyKind kind) {             \
+    return with_symbol("cudaMemcpyFromSymbol", symbol, bytes, offset, [&](void* from) {           \
+      return copy_sync("cudaMemcpyFromSymbol", {to}, {from}, {bytes}, kind, stream);              \
+    });                                                                                           \
   }
 TAPESTRY_SYMBOL_COPIES_NOW(, nullptr)
 TAPESTRY_SYMBOL_COPIES_NOW(_ptds, cudaStreamPerThread)

@@ -1,5 +1,6 @@
-// The entry points of libcudart.so that this runtime lacks: textures, arrays, graphics, IPC, external memory, and what
-// few programs use. They exist, so that programs that contain them start; calling one is an error that names it.
+// The entry points of libcudart.so that this runtime lacks: textures, arrays, graphics, IPC, external memory,
+// and what few programs use. They exist, so that programs that contain them start; calling one is an error
+// that names it.
 #include "tapestry/tools/ptx/runtime/missing.h"
 
 #define TAPESTRY_MISSING(name) \

@@ -95,9 +95,8 @@ cudaError_t cudaStreamWaitEvent_ptsz(cudaStream_t stream, cudaEvent_t event, uns
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   return device_call("cudaLaunchHostFunc", [&] {
-    return enqueue(stream, [&](driver::Operation* made) {
-      return driver::make_host_function(function, data, made);
-    });
+    return enqueue(stream,
+                   [&](driver::Operation* made) { return driver::make_host_function(function, data, made); });
   });
 }
 cudaError_t cudaLaunchHostFunc_ptsz(cudaStream_t stream, cudaHostFn_t function, void* data) {
@@ -137,12 +136,11 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
 cudaError_t cudaStreamBeginCapture_ptsz(cudaStream_t stream, cudaStreamCaptureMode mode) {
   return cudaStreamBeginCapture(own(stream), mode);
 }
-cudaError_t cudaStreamBeginCaptureToGraph(cudaStream_t stream, cudaGraph_t graph, const cudaGraphNode_t* after,
-                                          const cudaGraphEdgeData*, std::size_t count,
-                                          cudaStreamCaptureMode mode) {
-  return device_call("cudaStreamBeginCaptureToGraph", [&] {
-    return driver::begin_capture(stream, mode, current(), graph, after, count);
-  });
+cudaError_t cudaStreamBeginCaptureToGraph(cudaStream_t stream, cudaGraph_t graph,
+                                          const cudaGraphNode_t* after, const cudaGraphEdgeData*,
+                                          std::size_t count, cudaStreamCaptureMode mode) {
+  return device_call("cudaStreamBeginCaptureToGraph",
+                     [&] { return driver::begin_capture(stream, mode, current(), graph, after, count); });
 }
 cudaError_t cudaStreamBeginCaptureToGraph_ptsz(cudaStream_t stream, cudaGraph_t graph,
                                                const cudaGraphNode_t* after, const cudaGraphEdgeData* edges,
@@ -171,8 +169,9 @@ cudaError_t cudaStreamIsCapturing_ptsz(cudaStream_t stream, cudaStreamCaptureSta
   return cudaStreamIsCapturing(own(stream), status);
 }
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
-                                     unsigned long long* id, cudaGraph_t* graph, const cudaGraphNode_t** tails,
-                                     const cudaGraphEdgeData** edges, std::size_t* count) {
+                                     unsigned long long* id, cudaGraph_t* graph,
+                                     const cudaGraphNode_t** tails, const cudaGraphEdgeData** edges,
+                                     std::size_t* count) {
   return call("cudaStreamGetCaptureInfo", [&] {
     if (edges) *edges = nullptr;  // all edges are plain
     return driver::capture_info(stream, current(), status, id, graph, tails, count);

@@ -13,7 +13,8 @@ Execution::Execution(const Settings& settings) : settings_(settings) {
   Options& o = machine_.options();
   o.seed = settings.seed;
   o.approximate = settings.approximate;
-  o.check_initialised = settings.initialised;
+  o.check_initialised = settings.initialised || settings.shared;
+  o.check_initialised_shared = settings.shared;
   o.max_instructions = settings.max_instructions;
   o.check_races = settings.races;
   o.count = !settings.counters.empty();

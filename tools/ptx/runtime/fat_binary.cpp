@@ -67,8 +67,7 @@ int target_of(std::string_view ptx) {
   const std::string_view word = ".target sm_";
   const std::size_t at = ptx.find(word);
   int number = 0;
-  if (at != ptx.npos)
-    std::from_chars(ptx.data() + at + word.size(), ptx.data() + ptx.size(), number);
+  if (at != ptx.npos) std::from_chars(ptx.data() + at + word.size(), ptx.data() + ptx.size(), number);
   return number;
 }
 

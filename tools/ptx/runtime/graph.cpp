@@ -156,7 +156,8 @@ cudaError_t change_edges(cudaGraph_t graph, const cudaGraphNode_t* from, const c
   GraphObject* const object = graph_of(graph);
   if (!object) return no_graph();
   for (std::size_t i = 0; i < count; ++i) {
-    NodeObject *const before = state().graphs.find_node(from[i]), *const node = state().graphs.find_node(to[i]);
+    NodeObject *const before = state().graphs.find_node(from[i]), *const node =
+                                                                      state().graphs.find_node(to[i]);
     if (!before || !node || before->graph != object || node->graph != object) return no_node();
     const auto edge = std::find(node->after.begin(), node->after.end(), before);
     if ((edge == node->after.end()) != add) return cudaErrorInvalidValue;
@@ -184,9 +185,8 @@ cudaError_t list_nodes(const void* graph_or_node, NodeList which, cudaGraphNode_
   }
   if (nodes)
     for (std::size_t i = 0; i < *count; ++i)
-      nodes[i] = i < found.size()
-                     ? reinterpret_cast<cudaGraphNode_t>(const_cast<NodeObject*>(found[i]))
-                     : nullptr;
+      nodes[i] =
+          i < found.size() ? reinterpret_cast<cudaGraphNode_t>(const_cast<NodeObject*>(found[i])) : nullptr;
   *count = nodes ? std::min(*count, found.size()) : found.size();
   return cudaSuccess;
 }
@@ -281,8 +281,7 @@ cudaError_t update(cudaGraphExec_t ready, cudaGraph_t graph, cudaGraphExecUpdate
     if (a.nodes.size() != b.nodes.size()) return differs(nullptr, cudaGraphExecUpdateErrorTopologyChanged);
     for (std::size_t i = 0; i < a.nodes.size(); ++i) {
       const NodeObject &x = *a.nodes[i], &y = *b.nodes[i];
-      if (x.operation.type != y.operation.type)
-        return differs(&y, cudaGraphExecUpdateErrorNodeTypeChanged);
+      if (x.operation.type != y.operation.type) return differs(&y, cudaGraphExecUpdateErrorNodeTypeChanged);
       bool same = x.after.size() == y.after.size() && !x.child == !y.child;
       for (std::size_t e = 0; same && e < x.after.size(); ++e)
         same = position(a, x.after[e]) == position(b, y.after[e]);

@@ -34,13 +34,14 @@ std::string parse_setting(const std::string& name, const std::string& value, Set
       return must_be("a number of bytes, such as 4G");
     to.memory = number * unit;
   } else if (name == "CHECK") {
-    to.initialised = to.races = to.leaks = value == "all";
+    to.initialised = to.shared = to.races = to.leaks = value == "all";
     std::istringstream words(value == "all" || value == "none" ? "" : value);
     for (std::string word; std::getline(words, word, ',');) {
       if (word == "initialised") to.initialised = true;
+      else if (word == "shared") to.shared = true;
       else if (word == "races") to.races = true;
       else if (word == "leaks") to.leaks = true;
-      else return must_be("all, none, or a list of initialised, races and leaks");
+      else return must_be("all, none, or a list of initialised, shared, races and leaks");
     }
   } else if (name == "SCHEDULE") {
     if (value != "order" && value != "random") return must_be("order or random");

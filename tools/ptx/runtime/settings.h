@@ -17,10 +17,13 @@ struct Settings {
 
   // TAPESTRY_PTX_CHECK=LIST: what is checked besides addresses, alignment, barriers and the arguments of
   // calls, which always are. A list of these words, or `all` (the default) or `none`:
-  //   initialised   reads of bytes that no one has written
+  //   initialised   reads of bytes of global and local memory that no one has written
+  //   shared        the same for shared memory. Some kernels load tiles of which only a part was written, and
+  //   drop
+  //                 the results of the rest, which are NaN
   //   races         accesses to the same bytes that nothing orders: of threads, blocks and streams
   //   leaks         memory, streams, events and graphs that the program does not release
-  bool initialised = true, races = true, leaks = true;
+  bool initialised = true, shared = true, races = true, leaks = true;
 
   // TAPESTRY_PTX_SCHEDULE=order (default) or random: the order of blocks, warps and threads, and of streams.
   // TAPESTRY_PTX_SEED=N: which random order; it implies random. 0 if the order is not random.
@@ -41,7 +44,8 @@ struct Settings {
   std::string launches;
   // TAPESTRY_PTX_REPORT=FILE: errors are written there; else to the standard error.
   std::string report;
-  // TAPESTRY_PTX_EXIT=keep: the program keeps its own exit status. Else the status is 70 if there were errors.
+  // TAPESTRY_PTX_EXIT=keep: the program keeps its own exit status. Else the status is 70 if there were
+  // errors.
   bool keep_exit_status = false;
 };
 

@@ -43,9 +43,7 @@ Mutex& mutex() {
 }  // namespace driver
 
 State::State(int gpus, std::size_t memory_each, const Settings* executes)
-    : total(memory_each),
-      used(static_cast<std::size_t>(gpus)),
-      null_streams(static_cast<std::size_t>(gpus)) {
+    : total(memory_each), used(static_cast<std::size_t>(gpus)), null_streams(static_cast<std::size_t>(gpus)) {
   if (executes) execute(*executes);
   for (int i = 0; i < gpus; ++i) {
     null_streams[static_cast<std::size_t>(i)].gpu = i;
@@ -94,8 +92,8 @@ OrderPoint State::point_of(StreamObject& stream) {
   if (stream.order == 0) {
     const bool null_stream = &stream == &null_streams[static_cast<std::size_t>(stream.gpu)];
     const std::string of_gpu = used.size() > 1 ? text(" of GPU ", stream.gpu) : "";
-    stream.order = order->add_stream(null_stream ? "the null stream" + of_gpu
-                                                 : text("stream ", stream.id, of_gpu));
+    stream.order =
+        order->add_stream(null_stream ? "the null stream" + of_gpu : text("stream ", stream.id, of_gpu));
   }
   return order->record(stream.order);
 }
@@ -127,8 +125,7 @@ void State::wait_for_others(StreamObject& stream) {
   // a collective. If nothing can run, another thread must bring the work.
   bool ran = false;
   each_stream([&](StreamObject& other) { ran = (&other != &stream && advance(other)) || ran; });
-  if (!ran)
-    driver::mutex().without([] { std::this_thread::sleep_for(std::chrono::microseconds(200)); });
+  if (!ran) driver::mutex().without([] { std::this_thread::sleep_for(std::chrono::microseconds(200)); });
 }
 std::shared_ptr<Signal> State::signal_in(StreamObject& stream) {
   auto signal = std::make_shared<Signal>(Signal{&stream, point_of(stream)});
