@@ -171,7 +171,8 @@ Operands::Operands(const Product& p, Device device) {
 
   const auto reference = [&](bool absolute) {
     std::vector<Tensor> t;
-    for (const auto* v : {&left.values, &right.values, &out.values, &extra.values, &row.values, &sums}) {
+    for (const std::vector<double>* v : std::initializer_list<const std::vector<double>*>{
+             &left.values, &right.values, &out.values, &extra.values, &row.values, &sums}) {
       t.push_back(tensor_of(*v, DType::f64));
       if (absolute) t.back() = t.back().abs();
     }

@@ -20,7 +20,6 @@ namespace fs = std::filesystem;
 
 /// The options beside --check that a bug needs.
 std::string options_of(const std::string& bug) {
-  if (bug == "flag_not_volatile") return "--limit 100000";
   if (bug == "aba_in_a_stack") return "--seed 1";
   return "";
 }

@@ -4,14 +4,14 @@
 __global__ void fill(float* x, float value, int n) {
   for (int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); i < n;
        i += static_cast<int>(gridDim.x * blockDim.x))
-    x[i] = value;  // planted: reused_by_other_stream
+    x[i] = value;
 }
 __global__ void twice(const float* x, float* y, int n) {
   for (int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); i < n;
        i += static_cast<int>(gridDim.x * blockDim.x))
-    y[i] = 2 * x[i];  // planted: freed_while_other_stream_reads, no_wait_between_streams,
-                      // event_on_wrong_stream, event_recorded_early, wait_before_record,
-                      // null_stream_does_not_wait, graph_outlives_memory
+    y[i] = 2 * x[i];  // planted: reused_by_other_stream, freed_while_other_stream_reads,
+                      // no_wait_between_streams, event_on_wrong_stream, event_recorded_early,
+                      // wait_before_record, null_stream_does_not_wait, graph_outlives_memory
 }
 constexpr int kSize = 256;
 
@@ -167,15 +167,14 @@ BUG(never_freed) {
 BUG(copy_in_wrong_direction) {
   const Buffer<float> x(kSize, 1);
   std::vector<float> host(kSize);
-  CHECK(cudaMemcpy(
-      host.data(), x.data, x.bytes(),
-      mended ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice));  // planted: copy_in_wrong_direction
+  CHECK(cudaMemcpy(  // planted: copy_in_wrong_direction
+      host.data(), x.data, x.bytes(), mended ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice));
 }
 BUG(copy_too_long) {
   const Buffer<float> x(kSize);
   const std::vector<float> host(2 * kSize, 1);
-  CHECK(cudaMemcpy(x.data, host.data(), mended ? x.bytes() : 2 * x.bytes(),
-                   cudaMemcpyHostToDevice));  // planted: copy_too_long
+  CHECK(cudaMemcpy(x.data, host.data(), mended ? x.bytes() : 2 * x.bytes(),  // planted: copy_too_long
+                   cudaMemcpyHostToDevice));
 }
 BUG(result_never_written) {
   const Buffer<float> x(kSize, 1), y(kSize);

@@ -132,12 +132,12 @@ __global__ void plain_flag(int* flag, int* y) {
       while (*static_cast<volatile int*>(flag) == 0) {
       }
     } else {
-      while (*flag == 0) {  // planted: flag_not_volatile
+      while (*flag == 0) {
       }
     }
     *y = 1;
   }
-  if (threadIdx.x == 0) *static_cast<volatile int*>(flag) = 1;
+  if (threadIdx.x == 0) *static_cast<volatile int*>(flag) = 1;  // planted: flag_not_volatile
 }
 BUG(flag_not_volatile) {
   const Buffer<int> flag(1, 0), y(1);
@@ -208,8 +208,9 @@ __global__ void recycle(Stack* s, int rounds) {
   if (threadIdx.x % 32 != 0) return;
   for (int k = 0; k < rounds; ++k) {
     const unsigned a = pop<mended>(s), b = pop<mended>(s);
-    if (a < 4 && atomicExch(&s->taken[a], 1u) != 0) __trap();  // planted: aba_in_a_stack
-    if (b < 4 && atomicExch(&s->taken[b], 1u) != 0) __trap();  // planted: aba_in_a_stack
+    const bool again =
+        (a < 4 && atomicExch(&s->taken[a], 1u) != 0) || (b < 4 && atomicExch(&s->taken[b], 1u) != 0);
+    if (again) __trap();  // planted: aba_in_a_stack
     if (a < 4) atomicExch(&s->taken[a], 0u), push<mended>(s, a);
     if (b < 4) atomicExch(&s->taken[b], 0u), push<mended>(s, b);
   }
@@ -219,7 +220,7 @@ BUG(aba_in_a_stack) {
   Stack* s;
   CHECK(cudaMalloc(reinterpret_cast<void**>(&s), sizeof stack));
   CHECK(cudaMemcpy(s, &stack, sizeof stack, cudaMemcpyHostToDevice));
-  recycle<mended><<<1, 96>>>(s, 50);
+  recycle<mended><<<1, 96>>>(s, 400);
   FINISH();
   CHECK(cudaFree(s));
 }

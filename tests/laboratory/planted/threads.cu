@@ -6,7 +6,7 @@ constexpr unsigned kAll = 0xffffffffu;
 template <bool mended>
 __global__ void reverse(const float* x, float* y) {
   __shared__ float tile[64];
-  tile[threadIdx.x] = x[threadIdx.x];  // planted: missing_barrier
+  tile[threadIdx.x] = x[threadIdx.x];
   if (mended) __syncthreads();
   y[threadIdx.x] = tile[63 - threadIdx.x];  // planted: missing_barrier
 }
@@ -88,7 +88,7 @@ BUG(barrier_in_uneven_loop) {
 template <bool mended>
 __global__ void broadcast(const float* x, float* y) {
   __shared__ float first;
-  if (threadIdx.x == 0) first = x[0];  // planted: broadcast_without_barrier
+  if (threadIdx.x == 0) first = x[0];
   if (mended) __syncthreads();
   y[threadIdx.x] = x[threadIdx.x] - first;  // planted: broadcast_without_barrier
 }
@@ -169,8 +169,8 @@ BUG(missing_syncwarp) {
 
 /// The end of a reduction as it was written before threads of a warp had their own program counters.
 template <bool mended>
-__global__ void volatile_reduction(const float* x, float* y) {
-  __shared__ volatile float part[64];
+__global__ void warp_reduction(const float* x, float* y) {
+  __shared__ float part[64];
   const unsigned t = threadIdx.x;
   part[t] = x[t];
   part[t + 32] = 0;
@@ -178,13 +178,13 @@ __global__ void volatile_reduction(const float* x, float* y) {
     if (mended) __syncwarp();
     const float sum = part[t] + part[t + d];  // planted: reduction_relies_on_lockstep
     if (mended) __syncwarp();
-    part[t] = sum;  // planted: reduction_relies_on_lockstep
+    part[t] = sum;
   }
   if (t == 0) *y = part[0];
 }
 BUG(reduction_relies_on_lockstep) {
   const Buffer<float> x(32, 1), y(1);
-  volatile_reduction<mended><<<1, 32>>>(x.data, y.data);
+  warp_reduction<mended><<<1, 32>>>(x.data, y.data);
   FINISH();
 }
 

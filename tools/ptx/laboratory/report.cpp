@@ -31,6 +31,10 @@ constexpr Row kRows[] = {
      "the threads that wrote the memory must execute fence.proxy.async before a barrier"},
     {"wgmma", "racecheck: asynchronous product", ""},
     {"is no multiple of", "memcheck: misaligned", "choose a size and addresses that are multiples"},
+    {"waits for the mbarrier", "synccheck: mbarrier",
+     "the arrivals and bytes that the mbarrier expects must be those that come"},
+    {"were never written", "initcheck: memory that no one has written",
+     "compute all elements, or copy only those that were computed"},
     {"reads a register", "initcheck: register",
      "in inline PTX, an operand that an instruction reads and writes needs \"+\" instead of \"=\""},
     {"was never written", "initcheck: memory that no one has written",
@@ -154,9 +158,22 @@ std::vector<std::string> places(const std::string& frames) {
     while (const std::size_t n = std::fread(buffer, 1, sizeof buffer, pipe)) output.append(buffer, n);
     pclose(pipe);
     std::istringstream lines(output);
-    for (std::string line; std::getline(lines, line);)
-      // Stubs of launches are in a file that nvcc has deleted.
-      if (line.find("??") == line.npos && line.find("cudafe1.stub") == line.npos) found.push_back(line);
+    for (std::string line; std::getline(lines, line);) {
+      // Stubs of launches are in a file that nvcc has deleted, or in its headers.
+      if (line.find("??") != line.npos || line.find(":?") != line.npos || line.find("cudafe1.stub") != line.npos ||
+          line.find("/include/crt/") != line.npos)
+        continue;
+      line = line.substr(0, line.find(" (discriminator"));
+      // nvcc keeps the lines of k.cu, and names its own file /tmp/tmpxft_1234_5678-9_k.cudafe1.cpp.
+      if (const std::size_t temporary = line.find("/tmp/tmpxft_"), end = line.find(".cudafe1.cpp");
+          temporary != line.npos && end != line.npos) {
+        std::string file = line.substr(temporary, end - temporary);
+        if (const std::size_t number = file.find('_', file.find('-')); number != file.npos)
+          file.erase(0, number + 1);
+        line = line.substr(0, temporary) + file + ".cu" + line.substr(end + 12);
+      }
+      found.push_back(line);
+    }
     if (output.find("main at") == 0 || output.find("\nmain at") != output.npos) break;
   }
   return found;
