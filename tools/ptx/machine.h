@@ -2,6 +2,7 @@
 // A machine that executes PTX: load a module, allocate memory, launch a kernel. Every access is checked.
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -47,6 +48,8 @@ struct Options {
   bool collect_races = false;
   /// Whether launches fill counters().
   bool count = false;
+  /// What printf in a kernel prints, a call at a time; null: to the standard output.
+  std::function<void(const std::string&)> print;
   /// So many blocks run at the same time, in turns. More than one is needed by kernels whose blocks wait for
   /// each other.
   std::uint32_t resident_blocks = 1;

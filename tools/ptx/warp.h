@@ -69,6 +69,11 @@ struct Block {
   /// Null if the kernel has no instructions of async.h.
   std::shared_ptr<Async> async;
   std::unique_ptr<BlockRaces> races;
+  /// The lanes of warps that executed bar.arrive at a barrier that is not complete.
+  struct Arrival {
+    std::uint32_t barrier, threads, warp, lanes;
+  };
+  std::vector<Arrival> arrivals;
 };
 
 /// A group of 32 threads. Each thread has its own program counter. The warp runs the threads with the lowest
@@ -149,7 +154,10 @@ class Warp {
   /// Each lane goes on at its own target.
   void branch_each(const std::uint32_t (&targets)[32], std::uint32_t mask);
   void exit(std::uint32_t mask);
-  void wait_at_barrier(const Code& c, std::uint32_t mask);
+  /// bar.sync, bar.red and bar.arrive: `threads` is null if the barrier is for all threads. Lanes that only arrive go
+  /// on.
+  void wait_at_barrier(const Code& c, std::uint32_t mask, const Ref& barrier, const Ref* threads,
+                       bool only_arrives = false);
   std::uint32_t next_pc() const { return pc_; }
   /// Calls execute(members) when all lanes that `members` (a row of 32-bit masks) names have reached the
   /// instruction. Until then, the lanes of `mask` wait.
@@ -200,6 +208,9 @@ class Warp {
   struct Waiting {
     std::uint32_t barrier = 0, threads = 0, pc = 0;
   };
+  /// What the lanes pass to bar.red, a bit each, and the delivery of its result.
+  std::uint32_t votes = 0;
+  void finish_reduction(std::uint32_t lanes, std::uint32_t ones, std::uint32_t all);
   std::uint32_t at_barrier() const { return at_barrier_; }
   std::uint32_t at_collective() const { return at_collective_; }
   std::uint32_t alive() const { return alive_; }
