@@ -30,7 +30,9 @@ std::string lanes_text(const Warp& w, u32 lanes, const Launch& l) {
 class Scheduler {
  public:
   Scheduler(Launch& launch, Block& block)
-      : l_(launch), b_(block), async_(block.async.get()),
+      : l_(launch),
+        b_(block),
+        async_(block.async.get()),
         threads_(launch.block.x * launch.block.y * launch.block.z) {
     for (u32 number = 0; number * 32 < threads_; ++number) warps_.emplace_back(block, number, threads_);
   }
@@ -61,8 +63,8 @@ class Scheduler {
   }
 
  private:
-  // No thread can run. Wakes those that wait for events, and completes an asynchronous operation if nothing has
-  // happened since they were woken last.
+  // No thread can run. Wakes those that wait for events, and completes an asynchronous operation if nothing
+  // has happened since they were woken last.
   bool wake() {
     bool waits = false;
     for (const Warp& w : warps_) waits = waits || w.at_event() != 0;
@@ -327,6 +329,7 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
   l.grid = grid;
   l.block = block;
   l.shared_bytes = shared_bytes;
+  choose_traced(l);
   l.random.state = options_.seed * 0x9e3779b97f4a7c15ull + 1;
   std::vector<u64> order;
   if (options_.seed != 0) {
@@ -346,7 +349,8 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
     if (const auto reads = reads_of_unwritten_registers(*p.entry); !reads.empty()) {
       checked_.erase(p.entry);
       throw KernelError("[ptx] kernel '" + p.entry->name + "', " + p.line_of(*reads[0]) + " (" +
-                        std::string(reads[0]->opcode) + "): reads a register that no other instruction writes");
+                        std::string(reads[0]->opcode) +
+                        "): reads a register that no other instruction writes");
     }
   const u64 size = shared_bytes != 0 ? p.dynamic_offset + shared_bytes : p.shared_bytes;
   if (p.uses_async && size > kMaxSharedAddress)
