@@ -400,3 +400,34 @@ ret;
   CHECK(printed == line + line);
   CHECK_THROWS_WITH(m.launch("check", {1}, {1}, 0), ContainsSubstring("the assertion 'ab' of ab:33 failed"));
 }
+
+TEST_CASE("atomics of 16 bits, pairs and vectors") {
+  const std::string text = kHead + R"(
+.visible .entry k(.param .u64 p)
+{
+.reg .b16 %h<9>;
+.reg .b32 %r<9>;
+.reg .b64 %rd<4>;
+ld.param.u64 %rd1, [p];
+mov.b16 %h1, 0x3c00;
+atom.global.add.noftz.f16 %h2, [%rd1], %h1;
+mov.b16 %h3, 0x3f80;
+red.global.add.noftz.bf16 [%rd1+2], %h3;
+mov.b32 %r1, 0x40003c00;
+atom.global.gpu.add.noftz.f16x2 %r2, [%rd1+4], %r1;
+mov.b32 %r3, 0f40000000;
+red.global.add.v2.f32 [%rd1+8], {%r3, %r3};
+mov.b16 %h4, 7;
+mov.b16 %h5, 0;
+atom.global.cas.b16 %h6, [%rd1+16], %h5, %h4;
+ret;
+}
+)";
+  in_each_order(text, [](Machine& m) {
+    const u64 p = upload(m, std::vector<u32>(8, 0));
+    m.launch("k", {1}, {32}, 0, p);
+    // 32 times 1.0; 1.0 and 2.0; 2.0; and 7 once.
+    CHECK(download<u32>(m, p, 5) == std::vector<u32>{0x42005000, 0x54005000, 0x42800000, 0x42800000, 7});
+    CHECK_THROWS_WITH(m.launch("k", {1}, {32}, 0, p + 4), ContainsSubstring("no multiple of 8"));
+  });
+}
