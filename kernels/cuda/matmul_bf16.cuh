@@ -167,13 +167,13 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_16_bit(Gem
   };
   const auto multiply = [&](int from) { multiply_fragments<T>(sums, a[from], b[from]); };
 
-  const int thread = static_cast<int>(threadIdx.x);
-  if (thread < kM) row_sums[thread] = 0;
   fetch(range.first);
   UNROLL for (int i = 1; i < kStages - 1; ++i) fetch(kDepth);
   ptx::cp_async_wait<kStages - 2>();
   __syncthreads();
   if (range.tiles > 0) read(shared, 0, 0);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < kM) row_sums[thread] = 0;
   int stage = 0;
   for (int tiles = range.tiles; tiles > 0; --tiles) {
     read(shared + stage, 1, 1);

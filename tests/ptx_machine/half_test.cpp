@@ -310,3 +310,61 @@ TEST_CASE("rarer integer instructions follow the manual") {
   same("set.lo.u32.u64 %wd, %la, %lb;", "%wd", list, [&](u64 a, u64 b, u64) { return a < b ? 0xffffffffu : 0; });
   same("set.lt.f32.s32 %wd, %wa, %wb;", "%wd", list, [&](u64 a, u64 b, u64) { return s(a) < s(b) ? 0x3f800000 : 0; });
 }
+
+TEST_CASE("conversions to tf32 and to 8 bits") {
+  std::vector<Operands> list = integer_cases();
+  for (u32 i = 0; i < 300; ++i)  // numbers around all those of 8 bits
+    list.push_back({std::bit_cast<u32>(std::ldexp(static_cast<float>(static_cast<int>(i) - 150) * 0.37f, static_cast<int>(i % 20) - 8)), 0, 0});
+  const auto finite = [](u64 a) { return (a & 0x7f800000) != 0x7f800000; };
+  same("cvt.rna.tf32.f32 %wd, %wa;", "%wd", list, [&](u64 a, u64, u64) -> u64 {
+    a &= 0xffffffff;
+    if (!finite(a)) return (a & 0x7fffff) != 0 ? 0x7fffffff : a;
+    const u64 magnitude = ((a & 0x7fffffff) + 0x1000) / 0x2000 * 0x2000;  // ties go away from zero
+    return magnitude | (a & 0x80000000);
+  });
+  same("cvt.rn.relu.tf32.f32 %wd, %wa;", "%wd", list, [&](u64 a, u64, u64) -> u64 {
+    a &= 0xffffffff;
+    if (!finite(a)) return (a & 0x7fffff) != 0 ? 0x7fffffff : (a >> 31) != 0 ? 0 : a;
+    u64 units = a / 0x2000;
+    const u64 rest = a % 0x2000;
+    if (rest > 0x1000 || (rest == 0x1000 && units % 2 != 0)) ++units;
+    return (a >> 31) != 0 ? 0 : units * 0x2000;
+  });
+  // The nearest of all 128 magnitudes; at a tie the even one; the largest number stands for all beyond it.
+  for (const bool e4m3 : {true, false}) {
+    const int mantissa = e4m3 ? 3 : 2, bias = e4m3 ? 7 : 15, last = e4m3 ? 0x7e : 0x7b;
+    const auto value = [&](int code) {
+      const int exponent = code >> mantissa;
+      const double fraction = static_cast<double>(code & ((1 << mantissa) - 1)) / (1 << mantissa);
+      return exponent == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, exponent - bias);
+    };
+    const auto nearest_code = [&](u64 bits) -> u64 {
+      const double x = std::bit_cast<float>(static_cast<u32>(bits));
+      if (x != x) return 0x7f;
+      const double y = std::min(std::fabs(x), 2 * value(last));
+      int best = 0;
+      for (int code = 1; code <= last; ++code) {
+        const double d = std::fabs(y - value(code)), e = std::fabs(y - value(best));
+        if (d < e || (d == e && code % 2 == 0)) best = code;
+      }
+      return static_cast<u64>(best) | (std::signbit(x) ? 0x80 : 0);
+    };
+    const std::string type = e4m3 ? "e4m3x2" : "e5m2x2";
+    same("cvt.rn.satfinite." + type + ".f32 %hd, %wa, %wb;", "%hd", list,
+         [&](u64 a, u64 b, u64) { return nearest_code(a) << 8 | nearest_code(b); });
+    same("cvt.rn.f16x2." + type + " %wd, %ha;", "%wd", list, [&](u64 a, u64, u64) {
+      u64 d = 0;
+      for (int i = 0; i < 2; ++i) {
+        const int code = static_cast<int>(a >> (8 * i)) & 0x7f;
+        const Small f{false};
+        u64 half = 0x7fff;
+        if (e4m3 ? code != 0x7f : code < 0x7c)
+          for (half = 0; f.value(half) != static_cast<Quad>(value(code));) ++half;
+        else if (!e4m3 && code == 0x7c) half = 0x7c00;
+        if (half != 0x7fff && ((a >> (8 * i)) & 0x80) != 0) half |= 0x8000;
+        d |= half << (16 * i);
+      }
+      return d;
+    });
+  }
+}

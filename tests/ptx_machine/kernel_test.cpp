@@ -290,3 +290,144 @@ ret;
     }
   });
 }
+
+TEST_CASE("bar.red reduces predicates, and bar.arrive does not wait") {
+  in_each_order(kHead + R"(
+.visible .entry k(.param .u64 out)
+{
+.shared .align 4 .b8 word[4];
+.reg .pred %p<6>;
+.reg .b32 %r<9>;
+.reg .b64 %rd<4>;
+ld.param.u64 %rd1, [out];
+mov.u32 %r1, %tid.x;
+setp.lt.u32 %p1, %r1, 40;
+bar.red.popc.u32 %r2, 0, %p1;
+bar.red.and.pred %p2, 1, 64, %p1;
+bar.red.or.pred %p3, 2, !%p1;
+selp.u32 %r3, 1, 0, %p2;
+selp.u32 %r4, 2, 0, %p3;
+// Warp 0 waits for what warp 1 stores.
+setp.lt.u32 %p4, %r1, 32;
+@%p4 bra WAIT;
+st.shared.u32 [word], 100;
+bar.arrive 3, 64;
+mov.u32 %r5, 0;
+bra JOIN;
+WAIT:
+bar.sync 3, 64;
+ld.shared.u32 %r5, [word];
+JOIN:
+add.u32 %r2, %r2, %r3;
+add.u32 %r2, %r2, %r4;
+add.u32 %r2, %r2, %r5;
+mul.wide.u32 %rd2, %r1, 4;
+add.s64 %rd2, %rd1, %rd2;
+st.global.u32 [%rd2], %r2;
+ret;
+}
+)",
+                [](Machine& m) {
+                  m.options().check_races = true;
+                  m.options().allow_equal_writes = true;  // the lanes of warp 1 store the same word
+                  const u64 out = m.memory().allocate(256);
+                  m.launch("k", {2}, {64}, 0, out);
+                  const auto found = download<u32>(m, out, 64);
+                  for (u32 i = 0; i < 64; ++i) CHECK(found[i] == 42 + (i < 32 ? 100 : 0));
+                });
+}
+
+TEST_CASE("printf reaches the options' print, and a failed assertion is an error") {
+  Machine m;
+  std::string printed;
+  m.options().print = [&](const std::string& text) { printed += text; };
+  m.load(kHead + R"(
+.extern .func (.param .b32 result) vprintf(.param .b64 format, .param .b64 arguments);
+.extern .func __assertfail(.param .b64 a, .param .b64 b, .param .b32 c, .param .b64 d, .param .b64 e);
+.global .align 1 .b8 format[] = {100, 61, 37, 53, 100, 32, 37, 108, 108, 120, 32, 37, 46, 50, 102, 32, 37, 115, 37, 37, 10, 0};
+.global .align 1 .b8 name[] = {97, 98, 0};
+.visible .entry print()
+{
+.local .align 8 .b8 buffer[32];
+.reg .b64 %rd<9>;
+.reg .b32 %r<3>;
+mov.u64 %rd1, buffer;
+cvta.local.u64 %rd2, %rd1;
+mov.b32 %r1, -7;
+st.local.u32 [%rd1], %r1;
+mov.b64 %rd3, 0x123456789ab;
+st.local.u64 [%rd1+8], %rd3;
+mov.f64 %rd4, 0d4004000000000000;
+st.local.f64 [%rd1+16], %rd4;
+mov.u64 %rd5, name;
+st.local.u64 [%rd1+24], %rd5;
+mov.u64 %rd6, format;
+{
+.param .b64 p0;
+st.param.b64 [p0], %rd6;
+.param .b64 p1;
+st.param.b64 [p1], %rd2;
+.param .b32 r0;
+call.uni (r0), vprintf, (p0, p1);
+ld.param.b32 %r2, [r0];
+}
+ret;
+}
+.visible .entry check()
+{
+.reg .b64 %rd<3>;
+.reg .b32 %r<3>;
+mov.u64 %rd1, name;
+mov.b32 %r1, 33;
+{
+.param .b64 a;
+st.param.b64 [a], %rd1;
+.param .b64 b;
+st.param.b64 [b], %rd1;
+.param .b32 c;
+st.param.b32 [c], %r1;
+.param .b64 d;
+st.param.b64 [d], %rd1;
+.param .b64 e;
+st.param.b64 [e], 1;
+call.uni __assertfail, (a, b, c, d, e);
+}
+ret;
+}
+)");
+  m.launch("print", {1}, {2}, 0);
+  const std::string line = "d=   -7 123456789ab 2.50 ab%\n";
+  CHECK(printed == line + line);
+  CHECK_THROWS_WITH(m.launch("check", {1}, {1}, 0), ContainsSubstring("the assertion 'ab' of ab:33 failed"));
+}
+
+TEST_CASE("atomics of 16 bits, pairs and vectors") {
+  const std::string text = kHead + R"(
+.visible .entry k(.param .u64 p)
+{
+.reg .b16 %h<9>;
+.reg .b32 %r<9>;
+.reg .b64 %rd<4>;
+ld.param.u64 %rd1, [p];
+mov.b16 %h1, 0x3c00;
+atom.global.add.noftz.f16 %h2, [%rd1], %h1;
+mov.b16 %h3, 0x3f80;
+red.global.add.noftz.bf16 [%rd1+2], %h3;
+mov.b32 %r1, 0x40003c00;
+atom.global.gpu.add.noftz.f16x2 %r2, [%rd1+4], %r1;
+mov.b32 %r3, 0f40000000;
+red.global.add.v2.f32 [%rd1+8], {%r3, %r3};
+mov.b16 %h4, 7;
+mov.b16 %h5, 0;
+atom.global.cas.b16 %h6, [%rd1+16], %h5, %h4;
+ret;
+}
+)";
+  in_each_order(text, [](Machine& m) {
+    const u64 p = upload(m, std::vector<u32>(8, 0));
+    m.launch("k", {1}, {32}, 0, p);
+    // 32 times 1.0; 1.0 and 2.0; 2.0; and 7 once.
+    CHECK(download<u32>(m, p, 5) == std::vector<u32>{0x42005000, 0x54005000, 0x42800000, 0x42800000, 7});
+    CHECK_THROWS_WITH(m.launch("k", {1}, {32}, 0, p + 4), ContainsSubstring("no multiple of 8"));
+  });
+}

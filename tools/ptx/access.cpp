@@ -78,9 +78,10 @@ T combine(u32 op, Type::Kind kind, T old, T b, T third) {
       if (kind == Type::kFloat) {
         if constexpr (sizeof(T) == 4)
           return std::bit_cast<u32>(canonical(std::bit_cast<float>(old) + std::bit_cast<float>(b)));
-        else return std::bit_cast<u64>(std::bit_cast<double>(old) + std::bit_cast<double>(b));
+        else if constexpr (sizeof(T) == 8)
+          return std::bit_cast<u64>(std::bit_cast<double>(old) + std::bit_cast<double>(b));
       }
-      return old + b;
+      return static_cast<T>(old + b);
     case kMin:
       return kind == Type::kSigned ? static_cast<T>(std::min(static_cast<S>(old), static_cast<S>(b)))
                                    : std::min(old, b);
@@ -88,19 +89,19 @@ T combine(u32 op, Type::Kind kind, T old, T b, T third) {
       return kind == Type::kSigned ? static_cast<T>(std::max(static_cast<S>(old), static_cast<S>(b)))
                                    : std::max(old, b);
     case kAnd:
-      return old & b;
+      return static_cast<T>(old & b);
     case kOr:
-      return old | b;
+      return static_cast<T>(old | b);
     case kXor:
-      return old ^ b;
+      return static_cast<T>(old ^ b);
     case kExchange:
       return b;
     case kCompare:
       return old == b ? third : old;
     case kIncrement:
-      return old >= b ? 0 : old + 1;
+      return static_cast<T>(old >= b ? 0 : old + 1);
     default:
-      return old == 0 || old > b ? b : old - 1;
+      return static_cast<T>(old == 0 || old > b ? b : old - 1);
   }
 }
 template <class T>
@@ -124,6 +125,54 @@ void run_atomic(Warp& w, const Code& c, u32 mask) {
     std::memcpy(at, &updated, sizeof(T));
   }
   if (has_result) w.write(result, values, mask);
+}
+
+// add, min and max of f16 and bf16, alone, in pairs, and in vectors of them or of f32. Each element is an atomic of its
+// own. Flags: bits 12-15 the operation, 16 whether bf16, 17-18 the type (0: 16 bits, 1: a pair, 2: f32), 19 as above,
+// 20-23 the number of registers.
+u16 combine_half(u32 op, Format f, u16 old, u16 b) {
+  const double x = widen(old, f), y = widen(b, f);
+  double result = x + y;  // exact, or far from a tie: two numbers of few bits
+  if (op != kAdd) result = x != x ? y : y != y ? x : (op == kMin) == (x < y) ? x : y;
+  return static_cast<u16>(narrow(result, f, kNearestEven));
+}
+void run_atomic_elements(Warp& w, const Code& c, u32 mask) {
+  const Ref* o = w.operands(c);
+  const bool has_result = (c.flags & (1u << 19)) == 0;
+  const u32 op = (c.flags >> 12) & 15, type = (c.flags >> 17) & 3, count = (c.flags >> 20) & 15;
+  const Format format = (c.flags & (1u << 16)) != 0 ? kBrain : kHalf;
+  const u32 bytes = type == 0 ? 2 : 4;
+  const Ref* const results = o;
+  if (has_result) o += count;
+  u64 address[32];
+  w.addresses(o[0], c.offset[0], address);
+  for (u32 m = mask; m != 0; m &= m - 1) {
+    const int lane = std::countr_zero(m);
+    if (address[lane] % (bytes * count) != 0)
+      w.fail(c, lane, "updates " + hex(address[lane]) + ", which is no multiple of " + std::to_string(bytes * count));
+    u32 sources[8] = {}, before[8] = {};
+    for (u32 i = 0; i < count; ++i)
+      sources[i] = bytes == 2 ? w.row<const u16>(o[1 + i])[lane] : w.row<const u32>(o[1 + i])[lane];
+    for (u32 i = 0; i < count; ++i) {
+      std::byte* const at = w.locate(c, lane, static_cast<Space>(c.flags & 7), address[lane] + i * bytes, bytes,
+                                     Warp::Access::kUpdate);
+      std::memcpy(&before[i], at, bytes);
+      u32 updated = 0;
+      if (type == 2) {
+        updated = combine<u32>(op, Type::kFloat, before[i], sources[i], 0);
+      } else {
+        for (u32 shift = 0; shift < 8 * bytes; shift += 16)
+          updated |= u32{combine_half(op, format, static_cast<u16>(before[i] >> shift),
+                                      static_cast<u16>(sources[i] >> shift))}
+                     << shift;
+      }
+      std::memcpy(at, &updated, bytes);
+    }
+    for (u32 i = 0; has_result && i < count; ++i) {
+      if (bytes == 2) w.row<u16>(results[i])[lane] = static_cast<u16>(before[i]);
+      else w.row<u32>(results[i])[lane] = before[i];
+    }
+  }
 }
 
 // cp.async writes its destination at the wait, as late as it may. Until then, the bytes cannot be read.
@@ -301,10 +350,40 @@ bool find_atomic(const Parts& parts, Entry& entry) {
   for (std::size_t i = 1; i + 1 < parts.size(); ++i) {
     const auto found = std::find(std::begin(kAtomicNames), std::end(kAtomicNames), parts[i]);
     if (found != std::end(kAtomicNames)) op = static_cast<u32>(found - std::begin(kAtomicNames));
+    else if (parts[i] == "v2" || parts[i] == "v4" || parts[i] == "v8" || parts[i] == "f16" || parts[i] == "bf16" ||
+             parts[i] == "f16x2" || parts[i] == "bf16x2" || parts[i] == "f32") continue;
     else if (!space_of(parts[i], space) && !is_hint(parts[i])) return false;
   }
   Type type;
-  if (op == ~0u || !parse_type(parts.back(), type) || type.bytes < 4) return false;
+  // f16, bf16, pairs of them, and vectors.
+  u32 vector = 1, element = 3;
+  bool brain = false;
+  for (const std::string_view part : parts) {
+    if (part == "v2" || part == "v4" || part == "v8") vector = static_cast<u32>(part[1] - '0');
+    if (part == "f16" || part == "bf16") element = 0;
+    if (part == "f16x2" || part == "bf16x2") element = 1;
+    if (part == "f32") element = 2;
+    brain = brain || part.starts_with("bf16");
+  }
+  if (element < 2 || (element == 2 && vector > 1)) {
+    if (op > kMax || (element == 2 && op != kAdd) || vector * (element == 0 ? 2 : 4) > 16) return false;
+    const std::string list = std::string(element == 0 ? "h" : "w") + std::to_string(vector);
+    entry.order = order_of(parts, true);
+    entry.run = &run_atomic_elements;
+    entry.signature = (red ? "m" : list + "=m") + list;
+    entry.flags = space_flag(space) | op << 12 | (brain ? 1u << 16 : 0u) | element << 17 | (red ? 1u << 19 : 0u) |
+                  vector << 20;
+    return true;
+  }
+  if (op == ~0u || vector != 1 || !parse_type(parts.back(), type) || type.bytes < 2) return false;
+  if (type.bytes == 2) {  // atom.cas.b16 and atom.exch.b16
+    if (op != kCompare && op != kExchange) return false;
+    entry.order = order_of(parts, true);
+    entry.run = &run_atomic<u16>;
+    entry.signature = std::string(red ? "m" : "h=m") + (op == kCompare ? "hh" : "h");
+    entry.flags = space_flag(space) | (op << 12) | (u32{type.kind} << 16) | (red ? 1u << 19 : 0u);
+    return true;
+  }
   if (type.kind == Type::kFloat && op != kAdd) return false;
   const std::string l = type.bytes == 4 ? "w" : "l";
   entry.order = order_of(parts, true);

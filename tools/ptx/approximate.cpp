@@ -6,59 +6,76 @@
 namespace tapestry::ptx {
 namespace {
 
-// The largest error is relative * |y| + absolute.
+// The largest error, as the manual's sections of the instructions state it: relative * |y| + absolute, or some units in
+// the last place (ulp).
 struct Bound {
-  double relative, absolute;
+  double relative = 0, absolute = 0;
+  int ulps = 0;
 };
 enum Flag : u32 { kFlushFlag = 1 };
 
 float approximate(double y, Bound bound, Approximate mode, bool ftz) {
   auto x = static_cast<float>(y);
-  if (mode != Approximate::kNearest && std::isfinite(y) && y != 0) {
-    const double error = bound.relative * std::fabs(y) + bound.absolute;
-    x = static_cast<float>(mode == Approximate::kLow ? y - error : y + error);
-    // The edge itself may round to a number outside of the bound.
-    if (std::fabs(x - y) > error) x = std::nextafterf(x, static_cast<float>(y));
+  if (mode != Approximate::kNearest && std::isfinite(y) && y != 0 && std::isfinite(x)) {
+    const float end = mode == Approximate::kLow ? -HUGE_VALF : HUGE_VALF;
+    if (bound.ulps != 0) {
+      // The nearest number may lie on the far side of y; then one more step would exceed the error.
+      const float next = std::nextafterf(x, end);
+      const double ulp = std::fabs(static_cast<double>(next) - static_cast<double>(x));
+      for (int i = 0; i < bound.ulps; ++i) {
+        const float further = std::nextafterf(x, end);
+        if (std::isfinite(further) && std::fabs(static_cast<double>(further) - y) <= bound.ulps * ulp) x = further;
+      }
+    } else {
+      const double error = bound.relative * std::fabs(y) + bound.absolute;
+      x = static_cast<float>(mode == Approximate::kLow ? y - error : y + error);
+      // The edge itself may round to a number outside of the bound.
+      if (std::fabs(static_cast<double>(x) - y) > error) x = std::nextafterf(x, static_cast<float>(y));
+    }
   }
   return canonical(ftz ? flush(x) : x);
 }
 
 struct Exp2 {
-  static constexpr Bound kBound{0x1p-22, 0};
+  static Bound bound(float) { return {0, 0, 2}; }
   double operator()(float a) const { return std::exp2(static_cast<double>(a)); }
 };
 struct Log2 {
-  static constexpr Bound kBound{0, 0x1p-22};
+  static Bound bound(float a) { return a > 0.5f && a < 2 ? Bound{0, 0x1p-22, 0} : Bound{0x1p-22, 0, 0}; }
   double operator()(float a) const { return std::log2(static_cast<double>(a)); }
 };
 struct Reciprocal {
-  static constexpr Bound kBound{0x1p-23, 0};
+  static Bound bound(float) { return {0, 0, 1}; }
   double operator()(float a) const { return 1 / static_cast<double>(a); }
 };
 struct InverseRoot {
-  static constexpr Bound kBound{1.4e-7, 0};  // 2^-22.9
+  static Bound bound(float) { return {1.277e-7, 0, 0}; }  // 2^-22.9
   double operator()(float a) const { return 1 / std::sqrt(static_cast<double>(a)); }
 };
 struct Root {
-  static constexpr Bound kBound{0x1p-23, 0};
+  static Bound bound(float) { return {0x1p-23, 0, 0}; }
   double operator()(float a) const { return std::sqrt(static_cast<double>(a)); }
 };
+// 2^-20.5 in [-2 pi, 2 pi] and 2^-14.7 in [-100 pi, 100 pi]. Beyond, the manual gives no bound.
+Bound circular_bound(float a) {
+  return {0, std::fabs(a) <= 6.2831853f ? 6.743e-7 : 3.757e-5, 0};
+}
 struct Sine {
-  static constexpr Bound kBound{0, 6.7e-7};  // 2^-20.5 in [-pi, pi]
+  static Bound bound(float a) { return circular_bound(a); }
   double operator()(float a) const { return std::sin(static_cast<double>(a)); }
 };
 struct Cosine {
-  static constexpr Bound kBound{0, 6.7e-7};
+  static Bound bound(float a) { return circular_bound(a); }
   double operator()(float a) const { return std::cos(static_cast<double>(a)); }
 };
 struct Tanh {
-  static constexpr Bound kBound{0x1p-11, 0};
+  static Bound bound(float) { return {0x1p-11, 0, 0}; }
   double operator()(float a) const { return std::tanh(static_cast<double>(a)); }
 };
 // 2 ulp. div.approx gives 0 if the divisor is above 2^126 and the dividend is finite; div.full does not.
 template <bool full>
 struct Quotient {
-  static constexpr Bound kBound{0x1p-23, 0};
+  static Bound bound(float, float) { return {0, 0, 2}; }
   double operator()(float a, float b) const {
     if (!full && std::fabs(b) > 0x1p126f && std::isfinite(b))
       return std::isinf(a) ? std::nan("") : a * std::copysign(0.0, b);
@@ -78,7 +95,7 @@ void run_approximate(Warp& w, const Code& c, u32 mask) {
       const auto value = [&](const Ref& r) {
         return ftz ? flush(w.row<const float>(r)[lane]) : w.row<const float>(r)[lane];
       };
-      values[lane] = approximate(Op()(value(o[1 + I])...), Op::kBound, mode, ftz);
+      values[lane] = approximate(Op()(value(o[1 + I])...), Op::bound(value(o[1 + I])...), mode, ftz);
     }
   }
   (std::index_sequence_for<S...>());

@@ -212,6 +212,91 @@ struct SingleToBrain {
   }
 };
 
+// cvt.rna.tf32.f32 and the like: the 13 low bits become zero.
+enum Tf32Flag : u32 { kAway = 1, kToZeroTf32 = 2, kReluTf32 = 4 };
+void run_tf32(Warp& w, const Code& c, u32 mask) {
+  const Ref* const o = w.operands(c);
+  const u32* const a = w.row<const u32>(o[1]);
+  u32 values[32];
+  for (int lane = 0; lane < 32; ++lane) {
+    u32 x = a[lane];
+    const bool nan = (x & 0x7fffffff) > 0x7f800000;
+    if ((x & 0x7f800000) != 0x7f800000 && (c.flags & kToZeroTf32) == 0)
+      x += (c.flags & kAway) != 0 ? 0x1000 : 0xfff + ((x >> 13) & 1);
+    x &= 0xffffe000u;
+    if ((c.flags & kReluTf32) != 0 && (x >> 31) != 0) x = 0;
+    values[lane] = nan ? kCanonicalNan : x;
+  }
+  w.write(o[0], values, mask);
+}
+// e4m3 has no infinity and e5m2 is used without: numbers beyond the largest become the largest.
+u32 narrow_eight(double x, bool e4m3) {
+  const u32 sign = std::signbit(x) ? 0x80 : 0;
+  if (x != x) return 0x7f;
+  if (!e4m3) return std::min(narrow(std::fabs(x), Format{5, 2}, kNearestEven), 0x7bu) | sign;
+  const double y = std::fabs(x);
+  if (y < 248) return narrow(y, Format{4, 3}, kNearestEven) | sign;
+  return (0x78 + static_cast<u32>(std::min(std::max(std::nearbyint(y / 32), 8.0), 14.0)) - 8) | sign;
+}
+// Flags: 1 e4m3, 2 relu. The first operand becomes the upper half.
+template <bool from_halves>
+void run_to_eight(Warp& w, const Code& c, u32 mask) {
+  const Ref* const o = w.operands(c);
+  u16 values[32];
+  for (int lane = 0; lane < 32; ++lane) {
+    double high, low;
+    if (from_halves) {
+      high = widen(w.row<const u32>(o[1])[lane] >> 16, kHalf);
+      low = widen(w.row<const u32>(o[1])[lane] & 0xffff, kHalf);
+    } else {
+      high = static_cast<double>(w.row<const float>(o[1])[lane]);
+      low = static_cast<double>(w.row<const float>(o[c.count - 1])[lane]);
+    }
+    if ((c.flags & 2) != 0) {
+      if (high < 0) high = 0;
+      if (low < 0) low = 0;
+    }
+    values[lane] = static_cast<u16>(narrow_eight(high, (c.flags & 1) != 0) << 8 | narrow_eight(low, (c.flags & 1) != 0));
+  }
+  w.write(o[0], values, mask);
+}
+void run_from_eight(Warp& w, const Code& c, u32 mask) {
+  const Ref* const o = w.operands(c);
+  const u16* const a = w.row<const u16>(o[1]);
+  u32 values[32] = {};
+  for (int lane = 0; lane < 32; ++lane)
+    for (u32 half = 0; half < 2; ++half) {
+      const u32 byte = (a[lane] >> (8 * half)) & 0xff;
+      double x = (c.flags & 1) != 0 ? widen_e4m3(byte) : widen(byte, Format{5, 2});
+      if ((c.flags & 2) != 0 && x < 0) x = 0;
+      values[lane] |= narrow(x, kHalf, kNearestEven) << (16 * half);
+    }
+  w.write(o[0], values, mask);
+}
+bool find_narrow(const Parts& p, Entry& e) {
+  const std::string_view to = p[p.size() - 2], from = p.back();
+  u32 relu = 0;
+  bool nearest = false, away = false, zero = false, finite = false;
+  for (std::size_t i = 1; i + 2 < p.size(); ++i) {
+    if (p[i] == "relu") relu = 1;
+    else if (p[i] == "rn") nearest = true;
+    else if (p[i] == "rna") away = true;
+    else if (p[i] == "rz") zero = true;
+    else if (p[i] == "satfinite") finite = true;
+    else return false;
+  }
+  const bool e4m3 = to == "e4m3x2" || from == "e4m3x2";
+  if (to == "tf32" && from == "f32" && nearest + away + zero == 1 && !finite)
+    e = {&run_tf32, "w=w", (away ? u32{kAway} : 0) | (zero ? u32{kToZeroTf32} : 0) | (relu != 0 ? u32{kReluTf32} : 0)};
+  else if ((to == "e4m3x2" || to == "e5m2x2") && nearest && finite && (from == "f32" || from == "f16x2"))
+    e = {from == "f32" ? &run_to_eight<false> : &run_to_eight<true>, from == "f32" ? "h=ww" : "h=w",
+         u32{e4m3} | relu << 1};
+  else if ((from == "e4m3x2" || from == "e5m2x2") && to == "f16x2" && nearest && !finite)
+    e = {&run_from_eight, "w=h", u32{e4m3} | relu << 1};
+  else return false;
+  return true;
+}
+
 bool type_number(std::string_view name, u32& type) {
   const auto found = std::find(std::begin(kNames), std::end(kNames), name);
   type = static_cast<u32>(found - std::begin(kNames));
@@ -222,6 +307,7 @@ bool type_number(std::string_view name, u32& type) {
 
 bool find_convert(const Parts& parts, Entry& entry) {
   if (parts[0] != "cvt" || parts.size() < 3) return false;
+  if (find_narrow(parts, entry)) return true;
   u32 flags = 0, to = 0, from = 0;
   bool float_rounding = false;
   static constexpr std::string_view kRoundings[] = {"rn", "rz", "rm", "rp"},

@@ -83,6 +83,7 @@ class Decoder {
   std::uint32_t target(std::string_view label) const { return frame_->pcs[function_->labels.at(label)]; }
 
   static bool is_call(const Instruction& i) { return i.opcode == "call" || i.opcode == "call.uni"; }
+  static bool is_provided(std::string_view name) { return name == "vprintf" || name == "__assertfail"; }
   static std::string_view callee(const Instruction& i) {
     for (const Operand& o : i.operands)
       if (o.kind == Operand::kSymbol) return o.name;
@@ -101,6 +102,7 @@ class Decoder {
       if (!called)
         fail(i, "calls " + quoted(callee(i)) +
                     ", which is no function of the module; indirect calls are not supported");
+      if (is_provided(called->name)) continue;
       if (!called->has_body) fail(i, "calls " + quoted(called->name) + ", which has no body");
       if (called->is_entry) fail(i, "calls a kernel");
       collect(*called, depth + 1);
@@ -418,6 +420,22 @@ class Decoder {
     return true;
   }
 
+  // 1 + the BarrierReduction of bar.red.popc.u32 and the like; 0 if it is none.
+  static std::uint32_t barrier_reduction(std::string_view op) {
+    for (const std::string_view start : {"bar.red.", "bar.cta.red.", "barrier.red.", "barrier.cta.red."}) {
+      if (!op.starts_with(start)) continue;
+      const std::string_view rest = op.substr(start.size());
+      for (const std::string_view infix : {"", "aligned."}) {
+        const auto is = [&](std::string_view name, std::string_view type) {
+          return rest == std::string(name) + "." + std::string(infix) + std::string(type);
+        };
+        if (is("popc", "u32")) return 1 + kReducePopc;
+        if (is("and", "pred")) return 1 + kReduceAnd;
+        if (is("or", "pred")) return 1 + kReduceOr;
+      }
+    }
+    return 0;
+  }
   bool decode_control(const Instruction& i) {
     const std::string_view op = i.opcode;
     if (op == "bra" || op == "bra.uni") {
@@ -445,6 +463,14 @@ class Decoder {
     } else if (op == "bar.sync" || op == "barrier.sync" || op == "barrier.cta.sync" ||
                op == "barrier.sync.aligned" || op == "bar.cta.sync" || op == "barrier.cta.sync.aligned") {
       apply(i, emit(i, &run_barrier), "w?w");
+    } else if (op == "bar.arrive" || op == "barrier.arrive" || op == "barrier.arrive.aligned" ||
+               op == "bar.cta.arrive" || op == "barrier.cta.arrive" || op == "barrier.cta.arrive.aligned") {
+      apply(i, emit(i, &run_barrier_arrive), "ww");
+    } else if (const std::uint32_t kind = barrier_reduction(op); kind != 0) {
+      const std::string threads = i.operands.size() > 3 ? "w" : "";
+      Code& c = emit(i, &run_barrier_reduction);
+      c.flags = kind - 1;
+      apply(i, c, (c.flags == kReducePopc ? "w=w" : "p=w") + threads + "p");
     } else if (op.starts_with("membar.") || op.starts_with("fence.") || op.starts_with("prefetch.") ||
                op.starts_with("nanosleep.") || op.starts_with("griddepcontrol.") ||
                op.starts_with("prefetchu.")) {
@@ -458,8 +484,25 @@ class Decoder {
     }
     return true;
   }
+  // The arguments of vprintf and __assertfail become the places of their .param variables.
+  void decode_provided(const Instruction& i, const Function& called) {
+    std::vector<Program::Copy> places;
+    for (const Operand& o : i.operands)
+      if (o.kind == Operand::kVector)
+        for (const Operand& element : o.elements) {
+          const auto own = frame_->local.find(element.name);
+          if (element.kind != Operand::kSymbol || own == frame_->local.end())
+            fail(i, "passes a value that is no .param variable");
+          places.push_back({0, own->second, 8});
+        }
+    const bool prints = called.name == "vprintf";
+    if (prints ? places.size() != 3 : places.size() < 4) fail(i, "passes a wrong number of values");
+    emit(i, prints ? &run_print : &run_assert).offset[0] = static_cast<std::int64_t>(p_.copies.size());
+    p_.copies.push_back(std::move(places));
+  }
   void decode_call(const Instruction& i) {
     const Function& called = *module_.find(std::string(callee(i)));
+    if (is_provided(called.name)) return decode_provided(i, called);
     const Frame& other = frames_[&called];
     std::vector<Program::Copy> to, back;
     bool after_name = false;

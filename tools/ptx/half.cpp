@@ -93,7 +93,7 @@ struct Number {
         if (approximate != Approximate::kNearest && std::isfinite(x) && x != 0) {
           const double bound = exp2 ? std::fabs(x) * (brain ? 0x1p-7 : 0x1.125p-10) : brain ? 0x1p-8 : 0x1.02p-11;
           // Half a unit is left for the rounding below, so that the result keeps the bound.
-          const double half = std::fabs(x) * (brain ? 0x1p-8 : 0x1p-11);
+          const double half = (std::fabs(x) + bound) * (brain ? 0x1p-8 : 0x1p-11);
           if (bound > half) x += approximate == Approximate::kLow ? -(bound - half) : bound - half;
         }
       }

@@ -30,7 +30,9 @@ std::string lanes_text(const Warp& w, u32 lanes, const Launch& l) {
 class Scheduler {
  public:
   Scheduler(Launch& launch, Block& block)
-      : l_(launch), b_(block), async_(block.async.get()),
+      : l_(launch),
+        b_(block),
+        async_(block.async.get()),
         threads_(launch.block.x * launch.block.y * launch.block.z) {
     for (u32 number = 0; number * 32 < threads_; ++number) warps_.emplace_back(block, number, threads_);
   }
@@ -61,8 +63,8 @@ class Scheduler {
   }
 
  private:
-  // No thread can run. Wakes those that wait for events, and completes an asynchronous operation if nothing has
-  // happened since they were woken last.
+  // No thread can run. Wakes those that wait for events, and completes an asynchronous operation if nothing
+  // has happened since they were woken last.
   bool wake() {
     bool waits = false;
     for (const Warp& w : warps_) waits = waits || w.at_event() != 0;
@@ -91,16 +93,30 @@ class Scheduler {
           wanted = std::max(wanted, w.waiting(lane).threads);
         });
       }
+      for (const Block::Arrival& a : b_.arrivals)
+        if (a.barrier == barrier) {
+          ++arrived;
+          wanted = std::max(wanted, a.threads);
+        }
       if (arrived == 0 || arrived < (wanted != 0 ? wanted : live)) continue;
       check(barrier, arrived, wanted);
-      std::vector<u32> came;
+      std::vector<u32> came, leaving;
+      u32 ones = 0, voters = 0;
       for (Warp& w : warps_) {
         u32 lanes = 0;
         each(w, barrier, [&](int lane) { lanes |= 1u << lane; });
         w.release(lanes);
         came.push_back(lanes);
+        ones += static_cast<u32>(std::popcount(w.votes & lanes));
+        voters += static_cast<u32>(std::popcount(lanes));
       }
-      if (b_.races) b_.races->barrier(came, came);
+      leaving = came;
+      for (std::size_t i = 0; i < warps_.size(); ++i) warps_[i].finish_reduction(leaving[i], ones, voters);
+      std::erase_if(b_.arrivals, [&](const Block::Arrival& a) {
+        if (a.barrier == barrier) came[a.warp] |= a.lanes;
+        return a.barrier == barrier;
+      });
+      if (b_.races) b_.races->barrier(came, leaving);
       if (l_.observer) l_.observer->barrier();
       released = true;
     }
@@ -133,6 +149,10 @@ class Scheduler {
                    first->line_of(a.pc));
       });
     if (wanted != 0 ? arrived == wanted : arrived == threads_) return;
+    if (!first)
+      throw KernelError("[ptx] kernel '" + l_.program->entry->name + "': " + std::to_string(arrived) +
+                        " threads executed bar.arrive at barrier " + std::to_string(barrier) + ", which is for " +
+                        std::to_string(wanted));
     if (wanted != 0)
       fail(*first, first_lane,
            std::to_string(arrived) + " threads wait, and the barrier is for " + std::to_string(wanted));
@@ -309,6 +329,7 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
   l.grid = grid;
   l.block = block;
   l.shared_bytes = shared_bytes;
+  choose_traced(l);
   l.random.state = options_.seed * 0x9e3779b97f4a7c15ull + 1;
   std::vector<u64> order;
   if (options_.seed != 0) {
@@ -328,7 +349,8 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
     if (const auto reads = reads_of_unwritten_registers(*p.entry); !reads.empty()) {
       checked_.erase(p.entry);
       throw KernelError("[ptx] kernel '" + p.entry->name + "', " + p.line_of(*reads[0]) + " (" +
-                        std::string(reads[0]->opcode) + "): reads a register that no other instruction writes");
+                        std::string(reads[0]->opcode) +
+                        "): reads a register that no other instruction writes");
     }
   const u64 size = shared_bytes != 0 ? p.dynamic_offset + shared_bytes : p.shared_bytes;
   if (p.uses_async && size > kMaxSharedAddress)
@@ -355,6 +377,7 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
     };
     for (const Program::Place& v : p.shared) clear(v.offset, v.bytes);
     if (shared_bytes != 0) clear(p.dynamic_offset, shared_bytes);
+    b.arrivals.clear();
     r.scheduler.reset();  // its warps hold the old Async
     if (p.uses_async) b.async = std::make_shared<Async>(b);
     r.scheduler = std::make_unique<Scheduler>(l, b);

@@ -88,6 +88,12 @@ void run_copies(Warp& w, const Code& c, std::uint32_t mask);
 void run_trap(Warp& w, const Code& c, std::uint32_t mask);
 void run_barrier(Warp& w, const Code& c, std::uint32_t mask);
 void run_fence(Warp& w, const Code& c, std::uint32_t mask);
+void run_barrier_arrive(Warp& w, const Code& c, std::uint32_t mask);
+enum BarrierReduction : std::uint32_t { kReducePopc, kReduceAnd, kReduceOr };
+void run_barrier_reduction(Warp& w, const Code& c, std::uint32_t mask);
+/// vprintf and __assertfail, which the machine provides (print.cpp).
+void run_print(Warp& w, const Code& c, std::uint32_t mask);
+void run_assert(Warp& w, const Code& c, std::uint32_t mask);
 void run_nothing(Warp& w, const Code& c, std::uint32_t mask);
 
 /// The rows of special registers, at the start of the warp's registers.

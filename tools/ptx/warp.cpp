@@ -38,6 +38,8 @@ Warp::Warp(Block& block, std::uint32_t number, std::uint32_t threads)
   prepare_matrix_registers(*this);
   const Launch& l = *block.launch;
   const u32 here = std::min(32u, threads - 32 * number);
+  if (l.traced_block == block.number && l.traced_thread / 32 == number)
+    traced_lane_ = static_cast<int>(l.traced_thread % 32);
   existing_ = alive_ = here == 32 ? kAllLanes : (1u << here) - 1;
   park(alive_, program_->start);
   const auto row_of = [&](u32 index) { return reinterpret_cast<u32*>(bases_[0] + index * 128); };
@@ -143,6 +145,8 @@ void Warp::run() {
     if (c.touches != Code::kNothing && mask != 0) check_matrix_access(*this, c);
     if (mask != 0) c.run(*this, c, mask);
     if (observer_) observer_->executed(static_cast<u32>(&c - code), active, mask);
+    if (traced_lane_ >= 0 && (active >> traced_lane_ & 1) != 0)
+      print_traced(*this, c, traced_lane_, (mask >> traced_lane_ & 1) != 0);
     if (instructions > budget)
       fail(c, std::countr_zero(mask != 0 ? mask : existing_),
            "the launch did not end within " + std::to_string(l.options->max_instructions) +
@@ -178,11 +182,11 @@ void Warp::exit(u32 mask) {
   alive_ &= ~mask;
   active_ = 0;
 }
-void Warp::wait_at_barrier(const Code& c, u32 mask) {
-  const Ref* const o = operands(c);
-  const u32* const barrier = row<const u32>(o[0]);
-  const u32* const threads = c.count > 1 ? row<const u32>(o[1]) : nullptr;
-  park(active_, pc_);
+void Warp::wait_at_barrier(const Code& c, u32 mask, const Ref& barrier_row, const Ref* threads_row,
+                           bool only_arrives) {
+  const u32* const barrier = row<const u32>(barrier_row);
+  const u32* const threads = threads_row ? row<const u32>(*threads_row) : nullptr;
+  if (!only_arrives) park(active_, pc_);
   for (u32 m = mask; m != 0; m &= m - 1) {
     const int lane = std::countr_zero(m);
     if (barrier[lane] > 15)
@@ -191,8 +195,10 @@ void Warp::wait_at_barrier(const Code& c, u32 mask) {
       fail(c, lane,
            "a barrier for " + std::to_string(threads[lane]) +
                " threads: their number must be a multiple of 32");
-    waiting_[lane] = {barrier[lane], threads ? threads[lane] : 0, pc_ - 1};
+    if (only_arrives) block_->arrivals.push_back({barrier[lane], threads[lane], number_, 1u << lane});
+    else waiting_[lane] = {barrier[lane], threads ? threads[lane] : 0, pc_ - 1};
   }
+  if (only_arrives) return;
   at_barrier_ |= mask;
   active_ = 0;
 }
@@ -240,8 +246,8 @@ std::byte* Warp::locate(const Code& c, int lane, BlockRaces::Agent agent, Space 
   return data;
 }
 
-// The host's pointer to memory, after all checks but those of the memory model. `space` and `offset` become those
-// of the address if it is a generic one.
+// The host's pointer to memory, after all checks but those of the memory model. `space` and `offset` become
+// those of the address if it is a generic one.
 std::byte* Warp::resolve(const Code& c, int lane, Space& space, u64& offset, u32 bytes, Access access,
                          u8** found_states, u32 alignment) {
   const u64 address = offset;
@@ -496,7 +502,31 @@ void run_copies(Warp& w, const Code& c, u32 mask) {
 void run_trap(Warp& w, const Code& c, u32 mask) {
   w.fail(c, std::countr_zero(mask), "the kernel stopped itself");
 }
-void run_barrier(Warp& w, const Code& c, u32 mask) { w.wait_at_barrier(c, mask); }
+void run_barrier(Warp& w, const Code& c, u32 mask) {
+  const Ref* const o = w.operands(c);
+  w.wait_at_barrier(c, mask, o[0], c.count > 1 ? &o[1] : nullptr);
+}
+void run_barrier_arrive(Warp& w, const Code& c, u32 mask) {
+  const Ref* const o = w.operands(c);
+  w.wait_at_barrier(c, mask, o[0], &o[1], true);
+}
+// d, barrier {, threads}, predicate
+void run_barrier_reduction(Warp& w, const Code& c, u32 mask) {
+  const Ref* const o = w.operands(c);
+  w.votes = (w.votes & ~mask) | (w.predicate(o[c.count - 1]) & mask);
+  w.wait_at_barrier(c, mask, o[1], c.count > 3 ? &o[2] : nullptr);
+}
+void Warp::finish_reduction(u32 lanes, u32 ones, u32 all) {
+  for (u32 m = lanes; m != 0; m &= m - 1) {
+    const Code& c = program_->code[waiting_[std::countr_zero(m)].pc];
+    if (c.run != &run_barrier_reduction) continue;
+    const u32 lane = m & (0u - m);
+    u32 values[32];
+    std::fill_n(values, 32, ones);
+    if (c.flags == kReducePopc) write(operands(c)[0], values, lane);
+    else set_predicate(operands(c)[0], (c.flags == kReduceAnd ? ones == all : ones != 0) ? kAllLanes : 0, lane);
+  }
+}
 void run_fence(Warp& w, const Code& c, u32 mask) {
   if (w.races()) w.races()->fence(w.number(), mask, c.order, c.flags != 0);
 }

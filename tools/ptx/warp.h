@@ -56,6 +56,8 @@ struct Launch {
   Races* races = nullptr;        // null if they are not looked for
   Observer* observer = nullptr;  // null if nothing is counted
   std::vector<std::string>* findings = nullptr;
+  std::uint64_t traced_block = ~std::uint64_t{0};  // its number; see trace.cpp
+  std::uint32_t traced_thread = 0;
   std::set<std::pair<std::uint32_t, std::uint32_t>> found_races;  // by their two instructions
 };
 
@@ -69,6 +71,11 @@ struct Block {
   /// Null if the kernel has no instructions of async.h.
   std::shared_ptr<Async> async;
   std::unique_ptr<BlockRaces> races;
+  /// The lanes of warps that executed bar.arrive at a barrier that is not complete.
+  struct Arrival {
+    std::uint32_t barrier, threads, warp, lanes;
+  };
+  std::vector<Arrival> arrivals;
 };
 
 /// A group of 32 threads. Each thread has its own program counter. The warp runs the threads with the lowest
@@ -149,7 +156,10 @@ class Warp {
   /// Each lane goes on at its own target.
   void branch_each(const std::uint32_t (&targets)[32], std::uint32_t mask);
   void exit(std::uint32_t mask);
-  void wait_at_barrier(const Code& c, std::uint32_t mask);
+  /// bar.sync, bar.red and bar.arrive: `threads` is null if the barrier is for all threads. Lanes that only arrive go
+  /// on.
+  void wait_at_barrier(const Code& c, std::uint32_t mask, const Ref& barrier, const Ref* threads,
+                       bool only_arrives = false);
   std::uint32_t next_pc() const { return pc_; }
   /// Calls execute(members) when all lanes that `members` (a row of 32-bit masks) names have reached the
   /// instruction. Until then, the lanes of `mask` wait.
@@ -169,7 +179,8 @@ class Warp {
     std::uint32_t pc = 0;
   };
   /// The lanes let all others run first. Then they go on behind the instruction, or execute it `again`.
-  void wait_for_event(std::uint32_t mask, bool again, Event::Kind kind, const std::uint64_t* objects = nullptr);
+  void wait_for_event(std::uint32_t mask, bool again, Event::Kind kind,
+                      const std::uint64_t* objects = nullptr);
   Async& async() { return *block_->async; }
 
   Block& block() { return *block_; }
@@ -200,6 +211,9 @@ class Warp {
   struct Waiting {
     std::uint32_t barrier = 0, threads = 0, pc = 0;
   };
+  /// What the lanes pass to bar.red, a bit each, and the delivery of its result.
+  std::uint32_t votes = 0;
+  void finish_reduction(std::uint32_t lanes, std::uint32_t ones, std::uint32_t all);
   std::uint32_t at_barrier() const { return at_barrier_; }
   std::uint32_t at_collective() const { return at_collective_; }
   std::uint32_t alive() const { return alive_; }
@@ -239,6 +253,7 @@ class Warp {
   const Allocation* last_ = nullptr;
   BlockRaces* races_ = nullptr;
   Observer* observer_ = nullptr;
+  int traced_lane_ = -1;
   bool rotate_ = false;  // any lane may run next
   std::uint32_t number_, existing_, alive_, active_ = 0, pc_ = 0, limit_ = 0;
   std::uint32_t at_barrier_ = 0, at_collective_ = 0, at_event_ = 0;
@@ -246,6 +261,11 @@ class Warp {
   Waiting waiting_[32];
   Event events_[32];
 };
+
+/// Sets which thread of a launch is traced, from Options::trace. Throws a UsageError if it is malformed.
+void choose_traced(Launch& launch);
+/// Prints an instruction that the lane has executed, with the values of its operands.
+void print_traced(Warp& w, const Code& c, int lane, bool executed);
 
 /// An instruction is about to touch registers that wgmma works on (wgmma.cpp).
 void check_matrix_access(Warp& w, const Code& c);
