@@ -29,7 +29,8 @@ __device__ __forceinline__ bool is_last_block(std::uint32_t* counter, unsigned b
   __syncthreads();
   if (threadIdx.x == 0 && threadIdx.y == 0) {
     last = atomicAdd(counter, 1u) == blocks - 1;
-    if (last) *counter = 0;
+    // A plain store would race with the additions of other blocks, which nothing orders before it.
+    if (last) atomicExch(counter, 0u);
   }
   __syncthreads();
   if (last) __threadfence();  // later reads see what the counted blocks have written

@@ -205,7 +205,9 @@ void launch_low_adam(const LaunchContext& context, const AdamArgs& a) {
 }
 template <class T, class Args>
 void launch_low_rule(const LaunchContext& context, const Args& a) {
-  launch_low_step<T>(a.tensors, SharedRule<Args>{a}, context);
+  Args rule = a;
+  rule.tensors = {};  // as in launch_rule()
+  launch_low_step<T>(a.tensors, SharedRule<Args>{rule}, context);
 }
 
 }  // namespace tapestry::kernels::cuda

@@ -133,8 +133,8 @@ Tensor GradScaler::find_inf(Optimizer& optimizer, const char* caller, bool divid
             "AutocastGuard");
     });
 
-  // The reciprocal is rounded once, as in PyTorch.
-  const Tensor inverse = divide ? rdiv(1, scale_.to(DType::f64)).to(DType::f32) : Tensor();
+  // PyTorch divides in f64 and rounds to f32, which for a division gives the same number (Figueroa 1995).
+  const Tensor inverse = divide ? rdiv(1, scale_) : Tensor();
   std::vector<Tensor> found(devices.size());
   nn::for_each_replica_device(devices, [&](const ReplicaDevice& d) {
     std::vector<Tensor> grads;

@@ -15,13 +15,13 @@ namespace {
 
 /// The largest difference of f's results on the CPU and on a GPU, in both orders of threads.
 double difference(const std::vector<Tensor>& inputs,
-                  const std::function<Tensor(const std::vector<Tensor>&)>& f, bool check_initialised = true) {
+                  const std::function<Tensor(const std::vector<Tensor>&)>& f, bool check_shared = true) {
   double largest = 0;
   for (const std::uint64_t seed : {0, 1}) {
     const Gpus gpus(1);
     stand_in::Settings settings;
     settings.seed = seed;
-    settings.initialised = check_initialised;
+    settings.shared = check_shared;
     stand_in::execute(settings);
     std::vector<Tensor> moved;
     for (const Tensor& x : inputs) moved.push_back(x.to(kFirst));

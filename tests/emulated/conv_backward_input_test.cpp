@@ -152,7 +152,7 @@ TEST_CASE(
   CHECK_THAT(names(s), ContainsSubstring("PixelQuads") && ContainsSubstring("pack_weight"));
   s = one;
   s.groups = 8;
-  CHECK_THAT(names(s), ContainsSubstring("9depthwiseILi4ELi1E"));
+  CHECK_THAT(names(s), ContainsSubstring("9depthwiseIfLi4ELi1E"));
   s = one;
   s.n = 0;
   CHECK(names(s).empty());

@@ -111,13 +111,13 @@ TEST_CASE("conv2d kernels: shape, layout and alignment choose the kernel") {
   CHECK_THAT(names(s), ContainsSubstring("PixelSingles"));
   s = one;
   s.groups = 8;
-  CHECK_THAT(names(s), ContainsSubstring("9depthwiseILi4ELi1E") && !ContainsSubstring("conv2d_gather"));
-  CHECK_THAT(names(s, {.x = 1}), ContainsSubstring("9depthwiseILi1ELi1E"));
-  CHECK_THAT(names(s, {.y = 1}), ContainsSubstring("9depthwiseILi1ELi1E"));
+  CHECK_THAT(names(s), ContainsSubstring("9depthwiseIfLi4ELi1E") && !ContainsSubstring("conv2d_gather"));
+  CHECK_THAT(names(s, {.x = 1}), ContainsSubstring("9depthwiseIfLi1ELi1E"));
+  CHECK_THAT(names(s, {.y = 1}), ContainsSubstring("9depthwiseIfLi1ELi1E"));
   s.k = 16;
-  CHECK_THAT(names(s), ContainsSubstring("9depthwiseILi1ELi1E"));
+  CHECK_THAT(names(s), ContainsSubstring("9depthwiseIfLi1ELi1E"));
   s.channels_last = false;
-  CHECK_THAT(names(s), ContainsSubstring("9depthwiseILi1ELi32E"));
+  CHECK_THAT(names(s), ContainsSubstring("9depthwiseIfLi1ELi32E"));
 }
 
 TEST_CASE("conv2d kernels: the chosen tile and split fill the GPU for typical layers") {

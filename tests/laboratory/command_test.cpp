@@ -35,6 +35,16 @@ TEST_CASE("a program's output, arguments and exit status pass through") {
   CHECK_THAT(tapestry_ptx("run --devices 0 ./sum").output, ContainsSubstring("CUDA says"));
 }
 
+TEST_CASE("a trace shows what one thread executes") {
+  const std::string text = tapestry_ptx("run --trace 'sum:0:(3,0,0)' ./sum").output;
+  CHECK_THAT(text, ContainsSubstring("[trace] sum.cu:9  mov.u32 %r"));
+  CHECK_THAT(text, ContainsSubstring("%tid.x;   = 0x3, 0x3"));
+  CHECK_THAT(text, ContainsSubstring("bar.sync"));
+  CHECK_THAT(text, ContainsSubstring("the sum is 1000"));
+  CHECK_THAT(tapestry_ptx("run --trace other:0:3 ./sum").output, !ContainsSubstring("[trace]"));
+  CHECK_THAT(tapestry_ptx("run --trace sum:0 ./sum").output, ContainsSubstring("names no thread"));
+}
+
 TEST_CASE("programs that the machine cannot run are refused with the options that build them") {
   CHECK(why_not(".", {}, "libcudart.so.13").empty());
   CHECK_FALSE(read_program_file("/etc/hostname").is_elf);

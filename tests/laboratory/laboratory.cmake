@@ -15,7 +15,7 @@ function(laboratory_program target)
       set(architecture 90a)
     endif()
     add_custom_command(OUTPUT ${object}
-      COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${CUDAToolkit_NVCC_EXECUTABLE} -std=c++20 --no-compress -lineinfo
+      COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${CUDAToolkit_NVCC_EXECUTABLE} -std=c++20 -g --no-compress -lineinfo
         --generate-code=arch=compute_${architecture},code=compute_${architecture} -I${PROJECT_SOURCE_DIR} ${program_OPTIONS}
         -MD -MF ${object}.d -c ${source} -o ${object}
       DEPENDS ${source} DEPFILE ${object}.d VERBATIM)

@@ -329,6 +329,7 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
   l.grid = grid;
   l.block = block;
   l.shared_bytes = shared_bytes;
+  choose_traced(l);
   l.random.state = options_.seed * 0x9e3779b97f4a7c15ull + 1;
   std::vector<u64> order;
   if (options_.seed != 0) {

@@ -50,6 +50,9 @@ struct Options {
   bool count = false;
   /// What printf in a kernel prints, a call at a time; null: to the standard output.
   std::function<void(const std::string&)> print;
+  /// KERNEL:BLOCK:THREAD, such as saxpy:0:5 or step:(1,0,0):(3,2,0): what this thread executes is printed to
+  /// the standard error. The kernel is a part of its symbol. Empty: nothing is printed.
+  std::string trace;
   /// So many blocks run at the same time, in turns. More than one is needed by kernels whose blocks wait for
   /// each other.
   std::uint32_t resident_blocks = 1;

@@ -38,6 +38,8 @@ Warp::Warp(Block& block, std::uint32_t number, std::uint32_t threads)
   prepare_matrix_registers(*this);
   const Launch& l = *block.launch;
   const u32 here = std::min(32u, threads - 32 * number);
+  if (l.traced_block == block.number && l.traced_thread / 32 == number)
+    traced_lane_ = static_cast<int>(l.traced_thread % 32);
   existing_ = alive_ = here == 32 ? kAllLanes : (1u << here) - 1;
   park(alive_, program_->start);
   const auto row_of = [&](u32 index) { return reinterpret_cast<u32*>(bases_[0] + index * 128); };
@@ -143,6 +145,8 @@ void Warp::run() {
     if (c.touches != Code::kNothing && mask != 0) check_matrix_access(*this, c);
     if (mask != 0) c.run(*this, c, mask);
     if (observer_) observer_->executed(static_cast<u32>(&c - code), active, mask);
+    if (traced_lane_ >= 0 && (active >> traced_lane_ & 1) != 0)
+      print_traced(*this, c, traced_lane_, (mask >> traced_lane_ & 1) != 0);
     if (instructions > budget)
       fail(c, std::countr_zero(mask != 0 ? mask : existing_),
            "the launch did not end within " + std::to_string(l.options->max_instructions) +

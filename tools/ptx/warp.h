@@ -56,6 +56,8 @@ struct Launch {
   Races* races = nullptr;        // null if they are not looked for
   Observer* observer = nullptr;  // null if nothing is counted
   std::vector<std::string>* findings = nullptr;
+  std::uint64_t traced_block = ~std::uint64_t{0};  // its number; see trace.cpp
+  std::uint32_t traced_thread = 0;
   std::set<std::pair<std::uint32_t, std::uint32_t>> found_races;  // by their two instructions
 };
 
@@ -251,6 +253,7 @@ class Warp {
   const Allocation* last_ = nullptr;
   BlockRaces* races_ = nullptr;
   Observer* observer_ = nullptr;
+  int traced_lane_ = -1;
   bool rotate_ = false;  // any lane may run next
   std::uint32_t number_, existing_, alive_, active_ = 0, pc_ = 0, limit_ = 0;
   std::uint32_t at_barrier_ = 0, at_collective_ = 0, at_event_ = 0;
@@ -258,6 +261,11 @@ class Warp {
   Waiting waiting_[32];
   Event events_[32];
 };
+
+/// Sets which thread of a launch is traced, from Options::trace. Throws a UsageError if it is malformed.
+void choose_traced(Launch& launch);
+/// Prints an instruction that the lane has executed, with the values of its operands.
+void print_traced(Warp& w, const Code& c, int lane, bool executed);
 
 /// An instruction is about to touch registers that wgmma works on (wgmma.cpp).
 void check_matrix_access(Warp& w, const Code& c);

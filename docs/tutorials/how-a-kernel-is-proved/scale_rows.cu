@@ -10,7 +10,7 @@
 
 bool is_right(int rows, int columns) {
   std::vector<float> host(static_cast<std::size_t>(rows * columns)), result(host.size());
-  for (std::size_t i = 0; i < host.size(); ++i) host[i] = std::sin(static_cast<float>(i)) * 7;
+  for (std::size_t i = 0; i < host.size(); ++i) host[i] = std::sin(static_cast<float>(i)) * 7 - 1;
   const std::size_t bytes = host.size() * sizeof(float);
   float *x, *y;
   if (cudaMalloc(reinterpret_cast<void**>(&x), bytes) != cudaSuccess) return false;

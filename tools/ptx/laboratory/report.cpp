@@ -160,7 +160,7 @@ std::vector<std::string> places(const std::string& frames) {
     std::istringstream lines(output);
     for (std::string line; std::getline(lines, line);) {
       // Stubs of launches are in a file that nvcc has deleted, or in its headers.
-      if (line.find("??") != line.npos || line.find("cudafe1.stub") != line.npos ||
+      if (line.find("??") != line.npos || line.find(":?") != line.npos || line.find("cudafe1.stub") != line.npos ||
           line.find("/include/crt/") != line.npos)
         continue;
       line = line.substr(0, line.find(" (discriminator"));

@@ -18,6 +18,7 @@ Execution::Execution(const Settings& settings) : settings_(settings) {
   o.max_instructions = settings.max_instructions;
   o.check_races = settings.races;
   o.count = !settings.counters.empty();
+  o.trace = settings.trace;
 }
 
 std::size_t Execution::module_of(const void* fat_binary, int gpu) {

@@ -76,7 +76,8 @@ std::string parse_setting(const std::string& name, const std::string& value, Set
 }
 
 const Settings& settings() {
-  static const Settings read = [] {
+  // Never destroyed, because the check at the end of the process reads it.
+  static const Settings& read = *new Settings([] {
     Settings s;
     for (const char* const name : {"DEVICES", "MEMORY", "CHECK", "SEED", "SCHEDULE", "APPROXIMATE", "LIMIT",
                                    "TRACE", "COUNTERS", "LAUNCHES", "REPORT", "EXIT"}) {
@@ -90,7 +91,7 @@ const Settings& settings() {
       }
     }
     return s;
-  }();
+  }());
   return read;
 }
 
