@@ -219,6 +219,9 @@ Tensor GraphTask::sum_to_extend(std::uint32_t input, std::initializer_list<const
         sum.device() != slot.device)
       return {};
   }
+  // A 16-bit sum would be rounded once instead of twice. Modes whose hooks must see the part alone, such as
+  // ZeRO, would then train with other bits than modes that have no hooks.
+  if (sum.dtype() == DType::f16 || sum.dtype() == DType::bf16) return {};
   if (!sum.is_contiguous()) return {};
   for (const Tensor* operand : operands)
     if (operand->storage() == sum.storage()) return {};

@@ -63,9 +63,10 @@ std::string_view wgmma_gemm_why_not(DType dtype, const GemmArgs& g) {
 void wgmma_gemm(const LaunchContext& context, const GemmArgs& g) {
   using T = BFloat16;
   const Operands operands(g);
-  // Filling the ring of stages takes 256 of k, so that shorter splits would not pay.
-  const std::int64_t splits =
-      std::clamp<std::int64_t>(g.k / 512, 1, fastest_strategy<WgmmaTile, WgmmaTile>(g).splits);
+  // k is split if most multiprocessors of an H100, which has 132, would have no tile. Filling the ring of
+  // stages takes 256 of k, so that splits of less than 512 would not pay.
+  const std::int64_t whole = ceil_div(g.m, WgmmaTile::kM) * ceil_div(g.n, WgmmaTile::kN) * batch_count(g);
+  const std::int64_t splits = std::max<std::int64_t>(std::min(g.k / 512, 132 / whole), 1);
   GemmPlan<T> plan = gemm_plan<WgmmaTile, T>(g, gemm_layout<T>(g), splits);
   const ptx::TensorMapBytes a = tensor_map(operands.a, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16);
   const ptx::TensorMapBytes b = tensor_map(operands.b, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16);

@@ -15,7 +15,6 @@ namespace tapestry::kernels::cuda {
 struct WgmmaTile {
   static constexpr int kM = 128, kN = 256, kDepth = 64, kThreads = 384;
   static constexpr int kStages = 4;
-  static constexpr double kFmasPerClock = 1600, kOverheadClocks = 2500;  // for gemm_clocks(): estimates
 };
 
 /// The shared memory of a block. TMA and wgmma swizzle by address, so tiles begin at multiples of 1024 bytes.
