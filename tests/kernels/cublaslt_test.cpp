@@ -127,7 +127,7 @@ TEST_CASE("cublaslt: the descriptions of the main cases") {
   CHECK(description({.dtype = DType::bf16, .m = 16, .n = 32, .k = 8, .a_along_k = false, .row_sums = true}) ==
         "bf16 32F 32x16 ld 32 = 32x8 ld 32 * T(16x8 ld 16) BGRADB algorithm 0");
   CHECK(description({.m = 5, .n = 3, .k = 7, .gap = 3, .offset = 3, .accumulate = true, .row_sums = true}) ==
-        "f32 32F 3x5 ld 6 = 3x7 ld 6 * 7x5 ld 10 + D BGRADB algorithm 0");
+        "f32 32F 3x5 ld 6 = 3x7 ld 6 * 7x5 ld 10 BGRADB + D algorithm 0");
   CHECK_THAT(error_of([&] { check_product({.m = 4, .n = 4, .k = 4, .bias = true, .row_sums = true}); }),
              ContainsSubstring("sums the rows of A only"));
   CHECK(description({.m = 8,
