@@ -53,9 +53,9 @@ TEST_CASE("programs that the machine cannot run are refused with the options tha
   const ProgramFile file = read_program_file(planted);
   CHECK(file.is_elf);
   CHECK(file.is_dynamic);
-  CHECK(file.ptx == 6);
+  CHECK(file.ptx == 7);
   CHECK(file.compressed_ptx == 0);
-  CHECK(ptx_texts(planted).size() == 6);
+  CHECK(ptx_texts(planted).size() == 7);
   CHECK(why_not(planted, {}, "libcudart.so.13").empty());
   CHECK_THAT(why_not(planted, {}, "libcudart.so.99"), ContainsSubstring("stands in for libcudart.so.99"));
   CHECK_THAT(why_not(TAPESTRY_STATIC_PROGRAM, {}, "libcudart.so.13"), ContainsSubstring("-cudart shared"));

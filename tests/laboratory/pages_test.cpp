@@ -10,11 +10,12 @@
 
 namespace {
 
-/// The words of a text. A page may break lines elsewhere.
+/// The words of a text, without the margin of reports, whose lines break elsewhere if paths are longer.
 std::string words(const std::string& text) {
   std::istringstream stream(text);
   std::string result;
-  for (std::string word; stream >> word;) result += (result.empty() ? "" : " ") + word;
+  for (std::string word; stream >> word;)
+    if (word != "=========") result += (result.empty() ? "" : " ") + word;
   return result;
 }
 /// Whether the text is the pattern, in which "..." stands for anything.
