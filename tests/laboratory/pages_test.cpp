@@ -10,8 +10,7 @@
 
 namespace {
 
-/// The words of a text, without the marks at the start of a report's lines: where lines break depends on the
-/// length of paths.
+/// The words of a text, without the margin of reports, whose lines break elsewhere if paths are longer.
 std::string words(const std::string& text) {
   std::istringstream stream(text);
   std::string result;
