@@ -121,4 +121,12 @@ TEST_CASE("without TAPESTRY_WGMMA no kernel for sm_90a runs, and a wrong value i
   ::unsetenv("TAPESTRY_WGMMA");
   kernels::reset_policy();
 }
+#else
+#include <cstdio>
+
+#include "tests/support/catch.h"
+
+TEST_CASE("without CUDA or with a static CUDA runtime, the kernels for sm_90a are not executed") {
+  std::printf("skipped: the library was not built with CUDA and the shared CUDA runtime\n");
+}
 #endif
