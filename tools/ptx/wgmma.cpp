@@ -367,7 +367,8 @@ bool wait(Warp& w, const Code& c) {
   const auto keep = static_cast<u64>(c.offset[0]);
   if (r.group - 1 <= keep) return true;
   const auto complete = static_cast<u32>(r.group - 1 - keep);
-  // Threads that overwrite what is still read have their chance before it completes.
+  // The wait first lets the other threads run: one that overwrites an operand too early does so now, while the
+  // wgmma still reads it, and is reported.
   if (r.delayed < complete) {
     r.delayed = complete;
     return false;

@@ -2,8 +2,8 @@
 // Controls of the stand-in CUDA runtime for tests: they read what was recorded, and inject errors. README.md
 // describes the runtime itself.
 //
-// A program that links the runtime can call these functions. After reset(), kernels are recorded and do
-// nothing, until execute() or set_executor() makes them run.
+// A program that links the runtime can call these functions. After reset(), launches are only recorded. After
+// execute() or set_executor(), the kernels also run.
 #include <array>
 #include <cstddef>
 #include <cstdint>
