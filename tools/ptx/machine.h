@@ -91,9 +91,9 @@ class Machine {
   /// its number is given.
   static constexpr std::size_t kAnyModule = ~std::size_t{0};
 
-  /// The following launches count as `work` of a stream. After each launch, the machine reports the bytes that
-  /// the launch touched to `order`, which throws an OrderError if unordered work touches them as well. Pass
-  /// StreamOrder::kNone to stop reporting.
+  /// The following launches count as `work` of a stream. After each launch, the machine reports the bytes
+  /// that the launch touched to `order`, which throws an OrderError if unordered work touches them as well.
+  /// Pass StreamOrder::kNone to stop reporting.
   void run_as(StreamOrder* order, StreamOrder::Work work) {
     order_ = order;
     work_ = work;

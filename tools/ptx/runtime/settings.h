@@ -18,9 +18,8 @@ struct Settings {
   // TAPESTRY_PTX_CHECK=LIST: what is checked besides addresses, alignment, barriers and the arguments of
   // calls, which always are. A list of these words, or `all` (the default) or `none`:
   //   initialised   reads of bytes of global and local memory that no one has written
-  //   shared        the same for shared memory. Some kernels load tiles of which only a part was written, and
-  //   drop
-  //                 the results of the rest, which are NaN
+  //   shared        the same for shared memory. Some kernels load tiles that are written in part only, and
+  //                 drop the results of the rest, which are NaN
   //   races         accesses to the same bytes that nothing orders: of threads, blocks and streams
   //   leaks         memory, streams, events and graphs that the program does not release
   bool initialised = true, shared = true, races = true, leaks = true;
