@@ -14,8 +14,8 @@ namespace tapestry::kernels::cuda {
 /// large, so there a score below -65000 counts as hidden too.
 constexpr float hidden_bias(DType dtype) { return dtype == DType::f16 ? -65504.0F : -0x1p100F; }
 
-/// The bias that cuDNN adds to the scores. A size is 1 where the mask is broadcast along that dimension, so the
-/// bias has one row for each distinct row of the mask.
+/// The bias that cuDNN adds to the scores. A size is 1 where the mask is broadcast along that dimension, so
+/// the bias has one row for each distinct row of the mask.
 struct AttentionBias {
   std::int64_t batches = 0, heads = 0, queries = 0, keys = 0;
   std::int64_t pitch = 0;  // elements from row to row: keys, rounded up to whole chunks of 16 bytes
