@@ -1,4 +1,5 @@
 #include "tapestry/kernels/cuda/attention.cuh"
+#include "tapestry/kernels/cuda/hopper/attention.h"
 #include "tapestry/kernels/cuda/vendor/attention.h"
 
 namespace tapestry::kernels::cuda {
@@ -9,9 +10,21 @@ void forward(const LaunchContext& context, const AttentionArgs& a) {
   launch_attention<T>(a, context);
 }
 
-const bool filled = for_types<float, Half, BFloat16>([]<class T>() {
-  attention.set(DeviceType::cuda, dtype_of<T>, &attention_by_policy<T, AttentionArgs, &forward<T>>);
-});
+#ifdef __CUDACC__
+constexpr SpecialAttention<AttentionArgs> kWgmma{"tapestry wgmma", &wgmma_attention_why_not,
+                                                 &wgmma_attention};
+constexpr const SpecialAttention<AttentionArgs>* kSpecial = &kWgmma;
+#else
+constexpr const SpecialAttention<AttentionArgs>* kSpecial = nullptr;  // the emulator does not know wgmma
+#endif
+const bool filled =
+    (attention.set(DeviceType::cuda, dtype_of<float>,
+                   &attention_by_policy<float, AttentionArgs, &forward<float>>),
+     attention.set(DeviceType::cuda, dtype_of<Half>,
+                   &attention_by_policy<Half, AttentionArgs, &forward<Half>>),
+     attention.set(DeviceType::cuda, dtype_of<BFloat16>,
+                   &attention_by_policy<BFloat16, AttentionArgs, &forward<BFloat16>, kSpecial>),
+     true);
 
 }  // namespace
 }  // namespace tapestry::kernels::cuda

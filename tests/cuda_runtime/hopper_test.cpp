@@ -1,35 +1,14 @@
-// The kernels for sm_90a (kernels/cuda/hopper), which the emulator cannot run: the PTX machine executes what
-// nvcc made of them, launched by the library itself, with every access, mbarrier and fence checked.
+// Products by wgmma.
 #if TAPESTRY_LIBRARY_HAS_CUDA
+#include "tests/cuda_runtime/hopper.h"
+
 #include <cmath>
-#include <cstdlib>
 #include <functional>
 
-#include "tapestry/kernels/policy.h"
 #include "tapestry/tapestry.h"
 #include "tapestry/tools/ptx/runtime/settings.h"
-#include "tests/cuda_runtime/gpus.h"
 
 namespace {
-
-/// Allows the kernels, and forbids cuBLASLt, while it exists.
-struct AllowWgmma {
-  AllowWgmma() {
-    ::setenv("TAPESTRY_WGMMA", "1", 1);
-    kernels::reset_policy();
-    set_kernel_policy(KernelPolicy::custom);
-  }
-  ~AllowWgmma() {
-    ::unsetenv("TAPESTRY_WGMMA");
-    kernels::reset_policy();
-  }
-};
-
-bool ran(std::string_view kernel) {
-  for (const auto& [name, what] : stand_in::executed())
-    if (name.find(kernel) != std::string::npos) return true;
-  return false;
-}
 
 using Tensors = std::vector<Tensor>;
 

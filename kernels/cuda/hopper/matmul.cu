@@ -2,28 +2,26 @@
 
 #include <algorithm>
 
-#include "tapestry/core/cuda/device.h"
+#include "tapestry/kernels/cuda/hopper/device.cuh"
 #include "tapestry/kernels/cuda/hopper/matmul.cuh"
 #include "tapestry/kernels/cuda/launch_context.cuh"
-#include "tapestry/kernels/policy.h"
 
 namespace tapestry::kernels::cuda {
 namespace {
 
 /// An operand's matrices in boxes: of `lines` (rows of A or columns of B) by k, with a box of `box_lines`.
-BoxedMatrices boxed(const ConstArray& array, bool along_k, std::int64_t pitch, std::int64_t lines,
+BoxedArray<3> boxed(const ConstArray& array, bool along_k, std::int64_t pitch, std::int64_t lines,
                     const GemmArgs& g, const std::int64_t (&batch)[kMaxDims], std::uint32_t box_lines) {
-  BoxedMatrices m{.data = array.address(), .pitch = pitch, .box_length = 64};
-  m.length = along_k ? g.k : lines;
-  m.lines = along_k ? lines : g.k;
-  m.box_lines = along_k ? box_lines : WgmmaTile::kDepth;
-  if (g.batch_ndim == 1 && batch[0] != 0) m.matrices = g.batch_sizes[0], m.matrix_pitch = batch[0];
-  return m;
+  const bool has_batch = g.batch_ndim == 1 && batch[0] != 0;
+  return {.data = array.address(),
+          .sizes = {along_k ? g.k : lines, along_k ? lines : g.k, has_batch ? g.batch_sizes[0] : 1},
+          .pitches = {1, pitch, batch[0]},
+          .box = {64, along_k ? box_lines : WgmmaTile::kDepth, 1}};
 }
 
 struct Operands {
   bool a_along_k, b_along_k;
-  BoxedMatrices a, b;
+  BoxedArray<3> a, b;
 
   explicit Operands(const GemmArgs& g)
       : a_along_k(g.a_strides.row_major(g.k)), b_along_k(!g.b_strides.row_major(g.n)) {
@@ -34,29 +32,17 @@ struct Operands {
   }
 };
 
-/// An attribute of the current device, which the slot has chosen.
-int attribute(cudaDeviceAttr which) {
-  int device = 0, value = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, which, device);
-  check<CudaError>(error == cudaSuccess, "[cudaDeviceGetAttribute] ", cudaGetErrorString(error));
-  return value;
-}
-
 }  // namespace
 
 std::string_view wgmma_gemm_why_not(DType dtype, const GemmArgs& g) {
-  if (!wgmma_allowed()) return "TAPESTRY_WGMMA is not 1";
   if (dtype != DType::bf16) return "it multiplies bf16";
-  if (attribute(cudaDevAttrComputeCapabilityMajor) != 9 || attribute(cudaDevAttrComputeCapabilityMinor) != 0)
-    return "it needs a GPU of compute capability 9.0";
+  if (const std::string_view why_not = wgmma_why_not(); !why_not.empty()) return why_not;
   if (g.m < 64 || g.n < 128 || g.k < 64) return "most of its tiles of 128 x 256 would be empty";
   if (g.row_sums) return "it computes no sums of rows";
   if (g.batch_ndim > 1) return "the batch has more than one dimension";
   const Operands operands(g);
   if (!is_boxable(operands.a) || !is_boxable(operands.b))
     return "lines do not begin at multiples of 16 bytes";
-  if (!tensor_map_encoder()) return "the driver has no cuTensorMapEncodeTiled";
   return {};
 }
 
@@ -77,7 +63,8 @@ void wgmma_gemm(const LaunchContext& context, const GemmArgs& g) {
     plan.partial = partial.data();
   }
   const unsigned tiles = plan.m_tiles * plan.n_tiles * plan.splits * plan.batch;
-  const unsigned blocks = std::min(tiles, static_cast<unsigned>(attribute(cudaDevAttrMultiProcessorCount)));
+  const unsigned blocks =
+      std::min(tiles, static_cast<unsigned>(device_attribute(cudaDevAttrMultiProcessorCount)));
   const auto with = [&]<bool kAAlongK, bool kBAlongK>() {
     launch(&gemm_wgmma<T, kAAlongK, kBAlongK>, blocks, WgmmaTile::kThreads, sizeof(WgmmaShared<T>),
            stream_of(context), plan, a, b);

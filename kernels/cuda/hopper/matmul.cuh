@@ -6,7 +6,7 @@
 // of A and B, and `empty` when all warps have finished reading them. Blocks are persistent: a block computes
 // tile after tile, and the loads of the next tile begin while the sums of the last one are written. If there
 // are too few tiles to fill a GPU, k is split (split-K), and add_wgmma_splits() adds the parts.
-#include "tapestry/kernels/cuda/hopper/tensor_map.cuh"
+#include "tapestry/kernels/cuda/hopper/ring.cuh"
 #include "tapestry/kernels/cuda/matmul_plan.cuh"
 
 namespace tapestry::kernels::cuda {
@@ -25,15 +25,6 @@ struct WgmmaShared {
   alignas(1024) T b[WgmmaTile::kStages][WgmmaTile::kN * WgmmaTile::kDepth];
   alignas(16) float sums[8][16 * kPitch];  // of each multiplying warp
   std::uint64_t full[WgmmaTile::kStages], empty[WgmmaTile::kStages];
-};
-
-/// A position in the ring of stages. The parity is that of the phase of `full` in this round.
-struct StageOfRing {
-  int stage = 0;
-  unsigned parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == WgmmaTile::kStages) stage = 0, parity ^= 1;
-  }
 };
 
 /// Copies a tile of kLines lines of an operand (rows of A, columns of B) by 64 of k. Across k, a box has 64
@@ -125,7 +116,7 @@ __global__ void __launch_bounds__(WgmmaTile::kThreads, 1)
     ptx::fence_barrier_init();
   }
   __syncthreads();
-  StageOfRing at;
+  StageOfRing<kStages> at;
 
   if (warpgroup == 0) {
     ptx::give_registers<40>();

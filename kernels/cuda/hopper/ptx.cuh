@@ -60,6 +60,15 @@ __device__ __forceinline__ void copy_box(void* to, const TensorMapBytes* map, in
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
       : "memory");
 }
+/// The same for the box at (x, y, z, w) of a four-dimensional array.
+__device__ __forceinline__ void copy_box(void* to, const TensorMapBytes* map, int x, int y, int z, int w,
+                                         std::uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, "
+      "%5}], [%6];" ::"r"(shared_address(to)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier))
+      : "memory");
+}
 __device__ __forceinline__ void prefetch_map(const TensorMapBytes* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -91,21 +100,30 @@ template <int kSums>
 __device__ __forceinline__ void keep_sums(float (&sums)[kSums]) {
   UNROLL for (int i = 0; i < kSums; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
+/// Keeps fragments of A, which wgmma reads until the wait, in their registers up to this point.
+template <int kWords>
+__device__ __forceinline__ void keep_fragments(std::uint32_t (&words)[kWords]) {
+  UNROLL for (int i = 0; i < kWords; ++i) asm volatile("" : "+r"(words[i])::"memory");
+}
 
 #define TAPESTRY_SUMS_4(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
 #define TAPESTRY_SUMS_16(i) \
   TAPESTRY_SUMS_4(i), TAPESTRY_SUMS_4(i + 4), TAPESTRY_SUMS_4(i + 8), TAPESTRY_SUMS_4(i + 12)
-#define TAPESTRY_SUMS_64(i) \
-  TAPESTRY_SUMS_16(i), TAPESTRY_SUMS_16(i + 16), TAPESTRY_SUMS_16(i + 32), TAPESTRY_SUMS_16(i + 48)
-#define TAPESTRY_128_REGISTERS                                                                   \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "             \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "             \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
-  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+#define TAPESTRY_SUMS_32(i) TAPESTRY_SUMS_16(i), TAPESTRY_SUMS_16(i + 16)
+#define TAPESTRY_SUMS_64(i) TAPESTRY_SUMS_32(i), TAPESTRY_SUMS_32(i + 32)
+#define TAPESTRY_FIRST_32                                                  \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define TAPESTRY_FIRST_64                                                            \
+  TAPESTRY_FIRST_32                                                                  \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define TAPESTRY_FIRST_128                                                                       \
+  TAPESTRY_FIRST_64                                                                              \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"             \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"             \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 /// sums += a b, or sums = a b unless `add`, where a is 64 x 16 and b is 16 x 256. `kAcross`: the operand's
 /// lines lie across k. The sums of row r are in warp r / 16 of the warpgroup, and element (r, c) is in lane
@@ -117,16 +135,47 @@ __device__ __forceinline__ void wgmma_m64n256k16_bf16(float (&sums)[128], std::u
       "{\n"
       ".reg .pred add;\n"
       "setp.ne.b32 add, %130, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " TAPESTRY_128_REGISTERS
-      "%128, %129, add, 1, 1, %131, %132;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" TAPESTRY_FIRST_128
+      "}, %128, %129, add, 1, 1, %131, %132;\n"
       "}"
       : TAPESTRY_SUMS_64(0), TAPESTRY_SUMS_64(64)
       : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kAAcross), "n"(kBAcross));
 }
+/// The same for a b of 16 x 128. The lines of both operands lie along k.
+__device__ __forceinline__ void wgmma_k16_bf16(float (&sums)[64], std::uint64_t a, std::uint64_t b,
+                                               bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" TAPESTRY_FIRST_64
+      "}, %64, %65, add, 1, 1, 0, 0;\n"
+      "}"
+      : TAPESTRY_SUMS_64(0)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
+/// sums += a b, where a is 64 x 16 and in registers, and b is 16 x 64 or 16 x 128 with lines across k. Row r
+/// of a is in warp r / 16, and elements (r, k) and (r, k + 1) are in lane r % 8 * 4 + k / 2 % 4, in
+/// a[k / 8 * 2 + r / 8 % 2]. These are the places of the sums in columns k and k + 1.
+__device__ __forceinline__ void wgmma_k16_bf16(float (&sums)[32], const std::uint32_t* a, std::uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" TAPESTRY_FIRST_32
+               "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
+               : TAPESTRY_SUMS_32(0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+__device__ __forceinline__ void wgmma_k16_bf16(float (&sums)[64], const std::uint32_t* a, std::uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" TAPESTRY_FIRST_64
+               "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+               : TAPESTRY_SUMS_64(0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
 #undef TAPESTRY_SUMS_4
 #undef TAPESTRY_SUMS_16
+#undef TAPESTRY_SUMS_32
 #undef TAPESTRY_SUMS_64
-#undef TAPESTRY_128_REGISTERS
+#undef TAPESTRY_FIRST_32
+#undef TAPESTRY_FIRST_64
+#undef TAPESTRY_FIRST_128
 
 // ---- registers
 

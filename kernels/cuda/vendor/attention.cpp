@@ -1,6 +1,7 @@
 #include "tapestry/kernels/cuda/vendor/attention.h"
 
-#include <initializer_list>
+#include <array>
+#include <span>
 #include <string>
 
 #include "tapestry/core/error.h"
@@ -79,23 +80,32 @@ struct Backward {
 
 template <class Slot>
 void choose_for(const LaunchContext& context, DType dtype, const typename Slot::Args& args,
-                OwnAttention<typename Slot::Args> own, const AttentionBiasKernels& bias) {
-  if (own && policy_of(attention_choice) == KernelPolicy::custom) return own(context, args);
+                OwnAttention<typename Slot::Args> own, const AttentionBiasKernels& bias,
+                const SpecialAttention<typename Slot::Args>* special) {
+  std::array<Candidate, 3> candidates;
+  std::size_t count = 0;
+  if (special) candidates[count++] = {.name = special->name, .why_not = special->why_not(dtype, args)};
+  const std::size_t of_own = count;
+  candidates[count++] = {.name = "tapestry", .why_not = own ? "" : "there is no own kernel for this dtype"};
   const bool deterministic = are_deterministic_algorithms_enabled();
-  const std::string why_not = cudnn::why_not(context, dtype, args, deterministic);
-  if (!own && !why_not.empty())
-    fail<MissingKernelError>("[", Slot::kSlot, "] there is no cuda kernel for ", dtype,
-                             "; convert with .to() to f32, or let cuDNN compute it, which cannot: ", why_not);
-  const std::string version = why_not.empty() ? cudnn::version() : "";
-  const Candidate candidates[] = {
-      {.name = "tapestry", .why_not = own ? "" : "there is no own kernel for this dtype"},
-      {.name = "cuDNN", .version = version, .vendor = true, .why_not = why_not}};
+  std::string why_not, version;
+  if (!own || policy_of(attention_choice) != KernelPolicy::custom) {
+    why_not = cudnn::why_not(context, dtype, args, deterministic);
+    if (!own && !why_not.empty())
+      fail<MissingKernelError>(
+          "[", Slot::kSlot, "] there is no cuda kernel for ", dtype,
+          "; convert with .to() to f32, or let cuDNN compute it, which cannot: ", why_not);
+    version = why_not.empty() ? cudnn::version() : "";
+    candidates[count++] = {.name = "cuDNN", .version = version, .vendor = true, .why_not = why_not};
+  }
   const auto run = [&](std::size_t i, const typename Slot::Args& a) {
-    if (i == 0) own(context, a);
+    if (i < of_own) special->run(context, a);
+    else if (i == of_own) own(context, a);
     else cudnn::run(context, dtype, a, deterministic, bias);
   };
   const std::size_t chosen = choose(
-      attention_choice, context, candidates, [&] { return key_of(Slot::kDirection, dtype, args); },
+      attention_choice, context, std::span(candidates).first(count),
+      [&] { return key_of(Slot::kDirection, dtype, args); },
       [&](std::size_t i) {
         const typename Slot::Scratch scratch(context.device, dtype, args);
         run(i, scratch.in(args));
@@ -106,12 +116,14 @@ void choose_for(const LaunchContext& context, DType dtype, const typename Slot::
 }  // namespace
 
 void choose_attention(const LaunchContext& context, DType dtype, const AttentionArgs& a,
-                      OwnAttention<AttentionArgs> own, const AttentionBiasKernels& bias) {
-  choose_for<Forward>(context, dtype, a, own, bias);
+                      OwnAttention<AttentionArgs> own, const AttentionBiasKernels& bias,
+                      const SpecialAttention<AttentionArgs>* special) {
+  choose_for<Forward>(context, dtype, a, own, bias, special);
 }
 void choose_attention(const LaunchContext& context, DType dtype, const AttentionBackwardArgs& a,
-                      OwnAttention<AttentionBackwardArgs> own, const AttentionBiasKernels& bias) {
-  choose_for<Backward>(context, dtype, a, own, bias);
+                      OwnAttention<AttentionBackwardArgs> own, const AttentionBiasKernels& bias,
+                      const SpecialAttention<AttentionBackwardArgs>* special) {
+  choose_for<Backward>(context, dtype, a, own, bias, special);
 }
 
 }  // namespace tapestry::kernels::cuda
