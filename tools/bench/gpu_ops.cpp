@@ -6,14 +6,17 @@
 //                                  description of the results (gpu/work.h), `none` and a reason if a kernel
 //                                  is missing, or `failed` and a reason.
 //   prepare softmax f32 8192 8192  Does the same, and answers `ok` without the description.
-//   start linear@vendor f32 8 8 8  Does it under the policy custom, vendor or auto of core/kernel_policy.h.
-//                                  Without a policy it is auto. `prepare` then says what auto has chosen.
+//   start linear@vendor f32 8 8 8  Does it under the policy custom, vendor or auto of core/kernel_policy.h,
+//   or
+//                                  under wgmma: custom with TAPESTRY_WGMMA=1. Without a policy it is auto.
+//                                  `prepare` then says what auto has chosen.
 //   time 10                        Runs it ten times. The answer is the mean time in milliseconds.
 //   libraries                      The answer is `ok` and the vendor libraries that were found.
 //
 // Usage: bench_gpu_ops [DEVICE [COMMAND...]]; the device is cuda if none is given.
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <sstream>
 
@@ -27,6 +30,12 @@
 #if __has_include("tapestry/core/kernel_policy.h")
 #include "tapestry/core/kernel_policy.h"
 #define TAPESTRY_KNOWS_POLICIES 1
+#endif
+
+#if __has_include("tapestry/kernels/cuda/hopper/attention.h")
+#include "tapestry/core/cuda/device.h"
+#include "tapestry/kernels/policy.h"
+#define TAPESTRY_KNOWS_WGMMA 1
 #endif
 
 using namespace tapestry;
@@ -52,10 +61,28 @@ Work make(const std::string& name, const Spec& spec) {
   fail("[bench] unknown benchmark \"", name, "\"; see tools/bench/gpu/");
 }
 
+#ifdef TAPESTRY_KNOWS_WGMMA
+/// Allows or forbids the kernels of kernels/cuda/hopper.
+void allow_wgmma(bool allow, Device device) {
+  if (allow && device.is_cuda() && cuda::device_properties(device).major != 9)
+    fail<MissingKernelError>("[bench] kernels with wgmma need a GPU of compute capability 9.0");
+  if (kernels::wgmma_allowed() == allow) return;
+  ::setenv("TAPESTRY_WGMMA", allow ? "1" : "0", 1);
+  kernels::reset_policy();  // reads the variable again
+}
+#endif
+
 /// Sets the policy of a benchmark's name, such as linear@vendor, and returns the name without it.
-std::string set_policy_of(const std::string& name) {
+std::string set_policy_of(const std::string& name, [[maybe_unused]] Device device) {
   const std::size_t at = name.find('@');
   const std::string policy = at == std::string::npos ? "auto" : name.substr(at + 1);
+#ifdef TAPESTRY_KNOWS_WGMMA
+  allow_wgmma(policy == "wgmma", device);
+  if (policy == "wgmma") {
+    set_kernel_policy(KernelPolicy::custom);
+    return name.substr(0, at);
+  }
+#endif
 #ifdef TAPESTRY_KNOWS_POLICIES
   for (const KernelPolicy p : {KernelPolicy::custom, KernelPolicy::vendor, KernelPolicy::automatic})
     if (policy == kernel_policy_name(p)) {
@@ -65,7 +92,7 @@ std::string set_policy_of(const std::string& name) {
 #else
   if (policy == "auto" || policy == "custom") return name.substr(0, at);
 #endif
-  fail("[bench] unknown policy \"", policy, "\"; use custom, vendor or auto");
+  fail("[bench] unknown policy \"", policy, "\"; use custom, vendor, auto or wgmma");
 }
 
 /// What auto has chosen since the text `before`, as "gemm bfloat16 m=8...: cuBLASLt | ...".
@@ -132,7 +159,7 @@ std::string answer_to(const std::string& line, Device device, Work& work) {
       work = {};  // frees its memory before the next inputs are allocated
       empty_cache(device.type);
       const std::string before = choices();
-      work = make(set_policy_of(name), parse_spec(words, device));
+      work = make(set_policy_of(name, device), parse_spec(words, device));
       const Results results = work.call();
       if (command == "prepare") {
         const std::string chosen = new_choices(before);

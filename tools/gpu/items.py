@@ -41,7 +41,8 @@ def gpt2_flops(batch, length, layers, width, words):
 class Item:
     """A benchmark that both programs know by the text `work`.
 
-    The name may end in a policy, as in linear@vendor; POLICIES lists them.
+    The name may end in a policy, as in linear@vendor; POLICIES lists them. linear@wgmma is the policy custom with
+    TAPESTRY_WGMMA=1.
 
     kind    "speed": the ratio is PyTorch's time divided by ours. "cost": the ratio is our host time divided by
             PyTorch's. "launch": our host time for a bare kernel launch, without goal and without peer. "step": a whole
@@ -127,6 +128,11 @@ def operations():
         yield Item(f"{name}@custom f32 16 12 1024 64", None)  # cuDNN would compute it in TF32
         for policy, goal_of_policy in zip(POLICIES, (goal, None, 1.0)):
             yield Item(f"{name}@{policy} bf16 16 12 1024 64", goal_of_policy)
+    # Own kernels with wgmma, which are off by default, and beside them those that are the default.
+    yield Item("linear@wgmma bf16 4096 4096 4096", None)
+    yield Item("attention@wgmma bf16 16 12 1024 64", None)
+    for policy in ("wgmma", "custom", "vendor"):
+        yield Item(f"attention@{policy} bf16 4 16 2048 128", None)
     yield Item("ctc_loss_backward f32 200 64 64 30", None)
     for dtype in ("f32", "bf16"):  # GPT-2's embedding; 1 of 16 tokens is the commonest
         yield Item(f"embedding_backward {dtype} 50257 65536 768", None)
