@@ -1,5 +1,8 @@
 #include "tapestry/autograd/ops/norm.h"
 
+#include <algorithm>
+#include <initializer_list>
+
 #include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/composite.h"
@@ -71,8 +74,19 @@ void autograd::check_normalized(const Op& op, const Tensor& x, const Shape& norm
 }
 
 namespace {
-// batch_norm() and, with `relu`, batch_norm_relu() with a residual, which may be undefined.
-Tensor normalize_batch(const Op& which, bool relu, const Tensor& x, const Tensor& running_mean,
+// The kernels for CPUs compute with parameters in the accumulation dtype. Under autocast, images of 16 bits
+// and f32 parameters are passed to them as they are, and nothing is converted but numbers in registers.
+bool takes_as_is(const Tensor& x, std::initializer_list<const Tensor*> parameters, const Tensor& residual) {
+  return x.defined() && x.device().type == DeviceType::cpu && x.dtype() != accumulation_dtype(x.dtype()) &&
+         (!residual.defined() || residual.dtype() == x.dtype()) &&
+         std::all_of(parameters.begin(), parameters.end(), [&](const Tensor* t) {
+           return !t->defined() || t->dtype() == accumulation_dtype(x.dtype());
+         });
+}
+
+// batch_norm() and, with `relu`, batch_norm_relu() with a residual, which may be undefined. The weight, the
+// bias and the running statistics have the dtype of x or, if `wide`, the accumulation dtype.
+Tensor normalize_batch(const Op& which, bool relu, bool wide, const Tensor& x, const Tensor& running_mean,
                        const Tensor& running_var, const Tensor& weight, const Tensor& bias, bool training,
                        double momentum, double eps, const Tensor& residual) {
   const char* const op = which.name;
@@ -92,8 +106,10 @@ Tensor normalize_batch(const Op& which, bool relu, const Tensor& x, const Tensor
   const Tensor like = wide_statistics ? empty({0, channels}, {running_mean.dtype(), x.device()}) : x;
   check_per_channel(op, like, running_mean, "running_mean");
   check_per_channel(op, like, running_var, "running_var");
-  check_per_channel(op, x, weight, "weight");
-  check_per_channel(op, x, bias, "bias");
+  const DType stats = accumulation_dtype(x.dtype());
+  const Tensor parameters = wide ? empty({0, channels}, {stats, x.device()}) : x;
+  check_per_channel(op, parameters, weight, "weight");
+  check_per_channel(op, parameters, bias, "bias");
   check(running_mean.defined() == running_var.defined(), "[", op,
         "] one of running_mean and running_var is undefined; give both or neither");
   check(training || running_mean.defined(), "[", op, "] evaluation needs running_mean and running_var");
@@ -106,7 +122,6 @@ Tensor normalize_batch(const Op& which, bool relu, const Tensor& x, const Tensor
         "; give a batch that is not empty");
 
   const Tensor input = raw_contiguous(x, format);
-  const DType stats = accumulation_dtype(x.dtype());
   Tensor mean, inv_std;
   {
     const NoGradGuard guard;
@@ -114,7 +129,7 @@ Tensor normalize_batch(const Op& which, bool relu, const Tensor& x, const Tensor
       mean = empty({channels}, {stats, x.device()});
       inv_std = empty({channels}, {stats, x.device()});
       const Tensor none;  // the recomputation by checkpoint() must not update the running statistics again
-      const bool counts = !autograd::recomputing(), in_kernel = counts && !wide_statistics;
+      const bool counts = !autograd::recomputing(), in_kernel = counts && (wide || !wide_statistics);
       const Updated to_mean(in_kernel ? running_mean : none), to_var(in_kernel ? running_var : none);
       kernels::batch_norm_stats(x.device(), x.dtype(),
                                 {.shape = s,
@@ -127,7 +142,7 @@ Tensor normalize_batch(const Op& which, bool relu, const Tensor& x, const Tensor
                                  .momentum = momentum});
       to_mean.finish();
       to_var.finish();
-      if (counts && wide_statistics && x.numel() > 0) {
+      if (counts && !in_kernel && x.numel() > 0) {
         const auto n = static_cast<double>(count);
         const Tensor variance = clamp(reciprocal(square(inv_std)) - eps, 0) * (n / (n - 1));
         running_mean.add_((mean - running_mean) * momentum);
@@ -147,12 +162,14 @@ Tensor normalize_batch(const Op& which, bool relu, const Tensor& x, const Tensor
         [relu, y = relu ? autograd::save_output(y) : autograd::SavedTensor(), x_saved = autograd::save(x),
          mean = autograd::save(mean), inv_std = autograd::save(inv_std),
          weight = weight.defined() ? save_if(x, weight) : autograd::SavedTensor(),
-         weighted = weight.defined(), s, format, training, eps](Backward& b) {
+         weighted = weight.defined(), s, format, training, eps,
+         parameters = parameters.dtype()](Backward& b) {
           if (b.create_graph()) {
-            const Tensor x = b.saved(x_saved);
+            const DType dtype = b.grad().dtype();
+            const Tensor x = b.saved(x_saved).to(parameters), all = b.grad().to(parameters);
             const Tensor none = zeros({}, TensorOptions(x.dtype(), x.device()));
-            const Tensor g = relu ? where(le(b.saved(y), 0), none, b.grad()) : b.grad();
-            if (b.needs(3)) b.set(3, g);
+            const Tensor g = relu ? where(le(b.saved(y), 0), none, all) : all;
+            if (b.needs(3)) b.set(3, g.to(dtype));
             Shape channels = Shape::filled(x.dim(), 1);
             channels[1] = s.c;
             Dims others = {0};
@@ -161,15 +178,15 @@ Tensor normalize_batch(const Op& which, bool relu, const Tensor& x, const Tensor
             if (training) {
               const NormalizationByOperations n(x, others, eps);
               return set_by_operations(
-                  b, n.result, [&] { return n.gradient(gx); }, others, {s.c}, 3, g);
+                  b, n.result, [&] { return n.gradient(gx).to(dtype); }, others, {s.c}, 3, g);
             }
             const Tensor scale = reshape(b.saved(inv_std).to(x.dtype()), channels);
             const Tensor result = (x - reshape(b.saved(mean).to(x.dtype()), channels)) * scale;
             return set_by_operations(
-                b, result, [&] { return gx * scale; }, others, {s.c}, 3, g);
+                b, result, [&] { return (gx * scale).to(dtype); }, others, {s.c}, 3, g);
           }
           const Tensor g = raw_contiguous(b.grad(), format), input = raw_contiguous(b.saved(x_saved), format);
-          const NormGradients d(b, g, format, {s.c});
+          const NormGradients d(b, g, format, {s.c}, parameters);
           const Tensor from = relu ? b.saved(y) : Tensor(),
                        dresidual = b.needs(3) ? empty(g.sizes(), {g.dtype(), g.device()}, format) : Tensor();
           const Tensor scale = weighted && b.needs(0) ? raw_contiguous(b.saved(weight)) : Tensor();
@@ -196,21 +213,29 @@ Tensor normalize_batch(const Op& which, bool relu, const Tensor& x, const Tensor
 
 Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
                   const Tensor& weight, const Tensor& bias, bool training, double momentum, double eps) {
-  if (const autograd::Autocast cast(kBatchNorm, x, weight, bias, running_mean); cast)
+  if (const autograd::Autocast cast(kBatchNorm, x, weight, bias, running_mean); cast) {
+    if (takes_as_is(x, {&running_mean, &running_var, &weight, &bias}, {}))
+      return normalize_batch(kBatchNorm, false, true, x, running_mean, running_var, weight, bias, training,
+                             momentum, eps, {});
     return cast.result(
         batch_norm(cast(x), running_mean, running_var, cast(weight), cast(bias), training, momentum, eps));
-  return normalize_batch(kBatchNorm, false, x, running_mean, running_var, weight, bias, training, momentum,
-                         eps, {});
+  }
+  return normalize_batch(kBatchNorm, false, false, x, running_mean, running_var, weight, bias, training,
+                         momentum, eps, {});
 }
 
 Tensor batch_norm_relu(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
                        const Tensor& weight, const Tensor& bias, bool training, double momentum, double eps,
                        const Tensor& residual) {
-  if (const autograd::Autocast cast(kBatchNormRelu, x, weight, bias, running_mean, residual); cast)
+  if (const autograd::Autocast cast(kBatchNormRelu, x, weight, bias, running_mean, residual); cast) {
+    if (takes_as_is(x, {&running_mean, &running_var, &weight, &bias}, residual))
+      return normalize_batch(kBatchNormRelu, true, true, x, running_mean, running_var, weight, bias, training,
+                             momentum, eps, residual);
     return cast.result(batch_norm_relu(cast(x), running_mean, running_var, cast(weight), cast(bias), training,
                                        momentum, eps, cast(residual)));
-  return normalize_batch(kBatchNormRelu, true, x, running_mean, running_var, weight, bias, training, momentum,
-                         eps, residual);
+  }
+  return normalize_batch(kBatchNormRelu, true, false, x, running_mean, running_var, weight, bias, training,
+                         momentum, eps, residual);
 }
 
 Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight, const Tensor& bias,

@@ -183,6 +183,7 @@ double measure_optimizer_state(ProfiledModel& model, std::int64_t n) {
 struct SplitBackward {
   double input_grad_s = 0, weight_grad_s = 0;
   double freed_bytes = 0;  // the bytes that the input-gradient pass frees
+  double peak_bytes = 0;  // the weight-gradient pass's peak above the memory that is allocated when it begins
 };
 
 // Runs one step in which each block has a separate graph. The weight-gradient passes of all blocks run after
@@ -223,7 +224,12 @@ std::vector<SplitBackward> run_split_backward(const ProfiledModel& model, std::i
     outputs[k] = inputs[k] = {};
     times[k].freed_bytes = before - allocated();
   }
-  for (std::size_t k = count; k-- > 1;) times[k].weight_grad_s = timed([&] { weights[k].accumulate(); });
+  for (std::size_t k = count; k-- > 1;) {
+    const MemoryStats before = memory_stats(model.device());
+    reset_peak_memory(model.device());
+    times[k].weight_grad_s = timed([&] { weights[k].accumulate(); });
+    times[k].peak_bytes = static_cast<double>(memory_stats(model.device()).peak_allocated - before.allocated);
+  }
   return times;
 }
 
@@ -248,6 +254,10 @@ void measure_split_backward(std::vector<BlockProfile>& blocks, const ProfiledMod
     b.weight_grad_s = median_of(first, &SplitBackward::weight_grad_s);
     b.weight_grad_accumulate_s = median_of(accumulated, &SplitBackward::weight_grad_s);
     b.deferred_bytes = b.saved_bytes.at(static_cast<double>(n)) - first.back()[k].freed_bytes;
+    // The first pass makes all gradients. Its peak is higher by those that later passes add in place.
+    const double all = static_cast<double>(b.all_parameter_bytes()),
+                 in_place = first.back()[k].peak_bytes - accumulated.back()[k].peak_bytes;
+    b.accumulate_bytes = std::clamp(all - in_place, 0.0, all);
   }
 }
 

@@ -18,7 +18,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TransferCost, latency_s, s_per_byte)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BlockProfile, name, parameter_bytes, forward_s, backward_s, accumulate_s,
                                    bucket_copy_s, update_s, saved_bytes, output_bytes, forward_extra_bytes,
                                    backward_extra_bytes, input_grad_s, weight_grad_s,
-                                   weight_grad_accumulate_s, deferred_bytes)
+                                   weight_grad_accumulate_s, deferred_bytes, accumulate_bytes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Contention, forward, backward, update)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StageContention, forward, backward, weights)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ZeroBubbleStage, contention, input_grad_s, weight_grad_s,

@@ -26,9 +26,11 @@ struct BlockProfile {
   /// The costs of a micro-batch if backward is split in two passes as in zero-bubble schedules. The first
   /// pass computes input gradients in `input_grad_s`. The second pass computes weight gradients in
   /// `weight_grad_s`, or in `weight_grad_accumulate_s` if it adds to existing gradients. `deferred_bytes`
-  /// stay allocated between the two passes. All four are 0 for the first block, which needs no input
-  /// gradients and so runs its whole backward as one pass.
-  double input_grad_s = 0, weight_grad_s = 0, weight_grad_accumulate_s = 0, deferred_bytes = 0;
+  /// stay allocated between the two passes. `accumulate_bytes` are the new weight gradients that the second
+  /// pass keeps beside existing ones until it adds them; a product that adds in place keeps none. All five
+  /// are 0 for the first block, which needs no input gradients and so runs its whole backward as one pass.
+  double input_grad_s = 0, weight_grad_s = 0, weight_grad_accumulate_s = 0, deferred_bytes = 0,
+         accumulate_bytes = 0;
 
   std::int64_t all_parameter_bytes() const;
 };

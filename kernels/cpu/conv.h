@@ -36,18 +36,27 @@ struct OneDnnConv {
 };
 extern template struct OneDnnConv<float>;
 extern template struct OneDnnConv<BFloat16>;
-/// Depthwise convolution of row-major images in f32, which copies no image to another layout. The results do
+/// Depthwise convolution of row-major images, which copies no image to another layout. T, the type of images,
+/// is float, Half or BFloat16. Weights, biases and their gradients are f32, as all sums are. The results do
 /// not depend on the number of threads.
+template <class T>
 struct Depthwise {
-  /// Whether the other functions take the shape: one input and one output channel per group, row-major, and
-  /// strides of at most 2, since the gradients take time in proportion to them.
+  /// Whether the other functions take the shape: one input and one output channel per group, row-major or
+  /// with one channel.
   static bool fits(const Conv2dShape& s);
-  // The padding is multiplied, too, and 0 times infinity is NaN. So each function returns false if a result
-  // is not finite. The results are then unspecified, and the caller computes them in another way.
-  static bool forward(const Conv2dShape& s, const float* x, const float* weight, const float* bias, float* y);
-  static bool backward_input(const Conv2dShape& s, const float* dy, const float* weight, float* dx);
-  static bool backward_weight(const Conv2dShape& s, const float* dy, const float* x, float* dweight,
-                              float* dbias);
+  // The padding is multiplied, too, and 0 times infinity is NaN. So each function returns false if a sum is
+  // not finite. The results are then unspecified, and the caller computes them in another way.
+  static bool forward(const Conv2dShape& s, const T* x, const float* weight, const float* bias, T* y);
+  static bool backward_input(const Conv2dShape& s, const T* dy, const float* weight, T* dx);
+  static bool backward_weight(const Conv2dShape& s, const T* dy, const T* x, float* dweight, float* dbias);
+};
+/// The same for channels-last images. The functions return true: they multiply no padding.
+template <class T>
+struct DepthwiseLast {
+  static bool fits(const Conv2dShape& s);
+  static bool forward(const Conv2dShape& s, const T* x, const float* weight, const float* bias, T* y);
+  static bool backward_input(const Conv2dShape& s, const T* dy, const float* weight, T* dx);
+  static bool backward_weight(const Conv2dShape& s, const T* dy, const T* x, float* dweight, float* dbias);
 };
 /// The gradient of the weight for many row-major images of a few pixels each, in f32.
 struct SmallImages {

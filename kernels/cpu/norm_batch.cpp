@@ -36,6 +36,17 @@ void over_pieces(std::int64_t rows, std::int64_t channels, F&& f) {
                });
 }
 
+// Element i of an array of T or of the accumulation type.
+template <class T>
+Compute<T> number(const ConstArray& a, std::int64_t i) {
+  return a.dtype() == dtype_of<T> ? load(a.as<T>()[i]) : a.as<Compute<T>>()[i];
+}
+template <class T>
+void set_number(const MutableArray& a, std::int64_t i, Compute<T> value) {
+  if (a.dtype() == dtype_of<T>) a.as<T>()[i] = T(value);
+  else a.as<Compute<T>>()[i] = value;
+}
+
 // Writes the statistics of channel c to the outputs that are not null.
 template <class T>
 void write_stats(const BatchNormStatsArgs& to, std::int64_t c, const Moments& all) {
@@ -46,8 +57,8 @@ void write_stats(const BatchNormStatsArgs& to, std::int64_t c, const Moments& al
   if (to.inv_std) to.inv_std.as<C>()[c] = C(1) / std::sqrt(var + static_cast<C>(to.eps));
   const C momentum = static_cast<C>(to.momentum);
   const auto update_running = [&](const MutableArray& running, C value) {
-    T& own = running.as<T>()[c];
-    own = T((C(1) - momentum) * load(own) + momentum * value);
+    const C old = running.dtype() == dtype_of<T> ? load(running.as<T>()[c]) : running.as<C>()[c];
+    set_number<T>(running, c, (C(1) - momentum) * old + momentum * value);
   };
   if (to.running_mean) update_running(to.running_mean, mean);
   if (to.running_var) update_running(to.running_var, static_cast<C>(all.squares / (all.count - 1)));
@@ -129,15 +140,15 @@ template <class T>
 void forward_kernel(const LaunchContext& context, const BatchNormArgs& a) {
   using C = Compute<T>;
   const BatchNormShape& s = a.shape;
-  const T *const x = a.x.as<T>(), *const weight = a.weight.as<T>(), *const bias = a.bias.as<T>();
+  const T* const x = a.x.as<T>();
   const C *const mean = a.mean.as<C>(), *const inv_std = a.inv_std.as<C>();
   T* const y = a.y.as<T>();
   const Scratch<C> memory(context.device, 2 * s.c);
   C* const scale = memory.data();
   C* const shift = scale + s.c;
   for (std::int64_t c = 0; c < s.c; ++c) {
-    scale[c] = inv_std[c] * (weight ? load(weight[c]) : C(1));
-    shift[c] = bias ? load(bias[c]) : C(0);
+    scale[c] = inv_std[c] * (a.weight ? number<T>(a.weight, c) : C(1));
+    shift[c] = a.bias ? number<T>(a.bias, c) : C(0);
   }
   const auto run = [&]<bool kResidual, bool kRelu>() {
     const auto finish = [=, residual = a.residual.as<T>()](std::int64_t i, C m, C by, C plus) {
@@ -213,7 +224,7 @@ template <class T>
 void backward_kernel(const LaunchContext& context, const BatchNormBackwardArgs& a) {
   using C = Compute<T>;
   const BatchNormShape& s = a.shape;
-  const T *dy = a.dy.as<T>(), *const x = a.x.as<T>(), *const weight = a.weight.as<T>();
+  const T *dy = a.dy.as<T>(), *const x = a.x.as<T>();
   Scratch<T> counted;  // dy where it counts
   if (a.relu_y || a.dresidual) {
     const std::int64_t n = s.n * s.c * s.l;
@@ -233,18 +244,18 @@ void backward_kernel(const LaunchContext& context, const BatchNormBackwardArgs& 
     dy = to;
   }
   const C *const mean = a.mean.as<C>(), *const inv_std = a.inv_std.as<C>();
-  T *const dx = a.dx.as<T>(), *const dweight = a.dweight.as<T>(), *const dbias = a.dbias.as<T>();
+  T* const dx = a.dx.as<T>();
   const Scratch<C> memory(context.device, 5 * s.c);
   C* const sums = memory.data();
   C* const slope = sums + 2 * s.c;  // dx = slope dy - centred (x - mean) - offset
   C* const centred = slope + s.c;
   C* const offset = centred + s.c;
-  if (a.training || dweight || dbias) gradient_sums(context, s, dy, x, mean, sums);
+  if (a.training || a.dweight || a.dbias) gradient_sums(context, s, dy, x, mean, sums);
   const C count = static_cast<C>(s.n * s.l);
   for (std::int64_t c = 0; c < s.c; ++c) {
-    if (dweight) dweight[c] = T(sums[s.c + c] * inv_std[c]);
-    if (dbias) dbias[c] = T(sums[c]);
-    slope[c] = inv_std[c] * (weight ? load(weight[c]) : C(1));
+    if (a.dweight) set_number<T>(a.dweight, c, sums[s.c + c] * inv_std[c]);
+    if (a.dbias) set_number<T>(a.dbias, c, sums[c]);
+    slope[c] = inv_std[c] * (a.weight ? number<T>(a.weight, c) : C(1));
     if (!a.training) continue;
     // The products are taken in this order because inv_std * inv_std alone may underflow.
     centred[c] = slope[c] * (inv_std[c] * (inv_std[c] * (sums[s.c + c] / count)));

@@ -2,7 +2,8 @@
 // Contracts of the normalisations. For all slots in this file:
 //   Layout: all arrays are dense.
 //   Dtypes: x, y, weight, bias, the running statistics and their gradients have the slot's dtype, which is
-//   floating. mean, var and inv_std have the accumulation dtype.
+//   floating. mean, var and inv_std have the accumulation dtype. On CPUs, so may the weight, the bias, the
+//   running statistics and their gradients in the slots of batch normalisation.
 //   Accumulation: f32, or f64 for f64. Variances are computed around the mean, piece by piece, so a large
 //   mean costs no digits. Results do not depend on the number of threads.
 #include "tapestry/kernels/slot.h"

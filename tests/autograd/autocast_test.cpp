@@ -140,6 +140,59 @@ TEST_CASE("autocast: norms of bf16 inputs with f32 weights compute in f32 and re
   CHECK(layer_norm(numbers({4, 6}), {6}, w, b).dtype() == DType::f32);
 }
 
+// What a batch norm of low images with f32 parameters gives: y, the running statistics, and the gradients of
+// x, weight, bias and, of batch_norm_relu(), residual. The gradients of `twice` are differentiated once more.
+std::vector<Tensor> batch_norm_results(const Tensor& image, const Tensor& added, bool training, bool relu,
+                                       bool twice, bool cast) {
+  const DType dtype = image.dtype();
+  const Tensor x = image.detach().set_requires_grad(), residual = added.detach().set_requires_grad(),
+               w = parameter({6}), b = parameter({6}), mean = numbers({6}).clone(),
+               var = numbers({6}).square() + 1;
+  const auto wide = [&](const Tensor& t) { return cast ? t.to(DType::f32) : t; };
+  Tensor y;
+  {
+    const AutocastGuard guard(dtype);
+    y = relu ? batch_norm_relu(wide(x), mean, var, w, b, training, 0.1, 1e-5, wide(residual))
+             : batch_norm(wide(x), mean, var, w, b, training);
+  }
+  y = y.to(dtype);
+  std::vector<Tensor> inputs = {x, w, b};
+  if (relu) inputs.push_back(residual);
+  const Tensor g = (numbers(y.sizes()) * 3).to(dtype);
+  std::vector<Tensor> all = autograd::grad({y}, inputs, {.grad_outputs = {g}, .create_graph = twice});
+  if (twice) {
+    Tensor sum = zeros({});
+    for (const Tensor& t : all) sum = sum + t.to(DType::f32).square().sum();
+    all = autograd::grad({sum}, {x, w});
+  }
+  all.push_back(y), all.push_back(mean), all.push_back(var);
+  return all;
+}
+
+TEST_CASE("autocast: batch norms read and write low images themselves, and give what f32 copies give") {
+  // Both ways compute in f32. Its last bit may differ, because the compiler fuses other multiplications and
+  // additions, and then the other of two neighbours in the low dtype may be the nearest.
+  for (const DType dtype : {DType::bf16, DType::f16})
+    for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last})
+      for (const bool training : {false, true})
+        for (const bool relu : {false, true})
+          for (const bool twice : {false, true}) {
+            CAPTURE(dtype, format == MemoryFormat::channels_last, training, relu, twice);
+            const Tensor x = numbers({3, 6, 4, 5}).to(dtype).contiguous(format),
+                         residual = (numbers({3, 6, 4, 5}) * 2).to(dtype).contiguous(format);
+            const auto own = batch_norm_results(x, residual, training, relu, twice, false),
+                       copies = batch_norm_results(x, residual, training, relu, twice, true);
+            REQUIRE(own.size() == copies.size());
+            for (std::size_t i = 0; i < own.size(); ++i) {
+              CAPTURE(i);
+              CHECK(own[i].dtype() == copies[i].dtype());
+              const Tensor a = own[i].detach().to(DType::f64), b = copies[i].detach().to(DType::f64);
+              const double step = (dtype == DType::bf16 ? 0x1p-7 : 0x1p-10) * (twice ? 2 : 1);
+              CHECK(amax((a - b).abs()).item<double>() <= step * amax(b.abs()).item<double>());
+            }
+          }
+}
+
 TEST_CASE("autocast: a parameter is cast once per outermost guard, and again after a change") {
   const Tensor x = numbers({2, 3}), w = parameter({3, 3}), plain = numbers({3, 3});
   {

@@ -11,9 +11,14 @@ TEST_CASE("profiles and links survive conversion to text") {
   profile.dispatch_s = 1e-5;
   profile.optimizer_state = 2;
   profile.loss.saved_bytes = Curve({{3, -2}});
+  for (BlockProfile& b : profile.blocks) b.accumulate_bytes = 24;
   const Profile again = profile_from_text(to_text(profile));
   CHECK(to_text(again) == to_text(profile));
   CHECK(again.blocks[1].backward_extra_bytes.points() == profile.blocks[1].backward_extra_bytes.points());
+  CHECK(again.blocks[1].accumulate_bytes == 24);
+  std::string incomplete = to_text(profile);  // as a file from before the field existed
+  incomplete.erase(incomplete.find("\"accumulate_bytes\""), std::string("\"accumulate_bytes\":24.0,").size());
+  CHECK_THROWS_WITH(profile_from_text(incomplete), ContainsSubstring("accumulate_bytes"));
   CHECK(again.contention.update == 2);
   CHECK(again.optimizer_state == 2);
   CHECK(again.stages.at(1).backward == 3);

@@ -127,6 +127,27 @@ TEST_CASE("zero bubble: weight gradients fill idle time") {
         Approx(p.breakdown.backward_s + 3 * 2 * 2 / 2.0));
 }
 
+TEST_CASE("zero bubble: gradients that are added in place take no memory beside existing ones") {
+  Profile profile = profile_with(4, 1000);
+  for (BlockProfile& b : profile.blocks) {
+    b.input_grad_s = 3;
+    b.weight_grad_s = b.weight_grad_accumulate_s = 1;
+    b.deferred_bytes = 6;
+  }
+  const auto last = [&](double bytes) {
+    for (BlockProfile& b : profile.blocks) b.accumulate_bytes = bytes;
+    return predicted("pipeline-zero-bubble", profile, {}, setup_of(2, 8, {2, 2}, 4)).memory[1];
+  };
+  // The second block's pass needs 7 bytes per sample besides both blocks' new gradients.
+  for (const double bytes : {1000.0, 600.0}) {
+    CHECK(last(bytes).gradients == 2000);
+    CHECK(last(bytes).workspace == 2 * bytes + 2 * 7);
+  }
+  // Without new gradients, the pass of the input gradients needs most: the outputs' gradients, too.
+  CHECK(last(0).gradients == 2000);
+  CHECK(last(0).workspace == 2 * (4 + 7));
+}
+
 TEST_CASE("zero bubble: contention and times are those of the split backward") {
   Profile profile = profile_with(4, 1);
   for (BlockProfile& b : profile.blocks) {

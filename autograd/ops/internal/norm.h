@@ -54,19 +54,24 @@ inline Tensor normalize_channels(const Tensor& x, MemoryFormat format, const Ten
 
 /// Returns a tensor that receives sums over g. A kernel writes it. If g has no elements, no kernel runs, so
 /// the tensor must be zero.
-inline Tensor sums_of(const Tensor& g, const Shape& sizes) {
-  const TensorOptions options(g.dtype(), g.device());
+inline Tensor sums_of(const Tensor& g, const Shape& sizes, DType dtype) {
+  const TensorOptions options(dtype, g.device());
   return g.numel() > 0 ? empty(sizes, options) : zeros(sizes, options);
 }
+inline Tensor sums_of(const Tensor& g, const Shape& sizes) { return sums_of(g, sizes, g.dtype()); }
 
 /// The gradients of input, weight and bias that backward needs; the others are undefined. The kernel writes
-/// them. `g` is the gradient of the output, and weight and bias have the shape `sizes`.
+/// them. `g` is the gradient of the output, and weight and bias have the shape `sizes` and the dtype
+/// `parameters`.
 struct NormGradients {
-  NormGradients(const Backward& b, const Tensor& g, MemoryFormat format, const Shape& sizes) {
+  NormGradients(const Backward& b, const Tensor& g, MemoryFormat format, const Shape& sizes,
+                DType parameters) {
     if (b.needs(0)) dx = empty(g.sizes(), {g.dtype(), g.device()}, format);
-    if (b.needs(1)) dweight = sums_of(g, sizes);
-    if (b.needs(2)) dbias = sums_of(g, sizes);
+    if (b.needs(1)) dweight = sums_of(g, sizes, parameters);
+    if (b.needs(2)) dbias = sums_of(g, sizes, parameters);
   }
+  NormGradients(const Backward& b, const Tensor& g, MemoryFormat format, const Shape& sizes)
+      : NormGradients(b, g, format, sizes, g.dtype()) {}
   void set(Backward& b) const {
     b.set(0, dx);
     b.set(1, dweight);

@@ -119,11 +119,15 @@ class PeakTracker {
       now_.activations -= incoming_gradient_bytes();
       return backward();
     }
-    double computed = 0;  // all new gradients exist at once, before they are added to the old ones
+    // All new gradients exist at once, before they are added to the old ones. If there are old ones, products
+    // that add in place make none.
+    double computed = 0;
     for (std::size_t k = schedule_.range.end; k-- > schedule_.range.begin;) {
       const BlockProfile& b = block(k);
-      update_peak(computed + b.backward_extra_bytes.at(schedule_.samples));
-      computed += static_cast<double>(b.all_parameter_bytes());
+      const auto all = static_cast<double>(b.all_parameter_bytes());
+      const double made = has_gradients_ ? b.accumulate_bytes : all;
+      update_peak(computed + b.backward_extra_bytes.at(schedule_.samples) - all + made);
+      computed += made;
       now_.activations -= b.deferred_bytes;
     }
     for (std::size_t k = schedule_.range.end; k-- > schedule_.range.begin;) allocate_gradients(block(k));
