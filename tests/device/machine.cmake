@@ -31,6 +31,11 @@ foreach(test ${gpu_tests})
     set_property(TEST device.${unit} APPEND PROPERTY FIXTURES_REQUIRED machine_forgotten)
   endif()
 endforeach()
+if(TARGET classifier)
+  add_test(NAME machine.classifier COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/device/classifier.sh $<TARGET_FILE:classifier>)
+  set_tests_properties(machine.classifier PROPERTIES TIMEOUT ${TAPESTRY_TEST_TIMEOUT} LABELS machine ENVIRONMENT
+    "${on_machine};TAPESTRY_PTX_CHECK=initialised")
+endif()
 # Both programs have recorded the same results of golden cases, bit by bit or within their bounds (tests/support/agreement.h).
 add_test(NAME machine.agreement COMMAND tests_gpu "[.agreement]" ${fail_without_tests})
 set_tests_properties(machine.agreement PROPERTIES LABELS machine FIXTURES_REQUIRED "machine_run;golden_emulated" ENVIRONMENT

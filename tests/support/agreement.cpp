@@ -25,102 +25,24 @@ std::ofstream* record() {
 
 // nvcc takes functions such as exp from CUDA's library and g++ from the C library. Both are within the
 // tolerance, with other last bits.
-const std::set<std::string> kFunctions = {"acos",
-                                          "acosh",
-                                          "asin",
-                                          "asinh",
-                                          "atan",
-                                          "atan2",
-                                          "atanh",
-                                          "binary_cross_entropy",
-                                          "binary_cross_entropy_with_logits",
-                                          "cosh",
-                                          "cross_entropy",
-                                          "cross_entropy_",
-                                          "ctc_loss",
-                                          "digamma",
-                                          "elu",
-                                          "erf",
-                                          "erfc",
-                                          "erfinv",
-                                          "exp",
-                                          "exp2",
-                                          "expm1",
-                                          "feed_forward",
-                                          "gelu",
-                                          "glu",
-                                          "gru",
-                                          "lgamma",
-                                          "linalg.matrix_norm",
-                                          "linalg.vector_norm",
-                                          "linear_cross_entropy",
-                                          "linear_gelu",
-                                          "log",
-                                          "log10",
-                                          "log1p",
-                                          "log2",
-                                          "log_softmax",
-                                          "logaddexp",
-                                          "logcumsumexp",
-                                          "logit",
-                                          "logsigmoid",
-                                          "logsumexp",
-                                          "lp_pool1d",
-                                          "lp_pool2d",
-                                          "lp_pool3d",
-                                          "lstm",
-                                          "mish",
-                                          "norm",
-                                          "pow",
-                                          "rnn_tanh",
-                                          "scaled_dot_product_attention",
-                                          "sigmoid",
-                                          "silu",
-                                          "sinh",
-                                          "softmax",
-                                          "softplus",
-                                          "swiglu",
-                                          "tanh",
-                                          "xlogy"};
+constexpr const char* kFunctions =
+    "acos acosh asin asinh atan atan2 atanh binary_cross_entropy binary_cross_entropy_with_logits "
+    "cosh cross_entropy cross_entropy_ ctc_loss digamma elu erf erfc erfinv exp exp2 expm1 "
+    "feed_forward gelu glu gru lgamma linalg.matrix_norm linalg.vector_norm linear_cross_entropy "
+    "linear_gelu log log10 log1p log2 log_softmax logaddexp logcumsumexp logit logsigmoid logsumexp "
+    "lp_pool1d lp_pool2d lp_pool3d lstm mish norm pow rnn_tanh scaled_dot_product_attention sigmoid "
+    "silu sinh softmax softplus swiglu tanh xlogy";
 // nvcc contracts products and sums to fused multiply-adds. Where the numbers of the cases make products
 // exact, as in matrix products, contraction changes nothing. What linalg computes on the host is the same in
 // both programs, but its gradients contain products on the device.
-const std::set<std::string> kContracted = {"adaptive_avg_pool2d",
-                                           "adaptive_avg_pool3d",
-                                           "add_layer_norm",
-                                           "add_rms_norm",
-                                           "affine_grid",
-                                           "avg_pool1d",
-                                           "avg_pool2d",
-                                           "avg_pool3d",
-                                           "batch_norm",
-                                           "batch_norm_relu",
-                                           "cdist",
-                                           "cos",
-                                           "cumprod",
-                                           "grid_sample",
-                                           "group_norm",
-                                           "hypot",
-                                           "instance_norm",
-                                           "interpolate",
-                                           "layer_norm",
-                                           "linalg.cholesky",
-                                           "linalg.eigh",
-                                           "linalg.eigvalsh",
-                                           "linalg.inv",
-                                           "linalg.lstsq",
-                                           "linalg.matrix_power",
-                                           "linalg.pinv",
-                                           "linalg.qr",
-                                           "linalg.solve",
-                                           "linalg.solve_triangular",
-                                           "linalg.svd",
-                                           "linalg.svdvals",
-                                           "rms_norm",
-                                           "sin",
-                                           "tan"};
+constexpr const char* kContracted =
+    "adaptive_avg_pool2d adaptive_avg_pool3d add_layer_norm add_rms_norm affine_grid avg_pool1d "
+    "avg_pool2d avg_pool3d batch_norm batch_norm_relu cdist cos cumprod grid_sample group_norm hypot "
+    "instance_norm interpolate layer_norm linalg.cholesky linalg.eigh linalg.eigvalsh linalg.inv "
+    "linalg.lstsq linalg.matrix_power linalg.pinv linalg.qr linalg.solve linalg.solve_triangular "
+    "linalg.svd linalg.svdvals rms_norm sin tan";
 // rsqrt.approx has an error on GPUs. The machine gives the nearest number, and the emulator rounds twice.
-const std::set<std::string> kApproximate = {"rsqrt"};
+constexpr const char* kApproximate = "rsqrt";
 
 constexpr double kPartOfTolerance = 0.5;
 
@@ -200,8 +122,13 @@ double distance(const Result& a, const Result& b) {
 }  // namespace
 
 bool may_round(const std::string& op) {
-  const std::string name = op.substr(0, op.find('/'));
-  return kFunctions.contains(name) || kContracted.contains(name) || kApproximate.contains(name);
+  static const std::set<std::string> listed = [] {
+    std::set<std::string> all;
+    for (const char* const list : {kFunctions, kContracted, kApproximate})
+      for (std::string& name : words_of(list, ' ')) all.insert(std::move(name));
+    return all;
+  }();
+  return listed.contains(op.substr(0, op.find('/')));
 }
 
 void record_result(const std::string& op, const std::string& name, const Tensor& t,
