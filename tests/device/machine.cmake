@@ -27,7 +27,7 @@ foreach(test ${gpu_tests})
   if(unit MATCHES "^op_")
     set_property(TEST machine.${unit} APPEND PROPERTY ENVIRONMENT TAPESTRY_GOLDEN_RESULTS=${golden_results}/machine/${unit})
     set_property(TEST device.${unit} APPEND PROPERTY ENVIRONMENT TAPESTRY_GOLDEN_RESULTS=${golden_results}/emulated/${unit})
-    set_property(TEST device.${unit} APPEND PROPERTY FIXTURES_SETUP golden_emulated)
+    set_property(TEST machine.${unit} device.${unit} APPEND PROPERTY FIXTURES_SETUP golden_results)
     set_property(TEST device.${unit} APPEND PROPERTY FIXTURES_REQUIRED machine_forgotten)
   endif()
 endforeach()
@@ -38,7 +38,7 @@ if(TARGET classifier)
 endif()
 # Both programs have recorded the same results of golden cases, bit by bit or within their bounds (tests/support/agreement.h).
 add_test(NAME machine.agreement COMMAND tests_gpu "[.agreement]" ${fail_without_tests})
-set_tests_properties(machine.agreement PROPERTIES LABELS machine FIXTURES_REQUIRED "machine_run;golden_emulated" ENVIRONMENT
+set_tests_properties(machine.agreement PROPERTIES LABELS machine FIXTURES_REQUIRED golden_results ENVIRONMENT
   "${on_machine};TAPESTRY_EMULATED_RESULTS=${golden_results}/emulated;TAPESTRY_MACHINE_RESULTS=${golden_results}/machine")
 # Every kernel that nvcc compiled has run, except those of not_on_machine.txt.
 set(objects $<FILTER:$<TARGET_OBJECTS:tapestry>,INCLUDE,\\.cu\\.o$>)

@@ -16,11 +16,11 @@ namespace tapestry::test {
 namespace {
 
 std::ofstream* record() {
-  static std::ofstream* const file = [] {
+  static std::ofstream file = [] {
     const char* const name = std::getenv("TAPESTRY_GOLDEN_RESULTS");
-    return name ? new std::ofstream(name) : nullptr;
+    return name ? std::ofstream(name) : std::ofstream();
   }();
-  return file;
+  return file.is_open() ? &file : nullptr;
 }
 
 // nvcc takes functions such as exp from CUDA's library and g++ from the C library. Both are within the
