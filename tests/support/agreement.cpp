@@ -33,14 +33,14 @@ constexpr const char* kFunctions =
     "lp_pool1d lp_pool2d lp_pool3d lstm mish norm pow rnn_tanh scaled_dot_product_attention sigmoid "
     "silu sinh softmax softplus swiglu tanh xlogy";
 // nvcc contracts products and sums to fused multiply-adds. Where the numbers of the cases make products
-// exact, as in matrix products, contraction changes nothing. What linalg computes on the host is the same in
-// both programs, but its gradients contain products on the device.
+// exact, as in most matrix products, contraction changes nothing. What linalg computes on the host is the
+// same in both programs, but its gradients contain products on the device.
 constexpr const char* kContracted =
     "adaptive_avg_pool2d adaptive_avg_pool3d add_layer_norm add_rms_norm affine_grid avg_pool1d "
     "avg_pool2d avg_pool3d batch_norm batch_norm_relu cdist cos cumprod grid_sample group_norm hypot "
     "instance_norm interpolate layer_norm linalg.cholesky linalg.eigh linalg.eigvalsh linalg.inv "
     "linalg.lstsq linalg.matrix_power linalg.pinv linalg.qr linalg.solve linalg.solve_triangular "
-    "linalg.svd linalg.svdvals rms_norm sin tan";
+    "linalg.svd linalg.svdvals linear rms_norm sin tan";
 // rsqrt.approx has an error on GPUs. The machine gives the nearest number, and the emulator rounds twice.
 constexpr const char* kApproximate = "rsqrt";
 
