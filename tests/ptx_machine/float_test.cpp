@@ -198,6 +198,34 @@ TEST_CASE("approximate instructions are nearest, or at the edges of their errors
   CHECK(one("rcp.approx.ftz.f32 %wd, %wa;", 0x80000001) == 0xff800000);
   CHECK(one("div.approx.f32 %wd, %wa, %wb;", bits_of(1.0f), bits_of(0x1.8p126f)) == 0);
   CHECK(one("lg2.approx.f32 %wd, %wa;", bits_of(-1.0f)) == 0x7fffffff);
+  // The manual's tables of corner cases hold at the edges of the errors too.
+  for (const Approximate mode : {Approximate::kNearest, Approximate::kLow, Approximate::kHigh}) {
+    tapestry::ptx::Options options;
+    options.approximate = mode;
+    const auto corner = [&](const std::string& code, u64 a, u64 wanted) {
+      INFO(code << " of " << std::hex << a);
+      CHECK(evaluate(code + " %wd, %wa;", "%wd", {{a, 0, 0}}, options)[0] == wanted);
+    };
+    constexpr u64 infinity = 0x7f800000, minus = 0x80000000, one_bits = 0x3f800000;
+    for (const u64 zero : {u64{0}, minus}) {
+      corner("ex2.approx.f32", zero, one_bits);
+      corner("cos.approx.f32", zero, one_bits);
+      for (const char* code : {"sin", "tanh", "sqrt"}) corner(std::string(code) + ".approx.f32", zero, zero);
+      corner("rsqrt.approx.f32", zero, zero | infinity);
+      corner("lg2.approx.f32", zero, minus | infinity);
+    }
+    for (const u64 sign : {u64{0}, minus}) {
+      corner("tanh.approx.f32", sign | infinity, sign | one_bits);
+      corner("tanh.approx.f32", sign | 0x00345678, sign | 0x00345678);  // subnormal
+      corner("rcp.approx.f32", sign | infinity, sign);
+      corner("sin.approx.f32", sign | infinity, 0x7fffffff);
+    }
+    corner("ex2.approx.f32", infinity, infinity);
+    corner("ex2.approx.f32", minus | infinity, 0);
+  }
+  CHECK(one("rcp.approx.ftz.f64 %ld, %la;", 0xfff8000000000001, 0, 0, "%ld") == 0x7fffffff00000000);
+  CHECK(one("rsqrt.approx.ftz.f64 %ld, %la;", 0xbff0000000000000, 0, 0, "%ld") == 0x7fffffff00000000);
+  CHECK(one("rcp.approx.ftz.f64 %ld, %la;", 0x8000000000000001, 0, 0, "%ld") == 0xfff0000000000000);
 }
 
 TEST_CASE("half and brain numbers are rounded to their nearest neighbours") {

@@ -8,6 +8,7 @@
 #include "tapestry/autograd/gradcheck.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/kernels/slot.h"
+#include "tests/support/agreement.h"
 
 namespace tapestry::test {
 namespace {
@@ -278,9 +279,23 @@ class CaseRun {
                                 std::to_string(golden_->outputs.size()));
     for (std::size_t k = 0; k < outputs.size(); ++k) {
       const DType expected = golden_->actual(golden_->outputs[k].dtype, dtype);
-      compare(label + ": output " + std::to_string(k), outputs[k], golden_->outputs[k], expected,
-              golden_->slack * units_of(expected, false), failures);
+      check_result(label + ": output " + std::to_string(k), outputs[k], golden_->outputs[k], expected, false);
     }
+  }
+
+  // Compares a result with the expected one. On devices other than the CPU, also records it.
+  void check_result(const std::string& what, const Tensor& got, const Values& expected, DType dtype,
+                    bool gradient) {
+    const double units = golden_->slack * units_of(dtype, gradient);
+    const Tensor here = moved(got, kCPU);
+    const std::size_t before = failures.size();
+    compare(what, here, expected, dtype, units, failures);
+    if (device_.is_cpu() || failures.size() != before) return;
+    std::vector<double> tolerances;
+    for (const double scale : expected.scale)
+      tolerances.push_back(units * (epsilon(dtype) * scale + smallest(dtype)));
+    const std::string number = golden_->label.substr(0, golden_->label.find(' ', golden_->op.size() + 1));
+    record_result(golden_->op, number + what.substr(golden_->label.size()), here, tolerances);
   }
 
   void compare_gradient(const std::string& label, const Tensor& input, std::size_t i, bool accumulate) {
@@ -306,8 +321,7 @@ class CaseRun {
         failures.push_back(what + ": is missing");
       return;
     }
-    compare(what, input.grad(), expected, input.dtype(), golden_->slack * units_of(input.dtype(), true),
-            failures);
+    check_result(what, input.grad(), expected, input.dtype(), true);
   }
 
   // Returns a dense tensor and one with stride 0. Both repeat the values at index 0 of the first dimension

@@ -288,7 +288,7 @@ says 'nvcc: 244 s for 2 files, OVER ITS BUDGET'
 
 name='test: --full, a preset, options of ctest'
 call tools/test --jobs 2 --full --preset asan -- -R 'a|b'
-called 'cmake --preset asan
+called 'cmake --preset asan -DTAPESTRY_SANITIZE_DEVICE=ON
 cmake --build --preset asan --parallel 2
 ctest --preset asan --no-tests=error --parallel 5 -R a|b'
 [[ $calls != *setarch* ]] || fail 'address randomization should stay as it is'

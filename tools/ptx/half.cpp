@@ -99,10 +99,11 @@ struct Number {
         x = add_to_odd(x * y, value(c));
         break;
       default: {
-        // ex2: 2^-9.9 relative for f16, 2^-7 for bf16; tanh: 2^-10.987 absolute for f16, 2^-8 for bf16.
-        const bool exp2 = (flags & 15) == kExp2;
+        // PTX ISA 9.1, 9.7.4.10, ex2: 2^-9.9 relative for f16, 2^-7 for bf16, and 2^0 is 1. 9.7.4.9, tanh:
+        // 2^-10.987 absolute for f16, 2^-8 for bf16, and 1 of infinity.
+        const bool exp2 = (flags & 15) == kExp2, exact = x == 0 || std::isinf(x);
         x = exp2 ? std::exp2(x) : std::tanh(x);
-        if (approximate != Approximate::kNearest && std::isfinite(x) && x != 0) {
+        if (approximate != Approximate::kNearest && !exact && std::isfinite(x) && x != 0) {
           const double bound = exp2    ? std::fabs(x) * (brain ? 0x1p-7 : 0x1.125p-10)
                                : brain ? 0x1p-8
                                        : 0x1.02p-11;

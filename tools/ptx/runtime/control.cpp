@@ -47,6 +47,21 @@ __attribute__((destructor)) void check_at_exit() {
     else print("cannot write the counters to " + s.counters);
     if (out && to_file) std::fclose(out);
   }
+  if (!s.speed.empty() && !test) {
+    std::uint64_t launches = 0, instructions = 0;
+    double seconds = 0;
+    for (const auto& [symbol, kernel] : executed())
+      launches += kernel.launches, instructions += kernel.thread_instructions, seconds += kernel.seconds;
+    std::FILE* const out = s.speed == "-" ? stderr : std::fopen(s.speed.c_str(), "a");
+    const auto millions = static_cast<double>(instructions) * 1e-6;
+    if (out)
+      std::fprintf(
+          out, "%llu launches, %.1f million thread-instructions, %.2f s of CPU time: %.0f million a second\n",
+          static_cast<unsigned long long>(launches), millions, seconds,
+          seconds > 0 ? millions / seconds : 0.0);
+    else print("cannot write the speed to " + s.speed);
+    if (out && out != stderr) std::fclose(out);
+  }
   if (s.keep_exit_status || (leaked.empty() && misused.empty())) return;
   std::fflush(nullptr);
   _exit(70);

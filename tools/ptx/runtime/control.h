@@ -86,6 +86,7 @@ void execute(const Settings& settings);
 /// What the machine has run since execute(), by the kernels' symbols.
 struct Executed {
   std::uint64_t launches = 0, warp_instructions = 0, thread_instructions = 0;
+  double seconds = 0;  // of CPU time, if Settings::speed is set
   std::set<unsigned> block_sizes = {};
 };
 std::map<std::string, Executed> executed();

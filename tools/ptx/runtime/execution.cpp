@@ -1,5 +1,7 @@
 #include "tapestry/tools/ptx/runtime/execution.h"
 
+#include <ctime>
+
 #include <cstring>
 #include <fstream>
 
@@ -8,6 +10,14 @@
 namespace stand_in {
 
 using namespace tapestry::ptx;
+
+namespace {
+double cpu_seconds() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+}  // namespace
 
 Execution::Execution(const Settings& settings) : settings_(settings) {
   Options& o = machine_.options();
@@ -42,6 +52,7 @@ void Execution::run(const Launch& launch, StreamOrder* order, StreamOrder::Work 
   Executed& executed = executed_[launch.kernel.symbol];
   if (!settings_.launches.empty() && executed.block_sizes.insert(threads).second)
     std::ofstream(settings_.launches, std::ios::app) << launch.kernel.symbol << ' ' << threads << '\n';
+  const double began = settings_.speed.empty() ? 0 : cpu_seconds();
   machine_.run_as(order, order ? work : StreamOrder::kNone);
   // The layout of the arguments is that of the parameters, except for what follows the last one.
   const Counts counts =
@@ -54,6 +65,7 @@ void Execution::run(const Launch& launch, StreamOrder* order, StreamOrder::Work 
     row.shared = machine_.program(launch.kernel.symbol, module).shared_without_gaps + launch.shared_bytes;
     row.counters.add(machine_.counters());
   }
+  if (!settings_.speed.empty()) executed.seconds += cpu_seconds() - began;
   ++executed.launches;
   executed.warp_instructions += counts.warp_instructions;
   executed.thread_instructions += counts.thread_instructions;

@@ -64,6 +64,8 @@ std::string parse_setting(const std::string& name, const std::string& value, Set
     to.counters = value;
   } else if (name == "LAUNCHES") {
     to.launches = value;
+  } else if (name == "SPEED") {
+    to.speed = value;
   } else if (name == "REPORT") {
     to.report = value;
   } else if (name == "EXIT") {
@@ -80,7 +82,7 @@ const Settings& settings() {
   static const Settings& read = *new Settings([] {
     Settings s;
     for (const char* const name : {"DEVICES", "MEMORY", "CHECK", "SEED", "SCHEDULE", "APPROXIMATE", "LIMIT",
-                                   "TRACE", "COUNTERS", "LAUNCHES", "REPORT", "EXIT"}) {
+                                   "TRACE", "COUNTERS", "LAUNCHES", "SPEED", "REPORT", "EXIT"}) {
       const std::string variable = std::string("TAPESTRY_PTX_") + name;
       const char* const value = std::getenv(variable.c_str());
       if (!value) continue;

@@ -41,6 +41,9 @@ struct Settings {
   // TAPESTRY_PTX_LAUNCHES=FILE: a line is appended for each kernel and block size that ran: the symbol, a
   // space, and the number of threads of a block. Tests of coverage read it.
   std::string launches;
+  // TAPESTRY_PTX_SPEED=FILE: at the end, a line is appended: how many thread-instructions the kernels had, and
+  // how many seconds of CPU time the machine took for them. `-` is the standard error.
+  std::string speed;
   // TAPESTRY_PTX_REPORT=FILE: errors are written there; else to the standard error.
   std::string report;
   // TAPESTRY_PTX_EXIT=keep: the program keeps its own exit status. Else the status is 70 if there were
