@@ -122,7 +122,7 @@ class SharedFactor {
     const Tensor& m = b.matrix;
     // Packing costs about as much as a product.
     if (products < 4 || !kernels::packed_gemm.has(m.device().type, m.dtype())) return;
-    packed_ = empty({kernels::packed_size(b.rows(), b.cols())}, {m.dtype(), m.device()});
+    packed_ = empty({kernels::packed_size(b.rows(), b.cols())}, {DType::f32, m.device()});
     kernels::pack_matrix(m.device(), m.dtype(),
                          {.k = b.rows(), .n = b.cols(), .b = m, .b_strides = b.strides(), .packed = packed_});
   }
@@ -275,8 +275,9 @@ void backward(Backward& b, RecurrentCell cell, const Steps& steps, const Tensor&
   if (b.needs(kIh))
     autograd::set_product(b, kIh, autograd::transposed(dgates), rows_of(x, 0, steps.rows, inputs));
   if (b.needs(kHh)) autograd::set_product(b, kHh, autograd::transposed(dhidden), saved.h_before);
-  if (b.needs(kBiasIh)) b.set(kBiasIh, column_sum(dgates));
-  if (b.needs(kBiasHh)) b.set(kBiasHh, column_sum(dhidden));
+  Tensor dbias;
+  if (b.needs(kBiasIh)) b.set(kBiasIh, dbias = column_sum(dgates));
+  if (b.needs(kBiasHh)) b.set(kBiasHh, dbias.defined() && !gru ? dbias.clone() : column_sum(dhidden));
 }
 
 Result run(const Op& op, RecurrentCell cell, const Tensor& x, const Tensor& h0, const Tensor& c0,

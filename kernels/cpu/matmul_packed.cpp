@@ -1,20 +1,19 @@
-// Matrix products with a packed factor. A panel of b is read once for all rows of a, and each thread has
-// panels of its own, which stay in its cache from product to product.
-#include "tapestry/kernels/ops/matmul_packed.h"
+// Matrix products with a packed factor. A unit of work is a tile: some rows of c, one panel wide. Its sums
+// stay in registers for the whole depth. Each thread has panels of its own, which stay in its cache from
+// product to product.
+#include "tapestry/kernels/cpu/matmul_packed.h"
 
 #include <algorithm>
 #include <cstring>
 
+#include "tapestry/kernels/cpu/compute.h"
 #include "tapestry/kernels/cpu/grain.h"
 
 namespace tapestry::kernels::cpu {
 namespace {
 
-// A panel is two vectors wide. Six rows of c then take 12 of AVX2's 16 registers.
-constexpr std::int64_t kWidth = kPanelColumns / 2;
-constexpr int kMostRows = 6;
-// A part of a panel with so many rows fits in half of the L1 cache.
-constexpr std::int64_t kDepth = 256;
+// Two vectors of AVX2 for each of six rows take 12 of its 16 registers.
+constexpr std::int64_t kWidth = 8;
 
 typedef float Vector __attribute__((vector_size(kWidth * sizeof(float))));  // NOLINT: GNU's vector types
 
@@ -22,101 +21,152 @@ typedef float Vector __attribute__((vector_size(kWidth * sizeof(float))));  // N
 inline void load_vector(Vector& v, const float* from) { std::memcpy(&v, from, sizeof(v)); }
 inline void store_vector(float* to, const Vector& v) { std::memcpy(to, &v, sizeof(v)); }
 
-// c += a b for kRows rows, and `depth` rows of one panel of b. All columns of the panel are in c.
 template <int kRows>
-void multiply_tile(std::int64_t depth, const float* a, std::int64_t a_row, const float* b, float* c,
-                   std::int64_t c_row) {
-  Vector sum[kRows][2];
-  for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < 2; ++v) load_vector(sum[r][v], c + r * c_row + v * kWidth);
-  for (std::int64_t i = 0; i < depth; ++i) {
-    Vector low, high;
-    load_vector(low, b + i * kPanelColumns);
-    load_vector(high, b + i * kPanelColumns + kWidth);
-    for (int r = 0; r < kRows; ++r) {
-      const float x = a[r * a_row + i];
-      sum[r][0] += x * low;
-      sum[r][1] += x * high;
+void plain_tile(std::int64_t k, const void* rows, std::int64_t a_row, const void* panel, float* sums) {
+  const auto* const a = static_cast<const float*>(rows);
+  for (std::int64_t part = 0; part < kPanelColumns; part += 2 * kWidth) {
+    const auto* b = static_cast<const float*>(panel) + part;
+    float* const c = sums + part;
+    Vector sum[kRows][2];
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < 2; ++v) load_vector(sum[r][v], c + r * kPanelColumns + v * kWidth);
+    for (std::int64_t i = 0; i < k; ++i, b += kPanelColumns) {
+      Vector low, high;
+      load_vector(low, b);
+      load_vector(high, b + kWidth);
+      for (int r = 0; r < kRows; ++r) {
+        const float x = a[r * a_row + i];
+        sum[r][0] += x * low;
+        sum[r][1] += x * high;
+      }
+    }
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < 2; ++v) store_vector(c + r * kPanelColumns + v * kWidth, sum[r][v]);
+  }
+}
+constexpr PackedTiles kPlain = {
+    6,
+    {&plain_tile<1>, &plain_tile<2>, &plain_tile<3>, &plain_tile<4>, &plain_tile<5>, &plain_tile<6>},
+    false};
+
+template <class T>
+const PackedTiles& tiles() {
+  const PackedTiles* const wide = wide_packed_tiles(is_half<T>);
+  return wide ? *wide : kPlain;
+}
+
+void copy_in(const float* x, float* y, std::int64_t n) { std::copy_n(x, n, y); }
+void copy_in(const BFloat16* x, float* y, std::int64_t n) { to_float(x, y, n); }
+void copy_out(const float* x, float* y, std::int64_t n) { std::copy_n(x, n, y); }
+void copy_out(const float* x, BFloat16* y, std::int64_t n) { from_float(x, y, n); }
+
+// What the product is added to, for `columns` columns of one row of c: the old c and the bias.
+template <class T>
+[[gnu::always_inline]] inline void start_row(const T* c, const T* bias, bool accumulate, std::int64_t columns,
+                                             float* sums) {
+  if (accumulate) copy_in(c, sums, columns);
+  else if (bias) copy_in(bias, sums, columns);
+  else std::fill_n(sums, columns, 0.0f);
+  if (accumulate && bias)
+    for (std::int64_t j = 0; j < columns; ++j) sums[j] += load(bias[j]);
+}
+template <class T>
+void start_rows(std::int64_t rows, const T* c, std::int64_t c_row, const T* bias, bool accumulate,
+                std::int64_t columns, float* sums) {
+  for (; rows > 0; --rows, c += c_row, sums += kPanelColumns)
+    if (columns == kPanelColumns) {  // a constant, for which the loops become a few vector instructions
+      start_row(c, bias, accumulate, kPanelColumns, sums);
+    } else {
+      start_row(c, bias, accumulate, columns, sums);
+      std::fill_n(sums + columns, kPanelColumns - columns, 0.0f);
+    }
+}
+template <class T>
+void finish_rows(std::int64_t rows, const float* sums, std::int64_t columns, T* c, std::int64_t c_row) {
+  for (; rows > 0; --rows, c += c_row, sums += kPanelColumns)
+    if (columns == kPanelColumns) copy_out(sums, c, kPanelColumns);
+    else copy_out(sums, c, columns);
+}
+
+// A is the dtype of a that the tiles read.
+template <class T, class A>
+void multiply(const PackedGemmArgs& g, const PackedTiles& tiles, const A* a, std::int64_t a_row) {
+  const std::int64_t panels = (g.n + kPanelColumns - 1) / kPanelColumns;
+  // The rows are divided evenly: with few rows, a tile waits for its own sums.
+  const std::int64_t parts = (g.m + tiles.most_rows - 1) / tiles.most_rows;
+  const std::int64_t panel_bytes = tiles.pairs ? (g.k + 1) / 2 * kPanelColumns * 4 : g.k * kPanelColumns * 4;
+  const auto* const packed = reinterpret_cast<const char*>(g.packed.as<float>());
+  T* const c = g.c.as<T>();
+  const T* const bias = g.bias.as<T>();
+  const std::int64_t work = (g.m + parts - 1) / parts * std::max<std::int64_t>(g.k, 1) * kPanelColumns;
+  parallel_for(
+      panels * parts, std::max<std::int64_t>(131072 / work, 1), [&](std::int64_t begin, std::int64_t end) {
+        alignas(64) float sums[kMostTileRows * kPanelColumns];
+        for (std::int64_t unit = begin; unit < end; ++unit) {
+          const std::int64_t panel = unit / parts, part = unit % parts;
+          const std::int64_t first = panel * kPanelColumns, columns = std::min(kPanelColumns, g.n - first);
+          const std::int64_t row = g.m * part / parts, rows = g.m * (part + 1) / parts - row;
+          T* const to = c + row * g.c_row + first;
+          start_rows(rows, to, g.c_row, bias ? bias + first : nullptr, g.accumulate, columns, sums);
+          tiles.tile[rows - 1](g.k, a + row * a_row, a_row, packed + panel * panel_bytes, sums);
+          finish_rows(rows, sums, columns, to, g.c_row);
+        }
+      });
+}
+
+template <class T>
+void packed_gemm_kernel(const LaunchContext& context, const PackedGemmArgs& g) {
+  if (g.m == 0) return;
+  const PackedTiles& t = tiles<T>();
+  const T* const a = g.a.as<T>();
+  if constexpr (is_half<T>) {
+    if (!t.pairs) {
+      const Scratch<float> wide(context.device, g.m * g.k);
+      for (std::int64_t i = 0; i < g.m; ++i) to_float(a + i * g.a_row, wide.data() + i * g.k, g.k);
+      return multiply<T>(g, t, static_cast<const float*>(wide.data()), g.k);
     }
   }
-  for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < 2; ++v) store_vector(c + r * c_row + v * kWidth, sum[r][v]);
+  multiply<T>(g, t, a, g.a_row);
 }
-using Tile = void (*)(std::int64_t, const float*, std::int64_t, const float*, float*, std::int64_t);
-constexpr Tile kTiles[kMostRows] = {&multiply_tile<1>, &multiply_tile<2>, &multiply_tile<3>,
-                                    &multiply_tile<4>, &multiply_tile<5>, &multiply_tile<6>};
 
-// Computes one panel of c.
-void multiply_panel(const PackedGemmArgs& g, std::int64_t panel) {
-  const std::int64_t first = panel * kPanelColumns, columns = std::min(kPanelColumns, g.n - first);
-  const float* const a = g.a.as<float>();
-  const float* const b = g.packed.as<float>() + first * g.k;
-  const float* const bias = g.bias ? g.bias.as<float>() + first : nullptr;
-  float* const c = g.c.as<float>() + first;
-  for (std::int64_t i = 0; i < g.m; ++i) {
-    float* const row = c + i * g.c_row;
-    if (!g.accumulate && bias) std::copy_n(bias, columns, row);
-    else if (!g.accumulate) std::fill_n(row, columns, 0.0f);
-    else if (bias)
-      for (std::int64_t j = 0; j < columns; ++j) row[j] += bias[j];
-  }
-  const auto run = [&](float* to, std::int64_t to_row, std::int64_t begin, std::int64_t rows) {
-    for (std::int64_t at = 0; at < g.k; at += kDepth)
-      for (std::int64_t i = 0; i < rows;) {
-        const std::int64_t left = rows - i;
-        // 7 and 8 rows are divided evenly: with few rows, a tile waits for its own sums.
-        const std::int64_t height = left <= kMostRows ? left : left <= 8 ? 4 : kMostRows;
-        kTiles[height - 1](std::min(kDepth, g.k - at), a + (begin + i) * g.a_row + at, g.a_row,
-                           b + at * kPanelColumns, to + i * to_row, to_row);
-        i += height;
-      }
-  };
-  if (columns == kPanelColumns) return run(c, g.c_row, 0, g.m);
-  // The last panel has fewer columns than a tile, so tiles of it are computed beside c.
-  float beside[kMostRows * kPanelColumns];
-  for (std::int64_t i = 0; i < g.m; i += kMostRows) {
-    const std::int64_t rows = std::min<std::int64_t>(kMostRows, g.m - i);
-    std::fill_n(beside, kMostRows * kPanelColumns, 0.0f);
-    for (std::int64_t r = 0; r < rows; ++r)
-      std::copy_n(c + (i + r) * g.c_row, columns, beside + r * kPanelColumns);
-    run(beside, kPanelColumns, i, rows);
-    for (std::int64_t r = 0; r < rows; ++r)
-      std::copy_n(beside + r * kPanelColumns, columns, c + (i + r) * g.c_row);
+// Writes `columns` columns of two rows of b, of which the second is null if k is odd, as pairs.
+template <class T>
+void pack_pairs(const T* first, const T* second, std::int64_t stride, std::int64_t columns, T* to) {
+  for (std::int64_t j = 0; j < kPanelColumns; ++j) {
+    to[2 * j] = j < columns ? first[j * stride] : T(0);
+    to[2 * j + 1] = j < columns && second ? second[j * stride] : T(0);
   }
 }
 
-void packed_gemm_kernel(const LaunchContext&, const PackedGemmArgs& g) {
-  if (g.m == 0) return;
-  const std::int64_t panels = (g.n + kPanelColumns - 1) / kPanelColumns;
-  const std::int64_t work = g.m * std::max<std::int64_t>(g.k, 1) * kPanelColumns;
-  parallel_for(panels, std::max<std::int64_t>(131072 / work, 1), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t panel = begin; panel < end; ++panel) multiply_panel(g, panel);
-  });
-}
-
+template <class T>
 void pack_kernel(const LaunchContext&, const PackArgs& p) {
-  const float* const b = p.b.as<float>();
-  float* const packed = p.packed.as<float>();
+  const T* const b = p.b.as<T>();
+  const bool pairs = tiles<T>().pairs;
   const std::int64_t panels = (p.n + kPanelColumns - 1) / kPanelColumns;
   const std::int64_t row = p.b_strides.row, column = p.b_strides.col;
   parallel_for(panels, grain_of(4 * p.k * kPanelColumns), [=](std::int64_t begin, std::int64_t end) {
     for (std::int64_t panel = begin; panel < end; ++panel) {
       const std::int64_t first = panel * kPanelColumns, columns = std::min(kPanelColumns, p.n - first);
-      const float* from = b + first * column;
-      float* to = packed + first * p.k;
+      const T* from = b + first * column;
+      if (pairs) {
+        T* to = reinterpret_cast<T*>(p.packed.as<float>()) + first * ((p.k + 1) / 2 * 2);
+        for (std::int64_t i = 0; i < p.k; i += 2, from += 2 * row, to += 2 * kPanelColumns)
+          pack_pairs(from, i + 1 < p.k ? from + row : nullptr, column, columns, to);
+        continue;
+      }
+      float* to = p.packed.as<float>() + first * p.k;
       for (std::int64_t i = 0; i < p.k; ++i, from += row, to += kPanelColumns) {
-        for (std::int64_t j = 0; j < columns; ++j) to[j] = from[j * column];
+        for (std::int64_t j = 0; j < columns; ++j) to[j] = load(from[j * column]);
         std::fill(to + columns, to + kPanelColumns, 0.0f);
       }
     }
   });
 }
 
-const bool filled = [] {
-  pack_matrix.set(DeviceType::cpu, DType::f32, &pack_kernel);
-  packed_gemm.set(DeviceType::cpu, DType::f32, &packed_gemm_kernel);
-  return true;
-}();
+[[maybe_unused]] const bool filled = for_types<float, BFloat16>([]<class T> {
+  pack_matrix.set(DeviceType::cpu, dtype_of<T>, &pack_kernel<T>);
+  packed_gemm.set(DeviceType::cpu, dtype_of<T>, &packed_gemm_kernel<T>);
+});
 
 }  // namespace
 }  // namespace tapestry::kernels::cpu

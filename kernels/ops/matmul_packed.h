@@ -2,21 +2,21 @@
 // Contracts of matrix products that share their second factor b, as the steps of a recurrent layer share
 // W_hh. b is copied once to the layout in which the kernel reads it; gemm copies it in every product. Only
 // CPUs have these kernels: GPUs read b as it is.
-//   Dtypes: f32. Accumulation: f32.
+//   Dtypes: f32, bf16. Accumulation: f32; results are rounded once.
 #include "tapestry/kernels/ops/matmul.h"
 
 namespace tapestry::kernels {
 
-/// The packed b consists of panels of so many columns. In a panel, a row is contiguous. The last panel is
-/// filled up with zeros.
-inline constexpr std::int64_t kPanelColumns = 16;
+/// The packed b consists of panels of so many columns, and the last one is filled up with zeros. The layout
+/// of a panel is the kernel's own.
+inline constexpr std::int64_t kPanelColumns = 32;
 
-/// The number of elements of a packed (k, n) matrix.
+/// The number of f32 elements in which a packed (k, n) matrix of any dtype fits.
 constexpr std::int64_t packed_size(std::int64_t k, std::int64_t n) {
   return (n + kPanelColumns - 1) / kPanelColumns * kPanelColumns * k;
 }
 
-/// Copies the (k, n) matrix b to `packed`, which has packed_size(k, n) elements.
+/// Copies the (k, n) matrix b to `packed`, an f32 array of packed_size(k, n) elements.
 struct PackArgs {
   std::int64_t k, n;
   ConstArray b;

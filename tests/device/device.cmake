@@ -31,6 +31,9 @@ target_include_directories(tests_emulated_kernels PRIVATE ${PROJECT_SOURCE_DIR}
   ${CMAKE_CURRENT_SOURCE_DIR}/support/cuda_emulator)
 target_link_libraries(tests_emulated_kernels PRIVATE tapestry tapestry_warnings)
 target_compile_options(tests_emulated_kernels PRIVATE -O1)
+if(TAPESTRY_SANITIZE MATCHES "undefined")
+  target_compile_options(tests_emulated_kernels PRIVATE ${TAPESTRY_CHECK_ALIGNMENT})
+endif()
 
 target_sources(tests_device PRIVATE $<TARGET_OBJECTS:tests_autograd> $<TARGET_OBJECTS:tests_emulated_kernels>)
 tapestry_emulates_cuda(tests_device)
@@ -104,4 +107,6 @@ else()
 endif()
 set_tests_properties(kernels.coverage PROPERTIES LABELS "emulated;device" FIXTURES_REQUIRED kernels_run
   SKIP_REGULAR_EXPRESSION "^skipped: ")
-set_tests_properties(device_code.resources PROPERTIES DEPENDS "${all_tests}")
+if(TEST device_code.resources)
+  set_tests_properties(device_code.resources PROPERTIES DEPENDS "${all_tests}")
+endif()

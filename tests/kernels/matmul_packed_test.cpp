@@ -5,7 +5,9 @@
 #include <random>
 #include <vector>
 
+#include "tapestry/core/half.h"
 #include "tapestry/core/threads.h"
+#include "tests/core/child.h"
 #include "tests/support/catch.h"
 
 using namespace tapestry;
@@ -14,37 +16,38 @@ using namespace tapestry::kernels;
 namespace {
 
 std::mt19937 random_bits(11);
-std::vector<float> numbers(std::int64_t n) {
-  std::vector<float> v(static_cast<std::size_t>(n));
+template <class T>
+std::vector<T> numbers(std::int64_t n) {
+  std::vector<T> v(static_cast<std::size_t>(n));
   std::normal_distribution<float> normal(0.5f);
-  for (float& x : v) x = normal(random_bits);
+  for (T& x : v) x = T(normal(random_bits));
   return v;
 }
 
 constexpr float kGap = 1e30f;  // marks memory that must be neither read nor written
 
 // An (m, k) matrix times a packed (k, n) matrix, beside a sum in f64.
+template <class T>
 void check_product(std::int64_t m, std::int64_t n, std::int64_t k, bool transposed, bool accumulate,
                    bool with_bias) {
-  CAPTURE(m, n, k, transposed, accumulate, with_bias);
+  CAPTURE(dtype_of<T>, m, n, k, transposed, accumulate, with_bias);
   const std::int64_t a_row = k + 2, c_row = n + 3, b_pitch = (transposed ? k : n) + 1;
-  std::vector<float> a = numbers(m * a_row), b = numbers((transposed ? n : k) * b_pitch),
-                     c = numbers(m * c_row);
-  const std::vector<float> bias = numbers(n);
-  const auto at = [](std::vector<float>& v, std::int64_t i) -> float& {
-    return v[static_cast<std::size_t>(i)];
-  };
+  std::vector<T> a = numbers<T>(m * a_row), b = numbers<T>((transposed ? n : k) * b_pitch),
+                 c = numbers<T>(m * c_row);
+  const std::vector<T> bias = numbers<T>(n);
+  const auto at = [](std::vector<T>& v, std::int64_t i) -> T& { return v[static_cast<std::size_t>(i)]; };
+  const T gap(kGap);
   for (std::int64_t i = 0; i < m; ++i) {
-    for (std::int64_t j = k; j < a_row; ++j) at(a, i * a_row + j) = kGap;
-    for (std::int64_t j = n; j < c_row; ++j) at(c, i * c_row + j) = kGap;
+    for (std::int64_t j = k; j < a_row; ++j) at(a, i * a_row + j) = gap;
+    for (std::int64_t j = n; j < c_row; ++j) at(c, i * c_row + j) = gap;
   }
   const MatrixStrides strides = transposed ? MatrixStrides{1, b_pitch} : MatrixStrides{b_pitch, 1};
-  const std::vector<float> before = c;
+  const std::vector<T> before = c;
   std::vector<float> packed(static_cast<std::size_t>(packed_size(k, n)) + 1, kGap);
-  pack_matrix(kCPU, DType::f32,
+  pack_matrix(kCPU, dtype_of<T>,
               {.k = k, .n = n, .b = b.data(), .b_strides = strides, .packed = packed.data()});
   CHECK(packed.back() == kGap);
-  packed_gemm(kCPU, DType::f32,
+  packed_gemm(kCPU, dtype_of<T>,
               {.m = m,
                .n = n,
                .k = k,
@@ -55,6 +58,8 @@ void check_product(std::int64_t m, std::int64_t n, std::int64_t k, bool transpos
                .c_row = c_row,
                .bias = with_bias ? ConstArray(bias.data()) : ConstArray(nullptr),
                .accumulate = accumulate});
+  // The sums are f32. A bf16 result is rounded once more, by at most 2^-8 of itself.
+  const double rounding = sizeof(T) == 2 ? 0x1p-8 : 0;
   double worst = 0;
   bool gaps_kept = true;
   for (std::int64_t i = 0; i < m; ++i) {
@@ -62,14 +67,17 @@ void check_product(std::int64_t m, std::int64_t n, std::int64_t k, bool transpos
       double sum = 0, size = 0;
       const auto add = [&](double v) { sum += v, size += std::abs(v); };
       for (std::int64_t l = 0; l < k; ++l)
-        add(static_cast<double>(at(a, i * a_row + l)) * at(b, l * strides.row + j * strides.col));
-      if (accumulate) add(before[static_cast<std::size_t>(i * c_row + j)]);
-      if (with_bias) add(bias[static_cast<std::size_t>(j)]);
+        add(static_cast<double>(static_cast<float>(at(a, i * a_row + l))) *
+            static_cast<float>(at(b, l * strides.row + j * strides.col)));
+      if (accumulate) add(static_cast<float>(before[static_cast<std::size_t>(i * c_row + j)]));
+      if (with_bias) add(static_cast<float>(bias[static_cast<std::size_t>(j)]));
       // |error| <= (k + 2) eps sum |a b| for any order of the sum (Higham 2002, section 3.1).
-      const double bound = static_cast<double>(k + 2) * std::numeric_limits<float>::epsilon() * size;
-      worst = std::max(worst, std::abs(at(c, i * c_row + j) - sum) - bound);
+      const double error = static_cast<double>(k + 2) * std::numeric_limits<float>::epsilon() * size;
+      const double bound = error + rounding * (std::abs(sum) + error);
+      worst = std::max(worst, std::abs(static_cast<float>(at(c, i * c_row + j)) - sum) - bound);
     }
-    for (std::int64_t j = n; j < c_row; ++j) gaps_kept &= at(c, i * c_row + j) == kGap;
+    for (std::int64_t j = n; j < c_row; ++j)
+      gaps_kept &= static_cast<float>(at(c, i * c_row + j)) == static_cast<float>(gap);
   }
   CHECK(worst <= 0);
   CHECK(gaps_kept);
@@ -77,21 +85,53 @@ void check_product(std::int64_t m, std::int64_t n, std::int64_t k, bool transpos
 
 }  // namespace
 
-TEST_CASE("packed products: every height of a tile and every width of the last panel") {
-  for (std::int64_t m = 1; m <= 15; ++m) check_product(m, 16 + m, 9, m % 2, m % 3 == 0, m % 5 == 0);
-  for (std::int64_t n = 1; n <= 33; ++n) check_product(7, n, 5, n % 2, n % 3 == 0, n % 4 == 0);
+TEMPLATE_TEST_CASE("packed products: every height of a tile and every width of the last panel", "[isa]",
+                   float, BFloat16) {
+  for (std::int64_t m = 1; m <= 30; ++m) check_product<TestType>(m, 16 + m, 9, m % 2, m % 3 == 0, m % 5 == 0);
+  for (std::int64_t n = 1; n <= 65; ++n) check_product<TestType>(7, n, 5, n % 2, n % 3 == 0, n % 4 == 0);
 }
 
-TEST_CASE("packed products: any number of rows of b, with and without a bias and an old c") {
-  for (const std::int64_t k : {0, 1, 255, 256, 257, 513})
+TEMPLATE_TEST_CASE("packed products: any number of rows of b, with and without a bias and an old c", "[isa]",
+                   float, BFloat16) {
+  for (const std::int64_t k : {0, 1, 2, 3, 255, 256, 257, 513})
     for (const bool accumulate : {false, true})
-      for (const bool with_bias : {false, true}) check_product(8, 20, k, k % 2, accumulate, with_bias);
-  check_product(0, 20, 5, false, false, true);
+      for (const bool with_bias : {false, true})
+        check_product<TestType>(8, 20, k, k % 2, accumulate, with_bias);
+  check_product<TestType>(0, 20, 5, false, false, true);
+}
+
+TEST_CASE("packed products of bf16: an infinity in the last of an odd number of rows gives no NaN", "[isa]") {
+  // The instruction multiplies pairs; the partner that is missing is 0 in both factors.
+  const BFloat16 a[] = {BFloat16(1.0f), BFloat16(2.0f), BFloat16(std::numeric_limits<float>::infinity())},
+                 b[] = {BFloat16(3.0f), BFloat16(-4.0f), BFloat16(0.5f)};
+  float packed[packed_size(3, 1)];
+  BFloat16 c[1];
+  pack_matrix(kCPU, DType::bf16, {.k = 3, .n = 1, .b = b, .b_strides = {1, 1}, .packed = packed});
+  packed_gemm(kCPU, DType::bf16,
+              {.m = 1,
+               .n = 1,
+               .k = 3,
+               .a = a,
+               .a_row = 3,
+               .packed = packed,
+               .c = c,
+               .c_row = 1,
+               .bias = ConstArray(nullptr),
+               .accumulate = false});
+  CHECK(static_cast<float>(c[0]) == std::numeric_limits<float>::infinity());
+}
+
+TEST_CASE("packed products: smaller instruction sets") {
+  for (const char* const most : {"AVX512_CORE", "AVX2", "SSE41"}) {
+    const ChildResult child = run_child("[isa]", std::string("DNNL_MAX_CPU_ISA=") + most);
+    INFO(most << "\n" << child.output);
+    CHECK(child.status == 0);
+  }
 }
 
 TEST_CASE("packed products: the result does not depend on the number of threads") {
   const std::int64_t m = 40, n = 200, k = 300;
-  const std::vector<float> a = numbers(m * k), b = numbers(k * n);
+  const std::vector<float> a = numbers<float>(m * k), b = numbers<float>(k * n);
   std::vector<std::vector<float>> results;
   const int threads = get_num_threads();
   for (const int count : {1, 2, 5}) {

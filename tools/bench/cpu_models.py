@@ -82,7 +82,9 @@ def step_gflop(model, x):
         elif isinstance(module, nn.Conv2d):
             once = 2 * out.numel() * module.weight[0].numel()
         elif isinstance(module, nn.LSTM):
-            once = 2 * args[0].shape[0] * args[0].shape[1] * (module.weight_ih_l0.numel() + module.weight_hh_l0.numel())
+            rows = args[0].shape[0] * args[0].shape[1]
+            total += 3 * 2 * rows * module.weight_hh_l0.numel()  # the states need gradients in any case
+            once = 2 * rows * module.weight_ih_l0.numel()
         else:  # GptBlock: q k^T and the weights' product with v, of length (length + 1) / 2 pairs
             n, length, width = args[0].shape
             total += 3 * 2 * n * width * length * (length + 1)

@@ -1,6 +1,7 @@
 // Tapestry's side of tools/bench_ddp: one rank of a job. Rank 0 reads lines from standard input and answers
 // each:
-//   step REPEATS                  the times of REPEATS whole training steps of the CNN, in milliseconds
+//   step REPEATS [bf16]           the times of REPEATS whole training steps of the CNN, in milliseconds; bf16: under
+//                                 autocast
 //   overlap BUCKET_MB MS_PER_MB   for the MLP: backward, communication, its hidden and its exposed part in
 //                                 milliseconds, and the number of buckets; medians of 11 passes. A simulated
 //                                 slow link adds MS_PER_MB to each MB.
@@ -52,14 +53,19 @@ class Trainer {
         x_(randn(input)),
         target_(randint(0, 10, {input[0]})) {}
 
-  void step() {
+  void step(bool low = false) {
     optimizer_.zero_grad();
-    cross_entropy(ddp_(x_), target_).backward();
+    loss(low).backward();
     optimizer_.step();
   }
   DistributedDataParallel<M>& ddp() { return ddp_; }
 
  private:
+  Tensor loss(bool low) {
+    const AutocastGuard autocast(DType::bf16, {.enabled = low});
+    return cross_entropy(ddp_(x_), target_);
+  }
+
   M model_;
   DistributedDataParallel<M> ddp_;
   optim::SGD optimizer_{model_.parameters(), {.lr = 0.01, .momentum = 0.9}};
@@ -72,11 +78,11 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-std::string times_of_steps(Trainer<Cnn>& work, int repeats) {
+std::string times_of_steps(Trainer<Cnn>& work, int repeats, bool low) {
   std::string times;
   for (int i = 0; i < repeats; ++i) {
     const auto start = Clock::now();
-    work.step();
+    work.step(low);
     times += std::to_string(std::chrono::duration<double, std::milli>(Clock::now() - start).count()) + ' ';
   }
   return times;
@@ -130,10 +136,11 @@ int main() try {
     std::istringstream words(line);
     std::string command;
     if (!(words >> command)) return 0;
-    std::string answer;
+    std::string answer, precision;
     int repeats = 0;
     double bucket_mb = 0, ms_per_mb = 0;
-    if (command == "step" && words >> repeats) answer = times_of_steps(cnn, repeats);
+    if (command == "step" && words >> repeats)
+      answer = times_of_steps(cnn, repeats, words >> precision && precision == "bf16");
     else if (command == "overlap" && words >> bucket_mb >> ms_per_mb)
       answer = overlap(group, bucket_mb, ms_per_mb);
     else if (command == "memory") answer = memory(*group);

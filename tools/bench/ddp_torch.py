@@ -32,11 +32,13 @@ def main():
         if not words:
             break
         if words[0] == "step":
-            times = []
+            times, low = [], "bf16" in words
             for _ in range(int(words[1])):
                 start = time.perf_counter()
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(ddp(x), target).backward()
+                with torch.autocast("cpu", torch.bfloat16, enabled=low):
+                    loss = nn.functional.cross_entropy(ddp(x), target)
+                loss.backward()
                 optimizer.step()
                 times.append((time.perf_counter() - start) * 1e3)
             answer = " ".join(f"{t:.6f}" for t in times)

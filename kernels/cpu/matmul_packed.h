@@ -1,0 +1,28 @@
+#pragma once
+// The tiles of products with a packed factor, for each instruction set.
+#include <cstdint>
+
+#include "tapestry/kernels/ops/matmul_packed.h"
+
+namespace tapestry::kernels::cpu {
+
+/// Adds the product of some rows of a and one panel of b to `sums`, a dense array with kPanelColumns columns.
+/// The rows of a are a_row elements apart.
+using PackedTile = void (*)(std::int64_t k, const void* a, std::int64_t a_row, const void* panel,
+                            float* sums);
+
+inline constexpr int kMostTileRows = 14;
+
+/// tile[r - 1] is for r rows.
+struct PackedTiles {
+  int most_rows;
+  PackedTile tile[kMostTileRows];
+  /// a and b are bf16, and a panel has pairs of rows of b: elements (2 i, j) and (2 i + 1, j) are neighbours.
+  /// Otherwise both are f32, and a panel has the rows of b one after the other.
+  bool pairs;
+};
+
+/// The tiles that use AVX-512, for f32 and for bf16; null where the processor cannot run them.
+const PackedTiles* wide_packed_tiles(bool bf16);
+
+}  // namespace tapestry::kernels::cpu
