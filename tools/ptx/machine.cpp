@@ -34,7 +34,10 @@ class Scheduler {
         b_(block),
         async_(block.async.get()),
         threads_(launch.block.x * launch.block.y * launch.block.z) {
-    for (u32 number = 0; number * 32 < threads_; ++number) warps_.emplace_back(block, number, threads_);
+    const std::size_t warps = (threads_ + 31) / 32, bytes = warps * launch.program->register_bytes + 64;
+    if (block.registers.size() < bytes) block.registers.resize(bytes);
+    warps_.reserve(warps);
+    for (u32 number = 0; number < warps; ++number) warps_.emplace_back(block, number, threads_);
   }
 
   /// Gives each warp a turn, or a random one. Returns whether the block has ended.
@@ -387,6 +390,7 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
     r.block.launch = &l;
     r.block.shared.data.resize(size);
     r.block.shared.states.resize(size);
+    if (residents.size() == 1) r.block.registers = std::move(registers_);
     if (races) r.block.races = std::make_unique<BlockRaces>(*races);
     begin(r);
   }
@@ -398,6 +402,7 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
     } else if (begun < blocks) {
       begin(*residents[turn]);
     } else {
+      if (registers_.empty()) registers_ = std::move(residents[turn]->block.registers);
       residents.erase(residents.begin() + static_cast<std::ptrdiff_t>(turn));
     }
   }

@@ -144,6 +144,7 @@ class Machine {
   std::set<const Function*> checked_;  // for registers without a value
   std::vector<std::unique_ptr<Loaded>> modules_;
   std::map<std::pair<std::size_t, std::string>, Program> programs_;
+  std::vector<std::byte> registers_;  // Block::registers between launches
 };
 
 }  // namespace tapestry::ptx

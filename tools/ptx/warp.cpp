@@ -27,13 +27,13 @@ Warp::Warp(Block& block, std::uint32_t number, std::uint32_t threads)
       block_(&block),
       program_(block.launch->program),
       refs_(program_->refs.data()),
-      registers_(program_->register_bytes + 64),
       races_(block.races.get()),
       observer_(block.launch->observer),
       number_(number) {
   // Rows are aligned to 32 bytes. No instruction writes a constant: destinations are registers.
-  const auto address = reinterpret_cast<std::uintptr_t>(registers_.data());
-  bases_[0] = registers_.data() + ((32 - address % 32) % 32);
+  const auto address = reinterpret_cast<std::uintptr_t>(block.registers.data());
+  bases_[0] = block.registers.data() + ((32 - address % 32) % 32) + number * program_->register_bytes;
+  std::memset(bases_[0], 0, program_->register_bytes);
   bases_[1] = const_cast<std::byte*>(program_->constants.data());
   prepare_matrix_registers(*this);
   const Launch& l = *block.launch;

@@ -68,6 +68,8 @@ struct Block {
   Dim index;
   std::uint32_t number = 0;  // in the grid
   Store shared;
+  /// Of all warps, one after the other. Kept from launch to launch, because new pages cost more than small kernels.
+  std::vector<std::byte> registers;
   /// Null if the kernel has no instructions of async.h.
   std::shared_ptr<Async> async;
   std::unique_ptr<BlockRaces> races;
@@ -249,7 +251,6 @@ class Warp {
   const Program* program_;
   std::byte* bases_[2];
   const Ref* refs_;
-  std::vector<std::byte> registers_;
   const Allocation* last_ = nullptr;
   BlockRaces* races_ = nullptr;
   Observer* observer_ = nullptr;

@@ -12,16 +12,22 @@
 
 namespace stand_in {
 
-std::string callers() {
-  if (driver::epoch() > 0) return "";
+Callers Callers::now() {
+  Callers made;
+  if (driver::epoch() > 0) return made;
   std::array<void*, 48> frames;
   const int n = backtrace(frames.data(), static_cast<int>(frames.size()));
+  made.frames_.assign(frames.data(), frames.data() + n);
+  return made;
+}
+
+std::string Callers::text() const {
   Dl_info own{}, info{};
-  if (dladdr(reinterpret_cast<void*>(&callers), &own) == 0) return "";
+  if (dladdr(reinterpret_cast<void*>(&Callers::now), &own) == 0) return "";
   std::string text;
-  for (int i = 0; i < n; ++i) {
+  for (void* const frame : frames_) {
     // A return address is behind the call.
-    const auto address = reinterpret_cast<std::uintptr_t>(frames[static_cast<std::size_t>(i)]) - 1;
+    const auto address = reinterpret_cast<std::uintptr_t>(frame) - 1;
     if (dladdr(reinterpret_cast<void*>(address), &info) == 0 || !info.dli_fname) continue;
     if (info.dli_fbase == own.dli_fbase) continue;
     if (std::strstr(info.dli_fname, "/libc.so") || std::strstr(info.dli_fname, "/ld-linux")) break;

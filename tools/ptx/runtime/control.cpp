@@ -105,7 +105,7 @@ cudaError_t driver::enter(const char* function) {
 cudaError_t driver::broken() { return state().broken; }
 cudaError_t driver::misused(cudaError_t error, const std::string& what) {
   state().misuse.push_back(what);
-  if (resets == 0) print("error: " + what + (what.find("\nhost: ") == what.npos ? callers() : ""));
+  if (resets == 0) print("error: " + what + (what.find("\nhost: ") == what.npos ? Callers::now().text() : ""));
   return error;
 }
 int driver::gpu_count() { return static_cast<int>(state().used.size()); }
@@ -155,7 +155,7 @@ std::vector<std::string> leaks() {
     if (!block.live || block.freeing || block.kind == MemoryKind::kVariable) continue;
     lines.push_back(text(block.bytes, " bytes ",
                          block.gpu == kHost ? "of page-locked memory" : text("of memory on GPU ", block.gpu),
-                         block.called_from));
+                         block.called_from.text()));
   }
   for (const auto& [handle, stream] : state().streams)
     if (stream->live) lines.push_back(text("a stream of GPU ", stream->gpu));

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tapestry/tools/ptx/counter_table.h"
+#include "tapestry/tools/ptx/runtime/callers.h"
 
 namespace stand_in {
 
@@ -46,7 +47,7 @@ struct Launch {
   void* stream = nullptr;
   /// A copy of the kernel's arguments at the time of the launch. Empty if their layout is unknown.
   std::vector<std::byte> arguments = {};
-  std::string called_from = {};  // callers()
+  Callers called_from = {};
 };
 
 /// Forgets every object, record and injected error, and starts with new GPUs of `memory` bytes each.

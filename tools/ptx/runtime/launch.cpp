@@ -33,9 +33,9 @@ bool run_kernel(const Launch& made) {
     if (now.executor) now.executor(made);
     else if (now.execution) now.execution->run(made, now.order.get(), now.running);
   } catch (const tapestry::ptx::OrderError& e) {
-    misused(cudaErrorUnknown, e.what() + made.called_from);  // the kernel itself did nothing wrong
+    misused(cudaErrorUnknown, e.what() + made.called_from.text());  // the kernel itself did nothing wrong
   } catch (const std::exception& e) {
-    misused(cudaErrorLaunchFailure, text(made.kernel.symbol, ": ", e.what(), made.called_from));
+    misused(cudaErrorLaunchFailure, text(made.kernel.symbol, ": ", e.what(), made.called_from.text()));
     now.broken = now.executor ? cudaErrorLaunchFailure : code_of(e.what());
   }
   return true;
@@ -97,7 +97,7 @@ cudaError_t make_launch(const Kernel& kernel, dim3 grid, dim3 block, dim3 cluste
   made.shared_bytes = shared_bytes;
   made.gpu = gpu;
   made.stream = stream;
-  made.called_from = callers();
+  made.called_from = Callers::now();
   if (kernel.parameters) {
     for (std::size_t i = 0; i < kernel.parameters->size(); ++i) {
       const Parameter& p = (*kernel.parameters)[i];

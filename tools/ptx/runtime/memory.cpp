@@ -25,7 +25,7 @@ bool on_gpu(MemoryKind kind) { return kind == MemoryKind::kDevice || kind == Mem
 void add_block(void* address, Block block) {
   State& s = state();
   if (s.execution) s.execution->add_memory(address_of(address), block.data, block.bytes, !on_gpu(block.kind));
-  block.called_from = callers();
+  block.called_from = Callers::now();
   s.memory[address_of(address)] = block;
   if (block.gpu != kHost) s.used[static_cast<std::size_t>(block.gpu)] += block.bytes;
 }
@@ -331,7 +331,7 @@ cudaError_t make_copy(Side to, Side from, Box box, cudaMemcpyKind kind, Operatio
                    text("a copy whose direction ", int{kind}, " is not that of its addresses"));
   made->what = text("copy of ", box.width * box.rows * box.slices, " bytes");
   const bool to_host = epoch() == 0 && fits_side(to, false) && fits_side(from, true);
-  const std::string called_from = callers();
+  const Callers called_from = Callers::now();
   made->run = [=] {
     if (!still_live(to) || !still_live(from)) return true;
     Execution* const execution = state().execution.get();
@@ -348,7 +348,7 @@ cudaError_t make_copy(Side to, Side from, Box box, cudaMemcpyKind kind, Operatio
     if (unwritten > 0)
       misused(cudaErrorUnknown,
               text("a copy to the host reads ", box.width * box.rows * box.slices, " bytes, of which ",
-                   unwritten, " bytes were never written", called_from));
+                   unwritten, " bytes were never written", called_from.text()));
     return true;
   };
   return cudaSuccess;

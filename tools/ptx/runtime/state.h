@@ -30,7 +30,7 @@ struct Block {
   bool live = true;
   // cudaFreeAsync was called; the stream has not reached it yet.
   bool freeing = false;
-  std::string called_from = {};  // of the allocation: callers()
+  Callers called_from = {};  // of the allocation
 };
 
 struct CaptureObject;
