@@ -92,7 +92,7 @@ void finish_rows(std::int64_t rows, const float* sums, std::int64_t columns, T* 
 template <class T, class A>
 void multiply(const PackedGemmArgs& g, const PackedTiles& tiles, const A* a, std::int64_t a_row) {
   const std::int64_t panels = (g.n + kPanelColumns - 1) / kPanelColumns;
-  // The rows are divided evenly: with few rows, a tile waits for its own sums.
+  // The rows are divided evenly, because in a tile of few rows each addition waits for the one before it.
   const std::int64_t parts = (g.m + tiles.most_rows - 1) / tiles.most_rows;
   const std::int64_t panel_bytes = tiles.pairs ? (g.k + 1) / 2 * kPanelColumns * 4 : g.k * kPanelColumns * 4;
   const auto* const packed = reinterpret_cast<const char*>(g.packed.as<float>());

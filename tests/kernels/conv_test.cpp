@@ -190,7 +190,8 @@ struct Slots {
   }
 };
 
-/// cpu::Depthwise or cpu::DepthwiseLast, which must give finite results for finite inputs.
+/// Calls cpu::Depthwise or cpu::DepthwiseLast, without the fallback to oneDNN. They must not refuse finite
+/// inputs.
 template <class T>
 struct OnlyDepthwise {
   static bool fits(const Conv2dShape& s) {

@@ -17,7 +17,8 @@ using namespace uncontracted;
 
 namespace {
 
-/// Launches kernels on the emulator and on the machine. Both use the same memory, one after the other.
+/// Launches kernels on the emulator and on the machine. The two launches use the same memory, one after the
+/// other.
 class Both {
  public:
   /// False if there was no nvcc.

@@ -100,7 +100,7 @@ struct Number {
         break;
       default: {
         // PTX ISA 9.1, 9.7.4.10, ex2: 2^-9.9 relative for f16, 2^-7 for bf16, and 2^0 is 1. 9.7.4.9, tanh:
-        // 2^-10.987 absolute for f16, 2^-8 for bf16, and 1 of infinity.
+        // 2^-10.987 absolute for f16, 2^-8 for bf16, and tanh of infinity is 1.
         const bool exp2 = (flags & 15) == kExp2, exact = x == 0 || std::isinf(x);
         x = exp2 ? std::exp2(x) : std::tanh(x);
         if (approximate != Approximate::kNearest && !exact && std::isfinite(x) && x != 0) {

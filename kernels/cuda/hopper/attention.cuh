@@ -3,8 +3,8 @@
 // "FlashAttention-3", algorithm 2 with the overlap of section 3.2).
 //
 // A block owns 128 queries and walks over the keys. The tiles of keys and values pass through one ring of
-// stages, in the order in which they are needed: K0, K1, V0, K2, V1, ... While the tensor cores multiply the
-// weights of one tile with its values, the warpgroup computes the exponentials of the next tile's scores.
+// stages, in the order in which they are needed: K0, K1, V0, K2, V1, ... While the tensor cores multiply one
+// tile's softmax weights by its values, the warpgroup computes the exponentials of the next tile's scores.
 // Blocks are persistent: the loads for the next queries begin while the last results are written.
 #include "tapestry/kernels/cuda/hopper/attention_tile.cuh"
 
