@@ -72,7 +72,8 @@ call 300 none
 says ' of 300 units of CPU time are spent'
 units=$(sed -nE 's/.* ([0-9]+) of 300 units.*/\1/p' <<<"$output" | tail -n 1)
 ((units >= 35 && units <= 150)) || fail "70 units of work were measured as $units"
-[[ $output =~ '==== TSan: 0 min 0'[0-9]' s on '[0-9]+' cores; '[0-9]+' s of CPU time, build 31 ====' ]] || fail 'should print the times of the phases'
+[[ $output =~ '==== TSan: 0 min 0'[0-9]' s on '[0-9]+' cores; '[0-9]+' s of CPU time, build 31 ====' ]] ||
+  fail 'should print the times of the phases'
 says '      4.0  CMakeFiles/tapestry.dir/core/a.cpp.o
       0.9  tests/CMakeFiles/tests_nn.dir/nn/t9_test.cpp.o'
 says '      2.2  nn.linear

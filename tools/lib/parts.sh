@@ -65,8 +65,9 @@ base_of_change() {
 part_of_commit() { printf '%d' $((16#${1:0:7} % 3 + 1)); }
 
 # plan_part PART [FILE...]: PART is 1, 2 or 3, and the files are those of the change. Sets `part_folders` to the folders of
-# the part and those that the change touches, and `part_left_out` to touched folders that would take too long: if all
-# touched folders cost more than a third of the whole, they are added only while the run costs at most half of the whole. Sets `part_percent` to the share of the whole that the run costs.
+# the part and those that the change touches, `part_left_out` to touched folders that would take too long, and `part_percent`
+# to the share of the whole that the run costs. If all touched folders cost more than a third of the whole, they are added
+# only while the run costs at most half of the whole.
 plan_part() {
   local wanted=$1 file folder part cost whole=0 run=0 touched_cost=0
   shift
