@@ -33,7 +33,7 @@ now=\$(date +%s)
   printf '0\t9000\t1000\told.cpp.o\tx\n'
   printf '0\t4000\t%s000000000\tCMakeFiles/tapestry.dir/core/a.cpp.o\tx\n' "\$now"
   for i in 1 2 3 4 5 6 7 8 9; do
-    printf '100\t%s\t%s000000000\ttests/CMakeFiles/tests_nn.dir/nn/t%s_test.cpp.o\tx\n' \$((i * 100 + 100)) "\$now" "\$i"
+    printf '100\t%s\t%s000000000\ttests/CMakeFiles/tests_nn.dir/batches/tests_nn_%s.cpp.o\tx\n' \$((i * 100 + 100)) "\$now" "\$i"
   done
   printf '0\t50\t%s000000000\ttests/CMakeFiles/tests_core.dir/core/cheap_test.cpp.o\tx\n' "\$now"
   printf '0\t9000\t%s000000000\tbin/tests_nn\tx\n' "\$now"
@@ -75,7 +75,7 @@ units=$(sed -nE 's/.* ([0-9]+) of 300 units.*/\1/p' <<<"$output" | tail -n 1)
 [[ $output =~ '==== TSan: 0 min 0'[0-9]' s on '[0-9]+' cores; '[0-9]+' s of CPU time, build 31 ====' ]] ||
   fail 'should print the times of the phases'
 says '      4.0  CMakeFiles/tapestry.dir/core/a.cpp.o
-      0.9  tests/CMakeFiles/tests_nn.dir/nn/t9_test.cpp.o'
+      0.9  tests/CMakeFiles/tests_nn.dir/batches/tests_nn_9.cpp.o'
 says '      2.2  nn.linear
       1.5  core.shape'
 says 'compiling + running: core 0+2 nn 4+2'
