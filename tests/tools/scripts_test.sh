@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests tools/quickstart, tools/test and .ci/run in a copy of the tree and on a fake system. Every program that they call is
+# Tests tools/quickstart and tools/test in a copy of the tree and on a fake system. Every program that they call is
 # a stub that logs its arguments, so the tests see what the scripts call, in which order, and how they stop.
 # shellcheck disable=SC2016
 set -uo pipefail
@@ -47,13 +47,12 @@ done'
 # fresh_machine: creates a fake system with a shell, a few basic tools, and a clone of this tree.
 fresh_machine() {
   rm -rf "${work:?}"/*
-  mkdir -p "$work"/{bin,store,system,clone/.ci}
+  mkdir -p "$work"/{bin,store,system,clone}
   local name
   for name in awk bash basename cat chmod cp cut date dirname env flock grep head mkdir nproc sed sort touch tr; do
     ln -s "$(command -v $name)" "$work/bin/$name"
   done
   cp -r "$source_root/tools" "$work/clone/"
-  cp "$source_root/.ci/run" "$work/clone/.ci/"
   program cmake 'case "$*" in
   --version) echo "cmake version 3.25.1" ;;
   "--build --preset release"*)
@@ -300,6 +299,57 @@ for preset in asan tsan ci; do
   has_status 0
   [[ $calls == *"setarch -R ctest"* && $preset == *san || $calls != *setarch* && $preset == ci ]] || fail 'wrong launcher'
 done
+
+name='test: --quick'
+call tools/test --jobs 2 --quick
+has_status 1
+says 'none of the test programs'
+program ninja 'case "$*" in *"-t targets all") for t in quick apps autograd core distributed emulated harness launch nn ptx; do echo "tests_$t: phony"; done ;; esac'
+call tools/test --jobs 2 --quick -- --verbose
+has_status 0
+called 'cmake --preset release -DTAPESTRY_UNITY=ON -DTAPESTRY_BUILD_TESTS=ON -DTAPESTRY_QUICK_TESTS=ON
+cmake --build --preset release --parallel 2 --target tests_quick
+ctest --preset release --no-tests=error --parallel 5 --label-regex ^quick$ --verbose --label-exclude long'
+for option in '--preset cpu' --full --changed '--part auto'; do
+  call tools/test --quick $option
+  has_status 2
+  says 'leave out --preset'
+done
+
+# Which folders a change chooses is tested in parts_test.sh.
+name='test: --part'
+call tools/test --jobs 2 --preset asan --part 2/3
+has_status 0
+called 'cmake --preset asan
+cmake --build --preset asan --parallel 2 --target tests_ptx tests_launch tests_distributed tests_apps
+setarch -R ctest --preset asan --no-tests=error --parallel 5 --label-regex ^(ptx|launch|distributed|apps)$ --label-exclude long
+ctest --preset asan --no-tests=error --parallel 5 --label-regex ^(ptx|launch|distributed|apps)$ --label-exclude long'
+for options in '--preset ci --part 1/3' '--part auto' '--preset asan --part 1/2' '--preset asan --part 1/3 --full' \
+  '--preset tsan --changed --part=1/3' '--preset asan --part'; do
+  call tools/test $options
+  has_status 2
+done
+name='test: --part auto without git'
+call tools/test --preset tsan --part auto
+has_status 0
+says 'the whole is built and run'
+[[ $calls != *--target* && $calls != *--label-regex* ]] || fail 'should build and run everything'
+name='test: --part auto'
+program git 'case "$*" in
+  "merge-base HEAD origin/main") echo 1111111aaa ;;
+  "rev-parse HEAD") echo 0000001bbb ;;
+  "diff --name-only 1111111aaa --") printf "%s\n" core/a.h kernels/a.h autograd/a.h nn/a.h ;;
+  "ls-files"*) echo tests/harness/new_test.cpp ;;
+esac'
+call tools/test --preset tsan --part auto
+has_status 0
+says 'commit 0000001 chooses part 2 of 3; 5 files differ from 1111111'
+says 'building and running tests/{ptx,launch,distributed,apps,harness,kernels,core}, about '
+says 'though the change touches them: nn emulated autograd'
+[[ $calls == *'--target tests_ptx tests_launch tests_distributed tests_apps tests_harness tests_core
+'* ]] || fail 'should build the programs that this preset has'
+rm "$work/bin/git"
+
 # changed FILE...: git reports these files as different from BASE.
 changed() {
   printf '%s\n' "$@" >"$work/changed"
@@ -452,29 +502,6 @@ failing_once
 call tools/test --retry
 has_status 1
 says 'ctest failed (exit status'
-
-name='.ci/run: runs all steps in order'
-fresh_machine
-# failing_test OPTIONS: a stub of tools/test that fails if it is called with these options.
-failing_test() {
-  program test "[[ \"\$*\" != '$1' ]]"
-  mv "$work/bin/test" "$work/clone/tools/test"
-}
-failing_test --none
-call .ci/run
-has_status 0
-called 'test --retry
-test --retry --preset asan
-test --retry --preset tsan'
-says ' s of 22 min'
-
-name='.ci/run: stops at the first failure'
-failing_test '--retry --preset asan'
-call .ci/run
-has_status 1
-says 'ASan and UBSan failed'
-called 'test --retry
-test --retry --preset asan'
 
 ((failures == 0)) && echo 'all as expected'
 exit $((failures > 0))
