@@ -361,11 +361,11 @@ program git 'case "$*" in
   diff*) cat "'"$work"'/changed" ;;
 esac'
 # A fake of ninja's list of headers for three object files. tests_new was never compiled.
-mkdir -p "$work/clone/build/ci" "$work"/clone/tests/{support,core,nn,apps,autograd,new,structure}
+mkdir -p "$work/clone/build/ci" "$work"/clone/tests/{support,core,nn,data,apps,autograd,new,structure}
 touch "$work/clone/build/ci/.ninja_deps" "$work/clone/tests/support/golden.h"
 program ninja 'case "$*" in
   *"-t targets all")
-    for t in core nn apps autograd new structure; do echo "tests_$t: phony"; done
+    for t in core nn data apps autograd new structure; do echo "tests_$t: phony"; done
     for t in programs docs_programs bench_gpu_ops; do echo "$t: phony"; done
     echo "tests/CMakeFiles/tests_linked.dir/support/other.cpp.o: CXX_COMPILER"
     for o in core/shape nn/module nn/shared apps/train autograd/softmax new/new; do
@@ -380,7 +380,9 @@ program ninja 'case "$*" in
     tests/CMakeFiles/tests_nn.dir/nn/shared.cpp.o tests/nn/shared.cpp include/tapestry/core/tensor.h \
     tests/CMakeFiles/tests_apps.dir/apps/train_test.cpp.o tests/apps/train_test.cpp include/tapestry/apps/common/svg.h \
     tests/CMakeFiles/tests_support.dir/support/golden.cpp.o tests/support/golden.cpp include/tapestry/nn/module.h \
-    tests/CMakeFiles/tests_autograd.dir/autograd/softmax_test.cpp.o tests/autograd/softmax_test.cpp ../../tests/support/golden.h ;;
+    tests/CMakeFiles/tests_autograd.dir/autograd/softmax_test.cpp.o tests/autograd/softmax_test.cpp ../../tests/support/golden.h \
+    tests/CMakeFiles/tests_data.dir/batches/tests_data_0.cpp.o tests/data/npy_test.cpp ../../tests/data/text_test.cpp
+    printf "    ../../tests/data/shared.h\n\n" ;;  # a third file of the last object
 esac'
 # affects TESTS TARGETS: checks which tests ctest runs, apart from those that every change runs, and which targets are
 # built.
@@ -416,6 +418,12 @@ affects "$new|^nn\\.|^structure\\." 'tests_new tests_nn tests_structure'
 changed tests/nn/fresh_test.cpp
 call tools/test --changed -- --verbose
 affects "$new|^nn\\.fresh\$|^structure\\." 'tests_new tests_nn tests_structure'
+changed tests/data/npy_test.cpp  # compiled together with text_test.cpp
+call tools/test --changed
+affects "^data\\.npy\$|$new|^structure\\." 'tests_data tests_new tests_structure'
+changed tests/data/shared.h
+call tools/test --changed
+affects "^data\\.npy\$|^data\\.text\$|$new|^structure\\." 'tests_data tests_new tests_structure'
 changed kernels/cuda/copy.cu  # only tests whose programs are built may run
 call tools/test --changed
 affects "^cuda_runtime\\.|^device\\.|^device_code\\.|^emulated\\.|$new|^ptx\\.|^structure\\." 'tests_new tests_structure'

@@ -99,7 +99,8 @@ plan_changes() {
 
 # objects_using BUILD: prints the object files outside the library that a change affects. These were compiled with one of
 # `files`, or with a header of a folder downstream of one of `folders`. Object files that were never compiled are printed
-# too, because their headers are unknown.
+# too, because their headers are unknown. Instead of an object of several test files (tests/batches.cmake), this prints the
+# objects that its files would have if compiled singly.
 objects_using() {
   local folder
   {
@@ -113,16 +114,30 @@ objects_using() {
     $1 == "file" { file[$2] = 1; next }
     $1 == "folder" { folder[$2] = 1; next }
     $1 == "object" { unknown[$2] = 1; next }
-    /^[^ ].*: #deps/ { object = substr($0, 1, index($0, ": #deps") - 1); used = 0; delete unknown[object]; next }
-    /^ / && !used {
+    /^[^ ].*: #deps/ {
+      object = substr($0, 1, index($0, ": #deps") - 1)
+      batch = object ~ /\/batches\//
+      used = 0
+      delete unknown[object]
+      next
+    }
+    /^ / && (batch || !used) {
       path = $1
       # The compiler cache writes paths relative to the build tree, which is build/PRESET.
       if (!sub(/^(.*\/)?include\/tapestry\//, "", path) && !sub(/^\.\.\/\.\.\//, "", path)) sub("^" root, "", path)
+      if (batch && path ~ /^tests\/.*_test\.cpp$/) {  # changed test files are added by name
+        sub(/^tests\//, "", path)
+        singly[object] = singly[object] substr(object, 1, index(object, "/batches/")) path ".o\n"
+        next
+      }
       top = path
       sub(/\/.*/, "", top)
-      if ((path in file) || ((top in folder) && path ~ /\//)) { used = 1; print object }
+      if ((path in file) || ((top in folder) && path ~ /\//)) { used = 1; affected[object] = 1 }
     }
-    END { for (object in unknown) print object }' | grep -v '^CMakeFiles/tapestry\.dir/' | sort -u
+    END {
+      for (object in affected) printf "%s", (object in singly) ? singly[object] : object "\n"
+      for (object in unknown) print object
+    }' | grep -v '^CMakeFiles/tapestry\.dir/' | sort -u
 }
 
 # add_object OBJECT: adds its target, and the tests that it can affect, to `targets` and `tests`.
@@ -149,6 +164,7 @@ add_object() {
         [[ $folder != autograd ]] || { tests[device.op_${test%_test.cpp.o}]=1 && targets[tests_device]=1; }
       else
         tests[$folder]=1
+        [[ $folder != autograd ]] || { tests[device]=1 && targets[tests_device]=1; }
       fi ;;
     docs_*) tests[docs.${target#docs_}]=1 targets[$target]=1 ;;
     bench_*) targets[bench_gpu_ops]=1 ;;
