@@ -315,7 +315,7 @@ mkdir -p "$work/clone/build/ci" "$work"/clone/tests/{support,core,nn,apps,autogr
 touch "$work/clone/build/ci/.ninja_deps" "$work/clone/tests/support/golden.h"
 program ninja 'case "$*" in
   *"-t targets all")
-    for t in core nn apps autograd new structure; do echo "tests_$t: phony"; done
+    for t in core nn apps autograd new structure laboratory ptx_machine; do echo "tests_$t: phony"; done
     for t in programs docs_programs bench_gpu_ops; do echo "$t: phony"; done
     echo "tests/CMakeFiles/tests_linked.dir/support/other.cpp.o: CXX_COMPILER"
     for o in core/shape nn/module nn/shared apps/train autograd/softmax new/new; do
@@ -369,6 +369,13 @@ affects "$new|^nn\\.fresh\$|^structure\\." 'tests_new tests_nn tests_structure'
 changed kernels/cuda/copy.cu  # only tests whose programs are built may run
 call tools/test --changed
 affects "^cuda_runtime\\.|^device\\.|^device_code\\.|^emulated\\.|$new|^ptx\\.|^structure\\." 'tests_new tests_structure'
+changed tools/ptx/tests/machine/float_test.cpp
+call tools/test --changed
+affects "^laboratory\\.|^ptx_machine\\.|^structure\\." 'tests_laboratory tests_ptx_machine tests_structure'
+changed tools/ptx/float.cpp  # the library runs on the machine in tests
+call tools/test --changed
+affects "^cuda_runtime\\.|^laboratory\\.|^machine\\.|^ptx_machine\\.|^structure\\.|^uncontracted\\." \
+  'programs tests_laboratory tests_ptx_machine tests_structure'
 for file in CMakeLists.txt cmake/cuda.cmake CMakePresets.json core/tensor.h autograd/ops/softmax.cpp kernels/cpu/softmax.cpp \
   tests/CMakeLists.txt tests/support/golden.cpp tests/golden/softmax.npz tests/ptx/lanes_gpu.cu tests/other/helper.h; do
   changed "$file"
@@ -391,6 +398,22 @@ rm "$work/bin/git"
 call tools/test --changed
 has_status 1
 says 'needs git'
+
+name='ptx_tests_wanted'
+# wanted YES|NO COMMIT FILE...: checks what ptx_tests_wanted says.
+wanted() {
+  local verdict
+  verdict=$(source "$source_root/tools/lib/changed.sh" && ptx_tests_wanted "${@:2}")
+  [[ $verdict == "$1" ]] || fail "${*:2}: $verdict"
+}
+for digit in 0 4 8 c; do wanted yes abcdef$digit README.md; done
+for digit in 1 2 3 5 b d e f; do wanted no 123450$digit README.md tools/test tests/ptx/lanes_gpu.cu core/tensor.h; done
+for file in tools/ptx/float.cpp tools/ptx/tests/machine/float_test.cpp kernels/cuda/copy.cu core/cuda/runtime.cpp \
+  docs/tutorials/cuda-without-a-gpu/sum.cu docs/reference/planted-bugs.md; do
+  wanted yes abcdef1 README.md $file
+done
+wanted no abcdef1
+wanted yes '' README.md  # there is no git
 
 for call in 'bench_cpu --rounds' 'bench_memory --models' 'bench_ddp --venv' 'bench_modes --json' 'bench_fsdp --steps' 'bench_lm --rounds' 'bench_tokenizer --seed' 'vendor_deps --output'; do
   name="$call without its value"
