@@ -59,7 +59,7 @@ call() {
   calls=$(grep '^test' "$work/log")
 }
 says() { [[ $output == *"$1"* ]] || fail "does not say '$1'"; }
-all='test --retry
+all='test --retry --part auto
 test --retry --preset asan --part auto
 test --retry --preset tsan --part auto'
 
@@ -90,7 +90,7 @@ says 'OVER BUDGET'
 
 name='over the budget in the first step'
 call 2 none
-[[ $status == 1 && $calls == 'test --retry' ]] || fail "exit status $status after: $calls"
+[[ $status == 1 && $calls == 'test --retry --part auto' ]] || fail "exit status $status after: $calls"
 
 name='stops at the first failure'
 call 300 '--retry --preset asan --part auto'
@@ -103,7 +103,7 @@ mv "$work/bin/compiler" "$work/bin/later"
 sed -i "s|^mkdir|cp '$work/bin/later' '$work/bin/compiler'; mkdir|" "$work/clone/tools/test"
 call 300 none
 [[ $status == 0 ]] || fail "exit status $status, not 0"
-[[ $(head -n 2 "$work/log") == 'test --retry
+[[ $(head -n 2 "$work/log") == 'test --retry --part auto
 c++ '* ]] || fail "should compile after the first step, but called: $(cat "$work/log")"
 
 ((failures == 0)) && echo 'all as expected'

