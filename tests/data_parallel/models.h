@@ -1,6 +1,7 @@
 #pragma once
 // Models that are hard to replicate. Each has its own batches and its own loss. The argument of `call` is the
 // model itself or a DataParallel around it.
+#include <cmath>
 #include <map>
 #include <string>
 #include <tuple>

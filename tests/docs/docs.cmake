@@ -83,7 +83,7 @@ foreach(page ${pages})
   endwhile()
 endforeach()
 
-file(CONFIGURE OUTPUT ${generated}/fragments_test.cpp CONTENT "#include \"tapestry/tapestry.h\"\n#include \"tests/docs/in_temp_dir.h\"\n\n${fragments}" @ONLY)
+file(CONFIGURE OUTPUT ${generated}/fragments_test.cpp CONTENT "#include <cmath>\n#include \"tapestry/tapestry.h\"\n#include \"tests/docs/in_temp_dir.h\"\n\n${fragments}" @ONLY)
 add_executable(tests_docs ${generated}/fragments_test.cpp $<TARGET_OBJECTS:tests_support>)
 target_link_libraries(tests_docs PRIVATE tests_support)
 add_dependencies(docs_programs tests_docs)

@@ -1,4 +1,5 @@
 // Compares optimizers with PyTorch's over 25 steps (tests/golden/nn.py), and tests their other functions.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <set>
