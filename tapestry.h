@@ -31,6 +31,7 @@
 #include "tapestry/autograd/ops.h"
 #include "tapestry/core/allocator.h"
 #include "tapestry/core/atomic_file.h"
+#include "tapestry/core/clock.h"
 #include "tapestry/core/cuda/capture.h"
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/cuda/libraries.h"

@@ -7,7 +7,6 @@
 // their node has run. All nodes run on the calling thread, each in the context in which it was recorded.
 // Several threads may run backward at the same time over graphs that share no node and no leaf; a shared one
 // throws AutogradError.
-#include <chrono>
 #include <concepts>
 #include <cstdint>
 #include <functional>
@@ -15,6 +14,7 @@
 #include <memory>
 #include <vector>
 
+#include "tapestry/core/clock.h"
 #include "tapestry/core/tensor.h"
 
 namespace tapestry::autograd {

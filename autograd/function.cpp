@@ -29,13 +29,10 @@ std::vector<Tensor> apply_function(
 
   // If forward returns an input as an output, the output becomes a new tensor. Recording the input itself
   // would replace its own history.
-  std::vector<const Tensor*> differentiable;
-  for (Tensor& out : outputs) {
-    const bool excluded =
-        std::any_of(ctx->non_differentiable_.begin(), ctx->non_differentiable_.end(), same_as(out));
-    if (out.defined() && std::any_of(inputs.begin(), inputs.end(), same_as(out))) out = out.detach();
-    static const Tensor undefined;
-    differentiable.push_back(excluded ? &undefined : &out);
+  std::vector<const Tensor*> out;
+  for (Tensor& t : outputs) {
+    if (t.defined() && std::any_of(inputs.begin(), inputs.end(), same_as(t))) t = t.detach();
+    out.push_back(&t);
   }
   for (const Tensor& t : ctx->to_save_) {
     const auto output = std::find_if(outputs.begin(), outputs.end(), same_as(t));
@@ -44,7 +41,6 @@ std::vector<Tensor> apply_function(
                                     : save(t));
   }
   ctx->to_save_.clear();
-  ctx->non_differentiable_.clear();
   ctx->input_of_argument_ = std::move(input_of_argument);
   ctx->autocast_ = current_context().autocast;
 
@@ -52,7 +48,7 @@ std::vector<Tensor> apply_function(
   for (const Tensor& t : inputs) in.push_back(&t);
   const auto count = static_cast<std::uint32_t>(outputs.size());
   record(
-      name, std::span<const Tensor* const>(differentiable), std::span<const Tensor* const>(in),
+      name, std::span<const Tensor* const>(out), std::span<const Tensor* const>(in),
       [ctx = std::move(ctx), backward, count](Backward& b) {
         std::vector<Tensor> grads;
         for (std::uint32_t i = 0; i < count; ++i) grads.push_back(b.grad_or_zeros(i));
@@ -76,11 +72,11 @@ std::vector<Tensor> apply_function(
       !once_differentiable);
   // An output that shares storage with an input is marked as a view. A recorded in-place change of the output
   // would be missing from the input's history, so it must be refused.
-  for (const Tensor* out : differentiable)
-    if (out->defined() && is_floating(out->dtype()) &&
+  for (const Tensor& t : outputs)
+    if (t.defined() && is_floating(t.dtype()) &&
         std::any_of(inputs.begin(), inputs.end(),
-                    [&](const Tensor& t) { return t.defined() && t.storage() == out->storage(); }))
-      mark_view(*out);
+                    [&](const Tensor& input) { return input.defined() && input.storage() == t.storage(); }))
+      mark_view(t);
   return outputs;
 }
 

@@ -35,8 +35,6 @@ class FunctionContext {
   Tensor saved(std::size_t i) const;
   /// For backward: true if the gradient of this argument of forward is needed.
   bool needs_input_grad(std::size_t argument) const;
-  /// For forward: marks outputs that have no gradient.
-  void mark_non_differentiable(const std::vector<Tensor>& outputs) { non_differentiable_ = outputs; }
   /// Other data for backward.
   std::any data;
 
@@ -48,7 +46,7 @@ class FunctionContext {
       const char*, std::unique_ptr<FunctionContext>, const std::vector<Tensor>&, std::vector<int>,
       std::vector<Tensor>, std::vector<Tensor> (*)(FunctionContext&, const std::vector<Tensor>&), bool);
   void leave_backward() { backward_ = nullptr; }
-  std::vector<Tensor> to_save_, non_differentiable_;
+  std::vector<Tensor> to_save_;
   std::vector<SavedTensor> saved_;
   std::vector<int> input_of_argument_;  // -1 for arguments that are not tensors
   const Backward* backward_ = nullptr;  // null except while backward runs

@@ -125,6 +125,13 @@ std::string detail::gguf_printable(std::string_view text) {
 
 // ---- metadata ----
 
+GgufMetadata::GgufMetadata(std::string source) : source_(std::move(source)) {}
+GgufMetadata::GgufMetadata(const GgufMetadata&) = default;
+GgufMetadata::GgufMetadata(GgufMetadata&&) noexcept = default;
+GgufMetadata& GgufMetadata::operator=(const GgufMetadata&) = default;
+GgufMetadata& GgufMetadata::operator=(GgufMetadata&&) noexcept = default;
+GgufMetadata::~GgufMetadata() = default;
+
 void GgufMetadata::set(const std::string& key, GgufValue value) {
   const auto [found, added] = by_key_.try_emplace(key, entries_.size());
   if (added) entries_.emplace_back(key, std::move(value));

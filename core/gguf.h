@@ -42,7 +42,13 @@ class GgufMetadata {
  public:
   using Entry = std::pair<std::string, GgufValue>;
   /// Errors name `source`.
-  explicit GgufMetadata(std::string source = "metadata") : source_(std::move(source)) {}
+  explicit GgufMetadata(std::string source = "metadata");
+  // Not inline: each file that includes this header would compile the code of GgufValue.
+  GgufMetadata(const GgufMetadata&);
+  GgufMetadata(GgufMetadata&&) noexcept;
+  GgufMetadata& operator=(const GgufMetadata&);
+  GgufMetadata& operator=(GgufMetadata&&) noexcept;
+  ~GgufMetadata();
   /// Adds a value, or replaces that of the same key.
   void set(const std::string& key, GgufValue value);
   bool has(std::string_view key) const { return find(key) != nullptr; }

@@ -1,6 +1,5 @@
 #pragma once
 // HookList: hooks that one thread may register or remove while another thread runs them.
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>

@@ -8,11 +8,11 @@
 //   for (const MemorySample& s : record.samples(kCPU)) plot(s.seconds, s.bytes);
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "tapestry/core/clock.h"
 #include "tapestry/core/device.h"
 #include "tapestry/core/tensor.h"
 

@@ -1,6 +1,5 @@
 #pragma once
 // parallel_for: loops over the compute threads.
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
@@ -15,9 +14,10 @@ struct Partition {
   std::int64_t n = 0, size = 0;
   int count = 0;
 
-  Partition(std::int64_t elements, std::int64_t grain, int threads) : n(std::max<std::int64_t>(elements, 0)) {
-    grain = std::max<std::int64_t>(grain, 1);
-    const std::int64_t wanted = std::min<std::int64_t>(threads, n / grain + (n % grain != 0));
+  Partition(std::int64_t elements, std::int64_t grain, int threads) : n(elements > 0 ? elements : 0) {
+    if (grain < 1) grain = 1;
+    const std::int64_t grains = n / grain + (n % grain != 0);
+    const std::int64_t wanted = grains < threads ? grains : threads;
     if (wanted <= 1) {
       size = n;
       count = n > 0;
@@ -30,7 +30,10 @@ struct Partition {
     count = static_cast<int>(n / size + (n % size != 0));
   }
   std::int64_t begin(int chunk) const { return chunk * size; }
-  std::int64_t end(int chunk) const { return (std::min)(n, (chunk + 1) * size); }
+  std::int64_t end(int chunk) const {
+    const std::int64_t full = (chunk + 1) * size;
+    return full < n ? full : n;
+  }
 };
 
 namespace detail {

@@ -11,10 +11,10 @@
 //     y = f(x);                              // may overlap later work of the current stream
 //   }
 //   record_stream(x, side);                  // x's memory is not reused before f has read it
-#include <chrono>
 #include <cstdint>
 #include <utility>
 
+#include "tapestry/core/clock.h"
 #include "tapestry/core/context.h"
 #include "tapestry/core/device.h"
 

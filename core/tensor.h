@@ -90,7 +90,6 @@ class Tensor {
   void check_has_elements(const char* op) const;
   bool is_same(const Tensor& other) const { return impl_ == other.impl_; }
   TensorImpl* impl() const { return impl_.get(); }
-  const Ref<TensorImpl>& impl_ref() const { return impl_; }
   /// The elements as text in PyTorch's format: aligned, and summarised beyond 1000 elements. The text
   /// includes dtype and device if they are not the default, and requires_grad=True or the grad_fn of a
   /// recorded tensor. On the meta device it has the shape instead of the elements.

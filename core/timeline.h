@@ -5,12 +5,12 @@
 //   const Timeline timeline;
 //   pipeline.forward_backward(images, labels, loss);
 //   for (const Span& span : timeline.spans()) ...  // {"cpu:1", Activity::forward, "forward 3", 0.012, 0.019}
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "tapestry/core/clock.h"
 #include "tapestry/core/device.h"
 
 namespace tapestry {

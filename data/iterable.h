@@ -1,7 +1,6 @@
 #pragma once
 // IterableDataset: samples that come in a sequence, such as lines of files or messages of a socket, and
 // IterableLoader, which makes batches of them.
-#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -90,7 +89,7 @@ class IterableLoader {
   /// Throws ValueError if options are out of range or contradict each other.
   IterableLoader(std::shared_ptr<const IterableDataset<E>> dataset, Options options = {}) {
     (check)(dataset != nullptr, "[IterableLoader] the dataset is null");
-    if (options.shards == 0) options.shards = (std::max<std::int64_t>)(1, options.num_workers);
+    if (options.shards == 0) options.shards = options.num_workers > 1 ? options.num_workers : 1;
     detail::check_iterable_options(options.batch_size, options.shards, options.num_workers, options.prefetch,
                                    options.rank, options.world_size);
     if (options.device && !options.device->is_cpu()) {
@@ -127,8 +126,8 @@ class IterableLoader {
     Iterator(const IterableLoader& loader, std::int64_t epoch)
         : options_(loader.options_), upload_(loader.upload_) {
       const std::int64_t shards = options_->shards;
-      const std::int64_t threads =
-          options_->num_workers == 0 ? 1 : (std::min<std::int64_t>)(options_->num_workers, shards);
+      const std::int64_t workers = options_->num_workers == 0 ? 1 : options_->num_workers;
+      const std::int64_t threads = workers < shards ? workers : shards;
       for (std::int64_t s = 0; s < shards; ++s) alive_.push_back(s);
       for (std::int64_t t = 0; t < threads; ++t) {
         auto part = std::make_shared<Part>();

@@ -73,6 +73,7 @@ Tensor Module::forward(const Tensor&) {
        "] forward(const Tensor&) is not defined; override it, or pass the arguments that the module's own ",
        "forward takes: derive the module from nn::Callable, or call it through nn::call(module, ...)");
 }
+Tensor Module::operator()(const Tensor& x) const { return call(*this, x); }
 
 // ---- registration ----
 

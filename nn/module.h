@@ -344,8 +344,6 @@ auto call(M& constant, Args&&... args) {
   }
 }
 
-inline Tensor Module::operator()(const Tensor& x) const { return call(*this, x); }
-
 /// The base class of a module whose forward has another signature than Module::forward. Then m(a, b) is
 /// call(m, a, b): it runs hooks, and errors name the module's path. Default arguments of forward apply.
 ///

@@ -24,15 +24,9 @@ inline const Tensor* find(const StateDict& dict, std::string_view name) {
 /// name appears twice, the index has the first tensor.
 class StateDictIndex {
  public:
-  explicit StateDictIndex(const StateDict& dict) {
-    tensors_.reserve(dict.size());
-    for (const auto& [key, tensor] : dict) tensors_.emplace(key, &tensor);
-  }
+  explicit StateDictIndex(const StateDict& dict);
   /// Returns the tensor with this name, or null.
-  const Tensor* find(std::string_view name) const {
-    const auto found = tensors_.find(name);
-    return found == tensors_.end() ? nullptr : found->second;
-  }
+  const Tensor* find(std::string_view name) const;
 
  private:
   std::unordered_map<std::string_view, const Tensor*> tensors_;

@@ -62,6 +62,8 @@ void find_images(const fs::path& folder, const std::vector<std::string>& extensi
 
 }  // namespace
 
+ImageFolder::ImageFolder(const std::string& root) : ImageFolder(root, Options()) {}
+
 ImageFolder::ImageFolder(const std::string& root, Options options) : options_(std::move(options)) {
   check(!options_.extensions.empty(), "[ImageFolder] extensions is empty; give those of the images");
   for (std::string& extension : options_.extensions) extension = lower(extension);

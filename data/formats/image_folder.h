@@ -33,7 +33,7 @@ class ImageFolder : public Dataset<Example> {
   /// Throws IoError, which names the folder or file: if `root` cannot be read or has no folders, if a class
   /// has no images, or if a file has the ending of an image format that is not supported (.gif, .bmp, .webp,
   /// ...). The images themselves are not read here.
-  explicit ImageFolder(const std::string& root) : ImageFolder(root, Options()) {}
+  explicit ImageFolder(const std::string& root);
   ImageFolder(const std::string& root, Options options);
 
   std::int64_t size() const override { return static_cast<std::int64_t>(samples_.size()); }

@@ -1,8 +1,9 @@
 #pragma once
 // The rank of this process in its job, from the environment variables that launchers set.
-#include <chrono>
 #include <optional>
 #include <string>
+
+#include "tapestry/core/clock.h"
 
 namespace tapestry::distributed {
 

@@ -1,12 +1,12 @@
 #pragma once
 // A key-value store that all ranks of a job share. Ranks use it to find one another and to report errors.
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "tapestry/core/clock.h"
 #include "tapestry/distributed/comm/error.h"
 
 namespace tapestry::distributed {

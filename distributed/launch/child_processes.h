@@ -4,11 +4,12 @@
 //   launch::ChildProcesses children;   // before any thread is started
 //   const std::string error = children.run({.arguments = {"--task", "a"}, .limit =
 //   std::chrono::seconds(60)});
-#include <chrono>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "tapestry/core/clock.h"
 
 namespace tapestry::distributed::launch {
 

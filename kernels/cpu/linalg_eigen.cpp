@@ -7,6 +7,7 @@
 #include "tapestry/kernels/cpu/linalg.h"
 
 #include <Eigen/Eigenvalues>
+#include <algorithm>
 #include <limits>
 #include <numeric>
 #include <vector>

@@ -3,13 +3,11 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-constexpr DeviceType kDevice = DeviceType::cuda;
-
-const bool rows = for_kernels_of(Arithmetic(), []<class Row>() { register_pointwise<Row>(); });
-const bool rare = register_selected<float, BFloat16>(RareArithmetic()) &&
-                  register_selected<float, BFloat16>(OwnGradients<RareArithmetic>::type()) &&
-                  register_selected<std::int64_t, std::int32_t, std::uint8_t>(RareIntegers());
-const bool others = [] {
+const bool arithmetic_rows = for_kernels_of(Arithmetic(), []<class Row>() { register_pointwise<Row>(); });
+const bool arithmetic_rare = register_selected<float, BFloat16>(RareArithmetic()) &&
+                             register_selected<float, BFloat16>(OwnGradients<RareArithmetic>::type()) &&
+                             register_selected<std::int64_t, std::int32_t, std::uint8_t>(RareIntegers());
+const bool arithmetic_others = [] {
   register_pointwise<WithNumber<Div, 0>>();
   register_pointwise<PowScalar>();
   register_pointwise<PowScalarBackward>();
@@ -36,7 +34,7 @@ void register_bools() {
     slot<WithNumber<Row, 1>>.set(kDevice, t, &launch_integers_with<ByteRow, 1, std::uint8_t, bool>);
 }
 
-const bool integers = for_types<std::int64_t, std::int32_t, std::uint8_t>([]<class T>() {
+const bool arithmetic_integers = for_types<std::int64_t, std::int32_t, std::uint8_t>([]<class T>() {
   constexpr DType t = dtype_of<T>;
   for_rows_of(Arithmetic(), []<class Row>() {
     if constexpr (kTakesIntegers<Row>) register_integers<Row, T>();
@@ -47,7 +45,7 @@ const bool integers = for_types<std::int64_t, std::int32_t, std::uint8_t>([]<cla
   slot<Relu>.set(kDevice, t, &launch_integers_with_zero<Maximum, 1, T>);
   clamp.set(kDevice, t, &launch_integer_clamp<T>);
 });
-const bool bools = [] {
+const bool arithmetic_bools = [] {
   register_bools<Add, Maximum>();
   register_bools<Mul, Minimum>();
   register_bools<Maximum, Maximum>();

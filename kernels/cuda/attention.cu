@@ -6,24 +6,26 @@ namespace tapestry::kernels::cuda {
 namespace {
 
 template <class T>
-void forward(const LaunchContext& context, const AttentionArgs& a) {
+void attention_forward(const LaunchContext& context, const AttentionArgs& a) {
   launch_attention<T>(a, context);
 }
 
 #ifdef __CUDACC__
-constexpr SpecialAttention<AttentionArgs> kWgmma{"tapestry wgmma", &wgmma_attention_why_not,
-                                                 &wgmma_attention};
-constexpr const SpecialAttention<AttentionArgs>* kSpecial = &kWgmma;
+constexpr SpecialAttention<AttentionArgs> kWgmmaAttention{"tapestry wgmma", &wgmma_attention_why_not,
+                                                          &wgmma_attention};
+constexpr const SpecialAttention<AttentionArgs>* kSpecialAttention = &kWgmmaAttention;
 #else
-constexpr const SpecialAttention<AttentionArgs>* kSpecial = nullptr;  // the emulator does not know wgmma
+constexpr const SpecialAttention<AttentionArgs>* kSpecialAttention =
+    nullptr;  // the emulator does not know wgmma
 #endif
-const bool filled =
+const bool attention_filled =
     (attention.set(DeviceType::cuda, dtype_of<float>,
-                   &attention_by_policy<float, AttentionArgs, &forward<float>>),
+                   &attention_by_policy<float, AttentionArgs, &attention_forward<float>>),
      attention.set(DeviceType::cuda, dtype_of<Half>,
-                   &attention_by_policy<Half, AttentionArgs, &forward<Half>>),
-     attention.set(DeviceType::cuda, dtype_of<BFloat16>,
-                   &attention_by_policy<BFloat16, AttentionArgs, &forward<BFloat16>, kSpecial>),
+                   &attention_by_policy<Half, AttentionArgs, &attention_forward<Half>>),
+     attention.set(
+         DeviceType::cuda, dtype_of<BFloat16>,
+         &attention_by_policy<BFloat16, AttentionArgs, &attention_forward<BFloat16>, kSpecialAttention>),
      true);
 
 }  // namespace

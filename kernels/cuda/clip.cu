@@ -3,7 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled = [] {
+const bool clip_filled = [] {
   gradient_norm.set(DeviceType::cuda, DType::f32, &launch_gradient_norm<>);
   scale_gradients.set(DeviceType::cuda, DType::f32, &launch_scale_gradients<>);
   clamp_gradients.set(DeviceType::cuda, DType::f32, &launch_clamp_gradients<>);

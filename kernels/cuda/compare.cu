@@ -3,8 +3,6 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-constexpr DeviceType kDevice = DeviceType::cuda;
-
 /// Registers the comparisons of elements of type T for dtype `t`.
 template <class T>
 void register_comparisons(DType t = dtype_of<T>) {
@@ -15,7 +13,7 @@ void register_comparisons(DType t = dtype_of<T>) {
   isclose.set(kDevice, t, &launch_isclose<T>);
 }
 
-const bool filled = [] {
+const bool compare_filled = [] {
   for_types<float, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t>(
       []<class T>() { register_comparisons<T>(); });
   register_comparisons<std::uint8_t>(DType::boolean);

@@ -3,7 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool rows = for_rows_of(Composites(), []<class Row>() { register_pointwise<Row>(); });
+const bool composite_rows = for_rows_of(Composites(), []<class Row>() { register_pointwise<Row>(); });
 
 }  // namespace
 }  // namespace tapestry::kernels::cuda

@@ -5,26 +5,25 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-void forward(const LaunchContext& context, const Conv2dArgs& a) { launch_conv2d(context, a); }
-void backward_input(const LaunchContext& context, const Conv2dBackwardInputArgs& a) {
+void conv2d_forward_f32(const LaunchContext& context, const Conv2dArgs& a) { launch_conv2d(context, a); }
+void conv2d_backward_input_f32(const LaunchContext& context, const Conv2dBackwardInputArgs& a) {
   launch_conv2d_backward_input(context, a);
 }
-void backward_weight(const LaunchContext& context, const Conv2dBackwardWeightArgs& a) {
+void conv2d_backward_weight_f32(const LaunchContext& context, const Conv2dBackwardWeightArgs& a) {
   launch_conv2d_backward_weight(context, a);
 }
 
-const bool filled = [] {
-  constexpr DeviceType kDevice = DeviceType::cuda;
-  conv2d.set(kDevice, DType::f32, &conv_by_policy<float, Conv2dArgs, &forward>);
+const bool conv_filled = [] {
+  conv2d.set(kDevice, DType::f32, &conv_by_policy<float, Conv2dArgs, &conv2d_forward_f32>);
   conv2d_backward_input.set(kDevice, DType::f32,
-                            &conv_by_policy<float, Conv2dBackwardInputArgs, &backward_input>);
+                            &conv_by_policy<float, Conv2dBackwardInputArgs, &conv2d_backward_input_f32>);
   conv2d_backward_weight.set(kDevice, DType::f32,
-                             &conv_by_policy<float, Conv2dBackwardWeightArgs, &backward_weight>);
+                             &conv_by_policy<float, Conv2dBackwardWeightArgs, &conv2d_backward_weight_f32>);
   return true;
 }();
 
 }  // namespace
 
-const ConvInF32 kConvInF32{&forward, &backward_input, &backward_weight};
+const ConvInF32 kConvInF32{&conv2d_forward_f32, &conv2d_backward_input_f32, &conv2d_backward_weight_f32};
 
 }  // namespace tapestry::kernels::cuda

@@ -3,7 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled = [] {
+const bool copy_join_filled = [] {
   join.set(DeviceType::cuda, DType::u8, &launch_join);
   return true;
 }();

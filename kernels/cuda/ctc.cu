@@ -3,7 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled = [] {
+const bool ctc_filled = [] {
   ctc_loss.set(DeviceType::cuda, DType::f32, &launch_ctc_loss<>);
   ctc_loss_backward.set(DeviceType::cuda, DType::f32, &launch_ctc_loss_backward<>);
   return true;

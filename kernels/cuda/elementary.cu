@@ -3,8 +3,8 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool values = register_selected<float, BFloat16>(Elementary());
-const bool gradients = register_selected<float, BFloat16>(ElementaryGradients());
+const bool elementary_values = register_selected<float, BFloat16>(Elementary());
+const bool elementary_gradients = register_selected<float, BFloat16>(ElementaryGradients());
 
 }  // namespace
 }  // namespace tapestry::kernels::cuda

@@ -3,7 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled = for_types<float, Half, BFloat16>([]<class T>() {
+const bool embedding_filled = for_types<float, Half, BFloat16>([]<class T>() {
   embedding.set(DeviceType::cuda, dtype_of<T>, &launch_embedding<T>);
   embedding_backward.set(DeviceType::cuda, dtype_of<T>, &launch_embedding_backward<T>);
 });

@@ -4,9 +4,9 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool rows = for_kernels_of(RowList<Relu, Tanh, Sigmoid, Silu, Gelu, GeluTanh>(), []<class Row>() {
-  slot<Row>.set(DeviceType::cuda, DType::f16, &launch_pointwise<Row, Half>);
-});
+const bool functions_f16_rows = for_kernels_of(
+    RowList<Relu, Tanh, Sigmoid, Silu, Gelu, GeluTanh>(),
+    []<class Row>() { slot<Row>.set(DeviceType::cuda, DType::f16, &launch_pointwise<Row, Half>); });
 
 }  // namespace
 }  // namespace tapestry::kernels::cuda

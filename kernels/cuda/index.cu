@@ -3,9 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-constexpr DeviceType kDevice = DeviceType::cuda;
-
-const bool filled = [] {
+const bool index_filled = [] {
   for_types<float, double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t, bool>(
       []<class T>() { index_select.set(kDevice, dtype_of<T>, &launch_index_select<T>); });
   for_types<float, BFloat16>([]<class T>() {

@@ -3,9 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-constexpr DeviceType kDevice = DeviceType::cuda;
-
-const bool filled = [] {
+const bool index_elements_filled = [] {
   for_types<float, double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t, bool>([]<class T>() {
     indexed_read.set(kDevice, dtype_of<T>, &launch_indexed_read<Bits<T>>);
     indexed_write.set(kDevice, dtype_of<T>, &launch_indexed_write<Bits<T>>);

@@ -3,7 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled = [] {
+const bool index_mask_filled = [] {
   mask_starts.set(DeviceType::cuda, DType::boolean, &launch_mask_starts<>);
   mask_coordinates.set(DeviceType::cuda, DType::boolean, &launch_mask_coordinates<>);
   return true;

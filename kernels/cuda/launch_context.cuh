@@ -6,6 +6,8 @@
 
 namespace tapestry::kernels::cuda {
 
+inline constexpr DeviceType kDevice = DeviceType::cuda;  // for the registrations in this folder
+
 /// The stream that the slot chose for its kernel's launches.
 inline cudaStream_t stream_of(const LaunchContext& context) {
   return static_cast<cudaStream_t>(context.stream);

@@ -3,11 +3,9 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-constexpr DeviceType kDevice = DeviceType::cuda;
-
-const bool rows = for_rows_of(ErrorRows(), []<class Row>() { register_pointwise<Row>(); }) &&
-                  for_kernels_of(BinaryLosses(), []<class Row>() { register_pointwise<Row>(); });
-const bool filled =
+const bool loss_rows = for_rows_of(ErrorRows(), []<class Row>() { register_pointwise<Row>(); }) &&
+                       for_kernels_of(BinaryLosses(), []<class Row>() { register_pointwise<Row>(); });
+const bool loss_filled =
     for_types<float, Half, BFloat16>([]<class T>() {
       constexpr DType t = dtype_of<T>;
       cross_entropy.set(kDevice, t, &launch_cross_entropy<T>);

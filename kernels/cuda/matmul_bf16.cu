@@ -6,14 +6,14 @@ namespace tapestry::kernels::cuda {
 namespace {
 
 #ifdef __CUDACC__
-constexpr SpecialGemm kWgmma{"tapestry wgmma", &wgmma_gemm_why_not, &wgmma_gemm};
-constexpr const SpecialGemm* kSpecial = &kWgmma;
+constexpr SpecialGemm kWgmmaGemm{"tapestry wgmma", &wgmma_gemm_why_not, &wgmma_gemm};
+constexpr const SpecialGemm* kSpecialGemm = &kWgmmaGemm;
 #else
-constexpr const SpecialGemm* kSpecial = nullptr;  // the emulator does not know wgmma
+constexpr const SpecialGemm* kSpecialGemm = nullptr;  // the emulator does not know wgmma
 #endif
-const bool filled = (gemm.set(DeviceType::cuda, dtype_of<BFloat16>,
-                              &gemm_by_policy<BFloat16, &launch_gemm<BFloat16>, kSpecial>),
-                     true);
+const bool matmul_bf16_filled = (gemm.set(DeviceType::cuda, dtype_of<BFloat16>,
+                                          &gemm_by_policy<BFloat16, &launch_gemm<BFloat16>, kSpecialGemm>),
+                                 true);
 
 }  // namespace
 }  // namespace tapestry::kernels::cuda

@@ -2,12 +2,13 @@
 
 namespace tapestry::kernels::cuda {
 
-template void launch_column_sum<BFloat16>(const LaunchContext&,
-                                          const ColumnSumArgs&);  // for conv_bf16.cu, too
+// These kernels are instantiated for conv_16.cu, too.
+template void launch_column_sum<Half>(const LaunchContext&, const ColumnSumArgs&);
+template void launch_column_sum<BFloat16>(const LaunchContext&, const ColumnSumArgs&);
 
 namespace {
 
-const bool filled = for_types<float, Half, BFloat16>(
+const bool matmul_column_sum_filled = for_types<float, Half, BFloat16>(
     []<class T>() { column_sum.set(DeviceType::cuda, dtype_of<T>, &launch_column_sum<T>); });
 
 }  // namespace

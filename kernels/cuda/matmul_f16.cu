@@ -4,7 +4,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled =
+const bool matmul_f16_filled =
     (gemm.set(DeviceType::cuda, dtype_of<Half>, &gemm_by_policy<Half, &launch_gemm<Half>>), true);
 
 }  // namespace

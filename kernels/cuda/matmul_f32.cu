@@ -4,7 +4,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled =
+const bool matmul_f32_filled =
     (gemm.set(DeviceType::cuda, dtype_of<float>, &gemm_by_policy<float, &launch_gemm<float>>), true);
 
 }  // namespace

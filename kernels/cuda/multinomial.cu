@@ -3,7 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled = [] {
+const bool multinomial_filled = [] {
   multinomial_weights.set(DeviceType::cuda, DType::f32, &launch_multinomial_weights<>);
   multinomial_scores.set(DeviceType::cuda, DType::f32, &launch_multinomial_scores<>);
   multinomial_draw.set(DeviceType::cuda, DType::i64, &launch_multinomial_draw<>);

@@ -3,7 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled = for_types<float, Half, BFloat16>([]<class T>() {
+const bool norm_group_filled = for_types<float, Half, BFloat16>([]<class T>() {
   group_norm.set(DeviceType::cuda, dtype_of<T>, &launch_group_norm<T>);
   group_norm_backward.set(DeviceType::cuda, dtype_of<T>, &launch_group_norm_backward<T>);
 });

@@ -3,7 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled = for_types<float, Half, BFloat16>([]<class T>() {
+const bool norm_layer_filled = for_types<float, Half, BFloat16>([]<class T>() {
   layer_norm.set(DeviceType::cuda, dtype_of<T>, &launch_layer_norm<T>);
   rms_norm.set(DeviceType::cuda, dtype_of<T>, &launch_layer_norm<T>);
   for (auto* const backward : {&layer_norm_backward, &rms_norm_backward})

@@ -3,7 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled = [] {
+const bool optim_filled = [] {
   sgd_step.set(DeviceType::cuda, DType::f32, &launch_sgd<>);
   adam_step.set(DeviceType::cuda, DType::f32, &launch_adam<>);
   return true;

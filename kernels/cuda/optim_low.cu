@@ -3,7 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled = for_types<Half, BFloat16>([]<class T> {
+const bool optim_low_filled = for_types<Half, BFloat16>([]<class T> {
   sgd_step.set(DeviceType::cuda, dtype_of<T>, &launch_low_sgd<T>);
   adam_step.set(DeviceType::cuda, dtype_of<T>, &launch_low_adam<T>);
   for_step_rules([]<class Rule>(Slot<Rule>& slot) {

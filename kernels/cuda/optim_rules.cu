@@ -3,7 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled = for_step_rules(
+const bool optim_rules_filled = for_step_rules(
     []<class Rule>(Slot<Rule>& slot) { slot.set(DeviceType::cuda, DType::f32, &launch_rule<Rule>); });
 
 }  // namespace

@@ -3,7 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled = for_types<float, BFloat16>([]<class T>() {
+const bool pool_filled = for_types<float, BFloat16>([]<class T>() {
   constexpr DeviceType device = DeviceType::cuda;
   constexpr DType t = dtype_of<T>;
   max_pool2d.set(device, t, &launch_max_pool2d<T>);

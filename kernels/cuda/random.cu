@@ -3,9 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-constexpr DeviceType kDevice = DeviceType::cuda;
-
-const bool filled = [] {
+const bool random_filled = [] {
   for_types<float, Half, BFloat16>([]<class T>() {
     uniform.set(kDevice, dtype_of<T>, &launch_uniform<T>);
     normal.set(kDevice, dtype_of<T>, &launch_normal<T>);

@@ -9,9 +9,7 @@ extern template void launch_extreme<BFloat16>(const Reduction&, bool, bool, std:
 
 namespace {
 
-constexpr DeviceType kDevice = DeviceType::cuda;
-
-const bool filled = [] {
+const bool reduce_filled = [] {
   for_types<float, BFloat16>([]<class T>() {
     sum.set(kDevice, dtype_of<T>, &launch_sum<T>);
     nansum.set(kDevice, dtype_of<T>, &launch_nansum<T>);

@@ -13,14 +13,14 @@ void extreme(const LaunchContext& context, const ExtremeArgs& a) {
   launch_extreme<T>(a.reduction, largest, false, a.indices, context);
 }
 template <class T>
-void fill_slots(DType dtype = dtype_of<T>) {
+void fill_extremes(DType dtype = dtype_of<T>) {
   max.set(DeviceType::cuda, dtype, &extreme<T, true>);
   min.set(DeviceType::cuda, dtype, &extreme<T, false>);
 }
 
-const bool filled = [] {
-  for_types<float, BFloat16, std::int64_t, std::int32_t, std::uint8_t>([]<class T>() { fill_slots<T>(); });
-  fill_slots<std::uint8_t>(DType::boolean);
+const bool reduce_max_filled = [] {
+  for_types<float, BFloat16, std::int64_t, std::int32_t, std::uint8_t>([]<class T>() { fill_extremes<T>(); });
+  fill_extremes<std::uint8_t>(DType::boolean);
   return true;
 }();
 

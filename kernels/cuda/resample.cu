@@ -3,7 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled = for_types<float, BFloat16>(
+const bool resample_filled = for_types<float, BFloat16>(
     []<class T>() { resample.set(DeviceType::cuda, dtype_of<T>, &launch_resample<T>); });
 
 }  // namespace

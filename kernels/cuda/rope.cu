@@ -3,7 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled = for_types<float, Half, BFloat16>(
+const bool rope_filled = for_types<float, Half, BFloat16>(
     []<class T>() { rope.set(DeviceType::cuda, dtype_of<T>, &launch_rope<T>); });
 
 }  // namespace

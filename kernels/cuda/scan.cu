@@ -4,7 +4,7 @@ namespace tapestry::kernels::cuda {
 namespace {
 
 template <class T, class C>
-void fill_slots() {
+void fill_scans() {
   constexpr DeviceType device = DeviceType::cuda;
   constexpr DType dtype = dtype_of<T>;
   cumsum.set(device, dtype, &launch_scan<Cumulative<T, C, false>, ScanArgs>);
@@ -18,9 +18,9 @@ void fill_slots() {
   }
 }
 
-const bool filled = [] {
-  fill_slots<float, float>();
-  fill_slots<std::int64_t, std::uint64_t>();
+const bool scan_filled = [] {
+  fill_scans<float, float>();
+  fill_scans<std::int64_t, std::uint64_t>();
   return true;
 }();
 

@@ -3,7 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled = [] {
+const bool search_filled = [] {
   searchsorted.set(DeviceType::cuda, DType::f32, &launch_searchsorted<float>);
   searchsorted.set(DeviceType::cuda, DType::i64, &launch_searchsorted<std::int64_t>);
   bincount.set(DeviceType::cuda, DType::i64, &launch_bincount<>);

@@ -4,20 +4,20 @@ namespace tapestry::kernels::cuda {
 namespace {
 
 template <class T, bool log>
-void forward(const LaunchContext& context, const SoftmaxArgs& a) {
+void softmax_forward_of(const LaunchContext& context, const SoftmaxArgs& a) {
   launch_softmax<SoftmaxForward<T, log>, T>(a.shape, {{a.x.as<T>()}}, a.y.as<T>(), context);
 }
 template <class T, bool log>
-void backward(const LaunchContext& context, const SoftmaxBackwardArgs& a) {
+void softmax_backward_of(const LaunchContext& context, const SoftmaxBackwardArgs& a) {
   launch_softmax<SoftmaxBackward<T, log>, T>(a.shape, {{a.y.as<T>(), a.dy.as<T>()}}, a.dx.as<T>(), context);
 }
 
-const bool filled = for_types<float, BFloat16>([]<class T>() {
+const bool softmax_filled = for_types<float, BFloat16>([]<class T>() {
   constexpr DeviceType device = DeviceType::cuda;
-  softmax.set(device, dtype_of<T>, &forward<T, false>);
-  log_softmax.set(device, dtype_of<T>, &forward<T, true>);
-  softmax_backward.set(device, dtype_of<T>, &backward<T, false>);
-  log_softmax_backward.set(device, dtype_of<T>, &backward<T, true>);
+  softmax.set(device, dtype_of<T>, &softmax_forward_of<T, false>);
+  log_softmax.set(device, dtype_of<T>, &softmax_forward_of<T, true>);
+  softmax_backward.set(device, dtype_of<T>, &softmax_backward_of<T, false>);
+  log_softmax_backward.set(device, dtype_of<T>, &softmax_backward_of<T, true>);
 });
 
 }  // namespace

@@ -3,7 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled = [] {
+const bool softmax_f16_filled = [] {
   constexpr DeviceType device = DeviceType::cuda;
   softmax.set(device, DType::f16, &launch_softmax_f16_forward<false>);
   log_softmax.set(device, DType::f16, &launch_softmax_f16_forward<true>);

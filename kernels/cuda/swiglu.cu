@@ -3,7 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool rows = for_kernels_of(SwigluRows(), []<class Row>() { register_pointwise<Row>(); });
+const bool swiglu_rows = for_kernels_of(SwigluRows(), []<class Row>() { register_pointwise<Row>(); });
 
 }  // namespace
 }  // namespace tapestry::kernels::cuda

@@ -232,6 +232,10 @@ std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const
   else if (!options.batch_first) out = out.transpose(0, 1);
   return {out, weights};
 }
+std::pair<Tensor, Tensor> MultiheadAttention::operator()(const Tensor& query, const Tensor& key,
+                                                         const Tensor& value, const AttendOptions& how) const {
+  return call(*this, query, key, value, how);
+}
 
 Tensor MultiheadAttention::forward(const Tensor& x) {
   return forward(x, x, x, {.need_weights = false}).first;

@@ -79,9 +79,7 @@ class MultiheadAttention : public Module {
   Tensor forward(const Tensor& x) override;
   using Module::operator();
   std::pair<Tensor, Tensor> operator()(const Tensor& query, const Tensor& key, const Tensor& value,
-                                       const AttendOptions& how = {}) const {
-    return call(*this, query, key, value, how);
-  }
+                                       const AttendOptions& how = {}) const;
   std::string options_text() const override;
 
   const Options options;

@@ -222,6 +222,10 @@ Tensor ConvTranspose<kDims>::forward(const Tensor& x, const Shape& output_size) 
   else params.output_padding = {extra[0], extra[1], extra[2]};
   return Functions<kDims>::kTranspose(x, weight, bias, params);
 }
+template <int kDims>
+Tensor ConvTranspose<kDims>::operator()(const Tensor& x, const Shape& output_size) const {
+  return call(*this, x, output_size);
+}
 
 template <int kDims>
 std::string ConvTranspose<kDims>::type_name() const {

@@ -76,7 +76,7 @@ class ConvTranspose : public Module {
   /// them. Throws ValueError if that needs an output_padding below 0 or of stride or more.
   Tensor forward(const Tensor& x, const Shape& output_size);
   using Module::operator();
-  Tensor operator()(const Tensor& x, const Shape& output_size) const { return call(*this, x, output_size); }
+  Tensor operator()(const Tensor& x, const Shape& output_size) const;
   std::string type_name() const override;
   std::string options_text() const override;
 

@@ -77,6 +77,10 @@ Tensor EmbeddingBag::forward(const Tensor& indices, const Tensor& offsets, const
                         .per_sample_weights = per_sample_weights,
                         .padding_idx = options.padding_idx});
 }
+Tensor EmbeddingBag::operator()(const Tensor& indices, const Tensor& offsets,
+                                const Tensor& per_sample_weights) const {
+  return call(*this, indices, offsets, per_sample_weights);
+}
 
 std::string EmbeddingBag::options_text() const {
   constexpr const char* kModes[] = {"sum", "mean", "max"};

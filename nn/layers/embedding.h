@@ -63,9 +63,7 @@ class EmbeddingBag : public Module {
   Tensor forward(const Tensor& indices, const Tensor& offsets, const Tensor& per_sample_weights = {});
   using Module::operator();
   Tensor operator()(const Tensor& indices, const Tensor& offsets,
-                    const Tensor& per_sample_weights = {}) const {
-    return call(*this, indices, offsets, per_sample_weights);
-  }
+                    const Tensor& per_sample_weights = {}) const;
   std::string options_text() const override;
 
   const Options options;

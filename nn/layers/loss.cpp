@@ -29,6 +29,9 @@ Tensor CrossEntropyLoss::forward(const Tensor& logits, const Tensor& target) {
                         .reduction = options.reduction,
                         .label_smoothing = options.label_smoothing});
 }
+Tensor CrossEntropyLoss::operator()(const Tensor& logits, const Tensor& target) const {
+  return call(*this, logits, target);
+}
 std::string CrossEntropyLoss::options_text() const {
   return detail::OptionsText()
       .add("ignore_index", options.ignore_index, std::int64_t{-100})
@@ -42,6 +45,9 @@ Tensor NLLLoss::forward(const Tensor& log_probs, const Tensor& target) {
   return nll_loss(log_probs, target,
                   {.weight = weight, .ignore_index = options.ignore_index, .reduction = options.reduction});
 }
+Tensor NLLLoss::operator()(const Tensor& log_probs, const Tensor& target) const {
+  return call(*this, log_probs, target);
+}
 std::string NLLLoss::options_text() const {
   return detail::OptionsText()
       .add("ignore_index", options.ignore_index, std::int64_t{-100})
@@ -51,6 +57,9 @@ std::string NLLLoss::options_text() const {
 
 Tensor MSELoss::forward(const Tensor& x, const Tensor& target) {
   return mse_loss(x, target, options.reduction);
+}
+Tensor MSELoss::operator()(const Tensor& x, const Tensor& target) const {
+  return call(*this, x, target);
 }
 std::string MSELoss::options_text() const {
   return detail::OptionsText().add("reduction", name_of(options.reduction)).str();
@@ -121,6 +130,9 @@ BCELoss::BCELoss(const Options& o) : options(o), weight(buffer("weight", o.weigh
 Tensor BCELoss::forward(const Tensor& x, const Tensor& target) {
   return functional::binary_cross_entropy(x, target, {.weight = weight, .reduction = options.reduction});
 }
+Tensor BCELoss::operator()(const Tensor& x, const Tensor& target) const {
+  return call(*this, x, target);
+}
 std::string BCELoss::options_text() const { return detail::loss_text(LossOptions{options.reduction}); }
 
 BCEWithLogitsLoss::BCEWithLogitsLoss(const Options& o)
@@ -128,6 +140,9 @@ BCEWithLogitsLoss::BCEWithLogitsLoss(const Options& o)
 Tensor BCEWithLogitsLoss::forward(const Tensor& x, const Tensor& target) {
   return functional::binary_cross_entropy_with_logits(
       x, target, {.weight = weight, .reduction = options.reduction, .pos_weight = pos_weight});
+}
+Tensor BCEWithLogitsLoss::operator()(const Tensor& x, const Tensor& target) const {
+  return call(*this, x, target);
 }
 std::string BCEWithLogitsLoss::options_text() const {
   return detail::loss_text(LossOptions{options.reduction});

@@ -22,7 +22,7 @@ class CrossEntropyLoss : public Module {
   explicit CrossEntropyLoss(const Options& options = {});
   using Module::forward;
   Tensor forward(const Tensor& logits, const Tensor& target);
-  Tensor operator()(const Tensor& logits, const Tensor& target) const { return call(*this, logits, target); }
+  Tensor operator()(const Tensor& logits, const Tensor& target) const;
   std::string options_text() const override;
 
   const Options options;
@@ -42,9 +42,7 @@ class NLLLoss : public Module {
   explicit NLLLoss(const Options& options = {});
   using Module::forward;
   Tensor forward(const Tensor& log_probs, const Tensor& target);
-  Tensor operator()(const Tensor& log_probs, const Tensor& target) const {
-    return call(*this, log_probs, target);
-  }
+  Tensor operator()(const Tensor& log_probs, const Tensor& target) const;
   std::string options_text() const override;
 
   const Options options;
@@ -62,7 +60,7 @@ class MSELoss : public Module {
   explicit MSELoss(const Options& o = {}) : options(o) {}
   using Module::forward;
   Tensor forward(const Tensor& x, const Tensor& target);
-  Tensor operator()(const Tensor& x, const Tensor& target) const { return call(*this, x, target); }
+  Tensor operator()(const Tensor& x, const Tensor& target) const;
   std::string options_text() const override;
 
   const Options options;
@@ -175,7 +173,7 @@ class BCELoss : public Module {
   explicit BCELoss(const Options& options = {});
   using Module::forward;
   Tensor forward(const Tensor& x, const Tensor& target);
-  Tensor operator()(const Tensor& x, const Tensor& target) const { return call(*this, x, target); }
+  Tensor operator()(const Tensor& x, const Tensor& target) const;
   std::string options_text() const override;
 
   const Options options;
@@ -189,7 +187,7 @@ class BCEWithLogitsLoss : public Module {
   explicit BCEWithLogitsLoss(const Options& options = {});
   using Module::forward;
   Tensor forward(const Tensor& x, const Tensor& target);
-  Tensor operator()(const Tensor& x, const Tensor& target) const { return call(*this, x, target); }
+  Tensor operator()(const Tensor& x, const Tensor& target) const;
   std::string options_text() const override;
 
   const Options options;

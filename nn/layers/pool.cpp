@@ -161,6 +161,10 @@ Tensor MaxUnpool<kDims>::forward(const Tensor& x, const Tensor& indices, const S
   else if constexpr (kDims == 2) return max_unpool2d(x, indices, params, output_size);
   else return max_unpool3d(x, indices, params, output_size);
 }
+template <int kDims>
+Tensor MaxUnpool<kDims>::operator()(const Tensor& x, const Tensor& indices, const Shape& output_size) const {
+  return call(*this, x, indices, output_size);
+}
 
 template class MaxPool<1>;
 template class MaxPool<2>;

@@ -143,9 +143,7 @@ class MaxUnpool : public PoolLayer {
   explicit MaxUnpool(const Options& options);
   using Module::forward;
   Tensor forward(const Tensor& x, const Tensor& indices, const Shape& output_size = {});
-  Tensor operator()(const Tensor& x, const Tensor& indices, const Shape& output_size = {}) const {
-    return call(*this, x, indices, output_size);
-  }
+  Tensor operator()(const Tensor& x, const Tensor& indices, const Shape& output_size = {}) const;
   const Options options;
 };
 

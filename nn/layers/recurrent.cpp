@@ -305,6 +305,7 @@ Tensor RNNCell::forward(const Tensor& x, const Tensor& h) {
                                                                : rnn_tanh(step, state, weights()).second;
   return x.dim() == 1 ? next.squeeze(0) : next;
 }
+Tensor RNNCell::operator()(const Tensor& x, const Tensor& h) const { return call(*this, x, h); }
 
 GRUCell::GRUCell(const Options& o)
     : RecurrentCellLayer(3, {o.input_size, o.hidden_size, o.bias}), options(o) {}
@@ -312,6 +313,7 @@ Tensor GRUCell::forward(const Tensor& x, const Tensor& h) {
   const Tensor next = gru(one_step(x), batch_of(h, x, "h"), weights()).second;
   return x.dim() == 1 ? next.squeeze(0) : next;
 }
+Tensor GRUCell::operator()(const Tensor& x, const Tensor& h) const { return call(*this, x, h); }
 
 LSTMCell::LSTMCell(const Options& o)
     : RecurrentCellLayer(4, {o.input_size, o.hidden_size, o.bias}), options(o) {}
@@ -320,6 +322,9 @@ LSTMState LSTMCell::forward(const Tensor& x, const LSTMState& state) {
       lstm(one_step(x), batch_of(state.first, x, "h"), batch_of(state.second, x, "c"), weights());
   if (x.dim() == 1) return {h.squeeze(0), c.squeeze(0)};
   return {h, c};
+}
+LSTMState LSTMCell::operator()(const Tensor& x, const LSTMState& state) const {
+  return call(*this, x, state);
 }
 
 }  // namespace tapestry::nn

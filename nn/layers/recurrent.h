@@ -186,7 +186,7 @@ class RNNCell : public RecurrentCellLayer {
   explicit RNNCell(const Options& options);
   using Module::forward;
   Tensor forward(const Tensor& x, const Tensor& h);
-  Tensor operator()(const Tensor& x, const Tensor& h = {}) const { return call(*this, x, h); }
+  Tensor operator()(const Tensor& x, const Tensor& h = {}) const;
   const Options options;
 };
 /// One step of a GRU, with the shapes of RNNCell.
@@ -196,7 +196,7 @@ class GRUCell : public RecurrentCellLayer {
   explicit GRUCell(const Options& options);
   using Module::forward;
   Tensor forward(const Tensor& x, const Tensor& h);
-  Tensor operator()(const Tensor& x, const Tensor& h = {}) const { return call(*this, x, h); }
+  Tensor operator()(const Tensor& x, const Tensor& h = {}) const;
   const Options options;
 };
 /// One step of an LSTM. Takes and returns the pair (h, c).
@@ -206,7 +206,7 @@ class LSTMCell : public RecurrentCellLayer {
   explicit LSTMCell(const Options& options);
   using Module::forward;
   LSTMState forward(const Tensor& x, const LSTMState& state);
-  LSTMState operator()(const Tensor& x, const LSTMState& state = {}) const { return call(*this, x, state); }
+  LSTMState operator()(const Tensor& x, const LSTMState& state = {}) const;
   const Options options;
 };
 

@@ -89,6 +89,9 @@ Tensor TransformerEncoderLayer::forward(const Tensor& src, const EncodeOptions& 
   };
   return residual(residual(src, norm1, options.norm_first, attend), norm2, options.norm_first, feed);
 }
+Tensor TransformerEncoderLayer::operator()(const Tensor& src, const EncodeOptions& how) const {
+  return call(*this, src, how);
+}
 
 TransformerEncoder::TransformerEncoder(const Options& o)
     : options(o),
@@ -109,6 +112,9 @@ Tensor TransformerEncoder::forward(const Tensor& src, const EncodeStackOptions& 
             .is_causal = how.is_causal,
             .cache = how.caches ? &(*how.caches)[static_cast<std::size_t>(i)] : nullptr});
   return norm ? (*norm)(x) : x;
+}
+Tensor TransformerEncoder::operator()(const Tensor& src, const EncodeStackOptions& how) const {
+  return call(*this, src, how);
 }
 
 std::vector<KeyValueCache> TransformerEncoder::make_caches(std::int64_t capacity) const {
@@ -152,6 +158,10 @@ Tensor TransformerDecoderLayer::forward(const Tensor& tgt, const Tensor& memory,
   const bool first = options.norm_first;
   return residual(residual(residual(tgt, norm1, first, attend), norm2, first, look), norm3, first, feed);
 }
+Tensor TransformerDecoderLayer::operator()(const Tensor& tgt, const Tensor& memory,
+                                           const DecodeOptions& how) const {
+  return call(*this, tgt, memory, how);
+}
 
 TransformerDecoder::TransformerDecoder(const Options& o)
     : options(o),
@@ -165,6 +175,10 @@ Tensor TransformerDecoder::forward(const Tensor& tgt, const Tensor& memory, cons
   for (std::int64_t i = 0; i < options.num_layers; ++i)
     x = layers.get<TransformerDecoderLayer>(i)(x, memory, how);
   return norm ? (*norm)(x) : x;
+}
+Tensor TransformerDecoder::operator()(const Tensor& tgt, const Tensor& memory,
+                                      const DecodeOptions& how) const {
+  return call(*this, tgt, memory, how);
 }
 
 }  // namespace tapestry::nn

@@ -52,7 +52,7 @@ class TransformerEncoderLayer : public Module {
   Tensor forward(const Tensor& src) override { return forward(src, EncodeOptions()); }
   Tensor forward(const Tensor& src, const EncodeOptions& how);
   using Module::operator();
-  Tensor operator()(const Tensor& src, const EncodeOptions& how) const { return call(*this, src, how); }
+  Tensor operator()(const Tensor& src, const EncodeOptions& how) const;
 
   const Options options;
   MultiheadAttention& self_attn;
@@ -89,7 +89,7 @@ class TransformerEncoder : public Module {
   /// Throws ValueError unless there is one cache for each layer.
   Tensor forward(const Tensor& src, const EncodeStackOptions& how);
   using Module::operator();
-  Tensor operator()(const Tensor& src, const EncodeStackOptions& how) const { return call(*this, src, how); }
+  Tensor operator()(const Tensor& src, const EncodeStackOptions& how) const;
   /// Empty caches for one batch of sequences of at most `capacity` tokens.
   std::vector<KeyValueCache> make_caches(std::int64_t capacity) const;
 
@@ -115,9 +115,7 @@ class TransformerDecoderLayer : public Module {
   explicit TransformerDecoderLayer(const Options& options);
   using Module::forward;
   Tensor forward(const Tensor& tgt, const Tensor& memory, const DecodeOptions& how);
-  Tensor operator()(const Tensor& tgt, const Tensor& memory, const DecodeOptions& how = {}) const {
-    return call(*this, tgt, memory, how);
-  }
+  Tensor operator()(const Tensor& tgt, const Tensor& memory, const DecodeOptions& how = {}) const;
 
   const Options options;
   MultiheadAttention& self_attn;
@@ -147,9 +145,7 @@ class TransformerDecoder : public Module {
   explicit TransformerDecoder(const Options& options);
   using Module::forward;
   Tensor forward(const Tensor& tgt, const Tensor& memory, const DecodeOptions& how);
-  Tensor operator()(const Tensor& tgt, const Tensor& memory, const DecodeOptions& how = {}) const {
-    return call(*this, tgt, memory, how);
-  }
+  Tensor operator()(const Tensor& tgt, const Tensor& memory, const DecodeOptions& how = {}) const;
 
   const Options options;
   ModuleList& layers;

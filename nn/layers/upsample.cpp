@@ -1,5 +1,7 @@
 #include "tapestry/nn/layers/upsample.h"
 
+#include <sstream>
+
 #include "tapestry/nn/internal/options_text.h"
 
 namespace tapestry::nn {

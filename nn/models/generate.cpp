@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <random>
 #include <string>
 
 #include "tapestry/autograd/ops/creation.h"
@@ -73,7 +74,15 @@ std::int64_t largest(const float* logits, std::int64_t n) {
 }
 }  // namespace
 
-Sampler::Sampler(const Options& o) : options(checked(o)), random_(o.seed) {}
+struct Sampler::Random {
+  std::mt19937_64 next;
+};
+
+Sampler::Sampler(const Options& o)
+    : options(checked(o)), random_(std::make_unique<Random>(Random{std::mt19937_64(o.seed)})) {}
+Sampler::Sampler(const Sampler& other)
+    : options(other.options), random_(std::make_unique<Random>(*other.random_)) {}
+Sampler::~Sampler() = default;
 
 std::vector<Sampler::Candidate> Sampler::candidates(const Tensor& logits,
                                                     std::span<const std::int64_t> history) const {
@@ -128,7 +137,7 @@ std::int64_t Sampler::operator()(const Tensor& logits, std::span<const std::int6
   const std::vector<Candidate> all = candidates(logits, history);
   if (all.size() == 1) return all[0].token;
   // 53 random bits give a number in [0, 1). std::uniform_real_distribution differs between libraries.
-  double at = static_cast<double>(random_() >> 11) * 0x1p-53;
+  double at = static_cast<double>(random_->next() >> 11) * 0x1p-53;
   for (const Candidate& c : all)
     if ((at -= c.probability) < 0) return c.token;
   return all.back().token;

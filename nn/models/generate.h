@@ -5,7 +5,7 @@
 //   std::vector<std::int64_t> ids = nn::generate(model, prompt, {.max_new_tokens = 64}, sampler);
 #include <cstdint>
 #include <functional>
-#include <random>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -34,6 +34,9 @@ class Sampler {
   using Options = SamplerOptions;
   /// Throws ValueError for options out of range.
   explicit Sampler(const Options& options = {});
+  /// The copy continues with the same random numbers.
+  Sampler(const Sampler& other);
+  ~Sampler();
   /// The next token after `history`, which the repetition penalty reads. `logits` is (vocab_size), floating,
   /// on any device. Throws ValueError if a logit is NaN or all are -inf.
   std::int64_t operator()(const Tensor& logits, std::span<const std::int64_t> history = {});
@@ -48,7 +51,8 @@ class Sampler {
   const Options options;
 
  private:
-  std::mt19937_64 random_;
+  struct Random;  // a pointer, because <random> is dear to compile
+  std::unique_ptr<Random> random_;
 };
 
 struct GenerateOptions {

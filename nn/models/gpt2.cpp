@@ -105,4 +105,6 @@ Gpt2::Gpt2(const Gpt2Config& c)
   }
 }
 
+Tensor Gpt2::features(const Tensor& ids, const TokenContext& how) { return transformer(ids, how); }
+
 }  // namespace tapestry::nn

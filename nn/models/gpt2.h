@@ -91,7 +91,7 @@ class Gpt2 : public LanguageModel {
   Linear* const lm_head;  ///< null if tie_word_embeddings: the head's weight is wte's
 
  protected:
-  Tensor features(const Tensor& ids, const TokenContext& how) override { return transformer(ids, how); }
+  Tensor features(const Tensor& ids, const TokenContext& how) override;
 };
 
 }  // namespace tapestry::nn

@@ -70,6 +70,7 @@ Tensor LanguageModel::forward(const Tensor& ids, const TokenContext& how) {
   if (how.last) x = x.narrow(1, length - 1, 1);
   return packed.defined() ? packed_linear(x, packed) : linear(x, output_weight());
 }
+Tensor LanguageModel::operator()(const Tensor& ids, const TokenContext& how) { return call(*this, ids, how); }
 
 namespace {
 void check_documents(const char* op, const Tensor& documents) {

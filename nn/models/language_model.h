@@ -55,7 +55,7 @@ class LanguageModel : public Module {
   /// for an id outside the vocabulary. After an exception the cache is as it was.
   Tensor forward(const Tensor& ids) override { return forward(ids, TokenContext()); }
   Tensor forward(const Tensor& ids, const TokenContext& how);
-  Tensor operator()(const Tensor& ids, const TokenContext& how = {}) { return call(*this, ids, how); }
+  Tensor operator()(const Tensor& ids, const TokenContext& how = {});
 
   virtual std::int64_t vocab_size() const = 0;
   virtual std::int64_t num_layers() const = 0;

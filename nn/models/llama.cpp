@@ -110,4 +110,6 @@ Llama::Llama(const LlamaConfig& c)
   init_language_model(*this);
 }
 
+Tensor Llama::features(const Tensor& ids, const TokenContext& how) { return model(ids, how); }
+
 }  // namespace tapestry::nn

@@ -96,7 +96,7 @@ class Llama : public LanguageModel {
   Linear* const lm_head;  ///< null if tie_word_embeddings: the head's weight is the embedding's
 
  protected:
-  Tensor features(const Tensor& ids, const TokenContext& how) override { return model(ids, how); }
+  Tensor features(const Tensor& ids, const TokenContext& how) override;
 };
 
 }  // namespace tapestry::nn

@@ -125,6 +125,9 @@ void OptionRef::set(double value) const {
   else *flag = value != 0;
 }
 
+Optimizer::Optimizer() = default;
+Optimizer::~Optimizer() = default;
+
 void Optimizer::add_params(std::vector<Parameter> params) {
   check(!params.empty(), "[", name(), "] the list of parameters is empty; pass module.parameters()");
   std::unordered_set<const void*> added;

@@ -80,7 +80,7 @@ struct StateTensor {
 
 class Optimizer {
  public:
-  virtual ~Optimizer() = default;
+  virtual ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
@@ -136,7 +136,7 @@ class Optimizer {
   virtual std::vector<StateTensor> state_tensors(int replica = 0) const;
 
  protected:
-  Optimizer() = default;
+  Optimizer();
 
   /// Adds a parameter group. The derived class keeps the options. Throws ValueError if the list is empty, or
   /// if a parameter has no slot or belongs to a group already.

@@ -179,6 +179,12 @@ void SummaryWriter::add_text(const std::string& tag, const std::string& text, st
             step);
 }
 
+HParam::HParam(const char* value) : HParam(std::string(value)) {}
+HParam::HParam(std::string value) : value_(std::make_shared<const Value>(std::move(value))) {}
+HParam::HParam(double value, bool is_bool)
+    : value_(std::make_shared<const Value>(is_bool ? Value(value != 0) : Value(value))) {}
+const HParam::Value& HParam::value() const { return *value_; }
+
 // The messages are those of plugin_data.proto and api.proto of TensorBoard's plugin hparams.
 void SummaryWriter::add_hparams(const std::vector<std::pair<std::string, HParam>>& hparams,
                                 const std::vector<std::pair<std::string, double>>& metrics,

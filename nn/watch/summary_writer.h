@@ -35,19 +35,19 @@ struct SummaryWriterOptions {
 /// The value of a hyperparameter: a bool, a number or a text.
 class HParam {
  public:
+  using Value = std::variant<bool, double, std::string>;
   template <class T>
-  requires std::is_arithmetic_v<T> HParam(T value) : value_(stored(value)) {}  // NOLINT
-  HParam(const char* value) : value_(std::string(value)) {}                    // NOLINT
-  HParam(std::string value) : value_(std::move(value)) {}                      // NOLINT
-  const std::variant<bool, double, std::string>& value() const { return value_; }
+  requires std::is_arithmetic_v<T> HParam(T value)  // NOLINT: implicit, as all of these
+      : HParam(static_cast<double>(value), std::is_same_v<T, bool>) {}
+  HParam(const char* value);  // NOLINT
+  HParam(std::string value);  // NOLINT
+  HParam(const HParam&) = default;
+  HParam& operator=(const HParam&) = default;
+  const Value& value() const;
 
  private:
-  template <class T>
-  static std::variant<bool, double, std::string> stored(T value) {
-    if constexpr (std::is_same_v<T, bool>) return value;
-    else return static_cast<double>(value);
-  }
-  std::variant<bool, double, std::string> value_;
+  HParam(double value, bool is_bool);
+  std::shared_ptr<const Value> value_;  // a pointer, so that only summary_writer.cpp compiles the variant
 };
 
 /// Writes a new event file in a folder. All functions are thread-safe. They throw IoError if the file cannot

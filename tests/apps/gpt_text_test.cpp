@@ -1,4 +1,5 @@
 // `gpt generate`, `chat` and `evaluate`, and the parts that they consist of.
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 

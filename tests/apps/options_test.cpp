@@ -1,5 +1,6 @@
 // Tests the classifier's command line: --help, valid and invalid options.
 #include <filesystem>
+#include <sstream>
 
 #include "tests/apps/program.h"
 #include "tests/support/catch.h"

@@ -1,5 +1,6 @@
 #include "tapestry/autograd/ops/linalg.h"
 
+#include <cmath>
 #include <limits>
 #include <numbers>
 

@@ -1,6 +1,7 @@
 // CPU kernels of f16 and bf16: results by table, in vectors of 512 bits, and without copies in f32 are those
 // of f32 arithmetic that is rounded once.
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <limits>

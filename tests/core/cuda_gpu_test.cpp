@@ -20,7 +20,7 @@ Tensor counted(std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) t.data<float>()[i] = static_cast<float>(i % 1'000'003);
   return t;
 }
-bool equal(const Tensor& a, const Tensor& b) {
+bool same_bytes(const Tensor& a, const Tensor& b) {
   return a.sizes() == b.sizes() && std::memcmp(a.raw_data(), b.raw_data(), a.nbytes()) == 0;
 }
 
@@ -49,14 +49,14 @@ TEST_CASE("data copied to a GPU and back is unchanged, with and without pinned m
     copy_async(back, y, side);
     side.synchronize();
     CHECK(side.done());
-    CHECK(equal(back, x));
+    CHECK(same_bytes(back, x));
 
     const Tensor plain = empty({n});
     cuda::copy_bytes(kCPU, plain.raw_data(), kFirst, y.raw_data(), y.nbytes());
-    CHECK(equal(plain, x));
+    CHECK(same_bytes(plain, x));
     cuda::copy_bytes(kFirst, y.raw_data(), kCPU, counted(n).raw_data(), y.nbytes());
     allocator(DeviceType::cuda).copy(kFirst, back.raw_data(), y.raw_data(), y.nbytes());
-    CHECK(equal(back, x));
+    CHECK(same_bytes(back, x));
   }
 }
 
@@ -74,7 +74,7 @@ TEST_CASE("events order a GPU's streams and measure time") {
   copy_async(back, on_gpu, b);
   b.synchronize();
   CHECK(end.done());
-  CHECK(equal(back, x));
+  CHECK(same_bytes(back, x));
   CHECK(end.milliseconds_since(begin) > 0);
 }
 
@@ -86,7 +86,7 @@ TEST_CASE("bytes copied between two devices are unchanged") {
   cuda::copy_bytes(kFirst, here.raw_data(), kCPU, x.raw_data(), x.nbytes());
   cuda::copy_bytes(other, there.raw_data(), kFirst, here.raw_data(), x.nbytes());
   cuda::copy_bytes(kCPU, back.raw_data(), other, there.raw_data(), x.nbytes());
-  CHECK(equal(back, x));
+  CHECK(same_bytes(back, x));
 }
 
 TEST_CASE("running out of GPU memory throws, and the process can continue") {
@@ -97,7 +97,7 @@ TEST_CASE("running out of GPU memory throws, and the process can continue") {
   const Tensor x = counted(10), y = empty({10}, kFirst), back = empty({10});
   cuda::copy_bytes(kFirst, y.raw_data(), kCPU, x.raw_data(), x.nbytes());
   cuda::copy_bytes(kCPU, back.raw_data(), kFirst, y.raw_data(), x.nbytes());
-  CHECK(equal(back, x));
+  CHECK(same_bytes(back, x));
   empty_cache(DeviceType::cuda);
 }
 

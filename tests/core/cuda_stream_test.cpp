@@ -40,7 +40,7 @@ Tensor on_host(const Tensor& x) {
   cuda::copy_bytes(kCPU, y.raw_data(), x.device(), x.raw_data(), x.nbytes());
   return y;
 }
-bool equal(const Tensor& a, const Tensor& b) {
+bool same_bytes(const Tensor& a, const Tensor& b) {
   return a.sizes() == b.sizes() && std::memcmp(a.raw_data(), b.raw_data(), a.nbytes()) == 0;
 }
 
@@ -214,7 +214,7 @@ TEST_CASE("copies from and to the host are complete when they return") {
   const FakeGpus gpus;
   for (const std::int64_t n : {1, 1000, 3'000'000}) {
     const Tensor x = counted(n);
-    CHECK(equal(on_host(on_device(x, kSecond)), x));
+    CHECK(same_bytes(on_host(on_device(x, kSecond)), x));
   }
   const Tensor none = empty({0}, kFirst);
   CHECK(on_host(none).numel() == 0);
@@ -321,13 +321,13 @@ TEST_CASE("copy_async() from pinned memory does not block the host") {
   const Tensor back = empty_pinned({1000});
   copy_async(back, y, side);
   side.synchronize();
-  CHECK(equal(back, counted(1000)));
+  CHECK(same_bytes(back, counted(1000)));
 
   // A copy between devices runs on the source's stream.
   const Tensor there = empty({1000}, kSecond);
   copy_async(there, y, side);
   side.synchronize();
-  CHECK(equal(on_host(there), back));
+  CHECK(same_bytes(on_host(there), back));
   CHECK(gpus.copies_between() == 1);
 
   const Tensor none = empty_pinned({0, 3});

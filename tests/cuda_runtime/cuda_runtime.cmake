@@ -1,7 +1,6 @@
 # Tests of core/cuda/runtime.cpp and of kernel launches, which call the CUDA runtime over the PTX machine instead of a GPU's.
 # They need the CUDA toolkit's headers and nvcc, but no GPU, and run in builds without CUDA and under ASan too: there
 # the program compiles core/cuda/runtime.cpp itself, and the library has no CUDA devices.
-add_subdirectory(${PROJECT_SOURCE_DIR}/tools/ptx/runtime ${PROJECT_BINARY_DIR}/tools/ptx/runtime)
 
 # kernels.cu is compiled to PTX only: nothing here runs machine code.
 set(nvcc_options -std=c++20 --no-compress --expt-relaxed-constexpr --generate-code=arch=compute_80,code=compute_80
@@ -33,6 +32,20 @@ else()
 endif()
 # The program's own dependencies are loaded before those of its libraries, so the stand-in comes before libcudart.
 target_link_libraries(tests_cuda_runtime PRIVATE tapestry_cudart tests_cuda_module)
+
+if(NOT TAPESTRY_SANITIZE)
+  # counters_test.cpp reads the registers of the library's kernels, and judges counts as the machine does.
+  target_sources(tests_cuda_runtime PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/device_code/device_code.cpp)
+  target_link_libraries(tests_cuda_runtime PRIVATE tapestry_ptx ${CMAKE_DL_LIBS})
+  # proof_page_test.cpp runs the page's program by tapestry-ptx.
+  ptx_cuda_program(scale_rows SOURCES ${PROJECT_SOURCE_DIR}/docs/tutorials/how-a-kernel-is-proved/scale_rows.cu
+    OPTIONS --expt-relaxed-constexpr -I${PROJECT_BINARY_DIR}/include)
+  set(command ${PROJECT_SOURCE_DIR}/tools/ptx/tests/laboratory/command.cpp)
+  target_sources(tests_cuda_runtime PRIVATE ${command} ${PROJECT_SOURCE_DIR}/tools/ptx/tests/laboratory/page.cpp)
+  set_source_files_properties(${command} PROPERTIES SKIP_PRECOMPILE_HEADERS ON COMPILE_DEFINITIONS
+    "TAPESTRY_PTX=\"$<TARGET_FILE:tapestry-ptx>\";TAPESTRY_LABORATORY=\"$<TARGET_FILE_DIR:scale_rows>\"")
+  add_dependencies(tests_cuda_runtime tapestry-ptx scale_rows)
+endif()
 
 if(TARGET standin_nccl)
   add_dependencies(tests_cuda_runtime standin_nccl)

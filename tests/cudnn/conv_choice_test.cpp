@@ -13,6 +13,7 @@
 
 using namespace cudnn_test;
 using namespace tapestry::kernels;
+using tapestry::kernels::conv2d;
 using tapestry::kernels::cuda::choose_conv;
 
 namespace {

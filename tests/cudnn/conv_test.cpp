@@ -16,6 +16,7 @@ using namespace cudnn_test;
 using namespace tapestry::kernels;
 namespace cudnn = tapestry::kernels::cuda::cudnn;
 using cudnn::Direction;
+using tapestry::kernels::conv2d;
 
 namespace {
 

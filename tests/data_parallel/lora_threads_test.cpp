@@ -13,7 +13,7 @@ namespace {
 constexpr std::int64_t kWords = 13;
 
 // 10 steps on 5 sequences, which two devices divide unevenly.
-Trained train(std::optional<Strategy> strategy, bool checkpoint) {
+TrainResult train(std::optional<Strategy> strategy, bool checkpoint) {
   nn::LlamaConfig c;
   c.vocab_size = kWords, c.hidden_size = 12, c.intermediate_size = 17, c.num_hidden_layers = 2;
   c.num_attention_heads = 4, c.num_key_value_heads = 2, c.head_dim = 4, c.max_position_embeddings = 8;
@@ -30,7 +30,7 @@ Trained train(std::optional<Strategy> strategy, bool checkpoint) {
   const auto loss_of = [&](const Tensor& ids, const Tensor& targets) {
     return net(ids, {.targets = targets, .checkpoint = checkpoint});
   };
-  Trained result;
+  TrainResult result;
   for (int step = 0; step < 10; ++step) {
     const Tensor words = labels_of(5 * 7, kWords, step).reshape({5, 7});
     const Tensor x = words.narrow(1, 0, 6).contiguous(), y = words.narrow(1, 1, 6).contiguous();
@@ -47,12 +47,12 @@ Trained train(std::optional<Strategy> strategy, bool checkpoint) {
 }  // namespace
 
 TEST_CASE("adapters under DataParallel train like those on one device") {
-  const Trained expected = train({}, false);
+  const TrainResult expected = train({}, false);
   CHECK(expected.losses.back() < expected.losses.front());
   for (const Strategy strategy : {Strategy::replicated, Strategy::master})
     for (const bool checkpoint : {false, true}) {
       INFO((strategy == Strategy::master ? "master" : "replicated") << (checkpoint ? ", recomputed" : ""));
-      const Trained replicated = train(strategy, checkpoint);
+      const TrainResult replicated = train(strategy, checkpoint);
       CHECK(distance_of_losses(replicated, expected) < 1e-10);
       CHECK(distance(replicated.weights, expected.weights) < 1e-10);
     }

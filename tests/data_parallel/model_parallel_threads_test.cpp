@@ -31,14 +31,14 @@ struct Split : nn::Module {
   Device second_;
 };
 
-Trained train(Device second, std::int64_t batch, bool adam) {
+TrainResult train(Device second, std::int64_t batch, bool adam) {
   Split net(second);
   std::unique_ptr<optim::Optimizer> optimizer;
   if (adam) optimizer = std::make_unique<optim::AdamW>(net.parameters());
   else
     optimizer =
         std::make_unique<optim::SGD>(net.parameters(), optim::SGD::Options{.lr = 0.05, .momentum = 0.9});
-  Trained result;
+  TrainResult result;
   for (int step = 0; step < kSteps; ++step) {
     const auto [x, labels] = formula_batch(step, 0, static_cast<int>(batch));
     optimizer->zero_grad();
@@ -86,10 +86,10 @@ struct Chain : nn::Module {
   }
 };
 
-Trained train_chain(const std::vector<Device>& devices, std::int64_t batch) {
+TrainResult train_chain(const std::vector<Device>& devices, std::int64_t batch) {
   Chain net(devices);
   optim::SGD optimizer(net.parameters(), {.lr = 0.05, .momentum = 0.9});
-  Trained result;
+  TrainResult result;
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
     const auto [d, b] = nn::call(net, wave({batch, 5}, step), wave({batch, 5}, step + 0.5));
@@ -108,12 +108,12 @@ Trained train_chain(const std::vector<Device>& devices, std::int64_t batch) {
 
 TEST_CASE("a model in four parts with a shared weight trains on two to four devices as on one") {
   for (const std::int64_t batch : {1, 3, 7, 64}) {
-    const Trained expected = train_chain({kCPU}, batch);
+    const TrainResult expected = train_chain({kCPU}, batch);
     for (int n = 2; n <= 4; ++n) {
       INFO("batch " << batch << ", " << n << " devices");
       std::vector<Device> devices;
       for (int i = 0; i < n; ++i) devices.emplace_back(DeviceType::cpu, i);
-      const Trained split = train_chain(devices, batch);
+      const TrainResult split = train_chain(devices, batch);
       CHECK(distance_of_losses(split, expected) < 1e-10);
       CHECK(distance(split.weights, expected.weights) < 1e-10);
     }
@@ -124,8 +124,8 @@ TEST_CASE("a split model trains bit for bit as on one device") {
   for (const bool adam : {false, true})
     for (const std::int64_t batch : {1, 3, 7, 64}) {
       INFO("batch " << batch << (adam ? ", AdamW" : ", SGD"));
-      const Trained expected = train(kCPU, batch, adam);
-      const Trained split = train("cpu:3", batch, adam);
+      const TrainResult expected = train(kCPU, batch, adam);
+      const TrainResult split = train("cpu:3", batch, adam);
       CHECK(split.losses == expected.losses);
       CHECK(distance(split.weights, expected.weights) == 0);
     }

@@ -1,6 +1,7 @@
 #pragma once
 // Models that are hard to replicate. Each has its own batches and its own loss. The argument of `call` is the
 // model itself or a DataParallel around it.
+#include <cmath>
 #include <map>
 #include <string>
 #include <tuple>
@@ -27,13 +28,13 @@ inline Tensor labels_of(std::int64_t count, int classes, int seed) {
 }
 
 /// The result of a training run.
-struct Trained {
+struct TrainResult {
   std::vector<double> losses;
   StateDictCopy weights;
 };
 
 /// The largest relative difference between two runs' losses. Infinite if a loss is NaN or missing.
-inline double distance_of_losses(const Trained& a, const Trained& b) {
+inline double distance_of_losses(const TrainResult& a, const TrainResult& b) {
   double most = a.losses.size() == b.losses.size() ? 0 : INFINITY;
   for (std::size_t i = 0; i < std::min(a.losses.size(), b.losses.size()); ++i) {
     const double off = std::abs(a.losses[i] - b.losses[i]) / std::abs(b.losses[i]);

@@ -32,7 +32,7 @@ std::vector<Device> cpus(int n) {
 }
 
 template <class M>
-Trained train(std::int64_t batch_size, const Variant& v, const std::optional<Wrapped>& wrapped = {}) {
+TrainResult train(std::int64_t batch_size, const Variant& v, const std::optional<Wrapped>& wrapped = {}) {
   M net;
   net.to(DType::f64);
   fill_by_formula(net);
@@ -45,7 +45,7 @@ Trained train(std::int64_t batch_size, const Variant& v, const std::optional<Wra
   optim::SGD optimizer(net.parameters(), {.lr = 0.05, .momentum = 0.9, .weight_decay = 1e-3});
   const auto alone = [&](const auto&... args) { return nn::call(net, args...); };
   const auto loss_of = [&](const typename M::Batch& batch) { return M::loss(M::call(alone, batch), batch); };
-  Trained result;
+  TrainResult result;
   for (int step = 0; step < kSteps; ++step) {
     if (step == v.freeze_at) net.parameters()[0]->set_requires_grad(false);
     optimizer.zero_grad();
@@ -70,14 +70,14 @@ Trained train(std::int64_t batch_size, const Variant& v, const std::optional<Wra
 template <class M>
 void compare(const Variant& v, const std::vector<std::int64_t>& batches, const std::vector<int>& devices) {
   for (const std::int64_t batch : batches) {
-    const Trained expected = train<M>(batch, v);
+    const TrainResult expected = train<M>(batch, v);
     for (const int n : devices)
       for (const Strategy strategy : {Strategy::replicated, Strategy::master})
         for (const bool loss_per_replica : {false, true}) {
           INFO(v.name << ", batch " << batch << ", " << n << " devices, "
                       << (strategy == Strategy::master ? "master" : "replicated")
                       << (loss_per_replica ? ", dp.loss" : ", dp(x)"));
-          const Trained result = train<M>(batch, v, Wrapped{n, strategy, loss_per_replica});
+          const TrainResult result = train<M>(batch, v, Wrapped{n, strategy, loss_per_replica});
           CHECK(distance_of_losses(result, expected) < 1e-10);
           CHECK(distance(result.weights, expected.weights) < 1e-10);
         }
@@ -110,7 +110,8 @@ TEST_CASE("training equals one device with clipping, accumulation, small buckets
 }
 
 TEST_CASE("the comparison detects a batch with one sample less") {
-  const Trained seven = train<PlainMembers>(7, {.name = "7"}), six = train<PlainMembers>(6, {.name = "6"});
+  const TrainResult seven = train<PlainMembers>(7, {.name = "7"}),
+                    six = train<PlainMembers>(6, {.name = "6"});
   CHECK(distance(six.weights, seven.weights) > 1e-6);
   CHECK(distance_of_losses(six, seven) > 1e-6);
 }

@@ -1,5 +1,8 @@
 // fully_shard over two ranks with a CUDA device each, with shards on the devices and in host memory. Both
 // must train as the CPU alone.
+#include <algorithm>
+#include <cmath>
+
 #include "tapestry/core/pinned.h"
 #include "tests/device/train.h"
 #include "tests/support/gpu.h"

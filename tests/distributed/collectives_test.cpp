@@ -13,6 +13,7 @@
 using namespace tapestry;
 using namespace tapestry::distributed;
 using namespace distributed_test;
+using tapestry::detail::raw_view;
 using tests::for_dtype;
 using tests::from_double;
 using tests::to_double;
@@ -209,7 +210,7 @@ Spread spread(DType dtype, const Shape& shape, const Dims& order,
     step *= shape[static_cast<int>(order[k])];
   }
   const Tensor base = filled(dtype, {step + 3}, [](std::int64_t) { return 99; });
-  const Tensor view = detail::raw_view(base, shape, strides, 1);
+  const Tensor view = raw_view(base, shape, strides, 1);
   for_dtype(dtype, [&]<class T>() {
     for (std::int64_t i = 0; i < view.numel(); ++i) {
       std::int64_t at = 0, rest = i;
@@ -296,11 +297,11 @@ TEST_CASE("inputs may be expanded tensors, and may share memory with outputs") {
       const int rank = group->rank();
       const Tensor one = filled(DType::f32, {1}, [&](std::int64_t) { return rank + 1; });
       Tensor whole = empty({6});
-      group->all_gather(whole, detail::raw_view(one, {2}, {0}, 0)).wait();
+      group->all_gather(whole, raw_view(one, {2}, {0}, 0)).wait();
       require_values("all_gather", whole, [](std::int64_t i) { return static_cast<double>(i / 2 + 1); });
 
       whole = filled(DType::f32, {6}, [&](std::int64_t i) { return 10 * rank + static_cast<double>(i); });
-      group->all_gather(whole, detail::raw_view(whole, {2}, {1}, 1))
+      group->all_gather(whole, raw_view(whole, {2}, {1}, 1))
           .wait();  // the input overlaps both parts of the output
       require_values("all_gather in place", whole,
                      [](std::int64_t i) { return static_cast<double>(10 * (i / 2) + i % 2 + 1); });
@@ -311,7 +312,7 @@ TEST_CASE("inputs may be expanded tensors, and may share memory with outputs") {
                      [&](std::int64_t i) { return static_cast<double>(10 * (i / 2) + i % 2 + 2 * rank); });
 
       whole = filled(DType::f32, {6}, [](std::int64_t i) { return static_cast<double>(i); });
-      group->reduce_scatter(detail::raw_view(whole, {2}, {1}, 3), whole).wait();
+      group->reduce_scatter(raw_view(whole, {2}, {1}, 3), whole).wait();
       require_values("reduce_scatter in place", whole, [&](std::int64_t i) {
         return static_cast<double>(i == 3 || i == 4 ? 3 * (i - 3 + 2 * rank) : i);
       });

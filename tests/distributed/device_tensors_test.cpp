@@ -18,6 +18,7 @@
 using namespace tapestry;
 using namespace tapestry::distributed;
 using namespace std::chrono_literals;
+using tapestry::detail::raw_view;
 using tapestry::testing::FakeGpus;
 
 namespace {
@@ -169,17 +170,16 @@ TEST_CASE("host transports accept CUDA tensors, in order with the caller's work 
         // Lists may mix tensors of the GPU and of the host, and columns of a matrix.
         const Tensor matrix = on(device, V(8)), whole = host({0, 0});
         group
-            ->all_gather(std::vector<Tensor>{detail::raw_view(matrix, {2, 2}, {4, 1}, 1), whole},
+            ->all_gather(std::vector<Tensor>{raw_view(matrix, {2, 2}, {4, 1}, 1), whole},
                          std::vector<Tensor>{on(device, {f + 1, f + 2}), on(device, {f})})
             .wait();
         expect(values(matrix), V{0, 1, 2, 0, 0, 2, 3, 0});
         expect(values(whole), V{0, 1});
         const Tensor sum = on(device, {0, 0}), mean = host({0});
         group
-            ->reduce_scatter(
-                std::vector<Tensor>{sum, mean},
-                std::vector<Tensor>{detail::raw_view(matrix, {2, 2}, {4, 1}, 1), on(device, {f, 3})},
-                ReduceOp::mean)
+            ->reduce_scatter(std::vector<Tensor>{sum, mean},
+                             std::vector<Tensor>{raw_view(matrix, {2, 2}, {4, 1}, 1), on(device, {f, 3})},
+                             ReduceOp::mean)
             .wait();
         expect(values(sum), (r == 0 ? V{1, 2} : V{2, 3}));
         expect(values(mean), (r == 0 ? V{0.5f} : V{3}));
@@ -231,7 +231,7 @@ TEST_CASE("CUDA tensors of any strides are reduced, and memory between their ele
             }
           };
           each([&](std::size_t at) { expected[at] *= 2; });
-          const Tensor view = detail::raw_view(base, sizes, layout.strides, layout.offset);
+          const Tensor view = raw_view(base, sizes, layout.strides, layout.offset);
           group->all_reduce(view).wait();
           expect(values(base), expected);
         }
@@ -268,10 +268,10 @@ TEST_CASE("a device transport gets its work in order, and the host does not wait
     // Strided tensors and host tensors must be copied to contiguous memory on the device before the transport
     // gets them.
     const Tensor gaps = on(gpu(0), {1, 2, 3, 4});
-    group->all_reduce(detail::raw_view(gaps, {2}, {2}, 0)).wait();
+    group->all_reduce(raw_view(gaps, {2}, {2}, 0)).wait();
     CHECK(values(gaps) == V{3, 2, 9, 4});
     const Tensor plain = host({1, 2, 3, 4});
-    group->all_reduce(detail::raw_view(plain, {2}, {2}, 1)).wait();
+    group->all_reduce(raw_view(plain, {2}, {2}, 1)).wait();
     CHECK(values(plain) == V{1, 6, 3, 12});
     group->barrier().wait();
     CHECK(backend->given == 5);

@@ -1,5 +1,6 @@
 // Tests fully_shard where programs differ from a plain training loop: passes that use a part of the model,
 // several forwards, exceptions, tied weights, and graphs that outlive what they need.
+#include <cmath>
 #include <stdexcept>
 
 #include "tests/distributed/fsdp_models.h"

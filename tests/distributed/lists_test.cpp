@@ -16,6 +16,7 @@
 using namespace tapestry;
 using namespace tapestry::distributed;
 using namespace distributed_test;
+using tapestry::detail::raw_view;
 using tests::for_dtype;
 using tests::from_double;
 
@@ -155,7 +156,7 @@ TEST_CASE("lists may be columns of one matrix, and what lies between their block
         for (unsigned i = 0; i < 4; ++i) {
           const std::int64_t n = ends[i] - begins[i];
           Tensor whole = flat.narrow(1, begins[i], n);
-          if (i == 3) whole = detail::raw_view(flat, {ranks, 2, 5}, {2012, 5, 1}, 2001);
+          if (i == 3) whole = raw_view(flat, {ranks, 2, 5}, {2012, 5, 1}, 2001);
           if (i == 0 && rank == ranks - 1) whole = garbage(DType::f32, {ranks, n});
           wholes.push_back(whole);
           parts.push_back(numbers(DType::f32, {n}, rank, i));
@@ -194,11 +195,11 @@ TEST_CASE("tensors of a list may be transposed, spread and expanded") {
       const int rank = group->rank();
       const Tensor transposed = numbers(DType::i32, {3, 2}, rank, 1).t(),
                    small = numbers(DType::f64, {1}, rank, 2);
-      const Tensor expanded = detail::raw_view(small, {4}, {0}, 0);
+      const Tensor expanded = raw_view(small, {4}, {0}, 0);
       const Tensor out = garbage(DType::i32, {3, 4}), spread = garbage(DType::f64, {17});
       // The second output has every other element of `spread`, and each rank's block of the first one is
       // spread over its columns.
-      const Tensors outs = {out.t(), detail::raw_view(spread, {8}, {2}, 1)};
+      const Tensors outs = {out.t(), raw_view(spread, {8}, {2}, 1)};
       group->all_gather(outs, {transposed, expanded}).wait();
       for (int r = 0; r < 2; ++r) {
         const Tensor theirs = numbers(DType::i32, {3, 2}, r, 1);
@@ -214,8 +215,8 @@ TEST_CASE("tensors of a list may be transposed, spread and expanded") {
 
       const Tensor sum = garbage(DType::i32, {3, 4});
       group
-          ->reduce_scatter(Tensors{detail::raw_view(sum, {3, 2}, {4, 2}, 1), garbage(DType::f64, {4})},
-                           Tensors{out.t(), detail::raw_view(small, {8}, {0}, 0)})
+          ->reduce_scatter(Tensors{raw_view(sum, {3, 2}, {4, 2}, 1), garbage(DType::f64, {4})},
+                           Tensors{out.t(), raw_view(small, {8}, {0}, 0)})
           .wait();
       for (int k = 0; k < 6; ++k) {  // element k of this rank's half of out.t(), which both ranks have
         const int row = rank * 2 + k / 3, column = k % 3;
@@ -292,7 +293,7 @@ TEST_CASE("invalid lists throw at once and start nothing") {
   run_local_ranks(2, [](const Group& g) {
     const Tensor one = garbage(DType::f32, {1}), two = garbage(DType::f32, {2}),
                  ints = garbage(DType::i32, {2});
-    const Tensor expanded = detail::raw_view(one, {2}, {0}, 0);
+    const Tensor expanded = raw_view(one, {2}, {0}, 0);
     const auto version = two.version();
     refused<ValueError>("[all_gather] got 1 outputs and 2 inputs; pass one output for each input", [&] {
       g->all_gather(Tensors{two}, Tensors{one, one});

@@ -17,6 +17,7 @@
 using namespace tapestry;
 using namespace tapestry::distributed;
 using namespace distributed_test;
+using tapestry::detail::raw_view;
 
 namespace {
 
@@ -46,8 +47,8 @@ TEST_CASE("invalid arguments throw at once and start nothing") {
   for (const Transport& transport : transports())
     run_ranks_well(transport, 2, [](const Group& g) {
       const Tensor x = filled({2, 3}, 1), whole = filled({4, 3}, 1), ints = filled({4}, 0, DType::i32);
-      const Tensor expanded = detail::raw_view(one(), {3}, {0}, 0);
-      const Tensor crossing = detail::raw_view(filled({5}, 1), {3, 3}, {1, 1}, 0);
+      const Tensor expanded = raw_view(one(), {3}, {0}, 0);
+      const Tensor crossing = raw_view(filled({5}, 1), {3, 3}, {1, 1}, 0);
       refused<ValueError>("[all_reduce] tensor is an undefined tensor", [&] { g->all_reduce({}); });
       refused<ValueError>("[all_reduce] elements of the tensor of shape [3] and strides [0] share memory",
                           [&] { g->all_reduce(expanded); });
@@ -321,7 +322,7 @@ TEST_CASE("messages with different tags do not wait for one another, and tensors
       }
       const Tensor flat = empty({6});
       std::iota(flat.data<float>(), flat.data<float>() + 6, 0.f);
-      const Tensor turned = detail::raw_view(flat, {2, 3}, {1, 2}, 0);  // 0 2 4 / 1 3 5
+      const Tensor turned = raw_view(flat, {2, 3}, {1, 2}, 0);  // 0 2 4 / 1 3 5
       if (g->rank() == 0) return g->send(turned, peer).wait();
       const Tensor got = empty({2, 3});
       g->recv(got, peer).wait();

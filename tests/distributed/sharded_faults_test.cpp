@@ -1,5 +1,6 @@
 // Tests sharded checkpoints of fully_shard: missing shards, ranks that do not share the folder, stages of a
 // pipeline, and the memory of loading.
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 

@@ -1,6 +1,7 @@
 #pragma once
 // A model with every kind of parameter, and training steps whose gradients are a formula of the parameter's
 // name, row and step. An elementwise optimizer then gives the same values however the rows are divided.
+#include <cmath>
 #include <map>
 #include <string>
 #include <vector>

@@ -2,6 +2,7 @@
 // element of every gradient and nothing else.
 #include "tapestry/kernels/cuda/clip.cuh"
 
+#include <algorithm>
 #include <deque>
 
 #include "tests/emulated/elementwise.h"

@@ -1,6 +1,7 @@
 // Random number and sort kernels must give the same bits as the CPU's kernels.
 #include "tapestry/kernels/cuda/random.cuh"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>

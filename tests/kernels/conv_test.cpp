@@ -13,6 +13,7 @@
 
 using namespace tapestry;
 using namespace tapestry::kernels;
+using tapestry::kernels::conv2d;
 
 namespace {
 

@@ -9,6 +9,7 @@
 
 using namespace tapestry;
 using namespace tapestry::kernels;
+using tapestry::kernels::adaptive_avg_pool2d;
 
 TEST_CASE("adaptive_avg_pool2d: windows of whole rows, wide and narrow ones give the means of f64") {
   std::mt19937 random_bits(5);

@@ -1,4 +1,6 @@
 // Functions of nn::functional that are composed of operations, and their layers.
+#include <cmath>
+
 #include "tests/nn/golden.h"
 #include "tests/support/catch.h"
 

@@ -1,5 +1,6 @@
 // Compares every layer with PyTorch's (tests/golden/nn.py): names and shapes of the state, output, gradients,
 // and buffers after the calls.
+#include <cmath>
 #include <optional>
 #include <set>
 

@@ -1,6 +1,8 @@
 // Low-rank adapters: what they compute, which layers they select, merging, and their state.
 #include "tapestry/nn/models/lora.h"
 
+#include <cmath>
+
 #include "tapestry/nn/internal/name_pattern.h"
 #include "tapestry/nn/models/gpt2.h"
 #include "tapestry/nn/models/llama.h"

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <random>
 
 #include "tapestry/core/atomic_file.h"
 #include "tests/support/catch.h"

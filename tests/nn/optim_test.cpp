@@ -1,4 +1,5 @@
 // Compares optimizers with PyTorch's over 25 steps (tests/golden/nn.py), and tests their other functions.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <set>
@@ -69,18 +70,19 @@ void check_sgd(const std::string& label, const optim::SGD::Options& options) {
 
 template <class T>
 void check_adams(const std::string& kind) {
-  const auto check_one = [&](const std::string& label, const typename T::Options& options) {
-    ::check_one<T>(kind + "_" + label, options);
+  const auto check_kind = [&](const std::string& label, const typename T::Options& options) {
+    check_one<T>(kind + "_" + label, options);
   };
-  check_one("default", {});
-  check_one("lr", {.lr = 0.05});
-  check_one("betas", {.lr = 0.05, .betas = {0.7, 0.95}});
-  check_one("eps", {.lr = 0.05, .eps = 0.1});
-  check_one("decay", {.lr = 0.05, .weight_decay = 0.3});
-  check_one("no_decay", {.lr = 0.05, .weight_decay = 0});
-  check_one("amsgrad", {.lr = 0.05, .betas = {0.5, 0.6}, .amsgrad = true});
-  check_one("maximize", {.lr = 0.05, .maximize = true});
-  check_one("all", {.lr = 0.02, .betas = {0.8, 0.9}, .weight_decay = 0.1, .amsgrad = true, .maximize = true});
+  check_kind("default", {});
+  check_kind("lr", {.lr = 0.05});
+  check_kind("betas", {.lr = 0.05, .betas = {0.7, 0.95}});
+  check_kind("eps", {.lr = 0.05, .eps = 0.1});
+  check_kind("decay", {.lr = 0.05, .weight_decay = 0.3});
+  check_kind("no_decay", {.lr = 0.05, .weight_decay = 0});
+  check_kind("amsgrad", {.lr = 0.05, .betas = {0.5, 0.6}, .amsgrad = true});
+  check_kind("maximize", {.lr = 0.05, .maximize = true});
+  check_kind("all",
+             {.lr = 0.02, .betas = {0.8, 0.9}, .weight_decay = 0.1, .amsgrad = true, .maximize = true});
 }
 
 }  // namespace

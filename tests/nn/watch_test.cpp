@@ -1,6 +1,7 @@
 // Reads event files and PNG files back with parsers of their own.
 #include <zlib.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>

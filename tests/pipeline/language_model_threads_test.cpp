@@ -25,7 +25,7 @@ Tensor loss_of(const Tensor& logits, const Tensor& words) {
 }
 
 // Two stages on two devices if `piped`: the embedding with one block, and two blocks with the head.
-Trained train(bool tied, bool piped, Schedule schedule, bool lora = false) {
+TrainResult train(bool tied, bool piped, Schedule schedule, bool lora = false) {
   nn::Llama net(config(tied));
   if (lora) nn::add_lora(net, {.r = 2, .target_modules = {"all-linear"}});
   net.to(DType::f64);
@@ -44,7 +44,7 @@ Trained train(bool tied, bool piped, Schedule schedule, bool lora = false) {
                      PipelineOptions{.schedule = schedule, .micro_batches = 2});
   }
   optim::SGD optimizer(net.parameters(), {.lr = 0.05, .momentum = 0.9});
-  Trained result;
+  TrainResult result;
   for (int step = 0; step < 10; ++step) {
     const Tensor words = labels_of(4 * 7, kWords, step).reshape({4, 7});
     const Tensor x = words.narrow(1, 0, 6), y = words.narrow(1, 1, 6);
@@ -66,11 +66,11 @@ Trained train(bool tied, bool piped, Schedule schedule, bool lora = false) {
 
 TEST_CASE("a Llama in stages trains like the unsplit model") {
   for (const bool tied : {false, true}) {
-    const Trained expected = train(tied, false, Schedule::gpipe);
+    const TrainResult expected = train(tied, false, Schedule::gpipe);
     CHECK(expected.losses.back() < expected.losses.front());
     for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble}) {
       INFO("tied " << tied << ", " << schedule_name(schedule));
-      const Trained piped = train(tied, true, schedule);
+      const TrainResult piped = train(tied, true, schedule);
       CHECK(distance_of_losses(piped, expected) < 1e-10);
       CHECK(distance(piped.weights, expected.weights) < 1e-10);
     }
@@ -78,11 +78,11 @@ TEST_CASE("a Llama in stages trains like the unsplit model") {
 }
 
 TEST_CASE("adapters of a Llama in stages train like those of the unsplit model") {
-  const Trained expected = train(true, false, Schedule::gpipe, /*lora=*/true);
+  const TrainResult expected = train(true, false, Schedule::gpipe, /*lora=*/true);
   CHECK(expected.losses.back() < expected.losses.front());
   for (const Schedule schedule : {Schedule::one_f_one_b, Schedule::zero_bubble}) {
     INFO(schedule_name(schedule));
-    const Trained piped = train(true, true, schedule, /*lora=*/true);
+    const TrainResult piped = train(true, true, schedule, /*lora=*/true);
     CHECK(distance_of_losses(piped, expected) < 1e-10);
     CHECK(distance(piped.weights, expected.weights) < 1e-10);
   }

@@ -1,5 +1,7 @@
 // State dicts of pipelines over ranks must have the names and values of the unsplit model, in both
 // directions, and tied weights must stay equal on all their ranks.
+#include <cmath>
+
 #include "tapestry/tapestry.h"
 #include "tests/pipeline/rank_models.h"
 #include "tests/support/catch.h"

@@ -30,7 +30,7 @@ struct Piped {
 };
 
 template <class M>
-Trained train(std::int64_t batch_size, const Variant& v, const std::optional<Piped>& piped = {}) {
+TrainResult train(std::int64_t batch_size, const Variant& v, const std::optional<Piped>& piped = {}) {
   M net;
   net.to(v.dtype);
   fill_by_formula(net);
@@ -47,7 +47,7 @@ Trained train(std::int64_t batch_size, const Variant& v, const std::optional<Pip
                        precise ? optim::SGD::Options{.lr = 0.02, .momentum = 0.9, .weight_decay = 1e-3}
                                : optim::SGD::Options{.lr = 0.01});
   const auto loss_of = [](const auto& outputs, const auto& targets) { return M::loss(outputs, targets); };
-  Trained result;
+  TrainResult result;
   for (int step = 0; step < kSteps; ++step) {
     if (step == v.freeze_at) net.parameters()[0]->set_requires_grad(false);
     optimizer.zero_grad();
@@ -81,13 +81,13 @@ template <class M>
 void compare(const Variant& v, const std::vector<std::int64_t>& batches,
              const std::vector<std::pair<std::size_t, int>>& places = kPlaces) {
   for (const std::int64_t batch : batches) {
-    const Trained expected = train<M>(batch, v);
+    const TrainResult expected = train<M>(batch, v);
     for (const auto& [stages, devices] : places)
       for (const Schedule schedule : kSchedules) {
         const int micro_batches = 2 + static_cast<int>(stages);
         INFO(v.name << ", batch " << batch << ", " << stages << " stages on " << devices << " devices, "
                     << schedule_name(schedule) << ", " << micro_batches << " micro-batches");
-        const Trained result = train<M>(batch, v, Piped{stages, devices, schedule, micro_batches});
+        const TrainResult result = train<M>(batch, v, Piped{stages, devices, schedule, micro_batches});
         const bool precise = v.dtype == DType::f64;
         CHECK(distance_of_losses(result, expected) < (precise ? 1e-10 : 1e-4));
         CHECK(distance(result.weights, expected.weights) < (precise ? 1e-10 : 1e-3));
@@ -125,12 +125,12 @@ TEST_CASE("training equals the unsplit model with clipping, accumulation, freezi
 
 TEST_CASE("all schedules give the same bits, also with checkpointing") {
   const Variant v{.name = "defaults"};
-  const Trained first = train<ManyParts>(9, v, Piped{3, 3, kSchedules[0], 4});
+  const TrainResult first = train<ManyParts>(9, v, Piped{3, 3, kSchedules[0], 4});
   for (const Schedule schedule : kSchedules) {
-    const Trained other = train<ManyParts>(9, v, Piped{3, 3, schedule, 4});
+    const TrainResult other = train<ManyParts>(9, v, Piped{3, 3, schedule, 4});
     CHECK(other.losses == first.losses);
     CHECK(other.weights == first.weights);
-    const Trained again =
+    const TrainResult again =
         train<ManyParts>(9, {.name = "checkpoints", .checkpoint = true}, Piped{3, 3, schedule, 4});
     CHECK(again.losses == first.losses);
     CHECK(again.weights == first.weights);
@@ -138,7 +138,7 @@ TEST_CASE("all schedules give the same bits, also with checkpointing") {
 }
 
 TEST_CASE("the comparison detects a batch with one sample less") {
-  const Trained seven = train<CnnParts>(7, {.name = "7"}), six = train<CnnParts>(6, {.name = "6"});
+  const TrainResult seven = train<CnnParts>(7, {.name = "7"}), six = train<CnnParts>(6, {.name = "6"});
   CHECK(distance(six.weights, seven.weights) > 1e-6);
   CHECK(distance_of_losses(six, seven) > 1e-6);
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests tools/quickstart, tools/test and .ci/run in a copy of the tree and on a fake system. Every program that they call is
+# Tests tools/quickstart and tools/test in a copy of the tree and on a fake system. Every program that they call is
 # a stub that logs its arguments, so the tests see what the scripts call, in which order, and how they stop.
 # shellcheck disable=SC2016
 set -uo pipefail
@@ -47,13 +47,12 @@ done'
 # fresh_machine: creates a fake system with a shell, a few basic tools, and a clone of this tree.
 fresh_machine() {
   rm -rf "${work:?}"/*
-  mkdir -p "$work"/{bin,store,system,clone/.ci}
+  mkdir -p "$work"/{bin,store,system,clone}
   local name
   for name in awk bash basename cat chmod cp cut date dirname env flock grep head mkdir nproc sed sort touch tr; do
     ln -s "$(command -v $name)" "$work/bin/$name"
   done
   cp -r "$source_root/tools" "$work/clone/"
-  cp "$source_root/.ci/run" "$work/clone/.ci/"
   program cmake 'case "$*" in
   --version) echo "cmake version 3.25.1" ;;
   "--build --preset release"*)
@@ -271,7 +270,7 @@ fresh_machine
 call tools/test --jobs=2
 has_status 0
 [[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev libgloo-dev libpng-dev libjpeg-dev libpcre2-dev iproute2
-cmake --preset ci
+cmake --preset ci -DTAPESTRY_PTX_TESTS=ON
 cmake --build --preset ci --parallel 2
 ctest --preset ci --no-tests=error --parallel 5 --label-exclude long" ]] || fail 'wrong calls'
 
@@ -300,6 +299,70 @@ for preset in asan tsan ci; do
   has_status 0
   [[ $calls == *"setarch -R ctest"* && $preset == *san || $calls != *setarch* && $preset == ci ]] || fail 'wrong launcher'
 done
+
+name='test: --quick'
+call tools/test --jobs 2 --quick
+has_status 1
+says 'none of the test programs'
+program ninja 'case "$*" in *"-t targets all") for t in quick apps autograd core distributed emulated harness launch nn ptx; do echo "tests_$t: phony"; done ;; esac'
+call tools/test --jobs 2 --quick -- --verbose
+has_status 0
+called 'cmake --preset release -DTAPESTRY_UNITY=ON -DTAPESTRY_BUILD_TESTS=ON -DTAPESTRY_QUICK_TESTS=ON
+cmake --build --preset release --parallel 2 --target tests_quick
+ctest --preset release --no-tests=error --parallel 5 --label-regex ^quick$ --verbose --label-exclude long'
+for option in '--preset cpu' --full --changed '--part auto'; do
+  call tools/test --quick $option
+  has_status 2
+  says 'leave out --preset'
+done
+
+# Which folders a change chooses is tested in parts_test.sh.
+name='test: --part'
+call tools/test --jobs 2 --preset asan --part 2/3
+has_status 0
+called 'cmake --preset asan
+cmake --build --preset asan --parallel 2 --target tests_ptx tests_launch tests_distributed tests_apps
+setarch -R ctest --preset asan --no-tests=error --parallel 5 --label-regex ^(ptx|launch|distributed|apps)$ --label-exclude long
+ctest --preset asan --no-tests=error --parallel 5 --label-regex ^(ptx|launch|distributed|apps)$ --label-exclude long'
+for options in '--preset ci --part 1/3' '--part 2/3' '--preset asan --part 1/2' '--preset asan --part 1/3 --full' \
+  '--preset tsan --changed --part=1/3' '--preset asan --part'; do
+  call tools/test $options
+  has_status 2
+done
+name='test: --part auto without git'
+call tools/test --preset tsan --part auto
+has_status 0
+says 'the whole is built and run'
+[[ $calls != *--target* && $calls != *--label-regex* ]] || fail 'should build and run everything'
+name='test: --part auto'
+program git 'case "$*" in
+  "merge-base HEAD origin/main") echo 1111111aaa ;;
+  "rev-parse HEAD") echo 0000001bbb ;;
+  "diff --name-only 1111111aaa --") printf "%s\n" core/a.h kernels/a.h autograd/a.h nn/a.h ;;
+  "ls-files"*) echo tests/harness/new_test.cpp ;;
+esac'
+call tools/test --preset tsan --part auto
+has_status 0
+says 'commit 0000001 chooses part 2 of 3; 5 files differ from 1111111'
+says 'building and running tests/{ptx,launch,distributed,apps,harness,kernels,core}, about '
+says 'though the change touches them: nn emulated autograd'
+[[ $calls == *'--target tests_ptx tests_launch tests_distributed tests_apps tests_harness tests_core
+'* ]] || fail 'should build the programs that this preset has'
+name='test: --part auto with the preset ci'
+call tools/test --part auto
+says "the PTX machine's own tests are ON"  # kernels/a.h
+program git 'case "$*" in
+  "merge-base HEAD origin/main") echo 1111111aaa ;;
+  "rev-parse HEAD") echo 0000001bbb ;;
+  "diff --name-only 1111111aaa --") echo nn/a.h ;;
+esac'
+call tools/test --part auto
+has_status 0
+says "the PTX machine's own tests are OFF"
+[[ $calls == *'cmake --preset ci -DTAPESTRY_PTX_TESTS=OFF
+'* && $calls != *--target* && $calls != *--label-regex* ]] || fail 'should build and run everything else'
+rm "$work/bin/git"
+
 # changed FILE...: git reports these files as different from BASE.
 changed() {
   printf '%s\n' "$@" >"$work/changed"
@@ -311,11 +374,11 @@ program git 'case "$*" in
   diff*) cat "'"$work"'/changed" ;;
 esac'
 # A fake of ninja's list of headers for three object files. tests_new was never compiled.
-mkdir -p "$work/clone/build/ci" "$work"/clone/tests/{support,core,nn,apps,autograd,new,structure}
+mkdir -p "$work/clone/build/ci" "$work"/clone/tests/{support,core,nn,data,apps,autograd,new,structure}
 touch "$work/clone/build/ci/.ninja_deps" "$work/clone/tests/support/golden.h"
 program ninja 'case "$*" in
   *"-t targets all")
-    for t in core nn apps autograd new structure; do echo "tests_$t: phony"; done
+    for t in core nn data apps autograd new structure laboratory ptx_machine; do echo "tests_$t: phony"; done
     for t in programs docs_programs bench_gpu_ops; do echo "$t: phony"; done
     echo "tests/CMakeFiles/tests_linked.dir/support/other.cpp.o: CXX_COMPILER"
     for o in core/shape nn/module nn/shared apps/train autograd/softmax new/new; do
@@ -330,7 +393,9 @@ program ninja 'case "$*" in
     tests/CMakeFiles/tests_nn.dir/nn/shared.cpp.o tests/nn/shared.cpp include/tapestry/core/tensor.h \
     tests/CMakeFiles/tests_apps.dir/apps/train_test.cpp.o tests/apps/train_test.cpp include/tapestry/apps/common/svg.h \
     tests/CMakeFiles/tests_support.dir/support/golden.cpp.o tests/support/golden.cpp include/tapestry/nn/module.h \
-    tests/CMakeFiles/tests_autograd.dir/autograd/softmax_test.cpp.o tests/autograd/softmax_test.cpp ../../tests/support/golden.h ;;
+    tests/CMakeFiles/tests_autograd.dir/autograd/softmax_test.cpp.o tests/autograd/softmax_test.cpp ../../tests/support/golden.h \
+    tests/CMakeFiles/tests_data.dir/batches/tests_data_0.cpp.o tests/data/npy_test.cpp ../../tests/data/text_test.cpp
+    printf "    ../../tests/data/shared.h\n\n" ;;  # a third file of the last object
 esac'
 # affects TESTS TARGETS: checks which tests ctest runs, apart from those that every change runs, and which targets are
 # built.
@@ -366,9 +431,22 @@ affects "$new|^nn\\.|^structure\\." 'tests_new tests_nn tests_structure'
 changed tests/nn/fresh_test.cpp
 call tools/test --changed -- --verbose
 affects "$new|^nn\\.fresh\$|^structure\\." 'tests_new tests_nn tests_structure'
+changed tests/data/npy_test.cpp  # compiled together with text_test.cpp
+call tools/test --changed
+affects "^data\\.npy\$|$new|^structure\\." 'tests_data tests_new tests_structure'
+changed tests/data/shared.h
+call tools/test --changed
+affects "^data\\.npy\$|^data\\.text\$|$new|^structure\\." 'tests_data tests_new tests_structure'
 changed kernels/cuda/copy.cu  # only tests whose programs are built may run
 call tools/test --changed
 affects "^cuda_runtime\\.|^device\\.|^device_code\\.|^emulated\\.|$new|^ptx\\.|^structure\\." 'tests_new tests_structure'
+changed tools/ptx/tests/machine/float_test.cpp
+call tools/test --changed
+affects "^laboratory\\.|^ptx_machine\\.|^structure\\." 'tests_laboratory tests_ptx_machine tests_structure'
+changed tools/ptx/float.cpp  # the library runs on the machine in tests
+call tools/test --changed
+affects "^cuda_runtime\\.|^laboratory\\.|^machine\\.|^ptx_machine\\.|^structure\\.|^uncontracted\\." \
+  'programs tests_laboratory tests_ptx_machine tests_structure'
 for file in CMakeLists.txt cmake/cuda.cmake CMakePresets.json core/tensor.h autograd/ops/softmax.cpp kernels/cpu/softmax.cpp \
   tests/CMakeLists.txt tests/support/golden.cpp tests/golden/softmax.npz tests/ptx/lanes_gpu.cu tests/other/helper.h; do
   changed "$file"
@@ -391,6 +469,22 @@ rm "$work/bin/git"
 call tools/test --changed
 has_status 1
 says 'needs git'
+
+name='ptx_tests_wanted'
+# wanted YES|NO COMMIT FILE...: checks what ptx_tests_wanted says.
+wanted() {
+  local verdict
+  verdict=$(source "$source_root/tools/lib/changed.sh" && ptx_tests_wanted "${@:2}")
+  [[ $verdict == "$1" ]] || fail "${*:2}: $verdict"
+}
+for digit in 0 4 8 c; do wanted yes abcdef$digit README.md; done
+for digit in 1 2 3 5 b d e f; do wanted no 123450$digit README.md tools/test tests/ptx/lanes_gpu.cu core/tensor.h; done
+for file in tools/ptx/float.cpp tools/ptx/tests/machine/float_test.cpp kernels/cuda/copy.cu core/cuda/runtime.cpp \
+  docs/tutorials/cuda-without-a-gpu/sum.cu docs/reference/planted-bugs.md; do
+  wanted yes abcdef1 README.md $file
+done
+wanted no abcdef1
+wanted yes '' README.md  # there is no git
 
 for call in 'bench_cpu --rounds' 'bench_memory --models' 'bench_ddp --venv' 'bench_modes --json' 'bench_fsdp --steps' 'bench_lm --rounds' 'bench_tokenizer --seed' 'vendor_deps --output'; do
   name="$call without its value"
@@ -452,29 +546,6 @@ failing_once
 call tools/test --retry
 has_status 1
 says 'ctest failed (exit status'
-
-name='.ci/run: runs all steps in order'
-fresh_machine
-# failing_test OPTIONS: a stub of tools/test that fails if it is called with these options.
-failing_test() {
-  program test "[[ \"\$*\" != '$1' ]]"
-  mv "$work/bin/test" "$work/clone/tools/test"
-}
-failing_test --none
-call .ci/run
-has_status 0
-called 'test --retry
-test --retry --preset asan
-test --retry --preset tsan'
-says ' s of 22 min'
-
-name='.ci/run: stops at the first failure'
-failing_test '--retry --preset asan'
-call .ci/run
-has_status 1
-says 'ASan and UBSan failed'
-called 'test --retry
-test --retry --preset asan'
 
 ((failures == 0)) && echo 'all as expected'
 exit $((failures > 0))

@@ -47,6 +47,11 @@ plan_changes() {
       CMakeLists.txt | */CMakeLists.txt | *.cmake | *.cmake.in | CMakePresets.json | .ci/* | tools/test | tools/lib/*)
         plan_all="$file decides how things are built and tested" && return ;;
       *.md | docs/*) tests[docs]=1 tests[tools.programs]=1 targets[docs_programs]=1 ;;
+      tools/ptx/tests/*) tests[ptx_machine]=1 tests[laboratory]=1 targets[tests_ptx_machine]=1 targets[tests_laboratory]=1 ;;
+      tools/ptx/*)  # the library runs on the machine in the others
+        tests[ptx_machine]=1 tests[laboratory]=1 tests[cuda_runtime]=1 tests[uncontracted]=1 tests[machine]=1
+        targets[tests_ptx_machine]=1 targets[tests_laboratory]=1 targets[tests_cuda_runtime]=1 targets[tests_uncontracted]=1
+        targets[tests_gpu]=1 targets[tests_device]=1 targets[programs]=1 ;;
       tools/bench/* | tools/gpu/* | tools/*) tests[tools]=1 targets[programs]=1 targets[bench_gpu_ops]=1 targets[tests_ptx]=1 ;;
       tests/tools/*) tests[tools]=1 targets[programs]=1 targets[bench_gpu_ops]=1 targets[tests_ptx]=1 ;;
       tests/consumer/*) tests[consumer]=1 targets[programs]=1 targets[load_late]=1 ;;
@@ -99,7 +104,8 @@ plan_changes() {
 
 # objects_using BUILD: prints the object files outside the library that a change affects. These were compiled with one of
 # `files`, or with a header of a folder downstream of one of `folders`. Object files that were never compiled are printed
-# too, because their headers are unknown.
+# too, because their headers are unknown. Instead of an object of several test files (tests/batches.cmake), this prints the
+# objects that its files would have if compiled singly.
 objects_using() {
   local folder
   {
@@ -113,16 +119,30 @@ objects_using() {
     $1 == "file" { file[$2] = 1; next }
     $1 == "folder" { folder[$2] = 1; next }
     $1 == "object" { unknown[$2] = 1; next }
-    /^[^ ].*: #deps/ { object = substr($0, 1, index($0, ": #deps") - 1); used = 0; delete unknown[object]; next }
-    /^ / && !used {
+    /^[^ ].*: #deps/ {
+      object = substr($0, 1, index($0, ": #deps") - 1)
+      batch = object ~ /\/batches\//
+      used = 0
+      delete unknown[object]
+      next
+    }
+    /^ / && (batch || !used) {
       path = $1
       # The compiler cache writes paths relative to the build tree, which is build/PRESET.
       if (!sub(/^(.*\/)?include\/tapestry\//, "", path) && !sub(/^\.\.\/\.\.\//, "", path)) sub("^" root, "", path)
+      if (batch && path ~ /^tests\/.*_test\.cpp$/) {  # changed test files are added by name
+        sub(/^tests\//, "", path)
+        singly[object] = singly[object] substr(object, 1, index(object, "/batches/")) path ".o\n"
+        next
+      }
       top = path
       sub(/\/.*/, "", top)
-      if ((path in file) || ((top in folder) && path ~ /\//)) { used = 1; print object }
+      if ((path in file) || ((top in folder) && path ~ /\//)) { used = 1; affected[object] = 1 }
     }
-    END { for (object in unknown) print object }' | grep -v '^CMakeFiles/tapestry\.dir/' | sort -u
+    END {
+      for (object in affected) printf "%s", (object in singly) ? singly[object] : object "\n"
+      for (object in unknown) print object
+    }' | grep -v '^CMakeFiles/tapestry\.dir/' | sort -u
 }
 
 # add_object OBJECT: adds its target, and the tests that it can affect, to `targets` and `tests`.
@@ -141,7 +161,7 @@ add_object() {
     tests_*)
       targets[$target]=1
       folder=${target#tests_}
-      [[ -d tests/$folder || $folder == gpu ]] || { plan_all="it is not known which tests use ${1##*.dir/}" && return; }
+      [[ -d tests/$folder || $folder =~ ^(gpu|ptx_machine|laboratory)$ ]] || { plan_all="it is not known which tests use ${1##*.dir/}" && return; }
       if [[ $1 == *_test.cpp.o && $folder != docs ]]; then
         test=${1##*/}
         tests[$folder.${test%_test.cpp.o}]=1
@@ -149,11 +169,27 @@ add_object() {
         [[ $folder != autograd ]] || { tests[device.op_${test%_test.cpp.o}]=1 && targets[tests_device]=1; }
       else
         tests[$folder]=1
+        [[ $folder != autograd ]] || { tests[device]=1 && targets[tests_device]=1; }
       fi ;;
     docs_*) tests[docs.${target#docs_}]=1 targets[$target]=1 ;;
     bench_*) targets[bench_gpu_ops]=1 ;;
     apps_compare | apps_common | *) ;;  # programs: plan_changes has added all of them
   esac
+}
+
+# ptx_tests_wanted COMMIT FILE...: prints yes if the PTX machine's own tests (tools/ptx/tests) are worth running for a change of
+# these files: they change the machine, a kernel or what launches it, or a page whose commands these tests run. Other changes cannot
+# break these tests, but compilers and systems change, so every fourth commit has them, by its hash. Prints yes without a commit,
+# as where there is no git.
+ptx_tests_wanted() {
+  local commit=${1-} file
+  [[ $commit =~ ^[0-9a-f]+$ ]] || { echo yes && return; }
+  for file in "${@:2}"; do
+    case $file in
+      tools/ptx/* | kernels/* | core/cuda/* | docs/tutorials/cuda-without-a-gpu* | docs/reference/planted-bugs.md) echo yes && return ;;
+    esac
+  done
+  if ((0x${commit: -1} % 4 == 0)); then echo yes; else echo no; fi
 }
 
 # keep_known_targets PRESET: removes targets from `plan_targets` that this preset does not have; asan has no tests_structure.

@@ -10,6 +10,8 @@ jobs=$cores
 install=yes
 phase_name=''
 run_started=$EPOCHREALTIME
+# shellcheck source-path=SCRIPTDIR source=cpu.sh
+source "$root/tools/lib/cpu.sh"
 
 # ---- messages and times -------------------------------------------------------------------
 
@@ -47,20 +49,25 @@ seconds_since() {
 begin_phase() {
   phase_name=$1
   phase_started=$EPOCHREALTIME
+  cpu_of_children "$root/build/.cpu"
+  phase_cpu_ms=$cpu_ms
   printf '\n[%s] %s: %s\n' "$me" "$1" "$2"
 }
 
 # Prints the time of the phase and adds a row to build/times.tsv.
 end_phase() {
-  local seconds
+  local seconds cpu
   seconds=$(seconds_since "$phase_started")
-  say "$phase_name took $seconds s on $jobs of $cores cores"
-  record "$phase_name" "$seconds"
+  cpu_of_children "$root/build/.cpu"
+  cpu=$(((cpu_ms - phase_cpu_ms) / 1000))
+  say "$phase_name took $seconds s on $jobs of $cores cores, and $cpu s of CPU time"
+  record "$phase_name" "$seconds" "$cpu"
   phase_name=''
 }
 
+# record PHASE SECONDS CPU_SECONDS
 record() {
-  printf '%s\t%s\t%s\t%s\t%s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$me" "$1" "$2" "$jobs" >>"$root/build/times.tsv"
+  printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$me" "$1" "$2" "$jobs" "$3" >>"$root/build/times.tsv"
 }
 
 # run COMMAND...: prints the command, runs it, and stops if it fails.
@@ -184,7 +191,7 @@ where_packages_are() {
 prepare_build_folder() {
   { mkdir -p "$root/build" && : >>"$root/build/times.tsv"; } 2>/dev/null ||
     die "cannot write to $root/build: make it writable, or clone the project into a writable folder."
-  [[ -s $root/build/times.tsv ]] || printf 'when\tscript\tphase\tseconds\tjobs\n' >"$root/build/times.tsv"
+  [[ -s $root/build/times.tsv ]] || printf 'when\tscript\tphase\tseconds\tjobs\tcpu_seconds\n' >"$root/build/times.tsv"
   exec {build_lock}>"$root/build/.lock"
   if have_command flock && ! flock --nonblock "$build_lock"; then
     die "another tools/quickstart or tools/test runs in $root/build: wait until it ends."

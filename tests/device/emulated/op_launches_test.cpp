@@ -1,4 +1,6 @@
 // How many kernels some operations launch, and whether the host waits for them.
+#include <algorithm>
+
 #include "tests/device/emulated/device.h"
 #include "tests/support/catch.h"
 

@@ -1,0 +1,63 @@
+# Compiles the tests of a program in batches of several files (TAPESTRY_UNITY), which saves most of the time that headers and
+# templates cost per file.
+
+# tapestry_batch_tests(PROGRAM): replaces the program's *_test.cpp files by generated files, each of which includes up to eight
+# of them. First come the headers of all eight. Then each test file follows in a namespace of its own, so that its helpers and
+# using-directives concern no other file. Some files are compiled singly:
+#   - those with compile options, definitions or include folders of their own;
+#   - those that would affect others, because they define macros, or replace functions of the whole program;
+#   - those with a namespace at top level, because its name is known to other code, and those that include headers conditionally.
+function(tapestry_batch_tests program)
+  get_target_property(sources ${program} SOURCES)
+  set(rest "")
+  set(batched "")
+  foreach(source ${sources})
+    cmake_path(ABSOLUTE_PATH source OUTPUT_VARIABLE path)
+    if(NOT source MATCHES "_test\\.cpp$")
+      list(APPEND rest ${source})
+      continue()
+    endif()
+    set(single FALSE)
+    foreach(property COMPILE_DEFINITIONS COMPILE_OPTIONS INCLUDE_DIRECTORIES SKIP_PRECOMPILE_HEADERS)
+      get_source_file_property(value ${path} ${property})
+      if(value)
+        set(single TRUE)
+      endif()
+    endforeach()
+    file(STRINGS ${path} single_lines REGEX "^(#define|extern \"C\"|namespace [a-z_:]+ {)|operator new\\(" LIMIT_COUNT 1)
+    file(STRINGS ${path} includes REGEX "^#(if|include)")
+    if(single OR single_lines OR "${includes}" MATCHES "#if.*#include")
+      list(APPEND rest ${source})
+    else()
+      list(APPEND batched ${path})
+    endif()
+  endforeach()
+
+  list(LENGTH batched count)
+  if(count LESS 2)
+    return()
+  endif()
+  math(EXPR batches "(${count} + 7) / 8")
+  set(index 0)
+  foreach(path ${batched})
+    math(EXPR batch "${index} * ${batches} / ${count}")
+    math(EXPR index "${index} + 1")
+    file(STRINGS ${path} includes REGEX "^#include")
+    string(REGEX MATCHALL "#include [<\"][^>\"]+[>\"]" includes "${includes}")
+    list(APPEND headers_${batch} ${includes})
+    cmake_path(RELATIVE_PATH path BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE name)
+    string(MAKE_C_IDENTIFIER ${name} id)
+    string(APPEND files_${batch} "namespace ${id} {\n#include \"${path}\"\n}\n")
+  endforeach()
+  set(batch 0)
+  while(batch LESS batches)
+    list(REMOVE_DUPLICATES headers_${batch})
+    list(JOIN headers_${batch} "\n" headers)
+    set(unit ${CMAKE_CURRENT_BINARY_DIR}/batches/${program}_${batch}.cpp)
+    file(CONFIGURE OUTPUT ${unit} CONTENT "${headers}\n${files_${batch}}" @ONLY)
+    list(APPEND rest ${unit})
+    math(EXPR batch "${batch} + 1")
+  endwhile()
+  set_property(TARGET ${program} PROPERTY SOURCES ${rest})
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${batched})  # their lists of headers were copied
+endfunction()
