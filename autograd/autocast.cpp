@@ -138,14 +138,14 @@ const char* policy_name(CastPolicy policy) {
   return kNames[static_cast<int>(policy)];
 }
 
-namespace detail {
+namespace impl {
 Tensor autocast_input(const Tensor& t, DType dtype) {
   const AutocastState& state = current_context().autocast;
   if (!t.defined() || !low_dtype(state, t.device().type) || !eligible(t, t.device().type)) return t;
   return cast_to(t, dtype, state);
 }
 std::size_t cached_casts() { return caches().size(); }
-}  // namespace detail
+}  // namespace impl
 
 void Autocast::enter(const char* op, std::span<const Tensor* const> operands) {
   saved_ = current_context().autocast;

@@ -76,12 +76,12 @@ const std::vector<CastRule>& cast_rules();
 CastPolicy cast_policy(const char* op, DeviceType type);
 const char* policy_name(CastPolicy policy);
 
-namespace detail {
+namespace impl {
 /// Converts t to `dtype` if autocast is on for its device and it is floating but not f64.
 Tensor autocast_input(const Tensor& t, DType dtype);
 /// How many casts the caches of this process keep.
 std::size_t cached_casts();
-}  // namespace detail
+}  // namespace impl
 
 }  // namespace autograd
 }  // namespace tapestry

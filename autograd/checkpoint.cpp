@@ -149,7 +149,7 @@ class RecomputingGuard {
 
 bool recomputing() { return recomputing_now; }
 
-namespace detail {
+namespace impl {
 
 // The state of one checkpoint() call. The graph holds a token for each tensor that the function saved, and
 // the tokens own this object, so it is destroyed when the last node of the function has run or is destroyed.
@@ -351,5 +351,5 @@ CheckpointScope::CheckpointScope(std::unique_ptr<RepeatableCall> call, const std
 
 CheckpointScope::~CheckpointScope() { recomputation_->complete(); }
 
-}  // namespace detail
+}  // namespace impl
 }  // namespace tapestry::autograd

@@ -39,7 +39,7 @@ namespace autograd {
 /// as running statistics, must skip them then: `if (!autograd::recomputing()) ++batches;`
 bool recomputing();
 
-namespace detail {
+namespace impl {
 
 /// A stored function call that can be repeated with other tensors as inputs.
 class RepeatableCall {
@@ -89,7 +89,7 @@ class CheckpointedCall final : public RepeatableCall {
   std::tuple<std::decay_t<Args>...> args_;
 };
 
-}  // namespace detail
+}  // namespace impl
 }  // namespace autograd
 
 /// Returns fn(args...). Backward recomputes fn instead of saving the tensors that it needs. `fn` is any
@@ -106,13 +106,13 @@ class CheckpointedCall final : public RepeatableCall {
 /// if an input, or a parameter that an operation saves, was changed in place after the forward pass.
 template <class F, class... Args>
 auto checkpoint(CheckpointOptions options, F&& fn, Args&&... args) {
-  using Call = autograd::detail::CheckpointedCall<F, Args...>;
+  using Call = autograd::impl::CheckpointedCall<F, Args...>;
   if (!grad_enabled()) return std::invoke(std::forward<F>(fn), std::forward<Args>(args)...);
   std::vector<Tensor> inputs;
   (structure::for_each<Tensor>(std::as_const(args), [&](const Tensor& t) { inputs.push_back(t); }), ...);
   auto call = std::make_unique<Call>(std::forward<F>(fn), args...);
   auto& held = call->fn;
-  const autograd::detail::CheckpointScope scope(std::move(call), inputs, options);
+  const autograd::impl::CheckpointScope scope(std::move(call), inputs, options);
   inputs.clear();
   return std::invoke(held, std::forward<Args>(args)...);
 }

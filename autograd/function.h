@@ -84,7 +84,7 @@ class Function {
         const auto cast = [](auto&& argument) -> decltype(auto) {
           using Argument = decltype(argument);
           if constexpr (std::is_same_v<std::decay_t<Argument>, Tensor>)
-            return detail::autocast_input(argument, Derived::kCastInputs);
+            return impl::autocast_input(argument, Derived::kCastInputs);
           else return std::forward<Argument>(argument);
         };
         // The inputs are cast before the guard turns autocast off, because only an active one casts them.

@@ -95,7 +95,7 @@ Edge Backward::history_of(const SavedTensor& s) const {
 Tensor Backward::saved(const SavedTensor& s) const {
   if (s.packed_) {
     Tensor t = s.packed_->restored(node_.name_);
-    return create_graph_ ? detail::connected(t, history_of(s)) : t;
+    return create_graph_ ? impl::connected(t, history_of(s)) : t;
   }
   // The source gives the tensor a new version if it fills the memory with other values than before.
   if (s.tensor_.defined()) refill(s.tensor_);
@@ -105,7 +105,7 @@ Tensor Backward::saved(const SavedTensor& s) const {
                         s.tensor_.version(), ", saved at version ", s.version_,
                         "); change a clone() of it, or use the out-of-place operation");
   // A saved input has its history. An output is saved without one.
-  return create_graph_ && s.output_ != SavedTensor::kNotOutput ? detail::connected(s.tensor_, history_of(s))
+  return create_graph_ && s.output_ != SavedTensor::kNotOutput ? impl::connected(s.tensor_, history_of(s))
                                                                : s.tensor_;
 }
 

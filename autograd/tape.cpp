@@ -15,7 +15,7 @@ bool recording(std::span<const Tensor> inputs) {
   return false;
 }
 
-namespace detail {
+namespace impl {
 
 void connect(Edge* edges, std::span<const Tensor* const> inputs, const char* op) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -70,7 +70,7 @@ Tensor connected(const Tensor& t, const Edge& history) {
   return y;
 }
 
-}  // namespace detail
+}  // namespace impl
 
 void mark_view(const Tensor& output) {
   Record* r = record_of(output);

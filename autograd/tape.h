@@ -30,12 +30,12 @@ bool recording(const Tensors&... inputs) {
 }
 bool recording(std::span<const Tensor> inputs);
 
-namespace detail {
+namespace impl {
 void connect(Edge* edges, std::span<const Tensor* const> inputs, const char* op);
 void attach(NodeRef node, OutputSlot* output_slots, std::span<const Tensor* const> outputs);
 /// A new tensor with the elements of t, of which `history` is the node and the output that produced it.
 Tensor connected(const Tensor& t, const Edge& history);
-}  // namespace detail
+}  // namespace impl
 
 /// Creates a node for `op` that produces `outputs`. inputs[i] is the input of b.needs(i) and b.set(i, ...);
 /// an undefined input gets no gradient. Outputs of integral dtype do not become part of the graph. `twice` is
@@ -48,8 +48,8 @@ void record(const char* op, std::span<const Tensor* const> outputs, std::span<co
   NodeRef node = OpNode<F>::make(op, static_cast<std::uint32_t>(inputs.size()),
                                  static_cast<std::uint32_t>(outputs.size()), edges, output_slots,
                                  std::move(backward), twice);
-  detail::connect(edges, inputs, op);
-  detail::attach(std::move(node), output_slots, outputs);
+  impl::connect(edges, inputs, op);
+  impl::attach(std::move(node), output_slots, outputs);
 }
 template <class F>
 void record(const Op& op, const Tensor& output, std::initializer_list<const Tensor*> inputs, F backward) {

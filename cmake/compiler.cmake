@@ -41,8 +41,9 @@ if(TAPESTRY_SANITIZE)
   endif()
   if(TAPESTRY_SANITIZE MATCHES "address" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # AddressSanitizer's checks are compiled as function calls, which takes 10% less time to compile than inline checks, but
-    # they run slower. Arithmetic (see tapestry_arithmetic) keeps inline checks.
-    add_compile_options(--param=asan-instrumentation-with-call-threshold=0)
+    # they run slower. Arithmetic (see weight.cmake) has inline checks.
+    set(TAPESTRY_CHECK_BY_CALL --param=asan-instrumentation-with-call-threshold=0)
+    add_compile_options(${TAPESTRY_CHECK_BY_CALL})
     set(TAPESTRY_CHECK_INLINE --param=asan-instrumentation-with-call-threshold=7000)
   endif()
   add_compile_definitions(TAPESTRY_SANITIZED=1)
@@ -52,15 +53,6 @@ if(TAPESTRY_SANITIZE)
     set(TAPESTRY_ONEDNN OFF)
   endif()
 endif()
-
-# tapestry_arithmetic(FILE...): optimises these files in the sanitizer presets. The presets compile all other files with -O0,
-# because that saves more time than the tests lose.
-function(tapestry_arithmetic)
-  if(TAPESTRY_SANITIZE)
-    set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS -O1 ${TAPESTRY_CHECK_INLINE})
-    set_property(SOURCE ${ARGN} PROPERTY SKIP_PRECOMPILE_HEADERS ON)
-  endif()
-endfunction()
 
 # CPU kernels use AVX2 and FMA if the building machine has them. They do not use AVX-512: with g++ 12 on Zen 4, Eigen's
 # AVX-512 matrix product was measured to be 20% slower than its AVX2 one.

@@ -78,7 +78,8 @@ Prefetcher::Prefetcher(Make make, std::int64_t begin, std::int64_t end, int work
   impl_ = std::make_unique<Impl>(std::move(make), begin, end, workers, ahead);
   try {
     for (int i = 0; i < workers; ++i)
-      impl_->threads.push_back(detail::start_thread("DataLoader", [impl = impl_.get()] { impl->work(); }));
+      impl_->threads.push_back(
+          tapestry::detail::start_thread("DataLoader", [impl = impl_.get()] { impl->work(); }));
   } catch (const Error& e) {
     const std::size_t started = impl_->threads.size();
     impl_->stop();

@@ -103,7 +103,7 @@ const Tensor& TensorSlot::replica(int index) const {
 void TensorSlot::set_replica(int index, const Tensor& tensor) {
   check(state_ != nullptr,
         "[Parameter] this handle has no slot; only a registered parameter or buffer can be set");
-  detail::check_defined("Parameter", tensor, "the new tensor");
+  tapestry::detail::check_defined("Parameter", tensor, "the new tensor");
   if (index < 0 || index >= replicas()) no_replica(index);
   if (state_->sharding) {
     tag_memory(tensor, MemoryKind::parameters);
@@ -146,7 +146,7 @@ void TensorSlot::set_replicas(std::vector<Tensor> tensors) {
   check(!tensors.empty(), "[Parameter] '", state_->name,
         "' needs at least one replica; pass one tensor or more");
   for (const Tensor& t : tensors) {
-    detail::check_defined("Parameter", t, "a replica");
+    tapestry::detail::check_defined("Parameter", t, "a replica");
     inherit_memory_kind(state_->tensors[0], t);
   }
   state_->tensors = std::move(tensors);

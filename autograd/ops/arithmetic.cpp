@@ -20,7 +20,6 @@ using namespace autograd;  // NOLINT: this file is autograd's
 namespace autograd {
 using kernels::BackwardA, kernels::BackwardB;
 namespace {
-Tensor none_of(const Tensor& dy) { return zeros({}, {dy.dtype(), dy.device()}); }
 // The gradient is not defined where the formula is not used. A 1 there keeps it finite.
 Tensor one_where(const Tensor& condition, const Tensor& x) { return where(condition, Scalar(1), x); }
 }  // namespace

@@ -106,14 +106,15 @@ Tensor factors_of(const kernels::AttentionDropout& d, const Tensor& weights) {
 }
 
 // The gradients of q, k and v by operations, which a pass with create_graph records.
-struct Gradients {
+struct AttentionGradients {
   Tensor q, k, v;
 };
-Gradients gradients(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionParams& params,
-                    const kernels::AttentionDropout& dropped, const Tensor& g) {
+AttentionGradients gradients(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionParams& params,
+                             const kernels::AttentionDropout& dropped, const Tensor& g) {
   if (params.enable_gqa) {
     const Grouped groups(q, k, v, params);
-    const Gradients d = gradients(groups.q, groups.k, groups.v, groups.params, dropped, groups.split(g));
+    const AttentionGradients d =
+        gradients(groups.q, groups.k, groups.v, groups.params, dropped, groups.split(g));
     return {d.q.flatten(-4, -3), sum(d.k, -3), sum(d.v, -3)};
   }
   const auto [weights, blind] = attention_weights(q, k, params);
@@ -192,39 +193,38 @@ Tensor by_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
     y = q.dim() == 4 ? y4 : q.dim() == 3 ? y4.squeeze(0) : y4.squeeze(0).squeeze(0);
   }
   if (autograd::recording(q, k, v))
-    autograd::record(kAttention, y, {&q, &k, &v},
-                     [params, dropped, q = autograd::save(q), k = autograd::save(k), v = autograd::save(v),
-                      y = autograd::save_output(y), logs = autograd::save(log_sum_exp),
-                      mask = mask.defined() ? autograd::save(mask) : autograd::SavedTensor(),
-                      masked = mask.defined()](Backward& b) {
-                       const Tensor saved_q = b.saved(q), saved_k = b.saved(k), saved_v = b.saved(v);
-                       if (b.create_graph()) {
-                         const Gradients d = gradients(saved_q, saved_k, saved_v, params, dropped, b.grad());
-                         b.set(0, d.q);
-                         b.set(1, d.k);
-                         b.set(2, d.v);
-                         return;
-                       }
-                       const Tensor q4 = with_rows(in_heads(saved_q)), k4 = with_rows(in_heads(saved_k)),
-                                    v4 = with_rows(in_heads(saved_v)), y4 = in_heads(b.saved(y)),
-                                    dy4 = with_rows(in_heads(b.grad()));
-                       const auto like = [](const Tensor& t) {
-                         return autograd::result_like(t.sizes(), t.dtype(), {&t});
-                       };
-                       const Tensor dq = like(q4), dk = like(k4), dv = like(v4);
-                       auto args = kernel_args<kernels::AttentionBackwardArgs>(
-                           q4, k4, v4, params, masked ? b.saved(mask) : Tensor());
-                       args.y = y4, args.dy = dy4, args.log_sum_exp = b.saved(logs);
-                       args.y_strides = strides_of(y4), args.dy_strides = strides_of(dy4);
-                       args.dropout = dropped;
-                       args.dq = dq, args.dk = dk, args.dv = dv;
-                       args.dq_strides = strides_of(dq), args.dk_strides = strides_of(dk),
-                       args.dv_strides = strides_of(dv);
-                       kernels::attention_backward(dq.device(), dq.dtype(), args);
-                       b.set(0, dq.reshape(saved_q.sizes()));
-                       b.set(1, dk.reshape(saved_k.sizes()));
-                       b.set(2, dv.reshape(saved_v.sizes()));
-                     });
+    autograd::record(
+        kAttention, y, {&q, &k, &v},
+        [params, dropped, q = autograd::save(q), k = autograd::save(k), v = autograd::save(v),
+         y = autograd::save_output(y), logs = autograd::save(log_sum_exp),
+         mask = mask.defined() ? autograd::save(mask) : autograd::SavedTensor(),
+         masked = mask.defined()](Backward& b) {
+          const Tensor saved_q = b.saved(q), saved_k = b.saved(k), saved_v = b.saved(v);
+          if (b.create_graph()) {
+            const AttentionGradients d = gradients(saved_q, saved_k, saved_v, params, dropped, b.grad());
+            b.set(0, d.q);
+            b.set(1, d.k);
+            b.set(2, d.v);
+            return;
+          }
+          const Tensor q4 = with_rows(in_heads(saved_q)), k4 = with_rows(in_heads(saved_k)),
+                       v4 = with_rows(in_heads(saved_v)), y4 = in_heads(b.saved(y)),
+                       dy4 = with_rows(in_heads(b.grad()));
+          const auto like = [](const Tensor& t) { return autograd::result_like(t.sizes(), t.dtype(), {&t}); };
+          const Tensor dq = like(q4), dk = like(k4), dv = like(v4);
+          auto args = kernel_args<kernels::AttentionBackwardArgs>(q4, k4, v4, params,
+                                                                  masked ? b.saved(mask) : Tensor());
+          args.y = y4, args.dy = dy4, args.log_sum_exp = b.saved(logs);
+          args.y_strides = strides_of(y4), args.dy_strides = strides_of(dy4);
+          args.dropout = dropped;
+          args.dq = dq, args.dk = dk, args.dv = dv;
+          args.dq_strides = strides_of(dq), args.dk_strides = strides_of(dk),
+          args.dv_strides = strides_of(dv);
+          kernels::attention_backward(dq.device(), dq.dtype(), args);
+          b.set(0, dq.reshape(saved_q.sizes()));
+          b.set(1, dk.reshape(saved_k.sizes()));
+          b.set(2, dv.reshape(saved_v.sizes()));
+        });
   return y;
 }
 

@@ -31,10 +31,10 @@ Tensor host_integers(const Tensor& t, const char* what) {
 }
 
 // The integers of a batch, and where the labels of each sample start. All are in the memory of one device.
-struct Labels {
+struct CtcLabels {
   Tensor targets, starts, input_lengths, target_lengths;
   // One copy moves all of them, for which the host does not wait.
-  Labels to(Device device) const {
+  CtcLabels to(Device device) const {
     if (device.is_cpu()) return *this;
     const std::int64_t labels = targets.numel(), batch = starts.numel();
     const Tensor all = autograd::uploaded(
@@ -44,7 +44,7 @@ struct Labels {
   }
 };
 
-kernels::CtcArgs arguments(const Tensor& log_probs, const Labels& labels, std::int64_t blank,
+kernels::CtcArgs arguments(const Tensor& log_probs, const CtcLabels& labels, std::int64_t blank,
                            std::int64_t states) {
   return {.steps = log_probs.size(0),
           .batch = log_probs.size(1),
@@ -59,11 +59,11 @@ kernels::CtcArgs arguments(const Tensor& log_probs, const Labels& labels, std::i
 }
 
 // Checks the targets and lengths. Returns them and the largest number of extended labels.
-std::pair<Labels, std::int64_t> checked(const Tensor& x, const Tensor& targets, const Tensor& input_lengths,
-                                        const Tensor& target_lengths) {
+std::pair<CtcLabels, std::int64_t> checked(const Tensor& x, const Tensor& targets,
+                                           const Tensor& input_lengths, const Tensor& target_lengths) {
   const std::int64_t steps = x.size(0), batch = x.size(1), classes = x.size(2);
-  Labels l{host_integers(targets, "targets"), empty({batch}, {DType::i64, kCPU}),
-           host_integers(input_lengths, "input_lengths"), host_integers(target_lengths, "target_lengths")};
+  CtcLabels l{host_integers(targets, "targets"), empty({batch}, {DType::i64, kCPU}),
+              host_integers(input_lengths, "input_lengths"), host_integers(target_lengths, "target_lengths")};
   check(l.input_lengths.numel() == batch && l.target_lengths.numel() == batch, "[ctc_loss] got ",
         l.input_lengths.numel(), " input lengths and ", l.target_lengths.numel(),
         " target lengths for a batch of ", batch, "; pass one of each per sample");
@@ -94,7 +94,7 @@ std::pair<Labels, std::int64_t> checked(const Tensor& x, const Tensor& targets, 
 }
 
 // The losses of a batch, (N), of log-probabilities (T, N, C).
-Tensor losses_of(const Tensor& x, const Labels& labels, std::int64_t states, const CtcParams& params) {
+Tensor losses_of(const Tensor& x, const CtcLabels& labels, std::int64_t states, const CtcParams& params) {
   const TensorOptions options(x.dtype(), x.device());
   const std::int64_t batch = x.size(1);
   const Tensor losses = empty({batch}, options), alpha = empty({batch, x.size(0), states}, options);
@@ -143,7 +143,7 @@ Tensor ctc_loss(const Tensor& log_probs, const Tensor& targets, const Tensor& in
   check(params.blank >= 0 && params.blank < x.size(2), "[ctc_loss] blank ", params.blank, " is outside [0, ",
         x.size(2), "); it is a class of log_probs");
   const auto [checked_labels, states] = checked(x, targets, input_lengths, target_lengths);
-  const Labels labels = checked_labels.to(x.device());
+  const CtcLabels labels = checked_labels.to(x.device());
   Tensor losses = losses_of(x, labels, states, params);
   if (!batched) losses = losses.squeeze(0);
   if (params.reduction == Reduction::none) return losses;

@@ -5,6 +5,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/internal/linalg.h"
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
@@ -30,8 +31,6 @@ void check_pair(const Op& op, const Tensor& a, const Tensor& b) {
   op.check_dtype(a.dtype());
   op.check_dtype(b.dtype());
 }
-
-Tensor mT(const Tensor& x) { return transpose(x, -2, -1); }
 
 // The 2-norms of the differences of all rows, by |a|^2 + |b|^2 - 2 a b. It records itself, because the
 // gradient of sqrt() would be NaN at distance 0.

@@ -23,9 +23,6 @@ using namespace autograd;  // NOLINT: this file is autograd's
 // The gradients of the rows by operations, for gradients of gradients. x is the input of the function, y its
 // output, and p its parameters.
 namespace autograd {
-namespace {
-Tensor none_of(const Tensor& dy) { return zeros({}, {dy.dtype(), dy.device()}); }
-}  // namespace
 
 using kernels::GradientOf;
 template <>

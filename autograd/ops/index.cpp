@@ -65,11 +65,6 @@ Tensor scaled(const Tensor& x, const Tensor& source, const Scalar& alpha) {
   return source.mul(alpha).to(x.dtype());
 }
 
-// `value` as a tensor of x's dtype that broadcasts to all shapes.
-Tensor element_like(const Op& op, const Tensor& x, const Scalar& value) {
-  return full({}, autograd::as_element(op.name, value, x.dtype()), {x.dtype(), x.device()});
-}
-
 Selection entries_to_fill(const Tensor& x, std::int64_t dim, const Tensor& index) {
   Selection s = entries(kIndexFill, x, dim, index);
   s.wraps = true;

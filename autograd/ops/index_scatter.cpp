@@ -69,10 +69,6 @@ Tensor source_for(const Op& op, const Tensor& x, const Selection& s, const Tenso
   return part;
 }
 
-Tensor element_like(const Op& op, const Tensor& x, const Scalar& value) {
-  return full({}, autograd::as_element(op.name, value, x.dtype()), {x.dtype(), x.device()});
-}
-
 // ---- scatter_reduce
 
 enum class Reduce { sum, prod, mean, amax, amin };

@@ -71,17 +71,17 @@ Pool2dShape window_shape(const Op& op, const Tensor& x, const Pool2dParams& para
   return s;
 }
 
-MemoryFormat layout(const Pool2dShape& s) {
+MemoryFormat pool_layout(const Pool2dShape& s) {
   return s.channels_last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
 }
 
 // like_input() creates a tensor with the shape of the pooling's input, and like_output() one with the shape
 // of its output. `ndim` is 3 if the input has no batch dimension.
 Tensor like_input(const Pool2dShape& s, int ndim, const TensorOptions& options) {
-  return ndim == 3 ? empty({s.c, s.h, s.w}, options) : empty({s.n, s.c, s.h, s.w}, options, layout(s));
+  return ndim == 3 ? empty({s.c, s.h, s.w}, options) : empty({s.n, s.c, s.h, s.w}, options, pool_layout(s));
 }
 Tensor like_output(const Pool2dShape& s, int ndim, const TensorOptions& options) {
-  return ndim == 3 ? empty({s.c, s.p, s.q}, options) : empty({s.n, s.c, s.p, s.q}, options, layout(s));
+  return ndim == 3 ? empty({s.c, s.p, s.q}, options) : empty({s.n, s.c, s.p, s.q}, options, pool_layout(s));
 }
 
 // The kernels of averages over windows. Averages are linear, so the two directions are each other's
@@ -94,13 +94,13 @@ struct Average {
   Tensor of(const Tensor& x, const Pool2dShape& s) const {
     const Tensor y = like_output(s, x.dim(), {x.dtype(), x.device()});
     if (y.numel() > 0)
-      forward(x.device(), x.dtype(), {.shape = s, .x = raw_contiguous(x, layout(s)), .y = y});
+      forward(x.device(), x.dtype(), {.shape = s, .x = raw_contiguous(x, pool_layout(s)), .y = y});
     if (autograd::recording(x))
       autograd::record(op, y, {&x}, [a = *this, s](Backward& b) { b.set(0, a.gradient(b.grad(), s)); });
     return y;
   }
   Tensor gradient(const Tensor& grad, const Pool2dShape& s) const {
-    const Tensor g = raw_contiguous(grad, layout(s));
+    const Tensor g = raw_contiguous(grad, pool_layout(s));
     const Tensor dx = like_input(s, g.dim(), {g.dtype(), g.device()});
     if (g.numel() == 0) dx.zero_();
     else if (dx.numel() > 0) backward(g.device(), g.dtype(), {.shape = s, .dy = g, .dx = dx});
@@ -151,11 +151,11 @@ MaxPooled max_pooled(const Op& op, const Tensor& x, const Pool2dParams& params, 
         s, x.dim(), {s.kernel_h * s.kernel_w <= kernels::kSmallWindow ? DType::u8 : DType::i32, x.device()});
   if (y.numel() > 0)
     kernels::max_pool2d(x.device(), x.dtype(),
-                        {.shape = s, .x = raw_contiguous(x, layout(s)), .y = y, .places = places});
+                        {.shape = s, .x = raw_contiguous(x, pool_layout(s)), .y = y, .places = places});
   if (recorded)
     record(op, y, {&x}, [s, ndim = x.dim(), places = save(places)](Backward& b) {
       if (b.create_graph()) return b.set(0, max_pool_gradient(b.grad(), b.saved(places), s));
-      const Tensor g = raw_contiguous(b.grad(), layout(s));
+      const Tensor g = raw_contiguous(b.grad(), pool_layout(s));
       const Tensor dx = like_input(s, ndim, {g.dtype(), g.device()});
       if (dx.numel() > 0)
         kernels::max_pool2d_backward(g.device(), g.dtype(),

@@ -100,7 +100,7 @@ struct Operand {
     return transposed ? kernels::MatrixStrides{1, pitch} : kernels::MatrixStrides{pitch, 1};
   }
 };
-Operand transposed(const Tensor& matrix) { return {matrix, true}; }
+Operand transposed_operand(const Tensor& matrix) { return {matrix, true}; }
 
 // c = a b + bias, or c += a b.
 void product(const Tensor& c, const Operand& a, const Operand& b, bool accumulate = false,
@@ -172,20 +172,20 @@ struct Saved {
   Tensor gates, h_before, c_before, candidate;
 };
 
-struct Result {
+struct RecurrentResult {
   Tensor output, h, c;
 };
 
 // Runs all steps. Writes `saved` unless it is null.
-Result forward(RecurrentCell cell, const Tensor& x, const Tensor& h0, const Tensor& c0,
-               const RecurrentWeights& w, const Steps& steps, const Shape& out_sizes, Saved* saved) {
+RecurrentResult forward(RecurrentCell cell, const Tensor& x, const Tensor& h0, const Tensor& c0,
+                        const RecurrentWeights& w, const Steps& steps, const Shape& out_sizes, Saved* saved) {
   const NoGradGuard no_grad;
   const TensorOptions options(x.dtype(), x.device());
   const std::int64_t hidden = w.hh.size(1), width = kernels::gates_of(cell) * hidden;
   const bool lstm = cell == RecurrentCell::lstm, gru = cell == RecurrentCell::gru, plain = !lstm && !gru;
   const auto array = [&](bool wanted) { return wanted ? empty({steps.rows, hidden}, options) : Tensor(); };
 
-  Result r;
+  RecurrentResult r;
   r.h = state_from(h0, {steps.batch, hidden}, options);
   if (lstm) r.c = state_from(c0, {steps.batch, hidden}, options);
   r.output = empty(out_sizes, options);
@@ -195,13 +195,13 @@ Result forward(RecurrentCell cell, const Tensor& x, const Tensor& h0, const Tens
   if (saved) *saved = keep = {gates, array(true), array(lstm), array(gru)};
   const Tensor hidden_part = gru ? empty({steps.batch, width}, options) : Tensor();
   const bool biased = w.bias_ih.defined();
-  product(rows_of(gates, 0, steps.rows, width), {rows_of(x, 0, steps.rows, w.ih.size(1))}, transposed(w.ih),
-          false,
+  product(rows_of(gates, 0, steps.rows, width), {rows_of(x, 0, steps.rows, w.ih.size(1))},
+          transposed_operand(w.ih), false,
           !biased ? Tensor()
           : gru   ? w.bias_ih
                   : w.bias_ih + w.bias_hh);
 
-  const SharedFactor recurrent(transposed(w.hh), steps.sizes.size());
+  const SharedFactor recurrent(transposed_operand(w.hh), steps.sizes.size());
   for (std::size_t i = 0; i < steps.sizes.size(); ++i) {
     const std::size_t t = steps.at(i);
     const std::int64_t n = steps.sizes[t], first = steps.starts[t];
@@ -280,8 +280,8 @@ void backward(Backward& b, RecurrentCell cell, const Steps& steps, const Tensor&
   if (b.needs(kBiasHh)) b.set(kBiasHh, dbias.defined() && !gru ? dbias.clone() : column_sum(dhidden));
 }
 
-Result run(const Op& op, RecurrentCell cell, const Tensor& x, const Tensor& h0, const Tensor& c0,
-           const RecurrentWeights& weights, const RecurrentParams& params) {
+RecurrentResult run(const Op& op, RecurrentCell cell, const Tensor& x, const Tensor& h0, const Tensor& c0,
+                    const RecurrentWeights& weights, const RecurrentParams& params) {
   detail::check_defined(op.name, x);
   op.check_dtype(x.dtype());
   const Steps steps = steps_of(op, x, params);
@@ -296,7 +296,7 @@ Result run(const Op& op, RecurrentCell cell, const Tensor& x, const Tensor& h0, 
   const bool recording =
       autograd::recording(x, h0, c0, weights.ih, weights.hh, weights.bias_ih, weights.bias_hh);
   Saved saved;
-  Result r = forward(cell, input, h0, c0, w, steps, out_sizes, recording ? &saved : nullptr);
+  RecurrentResult r = forward(cell, input, h0, c0, w, steps, out_sizes, recording ? &saved : nullptr);
   if (!recording) return r;
 
   const bool plain = !r.c.defined() && cell != RecurrentCell::gru;
@@ -330,28 +330,28 @@ std::tuple<Tensor, Tensor, Tensor> lstm(const Tensor& x, const Tensor& h0, const
                                         const RecurrentWeights& weights, const RecurrentParams& params) {
   if (const autograd::Autocast cast(kLstm, x, h0, c0, weights.ih); cast)
     return lstm(cast(x), cast(h0), cast(c0), casted(cast, weights), params);
-  Result r = run(kLstm, RecurrentCell::lstm, x, h0, c0, weights, params);
+  RecurrentResult r = run(kLstm, RecurrentCell::lstm, x, h0, c0, weights, params);
   return {std::move(r.output), std::move(r.h), std::move(r.c)};
 }
 std::pair<Tensor, Tensor> gru(const Tensor& x, const Tensor& h0, const RecurrentWeights& weights,
                               const RecurrentParams& params) {
   if (const autograd::Autocast cast(kGru, x, h0, weights.ih); cast)
     return gru(cast(x), cast(h0), casted(cast, weights), params);
-  Result r = run(kGru, RecurrentCell::gru, x, h0, {}, weights, params);
+  RecurrentResult r = run(kGru, RecurrentCell::gru, x, h0, {}, weights, params);
   return {std::move(r.output), std::move(r.h)};
 }
 std::pair<Tensor, Tensor> rnn_tanh(const Tensor& x, const Tensor& h0, const RecurrentWeights& weights,
                                    const RecurrentParams& params) {
   if (const autograd::Autocast cast(kRnnTanh, x, h0, weights.ih); cast)
     return rnn_tanh(cast(x), cast(h0), casted(cast, weights), params);
-  Result r = run(kRnnTanh, RecurrentCell::tanh, x, h0, {}, weights, params);
+  RecurrentResult r = run(kRnnTanh, RecurrentCell::tanh, x, h0, {}, weights, params);
   return {std::move(r.output), std::move(r.h)};
 }
 std::pair<Tensor, Tensor> rnn_relu(const Tensor& x, const Tensor& h0, const RecurrentWeights& weights,
                                    const RecurrentParams& params) {
   if (const autograd::Autocast cast(kRnnRelu, x, h0, weights.ih); cast)
     return rnn_relu(cast(x), cast(h0), casted(cast, weights), params);
-  Result r = run(kRnnRelu, RecurrentCell::relu, x, h0, {}, weights, params);
+  RecurrentResult r = run(kRnnRelu, RecurrentCell::relu, x, h0, {}, weights, params);
   return {std::move(r.output), std::move(r.h)};
 }
 

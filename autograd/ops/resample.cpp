@@ -162,7 +162,7 @@ using autograd::Op;
 
 const Op kInterpolate("interpolate", Grad::twice, kFloats);
 
-constexpr std::int64_t kMostPixels = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t kLongestSide = std::numeric_limits<std::int32_t>::max();
 
 struct Mode {
   const char* name;
@@ -315,11 +315,11 @@ Tensor interpolate(const Tensor& x, const InterpolateParams& params) {
     } else {
       factor = factors[static_cast<std::size_t>(d)];
       const double size = std::floor(static_cast<double>(m.in) * factor);
-      check(factor > 0 && size <= static_cast<double>(kMostPixels), "[interpolate] scale factor ", factor,
+      check(factor > 0 && size <= static_cast<double>(kLongestSide), "[interpolate] scale factor ", factor,
             " for a size of ", m.in, "; the result must have from 1 to 2^31 - 1 pixels");
       m.out = static_cast<std::int64_t>(size);
     }
-    check(m.in <= kMostPixels && m.out >= 1 && m.out <= kMostPixels, "[interpolate] size ", m.out,
+    check(m.in <= kLongestSide && m.out >= 1 && m.out <= kLongestSide, "[interpolate] size ", m.out,
           " from a size of ", m.in, "; both must be from 1 to 2^31 - 1");
     const bool given = factor > 0 && !params.recompute_scale_factor;
     if (m.align_corners)

@@ -133,7 +133,7 @@ constexpr auto kCachedBlocks = [] {
 struct Block {
   Block* next;
 };
-struct List {
+struct FreeList {
   Block* first = nullptr;
   int count = 0;
 
@@ -186,7 +186,7 @@ void delete_block(void* block, std::size_t bytes) {
 struct Pool {
   Counters counters;
   std::mutex mutex;
-  List free[kClasses];
+  FreeList free[kClasses];
   std::size_t free_bytes = 0;
   std::int64_t high_water = 0;  // the largest `allocated` seen when a block was taken from the system
 
@@ -225,7 +225,7 @@ Pool* pools() {
 }
 
 struct ThreadCache {
-  List free[kSmallClasses];
+  FreeList free[kSmallClasses];
 };
 
 // The calling thread's caches, one per device. The pointer is null before the first use, and kClosed after
@@ -236,7 +236,7 @@ struct ThreadCaches {
 TAPESTRY_HOT_TLS thread_local constinit ThreadCaches* caches = nullptr;
 ThreadCaches* const kClosed = reinterpret_cast<ThreadCaches*>(alignof(ThreadCaches));
 
-void to_pool(Pool& pool, List& list, int c, int keep) {
+void to_pool(Pool& pool, FreeList& list, int c, int keep) {
   const std::lock_guard lock(pool.mutex);
   while (list.count > keep) {
     pool.free[c].push(list.pop());
@@ -247,7 +247,7 @@ void to_pool(Pool& pool, List& list, int c, int keep) {
 void flush(ThreadCaches& own, int device) {
   if (!own.of[device]) return;
   for (int c = 0; c < kSmallClasses; ++c)
-    if (List& list = own.of[device]->free[c]; list.count > 0) to_pool(pools()[device], list, c, 0);
+    if (FreeList& list = own.of[device]->free[c]; list.count > 0) to_pool(pools()[device], list, c, 0);
 }
 
 struct ThreadExit {
@@ -300,7 +300,7 @@ class CachingAllocator final : public Allocator {
     pool.counters.freed(bytes);
     if (c < kSmallClasses) {
       if (ThreadCache* const cache = thread_cache(device.index)) {
-        List& list = cache->free[c];
+        FreeList& list = cache->free[c];
         list.push(block);
         if (list.count > kCachedBlocks[c]) to_pool(pool, list, c, kCachedBlocks[c] / 2);
         return;

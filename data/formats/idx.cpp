@@ -22,12 +22,12 @@ void swap_elements(void* data, std::int64_t count) {
   }
 }
 
-struct Kind {
+struct IdxType {
   DType dtype;
   std::size_t stored;  // bytes per element in the file
 };
 
-Kind kind_of(const InputFile& file, unsigned char code) {
+IdxType kind_of(const InputFile& file, unsigned char code) {
   switch (code) {
     case 0x08:
       return {DType::u8, 1};
@@ -54,7 +54,7 @@ Tensor read_idx(const std::string& path) {
   file.read(magic, 4, "header");
   if (magic[0] != 0 || magic[1] != 0)
     file.broken("does not begin with two zero bytes; it is not an IDX file");
-  const Kind kind = kind_of(file, magic[2]);
+  const IdxType kind = kind_of(file, magic[2]);
   const int dims = magic[3];
   if (dims < 1 || dims > kMaxDims)
     file.broken(concat({"has ", dims, " dimensions; 1 to ", kMaxDims, " are supported"}));

@@ -21,16 +21,16 @@ static_assert(std::endian::native == std::endian::little,
 // NumPy refuses longer headers, too, because parsing them could take long.
 constexpr std::size_t kLongestHeader = 10000;
 
-struct Kind {
+struct NpyType {
   DType dtype;
   char code;
   int bytes;
 };
-constexpr Kind kKinds[] = {{DType::f32, 'f', 4},  {DType::f64, 'f', 8},    {DType::f16, 'f', 2},
-                           {DType::bf16, 'V', 2}, {DType::i64, 'i', 8},    {DType::i32, 'i', 4},
-                           {DType::i16, 'i', 2},  {DType::i8, 'i', 1},     {DType::u16, 'u', 2},
-                           {DType::u8, 'u', 1},   {DType::boolean, 'b', 1}};
-static_assert(std::size(kKinds) == kNumDTypes);
+constexpr NpyType kNpyTypes[] = {{DType::f32, 'f', 4},  {DType::f64, 'f', 8},    {DType::f16, 'f', 2},
+                                 {DType::bf16, 'V', 2}, {DType::i64, 'i', 8},    {DType::i32, 'i', 4},
+                                 {DType::i16, 'i', 2},  {DType::i8, 'i', 1},     {DType::u16, 'u', 2},
+                                 {DType::u8, 'u', 1},   {DType::boolean, 'b', 1}};
+static_assert(std::size(kNpyTypes) == kNumDTypes);
 
 /// What a header says.
 struct Header {
@@ -140,7 +140,7 @@ class HeaderParser {
     const auto [stop, error] = std::from_chars(text.data() + 2, text.data() + text.size(), bytes);
     if (error != std::errc() || stop != text.data() + text.size()) unsupported();
     header_.big_endian = text[0] == '>';
-    for (const Kind& kind : kKinds) {
+    for (const NpyType& kind : kNpyTypes) {
       if (kind.code != text[1] || kind.bytes != bytes) continue;
       header_.dtype = kind.dtype;
       item_ = kind.bytes;
@@ -230,8 +230,8 @@ Tensor read_npy(const NpySource& source) {
 }
 
 std::string npy_header(const Tensor& x, bool fortran_order) {
-  const Kind* kind =
-      std::find_if(std::begin(kKinds), std::end(kKinds), [&](const Kind& k) { return k.dtype == x.dtype(); });
+  const NpyType* kind = std::find_if(std::begin(kNpyTypes), std::end(kNpyTypes),
+                                     [&](const NpyType& k) { return k.dtype == x.dtype(); });
   const Shape& sizes = x.sizes();
   // NumPy calls an array Fortran-ordered only if it is not C-ordered as well.
   const auto longer = std::count_if(sizes.begin(), sizes.end(), [](std::int64_t n) { return n != 1; });

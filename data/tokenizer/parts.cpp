@@ -12,16 +12,16 @@
 namespace tapestry::data {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-Json byte_level(bool use_regex) {
+OrderedJson byte_level(bool use_regex) {
   return {
       {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", use_regex}};
 }
 
-Json pre_tokenizer(WordRule rule) {
+OrderedJson pre_tokenizer(WordRule rule) {
   if (rule == WordRule::gpt2) return byte_level(true);
-  Json first;
+  OrderedJson first;
   if (rule == WordRule::smollm) {
     first = {{"type", "Digits"}, {"individual_digits", true}};
   } else {
@@ -30,19 +30,19 @@ Json pre_tokenizer(WordRule rule) {
              {"behavior", "Isolated"},
              {"invert", false}};
   }
-  Json steps = Json::array();
+  OrderedJson steps = OrderedJson::array();
   steps.push_back(std::move(first));
   steps.push_back(byte_level(rule == WordRule::smollm));
   return {{"type", "Sequence"}, {"pretokenizers", std::move(steps)}};
 }
 
 // What stands around texts.
-Json post_processor(const TokenizerParts& parts) {
+OrderedJson post_processor(const TokenizerParts& parts) {
   if (parts.prefix.empty() && parts.suffix.empty()) return byte_level(true);
   const auto name = [&](std::int64_t id) { return parts.tokens.at(static_cast<std::size_t>(id)); };
-  Json specials = Json::object();
+  OrderedJson specials = OrderedJson::object();
   const auto around = [&](const char* sequence, int type) {
-    Json out = Json::array();
+    OrderedJson out = OrderedJson::array();
     const auto put = [&](const std::vector<std::int64_t>& ids) {
       for (const std::int64_t id : ids) {
         out.push_back({{"SpecialToken", {{"id", name(id)}, {"type_id", type}}}});
@@ -54,9 +54,9 @@ Json post_processor(const TokenizerParts& parts) {
     put(parts.suffix);
     return out;
   };
-  const Json single = around("A", 0);
-  Json pair = single;
-  for (const Json& part : around("B", 1)) pair.push_back(part);
+  const OrderedJson single = around("A", 0);
+  OrderedJson pair = single;
+  for (const OrderedJson& part : around("B", 1)) pair.push_back(part);
   return {{"type", "TemplateProcessing"}, {"single", single}, {"pair", pair}, {"special_tokens", specials}};
 }
 
@@ -64,7 +64,7 @@ Json post_processor(const TokenizerParts& parts) {
 
 std::string tokenizer_json(const TokenizerParts& parts) {
   static_cast<void>(Tokenizer(parts));  // throws for parts that do not fit together
-  Json added = Json::array(), vocabulary = Json::object(), merges = Json::array();
+  OrderedJson added = OrderedJson::array(), vocabulary = OrderedJson::object(), merges = OrderedJson::array();
   for (const AddedToken& token : parts.added)
     added.push_back({{"id", token.id},
                      {"content", token.text},
@@ -76,15 +76,15 @@ std::string tokenizer_json(const TokenizerParts& parts) {
   for (std::size_t id = 0; id < parts.tokens.size(); ++id)
     if (!parts.tokens[id].empty()) vocabulary[parts.tokens[id]] = id;
   for (const auto& [left, right] : parts.merges) merges.push_back(left + " " + right);
-  const Json none;
-  Json root = {{"version", "1.0"},
-               {"truncation", none},
-               {"padding", none},
-               {"added_tokens", std::move(added)},
-               {"normalizer", none},
-               {"pre_tokenizer", pre_tokenizer(parts.rule)},
-               {"post_processor", post_processor(parts)},
-               {"decoder", byte_level(true)}};
+  const OrderedJson none;
+  OrderedJson root = {{"version", "1.0"},
+                      {"truncation", none},
+                      {"padding", none},
+                      {"added_tokens", std::move(added)},
+                      {"normalizer", none},
+                      {"pre_tokenizer", pre_tokenizer(parts.rule)},
+                      {"post_processor", post_processor(parts)},
+                      {"decoder", byte_level(true)}};
   root["model"] = {{"type", "BPE"},
                    {"dropout", none},
                    {"unk_token", none},

@@ -56,7 +56,7 @@ using Calls = std::vector<Call>;
 
 // Up to this size the last rank to arrive does all the work, because waking another thread would take longer.
 constexpr std::size_t kAtOnce = 16 << 10;
-constexpr std::int64_t kBlock =
+constexpr std::int64_t kBlockBytes =
     8 << 10;  // the bytes of one step, which stay in the L1 cache while the values of all ranks are added
 
 struct Range {
@@ -76,9 +76,9 @@ void reduce_range(const Calls& calls, Range range, const Store& store) {
   const DType dtype = calls[0].dtype;
   const auto width = static_cast<std::int64_t>(dtype_size(dtype));
   std::vector<const void*> values(calls.size());
-  alignas(64) std::byte block[kBlock];
-  for (std::int64_t begin = range.begin; begin < range.end; begin += kBlock / width) {
-    const std::int64_t n = std::min(kBlock / width, range.end - begin), at = begin * width;
+  alignas(64) std::byte block[kBlockBytes];
+  for (std::int64_t begin = range.begin; begin < range.end; begin += kBlockBytes / width) {
+    const std::int64_t n = std::min(kBlockBytes / width, range.end - begin), at = begin * width;
     for (std::size_t r = 0; r < calls.size(); ++r) values[r] = calls[r].in + at;
     reduce_in_order(block, values.data(), static_cast<int>(calls.size()), n, dtype, calls[0].op);
     store(block, at, static_cast<std::size_t>(n * width));

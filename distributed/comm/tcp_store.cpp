@@ -38,9 +38,9 @@ struct Unreachable {
 };
 
 /// A connection with blocking operations that have deadlines. They throw Unreachable.
-class Connection {
+class ServerConnection {
  public:
-  Connection(const std::string& host, int port, const std::string& secret, Deadline deadline) {
+  ServerConnection(const std::string& host, int port, const std::string& secret, Deadline deadline) {
     tcp::resolver resolver(io_);
     tcp::resolver::results_type places;
     run(deadline, [&](auto done) {
@@ -185,11 +185,11 @@ class TcpStore final : public Store {
   static constexpr Milliseconds kLongestWait = std::chrono::hours(24 * 30);
 
   /// Connects, and tries again until the deadline.
-  std::unique_ptr<Connection> connect(Deadline deadline) const {
+  std::unique_ptr<ServerConnection> connect(Deadline deadline) const {
     for (Milliseconds pause{10};; pause = std::min(2 * pause, Milliseconds(200))) {
       try {
         const Deadline attempt = std::min(deadline, deadline_after(options_.request_timeout));
-        return std::make_unique<Connection>(host_, port_, options_.secret, attempt);
+        return std::make_unique<ServerConnection>(host_, port_, options_.secret, attempt);
       } catch (const Unreachable&) {
         if (Clock::now() + pause >= deadline) throw;
       } catch (const std::system_error& e) {  // of Asio
@@ -204,7 +204,7 @@ class TcpStore final : public Store {
     const Deadline deadline = deadline_after(wait + options_.request_timeout);
     std::string why = "the response is malformed";
     try {
-      std::unique_ptr<Connection> connection = kept();
+      std::unique_ptr<ServerConnection> connection = kept();
       if (!connection) connection = connect(deadline_after(std::min(kReconnect, options_.request_timeout)));
       connection->write(wire::encode(request), deadline);
       const std::size_t size = wire::read_size(connection->read(wire::kSize, deadline));
@@ -226,14 +226,14 @@ class TcpStore final : public Store {
         "; check whether the process that holds the store (rank 0 or the launcher) and its host are running");
   }
 
-  std::unique_ptr<Connection> kept() {
+  std::unique_ptr<ServerConnection> kept() {
     const std::lock_guard lock(mutex_);
     if (kept_.empty()) return nullptr;
-    std::unique_ptr<Connection> connection = std::move(kept_.back());
+    std::unique_ptr<ServerConnection> connection = std::move(kept_.back());
     kept_.pop_back();
     return connection;
   }
-  void keep(std::unique_ptr<Connection> connection) {
+  void keep(std::unique_ptr<ServerConnection> connection) {
     const std::lock_guard lock(mutex_);
     if (kept_.size() < kKept) kept_.push_back(std::move(connection));
   }
@@ -242,7 +242,7 @@ class TcpStore final : public Store {
   const int port_;
   const TcpOptions options_;
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Connection>> kept_;
+  std::vector<std::unique_ptr<ServerConnection>> kept_;
 };
 
 }  // namespace

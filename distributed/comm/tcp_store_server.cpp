@@ -48,7 +48,7 @@ constexpr std::size_t kMostUnderway = std::size_t{512}
                                       << 20;  // requests being received and responses being sent
 constexpr std::size_t kReadAtOnce = 64 << 10;
 
-class Connection;
+class ClientConnection;
 
 /// The state that all connections share.
 struct Shared {
@@ -58,10 +58,10 @@ struct Shared {
   KeyTable table;
   std::size_t underway = 0;
   std::vector<char> scratch = std::vector<char>(kReadAtOnce);
-  std::unordered_map<std::string, std::vector<std::shared_ptr<Connection>>> waiting;  // by key
-  std::unordered_set<std::shared_ptr<Connection>> clients;
-  std::list<std::shared_ptr<Connection>> strangers;  // oldest first
-  std::function<void()> changed;                     // called when a client was added or removed
+  std::unordered_map<std::string, std::vector<std::shared_ptr<ClientConnection>>> waiting;  // by key
+  std::unordered_set<std::shared_ptr<ClientConnection>> clients;
+  std::list<std::shared_ptr<ClientConnection>> strangers;  // oldest first
+  std::function<void()> changed;                           // called when a client was added or removed
 
   /// Encodes a response once, for all clients that wait for the same key.
   std::shared_ptr<const std::string> pack(const Response& response) {
@@ -72,11 +72,11 @@ struct Shared {
   void put(const std::string& key, std::string_view value);
 };
 
-class Connection : public std::enable_shared_from_this<Connection> {
+class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
  public:
-  Connection(Shared& shared, tcp::socket socket)
+  ClientConnection(Shared& shared, tcp::socket socket)
       : shared_(shared), socket_(std::move(socket)), timer_(shared.io) {}
-  ~Connection() { shared_.underway -= inbox_.size(); }
+  ~ClientConnection() { shared_.underway -= inbox_.size(); }
 
   void start() {
     step([this] { greet(); });
@@ -99,7 +99,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     if (shared_.underway > kMostUnderway) return drop();
     waits_ = false;
     alarm(shared_.request_timeout,
-          &Connection::drop);  // the client must receive the response within this time
+          &ClientConnection::drop);  // the client must receive the response within this time
     send(std::move(response));
   }
 
@@ -122,11 +122,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
     socket_.set_option(asio::socket_base::keep_alive(true));  // notices a host that vanished
     nonce_ = random_bytes(wire::kNonce);
     send(std::make_shared<const std::string>(std::string(wire::kGreeting) + nonce_));
-    alarm(shared_.handshake_timeout, &Connection::drop);
+    alarm(shared_.handshake_timeout, &ClientConnection::drop);
     read();
   }
 
-  void alarm(Milliseconds after, void (Connection::*then)()) {
+  void alarm(Milliseconds after, void (ClientConnection::*then)()) {
     const int number = ++alarms_;  // the callback of an earlier timer may be queued already
     timer_.expires_at(deadline_after(after));
     timer_.async_wait([self = shared_from_this(), number, then](const asio::error_code&) {
@@ -152,7 +152,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     if (error == asio::error::would_block || error == asio::error::interrupted) return read();
     if (error || answering_) return drop();  // one request at a time
     if (shared_.underway + count > kMostUnderway) return drop();
-    if (client_ && inbox_.empty()) alarm(shared_.request_timeout, &Connection::drop);
+    if (client_ && inbox_.empty()) alarm(shared_.request_timeout, &ClientConnection::drop);
     inbox_.append(shared_.scratch.data(), count);
     shared_.underway += count;
     client_ ? receive() : authenticate();
@@ -238,7 +238,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     awaited_ = key;
     waits_ = true;
     shared_.waiting[key].push_back(shared_from_this());
-    alarm(timeout, &Connection::give_up);
+    alarm(timeout, &ClientConnection::give_up);
   }
   void give_up() {
     stop_waiting();
@@ -396,7 +396,7 @@ class Server final : public StoreServer {
       accept();
       ::fcntl(socket.native_handle(), F_SETFD, FD_CLOEXEC);
       if (shared_.strangers.size() >= kMostStrangers) drop_oldest_stranger();
-      shared_.strangers.push_back(std::make_shared<Connection>(shared_, std::move(socket)));
+      shared_.strangers.push_back(std::make_shared<ClientConnection>(shared_, std::move(socket)));
       std::shared_ptr(shared_.strangers.back())->start();
     });
   }

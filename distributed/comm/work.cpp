@@ -12,7 +12,7 @@ namespace {
 
 // Extra time for what a collective's timeout does not cover: the diagnosis of a failure, and threads that
 // wait for a core.
-constexpr std::chrono::seconds kGrace{15};
+constexpr std::chrono::seconds kStuckGrace{15};
 
 }  // namespace
 
@@ -38,7 +38,7 @@ void Work::State::wait_until(Deadline deadline, Milliseconds asked) const {
     // Each earlier call in the queue ends within its timeout. So the queue is stuck if no call began or ended
     // for longer than that.
     const Clock::time_point last{Clock::duration(progress->last.load(std::memory_order_relaxed))};
-    const Deadline stuck = last + timeout + kGrace;
+    const Deadline stuck = last + timeout + kStuckGrace;
     const Deadline until = std::min(deadline, stuck);
     if (changed.wait_until(lock, until, [this] { return done; })) break;
     check<TimeoutError>(Clock::now() < deadline, "[wait] ", what, " is not done after ", asked.count(),

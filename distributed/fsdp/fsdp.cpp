@@ -17,7 +17,7 @@
 namespace tapestry::distributed {
 namespace {
 
-constexpr const char* kOp = "fully_shard";
+constexpr const char* kShardOp = "fully_shard";
 
 using UnitRef = std::shared_ptr<ShardedUnit>;
 
@@ -214,9 +214,9 @@ std::shared_ptr<ShardedUnit> shard_module(nn::Module& module, const FsdpOptions&
   // Compares the ranks first, so that a rank with wrong arguments does not leave the others waiting. The
   // replicas of one process need no comparison.
   if (groups.size() == 1 && devices.empty())
-    check_same_model(*groups[0], kOp,
+    check_same_model(*groups[0], kShardOp,
                      wrong.empty() ? describe(module, options, contents) : "error: " + wrong + "\n");
-  check(wrong.empty(), "[", devices.empty() ? kOp : "ShardedDataParallel", "] ", wrong);
+  check(wrong.empty(), "[", devices.empty() ? kShardOp : "ShardedDataParallel", "] ", wrong);
 
   leave_meta(module, options, contents);
   const auto unit = std::make_shared<ShardedUnit>(module, options, groups);

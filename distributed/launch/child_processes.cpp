@@ -34,7 +34,7 @@ Variables environment_of(const Child& child) {
   return variables;
 }
 
-std::string reason(const Failure& f) {
+std::string short_reason(const Failure& f) {
   if (f.start_error != 0) return "the process could not be started";
   return f.signal != 0 ? "the process was killed by " + signal_name(f.signal)
                        : concat({"the process ended with exit code ", f.exit_code});
@@ -64,7 +64,7 @@ std::string ChildProcesses::run(const Child& child) {
     return concat({"the process did not end within ", child.limit.count() / 1000.0,
                    " s and was killed; allow more time"});
   if (!outcome.failure) return {};
-  std::string text = reason(*outcome.failure);
+  std::string text = short_reason(*outcome.failure);
   for (const std::string& line : outcome.failure->last_lines) text += "\n  " + line;
   return text;
 }

@@ -69,7 +69,7 @@ void for_each_rank(std::span<const ReplicaDevice> replicas,
     const Join join{threads};
     threads.reserve(replicas.size());
     for (std::size_t i = 0; i < replicas.size(); ++i)
-      threads.push_back(detail::start_thread("compute", [&, i] {
+      threads.push_back(tapestry::detail::start_thread("compute", [&, i] {
         try {
           const ContextGuard guard(context);
           task(replicas[i]);

@@ -13,7 +13,7 @@ FoldParams params_of(const Options& o) {
 }
 // Checks the options that both layers have.
 template <class Options>
-const Options& checked(const char* name, const Options& o) {
+const Options& checked_kernel(const char* name, const Options& o) {
   check(at_least(o.kernel_size, 1), "[", name, "] kernel_size must be positive but is (", o.kernel_size.h,
         ", ", o.kernel_size.w, "); set it");
   check(at_least(o.stride, 1) && at_least(o.dilation, 1), "[", name,
@@ -31,7 +31,7 @@ void add_common(detail::OptionsText& out, const FoldParams& p) {
 }
 }  // namespace
 
-Unfold::Unfold(const Options& o) : options(checked("Unfold", o)) {}
+Unfold::Unfold(const Options& o) : options(checked_kernel("Unfold", o)) {}
 Tensor Unfold::forward(const Tensor& x) { return im2col(x, params_of(options)); }
 std::string Unfold::options_text() const {
   detail::OptionsText out;
@@ -39,7 +39,7 @@ std::string Unfold::options_text() const {
   return out.str();
 }
 
-Fold::Fold(const Options& o) : options(checked("Fold", o)) {
+Fold::Fold(const Options& o) : options(checked_kernel("Fold", o)) {
   check(at_least(o.output_size, 1), "[Fold] output_size must be positive but is (", o.output_size.h, ", ",
         o.output_size.w, "); set it");
 }

@@ -8,7 +8,7 @@ namespace tapestry::nn {
 namespace {
 
 template <class Options>
-const Options& checked(const char* name, const Options& o) {
+const Options& checked_layer(const char* name, const Options& o) {
   check(o.d_model > 0 && o.nhead > 0 && o.d_model % o.nhead == 0, "[", name,
         "] nhead must divide d_model, both positive, but they are ", o.nhead, " and ", o.d_model,
         "; set both");
@@ -64,7 +64,7 @@ void add_layers(ModuleList& layers, const char* name, std::int64_t count,
 }  // namespace
 
 TransformerEncoderLayer::TransformerEncoderLayer(const Options& o)
-    : options(checked("TransformerEncoderLayer", o)),
+    : options(checked_layer("TransformerEncoderLayer", o)),
       self_attn(add<MultiheadAttention>("self_attn", attention_of(o))),
       linear1(add<Linear>("linear1", up_of(o))),
       dropout(add<Dropout>("dropout", {.p = o.dropout})),
@@ -122,7 +122,7 @@ std::vector<KeyValueCache> TransformerEncoder::make_caches(std::int64_t capacity
 }
 
 TransformerDecoderLayer::TransformerDecoderLayer(const Options& o)
-    : options(checked("TransformerDecoderLayer", o)),
+    : options(checked_layer("TransformerDecoderLayer", o)),
       self_attn(add<MultiheadAttention>("self_attn", attention_of(o))),
       multihead_attn(add<MultiheadAttention>("multihead_attn", attention_of(o))),
       linear1(add<Linear>("linear1", up_of(o))),

@@ -14,7 +14,7 @@ namespace tapestry::nn {
 
 namespace {
 
-LinearOptions linear_of(std::int64_t in, std::int64_t out, bool bias = true) {
+LinearOptions gpt2_linear(std::int64_t in, std::int64_t out, bool bias = true) {
   return {.in_features = in, .out_features = out, .bias = bias};
 }
 LayerNormOptions norm_of(const Gpt2Config& c) {
@@ -28,8 +28,8 @@ const Gpt2Config& checked(const Gpt2Config& c) {
 }  // namespace
 
 Gpt2Attention::Gpt2Attention(const Gpt2Config& c)
-    : c_attn(add<Linear>("c_attn", linear_of(c.n_embd, 3 * c.n_embd))),
-      c_proj(add<Linear>("c_proj", linear_of(c.n_embd, c.n_embd))),
+    : c_attn(add<Linear>("c_attn", gpt2_linear(c.n_embd, 3 * c.n_embd))),
+      c_proj(add<Linear>("c_proj", gpt2_linear(c.n_embd, c.n_embd))),
       resid_dropout(add<Dropout>("resid_dropout", {.p = c.resid_pdrop})),
       heads_(c.n_head),
       attn_pdrop_(c.attn_pdrop) {}
@@ -47,8 +47,8 @@ Tensor Gpt2Attention::forward(const Tensor& x, const Gpt2BlockContext& how) {
 }
 
 Gpt2Mlp::Gpt2Mlp(const Gpt2Config& c)
-    : c_fc(add<Linear>("c_fc", linear_of(c.n_embd, c.n_inner))),
-      c_proj(add<Linear>("c_proj", linear_of(c.n_inner, c.n_embd))),
+    : c_fc(add<Linear>("c_fc", gpt2_linear(c.n_embd, c.n_inner))),
+      c_proj(add<Linear>("c_proj", gpt2_linear(c.n_inner, c.n_embd))),
       dropout(add<Dropout>("dropout", {.p = c.resid_pdrop})) {}
 
 Tensor Gpt2Mlp::forward(const Tensor& x) {
@@ -95,7 +95,7 @@ Gpt2::Gpt2(const Gpt2Config& c)
     : config(checked(c)),
       transformer(add<Gpt2Model>("transformer", c)),
       lm_head(c.tie_word_embeddings ? nullptr
-                                    : &add<Linear>("lm_head", linear_of(c.n_embd, c.vocab_size, false))) {
+                                    : &add<Linear>("lm_head", gpt2_linear(c.n_embd, c.vocab_size, false))) {
   init_language_model(*this);
   const double std = 0.02 / std::sqrt(2.0 * static_cast<double>(c.n_layer));
   for (std::int64_t i = 0; i < c.n_layer; ++i) {

@@ -13,7 +13,7 @@ namespace tapestry::nn {
 
 namespace {
 
-LinearOptions linear_of(std::int64_t in, std::int64_t out, bool bias) {
+LinearOptions llama_linear(std::int64_t in, std::int64_t out, bool bias) {
   return {.in_features = in, .out_features = out, .bias = bias};
 }
 RMSNormOptions norm_of(const LlamaConfig& c) {
@@ -34,13 +34,13 @@ const LlamaConfig& checked(const LlamaConfig& c) {
 
 LlamaAttention::LlamaAttention(const LlamaConfig& c, std::shared_ptr<RotaryEmbedding> rotary)
     : q_proj(add<Linear>("q_proj",
-                         linear_of(c.hidden_size, c.num_attention_heads * c.head_dim, c.attention_bias))),
+                         llama_linear(c.hidden_size, c.num_attention_heads * c.head_dim, c.attention_bias))),
       k_proj(add<Linear>("k_proj",
-                         linear_of(c.hidden_size, c.num_key_value_heads * c.head_dim, c.attention_bias))),
+                         llama_linear(c.hidden_size, c.num_key_value_heads * c.head_dim, c.attention_bias))),
       v_proj(add<Linear>("v_proj",
-                         linear_of(c.hidden_size, c.num_key_value_heads * c.head_dim, c.attention_bias))),
-      o_proj(add<Linear>(
-          "o_proj", linear_of(c.num_attention_heads * c.head_dim, c.hidden_size, c.attention_output_bias))),
+                         llama_linear(c.hidden_size, c.num_key_value_heads * c.head_dim, c.attention_bias))),
+      o_proj(add<Linear>("o_proj", llama_linear(c.num_attention_heads * c.head_dim, c.hidden_size,
+                                                c.attention_output_bias))),
       head_dim_(c.head_dim),
       rotary_(std::move(rotary)) {}
 
@@ -58,9 +58,9 @@ Tensor LlamaAttention::forward(const Tensor& x, const LlamaBlockContext& how) {
 }
 
 LlamaMlp::LlamaMlp(const LlamaConfig& c)
-    : gate_proj(add<Linear>("gate_proj", linear_of(c.hidden_size, c.intermediate_size, c.mlp_bias))),
-      up_proj(add<Linear>("up_proj", linear_of(c.hidden_size, c.intermediate_size, c.mlp_bias))),
-      down_proj(add<Linear>("down_proj", linear_of(c.intermediate_size, c.hidden_size, c.mlp_bias))) {}
+    : gate_proj(add<Linear>("gate_proj", llama_linear(c.hidden_size, c.intermediate_size, c.mlp_bias))),
+      up_proj(add<Linear>("up_proj", llama_linear(c.hidden_size, c.intermediate_size, c.mlp_bias))),
+      down_proj(add<Linear>("down_proj", llama_linear(c.intermediate_size, c.hidden_size, c.mlp_bias))) {}
 
 Tensor LlamaMlp::forward(const Tensor& x) { return down_proj(swiglu(gate_proj(x), up_proj(x))); }
 
@@ -106,7 +106,7 @@ Llama::Llama(const LlamaConfig& c)
       model(add<LlamaModel>("model", c)),
       lm_head(c.tie_word_embeddings
                   ? nullptr
-                  : &add<Linear>("lm_head", linear_of(c.hidden_size, c.vocab_size, /*bias=*/false))) {
+                  : &add<Linear>("lm_head", llama_linear(c.hidden_size, c.vocab_size, /*bias=*/false))) {
   init_language_model(*this);
 }
 

@@ -10,7 +10,7 @@
 namespace tapestry::nn {
 namespace {
 
-constexpr const char* kHead = "lm_head.weight";
+constexpr const char* kOutputHead = "lm_head.weight";
 
 // Calls f(name of the weight, layer) for each layer whose weight may be packed.
 template <class F>
@@ -30,7 +30,7 @@ bool can_be_packed(const Linear&) { return true; }
 bool can_be_packed(const Embedding& layer) { return !layer.options.max_norm; }
 
 std::string name_in(const ModelWeights& weights, const std::string& name) {
-  if (weights.find(name) || name != kHead) return name;
+  if (weights.find(name) || name != kOutputHead) return name;
   for (const char* tied : {"model.embed_tokens.weight", "transformer.wte.weight"})
     if (weights.find(tied)) return tied;
   return name;

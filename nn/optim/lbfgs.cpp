@@ -21,7 +21,7 @@ double dot(const Tensor& a, const Tensor& b) { return (a * b).sum().item(); }
 double largest(const Tensor& t) { return t.numel() == 0 ? 0 : t.abs().amax().item(); }
 
 std::string master_key(std::size_t parameter) { return concat({"state.", parameter, ".", kMaster}); }
-Tensor number(double value) { return scalar_tensor(value, {DType::f64, kCPU}); }
+Tensor f64_scalar(double value) { return scalar_tensor(value, {DType::f64, kCPU}); }
 
 // Returns the minimum in [low, high] of the cubic through two points with these values and derivatives
 // (Nocedal and Wright, equation 3.59), or the middle if the cubic has no minimum.
@@ -375,11 +375,11 @@ StateDict LBFGS::state_dict() const {
     if (masters_[i].defined()) dict.emplace_back(master_key(i), masters_[i].clone());
   if (m.n_iter == 0) return dict;
   add("d", m.d);
-  add("t", number(m.t));
-  add("H_diag", number(m.H_diag));
+  add("t", f64_scalar(m.t));
+  add("H_diag", f64_scalar(m.H_diag));
   add("prev_flat_grad", m.prev_flat_grad);
   if (m.prev_flat_param.defined()) add("prev_flat_param", m.prev_flat_param);
-  add("prev_loss", number(m.prev_loss));
+  add("prev_loss", f64_scalar(m.prev_loss));
   add("ro", tensor(m.ro, Shape(static_cast<std::int64_t>(m.ro.size())), {DType::f64, kCPU}));
   for (std::size_t i = 0; i < m.old_dirs.size(); ++i) {
     add("old_dirs." + std::to_string(i), m.old_dirs[i]);

@@ -197,28 +197,28 @@ TEST_CASE("autocast: a parameter is cast once per outermost guard, and again aft
   const Tensor x = numbers({2, 3}), w = parameter({3, 3}), plain = numbers({3, 3});
   {
     const AutocastGuard guard(DType::bf16);
-    CHECK(autograd::detail::cached_casts() == 0);
+    CHECK(autograd::impl::cached_casts() == 0);
     const Tensor first = linear(x, w);
-    CHECK(autograd::detail::cached_casts() == 1);
+    CHECK(autograd::impl::cached_casts() == 1);
     {
       const AutocastGuard inner(DType::bf16);
       linear(linear(x, w), w);
       linear(x, plain);  // no leaf that requires a gradient
     }
-    CHECK(autograd::detail::cached_casts() == 1);  // the inner guard has not emptied the outer one's cache
+    CHECK(autograd::impl::cached_casts() == 1);  // the inner guard has not emptied the outer one's cache
     {
       const NoGradGuard no_grad;
       w.mul_(2);
     }
     CHECK(equal(linear(x, w).detach(), first.detach() * 2));
-    CHECK(autograd::detail::cached_casts() == 1);
+    CHECK(autograd::impl::cached_casts() == 1);
     const AutocastGuard without(DType::bf16, {.cache_enabled = false});
     CHECK(equal(linear(x, w).detach(), first.detach() * 2));
   }
-  CHECK(autograd::detail::cached_casts() == 0);
+  CHECK(autograd::impl::cached_casts() == 0);
   const AutocastGuard guard(DType::bf16, {.cache_enabled = false});
   linear(x, w);
-  CHECK(autograd::detail::cached_casts() == 0);
+  CHECK(autograd::impl::cached_casts() == 0);
 }
 
 TEST_CASE("autocast: a cast that was cached without gradients is not used to record") {
@@ -277,7 +277,7 @@ TEST_CASE("autocast: checkpoint() recomputes with the state of its forward pass"
   };
   const std::vector<Tensor> plain = gradients(false), again = gradients(true);
   for (std::size_t i = 0; i < plain.size(); ++i) CHECK(equal(plain[i], again[i]));
-  CHECK(autograd::detail::cached_casts() == 0);
+  CHECK(autograd::impl::cached_casts() == 0);
 }
 
 TEST_CASE("autocast: saved-tensor hooks get the low operands") {

@@ -45,7 +45,7 @@ TEST_CASE("autocast: fully_shard and DistributedDataParallel compute the same bi
     for (std::size_t i = 0; i < whole.losses.size(); ++i)
       CHECK(std::abs((ddp[0].losses[i] + ddp[1].losses[i]) / 2 - whole.losses[i]) < 0.02);
   }
-  CHECK(autograd::detail::cached_casts() == 0);
+  CHECK(autograd::impl::cached_casts() == 0);
 }
 
 TEST_CASE("GradScaler: an infinity in one rank's part of ZeRO's gradients skips the step on all ranks") {

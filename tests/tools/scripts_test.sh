@@ -223,7 +223,7 @@ call tools/quickstart --jobs 3 -- --epochs 2 --run-dir 'a b'
 has_status 0
 called "apt-get $update
 apt-get $install $every dataset-fashion-mnist ccache libdnnl-dev libgloo-dev libpng-dev libjpeg-dev libpcre2-dev
-cmake --preset release
+cmake --preset release -DTAPESTRY_UNITY=ON
 cmake --build --preset release --parallel 3 --target classifier tapestry-run
 tapestry-run --standalone --nproc-per-node 2 classifier
 classifier --data fashion-mnist --model cnn --parallel ddp --epochs 2 --run-dir a b"
@@ -234,7 +234,7 @@ name='quickstart: the second run installs nothing'
 call tools/quickstart --jobs 3
 has_status 0
 says 'packages: all there'
-called 'cmake --preset release
+called 'cmake --preset release -DTAPESTRY_UNITY=ON
 cmake --build --preset release --parallel 3 --target classifier tapestry-run
 tapestry-run --standalone --nproc-per-node 2 classifier
 classifier --data fashion-mnist --model cnn --parallel ddp'
@@ -246,7 +246,7 @@ has_status 0
 name='quickstart --all: every program, and no training'
 call tools/quickstart --all --jobs 3
 has_status 0
-called 'cmake --preset release -DTAPESTRY_BUILD_BENCHMARKS=ON
+called 'cmake --preset release -DTAPESTRY_UNITY=ON -DTAPESTRY_BUILD_BENCHMARKS=ON
 cmake --build --preset release --parallel 3 --target programs'
 says "the programs are in $work/clone/build/release/bin"
 call tools/quickstart --all -- --epochs 2

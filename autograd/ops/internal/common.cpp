@@ -232,4 +232,6 @@ bool overlap_partly(const Tensor& a, const Tensor& b) {
   return a.device().type == b.device().type && first_a < first_b + extent(b) && first_b < first_a + extent(a);
 }
 
+Tensor none_of(const Tensor& dy) { return zeros({}, {dy.dtype(), dy.device()}); }
+
 }  // namespace tapestry::autograd

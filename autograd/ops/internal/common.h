@@ -230,6 +230,9 @@ void overwrite(const Op& op, const Tensor& target, Fill fill) {
       });
 }
 
+/// A zero of dy's dtype that broadcasts to all shapes: the gradient where an input has no effect.
+Tensor none_of(const Tensor& dy);
+
 /// Records a binary operation with broadcasting and promotion. `grad_of(backward, i)` gives the gradient of
 /// input i in the shape and dtype of the result.
 template <class F>

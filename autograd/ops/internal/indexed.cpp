@@ -401,4 +401,8 @@ Tensor true_coordinates(const Tensor& x, bool by_dim) {
   return coordinates;
 }
 
+Tensor element_like(const Op& op, const Tensor& x, const Scalar& value) {
+  return full({}, as_element(op.name, value, x.dtype()), {x.dtype(), x.device()});
+}
+
 }  // namespace tapestry::autograd

@@ -57,6 +57,9 @@ void write_at(const char* op, const Tensor& x, const Selection& s, const Tensor&
 /// Combines the selected elements of x with y, in order. x has the accumulation dtype of y's dtype.
 void combine_at(const char* op, kernels::Combine how, const Tensor& x, const Selection& s, const Tensor& y);
 
+/// `value` as a tensor of x's dtype that broadcasts to all shapes.
+Tensor element_like(const Op& op, const Tensor& x, const Scalar& value);
+
 /// The selected elements as a new tensor of shape `sizes`, which has as many elements as s.sizes. Zeros if
 /// s.sizes has no elements. Recorded with the input x. The indices are checked.
 Tensor taken(const Op& op, const Tensor& x, const Selection& s, const Shape& sizes);

@@ -14,7 +14,7 @@
 namespace tapestry::distributed::checkpoint {
 namespace {
 
-constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 24;
+constexpr std::uint64_t kConvertBytes = std::uint64_t{1} << 24;
 const std::string kGenerator = kTraining + "generator/", kExtraKey = "extra.";
 // DistributedCheckpointer keeps the generators of all ranks under these keys.
 const std::string kRankGenerators = kExtraKey + "generators of rank ",
@@ -211,7 +211,7 @@ void split_checkpoint(const std::string& path, const std::string& folder, int ra
       write_shard(folder, index, i, [&](const std::string& name, const Piece& piece, const Sink& sink) {
         const std::uint64_t row_bytes = index.tensors.at(name).row_bytes();
         if (row_bytes == 0) return;
-        const auto most = static_cast<std::int64_t>(std::max<std::uint64_t>(kChunkBytes / row_bytes, 1));
+        const auto most = static_cast<std::int64_t>(std::max<std::uint64_t>(kConvertBytes / row_bytes, 1));
         for (std::int64_t row = 0; row < piece.rows; row += most)
           sink(file.read_rows(sources.at(name), piece.first_row + row, (std::min)(most, piece.rows - row)));
       });

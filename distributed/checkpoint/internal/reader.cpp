@@ -6,7 +6,7 @@
 namespace tapestry::distributed::checkpoint {
 namespace {
 
-constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 24;
+constexpr std::uint64_t kReadBytes = std::uint64_t{1} << 24;
 constexpr std::size_t kMaxOpen = 128;  // descriptors; a process may have 1024
 
 }  // namespace
@@ -87,7 +87,7 @@ void ShardReader::read(const std::string& name, std::int64_t first, std::int64_t
   const TensorRecord& tensor = index_.tensors.at(real);
   const std::uint64_t row_bytes = tensor.row_bytes();
   if (row_bytes == 0) return;
-  const auto most = static_cast<std::int64_t>(std::max<std::uint64_t>(kChunkBytes / row_bytes, 1));
+  const auto most = static_cast<std::int64_t>(std::max<std::uint64_t>(kReadBytes / row_bytes, 1));
   for (const Piece& piece : tensor.pieces) {
     const std::int64_t begin = std::max(first, piece.first_row),
                        end = (std::min)(first + rows, piece.first_row + piece.rows);

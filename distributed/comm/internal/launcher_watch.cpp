@@ -21,7 +21,7 @@ namespace tapestry::distributed {
 namespace {
 
 constexpr std::chrono::milliseconds kInterval{500};
-constexpr std::chrono::milliseconds kGrace{30'000};  // for a program that saves its state at SIGTERM
+constexpr std::chrono::milliseconds kExitGrace{30'000};  // for a program that saves its state at SIGTERM
 constexpr int kMostWrappers = 64;
 
 // Taken when the library is loaded. If the parent ended before init_process_group(), only this tells.
@@ -84,7 +84,7 @@ void end_with_launcher(const std::string& launcher, const std::string& variable)
   const Link link = find_launcher(variable);
   if (link.launcher <= 0)
     return;  // a wrapper ended meanwhile; the launcher takes that for the end of the rank
-  const std::chrono::milliseconds grace = std::min<std::chrono::milliseconds>(kGrace, default_timeout());
+  const std::chrono::milliseconds grace = std::min<std::chrono::milliseconds>(kExitGrace, default_timeout());
   const BlockSignals in_its_thread;
   detail::start_thread("init_process_group", [=] {
     while (link.holds()) std::this_thread::sleep_for(kInterval);

@@ -38,7 +38,8 @@ constexpr std::size_t kKey = 32, kProof = 32, kNumber = 4, kHello = kNumber + kP
 constexpr Milliseconds kHandshake{5'000};  // time for an accepted connection to prove that it is a rank
 constexpr Milliseconds kPause{20};         // before the next attempt to connect
 constexpr std::string_view kAcknowledgement = "k";
-constexpr std::size_t kMostStrangers = 256;  // accepted connections without a proof; the oldest one is closed
+constexpr std::size_t kMostUnprovenPeers =
+    256;  // accepted connections without a proof; the oldest one is closed
 
 std::string proof(std::string_view key, const char* word, int connecting_rank) {
   return hmac_sha256(key, concat({word, " ", connecting_rank}));
@@ -236,7 +237,7 @@ class Connector {
       if (no_room) refuse(strangers_.begin());
       return;
     }
-    if (strangers_.size() >= kMostStrangers) refuse(strangers_.begin());
+    if (strangers_.size() >= kMostUnprovenPeers) refuse(strangers_.begin());
     std::string from = origin(socket.get());
     strangers_.push_back({std::move(socket), deadline_after(kHandshake), std::move(from), ""});
   }

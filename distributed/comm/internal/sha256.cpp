@@ -13,7 +13,7 @@
 namespace tapestry::distributed {
 namespace {
 
-constexpr std::size_t kBlock = 64;
+constexpr std::size_t kSha256Block = 64;
 
 constexpr std::array<std::uint32_t, 64> kRound = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
@@ -55,17 +55,17 @@ std::string sha256(std::string_view message) {
   State state = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                  0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
   const auto* const bytes = reinterpret_cast<const unsigned char*>(message.data());
-  const std::size_t whole = message.size() / kBlock * kBlock;
-  for (std::size_t at = 0; at < whole; at += kBlock) add_block(state, bytes + at);
+  const std::size_t whole = message.size() / kSha256Block * kSha256Block;
+  for (std::size_t at = 0; at < whole; at += kSha256Block) add_block(state, bytes + at);
   // The padding: the remaining bytes, a one bit, zeros, and the length in bits at the end of a block.
-  std::array<unsigned char, 2 * kBlock> last{};
+  std::array<unsigned char, 2 * kSha256Block> last{};
   const std::size_t rest = message.size() - whole;
   if (rest > 0) std::memcpy(last.data(), bytes + whole, rest);
   last[rest] = 0x80;
-  const std::size_t end = rest + 9 <= kBlock ? kBlock : 2 * kBlock;
+  const std::size_t end = rest + 9 <= kSha256Block ? kSha256Block : 2 * kSha256Block;
   const std::uint64_t bits = std::uint64_t{message.size()} * 8;
   for (int i = 0; i < 8; ++i) last[end - 1 - i] = static_cast<unsigned char>(bits >> 8 * i);
-  for (std::size_t at = 0; at < end; at += kBlock) add_block(state, last.data() + at);
+  for (std::size_t at = 0; at < end; at += kSha256Block) add_block(state, last.data() + at);
 
   std::string digest;
   for (const std::uint32_t word : state)
@@ -74,8 +74,8 @@ std::string sha256(std::string_view message) {
 }
 
 std::string hmac_sha256(std::string_view key, std::string_view message) {
-  std::string inner = key.size() > kBlock ? sha256(key) : std::string(key);
-  inner.resize(kBlock, '\0');
+  std::string inner = key.size() > kSha256Block ? sha256(key) : std::string(key);
+  inner.resize(kSha256Block, '\0');
   std::string outer = inner;
   for (char& c : inner) c = static_cast<char>(c ^ 0x36);
   for (char& c : outer) c = static_cast<char>(c ^ 0x5c);

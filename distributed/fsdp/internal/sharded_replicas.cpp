@@ -9,7 +9,7 @@
 namespace tapestry::distributed {
 namespace {
 
-constexpr const char* kOp = "ShardedDataParallel";
+constexpr const char* kReplicasOp = "ShardedDataParallel";
 constexpr const char* kNotCallable =
     "[ShardedDataParallel] a module of the sharded model was called by itself, but the other devices have "
     "parts "
@@ -29,16 +29,16 @@ void add_inner_first(nn::Module& module, const std::vector<nn::Module*>& list, s
 
 ShardedReplicas::ShardedReplicas(nn::Module& model, std::vector<Device> on,
                                  const ShardedDataParallelOptions& o)
-    : Replicas(SomeSlots{}, kOp, model, std::move(on), {.backend = o.backend}) {
-  check_replica_devices(kOp, devices);
+    : Replicas(SomeSlots{}, kReplicasOp, model, std::move(on), {.backend = o.backend}) {
+  check_replica_devices(kReplicasOp, devices);
   const std::vector<nn::Module*> all = model.modules();
   for (const nn::Module* unit : o.units) {
-    check(unit != nullptr, "[", kOp, "] a unit is null; name modules inside the model");
-    check(unit != &model, "[", kOp, "] ", model.type_name(),
+    check(unit != nullptr, "[", kReplicasOp, "] a unit is null; name modules inside the model");
+    check(unit != &model, "[", kReplicasOp, "] ", model.type_name(),
           " is the model itself, which is always the last unit; name modules inside it");
-    check(std::find(all.begin(), all.end(), unit) != all.end(), "[", kOp, "] the unit ", unit->type_name(),
-          " is not inside ", model.type_name(), "; name modules of this model");
-    check(std::count(o.units.begin(), o.units.end(), unit) == 1, "[", kOp, "] the unit ",
+    check(std::find(all.begin(), all.end(), unit) != all.end(), "[", kReplicasOp, "] the unit ",
+          unit->type_name(), " is not inside ", model.type_name(), "; name modules of this model");
+    check(std::count(o.units.begin(), o.units.end(), unit) == 1, "[", kReplicasOp, "] the unit ",
           unit->path().empty() ? unit->type_name() : unit->path(), " is named twice; name each once");
   }
   std::vector<nn::Module*> units;
@@ -52,7 +52,7 @@ ShardedReplicas::ShardedReplicas(nn::Module& model, std::vector<Device> on,
   groups_ = make_replica_groups(devices, o.backend, {});
   for (nn::Module* unit : units) {
     const std::string wrong = why_not_shardable(*unit, options, groups_, devices);
-    check(wrong.empty(), "[", kOp, "] ", wrong);
+    check(wrong.empty(), "[", kReplicasOp, "] ", wrong);
   }
   for (nn::Module* unit : units) unit_ = shard_module(*unit, options, groups_, devices);
   for (const auto& [name, buffer] : model.named_buffers()) add_slot(name, buffer, false);

@@ -23,6 +23,9 @@ struct DeviceSchedule {
   int sharded = 1;
 };
 
+/// The actions of a step without micro-batches.
+inline const std::vector<Action> kOnePass = {{Action::Kind::forward, 0}, {Action::Kind::backward, 0}};
+
 /// The memory at the moment when the device holds most.
 MemoryItems peak_memory(const CostModel& c, const DeviceSchedule& schedule);
 

@@ -13,8 +13,6 @@ namespace tapestry::distributed::planner {
 
 namespace {
 
-const std::vector<Action> kOnePass = {{Action::Kind::forward, 0}, {Action::Kind::backward, 0}};
-
 Overlap overlapped_backward(const CostModel& c, double n, const AllReduce& all_reduce) {
   const DdpBuckets buckets = ddp_buckets(c, n, all_reduce.contention.backward);
   std::vector<double> costs;

@@ -11,11 +11,7 @@
 
 namespace tapestry::distributed::planner {
 
-namespace {
-
-const std::vector<Action> kOnePass = {{Action::Kind::forward, 0}, {Action::Kind::backward, 0}};
-
-}  // namespace
+namespace {}  // namespace
 
 ShardedStep::ShardedStep(const CostModel& c, double n) {
   const AllReduce& costs = c.link.ranks;

@@ -11,8 +11,6 @@ namespace tapestry::distributed::planner {
 
 namespace {
 
-const std::vector<Action> kOnePass = {{Action::Kind::forward, 0}, {Action::Kind::backward, 0}};
-
 std::vector<BlockRange> stages_of(const CostModel& c) {
   std::vector<BlockRange> stages;
   std::size_t begin = 0;

@@ -42,7 +42,7 @@ Tensor room(const TensorOptions& options, std::int64_t batch, std::int64_t heads
 }
 
 // What the two slots differ in.
-struct Forward {
+struct AttentionForward {
   using Args = AttentionArgs;
   static constexpr const char *kSlot = "attention", *kDirection = "forward";
   /// The arguments with scratch memory for the outputs.
@@ -59,7 +59,7 @@ struct Forward {
     }
   };
 };
-struct Backward {
+struct AttentionBackward {
   using Args = AttentionBackwardArgs;
   static constexpr const char *kSlot = "attention_backward", *kDirection = "backward";
   struct Scratch {
@@ -118,12 +118,12 @@ void choose_for(const LaunchContext& context, DType dtype, const typename Slot::
 void choose_attention(const LaunchContext& context, DType dtype, const AttentionArgs& a,
                       OwnAttention<AttentionArgs> own, const AttentionBiasKernels& bias,
                       const SpecialAttention<AttentionArgs>* special) {
-  choose_for<Forward>(context, dtype, a, own, bias, special);
+  choose_for<AttentionForward>(context, dtype, a, own, bias, special);
 }
 void choose_attention(const LaunchContext& context, DType dtype, const AttentionBackwardArgs& a,
                       OwnAttention<AttentionBackwardArgs> own, const AttentionBiasKernels& bias,
                       const SpecialAttention<AttentionBackwardArgs>* special) {
-  choose_for<Backward>(context, dtype, a, own, bias, special);
+  choose_for<AttentionBackward>(context, dtype, a, own, bias, special);
 }
 
 }  // namespace tapestry::kernels::cuda

@@ -62,7 +62,7 @@ std::int64_t count_y(const Conv2dShape& s) { return s.n * s.k * s.p * s.q; }
 std::int64_t count_weight(const Conv2dShape& s) { return s.k * (s.c / s.groups) * s.r * s.s; }
 
 // What the three slots differ in: what cuDNN computes, and the arguments with scratch memory for outputs.
-struct Forward {
+struct ConvForward {
   using Args = Conv2dArgs;
   static bool with_dbias(const Args&) { return false; }
   static void run(const LaunchContext& context, DType dtype, const Args& a, const cudnn::EngineRules& rules,
@@ -146,7 +146,7 @@ void choose_for(const LaunchContext& context, DType dtype, const typename Slot::
 }  // namespace
 
 void choose_conv(const LaunchContext& context, DType dtype, const Conv2dArgs& a, OwnConv<Conv2dArgs> own) {
-  choose_for<Forward>(context, dtype, a, own);
+  choose_for<ConvForward>(context, dtype, a, own);
 }
 void choose_conv(const LaunchContext& context, DType dtype, const Conv2dBackwardInputArgs& a,
                  OwnConv<Conv2dBackwardInputArgs> own) {
