@@ -29,15 +29,15 @@ inline constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 /// row, so that a column of chunks in 8 rows lies in different banks. Where rows are an odd multiple of 64
 /// bytes, two rows share the 128 bytes of all banks, and the XOR permutes 4 chunks instead of 8.
 template <class T>
-inline constexpr int kChunk = 16 / static_cast<int>(sizeof(T));
+inline constexpr int kChunkOf = 16 / static_cast<int>(sizeof(T));
 template <class T, int kWidth>
-inline constexpr bool kWholeLines = kWidth / kChunk<T> % 8 == 0;
+inline constexpr bool kWholeLines = kWidth / kChunkOf<T> % 8 == 0;
 template <class T, int kWidth>
 __device__ __forceinline__ int tile_at(int row, int column) {
-  static_assert(kWidth / kChunk<T> % 4 == 0);
+  static_assert(kWidth / kChunkOf<T> % 4 == 0);
   const int flipped = kWholeLines<T, kWidth> ? row & 7 : row >> 1 & 3;
   // Bit operations, because division and remainder of signed numbers take more instructions.
-  return row * kWidth + (((column / kChunk<T>)^flipped) * kChunk<T> | (column & (kChunk<T> - 1)));
+  return row * kWidth + (((column / kChunkOf<T>)^flipped) * kChunkOf<T> | (column & (kChunkOf<T> - 1)));
 }
 /// The place in the same row that is `columns`, a multiple of 16, behind a place in the first 16 columns, for
 /// elements of 16 bits. Such a move flips bits of the chunk's index, before or after the XOR with the row.
@@ -61,7 +61,7 @@ struct HeadRows {
 };
 template <class T>
 HeadRows<T> head_rows(T* data, const AttentionStrides& s, std::int64_t columns) {
-  const auto whole = [](std::int64_t n) { return n % kChunk<T> == 0; };
+  const auto whole = [](std::int64_t n) { return n % kChunkOf<T> == 0; };
   return {
       data,
       s.batch,
@@ -77,9 +77,9 @@ template <int kRows, int kWidth, int kThreads, class T>
 __device__ __forceinline__ void fetch_rows(T* tile, const HeadRows<const T>& rows, const T* head, int first,
                                            int count) {
   // The threads take kSpan columns of kStep rows at a time.
-  constexpr int kSpan = kWidth == 96 ? 32 : kWidth, kChunks = kSpan / kChunk<T>, kStep = kThreads / kChunks;
+  constexpr int kSpan = kWidth == 96 ? 32 : kWidth, kChunks = kSpan / kChunkOf<T>, kStep = kThreads / kChunks;
   static_assert(kThreads % kChunks == 0 && kRows % kStep == 0 && kWidth % kSpan == 0);
-  const int thread = static_cast<int>(threadIdx.x), column = thread % kChunks * kChunk<T>;
+  const int thread = static_cast<int>(threadIdx.x), column = thread % kChunks * kChunkOf<T>;
   const auto at = [&](int row) { return head + (first + row) * rows.row + column; };
   if (rows.packs) {
     const T* from = at(thread / kChunks);
@@ -94,7 +94,7 @@ __device__ __forceinline__ void fetch_rows(T* tile, const HeadRows<const T>& row
     NO_UNROLL for (int row = thread / kChunks; row < kRows; row += kStep) {
       NO_UNROLL for (int span = 0; span < kWidth; span += kSpan) {
         T* const to = tile + tile_at<T, kWidth>(row, column + span);
-        NO_UNROLL for (int e = 0; e < kChunk<T>; ++e) to[e] =
+        NO_UNROLL for (int e = 0; e < kChunkOf<T>; ++e) to[e] =
             first + row < count && column + span + e < rows.columns ? at(row)[span + e] : T();
       }
     }
@@ -104,17 +104,17 @@ __device__ __forceinline__ void fetch_rows(T* tile, const HeadRows<const T>& row
 /// Writes the warp's first `count` rows of a tile to global memory. The warp has written them itself.
 template <int kRows, int kWidth, class T>
 __device__ __forceinline__ void store_rows(const T* tile, const HeadRows<T>& rows, T* to, int count) {
-  constexpr int kChunks = kWidth / kChunk<T>;
+  constexpr int kChunks = kWidth / kChunkOf<T>;
   __syncwarp();
   for (int i = static_cast<int>(threadIdx.x) % 32; i < kRows * kChunks; i += 32) {
-    const int row = i / kChunks, column = i % kChunks * kChunk<T>;
+    const int row = i / kChunks, column = i % kChunks * kChunkOf<T>;
     if (row >= count || column >= rows.columns) continue;
-    const auto pack = *reinterpret_cast<const Pack<T, kChunk<T>>*>(tile + tile_at<T, kWidth>(row, column));
+    const auto pack = *reinterpret_cast<const Pack<T, kChunkOf<T>>*>(tile + tile_at<T, kWidth>(row, column));
     T* const at = to + row * rows.row + column;
     if (rows.packs) {
-      *reinterpret_cast<Pack<T, kChunk<T>>*>(at) = pack;
+      *reinterpret_cast<Pack<T, kChunkOf<T>>*>(at) = pack;
     } else {
-      UNROLL for (int e = 0; e < kChunk<T>; ++e) if (column + e < rows.columns) at[e] = pack.v[e];
+      UNROLL for (int e = 0; e < kChunkOf<T>; ++e) if (column + e < rows.columns) at[e] = pack.v[e];
     }
   }
 }

@@ -283,10 +283,10 @@ TEST_CASE(
     constexpr int kLine = 128 / static_cast<int>(sizeof(T));  // the elements of all banks
     std::vector<int> uses(64 * kWidth);
     for (int row = 0; row < 64; row += 8)
-      for (int column = 0; column < kWidth; column += gpu::kChunk<T>) {
+      for (int column = 0; column < kWidth; column += gpu::kChunkOf<T>) {
         unsigned banks = 0;
         for (int r = row; r < row + 8; ++r)
-          banks |= 1u << gpu::tile_at<T, kWidth>(r, column) % kLine / gpu::kChunk<T>;
+          banks |= 1u << gpu::tile_at<T, kWidth>(r, column) % kLine / gpu::kChunkOf<T>;
         CHECK(banks == 0xff);
       }
     for (int row = 0; row < 64; ++row)
