@@ -13,6 +13,7 @@ using namespace tapestry;
 using namespace tapestry::kernels;
 namespace gpu = tapestry::kernels::cuda;
 using namespace emulated;
+using tapestry::kernels::batch_norm;
 
 namespace {
 

@@ -11,6 +11,7 @@ using namespace tapestry;
 using namespace tapestry::kernels;
 namespace gpu = tapestry::kernels::cuda;
 using namespace emulated;
+using tapestry::kernels::group_norm;
 
 namespace {
 

@@ -12,6 +12,7 @@ using namespace tapestry;
 using namespace tapestry::kernels;
 namespace gpu = tapestry::kernels::cuda;
 using namespace emulated;
+using tapestry::kernels::layer_norm, tapestry::kernels::rms_norm;
 
 namespace {
 

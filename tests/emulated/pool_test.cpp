@@ -12,6 +12,7 @@ using namespace tapestry;
 using namespace tapestry::kernels;
 namespace gpu = tapestry::kernels::cuda;
 using namespace emulated;
+using tapestry::kernels::adaptive_avg_pool2d, tapestry::kernels::avg_pool2d;
 
 namespace {
 

@@ -10,6 +10,7 @@ using namespace tapestry;
 using namespace tapestry::kernels;
 namespace gpu = tapestry::kernels::cuda;
 using namespace emulated;
+using tapestry::kernels::log_softmax, tapestry::kernels::softmax;
 
 namespace {
 

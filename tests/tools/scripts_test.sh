@@ -22,10 +22,11 @@ touch_header() { mkdir -p "$SYSROOT/usr/include/$(dirname "$1")" && touch "$SYSR
 case " $* " in *" --simulate "*) exit 0 ;; *" install "*) ;; *) exit 0 ;; esac
 for package; do
   case $package in
-    cmake | g++ | ninja-build | ccache | iproute2)
+    cmake | g++ | ninja-build | ccache | iproute2 | lld)
       name=${package%-build}
       [[ $package != g++ ]] || name=c++
       [[ $package != iproute2 ]] || name=ip
+      [[ $package != lld ]] || name=ld.lld
       cp "$STORE/$name" "$(dirname "$0")/" ;;
     libeigen3-dev) touch_header eigen3/Eigen/Core ;;
     nlohmann-json3-dev) touch_header nlohmann/json.hpp ;;
@@ -66,7 +67,8 @@ esac'
   program c++
   program ccache
   program ip
-  mv "$work"/bin/{cmake,ninja,c++,ccache,ip} "$work/store/"
+  program ld.lld
+  mv "$work"/bin/{cmake,ninja,c++,ccache,ip,ld.lld} "$work/store/"
   program ctest
   program setarch 'shift; exec "$@"'
   program sudo 'exec "$@"'
@@ -269,7 +271,7 @@ name='test: everything'
 fresh_machine
 call tools/test --jobs=2
 has_status 0
-[[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev libgloo-dev libpng-dev libjpeg-dev libpcre2-dev iproute2
+[[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev libgloo-dev libpng-dev libjpeg-dev libpcre2-dev iproute2 lld
 cmake --preset ci -DTAPESTRY_PTX_TESTS=ON
 cmake --build --preset ci --parallel 2
 ctest --preset ci --no-tests=error --parallel 5 --label-exclude long" ]] || fail 'wrong calls'

@@ -113,6 +113,7 @@ is_present() {
     libjpeg-dev) have_header jpeglib.h ;;
     libpcre2-dev) have_header pcre2.h ;;
     iproute2) have_command ip ;;
+    lld) have_command ld.lld ;;
     catch2) have_header catch2/catch.hpp || have_header catch2/catch_all.hpp ;;
     dataset-fashion-mnist) [[ -e $sysroot/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz ]] ;;
     time) [[ -x /usr/bin/time ]] ;;

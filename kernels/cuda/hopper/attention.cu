@@ -17,9 +17,9 @@ BoxedArray<4> boxed(const ConstArray& array, const AttentionStrides& s, std::int
           .box = {kBoxColumns, box_rows, 1, 1}};
 }
 
-struct Operands {
+struct AttentionOperands {
   BoxedArray<4> q, k, v;
-  explicit Operands(const AttentionArgs& a) {
+  explicit AttentionOperands(const AttentionArgs& a) {
     constexpr std::uint32_t kKeys = WgmmaAttentionTile::kKeys;
     const AttentionShape& s = a.shape;
     q = boxed(a.q, a.q_strides, s.width, s.queries, s.heads, s.batch, kWgmmaRows);
@@ -48,7 +48,7 @@ std::string_view wgmma_attention_why_not(DType dtype, const AttentionArgs& a) {
     return "most of its tiles of 128 queries and 128 keys would be empty";
   // An H100 has 132 multiprocessors.
   if (query_tiles(s) < 66 && s.keys >= 2048) return "it does not divide the keys of few queries";
-  const Operands operands(a);
+  const AttentionOperands operands(a);
   if (!is_boxable(operands.q) || !is_boxable(operands.k) || !is_boxable(operands.v))
     return "rows do not begin at multiples of 16 bytes";
   return {};
@@ -64,7 +64,7 @@ void wgmma_attention(const LaunchContext& context, const AttentionArgs& a) {
                                 .log_sum_exp = a.log_sum_exp.as<float>(),
                                 .row_tiles = static_cast<unsigned>(query_tiles_of_head(s)),
                                 .count = static_cast<unsigned>(count)};
-  const Operands operands(a);
+  const AttentionOperands operands(a);
   const auto map = [](const BoxedArray<4>& array) {
     return tensor_map(array, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16);
   };

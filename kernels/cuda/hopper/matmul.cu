@@ -19,11 +19,11 @@ BoxedArray<3> boxed(const ConstArray& array, bool along_k, std::int64_t pitch, s
           .box = {64, along_k ? box_lines : WgmmaTile::kDepth, 1}};
 }
 
-struct Operands {
+struct GemmOperands {
   bool a_along_k, b_along_k;
   BoxedArray<3> a, b;
 
-  explicit Operands(const GemmArgs& g)
+  explicit GemmOperands(const GemmArgs& g)
       : a_along_k(g.a_strides.row_major(g.k)), b_along_k(!g.b_strides.row_major(g.n)) {
     a = boxed(g.a, a_along_k, a_along_k ? g.a_strides.row : g.a_strides.col, g.m, g, g.a_batch,
               WgmmaTile::kM);
@@ -40,7 +40,7 @@ std::string_view wgmma_gemm_why_not(DType dtype, const GemmArgs& g) {
   if (g.m < 64 || g.n < 128 || g.k < 64) return "most of its tiles of 128 x 256 would be empty";
   if (g.row_sums) return "it computes no sums of rows";
   if (g.batch_ndim > 1) return "the batch has more than one dimension";
-  const Operands operands(g);
+  const GemmOperands operands(g);
   if (!is_boxable(operands.a) || !is_boxable(operands.b))
     return "lines do not begin at multiples of 16 bytes";
   return {};
@@ -48,7 +48,7 @@ std::string_view wgmma_gemm_why_not(DType dtype, const GemmArgs& g) {
 
 void wgmma_gemm(const LaunchContext& context, const GemmArgs& g) {
   using T = BFloat16;
-  const Operands operands(g);
+  const GemmOperands operands(g);
   // k is split if most multiprocessors of an H100, which has 132, would have no tile. Filling the ring of
   // stages takes 256 of k, so that splits of less than 512 would not pay.
   const std::int64_t whole = ceil_div(g.m, WgmmaTile::kM) * ceil_div(g.n, WgmmaTile::kN) * batch_count(g);
