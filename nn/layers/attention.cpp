@@ -233,7 +233,8 @@ std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const
   return {out, weights};
 }
 std::pair<Tensor, Tensor> MultiheadAttention::operator()(const Tensor& query, const Tensor& key,
-                                                         const Tensor& value, const AttendOptions& how) const {
+                                                         const Tensor& value,
+                                                         const AttendOptions& how) const {
   return call(*this, query, key, value, how);
 }
 

@@ -58,9 +58,7 @@ std::string NLLLoss::options_text() const {
 Tensor MSELoss::forward(const Tensor& x, const Tensor& target) {
   return mse_loss(x, target, options.reduction);
 }
-Tensor MSELoss::operator()(const Tensor& x, const Tensor& target) const {
-  return call(*this, x, target);
-}
+Tensor MSELoss::operator()(const Tensor& x, const Tensor& target) const { return call(*this, x, target); }
 std::string MSELoss::options_text() const {
   return detail::OptionsText().add("reduction", name_of(options.reduction)).str();
 }
@@ -130,9 +128,7 @@ BCELoss::BCELoss(const Options& o) : options(o), weight(buffer("weight", o.weigh
 Tensor BCELoss::forward(const Tensor& x, const Tensor& target) {
   return functional::binary_cross_entropy(x, target, {.weight = weight, .reduction = options.reduction});
 }
-Tensor BCELoss::operator()(const Tensor& x, const Tensor& target) const {
-  return call(*this, x, target);
-}
+Tensor BCELoss::operator()(const Tensor& x, const Tensor& target) const { return call(*this, x, target); }
 std::string BCELoss::options_text() const { return detail::loss_text(LossOptions{options.reduction}); }
 
 BCEWithLogitsLoss::BCEWithLogitsLoss(const Options& o)
