@@ -121,8 +121,11 @@ TEST_CASE("child: a part of the sweep of bf16 products", "[.]") {
   random_bits.seed(static_cast<unsigned>(part()));
   set_num_threads(1 + part() % 4);
   for (int trial = 0; trial < 250; ++trial) {
-    // The sizes of k that end just before and just behind a register, a tile, or a block of tiles come often.
-    const std::int64_t k = between(0, 2) ? 16 * between(1, 40) + between(-1, 1) : between(1, 1100);
+    // Often the sizes of k that end just before and just behind a register, a tile, or a block of tiles, of
+    // which 63 is known to have failed.
+    const std::int64_t k = trial < 30      ? 63
+                           : between(0, 2) ? 16 * between(1, 40) + between(-1, 1)
+                                           : between(1, 1100);
     const std::int64_t m = between(2, 130), n = between(1, 130);
     const bool f32_result = between(0, 1);
     std::fprintf(stderr, "product m %ld, n %ld, k %ld, f32 result %d\n", static_cast<long>(m),
