@@ -32,3 +32,11 @@ TEST_CASE("indices of triangles of all small shapes and offsets") {
           if (count > 0) CHECK(got.eq(tensor(expected, Shape{2, count})).all().item<bool>());
         }
 }
+
+TEST_CASE("reductions of more elements than memory could hold are errors that name the reduction") {
+  const Tensor huge = expand(randn({1}), {std::int64_t{1} << 62});
+  CHECK_THROWS_AS(huge.sum(), OutOfMemoryError);
+  CHECK_THROWS_AS(huge.mean(), OutOfMemoryError);
+  CHECK_THROWS_AS(huge.amax(), OutOfMemoryError);
+  CHECK_THROWS_AS(huge.clone(), Error);
+}
