@@ -222,7 +222,7 @@ Tensor softsign(const Tensor& x) {
 }
 Tensor logsigmoid(const Tensor& x) {
   check_input(kLogSigmoid, x);
-  return neg(softplus(neg(x), 1, std::numeric_limits<double>::infinity()));
+  return 0 - softplus(neg(x), 1, std::numeric_limits<double>::infinity());  // a negation would turn 0 into -0
 }
 Tensor prelu(const Tensor& x, const Tensor& weight) {
   if (const autograd::Autocast cast(kPrelu, x, weight); cast) return prelu(cast(x), cast(weight));

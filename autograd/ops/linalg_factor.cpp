@@ -74,7 +74,7 @@ SvdResult factors(const Op& op, const Tensor& a, bool full, bool vectors) {
   return {vectors ? r.U.to(device) : Tensor(), r.S.to(device), vectors ? r.Vh.to(device) : Tensor()};
 }
 
-// x^T g - g^T x, divided by the differences of squared singular values.
+// x^T g - g^T x, divided by differences of eigenvalues.
 Tensor rotation(const Tensor& x, const Tensor& g, const Tensor& differences) {
   const Tensor product = matmul(mT(x), g);
   return (product - mT(product)) / differences;
@@ -205,11 +205,12 @@ std::pair<Tensor, Tensor> eigh(const Tensor& a, char uplo) {
         kEigh.name, outputs, inputs,
         [w = save_output(found.first, 0), v = save_output(found.second, 1)](Backward& back) {
           const Tensor values = back.saved(w), vectors = back.saved(v);
-          // V (diag(gw) + V^T gV / (w_j - w_i)) V^T, where the quotient has a diagonal of 0.
+          // V (diag(gw) + skew(V^T gV) / (w_j - w_i)) V^T, where skew(x) = (x - x^T) / 2: a rotation of the
+          // vectors is all that a symmetric change of the matrix can cause.
           Tensor inner = back.grad(0).defined() ? diag_embed(back.grad(0)) : Tensor();
           if (back.grad(1).defined()) {
             const Tensor differences = with_diagonal(unsqueeze(values, -2) - unsqueeze(values, -1), 1);
-            const Tensor turned = with_diagonal(matmul(mT(vectors), back.grad(1)), 0) / differences;
+            const Tensor turned = rotation(vectors, back.grad(1), differences) * 0.5;
             inner = inner.defined() ? inner + turned : turned;
           }
           back.set(0, matmul(vectors, matmul(inner, mT(vectors))));

@@ -177,7 +177,8 @@ Tensor logit_gradient(const Tensor& logits, const Tensor& target, const LinearCr
               expand(scalar_tensor(1 - params.label_smoothing + rest, options), class_of.sizes()));
   const Tensor each = where(ignored, scalar_tensor(0, options), softmax(logits, 1) - q);
   if (params.reduction == Reduction::sum) return each * g;
-  return each * (g / logical_not(ignored).to(logits.dtype()).sum());
+  // If all rows are ignored, each is 0, and so is the gradient.
+  return each * (g / clamp(logical_not(ignored).to(logits.dtype()).sum(), 1));
 }
 
 }  // namespace

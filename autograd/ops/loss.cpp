@@ -209,9 +209,14 @@ Tensor class_weights(const kernels::ClassRowsArgs& args, const Shape& sizes, con
   return where(ignored, none, q * by_class(weight, q));
 }
 
-// The gradient of a row's loss, with a dimension of size 1 for the classes.
+// The gradient of a row's loss, with a dimension of size 1 for the classes. If no row counts, the mean is 0 /
+// 0 and its gradient is 0.
 Tensor row_gradient(const Tensor& g, const Tensor& divisor, Reduction reduction, const Shape& sizes) {
-  const Tensor each = divisor.defined() ? g / divisor.to(g.dtype()) : g;
+  Tensor each = g;
+  if (divisor.defined()) {
+    const Tensor by = divisor.to(g.dtype()), none = eq(by, 0);
+    each = where(none, Scalar(0), g / where(none, Scalar(1), by));
+  }
   return reduction == Reduction::none ? unsqueeze(each, sizes.size() == 1 ? 0 : 1) : each;
 }
 
@@ -409,11 +414,16 @@ Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& target,
   }
   constexpr const char* op = "binary_cross_entropy_with_logits";
   Tensor losses = binary_losses<kernels::BinaryCrossEntropyWithLogits>(x, target);
-  // The loss of a positive target is -log(sigmoid(x)) = log(1 + e^-x). An infinite threshold makes softplus()
-  // exact.
-  if (params.pos_weight.defined())
-    losses = losses + weighted(op, target * softplus(-x, 1, std::numeric_limits<double>::infinity()),
-                               params.pos_weight - 1);
+  if (params.pos_weight.defined()) {
+    // The loss of a positive target is -log(sigmoid(x)) = log(1 + e^-x), and that of a negative one log(1 +
+    // e^x).
+    const auto part = [](const Tensor& share, const Tensor& logit) {
+      // An infinite threshold makes softplus() exact.
+      const Tensor loss = share * softplus(logit, 1, std::numeric_limits<double>::infinity());
+      return where(eq(share, 0), scalar_tensor(0, {loss.dtype(), loss.device()}), loss);  // not 0 * infinity
+    };
+    losses = weighted(op, part(target, -x), params.pos_weight) + part(1 - target, x);
+  }
   return reduced(weighted(op, losses, params.weight), params.reduction);
 }
 

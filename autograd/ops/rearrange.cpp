@@ -120,26 +120,38 @@ Tensor kept(const Op& op, const Tensor& x, std::int64_t diagonal, bool lower) {
   return where(triangle(x, diagonal, lower), x, zero);
 }
 
+// The elements of the lower triangle of a rows x cols matrix, up to diagonal `offset`.
+std::int64_t triangle_numel(std::int64_t rows, std::int64_t cols, std::int64_t offset) {
+  // Row i has i + offset + 1 of them, limited to [0, cols].
+  const std::int64_t first = std::clamp<std::int64_t>(-offset, 0, rows);  // the rows before have none
+  const std::int64_t full = std::clamp<std::int64_t>(cols - offset - 1, first, rows);
+  const __int128 growing = static_cast<__int128>(full - first) * (first + full + 2 * offset + 1) / 2;
+  return static_cast<std::int64_t>(growing) + (rows - full) * cols;
+}
+
 Tensor triangle_indices(const Op& op, std::int64_t rows, std::int64_t cols, std::int64_t offset, bool lower,
                         const TensorOptions& options) {
-  checked_numel(op.name, {rows, cols});
+  const std::int64_t all = checked_numel(op.name, {rows, cols});
   const DType dtype = options.dtype.value_or(DType::i64);
   op.check_dtype(dtype);
   check<AutogradError>(!options.requires_grad, "[", op.name, "] integers have no gradient");
   offset = std::clamp(offset, -rows, cols);
-  std::vector<std::int64_t> indices, columns;
-  for (std::int64_t i = 0; i < rows; ++i) {
+  const std::int64_t count =
+      lower ? triangle_numel(rows, cols, offset) : all - triangle_numel(rows, cols, offset - 1);
+  checked_numel(op.name, {2, count});
+  // Allocated first, so that more indices than the memory holds are an error before any is computed.
+  const Tensor indices = empty({2, count}, TensorOptions(DType::i64, Device()));
+  std::int64_t* row = indices.data<std::int64_t>();
+  std::int64_t* column = row + count;
+  const std::int64_t* const end_of_rows = row + count;
+  for (std::int64_t i = lower ? std::clamp<std::int64_t>(-offset, 0, rows) : 0; row != end_of_rows; ++i) {
     const std::int64_t end = std::clamp<std::int64_t>(i + offset + (lower ? 1 : 0), 0, cols);
     for (std::int64_t j = lower ? 0 : end; j < (lower ? end : cols); ++j) {
-      indices.push_back(i);
-      columns.push_back(j);
+      *row++ = i;
+      *column++ = j;
     }
   }
-  const auto count = static_cast<std::int64_t>(columns.size());
-  indices.insert(indices.end(), columns.begin(), columns.end());
-  TensorOptions integers = options;
-  integers.dtype = dtype;
-  return tensor(indices, Shape{2, count}, integers);
+  return indices.to(options.device.value_or(Device()), dtype);
 }
 
 }  // namespace

@@ -24,7 +24,9 @@ Target kind_of(const ClassRowsArgs& a, std::int64_t target) {
 template <class C>
 C row_grad(const LossGrad& g, std::int64_t row) {
   const C grad = g.grad ? static_cast<const C*>(g.grad.address())[g.each_row ? row : 0] : C(1);
-  return g.divisor ? grad / *static_cast<const C*>(g.divisor.address()) : grad;
+  if (!g.divisor) return grad;
+  const C divisor = *static_cast<const C*>(g.divisor.address());
+  return divisor == 0 ? C(0) : grad / divisor;
 }
 
 template <class T>

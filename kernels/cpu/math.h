@@ -98,15 +98,15 @@ inline float atanh(float x) {
 }
 
 inline double tanh(double x) { return std::tanh(x); }
-/// tanh(x). Near 0 it is an odd polynomial. Elsewhere it is 1 - 2 / (e^2|x| + 1) with the sign of x.
+/// tanh(x) = tanh(|x|) with the sign of x, which -0 keeps. Near 0 it is an odd polynomial. Elsewhere it is
+/// 1 - 2 / (e^2|x| + 1).
 inline float tanh(float x) {
   const float z = x * x;
   const float p =
       -0.333333289485f +
       z * (0.133327700853f + z * (-0.0538509536639f + z * (0.0209973583309f - z * 0.00609694255729f)));
   const float a = std::abs(x);
-  const float large = std::copysign(1 - 2 / (fast_exp(2 * a) + 1), x);
-  return a < 0.625f ? x + x * z * p : large;
+  return std::copysign(a < 0.625f ? a + a * z * p : 1 - 2 / (fast_exp(2 * a) + 1), x);
 }
 
 inline double atan2(double y, double x) { return std::atan2(y, x); }

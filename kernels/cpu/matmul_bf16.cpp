@@ -3,9 +3,19 @@
 // caches its primitives.
 #include "tapestry/kernels/cpu/matmul.h"
 
+namespace tapestry::kernels::cpu {
+
+bool has_tile_fault(std::string_view kernel, std::int64_t k, OneDnnVersion version) {
+  const auto [major, minor, patch] = version;
+  const bool mended =
+      major > 3 || (major == 3 && minor > 0) || (major == 2 && (minor > 7 || (minor == 7 && patch >= 4)));
+  return !mended && k > 32 && k % 32 == 31 && kernel.find("amx") != kernel.npos;
+}
+
+}  // namespace tapestry::kernels::cpu
+
 #ifdef TAPESTRY_HAS_ONEDNN
 #include <memory>
-#include <string_view>
 #include <unordered_map>
 
 #include "tapestry/kernels/cpu/compute.h"
@@ -37,7 +47,20 @@ struct KeyHash {
 struct Plan {
   memory::desc a, b, c, bias;
   dnnl::matmul product;
+  std::string kernel;
 };
+
+std::string& planted_fault() {
+  thread_local const auto part = std::make_unique<std::string>();  // a pointer, because static TLS is scarce
+  return *part;
+}
+
+bool must_be_avoided(std::string_view kernel, std::int64_t k) {
+  if (const std::string& part = planted_fault(); !part.empty())
+    return kernel.find(part) != kernel.npos && has_tile_fault("amx", k, {2, 6, 3});
+  const dnnl_version_t& v = *dnnl_version();
+  return has_tile_fault(kernel, k, {v.major, v.minor, v.patch});
+}
 
 /// Returns null if oneDNN has only its slow reference implementation.
 std::unique_ptr<Plan> make_plan(const Key& key) {
@@ -55,25 +78,32 @@ std::unique_ptr<Plan> make_plan(const Key& key) {
     attributes.set_post_ops(after);
   }
 #if DNNL_VERSION_MAJOR >= 3
-  const auto pd =
-      key.bias ? dnnl::matmul::primitive_desc(engine(), plan->a, plan->b, plan->bias, plan->c, attributes)
-               : dnnl::matmul::primitive_desc(engine(), plan->a, plan->b, plan->c, attributes);
+  auto pd = key.bias
+                ? dnnl::matmul::primitive_desc(engine(), plan->a, plan->b, plan->bias, plan->c, attributes)
+                : dnnl::matmul::primitive_desc(engine(), plan->a, plan->b, plan->c, attributes);
 #else
   const auto desc = key.bias ? dnnl::matmul::desc(plan->a, plan->b, plan->bias, plan->c)
                              : dnnl::matmul::desc(plan->a, plan->b, plan->c);
-  const dnnl::matmul::primitive_desc pd(desc, attributes, engine());
+  dnnl::matmul::primitive_desc pd(desc, attributes, engine());
 #endif
-  if (std::string_view(pd.impl_info_str()).starts_with("ref")) return nullptr;
+  while (must_be_avoided(pd.impl_info_str(), key.k))
+    if (!pd.next_impl()) return nullptr;
+  plan->kernel = pd.impl_info_str();
+  if (plan->kernel.starts_with("ref")) return nullptr;
   plan->product = dnnl::matmul(pd);
   return plan;
+}
+
+using Plans = std::unordered_map<Key, std::unique_ptr<Plan>, KeyHash>;
+Plans& own_plans() {
+  thread_local const auto own = std::make_unique<Plans>();  // a pointer, because static TLS is scarce
+  return *own;
 }
 
 const Plan* plan_for(const Key& key) {
   // Limits the cache, because a program may use new shapes forever, such as another batch size in each step.
   constexpr std::size_t kMostPlans = 512;
-  using Plans = std::unordered_map<Key, std::unique_ptr<Plan>, KeyHash>;
-  thread_local const auto own = std::make_unique<Plans>();  // a pointer, because static TLS is scarce
-  Plans& plans = *own;
+  Plans& plans = own_plans();
   if (const auto found = plans.find(key); found != plans.end()) return found->second.get();
   if (plans.size() >= kMostPlans) plans.clear();
   std::unique_ptr<Plan> plan;
@@ -98,24 +128,28 @@ bool may_be_padded(const GemmArgs& g) {
   return true;
 }
 
+/// Returns null if oneDNN should not compute this product.
+const Plan* plan_for(const GemmArgs& g, bool f32_result) {
+  if (!has_bf16_instructions() || g.k == 0 || (g.k % 2 == 1 && !may_be_padded(g))) return nullptr;
+  const bool a_plain = g.a_strides.row_major(g.k), b_plain = g.b_strides.row_major(g.n);
+  return plan_for(Key{g.m, g.n, g.k, a_plain ? g.a_strides.row : 1, a_plain ? 1 : g.a_strides.col,
+                      b_plain ? g.b_strides.row : 1, b_plain ? 1 : g.b_strides.col, g.c_row, f32_result,
+                      static_cast<bool>(g.bias), g.accumulate, compute_threads()});
+}
+
 }  // namespace
 
+std::string bf16_kernel(const GemmArgs& g, bool f32_result) {
+  const Plan* const plan = plan_for(g, f32_result);
+  return plan ? plan->kernel : "";
+}
+void plant_tile_fault(std::string_view part) {
+  planted_fault() = part;
+  own_plans().clear();
+}
+
 bool multiply_bf16(const GemmArgs& g, bool f32_result) {
-  if (!has_bf16_instructions() || g.k == 0 || (g.k % 2 == 1 && !may_be_padded(g))) return false;
-  const bool a_plain = g.a_strides.row_major(g.k), b_plain = g.b_strides.row_major(g.n);
-  const Key key{g.m,
-                g.n,
-                g.k,
-                a_plain ? g.a_strides.row : 1,
-                a_plain ? 1 : g.a_strides.col,
-                b_plain ? g.b_strides.row : 1,
-                b_plain ? 1 : g.b_strides.col,
-                g.c_row,
-                f32_result,
-                static_cast<bool>(g.bias),
-                g.accumulate,
-                compute_threads()};
-  const Plan* const plan = plan_for(key);
+  const Plan* const plan = plan_for(g, f32_result);
   if (!plan) return false;
   // dnnl::memory takes only pointers to non-const data. oneDNN does not write to the inputs.
   const auto argument = [](const memory::desc& desc, const void* data) {
@@ -138,6 +172,8 @@ bool multiply_bf16(const GemmArgs& g, bool f32_result) {
 
 namespace tapestry::kernels::cpu {
 bool multiply_bf16(const GemmArgs&, bool) { return false; }
+std::string bf16_kernel(const GemmArgs&, bool) { return ""; }
+void plant_tile_fault(std::string_view) {}
 }  // namespace tapestry::kernels::cpu
 
 #endif

@@ -20,8 +20,10 @@
 #include <bit>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <type_traits>
 
+#include "tapestry/core/error.h"
 #include "tapestry/core/parallel.h"
 #include "tapestry/kernels/cpu/loops.h"
 #include "tapestry/kernels/cpu/wide.h"
@@ -300,8 +302,11 @@ void reduce(const Reduction& r, const Op& op, const typename Op::Lane* centers, 
     });
     return;
   }
-  const auto partial =
-      std::make_unique_for_overwrite<Total[]>(static_cast<std::size_t>(tasks * blocks.count * width));
+  // An expanded tensor may have more elements than memory could hold.
+  const std::unique_ptr<Total[]> partial(new (std::nothrow)
+                                             Total[static_cast<std::size_t>(tasks * blocks.count * width)]);
+  check<OutOfMemoryError>(partial != nullptr, "[reduce] the partial results of ", tasks, " x ", r.count,
+                          " elements do not fit into memory; reduce fewer elements at a time");
   parallel_for(tasks * blocks.count, grain_of(kElements * cost), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       std::int64_t n;

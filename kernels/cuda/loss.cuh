@@ -227,7 +227,8 @@ struct RowGrad {
   const float* divisor;
   __device__ float of(std::int64_t row) const {
     const float g = grad ? grad[each_row ? row : 0] : 1.0f;
-    return divisor ? g / *divisor : g;
+    if (!divisor) return g;
+    return *divisor == 0 ? 0.0f : g / *divisor;
   }
 };
 

@@ -46,7 +46,7 @@ inline constinit Slot<ClassLossArgs> nll_loss{"nll_loss"};
 
 /// The incoming gradient of a loss: one number per row (outer, inner) if `each_row` is set, else one number
 /// for all rows. If `grad` is null, it is 1 for all rows. The kernel divides it by `divisor` unless that is
-/// null.
+/// null. A divisor of 0, which means that no row counts, makes it 0.
 struct LossGrad {
   ConstArray grad;
   bool each_row;
@@ -118,13 +118,14 @@ struct BinaryCrossEntropy : Binary<"binary_cross_entropy", Takes::floats> {
     return dy * (limited(M::log1p(-x)) - limited(M::log(x)));
   }
 };
-/// Binary cross-entropy of a logit x and a target: log(1 + e^x) - target x. The logarithm is computed as
-/// max(x, 0) + log(1 + e^-|x|), which cannot overflow.
+/// Binary cross-entropy of a logit x and a target: log(1 + e^x) - target x. It is computed as log(1 + e^-|x|)
+/// + (1 - target) x, or - target x for x < 0, which cannot overflow. Where the factor of x is 0, an infinite
+/// x costs 0.
 struct BinaryCrossEntropyWithLogits : Binary<"binary_cross_entropy_with_logits", Takes::floats> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x, C target) {
-    const C above = x < 0 ? C(0) : x;  // keeps NaN
-    return (above - target * x) + M::log1p(M::exp_of_negative(-M::abs(x)));
+    const C factor = x < 0 ? -target : 1 - target;
+    return (factor == 0 ? C(0) : factor * x) + M::log1p(M::exp_of_negative(-M::abs(x)));  // keeps NaN
   }
   template <class M, class C>
   TAPESTRY_FORMULA C gradient_a(C dy, C x, C target) {

@@ -5,11 +5,13 @@
 #include <tuple>
 
 #include "tapestry/autograd/ops/attention.h"
+#include "tapestry/autograd/ops/compare.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/dropout.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/pad.h"
+#include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/softmax.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/nn/init.h"
@@ -216,7 +218,16 @@ std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const
   if (how.need_weights) {
     Tensor scores = matmul(q * (1 / std::sqrt(static_cast<double>(embed / heads))), k.transpose(-2, -1));
     if (mask.defined()) scores = scores + mask;
-    weights = dropout(softmax(scores, -1), dropout_p);
+    // A query that may see no key has weights of 0, as in scaled_dot_product_attention.
+    Tensor blind;
+    if (mask.defined() && scores.numel() > 0) {
+      const NoGradGuard guard;
+      blind = amax(scores, -1, true) == -std::numeric_limits<double>::infinity();
+    }
+    if (blind.defined()) scores = scores.masked_fill(blind, 0);
+    weights = softmax(scores, -1);
+    if (blind.defined()) weights = weights.masked_fill(blind, 0);
+    weights = dropout(weights, dropout_p);
     context = matmul(weights, v);
     if (how.average_attn_weights) weights = weights.mean(1);
     if (!batched) weights = weights.squeeze(0);

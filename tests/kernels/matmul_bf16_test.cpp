@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <limits>
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "tapestry/core/half.h"
@@ -122,6 +124,56 @@ TEST_CASE("without the processor's bf16 instructions, bf16 products have the sam
     INFO(isa << child.output);
     CHECK(child.status == 0);
   }
+}
+
+TEST_CASE("AMX kernels of oneDNN versions with the tile fault do not compute the inner sizes that have it") {
+  using cpu::has_tile_fault;
+  const char* const amx = "brg:avx512_core_amx_bf16";
+  for (const std::int64_t k : {63, 95, 127, 1055}) {
+    CAPTURE(k);
+    for (const cpu::OneDnnVersion faulty :
+         {cpu::OneDnnVersion{2, 5, 4}, {2, 6, 0}, {2, 6, 3}, {2, 7, 0}, {2, 7, 3}, {3, 0, 0}, {3, 0, 1}}) {
+      CHECK(has_tile_fault(amx, k, faulty));
+      CHECK_FALSE(has_tile_fault("brg:avx512_core_bf16", k, faulty));
+    }
+    for (const cpu::OneDnnVersion mended :
+         {cpu::OneDnnVersion{2, 7, 4}, {2, 7, 5}, {2, 8, 0}, {3, 1, 0}, {3, 7, 2}, {4, 0, 0}})
+      CHECK_FALSE(has_tile_fault(amx, k, mended));
+  }
+  for (const std::int64_t k : {1, 31, 32, 33, 61, 62, 64, 65, 94, 96})
+    CHECK_FALSE(has_tile_fault(amx, k, {2, 6, 3}));
+}
+
+TEST_CASE("a product with the planted tile fault takes oneDNN's next kernel") {
+  if (!has_instructions()) {
+    WARN("skipped: this processor or this build has no bf16 instructions");
+    return;
+  }
+  for (const std::int64_t k : {62, 63, 64, 95, 127})
+    for (const auto& [m, n] : {std::pair{33, 16}, {80, 10}, {17, 130}}) {
+      CAPTURE(k, m, n);
+      const std::vector<BFloat16> a(static_cast<std::size_t>(m * k), BFloat16(1.0f));
+      const std::vector<BFloat16> b(static_cast<std::size_t>(k * n), BFloat16(1.0f));
+      std::vector<float> c(static_cast<std::size_t>(m * n));
+      GemmArgs g;
+      g.m = m, g.n = n, g.k = k, g.c_row = n;
+      g.a = a.data(), g.b = b.data(), g.c = c.data();
+      g.a_strides = {k, 1}, g.b_strides = {n, 1};
+      const std::string first = cpu::bf16_kernel(g, true);
+      REQUIRE_FALSE(first.empty());
+      cpu::plant_tile_fault(first);
+      CHECK((cpu::bf16_kernel(g, true) == first) == (k % 32 != 31));
+      if (cpu::multiply_bf16(g, true))
+        CHECK(std::all_of(c.begin(), c.end(), [&](float v) { return v == static_cast<float>(k); }));
+      // Every kernel is avoided, so the product is computed without oneDNN.
+      cpu::plant_tile_fault(":");
+      CHECK(cpu::multiply_bf16(g, true) == (k % 32 != 31));
+      CHECK(check_product<BFloat16>(m, n, k, [](const GemmArgs& any) {
+        gemm(kCPU, DType::bf16, any);
+        return true;
+      }));
+      cpu::plant_tile_fault("");
+    }
 }
 
 TEST_CASE("bf16 instructions: products with f32 results, and special numbers") {
