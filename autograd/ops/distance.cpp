@@ -17,6 +17,7 @@ namespace {
 using autograd::Backward;
 using autograd::check_operands;
 using autograd::Grad;
+using autograd::mT;
 using autograd::Op;
 using autograd::reduce_to;
 
