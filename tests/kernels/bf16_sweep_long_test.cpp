@@ -17,6 +17,7 @@
 
 using namespace tapestry;
 using namespace tapestry::kernels;
+using tapestry::kernels::conv2d;  // not the function of autograd
 
 namespace {
 
