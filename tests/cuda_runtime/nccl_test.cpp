@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdlib>
+#include <mutex>
 #include <thread>
 
 #include "tapestry/core/cuda/internal/libraries.h"
@@ -50,11 +51,14 @@ class Nccl {
 };
 
 std::vector<float> trained(Device device, const std::shared_ptr<ProcessGroup>& group, int rank, int size) {
+  static std::mutex one_at_a_time;  // all threads draw from the CPU's one generator
+  std::unique_lock lock(one_at_a_time);
   manual_seed(1);
   nn::Linear model({.in_features = 6, .out_features = 4});
-  model.to(device);
   manual_seed(2);
   const Tensor x = randn({8, 6}, kCPU), target = randn({8, 4}, kCPU);
+  lock.unlock();
+  model.to(device);
   const std::int64_t rows = 8 / size;
   const auto part = [&](const Tensor& t) { return t.narrow(0, rank * rows, rows).contiguous().to(device); };
   optim::SGD optimizer(model.parameters(), {.lr = 0.1});
@@ -92,7 +96,10 @@ TEST_CASE("two ranks over NCCL train on the PTX machine as one CPU does") {
         const std::vector<float> got = trained(device, group, rank, 2);
         if (got.size() != expected.size()) throw std::runtime_error("another number of weights");
         for (std::size_t i = 0; i < got.size(); ++i)
-          if (std::abs(got[i] - expected[i]) > 1e-5f) throw std::runtime_error("another weight");
+          if (std::abs(got[i] - expected[i]) > 1e-5f) {
+            throw std::runtime_error("weight " + std::to_string(i) + " is " + std::to_string(got[i]) +
+                                     ", not " + std::to_string(expected[i]));
+          }
       } catch (const std::exception& e) {
         errors[rank] = e.what();
       }
