@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "tapestry/autograd/deferred.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/bad_index.h"
@@ -140,7 +141,7 @@ Tensor triangle_indices(const Op& op, std::int64_t rows, std::int64_t cols, std:
       lower ? triangle_numel(rows, cols, offset) : all - triangle_numel(rows, cols, offset - 1);
   checked_numel(op.name, {2, count});
   // Allocated first, so that more indices than the memory holds are an error before any is computed.
-  const Tensor indices = empty({2, count}, TensorOptions(DType::i64, Device()));
+  const Tensor indices = empty({2, count}, {DType::i64, kCPU});
   std::int64_t* row = indices.data<std::int64_t>();
   std::int64_t* column = row + count;
   const std::int64_t* const end_of_rows = row + count;
@@ -151,7 +152,12 @@ Tensor triangle_indices(const Op& op, std::int64_t rows, std::int64_t cols, std:
       *column++ = j;
     }
   }
-  return indices.to(options.device.value_or(Device()), dtype);
+  const Device device = options.device.value_or(current_context().device);
+  if (!device.is_meta()) return indices.to(device, dtype);
+  const Tensor deferred = empty({2, count}, {dtype, device});
+  autograd::defer_values(op.name, deferred, {indices},
+                         [](const Tensor& t, const std::vector<Tensor>& v) { t.copy_(v[0]); });
+  return deferred;
 }
 
 }  // namespace
