@@ -82,6 +82,7 @@
 #include "tapestry/distributed/common/comm_hook.h"
 #include "tapestry/distributed/common/ddp_report.h"
 #include "tapestry/distributed/common/kernel_choices.h"
+#include "tapestry/distributed/common/no_sync.h"
 #include "tapestry/distributed/common/seeds.h"
 #include "tapestry/distributed/common/trace.h"
 #include "tapestry/distributed/data_parallel/data_parallel.h"

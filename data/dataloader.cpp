@@ -60,13 +60,8 @@ void EpochPlan::rethrow(std::exception_ptr cause, std::int64_t batch, std::int64
       std::move(cause));
 }
 
-void check_loader_options(std::int64_t batch_size, bool shuffle, bool drop_last, int num_workers,
-                          int prefetch, bool sampler, bool batch_sampler) {
-  check(batch_size >= 1, "[DataLoader] batch_size is ", batch_size, "; it must be at least 1");
-  check(num_workers >= 0 && num_workers <= 1024, "[DataLoader] num_workers is ", num_workers,
-        "; it must be from 0 to 1024");
-  check(prefetch >= 1 && prefetch <= 1024, "[DataLoader] prefetch is ", prefetch,
-        "; it must be from 1 to 1024");
+void check_order_options(std::int64_t batch_size, bool shuffle, bool drop_last, bool sampler,
+                         bool batch_sampler) {
   check(!(sampler && shuffle),
         "[DataLoader] both sampler and shuffle are given; the sampler makes the order");
   check(!(batch_sampler && (sampler || shuffle || drop_last || batch_size != 1)),

@@ -13,43 +13,16 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "tapestry/core/context.h"
-#include "tapestry/core/error.h"
-#include "tapestry/core/generator.h"
-#include "tapestry/data/batch.h"
-#include "tapestry/data/collate.h"
 #include "tapestry/data/dataset.h"
-#include "tapestry/data/prefetcher.h"
-#include "tapestry/data/rng.h"
+#include "tapestry/data/loader.h"
 #include "tapestry/data/sampler.h"
-#include "tapestry/data/upload.h"
 
 namespace tapestry::data {
-
-/// Tells a transform which batch it changes, so that it can draw the random numbers of each sample.
-struct BatchContext {
-  std::uint64_t seed = 0;
-  std::int64_t epoch = 0;
-  std::span<const std::int64_t> indices;  ///< indices of the samples, in batch order
-  std::uint64_t use = 2;                  ///< a different number for each transform of a loader
-
-  /// Returns random numbers for the i-th sample of the batch. They depend only on the seed, the epoch, the
-  /// sample's index and the transform's position.
-  Rng rng(std::size_t i) const {
-    return Rng(derive_key(seed, epoch, use), static_cast<std::uint64_t>(indices[i]));
-  }
-};
-
-/// A function that changes a batch, usually by replacing its input. Several workers may call it at the same
-/// time.
-template <class B = Example>
-using BatchTransform = std::function<void(B& batch, const BatchContext& context)>;
 
 template <class E = Example, class B = typename DefaultBatch<E>::type>
 struct DataLoaderOptions {
@@ -83,22 +56,6 @@ struct LoaderState {
   static LoaderState parse(const std::string& text);
 };
 
-/// Thrown if a sample could not be loaded, collated or transformed. The message names the sample and contains
-/// the message of the cause.
-class SampleError : public Error {
- public:
-  SampleError(const std::string& text, std::int64_t index, std::exception_ptr cause)
-      : Error(text), index_(index), cause_(std::move(cause)) {}
-  /// The sample's index in the dataset, or -1 if only the batch is known.
-  std::int64_t index() const { return index_; }
-  /// The original exception.
-  const std::exception_ptr& cause() const { return cause_; }
-
- private:
-  std::int64_t index_;
-  std::exception_ptr cause_;
-};
-
 namespace detail {
 
 /// The batches of one epoch. All workers of a loader share it.
@@ -115,51 +72,26 @@ struct EpochPlan {
 };
 
 /// Throws ValueError if options contradict each other.
-void check_loader_options(std::int64_t batch_size, bool shuffle, bool drop_last, int num_workers,
-                          int prefetch, bool sampler, bool batch_sampler);
+void check_order_options(std::int64_t batch_size, bool shuffle, bool drop_last, bool sampler,
+                         bool batch_sampler);
 /// Throws ValueError unless `state` comes from a loader with this many samples and batches per epoch, its
 /// epoch is not negative, and its position is one of these batches or the end of the epoch.
 void check_loader_state(const LoaderState& state, std::int64_t samples, std::int64_t batches);
 
-/// True if default_collate() makes a B of samples of type E.
 template <class E, class B>
-inline constexpr bool makes_batch = false;
-template <Collatable E>
-inline constexpr bool makes_batch<E, batch_of<E>> = true;
-
-/// A batch, and the event of its copy to the device.
-template <class B>
-struct MadeBatch {
-  B batch;
-  Event ready;
-};
-
-template <class E, class B>
-class BatchMaker {
+class IndexedBatchMaker : public BatchMaker<Dataset<E>, B, DataLoaderOptions<E, B>> {
  public:
-  BatchMaker(std::shared_ptr<const Dataset<E>> dataset, DataLoaderOptions<E, B> options)
-      : dataset_(std::move(dataset)), options_(std::move(options)) {
-    if (!options_.device || options_.device->is_cpu()) return;
-    (check)(has_tensors<B>, "[DataLoader] batches of this type are not moved to ", *options_.device,
-            "; leave out the device, and move what is in them with .to()");
-    upload_ = std::make_unique<Upload>(*options_.device);
-  }
+  using Base = BatchMaker<Dataset<E>, B, DataLoaderOptions<E, B>>;
+  using Base::Base;
 
   /// Makes batch `k` of the plan. The result does not depend on the calling thread's context.
   std::shared_ptr<MadeBatch<B>> make(const EpochPlan& plan, std::int64_t k) const {
     const std::vector<std::int64_t>& indices = plan.batches[static_cast<std::size_t>(k)];
     Generator generator(plan.sample_seed(indices.empty() ? 0 : indices[0]));
-    Context context;
-    context.grad_enabled = false;
-    context.generator = &generator;
-    const ContextGuard guard(context);
+    const ContextGuard guard(loading_context(generator));
     std::exception_ptr error;
     try {
-      auto made = std::make_shared<MadeBatch<B>>(MadeBatch<B>{assemble(plan, k, indices), Event()});
-      for (std::size_t t = 0; t < options_.transforms.size(); ++t)
-        options_.transforms[t](made->batch, {plan.seed, plan.epoch, indices, 2 + t});
-      send(*made);
-      return made;
+      return this->finish(assemble(plan, k, indices), {plan.seed, plan.epoch, indices});
     } catch (const SampleError&) {
       throw;
     } catch (...) {
@@ -168,30 +100,13 @@ class BatchMaker {
     plan.rethrow(std::move(error), k, -1);
   }
 
-  /// Makes the calling thread's current stream wait until the batch has been copied.
-  void arrive(MadeBatch<B>& made) const {
-    if constexpr (has_tensors<B>)
-      if (upload_) for_tensors(made.batch, [&](const Tensor& t) { upload_->arrive(t, made.ready); });
-  }
-
-  const Dataset<E>& dataset() const { return *dataset_; }
-  const DataLoaderOptions<E, B>& options() const { return options_; }
-
  private:
-  void send(MadeBatch<B>& made) const {
-    if constexpr (has_tensors<B>)
-      if (upload_) {
-        for_tensors(made.batch, [&](Tensor& t) { t = upload_->send(t); });
-        upload_->mark(made.ready);
-      }
-  }
-
   B assemble(const EpochPlan& plan, std::int64_t k, const std::vector<std::int64_t>& indices) const {
     std::exception_ptr bulk;
     if constexpr (std::is_same_v<E, B>) {
-      if (!options_.collate) {
+      if (!this->options().collate) {
         try {
-          if (std::optional<E> batch = dataset_->get_batch(indices)) return std::move(*batch);
+          if (std::optional<E> batch = this->dataset().get_batch(indices)) return std::move(*batch);
         } catch (...) {
           bulk = std::current_exception();  // fetching the samples one by one finds the one that failed
         }
@@ -201,92 +116,43 @@ class BatchMaker {
     samples.reserve(indices.size());
     for (std::int64_t index : indices) samples.push_back(get(plan, k, index));
     if (bulk) std::rethrow_exception(std::move(bulk));
-    if (options_.collate) return options_.collate(std::move(samples));
-    if constexpr (makes_batch<E, B>) return default_collate(std::move(samples));
-    else if constexpr (std::is_same_v<B, std::vector<E>>) return samples;
-    else (fail)("[DataLoader] batches of this type need a collate in the options");
+    return this->collate(std::move(samples));
   }
 
   E get(const EpochPlan& plan, std::int64_t k, std::int64_t index) const {
     std::exception_ptr error;
     current_context().generator->set_state({plan.sample_seed(index), 0});
     try {
-      return dataset_->get(index);
+      return this->dataset().get(index);
     } catch (...) {
       error = std::current_exception();
     }
     plan.rethrow(std::move(error), k, index);
   }
-
-  std::shared_ptr<const Dataset<E>> dataset_;
-  DataLoaderOptions<E, B> options_;
-  std::unique_ptr<const Upload> upload_;  // null if batches stay on the CPU
 };
 
 }  // namespace detail
 
 template <class E = Example, class B = typename DefaultBatch<E>::type>
 class DataLoader {
+  class Pass;
+
  public:
   using Options = DataLoaderOptions<E, B>;
+  using Iterator = detail::LoaderIterator<B, Pass>;
 
   /// Throws ValueError if options are out of range or contradict each other.
   DataLoader(std::shared_ptr<const Dataset<E>> dataset, Options options = {}) {
-    (check)(dataset != nullptr, "[DataLoader] the dataset is null");
-    detail::check_loader_options(options.batch_size, options.shuffle, options.drop_last, options.num_workers,
-                                 options.prefetch, options.sampler != nullptr,
-                                 options.batch_sampler != nullptr);
+    detail::check_order_options(options.batch_size, options.shuffle, options.drop_last,
+                                options.sampler != nullptr, options.batch_sampler != nullptr);
     position_->seed = options.seed;
-    maker_ = std::make_shared<const detail::BatchMaker<E, B>>(std::move(dataset), std::move(options));
+    maker_ = std::make_shared<const detail::IndexedBatchMaker<E, B>>("DataLoader", std::move(dataset),
+                                                                     std::move(options));
   }
   /// Copies the dataset, which should be cheap to copy, such as a TensorDataset.
   template <std::derived_from<Dataset<E>> D>
   DataLoader(const D& dataset, Options options = {})
       : DataLoader(std::make_shared<const D>(dataset), std::move(options)) {}
-
-  /// One pass over the data. Its destructor, which also runs at a `break`, stops the workers.
-  class Iterator {
-   public:
-    using value_type = B;
-    using difference_type = std::ptrdiff_t;
-    B& operator*() const { return made_->batch; }
-    B* operator->() const { return &made_->batch; }
-    Iterator& operator++() {
-      advance();
-      return *this;
-    }
-    void operator++(int) { advance(); }
-    friend bool operator==(const Iterator& it, std::default_sentinel_t) { return it.made_ == nullptr; }
-
-   private:
-    friend class DataLoader;
-    Iterator(std::shared_ptr<const detail::BatchMaker<E, B>> maker, std::unique_ptr<Prefetcher> pass,
-             std::shared_ptr<LoaderState> position)
-        : maker_(std::move(maker)), pass_(std::move(pass)), position_(std::move(position)) {
-      advance();
-    }
-    void advance() {
-      made_.reset();
-      try {
-        made_ = std::static_pointer_cast<detail::MadeBatch<B>>(pass_->next());
-      } catch (...) {
-        pass_.reset();
-        throw;
-      }
-      if (made_) {
-        maker_->arrive(*made_);
-        ++position_->batch;
-        return;
-      }
-      pass_.reset();
-      ++position_->epoch;
-      position_->batch = 0;
-    }
-    std::shared_ptr<const detail::BatchMaker<E, B>> maker_;
-    std::unique_ptr<Prefetcher> pass_;
-    std::shared_ptr<LoaderState> position_;
-    std::shared_ptr<detail::MadeBatch<B>> made_;
-  };
 
   /// Starts a pass over the next epoch, or over the rest of an epoch after load_state(). Only one pass may
   /// run at a time.
@@ -296,19 +162,10 @@ class DataLoader {
       position_->batch = 0;
     }
     started_ = true;
-    auto plan = std::make_shared<detail::EpochPlan>();
-    plan->seed = position_->seed;
-    plan->epoch = position_->epoch;
-    plan->batches = batch_sampler().batches(position_->epoch);
-    const std::int64_t first = position_->batch, end = static_cast<std::int64_t>(plan->batches.size());
+    detail::EpochPlan plan{position_->seed, position_->epoch, batch_sampler().batches(position_->epoch)};
+    const std::int64_t first = position_->batch, end = static_cast<std::int64_t>(plan.batches.size());
     (check)(first <= end, "[DataLoader] the state is at batch ", first, " of an epoch of ", end, " batches");
-    auto make = [maker = maker_, plan](std::int64_t k) -> std::shared_ptr<void> {
-      return maker->make(*plan, k);
-    };
-    const Options& o = maker_->options();
-    return Iterator(maker_,
-                    std::make_unique<Prefetcher>(std::move(make), first, end, o.num_workers, o.prefetch),
-                    position_);
+    return Iterator(std::make_unique<Pass>(maker_, std::move(plan), position_));
   }
   std::default_sentinel_t end() const { return {}; }
 
@@ -353,11 +210,41 @@ class DataLoader {
     return *own_sampler_;
   }
 
-  std::shared_ptr<const detail::BatchMaker<E, B>> maker_;
+  std::shared_ptr<const detail::IndexedBatchMaker<E, B>> maker_;
   std::shared_ptr<LoaderState> position_ = std::make_shared<LoaderState>();
   bool started_ = false;
   mutable std::unique_ptr<BatchSampler> own_sampler_;
   mutable std::uint64_t own_seed_ = 0;
+};
+
+template <class E, class B>
+class DataLoader<E, B>::Pass {
+ public:
+  using Maker = std::shared_ptr<const detail::IndexedBatchMaker<E, B>>;
+  Pass(Maker maker, detail::EpochPlan plan, std::shared_ptr<LoaderState> position)
+      : maker_(std::move(maker)),
+        plan_(std::move(plan)),
+        position_(std::move(position)),
+        batches_([this](std::int64_t k) { return maker_->make(plan_, k); }, position_->batch,
+                 static_cast<std::int64_t>(plan_.batches.size()), maker_->options().num_workers,
+                 maker_->options().prefetch) {}
+  std::shared_ptr<detail::MadeBatch<B>> next() {
+    auto made = std::static_pointer_cast<detail::MadeBatch<B>>(batches_.next());
+    if (made) {
+      maker_->arrive(*made);
+      ++position_->batch;
+    } else {
+      ++position_->epoch;
+      position_->batch = 0;
+    }
+    return made;
+  }
+
+ private:
+  const Maker maker_;
+  const detail::EpochPlan plan_;
+  const std::shared_ptr<LoaderState> position_;
+  Prefetcher batches_;
 };
 
 template <class D>

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "tapestry/data/dataloader.h"
+#include "tapestry/data/loader.h"
 
 namespace tapestry::data {
 
@@ -71,8 +71,7 @@ struct IterableLoaderOptions {
 
 namespace detail {
 /// Throws ValueError if options contradict each other.
-void check_iterable_options(std::int64_t batch_size, std::int64_t shards, int num_workers, int prefetch,
-                            int rank, int world_size);
+void check_shard_options(std::int64_t shards, int rank, int world_size);
 }  // namespace detail
 
 /// Makes batches of an IterableDataset, for a range-for loop. For the same options except num_workers and
@@ -83,127 +82,81 @@ void check_iterable_options(std::int64_t batch_size, std::int64_t shards, int nu
 ///   for (std::vector<std::string>& batch : loader) ...
 template <class E = Example, class B = typename DefaultBatch<E>::type>
 class IterableLoader {
+  class Pass;
+
  public:
   using Options = IterableLoaderOptions<E, B>;
+  using Iterator = detail::LoaderIterator<B, Pass>;
 
   /// Throws ValueError if options are out of range or contradict each other.
   IterableLoader(std::shared_ptr<const IterableDataset<E>> dataset, Options options = {}) {
-    (check)(dataset != nullptr, "[IterableLoader] the dataset is null");
     if (options.shards == 0) options.shards = options.num_workers > 1 ? options.num_workers : 1;
-    detail::check_iterable_options(options.batch_size, options.shards, options.num_workers, options.prefetch,
-                                   options.rank, options.world_size);
-    if (options.device && !options.device->is_cpu()) {
-      (check)(has_tensors<B>, "[IterableLoader] batches of this type are not moved to ", *options.device,
-              "; leave out the device, and move what is in them with .to()");
-      upload_ = std::make_shared<const Upload>(*options.device);
-    }
-    dataset_ = std::move(dataset);
-    options_ = std::make_shared<const Options>(std::move(options));
+    detail::check_shard_options(options.shards, options.rank, options.world_size);
+    maker_ = std::make_shared<const Maker>("IterableLoader", std::move(dataset), std::move(options));
   }
   /// Copies the dataset.
   template <std::derived_from<IterableDataset<E>> D>
   IterableLoader(const D& dataset, Options options = {})
       : IterableLoader(std::make_shared<const D>(dataset), std::move(options)) {}
 
-  /// One pass over the data. Its destructor, which also runs at a `break`, stops the workers.
-  class Iterator {
-   public:
-    using value_type = B;
-    using difference_type = std::ptrdiff_t;
-    B& operator*() const { return made_->batch; }
-    B* operator->() const { return &made_->batch; }
-    Iterator& operator++() {
-      advance();
-      return *this;
-    }
-    void operator++(int) { advance(); }
-    friend bool operator==(const Iterator& it, std::default_sentinel_t) { return it.made_ == nullptr; }
-
-   private:
-    friend class IterableLoader;
-    struct Made;
-    struct Part;
-    Iterator(const IterableLoader& loader, std::int64_t epoch)
-        : options_(loader.options_), upload_(loader.upload_) {
-      const std::int64_t shards = options_->shards;
-      const std::int64_t workers = options_->num_workers == 0 ? 1 : options_->num_workers;
-      const std::int64_t threads = workers < shards ? workers : shards;
-      for (std::int64_t s = 0; s < shards; ++s) alive_.push_back(s);
-      for (std::int64_t t = 0; t < threads; ++t) {
-        auto part = std::make_shared<Part>();
-        part->dataset = loader.dataset_;
-        part->options = options_;
-        part->upload = upload_;
-        part->epoch = epoch;
-        for (std::int64_t s = t; s < shards; s += threads) part->shards.push_back({.index = s});
-        const auto make = [part](std::int64_t) -> std::shared_ptr<void> { return part->next(); };
-        readers_.push_back(std::make_unique<Prefetcher>(
-            make, 0, INT64_MAX, options_->num_workers == 0 ? 0 : 1, options_->prefetch));
-      }
-      advance();
-    }
-
-    void advance() {
-      made_.reset();
-      while (!alive_.empty() && returned_ != options_->max_batches) {
-        turn_ %= alive_.size();
-        const std::size_t reader = static_cast<std::size_t>(alive_[turn_]) % readers_.size();
-        std::shared_ptr<Made> made;
-        try {
-          made = std::static_pointer_cast<Made>(readers_[reader]->next());
-        } catch (...) {
-          readers_.clear();
-          alive_.clear();
-          throw;
-        }
-        if (!made->samples) {  // the end of the shard
-          alive_.erase(alive_.begin() + static_cast<std::ptrdiff_t>(turn_));
-          continue;
-        }
-        ++turn_;
-        ++returned_;
-        if constexpr (has_tensors<B>)
-          if (upload_) for_tensors(made->batch, [&](const Tensor& t) { upload_->arrive(t, made->ready); });
-        made_ = std::move(made);
-        return;
-      }
-      readers_.clear();
-    }
-
-    std::shared_ptr<const Options> options_;
-    std::shared_ptr<const Upload> upload_;
-    std::vector<std::int64_t> alive_;  // the shards with samples left; their batches alternate
-    std::size_t turn_ = 0;
-    std::int64_t returned_ = 0;
-    std::vector<std::unique_ptr<Prefetcher>> readers_;  // shard s belongs to reader s % size
-    std::shared_ptr<Made> made_;
-  };
-
   /// Starts a pass over the next epoch.
-  Iterator begin() { return Iterator(*this, epoch_++); }
+  Iterator begin() { return Iterator(std::make_unique<Pass>(maker_, epoch_++)); }
   std::default_sentinel_t end() const { return {}; }
   /// The epoch of the next pass.
   std::int64_t epoch() const { return epoch_; }
   void set_epoch(std::int64_t epoch) { epoch_ = epoch; }
 
  private:
-  std::shared_ptr<const IterableDataset<E>> dataset_;
-  std::shared_ptr<const Options> options_;
-  std::shared_ptr<const Upload> upload_;  // null if batches stay on the CPU
+  using Maker = detail::BatchMaker<IterableDataset<E>, B, Options>;
+  struct Part;
+  std::shared_ptr<const Maker> maker_;
   std::int64_t epoch_ = 0;
 };
 
-/// A batch, and the event of its copy to the device. Without samples, it marks the end of a shard.
 template <class E, class B>
-struct IterableLoader<E, B>::Iterator::Made {
-  std::int64_t samples = 0;
-  B batch{};
-  Event ready{};
+class IterableLoader<E, B>::Pass {
+ public:
+  Pass(std::shared_ptr<const Maker> maker, std::int64_t epoch) : maker_(std::move(maker)) {
+    const Options& o = maker_->options();
+    const std::int64_t workers = o.num_workers == 0 ? 1 : o.num_workers;
+    const std::int64_t threads = workers < o.shards ? workers : o.shards;
+    for (std::int64_t s = 0; s < o.shards; ++s) alive_.push_back(s);
+    for (std::int64_t t = 0; t < threads; ++t) {
+      auto part = std::make_shared<Part>(Part{maker_, epoch});
+      for (std::int64_t s = t; s < o.shards; s += threads) part->shards.push_back({.index = s});
+      readers_.push_back(std::make_unique<Prefetcher>([part](std::int64_t) { return part->next(); }, 0,
+                                                      INT64_MAX, o.num_workers == 0 ? 0 : 1, o.prefetch));
+    }
+  }
+  std::shared_ptr<detail::MadeBatch<B>> next() {
+    while (!alive_.empty() && returned_ != maker_->options().max_batches) {
+      turn_ %= alive_.size();
+      const std::size_t reader = static_cast<std::size_t>(alive_[turn_]) % readers_.size();
+      auto made = std::static_pointer_cast<detail::MadeBatch<B>>(readers_[reader]->next());
+      if (!made) {  // the end of the shard
+        alive_.erase(alive_.begin() + static_cast<std::ptrdiff_t>(turn_));
+        continue;
+      }
+      ++turn_;
+      ++returned_;
+      maker_->arrive(*made);
+      return made;
+    }
+    return nullptr;
+  }
+
+ private:
+  const std::shared_ptr<const Maker> maker_;
+  std::vector<std::int64_t> alive_;  // the shards with samples left; their batches alternate
+  std::size_t turn_ = 0;
+  std::int64_t returned_ = 0;
+  std::vector<std::unique_ptr<Prefetcher>> readers_;  // shard s belongs to reader s % size
 };
 
 /// The shards that one thread reads in turn.
 template <class E, class B>
-struct IterableLoader<E, B>::Iterator::Part {
+struct IterableLoader<E, B>::Part {
+  using Made = std::shared_ptr<detail::MadeBatch<B>>;
   struct Reading {
     std::int64_t index = 0;  // of the shard on this rank
     typename IterableDataset<E>::Stream stream{};
@@ -211,42 +164,38 @@ struct IterableLoader<E, B>::Iterator::Part {
     std::int64_t taken = 0;
     bool ended = false;
   };
-  std::shared_ptr<const IterableDataset<E>> dataset;
-  std::shared_ptr<const Options> options;
-  std::shared_ptr<const Upload> upload;
+  std::shared_ptr<const Maker> maker;
   std::int64_t epoch = 0;
-  std::vector<Reading> shards;
+  std::vector<Reading> shards{};
   std::size_t turn = 0;
 
-  /// Makes the next batch of the shard whose turn it is. The order of turns is that of Iterator::advance().
-  std::shared_ptr<Made> next() {
-    if (shards.empty()) return std::make_shared<Made>();
+  /// Makes the next batch of the shard whose turn it is, or returns null at its end. The order of turns is
+  /// that of Pass::next().
+  Made next() {
+    if (shards.empty()) return nullptr;
     turn %= shards.size();
     Reading& reading = shards[turn];
-    std::shared_ptr<Made> made;
+    Made made;
     try {
       made = read(reading);
     } catch (const std::exception& e) {
-      throw SampleError(concat({"[IterableLoader] shard ", reading.index, " of rank ", options->rank,
+      throw SampleError(concat({"[IterableLoader] shard ", reading.index, " of rank ", maker->options().rank,
                                 ", after ", reading.taken, " samples of epoch ", epoch, ": ", e.what()}),
                         -1, std::current_exception());
     }
-    if (made->samples == 0) shards.erase(shards.begin() + static_cast<std::ptrdiff_t>(turn));
-    else ++turn;
+    if (made) ++turn;
+    else shards.erase(shards.begin() + static_cast<std::ptrdiff_t>(turn));
     return made;
   }
 
-  std::shared_ptr<Made> read(Reading& reading) {
-    const Options& o = *options;
+  Made read(Reading& reading) {
+    const Options& o = maker->options();
     const Shard shard{o.rank * o.shards + reading.index, o.world_size * o.shards, epoch};
     if (!reading.generator)
       reading.generator = std::make_shared<Generator>(
           Rng(derive_key(o.seed, epoch, 1), static_cast<std::uint64_t>(shard.index)).next64());
-    Context context;
-    context.grad_enabled = false;
-    context.generator = reading.generator.get();
-    const ContextGuard guard(context);
-    if (!reading.stream) reading.stream = dataset->iterate(shard);
+    const ContextGuard guard(detail::loading_context(*reading.generator));
+    if (!reading.stream) reading.stream = maker->dataset().iterate(shard);
     std::vector<E> samples;
     std::vector<std::int64_t> numbers;
     while (!reading.ended && static_cast<std::int64_t>(samples.size()) < o.batch_size) {
@@ -258,27 +207,10 @@ struct IterableLoader<E, B>::Iterator::Part {
       samples.push_back(std::move(*sample));
       numbers.push_back(shard.index + shard.count * reading.taken++);
     }
-    auto made = std::make_shared<Made>();
     if (samples.empty() ||
         (reading.ended && o.drop_last && static_cast<std::int64_t>(samples.size()) < o.batch_size))
-      return made;
-    made->samples = static_cast<std::int64_t>(samples.size());
-    made->batch = collate_batch(std::move(samples));
-    for (std::size_t t = 0; t < o.transforms.size(); ++t)
-      o.transforms[t](made->batch, {o.seed, epoch, numbers, 2 + t});
-    if constexpr (has_tensors<B>)
-      if (upload) {
-        for_tensors(made->batch, [&](Tensor& t) { t = upload->send(t); });
-        upload->mark(made->ready);
-      }
-    return made;
-  }
-
-  B collate_batch(std::vector<E>&& samples) const {
-    if (options->collate) return options->collate(std::move(samples));
-    if constexpr (detail::makes_batch<E, B>) return default_collate(std::move(samples));
-    else if constexpr (std::is_same_v<B, std::vector<E>>) return std::move(samples);
-    else (fail)("[IterableLoader] batches of this type need a collate in the options");
+      return nullptr;
+    return maker->finish(maker->collate(std::move(samples)), {o.seed, epoch, numbers});
   }
 };
 

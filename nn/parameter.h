@@ -114,10 +114,7 @@ class TensorSlot : public UsedLikeTensor {
   Tensor to_double() const { return tensor().to_double(); }
   Tensor half() const { return tensor().half(); }
   Tensor bfloat16() const { return tensor().bfloat16(); }
-  template <class... To>
-  Tensor to(const To&... device_or_dtype) const {
-    return tensor().to(device_or_dtype...);
-  }
+  Tensor to(const auto&... device_or_dtype) const { return tensor().to(device_or_dtype...); }
   Tensor t() const { return tensor().t(); }
   Tensor transpose(std::int64_t a, std::int64_t b) const { return tensor().transpose(a, b); }
   Tensor permute(const Dims& dims) const { return tensor().permute(dims); }
@@ -145,22 +142,10 @@ class TensorSlot : public UsedLikeTensor {
   Tensor operator[](std::int64_t index) const { return tensor()[index]; }
   Tensor operator[](const Tensor& index) const { return tensor()[index]; }
   Tensor operator-() const { return -tensor(); }
-  template <class Operand>
-  Tensor add(const Operand& other) const {
-    return tensor().add(other);
-  }
-  template <class Operand>
-  Tensor sub(const Operand& other) const {
-    return tensor().sub(other);
-  }
-  template <class Operand>
-  Tensor mul(const Operand& other) const {
-    return tensor().mul(other);
-  }
-  template <class Operand>
-  Tensor div(const Operand& other) const {
-    return tensor().div(other);
-  }
+  Tensor add(const auto& other) const { return tensor().add(other); }
+  Tensor sub(const auto& other) const { return tensor().sub(other); }
+  Tensor mul(const auto& other) const { return tensor().mul(other); }
+  Tensor div(const auto& other) const { return tensor().div(other); }
   Tensor neg() const { return tensor().neg(); }
   Tensor sign() const { return tensor().sign(); }
   Tensor relu() const { return tensor().relu(); }
@@ -220,38 +205,14 @@ class TensorSlot : public UsedLikeTensor {
   const Tensor& addcdiv_(const Tensor& a, const Tensor& b, const Scalar& value = 1) const {
     return tensor().addcdiv_(a, b, value);
   }
-  template <class Operand>
-  const Tensor& add_(const Operand& other) const {
-    return tensor().add_(other);
-  }
-  template <class Operand>
-  const Tensor& sub_(const Operand& other) const {
-    return tensor().sub_(other);
-  }
-  template <class Operand>
-  const Tensor& mul_(const Operand& other) const {
-    return tensor().mul_(other);
-  }
-  template <class Operand>
-  const Tensor& div_(const Operand& other) const {
-    return tensor().div_(other);
-  }
-  template <class Operand>
-  const Tensor& operator+=(const Operand& other) const {
-    return tensor() += other;
-  }
-  template <class Operand>
-  const Tensor& operator-=(const Operand& other) const {
-    return tensor() -= other;
-  }
-  template <class Operand>
-  const Tensor& operator*=(const Operand& other) const {
-    return tensor() *= other;
-  }
-  template <class Operand>
-  const Tensor& operator/=(const Operand& other) const {
-    return tensor() /= other;
-  }
+  const Tensor& add_(const auto& other) const { return tensor().add_(other); }
+  const Tensor& sub_(const auto& other) const { return tensor().sub_(other); }
+  const Tensor& mul_(const auto& other) const { return tensor().mul_(other); }
+  const Tensor& div_(const auto& other) const { return tensor().div_(other); }
+  const Tensor& operator+=(const auto& other) const { return tensor() += other; }
+  const Tensor& operator-=(const auto& other) const { return tensor() -= other; }
+  const Tensor& operator*=(const auto& other) const { return tensor() *= other; }
+  const Tensor& operator/=(const auto& other) const { return tensor() /= other; }
 
  protected:
   TensorSlot(std::string name, Tensor tensor);

@@ -75,13 +75,10 @@ void Job::wrap(nn::LanguageModel& model) {
   }
 }
 
-std::unique_ptr<Job::Quiet> Job::quiet() {
-  auto all = std::make_unique<Quiet>();
-  if (ddp_) all->ddp.emplace(*ddp_);
-  if (fsdp_)
-    all->fsdp = std::unique_ptr<distributed::FullyShard::NoSync>(
-        new distributed::FullyShard::NoSync(fsdp_->no_sync()));
-  return all;
+std::optional<distributed::NoSync> Job::quiet() {
+  if (ddp_) return ddp_->no_sync();
+  if (fsdp_) return fsdp_->no_sync();
+  return std::nullopt;
 }
 
 double Job::sum(double own) const {

@@ -53,11 +53,7 @@ class Job {
 
  protected:
   /// While it exists, backward passes keep their gradients on this rank.
-  struct Quiet {
-    std::optional<tapestry::distributed::DdpBase::NoSync> ddp;
-    std::unique_ptr<tapestry::distributed::FullyShard::NoSync> fsdp;
-  };
-  std::unique_ptr<Quiet> quiet();
+  std::optional<tapestry::distributed::NoSync> quiet();
 
   const JobOptions job_;
   std::shared_ptr<tapestry::distributed::ProcessGroup> group_;

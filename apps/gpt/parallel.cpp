@@ -160,7 +160,7 @@ double Parallel::forward_backward(nn::LanguageModel& model, Windows& text, std::
   for (std::int64_t part = 0; part < parts; ++part) {
     const Batch b = batch(begin + (part * size() + rank()) * rows, rows);
     // All parts but the last keep their gradients on this rank.
-    const std::unique_ptr<Quiet> no_sync = part + 1 < parts ? quiet() : nullptr;
+    const auto no_sync = part + 1 < parts ? quiet() : std::nullopt;
     Tensor loss;
     std::optional<AutocastScope> autocast(options_.precision);
     if (dp_ && b.documents.defined())

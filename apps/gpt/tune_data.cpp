@@ -73,7 +73,7 @@ TuneData read_tune_data(const TuneDataOptions& o, const Pretrained& p) {
     }
   }
   const data::PackOptions pack{.length = o.length, .split = is_text};
-  TuneData out{data::PackedSequences(train, pack), {}, train.size(), held_out.size()};
+  TuneData out{data::PackedSequences(train, pack), {}, train.size()};
   if (!held_out.empty()) out.held_out.emplace(held_out, pack);
   return out;
 }

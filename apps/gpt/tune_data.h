@@ -23,7 +23,7 @@ struct TuneDataOptions {
 struct TuneData {
   tapestry::data::PackedSequences train;
   std::optional<tapestry::data::PackedSequences> held_out;
-  std::size_t documents = 0, held_out_documents = 0;
+  std::size_t documents = 0;  // of train
 };
 
 /// Reads the files with the tokenizer and the chat template of the model. Conversations stay whole; text is

@@ -67,7 +67,7 @@ std::optional<double> TuneParallel::forward_backward(nn::LanguageModel& model,
   for (std::size_t k = 0; k < used.size(); ++k) {
     const TuneBatch& batch = used[k];
     // All batches but the last keep their gradients on this rank.
-    const std::unique_ptr<Quiet> no_sync = k + 1 < used.size() ? quiet() : nullptr;
+    const auto no_sync = k + 1 < used.size() ? quiet() : std::nullopt;
     Tensor loss;
     std::optional<AutocastScope> autocast(precision_);
     if (dp_) {

@@ -156,11 +156,7 @@ void DdpBase::sync_buffers() { broadcast_values(*state_->group, state_->buffers(
 
 Device DdpBase::device() const { return state_->reducer->device(); }
 
-DdpBase::NoSync::NoSync(DdpBase& ddp) : ddp_(ddp), outer_(ddp.state_->reducer->synchronize) {
-  ddp.state_->reducer->synchronize = false;
-}
-DdpBase::NoSync::~NoSync() { ddp_.state_->reducer->synchronize = outer_; }
-
+NoSync DdpBase::no_sync() { return NoSync(state_->reducer->synchronize); }
 void DdpBase::set_comm_hook(CommHook hook) { state_->reducer->comm_hook = std::move(hook); }
 DdpReport DdpBase::report() const { return state_->reducer->report(); }
 const std::vector<std::string>& DdpBase::unused_parameters() const { return state_->reducer->unused(); }

@@ -20,6 +20,7 @@
 #include "tapestry/core/timeline.h"
 #include "tapestry/distributed/common/comm_hook.h"
 #include "tapestry/distributed/common/ddp_report.h"
+#include "tapestry/distributed/common/no_sync.h"
 #include "tapestry/nn/module.h"
 
 namespace tapestry::distributed {
@@ -58,20 +59,8 @@ class DdpBase {
   DdpBase(const DdpBase&) = delete;
   DdpBase& operator=(const DdpBase&) = delete;
 
-  /// While it exists, backward passes accumulate into this rank's grad() without communication. The first
-  /// pass after it averages the sums. It takes effect when backward runs; forward may run inside or outside.
-  class NoSync {
-   public:
-    explicit NoSync(DdpBase& ddp);
-    ~NoSync();
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-
-   private:
-    DdpBase& ddp_;
-    bool outer_;
-  };
-  [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
+  /// While the result exists, backward passes accumulate into this rank's grad() without communication.
+  [[nodiscard]] NoSync no_sync();
 
   /// Collective: broadcasts rank 0's buffers. Call it before an evaluation that is divided among ranks,
   /// because the last forward changed the running statistics of each rank differently.

@@ -266,9 +266,7 @@ FullyShard fully_shard(nn::Module& module, const FsdpOptions& options) {
 
 // ---- FullyShard ----
 
-FullyShard::NoSync::NoSync(std::shared_ptr<ShardedUnit> unit)
-    : unit_(std::move(unit)), outer_(std::exchange(unit_->model().synchronize, false)) {}
-FullyShard::NoSync::~NoSync() { unit_->model().synchronize = outer_; }
+NoSync FullyShard::no_sync() const { return NoSync(unit_->model().synchronize); }
 
 FullyShard::Unsharded::Unsharded(std::vector<std::shared_ptr<ShardedUnit>> units) {
   try {

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "tapestry/distributed/comm/process_group.h"
+#include "tapestry/distributed/common/no_sync.h"
 #include "tapestry/nn/module.h"
 
 namespace tapestry::distributed {
@@ -91,21 +92,6 @@ class ShardedUnit;
 /// A handle to a sharded module. It may be dropped: the module keeps everything that it needs.
 class FullyShard {
  public:
-  /// While it exists, backward passes leave their gradients on the full parameters, without communication:
-  /// this rank then needs the memory of all full gradients. The first pass after it reduces the sums. It
-  /// takes effect when backward runs; forward may run inside or outside. zero_grad() does not see these sums;
-  /// discard_unreduced() drops them.
-  class NoSync {
-   public:
-    explicit NoSync(std::shared_ptr<ShardedUnit> unit);
-    ~NoSync();
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-
-   private:
-    std::shared_ptr<ShardedUnit> unit_;
-    bool outer_;
-  };
   /// While it exists, the parameters of a unit are full. In-place changes of the full parameters are kept:
   /// each rank copies its rows into its shard. All ranks must make the same changes.
   class Unsharded {
@@ -121,7 +107,10 @@ class FullyShard {
 
   explicit FullyShard(std::shared_ptr<ShardedUnit> unit) : unit_(std::move(unit)) {}
 
-  [[nodiscard]] NoSync no_sync() const { return NoSync(unit_); }
+  /// While the result exists, backward passes leave their gradients on the full parameters: this rank then
+  /// needs the memory of all full gradients. zero_grad() does not see these sums; discard_unreduced() drops
+  /// them.
+  [[nodiscard]] NoSync no_sync() const;
   /// Collective: gathers the parameters of this module's own unit, or also those of all units inside it. For
   /// methods other than forward, and to look at weights. Calls of the units inside need no unshard().
   [[nodiscard]] Unsharded unshard(bool units_inside = false) const;

@@ -87,7 +87,7 @@ ShardedDataParallelBase::ShardedDataParallelBase(nn::Module& model, DeviceList d
     : ShardedDataParallelBase(std::make_shared<ShardedReplicas>(model, devices.devices(), options)) {}
 ShardedDataParallelBase::~ShardedDataParallelBase() = default;
 
-FullyShard::NoSync ShardedDataParallelBase::no_sync() const { return FullyShard::NoSync(sharded_->unit()); }
+NoSync ShardedDataParallelBase::no_sync() const { return FullyShard(sharded_->unit()).no_sync(); }
 void ShardedDataParallelBase::discard_unreduced() const { FullyShard(sharded_->unit()).discard_unreduced(); }
 ShardedDataParallelBase::Unsharded ShardedDataParallelBase::unshard() const { return Unsharded(sharded_); }
 

@@ -66,7 +66,7 @@ class ShardedDataParallelBase : protected DataParallelBase {
   using DataParallelBase::loss;
 
   /// See FullyShard: backward passes inside the scope leave whole gradients on every device.
-  [[nodiscard]] FullyShard::NoSync no_sync() const;
+  [[nodiscard]] NoSync no_sync() const;
   void discard_unreduced() const;
   /// Gathers all parameters on every device.
   [[nodiscard]] Unsharded unshard() const;

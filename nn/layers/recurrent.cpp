@@ -38,16 +38,8 @@ bool is_relu(const char* name, const std::string& nonlinearity) {
   return nonlinearity == "relu";
 }
 
-LSTMOptions common(const RNNOptions& o) {
-  return {.input_size = o.input_size,
-          .hidden_size = o.hidden_size,
-          .num_layers = o.num_layers,
-          .bias = o.bias,
-          .batch_first = o.batch_first,
-          .dropout = o.dropout,
-          .bidirectional = o.bidirectional};
-}
-LSTMOptions common(const GRUOptions& o) {
+template <class O>
+LSTMOptions common(const O& o) {
   return {.input_size = o.input_size,
           .hidden_size = o.hidden_size,
           .num_layers = o.num_layers,

@@ -31,7 +31,7 @@ void set_momentum(Optimizer& optimizer, const char* name, double momentum) {
 }  // namespace
 
 CosineAnnealingLR::CosineAnnealingLR(Optimizer& optimizer, const CosineAnnealingLROptions& options)
-    : Scheduler(optimizer), options_(options) {
+    : SchedulerWith(optimizer, options) {
   check(options.T_max > 0, "[CosineAnnealingLR] T_max must be positive but is ", options.T_max, "; set it");
   check(options.warmup_steps >= 0, "[CosineAnnealingLR] warmup_steps must not be negative but is ",
         options.warmup_steps);
@@ -48,7 +48,7 @@ double CosineAnnealingLR::lr_at(std::int64_t steps, std::size_t group) const {
 
 CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(Optimizer& optimizer,
                                                          const CosineAnnealingWarmRestartsOptions& options)
-    : Scheduler(optimizer), options_(options) {
+    : SchedulerWith(optimizer, options) {
   check(options.T_0 > 0, "[CosineAnnealingWarmRestarts] T_0 must be positive but is ", options.T_0,
         "; set it");
   check(options.T_mult >= 1, "[CosineAnnealingWarmRestarts] T_mult must be at least 1 but is ",
@@ -68,7 +68,7 @@ double CosineAnnealingWarmRestarts::lr_at(std::int64_t steps, std::size_t group)
 }
 
 OneCycleLR::OneCycleLR(Optimizer& optimizer, const OneCycleLROptions& options)
-    : Scheduler(optimizer), options_(options) {
+    : SchedulerWith(optimizer, options) {
   if (options_.total_steps == 0 && options_.epochs > 0)
     options_.total_steps = options_.epochs * options_.steps_per_epoch;
   const OneCycleLROptions& o = options_;
@@ -121,8 +121,7 @@ void OneCycleLR::set_others(std::int64_t steps) {
     set_momentum(optimizer(), momentum_name_, value_at(steps, &Phase::from_momentum, &Phase::to_momentum));
 }
 
-CyclicLR::CyclicLR(Optimizer& optimizer, const CyclicLROptions& options)
-    : Scheduler(optimizer), options_(options) {
+CyclicLR::CyclicLR(Optimizer& optimizer, const CyclicLROptions& options) : SchedulerWith(optimizer, options) {
   CyclicLROptions& o = options_;
   if (o.step_size_down == 0) o.step_size_down = o.step_size_up;
   check(o.base_lr >= 0 && o.max_lr > 0,

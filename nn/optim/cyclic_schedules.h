@@ -18,16 +18,12 @@ struct CosineAnnealingLROptions {
 };
 /// Goes from the base lr to eta_min along half a cosine in T_max steps, and back in the next T_max steps
 /// (Loshchilov and Hutter, "SGDR", 2017, without restarts).
-class CosineAnnealingLR : public Scheduler {
+class CosineAnnealingLR : public SchedulerWith<CosineAnnealingLROptions> {
  public:
-  using Options = CosineAnnealingLROptions;
   CosineAnnealingLR(Optimizer& optimizer, const CosineAnnealingLROptions& options);
 
  protected:
   double lr_at(std::int64_t steps, std::size_t group) const override;
-
- private:
-  CosineAnnealingLROptions options_;
 };
 
 struct CosineAnnealingWarmRestartsOptions {
@@ -38,16 +34,12 @@ struct CosineAnnealingWarmRestartsOptions {
 };
 /// Goes from the base lr to eta_min along half a cosine, and then starts again at the base lr (Loshchilov and
 /// Hutter, "SGDR: stochastic gradient descent with warm restarts", 2017).
-class CosineAnnealingWarmRestarts : public Scheduler {
+class CosineAnnealingWarmRestarts : public SchedulerWith<CosineAnnealingWarmRestartsOptions> {
  public:
-  using Options = CosineAnnealingWarmRestartsOptions;
   CosineAnnealingWarmRestarts(Optimizer& optimizer, const CosineAnnealingWarmRestartsOptions& options);
 
  protected:
   double lr_at(std::int64_t steps, std::size_t group) const override;
-
- private:
-  CosineAnnealingWarmRestartsOptions options_;
 };
 
 enum class Anneal : std::uint8_t { cos, linear };
@@ -68,9 +60,8 @@ struct OneCycleLROptions {
 };
 /// The rate rises once and falls once over the whole training (Smith and Topin, "Super-convergence", 2018).
 /// Call step() once per batch.
-class OneCycleLR : public Scheduler {
+class OneCycleLR : public SchedulerWith<OneCycleLROptions> {
  public:
-  using Options = OneCycleLROptions;
   OneCycleLR(Optimizer& optimizer, const OneCycleLROptions& options);
 
  protected:
@@ -84,7 +75,6 @@ class OneCycleLR : public Scheduler {
   };
   double value_at(std::int64_t steps, double Phase::*from, double Phase::*to) const;
 
-  OneCycleLROptions options_;
   std::vector<Phase> phases_;
   const char* momentum_name_ = nullptr;
 };
@@ -108,9 +98,8 @@ struct CyclicLROptions {
 };
 /// The rate rises from base_lr to max_lr in step_size_up steps and falls back, again and again (Smith,
 /// "Cyclical learning rates for training neural networks", 2017). Call step() once per batch.
-class CyclicLR : public Scheduler {
+class CyclicLR : public SchedulerWith<CyclicLROptions> {
  public:
-  using Options = CyclicLROptions;
   CyclicLR(Optimizer& optimizer, const CyclicLROptions& options);
 
  protected:
@@ -121,7 +110,6 @@ class CyclicLR : public Scheduler {
   /// The position between the lower and the upper limit, from 0 to the scale of the cycle.
   double height_at(std::int64_t steps) const;
 
-  CyclicLROptions options_;
   const char* momentum_name_ = nullptr;
 };
 

@@ -25,7 +25,7 @@ double LambdaLR::lr_at(std::int64_t steps, std::size_t group) const {
   return base_lr(group) * factors_[group](steps);
 }
 
-StepLR::StepLR(Optimizer& optimizer, const StepLROptions& options) : Scheduler(optimizer), options_(options) {
+StepLR::StepLR(Optimizer& optimizer, const StepLROptions& options) : SchedulerWith(optimizer, options) {
   check(options.step_size > 0, "[StepLR] step_size must be positive but is ", options.step_size, "; set it");
   start();
 }
@@ -34,7 +34,7 @@ double StepLR::lr_at(std::int64_t steps, std::size_t group) const {
 }
 
 MultiStepLR::MultiStepLR(Optimizer& optimizer, const MultiStepLROptions& options)
-    : Scheduler(optimizer), options_(options) {
+    : SchedulerWith(optimizer, options) {
   std::sort(options_.milestones.begin(), options_.milestones.end());
   start();
 }
@@ -46,7 +46,7 @@ double MultiStepLR::lr_at(std::int64_t steps, std::size_t group) const {
 }
 
 ExponentialLR::ExponentialLR(Optimizer& optimizer, const ExponentialLROptions& options)
-    : Scheduler(optimizer), options_(options) {
+    : SchedulerWith(optimizer, options) {
   check(options.gamma > 0, "[ExponentialLR] gamma must be positive but is ", options.gamma, "; set it");
   start();
 }
@@ -54,8 +54,7 @@ double ExponentialLR::lr_at(std::int64_t steps, std::size_t group) const {
   return base_lr(group) * std::pow(options_.gamma, static_cast<double>(steps));
 }
 
-LinearLR::LinearLR(Optimizer& optimizer, const LinearLROptions& options)
-    : Scheduler(optimizer), options_(options) {
+LinearLR::LinearLR(Optimizer& optimizer, const LinearLROptions& options) : SchedulerWith(optimizer, options) {
   check(options.start_factor > 0 && options.start_factor <= 1,
         "[LinearLR] start_factor must lie in (0, 1] but is ", options.start_factor);
   check(options.end_factor >= 0 && options.end_factor <= 1,
@@ -70,7 +69,7 @@ double LinearLR::lr_at(std::int64_t steps, std::size_t group) const {
 }
 
 ConstantLR::ConstantLR(Optimizer& optimizer, const ConstantLROptions& options)
-    : Scheduler(optimizer), options_(options) {
+    : SchedulerWith(optimizer, options) {
   check(options.factor >= 0 && options.factor <= 1, "[ConstantLR] factor must lie in [0, 1] but is ",
         options.factor);
   check(options.total_iters >= 0, "[ConstantLR] total_iters must not be negative but is ",
@@ -82,7 +81,7 @@ double ConstantLR::lr_at(std::int64_t steps, std::size_t group) const {
 }
 
 PolynomialLR::PolynomialLR(Optimizer& optimizer, const PolynomialLROptions& options)
-    : Scheduler(optimizer), options_(options) {
+    : SchedulerWith(optimizer, options) {
   check(options.total_iters > 0, "[PolynomialLR] total_iters must be positive but is ", options.total_iters);
   check(options.power >= 0, "[PolynomialLR] power must not be negative but is ", options.power);
   start();

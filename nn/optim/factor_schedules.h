@@ -37,16 +37,12 @@ struct StepLROptions {
   double gamma = 0.1;
 };
 /// Sets lr = base lr * gamma^floor(steps / step_size).
-class StepLR : public Scheduler {
+class StepLR : public SchedulerWith<StepLROptions> {
  public:
-  using Options = StepLROptions;
   StepLR(Optimizer& optimizer, const StepLROptions& options);
 
  protected:
   double lr_at(std::int64_t steps, std::size_t group) const override;
-
- private:
-  StepLROptions options_;
 };
 
 struct MultiStepLROptions {
@@ -56,16 +52,12 @@ struct MultiStepLROptions {
   double gamma = 0.1;
 };
 /// Sets lr = base lr * gamma^(number of milestones <= steps).
-class MultiStepLR : public Scheduler {
+class MultiStepLR : public SchedulerWith<MultiStepLROptions> {
  public:
-  using Options = MultiStepLROptions;
   MultiStepLR(Optimizer& optimizer, const MultiStepLROptions& options);
 
  protected:
   double lr_at(std::int64_t steps, std::size_t group) const override;
-
- private:
-  MultiStepLROptions options_;
 };
 
 struct ExponentialLROptions {
@@ -73,16 +65,12 @@ struct ExponentialLROptions {
   double gamma = 0;
 };
 /// Sets lr = base lr * gamma^steps.
-class ExponentialLR : public Scheduler {
+class ExponentialLR : public SchedulerWith<ExponentialLROptions> {
  public:
-  using Options = ExponentialLROptions;
   ExponentialLR(Optimizer& optimizer, const ExponentialLROptions& options);
 
  protected:
   double lr_at(std::int64_t steps, std::size_t group) const override;
-
- private:
-  ExponentialLROptions options_;
 };
 
 struct LinearLROptions {
@@ -92,16 +80,12 @@ struct LinearLROptions {
 };
 /// Multiplies the base lr by a factor that goes linearly from start_factor to end_factor in total_iters steps
 /// and then stays. It is used for warm-up.
-class LinearLR : public Scheduler {
+class LinearLR : public SchedulerWith<LinearLROptions> {
  public:
-  using Options = LinearLROptions;
   explicit LinearLR(Optimizer& optimizer, const LinearLROptions& options = {});
 
  protected:
   double lr_at(std::int64_t steps, std::size_t group) const override;
-
- private:
-  LinearLROptions options_;
 };
 
 struct ConstantLROptions {
@@ -110,16 +94,12 @@ struct ConstantLROptions {
   std::int64_t total_iters = 5;
 };
 /// Multiplies the base lr by `factor` for the first total_iters steps.
-class ConstantLR : public Scheduler {
+class ConstantLR : public SchedulerWith<ConstantLROptions> {
  public:
-  using Options = ConstantLROptions;
   explicit ConstantLR(Optimizer& optimizer, const ConstantLROptions& options = {});
 
  protected:
   double lr_at(std::int64_t steps, std::size_t group) const override;
-
- private:
-  ConstantLROptions options_;
 };
 
 struct PolynomialLROptions {
@@ -128,16 +108,12 @@ struct PolynomialLROptions {
   double power = 1;
 };
 /// Sets lr = base lr * (1 - steps / total_iters)^power, and 0 after total_iters steps.
-class PolynomialLR : public Scheduler {
+class PolynomialLR : public SchedulerWith<PolynomialLROptions> {
  public:
-  using Options = PolynomialLROptions;
   explicit PolynomialLR(Optimizer& optimizer, const PolynomialLROptions& options = {});
 
  protected:
   double lr_at(std::int64_t steps, std::size_t group) const override;
-
- private:
-  PolynomialLROptions options_;
 };
 
 }  // namespace tapestry::optim

@@ -11,7 +11,7 @@
 namespace tapestry::optim {
 
 ReduceLROnPlateau::ReduceLROnPlateau(Optimizer& optimizer, const ReduceLROnPlateauOptions& options)
-    : Scheduler(optimizer), options_(options) {
+    : SchedulerWith(optimizer, options) {
   check(options.factor < 1, "[ReduceLROnPlateau] factor must be less than 1 but is ", options.factor);
   check(options.patience >= 0 && options.cooldown >= 0,
         "[ReduceLROnPlateau] patience and cooldown must not be negative but are ", options.patience, " and ",

@@ -23,9 +23,8 @@ struct ReduceLROnPlateauOptions {
 };
 /// Multiplies the rates by `factor` if a metric has stopped improving. Call step(metric) after each
 /// evaluation. Throws ValueError if step() is called without a metric.
-class ReduceLROnPlateau : public Scheduler {
+class ReduceLROnPlateau : public SchedulerWith<ReduceLROnPlateauOptions> {
  public:
-  using Options = ReduceLROnPlateauOptions;
   explicit ReduceLROnPlateau(Optimizer& optimizer, const ReduceLROnPlateauOptions& options = {});
 
   void step(double metric);
@@ -48,7 +47,6 @@ class ReduceLROnPlateau : public Scheduler {
     std::vector<double> rates;
   };
 
-  ReduceLROnPlateauOptions options_;
   State state_;
   bool has_metric_ = true;  // true in the constructor, in step(metric) and in load_state_dict()
 };

@@ -60,4 +60,16 @@ class Scheduler {
   std::vector<double> base_lrs_, last_lr_;
 };
 
+/// A Scheduler with an options struct of type O.
+template <class O>
+class SchedulerWith : public Scheduler {
+ public:
+  using Options = O;
+
+ protected:
+  SchedulerWith(Optimizer& optimizer, const O& options) : Scheduler(optimizer), options_(options) {}
+
+  O options_;
+};
+
 }  // namespace tapestry::optim

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -129,20 +130,12 @@ Trained train_net(
     optimizer->zero_grad();
     for (int part = 0; part < t.accumulate; ++part) {
       const int count = group ? 2 : 2 * parts, first = group ? group->rank() * 2 : 0;
-      const auto pass = [&] {
-        const Tensor l = loss(forward, step * t.accumulate + part, first, count);
-        result.losses.push_back(l.template item<double>());
-        l.backward();
-      };
-      if (part + 1 < t.accumulate && ddp) {
-        const auto guard = ddp->no_sync();
-        pass();
-      } else if (part + 1 < t.accumulate && fsdp) {
-        const auto guard = fsdp->no_sync();
-        pass();
-      } else {
-        pass();
-      }
+      std::optional<distributed::NoSync> alone;
+      if (part + 1 < t.accumulate && ddp) alone.emplace(ddp->no_sync());
+      if (part + 1 < t.accumulate && fsdp) alone.emplace(fsdp->no_sync());
+      const Tensor l = loss(forward, step * t.accumulate + part, first, count);
+      result.losses.push_back(l.template item<double>());
+      l.backward();
     }
     if (t.clip > 0) nn::clip_grad_norm_(net.parameters(), t.clip);
     optimizer->step();

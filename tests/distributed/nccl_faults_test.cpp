@@ -97,26 +97,25 @@ TEST_CASE("an error of any NCCL call reaches the caller and names the call") {
   struct Site {
     const char* call;
     int nth;
-    bool any_rank;  // the first rank to make the call fails, so the failing rank is not known
   };
-  const std::vector<Site> sites{{"ncclGetUniqueId", 0, false},
-                                {"ncclCommInitRankConfig", 0, true},
-                                {"ncclCommInitRankConfig", 2, true},
-                                {"ncclCommGetAsyncError", 0, true},
-                                {"ncclCommGetAsyncError", 9, true},
-                                {"ncclAllReduce", 0, true},
-                                {"ncclAllReduce", 1, true},
-                                {"ncclReduce", 0, true},
-                                {"ncclReduceScatter", 0, true},
-                                {"ncclBroadcast", 0, true},
-                                {"ncclAllGather", 0, true},
-                                {"ncclGroupStart", 0, true},
-                                {"ncclGroupEnd", 0, true},
-                                {"ncclGroupEnd", 3, true},
-                                {"ncclSend", 0, true},
-                                {"ncclRecv", 1, true},
-                                {"ncclSend", 7, true},
-                                {"ncclCommFinalize", 0, true}};
+  const std::vector<Site> sites{{"ncclGetUniqueId", 0},
+                                {"ncclCommInitRankConfig", 0},
+                                {"ncclCommInitRankConfig", 2},
+                                {"ncclCommGetAsyncError", 0},
+                                {"ncclCommGetAsyncError", 9},
+                                {"ncclAllReduce", 0},
+                                {"ncclAllReduce", 1},
+                                {"ncclReduce", 0},
+                                {"ncclReduceScatter", 0},
+                                {"ncclBroadcast", 0},
+                                {"ncclAllGather", 0},
+                                {"ncclGroupStart", 0},
+                                {"ncclGroupEnd", 0},
+                                {"ncclGroupEnd", 3},
+                                {"ncclSend", 0},
+                                {"ncclRecv", 1},
+                                {"ncclSend", 7},
+                                {"ncclCommFinalize", 0}};
   {
     NcclWorld world(2);
     Pair pair;

@@ -52,7 +52,7 @@ NcclWorld::~NcclWorld() {
   const std::string violations = controls_->violations();
   if (expected_violation_.empty()) CHECK(violations == "");
   else CHECK_THAT(violations, ContainsSubstring(expected_violation_));
-  if (!leaks_) CHECK(controls_->live() == 0);
+  CHECK(controls_->live() == 0);
 }
 
 std::vector<std::string> run_nccl_ranks(int size, const RankBody& body, const GroupOptions& options,

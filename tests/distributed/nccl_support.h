@@ -37,14 +37,12 @@ class NcclWorld {
   /// Call it in a test that breaks a rule of NCCL on purpose. The destructor then fails the test unless the
   /// report of broken rules contains `words`.
   void expect_violation(const std::string& words) { expected_violation_ = words; }
-  void expect_leaks() { leaks_ = true; }
 
  private:
   cuda::OpenLibrary library_;
   const StandInNccl* controls_;
   std::unique_ptr<testing::FakeGpus> gpus_;
   std::string expected_violation_;
-  bool leaks_ = false;
 };
 
 /// A memory store that counts its requests. Requests of the watchdog are not counted, because their number

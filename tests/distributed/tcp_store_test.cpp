@@ -213,7 +213,6 @@ TEST_CASE("a client with another secret is refused at once with that reason") {
 
 TEST_CASE("a client refuses a server that does not know the secret") {
   const std::string nonce(wire::kNonce, 'x');
-  std::string heard;
   for (const bool reflect : {false, true}) {
     Impostor impostor([&](int fd) {
       const std::string greeting = std::string(wire::kGreeting) + nonce;

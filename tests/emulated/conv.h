@@ -47,41 +47,50 @@ inline Values numbers(std::int64_t n, unsigned salt) {
         static_cast<float>((static_cast<double>(bits()) / 0x1p31 - 1) * (bits() % 8 + 1)));
   return v;
 }
+/// The unit roundoff of a 16-bit T, or 0 for float.
+template <class T>
+inline constexpr double kUnitOf = std::is_same_v<T, float>            ? 0
+                                  : std::is_same_v<T, tapestry::Half> ? 0x1p-11
+                                                                      : 0x1p-8;
+
 /// An output filled with NaN, between guard elements that must not be written. It starts `offset` elements
 /// after a 16-byte boundary.
+template <class T = float>
 class Result {
  public:
   Result(std::int64_t size, std::size_t offset)
       : memory_(static_cast<std::size_t>(size) + 2 * kGuard, offset), size_(static_cast<std::size_t>(size)) {
     for (std::size_t i = 0; i < memory_.size(); ++i)
-      memory_[i] = i < kGuard || i >= kGuard + size_ ? kSentinel : std::numeric_limits<float>::quiet_NaN();
+      memory_[i] = T(i < kGuard || i >= kGuard + size_ ? kSentinel : std::numeric_limits<float>::quiet_NaN());
   }
-  float* data() const { return memory_.data() + kGuard; }
+  T* data() const { return memory_.data() + kGuard; }
 
-  /// Checks that |error| <= roundings * unit roundoff * size, that NaN is where `want` has NaN, and that the
-  /// guards are unchanged.
+  /// Checks that |error| is at most `roundings` unit roundoffs of f32 of the sum of magnitudes `size`, plus
+  /// one rounding to T; that NaN is where `want` has NaN; and that the guards are unchanged.
   void check(const char* what, const Values& want, const Values& size, double roundings) const {
     INFO(what);
+    constexpr double least = std::is_same_v<T, float> ? 0x1p-126 : 0x1p-25, unit = kUnitOf<T>;
     std::size_t bad = 0, touched = 0;
     for (std::size_t i = 0; i < size_; ++i) {
-      const double got = static_cast<double>(data()[i]);
-      const bool fits = std::isnan(want[i]) ? std::isnan(got)
-                                            : got == want[i] || std::abs(got - want[i]) <=
-                                                                    roundings * 0x1p-24 * size[i] + 0x1p-126;
+      const double got = static_cast<double>(static_cast<float>(data()[i]));
+      const double tolerance = roundings * kUnit * size[i] * (1 + unit) + unit * std::abs(want[i]) + least;
+      const bool fits =
+          std::isnan(want[i]) ? std::isnan(got) : got == want[i] || std::abs(got - want[i]) <= tolerance;
       if (fits || ++bad > 3) continue;
-      CAPTURE(i, got, want[i], size[i]);
+      CAPTURE(i, got, want[i], tolerance);
       CHECK(fits);
     }
     for (std::size_t i = 0; i < kGuard; ++i)
-      touched += memory_[i] != kSentinel || memory_[kGuard + size_ + i] != kSentinel;
+      touched += static_cast<float>(memory_[i]) != kSentinel ||
+                 static_cast<float>(memory_[kGuard + size_ + i]) != kSentinel;
     CHECK(bad == 0);
     CHECK(touched == 0);
   }
 
  private:
   static constexpr std::size_t kGuard = 8;
-  static constexpr float kSentinel = 12345;
-  Block<float> memory_;
+  static constexpr float kSentinel = 1024;
+  Block<T> memory_;
   std::size_t size_;
 };
 
@@ -99,11 +108,14 @@ struct Zeros {
   Block<float> x, weight, y;
 };
 
-inline void check_forward(const Conv2dShape& s, const Values& x, const Values& weight, const Values& bias,
-                          const Offsets& at = {}, const Tuning& tuning = {}) {
+/// Calls launch(arguments) with tensors of T, with the threads in each order, and compares the output with
+/// that of the CPU in f64. The two functions below do the same for gradients.
+template <class T, class Launch>
+void compare_forward(const Conv2dShape& s, const Values& x, const Values& weight, const Values& bias,
+                     const Offsets& at, const Launch& launch) {
   using namespace tapestry;
-  INFO(text(s) << " bias " << !bias.empty() << " offsets " << at.x << at.weight << at.y << " tile "
-               << static_cast<int>(tuning.tile) << " parts " << tuning.parts);
+  INFO(text(s) << ' ' << dtype_of<T> << " bias " << !bias.empty() << " offsets " << at.x << at.weight
+               << at.y);
   Values want(static_cast<std::size_t>(y_size(s))), size(want.size());
   const auto run = [&](const Values& x_values, const Values& weights, const Values& biases, Values& y) {
     kernels::conv2d(kCPU, DType::f64,
@@ -116,29 +128,21 @@ inline void check_forward(const Conv2dShape& s, const Values& x, const Values& w
   run(x, weight, bias, want);
   run(magnitudes(x), magnitudes(weight), magnitudes(bias), size);
   in_each_order([&] {
-    const Block<float> in(x, at.x), w(weight, at.weight), b(bias);
-    const Result out(y_size(s), at.y);
-    kernels::cuda::launch_conv2d({},
-                                 {.shape = s,
-                                  .x = in.data(),
-                                  .weight = w.data(),
-                                  .bias = bias.empty() ? nullptr : b.data(),
-                                  .y = out.data()},
-                                 tuning);
+    const Block<T> in(x, at.x), w(weight, at.weight), b(bias);
+    const Result<T> out(y_size(s), at.y);
+    launch(kernels::Conv2dArgs{.shape = s,
+                               .x = in.data(),
+                               .weight = w.data(),
+                               .bias = bias.empty() ? nullptr : b.data(),
+                               .y = out.data()});
     out.check("y", want, size, static_cast<double>(s.c / s.groups * s.r * s.s + 2));
   });
 }
-inline void check_forward(const Conv2dShape& s, bool bias, const Offsets& at = {},
-                          const Tuning& tuning = {}) {
-  check_forward(s, numbers(x_size(s), 1), numbers(weight_size(s), 2), bias ? numbers(s.k, 3) : Values(), at,
-                tuning);
-}
-
-inline void check_backward_input(const Conv2dShape& s, const Values& dy, const Values& weight,
-                                 const Offsets& at = {}, const Tuning& tuning = {}) {
+template <class T, class Launch>
+void compare_backward_input(const Conv2dShape& s, const Values& dy, const Values& weight, const Offsets& at,
+                            const Launch& launch) {
   using namespace tapestry;
-  INFO(text(s) << " offsets " << at.x << at.weight << at.y << " tile " << static_cast<int>(tuning.tile)
-               << " parts " << tuning.parts);
+  INFO(text(s) << ' ' << dtype_of<T> << " offsets " << at.x << at.weight << at.y);
   Values want(static_cast<std::size_t>(x_size(s))), size(want.size());
   const auto run = [&](const Values& dy_values, const Values& weights, Values& dx) {
     kernels::conv2d_backward_input(
@@ -147,22 +151,18 @@ inline void check_backward_input(const Conv2dShape& s, const Values& dy, const V
   run(dy, weight, want);
   run(magnitudes(dy), magnitudes(weight), size);
   in_each_order([&] {
-    const Block<float> in(dy, at.y), w(weight, at.weight);
-    const Result out(x_size(s), at.x);
-    kernels::cuda::launch_conv2d_backward_input(
-        {}, {.shape = s, .dy = in.data(), .weight = w.data(), .dx = out.data()}, tuning);
+    const Block<T> in(dy, at.y), w(weight, at.weight);
+    const Result<T> out(x_size(s), at.x);
+    launch(
+        kernels::Conv2dBackwardInputArgs{.shape = s, .dy = in.data(), .weight = w.data(), .dx = out.data()});
     out.check("dx", want, size, static_cast<double>(s.k / s.groups * s.r * s.s + 2));
   });
 }
-inline void check_backward_input(const Conv2dShape& s, const Offsets& at = {}, const Tuning& tuning = {}) {
-  check_backward_input(s, numbers(y_size(s), 4), numbers(weight_size(s), 5), at, tuning);
-}
-
-inline void check_backward_weight(const Conv2dShape& s, const Values& dy, const Values& x,
-                                  const Offsets& at = {}, const Tuning& tuning = {}) {
+template <class T, class Launch>
+void compare_backward_weight(const Conv2dShape& s, const Values& dy, const Values& x, const Offsets& at,
+                             const Launch& launch) {
   using namespace tapestry;
-  INFO(text(s) << " offsets " << at.x << at.weight << at.y << " tile " << static_cast<int>(tuning.tile)
-               << " parts " << tuning.parts);
+  INFO(text(s) << ' ' << dtype_of<T> << " offsets " << at.x << at.weight << at.y);
   Values weight(static_cast<std::size_t>(weight_size(s))), bias(static_cast<std::size_t>(s.k));
   Values weight_sizes(weight.size()), bias_sizes(bias.size());
   const auto run = [&](const Values& dy_values, const Values& x_values, Values& dweight, Values& dbias) {
@@ -177,13 +177,43 @@ inline void check_backward_weight(const Conv2dShape& s, const Values& dy, const 
   run(magnitudes(dy), magnitudes(x), weight_sizes, bias_sizes);
   const double roundings = static_cast<double>(s.n * s.p * s.q + 2);
   in_each_order([&] {
-    const Block<float> in(x, at.x), out(dy, at.y);
-    const Result dweight(weight_size(s), at.weight), dbias(s.k, 0);
-    kernels::cuda::launch_conv2d_backward_weight(
-        {}, {.shape = s, .dy = out.data(), .x = in.data(), .dweight = dweight.data(), .dbias = dbias.data()},
-        tuning);
+    const Block<T> in(x, at.x), out(dy, at.y);
+    const Result<T> dweight(weight_size(s), at.weight), dbias(s.k, 0);
+    launch(kernels::Conv2dBackwardWeightArgs{
+        .shape = s, .dy = out.data(), .x = in.data(), .dweight = dweight.data(), .dbias = dbias.data()});
     dweight.check("dweight", weight, weight_sizes, roundings);
     dbias.check("dbias", bias, bias_sizes, roundings);
+  });
+}
+
+inline void check_forward(const Conv2dShape& s, const Values& x, const Values& weight, const Values& bias,
+                          const Offsets& at = {}, const Tuning& tuning = {}) {
+  INFO("tile " << static_cast<int>(tuning.tile) << " parts " << tuning.parts);
+  compare_forward<float>(s, x, weight, bias, at,
+                         [&](const auto& a) { tapestry::kernels::cuda::launch_conv2d({}, a, tuning); });
+}
+inline void check_forward(const Conv2dShape& s, bool bias, const Offsets& at = {},
+                          const Tuning& tuning = {}) {
+  check_forward(s, numbers(x_size(s), 1), numbers(weight_size(s), 2), bias ? numbers(s.k, 3) : Values(), at,
+                tuning);
+}
+
+inline void check_backward_input(const Conv2dShape& s, const Values& dy, const Values& weight,
+                                 const Offsets& at = {}, const Tuning& tuning = {}) {
+  INFO("tile " << static_cast<int>(tuning.tile) << " parts " << tuning.parts);
+  compare_backward_input<float>(s, dy, weight, at, [&](const auto& a) {
+    tapestry::kernels::cuda::launch_conv2d_backward_input({}, a, tuning);
+  });
+}
+inline void check_backward_input(const Conv2dShape& s, const Offsets& at = {}, const Tuning& tuning = {}) {
+  check_backward_input(s, numbers(y_size(s), 4), numbers(weight_size(s), 5), at, tuning);
+}
+
+inline void check_backward_weight(const Conv2dShape& s, const Values& dy, const Values& x,
+                                  const Offsets& at = {}, const Tuning& tuning = {}) {
+  INFO("tile " << static_cast<int>(tuning.tile) << " parts " << tuning.parts);
+  compare_backward_weight<float>(s, dy, x, at, [&](const auto& a) {
+    tapestry::kernels::cuda::launch_conv2d_backward_weight({}, a, tuning);
   });
 }
 inline void check_backward_weight(const Conv2dShape& s, const Offsets& at = {}, const Tuning& tuning = {}) {

@@ -20,78 +20,12 @@ inline constexpr tapestry::kernels::cuda::ConvInF32 kEmulatedF32{
       tapestry::kernels::cuda::launch_conv2d_backward_weight(context, a);
     }};
 
-/// The unit roundoff of T.
-template <class T>
-inline constexpr double kUnitOf = std::is_same_v<T, tapestry::Half> ? 0x1p-11 : 0x1p-8;
-
-/// An output filled with NaN, between guard elements that must not be written.
-template <class T>
-class Result16 {
- public:
-  Result16(std::int64_t size, std::size_t offset)
-      : memory_(static_cast<std::size_t>(size) + 2 * kGuard, offset), size_(static_cast<std::size_t>(size)) {
-    for (std::size_t i = 0; i < memory_.size(); ++i)
-      memory_[i] = T(i < kGuard || i >= kGuard + size_ ? kSentinel : std::numeric_limits<float>::quiet_NaN());
-  }
-  T* data() const { return memory_.data() + kGuard; }
-
-  /// Checks that |error| is at most `roundings` unit roundoffs of f32 of the sum of magnitudes `size`, plus
-  /// one rounding to T; that NaN is where `want` has NaN; and that the guards are unchanged.
-  void check(const char* what, const Values& want, const Values& size, double roundings) const {
-    INFO(what);
-    std::size_t bad = 0, touched = 0;
-    for (std::size_t i = 0; i < size_; ++i) {
-      const double got = static_cast<double>(static_cast<float>(data()[i]));
-      const double tolerance =
-          roundings * kUnit * size[i] * (1 + kUnitOf<T>)+kUnitOf<T> * std::abs(want[i]) + 0x1p-25;
-      const bool fits =
-          std::isnan(want[i]) ? std::isnan(got) : got == want[i] || std::abs(got - want[i]) <= tolerance;
-      if (fits || ++bad > 3) continue;
-      CAPTURE(i, got, want[i], tolerance);
-      CHECK(fits);
-    }
-    for (std::size_t i = 0; i < kGuard; ++i)
-      touched += static_cast<float>(memory_[i]) != kSentinel ||
-                 static_cast<float>(memory_[kGuard + size_ + i]) != kSentinel;
-    CHECK(bad == 0);
-    CHECK(touched == 0);
-  }
-
- private:
-  static constexpr std::size_t kGuard = 8;
-  static constexpr float kSentinel = 1024;
-  Block<T> memory_;
-  std::size_t size_;
-};
-
 template <class T>
 void check_forward16(const Conv2dShape& s, const Values& x, const Values& weight, const Values& bias,
                      const Offsets& at = {}, const Division& division = {}) {
-  using namespace tapestry;
-  INFO(text(s) << ' ' << dtype_of<T> << " bias " << !bias.empty() << " offsets " << at.x << at.weight << at.y
-               << " wide " << division.wide << " parts " << division.parts);
-  Values want(static_cast<std::size_t>(y_size(s))), size(want.size());
-  const auto run = [&](const Values& x_values, const Values& weights, const Values& biases, Values& y) {
-    kernels::conv2d(kCPU, DType::f64,
-                    {.shape = s,
-                     .x = x_values.data(),
-                     .weight = weights.data(),
-                     .bias = bias.empty() ? nullptr : biases.data(),
-                     .y = y.data()});
-  };
-  run(x, weight, bias, want);
-  run(magnitudes(x), magnitudes(weight), magnitudes(bias), size);
-  in_each_order([&] {
-    const Block<T> in(x, at.x), w(weight, at.weight), b(bias);
-    const Result16<T> out(y_size(s), at.y);
-    kernels::cuda::launch_conv2d_16<T>({},
-                                       {.shape = s,
-                                        .x = in.data(),
-                                        .weight = w.data(),
-                                        .bias = bias.empty() ? nullptr : b.data(),
-                                        .y = out.data()},
-                                       kEmulatedF32, division);
-    out.check("y", want, size, static_cast<double>(s.c / s.groups * s.r * s.s + 2));
+  INFO("wide " << division.wide << " parts " << division.parts);
+  compare_forward<T>(s, x, weight, bias, at, [&](const auto& a) {
+    tapestry::kernels::cuda::launch_conv2d_16<T>({}, a, kEmulatedF32, division);
   });
 }
 template <class T>
@@ -102,53 +36,19 @@ void check_forward16(const Conv2dShape& s, bool bias, const Offsets& at = {}, co
 
 template <class T>
 void check_backward_input16(const Conv2dShape& s, const Offsets& at = {}, const Division& division = {}) {
-  using namespace tapestry;
-  INFO(text(s) << ' ' << dtype_of<T> << " offsets " << at.x << at.weight << at.y << " wide " << division.wide
-               << " parts " << division.parts);
-  const Values dy = numbers(y_size(s), 4, 1), weight = numbers(weight_size(s), 5, 1);
-  Values want(static_cast<std::size_t>(x_size(s))), size(want.size());
-  const auto run = [&](const Values& dy_values, const Values& weights, Values& dx) {
-    kernels::conv2d_backward_input(
-        kCPU, DType::f64, {.shape = s, .dy = dy_values.data(), .weight = weights.data(), .dx = dx.data()});
-  };
-  run(dy, weight, want);
-  run(magnitudes(dy), magnitudes(weight), size);
-  in_each_order([&] {
-    const Block<T> in(dy, at.y), w(weight, at.weight);
-    const Result16<T> out(x_size(s), at.x);
-    kernels::cuda::launch_conv2d_backward_input_16<T>(
-        {}, {.shape = s, .dy = in.data(), .weight = w.data(), .dx = out.data()}, kEmulatedF32, division);
-    out.check("dx", want, size, static_cast<double>(s.k / s.groups * s.r * s.s + 2));
-  });
+  INFO("wide " << division.wide << " parts " << division.parts);
+  compare_backward_input<T>(
+      s, numbers(y_size(s), 4, 1), numbers(weight_size(s), 5, 1), at, [&](const auto& a) {
+        tapestry::kernels::cuda::launch_conv2d_backward_input_16<T>({}, a, kEmulatedF32, division);
+      });
 }
 
 template <class T>
 void check_backward_weight16(const Conv2dShape& s, const Values& dy, const Values& x, const Offsets& at = {},
                              const Division& division = {}) {
-  using namespace tapestry;
-  INFO(text(s) << ' ' << dtype_of<T> << " offsets " << at.x << at.weight << at.y << " wide " << division.wide
-               << " parts " << division.parts);
-  Values weight(static_cast<std::size_t>(weight_size(s))), bias(static_cast<std::size_t>(s.k));
-  Values weight_sizes(weight.size()), bias_sizes(bias.size());
-  const auto run = [&](const Values& dy_values, const Values& x_values, Values& dweight, Values& dbias) {
-    kernels::conv2d_backward_weight(kCPU, DType::f64,
-                                    {.shape = s,
-                                     .dy = dy_values.data(),
-                                     .x = x_values.data(),
-                                     .dweight = dweight.data(),
-                                     .dbias = dbias.data()});
-  };
-  run(dy, x, weight, bias);
-  run(magnitudes(dy), magnitudes(x), weight_sizes, bias_sizes);
-  const double roundings = static_cast<double>(s.n * s.p * s.q + 2);
-  in_each_order([&] {
-    const Block<T> in(x, at.x), out(dy, at.y);
-    const Result16<T> dweight(weight_size(s), at.weight), dbias(s.k, 0);
-    kernels::cuda::launch_conv2d_backward_weight_16<T>(
-        {}, {.shape = s, .dy = out.data(), .x = in.data(), .dweight = dweight.data(), .dbias = dbias.data()},
-        kEmulatedF32, division);
-    dweight.check("dweight", weight, weight_sizes, roundings);
-    dbias.check("dbias", bias, bias_sizes, roundings);
+  INFO("wide " << division.wide << " parts " << division.parts);
+  compare_backward_weight<T>(s, dy, x, at, [&](const auto& a) {
+    tapestry::kernels::cuda::launch_conv2d_backward_weight_16<T>({}, a, kEmulatedF32, division);
   });
 }
 template <class T>

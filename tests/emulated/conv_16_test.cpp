@@ -227,7 +227,7 @@ TEST_CASE("conv2d in 16 bits: every thread order gives the same bits") {
   const Block<Half> x(numbers(x_size(s), 1, 1)), dy(numbers(y_size(s), 2, 1));
   std::vector<std::uint16_t> first;
   in_each_order([&] {
-    const Result16<Half> dweight(weight_size(s), 0);
+    const Result<Half> dweight(weight_size(s), 0);
     gpu::launch_conv2d_backward_weight_16<Half>(
         {}, {.shape = s, .dy = dy.data(), .x = x.data(), .dweight = dweight.data()}, kEmulatedF32,
         {false, 3});

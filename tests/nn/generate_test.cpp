@@ -151,7 +151,6 @@ TEST_CASE("generate_batch: prompts of different lengths get the tokens that each
       const auto all = nn::generate_batch(*model, prompts, options, sampling);
       REQUIRE(all.size() == prompts.size());
       bool differ = false;
-      Tokens stopped_at;
       for (std::size_t i = 0; i < prompts.size(); ++i) {
         nn::Sampler sampler(sampling);
         CHECK(all[i] == nn::generate(*model, prompts[i], options, sampler));

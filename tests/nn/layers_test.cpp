@@ -2,9 +2,8 @@
 // and buffers after the calls.
 #include <cmath>
 #include <optional>
-#include <set>
 
-#include "tests/nn/golden.h"
+#include "tests/nn/recorded_layer.h"
 #include "tests/support/catch.h"
 
 using namespace tapestry;
@@ -12,91 +11,25 @@ using namespace tapestry::test;
 
 namespace {
 
-constexpr double kTolerance = 1e-12;  // an f64 sum of a few hundred terms has a smaller error
-
-const NnGolden& golden() {
-  static const NnGolden recorded("layers");
-  return recorded;
-}
-std::set<std::string>& tested() {
-  static std::set<std::string> labels;
-  return labels;
-}
-
-// Fills the module with the recorded weights, calls it `calls` times, and compares output, gradients and
-// buffers with the record.
-void check_layer(const std::string& label, nn::Module& module, const std::vector<Tensor>& inputs,
-                 const std::function<std::vector<Tensor>(const std::vector<Tensor>&)>& call,
-                 bool train = true, int calls = 1) {
-  INFO(label);
-  tested().insert(label);
-  fill(module);
-  module.train(train);
-
-  const auto names = golden().under(label + "/state/");
-  const nn::StateDict state = module.state_dict();
-  REQUIRE(state.size() == names.size());
-  for (std::size_t k = 0; k < names.size(); ++k) {
-    CHECK(std::to_string(k) + "/" + state[k].first == names[k].first);
-    const auto sizes = std::vector<double>(state[k].second.sizes().begin(), state[k].second.sizes().end());
-    CHECK(sizes == names[k].second.values);
-  }
-
-  std::vector<Tensor> leaves;
-  for (const Tensor& x : inputs) {
-    leaves.push_back(x.clone());
-    if (is_floating(x.dtype())) leaves.back().set_requires_grad();
-  }
-  std::vector<Tensor> outputs;
-  for (int i = 0; i < calls; ++i) outputs = call(leaves);
-  const auto wanted = golden().under(label + "/output/");
-  REQUIRE(!wanted.empty());
-  Tensor loss;
-  for (std::size_t k = 0; k < outputs.size(); ++k) {
-    if (!outputs[k].defined()) {
-      CHECK(wanted.size() <= k);
-      continue;
-    }
-    CHECK(difference(outputs[k], golden().at(label + "/output/" + std::to_string(k)), kTolerance) == "");
-    const Tensor part = (outputs[k] * formula(outputs[k].sizes(), 100 + static_cast<int>(k))).sum();
-    loss = loss.defined() ? loss + part : part;
-  }
-  if (loss.requires_grad()) loss.backward();
-  for (std::size_t k = 0; k < leaves.size(); ++k) {
-    const auto grads = golden().under(label + "/input_grad/" + std::to_string(k));
-    INFO("gradient of input " << k);
-    CHECK(leaves[k].grad().defined() == !grads.empty());
-    if (!grads.empty()) CHECK(difference(leaves[k].grad(), grads[0].second, kTolerance) == "");
-  }
-  const auto grads = golden().under(label + "/grad/");
-  CHECK(grads.size() == module.parameters().size());
-  for (const auto& [name, p] : module.named_parameters()) {
-    INFO("gradient of " << name);
-    CHECK(difference(p->grad(), golden().at(label + "/grad/" + name), kTolerance) == "");
-  }
-  const auto buffers = golden().under(label + "/buffer/");
-  CHECK(buffers.size() == module.buffers().size());
-  for (const auto& [name, b] : module.named_buffers()) {
-    INFO("buffer " << name);
-    CHECK(difference(b, golden().at(label + "/buffer/" + name), kTolerance) == "");
-  }
+RecordedLayers& recorded() {
+  static RecordedLayers layers("layers");
+  return layers;
 }
 
 template <class T>
 void check_layer(const std::string& label, const typename T::Options& options, const Tensor& x,
                  bool train = true, int calls = 1) {
   T module(options);
-  check_layer(
-      label, module, {x}, [&](const std::vector<Tensor>& in) { return std::vector<Tensor>{module(in[0])}; },
-      train, calls);
+  recorded().check_module(label, module, x, train, calls);
 }
 
 template <class T>
 void check_loss(const std::string& label, const typename T::Options& options, const Tensor& x,
                 const Tensor& target) {
   T module(options);
-  check_layer(label, module, {x, target},
-              [&](const std::vector<Tensor>& in) { return std::vector<Tensor>{module(in[0], in[1])}; });
+  recorded().check_layer(label, module, {x, target}, [&](const std::vector<Tensor>& in) {
+    return std::vector<Tensor>{module(in[0], in[1])};
+  });
 }
 
 const Tensor& x() {
@@ -234,8 +167,7 @@ TEST_CASE("Sequential gives PyTorch's outputs and gradients") {
   nn::Sequential net(nn::Conv2d::Options{.in_channels = 4, .out_channels = 3, .kernel_size = 3},
                      nn::BatchNorm2d::Options{.num_features = 3}, nn::ReLU::Options{}, nn::Flatten::Options{},
                      nn::Linear::Options{.in_features = 3 * 5 * 4, .out_features = 2});
-  check_layer("sequential", net, {image()},
-              [&](const std::vector<Tensor>& in) { return std::vector<Tensor>{net(in[0])}; });
+  recorded().check_module("sequential", net, image());
 }
 
 TEST_CASE("losses give PyTorch's values and gradients for every reduction and option") {
@@ -247,8 +179,9 @@ TEST_CASE("losses give PyTorch's values and gradients for every reduction and op
     check_loss<nn::NLLLoss>(std::string("nll_") + name, {.reduction = reduction}, logits.log_softmax(1),
                             target);
     nn::MSELoss mse({.reduction = reduction});
-    check_layer(std::string("mse_") + name, mse, {logits, formula({6, 5}, 57)},
-                [&](const std::vector<Tensor>& in) { return std::vector<Tensor>{mse(in[0], in[1])}; });
+    recorded().check_layer(
+        std::string("mse_") + name, mse, {logits, formula({6, 5}, 57)},
+        [&](const std::vector<Tensor>& in) { return std::vector<Tensor>{mse(in[0], in[1])}; });
   }
   const Tensor weight = ones({5});  // the buffer must exist before fill() writes the recorded weights to it
   check_loss<nn::CrossEntropyLoss>(
@@ -274,7 +207,7 @@ void check_attention(const std::string& label, nn::MultiheadAttention::Options o
   if (inputs.empty())
     inputs = {formula({3, 2, 8}, 60, 2.0), formula({5, 2, 8}, 61, 2.0), formula({5, 2, 8}, 62, 2.0)};
   Attention module(options);
-  check_layer("mha_" + label, module, inputs, [&](const std::vector<Tensor>& in) {
+  recorded().check_layer("mha_" + label, module, inputs, [&](const std::vector<Tensor>& in) {
     const auto [out, weights] = module.attn(in[0], in[1], in[2], how);
     return std::vector<Tensor>{out, weights};
   });
@@ -327,10 +260,8 @@ TEST_CASE("self-attention equals attention with three separate projections") {
 
 TEST_CASE("all recorded layers are tested") {
   // This test runs after all others in this file. It is skipped if only some of them were selected.
-  if (tested().size() < 10) return;
-  std::set<std::string> recorded;
-  for (const auto& [key, record] : golden().under("")) recorded.insert(key.substr(0, key.find('/')));
-  CHECK(recorded == tested());
+  if (recorded().tested() < 10) return;
+  CHECK(recorded().untested() == "");
 }
 
 TEST_CASE("set_training_function replaces batch_norm in training only") {

@@ -1,9 +1,8 @@
 // Normalisation layers, parametrizations and containers of parameters, compared with PyTorch's
 // (tests/golden/nn_norms.py): names and shapes of the state, outputs, gradients, and buffers after the calls.
 #include <memory>
-#include <set>
 
-#include "tests/nn/golden.h"
+#include "tests/nn/recorded_layer.h"
 #include "tests/support/catch.h"
 
 using namespace tapestry;
@@ -11,54 +10,15 @@ using namespace tapestry::test;
 
 namespace {
 
-constexpr double kTolerance = 1e-12;  // an f64 sum of a few hundred terms has a smaller error
-
-const NnGolden& golden() {
-  static const NnGolden recorded("norms");
-  return recorded;
-}
-std::set<std::string>& tested() {
-  static std::set<std::string> labels;
-  return labels;
-}
-
-// Fills the module with the recorded weights, calls it `calls` times, and compares it with the record.
-void check_module(const std::string& label, nn::Module& module, const Tensor& input, bool train = true,
-                  int calls = 1) {
-  INFO(label);
-  tested().insert(label);
-  fill(module);
-  module.train(train);
-  const auto names = golden().under(label + "/state/");
-  const nn::StateDict state = module.state_dict();
-  REQUIRE(state.size() == names.size());
-  for (std::size_t k = 0; k < names.size(); ++k) {
-    CHECK(std::to_string(k) + "/" + state[k].first == names[k].first);
-    const auto sizes = std::vector<double>(state[k].second.sizes().begin(), state[k].second.sizes().end());
-    CHECK(sizes == names[k].second.values);
-  }
-  const Tensor x = input.clone().set_requires_grad();
-  Tensor y;
-  for (int i = 0; i < calls; ++i) y = module(x);
-  CHECK(difference(y, golden().at(label + "/output/0"), kTolerance) == "");
-  (y * formula(y.sizes(), 100)).sum().backward();
-  CHECK(difference(x.grad(), golden().at(label + "/input_grad/0"), kTolerance) == "");
-  CHECK(golden().under(label + "/grad/").size() == module.parameters().size());
-  for (const auto& [name, p] : module.named_parameters()) {
-    INFO("gradient of " << name);
-    CHECK(difference(p->grad(), golden().at(label + "/grad/" + name), kTolerance) == "");
-  }
-  CHECK(golden().under(label + "/buffer/").size() == module.buffers().size());
-  for (const auto& [name, b] : module.named_buffers()) {
-    INFO("buffer " << name);
-    CHECK(difference(b, golden().at(label + "/buffer/" + name), kTolerance) == "");
-  }
+RecordedLayers& recorded() {
+  static RecordedLayers layers("norms");
+  return layers;
 }
 template <class T>
 void check_layer(const std::string& label, const typename T::Options& options, const Tensor& input,
                  bool train = true, int calls = 1) {
   T layer(options);
-  check_module(label, layer, input, train, calls);
+  recorded().check_module(label, layer, input, train, calls);
 }
 
 Tensor x() { return formula({4, 5}, 50); }
@@ -105,27 +65,27 @@ TEST_CASE("spectral_norm and weight_norm give PyTorch's names, outputs, gradient
     const std::string m = train ? "train" : "eval";
     nn::Linear linear(small()), bias(small()), twice(small());
     nn::weight_norm(twice);
-    check_module("weight_then_spectral_" + m, nn::spectral_norm(twice), x(), train, 2);
-    check_module("spectral_linear_" + m, nn::spectral_norm(linear), x(), train, 2);
-    check_module("spectral_bias_" + m, nn::spectral_norm(bias, "bias"), x(), train);
+    recorded().check_module("weight_then_spectral_" + m, nn::spectral_norm(twice), x(), train, 2);
+    recorded().check_module("spectral_linear_" + m, nn::spectral_norm(linear), x(), train, 2);
+    recorded().check_module("spectral_bias_" + m, nn::spectral_norm(bias, "bias"), x(), train);
     nn::Conv2d conv(
         nn::Conv2d::Options{.in_channels = 4, .out_channels = 3, .kernel_size = 2, .bias = false});
-    check_module("spectral_conv_" + m, nn::spectral_norm(conv, "weight", {.n_power_iterations = 3}), image(),
-                 train);
+    recorded().check_module("spectral_conv_" + m,
+                            nn::spectral_norm(conv, "weight", {.n_power_iterations = 3}), image(), train);
     nn::Conv2d by_input(nn::Conv2d::Options{.in_channels = 4, .out_channels = 3, .kernel_size = 2});
-    check_module("spectral_dim_" + m, nn::spectral_norm(by_input, "weight", {.eps = 1e-6, .dim = 1}), image(),
-                 train);
+    recorded().check_module("spectral_dim_" + m,
+                            nn::spectral_norm(by_input, "weight", {.eps = 1e-6, .dim = 1}), image(), train);
   }
   nn::Linear linear(small()), whole(small()), bias(small()), both(small());
-  check_module("weight_linear", nn::weight_norm(linear), x(), true, 2);
-  check_module("weight_whole", nn::weight_norm(whole, "weight", {}), x());
-  check_module("weight_bias", nn::weight_norm(bias, "bias"), x());
+  recorded().check_module("weight_linear", nn::weight_norm(linear), x(), true, 2);
+  recorded().check_module("weight_whole", nn::weight_norm(whole, "weight", {}), x());
+  recorded().check_module("weight_bias", nn::weight_norm(bias, "bias"), x());
   nn::spectral_norm(both);
-  check_module("weight_both", nn::weight_norm(both, "bias"), x());
+  recorded().check_module("weight_both", nn::weight_norm(both, "bias"), x());
   nn::Conv2d conv(nn::Conv2d::Options{.in_channels = 4, .out_channels = 3, .kernel_size = 2}),
       by_input(nn::Conv2d::Options{.in_channels = 4, .out_channels = 3, .kernel_size = 2});
-  check_module("weight_conv", nn::weight_norm(conv), image());
-  check_module("weight_dim", nn::weight_norm(by_input, "weight", 1), image());
+  recorded().check_module("weight_conv", nn::weight_norm(conv), image());
+  recorded().check_module("weight_dim", nn::weight_norm(by_input, "weight", 1), image());
 }
 
 namespace {
@@ -153,15 +113,13 @@ struct Lists : nn::Module {
 
 TEST_CASE("ModuleDict, ParameterList and ParameterDict give PyTorch's names, outputs and gradients") {
   Lists lists;
-  check_module("lists", lists, x());
+  recorded().check_module("lists", lists, x());
 }
 
 TEST_CASE("all recorded normalisations and containers are tested") {
   // This test runs after all others in this file. It is skipped if only some of them were selected.
-  if (tested().size() < 10) return;
-  std::set<std::string> recorded;
-  for (const auto& [key, record] : golden().under("")) recorded.insert(key.substr(0, key.find('/')));
-  CHECK(recorded == tested());
+  if (recorded().tested() < 10) return;
+  CHECK(recorded().untested() == "");
 }
 
 TEST_CASE("ModuleDict keeps its order, finds modules by name, and refuses what it cannot hold") {

@@ -477,10 +477,6 @@ void FakeGpus::freeze(bool on) {
   const std::lock_guard lock(state_->mutex);
   state_->frozen = on;
 }
-void FakeGpus::take_memory(int gpu, std::size_t bytes) {
-  const std::lock_guard lock(state_->mutex);
-  state_->used_by(gpu) += bytes;
-}
 std::size_t FakeGpus::reserved(int gpu) const {
   const std::lock_guard lock(state_->mutex);
   return state_->used_by(gpu);

@@ -44,8 +44,6 @@ class FakeGpus {
   /// freeze(true) stops all streams: no work runs, and waits of the host return at once. freeze(false)
   /// continues.
   void freeze(bool on);
-  /// Reduces the free memory of the GPU, as if another program used it.
-  void take_memory(int gpu, std::size_t bytes);
   /// Bytes in use on the GPU, or of page-locked memory if gpu is -1.
   std::size_t reserved(int gpu) const;
   /// True if CUDA would have created a context on the GPU: a call used it as the thread's current device.

@@ -130,7 +130,6 @@ class Async {
 
   // ---- for the scheduler ----
 
-  bool has_pending() const { return !pending_.empty(); }
   /// Grows with everything that may end a wait.
   std::uint64_t progress = 0;
   /// Why the lane, which waits for an event, waits in vain.

@@ -46,7 +46,6 @@ class Decoder {
       function_ = f;
       frame_ = &frames_[f];
       frame_->first_pc = static_cast<std::uint32_t>(p_.code.size());
-      p_.functions.emplace_back(frame_->first_pc, f);
       if (f == &entry) p_.start = frame_->first_pc;
       for (const Instruction& i : f->instructions) {
         frame_->pcs.push_back(static_cast<std::uint32_t>(p_.code.size()));

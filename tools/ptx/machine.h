@@ -129,7 +129,6 @@ class Machine {
  private:
   std::vector<std::byte> pack(const std::string& kernel, const void* const* pointers,
                               const std::size_t* sizes, std::size_t count);
-  const Module* module_of(const std::string& kernel) const;
 
   struct Loaded {
     Module module;

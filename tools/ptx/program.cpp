@@ -13,11 +13,4 @@ std::string Program::line_of(const Instruction& i) const {
 }
 std::string Program::line_of(std::uint32_t pc) const { return line_of(*code[pc].source); }
 
-const Function* Program::function_at(std::uint32_t pc) const {
-  const Function* found = nullptr;
-  for (const auto& [first, function] : functions)
-    if (first <= pc) found = function;
-  return found;
-}
-
 }  // namespace tapestry::ptx

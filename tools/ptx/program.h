@@ -172,11 +172,9 @@ struct Program {
   std::vector<std::vector<Copy>> copies;          // of arguments and results of calls
   std::vector<std::vector<std::uint32_t>> jumps;  // of brx.idx
 
-  const Function* function_at(std::uint32_t pc) const;
   /// "k.cu:12", or the line of the PTX if nvcc ran without -lineinfo.
   std::string line_of(std::uint32_t pc) const;
   std::string line_of(const Instruction& instruction) const;
-  std::vector<std::pair<std::uint32_t, const Function*>> functions;  // by their first instruction, ascending
 };
 
 }  // namespace tapestry::ptx

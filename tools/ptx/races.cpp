@@ -502,9 +502,4 @@ void BlockRaces::acquire(u32 warp, u32 lane, u64 key) {
     learn(threads_[warp * 32 + lane], {{&h, h.begin, static_cast<u32>(h.releases.size()), false}}, false);
 }
 
-void BlockRaces::renew(u64 key) {
-  if (const auto found = keyed_.find(key); found != keyed_.end())
-    found->second->begin = static_cast<u32>(found->second->releases.size());
-}
-
 }  // namespace tapestry::ptx

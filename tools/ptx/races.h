@@ -202,9 +202,6 @@ class BlockRaces {
   void complete(Agent agent, std::uint64_t key);
   void release(std::uint32_t warp, std::uint32_t lane, std::uint64_t key);
   void acquire(std::uint32_t warp, std::uint32_t lane, std::uint64_t key);
-  /// A new phase of the object: what was released before is no longer acquired. For mbarrier this is not
-  /// needed, because later phases come after earlier ones.
-  void renew(std::uint64_t key);
 
  private:
   using View = Races::View;

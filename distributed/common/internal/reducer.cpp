@@ -158,7 +158,7 @@ void Reducer::on_gradient(int index) {
                        " arrived in a backward pass with create_graph, but sums over the ranks have no "
                        "gradients; use autograd::grad() with create_graph inside the loss, and backward() "
                        "without it for the loss");
-  if (!synchronize) {
+  if (!*synchronize) {
     p.pending_sum = true;
     return;
   }

@@ -54,7 +54,8 @@ class Reducer : private nn::DividedGradients {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  bool synchronize = true;  ///< false: accumulate locally. Read when a gradient arrives.
+  /// False: accumulate locally. Read when a gradient arrives. A NoSync shares it.
+  const std::shared_ptr<bool> synchronize = std::make_shared<bool>(true);
   CommHook comm_hook;
   /// If set, checks at the end of a pass that all ranks have equal parameters. It is called on all ranks
   /// after the first pass, and after each pass before which the ranks changed their parameters a different

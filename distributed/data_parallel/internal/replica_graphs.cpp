@@ -17,9 +17,9 @@ void run_pass(Reducer* reducer, const F& backward) {
   if (!reducer) return backward();
   struct SynchronizeScope {
     Reducer& reducer;
-    ~SynchronizeScope() { reducer.synchronize = false; }
+    ~SynchronizeScope() { *reducer.synchronize = false; }
   } scope{*reducer};
-  reducer->synchronize = true;
+  *reducer->synchronize = true;
   const std::uint64_t passes = reducer->passes();
   backward();
   if (reducer->passes() == passes) reducer->pass_without_gradients();

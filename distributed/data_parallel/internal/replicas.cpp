@@ -207,7 +207,7 @@ const std::vector<std::unique_ptr<Reducer>>& Replicas::reducers() {
     for (std::size_t s = 0; s < slots_.size(); ++s)
       if (trained[s]) parameters.emplace_back(slots_[s].name, slots_[s].replicas[r]);
     made[r] = std::make_unique<Reducer>(std::move(parameters), groups_[r], reducer_options(options));
-    made[r]->synchronize = false;  // ReplicaGraphs switches it on for its own passes
+    *made[r]->synchronize = false;  // ReplicaGraphs switches it on for its own passes
   });
   reducers_ = std::move(made);
   reduced_ = std::move(trained);

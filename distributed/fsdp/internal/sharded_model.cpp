@@ -273,7 +273,7 @@ ShardedModel::Pass& ShardedModel::current_pass(int replica, std::uint64_t id) {
   auto pass = std::make_unique<Pass>();
   pass->id = id;
   pass->accumulates = autograd::pass_position().accumulates;
-  pass->synchronize = synchronize;
+  pass->synchronize = *synchronize;
   pass->steps = plan(l);
   for (const Step& step : pass->steps)
     if (step.last) pass->awaited[step.unit] = step.unit->count_reached(replica);

@@ -50,7 +50,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   const char* why_not_callable = nullptr;
   /// Called at the end of every backward pass that has reduced gradients.
   std::function<void()> after_pass = [] {};
-  bool synchronize = true;  ///< false: gradients stay on the full parameters. Read when a pass begins.
+  /// False: gradients stay on the full parameters. Read when a pass begins. A NoSync shares it.
+  const std::shared_ptr<bool> synchronize = std::make_shared<bool>(true);
 
   void add(ShardedUnit& unit) { units_.push_back(&unit); }
   void remove(ShardedUnit& unit);

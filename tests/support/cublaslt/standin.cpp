@@ -104,7 +104,6 @@ const char* name_of_type(int type) {
   }
   return "unknown";
 }
-std::size_t size_of_type(int type) { return type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : 2; }
 const char* name_of_compute(int compute) {
   switch (compute) {
     case CUBLAS_COMPUTE_64F:

@@ -46,10 +46,6 @@ struct alignas(8) uint2 {
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
-inline float2 make_float2(float x, float y) { return {x, y}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 namespace cuda_emulator {
 /// Lets SHARED name an array type such as `float [4][8]`.
@@ -104,7 +100,6 @@ inline void __syncwarp(unsigned mask = ~0u,
   cuda_emulator::warp_operation(mask, &cuda_emulator::nothing, {}, 0, true, where);
 }
 inline void __threadfence() { cuda_emulator::fence(); }
-inline void __threadfence_block() { cuda_emulator::fence(); }
 
 // ---- warp shuffles and votes
 
@@ -176,25 +171,20 @@ T atomicCAS(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> valu
   return expected;
 }
 
-// ---- arithmetic. Rounding may differ from a GPU's, where __expf and similar functions are approximations.
+// ---- arithmetic. Rounding may differ from a GPU's, where __fdividef and similar functions are approximations.
 
 template <class T>
 T __ldg(const T* p) {
   return *p;
 }
-inline float __expf(float x) { return std::exp(x); }
-inline float __logf(float x) { return std::log(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline double __dmul_rn(double x, double y) { return x * y; }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
-inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
-inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
-inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
 inline unsigned __umulhi(unsigned x, unsigned y) {
   return static_cast<unsigned>((static_cast<std::uint64_t>(x) * y) >> 32);
 }

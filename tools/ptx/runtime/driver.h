@@ -154,7 +154,6 @@ Operation operation_of(Launch launch);
 /// Facts of a kernel that the machine reads from its PTX. Zero if the kernel cannot be read.
 struct KernelFacts {
   std::size_t static_shared = 0, local = 0;
-  int ptx_version = 0;
 };
 KernelFacts facts_of(const Kernel& kernel, int gpu);
 /// The address of a module's variable on a GPU, and its bytes; cudaErrorInvalidSymbol if there is none.

@@ -125,7 +125,7 @@ KernelFacts facts_of(const Kernel& kernel, int gpu) {
   if (!s.execution) return {};
   try {
     const tapestry::ptx::Program& p = s.execution->program(kernel, gpu);
-    return {p.shared_without_gaps, p.local_bytes, 90};
+    return {p.shared_without_gaps, p.local_bytes};
   } catch (const std::exception&) {
     return {};
   }
