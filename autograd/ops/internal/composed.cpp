@@ -13,50 +13,62 @@ namespace tapestry::autograd {
 namespace {
 
 template <class F>
-Term combined(const Term& a, const Term& b, const F& f) {
+FormulaTerm combined(const FormulaTerm& a, const FormulaTerm& b, const F& f) {
   const Scalar m = a.number(), n = b.number();
   if (!a.is_number()) return b.is_number() ? f(a.tensor(), n) : f(a.tensor(), b.tensor());
-  return b.is_number() ? Term(f(a.number(), b.number())) : Term(f(m, b.tensor()));
+  return b.is_number() ? FormulaTerm(f(a.number(), b.number())) : FormulaTerm(f(m, b.tensor()));
 }
 template <class F>
-Term compared(const Term& a, const Term& b, const F& f) {
+FormulaTerm compared(const FormulaTerm& a, const FormulaTerm& b, const F& f) {
   return b.is_number() ? f(a.tensor(), Scalar(b.number())) : f(a.tensor(), b.tensor());
 }
 
 }  // namespace
 
-Term operator-(const Term& a) { return a.is_number() ? Term(-a.number()) : Term(-a.tensor()); }
-Term operator+(const Term& a, const Term& b) { return combined(a, b, std::plus()); }
-Term operator-(const Term& a, const Term& b) { return combined(a, b, std::minus()); }
-Term operator*(const Term& a, const Term& b) { return combined(a, b, std::multiplies()); }
-Term operator/(const Term& a, const Term& b) { return combined(a, b, std::divides()); }
-Term operator<(const Term& a, const Term& b) { return compared(a, b, std::less()); }
-Term operator<=(const Term& a, const Term& b) { return compared(a, b, std::less_equal()); }
-Term operator>(const Term& a, const Term& b) { return compared(a, b, std::greater()); }
-Term operator>=(const Term& a, const Term& b) { return compared(a, b, std::greater_equal()); }
-Term operator==(const Term& a, const Term& b) { return compared(a, b, std::equal_to()); }
-Term operator&&(const Term& a, const Term& b) { return logical_and(a.tensor(), b.tensor()); }
-Term select(const Term& condition, const Term& a, const Term& b) {
+FormulaTerm operator-(const FormulaTerm& a) {
+  return a.is_number() ? FormulaTerm(-a.number()) : FormulaTerm(-a.tensor());
+}
+FormulaTerm operator+(const FormulaTerm& a, const FormulaTerm& b) { return combined(a, b, std::plus()); }
+FormulaTerm operator-(const FormulaTerm& a, const FormulaTerm& b) { return combined(a, b, std::minus()); }
+FormulaTerm operator*(const FormulaTerm& a, const FormulaTerm& b) {
+  return combined(a, b, std::multiplies());
+}
+FormulaTerm operator/(const FormulaTerm& a, const FormulaTerm& b) { return combined(a, b, std::divides()); }
+FormulaTerm operator<(const FormulaTerm& a, const FormulaTerm& b) { return compared(a, b, std::less()); }
+FormulaTerm operator<=(const FormulaTerm& a, const FormulaTerm& b) {
+  return compared(a, b, std::less_equal());
+}
+FormulaTerm operator>(const FormulaTerm& a, const FormulaTerm& b) { return compared(a, b, std::greater()); }
+FormulaTerm operator>=(const FormulaTerm& a, const FormulaTerm& b) {
+  return compared(a, b, std::greater_equal());
+}
+FormulaTerm operator==(const FormulaTerm& a, const FormulaTerm& b) { return compared(a, b, std::equal_to()); }
+FormulaTerm operator&&(const FormulaTerm& a, const FormulaTerm& b) {
+  return logical_and(a.tensor(), b.tensor());
+}
+FormulaTerm select(const FormulaTerm& condition, const FormulaTerm& a, const FormulaTerm& b) {
   return combined(a, b, [&](const auto& x, const auto& y) { return where(condition.tensor(), x, y); });
 }
 
-Term TermMath::abs(const Term& x) { return tapestry::abs(x.tensor()); }
-Term TermMath::cos(const Term& x) { return tapestry::cos(x.tensor()); }
-Term TermMath::cosh(const Term& x) { return tapestry::cosh(x.tensor()); }
-Term TermMath::exact_log(const Term& x) { return tapestry::log(x.tensor()); }
-Term TermMath::exp(const Term& x) { return tapestry::exp(x.tensor()); }
-Term TermMath::exp_of_negative(const Term& x) { return tapestry::exp(x.tensor()); }
-Term TermMath::log(const Term& x) { return tapestry::log(x.tensor()); }
-Term TermMath::log1p(const Term& x) { return tapestry::log1p(x.tensor()); }
-Term TermMath::normal_cdf(const Term& x) { return 0.5 * (1 + erf(x.tensor() * (1 / std::numbers::sqrt2))); }
-Term TermMath::pow(const Term& x, const Term& y) {
+FormulaTerm FormulaMath::abs(const FormulaTerm& x) { return tapestry::abs(x.tensor()); }
+FormulaTerm FormulaMath::cos(const FormulaTerm& x) { return tapestry::cos(x.tensor()); }
+FormulaTerm FormulaMath::cosh(const FormulaTerm& x) { return tapestry::cosh(x.tensor()); }
+FormulaTerm FormulaMath::exact_log(const FormulaTerm& x) { return tapestry::log(x.tensor()); }
+FormulaTerm FormulaMath::exp(const FormulaTerm& x) { return tapestry::exp(x.tensor()); }
+FormulaTerm FormulaMath::exp_of_negative(const FormulaTerm& x) { return tapestry::exp(x.tensor()); }
+FormulaTerm FormulaMath::log(const FormulaTerm& x) { return tapestry::log(x.tensor()); }
+FormulaTerm FormulaMath::log1p(const FormulaTerm& x) { return tapestry::log1p(x.tensor()); }
+FormulaTerm FormulaMath::normal_cdf(const FormulaTerm& x) {
+  return 0.5 * (1 + erf(x.tensor() * (1 / std::numbers::sqrt2)));
+}
+FormulaTerm FormulaMath::pow(const FormulaTerm& x, const FormulaTerm& y) {
   return compared(x, y, [](const Tensor& a, const auto& b) { return tapestry::pow(a, b); });
 }
-Term TermMath::rsqrt(const Term& x) { return tapestry::rsqrt(x.tensor()); }
-Term TermMath::sigmoid(const Term& x) { return tapestry::sigmoid(x.tensor()); }
-Term TermMath::sign(const Term& x) { return tapestry::sign(x.tensor()); }
-Term TermMath::sin(const Term& x) { return tapestry::sin(x.tensor()); }
-Term TermMath::sinh(const Term& x) { return tapestry::sinh(x.tensor()); }
-Term TermMath::trunc(const Term& x) { return tapestry::trunc(x.tensor()); }
+FormulaTerm FormulaMath::rsqrt(const FormulaTerm& x) { return tapestry::rsqrt(x.tensor()); }
+FormulaTerm FormulaMath::sigmoid(const FormulaTerm& x) { return tapestry::sigmoid(x.tensor()); }
+FormulaTerm FormulaMath::sign(const FormulaTerm& x) { return tapestry::sign(x.tensor()); }
+FormulaTerm FormulaMath::sin(const FormulaTerm& x) { return tapestry::sin(x.tensor()); }
+FormulaTerm FormulaMath::sinh(const FormulaTerm& x) { return tapestry::sinh(x.tensor()); }
+FormulaTerm FormulaMath::trunc(const FormulaTerm& x) { return tapestry::trunc(x.tensor()); }
 
 }  // namespace tapestry::autograd
