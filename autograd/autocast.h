@@ -57,21 +57,15 @@ std::optional<DType> autocast_dtype(DeviceType type);
 
 namespace autograd {
 
-/// What autocast does with an operation.
-enum class CastPolicy : std::uint8_t {
-  none,     ///< nothing: the operation takes its operands as they are
-  low,      ///< converts the floating operands to the low dtype
-  f32,      ///< converts the low operands to f32
-  promote,  ///< converts the floating operands to the widest dtype among them
-  through,  ///< computes in f32 if the dtypes of its operands differ, and returns the dtype of the first
-};
+using tapestry::CastPolicy;
 
 /// A line of the list of operations: what autocast does on CPUs and on GPUs.
 struct CastRule {
   const char* op;
   CastPolicy cpu, cuda;
 };
-/// The list, in alphabetical order. Operations that are not in it have CastPolicy::none.
+/// The list, in alphabetical order: the rows of kernels/ops that say what autocast does, and the operations
+/// of autograd/autocast_rules.cpp. Others have CastPolicy::none.
 const std::vector<CastRule>& cast_rules();
 CastPolicy cast_policy(const char* op, DeviceType type);
 const char* policy_name(CastPolicy policy);

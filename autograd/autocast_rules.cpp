@@ -1,15 +1,31 @@
-// The list of operations of autocast. Source: aten/src/ATen/autocast_mode.h and .cpp of PyTorch 2.15, which
-// have a list for CPUs and one for GPUs. tests/golden/autocast.py records the dtypes that PyTorch returns on
-// CPUs and its list for GPUs, and tests/autograd/autocast_rules_test.cpp compares both with this list.
+// The list of operations of autocast. Operations that have a row in kernels/ops say it there. Source:
+// aten/src/ATen/autocast_mode.h and .cpp of PyTorch 2.15, which have a list for CPUs and one for GPUs.
+// tests/golden/autocast.py records the dtypes that PyTorch returns on CPUs and its list for GPUs, and
+// tests/autograd/autocast_rules_test.cpp compares both with this list.
 #include "tapestry/autograd/autocast.h"
 
+#include <algorithm>
+#include <string_view>
+
+#include "tapestry/autograd/op.h"
+
 namespace tapestry::autograd {
+namespace {
+
+// Adds the rows that say what autocast does, and sorts.
+std::vector<CastRule> with_rows(std::vector<CastRule> rules) {
+  for (const Op* op = Op::first(); op; op = op->next())
+    if (op->cast_on_gpus != CastPolicy::none) rules.push_back({op->name, CastPolicy::none, op->cast_on_gpus});
+  std::ranges::sort(rules, {}, [](const CastRule& r) { return std::string_view(r.op); });
+  return rules;
+}
+
+}  // namespace
 
 const std::vector<CastRule>& cast_rules() {
   constexpr CastPolicy none = CastPolicy::none, low = CastPolicy::low, f32 = CastPolicy::f32,
                        promote = CastPolicy::promote, through = CastPolicy::through;
-  static const std::vector<CastRule> rules = {
-      {"acos", none, f32},
+  static const std::vector<CastRule> rules = with_rows({
       {"adaptive_avg_pool3d", f32, none},
       {"adaptive_max_pool3d", f32, none},
       {"add_layer_norm", through, f32},
@@ -17,8 +33,6 @@ const std::vector<CastRule>& cast_rules() {
       {"addcdiv", none, promote},
       {"addcmul", none, promote},
       {"addmm", low, low},
-      {"asin", none, f32},
-      {"atan2", none, promote},
       {"avg_pool3d", f32, none},
       {"baddbmm", low, low},
       {"batch_norm", through, through},
@@ -35,7 +49,6 @@ const std::vector<CastRule>& cast_rules() {
       {"conv_transpose1d", low, low},
       {"conv_transpose2d", low, low},
       {"conv_transpose3d", low, low},
-      {"cosh", none, f32},
       {"cosine_embedding_loss", f32, f32},
       {"cosine_similarity", none, f32},
       {"cross", none, promote},
@@ -46,9 +59,6 @@ const std::vector<CastRule>& cast_rules() {
       {"cumsum", none, f32},
       {"dot", none, promote},
       {"einsum", low, low},
-      {"erfinv", none, f32},
-      {"exp", none, f32},
-      {"expm1", none, f32},
       {"feed_forward", low, low},
       {"grid_sample", f32, promote},
       {"group_norm", through, f32},
@@ -78,10 +88,6 @@ const std::vector<CastRule>& cast_rules() {
       {"linear_cross_entropy", low, low},
       {"linear_gelu", low, low},
       {"linear_relu", low, low},
-      {"log", none, f32},
-      {"log10", none, f32},
-      {"log1p", none, f32},
-      {"log2", none, f32},
       {"log_softmax", none, f32},
       {"logsumexp", none, f32},
       {"lstm", low, low},
@@ -97,7 +103,6 @@ const std::vector<CastRule>& cast_rules() {
       {"nll_loss", f32, f32},
       {"norm", none, f32},
       {"poisson_nll_loss", f32, f32},
-      {"pow", none, f32},
       {"prelu", low, low},
       {"prod", f32, f32},
       {"quantile", f32, none},
@@ -105,20 +110,16 @@ const std::vector<CastRule>& cast_rules() {
       {"rms_norm", through, f32},
       {"rnn_relu", low, low},
       {"rnn_tanh", low, low},
-      {"rsqrt", none, f32},
       {"scaled_dot_product_attention", low, low},
       {"scatter_add", none, promote},
-      {"sinh", none, f32},
       {"smooth_l1_loss", f32, f32},
       {"soft_margin_loss", f32, f32},
       {"softmax", none, f32},
-      {"softplus", none, f32},
       {"stack", promote, promote},
       {"sum", none, f32},
-      {"tan", none, f32},
       {"tensordot", low, promote},
       {"triplet_margin_loss", f32, f32},
-  };
+  });
   return rules;
 }
 

@@ -7,11 +7,12 @@ namespace {
 constinit const Op* head = nullptr;
 }
 
-Op::Op(const char* op_name, Grad grad, DTypeSet dtype_set)
+Op::Op(const char* op_name, Grad grad, DTypeSet dtype_set, CastPolicy cast)
     : name(op_name),
       differentiable(grad != Grad::none),
       twice(grad == Grad::twice),
       dtypes(dtype_set),
+      cast_on_gpus(cast),
       next_(head) {
   head = this;
 }

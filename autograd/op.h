@@ -4,6 +4,7 @@
 // requires each kind of test for each registered Op.
 #include <cstdint>
 
+#include "tapestry/core/context.h"
 #include "tapestry/core/dtype.h"
 
 namespace tapestry::autograd {
@@ -16,13 +17,15 @@ enum class Grad : std::uint8_t { none, differentiable, twice };
 class Op {
  public:
   /// `dtype_set` has the dtypes that the operation supports for its main input or, for a factory, its result.
-  Op(const char* op_name, Grad grad, DTypeSet dtype_set);
+  /// `cast` is what autocast does on GPUs.
+  Op(const char* op_name, Grad grad, DTypeSet dtype_set, CastPolicy cast = CastPolicy::none);
   Op(const Op&) = delete;
   Op& operator=(const Op&) = delete;
 
   const char* const name;
   const bool differentiable, twice;
   const DTypeSet dtypes;
+  const CastPolicy cast_on_gpus;
 
   /// The first of all operations; next() gives the others, in unspecified order.
   static const Op* first();

@@ -11,6 +11,15 @@ namespace tapestry {
 
 class Generator;
 
+/// What autocast does with an operation.
+enum class CastPolicy : std::uint8_t {
+  none,     ///< nothing: the operation takes its operands as they are
+  low,      ///< converts the floating operands to the low dtype
+  f32,      ///< converts the low operands to f32
+  promote,  ///< converts the floating operands to the widest dtype among them
+  through,  ///< computes in f32 if the dtypes of its operands differ, and returns the dtype of the first
+};
+
 /// What AutocastGuard (autograd/autocast.h) has set for operations.
 struct AutocastState {
   std::uint8_t low[2] = {0,

@@ -16,86 +16,11 @@ namespace tapestry {
 
 using namespace autograd;  // NOLINT: this file is autograd's
 
-// The gradients of the rows by operations, for gradients of gradients.
-namespace autograd {
-using kernels::BackwardA, kernels::BackwardB;
-namespace {
-// The gradient is not defined where the formula is not used. A 1 there keeps it finite.
-Tensor one_where(const Tensor& condition, const Tensor& x) { return where(condition, Scalar(1), x); }
-}  // namespace
-
-template <>
-inline constexpr auto composed<BackwardB<kernels::Div>> =
-    [](const Tensor& dy, const Tensor& a, const Tensor& b) { return -dy * (a / b / b); };
-template <>
-inline constexpr auto composed<BackwardA<kernels::Maximum>> =
-    [](const Tensor& dy, const Tensor& a, const Tensor& b) {
-      return where(lt(a, b), none_of(dy), where(eq(a, b), dy / 2, dy));
-    };
-template <>
-inline constexpr auto composed<BackwardA<kernels::Minimum>> =
-    [](const Tensor& dy, const Tensor& a, const Tensor& b) {
-      return where(gt(a, b), none_of(dy), where(eq(a, b), dy / 2, dy));
-    };
-template <>
-inline constexpr auto composed<BackwardA<kernels::Pow>> =
-    [](const Tensor& dy, const Tensor& a, const Tensor& b) {
-      return where(eq(b, 0), none_of(dy), dy * (b * pow(a, b - 1)));
-    };
-template <>
-inline constexpr auto composed<BackwardB<kernels::Pow>> =
-    [](const Tensor& dy, const Tensor& a, const Tensor& b) {
-      const Tensor none = logical_and(eq(a, 0), ge(b, 0));
-      return where(none, none_of(dy), dy * (pow(a, b) * log(one_where(none, a))));
-    };
-template <>
-inline constexpr auto composed<BackwardA<kernels::Atan2>> =
-    [](const Tensor& dy, const Tensor& a, const Tensor& b) {
-      const Tensor sum = a * a + b * b, origin = eq(sum, 0), square = one_where(origin, sum);
-      return where(origin, none_of(dy), dy * (b / square));
-    };
-template <>
-inline constexpr auto composed<BackwardB<kernels::Atan2>> =
-    [](const Tensor& dy, const Tensor& a, const Tensor& b) {
-      const Tensor sum = a * a + b * b, origin = eq(sum, 0), square = one_where(origin, sum);
-      return where(origin, none_of(dy), -dy * (a / square));
-    };
-template <>
-inline constexpr auto composed<BackwardB<kernels::Fmod>> =
-    [](const Tensor& dy, const Tensor& a, const Tensor& b) { return -dy * trunc(a / b); };
-template <>
-inline constexpr auto composed<BackwardB<kernels::Remainder>> =
-    [](const Tensor& dy, const Tensor& a, const Tensor& b) { return -dy * floor_divide(a, b); };
-template <>
-inline constexpr auto composed<BackwardA<kernels::Hypot>> =
-    [](const Tensor& dy, const Tensor& a, const Tensor& b) { return dy * (a / hypot(a, b)); };
-template <>
-inline constexpr auto composed<BackwardB<kernels::Hypot>> =
-    [](const Tensor& dy, const Tensor& a, const Tensor& b) { return dy * (b / hypot(a, b)); };
-template <>
-inline constexpr auto composed<BackwardA<kernels::LogAddExp>> =
-    [](const Tensor& dy, const Tensor& a, const Tensor& b) { return dy * sigmoid(a - b); };
-template <>
-inline constexpr auto composed<BackwardB<kernels::LogAddExp>> =
-    [](const Tensor& dy, const Tensor& a, const Tensor& b) { return dy * sigmoid(b - a); };
-template <>
-inline constexpr auto composed<BackwardA<kernels::Xlogy>> =
-    [](const Tensor& dy, const Tensor& a, const Tensor& b) {
-      return where(logical_and(eq(a, 0), le(b, 0)), none_of(dy), xlogy(dy, b));
-    };
-template <>
-inline constexpr auto composed<BackwardB<kernels::Xlogy>> =
-    [](const Tensor& dy, const Tensor& a, const Tensor& b) { return dy * (a / b); };
-}  // namespace autograd
-
 Tensor add(const Tensor& a, const Tensor& b) { return binary<kernels::Add>(a, b); }
 Tensor sub(const Tensor& a, const Tensor& b) { return binary<kernels::Sub>(a, b); }
 Tensor mul(const Tensor& a, const Tensor& b) { return binary<kernels::Mul>(a, b); }
 Tensor div(const Tensor& a, const Tensor& b) { return binary<kernels::Div>(a, b); }
-Tensor pow(const Tensor& a, const Tensor& b) {
-  if (const Autocast cast(row_op<kernels::Pow>, a, b); cast) return pow(cast(a), cast(b));
-  return binary<kernels::Pow>(a, b);
-}
+Tensor pow(const Tensor& a, const Tensor& b) { return binary<kernels::Pow>(a, b); }
 Tensor maximum(const Tensor& a, const Tensor& b) { return binary<kernels::Maximum>(a, b); }
 Tensor minimum(const Tensor& a, const Tensor& b) { return binary<kernels::Minimum>(a, b); }
 
@@ -114,10 +39,7 @@ Tensor rdiv(const Scalar& a, const Tensor& b) {
   return y;
 }
 
-Tensor atan2(const Tensor& a, const Tensor& b) {
-  if (const Autocast cast(row_op<kernels::Atan2>, a, b); cast) return atan2(cast(a), cast(b));
-  return binary<kernels::Atan2>(a, b);
-}
+Tensor atan2(const Tensor& a, const Tensor& b) { return binary<kernels::Atan2>(a, b); }
 Tensor Tensor::atan2(const Tensor& other) const { return tapestry::atan2(*this, other); }
 const Tensor& Tensor::atan2_(const Tensor& other) const {
   return binary_in_place<kernels::Atan2>(*this, other);

@@ -2,7 +2,6 @@
 #include "tapestry/autograd/ops/elementary.h"
 
 #include <cmath>
-#include <numbers>
 
 #include "tapestry/autograd/ops/arithmetic.h"
 #include "tapestry/autograd/ops/compare.h"
@@ -15,78 +14,6 @@
 namespace tapestry {
 
 using namespace autograd;  // NOLINT: this file is autograd's
-
-// The gradients of the rows by operations, for gradients of gradients. x is the input of the function, and y
-// its output.
-namespace autograd {
-using kernels::GradientOf;
-template <>
-inline constexpr auto composed<GradientOf<kernels::Sin>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) { return dy * cos(x); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Cos>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) { return neg(dy) * sin(x); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Tan>> =
-    [](const Tensor& dy, const Tensor& y, const auto&) { return dy * (1 + y * y); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Asin>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) { return dy * rsqrt((1 - x) * (1 + x)); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Acos>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) { return neg(dy) * rsqrt((1 - x) * (1 + x)); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Atan>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) { return dy / (x * x + 1); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Sinh>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) { return dy * cosh(x); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Cosh>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) { return dy * sinh(x); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Asinh>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) { return dy * rsqrt(x * x + 1); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Acosh>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) { return dy * rsqrt((x - 1) * (x + 1)); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Atanh>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) { return dy / ((1 - x) * (1 + x)); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Erf>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) {
-      return dy * (exp(-(x * x)) * (2 * std::numbers::inv_sqrtpi));
-    };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Erfc>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) {
-      return dy * (exp(-(x * x)) * (-2 * std::numbers::inv_sqrtpi));
-    };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Lgamma>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) { return dy * digamma(x); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Erfinv>> =
-    [](const Tensor& dy, const Tensor& y, const auto&) {
-      return dy * (exp(y * y) * (0.5 / std::numbers::inv_sqrtpi));
-    };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Expm1>> =
-    [](const Tensor& dy, const Tensor& y, const auto&) { return dy * (y + 1); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Exp2>> =
-    [](const Tensor& dy, const Tensor& y, const auto&) { return dy * (y * std::numbers::ln2); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Log1p>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) { return dy / (1 + x); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Log2>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) { return dy / (x * std::numbers::ln2); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Log10>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) { return dy / (x * std::numbers::ln10); };
-}  // namespace autograd
 
 Tensor sin(const Tensor& x) { return function<kernels::Sin>(x); }
 Tensor cos(const Tensor& x) { return function<kernels::Cos>(x); }

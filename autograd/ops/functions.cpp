@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <numbers>
 #include <vector>
 
 #include "tapestry/autograd/internal/autocast.h"
@@ -19,85 +18,6 @@
 namespace tapestry {
 
 using namespace autograd;  // NOLINT: this file is autograd's
-
-// The gradients of the rows by operations, for gradients of gradients. x is the input of the function, y its
-// output, and p its parameters.
-namespace autograd {
-
-using kernels::GradientOf;
-template <>
-inline constexpr auto composed<GradientOf<kernels::Abs>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) { return dy * sign(x); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Relu>> =
-    [](const Tensor& dy, const Tensor& y, const auto&) { return where(le(y, 0), none_of(dy), dy); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Sqrt>> =
-    [](const Tensor& dy, const Tensor& y, const auto&) { return dy / (2 * y); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Rsqrt>> =
-    [](const Tensor& dy, const Tensor& y, const auto&) { return dy * (-0.5 * (y * y * y)); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Tanh>> =
-    [](const Tensor& dy, const Tensor& y, const auto&) { return dy * (1 - y * y); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Sigmoid>> =
-    [](const Tensor& dy, const Tensor& y, const auto&) { return dy * (y * (1 - y)); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Silu>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) {
-      const Tensor s = sigmoid(x);
-      return dy * (s * (1 + x * (1 - s)));
-    };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Gelu>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) {
-      const Tensor cdf = 0.5 * (1 + erf(x * (1 / std::numbers::sqrt2)));
-      return dy * (cdf + x * (exp(-0.5 * (x * x)) * (std::numbers::inv_sqrtpi / std::numbers::sqrt2)));
-    };
-template <>
-inline constexpr auto composed<GradientOf<kernels::GeluTanh>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) {
-      const double scale = kernels::GeluTanh::kScale<double>;
-      const Tensor s = sigmoid(scale * (x + 0.044715 * (x * x * x)));
-      return dy * (s + x * (s * (1 - s) * (scale * (1 + 3 * 0.044715 * (x * x)))));
-    };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Softplus>> =
-    [](const Tensor& dy, const Tensor& x, const auto& p) {
-      const Tensor z = x * p[0];
-      return where(gt(z, p[1]), dy, dy * sigmoid(z));
-    };
-template <>
-inline constexpr auto composed<GradientOf<kernels::LeakyRelu>> =
-    [](const Tensor& dy, const Tensor& x, const auto& p) { return where(gt(x, 0), dy, dy * p[0]); };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Elu>> = [](const Tensor& dy, const Tensor& x,
-                                                              const auto& p) {
-  const double alpha = p[0].to_double(), scale = p[1].to_double(), rate = p[2].to_double();
-  // The limit keeps the exponential finite where it is not used.
-  return where(le(x, 0), dy * (exp(clamp(x, std::nullopt, 0) * rate) * (scale * alpha * rate)), dy * scale);
-};
-template <>
-inline constexpr auto composed<GradientOf<kernels::Mish>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) {
-      const Tensor e = exp(clamp(x, std::nullopt, 20)), n = e * (e + 2), t = n / (n + 2);
-      return where(gt(x, 20), dy, dy * (t + x * (4 * e * (e + 1) / ((n + 2) * (n + 2)))));
-    };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Hardswish>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) {
-      return where(le(x, -3), none_of(dy), where(lt(x, 3), dy * (x / 3 + 0.5), dy));
-    };
-template <>
-inline constexpr auto composed<GradientOf<kernels::Hardsigmoid>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) {
-      return where(logical_and(gt(x, -3), lt(x, 3)), dy / 6, none_of(dy));
-    };
-template <>
-inline constexpr auto composed<GradientOf<kernels::NanToNum>> =
-    [](const Tensor& dy, const Tensor& x, const auto&) { return where(isfinite(x), dy, none_of(dy)); };
-}  // namespace autograd
 
 // The rows of gelu's two formulas share an Op.
 template <>

@@ -1,5 +1,4 @@
 // Linear layers whose products apply the activation, or its derivative, before they write the result.
-#include <numbers>
 #include <span>
 #include <utility>
 
@@ -78,14 +77,9 @@ Tensor times_derivative(Activation f, const Tensor& dy, const Tensor& t) {
 // The same by operations, which a pass with create_graph records. The derivative of a function is the
 // gradient of its sum.
 Tensor times_derivative_by_operations(Activation f, const Tensor& dy, const Tensor& t) {
-  if (f == Activation::relu) return where(le(t, 0), zeros({}, TensorOptions(dy.dtype(), dy.device())), dy);
-  if (f == Activation::gelu) {
-    const Tensor cdf = 0.5 * (1 + erf(t * (1 / std::numbers::sqrt2)));
-    return dy * (cdf + t * (exp(-0.5 * (t * t)) * (std::numbers::inv_sqrtpi / std::numbers::sqrt2)));
-  }
-  const double scale = kernels::GeluTanh::kScale<double>;
-  const Tensor s = sigmoid(scale * (t + 0.044715 * (t * t * t)));
-  return dy * (s + t * (s * (1 - s) * (scale * (1 + 3 * 0.044715 * (t * t)))));
+  if (f == Activation::relu) return autograd::composed<GradientOf<kernels::Relu>>(dy, t);
+  if (f == Activation::gelu) return autograd::composed<GradientOf<kernels::Gelu>>(dy, t);
+  return autograd::composed<GradientOf<kernels::GeluTanh>>(dy, t);
 }
 
 // f(linear(x, weight, bias)) and, if `keep` is true, what the derivative of f is computed from: relu's result

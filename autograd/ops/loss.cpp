@@ -24,27 +24,6 @@
 
 namespace tapestry {
 
-// The gradients of the rows by operations, for gradients of gradients.
-namespace autograd {
-using kernels::BackwardA, kernels::BackwardB;
-template <>
-inline constexpr auto composed<BackwardA<kernels::BinaryCrossEntropy>> =
-    [](const Tensor& dy, const Tensor& x, const Tensor& target) {
-      return dy * (x - target) / clamp((1 - x) * x, 1e-12);
-    };
-template <>
-inline constexpr auto composed<BackwardB<kernels::BinaryCrossEntropy>> =
-    [](const Tensor& dy, const Tensor& x, const Tensor&) {
-      return dy * (clamp(log1p(-x), -100) - clamp(log(x), -100));
-    };
-template <>
-inline constexpr auto composed<BackwardA<kernels::BinaryCrossEntropyWithLogits>> =
-    [](const Tensor& dy, const Tensor& x, const Tensor& target) { return dy * (sigmoid(x) - target); };
-template <>
-inline constexpr auto composed<BackwardB<kernels::BinaryCrossEntropyWithLogits>> =
-    [](const Tensor& dy, const Tensor& x, const Tensor&) { return -dy * x; };
-}  // namespace autograd
-
 namespace {
 
 using autograd::accumulation_dtype;

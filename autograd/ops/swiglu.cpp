@@ -7,28 +7,6 @@
 
 namespace tapestry {
 
-// The gradients by operations, for gradients of gradients.
-namespace autograd {
-template <>
-inline constexpr auto composed<kernels::BackwardA<kernels::Swiglu>> =
-    [](const Tensor& dy, const Tensor& gate, const Tensor& up) {
-      const Tensor s = sigmoid(gate);
-      return dy * up * (s * (1 + gate * (1 - s)));
-    };
-template <>
-inline constexpr auto composed<kernels::BackwardB<kernels::Swiglu>> =
-    [](const Tensor& dy, const Tensor& gate, const Tensor&) { return dy * silu(gate); };
-template <>
-inline constexpr auto composed<kernels::Glu> =
-    [](const Tensor& dy, const Tensor& b) { return dy * sigmoid(b); };
-template <>
-inline constexpr auto composed<kernels::BackwardB<kernels::Glu>> =
-    [](const Tensor& dy, const Tensor& a, const Tensor& b) {
-      const Tensor s = sigmoid(b);
-      return dy * a * (s * (1 - s));
-    };
-}  // namespace autograd
-
 Tensor swiglu(const Tensor& gate, const Tensor& up) { return autograd::binary<kernels::Swiglu>(gate, up); }
 
 Tensor functions::glu(const Tensor& x, std::int64_t dim) {

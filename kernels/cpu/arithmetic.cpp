@@ -101,10 +101,9 @@ void floor_divide_i64(const LaunchContext&, const Elementwise<3>& e) {
   run_loop(e, {nullptr, block, nullptr, nullptr, e.dtypes});
 }
 
-// The rows that compute powers, logarithms and angles. The others take as long as their memory accesses.
+// Hypot computes a square root only. The rows that are not elementary take as long as their memory accesses.
 template <class Row>
-inline constexpr bool kWide = std::is_same_v<Row, Pow> || std::is_same_v<Row, Atan2> ||
-                              std::is_same_v<Row, Xlogy> || std::is_same_v<Row, LogAddExp>;
+inline constexpr bool kWide = Row::kElementary && !std::is_same_v<Row, Hypot>;
 template <class Row>
 inline constexpr bool kWide<BackwardA<Row>> = std::is_same_v<Row, Pow> || std::is_same_v<Row, LogAddExp>;
 template <class Row>

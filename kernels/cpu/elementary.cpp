@@ -22,20 +22,17 @@ inline constexpr bool kTakesAngle =
     std::is_same_v<Row, Sin> || std::is_same_v<Row, Cos> || std::is_same_v<Row, Tan> ||
     std::is_same_v<Row, GradientOf<Sin>> || std::is_same_v<Row, GradientOf<Cos>>;
 
-// These rows take as long as their memory accesses, or call the standard library.
+// Lgamma calls the standard library. The rows that are not elementary take as long as their memory accesses.
 template <class Row>
-inline constexpr bool kNarrow =
-    std::is_same_v<Row, Lgamma> || std::is_same_v<Row, Floor> || std::is_same_v<Row, Ceil> ||
-    std::is_same_v<Row, Round> || std::is_same_v<Row, Trunc> || std::is_same_v<Row, Frac> ||
-    std::is_same_v<Row, Sign>;
+inline constexpr bool kWide = Row::kElementary && !std::is_same_v<Row, Lgamma>;
+template <class Row>
+inline constexpr bool kWide<GradientOf<Row>> = true;
 
 const bool rows = for_kernels_of(Elementary(), []<class Row>() {
   if constexpr (kTakesAngle<Row>) register_guarded<Row, AnyAngle>();
-  else if constexpr (kNarrow<Row>) register_pointwise<Row>();
-  else {
-    register_wide<Row>();
-    if constexpr (Row::kOperands == 2 && Row::kParams == 0) register_tables<Row, false>();
-  }
+  else if constexpr (kWide<Row>) register_wide<Row>();
+  else register_pointwise<Row>();
+  if constexpr (kWide<Row> && !kTakesAngle<Row> && Row::kOperands == 2) register_tables<Row, false>();
 });
 
 }  // namespace

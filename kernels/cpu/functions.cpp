@@ -28,32 +28,11 @@ void clamp_backward_kernel(const LaunchContext&, const ClampBackwardArgs& a) {
   else map<C, C, C>(a.operands, [high](C dy, C x) { return x < high ? dy : C(0); });
 }
 
-// The rows that compute exponentials, logarithms or many conditions. The others take as long as their memory
-// accesses.
+// NanToNum has many conditions. The rows that are not wide take as long as their memory accesses.
 template <class Row>
-inline constexpr bool kWide = false;
+inline constexpr bool kWide = Row::kElementary || std::is_same_v<Row, NanToNum>;
 template <class Row>
 inline constexpr bool kWide<GradientOf<Row>> = kWide<Row>;
-template <>
-inline constexpr bool kWide<Exp> = true;
-template <>
-inline constexpr bool kWide<Log> = true;
-template <>
-inline constexpr bool kWide<Tanh> = true;
-template <>
-inline constexpr bool kWide<Sigmoid> = true;
-template <>
-inline constexpr bool kWide<Silu> = true;
-template <>
-inline constexpr bool kWide<Gelu> = true;
-template <>
-inline constexpr bool kWide<GeluTanh> = true;
-template <>
-inline constexpr bool kWide<Elu> = true;
-template <>
-inline constexpr bool kWide<Mish> = true;
-template <>
-inline constexpr bool kWide<NanToNum> = true;
 
 // Gradients of the form dy factor(x), where x is the input.
 template <class Row>
@@ -63,9 +42,7 @@ inline constexpr bool kScales =
 
 template <class Row>
 void register_row() {
-  // Softplus computes log1p of an exponential of a negative number.
-  if constexpr (std::is_same_v<Row, Softplus>) register_wide<Row, UnitLogMath>();
-  else if constexpr (kWide<Row>) register_wide<Row>();
+  if constexpr (kWide<Row>) register_wide<Row>();
   else register_pointwise<Row>();
   if constexpr (kScales<Row>) register_tables<Row, true>();
   else if constexpr (kWide<Row> && Row::kOperands == 2 && Row::kParams == 0) register_tables<Row, false>();

@@ -230,12 +230,7 @@ void sum_squared_error_kernel(const LaunchContext&, const SumSquaredErrorArgs& a
 }
 
 const bool rows = for_rows_of(ErrorRows(), []<class Row>() { register_pointwise<Row>(); }) &&
-                  for_kernels_of(BinaryLosses(), []<class Row>() {
-                    // Its log1p is one of an exponential of a negative number.
-                    if constexpr (std::is_same_v<Row, BinaryCrossEntropyWithLogits>)
-                      register_pointwise<Row, Row::kDTypes, UnitLogMath>();
-                    else register_pointwise<Row>();
-                  });
+                  for_kernels_of(BinaryLosses(), []<class Row>() { register_pointwise<Row>(); });
 const bool filled = for_types<float, double, Half, BFloat16>([]<class T> {
   cross_entropy.set(DeviceType::cpu, dtype_of<T>, &with_mean<T, &cross_entropy_kernel<T>>);
   cross_entropy_backward.set(DeviceType::cpu, dtype_of<T>, &cross_entropy_backward_kernel<T>);

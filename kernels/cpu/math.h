@@ -251,6 +251,11 @@ struct Math {
   static C log1p(C x) {
     return cpu::log1p(x);
   }
+  /// log(1 + x) for x between 0 and 1, such as an exponential of a negative number.
+  template <class C>
+  static C log1p_of_unit(C x) {
+    return cpu::log1p_of_unit(x);
+  }
   /// log() for formulas that also call pow().
   template <class C>
   static C exact_log(C x) {
@@ -385,17 +390,14 @@ struct Math {
     const double a = static_cast<double>(x), b = static_cast<double>(y);
     return std::copysign(static_cast<float>(a - std::trunc(a / b) * b), x);
   }
+  /// 1, -1, or 0, also for NaN.
+  template <class C>
+  static C sign(C x) {
+    return x > 0 ? C(1) : x < 0 ? C(-1) : C(0);
+  }
   template <class C>
   static C copysign(C x, C sign) {
     return std::copysign(x, sign);
-  }
-};
-
-/// For formulas that compute log1p only of numbers between 0 and 1, such as exponentials of negative numbers.
-struct UnitLogMath : Math {
-  template <class C>
-  static C log1p(C x) {
-    return log1p_of_unit(x);
   }
 };
 

@@ -38,10 +38,11 @@ void pointwise_kernel(const LaunchContext&, const Args& a) {
 }
 
 /// Registers the kernels of a row. The kernel of f32 is also that of f16 and bf16.
-template <class Row, DTypeSet kSet = Row::kDTypes, class M = Math>
+template <class Row, DTypeSet kSet = Row::kDTypes>
 void register_pointwise() {
-  for_dtypes<kSet>(
-      []<class T>() { slot<Row>.set(DeviceType::cpu, dtype_of<T>, &pointwise_kernel<Row, M, Compute<T>>); });
+  for_dtypes<kSet>([]<class T>() {
+    slot<Row>.set(DeviceType::cpu, dtype_of<T>, &pointwise_kernel<Row, Math, Compute<T>>);
+  });
 }
 
 // ---- rows whose vectorised f32 formula does not hold for all inputs

@@ -121,10 +121,10 @@ void table_kernel(const LaunchContext& context, const Elementwise<Row::kOperands
   if (!done) wide_kernel<Row, M>(context, e);
 }
 /// Gives such a row tables. Call it after the row's kernels are registered.
-template <class Row, bool kScales, class M = Math>
+template <class Row, bool kScales>
 void register_tables() {
   for_types<Half, BFloat16>(
-      []<class T> { slot<Row>.set(DeviceType::cpu, dtype_of<T>, &table_kernel<Row, M, T, kScales>); });
+      []<class T> { slot<Row>.set(DeviceType::cpu, dtype_of<T>, &table_kernel<Row, Math, T, kScales>); });
 }
 
 }  // namespace tapestry::kernels::cpu

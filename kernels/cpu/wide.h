@@ -77,12 +77,12 @@ void wide_kernel(const LaunchContext& context, const Args& a) {
 
 /// Registers the kernels of a row like register_pointwise(). The kernels of f32, f16 and bf16 choose between
 /// the loops for AVX2 and AVX-512.
-template <class Row, class M = Math>
+template <class Row>
 void register_wide() {
   constexpr DTypeSet in_f32 = bit(DType::f32) | bit(DType::f16) | bit(DType::bf16);
   for_dtypes<Row::kDTypes & in_f32>(
-      []<class T>() { slot<Row>.set(DeviceType::cpu, dtype_of<T>, &wide_kernel<Row, M>); });
-  register_pointwise<Row, Row::kDTypes & ~in_f32, M>();
+      []<class T>() { slot<Row>.set(DeviceType::cpu, dtype_of<T>, &wide_kernel<Row, Math>); });
+  register_pointwise<Row, Row::kDTypes & ~in_f32>();
 }
 
 }  // namespace tapestry::kernels::cpu

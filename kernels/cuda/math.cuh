@@ -82,6 +82,7 @@ struct Math {
   __device__ __forceinline__ static float exp_of_negative(float x) { return exp_for<T>(x); }
   __device__ __forceinline__ static float log(float x) { return logf(x); }
   __device__ __forceinline__ static float log1p(float x) { return log1pf(x); }
+  __device__ __forceinline__ static float log1p_of_unit(float x) { return log1pf(x); }
   __device__ __forceinline__ static float exact_log(float x) { return logf(x); }
   __device__ __forceinline__ static float sqrt(float x) { return sqrtf(x); }
   __device__ __forceinline__ static float rsqrt(float x) { return rsqrtf(x); }
@@ -132,6 +133,8 @@ struct Math {
   __device__ __forceinline__ static float trunc(float x) { return truncf(x); }
   __device__ __forceinline__ static float round_to_even(float x) { return rintf(x); }
   __device__ __forceinline__ static float fmod(float x, float y) { return fmodf(x, y); }
+  /// 1, -1, or 0, also for NaN.
+  __device__ __forceinline__ static float sign(float x) { return x > 0 ? 1.0f : x < 0 ? -1.0f : 0.0f; }
   __device__ __forceinline__ static float copysign(float x, float sign) { return copysignf(x, sign); }
 
   /// 1 / (1 + e^-x), computed with an exponential that cannot overflow.

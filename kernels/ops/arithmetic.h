@@ -69,7 +69,7 @@ struct Maximum : Binary<"maximum", Takes::all> {
   /// The result is dy if a > b, dy / 2 if a == b, 0 if a < b, and dy if a or b is NaN.
   template <class M, class C>
   TAPESTRY_FORMULA C gradient_a(C dy, C a, C b) {
-    return a < b ? C(0) : a == b ? dy / 2 : dy;
+    return select(a < b, C(0), select(a == b, dy / 2, dy));
   }
   using GradientB = ValueOf<BackwardA<Maximum>, Of::dy, Of::b, Of::a>;
 };
@@ -80,13 +80,15 @@ struct Minimum : Binary<"minimum", Takes::all> {
   }
   template <class M, class C>
   TAPESTRY_FORMULA C gradient_a(C dy, C a, C b) {
-    return a > b ? C(0) : a == b ? dy / 2 : dy;
+    return select(a > b, C(0), select(a == b, dy / 2, dy));
   }
   using GradientB = ValueOf<BackwardA<Minimum>, Of::dy, Of::b, Of::a>;
 };
 /// Integer powers are computed by repeated squaring. A negative integer exponent gives 0, except that base 1
 /// gives 1 and base -1 gives 1 or -1.
 struct Pow : Binary<"pow", Takes::numbers> {
+  static constexpr CastPolicy kCastOnGpus = CastPolicy::f32;
+  static constexpr bool kElementary = true;
   template <class M, class C>
   TAPESTRY_FORMULA C value(C a, C b) {
     if constexpr (std::is_floating_point_v<C>) {
@@ -105,16 +107,19 @@ struct Pow : Binary<"pow", Takes::numbers> {
   /// Computes dy b a^(b - 1), which is 0 for b = 0.
   template <class M, class C>
   TAPESTRY_FORMULA C gradient_a(C dy, C a, C b) {
-    return b == 0 ? C(0) : dy * (b * M::pow(a, b - 1));
+    return select(b == 0, C(0), dy * (b * M::pow(a, b - 1)));
   }
   /// Computes dy a^b log(a), which is 0 where a = 0 and b >= 0.
   template <class M, class C>
   TAPESTRY_FORMULA C gradient_b(C dy, C a, C b) {
-    return a == 0 && b >= 0 ? C(0) : dy * (M::pow(a, b) * M::exact_log(a));
+    const auto none = a == 0 && b >= 0;
+    return select(none, C(0), dy * (M::pow(a, b) * M::exact_log(select(none, C(1), a))));
   }
 };
 /// The angle of the point (b, a) in radians, in [-pi, pi]. At the origin both gradients are 0, as in PyTorch.
 struct Atan2 : Binary<"atan2", Takes::all_as_f32> {
+  static constexpr CastPolicy kCastOnGpus = CastPolicy::promote;
+  static constexpr bool kElementary = true;
   template <class M, class C>
   TAPESTRY_FORMULA C value(C a, C b) {
     return M::atan2(a, b);
@@ -122,12 +127,12 @@ struct Atan2 : Binary<"atan2", Takes::all_as_f32> {
   template <class M, class C>
   TAPESTRY_FORMULA C gradient_a(C dy, C a, C b) {
     const C square = a * a + b * b;
-    return square == 0 ? C(0) : dy * (b / square);
+    return select(square == 0, C(0), dy * (b / select(square == 0, C(1), square)));
   }
   template <class M, class C>
   TAPESTRY_FORMULA C gradient_b(C dy, C a, C b) {
     const C square = a * a + b * b;
-    return square == 0 ? C(0) : -dy * (a / square);
+    return select(square == 0, C(0), -dy * (a / select(square == 0, C(1), square)));
   }
 };
 
@@ -177,18 +182,19 @@ struct Remainder : Binary<"remainder", Takes::numbers> {
   }
   template <class M, class C>
   TAPESTRY_FORMULA C gradient_b(C dy, C a, C b) {
-    return -dy * FloorDivide::value<M>(a, b);
+    return -dy * value_of<FloorDivide, M>(a, b);
   }
 };
 /// Computes a log(b), which is 0 where a = 0, unless b is NaN.
 struct Xlogy : Binary<"xlogy", Takes::all_as_f32> {
+  static constexpr bool kElementary = true;
   template <class M, class C>
   TAPESTRY_FORMULA C value(C a, C b) {
     return a == 0 && b == b ? C(0) : a * M::log(b);
   }
   template <class M, class C>
   TAPESTRY_FORMULA C gradient_a(C dy, C a, C b) {
-    return a == 0 && b <= 0 ? C(0) : value<M>(dy, b);
+    return select(a == 0 && b <= 0, C(0), value_of<Xlogy, M>(dy, b));
   }
   template <class M, class C>
   TAPESTRY_FORMULA C gradient_b(C dy, C a, C b) {
@@ -199,6 +205,7 @@ struct Xlogy : Binary<"xlogy", Takes::all_as_f32> {
 /// sqrt(a^2 + b^2). The larger operand is factored out, so that no square overflows or underflows. Infinite
 /// if an operand is, even if the other is NaN, as in IEEE 754.
 struct Hypot : Binary<"hypot", Takes::floats> {
+  static constexpr bool kElementary = true;
   template <class M, class C>
   TAPESTRY_FORMULA C value(C a, C b) {
     const C x = M::abs(a), y = M::abs(b), high = x > y ? x : y, low = x > y ? y : x;
@@ -208,15 +215,16 @@ struct Hypot : Binary<"hypot", Takes::floats> {
   }
   template <class M, class C>
   TAPESTRY_FORMULA C gradient_a(C dy, C a, C b) {
-    return dy * (a / value<M>(a, b));
+    return dy * (a / value_of<Hypot, M>(a, b));
   }
   template <class M, class C>
   TAPESTRY_FORMULA C gradient_b(C dy, C a, C b) {
-    return dy * (b / value<M>(a, b));
+    return dy * (b / value_of<Hypot, M>(a, b));
   }
 };
 /// log(e^a + e^b). The larger operand is factored out.
 struct LogAddExp : Binary<"logaddexp", Takes::floats> {
+  static constexpr bool kElementary = true;
   template <class M, class C>
   TAPESTRY_FORMULA C value(C a, C b) {
     const C high = a > b ? a : b, sum = high + M::log1p(M::exp_of_negative(-M::abs(a - b)));
@@ -224,7 +232,9 @@ struct LogAddExp : Binary<"logaddexp", Takes::floats> {
   }
   template <class M, class C>
   TAPESTRY_FORMULA C gradient_a(C dy, C a, C b) {
-    return a == b ? dy / 2 : dy * M::sigmoid(a - b);
+    // The difference of two infinities is NaN.
+    const auto same = a == b && M::abs(a) == C(std::numeric_limits<float>::infinity());
+    return select(same, dy / 2, dy * M::sigmoid(a - b));
   }
   template <class M, class C>
   TAPESTRY_FORMULA C gradient_b(C dy, C a, C b) {

@@ -9,7 +9,12 @@
 
 namespace tapestry::kernels {
 
-struct Sin : Function<"sin", Takes::all_as_f32, GradientFrom::input> {
+template <FixedString kName, GradientFrom kFrom>
+struct ElementaryRow : Function<kName, Takes::all_as_f32, kFrom> {
+  static constexpr bool kElementary = true;
+};
+
+struct Sin : ElementaryRow<"sin", GradientFrom::input> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
     return M::sin(x);
@@ -19,7 +24,7 @@ struct Sin : Function<"sin", Takes::all_as_f32, GradientFrom::input> {
     return dy * M::cos(x);
   }
 };
-struct Cos : Function<"cos", Takes::all_as_f32, GradientFrom::input> {
+struct Cos : ElementaryRow<"cos", GradientFrom::input> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
     return M::cos(x);
@@ -29,7 +34,8 @@ struct Cos : Function<"cos", Takes::all_as_f32, GradientFrom::input> {
     return -dy * M::sin(x);
   }
 };
-struct Tan : Function<"tan", Takes::all_as_f32, GradientFrom::output> {
+struct Tan : ElementaryRow<"tan", GradientFrom::output> {
+  static constexpr CastPolicy kCastOnGpus = CastPolicy::f32;
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
     return M::tan(x);
@@ -39,7 +45,8 @@ struct Tan : Function<"tan", Takes::all_as_f32, GradientFrom::output> {
     return dy * (1 + y * y);
   }
 };
-struct Asin : Function<"asin", Takes::all_as_f32, GradientFrom::input> {
+struct Asin : ElementaryRow<"asin", GradientFrom::input> {
+  static constexpr CastPolicy kCastOnGpus = CastPolicy::f32;
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
     return M::asin(x);
@@ -49,7 +56,8 @@ struct Asin : Function<"asin", Takes::all_as_f32, GradientFrom::input> {
     return dy * M::rsqrt((1 - x) * (1 + x));
   }
 };
-struct Acos : Function<"acos", Takes::all_as_f32, GradientFrom::input> {
+struct Acos : ElementaryRow<"acos", GradientFrom::input> {
+  static constexpr CastPolicy kCastOnGpus = CastPolicy::f32;
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
     return M::acos(x);
@@ -59,7 +67,7 @@ struct Acos : Function<"acos", Takes::all_as_f32, GradientFrom::input> {
     return -dy * M::rsqrt((1 - x) * (1 + x));
   }
 };
-struct Atan : Function<"atan", Takes::all_as_f32, GradientFrom::input> {
+struct Atan : ElementaryRow<"atan", GradientFrom::input> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
     return M::atan(x);
@@ -69,7 +77,8 @@ struct Atan : Function<"atan", Takes::all_as_f32, GradientFrom::input> {
     return dy / (x * x + 1);
   }
 };
-struct Sinh : Function<"sinh", Takes::all_as_f32, GradientFrom::input> {
+struct Sinh : ElementaryRow<"sinh", GradientFrom::input> {
+  static constexpr CastPolicy kCastOnGpus = CastPolicy::f32;
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
     return M::sinh(x);
@@ -79,7 +88,8 @@ struct Sinh : Function<"sinh", Takes::all_as_f32, GradientFrom::input> {
     return dy * M::cosh(x);
   }
 };
-struct Cosh : Function<"cosh", Takes::all_as_f32, GradientFrom::input> {
+struct Cosh : ElementaryRow<"cosh", GradientFrom::input> {
+  static constexpr CastPolicy kCastOnGpus = CastPolicy::f32;
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
     return M::cosh(x);
@@ -89,7 +99,7 @@ struct Cosh : Function<"cosh", Takes::all_as_f32, GradientFrom::input> {
     return dy * M::sinh(x);
   }
 };
-struct Asinh : Function<"asinh", Takes::all_as_f32, GradientFrom::input> {
+struct Asinh : ElementaryRow<"asinh", GradientFrom::input> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
     return M::asinh(x);
@@ -99,7 +109,7 @@ struct Asinh : Function<"asinh", Takes::all_as_f32, GradientFrom::input> {
     return dy * M::rsqrt(x * x + 1);
   }
 };
-struct Acosh : Function<"acosh", Takes::all_as_f32, GradientFrom::input> {
+struct Acosh : ElementaryRow<"acosh", GradientFrom::input> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
     return M::acosh(x);
@@ -109,7 +119,7 @@ struct Acosh : Function<"acosh", Takes::all_as_f32, GradientFrom::input> {
     return dy * M::rsqrt((x - 1) * (x + 1));
   }
 };
-struct Atanh : Function<"atanh", Takes::all_as_f32, GradientFrom::input> {
+struct Atanh : ElementaryRow<"atanh", GradientFrom::input> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
     return M::atanh(x);
@@ -119,7 +129,7 @@ struct Atanh : Function<"atanh", Takes::all_as_f32, GradientFrom::input> {
     return dy / ((1 - x) * (1 + x));
   }
 };
-struct Erf : Function<"erf", Takes::all_as_f32, GradientFrom::input> {
+struct Erf : ElementaryRow<"erf", GradientFrom::input> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
     return M::erf(x);
@@ -130,7 +140,7 @@ struct Erf : Function<"erf", Takes::all_as_f32, GradientFrom::input> {
   }
 };
 /// 1 - erf(x).
-struct Erfc : Function<"erfc", Takes::all_as_f32, GradientFrom::input> {
+struct Erfc : ElementaryRow<"erfc", GradientFrom::input> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
     return M::erfc(x);
@@ -144,7 +154,8 @@ struct Erfc : Function<"erfc", Takes::all_as_f32, GradientFrom::input> {
 /// from kLeast on. Smaller x are increased by psi(x) = psi(x + 1) - 1 / x, and negative ones are reflected by
 /// psi(x) = psi(1 - x) - pi / tan(pi x). The difference cancels near the zeros below 0, so the error there is
 /// a few roundings of psi(1 - x), not of the result.
-struct Digamma : Function<"digamma", Takes::all_as_f32, GradientFrom::input> {
+struct Digamma : ElementaryRow<"digamma", GradientFrom::input> {
+  static constexpr bool kTwice = false;
   template <class C>
   static constexpr int kLeast = std::is_same_v<C, double> ? 10 : 6;
   /// Returns psi(v) for v >= 1, or psi(v + 1), where `one_more`, for v >= 0.
@@ -230,19 +241,20 @@ struct Digamma : Function<"digamma", Takes::all_as_f32, GradientFrom::input> {
   }
 };
 /// log(|Gamma(x)|).
-struct Lgamma : Function<"lgamma", Takes::all_as_f32, GradientFrom::input> {
+struct Lgamma : ElementaryRow<"lgamma", GradientFrom::input> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
     return M::lgamma(x);
   }
   template <class M, class C>
   TAPESTRY_FORMULA C gradient(C dy, C x) {
-    return dy * Digamma::value<M>(x);
+    return dy * value_of<Digamma, M>(x);
   }
 };
 /// The inverse of erf. In f32 it is computed by Giles's polynomials in -log(1 - x^2) ("Approximating the
 /// erfinv function", 2010), with a relative error of 4e-7.
-struct Erfinv : Function<"erfinv", Takes::all_as_f32, GradientFrom::output> {
+struct Erfinv : ElementaryRow<"erfinv", GradientFrom::output> {
+  static constexpr CastPolicy kCastOnGpus = CastPolicy::f32;
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
     if constexpr (std::is_same_v<C, float>) {
@@ -276,7 +288,8 @@ struct Erfinv : Function<"erfinv", Takes::all_as_f32, GradientFrom::output> {
     return dy * (C(0.5 / std::numbers::inv_sqrtpi) * M::exp(y * y));
   }
 };
-struct Expm1 : Function<"expm1", Takes::all_as_f32, GradientFrom::output> {
+struct Expm1 : ElementaryRow<"expm1", GradientFrom::output> {
+  static constexpr CastPolicy kCastOnGpus = CastPolicy::f32;
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
     return M::expm1(x);
@@ -286,17 +299,18 @@ struct Expm1 : Function<"expm1", Takes::all_as_f32, GradientFrom::output> {
     return dy * (y + 1);
   }
 };
-struct Exp2 : Function<"exp2", Takes::all_as_f32, GradientFrom::output> {
+struct Exp2 : ElementaryRow<"exp2", GradientFrom::output> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
     return M::exp2(x);
   }
   template <class M, class C>
   TAPESTRY_FORMULA C gradient(C dy, C y) {
-    return dy * (y * std::numbers::ln2_v<C>);
+    return dy * (y * C(std::numbers::ln2));
   }
 };
-struct Log1p : Function<"log1p", Takes::all_as_f32, GradientFrom::input> {
+struct Log1p : ElementaryRow<"log1p", GradientFrom::input> {
+  static constexpr CastPolicy kCastOnGpus = CastPolicy::f32;
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
     return M::log1p(x);
@@ -306,24 +320,26 @@ struct Log1p : Function<"log1p", Takes::all_as_f32, GradientFrom::input> {
     return dy / (1 + x);
   }
 };
-struct Log2 : Function<"log2", Takes::all_as_f32, GradientFrom::input> {
+struct Log2 : ElementaryRow<"log2", GradientFrom::input> {
+  static constexpr CastPolicy kCastOnGpus = CastPolicy::f32;
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
     return M::log2(x);
   }
   template <class M, class C>
   TAPESTRY_FORMULA C gradient(C dy, C x) {
-    return dy / (x * std::numbers::ln2_v<C>);
+    return dy / (x * C(std::numbers::ln2));
   }
 };
-struct Log10 : Function<"log10", Takes::all_as_f32, GradientFrom::input> {
+struct Log10 : ElementaryRow<"log10", GradientFrom::input> {
+  static constexpr CastPolicy kCastOnGpus = CastPolicy::f32;
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
     return M::log10(x);
   }
   template <class M, class C>
   TAPESTRY_FORMULA C gradient(C dy, C x) {
-    return dy / (x * std::numbers::ln10_v<C>);
+    return dy / (x * C(std::numbers::ln10));
   }
 };
 struct Floor : Step<"floor"> {
@@ -360,7 +376,7 @@ struct Frac : Step<"frac"> {
 struct Sign : Step<"sign"> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
-    return x > 0 ? C(1) : x < 0 ? C(-1) : C(0);
+    return M::sign(x);
   }
 };
 

@@ -100,9 +100,10 @@ using ErrorRows = RowList<SquaredError, SquaredErrorBackward, HuberError, HuberE
 /// Binary cross-entropy of a probability x and a target. The logarithms are limited to -100 and the divisor
 /// of the gradient to 1e-12, as in PyTorch, so that x = 0 and x = 1 give finite losses and gradients.
 struct BinaryCrossEntropy : Binary<"binary_cross_entropy", Takes::floats> {
+  static constexpr bool kElementary = true;
   template <class C>
   TAPESTRY_FORMULA C limited(C log) {
-    return log < -100 ? C(-100) : log;  // keeps NaN
+    return select(log < -100, C(-100), log);  // keeps NaN
   }
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x, C target) {
@@ -111,7 +112,8 @@ struct BinaryCrossEntropy : Binary<"binary_cross_entropy", Takes::floats> {
   template <class M, class C>
   TAPESTRY_FORMULA C gradient_a(C dy, C x, C target) {
     const C divisor = (1 - x) * x;
-    return dy * (x - target) / (divisor < C(1e-12f) ? C(1e-12f) : divisor);  // PyTorch's limit is f32, too
+    const C least = C(1e-12f);  // PyTorch's limit is f32, too
+    return dy * (x - target) / select(divisor < least, least, divisor);
   }
   template <class M, class C>
   TAPESTRY_FORMULA C gradient_b(C dy, C x, C) {
@@ -122,10 +124,11 @@ struct BinaryCrossEntropy : Binary<"binary_cross_entropy", Takes::floats> {
 /// + (1 - target) x, or - target x for x < 0, which cannot overflow. Where the factor of x is 0, an infinite
 /// x costs 0.
 struct BinaryCrossEntropyWithLogits : Binary<"binary_cross_entropy_with_logits", Takes::floats> {
+  static constexpr bool kElementary = true;
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x, C target) {
     const C factor = x < 0 ? -target : 1 - target;
-    return (factor == 0 ? C(0) : factor * x) + M::log1p(M::exp_of_negative(-M::abs(x)));  // keeps NaN
+    return (factor == 0 ? C(0) : factor * x) + M::log1p_of_unit(M::exp_of_negative(-M::abs(x)));  // keeps NaN
   }
   template <class M, class C>
   TAPESTRY_FORMULA C gradient_a(C dy, C x, C target) {

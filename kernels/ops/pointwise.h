@@ -29,6 +29,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "tapestry/core/context.h"
 #include "tapestry/core/fixed_string.h"
 #include "tapestry/core/scalar.h"
 #include "tapestry/kernels/slot.h"
@@ -43,15 +44,23 @@
 namespace tapestry::kernels {
 
 /// The base class of all rows. `kOperandCount` includes the output. `kDTypeSet` lists the dtypes that have a
-/// CPU kernel. Of these, the GPU has kernels for f32 and bf16, and for the integers and bools that
-/// kernels/cuda/arithmetic.cu and compare.cu register. `kParamCount` is the number of parameters, which are
-/// numbers that follow the inputs of the formula.
+/// CPU kernel. Of these, the GPU has kernels for f32 and bf16, for f16 if the row says so or
+/// kernels/cuda/arithmetic_f16.cuh lists it, and for the integers and bools that kernels/cuda/arithmetic.cu
+/// and compare.cu register. `kParamCount` is the number of parameters, which are numbers that follow the
+/// inputs of the formula.
 template <FixedString kName, int kOperandCount, DTypeSet kDTypeSet, int kParamCount = 0>
 struct Pointwise {
   static constexpr FixedString kSlotName = kName;
   static constexpr int kOperands = kOperandCount, kParams = kParamCount;
   static constexpr DTypeSet kDTypes = kDTypeSet;
   static constexpr bool kGivesBool = false;  // the output is bool; otherwise it has the slot's dtype
+  // What else a row may say:
+  // It computes exponentials, logarithms and the like. CPUs have wide loops for it, and two compilers may
+  // round its results differently.
+  static constexpr bool kElementary = false;
+  static constexpr CastPolicy kCastOnGpus = CastPolicy::none;  // what autocast does on GPUs; nothing on CPUs
+  static constexpr bool kF16OnGpus = false;  // it and its gradient have f16 kernels of their own on GPUs
+  static constexpr bool kTwice = true;  // its gradient has gradients, computed by operations from its formula
   /// The type of the parameters.
   template <class C>
   using Param = C;
@@ -69,6 +78,19 @@ template <class Row>
 inline constinit Slot<std::conditional_t<Row::kParams == 0, Elementwise<Row::kOperands>,
                                          PointwiseArgs<Row::kOperands, std::max(Row::kParams, 1)>>>
     slot{Row::kSlotName.text};
+
+/// a where the condition holds, else b. The formulas of gradients use it instead of ?:, because higher
+/// derivatives compute them with tensors.
+template <class C>
+TAPESTRY_FORMULA C select(bool condition, C a, C b) {
+  return condition ? a : b;
+}
+/// The value of another row in a gradient. Higher derivatives compute it by that row's operation.
+template <class Row, class M, class... C>
+TAPESTRY_FORMULA auto value_of(C... operands) {
+  if constexpr ((std::is_arithmetic_v<C> && ...)) return Row::template value<M>(operands...);
+  else return M::template value_of<Row>(operands...);
+}
 
 /// The dtypes that an operation takes. `all_as_f32` means that integers and bools are first converted to f32.
 /// `bits` are the integers and bools.
@@ -99,8 +121,10 @@ constexpr DTypeSet kernel_dtypes(Takes takes) {
 enum class GradientFrom : std::uint8_t { input, output, neither, zero };
 
 /// A row for a function of one tensor. The function `gradient(dy, t)` computes the gradient of the input,
-/// where t is the function's input or output. If the gradient is another row's value, the row names that row
-/// instead: `using Gradient = Mul;`.
+/// where t is the function's input or output. C is float or double in kernels. In a pass with create_graph it
+/// is a FormulaTerm (autograd/ops/internal/composed.h), so the formula of a gradient is written with
+/// operators, M and select() only. A branch that select() drops must be finite, or its gradient is NaN. If
+/// the gradient is another row's value, the row names that row instead: `using Gradient = Mul;`.
 template <FixedString kName, Takes kTake, GradientFrom kFrom, int kParamCount = 0>
 struct Function : Pointwise<kName, 2, kernel_dtypes(kTake), kParamCount> {
   static constexpr Takes kTakes = kTake;
@@ -116,6 +140,7 @@ struct Step : Function<kName, Takes::floats, GradientFrom::zero> {
 /// The row of a function's derivative, which is called "<name>_backward".
 template <class F>
 struct GradientOf : Pointwise<F::kSlotName + "_backward", 3, kFloats, F::kParams> {
+  static constexpr bool kF16OnGpus = F::kF16OnGpus;
   template <class M, class C, class... Params>
   TAPESTRY_FORMULA C value(C dy, C t, Params... params) {
     return F::template gradient<M>(dy, t, params...);

@@ -8,6 +8,7 @@ namespace tapestry::kernels {
 
 /// silu(gate) up, where silu(x) = x sigmoid(x).
 struct Swiglu : Binary<"swiglu", Takes::floats> {
+  static constexpr bool kElementary = true;
   template <class M, class C>
   TAPESTRY_FORMULA C value(C gate, C up) {
     return gate * M::sigmoid(gate) * up;
@@ -25,6 +26,7 @@ struct Swiglu : Binary<"swiglu", Takes::floats> {
 
 /// a sigmoid(b)
 struct Glu : Binary<"glu", Takes::floats> {
+  static constexpr bool kElementary = true;
   using GradientA = ValueOf<Glu, Of::dy, Of::b>;
   template <class M, class C>
   TAPESTRY_FORMULA C value(C a, C b) {

@@ -1,10 +1,14 @@
-// Tests rows that the library does not have: gradients that are computed from the output, and gradients of
-// operations with a number.
+// Tests rows that the library does not have: a function, gradients that are computed from the output, and
+// gradients of operations with a number.
 #include "tapestry/kernels/ops/pointwise.h"
 
+#include <string_view>
+
+#include "tapestry/autograd/autocast.h"
 #include "tapestry/autograd/gradcheck.h"
 #include "tapestry/autograd/ops.h"
 #include "tapestry/autograd/ops/internal/binary.h"
+#include "tapestry/autograd/ops/internal/function.h"
 #include "tapestry/kernels/cpu/pointwise.h"
 #include "tests/support/catch.h"
 
@@ -44,7 +48,20 @@ struct OverSquare : kernels::Binary<"test_over_square", Takes::floats, kernels::
     return -2 * dy * a / (b * b * b);
   }
 };
-using Rows = kernels::RowList<Scaled, Hypotenuse, OverSquare>;
+/// log(1 + e^(rate x))
+struct Planted : kernels::Function<"test_planted", Takes::floats, kernels::GradientFrom::input, 1> {
+  static constexpr CastPolicy kCastOnGpus = CastPolicy::f32;
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x, C rate) {
+    return M::log1p(M::exp(rate * x));
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x, C rate) {
+    using kernels::select;
+    return select(rate * x > 20, dy * rate, dy * rate * M::sigmoid(rate * x));
+  }
+};
+using Rows = kernels::RowList<Scaled, Hypotenuse, OverSquare, Planted>;
 const bool rows =
     kernels::for_kernels_of(Rows(), []<class Row>() { kernels::cpu::register_pointwise<Row>(); });
 
@@ -91,4 +108,23 @@ TEST_CASE("a number as either operand gives the same values and gradients as a t
 
 TEST_CASE("a row rejects dtypes that it does not take") {
   CHECK_THROWS_WITH(hypotenuse(ones({2}, kInt64), ones({2})), ContainsSubstring("does not take int64"));
+}
+
+TEST_CASE("a row alone gives an operation, its gradients of both orders, and its rule of autocast") {
+  const autograd::Op* op = autograd::Op::first();
+  while (op && std::string_view(op->name) != "test_planted") op = op->next();
+  REQUIRE(op);
+  CHECK(op->twice);
+  CHECK(op->dtypes == kFloats);
+  CHECK(autograd::cast_policy("test_planted", DeviceType::cuda) == CastPolicy::f32);
+  CHECK(autograd::cast_policy("test_planted", DeviceType::cpu) == CastPolicy::none);
+
+  const Tensor x = tensor({-1.5, 0.25, 2.0}, TensorOptions(kFloat64).with_grad());
+  const auto planted = [](const std::vector<Tensor>& in) { return autograd::function<Planted>(in[0], {2}); };
+  CHECK(allclose(planted({x}), log1p(exp(x * 2))));
+  autograd::gradcheck(planted, {x});
+  autograd::gradgradcheck(planted, {x});
+  const Tensor far = tensor({40.0, -400.0}, TensorOptions(kFloat64).with_grad());
+  autograd::function<Planted>(far, {2}).sum().backward();
+  CHECK(equal(far.grad(), tensor({2.0, 0.0}, kFloat64)));
 }

@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/copy.h"
 #include "tapestry/autograd/ops/internal/composed.h"
 #include "tapestry/kernels/ops/copy.h"
@@ -100,8 +101,7 @@ class SavedOperands {
 template <class Saved, class Row, kernels::Of... kOf>
 Tensor gradient_of(kernels::ValueOf<Row, kernels::Of::dy, kOf...>, const Backward& g, const Saved& saved) {
   const Tensor& dy = g.grad();
-  if constexpr (kIsComposed<Row>)
-    if (g.create_graph()) return composed<Row>(dy, g.saved(saved[kOf]).to(dy.dtype())...);
+  if (g.create_graph()) return composed<Row>(dy, g.saved(saved[kOf]).to(dy.dtype())...);
   return apply(kernels::slot<Row>, dy, converted(g.saved(saved[kOf]), dy.dtype())...);
 }
 template <class Saved>
@@ -139,14 +139,13 @@ void record_row_with(const Op& op, const Tensor& y, const Tensor& x, const Scala
     std::array<SavedTensor, G::uses(tensor) ? 1 : 0> saved;
     if constexpr (G::uses(tensor)) saved[0] = save(x);
     record(op, y, {&x}, [s, saved = std::move(saved)](Backward& g) {
-      if constexpr (kIsComposed<typename G::Row>)
-        if (g.create_graph()) {
-          const auto operand = [&]<Of kOf>(std::integral_constant<Of, kOf>) {
-            if constexpr (kOf == tensor) return g.saved(saved[0]);
-            else return s;
-          };
-          return g.set(0, composed_with(G(), g.grad(), operand));
-        }
+      if (g.create_graph()) {
+        const auto operand = [&]<Of kOf>(std::integral_constant<Of, kOf>) {
+          if constexpr (kOf == tensor) return g.saved(saved[0]);
+          else return s;
+        };
+        return g.set(0, composed_with(G(), g.grad(), operand));
+      }
       const auto run = [&](const auto&... t) {
         if constexpr (G::uses(number)) {
           using WithNumber = kernels::WithNumber<typename G::Row, G::position(number)>;
@@ -164,7 +163,9 @@ void record_row_with(const Op& op, const Tensor& y, const Tensor& x, const Scala
 // ---- operations
 
 template <class Row>
-Tensor binary(const Tensor& a, const Tensor& b, const Op& op = row_op<Row>) {
+Tensor binary(const Tensor& a, const Tensor& b, const Op& op) {
+  if constexpr (Row::kCastOnGpus != CastPolicy::none)
+    if (const Autocast cast(op, a, b); cast) return binary<Row>(cast(a), cast(b), op);
   const DType dtype = checked_dtype<Row>(op, a, b);
   Tensor y = run_binary(op, kernels::slot<Row>, a, b, dtype, result_dtype<Row>(dtype));
   if constexpr (kernels::kDifferentiable<Row>)

@@ -16,37 +16,17 @@
 
 namespace tapestry::autograd {
 
-/// The value of a gradient's row, computed by operations, which a pass with create_graph records: a function
-/// `(dy, t, params)` for the gradient of a function of one tensor, and `(dy, a, b)` for that of a binary
-/// operation, where a and b may be numbers. The file that runs the operation defines it. Without a
-/// definition, the operation has no gradients of gradients.
-template <class Row>
-inline constexpr auto composed = nullptr;
-template <class Row>
-inline constexpr bool kIsComposed = !std::is_same_v<std::decay_t<decltype(composed<Row>)>, std::nullptr_t>;
-
 /// What the gradients of a row allow.
 template <class Row>
 constexpr Grad grad_of_row() {
-  if constexpr (!kernels::kDifferentiable<Row>) {
-    return Grad::none;
-  } else if constexpr (requires { Row::kGradientFrom; }) {
-    return kIsComposed<kernels::GradientRowOf<Row>> ? Grad::twice : Grad::differentiable;
-  } else {
-    const auto is_composed = []<class G>(std::type_identity<G>) {
-      if constexpr (std::is_same_v<G, kernels::Dy>) return true;
-      else return kIsComposed<typename G::Row>;
-    };
-    return is_composed(std::type_identity<kernels::GradientAOf<Row>>()) &&
-                   is_composed(std::type_identity<kernels::GradientBOf<Row>>())
-               ? Grad::twice
-               : Grad::differentiable;
-  }
+  if (!kernels::kDifferentiable<Row>) return Grad::none;
+  return Row::kTwice ? Grad::twice : Grad::differentiable;
 }
 
 /// The Op of a row.
 template <class Row>
-inline const Op row_op{Row::kSlotName.text, grad_of_row<Row>(), kernels::taken_dtypes(Row::kTakes)};
+inline const Op row_op{Row::kSlotName.text, grad_of_row<Row>(), kernels::taken_dtypes(Row::kTakes),
+                       Row::kCastOnGpus};
 
 /// Returns the iteration space of an elementwise kernel with these operands, as planned by kernels::plan().
 template <class... T>

@@ -2,6 +2,7 @@
 // Runs and records the functions of one tensor that have a row (kernels/ops/pointwise.h).
 #include <array>
 #include <initializer_list>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -20,13 +21,20 @@ const Op& function_op() {
 
 template <std::size_t kParams>
 using Params = std::array<Scalar, kParams>;
-// composed<Row>, or null.
 template <std::size_t kParams>
 using Composed = Tensor (*)(const Tensor& dy, const Tensor& t, const Params<kParams>& params);
-template <class Row, std::size_t kParams>
-constexpr Composed<kParams> composed_or_null() {
-  if constexpr (kIsComposed<Row>) return composed<Row>;
-  else return nullptr;
+// composed<Row>() of the row of the gradient, or null if it has no gradient.
+template <class F>
+constexpr Composed<F::kParams> composed_or_null() {
+  if constexpr (!F::kTwice) return nullptr;
+  else
+    return [](const Tensor& dy, const Tensor& t, const Params<F::kParams>& params) {
+      if constexpr (F::kGradientFrom == kernels::GradientFrom::neither)
+        return composed<kernels::GradientRowOf<F>>(dy);
+      else
+        return std::apply([&](const auto&... p) { return composed<kernels::GradientRowOf<F>>(dy, t, p...); },
+                          params);
+    };
 }
 
 // A row without its type, so that the code below is compiled once for all rows with the same number of
@@ -47,8 +55,7 @@ auto row_of() {
   const auto& slot = kernels::slot<F>;
   const auto& gradient = kernels::slot<kernels::GradientRowOf<F>>;
   return FunctionRow<std::decay_t<decltype(slot)>, std::decay_t<decltype(gradient)>, F::kParams>{
-      function_op<F>(), slot, gradient, composed_or_null<kernels::GradientRowOf<F>, F::kParams>(), F::kTakes,
-      F::kGradientFrom};
+      function_op<F>(), slot, gradient, composed_or_null<F>(), F::kTakes, F::kGradientFrom};
 }
 
 // slot(y, inputs..., params...)
@@ -117,7 +124,7 @@ const Tensor& call_in_place(const Row& row, const Tensor& target) {
 
 /// Computes F(x, params...). There are F::kParams parameters.
 template <class F>
-Tensor function(const Tensor& x, std::initializer_list<double> params = {}) {
+Tensor function(const Tensor& x, std::initializer_list<double> params) {
   const auto values = [&]<std::size_t... I>(std::index_sequence<I...>) {
     return Params<F::kParams>{params.begin()[I]...};
   };
