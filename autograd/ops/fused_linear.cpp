@@ -77,6 +77,7 @@ Tensor times_derivative(Activation f, const Tensor& dy, const Tensor& t) {
 // The same by operations, which a pass with create_graph records. The derivative of a function is the
 // gradient of its sum.
 Tensor times_derivative_by_operations(Activation f, const Tensor& dy, const Tensor& t) {
+  using kernels::GradientOf;
   if (f == Activation::relu) return autograd::composed<GradientOf<kernels::Relu>>(dy, t);
   if (f == Activation::gelu) return autograd::composed<GradientOf<kernels::Gelu>>(dy, t);
   return autograd::composed<GradientOf<kernels::GeluTanh>>(dy, t);
