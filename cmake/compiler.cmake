@@ -74,8 +74,10 @@ endif()
 if(PROJECT_IS_TOP_LEVEL)
   set(TAPESTRY_LINKER "auto" CACHE STRING "Linker, as the compiler's -fuse-ld takes it: lld, gold, ...; auto: lld if it is found")
   if(TAPESTRY_LINKER STREQUAL "auto")
+    # A linker that the user's flags name stays, and lld cannot read g++'s objects of link-time optimization.
     check_linker_flag(CXX -fuse-ld=lld TAPESTRY_HAS_LLD)
-    if(TAPESTRY_HAS_LLD)
+    if(TAPESTRY_HAS_LLD AND NOT CMAKE_INTERPROCEDURAL_OPTIMIZATION AND
+       NOT "${CMAKE_CXX_FLAGS} ${CMAKE_EXE_LINKER_FLAGS} ${CMAKE_SHARED_LINKER_FLAGS}" MATCHES "-fuse-ld=|-flto")
       add_link_options(-fuse-ld=lld)  # it links a test program in a sixth of the time that GNU ld takes
     endif()
   elseif(TAPESTRY_LINKER)

@@ -10,7 +10,7 @@
 
 # changed_files BASE: files that differ from the commit BASE, uncommitted and new files included.
 changed_files() {
-  git diff --name-only "$1" -- && git ls-files --others --exclude-standard
+  git diff --name-only --no-renames "$1" -- && git ls-files --others --exclude-standard
 }
 
 # default_base: the commit where this branch left main; on main itself, the last commit.
@@ -186,6 +186,7 @@ ptx_tests_wanted() {
   [[ $commit =~ ^[0-9a-f]+$ ]] || { echo yes && return; }
   for file in "${@:2}"; do
     case $file in
+      CMakeLists.txt | */CMakeLists.txt | cmake/* | CMakePresets.json) echo yes && return ;;  # flags and linker
       tools/ptx/* | kernels/* | core/cuda/* | docs/tutorials/cuda-without-a-gpu* | docs/reference/planted-bugs.md) echo yes && return ;;
     esac
   done
@@ -197,7 +198,7 @@ keep_known_targets() {
   local known target kept=()
   known=" $(ninja -C "build/$1" -t targets all | sed -n 's/: phony$//p' | tr '\n' ' ') "
   for target in "${plan_targets[@]}"; do
-    [[ $known != *" $target "* ]] || kept+=("$target")
+    if [[ $known == *" $target "* ]]; then kept+=("$target"); else say "the preset $1 has no $target"; fi
   done
   plan_targets=("${kept[@]}")
 }

@@ -53,13 +53,15 @@ folders_of() {
   esac
 }
 
-# base_of_change: prints the commit with which HEAD is compared: where this branch left origin/main, or else HEAD's
-# first parent. Fails if there is neither.
+# base_of_change: prints the commit with which HEAD is compared: where this branch left origin/main or main, or else HEAD's
+# first parent. Fails if there is none.
 base_of_change() {
-  local base
-  base=$(git merge-base HEAD origin/main 2>/dev/null) || base=''
-  [[ -n $base && $base != "$(git rev-parse HEAD)" ]] || base=$(git rev-parse --verify --quiet 'HEAD^') || return 1
-  printf '%s' "$base"
+  local base name
+  for name in origin/main main; do
+    base=$(git merge-base HEAD "$name" 2>/dev/null) || continue
+    [[ $base == "$(git rev-parse HEAD)" ]] || { printf '%s' "$base" && return; }
+  done
+  git rev-parse --verify --quiet 'HEAD^'
 }
 
 # part_of_commit HASH: prints the part that a commit chooses.

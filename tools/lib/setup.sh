@@ -65,9 +65,9 @@ end_phase() {
   phase_name=''
 }
 
-# record PHASE SECONDS CPU_SECONDS
+# record PHASE SECONDS [CPU_SECONDS]
 record() {
-  printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$me" "$1" "$2" "$jobs" "$3" >>"$root/build/times.tsv"
+  printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$me" "$1" "$2" "$jobs" "${3-}" >>"$root/build/times.tsv"
 }
 
 # run COMMAND...: prints the command, runs it, and stops if it fails.
@@ -141,6 +141,8 @@ need_packages() {
     printf 'To install: apt-get install --no-install-recommends %s\n' "${required}${optional% }"
     [[ -z $required ]] || die "packages are missing, and --no-install was given."
     say 'continuing without the optional packages'
+  elif [[ -z $required ]] && { ! have_command apt-get || { ((EUID != 0)) && ! have_command sudo; }; }; then
+    say "these packages are optional, and cannot be installed here without apt-get and root or sudo: ${optional% }"
   else
     begin_phase packages "installing $required${optional% }"
     apt_install "$required" "$optional"
@@ -257,7 +259,7 @@ need_pytorch() {
 # build_benchmark PROGRAM: builds it in build/release/bin
 build_benchmark() {
   begin_phase build "the program $1"
-  (cd "$root" && run cmake --preset release -DTAPESTRY_BUILD_BENCHMARKS=ON &&
+  (cd "$root" && run cmake --preset release -DTAPESTRY_UNITY=ON -DTAPESTRY_BUILD_BENCHMARKS=ON &&
     run cmake --build --preset release --target "$1" --parallel "$jobs")
   end_phase
 }
