@@ -70,5 +70,9 @@ FormulaTerm FormulaMath::sign(const FormulaTerm& x) { return tapestry::sign(x.te
 FormulaTerm FormulaMath::sin(const FormulaTerm& x) { return tapestry::sin(x.tensor()); }
 FormulaTerm FormulaMath::sinh(const FormulaTerm& x) { return tapestry::sinh(x.tensor()); }
 FormulaTerm FormulaMath::trunc(const FormulaTerm& x) { return tapestry::trunc(x.tensor()); }
+template <>
+FormulaTerm FormulaMath::value_of<kernels::FloorDivide>(const FormulaTerm& a, const FormulaTerm& b) {
+  return floor_divide(a.tensor(), b.tensor());
+}
 
 }  // namespace tapestry::autograd

@@ -5,6 +5,10 @@
 
 #include "tapestry/autograd/ops/internal/common.h"
 
+namespace tapestry::kernels {
+struct FloorDivide;
+}
+
 namespace tapestry::autograd {
 
 template <class F>
@@ -66,6 +70,10 @@ struct FormulaMath {
     return binary<Row>(a.tensor(), b.tensor());
   }
 };
+
+/// floor_divide() has an Op of its own, because its gradients are 0.
+template <>
+FormulaTerm FormulaMath::value_of<kernels::FloorDivide>(const FormulaTerm& a, const FormulaTerm& b);
 
 /// The value of a gradient's row. The operands after dy are tensors or numbers.
 template <class Row, class... T>
