@@ -1,8 +1,9 @@
 # What makes a full build of the library fast: files compiled together, a precompiled header, and no more optimization than
 # a folder's work needs.
 
-# Files with loops over numbers. They get full optimization, and each is compiled by itself.
-set(TAPESTRY_ARITHMETIC "^(kernels/cpu/|distributed/comm/(reduce|internal/host_exchange)\\.cpp$)")
+# Files with loops over numbers, and those that allocate the result of each operation. They get full optimization, and each is
+# compiled by itself.
+set(TAPESTRY_ARITHMETIC "^(kernels/cpu/|core/(allocator|tensor|internal/cpu_allocator)\\.cpp$|distributed/comm/(reduce|internal/host_exchange)\\.cpp$)")
 
 # tapestry_unity(VARIABLE): replaces .cpp files in this list by units, each of which includes about 16 files of one folder and
 # its internal/. The compiler then reads their headers once. Files in a unit share an anonymous namespace, so the names in it
@@ -55,7 +56,7 @@ function(tapestry_unity variable)
 endfunction()
 
 # tapestry_optimization(TARGET FILE...): sets the level of each of the target's C++ files. Options of the user in
-# CMAKE_CXX_FLAGS_RELEASE are respected: only -O3, CMake's default, is replaced.
+# CMAKE_CXX_FLAGS_RELEASE are respected: only -O3, CMake's default, is replaced. kernels/ keeps it: it plans each operation.
 function(tapestry_optimization target)
   if(TAPESTRY_SANITIZE STREQUAL "thread")
     return()  # the tests of threads calculate little, so that even arithmetic is compiled with the preset's -O0
@@ -75,7 +76,7 @@ function(tapestry_optimization target)
     elseif(CMAKE_CXX_FLAGS_RELEASE MATCHES "-O3")
       if(path MATCHES "^(nn|distributed)/")
         set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
-      elseif(path MATCHES "^(core|kernels|autograd)/")
+      elseif(path MATCHES "^(core|autograd)/")
         set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS $<$<CONFIG:Release>:-O2>)
       endif()
     endif()
