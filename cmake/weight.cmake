@@ -56,7 +56,7 @@ function(tapestry_unity variable)
 endfunction()
 
 # tapestry_optimization(TARGET FILE...): sets the level of each of the target's C++ files. Options of the user in
-# CMAKE_CXX_FLAGS_RELEASE are respected: only -O3, CMake's default, is replaced. kernels/ keeps it: it plans each operation.
+# CMAKE_CXX_FLAGS_RELEASE are respected: only -O3, CMake's default, is replaced. kernels/ and autograd/ keep it: they run in each operation.
 function(tapestry_optimization target)
   if(TAPESTRY_SANITIZE STREQUAL "thread")
     return()  # the tests of threads calculate little, so that even arithmetic is compiled with the preset's -O0
@@ -76,7 +76,7 @@ function(tapestry_optimization target)
     elseif(CMAKE_CXX_FLAGS_RELEASE MATCHES "-O3")
       if(path MATCHES "^(nn|distributed)/")
         set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
-      elseif(path MATCHES "^(core|autograd)/")
+      elseif(path MATCHES "^core/")
         set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS $<$<CONFIG:Release>:-O2>)
       endif()
     endif()
