@@ -456,6 +456,21 @@ for file in CMakeLists.txt cmake/cuda.cmake CMakePresets.json core/tensor.h auto
   call tools/test --changed
   [[ $file == tests/support/golden.cpp ]] || everything ''
 done
+name='test --changed with a precompiled header of the tests'
+printf '#include "tapestry/nn/module.h"\n' >"$work/clone/tests/support/nets.cpp"
+printf '#include "tests/support/nets.h"\n' >"$work/clone/tests/core/nets_test.cpp"
+printf '#include "tapestry/core/tensor.h"\n' >"$work/clone/tests/core/plain_test.cpp"
+printf '#include "tapestry/tapestry.h"\n' >"$work/clone/tests/data/whole_test.cpp"
+program ninja 'case "$*" in
+  *"-t targets all") for t in programs docs_programs bench_gpu_ops tests_core tests_data tests_structure; do echo "$t: phony"; done ;;
+  *"-t deps") printf "%s: #deps 2, deps mtime 1 (VALID)\n    ../../%s\n    %s\n\n" \
+    tests/CMakeFiles/tests_support.dir/cmake_pch.hxx.gch tests/pch.h include/tapestry/nn/module.h \
+    tests/CMakeFiles/tests_core.dir/batches/tests_core_0.cpp.o tests/core/nets_test.cpp ../../tests/core/plain_test.cpp ;;
+esac'
+changed nn/module.cpp
+call tools/test --changed
+affects "^apps\\.|^core\\.nets\$|^data\\.whole\$|^docs\\.|^launch\\.|^structure\\.|^tools\\.gpu_check\$" \
+  'bench_gpu_ops docs_programs programs tests_core tests_data tests_structure'
 rm "$work/clone/build/ci/.ninja_deps"
 changed tests/nn/module_test.cpp
 call tools/test --changed

@@ -85,6 +85,11 @@ plan_changes() {
         [[ $object != */tests_support.dir/support/*.cpp.o ]] || files[tests/support/$(basename "$object" .cpp.o).h]=1
       done <<<"$objects"
     done
+    if [[ $objects == *.gch* ]]; then
+      # Ninja's list does not show who uses a header that is precompiled, so the #include lines of the tests do.
+      objects=$(sed '/\.gch$/d' <<<"$objects" && tests_including "${!folders[@]}")
+      tests[docs]=1 targets[docs_programs]=1
+    fi
     while read -r object; do
       [[ -z $object ]] || add_object "$object"
     done <<<"$objects"
@@ -145,16 +150,32 @@ objects_using() {
     }' | grep -v '^CMakeFiles/tapestry\.dir/' | sort -u
 }
 
+# tests_including FOLDER...: prints the object files that test files would have if compiled singly, of those that include
+# tapestry.h or a header downstream of a folder, directly or through headers of tests/.
+tests_including() {
+  local folder pattern='tapestry/tapestry\.h' found='' before=none
+  for folder; do pattern+="|tapestry/($(downstream "$folder" | tr ' ' '|'))/[^\"]*"; done
+  while [[ $found != "$before" ]]; do
+    before=$found
+    found=$(cd "$root" && grep -rlE --include='*.h' --include='*.cpp' "^#include \"($pattern)\"" tests | sort)
+    # A header of tests/support may be implemented by a file that includes what it does not.
+    while read -r folder; do
+      [[ -z $folder ]] || pattern+="|${folder//./\\.}"
+    done < <(sed -n 's|\.cpp$|.h|; /\.h$/p' <<<"$found" | sort -u)
+  done
+  sed -nE 's|^tests/(([^/]*)/.*_test\.cpp)$|tests/CMakeFiles/tests_\2.dir/\1.o|p' <<<"$found"
+}
+
 # add_object OBJECT: adds its target, and the tests that it can affect, to `targets` and `tests`.
 add_object() {
   local target folder test
   target=$(sed -nE 's|.*CMakeFiles/([^/]*)\.dir/.*|\1|p' <<<"$1")
   case $target in
-    tests_support | tests_emulated_kernels | tests_cuda_emulator | tests_headers)
+    tests_support | tests_emulated_kernels | tests_cuda_emulator | tests_headers | tests_singles)
       # These objects are linked into several programs, and ninja's list of headers does not show which.
       case $target in
         tests_support) [[ -e tests/support/$(basename "$1" .cpp.o).h ]] || plan_all="every test uses ${1##*.dir/}" ;;
-        tests_headers) targets[tests_headers]=1 ;;
+        tests_headers | tests_singles) targets[$target]=1 ;;
         *) tests[emulated]=1 tests[device]=1 tests[ptx]=1 tests[docs]=1
           targets[tests_emulated]=1 targets[tests_device]=1 targets[tests_ptx]=1 targets[docs_programs]=1 ;;
       esac ;;
