@@ -14,7 +14,7 @@ train() {
   shift
   "$@" --model mlp --data fashion-mnist --epochs 1 --run-dir "$scratch/$name" >"$scratch/log" 2>&1 ||
     { cat "$scratch/log" >&2; exit 1; }
-  accuracy=$(sed -nE 's/^test accuracy ([0-9.]+) .*/\1/p' "$scratch/log")
+  accuracy=$(sed -nE 's/^(\[0\] )?test accuracy ([0-9.]+) .*/\2/p' "$scratch/log")
   echo "test accuracy of $name: $accuracy"
   awk -v accuracy="$accuracy" 'BEGIN { exit !(accuracy >= 0.8) }' || { cat "$scratch/log" >&2; exit 1; }
 }
