@@ -188,8 +188,8 @@ Tensor class_weights(const kernels::ClassRowsArgs& args, const Shape& sizes, con
   return where(ignored, none, q * by_class(weight, q));
 }
 
-// The gradient of a row's loss, with a dimension of size 1 for the classes. If no row counts, the mean is 0 /
-// 0 and its gradient is 0.
+// The gradient of a row's loss, with a dimension of size 1 for the classes. If all
+// targets are ignored, the mean is NaN and its gradient is 0.
 Tensor row_gradient(const Tensor& g, const Tensor& divisor, Reduction reduction, const Shape& sizes) {
   Tensor each = g;
   if (divisor.defined()) {

@@ -71,7 +71,7 @@ bool product_is_right(std::int64_t m, std::int64_t n, std::int64_t k, bool f32_r
   return equal(got, expected);
 }
 
-/// `number` is the number of the sweep's part, which the environment gives to the child.
+// The part of the sweep that this child process computes.
 int part() {
   const char* const number = std::getenv("TAPESTRY_TEST_PART");
   return number ? std::atoi(number) : 0;
