@@ -123,8 +123,9 @@ enum class GradientFrom : std::uint8_t { input, output, neither, zero };
 /// A row for a function of one tensor. The function `gradient(dy, t)` computes the gradient of the input,
 /// where t is the function's input or output. C is float or double in kernels. In a pass with create_graph it
 /// is a FormulaTerm (autograd/ops/internal/composed.h), so the formula of a gradient is written with
-/// operators, M and select() only. select() computes both branches: one that is infinite or NaN makes the gradient NaN. If
-/// the gradient is another row's value, the row names that row instead: `using Gradient = Mul;`.
+/// operators, M and select() only. select() computes both branches: one that is infinite or NaN makes the
+/// gradient NaN. If the gradient is another row's value, the row names that row instead: `using Gradient =
+/// Mul;`.
 template <FixedString kName, Takes kTake, GradientFrom kFrom, int kParamCount = 0>
 struct Function : Pointwise<kName, 2, kernel_dtypes(kTake), kParamCount> {
   static constexpr Takes kTakes = kTake;
