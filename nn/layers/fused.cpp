@@ -22,16 +22,6 @@ Tensor activated(Activation f, const Tensor& x) {
   return f == Activation::relu ? relu(x) : gelu(x, f == Activation::gelu_tanh);
 }
 
-template <class Norm, class F>
-std::pair<Tensor, Tensor> add_norm_by(Norm& norm, const Tensor& x, const Tensor& residual, const F& fused) {
-  // An addition that broadcasts or promotes is not the kernels' addition.
-  if (is_plain(norm) && x.defined() && residual.defined() && x.sizes() == residual.sizes() &&
-      x.dtype() == residual.dtype() && (!norm.weight.defined() || norm.weight->dtype() == x.dtype()))
-    return fused();
-  Tensor sum = x + residual, y = norm(sum);
-  return {std::move(sum), std::move(y)};
-}
-
 }  // namespace
 
 Tensor linear_relu(Linear& layer, const Tensor& x) {
@@ -75,18 +65,5 @@ Tensor batch_norm_relu(BatchNorm<kDims>& norm, const Tensor& x, const Tensor& re
 template Tensor batch_norm_relu(BatchNorm<1>&, const Tensor&, const Tensor&);
 template Tensor batch_norm_relu(BatchNorm<2>&, const Tensor&, const Tensor&);
 template Tensor batch_norm_relu(BatchNorm<3>&, const Tensor&, const Tensor&);
-
-std::pair<Tensor, Tensor> add_norm(LayerNorm& norm, const Tensor& x, const Tensor& residual) {
-  return add_norm_by(norm, x, residual, [&] {
-    return add_layer_norm(x, residual, norm.options.normalized_shape, norm.weight, norm.bias,
-                          norm.options.eps);
-  });
-}
-
-std::pair<Tensor, Tensor> add_norm(RMSNorm& norm, const Tensor& x, const Tensor& residual) {
-  return add_norm_by(norm, x, residual, [&] {
-    return add_rms_norm(x, residual, norm.options.normalized_shape, norm.weight, norm.options.eps);
-  });
-}
 
 }  // namespace tapestry::nn

@@ -99,7 +99,7 @@ foreach(test ${all_tests})
   set_tests_properties(${test} PROPERTIES FIXTURES_SETUP kernels_run FIXTURES_REQUIRED kernels_forgotten)
 endforeach()
 if(TAPESTRY_CUDA_FOUND)
-  set(objects $<FILTER:$<TARGET_OBJECTS:tapestry>,INCLUDE,\\.cu\\.o$>)
+  set(objects $<FILTER:$<TARGET_OBJECTS:tapestry>;$<TARGET_OBJECTS:tapestry_base>,INCLUDE,\\.cu\\.o$>)
   add_test(NAME kernels.coverage COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/device/coverage.sh ${recorded} ${objects}
     COMMAND_EXPAND_LISTS)
 else()

@@ -70,7 +70,7 @@ sees() {
   output=$(cd build/x && eval "${command/ -o * -c / -c } -E -H -o /dev/null" 2>&1 >/dev/null)
   [[ $output == *"$PWD/.deps/include/$2"* ]] || fail "$1 does not read $2" "${output:0:500}"
 }
-library=CMakeFiles/tapestry.dir
+library=CMakeFiles/tapestry_base.dir
 sees $library/core/safetensors.cpp.o nlohmann/json.hpp
 sees $library/distributed/comm/tcp_store.cpp.o asio/
 sees $library/data/formats/internal/input_file.cpp.o zlib.h

@@ -8,7 +8,7 @@ import sys
 import time
 
 from draw import Drawer, Mutant, apply, identity
-from workspace import PROGRAMS, Failure, Workspace, output_of
+from workspace import LIBRARY, PROGRAMS, Failure, Workspace, output_of
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FOLDERS = ("core", "kernels", "autograd", "nn", "data", "distributed")
@@ -108,7 +108,7 @@ def drawer(workspace, options, seed):
         for path, _, names in os.walk(os.path.join(workspace.tree, folder)):
             for name in names:
                 file = os.path.relpath(os.path.join(path, name), workspace.tree)
-                users = [name for name in workspace.objects(file) if name.startswith("CMakeFiles/tapestry.dir/")]
+                users = [name for name in workspace.objects(file) if name.startswith(LIBRARY)]
                 if (name.endswith(".cpp") and workspace.objects(file)) or \
                         (name.endswith(".h") and 0 < len(users) <= options.header_users):
                     sources[file] = workspace.read(file)

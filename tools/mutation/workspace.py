@@ -12,6 +12,8 @@ import time
 from sandbox import Sandbox
 
 PRESET = "cpu"
+# The folders of the library's object files.
+LIBRARY = ("CMakeFiles/tapestry.dir/", "CMakeFiles/tapestry_base.dir/")
 # A test may take GRACE seconds and FACTOR times as long as without a mutant.
 GRACE, FACTOR = 40, 6
 # The test programs that run the library. tests/emulated is left out, because it takes long and runs mainly CUDA kernels.
@@ -289,7 +291,7 @@ class Workspace:
         original = self.read(file)
         objects = self.objects(file)
         before = self.state_of(objects)
-        in_tests = [name for name in objects if not name.startswith("CMakeFiles/tapestry.dir/")]
+        in_tests = [name for name in objects if not name.startswith(LIBRARY)]
         tests = self.order(file, seconds)
         try:
             self.write(file, text)

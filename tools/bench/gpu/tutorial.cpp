@@ -8,8 +8,9 @@ namespace tapestry::bench {
 
 namespace {
 
-Work launched(const std::string& name, const Spec& s, const Tensor& x, const Tensor& weight,
-              const Tensor& bias, const Tensor& y) {
+Work launched(const std::string& name, const Spec& s, [[maybe_unused]] const Tensor& x,
+              [[maybe_unused]] const Tensor& weight, [[maybe_unused]] const Tensor& bias,
+              [[maybe_unused]] const Tensor& y) {
 #ifdef TAPESTRY_HAS_TUTORIAL_KERNELS
   if (s.device.is_cuda())
     return {[=, sizes = s.sizes] {
