@@ -34,11 +34,9 @@ if(TAPESTRY_SANITIZE)
   add_link_options(-fsanitize=${TAPESTRY_SANITIZE})
   if(TAPESTRY_SANITIZE MATCHES "undefined")
     # The checks that are switched off here would double the compile time. AddressSanitizer finds the same errors as null,
-    # object-size, vptr and pointer-overflow. CUDA kernels get -fsanitize=alignment again, because a GPU traps on unaligned
-    # accesses.
+    # object-size, vptr and pointer-overflow.
     add_compile_options(-fno-sanitize-recover=undefined
       -fno-sanitize=null,object-size,vptr,alignment,pointer-overflow)
-    set(TAPESTRY_CHECK_ALIGNMENT -fsanitize=alignment)
   endif()
   if(TAPESTRY_SANITIZE MATCHES "address" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # AddressSanitizer's checks are compiled as function calls, which takes 10% less time to compile than inline checks, but

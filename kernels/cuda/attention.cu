@@ -10,14 +10,8 @@ void attention_forward(const LaunchContext& context, const AttentionArgs& a) {
   launch_attention<T>(a, context);
 }
 
-#ifdef __CUDACC__
 constexpr SpecialAttention<AttentionArgs> kWgmmaAttention{"tapestry wgmma", &wgmma_attention_why_not,
                                                           &wgmma_attention};
-constexpr const SpecialAttention<AttentionArgs>* kSpecialAttention = &kWgmmaAttention;
-#else
-constexpr const SpecialAttention<AttentionArgs>* kSpecialAttention =
-    nullptr;  // the emulator does not know wgmma
-#endif
 const bool attention_filled =
     (attention.set(DeviceType::cuda, dtype_of<float>,
                    &attention_by_policy<float, AttentionArgs, &attention_forward<float>>),
@@ -25,7 +19,7 @@ const bool attention_filled =
                    &attention_by_policy<Half, AttentionArgs, &attention_forward<Half>>),
      attention.set(
          DeviceType::cuda, dtype_of<BFloat16>,
-         &attention_by_policy<BFloat16, AttentionArgs, &attention_forward<BFloat16>, kSpecialAttention>),
+         &attention_by_policy<BFloat16, AttentionArgs, &attention_forward<BFloat16>, &kWgmmaAttention>),
      true);
 
 }  // namespace

@@ -46,8 +46,9 @@ __global__ void __launch_bounds__(ForwardTile<T, kWidth>::kThreads, ForwardTile<
   using Tile = ForwardTile<T, kWidth>;
   constexpr int kSets = Tile::kSets, kKeys = Tile::kKeys, N = kKeys / 8, kThreads = Tile::kThreads;
   const AttentionPlan& p = plan.scores;
-  DYN_SHARED(T, shared);
-  SHARED(std::uint64_t, random, [2]);
+  extern __shared__ __align__(16) unsigned char dynamic_shared[];
+  T* const shared = reinterpret_cast<T*>(dynamic_shared);
+  __shared__ std::uint64_t random[2];
   share_range(p, random);
   T* const stages = shared + Tile::kRows * kWidth;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -85,10 +86,13 @@ __global__ void __launch_bounds__(ForwardTile<T, kWidth>::kThreads, ForwardTile<
   float sums[kSets][kWidth / 8][4] = {};
   // The largest exponent and the sum of the lane's exponentials relative to it, for rows l / 4 and l / 4 + 8.
   float largest[kSets][2], total[kSets][2];
-  UNROLL for (int set = 0; set < kSets; ++set) UNROLL for (int half = 0; half < 2; ++half) {
-    largest[set][half] = kNoScore;
-    total[set][half] = 0;
-  }
+#pragma unroll
+  for (int set = 0; set < kSets; ++set)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      largest[set][half] = kNoScore;
+      total[set][half] = 0;
+    }
 
   for (int tile = begin; tile < end; ++tile) {
     if (Tile::kStages == 1 && tile > begin) {
@@ -106,12 +110,14 @@ __global__ void __launch_bounds__(ForwardTile<T, kWidth>::kThreads, ForwardTile<
     float x[kSets][N][4];
     own.times_transposed(stage, x);
     const bool edge = first + kKeys > p.keys || (p.causal && first + kKeys - 1 > warp_row + p.offset);
-    UNROLL for (int set = 0; set < kSets; ++set) {
+#pragma unroll
+    for (int set = 0; set < kSets; ++set) {
       mask_scores<T, false>(p, batch, head, row + 16 * set, first + column, edge, x[set]);
-      UNROLL for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
         float most = kNoScore;
-        UNROLL for (int j = 0; j < N; ++j) most =
-            fmaxf(most, fmaxf(x[set][j][2 * half], x[set][j][2 * half + 1]));
+#pragma unroll
+        for (int j = 0; j < N; ++j) most = fmaxf(most, fmaxf(x[set][j][2 * half], x[set][j][2 * half + 1]));
         most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
         most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
         const float before = largest[set][half], now = fmaxf(before, most * p.exponent);
@@ -120,20 +126,27 @@ __global__ void __launch_bounds__(ForwardTile<T, kWidth>::kThreads, ForwardTile<
         const float shift = now == kNoScore ? 0.0f : now;
         const float factor = power_of_2<T>(before - shift);
         float sum = 0;
-        UNROLL for (int j = 0; j < N; ++j) UNROLL for (int i = 2 * half; i < 2 * half + 2; ++i) {
-          x[set][j][i] = power_of_2<T>(x[set][j][i] * p.exponent - shift);
-          sum += x[set][j][i];
-        }
+#pragma unroll
+        for (int j = 0; j < N; ++j)
+#pragma unroll
+          for (int i = 2 * half; i < 2 * half + 2; ++i) {
+            x[set][j][i] = power_of_2<T>(x[set][j][i] * p.exponent - shift);
+            sum += x[set][j][i];
+          }
         total[set][half] = total[set][half] * factor + sum;
         largest[set][half] = now;
-        UNROLL for (int j = 0; j < kWidth / 8; ++j) UNROLL for (int i = 2 * half; i < 2 * half + 2; ++i)
-            sums[set][j][i] *= factor;
+#pragma unroll
+        for (int j = 0; j < kWidth / 8; ++j)
+#pragma unroll
+          for (int i = 2 * half; i < 2 * half + 2; ++i) sums[set][j][i] *= factor;
       }
       if (p.threshold) {
         const std::uint32_t kept =
             kept_bits<false, N>(p, random, batch, head, row + 16 * set, first + column);
-        UNROLL for (int j = 0; j < N; ++j) UNROLL for (int i = 0; i < 4; ++i) x[set][j][i] =
-            kept >> (4 * j + i) & 1 ? x[set][j][i] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < N; ++j)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) x[set][j][i] = kept >> (4 * j + i) & 1 ? x[set][j][i] : 0.0f;
       }
     }
     add_product<T, kWidth>(x, stage + kKeys * kWidth, passed, sums);
@@ -142,33 +155,40 @@ __global__ void __launch_bounds__(ForwardTile<T, kWidth>::kThreads, ForwardTile<
   __syncthreads();  // no thread copies queries any more, also if there was no tile
   if (idle) return;
 
-  UNROLL for (int set = 0; set < kSets; ++set) UNROLL for (int half = 0; half < 2; ++half) {
-    float sum = total[set][half];
-    sum += __shfl_xor_sync(kAllLanes, sum, 1);
-    sum += __shfl_xor_sync(kAllLanes, sum, 2);
-    // A query that sees no key has the result 0 if a mask, or the division of the keys, hides them. Scores of
-    // -inf by themselves give NaN.
-    const bool blind = sum == 0 && (p.mask || plan.splits > 1);
-    const float factor = blind ? 0.0f : p.kept / sum;
-    const int query = row + 16 * set + 8 * half;
-    const std::int64_t at = (static_cast<std::int64_t>(batch) * p.heads + head) * p.queries + query;
-    const std::int64_t rows = static_cast<std::int64_t>(p.batch) * p.heads * p.queries;
-    if (lane % 4 == 0 && query < p.queries) {
-      const float logarithm = blind ? kNoScore : largest[set][half] * kLn2 + logf(sum);
-      if (plan.splits > 1) plan.part_logs[split * rows + at] = logarithm;
-      else plan.log_sum_exp[at] = logarithm;
-    }
-    if (plan.splits > 1) {
-      float* const to = plan.parts + (split * rows + at) * plan.v.columns;
-      UNROLL for (int j = 0; j < kWidth / 8; ++j)
-          UNROLL for (int i = 0; i < 2; ++i) if (query < p.queries && 8 * j + column + i < plan.v.columns)
+#pragma unroll
+  for (int set = 0; set < kSets; ++set)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = total[set][half];
+      sum += __shfl_xor_sync(kAllLanes, sum, 1);
+      sum += __shfl_xor_sync(kAllLanes, sum, 2);
+      // A query that sees no key has the result 0 if a mask, or the division of the keys, hides them. Scores
+      // of -inf by themselves give NaN.
+      const bool blind = sum == 0 && (p.mask || plan.splits > 1);
+      const float factor = blind ? 0.0f : p.kept / sum;
+      const int query = row + 16 * set + 8 * half;
+      const std::int64_t at = (static_cast<std::int64_t>(batch) * p.heads + head) * p.queries + query;
+      const std::int64_t rows = static_cast<std::int64_t>(p.batch) * p.heads * p.queries;
+      if (lane % 4 == 0 && query < p.queries) {
+        const float logarithm = blind ? kNoScore : largest[set][half] * kLn2 + logf(sum);
+        if (plan.splits > 1) plan.part_logs[split * rows + at] = logarithm;
+        else plan.log_sum_exp[at] = logarithm;
+      }
+      if (plan.splits > 1) {
+        float* const to = plan.parts + (split * rows + at) * plan.v.columns;
+#pragma unroll
+        for (int j = 0; j < kWidth / 8; ++j)
+#pragma unroll
+          for (int i = 0; i < 2; ++i)
+            if (query < p.queries && 8 * j + column + i < plan.v.columns)
               to[8 * j + column + i] = sums[set][j][2 * half + i] * factor;
-    } else {
-      UNROLL for (int j = 0; j < kWidth / 8; ++j)  // only this warp has read these rows
+      } else {
+#pragma unroll
+        for (int j = 0; j < kWidth / 8; ++j)  // only this warp has read these rows
           put_pair<T, kWidth>(shared, query - block_row, 8 * j + column, sums[set][j][2 * half] * factor,
                               sums[set][j][2 * half + 1] * factor);
+      }
     }
-  }
   if (plan.splits > 1) return;
   store_rows<16 * kSets, kWidth>(own.rows, plan.y, plan.y.of(batch, head) + warp_row * plan.y.row,
                                  p.queries - warp_row);

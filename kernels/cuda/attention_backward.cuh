@@ -59,7 +59,8 @@ __global__ void __launch_bounds__(kDeltaThreads, 4) attention_deltas(BackwardPla
   const T* const dy = plan.dy.of(batch, head) + query * plan.dy.row;
   float sum = 0;
   for (int c = lane; c < plan.y.columns; c += 32) sum += load(y[c]) * load(dy[c]);
-  UNROLL for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kAllLanes, sum, lanes);
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kAllLanes, sum, lanes);
   if (lane == 0) plan.deltas[row] = sum;
 }
 
@@ -74,8 +75,9 @@ __global__ void __launch_bounds__(BackwardTile<T, kWidth>::kThreads, BackwardTil
   using Tile = BackwardTile<T, kWidth>;
   constexpr int kOthers = Tile::kOthers, N = kOthers / 8, kThreads = Tile::kThreads;
   const AttentionPlan& p = plan.scores;
-  DYN_SHARED(T, shared);
-  SHARED(std::uint64_t, random, [2]);
+  extern __shared__ __align__(16) unsigned char dynamic_shared[];
+  T* const shared = reinterpret_cast<T*>(dynamic_shared);
+  __shared__ std::uint64_t random[2];
   share_range(p, random);
   T* const own_second = shared + Tile::kRows * kWidth;
   T* const stages = own_second + Tile::kRows * kWidth;
@@ -139,12 +141,15 @@ __global__ void __launch_bounds__(BackwardTile<T, kWidth>::kThreads, BackwardTil
   float sums[1][kWidth / 8][4] = {};                                       // dk or dq
   [[maybe_unused]] float value_sums[1][kOfKeys ? kWidth / 8 : 1][4] = {};  // dv
   [[maybe_unused]] float own_exponent[2] = {}, own_delta[2] = {};
-  if constexpr (!kOfKeys) UNROLL for (int half = 0; half < 2; ++half) if (row + 8 * half < p.queries) {
-      const std::int64_t at =
-          (static_cast<std::int64_t>(batch) * p.heads + own_head) * p.queries + row + 8 * half;
-      own_exponent[half] = exponent_of(plan.log_sum_exp[at]);
-      own_delta[half] = plan.deltas[at];
-    }
+  if constexpr (!kOfKeys)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      if (row + 8 * half < p.queries) {
+        const std::int64_t at =
+            (static_cast<std::int64_t>(batch) * p.heads + own_head) * p.queries + row + 8 * half;
+        own_exponent[half] = exponent_of(plan.log_sum_exp[at]);
+        own_delta[half] = plan.deltas[at];
+      }
 
   for (int step = 0; step < steps; ++step) {
     if (Tile::kStages == 1 && step > 0) {
@@ -174,24 +179,31 @@ __global__ void __launch_bounds__(BackwardTile<T, kWidth>::kThreads, BackwardTil
     std::uint32_t kept = 0;
     if (p.threshold) {
       kept = kept_bits<kOfKeys, N>(p, random, batch, head, row, first + column);
-      UNROLL for (int j = 0; j < N; ++j) UNROLL for (int i = 0; i < 4; ++i) dx[0][j][i] =
-          kept >> (4 * j + i) & 1 ? dx[0][j][i] * p.kept : 0.0f;
+#pragma unroll
+      for (int j = 0; j < N; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) dx[0][j][i] = kept >> (4 * j + i) & 1 ? dx[0][j][i] * p.kept : 0.0f;
     }
-    UNROLL for (int j = 0; j < N; ++j) UNROLL for (int i = 0; i < 4; ++i) {
-      float exponent, delta;
-      if constexpr (kOfKeys) {
-        const int c = 8 * j + column + i % 2;
-        exponent = exponent_of(stage_numbers[c]), delta = stage_numbers[kOthers + c];
-      } else {
-        exponent = own_exponent[i / 2], delta = own_delta[i / 2];
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float exponent, delta;
+        if constexpr (kOfKeys) {
+          const int c = 8 * j + column + i % 2;
+          exponent = exponent_of(stage_numbers[c]), delta = stage_numbers[kOthers + c];
+        } else {
+          exponent = own_exponent[i / 2], delta = own_delta[i / 2];
+        }
+        x[0][j][i] = power_of_2<T>(x[0][j][i] * p.exponent - exponent);
+        dx[0][j][i] = x[0][j][i] * (dx[0][j][i] - delta);
       }
-      x[0][j][i] = power_of_2<T>(x[0][j][i] * p.exponent - exponent);
-      dx[0][j][i] = x[0][j][i] * (dx[0][j][i] - delta);
-    }
     if constexpr (kOfKeys) {
       if (p.threshold)
-        UNROLL for (int j = 0; j < N; ++j) UNROLL for (int i = 0; i < 4; ++i) x[0][j][i] =
-            kept >> (4 * j + i) & 1 ? x[0][j][i] * p.kept : 0.0f;
+#pragma unroll
+        for (int j = 0; j < N; ++j)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) x[0][j][i] = kept >> (4 * j + i) & 1 ? x[0][j][i] * p.kept : 0.0f;
       add_product<T, kWidth>(x, stage + kOthers * kWidth, passed, value_sums);
     }
     add_product<T, kWidth>(dx, stage, passed, sums);
@@ -202,7 +214,10 @@ __global__ void __launch_bounds__(BackwardTile<T, kWidth>::kThreads, BackwardTil
 
   const auto finish = [&](const HeadRows<T>& to, T* tile, const float(&x)[1][kWidth / 8][4], float factor) {
     if (!to.data) return;
-    UNROLL for (int j = 0; j < kWidth / 8; ++j) UNROLL for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int j = 0; j < kWidth / 8; ++j)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
         put_pair<T, kWidth>(tile, lane / 4 + 8 * half, 8 * j + column, x[0][j][2 * half] * factor,
                             x[0][j][2 * half + 1] * factor);
     store_rows<16, kWidth>(tile, to, to.of(batch, own_head) + warp_row * to.row, own_count - warp_row);

@@ -45,7 +45,8 @@ __global__ void __launch_bounds__(kBiasThreads)
     }
     to[key] = store<T>(value);
   }
-  UNROLL for (int lanes = 16; lanes > 0; lanes /= 2) {
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
     const int other = __shfl_xor_sync(kAllLanes, seen, lanes);
     seen = other < seen ? other : seen;
   }

@@ -84,18 +84,23 @@ __device__ __forceinline__ void fetch_rows(T* tile, const HeadRows<const T>& row
   if (rows.packs) {
     const T* from = at(thread / kChunks);
     const std::int64_t step = kStep * rows.row;
-    UNROLL for (int i = 0; i < kRows / kStep; ++i, from += step) {
+#pragma unroll
+    for (int i = 0; i < kRows / kStep; ++i, from += step) {
       const int row = thread / kChunks + i * kStep;
-      UNROLL for (int span = 0; span < kWidth; span += kSpan)
-          ptx::cp_async16(tile + tile_at<T, kWidth>(row, column + span), from + span,
-                          column + span < rows.columns && first + row < count);
+#pragma unroll
+      for (int span = 0; span < kWidth; span += kSpan)
+        ptx::cp_async16(tile + tile_at<T, kWidth>(row, column + span), from + span,
+                        column + span < rows.columns && first + row < count);
     }
   } else {
-    NO_UNROLL for (int row = thread / kChunks; row < kRows; row += kStep) {
-      NO_UNROLL for (int span = 0; span < kWidth; span += kSpan) {
+#pragma unroll 1
+    for (int row = thread / kChunks; row < kRows; row += kStep) {
+#pragma unroll 1
+      for (int span = 0; span < kWidth; span += kSpan) {
         T* const to = tile + tile_at<T, kWidth>(row, column + span);
-        NO_UNROLL for (int e = 0; e < kChunkOf<T>; ++e) to[e] =
-            first + row < count && column + span + e < rows.columns ? at(row)[span + e] : T();
+#pragma unroll 1
+        for (int e = 0; e < kChunkOf<T>; ++e)
+          to[e] = first + row < count && column + span + e < rows.columns ? at(row)[span + e] : T();
       }
     }
   }
@@ -114,7 +119,9 @@ __device__ __forceinline__ void store_rows(const T* tile, const HeadRows<T>& row
     if (rows.packs) {
       *reinterpret_cast<Pack<T, kChunkOf<T>>*>(at) = pack;
     } else {
-      UNROLL for (int e = 0; e < kChunkOf<T>; ++e) if (column + e < rows.columns) at[e] = pack.v[e];
+#pragma unroll
+      for (int e = 0; e < kChunkOf<T>; ++e)
+        if (column + e < rows.columns) at[e] = pack.v[e];
     }
   }
 }
@@ -139,43 +146,60 @@ struct OwnRows {
   }
   __device__ __forceinline__ void hold() {
     if constexpr (kHeld)
-      UNROLL for (int set = 0; set < kSets; ++set) UNROLL for (int step = 0; step < kSteps; ++step)
-          read(set, step, held[set][step]);
+#pragma unroll
+      for (int set = 0; set < kSets; ++set)
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) read(set, step, held[set][step]);
   }
 
   /// x = own rows times the transpose of a tile with 8 N rows.
   template <int N>
   __device__ __forceinline__ void times_transposed(const T* tile, float (&x)[kSets][N][4]) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    UNROLL for (int set = 0; set < kSets; ++set) UNROLL for (int j = 0; j < N; ++j)
-        UNROLL for (int i = 0; i < 4; ++i) x[set][j][i] = 0;
+#pragma unroll
+    for (int set = 0; set < kSets; ++set)
+#pragma unroll
+      for (int j = 0; j < N; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[set][j][i] = 0;
     if constexpr (std::is_same_v<T, float>) {
       static_assert(kSets == 1);
-      NO_UNROLL for (int k = 0; k < kWidth; k += 4) {
+#pragma unroll 1
+      for (int k = 0; k < kWidth; k += 4) {
         const auto four = [&](const T* from, int row) {
           return *reinterpret_cast<const Pack<float, 4>*>(from + tile_at<T, kWidth>(row, k));
         };
         const Pack<float, 4> low = four(rows, lane / 4), high = four(rows, lane / 4 + 8);
-        UNROLL for (int j = 0; j < N; ++j) UNROLL for (int i = 0; i < 2; ++i) {
-          const Pack<float, 4> other = four(tile, 8 * j + lane % 4 * 2 + i);
-          UNROLL for (int e = 0; e < 4; ++e) {
-            x[0][j][i] += low.v[e] * other.v[e];
-            x[0][j][2 + i] += high.v[e] * other.v[e];
+#pragma unroll
+        for (int j = 0; j < N; ++j)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const Pack<float, 4> other = four(tile, 8 * j + lane % 4 * 2 + i);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              x[0][j][i] += low.v[e] * other.v[e];
+              x[0][j][2 + i] += high.v[e] * other.v[e];
+            }
           }
-        }
       }
     } else {
       const int swizzled = tile_at<T, kWidth>(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8);
-      UNROLL for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
         std::uint32_t a[kSets][4];
-        UNROLL for (int set = 0; set < kSets; ++set) {
-          if constexpr (kHeld) UNROLL for (int i = 0; i < 4; ++i) a[set][i] = held[set][step][i];
+#pragma unroll
+        for (int set = 0; set < kSets; ++set) {
+          if constexpr (kHeld)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) a[set][i] = held[set][step][i];
           else read(set, step, a[set]);
         }
-        UNROLL for (int j = 0; j < N; j += 2) {
+#pragma unroll
+        for (int j = 0; j < N; j += 2) {
           std::uint32_t b[4];
           ptx::ldmatrix_x4(b, tile + (tile_behind<T, kWidth>(swizzled, 16 * step) + 8 * j * kWidth));
-          UNROLL for (int set = 0; set < kSets; ++set) {
+#pragma unroll
+          for (int set = 0; set < kSets; ++set) {
             mma_m16n8k16<T>(x[set][j], a[set], {b[0], b[1]});
             mma_m16n8k16<T>(x[set][j + 1], a[set], {b[2], b[3]});
           }
@@ -200,16 +224,22 @@ __device__ __forceinline__ void add_product(const float (&x)[kSets][N][4], const
     constexpr int kPitch = 8 * N + 4;
     float* const own = passed + lane / 4 * kPitch;
     __syncwarp();  // all lanes have read what was passed before
-    UNROLL for (int j = 0; j < N; ++j) UNROLL for (int half = 0; half < 2; ++half) *
-        reinterpret_cast<Pack<float, 2>*>(own + half * 8 * kPitch + 8 * j +
-                                          lane % 4 * 2) = {{x[0][j][2 * half], x[0][j][2 * half + 1]}};
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        *reinterpret_cast<Pack<float, 2>*>(own + half * 8 * kPitch + 8 * j +
+                                           lane % 4 * 2) = {{x[0][j][2 * half], x[0][j][2 * half + 1]}};
     __syncwarp();
-    NO_UNROLL for (int row = 0; row < 8 * N; ++row) {
+#pragma unroll 1
+    for (int row = 0; row < 8 * N; ++row) {
       const float low = own[row], high = own[8 * kPitch + row];
-      UNROLL for (int j = 0; j < kWidth / 8; ++j) {
+#pragma unroll
+      for (int j = 0; j < kWidth / 8; ++j) {
         const auto two =
             *reinterpret_cast<const Pack<float, 2>*>(tile + tile_at<T, kWidth>(row, 8 * j + lane % 4 * 2));
-        UNROLL for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
           sums[0][j][i] += low * two.v[i];
           sums[0][j][2 + i] += high * two.v[i];
         }
@@ -217,16 +247,22 @@ __device__ __forceinline__ void add_product(const float (&x)[kSets][N][4], const
     }
   } else {
     const int swizzled = tile_at<T, kWidth>(lane % 16, lane / 16 * 8);
-    UNROLL for (int j = 0; j < N; j += 2) {
+#pragma unroll
+    for (int j = 0; j < N; j += 2) {
       std::uint32_t a[kSets][4];
-      UNROLL for (int set = 0; set < kSets; ++set) UNROLL for (int i = 0; i < 4; ++i) {
-        const float* const two = &x[set][j + i / 2][i % 2 * 2];
-        a[set][i] = pair_of<T>(two[0], two[1]);
-      }
-      UNROLL for (int c = 0; c < kWidth / 8; c += 2) {
+#pragma unroll
+      for (int set = 0; set < kSets; ++set)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float* const two = &x[set][j + i / 2][i % 2 * 2];
+          a[set][i] = pair_of<T>(two[0], two[1]);
+        }
+#pragma unroll
+      for (int c = 0; c < kWidth / 8; c += 2) {
         std::uint32_t b[4];
         ptx::ldmatrix_x4_trans(b, tile + (tile_behind<T, kWidth>(swizzled, 8 * c) + 8 * j * kWidth));
-        UNROLL for (int set = 0; set < kSets; ++set) {
+#pragma unroll
+        for (int set = 0; set < kSets; ++set) {
           mma_m16n8k16<T>(sums[set][c], a[set], {b[0], b[1]});
           mma_m16n8k16<T>(sums[set][c + 1], a[set], {b[2], b[3]});
         }
@@ -308,9 +344,12 @@ template <bool kKeyRows, int N, class F>
 __device__ __forceinline__ std::uint32_t bits_of(int row, int column, F f) {
   static_assert(N <= 8);
   std::uint32_t bits = 0;
-  NO_UNROLL for (int j = 0; j < 2 * N; ++j) {
+#pragma unroll 1
+  for (int j = 0; j < 2 * N; ++j) {
     const int r = row + j % 2 * 8, c = column + j / 2 * 8;
-    UNROLL for (int i = 0; i < 2; ++i) if (kKeyRows ? f(c + i, r) : f(r, c + i)) bits |= 1u << (2 * j + i);
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (kKeyRows ? f(c + i, r) : f(r, c + i)) bits |= 1u << (2 * j + i);
   }
   return bits;
 }
@@ -323,18 +362,22 @@ __device__ __forceinline__ void mask_scores(const AttentionPlan& p, int batch, i
   const std::int64_t first = batch * p.mask_batch + head * p.mask_head;
   if (p.prepared) {
     const bool adds = p.mask && !p.mask_is_bool;
-    UNROLL for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
       const int r = row + half * 8;
       const T* const from =
           static_cast<const T*>(p.mask) + first + r * (kKeyRows ? p.mask_key : p.mask_query);
       const bool has_row = adds && r < (kKeyRows ? p.keys : p.queries);
-      UNROLL for (int j = 0; j < N; ++j) UNROLL for (int i = 0; i < 2; ++i) {
-        const int c = column + 8 * j + i;
-        float& score = x[j][2 * half + i];
-        score *= p.multiplier;
-        if (has_row && c < (kKeyRows ? p.queries : p.keys))
-          score += load(from[c * (kKeyRows ? p.mask_query : p.mask_key)]) * kLog2E;
-      }
+#pragma unroll
+      for (int j = 0; j < N; ++j)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int c = column + 8 * j + i;
+          float& score = x[j][2 * half + i];
+          score *= p.multiplier;
+          if (has_row && c < (kKeyRows ? p.queries : p.keys))
+            score += load(from[c * (kKeyRows ? p.mask_query : p.mask_key)]) * kLog2E;
+        }
     }
   }
   if (!edge && !p.mask_is_bool) return;
@@ -343,8 +386,10 @@ __device__ __forceinline__ void mask_scores(const AttentionPlan& p, int batch, i
     return !p.mask_is_bool ||
            static_cast<const bool*>(p.mask)[first + query * p.mask_query + key * p.mask_key];
   });
-  UNROLL for (int j = 0; j < N; ++j) UNROLL for (int i = 0; i < 4; ++i) x[j][i] =
-      seen >> (4 * j + i) & 1 ? x[j][i] : kNoScore;
+#pragma unroll
+  for (int j = 0; j < N; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[j][i] = seen >> (4 * j + i) & 1 ? x[j][i] : kNoScore;
 }
 
 /// The kernels' static shared memory, `random` below. A launch asks for as much more dynamic memory, because
@@ -370,10 +415,12 @@ __device__ __forceinline__ std::uint32_t kept_bits(const AttentionPlan& p,
   static_assert(N <= 8);
   const std::int64_t first = (static_cast<std::int64_t>(batch) * p.heads + head) * p.queries;
   std::uint32_t bits = 0;
-  NO_UNROLL for (int j = 0; j < 2 * N; ++j) {
+#pragma unroll 1
+  for (int j = 0; j < 2 * N; ++j) {
     const int r = row + j % 2 * 8, c = column + j / 2 * 8;
     Philox4 four{};
-    UNROLL for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
       const int query = kKeyRows ? c + i : r, key = kKeyRows ? r : c + i;
       const auto e = static_cast<std::uint64_t>((first + query) * p.keys + key);
       // Neighbouring keys share a counter, except the last of four.

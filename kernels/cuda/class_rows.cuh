@@ -29,11 +29,14 @@ struct StridedBatch {
   __device__ bool has(int j) const { return class_of(j) < end; }
   template <class T>
   __device__ void read(const T* row, float (&x)[N], float otherwise) const {
-    UNROLL for (int j = 0; j < N; ++j) x[j] = has(j) ? load(row[class_of(j) * inner]) : otherwise;
+#pragma unroll
+    for (int j = 0; j < N; ++j) x[j] = has(j) ? load(row[class_of(j) * inner]) : otherwise;
   }
   template <class T>
   __device__ void write(T* row, const float (&x)[N]) const {
-    UNROLL for (int j = 0; j < N; ++j) if (has(j)) row[class_of(j) * inner] = store<T>(x[j]);
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+      if (has(j)) row[class_of(j) * inner] = store<T>(x[j]);
   }
 };
 
@@ -47,17 +50,21 @@ struct PackBatch {
   __device__ bool has(int j) const { return class_of(j) < end; }
   template <class T>
   __device__ void read(const T* row, float (&x)[kSize], float otherwise) const {
-    UNROLL for (int p = 0; p < kPacks; ++p) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
       const auto pack = unpacked(pack_or<V>(row + class_of(p * V), has(p * V), store<T>(otherwise)));
-      UNROLL for (int j = 0; j < V; ++j) x[p * V + j] = pack.v[j];
+#pragma unroll
+      for (int j = 0; j < V; ++j) x[p * V + j] = pack.v[j];
     }
   }
   template <class T>
   __device__ void write(T* row, const float (&x)[kSize]) const {
-    UNROLL for (int p = 0; p < kPacks; ++p) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
       if (!has(p * V)) break;
       Pack<T, V> pack;
-      UNROLL for (int j = 0; j < V; ++j) pack.v[j] = store<T>(x[p * V + j]);
+#pragma unroll
+      for (int j = 0; j < V; ++j) pack.v[j] = store<T>(x[p * V + j]);
       *reinterpret_cast<Pack<T, V>*>(row + class_of(p * V)) = pack;
     }
   }
@@ -176,11 +183,12 @@ struct StridedRows {
   /// because the shared array is not protected by a second barrier.
   template <class Op>
   __device__ typename Op::State merge(typename Op::State s) const {
-    SHARED(typename Op::State, parts, [kColumnThreads][32]);
+    __shared__ typename Op::State parts[kColumnThreads][32];
     parts[threadIdx.y][threadIdx.x] = s;
     __syncthreads();
     s = parts[0][threadIdx.x];
-    UNROLL for (int i = 1; i < kColumnThreads; ++i) s = Op::merge(s, parts[i][threadIdx.x]);
+#pragma unroll
+    for (int i = 1; i < kColumnThreads; ++i) s = Op::merge(s, parts[i][threadIdx.x]);
     return s;
   }
 };

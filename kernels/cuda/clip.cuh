@@ -122,14 +122,15 @@ struct JoinTerms {
   double sum = 0;
   template <class T, int V>
   __device__ __forceinline__ void operator()(const Pack<T, V>& pack, T*) {
-    UNROLL for (int v = 0; v < V; ++v) sum = rule.join(sum, rule.term<kAny>(load(pack.v[v])));
+#pragma unroll
+    for (int v = 0; v < V; ++v) sum = rule.join(sum, rule.term<kAny>(load(pack.v[v])));
   }
 };
 
 template <bool kAny>
 __global__ void __launch_bounds__(kClipThreads)
     norm_of_parts(GradientTable table, NormRule rule, double* parts) {
-  SHARED(double, shared, [kClipThreads]);
+  __shared__ double shared[kClipThreads];
   JoinTerms<kAny> join{rule};
   GradientPart(table).each<!kAny>(join);
   const double sum = join_block(rule, join.sum, shared);
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(kClipThreads)
 template <class = void>
 __global__ void __launch_bounds__(kClipThreads)
     finish_norm(int count, NormRule rule, float max_norm, const double* parts, float* total, float* factor) {
-  SHARED(double, shared, [kClipThreads]);
+  __shared__ double shared[kClipThreads];
   double sum = 0;
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kClipThreads) sum = rule.join(sum, parts[i]);
   sum = join_block(rule, sum, shared);
@@ -169,7 +170,8 @@ struct Change {
   const F f;
   template <class T, int V>
   __device__ __forceinline__ void operator()(Pack<T, V> pack, T* to) const {
-    UNROLL for (int v = 0; v < V; ++v) pack.v[v] = store<T>(f(load(pack.v[v])));
+#pragma unroll
+    for (int v = 0; v < V; ++v) pack.v[v] = store<T>(f(load(pack.v[v])));
     *reinterpret_cast<Pack<T, V>*>(to) = pack;
   }
 };

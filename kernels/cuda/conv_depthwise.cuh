@@ -45,7 +45,8 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 4)
   std::int64_t from[4], to[4];
   unsigned h[4], w[4];
   bool some[4];
-  UNROLL for (int u = 0; u < 4; ++u) {
+#pragma unroll
+  for (int u = 0; u < 4; ++u) {
     const unsigned pixel = first + u * kApart, i = c.width.divide(pixel), j = pixel - i * c.width.value;
     const std::int64_t y = i * p.stride_h + c.origin_h, x = j * p.stride_w + c.origin_w;
     some[u] = i < c.height.value;
@@ -64,10 +65,12 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 4)
     unsigned tap_h = 0, tap_w = 0, column = 0;
     for (unsigned tap = 0; tap < c.taps; ++tap) {
       const auto factor = *reinterpret_cast<const Pack<float, kChannels>*>(tap_weight);
-      UNROLL for (int u = 0; u < 4; ++u) {
+#pragma unroll
+      for (int u = 0; u < 4; ++u) {
         if (!some[u] || h[u] + tap_h >= p.in_h || w[u] + tap_w >= p.in_w) continue;
         const auto value = unpacked(*reinterpret_cast<const Channels*>(source + from[u] + at));
-        UNROLL for (int v = 0; v < kChannels; ++v) sum[u][v] = fmaf(value.v[v], factor.v[v], sum[u][v]);
+#pragma unroll
+        for (int v = 0; v < kChannels; ++v) sum[u][v] = fmaf(value.v[v], factor.v[v], sum[u][v]);
       }
       tap_weight += p.weight_line;
       tap_w += static_cast<unsigned>(p.tap_w);
@@ -79,11 +82,13 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 4)
       at += p.tap_h * p.in.h - c.taps_w.value * p.tap_w * p.in.w;
     }
   }
-  UNROLL for (int u = 0; u < 4; ++u) {
+#pragma unroll
+  for (int u = 0; u < 4; ++u) {
     if (!some[u]) continue;
     Channels result;
-    UNROLL for (int v = 0; v < kChannels; ++v) result.v[v] =
-        store<T>(epilogue(sum[u][v], bias ? bias[channel + v] : 0, d.floor));
+#pragma unroll
+    for (int v = 0; v < kChannels; ++v)
+      result.v[v] = store<T>(epilogue(sum[u][v], bias ? bias[channel + v] : 0, d.floor));
     *reinterpret_cast<Channels*>(out + to[u]) = result;
   }
 }
@@ -179,7 +184,8 @@ struct DepthwiseTerm {
     std::int64_t at[kSums];
     __device__ OfChannel(const DepthwiseTerm& t, unsigned channel, unsigned first_tap) {
       x = t.x + t.multiplier.divide(channel) * t.in.c;
-      UNROLL for (int i = 0; i < kSums; ++i) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
         const unsigned tap = first_tap + i, a = t.window_w.divide(tap);
         const std::int64_t y = a * t.dilation_h - t.padding_h;
         const std::int64_t z = (tap - a * t.window_w.value) * t.dilation_w - t.padding_w;
@@ -194,7 +200,8 @@ struct DepthwiseTerm {
       const unsigned n = p.height.divide(row), i = row - n * p.height.value;
       const std::int64_t y = i * t.stride_h, z = j * t.stride_w;
       const T* const from = x + n * t.in.n + y * t.in.h + z * t.in.w;
-      UNROLL for (int k = 0; k < kSums; ++k) {
+#pragma unroll
+      for (int k = 0; k < kSums; ++k) {
         const bool inside =
             (static_cast<unsigned>(y) + h[k] < t.in_h) & (static_cast<unsigned>(z) + w[k] < t.in_w);
         sum[k] = fmaf(dy, inside ? load(from[at[k]]) : 0.0f, sum[k]);
@@ -209,7 +216,7 @@ struct DepthwiseTerm {
 /// groups of Term::kSums sums, parts). The output `parts` is (part, channel, sum).
 template <bool channels_last, class T, class Term>
 __global__ void __launch_bounds__(kSumsThreads) channel_sums(ChannelSums<T> p, Term term, float* parts) {
-  SHARED(float, sums, [8][32]);
+  __shared__ float sums[8][32];
   constexpr unsigned kStep = channels_last ? 8 : kSumsThreads;
   const unsigned channel = channels_last ? blockIdx.x * 32 + threadIdx.x : blockIdx.x;
   const bool inside = channel < p.channels;
@@ -230,15 +237,18 @@ __global__ void __launch_bounds__(kSumsThreads) channel_sums(ChannelSums<T> p, T
       own.add(term, p, load(p.dy[at + channel * p.strides.c]), pixel, sum);
     }
   }
-  UNROLL for (int k = 0; k < Term::kSums; ++k) {
+#pragma unroll
+  for (int k = 0; k < Term::kSums; ++k) {
     if (k > 0) __syncthreads();
     sums[threadIdx.y][threadIdx.x] = sum[k];
     __syncthreads();
     if (threadIdx.y > 0) continue;
     float total = 0;
-    UNROLL for (int y = 0; y < 8; ++y) total += sums[y][threadIdx.x];
+#pragma unroll
+    for (int y = 0; y < 8; ++y) total += sums[y][threadIdx.x];
     if (!channels_last) {
-      UNROLL for (int lanes = 16; lanes > 0; lanes /= 2) total += __shfl_xor_sync(kAllLanes, total, lanes);
+#pragma unroll
+      for (int lanes = 16; lanes > 0; lanes /= 2) total += __shfl_xor_sync(kAllLanes, total, lanes);
     }
     if (inside && first_sum + k < term.sums && (channels_last || threadIdx.x == 0))
       parts[(static_cast<std::int64_t>(blockIdx.z) * p.channels + channel) * term.sums + first_sum + k] =

@@ -33,7 +33,7 @@ class PixelQuads {
   __device__ PixelQuads(const GatherPlan& p, const PixelClass& c, const float* in, unsigned group,
                         unsigned first_pixel, unsigned first_step)
       : p_(p), c_(c) {
-    SHARED(Corner, corners, [kCount][kThreads]);
+    __shared__ Corner corners[kCount][kThreads];
     corners_ = corners[0];
     const unsigned k = first_step * kDepth + threadIdx.x % 2 * 4;
     tap_ = p.channels.divide(k);
@@ -41,7 +41,8 @@ class PixelQuads {
     const unsigned a = c.taps_w.divide(tap_), b = tap_ - a * c.taps_w.value;
     in += a * p.tap_h * p.in.h + b * p.tap_w * p.in.w + channel_ +
           static_cast<std::int64_t>(group) * p.channels.value;
-    UNROLL for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
       const PixelPlace place(p, c, first_pixel + threadIdx.x / 2 + i * (kThreads / 2));
       from_[i] = in + place.at;
       corners_[i * kThreads + threadIdx.x] = {place.h, place.w};
@@ -49,7 +50,8 @@ class PixelQuads {
     look(a, b);
   }
   __device__ void load(float*) {
-    UNROLL for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
       value_[i] = inside_ >> i & 1 ? *reinterpret_cast<const Quad*>(from_[i]) : Quad{};
       from_[i] += kDepth;
     }
@@ -57,9 +59,10 @@ class PixelQuads {
     if (channel_ >= p_.channels.value) next_taps();
   }
   __device__ void store(float* tile) const {
-    UNROLL for (int i = 0; i < kCount; ++i)
-        store_along_depth<kLines>(tile, static_cast<int>(threadIdx.x) / 2 + i * (kThreads / 2),
-                                  static_cast<int>(threadIdx.x) % 2 * 4, value_[i]);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      store_along_depth<kLines>(tile, static_cast<int>(threadIdx.x) / 2 + i * (kThreads / 2),
+                                static_cast<int>(threadIdx.x) % 2 * 4, value_[i]);
   }
 
  private:
@@ -80,14 +83,16 @@ class PixelQuads {
         ++a;
         by = c_.next_row;
       }
-      UNROLL for (int i = 0; i < kCount; ++i) from_[i] += by;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) from_[i] += by;
     } while (channel_ >= p_.channels.value);
     look(a, b);
   }
   __device__ void look(unsigned a, unsigned b) {
     inside_ = 0;
     const unsigned h = a * static_cast<unsigned>(p_.tap_h), w = b * static_cast<unsigned>(p_.tap_w);
-    UNROLL for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
       const Corner corner = corners_[i * kThreads + threadIdx.x];
       const bool inside = (tap_ < c_.taps) & (corner.h + h < p_.in_h) & (corner.w + w < p_.in_w);
       inside_ |= static_cast<unsigned>(inside) << i;
@@ -118,10 +123,11 @@ class PixelSingles {
   __device__ PixelSingles(const GatherPlan& p, const PixelClass& c, const float* in, unsigned group,
                           unsigned first_pixel, unsigned first_step)
       : p_(p), c_(c), k_(first_step * kDepth) {
-    SHARED(DepthEntry, entries, [2][kDepth]);
+    __shared__ DepthEntry entries[2][kDepth];
     entries_ = entries[0];
     in += static_cast<std::int64_t>(group) * p.channels.value * p.in.c;
-    UNROLL for (int pixel = 0; pixel < kPixels; ++pixel) {
+#pragma unroll
+    for (int pixel = 0; pixel < kPixels; ++pixel) {
       const PixelPlace place(p, c, first_pixel + threadIdx.x % kLines + pixel * kThreads);
       from_[pixel] = in + place.at;
       row_[pixel] = place.h;
@@ -134,11 +140,14 @@ class PixelSingles {
     const DepthEntry* const own = entries_ + (k_ / kDepth % 2 * kDepth + own_k());
     const int left = static_cast<int>(c_.depth - k_ - own_k());
     float* const to = tile + own_k() * (kLines + 4) + threadIdx.x % kLines;
-    UNROLL for (int i = 0; i < kCount; ++i) UNROLL for (int pixel = 0; pixel < kPixels; ++pixel) {
-      const bool inside =
-          (i < left) & (row_[pixel] + own[i].h < p_.in_h) & (col_[pixel] + own[i].w < p_.in_w);
-      ptx::cp_async4(to + i * (kLines + 4) + pixel * kThreads, from_[pixel] + own[i].at, inside);
-    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+#pragma unroll
+      for (int pixel = 0; pixel < kPixels; ++pixel) {
+        const bool inside =
+            (i < left) & (row_[pixel] + own[i].h < p_.in_h) & (col_[pixel] + own[i].w < p_.in_w);
+        ptx::cp_async4(to + i * (kLines + 4) + pixel * kThreads, from_[pixel] + own[i].at, inside);
+      }
     ptx::cp_async_commit();
     k_ += kDepth;
     look_up();
@@ -178,37 +187,45 @@ __device__ __forceinline__ void store_pixels(const GatherPlan& p, const PixelCla
                                              unsigned pixel, unsigned line, const float* bias, float* out) {
   using At = ThreadPlace<Tile>;
   float offset[Tile::kThreadCols];
-  UNROLL for (int j = 0; j < Tile::kThreadCols; ++j) offset[j] =
-      bias && line + At::col_at(j) < p.lines ? bias[line + At::col_at(j)] : 0;
+#pragma unroll
+  for (int j = 0; j < Tile::kThreadCols; ++j)
+    offset[j] = bias && line + At::col_at(j) < p.lines ? bias[line + At::col_at(j)] : 0;
   const auto place = [&](unsigned at) {
     const unsigned row = c.width.divide(at), j = at - row * c.width.value;
     const unsigned n = c.height.divide(row), i = row - n * c.height.value;
     return out + c.out + n * p.out.n + i * p.out.h + j * p.out.w + line * p.out.c;
   };
   if (l.stores == Stores::pixel_quads) {
-    UNROLL for (int i = 0; i < Tile::kThreadRows; i += 4) {
+#pragma unroll
+    for (int i = 0; i < Tile::kThreadRows; i += 4) {
       if (pixel + At::row_at(i) >= c.pixels) continue;
       float* const to = place(pixel + At::row_at(i));
-      UNROLL for (int j = 0; j < Tile::kThreadCols; ++j) {
+#pragma unroll
+      for (int j = 0; j < Tile::kThreadCols; ++j) {
         if (line + At::col_at(j) >= p.lines) continue;
         Quad quad;
-        UNROLL for (int u = 0; u < 4; ++u) quad.v[u] = epilogue(sum[i + u][j], offset[j], l.floor);
+#pragma unroll
+        for (int u = 0; u < 4; ++u) quad.v[u] = epilogue(sum[i + u][j], offset[j], l.floor);
         *reinterpret_cast<Quad*>(to + At::col_at(j) * p.out.c) = quad;
       }
     }
     return;
   }
-  UNROLL for (int i = 0; i < Tile::kThreadRows; ++i) {
+#pragma unroll
+  for (int i = 0; i < Tile::kThreadRows; ++i) {
     if (pixel + At::row_at(i) >= c.pixels) continue;
     float* const to = place(pixel + At::row_at(i));
-    UNROLL for (int j = 0; j < Tile::kThreadCols; j += 4) {
+#pragma unroll
+    for (int j = 0; j < Tile::kThreadCols; j += 4) {
       Quad quad;
-      UNROLL for (int u = 0; u < 4; ++u) quad.v[u] = epilogue(sum[i][j + u], offset[j + u], l.floor);
+#pragma unroll
+      for (int u = 0; u < 4; ++u) quad.v[u] = epilogue(sum[i][j + u], offset[j + u], l.floor);
       if (l.stores == Stores::channel_quads) {
         if (line + At::col_at(j) < p.lines) *reinterpret_cast<Quad*>(to + At::col_at(j)) = quad;
       } else {
-        UNROLL for (int u = 0; u < 4; ++u) if (line + At::col_at(j + u) < p.lines)
-            to[At::col_at(j + u) * p.out.c] = quad.v[u];
+#pragma unroll
+        for (int u = 0; u < 4; ++u)
+          if (line + At::col_at(j + u) < p.lines) to[At::col_at(j + u) * p.out.c] = quad.v[u];
       }
     }
   }
@@ -220,8 +237,8 @@ template <class Tile, template <int, int> class Pixels, template <int, int> clas
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     conv2d_gather(GatherPlan p, GatherLaunch l, const float* in, const float* weight, const float* bias,
                   float* out) {
-  SHARED(std::uint64_t, storage,
-         [sizeof(GatherBlock) / 8]);  // raw storage, because Divisor has a constructor
+  __shared__ std::uint64_t
+      storage[sizeof(GatherBlock) / 8];  // raw storage, because Divisor has a constructor
   GatherBlock& block = *reinterpret_cast<GatherBlock*>(storage);
   if (threadIdx.x == 0) {
     const unsigned rest = l.col_tiles.divide(blockIdx.x), pixel_tile = p.groups.divide(rest);

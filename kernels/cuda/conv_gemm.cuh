@@ -75,12 +75,14 @@ template <class Tile, class A, class B>
 __device__ __forceinline__ void multiply(A& a, B& b, unsigned steps,
                                          float (&sum)[Tile::kThreadRows][Tile::kThreadCols]) {
   constexpr int kALine = Tile::kRows + 4, kBLine = Tile::kCols + 4;
-  SHARED(Quad, a_tile, [2][kDepth * kALine / 4]);
-  SHARED(Quad, b_tile, [2][kDepth * kBLine / 4]);
+  __shared__ Quad a_tile[2][kDepth * kALine / 4];
+  __shared__ Quad b_tile[2][kDepth * kBLine / 4];
   using At = ThreadPlace<Tile>;
   const int row = At::row(), col = At::col();
-  UNROLL for (int i = 0; i < Tile::kThreadRows; ++i) UNROLL for (int j = 0; j < Tile::kThreadCols; ++j)
-      sum[i][j] = 0;
+#pragma unroll
+  for (int i = 0; i < Tile::kThreadRows; ++i)
+#pragma unroll
+    for (int j = 0; j < Tile::kThreadCols; ++j) sum[i][j] = 0;
   if (steps == 0) return;
   a.load(a_tile[0][0].v);
   b.load(b_tile[0][0].v);
@@ -96,13 +98,19 @@ __device__ __forceinline__ void multiply(A& a, B& b, unsigned steps,
     }
     const Quad* const a_now = a_tile[step % 2] + row / 4;
     const Quad* const b_now = b_tile[step % 2] + col / 4;
-    UNROLL for (int k = 0; k < kDepth; ++k) {
+#pragma unroll
+    for (int k = 0; k < kDepth; ++k) {
       Quad a_quads[Tile::kThreadRows / 4], b_quads[Tile::kThreadCols / 4];
-      UNROLL for (int i = 0; i < Tile::kThreadRows / 4; ++i) a_quads[i] =
-          a_now[(k * kALine + At::row_at(4 * i)) / 4];
-      UNROLL for (int j = 0; j < Tile::kThreadCols / 4; ++j) b_quads[j] =
-          b_now[(k * kBLine + At::col_at(4 * j)) / 4];
-      UNROLL for (int i = 0; i < Tile::kThreadRows; ++i) UNROLL for (int j = 0; j < Tile::kThreadCols; ++j)
+#pragma unroll
+      for (int i = 0; i < Tile::kThreadRows / 4; ++i)
+        a_quads[i] = a_now[(k * kALine + At::row_at(4 * i)) / 4];
+#pragma unroll
+      for (int j = 0; j < Tile::kThreadCols / 4; ++j)
+        b_quads[j] = b_now[(k * kBLine + At::col_at(4 * j)) / 4];
+#pragma unroll
+      for (int i = 0; i < Tile::kThreadRows; ++i)
+#pragma unroll
+        for (int j = 0; j < Tile::kThreadCols; ++j)
           sum[i][j] = fmaf(a_quads[i / 4].v[i % 4], b_quads[j / 4].v[j % 4], sum[i][j]);
     }
     if (more) {
@@ -133,7 +141,8 @@ struct DenseMatrix {
 
 template <int kLines>
 __device__ __forceinline__ void store_along_depth(float* tile, int line, int k, const Quad& quad) {
-  UNROLL for (int i = 0; i < 4; ++i) tile[(k + i) * (kLines + 4) + line] = quad.v[i];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) tile[(k + i) * (kLines + 4) + line] = quad.v[i];
 }
 
 /// Loader of a matrix whose lines are contiguous in memory (along k). depth must be a multiple of 4.
@@ -143,20 +152,23 @@ class DenseLines {
   __device__ DenseLines(const DenseMatrix& m, unsigned first_line, unsigned first_step) {
     const unsigned k = first_step * kDepth + threadIdx.x % 2 * 4;
     left_ = static_cast<int>(m.depth - k);
-    UNROLL for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
       const unsigned line = first_line + threadIdx.x / 2 + i * (kThreads / 2);
       from_[i] = m.data + static_cast<std::int64_t>(line < m.lines ? line : m.lines - 1) * m.line + k;
     }
   }
   __device__ void load(float*) {
-    UNROLL for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
       value_[i] = left_ > 0 ? *reinterpret_cast<const Quad*>(from_[i]) : Quad{};
       from_[i] += kDepth;
     }
     left_ -= kDepth;
   }
   __device__ void store(float* tile) const {
-    UNROLL for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
       const int line = static_cast<int>(threadIdx.x) / 2 + i * (kThreads / 2);
       if (line < kLines)
         store_along_depth<kLines>(tile, line, static_cast<int>(threadIdx.x) % 2 * 4, value_[i]);
@@ -181,7 +193,8 @@ class DenseSteps {
     from_ = m.data + static_cast<std::int64_t>(k) * m.line + (line < m.lines ? line : m.lines - 4);
   }
   __device__ void load(float* tile) {
-    UNROLL for (unsigned i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (unsigned i = 0; i < kCount; ++i) {
       const unsigned k = own_k() + i * kStep;
       if (k < kDepth)
         ptx::cp_async16(tile + k * (kLines + 4) + threadIdx.x % kQuads * 4,
@@ -213,13 +226,13 @@ inline constexpr int kSumThreads = 256;
 template <class Target>
 __global__ void __launch_bounds__(kSumThreads)
     sum_parts(const float* parts, unsigned count, unsigned size, std::int64_t pitch, Target target) {
-  SHARED(float, sums, [kSumThreads]);
+  __shared__ float sums[kSumThreads];
   const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
   float sum = 0;
   if (i < size) {
     const unsigned from = target.from(i);
-    UNROLL for (unsigned part = threadIdx.y; part < count; part += blockDim.y) sum +=
-        parts[part * pitch + from];
+#pragma unroll
+    for (unsigned part = threadIdx.y; part < count; part += blockDim.y) sum += parts[part * pitch + from];
   }
   if (blockDim.y > 1) {
     sums[threadIdx.y * blockDim.x + threadIdx.x] = sum;

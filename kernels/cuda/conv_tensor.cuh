@@ -82,17 +82,26 @@ __device__ __forceinline__ void multiply(A& a, B& b, unsigned steps, T* ring, Su
   const Fragments<Tile::kRows, kAlongDepth, true> of_a(warp % 2 * Tile::kWarpRows);
   const Fragments<Tile::kCols, kAlongDepth, false> of_b(warp / 2 * Tile::kWarpCols);
   std::uint32_t x[2][kGroupsA][4], y[2][kGroupsB][4];
-  UNROLL for (int i = 0; i < kGroupsA; ++i) UNROLL for (int j = 0; j < 2 * kGroupsB; ++j)
-      UNROLL for (int u = 0; u < 4; ++u) sums[i][j][u] = 0;
+#pragma unroll
+  for (int i = 0; i < kGroupsA; ++i)
+#pragma unroll
+    for (int j = 0; j < 2 * kGroupsB; ++j)
+#pragma unroll
+      for (int u = 0; u < 4; ++u) sums[i][j][u] = 0;
   const auto read = [&](const T* stage, int step, int to) {
-    UNROLL for (int i = 0; i < kGroupsA; ++i) of_a.read(stage, i, step, x[to][i]);
-    UNROLL for (int j = 0; j < kGroupsB; ++j) of_b.read(stage + Tile::kRows * kDepth, j, step, y[to][j]);
+#pragma unroll
+    for (int i = 0; i < kGroupsA; ++i) of_a.read(stage, i, step, x[to][i]);
+#pragma unroll
+    for (int j = 0; j < kGroupsB; ++j) of_b.read(stage + Tile::kRows * kDepth, j, step, y[to][j]);
   };
   const auto add_products = [&](int from) {
-    UNROLL for (int i = 0; i < kGroupsA; ++i) UNROLL for (int j = 0; j < 2 * kGroupsB; ++j) {
-      const std::uint32_t* const half = &y[from][j / 2][j % 2 * 2];
-      mma_m16n8k16<T>(sums[i][j], x[from][i], {half[0], half[1]});
-    }
+#pragma unroll
+    for (int i = 0; i < kGroupsA; ++i)
+#pragma unroll
+      for (int j = 0; j < 2 * kGroupsB; ++j) {
+        const std::uint32_t* const half = &y[from][j / 2][j % 2 * 2];
+        mma_m16n8k16<T>(sums[i][j], x[from][i], {half[0], half[1]});
+      }
   };
   constexpr int kLast = (kStages - 1) * Tile::kStage;
   unsigned to_load = steps;
@@ -107,7 +116,8 @@ __device__ __forceinline__ void multiply(A& a, B& b, unsigned steps, T* ring, Su
     next = next == kLast ? 0 : next + Tile::kStage;
   };
 
-  NO_UNROLL for (int i = 1; i < kStages; ++i) load();
+#pragma unroll 1
+  for (int i = 1; i < kStages; ++i) load();
   Sync::wait();
   if (steps > 0) read(ring, 0, 0);
   int stage = 0;
@@ -156,20 +166,27 @@ __device__ __forceinline__ void for_rows(const Sums<Tile>& sums, float* slice, c
   constexpr int kStep = Tile::kThreads / kAcross, kPitch = kSlicePitch<Tile>;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   float* const to = slice + (warp % 2 * 32 + lane / 4) * kPitch + warp / 2 * Tile::kWarpCols + lane % 4 * 2;
-  NO_UNROLL for (int s = 0; s < kSlices; ++s) {
+#pragma unroll 1
+  for (int s = 0; s < kSlices; ++s) {
     __syncthreads();  // the previous contents have been read
-    UNROLL for (int i = 0; i < Tile::kWarpRows / 16; ++i) {
+#pragma unroll
+    for (int i = 0; i < Tile::kWarpRows / 16; ++i) {
       if (i / 2 != s) continue;  // registers cannot be indexed at run time
-      UNROLL for (int half = 0; half < 2; ++half) UNROLL for (int j = 0; j < Tile::kWarpCols / 8; ++j) {
-        const Pack<float, 2> two{{sums[i][j][2 * half], sums[i][j][2 * half + 1]}};
-        *reinterpret_cast<Pack<float, 2>*>(to + (i % 2 * 16 + half * 8) * kPitch + 8 * j) = two;
-      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int j = 0; j < Tile::kWarpCols / 8; ++j) {
+          const Pack<float, 2> two{{sums[i][j][2 * half], sums[i][j][2 * half + 1]}};
+          *reinterpret_cast<Pack<float, 2>*>(to + (i % 2 * 16 + half * 8) * kPitch + 8 * j) = two;
+        }
     }
     __syncthreads();
-    NO_UNROLL for (int r = thread / kAcross; r < 64; r += kStep) {
+#pragma unroll 1
+    for (int r = thread / kAcross; r < 64; r += kStep) {
       Pack<float, 4> v[2];
-      UNROLL for (int u = 0; u < 2; ++u) v[u] =
-          *reinterpret_cast<const Pack<float, 4>*>(slice + r * kPitch + slice_column<Tile>() + 4 * u);
+#pragma unroll
+      for (int u = 0; u < 2; ++u)
+        v[u] = *reinterpret_cast<const Pack<float, 4>*>(slice + r * kPitch + slice_column<Tile>() + 4 * u);
       write(r / 32 * Tile::kWarpRows + s * 32 + r % 32, v);
     }
   }

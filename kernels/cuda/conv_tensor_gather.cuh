@@ -15,7 +15,7 @@ class WindowChunks {
   __device__ WindowChunks(const GatherPlan& p, const PixelClass& c, const T* in, unsigned group,
                           unsigned first_pixel, unsigned first_step)
       : p_(p), c_(c) {
-    SHARED(Corner, corners, [kCount][Tile::kThreads]);
+    __shared__ Corner corners[kCount][Tile::kThreads];
     corners_ = corners[0];
     const unsigned own_k = threadIdx.x % kAcross * kChunk, k = first_step * kDepth + own_k;
     to_ = chunk_at<Tile::kRows, true>(static_cast<int>(threadIdx.x) / kAcross, static_cast<int>(own_k));
@@ -24,7 +24,8 @@ class WindowChunks {
     const unsigned a = c.taps_w.divide(tap_), b = tap_ - a * c.taps_w.value;
     in += a * p.tap_h * p.in.h + b * p.tap_w * p.in.w + channel_ +
           static_cast<std::int64_t>(group) * p.channels.value;
-    UNROLL for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
       const PixelPlace place(p, c, first_pixel + threadIdx.x / kAcross + i * kStep);
       from_[i] = in + place.at;
       corners_[i * Tile::kThreads + threadIdx.x] = {place.h, place.w};
@@ -32,7 +33,8 @@ class WindowChunks {
     look(a, b);
   }
   __device__ __forceinline__ void load(T* tile) {
-    UNROLL for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
       ptx::cp_async16(tile + to_ + i * (kStep * kDepth), from_[i], inside_ >> i & 1);
       from_[i] += kDepth;
     }
@@ -59,14 +61,16 @@ class WindowChunks {
         ++a;
         by = c_.next_row;
       }
-      UNROLL for (int i = 0; i < kCount; ++i) from_[i] += by;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) from_[i] += by;
     } while (channel_ >= p_.channels.value);
     look(a, b);
   }
   __device__ void look(unsigned a, unsigned b) {
     inside_ = 0;
     const unsigned h = a * static_cast<unsigned>(p_.tap_h), w = b * static_cast<unsigned>(p_.tap_w);
-    UNROLL for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
       const Corner corner = corners_[i * Tile::kThreads + threadIdx.x];
       const bool inside = (tap_ < c_.taps) & (corner.h + h < p_.in_h) & (corner.w + w < p_.in_w);
       inside_ |= static_cast<unsigned>(inside) << i;
@@ -96,9 +100,10 @@ class WeightChunks {
     left_ = static_cast<int>(depth - k);
   }
   __device__ __forceinline__ void load(T* tile) {
-    UNROLL for (int i = 0; i < kCount; ++i)
-        ptx::cp_async16(tile + to_ + i * (kStep * kDepth), from_ + std::int64_t{i * kStep} * pitch_,
-                        (i * kStep < lines_) & (left_ > 0));
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      ptx::cp_async16(tile + to_ + i * (kStep * kDepth), from_ + std::int64_t{i * kStep} * pitch_,
+                      (i * kStep < lines_) & (left_ > 0));
     from_ += kDepth;
     left_ -= kDepth;
   }
@@ -130,7 +135,8 @@ struct BiasRelu {
   };
   __device__ __forceinline__ Lines of(unsigned line, int count) const {
     Lines own;
-    UNROLL for (int i = 0; i < kChunk; ++i) own.bias[i] = bias && i < count ? load(bias[line + i]) : 0;
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) own.bias[i] = bias && i < count ? load(bias[line + i]) : 0;
     own.floor = floor;
     return own;
   }
@@ -161,8 +167,8 @@ template <class T, class Tile, class Epilogue>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     conv2d_tensor_gather(GatherPlan p, GatherLaunch l, const T* in, const T* weight, Epilogue epilogue,
                          T* out, float* parts) {
-  SHARED(std::uint64_t, storage,
-         [sizeof(GatherBlock) / 8]);  // raw storage, because Divisor has a constructor
+  __shared__ std::uint64_t
+      storage[sizeof(GatherBlock) / 8];  // raw storage, because Divisor has a constructor
   GatherBlock& block = *reinterpret_cast<GatherBlock*>(storage);
   if (threadIdx.x == 0) {
     const unsigned rest = l.col_tiles.divide(blockIdx.x), pixel_tile = p.groups.divide(rest);
@@ -173,7 +179,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const PixelClass& c = block.c;
   if (block.first_pixel >= c.pixels) return;  // this class has fewer pixels than the largest
 
-  DYN_SHARED(T, ring);
+  extern __shared__ __align__(16) unsigned char dynamic_shared[];
+  T* const ring = reinterpret_cast<T*>(dynamic_shared);
   Sums<Tile> sums;
   {
     const StepRange steps(c.depth, blockIdx.z, gridDim.z);
@@ -196,18 +203,24 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     if (l.part > 0) {
       float* const to = parts + blockIdx.z * l.part + at;
       if (l.packs) {
-        UNROLL for (int u = 0; u < 2; ++u) reinterpret_cast<Pack<float, 4>*>(to)[u] = v[u];
+#pragma unroll
+        for (int u = 0; u < 2; ++u) reinterpret_cast<Pack<float, 4>*>(to)[u] = v[u];
       } else {
-        UNROLL for (int u = 0; u < kChunk; ++u) if (u < count) to[u] = v[u / 4].v[u % 4];
+#pragma unroll
+        for (int u = 0; u < kChunk; ++u)
+          if (u < count) to[u] = v[u / 4].v[u % 4];
       }
       return;
     }
     Pack<T, kChunk> pack;
-    UNROLL for (int u = 0; u < kChunk; ++u) pack.v[u] = store<T>(own(v[u / 4].v[u % 4], u));
+#pragma unroll
+    for (int u = 0; u < kChunk; ++u) pack.v[u] = store<T>(own(v[u / 4].v[u % 4], u));
     if (l.packs) {
       *reinterpret_cast<Pack<T, kChunk>*>(out + at) = pack;
     } else {
-      UNROLL for (int u = 0; u < kChunk; ++u) if (u < count) out[at + u] = pack.v[u];
+#pragma unroll
+      for (int u = 0; u < kChunk; ++u)
+        if (u < count) out[at + u] = pack.v[u];
     }
   });
 }

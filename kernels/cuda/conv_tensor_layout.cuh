@@ -66,7 +66,8 @@ __global__ void __launch_bounds__(kLayoutThreads)
   if (place.chunk >= p.chunks) return;
   from += place.n * p.strides.n + place.row * p.strides.h;
   Pack<T, kChunk> pack;
-  UNROLL for (int u = 0; u < kChunk; ++u) {
+#pragma unroll
+  for (int u = 0; u < kChunk; ++u) {
     const unsigned e = place.chunk * kChunk + u, tap = p.channels.divide(e);
     const std::int64_t w = place.column * p.stride - p.padding + tap * p.dilation;
     const bool inside = tap < p.taps && w >= 0 && w < p.w;
@@ -83,7 +84,8 @@ __global__ void __launch_bounds__(kLayoutThreads)
   if (place.chunk >= p.chunks) return;
   const Pack<T, kChunk> pack = *reinterpret_cast<const Pack<T, kChunk>*>(from + place.at);
   to += place.n * p.strides.n + place.row * p.strides.h + place.column * p.strides.w;
-  UNROLL for (int u = 0; u < kChunk; ++u) {
+#pragma unroll
+  for (int u = 0; u < kChunk; ++u) {
     const unsigned channel = place.chunk * kChunk + u;
     if (channel < p.channels.value) to[channel * p.strides.c] = pack.v[u];
   }

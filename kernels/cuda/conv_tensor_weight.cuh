@@ -21,8 +21,9 @@ class OutputChunks {
     left_ = row < p.rows ? static_cast<int>(p.pixels - pixel) : 0;
   }
   __device__ __forceinline__ void load(T* tile) {
-    UNROLL for (int i = 0; i < kCount; ++i) ptx::cp_async16(tile + to_ + i * (kStep * Tile::kRows),
-                                                            from_ + i * kStep * pitch_, i * kStep < left_);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      ptx::cp_async16(tile + to_ + i * (kStep * Tile::kRows), from_ + i * kStep * pitch_, i * kStep < left_);
     from_ += kDepth * pitch_;
     left_ -= kDepth;
   }
@@ -50,7 +51,8 @@ class InputChunks {
     w_ = column.w;
   }
   __device__ __forceinline__ void load(T* tile) {
-    NO_UNROLL for (int i = 0; i < kCount; ++i) {  // unrolled, it takes too many registers
+#pragma unroll 1
+    for (int i = 0; i < kCount; ++i) {  // unrolled, it takes too many registers
       const unsigned pixel = pixel_ + i * kStep;
       bool inside = pixel < p_.pixels;
       std::int64_t at = pixel * p_.in.w;
@@ -80,7 +82,7 @@ class InputChunks {
 template <class T, class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     conv2d_tensor_weight(WeightPlan p, const T* dy, const T* x, float* parts) {
-  SHARED(WeightBlock, blocks, [1]);
+  __shared__ WeightBlock blocks[1];
   WeightBlock& block = blocks[0];
   if (threadIdx.x == 0) {
     const unsigned rest = p.col_tiles.divide(blockIdx.x), row_tile = p.groups.divide(rest);
@@ -88,7 +90,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
              (blockIdx.x - rest * p.col_tiles.value) * Tile::kCols};
   }
   __syncthreads();
-  DYN_SHARED(T, ring);
+  extern __shared__ __align__(16) unsigned char dynamic_shared[];
+  T* const ring = reinterpret_cast<T*>(dynamic_shared);
   Sums<Tile> sums;
   {
     const StepRange steps(p.pixels, blockIdx.z, gridDim.z);
@@ -104,7 +107,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     const unsigned row = block.first_row + static_cast<unsigned>(tile_row);
     if (row >= p.rows || column >= p.cols) return;
     float* const to = parts + (first + row) * p.cols + column;
-    UNROLL for (int u = 0; u < 2; ++u) reinterpret_cast<Pack<float, 4>*>(to)[u] = v[u];
+#pragma unroll
+    for (int u = 0; u < 2; ++u) reinterpret_cast<Pack<float, 4>*>(to)[u] = v[u];
   });
 }
 

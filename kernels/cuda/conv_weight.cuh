@@ -24,7 +24,8 @@ class InputQuads {
     w_ = column.w;
   }
   __device__ void load(float* tile) {
-    UNROLL for (unsigned i = 0; i < kDepth; i += kStep) {
+#pragma unroll
+    for (unsigned i = 0; i < kDepth; i += kStep) {
       const unsigned pixel = pixel_ + i;
       bool inside = pixel < p_.pixels;
       std::int64_t at = pixel * p_.in.w;
@@ -56,7 +57,7 @@ class InputSingles {
  public:
   __device__ InputSingles(const WeightPlan& p, const float* x, unsigned first_column, unsigned first_step)
       : p_(p), x_(x), pixel_(first_step * kDepth + threadIdx.x % kDepth) {
-    SHARED(ColumnEntry, columns, [kLines]);
+    __shared__ ColumnEntry columns[kLines];
     columns_ = columns;
     for (unsigned line = threadIdx.x; line < kLines; line += kThreads)
       columns[line] = ColumnEntry::of(p, first_column + line, 1);
@@ -66,7 +67,8 @@ class InputSingles {
     const bool some = pixel_ < p_.pixels;
     const PixelInX pixel(p_, pixel_);
     float* const to = tile + threadIdx.x % kDepth * (kLines + 4) + threadIdx.x / kDepth;
-    UNROLL for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
       const ColumnEntry& column = columns_[threadIdx.x / kDepth + i * (kThreads / kDepth)];
       const bool inside = some & (pixel.h + column.h < p_.in_h) & (pixel.w + column.w < p_.in_w);
       ptx::cp_async4(to + i * (kThreads / kDepth), x_ + pixel.at + column.at, inside);
@@ -98,7 +100,8 @@ class OutputSingles {
     const float* const from = dy_ + n * p_.out.n + (pixel_ - n * p_.image.value) * p_.out.w;
     float* const to = tile + threadIdx.x % kDepth * (kLines + 4) + threadIdx.x / kDepth;
     const int left = pixel_ < p_.pixels ? left_ : 0;
-    UNROLL for (int i = 0; i < kLines; i += kStep) ptx::cp_async4(to + i, from + i * p_.out.c, i < left);
+#pragma unroll
+    for (int i = 0; i < kLines; i += kStep) ptx::cp_async4(to + i, from + i * p_.out.c, i < left);
     ptx::cp_async_commit();
     pixel_ += kDepth;
   }
@@ -126,7 +129,7 @@ __device__ __forceinline__ Output output_loader(const WeightPlan& p, const float
 template <class Tile, template <int, int> class Output, template <int, int> class Input>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     conv2d_weight_parts(WeightPlan p, const float* dy, const float* x, float* parts) {
-  SHARED(WeightBlock, blocks, [1]);
+  __shared__ WeightBlock blocks[1];
   WeightBlock& block = blocks[0];
   if (threadIdx.x == 0) {
     const unsigned rest = p.col_tiles.divide(blockIdx.x), row_tile = p.groups.divide(rest);
@@ -147,17 +150,21 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const unsigned row = block.first_row + static_cast<unsigned>(At::row());
   const unsigned col = block.first_col + static_cast<unsigned>(At::col());
   const std::int64_t first = (static_cast<std::int64_t>(blockIdx.z) * p.groups.value + block.group) * p.rows;
-  UNROLL for (int i = 0; i < Tile::kThreadRows; ++i) {
+#pragma unroll
+  for (int i = 0; i < Tile::kThreadRows; ++i) {
     if (row + At::row_at(i) >= p.rows) continue;
     float* const to = parts + (first + row + At::row_at(i)) * p.cols + col;
-    UNROLL for (int j = 0; j < Tile::kThreadCols; j += 4) {
+#pragma unroll
+    for (int j = 0; j < Tile::kThreadCols; j += 4) {
       if (p.cols % 4 == 0) {
         Quad quad;
-        UNROLL for (int u = 0; u < 4; ++u) quad.v[u] = sum[i][j + u];
+#pragma unroll
+        for (int u = 0; u < 4; ++u) quad.v[u] = sum[i][j + u];
         if (col + At::col_at(j) < p.cols) *reinterpret_cast<Quad*>(to + At::col_at(j)) = quad;
       } else {
-        UNROLL for (int u = 0; u < 4; ++u) if (col + At::col_at(j + u) < p.cols) to[At::col_at(j + u)] =
-            sum[i][j + u];
+#pragma unroll
+        for (int u = 0; u < 4; ++u)
+          if (col + At::col_at(j + u) < p.cols) to[At::col_at(j + u)] = sum[i][j + u];
       }
     }
   }

@@ -29,7 +29,7 @@ template <class T, bool kWaits = true>
 __global__ void __launch_bounds__(kTransposeTile* kTransposeRows)
     copy_transposed(TransposePlan p, T* out, const T* in) {
   constexpr int kTile = kTransposeTile, kStep = kTransposeRows;
-  SHARED(T, tile, [kTile][kTile + 1]);
+  __shared__ T tile[kTile][kTile + 1];
   const unsigned by_in = p.in_tiles.divide(blockIdx.x), in_tile = blockIdx.x - by_in * p.in_tiles.value;
   const unsigned matrix = p.out_tiles.divide(by_in), out_tile = by_in - matrix * p.out_tiles.value;
   std::int64_t at[2];
@@ -38,13 +38,15 @@ __global__ void __launch_bounds__(kTransposeTile* kTransposeRows)
   const int in_first = static_cast<int>(in_tile) * kTile, out_first = static_cast<int>(out_tile) * kTile;
 
   const T* from = in + (at[1] + (out_first + row) * p.in_stride + (in_first + lane));
-  UNROLL for (int i = 0; i < kTile; i += kStep) {
+#pragma unroll
+  for (int i = 0; i < kTile; i += kStep) {
     if (in_first + lane < p.in_size && out_first + row + i < p.out_size) tile[row + i][lane] = *from;
     from += kStep * p.in_stride;
   }
   if (kWaits) __syncthreads();
   T* to = out + (at[0] + (in_first + row) * p.out_stride + (out_first + lane));
-  UNROLL for (int i = 0; i < kTile; i += kStep) {
+#pragma unroll
+  for (int i = 0; i < kTile; i += kStep) {
     if (out_first + lane < p.out_size && in_first + row + i < p.in_size) *to = tile[lane][row + i];
     to += kStep * p.out_stride;
   }

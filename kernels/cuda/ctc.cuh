@@ -141,7 +141,7 @@ template <class = void>
 __global__ void __launch_bounds__(kCtcThreads)
     ctc_backward(CtcPlan p, CtcScratch scratch, const float* all_alpha, const float* losses,
                  const float* all_grad, bool zero_infinity, float* all_dx) {
-  SHARED(float, warps, [2][kCtcThreads / 32]);
+  __shared__ float warps[2][kCtcThreads / 32];
   const std::int64_t n = blockIdx.x;
   const CtcSample sample(p, n);
   const float loss = losses[n], grad = all_grad[n];

@@ -32,14 +32,17 @@ struct Dims {
 
   /// The offset of element `index` (row-major in `sizes`) in each operand, in elements.
   __device__ void offsets(std::uint64_t index, std::int64_t (&at)[N]) const {
-    UNROLL for (int n = 0; n < N; ++n) at[n] = 0;
+#pragma unroll
+    for (int n = 0; n < N; ++n) at[n] = 0;
     for (int d = ndim - 1; d > 0; --d) {
       const std::uint64_t rest = sizes[d].divide(index);
       const auto own = static_cast<std::int64_t>(index - rest * sizes[d].value);
-      UNROLL for (int n = 0; n < N; ++n) at[n] += own * strides[n][d];
+#pragma unroll
+      for (int n = 0; n < N; ++n) at[n] += own * strides[n][d];
       index = rest;
     }
-    UNROLL for (int n = 0; n < N; ++n) at[n] += static_cast<std::int64_t>(index) * strides[n][0];
+#pragma unroll
+    for (int n = 0; n < N; ++n) at[n] += static_cast<std::int64_t>(index) * strides[n][0];
   }
 };
 

@@ -67,11 +67,14 @@ __device__ __forceinline__ GridHoles for_grid_taps(const GridPlan& s, const T* g
   const int each = grid_taps(s.mode), deep = s.dims == 3 ? each : 1;
   const GridPlace<float> rows = place_on(s, grid, point, 1), columns = place_on(s, grid, point, 2),
                          planes = s.dims == 3 ? place_on(s, grid, point, 0) : columns;
-  NO_UNROLL for (int i = 0; i < deep; ++i) {
+#pragma unroll 1
+  for (int i = 0; i < deep; ++i) {
     const GridTap<float> d = s.dims == 3 ? planes.tap(i) : GridTap<float>{0, 1, 0};
-    NO_UNROLL for (int j = 0; j < each; ++j) {
+#pragma unroll 1
+    for (int j = 0; j < each; ++j) {
       const GridTap<float> h = rows.tap(j);
-      NO_UNROLL for (int k = 0; k < each; ++k) f(d, h, columns.tap(k));
+#pragma unroll 1
+      for (int k = 0; k < each; ++k) f(d, h, columns.tap(k));
     }
   }
   return holes_of(s.dims, s.mode, rows, columns);
@@ -111,11 +114,14 @@ __global__ void __launch_bounds__(kGridThreads) sample_grid(GridPlan s, const T*
     const T* const pixel = in + d.index * s.axes[0].stride + h.index * s.axes[1].stride +
                            w.index * s.axes[2].stride + at.first * s.x_channel;
     const float weight = d.weight * h.weight * w.weight;
-    UNROLL for (int i = 0; i < kGridChannels; ++i) if (i < channels) sum[i] +=
-        weight * load(pixel[i * s.x_channel]);
+#pragma unroll
+    for (int i = 0; i < kGridChannels; ++i)
+      if (i < channels) sum[i] += weight * load(pixel[i * s.x_channel]);
   });
-  UNROLL for (int i = 0; i < kGridChannels; ++i) if (i < channels) out[(at.first + i) * s.y_channel] =
-      store<T>(holes ? std::numeric_limits<float>::quiet_NaN() : sum[i]);
+#pragma unroll
+  for (int i = 0; i < kGridChannels; ++i)
+    if (i < channels)
+      out[(at.first + i) * s.y_channel] = store<T>(holes ? std::numeric_limits<float>::quiet_NaN() : sum[i]);
 }
 
 template <class T>
@@ -138,8 +144,11 @@ __global__ void __launch_bounds__(kGridThreads, 3)
     sum[1] += d.weight * h.slope * w.weight * dot;
     sum[2] += d.slope * h.weight * w.weight * dot;
   });
-  UNROLL for (int i = 0; i < 3; ++i) if (i < s.dims) dgrid[point * s.dims + i] =
-      store<T>(holes.in_slope(2 - i) ? std::numeric_limits<float>::quiet_NaN() : sum[i]);
+#pragma unroll
+  for (int i = 0; i < 3; ++i)
+    if (i < s.dims)
+      dgrid[point * s.dims + i] =
+          store<T>(holes.in_slope(2 - i) ? std::numeric_limits<float>::quiet_NaN() : sum[i]);
 }
 
 /// Writes the pixels that each point reads, numbered over all images, and their weights. A pixel outside is
@@ -195,12 +204,14 @@ __global__ void __launch_bounds__(kGridThreads) add_pixels(GridPlan s, GridSum a
     std::int64_t tap;
     const std::int64_t position = a.positions[e], point = split(position, a.taps, tap) - n * points;
     const float weight = a.weights[position];
-    UNROLL for (int i = 0; i < kGridChannels; ++i) if (c0 + i < s.c) sum[i] +=
-        weight * load(in[(c0 + i) * s.y_channel + point * s.y_point]);
+#pragma unroll
+    for (int i = 0; i < kGridChannels; ++i)
+      if (c0 + i < s.c) sum[i] += weight * load(in[(c0 + i) * s.y_channel + point * s.y_point]);
   }
   T* const out = dx + n * s.image + pixel * (s.channels_last ? s.c : 1);
-  UNROLL for (int i = 0; i < kGridChannels; ++i) if (c0 + i < s.c) out[(c0 + i) * s.x_channel] =
-      store<T>(sum[i]);
+#pragma unroll
+  for (int i = 0; i < kGridChannels; ++i)
+    if (c0 + i < s.c) out[(c0 + i) * s.x_channel] = store<T>(sum[i]);
 }
 
 // ---- launches

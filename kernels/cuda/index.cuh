@@ -175,27 +175,36 @@ __global__ void __launch_bounds__(kIndexThreads) add_segments(Segments s, const 
   float sum[V] = {};
   if (whole) {
     const Pack<Sum, V> before = *to;
-    UNROLL for (int v = 0; v < V; ++v) sum[v] = load(before.v[v]);
+#pragma unroll
+    for (int v = 0; v < V; ++v) sum[v] = load(before.v[v]);
   }
   std::int64_t i = first;
   for (; i + 4 <= end; i += 4) {  // four loads in flight
     Pack<T, V> packs[4];
-    UNROLL for (int u = 0; u < 4; ++u) packs[u] = from[s.positions[i + u] * inner];
-    UNROLL for (int u = 0; u < 4; ++u) { UNROLL for (int v = 0; v < V; ++v) sum[v] += load(packs[u].v[v]); }
+#pragma unroll
+    for (int u = 0; u < 4; ++u) packs[u] = from[s.positions[i + u] * inner];
+#pragma unroll
+    for (int u = 0; u < 4; ++u) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) sum[v] += load(packs[u].v[v]);
+    }
   }
   for (; i < end; ++i) {
     const Pack<T, V> pack = from[s.positions[i] * inner];
-    UNROLL for (int v = 0; v < V; ++v) sum[v] += load(pack.v[v]);
+#pragma unroll
+    for (int v = 0; v < V; ++v) sum[v] += load(pack.v[v]);
   }
   if (!whole) {
     const std::int64_t blocks = (count + kSegmentChunk - 1) / kSegmentChunk;
     float* const partial =
         s.partials + ((outer * 2 * blocks + partial_row(first, first == start)) * inner + j) * V;
-    UNROLL for (int v = 0; v < V; ++v) partial[v] = sum[v];
+#pragma unroll
+    for (int v = 0; v < V; ++v) partial[v] = sum[v];
     return;
   }
   Pack<Sum, V> after;
-  UNROLL for (int v = 0; v < V; ++v) after.v[v] = store<Sum>(sum[v]);
+#pragma unroll
+  for (int v = 0; v < V; ++v) after.v[v] = store<Sum>(sum[v]);
   *to = after;
 }
 
@@ -226,8 +235,10 @@ __global__ void __launch_bounds__(kIndexThreads)
   constexpr std::int64_t kAhead = 4 * kSegmentChunk;
   for (; i + kAhead - kSegmentChunk < count && s.keys[i + kAhead - kSegmentChunk] == key; i += kAhead) {
     float ahead[4];  // four loads in flight
-    UNROLL for (int u = 0; u < 4; ++u) ahead[u] = from[u * step];
-    UNROLL for (int u = 0; u < 4; ++u) sum += ahead[u];
+#pragma unroll
+    for (int u = 0; u < 4; ++u) ahead[u] = from[u * step];
+#pragma unroll
+    for (int u = 0; u < 4; ++u) sum += ahead[u];
     from += 4 * step;
   }
   for (; i < count && s.keys[i] == key; i += kSegmentChunk, from += step) sum += *from;

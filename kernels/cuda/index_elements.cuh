@@ -49,14 +49,16 @@ struct IndexedPlan {
   /// Computes the coordinates of a row-major number. The loops over dimensions are unrolled, so that the
   /// coordinates are in registers.
   __device__ void coordinates(std::int64_t n, std::int64_t (&at)[kMaxDims]) const {
-    UNROLL for (int d = kMaxDims - 1; d >= 0; --d) {
+#pragma unroll
+    for (int d = kMaxDims - 1; d >= 0; --d) {
       at[d] = 0;
       if (d < ndim) n = split(n, sizes[d], at[d]);
     }
   }
   __device__ static std::int64_t dot(const std::int64_t (&at)[kMaxDims], const std::int64_t* strides) {
     std::int64_t sum = 0;
-    UNROLL for (int d = 0; d < kMaxDims; ++d) sum += at[d] * strides[d];
+#pragma unroll
+    for (int d = 0; d < kMaxDims; ++d) sum += at[d] * strides[d];
     return sum;
   }
   /// Adds to `x` the offset that the index arrays select. Reports an invalid index and returns false.
@@ -66,7 +68,8 @@ struct IndexedPlan {
       if (wraps && value < 0) value += index[k].size;
       if (value < 0 || value >= index[k].size) {
         std::int64_t position = 0;
-        UNROLL for (int d = 0; d < kMaxDims; ++d) {
+#pragma unroll
+        for (int d = 0; d < kMaxDims; ++d) {
           if (d >= first && d < end) position = position * static_cast<std::int64_t>(sizes[d].value) + at[d];
         }
         report_bad(first_bad, position);

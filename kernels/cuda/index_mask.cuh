@@ -32,7 +32,8 @@ __device__ __forceinline__ std::int64_t sum_before(std::int64_t own, std::int64_
 /// The number of true elements among the kMaskPerThread elements from `first` on.
 __device__ __forceinline__ int count_true(const std::uint8_t* mask, std::int64_t first, std::int64_t n) {
   int count = 0;
-  UNROLL for (int i = 0; i < kMaskPerThread; ++i) {
+#pragma unroll
+  for (int i = 0; i < kMaskPerThread; ++i) {
     if (first + i < n) count += mask[first + i];
   }
   return count;
@@ -45,7 +46,7 @@ __device__ __forceinline__ std::int64_t first_of_thread() {
 template <class = void>
 __global__ void __launch_bounds__(kMaskThreads)
     count_mask_blocks(std::int64_t n, const std::uint8_t* mask, std::int64_t* counts) {
-  SHARED(std::int64_t, sums, [kMaskThreads]);
+  __shared__ std::int64_t sums[kMaskThreads];
   std::int64_t total;
   sum_before(count_true(mask, first_of_thread(), n), sums, total);
   if (threadIdx.x == 0) counts[blockIdx.x] = total;
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(kMaskThreads)
 /// thread block.
 template <class = void>
 __global__ void __launch_bounds__(kMaskThreads) sum_mask_blocks(std::int64_t blocks, std::int64_t* counts) {
-  SHARED(std::int64_t, sums, [kMaskThreads]);
+  __shared__ std::int64_t sums[kMaskThreads];
   std::int64_t before = 0;
   for (std::int64_t first = 0; first < blocks; first += kMaskThreads) {
     const std::int64_t i = first + static_cast<int>(threadIdx.x);
@@ -77,7 +78,7 @@ template <class = void>
 __global__ void __launch_bounds__(kMaskThreads)
     write_mask_coordinates(MaskCoordinates plan, std::int64_t n, const std::uint8_t* mask,
                            const std::int64_t* starts, std::int64_t* coordinates) {
-  SHARED(std::int64_t, sums, [kMaskThreads]);
+  __shared__ std::int64_t sums[kMaskThreads];
   const std::int64_t first = first_of_thread();
   std::int64_t total;
   std::int64_t at = starts[blockIdx.x] + sum_before(count_true(mask, first, n), sums, total);

@@ -10,12 +10,6 @@ using ::tapestry::cuda::kStreamCounters;
 
 /// The counters of that stream, which must be the device's current stream.
 inline std::uint32_t* counters_of(const LaunchContext& context) {
-#ifndef __CUDACC__
-  if (!context.stream) {  // a kernel that a test runs at once, on memory of the CPU
-    static thread_local std::uint32_t counters[kStreamCounters] = {};
-    return counters;
-  }
-#endif
   return ::tapestry::cuda::stream_counters(current_stream(context.device));
 }
 
@@ -24,7 +18,7 @@ inline std::uint32_t* counters_of(const LaunchContext& context) {
 /// is that of threadFenceReduction in NVIDIA's samples; the counter returns to 0.
 template <class = void>
 __device__ __forceinline__ bool is_last_block(std::uint32_t* counter, unsigned blocks) {
-  SHARED(bool, last, );
+  __shared__ bool last;
   __threadfence();  // this thread's writes are visible before its block is counted
   __syncthreads();
   if (threadIdx.x == 0 && threadIdx.y == 0) {

@@ -34,10 +34,12 @@ struct ClassRows {
   __device__ bool is_class(std::int64_t t) const { return t >= 0 && t < shape.n; }
   template <class Batch>
   __device__ void read_q(const Batch& batch, std::int64_t base, float (&q)[Batch::kSize]) const {
-    UNROLL for (int j = 0; j < Batch::kSize; ++j) q[j] = 0;
+#pragma unroll
+    for (int j = 0; j < Batch::kSize; ++j) q[j] = 0;
     if (probabilities) batch.read(probabilities + base, q, 0.0f);
-    UNROLL for (int j = 0; j < Batch::kSize; ++j) q[j] =
-        batch.has(j) ? weight_of(batch.class_of(j)) * (target_scale * q[j] + uniform) : 0.0f;
+#pragma unroll
+    for (int j = 0; j < Batch::kSize; ++j)
+      q[j] = batch.has(j) ? weight_of(batch.class_of(j)) * (target_scale * q[j] + uniform) : 0.0f;
   }
 };
 
@@ -60,10 +62,12 @@ struct CrossEntropyTerms {
   __device__ static void add(State& s, const Batch& batch, const float (&x)[Batch::kSize],
                              const float (&q)[Batch::kSize]) {
     float max = s.max;
-    UNROLL for (int j = 0; j < Batch::kSize; ++j) max = fmaxf(max, x[j]);
+#pragma unroll
+    for (int j = 0; j < Batch::kSize; ++j) max = fmaxf(max, x[j]);
     s = rescaled(s, max);
     const float from = base(max);
-    UNROLL for (int j = 0; j < Batch::kSize; ++j) {
+#pragma unroll
+    for (int j = 0; j < Batch::kSize; ++j) {
       s.sum += exp_for<T>(x[j] - from);
       if constexpr (with_q) {
         s.q += q[j];
@@ -139,19 +143,23 @@ struct MeanOfRows {
   template <int kThreads>
   __device__ void finish(const float* losses, const float* weights) const {
     if (!mean || !is_last_block(counter, gridDim.x)) return;
-    SHARED(double, parts, [2][kThreads / 32]);
+    __shared__ double parts[2][kThreads / 32];
     const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
     double sums[2] = {};
-    NO_UNROLL for (int row = thread; row < rows; row += kThreads) {
+#pragma unroll 1
+    for (int row = thread; row < rows; row += kThreads) {
       sums[0] += losses[row];
       sums[1] += weights[row];
     }
     sum_warp(sums);
-    if (thread % 32 == 0) UNROLL for (int k = 0; k < 2; ++k) parts[k][thread / 32] = sums[k];
+    if (thread % 32 == 0)
+#pragma unroll
+      for (int k = 0; k < 2; ++k) parts[k][thread / 32] = sums[k];
     __syncthreads();
     if (thread != 0) return;
     for (int warp = 1; warp < kThreads / 32; ++warp)
-      UNROLL for (int k = 0; k < 2; ++k) sums[k] += parts[k][warp];
+#pragma unroll
+      for (int k = 0; k < 2; ++k) sums[k] += parts[k][warp];
     *total = static_cast<float>(sums[1]);
     *mean = static_cast<float>(sums[0] / sums[1]);
   }
@@ -252,7 +260,8 @@ __device__ __forceinline__ float sum_of_q(const Mapping& mapping, const ClassRow
       constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
       float q[N];
       a.read_q(batch, mapping.base, q);
-      UNROLL for (int j = 0; j < N; ++j) sum += q[j];
+#pragma unroll
+      for (int j = 0; j < N; ++j) sum += q[j];
     });
   return mapping.template merge<SumOfQ>(sum);
 }
@@ -306,7 +315,8 @@ __global__ void __launch_bounds__(Mapping::kThreads, blocks_per_sm<Mapping>(with
     [[maybe_unused]] float q[N] = {};
     batch.read(x, values, 0.0f);
     if constexpr (with_q) a.read_q(batch, mapping.base, q);
-    UNROLL for (int j = 0; j < N; ++j) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
       values[j] = scale * exp_for<T>((values[j] - max) - log_sum);
       if constexpr (with_q) values[j] -= grad * q[j];
       if (batch.class_of(j) == hit_class) values[j] -= grad * hit;
@@ -327,8 +337,9 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::kBlocks)
     constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
     float values[N];
     batch.read(x, values, 0.0f);
-    UNROLL for (int j = 0; j < N; ++j) if (batch.has(j)) values[j] =
-        grad * a.weight_of(batch.class_of(j)) * (log_sum - (values[j] - max));
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+      if (batch.has(j)) values[j] = grad * a.weight_of(batch.class_of(j)) * (log_sum - (values[j] - max));
     batch.write(dtarget + mapping.base, values);
   });
 }
@@ -368,7 +379,8 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::kBlocks)
   mapping.template for_each_batch<16>(a.shape, out, [&](const auto& batch) {
     constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
     float values[N];
-    UNROLL for (int j = 0; j < N; ++j) values[j] = good && batch.class_of(j) == target ? hit : 0.0f;
+#pragma unroll
+    for (int j = 0; j < N; ++j) values[j] = good && batch.class_of(j) == target ? hit : 0.0f;
     batch.write(out, values);
   });
 }
@@ -407,7 +419,8 @@ struct WeightedMean {
   __device__ void add(std::int64_t i, float (&sums)[2]) const {
     const auto loss = *reinterpret_cast<const Pack<float, V>*>(losses + i),
                weight = *reinterpret_cast<const Pack<float, V>*>(weights + i);
-    UNROLL for (int j = 0; j < V; ++j) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
       sums[0] += loss.v[j];
       sums[1] += weight.v[j];
     }
@@ -520,7 +533,8 @@ struct SumSquaredError {
   __device__ void add(std::int64_t i, float (&sums)[1]) const {
     const auto a = *reinterpret_cast<const Pack<T, V>*>(x + i),
                b = *reinterpret_cast<const Pack<T, V>*>(t + i);
-    UNROLL for (int j = 0; j < V; ++j) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
       const float d = load(a.v[j]) - load(b.v[j]);
       sums[0] += d * d;
     }

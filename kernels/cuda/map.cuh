@@ -38,13 +38,16 @@ struct MapPlan {
   /// Computes the offset of element `index` in each operand, in elements. `index` counts in row-major order
   /// of the sizes.
   __device__ void offsets(unsigned index, std::int64_t (&at)[N]) const {
-    UNROLL for (int n = 0; n < N; ++n) at[n] = 0;
+#pragma unroll
+    for (int n = 0; n < N; ++n) at[n] = 0;
     for (int d = ndim - 1; d > 0; --d) {
       const unsigned rest = sizes[d].divide(index), own = index - rest * sizes[d].value;
-      UNROLL for (int n = 0; n < N; ++n) at[n] += own * strides[n][d];
+#pragma unroll
+      for (int n = 0; n < N; ++n) at[n] += own * strides[n][d];
       index = rest;
     }
-    UNROLL for (int n = 0; n < N; ++n) at[n] += index * strides[n][0];
+#pragma unroll
+    for (int n = 0; n < N; ++n) at[n] += index * strides[n][0];
   }
 };
 
@@ -53,7 +56,8 @@ __device__ __forceinline__ Pack<T, V> read_pack(const T* p, bool dense) {
   if (dense) return *reinterpret_cast<const Pack<T, V>*>(p);
   Pack<T, V> pack;
   const T value = *p;
-  UNROLL for (int i = 0; i < V; ++i) pack.v[i] = value;
+#pragma unroll
+  for (int i = 0; i < V; ++i) pack.v[i] = value;
   return pack;
 }
 
@@ -65,7 +69,8 @@ __device__ __forceinline__ void compute_pack(const MapPlan<1 + int(sizeof...(In)
                                              Out* out, std::index_sequence<I...>, const In*... in) {
   const auto compute = [&](const Pack<Compute<In>, V>&... packs) {
     Pack<Out, V> result;
-    UNROLL for (int i = 0; i < V; ++i) result.v[i] = store<Out>(f(packs.v[i]...));
+#pragma unroll
+    for (int i = 0; i < V; ++i) result.v[i] = store<Out>(f(packs.v[i]...));
     *reinterpret_cast<Pack<Out, V>*>(out + at[0]) = result;
   };
   const int last = plan.ndim - 1;
@@ -92,7 +97,8 @@ __global__ void __launch_bounds__(kMapThreads)
     compute_pack<V>(plan, at, f, out, std::index_sequence_for<In...>{}, in...);
   }
   if (index < tail) {
-    UNROLL for (int n = 0; n < N; ++n) at[n] = plan.strides[n][0] ? std::int64_t{plan.count} * V + index : 0;
+#pragma unroll
+    for (int n = 0; n < N; ++n) at[n] = plan.strides[n][0] ? std::int64_t{plan.count} * V + index : 0;
     compute_element(at, f, out, std::index_sequence_for<In...>{}, in...);
   }
 }

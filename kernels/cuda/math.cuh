@@ -120,14 +120,7 @@ struct Math {
   __device__ __forceinline__ static float atanh(float x) { return atanhf(x); }
   __device__ __forceinline__ static float erf(float x) { return erff(x); }
   __device__ __forceinline__ static float erfc(float x) { return erfcf(x); }
-  __device__ __forceinline__ static float lgamma(float x) {
-#ifdef __CUDACC__
-    return lgammaf(x);
-#else
-    int sign;  // lgammaf() of the C library writes a global variable
-    return lgammaf_r(x, &sign);
-#endif
-  }
+  __device__ __forceinline__ static float lgamma(float x) { return lgammaf(x); }
   __device__ __forceinline__ static float floor(float x) { return floorf(x); }
   __device__ __forceinline__ static float ceil(float x) { return ceilf(x); }
   __device__ __forceinline__ static float trunc(float x) { return truncf(x); }

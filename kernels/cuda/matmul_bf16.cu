@@ -5,14 +5,9 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-#ifdef __CUDACC__
 constexpr SpecialGemm kWgmmaGemm{"tapestry wgmma", &wgmma_gemm_why_not, &wgmma_gemm};
-constexpr const SpecialGemm* kSpecialGemm = &kWgmmaGemm;
-#else
-constexpr const SpecialGemm* kSpecialGemm = nullptr;  // the emulator does not know wgmma
-#endif
 const bool matmul_bf16_filled = (gemm.set(DeviceType::cuda, dtype_of<BFloat16>,
-                                          &gemm_by_policy<BFloat16, &launch_gemm<BFloat16>, kSpecialGemm>),
+                                          &gemm_by_policy<BFloat16, &launch_gemm<BFloat16>, &kWgmmaGemm>),
                                  true);
 
 }  // namespace

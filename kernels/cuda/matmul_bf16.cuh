@@ -68,8 +68,10 @@ template <class T, int kRows, int kColumns>
 __device__ __forceinline__ void multiply_fragments(float (&sums)[kRows][kColumns][4],
                                                    const std::uint32_t (&a)[kRows][4],
                                                    const std::uint32_t (&b)[kColumns / 2][4]) {
-  UNROLL for (int i = 0; i < kRows; ++i) {
-    UNROLL for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
       const std::uint32_t* const half = &b[j / 2][j % 2 * 2];
       mma_m16n8k16<T>(sums[i][j], a[i], {half[0], half[1]});
     }
@@ -81,12 +83,15 @@ template <int kLines, bool kAlongK, class T>
 __device__ __forceinline__ float sum_of_line(const T* tile, int line) {
   using Layout = TileBf16<kLines, kAlongK>;
   float sum = 0;
-  NO_UNROLL for (int k = 0; k < 32; k += 8) {
+#pragma unroll 1
+  for (int k = 0; k < 32; k += 8) {
     if constexpr (kAlongK) {
       const auto pack = *reinterpret_cast<const Pack<T, 8>*>(tile + Layout::chunk(line, k));
-      UNROLL for (int i = 0; i < 8; ++i) sum += load(pack.v[i]);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum += load(pack.v[i]);
     } else {
-      UNROLL for (int i = 0; i < 8; ++i) sum += load(tile[Layout::chunk(line, k + i) + line % 8]);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum += load(tile[Layout::chunk(line, k + i) + line % 8]);
     }
   }
   return sum;
@@ -99,11 +104,14 @@ __device__ __forceinline__ void write_slice_of(float* slices, int slice, int war
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float* const to =
       slices + (warp_m * 32 + lane / 4) * kSlicePitch<Tile> + warp_n * (8 * kColumns) + lane % 4 * 2;
-  UNROLL for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
     if (i / 2 != slice) continue;  // registers cannot be indexed at run time
-    UNROLL for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
       float* const row = to + (i % 2 * 16 + half * 8) * kSlicePitch<Tile>;
-      UNROLL for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
         const Pack<float, 2> two{{sums[i][j][2 * half], sums[i][j][2 * half + 1]}};
         *reinterpret_cast<Pack<float, 2>*>(row + 8 * j) = two;
       }
@@ -121,10 +129,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_16_bit(Gem
   using TileA = TileBf16<kM, kAAlongK>;
   using TileB = TileBf16<kN, kBAlongK>;
   constexpr int kStage = TileA::kSize + TileB::kSize;
-  DYN_SHARED(T, shared);
+  extern __shared__ __align__(16) unsigned char dynamic_shared[];
+  T* const shared = reinterpret_cast<T*>(dynamic_shared);
 
-  SHARED(GemmBlock, shared_block, );  // read by the epilogue
-  SHARED(float, row_sums, [kM]);      // in registers they would be live during the whole mainloop
+  __shared__ GemmBlock shared_block;  // read by the epilogue
+  __shared__ float row_sums[kM];      // in registers they would be live during the whole mainloop
   GemmBlock block = gemm_block<Tile>(p);
   const BatchOffsets batch = batch_offsets(p, block.batch);
   block.c = batch.c;
@@ -137,7 +146,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_16_bit(Gem
 
   const auto fetch_operand = [&]<class Layout>(auto& iter, T* tile, int depth) {
     const int to = Layout::chunk(iter.line(0), iter.k(0));
-    UNROLL for (int i = 0; i < iter.kPacks; ++i) {
+#pragma unroll
+    for (int i = 0; i < iter.kPacks; ++i) {
       const bool has_k = depth == kDepth || iter.k(i) < depth;
       if (iter.has_line(i)) ptx::cp_async16(tile + (to + i * kThreads * 8), iter.address(i), has_k);
     }
@@ -162,13 +172,16 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_16_bit(Gem
   std::uint32_t a[2][kWarpM / 16][4], b[2][kWarpN / 16][4];
   float sums[kWarpM / 16][kWarpN / 8][4] = {};
   const auto read = [&](const T* stage, int step, int to) {
-    UNROLL for (int i = 0; i < kWarpM / 16; ++i) fragments_a.read(stage, i, step, a[to][i]);
-    UNROLL for (int i = 0; i < kWarpN / 16; ++i) fragments_b.read(stage + TileA::kSize, i, step, b[to][i]);
+#pragma unroll
+    for (int i = 0; i < kWarpM / 16; ++i) fragments_a.read(stage, i, step, a[to][i]);
+#pragma unroll
+    for (int i = 0; i < kWarpN / 16; ++i) fragments_b.read(stage + TileA::kSize, i, step, b[to][i]);
   };
   const auto multiply = [&](int from) { multiply_fragments<T>(sums, a[from], b[from]); };
 
   fetch(range.first);
-  UNROLL for (int i = 1; i < kStages - 1; ++i) fetch(kDepth);
+#pragma unroll
+  for (int i = 1; i < kStages - 1; ++i) fetch(kDepth);
   ptx::cp_async_wait<kStages - 2>();
   __syncthreads();
   if (range.tiles > 0) read(shared, 0, 0);

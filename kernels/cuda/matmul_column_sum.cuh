@@ -17,7 +17,7 @@ inline constexpr std::int64_t kOneLaunchRows = 256;
 template <class In, class Out, int V>
 __global__ void __launch_bounds__(32 * kSumRows)
     column_sums(const In* x, Out* y, std::int64_t rows, std::int64_t cols, std::int64_t rows_per_part) {
-  SHARED(float, parts, [kSumRows][32 * V + 1]);
+  __shared__ float parts[kSumRows][32 * V + 1];
   const int lane = static_cast<int>(threadIdx.x), own = static_cast<int>(threadIdx.y);
   const std::int64_t first_column = static_cast<std::int64_t>(blockIdx.x) * (32 * V);
   const std::int64_t column = first_column + lane * V;
@@ -25,21 +25,27 @@ __global__ void __launch_bounds__(32 * kSumRows)
   float sums[V] = {};
   const auto add = [&]<int kRows>(std::int64_t row) {  // issues all kRows loads before the first addition
     Pack<In, V> packs[kRows];
-    UNROLL for (int r = 0; r < kRows; ++r) packs[r] =
-        *reinterpret_cast<const Pack<In, V>*>(x + (row + r * kSumRows) * cols + column);
-    UNROLL for (int r = 0; r < kRows; ++r) UNROLL for (int i = 0; i < V; ++i) sums[i] += load(packs[r].v[i]);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+      packs[r] = *reinterpret_cast<const Pack<In, V>*>(x + (row + r * kSumRows) * cols + column);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int i = 0; i < V; ++i) sums[i] += load(packs[r].v[i]);
   };
   if (column < cols) {
     std::int64_t row = begin + own;
     for (; row + 3 * kSumRows < end; row += 4 * kSumRows) add.template operator()<4>(row);
     for (; row < end; row += kSumRows) add.template operator()<1>(row);
   }
-  UNROLL for (int i = 0; i < V; ++i) parts[own][lane * V + i] = sums[i];
+#pragma unroll
+  for (int i = 0; i < V; ++i) parts[own][lane * V + i] = sums[i];
   __syncthreads();
   const int thread = own * 32 + lane;
   if (thread >= 32 * V || first_column + thread >= cols) return;
   float sum = parts[0][thread];
-  UNROLL for (int i = 1; i < kSumRows; ++i) sum += parts[i][thread];
+#pragma unroll
+  for (int i = 1; i < kSumRows; ++i) sum += parts[i][thread];
   y[blockIdx.y * cols + first_column + thread] = store<Out>(sum);
 }
 

@@ -30,11 +30,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_f32(GemmPl
   // Tiles in shared memory are [k][line]. Padding rows by four floats avoids bank conflicts for stores of
   // packs along k (bank 4 k + line), and keeps packs across k aligned.
   constexpr int kPitchA = kM + 4, kPitchB = kN + 4, kStage = kDepth * (kPitchA + kPitchB);
-  SHARED(Quad, memory, [std::max(2 * kStage, kSliceFloats<Tile>) / 4]);
+  __shared__ Quad memory[std::max(2 * kStage, kSliceFloats<Tile>) / 4];
   float* const shared = &memory[0].v[0];
 
-  SHARED(GemmBlock, shared_block, );  // read by the epilogue
-  SHARED(float, row_sums, [kM]);      // in registers they would be live during the whole mainloop
+  __shared__ GemmBlock shared_block;  // read by the epilogue
+  __shared__ float row_sums[kM];      // in registers they would be live during the whole mainloop
   GemmBlock block = gemm_block<Tile>(p);
   const BatchOffsets batch = batch_offsets(p, block.batch);
   block.c = batch.c;
@@ -46,16 +46,20 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_f32(GemmPl
   IteratorB iter_b(p.b + batch.b, p.b_pitch, block.column, p.n, range.begin);
 
   const auto read = [&](auto& iter, auto& packs, int depth) {
-    UNROLL for (int i = 0; i < iter.kPacks; ++i) {
+#pragma unroll
+    for (int i = 0; i < iter.kPacks; ++i) {
       if (iter.has_line(i) && (depth == kDepth || iter.k(i) < depth))
         packs[i] = *reinterpret_cast<const Pack<float, V>*>(iter.address(i));
     }
     iter.advance(depth);
   };
   const auto write = [&]<bool kAlongK>(const auto& iter, const auto& packs, float* tile, int pitch) {
-    UNROLL for (int i = 0; i < iter.kPacks; ++i) {
+#pragma unroll
+    for (int i = 0; i < iter.kPacks; ++i) {
       float* const to = tile + iter.k(i) * pitch + iter.line(i);
-      if constexpr (kAlongK) UNROLL for (int j = 0; j < V; ++j) to[j * pitch] = packs[i].v[j];
+      if constexpr (kAlongK)
+#pragma unroll
+        for (int j = 0; j < V; ++j) to[j * pitch] = packs[i].v[j];
       else *reinterpret_cast<Pack<float, V>*>(to) = packs[i];
     }
   };
@@ -84,20 +88,26 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_f32(GemmPl
   const auto multiply = [&] {
     const float* const tile_a = shared + stage + at_m;
     const float* const tile_b = shared + stage + kDepth * kPitchA + at_n;
-    UNROLL for (int k = 0; k < kDepth; ++k) {
+#pragma unroll
+    for (int k = 0; k < kDepth; ++k) {
       Quad a[kQuadsM], b[kQuadsN];
-      UNROLL for (int q = 0; q < kQuadsM; ++q) a[q] = quad(tile_a + k * kPitchA + 32 * q);
-      UNROLL for (int q = 0; q < kQuadsN; ++q) b[q] = quad(tile_b + k * kPitchB + 16 * q);
-      UNROLL for (int i = 0; i < kQuadsM * 4; ++i) {
+#pragma unroll
+      for (int q = 0; q < kQuadsM; ++q) a[q] = quad(tile_a + k * kPitchA + 32 * q);
+#pragma unroll
+      for (int q = 0; q < kQuadsN; ++q) b[q] = quad(tile_b + k * kPitchB + 16 * q);
+#pragma unroll
+      for (int i = 0; i < kQuadsM * 4; ++i) {
         const float x = a[i / 4].v[i % 4];
-        UNROLL for (int j = 0; j < kQuadsN * 4; ++j) sums[i][j] += x * b[j / 4].v[j % 4];
+#pragma unroll
+        for (int j = 0; j < kQuadsN * 4; ++j) sums[i][j] += x * b[j / 4].v[j % 4];
       }
     }
   };
   const auto add_rows = [&] {
     if (!has_row_sums(p, shared_block) || thread >= kM) return;
     float sum = 0;
-    UNROLL for (int k = 0; k < kDepth; ++k) sum += shared[stage + k * kPitchA + thread];
+#pragma unroll
+    for (int k = 0; k < kDepth; ++k) sum += shared[stage + k * kPitchA + thread];
     row_sums[thread] += sum;
   };
   // The last tile is peeled. If the loads of the next tile were conditional, the compiler would hoist the
@@ -119,11 +129,14 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_f32(GemmPl
 
   finish_tile<Tile>(p, shared_block, shared, [&](int slice) {
     float* const to = shared + (warp_m * 32 + lane_m) * kSlicePitch<Tile> + at_n;
-    UNROLL for (int q = 0; q < kQuadsM; ++q) {
+#pragma unroll
+    for (int q = 0; q < kQuadsM; ++q) {
       if (q != slice) continue;  // registers cannot be indexed at run time
-      UNROLL for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
         const float(&row)[kQuadsN * 4] = sums[4 * q + i];
-        UNROLL for (int j = 0; j < kQuadsN; ++j) {
+#pragma unroll
+        for (int j = 0; j < kQuadsN; ++j) {
           const Quad four{{row[4 * j], row[4 * j + 1], row[4 * j + 2], row[4 * j + 3]}};
           *reinterpret_cast<Quad*>(to + i * kSlicePitch<Tile> + 16 * j) = four;
         }

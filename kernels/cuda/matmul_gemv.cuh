@@ -24,7 +24,8 @@ __device__ __forceinline__ int fold_warp(float* v) {
   int first = 0;
   if constexpr (N > 1) {
     const bool upper = lane & kLanes;
-    UNROLL for (int i = 0; i < N / 2; ++i) {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
       const float keep = upper ? v[i + N / 2] : v[i], give = upper ? v[i] : v[i + N / 2];
       v[i] = keep + __shfl_xor_sync(kAllLanes, give, kLanes);
     }
@@ -44,33 +45,40 @@ constexpr int gemv_blocks(int rows) { return rows > 4 ? 2 : rows > 1 ? 3 : 4; }
 template <class T, int kRows>
 __global__ void __launch_bounds__(32 * kGemvWarps, gemv_blocks(kRows)) gemv(GemmPlan<T> p) {
   constexpr int V = 16 / sizeof(T), kSums = kRows * kGemvColumns;
-  SHARED(float, parts, [kGemvWarps][kSums]);
+  __shared__ float parts[kGemvWarps][kSums];
   const int thread = static_cast<int>(threadIdx.x), warps = static_cast<int>(blockDim.x) / 32;
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kGemvColumns;
   const int rows = static_cast<int>(p.m), columns = static_cast<int>(std::min<std::int64_t>(p.n - column, 4));
   const auto read = [](const T* from, bool has, float(&x)[V]) {
     Pack<T, V> pack{};
     if (has) pack = *reinterpret_cast<const Pack<T, V>*>(from);
-    UNROLL for (int j = 0; j < V; ++j) x[j] = load(pack.v[j]);
+#pragma unroll
+    for (int j = 0; j < V; ++j) x[j] = load(pack.v[j]);
   };
   float sums[kSums] = {};  // column-major
   for (std::int64_t k = thread * V; k < p.k; k += static_cast<std::int64_t>(blockDim.x) * V) {
     float b[kGemvColumns][V];
-    UNROLL for (int c = 0; c < kGemvColumns; ++c) read(p.b + (column + c) * p.b_pitch + k, c < columns, b[c]);
-    UNROLL for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int c = 0; c < kGemvColumns; ++c) read(p.b + (column + c) * p.b_pitch + k, c < columns, b[c]);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
       float a[V];
       read(p.a + r * p.a_pitch + k, r < rows, a);
-      UNROLL for (int c = 0; c < kGemvColumns; ++c) UNROLL for (int j = 0; j < V; ++j) sums[c * kRows + r] +=
-          a[j] * b[c][j];
+#pragma unroll
+      for (int c = 0; c < kGemvColumns; ++c)
+#pragma unroll
+        for (int j = 0; j < V; ++j) sums[c * kRows + r] += a[j] * b[c][j];
     }
   }
   const int first = fold_warp<kSums>(sums);
   if (thread % std::max(32 / kSums, 1) == 0)
-    UNROLL for (int i = 0; i < std::max(kSums / 32, 1); ++i) parts[thread / 32][first + i] = sums[i];
+#pragma unroll
+    for (int i = 0; i < std::max(kSums / 32, 1); ++i) parts[thread / 32][first + i] = sums[i];
   __syncthreads();
   if (thread >= rows) return;
   Quad total[1];
-  UNROLL for (int c = 0; c < kGemvColumns; ++c) {
+#pragma unroll
+  for (int c = 0; c < kGemvColumns; ++c) {
     float sum = 0;
     for (int warp = 0; warp < warps; ++warp) sum += parts[warp][c * kRows + thread];
     total[0].v[c] = sum;

@@ -89,7 +89,8 @@ struct BatchOffsets {
 template <class T>
 __device__ __forceinline__ BatchOffsets batch_offsets(const GemmPlan<T>& p, unsigned index) {
   BatchOffsets at{0, 0, 0};
-  NO_UNROLL for (int d = p.batch_ndim - 1; d >= 0; --d) {
+#pragma unroll 1
+  for (int d = p.batch_ndim - 1; d >= 0; --d) {
     const unsigned rest = index / p.batch_sizes[d], own = index - rest * p.batch_sizes[d];
     at.a += own * p.a_batch[d];
     at.b += own * p.b_batch[d];
@@ -153,11 +154,13 @@ struct TileIterator {
 
 template <class F>
 __device__ __forceinline__ void apply(F f, float (&v)[4]) {
-  UNROLL for (int i = 0; i < 4; ++i) v[i] = f(v[i]);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) v[i] = f(v[i]);
 }
 template <class F>
 __device__ __forceinline__ void apply(F f, float (&v)[4], const float (&at)[4]) {
-  UNROLL for (int i = 0; i < 4; ++i) v[i] = f(v[i], at[i]);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) v[i] = f(v[i], at[i]);
 }
 
 /// Reads four elements of a row, of which `count` exist.
@@ -165,15 +168,23 @@ template <class T>
 __device__ __forceinline__ void read_quad(const T* from, bool pack, int count, float (&v)[4]) {
   Pack<T, 4> x{};
   if (pack) x = *reinterpret_cast<const Pack<T, 4>*>(from);
-  else UNROLL for (int i = 0; i < 4; ++i) if (i < count) x.v[i] = from[i];
-  UNROLL for (int i = 0; i < 4; ++i) v[i] = load(x.v[i]);
+  else
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (i < count) x.v[i] = from[i];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) v[i] = load(x.v[i]);
 }
 template <class T>
 __device__ __forceinline__ void write_quad(T* to, bool pack, int count, const float (&v)[4]) {
   Pack<T, 4> x;
-  UNROLL for (int i = 0; i < 4; ++i) x.v[i] = store<T>(v[i]);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x.v[i] = store<T>(v[i]);
   if (pack) *reinterpret_cast<Pack<T, 4>*>(to) = x;
-  else UNROLL for (int i = 0; i < 4; ++i) if (i < count) to[i] = x.v[i];
+  else
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (i < count) to[i] = x.v[i];
 }
 
 /// Applies the epilogue to four columns of C at offset `at`, of which `count` exist.
@@ -228,14 +239,17 @@ struct QuadColumn {
                                          Quad (&sums)[kRows]) const {
     if (p.accumulate) {
       float old[kRows][4];
-      UNROLL for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
         if (has[i]) read_quad(p.c + (at[i] + column), p.c_packs, count, old[i]);
       }
-      UNROLL for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
         if (has[i]) apply(Formula<Add>{}, sums[i].v, old[i]);
       }
     }
-    UNROLL for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
       if (!has[i]) continue;
       apply(Formula<Add>{}, sums[i].v, bias);
       if constexpr (kEpilogue) apply_epilogue(p, at[i] + column, count, sums[i].v);
@@ -255,14 +269,16 @@ __device__ __forceinline__ void join_splits(const GemmPlan<T>& p, const GemmBloc
   if (p.row_sums && block.column == 0 && thread < Tile::kM && block.row + thread < p.m) {
     const float* from = p.partial_row_sums + block.row + thread;
     float sum = *from;
-    NO_UNROLL for (unsigned split = 1; split < p.splits; ++split) sum += *(from += p.m);
+#pragma unroll 1
+    for (unsigned split = 1; split < p.splits; ++split) sum += *(from += p.m);
     p.row_sums[block.row + thread] = store<T>(sum);
   }
   constexpr int kAcross = Tile::kN / 4, kRowStep = Tile::kThreads / kAcross;
   const std::int64_t column = block.column + thread % kAcross * 4, step = p.batch * p.m * p.partial_row;
   if (column >= p.n) return;
   const QuadColumn<T> quads(p, column);
-  NO_UNROLL for (int r = thread / kAcross; r < Tile::kM; r += kRowStep) {
+#pragma unroll 1
+  for (int r = thread / kAcross; r < Tile::kM; r += kRowStep) {
     const std::int64_t row = block.row + r;
     if (row >= p.m) return;
     const float* from =
@@ -271,12 +287,16 @@ __device__ __forceinline__ void join_splits(const GemmPlan<T>& p, const GemmBloc
     unsigned split = 1;
     const auto add = [&]<int kParts>() {  // issues all loads before the first addition
       Quad parts[kParts];
-      UNROLL for (int i = 0; i < kParts; ++i) parts[i] = *reinterpret_cast<const Quad*>(from += step);
-      UNROLL for (int i = 0; i < kParts; ++i) apply(Formula<Add>{}, sums[0].v, parts[i].v);
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) parts[i] = *reinterpret_cast<const Quad*>(from += step);
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) apply(Formula<Add>{}, sums[0].v, parts[i].v);
       split += kParts;
     };
-    NO_UNROLL while (split + 4 <= p.splits) add.template operator()<4>();
-    NO_UNROLL while (split < p.splits) add.template operator()<1>();
+#pragma unroll 1
+    while (split + 4 <= p.splits) add.template operator()<4>();
+#pragma unroll 1
+    while (split < p.splits) add.template operator()<1>();
     const bool has[1] = {true};
     const std::int64_t at[1] = {block.c + row * p.c_row};
     quads.template finish<1, true>(has, at, sums);
@@ -328,7 +348,8 @@ __device__ __forceinline__ void finish_tile(const GemmPlan<T>& p, const GemmBloc
   const std::int64_t partial = (static_cast<std::int64_t>(block.split) * p.batch + block.batch) * p.m;
   const QuadColumn<T> quads(p, column);
 
-  NO_UNROLL for (int slice = 0; slice < kSlices<Tile>; ++slice) {
+#pragma unroll 1
+  for (int slice = 0; slice < kSlices<Tile>; ++slice) {
     __syncthreads();  // the previous contents have been read
     write_slice(slice);
     __syncthreads();
@@ -336,7 +357,8 @@ __device__ __forceinline__ void finish_tile(const GemmPlan<T>& p, const GemmBloc
       bool has[kRows];
       std::int64_t at[kRows];
       Quad v[kRows];
-      UNROLL for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
         const int r = first_row + (round + i) * kRowStep;
         const std::int64_t row = block.row + (r / 32 * kSlices<Tile> + slice) * 32 + r % 32;
         v[i] = *reinterpret_cast<const Quad*>(sums + r * kSlicePitch<Tile> + across);
@@ -344,15 +366,19 @@ __device__ __forceinline__ void finish_tile(const GemmPlan<T>& p, const GemmBloc
         at[i] = p.splits > 1 ? (partial + row) * p.partial_row : block.c + row * p.c_row;
       }
       if (p.splits == 1) return quads.template finish<kRows, kEpilogue>(has, at, v);
-      UNROLL for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
         if (has[i]) *reinterpret_cast<Quad*>(p.partial + (at[i] + column)) = v[i];
       }
     };
     if (column >= p.n) continue;
     if (p.epilogue == Epilogue::none || p.splits > 1)
-      NO_UNROLL for (int round = 0; round < kRounds; round += kAtOnce)
-          finish.template operator()<kAtOnce, false>(round);
-    else NO_UNROLL for (int round = 0; round < kRounds; ++round) finish.template operator()<1, true>(round);
+#pragma unroll 1
+      for (int round = 0; round < kRounds; round += kAtOnce)
+        finish.template operator()<kAtOnce, false>(round);
+    else
+#pragma unroll 1
+      for (int round = 0; round < kRounds; ++round) finish.template operator()<1, true>(round);
   }
   if (p.splits > 1) join_splits<Tile>(p, block);
 }

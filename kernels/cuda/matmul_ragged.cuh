@@ -67,13 +67,16 @@ class RaggedOperand {
     const T* from = at_;
     const std::int64_t step = step_ * pitch_;
     if (width_ == 8) {
-      UNROLL for (int i = 0; i < kPacks; ++i, from += step) if (has_line(i))
-          ptx::cp_async16(tile + (to_ + i * kThreads * 8), from, k(i) < depth);
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i, from += step)
+        if (has_line(i)) ptx::cp_async16(tile + (to_ + i * kThreads * 8), from, k(i) < depth);
     } else if (width_ == 2) {
-      UNROLL for (int i = 0; i < kWords; ++i, from += step) if (has_line(i))
-          ptx::cp_async4(tile + word(i), from, k(i) < depth);
+#pragma unroll
+      for (int i = 0; i < kWords; ++i, from += step)
+        if (has_line(i)) ptx::cp_async4(tile + word(i), from, k(i) < depth);
     } else {
-      UNROLL for (int i = 0; i < kWords; ++i, from += step) {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i, from += step) {
         const bool first = has_line(i) && k(i) < depth;
         const bool second = along_k_ ? has_line(i) && k(i) + 1 < depth : line(i) + 1 < lines_ && k(i) < depth;
         low_[i] = first ? from[0].bits : std::uint16_t{0};
@@ -85,8 +88,9 @@ class RaggedOperand {
   /// Stores the elements of the last fetch() to its tile.
   __device__ __forceinline__ void store(T* tile) const {
     if (width_ != 1) return;
-    UNROLL for (int i = 0; i < kWords; ++i) * reinterpret_cast<std::uint32_t*>(tile + word(i)) =
-        low_[i] | std::uint32_t{high_[i]} << 16;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i)
+      *reinterpret_cast<std::uint32_t*>(tile + word(i)) = low_[i] | std::uint32_t{high_[i]} << 16;
   }
 
  private:
@@ -113,10 +117,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_ragged(Gem
   using OperandA = RaggedOperand<T, kM, Tile::kThreads>;
   using OperandB = RaggedOperand<T, kN, Tile::kThreads>;
   constexpr int kStage = OperandA::kSize + OperandB::kSize;
-  DYN_SHARED(T, shared);
+  extern __shared__ __align__(16) unsigned char dynamic_shared[];
+  T* const shared = reinterpret_cast<T*>(dynamic_shared);
 
-  SHARED(GemmBlock, shared_block, );  // read by the epilogue
-  SHARED(float, row_sums, [kM]);      // in registers they would be live during the whole mainloop
+  __shared__ GemmBlock shared_block;  // read by the epilogue
+  __shared__ float row_sums[kM];      // in registers they would be live during the whole mainloop
   GemmBlock block = gemm_block<Tile>(p);
   const BatchOffsets batch = batch_offsets(p, block.batch);
   block.c = batch.c;
@@ -155,19 +160,24 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_ragged(Gem
   float sums[kWarpM / 16][kWarpN / 8][4] = {};
   const auto read = [&](const T* stage, int step, int to) {
     if (p.a_along_k)
-      UNROLL for (int i = 0; i < kWarpM / 16; ++i) FragmentsA::read_at(at_a, stage, i, step, a[to][i]);
+#pragma unroll
+      for (int i = 0; i < kWarpM / 16; ++i) FragmentsA::read_at(at_a, stage, i, step, a[to][i]);
     else
-      UNROLL for (int i = 0; i < kWarpM / 16; ++i) FragmentsAcrossA::read_at(at_a, stage, i, step, a[to][i]);
+#pragma unroll
+      for (int i = 0; i < kWarpM / 16; ++i) FragmentsAcrossA::read_at(at_a, stage, i, step, a[to][i]);
     stage += OperandA::kSize;
     if (p.b_along_k)
-      UNROLL for (int i = 0; i < kWarpN / 16; ++i) FragmentsB::read_at(at_b, stage, i, step, b[to][i]);
+#pragma unroll
+      for (int i = 0; i < kWarpN / 16; ++i) FragmentsB::read_at(at_b, stage, i, step, b[to][i]);
     else
-      UNROLL for (int i = 0; i < kWarpN / 16; ++i) FragmentsAcrossB::read_at(at_b, stage, i, step, b[to][i]);
+#pragma unroll
+      for (int i = 0; i < kWarpN / 16; ++i) FragmentsAcrossB::read_at(at_b, stage, i, step, b[to][i]);
   };
 
   fetch(range.first);
   store();
-  UNROLL for (int i = 1; i < kStages - 1; ++i) {
+#pragma unroll
+  for (int i = 1; i < kStages - 1; ++i) {
     fetch(kDepth);
     store();
   }

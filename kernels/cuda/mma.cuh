@@ -3,8 +3,6 @@
 // kernels need it.
 #include "tapestry/kernels/cuda/portable.cuh"
 
-#ifdef __CUDACC__
-
 namespace tapestry::kernels::cuda::ptx {
 
 /// d += a b in f16, as mma_m16n8k16_bf16().
@@ -29,10 +27,6 @@ __device__ __forceinline__ std::uint32_t to_f16_pair(float low, float high) {
 }
 
 }  // namespace tapestry::kernels::cuda::ptx
-
-#else
-#include <cuda_emulator_mma.h>
-#endif
 
 namespace tapestry::kernels::cuda {
 

@@ -20,50 +20,6 @@
 
 namespace tapestry::kernels::cuda {
 
-inline constexpr int kChannelThreads = 256;
-/// The number of packs of each input that a thread has in flight: four loads of 16 bytes. With two blocks per
-/// SM, this hides the memory latency.
-inline constexpr int kBatch = 4;
-
-/// The sizes of an (n, c, l) tensor, counted in packs of V elements. Packs lie along the channels in column
-/// kernels, so `c` is a number of packs. They lie along l in plane kernels, so `l` is a number of packs.
-struct ChannelShape {
-  std::int64_t n, c, l;
-  std::int64_t chunk;  // work per block: rows (columns) or packs of one channel (planes)
-  int width;           // columns: packs side by side in a block, a power of 2
-  int tiles;           // columns: blocks side by side
-  Divisor plane, channels;
-};
-
-/// The packs of one thread of a column kernel: one column, in groups of kBatch consecutive rows. Consecutive
-/// rows let Op::add() reduce a whole group at once.
-struct ColumnPlace {
-  std::int64_t chunk, column, row,
-      end;   // row: first row of this thread's first group; end: end of the block's rows
-  int step;  // rows from one group of this thread to its next
-  bool inside;
-  __device__ explicit ColumnPlace(const ChannelShape& s) {
-    const int thread = static_cast<int>(threadIdx.x), tile = static_cast<int>(blockIdx.x % s.tiles);
-    chunk = blockIdx.x / s.tiles;
-    column = static_cast<std::int64_t>(tile) * s.width + thread % s.width;
-    step = kChannelThreads / s.width * kBatch;
-    row = chunk * s.chunk + thread / s.width * kBatch;
-    end = std::min((chunk + 1) * s.chunk, s.n);
-    inside = column < s.c;
-  }
-};
-
-template <int V, class T>
-__device__ __forceinline__ Pack<T, V> load_pack(const T* p) {
-  return *reinterpret_cast<const Pack<T, V>*>(p);
-}
-template <class T, int V>
-__device__ __forceinline__ void store_pack(T* p, const float (&x)[V]) {
-  Pack<T, V> pack;
-  UNROLL for (int i = 0; i < V; ++i) pack.v[i] = store<T>(x[i]);
-  *reinterpret_cast<Pack<T, V>*>(p) = pack;
-}
-
 // ---- reductions. The State of a channel is two floats. Op::merge() also gets the number of elements in each
 // State.
 
@@ -98,9 +54,11 @@ struct MomentsOf {
   __device__ static void add(State& s, float seen, const Channel&, const float (&x)[1][N], int count) {
     const float n = static_cast<float>(count), part = 1.0f / n;
     float sum = 0, squares = 0;
-    UNROLL for (int i = 0; i < N; ++i) sum += x[0][i];
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += x[0][i];
     const float mean = sum * part;
-    UNROLL for (int i = 0; i < N; ++i) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
       const float d = i < count ? x[0][i] - mean : 0.0f;
       squares += d * d;
     }
@@ -133,7 +91,8 @@ struct GradientsOf {
   template <int N>
   __device__ static void add(State& s, float, const Channel& c, const float (&x)[2][N], int) {
     State sum{};
-    UNROLL for (int i = 0; i < N; ++i) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
       sum.plain += x[0][i];
       sum.centred += x[0][i] * (x[1][i] - c.mean);
     }
@@ -165,15 +124,17 @@ struct Counted {
 template <class Op, int kThreads>
 __device__ __forceinline__ typename Op::State merge_block(typename Op::State s) {
   using State = typename Op::State;
-  SHARED(State, warps, [kThreads / 32]);
+  __shared__ State warps[kThreads / 32];
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  UNROLL for (int lanes = 16; lanes > 0; lanes /= 2) s = Op::merge(s, Op::of_lane(s, lanes));
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) s = Op::merge(s, Op::of_lane(s, lanes));
   if (lane == 0) warps[thread / 32] = s;
   __syncthreads();
   s = warps[lane % (kThreads / 32)];  // with fewer than 32 warps, lanes hold duplicates ...
-  UNROLL for (int lanes = kThreads / 64; lanes > 0;
-              lanes /= 2)  // ... so shuffles over this many lanes see every warp
-      s = Op::merge(s, Op::of_lane(s, lanes));
+#pragma unroll
+  for (int lanes = kThreads / 64; lanes > 0;
+       lanes /= 2)  // ... so shuffles over this many lanes see every warp
+    s = Op::merge(s, Op::of_lane(s, lanes));
   return s;
 }
 
@@ -183,35 +144,44 @@ template <class Op, int V>
 __global__ void __launch_bounds__(kChannelThreads, 2)
     reduce_columns(Op op, ChannelShape shape, float* parts) {
   constexpr int K = kKeptInputs<Op>;
-  SHARED(float, counts, [kChannelThreads]);
-  SHARED(float, states, [2][V][kChannelThreads]);  // adjacent threads use adjacent words: no bank conflicts
+  __shared__ float counts[kChannelThreads];
+  __shared__ float states[2][V][kChannelThreads];  // adjacent threads use adjacent words: no bank conflicts
   const ColumnPlace place(shape);
   const int thread = static_cast<int>(threadIdx.x);
   typename Op::State s[V] = {};
   float seen = 0;
   if (place.inside) {
     typename Op::Channel channels[V];
-    UNROLL for (int v = 0; v < V; ++v) channels[v] = op.channel(place.column * V + v);
+#pragma unroll
+    for (int v = 0; v < V; ++v) channels[v] = op.channel(place.column * V + v);
     for (std::int64_t row = place.row; row < place.end; row += place.step) {
       Pack<typename Op::Type, V> x[K][kBatch];
       int count = 0;
-      UNROLL for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
         const std::int64_t at = row + b;
-        UNROLL for (int k = 0; k < K; ++k) x[k][b] = {};
+#pragma unroll
+        for (int k = 0; k < K; ++k) x[k][b] = {};
         if (at >= place.end) continue;
         ++count;
         const std::int64_t offset = (at * shape.c + place.column) * V;
-        UNROLL for (int k = 0; k < K; ++k) x[k][b] = load_pack<V>(op.in[k] + offset);
+#pragma unroll
+        for (int k = 0; k < K; ++k) x[k][b] = load_pack<V>(op.in[k] + offset);
         if constexpr (K < Op::kInputs)
           if (op.in[K]) {
             const Pack<typename Op::Type, V> y = load_pack<V>(op.in[K] + offset);
-            UNROLL for (int v = 0; v < V; ++v) if (load(y.v[v]) <= 0) x[0][b].v[v] = typename Op::Type();
+#pragma unroll
+            for (int v = 0; v < V; ++v)
+              if (load(y.v[v]) <= 0) x[0][b].v[v] = typename Op::Type();
           }
       }
-      UNROLL for (int v = 0; v < V; ++v) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
         float own[K][kBatch];
-        UNROLL for (int k = 0; k < K; ++k) UNROLL for (int b = 0; b < kBatch; ++b) own[k][b] =
-            load(x[k][b].v[v]);
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+#pragma unroll
+          for (int b = 0; b < kBatch; ++b) own[k][b] = load(x[k][b].v[v]);
         Op::add(s[v], seen, channels[v], own, count);
       }
       seen += static_cast<float>(count);
@@ -219,7 +189,8 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
   }
   const auto publish = [&] {
     counts[thread] = seen;
-    UNROLL for (int v = 0; v < V; ++v) {
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
       const auto& [a, b] = s[v];
       states[0][v][thread] = a;
       states[1][v][thread] = b;
@@ -230,8 +201,9 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
   for (int half = kChannelThreads / shape.width / 2; half > 0; half /= 2) {
     const int other = thread + half * shape.width;  // a thread that does not write in this round
     if (thread / shape.width < half) {
-      UNROLL for (int v = 0; v < V; ++v) s[v] =
-          Op::merge(s[v], seen, {states[0][v][other], states[1][v][other]}, counts[other]);
+#pragma unroll
+      for (int v = 0; v < V; ++v)
+        s[v] = Op::merge(s[v], seen, {states[0][v][other], states[1][v][other]}, counts[other]);
       seen += counts[other];
       publish();
     }
@@ -239,7 +211,8 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
   }
   if (thread >= shape.width || !place.inside) return;
   float* const out = parts + (2 * place.chunk * shape.c + place.column) * V;
-  UNROLL for (int v = 0; v < V; ++v) {
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
     out[v] = states[0][v][thread];
     out[shape.c * V + v] = states[1][v][thread];
   }
@@ -260,19 +233,24 @@ __global__ void __launch_bounds__(kChannelThreads, 2) reduce_planes(Op op, Chann
   for (unsigned i = begin + threadIdx.x; i < end; i += kBatch * kChannelThreads) {
     float x[K][kBatch * V];
     int count = 0;
-    UNROLL for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
       const unsigned at = i + b * kChannelThreads, planes = shape.plane.divide(at);
       const std::int64_t offset =
           ((plane + planes) * shape.c + channel) * shape.l + (at - planes * shape.plane.value);
-      UNROLL for (int k = 0; k < K; ++k) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
         Pack<typename Op::Type, V> pack{};
         if (at < end) pack = load_pack<V>(op.in[k] + offset * V);
-        UNROLL for (int v = 0; v < V; ++v) x[k][b * V + v] = load(pack.v[v]);
+#pragma unroll
+        for (int v = 0; v < V; ++v) x[k][b * V + v] = load(pack.v[v]);
       }
       if constexpr (K < Op::kInputs)
         if (at < end && op.in[K]) {
           const Pack<typename Op::Type, V> y = load_pack<V>(op.in[K] + offset * V);
-          UNROLL for (int v = 0; v < V; ++v) if (load(y.v[v]) <= 0) x[0][b * V + v] = 0;
+#pragma unroll
+          for (int v = 0; v < V; ++v)
+            if (load(y.v[v]) <= 0) x[0][b * V + v] = 0;
         }
       if (at < end) count += V;
     }
@@ -297,8 +275,8 @@ template <class Op, class Finish>
 __global__ void __launch_bounds__(32 * kFinishThreads)
     finish_channels(const float* parts, int chunks, std::int64_t channels, std::int64_t chunk,
                     std::int64_t total, Finish finish) {
-  SHARED(float, counts, [kFinishThreads][32]);
-  SHARED(float, states, [2][kFinishThreads][32]);
+  __shared__ float counts[kFinishThreads][32];
+  __shared__ float states[2][kFinishThreads][32];
   const std::int64_t channel = static_cast<std::int64_t>(blockIdx.x) * 32 + threadIdx.x;
   typename Op::State s{};
   float seen = 0;
@@ -384,25 +362,31 @@ __global__ void __launch_bounds__(kChannelThreads, 2) map_columns(F f, ChannelSh
   const ColumnPlace place(shape);
   if (!place.inside) return;
   typename F::Channel channels[V];
-  UNROLL for (int v = 0; v < V; ++v) channels[v] = f.channel(place.column * V + v);
+#pragma unroll
+  for (int v = 0; v < V; ++v) channels[v] = f.channel(place.column * V + v);
   for (std::int64_t row = place.row; row < place.end; row += place.step) {
     Pack<typename F::Type, V> x[kBatch][kFirst], last{};
-    UNROLL for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
       const std::int64_t at = row + b;
-      UNROLL for (int k = 0; k < kFirst; ++k) {
+#pragma unroll
+      for (int k = 0; k < kFirst; ++k) {
         x[b][k] = {};
         if (at < place.end) x[b][k] = load_pack<V>(f.in[k] + (at * shape.c + place.column) * V);
       }
     }
-    UNROLL for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
       const std::int64_t at = row + b;
       if (at >= place.end) break;
       if constexpr (kFirst < K)
         if (f.in[kFirst]) last = load_pack<V>(f.in[kFirst] + (at * shape.c + place.column) * V);
       float y[V], also[V];
-      UNROLL for (int v = 0; v < V; ++v) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
         float own[K];
-        UNROLL for (int k = 0; k < kFirst; ++k) own[k] = load(x[b][k].v[v]);
+#pragma unroll
+        for (int k = 0; k < kFirst; ++k) own[k] = load(x[b][k].v[v]);
         if constexpr (kFirst < K) own[kFirst] = load(last.v[v]);
         y[v] = f.result(channels[v], own);
         if constexpr (requires { f.also; }) also[v] = f.counted(own);
@@ -422,22 +406,27 @@ __global__ void __launch_bounds__(kChannelThreads, 2) map_planes(F f, ChannelSha
   const auto begin = static_cast<unsigned>(first - plane * shape.l),  // pack index, as in reduce_planes
       channel = static_cast<unsigned>(plane % shape.c);
   Pack<typename F::Type, V> x[kBatch][K];
-  UNROLL for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+  for (int b = 0; b < kBatch; ++b) {
     const std::int64_t at = first + b * kChannelThreads + threadIdx.x;
-    UNROLL for (int k = 0; k < K; ++k) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
       x[b][k] = {};
       if (at < end && has_input(f, k)) x[b][k] = load_pack<V>(f.in[k] + at * V);
     }
   }
-  UNROLL for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+  for (int b = 0; b < kBatch; ++b) {
     const std::int64_t at = first + b * kChannelThreads + threadIdx.x;
     if (at >= end) break;
     const unsigned c = channel + shape.plane.divide(begin + b * kChannelThreads + threadIdx.x);
     const typename F::Channel own = f.channel(c - shape.channels.divide(c) * shape.channels.value);
     float y[V], also[V];
-    UNROLL for (int v = 0; v < V; ++v) {
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
       float values[K];
-      UNROLL for (int k = 0; k < K; ++k) values[k] = load(x[b][k].v[v]);
+#pragma unroll
+      for (int k = 0; k < K; ++k) values[k] = load(x[b][k].v[v]);
       y[v] = f.result(own, values);
       if constexpr (requires { f.also; }) also[v] = f.counted(values);
     }

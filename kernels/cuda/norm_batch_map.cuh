@@ -1,10 +1,58 @@
 #pragma once
-// What batch normalization's elementwise kernels (norm_batch.cuh) compute from the numbers of a channel.
+// How batch normalization's kernels (norm_batch.cuh) divide a tensor, and what the elementwise ones compute
+// from the numbers of a channel.
+#include <algorithm>
 #include <cstdint>
 
+#include "tapestry/kernels/cuda/map.cuh"
 #include "tapestry/kernels/cuda/sums.cuh"
 
 namespace tapestry::kernels::cuda {
+
+inline constexpr int kChannelThreads = 256;
+/// The number of packs of each input that a thread has in flight: four loads of 16 bytes. With two blocks per
+/// SM, this hides the memory latency.
+inline constexpr int kBatch = 4;
+
+/// The sizes of an (n, c, l) tensor, counted in packs of V elements. Packs lie along the channels in column
+/// kernels, so `c` is a number of packs. They lie along l in plane kernels, so `l` is a number of packs.
+struct ChannelShape {
+  std::int64_t n, c, l;
+  std::int64_t chunk;  // work per block: rows (columns) or packs of one channel (planes)
+  int width;           // columns: packs side by side in a block, a power of 2
+  int tiles;           // columns: blocks side by side
+  Divisor plane, channels;
+};
+
+/// The packs of one thread of a column kernel: one column, in groups of kBatch consecutive rows. Consecutive
+/// rows let Op::add() reduce a whole group at once.
+struct ColumnPlace {
+  std::int64_t chunk, column, row,
+      end;   // row: first row of this thread's first group; end: end of the block's rows
+  int step;  // rows from one group of this thread to its next
+  bool inside;
+  __device__ explicit ColumnPlace(const ChannelShape& s) {
+    const int thread = static_cast<int>(threadIdx.x), tile = static_cast<int>(blockIdx.x % s.tiles);
+    chunk = blockIdx.x / s.tiles;
+    column = static_cast<std::int64_t>(tile) * s.width + thread % s.width;
+    step = kChannelThreads / s.width * kBatch;
+    row = chunk * s.chunk + thread / s.width * kBatch;
+    end = std::min((chunk + 1) * s.chunk, s.n);
+    inside = column < s.c;
+  }
+};
+
+template <int V, class T>
+__device__ __forceinline__ Pack<T, V> load_pack(const T* p) {
+  return *reinterpret_cast<const Pack<T, V>*>(p);
+}
+template <class T, int V>
+__device__ __forceinline__ void store_pack(T* p, const float (&x)[V]) {
+  Pack<T, V> pack;
+#pragma unroll
+  for (int i = 0; i < V; ++i) pack.v[i] = store<T>(x[i]);
+  *reinterpret_cast<Pack<T, V>*>(p) = pack;
+}
 
 /// Computes y = (x - mean) inv_std weight + bias + residual, with a relu at the end if `relu` is set. mean,
 /// weight, bias and residual may be null.

@@ -62,7 +62,8 @@ template <bool kLast, int V, class T>
 __device__ __forceinline__ void read_channels(const T* from, int c, float otherwise, float (&x)[V]) {
   if constexpr (kLast) return read_affine<V>(from, c, otherwise, x);
   const float value = from ? load(from[c]) : otherwise;
-  UNROLL for (int v = 0; v < V; ++v) x[v] = value;
+#pragma unroll
+  for (int v = 0; v < V; ++v) x[v] = value;
 }
 
 template <class T>
@@ -84,11 +85,13 @@ __global__ void __launch_bounds__(kGroupThreads, group_blocks(V, 1)) group_norm_
   for (int i = thread; i < size; i += kBatch * kGroupThreads) {
     float x[1][kBatch * V];
     int count = 0;
-    UNROLL for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
       const int at = i + b * kGroupThreads;
       Pack<T, V> pack{};
       if (at < size) pack = load_pack<V>(a.x + place.offset(at)), count += V;
-      UNROLL for (int v = 0; v < V; ++v) x[0][b * V + v] = load(pack.v[v]);
+#pragma unroll
+      for (int v = 0; v < V; ++v) x[0][b * V + v] = load(pack.v[v]);
     }
     Op::add(s, seen, {}, x, count);
     seen += static_cast<float>(count);
@@ -102,17 +105,20 @@ __global__ void __launch_bounds__(kGroupThreads, group_blocks(V, 1)) group_norm_
   }
   for (int i = thread; i < size; i += kBatch * kGroupThreads) {
     Pack<T, V> packs[kBatch];
-    UNROLL for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
       const int at = i + b * kGroupThreads;
       if (at < size) packs[b] = load_pack<V>(a.x + place.offset(at));
     }
-    UNROLL for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
       const int at = i + b * kGroupThreads;
       if (at >= size) break;
       float weight[V], bias[V], y[V];
       read_channels<kLast>(a.weight, place.channel(at), 1.0f, weight);
       read_channels<kLast>(a.bias, place.channel(at), 0.0f, bias);
-      UNROLL for (int v = 0; v < V; ++v) y[v] = (load(packs[b].v[v]) - mean) * inv_std * weight[v] + bias[v];
+#pragma unroll
+      for (int v = 0; v < V; ++v) y[v] = (load(packs[b].v[v]) - mean) * inv_std * weight[v] + bias[v];
       store_pack(a.y + place.offset(at), y);
     }
   }
@@ -147,7 +153,7 @@ struct GroupSums {
 template <int V, class T>
 __device__ __forceinline__ void sum_planes(const GroupPlace<false, V>& place, const GroupSums<T>& to,
                                            float mean, float inv_std) {
-  SHARED(float, shares, [2][kGroupWarps]);
+  __shared__ float shares[2][kGroupWarps];
   const GroupSizes& s = place.s;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int length = (s.l + s.split - 1) / s.split;
@@ -158,17 +164,21 @@ __device__ __forceinline__ void sum_planes(const GroupPlace<false, V>& place, co
     float sums[2] = {};
     for (int i = begin + lane; i < end; i += kBatch * 32) {
       Pack<T, V> x[kBatch], dy[kBatch];
-      UNROLL for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
         x[b] = dy[b] = Pack<T, V>{};
         if (i + b * 32 >= end) continue;
         x[b] = load_pack<V>(to.a.x + place.offset(i + b * 32));
         dy[b] = load_pack<V>(to.a.dy + place.offset(i + b * 32));
       }
-      UNROLL for (int b = 0; b < kBatch; ++b) UNROLL for (int v = 0; v < V; ++v) {
-        const float d = load(dy[b].v[v]);  // 0 behind the end
-        sums[0] += d;
-        if (i + b * 32 < end) sums[1] += d * ((load(x[b].v[v]) - mean) * inv_std);
-      }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b)
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          const float d = load(dy[b].v[v]);  // 0 behind the end
+          sums[0] += d;
+          if (i + b * 32 < end) sums[1] += d * ((load(x[b].v[v]) - mean) * inv_std);
+        }
     }
     sum_warp(sums);
     if (lane != 0) continue;
@@ -184,7 +194,8 @@ __device__ __forceinline__ void sum_planes(const GroupPlace<false, V>& place, co
   if (thread >= s.width) return;
   float sums[2] = {};
   for (int i = thread * s.split; i < (thread + 1) * s.split; ++i)
-    UNROLL for (int k = 0; k < 2; ++k) sums[k] += shares[k][i];
+#pragma unroll
+    for (int k = 0; k < 2; ++k) sums[k] += shares[k][i];
   to.finish(place.group * s.width + thread, sums[0], sums[1]);
 }
 
@@ -193,7 +204,7 @@ __device__ __forceinline__ void sum_planes(const GroupPlace<false, V>& place, co
 template <int V, class T>
 __device__ __forceinline__ void sum_columns(const GroupPlace<true, V>& place, const GroupSums<T>& to,
                                             float mean, float inv_std) {
-  SHARED(float, shares, [2][V][kGroupThreads]);
+  __shared__ float shares[2][V][kGroupThreads];
   const GroupSizes& s = place.s;
   const int thread = static_cast<int>(threadIdx.x), tile = s.width < kGroupThreads ? s.width : kGroupThreads;
   const int rows = kGroupThreads / tile, row = thread / tile;
@@ -204,21 +215,25 @@ __device__ __forceinline__ void sum_columns(const GroupPlace<true, V>& place, co
     if (inside)
       for (int pixel = row; pixel < s.l; pixel += kBatch * rows) {
         Pack<T, V> x[kBatch], dy[kBatch];
-        UNROLL for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b) {
           if (pixel + b * rows >= s.l) break;
           x[b] = load_pack<V>(to.a.x + place.offset(pixel + b * rows, p));
           dy[b] = load_pack<V>(to.a.dy + place.offset(pixel + b * rows, p));
         }
-        UNROLL for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b) {
           if (pixel + b * rows >= s.l) break;
-          UNROLL for (int v = 0; v < V; ++v) {
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
             const float d = load(dy[b].v[v]);
             plain[v] += d;
             normal[v] += d * ((load(x[b].v[v]) - mean) * inv_std);
           }
         }
       }
-    UNROLL for (int v = 0; v < V; ++v) {
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
       shares[0][v][thread] = plain[v];
       shares[1][v][thread] = normal[v];
     }
@@ -226,14 +241,17 @@ __device__ __forceinline__ void sum_columns(const GroupPlace<true, V>& place, co
     for (int count = rows; count > 1;) {
       const int half = (count + 1) / 2, other = thread + half * tile;
       if (row + half < count)
-        UNROLL for (int v = 0; v < V; ++v) UNROLL for (int k = 0; k < 2; ++k) shares[k][v][thread] +=
-            shares[k][v][other];
+#pragma unroll
+        for (int v = 0; v < V; ++v)
+#pragma unroll
+          for (int k = 0; k < 2; ++k) shares[k][v][thread] += shares[k][v][other];
       count = half;
       __syncthreads();
     }
     if (inside && row == 0)
-      UNROLL for (int v = 0; v < V; ++v)
-          to.finish((place.group * s.width + p) * V + v, shares[0][v][thread], shares[1][v][thread]);
+#pragma unroll
+      for (int v = 0; v < V; ++v)
+        to.finish((place.group * s.width + p) * V + v, shares[0][v][thread], shares[1][v][thread]);
     __syncthreads();  // before the next tile overwrites `shares`
   }
 }
@@ -241,7 +259,7 @@ __device__ __forceinline__ void sum_columns(const GroupPlace<true, V>& place, co
 template <class T, int V, bool kLast>
 __global__ void __launch_bounds__(kGroupThreads, group_blocks(V, 2))
     group_norm_backward_groups(GroupNormGrads<T> a) {
-  SHARED(float, warps, [2][kGroupWarps]);
+  __shared__ float warps[2][kGroupWarps];
   const GroupPlace<kLast, V> place(a.sizes);
   const int thread = static_cast<int>(threadIdx.x), size = place.size();
   const int channels = a.sizes.c * (kLast ? V : 1);
@@ -256,18 +274,21 @@ __global__ void __launch_bounds__(kGroupThreads, group_blocks(V, 2))
   const float plain = sums[0] * scale, along = sums[1] * scale;
   for (int i = thread; i < size; i += kBatch * kGroupThreads) {
     Pack<T, V> x[kBatch], dy[kBatch];
-    UNROLL for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
       const int at = i + b * kGroupThreads;
       if (at >= size) break;
       x[b] = load_pack<V>(a.x + place.offset(at));
       dy[b] = load_pack<V>(a.dy + place.offset(at));
     }
-    UNROLL for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
       const int at = i + b * kGroupThreads;
       if (at >= size) break;
       float weight[V], dx[V];
       read_channels<kLast>(a.weight, place.channel(at), 1.0f, weight);
-      UNROLL for (int v = 0; v < V; ++v) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
         const float normal = (load(x[b].v[v]) - mean) * inv_std;
         dx[v] = inv_std * (load(dy[b].v[v]) * weight[v] - plain - normal * along);
       }

@@ -48,7 +48,8 @@ template <int V, class T>
 __device__ __forceinline__ void add_residual(const LayerNormRows<T>& a, std::int64_t at, float (&x)[V]) {
   const auto residual = unpacked(*reinterpret_cast<const Pack<T, V>*>(a.residual + at));
   Pack<T, V> sum;
-  UNROLL for (int j = 0; j < V; ++j) {
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
     sum.v[j] = store<T>(x[j] + residual.v[j]);
     x[j] = load(sum.v[j]);
   }
@@ -72,25 +73,29 @@ __global__ void __launch_bounds__(block_threads(kThreads),
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   if (row >= a.rows)
     return;  // uniform over the warp, and over larger blocks, so no barrier is skipped by some threads
-  SHARED(float, parts, [2][1][kThreads / 32]);
+  __shared__ float parts[2][1][kThreads / 32];
   const int thread = static_cast<int>(threadIdx.x);
   const T* const in = a.x + row * a.n;
   float x[kElements];
   float sum[1] = {0}, squares[1] = {0};
-  UNROLL for (int i = 0; i < kElements; i += V) {
+#pragma unroll
+  for (int i = 0; i < kElements; i += V) {
     const int at = (i / V * kThreads + thread) * V;
     auto own = unpacked(pack_or<V>(in + at, at < a.n, T()));
     if (a.residual && at < a.n) add_residual<V>(a, row * a.n + at, own.v);
-    UNROLL for (int j = 0; j < V; ++j) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
       x[i + j] = own.v[j];
       sum[0] += x[i + j];
     }
   }
   if (a.mean) sum_row<kThreads>(sum, parts[0]);
   const float mean = a.mean ? sum[0] / static_cast<float>(a.n) : 0.0f;
-  UNROLL for (int i = 0; i < kElements; i += V) {
+#pragma unroll
+  for (int i = 0; i < kElements; i += V) {
     if ((i / V * kThreads + thread) * V >= a.n) break;
-    UNROLL for (int j = 0; j < V; ++j) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
       x[i + j] -= mean;
       squares[0] += x[i + j] * x[i + j];
     }
@@ -101,20 +106,25 @@ __global__ void __launch_bounds__(block_threads(kThreads),
     if (a.mean) a.mean[row] = mean;
     a.inv_std[row] = inv_std;
   }
-  UNROLL for (int i = 0; i < kElements; i += V) {
+#pragma unroll
+  for (int i = 0; i < kElements; i += V) {
     const int at = (i / V * kThreads + thread) * V;
     if (at >= a.n) break;
-    UNROLL for (int j = 0; j < V; ++j) x[i + j] *= inv_std;
+#pragma unroll
+    for (int j = 0; j < V; ++j) x[i + j] *= inv_std;
     if (a.weight) {
       const auto weight = unpacked(*reinterpret_cast<const Pack<T, V>*>(a.weight + at));
-      UNROLL for (int j = 0; j < V; ++j) x[i + j] *= weight.v[j];
+#pragma unroll
+      for (int j = 0; j < V; ++j) x[i + j] *= weight.v[j];
     }
     if (a.bias) {
       const auto bias = unpacked(*reinterpret_cast<const Pack<T, V>*>(a.bias + at));
-      UNROLL for (int j = 0; j < V; ++j) x[i + j] += bias.v[j];
+#pragma unroll
+      for (int j = 0; j < V; ++j) x[i + j] += bias.v[j];
     }
     Pack<T, V> pack;
-    UNROLL for (int j = 0; j < V; ++j) pack.v[j] = store<T>(x[i + j]);
+#pragma unroll
+    for (int j = 0; j < V; ++j) pack.v[j] = store<T>(x[i + j]);
     *reinterpret_cast<Pack<T, V>*>(a.y + row * a.n + at) = pack;
   }
 }
@@ -122,31 +132,35 @@ __global__ void __launch_bounds__(block_threads(kThreads),
 template <int V, class T>
 __device__ __forceinline__ void read_floats(const T* from, float (&x)[V]) {
   const auto pack = unpacked(*reinterpret_cast<const Pack<T, V>*>(from));
-  UNROLL for (int j = 0; j < V; ++j) x[j] = pack.v[j];
+#pragma unroll
+  for (int j = 0; j < V; ++j) x[j] = pack.v[j];
 }
 template <int V, class T>
 __device__ __forceinline__ void write_floats(T* to, const float (&x)[V]) {
   Pack<T, V> pack;
-  UNROLL for (int j = 0; j < V; ++j) pack.v[j] = store<T>(x[j]);
+#pragma unroll
+  for (int j = 0; j < V; ++j) pack.v[j] = store<T>(x[j]);
   *reinterpret_cast<Pack<T, V>*>(to) = pack;
 }
 template <int V, class T>
 __device__ __forceinline__ void add_floats(const T* from, float (&x)[V]) {
   const auto pack = unpacked(*reinterpret_cast<const Pack<T, V>*>(from));
-  UNROLL for (int j = 0; j < V; ++j) x[j] += pack.v[j];
+#pragma unroll
+  for (int j = 0; j < V; ++j) x[j] += pack.v[j];
 }
 /// V elements of weight or bias at `at`; `otherwise` if the array is null.
 template <int V, class T>
 __device__ __forceinline__ void read_affine(const T* from, int at, float otherwise, float (&x)[V]) {
   if (from) return read_floats<V>(from + at, x);
-  UNROLL for (int j = 0; j < V; ++j) x[j] = otherwise;
+#pragma unroll
+  for (int j = 0; j < V; ++j) x[j] = otherwise;
 }
 
 inline constexpr int kStreamThreads = 512;
 
 template <class T, int V>
 __global__ void __launch_bounds__(kStreamThreads, 2) layer_norm_streamed(LayerNormRows<T> a) {
-  SHARED(float, parts, [2][1][kStreamThreads / 32]);
+  __shared__ float parts[2][1][kStreamThreads / 32];
   const std::int64_t row = blockIdx.x;
   const int thread = static_cast<int>(threadIdx.x);
   const T* in = a.x + row * a.n;
@@ -161,14 +175,16 @@ __global__ void __launch_bounds__(kStreamThreads, 2) layer_norm_streamed(LayerNo
   if (a.mean) {
     for (int i = thread * V; i < a.n; i += kStreamThreads * V) {
       read_floats<V>(in + i, x);
-      UNROLL for (int j = 0; j < V; ++j) sum[0] += x[j];
+#pragma unroll
+      for (int j = 0; j < V; ++j) sum[0] += x[j];
     }
     sum_row<kStreamThreads>(sum, parts[0]);
   }
   const float mean = sum[0] / static_cast<float>(a.n);
   for (int i = thread * V; i < a.n; i += kStreamThreads * V) {
     read_floats<V>(in + i, x);
-    UNROLL for (int j = 0; j < V; ++j) squares[0] += (x[j] - mean) * (x[j] - mean);
+#pragma unroll
+    for (int j = 0; j < V; ++j) squares[0] += (x[j] - mean) * (x[j] - mean);
   }
   sum_row<kStreamThreads>(squares, parts[1]);
   const float inv_std = 1.0f / sqrtf(squares[0] / static_cast<float>(a.n) + a.eps);
@@ -181,7 +197,8 @@ __global__ void __launch_bounds__(kStreamThreads, 2) layer_norm_streamed(LayerNo
     read_floats<V>(in + i, x);
     read_affine<V>(a.weight, i, 1.0f, weight);
     read_affine<V>(a.bias, i, 0.0f, bias);
-    UNROLL for (int j = 0; j < V; ++j) x[j] = (x[j] - mean) * inv_std * weight[j] + bias[j];
+#pragma unroll
+    for (int j = 0; j < V; ++j) x[j] = (x[j] - mean) * inv_std * weight[j] + bias[j];
     write_floats<V>(a.y + row * a.n + i, x);
   }
 }
@@ -207,7 +224,7 @@ __global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
     layer_norm_backward_rows(LayerNormGrads<T> a) {
   static_assert(kElements % V == 0);
   constexpr int kPacks = kElements / V;
-  SHARED(float, parts, [2][2][kThreads / 32]);
+  __shared__ float parts[2][2][kThreads / 32];
   const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * a.chunk;
   const std::int64_t end = std::min(begin + a.chunk, a.rows);
@@ -217,7 +234,8 @@ __global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
   int turn = 0;
   for (std::int64_t row = begin + threadIdx.y; row < end; row += blockDim.y, turn ^= 1) {
     Pack<T, V> x[kPacks], dy[kPacks];
-    UNROLL for (int p = 0; p < kPacks; ++p) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
       if constexpr (V == 1) {  // pack_or() would take too many registers for so many addresses
         x[p] = dy[p] = Pack<T, V>{};
         if (at(p) >= a.n) continue;
@@ -232,13 +250,17 @@ __global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
     const auto read_weight = [&](int p) {
       Pack<T, V> w;
       if (a.weight && at(p) < a.n) w = *reinterpret_cast<const Pack<T, V>*>(a.weight + at(p));
-      else UNROLL for (int j = 0; j < V; ++j) w.v[j] = store<T>(1.0f);
+      else
+#pragma unroll
+        for (int j = 0; j < V; ++j) w.v[j] = store<T>(1.0f);
       return unpacked(w);
     };
     float sums[2] = {};  // sum of g = dy weight, and sum of g times the normalized row
-    UNROLL for (int p = 0; p < kPacks; ++p) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
       const auto w = read_weight(p), own = unpacked(x[p]), grad = unpacked(dy[p]);
-      UNROLL for (int j = 0; j < V; ++j) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
         const float normal = (own.v[j] - mean) * inv_std, d = grad.v[j], g = d * w.v[j];
         sums[0] += g;
         sums[1] += g * normal;
@@ -249,28 +271,31 @@ __global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
     if (!a.dx) continue;
     sum_row<kThreads>(sums, parts[turn]);
     const float plain = a.mean ? sums[0] * scale : 0.0f, along = sums[1] * scale;
-    UNROLL for (int p = 0; p < kPacks; ++p) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
       if (at(p) >= a.n) break;
       const auto w = read_weight(p), own = unpacked(x[p]), grad = unpacked(dy[p]);
       Pack<T, V> result;
       float dx[V];
-      UNROLL for (int j = 0; j < V; ++j) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
         const float normal = (own.v[j] - mean) * inv_std, g = grad.v[j] * w.v[j];
         dx[j] = inv_std * (g - plain - normal * along);
       }
       if (a.dsum) add_floats<V>(a.dsum + row * a.n + at(p), dx);
-      UNROLL for (int j = 0; j < V; ++j) result.v[j] = store<T>(dx[j]);
+#pragma unroll
+      for (int j = 0; j < V; ++j) result.v[j] = store<T>(dx[j]);
       *reinterpret_cast<Pack<T, V>*>(a.dx + row * a.n + at(p)) = result;
     }
   }
   if (!a.parts) return;
   float* const out = a.parts + static_cast<std::int64_t>(blockIdx.x) * 2 * a.n;
   if constexpr (kThreads == 32) {
-    SHARED(float, totals, [2][32 * kElements]);
+    __shared__ float totals[2][32 * kElements];
     for (unsigned warp = 0; warp < blockDim.y; ++warp) {
       if (threadIdx.y == warp)
-        UNROLL for (int i = 0; i < kElements;
-                    ++i) {  // adjacent threads use adjacent words: no bank conflicts
+#pragma unroll
+        for (int i = 0; i < kElements; ++i) {  // adjacent threads use adjacent words: no bank conflicts
           float* const to = &totals[0][i * 32 + thread];
           to[0] = (warp ? to[0] : 0.0f) + dweight[i];
           to[32 * kElements] = (warp ? to[32 * kElements] : 0.0f) + dbias[i];
@@ -278,13 +303,15 @@ __global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
       __syncthreads();
     }
     if (threadIdx.y >= (a.mean ? 2 : 1)) return;  // one warp writes dweight, another dbias
-    UNROLL for (int i = 0; i < kElements; ++i) {
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
       const int column = at(i / V) + i % V;
       if (column < a.n)
         out[static_cast<int>(threadIdx.y) * a.n + column] = totals[threadIdx.y][i * 32 + thread];
     }
   } else {
-    UNROLL for (int i = 0; i < kElements; ++i) {
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
       const int column = at(i / V) + i % V;
       if (column >= a.n) continue;
       out[column] = dweight[i];
@@ -297,7 +324,7 @@ __global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
 /// no atomics are needed.
 template <class T, int V>
 __global__ void __launch_bounds__(kStreamThreads, 2) layer_norm_backward_streamed(LayerNormGrads<T> a) {
-  SHARED(float, parts, [2][2][kStreamThreads / 32]);
+  __shared__ float parts[2][2][kStreamThreads / 32];
   const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * a.chunk;
   const std::int64_t end = std::min(begin + a.chunk, a.rows);
@@ -312,7 +339,8 @@ __global__ void __launch_bounds__(kStreamThreads, 2) layer_norm_backward_streame
       read_floats<V>(in + i, x);
       read_floats<V>(grad + i, dy);
       read_affine<V>(a.weight, i, 1.0f, weight);
-      UNROLL for (int j = 0; j < V; ++j) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
         x[j] = (x[j] - mean) * inv_std;
         sums[0] += dy[j] * weight[j];
         sums[1] += dy[j] * weight[j] * x[j];
@@ -323,7 +351,8 @@ __global__ void __launch_bounds__(kStreamThreads, 2) layer_norm_backward_streame
         read_floats<V>(out + i, dweight);
         if (a.mean) read_floats<V>(out + a.n + i, dbias);
       }
-      UNROLL for (int j = 0; j < V; ++j) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
         dweight[j] += dy[j] * x[j];
         dbias[j] += dy[j];
       }
@@ -337,8 +366,9 @@ __global__ void __launch_bounds__(kStreamThreads, 2) layer_norm_backward_streame
       read_floats<V>(in + i, x);
       read_floats<V>(grad + i, dy);
       read_affine<V>(a.weight, i, 1.0f, weight);
-      UNROLL for (int j = 0; j < V; ++j) x[j] =
-          inv_std * (dy[j] * weight[j] - plain - (x[j] - mean) * inv_std * along);
+#pragma unroll
+      for (int j = 0; j < V; ++j)
+        x[j] = inv_std * (dy[j] * weight[j] - plain - (x[j] - mean) * inv_std * along);
       if (a.dsum) add_floats<V>(a.dsum + row * a.n + i, x);
       write_floats<V>(a.dx + row * a.n + i, x);
     }
@@ -357,7 +387,7 @@ inline unsigned part_threads(int count) {
 template <class T>
 __global__ void __launch_bounds__(32 * kPartThreads)
     add_row_parts(const float* parts, int count, int n, T* dweight, T* dbias) {
-  SHARED(float, sums, [kPartThreads][32]);
+  __shared__ float sums[kPartThreads][32];
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * 32 + threadIdx.x, width = 2LL * n;
   float sum = 0;
   if (column < (dbias ? width : n))

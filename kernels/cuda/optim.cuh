@@ -166,10 +166,11 @@ __global__ void __launch_bounds__(kStepThreads) begin_step(StepBatch batch, int 
   rule.advance(item.step);
   entry.arrays[0] = static_cast<float*>(item.param);
   entry.arrays[1] = static_cast<float*>(const_cast<void*>(item.grad));
-  UNROLL for (int k = 0; k < Rule::kState; ++k) entry.arrays[2 + k] = static_cast<float*>(item.state[k]);
+#pragma unroll
+  for (int k = 0; k < Rule::kState; ++k) entry.arrays[2 + k] = static_cast<float*>(item.state[k]);
   std::uintptr_t addresses = 0;
-  UNROLL for (int k = 0; k < 2 + Rule::kState; ++k) addresses |=
-      reinterpret_cast<std::uintptr_t>(entry.arrays[k]);
+#pragma unroll
+  for (int k = 0; k < 2 + Rule::kState; ++k) addresses |= reinterpret_cast<std::uintptr_t>(entry.arrays[k]);
   entry.numel = item.numel;
   entry.packs = addresses % 16 == 0;
   entry.numbers = rule.numbers(item.step, numbers.read());
@@ -190,36 +191,47 @@ __global__ void __launch_bounds__(kStepThreads, 4)
   const int thread = static_cast<int>(threadIdx.x), packs = entry.packs ? n / V : 0;
   float* x[kArrays];
   bool used[kArrays];  // all true unless states are optional, so that the compiler drops the branches
-  UNROLL for (int k = 0; k < kArrays; ++k) {
+#pragma unroll
+  for (int k = 0; k < kArrays; ++k) {
     used[k] = !Rule::kOptionalStates || entry.arrays[k];
     x[k] = used[k] ? entry.arrays[k] + begin : nullptr;
   }
   for (int first = thread; first < packs; first += kDepth * kStepThreads) {
     Pack<float, V> values[kDepth][kArrays];
-    UNROLL for (int d = 0; d < kDepth; ++d) {
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) {
       const int at = first + d * kStepThreads;
       if (at < packs)
-        UNROLL for (int k = 0; k < kArrays; ++k) values[d][k] =
-            used[k] ? reinterpret_cast<const Pack<float, V>*>(x[k])[at] : Pack<float, V>{};
+#pragma unroll
+        for (int k = 0; k < kArrays; ++k)
+          values[d][k] = used[k] ? reinterpret_cast<const Pack<float, V>*>(x[k])[at] : Pack<float, V>{};
     }
-    UNROLL for (int d = 0; d < kDepth; ++d) {
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) {
       const int at = first + d * kStepThreads;
       if (at >= packs) break;
-      UNROLL for (int i = 0; i < V; ++i) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
         float element[kArrays];
-        UNROLL for (int k = 0; k < kArrays; ++k) element[k] = values[d][k].v[i];
+#pragma unroll
+        for (int k = 0; k < kArrays; ++k) element[k] = values[d][k].v[i];
         Rule::step(numbers, element);
-        UNROLL for (int k = 0; k < kArrays; ++k) values[d][k].v[i] = element[k];
+#pragma unroll
+        for (int k = 0; k < kArrays; ++k) values[d][k].v[i] = element[k];
       }
-      UNROLL for (int k = 0; k < kArrays;
-                  ++k) if (k != 1 && used[k]) reinterpret_cast<Pack<float, V>*>(x[k])[at] = values[d][k];
+#pragma unroll
+      for (int k = 0; k < kArrays; ++k)
+        if (k != 1 && used[k]) reinterpret_cast<Pack<float, V>*>(x[k])[at] = values[d][k];
     }
   }
   for (int at = packs * V + thread; at < n; at += kStepThreads) {
     float element[kArrays];
-    UNROLL for (int k = 0; k < kArrays; ++k) element[k] = used[k] ? x[k][at] : 0.0f;
+#pragma unroll
+    for (int k = 0; k < kArrays; ++k) element[k] = used[k] ? x[k][at] : 0.0f;
     Rule::step(numbers, element);
-    UNROLL for (int k = 0; k < kArrays; ++k) if (k != 1 && used[k]) x[k][at] = element[k];
+#pragma unroll
+    for (int k = 0; k < kArrays; ++k)
+      if (k != 1 && used[k]) x[k][at] = element[k];
   }
 }
 

@@ -64,7 +64,8 @@ __global__ void __launch_bounds__(kStepThreads)
   entry.grad = static_cast<const std::uint16_t*>(item.grad);
   entry.master = low.master;
   std::uintptr_t wide = reinterpret_cast<std::uintptr_t>(low.master);
-  UNROLL for (int k = 0; k < Rule::kState; ++k) {
+#pragma unroll
+  for (int k = 0; k < Rule::kState; ++k) {
     entry.states[k] = static_cast<float*>(item.state[k]);
     wide |= reinterpret_cast<std::uintptr_t>(item.state[k]);
   }
@@ -124,7 +125,8 @@ __global__ void __launch_bounds__(kStepThreads, 4)
   float* const master = entry.master ? entry.master + begin : nullptr;
   float* states[kState > 0 ? kState : 1];
   bool used[kState > 0 ? kState : 1];
-  UNROLL for (int k = 0; k < kState; ++k) {
+#pragma unroll
+  for (int k = 0; k < kState; ++k) {
     used[k] = !Rule::kOptionalStates || entry.states[k];
     states[k] = used[k] ? entry.states[k] + begin : nullptr;
   }
@@ -135,35 +137,44 @@ __global__ void __launch_bounds__(kStepThreads, 4)
       p = reinterpret_cast<const Pack<float, V>*>(master)[at];
     } else {
       const auto own = reinterpret_cast<const Pack<Bits, V>*>(param)[at];
-      UNROLL for (int i = 0; i < V; ++i) p.v[i] = widened(own.v[i], half);
+#pragma unroll
+      for (int i = 0; i < V; ++i) p.v[i] = widened(own.v[i], half);
     }
-    UNROLL for (int k = 0; k < kState; ++k) s[k] =
-        used[k] ? reinterpret_cast<const Pack<float, V>*>(states[k])[at] : Pack<float, V>{};
+#pragma unroll
+    for (int k = 0; k < kState; ++k)
+      s[k] = used[k] ? reinterpret_cast<const Pack<float, V>*>(states[k])[at] : Pack<float, V>{};
     Pack<Bits, V> low;
-    UNROLL for (int i = 0; i < V; ++i) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
       float element[2 + kState];
       element[0] = p.v[i];
       element[1] = widened(g.v[i], half);
-      UNROLL for (int k = 0; k < kState; ++k) element[2 + k] = s[k].v[i];
+#pragma unroll
+      for (int k = 0; k < kState; ++k) element[2 + k] = s[k].v[i];
       Rule::step(numbers, element);
       p.v[i] = element[0];
-      UNROLL for (int k = 0; k < kState; ++k) s[k].v[i] = element[2 + k];
+#pragma unroll
+      for (int k = 0; k < kState; ++k) s[k].v[i] = element[2 + k];
       low.v[i] = rounded(element[0], first_element + at * V + i);
     }
     if (master) reinterpret_cast<Pack<float, V>*>(master)[at] = p;
     reinterpret_cast<Pack<Bits, V>*>(param)[at] = low;
-    UNROLL for (int k = 0; k < kState; ++k) if (used[k]) reinterpret_cast<Pack<float, V>*>(states[k])[at] =
-        s[k];
+#pragma unroll
+    for (int k = 0; k < kState; ++k)
+      if (used[k]) reinterpret_cast<Pack<float, V>*>(states[k])[at] = s[k];
   }
   for (int at = packs * V + thread; at < n; at += kStepThreads) {
     float element[2 + kState];
     element[0] = master ? master[at] : widened(param[at], half);
     element[1] = widened(grad[at], half);
-    UNROLL for (int k = 0; k < kState; ++k) element[2 + k] = used[k] ? states[k][at] : 0.0f;
+#pragma unroll
+    for (int k = 0; k < kState; ++k) element[2 + k] = used[k] ? states[k][at] : 0.0f;
     Rule::step(numbers, element);
     if (master) master[at] = element[0];
     param[at] = rounded(element[0], first_element + at);
-    UNROLL for (int k = 0; k < kState; ++k) if (used[k]) states[k][at] = element[2 + k];
+#pragma unroll
+    for (int k = 0; k < kState; ++k)
+      if (used[k]) states[k][at] = element[2 + k];
   }
 }
 

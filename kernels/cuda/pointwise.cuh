@@ -61,7 +61,7 @@ void register_pointwise() {
 
 /// Row::value() as a function that the compiler does not inline, so that a kernel with many rows stays small.
 template <class Row, class C, class... In>
-__device__ NO_INLINE C called_formula(C first, In... rest) {
+__device__ __noinline__ C called_formula(C first, In... rest) {
   return Row::template value<Math<>>(first, rest...);
 }
 /// Computes one row of the list, which is selected at run time.

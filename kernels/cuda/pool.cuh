@@ -112,7 +112,8 @@ __global__ void __launch_bounds__(kPoolThreads) max_pool(PoolShape s, const T* x
   const int stride_h = static_cast<int>(s.h.stride.value), stride_w = static_cast<int>(s.w.stride.value);
   Pack<T, V> best;
   int place[V];
-  UNROLL for (int v = 0; v < V; ++v) {
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
     best.v[v] = store<T>(-std::numeric_limits<float>::infinity());
     place[v] = -1;
   }
@@ -124,7 +125,8 @@ __global__ void __launch_bounds__(kPoolThreads) max_pool(PoolShape s, const T* x
       if (column < 0 || column >= s.w.in.value) continue;
       const auto pack =
           *reinterpret_cast<const Pack<T, V>*>(x + s.input_at(out.image, row, column, out.channel) * V);
-      UNROLL for (int v = 0; v < V; ++v) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
         const float value = load(pack.v[v]);
         if (value > load(best.v[v]) || value != value || place[v] < 0) {
           best.v[v] = pack.v[v];
@@ -136,7 +138,8 @@ __global__ void __launch_bounds__(kPoolThreads) max_pool(PoolShape s, const T* x
   reinterpret_cast<Pack<T, V>*>(y)[index] = best;
   if (!places) return;
   Pack<I, V> found;
-  UNROLL for (int v = 0; v < V; ++v) found.v[v] = static_cast<I>(place[v]);
+#pragma unroll
+  for (int v = 0; v < V; ++v) found.v[v] = static_cast<I>(place[v]);
   reinterpret_cast<Pack<I, V>*>(places)[index] = found;
 }
 
@@ -159,11 +162,14 @@ __global__ void __launch_bounds__(kPoolThreads)
       const std::int64_t at = s.output_at(in.image, p, q, in.channel);
       const auto found = reinterpret_cast<const Pack<I, V>*>(places)[at];
       const auto pack = reinterpret_cast<const Pack<T, V>*>(dy)[at];
-      UNROLL for (int v = 0; v < V; ++v) if (found.v[v] == own) sum[v] += load(pack.v[v]);
+#pragma unroll
+      for (int v = 0; v < V; ++v)
+        if (found.v[v] == own) sum[v] += load(pack.v[v]);
     }
   }
   Pack<T, V> result;
-  UNROLL for (int v = 0; v < V; ++v) result.v[v] = store<T>(sum[v]);
+#pragma unroll
+  for (int v = 0; v < V; ++v) result.v[v] = store<T>(sum[v]);
   reinterpret_cast<Pack<T, V>*>(dx)[index] = result;
 }
 
@@ -185,7 +191,8 @@ __global__ void __launch_bounds__(kPoolThreads) average_pool(PoolShape s, const 
   const auto add = [&](int row, int column) {
     const auto pack =
         *reinterpret_cast<const Pack<T, V>*>(x + s.input_at(out.image, row, column, out.channel) * V);
-    UNROLL for (int v = 0; v < V; ++v) sum[v] += load(pack.v[v]);
+#pragma unroll
+    for (int v = 0; v < V; ++v) sum[v] += load(pack.v[v]);
   };
   if constexpr (kLanes == 1) {
     for (int row = h.begin; row < h.end; ++row)
@@ -203,12 +210,14 @@ __global__ void __launch_bounds__(kPoolThreads) average_pool(PoolShape s, const 
       add(row, w.begin + column);
       column += kLanes;
     }
-    UNROLL for (int lanes = 16; lanes > 0; lanes /= 2) sum[0] += __shfl_xor_sync(kAllLanes, sum[0], lanes);
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) sum[0] += __shfl_xor_sync(kAllLanes, sum[0], lanes);
     if (threadIdx.x % kLanes != 0) return;
   }
   const float weight = window_weight(h, w);
   Pack<T, V> result;
-  UNROLL for (int v = 0; v < V; ++v) result.v[v] = store<T>(sum[v] * weight);
+#pragma unroll
+  for (int v = 0; v < V; ++v) result.v[v] = store<T>(sum[v] * weight);
   reinterpret_cast<Pack<T, V>*>(y)[index] = result;
 }
 
@@ -225,11 +234,13 @@ __global__ void __launch_bounds__(kPoolThreads) average_pool_backward(PoolShape 
     for (int q = first_q; q <= last_q; ++q) {
       const float weight = window_weight(h, s.w.window(q));
       const auto pack = reinterpret_cast<const Pack<T, V>*>(dy)[s.output_at(in.image, p, q, in.channel)];
-      UNROLL for (int v = 0; v < V; ++v) sum[v] += load(pack.v[v]) * weight;
+#pragma unroll
+      for (int v = 0; v < V; ++v) sum[v] += load(pack.v[v]) * weight;
     }
   }
   Pack<T, V> result;
-  UNROLL for (int v = 0; v < V; ++v) result.v[v] = store<T>(sum[v]);
+#pragma unroll
+  for (int v = 0; v < V; ++v) result.v[v] = store<T>(sum[v]);
   reinterpret_cast<Pack<T, V>*>(dx)[index] = result;
 }
 

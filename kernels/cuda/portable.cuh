@@ -1,17 +1,12 @@
 #pragma once
-// Every kernel file includes this header. nvcc compiles a kernel file for GPUs. g++ compiles the same file
-// for tests that run it on a CPU: their include path has an emulator in place of the CUDA runtime. These
-// rules keep kernel files portable between the two:
+// Every kernel file includes this header: launches, PTX wrappers, and conversions of 16-bit floats.
 //
 // - Launch by `launch(kernel, grid, block, shared_bytes, stream, args...)` with trivially copyable arguments.
-// - Declare shared memory by `SHARED(float, tile, [16][17]);`, and dynamic shared memory, which is aligned to
-//   16 bytes, by `DYN_SHARED(float, rows);`.
-// - Use PTX only through the `ptx::` wrappers. The emulator implements them too.
+// - Declare dynamic shared memory as kernels/cuda/attention.cuh does: kernels that are compiled together must
+//   agree on the type of the array.
 // - Use core's Half and BFloat16 for 16-bit floats. `load()` converts them to float, `store()` rounds back.
 // - Write `template <class = void>` before a __global__ function that is not a template, because several
 //   sources include its header, and a plain function may be defined only once.
-// - Write `UNROLL` and `NO_UNROLL` for `#pragma unroll` and `#pragma unroll 1`, which g++ does not know, and
-//   `NO_INLINE` for `__noinline__`, which is not a macro of the emulator because libstdc++ uses the name.
 //
 // nvcc needs --expt-relaxed-constexpr, since kernels call constexpr functions of core.
 #include <cmath>
@@ -21,26 +16,9 @@
 #include <type_traits>
 
 #include "tapestry/core/half.h"
-
-#ifdef __CUDACC__
 #include "tapestry/kernels/cuda/launch.cuh"
-#define UNROLL _Pragma("unroll")
-#define NO_UNROLL _Pragma("unroll 1")
-#define NO_INLINE __noinline__
-#define SHARED(T, name, ...) __shared__ T name __VA_ARGS__
-#define DYN_SHARED(T, name)                                                \
-  extern __shared__ __align__(16) unsigned char tapestry_dynamic_shared[]; \
-  T* const name = reinterpret_cast<T*>(tapestry_dynamic_shared)
-#else
-#include <cuda_emulator.h>
-#define UNROLL
-#define NO_UNROLL
-#define NO_INLINE
-#endif
 
 namespace tapestry::kernels::cuda {
-
-#ifdef __CUDACC__
 
 /// Launches the kernel on the stream's GPU. Throws CudaError that names the kernel if the launch fails.
 /// `static`: the launch must be compiled into the module that owns the kernel (see launch.cuh).
@@ -137,18 +115,6 @@ __device__ __forceinline__ float exp2_approx(float x) {
 
 }  // namespace ptx
 
-#else
-
-namespace ptx = ::cuda_emulator::ptx;
-
-template <class... P>
-void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t stream,
-            std::type_identity_t<P>... args) {
-  ::cuda_emulator::launch(kernel, grid, block, shared_bytes, stream, args...);
-}
-
-#endif
-
 /// The type in which values of type T are computed: float for the 16-bit types.
 template <class T>
 using Compute = std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
@@ -180,7 +146,8 @@ bool aligned(const void* p) {
 template <int N, class T>
 __device__ __forceinline__ Pack<T, N> pack_or(const T* from, bool has, T otherwise) {
   Pack<T, N> pack;
-  UNROLL for (int i = 0; i < N; ++i) pack.v[i] = otherwise;
+#pragma unroll
+  for (int i = 0; i < N; ++i) pack.v[i] = otherwise;
   if constexpr (sizeof pack % 4 == 0) {
     Pack<std::uint32_t, sizeof pack / 4> words;
     memcpy(&words, &pack, sizeof pack);
@@ -200,12 +167,14 @@ __device__ __forceinline__ Pack<Compute<T>, N> unpacked(Pack<T, N> pack) {
   if constexpr (std::is_same_v<T, BFloat16> && N % 2 == 0) {
     std::uint32_t words[N / 2];
     memcpy(words, &pack, sizeof words);
-    UNROLL for (int i = 0; i < N / 2; ++i) {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
       x.v[2 * i] = __uint_as_float(words[i] << 16);
       x.v[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
     }
   } else {
-    UNROLL for (int i = 0; i < N; ++i) x.v[i] = load(pack.v[i]);
+#pragma unroll
+    for (int i = 0; i < N; ++i) x.v[i] = load(pack.v[i]);
   }
   return x;
 }

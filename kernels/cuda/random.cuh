@@ -21,8 +21,9 @@ struct Uniform {
   static constexpr int kEach = 4;
   double low, range;
   __device__ void operator()(const std::uint32_t (&words)[4], T* out) const {
-    UNROLL for (int i = 0; i < 4; ++i) out[i] =
-        store<T>(static_cast<float>(fma(range, uniform_from<T>(words[i]), low)));
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      out[i] = store<T>(static_cast<float>(fma(range, uniform_from<T>(words[i]), low)));
   }
 };
 template <class T>
@@ -30,7 +31,8 @@ struct Normal {
   static constexpr int kEach = 4;
   double mean, std;
   __device__ void operator()(const std::uint32_t (&words)[4], T* out) const {
-    UNROLL for (int i = 0; i < 4; i += 2) {
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
       const NormalPair z = normal_from(words[i], words[i + 1]);
       out[i] = store<T>(static_cast<float>(fma(std, z.first, mean)));
       out[i + 1] = store<T>(static_cast<float>(fma(std, z.second, mean)));
@@ -43,8 +45,9 @@ struct Randint {
   std::int64_t low;
   std::uint64_t span;
   __device__ void operator()(const std::uint32_t (&words)[4], T* out) const {
-    UNROLL for (int i = 0; i < 2; ++i) out[i] =
-        store<T>(convert<Compute<T>>(integer_from(wide_word(words, i), low, span)));
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      out[i] = store<T>(convert<Compute<T>>(integer_from(wide_word(words, i), low, span)));
   }
 };
 /// Applies dropout to the values in `out`.
@@ -54,8 +57,8 @@ struct Dropout {
   std::uint32_t threshold;
   float scale;
   __device__ void operator()(const std::uint32_t (&words)[4], T* out) const {
-    UNROLL for (int i = 0; i < 4; ++i) out[i] =
-        store<T>(words[i] >> 8 >= threshold ? load(out[i]) * scale : 0.0f);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[i] = store<T>(words[i] >> 8 >= threshold ? load(out[i]) * scale : 0.0f);
   }
 };
 
@@ -73,15 +76,22 @@ __global__ void __launch_bounds__(kRandomThreads)
   Pack<T, E> pack{};
   if (x) {
     if (whole) pack = *reinterpret_cast<const Pack<T, E>*>(x + first);
-    else UNROLL for (int i = 0; i < E; ++i) if (first + i < n) pack.v[i] = x[first + i];
+    else
+#pragma unroll
+      for (int i = 0; i < E; ++i)
+        if (first + i < n) pack.v[i] = x[first + i];
   }
-  UNROLL for (int k = 0; k < kCounters; ++k) {
+#pragma unroll
+  for (int k = 0; k < kCounters; ++k) {
     const Philox4 four =
         philox(range.seed, range.offset + static_cast<std::uint64_t>(thread * kCounters + k));
     f(four.v, pack.v + k * F::kEach);
   }
   if (whole) *reinterpret_cast<Pack<T, E>*>(out + first) = pack;
-  else UNROLL for (int i = 0; i < E; ++i) if (first + i < n) out[first + i] = pack.v[i];
+  else
+#pragma unroll
+    for (int i = 0; i < E; ++i)
+      if (first + i < n) out[first + i] = pack.v[i];
 }
 
 template <class T, class F>

@@ -33,7 +33,8 @@ struct SumOf : Terms {
   __device__ void take(State& s, const Compute<T> (&x)[N], float center, const Position&) const {
     static_assert((N & (N - 1)) == 0);
     SumLane<T> y[N];
-    UNROLL for (int j = 0; j < N; ++j) y[j] = this->term(x[j], center);
+#pragma unroll
+    for (int j = 0; j < N; ++j) y[j] = this->term(x[j], center);
     s += static_cast<State>(added<N>(y));
   }
   __device__ static State merge(State a, State b) { return a + b; }

@@ -57,13 +57,15 @@ struct Extreme {
   template <int N, class Position>
   __device__ void take(State& s, const Compute<T> (&x)[N], Center, const Position& position) const {
     Key key[N];
-    UNROLL for (int j = 0; j < N; ++j) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
       key[j] = static_cast<Key>(x[j]);
       if constexpr (kFloats) key[j] = absolute ? fabsf(key[j]) : key[j];
       key[j] = maybe_negated(key[j]);
     }
     int best = 0;
-    UNROLL for (int j = 1; j < N; ++j) {
+#pragma unroll
+    for (int j = 1; j < N; ++j) {
       const bool better = beats(key[j], key[0]);
       best = better ? j : best;
       key[0] = better ? key[j] : key[0];

@@ -47,7 +47,8 @@ struct ReducePlan {
 template <int V, class T>
 __device__ __forceinline__ void read_elements(const T* p, Compute<T>* x) {
   const Pack<T, V> pack = *reinterpret_cast<const Pack<T, V>*>(p);
-  UNROLL for (int i = 0; i < V; ++i) x[i] = load(pack.v[i]);
+#pragma unroll
+  for (int i = 0; i < V; ++i) x[i] = load(pack.v[i]);
 }
 
 /// Takes `U` packs with a stride of `step` packs.
@@ -56,7 +57,8 @@ __device__ __forceinline__ void take_packs(const ReducePlan& plan, const Op& op,
                                            typename Op::Center center, std::int64_t first, unsigned step,
                                            typename Op::State& s) {
   Compute<T> v[U * V];
-  UNROLL for (int u = 0; u < U; ++u) {
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
     std::int64_t at[1];
     plan.reduced.offsets(static_cast<std::uint64_t>(first + u * step), at);
     read_elements<V>(x + at[0], v + u * V);
@@ -68,7 +70,7 @@ template <class Op, class T, int V>
 __global__ void __launch_bounds__(kReductionThreads)
     reduce_rows(ReducePlan plan, Op op, const T* x, typename Op::State* parts) {
   using State = typename Op::State;
-  SHARED(State, warps, [kReductionThreads / 32]);
+  __shared__ State warps[kReductionThreads / 32];
   constexpr int U = kLoads<V>;
   const unsigned thread = threadIdx.x, lane = thread & (plan.width - 1);
   const std::int64_t unit = static_cast<std::int64_t>(blockIdx.x) * (kReductionThreads / plan.width) +
@@ -95,14 +97,15 @@ __global__ void __launch_bounds__(kReductionThreads)
         op.take(s, v, center, [=](int) { return last; });
       }
   }
-  UNROLL for (unsigned bits = 16; bits > 0; bits /= 2) if (bits < plan.width) s =
-      Op::merge(s, Op::of_lane(s, static_cast<int>(bits)));
+#pragma unroll
+  for (unsigned bits = 16; bits > 0; bits /= 2)
+    if (bits < plan.width) s = Op::merge(s, Op::of_lane(s, static_cast<int>(bits)));
   if (plan.width == kReductionThreads) {
     if (thread % 32 == 0) warps[thread / 32] = s;
     __syncthreads();
     s = warps[thread % (kReductionThreads / 32)];
-    UNROLL for (int bits = kReductionThreads / 64; bits > 0; bits /= 2) s =
-        Op::merge(s, Op::of_lane(s, bits));
+#pragma unroll
+    for (int bits = kReductionThreads / 64; bits > 0; bits /= 2) s = Op::merge(s, Op::of_lane(s, bits));
   }
   if (!inside || lane != 0) return;
   if (parts) parts[unit] = s;
@@ -115,7 +118,7 @@ template <class Op, class T, int V>
 __global__ void __launch_bounds__(kReductionThreads)
     reduce_columns(ReducePlan plan, Op op, const T* x, typename Op::State* parts) {
   using State = typename Op::State;
-  SHARED(State, shared, [V][kReductionThreads]);  // adjacent threads use adjacent words
+  __shared__ State shared[V][kReductionThreads];  // adjacent threads use adjacent words
   constexpr int U = kLoads<V>;
   const unsigned thread = threadIdx.x, height = kReductionThreads / plan.width, y = thread / plan.width;
   const std::uint64_t tile = plan.pieces.divide(blockIdx.x);
@@ -124,26 +127,31 @@ __global__ void __launch_bounds__(kReductionThreads)
   const bool inside = output < plan.outputs;
   const std::int64_t across = plan.kept.strides[0][plan.kept.ndim - 1];
   State s[V];
-  UNROLL for (int v = 0; v < V; ++v) s[v] = Op::identity();
+#pragma unroll
+  for (int v = 0; v < V; ++v) s[v] = Op::identity();
   std::int64_t at[2] = {0, 0};
   if (inside) {
     plan.kept.offsets(static_cast<std::uint64_t>(output), at);
     typename Op::Center center[V];
-    UNROLL for (int v = 0; v < V; ++v) center[v] = op.center(at[0] + v * across);
+#pragma unroll
+    for (int v = 0; v < V; ++v) center[v] = op.center(at[0] + v * across);
     const T* const from = x + at[1];
     const std::int64_t begin = part * plan.piece;
     const std::int64_t end = begin + plan.piece < plan.steps ? begin + plan.piece : plan.steps;
     std::int64_t i = begin + y;
     for (; i + (U - 1) * height < end; i += U * height) {
       Compute<T> rows[U][V];
-      UNROLL for (int u = 0; u < U; ++u) {
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
         std::int64_t row[1];
         plan.reduced.offsets(static_cast<std::uint64_t>(i + u * height), row);
         read_elements<V>(from + row[0], rows[u]);
       }
-      UNROLL for (int v = 0; v < V; ++v) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
         Compute<T> column[U];
-        UNROLL for (int u = 0; u < U; ++u) column[u] = rows[u][v];
+#pragma unroll
+        for (int u = 0; u < U; ++u) column[u] = rows[u][v];
         op.take(s[v], column, center[v], [=](int u) { return i + u * height; });
       }
     }
@@ -152,24 +160,28 @@ __global__ void __launch_bounds__(kReductionThreads)
       plan.reduced.offsets(static_cast<std::uint64_t>(i), row);
       Compute<T> elements[V];
       read_elements<V>(from + row[0], elements);
-      UNROLL for (int v = 0; v < V; ++v) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
         const Compute<T> element[1] = {elements[v]};
         op.take(s[v], element, center[v], [=](int) { return i; });
       }
     }
   }
-  UNROLL for (int v = 0; v < V; ++v) shared[v][thread] = s[v];
+#pragma unroll
+  for (int v = 0; v < V; ++v) shared[v][thread] = s[v];
   for (unsigned rows = height / 2; rows > 0; rows /= 2) {
     __syncthreads();
     if (y < rows) {
-      UNROLL for (int v = 0; v < V; ++v) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
         s[v] = Op::merge(s[v], shared[v][thread + rows * plan.width]);
         shared[v][thread] = s[v];
       }
     }
   }
   if (!inside || y != 0) return;
-  UNROLL for (int v = 0; v < V; ++v) {
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
     if (parts) parts[(output + v) * static_cast<std::int64_t>(plan.pieces.value) + part] = s[v];
     else op.finish(at[0] + v * across, s[v]);
   }
@@ -185,7 +197,8 @@ __global__ void __launch_bounds__(kReductionThreads)
   const auto pieces = static_cast<std::int64_t>(plan.pieces.value);
   typename Op::State s = Op::identity();
   for (std::int64_t i = threadIdx.x % 32; i < pieces; i += 32) s = Op::merge(s, parts[output * pieces + i]);
-  UNROLL for (int bits = 16; bits > 0; bits /= 2) s = Op::merge(s, Op::of_lane(s, bits));
+#pragma unroll
+  for (int bits = 16; bits > 0; bits /= 2) s = Op::merge(s, Op::of_lane(s, bits));
   if (threadIdx.x % 32 != 0) return;
   std::int64_t at[2];
   plan.kept.offsets(static_cast<std::uint64_t>(output), at);

@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(kRopeThreads)
   alignas(sizeof(Packed)) T out[2 * V];
   *reinterpret_cast<Packed*>(in) = *reinterpret_cast<const Packed*>(x + first);
   *reinterpret_cast<Packed*>(in + V) = *reinterpret_cast<const Packed*>(x + second);
-  UNROLL for (int j = 0; j < V; ++j) {
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
     const float c = cos[angles + j], s = r.sign * sin[angles + j];
     // Both indices are known to the compiler, so that the packs stay in registers.
     const float a = load(r.interleaved ? in[2 * j] : in[j]),

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kScanThreads)
     scan_rows(Op op, WideDivisor pieces, std::int64_t piece, const typename Op::State* before,
               typename Op::State* totals) {
   using State = typename Op::State;
-  SHARED(State, shared, [2][kScanThreads]);
+  __shared__ State shared[2][kScanThreads];
   const auto row = static_cast<std::int64_t>(pieces.divide(blockIdx.x));
   const std::int64_t own = blockIdx.x - row * static_cast<std::int64_t>(pieces.value);
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(kScanThreads)
   for (std::int64_t tile = own * piece; tile < end; tile += threads * kScanEach) {
     const std::int64_t first = tile + thread * kScanEach;
     State each[kScanEach], total = Op::identity();
-    UNROLL for (int i = 0; i < kScanEach; ++i) {
+#pragma unroll
+    for (int i = 0; i < kScanEach; ++i) {
       const std::int64_t step = first + i, at = op.reverse ? op.n - 1 - step : step;
       each[i] = step < end ? op.at(row * op.n + at, at) : Op::identity();
       total = op.join(total, each[i]);
@@ -51,7 +52,8 @@ __global__ void __launch_bounds__(kScanThreads)
     __syncthreads();
     if (!totals) {
       State s = thread > 0 ? op.join(carry, shared[now][thread - 1]) : carry;
-      UNROLL for (int i = 0; i < kScanEach; ++i) {
+#pragma unroll
+      for (int i = 0; i < kScanEach; ++i) {
         const std::int64_t step = first + i, at = op.reverse ? op.n - 1 - step : step;
         s = op.join(s, each[i]);
         if (step < end) op.put(row * op.n + at, at, s);

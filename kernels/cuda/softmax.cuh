@@ -30,11 +30,11 @@ template <int kThreads>
 struct RowThreads {
   template <int K>
   __device__ __forceinline__ static void sum(float (&s)[K]) {
-    SHARED(float, warps, [K][kThreads / 32]);
+    __shared__ float warps[K][kThreads / 32];
     merge(s, warps, [](float a, float b) { return a + b; });
   }
   __device__ __forceinline__ static float max(float x) {
-    SHARED(float, warps, [1][kThreads / 32]);
+    __shared__ float warps[1][kThreads / 32];
     float s[1] = {x};
     merge(s, warps, [](float a, float b) { return fmaxf(a, b); });
     return s[0];
@@ -44,17 +44,22 @@ struct RowThreads {
   template <int K, class F>
   __device__ __forceinline__ static void merge(float (&s)[K], float (&warps)[K][kThreads / 32], F f) {
     const auto lanes = [&](int from) {
-      UNROLL for (int bits = from; bits > 0; bits /= 2) UNROLL for (int k = 0; k < K; ++k) s[k] =
-          f(s[k], __shfl_xor_sync(kAllLanes, s[k], bits));
+#pragma unroll
+      for (int bits = from; bits > 0; bits /= 2)
+#pragma unroll
+        for (int k = 0; k < K; ++k) s[k] = f(s[k], __shfl_xor_sync(kAllLanes, s[k], bits));
     };
     lanes(16);
     if constexpr (kThreads > 32) {
       const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-      if (lane == 0) UNROLL for (int k = 0; k < K; ++k) warps[k][thread / 32] = s[k];
+      if (lane == 0)
+#pragma unroll
+        for (int k = 0; k < K; ++k) warps[k][thread / 32] = s[k];
       __syncthreads();
       // If the block has fewer than 32 warps, several lanes read the result of the same warp. Shuffles within
       // groups of kThreads / 32 lanes then combine each warp's result exactly once.
-      UNROLL for (int k = 0; k < K; ++k) s[k] = warps[k][lane % (kThreads / 32)];
+#pragma unroll
+      for (int k = 0; k < K; ++k) s[k] = warps[k][lane % (kThreads / 32)];
       lanes(kThreads / 64);
     }
   }
@@ -79,8 +84,10 @@ struct SoftmaxForward {
   template <int N>
   __device__ static State of(const float (&x)[1][N]) {
     State s = identity();
-    UNROLL for (int i = 0; i < N; ++i) s.max = fmaxf(s.max, x[0][i]);
-    UNROLL for (int i = 0; i < N; ++i) s.sum += x[0][i] == -kInfinity ? 0.0f : exp_for<T>(x[0][i] - s.max);
+#pragma unroll
+    for (int i = 0; i < N; ++i) s.max = fmaxf(s.max, x[0][i]);
+#pragma unroll
+    for (int i = 0; i < N; ++i) s.sum += x[0][i] == -kInfinity ? 0.0f : exp_for<T>(x[0][i] - s.max);
     return s;
   }
   __device__ static State merge(State a, State b) {
@@ -108,9 +115,11 @@ struct SoftmaxForward {
   template <class Row, int N>
   __device__ static State reduce_registers(float (&x)[1][N]) {
     float max = -kInfinity, sum[1] = {0};
-    UNROLL for (int i = 0; i < N; ++i) max = fmaxf(max, x[0][i]);
+#pragma unroll
+    for (int i = 0; i < N; ++i) max = fmaxf(max, x[0][i]);
     max = Row::max(max);
-    UNROLL for (int i = 0; i < N; ++i) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
       const float e = exp_for<T>(x[0][i] - max);
       sum[0] += e;
       if (!log) x[0][i] = e;
@@ -135,7 +144,8 @@ struct SoftmaxBackward {
   template <int N>
   __device__ static State of(const float (&x)[2][N]) {
     float sum = 0;
-    UNROLL for (int i = 0; i < N; ++i) sum += log ? x[1][i] : x[0][i] * x[1][i];
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += log ? x[1][i] : x[0][i] * x[1][i];
     return sum;
   }
   __device__ static State merge(State a, State b) { return a + b; }
@@ -196,22 +206,28 @@ __global__ void __launch_bounds__(kThreads == 32 ? 128 : kThreads,
   if (row >= rows) return;  // uniform over the warp, and over larger blocks
   const int thread = static_cast<int>(threadIdx.x);
   float x[Op::kInputs][kElements];
-  UNROLL for (int k = 0; k < Op::kInputs; ++k) {
+#pragma unroll
+  for (int k = 0; k < Op::kInputs; ++k) {
     const T* const from = in.x[k] + row * n;
-    UNROLL for (int i = 0; i < kElements; i += V) {
+#pragma unroll
+    for (int i = 0; i < kElements; i += V) {
       const int at = (i / V * kThreads + thread) * V;
       const auto pack = unpacked(pack_or<V>(from + at, at < n, store<T>(Op::kNeutral)));
-      UNROLL for (int j = 0; j < V; ++j) x[k][i + j] = pack.v[j];
+#pragma unroll
+      for (int j = 0; j < V; ++j) x[k][i + j] = pack.v[j];
     }
   }
   const typename Op::State s = Op::template reduce_registers<RowThreads<kThreads>>(x);
-  UNROLL for (int i = 0; i < kElements; i += V) {
+#pragma unroll
+  for (int i = 0; i < kElements; i += V) {
     const int at = (i / V * kThreads + thread) * V;
     if (at >= n) break;
     Pack<T, V> pack;
-    UNROLL for (int j = 0; j < V; ++j) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
       float element[Op::kInputs];
-      UNROLL for (int k = 0; k < Op::kInputs; ++k) element[k] = x[k][i + j];
+#pragma unroll
+      for (int k = 0; k < Op::kInputs; ++k) element[k] = x[k][i + j];
       pack.v[j] = store<T>(register_result<Op>(s, element));
     }
     *reinterpret_cast<Pack<T, V>*>(out + row * n + at) = pack;
@@ -226,12 +242,16 @@ __global__ void __launch_bounds__(512, 2) row_streamed(RowInputs<T, Op::kInputs>
   const auto over_row = [&](const auto& f) {
     for (std::int64_t at = threadIdx.x * V; at < n; at += kPacks * kStep) {
       float x[Op::kInputs][kPacks * V];
-      UNROLL for (int k = 0; k < Op::kInputs; ++k) UNROLL for (int p = 0; p < kPacks; ++p) {
-        const std::int64_t place = at + p * kStep;
-        const T* const from = in.x[k] + (row * n + place);
-        const auto pack = unpacked(pack_or<V>(from, place < n, store<T>(Op::kNeutral)));
-        UNROLL for (int j = 0; j < V; ++j) x[k][p * V + j] = pack.v[j];
-      }
+#pragma unroll
+      for (int k = 0; k < Op::kInputs; ++k)
+#pragma unroll
+        for (int p = 0; p < kPacks; ++p) {
+          const std::int64_t place = at + p * kStep;
+          const T* const from = in.x[k] + (row * n + place);
+          const auto pack = unpacked(pack_or<V>(from, place < n, store<T>(Op::kNeutral)));
+#pragma unroll
+          for (int j = 0; j < V; ++j) x[k][p * V + j] = pack.v[j];
+        }
       f(x, at);
     }
   };
@@ -239,13 +259,16 @@ __global__ void __launch_bounds__(512, 2) row_streamed(RowInputs<T, Op::kInputs>
   over_row([&](const auto& x, std::int64_t) { s = Op::merge(s, Op::of(x)); });
   s = Op::finish(Op::template all_reduce<RowThreads<512>>(s));
   over_row([&](const auto& x, std::int64_t at) {
-    UNROLL for (int p = 0; p < kPacks; ++p) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
       const std::int64_t place = at + p * kStep;
       if (place >= n) break;
       Pack<T, V> pack;
-      UNROLL for (int j = 0; j < V; ++j) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
         float element[Op::kInputs];
-        UNROLL for (int k = 0; k < Op::kInputs; ++k) element[k] = x[k][p * V + j];
+#pragma unroll
+        for (int k = 0; k < Op::kInputs; ++k) element[k] = x[k][p * V + j];
         pack.v[j] = store<T>(row_result<Op>(s, element));
       }
       *reinterpret_cast<Pack<T, V>*>(out + row * n + place) = pack;
@@ -266,10 +289,13 @@ __device__ __forceinline__ void over_part(const RowInputs<T, Op::kInputs>& in, s
   const std::int64_t row = blockIdx.y, begin = blockIdx.x * each, end = std::min(begin + each, n);
   for (std::int64_t at = begin + threadIdx.x; at < end; at += kRowPartThreads * kRowPartBatch) {
     float x[Op::kInputs][kRowPartBatch];
-    UNROLL for (int k = 0; k < Op::kInputs; ++k) UNROLL for (int i = 0; i < kRowPartBatch; ++i) {
-      const std::int64_t place = at + i * kRowPartThreads;
-      x[k][i] = place < end ? load(in.x[k][row * n + place]) : Op::kNeutral;
-    }
+#pragma unroll
+    for (int k = 0; k < Op::kInputs; ++k)
+#pragma unroll
+      for (int i = 0; i < kRowPartBatch; ++i) {
+        const std::int64_t place = at + i * kRowPartThreads;
+        x[k][i] = place < end ? load(in.x[k][row * n + place]) : Op::kNeutral;
+      }
     f(x, at, end);
   }
 }
@@ -297,11 +323,13 @@ __global__ void __launch_bounds__(kRowPartThreads, 4)
   if (threadIdx.x < gridDim.x) s = states[row * gridDim.x + threadIdx.x];
   s = Op::finish(Op::template all_reduce<RowThreads<kRowPartThreads>>(s));
   over_part<Op>(in, n, each, [&](const auto& x, std::int64_t at, std::int64_t end) {
-    UNROLL for (int i = 0; i < kRowPartBatch; ++i) {
+#pragma unroll
+    for (int i = 0; i < kRowPartBatch; ++i) {
       const std::int64_t place = at + i * kRowPartThreads;
       if (place >= end) break;
       float element[Op::kInputs];
-      UNROLL for (int k = 0; k < Op::kInputs; ++k) element[k] = x[k][i];
+#pragma unroll
+      for (int k = 0; k < Op::kInputs; ++k) element[k] = x[k][i];
       out[row * n + place] = store<T>(row_result<Op>(s, element));
     }
   });
@@ -314,7 +342,7 @@ template <class Op, class T>
 __global__ void __launch_bounds__(32 * kColumnThreads)
     columns(RowInputs<T, Op::kInputs> in, T* out, std::int64_t n, std::int64_t inner, std::int64_t tiles) {
   using State = typename Op::State;
-  SHARED(State, parts, [kColumnThreads][32]);
+  __shared__ State parts[kColumnThreads][32];
   const std::int64_t outer = blockIdx.x / tiles, column = (blockIdx.x - outer * tiles) * 32 + threadIdx.x;
   const bool inside = column < inner;
   const std::int64_t first = outer * n * inner + column;
@@ -322,18 +350,21 @@ __global__ void __launch_bounds__(32 * kColumnThreads)
   float x[Op::kInputs][1];
   if (inside)
     for (std::int64_t i = threadIdx.y; i < n; i += kColumnThreads) {
-      UNROLL for (int k = 0; k < Op::kInputs; ++k) x[k][0] = load(in.x[k][first + i * inner]);
+#pragma unroll
+      for (int k = 0; k < Op::kInputs; ++k) x[k][0] = load(in.x[k][first + i * inner]);
       s = Op::merge(s, Op::of(x));
     }
   parts[threadIdx.y][threadIdx.x] = s;
   __syncthreads();
   if (!inside) return;
   s = parts[0][threadIdx.x];
-  UNROLL for (int i = 1; i < kColumnThreads; ++i) s = Op::merge(s, parts[i][threadIdx.x]);
+#pragma unroll
+  for (int i = 1; i < kColumnThreads; ++i) s = Op::merge(s, parts[i][threadIdx.x]);
   s = Op::finish(s);
   for (std::int64_t i = threadIdx.y; i < n; i += kColumnThreads) {
     float element[Op::kInputs];
-    UNROLL for (int k = 0; k < Op::kInputs; ++k) element[k] = load(in.x[k][first + i * inner]);
+#pragma unroll
+    for (int k = 0; k < Op::kInputs; ++k) element[k] = load(in.x[k][first + i * inner]);
     out[first + i * inner] = store<T>(row_result<Op>(s, element));
   }
 }

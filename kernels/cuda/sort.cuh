@@ -57,8 +57,8 @@ struct SortTiles {
 /// Sorts one tile per block and writes its first `keep` elements.
 template <class = void>
 __global__ void __launch_bounds__(kSortThreads) sort_tiles(SortTiles s) {
-  SHARED(std::uint64_t, key, [kSortTile]);
-  SHARED(std::int64_t, position, [kSortTile]);
+  __shared__ std::uint64_t key[kSortTile];
+  __shared__ std::int64_t position[kSortTile];
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const auto row = static_cast<std::int64_t>(s.tiles.divide(blockIdx.x));
   const std::int64_t tile = blockIdx.x - row * static_cast<std::int64_t>(s.tiles.value),

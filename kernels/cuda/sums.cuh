@@ -11,8 +11,10 @@ namespace tapestry::kernels::cuda {
 /// Butterfly reduction; every lane gets the sums.
 template <class C, int K>
 __device__ __forceinline__ void sum_warp(C (&s)[K]) {
-  UNROLL for (int lanes = 16; lanes > 0; lanes /= 2) UNROLL for (int k = 0; k < K; ++k) s[k] +=
-      __shfl_xor_sync(kAllLanes, s[k], lanes);
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2)
+#pragma unroll
+    for (int k = 0; k < K; ++k) s[k] += __shfl_xor_sync(kAllLanes, s[k], lanes);
 }
 /// Sums over the kThreads threads of a block; every thread gets the sums. `parts` is shared memory. The
 /// caller must put a barrier between two uses of the same `parts`.
@@ -20,11 +22,15 @@ template <int kThreads, class C, int K>
 __device__ __forceinline__ void sum_block(C (&s)[K], C (&parts)[K][kThreads / 32]) {
   const int thread = static_cast<int>(threadIdx.x);
   sum_warp(s);
-  if (thread % 32 == 0) UNROLL for (int k = 0; k < K; ++k) parts[k][thread / 32] = s[k];
+  if (thread % 32 == 0)
+#pragma unroll
+    for (int k = 0; k < K; ++k) parts[k][thread / 32] = s[k];
   __syncthreads();
-  UNROLL for (int k = 0; k < K; ++k) {
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
     s[k] = parts[k][0];
-    UNROLL for (int warp = 1; warp < kThreads / 32; ++warp) s[k] += parts[k][warp];
+#pragma unroll
+    for (int warp = 1; warp < kThreads / 32; ++warp) s[k] += parts[k][warp];
   }
 }
 
@@ -36,7 +42,7 @@ inline constexpr int kSumThreads = 256;
 template <class F>
 __global__ void __launch_bounds__(kSumThreads) add_elements(std::int64_t n, bool packs, F f, float* parts) {
   constexpr int K = F::kSums, V = F::kPack;
-  SHARED(float, warps, [K][kSumThreads / 32]);
+  __shared__ float warps[K][kSumThreads / 32];
   float sums[K] = {};
   const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x) * kSumThreads + threadIdx.x;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kSumThreads;
@@ -47,20 +53,23 @@ __global__ void __launch_bounds__(kSumThreads) add_elements(std::int64_t n, bool
   if (threadIdx.x != 0) return;
   if (gridDim.x == 1) {
     double total[K];
-    UNROLL for (int k = 0; k < K; ++k) total[k] = sums[k];
+#pragma unroll
+    for (int k = 0; k < K; ++k) total[k] = sums[k];
     f.finish(total);
   } else {
-    UNROLL for (int k = 0; k < K; ++k) parts[blockIdx.x * K + k] = sums[k];
+#pragma unroll
+    for (int k = 0; k < K; ++k) parts[blockIdx.x * K + k] = sums[k];
   }
 }
 
 template <class F>
 __global__ void __launch_bounds__(kSumThreads) add_parts(int count, F f, const float* parts) {
   constexpr int K = F::kSums;
-  SHARED(double, warps, [K][kSumThreads / 32]);
+  __shared__ double warps[K][kSumThreads / 32];
   double sums[K] = {};
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kSumThreads)
-    UNROLL for (int k = 0; k < K; ++k) sums[k] += parts[i * K + k];
+#pragma unroll
+    for (int k = 0; k < K; ++k) sums[k] += parts[i * K + k];
   sum_block<kSumThreads>(sums, warps);
   if (threadIdx.x == 0) f.finish(sums);
 }

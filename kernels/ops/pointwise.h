@@ -55,8 +55,7 @@ struct Pointwise {
   static constexpr DTypeSet kDTypes = kDTypeSet;
   static constexpr bool kGivesBool = false;  // the output is bool; otherwise it has the slot's dtype
   // What else a row may say:
-  // It computes exponentials, logarithms and the like. CPUs have wide loops for it, and two compilers may
-  // round its results differently.
+  // It computes exponentials, logarithms and the like. CPUs have wide loops for it.
   static constexpr bool kElementary = false;
   static constexpr CastPolicy kCastOnGpus = CastPolicy::none;  // what autocast does on GPUs; nothing on CPUs
   static constexpr bool kF16OnGpus = false;  // it and its gradient have f16 kernels of their own on GPUs

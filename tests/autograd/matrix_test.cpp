@@ -43,8 +43,8 @@ DeviceCell cuda_kernels(const std::string& op) {
           "the operation has no kernel of its own: it is a view, or made of other operations' kernels"};
 }
 
-// The test that runs the operation on an emulated GPU.
-DeviceCell emulated_test(const std::string& op) {
+// The test that runs the operation on a CUDA device.
+DeviceCell device_test(const std::string& op) {
   if (const DeviceCell kernels = cuda_kernels(op); kernels.reason == device_tests::kPacked) return kernels;
   for (const GoldenRow& row : golden_rows())
     if (base_name(row.op) == op) return {"yes", ""};
@@ -58,7 +58,7 @@ DeviceCell emulated_test(const std::string& op) {
 TEST_CASE("every operation has each kind of test") {
   const Matrix matrix =
       build_matrix(registered_ops(), golden_rows(), kind_rows(), golden_families(), golden_family,
-                   {{"CUDA kernels", cuda_kernels}, {"emulated", emulated_test}});
+                   {{"CUDA kernels", cuda_kernels}, {"on a device", device_test}});
   CHECK(!registered_ops().empty());
   for (const std::string& failure : matrix.failures) FAIL_CHECK(failure);
   if (!matrix.failures.empty()) std::cout << matrix.markdown;
@@ -70,8 +70,9 @@ TEST_CASE("every operation has each kind of test") {
       "explains the "
       "kinds of test.\nThe kernels for GPUs are those of the slot with the operation's name, without those "
       "that "
-      "tests/device/exceptions.h\nlists with their reasons. The tests `device.op_*` run every operation with "
-      "golden cases on an emulated GPU.\nTo update the page, run `TAPESTRY_WRITE_DOCS=1 "
+      "tests/device/exceptions.h\nlists with their reasons. The tests `machine.op_*` run every operation "
+      "with "
+      "golden cases on the PTX machine.\nTo update the page, run `TAPESTRY_WRITE_DOCS=1 "
       "build/ci/bin/tests_autograd \"every "
       "operation*\"`.\n\n" +
       matrix.markdown;

@@ -1,7 +1,6 @@
 #pragma once
-// What the tests of kernels for sm_90a (kernels/cuda/hopper) share. The emulator cannot run these kernels:
-// the PTX machine executes what nvcc made of them, launched by the library itself, with every access,
-// mbarrier and fence checked.
+// What the tests of kernels for sm_90a (kernels/cuda/hopper) share. The PTX machine executes what nvcc made
+// of them, launched by the library itself, with every access, mbarrier and fence checked.
 #include <cstdlib>
 #include <string_view>
 

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(128) scale(const float* x, float* y, int n, do
     y[i] = static_cast<float>(a) * x[i] + static_cast<float>(i);
 }
 __global__ void needs_shared() {
-  DYN_SHARED(float, rows);
+  extern __shared__ float rows[];
   rows[threadIdx.x] = 1;
 }
 __global__ void one(float* y) { *y = 1; }

@@ -15,13 +15,6 @@ using namespace tapestry;
 
 inline const Device kGpu{DeviceType::cuda, 0};
 
-/// True without a GPU, and on emulated devices: tests/emulated launches these kernels with the same sizes.
-inline bool skipped() {
-  if (no_gpu()) return true;
-  if (make_devices) std::printf("skipped: tests/emulated launches these kernels\n");
-  return make_devices != nullptr;
-}
-
 /// The largest difference, relative to the largest element. NaN counts as infinite.
 inline double difference(const Tensor& expected, const Tensor& found) {
   const std::vector<float> a = expected.detach().to_float().to_vector<float>(),

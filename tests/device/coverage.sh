@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks that tests have launched every kernel that nvcc compiled.
-#   coverage.sh FOLDER OBJECT...    FOLDER contains what TAPESTRY_EMULATED_LAUNCHES or TAPESTRY_PTX_LAUNCHES recorded; the
+#   coverage.sh FOLDER OBJECT...    FOLDER contains what TAPESTRY_PTX_LAUNCHES recorded; the
 #                                   objects are of .cu files. NOT_RUN=FILE lists symbols of kernels that do not run, below
 #                                   a comment with the reason. A listed kernel that did run is an error.
 set -euo pipefail

@@ -50,15 +50,15 @@ constexpr DTypeSet required_of_cuda(DTypeSet cpu) {
   return floats ? floats & kBoth : cpu;
 }
 
-/// Operations without golden cases, which the tests device.op_* therefore do not run, and the tests that run
-/// them on an emulated GPU.
+/// Operations without golden cases, which the tests machine.op_* therefore do not run, and the tests that run
+/// them on a CUDA device.
 struct Elsewhere {
   const char* op;
   const char* test;
 };
-constexpr const char* kRandomTest = "tests/emulated/random_test.cpp runs the kernels";
+constexpr const char* kRandomTest = "tests/device/sizes_test.cpp compares it with the CPU";
 inline constexpr Elsewhere kElsewhere[] = {
-    {"bernoulli", "made of rand and a comparison; tests/emulated/random_test.cpp runs the kernel of rand"},
+    {"bernoulli", "made of rand and a comparison; tests/device/sizes_test.cpp runs the kernel of rand"},
     {"dropout", kRandomTest},
     {"multinomial", "tests/device/sampling_test.cpp compares it with the CPU"},
     {"rand", kRandomTest},

@@ -1,6 +1,5 @@
 // Kernels that are chosen by the size of a row, an image or a matrix, compared with the CPU: on a GPU, and on
-// the PTX machine, where tests/device/machine.cmake demands that every kernel of the library runs. The
-// emulated devices skip it, because tests/emulated launches these kernels with the same sizes.
+// the PTX machine, where tests/device/machine.cmake demands that every kernel of the library runs.
 #include "tests/device/compare.h"
 
 using namespace device_tests;
@@ -16,7 +15,7 @@ constexpr std::int64_t kRows[] = {255,  256,  1023, 1024,  2047,  2048,  4095,
 }  // namespace
 
 TEST_CASE("softmax of rows of every size") {
-  if (skipped()) return;
+  if (no_gpu()) return;
   manual_seed(1);
   for (const DType dtype : kDTypes)
     for (const std::int64_t n : kRows) {
@@ -28,7 +27,7 @@ TEST_CASE("softmax of rows of every size") {
 }
 
 TEST_CASE("layer norm of rows of every size") {
-  if (skipped()) return;
+  if (no_gpu()) return;
   manual_seed(2);
   for (const DType dtype : kDTypes)
     for (const std::int64_t n : kRows)
@@ -38,7 +37,7 @@ TEST_CASE("layer norm of rows of every size") {
 }
 
 TEST_CASE("group norm and batch norm of large and odd images") {
-  if (skipped()) return;
+  if (no_gpu()) return;
   manual_seed(3);
   for (const DType dtype : kDTypes)
     for (const std::int64_t side : {7, 64}) {
@@ -54,7 +53,7 @@ TEST_CASE("group norm and batch norm of large and odd images") {
 }
 
 TEST_CASE("cross entropy of few and many classes") {
-  if (skipped()) return;
+  if (no_gpu()) return;
   manual_seed(4);
   for (const DType dtype : kDTypes)
     for (const std::int64_t classes : {5, 1000, 5000, 70000}) {
@@ -83,7 +82,7 @@ TEST_CASE("cross entropy of few and many classes") {
 }
 
 TEST_CASE("products of matrices that fill large tiles, and of vectors") {
-  if (skipped()) return;
+  if (no_gpu()) return;
   manual_seed(5);
   for (const DType dtype : kDTypes)
     for (const Shape& s :
@@ -100,7 +99,7 @@ TEST_CASE("products of matrices that fill large tiles, and of vectors") {
 }
 
 TEST_CASE("attention over long sequences, with heads of 64 and 128") {
-  if (skipped()) return;
+  if (no_gpu()) return;
   manual_seed(6);
   for (const DType dtype : kDTypes)
     for (const std::int64_t head : {64, 128})
@@ -122,7 +121,7 @@ TEST_CASE("attention over long sequences, with heads of 64 and 128") {
 }
 
 TEST_CASE("convolutions and pools of larger images") {
-  if (skipped()) return;
+  if (no_gpu()) return;
   manual_seed(7);
   for (const DType dtype : kDTypes)
     for (const std::int64_t channels : {3, 64}) {
@@ -146,7 +145,7 @@ TEST_CASE("convolutions and pools of larger images") {
 }
 
 TEST_CASE("long sums, sorts and copies") {
-  if (skipped()) return;
+  if (no_gpu()) return;
   manual_seed(8);
   for (const DType dtype : kDTypes) {
     const Tensor x = normal({3, 70001}, dtype), wide = normal({300, 513}, dtype);
@@ -166,7 +165,7 @@ TEST_CASE("long sums, sorts and copies") {
 }
 
 TEST_CASE("random numbers of a GPU are the CPU's") {
-  if (skipped()) return;
+  if (no_gpu()) return;
   for (const DType dtype : kDTypes) {
     const auto drawn = [&](const Device& d) {
       manual_seed(9);
@@ -185,4 +184,24 @@ TEST_CASE("random numbers of a GPU are the CPU's") {
   };
   CHECK(equal(integers(kCPU), integers(kGpu).cpu()));
   CHECK(equal(randperm(300, kGpu).sort(0).first.cpu(), arange(0, 300)));
+}
+
+// More rows than multiprocessors, which are streamed, and weight gradients in tiles of 128 x 128. It takes
+// too long for CI.
+TEST_CASE("softmax of many long rows, and the weight gradient of a large image", "[.large]") {
+  if (no_gpu()) return;
+  manual_seed(21);
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const std::int64_t n : {16392, 16385}) {
+      const Tensor x = normal({132, n}, dtype);
+      compare("softmax", {x}, 8, [](const auto& t) { return softmax(t[0], 1); });
+      compare("log_softmax", {x}, 8, [](const auto& t) { return log_softmax(t[0], 1); });
+    }
+  for (const bool last : {true, false})
+    for (const std::int64_t channels : {128, 126}) {
+      const Tensor x = normal({1, channels, 44, 44}, DType::f32),
+                   w = normal({128, channels, 3, 3}, DType::f32);
+      compare("conv2d", {last ? x.contiguous(MemoryFormat::channels_last) : x, w}, 256,
+              [](const auto& t) { return conv2d(t[0], t[1], {}, {.padding = 1}); });
+    }
 }

@@ -24,7 +24,7 @@ void exact(const std::string& what, const std::vector<Tensor>& inputs, const Fun
 }  // namespace
 
 TEST_CASE("normalisation of images in packs") {
-  if (skipped()) return;
+  if (no_gpu()) return;
   manual_seed(11);
   for (const DType dtype : kDTypes)
     for (const bool is_last : {false, true})
@@ -43,7 +43,7 @@ TEST_CASE("normalisation of images in packs") {
 }
 
 TEST_CASE("channels-last pools and convolutions") {
-  if (skipped()) return;
+  if (no_gpu()) return;
   manual_seed(12);
   for (const DType dtype : kDTypes) {
     const Tensor x = last(normal({2, 8, 6, 6}, dtype)), depth = normal({8, 1, 3, 3}, dtype),
@@ -66,7 +66,7 @@ TEST_CASE("channels-last pools and convolutions") {
 }
 
 TEST_CASE("convolutions in large tiles") {
-  if (skipped()) return;
+  if (no_gpu()) return;
   manual_seed(20);
   // 67 blocks of 128 x 128 pixels and channels, and 34 of 128 x 64, take less time than more blocks of
   // smaller tiles.
@@ -88,7 +88,7 @@ TEST_CASE("convolutions in large tiles") {
 }
 
 TEST_CASE("products in large tiles") {
-  if (skipped()) return;
+  if (no_gpu()) return;
   manual_seed(13);
   // Large tiles are chosen if they need one wave of blocks where small ones need three.
   const auto products = [](DType dtype, std::int64_t batch, std::int64_t m, std::int64_t n, std::int64_t k) {
@@ -127,7 +127,7 @@ TEST_CASE("products in large tiles") {
 }
 
 TEST_CASE("attention with heads of 96, and one query of 16-bit numbers over many keys") {
-  if (skipped()) return;
+  if (no_gpu()) return;
   manual_seed(14);
   for (const DType dtype : kDTypes) {
     const Tensor q = normal({1, 2, 20, 96}, dtype), k = normal({1, 2, 20, 96}, dtype),
@@ -147,7 +147,7 @@ TEST_CASE("attention with heads of 96, and one query of 16-bit numbers over many
 }
 
 TEST_CASE("sums, extremes and norms in several pieces") {
-  if (skipped()) return;
+  if (no_gpu()) return;
   manual_seed(15);
   for (const DType dtype : kIntegersOfCuda) {
     const Tensor x = randint(0, 100, {2, 70001}, kCPU).to(dtype);
@@ -173,7 +173,7 @@ TEST_CASE("sums, extremes and norms in several pieces") {
 }
 
 TEST_CASE("elementwise kernels, copies and random numbers of other dtypes") {
-  if (skipped()) return;
+  if (no_gpu()) return;
   manual_seed(16);
   const Tensor wide = randn({5, 7}, {DType::f64, kCPU}) * 100;
   for (const DType dtype : {DType::f16, DType::bf16, DType::u8, DType::i32, DType::i64})
@@ -227,7 +227,7 @@ TEST_CASE("elementwise kernels, copies and random numbers of other dtypes") {
 }
 
 TEST_CASE("gradients are clipped by value and by other norms, and plain SGD takes 16-bit numbers") {
-  if (skipped()) return;
+  if (no_gpu()) return;
   const auto stepped = [](const Device& d) {
     manual_seed(19);
     const nn::Parameter p("p", normal({300}, DType::bf16).to(d));

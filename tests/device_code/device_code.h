@@ -35,7 +35,7 @@ struct Kernel {
 /// std::runtime_error if the file is malformed or its device code is compressed.
 std::vector<Kernel> read_kernels(const fs::path& file);
 
-/// Adds launch configurations from the files that emulated tests wrote into `folder`. Returns the number of
+/// Adds launch configurations from the files that the tests machine.* wrote into `folder`. Returns the number of
 /// kernels whose launches are known.
 int add_launches(std::vector<Kernel>& kernels, const fs::path& folder);
 

@@ -40,9 +40,9 @@ fs::path build_folder() { return library().parent_path().parent_path(); }
 TEST_CASE("every kernel stays within its launch bounds and the GPU's resources") {
   if (no_device_code()) return;
   std::vector<Kernel> kernels = read_kernels(library());
-  const int known = add_launches(kernels, build_folder() / "emulated_launches");
+  const int known = add_launches(kernels, build_folder() / "machine_launches");
   std::printf("launches are known of %d of %zu kernels%s\n", known, kernels.size(),
-              known == 0 ? ": run the tests emulated.* first" : "");
+              known == 0 ? ": run the tests machine.* first" : "");
   CHECK(faults(kernels, kOnStack) == std::vector<std::string>{});
 
   std::map<int, std::vector<Kernel>> by_arch;

@@ -1,7 +1,7 @@
 # Compiles and runs the C++ code in README.md and docs/, so that the documentation stays true. A block fenced as ```cpp is
 # - a program if it begins with #include (an empty main is added if there is none),
 # - otherwise the body of a function with `using namespace tapestry`, which runs in a temporary folder.
-# A program that includes kernels/cuda/portable.cuh runs in the emulator. If the block after a program is fenced as
+# If the block after a program is fenced as
 # ```text output, the program must print its text (see prints.cmake).
 # A block fenced as ```cpp listing is an excerpt of the sources; tests/structure/listings_test.cpp compares it with them. A
 # block fenced as ```cpp outline is neither compiled nor compared.
@@ -52,10 +52,6 @@ foreach(page ${pages})
           target_precompile_headers(${target} PRIVATE "${PROJECT_BINARY_DIR}/include/tapestry/tapestry.h")
           set_target_properties(${target} PROPERTIES CXX_COMPILER_LAUNCHER "")
         endif()
-      endif()
-      string(FIND "${code}" "kernels/cuda/portable.cuh" kernel)
-      if(NOT kernel EQUAL -1)
-        tapestry_emulates_cuda(${target})
       endif()
       string(FIND "${text}" "\n```" end)
       math(EXPR end "${end} + 4")

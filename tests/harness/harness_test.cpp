@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "tapestry/autograd/tape.h"
-#include "tests/support/agreement.h"
 #include "tests/support/files.h"
 #include "tests/support/op_check.h"
 
@@ -351,47 +350,4 @@ TEST_CASE("build_matrix reports every missing test and every contradiction") {
   CHECK(mentions(failures(kInfo, {{"f", Kind::bad_input, ""}, {"f", Kind::empty, "has always elements"}}),
                  {"f x empty: is tested, and said not to be applicable"}));
   CHECK(failures({"f", true, kFloats, true}, {{"f", Kind::bad_input, "takes everything"}}).empty());
-}
-
-TEST_CASE("records of two programs agree, or the case that differs is named") {
-  // A line: operation, name, dtype (0 is f32, 4 is i64), bits or their hash, tolerances.
-  const auto compared = [](const std::string& a, const std::string& b) {
-    const tests::TempDir folder;
-    for (const auto& [name, text] : {std::pair{"a", a}, std::pair{"b", b}}) {
-      std::filesystem::create_directory(folder / name);
-      std::ofstream(folder / (std::string(name) + "/unit")) << text;
-    }
-    return compare_results(folder / "a", folder / "b");
-  };
-  const auto only_failure = [&](const std::string& a, const std::string& b) {
-    const Agreement all = compared(a, b);
-    REQUIRE(all.failures.size() == 1);
-    return all.failures[0];
-  };
-  const std::string copied = "view\tview #1: output 0\t0\t1234 \t\n",
-                    rounded = "exp\texp #2: output 0\t0\t3f800000 40000000 \t1e-06 1e-06 \n",
-                    index = "softmax\tsoftmax #3: output 0\t4\t77 \t\n";
-  const auto with = [](std::string text, const std::string& from, const std::string& to) {
-    return text.replace(text.find(from), from.size(), to);
-  };
-  const Agreement same = compared(copied + rounded + index, index + copied + rounded);
-  CHECK(same.failures.empty());
-  CHECK(same.equal == 3);
-  const Agreement close =
-      compared(copied + rounded, copied + with(rounded, "3f800000", "3f800002"));  // 2 eps
-  CHECK(close.failures.empty());
-  CHECK(close.within == 1);
-  CHECK(std::abs(close.largest - 2 * 0x1p-23 / 1e-6) < 1e-6);
-  CHECK(only_failure(rounded, with(rounded, "3f800000", "3f800006"))
-            .starts_with("exp #2: output 0: the bits differ, by 0.7"));
-  CHECK(only_failure(rounded, with(rounded, "3f800000", "7fc00000"))
-            .starts_with("exp #2: output 0: the bits differ, by inf"));
-  CHECK(only_failure(rounded, with(rounded, "3f800000 ", ""))
-            .starts_with("exp #2: output 0: the bits differ, by inf"));
-  CHECK(only_failure(copied, with(copied, "1234", "1235")) == "view #1: output 0: the bits differ");
-  CHECK(only_failure(index, with(index, "77", "78")) == "softmax #3: output 0: the bits differ");
-  CHECK(only_failure(index, with(index, "\t4\t", "\t5\t")) == "softmax #3: output 0: the bits differ");
-  CHECK(only_failure(copied + index, copied).starts_with("softmax #3: output 0: only in "));
-  CHECK(only_failure(copied, copied + copied).starts_with("view #1: output 0 (2): only in "));
-  CHECK(compared("", "").failures.size() == 2);  // no results at all
 }

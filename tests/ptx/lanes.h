@@ -41,8 +41,7 @@ constexpr int words_out(Instruction i) {
                                                                                 : 2;
 }
 
-/// Words are ordered by case, then by lane. Both functions are compiled from lanes.cuh.
-Words emulate(Instruction instruction, const Words& in);
+/// Words are ordered by case, then by lane.
 Words run_on_gpu(Instruction instruction, const Words& in);
 
 }  // namespace ptx_test

@@ -255,8 +255,7 @@ Findings mismatched_families(const std::vector<SourceFile>& tree) {
     for (const std::string& path :
          {"kernels/cpu/" + family + ".cpp", "kernels/cuda/" + family + ".cuh",
           "kernels/cuda/" + family + ".cu", "autograd/ops/" + family + ".cpp",
-          "tests/golden/" + family + ".py", "tests/autograd/" + family + "_test.cpp",
-          "tests/emulated/" + family + "_test.cpp"})
+          "tests/golden/" + family + ".py", "tests/autograd/" + family + "_test.cpp"})
       if (!paths.count(path)) findings.push_back(file.path + ": " + path + " is missing");
   }
   // A source is called <family>.cpp or <family>_<part>.cpp. CUDA sources have the ending .cu.

@@ -98,7 +98,7 @@ TEST_CASE("folders include lower layers only") {
   CHECK_FALSE(allowed("nn/module.cpp", "tapestry/tapestry.h"));
   CHECK_FALSE(allowed("tapestry.h", "tapestry/apps/common/progress.h"));
   CHECK_FALSE(allowed("apps/classifier/main.cpp", "tests/support/catch.h"));
-  CHECK_FALSE(allowed("kernels/cuda/portable.cuh", "tapestry/tests/support/emulator.h"));
+  CHECK_FALSE(allowed("kernels/cuda/portable.cuh", "tapestry/tests/support/gpu.h"));
   CHECK(allowed("tests/core/shape_test.cpp", "tests/support/catch.h"));
 }
 
@@ -203,7 +203,6 @@ TEST_CASE("a family of operations has one basename in every layer") {
   planted.plant("kernels/cuda/trig.cu", "");
   planted.plant("tests/golden/trigonometry.py", "");
   planted.plant("tests/autograd/trig_test.cpp", "");
-  planted.plant("tests/emulated/trig_test.cpp", "");
   CHECK(mismatched_families(planted.read()) ==
         Findings{"kernels/ops/trig.h: tests/golden/trig.py is missing"});
 

@@ -461,10 +461,6 @@ void FakeGpus::launch_until(void* native, std::function<bool()> work) {
   state_->put(native, std::move(work));
 }
 int FakeGpus::chosen_gpu() { return chosen; }
-bool FakeGpus::reach(const void* address) const {
-  const std::lock_guard lock(state_->mutex);
-  return state_->reaches(address);
-}
 std::size_t FakeGpus::graphs() const {
   const std::lock_guard lock(state_->mutex);
   return state_->graphs.size();

@@ -35,8 +35,6 @@ class FakeGpus {
   /// Returns -1 if the thread that constructed this object has made no such call since then, and on other
   /// threads if they have never made one.
   static int chosen_gpu();
-  /// True if kernels can access the address: it is memory of a GPU, or page-locked.
-  bool reach(const void* address) const;
   /// The number of captured graphs that exist.
   std::size_t graphs() const;
   /// Returns how often the host waited for a GPU: for a stream, for an event, or to release memory.

@@ -10,14 +10,9 @@
 #include "tapestry/core/cuda/device.h"
 #include "tests/support/catch.h"
 
-/// Creates the emulated CUDA devices of a test program at its first call. Null in programs without emulated
-/// devices.
-inline void (*make_devices)() = nullptr;
-
 /// Returns true and prints a message if there are fewer than `wanted` GPUs. If TAPESTRY_REQUIRE_CUDA is 1, a
 /// machine without any GPU also fails the test.
 inline bool no_gpu(int wanted = 1) {
-  if (make_devices) make_devices();
   const int count = tapestry::device_count(tapestry::DeviceType::cuda);
   if (count >= wanted) return false;
   const char* const variable = std::getenv("TAPESTRY_REQUIRE_CUDA");

@@ -257,8 +257,9 @@ bool complete(const std::shared_ptr<Golden>& g, const OpInfo& info, const OpFunc
 }  // namespace
 
 FuzzResult fuzz_operation(const std::string& op, const std::string& family, const OpFunction& fn,
-                          std::uint64_t seed, int count) {
+                          std::uint64_t seed, int count, Device device) {
   FuzzResult result;
+  MissingRuns missing;
   const std::vector<OpInfo> ops = registered_ops();
   const auto found =
       std::find_if(ops.begin(), ops.end(), [&](const OpInfo& o) { return o.name == base_name(op); });
@@ -278,16 +279,17 @@ FuzzResult fuzz_operation(const std::string& op, const std::string& family, cons
     adapt(*g);
     if (!complete(g, info, fn, mutator)) continue;
     ++result.cases;
-    for (std::string& failure : run_case(g, info, fn, {Kind::gradcheck}))
+    for (std::string& failure : device.is_cpu() ? run_case(g, info, fn, {Kind::gradcheck})
+                                                : run_case_on(device, g, info, fn, {}, missing))
       result.failures.push_back(std::move(failure));
   }
   return result;
 }
 
-FuzzResult fuzz_operations(std::uint64_t seed, int count) {
+FuzzResult fuzz_operations(std::uint64_t seed, int count, Device device) {
   FuzzResult all;
   for (const GoldenOp* o : golden_ops()) {
-    FuzzResult one = fuzz_operation(o->op, o->family, o->fn, seed, count);
+    FuzzResult one = fuzz_operation(o->op, o->family, o->fn, seed, count, device);
     all.cases += one.cases;
     for (std::string& failure : one.failures) all.failures.push_back(std::move(failure));
   }

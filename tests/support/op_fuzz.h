@@ -16,10 +16,10 @@ struct FuzzResult {
 /// values and parameters; if the operation throws an Error for it, another one is drawn. Values and gradients
 /// in every dtype and layout must agree with those in f64 within the tolerance of golden cases. The scale of
 /// the tolerance is estimated from the changes of the f64 results when the inputs are changed by a relative
-/// 1e-7.
+/// 1e-7. On a GPU, the cases run as golden cases do there (op_check.h).
 FuzzResult fuzz_operation(const std::string& op, const std::string& family, const OpFunction& fn,
-                          std::uint64_t seed, int count);
+                          std::uint64_t seed, int count, Device device = kCPU);
 /// Runs fuzz_operation() for every GOLDEN_OP of this program.
-FuzzResult fuzz_operations(std::uint64_t seed, int count);
+FuzzResult fuzz_operations(std::uint64_t seed, int count, Device device = kCPU);
 
 }  // namespace tapestry::test

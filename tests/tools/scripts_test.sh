@@ -289,7 +289,7 @@ says 'nvcc: 244 s for 2 files, OVER ITS BUDGET'
 
 name='test: --full, a preset, options of ctest'
 call tools/test --jobs 2 --full --preset asan -- -R 'a|b'
-called 'cmake --preset asan -DTAPESTRY_SANITIZE_DEVICE=ON
+called 'cmake --preset asan
 cmake --build --preset asan --parallel 2
 ctest --preset asan --no-tests=error --parallel 5 -R a|b'
 [[ $calls != *setarch* ]] || fail 'address randomization should stay as it is'
@@ -306,7 +306,7 @@ name='test: --quick'
 call tools/test --jobs 2 --quick
 has_status 1
 says 'none of the test programs'
-program ninja 'case "$*" in *"-t targets all") for t in quick apps autograd core distributed emulated harness launch nn ptx; do echo "tests_$t: phony"; done ;; esac'
+program ninja 'case "$*" in *"-t targets all") for t in quick apps autograd core distributed harness launch nn; do echo "tests_$t: phony"; done ;; esac'
 call tools/test --jobs 2 --quick -- --verbose
 has_status 0
 called 'cmake --preset release -DTAPESTRY_UNITY=ON -DTAPESTRY_BUILD_TESTS=ON -DTAPESTRY_QUICK_TESTS=ON
@@ -323,9 +323,9 @@ name='test: --part'
 call tools/test --jobs 2 --preset asan --part 2/3
 has_status 0
 called 'cmake --preset asan
-cmake --build --preset asan --parallel 2 --target tests_ptx tests_launch tests_distributed tests_apps
-setarch -R ctest --preset asan --no-tests=error --parallel 5 --label-regex ^(ptx|launch|distributed|apps)$ --label-exclude long
-ctest --preset asan --no-tests=error --parallel 5 --label-regex ^(ptx|launch|distributed|apps)$ --label-exclude long'
+cmake --build --preset asan --parallel 2 --target tests_distributed tests_apps
+setarch -R ctest --preset asan --no-tests=error --parallel 5 --label-regex ^(distributed|apps)$ --label-exclude long
+ctest --preset asan --no-tests=error --parallel 5 --label-regex ^(distributed|apps)$ --label-exclude long'
 for options in '--preset ci --part 1/3' '--part 2/3' '--preset asan --part 1/2' '--preset asan --part 1/3 --full' \
   '--preset tsan --changed --part=1/3' '--preset asan --part'; do
   call tools/test $options
@@ -347,9 +347,9 @@ esac'
 call tools/test --preset tsan --part auto
 has_status 0
 says 'commit 0000001 chooses part 2 of 3; 5 files differ from 1111111'
-says 'building and running tests/{ptx,launch,distributed,apps,harness,kernels,core}, about '
-says 'though the change touches them: nn emulated autograd'
-[[ $calls == *'--target tests_ptx tests_launch tests_distributed tests_apps tests_harness tests_core
+says 'building and running tests/{distributed,apps,harness,kernels,core}, about '
+says 'though the change touches them: nn autograd'
+[[ $calls == *'--target tests_distributed tests_apps tests_harness tests_core
 '* ]] || fail 'should build the programs that this preset has'
 name='test: --part auto with the preset ci'
 call tools/test --part auto
@@ -422,7 +422,7 @@ affects '^docs\.|^structure\.|^tools\.programs$' 'docs_programs tests_structure'
 says '2 files differ from base'
 changed nn/module.h
 call tools/test --changed
-affects "^apps\\.|^autograd\\.softmax\$|^consumer\\.|^device\\.op_softmax\$|^launch\\.|$new|^nn\\.module\$|^structure\\.|^tools\\.gpu_check\$" \
+affects "^apps\\.|^autograd\\.softmax\$|^consumer\\.|^launch\\.|^machine\\.op_softmax\$|$new|^nn\\.module\$|^structure\\.|^tools\\.gpu_check\$" \
   'bench_gpu_ops programs tests_apps tests_autograd tests_new tests_nn tests_structure'
 changed tests/nn/module_test.cpp
 call tools/test --changed=HEAD~1
@@ -442,16 +442,16 @@ call tools/test --changed
 affects "^data\\.npy\$|^data\\.text\$|$new|^structure\\." 'tests_data tests_new tests_structure'
 changed kernels/cuda/copy.cu  # only tests whose programs are built may run
 call tools/test --changed
-affects "^cuda_runtime\\.|^device\\.|^device_code\\.|^emulated\\.|$new|^ptx\\.|^structure\\." 'tests_new tests_structure'
+affects "^cuda_runtime\\.|^device_code\\.|^machine\\.|$new|^ptx\\.|^structure\\." 'tests_new tests_structure'
 changed tools/ptx/tests/machine/float_test.cpp
 call tools/test --changed
 affects "^laboratory\\.|^ptx_machine\\.|^structure\\." 'tests_laboratory tests_ptx_machine tests_structure'
 changed tools/ptx/float.cpp  # the library runs on the machine in tests
 call tools/test --changed
-affects "^cuda_runtime\\.|^laboratory\\.|^machine\\.|^ptx_machine\\.|^structure\\.|^uncontracted\\." \
+affects "^cuda_runtime\\.|^laboratory\\.|^machine\\.|^ptx_machine\\.|^structure\\." \
   'programs tests_laboratory tests_ptx_machine tests_structure'
 for file in CMakeLists.txt cmake/cuda.cmake CMakePresets.json core/tensor.h autograd/ops/softmax.cpp kernels/cpu/softmax.cpp \
-  tests/CMakeLists.txt tests/support/golden.cpp tests/golden/softmax.npz tests/ptx/lanes_gpu.cu tests/other/helper.h; do
+  tests/CMakeLists.txt tests/support/golden.cpp tests/golden/softmax.npz tests/ptx/lanes.cu tests/other/helper.h; do
   changed "$file"
   call tools/test --changed
   [[ $file == tests/support/golden.cpp ]] || everything ''
@@ -496,7 +496,7 @@ wanted() {
   [[ $verdict == "$1" ]] || fail "${*:2}: $verdict"
 }
 for digit in 0 4 8 c; do wanted yes abcdef$digit README.md; done
-for digit in 1 2 3 5 b d e f; do wanted no 123450$digit README.md tools/test tests/ptx/lanes_gpu.cu core/tensor.h; done
+for digit in 1 2 3 5 b d e f; do wanted no 123450$digit README.md tools/test tests/ptx/lanes.cu core/tensor.h; done
 for file in tools/ptx/float.cpp tools/ptx/tests/machine/float_test.cpp kernels/cuda/copy.cu core/cuda/runtime.cpp \
   docs/tutorials/cuda-without-a-gpu/sum.cu docs/reference/planted-bugs.md; do
   wanted yes abcdef1 README.md $file

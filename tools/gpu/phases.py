@@ -48,8 +48,7 @@ SANITIZED = ["copy f32 5001", "transpose bf16 70 41", "add f32 5001", "gelu bf16
              "conv2d_backward@custom f32 2 8 9 9 12 3 1 1", "conv2d@custom bf16 2 16 12 12 24 3 1 1",
              "conv2d_bias_relu@custom bf16 2 3 17 17 72 7 2 3", "conv2d_backward@custom bf16 2 16 12 12 72 3 2 1"]
 
-# The programs that the phases need. All others, above all the emulator's tests, would only cost time on a machine with
-# a GPU.
+# The programs that the phases need. All others would only cost time on a machine with a GPU.
 TARGETS = ["bench_gpu_ops", "classifier", "tapestry-compare", "tapestry-run", "tests_core", "tests_distributed", "tests_gpu",
            "tests_ptx"]
 GPU_TESTS = 4  # the number of tests that run at a time; they share one GPU, and each reserves a part of its memory

@@ -49,9 +49,9 @@ plan_changes() {
       *.md | docs/*) tests[docs]=1 tests[tools.programs]=1 targets[docs_programs]=1 ;;
       tools/ptx/tests/*) tests[ptx_machine]=1 tests[laboratory]=1 targets[tests_ptx_machine]=1 targets[tests_laboratory]=1 ;;
       tools/ptx/*)  # the library runs on the machine in the others
-        tests[ptx_machine]=1 tests[laboratory]=1 tests[cuda_runtime]=1 tests[uncontracted]=1 tests[machine]=1
-        targets[tests_ptx_machine]=1 targets[tests_laboratory]=1 targets[tests_cuda_runtime]=1 targets[tests_uncontracted]=1
-        targets[tests_gpu]=1 targets[tests_device]=1 targets[programs]=1 ;;
+        tests[ptx_machine]=1 tests[laboratory]=1 tests[cuda_runtime]=1 tests[machine]=1
+        targets[tests_ptx_machine]=1 targets[tests_laboratory]=1 targets[tests_cuda_runtime]=1
+        targets[tests_gpu]=1 targets[tests_ptx]=1 targets[programs]=1 ;;
       tools/bench/* | tools/gpu/* | tools/*) tests[tools]=1 targets[programs]=1 targets[bench_gpu_ops]=1 targets[tests_ptx]=1 ;;
       tests/tools/*) tests[tools]=1 targets[programs]=1 targets[bench_gpu_ops]=1 targets[tests_ptx]=1 ;;
       tests/consumer/*) tests[consumer]=1 targets[programs]=1 targets[load_late]=1 ;;
@@ -60,8 +60,8 @@ plan_changes() {
       tests/*.cpp | tests/*.h) files[$file]=1 ;;
       kernels/cuda/*.cu | kernels/cuda/*.cuh)  # the tests of the CPU do not use them
         files[$file]=1
-        tests[device_code]=1 tests[emulated]=1 tests[device]=1 tests[ptx]=1 tests[cuda_runtime]=1
-        targets[tests_cuda_runtime]=1 targets[tests_emulated]=1 targets[tests_device]=1 targets[tests_device_code]=1 targets[tests_ptx]=1 ;;
+        tests[device_code]=1 tests[machine]=1 tests[ptx]=1 tests[cuda_runtime]=1
+        targets[tests_cuda_runtime]=1 targets[tests_gpu]=1 targets[tests_device_code]=1 targets[tests_ptx]=1 ;;
       tapestry.h | core/* | kernels/* | autograd/*) plan_all="every test uses $file" && return ;;
       nn/* | data/* | distributed/* | apps/*)
         files[$file]=1 folders[${file%%/*}]=1
@@ -171,26 +171,23 @@ add_object() {
   local target folder test
   target=$(sed -nE 's|.*CMakeFiles/([^/]*)\.dir/.*|\1|p' <<<"$1")
   case $target in
-    tests_support | tests_emulated_kernels | tests_cuda_emulator | tests_headers | tests_singles)
-      # These objects are linked into several programs, and ninja's list of headers does not show which.
-      case $target in
-        tests_support) [[ -e tests/support/$(basename "$1" .cpp.o).h ]] || plan_all="every test uses ${1##*.dir/}" ;;
-        tests_headers | tests_singles) targets[$target]=1 ;;
-        *) tests[emulated]=1 tests[device]=1 tests[ptx]=1 tests[docs]=1
-          targets[tests_emulated]=1 targets[tests_device]=1 targets[tests_ptx]=1 targets[docs_programs]=1 ;;
-      esac ;;
+    tests_support)  # these objects are linked into all programs, and ninja's list of headers does not show it
+      [[ -e tests/support/$(basename "$1" .cpp.o).h ]] || plan_all="every test uses ${1##*.dir/}" ;;
+    tests_headers | tests_singles) targets[$target]=1 ;;
     tests_*)
+      [[ $target != tests_device ]] || target=tests_gpu
       targets[$target]=1
       folder=${target#tests_}
       [[ -d tests/$folder || $folder =~ ^(gpu|ptx_machine|laboratory)$ ]] || { plan_all="it is not known which tests use ${1##*.dir/}" && return; }
+      [[ $folder != gpu ]] || folder=machine  # tests/device, which the PTX machine runs
       if [[ $1 == *_test.cpp.o && $folder != docs ]]; then
         test=${1##*/}
         tests[$folder.${test%_test.cpp.o}]=1
-        # tests/autograd runs in tests_device and tests_gpu, too.
-        [[ $folder != autograd ]] || { tests[device.op_${test%_test.cpp.o}]=1 && targets[tests_device]=1; }
+        # tests/autograd runs in tests_gpu, too.
+        [[ $folder != autograd ]] || { tests[machine.op_${test%_test.cpp.o}]=1 && targets[tests_gpu]=1; }
       else
         tests[$folder]=1
-        [[ $folder != autograd ]] || { tests[device]=1 && targets[tests_device]=1; }
+        [[ $folder != autograd ]] || { tests[machine]=1 && targets[tests_gpu]=1; }
       fi ;;
     docs_*) tests[docs.${target#docs_}]=1 targets[$target]=1 ;;
     bench_*) targets[bench_gpu_ops]=1 ;;

@@ -7,33 +7,30 @@
 # (tests/CMakeLists.txt). Touched folders are added in this order, the cheap ones first.
 sanitizer_parts='
 harness       1    8
-ptx           2   10
 cudnn         1   23
 planner       3   39
 data_parallel 1   57
 cuda_runtime  3   60
 kernels       3   63
-launch        2   92
+launch        3   92
 data          3   95
-pipeline      3  110
-core          3  120
+pipeline      1  110
+core          1  120
 ptx_machine   3  146
 nn            3  290
-emulated      1  340
 distributed   2  390
 apps          2  390
 autograd      1  460
 device        -    -
 device_code   -    -
+ptx           -    -
 structure     -    -
-uncontracted  -    -
 '
 
 # folders_of FILE: prints the folders of tests/ that a change of FILE calls for. A file of the build, of tests/support or of
 # the documentation calls for none.
 folders_of() {
   case $1 in
-    tests/support/cuda_emulator/*) printf 'emulated' ;;
     tests/support/cudnn/*) printf 'cudnn' ;;
     tests/support/cublaslt/*) printf 'kernels' ;;
     tests/support/nccl/*) printf 'distributed' ;;
@@ -42,7 +39,7 @@ folders_of() {
     tests/*/*) printf '%s' "$(cut -d / -f 2 <<<"$1")" ;;
     core/cuda/*) printf 'core cuda_runtime' ;;
     kernels/cuda/vendor/*) printf 'kernels cudnn' ;;
-    kernels/*) printf 'kernels emulated' ;;
+    kernels/*) printf 'kernels' ;;
     distributed/data_parallel/*) printf 'data_parallel' ;;
     distributed/pipeline/*) printf 'pipeline' ;;
     distributed/planner/*) printf 'planner' ;;

@@ -16,7 +16,7 @@ PRESET = "cpu"
 LIBRARY = ("CMakeFiles/tapestry.dir/", "CMakeFiles/tapestry_base.dir/")
 # A test may take GRACE seconds and FACTOR times as long as without a mutant.
 GRACE, FACTOR = 40, 6
-# The test programs that run the library. tests/emulated is left out, because it takes long and runs mainly CUDA kernels.
+# The test programs that run the library.
 PROGRAMS = ("core", "kernels", "autograd", "nn", "data", "distributed", "data_parallel", "pipeline", "planner", "launch", "apps",
             "harness", "cuda_runtime", "device")
 # The programs whose tests can reach a folder, nearest first.

@@ -218,8 +218,9 @@ void Warp::addresses(const Ref& base, i64 offset, u64 (&to)[32]) {
     const u64* const from = row<const u64>(base);
     for (int lane = 0; lane < 32; ++lane) to[lane] = from[lane] + static_cast<u64>(offset);
   } else {
+    // An address of 32 bits wraps: the compiler writes a[31 - i] as [-4 i + 124].
     const u32* const from = row<const u32>(base);
-    for (int lane = 0; lane < 32; ++lane) to[lane] = from[lane] + static_cast<u64>(offset);
+    for (int lane = 0; lane < 32; ++lane) to[lane] = from[lane] + static_cast<u32>(offset);
   }
 }
 

@@ -38,10 +38,13 @@ __global__ void __launch_bounds__(128) conv_thread_per_output(Conv p) {
 
 /// Stores the sums of a block's 64 pixels and 128 output channels.
 __device__ __forceinline__ void store_tile(const Conv& p, const ThreadTile& tile, int pixel, int channel) {
-  UNROLL for (int i = 0; i < 8; ++i) UNROLL for (int j = 0; j < 8; ++j) {
-    const int row = pixel + tile.row + tile.row_at(i), k = channel + tile.column + tile.column_at(j);
-    if (row < p.pixels() && k < p.k) p.y[static_cast<std::int64_t>(row) * p.k + k] = tile.sums[i][j];
-  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const int row = pixel + tile.row + tile.row_at(i), k = channel + tile.column + tile.column_at(j);
+      if (row < p.pixels() && k < p.k) p.y[static_cast<std::int64_t>(row) * p.k + k] = tile.sums[i][j];
+    }
 }
 
 /// A product of matrices whose left operand is never stored: its rows are pixels, and its columns are (r, s,
@@ -49,8 +52,8 @@ __device__ __forceinline__ void store_tile(const Conv& p, const ThreadTile& tile
 template <class = void>
 __global__ void __launch_bounds__(128) conv_implicit_gemm(Conv p) {
   constexpr int kDepth = 16;
-  SHARED(Quad, x_packs, [kDepth * 68 / 4]);
-  SHARED(Quad, w_packs, [kDepth * 132 / 4]);
+  __shared__ Quad x_packs[kDepth * 68 / 4];
+  __shared__ Quad w_packs[kDepth * 132 / 4];
   float *const x_tile = x_packs[0].v, *const w_tile = w_packs[0].v;
   const int t = static_cast<int>(threadIdx.x), depth = p.r * p.s * p.c;
   const int pixel = static_cast<int>(blockIdx.y) * 64, channel = static_cast<int>(blockIdx.x) * 128;
@@ -58,7 +61,8 @@ __global__ void __launch_bounds__(128) conv_implicit_gemm(Conv p) {
   for (int d = 0; d < depth; d += kDepth) {
     const int own = d + t % kDepth;
     const int c = own % p.c, s = own / p.c % p.s, r = own / p.c / p.s;
-    UNROLL for (int i = t / kDepth; i < 64; i += 8) {
+#pragma unroll
+    for (int i = t / kDepth; i < 64; i += 8) {
       const int row = pixel + i;
       const int w = row % p.out_w() + s - p.padding, h = row / p.out_w() % p.out_h() + r - p.padding;
       const int n = row / p.out_w() / p.out_h();
@@ -66,12 +70,14 @@ __global__ void __launch_bounds__(128) conv_implicit_gemm(Conv p) {
       x_tile[t % kDepth * 68 + i] =
           has ? p.x[((static_cast<std::int64_t>(n) * p.h + h) * p.w + w) * p.c + c] : 0;
     }
-    UNROLL for (int i = t / kDepth; i < 128; i += 8) {
+#pragma unroll
+    for (int i = t / kDepth; i < 128; i += 8) {
       const bool has = own < depth && channel + i < p.k;
       w_tile[t % kDepth * 132 + i] = has ? p.weight[static_cast<std::int64_t>(channel + i) * depth + own] : 0;
     }
     __syncthreads();
-    UNROLL for (int i = 0; i < kDepth; ++i) tile.add(x_tile + i * 68, w_tile + i * 132);
+#pragma unroll
+    for (int i = 0; i < kDepth; ++i) tile.add(x_tile + i * 68, w_tile + i * 132);
     __syncthreads();
   }
   store_tile(p, tile, pixel, channel);
@@ -82,8 +88,8 @@ __global__ void __launch_bounds__(128) conv_implicit_gemm(Conv p) {
 template <class = void>
 __global__ void __launch_bounds__(128) conv_hoisted(Conv p) {
   constexpr int kDepth = 16;
-  SHARED(Quad, x_packs, [kDepth * 68 / 4]);
-  SHARED(Quad, w_packs, [kDepth * 132 / 4]);
+  __shared__ Quad x_packs[kDepth * 68 / 4];
+  __shared__ Quad w_packs[kDepth * 132 / 4];
   float *const x_tile = x_packs[0].v, *const w_tile = w_packs[0].v;
   const int t = static_cast<int>(threadIdx.x);
   const int pixel = static_cast<int>(blockIdx.y) * 64, channel = static_cast<int>(blockIdx.x) * 128;
@@ -92,7 +98,8 @@ __global__ void __launch_bounds__(128) conv_hoisted(Conv p) {
   const int own_c = t % 4 * 4;
   int h[2], w[2];
   const float* x[2];
-  UNROLL for (int i = 0; i < 2; ++i) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
     const int row = pixel + t / 4 + 32 * i, n = row / p.out_w() / p.out_h();
     w[i] = row % p.out_w() - p.padding;
     // A pixel beyond the last one is outside the image for every r.
@@ -106,19 +113,23 @@ __global__ void __launch_bounds__(128) conv_hoisted(Conv p) {
       const std::int64_t shift = (static_cast<std::int64_t>(r) * p.w + s) * p.c;
       for (int c = 0; c < p.c; c += kDepth, weight += kDepth) {
         const auto put = [&](float* to, int pitch, const Quad& pack) {
-          UNROLL for (int i = 0; i < 4; ++i) to[(own_c + i) * pitch] = pack.v[i];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) to[(own_c + i) * pitch] = pack.v[i];
         };
-        UNROLL for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
           const bool has = h[i] + r >= 0 && h[i] + r < p.h && w[i] + s >= 0 && w[i] + s < p.w;
           put(x_tile + t / 4 + 32 * i, 68, pack_or<4>(x[i] + shift + c, has, 0.0f));
         }
-        UNROLL for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
           const bool has = channel + t / 4 + 32 * i < p.k;
           put(w_tile + t / 4 + 32 * i, 132,
               pack_or<4>(weight + static_cast<std::int64_t>(32 * i) * p.r * p.s * p.c, has, 0.0f));
         }
         __syncthreads();
-        UNROLL for (int i = 0; i < kDepth; ++i) tile.add(x_tile + i * 68, w_tile + i * 132);
+#pragma unroll
+        for (int i = 0; i < kDepth; ++i) tile.add(x_tile + i * 68, w_tile + i * 132);
         __syncthreads();
       }
     }

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(128)
 /// own shared array, and no barrier protects it from a second call, so a kernel may use each F once.
 template <class F>
 __device__ __forceinline__ float block_reduce(float value, F f) {
-  SHARED(float, values, [256]);
+  __shared__ float values[256];
   const int t = static_cast<int>(threadIdx.x);
   values[t] = value;
   __syncthreads();
@@ -72,7 +72,7 @@ __device__ __forceinline__ MaxAndSum merged(MaxAndSum a, MaxAndSum b) {
 /// Merges the parts of the threads of a warp, and then those of the block's kWarps warps.
 template <int kWarps>
 __device__ __forceinline__ MaxAndSum block_merge(MaxAndSum part) {
-  SHARED(MaxAndSum, parts, [kWarps]);
+  __shared__ MaxAndSum parts[kWarps];
   const int t = static_cast<int>(threadIdx.x), lane = t % 32;
   for (int bits = 16; bits > 0; bits /= 2)
     part = merged(part,
@@ -104,23 +104,31 @@ __global__ void __launch_bounds__(128) softmax_in_registers(const float* x, floa
   y += static_cast<std::int64_t>(blockIdx.x) * columns;
   const int first = 4 * static_cast<int>(threadIdx.x);
   Pack<float, 4> held[kPacks];
-  UNROLL for (int p = 0; p < kPacks; ++p) {
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
     const int i = first + 512 * p;
     held[p] = pack_or<4>(x + i, i < columns, -kInfinity);
   }
   MaxAndSum part{-kInfinity, 0};
-  UNROLL for (int p = 0; p < kPacks; ++p) UNROLL for (int k = 0; k < 4; ++k) part.max =
-      fmaxf(part.max, held[p].v[k]);
-  UNROLL for (int p = 0; p < kPacks; ++p) UNROLL for (int k = 0; k < 4; ++k) {
-    // A thread beyond the row holds -infinity alone.
-    held[p].v[k] = held[p].v[k] == -kInfinity ? 0 : expf(held[p].v[k] - part.max);
-    part.sum += held[p].v[k];
-  }
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p)
+#pragma unroll
+    for (int k = 0; k < 4; ++k) part.max = fmaxf(part.max, held[p].v[k]);
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p)
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      // A thread beyond the row holds -infinity alone.
+      held[p].v[k] = held[p].v[k] == -kInfinity ? 0 : expf(held[p].v[k] - part.max);
+      part.sum += held[p].v[k];
+    }
   const MaxAndSum all = block_merge<4>(part);
   const float scale = part.max == -kInfinity ? 0 : expf(part.max - all.max) / all.sum;
-  UNROLL for (int p = 0; p < kPacks; ++p) {
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
     const int i = first + 512 * p;
-    UNROLL for (int k = 0; k < 4; ++k) held[p].v[k] *= scale;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) held[p].v[k] *= scale;
     if (i < columns) *reinterpret_cast<Pack<float, 4>*>(y + i) = held[p];
   }
 }

@@ -5,7 +5,7 @@
 /// y = x / max|x| for each row of `columns` elements. A block of 128 threads computes a row.
 template <class = void>
 __global__ void __launch_bounds__(128) scale_rows(const float* x, float* y, std::int64_t columns) {
-  SHARED(float, largest, [128]);
+  __shared__ float largest[128];
   const int t = static_cast<int>(threadIdx.x);
   x += blockIdx.x * columns;
   y += blockIdx.x * columns;

@@ -54,9 +54,11 @@ struct OnlineSoftmax {
   /// Turns the scores of a tile into exponentials, and gives the factors for sums of earlier tiles.
   template <int N>
   __device__ __forceinline__ void add(float (&x)[N], float exponent, float (&factor)[2]) {
-    UNROLL for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
       float most = kNoScore;
-      UNROLL for (int i = 2 * half; i < N; i += 4) most = fmaxf(most, fmaxf(x[i], x[i + 1]));
+#pragma unroll
+      for (int i = 2 * half; i < N; i += 4) most = fmaxf(most, fmaxf(x[i], x[i + 1]));
       most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
       most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
       const float now = fmaxf(largest[half], most * exponent);
@@ -65,10 +67,13 @@ struct OnlineSoftmax {
       const float shift = now == kNoScore ? 0.0f : now;
       factor[half] = ptx::exp2_approx(largest[half] - shift);
       float sum = 0;
-      UNROLL for (int i = 2 * half; i < N; i += 4) UNROLL for (int e = i; e < i + 2; ++e) {
-        x[e] = ptx::exp2_approx(x[e] * exponent - shift);
-        sum += x[e];
-      }
+#pragma unroll
+      for (int i = 2 * half; i < N; i += 4)
+#pragma unroll
+        for (int e = i; e < i + 2; ++e) {
+          x[e] = ptx::exp2_approx(x[e] * exponent - shift);
+          sum += x[e];
+        }
       total[half] = total[half] * factor[half] + sum;
       largest[half] = now;
     }
@@ -92,7 +97,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   const int warpgroup = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
 
   if (threadIdx.x == 0) {
-    UNROLL for (int i = 0; i < Tile::kStages; ++i) {
+#pragma unroll
+    for (int i = 0; i < Tile::kStages; ++i) {
       ptx::barrier_init(&shared.full[i], 1);
       ptx::barrier_init(&shared.empty[i], 8);  // one arrival per multiplying warp
     }
@@ -127,7 +133,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
       copy_rows<kWgmmaRows, kWidth>(shared.queries, map_q, own.batch, own.head, own.row,
                                     &shared.queries_full);
       parity ^= 1;
-      NO_UNROLL for (int tile = 1; tile < own.tiles; ++tile) {
+#pragma unroll 1
+      for (int tile = 1; tile < own.tiles; ++tile) {
         load(map_k, tile);
         load(map_v, tile - 1);
       }
@@ -166,16 +173,21 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     const auto hide = [&](int tile) {
       const int first = tile * kKeys;
       if (first + kKeys <= p.keys && !(p.causal && first + kKeys - 1 > warp_row + p.offset)) return;
-      UNROLL for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
         const int seen = p.causal ? std::min(p.keys, row + 8 * half + p.offset + 1) : p.keys;
         const int here = seen - first - column;
-        UNROLL for (int j = 0; j < kKeys / 8; ++j) UNROLL for (int i = 0; i < 2; ++i) if (8 * j + i >= here)
-            x[4 * j + 2 * half + i] = kNoScore;
+#pragma unroll
+        for (int j = 0; j < kKeys / 8; ++j)
+#pragma unroll
+          for (int i = 0; i < 2; ++i)
+            if (8 * j + i >= here) x[4 * j + 2 * half + i] = kNoScore;
       }
     };
     OnlineSoftmax softmax;
     float factor[2];
-    UNROLL for (int i = 0; i < kWidth / 2; ++i) sums[i] = 0;
+#pragma unroll
+    for (int i = 0; i < kWidth / 2; ++i) sums[i] = 0;
 
     ptx::barrier_wait(&shared.queries_full, parity);
     parity ^= 1;
@@ -206,7 +218,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
       ptx::wgmma_wait<0>();
       ptx::keep_sums(sums), ptx::keep_fragments(weights);
       release(shared.empty[value_stage]);
-      UNROLL for (int i = 0; i < kWidth / 2; ++i) sums[i] *= factor[i / 2 % 2];
+#pragma unroll
+      for (int i = 0; i < kWidth / 2; ++i) sums[i] *= factor[i / 2 % 2];
       round_to_fragments(x, weights);
     }
     keep();
@@ -217,7 +230,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
 
     BFloat16* const results = shared.results[warp];
     __syncwarp();  // the results of the queries before have been stored
-    UNROLL for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
       float total = softmax.total[half];
       total += __shfl_xor_sync(kAllLanes, total, 1);
       total += __shfl_xor_sync(kAllLanes, total, 2);
@@ -226,9 +240,10 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
       if (lane % 4 == 0 && query < p.queries)
         plan.log_sum_exp[(static_cast<std::int64_t>(own.batch) * p.heads + own.head) * p.queries + query] =
             softmax.largest[half] * kLn2 + logf(total);
-      UNROLL for (int j = 0; j < kWidth / 8; ++j)
-          put_pair<BFloat16, kWidth>(results, lane / 4 + 8 * half, 8 * j + column,
-                                     sums[4 * j + 2 * half] * inverse, sums[4 * j + 2 * half + 1] * inverse);
+#pragma unroll
+      for (int j = 0; j < kWidth / 8; ++j)
+        put_pair<BFloat16, kWidth>(results, lane / 4 + 8 * half, 8 * j + column,
+                                   sums[4 * j + 2 * half] * inverse, sums[4 * j + 2 * half + 1] * inverse);
     }
     store_rows<16, kWidth>(results, plan.y, plan.y.of(own.batch, own.head) + warp_row * plan.y.row,
                            p.queries - warp_row);

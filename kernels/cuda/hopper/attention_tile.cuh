@@ -21,8 +21,9 @@ inline constexpr int kBoxColumns = 64, kBoxRowBytes = 128;
 template <int kRows, int kWidth>
 __device__ __forceinline__ void copy_rows(BFloat16* tile, const ptx::TensorMapBytes& map, int batch, int head,
                                           int row, std::uint64_t* barrier) {
-  UNROLL for (int box = 0; box < kWidth / kBoxColumns; ++box)
-      ptx::copy_box(tile + box * kRows * kBoxColumns, &map, box * kBoxColumns, row, head, batch, barrier);
+#pragma unroll
+  for (int box = 0; box < kWidth / kBoxColumns; ++box)
+    ptx::copy_box(tile + box * kRows * kBoxColumns, &map, box * kBoxColumns, row, head, batch, barrier);
 }
 
 /// Begins x = a b^T, where a is 64 rows of a tile with kRows rows, and b is a tile with kOthers rows.
@@ -30,7 +31,8 @@ template <int kWidth, int kRows, int kOthers>
 __device__ __forceinline__ void begin_scores(float (&x)[kOthers / 2], const BFloat16* a, const BFloat16* b) {
   const std::uint64_t of_a = ptx::matrix_descriptor(a, kRows * kBoxRowBytes),
                       of_b = ptx::matrix_descriptor(b, kOthers * kBoxRowBytes);
-  UNROLL for (int step = 0; step < kWidth / 16; ++step) {
+#pragma unroll
+  for (int step = 0; step < kWidth / 16; ++step) {
     const int box = step / 4 * kBoxRowBytes, inside = step % 4 * 32;
     ptx::wgmma_k16_bf16(x, of_a + (box * kRows + inside) / 16, of_b + (box * kOthers + inside) / 16,
                         step > 0);
@@ -42,14 +44,16 @@ template <int kWidth, int kOthers>
 __device__ __forceinline__ void begin_product(float (&sums)[kWidth / 2],
                                               const std::uint32_t (&w)[kOthers / 4], const BFloat16* b) {
   const std::uint64_t of_b = ptx::matrix_descriptor(b, kOthers * kBoxRowBytes);
-  UNROLL for (int step = 0; step < kOthers / 16; ++step)
-      ptx::wgmma_k16_bf16(sums, w + 4 * step, of_b + step * (16 * kBoxRowBytes / 16));
+#pragma unroll
+  for (int step = 0; step < kOthers / 16; ++step)
+    ptx::wgmma_k16_bf16(sums, w + 4 * step, of_b + step * (16 * kBoxRowBytes / 16));
 }
 
 /// Rounds a matrix in the places of sums to fragments.
 template <int N>
 __device__ __forceinline__ void round_to_fragments(const float (&x)[2 * N], std::uint32_t (&w)[N]) {
-  UNROLL for (int i = 0; i < N; ++i) w[i] = pair_of<BFloat16>(x[2 * i], x[2 * i + 1]);
+#pragma unroll
+  for (int i = 0; i < N; ++i) w[i] = pair_of<BFloat16>(x[2 * i], x[2 * i + 1]);
 }
 
 /// The index of the block's tile of work in this round, of `count` tiles, or -1 behind the last one. Every

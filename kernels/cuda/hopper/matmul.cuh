@@ -35,7 +35,8 @@ __device__ __forceinline__ void copy_tile(T* to, const ptx::TensorMapBytes& map,
   if constexpr (kAlongK) {
     ptx::copy_box(to, &map, k, line, matrix, barrier);
   } else {
-    UNROLL for (int i = 0; i < kLines / 64; ++i) {
+#pragma unroll
+    for (int i = 0; i < kLines / 64; ++i) {
       ptx::copy_box(to + i * 64 * WgmmaTile::kDepth, &map, line + 64 * i, k, matrix, barrier);
     }
   }
@@ -57,11 +58,14 @@ __device__ __forceinline__ void finish_wgmma_tile(const GemmPlan<T>& p, const Ge
     at = p.splits > 1 ? (partial + r) * p.partial_row : block.c + r * p.c_row;
     return r < p.m;
   };
-  NO_UNROLL for (int s = 0; s < WgmmaTile::kN / kSliceColumns; ++s) {
+#pragma unroll 1
+  for (int s = 0; s < WgmmaTile::kN / kSliceColumns; ++s) {
     __syncwarp();  // the previous slice has been read
-    UNROLL for (int j = 0; j < WgmmaTile::kN / 8; ++j) {
+#pragma unroll
+    for (int j = 0; j < WgmmaTile::kN / 8; ++j) {
       if (j / 4 != s) continue;  // registers cannot be indexed at run time
-      UNROLL for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
         const Pack<float, 2> two{{sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]}};
         *reinterpret_cast<Pack<float, 2>*>(to + half * 8 * kPitch + j % 4 * 8) = two;
       }
@@ -71,7 +75,8 @@ __device__ __forceinline__ void finish_wgmma_tile(const GemmPlan<T>& p, const Ge
     if (column >= p.n) continue;
     const auto read = [&](int i) { return *reinterpret_cast<const Quad*>(from + 4 * i * kPitch); };
     if (p.splits > 1) {
-      NO_UNROLL for (int i = 0; i < 4; ++i) {
+#pragma unroll 1
+      for (int i = 0; i < 4; ++i) {
         std::int64_t at;
         if (find_row(i, at)) *reinterpret_cast<Quad*>(p.partial + (at + column)) = read(i);
       }
@@ -82,10 +87,12 @@ __device__ __forceinline__ void finish_wgmma_tile(const GemmPlan<T>& p, const Ge
       bool has[4];
       std::int64_t at[4];
       Quad v[4];
-      UNROLL for (int i = 0; i < 4; ++i) has[i] = find_row(i, at[i]), v[i] = read(i);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) has[i] = find_row(i, at[i]), v[i] = read(i);
       quads.template finish<4, false>(has, at, v);
     } else {
-      NO_UNROLL for (int i = 0; i < 4; ++i) {
+#pragma unroll 1
+      for (int i = 0; i < 4; ++i) {
         std::int64_t at[1];
         const bool has[1] = {find_row(i, at[0])};
         Quad v[1] = {read(i)};
@@ -109,7 +116,8 @@ __global__ void __launch_bounds__(WgmmaTile::kThreads, 1)
   const unsigned tiles = p.m_tiles * p.n_tiles * p.splits * p.batch;
 
   if (threadIdx.x == 0) {
-    UNROLL for (int i = 0; i < kStages; ++i) {
+#pragma unroll
+    for (int i = 0; i < kStages; ++i) {
       ptx::barrier_init(&shared.full[i], 1);
       ptx::barrier_init(&shared.empty[i], 8);  // one arrival per multiplying warp
     }
@@ -163,7 +171,8 @@ __global__ void __launch_bounds__(WgmmaTile::kThreads, 1)
       const std::uint64_t of_b = ptx::matrix_descriptor(shared.b[at.stage], kBoxBytes);
       ptx::keep_sums(sums);
       ptx::wgmma_fence();
-      UNROLL for (int step = 0; step < kDepth / 16; ++step) {
+#pragma unroll
+      for (int step = 0; step < kDepth / 16; ++step) {
         ptx::wgmma_m64n256k16_bf16<!kAAlongK, !kBAlongK>(sums, of_a + step * (kStepA / 16),
                                                          of_b + step * (kStepB / 16), k > 0 || step > 0);
       }

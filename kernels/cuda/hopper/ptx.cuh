@@ -98,12 +98,14 @@ __device__ __forceinline__ void wgmma_wait() {
 /// Keeps the compiler from moving accesses to the sums across this point.
 template <int kSums>
 __device__ __forceinline__ void keep_sums(float (&sums)[kSums]) {
-  UNROLL for (int i = 0; i < kSums; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 /// Keeps fragments of A, which wgmma reads until the wait, in their registers up to this point.
 template <int kWords>
 __device__ __forceinline__ void keep_fragments(std::uint32_t (&words)[kWords]) {
-  UNROLL for (int i = 0; i < kWords; ++i) asm volatile("" : "+r"(words[i])::"memory");
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) asm volatile("" : "+r"(words[i])::"memory");
 }
 
 #define TAPESTRY_SUMS_4(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])

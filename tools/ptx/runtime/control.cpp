@@ -105,7 +105,8 @@ cudaError_t driver::enter(const char* function) {
 cudaError_t driver::broken() { return state().broken; }
 cudaError_t driver::misused(cudaError_t error, const std::string& what) {
   state().misuse.push_back(what);
-  if (resets == 0) print("error: " + what + (what.find("\nhost: ") == what.npos ? Callers::now().text() : ""));
+  if (resets == 0)
+    print("error: " + what + (what.find("\nhost: ") == what.npos ? Callers::now().text() : ""));
   return error;
 }
 int driver::gpu_count() { return static_cast<int>(state().used.size()); }
@@ -129,6 +130,14 @@ void fail_next_kernel(int error) {
 std::map<std::string, int> calls() {
   const Lock lock(driver::mutex());
   return state().calls;
+}
+std::int64_t host_waits() {
+  const Lock lock(driver::mutex());
+  std::int64_t waits = 0;
+  for (const char* const call : {"cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize",
+                                 "cudaMemcpy", "cudaMemset", "cudaFree", "cudaFreeHost"})
+    if (const auto found = state().calls.find(call); found != state().calls.end()) waits += found->second;
+  return waits;
 }
 std::vector<Launch> launches() {
   const Lock lock(driver::mutex());

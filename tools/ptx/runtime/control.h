@@ -63,6 +63,8 @@ void fail_next_kernel(int error);
 
 /// How often each function was called since reset().
 std::map<std::string, int> calls();
+/// How often the host has waited since reset(): calls that return when work of a GPU has ended, or that may.
+std::int64_t host_waits();
 /// Kernel launches since reset(), in the order of the calls.
 std::vector<Launch> launches();
 /// All registered kernels, of all modules.

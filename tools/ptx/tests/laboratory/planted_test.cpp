@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 /// The options beside --check that a bug needs.
 std::string options_of(const std::string& bug) {
-  if (bug == "aba_in_a_stack") return "--seed 1";
+  if (bug == "aba_in_a_stack" || bug == "sum_in_order_of_arrival") return "--seed 1";
   return "";
 }
 

@@ -431,3 +431,33 @@ ret;
     CHECK_THROWS_WITH(m.launch("k", {1}, {32}, 0, p + 4), ContainsSubstring("no multiple of 8"));
   });
 }
+
+TEST_CASE("an address of 32 bits wraps, as that of an element counted from the end") {
+  const std::string text = kHead + R"(
+.visible .entry reversed(.param .u64 out)
+{
+.reg .b32 %r<6>;
+.reg .b64 %rd<4>;
+.shared .align 4 .b32 row[32];
+ld.param.u64 %rd1, [out];
+mov.u32 %r1, %tid.x;
+shl.b32 %r2, %r1, 2;
+mov.u32 %r3, row;
+add.u32 %r4, %r3, %r2;
+st.shared.u32 [%r4], %r1;
+bar.sync 0;
+sub.u32 %r4, %r3, %r2;
+ld.shared.u32 %r5, [%r4+124];
+mul.wide.u32 %rd2, %r1, 4;
+add.u64 %rd3, %rd1, %rd2;
+st.global.u32 [%rd3], %r5;
+ret;
+})";
+  Machine m;
+  m.load(text);
+  const u64 out = m.memory().allocate(128);
+  m.launch("reversed", {1}, {32}, 0, out);
+  std::vector<u32> want(32);
+  std::iota(want.rbegin(), want.rend(), 0u);
+  CHECK(download<u32>(m, out, 32) == want);
+}

@@ -238,3 +238,60 @@ BUG(read_only_load_of_written_memory) {
   read_only_loads<mended><<<1, 64>>>(x.data, y.data);
   FINISH();
 }
+
+/// The last block to count itself adds the sums of all, and sets the counter back for the next launch.
+enum class Flaw { none, no_last_block, counter_not_reset, flag_read_early };
+template <Flaw flaw>
+__global__ void sum_of_blocks(const float* x, float* parts, unsigned* count, float* y) {
+  __shared__ bool last;
+  if (threadIdx.x == 0) {
+    atomicExch(&parts[blockIdx.x], x[blockIdx.x]);
+    __threadfence();
+    last = atomicAdd(count, 1u) == (flaw == Flaw::no_last_block ? gridDim.x : gridDim.x - 1);
+    __threadfence();
+  }
+  if (flaw != Flaw::flag_read_early) __syncthreads();
+  if (!last) return;  // planted: flag_read_early
+  if (threadIdx.x > 0) return;
+  float sum = 0;
+  for (unsigned i = 0; i < gridDim.x; ++i) sum += atomicAdd(&parts[i], 0.0f);
+  *y = sum;
+  if (flaw != Flaw::counter_not_reset) atomicExch(count, 0u);
+}
+template <Flaw flaw>
+float last_sum(int launches) {
+  const Buffer<float> x(5, 1), parts(5, 0), y(1, 0);
+  const Buffer<unsigned> count(1, 0u);
+  for (int i = 0; i < launches; ++i) {
+    CHECK(cudaMemset(y.data, 0, y.bytes()));
+    sum_of_blocks<flaw><<<5, 64>>>(x.data, parts.data, count.data, y.data);
+    FINISH();
+  }
+  return y.download()[0];
+}
+BUG(no_last_block) {
+  constexpr auto flaw = mended ? Flaw::none : Flaw::no_last_block;
+  EXPECT(last_sum<flaw>(1) == 5);  // planted: no_last_block
+}
+BUG(counter_not_reset) {
+  constexpr auto flaw = mended ? Flaw::none : Flaw::counter_not_reset;
+  EXPECT(last_sum<flaw>(2) == 5);  // planted: counter_not_reset
+}
+BUG(flag_read_early) { last_sum<mended ? Flaw::none : Flaw::flag_read_early>(1); }
+
+/// Additions in the order in which threads come: the last bits of the sum differ from run to run.
+template <bool mended>
+__global__ void sum_of_fractions(float* y) {
+  const unsigned t = threadIdx.x;
+  if (!mended) atomicAdd(y, 1.0f / static_cast<float>(3 * t + 1));
+  else if (t == 0)
+    for (unsigned i = 0; i < 64; ++i) *y += 1.0f / static_cast<float>(3 * i + 1);
+}
+BUG(sum_in_order_of_arrival) {
+  const Buffer<float> y(1, 0);
+  sum_of_fractions<mended><<<1, 64>>>(y.data);
+  FINISH();
+  float want = 0;
+  for (int i = 0; i < 64; ++i) want += 1.0f / static_cast<float>(3 * i + 1);
+  EXPECT(y.download()[0] == want);  // planted: sum_in_order_of_arrival
+}

@@ -238,3 +238,70 @@ BUG(lost_update_in_shared_memory) {
   bins_in_shared<mended><<<1, 64>>>(x.data, y.data);
   FINISH();
 }
+
+/// The largest of each 8 numbers, which four lanes hold. All lanes are in the mask, but the offset 4 leads to
+/// another four.
+template <bool mended>
+__global__ void largest_of_rows(const float* x, float* y) {
+  const unsigned t = threadIdx.x;
+  float largest = fmaxf(x[2 * t], x[2 * t + 1]);
+  largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 1));
+  largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, mended ? 2 : 4));
+  if (t % 4 == 0) y[t / 4] = largest;
+}
+BUG(shuffle_of_wrong_offset) {
+  std::vector<float> numbers(64);
+  for (std::size_t i = 0; i < 64; ++i) numbers[i] = static_cast<float>(i);
+  const Buffer<float> x(64), y(8);
+  CHECK(cudaMemcpy(x.data, numbers.data(), x.bytes(), cudaMemcpyHostToDevice));
+  largest_of_rows<mended><<<1, 32>>>(x.data, y.data);
+  FINISH();
+  EXPECT(y.download()[0] == 7);  // planted: shuffle_of_wrong_offset
+}
+
+/// A shuffle waits for the lanes of its mask, but makes no writes visible.
+template <bool mended>
+__global__ void last_of_warp(const float* x, float* y) {
+  __shared__ float held;
+  if (threadIdx.x == 31) held = x[31];
+  if (mended) __syncwarp();
+  else __shfl_sync(kAll, x[threadIdx.x], 0);
+  y[threadIdx.x] = held;  // planted: shuffle_as_fence
+}
+BUG(shuffle_as_fence) {
+  const Buffer<float> x(32, 5), y(32);
+  last_of_warp<mended><<<1, 32>>>(x.data, y.data);
+  FINISH();
+}
+
+/// Written for 64 threads; the launch has half of them, which see half of the numbers.
+__global__ void count_ones(const int* x, int* y, int n) {
+  __shared__ int count;
+  if (threadIdx.x == 0) count = 0;
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < n; i += 64) atomicAdd(&count, x[i]);
+  __syncthreads();
+  if (threadIdx.x == 0) *y = count;
+}
+BUG(fewer_threads_than_expected) {
+  const Buffer<int> x(320, 1), y(1);
+  count_ones<<<1, mended ? 64 : 32>>>(x.data, y.data, 320);
+  FINISH();
+  EXPECT(y.download()[0] == 320);  // planted: fewer_threads_than_expected
+}
+
+/// Row 0 of a tile overflows into row 1, which its own threads write with the same numbers.
+template <bool mended>
+__global__ void reverse_rows(const float* x, float* y) {
+  __shared__ float tile[2][4];
+  const unsigned t = threadIdx.x;
+  if (t < 4 || !mended) tile[0][t] = x[t];  // planted: inner_index_out_of_bounds
+  if (t < 4) tile[1][t] = x[4 + t];         // planted: inner_index_out_of_bounds
+  __syncthreads();
+  y[t] = tile[t / 4][3 - t % 4];
+}
+BUG(inner_index_out_of_bounds) {
+  const Buffer<float> x(8, 1), y(8);
+  reverse_rows<mended><<<1, 8>>>(x.data, y.data);
+  FINISH();
+}

@@ -271,3 +271,144 @@ BUG(asm_output_that_is_read) {
   FINISH();
   EXPECT(y.download()[5] == 5);
 }
+
+/// Copies run two tiles ahead in a ring of three stages.
+enum class RingFlaw { none, wrong_stage, barrier_before_wait, missing_groups };
+template <RingFlaw flaw>
+__global__ void sum_ring(const float4* x, float4* y, int tiles) {
+  __shared__ float4 ring[3][32];
+  const int t = static_cast<int>(threadIdx.x);
+  const auto fetch = [&](int k, int stage) {
+    if (k < tiles) copy_16_bytes(&ring[stage][t], x + 32 * k + t);
+    if (k < tiles || flaw != RingFlaw::missing_groups) commit();
+  };
+  fetch(0, 0);
+  fetch(1, 1);
+  float sum = 0;
+  for (int k = 0; k < tiles; ++k) {
+    if (flaw == RingFlaw::barrier_before_wait) __syncthreads();
+    wait<1>();
+    if (flaw != RingFlaw::barrier_before_wait) __syncthreads();
+    fetch(k + 2, (flaw == RingFlaw::wrong_stage ? k + 1 : k + 2) % 3);  // planted: copy_into_wrong_stage
+    sum += ring[k % 3][31 - t].x;  // planted: barrier_before_the_wait, groups_not_counted
+  }
+  wait<0>();
+  y[t] = float4{sum, 0, 0, 0};
+}
+template <RingFlaw flaw>
+void run_ring() {
+  const Buffer<float4> x(7 * 32, float4{1, 2, 3, 4}), y(32);
+  sum_ring<flaw><<<1, 32>>>(x.data, y.data, 7);
+  FINISH();
+}
+BUG(copy_into_wrong_stage) { run_ring<mended ? RingFlaw::none : RingFlaw::wrong_stage>(); }
+BUG(barrier_before_the_wait) { run_ring<mended ? RingFlaw::none : RingFlaw::barrier_before_wait>(); }
+BUG(groups_not_counted) { run_ring<mended ? RingFlaw::none : RingFlaw::missing_groups>(); }
+
+/// A chunk outside of the operand is not written, instead of being zeros.
+template <bool mended>
+__global__ void ragged_tile(const float4* x, float4* y, int rows) {
+  __shared__ float4 tile[32];
+  const int t = static_cast<int>(threadIdx.x);
+  if (t < rows) copy_16_bytes(&tile[t], x + t);
+  else if (mended) copy_up_to_16_bytes(&tile[t], x, 0);
+  commit();
+  wait<0>();
+  __syncthreads();
+  y[t] = tile[31 - t];  // planted: chunk_not_zeroed
+}
+BUG(chunk_not_zeroed) {
+  const Buffer<float4> x(20, float4{1, 2, 3, 4}), y(32);
+  ragged_tile<mended><<<1, 32>>>(x.data, y.data, 20);
+  FINISH();
+}
+
+/// d = a b of tiles of 16 x 16, whose products are small integers. Each flaw gives the fragments another
+/// meaning.
+enum class TileFlaw { none, swapped, not_transposed, wrong_half, not_swizzled, wrong_type };
+__device__ inline void multiply_f16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, "
+      "%1, "
+      "%2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ inline void load_transposed(unsigned (&a)[4], const void* from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(shared_address(from))
+               : "memory");
+}
+template <TileFlaw flaw>
+__global__ void multiply_tile(const __nv_bfloat16* a, const __nv_bfloat16* b, float* d) {
+  __shared__ alignas(16) __nv_bfloat16 a_tile[256],
+      b_tile[256];  // rows of two chunks, which odd rows exchange
+  const unsigned lane = threadIdx.x;
+  for (unsigned i = lane; i < 256; i += 32) {
+    const unsigned at = flaw == TileFlaw::not_swizzled ? i : i ^ (i / 16 % 2 * 8);
+    a_tile[at] = a[i];
+    b_tile[at] = b[i];
+  }
+  __syncwarp();
+  const unsigned row = lane % 16, chunk = lane / 16 ^ row % 2;
+  unsigned of_a[4], of_b[4];
+  load_matrices(of_a, &a_tile[row * 16 + chunk * 8]);
+  if (flaw == TileFlaw::not_transposed) load_matrices(of_b, &b_tile[row * 16 + chunk * 8]);
+  else load_transposed(of_b, &b_tile[row * 16 + chunk * 8]);
+  if (flaw == TileFlaw::swapped) {
+    const unsigned held = of_a[1];
+    of_a[1] = of_a[2];
+    of_a[2] = held;
+  }
+  for (unsigned j = 0; j < 2; ++j) {
+    float c[4] = {};
+    const unsigned halves[2] = {of_b[flaw == TileFlaw::wrong_half ? j : 2 * j],
+                                of_b[flaw == TileFlaw::wrong_half ? j + 2 : 2 * j + 1]};
+    if (flaw == TileFlaw::wrong_type) multiply_f16(c, of_a, halves);
+    else multiply(c, of_a, halves);
+    for (unsigned e = 0; e < 4; ++e) d[(lane / 4 + e / 2 * 8) * 16 + 8 * j + lane % 4 * 2 + e % 2] = c[e];
+  }
+}
+template <TileFlaw flaw>
+bool right_product() {
+  std::vector<__nv_bfloat16> a(256), b(256);
+  const auto of_a = [](int i, int k) { return static_cast<float>((3 * i + 5 * k) % 7 - 3); };
+  const auto of_b = [](int k, int j) { return static_cast<float>((2 * k + 7 * j) % 11 - 5); };
+  for (int i = 0; i < 256; ++i) {
+    a[static_cast<std::size_t>(i)] = __float2bfloat16(of_a(i / 16, i % 16));
+    b[static_cast<std::size_t>(i)] = __float2bfloat16(of_b(i / 16, i % 16));
+  }
+  const Buffer<__nv_bfloat16> x(256), y(256);
+  const Buffer<float> d(256);
+  CHECK(cudaMemcpy(x.data, a.data(), x.bytes(), cudaMemcpyHostToDevice));
+  CHECK(cudaMemcpy(y.data, b.data(), y.bytes(), cudaMemcpyHostToDevice));
+  multiply_tile<flaw><<<1, 32>>>(x.data, y.data, d.data);
+  FINISH();
+  const std::vector<float> found = d.download();
+  for (int i = 0; i < 256; ++i) {
+    float sum = 0;
+    for (int k = 0; k < 16; ++k) sum += of_a(i / 16, k) * of_b(k, i % 16);
+    if (found[static_cast<std::size_t>(i)] != sum) return false;
+  }
+  return true;
+}
+BUG(fragments_swapped) {
+  constexpr auto flaw = mended ? TileFlaw::none : TileFlaw::swapped;
+  EXPECT(right_product<flaw>());  // planted: fragments_swapped
+}
+BUG(fragments_not_transposed) {
+  constexpr auto flaw = mended ? TileFlaw::none : TileFlaw::not_transposed;
+  EXPECT(right_product<flaw>());  // planted: fragments_not_transposed
+}
+BUG(fragments_of_wrong_half) {
+  constexpr auto flaw = mended ? TileFlaw::none : TileFlaw::wrong_half;
+  EXPECT(right_product<flaw>());  // planted: fragments_of_wrong_half
+}
+BUG(tile_not_swizzled) {
+  constexpr auto flaw = mended ? TileFlaw::none : TileFlaw::not_swizzled;
+  EXPECT(right_product<flaw>());  // planted: tile_not_swizzled
+}
+BUG(fragments_of_wrong_type) {
+  constexpr auto flaw = mended ? TileFlaw::none : TileFlaw::wrong_type;
+  EXPECT(right_product<flaw>());  // planted: fragments_of_wrong_type
+}

@@ -1,6 +1,7 @@
-#pragma once
-// The kernels of lanes.h. Two files of one program include this header, one for the emulator and one for a
-// GPU. The anonymous namespace keeps the linker from merging their functions.
+// The kernels of lanes.h.
+#include "tapestry/core/cuda/internal/copy.h"
+#include "tapestry/core/stream.h"
+#include "tapestry/core/tensor.h"
 #include "tapestry/kernels/cuda/mma.cuh"
 #include "tests/ptx/lanes.h"
 
@@ -14,7 +15,8 @@ struct Buffers {
 
 template <int N>
 __device__ __forceinline__ void copy_words(std::uint32_t* to, const std::uint32_t* from) {
-  UNROLL for (int i = 0; i < N; ++i) to[i] = from[i];
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = from[i];
 }
 __device__ __forceinline__ float as_float(std::uint32_t bits) {
   float value;
@@ -39,7 +41,7 @@ __global__ void __launch_bounds__(32) lanes(Buffers buffers) {
   namespace ptx = tapestry::kernels::cuda::ptx;
   using enum Instruction;
   constexpr int kIn = words_in(kInstruction), kOut = words_out(kInstruction);
-  SHARED(uint4, rows, [64]);
+  __shared__ uint4 rows[64];
   const int lane = static_cast<int>(threadIdx.x);
   const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * 32 + lane;
   const std::uint32_t* const in = buffers.in + at * kIn;
@@ -49,10 +51,12 @@ __global__ void __launch_bounds__(32) lanes(Buffers buffers) {
     float d[4];
     copy_words<4>(a, in);
     copy_words<2>(b, in + 4);
-    UNROLL for (int i = 0; i < 4; ++i) d[i] = as_float(in[6 + i]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d[i] = as_float(in[6 + i]);
     if constexpr (kInstruction == mma_f16) ptx::mma_m16n8k16_f16(d, a, b);
     else ptx::mma_m16n8k16_bf16(d, a, b);
-    UNROLL for (int i = 0; i < 4; ++i) out[i] = as_bits(d[i]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[i] = as_bits(d[i]);
   } else if constexpr (kInstruction == cp_async) {
     const bool first = (in[8] & 1) != 0, second = (in[8] & 2) != 0;
     ptx::cp_async16(&rows[lane], source(in, first), first);
@@ -136,4 +140,24 @@ int count_cases(Instruction instruction, const Words& in) {
 }
 
 }  // namespace
+Words run_on_gpu(Instruction instruction, const Words& in) {
+  using namespace tapestry;
+  const Device gpu(DeviceType::cuda);
+  const int cases = count_cases(instruction, in);
+  Words out(static_cast<std::size_t>(cases * 32 * words_out(instruction)), 0xdeadbeef);
+  const auto on_gpu = [&](const Words& words) {
+    const Tensor t = empty({static_cast<std::int64_t>(words.size())}, {DType::i32, gpu});
+    tapestry::cuda::copy_bytes(gpu, t.raw_data(), kCPU, words.data(), t.nbytes());
+    return t;
+  };
+  const Tensor x = on_gpu(in), y = on_gpu(out);
+  const Stream stream = current_stream(gpu);
+  launch_lanes(instruction, cases,
+               {static_cast<const std::uint32_t*>(x.raw_data()), static_cast<std::uint32_t*>(y.raw_data())},
+               static_cast<cudaStream_t>(stream.native()));
+  stream.synchronize();
+  tapestry::cuda::copy_bytes(kCPU, out.data(), gpu, y.raw_data(), y.nbytes());
+  return out;
+}
+
 }  // namespace ptx_test
