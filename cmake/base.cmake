@@ -54,6 +54,7 @@ function(tapestry_sources target)
   endif()
   target_sources(${target} PRIVATE ${all})
   tapestry_optimization(${target} ${all})
+  tapestry_processors(${target} ${all})
   # The units of TAPESTRY_UNITY leave out arithmetic, which CMake's would not.
   set_target_properties(${target} PROPERTIES UNITY_BUILD OFF)
   target_include_directories(${target} PRIVATE ${PROJECT_BINARY_DIR}/include)
@@ -70,8 +71,13 @@ function(tapestry_sources target)
   endif()
 endfunction()
 
-# tapestry_link_base(TARGET): links a program or the library with the base's object files.
+# tapestry_link_base(TARGET): links a program or the library with the base's object files. If the build makes two libraries, for
+# different processors, a program is linked with the library, so that the dynamic linker chooses between them.
 function(tapestry_link_base target)
+  if(TAPESTRY_CPU_ARCH STREQUAL "any" AND NOT target STREQUAL "tapestry")
+    target_link_libraries(${target} PRIVATE tapestry)
+    return()
+  endif()
   target_sources(${target} PRIVATE $<TARGET_OBJECTS:tapestry_base>)
   if(TARGET tapestry_hopper)
     target_sources(${target} PRIVATE $<TARGET_OBJECTS:tapestry_hopper>)

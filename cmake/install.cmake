@@ -4,6 +4,9 @@ include(CMakePackageConfigHelpers)
 
 install(TARGETS tapestry EXPORT tapestry-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+if(TARGET tapestry_v3)
+  install(TARGETS tapestry_v3 LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/glibc-hwcaps/x86-64-v3 NAMELINK_SKIP)
+endif()
 
 # Public headers keep their folders. Headers below a folder `internal/` are private and are not installed. Kernels are
 # private as a whole, except the two headers with which a program compiles and launches CUDA kernels of its own.

@@ -170,7 +170,8 @@ Tensor linspace(double start, double end, std::int64_t steps, const TensorOption
   // Each value is computed from the nearer end. So both ends are exact and the values are symmetric.
   const double step = steps > 1 ? (end - start) / static_cast<double>(steps - 1) : 0;
   const std::int64_t half = (steps + 1) / 2;
-  const double second = end - step * static_cast<double>(steps - 1 - half);
+  // By std::fma, so that a processor without FMA gives the same bits.
+  const double second = std::fma(-step, static_cast<double>(steps - 1 - half), end);
   fill_or_defer("linspace", t, [=](const Tensor& t) {
     const Tensor rest = tapestry::detail::raw_view(t, steps - half, 1, t.storage_offset() + half);
     kernels::arange(t.device(), t.dtype(), {.out = t, .n = half, .start = start, .step = step});

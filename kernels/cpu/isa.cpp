@@ -7,22 +7,16 @@
 #include <utility>
 
 namespace tapestry::kernels::cpu {
-namespace {
 
-Isa of_processor() {
-#if defined(__x86_64__) && defined(__GNUC__)
-  __builtin_cpu_init();
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
-    return Isa::none;
-  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-      !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
-    return Isa::avx2;
-  if (!__builtin_cpu_supports("avx512vnni")) return Isa::avx512;
-  return __builtin_cpu_supports("avx512bf16") ? Isa::avx512_bf16 : Isa::avx512_vnni;
+#if defined(__AVX512F__)
+constinit const Isa kCompiledFor = Isa::avx512;
+#elif defined(__AVX2__)
+constinit const Isa kCompiledFor = Isa::avx2;
 #else
-  return Isa::none;
+constinit const Isa kCompiledFor = Isa::none;
 #endif
-}
+
+namespace {
 
 // oneDNN ignores values that it does not know, and so does this function.
 Isa allowed() {
@@ -43,7 +37,7 @@ Isa allowed() {
 }  // namespace
 
 Isa isa() {
-  static const Isa best = std::min(of_processor(), allowed());
+  static const Isa best = std::min(isa_of_processor(), allowed());
   return best;
 }
 

@@ -1,7 +1,8 @@
 #pragma once
 // Loops of f32 rows that take most of their time in arithmetic, compiled a second time for AVX-512. They run
-// if the CPU has AVX-512, although the rest of the library is compiled for AVX2 (cmake/compiler.cmake says
-// why). Both loops give the same bits: they have the same operations, in vectors of 8 and of 16 numbers.
+// if the CPU has AVX-512, although kernels are compiled for AVX2 at most (cmake/compiler.cmake says why). The
+// library for processors without AVX2 does without them. Both loops give the same bits: they have the same
+// operations, in vectors of 8 and of 16 numbers.
 #include "tapestry/kernels/cpu/pointwise.h"
 
 // clang has no way to prefer vectors of 512 bits in one function. A build for AVX-512 needs no second loop.

@@ -1,5 +1,5 @@
-// Runs the tests of kernels that choose by instruction set again with fewer of them, one by one. The library
-// itself is compiled for AVX2 (cmake/compiler.cmake).
+// Runs the tests of kernels that choose by instruction set again with fewer of them, one by one. What kernels
+// were compiled for stays (cmake/processors.cmake).
 #include <cstdlib>
 #include <utility>
 

@@ -22,11 +22,12 @@ touch_header() { mkdir -p "$SYSROOT/usr/include/$(dirname "$1")" && touch "$SYSR
 case " $* " in *" --simulate "*) exit 0 ;; *" install "*) ;; *) exit 0 ;; esac
 for package; do
   case $package in
-    cmake | g++ | ninja-build | ccache | iproute2 | lld)
+    cmake | g++ | ninja-build | ccache | iproute2 | lld | qemu-user)
       name=${package%-build}
       [[ $package != g++ ]] || name=c++
       [[ $package != iproute2 ]] || name=ip
       [[ $package != lld ]] || name=ld.lld
+      [[ $package != qemu-user ]] || name=qemu-x86_64
       cp "$STORE/$name" "$(dirname "$0")/" ;;
     libeigen3-dev) touch_header eigen3/Eigen/Core ;;
     nlohmann-json3-dev) touch_header nlohmann/json.hpp ;;
@@ -68,7 +69,8 @@ esac'
   program ccache
   program ip
   program ld.lld
-  mv "$work"/bin/{cmake,ninja,c++,ccache,ip,ld.lld} "$work/store/"
+  program qemu-x86_64
+  mv "$work"/bin/{cmake,ninja,c++,ccache,ip,ld.lld,qemu-x86_64} "$work/store/"
   program ctest
   program setarch 'shift; exec "$@"'
   program sudo 'exec "$@"'
@@ -271,7 +273,7 @@ name='test: everything'
 fresh_machine
 call tools/test --jobs=2
 has_status 0
-[[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev libgloo-dev libpng-dev libjpeg-dev libpcre2-dev iproute2 lld
+[[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev libgloo-dev libpng-dev libjpeg-dev libpcre2-dev iproute2 lld qemu-user
 cmake --preset ci -DTAPESTRY_PTX_TESTS=ON
 cmake --build --preset ci --parallel 2
 ctest --preset ci --no-tests=error --parallel 5 --label-exclude long" ]] || fail 'wrong calls'
@@ -362,7 +364,7 @@ esac'
 call tools/test --part auto
 has_status 0
 says "the PTX machine's own tests are OFF"
-[[ $calls == *'cmake --preset ci -DTAPESTRY_PTX_TESTS=OFF
+[[ $calls == *'cmake --preset ci -DTAPESTRY_PTX_TESTS=OFF -DTAPESTRY_CPU_ARCH=auto
 '* && $calls != *--target* && $calls != *--label-regex* ]] || fail 'should build and run everything else'
 rm "$work/bin/git"
 

@@ -195,9 +195,9 @@ add_object() {
   esac
 }
 
-# ptx_tests_wanted COMMIT FILE...: prints yes if the PTX machine's own tests (tools/ptx/tests) are worth running for a change of
-# these files: they change the machine, a kernel or what launches it, or a page whose commands these tests run. Other changes cannot
-# break these tests, but compilers and systems change, so every fourth commit has them, by its hash. Prints yes without a commit,
+# ptx_tests_wanted COMMIT FILE...: prints yes if the PTX machine's own tests (tools/ptx/tests), and the library for old processors
+# (cmake/processors.cmake), are worth the time for a change of these files: they change the machine, a kernel or what launches it,
+# the build, or a page whose commands these tests run. Other changes cannot break these tests, but compilers and systems change, so every fourth commit has them, by its hash. Prints yes without a commit,
 # as where there is no git.
 ptx_tests_wanted() {
   local commit=${1-} file

@@ -114,6 +114,7 @@ is_present() {
     libpcre2-dev) have_header pcre2.h ;;
     iproute2) have_command ip ;;
     lld) have_command ld.lld ;;
+    qemu-user) have_command qemu-x86_64 ;;
     catch2) have_header catch2/catch.hpp || have_header catch2/catch_all.hpp ;;
     dataset-fashion-mnist) [[ -e $sysroot/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz ]] ;;
     time) [[ -x /usr/bin/time ]] ;;

@@ -1,0 +1,43 @@
+// Ends a process whose processor lacks instructions for which the library was compiled. This file is compiled
+// for any x86-64 (cmake/processors.cmake).
+#include <unistd.h>
+
+#include <cstring>
+
+#include "tapestry/kernels/cpu/isa.h"
+
+namespace tapestry::kernels::cpu {
+
+Isa isa_of_processor() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c") ||
+      !__builtin_cpu_supports("bmi") || !__builtin_cpu_supports("bmi2"))
+    return Isa::none;
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+      !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
+    return Isa::avx2;
+  if (!__builtin_cpu_supports("avx512vnni")) return Isa::avx512;
+  return __builtin_cpu_supports("avx512bf16") ? Isa::avx512_bf16 : Isa::avx512_vnni;
+#else
+  return Isa::none;
+#endif
+}
+
+namespace {
+
+// Kernels register themselves when the library is loaded, by code that may have these instructions. A
+// constructor with a priority runs before. It cannot throw, and without it the process would end by SIGILL.
+[[gnu::constructor(101)]] void check_processor() {
+  if (isa_of_processor() >= kCompiledFor) return;
+  const char* const text = kCompiledFor == Isa::avx2
+                               ? "tapestry: this processor has no AVX2, for which the library was compiled. "
+                                 "Compile it on this machine, or with -DTAPESTRY_CPU_ARCH=any.\n"
+                               : "tapestry: this processor has no AVX-512, for which the library was "
+                                 "compiled. Compile it on this machine, or with -DTAPESTRY_CPU_ARCH=any.\n";
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text, std::strlen(text));
+  ::_exit(1);
+}
+
+}  // namespace
+}  // namespace tapestry::kernels::cpu
