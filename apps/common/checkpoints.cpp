@@ -1,7 +1,6 @@
 #include "tapestry/apps/common/checkpoints.h"
 
 #include "tapestry/distributed/comm/text.h"
-#include "tapestry/distributed/zero/zero.h"
 
 namespace apps {
 
@@ -24,8 +23,6 @@ std::optional<nn::Progress> Checkpoints::resume(const nn::Training& training) {
 
 std::string Checkpoints::save(const nn::Training& training, const nn::Progress& progress) {
   if (shards_) return shards_->save(training, progress);
-  if (auto* const zero = dynamic_cast<distributed::ZeroBase*>(training.optimizer))
-    zero->consolidate_state_dict(0);
   return files_->save(training, progress);
 }
 

@@ -4,8 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
-#include "tapestry/distributed/ddp/job.h"
+#include "tapestry/distributed/checkpoint/checkpoint.h"
 
 namespace apps {
 

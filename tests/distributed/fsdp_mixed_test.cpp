@@ -270,7 +270,7 @@ TEST_CASE("shards of bf16 parameters keep their masters in checkpoints, at anoth
       if (!progress) checkpoints.save({&net, &optimizer}, {.step = steps});
       StateDictCopy copy;
       const nn::ShardRows rows = net.weight.sharding()->rows(0);
-      const nn::StateDict state = optimizer.state_dict();
+      const nn::StateDict state = optimizer.local_state_dict();
       const std::vector<double> own = to_vector(*nn::find(state, "state.0.master_param"));
       for (std::int64_t row = 0; row < rows.rows; ++row)
         copy[std::to_string(rows.first_row + row)] = {own.begin() + 6 * row, own.begin() + 6 * row + 6};
