@@ -97,6 +97,8 @@ class FullyShard {
   /// load_state_dict(), nn::save_model() and other functions of the library see the full parameters.
   /// Optimizer::step() and AveragedModel::use() change the shards and gather the full parameters again. to()
   /// and requires_grad_() throw ValueError. Gradients and the optimizer's state stay those of the shards.
+  /// With MixedPrecisionPolicy::param_dtype, full parameters and their state_dict() have that dtype; a
+  /// checkpoint of save_checkpoint() or save_sharded() has the digits of the shards.
   class Unsharded {
    public:
     explicit Unsharded(std::vector<std::shared_ptr<ShardedUnit>> units);
