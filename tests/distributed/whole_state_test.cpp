@@ -61,7 +61,7 @@ struct Net : nn::Module {
 
 enum class Mode { single, ddp, fsdp, zero1, zero2, pipeline };
 
-Tensor data(int step) { return (arange(20).to(DType::f32) * 0.1 + step).sin().reshape({4, 5}); }
+Tensor batch_of(int step) { return (arange(20).to(DType::f32) * 0.1 + step).sin().reshape({4, 5}); }
 Tensor loss_of(const Tensor& y) { return y.square().mean(); }
 
 // One rank. Every rank has the same data. A pipeline has two ranks.
@@ -101,9 +101,9 @@ struct Job {
     for (int step = from; step < to; ++step) {
       optimizer->zero_grad();
       if (pipeline)
-        pipeline->forward_backward(data(step), zeros({4, 2}),
+        pipeline->forward_backward(batch_of(step), zeros({4, 2}),
                                    [](const Tensor& y, const Tensor&) { return loss_of(y); });
-      else loss_of(ddp ? (*ddp)(data(step)) : net(data(step))).backward();
+      else loss_of(ddp ? (*ddp)(batch_of(step)) : net(batch_of(step))).backward();
       optimizer->step();
     }
   }
@@ -180,6 +180,65 @@ TEST_CASE("a checkpoint of a pipeline's stages as if each were the model is refu
     CHECK_THAT(text, ContainsSubstring("weight has other values on rank 1 than on rank 0"));
   CHECK(nn::Checkpointer(dir / "folder").steps().empty());
   CHECK_FALSE(std::filesystem::exists(dir / "same"));
+}
+
+TEST_CASE("one file has the states of every kind of optimizer, schedule and scaler") {
+  const tests::TempDir dir;
+  const auto run = [&](auto make, const std::string& name) {
+    const auto with = [&](const Group& group, std::int64_t steps, const std::string& load,
+                          const std::string& save, bool alone) {
+      Net net;
+      DistributedDataParallel ddp(net, {.process_group = group});
+      auto optimizer = make(net);
+      optim::ReduceLROnPlateau schedule(*optimizer, {.patience = 0});
+      optim::GradScaler scaler;
+      const nn::Training training{&net, optimizer.get(), &schedule, &scaler};
+      if (!load.empty()) {
+        if (alone) nn::load_checkpoint(load, training);
+        else load_checkpoint(load, group, training);
+      }
+      for (std::int64_t step = 0; step < steps; ++step) {
+        const auto closure = [&] {
+          optimizer->zero_grad();
+          const Tensor loss = loss_of(ddp(batch_of(static_cast<int>(step))));
+          loss.backward();
+          return loss;
+        };
+        if constexpr (requires { optimizer->step(closure); }) optimizer->step(closure);
+        else closure(), optimizer->step();
+        schedule.step(1.0 + static_cast<double>(step));
+      }
+      save_checkpoint(save + "-all", group, training, {.step = 1});
+      if (group->rank() == 0) nn::save_checkpoint(save, training, {.step = 1});
+      group->barrier().wait();
+    };
+    const std::string first = dir / name, all = first + "-all";
+    on_ranks<int>(2, [&](const Group& group) { return with(group, 3, "", first, true), 0; });
+    CHECK(content(all) == content(first));
+    for (const bool alone : {true, false}) {
+      on_ranks<int>(2, [&](const Group& group) { return with(group, 0, all, first + "-again", alone), 0; });
+      CHECK(content(first + "-again-all") == content(first));
+    }
+  };
+  run(
+      [](Net& net) {
+        return std::make_unique<optim::LBFGS>(net.parameters(), optim::LBFGS::Options{.lr = 0.1});
+      },
+      "LBFGS");
+  run([](Net& net) { return std::make_unique<optim::NAdam>(net.parameters()); }, "NAdam");
+  // The vectors of LBFGS have the shape of the only parameter.
+  nn::Linear bias({.in_features = 1, .out_features = 3});
+  optim::LBFGS lbfgs({bias.bias}), loaded({bias.bias});
+  lbfgs.step([&] {
+    lbfgs.zero_grad();
+    const Tensor loss = bias(ones({1, 1})).square().sum();
+    loss.backward();
+    return loss;
+  });
+  save_checkpoint(dir / "vector", nullptr, {&bias, &lbfgs}, {.step = 1});
+  load_checkpoint(dir / "vector", nullptr, {&bias, &loaded});
+  for (const auto& [key, t] : lbfgs.state_dict())
+    CHECK(to_vector(*nn::find(loaded.state_dict(), key)) == to_vector(t));
 }
 
 TEST_CASE("a failure to write is an error on all ranks, and the old file stays") {

@@ -20,8 +20,12 @@ const std::string kRankGenerators = kExtraKey + "generators of rank ",
 constexpr const char* kParameters = "tapestry.parameters";
 constexpr const char* kFileVersion = "1";
 
-/// True for the numbers that an optimizer keeps for each parameter.
-bool is_count(const std::string& rest) { return rest == "step" || rest == "mu_product"; }
+/// True for state that is not divided as its parameter is, whatever its shape: the numbers that an optimizer
+/// keeps for each parameter, and the vectors of LBFGS, which are as long as all parameters together.
+bool is_apart(const std::string& optimizer, const std::string& rest) {
+  if (optimizer == "LBFGS") return rest != "master_param";
+  return rest == "step" || rest == "mu_product";
+}
 
 }  // namespace
 
@@ -166,7 +170,7 @@ FileIndex index_of_file(const char* op, const std::string& path, const Safetenso
                      path, ": ", name, " is the state of no parameter; there are ", names.size());
       const std::string rest(stop + 1, end);
       const SafetensorsFile::Entry* const param = file.find(names[n]);
-      const bool like = param && param->sizes == entry.sizes && !is_count(rest);
+      const bool like = param && param->sizes == entry.sizes && !is_apart(index.optimizer, rest);
       as = (like ? kState : kExtra) + names[n] + "/" + rest;
     }
     TensorRecord record{entry.dtype, entry.sizes};
