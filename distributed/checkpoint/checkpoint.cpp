@@ -15,15 +15,22 @@ nn::Progress load_checkpoint(const std::string& path, const std::shared_ptr<Proc
 }
 
 DistributedCheckpointer::DistributedCheckpointer(std::shared_ptr<ProcessGroup> group,
-                                                 const std::string& folder, const Options& options)
+                                                 const std::string& folder, const Options& options,
+                                                 CheckpointFiles files)
     : group_(std::move(group)) {
   check(group_ != nullptr,
         "[DistributedCheckpointer] the group is null; pass what init_process_group() returned");
+  if (files == CheckpointFiles::sharded) {
+    shards_ = std::make_unique<ShardedCheckpointer>(
+        broadcast_text(*group_, folder, 0, "folder of the checkpoints"), group_, options);
+    return;
+  }
   on_rank_0(*group_, "DistributedCheckpointer",
             [&] { files_ = std::make_unique<nn::Checkpointer>(folder, options); });
 }
 
 std::string DistributedCheckpointer::save(const ShardedTraining& training, const nn::Progress& progress) {
+  if (shards_) return shards_->save(training, progress);
   std::string path;
   on_rank_0(*group_, "save", [&] { path = files_->begin_save(progress); });
   path = broadcast_text(*group_, path, 0, "path of the checkpoint");
@@ -33,6 +40,7 @@ std::string DistributedCheckpointer::save(const ShardedTraining& training, const
 }
 
 std::optional<nn::Progress> DistributedCheckpointer::resume(const ShardedTraining& training) {
+  if (shards_) return shards_->resume(training);
   std::string latest;
   on_rank_0(*group_, "resume", [&] {
     files_->lock();

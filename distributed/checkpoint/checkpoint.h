@@ -8,6 +8,7 @@
 // The file is that of nn::save_checkpoint(): its tensors are whole and have PyTorch's names, so
 // nn::load_model(), nn::load_checkpoint() and PyTorch read it. sharded_checkpoint.h has checkpoints for
 // models that are too large to pass through rank 0.
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -37,28 +38,35 @@ void save_checkpoint(const std::string& path, const std::shared_ptr<ProcessGroup
 nn::Progress load_checkpoint(const std::string& path, const std::shared_ptr<ProcessGroup>& group,
                              const ShardedTraining& training);
 
-/// nn::Checkpointer for a job, in any mode: a folder of save_checkpoint()'s files. Every call is collective,
-/// and fails on all ranks if it fails on one. All ranks read the files, so the folder must be visible to all
-/// of them. A job that resumes with the same number of ranks continues bit for bit. With more ranks, each
-/// additional rank derives its generators from rank 0's. The position of a data loader is up to the caller;
-/// it is in general meaningless if the number of ranks changed.
+/// What a DistributedCheckpointer writes.
+enum class CheckpointFiles : std::uint8_t {
+  one,     ///< one file per checkpoint, through rank 0 (save_checkpoint())
+  sharded  ///< one folder per checkpoint, with a file of each rank (ShardedCheckpointer)
+};
+
+/// nn::Checkpointer for a job, in any mode. Every call is collective, and fails on all ranks if it fails on
+/// one. All ranks read the files, so the folder must be visible to all of them; its name is rank 0's. A job
+/// that resumes with the same number of ranks continues bit for bit. With more ranks, each additional rank
+/// derives its generators from rank 0's. The position of a data loader is up to the caller; it is in general
+/// meaningless if the number of ranks changed.
 class DistributedCheckpointer {
  public:
   using Options = nn::CheckpointerOptions;
   DistributedCheckpointer(std::shared_ptr<ProcessGroup> group, const std::string& folder,
-                          const Options& options = {});
+                          const Options& options = {}, CheckpointFiles files = CheckpointFiles::one);
 
   /// Saves a checkpoint and returns its path on all ranks. Throws the errors of save_checkpoint() and of
-  /// nn::Checkpointer::save().
+  /// nn::Checkpointer::save(), or those of ShardedCheckpointer::save().
   std::string save(const ShardedTraining& training, const nn::Progress& progress);
-  /// Locks the folder (nn::Checkpointer::lock), and loads the latest checkpoint. Returns nothing on every
-  /// rank if there is no checkpoint. Throws IoError if the generator state of a rank that saved the
-  /// checkpoint is missing or invalid. nn::Checkpointer's files are accepted as checkpoints of one rank.
+  /// Locks the folder (FolderLock), and loads the latest checkpoint. Returns nothing on every rank if there
+  /// is no checkpoint. Throws IoError if the generator state of a rank that saved the checkpoint is missing
+  /// or invalid. nn::Checkpointer's files are accepted as checkpoints of one rank.
   std::optional<nn::Progress> resume(const ShardedTraining& training);
 
  private:
   std::shared_ptr<ProcessGroup> group_;
-  std::unique_ptr<nn::Checkpointer> files_;  // null except on rank 0
+  std::unique_ptr<nn::Checkpointer> files_;      // on rank 0, unless there are shards
+  std::unique_ptr<ShardedCheckpointer> shards_;  // null unless CheckpointFiles::sharded
 };
 
 }  // namespace tapestry::distributed

@@ -277,8 +277,11 @@ TEST_CASE("rows 0 1 2 3 of a sharded model are whole in every file, or refused b
       refused([&] { nn::Checkpointer(own + "-folder").save({&net}, {.step = 1}); });
       require_text(error_of([&] { optimizer.state_dict(); }), {"is sharded over", "save_checkpoint()"});
       require(!std::filesystem::exists(own) && nn::Checkpointer(own + "-folder").steps().empty(), "a file");
-      DistributedCheckpointer checkpoints(group, dir / "files");
+      DistributedCheckpointer checkpoints(group, dir / "files"),
+          sharded_files(group, group->rank() == 0 ? dir / "shards" : "", {}, CheckpointFiles::sharded);
       checkpoints.save({&net, &optimizer}, {.step = 1});
+      require(sharded_files.save({&net, &optimizer}, {.step = 2}) == dir / "shards/step-00000002",
+              "the path");
       {
         const auto full = sharded.unshard(true);
         nn::save_model(own, net);
@@ -290,6 +293,7 @@ TEST_CASE("rows 0 1 2 3 of a sharded model are whole in every file, or refused b
                      {"wrong shape: weight expected", "whole"});
       net.load_state_dict({{"weight", full({all, 1}, 9.0)}, {"bias", full({all}, 9.0)}});
       require(checkpoints.resume({&net, &optimizer})->step == 1, "no checkpoint");
+      require(sharded_files.resume({&net, &optimizer})->step == 2, "no sharded checkpoint");
       const auto full = sharded.unshard(true);
       require_values("resumed", net.weight, expected);
       return 0;
