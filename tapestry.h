@@ -70,6 +70,7 @@
 #include "tapestry/data/tokenizer/parts.h"
 #include "tapestry/data/tokenizer/tokenizer.h"
 #include "tapestry/data/transforms.h"
+#include "tapestry/distributed/checkpoint/checkpoint.h"
 #include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
 #include "tapestry/distributed/comm/environment.h"
 #include "tapestry/distributed/comm/error.h"

@@ -310,16 +310,25 @@ const Checkpointer::Entry* Checkpointer::best_entry() const {
 }
 
 std::string Checkpointer::save(const Training& training, const Progress& progress) {
+  const std::string path = begin_save(progress);
+  save_checkpoint(path, training, progress);
+  end_save(progress);
+  return path;
+}
+
+std::string Checkpointer::begin_save(const Progress& progress) {
   check(progress.step >= 0, "[Checkpointer] the step is ", progress.step, "; it cannot be negative");
   lock();
   check(entries_.empty() || entries_.back().step <= progress.step, "[Checkpointer] ", folder_,
         " has a checkpoint of step ", entries_.empty() ? 0 : entries_.back().step, ", later than step ",
         progress.step, "; resume from it, or choose another folder");
-  const std::string path = path_of(progress.step);
-  save_checkpoint(path, training, progress);
+  return path_of(progress.step);
+}
+
+void Checkpointer::end_save(const Progress& progress) {
   if (!entries_.empty() && entries_.back().step == progress.step) entries_.pop_back();
   entries_.push_back({progress.step, progress.metric});
-  if (options_.keep_last == 0) return path;
+  if (options_.keep_last == 0) return;
 
   const Entry* const best = options_.keep_best ? best_entry() : nullptr;
   const std::size_t keep = static_cast<std::size_t>(options_.keep_last);
@@ -330,7 +339,6 @@ std::string Checkpointer::save(const Training& training, const Progress& progres
     else fs::remove(path_of(entries_[i].step), error);
   }
   entries_ = std::move(kept);
-  return path;
 }
 
 std::optional<std::string> Checkpointer::latest() const {

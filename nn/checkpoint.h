@@ -90,6 +90,11 @@ class Checkpointer {
   /// path. Throws IoError if it cannot, and ValueError if the folder contains a later step, which belongs to
   /// another run.
   std::string save(const Training& training, const Progress& progress);
+  /// The two parts of save() for a program that writes the file itself, such as a job of several ranks.
+  /// begin_save() locks the folder and returns the path to write to. end_save() removes checkpoints that need
+  /// not be kept.
+  std::string begin_save(const Progress& progress);
+  void end_save(const Progress& progress);
   /// The path of the checkpoint with the last step, or with the best metric.
   std::optional<std::string> latest() const;
   std::optional<std::string> best() const;

@@ -9,7 +9,7 @@ Tensor parameters_to_vector(const std::vector<Parameter>& params) {
   check(!params.empty(), "[parameters_to_vector] there are no parameters; pass one or more");
   std::vector<Tensor> parts;
   for (const Parameter& p : params) {
-    check(p->sizes() == full_sizes(p), "[parameters_to_vector] a parameter of shape ", full_sizes(p),
+    check(gives_whole(p), "[parameters_to_vector] a parameter of shape ", full_sizes(p),
           " is sharded, and this rank has some of its rows; call it while FullyShard::unshard() lasts");
     parts.push_back(p->reshape({-1}));
   }

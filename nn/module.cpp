@@ -397,6 +397,7 @@ void Module::train(bool on) {
 template <class F>
 void Module::replace_tensors(const char* op, const F& convert) {
   const NoGradGuard no_grad;
+  for (const auto& [name, p] : named_parameters()) check_not_full(op, name, p);
   const auto replace = [&](const std::string& path, const std::string& name, TensorSlot slot, bool trained) {
     if (slot.replicas() != 1)
       fail("[", op, "] '", join(path, name), "' has ", slot.replicas(),
@@ -458,6 +459,7 @@ void Module::to(MemoryFormat format) {
 void Module::zero_grad(bool set_to_none) { zero_gradients(parameters(), set_to_none); }
 
 void Module::requires_grad_(bool on) {
+  for (const auto& [name, p] : named_parameters()) check_not_full("requires_grad_", name, p);
   for (const Parameter& p : parameters())
     for (int r = 0; r < p.replicas(); ++r)
       if (is_floating(stored_tensor(p, r).dtype())) stored_tensor(p, r).set_requires_grad(on);
@@ -478,18 +480,23 @@ void Module::for_each_state(const F& fn) const {
       nothing);
 }
 
+std::vector<std::pair<std::string, TensorSlot>> Module::named_state() const {
+  std::vector<std::pair<std::string, TensorSlot>> found;
+  for_each_state([&](const std::string& name, const TensorSlot& slot) { found.emplace_back(name, slot); });
+  return found;
+}
+
 StateDict Module::state_dict() const {
   StateDict dict;
+  std::unordered_map<const void*, Tensor> copies;  // one of a slot with several names
   for_each_state([&](const std::string& name, const TensorSlot& slot) {
-    dict.emplace_back(name, stored_tensor(slot, current_context().replica).detach());
+    check_all_rows("state_dict", name, slot);
+    Tensor& whole = copies[slot.id()];
+    if (!whole.defined()) whole = whole_tensor(slot, current_context().replica).detach();
+    dict.emplace_back(name, whole);
   });
   return dict;
 }
-
-namespace {
-// The replica to which a state dict with the shape of a shard belongs.
-int own_replica(const TensorSlot& slot) { return slot.sharding() ? current_context().replica : 0; }
-}  // namespace
 
 LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
   const NoGradGuard no_grad;
@@ -507,8 +514,9 @@ LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
       result.missing.push_back(name);
     } else if (!it->second->defined()) {
       wrong += "\n  undefined tensor: " + name;
-    } else if (!stored_part(slot, own_replica(slot), own_replica(slot), *it->second).defined()) {
-      wrong += "\n  wrong shape: " + name + " expected " + accepted_sizes(slot, own_replica(slot)) +
+    } else if (it->second->sizes() != full_sizes(slot)) {
+      wrong += "\n  wrong shape: " + name + " expected " + full_sizes(slot).str() +
+               (slot.sharding() ? " (the whole tensor, of which each rank takes its rows)" : "") +
                " but got " + it->second->sizes().str();
     } else {
       matches.emplace_back(slot, it->second);
@@ -518,7 +526,7 @@ LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
     if (!known.contains(name)) result.unexpected.push_back(name);
   std::unordered_set<const Tensor*> without_elements;
   for (const auto& [slot, source] : matches)
-    if (source->device().is_meta() && !stored_tensor(slot, own_replica(slot)).device().is_meta())
+    if (source->device().is_meta() && !stored_tensor(slot, 0).device().is_meta())
       without_elements.insert(source);
   for (const auto& [name, tensor] : dict)
     if (without_elements.contains(&tensor))
@@ -537,10 +545,7 @@ LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
         strict ? ", or strict = false to skip names that are missing or unexpected" : "");
   for (auto& [slot, source] : matches) give_memory(slot, source->device());
 
-  for (const auto& [slot, source] : matches)
-    for (int r = 0; r < slot.replicas(); ++r)
-      if (const Tensor part = stored_part(slot, r, own_replica(slot), *source); part.defined())
-        stored_tensor(slot, r).detach().copy_(part);
+  for (const auto& [slot, source] : matches) write_whole(slot, *source);
   return result;
 }
 

@@ -120,7 +120,8 @@ class Module {
   bool is_training() const { return training_; }
   /// Moves all parameters, buffers and gradients. A dtype converts only floating-point tensors. The slots
   /// stay the same, so optimizers remain valid. The tensors are new, so hooks on the old tensors are lost.
-  /// Throws ValueError if the module has several replicas.
+  /// Throws ValueError if the module has several replicas, or if a sharded parameter is whole now
+  /// (unshard()).
   void to(Device device);
   void to(DType dtype);
   void to(Device device, DType dtype);
@@ -135,13 +136,20 @@ class Module {
   void to_empty(Device device);
   /// Clears the gradients of all replicas.
   void zero_grad(bool set_to_none = true);
-  /// Freezes (false) or unfreezes (true) all parameters in all replicas.
+  /// Freezes (false) or unfreezes (true) all parameters in all replicas. Throws ValueError if a sharded
+  /// parameter is whole now (unshard()).
   void requires_grad_(bool on = true);
 
   /// Returns parameters and persistent buffers under PyTorch's names. The tensors share storage with the
-  /// module. They are the tensors of the context's replica.
+  /// module. They are the tensors of the context's replica. Every tensor is whole: of the parameters of a
+  /// ShardedDataParallel they are copies in host memory. Throws ValueError, with the name, if a parameter is
+  /// sharded over other ranks; call it while FullyShard::unshard(true) lasts, or use
+  /// distributed::save_checkpoint().
   StateDict state_dict() const;
-  /// Copies the values into all replicas, and converts devices and dtypes. Throws one ValueError that lists
+  /// The slots of state_dict() under the same names. A shared slot has several names.
+  std::vector<std::pair<std::string, TensorSlot>> named_state() const;
+  /// Copies the values into all replicas, and converts devices and dtypes. A sharded parameter takes its rows
+  /// of the whole tensor, so all ranks must pass the same values. Throws one ValueError that lists
   /// every wrong shape and, if `strict`, every missing and unexpected key. If it throws, nothing was loaded.
   /// A parameter or buffer on the meta device is replaced by a copy of its value, on the value's device and
   /// in the module's dtype (PyTorch: assign=True). The copy keeps requires_grad.

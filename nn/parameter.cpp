@@ -164,6 +164,7 @@ Parameter::Parameter(std::string name, const Tensor& tensor)
 }
 
 const Parameter& Parameter::requires_grad_(bool on) const {
+  check_not_full("requires_grad_", {}, *this);
   for (int r = 0; r < replicas(); ++r) stored_tensor(*this, r).set_requires_grad(on);
   return *this;
 }

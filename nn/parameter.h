@@ -62,6 +62,12 @@ class TensorSlot : public UsedLikeTensor {
   /// Ends or begins the time in which the slot of a replica gives the shard. An undefined tensor means the
   /// shard. Only other replicas of the slot may be used by other threads at the same time.
   void set_full(int replica, const Tensor& full);
+  /// True if the slot is sharded, and gives the full tensor of this replica now: in forward() of its unit,
+  /// and while the unit is unsharded.
+  bool is_full(int replica) const {
+    return state_ && state_->sharding && replica >= 0 && replica < replicas() &&
+           state_->tensors[static_cast<std::size_t>(replica)].defined();
+  }
 
   /// True if the slot has no tensors of its own, and a function computes its tensor (Parameter::computed).
   bool is_computed() const { return state_ && state_->tensors.empty(); }
@@ -244,7 +250,8 @@ class Parameter : public TensorSlot {
   /// parameter is a leaf, and requires a gradient if its dtype is floating-point.
   Parameter(std::string name, const Tensor& tensor);
   /// Freezes (false) or unfreezes (true) the tensors of all replicas, and returns this handle. Throws
-  /// TypeError if they are not floating-point and `on` is true.
+  /// TypeError if they are not floating-point and `on` is true, and ValueError while a sharded parameter is
+  /// full (TensorSlot::is_full()).
   const Parameter& requires_grad_(bool on = true) const;
   /// A slot whose tensor `compute` returns, for example from other parameters. tensor() calls it on each
   /// read, or once during a call of the module (ComputedTensors). It must be safe to call on several threads.

@@ -13,9 +13,9 @@ struct ShardRows {
   std::int64_t first_row = 0, rows = 0;
 };
 
-/// A slot's tensor has two forms. The full tensor exists only while the slot's unit computes. The shard, a
-/// leaf of its own with this rank's rows, exists always. Optimizers, nn::clip_grad_norm_, state_dict() and
-/// hooks see the shard.
+/// A slot's tensor has two forms. The full tensor exists only while the slot's unit computes, or while it is
+/// unsharded by hand. The shard, a leaf of its own with this rank's rows, exists always. Optimizers,
+/// nn::clip_grad_norm_ and hooks see the shard.
 class Sharding {
  public:
   virtual ~Sharding() = default;
@@ -40,9 +40,11 @@ class Sharding {
   /// Collective: adds `values`, a tensor on the shard's device, over all ranks in place, and waits. All ranks
   /// get the same bits.
   virtual void sum_over_ranks(int replica, const Tensor& values) const = 0;
-  /// Collective: gathers the full tensor into `full`, which has full_sizes() and the shard's dtype and
-  /// device, and waits.
-  virtual void gather(int replica, const Tensor& full) const = 0;
+  /// Collective: gathers the full tensor into `full`, which has full_sizes() and the shard's device, and
+  /// waits.
+  virtual void gather(int replica, const Tensor& full) = 0;
+  /// If the full tensor exists and was changed in place, this rank's rows of it become the shard's values.
+  virtual void keep_changes(int replica) = 0;
 };
 
 }  // namespace tapestry::nn

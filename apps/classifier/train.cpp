@@ -17,7 +17,6 @@
 #include "tapestry/apps/classifier/position.h"
 #include "tapestry/apps/classifier/ranks.h"
 #include "tapestry/apps/common/checkpoint_interval.h"
-#include "tapestry/apps/common/checkpoints.h"
 #include "tapestry/apps/common/precision.h"
 #include "tapestry/apps/common/progress.h"
 #include "tapestry/apps/common/run_folder.h"
@@ -169,14 +168,16 @@ int train(Options o) {
   Ranks ranks(o);
 
   RunFolder folder;
-  std::optional<Checkpoints> checkpoints;
+  std::optional<distributed::DistributedCheckpointer> checkpoints;
   std::optional<nn::Progress> last;  // the progress in the last checkpoint of the folder, if there is one
   const auto open_folder = [&] {
     distributed::on_rank_0(*ranks.group(), "classifier", [&] {
       folder = RunFolder(o.run_dir.empty() ? default_run_dir(o) : o.run_dir, o.saved != nullptr);
     });
-    checkpoints.emplace(ranks.group(), folder.file("checkpoints"), o.parallel == "fsdp");
-    last = checkpoints->resume({});
+    using enum distributed::CheckpointFiles;
+    checkpoints.emplace(ranks.group(), folder.file("checkpoints"), nn::CheckpointerOptions{},
+                        o.parallel == "fsdp" ? sharded : one);
+    last = checkpoints->resume(nn::Training{});
   };
   // A resumed run checks its options before they are used. A new run opens its folder only after its data was
   // found.

@@ -12,7 +12,6 @@
 #include <variant>
 
 #include "tapestry/apps/common/checkpoint_interval.h"
-#include "tapestry/apps/common/checkpoints.h"
 #include "tapestry/apps/common/precision.h"
 #include "tapestry/apps/common/progress.h"
 #include "tapestry/apps/common/run_folder.h"
@@ -28,6 +27,7 @@
 #include "tapestry/core/context.h"
 #include "tapestry/core/generator.h"
 #include "tapestry/core/parallel.h"
+#include "tapestry/distributed/checkpoint/checkpoint.h"
 #include "tapestry/distributed/comm/text.h"
 #include "tapestry/nn/clip.h"
 #include "tapestry/nn/optim/factor_schedules.h"
@@ -172,7 +172,7 @@ class Run {
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<optim::LambdaLR> schedule_;
   optim::GradScaler scaler_{scaler_options(o_.precision)};
-  std::optional<Checkpoints> checkpoints_;
+  std::optional<distributed::DistributedCheckpointer> checkpoints_;
   std::optional<Progress> progress_;
   std::optional<Windows> windows_, held_out_;
   std::optional<CheckpointInterval> interval_;
@@ -389,8 +389,10 @@ int Run::train() {
     folder_.write("model_config.json", text_of(config_));
   }
   folder_.write("config.json", to_json(o_));
-  checkpoints_.emplace(parallel_.group(), o_.run_dir + "/checkpoints", o_.parallel == "fsdp",
-                       nn::CheckpointerOptions{.keep_last = 2, .higher_is_better = false});
+  using enum distributed::CheckpointFiles;
+  checkpoints_.emplace(parallel_.group(), o_.run_dir + "/checkpoints",
+                       nn::CheckpointerOptions{.keep_last = 2, .higher_is_better = false},
+                       o_.parallel == "fsdp" ? sharded : one);
   interval_ = CheckpointInterval::parse(o_.checkpoint_every);
   progress_.emplace(o_.steps, o_.steps, 1, parallel_.first());
 

@@ -12,7 +12,6 @@
 #include <optional>
 
 #include "tapestry/apps/common/checkpoint_interval.h"
-#include "tapestry/apps/common/checkpoints.h"
 #include "tapestry/apps/common/command_line.h"
 #include "tapestry/apps/common/precision.h"
 #include "tapestry/apps/common/progress.h"
@@ -26,6 +25,7 @@
 #include "tapestry/core/parallel.h"
 #include "tapestry/data/sampler.h"
 #include "tapestry/data/tokenizer/chat.h"
+#include "tapestry/distributed/checkpoint/checkpoint.h"
 #include "tapestry/distributed/comm/text.h"
 #include "tapestry/nn/clip.h"
 #include "tapestry/nn/models/generate.h"
@@ -193,7 +193,7 @@ class Run {
   std::unique_ptr<optim::AdamW> optimizer_;
   optim::GradScaler scaler_{scaler_options(o_.precision)};
   std::unique_ptr<optim::LambdaLR> schedule_;
-  std::optional<Checkpoints> checkpoints_;
+  std::optional<distributed::DistributedCheckpointer> checkpoints_;
   std::optional<Progress> progress_;
   std::optional<CheckpointInterval> interval_;
   std::vector<Metrics> metrics_;
@@ -398,8 +398,10 @@ int Run::tune() {
     open_folder();
     folder_.write("config.json", to_json(o_));
   }
-  checkpoints_.emplace(parallel_.group(), o_.run_dir + "/checkpoints", o_.parallel == "fsdp",
-                       nn::CheckpointerOptions{.keep_last = 2, .keep_best = false});
+  using enum distributed::CheckpointFiles;
+  checkpoints_.emplace(parallel_.group(), o_.run_dir + "/checkpoints",
+                       nn::CheckpointerOptions{.keep_last = 2, .keep_best = false},
+                       o_.parallel == "fsdp" ? sharded : one);
   progress_.emplace(o_.steps, o_.steps, 1, parallel_.first());
   bool resumed = false;
   if (const auto last = checkpoints_->resume({trained_.get(), optimizer_.get(), schedule_.get(), &scaler_})) {

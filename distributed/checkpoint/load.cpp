@@ -11,15 +11,14 @@
 #include "tapestry/distributed/common/element_divided.h"
 #include "tapestry/distributed/common/internal/generator_states.h"
 #include "tapestry/nn/internal/kernel_choices.h"
+#include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::distributed {
 namespace {
 
 using namespace checkpoint;
 
-const Shape& full_sizes(const nn::TensorSlot& slot) {
-  return slot.sharding() ? slot.sharding()->full_sizes() : slot.replica(0).sizes();
-}
+using nn::full_sizes, nn::stored_tensor;
 
 /// The rows of a slot that a replica stores.
 nn::ShardRows rows_of(const nn::TensorSlot& slot, int replica) {
@@ -108,6 +107,8 @@ class Load {
             part.copy_(rows.reshape(part.sizes()));
           }
         });
+    for (const auto* slots : {&training_.parameters, &training_.buffers})
+      for (const auto& [name, slot] : *slots) nn::refresh_full(slot);
   }
 
  private:
@@ -164,7 +165,7 @@ class Load {
         }
         if (slot.sharding()) {
           for (int r = 0; r < slot.replicas(); ++r)
-            destinations_.push_back({saved, rows_of(slot, r), {slot.replica(r).detach()}});
+            destinations_.push_back({saved, rows_of(slot, r), {stored_tensor(slot, r).detach()}});
         } else {
           Destination& d = destinations_.emplace_back(Destination{saved, rows_of(slot, 0), {}});
           for (int r = 0; r < slot.replicas(); ++r) d.to.push_back(slot.replica(r).detach());
@@ -238,7 +239,7 @@ class Load {
         complain("wrong shape: ", tensor, " expected ", full_sizes(param), " but got ", t.sizes);
         return;
       }
-      const Tensor& local = param.replica(0);
+      const Tensor& local = stored_tensor(param, 0);
       if (whole_state_) {
         states_.push_back({tensor, {0, t.rows()}, {}});
         state_keys_.push_back(prefix + rest);
@@ -248,9 +249,9 @@ class Load {
       // into that memory later, so that they exist once. Of a whole state, each replica takes its rows.
       const int replicas = param.sharding() ? param.replicas() : 1;
       const bool low = local.dtype() == DType::f16 || local.dtype() == DType::bf16;  // with f32 states
-      optimizer_.emplace_back(prefix + rest,
-                              zeros({}, {low ? DType::f32 : local.dtype(), local.device()})
-                                  .expand(replicas > 1 ? param.sharding()->full_sizes() : local.sizes()));
+      optimizer_.emplace_back(
+          prefix + rest,
+          zeros({}, {low ? DType::f32 : local.dtype(), local.device()}).expand(full_sizes(param)));
       for (int r = 0; r < replicas; ++r) {
         states_.push_back({tensor, rows_of(param, r), {}});
         state_keys_.push_back(prefix + rest);

@@ -1,14 +1,19 @@
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <sstream>
 
+#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/atomic_file.h"
 #include "tapestry/core/timeline.h"
+#include "tapestry/distributed/checkpoint/checkpoint.h"
+#include "tapestry/distributed/checkpoint/internal/one_file.h"
 #include "tapestry/distributed/checkpoint/internal/state.h"
 #include "tapestry/distributed/checkpoint/internal/writer.h"
 #include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
 #include "tapestry/distributed/comm/text.h"
+#include "tapestry/distributed/common/element_divided.h"
 #include "tapestry/nn/internal/kernel_choices.h"
 
 namespace tapestry::distributed {
@@ -27,6 +32,43 @@ Source source_of(const WriterState& state) {
       rows = rows.narrow(0, piece.first_row - item.first_row, piece.rows);
     sink(rows.device().is_cpu() ? rows : rows.to(kCPU));
   };
+}
+
+/// The states of this process's writers and of all, and what follows from them for the checkpoint.
+struct SavePlan {
+  std::vector<WriterState> own, all;
+  int first = 0;  // the number of this process's first writer
+  Index index;
+};
+
+/// Collective. Throws on all ranks, before anything is written, if the ranks' states do not fit together.
+SavePlan make_plan(const char* op, const std::shared_ptr<ProcessGroup>& group,
+                   const ShardedTraining& training, const nn::Progress& progress, Share share) {
+  SavePlan p;
+  const bool alone = !group || group->size() == 1;
+  p.first = alone ? 0 : group->rank();
+  const int count = alone ? shards_of_process(training) : 1;
+  auto* const divided = dynamic_cast<ElementDivided*>(training.optimizer);
+  if (divided && divided->process_group().size() == (group ? group->size() : 1))
+    divided->consolidate_state_dict(0);
+  std::string description;
+  const auto describe_own = [&] {
+    check(progress.epoch >= 0 && progress.step >= 0, "[", op, "] the epoch is ", progress.epoch,
+          " and the step ", progress.step, "; they cannot be negative");
+    for (int i = 0; i < count; ++i) p.own.push_back(state_of(op, training, i));
+    if (!alone) description = describe(p.own[0]);
+  };
+  if (alone) describe_own();
+  else on_all_ranks(*group, op, describe_own);
+  if (alone) p.all = p.own;
+  else
+    for (const std::string& text : all_gather_text(*group, description, "tensors of the checkpoint"))
+      p.all.push_back(parse_description(text));
+  p.index = plan(op, p.all, share);  // all ranks compute the same, or throw
+  if (alone) p.index.generators.resize(1);
+  p.index.progress = progress;
+  nn::put_kernel_choices(p.index.progress->extra);
+  return p;
 }
 
 /// The length and the checksums of the shards that this rank has written, as text.
@@ -70,39 +112,22 @@ void save_sharded(const std::string& folder, const std::shared_ptr<ProcessGroup>
                   const ShardedTraining& training, const nn::Progress& progress) {
   const NoGradGuard no_grad;
   const bool alone = !group || group->size() == 1;
-  const int first = alone ? 0 : group->rank(), count = alone ? shards_of_process(training) : 1;
-  const auto on_all = [&](const std::function<void()>& task) {
-    if (alone) task();
-    else on_all_ranks(*group, "save_sharded", task);
-  };
   const auto on_0 = [&](const std::function<void()>& task) {
     if (alone) task();
     else on_rank_0(*group, "save_sharded", task);
   };
 
-  std::vector<WriterState> own, all;
-  std::string description;
-  on_all([&] {
-    check(progress.epoch >= 0 && progress.step >= 0, "[save_sharded] the epoch is ", progress.epoch,
-          " and the step ", progress.step, "; they cannot be negative");
-    for (int i = 0; i < count; ++i) own.push_back(state_of(training, i));
-    if (!alone) description = describe(own[0]);
-  });
-  if (alone) all = own;
-  else
-    for (const std::string& text : all_gather_text(*group, description, "tensors of the checkpoint"))
-      all.push_back(parse_description(text));
-  Index index = plan(all);  // all ranks compute the same, or throw
-  if (alone) index.generators.resize(1);
-  index.progress = progress;
-  nn::put_kernel_choices(index.progress->extra);
+  SavePlan p = make_plan("save_sharded", group, training, progress, Share::evenly);
+  Index& index = p.index;
+  const std::vector<WriterState>& own = p.own;
+  const int first = p.first, count = static_cast<int>(own.size());
 
   std::string start;
   on_0([&] { start = random_id() + ' ' + std::to_string(prepare_folder(folder)); });
   if (!alone) start = broadcast_text(*group, start, 0, "id of the checkpoint");
   int generation = 0;
   std::istringstream(start) >> index.id >> generation;
-  const int shards = static_cast<int>(all.size());
+  const int shards = static_cast<int>(p.all.size());
   for (int i = 0; i < shards; ++i) index.shards.push_back({shard_file(i, shards, generation)});
 
   // Rank 0 removes all files of a checkpoint that cannot be completed. No other rank may remove its own,
@@ -141,6 +166,104 @@ void save_sharded(const std::string& folder, const std::shared_ptr<ProcessGroup>
     }
     remove_other_shards(folder, &index);
   });
+}
+
+// ---- one file ----
+
+namespace {
+
+constexpr std::uint64_t kSendBytes = std::uint64_t{1} << 24;
+constexpr std::uint32_t kSendTag = 0x5C17;
+
+/// The first error of this rank, and tasks that are skipped after it.
+struct FirstError {
+  std::exception_ptr error;
+  template <class F>
+  void guard(const F& task) {
+    if (error) return;
+    try {
+      task();
+    } catch (const std::exception&) {
+      error = std::current_exception();
+    }
+  }
+  void rethrow() const {
+    if (error) std::rethrow_exception(error);
+  }
+};
+
+/// Calls fn(piece, first row, rows) for parts of a tensor's pieces of about 16 MiB, in the order of the rows.
+template <class F>
+void for_each_part(const TensorRecord& tensor, const F& fn) {
+  const std::uint64_t row_bytes = tensor.row_bytes();
+  if (row_bytes == 0) return;
+  const auto most = static_cast<std::int64_t>(std::max<std::uint64_t>(kSendBytes / row_bytes, 1));
+  for (const Piece& piece : tensor.pieces)
+    for (std::int64_t row = 0; row < piece.rows; row += most)
+      fn(piece, piece.first_row + row, (std::min)(most, piece.rows - row));
+}
+
+}  // namespace
+
+// Rank 0 writes the file from front to back. The other ranks send it the rows that it lacks. A rank that
+// fails goes on to send, and rank 0 to receive, until all ranks learn of the error.
+void save_checkpoint(const std::string& path, const std::shared_ptr<ProcessGroup>& group,
+                     const ShardedTraining& training, const nn::Progress& progress) {
+  constexpr const char* op = "save_checkpoint";
+  const NoGradGuard no_grad;
+  const bool alone = !group || group->size() == 1;
+  const SavePlan p = make_plan(op, group, training, progress, Share::by_lowest);
+  const FileLayout layout = file_layout(op, path, p.index);
+  const int last = p.first + static_cast<int>(p.own.size());  // one behind this process's writers
+  std::vector<Source> sources;
+  for (const WriterState& own : p.own) sources.push_back(source_of(own));
+  const auto own_rows = [&](const std::string& name, int writer, std::int64_t first, std::int64_t rows) {
+    Tensor part;
+    sources[static_cast<std::size_t>(writer - p.first)](name, {writer, first, rows},
+                                                        [&](const Tensor& t) { part = t.contiguous(); });
+    return part.reshape(p.index.tensors.at(name).sizes_of(rows));
+  };
+
+  FirstError failure;
+  std::optional<SafetensorsWriter> writer;
+  std::string order;  // the tensors as the file has them, by their numbers in layout.contents
+  if (p.first == 0) {
+    failure.guard([&] {
+      writer.emplace(path, layout.entries(p.index), layout.metadata);
+      std::map<std::string, std::size_t> numbers;
+      for (const auto& [name, content] : layout.contents) numbers.emplace(name, numbers.size());
+      for (const SafetensorsWriter::Entry& entry : writer->entries())
+        order += std::to_string(numbers.at(entry.name)) + ' ';
+    });
+  }
+  if (!alone) order = broadcast_text(*group, order, 0, "order of the checkpoint");
+  std::vector<const FileLayout::Content*> contents;
+  for (const auto& [name, content] : layout.contents) contents.push_back(&content);
+  std::istringstream numbers(order);
+  for (std::size_t number = 0; numbers >> number;) {
+    const FileLayout::Content& content = *contents.at(number);
+    if (content.value.defined()) {
+      if (writer) failure.guard([&] { writer->write(content.value); });
+      continue;
+    }
+    const TensorRecord& tensor = p.index.tensors.at(content.source);
+    for_each_part(tensor, [&](const Piece& piece, std::int64_t first, std::int64_t rows) {
+      const bool is_own = piece.shard >= p.first && piece.shard < last;
+      Tensor part;
+      if (is_own) failure.guard([&] { part = own_rows(content.source, piece.shard, first, rows); });
+      if (is_own != (p.first == 0) && !part.defined())
+        part = zeros(tensor.sizes_of(rows), {tensor.dtype, kCPU});
+      if (p.first == 0 && !is_own) group->recv(part, piece.shard, kSendTag, "rows of the checkpoint").wait();
+      if (p.first != 0 && is_own) group->send(part, 0, kSendTag, "rows of the checkpoint").wait();
+      if (writer) failure.guard([&] { writer->write(part); });
+    });
+  }
+  if (alone) {
+    failure.rethrow();
+    return writer->commit();
+  }
+  on_all_ranks(*group, op, [&] { failure.rethrow(); });
+  on_rank_0(*group, op, [&] { writer->commit(); });
 }
 
 }  // namespace tapestry::distributed

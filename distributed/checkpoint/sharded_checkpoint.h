@@ -42,12 +42,13 @@ struct ShardedTraining {
   requires requires(const Part& part) {
     part.named_parameters();
     part.named_buffers();
-    part.state_dict();
+    part.named_state();
   }
   ShardedTraining(const std::vector<Part>& stages, optim::Optimizer* with,
                   optim::Scheduler* schedule = nullptr, optim::GradScaler* grad_scaler = nullptr)
       : part_of_model(true), optimizer(with), scheduler(schedule), scaler(grad_scaler) {
-    for (const Part& stage : stages) add(stage.named_parameters(), stage.named_buffers(), stage.state_dict());
+    for (const Part& stage : stages)
+      add(stage.named_parameters(), stage.named_buffers(), stage.named_state());
   }
 
   Slots parameters, buffers;                                 ///< each slot once
@@ -59,7 +60,7 @@ struct ShardedTraining {
 
  private:
   void add(const std::vector<std::pair<std::string, nn::Parameter>>& all_parameters,
-           const std::vector<std::pair<std::string, nn::Buffer>>& all_buffers, const nn::StateDict& state);
+           const std::vector<std::pair<std::string, nn::Buffer>>& all_buffers, const Slots& state);
 };
 
 /// Writes a checkpoint to `folder`, which is created. Collective over the ranks of `group`; null stands for
@@ -69,8 +70,9 @@ struct ShardedTraining {
 ///
 /// If a rank cannot write, all ranks throw, the incomplete files are removed, and the folder's old checkpoint
 /// is unchanged. Throws ValueError on all ranks if the ranks' tensors do not fit together: another dtype or
-/// shape, rows that no rank stores, different optimizers. Two jobs must not write to one folder at the same
-/// time; ShardedCheckpointer sees to that.
+/// shape, rows that no rank stores, different optimizers, or parameters that the ranks should have alike and
+/// have not. The state of a ZeroRedundancyOptimizer over these ranks is collected first. Two jobs must not
+/// write to one folder at the same time; ShardedCheckpointer sees to that.
 void save_sharded(const std::string& folder, const std::shared_ptr<ProcessGroup>& group,
                   const ShardedTraining& training, const nn::Progress& progress);
 
@@ -85,7 +87,9 @@ struct LoadShardedOptions {
 
 /// Loads a checkpoint into slots that may be divided in any other way, without communication: each process
 /// reads the rows that it stores, from the files that have them, at most about 16 MiB at a time. Values are
-/// converted to the slots' devices and dtypes. Returns the progress that was saved.
+/// converted to the slots' devices and dtypes. Returns the progress that was saved. `folder` may also be one
+/// file, which save_checkpoint(), nn::save_checkpoint() or nn::save_model() wrote. Full tensors that exist
+/// (FullyShard::unshard()) are gathered again, which is collective.
 ///
 /// Throws IoError, which names the file, if one is missing, truncated, damaged, or belongs to another
 /// checkpoint; and ValueError for another model, optimizer or list of parameter groups. If it throws, nothing

@@ -93,7 +93,12 @@ class ShardedUnit;
 class FullyShard {
  public:
   /// While it exists, the parameters of a unit are full. In-place changes of the full parameters are kept:
-  /// each rank copies its rows into its shard. All ranks must make the same changes.
+  /// each rank copies its rows into its shard. All ranks must make the same changes. state_dict(),
+  /// load_state_dict(), nn::save_model() and other functions of the library see the full parameters.
+  /// Optimizer::step() and AveragedModel::use() change the shards and gather the full parameters again. to()
+  /// and requires_grad_() throw ValueError. Gradients and the optimizer's state stay those of the shards.
+  /// With MixedPrecisionPolicy::param_dtype, full parameters and their state_dict() have that dtype; a
+  /// checkpoint of save_checkpoint() or save_sharded() has the digits of the shards.
   class Unsharded {
    public:
     explicit Unsharded(std::vector<std::shared_ptr<ShardedUnit>> units);
@@ -137,7 +142,8 @@ class FullyShard {
 ///
 /// A parameter is divided along dimension 0, each rank getting ceil(rows / ranks) of its rows; the last ranks
 /// may get fewer, or none. A scalar counts as one row. The slot of the parameter then gives this rank's rows:
-/// optimizers, clipping, state_dict() and tensor hooks see the shard. In forward of the unit, the slot gives
+/// optimizers, clipping and tensor hooks see the shard, state_dict() throws outside of unshard(true), and
+/// load_state_dict() takes whole tensors, the same on all ranks. In forward of the unit, the slot gives
 /// the full tensor. Reading a parameter in forward of another module, or recording an operation on a shard,
 /// throws with the parameter's path. A gradient is the mean over the ranks, as in DistributedDataParallel,
 /// and the ranks of a parameter's shards have their rows of it.

@@ -1,10 +1,7 @@
 #include "tapestry/distributed/fsdp/sharded_data_parallel.h"
 
 #include <cstdio>
-#include <map>
 
-#include "tapestry/autograd/ops/creation.h"
-#include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/fsdp/internal/sharded_model.h"
 #include "tapestry/distributed/fsdp/internal/sharded_replicas.h"
@@ -17,19 +14,6 @@ Context context_of(int replica) {
   Context context = current_context();
   context.replica = static_cast<std::int16_t>(replica);
   return context;
-}
-
-// Puts the replicas' parts of a tensor together. parts[r] has the rows of replica r.
-Tensor join_rows(const nn::Sharding& sharding, const std::vector<Tensor>& parts, Device device) {
-  const NoGradGuard no_grad;
-  const Shape& sizes = sharding.full_sizes();
-  const Tensor whole = empty(sizes, {parts[0].dtype(), device});
-  const Tensor rows = sizes.size() == 0 ? whole.reshape({1}) : whole;
-  for (std::size_t r = 0; r < parts.size(); ++r) {
-    const nn::ShardRows own = sharding.rows(static_cast<int>(r));
-    if (own.rows > 0) rows.narrow(0, own.first_row, own.rows).copy_(parts[r].detach());
-  }
-  return whole;
 }
 
 }  // namespace
@@ -93,54 +77,18 @@ ShardedDataParallelBase::Unsharded ShardedDataParallelBase::unshard() const { re
 
 nn::StateDict ShardedDataParallelBase::whole_state_dict(Device device) const {
   check_device("whole_state_dict", device);
-  std::vector<nn::StateDict> of_replicas;
-  for (std::size_t r = 0; r < sharded_->size(); ++r) {
-    const ContextGuard guard(context_of(static_cast<int>(r)));
-    of_replicas.push_back(sharded_->model().state_dict());
-  }
-  // The entries have names of every path to a slot, so the shard's memory identifies the parameter.
-  std::map<const Storage*, const ShardedParameter*> parameters;
-  for (const ShardedUnit* unit : sharded_->unit()->model().units())
-    for (const ShardedUnit::Member& m : unit->members())
-      parameters.emplace(m.parameter->shard(0).storage().get(), m.parameter.get());
-  nn::StateDict whole;
-  for (std::size_t i = 0; i < of_replicas[0].size(); ++i) {
-    const auto& [name, first] = of_replicas[0][i];
-    const auto found = parameters.find(first.storage().get());
-    std::vector<Tensor> parts;
-    for (const nn::StateDict& own : of_replicas) parts.push_back(own[i].second);
-    whole.emplace_back(name, found == parameters.end() ? first.detach().to(device).clone()
-                                                       : join_rows(*found->second, parts, device));
-  }
+  const NoGradGuard no_grad;
+  nn::StateDict whole = sharded_->model().state_dict();
+  for (auto& [name, t] : whole) t = t.device() == device ? t.clone() : t.to(device);
   return whole;
 }
 
 nn::StateDict ShardedDataParallelBase::whole_state_dict(const optim::Optimizer& optimizer,
                                                         Device device) const {
   check_device("whole_state_dict", device);
-  const std::vector<nn::Parameter> params = optimizer.parameters();
-  std::vector<std::map<std::string, Tensor>> others(sharded_->size());
-  for (std::size_t r = 1; r < sharded_->size(); ++r)
-    for (const optim::StateTensor& t : optimizer.state_tensors(static_cast<int>(r)))
-      others[r].emplace(t.key, t.tensor);
-  nn::StateDict whole;
-  for (const optim::StateTensor& t : optimizer.state_tensors(0)) {
-    const nn::Sharding* const sharding =
-        t.like_param ? params[static_cast<std::size_t>(t.param)].sharding().get() : nullptr;
-    if (!sharding) {
-      whole.emplace_back(t.key, t.tensor.to(kCPU).clone());
-      continue;
-    }
-    std::vector<Tensor> parts{t.tensor};
-    for (std::size_t r = 1; r < sharded_->size(); ++r) {
-      const auto found = others[r].find(t.key);
-      check(found != others[r].end(), "[ShardedDataParallel] the optimizer has ", t.key, " for ",
-            sharded_->devices[0], " and not for ", sharded_->devices[r],
-            "; call step() before the state is saved");
-      parts.push_back(found->second);
-    }
-    whole.emplace_back(t.key, join_rows(*sharding, parts, device));
-  }
+  nn::StateDict whole = optimizer.state_dict();
+  for (auto& [key, t] : whole)
+    if (t.dim() > 0) t = t.to(device);  // counts stay where load_state_dict() reads them
   return whole;
 }
 

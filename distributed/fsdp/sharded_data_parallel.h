@@ -13,7 +13,7 @@
 //     }).backward();
 //     optimizer.step();
 //   }
-//   nn::save_tensors("model.safetensors", sharded.whole_state_dict());
+//   nn::save_model("model.safetensors", net);
 #include <memory>
 #include <optional>
 #include <string>
@@ -71,12 +71,10 @@ class ShardedDataParallelBase : protected DataParallelBase {
   /// Gathers all parameters on every device.
   [[nodiscard]] Unsharded unshard() const;
 
-  /// The model's state dict with whole parameters, copied to `device`. Module::state_dict() has the shards of
-  /// the first device. Module::load_state_dict() takes whole tensors.
+  /// Copies of the model's state_dict() on `device`.
   nn::StateDict whole_state_dict(Device device = kCPU) const;
-  /// The state of an optimizer of this model with whole tensors, copied to `device`; the optimizer's
-  /// load_state_dict() takes it back. Throws ValueError if a device has state for a parameter and another has
-  /// none.
+  /// A copy of the optimizer's state_dict() on `device`. Throws ValueError if a device has state for a
+  /// parameter and another has none.
   nn::StateDict whole_state_dict(const optim::Optimizer& optimizer, Device device = kCPU) const;
 
   /// What one device has done.
@@ -103,9 +101,9 @@ class ShardedDataParallelBase : protected DataParallelBase {
 /// others need its shards.
 ///
 /// The model stays sharded when this object is destroyed, but can be called through this object only: all
-/// devices must take part. Optimizers, nn::clip_grad_norm_(), Module::load_state_dict() and save_sharded()
-/// know that the slots have several shards. Module::state_dict(), AveragedModel and hooks on parameters see
-/// the shards of the first device.
+/// devices must take part. Optimizers, nn::clip_grad_norm_(), AveragedModel and checkpoints know that the
+/// slots have several shards: state_dict() puts them together, and load_state_dict() takes whole tensors.
+/// Hooks on parameters see the shards of the first device.
 ///
 /// If a replica throws, the others stop waiting for it, and the exception is rethrown with the device in its
 /// text. Gradients are then incomplete: call zero_grad(). Everything remains usable.

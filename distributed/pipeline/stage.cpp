@@ -61,6 +61,15 @@ std::vector<std::pair<std::string, nn::Buffer>> Stage::named_buffers() const {
   return each_once<nn::Buffer>(modules_, paths(), [](const nn::Module& m) { return m.named_buffers(); });
 }
 
+std::vector<std::pair<std::string, nn::TensorSlot>> Stage::named_state() const {
+  std::vector<std::pair<std::string, nn::TensorSlot>> all;
+  const std::vector<std::string> prefixes = paths();
+  for (std::size_t i = 0; i < modules_.size(); ++i)
+    for (auto& [name, slot] : modules_[i].get().named_state())
+      all.emplace_back(join(prefixes[i], name), slot);
+  return all;
+}
+
 nn::StateDict Stage::state_dict() const {
   nn::StateDict all;
   const std::vector<std::string> prefixes = paths();

@@ -61,6 +61,8 @@ class Stage {
   std::vector<std::pair<std::string, nn::Buffer>> named_buffers() const;
   /// The state of all modules under these names. A slot with several names is listed under each.
   nn::StateDict state_dict() const;
+  /// The slots of state_dict() under the same names.
+  std::vector<std::pair<std::string, nn::TensorSlot>> named_state() const;
 
  private:
   std::vector<std::string> paths() const;

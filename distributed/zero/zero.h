@@ -91,11 +91,11 @@ class ZeroBase : public optim::Optimizer, public ElementDivided {
   const char* name() const override;
   bool supports_device_scaling() const override;
   int stage() const;
-  ProcessGroup& process_group() const;
+  ProcessGroup& process_group() const override;
 
   /// Collective: collects the state of all ranks on the rank `to`, on the CPU, for state_dict(). It is valid
   /// until the next step() or load_state_dict(). Throws IndexError on every rank if there is no such rank.
-  void consolidate_state_dict(int to = 0);
+  void consolidate_state_dict(int to = 0) override;
   /// The options and the whole state, as the divided optimizer would return them without ZeRO: it can load
   /// them, with any number of ranks or without any. Throws ValueError unless consolidate_state_dict() has
   /// collected the state on this rank since the last step().

@@ -1,15 +1,21 @@
 #pragma once
-// The tensors that a slot stores: for a sharded slot its shard, also while the full tensor exists.
+// The tensors that a slot stores: for a sharded slot its shard, also while the full tensor exists. And its
+// whole value, for functions that need all rows.
 #include <string>
+#include <string_view>
 
 #include "tapestry/nn/parameter.h"
 
 namespace tapestry::nn {
 
 /// The shard of a sharded slot, otherwise the tensor of the replica. Unlike TensorSlot::replica(), it gives
-/// the shard inside forward() and unshard() too.
+/// the shard inside forward() and unshard() too, with the changes that were made to the full tensor.
 inline const Tensor& stored_tensor(const TensorSlot& slot, int replica) {
-  return slot.sharding() ? slot.sharding()->shard(replica) : slot.replica(replica);
+  const std::shared_ptr<Sharding>& sharding = slot.sharding();
+  if (!sharding) return slot.replica(replica);
+  if (slot.is_full(replica)) [[unlikely]]
+    sharding->keep_changes(replica);
+  return sharding->shard(replica);
 }
 
 /// The shape of the whole tensor, of which a sharded slot stores some rows.
@@ -18,27 +24,43 @@ inline const Shape& full_sizes(const TensorSlot& slot) {
   return (slot.is_computed() ? slot.tensor() : slot.replica(0)).sizes();
 }
 
-/// Describes the shapes that load_state_dict() accepts for this slot, for messages.
-inline std::string accepted_sizes(const TensorSlot& slot, int replica) {
-  const std::string stored = stored_tensor(slot, replica).sizes().str();
-  if (!slot.sharding()) return stored;
-  const ShardRows rows = slot.sharding()->rows(replica);
-  return concat({stored, " (rank ", slot.sharding()->rank(replica), "'s shard, ", rows.rows,
-                 " rows from row ", rows.first_row, " on) or the full ", slot.sharding()->full_sizes()});
+/// True if slot.tensor() gives the whole tensor now: the slot is not sharded, or is full.
+inline bool gives_whole(const TensorSlot& slot) {
+  return !slot.sharding() || slot.is_full(current_context().replica);
 }
 
-/// The part of `value` that a replica stores, as a view. `value` has the shape of the whole tensor or, if it
-/// is for the replica `own`, of the stored tensor. Undefined if it has neither. A 0-d tensor counts as one
-/// row.
-inline Tensor stored_part(const TensorSlot& slot, int replica, int own, const Tensor& value) {
-  const Tensor& stored = stored_tensor(slot, replica);
-  const auto& sharding = slot.sharding();
-  if (value.sizes() == stored.sizes() && (!sharding || replica == own)) return value;
-  if (!sharding || value.sizes() != sharding->full_sizes()) return {};
-  const ShardRows rows = sharding->rows(replica);
-  return (value.dim() == 0 ? value.reshape({1}) : value)
-      .narrow(0, rows.rows > 0 ? rows.first_row : 0, rows.rows)
-      .reshape(stored.sizes());
-}
+/// True if this process can read the whole value without communication: the slot is not sharded, or is full
+/// now, or its replicas have all shards, as in ShardedDataParallel.
+bool has_all_rows(const TensorSlot& slot);
+
+/// Throws ValueError unless has_all_rows(). `name` is the parameter's path; if it is empty, the text
+/// describes the parameter by its shape. `remedy` says what to do.
+inline constexpr const char* kUnshardOrSave =
+    "call it on all ranks while FullyShard::unshard(true) lasts, or save with distributed::save_checkpoint() "
+    "or distributed::save_sharded(), which write the parts of all ranks";
+void check_all_rows(const char* op, std::string_view name, const TensorSlot& slot,
+                    const char* remedy = kUnshardOrSave);
+
+/// Throws ValueError if the slot gives a full tensor of a sharded parameter now. For functions that would
+/// change the shard's dtype, device or flags, which the full tensor could not follow.
+void check_not_full(const char* op, std::string_view name, const TensorSlot& slot);
+
+/// The whole value; has_all_rows() must be true. It shares memory with the slot, unless several replicas have
+/// shards and none is full: then it is a copy in host memory.
+Tensor whole_tensor(const TensorSlot& slot, int replica);
+
+/// The rows of a whole value that a replica stores, as a view. Undefined if `value` does not have the shape
+/// of the whole tensor. A 0-d tensor counts as one row.
+Tensor stored_part(const TensorSlot& slot, int replica, const Tensor& value);
+/// A tensor like the whole value, in host memory, with the rows that the replicas store. parts[r] has the
+/// rows of replica r. The replicas must have all rows.
+Tensor join_rows(const Sharding& sharding, const std::vector<Tensor>& parts);
+
+/// Copies a value of full_sizes() to all replicas, and converts devices and dtypes. Shards take their rows,
+/// and full tensors that exist now take all.
+void write_whole(const TensorSlot& slot, const Tensor& value);
+/// Gives full tensors that exist now the values of the shards, to which all ranks have written. Collective
+/// then, over the ranks of the sharding.
+void refresh_full(const TensorSlot& slot);
 
 }  // namespace tapestry::nn

@@ -266,10 +266,9 @@ StateDict lora_state_dict(const Module& model) {
   for (const Adapted& a : adapted_layers("lora_state_dict", model)) {
     for (const auto& [name, slot] :
          {std::pair(".lora_A.weight", a.adapter->A), {".lora_B.weight", a.adapter->B}}) {
-      const Tensor& value = slot.tensor();
-      check(value.sizes() == full_sizes(slot), "[lora_state_dict] the adapter of '", a.path,
+      check(gives_whole(slot), "[lora_state_dict] the adapter of '", a.path,
             "' is sharded; call it inside FullyShard::unshard(true)");
-      dict.emplace_back(a.path + name, value.detach());
+      dict.emplace_back(a.path + name, slot.tensor().detach());
     }
   }
   return dict;

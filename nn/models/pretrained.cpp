@@ -5,6 +5,7 @@
 
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/context.h"
+#include "tapestry/nn/internal/stored.h"
 #include "tapestry/nn/models/internal/conv1d.h"
 #include "tapestry/nn/models/lora.h"
 #include "tapestry/nn/models/packed_weights.h"
@@ -59,8 +60,8 @@ std::unique_ptr<LanguageModel> load_language_model(const std::string& path, cons
 
 std::vector<TensorSource> hf_sources(const LanguageModel& model) {
   for (const auto& [name, parameter] : model.named_parameters())
-    check(!parameter.sharding(), "[hf_sources] ", name,
-          " is divided among ranks; gather the parameters first (unshard)");
+    check_all_rows("hf_sources", name, parameter,
+                   "call it on all ranks while FullyShard::unshard(true) lasts");
   check(packed_weights(model).empty(),
         "[hf_sources] the weights are packed; load the model without `packed`");
   check(lora_adapters(model).empty(),

@@ -30,9 +30,9 @@ std::unique_ptr<LanguageModel> load_language_model(const std::string& path, cons
                                                    const LoadLanguageModelOptions& options = {});
 
 /// The weights in the layout of Hugging Face's files, in which GPT-2's linear layers are (in, out), read one
-/// by one when they are written. Sharded parameters must be gathered first, packed weights unpacked, and
-/// adapters removed (ValueError). Throws ValueError
-/// for a model that is neither a Llama nor a Gpt2.
+/// by one when they are written. Parameters of fully_shard() must be whole: call it, and write, while
+/// FullyShard::unshard(true) lasts. Packed weights must be unpacked, and adapters removed (ValueError).
+/// Throws ValueError for a model that is neither a Llama nor a Gpt2.
 std::vector<TensorSource> hf_sources(const LanguageModel& model);
 
 /// Writes config.json and the weights into a folder (save_hf), or a GGUF file (save_gguf).

@@ -12,6 +12,7 @@
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/atomic_file.h"
 #include "tapestry/core/parallel.h"
+#include "tapestry/nn/internal/stored.h"
 #include "tapestry/nn/models/gpt2.h"
 #include "tapestry/nn/models/internal/conv1d.h"
 
@@ -335,15 +336,15 @@ LoadResult load_weights(Module& module, const ModelWeights& weights, bool strict
   const bool gpt2 = dynamic_cast<const Gpt2*>(&module) != nullptr;
   std::string wrong;
   std::set<std::string> wanted;
-  const StateDict state = module.state_dict();
-  for (const auto& [name, tensor] : state) {
+  const auto state = module.named_state();
+  for (const auto& [name, slot] : state) {
     wanted.insert(name);
     const ModelWeights::Entry* entry = weights.find(name);
     if (!entry && name == kHead) {
       entry = weights.find("model.embed_tokens.weight");
       if (!entry) entry = weights.find("transformer.wte.weight");
     }
-    Shape sizes = tensor.sizes();
+    Shape sizes = full_sizes(slot);
     if (gpt2 && is_conv1d(name)) sizes = {sizes[1], sizes[0]};
     if (!entry) result.missing.push_back(name);
     else if (entry->sizes != sizes)
@@ -358,7 +359,7 @@ LoadResult load_weights(Module& module, const ModelWeights& weights, bool strict
   check(wrong.empty(), "[load_weights] the weights do not fit to the module:", wrong,
         "\nBuild the module from the configuration of these weights.");
   const std::set<std::string> missing(result.missing.begin(), result.missing.end());
-  for (const auto& [name, tensor] : state)
+  for (const auto& [name, slot] : state)
     if (!missing.count(name)) {
       const Tensor read = weights.read(name);
       module.load_state_dict({{name, gpt2 && is_conv1d(name) ? read.t().contiguous() : read}}, false);

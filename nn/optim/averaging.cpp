@@ -1,5 +1,8 @@
 #include "tapestry/nn/optim/averaging.h"
 
+#include <cstdio>
+#include <exception>
+
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/core/error.h"
@@ -63,9 +66,6 @@ Tensor AveragedModel::Entry::weight(std::size_t i) const {
   return nn::stored_tensor(slot, static_cast<int>(i)).detach();
 }
 
-// The index of the average that belongs to the context's replica.
-int AveragedModel::Entry::own() const { return slot.sharding() ? current_context().replica : 0; }
-
 void AveragedModel::update_parameters() {
   check(!in_use_,
         "[AveragedModel] update_parameters() was called while the model has the averaged weights; "
@@ -112,6 +112,7 @@ void AveragedModel::check_use() const {
 void AveragedModel::Entry::set_all(const std::vector<Tensor>& values) const {
   for (int r = 0; r < slot.replicas(); ++r)
     nn::stored_tensor(slot, r).detach().copy_(values[slot.sharding() ? static_cast<std::size_t>(r) : 0]);
+  nn::refresh_full(slot);
 }
 
 void AveragedModel::enter() {
@@ -122,20 +123,30 @@ void AveragedModel::enter() {
   for (const Entry& e : entries_) e.set_all(e.averages);
 }
 
-void AveragedModel::leave() {
+void AveragedModel::leave() noexcept {
   const NoGradGuard no_grad;
-  for (Entry& e : entries_) {
-    e.set_all(e.originals);
-    e.originals.clear();
+  try {
+    for (Entry& e : entries_) e.set_all(e.originals);
+  } catch (const std::exception& e) {  // under unshard(), if another rank has failed
+    std::fprintf(stderr, "[AveragedModel] the model has not got its own weights back: %s\n", e.what());
   }
+  for (Entry& e : entries_) e.originals.clear();
   in_use_ = false;
 }
 
 nn::StateDict AveragedModel::state_dict() const {
   const NoGradGuard no_grad;
   nn::StateDict dict{{"n_averaged", scalar_tensor(*n_averaged_, {DType::i64, kCPU})}};
-  for (const Entry& e : entries_)
-    dict.emplace_back("module." + e.name, e.averages.at(static_cast<std::size_t>(e.own())).clone());
+  for (const Entry& e : entries_) {
+    const auto& sharding = e.slot.sharding();
+    if (sharding && static_cast<int>(e.averages.size()) < sharding->ranks())
+      fail("[AveragedModel] the average of '", e.name, "' of shape ", sharding->full_sizes(),
+           " is sharded over ", sharding->ranks(), " ranks, and this one has ", e.averages[0].size(0),
+           " of its rows; save the model with distributed::save_checkpoint() or "
+           "distributed::save_sharded() on all ranks while use() lasts");
+    dict.emplace_back("module." + e.name,
+                      sharding ? nn::join_rows(*sharding, e.averages) : e.averages[0].clone());
+  }
   return dict;
 }
 
@@ -153,21 +164,20 @@ void AveragedModel::load_state_dict(const nn::StateDict& dict) {
   check(dict.size() == entries_.size() + 1, "[load_state_dict] the state has ", dict.size() - 1,
         " averaged tensors and the model ", entries_.size(),
         ", and nothing was loaded; pass the state of the same model");
-  std::vector<std::vector<Tensor>> loaded;  // undefined where the state has the shard of another replica
+  std::vector<std::vector<Tensor>> loaded;
   for (const Entry& e : entries_) {
     const Tensor* const t = index.find("module." + e.name);
     std::vector<Tensor>& parts = loaded.emplace_back(e.averages.size());
     for (std::size_t i = 0; t && t->defined() && i < parts.size(); ++i) {
-      const Tensor part = nn::stored_part(e.slot, static_cast<int>(i), e.own(), *t);
+      const Tensor part = nn::stored_part(e.slot, static_cast<int>(i), *t);
       if (part.defined()) parts[i] = part.to(e.weight(i).device(), average_dtype(e.weight(i))).clone();
     }
-    check(parts.at(static_cast<std::size_t>(e.own())).defined(), "[load_state_dict] module.", e.name,
-          " is missing or does not have the shape ", nn::accepted_sizes(e.slot, e.own()),
+    check(parts.at(0).defined(), "[load_state_dict] module.", e.name,
+          " is missing or does not have the shape ", nn::full_sizes(e.slot),
           ", and nothing was loaded; pass the state of the same model");
   }
   for (std::size_t i = 0; i < entries_.size(); ++i)
-    for (std::size_t r = 0; r < loaded[i].size(); ++r)
-      if (loaded[i][r].defined()) assign(entries_[i].averages[r], loaded[i][r]);
+    for (std::size_t r = 0; r < loaded[i].size(); ++r) assign(entries_[i].averages[r], loaded[i][r]);
   *n_averaged_ = count->item<std::int64_t>();
 }
 

@@ -60,7 +60,8 @@ class AveragedModel {
   std::int64_t n_averaged() const { return *n_averaged_; }
 
   /// While a Scope exists, the model has the averaged weights in all replicas. Then it gets its own weights
-  /// back.
+  /// back. While sharded parameters are whole (unshard()), beginning and ending it are collective, and the
+  /// whole tensors have the averages too.
   class Scope {
    public:
     explicit Scope(AveragedModel& model) : model_(model) { model_.enter(); }
@@ -77,12 +78,13 @@ class AveragedModel {
     return Scope(*this);
   }
 
-  /// Returns n_averaged and, under "module." and their names in the model, the averaged tensors, of sharded
-  /// parameters the shards of the context's replica.
+  /// Returns n_averaged and, under "module." and their names in the model, the averaged tensors. Of the
+  /// parameters of a ShardedDataParallel they are put together in host memory. Throws ValueError if a
+  /// parameter is sharded over other ranks: save the model while use() lasts, with
+  /// distributed::save_checkpoint().
   nn::StateDict state_dict() const;
-  /// Restores a saved average. A tensor of a sharded parameter may be the shard or the full tensor, of which
-  /// all replicas take their rows. Throws ValueError if names or shapes differ from the model's, or while a
-  /// Scope exists. If it throws, nothing was loaded.
+  /// Restores a saved average. A sharded parameter takes its rows of the whole tensor. Throws ValueError if
+  /// names or shapes differ from the model's, or while a Scope exists. If it throws, nothing was loaded.
   void load_state_dict(const nn::StateDict& dict);
 
  private:
@@ -93,11 +95,10 @@ class AveragedModel {
     // Scope exists.
     std::vector<Tensor> averages, originals = {};
     Tensor weight(std::size_t i) const;
-    int own() const;
     void set_all(const std::vector<Tensor>& values) const;
   };
   void enter();
-  void leave();
+  void leave() noexcept;
   void check_use() const;
   void check_shapes() const;
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "tapestry/autograd/ops/copy.h"
+#include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::optim {
 namespace {
@@ -12,23 +13,29 @@ namespace {
 class Restore {
  public:
   Restore(nn::Module& model, Optimizer& optimizer)
-      : model_(model),
-        optimizer_(optimizer),
-        model_state_(model.state_dict()),
-        optimizer_state_(optimizer.state_dict()) {
+      : optimizer_(optimizer), optimizer_state_(optimizer.local_state_dict()) {
     const NoGradGuard no_grad;
-    for (auto& [name, value] : model_state_) value = clone(value.detach());
+    for (const auto& [name, slot] : model.named_state())
+      for (int r = 0; r < slot.replicas(); ++r)
+        values_.push_back({slot, r, clone(nn::stored_tensor(slot, r).detach())});
   }
   void run() {
+    const NoGradGuard no_grad;
     optimizer_.zero_grad();
-    model_.load_state_dict(model_state_);
+    for (const Value& v : values_) nn::stored_tensor(v.slot, v.replica).detach().copy_(v.value);
+    for (const Value& v : values_) nn::refresh_full(v.slot);
     optimizer_.load_state_dict(optimizer_state_);
   }
 
  private:
-  nn::Module& model_;
+  struct Value {
+    nn::TensorSlot slot;
+    int replica;
+    Tensor value;  // of a sharded parameter, the shard
+  };
   Optimizer& optimizer_;
-  StateDict model_state_, optimizer_state_;
+  StateDict optimizer_state_;
+  std::vector<Value> values_;
 };
 
 // The rate at the steepest fall between the start and the minimum of the losses.

@@ -88,7 +88,8 @@ class Optimizer {
 
   /// Updates every parameter that has a gradient, in all replicas. If there are several replicas or several
   /// CPU devices, each device's worker updates its parameters, and all workers run at the same time.
-  /// Otherwise the calling thread does the work.
+  /// Otherwise the calling thread does the work. While sharded parameters are whole (unshard()), it is
+  /// collective, and gathers them again.
   void step() { step_all(); }
   /// The step of a GradScaler without a read by the host, as that of PyTorch's fused optimizers. Divides the
   /// gradients by `loss_scale` in the same pass over memory; grad() keeps its values. If `found_inf` is not
@@ -120,15 +121,17 @@ class Optimizer {
 
   /// Returns a copy of the options of all groups and the state of all parameters. Parameters are numbered in
   /// the order in which they were added. An f16 or bf16 parameter may have the state master_param
-  /// (LowPrecision). The state is that of replica 0; all replicas have the same state. Of
-  /// a sharded parameter it is the shard's, of the context's replica.
+  /// (LowPrecision). The state is that of replica 0; all replicas have the same state. Every tensor is whole:
+  /// of the parameters of a ShardedDataParallel the shards' states are put together in host memory. Throws
+  /// ValueError if a parameter is sharded over other ranks and has state; use distributed::save_checkpoint(),
+  /// or local_state_dict().
   virtual StateDict state_dict() const;
-  /// Returns what load_state_dict() needs on this rank to restore the state: the part of this rank if the
-  /// state is divided among ranks, otherwise state_dict().
-  virtual StateDict local_state_dict() const { return state_dict(); }
-  /// Restores the options and the state. The state of a sharded parameter may have the shape of the shard or
-  /// of the full parameter, of which all replicas take their rows. A state without master_param begins with
-  /// the parameters' values. Throws one ValueError that lists every
+  /// Returns what load_state_dict() needs on this rank to restore the state: the part of this rank, and its
+  /// number, if the state is divided among ranks, otherwise state_dict().
+  virtual StateDict local_state_dict() const;
+  /// Restores the options and the state. A sharded parameter takes its rows of whole states. What
+  /// local_state_dict() returned is accepted on the rank that it came from. A state without master_param
+  /// begins with the parameters' values. Throws one ValueError that lists every
   /// mismatch. If it throws, nothing was loaded.
   virtual void load_state_dict(const StateDict& dict);
   /// Returns the entries of state_dict() for one replica without copying tensors that are like their
@@ -212,7 +215,7 @@ class Optimizer {
   bool has_state(std::size_t group) const;
   bool has_state(std::size_t group, const Tensor& param) const;
   static void refresh_master(State& state, const Tensor& param);
-  std::size_t own_replica(std::size_t group, std::size_t index) const;
+  StateDict copy_state(bool local) const;
   void prepare_state(std::size_t group, std::size_t index, int replica);
   void prepare(const nn::ReplicaDevice& replica_device);
   void step_on(const nn::ReplicaDevice& replica_device);

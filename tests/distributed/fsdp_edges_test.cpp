@@ -70,7 +70,7 @@ std::vector<StateDictCopy> run(int ranks, bool sharded, const Step& step, const 
         if (grad.defined()) state[name + ".grad"] = to_vector(grad);
         continue;
       }
-      const nn::Sharding& s = *slot.sharding();
+      nn::Sharding& s = *slot.sharding();
       const Tensor full = empty(s.full_sizes());
       s.gather(0, full);
       state[name] = to_vector(full);
@@ -226,7 +226,7 @@ TEST_CASE("training goes on after an exception in forward or backward") {
           state[name] = to_vector(slot.grad());
           continue;
         }
-        const nn::Sharding& s = *slot.sharding();
+        nn::Sharding& s = *slot.sharding();
         const Tensor sum = zeros(s.full_sizes());
         const Tensor at = sum.dim() == 0 ? sum.reshape({1}) : sum;
         if (s.rows(0).rows > 0) at.narrow(0, s.rows(0).first_row, s.rows(0).rows).copy_(slot.grad());

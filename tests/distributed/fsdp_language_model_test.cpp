@@ -1,10 +1,14 @@
 // Tests fully_shard of language models: blocks and the model, with tied embeddings, must train exactly as
-// DistributedDataParallel does.
+// DistributedDataParallel does. And their files.
+#include <filesystem>
+
 #include "tapestry/nn/models/gpt2.h"
 #include "tapestry/nn/models/llama.h"
 #include "tapestry/nn/models/lora.h"
+#include "tapestry/nn/models/pretrained.h"
 #include "tests/distributed/fsdp_models.h"
 #include "tests/support/catch.h"
+#include "tests/support/files.h"
 
 using namespace tapestry;
 using namespace tapestry::test;
@@ -79,4 +83,42 @@ TEST_CASE("adapters beside frozen, sharded layers train as replicated ones do, b
     return net.model.layers;
   };
   compare<nn::Llama>(llama_config(true), blocks, /*lora=*/true);
+}
+
+TEST_CASE(
+    "a sharded language model is saved whole under unshard(true), refused otherwise, and takes a file's "
+    "rows") {
+  const tests::TempDir dir;
+  nn::Gpt2 reference(gpt2_config());
+  fill_by_formula(reference);
+  const StateDictCopy expected = copy_state(reference);
+  on_ranks<int>(2, [&](const Group& group) {
+    nn::Gpt2 net(gpt2_config());
+    fill_by_formula(net);
+    for (nn::Module* block : net.transformer.h.children()) distributed::fully_shard(*block, {.group = group});
+    const auto sharded = distributed::fully_shard(net, {.group = group});
+    const std::string own = dir / std::to_string(group->rank());
+    std::string error;
+    try {
+      nn::save_language_model(own, net);
+    } catch (const ValueError& e) {
+      error = e.what();
+    }
+    distributed_test::require(error.find("[hf_sources] 'transformer.wte.weight' of shape") == 0 &&
+                                  error.find("unshard(true)") != std::string::npos &&
+                                  !std::filesystem::exists(own),
+                              error);
+    {
+      const auto full = sharded.unshard(true);
+      nn::save_language_model(own, net);
+      nn::save_language_model_gguf(own + ".gguf", net);
+    }
+    for (const nn::Parameter& p : net.parameters()) p.tensor().detach().fill_(7);
+    nn::load_weights(net, nn::ModelWeights(own));
+    const auto full = sharded.unshard(true);
+    distributed_test::require(copy_state(net) == expected, "load_weights()");
+    return 0;
+  });
+  for (const char* const saved : {"0", "1", "0.gguf", "1.gguf"})
+    CHECK(copy_state(*nn::load_language_model(dir / saved)) == expected);
 }

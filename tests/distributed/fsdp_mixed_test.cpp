@@ -270,7 +270,7 @@ TEST_CASE("shards of bf16 parameters keep their masters in checkpoints, at anoth
       if (!progress) checkpoints.save({&net, &optimizer}, {.step = steps});
       StateDictCopy copy;
       const nn::ShardRows rows = net.weight.sharding()->rows(0);
-      const nn::StateDict state = optimizer.state_dict();
+      const nn::StateDict state = optimizer.local_state_dict();
       const std::vector<double> own = to_vector(*nn::find(state, "state.0.master_param"));
       for (std::int64_t row = 0; row < rows.rows; ++row)
         copy[std::to_string(rows.first_row + row)] = {own.begin() + 6 * row, own.begin() + 6 * row + 6};
@@ -305,6 +305,35 @@ TEST_CASE("mixed precision: changes under unshard() leave the digits of what did
     const std::vector<double> after = whole(net).at("weight");
     for (std::size_t i = 0; i < 12; ++i)
       require(after[i] == (i / 3 == 1 ? 0.30078125 : before[i]), concat({"element ", i}));
+    return 0;
+  });
+}
+
+TEST_CASE("mixed precision: what the library writes under unshard() has the digits of the shards") {
+  on_ranks<int>(2, [](const Group& group) {
+    nn::Linear net({.in_features = 3, .out_features = 3});
+    const FullyShard fsdp =
+        fully_shard(net, {.group = group, .mixed_precision = {.param_dtype = DType::bf16}});
+    optim::SGD optimizer(net.parameters(), {.lr = 0.25});
+    optim::AveragedModel average(net, {.avg_fn = optim::get_ema_avg(0)});
+    net(ones({1, 3})).sum().backward();  // the gradient of every weight is 1
+    const auto require_all = [](const char* what, const std::vector<double>& values, float expected) {
+      for (const double v : values) require(v == static_cast<double>(expected), concat({what, ": ", v}));
+    };
+    const auto rounded = [](float v) { return static_cast<float>(BFloat16(v)); };
+    {
+      const auto scope = fsdp.unshard();
+      net.load_state_dict({{"weight", full({3, 3}, 0.1)}, {"bias", zeros({3})}});
+      require_all("loaded", to_vector(net.weight), rounded(0.1f));
+      average.update_parameters();
+      optimizer.step();
+      require_all("stepped", to_vector(net.weight), rounded(0.1f - 0.25f));
+      const auto use = average.use();
+      require_all("the average", to_vector(net.weight), rounded(0.1f));
+    }
+    require_all("the shards", whole(net).at("weight"), 0.1f - 0.25f);
+    const auto use = average.use();
+    require_all("the average's shards", whole(net).at("weight"), 0.1f);
     return 0;
   });
 }

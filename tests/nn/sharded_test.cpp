@@ -184,8 +184,9 @@ TEST_CASE("shards of the replicas of one process are clipped and stepped as one 
       for (int r = 0; r < 2; ++r)
         require_close("parameter " + std::to_string(i), sharded.slots[i].replica(r).detach(),
                       part_of(sharded.slots[i], r, whole.slots[i].tensor().detach()));
-    // The state of the whole optimizer gives each replica its rows. The state of a shard goes to its own
-    // replica.
+    // The state of the whole optimizer gives each replica its rows, and is put together from them.
+    for (const auto& [key, t] : adam.state_dict())
+      require_close(key, t, *nn::find(reference.state_dict(), key));
     optim::AdamW loaded(sharded.slots, {.lr = 0.1}), own(sharded.slots, {.lr = 0.1});
     loaded.load_state_dict(reference.state_dict());
     set_grads(sharded.slots, 2);
@@ -205,7 +206,7 @@ TEST_CASE("shards of the replicas of one process are clipped and stepped as one 
   with_replicas(check, "cpu:0");
 }
 
-TEST_CASE("optimizers step shards as rows of the whole, and their states are shards") {
+TEST_CASE("optimizers step shards as rows of the whole, and take their rows of whole states") {
   run_local_ranks(3, [](const Group& group) {
     Params whole, sharded;
     sharded.shard({group});
@@ -224,24 +225,25 @@ TEST_CASE("optimizers step shards as rows of the whole, and their states are sha
       }
     };
     train(reference, adam, 0, 4);
-    const StateDict shards = adam.state_dict(), full = reference.state_dict();
+    const StateDict shards = adam.local_state_dict(), full = reference.state_dict();
     for (const auto& [name, t] : shards)
       if (name == "state.0.exp_avg") require(t.sizes() == sharded.slots[0]->sizes(), "the state's shape");
-    // Both the shards and the full state of another world size can be loaded.
+    const std::string refused = thrown<ValueError>([&] { adam.state_dict(); });
+    require(refused.find("[state_dict] the state of a parameter of shape [7, 3] is sharded over 3 ranks") !=
+                std::string::npos,
+            refused);
+    // Both this rank's part and the full state of another world size can be loaded.
     optim::AdamW from_full(sharded.slots, {.lr = 0.3}), from_shards(sharded.slots, {.lr = 0.3});
     from_full.load_state_dict(full);
     train(reference, from_full, 4, 6);
-    from_shards.load_state_dict(from_full.state_dict());
+    from_shards.load_state_dict(from_full.local_state_dict());
     train(reference, from_shards, 6, 8);
 
     StateDict wrong = full;
     for (auto& [name, t] : wrong)
       if (name == "state.0.exp_avg") t = zeros({2, 2}, DType::f64);
     const std::string text = thrown<ValueError>([&] { adam.load_state_dict(wrong); });
-    const nn::ShardRows rows = sharded.slots[0].sharding()->rows(0);
-    require(text.find(concat({"wrong shape: state.0.exp_avg expected [", rows.rows, ", 3] (rank ",
-                              group->rank(), "'s shard, ", rows.rows, " rows from row ", rows.first_row,
-                              " on) or the full [7, 3] but got [2, 2]"})) != std::string::npos,
+    require(text.find("wrong shape: state.0.exp_avg expected [7, 3] but got [2, 2]") != std::string::npos,
             text);
   });
 }
@@ -303,7 +305,7 @@ struct Net : nn::Module {
 
 }  // namespace
 
-TEST_CASE("a module's state dict has shards, and takes shards and full tensors") {
+TEST_CASE("a sharded module takes its rows of whole tensors, and has no state dict of its own") {
   run_local_ranks(3, [](const Group& group) {
     Net whole, net;
     fill(whole);
@@ -317,26 +319,21 @@ TEST_CASE("a module's state dict has shards, and takes shards and full tensors")
     };
     net.load_state_dict(whole.state_dict());
     check_values("a full state");
-    sharding->computing = true;  // the shard is given in forward() too
-    StateDict shards;
-    for (const auto& [name, t] : net.state_dict()) shards.emplace_back(name, t.clone());
+    sharding->computing = true;  // in forward(), too
+    const std::string refused = thrown<ValueError>([&] { net.state_dict(); });
     sharding->computing = false;
-    require(shards[0].first == "fc.weight" && shards[0].second.sizes() == Shape{rows.rows, 3},
-            "the shard's shape");
-    {
-      const NoGradGuard no_grad;
-      net.fc.weight->fill_(7);
-    }
-    net.load_state_dict(shards);
-    check_values("the state of this rank's shards");
+    require(
+        refused.find(concat({"[state_dict] 'fc.weight' of shape [5, 3] is sharded over 3 ranks, and rank ",
+                             group->rank(), " has ", rows.rows, " of its rows; "})) != std::string::npos,
+        refused);
 
-    StateDict wrong = shards;
-    wrong[0].second = zeros({4, 3}, DType::f64);
+    StateDict wrong = whole.state_dict();
+    wrong[0].second = net.fc.weight->detach().clone();  // this rank's rows
     wrong[1].second = zeros({9}, DType::f64);
     const std::string text = thrown<ValueError>([&] { net.load_state_dict(wrong); });
-    require(text.find(concat({"wrong shape: fc.weight expected [", rows.rows, ", 3] (rank ",
-                              group->rank()})) != std::string::npos &&
-                text.find("or the full [5, 3] but got [4, 3]") != std::string::npos &&
+    require(text.find(concat({"wrong shape: fc.weight expected [5, 3] (the whole tensor, of which each rank "
+                              "takes its rows) but got [",
+                              rows.rows, ", 3]"})) != std::string::npos &&
                 text.find("wrong shape: fc.bias expected") != std::string::npos,
             text);
     check_values("after an error");
@@ -396,14 +393,17 @@ TEST_CASE("AveragedModel averages the shards of each rank") {
       require_close("the average", own(), rows_of(whole.fc.weight->detach()));
     }
     require_close("the weights", own(), rows_of(formula({5, 3}, 2)), 0);
-    const StateDict shards = ema.state_dict();
-    require(shards[1].first == "module.fc.weight" && shards[1].second.sizes() == Shape{rows.rows, 3},
-            "the shard's shape");
-    optim::AveragedModel from_shards(net), from_full(net);
-    from_shards.load_state_dict(shards);
-    from_full.load_state_dict(reference.state_dict());
-    for (optim::AveragedModel* model : {&from_shards, &from_full})
-      require_close("loaded", model->state_dict()[1].second, shards[1].second);
+    const std::string refused = thrown<ValueError>([&] { ema.state_dict(); });
+    require(refused.find("the average of 'fc.weight' of shape [5, 3] is sharded over 3 ranks") !=
+                std::string::npos,
+            refused);
+    optim::AveragedModel loaded(net);
+    loaded.load_state_dict(reference.state_dict());
+    {
+      const auto scope = loaded.use();
+      const auto theirs = reference.use();
+      require_close("loaded", own(), rows_of(whole.fc.weight->detach()));
+    }
 
     Net late;
     optim::AveragedModel early(late);

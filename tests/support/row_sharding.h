@@ -37,7 +37,8 @@ class RowSharding final : public tapestry::nn::Sharding {
   int ranks() const override { return ranks_; }
   const void* group(int) const override { return nullptr; }
   void sum_over_ranks(int, const tapestry::Tensor&) const override { refuse(); }
-  void gather(int, const tapestry::Tensor&) const override { refuse(); }
+  void gather(int, const tapestry::Tensor&) override { refuse(); }
+  void keep_changes(int) override {}
 
  private:
   [[noreturn]] static void refuse() { throw std::logic_error("RowSharding does not communicate"); }

@@ -54,13 +54,15 @@ class TestSharding final : public nn::Sharding {
     ++sums;
     groups_.at(static_cast<std::size_t>(replica))->all_reduce(values).wait();
   }
-  void gather(int replica, const Tensor& full) const override {
+  void gather(int replica, const Tensor& full) override {
     const auto [first, count] = rows(replica);
     full.zero_();
     if (count > 0)
       (full.dim() == 0 ? full.reshape({1}) : full).narrow(0, first, count).copy_(shard(replica).detach());
     sum_over_ranks(replica, full);
   }
+
+  void keep_changes(int) override {}  // there are no full tensors
 
   bool computing = false;               // as if the thread were inside forward()
   inline static std::atomic<int> sums;  // calls of sum_over_ranks()

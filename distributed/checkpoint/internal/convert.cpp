@@ -1,103 +1,31 @@
 #include <algorithm>
-#include <charconv>
-#include <cstring>
 #include <filesystem>
-#include <sstream>
 
-#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/atomic_file.h"
+#include "tapestry/distributed/checkpoint/internal/one_file.h"
 #include "tapestry/distributed/checkpoint/internal/program.h"
 #include "tapestry/distributed/checkpoint/internal/reader.h"
 #include "tapestry/distributed/checkpoint/internal/writer.h"
-#include "tapestry/distributed/common/internal/generator_states.h"
 
 namespace tapestry::distributed::checkpoint {
 namespace {
 
 constexpr std::uint64_t kConvertBytes = std::uint64_t{1} << 24;
-const std::string kGenerator = kTraining + "generator/", kExtraKey = "extra.";
-// DistributedCheckpointer keeps the generators of all ranks under these keys.
-const std::string kRankGenerators = kExtraKey + "generators of rank ",
-                  kRanks = kExtraKey + "ranks with generators";
-// The names of the optimizer's parameters in the order of their numbers, one a line.
-constexpr const char* kParameters = "tapestry.parameters";
-
-/// A tensor of the merged file: the name of its source, or its value.
-struct Merged {
-  std::string source;
-  Tensor value = {};
-};
-
-/// True for the numbers that an optimizer keeps for each parameter.
-bool is_count(const std::string& rest) { return rest == "step" || rest == "mu_product"; }
 
 }  // namespace
 
 void merge_checkpoint(const std::string& folder, const std::string& file) {
   ShardReader reader(folder);
   reader.check_shards();
-  const Index& index = reader.index();
-  std::map<std::string, Merged> merged;
-  StringMap metadata{{"format", "pt"}};
-  if (index.progress) {
-    const nn::Progress& p = *index.progress;
-    metadata["tapestry.checkpoint"] = "1";
-    metadata["tapestry.epoch"] = std::to_string(p.epoch);
-    metadata["tapestry.step"] = std::to_string(p.step);
-    if (p.metric) metadata["tapestry.metric"] = number_text(*p.metric);
-    for (const auto& [key, value] : p.extra) metadata[kExtraKey + key] = value;
-  }
-  std::map<std::string, std::size_t> numbers;
-  if (!index.optimizer.empty()) {
-    metadata["tapestry.optimizer"] = index.optimizer;
-    std::string names;
-    for (std::size_t g = 0; g < index.groups.size(); ++g) {
-      merged[kOptions + std::to_string(g) + ".num_params"].value =
-          scalar_tensor(static_cast<std::int64_t>(index.groups[g].size()), {DType::i64, kCPU});
-      for (const std::string& name : index.groups[g]) {
-        names += (numbers.empty() ? "" : "\n") + name;
-        numbers.emplace(name, numbers.size());
-      }
-    }
-    metadata[kParameters] = names;
-  }
-  for (const auto& [name, tensor] : index.tensors) {
-    std::string as = name;
-    for (const std::string& prefix : {kState, kExtra}) {
-      if (!name.starts_with(prefix)) continue;
-      const std::size_t slash = name.rfind('/');
-      const auto number = numbers.find(name.substr(prefix.size(), slash - std::min(slash, prefix.size())));
-      check<IoError>(number != numbers.end(), "[tapestry-checkpoint] ", folder, ": ", name,
-                     " is the state of a parameter that the optimizer's groups do not list");
-      as = kOptimizer + "state." + std::to_string(number->second) + "." + name.substr(slash + 1);
-    }
-    merged[as].source = name;
-  }
-  for (const auto& [alias, target] : index.aliases) merged[alias].source = target;
-  if (!index.generators.empty()) {
-    for (const auto& [device, state] : parse_generator_states("tapestry-checkpoint", index.generators[0])) {
-      const Tensor t = empty({2}, {DType::i64, kCPU});
-      std::memcpy(t.raw_data(), state.data(), 16);
-      merged[kGenerator + device.str()].value = t;
-    }
-    for (std::size_t r = 0; r < index.generators.size(); ++r)
-      metadata[kRankGenerators + std::to_string(r)] = index.generators[r];
-    metadata[kRanks] = std::to_string(index.generators.size());
-  }
-
-  std::vector<SafetensorsWriter::Entry> entries;
-  for (const auto& [name, m] : merged) {
-    const TensorRecord* const record = m.value.defined() ? nullptr : reader.find(m.source);
-    entries.push_back(
-        {name, record ? record->dtype : m.value.dtype(), record ? record->sizes : m.value.sizes()});
-    if (record) reader.verify(m.source, 0, record->rows());
-  }
-  SafetensorsWriter writer(file, std::move(entries), metadata);
+  const FileLayout layout = file_layout("tapestry-checkpoint", folder, reader.index());
+  for (const auto& [name, content] : layout.contents)
+    if (!content.value.defined()) reader.verify(content.source, 0, reader.find(content.source)->rows());
+  SafetensorsWriter writer(file, layout.entries(reader.index()), layout.metadata);
   for (const SafetensorsWriter::Entry& entry : writer.entries()) {
-    const Merged& m = merged.at(entry.name);
-    if (m.value.defined()) writer.write(m.value);
+    const FileLayout::Content& content = layout.contents.at(entry.name);
+    if (content.value.defined()) writer.write(content.value);
     else
-      reader.read(m.source, 0, reader.find(m.source)->rows(),
+      reader.read(content.source, 0, reader.find(content.source)->rows(),
                   [&](const Tensor& rows, std::int64_t) { writer.write(rows); });
   }
   writer.commit();
@@ -105,102 +33,8 @@ void merge_checkpoint(const std::string& folder, const std::string& file) {
 
 void split_checkpoint(const std::string& path, const std::string& folder, int ranks) {
   const SafetensorsFile file(path);
-  const StringMap& metadata = file.metadata();
-  const auto number = [&](const char* key) {
-    std::int64_t value = -1;
-    const auto it = metadata.find(key);
-    if (it != metadata.end()) {
-      const char* const end = it->second.data() + it->second.size();
-      const auto [stop, error] = std::from_chars(it->second.data(), end, value);
-      if (error != std::errc() || stop != end) value = -1;
-    }
-    check<IoError>(value >= 0, "[tapestry-checkpoint] ", path, ": has no number \"", key, "\" of at least 0");
-    return value;
-  };
-  Index index;
-  index.id = random_id();
-  if (metadata.contains("tapestry.step")) {
-    nn::Progress& progress = index.progress.emplace();
-    progress.epoch = number("tapestry.epoch");
-    progress.step = number("tapestry.step");
-    if (const auto metric = metadata.find("tapestry.metric"); metric != metadata.end())
-      progress.metric = std::strtod(metric->second.c_str(), nullptr);
-    for (const auto& [key, value] : metadata)
-      if (key.starts_with(kExtraKey) && !key.starts_with(kRankGenerators) && key != kRanks)
-        progress.extra[key.substr(kExtraKey.size())] = value;
-    for (int r = 0; metadata.contains(kRankGenerators + std::to_string(r)); ++r)
-      index.generators.push_back(metadata.at(kRankGenerators + std::to_string(r)));
-  }
-  std::vector<std::string> names;
-  if (const auto optimizer = metadata.find("tapestry.optimizer"); optimizer != metadata.end()) {
-    index.optimizer = optimizer->second;
-    const auto list = metadata.find(kParameters);
-    check<IoError>(
-        list != metadata.end(), "[tapestry-checkpoint] ", path,
-        ": does not say which parameters the optimizer has, because an earlier version wrote it; load "
-        "it and save it again");
-    std::istringstream lines(list->second);
-    for (std::string line; std::getline(lines, line);) names.push_back(line);
-  }
-
-  std::map<std::string, std::string> sources;  // the names in the file
-  std::string generators;
-  std::size_t next = 0;
-  for (const SafetensorsFile::Entry& entry : file.entries()) {
-    const std::string& name = entry.name;
-    std::string as = name;
-    if (name.starts_with(kGenerator)) {
-      const Tensor state = file.read(entry);
-      check<IoError>(state.dtype() == DType::i64 && state.numel() == 2, "[tapestry-checkpoint] ", path, ": ",
-                     name, " is ", state.dtype(), " ", state.sizes(), ", not two int64");
-      std::uint64_t values[2];
-      std::memcpy(values, state.raw_data(), 16);
-      generators += (generators.empty() ? "" : " ") + name.substr(kGenerator.size()) + ' ' +
-                    std::to_string(values[0]) + ' ' + std::to_string(values[1]);
-      continue;
-    }
-    if (name.starts_with(kOptions) && name.ends_with(".num_params")) continue;
-    index.scheduler = index.scheduler || name.starts_with(kScheduler);
-    const std::string prefix = kOptimizer + "state.";
-    if (name.starts_with(prefix)) {
-      std::size_t n = 0;
-      const char* const end = name.data() + name.size();
-      const auto [stop, error] = std::from_chars(name.data() + prefix.size(), end, n);
-      check<IoError>(error == std::errc() && stop != end && *stop == '.' && n < names.size(),
-                     "[tapestry-checkpoint] ", path, ": ", name, " is the state of no parameter; there are ",
-                     names.size());
-      const std::string rest(stop + 1, end);
-      const SafetensorsFile::Entry* const param = file.find(names[n]);
-      const bool like = param && param->sizes == entry.sizes && !is_count(rest);
-      as = (like ? kState : kExtra) + names[n] + "/" + rest;
-    }
-    TensorRecord record{entry.dtype, entry.sizes};
-    const std::int64_t part = (record.rows() + ranks - 1) / ranks;
-    // The optimizer's and the schedule's numbers are one row, and so in the first shard.
-    for (std::int64_t row = 0, shard = 0; row < record.rows(); row += part, ++shard)
-      record.pieces.push_back({static_cast<int>(shard), row, (std::min)(part, record.rows() - row)});
-    check<IoError>(sources.emplace(as, name).second, "[tapestry-checkpoint] ", path, ": ", name,
-                   " occurs twice; the list of the optimizer's parameters is wrong");
-    index.tensors.emplace(as, std::move(record));
-  }
-  if (!index.optimizer.empty()) {
-    for (std::size_t g = 0;; ++g) {
-      const std::string key = kOptions + std::to_string(g) + ".num_params";
-      if (!file.find(key)) break;
-      const Tensor count = file.read(key);
-      const double n = count.numel() == 1 ? count.item() : -1;
-      check<IoError>(n >= 0 && n <= static_cast<double>(names.size() - next), "[tapestry-checkpoint] ", path,
-                     ": ", key, " is ", n, ", but ", names.size() - next, " parameters are left");
-      index.groups.emplace_back(
-          names.begin() + static_cast<std::ptrdiff_t>(next),
-          names.begin() + static_cast<std::ptrdiff_t>(next + static_cast<std::size_t>(n)));
-      next += static_cast<std::size_t>(n);
-    }
-    check<IoError>(next == names.size(), "[tapestry-checkpoint] ", path, ": lists ", names.size(),
-                   " parameters of the optimizer, but its groups have ", next);
-  }
-  if (index.generators.empty() && !generators.empty()) index.generators = {generators};
-
+  FileIndex found = index_of_file("tapestry-checkpoint", path, file, ranks);
+  Index& index = found.index;
   std::error_code error;
   check<IoError>(!std::filesystem::exists(std::filesystem::path(folder) / kIndexFile, error),
                  "[tapestry-checkpoint] ", folder, " contains a checkpoint already; choose another folder");
@@ -213,7 +47,8 @@ void split_checkpoint(const std::string& path, const std::string& folder, int ra
         if (row_bytes == 0) return;
         const auto most = static_cast<std::int64_t>(std::max<std::uint64_t>(kConvertBytes / row_bytes, 1));
         for (std::int64_t row = 0; row < piece.rows; row += most)
-          sink(file.read_rows(sources.at(name), piece.first_row + row, (std::min)(most, piece.rows - row)));
+          sink(file.read_rows(found.sources.at(name), piece.first_row + row,
+                              (std::min)(most, piece.rows - row)));
       });
     write_file_atomically((std::filesystem::path(folder) / kIndexFile).string(), index.text());
   } catch (...) {

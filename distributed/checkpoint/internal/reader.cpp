@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "tapestry/distributed/checkpoint/internal/one_file.h"
+
 namespace tapestry::distributed::checkpoint {
 namespace {
 
@@ -11,8 +13,18 @@ constexpr std::size_t kMaxOpen = 128;  // descriptors; a process may have 1024
 
 }  // namespace
 
-ShardReader::ShardReader(std::string folder)
-    : folder_(std::move(folder)), index_(Index::read(folder_)), pieces_(index_.shards.size()) {
+ShardReader::ShardReader(std::string folder) : folder_(std::move(folder)) {
+  std::error_code error;
+  if (std::filesystem::is_regular_file(folder_, error)) {
+    open_.push_back(std::make_unique<SafetensorsFile>(folder_));
+    FileIndex found = index_of_file("load_checkpoint", folder_, *open_[0], 1);
+    index_ = std::move(found.index);
+    index_.shards.push_back({folder_, open_[0]->bytes()});
+    sources_ = std::move(found.sources);
+    return;
+  }
+  index_ = Index::read(folder_);
+  pieces_.resize(index_.shards.size());
   for (const auto& [name, tensor] : index_.tensors)
     for (const Piece& piece : tensor.pieces)
       pieces_[static_cast<std::size_t>(piece.shard)].push_back({&name, &tensor, &piece});
@@ -22,6 +34,11 @@ ShardReader::ShardReader(std::string folder)
 const std::string& ShardReader::real_name(const std::string& name) const {
   const auto alias = index_.aliases.find(name);
   return alias == index_.aliases.end() ? name : alias->second;
+}
+
+const std::string& ShardReader::stored_name(const std::string& name) const {
+  const auto source = sources_.find(name);
+  return source == sources_.end() ? name : source->second;
 }
 
 const TensorRecord* ShardReader::find(const std::string& name) const {
@@ -92,7 +109,8 @@ void ShardReader::read(const std::string& name, std::int64_t first, std::int64_t
     const std::int64_t begin = std::max(first, piece.first_row),
                        end = (std::min)(first + rows, piece.first_row + piece.rows);
     for (std::int64_t row = begin; row < end; row += most)
-      fn(shard(piece.shard).read_rows(real, row - piece.first_row, (std::min)(most, end - row)), row);
+      fn(shard(piece.shard).read_rows(stored_name(real), row - piece.first_row, (std::min)(most, end - row)),
+         row);
   }
 }
 
@@ -111,6 +129,7 @@ Tensor ShardReader::read(const std::string& name) {
 }
 
 void ShardReader::verify(const std::string& name, std::int64_t first, std::int64_t rows) {
+  if (!sources_.empty()) return;
   const std::string& real = real_name(name);
   for (const Piece& piece : index_.tensors.at(real).pieces) {
     if (piece.first_row < first || piece.first_row + piece.rows > first + rows) continue;

@@ -2,6 +2,7 @@
 // Reads rows of the tensors of a sharded checkpoint, whichever files they are in.
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@ namespace tapestry::distributed::checkpoint {
 /// IoError, which names the shard and the fault. One thread at a time may use it.
 class ShardReader {
  public:
+  /// `folder` may also be one file (index_of_file()). It has no checksums, so verify() compares none.
   explicit ShardReader(std::string folder);
 
   const Index& index() const { return index_; }
@@ -42,8 +44,10 @@ class ShardReader {
   };
   const SafetensorsFile& shard(int number);
   const std::string& real_name(const std::string& name) const;
+  const std::string& stored_name(const std::string& name) const;
 
   std::string folder_;
+  std::map<std::string, std::string> sources_;  // of one file: the names in it
   Index index_;
   std::vector<std::vector<Placed>> pieces_;  // by shard
   std::vector<std::unique_ptr<SafetensorsFile>> open_;

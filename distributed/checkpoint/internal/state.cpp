@@ -7,47 +7,31 @@
 
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/distributed/common/internal/generator_states.h"
+#include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::distributed {
 
 ShardedTraining::ShardedTraining(const nn::Training& training)
     : optimizer(training.optimizer), scheduler(training.scheduler), scaler(training.scaler) {
   if (!training.model) return;
-  add(training.model->named_parameters(), training.model->named_buffers(), training.model->state_dict());
+  add(training.model->named_parameters(), training.model->named_buffers(), training.model->named_state());
 }
 
 void ShardedTraining::add(const std::vector<std::pair<std::string, nn::Parameter>>& all_parameters,
                           const std::vector<std::pair<std::string, nn::Buffer>>& all_buffers,
-                          const nn::StateDict& state) {
-  std::set<std::string> wanted;  // without computed parameters and buffers that are not persistent
-  for (const auto& [name, tensor] : state) wanted.insert(name);
-  std::set<std::string> taken;
+                          const Slots& state) {
+  // Without computed parameters and buffers that are not persistent. A slot counts under its first name.
+  std::unordered_map<const void*, std::string> first;
+  for (const auto& [name, slot] : state) first.emplace(slot.id(), name);
   const auto take = [&](const auto& all, Slots& slots) {
-    for (const auto& [name, slot] : all) {
-      if (!wanted.contains(name)) continue;
-      slots.emplace_back(name, slot);
-      taken.insert(name);
-    }
+    for (const auto& [name, slot] : all)
+      if (const auto found = first.find(slot.id()); found != first.end())
+        slots.emplace_back(found->second, slot);
   };
   take(all_parameters, parameters);
   take(all_buffers, buffers);
-  // The other names belong to slots that are listed under their first name. state_dict() shares storage with
-  // the slots.
-  for (const auto& [name, tensor] : state) {
-    if (taken.contains(name)) continue;
-    const auto same = [&, &t = tensor](const auto& entry) {
-      const Tensor& own = entry.second.tensor();
-      return own.storage() == t.storage() && own.storage_offset() == t.storage_offset() &&
-             own.sizes() == t.sizes();
-    };
-    auto found = std::find_if(parameters.begin(), parameters.end(), same);
-    if (found == parameters.end()) {
-      found = std::find_if(buffers.begin(), buffers.end(), same);
-      check(found != buffers.end(), "[ShardedTraining] '", name,
-            "' is in state_dict(), but is no parameter or buffer; pass the module whose state it is");
-    }
-    aliases.emplace_back(name, found->first);
-  }
+  for (const auto& [name, slot] : state)
+    if (const std::string& target = first.at(slot.id()); target != name) aliases.emplace_back(name, target);
 }
 
 namespace checkpoint {
@@ -80,7 +64,7 @@ int shards_of_process(const ShardedTraining& training) {
   return 1;
 }
 
-WriterState state_of(const ShardedTraining& training, int replica) {
+WriterState state_of(const char* op, const ShardedTraining& training, int replica) {
   WriterState state;
   const auto add = [&](const std::string& name, const nn::TensorSlot& slot, const Tensor& local,
                        Owner owner) {
@@ -98,12 +82,13 @@ WriterState state_of(const ShardedTraining& training, int replica) {
   };
   for (const auto* slots : {&training.parameters, &training.buffers}) {
     for (const auto& [name, slot] : *slots) {
-      check(!name.starts_with(kTraining), "[save_sharded] the model's ", name, " begins with ", kTraining,
+      check(!name.starts_with(kTraining), "[", op, "] the model's ", name, " begins with ", kTraining,
             ", which is reserved for the rest of the checkpoint; rename it");
-      add(name, slot, slot.replica(slot.sharding() ? replica : 0),
+      add(name, slot, nn::stored_tensor(slot, slot.sharding() ? replica : 0),
           slots == &training.buffers ? Owner::lowest : Owner::shared);
     }
   }
+  state.part_of_model = training.part_of_model;
   state.aliases = training.aliases;
   if (training.optimizer) {
     const optim::Optimizer& optimizer = *training.optimizer;
@@ -133,7 +118,7 @@ WriterState state_of(const ShardedTraining& training, int replica) {
         add(kState + name, params[n], t.tensor, Owner::shared);
         continue;
       }
-      check(!sharded || t.tensor.dim() == 0, "[save_sharded] the state ", t.key, " of ", optimizer.name(),
+      check(!sharded || t.tensor.dim() == 0, "[", op, "] the state ", t.key, " of ", optimizer.name(),
             " has the shape ", t.tensor.sizes(),
             ", which is not that of a parameter, and the parameters are "
             "sharded; save without the optimizer, or use one whose state is like its parameters");
@@ -159,12 +144,20 @@ std::string describe(const WriterState& state) {
   Json items = Json::array();
   for (const Item& item : state.items) {
     std::vector<std::int64_t> sizes(item.sizes.begin(), item.sizes.end());
+    // The parameters that the ranks should have alike. The optimizer's state follows from them.
+    const bool compared = item.owner == Owner::shared && !item.name.starts_with(kTraining);
     items.push_back(Json{item.name, static_cast<int>(item.dtype), sizes, static_cast<int>(item.owner),
-                         item.first_row, item.rows});
+                         item.first_row, item.rows,
+                         compared ? crc32_of(0, item.local.to(kCPU).contiguous()) : std::uint32_t{0}});
   }
   try {
-    return Json{{"items", items},         {"optimizer", state.optimizer}, {"generators", state.generators},
-                {"groups", state.groups}, {"scheduler", state.scheduler}, {"aliases", state.aliases}}
+    return Json{{"items", items},
+                {"optimizer", state.optimizer},
+                {"generators", state.generators},
+                {"groups", state.groups},
+                {"scheduler", state.scheduler},
+                {"aliases", state.aliases},
+                {"part", state.part_of_model}}
         .dump();
   } catch (const Json::exception&) {
     fail("[save_sharded] the name of a tensor is not UTF-8; the format allows no other encoding");
@@ -175,10 +168,15 @@ WriterState parse_description(const std::string& text) {
   const Json json = Json::parse(text);
   WriterState state;
   for (const Json& item : json["items"])
-    state.items.push_back({item[0].get<std::string>(), static_cast<DType>(item[1].get<int>()),
+    state.items.push_back({item[0].get<std::string>(),
+                           static_cast<DType>(item[1].get<int>()),
                            Shape(item[2].get<std::vector<std::int64_t>>()),
-                           static_cast<Owner>(item[3].get<int>()), item[4].get<std::int64_t>(),
-                           item[5].get<std::int64_t>()});
+                           static_cast<Owner>(item[3].get<int>()),
+                           item[4].get<std::int64_t>(),
+                           item[5].get<std::int64_t>(),
+                           {},
+                           item[6].get<std::uint32_t>()});
+  state.part_of_model = json["part"].get<bool>();
   state.optimizer = json["optimizer"].get<std::string>();
   state.generators = json["generators"].get<std::string>();
   state.groups = json["groups"].get<std::vector<std::vector<std::string>>>();
@@ -193,13 +191,14 @@ namespace {
 struct Holders {
   TensorRecord record;
   Owner owner = Owner::lowest;
+  std::uint32_t values = 0;  // Item::values of the first writer
   std::vector<int> writers;
   std::vector<Piece> rows;  // of Owner::rows, one per writer that stores rows
 };
 
 /// Sorts the rows that writers store, and drops copies: with several groups of shards, several writers have
 /// the same rows. Throws unless each row is stored.
-void use_stored_rows(const std::string& name, Holders& holders) {
+void use_stored_rows(const char* op, const std::string& name, Holders& holders) {
   std::sort(holders.rows.begin(), holders.rows.end(), [](const Piece& a, const Piece& b) {
     return std::tie(a.first_row, a.shard) < std::tie(b.first_row, b.shard);
   });
@@ -208,28 +207,28 @@ void use_stored_rows(const std::string& name, Holders& holders) {
     std::vector<Piece>& pieces = holders.record.pieces;
     if (!pieces.empty() && piece.first_row == pieces.back().first_row && piece.rows == pieces.back().rows)
       continue;
-    check(piece.first_row == next, "[save_sharded] rank ", piece.shard, " stores the rows ", piece.first_row,
+    check(piece.first_row == next, "[", op, "] rank ", piece.shard, " stores the rows ", piece.first_row,
           " to ", piece.first_row, " + ", piece.rows, " of ", name, ", but row ", next,
           " is next; shard the parameter in the same way on all ranks");
     next += piece.rows;
     pieces.push_back(piece);
   }
-  check(next == holders.record.rows(), "[save_sharded] no rank stores the rows ", next, " to ",
+  check(next == holders.record.rows(), "[", op, "] no rank stores the rows ", next, " to ",
         holders.record.rows(), " of ", name, "; pass a group that has all ranks of the sharded model");
 }
 
 }  // namespace
 
-Index plan(const std::vector<WriterState>& writers) {
+Index plan(const char* op, const std::vector<WriterState>& writers, Share share) {
   Index index;
   std::map<std::string, Holders> tensors;
   for (int w = 0; w < static_cast<int>(writers.size()); ++w) {
     const WriterState& state = writers[static_cast<std::size_t>(w)];
     index.generators.push_back(state.generators);
     if (w == 0) index.optimizer = state.optimizer;
-    check(state.optimizer == index.optimizer, "[save_sharded] the optimizer is \"", state.optimizer,
+    check(state.optimizer == index.optimizer, "[", op, "] the optimizer is \"", state.optimizer,
           "\" on rank ", w, " and \"", index.optimizer, "\" on rank 0; use the same one");
-    check(w == 0 || state.groups.size() == index.groups.size(), "[save_sharded] the optimizer has ",
+    check(w == 0 || state.groups.size() == index.groups.size(), "[", op, "] the optimizer has ",
           state.groups.size(), " parameter groups on rank ", w, " and ", index.groups.size(),
           " on rank 0; use the same number");
     index.groups.resize(state.groups.size());
@@ -237,23 +236,42 @@ Index plan(const std::vector<WriterState>& writers) {
     for (const auto& [name, target] : state.aliases) index.aliases.emplace(name, target);
     std::set<std::string> own;
     for (const Item& item : state.items) {
-      check(own.insert(item.name).second, "[save_sharded] two tensors of rank ", w, " are named ", item.name,
+      check(own.insert(item.name).second, "[", op, "] two tensors of rank ", w, " are named ", item.name,
             "; give them different names");
       Holders& holders = tensors[item.name];
       if (holders.writers.empty()) {
         holders.record = {item.dtype, item.sizes};
         holders.owner = item.owner;
+        holders.values = item.values;
       }
       check(item.dtype == holders.record.dtype && item.sizes == holders.record.sizes &&
                 item.owner == holders.owner,
-            "[save_sharded] ", item.name, " is ", item.dtype, " ", item.sizes, " on rank ", w, " and ",
+            "[", op, "] ", item.name, " is ", item.dtype, " ", item.sizes, " on rank ", w, " and ",
             holders.record.dtype, " ", holders.record.sizes, " on rank ",
             holders.writers.empty() ? w : holders.writers[0],
             ", or sharded on only one of them; use the same model on all ranks");
+      check(item.owner != Owner::shared || item.values == holders.values, "[", op, "] ", item.name,
+            " has other values on rank ", w, " than on rank ",
+            holders.writers.empty() ? w : holders.writers[0],
+            ", and only one of them would be saved; give all ranks the same values (DistributedDataParallel "
+            "broadcasts them), or, if each rank has a stage of a pipeline, pass Pipeline::stages() with the "
+            "names of the unsplit model (Stage::named())");
       holders.writers.push_back(w);
       if (item.owner == Owner::rows && item.rows > 0) holders.rows.push_back({w, item.first_row, item.rows});
     }
   }
+  // Ranks with different modules would each lack what the others have when they load.
+  const bool parts = std::any_of(writers.begin(), writers.end(),
+                                 [](const WriterState& state) { return state.part_of_model; });
+  for (const auto& [name, holders] : tensors)
+    if (!parts && !name.starts_with(kTraining) && holders.writers.size() != writers.size()) {
+      int lacks = 0;
+      while (std::find(holders.writers.begin(), holders.writers.end(), lacks) != holders.writers.end())
+        ++lacks;
+      fail("[", op, "] rank ", holders.writers[0], " has ", name, ", and rank ", lacks,
+           " has not; pass the same model on all ranks, or, if each rank has a stage of a pipeline, "
+           "Pipeline::stages()");
+    }
   // Names that are an alias on one rank and a tensor of its own on another one stay tensors: the stages of a
   // pipeline have copies of tied weights.
   std::erase_if(index.aliases, [&](const auto& alias) {
@@ -264,8 +282,8 @@ Index plan(const std::vector<WriterState>& writers) {
     for (std::size_t g = 0; g < writers[w].groups.size(); ++g)
       for (const std::string& name : writers[w].groups[g]) {
         const auto [known, is_new] = group_of.emplace(name, g);
-        check(known->second == g, "[save_sharded] ", name, " is in group ", g, " of the optimizer on rank ",
-              w, " and in group ", known->second, " on another rank; use the same groups");
+        check(known->second == g, "[", op, "] ", name, " is in group ", g, " of the optimizer on rank ", w,
+              " and in group ", known->second, " on another rank; use the same groups");
         if (is_new) index.groups[g].push_back(name);
       }
 
@@ -276,10 +294,10 @@ Index plan(const std::vector<WriterState>& writers) {
   for (auto& [name, holders] : tensors) {
     TensorRecord& record = holders.record;
     if (holders.owner == Owner::rows) {
-      use_stored_rows(name, holders);
+      use_stored_rows(op, name, holders);
     } else if (record.rows() > 0) {
       const auto count = static_cast<std::int64_t>(holders.writers.size());
-      if (holders.owner == Owner::lowest) {
+      if (holders.owner == Owner::lowest || share == Share::by_lowest) {
         record.pieces.push_back({holders.writers[0], 0, record.rows()});
       } else if (bytes_of(record, record.rows()) < kShareBytes || record.rows() < count) {
         whole.emplace_back(&name, &holders);

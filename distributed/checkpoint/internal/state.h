@@ -25,6 +25,8 @@ struct Item {
   Owner owner = Owner::lowest;
   std::int64_t first_row = 0, rows = 0;  ///< those that `local` has
   Tensor local = {};
+  std::uint32_t values =
+      0;  ///< a checksum of `local`, if other writers should have the same; set by describe()
 };
 
 /// What one writer has.
@@ -33,6 +35,7 @@ struct WriterState {
   std::string optimizer, generators;
   std::vector<std::vector<std::string>> groups;
   bool scheduler = false;
+  bool part_of_model = false;  ///< ShardedTraining::part_of_model
   std::vector<std::pair<std::string, std::string>> aliases;
 };
 
@@ -45,15 +48,18 @@ std::vector<std::string> optimizer_names(const ShardedTraining& training);
 int shards_of_process(const ShardedTraining& training);
 
 /// Collects the tensors of one replica. Throws ValueError if a name is reserved, or if the state of the
-/// optimizer cannot be divided as its parameters are.
-WriterState state_of(const ShardedTraining& training, int replica);
+/// optimizer cannot be divided as its parameters are. `op` is the name in the texts.
+WriterState state_of(const char* op, const ShardedTraining& training, int replica);
 
 /// The description of a writer's state without its values, for other ranks.
 std::string describe(const WriterState& state);
 WriterState parse_description(const std::string& text);
 
+/// How the writers of a tensor of Owner::shared share the work.
+enum class Share { evenly, by_lowest };
+
 /// Decides who writes what: fills the index except for progress, files and checksums. Throws ValueError if
 /// the states do not fit together.
-Index plan(const std::vector<WriterState>& writers);
+Index plan(const char* op, const std::vector<WriterState>& writers, Share share);
 
 }  // namespace tapestry::distributed::checkpoint

@@ -165,8 +165,9 @@ void ShardedParameter::sum_over_ranks(int replica, const Tensor& values) const {
   if (!there.is_same(values)) values.detach().copy_(there);
 }
 
-void ShardedParameter::gather(int replica, const Tensor& to) const {
+void ShardedParameter::gather(int replica, const Tensor& to) {
   const NoGradGuard no_grad;
+  keep_changes(replica);
   const Tensor& own = at(replica).shard;
   const Tensor gathered = empty({ranks() * padded_numel()}, {own.dtype(), device(replica)});
   groups_[static_cast<std::size_t>(replica)]
@@ -274,6 +275,15 @@ bool ShardedParameter::has_changes(int replica) const {
 }
 
 void ShardedParameter::keep_changes(int replica) {
+  if (replicas_.size() == 1 || !has_changes(0)) return keep_own_changes(replica);
+  const NoGradGuard no_grad;
+  for (std::size_t r = 1; r < replicas_.size(); ++r)
+    if (replicas_[r].storage && !replicas_[r].storage->is_released())
+      replicas_[r].full.detach().copy_(replicas_[0].full.detach());
+  for (std::size_t r = 0; r < replicas_.size(); ++r) keep_own_changes(static_cast<int>(r));
+}
+
+void ShardedParameter::keep_own_changes(int replica) {
   Replica& r = at(replica);
   if (!has_changes(replica)) return;
   const NoGradGuard no_grad;
@@ -291,7 +301,7 @@ void ShardedParameter::keep_changes(int replica) {
 }
 
 void ShardedParameter::release(int replica) {
-  keep_changes(replica);
+  keep_own_changes(replica);
   if (at(replica).storage) at(replica).storage->release_memory();
 }
 

@@ -41,7 +41,9 @@ class ShardedParameter final : public nn::Sharding,
   int ranks() const override { return groups_[0]->size(); }
   const void* group(int replica) const override { return groups_[static_cast<std::size_t>(replica)].get(); }
   void sum_over_ranks(int replica, const Tensor& values) const override;
-  void gather(int replica, const Tensor& full) const override;
+  void gather(int replica, const Tensor& full) override;
+  /// With several replicas, all take over the changes of the first one, and no replica may compute.
+  void keep_changes(int replica) override;
 
   // StorageSource
   void refill(Storage& storage) override;
@@ -86,9 +88,8 @@ class ShardedParameter final : public nn::Sharding,
   Tensor acquire(int replica);
   /// True if the full tensor exists and was changed in place since it was gathered.
   bool has_changes(int replica) const;
-  /// If the full tensor was changed in place since it was gathered, this rank's rows of it become the shard's
-  /// values.
-  void keep_changes(int replica);
+  /// Like keep_changes(), for the thread of one replica: takes over what was changed in its own full tensor.
+  void keep_own_changes(int replica);
   /// Keeps changes, and frees the memory of the full tensor.
   void release(int replica);
   /// Frees the memory of the full tensor, into which no gather was completed.

@@ -151,7 +151,7 @@ void ShardedUnit::remove_user(int replica) {
   if (--at(replica).users > 0) return;
   for (Member& m : members_) {
     m.slot.set_full(replica, {});
-    if (at(replica).full) m.parameter->keep_changes(replica);
+    if (at(replica).full) m.parameter->keep_own_changes(replica);
   }
 }
 

@@ -1,0 +1,54 @@
+#include "tapestry/distributed/checkpoint/checkpoint.h"
+
+#include "tapestry/core/error.h"
+#include "tapestry/distributed/comm/text.h"
+
+namespace tapestry::distributed {
+
+nn::Progress load_checkpoint(const std::string& path, const std::shared_ptr<ProcessGroup>& group,
+                             const ShardedTraining& training) {
+  nn::Progress progress;
+  const auto load = [&] { progress = load_sharded(path, training, {.rank = group ? group->rank() : 0}); };
+  if (group) on_all_ranks(*group, "load_checkpoint", load);
+  else load();
+  return progress;
+}
+
+DistributedCheckpointer::DistributedCheckpointer(std::shared_ptr<ProcessGroup> group,
+                                                 const std::string& folder, const Options& options,
+                                                 CheckpointFiles files)
+    : group_(std::move(group)) {
+  check(group_ != nullptr,
+        "[DistributedCheckpointer] the group is null; pass what init_process_group() returned");
+  if (files == CheckpointFiles::sharded) {
+    shards_ = std::make_unique<ShardedCheckpointer>(
+        broadcast_text(*group_, folder, 0, "folder of the checkpoints"), group_, options);
+    return;
+  }
+  on_rank_0(*group_, "DistributedCheckpointer",
+            [&] { files_ = std::make_unique<nn::Checkpointer>(folder, options); });
+}
+
+std::string DistributedCheckpointer::save(const ShardedTraining& training, const nn::Progress& progress) {
+  if (shards_) return shards_->save(training, progress);
+  std::string path;
+  on_rank_0(*group_, "save", [&] { path = files_->begin_save(progress); });
+  path = broadcast_text(*group_, path, 0, "path of the checkpoint");
+  save_checkpoint(path, group_, training, progress);
+  on_rank_0(*group_, "save", [&] { files_->end_save(progress); });
+  return path;
+}
+
+std::optional<nn::Progress> DistributedCheckpointer::resume(const ShardedTraining& training) {
+  if (shards_) return shards_->resume(training);
+  std::string latest;
+  on_rank_0(*group_, "resume", [&] {
+    files_->lock();
+    latest = files_->latest().value_or("");
+  });
+  latest = broadcast_text(*group_, latest, 0, "path of the checkpoint");
+  if (latest.empty()) return {};
+  return load_checkpoint(latest, group_, training);
+}
+
+}  // namespace tapestry::distributed
