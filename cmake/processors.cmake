@@ -36,6 +36,9 @@ function(tapestry_second_library)
   # It has the same object files, except those of the loops.
   get_property(loops GLOBAL PROPERTY TAPESTRY_LOOP_SOURCES)
   get_property(objects GLOBAL PROPERTY TAPESTRY_LOOP_OBJECTS)
+  if(NOT loops)
+    return()  # a sanitized build
+  endif()
   list(JOIN objects "|" objects)
   add_library(tapestry_v3 SHARED ${loops}
     "$<FILTER:$<TARGET_OBJECTS:tapestry>,EXCLUDE,tapestry[.]dir/([.]/)?(unity/tapestry/)?(${objects})[.]o$>"
