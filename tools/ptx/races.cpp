@@ -305,7 +305,9 @@ void BlockRaces::check_cell(Cell& cell, const Who& who, const Access& now, u8 or
       return observes && is_strong(a.pc) && (a.pc & (kWrites | kReplaced)) == kWrites && reached;
     };
     replace(cell.read);
-    if (cell.more != 0) std::erase_if(l_.more_[cell.more], replace);
+    if (cell.more != 0 && observes) std::erase_if(l_.more_[cell.more], replace);
+    else if (cell.more != 0)
+      for (Access& a : l_.more_[cell.more]) replace(a);
     if (!observes && same(cell.write)) {
       cell.write.lanes |= now.lanes;
       return;
@@ -350,8 +352,7 @@ bool BlockRaces::check(const Who& who, u32 pc, bool shared, u64 address, u64 byt
   const Access now{who.warp, 1u << who.lane, who.clock,
                    (pc & kPcMask) | (order & kStoredOrder) << kOrderShift | (write ? kWrites : 0)};
   const u64 first = address;
-  bool found = false;
-  Race scratch;
+  std::unique_ptr<Race> found;  // the first one
   equal = equal && l_.rules_.allow_equal_writes;
   for (const u64 end = address + bytes; address < end;) {
     const u64 number = address / Races::kPage, begin = number * Races::kPage;
@@ -367,16 +368,18 @@ bool BlockRaces::check(const Who& who, u32 pc, bool shared, u64 address, u64 byt
       const u64 cell = begin + (i << p.shift);
       if ((order & kCompares) != 0 && !l_.doubts_.empty())
         l_.doubts_.erase({who.warp, who.lane, shared, cell});
-      check_cell(p.cells[i], who, now, order, equal, found ? scratch : race);
+      check_cell(p.cells[i], who, now, order, equal, race);
       if (conflicts_.empty()) continue;
       const bool now_reads = (order & (kObserves | kReduces)) != 0;
-      found = settle_conflicts({{}, {}, {who.warp, who.lane}, pc, shared, now_reads, first, bytes, l_.time},
-                               has_agent(who.warp), cell, found ? scratch : race) ||
-              found;
+      if (settle_conflicts({{}, {}, {who.warp, who.lane}, pc, shared, now_reads, first, bytes, l_.time},
+                           has_agent(who.warp), cell, race) &&
+          !found)
+        found = std::make_unique<Race>(race);
     }
     address = stop;
   }
-  return found;
+  if (found) race = *found;
+  return found != nullptr;
 }
 
 bool BlockRaces::access(u32 warp, u32 lane, u32 pc, bool shared, u64 address, u32 bytes, bool write, u8 order,
