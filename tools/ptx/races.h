@@ -11,9 +11,8 @@
 //   ld.acquire or atom.acquire reads, or a strong read followed by a fence. Scopes count: .cta reaches only
 //   threads of the block. Atomics continue the release that they read,
 // - asynchronous copies, when their thread waits for them; see Agent.
-// - observation: what follows an atomic, or another strong read, comes after the strong writes whose values
-// it
-//   has read. Atomics that read one another's results form a chain, so that the last one comes after all.
+// - observation: what follows an atomic or another strong read comes after the strong writes that it has
+//   read. Atomics that read one another's results form a chain, so that the last one comes after all.
 // Strong accesses (volatile, relaxed, acquire, release, atomics) never race with each other if their scopes
 // include both threads; they do race with weak ones. The exception is a weak read whose thread then executes
 // a compare-and-swap at the same place, which confirms or repeats it: such a read does not race with strong
