@@ -34,7 +34,7 @@ void run_load(Warp& w, const Code& c, u32 mask) {
   const u32 bytes = (c.flags >> 3) & 15, count = (c.flags >> 7) & 15;
   const auto space = static_cast<Space>(c.flags & 7);
   u64 address[32];
-  w.addresses(o[count], c.offset[0], address);
+  w.addresses(space, o[count], c.offset[0], address);
   u8 data[32][16];
   for (u32 m = mask; m != 0; m &= m - 1) {
     const int lane = std::countr_zero(m);
@@ -53,7 +53,7 @@ void run_store(Warp& w, const Code& c, u32 mask) {
   const u32 bytes = (c.flags >> 3) & 15, count = (c.flags >> 7) & 15;
   const auto space = static_cast<Space>(c.flags & 7);
   u64 address[32];
-  w.addresses(o[0], c.offset[0], address);
+  w.addresses(space, o[0], c.offset[0], address);
   const std::byte* rows[4];
   for (u32 e = 0; e < count; ++e) rows[e] = w.row<const std::byte>(o[1 + e]);
   for (u32 m = mask; m != 0; m &= m - 1) {
@@ -113,13 +113,13 @@ void run_atomic(Warp& w, const Code& c, u32 mask) {
   const u32 op = (c.flags >> 12) & 15;
   const auto kind = static_cast<Type::Kind>((c.flags >> 16) & 7);
   u64 address[32];
-  w.addresses(o[0], c.offset[0], address);
+  const auto space = static_cast<Space>(c.flags & 7);
+  w.addresses(space, o[0], c.offset[0], address);
   const T *const b = w.row<const T>(o[1]), *const third = op == kCompare ? w.row<const T>(o[2]) : b;
   T values[32] = {};
   for (u32 m = mask; m != 0; m &= m - 1) {
     const int lane = std::countr_zero(m);
-    std::byte* const at =
-        w.locate(c, lane, static_cast<Space>(c.flags & 7), address[lane], sizeof(T), Warp::Access::kUpdate);
+    std::byte* const at = w.locate(c, lane, space, address[lane], sizeof(T), Warp::Access::kUpdate);
     std::memcpy(&values[lane], at, sizeof(T));
     const T updated = combine<T>(op, kind, values[lane], b[lane], third[lane]);
     std::memcpy(at, &updated, sizeof(T));
@@ -145,7 +145,8 @@ void run_atomic_elements(Warp& w, const Code& c, u32 mask) {
   const Ref* const results = o;
   if (has_result) o += count;
   u64 address[32];
-  w.addresses(o[0], c.offset[0], address);
+  const auto space = static_cast<Space>(c.flags & 7);
+  w.addresses(space, o[0], c.offset[0], address);
   for (u32 m = mask; m != 0; m &= m - 1) {
     const int lane = std::countr_zero(m);
     if (address[lane] % (bytes * count) != 0)
@@ -155,8 +156,7 @@ void run_atomic_elements(Warp& w, const Code& c, u32 mask) {
     for (u32 i = 0; i < count; ++i)
       sources[i] = bytes == 2 ? w.row<const u16>(o[1 + i])[lane] : w.row<const u32>(o[1 + i])[lane];
     for (u32 i = 0; i < count; ++i) {
-      std::byte* const at = w.locate(c, lane, static_cast<Space>(c.flags & 7), address[lane] + i * bytes,
-                                     bytes, Warp::Access::kUpdate);
+      std::byte* const at = w.locate(c, lane, space, address[lane] + i * bytes, bytes, Warp::Access::kUpdate);
       std::memcpy(&before[i], at, bytes);
       u32 updated = 0;
       if (type == 2) {
@@ -180,8 +180,8 @@ void run_atomic_elements(Warp& w, const Code& c, u32 mask) {
 void run_async_copy(Warp& w, const Code& c, u32 mask) {
   const Ref* const o = w.operands(c);
   u64 to[32], from[32];
-  w.addresses(o[0], c.offset[0], to);
-  w.addresses(o[1], c.offset[1], from);
+  w.addresses(Space::kShared, o[0], c.offset[0], to);
+  w.addresses(Space::kGlobal, o[1], c.offset[1], from);
   const auto number = [&](const Ref& r, int lane) {
     return r.width == 4   ? u64{w.row<const u32>(r)[lane]}
            : r.width == 8 ? w.row<const u64>(r)[lane]
@@ -296,6 +296,8 @@ u8 order_of(const Parts& parts, bool atomic) {
   else if (has("cta")) order |= kScopeBlock;
   else if (atomic || acquire || release || has("relaxed")) order |= kScopeDevice;
   if (has("nc") || parts[0] == "ldu") order |= kNonCoherent;
+  if (atomic) order |= parts[0] == "red" ? kReduces : kObserves;
+  if (atomic && has("cas")) order |= kCompares;
   return static_cast<u8>(order);
 }
 // Modifiers that say how other threads see an access, or how caches treat it.
@@ -368,6 +370,8 @@ bool find_atomic(const Parts& parts, Entry& entry) {
     brain = brain || part.starts_with("bf16");
   }
   if (element < 2 || (element == 2 && vector > 1)) {
+    const std::string_view last = parts.back();
+    if (last != "f32" && !last.starts_with("f16") && !last.starts_with("bf16")) return false;
     if (op > kMax || (element == 2 && op != kAdd) || vector * (element == 0 ? 2 : 4) > 16) return false;
     const std::string list = std::string(element == 0 ? "h" : "w") + std::to_string(vector);
     entry.order = order_of(parts, true);
@@ -409,13 +413,15 @@ bool find_async(const Parts& parts, Entry& entry) {
     else return false;
     return true;
   }
-  Space to{}, from{};
-  if ((parts[2] != "ca" && parts[2] != "cg") || parts.size() < 5 || !space_of(parts[3], to) ||
-      !space_of(parts[4], from))
-    return false;
-  for (std::size_t i = 5; i < parts.size(); ++i)
-    if (!is_hint(parts[i])) return false;
-  if (to != Space::kShared || from != Space::kGlobal) return false;
+  // .ca or .cg, and the spaces of the two operands in their order.
+  Space spaces[2] = {};
+  std::size_t found = 0, caches = 0;
+  for (std::size_t i = 2; i < parts.size(); ++i) {
+    if (parts[i] == "ca" || parts[i] == "cg") ++caches;
+    else if (found < 2 && space_of(parts[i], spaces[found])) ++found;
+    else if (!is_hint(parts[i])) return false;
+  }
+  if (caches != 1 || spaces[0] != Space::kShared || spaces[1] != Space::kGlobal) return false;
   entry = {&run_async_copy, "mmx?x", space_flag(Space::kShared)};
   return true;
 }

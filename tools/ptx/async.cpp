@@ -1,6 +1,7 @@
 #include "tapestry/tools/ptx/async.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "tapestry/tools/ptx/tensor_map.h"
 
@@ -32,6 +33,20 @@ u64 Async::shared_offset(Warp& w, const Code& c, int lane, Space space, u64 addr
   if (space == Space::kShared) return address;
   if (space == Space::kGeneric && (address & ~(kWindow - 1)) == kSharedWindow) return address - kSharedWindow;
   w.fail(c, lane, "the address " + hex(address) + " is not in shared memory");
+}
+
+void Async::complete_cluster_phase() {
+  ++progress;
+  if (cluster_arrived == 0 || cluster_arrived + cluster_ended < cluster_waits.size()) return;
+  cluster_arrived = 0;
+  cluster_ended += std::exchange(cluster_leaves, 0);
+  ++cluster_phase;
+}
+void Async::end_threads(u32 warp, u32 lanes) {
+  for (; lanes != 0; lanes &= lanes - 1)
+    ++(cluster_waits[32 * warp + static_cast<u32>(std::countr_zero(lanes))] > cluster_phase ? cluster_leaves
+                                                                                            : cluster_ended);
+  complete_cluster_phase();
 }
 
 // ---- mbarriers ----
@@ -66,7 +81,7 @@ Barrier& Async::use_barrier(Warp& w, const Code& c, int lane, u64 offset) {
   Barrier& b = barrier(w, c, lane, offset);
   Race race;
   if (w.races() && w.races()->access(w.number(), static_cast<u32>(lane), w.pc_of(c), true, offset, 8, true,
-                                     kScopeBlock, false, race))
+                                     kScopeBlock | kReduces, false, race))
     w.report(c, lane, Space::kShared, offset, 8, Warp::Access::kUpdate, race);
   return b;
 }

@@ -125,8 +125,13 @@ class Async {
   // ---- a cluster of one block: barrier.cluster ----
 
   std::uint32_t cluster_arrived = 0;
+  // Threads that have ended, which the barrier does not wait for: before they arrived in this phase, and
+  // after.
+  std::uint32_t cluster_ended = 0, cluster_leaves = 0;
   std::uint64_t cluster_phase = 0;
   std::vector<std::uint64_t> cluster_waits;  // by thread: the phase it arrived in + 1, or 0
+  void complete_cluster_phase();
+  void end_threads(std::uint32_t warp, std::uint32_t lanes);
 
   // ---- for the scheduler ----
 

@@ -64,9 +64,8 @@ void each_element(std::byte* to, const std::byte* from, u32 bytes, F f) {
 // An address that is neither the first nor the second operand in brackets: a base, and its offset as a
 // constant.
 void later_addresses(Warp& w, const Ref* o, u64 (&to)[32]) {
-  w.addresses(o[0], 0, to);
-  const u64* const offset = w.row<const u64>(o[1]);
-  for (int lane = 0; lane < 32; ++lane) to[lane] += offset[lane];
+  // The offset is the same in all lanes.
+  w.addresses(Space::kShared, o[0], static_cast<i64>(*w.row<const u64>(o[1])), to);
 }
 BulkOperation begin(Warp& w, const Code& c, int lane, BulkOperation::Kind kind) {
   BulkOperation o;
@@ -100,9 +99,9 @@ std::byte* global_range(const BulkOperation& o, u64 address, u32 bytes) {
 void run_bulk(Warp& w, const Code& c, u32 mask) {
   const Ref* const o = w.operands(c);
   u64 first[32], second[32], barrier[32] = {};
-  w.addresses(o[0], c.offset[0], first);
-  w.addresses(o[1], c.offset[1], second);
   const bool load = (c.flags & kWritesShared) != 0;
+  w.addresses(load ? Space::kShared : Space::kGlobal, o[0], c.offset[0], first);
+  w.addresses(load ? Space::kGlobal : Space::kShared, o[1], c.offset[1], second);
   if (load) later_addresses(w, o + 3, barrier);
   for (u32 m = mask; m != 0; m &= m - 1) {
     const int lane = std::countr_zero(m);
@@ -126,7 +125,7 @@ void run_bulk(Warp& w, const Code& c, u32 mask) {
 void run_prefetch(Warp& w, const Code& c, u32 mask) {
   const Ref* const o = w.operands(c);
   u64 address[32];
-  w.addresses(o[0], c.offset[0], address);
+  w.addresses(Space::kGlobal, o[0], c.offset[0], address);
   for (u32 m = mask; m != 0; m &= m - 1) {
     const int lane = std::countr_zero(m);
     if (const u32 bytes = w.row<const u32>(o[1])[lane]; address[lane] % 16 != 0 || bytes % 16 != 0)
@@ -255,14 +254,14 @@ void run_tensor(Warp& w, const Code& c, u32 mask) {
   u64 shared[32], maps[32], barrier[32] = {};
   const Ref* coordinates = nullptr;
   if (load) {
-    w.addresses(o[0], c.offset[0], shared);
-    w.addresses(o[1], c.offset[1], maps);
+    w.addresses(Space::kShared, o[0], c.offset[0], shared);
+    w.addresses(Space::kGeneric, o[1], c.offset[1], maps);
     coordinates = o + 2;
     later_addresses(w, coordinates + rank, barrier);
   } else {
-    w.addresses(o[0], c.offset[0], maps);
+    w.addresses(Space::kGeneric, o[0], c.offset[0], maps);
     coordinates = o + 1;
-    w.addresses(coordinates[rank], c.offset[1], shared);
+    w.addresses(Space::kShared, coordinates[rank], c.offset[1], shared);
   }
   for (u32 m = mask; m != 0; m &= m - 1) {
     const int lane = std::countr_zero(m);
@@ -285,7 +284,7 @@ void run_tensor(Warp& w, const Code& c, u32 mask) {
 }
 void run_tensor_prefetch(Warp& w, const Code& c, u32 mask) {
   u64 maps[32];
-  w.addresses(w.operands(c)[0], c.offset[0], maps);
+  w.addresses(Space::kGeneric, w.operands(c)[0], c.offset[0], maps);
   for (u32 m = mask; m != 0; m &= m - 1)
     read_map(w, c, std::countr_zero(m), maps[std::countr_zero(m)], (c.flags >> kDimensionShift) & 7);
 }

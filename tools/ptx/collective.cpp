@@ -41,7 +41,10 @@ void run_shuffle(Warp& w, const Code& c, u32 mask) {
       if (!valid) from = lane;
       if (((lanes >> from) & 1) == 0)
         w.fail(c, lane,
-               "reads lane " + std::to_string(from) + ", which the mask " + hex(lanes) + " does not name");
+               "reads lane " + std::to_string(from) +
+                   (((named[lane] >> from) & 1) == 0
+                        ? ", which the mask " + hex(named[lane]) + " does not name"
+                        : std::string(", which has ended or does not exist: the value is undefined")));
       values[lane] = a[from];
       inside |= static_cast<u32>(valid) << lane;
     }

@@ -46,6 +46,11 @@ class Decoder {
       function_ = f;
       frame_ = &frames_[f];
       frame_->first_pc = static_cast<std::uint32_t>(p_.code.size());
+      frame_->uses.assign(f->registers.size(), 0);
+      for (const Instruction& i : f->instructions) {
+        if (i.predicate >= 0) ++frame_->uses[static_cast<std::size_t>(i.predicate)];
+        count_uses(i.operands, frame_->uses);
+      }
       if (f == &entry) p_.start = frame_->first_pc;
       for (const Instruction& i : f->instructions) {
         frame_->pcs.push_back(static_cast<std::uint32_t>(p_.code.size()));
@@ -69,6 +74,7 @@ class Decoder {
   struct Frame {
     std::vector<std::uint32_t> registers;  // offsets
     std::map<std::string_view, std::uint64_t, std::less<>> local;
+    std::vector<std::uint32_t> uses;  // how often the instructions name each register
     std::uint32_t first_pc = 0;
     std::uint32_t return_row = 0;
     std::vector<std::uint32_t> pcs;  // of the instructions of the text
@@ -92,6 +98,7 @@ class Decoder {
   // Callees come before their callers. The warp executes the lowest program counter first, so lanes in a
   // function catch up.
   void collect(const Function& f, int depth) {
+    if (f.refused) throw *f.refused;
     if (depth > 64)
       throw ParseError(f.line, quoted(f.name) + " is recursive, or calls are nested too deeply");
     if (std::find(order_.begin(), order_.end(), &f) != order_.end()) return;
@@ -170,7 +177,9 @@ class Decoder {
       space = Space::kGlobal;
       return found;
     }
-    fail(i, "uses " + quoted(name.substr(0, name.find('@'))) + ", which was not declared");
+    std::string what = "uses " + quoted(name.substr(0, name.find('@'))) + ", which was not declared";
+    for (const std::string& reason : module_.unsupported) what += "; a declaration was left out: " + reason;
+    fail(i, what);
   }
   // Static shared variables get their places before instructions are decoded, because dynamic shared memory
   // lies behind them.
@@ -245,12 +254,12 @@ class Decoder {
     }
     if (o.kind == Operand::kSymbol) {
       if (o.name.starts_with("%")) {
-        SpecialRow row{};
-        if (!find_special(o.name, row))
+        Special special;
+        if (!find_special(o.name, width, special))
           fail(i, "reads " + quoted(o.name) +
                       ", which was not declared, or is a special register that is not supported");
-        if (width >= 0 && width != 4) fail(i, "reads a special register in a wrong width");
-        return {row * 128, 0, 4, false};
+        if (width >= 0 && width != special.width) fail(i, "reads a special register in a wrong width");
+        return {special.row * 128u, 0, special.width, false};
       }
       if (width != 4 && width != 8) fail(i, "reads an address in a wrong width");
       Space space{};
@@ -305,7 +314,16 @@ class Decoder {
     return p_.code.emplace_back(c);
   }
 
+  static bool reads_clock(const std::vector<Operand>& operands) {
+    return std::any_of(operands.begin(), operands.end(), [](const Operand& o) {
+      Special special;
+      return o.kind == Operand::kSymbol
+                 ? o.name.starts_with('%') && find_special(o.name, -1, special) && special.is_clock
+                 : reads_clock(o.elements);
+    });
+  }
   void decode(const Instruction& i) {
+    if (reads_clock(i.operands)) emit(i, &run_clock);
     if (decode_control(i) || decode_mov(i)) return;
     Entry e;
     if (!find_entry(i.opcode, e)) throw ParseError(i.line, "unknown instruction " + quoted(i.opcode));
@@ -315,7 +333,17 @@ class Decoder {
     c.flags = e.flags;
     p_.uses_async = p_.uses_async || e.uses_async;
     c.order = e.order;
+    // nvcc writes atom for an atomic whose result no one reads.
+    if ((e.order & kObserves) != 0 && !i.operands.empty() && i.operands[0].kind == Operand::kRegister &&
+        frame_->uses[static_cast<std::size_t>(i.operands[0].index)] == 1)
+      c.order ^= kObserves | kReduces;
     apply(i, c, e.signature);
+  }
+  static void count_uses(const std::vector<Operand>& operands, std::vector<std::uint32_t>& uses) {
+    for (const Operand& o : operands) {
+      if (o.index >= 0) ++uses[static_cast<std::size_t>(o.index)];
+      count_uses(o.elements, uses);
+    }
   }
   void apply(const Instruction& i, Code& c, const std::string& signature) {
     std::vector<const Operand*> given;
@@ -420,21 +448,29 @@ class Decoder {
     return true;
   }
 
-  // 1 + the BarrierReduction of bar.red.popc.u32 and the like; 0 if it is none.
-  static std::uint32_t barrier_reduction(std::string_view op) {
-    for (const std::string_view start : {"bar.red.", "bar.cta.red.", "barrier.red.", "barrier.cta.red."}) {
-      if (!op.starts_with(start)) continue;
-      const std::string_view rest = op.substr(start.size());
-      for (const std::string_view infix : {"", "aligned."}) {
-        const auto is = [&](std::string_view name, std::string_view type) {
-          return rest == std::string(name) + "." + std::string(infix) + std::string(type);
-        };
-        if (is("popc", "u32")) return 1 + kReducePopc;
-        if (is("and", "pred")) return 1 + kReduceAnd;
-        if (is("or", "pred")) return 1 + kReduceOr;
-      }
+  // bar and barrier: what they do, without .cta and .aligned; red has an operation and a type.
+  struct BarrierName {
+    bool is = false;
+    std::string_view kind, operation, type;
+  };
+  static BarrierName barrier_name(std::string_view op) {
+    BarrierName name;
+    if (!op.starts_with("bar.") && !op.starts_with("barrier.")) return name;
+    for (std::size_t at = op.find('.'); at != op.npos;) {
+      const std::size_t end = op.find('.', at + 1);
+      const std::string_view part = op.substr(at + 1, end == op.npos ? end : end - at - 1);
+      at = end;
+      std::string_view* const to = part == "sync" || part == "arrive" || part == "red" ? &name.kind
+                                   : part == "popc" || part == "and" || part == "or"   ? &name.operation
+                                   : part == "u32" || part == "pred"                   ? &name.type
+                                                                                       : nullptr;
+      if (to ? !to->empty() : part != "cta" && part != "aligned") return {};
+      if (to) *to = part;
     }
-    return 0;
+    const bool typed = name.operation == "popc" ? name.type == "u32" : name.type == "pred";
+    name.is = name.kind == "red" ? !name.operation.empty() && typed
+                                 : !name.kind.empty() && name.operation.empty() && name.type.empty();
+    return name;
   }
   bool decode_control(const Instruction& i) {
     const std::string_view op = i.opcode;
@@ -460,16 +496,16 @@ class Decoder {
       emit(i, &run_trap);
     } else if (op == "call" || op == "call.uni") {
       decode_call(i);
-    } else if (op == "bar.sync" || op == "barrier.sync" || op == "barrier.cta.sync" ||
-               op == "barrier.sync.aligned" || op == "bar.cta.sync" || op == "barrier.cta.sync.aligned") {
+    } else if (const BarrierName barrier = barrier_name(op); barrier.is && barrier.kind == "sync") {
       apply(i, emit(i, &run_barrier), "w?w");
-    } else if (op == "bar.arrive" || op == "barrier.arrive" || op == "barrier.arrive.aligned" ||
-               op == "bar.cta.arrive" || op == "barrier.cta.arrive" || op == "barrier.cta.arrive.aligned") {
+    } else if (barrier.is && barrier.kind == "arrive") {
       apply(i, emit(i, &run_barrier_arrive), "ww");
-    } else if (const std::uint32_t kind = barrier_reduction(op); kind != 0) {
+    } else if (barrier.is) {
       const std::string threads = i.operands.size() > 3 ? "w" : "";
       Code& c = emit(i, &run_barrier_reduction);
-      c.flags = kind - 1;
+      c.flags = barrier.operation == "popc"  ? kReducePopc
+                : barrier.operation == "and" ? kReduceAnd
+                                             : kReduceOr;
       apply(i, c, (c.flags == kReducePopc ? "w=w" : "p=w") + threads + "p");
     } else if (op.starts_with("membar.") || op.starts_with("fence.") || op.starts_with("prefetch.") ||
                op.starts_with("nanosleep.") || op.starts_with("griddepcontrol.") ||
@@ -477,8 +513,12 @@ class Decoder {
       if (op.find("mbarrier") != op.npos || op.find("proxy") != op.npos) return false;
       const bool membar = op.starts_with("membar."), fence = op.starts_with("fence.");
       Code& c = emit(i, membar || fence ? &run_fence : &run_nothing);
-      c.order = op.ends_with(".cta") ? kScopeBlock : op.ends_with(".sys") ? kScopeSystem : kScopeDevice;
-      c.flags = membar || op.starts_with("fence.sc") ? 1 : 0;  // sequentially consistent
+      const auto has = [&](std::string_view part) {
+        const std::size_t at = op.find(part);
+        return at != op.npos && (at + part.size() == op.size() || op[at + part.size()] == '.');
+      };
+      c.order = has(".cta") ? kScopeBlock : has(".sys") ? kScopeSystem : kScopeDevice;
+      c.flags = membar || has(".sc") ? 1 : 0;  // sequentially consistent
     } else {
       return false;
     }

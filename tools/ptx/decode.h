@@ -17,7 +17,13 @@ Program decode(const Module& module, const Function& function, const AddressOf& 
 bool find_entry(std::string_view opcode, Entry& entry);
 /// The opcodes whose whole name decides what they do.
 const Table& opcode_table();
-/// The row of a special register such as %tid.x; false if the machine does not have it.
-bool find_special(std::string_view name, SpecialRow& row);
+/// A special register such as %tid.x. `width` are its bytes per lane, or 0 for a predicate.
+struct Special {
+  SpecialRow row{};
+  std::uint8_t width = 4;
+  bool is_clock = false;
+};
+/// False if the machine does not have it. Some can be read with 4 or 8 bytes; `width` is the wish, or -1.
+bool find_special(std::string_view name, int width, Special& to);
 
 }  // namespace tapestry::ptx

@@ -29,15 +29,12 @@ std::string lanes_text(const Warp& w, u32 lanes, const Launch& l) {
 // Runs the warps of one block. Warps run in order until they wait, or in random order.
 class Scheduler {
  public:
-  Scheduler(Launch& launch, Block& block)
-      : l_(launch),
-        b_(block),
-        async_(block.async.get()),
-        threads_(launch.block.x * launch.block.y * launch.block.z) {
-    const std::size_t warps = (threads_ + 31) / 32, bytes = warps * launch.program->register_bytes + 64;
+  Scheduler(Launch& launch, Block& block) : l_(launch), b_(block), async_(block.async.get()) {
+    const u32 threads = launch.block.x * launch.block.y * launch.block.z;
+    const std::size_t warps = (threads + 31) / 32, bytes = warps * launch.program->register_bytes + 64;
     if (block.registers.size() < bytes) block.registers.resize(bytes);
     warps_.reserve(warps);
-    for (u32 number = 0; number < warps; ++number) warps_.emplace_back(block, number, threads_);
+    for (u32 number = 0; number < warps; ++number) warps_.emplace_back(block, number, threads);
   }
 
   /// Gives each warp a turn, or a random one. Returns whether the block has ended.
@@ -87,39 +84,55 @@ class Scheduler {
   // Releases each barrier that all its threads have reached.
   bool release_barriers() {
     bool released = false;
-    for (u32 barrier = 0; barrier < 16; ++barrier) {
-      u32 arrived = 0, wanted = 0, live = 0;
-      for (const Warp& w : warps_) {
-        live += static_cast<u32>(std::popcount(w.alive()));
+    u32 used = 0;
+    for (const Warp& w : warps_)
+      for (u32 m = w.at_barrier(); m != 0; m &= m - 1) used |= 1u << w.waiting(std::countr_zero(m)).barrier;
+    for (const Block::Arrival& a : b_.arrivals) used |= 1u << a.barrier;
+    for (; used != 0; used &= used - 1) {
+      const auto barrier = static_cast<u32>(std::countr_zero(used));
+      // Threads that have ended count as arrived. A barrier for a number of threads counts whole warps: lanes
+      // that have ended or do not exist count with the others.
+      u32 wanted = 0, waiting = 0, live = 0;
+      came_.assign(warps_.size(), 0);
+      for (std::size_t i = 0; i < warps_.size(); ++i) {
+        const Warp& w = warps_[i];
         each(w, barrier, [&](int lane) {
-          ++arrived;
+          came_[i] |= 1u << lane;
           wanted = std::max(wanted, w.waiting(lane).threads);
         });
+        live += static_cast<u32>(std::popcount(w.alive()));
+        waiting += static_cast<u32>(std::popcount(came_[i]));
       }
+      u32 arrived = waiting;
       for (const Block::Arrival& a : b_.arrivals)
         if (a.barrier == barrier) {
           ++arrived;
+          came_[a.warp] |= a.lanes;
           wanted = std::max(wanted, a.threads);
         }
-      if (arrived == 0 || arrived < (wanted != 0 ? wanted : live)) continue;
+      if (arrived == 0) continue;
+      for (std::size_t i = 0; i < warps_.size(); ++i) {
+        const Warp& w = warps_[i];
+        if (wanted != 0 && (came_[i] == 0 || (w.alive() & ~came_[i]) != 0)) continue;
+        const u32 gone = ~(w.alive() | came_[i]);
+        arrived += static_cast<u32>(std::popcount(gone));
+        came_[i] |= gone & w.existing();
+      }
+      if (wanted != 0 ? arrived < wanted : waiting < live) continue;
       check(barrier, arrived, wanted);
-      std::vector<u32> came, leaving;
+      std::vector<u32> leaving;
       u32 ones = 0, voters = 0;
       for (Warp& w : warps_) {
         u32 lanes = 0;
         each(w, barrier, [&](int lane) { lanes |= 1u << lane; });
         w.release(lanes);
-        came.push_back(lanes);
+        leaving.push_back(lanes);
         ones += static_cast<u32>(std::popcount(w.votes & lanes));
         voters += static_cast<u32>(std::popcount(lanes));
       }
-      leaving = came;
       for (std::size_t i = 0; i < warps_.size(); ++i) warps_[i].finish_reduction(leaving[i], ones, voters);
-      std::erase_if(b_.arrivals, [&](const Block::Arrival& a) {
-        if (a.barrier == barrier) came[a.warp] |= a.lanes;
-        return a.barrier == barrier;
-      });
-      if (b_.races) b_.races->barrier(came, leaving);
+      std::erase_if(b_.arrivals, [&](const Block::Arrival& a) { return a.barrier == barrier; });
+      if (b_.races) b_.races->barrier(came_, leaving);
       if (l_.observer) l_.observer->barrier();
       released = true;
     }
@@ -151,18 +164,13 @@ class Scheduler {
                "the threads of a block must wait at the same barrier, but others wait at " +
                    first->line_of(a.pc));
       });
-    if (wanted != 0 ? arrived == wanted : arrived == threads_) return;
+    if (wanted == 0 || arrived == wanted) return;
     if (!first)
       throw KernelError("[ptx] kernel '" + l_.program->entry->name + "': " + std::to_string(arrived) +
                         " threads executed bar.arrive at barrier " + std::to_string(barrier) +
                         ", which is for " + std::to_string(wanted));
-    if (wanted != 0)
-      fail(*first, first_lane,
-           std::to_string(arrived) + " threads wait, and the barrier is for " + std::to_string(wanted));
-    for (const Warp& w : warps_)
-      if (const u32 gone = w.existing() & ~w.alive(); gone != 0)
-        fail(*first, first_lane,
-             "waits for all threads of the block, but these have ended: " + lanes_text(w, gone, l_));
+    fail(*first, first_lane,
+         std::to_string(arrived) + " threads wait, and the barrier is for " + std::to_string(wanted));
   }
   [[noreturn]] void fail(const Warp& w, int lane, const std::string& what) const {
     w.fail(l_.program->code[w.waiting(lane).pc], lane, what);
@@ -183,15 +191,12 @@ class Scheduler {
         if (w.pc_of(std::countr_zero(m)) == pc) here |= m & (0u - m);
       const auto absent = [&](u32 lanes) { return lanes_text(w, lanes & ~here, l_); };
       std::string text = "the lanes " + hex(here) + " wait for lanes that never come:";
-      if (const u32 gone = w.existing() & ~w.alive(); gone != 0) text += " ended: " + absent(gone) + ";";
       if (const u32 elsewhere = (w.at_collective() | w.at_barrier()) & ~here; elsewhere != 0)
         text +=
             " waiting at " +
             w.line_of(w.at_barrier() & elsewhere ? w.waiting(std::countr_zero(w.at_barrier() & elsewhere)).pc
                                                  : w.pc_of(std::countr_zero(elsewhere))) +
             ": " + absent(elsewhere) + ";";
-      if (w.existing() != kAllLanes)
-        text += " the block has no lanes " + hex(~w.existing()) + " in this warp;";
       text.pop_back();
       w.fail(l_.program->code[pc], lane, text);
     }
@@ -216,10 +221,10 @@ class Scheduler {
   Launch& l_;
   Block& b_;
   Async* async_;
-  u32 threads_;
   u64 progress_ = 0;
   int fruitless_ = 0;
   std::vector<Warp> warps_;
+  std::vector<u32> came_;  // to a barrier: the lanes of each warp
 };
 
 }  // namespace
@@ -332,6 +337,15 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
   l.grid = grid;
   l.block = block;
   l.shared_bytes = shared_bytes;
+  l.clock = &clock_;
+  l.grid_id = ++launches_;
+  if (options_.cooperative) {
+    // What the driver prepares for grid.sync(): the size of the workspace and the counter of its barrier.
+    constexpr u32 kWorkspace[2] = {sizeof kWorkspace, 0};
+    if (workspace_ == 0) workspace_ = memory_.allocate(sizeof kWorkspace);
+    memory_.write(workspace_, kWorkspace, sizeof kWorkspace);
+    l.workspace = workspace_;
+  }
   choose_traced(l);
   l.random.state = options_.seed * 0x9e3779b97f4a7c15ull + 1;
   std::vector<u64> order;
@@ -344,7 +358,10 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
     races.emplace(static_cast<u32>(threads),
                   Races::Rules{options_.allow_equal_writes, options_.reads_acquire});
     l.races = &*races;
-    if (options_.collect_races) l.findings = &findings_;
+    if (options_.collect_races) {
+      l.findings = &findings_;
+      l.found_races = &found_races_;
+    }
   }
   std::optional<Observer> observer;
   if (options_.count || work_ != StreamOrder::kNone) l.observer = &observer.emplace(p, options_.count, true);
@@ -385,7 +402,9 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
     if (p.uses_async) b.async = std::make_shared<Async>(b);
     r.scheduler = std::make_unique<Scheduler>(l, b);
   };
-  while (residents.size() < std::min<u64>(blocks, std::max(options_.resident_blocks, 1u))) {
+  const u64 resident =
+      options_.cooperative ? blocks : std::min<u64>(blocks, std::max(options_.resident_blocks, 1u));
+  while (residents.size() < resident) {
     Resident& r = *residents.emplace_back(std::make_unique<Resident>());
     r.block.launch = &l;
     r.block.shared.data.resize(size);
@@ -394,17 +413,36 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
     if (races) r.block.races = std::make_unique<BlockRaces>(*races);
     begin(r);
   }
-  for (std::size_t turn = 0; !residents.empty();) {
-    if (options_.seed != 0 && residents.size() > 1) turn = l.random.below(static_cast<u32>(residents.size()));
-    if (turn >= residents.size()) turn = 0;
-    if (!residents[turn]->scheduler->step()) {
-      ++turn;
-    } else if (begun < blocks) {
-      begin(*residents[turn]);
-    } else {
-      if (registers_.empty()) registers_ = std::move(residents[turn]->block.registers);
-      residents.erase(residents.begin() + static_cast<std::ptrdiff_t>(turn));
+  // Reports the doubts about a block that has ended, and those that no compare-and-swap has settled for long.
+  const auto settle = [&](u32 block, u64 before) {
+    for (Races::Doubt doubt; races && races->has_doubts() && races->take_doubt(block, before, doubt);)
+      Warp::report(l, doubt);
+  };
+  constexpr u64 kPatience = 1 << 24;  // instructions of warps
+  try {
+    for (std::size_t turn = 0; !residents.empty();) {
+      if (options_.seed != 0 && residents.size() > 1)
+        turn = l.random.below(static_cast<u32>(residents.size()));
+      if (turn >= residents.size()) turn = 0;
+      Resident& r = *residents[turn];
+      const u32 number = r.block.number;
+      if (races) races->time = l.counts.warp_instructions;
+      const bool ended = r.scheduler->step();
+      settle(ended ? number : ~0u,
+             l.counts.warp_instructions - std::min(l.counts.warp_instructions, kPatience));
+      if (!ended) {
+        ++turn;
+      } else if (begun < blocks) {
+        begin(r);
+      } else {
+        if (registers_.empty()) registers_ = std::move(r.block.registers);
+        residents.erase(residents.begin() + static_cast<std::ptrdiff_t>(turn));
+      }
     }
+    settle(~0u, ~u64{0});
+  } catch (const KernelError&) {
+    settle(~0u, ~u64{0});  // a race may be the reason
+    throw;
   }
   if (options_.count) {
     counters_ = observer->result();
@@ -414,6 +452,7 @@ Counts Machine::launch(const Program& p, Dim grid, Dim block, u64 shared_bytes, 
   }
   if (work_ != StreamOrder::kNone)
     observer->footprint().each([&](u64 address, u64 bytes, bool write, const Footprint::Touch& t) {
+      if (l.workspace != 0 && address - l.workspace < 8) return;  // a GPU has one for each launch
       order_->access(work_, address, bytes, write, [&] { return Warp::where(l, t.pc, t.block, t.thread); });
     });
   return l.counts;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -44,7 +45,7 @@ struct Options {
   /// With check_races: whether atomics and other strong reads acquire without a fence behind them, as they do
   /// on today's GPUs. PTX does not promise it.
   bool reads_acquire = false;
-  /// Whether races are added to findings() instead of ending the launch, each pair of instructions once.
+  /// Whether races are added to findings() instead of ending the launch, each pair of source lines once.
   bool collect_races = false;
   /// Whether launches fill counters().
   bool count = false;
@@ -56,6 +57,10 @@ struct Options {
   /// So many blocks run at the same time, in turns. More than one is needed by kernels whose blocks wait for
   /// each other.
   std::uint32_t resident_blocks = 1;
+  /// The following launches are cooperative: all their blocks run at the same time, and grid.sync() works.
+  bool cooperative = false;
+  /// %nsmid.
+  std::uint32_t multiprocessors = 132;
   /// Dynamic and static shared memory of a block. The default is what an H100 gives after opting in.
   std::uint64_t max_shared_bytes = 227 * 1024;
 };
@@ -77,9 +82,12 @@ class Machine {
   Machine(const Machine&) = delete;
   Machine& operator=(const Machine&) = delete;
 
-  /// Parses a module and allocates its variables. Throws a ParseError if the text is wrong. The text of a
-  /// kernel is decoded when it is launched first. Returns the module's number.
+  /// Parses a module and allocates its variables. Throws a ParseError if the text outside of functions is
+  /// wrong. A kernel is decoded when it is launched first; only then, what is wrong in it is an error.
+  /// Returns the module's number.
   std::size_t load(std::string text);
+  /// What a module was compiled for: "sm_80".
+  const std::string& target(std::size_t module) const { return modules_[module]->module.target; }
   /// The names of all kernels.
   std::vector<std::string> kernels() const;
   /// Decodes a kernel and lays out its parameters and shared memory. Throws a ParseError, or a UsageError if
@@ -140,10 +148,12 @@ class Machine {
   StreamOrder::Work work_ = StreamOrder::kNone;
   Counters counters_;
   std::vector<std::string> findings_;
+  std::set<std::tuple<const Function*, std::string, std::string>> found_races_;  // FoundRaces
   std::set<const Function*> checked_;  // for registers without a value
   std::vector<std::unique_ptr<Loaded>> modules_;
   std::map<std::pair<std::size_t, std::string>, Program> programs_;
   std::vector<std::byte> registers_;  // Block::registers between launches
+  std::uint64_t clock_ = 0, launches_ = 0, workspace_ = 0;
 };
 
 }  // namespace tapestry::ptx

@@ -1,4 +1,5 @@
 // tapestry-ptx: runs CUDA programs on the machine, and says which kernels of PTX files it can execute.
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <fstream>
@@ -41,7 +42,11 @@ int check(int count, char** files) {
           ++kernels;
           instructions += f->instructions.size();
           try {
-            decode(module, *f, [](std::string_view) { return std::uint64_t{256}; });
+            decode(module, *f, [&](std::string_view name) {
+              const auto named = [&](const Variable& v) { return v.name == name; };
+              return std::uint64_t{std::any_of(module.variables.begin(), module.variables.end(), named) ? 256u
+                                                                                                        : 0u};
+            });
           } catch (const std::exception& e) {
             faults.insert("kernel '" + f->name + "': " + e.what());
           }

@@ -173,7 +173,8 @@ template <int count, bool transposed>
 void store_matrices(Warp& w, const Code& c) {
   const Ref* const o = w.operands(c);
   u64 address[32];
-  w.addresses(o[0], c.offset[0], address);
+  const auto space = static_cast<Space>(c.flags & 7);
+  w.addresses(space, o[0], c.offset[0], address);
   u16 rows[8 * count][8];
   for (int q = 0; q < count; ++q)
     for (int lane = 0; lane < 32; ++lane) {
@@ -184,8 +185,7 @@ void store_matrices(Warp& w, const Code& c) {
             static_cast<u16>(value >> (16 * half));
     }
   for (int lane = 0; lane < 8 * count; ++lane)
-    std::memcpy(w.locate(c, lane, static_cast<Space>(c.flags & 7), address[lane], 16, Warp::Access::kWrite),
-                rows[lane], 16);
+    std::memcpy(w.locate(c, lane, space, address[lane], 16, Warp::Access::kWrite), rows[lane], 16);
 }
 template <int count, bool transposed>
 void run_store_matrices(Warp& w, const Code& c, u32 mask) {
@@ -210,12 +210,11 @@ template <int count, bool transposed>
 void load_matrices(Warp& w, const Code& c) {
   const Ref* const o = w.operands(c);
   u64 address[32];
-  w.addresses(o[count], c.offset[0], address);
+  const auto space = static_cast<Space>(c.flags & 7);
+  w.addresses(space, o[count], c.offset[0], address);
   u16 rows[8 * count][8];
   for (int lane = 0; lane < 8 * count; ++lane)
-    std::memcpy(rows[lane],
-                w.locate(c, lane, static_cast<Space>(c.flags & 7), address[lane], 16, Warp::Access::kRead),
-                16);
+    std::memcpy(rows[lane], w.locate(c, lane, space, address[lane], 16, Warp::Access::kRead), 16);
   for (int q = 0; q < count; ++q) {
     u32 values[32];
     for (int lane = 0; lane < 32; ++lane) {

@@ -23,7 +23,7 @@ u64 token(const Barrier& b) { return b.phase << 20 | b.pending; }
 template <class F>
 void each_barrier(Warp& w, const Code& c, u32 mask, const Ref& base, F f) {
   u64 address[32];
-  w.addresses(base, c.offset[0], address);
+  w.addresses(static_cast<Space>(c.flags & 7), base, c.offset[0], address);
   for (u32 m = mask; m != 0; m &= m - 1) {
     const int lane = std::countr_zero(m);
     f(lane, Async::shared_offset(w, c, lane, static_cast<Space>(c.flags & 7), address[lane]));
@@ -148,18 +148,14 @@ void run_elect(Warp& w, const Code& c, u32 mask) {
 
 void run_cluster_arrive(Warp& w, const Code& c, u32 mask) {
   Async& a = w.async();
-  const Dim& d = w.launch().block;
   for (u32 m = mask; m != 0; m &= m - 1) {
     const int lane = std::countr_zero(m);
     u64& own = a.cluster_waits[32 * w.number() + static_cast<u32>(lane)];
     if (own != 0) w.fail(c, lane, "arrives twice without barrier.cluster.wait");
     own = a.cluster_phase + 1;
     if (w.races()) w.races()->release(w.number(), static_cast<u32>(lane), kClusterKey);
-    ++a.progress;
-    if (++a.cluster_arrived == d.x * d.y * d.z) {
-      a.cluster_arrived = 0;
-      ++a.cluster_phase;
-    }
+    ++a.cluster_arrived;
+    a.complete_cluster_phase();
   }
 }
 void run_cluster_wait(Warp& w, const Code& c, u32 mask) {

@@ -4,10 +4,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
+
+#include "tapestry/tools/ptx/error.h"
 
 namespace tapestry::ptx {
 
@@ -94,6 +97,9 @@ struct Function {
   std::uint32_t min_blocks = 0;
   /// .branchtargets by label.
   std::unordered_map<std::string_view, std::vector<std::string_view>> branch_targets;
+  /// Set if the text of the function is wrong, or has what the machine does not know. Then it has only a
+  /// name.
+  std::optional<ParseError> refused;
 };
 
 struct Module {
@@ -103,6 +109,7 @@ struct Module {
   std::map<int, std::string> files;  // .file
   std::vector<Variable> variables;
   std::vector<std::unique_ptr<Function>> functions;
+  std::vector<std::string> unsupported;  // why declarations of variables were left out
   std::unordered_map<std::string, Function*> by_name;
 
   const Function* find(const std::string& name) const {

@@ -14,6 +14,12 @@ namespace {
 constexpr std::uint64_t kMaxVariable = std::uint64_t{1} << 32;
 constexpr std::size_t kMaxRegisters = std::size_t{1} << 20;
 constexpr int kMaxScopes = 100;
+constexpr std::uint64_t kWarpSize = 32;  // WARP_SZ
+
+/// A declaration that is right, but that the machine does not know.
+struct Unsupported : ParseError {
+  using ParseError::ParseError;
+};
 
 std::string quoted(std::string_view text) { return "'" + std::string(text.substr(0, 120)) + "'"; }
 
@@ -94,9 +100,16 @@ class Parser {
       parse_function(t == ".entry");
       external_ = false;
     } else if (t == ".global" || t == ".const" || t == ".shared") {
-      parse_variables(space_of(t), module_.variables, nullptr);
+      const Lexer begin = lexer_;
+      try {
+        parse_variables(space_of(t), module_.variables, nullptr);
+      } catch (const Unsupported& e) {  // it refuses the kernels that use the variable, not the module
+        module_.unsupported.emplace_back(e.what());
+        lexer_ = begin;
+        skip_to_semicolon();
+      }
       external_ = false;
-    } else if (t == ".pragma") {
+    } else if (t == ".pragma" || t == ".alias") {
       skip_to_semicolon();
     } else {
       fail(token, "unknown directive " + quoted(t));
@@ -135,6 +148,17 @@ class Parser {
 
   // ---- variables ----
 
+  // .attribute(.managed), .attribute(.unified(1, 2))
+  void parse_variable_attributes() {
+    const Token open = expect("(");
+    for (int depth = 1; depth > 0;) {
+      const Token token = next();
+      if (token.kind == Token::kEnd) fail(open, "expected ')' before the end of the text");
+      if (token.is(".managed"))
+        throw Unsupported(token.line, "variables that are __managed__ are not supported");
+      depth += token.is("(") ? 1 : token.is(")") ? -1 : 0;
+    }
+  }
   // What follows the state space: ".align 4 .b8 name[16] = {...}, name2;". Parameters end at ',' or ')'.
   Variable parse_variable(Space space) {
     Variable v;
@@ -152,13 +176,12 @@ class Parser {
         if (!pointer) v.align = align;  // after .ptr, it is that of what the parameter points to
       } else if (t == ".v2" || t == ".v4") {
         vector = t == ".v2" ? 2 : 4;
-      } else if (t == ".ptr" || space_of(t) != Space::kGeneric || t == ".managed" ||
-                 t.starts_with(".attribute")) {
+      } else if (t == ".ptr" || space_of(t) != Space::kGeneric || t == ".managed" || t == ".attribute") {
         pointer = pointer || t == ".ptr";
-        if (t.starts_with(".attribute")) fail(token, "the directive '.attribute' is not supported");
+        if (t == ".attribute") parse_variable_attributes();
       } else if (t[0] == '.') {
         if (typed || !parse_type(t.substr(1), type) || type.bytes == 0)
-          fail(token, "unknown type or directive " + quoted(t));
+          throw Unsupported(token.line, "unknown type or directive " + quoted(t));
         typed = true;
       } else {
         if (!typed) fail(token, "the variable " + quoted(t) + " has no type");
@@ -258,23 +281,28 @@ class Parser {
     return list;
   }
 
+  // What the machine does not know refuses the function and the kernels that call it, not the module.
   void parse_function(bool is_entry) {
     auto owned = std::make_unique<Function>();
     Function& f = *owned;
-    f.is_entry = is_entry;
-    f.line = peek().line;
-    if (peek().is("(")) f.results = parse_parameters();
-    f.name = std::string(expect_word("the name of a function").text);
-    if (peek().is("(")) f.parameters = parse_parameters();
-    parse_attributes(f);
-    if (!accept(";")) {
-      f.has_body = true;
-      function_ = &f;
-      file_ = source_line_ = call_file_ = call_line_ = 0;
-      calls_.clear();
-      parse_body(f);
+    const Lexer begin = lexer_;
+    const int line = peek().line;
+    try {
+      parse_function(f);
+    } catch (const ParseError& e) {
       function_ = nullptr;
+      scopes_ = nullptr;
+      std::string name = f.name;
+      lexer_ = begin;
+      bool has_body = false;
+      if (name.empty() || !skip_function(has_body)) throw;
+      f = Function();
+      f.name = std::move(name);
+      f.has_body = has_body;
+      f.refused = e;
     }
+    f.is_entry = is_entry;
+    f.line = line;
     Function*& known = module_.by_name[f.name];
     if (known && known->has_body) {
       if (f.has_body) throw ParseError(f.line, "the function " + quoted(f.name) + " is defined twice");
@@ -283,20 +311,55 @@ class Parser {
     known = &f;
     module_.functions.push_back(std::move(owned));
   }
+  void parse_function(Function& f) {
+    if (peek().is("(")) f.results = parse_parameters();
+    f.name = std::string(expect_word("the name of a function").text);
+    if (peek().is("(")) f.parameters = parse_parameters();
+    parse_attributes(f);
+    if (accept(";")) return;
+    f.has_body = true;
+    function_ = &f;
+    file_ = source_line_ = call_file_ = call_line_ = 0;
+    calls_.clear();
+    parse_body(f);
+    function_ = nullptr;
+  }
+  // False if the function has no end.
+  bool skip_function(bool& has_body) {
+    try {
+      int depth = 0;
+      do {
+        const Token token = next();
+        if (token.kind == Token::kEnd) return false;
+        if (depth == 0 && token.is(";")) return true;
+        depth += token.is("{") ? 1 : token.is("}") ? -1 : 0;
+        has_body = has_body || depth > 0;
+      } while (depth > 0 || !has_body);
+      return true;
+    } catch (const ParseError&) {  // the text has no such token
+      return false;
+    }
+  }
   void parse_attributes(Function& f) {
     for (;;) {
       const Token token = peek();
       if (!token.is(".maxntid") && !token.is(".reqntid") && !token.is(".minnctapersm") &&
-          !token.is(".maxnreg") && !token.is(".noreturn") && !token.is(".pragma"))
+          !token.is(".maxnreg") && !token.is(".noreturn") && !token.is(".pragma") &&
+          !token.is(".explicitcluster") && !token.is(".reqnctapercluster") && !token.is(".maxclusterrank"))
         return;
       next();
-      if (token.is(".noreturn")) continue;
+      if (token.is(".noreturn") || token.is(".explicitcluster")) continue;
       if (token.is(".pragma")) {
         skip_to_semicolon();
         continue;
       }
       const std::uint32_t first = expect_small();
       if (token.is(".minnctapersm")) f.min_blocks = first;
+      if (token.is(".reqnctapercluster")) {
+        std::uint32_t blocks = first;
+        while (accept(",")) blocks *= expect_small();
+        if (blocks > 1) fail(token, "clusters of several blocks are not supported");
+      }
       if (!token.is(".maxntid") && !token.is(".reqntid")) continue;
       f.max_threads[0] = first;
       f.max_threads[1] = f.max_threads[2] = 1;
@@ -478,7 +541,8 @@ class Parser {
   std::uint64_t parse_immediate(std::uint8_t& bytes) {
     const bool minus = accept("-");
     const Token token = next();
-    std::uint64_t value = 0;
+    std::uint64_t value = kWarpSize;
+    if (token.is("WARP_SZ")) return minus ? std::uint64_t{0} - value : value;
     if (token.kind != Token::kNumber || !parse_number(token.text, value, bytes))
       fail(token, "expected a number, found " + quoted(token.text));
     if (!minus) return value;
@@ -490,6 +554,10 @@ class Parser {
     const Token token = expect_word("an operand");
     if (token.text == "_") {
       o.kind = Operand::kSink;
+      return;
+    }
+    if (token.text == "WARP_SZ") {
+      o.value = kWarpSize;
       return;
     }
     o.index = find_register(token.text);

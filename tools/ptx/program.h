@@ -95,6 +95,8 @@ void run_barrier_reduction(Warp& w, const Code& c, std::uint32_t mask);
 void run_print(Warp& w, const Code& c, std::uint32_t mask);
 void run_assert(Warp& w, const Code& c, std::uint32_t mask);
 void run_nothing(Warp& w, const Code& c, std::uint32_t mask);
+/// Reads the clocks into their rows, before an instruction that has one as an operand.
+void run_clock(Warp& w, const Code& c, std::uint32_t mask);
 
 /// The rows of special registers, at the start of the warp's registers.
 enum SpecialRow : std::uint32_t {
@@ -122,7 +124,16 @@ enum SpecialRow : std::uint32_t {
   kTotalShared,
   kZero,
   kOne,
-  kSpecialRows
+  kProcessors,
+  kEnvironmentHigh,  // %envreg1 and %envreg2: the address of the workspace of a cooperative launch
+  kEnvironmentLow,
+  kClockLow,
+  kClockHigh,
+  kGridIdLow,
+  // Of 64 bits, in two rows each.
+  kClock,
+  kGridId = kClock + 2,
+  kSpecialRows = kGridId + 2
 };
 constexpr std::uint32_t kRowBytes = 32 * 8;
 /// What instructions write that have no destination, or the destination _.

@@ -10,20 +10,29 @@ using u8 = std::uint8_t;
 using u32 = std::uint32_t;
 using u64 = std::uint64_t;
 
-constexpr u32 kAgent = 1u << 31;   // in the number of a warp: the number of an agent
-constexpr u32 kWrites = 1u << 29;  // in Access::pc
-constexpr u32 kOrderShift = 24, kPcMask = (1u << kOrderShift) - 1;
+constexpr u32 kAgent = 1u << 31;                         // in the number of a warp: the number of an agent
+constexpr u32 kWrites = 1u << 29, kReplaced = 1u << 30;  // in Access::pc
+constexpr u32 kOrderShift = 24, kPcMask = (1u << kOrderShift) - 1, kStoredOrder = 31;
 constexpr u32 kNever = ~0u;
 
 bool is_strong(u32 pc) { return ((pc >> kOrderShift) & kScopeMask) != 0; }
 bool is_non_coherent(u32 pc) { return (pc & (u32{kNonCoherent} << kOrderShift)) != 0; }
+// A strong read of the value that is still there: what comes after it comes after the write, too.
+bool is_observer(u32 pc) { return is_strong(pc) && (pc & (kWrites | kReplaced)) == 0; }
 // Whether what races with an earlier access also races with the later one. Only weak accesses race with
-// atomics, and only loads through the read-only cache with a write of their own thread.
+// atomics, and only loads through the read-only cache with a write of their own thread. Observers stay.
 bool replaces(u32 later, u32 earlier) {
-  return (is_strong(earlier) || !is_strong(later)) && (!is_non_coherent(earlier) || is_non_coherent(later));
+  return (is_strong(earlier) || !is_strong(later)) && (!is_non_coherent(earlier) || is_non_coherent(later)) &&
+         (is_strong(later) || !is_observer(earlier));
 }
 u32 scope(u32 pc) { return (pc >> kOrderShift) & kScopeMask; }
 bool has_agent(u32 warp) { return (warp & kAgent) != 0; }
+// Whether it is a weak read of a thread that races with a strong write.
+bool may_be_confirmed(const Race& race, bool now_is_agent) {
+  const bool weak_reads =
+      race.now_strong != race.then_strong && !(race.now_strong ? race.then_writes : race.now_writes);
+  return weak_reads && !race.non_coherent && !race.then_is_agent && !now_is_agent;
+}
 
 }  // namespace
 
@@ -34,6 +43,16 @@ Races::Races(u32 threads_per_block, Rules rules)
       cached_(kCached),
       more_(1) {}
 Races::~Races() = default;
+
+bool Races::take_doubt(u32 block, u64 before, Doubt& doubt) {
+  const auto found = std::find_if(doubts_.begin(), doubts_.end(), [&](const auto& one) {
+    return one.second.reader.warp / warps_ == block || one.second.since < before;
+  });
+  if (found == doubts_.end()) return false;
+  doubt = found->second;
+  doubts_.erase(found);
+  return true;
+}
 
 bool Races::learned(const std::vector<Acquired>& acquired, u32 own_block, Question& q) const {
   const bool agent = has_agent(q.who.warp);
@@ -191,7 +210,31 @@ bool BlockRaces::conflicts(const Access& then, const Who& who, const Access& now
   race.same_warp = then.warp == who.warp;
   race.then_strong = is_strong(then.pc);
   race.now_strong = is_strong(now.pc);
+  race.then_lanes = lanes;
   return true;
+}
+
+// Whether the weak access `now` comes after a strong read of what the strong write has written.
+bool BlockRaces::observed(const Cell& cell, const Access& write, const Who& who, const Access& now) const {
+  if (!is_strong(write.pc) || is_strong(now.pc) || is_non_coherent(now.pc) || (write.pc & kReplaced) != 0)
+    return false;
+  const auto before = [&](const Access& a) {
+    const bool reads_it = a.warp / l_.warps_ == write.warp / l_.warps_ ||
+                          (scope(a.pc) != kScopeBlock && scope(write.pc) != kScopeBlock);
+    return a.clock != 0 && is_observer(a.pc) && reads_it && unordered(a, who) != a.lanes;
+  };
+  if (before(cell.read)) return true;
+  return cell.more != 0 && std::any_of(l_.more_[cell.more].begin(), l_.more_[cell.more].end(), before);
+}
+
+// The lane has compared the value: its earlier weak reads count as a part of the atomic.
+void BlockRaces::confirm_reads(Cell& cell, const Who& who) {
+  const auto confirm = [&](Access& a) {
+    if (a.warp == who.warp && (a.pc & kWrites) == 0 && !is_strong(a.pc)) a.lanes &= ~(1u << who.lane);
+    return a.lanes == 0;
+  };
+  if (cell.read.clock != 0 && confirm(cell.read)) cell.read = {};
+  if (cell.more != 0) std::erase_if(l_.more_[cell.more], confirm);
 }
 
 // Remembers an access that the cell's newer one is not ordered after. Of other blocks, two accesses of a kind
@@ -218,8 +261,8 @@ void BlockRaces::push(Cell& cell, Access access, const Access& now) {
   if (access.lanes != 0) more.push_back(access);
 }
 
-bool BlockRaces::check_cell(Cell& cell, const Who& who, const Access& now, bool equal, Race& race) {
-  const bool write = (now.pc & kWrites) != 0;
+void BlockRaces::check_cell(Cell& cell, const Who& who, const Access& now, u8 order, bool equal, Race& race) {
+  const bool write = (now.pc & kWrites) != 0, strong = is_strong(now.pc);
   const auto same = [&](const Access& a) {
     return a.warp == now.warp && a.clock == now.clock && ((a.pc ^ now.pc) & ~kPcMask) == 0;
   };
@@ -227,50 +270,89 @@ bool BlockRaces::check_cell(Cell& cell, const Who& who, const Access& now, bool 
   const auto stays = [&](const Access& a) {
     return a.clock != 0 && (!replaces(now.pc, a.pc) || unordered(a, who) != 0);
   };
+  const auto note = [&](const Access& a) {
+    if ((a.pc & kWrites) == 0 || !observed(cell, a, who, now)) conflicts_.push_back(race);
+  };
+  if ((order & kCompares) != 0) confirm_reads(cell, who);
   if (cell.write.clock != 0 &&
       !(!is_non_coherent(now.pc) && cell.write.warp == who.warp && cell.write.lanes == now.lanes) &&
       conflicts(cell.write, who, now, equal, race))
-    return true;
+    note(cell.write);
   if (!write) {
     if (cell.more != 0)
       for (const Access& a : l_.more_[cell.more])
-        if ((a.pc & kWrites) != 0 && conflicts(a, who, now, equal, race)) return true;
+        if ((a.pc & kWrites) != 0 && conflicts(a, who, now, equal, race)) note(a);
     if (same(cell.read)) {
       cell.read.lanes |= now.lanes;
-      return false;
+      return;
     }
     if (stays(cell.read)) push(cell, cell.read, now);
     cell.read = now;
-    return false;
+    return;
   }
-  if (cell.read.clock != 0 && conflicts(cell.read, who, now, equal, race)) return true;
+  if (cell.read.clock != 0 && conflicts(cell.read, who, now, equal, race)) note(cell.read);
   if (cell.more != 0)
     for (const Access& a : l_.more_[cell.more])
-      if (conflicts(a, who, now, equal, race)) return true;
-  if (is_strong(now.pc)) {
-    // Others may have made strong accesses that are not ordered with this one: they stay.
-    if (same(cell.write)) {
+      if (conflicts(a, who, now, equal, race)) note(a);
+  if (strong) {
+    // Others may have made strong accesses that are not ordered with this one: they stay, except for the
+    // writes that this atomic has observed. What races with one of those races with this access, or comes
+    // after it.
+    const bool observes = (order & kObserves) != 0, stores = (order & (kObserves | kReduces)) == 0;
+    const auto replace = [&](Access& a) {
+      if (is_strong(a.pc) && ((a.pc & kWrites) == 0 || stores)) a.pc |= kReplaced;
+      const bool reached = scope(a.pc) != kScopeBlock || scope(now.pc) == kScopeBlock;
+      return observes && is_strong(a.pc) && (a.pc & (kWrites | kReplaced)) == kWrites && reached;
+    };
+    replace(cell.read);
+    if (cell.more != 0 && observes) std::erase_if(l_.more_[cell.more], replace);
+    else if (cell.more != 0)
+      for (Access& a : l_.more_[cell.more]) replace(a);
+    if (!observes && same(cell.write)) {
       cell.write.lanes |= now.lanes;
-      return false;
+      return;
     }
-    if (stays(cell.write)) push(cell, cell.write, now);
+    if (!replace(cell.write) && stays(cell.write)) push(cell, cell.write, now);
     cell.write = now;
-    return false;
+    return;
   }
   if (equal && same(cell.write)) {
     cell.write.lanes |= now.lanes;
-    return false;
+    return;
   }
   cell.write = now;
   cell.read = {};
   if (cell.more != 0) l_.more_[cell.more].clear();
-  return false;
+}
+
+// Of the conflicts in a cell, a weak read that may still be confirmed is a doubt. Returns whether another one
+// is there, and sets `race` to the first.
+bool BlockRaces::settle_conflicts(Races::Doubt doubt, bool now_is_agent, u64 cell, Race& race) {
+  bool found = false;
+  for (Race& one : conflicts_) {
+    one.address = std::max(doubt.address, cell);
+    if (!may_be_confirmed(one, now_is_agent)) {
+      if (!found) race = one;
+      found = true;
+      continue;
+    }
+    doubt.race = one;
+    for (u32 m = one.now_strong ? one.then_lanes : 1u << one.then.lane; m != 0; m &= m - 1) {
+      doubt.race.then.lane = static_cast<u32>(std::countr_zero(m));
+      doubt.reader = one.now_strong ? doubt.race.then : doubt.now;
+      l_.doubts_.try_emplace({doubt.reader.warp, doubt.reader.lane, doubt.shared, cell}, doubt);
+    }
+  }
+  conflicts_.clear();
+  return found;
 }
 
 bool BlockRaces::check(const Who& who, u32 pc, bool shared, u64 address, u64 bytes, bool write, u8 order,
                        bool equal, Race& race) {
   const Access now{who.warp, 1u << who.lane, who.clock,
-                   (pc & kPcMask) | (u32{order} << kOrderShift & ~kWrites) | (write ? kWrites : 0)};
+                   (pc & kPcMask) | (order & kStoredOrder) << kOrderShift | (write ? kWrites : 0)};
+  const u64 first = address;
+  std::unique_ptr<Race> found;  // the first one
   equal = equal && l_.rules_.allow_equal_writes;
   for (const u64 end = address + bytes; address < end;) {
     const u64 number = address / Races::kPage, begin = number * Races::kPage;
@@ -282,14 +364,22 @@ bool BlockRaces::check(const Who& who, u32 pc, bool shared, u64 address, u64 byt
       if (p.shift > shift) refine(p, shift);
     }
     const u64 last = (stop - begin + (1u << p.shift) - 1) >> p.shift;
-    for (u64 i = (address - begin) >> p.shift; i < last; ++i)
-      if (check_cell(p.cells[i], who, now, equal, race)) {
-        race.address = std::max(address, begin + (i << p.shift));
-        return true;
-      }
+    for (u64 i = (address - begin) >> p.shift; i < last; ++i) {
+      const u64 cell = begin + (i << p.shift);
+      if ((order & kCompares) != 0 && !l_.doubts_.empty())
+        l_.doubts_.erase({who.warp, who.lane, shared, cell});
+      check_cell(p.cells[i], who, now, order, equal, race);
+      if (conflicts_.empty()) continue;
+      const bool now_reads = (order & (kObserves | kReduces)) != 0;
+      if (settle_conflicts({{}, {}, {who.warp, who.lane}, pc, shared, now_reads, first, bytes, l_.time},
+                           has_agent(who.warp), cell, race) &&
+          !found)
+        found = std::make_unique<Race>(race);
+    }
     address = stop;
   }
-  return false;
+  if (found) race = *found;
+  return found != nullptr;
 }
 
 bool BlockRaces::access(u32 warp, u32 lane, u32 pc, bool shared, u64 address, u32 bytes, bool write, u8 order,

@@ -11,8 +11,12 @@
 //   ld.acquire or atom.acquire reads, or a strong read followed by a fence. Scopes count: .cta reaches only
 //   threads of the block. Atomics continue the release that they read,
 // - asynchronous copies, when their thread waits for them; see Agent.
+// - observation: what follows an atomic or another strong read comes after the strong writes that it has
+//   read. Atomics that read one another's results form a chain, so that the last one comes after all.
 // Strong accesses (volatile, relaxed, acquire, release, atomics) never race with each other if their scopes
-// include both threads; they do race with weak ones.
+// include both threads; they do race with weak ones. The exception is a weak read whose thread then executes
+// a compare-and-swap at the same place, which confirms or repeats it: such a read does not race with strong
+// writes.
 //
 // The method is FastTrack's (Flanagan and Freund, PLDI 2009) with entries for lanes of a warp: each cell of
 // memory remembers its last write and the reads since then, each as (warp, lanes, clock); a thread knows from
@@ -20,8 +24,10 @@
 // found in the history of the location through which they synchronised.
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -39,6 +45,9 @@ enum Order : std::uint8_t {
   kAcquire = 4,
   kRelease = 8,
   kNonCoherent = 16,  // ld.global.nc: the kernel must not write these bytes at all
+  kObserves = 32,     // an atomic that returns what it has read
+  kReduces = 64,      // an atomic that does not
+  kCompares = 128,    // a compare-and-swap
 };
 
 /// A thread of a launch, or an agent that works for it. Warps are numbered through all blocks.
@@ -56,6 +65,7 @@ struct Race {
   std::uint64_t address = 0;  // the first byte of the cell
   bool same_warp = false, same_block = false;
   bool now_strong = false, then_strong = false;
+  std::uint32_t then_lanes = 0;  // all lanes of `then` that are not ordered
 };
 
 class BlockRaces;
@@ -78,12 +88,31 @@ class Races {
   Races(const Races&) = delete;
   Races& operator=(const Races&) = delete;
 
+  /// A weak read and a strong write that race unless the reader executes a compare-and-swap at the same
+  /// place.
+  struct Doubt {
+    Race race;
+    Actor reader, now;  // `now` made the second of the two accesses
+    std::uint32_t now_pc = 0;
+    bool shared = false, now_reads = false;
+    std::uint64_t address = 0;
+    std::uint64_t bytes = 0;
+    std::uint64_t since = 0;  // the time
+  };
+  bool has_doubts() const { return !doubts_.empty(); }
+  /// Takes a doubt of a block, or one that is older than `before`; false if there is none.
+  bool take_doubt(std::uint32_t block, std::uint64_t before, Doubt& doubt);
+  /// Any number that grows while the launch runs: the age of doubts.
+  std::uint64_t time = 0;
+
  private:
   friend class BlockRaces;
   // Which accesses have touched a cell: lanes of a warp at one of its clocks. A clock of 0 is no access.
   struct Access {
     std::uint32_t warp = 0, lanes = 0, clock = 0;
-    std::uint32_t pc = 0;  // bits 0-23; 24-28 the Order, 29 whether it writes
+    // Bits 0-23; 24-28 the Order, 29 whether it writes. 30: a later strong write has replaced the value that
+    // a strong read has read, or a later strong store the value that a strong write has written.
+    std::uint32_t pc = 0;
   };
   struct Cell {
     Access write, read;
@@ -147,6 +176,8 @@ class Races {
   std::deque<History> histories_;
   std::unordered_map<std::uint64_t, History*> global_histories_;
   std::vector<std::uint32_t> agent_blocks_;  // of agents 1, 2, ...
+  // By the reader's warp and lane, whether in shared memory, and the cell's address.
+  std::map<std::tuple<std::uint32_t, std::uint32_t, bool, std::uint64_t>, Doubt> doubts_;
 };
 
 /// The races of one block: what its threads know, and who accessed its shared memory.
@@ -222,8 +253,12 @@ class BlockRaces {
   };
   bool check(const Who& who, std::uint32_t pc, bool shared, std::uint64_t address, std::uint64_t bytes,
              bool write, std::uint8_t order, bool equal, Race& race);
-  bool check_cell(Cell& cell, const Who& who, const Access& now, bool equal, Race& race);
+  /// Records an access. Adds the races with earlier accesses to conflicts_. `race` is for its use.
+  void check_cell(Cell& cell, const Who& who, const Access& now, std::uint8_t order, bool equal, Race& race);
+  bool settle_conflicts(Races::Doubt doubt, bool now_is_agent, std::uint64_t cell, Race& race);
   bool conflicts(const Access& then, const Who& who, const Access& now, bool equal, Race& race) const;
+  bool observed(const Cell& cell, const Access& write, const Who& who, const Access& now) const;
+  void confirm_reads(Cell& cell, const Who& who);
   std::uint32_t unordered(const Access& then, const Who& who) const;
   void push(Cell& cell, Access access, const Access& now);
   Page& page(bool shared, std::uint64_t number);
@@ -247,6 +282,7 @@ class BlockRaces {
   std::uint64_t generation_ = 0;
   std::unordered_map<std::uint64_t, Races::History*> shared_histories_, keyed_;
   std::unordered_map<std::uint32_t, std::shared_ptr<const View>> agents_;
+  std::vector<Race> conflicts_;
   // released() of threads that have left a barrier since their fence, for these views.
   std::uint32_t sequential_fences_ = 0, cached_fences_ = 0;
   std::shared_ptr<const View> cached_view_, cached_fenced_, cached_result_;

@@ -18,6 +18,24 @@ const char* space_name(Space space) {
   static constexpr const char* kNames[] = {"generic", "global", "shared", "local", "constant", "parameter"};
   return kNames[static_cast<int>(space)];
 }
+// Addresses in these spaces have 32 bits on every GPU; a wider register is cut.
+bool has_narrow_addresses(Space space) {
+  return space == Space::kShared || space == Space::kLocal || space == Space::kParam;
+}
+
+// ", byte 12 of 'parts'": which variable or allocation the address is in.
+std::string describe_place(const Launch& launch, Space space, u64 address) {
+  if (space == Space::kGlobal || space == Space::kConst) {
+    const Allocation* const a = launch.memory->find(address);
+    return a ? ", byte " + std::to_string(address - a->begin) + " of an allocation of " + bytes_text(a->bytes)
+             : "";
+  }
+  if (space != Space::kShared) return "";
+  for (const Program::Place& v : launch.program->shared)
+    if (address >= v.offset && address < v.offset + v.bytes)
+      return ", byte " + std::to_string(address - v.offset) + " of '" + v.name + "'";
+  return ", byte " + std::to_string(address - launch.program->dynamic_offset) + " of dynamic shared memory";
+}
 
 }  // namespace
 
@@ -57,8 +75,13 @@ Warp::Warp(Block& block, std::uint32_t number, std::uint32_t threads)
                          {kDynamicShared, static_cast<u32>(l.shared_bytes)},
                          {kTotalShared, static_cast<u32>(l.shared_bytes + program_->shared_without_gaps)},
                          {kZero, 0},
-                         {kOne, 1}};
+                         {kOne, 1},
+                         {kProcessors, l.options->multiprocessors},
+                         {kEnvironmentHigh, static_cast<u32>(l.workspace >> 32)},
+                         {kEnvironmentLow, static_cast<u32>(l.workspace)},
+                         {kGridIdLow, static_cast<u32>(l.grid_id)}};
   for (const auto& [index, value] : same) std::fill_n(row_of(index), 32, value);
+  std::fill_n(reinterpret_cast<u64*>(row_of(kGridId)), 32, l.grid_id);
   for (u32 lane = 0; lane < 32; ++lane) {
     const u32 thread = 32 * number + lane, bit = 1u << lane;
     row_of(kTidX)[lane] = thread % l.block.x;
@@ -180,6 +203,8 @@ void Warp::branch_each(const u32 (&targets)[32], u32 mask) {
 void Warp::exit(u32 mask) {
   park(active_, pc_);
   alive_ &= ~mask;
+  if (block_->async) block_->async->end_threads(number_, mask);
+  at_collective_ = 0;  // those who wait look again: they do not wait for lanes that have ended
   active_ = 0;
 }
 void Warp::wait_at_barrier(const Code& c, u32 mask, const Ref& barrier_row, const Ref* threads_row,
@@ -213,7 +238,7 @@ void Warp::wait_for_event(u32 mask, bool again, Event::Kind kind, const u64* obj
   active_ = 0;
 }
 
-void Warp::addresses(const Ref& base, i64 offset, u64 (&to)[32]) {
+void Warp::addresses(Space space, const Ref& base, i64 offset, u64 (&to)[32]) {
   if (base.width == 8) {
     const u64* const from = row<const u64>(base);
     for (int lane = 0; lane < 32; ++lane) to[lane] = from[lane] + static_cast<u64>(offset);
@@ -222,6 +247,8 @@ void Warp::addresses(const Ref& base, i64 offset, u64 (&to)[32]) {
     const u32* const from = row<const u32>(base);
     for (int lane = 0; lane < 32; ++lane) to[lane] = from[lane] + static_cast<u32>(offset);
   }
+  if (has_narrow_addresses(space))
+    for (u64& address : to) address &= 0xffffffffu;
 }
 
 std::byte* Warp::locate(const Code& c, int lane, Space space, u64 address, u32 bytes, Access access,
@@ -242,7 +269,7 @@ std::byte* Warp::locate(const Code& c, int lane, BlockRaces::Agent agent, Space 
   Race race;
   if (races_ && agent.number != 0 &&
       races_->access(agent, pc_of(c), space == Space::kShared, address, bytes, writes, race,
-                     access == Access::kUpdate ? kScopeDevice : kWeak))
+                     access == Access::kUpdate ? u8{kScopeDevice | kReduces} : u8{kWeak}))
     report(c, lane, space, address, bytes, access, race);
   return data;
 }
@@ -336,7 +363,7 @@ void Warp::observe(const Code& c, int lane, Space space, u64 address, u32 bytes,
     observer_->access({address, bytes, static_cast<u8>(lane), space, reads, writes},
                       {pc, 32 * number_ + l, block_->number, true});
   if (!races_ || space == Space::kLocal) return;
-  const u8 order = c.order == 0 && access == Access::kUpdate ? u8{kScopeDevice} : c.order;
+  const u8 order = c.order == 0 && access == Access::kUpdate ? u8{kScopeDevice | kReduces} : c.order;
   const bool shared = space == Space::kShared;
   Race race;
   if (races_->access(number_, l, pc, shared, address, bytes, writes, order, equal, race))
@@ -355,13 +382,22 @@ void Warp::end_access(const Code& c, int lane, Space space, u64 address, u32 byt
 
 void Warp::report(const Code& c, int lane, Space space, u64 address, u32 bytes, Access access,
                   const Race& race) {
-  Launch& launch = *block_->launch;
-  const auto pc = static_cast<u32>(&c - program_->code.data());
+  report(*block_->launch, block_->number, 32 * number_ + static_cast<u32>(lane), pc_of(c), space, address,
+         bytes, access, race);
+}
+void Warp::report(Launch& launch, u64 block, u32 thread, u32 pc, Space space, u64 address, u64 bytes,
+                  Access access, const Race& race) {
+  const auto line_of = [&](u32 at) { return launch.program->line_of(at); };
+  if (launch.findings) {
+    std::string here = line_of(pc), there = line_of(race.then_pc);
+    if (there < here) std::swap(here, there);
+    if (!launch.found_races->emplace(launch.program->entry, here, there).second) return;
+  }
   const char* const did = race.then_writes ? "writes" : "reads";
   const u32 warps = (launch.block.x * launch.block.y * launch.block.z + 31) / 32;
   std::string text = access == Access::kRead ? "reads " : access == Access::kWrite ? "writes " : "updates ";
   text += bytes_text(bytes) + " of " + space_name(space) + " memory at " + hex(address) +
-          describe_place(space, race.address);
+          describe_place(launch, space, race.address);
   text = "race: " + text;
   if (race.then_is_agent) {
     text += ", which an asynchronous operation " + std::string(did) + " that was issued at " +
@@ -391,24 +427,18 @@ void Warp::report(const Code& c, int lane, Space space, u64 address, u32 bytes, 
         " and __threadfence() before the other";
   if (!race.non_coherent && race.now_strong != race.then_strong)
     text += ". One of the accesses is weak: an atomic or volatile access orders nothing for it";
-  if (!launch.findings) fail(c, lane, text);
-  if (!launch.found_races.emplace(std::min(pc, race.then_pc), std::max(pc, race.then_pc)).second) return;
-  launch.findings->push_back(
-      "[ptx] " + where(launch, pc, block_->number, 32 * number_ + static_cast<u32>(lane)) + ": " + text);
+  text = "[ptx] " + where(launch, pc, block, thread) + ": " + text;
+  if (!launch.findings) throw KernelError(text);
+  launch.findings->push_back(std::move(text));
 }
-
-// ", byte 12 of 'parts'": which variable or allocation the address is in.
-std::string Warp::describe_place(Space space, u64 address) const {
-  if (space == Space::kGlobal || space == Space::kConst) {
-    const Allocation* const a = block_->launch->memory->find(address);
-    return a ? ", byte " + std::to_string(address - a->begin) + " of an allocation of " + bytes_text(a->bytes)
-             : "";
-  }
-  if (space != Space::kShared) return "";
-  for (const Program::Place& v : program_->shared)
-    if (address >= v.offset && address < v.offset + v.bytes)
-      return ", byte " + std::to_string(address - v.offset) + " of '" + v.name + "'";
-  return ", byte " + std::to_string(address - program_->dynamic_offset) + " of dynamic shared memory";
+void Warp::report(Launch& launch, const Races::Doubt& doubt) {
+  const u32 warps = (launch.block.x * launch.block.y * launch.block.z + 31) / 32;
+  report(launch, doubt.now.warp / warps, 32 * (doubt.now.warp % warps) + doubt.now.lane, doubt.now_pc,
+         doubt.shared ? Space::kShared : Space::kGlobal, doubt.address, doubt.bytes,
+         !doubt.race.now_writes ? Access::kRead
+         : doubt.now_reads      ? Access::kUpdate
+                                : Access::kWrite,
+         doubt.race);
 }
 
 std::string Warp::describe_variables(Space space, u64 address, u32 bytes) const {
@@ -420,9 +450,15 @@ std::string Warp::describe_variables(Space space, u64 address, u32 bytes) const 
     places.push_back({"dynamic shared memory", program_->dynamic_offset, dynamic});
   const Program::Place* nearest = nullptr;
   u64 distance = ~u64{0};
+  // An address in the upper half is a negative one that has wrapped.
+  const bool negative = address > 0x7fffffff && address <= 0xffffffff;
+  const auto before = [&](const Program::Place& v) {
+    return negative ? v.offset + (u64{1} << 32) - address : v.offset - address;
+  };
   for (const Program::Place& v : places) {
-    const u64 d = address >= v.offset ? address + bytes - std::min(address + bytes, v.offset + v.bytes)
-                                      : v.offset - address;
+    const u64 d = !negative && address >= v.offset
+                      ? address + bytes - std::min(address + bytes, v.offset + v.bytes)
+                      : before(v);
     if (d < distance) {
       distance = d;
       nearest = &v;
@@ -430,7 +466,8 @@ std::string Warp::describe_variables(Space space, u64 address, u32 bytes) const 
   }
   if (!nearest) return ": the kernel has no such memory";
   const std::string of = " of '" + nearest->name + "' (" + bytes_text(nearest->bytes) + ")";
-  if (address < nearest->offset) return ": " + bytes_text(distance) + " before the beginning" + of;
+  if (negative || address < nearest->offset)
+    return ": " + bytes_text(distance) + " before the beginning" + of;
   if (address < nearest->offset + nearest->bytes) return ": " + bytes_text(distance) + " over the end" + of;
   return ": " + bytes_text(address - nearest->offset - nearest->bytes) + " beyond the end" + of;
 }
@@ -533,5 +570,13 @@ void run_fence(Warp& w, const Code& c, u32 mask) {
   if (w.races()) w.races()->fence(w.number(), mask, c.order, c.flags != 0);
 }
 void run_nothing(Warp&, const Code&, u32) {}
+void run_clock(Warp& w, const Code&, u32) {
+  u64& clock = *w.launch().clock;
+  clock += 1000;
+  const u64 now[] = {clock, clock & 0xffffffffu, clock >> 32};
+  static constexpr SpecialRow kRows[] = {kClock, kClockLow, kClockHigh};
+  std::fill_n(w.row<u64>({kRows[0] * 128, 0, 8, false}), 32, now[0]);
+  for (int i : {1, 2}) std::fill_n(w.row<u32>({kRows[i] * 128u, 0, 4, false}), 32, static_cast<u32>(now[i]));
+}
 
 }  // namespace tapestry::ptx

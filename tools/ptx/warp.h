@@ -6,6 +6,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -44,6 +45,9 @@ struct Store {
   std::vector<std::uint8_t> states;
 };
 
+/// Races by their kernel and their two lines.
+using FoundRaces = std::set<std::tuple<const Function*, std::string, std::string>>;
+
 struct Launch {
   const Program* program = nullptr;
   Memory* memory = nullptr;
@@ -56,9 +60,12 @@ struct Launch {
   Races* races = nullptr;        // null if they are not looked for
   Observer* observer = nullptr;  // null if nothing is counted
   std::vector<std::string>* findings = nullptr;
+  std::uint64_t* clock = nullptr;  // of the machine
+  std::uint64_t grid_id = 0;
+  std::uint64_t workspace = 0;                     // of grid.sync(), if the launch is cooperative
   std::uint64_t traced_block = ~std::uint64_t{0};  // its number; see trace.cpp
   std::uint32_t traced_thread = 0;
-  std::set<std::pair<std::uint32_t, std::uint32_t>> found_races;  // by their two instructions
+  FoundRaces* found_races = nullptr;  // set if `findings` is
 };
 
 class Async;
@@ -123,8 +130,8 @@ class Warp {
       }
     }
   }
-  /// The address of each lane.
-  void addresses(const Ref& base, std::int64_t offset, std::uint64_t (&to)[32]);
+  /// The address of each lane. The sum wraps at the width of the space's addresses.
+  void addresses(Space space, const Ref& base, std::int64_t offset, std::uint64_t (&to)[32]);
 
   enum class Access : std::uint8_t { kRead, kWrite, kUpdate };
   /// The host's pointer to `bytes` bytes at `address`, after all checks. A write makes them initialised.
@@ -150,6 +157,9 @@ class Warp {
   /// Ends the kernel with a message about the race, or adds it to the findings of the machine.
   void report(const Code& c, int lane, Space space, std::uint64_t address, std::uint32_t bytes, Access access,
               const Race& race);
+  static void report(Launch& launch, std::uint64_t block, std::uint32_t thread, std::uint32_t pc, Space space,
+                     std::uint64_t address, std::uint64_t bytes, Access access, const Race& race);
+  static void report(Launch& launch, const Races::Doubt& doubt);
 
   /// Ends the kernel with an error of this lane.
   [[noreturn]] void fail(const Code& c, int lane, const std::string& what) const;
@@ -163,12 +173,18 @@ class Warp {
   void wait_at_barrier(const Code& c, std::uint32_t mask, const Ref& barrier, const Ref* threads,
                        bool only_arrives = false);
   std::uint32_t next_pc() const { return pc_; }
-  /// Calls execute(members) when all lanes that `members` (a row of 32-bit masks) names have reached the
-  /// instruction. Until then, the lanes of `mask` wait.
+  /// Calls execute(lanes) when all lanes that `members` (a row of 32-bit masks) names and that have not ended
+  /// have reached the instruction. Until then, the lanes of `mask` wait.
   template <class F>
   void collective(const Code& c, std::uint32_t mask, const std::uint32_t (&members)[32], F execute);
+  /// The same for an instruction that all 32 lanes must execute: it is an error if one of them has ended or
+  /// does not exist.
   template <class F>
   void require_all(const Code& c, std::uint32_t mask, F execute) {
+    if (alive_ != kAllLanes)
+      fail(c, std::countr_zero(mask),
+           "all 32 lanes of the warp must execute it, but the lanes " + hex(~alive_) +
+               " have ended or do not exist");
     std::uint32_t members[32];
     for (std::uint32_t& m : members) m = kAllLanes;
     collective(c, mask, members, [&](std::uint32_t) { execute(*this, c); });
@@ -244,7 +260,6 @@ class Warp {
                Access access, bool equal);
   [[noreturn]] void fail_access(const Code& c, int lane, Space space, std::uint64_t address,
                                 std::uint32_t bytes, Access access, const std::string& what) const;
-  std::string describe_place(Space space, std::uint64_t address) const;
   std::string describe_variables(Space space, std::uint64_t address, std::uint32_t bytes) const;
 
   Block* block_;
@@ -289,7 +304,7 @@ void Warp::collective(const Code& c, std::uint32_t mask, const std::uint32_t (&m
     if ((named & ~wanted) != 0)
       fail(c, std::countr_zero(named & ~wanted),
            "the mask " + hex(wanted) + " does not name the lane itself");
-    if (named == wanted) {
+    if (named == (wanted & alive_)) {
       execute(named);
       const std::uint32_t waited = named & at_collective_;
       park(waited, at + 1);

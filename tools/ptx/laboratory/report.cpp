@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <regex>
 #include <sstream>
 #include <vector>
 
@@ -76,8 +77,10 @@ constexpr Row kRows[] = {
      "name in the mask exactly the lanes that execute the call, and call it outside of code that lanes skip"},
     {"which the mask", "synccheck: wrong mask", "read only lanes that the mask names"},
     {"does not name the lane itself", "synccheck: wrong mask", "a lane that calls must be in its own mask"},
-    {"these have ended", "synccheck: barrier that not all threads reach",
-     "no thread may return before a barrier: let threads without work go to it too"},
+    {"which has ended or does not exist", "synccheck: shuffle from an absent lane",
+     "let all lanes whose values are read execute the shuffle, or exclude the absent ones by the width"},
+    {"all 32 lanes of the warp must execute it", "synccheck: lanes that never come",
+     "no lane may return before the instruction, and the threads of the block must be a multiple of 32"},
     {"must wait at the same barrier", "synccheck: barrier in divergent code",
      "call the barrier outside of code that only some threads execute"},
     {"waits for all threads", "synccheck: barrier in divergent code",
@@ -93,6 +96,7 @@ constexpr Row kRows[] = {
      "instructions"},
     {"mbarrier", "synccheck: mbarrier",
      "the arrivals and bytes that the mbarrier expects must be those that come"},
+    {"the assertion ", "assert: a device-side assertion failed", "the kernel found an error itself"},
     {"the kernel stopped itself", "trap: the kernel stopped itself", "the kernel found an error itself"},
     // calls
     {"leaked", "leakcheck: not released", "release it before the program ends"},
@@ -182,8 +186,14 @@ std::vector<std::string> places(const std::string& frames) {
 }  // namespace
 
 Check check_of(const std::string& message) {
+  // Names of the program, its files, kernels and variables say nothing about the error, and neither does the
+  // instruction in parentheses.
+  std::string text = message.substr(0, message.find("\nhost: "));
+  if (const std::size_t last = text.rfind("[ptx] "); last != text.npos) text.erase(0, last + 6);
+  static const std::regex names(R"('[^']*'|[^\s']+:\d+( \([a-z0-9_.:]+\))?)");
+  text = std::regex_replace(text, names, "");
   for (const Row& row : kRows)
-    if (message.find(row.words) != message.npos) return {row.name, row.advice};
+    if (text.find(row.words) != text.npos) return {row.name, row.advice};
   return {"apicheck: invalid call", ""};
 }
 

@@ -29,8 +29,11 @@ const char* const kRunHelp =
 Runs a CUDA program without a GPU. Its kernels are interpreted from the PTX that nvcc embedded in it. Build it with
   nvcc -cudart shared --no-compress -lineinfo -gencode arch=compute_80,code=compute_80 ...
 
-  --check[=LIST]        look for reads of memory that no one has written, races and leaks. LIST has some of the words
-                        initialised, shared, races and leaks. Addresses, alignment, barriers and calls are always checked.
+  --check[=LIST]        look for reads of memory that no one has written, and for races. LIST has some of the words
+                        initialised, shared, races and leaks, or is all. Addresses, alignment, barriers and calls are
+                        always checked.
+  --allow KERNEL        do not report errors of kernels with this part of a symbol
+  --allow FILE:LINE     do not report errors at this line, such as sum.cu:12
   --counters[=FILE]     print, for each kernel, what a GPU would count: sectors, bank conflicts, divergence, ...
   --schedule order      run blocks, warps and streams in order; this is the default
   --schedule random     run them in a random order
@@ -166,9 +169,9 @@ Request parse(const std::vector<std::string>& arguments) {
     std::string value = has_value ? arguments[i].substr(equals + 1) : "", name;
     if (option == "check" || option == "counters") {
       name = option == "check" ? "CHECK" : "COUNTERS";
-      if (!has_value) value = option == "check" ? "all" : "-";
-    } else if (option == "schedule" || option == "seed" || option == "trace" || option == "approximate" ||
-               option == "devices" || option == "memory" || option == "limit") {
+      if (!has_value) value = option == "check" ? "initialised,shared,races" : "-";
+    } else if (option == "allow" || option == "schedule" || option == "seed" || option == "trace" ||
+               option == "approximate" || option == "devices" || option == "memory" || option == "limit") {
       for (const char c : option) name += static_cast<char>(c - 'a' + 'A');
       if (!has_value && i + 1 == arguments.size()) {
         o.wrong = "--" + option + " needs a value";
@@ -184,7 +187,8 @@ Request parse(const std::vector<std::string>& arguments) {
       o.wrong = "--" + option + " " + wrong;
       return o;
     }
-    o.settings["TAPESTRY_PTX_" + name] = value;
+    std::string& setting = o.settings["TAPESTRY_PTX_" + name];
+    setting = name == "ALLOW" && !setting.empty() ? setting + "," + value : value;
   }
   o.command.assign(arguments.begin() + static_cast<std::ptrdiff_t>(i), arguments.end());
   if (o.command.empty()) o.wrong = "there is no program to run";

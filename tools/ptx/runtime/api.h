@@ -14,8 +14,8 @@
 
 namespace stand_in::api {
 
+using stand_in::kMultiprocessors;
 constexpr int kLeastPriority = 0, kGreatestPriority = -5;
-constexpr int kMultiprocessors = 4;
 // The limits of an H100 (CUDA C++ Programming Guide, "Compute Capabilities").
 constexpr std::size_t kSharedLimit = std::size_t{48} << 10, kMostShared = std::size_t{227} << 10,
                       kSharedOfMultiprocessor = std::size_t{228} << 10, kReservedShared = 1 << 10;

@@ -38,18 +38,6 @@ struct Attributes {
   bool cooperative = false;
 };
 
-cudaError_t launch(const char* name, const void* function, dim3 grid, dim3 block, std::size_t shared_bytes,
-                   cudaStream_t stream, void** arguments, Attributes attributes = {}) {
-  return device_call(name, [&] {
-    Function* const f = function_of(function);
-    if (!f) return cudaErrorInvalidDeviceFunction;
-    return enqueue(stream, [&](driver::Operation* made) {
-      return driver::make_launch(f->kernel, grid, block, attributes.cluster, attributes.cooperative,
-                                 shared_bytes, shared_limit_of(*f), stream, current(), arguments, made);
-    });
-  });
-}
-
 // Blocks that are resident on a multiprocessor at a time, by threads and shared memory. Registers are known
 // to ptxas only, so they do not limit it here.
 int resident_blocks(const Function& f, int threads, std::size_t dynamic_shared) {
@@ -59,6 +47,28 @@ int resident_blocks(const Function& f, int threads, std::size_t dynamic_shared) 
   const int by_shared = static_cast<int>(kSharedOfMultiprocessor / shared);
   return std::min(
       {kBlocksOfMultiprocessor, kThreadsOfMultiprocessor / ((threads + 31) / 32 * 32), by_shared});
+}
+
+cudaError_t launch(const char* name, const void* function, dim3 grid, dim3 block, std::size_t shared_bytes,
+                   cudaStream_t stream, void** arguments, Attributes attributes = {}) {
+  return device_call(name, [&] {
+    Function* const f = function_of(function);
+    if (!f) return cudaErrorInvalidDeviceFunction;
+    const std::uint64_t most = std::uint64_t{kMultiprocessors} *
+                               static_cast<std::uint64_t>(resident_blocks(
+                                   *f, static_cast<int>(block.x * block.y * block.z), shared_bytes));
+    if (attributes.cooperative && std::uint64_t{grid.x} * grid.y * grid.z > most) {
+      const std::string why = "the cooperative launch of '" + f->kernel.symbol +
+                              "' is refused: of its blocks, " + std::to_string(most) +
+                              " run at the same time";
+      return driver::epoch() > 0 ? cudaErrorCooperativeLaunchTooLarge
+                                 : driver::misused(cudaErrorCooperativeLaunchTooLarge, why);
+    }
+    return enqueue(stream, [&](driver::Operation* made) {
+      return driver::make_launch(f->kernel, grid, block, attributes.cluster, attributes.cooperative,
+                                 shared_bytes, shared_limit_of(*f), stream, current(), arguments, made);
+    });
+  });
 }
 
 }  // namespace
@@ -128,7 +138,8 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* to, const void* function) 
     to->localSizeBytes = facts.local;
     to->maxThreadsPerBlock =
         f->kernel.max_threads != 0 ? static_cast<int>(f->kernel.max_threads) : kMaxThreads;
-    to->ptxVersion = to->binaryVersion = 90;
+    to->ptxVersion = facts.ptx_version;
+    to->binaryVersion = 90;
     to->maxDynamicSharedSizeBytes = static_cast<int>(shared_limit_of(*f));
     to->preferredShmemCarveout = -1;
     to->nonPortableClusterSizeAllowed = f->large_clusters;

@@ -2,10 +2,12 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <string_view>
 
 #include "tapestry/tools/ptx/runtime/callers.h"
 #include "tapestry/tools/ptx/runtime/fat_binary.h"
@@ -31,11 +33,40 @@ void print(const std::string& line) {
   if (report) std::fclose(report);
 }
 
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+// Whether the settings allow the error: by a kernel ("kernel 'sum'", "launch of 'sum'"), or by a line
+// ("sum.cu:12").
+bool is_allowed(const std::string& what) {
+  const std::string text = what.substr(0, what.find("\nhost: "));
+  for (const std::string& one : settings().allowed) {
+    const std::size_t colon = one.rfind(':');
+    const bool is_line =
+        colon != one.npos && colon + 1 < one.size() &&
+        std::all_of(one.begin() + static_cast<std::ptrdiff_t>(colon) + 1, one.end(), is_digit);
+    if (is_line) {
+      for (std::size_t at = text.find(one); at != text.npos; at = text.find(one, at + 1)) {
+        const std::size_t end = at + one.size();
+        if ((at == 0 || text[at - 1] == ' ' || text[at - 1] == '/') &&
+            (end == text.size() || !is_digit(text[end])))
+          return true;
+      }
+      continue;
+    }
+    for (const std::string_view start : {"kernel '", "launch of '"})
+      for (std::size_t at = text.find(start); at != text.npos; at = text.find(start, at + 1)) {
+        const std::size_t begin = at + start.size();
+        if (text.substr(begin, text.find('\'', begin) - begin).find(one) != text.npos) return true;
+      }
+  }
+  return false;
+}
+
 // Reports leaks and misuse at exit. It runs after the destructors of the libraries that use this one.
 __attribute__((destructor)) void check_at_exit() {
   const Settings& s = settings();
   const bool test = resets > 0;
-  const auto leaked = s.leaks ? leaks() : std::vector<std::string>{}, misused = misuse();
+  driver::end_progress();
+  const auto leaked = s.leaks || test ? leaks() : std::vector<std::string>{}, misused = misuse();
   for (const auto& line : leaked) print("leaked: " + line);
   if (test)
     for (const auto& line : misused) print("misuse: " + line);
@@ -78,6 +109,7 @@ int driver::epoch() { return resets; }
 
 cudaError_t driver::enter(const char* function) {
   ++state().calls[function];
+  note_call();
   if (state().broken != cudaSuccess) return state().broken;
   const auto injected = state().injected.find(function);
   if (injected == state().injected.end()) return cudaSuccess;
@@ -104,6 +136,7 @@ cudaError_t driver::enter(const char* function) {
 }
 cudaError_t driver::broken() { return state().broken; }
 cudaError_t driver::misused(cudaError_t error, const std::string& what) {
+  if (is_allowed(what)) return error;
   state().misuse.push_back(what);
   if (resets == 0)
     print("error: " + what + (what.find("\nhost: ") == what.npos ? Callers::now().text() : ""));

@@ -19,6 +19,8 @@ namespace stand_in {
 
 struct NodeParameters;
 
+constexpr int kMultiprocessors = 4;  // of each GPU
+
 namespace driver {
 
 /// What a stream or a node of a graph does.
@@ -124,6 +126,13 @@ int priority_of(cudaStream_t stream, int current);
 unsigned flags_of(cudaStream_t stream, int current);
 std::uint64_t id_of(cudaStream_t stream, int current);
 cudaError_t enqueue(cudaStream_t stream, int current, Operation operation);
+/// CUDA makes progress while the host makes no calls: it may wait by itself for a host function, or for bytes
+/// that it shares with the GPU. From the first of these on, a thread advances the streams if there is work and
+/// no call was noted for half a second. Other programs do not pay for a second thread, with which every
+/// std::shared_ptr counts by atomics. end_progress() stops it.
+void may_wait_by_itself();
+void note_call();
+void end_progress();
 cudaError_t query(cudaStream_t stream, int current);
 cudaError_t synchronize(cudaStream_t stream, int current);
 cudaError_t synchronize_gpu(int gpu);
@@ -154,6 +163,7 @@ Operation operation_of(Launch launch);
 /// Facts of a kernel that the machine reads from its PTX. Zero if the kernel cannot be read.
 struct KernelFacts {
   std::size_t static_shared = 0, local = 0;
+  int ptx_version = 90;
 };
 KernelFacts facts_of(const Kernel& kernel, int gpu);
 /// The address of a module's variable on a GPU, and its bytes; cudaErrorInvalidSymbol if there is none.

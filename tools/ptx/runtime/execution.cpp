@@ -2,9 +2,11 @@
 
 #include <ctime>
 
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 
+#include "tapestry/tools/ptx/runtime/driver.h"
 #include "tapestry/tools/ptx/runtime/fat_binary.h"
 
 namespace stand_in {
@@ -27,6 +29,8 @@ Execution::Execution(const Settings& settings) : settings_(settings) {
   o.check_initialised_shared = settings.shared;
   o.max_instructions = settings.max_instructions;
   o.check_races = settings.races;
+  o.collect_races = true;  // as compute-sanitizer does, a run goes on after a race
+  o.multiprocessors = kMultiprocessors;
   o.count = !settings.counters.empty();
   o.trace = settings.trace;
 }
@@ -43,6 +47,11 @@ const Program& Execution::program(const Kernel& kernel, int gpu) {
   return machine_.program(kernel.symbol, module_of(kernel.fat_binary, gpu));
 }
 
+int Execution::ptx_version(const Kernel& kernel, int gpu) {
+  const std::string& target = machine_.target(module_of(kernel.fat_binary, gpu));  // "sm_90a"
+  return target.size() > 3 ? std::atoi(target.c_str() + 3) : 0;
+}
+
 void Execution::run(const Launch& launch, StreamOrder* order, StreamOrder::Work work) {
   const std::size_t module = module_of(launch.kernel.fat_binary, launch.gpu);
   const auto dim = [](const std::array<unsigned, 3>& d) { return Dim{d[0], d[1], d[2]}; };
@@ -54,6 +63,7 @@ void Execution::run(const Launch& launch, StreamOrder* order, StreamOrder::Work 
     std::ofstream(settings_.launches, std::ios::app) << launch.kernel.symbol << ' ' << threads << '\n';
   const double began = settings_.speed.empty() ? 0 : cpu_seconds();
   machine_.run_as(order, order ? work : StreamOrder::kNone);
+  machine_.options().cooperative = launch.cooperative;
   // The layout of the arguments is that of the parameters, except for what follows the last one.
   const Counts counts =
       machine_.launch(machine_.program(launch.kernel.symbol, module), dim(launch.grid), dim(launch.block),

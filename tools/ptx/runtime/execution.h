@@ -32,6 +32,8 @@ class Execution {
 
   /// The decoded kernel. Throws what the machine throws.
   const tapestry::ptx::Program& program(const Kernel& kernel, int gpu);
+  /// The compute capability that its PTX was compiled for: 80.
+  int ptx_version(const Kernel& kernel, int gpu);
   /// A variable of a module; its address is 0 if the module has none of this name.
   struct Variable {
     std::uintptr_t address = 0;

@@ -360,6 +360,7 @@ cudaError_t launch(cudaGraphExec_t graph, cudaStream_t stream, int current) {
     return cudaSuccess;
   }
   if (!on) return misused(cudaErrorInvalidResourceHandle, "a stream that does not exist");
+  state().order_with_null(*on);
   std::vector<Operation> operations;
   const OrderPoint end = flatten(*object, state().point_of(*on), operations);
   for (Operation& operation : operations)

@@ -11,9 +11,9 @@ namespace {
 // What CUDA returns after a kernel did something invalid.
 cudaError_t code_of(const std::string& message) {
   const auto has = [&](const char* words) { return message.find(words) != std::string::npos; };
+  if (has(": the assertion '")) return cudaErrorAssert;  // whose text may have any of the following words
   if (has("not aligned")) return cudaErrorMisalignedAddress;
   if (has("allocation of") || has("outside of all memory")) return cudaErrorIllegalAddress;
-  if (has("device-side assert")) return cudaErrorAssert;
   return cudaErrorLaunchFailure;
 }
 
@@ -38,6 +38,9 @@ bool run_kernel(const Launch& made) {
     misused(cudaErrorLaunchFailure, text(made.kernel.symbol, ": ", e.what(), made.called_from.text()));
     now.broken = now.executor ? cudaErrorLaunchFailure : code_of(e.what());
   }
+  if (!now.execution) return true;
+  for (const std::string& race : std::exchange(now.execution->machine().findings(), {}))
+    misused(cudaErrorUnknown, text(made.kernel.symbol, ": ", race, made.called_from.text()));
   return true;
 }
 
@@ -123,12 +126,15 @@ cudaError_t make_launch(const Kernel& kernel, dim3 grid, dim3 block, dim3 cluste
 KernelFacts facts_of(const Kernel& kernel, int gpu) {
   State& s = state();
   if (!s.execution) return {};
+  KernelFacts facts;
   try {
+    facts.ptx_version = s.execution->ptx_version(kernel, gpu);
     const tapestry::ptx::Program& p = s.execution->program(kernel, gpu);
-    return {p.shared_without_gaps, p.local_bytes};
-  } catch (const std::exception&) {
-    return {};
+    facts.static_shared = p.shared_without_gaps;
+    facts.local = p.local_bytes;
+  } catch (const std::exception&) {  // the launch says why
   }
+  return facts;
 }
 
 cudaError_t find_variable(const void* fat_binary, const std::string& name, int gpu, void** address,

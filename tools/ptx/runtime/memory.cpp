@@ -27,6 +27,7 @@ void add_block(void* address, Block block) {
   if (s.execution) s.execution->add_memory(address_of(address), block.data, block.bytes, !on_gpu(block.kind));
   block.called_from = Callers::now();
   s.memory[address_of(address)] = block;
+  if (!on_gpu(block.kind)) may_wait_by_itself();
   if (block.gpu != kHost) s.used[static_cast<std::size_t>(block.gpu)] += block.bytes;
 }
 

@@ -43,6 +43,12 @@ std::string parse_setting(const std::string& name, const std::string& value, Set
       else if (word == "leaks") to.leaks = true;
       else return must_be("all, none, or a list of initialised, shared, races and leaks");
     }
+  } else if (name == "ALLOW") {
+    std::istringstream words(value);
+    to.allowed.clear();
+    for (std::string word; std::getline(words, word, ',');)
+      if (!word.empty()) to.allowed.push_back(word);
+    if (to.allowed.empty()) return must_be("a list of kernels or of FILE:LINE");
   } else if (name == "SCHEDULE") {
     if (value != "order" && value != "random") return must_be("order or random");
     if (value == "order") to.seed = 0;
@@ -81,8 +87,8 @@ const Settings& settings() {
   // Never destroyed, because the check at the end of the process reads it.
   static const Settings& read = *new Settings([] {
     Settings s;
-    for (const char* const name : {"DEVICES", "MEMORY", "CHECK", "SEED", "SCHEDULE", "APPROXIMATE", "LIMIT",
-                                   "TRACE", "COUNTERS", "LAUNCHES", "SPEED", "REPORT", "EXIT"}) {
+    for (const char* const name : {"DEVICES", "MEMORY", "CHECK", "ALLOW", "SEED", "SCHEDULE", "APPROXIMATE",
+                                   "LIMIT", "TRACE", "COUNTERS", "LAUNCHES", "SPEED", "REPORT", "EXIT"}) {
       const std::string variable = std::string("TAPESTRY_PTX_") + name;
       const char* const value = std::getenv(variable.c_str());
       if (!value) continue;

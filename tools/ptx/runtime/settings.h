@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tapestry/tools/ptx/machine.h"
 
@@ -16,13 +17,16 @@ struct Settings {
   std::size_t memory = std::size_t{4} << 30;
 
   // TAPESTRY_PTX_CHECK=LIST: what is checked besides addresses, alignment, barriers and the arguments of
-  // calls, which always are. A list of these words, or `all` (the default) or `none`:
+  // calls, which always are. A list of these words, or `all` or `none`; the default is all but `leaks`:
   //   initialised   reads of bytes of global and local memory that no one has written
   //   shared        the same for shared memory. Some kernels load tiles that are written in part only, and
   //                 drop the results of the rest, which are NaN
   //   races         accesses to the same bytes that nothing orders: of threads, blocks and streams
   //   leaks         memory, streams, events and graphs that the program does not release
-  bool initialised = true, shared = true, races = true, leaks = true;
+  bool initialised = true, shared = true, races = true, leaks = false;
+  // TAPESTRY_PTX_ALLOW=LIST: errors that are not reported, by a part of the symbol of their kernel, or by
+  // FILE:LINE; of a race, either of the two lines.
+  std::vector<std::string> allowed;
 
   // TAPESTRY_PTX_SCHEDULE=order (default) or random: the order of blocks, warps and threads, and of streams.
   // TAPESTRY_PTX_SEED=N: which random order; it implies random. 0 if the order is not random.

@@ -192,9 +192,11 @@ struct State {
     run_until(*signal.stream, [&] { return signal.reached; });
   }
   /// Called when the host polls. Runs the next operation of every stream, so that a polling program makes
-  /// progress.
-  void step() {
-    each_stream([&](StreamObject& stream) { static_cast<void>(advance(stream)); });
+  /// progress. False if nothing could run.
+  bool step() {
+    bool ran = false;
+    each_stream([&](StreamObject& stream) { ran = advance(stream) || ran; });
+    return ran;
   }
   std::shared_ptr<Signal> signal_in(StreamObject& stream);
   void make_wait(StreamObject& stream, const std::shared_ptr<Signal>& signal);

@@ -14,6 +14,7 @@ TEST_CASE("options that are wrong, and programs that are not there, end with sta
            {"run --seed", "--seed needs a value"},
            {"run --seed x ./sum", "--seed must be a number"},
            {"run --check=races,spelling ./sum", "--check must be all, none"},
+           {"run --allow= ./sum", "--allow must be a list"},
            {"run --schedule backwards ./sum", "--schedule must be order or random"},
            {"run ./no_such_program", "cannot run ./no_such_program"}}) {
     const CommandResult found = tapestry_ptx(arguments);
@@ -78,6 +79,61 @@ TEST_CASE("errors become reports with the name of a check") {
   CHECK(reports.count() == 3);
   CHECK(reports.summary() == "3 errors: leakcheck 1, memcheck 2");
   CHECK(check_of("something else").name == "apicheck: invalid call");
+}
+
+TEST_CASE("the name of a check does not depend on the names of the program, its files and its kernels") {
+  const std::string
+      bounds =
+          ", block (0, 0, 0), thread (1, 0, 0): reads 4 bytes of global memory at 0x10: 0 bytes beyond "
+          "the end of an allocation of 4 bytes at 0xc\nhost: ./mbarrier+0x1234",
+      program = "[ptx] error: wgmma: [ptx] kernel 'wgmma', mbarrier.cu:7 (wgmma.mma_async.sync)";
+  CHECK(check_of(program + bounds).name == "memcheck: out of bounds");
+  CHECK(check_of("[ptx] leaked: 4 bytes of memory on GPU 0\nhost: ./wgmma+0x1234").name ==
+        "leakcheck: not released");
+  CHECK(check_of("[ptx] kernel 'k', k.cu:7 (trap), block (0, 0, 0), thread (0, 0, 0): the assertion 'is not "
+                 "aligned' of "
+                 "k.cu:7 failed")
+            .name == "assert: a device-side assertion failed");
+  REQUIRE(shell("cp cases mbarrier_wgmma").status == 0);
+  // Leaks are looked for on request.
+  CHECK(tapestry_ptx("run --check ./mbarrier_wgmma leaks").output == "========= no errors\n");
+  const std::string leaks = tapestry_ptx("run --check=all ./mbarrier_wgmma leaks").output;
+  CHECK_THAT(leaks,
+             ContainsSubstring("leakcheck: not released") && ContainsSubstring("1 error: leakcheck 1"));
+}
+
+TEST_CASE("a failed assertion of a kernel is cudaErrorAssert") {
+  const CommandResult found = tapestry_ptx("run ./cases assert");
+  CHECK(found.status == 70);
+  CHECK_THAT(found.output, ContainsSubstring("error 710\n") &&
+                               ContainsSubstring("assert: a device-side assertion failed") &&
+                               ContainsSubstring("cases.cu:8"));
+}
+
+TEST_CASE("a run goes on after a race, and reports can be allowed by their kernel or line") {
+  const auto run = [](const std::string& options) {
+    return tapestry_ptx("run --check " + options + " ./cases races");
+  };
+  const CommandResult all = run("");
+  CHECK(all.status == 70);
+  CHECK_THAT(all.output,
+             ContainsSubstring("error 0\n") && ContainsSubstring("kernel 'lost_in_first(int*)'") &&
+                 ContainsSubstring("kernel 'lost_in_second(int*)'") && ContainsSubstring("cases.cu:11"));
+  // Each pair of lines is reported once, however often the kernel is launched.
+  const auto times = [](const std::string& text, const std::string& words) {
+    int count = 0;
+    for (std::size_t at = text.find(words); at != text.npos; at = text.find(words, at + 1)) ++count;
+    return count;
+  };
+  CHECK(times(all.output, "lost_in_first") == times(all.output, "lost_in_second"));
+  const CommandResult first = run("--allow lost_in_first");
+  CHECK(first.status == 70);
+  CHECK_THAT(first.output, !ContainsSubstring("lost_in_first") && ContainsSubstring("lost_in_second"));
+  CHECK_THAT(run("--allow=cases.cu:11").output, !ContainsSubstring("lost_in_second"));
+  CHECK_THAT(run("--allow=cases.cu:1").output, ContainsSubstring("cases.cu:11"));
+  const CommandResult none = run("--allow=lost_in_first --allow cases.cu:11");
+  CHECK(none.output == "error 0\n========= no errors\n");
+  CHECK(none.status == 0);
 }
 
 TEST_CASE("counters survive their file, and the table names what wastes most") {

@@ -3,6 +3,7 @@
 #include "tapestry/tools/ptx/tests/catch.h"
 
 using namespace tapestry::ptx;
+using namespace std::string_literals;
 using u32 = std::uint32_t;
 using u64 = std::uint64_t;
 
@@ -112,23 +113,42 @@ TEST_CASE("misaligned accesses and uninitialised bytes are caught") {
          {"which a cp.async is still writing"});
 }
 
+TEST_CASE("address arithmetic wraps at the width of its space") {
+  // nvcc keeps the base minus 1024 in a register of 32 bits, and adds 1024 in the instruction.
+  const std::string low = "mov.u32 %r2, first; sub.u32 %r2, %r2, 1024; add.u32 %r3, %r2, %r1; ",
+                    filled =
+                        "st.shared.u32 [%r3+1024], %r0; bar.warp.sync -1; and.b32 %r4, %r1, 112; "
+                        "add.u32 %r4, %r4, %r2; ";
+  for (
+      const std::string& use :
+      {"st.shared.u32 [%r3+1024], %r0; ld.shared.u32 %r4, [%r3+1024];"s,
+       "st.shared.u32 [%r3+1024], %r0; atom.shared.add.u32 %r4, [%r3+1024], 1; red.shared.add.u32 [%r3+1024], 1;"s,
+       "st.shared.u32 [%r3+1024], %r0; atom.shared.add.noftz.f16x2 %r4, [%r3+1024], %r0;"s,
+       "cp.async.ca.shared.global [%r3+1024], [%rd2], 4; cp.async.wait_all; ld.shared.u32 %r4, [%r3+1024];"s,
+       "cvt.u64.u32 %rd3, %r3; st.shared.u32 [%rd3+1024], %r0;"s,
+       "cvt.s64.s32 %rd3, %r3; st.shared.u32 [%rd3+1024], %r0;"s,
+       filled + "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r5}, [%r4+1024];",
+       filled + "stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r4+1024], {%r0};",
+       "setp.eq.u32 %p0, %r0, 0; @%p0 mbarrier.init.shared.b64 [%r3+1024], 1;"s,
+       "mov.u32 %r4, array; sub.u32 %r4, %r4, 64; st.local.u32 [%r4+64], %r0; ld.local.u32 %r5, [%r4+64];"s}) {
+    INFO(use);
+    CHECK(message({low + use}) == "nothing was found");
+  }
+  caught({"mov.u32 %r2, first; st.shared.u32 [%r2+-8], %r0;"},
+         {"writes 4 bytes of shared memory", "8 bytes before the beginning of 'first' (128 bytes)"});
+}
+
 TEST_CASE("lanes and threads that never come are named") {
-  caught({"setp.lt.u32 %p0, %r0, 16; @%p0 bra L; exit; L: shfl.sync.bfly.b32 %r2, %r0, 1, 31, -1;"},
-         {"(shfl.sync.bfly.b32)", "the lanes 0xffff wait for lanes that never come", "ended: (16, 0, 0)"});
-  caught({"setp.lt.u32 %p0, %r0, 16; @%p0 bra L; bar.warp.sync -1; L: shfl.sync.bfly.b32 %r2, %r0, 1, 31, "
-          "0xffff;"},
-         {"(bar.warp.sync)", "ended: (0, 0, 0)"});
+  caught(
+      {"setp.lt.u32 %p0, %r0, 16; @%p0 bra L; bar.warp.sync -1; exit; L: bar.sync 0; shfl.sync.bfly.b32 %r2, "
+       "%r0, 1, 31, 0xffff;"},
+      {"(bar.warp.sync)", "the lanes 0xffff0000 wait for lanes that never come", "waiting at planted.cu:42"});
   caught({"shfl.sync.idx.b32 %r2, %r0, 20, 31, 0xffff;"},
          {"thread (16, 0, 0)", "does not name the lane itself"});
-  Planted few{"shfl.sync.bfly.b32 %r2, %r0, 1, 31, -1;"};
-  few.block = {8};
-  caught(few, {"the block has no lanes 0xffffff00"});
   caught({"setp.lt.u32 %p0, %r0, 16; @!%p0 exit; shfl.sync.bfly.b32 %r2, %r0, 16, 31, 0xffff;"},
          {"reads lane 16, which the mask 0xffff does not name"});
-  Planted barrier{"setp.lt.u32 %p0, %r0, 32; @!%p0 exit; bar.sync 0;"};
+  Planted barrier{"setp.lt.u32 %p0, %r0, 32; @%p0 bra L; bar.sync 1; exit; L: bar.sync 2;"};
   barrier.block = {64};
-  caught(barrier, {"(bar.sync)", "these have ended: (32, 0, 0), (33, 0, 0)"});
-  barrier.code = "setp.lt.u32 %p0, %r0, 32; @%p0 bra L; bar.sync 1; exit; L: bar.sync 2;";
   caught(barrier, {"waits for all threads of the block, but others wait at"});
   barrier.code = "setp.lt.u32 %p0, %r0, 32; @%p0 bra L; bar.sync 0; exit; L: bar.sync 0;";
   caught(barrier, {"the threads of a block must wait at the same barrier"});
@@ -136,6 +156,52 @@ TEST_CASE("lanes and threads that never come are named") {
   caught(barrier, {"waits for 64 threads, and only 32 of its warp came"});
   barrier.code = "setp.lt.u32 %p0, %r0, 32; @%p0 bar.sync 3, 32;";
   CHECK(message(barrier) == "nothing was found");
+}
+
+TEST_CASE("lanes that have ended or do not exist count as arrived") {
+  const auto right = [](const std::string& code, u32 threads) {
+    for (const u64 seed : {0, 1, 2, 3}) {
+      INFO(code << " with " << threads << " threads, seed " << seed);
+      Planted planted{code};
+      planted.block = {threads};
+      planted.seed = seed;
+      CHECK(message(planted) == "nothing was found");
+    }
+  };
+  const std::string leave = "setp.lt.u32 %p0, %r0, 20; @!%p0 exit; ";
+  const std::string instructions[] = {
+      "vote.sync.ballot.b32 %r2, %p0, -1; setp.ne.u32 %p1, %r2, 0xfffff; @%p1 trap;",
+      "vote.sync.all.pred %p1, %p0, -1; @!%p1 trap;",
+      "match.any.sync.b32 %r2, %r1, -1;",
+      "match.all.sync.b32 %r2|%p1, 7, -1; @!%p1 trap; setp.ne.u32 %p1, %r2, 0xfffff; @%p1 trap;",
+      "redux.sync.add.u32 %r2, %r0, -1; setp.ne.u32 %p1, %r2, 190; @%p1 trap;",
+      "shfl.sync.up.b32 %r2, %r0, 1, 0, -1;",
+      "bar.warp.sync -1;",
+      "elect.sync %r2|%p1, -1;",
+      "bar.sync 0;",
+      "bar.sync 1, 32;",
+      "bar.arrive 1, 32;",
+      "bar.red.popc.u32 %r2, 0, %p0; setp.ne.u32 %p1, %r2, 20; @%p1 trap;",
+      "barrier.cluster.arrive; barrier.cluster.wait; barrier.cluster.arrive; barrier.cluster.wait;"};
+  for (const std::string& one : instructions) {
+    right(leave + one, 32);
+    right("setp.lt.u32 %p0, %r0, 20; " + one, 20);
+    // They end while the others wait.
+    right("setp.lt.u32 %p0, %r0, 20; @!%p0 bra LATER; " + one + " exit; LATER: nanosleep.u32 9; exit;", 32);
+  }
+  // Whole warps, too; a warp may end behind the first barrier.
+  right("setp.lt.u32 %p0, %r0, 20; @!%p0 exit; bar.sync 0; bar.sync 0;", 128);
+  right("setp.lt.u32 %p0, %r0, 20; bar.sync 0; @!%p0 exit; bar.sync 0;", 128);
+  right("bar.sync 1, 64;", 48);
+  // What an absent lane would give is undefined, and a matrix instruction needs all lanes.
+  caught({leave + "shfl.sync.bfly.b32 %r2, %r0, 16, 31, -1;"},
+         {"(shfl.sync.bfly.b32)", "reads lane", "which has ended or does not exist"});
+  const std::string matrix = "mov.u32 %r2, first; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r5}, [%r2];";
+  Planted few{matrix};
+  few.block = {8};
+  caught(few,
+         {"all 32 lanes of the warp must execute it, but the lanes 0xffffff00 have ended or do not exist"});
+  caught({leave + matrix}, {"but the lanes 0xfff00000 have ended"});
 }
 
 TEST_CASE("loops without end, traps and indices without a target end the kernel") {

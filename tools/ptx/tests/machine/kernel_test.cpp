@@ -432,32 +432,76 @@ ret;
   });
 }
 
-TEST_CASE("an address of 32 bits wraps, as that of an element counted from the end") {
+TEST_CASE("a cooperative launch runs all blocks at the same time, with a counter for their barrier") {
   const std::string text = kHead + R"(
-.visible .entry reversed(.param .u64 out)
+.visible .entry k(.param .u64 out)
 {
-.reg .b32 %r<6>;
-.reg .b64 %rd<4>;
-.shared .align 4 .b32 row[32];
+.reg .pred %p<3>;
+.reg .b32 %r<9>;
+.reg .b64 %rd<6>;
 ld.param.u64 %rd1, [out];
-mov.u32 %r1, %tid.x;
-shl.b32 %r2, %r1, 2;
-mov.u32 %r3, row;
-add.u32 %r4, %r3, %r2;
-st.shared.u32 [%r4], %r1;
-bar.sync 0;
-sub.u32 %r4, %r3, %r2;
-ld.shared.u32 %r5, [%r4+124];
-mul.wide.u32 %rd2, %r1, 4;
-add.u64 %rd3, %rd1, %rd2;
-st.global.u32 [%rd3], %r5;
+mov.u32 %r1, %envreg1;
+mov.u32 %r2, %envreg2;
+mov.b64 %rd2, {%r2, %r1};
+setp.eq.u64 %p1, %rd2, 0;
+@%p1 exit;
+mov.u32 %r3, %ctaid.x;
+mul.wide.u32 %rd3, %r3, 4;
+add.s64 %rd3, %rd1, %rd3;
+st.global.u32 [%rd3], %r3;
+atom.add.release.gpu.u32 %r4, [%rd2+4], 1;
+WAIT: ld.acquire.gpu.u32 %r4, [%rd2+4];
+setp.lt.u32 %p2, %r4, 5;
+@%p2 bra WAIT;
+ld.global.u32 %r5, [%rd1+12];
+st.global.u32 [%rd3+20], %r5;
 ret;
-})";
+}
+)";
+  in_each_order(text, [](Machine& m) {
+    m.options().check_races = true;
+    const u64 out = upload(m, std::vector<u32>(10, 9));
+    m.launch("k", {5}, {1}, 0, out);  // not cooperative: there is no workspace
+    CHECK(download<u32>(m, out, 10) == std::vector<u32>(10, 9));
+    m.options().cooperative = true;
+    for (int launch = 0; launch < 2; ++launch) m.launch("k", {5}, {1}, 0, out);
+    CHECK(download<u32>(m, out, 10) == std::vector<u32>{0, 1, 2, 3, 4, 3, 3, 3, 3, 3});
+  });
+}
+
+TEST_CASE("clocks go on, and each launch has a number") {
   Machine m;
-  m.load(text);
-  const u64 out = m.memory().allocate(128);
-  m.launch("reversed", {1}, {32}, 0, out);
-  std::vector<u32> want(32);
-  std::iota(want.rbegin(), want.rend(), 0u);
-  CHECK(download<u32>(m, out, 32) == want);
+  m.options().multiprocessors = 7;
+  m.load(kHead + R"(
+.visible .entry k(.param .u64 out)
+{
+.reg .b32 %r<5>;
+.reg .b64 %rd<9>;
+ld.param.u64 %rd1, [out];
+mov.u64 %rd2, %clock64;
+mov.u64 %rd3, %globaltimer;
+mov.u32 %r1, %clock;
+mov.u32 %r2, %nsmid;
+mov.u64 %rd4, %gridid;
+cvt.u64.u32 %rd5, %r1;
+cvt.u64.u32 %rd6, %r2;
+add.u64 %rd6, %rd6, WARP_SZ;
+st.global.u64 [%rd1], %rd2;
+st.global.u64 [%rd1+8], %rd3;
+st.global.u64 [%rd1+16], %rd5;
+st.global.u64 [%rd1+24], %rd4;
+st.global.u64 [%rd1+32], %rd6;
+ret;
+}
+)");
+  const u64 out = upload(m, std::vector<u64>(5, 0));
+  m.launch("k", {1}, {1}, 0, out);
+  const std::vector<u64> first = download<u64>(m, out, 5);
+  m.launch("k", {1}, {1}, 0, out);
+  const std::vector<u64> second = download<u64>(m, out, 5);
+  CHECK(first[0] < first[1]);
+  CHECK(first[1] < first[2]);
+  CHECK(first[2] < second[0]);
+  CHECK(first[3] != second[3]);
+  CHECK(first[4] == 7 + 32);
 }

@@ -286,6 +286,95 @@ END:)"};
   races(all, both);
 }
 
+TEST_CASE("what follows an atomic comes after the atomics that it has observed") {
+  // The last of six blocks to take a ticket uses the counter without an atomic.
+  const auto ticket = [](const std::string& atomic, const std::string& use,
+                         const std::string& leave = "setp.ne.u32 %p1, %r11, 5; @%p1 bra END;\n") {
+    Kernel k{"mov.u32 %r10, 9; mov.u32 %r4, 0; @!%p0 bra JOIN;" + kWrite + atomic +
+             "\nJOIN: @%p0 st.shared.u32 [s], %r10; bar.sync 0; ld.shared.u32 %r11, [s];\n" + leave + kRead +
+             use + "\nEND:"};
+    k.grid = {6};
+    return k;
+  };
+  const std::string add = "atom.global.add.u32 %r10, [%rd9], 1;", reset = "@%p0 st.global.u32 [%rd9], %r4;";
+  for (const std::string& use : {reset, std::string("ld.global.u32 %r5, [%rd9];"),
+                                 std::string("setp.eq.u32 %p2, %r0, 33; @%p2 st.global.u32 [%rd9], %r4;")}) {
+    INFO(use);
+    clean(ticket(add, use));
+    clean(ticket("membar.gl;" + add + "membar.gl;", use));
+    clean(ticket("fence.acq_rel.gpu;" + add + "fence.acq_rel.gpu;", "membar.gl;" + use));
+    clean(ticket("atom.relaxed.gpu.global.inc.u32 %r10, [%rd9], 100;", use));
+    clean(ticket("atom.acq_rel.gpu.global.add.u32 %r10, [%rd9], 1;", use));
+  }
+  // A block that has not taken the last ticket, and a counter for the threads of one block.
+  const std::vector<std::string> both = {"planted.cu:10 (atom", "planted.cu:20 (st.global.u32)"};
+  races(ticket(add, reset, ""), both);
+  races(ticket("atom.cta.global.add.u32 %r10, [%rd9], 1;", reset, ""), {"planted.cu:10 (atom"});
+  // A reduction returns nothing, so its thread has observed nothing; but an atomic observes it.
+  Kernel reduces{kWrite + "red.global.add.u32 [%rd9], 1;" + kRead + "@%p0 st.global.u32 [%rd9], %r0;"};
+  races(reduces, {"planted.cu:10 (red.global.add.u32)", "planted.cu:20 (st.global.u32)"});
+  reduces.code.replace(reduces.code.find("red.global.add.u32 "), 19,
+                       "atom.global.add.u32 %r7, ");  // as nvcc writes it
+  races(reduces, {"planted.cu:10 (atom.global.add.u32)", "planted.cu:20 (st.global.u32)"});
+  clean(
+      {"setp.eq.u32 %p1, %r0, 32; @%p0 red.global.add.u32 [%rd9], 1; @!%p1 bra END; WAIT: "
+       "atom.global.or.b32 %r5, [%rd9], 0; setp.eq.u32 %p2, %r5, 0; @%p2 bra WAIT; st.global.u32 [%rd9], "
+       "%r0; END:"});
+  // In shared memory, the last thread of the block.
+  const std::string zero = "mov.u32 %r4, 0; @%p0 st.shared.u32 [s], %r4; bar.sync 0;";
+  clean({zero +
+         "atom.shared.add.u32 %r5, [s], 1; setp.ne.u32 %p1, %r5, 63; @%p1 bra END; st.shared.u32 [s], %r4; "
+         "ld.shared.u32 %r6, [s]; END:"});
+  races({zero + kWrite + "atom.shared.add.u32 %r5, [s], 1;" + kRead + "@%p0 st.shared.u32 [s], %r4;"},
+        {"planted.cu:10 (atom.shared.add.u32)", "planted.cu:20 (st.shared.u32)"});
+  // A strong read observes, too. A thread that has not read does not know.
+  const auto poll = [](const std::string& behind) {
+    return Kernel{
+        "setp.eq.u32 %p1, %r0, 32; mov.u32 %r4, 1; @!%p0 bra POLL;" + kWrite +
+        "st.volatile.global.u32 [%rd9], %r4; bra END;\nPOLL: @!%p1 bra OTHER; WAIT: ld.volatile.global.u32 "
+        "%r5, [%rd9]; setp.eq.u32 %p2, %r5, 0; @%p2 bra WAIT;\nOTHER: " +
+        behind + "\nEND:"};
+  };
+  clean(poll("@!%p1 bra END; ld.global.u32 %r6, [%rd9]; st.global.u32 [%rd9], %r0;"));
+  clean(poll(
+      "setp.lt.u32 %p3, %r0, 32; @%p3 bra END; bar.warp.sync -1; setp.ne.u32 %p3, %r0, 40; @%p3 bra END; "
+      "st.global.u32 [%rd9], %r0;"));
+  races(poll("setp.ne.u32 %p3, %r0, 40; @%p3 bra END;" + kRead + "st.global.u32 [%rd9], %r0;"),
+        {"planted.cu:10 (", "planted.cu:20 (st.global.u32)"});
+}
+
+TEST_CASE("a compare-and-swap confirms the plain read before it") {
+  // The programming guide's loop: a plain read, and then the values that the atomic returns.
+  const auto loop = [](const std::string& before) {
+    Kernel k{kRead + "ld.global.u32 %r4, [%rd9];\n" + before + kWrite +
+             "LOOP: mov.u32 %r5, %r4; max.u32 %r6, %r5, %r0; atom.global.cas.b32 %r4, [%rd9], %r5, %r6; "
+             "setp.ne.u32 "
+             "%p1, %r4, %r5; @%p1 bra LOOP;\nEND:"};
+    k.grid = {3};
+    return k;
+  };
+  clean(loop(""));
+  Kernel shared{
+      "mov.u32 %r4, 0; @%p0 st.shared.u32 [s], %r4; bar.sync 0; ld.shared.u32 %r4, [s]; LOOP: mov.u32 %r5, "
+      "%r4; add.u32 %r6, %r5, 1; atom.shared.cas.b32 %r4, [s], %r5, %r6; setp.ne.u32 %p1, %r4, %r5; @%p1 bra "
+      "LOOP;"};
+  clean(shared);
+  // Threads that leave before the exchange have only read; so has one whose atomic is another one.
+  const std::vector<std::string> both = {
+      "planted.cu:20 (ld.global.u32)", "planted.cu:10 (atom.global.cas.b32)", "One of the accesses is weak"};
+  races(loop("setp.ge.u32 %p2, %r4, %r0; @%p2 bra END;"), both);
+  races({kRead + "ld.global.u32 %r4, [%rd9];" + kWrite + "atom.global.add.u32 %r5, [%rd9], %r4;"},
+        {"planted.cu:20", "planted.cu:10"});
+  // Its own plain store is no read.
+  races({kRead + "@%p0 st.global.u32 [%rd9], %r0;" + kWrite + "atom.global.cas.b32 %r4, [%rd9], %r0, 1;"},
+        {"planted.cu:20", "planted.cu:10"});
+  // An endless loop that waits for a plain read ends with the race, not with the limit of instructions.
+  Kernel spins{
+      "setp.eq.u32 %p1, %r0, 32; mov.u32 %r5, 2; @%p1 ld.global.u32 %r5, [%rd9]; setp.ne.u32 %p2, %r5, 2;" +
+      kWrite + "@!%p1 st.volatile.global.u32 [%rd9], %r0;\nLOOP: @%p2 bra LOOP;"};
+  CHECK_THAT(message(spins, 0), ContainsSubstring("race: "));
+}
+
 TEST_CASE("a flag hands data from thread to thread of a block") {
   // Thread 0 writes, releases; thread 32 spins on the flag.
   const auto hand = [](const std::string& release, const std::string& acquire, const std::string& behind) {
@@ -335,12 +424,20 @@ TEST_CASE("asynchronous copies are ordered by their wait and a barrier") {
              ContainsSubstring("which a cp.async is still writing"));
 }
 
-TEST_CASE("all pairs of racing instructions can be collected") {
+TEST_CASE("all pairs of racing lines can be collected, each once") {
   Machine m;
   m.options().collect_races = true;
-  run(m, {exchange(32, "") + exchange(1, "bar.sync 0;")});
+  std::string second = exchange(1, "bar.sync 0;");
+  for (const std::string line : {"10", "20"})
+    second.replace(second.find(".loc 1 " + line), 9, ".loc 1 4" + line.substr(0, 1));
+  const Kernel k{exchange(32, "") + exchange(32, "") + second};
+  run(m, k);
   CHECK(m.findings().size() >= 2);
   for (const std::string& f : m.findings()) CHECK_THAT(f, ContainsSubstring("[ptx] kernel 'k', planted.cu:"));
+  const std::size_t found = m.findings().size();
+  const u64 p = m.memory().allocate(8192);
+  m.launch("k", k.grid, k.block, 0, p, p);
+  CHECK(m.findings().size() == found);
 }
 
 TEST_CASE("launches have no races with each other") {

@@ -41,27 +41,12 @@ __global__ void half_waits(float* y) {
     if (threadIdx.x == 0) shared = 1;
     if (!mended) __syncthreads();  // planted: barrier_in_divergent_code
   }
-  if (mended) __syncthreads();
+  __syncthreads();  // planted: barrier_in_divergent_code
   y[threadIdx.x] = threadIdx.x < 40 ? shared : 0;
 }
 BUG(barrier_in_divergent_code) {
   const Buffer<float> y(64);
   half_waits<mended><<<1, 64>>>(y.data);
-  FINISH();
-}
-
-template <bool mended>
-__global__ void returns_early(const float* x, float* y, int n) {
-  __shared__ float tile[64];
-  const int i = static_cast<int>(threadIdx.x);
-  if (!mended && i >= n) return;
-  tile[i] = i < n ? x[i] : 0;
-  __syncthreads();  // planted: barrier_after_return
-  if (i < n) y[i] = tile[n - 1 - i];
-}
-BUG(barrier_after_return) {
-  const Buffer<float> x(50, 1), y(50);
-  returns_early<mended><<<1, 64>>>(x.data, y.data, 50);
   FINISH();
 }
 
@@ -77,6 +62,7 @@ __global__ void uneven_loop(float* y, int n) {
     sum += tile[threadIdx.x ^ 32];
     __syncthreads();
   }
+  __syncthreads();  // planted: barrier_in_uneven_loop
   y[threadIdx.x] = sum;
 }
 BUG(barrier_in_uneven_loop) {
@@ -138,19 +124,6 @@ __global__ void half_sums(const float* x, float* y) {
 BUG(shuffle_from_wrong_lane) {
   const Buffer<float> x(32, 1), y(32);
   half_sums<mended><<<1, 32>>>(x.data, y.data);
-  FINISH();
-}
-
-/// A block of 48 threads has no lanes 16 to 31 in its second warp.
-template <bool mended>
-__global__ void ragged_warp(const float* x, float* y) {
-  const unsigned mask = mended && threadIdx.x >= 32 ? 0xffffu : kAll;
-  const bool any = __any_sync(mask, x[threadIdx.x] > 0);  // planted: vote_in_ragged_warp
-  y[threadIdx.x] = any ? 1 : 0;
-}
-BUG(vote_in_ragged_warp) {
-  const Buffer<float> x(48, 1), y(48);
-  ragged_warp<mended><<<1, 48>>>(x.data, y.data);
   FINISH();
 }
 
