@@ -12,6 +12,7 @@
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/atomic_file.h"
 #include "tapestry/core/parallel.h"
+#include "tapestry/nn/internal/undivided.h"
 #include "tapestry/nn/models/gpt2.h"
 #include "tapestry/nn/models/internal/conv1d.h"
 
@@ -331,6 +332,9 @@ std::vector<TensorSource> ModelWeights::sources() const {
 }
 
 LoadResult load_weights(Module& module, const ModelWeights& weights, bool strict) {
+  check_undivided("load_weights", module, true,
+                  "load the weights before the model is sharded, or pass the tensors to "
+                  "Module::load_state_dict()");
   LoadResult result;
   const bool gpt2 = dynamic_cast<const Gpt2*>(&module) != nullptr;
   std::string wrong;
