@@ -134,6 +134,11 @@ Tensor clip_grad_norm_(const std::vector<Parameter>& params, double max_norm, do
                        bool error_if_nonfinite) {
   check(max_norm >= 0, "[clip_grad_norm_] max_norm must not be negative but is ", max_norm);
   check(norm_type > 0, "[clip_grad_norm_] norm_type must be positive but is ", norm_type);
+  for (const Parameter& p : params)
+    if (is_of_one_stage(p))
+      fail("[clip_grad_norm_] a parameter of shape ", full_sizes(p),
+           " belongs to one stage of a pipeline over ranks, and the norm is that of all stages; call "
+           "Pipeline::clip_grad_norm_()");
   const NoGradGuard no_grad;
   std::vector<ReplicaDevice> replica_devices, of_first_replica;
   add_replica_devices(params, replica_devices);

@@ -13,7 +13,8 @@ namespace tapestry::nn {
 /// does the host wait for a GPU. If parameters are sharded, the norm is that of all ranks' shards together
 /// with the other parameters, and the call is a collective: all ranks pass the same parameters, also ranks
 /// whose shards are empty. It takes one sum over the ranks for each group of ranks. On CUDA, dense gradients
-/// of f32, f16 and bf16 that are not sharded take three launches, however many there are.
+/// of f32, f16 and bf16 that are not sharded take three launches, however many there are. Throws ValueError
+/// for the parameters of a Pipeline over ranks, whose clip_grad_norm_() knows the norms of all stages.
 Tensor clip_grad_norm_(const std::vector<Parameter>& params, double max_norm, double norm_type = 2,
                        bool error_if_nonfinite = false);
 /// Clamps every element of every gradient to [-clip_value, clip_value], in all replicas. On CUDA this is one

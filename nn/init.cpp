@@ -10,12 +10,16 @@
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/part_memory.h"
 #include "tapestry/core/parallel.h"
 
 namespace tapestry::nn::init {
 
+using tapestry::detail::check_all_rows;
+
 Fans fans(const Tensor& weight) {
   tapestry::detail::check_defined("init", weight, "the weight");
+  check_all_rows("fans", weight);
   check(weight.dim() >= 2, "[init] fans need a weight of two dimensions or more but got ", weight.sizes(),
         "; use uniform_ or normal_");
   std::int64_t field = 1;
@@ -41,12 +45,14 @@ double gain(Nonlinearity nonlinearity, double slope) {
 }
 
 const Tensor& uniform_(const Tensor& t, double low, double high) {
+  check_all_rows("uniform_", t);
   const NoGradGuard no_grad;
   t.detach().uniform_(low, high);
   return t;
 }
 
 const Tensor& normal_(const Tensor& t, double mean, double std) {
+  check_all_rows("normal_", t);
   check(std >= 0, "[normal_] the standard deviation must not be negative but is ", std);
   const NoGradGuard no_grad;
   t.detach().normal_(mean, std);
@@ -54,6 +60,7 @@ const Tensor& normal_(const Tensor& t, double mean, double std) {
 }
 
 const Tensor& trunc_normal_(const Tensor& t, double mean, double std, double low, double high) {
+  check_all_rows("trunc_normal_", t);
   check(std > 0, "[trunc_normal_] the standard deviation must be positive but is ", std);
   check(low < high, "[trunc_normal_] the bounds [", low, ", ", high, "] are empty; pass low < high");
   // The probability of a value below x is (1 + erf((x - mean) / (std sqrt(2)))) / 2.
@@ -75,12 +82,17 @@ const Tensor& trunc_normal_(const Tensor& t, double mean, double std, double low
 }
 
 const Tensor& constant_(const Tensor& t, double value) {
+  check_all_rows("constant_", t);
   const NoGradGuard no_grad;
   t.detach().fill_(value);
   return t;
 }
-const Tensor& zeros_(const Tensor& t) { return constant_(t, 0); }
+const Tensor& zeros_(const Tensor& t) {
+  check_all_rows("zeros_", t);
+  return constant_(t, 0);
+}
 const Tensor& eye_(const Tensor& t) {
+  check_all_rows("eye_", t);
   tapestry::detail::check_defined("eye_", t);
   check(t.dim() == 2, "[eye_] expected a matrix, but got ", t.sizes());
   zeros_(t);
@@ -88,7 +100,10 @@ const Tensor& eye_(const Tensor& t) {
   t.detach().fill_diagonal_(1);
   return t;
 }
-const Tensor& ones_(const Tensor& t) { return constant_(t, 1); }
+const Tensor& ones_(const Tensor& t) {
+  check_all_rows("ones_", t);
+  return constant_(t, 1);
+}
 
 namespace {
 double kaiming_std(const Tensor& t, double slope, Fan fan, Nonlinearity nonlinearity) {
@@ -107,13 +122,21 @@ const Tensor& uniform_of_std(const Tensor& t, double std) {
 }  // namespace
 
 const Tensor& kaiming_uniform_(const Tensor& t, double slope, Fan fan, Nonlinearity nonlinearity) {
+  check_all_rows("kaiming_uniform_", t);
   return uniform_of_std(t, kaiming_std(t, slope, fan, nonlinearity));
 }
 const Tensor& kaiming_normal_(const Tensor& t, double slope, Fan fan, Nonlinearity nonlinearity) {
+  check_all_rows("kaiming_normal_", t);
   return normal_(t, 0, kaiming_std(t, slope, fan, nonlinearity));
 }
-const Tensor& xavier_uniform_(const Tensor& t, double gain) { return uniform_of_std(t, xavier_std(t, gain)); }
-const Tensor& xavier_normal_(const Tensor& t, double gain) { return normal_(t, 0, xavier_std(t, gain)); }
+const Tensor& xavier_uniform_(const Tensor& t, double gain) {
+  check_all_rows("xavier_uniform_", t);
+  return uniform_of_std(t, xavier_std(t, gain));
+}
+const Tensor& xavier_normal_(const Tensor& t, double gain) {
+  check_all_rows("xavier_normal_", t);
+  return normal_(t, 0, xavier_std(t, gain));
+}
 
 namespace {
 
@@ -164,6 +187,7 @@ void orthonormalize(double* a, std::int64_t rows, std::int64_t columns) {
 }  // namespace
 
 const Tensor& orthogonal_(const Tensor& t, double gain) {
+  check_all_rows("orthogonal_", t);
   tapestry::detail::check_defined("orthogonal_", t);
   check(t.dim() >= 2, "[orthogonal_] expected a tensor of two dimensions or more but got ", t.sizes());
   if (t.numel() == 0) return t;
@@ -185,6 +209,7 @@ const Tensor& orthogonal_(const Tensor& t, double gain) {
 }
 
 const Tensor& sparse_(const Tensor& t, double sparsity, double std) {
+  check_all_rows("sparse_", t);
   tapestry::detail::check_defined("sparse_", t);
   check(t.dim() == 2, "[sparse_] expected a 2-d tensor but got ", t.sizes());
   check(sparsity >= 0 && sparsity <= 1, "[sparse_] sparsity must lie in [0, 1] but is ", sparsity);
@@ -209,6 +234,7 @@ const Tensor& sparse_(const Tensor& t, double sparsity, double std) {
 }
 
 const Tensor& dirac_(const Tensor& t, std::int64_t groups) {
+  check_all_rows("dirac_", t);
   tapestry::detail::check_defined("dirac_", t);
   check(t.dim() >= 3 && t.dim() <= 5, "[dirac_] expected the weight of a convolution, 3-d to 5-d, but got ",
         t.sizes());

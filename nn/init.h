@@ -2,7 +2,9 @@
 // Initial values of tensors. A function whose name ends in _ fills its tensor in place and returns it, and
 // the tape does not record it. Random values come from current_generator() of the tensor's device. How many
 // are taken depends on the shape and dtype alone, so that a tensor on the meta device can remember the fill
-// (autograd/deferred.h).
+// (autograd/deferred.h). Throws ValueError, before anything is changed, for a shard of fully_shard() or
+// ShardedDataParallel, its views included: initial values are defined for the whole parameter. Inside
+// unshard() the parameters are whole.
 #include "tapestry/core/tensor.h"
 
 namespace tapestry::nn::init {

@@ -10,6 +10,7 @@
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/generator.h"
+#include "tapestry/core/internal/part_memory.h"
 #include "tapestry/kernels/ops/copy.h"
 #include "tapestry/kernels/ops/random.h"
 
@@ -391,6 +392,7 @@ Tensor tensor(std::initializer_list<NumberOrList> values, const TensorOptions& o
 
 const Tensor& Tensor::uniform_(double low, double high) const {
   tapestry::detail::check_defined("uniform_", *this);
+  tapestry::detail::check_all_rows("uniform_", *this);
   kRand.check_dtype(dtype());
   check(low <= high && std::isfinite(high - low), "[uniform_] low ", low, " and high ", high,
         ": give finite limits, low <= high");
@@ -399,6 +401,7 @@ const Tensor& Tensor::uniform_(double low, double high) const {
 }
 const Tensor& Tensor::normal_(double mean, double std) const {
   tapestry::detail::check_defined("normal_", *this);
+  tapestry::detail::check_all_rows("normal_", *this);
   kRandn.check_dtype(dtype());
   check(std >= 0, "[normal_] std ", std, " is negative; give 0 or more");
   overwrite(kRandn, *this, [&](const Tensor& t) { fill_normal(t, mean, std); });
@@ -433,6 +436,7 @@ Tensor Tensor::bernoulli() const { return tapestry::bernoulli(*this); }
 
 const Tensor& Tensor::bernoulli_(double p) const {
   tapestry::detail::check_defined("bernoulli_", *this);
+  tapestry::detail::check_all_rows("bernoulli_", *this);
   check(p >= 0 && p <= 1, "[bernoulli_] probability ", p, " is outside [0, 1]");
   overwrite(kBernoulli, *this, [&](const Tensor& t) {
     const NoGradGuard no_grad;
@@ -442,6 +446,7 @@ const Tensor& Tensor::bernoulli_(double p) const {
 }
 const Tensor& Tensor::bernoulli_(const Tensor& p) const {
   tapestry::detail::check_defined("bernoulli_", *this);
+  tapestry::detail::check_all_rows("bernoulli_", *this);
   check_operands(kBernoulli, *this, p);
   kBernoulli.check_dtype(p.dtype());
   check_broadcasts_to(kBernoulli, *this, p);
@@ -454,6 +459,7 @@ const Tensor& Tensor::bernoulli_(const Tensor& p) const {
 }
 const Tensor& Tensor::exponential_(double lambd) const {
   tapestry::detail::check_defined("exponential_", *this);
+  tapestry::detail::check_all_rows("exponential_", *this);
   kRand.check_dtype(dtype());
   check(lambd > 0, "[exponential_] lambd ", lambd, " is not positive");
   overwrite(kRand, *this, [&](const Tensor& t) {
@@ -464,6 +470,7 @@ const Tensor& Tensor::exponential_(double lambd) const {
 }
 const Tensor& Tensor::random_(std::int64_t from, std::int64_t to) const {
   tapestry::detail::check_defined("random_", *this);
+  tapestry::detail::check_all_rows("random_", *this);
   const IntegerRange range = integer_range(dtype());
   check(from < to, "[random_] from ", from, " is not below to ", to, "; give from < to");
   check(from >= range.lowest && to - 1 <= range.highest, "[random_] ", dtype(),

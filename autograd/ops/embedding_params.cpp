@@ -7,6 +7,7 @@
 #include "tapestry/autograd/ops/search.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
+#include "tapestry/core/internal/part_memory.h"
 
 namespace tapestry {
 namespace {
@@ -30,6 +31,11 @@ Tensor embedding(const Tensor& weight, const Tensor& indices, const EmbeddingPar
           " and norm_type ", params.norm_type, "; both must be positive");
     detail::check_defined("embedding", weight, "weight");
     detail::check_defined("embedding", indices, "the indices");
+    check(
+        !weight.storage()->source() || detail::PartMemory::find(weight, detail::PartMemory::Of::pipeline),
+        "[embedding] max_norm ", *params.max_norm, " would scale down the rows that this rank's indices ",
+        "select, and the weight is sharded: the ranks' weights would differ; leave max_norm out, and scale ",
+        "the rows of the whole weight after Optimizer::step()");
     limit_norms(weight, indices, *params.max_norm, params.norm_type);
   }
   const Tensor y = embedding(weight, indices, params.padding_idx);

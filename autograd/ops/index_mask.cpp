@@ -1,4 +1,6 @@
 // Masks: masked_select, nonzero and one_hot.
+#include <limits>
+
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/internal/bad_index.h"
@@ -113,9 +115,13 @@ Tensor one_hot(const Tensor& index, std::int64_t num_classes) {
     check(index.numel() > 0,
           "[one_hot] the index is empty, so the classes cannot be counted; give num_classes");
     tapestry::detail::check_host_reads(kOneHot.name, index);
-    num_classes = max(converted(index.detach(), DType::i64)).item<std::int64_t>() + 1;
-    check(num_classes > 0, "[one_hot] index ", num_classes - 1, " is negative; classes are numbered from 0");
+    const auto highest = max(converted(index.detach(), DType::i64)).item<std::int64_t>();
+    check(highest >= 0, "[one_hot] index ", highest, " is negative; classes are numbered from 0");
+    num_classes = highest < std::numeric_limits<std::int64_t>::max() ? highest + 1 : highest;
   }
+  check(index.numel() == 0 || num_classes <= std::numeric_limits<std::int64_t>::max() / 8 / index.numel(),
+        "[one_hot] ", num_classes, " classes of an index of shape ", index.sizes(),
+        " do not fit in memory; pass smaller class numbers");
   check(num_classes > 0 || index.numel() == 0, "[one_hot] num_classes is 0 for an index of shape ",
         index.sizes(), "; give 1 or more");
   const Tensor classes = unsqueeze(converted(index.detach(), DType::i64), -1);

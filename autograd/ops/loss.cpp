@@ -94,9 +94,10 @@ Prepared prepare(const Op& op, const Tensor& x, const Tensor& target, const Cros
                      takes_probabilities ? ", or probabilities as the input's dtype" : "");
     check<TypeError>(target.dtype() == x.dtype(), "[", op.name, "] target is ", target.dtype(),
                      ", the input ", x.dtype(),
-                     "; class probabilities have the input's dtype (classes are integers)");
+                     "; pass classes as integers (to(DType::i64)), or probabilities as the input's dtype");
     check(target.sizes() == x.sizes(), "[", op.name, "] target probabilities have shape ", target.sizes(),
-          ", input ", x.sizes(), "; they must be equal");
+          ", input ", x.sizes(),
+          "; pass classes as integers (to(DType::i64)), or a probability for each class");
     check(params.ignore_index < 0, "[", op.name, "] ignore_index ", params.ignore_index,
           " does not go with class probabilities; leave it out, or pass classes");
     p.target = target.contiguous();

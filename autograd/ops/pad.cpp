@@ -149,6 +149,9 @@ Tensor pad(const Tensor& x, const std::vector<std::int64_t>& padding, PadMode mo
     const std::int64_t removed =  // at most twice the size, so that the sum does not overflow
         std::clamp<std::int64_t>(all.before[d], -x.sizes()[d] - 1, 0) +
         std::clamp<std::int64_t>(all.after[d], -x.sizes()[d] - 1, 0);
+    check(counts || all.before[d] < 0 || all.after[d] < 0, "[pad] ", all.before[d], " and ", all.after[d],
+          " elements at the ends of dimension ", d, " of shape ", x.sizes(),
+          " are more than 64 bits can count; pad less");
     check(counts && sizes[d] >= 0 && x.sizes()[d] + removed >= 0, "[pad] ", all.before[d], " and ",
           all.after[d], " elements at the ends of dimension ", d, " of shape ", x.sizes(),
           "; remove at most as many as there are");

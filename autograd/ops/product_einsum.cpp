@@ -60,6 +60,13 @@ struct Equation {
 
 int label_of(char letter) { return letter <= 'Z' ? letter - 'A' : letter - 'a' + 26; }
 
+// The label for messages.
+std::string label_text(int label) {
+  if (label >= kLetters) return "a dimension of '...'";
+  const auto letter = static_cast<char>(label < 26 ? 'A' + label : 'a' + label - 26);
+  return concat({"index '", std::string(1, letter), "'"});
+}
+
 Equation parsed(std::string_view text) {
   const auto invalid = [&](const char* what) {
     fail("[einsum] ", what, " in the equation '", text, "'; write it like 'bij,bjk->bik'");
@@ -111,8 +118,9 @@ Factor with_labels(Tensor t, Labels labels) {
         ++twin;
         continue;
       }
-      check(t.sizes()[d] == t.sizes()[twin], "[einsum] a repeated index has sizes ", t.sizes()[d], " and ",
-            t.sizes()[twin], " in a tensor of shape ", t.sizes(), "; they must be equal");
+      check(t.sizes()[d] == t.sizes()[twin], "[einsum] the repeated ", label_text(label), " has sizes ",
+            t.sizes()[d], " and ", t.sizes()[twin], " in a tensor of shape ", t.sizes(),
+            "; they must be equal");
       t = movedim(diagonal(t, 0, d, twin), -1, d);
       labels.erase(labels.begin() + twin);
     }
@@ -184,8 +192,8 @@ Factor multiplied(const Op& op, Factor x, Factor y, const LabelSet& needed) {
     }
   for (const Labels* group : {&batch, &summed})
     for (const int label : *group)
-      check(x.size(label) == y.size(label), "[", op.name, "] an index has size ", x.size(label),
-            " in one tensor and ", y.size(label), " in another; they must be equal, or 1");
+      check(x.size(label) == y.size(label), "[", op.name, "] ", label_text(label), " has size ",
+            x.size(label), " in one tensor and ", y.size(label), " in another; they must be equal, or 1");
   const Tensor a = grouped(x, batch, left, summed);
   Tensor product;
   if (summed.empty()) {
@@ -237,11 +245,11 @@ Tensor einsum(std::string_view equation, const std::vector<Tensor>& tensors) {
     output = labels_of(*e.output, e.output->dots >= 0 ? dots : 0);
     for (std::size_t i = 0; i < output.size(); ++i) {
       const int label = output[i];
-      check(label >= kLetters || count[static_cast<std::size_t>(label)] > 0,
-            "[einsum] an index of the output of '", equation, "' is in no input");
+      check(label >= kLetters || count[static_cast<std::size_t>(label)] > 0, "[einsum] ", label_text(label),
+            " of the output of '", equation, "' is in no input");
       check(std::find(output.begin(), output.begin() + static_cast<std::ptrdiff_t>(i), label) ==
                 output.begin() + static_cast<std::ptrdiff_t>(i),
-            "[einsum] an index appears twice in the output of '", equation, "'");
+            "[einsum] ", label_text(label), " appears twice in the output of '", equation, "'");
     }
   } else {
     for (int k = kNumLabels - dots; k < kNumLabels; ++k) output.push_back(k);

@@ -104,14 +104,16 @@ Tensor bincount(const Tensor& x, const Tensor& weights, std::int64_t minlength) 
   detail::check_defined(kBincount.name, x);
   kBincount.check_dtype(x.dtype());
   check(x.dim() == 1, "[bincount] the input has shape ", x.sizes(), "; pass a 1-d list of integers");
-  check(minlength >= 0, "[bincount] minlength is ", minlength, "; give 0 or more");
+  constexpr std::int64_t kMostBins = std::numeric_limits<std::int64_t>::max() / 8;  // of 8 bytes
+  check(minlength >= 0 && minlength <= kMostBins, "[bincount] minlength is ", minlength,
+        "; give 0 or more, and no ", "more bins than fit in memory");
   const NoGradGuard no_grad;
   std::int64_t bins = minlength;
   tapestry::detail::check_host_reads(kBincount.name, x);  // the result's shape depends on them
   if (x.numel() > 0) {
     const auto lowest = amin(x).item<std::int64_t>(), highest = amax(x).item<std::int64_t>();
     check(lowest >= 0, "[bincount] the input has ", lowest, "; all integers must be at least 0");
-    check(highest < std::numeric_limits<std::int64_t>::max(), "[bincount] the input has ", highest,
+    check(highest < kMostBins, "[bincount] the input has ", highest,
           ", which needs more bins than fit in memory; pass smaller integers");
     bins = std::max(bins, highest + 1);
   }

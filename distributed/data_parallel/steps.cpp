@@ -92,9 +92,13 @@ void replicate_slots(const std::vector<nn::TensorSlot>& slots, std::span<const D
 void replicate(nn::Module& model, std::span<const Device> devices) {
   check_devices("replicate", devices);
   const EnableGradGuard no_inference;  // inference tensors could not be trained later
-  for (const auto& [name, slot] : model.named_parameters())
+  for (const auto& [name, slot] : model.named_parameters()) {
     check(!slot.sharding(), "[replicate] '", name,
           "' is sharded, and a replica would need all of it; use the sharded model itself");
+    check(slot.replicas() != 1 || !has_reducer(slot.replica(0)), "[replicate] '", name,
+          "' belongs to a DistributedDataParallel, which would average the first replica's gradient only; use "
+          "one rank per device");
+  }
   std::vector<nn::TensorSlot> slots;
   for_slots(model, [&](const nn::TensorSlot& slot) { slots.push_back(slot); });
   const bool is_replicated = are_replicated(slots, devices);
@@ -106,6 +110,10 @@ void replicate(nn::Module& model, std::span<const Device> devices) {
 }
 
 void unreplicate(nn::Module& model) {
+  for (const auto& [name, slot] : model.named_parameters())
+    check(!slot.sharding() || slot.replicas() == 1, "[unreplicate] '", name,
+          "' is sharded over devices, which have parts of it; call ShardedDataParallel::whole_state_dict(), and "
+          "load it into another model");
   for_slots(model, [](nn::TensorSlot slot) {
     if (slot.replicas() > 1) slot.set_replicas({slot.replica(0)});
   });

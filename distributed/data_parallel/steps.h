@@ -59,9 +59,11 @@ T gather(const std::vector<T>& parts, Device device) {
 /// Gives every parameter and buffer of `model` one tensor per device, with the values of the first tensor,
 /// which moves to devices[0]. The model, its optimizers and the hooks on its parameters stay valid. Called
 /// again with the same devices, it copies the first tensor's values to the others. Throws ValueError if
-/// `devices` is empty or names a device twice, DeviceError if a device does not exist.
+/// `devices` is empty or names a device twice, or if a parameter is sharded or belongs to a
+/// DistributedDataParallel; DeviceError if a device does not exist.
 void replicate(nn::Module& model, std::span<const Device> devices);
-/// Keeps only the first replica of every parameter and buffer.
+/// Keeps only the first replica of every parameter and buffer. Throws ValueError for the model of a
+/// ShardedDataParallel.
 void unreplicate(nn::Module& model);
 
 /// Throws ValueError if the calling thread is the worker of one of these devices: replicas cannot be nested.

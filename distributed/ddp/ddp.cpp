@@ -10,6 +10,7 @@
 #include "tapestry/distributed/common/internal/reducer.h"
 #include "tapestry/distributed/common/internal/same_model.h"
 #include "tapestry/distributed/common/kernel_choices.h"
+#include "tapestry/nn/internal/max_norm.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -103,6 +104,10 @@ struct DdpBase::State {
 DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
   check(options.process_group != nullptr,
         "[DistributedDataParallel] process_group is null; pass what init_process_group() returned");
+  if (options.process_group->size() > 1) {
+    const std::string why = nn::why_not_divided(model);
+    check(why.empty(), "[DistributedDataParallel] ", why);
+  }
   state_.reset(new State{model, options.process_group, options.broadcast_buffers, {}, {}, nullptr});
   NamedTensors& all = state_->parameters;
   NamedTensors trained;

@@ -12,6 +12,7 @@
 #include "tapestry/distributed/common/kernel_choices.h"
 #include "tapestry/distributed/fsdp/internal/shard_module.h"
 #include "tapestry/distributed/fsdp/internal/sharded_model.h"
+#include "tapestry/nn/internal/max_norm.h"
 #include "tapestry/nn/materialize.h"
 
 namespace tapestry::distributed {
@@ -101,6 +102,7 @@ std::string problem(const nn::Module& module, const FsdpOptions& options, const 
       return concat({p.name, " belongs to a DistributedDataParallel; shard the bare model"});
     }
   }
+  if (std::string why = nn::why_not_divided(module); !why.empty()) return why;
   for (const UnitRef& u : contents.units)
     if (u->groups() != groups)
       return concat(

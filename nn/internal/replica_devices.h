@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "tapestry/core/internal/part_memory.h"
 #include "tapestry/nn/internal/stored.h"
 #include "tapestry/nn/parameter.h"
 
@@ -40,6 +41,12 @@ void for_each_replica_device(std::span<const ReplicaDevice> replica_devices,
 /// turn.
 void for_each_rank(std::span<const ReplicaDevice> replicas,
                    const std::function<void(const ReplicaDevice&)>& task);
+
+/// True for a parameter of a Pipeline over ranks, of which each rank has one stage.
+inline bool is_of_one_stage(const Parameter& p) {
+  using tapestry::detail::PartMemory;
+  return p.replicas() > 0 && PartMemory::find(stored_tensor(p, 0), PartMemory::Of::pipeline);
+}
 
 /// Calls Tensor::zero_grad for every parameter, in all replicas.
 void zero_gradients(std::span<const Parameter> params, bool set_to_none);

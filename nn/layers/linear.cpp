@@ -40,6 +40,9 @@ void Linear::set_packed_weight(const PackedTensor& packed) {
   check(packed.defined() && packed.sizes() == Shape({options.out_features, options.in_features}),
         "[Linear] the packed weight has shape ", packed.sizes(), "; expected ",
         Shape({options.out_features, options.in_features}));
+  check(weight.replicas() <= 1 && !weight.sharding(),
+        "[Linear] the weight is sharded or replicated, and a "
+        "packed weight is neither; call set_packed_weight() before fully_shard() or DataParallel");
   packed_ = packed;
   weight = Parameter();
 }

@@ -9,6 +9,7 @@
 #include "tapestry/autograd/ops/scan.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/nn/init.h"
+#include "tapestry/nn/internal/undivided.h"
 #include "tapestry/nn/layers/embedding.h"
 #include "tapestry/nn/layers/linear.h"
 
@@ -112,6 +113,8 @@ Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
 }
 
 void init_language_model(Module& module, double std) {
+  check_undivided("init_language_model", module, true,
+                  "call it before the model is sharded, or while unshard() lasts");
   module.apply([std](Module& m) {
     if (auto* layer = dynamic_cast<Linear*>(&m)) {
       init::normal_(layer->weight, 0, std);

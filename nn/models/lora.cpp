@@ -16,6 +16,7 @@
 #include "tapestry/nn/internal/options_text.h"
 #include "tapestry/nn/internal/remove_child.h"
 #include "tapestry/nn/internal/stored.h"
+#include "tapestry/nn/internal/undivided.h"
 #include "tapestry/nn/layers/linear.h"
 #include "tapestry/nn/models/gpt2.h"
 #include "tapestry/nn/models/llama.h"
@@ -256,6 +257,8 @@ void merge_lora(Module& model) { set_merged("merge_lora", model, true); }
 void unmerge_lora(Module& model) { set_merged("unmerge_lora", model, false); }
 
 void remove_lora(Module& model) {
+  check_undivided("remove_lora", model, false,
+                  "remove the adapters of a model that is neither sharded nor replicated");
   for (const Adapted& a : adapted_layers("remove_lora", model)) detail::remove_child(*a.layer, kChild);
 }
 

@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 
+#include "tapestry/nn/internal/undivided.h"
 #include "tapestry/nn/layers/embedding.h"
 #include "tapestry/nn/layers/linear.h"
 
@@ -79,6 +80,8 @@ std::optional<PackedTensor> packed_weight(const ModelWeights& weights, const std
 }  // namespace
 
 LoadResult load_packed_weights(Module& module, const ModelWeights& weights, bool strict) {
+  check_undivided("load_packed_weights", module, false,
+                  "load the weights before the model is sharded or replicated");
   // What will be packed is found before anything is changed.
   PackedWeights packed;
   std::set<std::string> wanted;

@@ -121,7 +121,12 @@ Tensor GradScaler::find_inf(Optimizer& optimizer, const char* caller, bool divid
   std::vector<ReplicaDevice> devices;
   nn::add_replica_devices(params, devices);
   bool sharded = false;
-  for (const Parameter& p : params) sharded = sharded || p.sharding() != nullptr;
+  for (const Parameter& p : params) {
+    sharded = sharded || p.sharding() != nullptr;
+    check(options_.agree || !nn::is_of_one_stage(p), "[GradScaler] ", caller,
+          ": the parameters belong to one stage of a pipeline over ranks, and another stage may skip a step "
+          "that this one makes; set GradScalerOptions::agree");
+  }
   check(!devices.empty() || sharded, "[GradScaler] ", caller,
         ": no parameter of the optimizer has a gradient; call backward() first");
   for (const ReplicaDevice& d : devices)

@@ -11,6 +11,7 @@
 #include "tapestry/core/error.h"
 #include "tapestry/core/internal/capture_state.h"
 #include "tapestry/nn/internal/masters.h"
+#include "tapestry/nn/internal/replica_devices.h"
 #include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::optim {
@@ -59,6 +60,9 @@ void LBFGS::check_param(const Parameter& param) const {
         " is sharded, and each rank has some of its elements; LBFGS needs all of them. Train sharded "
         "parameters "
         "with AdamW, or use DistributedDataParallel");
+  check(!nn::is_of_one_stage(param), "[LBFGS] a parameter of shape ", nn::full_sizes(param),
+        " belongs to one stage of a pipeline over ranks, and LBFGS needs the gradients of all stages. Train "
+        "it with AdamW, or use a pipeline in one process");
 }
 
 // ---- parameters and gradients as one vector ----

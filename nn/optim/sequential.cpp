@@ -50,6 +50,15 @@ void SequentialLR::set_others(std::int64_t steps) {
   const Current now = at(steps);
   now.schedule->set_others(now.steps);
 }
+void SequentialLR::load_state_dict(const StateDict& dict) {
+  Scheduler::load_state_dict(dict);
+  std::int64_t begin = 0;
+  for (std::size_t i = 0; i < milestones_.size() && milestones_[i] <= this->steps(); ++i) {
+    if (milestones_[i] > begin) schedules_[i]->set_others(milestones_[i] - 1 - begin);
+    begin = milestones_[i];
+  }
+  set_others(this->steps());
+}
 void SequentialLR::set_base_lrs(std::vector<double> rates) {
   for (const auto& schedule : schedules_) schedule->set_base_lrs(rates);
   Scheduler::set_base_lrs(std::move(rates));

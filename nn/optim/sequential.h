@@ -30,6 +30,9 @@ class SequentialLR : public Scheduler {
     begin();
   }
 
+  /// Also sets the momentum and beta1 that the schedules before the current one have left.
+  void load_state_dict(const StateDict& dict) override;
+
  protected:
   double lr_at(std::int64_t steps, std::size_t group) const override;
   void check_step(std::int64_t steps) const override;

@@ -187,6 +187,9 @@ BAD_INPUT("one_hot", "does not take float32", [] { one_hot(zeros({3})); });
 BAD_INPUT("one_hot", "index 3 at position 1 is outside [0, 3)", [] { one_hot(tensor({0, 3}), 3); });
 BAD_INPUT("one_hot", "index -1 at position 0", [] { one_hot(tensor({-1, 3}), 4); });
 BAD_INPUT("one_hot", "index -2 is negative", [] { one_hot(tensor({-2, -3})); });
+BAD_INPUT("one_hot", "9223372036854775807 classes of an index of shape [1] do not fit",
+          [] { one_hot(full({1}, std::numeric_limits<std::int64_t>::max(), kInt64)); });
+BAD_INPUT("one_hot", "[3] do not fit in memory", [] { one_hot(zeros({3}, kInt64), std::int64_t{1} << 59); });
 BAD_INPUT("one_hot", "the index is empty", [] { one_hot(zeros({0}, kInt64)); });
 BAD_INPUT("one_hot", "num_classes is 0", [] { one_hot(tensor({0}), 0); });
 

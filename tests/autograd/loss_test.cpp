@@ -75,7 +75,10 @@ BAD_INPUT("cross_entropy", "target has shape [3], input [2, 3]; targets for it h
 BAD_INPUT("cross_entropy", "target probabilities have shape [3, 2]", [] {
   cross_entropy(zeros({2, 3}), zeros({3, 2}));
 });
-BAD_INPUT("cross_entropy", "target is float64, the input float32", [] {
+BAD_INPUT("cross_entropy", "pass classes as integers (to(DType::i64)), or a probability for each class", [] {
+  cross_entropy(zeros({2, 3}), zeros({2}));
+});
+BAD_INPUT("cross_entropy", "target is float64, the input float32; pass classes as integers", [] {
   cross_entropy(zeros({2, 3}), zeros({2, 3}, DType::f64));
 });
 BAD_INPUT("cross_entropy", "target is bool", [] {

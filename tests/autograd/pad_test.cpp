@@ -29,6 +29,8 @@ BAD_INPUT("pad", "give at most 2", [] { pad(zeros({2}), {1, 1, 1, 1}); });
 BAD_INPUT("pad", "remove at most as many as there are", [] { pad(zeros({2}), {-3, 5}); });
 BAD_INPUT("pad", "remove at most as many as there are", [] { pad(zeros({2}), {-2, -1}); });
 BAD_INPUT("pad", "remove at most as many as there are", [] { pad(zeros({2}), {-kMost, -kMost}); });
+BAD_INPUT("pad", "are more than 64 bits can count; pad less", [] { pad(zeros({2}), {kMost, kMost}); });
+BAD_INPUT("pad", "are more than 64 bits can count; pad less", [] { pad(zeros({2}), {kMost, 0}); });
 BAD_INPUT("pad", "at the ends of dimension 0", [] { pad(zeros({2}), {kMost, 1}); });
 BAD_INPUT("pad", "64 bits can count", [] { pad(zeros({2, 2}), {kMost / 2, 0, kMost / 2, 0}); });
 BAD_INPUT("pad", "this mode gives at most 2", [] { pad(zeros({2, 3}), {3, 0}, PadMode::reflect); });

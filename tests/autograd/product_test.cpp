@@ -49,7 +49,15 @@ BAD_INPUT("einsum", "'...' twice", [] { einsum("...i...->i", {zeros({2})}); });
 BAD_INPUT("einsum", "name every dimension", [] { einsum("ij->i", {zeros({2})}); });
 BAD_INPUT("einsum", "name every dimension", [] { einsum("...ij->i", {zeros({2})}); });
 BAD_INPUT("einsum", "is in no input", [] { einsum("i->ij", {zeros({2})}); });
-BAD_INPUT("einsum", "twice in the output", [] { einsum("i->ii", {zeros({2})}); });
+BAD_INPUT("einsum", "index 'i' appears twice in the output", [] { einsum("i->ii", {zeros({2})}); });
+BAD_INPUT("einsum", "the repeated index 'Z' has sizes 2 and 3", [] { einsum("ZZ->Z", {zeros({2, 3})}); });
+BAD_INPUT("einsum", "index 'a' has size 2 in one", [] {
+  einsum("ab,ac->bc", {zeros({2, 4}), zeros({3, 5})});
+});
+BAD_INPUT("einsum", "a dimension of '...' has size 2", [] {
+  einsum("...i,...i->i", {zeros({2, 4}), zeros({3, 4})});
+});
+BAD_INPUT("einsum", "index 'k' of the output", [] { einsum("ij->k", {zeros({2, 3})}); });
 BAD_INPUT("einsum", "must be equal", [] { einsum("ii->i", {zeros({2, 3})}); });
 BAD_INPUT("einsum", "has size 3 in one tensor and 2 in another", [] {
   einsum("ij,jk->ik", {zeros({2, 3}), zeros({2, 4})});

@@ -50,6 +50,9 @@ BAD_INPUT("bucketize", "bool", [] { bucketize(zeros({3}, kBool), zeros({2})); })
 BAD_INPUT("bincount", "the input has -1", [] { bincount(tensor({1, -1})); });
 BAD_INPUT("bincount", "shape [2, 2]", [] { bincount(zeros({2, 2}, kInt64)); });
 BAD_INPUT("bincount", "float32", [] { bincount(zeros({2})); });
+BAD_INPUT("bincount", "the input has 1152921504606846976, which needs more bins",
+          [] { bincount(full({1}, std::int64_t{1} << 60, kInt64)); });
+BAD_INPUT("bincount", "no more bins than fit", [] { bincount(arange(2), {}, std::int64_t{1} << 60); });
 BAD_INPUT("bincount", "minlength is -1", [] { bincount(arange(2), {}, -1); });
 BAD_INPUT("bincount", "weights have shape [3]", [] { bincount(arange(2), zeros({3})); });
 

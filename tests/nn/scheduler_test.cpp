@@ -158,6 +158,75 @@ TEST_CASE("SequentialLR gives each schedule the rates and the momentum of the op
   CHECK(schedule.steps() == 6);
 }
 
+// Two schedules in a row, saved after each step and loaded in every order: the optimizer's state before the
+// new schedule is made, before its state is loaded, or afterwards.
+TEST_CASE("a SequentialLR of any two schedules continues exactly") {
+  using namespace optim;
+  using Make = std::function<std::unique_ptr<SequentialLR>(Optimizer&, std::int64_t milestone)>;
+  const nn::Parameter a("a", zeros(1)), b("b", zeros(1));
+  const auto check_pair = [&](bool adam, std::int64_t milestone, const Make& make) {
+    const auto make_optimizer = [&]() -> std::unique_ptr<Optimizer> {
+      if (adam)
+        return std::make_unique<AdamW>(std::vector<AdamW::Group>{{{a}, {.lr = 0.1}}, {{b}, {.lr = 0.05}}});
+      const SGD::Options options{.lr = 0.2, .momentum = 0.5};
+      return std::make_unique<SGD>(std::vector<SGD::Group>{{{a}, options}, {{b}, options}});
+    };
+    const auto values = [&](const Optimizer& o) {
+      const char* const momentum = adam ? "beta1" : "momentum";
+      return std::vector<double>{o.lr(0), o.lr(1), o.option(0, momentum), o.option(1, momentum)};
+    };
+    const auto straight = make_optimizer();
+    const auto schedule = make(*straight, milestone);
+    std::vector<std::vector<double>> expected;
+    std::vector<std::pair<nn::StateDict, nn::StateDict>> saved;
+    for (int step = 0; step < 7; ++step) {
+      if (step > 0) schedule->step();
+      expected.push_back(values(*straight));
+      saved.emplace_back(straight->state_dict(), schedule->state_dict());
+    }
+    for (std::size_t at = 0; at < saved.size(); ++at)
+      for (const int order : {0, 1, 2}) {
+        const auto other = make_optimizer();
+        if (order == 0) other->load_state_dict(saved[at].first);
+        const auto resumed = make(*other, milestone);
+        if (order == 1) other->load_state_dict(saved[at].first);
+        resumed->load_state_dict(saved[at].second);
+        if (order == 2) other->load_state_dict(saved[at].first);
+        std::vector<std::vector<double>> rest{values(*other)};
+        while (at + rest.size() < expected.size()) {
+          resumed->step();
+          rest.push_back(values(*other));
+        }
+        INFO("milestone " << milestone << ", step " << at << ", order " << order);
+        CHECK(rest == std::vector(expected.begin() + static_cast<std::ptrdiff_t>(at), expected.end()));
+      }
+  };
+  const auto with_each = [](const auto& fn) {
+    fn(StepLR::Options{.step_size = 2});
+    fn(LambdaLR::Options{.lr_lambda = {[](std::int64_t t) { return 1 / (1 + static_cast<double>(t)); }}});
+    fn(LinearLR::Options{.total_iters = 4});
+    fn(ConstantLR::Options{});
+    fn(MultiStepLR::Options{.milestones = {1, 3}});
+    fn(ExponentialLR::Options{.gamma = 0.5});
+    fn(PolynomialLR::Options{.total_iters = 5});
+    fn(CosineAnnealingLR::Options{.T_max = 5});
+    fn(CosineAnnealingWarmRestarts::Options{.T_0 = 2});
+    fn(OneCycleLR::Options{.max_lr = 0.4, .total_steps = 9});
+    fn(CyclicLR::Options{.base_lr = 0.1, .max_lr = 0.3, .step_size_up = 2});
+  };
+  with_each([&](const auto& first) {
+    with_each([&](const auto& second) {
+      INFO(typeid(first).name() << ", " << typeid(second).name());
+      for (const std::int64_t milestone : {0, 1, 3})
+        for (const bool adam : {false, true})
+          check_pair(adam, milestone, [&](Optimizer& optimizer, std::int64_t at) {
+            return std::make_unique<SequentialLR>(optimizer, SequentialLROptions{.milestones = {at}}, first,
+                                                  second);
+          });
+    });
+  });
+}
+
 TEST_CASE("ReduceLROnPlateau follows PyTorch's, also from a restored state") {
   using namespace optim;
   const NnGolden recorded("plateau");

@@ -7,6 +7,7 @@
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/common/seeds.h"
+#include "tapestry/nn/internal/max_norm.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -87,6 +88,8 @@ Replicas::Replicas(nn::Module& model, std::vector<Device> on, const DataParallel
   reducer_options(options);
   check(options.backend.empty() || options.backend == "nccl" || options.backend == "local",
         "[DataParallel] backend \"", options.backend, "\"; it is nccl, local or empty");
+  const std::string why = size() > 1 ? nn::why_not_divided(model) : std::string();
+  check(why.empty(), "[DataParallel] ", why);
   for (const auto& [name, p] : model.named_parameters()) slots_.push_back({name, p, true});
   for (const auto& [name, b] : model.named_buffers()) slots_.push_back({name, b, false});
   for (const Slot& s : slots_) {

@@ -63,14 +63,17 @@ ShardedParameter::ShardedParameter(std::string name_, const nn::Parameter& slot,
     r.shard = detail::raw_view(r.padded, shape, sizes_.size() == 0 ? Shape{1} : strides_, 0);
     if (mine.rows > 0) r.shard.copy_(rows_of(whole));
     r.shard.set_requires_grad(whole.requires_grad());
+    if (ranks() > 1) r.shard.storage()->set_source(&shard_memory_);
     if (whole.grad().defined()) r.shard.set_grad(rows_of(whole.grad()).clone().to(r.shard.device()));
     replicas_.push_back(std::move(r));
   }
 }
 
 ShardedParameter::~ShardedParameter() {
-  for (const Replica& r : replicas_)
+  for (const Replica& r : replicas_) {
     if (r.storage) r.storage->set_source(&destroyed());
+    r.shard.storage()->set_source(nullptr);
+  }
 }
 
 // The memory of a shard and its padding.
@@ -128,6 +131,7 @@ void ShardedParameter::set_shard(int replica, const Tensor& tensor) {
   check(tensor.sizes() == expected, "[fully_shard] the new tensor of ", path(), " has shape ", tensor.sizes(),
         "; rank ", rank(replica), " stores a shard of shape ", expected);
   Replica& r = at(replica);
+  r.shard.storage()->set_source(nullptr);
   r.shard = tensor;
   if (!r.padded.defined() || r.padded.storage() != tensor.storage()) r.padded = {};
   if (!is_offloaded(replica) || tensor.device().is_cuda()) r.device = tensor.device();
@@ -144,8 +148,9 @@ void ShardedParameter::set_shard(int replica, const Tensor& tensor) {
   mark_shard(r);
 }
 
-// Makes every recorded operation on the shard throw.
-void ShardedParameter::mark_shard(Replica& r) const {
+// Makes every recorded operation on the shard throw, and what needs the whole tensor refuse it.
+void ShardedParameter::mark_shard(Replica& r) {
+  if (ranks() > 1) r.shard.storage()->set_source(&shard_memory_);
   if (!r.shard.requires_grad()) return;
   auto& leaf = static_cast<autograd::LeafNode&>(*autograd::record_of(r.shard)->fn);
   const std::string text =

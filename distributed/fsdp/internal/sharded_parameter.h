@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "tapestry/core/internal/part_memory.h"
 #include "tapestry/core/storage.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/distributed/comm/process_group.h"
@@ -127,7 +128,7 @@ class ShardedParameter final : public nn::Sharding,
   const Replica& at(int replica) const { return replicas_[static_cast<std::size_t>(replica)]; }
   Shape shard_sizes(int rank) const;
   void make_full(Replica& r, DType dtype);
-  void mark_shard(Replica& r) const;
+  void mark_shard(Replica& r);
   Tensor empty_shard(Device device, DType dtype) const;
   Tensor padded_shard(int replica) const;
 
@@ -136,6 +137,7 @@ class ShardedParameter final : public nn::Sharding,
   Shape sizes_, strides_;
   std::int64_t num_rows_, row_numel_, rows_per_rank_;
   std::vector<Replica> replicas_;
+  detail::PartMemory shard_memory_{detail::PartMemory::Of::parameter, [this] { return path(); }};
 };
 
 }  // namespace tapestry::distributed

@@ -13,10 +13,12 @@
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/part_memory.h"
 #include "tapestry/distributed/comm/error.h"
 #include "tapestry/distributed/comm/text.h"
 #include "tapestry/distributed/common/seeds.h"
 #include "tapestry/distributed/pipeline/internal/state_dict.h"
+#include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -88,9 +90,35 @@ RankPipeline::RankPipeline(std::shared_ptr<ProcessGroup> group, const std::vecto
     return settings_text(b.first) + (b.last > 0 ? concat({", ", b.last, " tied weights"}) : std::string());
   });
   tied_parameters_ = std::make_unique<RankTiedParameters>(*group_, stages_[0], options.tied);
+  mark_parameters();
 }
 
-RankPipeline::~RankPipeline() = default;
+namespace {
+// Functions that need the parameters of all stages refuse those of one stage by this mark. It is never
+// destroyed, because tensors may outlive the pipeline.
+detail::PartMemory& stage_memory() {
+  static detail::PartMemory& mark =
+      *new detail::PartMemory(detail::PartMemory::Of::pipeline, [] { return "a stage of a pipeline"; });
+  return mark;
+}
+}  // namespace
+
+RankPipeline::~RankPipeline() {
+  for (const nn::Parameter& p : marked_)
+    if (Storage& memory = *nn::stored_tensor(p, 0).storage(); memory.source() == &stage_memory())
+      memory.set_source(nullptr);
+}
+
+// Module::to() and other functions make new tensors, so each pass marks those that it finds.
+void RankPipeline::mark_parameters() {
+  marked_.clear();
+  for (const auto& [name, slot] : stages_[0].named_parameters()) {
+    if (group_->size() == 1 || slot.is_computed()) continue;
+    if (Storage& memory = *nn::stored_tensor(slot, 0).storage(); !memory.source())
+      memory.set_source(&stage_memory());
+    marked_.push_back(slot);
+  }
+}
 
 std::string RankPipeline::stage_text() const {
   return concat({"stage ", group_->rank(), ", ", stages_[0].name()});
@@ -305,6 +333,7 @@ void RankPipeline::advance_generator(std::uint64_t to) const {
 
 Tensor RankPipeline::forward_backward(const TensorList& inputs, const TensorList& targets,
                                       const Pipeline::LossFunction& loss) {
+  mark_parameters();
   Pass pass;
   pass.loss_fn = &loss;
   prepare(pass, inputs, targets);

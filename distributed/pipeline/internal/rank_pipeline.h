@@ -45,6 +45,7 @@ class RankPipeline final : public PipelineRunner {
   bool is_first() const { return group_->rank() == 0; }
   bool is_last() const { return group_->rank() + 1 == group_->size(); }
   std::string stage_text() const;
+  void mark_parameters();
   std::vector<CallArguments> all_gather_arguments(const char* what,
                                                   const std::function<CallArguments()>& prepare) const;
   static void check_same(const char* problem, const std::vector<CallArguments>& all,
@@ -67,6 +68,7 @@ class RankPipeline final : public PipelineRunner {
   std::unique_ptr<RankTiedParameters> tied_parameters_;
   Generator generator_;
   std::uint64_t passes_ = 0;
+  std::vector<nn::Parameter> marked_;  // those of the stage, with stage_memory()
 
   // The last pass, for report().
   std::optional<StageExecutor> last_;
