@@ -44,7 +44,8 @@ struct DdpOptions {
   /// for the end of the pass. If false, unused parameters are found at the end of the pass: the results are
   /// the same, but less communication is hidden.
   bool find_unused_parameters = true;
-  /// States that every pass uses the same parameters as the first one. Then buckets carry no flags of used
+  /// States that every pass of a rank uses the same parameters as its first one. Then buckets carry no flags
+  /// of used parameters: the ranks exchange them once, after the first pass, and may use different
   /// parameters. A rank whose pass misses a parameter throws AutogradError with its name.
   bool static_graph = false;
   /// Rebuilds the buckets after the first pass, in the order in which gradients arrived on rank 0.

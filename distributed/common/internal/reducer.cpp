@@ -318,13 +318,19 @@ bool Reducer::ranks_changed_differently() const {
   return false;
 }
 
+// True if this pass averaged a gradient of the parameter, from this rank or another. In the first pass of a
+// static graph only this rank's use is known: see learn_graph().
+bool Reducer::used_by_a_rank(const Parameter& p) const {
+  return p.used || (options_.static_graph ? p.used_anywhere : p.used_flag.item() > 0);
+}
+
 // Handles the parameters that this rank did not use. If other ranks used a parameter, this rank takes the
 // mean gradient too. If no rank used it, its grad() does not change.
 void Reducer::finish_unused(Bucket& bucket) {
   for (const int i : bucket.parameters) {
     Parameter& p = parameters_[static_cast<std::size_t>(i)];
     if (p.used) continue;
-    if (options_.static_graph || !(p.used_flag.item() > 0)) {
+    if (!used_by_a_rank(p)) {
       unused_.push_back(p.name);
       continue;
     }
@@ -341,6 +347,7 @@ void Reducer::check_static_graph() {
     if (parameters_[i].used) used.push_back(static_cast<int>(i));
   if (passes_ == 0) {
     used_at_first_ = std::move(used);
+    learn_graph();
     return;
   }
   std::vector<int> missing;
@@ -352,6 +359,18 @@ void Reducer::check_static_graph() {
                        "[DistributedDataParallel] static_graph requires that every pass uses the "
                        "same parameters, but this pass did not use ",
                        listed(names, 10), "; leave static_graph out");
+}
+
+// Collective: learns in the first pass of a static graph which parameters other ranks use. Every pass gives
+// their mean gradients to this rank too. Without flags in the buckets, it could not know about them.
+void Reducer::learn_graph() {
+  const Tensor used = zeros({static_cast<std::int64_t>(parameters_.size())}, DType::u8);
+  auto* const flags = used.data<std::uint8_t>();
+  for (const int i : used_at_first_) flags[i] = 1;
+  group_->all_reduce(used, ReduceOp::max, "parameters of the static graph");
+  for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].used_anywhere = flags[i] != 0;
+  unused_.clear();
+  for (Bucket& bucket : buckets_) finish_unused(bucket);
 }
 
 // Stores the order in which gradients arrived on rank 0, for the buckets of the next passes. Parameters

@@ -112,6 +112,7 @@ class Reducer : private nn::DividedGradients {
     bool ready = false;        // true if its place in the bucket is filled for this pass
     bool used = false;         // true if this pass, or one under no_sync(), computed a gradient
     bool pending_sum = false;  // true if passes under no_sync() left a gradient to average
+    bool used_anywhere = false;  // static_graph: true if a rank used the parameter in the first pass
     // If the gradients are divided:
     HookHandle before;      // runs before a gradient is added to grad()
     StorageRef no_memory;   // the storage of grad() if this rank's part is valid
@@ -159,7 +160,9 @@ class Reducer : private nn::DividedGradients {
   void finish_unused(Bucket& bucket);
   void count_changes();
   bool ranks_changed_differently() const;
+  bool used_by_a_rank(const Parameter& p) const;
   void check_static_graph();
+  void learn_graph();
   void learn_order();
   void abandon_pass() noexcept;
   // Divided gradients: see reducer_division.cpp.
@@ -205,7 +208,7 @@ class Reducer : private nn::DividedGradients {
   std::size_t next_complete_ = 0;   // the next one to wait for
   std::vector<int> arrival_;        // parameters in the order in which their gradients arrived
   std::vector<int> learned_order_;  // the order for the next pass, if not empty
-  std::vector<int> used_at_first_;  // static_graph: the parameters that every pass must use
+  std::vector<int> used_at_first_;  // static_graph: the parameters that every pass of this rank must use
   std::uint64_t passes_ = 0;
   std::uint32_t versions_ = 0;  // the sum of all parameters' versions at the last pass
   std::uint32_t changes_ = 0;   // the growth of that sum since the pass before

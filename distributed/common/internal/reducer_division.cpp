@@ -183,8 +183,7 @@ void Reducer::receive_parts(Bucket& bucket) {
   const bool in_place = bucket.received.is_same(bucket.parts);
   for (const int i : bucket.parameters) {
     Parameter& p = parameters_[static_cast<std::size_t>(i)];
-    const bool averaged = p.used || (!options_.static_graph && p.used_flag.item() > 0);
-    if (!averaged) continue;
+    if (!used_by_a_rank(p)) continue;
     const ElementRange range = division_.part(i, rank);
     if (!in_place && range.count > 0) {
       const Tensor mean =
