@@ -122,12 +122,14 @@ class DataParallelBase {
  private:
   template <class Inputs, class F>
   auto compute(const Inputs& inputs, Result kind, const F& fn) {
-    using Output = decltype(fn(std::declval<Inputs&>()));
-    static_assert(!std::is_void_v<Output>, "the function must return the result that is to be gathered");
+    using Returned = decltype(fn(std::declval<Inputs&>()));
+    static_assert(!std::is_void_v<Returned>, "the function must return the result that is to be gathered");
+    // Gathered tensors replace those of the first result, so a tuple of references becomes one of values.
+    using Output =
+        std::conditional_t<std::is_copy_constructible_v<Returned>, structure::Owned<Returned>, Returned>;
     std::vector<std::optional<Output>> results(devices().size());
     const auto gathered = run(tensors_in(inputs), kind, [&](int r, const std::vector<Tensor>& mine) {
-      Inputs part = inputs;
-      put_tensors(part, mine);
+      auto part = with_tensors(op(), inputs, mine);
       auto& result = results[static_cast<std::size_t>(r)];
       result.emplace(fn(part));
       return tensors_in(*result).tensors;
@@ -138,6 +140,8 @@ class DataParallelBase {
     put_tensors(output, gathered);
     return output;
   }
+
+  const char* op() const;
 
   std::shared_ptr<Replicas> replicas_;
   bool warned_small_ = false, warned_device_ = false;
