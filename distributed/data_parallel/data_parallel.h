@@ -163,9 +163,11 @@ class DataParallelBase {
 /// DataParallel from one thread at a time. Several that share devices take turns.
 ///
 /// backward() runs each replica's graph on its worker; the calling thread's tape records all of them as one
-/// operation. Hooks on parameters run on the first replica only and see its part of the gradient. Under
-/// `replicated`, optimizers and nn::clip_grad_norm_ change all replicas in the same way. Other code that
-/// changes gradients between backward() and step() must do so for every replica. backward_inputs() throws.
+/// operation. The caller's graph may use parameters outside of the call too, such as a penalty on weights or
+/// a scale of the outputs, in the same backward() or in another one: gradients are those of one device. Hooks
+/// on parameters run on the first replica only and see its part of the gradient. Under `replicated`,
+/// optimizers and nn::clip_grad_norm_ change all replicas in the same way. Other code that changes gradients
+/// between backward() and step() must do so for every replica. backward_inputs() throws.
 template <class M>
 class DataParallel : public DataParallelBase {
  public:

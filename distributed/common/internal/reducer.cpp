@@ -221,7 +221,7 @@ void Reducer::pass_without_gradients() {
 void Reducer::mark_ready(int index, bool used) {
   Parameter& p = parameters_[static_cast<std::size_t>(index)];
   p.ready = true;
-  p.used = used || p.pending_sum;
+  p.used = used || (p.pending_sum && p.tensor.grad().defined());  // zero_grad() may have dropped the sum
   p.pending_sum = false;
   copy_in(p);
   --buckets_[static_cast<std::size_t>(p.bucket)].missing;
