@@ -9,6 +9,7 @@
 #include "tapestry/distributed/checkpoint/internal/writer.h"
 #include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
 #include "tapestry/distributed/comm/text.h"
+#include "tapestry/distributed/common/internal/rank_drift.h"
 #include "tapestry/nn/internal/kernel_choices.h"
 
 namespace tapestry::distributed {
@@ -93,6 +94,8 @@ void save_sharded(const std::string& folder, const std::shared_ptr<ProcessGroup>
     for (const std::string& text : all_gather_text(*group, description, "tensors of the checkpoint"))
       all.push_back(parse_description(text));
   Index index = plan(all);  // all ranks compute the same, or throw
+  // Each rank writes some rows of a tensor that all ranks have. So the ranks must have the same values.
+  if (!alone && !training.part_of_model) check_ranks("save_sharded", group, training.parameters);
   if (alone) index.generators.resize(1);
   index.progress = progress;
   nn::put_kernel_choices(index.progress->extra);

@@ -6,6 +6,7 @@
 #include "tapestry/core/generator.h"
 #include "tapestry/distributed/comm/text.h"
 #include "tapestry/distributed/common/internal/generator_states.h"
+#include "tapestry/distributed/common/internal/rank_drift.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -52,6 +53,10 @@ DistributedCheckpointer::DistributedCheckpointer(std::shared_ptr<ProcessGroup> g
 }
 
 std::string DistributedCheckpointer::save(const nn::Training& training, const nn::Progress& progress) {
+  if (training.model) {
+    const auto parameters = training.model->named_parameters();
+    check_ranks("save", group_, nn::NamedSlots(parameters.begin(), parameters.end()));
+  }
   const std::vector<std::string> states = all_gather_text(*group_, generator_states(), "generators");
   std::string path;
   on_rank_0(*group_, "save", [&] {

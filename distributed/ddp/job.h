@@ -37,8 +37,9 @@ class DistributedCheckpointer {
   DistributedCheckpointer(std::shared_ptr<ProcessGroup> group, const std::string& folder,
                           const Options& options = {});
 
-  /// Saves a checkpoint and returns its path on all ranks. If saving fails, rank 0 throws the error of
-  /// nn::Checkpointer::save and the other ranks throw DistributedError.
+  /// Saves a checkpoint and returns its path on all ranks. Before it writes, it throws ValueError on every
+  /// rank if the ranks have different weights or optimizers (check_ranks). If saving fails, rank 0 throws the
+  /// error of nn::Checkpointer::save and the other ranks throw DistributedError.
   std::string save(const nn::Training& training, const nn::Progress& progress);
   /// Locks the folder (nn::Checkpointer::lock), and loads the latest checkpoint onto the devices of each
   /// rank's model. Returns nothing on every rank if there is no checkpoint. Throws IoError if the generator

@@ -199,6 +199,7 @@ void Reducer::reset_pass(std::uint64_t id, Clock::time_point began) {
 }
 
 void Reducer::begin_pass() {
+  if (before_pass) before_pass();
   const autograd::BackwardPass pass = autograd::current_backward();
   reset_pass(pass.id, pass.began);
   autograd::on_backward_end([this] { finish_pass(); });
@@ -214,7 +215,16 @@ void Reducer::begin_pass() {
 }
 
 void Reducer::pass_without_gradients() {
+  check<AutogradError>(
+      !options_.static_graph || passes_ > 0 || !some_joined,
+      "[join] this rank has no batch for the first pass, in which static_graph learns what the "
+      "rank uses; leave static_graph out");
   reset_pass(UINT64_MAX, Clock::now());
+  without_gradients_ = true;
+  struct Reset {
+    bool& flag;
+    ~Reset() { flag = false; }
+  } const reset{without_gradients_};
   finish_pass();
 }
 
@@ -271,6 +281,7 @@ void Reducer::post(Bucket& bucket) {
 void Reducer::complete(Bucket& b) {
   b.in_flight.work.wait();
   if (b.in_flight.finish) b.in_flight.finish();
+  if (mean_factor != 1 && !divided_) b.grads.gradients.mul_(mean_factor);
   if ((comm_hook || divided_) && b.flags.numel() > 0) b.flags_work.wait();
   if (Timeline::active())
     add_span(device().str() + " communication", Activity::communication, b.grads.name,
@@ -295,7 +306,7 @@ void Reducer::finish_pass() {
   if (options_.static_graph) check_static_graph();
   const bool first = passes_++ == 0;
   if (first && options_.relearn_order && !order_fixed_) learn_order();
-  if (compare_values && (first || ranks_changed_differently())) compare_values();
+  if (compare_values && !some_joined && (first || ranks_changed_differently())) compare_values();
   if (after_pass) after_pass();
 }
 
@@ -306,6 +317,7 @@ void Reducer::count_changes() {
   std::uint32_t sum = 0;
   for (const Parameter& p : parameters_) sum += p.tensor.version();
   changes_ = sum - std::exchange(versions_, sum);
+  if (fingerprint && buckets_[0].changes.defined()) changes_ ^= static_cast<std::uint32_t>(fingerprint());
 }
 
 bool Reducer::ranks_changed_differently() const {
@@ -350,6 +362,7 @@ void Reducer::check_static_graph() {
     learn_graph();
     return;
   }
+  if (without_gradients_) return;
   std::vector<int> missing;
   std::set_difference(used_at_first_.begin(), used_at_first_.end(), used.begin(), used.end(),
                       std::back_inserter(missing));

@@ -62,8 +62,19 @@ class Reducer : private nn::DividedGradients {
   /// number of times. Only parameters on the CPU are counted, because reading the result on a GPU would
   /// synchronize with it.
   std::function<void()> compare_values;
+  /// If set, a number that must be equal on all ranks when a pass begins. A difference counts as a change.
+  std::function<std::uint64_t()> fingerprint;
   /// If set, is called on all ranks at the end of each pass that was averaged.
   std::function<void()> after_pass;
+
+  /// If set, is called on the ranks that have gradients when a pass that is averaged begins, before the rank
+  /// posts anything.
+  std::function<void()> before_pass;
+  /// Multiplies the means. Other than 1 if they are divided by another number than that of the ranks.
+  double mean_factor = 1;
+  /// While it is true, some ranks have joined (join.h): they have other weights, so the ranks are not
+  /// compared.
+  bool some_joined = false;
 
   /// The number of backward passes that were averaged.
   std::uint64_t passes() const { return passes_; }
@@ -202,7 +213,8 @@ class Reducer : private nn::DividedGradients {
   std::unordered_map<const Storage*, int> parameter_of_;  // by Parameter::no_memory
   std::optional<DdpReport> last_report_;                  // if the buckets of the last pass exist no more
 
-  std::uint64_t pass_ = 0;  // the id of the pass in progress; 0 between passes
+  bool without_gradients_ = false;  // pass_without_gradients() runs
+  std::uint64_t pass_ = 0;          // the id of the pass in progress; 0 between passes
   Clock::time_point began_, computed_, finished_, last_gradient_;
   std::size_t next_bucket_ = 0;     // the next one to post
   std::size_t next_complete_ = 0;   // the next one to wait for

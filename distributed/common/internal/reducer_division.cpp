@@ -177,6 +177,7 @@ void Reducer::receive_parts(Bucket& bucket) {
   const int rank = group_->rank();
   const std::int64_t chunk = bucket.parts.numel();
   if (comm_hook) bucket.received.copy_(bucket.grads.gradients.narrow(0, chunk * rank, chunk));
+  if (mean_factor != 1) bucket.received.mul_(mean_factor);
   bucket.in_flight.finish = {};
   bucket.buffer.storage()->release_memory();
   bucket.grads.gradients = bucket.buffer = {};
@@ -244,6 +245,9 @@ void Reducer::refill(Storage& storage) {
 }
 
 void Reducer::sum_over_ranks(const Tensor& values) {
+  check(!some_joined,
+        "[join] the norm of gradients that ZeroRedundancyOptimizer with stage 2 divides is collective, and "
+        "some ranks have joined, so they do not compute it; choose stage 1");
   group_->all_reduce(values, ReduceOp::sum, "norms of gradients").wait();
 }
 
