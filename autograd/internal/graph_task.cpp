@@ -5,6 +5,7 @@
 #include <string>
 
 #include "tapestry/autograd/internal/left_out.h"
+#include "tapestry/autograd/internal/nested.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/reduce.h"
@@ -50,6 +51,11 @@ bool gradient_is_masked() { return current_task && current_task->gradient_is_mas
 bool masks_gradient(std::uint32_t input) { return current_task && current_task->masks_gradient(input); }
 
 GraphTask* GraphTask::current() { return current_task; }
+GraphTask* pass_in_progress() { return current_task; }
+NestedScope::NestedScope(GraphTask* outer) : before_(current_task) {
+  if (outer) current_task = outer;
+}
+NestedScope::~NestedScope() { current_task = before_; }
 
 GraphTask::GraphTask(bool retain_graph, bool create_graph)
     : pass_{next_pass.fetch_add(1, std::memory_order_relaxed), std::chrono::steady_clock::now()},

@@ -9,6 +9,24 @@
 
 namespace tapestry::autograd {
 
+class GraphTask;
+
+/// The backward pass in progress on this thread; null if there is none.
+GraphTask* pass_in_progress();
+/// In this scope, backward passes of this thread are nested in a pass of another thread, which waits for them
+/// meanwhile. They may use the nodes of that pass, such as a leaf that both graphs use, as a pass that a hook
+/// runs may. One thread at a time may have such a scope for a pass. Null stands for no pass.
+class NestedScope {
+ public:
+  explicit NestedScope(GraphTask* outer);
+  ~NestedScope();
+  NestedScope(const NestedScope&) = delete;
+  NestedScope& operator=(const NestedScope&) = delete;
+
+ private:
+  GraphTask* const before_;
+};
+
 /// The settings of the backward pass in progress on this thread, which the nested passes must use too.
 struct NestedPass {
   bool retain_graph = false;  ///< keep the graph for another pass

@@ -14,6 +14,7 @@
 #include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
 #include "tapestry/distributed/comm/text.h"
 #include "tapestry/distributed/common/element_divided.h"
+#include "tapestry/distributed/common/internal/rank_drift.h"
 #include "tapestry/nn/internal/kernel_choices.h"
 
 namespace tapestry::distributed {
@@ -47,6 +48,8 @@ SavePlan make_plan(const char* op, const std::shared_ptr<ProcessGroup>& group,
   SavePlan p;
   const bool alone = !group || group->size() == 1;
   p.first = alone ? 0 : group->rank();
+  // Each rank writes some rows of a tensor that all ranks have. So the ranks must have the same values.
+  if (!alone && !training.part_of_model) check_ranks(op, group, training.parameters);
   const int count = alone ? shards_of_process(training) : 1;
   auto* const divided = dynamic_cast<ElementDivided*>(training.optimizer);
   if (divided && divided->process_group().size() == (group ? group->size() : 1))

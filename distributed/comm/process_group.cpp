@@ -291,51 +291,55 @@ class Group final : public ProcessGroup {
   const Recorder& recorder() const override { return *member().recorder; }
   Store& store() override { return *core_->store; }
 
-  Work all_reduce(const Tensor& tensor, ReduceOp op, std::string_view name, Site site) override {
+  ScopedWork all_reduce(const Tensor& tensor, ReduceOp op, std::string_view name, Site site) override {
     return post({Op::all_reduce, op, -1, tensor, tensor}, name, site);
   }
-  Work broadcast(const Tensor& tensor, int root, std::string_view name, Site site) override {
+  ScopedWork broadcast(const Tensor& tensor, int root, std::string_view name, Site site) override {
     return post({Op::broadcast, {}, root, tensor, tensor}, name, site);
   }
-  Work reduce(const Tensor& tensor, int root, ReduceOp op, std::string_view name, Site site) override {
+  ScopedWork reduce(const Tensor& tensor, int root, ReduceOp op, std::string_view name, Site site) override {
     return post({Op::reduce, op, root, tensor, tensor}, name, site);
   }
-  Work all_gather(const Tensor& output, const Tensor& input, std::string_view name, Site site) override {
+  ScopedWork all_gather(const Tensor& output, const Tensor& input, std::string_view name,
+                        Site site) override {
     return post({Op::all_gather, {}, -1, {}, {}, {input}, {output}}, name, site);
   }
-  Work all_gather(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
-                  std::string_view name, Site site) override {
+  ScopedWork all_gather(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                        std::string_view name, Site site) override {
     return post({Op::all_gather, {}, -1, {}, {}, inputs, outputs}, name, site);
   }
-  Work reduce_scatter(const Tensor& output, const Tensor& input, ReduceOp op, std::string_view name,
-                      Site site) override {
+  ScopedWork reduce_scatter(const Tensor& output, const Tensor& input, ReduceOp op, std::string_view name,
+                            Site site) override {
     return post({Op::reduce_scatter, op, -1, {}, {}, {input}, {output}}, name, site);
   }
-  Work reduce_scatter(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs, ReduceOp op,
-                      std::string_view name, Site site) override {
+  ScopedWork reduce_scatter(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                            ReduceOp op, std::string_view name, Site site) override {
     return post({Op::reduce_scatter, op, -1, {}, {}, inputs, outputs}, name, site);
   }
-  Work gather(const Tensor& output, const Tensor& input, int root, std::string_view name,
-              Site site) override {
+  ScopedWork gather(const Tensor& output, const Tensor& input, int root, std::string_view name,
+                    Site site) override {
     return post({Op::gather, {}, root, input, rank() == root ? output : Tensor()}, name, site);
   }
-  Work scatter(const Tensor& output, const Tensor& input, int root, std::string_view name,
-               Site site) override {
+  ScopedWork scatter(const Tensor& output, const Tensor& input, int root, std::string_view name,
+                     Site site) override {
     return post({Op::scatter, {}, root, rank() == root ? input : Tensor(), output}, name, site);
   }
-  Work all_to_all(const Tensor& output, const Tensor& input, std::string_view name, Site site) override {
+  ScopedWork all_to_all(const Tensor& output, const Tensor& input, std::string_view name,
+                        Site site) override {
     return post({Op::all_to_all, {}, -1, input, output}, name, site);
   }
-  Work barrier(std::string_view name, Site site) override { return post({Op::barrier}, name, site); }
-  Work send(const Tensor& tensor, int peer, std::uint32_t tag, std::string_view name, Site site) override {
+  ScopedWork barrier(std::string_view name, Site site) override { return post({Op::barrier}, name, site); }
+  ScopedWork send(const Tensor& tensor, int peer, std::uint32_t tag, std::string_view name,
+                  Site site) override {
     return post_message({Op::send, {}, peer, tensor, {}}, tag, name, site);
   }
-  Work recv(const Tensor& tensor, int peer, std::uint32_t tag, std::string_view name, Site site) override {
+  ScopedWork recv(const Tensor& tensor, int peer, std::uint32_t tag, std::string_view name,
+                  Site site) override {
     return post_message({Op::recv, {}, peer, {}, tensor}, tag, name, site);
   }
 
   std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& members, Site site) override;
-  Work enqueue(std::function<void()> task, std::string_view name) override;
+  ScopedWork enqueue(std::function<void()> task, std::string_view name) override;
   void abort(const std::string& why) noexcept override;
 
  private:
@@ -379,7 +383,7 @@ class Group final : public ProcessGroup {
   }
 
   // Numbers, records and queues a call.
-  Work post(CollectiveRecord record, Body body, Device device = kCPU) {
+  ScopedWork post(CollectiveRecord record, Body body, Device device = kCPU) {
     check_process(op_name(record.op));
     const std::lock_guard lock(member().order);
     if (const auto failure = member().diagnosis.failure()) failure->raise();
@@ -396,7 +400,7 @@ class Group final : public ProcessGroup {
         [core = core_, record = std::move(record), ticket, state, body = std::move(body)]() mutable {
           core->perform(record, ticket, state, body, core);
         });
-    return Work(std::move(state));
+    return ScopedWork(std::move(state));
   }
 
   // Returns a function that runs `body` on the stream of `work`, between work->begin() and work->end().
@@ -409,10 +413,10 @@ class Group final : public ProcessGroup {
     };
   }
 
-  Work post(const Collective& call, std::string_view name, const Site& site) {
+  ScopedWork post(const Collective& call, std::string_view name, const Site& site) {
     const Device transport = core_->backend->device();
     check_collective(call, rank(), size(), transport);
-    Work work = post(
+    ScopedWork work = post(
         describe(call, name, site),
         [core = core_.get(), call](const CollectiveRecord& record, Deadline deadline) {
           if (core->compares()) core->agree(record, deadline);
@@ -429,14 +433,15 @@ class Group final : public ProcessGroup {
     return work;
   }
 
-  Work post_message(const Collective& call, std::uint32_t tag, std::string_view name, const Site& site);
+  ScopedWork post_message(const Collective& call, std::uint32_t tag, std::string_view name, const Site& site);
 
   const std::shared_ptr<Core> core_;
   const ForkMark mark_;
 };
 
 // Each peer, direction and tag has its own thread, so that no message waits for another.
-Work Group::post_message(const Collective& call, std::uint32_t tag, std::string_view name, const Site& site) {
+ScopedWork Group::post_message(const Collective& call, std::uint32_t tag, std::string_view name,
+                               const Site& site) {
   const Device transport = core_->backend->device();
   const Device device = call.device(transport);
   check_collective(call, rank(), size(), transport);
@@ -487,7 +492,7 @@ Work Group::post_message(const Collective& call, std::uint32_t tag, std::string_
         core->perform(record, ticket, state, body, core);
       });
   if (call.writes(rank())) call.out.storage()->bump_version();
-  return Work(std::move(state));
+  return ScopedWork(std::move(state));
 }
 
 std::shared_ptr<ProcessGroup> Group::new_group(const std::vector<int>& members, Site site) {
@@ -519,7 +524,7 @@ std::shared_ptr<ProcessGroup> Group::new_group(const std::vector<int>& members, 
   return inside ? std::make_shared<Group>(part) : nullptr;
 }
 
-Work Group::enqueue(std::function<void()> task, std::string_view name) {
+ScopedWork Group::enqueue(std::function<void()> task, std::string_view name) {
   check(task != nullptr, "[enqueue] the function is empty; pass a function that can be called");
   check_process("enqueue");
   const std::lock_guard lock(member().order);
@@ -542,7 +547,7 @@ Work Group::enqueue(std::function<void()> task, std::string_view name) {
     task = nullptr;
     state->finish(std::move(failure), std::move(error));
   });
-  return Work(std::move(state));
+  return ScopedWork(std::move(state));
 }
 
 void Group::abort(const std::string& why) noexcept {

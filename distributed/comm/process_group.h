@@ -1,8 +1,11 @@
 #pragma once
 // Process groups: collectives and messages between the ranks of a job.
 //
-//   auto world = distributed::init_process_group();               // or distributed::run_local_ranks(2, ...)
-//   world->all_reduce(loss, distributed::ReduceOp::mean).wait();
+//   auto world = distributed::init_process_group();             // or distributed::run_local_ranks(2, ...)
+//   world->all_reduce(loss, distributed::ReduceOp::mean);       // returns when `loss` holds the mean
+//   distributed::Work work = world->all_reduce(gradients);      // returns at once: PyTorch's async_op=True
+//   work.wait();
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -33,8 +36,8 @@ struct GroupOptions {
   std::optional<bool> check;
 };
 
-/// A handle to a collective in flight. It can be copied. Destroying all copies does not cancel the
-/// collective.
+/// A handle to a collective in flight. It can be copied. Destroying all copies neither cancels the collective
+/// nor waits for it; see ScopedWork.
 class Work {
  public:
   struct State;
@@ -55,16 +58,35 @@ class Work {
   Clock::time_point started() const;
   Clock::time_point finished() const;
 
- private:
+ protected:
   std::shared_ptr<State> state_;
 };
 
-/// One rank's handle to a group of ranks. Thread-safe. Calls return at once. The collectives of all groups of
-/// a rank run one at a time in the order of the calls, which must be the same on all ranks. Tensors may have
-/// any shape, strides and dtype, and may be empty. They must not be changed until the Work is done. A call
-/// with invalid arguments (undefined tensor, wrong dtype or size, root out of range) throws ValueError,
-/// TypeError or IndexError at once, and starts nothing. `name` and `site` appear in error messages and in the
-/// recorder.
+/// What the calls of a group return: a Work that waits when it is destroyed, unless wait() was called on it
+/// or on a copy. So a call whose result is dropped returns when its tensors hold the result, as in PyTorch,
+/// and throws what wait() throws. A call whose result is kept in a Work returns at once. Does not wait while
+/// an exception unwinds the stack.
+class ScopedWork : public Work {
+ public:
+  using Work::Work;
+  ScopedWork(const ScopedWork&) = default;
+  ScopedWork(ScopedWork&&) noexcept = default;
+  ScopedWork& operator=(ScopedWork other) noexcept {  // the caller destroys `other`, which waits
+    state_.swap(other.state_);
+    return *this;
+  }
+  ~ScopedWork() noexcept(false);
+
+ private:
+  int exceptions_ = std::uncaught_exceptions();  // when the call was made
+};
+
+/// One rank's handle to a group of ranks. Thread-safe. A call returns at once if its result is kept in a
+/// Work, and otherwise when it is done (ScopedWork). The collectives of all groups of a rank run one at a
+/// time in the order of the calls, which must be the same on all ranks. Tensors may have any shape, strides
+/// and dtype, and may be empty. They must not be changed until the Work is done. A call with invalid
+/// arguments (undefined tensor, wrong dtype or size, root out of range) throws ValueError, TypeError or
+/// IndexError at once, and starts nothing. `name` and `site` appear in error messages and in the recorder.
 ///
 /// A failure on one rank (a timeout, a lost peer, ranks in different calls) makes all groups of the same
 /// world fail on all ranks, also on ranks that are not in a call. Calls in flight and later calls throw the
@@ -86,55 +108,55 @@ class ProcessGroup {
 
   /// Reduces `tensor` over all ranks, in place. All ranks get the same bits. `mean` of a dtype that is not
   /// floating throws TypeError.
-  virtual Work all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::sum, std::string_view name = {},
-                          Site site = Site::current()) = 0;
+  virtual ScopedWork all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::sum, std::string_view name = {},
+                                Site site = Site::current()) = 0;
   /// Copies the `tensor` of `root` to the tensors of all other ranks.
-  virtual Work broadcast(const Tensor& tensor, int root = 0, std::string_view name = {},
-                         Site site = Site::current()) = 0;
+  virtual ScopedWork broadcast(const Tensor& tensor, int root = 0, std::string_view name = {},
+                               Site site = Site::current()) = 0;
   /// Reduces `tensor` over all ranks, in place at the root. The tensors of other ranks do not change.
-  virtual Work reduce(const Tensor& tensor, int root = 0, ReduceOp op = ReduceOp::sum,
-                      std::string_view name = {}, Site site = Site::current()) = 0;
+  virtual ScopedWork reduce(const Tensor& tensor, int root = 0, ReduceOp op = ReduceOp::sum,
+                            std::string_view name = {}, Site site = Site::current()) = 0;
   /// `output` has size() times as many elements as `input`, and receives the inputs in order of rank.
-  virtual Work all_gather(const Tensor& output, const Tensor& input, std::string_view name = {},
-                          Site site = Site::current()) = 0;
+  virtual ScopedWork all_gather(const Tensor& output, const Tensor& input, std::string_view name = {},
+                                Site site = Site::current()) = 0;
   /// Gathers each of the `inputs` into the output of the same index, in one collective, as PyTorch's
   /// coalesced collectives do. The pairs may have different dtypes, and any may be empty. Empty lists are a
   /// collective that moves nothing. inputs[i] may be this rank's block of outputs[i];
   /// then nothing is copied for it. Outputs must not share memory with one another. Throws ValueError if the
   /// lists have different lengths.
-  virtual Work all_gather(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
-                          std::string_view name = {}, Site site = Site::current()) = 0;
+  virtual ScopedWork all_gather(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                                std::string_view name = {}, Site site = Site::current()) = 0;
   /// Reduces `input`, which has size() times as many elements as `output`, over all ranks. `output` receives
   /// this rank's part of the result.
-  virtual Work reduce_scatter(const Tensor& output, const Tensor& input, ReduceOp op = ReduceOp::sum,
-                              std::string_view name = {}, Site site = Site::current()) = 0;
+  virtual ScopedWork reduce_scatter(const Tensor& output, const Tensor& input, ReduceOp op = ReduceOp::sum,
+                                    std::string_view name = {}, Site site = Site::current()) = 0;
   /// Reduces each of the `inputs` into the output of the same index, in one collective. The pairs may have
   /// different dtypes, and any may be empty. On host transports the outputs have the same bits as the parts
   /// of an all_reduce(). outputs[i] may be this rank's block of inputs[i]. Throws ValueError if the lists
   /// have different lengths, and TypeError if `op` is not defined for a dtype.
-  virtual Work reduce_scatter(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
-                              ReduceOp op = ReduceOp::sum, std::string_view name = {},
-                              Site site = Site::current()) = 0;
+  virtual ScopedWork reduce_scatter(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                                    ReduceOp op = ReduceOp::sum, std::string_view name = {},
+                                    Site site = Site::current()) = 0;
   /// Like all_gather(), but only `root` receives the inputs. Other ranks ignore `output`.
-  virtual Work gather(const Tensor& output, const Tensor& input, int root = 0, std::string_view name = {},
-                      Site site = Site::current()) = 0;
+  virtual ScopedWork gather(const Tensor& output, const Tensor& input, int root = 0,
+                            std::string_view name = {}, Site site = Site::current()) = 0;
   /// Sends part i of the root's `input`, which has size() times as many elements as `output`, to the `output`
   /// of rank i. Other ranks ignore `input`.
-  virtual Work scatter(const Tensor& output, const Tensor& input, int root = 0, std::string_view name = {},
-                       Site site = Site::current()) = 0;
+  virtual ScopedWork scatter(const Tensor& output, const Tensor& input, int root = 0,
+                             std::string_view name = {}, Site site = Site::current()) = 0;
   /// Sends part i of `input` to rank i, and receives part i of `output` from rank i. Both tensors have size()
   /// equal parts.
-  virtual Work all_to_all(const Tensor& output, const Tensor& input, std::string_view name = {},
-                          Site site = Site::current()) = 0;
-  virtual Work barrier(std::string_view name = {}, Site site = Site::current()) = 0;
+  virtual ScopedWork all_to_all(const Tensor& output, const Tensor& input, std::string_view name = {},
+                                Site site = Site::current()) = 0;
+  virtual ScopedWork barrier(std::string_view name = {}, Site site = Site::current()) = 0;
   /// Messages do not wait for collectives, nor for messages of another direction, peer or tag. Each
   /// combination of direction, peer and tag has its own thread, so use few tags. Messages with the same peer
   /// and tag arrive in order. A header with dtype and shape precedes each message, and a mismatch throws a
   /// DistributedError that shows both; over NCCL this needs GroupOptions::check.
-  virtual Work send(const Tensor& tensor, int peer, std::uint32_t tag = 0, std::string_view name = {},
-                    Site site = Site::current()) = 0;
-  virtual Work recv(const Tensor& tensor, int peer, std::uint32_t tag = 0, std::string_view name = {},
-                    Site site = Site::current()) = 0;
+  virtual ScopedWork send(const Tensor& tensor, int peer, std::uint32_t tag = 0, std::string_view name = {},
+                          Site site = Site::current()) = 0;
+  virtual ScopedWork recv(const Tensor& tensor, int peer, std::uint32_t tag = 0, std::string_view name = {},
+                          Site site = Site::current()) = 0;
 
   /// Makes a group of some of this group's ranks, which are numbered in the order given. All ranks of this
   /// group must call it, and it blocks. Returns null on ranks outside of the new group. Throws ValueError if
@@ -144,7 +166,7 @@ class ProcessGroup {
 
   /// Runs `task` on the host after the collectives that were called so far, with the caller's context. wait()
   /// rethrows its exception, which does not affect the group.
-  virtual Work enqueue(std::function<void()> task, std::string_view name = {}) = 0;
+  virtual ScopedWork enqueue(std::function<void()> task, std::string_view name = {}) = 0;
   /// Makes the groups of the world fail on all ranks, with `why` and a table of where all ranks are. Blocks
   /// until the table is complete, at most five seconds.
   virtual void abort(const std::string& why) noexcept = 0;

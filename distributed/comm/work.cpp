@@ -1,6 +1,7 @@
 #include "tapestry/distributed/comm/internal/work.h"
 
 #include <algorithm>
+#include <exception>
 #include <thread>
 #include <utility>
 
@@ -54,11 +55,19 @@ void Work::State::wait_until(Deadline deadline, Milliseconds asked) const {
 }
 
 void Work::wait() const {
-  if (state_) state_->wait_until(Deadline::max(), {});
+  if (!state_) return;
+  state_->awaited = true;
+  state_->wait_until(Deadline::max(), {});
 }
 
 void Work::wait(Milliseconds timeout) const {
-  if (state_) state_->wait_until(deadline_after(timeout), timeout);
+  if (!state_) return;
+  state_->awaited = true;
+  state_->wait_until(deadline_after(timeout), timeout);
+}
+
+ScopedWork::~ScopedWork() noexcept(false) {
+  if (state_ && !state_->awaited && std::uncaught_exceptions() <= exceptions_) wait();
 }
 
 bool Work::done() const {

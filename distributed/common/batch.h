@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "tapestry/core/error.h"
 #include "tapestry/core/structure.h"
 
 namespace tapestry::distributed {
@@ -34,8 +35,23 @@ struct TensorList {
   std::vector<bool> whole;
 };
 
+/// True if T is a struct whose members cannot be counted because one is a reference that is not const, or a
+/// tuple or pair with such a struct. structure::for_each() finds no tensors in it.
+template <class T>
+constexpr bool hides_references() {
+  if constexpr (structure::is_a<T, std::tuple> || structure::is_a<T, std::pair>)
+    return []<class... Parts>(std::type_identity<std::tuple<Parts...>>) {
+      return (hides_references<std::remove_cvref_t<Parts>>() || ...);
+    }(std::type_identity<decltype(std::tuple_cat(std::declval<T>()))>());
+  else if constexpr (structure::PlainStruct<T>)
+    return !std::is_empty_v<T> && !std::is_copy_assignable_v<T> && structure::count_members<T>() == 0;
+  else return false;
+}
+
 template <class T>
 TensorList tensors_in(const T& value) {
+  static_assert(!hides_references<T>(),
+                "tensors are not found behind the references of a struct: give it members of type Tensor");
   TensorList list;
   visit_tensors(value, [&](const Tensor& t, bool whole) {
     list.tensors.push_back(t);
@@ -49,6 +65,24 @@ template <class T>
 void put_tensors(T& value, const std::vector<Tensor>& tensors) {
   std::size_t at = 0;
   visit_tensors(value, [&](Tensor& t, bool) { t = tensors.at(at++); });
+}
+
+/// A copy of `value` whose tensors are replaced by others, in the order of visit_tensors(). References inside
+/// tuples and pairs, such as those of std::tie(), become values. Throws ValueError that begins with [op] if
+/// `value` has other references to tensors: the copy would write to the caller's tensors.
+template <class T>
+structure::Owned<T> with_tensors(const char* op, const T& value, const std::vector<Tensor>& tensors) {
+  structure::Owned<T> copy(value);
+  std::vector<const Tensor*> places;
+  visit_tensors(value, [&](const Tensor& t, bool) { places.push_back(&t); });
+  std::size_t at = 0;
+  visit_tensors(copy, [&](Tensor& t, bool) {
+    (check)(&t != places.at(at++), "[", op,
+            "] a batch has references to tensors in a struct, vector, array, optional or map; give that type "
+            "members of type Tensor");
+  });
+  put_tensors(copy, tensors);
+  return copy;
 }
 
 /// Splits `samples` into `chunks` sizes that differ by at most one, the larger ones first. Returns fewer

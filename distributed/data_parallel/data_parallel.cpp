@@ -67,6 +67,7 @@ DataParallelBase::~DataParallelBase() { replicas_->close(); }
 const std::vector<Device>& DataParallelBase::devices() const { return replicas_->devices; }
 Strategy DataParallelBase::strategy() const { return replicas_->options.strategy; }
 std::int64_t DataParallelBase::bytes_broadcast() const { return replicas_->bytes_broadcast(); }
+const char* DataParallelBase::op() const { return replicas_->op; }
 DdpReport DataParallelBase::report() const { return replicas_->report(); }
 
 void DataParallelBase::warn_of(const TensorList& batch) {

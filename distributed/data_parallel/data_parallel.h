@@ -122,12 +122,14 @@ class DataParallelBase {
  private:
   template <class Inputs, class F>
   auto compute(const Inputs& inputs, Result kind, const F& fn) {
-    using Output = decltype(fn(std::declval<Inputs&>()));
-    static_assert(!std::is_void_v<Output>, "the function must return the result that is to be gathered");
+    using Returned = decltype(fn(std::declval<Inputs&>()));
+    static_assert(!std::is_void_v<Returned>, "the function must return the result that is to be gathered");
+    // Gathered tensors replace those of the first result, so a tuple of references becomes one of values.
+    using Output =
+        std::conditional_t<std::is_copy_constructible_v<Returned>, structure::Owned<Returned>, Returned>;
     std::vector<std::optional<Output>> results(devices().size());
     const auto gathered = run(tensors_in(inputs), kind, [&](int r, const std::vector<Tensor>& mine) {
-      Inputs part = inputs;
-      put_tensors(part, mine);
+      auto part = with_tensors(op(), inputs, mine);
       auto& result = results[static_cast<std::size_t>(r)];
       result.emplace(fn(part));
       return tensors_in(*result).tensors;
@@ -138,6 +140,8 @@ class DataParallelBase {
     put_tensors(output, gathered);
     return output;
   }
+
+  const char* op() const;
 
   std::shared_ptr<Replicas> replicas_;
   bool warned_small_ = false, warned_device_ = false;
@@ -159,9 +163,11 @@ class DataParallelBase {
 /// DataParallel from one thread at a time. Several that share devices take turns.
 ///
 /// backward() runs each replica's graph on its worker; the calling thread's tape records all of them as one
-/// operation. Hooks on parameters run on the first replica only and see its part of the gradient. Under
-/// `replicated`, optimizers and nn::clip_grad_norm_ change all replicas in the same way. Other code that
-/// changes gradients between backward() and step() must do so for every replica. backward_inputs() throws.
+/// operation. The caller's graph may use parameters outside of the call too, such as a penalty on weights or
+/// a scale of the outputs, in the same backward() or in another one: gradients are those of one device. Hooks
+/// on parameters run on the first replica only and see its part of the gradient. Under `replicated`,
+/// optimizers and nn::clip_grad_norm_ change all replicas in the same way. Other code that changes gradients
+/// between backward() and step() must do so for every replica. backward_inputs() throws.
 template <class M>
 class DataParallel : public DataParallelBase {
  public:

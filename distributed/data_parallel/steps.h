@@ -25,12 +25,13 @@ namespace tapestry::distributed {
 std::vector<std::vector<Tensor>> scatter_tensors(const TensorList& batch, std::span<const Device> devices);
 
 /// Splits any batch that visit_tensors() looks into along the first dimension. Returns fewer chunks than
-/// devices if there are fewer samples. Values that are not tensors are copied to every chunk.
+/// devices if there are fewer samples. Values that are not tensors are copied to every chunk. The chunks of
+/// a tuple of references, such as std::tie(x, y), are tuples of values.
 template <class T>
-std::vector<T> scatter(const T& batch, std::span<const Device> devices) {
-  const auto tensors = scatter_tensors(tensors_in(batch), devices);
-  std::vector<T> chunks(tensors.size(), batch);
-  for (std::size_t r = 0; r < tensors.size(); ++r) put_tensors(chunks[r], tensors[r]);
+std::vector<structure::Owned<T>> scatter(const T& batch, std::span<const Device> devices) {
+  std::vector<structure::Owned<T>> chunks;
+  for (const auto& tensors : scatter_tensors(tensors_in(batch), devices))
+    chunks.push_back(with_tensors("scatter", batch, tensors));
   return chunks;
 }
 
@@ -44,16 +45,14 @@ void check_same_keys(const T& a, const T& b) {
 /// Joins the results of replicas on `device`: see gather_tensors(). Values that are not tensors come from the
 /// first result.
 template <class T>
-T gather(const std::vector<T>& parts, Device device) {
+structure::Owned<T> gather(const std::vector<T>& parts, Device device) {
   (check)(!parts.empty(), "[gather] there is nothing to gather; pass one part or more");
   std::vector<std::vector<Tensor>> tensors;
   for (const T& part : parts) {
     check_same_keys(parts[0], part);
     tensors.push_back(tensors_in(part).tensors);
   }
-  T joined = parts[0];
-  put_tensors(joined, gather_tensors(tensors, device));
-  return joined;
+  return with_tensors("gather", parts[0], gather_tensors(tensors, device));
 }
 
 /// Gives every parameter and buffer of `model` one tensor per device, with the values of the first tensor,

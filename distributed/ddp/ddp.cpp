@@ -2,55 +2,18 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdio>
-#include <cstring>
 #include <functional>
 
-#include "tapestry/distributed/comm/text.h"
+#include "tapestry/distributed/common/internal/join_scope.h"
+#include "tapestry/distributed/common/internal/rank_drift.h"
 #include "tapestry/distributed/common/internal/reducer.h"
 #include "tapestry/distributed/common/internal/same_model.h"
 #include "tapestry/distributed/common/kernel_choices.h"
 #include "tapestry/nn/internal/max_norm.h"
+#include "tapestry/nn/optim/optimizer.h"
 
 namespace tapestry::distributed {
 namespace {
-
-// Hashes the values in row-major order, so the memory layout does not matter.
-std::uint64_t hash_of(const Tensor& t) {
-  const Tensor values = t.detach().to(kCPU).contiguous();
-  const auto* bytes = static_cast<const unsigned char*>(values.raw_data());
-  std::uint64_t hash = 0;
-  for (std::size_t left = values.nbytes(); left > 0;) {
-    std::uint64_t word = 0;
-    const std::size_t size = std::min(left, sizeof word);
-    std::memcpy(&word, bytes, size);
-    hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
-    hash ^= hash >> 32;
-    bytes += size, left -= size;
-  }
-  return hash;
-}
-
-// Throws on every rank if a rank's values differ from rank 0's.
-void check_values(ProcessGroup& group, const NamedTensors& parameters) {
-  const NoGradGuard no_grad;
-  std::vector<std::int64_t> own;
-  for (const auto& [name, t] : parameters) own.push_back(std::bit_cast<std::int64_t>(hash_of(t)));
-  const std::size_t count = own.size(), ranks = static_cast<std::size_t>(group.size());
-  const std::vector<std::int64_t> all = all_gather_numbers(group, own, "hashes of parameters");
-  std::string text;
-  std::size_t differ = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    std::size_t r = 1;
-    while (r < ranks && all[r * count + i] == all[i]) ++r;
-    if (r < ranks && ++differ <= 3)
-      text += concat({"\n  ", parameters[i].first, " of rank ", r, " differs from rank 0's"});
-  }
-  if (differ > 3) text += concat({"\n  and ", differ - 3, " more"});
-  check(differ == 0, "[DistributedDataParallel] the ranks train different weights:", text,
-        "\n  make the same changes (load_state_dict, an init function) on all ranks, or make them before the "
-        "model is wrapped, which broadcasts rank 0's values");
-}
 
 void check_devices(const NamedTensors& parameters, const DdpOptions& options) {
   const auto among = [&](Device d) {
@@ -75,6 +38,16 @@ struct DdpBase::State {
   NamedTensors parameters;  // the parameters of the model when it was wrapped
   std::vector<bool> trained;
   std::unique_ptr<Reducer> reducer;
+  std::unique_ptr<RankDrift> drift;
+  JoinScope* join = nullptr;
+  std::int64_t steps_at_last_pass = -1;  // of the optimizers, on a rank that has not joined
+
+  // Called at the beginning of every pass in join(), on all ranks, when it has been announced.
+  void begin_joined_pass() {
+    steps_at_last_pass = join->lead_number();
+    reducer->some_joined = join->some_joined();
+    reducer->mean_factor = group->size() / join->divisor();
+  }
 
   NamedTensors buffers() const {
     NamedTensors tensors;
@@ -108,7 +81,8 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
     const std::string why = nn::why_not_divided(model);
     check(why.empty(), "[DistributedDataParallel] ", why);
   }
-  state_.reset(new State{model, options.process_group, options.broadcast_buffers, {}, {}, nullptr});
+  state_.reset(new State{
+      model, options.process_group, options.broadcast_buffers, {}, {}, nullptr, nullptr, nullptr, -1});
   NamedTensors& all = state_->parameters;
   NamedTensors trained;
   for (const auto& [name, slot] : model.named_parameters()) {
@@ -137,16 +111,29 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
   broadcast_values(*state_->group, all, "parameters of rank 0");
   broadcast_values(*state_->group, buffers, "buffers of rank 0");
   state_->reducer = std::make_unique<Reducer>(std::move(trained), state_->group, reducer);
-  state_->reducer->compare_values = [state = state_.get()] {
-    check_values(*state->group, state->parameters);
+  const auto named = model.named_parameters();
+  state_->drift =
+      std::make_unique<RankDrift>("DistributedDataParallel", state_->group,
+                                  nn::NamedSlots(named.begin(), named.end()), options.check_every);
+  state_->reducer->fingerprint = [state = state_.get()] { return state->drift->fingerprint(); };
+  state_->reducer->before_pass = [this, state = state_.get()] {
+    state->steps_at_last_pass = static_cast<std::int64_t>(state->drift->steps());
+    if (!state->join) return;
+    state->join->announce(*this, JoinScope::backward, state->steps_at_last_pass);
+    state->begin_joined_pass();
   };
-  if (state_->reducer->device().is_cuda()) {
-    share_kernel_choices(*state_->group);
+  state_->reducer->compare_values = [state = state_.get()] {
+    state->drift->compare_optimizers();
+    state->drift->compare_values();
+  };
+  const bool on_gpu = state_->reducer->device().is_cuda();
+  if (on_gpu) share_kernel_choices(*state_->group);
+  if (!on_gpu && !options.static_graph) return;  // the buckets say in every pass whether the ranks differ
+  state_->reducer->after_pass = [state = state_.get(), on_gpu] {
     // Rank 0 measures the shapes that the first passes meet, and later ones when they occur.
-    state_->reducer->after_pass = [state = state_.get()] {
-      if (std::has_single_bit(state->reducer->passes())) share_kernel_choices(*state->group);
-    };
-  }
+    if (on_gpu && std::has_single_bit(state->reducer->passes())) share_kernel_choices(*state->group);
+    if (!state->reducer->some_joined) state->drift->after_pass();
+  };
 }
 
 DdpBase::~DdpBase() = default;
@@ -154,7 +141,65 @@ DdpBase::~DdpBase() = default;
 void DdpBase::before_forward() {
   if (!grad_enabled()) return;
   state_->check_parameters();
-  if (state_->broadcast_buffers && state_->model.is_training()) sync_buffers();
+  if (!state_->broadcast_buffers || !state_->model.is_training()) return;
+  if (!state_->join || state_->buffers().empty()) return sync_buffers();
+  state_->join->announce(*this, JoinScope::forward);
+  shadow(JoinScope::forward);
+}
+
+// ---- join ----
+
+void DdpBase::join(const std::function<void()>& body, const JoinOptions& options) {
+  distributed::join({this}, body, options);
+}
+
+Tensor DdpBase::mean_over_ranks(const Tensor& sum, std::int64_t count) {
+  if (state_->join) return distributed::mean_over_ranks(*state_->join, *this, sum, count);
+  return distributed::mean_over_ranks(*state_->group, sum, count);
+}
+
+const std::shared_ptr<ProcessGroup>& DdpBase::join_group() const { return state_->group; }
+
+std::string DdpBase::why_not_joinable(const JoinScope& scope) const {
+  for (optim::Optimizer* o : state_->drift->optimizers())
+    if (auto* const joinable = dynamic_cast<Joinable*>(o); joinable && !scope.contains(joinable))
+      return "the model has a ZeroRedundancyOptimizer, whose steps are collective; pass it in the list too";
+  if (scope.options.throw_on_early_termination) return {};
+  for (const nn::Module* m : state_->model.modules())
+    if (m->type_name() == "SyncBatchNorm")
+      return concat(
+          {m->path().empty() ? "the model" : m->path(),
+           " is a SyncBatchNorm, whose forward is collective, so a rank that has joined cannot shadow "
+           "it; set throw_on_early_termination, or use BatchNorm2d"});
+  return {};
+}
+
+void DdpBase::set_join(JoinScope* scope) {
+  state_->join = scope;
+  state_->reducer->some_joined = false;
+  state_->reducer->mean_factor = 1;
+}
+
+void DdpBase::shadow(int action) {
+  State& s = *state_;
+  if (action == JoinScope::forward)
+    return broadcast_values(*s.group, s.buffers(), "buffers in join", s.join->lead());
+  if (action != JoinScope::backward) return;
+  // The gradients of the last pass count again if the others have not taken a step since.
+  const bool keeps = s.join->options.divide_by_initial_world_size && !s.drift->optimizers().empty() &&
+                     s.join->lead_number() == s.steps_at_last_pass;
+  if (!keeps)
+    for (const auto& [name, t] : s.parameters) t.set_grad({});
+  s.begin_joined_pass();
+  s.reducer->pass_without_gradients();
+}
+
+void DdpBase::end_join(int lead) {
+  State& s = *state_;
+  broadcast_values(*s.group, s.parameters, "parameters after join", lead);
+  broadcast_values(*s.group, s.buffers(), "buffers after join", lead);
+  for (optim::Optimizer* o : s.drift->optimizers())
+    if (!dynamic_cast<Joinable*>(o)) broadcast_optimizer(*s.group, *o, lead);
 }
 
 void DdpBase::sync_buffers() { broadcast_values(*state_->group, state_->buffers(), "buffers of rank 0"); }

@@ -20,6 +20,7 @@
 #include "tapestry/core/timeline.h"
 #include "tapestry/distributed/common/comm_hook.h"
 #include "tapestry/distributed/common/ddp_report.h"
+#include "tapestry/distributed/common/join.h"
 #include "tapestry/distributed/common/no_sync.h"
 #include "tapestry/nn/module.h"
 
@@ -44,9 +45,15 @@ struct DdpOptions {
   /// for the end of the pass. If false, unused parameters are found at the end of the pass: the results are
   /// the same, but less communication is hidden.
   bool find_unused_parameters = true;
-  /// States that every pass uses the same parameters as the first one. Then buckets carry no flags of used
+  /// States that every pass of a rank uses the same parameters as its first one. Then buckets carry no flags
+  /// of used parameters: the ranks exchange them once, after the first pass, and may use different
   /// parameters. A rank whose pass misses a parameter throws AutogradError with its name.
   bool static_graph = false;
+  /// The ranks compare the options and the step counts of the optimizers that have the model's parameters,
+  /// and how often each parameter was changed. On the CPU without static_graph they do so in every pass, with
+  /// the gradients. Otherwise they do so in the first two passes and in every check_every-th one, by a small
+  /// all-gather; 0 means never.
+  int check_every = 16;
   /// Rebuilds the buckets after the first pass, in the order in which gradients arrived on rank 0.
   bool relearn_order = true;
 };
@@ -54,13 +61,19 @@ struct DdpOptions {
 class Reducer;
 
 /// The part of DistributedDataParallel that does not depend on the model's type. Use DistributedDataParallel.
-class DdpBase {
+class DdpBase : public Joinable {
  public:
   DdpBase(const DdpBase&) = delete;
   DdpBase& operator=(const DdpBase&) = delete;
 
   /// While the result exists, backward passes accumulate into this rank's grad() without communication.
   [[nodiscard]] NoSync no_sync();
+
+  /// PyTorch's join(): trains with ranks that have different numbers of batches. See distributed::join(),
+  /// which a ZeroRedundancyOptimizer needs.
+  void join(const std::function<void()>& body, const JoinOptions& options = {});
+  /// distributed::mean_over_ranks() with this group, also inside join().
+  Tensor mean_over_ranks(const Tensor& sum, std::int64_t count);
 
   /// Collective: broadcasts rank 0's buffers. Call it before an evaluation that is divided among ranks,
   /// because the last forward changed the running statistics of each rank differently.
@@ -76,9 +89,15 @@ class DdpBase {
   std::vector<std::vector<std::string>> buckets() const;
   ProcessGroup& process_group() const;
 
+  const std::shared_ptr<ProcessGroup>& join_group() const override;
+  std::string why_not_joinable(const JoinScope& scope) const override;
+  void set_join(JoinScope* scope) override;
+  void shadow(int action) override;
+  void end_join(int lead) override;
+
  protected:
   DdpBase(nn::Module& model, const DdpOptions& options);
-  ~DdpBase();
+  ~DdpBase() override;
   /// Broadcasts buffers if the model is training. Evaluation makes no collective calls, so one rank may
   /// evaluate alone.
   void before_forward();
@@ -106,7 +125,10 @@ class DdpBase {
 /// If one rank alone changes values (load_state_dict on rank 0), they are not broadcast. The first pass
 /// compares the values of all ranks and throws ValueError with names on every rank if they differ. On the CPU
 /// without static_graph, a later pass compares again if the ranks changed their parameters a different number
-/// of times. Temporary changes that are restored before the next pass are not errors.
+/// of times (see DdpOptions::check_every for GPUs and static_graph). Temporary changes that are restored
+/// before the next pass are not errors. A learning rate or another option of an optimizer that differs
+/// between the ranks, or a step that one rank skipped, is a ValueError of the next pass that compares, with
+/// the rank, the parameter and both values. check_ranks() compares all values on request.
 template <class M>
 class DistributedDataParallel : public DdpBase {
  public:

@@ -7,6 +7,7 @@
 
 #include "tapestry/core/context.h"
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/common/internal/rank_drift.h"
 #include "tapestry/distributed/common/internal/reducer.h"
 #include "tapestry/distributed/common/internal/same_model.h"
 #include "tapestry/distributed/common/kernel_choices.h"
@@ -255,14 +256,20 @@ FullyShard fully_shard(nn::Module& module, const FsdpOptions& options) {
   check(options.group != nullptr, "[fully_shard] group is null; pass what init_process_group() returned");
   auto unit = shard_module(module, options, {options.group});
   const auto& units = unit->model().units();
-  if (std::any_of(units.begin(), units.end(),
-                  [](const ShardedUnit* u) { return u->has_parameters() && u->device(0).is_cuda(); })) {
-    share_kernel_choices(*options.group);
+  const bool on_gpu = std::any_of(units.begin(), units.end(), [](const ShardedUnit* u) {
+    return u->has_parameters() && u->device(0).is_cuda();
+  });
+  nn::NamedSlots parameters;
+  for (const ShardedUnit* u : units)
+    for (const ShardedUnit::Member& m : u->members()) parameters.emplace_back(m.parameter->path(), m.slot);
+  const auto drift =
+      std::make_shared<RankDrift>(kShardOp, options.group, std::move(parameters), options.check_every);
+  if (on_gpu) share_kernel_choices(*options.group);
+  unit->model().after_pass = [group = options.group, drift, on_gpu, passes = std::uint64_t{0}]() mutable {
     // Rank 0 measures the shapes that the first passes meet, and later ones when they occur.
-    unit->model().after_pass = [group = options.group, passes = std::uint64_t{0}]() mutable {
-      if (std::has_single_bit(++passes)) share_kernel_choices(*group);
-    };
-  }
+    if (on_gpu && std::has_single_bit(++passes)) share_kernel_choices(*group);
+    drift->after_pass();
+  };
   return FullyShard(std::move(unit));
 }
 

@@ -61,6 +61,11 @@ struct FsdpOptions {
   std::optional<Device> device = {};
   /// Keeps shards, their gradients and the optimizer's state in pinned host memory. Does nothing on a CPU.
   bool offload = false;
+  /// In the first two backward passes and in every check_every-th one, the ranks compare the options and the
+  /// step counts of the optimizers that have the model's parameters, and how often each rank changed its
+  /// shards, by a small all-gather: ValueError on every rank, with the first difference. 0 means never. The
+  /// model's own option counts.
+  int check_every = 16;
   /// Gathers parameters and reduces gradients in other dtypes than the shards have.
   MixedPrecisionPolicy mixed_precision = {};
 };

@@ -121,8 +121,7 @@ class Pipeline {
   Tensor forward_backward(const Inputs& inputs, const Targets& targets, const F& loss_fn) {
     return run(tensors_in(inputs), tensors_in(targets),
                [&](const std::vector<Tensor>& outputs, const std::vector<Tensor>& mine) {
-                 Targets part = targets;
-                 put_tensors(part, mine);
+                 const auto part = with_tensors("Pipeline", targets, mine);
                  Tensor loss;
                  call_loss(loss_fn, outputs, part, [&](const Tensor& result) { loss = result; });
                  return loss;

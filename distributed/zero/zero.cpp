@@ -11,6 +11,8 @@
 #include "tapestry/core/timeline.h"
 #include "tapestry/distributed/comm/internal/hash.h"
 #include "tapestry/distributed/comm/text.h"
+#include "tapestry/distributed/common/internal/join_scope.h"
+#include "tapestry/distributed/common/internal/same_model.h"
 #include "tapestry/distributed/zero/internal/state.h"
 #include "tapestry/nn/internal/masters.h"
 
@@ -21,27 +23,6 @@ constexpr const char* kOp = "ZeroRedundancyOptimizer";
 
 MemoryFormat dense_format(const Tensor& t) {
   return t.is_contiguous() ? MemoryFormat::contiguous : MemoryFormat::channels_last;
-}
-
-std::uint64_t hash_of(const std::vector<double>& numbers) {
-  return fnv1a({reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(double)});
-}
-
-// The first line of `mine` that differs from the line of `other` at the same place.
-std::string first_difference(const std::string& mine, const std::string& other) {
-  const std::size_t at = static_cast<std::size_t>(
-      std::mismatch(mine.begin(), mine.end(), other.begin(), other.end()).first - mine.begin());
-  const std::size_t begin = at == 0 ? 0 : mine.rfind('\n', at - 1) + 1;
-  return begin < mine.size() ? mine.substr(begin, mine.find('\n', begin) - begin) : "(nothing)";
-}
-
-// Throws on every rank if the texts differ.
-void check_equal_texts(ProcessGroup& group, const std::string& mine, const char* what, const char* remedy) {
-  const std::vector<std::string> texts = all_gather_text(group, mine, what);
-  for (std::size_t r = 1; r < texts.size(); ++r)
-    check(texts[r] == texts[0], "[", kOp, "] the ", what,
-          " of the ranks differ:\n  rank 0: ", first_difference(texts[0], texts[r]), "\n  rank ", r, ": ",
-          first_difference(texts[r], texts[0]), "\n", remedy);
 }
 
 }  // namespace
@@ -184,7 +165,7 @@ ZeroBase::ZeroBase(const Groups& groups, const ZeroOptions& options, const char*
       for (const optim::OptionRef& o : s.inner->options_of(g))
         text += concat({"group ", g, " ", o.name, " ", o.get(), "\n"});
   });
-  check_equal_texts(*s.group, text, "parameters and options", "pass the same to all ranks");
+  check_same_lines(*s.group, kOp, "parameters and options", text, "pass the same to all ranks");
 }
 
 ZeroBase::~ZeroBase() = default;
@@ -249,17 +230,16 @@ std::string ZeroBase::State::problem() {
   return any ? "" : "no parameter has a gradient; call backward() before step()";
 }
 
-// Throws on every rank if the ranks would do different steps.
-void ZeroBase::State::compare_ranks(double grad_scale) {
+// Throws on every rank if the ranks would do different steps. `options` is Optimizer::describe().
+void ZeroBase::State::compare_ranks(const std::string& options) {
   const std::string wrong = problem();
   if (!on_cpu && steps > 0) return check(wrong.empty(), "[", kOp, "] ", wrong);
-  std::vector<double> numbers{grad_scale, static_cast<double>(steps),
-                              static_cast<double>(loaded % (1 << 30))};
-  for (std::size_t g = 0; g < inner->optimizer().num_groups(); ++g)
-    for (const optim::OptionRef& o : inner->options_of(g)) numbers.push_back(o.get());
+  std::string gradients;
   if (wrong.empty())
-    for (const Item& item : items) numbers.push_back(has_gradient(item) ? 1 : 0);
-  const std::vector<std::int64_t> own{wrong.empty() ? 0 : 1, std::bit_cast<std::int64_t>(hash_of(numbers))};
+    for (const Item& item : items) gradients += has_gradient(item) ? '1' : '0';
+  const std::string mine = concat({options, "numbers of the loaded state ", loaded, "\n"});
+  const std::vector<std::int64_t> own{wrong.empty() ? 0 : 1,
+                                      std::bit_cast<std::int64_t>(fnv1a(mine + gradients))};
   const std::vector<std::int64_t> all = all_gather_numbers(*group, own, "options before a step");
   bool fails = false, differ = false;
   for (std::size_t i = 0; i < all.size(); i += 2) {
@@ -273,14 +253,10 @@ void ZeroBase::State::compare_ranks(double grad_scale) {
       check<DistributedError>(texts[r].empty(), "[", kOp, "] rank ", r, " cannot step: ", texts[r]);
   }
   if (!differ) return;
-  std::string text =
-      concat({"grad_scale ", grad_scale, "\nsteps ", steps, "\nnumbers of the loaded state ", loaded, "\n"});
-  for (std::size_t g = 0; g < inner->optimizer().num_groups(); ++g)
-    for (const optim::OptionRef& o : inner->options_of(g))
-      text += concat({"group ", g, " ", o.name, " ", o.get(), "\n"});
+  std::string text = mine;
   for (const Item& item : items)
     text += concat({item.label, has_gradient(item) ? " has a gradient\n" : " has no gradient\n"});
-  check_equal_texts(*group, text, "options and gradients", "do the same on all ranks before step()");
+  check_same_lines(*group, kOp, "options and gradients", text, "do the same on all ranks before step()");
 }
 
 ZeroBase::State::Gathering ZeroBase::State::start_gathering(int bucket, const std::vector<bool>& updated) {
@@ -371,13 +347,62 @@ std::vector<const char*> ZeroBase::State::state_names(DType parameter) const {
   return names;
 }
 
+// ---- join ----
+
+void ZeroBase::State::broadcast_gradients(int lead) {
+  if (stage != 1) return;  // each rank has its part of the mean already
+  const bool leads = group->rank() == lead;
+  const Tensor defined = zeros({static_cast<std::int64_t>(items.size())}, DType::u8);
+  auto* const flags = defined.data<std::uint8_t>();
+  for (std::size_t i = 0; i < items.size(); ++i) flags[i] = has_gradient(items[i]);
+  group->broadcast(defined, lead, "gradients in join");
+  NamedTensors gradients;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const Tensor& t = items[i].tensor;
+    if (!leads && flags[i] && !t.grad().defined()) t.set_grad(zeros_like(t.detach()));
+    if (!leads && !flags[i]) t.set_grad({});
+    if (flags[i]) gradients.emplace_back(items[i].label, t.grad());
+  }
+  broadcast_values(*group, gradients, "gradients in join", lead);
+}
+
+// The ranks that have joined take the options, the scales and the gradients of a rank that has batches.
+void ZeroBase::follow_lead(Tensor& loss_scale, Tensor& found_inf) {
+  State& s = *state_;
+  const auto number_of = [](const Tensor& t) { return t.defined() ? t.item() : 0.0; };
+  std::vector<double> numbers{grad_scale(), loss_scale.defined() ? 1.0 : 0.0, number_of(loss_scale),
+                              found_inf.defined() ? 1.0 : 0.0, number_of(found_inf)};
+  std::vector<optim::OptionRef> options;
+  for (std::size_t g = 0; g < num_groups(); ++g)
+    for (const optim::OptionRef& o : options_of(g)) options.push_back(o);
+  for (const optim::OptionRef& o : options) numbers.push_back(o.get());
+  const Tensor sent = from_blob(numbers.data(), {static_cast<std::int64_t>(numbers.size())}, DType::f64);
+  s.group->broadcast(sent, s.join->lead(), "options in join");
+  s.broadcast_gradients(s.join->lead());
+  if (!s.join->has_joined()) return;
+  set_grad_scale(numbers[0]);
+  const Device device = s.items[0].tensor.device();
+  loss_scale = numbers[1] != 0 ? full({}, numbers[2], {DType::f32, device}) : Tensor();
+  found_inf = numbers[3] != 0 ? full({}, numbers[4], {DType::f32, device}) : Tensor();
+  for (std::size_t i = 0; i < options.size(); ++i) options[i].set(numbers[5 + i]);
+}
+
+const std::shared_ptr<ProcessGroup>& ZeroBase::join_group() const { return state_->group; }
+void ZeroBase::set_join(JoinScope* scope) { state_->join = scope; }
+void ZeroBase::shadow(int) { step(); }
+// Every rank has taken all steps, and DistributedDataParallel broadcasts the parameters.
+void ZeroBase::end_join(int) {}
+
 void ZeroBase::step_all() {
   State& s = *state_;
-  s.compare_ranks(grad_scale());
+  Tensor scale = loss_scale(), inf = found_inf();
+  if (s.join && !s.join->has_joined()) s.join->announce(*this, JoinScope::step);
+  if (s.join && s.join->some_joined()) follow_lead(scale, inf);
+  else s.compare_ranks(describe());
   s.settle();
   s.has_whole = s.collected = false;
   s.whole.clear();
-  s.update(grad_scale(), loss_scale(), found_inf());
+  s.update(grad_scale(), scale, inf);
   ++s.steps;
 }
 

@@ -24,6 +24,7 @@
 
 #include "tapestry/distributed/comm/process_group.h"
 #include "tapestry/distributed/common/element_divided.h"
+#include "tapestry/distributed/common/join.h"
 #include "tapestry/nn/optim/lbfgs.h"
 #include "tapestry/nn/optim/muon.h"
 #include "tapestry/nn/optim/optimizer.h"
@@ -82,7 +83,7 @@ class PartsOptimizer final : public O, public DividedOptimizer {
 
 /// The part of ZeroRedundancyOptimizer that does not depend on the optimizer's type. Use
 /// ZeroRedundancyOptimizer.
-class ZeroBase : public optim::Optimizer, public ElementDivided {
+class ZeroBase : public optim::Optimizer, public ElementDivided, public Joinable {
  public:
   using StateDict = nn::StateDict;
   ~ZeroBase() override;
@@ -118,6 +119,11 @@ class ZeroBase : public optim::Optimizer, public ElementDivided {
   /// that other ranks update, and for frozen ones.
   std::vector<std::int64_t> local_elements() const;
 
+  const std::shared_ptr<ProcessGroup>& join_group() const override;
+  void set_join(JoinScope* scope) override;
+  void shadow(int action) override;
+  void end_join(int lead) override;
+
  protected:
   using Groups = std::vector<std::vector<optim::Parameter>>;
   using Factory = std::function<std::unique_ptr<detail::DividedOptimizer>(Groups parts)>;
@@ -133,6 +139,7 @@ class ZeroBase : public optim::Optimizer, public ElementDivided {
  private:
   struct State;
   StateDict take_parts(const StateDict& dict) const;
+  void follow_lead(Tensor& loss_scale, Tensor& found_inf);
   std::unique_ptr<State> state_;
 };
 

@@ -1,6 +1,7 @@
 #include "tapestry/nn/optim/optimizer.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <functional>
 #include <map>
@@ -19,6 +20,7 @@
 #include "tapestry/core/timeline.h"
 #include "tapestry/kernels/ops/optim.h"
 #include "tapestry/nn/internal/masters.h"
+#include "tapestry/nn/internal/optimizers_of.h"
 #include "tapestry/nn/internal/replica_devices.h"
 
 namespace tapestry::optim {
@@ -124,7 +126,7 @@ void OptionRef::set(double value) const {
 }
 
 Optimizer::Optimizer() = default;
-Optimizer::~Optimizer() = default;
+Optimizer::~Optimizer() { delist(*this); }
 
 void Optimizer::add_params(std::vector<Parameter> params) {
   check(!params.empty(), "[", name(), "] the list of parameters is empty; pass module.parameters()");
@@ -140,6 +142,7 @@ void Optimizer::add_params(std::vector<Parameter> params) {
   group.params = std::move(params);
   groups_.push_back(std::move(group));
   known_.merge(added);
+  enlist(*this, groups_.back().params);
 }
 
 std::vector<Parameter> Optimizer::parameters() const {
@@ -399,6 +402,21 @@ void Optimizer::step(const Tensor& loss_scale, const Tensor& found_inf) {
   loss_scale_ = loss_scale;
   found_inf_ = found_inf;
   step_all();
+  ++steps_;
+}
+
+std::string Optimizer::describe(const std::string& of) const {
+  std::string text;
+  const auto line = [&](const std::string& what, double value) {
+    char digits[32];
+    const auto end = std::to_chars(digits, digits + sizeof digits, value).ptr;  // exact
+    text += concat({name(), of, " ", what, " ", std::string(digits, end), "\n"});
+  };
+  line("steps", static_cast<double>(steps_));
+  line("grad_scale", grad_scale_);
+  for (std::size_t g = 0; g < groups_.size(); ++g)
+    for (const OptionRef& o : options_of(g)) line(concat({"group ", g, " ", o.name}), o.get());
+  return text;
 }
 
 void Optimizer::step_all() {

@@ -7,6 +7,7 @@
 //   optimizer.step();
 #include <array>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
@@ -90,7 +91,10 @@ class Optimizer {
   /// CPU devices, each device's worker updates its parameters, and all workers run at the same time.
   /// Otherwise the calling thread does the work. While sharded parameters are whole (unshard()), it is
   /// collective, and gathers them again.
-  void step() { step_all(); }
+  void step() {
+    step_all();
+    ++steps_;
+  }
   /// The step of a GradScaler without a read by the host, as that of PyTorch's fused optimizers. Divides the
   /// gradients by `loss_scale` in the same pass over memory; grad() keeps its values. If `found_inf` is not
   /// 0, the step changes nothing: no parameter, no state and no step count. Both hold one f32, which the
@@ -102,6 +106,11 @@ class Optimizer {
   virtual bool supports_device_scaling() const { return false; }
   /// Clears the gradients of all replicas.
   void zero_grad(bool set_to_none = true);
+  /// The number of calls of step() that returned, since construction.
+  std::uint64_t steps() const { return steps_; }
+  /// What must be equal on all ranks that train one model, one line each: steps(), the gradient scale, and
+  /// the options of all groups, as "AdamW group 0 lr 0.1". `of` follows the name.
+  std::string describe(const std::string& of = {}) const;
 
   std::size_t num_groups() const { return groups_.size(); }
   const std::vector<Parameter>& params(std::size_t group) const { return groups_.at(group).params; }
@@ -197,6 +206,7 @@ class Optimizer {
   virtual void step_all();
 
  private:
+  friend void set_steps(Optimizer& optimizer, std::uint64_t steps);
   /// The scalars of a step in device memory. They are written only when they change. A captured CUDA graph
   /// reads them there.
   struct DeviceScalars {
@@ -226,6 +236,7 @@ class Optimizer {
   std::vector<Group> groups_;
   std::unordered_set<const void*> known_;  // the ids of the parameters of all groups
   double grad_scale_ = 1;
+  std::uint64_t steps_ = 0;
   Tensor loss_scale_, found_inf_;  // of a step(loss_scale, found_inf) that runs
 };
 

@@ -28,6 +28,20 @@ TEST_CASE("chunk sizes differ by at most one, the larger ones first") {
   CHECK_THROWS_AS(chunk_sizes(3, 0), ValueError);
 }
 
+TEST_CASE("scatter and gather do not write to the tensors behind references") {
+  Tensor x = wave({5, 2}, 0), y = wave({5}, 1);
+  const auto before = std::pair(to_vector(x), to_vector(y));
+  const auto parts = scatter(std::tie(x, y), kTwo);
+  CHECK(to_vector(std::get<1>(parts[1])) == to_vector(y.narrow(0, 3, 2)));
+  const auto joined = gather(std::vector{std::tie(x, y), std::tie(x, y)}, kTwo[0]);
+  CHECK(std::get<0>(joined).sizes() == Shape{10, 2});
+  using List = std::vector<std::tuple<Tensor&>>;
+  CHECK_THROWS_WITH(scatter(List{x, y}, kTwo), ContainsSubstring("[scatter] a batch has references"));
+  CHECK_THROWS_WITH(gather(std::vector<List>(1, List{x, y}), kTwo[0]),
+                    ContainsSubstring("[gather] a batch has references"));
+  CHECK(std::pair(to_vector(x), to_vector(y)) == before);
+}
+
 TEST_CASE("scatter splits the tensors in structs, containers and tuples") {
   struct Inner {
     std::optional<Tensor> maybe;

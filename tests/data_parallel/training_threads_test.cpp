@@ -115,3 +115,64 @@ TEST_CASE("the comparison detects a batch with one sample less") {
   CHECK(distance(six.weights, seven.weights) > 1e-6);
   CHECK(distance_of_losses(six, seven) > 1e-6);
 }
+
+TEST_CASE("a loss that uses parameters outside of the call trains as on one device") {
+  struct Scaled : nn::Module {
+    nn::Linear& first = add<nn::Linear>("first", {.in_features = 5, .out_features = 4});
+    nn::Linear& second = add<nn::Linear>("second", {.in_features = 4, .out_features = 3});
+    nn::Parameter& scale = param("scale", full({}, 0.3));
+    nn::Parameter& rare = param("rare", full({2}, 0.7));
+    Tensor forward(const Tensor& x) override { return second(first(x).tanh()); }
+  };
+  enum Use { before, after, own_pass, before_the_call, in_grad };
+  for (const Use use : {before, after, own_pass, before_the_call, in_grad}) {
+    const auto train = [&](const std::optional<Strategy>& strategy, bool per_replica) {
+      Scaled net;
+      net.to(DType::f64);
+      fill_by_formula(net);
+      std::optional<DataParallel<Scaled>> dp;
+      if (strategy) dp.emplace(net, cpus(3), DataParallelOptions{.strategy = *strategy});
+      optim::SGD optimizer(net.parameters(), {.lr = 0.05, .momentum = 0.9, .weight_decay = 1e-2});
+      for (int step = 0; step < 4; ++step) {
+        optimizer.zero_grad();
+        const Tensor x = wave({7, 5}, step), labels = labels_of(7, 3, step);
+        const auto penalty = [&] {
+          Tensor sum = net.scale.tensor().square();
+          for (const auto& [name, p] : net.named_parameters())
+            if (name != "rare" || step % 2 == 0) sum = sum + p->square().sum() * 0.3;
+          return sum;
+        };
+        const Tensor factor = net.scale->exp();
+        const Tensor early = use == before_the_call ? penalty() : Tensor();
+        if (use == own_pass && step % 2 == 1) penalty().backward();
+        Tensor loss;
+        if (!dp) loss = cross_entropy(net(x), labels);
+        else if (per_replica)
+          loss = dp->loss(std::tie(x, labels),
+                          [&](const Tensor& a, const Tensor& b) { return cross_entropy(net(a), b); });
+        else loss = cross_entropy((*dp)(x), labels);
+        if (use == before) loss = penalty() + loss * factor;
+        if (use == after) loss = loss * factor + penalty();
+        if (use == before_the_call) loss = loss * early;
+        if (use == in_grad) {
+          const auto g = autograd::grad({loss * factor + penalty()}, {net.scale.tensor()}, {}, true);
+          loss = loss * factor + net.scale.tensor() * g[0].item();
+        }
+        loss.backward();
+        if (use == own_pass && step % 2 == 0) penalty().backward();
+        if (step == 3) nn::clip_grad_norm_(net.parameters(), 0.1);
+        optimizer.step();
+        for (const nn::Parameter& p : net.parameters())
+          for (int r = 1; r < p.replicas(); ++r)
+            CHECK(distance({{"", to_vector(p.replica(r))}}, {{"", to_vector(p.replica(0))}}) == 0);
+      }
+      return copy_state(net);
+    };
+    const StateDictCopy expected = train({}, false);
+    for (const Strategy strategy : {Strategy::replicated, Strategy::master})
+      for (const bool per_replica : {false, true}) {
+        INFO("use " << use << ", strategy " << static_cast<int>(strategy) << ", dp.loss " << per_replica);
+        CHECK(distance(train(strategy, per_replica), expected) < 1e-13);
+      }
+  }
+}

@@ -236,7 +236,8 @@ struct Branches : nn::Module {
 TEST_CASE(
     "a parameter that only one rank uses is averaged; one that no rank uses keeps its gradient and is "
     "named") {
-  for (const bool find : {false, true}) {
+  enum class Graph { searched, unsearched, fixed };
+  for (const Graph graph : {Graph::searched, Graph::unsearched, Graph::fixed}) {
     for (const double cap : {1e-6, 1.0}) {
       for (const bool hook : {false, true}) {
         struct Result {
@@ -250,12 +251,13 @@ TEST_CASE(
           DistributedDataParallel ddp(net, {.process_group = group,
                                             .bucket_cap_mb = cap,
                                             .first_bucket_mb = cap,
-                                            .find_unused_parameters = find});
+                                            .find_unused_parameters = graph == Graph::searched,
+                                            .static_graph = graph == Graph::fixed});
           if (hook)
             ddp.set_comm_hook([](ProcessGroup& g, GradBucket& bucket) {
               return InFlight{g.all_reduce(bucket.gradients, ReduceOp::mean, bucket.name)};
             });
-          for (int pass = 0; pass < 2; ++pass) {  // the second pass has rebuilt buckets
+          for (int pass = 0; pass < 3; ++pass) {  // the second pass has rebuilt buckets
             net.a->zero_grad(), net.b->zero_grad();
             ddp(full({2}, group->rank() + 1.0)).sum().backward();
           }

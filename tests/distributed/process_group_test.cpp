@@ -185,7 +185,7 @@ TEST_CASE("enqueue() runs tasks in order with collectives") {
   for (const Transport& transport : transports())
     run_ranks_well(transport, 2, [](const Group& g) {
       const Tensor x = one(1);
-      g->all_reduce(x);
+      const Work first = g->all_reduce(x);
       float seen = 0;
       std::thread::id thread;
       const Work task = g->enqueue(
@@ -344,15 +344,57 @@ TEST_CASE("all calls work without the comparison of calls") {
                    {.check = false});
 }
 
+TEST_CASE("a call whose Work is dropped waits, and one whose Work is kept does not") {
+  for (const Transport& transport : transports()) {
+    std::atomic<bool> posted{false};
+    run_ranks_well(
+        transport, 2,
+        [&](const Group& g) {
+          const int rank = g->rank();
+          // Rank 1 comes later than rank 0 reads its result.
+          const auto then_holds = [&](const auto& call, const Tensor& t, std::vector<float> values) {
+            if (rank == 1) std::this_thread::sleep_for(30ms);
+            call();
+            require(std::equal(values.begin(), values.end(), t.data<float>()), "a dropped call did not wait");
+          };
+          const Tensor x = filled({3}, static_cast<float>(1 + rank)), all = filled({6}, 0);
+          then_holds([&] { g->all_reduce(x); }, x, {3, 3, 3});
+          x.data<float>()[1] = static_cast<float>(rank);
+          then_holds([&] { g->all_gather(all, x); }, all, {3, 0, 3, 3, 1, 3});
+          then_holds([&] { g->broadcast(x, 1); }, x, {3, 1, 3});
+          then_holds([&] { g->reduce_scatter(x, all); }, x, {6, rank == 0 ? 0.0f : 2.0f, 6});
+          const Tensor message = filled({3}, rank == 0 ? 0.0f : 7.0f);
+          then_holds([&] { rank == 0 ? g->recv(message, 1) : g->send(message, 0); }, message, {7, 7, 7});
+          bool ran = false;
+          g->enqueue([&] {
+            std::this_thread::sleep_for(10ms);
+            ran = true;
+          });
+          require(ran, "a dropped task did not wait");
+          refused<ValueError>("the task failed",
+                              [&] { g->enqueue([] { throw ValueError("the task failed"); }); });
+
+          // Rank 1 takes part only after rank 0 has gone on.
+          for (int i = 0; rank == 1 && !posted && i < 20'000; ++i) std::this_thread::sleep_for(1ms);
+          auto scoped = g->all_reduce(x);  // waits at the end of the function, unless wait() was called
+          Work work = g->barrier();
+          posted = true;
+          work.wait();
+          require(scoped.done(), "the order of calls");
+        },
+        kBounded);
+  }
+}
+
 TEST_CASE("the destructor waits for calls in flight") {
   for (const Transport& transport : transports()) {
     std::vector<Tensor> tensors;
     for (int r = 0; r < 3; ++r) tensors.push_back(one(1));
     run_ranks_well(transport, 3, [&](const Group& g) {
       if (g->rank() == 2) std::this_thread::sleep_for(50ms);
-      g->all_reduce(tensors[static_cast<std::size_t>(g->rank())]);
-      g->enqueue([] { std::this_thread::sleep_for(20ms); });
-      g->all_reduce(tensors[static_cast<std::size_t>(g->rank())]);
+      const Tensor& own = tensors[static_cast<std::size_t>(g->rank())];
+      const Work works[] = {g->all_reduce(own), g->enqueue([] { std::this_thread::sleep_for(20ms); }),
+                            g->all_reduce(own)};
     });
     for (const Tensor& t : tensors) CHECK(t.data<float>()[0] == 9);
   }

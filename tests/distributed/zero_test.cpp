@@ -22,6 +22,7 @@ struct Variant {
   double clip = 0, clip_type = 2, grad_scale = 1;
   bool schedule = false, sync_bn = false;
   bool always_rare = false;  // every pass uses the same parameters
+  bool only_last = false;    // with always_rare: only the last rank uses `rare`
   DType dtype = DType::f32;  // of the parameters
   bool scaled = false;       // by a GradScaler, which skips a step
   bool touched = false;      // averaged weights are put into the model for a while, and a bias is written
@@ -47,7 +48,8 @@ StateDictCopy train(const Group& group, const Variant& v, const MakeOptimizer& m
     optimizer->zero_grad();
     for (int pass = 0; pass < (v.no_sync || v.sync_twice ? 2 : 1); ++pass) {
       const auto [x, labels] = uneven_batch(2 * step + pass, group->rank());
-      net.use_rare = v.always_rare || (step % 3 == 0 && (step % 6 == 3 || group->rank() == 0));
+      net.use_rare = v.always_rare ? !v.only_last || group->rank() + 1 == group->size()
+                                   : (step % 3 == 0 && (step % 6 == 3 || group->rank() == 0));
       const auto guard = v.no_sync && pass == 0 ? std::optional(ddp.no_sync()) : std::nullopt;
       Tensor loss = cross_entropy(ddp(x.to(v.dtype)), labels);
       if (v.scaled && step == 2 && group->rank() == 0) loss = loss * INFINITY;
@@ -122,6 +124,10 @@ TEST_CASE("ZeRO trains bit for bit as DDP with the options of DDP") {
   compare_adamw({.name = "order kept", .ddp = {.relearn_order = false}});
   compare_adamw({.name = "unused found late", .ddp = {.find_unused_parameters = false}});
   compare_adamw({.name = "static graph", .ddp = {.static_graph = true}, .always_rare = true});
+  compare_adamw({.name = "static graphs that differ",
+                 .ddp = {.static_graph = true},
+                 .always_rare = true,
+                 .only_last = true});
   compare_adamw({.name = "SyncBatchNorm", .sync_bn = true});
   compare_adamw({.name = "compressed", .hook = bf16_compress});
 }

@@ -197,6 +197,32 @@ TEST_CASE("evaluation accepts any batch size and records nothing") {
   CHECK(all[1].sizes() == Shape{3});  // one element per micro-batch
 }
 
+TEST_CASE("targets that are references are not written") {
+  Two net;
+  Tensor x = wave({6, 4}, 0), y = wave({6, 2}, 1), w = wave({6, 1}, 2);
+  const auto before = std::vector{to_vector(x), to_vector(y), to_vector(w)};
+  const auto loss = [](const Tensor& scores, const Tensor& target, const Tensor& weight) {
+    return ((scores - target).square() * weight).mean();
+  };
+  Pipeline pipeline(net.stages(), {.micro_batches = 3});
+  const double by_value = pipeline.forward_backward(x, std::tuple(y, w), loss).item();
+  CHECK(pipeline.forward_backward(std::tie(x), std::tie(y, w), loss).item() == by_value);
+  const std::pair<Tensor&, Tensor&> pair(y, w);
+  CHECK(pipeline
+            .forward_backward(x, pair,
+                              [&](const Tensor& scores, const std::pair<Tensor, Tensor>& p) {
+                                return loss(scores, p.first, p.second);
+                              })
+            .item() == by_value);
+  CHECK_THROWS_WITH(pipeline.forward_backward(x, std::vector<std::tuple<Tensor&>>{y, w},
+                                              [&](const Tensor& scores, const auto& list) {
+                                                return loss(scores, std::get<0>(list[0]),
+                                                            std::get<0>(list[1]));
+                                              }),
+                    ContainsSubstring("[Pipeline] a batch has references"));
+  CHECK(std::vector{to_vector(x), to_vector(y), to_vector(w)} == before);
+}
+
 TEST_CASE("stages pass on unchanged inputs, integers, undefined tensors and parameters") {
   struct Odd : nn::Module {
     nn::Parameter& weight = param("weight", wave({4, 3}, 1));

@@ -1,6 +1,7 @@
 // Tapestry's side of tools/bench_ddp: one rank of a job. Rank 0 reads lines from standard input and answers
 // each:
-//   step REPEATS [bf16]           the times of REPEATS whole training steps of the CNN, in milliseconds; bf16: under
+//   step REPEATS [bf16]           the times of REPEATS whole training steps of the CNN, in milliseconds;
+//   bf16: under
 //                                 autocast
 //   overlap BUCKET_MB MS_PER_MB   for the MLP: backward, communication, its hidden and its exposed part in
 //                                 milliseconds, and the number of buckets; medians of 11 passes. A simulated
@@ -93,8 +94,8 @@ std::string overlap(const Group& group, double bucket_mb, double ms_per_mb) {
   if (ms_per_mb > 0)
     work.ddp().set_comm_hook([=](ProcessGroup& g, GradBucket& bucket) {
       const double ms = ms_per_mb * static_cast<double>(bucket.gradients.nbytes()) / (1 << 20);
-      g.enqueue([ms] { std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(ms)); },
-                "slow link");
+      const Work link = g.enqueue(
+          [ms] { std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(ms)); }, "slow link");
       return InFlight{g.all_reduce(bucket.gradients, ReduceOp::mean, bucket.name)};
     });
   std::vector<double> backward, communication, hidden, exposed;

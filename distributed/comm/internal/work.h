@@ -1,5 +1,6 @@
 #pragma once
 // The state that all copies of a Work share.
+#include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <memory>
@@ -23,6 +24,7 @@ struct Work::State {
 
   std::shared_ptr<DeviceWork> device;  // null if no GPU takes part; set before the Work is returned
 
+  std::atomic<bool> awaited{false};  // wait() was called
   mutable std::mutex mutex;
   mutable std::condition_variable changed;
   bool done = false;

@@ -199,6 +199,7 @@ void Reducer::reset_pass(std::uint64_t id, Clock::time_point began) {
 }
 
 void Reducer::begin_pass() {
+  if (before_pass) before_pass();
   const autograd::BackwardPass pass = autograd::current_backward();
   reset_pass(pass.id, pass.began);
   autograd::on_backward_end([this] { finish_pass(); });
@@ -214,14 +215,23 @@ void Reducer::begin_pass() {
 }
 
 void Reducer::pass_without_gradients() {
+  check<AutogradError>(
+      !options_.static_graph || passes_ > 0 || !some_joined,
+      "[join] this rank has no batch for the first pass, in which static_graph learns what the "
+      "rank uses; leave static_graph out");
   reset_pass(UINT64_MAX, Clock::now());
+  without_gradients_ = true;
+  struct Reset {
+    bool& flag;
+    ~Reset() { flag = false; }
+  } const reset{without_gradients_};
   finish_pass();
 }
 
 void Reducer::mark_ready(int index, bool used) {
   Parameter& p = parameters_[static_cast<std::size_t>(index)];
   p.ready = true;
-  p.used = used || p.pending_sum;
+  p.used = used || (p.pending_sum && p.tensor.grad().defined());  // zero_grad() may have dropped the sum
   p.pending_sum = false;
   copy_in(p);
   --buckets_[static_cast<std::size_t>(p.bucket)].missing;
@@ -271,6 +281,7 @@ void Reducer::post(Bucket& bucket) {
 void Reducer::complete(Bucket& b) {
   b.in_flight.work.wait();
   if (b.in_flight.finish) b.in_flight.finish();
+  if (mean_factor != 1 && !divided_) b.grads.gradients.mul_(mean_factor);
   if ((comm_hook || divided_) && b.flags.numel() > 0) b.flags_work.wait();
   if (Timeline::active())
     add_span(device().str() + " communication", Activity::communication, b.grads.name,
@@ -295,7 +306,7 @@ void Reducer::finish_pass() {
   if (options_.static_graph) check_static_graph();
   const bool first = passes_++ == 0;
   if (first && options_.relearn_order && !order_fixed_) learn_order();
-  if (compare_values && (first || ranks_changed_differently())) compare_values();
+  if (compare_values && !some_joined && (first || ranks_changed_differently())) compare_values();
   if (after_pass) after_pass();
 }
 
@@ -306,6 +317,7 @@ void Reducer::count_changes() {
   std::uint32_t sum = 0;
   for (const Parameter& p : parameters_) sum += p.tensor.version();
   changes_ = sum - std::exchange(versions_, sum);
+  if (fingerprint && buckets_[0].changes.defined()) changes_ ^= static_cast<std::uint32_t>(fingerprint());
 }
 
 bool Reducer::ranks_changed_differently() const {
@@ -318,13 +330,19 @@ bool Reducer::ranks_changed_differently() const {
   return false;
 }
 
+// True if this pass averaged a gradient of the parameter, from this rank or another. In the first pass of a
+// static graph only this rank's use is known: see learn_graph().
+bool Reducer::used_by_a_rank(const Parameter& p) const {
+  return p.used || (options_.static_graph ? p.used_anywhere : p.used_flag.item() > 0);
+}
+
 // Handles the parameters that this rank did not use. If other ranks used a parameter, this rank takes the
 // mean gradient too. If no rank used it, its grad() does not change.
 void Reducer::finish_unused(Bucket& bucket) {
   for (const int i : bucket.parameters) {
     Parameter& p = parameters_[static_cast<std::size_t>(i)];
     if (p.used) continue;
-    if (options_.static_graph || !(p.used_flag.item() > 0)) {
+    if (!used_by_a_rank(p)) {
       unused_.push_back(p.name);
       continue;
     }
@@ -341,8 +359,10 @@ void Reducer::check_static_graph() {
     if (parameters_[i].used) used.push_back(static_cast<int>(i));
   if (passes_ == 0) {
     used_at_first_ = std::move(used);
+    learn_graph();
     return;
   }
+  if (without_gradients_) return;
   std::vector<int> missing;
   std::set_difference(used_at_first_.begin(), used_at_first_.end(), used.begin(), used.end(),
                       std::back_inserter(missing));
@@ -352,6 +372,18 @@ void Reducer::check_static_graph() {
                        "[DistributedDataParallel] static_graph requires that every pass uses the "
                        "same parameters, but this pass did not use ",
                        listed(names, 10), "; leave static_graph out");
+}
+
+// Collective: learns in the first pass of a static graph which parameters other ranks use. Every pass gives
+// their mean gradients to this rank too. Without flags in the buckets, it could not know about them.
+void Reducer::learn_graph() {
+  const Tensor used = zeros({static_cast<std::int64_t>(parameters_.size())}, DType::u8);
+  auto* const flags = used.data<std::uint8_t>();
+  for (const int i : used_at_first_) flags[i] = 1;
+  group_->all_reduce(used, ReduceOp::max, "parameters of the static graph");
+  for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].used_anywhere = flags[i] != 0;
+  unused_.clear();
+  for (Bucket& bucket : buckets_) finish_unused(bucket);
 }
 
 // Stores the order in which gradients arrived on rank 0, for the buckets of the next passes. Parameters

@@ -62,8 +62,19 @@ class Reducer : private nn::DividedGradients {
   /// number of times. Only parameters on the CPU are counted, because reading the result on a GPU would
   /// synchronize with it.
   std::function<void()> compare_values;
+  /// If set, a number that must be equal on all ranks when a pass begins. A difference counts as a change.
+  std::function<std::uint64_t()> fingerprint;
   /// If set, is called on all ranks at the end of each pass that was averaged.
   std::function<void()> after_pass;
+
+  /// If set, is called on the ranks that have gradients when a pass that is averaged begins, before the rank
+  /// posts anything.
+  std::function<void()> before_pass;
+  /// Multiplies the means. Other than 1 if they are divided by another number than that of the ranks.
+  double mean_factor = 1;
+  /// While it is true, some ranks have joined (join.h): they have other weights, so the ranks are not
+  /// compared.
+  bool some_joined = false;
 
   /// The number of backward passes that were averaged.
   std::uint64_t passes() const { return passes_; }
@@ -112,6 +123,7 @@ class Reducer : private nn::DividedGradients {
     bool ready = false;        // true if its place in the bucket is filled for this pass
     bool used = false;         // true if this pass, or one under no_sync(), computed a gradient
     bool pending_sum = false;  // true if passes under no_sync() left a gradient to average
+    bool used_anywhere = false;  // static_graph: true if a rank used the parameter in the first pass
     // If the gradients are divided:
     HookHandle before;      // runs before a gradient is added to grad()
     StorageRef no_memory;   // the storage of grad() if this rank's part is valid
@@ -159,7 +171,9 @@ class Reducer : private nn::DividedGradients {
   void finish_unused(Bucket& bucket);
   void count_changes();
   bool ranks_changed_differently() const;
+  bool used_by_a_rank(const Parameter& p) const;
   void check_static_graph();
+  void learn_graph();
   void learn_order();
   void abandon_pass() noexcept;
   // Divided gradients: see reducer_division.cpp.
@@ -199,13 +213,14 @@ class Reducer : private nn::DividedGradients {
   std::unordered_map<const Storage*, int> parameter_of_;  // by Parameter::no_memory
   std::optional<DdpReport> last_report_;                  // if the buckets of the last pass exist no more
 
-  std::uint64_t pass_ = 0;  // the id of the pass in progress; 0 between passes
+  bool without_gradients_ = false;  // pass_without_gradients() runs
+  std::uint64_t pass_ = 0;          // the id of the pass in progress; 0 between passes
   Clock::time_point began_, computed_, finished_, last_gradient_;
   std::size_t next_bucket_ = 0;     // the next one to post
   std::size_t next_complete_ = 0;   // the next one to wait for
   std::vector<int> arrival_;        // parameters in the order in which their gradients arrived
   std::vector<int> learned_order_;  // the order for the next pass, if not empty
-  std::vector<int> used_at_first_;  // static_graph: the parameters that every pass must use
+  std::vector<int> used_at_first_;  // static_graph: the parameters that every pass of this rank must use
   std::uint64_t passes_ = 0;
   std::uint32_t versions_ = 0;  // the sum of all parameters' versions at the last pass
   std::uint32_t changes_ = 0;   // the growth of that sum since the pass before

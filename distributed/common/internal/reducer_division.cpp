@@ -177,14 +177,14 @@ void Reducer::receive_parts(Bucket& bucket) {
   const int rank = group_->rank();
   const std::int64_t chunk = bucket.parts.numel();
   if (comm_hook) bucket.received.copy_(bucket.grads.gradients.narrow(0, chunk * rank, chunk));
+  if (mean_factor != 1) bucket.received.mul_(mean_factor);
   bucket.in_flight.finish = {};
   bucket.buffer.storage()->release_memory();
   bucket.grads.gradients = bucket.buffer = {};
   const bool in_place = bucket.received.is_same(bucket.parts);
   for (const int i : bucket.parameters) {
     Parameter& p = parameters_[static_cast<std::size_t>(i)];
-    const bool averaged = p.used || (!options_.static_graph && p.used_flag.item() > 0);
-    if (!averaged) continue;
+    if (!used_by_a_rank(p)) continue;
     const ElementRange range = division_.part(i, rank);
     if (!in_place && range.count > 0) {
       const Tensor mean =
@@ -245,6 +245,9 @@ void Reducer::refill(Storage& storage) {
 }
 
 void Reducer::sum_over_ranks(const Tensor& values) {
+  check(!some_joined,
+        "[join] the norm of gradients that ZeroRedundancyOptimizer with stage 2 divides is collective, and "
+        "some ranks have joined, so they do not compute it; choose stage 1");
   group_->all_reduce(values, ReduceOp::sum, "norms of gradients").wait();
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <map>
 
 #include "tapestry/autograd/ops/view.h"
@@ -37,6 +38,30 @@ std::string difference(const std::vector<std::string>& mine, const std::vector<s
   return text.empty() ? "\n    nothing that is missing; only the order differs" : text;
 }
 
+// The first line of `mine` that differs from the line of `other` at the same place.
+std::string first_difference(const std::string& mine, const std::string& other) {
+  const std::size_t at = static_cast<std::size_t>(
+      std::mismatch(mine.begin(), mine.end(), other.begin(), other.end()).first - mine.begin());
+  const std::size_t begin = at == 0 ? 0 : mine.rfind('\n', at - 1) + 1;
+  return begin < mine.size() ? mine.substr(begin, mine.find('\n', begin) - begin) : "(nothing)";
+}
+
+// Hashes the values in row-major order, so the memory layout does not matter.
+std::uint64_t hash_of(const Tensor& t) {
+  const Tensor values = t.detach().to(kCPU).contiguous();
+  const auto* bytes = static_cast<const unsigned char*>(values.raw_data());
+  std::uint64_t hash = 0;
+  for (std::size_t left = values.nbytes(); left > 0;) {
+    std::uint64_t word = 0;
+    const std::size_t size = std::min(left, sizeof word);
+    std::memcpy(&word, bytes, size);
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+    hash ^= hash >> 32;
+    bytes += size, left -= size;
+  }
+  return hash;
+}
+
 }  // namespace
 
 std::string describe_tensors(const NamedTensors& tensors, const char* what) {
@@ -65,7 +90,39 @@ void check_same_model(ProcessGroup& group, const char* op, const std::string& mi
        "\n  construct it with the same options on every rank");
 }
 
-void broadcast_values(ProcessGroup& group, const NamedTensors& tensors, std::string_view what) {
+void check_same_lines(ProcessGroup& group, const char* op, std::string_view what, const std::string& mine,
+                      std::string_view remedy) {
+  const auto own = std::bit_cast<std::int64_t>(fnv1a(mine));
+  const std::vector<std::int64_t> hashes = all_gather_numbers(group, {&own, 1}, concat({"hash of ", what}));
+  if (std::all_of(hashes.begin(), hashes.end(), [&](std::int64_t h) { return h == hashes[0]; })) return;
+  const std::vector<std::string> texts = all_gather_text(group, mine, what);
+  for (std::size_t r = 1; r < texts.size(); ++r)
+    check(texts[r] == texts[0], "[", op, "] the ", what,
+          " of the ranks differ:\n  rank 0: ", first_difference(texts[0], texts[r]), "\n  rank ", r, ": ",
+          first_difference(texts[r], texts[0]), "\n", remedy);
+}
+
+void check_same_values(ProcessGroup& group, const char* op, const NamedTensors& parameters) {
+  const NoGradGuard no_grad;
+  std::vector<std::int64_t> own;
+  for (const auto& [name, t] : parameters) own.push_back(std::bit_cast<std::int64_t>(hash_of(t)));
+  const std::size_t count = own.size(), ranks = static_cast<std::size_t>(group.size());
+  const std::vector<std::int64_t> all = all_gather_numbers(group, own, "hashes of parameters");
+  std::string text;
+  std::size_t differ = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    std::size_t r = 1;
+    while (r < ranks && all[r * count + i] == all[i]) ++r;
+    if (r < ranks && ++differ <= 3)
+      text += concat({"\n  ", parameters[i].first, " of rank ", r, " differs from rank 0's"});
+  }
+  if (differ > 3) text += concat({"\n  and ", differ - 3, " more"});
+  check(differ == 0, "[", op, "] the ranks train different weights:", text,
+        "\n  make the same changes (load_state_dict, an init function) on all ranks, or make them before the "
+        "model is wrapped, which broadcasts rank 0's values");
+}
+
+void broadcast_values(ProcessGroup& group, const NamedTensors& tensors, std::string_view what, int root) {
   const NoGradGuard no_grad;
   std::map<std::pair<DType, std::string>, std::vector<Tensor>> kinds;
   for (const auto& [name, t] : tensors) kinds[{t.dtype(), t.device().str()}].push_back(t);
@@ -81,12 +138,12 @@ void broadcast_values(ProcessGroup& group, const NamedTensors& tensors, std::str
       const Tensor flat = empty({elements}, {kind.first, list[begin].device()});
       std::int64_t at = 0;
       for (std::size_t i = begin; i < end; at += list[i++].numel())
-        if (group.rank() == 0)
+        if (group.rank() == root)
           flat.narrow(0, at, list[i].numel()).view(list[i].sizes()).copy_(list[i].detach());
-      group.broadcast(flat, 0, what).wait();
+      group.broadcast(flat, root, what).wait();
       at = 0;
       for (std::size_t i = begin; i < end; at += list[i++].numel())
-        if (group.rank() != 0)
+        if (group.rank() != root)
           list[i].detach().copy_(flat.narrow(0, at, list[i].numel()).view(list[i].sizes()));
       begin = end;
     }

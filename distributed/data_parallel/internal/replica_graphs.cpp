@@ -216,9 +216,13 @@ void ReplicaGraphs::backward(autograd::Backward& b) {
   const double factor =
       averages || (sharded && mode.accumulates) ? static_cast<double>(replicas_->size()) : 1;
   const bool collective = averages || sharded;
+  // The caller's graph may use the parameters of the first replica too, outside of the call.
+  autograd::GraphTask* const outer = autograd::pass_in_progress();
+  const Replicas::PassScope pass(*replicas_);
   replicas_->run(collective ? replicas_->size() : parts(), collective, [&](int i) {
     const auto r = static_cast<std::size_t>(i);
     const SpanScope span(replicas_->devices[r], Activity::backward, "backward");
+    const autograd::NestedScope nested(i == 0 ? outer : nullptr);
     gradients[r] = backward_of(r, b, mode, averages ? reducers[r].get() : nullptr, factor);
   });
   if (averages) replicas_->record_gradients();

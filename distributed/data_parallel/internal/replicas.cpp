@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <atomic>
 #include <set>
+#include <utility>
 
+#include "tapestry/autograd/engine.h"
+#include "tapestry/autograd/internal/nested.h"
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/worker.h"
 #include "tapestry/distributed/common/seeds.h"
 #include "tapestry/nn/internal/max_norm.h"
 
@@ -135,6 +139,25 @@ void Replicas::replicate_all() {
     s.record();
     note_broadcast(s);
   }
+  watch_gradients();
+}
+
+void Replicas::watch_gradients() {
+  if (!are_persistent()) return;
+  for (Slot& s : slots_) {
+    const Tensor& first = s.replicas[0];
+    if (!s.is_trained() || (s.watched.defined() && s.watched.is_same(first))) continue;
+    s.hook.remove();
+    s.watched = first;
+    s.hook = first.register_post_accumulate_grad_hook([this](const Tensor&) { on_gradient(); });
+  }
+}
+
+void Replicas::on_gradient() {
+  if (in_pass_ || device_worker(devices[0]).is_current()) return;
+  const std::uint64_t pass = autograd::current_backward().id;
+  if (!autograd::pass_position().accumulates || std::exchange(outside_pass_, pass) == pass) return;
+  autograd::on_backward_end([this] { broadcast_gradients(); });
 }
 
 void Replicas::synchronize() {
@@ -153,6 +176,7 @@ void Replicas::refresh() {
       if (s.replicas[r].requires_grad() != s.is_trained()) s.replicas[r].set_requires_grad(s.is_trained());
     if (!s.replicas_agree()) changed.push_back(&s);
   }
+  watch_gradients();
   if (changed.empty()) return;
   on_replicas(devices, [&](int r) {
     const NoGradGuard no_grad;
@@ -228,7 +252,10 @@ void Replicas::broadcast_gradients() {
     const auto r = static_cast<std::size_t>(i);
     for (const Slot* s : changed) {
       const Tensor first = s->replicas[0].grad();
-      if (r > 0) s->replicas[r].set_grad(first.defined() ? first.to(devices[r]) : first);
+      if (r == 0) continue;
+      const Tensor own = s->replicas[r].grad();
+      if (first.defined() && own.defined()) own.copy_(first);
+      else s->replicas[r].set_grad(first.defined() ? first.to(devices[r]) : first);
     }
   });
 }
@@ -307,6 +334,7 @@ void Replicas::drop_group() noexcept {
 
 void Replicas::close() noexcept {
   closed_ = true;
+  for (Slot& s : slots_) s.hook.remove();
   drop_group();
   drop_replicas();
 }

@@ -69,6 +69,19 @@ class Replicas {
   /// Copies the first replica's gradients to the others if something else changed them (another backward
   /// pass, the user), so that the mean includes them. Call it before a backward pass.
   void broadcast_gradients();
+  /// In this scope, gradients that arrive at the first replica come from the replicas' own passes. Outside of
+  /// it, they come from the caller's graph, which uses parameters outside of the model's call. The other
+  /// replicas then get the first one's sum at the end of the caller's pass.
+  class PassScope {
+   public:
+    explicit PassScope(Replicas& replicas) : replicas_(replicas) { replicas_.in_pass_ = true; }
+    ~PassScope() { replicas_.in_pass_ = false; }
+    PassScope(const PassScope&) = delete;
+    PassScope& operator=(const PassScope&) = delete;
+
+   private:
+    Replicas& replicas_;
+  };
   /// Records the gradients and their versions for the next broadcast_gradients(). Call it after a backward
   /// pass.
   void record_gradients();
@@ -101,6 +114,8 @@ class Replicas {
     std::string name;
     nn::TensorSlot slot;
     bool is_parameter;
+    Tensor watched = {};  // the first replica's tensor that has `hook`
+    HookHandle hook = {};
     std::vector<Tensor> replicas = {};
     std::vector<std::uint32_t> versions = {};
     std::vector<Tensor> gradients = {};
@@ -114,6 +129,8 @@ class Replicas {
   };
 
   void refresh();
+  void watch_gradients();
+  void on_gradient();
   void note_broadcast(const Slot& slot);
 
   nn::Module& model_;
@@ -125,6 +142,8 @@ class Replicas {
   std::vector<std::unique_ptr<Reducer>> reducers_;
   std::vector<bool> reduced_;  // by slot: whether the reducers include it
   bool closed_ = false;
+  bool in_pass_ = false;
+  std::uint64_t outside_pass_ = 0;  // the last pass of the caller that gave the first replica a gradient
 };
 
 }  // namespace tapestry::distributed

@@ -35,12 +35,16 @@ struct ZeroBase::State {
   /// True if step() updates this parameter.
   bool has_gradient(const Item& item);
   Tensor gradient(const Item& item) const;
-  void compare_ranks(double grad_scale);
+  void compare_ranks(const std::string& options);
   void update(double grad_scale, const Tensor& loss_scale, const Tensor& found_inf);
   /// The names of the tensors that `inner` may keep for a parameter of this dtype.
   std::vector<const char*> state_names(DType parameter) const;
 
+  /// In join(): gives the ranks that have joined the gradients of the rank `lead`, which may be clipped.
+  void broadcast_gradients(int lead);
+
   const std::shared_ptr<ProcessGroup> group;
+  JoinScope* join = nullptr;
   const int stage;
   const double bucket_cap_mb;
   std::vector<Item> items;   // in the order of parameters()
