@@ -5,6 +5,7 @@
 // deadline is dropped.
 #define ASIO_STANDALONE
 #include <fcntl.h>
+#include <netinet/tcp.h>
 
 #include <algorithm>
 #include <asio/executor_work_guard.hpp>
@@ -90,6 +91,7 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
     socket_.close(ignored);
     timer_.cancel();
     stop_waiting();
+    for (const std::string& key : held_) shared_.table.erase(key);
     std::erase(shared_.strangers, self);
     if (shared_.clients.erase(self) > 0) shared_.changed();
   }
@@ -203,7 +205,8 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   std::optional<Response> serve(const wire::Request& request) {
     KeyTable& table = shared_.table;
     const std::string& key = request.key;
-    const bool sets = request.op == Op::set || request.op == Op::add || request.op == Op::compare_set;
+    const bool sets = request.op == Op::set || request.op == Op::add || request.op == Op::compare_set ||
+                      request.op == Op::hold;
     if (sets && table.bytes() + key.size() + request.value.size() > kMostKept)
       return Response{Status::full, ""};
     switch (request.op) {
@@ -227,11 +230,24 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
       case Op::compare_set:
         if (table.holds(key, request.expected)) shared_.put(key, request.value);
         break;
+      case Op::hold:
+        if (table.find(key)) return Response{Status::absent, ""};
+        notice_silence();
+        held_.push_back(key);
+        shared_.put(key, request.value);
+        break;
       case Op::erase:
         return Response{table.erase(key) ? Status::ok : Status::absent, ""};
     }
     const std::string* const value = table.find(key);
     return value ? Response{Status::ok, *value} : Response{Status::absent, ""};
+  }
+
+  /// Ends this connection if the client's host does not answer for 11 s, although no data is due.
+  void notice_silence() {
+    constexpr std::pair<int, int> kOptions[] = {{TCP_KEEPIDLE, 5}, {TCP_KEEPINTVL, 2}, {TCP_KEEPCNT, 3}};
+    for (const auto& [option, value] : kOptions)
+      ::setsockopt(socket_.native_handle(), IPPROTO_TCP, option, &value, sizeof value);
   }
 
   void wait_for(const std::string& key, Milliseconds timeout) {
@@ -271,6 +287,7 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   asio::steady_timer timer_;
   int alarms_ = 0;
   std::string nonce_, inbox_, awaited_;
+  std::vector<std::string> held_;  // keys that end with this connection
   bool client_ = false, answering_ = false, waits_ = false, hang_up_ = false, dropped_ = false;
 };
 
