@@ -30,6 +30,7 @@
 #include "tapestry/distributed/comm/internal/block_signals.h"
 #include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/key_table.h"
+#include "tapestry/distributed/comm/internal/machine.h"
 #include "tapestry/distributed/comm/internal/port_holder.h"
 #include "tapestry/distributed/comm/internal/sha256.h"
 #include "tapestry/distributed/comm/internal/tcp_wire.h"
@@ -48,6 +49,7 @@ constexpr std::size_t kMostKept = std::size_t{256} << 20;  // keys and values
 constexpr std::size_t kMostUnderway = std::size_t{512}
                                       << 20;  // requests being received and responses being sent
 constexpr std::size_t kReadAtOnce = 64 << 10;
+const asio::error_code kNotHere(EADDRNOTAVAIL, asio::system_category());
 
 class ClientConnection;
 
@@ -343,11 +345,13 @@ class Server final : public StoreServer {
       error = bind({tcp::v6(), port});
       if (error && error != asio::error::address_in_use) error = bind({tcp::v4(), port});
     } else {
-      const asio::ip::address address = address_of(host);
-      check(!shared_.secret.empty() || address.is_loopback(), "[store] without a secret a store listens on ",
-            "loopback only, but ", host,
-            " is not a loopback address; set TAPESTRY_SECRET to the same text on all hosts");
-      error = bind({address, port});
+      for (const asio::ip::address& address : addresses_of(host.empty() ? loopback_host() : host)) {
+        check(!shared_.secret.empty() || address.is_loopback(),
+              "[store] without a secret a store listens on loopback only, but ", host,
+              " is not a loopback address; set TAPESTRY_SECRET to the same text on all hosts");
+        error = bind({address, port});
+        if (error != kNotHere) break;
+      }
     }
     const std::string place = concat({host.empty() ? "this host" : host, ", port ", port});
     if (error == asio::error::address_in_use) {
@@ -378,15 +382,17 @@ class Server final : public StoreServer {
     return error;
   }
 
-  asio::ip::address address_of(const std::string& host) {
-    if (host.empty()) return asio::ip::address_v4::loopback();
+  /// A name such as localhost may have addresses that no interface of this host has. Those of IPv4 come
+  /// first.
+  std::vector<asio::ip::address> addresses_of(const std::string& host) {
     asio::error_code error;
     const auto found = tcp::resolver(shared_.io).resolve(host, "", error);
     check<DistributedError>(!error && !found.empty(), "[store] cannot find ", host, ": ", error.message(),
                             "; use a name or an address of this machine");
-    for (const auto& entry : found)
-      if (entry.endpoint().address().is_v4()) return entry.endpoint().address();
-    return found.begin()->endpoint().address();
+    std::vector<asio::ip::address> addresses;
+    for (const auto& entry : found) addresses.push_back(entry.endpoint().address());
+    std::stable_partition(addresses.begin(), addresses.end(), [](const auto& a) { return a.is_v4(); });
+    return addresses;
   }
 
   void run() {

@@ -78,6 +78,7 @@ class Launcher {
         path_(std::move(path)),
         environment_(this_environment()),
         job_(job_of(options, environment_)) {
+    child_environment(environment_, job_, 0, 0);  // throws before anything is started
     if (!o_.log_dir.empty()) create_log_folder(o_.log_dir);
   }
 
