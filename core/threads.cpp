@@ -5,9 +5,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <charconv>
+#include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
 #include <limits>
 #include <mutex>
@@ -16,6 +15,7 @@
 
 #include "tapestry/core/device.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/omp_threads.h"
 #include "tapestry/core/parallel.h"
 #include "tapestry/core/tls_model.h"
 
@@ -32,22 +32,29 @@ namespace {
 // A limit is needed because the OpenMP runtime ends the process if the system cannot create a thread.
 constexpr int kMaxThreads = 1024;
 
-// OMP_NUM_THREADS may be a list with one number per nesting level; the first number is used. A value that is
-// not a number is ignored, as OpenMP runtimes do, because the variable belongs to OpenMP.
-int threads_by_default() {
-  if (const char* text = std::getenv("OMP_NUM_THREADS")) {
-    while (*text == ' ' || *text == '\t') ++text;
-    int n = 0;
-    const auto [end, error] = std::from_chars(text, text + std::strlen(text), n);
-    if (error == std::errc() && (*end == '\0' || *end == ',' || *end == ' ') && n >= 1)
-      return std::min(n, kMaxThreads);
-  }
+int cores_of_process() {
 #ifdef __linux__
   cpu_set_t cores;  // the CPU affinity of this process, which taskset and containers restrict
   if (sched_getaffinity(0, sizeof cores, &cores) == 0 && CPU_COUNT(&cores) > 0) return CPU_COUNT(&cores);
 #endif
   const unsigned n = std::thread::hardware_concurrency();
   return n > 0 ? static_cast<int>(n) : 1;
+}
+
+// OpenMP runtimes ignore a value of OMP_NUM_THREADS that is no number of threads. This program does the same,
+// and says what that means for it.
+int threads_by_default() {
+  const char* const text = std::getenv("OMP_NUM_THREADS");
+  const std::optional<int> wanted = text ? detail::omp_threads(text) : std::nullopt;
+  if (wanted) return std::min(*wanted, kMaxThreads);
+  const int cores = cores_of_process();
+  if (text && *text)
+    std::fprintf(
+        stderr,
+        "tapestry: OMP_NUM_THREADS is \"%s\", which is not a number of threads from 1 to %d, so all %d "
+        "cores of this process are used; set it to such a number, or unset it\n",
+        text, kMaxThreads, cores);
+  return cores;
 }
 
 std::atomic<int>& thread_count() {

@@ -5,6 +5,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/kernel_policy.h"
+#include "tapestry/distributed/checkpoint/internal/load.h"
 #include "tapestry/distributed/checkpoint/internal/reader.h"
 #include "tapestry/distributed/checkpoint/internal/state.h"
 #include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
@@ -36,9 +37,10 @@ struct Destination {
 /// One load, whose steps are checked before anything is changed.
 class Load {
  public:
-  Load(const std::string& folder, const ShardedTraining& training)
+  Load(const std::string& folder, const ShardedTraining& training, bool verify)
       : reader_(folder),
         training_(training),
+        verify_(verify),
         whole_state_(dynamic_cast<const ElementDivided*>(training.optimizer) != nullptr) {
     match_model();
     match_optimizer();
@@ -51,10 +53,10 @@ class Load {
 
   ShardReader& reader() { return reader_; }
   /// Checks the files that will be read.
-  void check_files(bool verify) {
+  void check_files() {
     for (const Destination& d : destinations_) reader_.check_shards(d.name, d.rows.first_row, d.rows.rows);
     for (const Destination& d : states_) reader_.check_shards(d.name, d.rows.first_row, d.rows.rows);
-    if (!verify) return;
+    if (!verify_) return;
     for (const Destination& d : destinations_) reader_.verify(d.name, d.rows.first_row, d.rows.rows);
     for (const Destination& d : states_) reader_.verify(d.name, d.rows.first_row, d.rows.rows);
   }
@@ -187,8 +189,8 @@ class Load {
     if (!training_.optimizer) return;
     optim::Optimizer& optimizer = *training_.optimizer;
     const Index& index = reader_.index();
-    check<IoError>(!index.optimizer.empty(), "[load_sharded] ", reader_.folder(),
-                   ": contains no optimizer state");
+    check(!index.optimizer.empty(), "[load_sharded] ", reader_.folder(),
+          ": contains no optimizer state; load the model alone");
     check(index.optimizer == optimizer.name(), "[load_sharded] ", reader_.folder(),
           ": was saved with the optimizer ", index.optimizer, ", not ", optimizer.name(),
           "; use the same optimizer, or load the model alone");
@@ -229,7 +231,7 @@ class Load {
       }
     each(kOptions, [&](const std::string& rest, const std::string& name, const TensorRecord& record) {
       if (record.sizes.numel() != 1) complain("not a number: ", name);
-      else optimizer_.emplace_back("groups." + rest, reader_.read(name));
+      else optimizer_.emplace_back("groups." + rest, read_small(name, record));
     });
   }
 
@@ -258,28 +260,34 @@ class Load {
         state_replicas_.push_back(r);
       }
     });
-    each(kExtra + name + "/", [&](const std::string& rest, const std::string& tensor, const TensorRecord&) {
-      optimizer_.emplace_back(prefix + rest, reader_.read(tensor));
+    each(kExtra + name + "/", [&](const std::string& rest, const std::string& tensor, const TensorRecord& t) {
+      optimizer_.emplace_back(prefix + rest, read_small(tensor, t));
     });
   }
 
   void match_scheduler() {
     if (!training_.scheduler) return;
-    check<IoError>(reader_.index().scheduler, "[load_sharded] ", reader_.folder(),
-                   ": contains no schedule state");
-    each(kScheduler, [&](const std::string& rest, const std::string& name, const TensorRecord&) {
-      schedule_.emplace_back(rest, reader_.read(name));
+    check(reader_.index().scheduler, "[load_sharded] ", reader_.folder(),
+          ": contains no schedule state; load it without a schedule");
+    each(kScheduler, [&](const std::string& rest, const std::string& name, const TensorRecord& record) {
+      schedule_.emplace_back(rest, read_small(name, record));
     });
   }
 
   void match_scaler() {
     if (!training_.scaler || !training_.scaler->is_enabled()) return;
-    each(kScaler, [&](const std::string& rest, const std::string& name, const TensorRecord&) {
-      scaler_.emplace_back(rest, reader_.read(name));
+    each(kScaler, [&](const std::string& rest, const std::string& name, const TensorRecord& record) {
+      scaler_.emplace_back(rest, read_small(name, record));
     });
-    check<IoError>(!scaler_.empty(), "[load_sharded] ", reader_.folder(),
-                   ": contains no gradient scaler's state");
+    check(!scaler_.empty(), "[load_sharded] ", reader_.folder(),
+          ": contains no gradient scaler's state; load it without a scaler");
     optim::GradScaler().load_state_dict(scaler_);  // throws before anything is changed
+  }
+
+  /// Reads a small tensor whose values are needed before the first change.
+  Tensor read_small(const std::string& name, const TensorRecord& record) {
+    if (verify_) reader_.verify(name, 0, record.rows());
+    return reader_.read(name);
   }
 
   /// Calls fn(rest of the name, name, record) for the tensors whose names begin with `prefix`.
@@ -292,7 +300,7 @@ class Load {
 
   ShardReader reader_;
   const ShardedTraining& training_;
-  const bool whole_state_;  // the optimizer takes whole tensors
+  const bool verify_, whole_state_;  // the optimizer takes whole tensors
   std::string wrong_;
   std::vector<Destination> destinations_, states_;
   std::vector<std::string> state_keys_;
@@ -302,14 +310,15 @@ class Load {
 
 }  // namespace
 
-nn::Progress load_sharded(const std::string& folder, const ShardedTraining& training,
-                          const LoadShardedOptions& options) {
+std::function<nn::Progress()> checkpoint::prepare_load(const std::string& folder,
+                                                       const ShardedTraining& training,
+                                                       const LoadShardedOptions& options) {
   const NoGradGuard no_grad;
   check(options.rank >= 0, "[load_sharded] the rank is ", options.rank, "; it cannot be negative");
-  Load load(folder, training);
-  const Index& index = load.reader().index();
-  check<IoError>(index.progress || (!training.optimizer && !training.scheduler), "[load_sharded] ", folder,
-                 ": was split from a model file and contains no training run; load the model alone");
+  const auto load = std::make_shared<Load>(folder, training, options.verify);
+  const Index& index = load->reader().index();
+  check(index.progress || (!training.optimizer && !training.scheduler), "[load_sharded] ", folder,
+        ": was split from a model file and contains no training run; load the model alone");
   nn::Progress progress = index.progress.value_or(nn::Progress{});
   const std::string choices = nn::take_kernel_choices("load_sharded", folder, progress.extra);
   const auto rank = static_cast<std::size_t>(options.rank);
@@ -317,14 +326,22 @@ nn::Progress load_sharded(const std::string& folder, const ShardedTraining& trai
   if (!index.generators.empty())
     generators =
         parse_generator_states("load_sharded", index.generators[rank < index.generators.size() ? rank : 0]);
-  load.check_files(options.verify);
+  load->check_files();
 
-  load.load_small();
-  load.load_rows();
-  if (rank < index.generators.size()) set_generator_states(generators);
-  else derive_generator_states(generators, options.rank);
-  if (!choices.empty()) set_kernel_choices(choices);
-  return progress;
+  return [=] {
+    const NoGradGuard none;
+    load->load_small();
+    load->load_rows();
+    if (rank < load->reader().index().generators.size()) set_generator_states(generators);
+    else derive_generator_states(generators, static_cast<int>(rank));
+    if (!choices.empty()) set_kernel_choices(choices);
+    return progress;
+  };
+}
+
+nn::Progress load_sharded(const std::string& folder, const ShardedTraining& training,
+                          const LoadShardedOptions& options) {
+  return prepare_load(folder, training, options)();
 }
 
 }  // namespace tapestry::distributed

@@ -81,7 +81,10 @@ std::string results_of(const Index& index, int first, int count) {
     text += std::to_string(index.shards[static_cast<std::size_t>(shard)].bytes);
     for (const auto& [name, tensor] : index.tensors)
       for (const Piece& piece : tensor.pieces)
-        if (piece.shard == shard) text += ' ' + std::to_string(piece.crc32);
+        if (piece.shard == shard) {
+          text += ' ' + std::to_string(piece.crc32);
+          for (const std::uint32_t sum : piece.blocks) text += ' ' + std::to_string(sum);
+        }
   }
   return text;
 }
@@ -91,7 +94,11 @@ void set_results(Index& index, int shard, const std::string& text) {
   in >> index.shards[static_cast<std::size_t>(shard)].bytes;
   for (auto& [name, tensor] : index.tensors)
     for (Piece& piece : tensor.pieces)
-      if (piece.shard == shard) in >> piece.crc32;
+      if (piece.shard == shard) {
+        in >> piece.crc32;
+        piece.blocks.resize(tensor.num_blocks(piece));
+        for (std::uint32_t& sum : piece.blocks) in >> sum;
+      }
   check<IoError>(!in.fail(), "[save_sharded] rank ", shard, " did not say what it has written");
 }
 

@@ -80,8 +80,8 @@ struct LoadShardedOptions {
   /// The number of the caller among those that load, which selects the generators' states. The states of a
   /// rank that saved none are derived from those of rank 0.
   int rank = 0;
-  /// Reads the data twice, first to compare the checksums of pieces that are read completely. So damage is
-  /// found before anything is changed.
+  /// Reads the data twice, first to compare the checksums. So damage is found before anything is changed. The
+  /// first time, whole blocks of 1 MiB are read, of which the process may need a part only.
   bool verify = true;
 };
 
@@ -92,9 +92,9 @@ struct LoadShardedOptions {
 /// (FullyShard::unshard()) are gathered again, which is collective.
 ///
 /// Throws IoError, which names the file, if one is missing, truncated, damaged, or belongs to another
-/// checkpoint; and ValueError for another model, optimizer or list of parameter groups. If it throws, nothing
-/// was loaded, unless a file became unreadable meanwhile. A slot that is being used by forward() must not be
-/// loaded.
+/// checkpoint; and ValueError for another model, optimizer or list of parameter groups, or if the checkpoint
+/// has no state of the optimizer, schedule or scaler that is passed. If it throws, nothing was loaded, unless
+/// a file became unreadable meanwhile. A slot that is being used by forward() must not be loaded.
 nn::Progress load_sharded(const std::string& folder, const ShardedTraining& training,
                           const LoadShardedOptions& options = {});
 
@@ -113,9 +113,10 @@ class ShardedCheckpointer {
   /// until this object is destroyed. Throws the errors of save_sharded(), and ValueError if the folder
   /// contains a later step, which belongs to another run.
   std::string save(const ShardedTraining& training, const nn::Progress& progress);
-  /// Locks the folder, and loads the latest complete checkpoint if there is one. If a file of a complete
-  /// checkpoint is missing, truncated, or not its own, rank 0 prints a warning that names the file, and the
-  /// checkpoint before it is loaded. A job that resumes with the same number of ranks continues bit for bit.
+  /// Locks the folder, and loads the latest complete checkpoint if there is one. If a rank finds that a file
+  /// of it is missing, truncated, changed, or not its own, rank 0 prints a warning that names the file, and
+  /// all ranks load the checkpoint before it. Throws IoError if no checkpoint is undamaged. A job that
+  /// resumes with the same number of ranks continues bit for bit.
   std::optional<nn::Progress> resume(const ShardedTraining& training);
   /// The path of the checkpoint with the last step whose index and shards exist with their lengths.
   std::optional<std::string> latest() const;

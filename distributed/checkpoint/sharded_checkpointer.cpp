@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "tapestry/distributed/checkpoint/internal/load.h"
 #include "tapestry/distributed/checkpoint/internal/reader.h"
 #include "tapestry/distributed/checkpoint/internal/writer.h"
 #include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
@@ -51,6 +52,11 @@ bool has_index(const std::string& path) {
   return fs::exists(fs::path(path) / kIndexFile, error);
 }
 
+void warn_of_skipped(const std::string& path, const std::string& damage) {
+  std::fprintf(stderr, "[ShardedCheckpointer] warning: %s\nthe checkpoint %s is skipped\n", damage.c_str(),
+               path.c_str());
+}
+
 void on_0(const std::shared_ptr<ProcessGroup>& group, const char* op, const std::function<void()>& task) {
   if (group) on_rank_0(*group, op, task);
   else task();
@@ -88,8 +94,7 @@ void ShardedCheckpointer::lock() {
       const auto& progress = reader.index().progress;
       entries_.push_back({step, progress ? progress->metric : std::nullopt});
     } catch (const IoError& e) {
-      std::fprintf(stderr, "[ShardedCheckpointer] warning: %s\nthe checkpoint %s is skipped\n", e.what(),
-                   path.c_str());
+      warn_of_skipped(path, e.what());
     }
   });
   lock_ = std::move(lock);
@@ -131,23 +136,49 @@ void ShardedCheckpointer::remove_old() {
 }
 
 std::optional<nn::Progress> ShardedCheckpointer::resume(const ShardedTraining& training) {
-  std::string path;
-  on_0(group_, "resume", [&] {
-    lock();
-    if (!entries_.empty()) path = path_of(entries_.back().step);
-    const std::vector<std::int64_t> all = steps();
-    check<IoError>(!path.empty() || all.empty(), "[ShardedCheckpointer] none of the ", all.size(),
-                   " checkpoints in ", folder_,
-                   " is complete and undamaged (see the warnings above); restore one, or choose another "
-                   "folder to start again");
-  });
-  if (group_) path = broadcast_text(*group_, path, 0, "path of the checkpoint");
-  if (path.empty()) return {};
-  nn::Progress progress;
-  const auto load = [&] { progress = load_sharded(path, training, {.rank = group_ ? group_->rank() : 0}); };
-  if (group_) on_all_ranks(*group_, "resume", load);
-  else load();
-  return progress;
+  const auto on_all = [&](const std::function<void()>& task) {
+    if (group_) on_all_ranks(*group_, "resume", task);
+    else task();
+  };
+  for (;;) {
+    std::string path;
+    on_0(group_, "resume", [&] {
+      lock();
+      if (!entries_.empty()) path = path_of(entries_.back().step);
+      const std::vector<std::int64_t> all = steps();
+      check<IoError>(!path.empty() || all.empty(), "[ShardedCheckpointer] none of the ", all.size(),
+                     " checkpoints in ", folder_,
+                     " is complete and undamaged (see the warnings above); restore one, or choose another "
+                     "folder to start again");
+    });
+    if (group_) path = broadcast_text(*group_, path, 0, "path of the checkpoint");
+    if (path.empty()) return {};
+
+    // Each rank checks what it will read. Damage that one rank finds makes all ranks take the checkpoint
+    // before.
+    std::function<nn::Progress()> load;
+    std::vector<std::string> damage(1);
+    on_all([&] {
+      try {
+        load = prepare_load(path, training, {.rank = group_ ? group_->rank() : 0});
+      } catch (const IoError& e) {
+        damage[0] = e.what();
+      }
+    });
+    if (group_) damage = all_gather_text(*group_, damage[0], "damage of the checkpoint");
+    const auto found =
+        std::find_if(damage.begin(), damage.end(), [](const auto& text) { return !text.empty(); });
+    if (found == damage.end()) {
+      nn::Progress progress;
+      on_all([&] { progress = load(); });
+      return progress;
+    }
+    on_0(group_, "resume", [&] {
+      const auto rank = found - damage.begin();
+      warn_of_skipped(path, group_ ? concat({"rank ", rank, ": ", *found}) : *found);
+      entries_.pop_back();
+    });
+  }
 }
 
 std::optional<std::string> ShardedCheckpointer::latest() const {

@@ -60,7 +60,7 @@ Place place_of(const Environment& e) {
             : "");
   // If all ranks are on this host, the store uses the loopback address: no name has to be looked up, and
   // other hosts cannot connect.
-  if (!e.store_is_running && e.local_world_size == e.world_size) return {"127.0.0.1", e.master_port};
+  if (!e.store_is_running && e.local_world_size == e.world_size) return {loopback_host(), e.master_port};
   return {e.master_addr, e.master_port};
 }
 
@@ -90,7 +90,7 @@ std::shared_ptr<Store> connect(const Environment& e, const Place& place, Millise
   const bool here = is_loopback(place.host);
   std::shared_ptr<StoreServer> server =
       start_store_server(here || e.secret.empty() ? place.host : "", place.port, options);
-  std::shared_ptr<Store> client = tcp_store(here ? place.host : "127.0.0.1", place.port, options);
+  std::shared_ptr<Store> client = tcp_store(here ? place.host : loopback_host(), place.port, options);
   Store* const store = client.get();
   return {store, [server = std::move(server), client = std::move(client)](Store*) mutable {
             client.reset();

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tapestry/distributed/comm/internal/deadline.h"
+#include "tapestry/distributed/comm/internal/held_key.h"
 #include "tapestry/distributed/comm/internal/key_table.h"
 #include "tapestry/distributed/comm/internal/sha256.h"
 #include "tapestry/distributed/comm/internal/tcp_wire.h"
@@ -179,6 +180,14 @@ class TcpStore final : public Store {
     return request({.op = Op::erase, .key = std::string(key)}).status == Status::ok;
   }
 
+  /// Returns the connection that holds the key, or null.
+  std::shared_ptr<void> hold(const std::string& key, const std::string& value) {
+    check_key(key), check_value(value);
+    std::unique_ptr<ServerConnection> connection;
+    const Response response = request({.op = Op::hold, .key = key, .value = value}, {}, &connection);
+    return response.status == Status::ok ? std::shared_ptr<void>(std::move(connection)) : nullptr;
+  }
+
   std::string str() const override { return concat({"tcp ", host_, ":", port_}); }
 
  private:
@@ -200,7 +209,9 @@ class TcpStore final : public Store {
     }
   }
 
-  Response request(const Request& request, Milliseconds wait = Milliseconds(0)) {
+  /// Keeps the connection for later requests, or moves it to `used`.
+  Response request(const Request& request, Milliseconds wait = Milliseconds(0),
+                   std::unique_ptr<ServerConnection>* used = nullptr) {
     const Deadline deadline = deadline_after(wait + options_.request_timeout);
     std::string why = "the response is malformed";
     try {
@@ -210,7 +221,8 @@ class TcpStore final : public Store {
       const std::size_t size = wire::read_size(connection->read(wire::kSize, deadline));
       if (size <= wire::kMaxResponse) {
         if (auto response = wire::decode_response(connection->read(size, deadline))) {
-          keep(std::move(connection));
+          if (used) *used = std::move(connection);
+          else keep(std::move(connection));
           check(response->status != Status::refused, response->value);
           check<DistributedError>(response->status != Status::full, "[store] ", str(),
                                   " is full: no room for key \"", request.key, "\" (", request.value.size(),
@@ -246,6 +258,11 @@ class TcpStore final : public Store {
 };
 
 }  // namespace
+
+std::shared_ptr<void> hold_key(const std::string& host, int port, const std::string& key,
+                               const std::string& value, const TcpOptions& options) {
+  return TcpStore(host, port, options).hold(key, value);
+}
 
 std::shared_ptr<Store> tcp_store(const std::string& host, int port, const TcpOptions& options) {
   return std::make_shared<TcpStore>(host, port, options);

@@ -5,6 +5,7 @@
 // deadline is dropped.
 #define ASIO_STANDALONE
 #include <fcntl.h>
+#include <netinet/tcp.h>
 
 #include <algorithm>
 #include <asio/executor_work_guard.hpp>
@@ -29,6 +30,7 @@
 #include "tapestry/distributed/comm/internal/block_signals.h"
 #include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/key_table.h"
+#include "tapestry/distributed/comm/internal/machine.h"
 #include "tapestry/distributed/comm/internal/port_holder.h"
 #include "tapestry/distributed/comm/internal/sha256.h"
 #include "tapestry/distributed/comm/internal/tcp_wire.h"
@@ -47,6 +49,7 @@ constexpr std::size_t kMostKept = std::size_t{256} << 20;  // keys and values
 constexpr std::size_t kMostUnderway = std::size_t{512}
                                       << 20;  // requests being received and responses being sent
 constexpr std::size_t kReadAtOnce = 64 << 10;
+const asio::error_code kNotHere(EADDRNOTAVAIL, asio::system_category());
 
 class ClientConnection;
 
@@ -90,6 +93,7 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
     socket_.close(ignored);
     timer_.cancel();
     stop_waiting();
+    for (const std::string& key : held_) shared_.table.erase(key);
     std::erase(shared_.strangers, self);
     if (shared_.clients.erase(self) > 0) shared_.changed();
   }
@@ -203,7 +207,8 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   std::optional<Response> serve(const wire::Request& request) {
     KeyTable& table = shared_.table;
     const std::string& key = request.key;
-    const bool sets = request.op == Op::set || request.op == Op::add || request.op == Op::compare_set;
+    const bool sets = request.op == Op::set || request.op == Op::add || request.op == Op::compare_set ||
+                      request.op == Op::hold;
     if (sets && table.bytes() + key.size() + request.value.size() > kMostKept)
       return Response{Status::full, ""};
     switch (request.op) {
@@ -227,11 +232,24 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
       case Op::compare_set:
         if (table.holds(key, request.expected)) shared_.put(key, request.value);
         break;
+      case Op::hold:
+        if (table.find(key)) return Response{Status::absent, ""};
+        notice_silence();
+        held_.push_back(key);
+        shared_.put(key, request.value);
+        break;
       case Op::erase:
         return Response{table.erase(key) ? Status::ok : Status::absent, ""};
     }
     const std::string* const value = table.find(key);
     return value ? Response{Status::ok, *value} : Response{Status::absent, ""};
+  }
+
+  /// Ends this connection if the client's host does not answer for 11 s, although no data is due.
+  void notice_silence() {
+    constexpr std::pair<int, int> kOptions[] = {{TCP_KEEPIDLE, 5}, {TCP_KEEPINTVL, 2}, {TCP_KEEPCNT, 3}};
+    for (const auto& [option, value] : kOptions)
+      ::setsockopt(socket_.native_handle(), IPPROTO_TCP, option, &value, sizeof value);
   }
 
   void wait_for(const std::string& key, Milliseconds timeout) {
@@ -271,6 +289,7 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   asio::steady_timer timer_;
   int alarms_ = 0;
   std::string nonce_, inbox_, awaited_;
+  std::vector<std::string> held_;  // keys that end with this connection
   bool client_ = false, answering_ = false, waits_ = false, hang_up_ = false, dropped_ = false;
 };
 
@@ -326,11 +345,13 @@ class Server final : public StoreServer {
       error = bind({tcp::v6(), port});
       if (error && error != asio::error::address_in_use) error = bind({tcp::v4(), port});
     } else {
-      const asio::ip::address address = address_of(host);
-      check(!shared_.secret.empty() || address.is_loopback(), "[store] without a secret a store listens on ",
-            "loopback only, but ", host,
-            " is not a loopback address; set TAPESTRY_SECRET to the same text on all hosts");
-      error = bind({address, port});
+      for (const asio::ip::address& address : addresses_of(host.empty() ? loopback_host() : host)) {
+        check(!shared_.secret.empty() || address.is_loopback(),
+              "[store] without a secret a store listens on loopback only, but ", host,
+              " is not a loopback address; set TAPESTRY_SECRET to the same text on all hosts");
+        error = bind({address, port});
+        if (error != kNotHere) break;
+      }
     }
     const std::string place = concat({host.empty() ? "this host" : host, ", port ", port});
     if (error == asio::error::address_in_use) {
@@ -361,15 +382,17 @@ class Server final : public StoreServer {
     return error;
   }
 
-  asio::ip::address address_of(const std::string& host) {
-    if (host.empty()) return asio::ip::address_v4::loopback();
+  /// A name such as localhost may have addresses that no interface of this host has. Those of IPv4 come
+  /// first.
+  std::vector<asio::ip::address> addresses_of(const std::string& host) {
     asio::error_code error;
     const auto found = tcp::resolver(shared_.io).resolve(host, "", error);
     check<DistributedError>(!error && !found.empty(), "[store] cannot find ", host, ": ", error.message(),
                             "; use a name or an address of this machine");
-    for (const auto& entry : found)
-      if (entry.endpoint().address().is_v4()) return entry.endpoint().address();
-    return found.begin()->endpoint().address();
+    std::vector<asio::ip::address> addresses;
+    for (const auto& entry : found) addresses.push_back(entry.endpoint().address());
+    std::stable_partition(addresses.begin(), addresses.end(), [](const auto& a) { return a.is_v4(); });
+    return addresses;
   }
 
   void run() {

@@ -81,8 +81,13 @@ TEST_CASE("OMP_NUM_THREADS sets the default") {
   CHECK_THAT(with("2,1"), ContainsSubstring("threads=2;"));
   CHECK_THAT(with("' 3'"), ContainsSubstring("threads=3;"));
   CHECK_THAT(with("100000"), ContainsSubstring("threads=1024;"));
-  for (const char* bad : {"0", "-2", "abc", "3x", "''"})
-    CHECK_THAT(with(bad), ContainsSubstring(cores.substr(cores.find("threads="), 9)));
+  const std::string all = cores.substr(cores.find("threads="));
+  for (const std::string bad : {"0", "-2", "abc", "3x", "99999999999"})
+    CHECK_THAT(with(bad),
+               ContainsSubstring("OMP_NUM_THREADS is \"" + bad + "\", which is not a number of threads") &&
+                   ContainsSubstring(all.substr(0, all.find(';') + 1)));
+  CHECK_THAT(with("''"),
+             ContainsSubstring(all.substr(0, all.find(';') + 1)) && !ContainsSubstring("tapestry:"));
 }
 
 TEST_CASE("after the main thread has ended, the next thread that computes gets all compute threads") {

@@ -3,6 +3,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <set>
 #include <thread>
@@ -78,6 +79,18 @@ std::string replaced(std::string text, const std::string& from, const std::strin
   return text.replace(at, from.size(), to);
 }
 
+std::string with_flipped_bit(std::string bytes, std::size_t at, int bit) {
+  bytes.at(at) = static_cast<char>(bytes.at(at) ^ (1 << bit));
+  return bytes;
+}
+
+/// The text of an index without its own checksum.
+std::string without_sum(const std::string& text) {
+  const std::size_t at = text.find(",\n \"crc32\": ");
+  if (at == std::string::npos) throw std::runtime_error("the index has no checksum");
+  return text.substr(0, at) + "\n}\n";
+}
+
 }  // namespace
 
 TEST_CASE("ShardedCheckpointer keeps the last and the best, and locks its folder") {
@@ -129,31 +142,47 @@ TEST_CASE("ShardedCheckpointer keeps the last and the best, and locks its folder
 
 TEST_CASE("a job resumes from the checkpoint before a damaged one, which a warning names") {
   const TempDir dir;
-  const std::string folder = dir / "run", last = folder + "/step-00000002",
-                    shard = last + "/shard-00001-of-00003.safetensors";
-  for (const std::string damage : {"missing", "truncated", "foreign", "index"}) {
-    INFO(damage);
-    fs::remove_all(folder);
-    save_on_3(folder + "/step-00000001", 1);
-    save_on_3(last, 2);
-    if (damage == "missing") fs::remove(shard);
-    if (damage == "truncated") write_file(shard, read_file(shard).substr(0, 500));
-    if (damage == "foreign") {
-      save_on_3(dir / "other", 2);
-      fs::copy_file(dir / "other/shard-00001-of-00003.safetensors", shard,
-                    fs::copy_options::overwrite_existing);
+  const std::string folder = dir / "run", first = folder + "/step-00000001", last = folder + "/step-00000002",
+                    file = "/shard-00001-of-00003.safetensors", shard = last + file;
+  // A rank of two or three reads other rows than the ranks that wrote.
+  for (const int ranks : {3, 2, 1}) {
+    for (const std::string damage : {"missing", "truncated", "foreign", "swapped", "bit", "index",
+                                     "swapped index", "bit of the index"}) {
+      INFO(damage << ", " << ranks << " ranks");
+      fs::remove_all(folder);
+      save_on_3(first, 1);
+      save_on_3(last, 2);
+      const std::string named = damage.find("index") == std::string::npos ? shard : last + "/index.json";
+      if (damage == "missing") fs::remove(shard);
+      if (damage == "truncated") write_file(shard, read_file(shard).substr(0, 500));
+      if (damage == "foreign") {
+        fs::remove_all(dir / "other");
+        save_on_3(dir / "other", 2);
+        fs::copy_file(dir / ("other" + file), shard, fs::copy_options::overwrite_existing);
+      }
+      if (damage == "swapped")
+        fs::copy_file(first + file, shard, fs::copy_options::overwrite_existing);  // step 1 keeps its own
+      if (damage == "bit") write_file(shard, with_flipped_bit(read_file(shard), fs::file_size(shard) - 2, 4));
+      if (damage == "index") write_file(named, "{");
+      if (damage == "swapped index")
+        fs::copy_file(first + "/index.json", named, fs::copy_options::overwrite_existing);
+      if (damage == "bit of the index")
+        write_file(named, replaced(read_file(named), "\"step\": 2", "\"step\": 3"));
+      // An index of another step finds that the shards are not its own.
+      const std::string blamed = damage == "swapped index" ? last + "/shard-" : named;
+      CHECK_THAT(loaded(last), ContainsSubstring(blamed) && !ContainsSubstring("changed by"));
+      const ChildResult child =
+          run_child("the job that resumes", "FOLDER='" + folder + "' RANKS=" + std::to_string(ranks));
+      CHECK(child.status == 0);
+      CHECK_THAT(child.output, ContainsSubstring("warning") && ContainsSubstring(blamed) &&
+                                   ContainsSubstring(last + " is skipped") &&
+                                   ContainsSubstring("resumed from step 1 and saved step 2"));
+      CHECK(loaded(last) == "2");
+      if (damage != "foreign" && damage != "swapped")
+        CHECK(*ShardedCheckpointer(folder, nullptr).latest() == last);
     }
-    if (damage == "index") write_file(last + "/index.json", "{");
-    const std::string named = damage == "index" ? last + "/index.json" : shard;
-    CHECK_THAT(loaded(last), ContainsSubstring(named) && !ContainsSubstring("changed"));
-    const ChildResult child = run_child("the job that resumes", "FOLDER='" + folder + "'");
-    CHECK(child.status == 0);
-    CHECK_THAT(child.output, ContainsSubstring("warning") && ContainsSubstring(named) &&
-                                 ContainsSubstring("resumed from step 1 and saved step 2"));
-    CHECK(loaded(last) == "2");
-    if (damage != "foreign") CHECK(*ShardedCheckpointer(folder, nullptr).latest() == last);
   }
-  fs::remove_all(folder + "/step-00000001");
+  fs::remove_all(first);
   fs::remove(last + "/" + "index.json");
   CHECK_FALSE(ShardedCheckpointer(folder, nullptr).latest());
   write_file(last + "/index.json", "{}");
@@ -164,10 +193,10 @@ TEST_CASE("a job resumes from the checkpoint before a damaged one, which a warni
 
 TEST_CASE("the job that resumes", "[.]") {
   run_local_ranks(
-      3,
+      std::atoi(std::getenv("RANKS")),
       [&](const Group& group) {
         Small net(-1);
-        tests::shard_rows(net, group->rank(), 3);
+        tests::shard_rows(net, group->rank(), group->size());
         ShardedCheckpointer checkpoints(std::getenv("FOLDER"), group);
         const nn::Progress progress = *checkpoints.resume(&net);
         const NoGradGuard no_grad;
@@ -303,27 +332,98 @@ TEST_CASE("a rank that ends before it has written leaves the checkpoint before")
   CHECK(loaded(folder) == "1");
 }
 
-TEST_CASE("data that has changed since it was saved is found before anything is loaded") {
+TEST_CASE("a flipped bit anywhere in a checkpoint is found before anything is loaded, or harmless") {
   const TempDir dir;
   const std::string folder = dir / "step";
   save_on_3(folder, 1);
-  const std::string shard = folder + "/shard-00001-of-00003.safetensors";
-  std::string bytes = read_file(shard);
-  bytes[bytes.size() - 2] = static_cast<char>(bytes[bytes.size() - 2] ^ 16);
+  for (const std::string name : {"/shard-00001-of-00003.safetensors", "/index.json"}) {
+    const std::string file = folder + name, bytes = read_file(file);
+    std::size_t harmless = 0;
+    for (std::size_t at = 0; at < bytes.size(); ++at) {
+      write_file(file, with_flipped_bit(bytes, at, static_cast<int>(at % 8)));
+      const std::string result = loaded(folder);
+      if (result == "1") ++harmless;
+      else if (result.find(file) == std::string::npos || result.starts_with("changed by"))
+        FAIL("byte " << at << " of " << name << ": " << result);
+    }
+    CHECK(harmless < 20);  // in the name of the index's checksum, and spaces that pad the header of a shard
+    // The last element of the shard.
+    write_file(file, with_flipped_bit(bytes, bytes.size() - 2, 4));
+    Small net;
+    if (name != "/index.json") CHECK_NOTHROW(load_sharded(folder, &net, {.verify = false}));
+    write_file(file, bytes);
+  }
+}
+
+TEST_CASE("ranks that read a piece in part check the blocks that they read") {
+  struct Tall : nn::Module {
+    nn::Parameter& w = param("w", arange(1200 * 1024).to(DType::f32).reshape({1200, 1024}));
+  };
+  const TempDir dir;
+  const std::string folder = dir / "step", shard = folder + "/shard-00000-of-00001.safetensors";
+  {
+    Tall net;
+    optim::SGD optimizer(net.parameters(), {.lr = 0.125});
+    save_sharded(folder, nullptr, {&net, &optimizer}, {.step = 1});
+  }
+  const Index index = Index::read(folder);
+  CHECK(index.tensors.at("w").block_rows == 256);  // 1 MiB
+  CHECK(index.tensors.at("w").pieces[0].blocks.size() == 5);
+  CHECK(Index::parse("index", index.text()).text() == index.text());
+  const std::string bytes = read_file(shard);
+  // The position of a tensor's first byte in the file, after 8 bytes and the header whose length they have.
+  const auto position_of = [&](const std::string& name) {
+    std::uint64_t header = 0;
+    std::memcpy(&header, bytes.data(), 8);
+    return 8 + header + SafetensorsFile(shard).find(name)->begin;
+  };
+  const std::size_t w = position_of("w"), lr = position_of("training/optimizer/groups.0.lr");
+  const auto damaged_ranks = [&](int ranks) {
+    std::string damaged;
+    for (int r = 0; r < ranks; ++r) {
+      Tall net;
+      tests::shard_rows(net, r, ranks);
+      try {
+        load_sharded(folder, &net);
+      } catch (const IoError& e) {
+        CHECK_THAT(e.what(), ContainsSubstring(shard) && ContainsSubstring("\"w\" in the rows"));
+        damaged += std::to_string(r);
+      }
+    }
+    return damaged;
+  };
+  CHECK(damaged_ranks(3) == "");
+  // Row 700 is in the block of the rows 512 to 767.
+  write_file(shard, with_flipped_bit(bytes, w + 700 * 4096 + 10, 3));
+  CHECK(damaged_ranks(3) == "1");   // 400 to 799
+  CHECK(damaged_ranks(4) == "12");  // 300 to 599, which has rows of the block, and 600 to 899
+  CHECK(damaged_ranks(2) == "01");
+  // Files that were written without sums of blocks: every rank checks the whole piece.
+  Index old = index;
+  for (auto& [name, tensor] : old.tensors)
+    for (checkpoint::Piece& piece : tensor.pieces) piece.blocks.clear();
+  write_file(folder + "/index.json", without_sum(old.text()));
+  CHECK(damaged_ranks(3) == "012");
   write_file(shard, bytes);
-  CHECK_THAT(loaded(folder),
-             ContainsSubstring(shard) && ContainsSubstring("checksum") && !ContainsSubstring("changed by"));
-  Small net;
-  CHECK_NOTHROW(load_sharded(folder, &net, {.verify = false}));
+  CHECK(damaged_ranks(3) == "");
+  // The numbers of an optimizer are checked too.
+  write_file(folder + "/index.json", index.text());
+  write_file(shard, with_flipped_bit(bytes, lr + 3, 3));
+  Tall net;
+  optim::SGD optimizer(net.parameters(), {.lr = 0.5});
+  CHECK_THROWS_WITH(load_sharded(folder, {&net, &optimizer}), ContainsSubstring("groups.0.lr"));
+  CHECK(optimizer.lr() == 0.5);
 }
 
 TEST_CASE("an index that lies is refused") {
   const TempDir dir;
   const std::string folder = dir / "step";
   save_on_3(folder, 1);
-  const std::string good = read_file(folder + "/index.json");
-  CHECK_NOTHROW(Index::parse("index", good));
-  CHECK(Index::parse("index", good).text() == good);
+  const std::string text = read_file(folder + "/index.json"), good = without_sum(text);
+  CHECK(Index::parse("index", text).text() == text);
+  CHECK(Index::parse("index", good).text() == text);  // an index that was written without a checksum
+  CHECK_THROWS_WITH(Index::parse("index", replaced(text, "\"step\": 1", "\"step\": 2")),
+                    ContainsSubstring("is not what was written"));
   const std::string file0 = "\"shard-00000-of-00003.safetensors\"",
                     weight = "\"shape\": [5,3], \"pieces\": [[0,0,2,";
   REQUIRE(good.find(weight) != std::string::npos);
@@ -352,6 +452,12 @@ TEST_CASE("an index that lies is refused") {
       {weight, "\"shape\": [5,3.5], \"pieces\": [[0,0,2,", "not an integer"},
       {weight, "\"shape\": [5,1,1,1,1,1,1,1,3], \"pieces\": [[0,0,2,", "9 dimensions"},
       {weight, "\"shape\": [5,3], \"pieces\": [[0,0,2,1,", "not a list of shard"},
+      {weight, R"("blocks": 1, )" + weight, "lacks \"block_rows\""},
+      {weight, R"("block_rows": 0, "blocks": [[],[],[]], )" + weight, "not from 1"},
+      {weight, R"("block_rows": 1, "blocks": [[],[]], )" + weight, "3 pieces"},
+      {weight, R"("block_rows": 1, "blocks": [[1,2,3],[],[]], )" + weight, "2 rows with 3 checksums"},
+      {weight, R"("block_rows": 2, "blocks": [[1],[],[]], )" + weight, "2 rows with 1 checksums"},
+      {weight, R"("block_rows": 1, "blocks": [[1,-2],[1,2],[]], )" + weight, "not from 0"},
       {"\"float32\"", "\"float31\"", "no dtype"},
       {"\"version\": 1", "\"version\": 2", "format version 2"},
       {"\"tapestry.sharded_checkpoint\"", "\"other\"", "format \"other\""},
@@ -381,7 +487,7 @@ TEST_CASE("shards that do not fit their index are refused") {
                     index = folder + "/index.json";
   save_on_3(folder, 1);
   const Safetensors good = load_safetensors(shard);
-  const std::string bytes = read_file(shard), good_index = read_file(index);
+  const std::string bytes = read_file(shard), good_index = without_sum(read_file(index));
   const auto with = [&](const StringMap& metadata, const std::string& error, const NamedTensors& more = {},
                         const std::string& without = "") {
     StringMap all = good.metadata;

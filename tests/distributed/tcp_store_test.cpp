@@ -11,6 +11,7 @@
 #include <fstream>
 #include <thread>
 
+#include "tapestry/distributed/comm/internal/held_key.h"
 #include "tapestry/distributed/comm/internal/sha256.h"
 #include "tapestry/distributed/comm/internal/tcp_wire.h"
 #include "tapestry/distributed/comm/store.h"
@@ -535,4 +536,33 @@ TEST_CASE("drain() waits for connected clients and accepts no others") {
   CHECK(server->drain(kSoon));
   CHECK(since(begin) < Milliseconds(3000));
   leaving.join();
+}
+
+TEST_CASE("a held key ends with its connection, also if the process is killed") {
+  const auto server = start_store_server(kHere, 0, kQuick);
+  const auto store = tcp_store(kHere, server->port(), kQuick);
+  const auto hold = [&](const std::string& value) {
+    return hold_key(kHere, server->port(), "k", value, kQuick);
+  };
+  const auto gone = [&] {
+    for (const auto begin = Clock::now(); store->try_get("k") && since(begin) < kSoon;)
+      std::this_thread::sleep_for(Milliseconds(5));
+    return !store->try_get("k");
+  };
+  auto handle = hold("mine");
+  REQUIRE(handle);
+  CHECK_FALSE(hold("other"));
+  CHECK(store->compare_set("k", "mine", "changed") == "changed");
+  handle.reset();
+  CHECK(gone());
+  tests::Process process([&] {
+    const auto held = hold("of a process");
+    for (;;) pause();
+  });
+  CHECK(store->get("k", kSoon) == "of a process");
+  CHECK_FALSE(hold("other"));
+  kill(process.id(), SIGKILL);
+  CHECK(process.join() == -SIGKILL);
+  CHECK(gone());
+  CHECK(hold("the next"));
 }

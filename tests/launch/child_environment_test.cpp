@@ -39,6 +39,11 @@ TEST_CASE("OMP_NUM_THREADS is the rank's share of the cores unless the user sets
   CHECK(threads(8, 3, {}) == "2");
   CHECK(threads(2, 5, {}) == "1");
   CHECK(threads(8, 1, {{"OMP_NUM_THREADS", "3"}}) == "3");
+  CHECK(threads(8, 1, {{"OMP_NUM_THREADS", " 2,1"}}) == " 2,1");
+  CHECK(threads(8, 2, {{"OMP_NUM_THREADS", ""}}) == "4");
+  for (const std::string bad : {"0", "-3", "abc", "2x"})
+    CHECK_THROWS_WITH(threads(8, 1, {{"OMP_NUM_THREADS", bad}}),
+                      ContainsSubstring("OMP_NUM_THREADS is \"" + bad + "\""));
 }
 
 TEST_CASE("variables of an outer launcher are removed") {

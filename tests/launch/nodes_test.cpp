@@ -16,6 +16,19 @@ LaunchOptions node(int rank, int nproc = 2) {
   return o;
 }
 
+/// Holds keys of a store in memory.
+Nodes::Hold hold_in(const std::shared_ptr<Store>& store) {
+  return [store](const std::string& key, const std::string& value) -> std::shared_ptr<void> {
+    if (store->compare_set(key, std::nullopt, value) != value) return nullptr;
+    return {new char, [store, key](char* handle) { store->erase(key), delete handle; }};
+  };
+}
+
+/// The launcher of a node.
+struct Launcher : Nodes {
+  Launcher(const std::shared_ptr<Store>& store, const LaunchOptions& o) : Nodes(store, o, hold_in(store)) {}
+};
+
 /// A store whose calls throw, as those of a client do after the server has closed.
 class GoneStore : public Store {
  public:
@@ -35,19 +48,71 @@ class GoneStore : public Store {
 
 }  // namespace
 
-TEST_CASE("each node joins once, and all with the same options") {
+TEST_CASE("a node has one launcher at a time, and all have the same options") {
   const auto store = memory_store();
-  Nodes zero(store, node(0)), one(store, node(1));
-  zero.join();
-  one.join();
-  CHECK_THROWS_WITH(Nodes(store, node(1)).join(), ContainsSubstring("launcher of node 1 exists already"));
-  CHECK_THROWS_AS(Nodes(store, node(1, 3)).join(), tapestry::ValueError);
-  CHECK_THROWS_WITH(Nodes(store, node(1, 3)).join(), ContainsSubstring("--nproc-per-node 3"));
+  Launcher zero(store, node(0));
+  auto one = std::make_unique<Launcher>(store, node(1));
+  CHECK(zero.join());
+  CHECK(one->join());
+  Launcher another(store, node(1));
+  CHECK_FALSE(another.join());
+  CHECK_THROWS_AS(Launcher(store, node(1, 3)).join(), tapestry::ValueError);
+  CHECK_THROWS_WITH(Launcher(store, node(1, 3)).join(), ContainsSubstring("--nproc-per-node 3"));
+  one.reset();
+  CHECK(another.join());
+}
+
+TEST_CASE("an attempt begins when all launchers are ready, and ends when one of them is replaced") {
+  const auto store = memory_store();
+  Launcher zero(store, node(0));
+  auto one = std::make_unique<Launcher>(store, node(1));
+  REQUIRE((zero.join() && one->join()));
+  CHECK_FALSE(zero.begin(0));
+  CHECK(zero.missing() == "node 1");
+  CHECK_FALSE(one->begin(0));  // node 0 decides
+  CHECK(zero.begin(0));
+  CHECK(zero.missing() == "");
+  CHECK(one->begin(0));
+  CHECK_FALSE(zero.look(0));
+  SECTION("it is replaced before node 0 looks") {
+    one.reset();
+    Launcher another(store, node(1));
+    REQUIRE(another.join());
+    CHECK_FALSE(another.look(0));
+    CHECK_FALSE(another.begin(0));  // this attempt has begun with its predecessor
+    const auto ending = zero.look(0);
+    REQUIRE(ending);
+    CHECK(ending->restart);
+    CHECK(ending->text == "node 1: its launcher has ended, or node 0 cannot reach it");
+    CHECK(another.look(0)->text == ending->text);
+    CHECK_FALSE(zero.begin(1));
+    CHECK_FALSE(another.begin(1));
+    CHECK(zero.begin(1));
+    CHECK(another.begin(1));
+    CHECK_FALSE(zero.look(1));
+  }
+  SECTION("it ends, and node 0 waits for another") {
+    one.reset();
+    CHECK(zero.look(0)->restart);
+    CHECK_FALSE(zero.begin(1));
+    CHECK(zero.missing() == "node 1");
+    CHECK_FALSE(zero.look(1));
+  }
+  SECTION("it ends after all ranks have exited successfully") {
+    zero.done(0);
+    one->done(0);
+    one.reset();
+    CHECK_FALSE(zero.look(0));
+  }
+  SECTION("its registration ends while it waits") {
+    store->erase("launch/node/1");
+    CHECK_THROWS_AS(one->begin(1), DistributedError);
+  }
 }
 
 TEST_CASE("all nodes see the first reported end of each attempt") {
   const auto store = memory_store();
-  Nodes zero(store, node(0)), one(store, node(1));
+  Launcher zero(store, node(0)), one(store, node(1));
   CHECK_FALSE(zero.look(0));
   const Ending first = one.end(0, {139, true, "node 1: rank 3 failed\nbadly"});
   CHECK(first.status == 139);
@@ -65,7 +130,7 @@ TEST_CASE("all nodes see the first reported end of each attempt") {
 
 TEST_CASE("the job is done when all nodes are done") {
   const auto store = memory_store();
-  Nodes zero(store, node(0)), one(store, node(1));
+  Launcher zero(store, node(0)), one(store, node(1));
   zero.done(0);
   CHECK_FALSE(zero.all_done(0));
   one.done(0);
@@ -78,7 +143,7 @@ TEST_CASE("count_left counts the nodes that know of the end and those that have 
   const auto store = memory_store();
   LaunchOptions o = node(0);
   o.nnodes = 3;
-  Nodes zero(store, o), one(store, o), two(store, o);
+  Launcher zero(store, o), one(store, o), two(store, o);
   zero.end(0, {1, true, "first"});
   CHECK(one.look(0));
   CHECK(one.look(0));  // a node that looks twice must be counted once
@@ -95,12 +160,12 @@ TEST_CASE("count_left counts the nodes that know of the end and those that have 
   CHECK(zero.count_left().know == 3);
 }
 
-TEST_CASE("without node 0's store, the job has ended") {
-  Nodes one(std::make_shared<GoneStore>(), node(1));
+TEST_CASE("without node 0's store, this attempt has ended") {
+  Launcher one(std::make_shared<GoneStore>(), node(1));
   const auto ending = one.look(0);
   REQUIRE(ending);
   CHECK(ending->status == 1);
-  CHECK_FALSE(ending->restart);
+  CHECK(ending->lost);
   CHECK_THAT(ending->text, ContainsSubstring("node 0 does not answer: connection refused"));
   CHECK(one.end(0, {5, true, "mine"}).text == "mine");
   CHECK_THROWS_AS(one.done(0), DistributedError);

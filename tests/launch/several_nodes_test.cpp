@@ -155,6 +155,46 @@ TEST_CASE("if node 0's launcher is killed, the other launcher reports it and exi
   CHECK(one.all_gone());
 }
 
+TEST_CASE("a launcher that was killed is started again, and the job goes on with one restart") {
+  for (const int killed : {1, 0}) {
+    const TwoNodes nodes;
+    // The ranks of the other node would not notice.
+    const std::string script =
+        "[ -e $SHARED/again ] && exit 0; touch $SHARED/up.$RANK; while :; do sleep 0.02; done";
+    const std::vector<std::string> options = {"--max-restarts=3"};
+    Job zero = nodes.node(0, script, options);
+    Job one = nodes.node(1, script, options);
+    for (const char* up : {"up.0", "up.1", "up.2", "up.3"}) REQUIRE(nodes.made(up));
+    Job &dead = killed ? one : zero, &other = killed ? zero : one;
+    dead.signal(SIGKILL);
+    CHECK(dead.wait() == 137);
+    const std::string found =
+        killed ? "node 1: its launcher has ended, or node 0 cannot reach it; restart 1 of 3\n"
+               : "s for it to return\n";
+    REQUIRE(eventually([&] { return other.err().find(found) != std::string::npos; }, 30));
+    CHECK(other.wait(0.5) == -1);  // it waits
+    tests::write_file(nodes.shared / "again", "");
+    Job again = nodes.node(killed, script, options);
+    CHECK(again.wait() == 0);
+    CHECK(other.wait() == 0);
+    CHECK_THAT(other.err(), !ContainsSubstring("restart 2 of 3"));
+    for (const Job* job : {&zero, &one, &again}) CHECK(job->all_gone());
+  }
+}
+
+TEST_CASE("a launcher that does not come back in time ends the job") {
+  const TwoNodes nodes;
+  const std::vector<std::string> options = {"--max-restarts=3"}, variables = {"TAPESTRY_TIMEOUT_S=1"};
+  Job zero = nodes.node(0, kWait, options, variables);
+  Job one = nodes.node(1, kWait, options, variables);
+  for (const char* up : {"up.0", "up.1", "up.2", "up.3"}) REQUIRE(nodes.made(up));
+  one.signal(SIGKILL);
+  CHECK(zero.wait() == 1);
+  CHECK_THAT(zero.err_last_line(), ContainsSubstring("the launchers of node 1 have not come within 1 s"));
+  CHECK_THAT(zero.err(), ContainsSubstring("restart 1 of 3") && !ContainsSubstring("restart 2 of 3"));
+  CHECK(zero.all_gone());
+}
+
 TEST_CASE("node 0's launcher does not wait for a stopped launcher") {
   const TwoNodes nodes;
   const std::string script =
@@ -175,7 +215,6 @@ TEST_CASE("node 0's launcher does not wait for a stopped launcher") {
 TEST_CASE("launchers with different options or equal node ranks are refused") {
   const TwoNodes nodes;
   Job zero = nodes.node(0, kWait, {}, {"TAPESTRY_SECRET=right"});
-  REQUIRE(nodes.made("up.0"));
   Job stranger = nodes.node(1, kWait, {}, {"TAPESTRY_SECRET=wrong"});
   CHECK(stranger.wait(20) == 1);
   CHECK_THAT(stranger.err(), ContainsSubstring("secret"));
@@ -185,7 +224,7 @@ TEST_CASE("launchers with different options or equal node ranks are refused") {
   Job twin = nodes.node(0, kWait, {}, {"TAPESTRY_SECRET=right"});
   CHECK(twin.wait(20) == 1);
   CHECK_THAT(twin.err(), ContainsSubstring(nodes.port));
-  CHECK_FALSE(std::filesystem::exists(nodes.shared / "up.2"));
+  for (const char* up : {"up.0", "up.2"}) CHECK_FALSE(std::filesystem::exists(nodes.shared / up));
   zero.signal(SIGTERM);
   CHECK(zero.wait(20) == 143);
 }

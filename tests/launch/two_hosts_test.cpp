@@ -50,3 +50,25 @@ TEST_CASE("a job over two hosts computes the bits of a job on one host") {
     }
   }
 }
+
+TEST_CASE("a job runs on a host whose loopback interface has no IPv4 address") {
+  if (!tests::has_hosts()) return;
+  // The only address of the host is ::1.
+  Job job = tests::hosts(
+      "ip addr del 127.0.0.1/8 dev lo; ip addr flush dev wire0; status=0\n"
+      "if [ ! -e /proc/net/if_inet6 ] || ! ip -6 addr show dev lo | grep -q ::1; then touch $DIR/no_ipv6; "
+      "fi\n"
+      "\"$LAUNCHER\" --nproc-per-node 2 \"$PROGRAM\" \"$TEST_CASE\" > $DIR/out.0 2>&1 || status=$?\n"
+      "echo $status > $DIR/status.0; kill $b",
+      {"TAPESTRY_TIMEOUT_S=15"});
+  CHECK(job.wait(60) == 0);
+  if (job.made("no_ipv6", 0)) {
+    WARN("a host without IPv4 is not tested: this kernel has no IPv6");
+    return;
+  }
+  INFO(job.file("out.0"));
+  CHECK(job.file("status.0") == "0\n");
+  for (const std::string rank : {"0", "1"})
+    CHECK((job.file("weights." + rank) == tests::undisturbed_weights(2, 6)[rank == "1"]));
+  CHECK(job.all_gone());
+}

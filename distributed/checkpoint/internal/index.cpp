@@ -25,6 +25,8 @@ constexpr int kMaxShards = 99'999;  // file names have five digits
 constexpr int kMaxDepth = 6;
 constexpr const char* kFormat = "tapestry.sharded_checkpoint";
 constexpr std::int64_t kVersion = 1;
+// The last member of the index: the checksum of all bytes in front of this text.
+constexpr std::string_view kOwnSum = ",\n \"crc32\": ";
 
 /// Reads fields of the index. Every error names the file and the field.
 struct Reader {
@@ -75,6 +77,22 @@ struct Reader {
     broken(what, " is \"", name, "\", which is no dtype");
   }
 
+  void add_blocks(TensorRecord& record, const Json& value, const std::string& what) const {
+    record.block_rows = integer(field(value, "block_rows"), "\"block_rows\" of " + what, 1);
+    const Json& lists = array(value["blocks"], "\"blocks\" of " + what);
+    require(lists.size() == record.pieces.size(), what, " has ", record.pieces.size(),
+            " pieces, but checksums of the blocks of ", lists.size());
+    for (std::size_t i = 0; i < lists.size(); ++i) {
+      Piece& piece = record.pieces[i];
+      const Json& sums = array(lists[i], "the blocks of a piece of " + what);
+      require(sums.size() == record.num_blocks(piece), what, " has a piece of ", piece.rows, " rows with ",
+              sums.size(), " checksums of blocks of ", record.block_rows, " rows");
+      for (const Json& sum : sums)
+        piece.blocks.push_back(
+            static_cast<std::uint32_t>(integer(sum, "the checksum of a block of " + what, 0, UINT32_MAX)));
+    }
+  }
+
   TensorRecord tensor(const std::string& name, const Json& value, int shards) const {
     const std::string what = "tensor \"" + name + "\"";
     object(value, what);
@@ -111,9 +129,14 @@ struct Reader {
       record.pieces.push_back(piece);
     }
     require(next == record.rows(), what, " lacks the rows ", next, " to ", record.rows());
+    if (value.contains("blocks")) add_blocks(record, value, what);
     return record;
   }
 };
+
+std::uint32_t crc32_of(std::string_view text) {
+  return static_cast<std::uint32_t>(crc32_z(0, reinterpret_cast<const Bytef*>(text.data()), text.size()));
+}
 
 /// Parses JSON that is nested at most kMaxDepth deep.
 Json parse_json(const Reader& reader, const std::string& text) {
@@ -147,6 +170,11 @@ std::uint64_t TensorRecord::row_bytes() const {
   return bytes;
 }
 
+std::size_t TensorRecord::num_blocks(const Piece& piece) const {
+  if (block_rows == 0 || piece.rows <= block_rows || row_bytes() == 0) return 0;
+  return static_cast<std::size_t>((piece.rows - 1) / block_rows + 1);
+}
+
 std::string Index::text() const {
   Json head{{"format", kFormat}, {"version", kVersion}, {"id", id}, {"generators", generators}};
   if (progress) {
@@ -170,15 +198,23 @@ std::string Index::text() const {
     out += ",\n \"tensors\": {";
     bool first = true;
     for (const auto& [name, tensor] : tensors) {
-      Json pieces = Json::array(), shape = Json::array();
+      Json pieces = Json::array(), shape = Json::array(), blocks = Json::array();
+      bool several = false;
       for (const std::int64_t n : tensor.sizes) shape.push_back(n);
-      for (const Piece& p : tensor.pieces) pieces.push_back(Json{p.shard, p.first_row, p.rows, p.crc32});
+      for (const Piece& p : tensor.pieces) {
+        pieces.push_back(Json{p.shard, p.first_row, p.rows, p.crc32});
+        blocks.push_back(Json(p.blocks));
+        several = several || !p.blocks.empty();
+      }
       out += std::string(first ? "" : ",") + "\n  " + Json(name).dump() + ": {\"dtype\": \"" +
-             dtype_name(tensor.dtype) + "\", \"shape\": " + shape.dump() + ", \"pieces\": " + pieces.dump() +
-             "}";
+             dtype_name(tensor.dtype) + "\", \"shape\": " + shape.dump() + ", \"pieces\": " + pieces.dump();
+      if (several)
+        out += ", \"block_rows\": " + std::to_string(tensor.block_rows) + ", \"blocks\": " + blocks.dump();
+      out += '}';
       first = false;
     }
-    return out + "\n }\n}\n";
+    out += "\n }";
+    return out + std::string(kOwnSum) + std::to_string(crc32_of(out)) + "\n}\n";
   } catch (const Json::exception&) {
     fail(
         "[save_sharded] the name of a tensor, or a text of the progress, is not UTF-8; JSON allows no other "
@@ -196,6 +232,11 @@ Index Index::parse(const std::string& path, const std::string& text) {
   const std::int64_t version = r.integer(r.field(json, "version"), "\"version\"");
   r.require(version == kVersion, "has format version ", version, ", but this library reads version ",
             kVersion);
+  if (json.contains("crc32")) {
+    const std::int64_t expected = r.integer(json["crc32"], "\"crc32\""),
+                       sum = crc32_of(std::string_view(text).substr(0, text.rfind(kOwnSum)));
+    r.require(sum == expected, "is not what was written (checksum ", sum, ", not ", expected, ")");
+  }
   index.id = r.text(r.field(json, "id"), "\"id\"");
 
   const Json& shards = r.array(r.field(json, "shards"), "\"shards\"");

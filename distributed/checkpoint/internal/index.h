@@ -26,7 +26,8 @@ inline const std::string kOptimizer = kTraining + "optimizer/", kScheduler = kTr
 struct Piece {
   int shard = 0;
   std::int64_t first_row = 0, rows = 0;
-  std::uint32_t crc32 = 0;  ///< of the elements' bytes, as zlib computes it
+  std::uint32_t crc32 = 0;                 ///< of the elements' bytes, as zlib computes it
+  std::vector<std::uint32_t> blocks = {};  ///< the same of each block; see TensorRecord::block_rows
 };
 
 /// A tensor and its pieces in order of their rows, each row once. Pieces have at least one row.
@@ -34,12 +35,17 @@ struct TensorRecord {
   DType dtype = DType::f32;
   Shape sizes;
   std::vector<Piece> pieces = {};
+  /// A piece of more rows has a checksum for each block of so many rows, the last of which may be shorter. So
+  /// a reader of a few rows checks their blocks alone. 0 in checkpoints that have no sums of blocks.
+  std::int64_t block_rows = 0;
 
   std::int64_t rows() const { return sizes.empty() ? 1 : sizes[0]; }
   /// The shape of `count` rows.
   Shape sizes_of(std::int64_t count) const;
   /// The size of one row in bytes.
   std::uint64_t row_bytes() const;
+  /// The number of checksums that a piece has beside its own: 0 if it is one block.
+  std::size_t num_blocks(const Piece& piece) const;
 };
 
 struct ShardRecord {

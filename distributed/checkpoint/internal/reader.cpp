@@ -131,16 +131,24 @@ Tensor ShardReader::read(const std::string& name) {
 void ShardReader::verify(const std::string& name, std::int64_t first, std::int64_t rows) {
   if (!sources_.empty()) return;
   const std::string& real = real_name(name);
-  for (const Piece& piece : index_.tensors.at(real).pieces) {
-    if (piece.first_row < first || piece.first_row + piece.rows > first + rows) continue;
-    std::uint32_t crc = 0;
-    read(real, piece.first_row, piece.rows,
-         [&](const Tensor& part, std::int64_t) { crc = crc32_of(crc, part); });
-    check<IoError>(
-        crc == piece.crc32, "[load_sharded] ",
-        (std::filesystem::path(folder_) / index_.shards[static_cast<std::size_t>(piece.shard)].file).string(),
-        ": the elements of \"", real, "\" are not those that were saved (checksum ", crc, ", not ",
-        piece.crc32, "); restore the file or use another checkpoint");
+  const TensorRecord& tensor = index_.tensors.at(real);
+  for (const Piece& piece : tensor.pieces) {
+    const std::int64_t size = piece.blocks.empty() ? piece.rows : tensor.block_rows,
+                       end = piece.first_row + piece.rows;
+    for (std::int64_t row = piece.first_row, block = 0; row < end; row += size, ++block) {
+      const std::int64_t count = (std::min)(size, end - row);
+      if (row + count <= first || row >= first + rows) continue;
+      std::uint32_t crc = 0;
+      read(real, row, count, [&](const Tensor& part, std::int64_t) { crc = crc32_of(crc, part); });
+      const std::uint32_t expected =
+          piece.blocks.empty() ? piece.crc32 : piece.blocks[static_cast<std::size_t>(block)];
+      const ShardRecord& record = index_.shards[static_cast<std::size_t>(piece.shard)];
+      check<IoError>(crc == expected, "[load_sharded] ",
+                     (std::filesystem::path(folder_) / record.file).string(), ": the elements of \"", real,
+                     "\" in the rows ", row, " to ", row + count - 1,
+                     " are not those that were saved (checksum ", crc, ", not ", expected,
+                     "); restore the file or use another checkpoint");
+    }
   }
 }
 

@@ -32,8 +32,8 @@ class ShardReader {
   void read(const std::string& name, std::int64_t first, std::int64_t rows, const Receive& fn);
   /// Reads the whole tensor. For small tensors.
   Tensor read(const std::string& name);
-  /// Reads those pieces that lie in the rows [first, first + rows) completely, and throws IoError if the
-  /// checksum of one is wrong.
+  /// Reads the blocks that have some of the rows [first, first + rows), and throws IoError if the checksum of
+  /// one is wrong. A piece without sums of blocks is one block.
   void verify(const std::string& name, std::int64_t first, std::int64_t rows);
 
  private:

@@ -2,7 +2,9 @@
 
 #include <fcntl.h>
 #include <unistd.h>
+#include <zlib.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <set>
 
@@ -12,6 +14,8 @@ namespace tapestry::distributed::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::uint64_t kBlockBytes = std::uint64_t{1} << 20;
 
 bool is_own_file(const std::string& name) { return name == kIndexFile || is_shard_file(name); }
 
@@ -33,6 +37,26 @@ std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
+/// Adds the next rows of a piece to its checksum and to those of its blocks. `done` counts the rows before.
+void add_to_sums(const TensorRecord& tensor, Piece& piece, const Tensor& dense, std::int64_t& done) {
+  const std::uint64_t row_bytes = tensor.row_bytes();
+  if (row_bytes == 0) return;
+  const auto* const bytes = static_cast<const Bytef*>(dense.raw_data());
+  const auto rows = static_cast<std::int64_t>(dense.nbytes() / row_bytes);
+  for (std::int64_t row = 0; row < rows;) {
+    const std::int64_t count = (std::min)(rows - row, tensor.block_rows - done % tensor.block_rows);
+    const std::uint64_t length = static_cast<std::uint64_t>(count) * row_bytes;
+    const uLong crc = crc32_z(0, bytes + static_cast<std::uint64_t>(row) * row_bytes, length);
+    const auto append = [&](std::uint32_t& sum) {
+      sum = static_cast<std::uint32_t>(crc32_combine(sum, crc, static_cast<z_off_t>(length)));
+    };
+    append(piece.crc32);
+    if (!piece.blocks.empty()) append(piece.blocks[static_cast<std::size_t>(done / tensor.block_rows)]);
+    row += count;
+    done += count;
+  }
+}
+
 }  // namespace
 
 void write_shard(const std::string& folder, Index& index, int shard, const Source& source) {
@@ -42,6 +66,8 @@ void write_shard(const std::string& folder, Index& index, int shard, const Sourc
   std::vector<SafetensorsWriter::Entry> entries;
   std::map<std::string, Piece*> pieces;
   for (auto& [name, tensor] : index.tensors) {
+    tensor.block_rows = static_cast<std::int64_t>(
+        std::max<std::uint64_t>(kBlockBytes / std::max<std::uint64_t>(tensor.row_bytes(), 1), 1));
     for (Piece& piece : tensor.pieces) {
       if (piece.shard != shard) continue;
       entries.push_back({name, tensor.dtype, tensor.sizes_of(piece.rows)});
@@ -53,10 +79,13 @@ void write_shard(const std::string& folder, Index& index, int shard, const Sourc
   SafetensorsWriter writer(path, std::move(entries), metadata);
   for (const SafetensorsWriter::Entry& entry : writer.entries()) {
     Piece& piece = *pieces.at(entry.name);
+    const TensorRecord& tensor = index.tensors.at(entry.name);
+    std::int64_t rows_done = 0;
     piece.crc32 = 0;
+    piece.blocks.assign(tensor.num_blocks(piece), 0);
     source(entry.name, piece, [&](const Tensor& rows) {
       const Tensor dense = rows.contiguous();
-      piece.crc32 = crc32_of(piece.crc32, dense);
+      add_to_sums(tensor, piece, dense, rows_done);
       writer.write(dense);
     });
   }

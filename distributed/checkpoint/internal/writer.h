@@ -12,6 +12,7 @@ using Sink = std::function<void(const Tensor& rows)>;
 using Source = std::function<void(const std::string& name, const Piece& piece, const Sink& sink)>;
 
 /// Writes the pieces of the index that belong to a shard, and sets their checksums and the shard's record.
+/// Sets the size of the blocks of all tensors.
 void write_shard(const std::string& folder, Index& index, int shard, const Source& source);
 
 /// Creates the folder of a checkpoint. Returns the generation for its shards, whose files do not exist yet:

@@ -172,8 +172,10 @@ std::string own_address(Store& store, int rank, int size, Deadline deadline) {
     const std::string theirs = store.get(key("from/", i), left_until(deadline));
     if (!theirs.empty()) address = address_towards(theirs);
   }
-  // If no address is known, the default route decides: 192.0.2.1 is an address reserved for documentation.
-  return address.empty() ? address_towards("192.0.2.1") : address;
+  // If no address is known, the default route decides. These addresses are reserved for documentation.
+  for (const char* const other : {"192.0.2.1", "2001:db8::1"})
+    if (address.empty()) address = address_towards(other);
+  return address;
 }
 
 /// The interface that the user chose, or "". A name that does not exist is an error, also if the ranks need
@@ -207,16 +209,25 @@ tcp::attr network_address(Store& store, int rank, int size, const std::string& i
 
 /// Gloo looks up the network interface of every device, also of one that uses no network.
 tcp::attr loopback_address() {
-  sockaddr_in loopback{};
-  loopback.sin_family = AF_INET;
-  loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   tcp::attr attr;
-  attr.ai_family = AF_INET;
   attr.ai_socktype = SOCK_STREAM;
   attr.ai_protocol = 0;
   attr.ai_addr = {};
-  std::memcpy(&attr.ai_addr, &loopback, sizeof loopback);
-  attr.ai_addrlen = sizeof loopback;
+  if (loopback_host() == "::1") {
+    sockaddr_in6 loopback{};
+    loopback.sin6_family = AF_INET6;
+    loopback.sin6_addr = in6addr_loopback;
+    attr.ai_family = AF_INET6;
+    std::memcpy(&attr.ai_addr, &loopback, sizeof loopback);
+    attr.ai_addrlen = sizeof loopback;
+  } else {
+    sockaddr_in loopback{};
+    loopback.sin_family = AF_INET;
+    loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    attr.ai_family = AF_INET;
+    std::memcpy(&attr.ai_addr, &loopback, sizeof loopback);
+    attr.ai_addrlen = sizeof loopback;
+  }
   return attr;
 }
 

@@ -162,8 +162,11 @@ GlooTransport::GlooTransport(Store& store, int rank, int size, Deadline deadline
   } catch (const Error&) {
     throw;
   } catch (const std::exception& e) {  // of Gloo
-    fail<DistributedError>("[gloo] rank ", rank, " of ", size, " cannot use the network: ", e.what(),
-                           "; set TAPESTRY_INTERFACE to the network interface that all ranks share");
+    fail<DistributedError>(
+        "[gloo] rank ", rank, " of ", size, " cannot use the network: ", e.what(),
+        one_host_ ? "; the ranks of one host need a loopback address, 127.0.0.1 or ::1, so bring "
+                    "the interface lo up (ip link set lo up)"
+                  : "; set TAPESTRY_INTERFACE to the network interface that all ranks share");
   }
   const BlockSignals in_its_thread;
   watcher_ = detail::start_thread("gloo", [this] { watch_peers(); });

@@ -1,6 +1,9 @@
 #include "tapestry/distributed/comm/internal/machine.h"
 
+#include <ifaddrs.h>
+#include <netinet/in.h>
 #include <sched.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +29,23 @@ std::string boot_id() {
 bool is_loopback(std::string_view host) {
   const bool in_127 = host.starts_with("127.") && host.find_first_not_of("0123456789.") == host.npos;
   return in_127 || host == "localhost" || host == "::1";
+}
+
+std::string loopback_host() {
+  bool v4 = false, v6 = false;
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return "127.0.0.1";
+  for (const ifaddrs* i = list; i; i = i->ifa_next) {
+    if (!i->ifa_addr) continue;
+    if (i->ifa_addr->sa_family == AF_INET) {
+      const auto& at = *reinterpret_cast<const sockaddr_in*>(i->ifa_addr);
+      v4 = v4 || at.sin_addr.s_addr == htonl(INADDR_LOOPBACK);
+    } else if (i->ifa_addr->sa_family == AF_INET6) {
+      v6 = v6 || IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(i->ifa_addr)->sin6_addr);
+    }
+  }
+  freeifaddrs(list);
+  return v6 && !v4 ? "::1" : "127.0.0.1";
 }
 
 int available_cores(const std::string& root) {

@@ -17,6 +17,10 @@ std::string boot_id();
 /// True for names and addresses that always mean this host, such as localhost and 127.0.0.1.
 bool is_loopback(std::string_view host);
 
+/// The loopback address of this host: 127.0.0.1, or ::1 if no interface has the former and one has the
+/// latter.
+std::string loopback_host();
+
 /// The number of cores that this process may use: the cores of its affinity mask, limited by the quota of its
 /// cgroup (`docker run --cpus`). At least 1. `root` is the folder of /proc and /sys, which tests set.
 int available_cores(const std::string& root = "");

@@ -84,7 +84,7 @@ std::optional<Request> decode_request(std::string_view bytes) {
   if (has_expected) request.expected = std::move(expected);
   request.key = fields.text();
   request.value = fields.text();
-  const bool good = fields.done() && op <= static_cast<std::uint64_t>(Op::erase) && has_expected <= 1 &&
+  const bool good = fields.done() && op <= static_cast<std::uint64_t>(Op::hold) && has_expected <= 1 &&
                     request.key.size() <= Store::kMaxKey && request.value.size() <= Store::kMaxValue;
   return good ? std::optional(std::move(request)) : std::nullopt;
 }

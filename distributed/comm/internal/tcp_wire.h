@@ -28,7 +28,7 @@ enum class Side : char { client = 'c', server = 's' };
 std::string proof(Side side, std::string_view secret, std::string_view server_nonce,
                   std::string_view client_nonce);
 
-enum class Op : std::uint8_t { set, get, try_get, add, compare_set, erase };
+enum class Op : std::uint8_t { set, get, try_get, add, compare_set, erase, hold };
 
 struct Request {
   Op op = Op::set;

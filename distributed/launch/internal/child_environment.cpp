@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "tapestry/core/error.h"
+#include "tapestry/core/internal/omp_threads.h"
+
 namespace tapestry::distributed::launch {
 
 Variables child_environment(Variables base, const Job& job, int local_rank, int attempt) {
@@ -9,7 +12,11 @@ Variables child_environment(Variables base, const Job& job, int local_rank, int 
     const std::string& name = entry.first;
     return name.starts_with("TORCHELASTIC_") || name.starts_with("PET_") || name == "TAPESTRY_PORT";
   });
-  base.try_emplace("OMP_NUM_THREADS", std::to_string(std::max(1, job.cores / job.nproc_per_node)));
+  std::string& threads = base["OMP_NUM_THREADS"];
+  if (threads.empty()) threads = std::to_string(std::max(1, job.cores / job.nproc_per_node));
+  check(detail::omp_threads(threads.c_str()).has_value(), "[tapestry-run] OMP_NUM_THREADS is \"", threads,
+        "\"; set it to the number of threads of a rank, at least 1, or unset it: each rank then gets its "
+        "share of the cores");
   for (const auto& [name, value] : Variables{
            {"RANK", std::to_string(job.rank(local_rank))},
            {"LOCAL_RANK", std::to_string(local_rank)},

@@ -22,7 +22,8 @@ struct Job {
 };
 
 /// Returns `base` plus the variables that identify a rank. OMP_NUM_THREADS is the rank's share of the cores,
-/// unless `base` sets it. Variables that an outer launcher set to identify *this* process are removed.
+/// unless `base` sets it. Throws ValueError if `base` sets it to no number of threads. Variables that an
+/// outer launcher set to identify *this* process are removed.
 Variables child_environment(Variables base, const Job& job, int local_rank, int attempt);
 
 }  // namespace tapestry::distributed::launch

@@ -11,6 +11,7 @@
 
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/environment.h"
+#include "tapestry/distributed/comm/internal/held_key.h"
 #include "tapestry/distributed/comm/internal/machine.h"
 #include "tapestry/distributed/comm/store.h"
 #include "tapestry/distributed/launch/internal/child_environment.h"
@@ -32,6 +33,10 @@ constexpr std::chrono::seconds kLeave{10};
 /// The limit of one request to node 0's launcher. If that launcher is frozen, a signal waits at most this
 /// long.
 constexpr std::chrono::seconds kRequest{5};
+/// Time for a launcher to be forgotten whose host vanished: its store connection ends after 11 s of silence.
+constexpr std::chrono::seconds kReplace{15};
+/// Waits that are longer are announced.
+constexpr std::chrono::seconds kAnnounce{3};
 
 /// Opens closed standard descriptors on /dev/null. Otherwise the next opened file would become stdout.
 void open_standard_streams() {
@@ -73,6 +78,7 @@ class Launcher {
         path_(std::move(path)),
         environment_(this_environment()),
         job_(job_of(options, environment_)) {
+    child_environment(environment_, job_, 0, 0);  // throws before anything is started
     if (!o_.log_dir.empty()) create_log_folder(o_.log_dir);
   }
 
@@ -81,9 +87,8 @@ class Launcher {
       store_ = open_store(o_, job_.secret);
       job_.master_port = store_->port();
     }
-    if (o_.nnodes > 1 && !join()) return 128 + stopped_by_;
     int attempt = 0;
-    while (run_attempt(attempt)) ++attempt;
+    while (enter(attempt) && run_attempt(attempt)) ++attempt;
     if (nodes_) leave();
     flush();
     return status_;
@@ -109,11 +114,64 @@ class Launcher {
       return false;
     }
     const bool again = ending->restart && restarts_left && stopped_by_ == 0;
+    if (ending->lost) nodes_.reset();
     if (outcome.failure) show_last_lines(*outcome.failure);
-    say(ending->text + (again ? concat({"; restart ", attempt + 1, " of ", o_.max_restarts}) : ""));
+    say(ending->text + (again ? announced(*ending, attempt) : ""));
     status_ = ending->status;
     return again;
   }
+
+  std::string announced(const Ending& ending, int attempt) const {
+    if (ending.lost) return concat({"; this node waits up to ", seconds(), " s for it to return"});
+    return concat({"; restart ", attempt + 1, " of ", o_.max_restarts});
+  }
+
+  /// Waits until the launchers of all nodes are ready for an attempt. If the attempt has ended without this
+  /// launcher, `attempt` becomes the next one. Returns false, with status_ set, if the job ends instead.
+  bool enter(int& attempt) {
+    if (o_.nnodes == 1) return true;
+    const auto start = Clock::now();
+    // Node 0 decides, and the other nodes wait long enough to hear of it.
+    const auto deadline = start + timeout_ + (o_.node_rank == 0 ? Milliseconds(0) : grace() + kLeave);
+    for (bool told = false;;) {
+      if (!nodes_) {
+        if (!join()) return status_ = 128 + stopped_by_, false;
+        attempt = 0;
+      }
+      std::optional<Ending> ending = nodes_->look(attempt);
+      try {
+        if (!ending && nodes_->begin(attempt)) return true;
+      } catch (const DistributedError& e) {
+        ending = Nodes::gone(e);
+      }
+      const bool late = Clock::now() >= deadline;
+      if (!ending && late) ending = nodes_->end(attempt, {1, false, too_late()});
+      if (!ending && stopped_by_ != 0) ending = nodes_->end(attempt, ending_of({.stopped_by = stopped_by_}));
+      if (ending && ending->lost && !late) {
+        nodes_.reset();
+      } else if (ending && ending->restart && attempt < o_.max_restarts && !late) {
+        ++attempt;
+        continue;
+      } else if (ending) {
+        say(ending->text);
+        status_ = stopped_by_ != 0 ? 128 + stopped_by_ : ending->status;
+        return false;
+      }
+      if (nodes_ && o_.node_rank == 0 && !told && Clock::now() >= start + kAnnounce) {
+        say(concat({"waits up to ", seconds(), " s for the launchers of ", nodes_->missing()}));
+        told = true;
+      }
+      pause();
+    }
+  }
+
+  std::string too_late() const {
+    if (o_.node_rank != 0) return concat({"node 0 has not begun within ", seconds(), " s"});
+    return concat({"the launchers of ", nodes_->missing(), " have not come within ", seconds(),
+                   " s; start them with the same options (TAPESTRY_TIMEOUT_S sets this time)"});
+  }
+
+  double seconds() const { return static_cast<double>(timeout_.count()) / 1000; }
 
   AttemptPlan attempt_plan(int attempt) const {
     AttemptPlan plan{.path = path_, .command = o_.command, .grace = grace()};
@@ -153,20 +211,31 @@ class Launcher {
     return stopped_by_ == 0;
   }
 
-  /// Connects to node 0's launcher. Returns false if a signal arrived first.
+  /// Connects to node 0's launcher, and registers this one. Returns false if a signal arrived first.
   bool join() {
     const auto deadline = Clock::now() + timeout_;  // a cluster may start its nodes minutes apart
+    std::optional<Clock::time_point> taken;         // since when another launcher is known to be registered
     const TcpOptions options{
         .secret = job_.secret, .connect_timeout = std::chrono::seconds(1), .request_timeout = kRequest};
+    const auto hold = [&](const std::string& key, const std::string& value) {
+      return hold_key(o_.host, job_.master_port, key, value, options);
+    };
     do {
+      std::shared_ptr<Store> store;
       try {
-        nodes_.emplace(tcp_store(o_.host, job_.master_port, options), o_);
-        nodes_->join();
-        return true;
-      } catch (const TimeoutError& e) {
+        store = tcp_store(o_.host, job_.master_port, options);
+        nodes_.emplace(store, o_, hold);
+        if (nodes_->join()) return true;
+        if (!taken) taken = Clock::now();
+        check(Clock::now() < *taken + kReplace, "[tapestry-run] a launcher of node ", o_.node_rank,
+              " exists already; give each node a different --node-rank from 0 to ", o_.nnodes - 1);
+      } catch (const DistributedError& e) {
+        const bool unreachable = store || dynamic_cast<const TimeoutError*>(&e);
+        if (!unreachable) throw;  // another secret
         check<TimeoutError>(Clock::now() < deadline, "[tapestry-run] node ", o_.node_rank,
                             " cannot reach the launcher of node 0: ", e.what());
       }
+      nodes_.reset();
     } while (pause());
     return false;
   }
@@ -179,8 +248,8 @@ class Launcher {
       if (!pause()) return nodes_->end(attempt, ending_of({.stopped_by = stopped_by_}));
     }
     return std::nullopt;
-  } catch (const DistributedError&) {
-    return nodes_->look(attempt);  // reports that node 0's launcher is gone
+  } catch (const DistributedError& e) {
+    return Nodes::gone(e);
   }
 
   /// Keeps node 0's store alive until the other nodes no longer need it.

@@ -1,8 +1,10 @@
 #pragma once
 // Coordinates the launchers of several nodes through node 0's store.
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tapestry/distributed/comm/store.h"
 #include "tapestry/distributed/launch/internal/options.h"
@@ -14,6 +16,7 @@ struct Ending {
   int status = 1;        ///< exit status of the job
   bool restart = false;  ///< restart if restarts are left; false after Ctrl-C
   std::string text;      ///< "node 1: rank 3 (pid 77) failed first: ..."
+  bool lost = false;     ///< node 0's launcher does not answer, so this node must join again
 };
 
 /// Coordinates the launchers of several nodes through node 0's store. Each call makes one or two requests. If
@@ -21,13 +24,25 @@ struct Ending {
 /// functions throw DistributedError.
 class Nodes {
  public:
-  Nodes(std::shared_ptr<Store> store, const LaunchOptions& options);
+  /// Sets a key of the store until the returned handle is destroyed or this process ends (hold_key). Null if
+  /// the key exists.
+  using Hold = std::function<std::shared_ptr<void>(const std::string& key, const std::string& value)>;
+  Nodes(std::shared_ptr<Store> store, const LaunchOptions& options, const Hold& hold);
 
-  /// Registers this node. Throws ValueError if another launcher has the same node rank, or if node 0 was
-  /// started with another number of nodes, ranks or restarts.
-  void join();
-  /// Returns the end of this attempt if a node has reported it.
+  /// Registers this node for as long as this object and its process live. Returns false if another launcher
+  /// has the same node rank. Throws ValueError if node 0 was started with another number of nodes, ranks or
+  /// restarts.
+  bool join();
+  /// Reports that this node is ready for an attempt. Returns true if the attempt begins: the launchers of all
+  /// nodes are ready for it, and this one is among them. False, and it must be called again, if not yet.
+  bool begin(int attempt);
+  /// On node 0, after begin(): the nodes whose launchers are not ready, as "node 1, node 3".
+  std::string missing() const;
+  /// Returns the end of this attempt if a node has reported it. Node 0 reports the end if the launcher of a
+  /// node that has begun the attempt is not registered, unless all ranks have exited successfully.
   std::optional<Ending> look(int attempt);
+  /// The end for a node that a request to node 0's launcher has failed on.
+  static Ending gone(const DistributedError& error);
   /// Reports the end of this attempt. Returns the first report, which may be another node's.
   Ending end(int attempt, const Ending& ending);
   /// Reports that all ranks of this node have exited successfully.
@@ -45,12 +60,18 @@ class Nodes {
   Left count_left();
 
  private:
-  std::string key(const char* what, int attempt) const;
+  std::string key(const char* what, int number) const;
+  std::string launcher_of(int node);
   void know(int attempt);
-  Ending gone(const DistributedError& error) const;
 
   std::shared_ptr<Store> store_;
+  const Hold hold_;
   int node_, nodes_;
+  const std::string launcher_;  // a random text that tells this launcher from others of its node
+  std::string registered_;      // the value of this node's key: launcher_ and an attempt
+  std::shared_ptr<void> registration_;
+  std::vector<std::string> begun_with_;  // on node 0: the launchers of attempt begun_; "" if one is missing
+  int begun_ = -1;
   std::string shape_;  // the options that must be equal on all nodes
   int known_ = -1;     // the last attempt whose end this node knows
 };

@@ -159,6 +159,7 @@ LaunchOptions parse_launch_options(const std::vector<std::string>& arguments, co
   OptionMap given;
   const std::size_t program = read_arguments(arguments, given);
   LaunchOptions o;
+  o.host = loopback_host();
   o.command.assign(arguments.begin() + static_cast<std::ptrdiff_t>(program), arguments.end());
   o.help = given.count("help") > 0;
   if (o.help) return o;
@@ -222,7 +223,7 @@ Options have torchrun's names (hyphens or underscores, --name value or --name=va
   --nproc-per-node N   ranks on this node: a number, gpu (one per GPU), cpu (one per core), or auto; default 1
   --nnodes N           number of nodes; default 1
   --node-rank R        number of this node, from 0; default SLURM_NODEID
-  --rdzv-endpoint H:P  address of node 0; for one node the default is a free port of 127.0.0.1
+  --rdzv-endpoint H:P  address of node 0; for one node the default is a free port of 127.0.0.1 or ::1
   --master-addr H, --master-port P   the same as two options; default MASTER_ADDR, MASTER_PORT
   --standalone         one node; ignore variables of other launchers
   --max-restarts K     restart all ranks after a failure, at most K times; TAPESTRY_RESTART counts the restarts
