@@ -316,8 +316,9 @@ void GgufFile::Impl::read_tensors(Cursor& in, std::uint64_t count) {
     const auto type = in.number<std::uint32_t>("the type of a tensor");
     const auto known = block_type_of(type);
     if (!known)
-      metadata.broken("tensor \"", shown, "\" is of ", ggml_type_name(type),
-                      ", which is not supported; F32, F16, BF16, Q4_0, Q4_1, Q8_0, Q4_K and Q6_K are");
+      metadata.broken(
+          "tensor \"", shown, "\" is of ", ggml_type_name(type),
+          ", which is not supported; F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K are");
     info.type = *known;
     info.offset = in.number<std::uint64_t>("the offset of a tensor");
     const auto bytes = detail::packed_bytes(info.type, info.sizes);

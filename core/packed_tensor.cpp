@@ -23,8 +23,11 @@ struct KnownType {
 constexpr KnownType kTypes[] = {
     {BlockType::f32, {"F32", 1, 4}},       {BlockType::f16, {"F16", 1, 2}},
     {BlockType::bf16, {"BF16", 1, 2}},     {BlockType::q4_0, {"Q4_0", 32, 18}},
-    {BlockType::q4_1, {"Q4_1", 32, 20}},   {BlockType::q8_0, {"Q8_0", 32, 34}},
-    {BlockType::q4_k, {"Q4_K", 256, 144}}, {BlockType::q6_k, {"Q6_K", 256, 210}},
+    {BlockType::q4_1, {"Q4_1", 32, 20}},   {BlockType::q5_0, {"Q5_0", 32, 22}},
+    {BlockType::q5_1, {"Q5_1", 32, 24}},   {BlockType::q8_0, {"Q8_0", 32, 34}},
+    {BlockType::q2_k, {"Q2_K", 256, 84}},  {BlockType::q3_k, {"Q3_K", 256, 110}},
+    {BlockType::q4_k, {"Q4_K", 256, 144}}, {BlockType::q5_k, {"Q5_K", 256, 176}},
+    {BlockType::q6_k, {"Q6_K", 256, 210}},
 };
 
 float half_at(const std::uint8_t* at) {
@@ -35,7 +38,7 @@ float half_at(const std::uint8_t* at) {
 
 // Each unpack_* function writes the elements of one block. The results are those of ggml and of Python's
 // gguf, bit for bit, also if the compiler contracts a product and a sum to one FMA: f16 has 11 significant
-// bits, so each product to which something is added has at most 11 + 6 + 4 bits, and is exact in f32.
+// bits, so each product to which something is added has at most 11 + 6 + 5 bits, and is exact in f32.
 
 void unpack_q4_0(const std::uint8_t* block, float* out) {
   const float d = half_at(block);
@@ -60,12 +63,17 @@ void unpack_q8_0(const std::uint8_t* block, float* out) {
   for (int i = 0; i < 32; ++i) out[i] = static_cast<float>(static_cast<std::int8_t>(block[2 + i])) * d;
 }
 
+// The scale and the minimum j of 8, of 6 bits each, in the 12 bytes of Q4_K and Q5_K.
+std::pair<int, int> scales_of_k(const std::uint8_t* scales, int j) {
+  if (j < 4) return {scales[j] & 63, scales[j + 4] & 63};
+  return {(scales[j + 4] & 15) | (scales[j - 4] >> 6) << 4, scales[j + 4] >> 4 | (scales[j] >> 6) << 4};
+}
+
 void unpack_q4_k(const std::uint8_t* block, float* out) {
   const float d = half_at(block), m = half_at(block + 2);
   const std::uint8_t *const scales = block + 4, *const qs = block + 16;
   for (int j = 0; j < 8; ++j) {
-    const int sc = j < 4 ? scales[j] & 63 : (scales[j + 4] & 15) | (scales[j - 4] >> 6) << 4;
-    const int mn = j < 4 ? scales[j + 4] & 63 : scales[j + 4] >> 4 | (scales[j] >> 6) << 4;
+    const auto [sc, mn] = scales_of_k(scales, j);
     const float scale = d * static_cast<float>(sc), minimum = m * static_cast<float>(mn);
     const std::uint8_t* const q = qs + j / 2 * 32;
     const int shift = j % 2 * 4;
@@ -93,6 +101,42 @@ void unpack_each(const std::uint8_t* from, std::int64_t count, float* out) {
   for (std::int64_t i = 0; i < count; ++i) unpack_block(from + i * bytes, out + i * elements);
 }
 
+std::uint16_t bits_at(const std::uint8_t* at) {
+  std::uint16_t bits;
+  std::memcpy(&bits, at, 2);
+  return bits;
+}
+
+// The elements of Q5_0 and Q5_1, minus `offset`.
+void parts_of_5(const std::uint8_t* qh, int offset, detail::BlockParts& to) {
+  std::uint32_t high;
+  std::memcpy(&high, qh, 4);
+  for (int i = 0; i < 32; ++i) {
+    const int nibble = i < 16 ? qh[4 + i] & 15 : qh[4 + i - 16] >> 4;
+    to.q[i] = static_cast<std::int8_t>((nibble | static_cast<int>(high >> i & 1) << 4) - offset);
+  }
+}
+
+// Element i of Q2_K and Q3_K has two bits of 64 bytes.
+int two_bits(const std::uint8_t* qs, int i) { return qs[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3; }
+
+void unpack_parts(BlockType type, const std::uint8_t* from, std::int64_t blocks, float* out) {
+  const BlockLayout& layout = block_layout(type);
+  for (std::int64_t b = 0; b < blocks; ++b, from += layout.bytes) {
+    const detail::BlockParts p = detail::block_parts(type, from);
+    const float d = static_cast<float>(Half::from_bits(p.d)), m = static_cast<float>(Half::from_bits(p.m));
+    const bool k = layout.elements == 256, minima = type != BlockType::q5_0 && type != BlockType::q3_k;
+    for (int g = 0; g < layout.elements / p.group; ++g) {
+      const float scale = k ? d * static_cast<float>(p.scales[g]) : d;
+      const float more = k ? -(m * static_cast<float>(p.minima[g])) : m;
+      for (int i = g * p.group; i < (g + 1) * p.group; ++i) {
+        const float product = scale * static_cast<float>(p.q[i]);
+        *out++ = minima ? product + more : product;
+      }
+    }
+  }
+}
+
 void unpack(BlockType type, const std::uint8_t* from, std::int64_t blocks, float* out) {
   switch (type) {
     case BlockType::f32:
@@ -118,6 +162,12 @@ void unpack(BlockType type, const std::uint8_t* from, std::int64_t blocks, float
       return unpack_each<unpack_q4_k, 256, 144>(from, blocks, out);
     case BlockType::q6_k:
       return unpack_each<unpack_q6_k, 256, 210>(from, blocks, out);
+    case BlockType::q5_0:
+    case BlockType::q5_1:
+    case BlockType::q2_k:
+    case BlockType::q3_k:
+    case BlockType::q5_k:
+      return unpack_parts(type, from, blocks, out);
   }
 }
 
@@ -221,6 +271,51 @@ Tensor share_memory(void* data, DType dtype, const Shape& sizes, std::shared_ptr
 }  // namespace detail
 
 namespace detail {
+BlockParts block_parts(BlockType type, const std::uint8_t* block) {
+  BlockParts p;
+  switch (type) {
+    case BlockType::q5_0:
+      p.d = bits_at(block);
+      parts_of_5(block + 2, 16, p);
+      break;
+    case BlockType::q5_1:
+      p.d = bits_at(block), p.m = bits_at(block + 2);
+      parts_of_5(block + 4, 0, p);
+      break;
+    case BlockType::q2_k:
+      p.group = 16, p.d = bits_at(block + 80), p.m = bits_at(block + 82);
+      for (int g = 0; g < 16; ++g)
+        p.scales[g] = static_cast<std::int8_t>(block[g] & 15), p.minima[g] = block[g] >> 4;
+      for (int i = 0; i < 256; ++i) p.q[i] = static_cast<std::int8_t>(two_bits(block + 16, i));
+      break;
+    case BlockType::q3_k:
+      p.group = 16, p.d = bits_at(block + 108);
+      for (int g = 0; g < 16; ++g) {
+        const std::uint8_t* const scales = block + 96;
+        const int low = g < 8 ? scales[g] & 15 : scales[g - 8] >> 4,
+                  high = scales[8 + g % 4] >> (g / 4 * 2) & 3;
+        p.scales[g] = static_cast<std::int8_t>((low | high << 4) - 32);
+      }
+      for (int i = 0; i < 256; ++i)
+        p.q[i] =
+            static_cast<std::int8_t>((two_bits(block + 32, i) | (block[i % 32] >> (i / 32) & 1) << 2) - 4);
+      break;
+    case BlockType::q5_k:
+      p.d = bits_at(block), p.m = bits_at(block + 2);
+      for (int g = 0; g < 8; ++g) {
+        const auto [sc, mn] = scales_of_k(block + 4, g);
+        p.scales[g] = static_cast<std::int8_t>(sc), p.minima[g] = static_cast<std::uint8_t>(mn);
+        for (int i = 0; i < 32; ++i)
+          p.q[32 * g + i] = static_cast<std::int8_t>((block[48 + g / 2 * 32 + i] >> (g % 2 * 4) & 15) |
+                                                     (block[16 + i] >> g & 1) << 4);
+      }
+      break;
+    default:
+      fail("[block_parts] ", block_layout(type).name, " has a decoder of its own");
+  }
+  return p;
+}
+
 void unpack_blocks(BlockType type, const std::uint8_t* from, std::int64_t blocks, float* out) {
   tapestry::unpack(type, from, blocks, out);
 }

@@ -10,18 +10,27 @@
 //   type  elements bytes  layout                                    element i
 //   Q4_0        32    18  d, qs[16]                                 d * (nibble i - 8)
 //   Q4_1        32    20  d, m, qs[16]                              d * nibble i + m
+//   Q5_0        32    22  d, qh (32 bits), qs[16]                   d * (nibble i + 16 * bit i - 16)
+//   Q5_1        32    24  d, m, qh (32 bits), qs[16]                d * (nibble i + 16 * bit i) + m
 //   Q8_0        32    34  d, qs[32] (int8)                          d * qs[i]
+//   Q2_K       256    84  scales[16], qs[64], d, m                  (d * sc[i/16]) * q - m * mn[i/16]
+//   Q3_K       256   110  hmask[32], qs[64], scales[12], d          (d * (sc[i/16] - 32)) * (q - 4)
 //   Q4_K       256   144  d, m, scales[12], qs[128]                 (d * sc[i/32]) * q - m * mn[i/32]
+//   Q5_K       256   176  d, m, scales[12], qh[32], qs[128]         (d * sc[i/32]) * q - m * mn[i/32]
 //   Q6_K       256   210  ql[128], qh[64], scales[16] (int8), d     (d * scales[i/16]) * (q - 32)
 // clang-format on
 //
 // In Q4_K, 64 elements share 32 bytes of qs: the low halves are the first 32, the high halves the others. The
 // eight scales sc and minima mn have 6 bits each. Those of j < 4 are the low 6 bits of scales[j] and
 // scales[j + 4]. Those of j >= 4 have their low 4 bits in the low and in the high half of scales[j + 4], and
-// their upper 2 bits are the upper 2 bits of scales[j - 4] and scales[j]. In Q6_K, a q has 6 bits: 128
-// elements share 64 bytes of ql, which have the low 4 bits, and 32 bytes of qh, which have the upper 2 bits.
-// Element i < 128 has the low (i < 64) or high half of ql[i % 64], and two bits of qh[i % 32], from bit
-// 2 * (i / 32) on.
+// their upper 2 bits are the upper 2 bits of scales[j - 4] and scales[j]. In Q5_K, element i has in addition
+// bit i / 32 of qh[i % 32]. In Q2_K, sc and mn are the low and the high half of scales[i / 16], and 128
+// elements share 32 bytes of qs: element i < 128 has two bits of qs[i % 32], from bit 2 * (i / 32) on. Q3_K
+// has the same qs, and bit i / 32 of hmask[i % 32] above them. Its 16 scales have 6 bits: those of j < 8 have
+// the low half of scales[j], those of j >= 8 the high half of scales[j - 8], and all have two bits of
+// scales[8 + j % 4], from bit 2 * (j / 4) on. In Q6_K, a q has 6 bits: 128 elements share 64 bytes of ql,
+// which have the low 4 bits, and 32 bytes of qh, which have the upper 2 bits. Element i < 128 has the low (i
+// < 64) or high half of ql[i % 64], and two bits of qh[i % 32], from bit 2 * (i / 32) on.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -38,8 +47,13 @@ enum class BlockType : std::uint32_t {
   f16 = 1,
   q4_0 = 2,
   q4_1 = 3,
+  q5_0 = 6,
+  q5_1 = 7,
   q8_0 = 8,
+  q2_k = 10,
+  q3_k = 11,
   q4_k = 12,
+  q5_k = 13,
   q6_k = 14,
   bf16 = 30,
 };
@@ -115,6 +129,16 @@ Tensor share_memory(void* data, DType dtype, const Shape& sizes, std::shared_ptr
 /// The bytes of a packed tensor, or nullopt if a row is no whole number of blocks or the size does not fit in
 /// 63 bits.
 std::optional<std::uint64_t> packed_bytes(BlockType type, const Shape& sizes);
+/// The integers of a block: element i is (d * scales[i / group]) * q[i], and in types with minima + m, or
+/// - m * minima[i / group]. d and m are the bits of f16. Types of 32 elements have neither scales nor minima.
+struct BlockParts {
+  std::uint16_t d = 0, m = 0;
+  int group = 32;
+  std::int8_t scales[16], q[256];
+  std::uint8_t minima[16];
+};
+/// The parts of a block of Q5_0, Q5_1, Q2_K, Q3_K or Q5_K.
+BlockParts block_parts(BlockType type, const std::uint8_t* block);
 /// Writes the elements of `blocks` adjacent blocks to `out`, for kernels.
 void unpack_blocks(BlockType type, const std::uint8_t* from, std::int64_t blocks, float* out);
 }  // namespace detail

@@ -10,7 +10,7 @@ namespace tapestry {
 
 /// In which numbers packed_linear() takes its input.
 enum class PackedActivations : std::uint8_t {
-  /// int8 for weights of 4 to 8 bits if no gradient of the input is recorded, else f32.
+  /// int8 for weights of 2 to 8 bits if no gradient of the input is recorded, else f32.
   automatic,
   /// As they are. The weights are unpacked in parts that fit in the cache.
   f32,

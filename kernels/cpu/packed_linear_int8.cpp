@@ -1,4 +1,4 @@
-// Products of x, rounded to int8 in blocks of 32, with weights of 4 to 8 bits (llama.cpp's Q8_1 and its
+// Products of x, rounded to int8 in blocks of 32, with weights of 2 to 8 bits (llama.cpp's Q8_1 and its
 // vec_dot functions). The weights of 16 rows lie side by side, so that sums over columns need no horizontal
 // additions, and one load of the weights serves up to 8 rows of x.
 #include "tapestry/kernels/cpu/packed_linear_int8.h"
@@ -26,11 +26,11 @@ namespace {
 
 // ---- x ----
 
-// Some rows of x. Block b of row i has the integers q[i q_row + 32 b] and on, the scale d[i d_row + b], and
-// s = d * (sum of its integers). start[i start_row + g] is what the sum of group g begins with: its integers
-// times -offset.
+// Some rows of x. Block b of row i has the integers q[i q_row + 32 b] and on, and the scale d[i d_row + b].
+// Group g has s[i group_row + g] = d * (sum of its integers), and its sum begins with start[i group_row + g]:
+// its integers times -offset.
 struct Int8Rows {
-  std::int64_t q_row, d_row, start_row;
+  std::int64_t q_row, d_row, group_row;
   const std::int8_t* q;
   const float *d, *s;
   const std::int32_t* start;
@@ -78,9 +78,12 @@ void round_row(RoundBlock round, const float* x, std::int64_t k, std::int64_t gr
   for (std::int64_t b = 0; b < k / 32; ++b) {
     std::int32_t sums[2];
     d[b] = round(x + 32 * b, q + 32 * b, sums);
-    if (group == 16) start[2 * b] = -offset * sums[0], start[2 * b + 1] = -offset * sums[1];
-    else start[b] = -offset * (sums[0] + sums[1]);
-    s[b] = d[b] * static_cast<float>(sums[0] + sums[1]);
+    const std::int64_t parts = 32 / group;
+    if (parts == 1) sums[0] += sums[1];
+    for (std::int64_t i = 0; i < parts; ++i) {
+      start[parts * b + i] = -offset * sums[i];
+      s[parts * b + i] = d[b] * static_cast<float>(sums[i]);
+    }
   }
 }
 
@@ -106,14 +109,15 @@ float half_at(const std::uint8_t* at) {
 template <BlockType type>
 void scales_of(const std::uint8_t* head, const std::uint8_t* scales, std::int64_t j, float& scale,
                float& minimum) {
-  if constexpr (type == BlockType::q4_k) {
+  using Layout = PanelLayout<type>;
+  if constexpr (Layout::kIsK && Layout::kHasMinimum) {
     scale = half_at(head + 2 * j) * static_cast<float>(scales[j]);
     minimum = -(half_at(head + 32 + 2 * j) * static_cast<float>(scales[16 + j]));
-  } else if constexpr (type == BlockType::q6_k) {
+  } else if constexpr (Layout::kIsK) {
     scale = half_at(head + 2 * j) * static_cast<float>(static_cast<std::int8_t>(scales[j]));
   } else {
     scale = half_at(scales + 2 * j);
-    if constexpr (type == BlockType::q4_1) minimum = half_at(scales + 32 + 2 * j);
+    if constexpr (Layout::kHasMinimum) minimum = half_at(scales + 32 + 2 * j);
   }
 }
 
@@ -131,11 +135,11 @@ void portable_tile(const std::uint8_t* p, std::int64_t k, const Int8Rows& x, con
       std::fill_n(dot, kRows, x.start[at / kGroup]);
       const std::int8_t* const q = x.q + at;
       if constexpr (Layout::kIs4) {
-        for (std::int64_t c = 0; c < 4; ++c)
+        for (std::int64_t c = 0; c < kGroup / 8; ++c)
           for (std::int64_t j = 0; j < kRows; ++j)
             for (std::int64_t i = 0; i < 4; ++i) {
               const int w = data[64 * c + 4 * j + i];
-              dot[j] += (w & 15) * q[4 * c + i] + (w >> 4) * q[16 + 4 * c + i];
+              dot[j] += (w & 15) * q[4 * c + i] + (w >> 4) * q[kGroup / 2 + 4 * c + i];
             }
       } else {
         for (std::int64_t c = 0; c < kGroup / 4; ++c)
@@ -149,7 +153,7 @@ void portable_tile(const std::uint8_t* p, std::int64_t k, const Int8Rows& x, con
         float scale = 0, minimum = 0;
         scales_of<type>(head, scales, j, scale, minimum);
         sum[j] += static_cast<float>(dot[j]) * (scale * x.d[at / 32]);
-        if constexpr (Layout::kHasMinimum) sum[j] += minimum * x.s[at / 32];
+        if constexpr (Layout::kHasMinimum) sum[j] += minimum * x.s[at / kGroup];
       }
       p = data + Layout::kData;
     }
@@ -205,19 +209,20 @@ TAPESTRY_AVX2 inline void load_scales(const std::uint8_t* head, const std::uint8
                                       __m256& scale, __m256& minimum) {
   const auto halves = [](const std::uint8_t* at) { return reinterpret_cast<const __m128i*>(at); };
   const auto bytes = halves;
-  if constexpr (type == BlockType::q4_k) {
+  using Layout = PanelLayout<type>;
+  if constexpr (Layout::kIsK && Layout::kHasMinimum) {
     scale = _mm256_mul_ps(_mm256_cvtph_ps(_mm_loadu_si128(halves(head + 16 * h))),
                           _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(bytes(scales + 8 * h)))));
     const __m256 size =
         _mm256_mul_ps(_mm256_cvtph_ps(_mm_loadu_si128(halves(head + 32 + 16 * h))),
                       _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(bytes(scales + 16 + 8 * h)))));
     minimum = _mm256_sub_ps(_mm256_setzero_ps(), size);
-  } else if constexpr (type == BlockType::q6_k) {
+  } else if constexpr (Layout::kIsK) {
     scale = _mm256_mul_ps(_mm256_cvtph_ps(_mm_loadu_si128(halves(head + 16 * h))),
                           _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(bytes(scales + 8 * h)))));
   } else {
     scale = _mm256_cvtph_ps(_mm_loadu_si128(halves(scales + 16 * h)));
-    if constexpr (type == BlockType::q4_1)
+    if constexpr (Layout::kHasMinimum)
       minimum = _mm256_cvtph_ps(_mm_loadu_si128(halves(scales + 32 + 16 * h)));
   }
 }
@@ -252,7 +257,7 @@ TAPESTRY_AVX2 void avx2_tile(const std::uint8_t* panel, std::int64_t k, const In
       for (std::int64_t end = at + Layout::kSuper; at < end; at += kGroup) {
         const std::uint8_t *const scales = p, *const data = p + Layout::kScales + 32 * h;
         __m256i dot[rows];
-        for (int r = 0; r < rows; ++r) dot[r] = _mm256_set1_epi32(x.start[r * x.start_row + at / kGroup]);
+        for (int r = 0; r < rows; ++r) dot[r] = _mm256_set1_epi32(x.start[r * x.group_row + at / kGroup]);
         for (std::int64_t c = 0; c < Layout::kData / 64; ++c) {
           const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data + 64 * c));
           if constexpr (Layout::kIs4) {
@@ -260,7 +265,7 @@ TAPESTRY_AVX2 void avx2_tile(const std::uint8_t* panel, std::int64_t k, const In
                           high = _mm256_and_si256(_mm256_srli_epi16(w, 4), low_half);
             for (int r = 0; r < rows; ++r) {
               add_products<type>(dot[r], low, x.q + r * x.q_row + at + 4 * c);
-              add_products<type>(dot[r], high, x.q + r * x.q_row + at + 16 + 4 * c);
+              add_products<type>(dot[r], high, x.q + r * x.q_row + at + kGroup / 2 + 4 * c);
             }
           } else {
             for (int r = 0; r < rows; ++r) add_products<type>(dot[r], w, x.q + r * x.q_row + at + 4 * c);
@@ -272,7 +277,7 @@ TAPESTRY_AVX2 void avx2_tile(const std::uint8_t* panel, std::int64_t k, const In
           const __m256 d = _mm256_set1_ps(x.d[r * x.d_row + at / 32]);
           sum[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[r]), _mm256_mul_ps(scale, d), sum[r]);
           if constexpr (Layout::kHasMinimum)
-            sum[r] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(x.s[r * x.d_row + at / 32]), sum[r]);
+            sum[r] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(x.s[r * x.group_row + at / kGroup]), sum[r]);
         }
         p += Layout::kScales + Layout::kData;
       }
@@ -306,7 +311,7 @@ TAPESTRY_VNNI void vnni_tile(const std::uint8_t* p, std::int64_t k, const Int8Ro
     for (std::int64_t end = at + Layout::kSuper; at < end; at += kGroup) {
       const std::uint8_t *const scales = p, *const data = p + Layout::kScales;
       __m512i dot[rows];
-      for (int r = 0; r < rows; ++r) dot[r] = _mm512_set1_epi32(x.start[r * x.start_row + at / kGroup]);
+      for (int r = 0; r < rows; ++r) dot[r] = _mm512_set1_epi32(x.start[r * x.group_row + at / kGroup]);
 #pragma GCC unroll 8
       for (std::int64_t c = 0; c < Layout::kData / 64; ++c) {
         __m512i w = _mm512_loadu_si512(data + 64 * c);
@@ -316,7 +321,7 @@ TAPESTRY_VNNI void vnni_tile(const std::uint8_t* p, std::int64_t k, const Int8Ro
 #pragma GCC unroll 8
           for (int r = 0; r < rows; ++r) {
             dot[r] = _mm512_dpbusd_epi32(dot[r], w, _mm512_set1_epi32(four(r, at + 4 * c)));
-            dot[r] = _mm512_dpbusd_epi32(dot[r], high, _mm512_set1_epi32(four(r, at + 16 + 4 * c)));
+            dot[r] = _mm512_dpbusd_epi32(dot[r], high, _mm512_set1_epi32(four(r, at + kGroup / 2 + 4 * c)));
           }
         } else {
           // w + 128 is unsigned; the sums begin with -128 times those of x.
@@ -331,7 +336,7 @@ TAPESTRY_VNNI void vnni_tile(const std::uint8_t* p, std::int64_t k, const Int8Ro
       if constexpr (Layout::kIsK) {
         const __m512 d = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(head)));
         const __m128i small = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales));
-        if constexpr (type == BlockType::q4_k) {
+        if constexpr (Layout::kHasMinimum) {
           scale = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(small)));
           const __m512 m = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(head + 32)));
           const __m128i minima = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + 16));
@@ -342,14 +347,14 @@ TAPESTRY_VNNI void vnni_tile(const std::uint8_t* p, std::int64_t k, const Int8Ro
         }
       } else {
         scale = _mm512_cvtph_ps(_mm256_loadu_si256(vectors));
-        if constexpr (type == BlockType::q4_1) minimum = _mm512_cvtph_ps(_mm256_loadu_si256(vectors + 1));
+        if constexpr (Layout::kHasMinimum) minimum = _mm512_cvtph_ps(_mm256_loadu_si256(vectors + 1));
       }
 #pragma GCC unroll 8
       for (int r = 0; r < rows; ++r) {
         const __m512 d = _mm512_set1_ps(x.d[r * x.d_row + at / 32]);
         sum[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r]), _mm512_mul_ps(scale, d), sum[r]);
         if constexpr (Layout::kHasMinimum)
-          sum[r] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(x.s[r * x.d_row + at / 32]), sum[r]);
+          sum[r] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(x.s[r * x.group_row + at / kGroup]), sum[r]);
       }
       p = data + Layout::kData;
     }
@@ -376,10 +381,15 @@ template <BlockType type>
 Tiles tiles_of(Int8Kernel kernel) {
   constexpr int kOffset = PanelLayout<type>::kOffset;
 #if defined(__x86_64__)
-  if (kernel == Int8Kernel::vnni)
-    return {{&vnni_tile<type, 1>, &vnni_tile<type, 2>, &vnni_tile<type, 4>, &vnni_tile<type, 8>},
-            type == BlockType::q8_0 ? 128 : kOffset,
-            &round_block_avx2};
+  if (kernel == Int8Kernel::vnni) {
+    // Each tile takes time to compile, and the rare types do with two.
+    if constexpr (type == BlockType::q5_1 || type == BlockType::q5_k || type == BlockType::q2_k)
+      return {{&vnni_tile<type, 1>, nullptr, nullptr, &vnni_tile<type, 8>}, kOffset, &round_block_avx2};
+    else
+      return {{&vnni_tile<type, 1>, &vnni_tile<type, 2>, &vnni_tile<type, 4>, &vnni_tile<type, 8>},
+              type == BlockType::q8_0 ? 128 : kOffset,
+              &round_block_avx2};
+  }
   if (kernel == Int8Kernel::avx2)
     return {{&avx2_tile<type, 1>, nullptr, &avx2_tile<type, 4>, nullptr}, kOffset, &round_block_avx2};
 #endif
@@ -402,7 +412,7 @@ void multiply(const LaunchContext& context, const PackedInt8Args& a) {
   const std::int64_t most =
       std::clamp<std::int64_t>(kRowBytes / std::max<std::int64_t>(k, 1) / 8 * 8, 8, a.m + 8);
   const std::int64_t height = std::min(most, a.m);
-  const Scratch<float> numbers(context.device, height * 2 * blocks);
+  const Scratch<float> numbers(context.device, height * (blocks + groups));
   const Scratch<std::int32_t> starts(context.device, height * groups);
   const Scratch<std::int8_t> integers(context.device, height * k);
   for (std::int64_t first = 0; first < a.m; first += height) {
@@ -411,7 +421,7 @@ void multiply(const LaunchContext& context, const PackedInt8Args& a) {
     parallel_for(rows, grain_of(4 * k), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i)
         round_row(tiles.round, x + (first + i) * k, k, Layout::kGroup, tiles.offset, integers.data() + i * k,
-                  d + i * blocks, s + i * blocks, starts.data() + i * groups);
+                  d + i * blocks, s + i * groups, starts.data() + i * groups);
     });
     const std::int64_t grain =
         std::max<std::int64_t>(65536 / (kPanelRows * std::max<std::int64_t>(k, 1) * rows), 1);
@@ -427,7 +437,7 @@ void multiply(const LaunchContext& context, const PackedInt8Args& a) {
           const std::int64_t taken = std::int64_t{1} << size;
           tiles.of[size](weights + p * panel, k, in, to);
           left -= taken;
-          in.q += taken * k, in.d += taken * blocks, in.s += taken * blocks, in.start += taken * groups;
+          in.q += taken * k, in.d += taken * blocks, in.s += taken * groups, in.start += taken * groups;
           to.y += taken * n;
         }
       }
@@ -445,6 +455,32 @@ void packed_linear_int8_kernel(const LaunchContext& context, const PackedInt8Arg
 // Writes the elements of 4 columns of row j of a group.
 void put_chunk(std::uint8_t* data, std::int64_t c, std::int64_t j, const std::uint8_t* from) {
   std::memcpy(data + 64 * c + 4 * j, from, 4);
+}
+
+// Writes a block of a type with a decoder of integers as part of row j of a panel of the form `form`.
+template <BlockType form>
+void put_parts(BlockType type, const std::uint8_t* block, std::int64_t j, std::uint8_t* to) {
+  using Layout = PanelLayout<form>;
+  const tapestry::detail::BlockParts p = tapestry::detail::block_parts(type, block);
+  std::uint8_t* group = to + Layout::kHead;
+  // Of types of 32 elements, d and m are the scales of the only group.
+  std::memcpy(to + 2 * j, &p.d, 2);
+  if constexpr (Layout::kHasMinimum) std::memcpy(to + 32 + 2 * j, &p.m, 2);
+  for (std::int64_t g = 0; g < Layout::kSuper / Layout::kGroup;
+       ++g, group += Layout::kScales + Layout::kData) {
+    if constexpr (Layout::kIsK) {
+      group[j] = static_cast<std::uint8_t>(p.scales[g]);
+      if constexpr (Layout::kHasMinimum) group[16 + j] = p.minima[g];
+    }
+    constexpr std::int64_t kBytes = Layout::kIs4 ? Layout::kGroup / 2 : Layout::kGroup;
+    std::uint8_t elements[kBytes];
+    const std::int8_t* const q = p.q + g * Layout::kGroup;
+    // Signed ones get the offset of the form.
+    const int offset = type == BlockType::q3_k ? Layout::kOffset : 0;
+    for (std::int64_t i = 0; i < kBytes; ++i)
+      elements[i] = static_cast<std::uint8_t>(Layout::kIs4 ? q[i] | q[kBytes + i] << 4 : q[i] + offset);
+    for (std::int64_t c = 0; c < kBytes / 4; ++c) put_chunk(group + Layout::kScales, c, j, elements + 4 * c);
+  }
 }
 
 // Writes part `part` of row j of a panel.
@@ -476,8 +512,7 @@ void put_block(const std::uint8_t* block, std::int64_t j, std::uint8_t* to) {
         pairs[i] = static_cast<std::uint8_t>((q[i] >> shift & 15) | (q[16 + i] >> shift & 15) << 4);
       for (std::int64_t c = 0; c < 4; ++c) put_chunk(group + Layout::kScales, c, j, pairs + 4 * c);
     }
-  } else {
-    static_assert(type == BlockType::q6_k);
+  } else if constexpr (type == BlockType::q6_k) {
     const std::uint8_t *const ql = block, *const qh = block + 128, *const scales = block + 192;
     std::memcpy(to + 2 * j, block + 208, 2);
     std::uint8_t* group = to + Layout::kHead;
@@ -495,11 +530,14 @@ void put_block(const std::uint8_t* block, std::int64_t j, std::uint8_t* to) {
   }
 }
 
-template <BlockType type>
+template <BlockType form>
 void write_panels(const InterleaveArgs& a) {
-  using Layout = PanelLayout<type>;
+  using Layout = PanelLayout<form>;
   const PackedMatrix& w = a.weight;
-  const std::int64_t parts = w.columns / Layout::kSuper, bytes = block_layout(type).bytes;
+  const std::int64_t parts = w.columns / Layout::kSuper, bytes = block_layout(w.type).bytes;
+  constexpr bool kOnlyParts = form == BlockType::q5_1 || form == BlockType::q2_k || form == BlockType::q5_k;
+  constexpr bool kMayBeParts =
+      kOnlyParts || form == BlockType::q8_0 || form == BlockType::q6_k;  // panel_form()
   std::uint8_t* const panels = a.panels.as<std::uint8_t>();
   parallel_for((w.rows + kPanelRows - 1) / kPanelRows, grain_of(kPanelRows * w.columns),
                [&](std::int64_t begin, std::int64_t end) {
@@ -508,15 +546,23 @@ void write_panels(const InterleaveArgs& a) {
                    const std::int64_t rows = std::min(kPanelRows, w.rows - p * kPanelRows);
                    if (rows < kPanelRows) std::fill_n(to, parts * Layout::kBytes, std::uint8_t{0});
                    for (std::int64_t part = 0; part < parts; ++part)
-                     for (std::int64_t j = 0; j < rows; ++j)
-                       put_block<type>(w.blocks + ((p * kPanelRows + j) * parts + part) * bytes, j,
-                                       to + part * Layout::kBytes);
+                     for (std::int64_t j = 0; j < rows; ++j) {
+                       const std::uint8_t* const block =
+                           w.blocks + ((p * kPanelRows + j) * parts + part) * bytes;
+                       std::uint8_t* const at = to + part * Layout::kBytes;
+                       if constexpr (kMayBeParts)
+                         if (kOnlyParts || w.type != form) {
+                           put_parts<form>(w.type, block, j, at);
+                           continue;
+                         }
+                       if constexpr (!kOnlyParts) put_block<form>(block, j, at);
+                     }
                  }
                });
 }
 
 void interleave_kernel(const LaunchContext&, const InterleaveArgs& a) {
-  for_int8_type(a.weight.type, [&]<BlockType type> { write_panels<type>(a); });
+  for_int8_type(a.weight.type, [&]<BlockType form> { write_panels<form>(a); });
 }
 
 [[maybe_unused]] const bool filled = [] {

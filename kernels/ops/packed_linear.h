@@ -42,33 +42,42 @@ inline constinit Slot<PackedBackwardArgs> packed_linear_backward{"packed_linear_
 
 inline constexpr std::int64_t kPanelRows = 16;
 
+/// The type whose panels hold the elements of `type`: those of Q5_0 fit into Q8_0's, and those of Q3_K into
+/// Q6_K's.
+constexpr BlockType panel_form(BlockType type) {
+  return type == BlockType::q5_0 ? BlockType::q8_0 : type == BlockType::q3_k ? BlockType::q6_k : type;
+}
+
 /// A panel is 16 rows. It consists of parts of kSuper columns. A part begins with kHead bytes, and then has
 /// for each group of kGroup columns kScales bytes of scales and the elements. Scales are those of the blocks,
 /// in the order of the rows. Elements lie in chunks of 64 bytes, 4 for each row: chunk c of 8-bit elements
-/// has the columns 4 c to 4 c + 3 of the group, and of 4-bit elements these in the low halves of the bytes
-/// and the columns 16 + 4 c to 19 + 4 c in the high halves.
+/// has the columns 4 c to 4 c + 3 of the group, and of 4-bit elements, to which those of Q2_K are
+/// widened, these in the low halves of the bytes and those kGroup / 2 columns behind in the high halves.
 template <BlockType type>
 struct PanelLayout {
-  static constexpr bool kIsK = type == BlockType::q4_k || type == BlockType::q6_k;
-  static constexpr bool kIs4 = type == BlockType::q4_0 || type == BlockType::q4_1 || type == BlockType::q4_k;
-  static constexpr std::int64_t kGroup = type == BlockType::q6_k ? 16 : 32;
+  static constexpr bool kIsK = type == BlockType::q2_k || type == BlockType::q4_k ||
+                               type == BlockType::q5_k || type == BlockType::q6_k;
+  static constexpr bool kIs4 = type == BlockType::q4_0 || type == BlockType::q4_1 ||
+                               type == BlockType::q4_k || type == BlockType::q2_k;
+  static constexpr bool kHasMinimum =
+      type == BlockType::q4_1 || type == BlockType::q5_1 || (kIsK && type != BlockType::q6_k);
+  static constexpr std::int64_t kGroup = type == BlockType::q6_k || type == BlockType::q2_k ? 16 : 32;
   static constexpr std::int64_t kSuper = kIsK ? 256 : 32;
-  /// f16 d, and for Q4_K f16 m.
-  static constexpr std::int64_t kHead = type == BlockType::q4_k ? 64 : type == BlockType::q6_k ? 32 : 0;
-  /// f16 d and for Q4_1 f16 m; bytes sc and mn for Q4_K; int8 scales for Q6_K.
-  static constexpr std::int64_t kScales = type == BlockType::q4_1 ? 64 : type == BlockType::q6_k ? 16 : 32;
+  /// Of types of 256 elements: f16 d, and with minima f16 m.
+  static constexpr std::int64_t kHead = kIsK ? (kHasMinimum ? 64 : 32) : 0;
+  /// Of types of 256 elements, bytes sc and mn, or int8 scales for Q6_K; of the others f16 d and f16 m.
+  static constexpr std::int64_t kScales = (kHasMinimum ? 32 : 16) * (kIsK ? 1 : 2);
   static constexpr std::int64_t kData = kGroup * kPanelRows / (kIs4 ? 2 : 1);
   static constexpr std::int64_t kBytes = kHead + kSuper / kGroup * (kScales + kData);  ///< of a part
   /// What is subtracted from an unsigned element. The 8-bit elements of Q8_0 are signed.
   static constexpr int kOffset = type == BlockType::q4_0 ? 8 : type == BlockType::q6_k ? 32 : 0;
-  static constexpr bool kHasMinimum = type == BlockType::q4_1 || type == BlockType::q4_k;
 };
 
-/// Calls f.template operator()<type>() for a type whose weights are multiplied by int8, and returns true.
-/// Returns false for the others.
+/// Calls f.template operator()<form>() with the panel_form() of a type whose weights are multiplied by int8,
+/// and returns true. Returns false for the others.
 template <class F>
 bool for_int8_type(BlockType type, F&& f) {
-  switch (type) {
+  switch (panel_form(type)) {
     case BlockType::q4_0:
       f.template operator()<BlockType::q4_0>();
       return true;
@@ -77,6 +86,15 @@ bool for_int8_type(BlockType type, F&& f) {
       return true;
     case BlockType::q8_0:
       f.template operator()<BlockType::q8_0>();
+      return true;
+    case BlockType::q5_1:
+      f.template operator()<BlockType::q5_1>();
+      return true;
+    case BlockType::q2_k:
+      f.template operator()<BlockType::q2_k>();
+      return true;
+    case BlockType::q5_k:
+      f.template operator()<BlockType::q5_k>();
       return true;
     case BlockType::q4_k:
       f.template operator()<BlockType::q4_k>();
@@ -108,8 +126,8 @@ inline constinit Slot<InterleaveArgs> interleave{"interleave"};
 
 /// Computes y = x W^T + bias as packed_linear does, from the panels of the weight. x is rounded to int8 in
 /// blocks of 32 columns: the scale of a block is its largest magnitude / 127. The products of 32 columns (16
-/// for Q6_K) are summed as integers. These partial sums are added in f32 in the order of the columns. If a
-/// row of x has a number that is not finite, its results are NaN.
+/// for Q2_K, Q3_K and Q6_K) are summed as integers. These partial sums are added in f32 in the order of the
+/// columns. If a row of x has a number that is not finite, its results are NaN.
 struct PackedInt8Args {
   std::int64_t m;
   ConstArray x;

@@ -5,10 +5,14 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <initializer_list>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <numbers>
 #include <optional>
+#include <set>
+#include <string_view>
 
 namespace tapestry::nn {
 namespace {
@@ -21,7 +25,8 @@ constexpr std::int64_t kMost = INT32_MAX;  // of any size, so that products of t
 /// config.json, and the errors about it.
 class Config {
  public:
-  explicit Config(const std::string& path) : path_(path) {
+  /// `has_rope`: whether the model has RoPE, whose numbers are then read.
+  explicit Config(const std::string& path, bool has_rope = false) : path_(path) {
     namespace fs = std::filesystem;
     std::error_code error;
     if (fs::is_directory(path_, error)) path_ = (fs::path(path_) / "config.json").string();
@@ -36,13 +41,7 @@ class Config {
     require(!in.bad() && in.is_open(), "cannot be read");
     root_ = Json::parse(text, nullptr, false);
     require(root_.is_object(), "is not a JSON object");
-    if (const Json* const rope = part(root_, "rope_parameters")) {
-      rope_ = *rope;  // transformers 5 and later
-      theta_ = rope;
-    } else {
-      if (const Json* const scaling = part(root_, "rope_scaling")) rope_ = *scaling;
-      theta_ = &root_;
-    }
+    if (has_rope) read_rope();
   }
   Config(const Config&) = delete;
   Config& operator=(const Config&) = delete;
@@ -56,6 +55,25 @@ class Config {
     const Json* const value = member(root_, name);
     require(!value || *value == only, name, " is ", value ? shown(*value) : "", ", which is not supported; ",
             only.dump(), " is");
+  }
+  /// Settings that turn a language model into something else.
+  void expect_decoder() const {
+    for (const char* const flag : {"add_cross_attention", "is_encoder_decoder", "tie_encoder_decoder"})
+      expect(flag, false);
+    for (const char* const part : {"quantization_config", "compression_config", "cross_attention_hidden_size",
+                                   "per_layer_config", "sparsity_config"})
+      expect(part, nullptr);
+    expect("pruned_heads", Json::object());
+    static_cast<void>(flag("is_decoder", false));  // either way the mask is causal
+  }
+  /// Checks the kind of each layer's attention.
+  void expect_full_attention() const {
+    const Json* const layers = member(root_, "layer_types");
+    require(!layers || layers->is_array(), "layer_types is no list");
+    if (!layers) return;
+    for (const Json& layer : *layers)
+      require(layer == "full_attention", "layer_types has ", shown(layer),
+              ", which is not supported; \"full_attention\" is");
   }
   std::int64_t integer(const char* name, std::int64_t fallback) const {
     return integer(root_, name, fallback);
@@ -110,7 +128,8 @@ class Config {
     return all.size() > 100 ? all.substr(0, 100) + "..." : all;
   }
   /// Null if the member is absent or null.
-  static const Json* member(const Json& object, const char* name) {
+  const Json* member(const Json& object, const char* name) const {
+    if (&object == &root_) used_.insert(name);
     const auto found = object.find(name);
     return found == object.end() || found->is_null() ? nullptr : &*found;
   }
@@ -140,9 +159,75 @@ class Config {
     return value->get<std::string>();
   }
 
+  // RoPE's numbers are members of the file (transformers 4) or of rope_parameters (5). rope_scaling has the
+  // scaling alone, and takes the place of rope_parameters if a user adds it to a file of transformers 5.
+  void read_rope() {
+    const Json *const parameters = part(root_, "rope_parameters"), *scaling = part(root_, "rope_scaling");
+    theta_ = number(root_, "rope_theta", 10000);
+    if (parameters) scaling_ = scaling_of(*parameters, "rope_parameters");
+    if (scaling && !scaling->empty()) {
+      const RopeScaling added = scaling_of(*scaling, "rope_scaling");
+      require(!parameters || scaling_.type == RopeScalingType::none || same(scaling_, added),
+              "rope_parameters and rope_scaling have two scalings; remove one");
+      scaling_ = added;
+      if (member(*scaling, "rope_theta")) {
+        theta_ = number(*scaling, "rope_theta", theta_);
+      } else if (parameters) {
+        const double theta = number(*parameters, "rope_theta", theta_);
+        require(theta == theta_,
+                "rope_scaling, which takes the place of rope_parameters, has no rope_theta, and ",
+                "that of rope_parameters is ", theta,
+                "; write it into rope_scaling too, or the scaling into ", "rope_parameters");
+      }
+    } else if (parameters) {
+      theta_ = number(*parameters, "rope_theta", theta_);
+    }
+  }
+  static bool same(const RopeScaling& a, const RopeScaling& b) {
+    return a.type == b.type && a.factor == b.factor && a.low_freq_factor == b.low_freq_factor &&
+           a.high_freq_factor == b.high_freq_factor &&
+           a.original_max_position_embeddings == b.original_max_position_embeddings;
+  }
+  RopeScaling scaling_of(const Json& rope, const char* where) const {
+    RopeScaling scaling;
+    const std::string named = text(rope, "rope_type"), older = text(rope, "type");
+    require(named.empty() || older.empty() || named == older, where, " has the rope_type \"", named,
+            "\" and the type \"", older, "\"; remove one");
+    const std::string type = named.empty() ? older : named;
+    require(type.empty() || type == "default" || type == "linear" || type == "llama3", "the type of ", where,
+            " is \"", type, "\", which is not supported; default, linear and llama3 are");
+    require(number(rope, "partial_rotary_factor", 1) == 1, "partial_rotary_factor of ", where,
+            " is not 1, which is not supported");
+    const bool llama3 = type == "llama3", scales = llama3 || type == "linear";
+    constexpr const char* kNumbers[] = {"factor", "low_freq_factor", "high_freq_factor",
+                                        "original_max_position_embeddings"};
+    for (const auto& [name, value] : rope.items()) {
+      if (value.is_null() || name == "rope_type" || name == "type" || name == "rope_theta" ||
+          name == "partial_rotary_factor")
+        continue;
+      const auto* const known = std::find(std::begin(kNumbers), std::end(kNumbers), name);
+      require(known != std::end(kNumbers) && (llama3 || (scales && known == kNumbers)), name, " of ", where,
+              " is ", shown(value), ", which the type \"", type.empty() ? "default" : type,
+              "\" does not have; remove it");
+    }
+    if (!scales) return scaling;
+    for (const char* const name : kNumbers)
+      require(member(rope, name) || (!llama3 && name != kNumbers[0]), where, " of the type \"", type,
+              "\" has no ", name, "; add it");
+    scaling.type = llama3 ? RopeScalingType::llama3 : RopeScalingType::linear;
+    scaling.factor = number(rope, "factor", 1);
+    if (!llama3) return scaling;
+    scaling.low_freq_factor = number(rope, "low_freq_factor", 1);
+    scaling.high_freq_factor = number(rope, "high_freq_factor", 1);
+    scaling.original_max_position_embeddings = integer(rope, "original_max_position_embeddings", 1);
+    return scaling;
+  }
+
   std::string path_;
-  Json root_, rope_;
-  const Json* theta_ = nullptr;
+  Json root_;
+  mutable std::set<std::string, std::less<>> used_;  // the members that were asked for
+  double theta_ = 10000;
+  RopeScaling scaling_;
 };
 
 void check_size(const char* name, std::int64_t value) {
@@ -220,7 +305,7 @@ RopeScaling scaling_of_factors(const GgufFile& file, LlamaConfig config) {
 // ---- Llama ----
 
 LlamaConfig LlamaConfig::from_hf_json(const std::string& path) {
-  const Config file(path);
+  const Config file(path, /*has_rope=*/true);
   LlamaConfig c;
   c.model_type = file.text("model_type");
   file.require(c.model_type == "llama" || c.model_type == "qwen2", "model_type is \"", c.model_type,
@@ -229,15 +314,18 @@ LlamaConfig LlamaConfig::from_hf_json(const std::string& path) {
   file.expect("hidden_act", "silu");
   file.expect("use_sliding_window", false);
   file.expect("rope_interleaved", false);
+  file.expect("use_mrope", false);
   file.expect("partial_rotary_factor", 1.0);
-  file.expect("quantization_config", nullptr);
+  file.expect("attention_dropout", 0.0);
+  file.expect_decoder();
   // Files omit members that have the defaults of transformers.
   c.vocab_size = file.integer("vocab_size", qwen ? 151936 : 32000);
   c.hidden_size = file.integer("hidden_size", 4096);
   c.intermediate_size = file.integer("intermediate_size", qwen ? 22016 : 11008);
   c.num_hidden_layers = file.integer("num_hidden_layers", 32);
   c.num_attention_heads = file.integer("num_attention_heads", 32);
-  c.num_key_value_heads = file.integer("num_key_value_heads", qwen ? 32 : c.num_attention_heads);
+  c.num_key_value_heads = file.integer(
+      "num_key_value_heads", qwen && !file.given("num_key_value_heads") ? 32 : c.num_attention_heads);
   file.require(c.num_attention_heads >= 1, "num_attention_heads is ", c.num_attention_heads);
   file.require(c.hidden_size % c.num_attention_heads == 0 || file.integer("head_dim", 0) > 0,
                "hidden_size is ", c.hidden_size, ", which is no multiple of num_attention_heads, ",
@@ -248,11 +336,16 @@ LlamaConfig LlamaConfig::from_hf_json(const std::string& path) {
   c.rope_theta = file.rope_theta();
   c.rope_scaling = file.rope_scaling();
   c.tie_word_embeddings = file.flag("tie_word_embeddings", false);
-  c.attention_bias = qwen || file.flag("attention_bias", false);
+  c.attention_bias = file.flag("attention_bias", qwen);
   c.attention_output_bias = !qwen && c.attention_bias;
-  c.mlp_bias = !qwen && file.flag("mlp_bias", false);
+  c.mlp_bias = file.flag("mlp_bias", false);
+  file.require(!qwen || (c.attention_bias && !c.mlp_bias),
+               "attention_bias is false or mlp_bias is true, and Qwen2 has biases of q, k and v alone");
   c.bos_token_id = file.token("bos_token_id");
   c.eos_token_id = file.token("eos_token_id");
+  file.expect_full_attention();
+  file.expect_no_more(qwen ? std::initializer_list<std::string_view>{"sliding_window", "max_window_layers"}
+                           : std::initializer_list<std::string_view>{});
   return file.checked(c);
 }
 
@@ -263,7 +356,13 @@ LlamaConfig LlamaConfig::from_gguf(const GgufFile& file) {
   if (c.model_type != "llama" && c.model_type != "qwen2")
     m.broken("general.architecture is \"", c.model_type, "\"; LlamaConfig reads \"llama\" and \"qwen2\"");
   const std::string prefix = c.model_type + ".";
-  if (m.integer(prefix + "expert_count", 0) != 0) m.broken("is a mixture of experts, which is not supported");
+  if (m.integer(prefix + "expert_count", 0) != 0)
+    m.broken("is a mixture of experts (", prefix, "expert_count), which is not supported");
+  check_keys(m, prefix,
+             {"embedding_length", "feed_forward_length", "block_count", "context_length",
+              "attention.head_count", "attention.head_count_kv", "attention.key_length",
+              "attention.value_length", "attention.layer_norm_rms_epsilon", "rope.dimension_count",
+              "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear"});
   c.vocab_size = rows_of(file, "token_embd.weight");
   c.hidden_size = m.integer(prefix + "embedding_length");
   c.intermediate_size = m.integer(prefix + "feed_forward_length");
@@ -272,6 +371,10 @@ LlamaConfig LlamaConfig::from_gguf(const GgufFile& file) {
   c.num_key_value_heads = m.integer(prefix + "attention.head_count_kv", c.num_attention_heads);
   if (c.num_attention_heads < 1) m.broken(prefix, "attention.head_count is ", c.num_attention_heads);
   c.head_dim = m.integer(prefix + "attention.key_length", c.hidden_size / c.num_attention_heads);
+  const std::int64_t values = m.integer(prefix + "attention.value_length", c.head_dim);
+  if (values != c.head_dim)
+    m.broken(prefix, "attention.value_length is ", values, ", but keys have ", c.head_dim,
+             " elements; heads of two sizes are not supported");
   const std::int64_t rotated = m.integer(prefix + "rope.dimension_count", c.head_dim);
   if (rotated != c.head_dim)
     m.broken(prefix, "rope.dimension_count is ", rotated, ", but heads have ", c.head_dim,
@@ -285,14 +388,10 @@ LlamaConfig LlamaConfig::from_gguf(const GgufFile& file) {
   c.mlp_bias = file.find("blk.0.ffn_gate.bias");
   c.bos_token_id = m.integer("tokenizer.ggml.bos_token_id", -1);
   c.eos_token_id = m.integer("tokenizer.ggml.eos_token_id", -1);
-  const std::string scaling = m.string(prefix + "rope.scaling.type", "none");
-  if (scaling != "none" && scaling != "linear")
-    m.broken(prefix, "rope.scaling.type is \"", scaling, "\", which is not supported; linear is");
-  if (scaling == "linear")
-    c.rope_scaling = {RopeScalingType::linear, decimal(m, prefix + "rope.scaling.factor", 1.0)};
+  c.rope_scaling = scaling_of_keys(m, prefix);
   c = checked(file, c);
   if (file.find("rope_freqs.weight")) {
-    if (scaling != "none")
+    if (c.rope_scaling.type != RopeScalingType::none)
       m.broken("has two scalings of RoPE: rope_freqs.weight and ", prefix, "rope.scaling.type");
     c.rope_scaling = scaling_of_factors(file, c);
   }
@@ -435,8 +534,7 @@ Gpt2Config Gpt2Config::from_hf_json(const std::string& path) {
   file.expect("activation_function", "gelu_new");
   file.expect("scale_attn_weights", true);
   file.expect("scale_attn_by_inverse_layer_idx", false);
-  file.expect("add_cross_attention", false);
-  file.expect("quantization_config", nullptr);
+  file.expect_decoder();
   Gpt2Config c;
   c.vocab_size = file.integer("vocab_size", c.vocab_size);
   c.n_positions = file.integer("n_positions", c.n_positions);
@@ -452,6 +550,11 @@ Gpt2Config Gpt2Config::from_hf_json(const std::string& path) {
   c.resid_pdrop = file.number("resid_pdrop", c.resid_pdrop);
   c.bos_token_id = file.token("bos_token_id");
   c.eos_token_id = file.token("eos_token_id");
+  file.require(file.integer("n_ctx", c.n_positions) == c.n_positions, "n_ctx is not n_positions, ",
+               c.n_positions, "; remove it");
+  // reorder_and_upcast_attn changes the rounding in f16 alone, and the summary is that of a classifier.
+  file.expect_no_more({"reorder_and_upcast_attn", "summary_activation", "summary_first_dropout",
+                       "summary_proj_to_labels", "summary_type", "summary_use_proj"});
   return file.checked(c);
 }
 
@@ -460,11 +563,16 @@ Gpt2Config Gpt2Config::from_gguf(const GgufFile& file) {
   const std::string& type = m.string("general.architecture");
   if (type != "gpt2") m.broken("general.architecture is \"", type, "\"; Gpt2Config reads \"gpt2\"");
   Gpt2Config c;
+  check_keys(m, "gpt2.",
+             {"context_length", "embedding_length", "block_count", "attention.head_count",
+              "attention.head_count_kv", "feed_forward_length", "attention.layer_norm_epsilon"});
   c.vocab_size = rows_of(file, "token_embd.weight");
   c.n_positions = m.integer("gpt2.context_length");
   c.n_embd = m.integer("gpt2.embedding_length");
   c.n_layer = m.integer("gpt2.block_count");
   c.n_head = m.integer("gpt2.attention.head_count");
+  if (m.integer("gpt2.attention.head_count_kv", c.n_head) != c.n_head)
+    m.broken("gpt2.attention.head_count_kv is not gpt2.attention.head_count, ", c.n_head);
   c.n_inner = m.integer("gpt2.feed_forward_length");
   c.layer_norm_epsilon = decimal(m, "gpt2.attention.layer_norm_epsilon");
   c.tie_word_embeddings = !file.find("output.weight");

@@ -1,7 +1,10 @@
 #include "tapestry/nn/models/pretrained.h"
 
 #include <filesystem>
+#include <string_view>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/context.h"
@@ -13,8 +16,55 @@
 namespace tapestry::nn {
 namespace {
 
+// What decides how much a model allocates before its weights are read.
+struct Sizes {
+  const char* layers;  // the beginning of the names of a layer's weights
+  std::int64_t count;
+  std::vector<std::pair<const char*, Shape>> shapes;
+};
+Sizes sizes_of(const LlamaConfig& c) {
+  return {"model.layers.",
+          c.num_hidden_layers,
+          {{"model.embed_tokens.weight", {c.vocab_size, c.hidden_size}},
+           {"model.layers.0.self_attn.q_proj.weight", {c.num_attention_heads * c.head_dim, c.hidden_size}},
+           {"model.layers.0.self_attn.k_proj.weight", {c.num_key_value_heads * c.head_dim, c.hidden_size}},
+           {"model.layers.0.mlp.gate_proj.weight", {c.intermediate_size, c.hidden_size}}}};
+}
+Sizes sizes_of(const Gpt2Config& c) {
+  return {"transformer.h.",
+          c.n_layer,
+          {{"transformer.wte.weight", {c.vocab_size, c.n_embd}},
+           {"transformer.wpe.weight", {c.n_positions, c.n_embd}},
+           {"transformer.h.0.mlp.c_fc.weight", {c.n_embd, c.n_inner}}}};
+}
+
+// A configuration of a few bytes can claim any size, so it is compared with the tensors before anything is
+// built. load_weights() compares the rest.
+void check_sizes(const Sizes& sizes, const ModelWeights& weights) {
+  std::string wrong;
+  for (const auto& [name, expected] : sizes.shapes) {
+    const ModelWeights::Entry* const entry = weights.find(name);
+    if (!entry) wrong += concat({"\n  ", name, " is missing"});
+    else if (entry->sizes != expected)
+      wrong +=
+          concat({"\n  ", name, " has the shape ", entry->sizes, ", but the configuration's is ", expected});
+  }
+  std::unordered_set<std::string_view> layers;
+  const std::string_view prefix = sizes.layers;
+  for (const ModelWeights::Entry& entry : weights.entries()) {
+    const std::string_view name = entry.name;
+    if (name.starts_with(prefix))
+      layers.insert(name.substr(prefix.size(), name.find('.', prefix.size()) - prefix.size()));
+  }
+  if (static_cast<std::int64_t>(layers.size()) != sizes.count)
+    wrong += concat({"\n  there are ", layers.size(), " layers, but the configuration has ", sizes.count});
+  check(wrong.empty(), "[load_language_model] the weights do not fit to the configuration:", wrong,
+        "\nPass the weights and the configuration of one model.");
+}
+
 template <class M, class Config>
 std::unique_ptr<LanguageModel> load(const Config& config, const ModelWeights& weights, bool packed) {
+  check_sizes(sizes_of(config), weights);
   std::unique_ptr<LanguageModel> model;
   {
     // On meta, so that no time goes into initial values.

@@ -21,7 +21,9 @@ using namespace tapestry;
 namespace {
 
 constexpr BlockType kTypes[] = {BlockType::f32,  BlockType::f16,  BlockType::bf16, BlockType::q4_0,
-                                BlockType::q4_1, BlockType::q8_0, BlockType::q4_k, BlockType::q6_k};
+                                BlockType::q4_1, BlockType::q8_0, BlockType::q4_k, BlockType::q6_k,
+                                BlockType::q5_0, BlockType::q5_1, BlockType::q2_k, BlockType::q3_k,
+                                BlockType::q5_k};
 
 // Blocks of random integers with scales near 1/64, as a model's weights have them.
 PackedTensor random_weight(BlockType type, std::int64_t rows, std::int64_t columns, std::uint32_t seed = 1) {
@@ -40,8 +42,14 @@ PackedTensor random_weight(BlockType type, std::int64_t rows, std::int64_t colum
   };
   std::uniform_real_distribution<double> scale(0.5 / 64, 1.5 / 64);
   for (std::size_t at = 0; at < bytes; at += static_cast<std::size_t>(layout.bytes)) {
-    put(type == BlockType::q6_k ? at + 208 : at, scale(random) * (random() % 2 == 0 ? 1 : -1));
-    if (type == BlockType::q4_1 || type == BlockType::q4_k) put(at + 2, scale(random) * 8);
+    const std::size_t d = at + (type == BlockType::q6_k   ? 208
+                                : type == BlockType::q3_k ? 108
+                                : type == BlockType::q2_k ? 80
+                                                          : 0);
+    put(d, scale(random) * (random() % 2 == 0 ? 1 : -1));
+    const bool minimum = type == BlockType::q4_1 || type == BlockType::q4_k || type == BlockType::q5_1 ||
+                         type == BlockType::q5_k || type == BlockType::q2_k;
+    if (minimum) put(d + 2, scale(random) * 8);
   }
   const std::uint8_t* const data = blocks->data();
   return PackedTensor(type, sizes, data, bytes, std::move(blocks));
@@ -53,7 +61,9 @@ std::int64_t unit_of(BlockType type) { return std::max<std::int64_t>(block_layou
 double error_of(const Tensor& y, const Tensor& x, const Tensor& w, const Tensor& bias = {}) {
   const Tensor exact =
       linear(x.to(DType::f64), w.to(DType::f64), bias.defined() ? bias.to(DType::f64) : bias);
-  const Tensor scale = linear(x.to(DType::f64).abs(), w.to(DType::f64).abs()) + 1e-30;
+  const Tensor scale = linear(x.to(DType::f64).abs(), w.to(DType::f64).abs(),
+                              bias.defined() ? bias.to(DType::f64).abs() : bias) +
+                       1e-30;
   return ((y.to(DType::f64) - exact).abs() / scale).max().item<double>();
 }
 
@@ -156,7 +166,8 @@ TEST_CASE("packed_linear with int8 rounds ties, tiny blocks and what is not fini
 TEST_CASE("packed_linear with int8 gives a row the same bits in every batch", "[isa]") {
   for (const Int8Kernel kernel : int8_kernels()) {
     const UseKernel guard(kernel);
-    for (const BlockType type : {BlockType::q4_1, BlockType::q8_0, BlockType::q6_k}) {
+    for (const BlockType type :
+         {BlockType::q4_1, BlockType::q8_0, BlockType::q6_k, BlockType::q2_k, BlockType::q5_1}) {
       const PackedTensor w = random_weight(type, 50, 512);
       const Tensor x = randn({23, 512});
       const Tensor all = packed_linear(x, w);
@@ -178,7 +189,7 @@ OP_TEST("packed_linear", golden, "the result is that of linear() with the unpack
         const Tensor x = randn({m, columns}) + 0.5, bias = randn({rows});
         CHECK(error_of(packed_linear(x, w, {}, PackedActivations::f32), x, w.unpack()) < 1e-6);
         const Tensor y = packed_linear(x, w, bias, PackedActivations::f32);
-        CHECK(allclose(y, linear(x, w.unpack(), bias), 1e-4, 1e-4));
+        CHECK(error_of(y, x, w.unpack(), bias) < 1e-6);
         CHECK(y.sizes() == Shape({m, rows}));
       }
 }

@@ -281,7 +281,7 @@ TEST_CASE("hostile GGUF files throw IoError with the reason, and allocate nothin
     fails(with(info("a", {32, 2}, 12, 0)), "whole blocks of 256");
     fails(with(info("a", {1, 1, 1, 1, 1}, 0, 0)), "has 5 dimensions");
     fails(with(text("a") + u32(UINT32_MAX)), "has 4294967295 dimensions");
-    fails(with(info("a", {1}, 13, 0)), "is of Q5_K, which is not supported");
+    fails(with(info("a", {1}, 16, 0)), "is of IQ2_XXS, which is not supported");
     fails(with(info("a", {1}, 4711, 0)), "is of type 4711, which is not supported");
     fails(with(info("a", {1}, 0, 0) + info("a", {1}, 0, 32), 2), "\"a\" occurs twice");
     fails(with(info("a", {9}, 0, 0) + info("b", {1}, 0, 32), 2), "\"a\" and \"b\" overlap");

@@ -28,7 +28,8 @@ bool same_bits(const Tensor& a, const Tensor& b) {
 }
 
 constexpr BlockType kTypes[] = {BlockType::f16,  BlockType::bf16, BlockType::q4_0, BlockType::q4_1,
-                                BlockType::q8_0, BlockType::q4_k, BlockType::q6_k};
+                                BlockType::q8_0, BlockType::q4_k, BlockType::q6_k, BlockType::q5_0,
+                                BlockType::q5_1, BlockType::q2_k, BlockType::q3_k, BlockType::q5_k};
 
 }  // namespace
 

@@ -38,6 +38,18 @@ for name in ["F16", "BF16", *SCALES]:
     out[f"{name}/blocks"] = torch.from_numpy(data.copy())
     out[f"{name}/values"] = torch.from_numpy(gguf.dequantize(data, Type[name]).reshape(rows, 512).copy())
 
+# The types that were added later have a generator of their own, so that the others keep their values.
+later = np.random.default_rng(21)
+for name, scales_at in {"Q5_0": [0], "Q5_1": [0, 2], "Q2_K": [80, 82], "Q3_K": [108], "Q5_K": [0, 2]}.items():
+    size, bytes_of_block = gguf.GGML_QUANT_SIZES[Type[name]]
+    data = later.integers(0, 256, (3, 512 // size, bytes_of_block), dtype=np.uint8)
+    for at in scales_at:
+        scales = (later.standard_normal(data.shape[:2]) * 10.0 ** later.integers(-7, 4, data.shape[:2])).astype(np.float16)
+        data[:, :, at:at + 2] = scales.view(np.uint8).reshape(*data.shape[:2], 2)
+    data = data.reshape(3, -1)
+    out[f"{name}/blocks"] = torch.from_numpy(data.copy())
+    out[f"{name}/values"] = torch.from_numpy(gguf.dequantize(data, Type[name]).reshape(3, 512).copy())
+
 numbers = (random.standard_normal((4, 96)) * 10.0 ** random.integers(-6, 5, (4, 1))).astype(np.float32)
 numbers[1, :32] = 0
 numbers[2, :4] = [127, 0.5, -0.5, 2.5]  # halves round away from zero

@@ -1,7 +1,11 @@
 #include "tapestry/nn/models/config.h"
 
 #include <cmath>
+#include <filesystem>
+#include <optional>
+#include <span>
 
+#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/nn/models/weights.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
@@ -190,6 +194,302 @@ TEST_CASE("configurations that are broken or of another model are refused by nam
                     ContainsSubstring("no multiple of n_head, 7"));
   CHECK_THROWS_WITH(parsed<Gpt2Config>(replaced(kGpt2, "\"n_embd\": 768", "\"n_embd\": 9223372036854775807")),
                     ContainsSubstring("n_embd is"));
+}
+
+TEST_CASE("each key of config.json is honoured, known to be harmless, or refused by name") {
+  struct Setting {
+    const char *key, *value;  // a value that differs from the file's and from the default
+  };
+  // The members of transformers' LlamaConfig, Qwen2Config, GPT2Config and PreTrainedConfig, those of older
+  // versions and of related models, and an invented one.
+  constexpr Setting kCommon[] = {{"vocab_size", "90"},
+                                 {"bos_token_id", "7"},
+                                 {"eos_token_id", "[8, 9]"},
+                                 {"tie_word_embeddings", "false"},
+                                 {"is_decoder", "7"},
+                                 {"is_encoder_decoder", "true"},
+                                 {"add_cross_attention", "true"},
+                                 {"cross_attention_hidden_size", "64"},
+                                 {"tie_encoder_decoder", "true"},
+                                 {"pruned_heads", R"({"0": [1]})"},
+                                 {"quantization_config", R"({"bits": 4})"},
+                                 {"compression_config", "{}"},
+                                 {"per_layer_config", R"({"0": {}})"},
+                                 {"sliding_window_pattern", "2"},
+                                 {"attention_multiplier", "0.5"},
+                                 {"embedding_multiplier", "12"},
+                                 {"residual_multiplier", "0.2"},
+                                 {"logits_scaling", "8"},
+                                 {"logit_scale", "0.06"},
+                                 {"clip_qkv", "8"},
+                                 {"final_logit_softcapping", "30"},
+                                 {"attn_logit_softcapping", "50"},
+                                 {"query_pre_attn_scalar", "256"},
+                                 {"original_max_position_embeddings", "64"},
+                                 {"num_local_experts", "8"},
+                                 {"qk_norm", "true"},
+                                 {"no_rope_layers", "[0]"},
+                                 {"tie_last_hidden_states", "false"},
+                                 {"a_made_up_setting", "1"}};
+  constexpr Setting kLlama[] = {{"hidden_size", "1152"},
+                                {"intermediate_size", "90"},
+                                {"num_hidden_layers", "3"},
+                                {"num_attention_heads", "18"},
+                                {"num_key_value_heads", "9"},
+                                {"head_dim", "32"},
+                                {"hidden_act", R"("gelu")"},
+                                {"rms_norm_eps", "1e-3"},
+                                {"max_position_embeddings", "90"},
+                                {"rope_theta", "90"},
+                                {"attention_bias", "true"},
+                                {"mlp_bias", "true"},
+                                {"attention_dropout", "0.1"},
+                                {"rope_interleaved", "true"},
+                                {"partial_rotary_factor", "0.5"},
+                                {"use_mrope", "true"},
+                                {"use_sliding_window", "true"},
+                                {"sliding_window", "64"},
+                                {"max_window_layers", "3"},
+                                {"layer_types", R"(["sliding_attention"])"},
+                                {"rope_scaling", R"({"type": "linear", "factor": 2})"},
+                                {"rope_parameters", R"({"rope_type": "default", "rope_theta": 77})"}};
+  constexpr Setting kOfGpt2[] = {{"n_positions", "90"},
+                                 {"n_ctx", "90"},
+                                 {"n_embd", "1536"},
+                                 {"n_layer", "3"},
+                                 {"n_head", "6"},
+                                 {"n_inner", "90"},
+                                 {"activation_function", R"("relu")"},
+                                 {"resid_pdrop", "0.3"},
+                                 {"embd_pdrop", "0.3"},
+                                 {"attn_pdrop", "0.3"},
+                                 {"layer_norm_epsilon", "1e-3"},
+                                 {"scale_attn_weights", "false"},
+                                 {"scale_attn_by_inverse_layer_idx", "true"},
+                                 {"hidden_size", "90"},
+                                 {"num_hidden_layers", "3"},
+                                 {"num_attention_heads", "3"},
+                                 {"rope_theta", "7"},
+                                 {"rope_scaling", R"({"type": "linear", "factor": 2})"}};
+  constexpr const char* kHarmless[] = {"architectures",
+                                       "auto_map",
+                                       "transformers_version",
+                                       "torch_dtype",
+                                       "dtype",
+                                       "use_cache",
+                                       "initializer_range",
+                                       "pretraining_tp",
+                                       "pad_token_id",
+                                       "id2label",
+                                       "label2id",
+                                       "num_labels",
+                                       "problem_type",
+                                       "task_specific_params",
+                                       "return_dict",
+                                       "output_attentions",
+                                       "output_hidden_states",
+                                       "chunk_size_feed_forward",
+                                       "max_length",
+                                       "temperature",
+                                       "top_k",
+                                       "top_p",
+                                       "do_sample",
+                                       "_name_or_path",
+                                       "_attn_implementation_autoset"};
+  const auto with = [](const std::string& json, const char* key, const char* value) {
+    const std::size_t end = json.rfind('}');  // of two members of one name the last one counts
+    return json.substr(0, end) + ", \"" + key + "\": " + value + "}";
+  };
+  const auto check_settings = [&](auto parse, const char* json, std::span<const Setting> settings) {
+    const std::string before = parse(json);
+    for (const Setting& s : settings) {
+      CAPTURE(s.key, s.value);
+      std::string after;
+      try {
+        after = parse(with(json, s.key, s.value));
+        CHECK(after != before);
+      } catch (const IoError& error) {
+        // A size that fits to nothing else is refused by the name of another one.
+        CHECK_THAT(error.what(), ContainsSubstring(s.key));
+      }
+      if (std::string(json).find("\"" + std::string(s.key) + "\"") == std::string::npos)
+        CHECK(parse(with(json, s.key, "null")) == before);
+    }
+    for (const char* const key : kHarmless)
+      for (const char* const value : {"null", "1", R"("x")"}) CHECK(parse(with(json, key, value)) == before);
+  };
+  const auto llama = [](const std::string& json) {
+    const LlamaConfig c = parsed<LlamaConfig>(json);
+    return c.to_hf_json() + std::to_string(c.rope_frequencies()[1]);
+  };
+  const auto gpt2 = [](const std::string& json) { return parsed<Gpt2Config>(json).to_hf_json(); };
+  constexpr const char* kPlain = R"({"model_type": "llama", "num_attention_heads": 9, "hidden_size": 576,
+      "num_key_value_heads": 3, "tie_word_embeddings": true})";
+  check_settings(llama, kPlain, kCommon);
+  check_settings(llama, kPlain, kLlama);
+  check_settings(gpt2, kGpt2, kCommon);
+  check_settings(gpt2, kGpt2, kOfGpt2);
+  // Qwen2's are in the file although they have no effect.
+  CHECK(parsed<LlamaConfig>(with(kQwen2, "max_window_layers", "21")).to_hf_json() ==
+        parsed<LlamaConfig>(kQwen2).to_hf_json());
+  CHECK_THROWS_WITH(parsed<LlamaConfig>(with(kQwen2, "attention_bias", "false")),
+                    ContainsSubstring("attention_bias"));
+  CHECK(parsed<LlamaConfig>(with(kQwen2, "layer_types", R"(["full_attention"])")).num_hidden_layers == 24);
+}
+
+TEST_CASE("RoPE's numbers are found wherever a version of transformers writes them") {
+  const auto file = [](const std::string& members) {
+    return parsed<LlamaConfig>(
+        R"({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 1, "num_key_value_heads": 1)" +
+        members + "}");
+  };
+  const auto second = [](double theta, double factor = 1) { return std::pow(theta, -2.0 / 64) / factor; };
+  const auto frequency = [&](const std::string& members) { return file(members).rope_frequencies()[1]; };
+  const std::string linear = R"({"type": "linear", "factor": 4})", five = R"(, "rope_parameters": )";
+  CHECK(frequency("") == second(1e4));
+  CHECK(frequency(R"(, "rope_theta": 500)") == second(500));
+  CHECK(frequency(R"(, "rope_theta": 500)" + five + R"({"rope_type": "default"})") == second(500));
+  CHECK(frequency(R"(, "rope_theta": 500)" + five + R"({"rope_type": "default", "rope_theta": 700})") ==
+        second(700));
+  CHECK(frequency(five + R"({"rope_type": "linear", "factor": 4, "rope_theta": 700})") == second(700, 4));
+  // A user adds rope_scaling to a file of transformers 5, which then reads that alone.
+  const std::string both = five + R"({"rope_type": "default", "rope_theta": 700}, "rope_scaling": )";
+  CHECK(frequency(both + R"({"type": "linear", "factor": 4, "rope_theta": 700})") == second(700, 4));
+  CHECK(frequency(R"(, "rope_theta": 700)" + both + linear) == second(700, 4));
+  CHECK(frequency(both + "{}") == second(700));
+  CHECK(frequency(both + "null") == second(700));
+  for (
+      const auto& [members, why] : std::vector<std::pair<std::string, std::string>>{
+          {both + linear, "rope_scaling, which takes the place of rope_parameters, has no rope_theta"},
+          {both + R"({"type": "yarn", "factor": 4})", "\"yarn\""},
+          {five + R"({"rope_type": "linear", "factor": 2}, "rope_scaling": )" + linear, "two scalings"},
+          {R"(, "rope_scaling": {"factor": 4})", "factor of rope_scaling is 4"},
+          {R"(, "rope_scaling": {"type": "linear"})", "has no factor"},
+          {R"(, "rope_scaling": {"type": "linear", "factor": 4, "attention_factor": 2})", "attention_factor"},
+          {R"(, "rope_scaling": {"type": "linear", "factor": 4, "low_freq_factor": 2})", "low_freq_factor"},
+          {R"(, "rope_scaling": {"type": "linear", "rope_type": "llama3", "factor": 4})", "remove one"},
+          {R"(, "rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4})",
+           "has no original_max_position_embeddings"},
+          {R"(, "rope_scaling": {"type": "llama3", "low_freq_factor": 1, "high_freq_factor": 4,
+               "original_max_position_embeddings": 64})",
+           "has no factor"},
+          {five + R"({"full_attention": {"rope_theta": 500}})", "full_attention"},
+          {five + R"({"partial_rotary_factor": 0.5})", "partial_rotary_factor"}}) {
+    CAPTURE(members);
+    CHECK_THROWS_AS(file(members), IoError);
+    CHECK_THROWS_WITH(file(members), ContainsSubstring(why));
+  }
+}
+
+TEST_CASE("each key of a GGUF file is honoured, known to be harmless, or refused by name") {
+  const TempDir dir;
+  LlamaConfig llama;
+  llama.vocab_size = 8, llama.hidden_size = 64, llama.head_dim = llama.intermediate_size = 32;
+  llama.num_attention_heads = llama.num_key_value_heads = 4, llama.num_hidden_layers = 1;
+  Gpt2Config gpt2;
+  gpt2.vocab_size = 8, gpt2.n_embd = 64, gpt2.n_head = 4, gpt2.n_layer = 1;
+  const auto read = [&](const auto& config, const std::string& key, const std::optional<GgufValue>& value) {
+    GgufMetadata metadata;
+    config.put_gguf(metadata);
+    if (value) metadata.set(key, *value);
+    GgufWriter writer(dir / "f", {{"token_embd.weight", BlockType::f32, {8, 64}}}, metadata);
+    writer.write(zeros({8, 64}));
+    writer.commit();
+    if constexpr (std::is_same_v<std::decay_t<decltype(config)>, LlamaConfig>) {
+      const LlamaConfig c = LlamaConfig::from_gguf(GgufFile(dir / "f"));
+      return c.to_hf_json() + std::to_string(c.rope_frequencies()[1]);
+    } else {
+      return Gpt2Config::from_gguf(GgufFile(dir / "f")).to_hf_json();
+    }
+  };
+  struct Setting {
+    const char* key;
+    GgufValue value;
+  };
+  const auto n = [](std::uint32_t value) { return GgufValue(value); };
+  // The keys {arch}.* of Python's gguf, and an invented one.
+  const Setting settings[] = {{"context_length", n(99)},
+                              {"embedding_length", n(128)},
+                              {"block_count", n(9)},
+                              {"feed_forward_length", n(99)},
+                              {"attention.head_count", n(8)},
+                              {"attention.layer_norm_rms_epsilon", 0.5f},
+                              {"attention.layer_norm_epsilon", 0.5f},
+                              {"attention.head_count_kv", n(2)},
+                              {"attention.key_length", n(64)},
+                              {"attention.value_length", n(64)},
+                              {"attention.causal", false},
+                              {"attention.max_alibi_bias", 8.0f},
+                              {"attention.clamp_kqv", 8.0f},
+                              {"attention.scale", 0.5f},
+                              {"attention.output_scale", 0.5f},
+                              {"attention.sliding_window", n(64)},
+                              {"attention.sliding_window_pattern", n(2)},
+                              {"attention.shared_kv_layers", n(1)},
+                              {"attention.q_lora_rank", n(8)},
+                              {"attention.kv_lora_rank", n(8)},
+                              {"attention.temperature_length", n(8)},
+                              {"attention.group_norm_groups", n(2)},
+                              {"attention.key_length_swa", n(32)},
+                              {"rope.dimension_count", n(16)},
+                              {"rope.dimension_sections", n(2)},
+                              {"rope.freq_base", 99.0f},
+                              {"rope.freq_base_swa", 99.0f},
+                              {"rope.scaling.type", std::string("yarn")},
+                              {"rope.scaling.factor", 4.0f},
+                              {"rope.scale_linear", 4.0f},
+                              {"rope.scaling.attn_factor", 0.5f},
+                              {"rope.scaling.alpha", 8.0f},
+                              {"rope.scaling.yarn_log_multiplier", 0.1f},
+                              {"rope.scaling.yarn_ext_factor", 0.1f},
+                              {"rope.scaling.yarn_beta_fast", 16.0f},
+                              {"expert_count", n(8)},
+                              {"expert_used_count", n(2)},
+                              {"expert_feed_forward_length", n(8)},
+                              {"leading_dense_block_count", n(1)},
+                              {"use_parallel_residual", true},
+                              {"pooling_type", n(1)},
+                              {"logit_scale", 0.5f},
+                              {"residual_scale", 0.5f},
+                              {"embedding_scale", 8.0f},
+                              {"attn_logit_softcapping", 50.0f},
+                              {"final_logit_softcapping", 30.0f},
+                              {"nextn_predict_layers", n(1)},
+                              {"interleave_moe_layer_step", n(2)},
+                              {"decoder_block_count", n(1)},
+                              {"a_made_up_setting", n(1)}};
+  const auto check_settings = [&](const auto& config, const std::string& prefix) {
+    const std::string before = read(config, "", {});
+    for (const Setting& s : settings) {
+      const std::string key = prefix + s.key;
+      CAPTURE(key);
+      std::string after;
+      try {
+        after = read(config, key, s.value);
+        CHECK(after != before);
+      } catch (const IoError& error) {
+        // Keys of another length than values are refused by the name of the latter.
+        CHECK_THAT(error.what(), ContainsSubstring(s.key) || ContainsSubstring("attention.value_length"));
+      }
+    }
+    const Setting harmless[] = {{"rope.scaling.finetuned", true},
+                                {"rope.scaling.original_context_length", n(64)},
+                                {"tensor_data_layout", std::string("x")},
+                                {"expert_count", n(0)},
+                                {"attention.causal", true},
+                                {"rope.scaling.attn_factor", 1.0f}};
+    for (const Setting& s : harmless) CHECK(read(config, prefix + s.key, s.value) == before);
+    CHECK(read(config, "general.name", std::string("x")) == before);
+    CHECK(read(config, "another.program", n(1)) == before);
+    CHECK_THROWS_WITH(read(config, "general.type", std::string("adapter")),
+                      ContainsSubstring("general.type"));
+    CHECK_THROWS_WITH(read(config, "split.count", n(2)), ContainsSubstring("split.count"));
+  };
+  check_settings(llama, "llama.");
+  check_settings(gpt2, "gpt2.");
+  llama.rope_scaling = {RopeScalingType::linear, 4};
+  CHECK_THROWS_WITH(read(llama, "llama.rope.scale_linear", 2.0f), ContainsSubstring("scale_linear is 2"));
+  CHECK(read(llama, "llama.rope.scale_linear", 4.0f) == read(llama, "", {}));
 }
 
 TEST_CASE("mutated config.json files give a configuration or an IoError") {

@@ -2,6 +2,7 @@
 #include "tapestry/nn/models/pretrained.h"
 
 #include <filesystem>
+#include <fstream>
 
 #include "tapestry/autograd/ops.h"
 #include "tests/support/catch.h"
@@ -65,6 +66,50 @@ TEST_CASE("GPT-2's linear layers are (in, out) in Hugging Face's files") {
   CHECK(equal(weights.read("transformer.h.1.attn.c_proj.weight"), ours.detach().t()));
   CHECK_FALSE(equal(weights.read("transformer.h.1.attn.c_proj.weight"), ours.detach()));
   CHECK(weights.find("transformer.h.0.attn.c_attn.weight")->sizes == Shape{8, 24});
+}
+
+TEST_CASE("a configuration that claims more than the file has builds nothing") {
+  const tests::TempDir folder;
+  const Llama model(llama(false));
+  const auto refused = [&](const std::string& path) {
+    CAPTURE(path);
+    CHECK_THROWS_WITH(load_language_model(path), ContainsSubstring("do not fit to the configuration"));
+    CHECK_THROWS_WITH(load_language_model(path, {.packed = true}),
+                      ContainsSubstring("do not fit to the configuration"));
+  };
+  const auto claim = [&](auto config, std::int64_t decltype(config)::*member, std::int64_t value) {
+    config.*member = value;
+    return config;
+  };
+  std::vector<LlamaConfig> configs;
+  for (const auto member :
+       {&LlamaConfig::num_hidden_layers, &LlamaConfig::vocab_size, &LlamaConfig::hidden_size,
+        &LlamaConfig::intermediate_size, &LlamaConfig::head_dim})
+    configs.push_back(claim(llama(false), member, 2'000'000'000));
+  configs.push_back(claim(llama(false), &LlamaConfig::num_hidden_layers, 1));
+  save_language_model(folder / "hf", model);
+  for (const LlamaConfig& c : configs) {
+    std::ofstream(folder / "hf/config.json") << c.to_hf_json();
+    refused(folder / "hf");
+    // A GGUF file has the vocabulary's size in its tensors alone.
+    if (c.vocab_size != 19) continue;
+    GgufMetadata metadata;
+    c.put_gguf(metadata);
+    save_language_model_gguf(folder / "f.gguf", model);
+    const GgufFile file(folder / "f.gguf");
+    std::vector<GgufWriter::Entry> entries;
+    for (const auto& entry : file.entries())
+      entries.push_back({entry.name, entry.tensor.type(), entry.tensor.sizes()});
+    GgufWriter writer(folder / "claims.gguf", entries, metadata);
+    for (const auto& entry : file.entries()) writer.write(entry.tensor);
+    writer.commit();
+    refused(folder / "claims.gguf");
+  }
+  save_language_model(folder / "gpt2", Gpt2(gpt2(true)));
+  for (const auto member : {&Gpt2Config::n_layer, &Gpt2Config::n_positions, &Gpt2Config::n_inner}) {
+    std::ofstream(folder / "gpt2/config.json") << claim(gpt2(true), member, 2'000'000'000).to_hf_json();
+    refused(folder / "gpt2");
+  }
 }
 
 TEST_CASE("models that do not fit together are refused") {
