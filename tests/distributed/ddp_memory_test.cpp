@@ -1,4 +1,5 @@
-// The memory of DistributedDataParallel's buckets counts as gradients.
+// The memory of DistributedDataParallel's buckets.
+#include "tapestry/core/allocator.h"
 #include "tapestry/core/memory_record.h"
 #include "tapestry/tapestry.h"
 #include "tests/support/catch.h"
@@ -34,4 +35,24 @@ TEST_CASE("the buckets of DistributedDataParallel count as gradients before and 
     CHECK(after[r] >= kRanks * kParameters);
     CHECK(after[r] < kRanks * kParameters + 1024);
   }
+}
+
+TEST_CASE("the pass that takes the learned order of buckets needs no memory for the buckets of both orders") {
+  distributed_test::on_ranks<int>(1, [](const std::shared_ptr<ProcessGroup>& group) {
+    nn::Sequential net;
+    for (int i = 0; i < 8; ++i) net.push_back(nn::Linear::Options{.in_features = 128, .out_features = 128});
+    DistributedDataParallel ddp(net, {.process_group = group, .bucket_cap_mb = 0.1});
+    optim::SGD optimizer(net.parameters(), {.lr = 0.1});
+    std::vector<std::int64_t> peaks;
+    for (int step = 0; step < 4; ++step) {
+      reset_peak_memory(kCPU);
+      optimizer.zero_grad();
+      ddp(ones({2, 128})).sum().backward();
+      optimizer.step();
+      peaks.push_back(memory_stats(kCPU).peak_allocated);
+    }
+    distributed_test::require(peaks[1] == peaks[2] && peaks[2] == peaks[3], peaks[1], " bytes, then ",
+                              peaks[2]);
+    return 0;
+  });
 }

@@ -114,7 +114,9 @@ void Reducer::build(const std::vector<int>& order) {
   std::vector<BucketParameter> sizes;
   for (const Parameter& p : parameters_)
     sizes.push_back({p.tensor.nbytes(), p.tensor.dtype(), p.tensor.device()});
+  // The memory of the old buckets is freed before the new ones are allocated.
   buckets_.clear();
+  for (Parameter& p : parameters_) p.view = p.used_flag = {};
   division_ = Division(sizes, order, options_.first_bucket_bytes, options_.bucket_cap_bytes,
                        divided_ ? group_->size() : 1);
   for (const DividedBucket& place : division_.buckets()) {
@@ -138,7 +140,6 @@ void Reducer::build(const std::vector<int>& order) {
     for (const int i : place.parameters) {
       Parameter& p = parameters_[static_cast<std::size_t>(i)];
       p.bucket = b.grads.index;
-      p.view = {};
       if (!divided_)
         p.view = part_of(memory, division_.offset(i), p.tensor.sizes(), strides_in_bucket(p.tensor));
       if (flags) p.used_flag = part_of(memory, flag++, {1}, {1});

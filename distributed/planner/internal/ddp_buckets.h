@@ -11,21 +11,15 @@ namespace tapestry::distributed::planner {
 /// Buckets in the order in which backward completes them.
 struct DdpBuckets {
   std::vector<double> bytes;
-  std::vector<double> ready_s;  ///< seconds of computing until the bucket is complete
-  double compute_s = 0;         ///< backward with the copies of gradients into buckets
+  std::vector<double> ready_s;           ///< seconds of computing until the bucket is complete
+  std::vector<std::size_t> of_gradient;  ///< the bucket of each gradient, in the order in which they arrive
+  double compute_s = 0;                  ///< backward with the copies of gradients into buckets
   double two_largest() const {
     std::vector<double> sorted = bytes;
     std::sort(sorted.begin(), sorted.end());
     double sum = 0;
     for (std::size_t i = sorted.size(); i-- > 0 && i + 2 >= sorted.size();) sum += sorted[i];
     return sum;
-  }
-  /// The most bytes of a bucket and the one before it.
-  double two_consecutive() const {
-    double most = 0;
-    for (std::size_t i = 0; i < bytes.size(); ++i)
-      most = std::max(most, bytes[i] + (i > 0 ? bytes[i - 1] : 0));
-    return most;
   }
 };
 

@@ -1,6 +1,9 @@
 #include "tapestry/distributed/planner/internal/peak_memory.h"
 
+#include <algorithm>
 #include <utility>
+
+#include "tapestry/distributed/planner/internal/ddp_buckets.h"
 
 namespace tapestry::distributed::planner {
 
@@ -14,7 +17,8 @@ class PeakTracker {
     now_.parameters = c.parameter_bytes(schedule.range) / schedule.sharded;
     now_.optimizer = c.profile.optimizer_state * c.parameter_bytes(schedule.range) * schedule.optimizer_share;
     now_.data = schedule.data;
-    if (schedule.has_buckets) now_.buckets = c.parameter_bytes(schedule.range);
+    if (schedule.has_buckets) now_.buckets = c.parameter_bytes(schedule.range) / schedule.divided_buckets;
+    if (schedule.divided_buckets > 1) buckets_ = ddp_buckets(c, schedule.samples, 1);
     update_peak(0);
   }
   MemoryItems run() {
@@ -74,9 +78,33 @@ class PeakTracker {
     has_gradients_ = true;
   }
   void backward(const BlockProfile& b) {
+    const double most = fill_buckets(b);
+    now_.buckets += most;
     update_peak(b.output_bytes.at(schedule_.samples) + b.backward_extra_bytes.at(schedule_.samples));
+    now_.buckets -= most;
     now_.activations -= b.saved_bytes.at(schedule_.samples);
     allocate_gradients(b);
+  }
+  // The gradients of a block arrive one by one, from its last parameter to its first. The first one of a
+  // bucket allocates the bucket. A bucket whose gradients are all there is reduced beside backward, and freed
+  // when two later ones are. Returns the most bytes of buckets that the block sees.
+  double fill_buckets(const BlockProfile& b) {
+    if (schedule_.divided_buckets == 1 || &b == &c_.profile.loss) return 0;
+    const auto live = [this] {
+      double bytes = 0;
+      for (std::size_t i = posted_ > 2 ? posted_ - 2 : 0; i < opened_; ++i) bytes += buckets_.bytes[i];
+      return bytes;
+    };
+    double most = live();
+    for (std::size_t i = 0; i < b.parameter_bytes.size(); ++i) {
+      const std::size_t bucket = buckets_.of_gradient[arrived_++];
+      opened_ = std::max(opened_, bucket + 1);
+      most = std::max(most, live());
+      const bool complete =
+          arrived_ == buckets_.of_gradient.size() || buckets_.of_gradient[arrived_] != bucket;
+      if (complete) posted_ = bucket + 1;
+    }
+    return most;
   }
   void allocate_gradients(const BlockProfile& b) {
     const bool is_first = &b == &c_.profile.blocks[0],
@@ -145,6 +173,8 @@ class PeakTracker {
   double late_ = 0;       // the bytes of the second block's gradients until the first block's arrive
   double undivided_ = 0;  // the bytes of gradients that wait for their reduce-scatter
   bool has_gradients_ = false;
+  DdpBuckets buckets_;                                 // if they are divided
+  std::size_t arrived_ = 0, opened_ = 0, posted_ = 0;  // gradients, buckets with memory, complete buckets
 };
 
 }  // namespace

@@ -40,12 +40,14 @@ DdpBuckets ddp_buckets(const CostModel& c, double n, double slowdown) {
   std::vector<int> order(parameters.size());
   std::iota(order.begin(), order.end(), 0);
   const ReducerOptions sizes;
+  buckets.of_gradient.resize(parameters.size());
   for (const auto& members :
        assign_buckets(parameters, order, sizes.first_bucket_bytes, sizes.bucket_cap_bytes)) {
     double bytes = 0, complete = 0;
     for (const int i : members) {
       bytes += static_cast<double>(parameters[static_cast<std::size_t>(i)].bytes);
       complete = std::max(complete, ready_of[static_cast<std::size_t>(i)]);
+      buckets.of_gradient[static_cast<std::size_t>(i)] = buckets.bytes.size();
     }
     buckets.bytes.push_back(bytes);
     buckets.ready_s.push_back(complete);

@@ -114,16 +114,14 @@ Prediction predict_zero(const CostModel& c, int stage) {
   const Profile in_backward = stage == 2 && c.devices() > 1 ? with_one_gradient(c.profile) : c.profile;
   const CostModel memory{in_backward, c.link, c.setup};
   for (const double of_rank : samples) {
-    MemoryItems peak = peak_memory(memory, {.range = c.all_blocks(),
-                                            .samples = of_rank,
-                                            .actions = kOnePass,
-                                            .data = c.batch_bytes(of_rank),
-                                            .has_buckets = true,
-                                            .optimizer_share = 1.0 / c.devices()});
-    // Stage 2 has the memory of a bucket from its first gradient until its reduction is done: that of the
-    // bucket that backward fills, and of the one before.
+    const MemoryItems peak = peak_memory(memory, {.range = c.all_blocks(),
+                                                  .samples = of_rank,
+                                                  .actions = kOnePass,
+                                                  .data = c.batch_bytes(of_rank),
+                                                  .has_buckets = true,
+                                                  .optimizer_share = 1.0 / c.devices(),
+                                                  .divided_buckets = stage == 2 ? c.devices() : 1});
     const double parts = all_bytes / c.devices();
-    if (stage == 2 && c.devices() > 1) peak.buckets = parts + buckets.two_consecutive();
     // While the parameters are gathered, at most two whole buckets exist besides, with this rank's parts of
     // them.
     MemoryItems updating = peak;
