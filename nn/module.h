@@ -108,6 +108,9 @@ class Module {
   virtual std::string type_name() const;
   /// Returns the text inside the parentheses of "Linear(in_features=784, out_features=10, bias=true)".
   virtual std::string options_text() const { return {}; }
+  /// Returns why this module's own forward() would be wrong on several ranks or replicas, each with a part of
+  /// the batch, or an empty text if it would not. DDP, DataParallel and fully_shard() refuse such a model.
+  virtual std::string why_not_divided() const { return {}; }
   /// Returns the module tree, with one module per line. Modules below 1,000 levels are shown as "...".
   std::string str() const;
 

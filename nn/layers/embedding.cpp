@@ -58,6 +58,13 @@ void Embedding::unpack_weight() {
   packed_ = PackedTensor();
 }
 
+std::string Embedding::why_not_divided() const {
+  if (!options.max_norm) return {};
+  return concat({"max_norm ", *options.max_norm,
+                 ", and each rank or replica would scale down the rows that its own part of a batch selects; "
+                 "leave max_norm out, and scale the rows of the whole weight after Optimizer::step()"});
+}
+
 std::string Embedding::options_text() const {
   detail::OptionsText text;
   text.add("num_embeddings", options.num_embeddings).add("embedding_dim", options.embedding_dim);

@@ -26,6 +26,7 @@ class Embedding : public Module {
   explicit Embedding(const Options& options);
   Tensor forward(const Tensor& indices) override;
   std::string options_text() const override;
+  std::string why_not_divided() const override;
 
   /// Replaces the weight by one that stays in its blocks and is not trained: `weight` becomes undefined, and
   /// parameters() and state_dict() no longer have it. forward() then gives f32 on the CPU (packed_embedding).

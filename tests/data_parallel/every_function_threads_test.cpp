@@ -55,7 +55,7 @@ const std::map<std::string, std::string> kWithoutRow = {
     {"They register or find modules, slots and hooks, or describe them without their values",
      "Module::Module Module::forward Module::parameters Module::named_parameters Module::buffers "
      "Module::named_buffers Module::children Module::named_children Module::modules Module::named_modules "
-     "Module::at Module::apply Module::path Module::root Module::type_name Module::options_text Module::str "
+     "Module::at Module::apply Module::path Module::root Module::type_name Module::options_text Module::why_not_divided Module::str "
      "Module::train Module::eval Module::is_training Module::register_forward_pre_hook "
      "Module::register_forward_hook Module::register_forward_scope Module::add Module::param Module::buffer "
      "Module::has_hooks Module::enter_scopes Module::computed_parameters Module::run_pre_hooks "

@@ -11,7 +11,7 @@
 #include "tapestry/core/error.h"
 #include "tapestry/core/internal/worker.h"
 #include "tapestry/distributed/common/seeds.h"
-#include "tapestry/nn/internal/max_norm.h"
+#include "tapestry/nn/internal/divided.h"
 
 namespace tapestry::distributed {
 namespace {
