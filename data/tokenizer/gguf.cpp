@@ -11,7 +11,7 @@ namespace tapestry::data {
 namespace {
 
 // The types of tokens of llama.cpp.
-constexpr std::int64_t kNormal = 1, kControl = 3, kUserDefined = 4, kByte = 6;
+constexpr std::int64_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6;
 
 struct Pre {
   const char* name;
@@ -52,6 +52,9 @@ TokenizerParts read_tokenizer_parts(const GgufMetadata& metadata) {
         metadata.broken("token ", id, " has the type ", type, "; types are from 1 to 6");
       if (type == kByte)
         metadata.broken("token ", id, " stands for a byte, which byte-level BPE does not have");
+      // The names of rows that pad the vocabulary are no text.
+      std::string& text = parts.tokens[static_cast<std::size_t>(id)];
+      if (type == kUnused && text.starts_with("[PAD")) text.clear();
       if (type == kControl || type == kUserDefined)
         parts.added.push_back({id, parts.tokens[static_cast<std::size_t>(id)], type == kControl});
     }
