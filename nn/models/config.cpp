@@ -562,7 +562,9 @@ Gpt2Config Gpt2Config::from_hf_json(const std::string& path) {
   const Config file(path);
   const std::string type = file.text("model_type");
   file.require(type == "gpt2", "model_type is \"", type, "\"; Gpt2Config reads \"gpt2\"");
-  file.expect("activation_function", "gelu_new");
+  if (const std::string gelu = file.text("activation_function");
+      gelu != "gelu_pytorch_tanh")  // the same function
+    file.expect("activation_function", "gelu_new");
   file.expect("scale_attn_weights", true);
   file.expect("scale_attn_by_inverse_layer_idx", false);
   file.expect_decoder();

@@ -330,6 +330,17 @@ std::vector<TensorSource> ModelWeights::sources() const {
   return all;
 }
 
+bool detail::is_copy_of_embedding(const ModelWeights& weights, const std::string& name) {
+  if (name != kHead) return false;
+  for (const char* const embedding : {"model.embed_tokens.weight", "transformer.wte.weight"}) {
+    if (!weights.find(embedding)) continue;
+    const Tensor a = weights.read(name).contiguous(), b = weights.read(embedding).contiguous();
+    return a.dtype() == b.dtype() && a.sizes() == b.sizes() &&
+           std::memcmp(a.raw_data(), b.raw_data(), a.nbytes()) == 0;
+  }
+  return false;
+}
+
 LoadResult load_weights(Module& module, const ModelWeights& weights, bool strict) {
   LoadResult result;
   const bool gpt2 = dynamic_cast<const Gpt2*>(&module) != nullptr;
@@ -350,7 +361,8 @@ LoadResult load_weights(Module& module, const ModelWeights& weights, bool strict
       wrong += concat({"\n  ", name, " has the shape ", entry->sizes, ", but the module's is ", sizes});
   }
   for (const ModelWeights::Entry& entry : weights.entries())
-    if (!wanted.count(entry.name)) result.unexpected.push_back(entry.name);
+    if (!wanted.count(entry.name) && !detail::is_copy_of_embedding(weights, entry.name))
+      result.unexpected.push_back(entry.name);
   if (strict) {
     for (const std::string& name : result.missing) wrong += "\n  " + name + " is missing";
     for (const std::string& name : result.unexpected) wrong += "\n  " + name + " is unexpected";

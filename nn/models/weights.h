@@ -91,6 +91,12 @@ class ModelWeights {
 /// missing and unexpected name; nothing was loaded then.
 LoadResult load_weights(Module& module, const ModelWeights& weights, bool strict = true);
 
+namespace detail {
+/// True for a head that the file stores although it has the elements of the input embedding: nothing is lost
+/// if a model with tied embeddings leaves it out.
+bool is_copy_of_embedding(const ModelWeights& weights, const std::string& name);
+}  // namespace detail
+
 /// The tensors of a state dict as sources. Tensors on other devices are copied to the CPU when they are read.
 std::vector<TensorSource> weight_sources(const StateDict& dict);
 

@@ -86,6 +86,8 @@ TEST_CASE("the configurations of published models") {
   CHECK(gpt2.tie_word_embeddings);
   CHECK(gpt2.embd_pdrop == 0.1);
 
+  CHECK(parsed<Gpt2Config>(replaced(kGpt2, "gelu_new", "gelu_pytorch_tanh")).n_inner == 3072);
+
   // transformers 5 writes rope_parameters instead.
   const std::string five =
       replaced(replaced(kLlama31, "\"rope_scaling\": {", "\"rope_parameters\": {\"rope_theta\": 500000.0, "),
