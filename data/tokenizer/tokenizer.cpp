@@ -181,6 +181,7 @@ bool Tokenizer::is_special(std::int64_t id) const {
 }
 WordRule Tokenizer::rule() const { return state_->rule; }
 const std::vector<AddedToken>& Tokenizer::added() const { return state_->added; }
+const std::vector<std::int64_t>& Tokenizer::prefix() const { return state_->prefix; }
 
 std::string StreamDecoder::next(std::int64_t id) {
   const std::string& token = tokenizer_.bytes(id);

@@ -102,6 +102,8 @@ class Tokenizer {
   bool is_special(std::int64_t id) const;
   WordRule rule() const;
   const std::vector<AddedToken>& added() const;
+  /// The ids that encode() puts before a text.
+  const std::vector<std::int64_t>& prefix() const;
 
  private:
   struct State;
