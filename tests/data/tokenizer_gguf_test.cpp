@@ -5,6 +5,7 @@
 #include "tapestry/core/gguf.h"
 #include "tapestry/core/safetensors.h"
 #include "tapestry/data/tokenizer/chat.h"
+#include "tapestry/data/tokenizer/parts.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
 #include "tests/support/source.h"
@@ -58,7 +59,10 @@ TEST_CASE("a tokenizer from GGUF gives the ids of Hugging Face's tokenizers") {
   const auto golden = recorded();
   const std::string all = text_of(golden.at("text"));
   const std::pair<const char*, const char*> rules[] = {
-      {"gpt2", "gpt-2"}, {"smollm", "smollm"}, {"llama3", "llama-bpe"}, {"qwen2", "qwen2"}};
+      {"gpt2", "gpt-2"},
+      {"smollm", "smollm"},
+      {"llama3", "llama-bpe"},
+      {"qwen2", "deepseek-r1-qwen"}};  // the recorded one does not normalize
   for (const auto& [rule, pre] : rules) {
     CAPTURE(rule);
     GgufMetadata metadata = converted(text_of(golden.at(rule + std::string("/file"))), pre);
@@ -136,6 +140,26 @@ TEST_CASE("tokenizers of GGUF files that are broken or of another kind are refus
   outside.set("tokenizer.ggml.bos_token_id", std::uint32_t{1} << 30);
   CHECK_THROWS_WITH(Tokenizer::from_gguf(outside), ContainsSubstring("is 1073741824, but there are"));
   CHECK_THROWS_AS(Tokenizer::from_gguf(GgufMetadata()), IoError);
+  refused("tokenizer.ggml.add_sep_token", true, "add_sep_token");
+  refused("tokenizer.ggml.a_made_up_setting", true, "a_made_up_setting");
+  GgufMetadata more = good;
+  more.set("tokenizer.ggml.eot_token_id", std::uint32_t{1});
+  more.set("tokenizer.ggml.add_space_prefix", false);
+  CHECK_NOTHROW(Tokenizer::from_gguf(more));
+  // Qwen2's vocabulary normalizes text.
+  more.set("tokenizer.ggml.pre", std::string("qwen2"));
+  CHECK(Tokenizer::from_gguf(more).encode("e\xcc\x81") == Tokenizer::from_gguf(good).encode("\xc3\xa9"));
+  TokenizerParts parts = read_tokenizer_parts(more);
+  for (const bool nfc : {true, false}) {
+    GgufMetadata written;
+    parts.nfc = nfc;
+    put_gguf(parts, written);
+    CHECK(read_tokenizer_parts(written).nfc == nfc);
+    CHECK(read_tokenizer_parts(written).rule == WordRule::qwen2);
+  }
+  parts.nfc = true, parts.rule = WordRule::gpt2;
+  GgufMetadata none;
+  CHECK_THROWS_WITH(put_gguf(parts, none), ContainsSubstring("NFC"));
 }
 
 TEST_CASE("the format of a chat template is found in its text") {
