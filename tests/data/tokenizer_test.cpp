@@ -304,7 +304,7 @@ TEST_CASE("SmolLM2's chat template") {
   CHECK_THROWS_WITH(chat.encode({}), ContainsSubstring("no message"));
   CHECK_THROWS_WITH(chat.encode({{"robot", "x"}}), ContainsSubstring("the role \"robot\""));
   CHECK_THROWS_WITH(chat.encode({{"user", "\xFF"}}), ContainsSubstring("not UTF-8"));
-  CHECK_THROWS_WITH(ChatTemplate(tokenizer, ChatFormat::llama3), ContainsSubstring("<|start_header_id|>"));
+  CHECK_THROWS_WITH(ChatTemplate(tokenizer, ChatFormat::llama3), ContainsSubstring("<|begin_of_text|>"));
 }
 
 TEST_CASE("Llama 3's chat template") {
@@ -324,6 +324,32 @@ TEST_CASE("Llama 3's chat template") {
   for (std::size_t i = 0; i < encoded.ids.size(); ++i)
     if (encoded.answer[i]) answer.push_back(encoded.ids[i]);
   CHECK(answer == Ids{257, chat.end_of_message()});
+
+  // Llama 3.1 and later have a system block in every conversation.
+  const auto block = [](const std::string& date) {
+    return "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December "
+           "2023\n"
+           "Today Date: " +
+           date + "\n\n";
+  };
+  const auto text = [&](const ChatTemplate& format, const std::vector<ChatMessage>& messages) {
+    return tokenizer.decode(format.encode(messages).ids);
+  };
+  const std::string rest =
+      "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_"
+      "header_id|>\n\n";
+  const ChatTemplate fixed(tokenizer, ChatFormat::llama3_1),
+      dated(tokenizer, ChatFormat::llama3_2, "05 Dec 2024"), today(tokenizer, ChatFormat::llama3_2);
+  CHECK(text(fixed, {{"user", "Hi"}}) == block("26 Jul 2024") + rest);
+  CHECK(text(fixed, {{"system", "\xc2\xa0S\n"}, {"user", "Hi"}}) == block("26 Jul 2024") + "S" + rest);
+  CHECK(text(dated, {{"system", "S"}, {"user", "Hi"}}) == block("05 Dec 2024") + "S" + rest);
+  const std::string before = chat_date(), now = text(today, {{"user", "Hi"}});
+  CHECK((now == block(before) + rest || now == block(chat_date()) + rest));
+  CHECK(before.size() == 11);
+  // trim removes the white space of Unicode, and nothing else.
+  CHECK(text(chat, {{"user", "\xe3\x80\x80\xe2\x80\x83\x1c\xc2\x85Hi\xe2\x80\xa8\xe2\x81\x9f "}}) ==
+        text(chat, {{"user", "Hi"}}));
+  CHECK(text(chat, {{"user", "\xe2\x80\x8bHi"}}) != text(chat, {{"user", "Hi"}}));
 }
 
 TEST_CASE("threads share a tokenizer") {
