@@ -110,5 +110,20 @@ if(TAPESTRY_PCRE2)
   endif()
 endif()
 
+# ICU normalizes text for the tokenizers of Qwen2.
+option(TAPESTRY_ICU "Use ICU if it is found" ON)
+if(TAPESTRY_ICU)
+  find_library(TAPESTRY_ICU_LIBRARY NAMES icuuc)
+  find_path(TAPESTRY_ICU_INCLUDE_DIR unicode/normalizer2.h)
+  if(TAPESTRY_ICU_LIBRARY AND TAPESTRY_ICU_INCLUDE_DIR)
+    target_link_libraries(tapestry_private INTERFACE ${TAPESTRY_ICU_LIBRARY})
+    target_include_directories(tapestry_private SYSTEM INTERFACE ${TAPESTRY_ICU_INCLUDE_DIR})
+    set_source_files_properties(${PROJECT_SOURCE_DIR}/data/tokenizer/internal/nfc.cpp PROPERTIES
+      COMPILE_DEFINITIONS TAPESTRY_HAS_ICU=1)
+  else()
+    message(STATUS "ICU not found (libicu-dev): tokenizers that normalize text take no characters from U+0300 on")
+  endif()
+endif()
+
 # Only the tests use Catch2.
 find_path(TAPESTRY_CATCH2_INCLUDE_DIR NAMES catch2/catch_all.hpp catch2/catch.hpp)

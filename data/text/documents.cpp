@@ -133,6 +133,7 @@ std::vector<EncodedChat> read_completions(const std::string& path, const Tokeniz
                       place.require(!has_messages, "has messages, and the model has no chat template; use ",
                                     "\"prompt\" and \"completion\"");
                       EncodedChat text;
+                      append(text, tokenizer.prefix(), false);
                       append(text, tokenizer.encode(messages[0].content, kPlain), false);
                       append(text, tokenizer.encode(messages[1].content, kPlain), true);
                       append(text, {end}, true);

@@ -31,8 +31,9 @@ struct InstructionOptions {
 /// conversation.
 std::vector<EncodedChat> read_conversations(const std::string& path, const ChatTemplate& chat,
                                             const InstructionOptions& options = {});
-/// The same for a model without a chat template: prompt and completion are encoded one after the other, and
-/// `end`, such as <|endoftext|>, follows. Lines with messages are refused.
+/// The same for a model without a chat template: prompt and completion are encoded one after the other,
+/// behind the tokens that the tokenizer puts before a text, and `end`, such as <|endoftext|>, follows. Lines
+/// with messages are refused.
 std::vector<EncodedChat> read_completions(const std::string& path, const Tokenizer& tokenizer,
                                           std::int64_t end, const InstructionOptions& options = {});
 

@@ -1,49 +1,181 @@
 #include "tapestry/data/tokenizer/chat.h"
 
+#include <algorithm>
+#include <ctime>
+#include <iterator>
 #include <utility>
 
 #include "tapestry/core/error.h"
+#include "tapestry/data/tokenizer/internal/jinja.h"
 
 namespace tapestry::data {
 namespace {
 
 constexpr const char* kSmolLmSystem = "You are a helpful AI assistant named SmolLM, trained by Hugging Face";
 
-std::int64_t control_token(const Tokenizer& tokenizer, const char* name) {
+struct KnownFormat {
+  ChatFormat format;
+  const char *name, *begin_of_text, *end_of_text;
+  /// The date in the system block, as it is or as the argument of strftime_now(); null without such a block.
+  const char* date;
+};
+constexpr KnownFormat kFormats[] = {
+    {ChatFormat::smollm2, "smollm2", "<|im_start|>", "<|im_end|>", nullptr},
+    {ChatFormat::llama3, "llama3", "<|begin_of_text|>", "<|eot_id|>", nullptr},
+    {ChatFormat::llama3_1, "llama3.1", "<|begin_of_text|>", "<|eot_id|>", "26 Jul 2024"},
+    {ChatFormat::llama3_2, "llama3.2", "<|begin_of_text|>", "<|eot_id|>", "<%d %b %Y>"},
+};
+const KnownFormat& known(ChatFormat format) { return kFormats[static_cast<std::size_t>(format)]; }
+
+std::int64_t control_token(const Tokenizer& tokenizer, const std::string& name) {
   const auto id = tokenizer.id_of(name);
   check(id && tokenizer.is_special(*id), "[ChatTemplate] the tokenizer has no control token ", name,
         "; use the format of the model that it belongs to");
   return *id;
 }
 
-std::string trimmed(const std::string& text) {
-  constexpr const char* kSpace = " \t\n\v\f\r";
-  const std::size_t begin = text.find_first_not_of(kSpace);
-  if (begin == std::string::npos) return {};
-  return text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
+/// A control token, or the text between two of them, which is encoded as a whole, because words may cross
+/// from the header to the content. If they do, the token belongs to the header.
+struct Piece {
+  static constexpr std::size_t kNone = std::string::npos;
+  std::string text;
+  bool control = false;
+  std::size_t answer = kNone;  ///< the byte from which the assistant writes it
+};
+
+std::vector<Piece> pieces_of(ChatFormat format, const std::vector<ChatMessage>& messages, bool prompt,
+                             const std::string& date) {
+  std::vector<Piece> all;
+  const auto control = [&](const char* name, bool answer = false) {
+    all.push_back({name, true, answer ? 0 : Piece::kNone});
+  };
+  if (format == ChatFormat::smollm2) {
+    const auto put = [&](const std::string& role, const std::string& content) {
+      const bool answer = role == "assistant";
+      control("<|im_start|>");
+      all.push_back({role + "\n" + content, false, answer ? role.size() + 1 : Piece::kNone});
+      control("<|im_end|>", answer);
+      all.push_back({"\n"});
+    };
+    if (messages[0].role != "system") put("system", kSmolLmSystem);
+    for (const ChatMessage& m : messages) put(m.role, m.content);
+    if (prompt) {
+      control("<|im_start|>");
+      all.push_back({"assistant\n"});
+    }
+    return all;
+  }
+  const auto header = [&](const std::string& role) {
+    control("<|start_header_id|>");
+    all.push_back({role});
+    control("<|end_header_id|>");
+  };
+  const auto put = [&](const std::string& role, const std::string& content) {
+    const bool answer = role == "assistant";
+    header(role);
+    all.push_back({"\n\n" + content, false, answer ? 2 : Piece::kNone});
+    control("<|eot_id|>", answer);
+  };
+  control("<|begin_of_text|>");
+  auto message = messages.begin();
+  if (known(format).date) {
+    const bool given = message->role == "system";
+    put("system", "Cutting Knowledge Date: December 2023\nToday Date: " + date + "\n\n" +
+                      (given ? strip_unicode_space(message->content) : ""));
+    message += given;
+  }
+  for (; message != messages.end(); ++message) put(message->role, strip_unicode_space(message->content));
+  if (prompt) {
+    header("assistant");
+    all.push_back({"\n\n"});
+  }
+  return all;
+}
+
+std::string text_of(ChatFormat format, const std::vector<ChatMessage>& messages, bool prompt) {
+  std::string text;
+  const char* const date = known(format).date;
+  for (const Piece& piece : pieces_of(format, messages, prompt, date ? date : "")) text += piece.text;
+  return text;
+}
+
+std::string excerpt(const std::string& text, std::size_t at) {
+  std::string shown;
+  for (const char c : text.substr(at, 60)) {
+    if (c == '\n') shown += "\\n";
+    else shown += c;
+  }
+  return shown.empty() ? "the end" : "\"" + shown + "\"";
 }
 
 }  // namespace
 
-std::optional<ChatFormat> chat_format_of(std::string_view jinja) {
-  const auto has = [&](std::string_view text) { return jinja.find(text) != std::string_view::npos; };
-  // Other families use <|im_start|> with another default system message.
-  if (has("<|im_start|>") && has(kSmolLmSystem)) return ChatFormat::smollm2;
-  if (has("<|start_header_id|>") && has("<|eot_id|>")) return ChatFormat::llama3;
+const char* chat_format_name(ChatFormat format) { return known(format).name; }
+
+std::optional<ChatFormat> chat_format_of(std::string_view jinja, std::string* unknown) {
+  if (unknown) unknown->clear();
+  if (jinja.find_first_not_of(" \t\r\n") == std::string_view::npos) return std::nullopt;
+  // Contents with white space of each kind, with and without a system message and an answer.
+  const std::vector<std::vector<ChatMessage>> conversations = {
+      {{"user", " \xe3\x80\x80one\n"}},
+      {{"system", "\ttwo \xc2\xa0"}, {"user", "three"}},
+      {{"user", "four"}, {"assistant", "\n five\xe2\x80\xa8"}, {"user", " six "}},
+      {{"system", "seven"}, {"user", "eight\n\n"}, {"assistant", "nine"}}};
+  std::string why;
+  std::size_t best = 0;
+  for (const KnownFormat& format : kFormats) {
+    bool same = true;
+    std::size_t matched = 0;
+    for (std::size_t i = 0; same && i < conversations.size(); ++i) {
+      const bool prompt = conversations[i].back().role == "user";
+      std::string text;
+      try {
+        text = render_jinja(jinja, {.messages = conversations[i],
+                                    .add_generation_prompt = prompt,
+                                    .bos_token = format.begin_of_text,
+                                    .eos_token = format.end_of_text});
+      } catch (const ValueError& error) {
+        if (unknown) *unknown = error.what();
+        return std::nullopt;
+      }
+      const std::string expected = text_of(format.format, conversations[i], prompt);
+      // The first files of Llama 3 begin an answer whether they are asked to or not.
+      if (text == expected || (!prompt && text == text_of(format.format, conversations[i], true))) {
+        matched += text.size();
+        continue;
+      }
+      same = false;
+      const auto differ = std::mismatch(text.begin(), text.end(), expected.begin(), expected.end());
+      const auto at = static_cast<std::size_t>(differ.first - text.begin());
+      if (!why.empty() && matched + at <= best) continue;
+      best = matched + at;
+      why = concat({"the template writes ", excerpt(text, at), " where that of ", format.name, " has ",
+                    excerpt(expected, at)});
+    }
+    if (same) return format.format;
+  }
+  if (unknown) *unknown = why;
   return std::nullopt;
 }
 
-ChatTemplate::ChatTemplate(Tokenizer tokenizer, ChatFormat format)
-    : tokenizer_(std::move(tokenizer)), format_(format) {
-  if (format == ChatFormat::smollm2) {
-    begin_ = control_token(tokenizer_, "<|im_start|>");
-    end_ = control_token(tokenizer_, "<|im_end|>");
-  } else {
-    begin_ = control_token(tokenizer_, "<|start_header_id|>");
-    header_end_ = control_token(tokenizer_, "<|end_header_id|>");
-    end_ = control_token(tokenizer_, "<|eot_id|>");
-    text_begin_ = control_token(tokenizer_, "<|begin_of_text|>");
-  }
+std::string chat_date() {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&now, &local);
+  constexpr const char* kMonths[] = {"Jan", "Feb", "Mar", "Apr", "May", "Jun",
+                                     "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
+  const std::string day = std::to_string(local.tm_mday);
+  return (day.size() < 2 ? "0" : "") + day + " " + kMonths[local.tm_mon] + " " +
+         std::to_string(1900 + local.tm_year);
+}
+
+ChatTemplate::ChatTemplate(Tokenizer tokenizer, ChatFormat format, std::string date)
+    : tokenizer_(std::move(tokenizer)), format_(format), date_(std::move(date)) {
+  if (format == ChatFormat::llama3_1) date_ = known(format).date;
+  if (date_.empty()) date_ = chat_date();
+  for (const Piece& piece : pieces_of(format, {{"user", ""}}, true, ""))
+    if (piece.control) control_token(tokenizer_, piece.text);
+  end_ = control_token(tokenizer_, known(format).end_of_text);
 }
 
 EncodedChat ChatTemplate::encode(const std::vector<ChatMessage>& messages, const ChatOptions& options) const {
@@ -52,59 +184,16 @@ EncodedChat ChatTemplate::encode(const std::vector<ChatMessage>& messages, const
     check(m.role == "system" || m.role == "user" || m.role == "assistant",
           "[ChatTemplate::encode] the role \"", m.role, "\" is unknown; use system, user or assistant");
   EncodedChat chat;
-  const auto put_token = [&](std::int64_t id, bool answer) {
-    chat.ids.push_back(id);
-    chat.answer.push_back(answer);
-  };
-  const auto put_text = [&](const std::string& text, bool answer) {
-    const auto ids = tokenizer_.encode(text, {.add_special = false, .parse_special = false});
-    chat.ids.insert(chat.ids.end(), ids.begin(), ids.end());
-    chat.answer.insert(chat.answer.end(), ids.size(), answer);
-  };
-  // What stands between two control tokens is encoded as one text, because words may cross from the header to
-  // the content. If they do, the token belongs to the header.
-  const auto put_message = [&](const std::string& role, const std::string& content) {
-    const bool answer = role == "assistant";
-    put_token(begin_, false);
-    const std::string header = role + "\n";
-    const auto ids = tokenizer_.encode(header + content, {.add_special = false, .parse_special = false});
+  for (const Piece& piece : pieces_of(format_, messages, options.add_generation_prompt, date_)) {
+    const std::vector<std::int64_t> ids =
+        piece.control ? std::vector<std::int64_t>{control_token(tokenizer_, piece.text)}
+                      : tokenizer_.encode(piece.text, {.add_special = false, .parse_special = false});
     std::size_t bytes = 0;
     for (const std::int64_t id : ids) {
-      put_token(id, answer && bytes >= header.size());
+      chat.ids.push_back(id);
+      chat.answer.push_back(bytes >= piece.answer);
       bytes += tokenizer_.bytes(id).size();
     }
-    put_token(end_, answer);
-    put_text("\n", false);
-  };
-  if (format_ == ChatFormat::smollm2) {
-    if (messages[0].role != "system") put_message("system", kSmolLmSystem);
-    for (const ChatMessage& m : messages) put_message(m.role, m.content);
-    if (options.add_generation_prompt) {
-      put_token(begin_, false);
-      put_text("assistant\n", false);
-    }
-    return chat;
-  }
-  put_token(text_begin_, false);
-  const auto put_header = [&](const std::string& role) {
-    put_token(begin_, false);
-    put_text(role, false);
-    put_token(header_end_, false);
-  };
-  for (const ChatMessage& m : messages) {
-    put_header(m.role);
-    const std::string text = "\n\n" + trimmed(m.content);
-    const auto ids = tokenizer_.encode(text, {.add_special = false, .parse_special = false});
-    std::size_t bytes = 0;
-    for (const std::int64_t id : ids) {
-      put_token(id, m.role == "assistant" && bytes >= 2);
-      bytes += tokenizer_.bytes(id).size();
-    }
-    put_token(end_, m.role == "assistant");
-  }
-  if (options.add_generation_prompt) {
-    put_header("assistant");
-    put_text("\n\n", false);
   }
   return chat;
 }

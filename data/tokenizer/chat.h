@@ -17,12 +17,22 @@ namespace tapestry::data {
 enum class ChatFormat : std::uint8_t {
   smollm2,  ///< <|im_start|>user\n...<|im_end|>\n; a default system message, unless there is one
   llama3,   ///< <|start_header_id|>user<|end_header_id|>\n\n...<|eot_id|>, with white space trimmed
+  /// The same after a system block with "Cutting Knowledge Date: December 2023" and "Today Date: 26 Jul
+  /// 2024", to which a system message is added.
+  llama3_1,
+  llama3_2,  ///< as llama3_1 with the date of today; also Llama 3.3
 };
+/// "smollm2", "llama3", "llama3.1" or "llama3.2"
+const char* chat_format_name(ChatFormat format);
 
 /// Returns the format of a chat template in Jinja, which GGUF files have as "tokenizer.chat_template" and
-/// Hugging Face as chat_template in tokenizer_config.json. Returns nothing for the template of another
-/// family.
-std::optional<ChatFormat> chat_format_of(std::string_view jinja);
+/// Hugging Face as chat_template in tokenizer_config.json. A template has the format whose text it writes for
+/// several conversations, in whatever way it writes them. Returns nothing for an empty template and for one
+/// of another family; `unknown` then says which part is the first that no format has, and is empty for an
+/// empty template.
+std::optional<ChatFormat> chat_format_of(std::string_view jinja, std::string* unknown = nullptr);
+/// Today, as in Llama 3.2's templates: "05 Dec 2024".
+std::string chat_date();
 
 struct ChatMessage {
   std::string role;  ///< "system", "user" or "assistant"
@@ -43,8 +53,9 @@ struct EncodedChat {
 
 class ChatTemplate {
  public:
-  /// Throws ValueError if the tokenizer lacks a control token of the format.
-  ChatTemplate(Tokenizer tokenizer, ChatFormat format);
+  /// `date` is that of llama3_2; without it, it is chat_date(). Throws ValueError if the tokenizer lacks a
+  /// control token of the format.
+  ChatTemplate(Tokenizer tokenizer, ChatFormat format, std::string date = {});
   /// Names of control tokens in a message are plain text: a message cannot end itself or begin another.
   /// Throws ValueError if there is no message, a role is unknown, or a content is not UTF-8.
   EncodedChat encode(const std::vector<ChatMessage>& messages, const ChatOptions& options = {}) const;
@@ -54,7 +65,8 @@ class ChatTemplate {
  private:
   Tokenizer tokenizer_;
   ChatFormat format_;
-  std::int64_t begin_ = 0, header_end_ = 0, end_ = 0, text_begin_ = 0;
+  std::string date_;
+  std::int64_t end_ = 0;
 };
 
 }  // namespace tapestry::data

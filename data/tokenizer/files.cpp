@@ -136,6 +136,20 @@ WordRule word_rule(const File& file, const Json& pre_tokenizer) {
   return WordRule::gpt2;
 }
 
+// Whether the normalizer is NFC, which may stand in a sequence.
+bool is_nfc(const File& file, const Json& normalizer) {
+  if (normalizer.is_null()) return false;
+  file.require(normalizer.is_object(), "the normalizer is not an object");
+  const Json& type = file.member(normalizer, "type");
+  if (type == "NFC") return true;
+  const Json& steps = file.member(normalizer, "normalizers");
+  bool all = type == "Sequence" && steps.is_array();
+  if (all)
+    for (const Json& step : steps) all = all && step.is_object() && file.member(step, "type") == "NFC";
+  file.require(all, "the normalizer is not supported; NFC is; normalize the text first, and remove it");
+  return !steps.empty();
+}
+
 // The ids around the text, from a post-processor of type TemplateProcessing or a sequence with one.
 void put_template(const File& file, const Json& step, TokenizerParts& parts) {
   if (step.is_null()) return;
@@ -186,10 +200,8 @@ TokenizerParts parts_of(const File& file) {
   }
   file.require(!file.flag(model, "byte_fallback"),
                "byte_fallback is true: this is a model of SentencePiece, which is not supported");
-  file.require(file.member(root, "normalizer").is_null(),
-               "there is a normalizer, which is not supported; normalize the text first, and remove it");
-
   TokenizerParts parts;
+  parts.nfc = is_nfc(file, file.member(root, "normalizer"));
   parts.rule = word_rule(file, file.member(root, "pre_tokenizer"));
   parts.ignore_merges = file.flag(model, "ignore_merges");
   file.put_vocabulary(file.member(model, "vocab"), parts);
@@ -214,7 +226,9 @@ TokenizerParts parts_of(const File& file) {
       file.require(!file.flag(token, option), option, " of the added token \"", text,
                    "\" is true, which is not supported");
     file.put_token(text, id, parts);
-    parts.added.push_back({id, text, file.flag(token, "special")});
+    const bool special = file.flag(token, "special");
+    const bool normalized = token.contains("normalized") ? file.flag(token, "normalized") : !special;
+    parts.added.push_back({id, text, special, normalized});
   }
   put_template(file, file.member(root, "post_processor"), parts);
   return parts;

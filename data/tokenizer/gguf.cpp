@@ -2,7 +2,10 @@
 // knows what the names of the rules mean.
 #include "tapestry/core/gguf.h"
 
+#include <algorithm>
+#include <iterator>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "tapestry/data/tokenizer/parts.h"
@@ -11,7 +14,7 @@ namespace tapestry::data {
 namespace {
 
 // The types of tokens of llama.cpp.
-constexpr std::int64_t kNormal = 1, kControl = 3, kUserDefined = 4, kByte = 6;
+constexpr std::int64_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6;
 
 struct Pre {
   const char* name;
@@ -23,6 +26,34 @@ constexpr Pre kRules[] = {
     {"llama3", WordRule::llama3}, {"llama-v3", WordRule::llama3},
     {"qwen2", WordRule::qwen2},   {"deepseek-r1-qwen", WordRule::qwen2},
 };
+
+// Throws if a key of the tokenizer asks for what byte-level BPE does not have.
+void check_keys(const GgufMetadata& metadata) {
+  // The first ones are read here or by programs; the others name tokens, or belong to other kinds of
+  // tokenizers.
+  constexpr std::string_view kKnown[] = {"model",
+                                         "pre",
+                                         "tokens",
+                                         "token_type",
+                                         "merges",
+                                         "add_bos_token",
+                                         "add_eos_token",
+                                         "scores",
+                                         "token_type_count",
+                                         "add_space_prefix",
+                                         "remove_extra_whitespaces",
+                                         "precompiled_charsmap"};
+  constexpr std::string_view kPrefix = "tokenizer.ggml.";
+  for (const auto& [key, value] : metadata.entries()) {
+    if (!key.starts_with(kPrefix)) continue;
+    const std::string_view name = std::string_view(key).substr(kPrefix.size());
+    if (name.ends_with("_token_id") ||
+        std::find(std::begin(kKnown), std::end(kKnown), name) != std::end(kKnown))
+      continue;
+    if (name == "add_sep_token" && !metadata.flag(key, false)) continue;
+    metadata.broken("metadata \"", key, "\" asks for what is not supported");
+  }
+}
 
 }  // namespace
 
@@ -40,6 +71,8 @@ TokenizerParts read_tokenizer_parts(const GgufMetadata& metadata) {
   TokenizerParts parts;
   parts.rule = found->rule;
   parts.ignore_merges = found->rule == WordRule::llama3;
+  parts.nfc = pre == "qwen2";  // as in the tokenizer.json of the family
+  check_keys(metadata);
   parts.tokens = metadata.strings("tokenizer.ggml.tokens");
   const auto size = static_cast<std::int64_t>(parts.tokens.size());
   if (metadata.has("tokenizer.ggml.token_type")) {
@@ -52,6 +85,9 @@ TokenizerParts read_tokenizer_parts(const GgufMetadata& metadata) {
         metadata.broken("token ", id, " has the type ", type, "; types are from 1 to 6");
       if (type == kByte)
         metadata.broken("token ", id, " stands for a byte, which byte-level BPE does not have");
+      // The names of rows that pad the vocabulary are no text.
+      std::string& text = parts.tokens[static_cast<std::size_t>(id)];
+      if (type == kUnused && text.starts_with("[PAD")) text.clear();
       if (type == kControl || type == kUserDefined)
         parts.added.push_back({id, parts.tokens[static_cast<std::size_t>(id)], type == kControl});
     }

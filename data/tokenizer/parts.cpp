@@ -71,17 +71,17 @@ std::string tokenizer_json(const TokenizerParts& parts) {
                      {"single_word", false},
                      {"lstrip", false},
                      {"rstrip", false},
-                     {"normalized", false},
+                     {"normalized", token.normalized},
                      {"special", token.special}});
   for (std::size_t id = 0; id < parts.tokens.size(); ++id)
     if (!parts.tokens[id].empty()) vocabulary[parts.tokens[id]] = id;
   for (const auto& [left, right] : parts.merges) merges.push_back(left + " " + right);
-  const OrderedJson none;
+  const OrderedJson none, nfc = {{"type", "NFC"}};
   OrderedJson root = {{"version", "1.0"},
                       {"truncation", none},
                       {"padding", none},
                       {"added_tokens", std::move(added)},
-                      {"normalizer", none},
+                      {"normalizer", parts.nfc ? nfc : none},
                       {"pre_tokenizer", pre_tokenizer(parts.rule)},
                       {"post_processor", post_processor(parts)},
                       {"decoder", byte_level(true)}};
@@ -102,10 +102,13 @@ void put_gguf(const TokenizerParts& parts, GgufMetadata& metadata) {
   static_cast<void>(Tokenizer(parts));
   check(parts.prefix.size() <= 1 && parts.suffix.size() <= 1,
         "[put_gguf] the tokenizer puts several tokens before or after a text, which GGUF cannot express");
+  check(!parts.nfc || parts.rule == WordRule::qwen2,
+        "[put_gguf] the tokenizer normalizes text to NFC, which GGUF has ", "for the rule of Qwen2 alone");
   const char* const pre = parts.rule == WordRule::gpt2     ? "gpt-2"
                           : parts.rule == WordRule::smollm ? "smollm"
                           : parts.rule == WordRule::llama3 ? "llama-bpe"
-                                                           : "qwen2";
+                          : parts.nfc                      ? "qwen2"
+                                                           : "deepseek-r1-qwen";
   constexpr std::int32_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;
   std::vector<std::string> tokens = parts.tokens, merges;
   std::vector<std::int32_t> types;

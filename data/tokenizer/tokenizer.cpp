@@ -8,6 +8,7 @@
 #include "tapestry/core/error.h"
 #include "tapestry/data/tokenizer/internal/bpe.h"
 #include "tapestry/data/tokenizer/internal/byte_alphabet.h"
+#include "tapestry/data/tokenizer/internal/nfc.h"
 #include "tapestry/data/tokenizer/internal/utf8.h"
 #include "tapestry/data/tokenizer/internal/word_splitter.h"
 
@@ -18,7 +19,7 @@ struct Tokenizer::State {
 
   WordRule rule;
   WordSplitter splitter;
-  bool ignore_merges;
+  bool ignore_merges, nfc;
   std::vector<std::string> bytes;                     // of each token
   std::vector<bool> special;                          // by id
   std::unordered_map<std::string_view, TokenId> ids;  // of `bytes`, without added tokens
@@ -27,12 +28,21 @@ struct Tokenizer::State {
   MergeTable merges;
   // whole[id]: the merges turn the bytes of this token into the token, so a word with these bytes needs none.
   std::vector<bool> whole;
-  std::vector<AddedToken> added;  // the longest first
-  std::bitset<256> added_first;   // the first bytes of added tokens
+  std::vector<AddedToken> added;
+  // Added tokens that are found in the text, and those found in the normalized text.
+  struct Finder {
+    std::vector<std::pair<std::string, const AddedToken*>> tokens;  // as they are written, the longest first
+    std::bitset<256> first;                                         // their first bytes
+    const std::pair<std::string, const AddedToken*>* at(std::string_view text, bool parse_special) const;
+  };
+  Finder raw, normalized;
   std::vector<std::int64_t> prefix, suffix;
 
   void encode_words(std::string_view text, BytePairEncoder& encoder, std::vector<std::int64_t>& out) const;
-  const AddedToken* added_at(std::string_view text, bool parse_special) const;
+  /// Calls fn with the parts of the text between the tokens of `finder`, whose ids it appends.
+  template <class F>
+  void between(const Finder& finder, std::string_view text, bool parse_special,
+               std::vector<std::int64_t>& out, const F& fn) const;
 };
 
 namespace {
@@ -48,6 +58,7 @@ Tokenizer::State::State(const TokenizerParts& parts)
     : rule(parts.rule),
       splitter(parts.rule),
       ignore_merges(parts.ignore_merges),
+      nfc(parts.nfc),
       special(parts.tokens.size()),
       merges(parts.merges.size()),
       whole(parts.tokens.size()),
@@ -63,7 +74,6 @@ Tokenizer::State::State(const TokenizerParts& parts)
     check(!token.text.empty(), "[Tokenizer] the added token ", token.id, " is empty; remove it");
     is_added[id] = true;
     special[id] = token.special;
-    added_first.set(static_cast<unsigned char>(token.text[0]));
   }
   for (const std::vector<std::int64_t>* list : {&prefix, &suffix})
     for (const std::int64_t id : *list)
@@ -102,8 +112,14 @@ Tokenizer::State::State(const TokenizerParts& parts)
           " of \"", left, "\" and \"", right, "\" refers to a token that is not in the vocabulary");
     merges.add(first->second, second->second, {rank++, result->second});
   }
-  std::sort(added.begin(), added.end(),
-            [](const AddedToken& a, const AddedToken& b) { return a.text.size() > b.text.size(); });
+  for (const AddedToken& token : added) {
+    Finder& finder = token.normalized ? normalized : raw;
+    finder.tokens.emplace_back(token.normalized && nfc ? to_nfc(token.text) : token.text, &token);
+    finder.first.set(static_cast<unsigned char>(finder.tokens.back().first[0]));
+  }
+  for (Finder* const finder : {&raw, &normalized})
+    std::stable_sort(finder->tokens.begin(), finder->tokens.end(),
+                     [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
   BytePairEncoder encoder(merges, byte_tokens);
   std::vector<TokenId> encoded;
   for (const auto& [text, id] : ids) {
@@ -123,10 +139,27 @@ void Tokenizer::State::encode_words(std::string_view text, BytePairEncoder& enco
 }
 
 // The longest added token that `text` begins with, or null.
-const AddedToken* Tokenizer::State::added_at(std::string_view text, bool parse_special) const {
-  for (const AddedToken& token : added)
-    if ((parse_special || !token.special) && text.starts_with(token.text)) return &token;
+const std::pair<std::string, const AddedToken*>* Tokenizer::State::Finder::at(std::string_view text,
+                                                                              bool parse_special) const {
+  for (const auto& token : tokens)
+    if ((parse_special || !token.second->special) && text.starts_with(token.first)) return &token;
   return nullptr;
+}
+
+template <class F>
+void Tokenizer::State::between(const Finder& finder, std::string_view text, bool parse_special,
+                               std::vector<std::int64_t>& out, const F& fn) const {
+  std::size_t done = 0;
+  for (std::size_t at = 0; !finder.tokens.empty() && at < text.size(); ++at) {
+    if (!finder.first[static_cast<unsigned char>(text[at])]) continue;
+    const auto* const token = finder.at(text.substr(at), parse_special);
+    if (!token) continue;
+    fn(text.substr(done, at - done));
+    out.push_back(token->second->id);
+    done = at + token->first.size();
+    at = done - 1;
+  }
+  fn(text.substr(done));
 }
 
 Tokenizer::Tokenizer(const TokenizerParts& parts) : state_(std::make_shared<const State>(parts)) {}
@@ -140,17 +173,11 @@ std::vector<std::int64_t> Tokenizer::encode(std::string_view text, const EncodeO
   out.reserve(text.size() / 3 + s.prefix.size() + s.suffix.size());
   if (options.add_special) out = s.prefix;
   BytePairEncoder encoder(s.merges, s.byte_tokens);
-  std::size_t done = 0;
-  for (std::size_t at = 0; at < text.size(); ++at) {
-    if (!s.added_first[static_cast<unsigned char>(text[at])]) continue;
-    const AddedToken* const token = s.added_at(text.substr(at), options.parse_special);
-    if (!token) continue;
-    s.encode_words(text.substr(done, at - done), encoder, out);
-    out.push_back(token->id);
-    done = at + token->text.size();
-    at = done - 1;
-  }
-  s.encode_words(text.substr(done), encoder, out);
+  s.between(s.raw, text, options.parse_special, out, [&](std::string_view part) {
+    const std::string nfc = s.nfc ? to_nfc(part) : std::string();
+    s.between(s.normalized, s.nfc ? nfc : part, options.parse_special, out,
+              [&](std::string_view words) { s.encode_words(words, encoder, out); });
+  });
   if (options.add_special) out.insert(out.end(), s.suffix.begin(), s.suffix.end());
   return out;
 }
@@ -181,6 +208,7 @@ bool Tokenizer::is_special(std::int64_t id) const {
 }
 WordRule Tokenizer::rule() const { return state_->rule; }
 const std::vector<AddedToken>& Tokenizer::added() const { return state_->added; }
+const std::vector<std::int64_t>& Tokenizer::prefix() const { return state_->prefix; }
 
 std::string StreamDecoder::next(std::int64_t id) {
   const std::string& token = tokenizer_.bytes(id);

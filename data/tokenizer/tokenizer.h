@@ -40,6 +40,9 @@ struct AddedToken {
   /// A control token, such as <|im_end|>. It is not text: decode() can skip it, and encode() can read its
   /// name as plain text.
   bool special = true;
+  /// Found in the normalized text between the added tokens that are not normalized, instead of in the text
+  /// itself.
+  bool normalized = false;
 };
 
 /// What a byte-level BPE tokenizer consists of, whatever file it came from.
@@ -53,6 +56,8 @@ struct TokenizerParts {
   std::vector<AddedToken> added;
   /// A word that is a token stays whole, even if merges would not produce it (Llama 3).
   bool ignore_merges = false;
+  /// Text is normalized to Unicode's form NFC, except for added tokens that are not normalized (Qwen2).
+  bool nfc = false;
   /// Ids that encode() puts before and after the text, unless EncodeOptions::add_special is false.
   std::vector<std::int64_t> prefix, suffix;
 };
@@ -88,7 +93,8 @@ class Tokenizer {
 
   /// Returns the ids of a text. Bytes that have no token (SmolLM has none for some control characters) are
   /// left out, as by Hugging Face's tokenizers. Throws ValueError with the byte position if `text` is not
-  /// UTF-8.
+  /// UTF-8, and Error if it must be normalized and Tapestry was built without ICU; text without a character
+  /// from U+0300 on never must.
   std::vector<std::int64_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
   /// Returns the text of ids. Bytes that are not UTF-8, such as half a character, become U+FFFD. Throws
   /// IndexError if an id is out of range.
@@ -102,6 +108,8 @@ class Tokenizer {
   bool is_special(std::int64_t id) const;
   WordRule rule() const;
   const std::vector<AddedToken>& added() const;
+  /// The ids that encode() puts before a text.
+  const std::vector<std::int64_t>& prefix() const;
 
  private:
   struct State;

@@ -85,21 +85,29 @@ std::pair<Tensor, Tensor> KeyValueCache::append(const Tensor& keys, const Tensor
         " exceed the capacity of ", capacity_, "; construct the cache with more");
   const auto fits = [&](const Tensor& t, const Tensor& kept) {
     Shape sizes = t.sizes();
-    sizes[2] = capacity_;
+    if (kept.defined()) sizes[2] = kept.size(2);
     check(!kept.defined() ||
               (kept.sizes() == sizes && kept.dtype() == t.dtype() && kept.device() == t.device()),
           "[", op, "] tokens of shape ", t.sizes(), ", dtype ", t.dtype(), " and device ", t.device(),
           " do not fit a cache of ", kept.defined() ? kept.sizes() : Shape(), ", ",
           kept.defined() ? kept.dtype() : t.dtype(), " and ", kept.defined() ? kept.device() : t.device(),
           "; use one cache for each layer and batch");
-    return sizes;
   };
-  const Shape key_sizes = fits(keys, keys_), value_sizes = fits(values, values_);
-  if (!keys_.defined()) {
-    keys_ = empty(key_sizes, {keys.dtype(), keys.device()});
-    values_ = empty(value_sizes, {values.dtype(), values.device()});
-  }
+  fits(keys, keys_), fits(values, values_);
   const NoGradGuard no_grad;
+  if (const std::int64_t room = keys_.defined() ? keys_.size(2) : 0; length_ + count > room) {
+    constexpr std::int64_t kFirst = 256;  // tokens
+    const std::int64_t size = std::min(capacity_, std::max({length_ + count, 2 * room, kFirst}));
+    const auto grown = [&](const Tensor& t, const Tensor& kept) {
+      Shape sizes = t.sizes();
+      sizes[2] = size;
+      Tensor out = empty(sizes, {t.dtype(), t.device()});
+      if (length_ > 0) out.narrow(2, 0, length_).copy_(kept.narrow(2, 0, length_));
+      return out;
+    };
+    Tensor more_keys = grown(keys, keys_), more_values = grown(values, values_);
+    keys_ = std::move(more_keys), values_ = std::move(more_values);
+  }
   keys_.narrow(2, length_, count).copy_(keys);
   values_.narrow(2, length_, count).copy_(values);
   length_ += count;

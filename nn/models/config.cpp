@@ -279,8 +279,12 @@ C checked(const GgufFile& file, C config) {
   return config;
 }
 
-/// The factors of llama3 scaling. A file has them only as numbers, so the parameters that give these numbers
-/// are sought among those that published models have.
+/// Of llama3: factor, low_freq_factor, high_freq_factor and original_max_position_embeddings, f64. llama.cpp
+/// needs the factors of the frequencies alone, and ignores this key.
+constexpr const char* kLlama3Key = "tapestry.rope_scaling.llama3";
+
+/// The parameters of llama3 scaling. Files of llama.cpp's converter have only the factors that they give, so
+/// parameters with these factors are sought: first those of published models.
 RopeScaling scaling_of_factors(const GgufFile& file, LlamaConfig config) {
   const Tensor stored = file.packed("rope_freqs.weight").unpack();
   const float* const factors = stored.numel() > 0 ? stored.data<float>() : nullptr;
@@ -288,16 +292,38 @@ RopeScaling scaling_of_factors(const GgufFile& file, LlamaConfig config) {
     file.metadata().broken("tensor \"rope_freqs.weight\" has ", stored.numel(),
                            " elements, but half a head has ", config.head_dim / 2);
   const float greatest = *std::max_element(factors, factors + stored.numel());
-  config.rope_scaling = {RopeScalingType::llama3, static_cast<double>(greatest)};
-  if (greatest == 1) return {};
-  const std::vector<double> expected = config.rope_factors();
-  for (std::int64_t i = 0; i < stored.numel(); ++i) {
-    const double e = expected[static_cast<std::size_t>(i)];
-    if (!(std::fabs(static_cast<double>(factors[i]) - e) <= 1e-4 * e))
-      file.metadata().broken("tensor \"rope_freqs.weight\" has ", static_cast<double>(factors[i]), " at ", i,
-                             ", and Llama 3's scaling would be ", e, "; other scalings are not supported");
+  const auto fits = [&](const RopeScaling& scaling) {
+    config.rope_scaling = scaling;
+    const std::vector<double> expected = config.rope_factors();
+    for (std::int64_t i = 0; i < stored.numel(); ++i) {
+      const double e = expected[static_cast<std::size_t>(i)];
+      if (!(std::fabs(static_cast<double>(factors[i]) - e) <= 1e-4 * e)) return false;
+    }
+    return true;
+  };
+  if (const GgufValue* const value = file.metadata().find(kLlama3Key)) {
+    const auto* const array = std::get_if<GgufArray>(value);
+    const auto* const p = array ? std::get_if<std::vector<double>>(array) : nullptr;
+    if (!p || p->size() != 4 || !((*p)[3] >= 1 && (*p)[3] <= static_cast<double>(kMost)))
+      file.metadata().broken(kLlama3Key, " does not have the four parameters of Llama 3's scaling");
+    const RopeScaling scaling{RopeScalingType::llama3, (*p)[0], (*p)[1], (*p)[2],
+                              static_cast<std::int64_t>((*p)[3])};
+    config.rope_scaling = scaling;
+    checked(file, config);
+    if (!fits(scaling))
+      file.metadata().broken("tensor \"rope_freqs.weight\" is not what ", kLlama3Key, " gives");
+    return scaling;
   }
-  return config.rope_scaling;
+  if (greatest == 1) return {};
+  if (const RopeScaling published{RopeScalingType::llama3, static_cast<double>(greatest)}; fits(published))
+    return published;
+  for (std::int64_t original = 16; original <= (1 << 20); original *= 2) {
+    const RopeScaling scaling{RopeScalingType::llama3, static_cast<double>(greatest), 1, 4, original};
+    if (fits(scaling)) return scaling;
+  }
+  file.metadata().broken(
+      "tensor \"rope_freqs.weight\" has other factors than Llama 3's scaling with low_freq_factor 1 "
+      "and high_freq_factor 4; other scalings are not supported");
 }
 
 }  // namespace
@@ -464,6 +490,11 @@ void LlamaConfig::put_gguf(GgufMetadata& metadata) const {
     metadata.set(prefix + "rope.scaling.type", std::string("linear"));
     metadata.set(prefix + "rope.scaling.factor", static_cast<float>(rope_scaling.factor));
   }
+  if (rope_scaling.type == RopeScalingType::llama3)
+    metadata.set(kLlama3Key,
+                 GgufArray(std::vector<double>{
+                     rope_scaling.factor, rope_scaling.low_freq_factor, rope_scaling.high_freq_factor,
+                     static_cast<double>(rope_scaling.original_max_position_embeddings)}));
   put_tokens(metadata, bos_token_id, eos_token_id);
 }
 
@@ -531,7 +562,9 @@ Gpt2Config Gpt2Config::from_hf_json(const std::string& path) {
   const Config file(path);
   const std::string type = file.text("model_type");
   file.require(type == "gpt2", "model_type is \"", type, "\"; Gpt2Config reads \"gpt2\"");
-  file.expect("activation_function", "gelu_new");
+  if (const std::string gelu = file.text("activation_function");
+      gelu != "gelu_pytorch_tanh")  // the same function
+    file.expect("activation_function", "gelu_new");
   file.expect("scale_attn_weights", true);
   file.expect("scale_attn_by_inverse_layer_idx", false);
   file.expect_decoder();

@@ -9,7 +9,7 @@
 namespace tapestry::nn {
 
 /// The keys and values of the tokens that a language model has seen, for all its layers: (N, key/value heads,
-/// context, features of a head) for each, allocated by the first call. One cache belongs to one batch.
+/// context, features of a head) for each, allocated as they are needed. One cache belongs to one batch.
 class KvCache {
  public:
   /// Throws ValueError unless both are positive. LanguageModel::make_cache() passes the right numbers.

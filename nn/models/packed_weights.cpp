@@ -106,7 +106,8 @@ LoadResult load_packed_weights(Module& module, const ModelWeights& weights, bool
     else if (!stored_transposed(name)) expect(name, entry->sizes, tensor.sizes());
   }
   for (const ModelWeights::Entry& entry : weights.entries())
-    if (!wanted.count(entry.name)) result.unexpected.push_back(entry.name);
+    if (!wanted.count(entry.name) && !detail::is_copy_of_embedding(weights, entry.name))
+      result.unexpected.push_back(entry.name);
   if (strict) {
     for (const std::string& name : result.missing) wrong += "\n  " + name + " is missing";
     for (const std::string& name : result.unexpected) wrong += "\n  " + name + " is unexpected";

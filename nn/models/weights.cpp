@@ -331,6 +331,17 @@ std::vector<TensorSource> ModelWeights::sources() const {
   return all;
 }
 
+bool detail::is_copy_of_embedding(const ModelWeights& weights, const std::string& name) {
+  if (name != kHead) return false;
+  for (const char* const embedding : {"model.embed_tokens.weight", "transformer.wte.weight"}) {
+    if (!weights.find(embedding)) continue;
+    const Tensor a = weights.read(name).contiguous(), b = weights.read(embedding).contiguous();
+    return a.dtype() == b.dtype() && a.sizes() == b.sizes() &&
+           std::memcmp(a.raw_data(), b.raw_data(), a.nbytes()) == 0;
+  }
+  return false;
+}
+
 LoadResult load_weights(Module& module, const ModelWeights& weights, bool strict) {
   LoadResult result;
   const bool gpt2 = dynamic_cast<const Gpt2*>(&module) != nullptr;
@@ -351,7 +362,8 @@ LoadResult load_weights(Module& module, const ModelWeights& weights, bool strict
       wrong += concat({"\n  ", name, " has the shape ", entry->sizes, ", but the module's is ", sizes});
   }
   for (const ModelWeights::Entry& entry : weights.entries())
-    if (!wanted.count(entry.name)) result.unexpected.push_back(entry.name);
+    if (!wanted.count(entry.name) && !detail::is_copy_of_embedding(weights, entry.name))
+      result.unexpected.push_back(entry.name);
   if (strict) {
     for (const std::string& name : result.missing) wrong += "\n  " + name + " is missing";
     for (const std::string& name : result.unexpected) wrong += "\n  " + name + " is unexpected";
@@ -383,10 +395,52 @@ struct Model {
   std::string type;
   std::int64_t layers = 0, heads = 1, kv_heads = 1;
   bool tied = false;
+  std::int64_t vocab = 0;
 };
 Model model_of(const LlamaConfig& c) {
-  return {c.model_type, c.num_hidden_layers, c.num_attention_heads, c.num_key_value_heads,
-          c.tie_word_embeddings};
+  return {c.model_type,          c.num_hidden_layers,   c.num_attention_heads,
+          c.num_key_value_heads, c.tie_word_embeddings, c.vocab_size};
+}
+Model model_of(const Gpt2Config& c) {
+  return {"gpt2", c.n_layer, c.n_head, c.n_head, c.tie_word_embeddings, c.vocab_size};
+}
+
+/// llama.cpp takes the size of the vocabulary from the tokens, and refuses a file whose embedding has more
+/// rows. The rows that pad it get unused tokens, named as by llama.cpp's converter.
+void pad_tokens(GgufMetadata& metadata, std::int64_t vocab) {
+  constexpr const char *kTokens = "tokenizer.ggml.tokens", *kTypes = "tokenizer.ggml.token_type",
+                       *kScores = "tokenizer.ggml.scores";
+  constexpr std::int32_t kNormal = 1, kUnused = 5;
+  if (!metadata.has(kTokens)) return;
+  std::vector<std::string> tokens = metadata.strings(kTokens);
+  const std::size_t given = tokens.size(), size = static_cast<std::size_t>(vocab);
+  check(given <= size, "[save_gguf] the tokenizer has ", given, " tokens, but the model knows ", vocab,
+        "; pass the tokenizer that belongs to the model");
+  if (given == size) return;
+  const std::set<std::string> taken(tokens.begin(), tokens.end());
+  std::vector<std::int32_t> types(given, kNormal);
+  if (metadata.has(kTypes)) {
+    const std::vector<std::int64_t> all = metadata.integers(kTypes);
+    check(all.size() == given, "[save_gguf] there are ", given, " tokens, but ", all.size(),
+          " types of tokens");
+    for (std::size_t i = 0; i < given; ++i) types[i] = static_cast<std::int32_t>(all[i]);
+  }
+  types.resize(size, kUnused);
+  while (tokens.size() < size) {
+    std::string name = "[PAD" + std::to_string(tokens.size()) + "]";
+    while (taken.contains(name)) name += "_";
+    tokens.push_back(std::move(name));
+  }
+  metadata.set(kTokens, GgufArray(std::move(tokens)));
+  metadata.set(kTypes, GgufArray(std::move(types)));
+  if (const GgufValue* const value = metadata.find(kScores)) {
+    const auto* const array = std::get_if<GgufArray>(value);
+    const auto* const old = array ? std::get_if<std::vector<float>>(array) : nullptr;
+    check(old != nullptr, "[save_gguf] ", kScores, " is no array of f32");
+    std::vector<float> scores = *old;
+    scores.resize(size);
+    metadata.set(kScores, GgufArray(std::move(scores)));
+  }
 }
 Model model_of(const Gpt2Config& c) { return {"gpt2", c.n_layer, c.n_head, c.n_head, c.tie_word_embeddings}; }
 
@@ -420,6 +474,7 @@ void write_gguf(const std::string& path, const Model& model, GgufMetadata metada
   check_complete(model, weights, options.packed);
   for (const auto& [key, value] : options.metadata.entries())
     if (!metadata.has(key)) metadata.set(key, value);
+  pad_tokens(metadata, model.vocab);
   const bool f16 = options.type == BlockType::f16, q8 = options.type == BlockType::q8_0;
   check(f16 || q8 || options.type == BlockType::f32 || options.type == BlockType::bf16,
         "[save_gguf] the type is ", block_layout(options.type).name,
@@ -496,6 +551,9 @@ void save_gguf(const std::string& path, const LlamaConfig& config, const std::ve
   config.put_gguf(metadata);
   std::vector<TensorSource> extra;
   if (config.rope_scaling.type == RopeScalingType::llama3) {
+    check(config.model_type == "llama",
+          "[save_gguf] llama.cpp has Llama 3's scaling of RoPE for models of type llama, ",
+          "and this one is ", config.model_type, "; save_hf() writes it");
     const std::vector<double> factors = config.rope_factors();
     Tensor stored = empty({static_cast<std::int64_t>(factors.size())});
     for (std::size_t i = 0; i < factors.size(); ++i) stored.data<float>()[i] = static_cast<float>(factors[i]);

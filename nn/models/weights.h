@@ -91,6 +91,12 @@ class ModelWeights {
 /// missing and unexpected name; nothing was loaded then.
 LoadResult load_weights(Module& module, const ModelWeights& weights, bool strict = true);
 
+namespace detail {
+/// True for a head that the file stores although it has the elements of the input embedding: nothing is lost
+/// if a model with tied embeddings leaves it out.
+bool is_copy_of_embedding(const ModelWeights& weights, const std::string& name);
+}  // namespace detail
+
 /// The tensors of a state dict as sources. Tensors on other devices are copied to the CPU when they are read.
 std::vector<TensorSource> weight_sources(const StateDict& dict);
 
@@ -98,7 +104,8 @@ struct SaveGgufOptions {
   /// The type of matrices: F32, F16, BF16 or Q8_0. Vectors are F32, and so are, for Q8_0, matrices whose rows
   /// are no whole blocks.
   BlockType type = BlockType::f32;
-  /// Further metadata, such as that of the tokenizer. For keys that the configuration sets too (put_gguf),
+  /// Further metadata, such as that of the tokenizer, to whose tokens unused ones are added if the model's
+  /// vocabulary is padded. For keys that the configuration sets too (put_gguf),
   /// the configuration's values are written.
   GgufMetadata metadata = GgufMetadata();
   /// Further weights, as packed_weights() returns them. They are written in the blocks that they have, and
@@ -107,7 +114,8 @@ struct SaveGgufOptions {
 };
 /// Writes weights with Hugging Face's names to a GGUF file. lm_head.weight is left out if the embeddings are
 /// tied. Throws ValueError if a name is not in the table, a weight of the configuration's layers is missing,
-/// or a shape does not fit to the number of heads.
+/// a shape does not fit to the number of heads, the tokenizer has more tokens than the model, or llama.cpp
+/// would not read the file: Qwen2 with Llama 3's scaling of RoPE.
 void save_gguf(const std::string& path, const LlamaConfig& config, const std::vector<TensorSource>& weights,
                const SaveGgufOptions& options = {});
 void save_gguf(const std::string& path, const Gpt2Config& config, const std::vector<TensorSource>& weights,

@@ -25,6 +25,13 @@ Ended gpt(std::vector<std::string> arguments, const std::string& input) {
   return run(launch);
 }
 
+const char* smollm2_template() {
+  return R"({% for m in messages %}{% if loop.first and m['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful )"
+         R"(AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{ '<|im_start|>' + m['role'] + '\n')"
+         R"( + m['content'] + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }})"
+         R"({% endif %})";
+}
+
 std::string write_story(const std::string& path, int sentences) {
   std::string text;
   for (int i = 0; i < sentences; ++i)
@@ -52,10 +59,8 @@ std::string write_model_folder(const std::string& path, const std::string& famil
     nn::save_language_model(path, nn::Llama(c));
   }
   write_file(path + "/tokenizer.json", data::tokenizer_json(parts));
-  write_file(
-      path + "/tokenizer_config.json",
-      R"({"eos_token": "<|endoftext|>", "chat_template": "<|im_start|> You are a helpful AI assistant named )"
-      R"(SmolLM, trained by Hugging Face"})");
+  write_file(path + "/tokenizer_config.json", R"({"eos_token": "<|endoftext|>", "chat_template": ")" +
+                                                  std::string(smollm2_template()) + "\"}");
   return path;
 }
 

@@ -11,6 +11,8 @@ namespace tests {
 Ended gpt(std::vector<std::string> arguments, const std::string& input = {});
 Launch gpt_launch(std::vector<std::string> arguments);
 
+/// SmolLM2's chat template, as a string of JSON.
+const char* smollm2_template();
 /// Writes a text in which each word decides the next one, so that a small model can learn it.
 std::string write_story(const std::string& path, int sentences = 400);
 /// Writes a folder of a random model with a tokenizer whose control tokens are those of SmolLM2's chat

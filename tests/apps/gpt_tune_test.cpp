@@ -8,6 +8,7 @@
 #include "tapestry/data/tokenizer/parts.h"
 #include "tapestry/nn/models/lora.h"
 #include "tapestry/nn/models/pretrained.h"
+#include "tests/apps/gpt_files.h"
 #include "tests/apps/program.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
@@ -40,10 +41,9 @@ void write_model(const std::string& folder) {
   manual_seed(1);
   nn::save_language_model(folder, nn::Llama(c));
   tests::write_file(folder + "/tokenizer.json", data::tokenizer_json(parts));
-  tests::write_file(
-      folder + "/tokenizer_config.json",
-      "{\"chat_template\": \"<|im_start|> You are a helpful AI assistant named SmolLM, trained by "
-      "Hugging Face\", \"eos_token\": \"<|im_end|>\"}");
+  tests::write_file(folder + "/tokenizer_config.json", "{\"chat_template\": \"" +
+                                                           std::string(tests::smollm2_template()) +
+                                                           "\", \"eos_token\": \"<|im_end|>\"}");
 }
 std::string chats(int count) {
   std::string lines;

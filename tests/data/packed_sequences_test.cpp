@@ -17,7 +17,7 @@ using Ids = std::vector<std::int64_t>;
 namespace {
 
 // A token for each byte, and control tokens from 256 on.
-Tokenizer byte_tokenizer(const std::vector<std::string>& special) {
+TokenizerParts chat_parts() {
   TokenizerParts parts;
   for (int b = 0, next = 0x100; b < 256; ++b) {
     const bool printable = (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
@@ -27,14 +27,14 @@ Tokenizer byte_tokenizer(const std::vector<std::string>& special) {
     else token += {static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 0x3F))};
     parts.tokens.push_back(token);
   }
-  for (const std::string& name : special) {
+  for (const char* const name : {"<|im_start|>", "<|im_end|>", "<|endoftext|>"}) {
     parts.added.push_back({static_cast<std::int64_t>(parts.tokens.size()), name, true});
     parts.tokens.push_back(name);
   }
-  return Tokenizer(parts);
+  return parts;
 }
 const Tokenizer& chat_tokenizer() {
-  static const Tokenizer tokenizer = byte_tokenizer({"<|im_start|>", "<|im_end|>", "<|endoftext|>"});
+  static const Tokenizer tokenizer = Tokenizer(chat_parts());
   return tokenizer;
 }
 std::string answers(const EncodedChat& chat) {
@@ -74,6 +74,12 @@ TEST_CASE("conversations in JSON lines become tokens, and the loss counts the an
   const std::vector<EncodedChat> plain = read_completions(dir / "p.jsonl", chat_tokenizer(), 258);
   CHECK(chat_tokenizer().decode(plain[0].ids) == "2+2=4<|endoftext|>");
   CHECK(answers(plain[0]) == "4<|endoftext|>");
+  // The tokens that the tokenizer puts before a text stand before a prompt, too, and no answer counts them.
+  TokenizerParts begins = chat_parts();
+  begins.prefix = {258};
+  const std::vector<EncodedChat> begun = read_completions(dir / "p.jsonl", Tokenizer(begins), 258);
+  CHECK(chat_tokenizer().decode(begun[0].ids) == "<|endoftext|>2+2=4<|endoftext|>");
+  CHECK(answers(begun[0]) == "4<|endoftext|>");
   CHECK_THROWS_WITH(read_completions(dir / "c.jsonl", chat_tokenizer(), 258),
                     ContainsSubstring("c.jsonl:1: has messages, and the model has no chat template"));
   CHECK_THROWS_WITH(read_completions(dir / "p.jsonl", chat_tokenizer(), 259), ContainsSubstring("token 259"));

@@ -5,6 +5,7 @@
 #include "tapestry/core/gguf.h"
 #include "tapestry/core/safetensors.h"
 #include "tapestry/data/tokenizer/chat.h"
+#include "tapestry/data/tokenizer/parts.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
 #include "tests/support/source.h"
@@ -58,7 +59,10 @@ TEST_CASE("a tokenizer from GGUF gives the ids of Hugging Face's tokenizers") {
   const auto golden = recorded();
   const std::string all = text_of(golden.at("text"));
   const std::pair<const char*, const char*> rules[] = {
-      {"gpt2", "gpt-2"}, {"smollm", "smollm"}, {"llama3", "llama-bpe"}, {"qwen2", "qwen2"}};
+      {"gpt2", "gpt-2"},
+      {"smollm", "smollm"},
+      {"llama3", "llama-bpe"},
+      {"qwen2", "deepseek-r1-qwen"}};  // the recorded one does not normalize
   for (const auto& [rule, pre] : rules) {
     CAPTURE(rule);
     GgufMetadata metadata = converted(text_of(golden.at(rule + std::string("/file"))), pre);
@@ -136,14 +140,139 @@ TEST_CASE("tokenizers of GGUF files that are broken or of another kind are refus
   outside.set("tokenizer.ggml.bos_token_id", std::uint32_t{1} << 30);
   CHECK_THROWS_WITH(Tokenizer::from_gguf(outside), ContainsSubstring("is 1073741824, but there are"));
   CHECK_THROWS_AS(Tokenizer::from_gguf(GgufMetadata()), IoError);
+  refused("tokenizer.ggml.add_sep_token", true, "add_sep_token");
+  refused("tokenizer.ggml.a_made_up_setting", true, "a_made_up_setting");
+  GgufMetadata more = good;
+  more.set("tokenizer.ggml.eot_token_id", std::uint32_t{1});
+  more.set("tokenizer.ggml.add_space_prefix", false);
+  CHECK_NOTHROW(Tokenizer::from_gguf(more));
+  // Qwen2's vocabulary normalizes text.
+  more.set("tokenizer.ggml.pre", std::string("qwen2"));
+  CHECK(Tokenizer::from_gguf(more).encode("e\xcc\x81") == Tokenizer::from_gguf(good).encode("\xc3\xa9"));
+  TokenizerParts parts = read_tokenizer_parts(more);
+  for (const bool nfc : {true, false}) {
+    GgufMetadata written;
+    parts.nfc = nfc;
+    put_gguf(parts, written);
+    CHECK(read_tokenizer_parts(written).nfc == nfc);
+    CHECK(read_tokenizer_parts(written).rule == WordRule::qwen2);
+  }
+  parts.nfc = true, parts.rule = WordRule::gpt2;
+  GgufMetadata none;
+  CHECK_THROWS_WITH(put_gguf(parts, none), ContainsSubstring("NFC"));
 }
 
-TEST_CASE("the format of a chat template is found in its text") {
+namespace {
+constexpr const char* kSmolTemplate =
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ "
+    "'<|im_start|>system\n"
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif "
+    "%}{{'<|im_start|>' + "
+    "message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if "
+    "add_generation_prompt %}"
+    "{{ '<|im_start|>assistant\n' }}{% endif %}";
+constexpr const char* kLlama3Template =
+    "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = "
+    "'<|start_header_id|>' + "
+    "message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 "
+    "== 0 %}"
+    "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}";
+// The system block of Llama 3.1, with branches for tools that no conversation here takes.
+const std::string kLlama31Template = R"({{- bos_token }}
+{%- if not date_string is defined %}
+    {%- set date_string = "26 Jul 2024" %}
+{%- endif %}
+{#- The system message goes into the block. #}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content'] | trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\n\n" }}
+{%- if builtin_tools is defined or tools is not none %}
+    {{- "Tools: " + builtin_tools | reject('equalto', 'x') | join(", ") + "\n\n" }}
+{%- endif %}
+{{- "Cutting Knowledge Date: December 2023\n" }}
+{{- "Today Date: " + date_string + "\n\n" }}
+{{- system_message }}
+{{- "<|eot_id|>" }}
+{%- for message in messages %}
+    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}
+    {%- elif 'tool_calls' in message %}
+        {%- for name, value in message.tool_calls[0].arguments | items %}{{ value | tojson }}{%- endfor %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
+{%- endif %}
+)";
+std::string with_part(std::string text, const std::string& from, const std::string& to) {
+  const std::size_t at = text.find(from);
+  REQUIRE(at != std::string::npos);
+  return text.replace(at, from.size(), to);
+}
+}  // namespace
+
+TEST_CASE("a chat template has the format whose text it writes") {
+  CHECK(chat_format_of(kSmolTemplate) == ChatFormat::smollm2);
+  CHECK(chat_format_of(kLlama3Template) == ChatFormat::llama3);
+  CHECK(chat_format_of(kLlama31Template) == ChatFormat::llama3_1);
+  CHECK(chat_format_of(with_part(
+            kLlama31Template, "{%- set date_string = \"26 Jul 2024\" %}",
+            "{%- if strftime_now is defined %}{%- set date_string = strftime_now(\"%d %b %Y\") "
+            "%}{%- else %}{%- set date_string = \"26 Jul 2024\" %}{%- endif %}")) == ChatFormat::llama3_2);
+  // Other ways to write the same.
   CHECK(chat_format_of(
-            "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
-            "Face<|im_end|>\n' }}") == ChatFormat::smollm2);
-  CHECK(chat_format_of("{{- '<|start_header_id|>' + role + '<|end_header_id|>' + '<|eot_id|>' }}") ==
+            "{{ bos_token }}{% for m in messages %}{% generation %}<|start_header_id|>{{ m.role ~ "
+            "\"<|end_header_id|>\" }}\n\n{{ m.content.strip() }}<|eot_id|>{% endgeneration %}{% endfor %}{{ "
+            "'<|start_header_id|>assistant<|end_header_id|>\n\n' if add_generation_prompt else '' }}") ==
         ChatFormat::llama3);
-  CHECK_FALSE(chat_format_of("{{ '<|im_start|>system\nYou are Qwen<|im_end|>' }}").has_value());
-  CHECK_FALSE(chat_format_of("").has_value());
+  CHECK(chat_format_of(with_part(
+            kSmolTemplate, "{% for message in messages %}",
+            "{% set ns = namespace(n=0) %}{% for message in messages %}{% set ns.n = ns.n + 1 %}")) ==
+        ChatFormat::smollm2);
+
+  const auto unknown = [](const std::string& jinja) {
+    std::string why = "none";
+    CHECK_FALSE(chat_format_of(jinja, &why).has_value());
+    return why;
+  };
+  CHECK(unknown("") == "");
+  CHECK(unknown(" \n") == "");
+  // The tokens of a format do not make it one.
+  CHECK_THAT(unknown("{{ '<|start_header_id|>' + role + '<|end_header_id|>' + '<|eot_id|>' }}"),
+             ContainsSubstring("{{ '<|start_header_id|>' + role"));
+  CHECK_THAT(unknown(with_part(kLlama3Template, " | trim", "")),
+             ContainsSubstring("writes \" \xe3\x80\x80one"));
+  CHECK_THAT(unknown(with_part(kLlama31Template, "December 2023", "June 2024")),
+             ContainsSubstring("\"June 2024") && ContainsSubstring("llama3.1 has \"December 2023"));
+  CHECK_THAT(unknown(with_part(kLlama31Template, "26 Jul 2024", "1 Jan 2025")),
+             ContainsSubstring("\"1 Jan 2025"));
+  CHECK_THAT(unknown(with_part(kSmolTemplate, "SmolLM, trained by Hugging Face", "Qwen")),
+             ContainsSubstring("writes \"Qwen"));
+  CHECK_THAT(unknown("{% macro f(x) %}{{ x }}{% endmacro %}{{ f(1) }}"),
+             ContainsSubstring("{% macro f(x) %} is unknown"));
+  CHECK_THAT(unknown("{{ messages | tojson }}"), ContainsSubstring("{{ messages | tojson }} is unknown"));
+  CHECK_THAT(unknown("{{ raise_exception('Only tools') }}"), ContainsSubstring("Only tools"));
+  // Hostile templates end, too.
+  for (const std::string& jinja :
+       {std::string("{% if"), std::string("{{ "), std::string("{% endfor %}"),
+        std::string("{% for m in messages %}"), std::string("{{ -9223372036854775807 - 9 }}"),
+        std::string("{{ messages[9223372036854775807] }}"), "{{ " + std::string(10'000, '(') + "1",
+        "{{ " + std::string(10'000, '-') + "1 }}", "{{ " + std::string(10'000, '[') + "1 }}",
+        std::string("{% set a = 'x' %}") +
+            [] {
+              std::string text;
+              for (int i = 0; i < 64; ++i) text += "{% set a = a + a %}";
+              return text;
+            }(),
+        [] {
+          std::string text;
+          for (int i = 0; i < 40; ++i) text += "{% for m in messages %}{% for m in messages %}";
+          return text + "x";
+        }()})
+    CHECK(unknown(jinja) != "");
 }

@@ -7,6 +7,7 @@
 
 #include "tapestry/core/safetensors.h"
 #include "tapestry/data/tokenizer/chat.h"
+#include "tapestry/data/tokenizer/parts.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
 #include "tests/support/source.h"
@@ -233,7 +234,7 @@ TEST_CASE("tokenizer.json files that are broken or of another kind are refused b
   refused("{}", "no model");
   refused(good.substr(0, good.size() / 2), "not a JSON object");
   refused(replaced(good, R"("type":"BPE")", R"("type":"Unigram")"), "not BPE");
-  refused(replaced(good, R"("normalizer":null)", R"("normalizer":{"type":"NFC"})"), "normalizer");
+  refused(replaced(good, R"("normalizer":null)", R"("normalizer":{"type":"NFKC"})"), "normalizer");
   refused(replaced(good, R"("byte_fallback":false)", R"("byte_fallback":true)"), "byte_fallback");
   refused(replaced(good, R"("byte_fallback":false)", R"("byte_fallback":1)"), "byte_fallback");
   refused(replaced(good, R"("dropout":null)", R"("dropout":0.1)"), "dropout");
@@ -303,7 +304,7 @@ TEST_CASE("SmolLM2's chat template") {
   CHECK_THROWS_WITH(chat.encode({}), ContainsSubstring("no message"));
   CHECK_THROWS_WITH(chat.encode({{"robot", "x"}}), ContainsSubstring("the role \"robot\""));
   CHECK_THROWS_WITH(chat.encode({{"user", "\xFF"}}), ContainsSubstring("not UTF-8"));
-  CHECK_THROWS_WITH(ChatTemplate(tokenizer, ChatFormat::llama3), ContainsSubstring("<|start_header_id|>"));
+  CHECK_THROWS_WITH(ChatTemplate(tokenizer, ChatFormat::llama3), ContainsSubstring("<|begin_of_text|>"));
 }
 
 TEST_CASE("Llama 3's chat template") {
@@ -323,6 +324,32 @@ TEST_CASE("Llama 3's chat template") {
   for (std::size_t i = 0; i < encoded.ids.size(); ++i)
     if (encoded.answer[i]) answer.push_back(encoded.ids[i]);
   CHECK(answer == Ids{257, chat.end_of_message()});
+
+  // Llama 3.1 and later have a system block in every conversation.
+  const auto block = [](const std::string& date) {
+    return "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December "
+           "2023\n"
+           "Today Date: " +
+           date + "\n\n";
+  };
+  const auto text = [&](const ChatTemplate& format, const std::vector<ChatMessage>& messages) {
+    return tokenizer.decode(format.encode(messages).ids);
+  };
+  const std::string rest =
+      "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_"
+      "header_id|>\n\n";
+  const ChatTemplate fixed(tokenizer, ChatFormat::llama3_1),
+      dated(tokenizer, ChatFormat::llama3_2, "05 Dec 2024"), today(tokenizer, ChatFormat::llama3_2);
+  CHECK(text(fixed, {{"user", "Hi"}}) == block("26 Jul 2024") + rest);
+  CHECK(text(fixed, {{"system", "\xc2\xa0S\n"}, {"user", "Hi"}}) == block("26 Jul 2024") + "S" + rest);
+  CHECK(text(dated, {{"system", "S"}, {"user", "Hi"}}) == block("05 Dec 2024") + "S" + rest);
+  const std::string before = chat_date(), now = text(today, {{"user", "Hi"}});
+  CHECK((now == block(before) + rest || now == block(chat_date()) + rest));
+  CHECK(before.size() == 11);
+  // trim removes the white space of Unicode, and nothing else.
+  CHECK(text(chat, {{"user", "\xe3\x80\x80\xe2\x80\x83\x1c\xc2\x85Hi\xe2\x80\xa8\xe2\x81\x9f "}}) ==
+        text(chat, {{"user", "Hi"}}));
+  CHECK(text(chat, {{"user", "\xe2\x80\x8bHi"}}) != text(chat, {{"user", "Hi"}}));
 }
 
 TEST_CASE("threads share a tokenizer") {
@@ -338,4 +365,65 @@ TEST_CASE("threads share a tokenizer") {
     });
   for (std::thread& thread : threads) thread.join();
   CHECK(wrong == std::vector<int>(3));
+}
+
+TEST_CASE("added tokens are found in the text or in the normalized text, as by Hugging Face's tokenizers") {
+  TokenizerParts parts = small_parts();
+  struct Added {
+    const char* text;
+    bool special, normalized;
+  };
+  for (const Added& token : {Added{"<tool>", false, false},
+                             {"<tool> x", false, true},
+                             {"caf\xc3\xa9", false, true},
+                             {"e\xcc\x81!", false, false},
+                             {"e\xcc\x81?", false, true},
+                             {"<s>", true, true}}) {
+    parts.added.push_back(
+        {static_cast<std::int64_t>(parts.tokens.size()), token.text, token.special, token.normalized});
+    parts.tokens.push_back(token.text);
+  }
+  struct Case {
+    const char* text;
+    Ids without, with_nfc;
+  };
+  // From Python's tokenizers 0.23.3.
+  const Case cases[] = {{"<tool> x", {259, 32, 120}, {259, 32, 120}},
+                        {"a<tool> x", {97, 259, 32, 120}, {97, 259, 32, 120}},
+                        {"cafe\xcc\x81", {99, 97, 102, 101, 204, 129}, {261}},
+                        {"caf\xc3\xa9", {261}, {261}},
+                        {"e\xcc\x81!", {262}, {262}},
+                        {"\xc3\xa9!", {195, 169, 33}, {195, 169, 33}},
+                        {"e\xcc\x81?", {263}, {263}},
+                        {"\xc3\xa9?", {195, 169, 63}, {263}},
+                        {"<tool>\xcc\x81", {259, 204, 129}, {259, 204, 129}},
+                        {"\xe1\x84\x80\xe1\x85\xa1\xe1\x86\xa8",
+                         {225, 132, 128, 225, 133, 161, 225, 134, 168},
+                         {234, 176, 129}},
+                        {"abc\xcd\x84<s>", {257, 205, 132, 264}, {257, 204, 136, 204, 129, 264}}};
+  const TempDir dir;
+  for (const bool nfc : {false, true}) {
+    parts.nfc = nfc;
+    write_file(dir / "tokenizer.json", tokenizer_json(parts));
+    const Tokenizer ours(parts), read = Tokenizer::from_file(dir / "tokenizer.json");
+    for (const Case& c : cases) {
+      CAPTURE(c.text, nfc);
+      CHECK(ours.encode(c.text) == (nfc ? c.with_nfc : c.without));
+      CHECK(read.encode(c.text) == (nfc ? c.with_nfc : c.without));
+    }
+  }
+  const auto with = [&](const std::string& normalizer) {
+    std::string text = tokenizer_json(parts);
+    const std::string from = "\"normalizer\": {\n  \"type\": \"NFC\"\n }";
+    const std::size_t at = text.find(from);
+    REQUIRE(at != std::string::npos);
+    write_file(dir / "tokenizer.json", text.replace(at, from.size(), "\"normalizer\": " + normalizer));
+    return Tokenizer::from_file(dir / "tokenizer.json").encode("\xc3\xa9?e\xcc\x81").size();
+  };
+  CHECK(with(R"({"type": "Sequence", "normalizers": [{"type": "NFC"}]})") == 3);
+  CHECK(with(R"({"type": "Sequence", "normalizers": []})") == 6);
+  for (const char* const other :
+       {R"({"type": "NFKC"})", R"({"type": "Lowercase"})", "3",
+        R"({"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "NFD"}]})"})
+    CHECK_THROWS_WITH(with(other), ContainsSubstring("normalizer"));
 }

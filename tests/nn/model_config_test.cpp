@@ -86,6 +86,8 @@ TEST_CASE("the configurations of published models") {
   CHECK(gpt2.tie_word_embeddings);
   CHECK(gpt2.embd_pdrop == 0.1);
 
+  CHECK(parsed<Gpt2Config>(replaced(kGpt2, "gelu_new", "gelu_pytorch_tanh")).n_inner == 3072);
+
   // transformers 5 writes rope_parameters instead.
   const std::string five =
       replaced(replaced(kLlama31, "\"rope_scaling\": {", "\"rope_parameters\": {\"rope_theta\": 500000.0, "),
@@ -147,10 +149,59 @@ TEST_CASE("scaled frequencies survive GGUF, which has them as a tensor or as a f
     CHECK(back.rope_frequencies() == c.rope_frequencies());
     CHECK(ModelWeights(dir / "f").entries().size() == weights.size());
   }
-  c.rope_scaling = {RopeScalingType::llama3, 32, 2.0};
-  save_gguf(dir / "f", c, weights);
-  CHECK_THROWS_WITH(LlamaConfig::from_gguf(GgufFile(dir / "f")),
-                    ContainsSubstring("other scalings are not supported"));
+  for (const RopeScaling& scaling :
+       {RopeScaling{RopeScalingType::llama3, 8, 1, 4, 16}, RopeScaling{RopeScalingType::llama3, 32, 2.0},
+        RopeScaling{RopeScalingType::llama3, 3.5, 0.5, 7.25, 1000}}) {
+    c.rope_scaling = scaling;
+    save_gguf(dir / "f", c, weights);
+    CHECK(LlamaConfig::from_gguf(GgufFile(dir / "f")).to_hf_json() == c.to_hf_json());
+  }
+  // Files of llama.cpp's converter have the factors alone.
+  const auto foreign = [&](const RopeScaling& scaling, const char* key, const GgufValue& value) {
+    c.rope_scaling = scaling;
+    save_gguf(dir / "f", c, weights);
+    const GgufFile file(dir / "f");
+    GgufMetadata metadata;
+    for (const auto& [name, kept] : file.metadata().entries())
+      if (name != "tapestry.rope_scaling.llama3") metadata.set(name, kept);
+    metadata.set(key, value);
+    std::vector<GgufWriter::Entry> entries;
+    for (const auto& entry : file.entries())
+      entries.push_back({entry.name, entry.tensor.type(), entry.tensor.sizes()});
+    GgufWriter writer(dir / "g", entries, metadata);
+    for (const auto& entry : file.entries()) writer.write(entry.tensor);
+    writer.commit();
+    return LlamaConfig::from_gguf(GgufFile(dir / "g")).rope_frequencies();
+  };
+  const RopeScaling short_context{RopeScalingType::llama3, 8, 1, 4, 16},
+      odd{RopeScalingType::llama3, 32, 2.0};
+  const std::vector<double> found = foreign(short_context, "general.name", std::string("x"));
+  CHECK(found == c.rope_frequencies());
+  CHECK_THROWS_WITH(foreign(odd, "general.name", std::string("x")), ContainsSubstring("not supported"));
+  for (const std::vector<double>& bad : {std::vector<double>{8, 1, 4},
+                                         {8, 1, 4, 32},
+                                         {8, 1, 4, 1e300},
+                                         {8, 4, 1, 16},
+                                         {-8, 1, 4, 16},
+                                         {NAN, 1, 4, 16}})
+    CHECK_THROWS_AS(foreign(short_context, "tapestry.rope_scaling.llama3", GgufArray(bad)), IoError);
+  c.model_type = "qwen2";
+  CHECK_THROWS_WITH(save_gguf(dir / "none", c, weights), ContainsSubstring("save_hf() writes it"));
+  CHECK_FALSE(std::filesystem::exists(dir / "none"));
+
+  // The tokens of a padded vocabulary are as many as the rows of the embedding, which llama.cpp expects.
+  c.model_type = "llama", c.rope_scaling = {};
+  SaveGgufOptions options;
+  options.metadata.set("tokenizer.ggml.tokens", GgufArray(std::vector<std::string>{"a", "[PAD6]", "c"}));
+  options.metadata.set("tokenizer.ggml.scores", GgufArray(std::vector<float>{1, 2, 3}));
+  save_gguf(dir / "f", c, weights, options);
+  const GgufMetadata padded = GgufFile(dir / "f").metadata();
+  CHECK(padded.strings("tokenizer.ggml.tokens") ==
+        std::vector<std::string>{"a", "[PAD6]", "c", "[PAD3]", "[PAD4]", "[PAD5]", "[PAD6]_", "[PAD7]"});
+  CHECK(padded.integers("tokenizer.ggml.token_type") == std::vector<std::int64_t>{1, 1, 1, 5, 5, 5, 5, 5});
+  options.metadata.set("tokenizer.ggml.tokens", GgufArray(std::vector<std::string>(9, "a")));
+  CHECK_THROWS_WITH(save_gguf(dir / "f", c, weights, options),
+                    ContainsSubstring("9 tokens, but the model knows 8"));
 }
 
 TEST_CASE("configurations that are broken or of another model are refused by name") {

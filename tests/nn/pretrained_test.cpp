@@ -57,6 +57,30 @@ TEST_CASE("a language model is the same after it was written and read") {
   }
 }
 
+TEST_CASE("tied embeddings may be stored twice if they are equal") {
+  const tests::TempDir folder;
+  Llama model(llama(true));
+  save_language_model(folder / "hf", model);
+  const ModelWeights weights(folder / "hf");
+  const auto stored = [&](double added) {
+    std::vector<TensorSource> sources = weights.sources();
+    const Tensor head = weights.read("model.embed_tokens.weight") + added;
+    sources.push_back({"lm_head.weight", DType::f32, head.sizes(), [head] { return head; }});
+    std::filesystem::create_directories(folder / "twice");
+    save_safetensors_shards(folder / "twice", sources);
+    std::ofstream(folder / "twice/config.json") << llama(true).to_hf_json();
+    return folder / "twice";
+  };
+  const Tensor ids = tensor({3, 1, 4}, kInt64).unsqueeze(0);
+  const NoGradGuard no_grad;
+  for (const bool packed : {false, true}) {
+    const auto loaded = load_language_model(stored(0), {.packed = packed});
+    CHECK(allclose((*loaded)(ids), model(ids), 1e-5, 1e-6));
+    CHECK_THROWS_WITH(load_language_model(stored(1), {.packed = packed}),
+                      ContainsSubstring("lm_head.weight is unexpected"));
+  }
+}
+
 TEST_CASE("GPT-2's linear layers are (in, out) in Hugging Face's files") {
   const tests::TempDir folder;
   const Gpt2 model(gpt2(true));

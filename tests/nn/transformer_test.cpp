@@ -1,5 +1,6 @@
 // Transformer layers, attention with caches and with added keys, against PyTorch
 // (tests/golden/nn_sequences.py).
+#include "tapestry/core/allocator.h"
 #include "tests/nn/recorded_layer.h"
 
 using namespace tapestry;
@@ -148,6 +149,23 @@ TEST_CASE("decoding with caches gives what one causal pass gives, whatever the n
   const auto [want, want_weights] = attention(all, all, all, {.key_padding_mask = pad, .is_causal = true});
   CHECK(allclose(got, want.narrow(1, 2, 2), 1e-4, 1e-5));
   CHECK(allclose(got_weights, want_weights.narrow(1, 2, 2), 1e-4, 1e-5));
+}
+
+TEST_CASE("a cache has memory for what it holds, and not for its capacity") {
+  const NoGradGuard no_grad;
+  const Tensor k = randn({1, 2, 700, 8}), v = randn({1, 2, 700, 4});
+  const auto before = memory_stats(kCPU).allocated;
+  nn::KeyValueCache cache(std::int64_t{1} << 40);
+  std::pair<Tensor, Tensor> all;
+  for (std::int64_t at = 0; at < 700; at += 7) all = cache.append(k.narrow(2, at, 7), v.narrow(2, at, 7));
+  CHECK(all.first.equal(k));
+  CHECK(all.second.equal(v));
+  // Memory for 1024 tokens, and blocks of the allocator that round it up.
+  CHECK(memory_stats(kCPU).allocated - before < 2 * 1024 * (2 * 12) * 4);
+  CHECK_THROWS_WITH(cache.append(randn({2, 2, 1, 8}), randn({2, 2, 1, 4})), ContainsSubstring("do not fit"));
+  CHECK(cache.length() == 700);
+  cache.truncate(3);
+  CHECK(cache.append(k.narrow(2, 3, 600), v.narrow(2, 3, 600)).first.equal(k.narrow(2, 0, 603)));
 }
 
 TEST_CASE("Transformer layers and caches report bad input") {

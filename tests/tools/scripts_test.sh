@@ -38,6 +38,7 @@ for package; do
     libgloo-dev) touch_header gloo/config.h ;;
     libpng-dev) touch_header png.h ;;
     libpcre2-dev) touch_header pcre2.h ;;
+    libicu-dev) touch_header unicode/normalizer2.h ;;
     libjpeg-dev) touch_header jpeglib.h ;;
     catch2) touch_header catch2/catch.hpp ;;
     dataset-fashion-mnist)
@@ -273,7 +274,7 @@ name='test: everything'
 fresh_machine
 call tools/test --jobs=2
 has_status 0
-[[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev libgloo-dev libpng-dev libjpeg-dev libpcre2-dev iproute2 lld qemu-user
+[[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev libgloo-dev libpng-dev libjpeg-dev libpcre2-dev libicu-dev iproute2 lld qemu-user
 cmake --preset ci -DTAPESTRY_PTX_TESTS=ON
 cmake --build --preset ci --parallel 2
 ctest --preset ci --no-tests=error --parallel 5 --label-exclude long" ]] || fail 'wrong calls'

@@ -112,6 +112,7 @@ is_present() {
     libpng-dev) have_header png.h ;;
     libjpeg-dev) have_header jpeglib.h ;;
     libpcre2-dev) have_header pcre2.h ;;
+    libicu-dev) have_header unicode/normalizer2.h ;;
     iproute2) have_command ip ;;
     lld) have_command ld.lld ;;
     qemu-user) have_command qemu-x86_64 ;;

@@ -1,0 +1,25 @@
+#pragma once
+// The part of Jinja that chat templates are written in.
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tapestry::data {
+
+struct ChatMessage;
+
+struct JinjaContext {
+  const std::vector<ChatMessage>& messages;
+  bool add_generation_prompt = true;
+  std::string bos_token, eos_token;
+};
+
+/// What transformers' apply_chat_template() writes, with blocks trimmed as there. strftime_now(f) gives
+/// "<f>". Throws ValueError with the first part that is unknown, wrong, or raises an exception. Time and
+/// memory are bounded, whatever the template says.
+std::string render_jinja(std::string_view jinja, const JinjaContext& context);
+
+/// Without the white space at both ends, as by str.strip() of Python, which knows that of Unicode.
+std::string strip_unicode_space(std::string_view text);
+
+}  // namespace tapestry::data
