@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "tapestry/apps/classifier/train.h"
+#include "tapestry/apps/common/command_line.h"
 
 int main(int argc, char** argv) {
   const auto failed = [](const std::exception& e, int status) {
@@ -13,8 +14,7 @@ int main(int argc, char** argv) {
   };
   try {
     const std::optional<apps::Options> options = apps::parse_options(argc, argv);
-    if (!options) return 0;
-    return apps::train(*options);
+    return apps::end_of_output("classifier", options ? apps::train(*options) : 0);
   } catch (const apps::UsageError& e) {
     return failed(e, 2);
   } catch (const std::exception& e) {

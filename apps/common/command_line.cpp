@@ -1,8 +1,10 @@
 #include "tapestry/apps/common/command_line.h"
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <optional>
 #include <string_view>
@@ -58,6 +60,14 @@ template void CommandLine::add(const std::string&, std::vector<int>&, const std:
 template void CommandLine::add(const std::string&, std::vector<std::string>&, const std::string&,
                                const OptionRules&);
 
+int end_of_output(const std::string& program, int status) {
+  errno = 0;
+  if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return status;
+  std::fprintf(stderr, "error: [%s] standard output cannot be written%s%s\n", program.c_str(),
+               errno ? ": " : "", errno ? std::strerror(errno) : "");
+  return status == 0 ? 1 : status;
+}
+
 void CommandLine::footer(const std::string& text) { impl_->app.footer(text); }
 bool CommandLine::given(const std::string& name) const { return impl_->app.count(name) > 0; }
 
@@ -74,7 +84,7 @@ int CommandLine::run(int argc, char** argv, const std::function<int()>& program)
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     std::fputs(app.help().c_str(), stdout);
-    return 0;
+    return end_of_output(app.get_name(), 0);
   } catch (const CLI::ParseError& e) {
     for (int i = 1; i < argc; ++i) {
       const std::string_view option =
@@ -92,7 +102,7 @@ int CommandLine::run(int argc, char** argv, const std::function<int()>& program)
     return 2;
   }
   try {
-    return program();
+    return end_of_output(app.get_name(), program());
   } catch (const UsageError& e) {
     return failed(e, 2);
   } catch (const std::exception& e) {

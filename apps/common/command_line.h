@@ -46,6 +46,10 @@ struct OptionRules {
   bool bare = false;       ///< the option may stand without a value
 };
 
+/// The exit status of a program that returns `status`: 1, with a message, if what it printed could not be
+/// written, as to a full disk.
+int end_of_output(const std::string& program, int status);
+
 class CommandLine {
  public:
   CommandLine(std::string name, const std::string& about);

@@ -84,6 +84,10 @@ void Progress::step(std::int64_t count, const char* unit, const std::string& tex
   show("step " + std::to_string(step_) + "/" + std::to_string(total_steps_) + "  " + text + speed);
 }
 
+void Progress::note(const std::string& text) {
+  if (due()) show(text);
+}
+
 void Progress::line(const std::string& text) {
   if (!enabled_) return;
   std::printf("%s%s\n", live_ ? "\r\033[K" : "", text.c_str());

@@ -25,6 +25,8 @@ class Progress {
   /// The same for a run without epochs: the line shows `text`, and the speed in `unit`s, of which this step
   /// had `count`.
   void step(std::int64_t count, const char* unit, const std::string& text);
+  /// Shows what the program does between two steps, as often as step() would.
+  void note(const std::string& text);
   /// Prints a line that stays. It replaces the line that is being redrawn.
   void line(const std::string& text);
 

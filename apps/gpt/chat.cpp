@@ -23,7 +23,7 @@ namespace {
 struct Options {
   ModelOptions model;
   std::string format, system;
-  std::int64_t max_tokens = 512;
+  std::int64_t max_tokens = 512, context = 0;
   nn::SamplerOptions sampler{.temperature = 0.7, .top_p = 0.9};
   bool stats = false;
   int threads = 0;
@@ -74,8 +74,9 @@ class Lines {
 };
 
 std::optional<data::ChatFormat> format_of(const std::string& name) {
-  if (name == "smollm2") return data::ChatFormat::smollm2;
-  if (name == "llama3") return data::ChatFormat::llama3;
+  using enum data::ChatFormat;
+  for (const data::ChatFormat format : {smollm2, llama3, llama3_1, llama3_2})
+    if (name == data::chat_format_name(format)) return format;
   return std::nullopt;
 }
 
@@ -84,12 +85,16 @@ int run(const Options& o) {
   if (o.threads > 0) set_num_threads(o.threads);
   const Pretrained p = load_pretrained(o.model);
   const std::optional<data::ChatFormat> format = o.format.empty() ? p.chat : format_of(o.format);
-  check(format.has_value(), "[gpt chat] ", o.model.model,
-        " has no chat template of a known family (SmolLM2, Llama 3), so it was not tuned for conversations; "
-        "use gpt "
-        "generate, or name a --template");
+  check(format || p.unknown_chat.empty(), "[gpt chat] the chat template of ", o.model.model,
+        " is none of smollm2, llama3, llama3.1 and llama3.2: ", p.unknown_chat,
+        "; name the --template that the model was tuned with");
+  check(
+      format.has_value(), "[gpt chat] ", o.model.model,
+      " has no chat template, so it was not tuned for conversations; use gpt generate, or name a --template");
   const data::ChatTemplate chat(p.tokenizer, *format);
-  const std::int64_t context = p.model->context_length();
+  const std::int64_t context = o.context > 0 ? o.context : p.model->context_length();
+  check(context <= p.model->context_length(), "[gpt chat] --context is ", context,
+        ", but the context of the model has ", p.model->context_length(), " tokens");
   // The longest conversation that leaves room for an answer.
   const std::int64_t most = context - std::min(o.max_tokens, context / 4) - 1;
 
@@ -99,7 +104,7 @@ int run(const Options& o) {
     if (!o.system.empty()) messages.push_back({"system", o.system});
   };
   reset();
-  Decoder decoder(*p.model);
+  Decoder decoder(*p.model, context);
   nn::Sampler sampler(o.sampler);
   Lines lines(signals);
   if (lines.terminal()) write_now("/reset begins a new conversation, /quit ends. Ctrl-C stops an answer.\n");
@@ -169,10 +174,14 @@ int chat(int argc, char** argv) {
   CommandLine line("gpt chat", "Talks with a model. Each line of standard input is a message.");
   add_model_options(line, o.model);
   line.add("--template", o.format, "The format of conversations, if the model's files do not name it",
-           {.check = one_of({"smollm2", "llama3"})});
+           {.check = one_of({"smollm2", "llama3", "llama3.1", "llama3.2"})});
   line.add("--system", o.system, "A message that tells the model how to behave");
   line.add("--max-tokens", o.max_tokens, "The most tokens of an answer",
            {.check = between<std::int64_t>(1, 1'000'000'000)});
+  line.add(
+      "--context", o.context,
+      "The most tokens of a conversation, whose oldest turns are then forgotten; 0 takes the model's context",
+      {.check = between<std::int64_t>(0, 1'000'000'000)});
   add_sampler_options(line, o.sampler);
   line.add("--stats", o.stats, "Print times to standard error");
   line.add("--threads", o.threads, "Compute threads; 0 uses OMP_NUM_THREADS, or all cores",

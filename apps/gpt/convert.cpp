@@ -79,6 +79,9 @@ int run(const Options& o) {
     nn::merge_lora(*merged);
     nn::remove_lora(*merged);
     sources = nn::hf_sources(*merged);
+    for (TensorSource& source : sources)  // the sums are f32
+      if (const auto* entry = weights.find(source.name); entry && !to_gguf && o.type.empty())
+        source = as({source}, entry->dtype)[0];
   }
   with_config(o.model, weights, [&](const auto& config) {
     if (files.parts)

@@ -12,9 +12,9 @@ using namespace tapestry;
 std::vector<std::int64_t> Decoder::generate(std::vector<std::int64_t> text,
                                             const nn::GenerateOptions& options, nn::Sampler& sampler) {
   const std::size_t given = text.size();
-  const std::int64_t context = model_.context_length();
+  const std::int64_t context = cache_.capacity();
   check(given > 0 && static_cast<std::int64_t>(given) < context, "[gpt] the text has ", given,
-        " tokens, but the context of the model has ", context, "; shorten it");
+        " tokens, but the context has ", context, "; shorten it");
   const NoGradGuard no_grad;
   const Device device = model_.device();
   // At least one token must be computed, because its logits are needed.

@@ -11,7 +11,9 @@ namespace apps::gpt {
 
 class Decoder {
  public:
-  explicit Decoder(tapestry::nn::LanguageModel& model) : model_(model), cache_(model.make_cache()) {}
+  /// The texts have at most `context` tokens; 0 takes the model's context.
+  explicit Decoder(tapestry::nn::LanguageModel& model, std::int64_t context = 0)
+      : model_(model), cache_(model.make_cache(context)) {}
   /// Appends tokens to `text` and returns them, as nn::generate() does. Tokens at the beginning of `text`
   /// whose keys and values are in the cache from earlier calls are not computed again.
   std::vector<std::int64_t> generate(std::vector<std::int64_t> text,

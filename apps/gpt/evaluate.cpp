@@ -51,7 +51,8 @@ int run(const Options& o) {
         " tokens; two are needed, because the first one cannot be predicted");
 
   const std::int64_t windows =
-      std::max<std::int64_t>(0, (static_cast<std::int64_t>(ids.size()) - context + stride - 1) / stride) + 1;
+      std::max<std::int64_t>(0, (static_cast<std::int64_t>(ids.size()) - context + stride - 1) / stride) +
+      (context > 1 ? 1 : 0);
   Progress progress(windows, windows, 1);
   Perplexity sum;
   each_window(ids, context, stride, [&](const Window& w) {

@@ -16,15 +16,19 @@ void each_window(std::span<const std::int64_t> text, std::int64_t context, std::
   for (std::int64_t begin = 0; scored < size; begin += stride) {
     const std::int64_t end = std::min(begin + context, size);
     if (end <= scored) continue;  // a window of one token
-    const auto part = text.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
+    // A window that does not overlap the one before needs one more token: that which predicts its first.
+    const std::int64_t from = std::min(begin, scored - 1);
+    const auto part = text.subspan(static_cast<std::size_t>(from), static_cast<std::size_t>(end - from));
     if (!fn({part, end - scored})) return;
     scored = end;
   }
 }
 
 double score(nn::LanguageModel& model, const Window& w) {
-  const NoGradGuard no_grad;
   const auto length = static_cast<std::int64_t>(w.ids.size()) - 1;
+  check(w.predicted >= 1 && w.predicted <= length, "[score] ", w.predicted, " tokens of a window of ",
+        length + 1, " cannot be predicted; the first has no token before it");
+  const NoGradGuard no_grad;
   std::vector<std::int64_t> ids(w.ids.begin(), w.ids.end() - 1), targets(w.ids.begin() + 1, w.ids.end());
   std::fill(targets.begin(), targets.end() - w.predicted, -100);
   const Device device = model.device();

@@ -14,12 +14,14 @@ struct Window {
   std::int64_t predicted = 0;         ///< the last so many of them count
 };
 
-/// Calls fn with windows of at most `context` tokens, each `stride` after the one before, until the text ends
-/// or fn returns false. Each token of the text but the first is predicted in one window.
+/// Calls fn with windows that end at most `context` tokens after multiples of `stride`, which is at most
+/// `context`, until the text ends or fn returns false. Each token of the text but the first is predicted in
+/// one window. A window has at most `context` tokens before the last one that it predicts.
 void each_window(std::span<const std::int64_t> text, std::int64_t context, std::int64_t stride,
                  const std::function<bool(const Window&)>& fn);
 
-/// The mean loss of the predicted tokens, in nats, without gradients.
+/// The mean loss of the predicted tokens, in nats, without gradients. Throws ValueError if the window
+/// predicts none, or its first token.
 double score(tapestry::nn::LanguageModel& model, const Window& window);
 
 struct Perplexity {

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <string>
 
+#include "tapestry/apps/common/command_line.h"
 #include "tapestry/apps/gpt/commands.h"
 
 namespace {
@@ -39,7 +40,7 @@ int main(int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "";
   if (name == "--help" || name == "-h") {
     print_help(stdout);
-    return 0;
+    return apps::end_of_output("gpt", 0);
   }
   for (const Command& c : kCommands)
     if (name == c.name) return c.run(argc - 1, argv + 1);

@@ -1,5 +1,7 @@
 #include "tapestry/apps/gpt/model_files.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -54,7 +56,9 @@ std::optional<data::Tokenizer> TokenizerFiles::tokenizer() const {
   if (!parts) return std::nullopt;
   return data::Tokenizer(*parts);
 }
-std::optional<data::ChatFormat> TokenizerFiles::chat() const { return data::chat_format_of(chat_template); }
+std::optional<data::ChatFormat> TokenizerFiles::chat(std::string* unknown) const {
+  return data::chat_format_of(chat_template, unknown);
+}
 
 TokenizerFiles read_tokenizer_files(const std::string& model, const nn::ModelWeights& weights) {
   TokenizerFiles files;
@@ -65,6 +69,8 @@ TokenizerFiles read_tokenizer_files(const std::string& model, const nn::ModelWei
     files.chat_template = m.string("tokenizer.chat_template", "");
     files.bos = m.integer("tokenizer.ggml.bos_token_id", -1);
     files.eos = m.integer("tokenizer.ggml.eos_token_id", -1);
+    for (const char* const end : {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"})
+      files.ends.push_back(m.integer(end, -1));
     return files;
   }
   const fs::path folder = folder_of(model);
@@ -80,6 +86,9 @@ TokenizerFiles read_tokenizer_files(const std::string& model, const nn::ModelWei
     };
     files.bos = id("bos_token_id");
     files.eos = id("eos_token_id");
+    if (const auto all = config.find("eos_token_id"); all != config.end() && all->is_array())
+      for (const Json& end : *all)
+        if (end.is_number_integer()) files.ends.push_back(end.get<std::int64_t>());
   }
   if (!fs::exists(folder / "tokenizer.json")) return files;
   files.parts = data::read_tokenizer_parts(path("tokenizer.json"));
@@ -122,20 +131,22 @@ Pretrained load_pretrained(const ModelOptions& o) {
   }();
   Pretrained p{nn::load_language_model(path, weights, {.packed = o.weights == "packed"}),
                words,
-               files.chat(),
+               std::nullopt,
                {},
-               files.bos};
+               files.bos,
+               {}};
+  p.chat = files.chat(&p.unknown_chat);
   check(words.vocab_size() <= p.model->vocab_size(), "[gpt] the tokenizer has ", words.vocab_size(),
         " tokens, but the model ", path, " knows ", p.model->vocab_size(),
         "; pass the tokenizer that belongs to the model");
   if (!o.adapter.empty()) nn::load_lora(*p.model, o.adapter);
   p.model->eval();
-  if (files.eos >= 0 && files.eos < words.vocab_size()) p.stop.push_back(files.eos);
   // A message of a conversation ends with a token of its own.
-  if (p.chat) {
-    const std::int64_t end = data::ChatTemplate(words, *p.chat).end_of_message();
-    if (std::find(p.stop.begin(), p.stop.end(), end) == p.stop.end()) p.stop.push_back(end);
-  }
+  if (p.chat) files.ends.push_back(data::ChatTemplate(words, *p.chat).end_of_message());
+  files.ends.insert(files.ends.begin(), files.eos);
+  for (const std::int64_t end : files.ends)
+    if (end >= 0 && end < words.vocab_size() && std::find(p.stop.begin(), p.stop.end(), end) == p.stop.end())
+      p.stop.push_back(end);
   if (p.first < 0 || p.first >= words.vocab_size()) p.first = p.stop.empty() ? -1 : p.stop.front();
   return p;
 }
@@ -153,10 +164,57 @@ void write_tokenizer_files(const std::string& folder, const TokenizerFiles& file
   write_file_atomically((fs::path(folder) / "tokenizer_config.json").string(), config.dump(2) + "\n");
 }
 
+namespace {
+
+// Marks a folder as that of a running process: the kernel drops the lock when the process ends. The lock is
+// on the folder itself, because a file in it would become a part of the model.
+class FolderOwner {
+ public:
+  explicit FolderOwner(const std::string& folder)
+      : fd_(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)),
+        locked_(fd_ >= 0 && flock(fd_, LOCK_EX | LOCK_NB) == 0) {}
+  ~FolderOwner() {
+    if (fd_ >= 0) close(fd_);
+  }
+  FolderOwner(const FolderOwner&) = delete;
+  FolderOwner& operator=(const FolderOwner&) = delete;
+  bool locked() const { return locked_; }
+
+ private:
+  int fd_;
+  bool locked_;
+};
+
+// Removes what write_folder() of killed processes left beside `target`. A process that was killed between its
+// two moves left no model under that name: the old one comes back.
+void remove_leftovers(const std::string& target) {
+  const fs::path parent = fs::path(target).parent_path();
+  const std::string name = fs::path(target).filename().string();
+  std::vector<std::pair<std::string, bool>> found;  // paths, and whether they were the model before
+  std::error_code error;
+  for (fs::directory_iterator entry(parent.empty() ? fs::path(".") : parent, error);
+       !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    const std::string other = entry->path().filename().string();
+    for (const std::string mark : {".tmp-", ".old-"})
+      if (other.starts_with(name + mark) && other.size() > name.size() + mark.size() &&
+          other.find_first_not_of("0123456789", name.size() + mark.size()) == std::string::npos)
+        found.emplace_back(entry->path().string(), mark == ".old-");
+  }
+  for (const auto& [folder, was_model] : found) {
+    const FolderOwner owner(folder);
+    if (!owner.locked()) continue;  // its process lives, or it is no folder
+    if (was_model && !fs::exists(target, error)) fs::rename(folder, target, error);
+    else fs::remove_all(folder, error);
+  }
+}
+
+}  // namespace
+
 void write_folder(const std::string& path, bool replace,
                   const std::function<void(const std::string&)>& write) {
   const std::string target = path.ends_with('/') ? path.substr(0, path.size() - 1) : path;
   std::error_code error;
+  remove_leftovers(target);
   const bool exists = fs::exists(target, error);
   if (exists && !replace)
     check<IoError>(fs::is_directory(target, error) && fs::is_empty(target, error), "[gpt] ", target,
@@ -164,6 +222,7 @@ void write_folder(const std::string& path, bool replace,
   const std::string fresh = target + ".tmp-" + std::to_string(getpid());
   fs::create_directories(fresh, error);
   check<IoError>(!error, "[gpt] cannot create the folder ", fresh, ": ", error.message());
+  const FolderOwner owner(fresh);
   try {
     write(fresh);
   } catch (...) {

@@ -19,9 +19,11 @@ struct TokenizerFiles {
   std::optional<tapestry::data::TokenizerParts> parts;
   std::string chat_template;        ///< Jinja, or empty
   std::int64_t bos = -1, eos = -1;  ///< ids, or -1
+  std::vector<std::int64_t> ends;   ///< further tokens that end a text or a message
 
   std::optional<tapestry::data::Tokenizer> tokenizer() const;
-  std::optional<tapestry::data::ChatFormat> chat() const;
+  /// The format of chat_template. `unknown` gets what no known format has (data::chat_format_of).
+  std::optional<tapestry::data::ChatFormat> chat(std::string* unknown = nullptr) const;
 };
 
 /// Reads the tokenizer of a GGUF file, or of a folder: tokenizer.json, or vocab.json and merges.txt, and
@@ -35,6 +37,7 @@ struct Pretrained {
   std::optional<tapestry::data::ChatFormat> chat;
   std::vector<std::int64_t> stop;  ///< the tokens that end a text
   std::int64_t first = -1;         ///< the token that begins a text, or -1
+  std::string unknown_chat;        ///< why the model's chat template has no known format; empty without one
 };
 
 /// The options of `generate`, `chat` and `evaluate` that say which model they use.

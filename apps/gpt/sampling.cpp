@@ -1,7 +1,9 @@
 #include "tapestry/apps/gpt/sampling.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 
 #include "tapestry/core/error.h"
 
@@ -66,8 +68,11 @@ void TextStream::finish() {
 }
 
 void write_now(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
+  // A text that nobody gets need not be computed to its end.
+  const bool written =
+      std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
+  tapestry::check<tapestry::IoError>(written,
+                                     "[gpt] standard output cannot be written: ", std::strerror(errno));
 }
 
 }  // namespace apps::gpt

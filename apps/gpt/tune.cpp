@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <numbers>
 #include <optional>
+#include <string_view>
 
 #include "tapestry/apps/common/checkpoint_interval.h"
 #include "tapestry/apps/common/command_line.h"
@@ -21,6 +22,7 @@
 #include "tapestry/apps/gpt/run_log.h"
 #include "tapestry/apps/gpt/tune_data.h"
 #include "tapestry/apps/gpt/tune_parallel.h"
+#include "tapestry/core/atomic_file.h"
 #include "tapestry/core/generator.h"
 #include "tapestry/core/parallel.h"
 #include "tapestry/data/sampler.h"
@@ -65,6 +67,12 @@ void each_option(F&& option) {
   option("--truncate", &O::truncate, "Cut conversations that are longer, instead of refusing them",
          OptionRules());
   option("--whole-text", &O::whole_text, "The loss counts prompts too", OptionRules());
+
+  option("--date", &O::date,
+         "The date in the system block of Llama 3.2's chat template, as 05 Dec 2024; by default the day on "
+         "which "
+         "the run begins",
+         OptionRules());
 
   option("--method", &O::method, "lora: adapters; full: all weights",
          OptionRules{.check = one_of({"lora", "full"})});
@@ -118,7 +126,7 @@ void read_json(const std::string& path, TuneOptions& o) {
   const Json json = Json::parse(read_text(path), nullptr, false);
   check<IoError>(json.is_object(), "[gpt tune] ", path, " is not a JSON object; restore the file");
   each_option([&](const char* name, auto member, const char*, const OptionRules&) {
-    if (may_lack(name) && !json.contains(name)) return;
+    if ((may_lack(name) || std::string_view(name) == "--date") && !json.contains(name)) return;
     try {
       json.at(name).get_to(o.*member);
     } catch (const nlohmann::json::exception&) {
@@ -165,6 +173,26 @@ void resume_options(const CommandLine& line, TuneOptions& o) {
   run.resume = o.resume;
   run.resumed = true;
   o = run;
+}
+
+// An adapter has its own options, which the run takes over. Throws if the command line has others.
+void take_adapter_options(TuneOptions& o, const nn::LoraOptions& adapter) {
+  const auto take = [&](const char* name, auto& ours, const auto& theirs) {
+    if (std::find(o.given.begin(), o.given.end(), name) != o.given.end() && ours != theirs)
+      fail<UsageError>("[gpt tune] the adapter ", o.adapter, " has ", name, " ", Json(theirs).dump(),
+                       ", not ", Json(ours).dump(), "; leave ", name,
+                       " out, or leave --adapter out and begin a new one");
+    ours = theirs;
+  };
+  take("--rank", o.rank, adapter.r);
+  take("--alpha", o.alpha, adapter.lora_alpha);
+  take("--lora-dropout", o.dropout, adapter.lora_dropout);
+  take("--rslora", o.rslora, adapter.use_rslora);
+  std::vector<std::string> targets = adapter.target_modules;
+  if (!adapter.target_pattern.empty()) targets = {adapter.target_pattern};
+  std::sort(targets.begin(), targets.end());
+  std::sort(o.targets.begin(), o.targets.end());
+  take("--targets", o.targets, targets);
 }
 
 class Run {
@@ -214,12 +242,13 @@ void Run::build() {
                                 .held_out_part = o_.held_out_part,
                                 .length = o_.length,
                                 .truncate = o_.truncate,
-                                .whole_text = o_.whole_text},
+                                .whole_text = o_.whole_text,
+                                .date = o_.date},
                                *p_));
   manual_seed(o_.seed);
   if (o_.method == "lora") {
     if (!o_.adapter.empty()) {
-      nn::load_lora(*p_->model, o_.adapter);
+      take_adapter_options(o_, nn::load_lora(*p_->model, o_.adapter));
     } else {
       nn::add_lora(*p_->model, {.r = o_.rank,
                                 .lora_alpha = o_.alpha,
@@ -274,9 +303,9 @@ double Run::train_step() {
 
 std::string Run::save() {
   interval_->restart();
-  char tally[120];
-  std::snprintf(tally, sizeof tally, "%lld %a %a %a", static_cast<long long>(reported_), loss_, losses_,
-                seconds_);
+  char tally[150];
+  std::snprintf(tally, sizeof tally, "%lld %a %a %a %a", static_cast<long long>(reported_), loss_, losses_,
+                seconds_, grad_norm_);
   return checkpoints_->save({trained_.get(), optimizer_.get(), schedule_.get(), &scaler_},
                             {.step = step_, .extra = {{"gpt.tune", tally}}});
 }
@@ -287,7 +316,7 @@ void Run::write_sample() {
   std::vector<std::int64_t> prompt;
   if (!o_.chats.empty() && p_->chat) {
     const std::string message = o_.sample_prompt.empty() ? "Hello!" : o_.sample_prompt;
-    prompt = data::ChatTemplate(p_->tokenizer, *p_->chat).encode({{"user", message}}).ids;
+    prompt = data::ChatTemplate(p_->tokenizer, *p_->chat, o_.date).encode({{"user", message}}).ids;
   } else {
     prompt = p_->tokenizer.encode(o_.sample_prompt);
     if (prompt.empty() && p_->first >= 0) prompt.push_back(p_->first);
@@ -305,8 +334,18 @@ bool Run::report() {
   const bool evaluates = data_->held_out && (step_ % o_.eval_every == 0 || step_ == o_.steps);
   std::optional<double> loss;
   if (evaluates) {
-    loss = parallel_.held_out_loss(*p_->model, *data_->held_out, o_.eval_sequences,
-                                   [&] { return parallel_.agree({signals_.signal()}).signal != 0; });
+    const std::int64_t all = data_->held_out->size(), most = o_.eval_sequences > 0 ? o_.eval_sequences : all;
+    std::int64_t done = 0;
+    const auto note = [&] {
+      progress_->note(
+          concat({"measuring the held-out loss: ", done, " of ", std::min(most, all), " sequences"}));
+    };
+    note();
+    loss = parallel_.held_out_loss(*p_->model, *data_->held_out, o_.eval_sequences, [&] {
+      done = std::min(done + parallel_.size(), std::min(most, all));
+      note();
+      return parallel_.agree({signals_.signal()}).signal != 0;
+    });
     if (!loss) return false;
   }
   const double mean = losses_ > 0 ? loss_ / losses_ : NAN;
@@ -358,6 +397,7 @@ void Run::write_result() {
       whole->load_state_dict(full);
       return write_model(*whole);
     }
+    remove_abandoned_files(path("adapter"), [](const std::string&) { return true; });
     nn::save_lora(path("adapter"), *p_->model, o_.model);
     progress_->line("wrote " + path("adapter") + ", which PEFT loads");
     if (!o_.merge) return;
@@ -387,6 +427,7 @@ int Run::tune() {
   if (o_.model.empty()) throw UsageError("[gpt tune] pass --model FILE or FOLDER");
   if (o_.chats.empty() == o_.text.empty())
     throw UsageError("[gpt tune] pass --chats FILE.jsonl, or --text FILE");
+  if (o_.date.empty()) o_.date = data::chat_date();
   if (o_.threads > 0) set_num_threads(o_.threads);
   o_.threads = get_num_threads();  // saved, so that a resumed run uses the same number
   interval_ = CheckpointInterval::parse(o_.checkpoint_every);
@@ -408,9 +449,10 @@ int Run::tune() {
     long long reported = 0;
     const auto tally = last->extra.find("gpt.tune");
     check<IoError>(tally != last->extra.end() &&
-                       std::sscanf(tally->second.c_str(), "%lld %la %la %la", &reported, &loss_, &losses_,
-                                   &seconds_) == 4 &&
-                       last->step <= o_.steps && reported <= last->step,
+                       std::sscanf(tally->second.c_str(), "%lld %la %la %la %la", &reported, &loss_, &losses_,
+                                   &seconds_, &grad_norm_) >= 4 &&  // older runs lack the norm
+                       last->step <= o_.steps &&
+                       reported <= last->step,
                    "[gpt tune] the checkpoint is not one of this run; choose another --run-dir");
     step_ = last->step, reported_ = reported;
     progress_->start_at(step_);
@@ -494,6 +536,8 @@ int tune(int argc, char** argv) {
       for (std::string& path : *files) path = std::filesystem::absolute(path).lexically_normal().string();
     for (std::string* path : {&o.model, &o.tokenizer, &o.adapter})
       if (!path->empty()) *path = std::filesystem::absolute(*path).lexically_normal().string();
+    for (const char* const option : {"--rank", "--alpha", "--lora-dropout", "--rslora", "--targets"})
+      if (line.given(option)) o.given.push_back(option);
     resume_options(line, o);
     return run_tune(std::move(o));
   });

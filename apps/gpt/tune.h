@@ -12,6 +12,7 @@ struct TuneOptions {
   double held_out_part = 0.05;
   std::int64_t length = 512;
   bool truncate = false, whole_text = false;
+  std::string date;  // in the system block of some chat templates; empty: the day on which the run begins
   // Model.
   std::string model, tokenizer, method = "lora", adapter;
   std::string weights = "packed";  // "packed": a frozen base stays in the blocks of its GGUF file; or "f32"
@@ -31,7 +32,8 @@ struct TuneOptions {
   std::string sample_prompt, checkpoint_every = "10minutes";
   // Not saved.
   std::string run_dir, resume;
-  bool resumed = false;  ///< the options are those of an existing run
+  bool resumed = false;            ///< the options are those of an existing run
+  std::vector<std::string> given;  ///< the options of adapters that are on the command line
 };
 
 std::string to_json(const TuneOptions& options);

@@ -24,10 +24,13 @@ Documents read_chats(const std::vector<std::string>& files, const TuneDataOption
   const data::InstructionOptions how{.max_tokens = o.length + 1,
                                      .too_long = o.truncate ? data::TooLong::truncate : data::TooLong::refuse,
                                      .whole_text = o.whole_text};
+  check(p.unknown_chat.empty(),
+        "[gpt tune] the chat template of the model is of no known format: ", p.unknown_chat,
+        "; use --text, with the conversations as the template writes them");
   Documents all;
   for (const std::string& file : files) {
     if (p.chat) {
-      append(all, data::read_conversations(file, data::ChatTemplate(p.tokenizer, *p.chat), how));
+      append(all, data::read_conversations(file, data::ChatTemplate(p.tokenizer, *p.chat, o.date), how));
     } else {
       check(!p.stop.empty(), "[gpt tune] the model has neither a chat template nor a token that ends a text");
       append(all, data::read_completions(file, p.tokenizer, p.stop.front(), how));
@@ -38,8 +41,8 @@ Documents read_chats(const std::vector<std::string>& files, const TuneDataOption
 
 // Documents of text begin and end as those that the model was trained on.
 data::TextDocumentOptions text_options(const Pretrained& p) {
-  const std::int64_t separator = p.tokenizer.id_of("<|endoftext|>").value_or(p.first);
-  return {.begin = separator};
+  if (!p.tokenizer.prefix().empty()) return {.begin = p.tokenizer.prefix().back()};
+  return {.begin = p.tokenizer.id_of("<|endoftext|>").value_or(p.first)};
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ struct TuneDataOptions {
   std::int64_t length = 512;             ///< tokens of a sequence
   bool truncate = false;                 ///< cut conversations that are longer, instead of refusing them
   bool whole_text = false;               ///< count all tokens of conversations
+  std::string date;                      ///< of chat templates that have one
 };
 
 struct TuneData {

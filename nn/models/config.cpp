@@ -94,22 +94,34 @@ class Config {
     require(value->is_number_integer(), name, " is ", shown(*value), ", which is no token id");
     return value->get<std::int64_t>();
   }
-  double rope_theta() const { return number(*theta_, "rope_theta", 10000); }
-  RopeScaling rope_scaling() const {
-    RopeScaling scaling;
-    if (rope_.is_null()) return scaling;
-    std::string type = text(rope_, "rope_type");
-    if (type.empty()) type = text(rope_, "type");
-    if (type.empty() || type == "default") return scaling;
-    require(type == "linear" || type == "llama3", "the type of rope_scaling is \"", type,
-            "\", which is not supported; default, linear and llama3 are");
-    scaling.type = type == "linear" ? RopeScalingType::linear : RopeScalingType::llama3;
-    scaling.factor = number(rope_, "factor", 1);
-    scaling.low_freq_factor = number(rope_, "low_freq_factor", scaling.low_freq_factor);
-    scaling.high_freq_factor = number(rope_, "high_freq_factor", scaling.high_freq_factor);
-    scaling.original_max_position_embeddings =
-        integer(rope_, "original_max_position_embeddings", scaling.original_max_position_embeddings);
-    return scaling;
+  double rope_theta() const { return theta_; }
+  const RopeScaling& rope_scaling() const { return scaling_; }
+  bool given(const char* name) const { return root_.contains(name); }
+  /// Throws if there is a member that none of the calls before asked for. A member that is null, or is
+  /// private to the program that wrote the file, asks for nothing.
+  void expect_no_more(std::initializer_list<std::string_view> harmless) const {
+    // What every model of transformers has: how the file came about, how text is generated, which classes a
+    // classifier has, and what the Python objects return.
+    static constexpr std::string_view kHarmless =
+        " architectures auto_map transformers_version transformers.js_config torch_dtype dtype use_cache "
+        " initializer_range pretraining_tp name_or_path tokenizer_class prefix pad_token_id unk_token_id "
+        " sep_token_id decoder_start_token_id forced_bos_token_id forced_eos_token_id id2label label2id "
+        " num_labels problem_type finetuning_task task_specific_params return_dict use_return_dict "
+        " output_attentions output_hidden_states torchscript use_bfloat16 chunk_size_feed_forward "
+        " gradient_checkpointing do_sample early_stopping max_length min_length num_beams num_beam_groups "
+        " num_return_sequences length_penalty diversity_penalty repetition_penalty "
+        " encoder_no_repeat_ngram_size no_repeat_ngram_size bad_words_ids begin_suppress_tokens "
+        " suppress_tokens exponential_decay_length_penalty output_scores return_dict_in_generate "
+        " remove_invalid_values temperature top_k top_p typical_p tf_legacy_loss is_llama_config "
+        " unsloth_fixed unsloth_version attn_implementation max_sequence_length ";
+    for (const auto& [name, value] : root_.items()) {
+      const std::string_view known = name;
+      if (value.is_null() || known.starts_with('_') || used_.contains(known)) continue;
+      if (name.find(' ') == name.npos && kHarmless.find(" " + name + " ") != kHarmless.npos) continue;
+      require(std::find(harmless.begin(), harmless.end(), known) != harmless.end(), name, " is ",
+              shown(value),
+              ", a setting that is not supported; remove it if the model computes the same without it");
+    }
   }
   /// Calls validate() with errors that name the file.
   template <class C>
@@ -262,6 +274,66 @@ double decimal(const GgufMetadata& metadata, const std::string& key, std::option
   double out = 0;
   std::from_chars(digits, written.ptr, out);
   return out;
+}
+
+/// Throws if a key of the architecture asks for what the models do not have. `read` are the keys that the
+/// configuration is read from, without the prefix.
+void check_keys(const GgufMetadata& m, const std::string& prefix,
+                std::initializer_list<std::string_view> read) {
+  // The tensors have the size of the vocabulary and their own layout. The others explain how a scaling came
+  // about, or belong to YaRN alone.
+  constexpr std::string_view kHarmless[] = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned",
+                                            "rope.scaling.original_context_length"};
+  struct Only {
+    std::string_view key;
+    double value;
+  };
+  constexpr Only kOnly[] = {{"expert_count", 0},
+                            {"expert_used_count", 0},
+                            {"attention.sliding_window", 0},
+                            {"attention.max_alibi_bias", 0},
+                            {"attention.clamp_kqv", 0},
+                            {"rope.scaling.attn_factor", 1}};
+  for (const auto& [key, value] : m.entries()) {
+    if (!key.starts_with(prefix)) continue;
+    const std::string_view name = std::string_view(key).substr(prefix.size());
+    if (std::find(read.begin(), read.end(), name) != read.end() ||
+        std::find(std::begin(kHarmless), std::end(kHarmless), name) != std::end(kHarmless))
+      continue;
+    const auto* const only =
+        std::find_if(std::begin(kOnly), std::end(kOnly), [&](const Only& o) { return o.key == name; });
+    const bool fits = only != std::end(kOnly) ? m.number(key) == only->value
+                                              : name == "attention.causal" && m.flag(key, true);
+    if (!fits) m.broken("metadata \"", key, "\" asks for what is not supported");
+  }
+  if (m.string("general.type", "model") != "model")
+    m.broken("general.type is \"", m.string("general.type"), "\"; only a whole model can be read");
+  if (m.integer("split.count", 1) > 1)
+    m.broken("is one of ", m.integer("split.count"),
+             " parts (split.count); merge them with llama-gguf-split");
+}
+
+/// How RoPE is scaled: by llama.cpp's convention, a factor without a type is linear.
+RopeScaling scaling_of_keys(const GgufMetadata& m, const std::string& prefix) {
+  const std::string type = m.string(prefix + "rope.scaling.type", "linear");
+  if (type != "none" && type != "linear")
+    m.broken(prefix, "rope.scaling.type is \"", type, "\", which is not supported; linear is");
+  if (type == "none") return {};
+  const double older = decimal(m, prefix + "rope.scale_linear", 0.0),
+               factor = decimal(m, prefix + "rope.scaling.factor", older);
+  if (older != 0 && older != factor)
+    m.broken(prefix, "rope.scaling.factor is ", factor, ", and ", prefix, "rope.scale_linear is ", older);
+  if (factor == 0 || factor == 1) return {};
+  return {RopeScalingType::linear, factor};
+}
+
+void put_dtype(Json& out, std::optional<DType> dtype) {
+  if (!dtype) return;
+  const bool known = *dtype == DType::f16 || *dtype == DType::bf16 || *dtype == DType::f64;
+  out["torch_dtype"] = !known                  ? "float32"
+                       : *dtype == DType::f16  ? "float16"
+                       : *dtype == DType::bf16 ? "bfloat16"
+                                               : "float64";
 }
 
 void put_tokens(GgufMetadata& metadata, std::int64_t begin, std::int64_t end) {
@@ -424,7 +496,7 @@ LlamaConfig LlamaConfig::from_gguf(const GgufFile& file) {
   return c;
 }
 
-std::string LlamaConfig::to_hf_json() const {
+std::string LlamaConfig::to_hf_json(std::optional<DType> dtype) const {
   validate();
   const bool qwen = model_type == "qwen2";
   check(
@@ -456,6 +528,7 @@ std::string LlamaConfig::to_hf_json() const {
     }
   }
   out["tie_word_embeddings"] = tie_word_embeddings;
+  put_dtype(out, dtype);
   if (!qwen) {
     out["attention_bias"] = attention_bias;
     out["mlp_bias"] = mlp_bias;
@@ -615,7 +688,7 @@ Gpt2Config Gpt2Config::from_gguf(const GgufFile& file) {
   return checked(file, c);
 }
 
-std::string Gpt2Config::to_hf_json() const {
+std::string Gpt2Config::to_hf_json(std::optional<DType> dtype) const {
   validate();
   Json out;
   out["architectures"] = {"GPT2LMHeadModel"};
@@ -629,6 +702,7 @@ std::string Gpt2Config::to_hf_json() const {
   out["activation_function"] = "gelu_new";
   out["layer_norm_epsilon"] = layer_norm_epsilon;
   out["tie_word_embeddings"] = tie_word_embeddings;
+  put_dtype(out, dtype);
   out["embd_pdrop"] = embd_pdrop;
   out["attn_pdrop"] = attn_pdrop;
   out["resid_pdrop"] = resid_pdrop;

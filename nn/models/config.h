@@ -2,6 +2,7 @@
 // The configurations of language models, from the files of Hugging Face (config.json) and of llama.cpp
 // (GGUF). The names of the members are those of config.json.
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,8 +51,8 @@ struct LlamaConfig {
   /// Reads the metadata of a GGUF file whose architecture is llama or qwen2, and finds in the names of its
   /// tensors which biases there are and whether the embeddings are tied. Throws IoError.
   static LlamaConfig from_gguf(const GgufFile& file);
-  /// The text of config.json.
-  std::string to_hf_json() const;
+  /// The text of config.json. `dtype` is that of the weights, which transformers then computes in.
+  std::string to_hf_json(std::optional<DType> dtype = {}) const;
   /// Adds the metadata of the architecture to that of a GGUF file.
   void put_gguf(GgufMetadata& metadata) const;
   /// Throws ValueError if numbers are out of range or do not fit together.
@@ -80,7 +81,7 @@ struct Gpt2Config {
   /// As LlamaConfig's. A GGUF file has no dropout: the probabilities are 0.
   static Gpt2Config from_hf_json(const std::string& path);
   static Gpt2Config from_gguf(const GgufFile& file);
-  std::string to_hf_json() const;
+  std::string to_hf_json(std::optional<DType> dtype = {}) const;
   void put_gguf(GgufMetadata& metadata) const;
   void validate() const;
 };

@@ -442,7 +442,6 @@ void pad_tokens(GgufMetadata& metadata, std::int64_t vocab) {
     metadata.set(kScores, GgufArray(std::move(scores)));
   }
 }
-Model model_of(const Gpt2Config& c) { return {"gpt2", c.n_layer, c.n_head, c.n_head, c.tie_word_embeddings}; }
 
 std::vector<TensorSource> without_tied(const Model& model, const std::vector<TensorSource>& weights) {
   std::vector<TensorSource> kept;
@@ -535,12 +534,19 @@ void write_gguf(const std::string& path, const Model& model, GgufMetadata metada
   writer.commit();
 }
 
-void write_hf(const std::string& folder, const Model& model, const std::string& config,
-              const std::vector<TensorSource>& weights, const SaveShardsOptions& options) {
+template <class Config>
+void write_hf(const std::string& folder, const Config& config, const std::vector<TensorSource>& weights,
+              const SaveShardsOptions& options) {
+  const Model model = model_of(config);
   const std::vector<TensorSource> kept = without_tied(model, weights);
   check_complete(model, kept);
+  // Norms may have another dtype than the matrices.
+  const auto largest = std::max_element(
+      kept.begin(), kept.end(),
+      [](const TensorSource& a, const TensorSource& b) { return a.sizes.numel() < b.sizes.numel(); });
+  const std::string text = config.to_hf_json(largest->dtype);
   save_safetensors_shards(folder, kept, options);
-  write_file_atomically((std::filesystem::path(folder) / "config.json").string(), config);
+  write_file_atomically((std::filesystem::path(folder) / "config.json").string(), text);
 }
 
 }  // namespace
@@ -573,12 +579,12 @@ void save_gguf(const std::string& path, const Gpt2Config& config, const std::vec
 
 void save_hf(const std::string& folder, const LlamaConfig& config, const std::vector<TensorSource>& weights,
              const SaveShardsOptions& options) {
-  write_hf(folder, model_of(config), config.to_hf_json(), weights, options);
+  write_hf(folder, config, weights, options);
 }
 
 void save_hf(const std::string& folder, const Gpt2Config& config, const std::vector<TensorSource>& weights,
              const SaveShardsOptions& options) {
-  write_hf(folder, model_of(config), config.to_hf_json(), weights, options);
+  write_hf(folder, config, weights, options);
 }
 
 }  // namespace tapestry::nn

@@ -1,11 +1,19 @@
 // `gpt convert`, and models that are broken.
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 
 #include "tapestry/autograd/ops.h"
 #include "tapestry/core/gguf.h"
 #include "tapestry/data/tokenizer/bpe_trainer.h"
 #include "tapestry/data/tokenizer/parts.h"
+#include "tapestry/nn/models/lora.h"
 #include "tapestry/nn/models/pretrained.h"
 #include "tests/apps/gpt_files.h"
 #include "tests/apps/run_files.h"
@@ -95,6 +103,59 @@ TEST_CASE("gpt convert writes all or nothing") {
   }
   for (const std::string& name : names_in(folder.path().string()))
     CHECK_THAT(name, !ContainsSubstring(".tmp-"));
+}
+
+TEST_CASE("gpt convert removes what killed conversions left, and keeps the dtype of a model") {
+  const TempDir folder;
+  const std::string model = write_model_folder(folder / "model"), half = folder / "half",
+                    out = folder / "out";
+  REQUIRE(convert(model, half, {"--type", "bf16"}).status == 0);
+  CHECK_THAT(read_file(half + "/config.json"), ContainsSubstring("\"torch_dtype\": \"bfloat16\""));
+  CHECK_THAT(read_file(model + "/config.json"), ContainsSubstring("\"torch_dtype\": \"float32\""));
+  {
+    const auto base = nn::load_language_model(half);
+    nn::add_lora(*base, {.r = 2});
+    nn::save_lora(folder / "adapter", *base);
+  }
+  // Folders of processes that are gone, one whose process lives, and names that only look similar.
+  for (const char* const left : {"out.tmp-1", "out.old-1", "out.tmp-2", "out.tmp-x", "other.tmp-1"}) {
+    fs::create_directories(folder / left);
+    write_file(folder / left + std::string("/file"), "x");
+  }
+  const int alive = open((folder / "out.tmp-2").c_str(), O_RDONLY | O_DIRECTORY);
+  REQUIRE(flock(alive, LOCK_EX) == 0);
+  fs::create_directory_symlink(folder / "other.tmp-1", folder / "out.tmp-3");
+  // The model that a killed process had moved away comes back under its name, and is not replaced.
+  CHECK_THAT(convert(half, out, {"--adapter", folder / "adapter"}).err, ContainsSubstring("exists already"));
+  CHECK(read_file(out + "/file") == "x");
+  fs::remove_all(out);
+  REQUIRE(convert(half, out, {"--adapter", folder / "adapter"}).status == 0);
+  close(alive);
+  CHECK(nn::ModelWeights(out).entries()[0].dtype == DType::bf16);
+  CHECK_THAT(read_file(out + "/config.json"), ContainsSubstring("\"torch_dtype\": \"bfloat16\""));
+  std::vector<std::string> names = names_in(folder.path().string());
+  std::sort(names.begin(), names.end());
+  CHECK(names == std::vector<std::string>{"adapter", "half", "model", "other.tmp-1", "out", "out.tmp-2",
+                                          "out.tmp-3", "out.tmp-x"});
+  CHECK(fs::exists(folder / "other.tmp-1/file"));
+}
+
+TEST_CASE("a program whose output cannot be written fails") {
+  const TempDir folder;
+  const std::string model = write_model_folder(folder / "model"), program = TAPESTRY_PROGRAMS;
+  write_file(folder / "text", "the cat sees a bird. a dog eats the bone!");
+  const auto status = [&](const std::string& command) {
+    const int ended = std::system((program + "/" + command + " > /dev/full 2> " + (folder / "err")).c_str());
+    CAPTURE(command, read_file(folder / "err"));
+    CHECK_THAT(read_file(folder / "err"), ContainsSubstring("standard output cannot be written"));
+    return WIFEXITED(ended) ? WEXITSTATUS(ended) : -1;
+  };
+  CHECK(status("gpt --help") == 1);
+  CHECK(status("gpt evaluate --help") == 1);
+  CHECK(status("classifier --help") == 1);
+  CHECK(status("gpt generate --model " + model + " --prompt 'the cat' --max-tokens 20 --threads 1") == 1);
+  CHECK(status("gpt evaluate --model " + model + " --text " + (folder / "text") + " --threads 1") == 1);
+  CHECK(status("gpt convert --model " + model + " --out " + (folder / "out.gguf")) == 1);
 }
 
 TEST_CASE("broken models are refused by every command") {

@@ -181,6 +181,14 @@ TEST_CASE("gpt chat keeps a conversation, and forgets its oldest turns") {
   CHECK_THAT(large.err, ContainsSubstring("there is room for") && ContainsSubstring("from the cache"));
   CHECK_THAT(chat("caf\xe9\n").err, ContainsSubstring("UTF-8"));
 
+  // A smaller context forgets earlier.
+  CHECK_THAT(chat("the cat\na dog\na bird\n", {"--context", "60"}).out, ContainsSubstring("forgotten)"));
+  CHECK_THAT(chat("the cat\n", {"--context", "161"}).err,
+             ContainsSubstring("the context of the model has 160"));
+
+  write_file(path + "/tokenizer_config.json",
+             R"({"chat_template": "{{ '<|im_start|>' + messages[0].role }}"})");
+  CHECK_THAT(chat("the cat\n").err, ContainsSubstring("where that of smollm2 has"));
   fs::remove(path + "/tokenizer_config.json");
   const Ended plain = chat("the cat\n");
   CHECK(plain.status == 1);
@@ -199,27 +207,33 @@ TEST_CASE("gpt evaluate measures each token once") {
   const std::vector<std::int64_t> ids = tokenizer.encode(text);
   REQUIRE(ids.size() > 20);
   const auto model = nn::load_language_model(path);
-  // Each token after the first, from at most 11 tokens before it, in windows that begin every 5 tokens.
   const NoGradGuard no_grad;
-  double nats = 0;
-  for (std::size_t i = 1; i < ids.size(); ++i) {
-    const std::size_t begin = i < 12 ? 0 : (i - 12) / 5 * 5 + 5;
-    const std::vector<std::int64_t> before(ids.begin() + static_cast<std::ptrdiff_t>(begin),
-                                           ids.begin() + static_cast<std::ptrdiff_t>(i));
-    const Tensor logits =
-        (*model)(tensor(before, {1, static_cast<std::int64_t>(before.size())}), {.last = true});
-    nats -= log_softmax(logits.flatten(), 0)[ids[i]].item();
+  const auto size = static_cast<std::int64_t>(ids.size());
+  // Token i is predicted from the tokens from `begin` on, in the first window that ends behind it.
+  const auto expected_loss = [&](std::int64_t context, std::int64_t stride) {
+    double nats = 0;
+    for (std::int64_t i = 1; i < size; ++i) {
+      const std::int64_t window = std::max<std::int64_t>(0, (i - context) / stride + (i >= context));
+      // Without an overlap, one more token stands before the first.
+      const std::int64_t begin = window * stride - (window > 0 && stride == context);
+      const std::vector<std::int64_t> before(ids.begin() + begin, ids.begin() + i);
+      const Tensor logits = (*model)(tensor(before, {1, i - begin}), {.last = true});
+      nats -= log_softmax(logits.flatten(), 0)[ids[static_cast<std::size_t>(i)]].item();
+    }
+    return nats / static_cast<double>(size - 1);
+  };
+  for (const auto& [context, stride] :
+       {std::pair{12, 5}, {12, 1}, {12, 11}, {12, 12}, {4, 4}, {1, 1}, {32, 32}}) {
+    const Ended ended = gpt({"evaluate", "--model", path, "--text", folder / "text", "--context",
+                             std::to_string(context), "--stride", std::to_string(stride)});
+    CAPTURE(context, stride, ended.err, ended.out);
+    REQUIRE(ended.status == 0);
+    CHECK_THAT(ended.out, ContainsSubstring("tokens " + std::to_string(size - 1) + "  loss ") &&
+                              ContainsSubstring("perplexity") && ContainsSubstring("bits per byte"));
+    // The program prints six digits of a sum of f32.
+    const double loss = std::stod(ended.out.substr(ended.out.find("loss ") + 5));
+    CHECK(std::abs(loss - expected_loss(context, stride)) < 5e-6);
   }
-  const double loss = nats / static_cast<double>(ids.size() - 1);
-  const Ended ended =
-      gpt({"evaluate", "--model", path, "--text", folder / "text", "--context", "12", "--stride", "5"});
-  INFO(ended.err << ended.out);
-  REQUIRE(ended.status == 0);
-  char expected[100];
-  std::snprintf(expected, sizeof expected, "tokens %zu  loss %.4f", ids.size() - 1, loss);
-  CHECK_THAT(ended.out,
-             ContainsSubstring(std::string(expected).substr(0, std::string(expected).size() - 1)) &&
-                 ContainsSubstring("perplexity") && ContainsSubstring("bits per byte"));
   CHECK_THAT(gpt({"evaluate", "--model", path, "--text", folder / "text", "--context", "33"}).err,
              ContainsSubstring("the context of the model has 32 tokens"));
   CHECK_THAT(

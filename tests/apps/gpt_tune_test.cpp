@@ -154,6 +154,50 @@ TEST_CASE("gpt tune: all weights of a model are tuned on text") {
   CHECK_FALSE(before->output_weight()->equal(after->output_weight().tensor()));
 }
 
+TEST_CASE("gpt tune: an adapter keeps its options, and a resumed run its norm of gradients") {
+  const TempDir dir;
+  write_model(dir / "base");
+  tests::write_file(dir / "c.jsonl", chats(40));
+  const std::vector<std::string> options = {
+      "--model", dir / "base",   "--chats", dir / "c.jsonl", "--length", "200",      "--steps",
+      "1",       "--eval-every", "2",       "--log-every",   "2",        "--sample", "0"};
+  const Ended first =
+      tune(with(options, {"--run-dir", dir / "a", "--rank", "2", "--alpha", "6", "--targets", "q_proj"}));
+  INFO(first.out << first.err);
+  REQUIRE(first.status == 0);
+  // The first measurement says that it goes on.
+  CHECK_THAT(first.out, ContainsSubstring("measuring the held-out loss: 0 of "));
+  const std::vector<std::string> more =
+      with(options, {"--adapter", dir / "a/adapter", "--run-dir", dir / "b"});
+  for (const std::vector<std::string>& other :
+       std::vector<std::vector<std::string>>{{"--rank", "4"},
+                                             {"--alpha", "7"},
+                                             {"--targets", "v_proj"},
+                                             {"--lora-dropout", "0.5"},
+                                             {"--rslora"}}) {
+    const Ended refused = tune(with(more, other));
+    CAPTURE(other[0], refused.err);
+    CHECK(refused.status == 2);
+    CHECK_THAT(refused.err,
+               ContainsSubstring("[gpt tune] the adapter ") && ContainsSubstring(" has " + other[0]));
+    CHECK_FALSE(std::filesystem::exists(dir / "b"));
+  }
+  const Ended same = tune(with(more, {"--rank", "2", "--alpha", "6", "--targets", "q_proj"}));
+  INFO(same.err);
+  REQUIRE(same.status == 0);
+  CHECK_THAT(tests::read_file(dir / "b/config.json"), ContainsSubstring("\"--rank\": 2"));
+  CHECK_THAT(tests::read_file(dir / "b/adapter/adapter_config.json"), ContainsSubstring("\"r\": 2"));
+
+  // Stopped in its last step, before that is reported: the resumed run only reports.
+  const std::vector<std::string> short_run = with(options, {"--run-dir", dir / "c", "--val-part", "0"});
+  REQUIRE(tune(short_run, SIGINT).status == 130);
+  REQUIRE(tune({"--resume", "--run-dir", dir / "c"}).status == 0);
+  const std::string metrics = tests::read_file(dir / "c/metrics.jsonl");
+  const std::size_t norm = metrics.find("\"grad_norm\":", metrics.find("\"step\":1"));
+  REQUIRE(norm != std::string::npos);
+  CHECK(std::stod(metrics.substr(norm + 12)) > 0);
+}
+
 TEST_CASE("gpt tune: what cannot be tuned is one error") {
   const TempDir dir;
   write_model(dir / "base");
@@ -176,5 +220,8 @@ TEST_CASE("gpt tune: what cannot be tuned is one error") {
   refuses(with(model, {"--chats", dir / "c.jsonl", "--length", "200", "--targets", "query"}), 1,
           "no Linear layer of the Llama is named 'query'");
   refuses(with(model, {"--chats", dir / "c.jsonl", "--method", "prefix"}), 2, "--method");
+  tests::write_file(dir / "base/tokenizer_config.json", R"({"chat_template": "{{ messages | tojson }}"})");
+  refuses(with(model, {"--chats", dir / "c.jsonl", "--length", "200"}), 1,
+          "{{ messages | tojson }} is unknown");
   CHECK_FALSE(std::filesystem::exists(dir / "run"));
 }
