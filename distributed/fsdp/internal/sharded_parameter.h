@@ -137,7 +137,8 @@ class ShardedParameter final : public nn::Sharding,
   Shape sizes_, strides_;
   std::int64_t num_rows_, row_numel_, rows_per_rank_;
   std::vector<Replica> replicas_;
-  detail::PartMemory shard_memory_{detail::PartMemory::Of::parameter, [this] { return path(); }};
+  tapestry::detail::PartMemory shard_memory_{tapestry::detail::PartMemory::Of::parameter,
+                                             [this] { return path(); }};
 };
 
 }  // namespace tapestry::distributed

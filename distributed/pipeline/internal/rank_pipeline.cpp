@@ -96,9 +96,10 @@ RankPipeline::RankPipeline(std::shared_ptr<ProcessGroup> group, const std::vecto
 namespace {
 // Functions that need the parameters of all stages refuse those of one stage by this mark. It is never
 // destroyed, because tensors may outlive the pipeline.
-detail::PartMemory& stage_memory() {
-  static detail::PartMemory& mark =
-      *new detail::PartMemory(detail::PartMemory::Of::pipeline, [] { return "a stage of a pipeline"; });
+tapestry::detail::PartMemory& stage_memory() {
+  using tapestry::detail::PartMemory;
+  static PartMemory& mark =
+      *new PartMemory(PartMemory::Of::pipeline, [] { return "a stage of a pipeline"; });
   return mark;
 }
 }  // namespace
