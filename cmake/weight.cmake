@@ -36,6 +36,7 @@ function(tapestry_unity target variable)
     cmake_path(GET folder PARENT_PATH parent)
     if(count LESS 6 AND parent)  # few files share a unit with those of the folder above
       list(APPEND files_${parent} ${files_${folder}})
+      set(files_${folder} "")
       list(REMOVE_ITEM folders ${folder})
       list(APPEND folders ${parent})
     endif()

@@ -71,8 +71,9 @@ void write_now(const std::string& text) {
   // A text that nobody gets need not be computed to its end.
   const bool written =
       std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
+  const int error = errno;
   tapestry::check<tapestry::IoError>(written,
-                                     "[gpt] standard output cannot be written: ", std::strerror(errno));
+                                     "[gpt] standard output cannot be written: ", std::strerror(error));
 }
 
 }  // namespace apps::gpt

@@ -1,6 +1,7 @@
 #pragma once
 // Marks the memory of tensors that are one rank's part of a model, so that functions of tensors can refuse
 // them by name.
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <utility>

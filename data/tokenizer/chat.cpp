@@ -100,12 +100,9 @@ std::string text_of(ChatFormat format, const std::vector<ChatMessage>& messages,
 }
 
 std::string excerpt(const std::string& text, std::size_t at) {
-  std::string shown;
-  for (const char c : text.substr(at, 60)) {
-    if (c == '\n') shown += "\\n";
-    else shown += c;
-  }
-  return shown.empty() ? "the end" : "\"" + shown + "\"";
+  // Not from the middle of a character, whose beginning both texts have.
+  for (int i = 0; i < 3 && at > 0 && at < text.size() && (text[at] & 0xc0) == 0x80; ++i) --at;
+  return at == text.size() ? "the end" : "\"" + printable_jinja(std::string_view(text).substr(at), 60) + "\"";
 }
 
 }  // namespace

@@ -100,15 +100,24 @@ class Load {
 
   void load_rows() {
     for (const auto* list : {&destinations_, &states_})
-      for (const Destination& d : *list)
+      for (const Destination& d : *list) {
+        // A load is one change of a tensor, in however many parts it is read, because the ranks compare how
+        // often they changed each parameter. So the parts are written through tensors with other versions.
+        const auto in_parts = [](const Tensor& t) { return t.is_contiguous() && t.numel() > 0; };
+        std::vector<Tensor> targets;
+        for (const Tensor& t : d.to)
+          targets.push_back(in_parts(t) ? from_blob(t.raw_data(), t.sizes(), {t.dtype(), t.device()}) : t);
         reader_.read(d.name, d.rows.first_row, d.rows.rows, [&](const Tensor& rows, std::int64_t first) {
-          for (const Tensor& to : d.to) {
+          for (const Tensor& to : targets) {
             const Tensor part = to.dim() == 0 || (first == d.rows.first_row && to.numel() == rows.numel())
                                     ? to
                                     : to.narrow(0, first - d.rows.first_row, rows.size(0));
             part.copy_(rows.reshape(part.sizes()));
           }
         });
+        for (const Tensor& t : d.to)
+          if (in_parts(t) || t.numel() == 0) t.storage()->bump_version();
+      }
     for (const auto* slots : {&training_.parameters, &training_.buffers})
       for (const auto& [name, slot] : *slots) nn::refresh_full(slot);
   }

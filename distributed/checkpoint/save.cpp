@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <exception>
 #include <filesystem>
 #include <optional>
 #include <sstream>
@@ -48,8 +49,6 @@ SavePlan make_plan(const char* op, const std::shared_ptr<ProcessGroup>& group,
   SavePlan p;
   const bool alone = !group || group->size() == 1;
   p.first = alone ? 0 : group->rank();
-  // Each rank writes some rows of a tensor that all ranks have. So the ranks must have the same values.
-  if (!alone && !training.part_of_model) check_ranks(op, group, training.parameters);
   const int count = alone ? shards_of_process(training) : 1;
   auto* const divided = dynamic_cast<ElementDivided*>(training.optimizer);
   if (divided && divided->process_group().size() == (group ? group->size() : 1))
@@ -68,6 +67,8 @@ SavePlan make_plan(const char* op, const std::shared_ptr<ProcessGroup>& group,
     for (const std::string& text : all_gather_text(*group, description, "tensors of the checkpoint"))
       p.all.push_back(parse_description(text));
   p.index = plan(op, p.all, share);  // all ranks compute the same, or throw
+  // Only one rank's optimizer state is saved, so all ranks must have taken the same steps.
+  if (!alone && !training.part_of_model) RankDrift(op, group, training.parameters).compare_optimizers();
   if (alone) p.index.generators.resize(1);
   p.index.progress = progress;
   nn::put_kernel_choices(p.index.progress->extra);

@@ -51,8 +51,9 @@ class Joinable {
 /// PyTorch's Join. Calls `body`, which trains with this rank's batches. A rank whose body has returned takes
 /// part in the collectives of the others, with zeros, until all bodies have returned. Then all ranks get the
 /// weights, the buffers and the optimizers' states of a rank that has taken every step. So the ranks are
-/// equal again, and the next epoch can follow. A schedule that is stepped with each batch belongs behind
-/// join(), because the ranks have stepped it differently.
+/// equal again, and the next epoch can follow. A schedule or a GradScaler that is updated with each batch has
+/// another state on each rank afterwards: step the schedule behind join(), and load the state of one rank's
+/// scaler on all.
 ///
 /// A rank that skips a batch has one pass less: its following passes are averaged with later ones of the
 /// other ranks, and it joins earlier. Every rank still applies the same sums.

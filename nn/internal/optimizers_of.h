@@ -1,6 +1,7 @@
 #pragma once
 // Finds the optimizers of parameters, so that strategies can compare what the ranks' optimizers will do.
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 

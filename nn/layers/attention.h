@@ -29,13 +29,12 @@ struct MultiheadAttentionOptions {
 /// gradients: use it under NoGradGuard.
 class KeyValueCache {
  public:
-  /// Throws ValueError unless `capacity`, in tokens, is positive. append() allocates memory as it
-  /// is needed, up to the capacity; it doubles when it is full.
+  /// Throws ValueError unless `capacity`, in tokens, is positive. append() allocates memory as it is needed, up
+  /// to the capacity; it doubles when it is full.
   explicit KeyValueCache(std::int64_t capacity);
   /// Appends keys (N, heads, L, E) and values (N, heads, L, V). Returns views of all keys and values so far.
-  /// Later
-  /// calls may write to the same memory or to a copy. Throws ValueError if they do not fit the earlier ones,
-  /// if they exceed the capacity, or if they are recorded on the tape; nothing has changed then.
+  /// Later calls may write to the same memory or to a copy. Throws ValueError if they do not fit the earlier
+  /// ones, if they exceed the capacity, or if they are recorded on the tape; nothing has changed then.
   std::pair<Tensor, Tensor> append(const Tensor& keys, const Tensor& values);
   std::int64_t length() const { return length_; }
   std::int64_t capacity() const { return capacity_; }

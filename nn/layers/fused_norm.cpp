@@ -9,7 +9,8 @@ namespace {
 
 template <class Norm, class F>
 std::pair<Tensor, Tensor> add_norm_by(Norm& norm, const Tensor& x, const Tensor& residual, const F& fused) {
-  // A derived layer may do more than its operation, and an addition that broadcasts or promotes is not the kernels' addition.
+  // A derived layer may do more than its operation, and an addition that broadcasts or promotes is not the
+  // kernels' addition.
   const bool plain = typeid(norm) == typeid(Norm) && !norm.has_hooks();
   if (plain && x.defined() && residual.defined() && x.sizes() == residual.sizes() &&
       x.dtype() == residual.dtype() && (!norm.weight.defined() || norm.weight->dtype() == x.dtype()))

@@ -253,7 +253,10 @@ Tensor LBFGS::step(const Closure& closure) {
   for (Tensor& t : m.old_stps) move(t);
   Tensor first_loss;
   Point now = evaluate(closure, &first_loss);
-  if (largest(now.grad) <= o.tolerance_grad) return first_loss;
+  if (largest(now.grad) <= o.tolerance_grad) {
+    count_step();
+    return first_loss;
+  }
 
   for (std::int64_t n = 1; n <= o.max_iter; ++n) {
     ++m.n_iter;
@@ -280,6 +283,7 @@ Tensor LBFGS::step(const Closure& closure) {
         std::abs(now.loss - m.prev_loss) < o.tolerance_change)
       break;
   }
+  count_step();
   return first_loss;
 }
 

@@ -149,6 +149,8 @@ class Optimizer {
 
  protected:
   Optimizer();
+  /// For steps that do not go through step().
+  void count_step() { ++steps_; }
 
   /// Adds a parameter group. The derived class keeps the options. Throws ValueError if the list is empty, or
   /// if a parameter has no slot or belongs to a group already.

@@ -1,4 +1,5 @@
 // Tokenizers in the metadata of GGUF files.
+#include <chrono>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
@@ -275,4 +276,54 @@ TEST_CASE("a chat template has the format whose text it writes") {
           return text + "x";
         }()})
     CHECK(unknown(jinja) != "");
+}
+
+TEST_CASE("a hostile chat template is refused before it takes much time or memory") {
+  const auto repeated = [](int times, const std::string& text) {
+    std::string all;
+    for (int i = 0; i < times; ++i) all += text;
+    return all;
+  };
+  const auto refused = [](const std::string& jinja) {
+    CAPTURE(jinja.substr(0, 200));
+    std::string why;
+    const auto begin = std::chrono::steady_clock::now();
+    CHECK_FALSE(chat_format_of(jinja, &why).has_value());
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));  // and usually of one second
+    CHECK_THAT(why, ContainsSubstring(" is unknown"));
+    CHECK(why.size() < 250);
+  };
+  const std::string half = "{% set x = '" + std::string(500'000, 'x') + "' %}";
+  refused(half + "{{ x" + repeated(250'000, "~x") + " }}");
+  refused(half + "{{ x" + repeated(250'000, "+x") + " if false }}{{ x" + repeated(10'000, "~x") + " }}");
+  refused(half + "{% set y = [" + repeated(200'000, "x,") + "] %}");
+  refused(half + "{% set y = [" + repeated(9'000, "x,") + "] %}");
+  refused(half + "{{ x" + repeated(20'000, "|default('')") + " }}");
+  refused(half + "{{ x" + repeated(20'000, ".strip()") + " }}");
+  refused(half + "{% for m in messages %}{{ '" + std::string(250'000, 'x') + "y' in x }}{% endfor %}");
+  refused("{% set y = [" + repeated(5'000, "1,") + "] %}{% set z = [" + repeated(3'000, "y[:],") + "] %}");
+  refused("{% set y = [" + repeated(5'000, "1,") + "] %}{{ 2" + repeated(100'000, " in y") + " }}");
+  refused("{% set y = [" + repeated(5'000, "1,") + "] %}" + repeated(5, "{% for a in y %}") +
+          repeated(5, "{% endfor %}"));
+  refused("{{ " + repeated(30, "(") + "'" + std::string(900'000, 'x') + "'" + repeated(30, ")") +
+          repeated(10, "~''") + "[0] }}");
+  refused("{% set ns = namespace() %}{% set ns.a = ns %}");
+  refused("{% set ns = namespace(a=0) %}{% for m in messages %}{% set ns.a = [ns.a] %}{% endfor %}");
+  refused("{% set a = 0 %}" + repeated(50'000, "{% set a = [a] %}"));
+  refused("{% set a = 0 %}" + repeated(35'000, "{% set a = namespace(a=a) %}"));
+}
+
+TEST_CASE("the text of a chat template is shown without control characters") {
+  const auto why = [](const std::string& jinja) {
+    std::string text;
+    CHECK_FALSE(chat_format_of(jinja, &text).has_value());
+    return text;
+  };
+  CHECK(why("{{ \x1b[2J\xff\xc2\x9b\xc3\xa9 }}") == "the part {{ ?[2J??\xc3\xa9 }} is unknown");
+  CHECK(why("{{ raise_exception('a\x1b]0;\x07z\n') }}") ==
+        "the part {{ raise_exception('a?]0;?z\\n') }} raises the exception: a?]0;?z\\n");
+  CHECK_THAT(why("\x1b[31m\x7f"), ContainsSubstring("the template writes \"?[31m?\" where"));
+  std::string long_text = "{{ a";
+  for (int i = 0; i < 100; ++i) long_text += "\xe2\x82\xac";
+  CHECK(why(long_text + " }}") == "the part " + long_text.substr(0, 4 + 52 * 3) + "... is unknown");
 }

@@ -200,21 +200,21 @@ std::vector<Row> rows_of_functions() {
          nn::init_language_model(language.model);
          return language.logits();
        }},
-      {"hf_sources", "rrww-",
+      {"hf_sources", "rwww-",
        [](Case& c) { return numbers(static_cast<double>(nn::hf_sources(LanguageCase(c).model).size())); }},
-      {"save_language_model", "rr---",
+      {"save_language_model", "rw---",
        [](Case& c) {
          const tests::TempDir dir;
          nn::save_language_model(dir / "m", LanguageCase(c).model);
          return Values{};
        }},
-      {"save_language_model_gguf", "rr---",
+      {"save_language_model_gguf", "rw---",
        [](Case& c) {
          const tests::TempDir dir;
          nn::save_language_model_gguf(dir / "m.gguf", LanguageCase(c).model);
          return Values{};
        }},
-      {"load_weights", "wwww-",
+      {"load_weights", "w-ww-",
        [](Case& c) {
          const tests::TempDir dir;
          nn::Llama saved(tiny());

@@ -55,7 +55,8 @@ const std::map<std::string, std::string> kWithoutRow = {
     {"They register or find modules, slots and hooks, or describe them without their values",
      "Module::Module Module::forward Module::parameters Module::named_parameters Module::buffers "
      "Module::named_buffers Module::children Module::named_children Module::modules Module::named_modules "
-     "Module::at Module::apply Module::path Module::root Module::type_name Module::options_text Module::why_not_divided Module::str "
+     "Module::named_state Module::at Module::apply Module::path Module::root Module::type_name "
+     "Module::options_text Module::why_not_divided Module::str "
      "Module::train Module::eval Module::is_training Module::register_forward_pre_hook "
      "Module::register_forward_hook Module::register_forward_scope Module::add Module::param Module::buffer "
      "Module::has_hooks Module::enter_scopes Module::computed_parameters Module::run_pre_hooks "
@@ -63,7 +64,7 @@ const std::map<std::string, std::string> kWithoutRow = {
      "ComputedTensors::ComputedTensors packed_weights"},
     {"They use an optimizer's options, or numbers of their own",
      "Optimizer::Optimizer Optimizer::name Optimizer::supports_device_scaling Optimizer::num_groups "
-     "Optimizer::params Optimizer::parameters Optimizer::lr Optimizer::set_lr Optimizer::option "
+     "Optimizer::params Optimizer::steps Optimizer::describe Optimizer::parameters Optimizer::lr Optimizer::set_lr Optimizer::option "
      "Optimizer::set_option Optimizer::has_option Optimizer::set_grad_scale "
      "CosineAnnealingLR::CosineAnnealingLR CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts "
      "OneCycleLR::OneCycleLR CyclicLR::CyclicLR LambdaLR::LambdaLR MultiStepLR::MultiStepLR "
@@ -75,7 +76,7 @@ const std::map<std::string, std::string> kWithoutRow = {
     {"They take tensors, not a model",
      "init::gain save_tensors weight_sources find StateDictIndex::StateDictIndex"},
     {"They belong to one mode",
-     "apply Pipeline::Pipeline Pipeline::load_state_dict Stage::Stage convert_sync_batchnorm "
+     "apply check_ranks Pipeline::Pipeline Pipeline::load_state_dict Stage::Stage convert_sync_batchnorm "
      "ShardedDataParallelBase::whole_state_dict ZeroBase::load_state_dict"},
     {"State dicts and checkpoints have tests of their own",
      "ShardedTraining::ShardedTraining save_sharded load_sharded ShardedCheckpointer::save "

@@ -37,7 +37,7 @@ if(TARGET classifier)
     "${on_machine};TAPESTRY_PTX_CHECK=initialised")
 endif()
 # Every kernel that nvcc compiled has run, except those of not_on_machine.txt.
-set(objects $<FILTER:$<TARGET_OBJECTS:tapestry>;$<TARGET_OBJECTS:tapestry_base>,INCLUDE,\\.cu\\.o$>)
+set(objects $<FILTER:$<TARGET_OBJECTS:tapestry>,INCLUDE,\\.cu\\.o$> $<FILTER:$<TARGET_OBJECTS:tapestry_base>,INCLUDE,\\.cu\\.o$>)
 add_test(NAME machine.coverage COMMAND ${CMAKE_COMMAND} -E env NOT_RUN=${CMAKE_CURRENT_SOURCE_DIR}/device/not_on_machine.txt
   ${CMAKE_CURRENT_SOURCE_DIR}/device/coverage.sh ${machine_launches} ${objects} COMMAND_EXPAND_LISTS)
 set_tests_properties(machine.coverage PROPERTIES LABELS machine FIXTURES_REQUIRED machine_run)

@@ -81,7 +81,7 @@ TEST_CASE("after kill -9 of a rank, the others throw at once and name the call a
   forward.others_told(10, {"all_reduce(bucket 0 (", "rank 1 is silent (frozen, dead or cut off)"});
   backward.others_told(10, {"all_reduce(bucket ", "rank 1 is silent (frozen, dead or cut off)"});
   reduce.others_told(10, {"all_reduce(bucket 0 (", "rank 2 is silent (frozen, dead or cut off)"});
-  save.others_told(10, {"(save)", "lost its connection to rank 0"});
+  save.others_told(10, {"(save_checkpoint)", "lost its connection to rank 0"});
   for (Training* job : {&forward, &backward, &reduce, &save}) {
     const auto files = std::filesystem::directory_iterator(job->dir / "checkpoints");
     CHECK(std::distance(begin(files), end(files)) ==

@@ -32,6 +32,7 @@ std::vector<std::string> posted(const std::shared_ptr<distributed::ProcessGroup>
   const std::vector<CollectiveRecord> records = group->recorder().records();
   for (std::size_t i = before; i < records.size(); ++i) {
     const CollectiveRecord& r = records[i];
+    if (!r.name.starts_with("fsdp ")) continue;  // the ranks compare what they have changed
     const bool gathers = r.op == Op::all_gather;
     const auto block = static_cast<std::size_t>(std::stoi(r.name.substr(std::string("fsdp ").size())));
     // The record has this rank's part. A reduce-scatter also moves a flag per parameter.

@@ -1,8 +1,7 @@
 // Tapestry's side of tools/bench_ddp: one rank of a job. Rank 0 reads lines from standard input and answers
 // each:
 //   step REPEATS [bf16]           the times of REPEATS whole training steps of the CNN, in milliseconds;
-//   bf16: under
-//                                 autocast
+//                                 bf16: under autocast
 //   overlap BUCKET_MB MS_PER_MB   for the MLP: backward, communication, its hidden and its exposed part in
 //                                 milliseconds, and the number of buckets; medians of 11 passes. A simulated
 //                                 slow link adds MS_PER_MB to each MB.

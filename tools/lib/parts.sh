@@ -3,7 +3,7 @@
 
 # The folders of tests/ that contain tests, and ptx_machine, whose files are in tools/ptx/tests: the part in which each is run,
 # and its cost in CPU seconds under ASan (compiling and running; tests/apps includes the programs that it starts). The parts
-# cost about the same. .ci/run prints the costs of the folders that it ran. Folders without a part are not run under sanitizers, or only with --full
+# cost about the same. .ci/run prints the costs of the folders that it ran. Folders without a part are not run under sanitizers
 # (tests/CMakeLists.txt). Touched folders are added in this order, the cheap ones first.
 sanitizer_parts='
 harness       1    8

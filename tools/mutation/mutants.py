@@ -20,7 +20,7 @@ draws mutants until N have been tried that change the program, builds what each 
 the tests that can reach it, the nearest first. It never changes your files.
 
 A line is drawn from all lines of .cpp files, and of headers that at most --header-users object files of the library include,
-that at least one operator can change. Tests of programs that emulate GPUs, check the sources, or take minutes are not run.
+that at least one operator can change. Tests that check the sources or take minutes are not run.
 
 Some mutants change nothing that a test could see: they only cost time, or the changed value is never used. Enter them in the
 file of judgements, {"ID": {"verdict": "equivalent", "reason": "..."}}, and run the script again: it replaces them. A verdict

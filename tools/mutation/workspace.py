@@ -12,20 +12,22 @@ import time
 from sandbox import Sandbox
 
 PRESET = "cpu"
+# The library, and the programs that are linked with a part of its object files (cmake/base.cmake).
+PROGRAMS_OF_BASE = ["tapestry", "classifier", "tapestry-run"]
 # The folders of the library's object files.
 LIBRARY = ("CMakeFiles/tapestry.dir/", "CMakeFiles/tapestry_base.dir/")
 # A test may take GRACE seconds and FACTOR times as long as without a mutant.
 GRACE, FACTOR = 40, 6
 # The test programs that run the library.
 PROGRAMS = ("core", "kernels", "autograd", "nn", "data", "distributed", "data_parallel", "pipeline", "planner", "launch", "apps",
-            "harness", "cuda_runtime", "device")
+            "harness", "cuda_runtime")
 # The programs whose tests can reach a folder, nearest first.
 REACH = {
     "core": ("core", "cuda_runtime", "kernels", "autograd", "data", "nn", "data_parallel", "pipeline", "planner", "distributed",
-             "launch", "apps", "device", "harness"),
-    "kernels": ("kernels", "autograd", "nn", "core", "data_parallel", "pipeline", "distributed", "apps", "device", "harness"),
-    "autograd": ("autograd", "nn", "core", "harness", "data_parallel", "pipeline", "distributed", "apps", "planner", "device"),
-    "nn": ("nn", "data_parallel", "pipeline", "planner", "distributed", "apps", "device"),
+             "launch", "apps", "harness"),
+    "kernels": ("kernels", "autograd", "nn", "core", "data_parallel", "pipeline", "distributed", "apps", "harness"),
+    "autograd": ("autograd", "nn", "core", "harness", "data_parallel", "pipeline", "distributed", "apps", "planner"),
+    "nn": ("nn", "data_parallel", "pipeline", "planner", "distributed", "apps"),
     "data": ("data", "apps", "distributed"),
     "distributed": ("distributed", "data_parallel", "pipeline", "planner", "launch", "apps"),
 }
@@ -70,9 +72,9 @@ def nearness(test, file):
     own = [p for p in reversed(parts[:-1]) if p in PROGRAMS]  # distributed/pipeline/internal/x.cpp: pipeline, distributed
     order = own + [p for p in reach if p not in own]
     words, others = set(stem.split("_")), set(test.unit.split("_"))
-    # norm_batch.cpp is tested by tests/nn/norm_test.cpp; tests/device repeats the tests of operations as op_<family>.
-    same = test.unit in (stem, "op_" + stem) or stem.startswith(test.unit) or test.unit.startswith(stem)
-    return (0 if same and test.program != "device" else 1 if words & others and test.program in own + list(reach[:4]) else 2,
+    # norm_batch.cpp is tested by tests/nn/norm_test.cpp.
+    same = test.unit == stem or stem.startswith(test.unit) or test.unit.startswith(stem)
+    return (0 if same else 1 if words & others and test.program in own + list(reach[:4]) else 2,
             order.index(test.program))
 
 
@@ -295,7 +297,7 @@ class Workspace:
         tests = self.order(file, seconds)
         try:
             self.write(file, text)
-            if not self.ninja(["tapestry"], mutant=True):
+            if not self.ninja(PROGRAMS_OF_BASE, mutant=True):
                 return "invalid", ""
             if not in_tests:
                 if self.state_of(objects) == before:
@@ -319,7 +321,7 @@ class Workspace:
             except BaseException:  # a signal may end the write in the middle
                 self.write(file, original)
                 raise
-            if not self.ninja(["tapestry"]):
+            if not self.ninja(PROGRAMS_OF_BASE):
                 raise Failure(f"the build fails after the source was restored; see {self.work}/build.log")
             if in_tests:
                 self.build_all()

@@ -1,31 +1,22 @@
 #include "tapestry/tools/ptx/parser.h"
 
-#include <algorithm>
 #include <array>
-#include <cstring>
 #include <utility>
 
 #include "tapestry/tools/ptx/error.h"
 #include "tapestry/tools/ptx/lexer.h"
+#include "tapestry/tools/ptx/parser_tokens.h"
+#include "tapestry/tools/ptx/parser_variables.h"
 
 namespace tapestry::ptx {
 namespace {
 
-constexpr std::uint64_t kMaxVariable = std::uint64_t{1} << 32;
 constexpr std::size_t kMaxRegisters = std::size_t{1} << 20;
 constexpr int kMaxScopes = 100;
-constexpr std::uint64_t kWarpSize = 32;  // WARP_SZ
 
-/// A declaration that is right, but that the machine does not know.
-struct Unsupported : ParseError {
-  using ParseError::ParseError;
-};
-
-std::string quoted(std::string_view text) { return "'" + std::string(text.substr(0, 120)) + "'"; }
-
-class Parser {
+class Parser : private Tokens {
  public:
-  explicit Parser(Module& module) : module_(module), lexer_(*module.text) {}
+  explicit Parser(Module& module) : Tokens(*module.text), module_(module) {}
 
   void run() {
     while (peek().kind != Token::kEnd) parse_directive();
@@ -44,38 +35,6 @@ class Parser {
     std::unordered_map<std::string_view, Range> ranges;
     std::unordered_map<std::string_view, std::string_view> variables;  // to the unique names
   };
-
-  [[noreturn]] static void fail(const Token& at, const std::string& what) { throw ParseError(at.line, what); }
-  const Token& peek() const { return lexer_.peek(); }
-  Token next() { return lexer_.next(); }
-  bool accept(std::string_view text) {
-    if (!peek().is(text)) return false;
-    next();
-    return true;
-  }
-  Token expect(std::string_view text) {
-    if (!peek().is(text)) fail(peek(), "expected " + quoted(text) + ", found " + quoted(peek().text));
-    return next();
-  }
-  Token expect_word(const char* what) {
-    if (peek().kind != Token::kWord)
-      fail(peek(), "expected " + std::string(what) + ", found " + quoted(peek().text));
-    return next();
-  }
-  std::uint64_t expect_number() {
-    const Token token = next();
-    std::uint64_t value = 0;
-    std::uint8_t bytes = 0;
-    if (token.kind != Token::kNumber || !parse_number(token.text, value, bytes) || bytes != 0)
-      fail(token, "expected an integer, found " + quoted(token.text));
-    return value;
-  }
-  std::uint32_t expect_small() {
-    const Token at = peek();
-    const std::uint64_t value = expect_number();
-    if (value > 0x7fffffff) fail(at, quoted(at.text) + " is too large");
-    return static_cast<std::uint32_t>(value);
-  }
 
   // ---- directives of the module ----
 
@@ -102,7 +61,7 @@ class Parser {
     } else if (t == ".global" || t == ".const" || t == ".shared") {
       const Lexer begin = lexer_;
       try {
-        parse_variables(space_of(t), module_.variables, nullptr);
+        parse_variables(named_space(t), module_.variables, nullptr);
       } catch (const Unsupported& e) {  // it refuses the kernels that use the variable, not the module
         module_.unsupported.emplace_back(e.what());
         lexer_ = begin;
@@ -132,119 +91,13 @@ class Parser {
       depth += token.is("{") ? 1 : token.is("}") ? -1 : 0;
     }
   }
-  void skip_to_semicolon() {
-    for (const Token begin = peek(); !accept(";");)
-      if (next().kind == Token::kEnd) fail(begin, "expected ';' before the end of the text");
-  }
-
-  static Space space_of(std::string_view t) {
-    if (t == ".global") return Space::kGlobal;
-    if (t == ".const") return Space::kConst;
-    if (t == ".shared") return Space::kShared;
-    if (t == ".local") return Space::kLocal;
-    if (t == ".param") return Space::kParam;
-    return Space::kGeneric;
-  }
-
   // ---- variables ----
 
-  // .attribute(.managed), .attribute(.unified(1, 2))
-  void parse_variable_attributes() {
-    const Token open = expect("(");
-    for (int depth = 1; depth > 0;) {
-      const Token token = next();
-      if (token.kind == Token::kEnd) fail(open, "expected ')' before the end of the text");
-      if (token.is(".managed"))
-        throw Unsupported(token.line, "variables that are __managed__ are not supported");
-      depth += token.is("(") ? 1 : token.is(")") ? -1 : 0;
-    }
-  }
-  // What follows the state space: ".align 4 .b8 name[16] = {...}, name2;". Parameters end at ',' or ')'.
-  Variable parse_variable(Space space) {
-    Variable v;
-    v.space = space;
-    Type type;
-    bool typed = false, pointer = false;
-    std::uint64_t vector = 1;
-    for (;;) {
-      const Token token = expect_word("the type or name of a variable");
-      const std::string_view t = token.text;
-      if (t == ".align") {
-        const std::uint32_t align = expect_small();
-        if (align == 0 || (align & (align - 1)) != 0 || align > 4096)
-          fail(token, "an alignment must be a power of 2");
-        if (!pointer) v.align = align;  // after .ptr, it is that of what the parameter points to
-      } else if (t == ".v2" || t == ".v4") {
-        vector = t == ".v2" ? 2 : 4;
-      } else if (t == ".ptr" || space_of(t) != Space::kGeneric || t == ".managed" || t == ".attribute") {
-        pointer = pointer || t == ".ptr";
-        if (t == ".attribute") parse_variable_attributes();
-      } else if (t[0] == '.') {
-        if (typed || !parse_type(t.substr(1), type) || type.bytes == 0)
-          throw Unsupported(token.line, "unknown type or directive " + quoted(t));
-        typed = true;
-      } else {
-        if (!typed) fail(token, "the variable " + quoted(t) + " has no type");
-        v.name = std::string(t);
-        break;
-      }
-    }
-    element_bytes_ = type.bytes;
-    v.align = std::max<std::uint32_t>(v.align, type.bytes * static_cast<std::uint32_t>(vector));
-    v.bytes = type.bytes * vector;
-    while (peek().is("[")) {
-      const Token open = next();
-      const std::uint64_t count = peek().is("]") ? 0 : expect_number();
-      expect("]");
-      if (count != 0 && v.bytes > kMaxVariable / count)
-        fail(open, "the variable " + quoted(v.name) + " is too large");
-      v.bytes *= count;
-    }
-    return v;
-  }
-  void parse_initialiser(Variable& v) {
-    if (peek().is("{")) {
-      next();
-      if (!peek().is("}")) do
-          parse_initialiser(v);
-        while (accept(","));
-      expect("}");
-      return;
-    }
-    const Token token = peek();
-    std::uint64_t value = 0;
-    std::int64_t addend = 0;
-    if (token.kind == Token::kWord) {
-      next();
-      std::string_view name = token.text;
-      const bool generic = name == "generic";
-      if (generic) {
-        expect("(");
-        name = expect_word("a variable").text;
-        expect(")");
-      }
-      if (accept("+")) addend = static_cast<std::int64_t>(expect_number());
-      if (element_bytes_ != 8) fail(token, "an address needs an element of 8 bytes");
-      v.relocations.push_back({v.initial.size(), std::string(name), addend, generic});
-    } else {
-      std::uint8_t bytes = 0;
-      value = parse_immediate(bytes);
-      if (bytes != 0 && bytes != element_bytes_)
-        fail(token, quoted(token.text) + " does not have the type of its variable");
-    }
-    for (int i = 0; i < element_bytes_; ++i) v.initial.push_back(static_cast<std::uint8_t>(value >> (8 * i)));
-    if (v.initial.size() > v.bytes && v.bytes != 0)
-      fail(token, "the initialiser is larger than its variable");
-  }
   // Variables of the module (scope null), or of a function's body.
   void parse_variables(Space space, std::vector<Variable>& to, Scope* scope) {
     const Token begin = peek();
     do {
-      Variable v = parse_variable(space);
-      if (accept("=")) {
-        parse_initialiser(v);
-        if (v.bytes == 0) v.bytes = v.initial.size();
-      }
+      Variable v = parse_variable(*this, space);
       v.dynamic = space == Space::kShared && v.bytes == 0;
       if (scope) {
         const std::string_view name = intern(v.name);
@@ -275,7 +128,7 @@ class Parser {
       const Token token = peek();
       if (accept(".reg")) fail(token, "parameters in registers are not supported");
       expect(".param");
-      list.push_back(parse_variable(Space::kParam));
+      list.push_back(parse_parameter(*this));
       if (!peek().is(")")) expect(",");
     }
     return list;
@@ -356,9 +209,9 @@ class Parser {
       const std::uint32_t first = expect_small();
       if (token.is(".minnctapersm")) f.min_blocks = first;
       if (token.is(".reqnctapercluster")) {
-        std::uint32_t blocks = first;
-        while (accept(",")) blocks *= expect_small();
-        if (blocks > 1) fail(token, "clusters of several blocks are not supported");
+        bool several = first > 1;
+        while (accept(",")) several = (expect_small() > 1) || several;
+        if (several) fail(token, "clusters of several blocks are not supported");
       }
       if (!token.is(".maxntid") && !token.is(".reqntid")) continue;
       f.max_threads[0] = first;
@@ -445,7 +298,7 @@ class Parser {
     } else if (t == ".pragma") {
       skip_to_semicolon();
     } else if (t == ".local" || t == ".shared" || t == ".param") {
-      parse_variables(space_of(t), f.variables, &scopes_->back());
+      parse_variables(named_space(t), f.variables, &scopes_->back());
     } else {
       fail(token, "unknown directive " + quoted(t) + " in the body of " + quoted(f.name));
     }
@@ -538,17 +391,6 @@ class Parser {
     }
     return -1;
   }
-  std::uint64_t parse_immediate(std::uint8_t& bytes) {
-    const bool minus = accept("-");
-    const Token token = next();
-    std::uint64_t value = kWarpSize;
-    if (token.is("WARP_SZ")) return minus ? std::uint64_t{0} - value : value;
-    if (token.kind != Token::kNumber || !parse_number(token.text, value, bytes))
-      fail(token, "expected a number, found " + quoted(token.text));
-    if (!minus) return value;
-    if (bytes == 0) return std::uint64_t{0} - value;
-    return value ^ (std::uint64_t{1} << (8 * bytes - 1));
-  }
   // A register or a variable.
   void parse_name(Operand& o) {
     const Token token = expect_word("an operand");
@@ -629,7 +471,6 @@ class Parser {
 
  private:
   Module& module_;
-  Lexer lexer_;
   Function* function_ = nullptr;
   std::vector<Scope>* scopes_ = nullptr;
   // A label that an operand of an instruction names, or an element of a .branchtargets.
@@ -642,7 +483,6 @@ class Parser {
   std::map<std::pair<int, std::string_view>, std::string_view> labels_;  // by scope
   std::vector<int> parents_;                                             // of scopes
   bool external_ = false;
-  int element_bytes_ = 1;
   int file_ = 0, source_line_ = 0, call_file_ = 0, call_line_ = 0;
   using Position = std::array<int, 3>;  // file, line, column
   std::map<Position, Position> calls_;  // of inlined positions

@@ -16,8 +16,12 @@ struct JinjaContext {
 
 /// What transformers' apply_chat_template() writes, with blocks trimmed as there. strftime_now(f) gives
 /// "<f>". Throws ValueError with the first part that is unknown, wrong, or raises an exception. Time and
-/// memory are bounded, whatever the template says.
+/// memory are bounded, whatever the template says. A member of a namespace is set to no list or dict.
 std::string render_jinja(std::string_view jinja, const JinjaContext& context);
+
+/// Text of a file for an error message: at most about `most` bytes, without control characters and bytes that
+/// are not UTF-8.
+std::string printable_jinja(std::string_view text, std::size_t most = 160);
 
 /// Without the white space at both ends, as by str.strip() of Python, which knows that of Unicode.
 std::string strip_unicode_space(std::string_view text);

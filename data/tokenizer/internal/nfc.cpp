@@ -27,17 +27,17 @@ std::string to_nfc(std::string_view text) {
   while (U_SUCCESS(status) && !text.empty()) {
     std::size_t part = text.size();
     if (part > kMost) part = text.rfind('\n', kMost) + 1;  // 0 if there is none
-    check(part > 0 && part <= kMost + 1, "[Tokenizer::encode] a line of the text has over ", kMost,
+    check(part > 0 && part <= kMost + 1, "[Tokenizer] a line of the text has over ", kMost,
           " bytes; divide it");
     form->normalizeUTF8(0, icu::StringPiece(text.data(), static_cast<std::int32_t>(part)), sink, nullptr,
                         status);
     text.remove_prefix(part);
   }
-  check(U_SUCCESS(status), "[Tokenizer::encode] ICU cannot normalize the text: ", u_errorName(status));
+  check(U_SUCCESS(status), "[Tokenizer] ICU cannot normalize the text: ", u_errorName(status));
   return out;
 #else
   fail<Error>(
-      "[Tokenizer::encode] this build has no ICU, which normalizes text to NFC for this tokenizer; install "
+      "[Tokenizer] this build has no ICU, which normalizes text to NFC for this tokenizer; install "
       "libicu-dev and build again");
 #endif
 }

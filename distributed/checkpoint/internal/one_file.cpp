@@ -198,6 +198,9 @@ FileIndex index_of_file(const char* op, const std::string& path, const Safetenso
     check<IoError>(next == names.size(), "[", op, "] ", path, ": lists ", names.size(),
                    " parameters of the optimizer, but its groups have ", next);
   }
+  check<IoError>(index.generators.empty() || !generators.empty(), "[", op, "] ", path,
+                 ": contains no state of the random generator (", kGenerator, "cpu:0), but those of ",
+                 index.generators.size(), " ranks");
   if (index.generators.empty() && !generators.empty()) index.generators = {generators};
   return found;
 }

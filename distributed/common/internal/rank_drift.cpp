@@ -25,7 +25,7 @@ RankDrift::RankDrift(const char* op, std::shared_ptr<ProcessGroup> group, nn::Na
     : op_(op), group_(std::move(group)), parameters_(std::move(parameters)), every_(every) {
   check(every >= 0, "[", op, "] check_every is ", every, "; pass a number of passes, or 0 for never");
   seen_.resize(parameters_.size());
-  count_changes();
+  if (every > 0) count_changes();
 }
 
 const Tensor& RankDrift::own(std::size_t i) const {
