@@ -221,10 +221,10 @@ TEST_CASE("a damaged checkpoint is refused by the name of the damaged part") {
   const std::string rank_0 = "extra.generators of rank 0";
   metadata(rank_0, {}, "generator states of 0 ranks and says that 1 ranks saved theirs");
   for (const char* garbled : {"", "cpu:0", "cpu:0 1", "cpu:0 1 x", "cpu:0 -1 5", "cqu:0 1 2"})
-    metadata(rank_0, garbled, "[resume] the generator states in the checkpoint are");
+    metadata(rank_0, garbled, "the generator states in the checkpoint are");
   // The position.
-  metadata("tapestry.epoch", "-9000000000000000000", "is of epoch -9000000000000000000 and step 1");
-  metadata("tapestry.step", "-1", "is of epoch 0 and step -1");
+  metadata("tapestry.epoch", "-9000000000000000000", "has no number \"tapestry.epoch\" of at least 0");
+  metadata("tapestry.step", "-1", "has no number \"tapestry.step\" of at least 0");
   metadata("tapestry.epoch", "1",
            "is of epoch 1 and step 1, but its data loader is at batch 1 of 2 in epoch 0");
   metadata("tapestry.step", "2",

@@ -153,6 +153,11 @@ FileIndex index_of_file(const char* op, const std::string& path, const Safetenso
       const Tensor state = file.read(entry);
       check<IoError>(state.dtype() == DType::i64 && state.numel() == 2, "[", op, "] ", path, ": ", name,
                      " is ", state.dtype(), " ", state.sizes(), ", not two int64");
+      try {
+        static_cast<void>(Device(name.substr(kGenerator.size())));
+      } catch (const Error& e) {
+        fail<IoError>("[", op, "] ", path, ": ", name, " is not the generator of a device: ", e.what());
+      }
       std::uint64_t values[2];
       std::memcpy(values, state.raw_data(), 16);
       generators += (generators.empty() ? "" : " ") + name.substr(kGenerator.size()) + ' ' +
