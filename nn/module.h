@@ -149,7 +149,8 @@ class Module {
   /// sharded over other ranks; call it while FullyShard::unshard(true) lasts, or use
   /// distributed::save_checkpoint().
   StateDict state_dict() const;
-  /// The slots of state_dict() under the same names. A shared slot has several names.
+  /// The slots whose values state_dict() returns, under the same names. A shared slot is listed under each of
+  /// its names.
   std::vector<std::pair<std::string, TensorSlot>> named_state() const;
   /// Copies the values into all replicas, and converts devices and dtypes. A sharded parameter takes its rows
   /// of the whole tensor, so all ranks must pass the same values. Throws one ValueError that lists

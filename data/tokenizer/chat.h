@@ -17,8 +17,8 @@ namespace tapestry::data {
 enum class ChatFormat : std::uint8_t {
   smollm2,  ///< <|im_start|>user\n...<|im_end|>\n; a default system message, unless there is one
   llama3,   ///< <|start_header_id|>user<|end_header_id|>\n\n...<|eot_id|>, with white space trimmed
-  /// The same after a system block with "Cutting Knowledge Date: December 2023" and "Today Date: 26 Jul
-  /// 2024", to which a system message is added.
+  /// as llama3, after a system message that begins with "Cutting Knowledge Date: December 2023" and "Today
+  /// Date: 26 Jul 2024"; the text of the caller's system message follows in it
   llama3_1,
   llama3_2,  ///< as llama3_1 with the date of today; also Llama 3.3
 };

@@ -42,7 +42,8 @@ void for_each_replica_device(std::span<const ReplicaDevice> replica_devices,
 void for_each_rank(std::span<const ReplicaDevice> replicas,
                    const std::function<void(const ReplicaDevice&)>& task);
 
-/// True for a parameter of a Pipeline over ranks, of which each rank has one stage.
+/// True if the parameter belongs to a stage of a Pipeline over ranks. Then this rank has no other stage's
+/// parameters.
 inline bool is_of_one_stage(const Parameter& p) {
   using tapestry::detail::PartMemory;
   return p.replicas() > 0 && PartMemory::find(stored_tensor(p, 0), PartMemory::Of::pipeline);

@@ -71,7 +71,7 @@ void write_whole(const TensorSlot& slot, const Tensor& value) {
           full_sizes(slot));
     stored_tensor(slot, r).detach().copy_(part);
   }
-  // After the shards: reading a shard takes over what a full tensor has.
+  // Full tensors are written last, because stored_tensor() copies the changes of a full tensor to its shard.
   for (int r = 0; r < slot.replicas(); ++r)
     if (slot.is_full(r)) slot.replica(r).detach().copy_(value.detach());
 }

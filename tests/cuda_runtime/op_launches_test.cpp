@@ -1,6 +1,6 @@
-// How many kernels operations and training steps launch, which ones, and whether the host waits for them. A
-// launch more in a step is time that every step pays. This needs a build with CUDA and with the shared CUDA
-// runtime.
+// How many kernels operations and training steps launch, which ones, and whether the host waits for them.
+// Every additional launch makes every step slower. The tests need a build with CUDA that is linked with the
+// shared CUDA runtime.
 #if TAPESTRY_LIBRARY_HAS_CUDA
 #include <algorithm>
 #include <cmath>

@@ -38,8 +38,8 @@ class Nodes {
   bool begin(int attempt);
   /// On node 0, after begin(): the nodes whose launchers are not ready, as "node 1, node 3".
   std::string missing() const;
-  /// Returns the end of this attempt if a node has reported it. Node 0 reports the end if the launcher of a
-  /// node that has begun the attempt is not registered, unless all ranks have exited successfully.
+  /// Returns the end of this attempt if a node has reported it. Node 0 reports the end itself if a launcher
+  /// that took part in the attempt has disappeared, unless all ranks have exited successfully.
   std::optional<Ending> look(int attempt);
   /// The end for a node that a request to node 0's launcher has failed on.
   static Ending gone(const DistributedError& error);
