@@ -3,8 +3,8 @@
 # Files with loops over numbers are compiled for TAPESTRY_ARCH_FLAGS, all others for any x86-64. Two libraries are made from them
 # with TAPESTRY_CPU_ARCH=any: one whose loops are compiled for any x86-64, too, and one whose loops have AVX2 and FMA. The latter
 # is in the folder glibc-hwcaps/x86-64-v3 beside the former. There the dynamic linker of glibc 2.33 or newer looks first, if the
-# processor has these instructions. Versions of a loop in one library would save memory on disk, but the linker keeps one copy of
-# each inline function, whichever file it comes from: code for any processor would call copies that use AVX2.
+# processor has these instructions. Two versions of each loop in one library would take less space on disk. But the linker
+# keeps one copy of each inline function, whichever file it comes from, so code for any processor could call a copy with AVX2.
 set(TAPESTRY_LOOPS "${TAPESTRY_ARITHMETIC}|^data/(internal/)?[^/]*\\.cpp$")
 
 # tapestry_processors(TARGET FILE...): sets the instruction set of each of the target's files.

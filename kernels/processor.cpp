@@ -28,7 +28,8 @@ Isa isa_of_processor() {
 namespace {
 
 // Kernels register themselves when the library is loaded, by code that may have these instructions. A
-// constructor with a priority runs before. It cannot throw, and without it the process would end by SIGILL.
+// constructor with a priority runs before that. It must not throw, so it prints a message and ends the
+// process, which would otherwise die of SIGILL.
 [[gnu::constructor(101)]] void check_processor() {
   if (isa_of_processor() >= kCompiledFor) return;
   const char* const text = kCompiledFor == Isa::avx2

@@ -46,8 +46,8 @@ struct OptionRules {
   bool bare = false;       ///< the option may stand without a value
 };
 
-/// The exit status of a program that returns `status`: 1, with a message, if what it printed could not be
-/// written, as to a full disk.
+/// Flushes stdout and returns the exit status of a program. If stdout could not be written, for example to a
+/// full disk, prints a message and returns 1 instead of 0. Otherwise returns `status`.
 int end_of_output(const std::string& program, int status);
 
 class CommandLine {

@@ -13,9 +13,9 @@ class GraphTask;
 
 /// The backward pass in progress on this thread; null if there is none.
 GraphTask* pass_in_progress();
-/// In this scope, backward passes of this thread are nested in a pass of another thread, which waits for them
-/// meanwhile. They may use the nodes of that pass, such as a leaf that both graphs use, as a pass that a hook
-/// runs may. One thread at a time may have such a scope for a pass. Null stands for no pass.
+/// In this scope, this thread's backward passes are nested in the pass `outer` of another thread, which waits
+/// for them. Like a pass that a hook starts, they may use nodes of the outer pass, such as a leaf that both
+/// graphs share. Only one thread at a time may have a scope for a pass. With null, passes are not nested.
 class NestedScope {
  public:
   explicit NestedScope(GraphTask* outer);

@@ -93,8 +93,8 @@ class Tokenizer {
 
   /// Returns the ids of a text. Bytes that have no token (SmolLM has none for some control characters) are
   /// left out, as by Hugging Face's tokenizers. Throws ValueError with the byte position if `text` is not
-  /// UTF-8, and Error if it must be normalized and Tapestry was built without ICU; text without a character
-  /// from U+0300 on never must.
+  /// UTF-8. Throws Error if it must be normalized and Tapestry was built without ICU; text without characters
+  /// from U+0300 on needs no normalization.
   std::vector<std::int64_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
   /// Returns the text of ids. Bytes that are not UTF-8, such as half a character, become U+FFFD. Throws
   /// IndexError if an id is out of range.

@@ -70,8 +70,8 @@ struct ShardedTraining {
 ///
 /// If a rank cannot write, all ranks throw, the incomplete files are removed, and the folder's old checkpoint
 /// is unchanged. Throws ValueError on all ranks if the ranks' tensors do not fit together: another dtype or
-/// shape, rows that no rank stores, different optimizers, or parameters that the ranks should have alike and
-/// have not. The state of a ZeroRedundancyOptimizer over these ranks is collected first. Two jobs must not
+/// shape, rows that no rank stores, different optimizers, or parameters that should be equal on all ranks and
+/// are not. The state of a ZeroRedundancyOptimizer over these ranks is collected first. Two jobs must not
 /// write to one folder at the same time; ShardedCheckpointer sees to that.
 void save_sharded(const std::string& folder, const std::shared_ptr<ProcessGroup>& group,
                   const ShardedTraining& training, const nn::Progress& progress);

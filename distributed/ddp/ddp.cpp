@@ -9,7 +9,7 @@
 #include "tapestry/distributed/common/internal/reducer.h"
 #include "tapestry/distributed/common/internal/same_model.h"
 #include "tapestry/distributed/common/kernel_choices.h"
-#include "tapestry/nn/internal/divided.h"
+#include "tapestry/nn/internal/undivided.h"
 #include "tapestry/nn/optim/optimizer.h"
 
 namespace tapestry::distributed {

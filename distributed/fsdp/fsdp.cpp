@@ -13,7 +13,7 @@
 #include "tapestry/distributed/common/kernel_choices.h"
 #include "tapestry/distributed/fsdp/internal/shard_module.h"
 #include "tapestry/distributed/fsdp/internal/sharded_model.h"
-#include "tapestry/nn/internal/divided.h"
+#include "tapestry/nn/internal/undivided.h"
 #include "tapestry/nn/materialize.h"
 
 namespace tapestry::distributed {

@@ -230,10 +230,11 @@ std::string ZeroBase::State::problem() {
   return any ? "" : "no parameter has a gradient; call backward() before step()";
 }
 
-// Throws on every rank if the ranks would do different steps. `options` is Optimizer::describe().
-void ZeroBase::State::compare_ranks(const std::string& options) {
+// Throws on every rank if the ranks would do different steps. `options` is Optimizer::describe(), and
+// `has_stepped` tells whether this is a later step than the first.
+void ZeroBase::State::compare_ranks(const std::string& options, bool has_stepped) {
   const std::string wrong = problem();
-  if (!on_cpu && steps > 0) return check(wrong.empty(), "[", kOp, "] ", wrong);
+  if (!on_cpu && has_stepped) return check(wrong.empty(), "[", kOp, "] ", wrong);
   std::string gradients;
   if (wrong.empty())
     for (const Item& item : items) gradients += has_gradient(item) ? '1' : '0';
@@ -398,12 +399,11 @@ void ZeroBase::step_all() {
   Tensor scale = loss_scale(), inf = found_inf();
   if (s.join && !s.join->has_joined()) s.join->announce(*this, JoinScope::step);
   if (s.join && s.join->some_joined()) follow_lead(scale, inf);
-  else s.compare_ranks(describe());
+  else s.compare_ranks(describe(), steps() > 0);
   s.settle();
   s.has_whole = s.collected = false;
   s.whole.clear();
   s.update(grad_scale(), scale, inf);
-  ++s.steps;
 }
 
 }  // namespace tapestry::distributed

@@ -382,7 +382,7 @@ Tiles tiles_of(Int8Kernel kernel) {
   constexpr int kOffset = PanelLayout<type>::kOffset;
 #if defined(__x86_64__)
   if (kernel == Int8Kernel::vnni) {
-    // Each tile takes time to compile, and the rare types do with two.
+    // Each tile takes time to compile, so the rare types have only two.
     if constexpr (type == BlockType::q5_1 || type == BlockType::q5_k || type == BlockType::q2_k)
       return {{&vnni_tile<type, 1>, nullptr, nullptr, &vnni_tile<type, 8>}, kOffset, &round_block_avx2};
     else

@@ -162,8 +162,8 @@ __global__ void __launch_bounds__(ForwardTile<T, kWidth>::kThreads, ForwardTile<
       float sum = total[set][half];
       sum += __shfl_xor_sync(kAllLanes, sum, 1);
       sum += __shfl_xor_sync(kAllLanes, sum, 2);
-      // A query that sees no key has the result 0 if a mask, or the division of the keys, hides them. Scores
-      // of -inf by themselves give NaN.
+      // A query that sees no key has the result 0 if a mask hides the keys, or if another split has them. If
+      // the query sees keys but all scores are -inf, the result is NaN.
       const bool blind = sum == 0 && (p.mask || plan.splits > 1);
       const float factor = blind ? 0.0f : p.kept / sum;
       const int query = row + 16 * set + 8 * half;

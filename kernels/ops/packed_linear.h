@@ -50,9 +50,10 @@ constexpr BlockType panel_form(BlockType type) {
 
 /// A panel is 16 rows. It consists of parts of kSuper columns. A part begins with kHead bytes, and then has
 /// for each group of kGroup columns kScales bytes of scales and the elements. Scales are those of the blocks,
-/// in the order of the rows. Elements lie in chunks of 64 bytes, 4 for each row: chunk c of 8-bit elements
-/// has the columns 4 c to 4 c + 3 of the group, and of 4-bit elements, to which those of Q2_K are
-/// widened, these in the low halves of the bytes and those kGroup / 2 columns behind in the high halves.
+/// in the order of the rows. Elements lie in chunks of 64 bytes, 4 for each row. Chunk c of 8-bit elements
+/// has the columns 4 c to 4 c + 3 of the group. Chunk c of 4-bit elements has the same columns in the low
+/// halves of its bytes, and the columns that are kGroup / 2 further on in the high halves. The elements of
+/// Q2_K are widened to 4 bits.
 template <BlockType type>
 struct PanelLayout {
   static constexpr bool kIsK = type == BlockType::q2_k || type == BlockType::q4_k ||

@@ -1,6 +1,6 @@
 #pragma once
-// The tensors that a slot stores: for a sharded slot its shard, also while the full tensor exists. And its
-// whole value, for functions that need all rows.
+// Gives the tensor that a slot stores, which is the shard of a sharded slot even while the full tensor
+// exists. Reads and writes the whole value for functions that need all rows.
 #include <string>
 #include <string_view>
 

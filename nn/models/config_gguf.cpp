@@ -101,8 +101,8 @@ C checked(const GgufFile& file, C config) {
   return config;
 }
 
-/// Of llama3: factor, low_freq_factor, high_freq_factor and original_max_position_embeddings, f64. llama.cpp
-/// needs the factors of the frequencies alone, and ignores this key.
+/// The key of llama3's factor, low_freq_factor, high_freq_factor and original_max_position_embeddings, all
+/// f64. llama.cpp needs only the factors of the frequencies, and ignores this key.
 constexpr const char* kLlama3Key = "tapestry.rope_scaling.llama3";
 
 /// The parameters of llama3 scaling. Files of llama.cpp's converter have only the factors that they give, so

@@ -104,9 +104,9 @@ struct SaveGgufOptions {
   /// The type of matrices: F32, F16, BF16 or Q8_0. Vectors are F32, and so are, for Q8_0, matrices whose rows
   /// are no whole blocks.
   BlockType type = BlockType::f32;
-  /// Further metadata, such as that of the tokenizer, to whose tokens unused ones are added if the model's
-  /// vocabulary is padded. For keys that the configuration sets too (put_gguf),
-  /// the configuration's values are written.
+  /// Further metadata, such as that of the tokenizer. If the model's vocabulary is padded, unused tokens are
+  /// added to the tokenizer's. For keys that the configuration sets too (put_gguf), the values of the
+  /// configuration are written.
   GgufMetadata metadata = GgufMetadata();
   /// Further weights, as packed_weights() returns them. They are written in the blocks that they have, and
   /// `type` does not apply to them.

@@ -98,6 +98,20 @@ Row step_of(const std::string& name, const std::string& verdicts, const typename
           }};
 }
 
+Row loads(const std::string& name, const std::string& verdicts,
+          const std::function<void(nn::Llama&, const nn::ModelWeights&)>& load) {
+  return {name, verdicts, [=](Case& c) {
+            const tests::TempDir dir;
+            nn::Llama saved(tiny());
+            fill_by_formula(saved);
+            nn::init::constant_(saved.lm_head->weight, 0.5);
+            nn::save_language_model(dir / "m", saved);
+            LanguageCase language(c);
+            load(language.model, nn::ModelWeights(dir / "m"));
+            return language.logits();
+          }};
+}
+
 Row trains(const std::string& name) {
   return {name, "wwwww", [](Case& c) {
             for (int step = 0; step < 2; ++step) {
@@ -214,29 +228,10 @@ std::vector<Row> rows_of_functions() {
          nn::save_language_model_gguf(dir / "m.gguf", LanguageCase(c).model);
          return Values{};
        }},
-      {"load_weights", "w-ww-",
-       [](Case& c) {
-         const tests::TempDir dir;
-         nn::Llama saved(tiny());
-         fill_by_formula(saved);
-         nn::init::constant_(saved.lm_head->weight, 0.5);
-         nn::save_language_model(dir / "m", saved);
-         LanguageCase language(c);
-         nn::load_weights(language.model, nn::ModelWeights(dir / "m"));
-
-         return language.logits();
-       }},
-      {"load_packed_weights", "rrwr-",
-       [](Case& c) {
-         const tests::TempDir dir;
-         nn::Llama saved(tiny());
-         fill_by_formula(saved);
-         nn::init::constant_(saved.lm_head->weight, 0.5);
-         nn::save_language_model(dir / "m", saved);
-         LanguageCase language(c);
-         nn::load_packed_weights(language.model, nn::ModelWeights(dir / "m"));
-         return language.logits();
-       }},
+      loads("load_weights", "w-ww-",
+            [](nn::Llama& model, const nn::ModelWeights& weights) { nn::load_weights(model, weights); }),
+      loads("load_packed_weights", "rrwr-",
+            [](nn::Llama& model, const nn::ModelWeights& weights) { nn::load_packed_weights(model, weights); }),
       {"add_lora", "rrrrw",
        [](Case& c) {
          nn::add_lora(c.model(), {.r = 2, .target_modules = {"fc"}});

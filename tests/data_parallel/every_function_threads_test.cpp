@@ -125,9 +125,7 @@ TEST_CASE("every function that takes parameters, modules or state has a row") {
 }
 
 TEST_CASE("every function works with a divided model, or refuses it by name") {
-  const char* const only = std::getenv("ONLY");
   for (const Row& row : rows_of_functions()) {
-    if (only && row.function.find(only) == std::string::npos) continue;
     const Outcome single = outcome_of(row, Mode::single, nullptr);
     INFO(row.function);
     CHECK(single.error == "");

@@ -1,7 +1,7 @@
 # The tests of tests_gpu on the PTX machine: the library's launches run through the CUDA runtime of tools/ptx/runtime, which
 # executes the PTX that nvcc made of the kernels. Unwritten shared memory may be read, because products of ragged tiles load it and
-# drop the results. Searching races takes up to three times as long, so machine.sizes and machine.extremes do without;
-# tools/test --full runs machine.races_sizes and machine.large.
+# drop the results. Searching races takes up to three times as long, so machine.sizes, machine.extremes, machine.classifier
+# and machine.large do without. tools/test --full adds machine.races_sizes and machine.large.
 set(machine_launches ${PROJECT_BINARY_DIR}/machine_launches)
 add_test(NAME machine.forget COMMAND sh -c "rm -rf \"$0\" && mkdir -p \"$0\"" ${machine_launches})
 set_tests_properties(machine.forget PROPERTIES LABELS machine FIXTURES_SETUP machine_forgotten)

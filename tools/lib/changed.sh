@@ -197,8 +197,8 @@ add_object() {
 
 # ptx_tests_wanted COMMIT FILE...: prints yes if the PTX machine's own tests (tools/ptx/tests), and the library for old processors
 # (cmake/processors.cmake), are worth the time for a change of these files: they change the machine, a kernel or what launches it,
-# the build, or a page whose commands these tests run. Other changes hardly break these tests, but they can, and compilers and
-# systems change, so every fourth commit has them, by its hash. Prints yes without a commit, as where there is no git.
+# the build, or a page whose commands these tests run. Other changes rarely break these tests, so only
+# every fourth commit, chosen by its hash, runs them. Prints yes without a commit, such as where there is no git.
 ptx_tests_wanted() {
   local commit=${1-} file
   [[ $commit =~ ^[0-9a-f]+$ ]] || { echo yes && return; }

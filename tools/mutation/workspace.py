@@ -72,7 +72,7 @@ def nearness(test, file):
     own = [p for p in reversed(parts[:-1]) if p in PROGRAMS]  # distributed/pipeline/internal/x.cpp: pipeline, distributed
     order = own + [p for p in reach if p not in own]
     words, others = set(stem.split("_")), set(test.unit.split("_"))
-    # norm_batch.cpp is tested by tests/nn/norm_test.cpp.
+    # norm_batch.cpp is tested by tests/autograd/norm_test.cpp.
     same = test.unit == stem or stem.startswith(test.unit) or test.unit.startswith(stem)
     return (0 if same else 1 if words & others and test.program in own + list(reach[:4]) else 2,
             order.index(test.program))

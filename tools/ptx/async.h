@@ -125,8 +125,8 @@ class Async {
   // ---- a cluster of one block: barrier.cluster ----
 
   std::uint32_t cluster_arrived = 0;
-  // Threads that have ended, which the barrier does not wait for: before they arrived in this phase, and
-  // after.
+  // The barrier does not wait for threads that have ended: those that ended before they arrived in this
+  // phase, and those that ended afterwards.
   std::uint32_t cluster_ended = 0, cluster_leaves = 0;
   std::uint64_t cluster_phase = 0;
   std::vector<std::uint64_t> cluster_waits;  // by thread: the phase it arrived in + 1, or 0

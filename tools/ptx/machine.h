@@ -83,8 +83,8 @@ class Machine {
   Machine& operator=(const Machine&) = delete;
 
   /// Parses a module and allocates its variables. Throws a ParseError if the text outside of functions is
-  /// wrong. A kernel is decoded when it is launched first; only then, what is wrong in it is an error.
-  /// Returns the module's number.
+  /// wrong. A kernel is decoded at its first launch, which throws if the kernel is wrong. Returns the
+  /// module's number.
   std::size_t load(std::string text);
   /// What a module was compiled for: "sm_80".
   const std::string& target(std::size_t module) const { return modules_[module]->module.target; }

@@ -6,11 +6,10 @@
 // What orders accesses (PTX manual, "Memory Consistency Model"):
 // - the program order of a thread,
 // - bar.sync, barrier.sync and bar.warp.sync among their threads. Shuffles, votes and matches order nothing,
-// - a release that an acquire observes: st.release or atom.release, or a fence followed by a strong write,
-// which a
-//   ld.acquire or atom.acquire reads, or a strong read followed by a fence. Scopes count: .cta reaches only
-//   threads of the block. Atomics continue the release that they read,
-// - asynchronous copies, when their thread waits for them; see Agent.
+// - a release that an acquire observes. A release is st.release, atom.release, or a fence and then a strong
+//   write. An acquire is ld.acquire, atom.acquire, or a strong read and then a fence. Scopes count: .cta
+//   reaches only threads of the block. Atomics continue the release that they read,
+// - asynchronous copies, when their thread waits for them; see Agent,
 // - observation: what follows an atomic or another strong read comes after the strong writes that it has
 //   read. Atomics that read one another's results form a chain, so that the last one comes after all.
 // Strong accesses (volatile, relaxed, acquire, release, atomics) never race with each other if their scopes

@@ -14,9 +14,10 @@ struct JinjaContext {
   std::string bos_token, eos_token;
 };
 
-/// What transformers' apply_chat_template() writes, with blocks trimmed as there. strftime_now(f) gives
-/// "<f>". Throws ValueError with the first part that is unknown, wrong, or raises an exception. Time and
-/// memory are bounded, whatever the template says. A member of a namespace is set to no list or dict.
+/// Returns what transformers' apply_chat_template() writes, with trim_blocks and lstrip_blocks.
+/// strftime_now(f) gives "<f>". Throws ValueError with the first part that is unknown, wrong, or raises an
+/// exception. It is an error to set a member of a namespace to a list or dict. Time and memory are bounded,
+/// whatever the template says.
 std::string render_jinja(std::string_view jinja, const JinjaContext& context);
 
 /// Text of a file for an error message: at most about `most` bytes, without control characters and bytes that

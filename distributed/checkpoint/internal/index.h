@@ -35,8 +35,9 @@ struct TensorRecord {
   DType dtype = DType::f32;
   Shape sizes;
   std::vector<Piece> pieces = {};
-  /// A piece of more rows has a checksum for each block of so many rows, the last of which may be shorter. So
-  /// a reader of a few rows checks their blocks alone. 0 in checkpoints that have no sums of blocks.
+  /// The rows of a block. A piece with more rows has a checksum for each of its blocks, so that a reader of a
+  /// few rows checks only their blocks. The last block may be shorter. 0 in checkpoints without block
+  /// checksums.
   std::int64_t block_rows = 0;
 
   std::int64_t rows() const { return sizes.empty() ? 1 : sizes[0]; }

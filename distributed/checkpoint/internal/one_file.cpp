@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 #include <cstring>
 #include <sstream>
 
@@ -119,8 +118,14 @@ FileIndex index_of_file(const char* op, const std::string& path, const Safetenso
     nn::Progress& progress = index.progress.emplace();
     progress.epoch = number("tapestry.epoch");
     progress.step = number("tapestry.step");
-    if (const auto metric = metadata.find("tapestry.metric"); metric != metadata.end())
-      progress.metric = std::strtod(metric->second.c_str(), nullptr);
+    if (const auto metric = metadata.find("tapestry.metric"); metric != metadata.end()) {
+      const char* const end = metric->second.data() + metric->second.size();
+      double value = 0;
+      const auto [stop, error] = std::from_chars(metric->second.data(), end, value);
+      check<IoError>(error == std::errc() && stop == end, "[", op, "] ", path, ": \"", metric->second,
+                     "\" as \"tapestry.metric\" is not a number");
+      progress.metric = value;
+    }
     for (const auto& [key, value] : metadata)
       if (key.starts_with(kExtraKey) && !key.starts_with(kRankGenerators) && key != kRanks)
         progress.extra[key.substr(kExtraKey.size())] = value;

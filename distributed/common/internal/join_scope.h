@@ -28,7 +28,7 @@ class JoinScope {
   const JoinOptions options;
   bool contains(const Joinable* joinable) const;
   bool has_joined() const { return joined_; }
-  int lead() const { return lead_; }  ///< the lowest rank that took part in the last action with batches
+  int lead() const { return lead_; }  ///< the lowest rank that had batches in the last action
   int live() const { return live_; }  ///< the number of such ranks
   bool some_joined() const { return live_ < group_.size(); }
   bool ever_joined() const { return ever_joined_; }  ///< some ranks joined before the last action

@@ -72,8 +72,8 @@ class Reducer : private nn::DividedGradients {
   std::function<void()> before_pass;
   /// Multiplies the means. Other than 1 if they are divided by another number than that of the ranks.
   double mean_factor = 1;
-  /// While it is true, some ranks have joined (join.h): they have other weights, so the ranks are not
-  /// compared.
+  /// True while some ranks have joined (join.h). Their weights differ from those of the others, so the ranks
+  /// are not compared.
   bool some_joined = false;
 
   /// The number of backward passes that were averaged.

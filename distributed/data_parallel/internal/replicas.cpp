@@ -11,7 +11,7 @@
 #include "tapestry/core/error.h"
 #include "tapestry/core/internal/worker.h"
 #include "tapestry/distributed/common/seeds.h"
-#include "tapestry/nn/internal/divided.h"
+#include "tapestry/nn/internal/undivided.h"
 
 namespace tapestry::distributed {
 namespace {

@@ -41,7 +41,7 @@ class Nodes {
   /// Returns the end of this attempt if a node has reported it. Node 0 reports the end itself if a launcher
   /// that took part in the attempt has disappeared, unless all ranks have exited successfully.
   std::optional<Ending> look(int attempt);
-  /// The end for a node that a request to node 0's launcher has failed on.
+  /// The ending for a node whose request to node 0's launcher has failed.
   static Ending gone(const DistributedError& error);
   /// Reports the end of this attempt. Returns the first report, which may be another node's.
   Ending end(int attempt, const Ending& ending);

@@ -86,8 +86,8 @@ class PeakTracker {
     allocate_gradients(b);
   }
   // The gradients of a block arrive one by one, from its last parameter to its first. The first one of a
-  // bucket allocates the bucket. A bucket whose gradients are all there is reduced beside backward, and freed
-  // when two later ones are. Returns the most bytes of buckets that the block sees.
+  // bucket allocates the bucket. A complete bucket is reduced while backward runs, and freed when two later
+  // buckets are complete. Returns the largest sum of the buckets' bytes during the block.
   double fill_buckets(const BlockProfile& b) {
     if (schedule_.divided_buckets == 1 || &b == &c_.profile.loss) return 0;
     const auto live = [this] {

@@ -21,9 +21,9 @@ struct DeviceSchedule {
   /// The number of ranks that divide parameters and gradients, as under fully_shard(). Then a block is whole
   /// from shortly before its forward or backward to its end, and its gradients until they are divided.
   int sharded = 1;
-  /// The number of ranks that divide the gradients in buckets, as under stage 2 of ZeRO. Then the memory of a
-  /// bucket exists from its first gradient until a later bucket takes its place behind backward. 1 if they do
-  /// not.
+  /// The number of ranks that divide the gradients in buckets, as under stage 2 of ZeRO. Then a
+  /// bucket has memory from its first gradient until it and two later buckets are complete. 1 if the ranks do
+  /// not divide gradients in buckets.
   int divided_buckets = 1;
 };
 

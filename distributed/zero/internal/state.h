@@ -35,7 +35,7 @@ struct ZeroBase::State {
   /// True if step() updates this parameter.
   bool has_gradient(const Item& item);
   Tensor gradient(const Item& item) const;
-  void compare_ranks(const std::string& options);
+  void compare_ranks(const std::string& options, bool has_stepped);
   void update(double grad_scale, const Tensor& loss_scale, const Tensor& found_inf);
   /// The names of the tensors that `inner` may keep for a parameter of this dtype.
   std::vector<const char*> state_names(DType parameter) const;
@@ -54,7 +54,6 @@ struct ZeroBase::State {
   std::vector<int> order;      // of the parameters in the buckets; stage 2
   Reducer* reducer = nullptr;  // stage 2; null after the DistributedDataParallel was destroyed
   bool settled = false, on_cpu = true;
-  std::uint64_t steps = 0;
   std::uint64_t loaded = 0;  // a hash of the numbers that load_state_dict() has loaded
   StateDict whole;           // of consolidate_state_dict()
   bool has_whole = false;

@@ -126,10 +126,10 @@ int priority_of(cudaStream_t stream, int current);
 unsigned flags_of(cudaStream_t stream, int current);
 std::uint64_t id_of(cudaStream_t stream, int current);
 cudaError_t enqueue(cudaStream_t stream, int current, Operation operation);
-/// CUDA makes progress while the host makes no calls: it may wait by itself for a host function, or for bytes
-/// that it shares with the GPU. From the first of these on, a thread advances the streams if there is work and
-/// no call was noted for half a second. Other programs do not pay for a second thread, with which every
-/// std::shared_ptr counts by atomics. end_progress() stops it.
+/// CUDA makes progress while the host makes no calls, because the host may poll the result of a host function
+/// or memory that it shares with the GPU. The first call of may_wait_by_itself() starts a thread, which
+/// advances the streams if there is work and no call was noted for half a second. Other programs need no
+/// second thread, with which every std::shared_ptr would count by atomics. end_progress() stops the thread.
 void may_wait_by_itself();
 void note_call();
 void end_progress();
