@@ -1,6 +1,9 @@
 #pragma once
 // The CPU's algorithms for convolution, so that tests can compare them. T is float or double. The arguments
 // are those of kernels/ops/conv.h, except that the functions ignore `relu`: the caller applies it.
+#include <string>
+#include <string_view>
+
 #include "tapestry/kernels/ops/conv3d.h"
 
 namespace tapestry::kernels::cpu {
@@ -34,6 +37,12 @@ struct OneDnnConv {
   static bool backward_weight(const LaunchContext& context, const Conv2dShape& s, const T* dy, const T* x,
                               T* dweight, T* dbias);
 };
+/// The name that oneDNN gives to the kernel of this forward pass in bf16, without bias; empty if it computes
+/// none.
+std::string bf16_conv_kernel(const Conv2dShape& s);
+/// For tests on processors without AMX: takes the kernels of this thread with `part` in their names for AMX
+/// kernels of a version with the stride fault (onednn_faults.h). An empty `part` ends this.
+void plant_stride_fault(std::string_view part);
 extern template struct OneDnnConv<float>;
 extern template struct OneDnnConv<BFloat16>;
 /// Depthwise convolution of row-major images, which copies no image to another layout. T, the type of images,

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <memory>
 #include <oneapi/dnnl/dnnl.hpp>
+#include <string>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
@@ -88,6 +89,7 @@ struct Operand {
 struct Plan {
   dnnl::primitive primitive;
   std::vector<Operand> operands;
+  std::string forward_kernel = {};
 
   // `data` has the addresses of the operands, in their order.
   void run(Device device, std::initializer_list<const void*> data) const {
@@ -119,21 +121,34 @@ struct Plan {
   }
 };
 
-// In oneDNN 2 a primitive descriptor is created from an operation descriptor. oneDNN 3 has no operation
-// descriptors.
+// In oneDNN 2 a primitive descriptor is created from an operation descriptor, which must exist as long as
+// next_impl() is called. oneDNN 3 has no operation descriptors. avoid(NAME) tells whether a kernel must not
+// be used.
+template <class Primitive, class Avoid, class... Args, class... Hint>
+auto describe(const Avoid& avoid, const std::tuple<Args...>& args, const Hint&... hint) {
 #if DNNL_VERSION_MAJOR >= 3
-template <class Primitive, class... Args, class... Hint>
-auto describe(const std::tuple<Args...>& args, const Hint&... hint) {
-  return std::apply(
+  auto pd = std::apply(
       [&](const auto&... a) { return typename Primitive::primitive_desc(engine(), a..., hint...); }, args);
-}
 #else
-template <class Primitive, class... Args, class... Hint>
-auto describe(const std::tuple<Args...>& args, const Hint&... hint) {
   const auto desc = std::make_from_tuple<typename Primitive::desc>(args);
-  return typename Primitive::primitive_desc(desc, engine(), hint...);
-}
+  typename Primitive::primitive_desc pd(desc, engine(), hint...);
 #endif
+  while (avoid(pd.impl_info_str()))
+    if (!pd.next_impl()) throw dnnl::error(dnnl_unimplemented, "every kernel must be avoided");
+  return pd;
+}
+
+std::string& planted_fault() {
+  thread_local const auto part = std::make_unique<std::string>();  // a pointer, because static TLS is scarce
+  return *part;
+}
+
+bool must_be_avoided(const std::string& kernel, const Conv2dShape& s) {
+  const std::string& part = planted_fault();
+  const bool planted =
+      !part.empty() && kernel.find(part) != kernel.npos && has_stride_fault("brgconv:amx", s, {2, 6, 3});
+  return planted || has_stride_fault(kernel, s, onednn_version());
+}
 
 Plan make_plan(const Key& key) {
   const Conv3dShape& v = key.shape;
@@ -160,18 +175,21 @@ Plan make_plan(const Key& key) {
   const auto algorithm = dnnl::algorithm::convolution_direct;
   const auto forward_kind = dnnl::prop_kind::forward_training;
 
+  const auto faulty = [&](const std::string& kernel) { return key.bf16 && must_be_avoided(kernel, s); };
+  const auto right = [](const std::string&) { return false; };
   const auto forward_desc = [&] {
     using Forward = dnnl::convolution_forward;
     return key.bias && key.pass == Pass::forward
-               ? describe<Forward>(
-                     std::tuple(forward_kind, algorithm, x, w, our_b, y, strides, dilates, padding, padding))
-               : describe<Forward>(
-                     std::tuple(forward_kind, algorithm, x, w, y, strides, dilates, padding, padding));
+               ? describe<Forward>(faulty, std::tuple(forward_kind, algorithm, x, w, our_b, y, strides,
+                                                      dilates, padding, padding))
+               : describe<Forward>(faulty, std::tuple(forward_kind, algorithm, x, w, y, strides, dilates,
+                                                      padding, padding));
   };
   Plan plan;
   switch (key.pass) {
     case Pass::forward: {
       const auto pd = forward_desc();
+      plan.forward_kernel = pd.impl_info_str();
       plan.primitive = dnnl::convolution_forward(pd);
       plan.operands = {{DNNL_ARG_SRC, false, our_x, pd.src_desc()},
                        {DNNL_ARG_WEIGHTS, false, our_w, pd.weights_desc()},
@@ -180,7 +198,7 @@ Plan make_plan(const Key& key) {
     }
     case Pass::backward_input: {
       const auto pd = describe<dnnl::convolution_backward_data>(
-          std::tuple(algorithm, x, w, y, strides, dilates, padding, padding), forward_desc());
+          right, std::tuple(algorithm, x, w, y, strides, dilates, padding, padding), forward_desc());
       plan.primitive = dnnl::convolution_backward_data(pd);
       plan.operands = {{DNNL_ARG_DIFF_DST, false, our_y, pd.diff_dst_desc()},
                        {DNNL_ARG_WEIGHTS, false, our_w, pd.weights_desc()},
@@ -191,9 +209,10 @@ Plan make_plan(const Key& key) {
       using Backward = dnnl::convolution_backward_weights;
       const auto pd =
           key.bias
-              ? describe<Backward>(std::tuple(algorithm, x, w, our_b, y, strides, dilates, padding, padding),
+              ? describe<Backward>(right,
+                                   std::tuple(algorithm, x, w, our_b, y, strides, dilates, padding, padding),
                                    forward_desc())
-              : describe<Backward>(std::tuple(algorithm, x, w, y, strides, dilates, padding, padding),
+              : describe<Backward>(right, std::tuple(algorithm, x, w, y, strides, dilates, padding, padding),
                                    forward_desc());
       plan.primitive = dnnl::convolution_backward_weights(pd);
       plan.operands = {{DNNL_ARG_DIFF_DST, false, our_y, pd.diff_dst_desc()},
@@ -208,14 +227,18 @@ Plan make_plan(const Key& key) {
   return plan;
 }
 
+using Plans = std::unordered_map<Key, std::unique_ptr<Plan>, KeyHash>;
+Plans& own_plans() {
+  thread_local const auto own = std::make_unique<Plans>();  // a pointer, because static TLS is scarce
+  return *own;
+}
+
 // Returns the plan from this thread's cache, or creates it. Returns null if oneDNN does not support the
 // convolution.
 const Plan* plan_for(const Conv3dShape& shape, bool volume, Pass pass, bool bias, bool bf16) {
   // Limits the cache, because a program may use new shapes forever, such as another batch size in each step.
   constexpr std::size_t kMostPlans = 512;
-  using Plans = std::unordered_map<Key, std::unique_ptr<Plan>, KeyHash>;
-  thread_local const auto own = std::make_unique<Plans>();  // a pointer, because static TLS is scarce
-  Plans& plans = *own;
+  Plans& plans = own_plans();
   Key key{shape, volume, pass, bias, bf16, compute_threads()};
   key.shape.plane.relu = false;  // the primitive does not apply relu, so the key ignores it
   if (const auto found = plans.find(key); found != plans.end()) return found->second.get();
@@ -282,6 +305,16 @@ bool OneDnnConv<T>::backward_weight(const LaunchContext& context, const Conv2dSh
   return true;
 }
 
+std::string bf16_conv_kernel(const Conv2dShape& s) {
+  if (!has_bf16_instructions() || !bf16_is_right(s, Pass::forward)) return "";
+  const Plan* const plan = plan_for({.plane = s}, false, Pass::forward, false, true);
+  return plan ? plan->forward_kernel : "";
+}
+void plant_stride_fault(std::string_view part) {
+  planted_fault() = part;
+  own_plans().clear();
+}
+
 bool OneDnnConv3d::forward(const LaunchContext& context, const Conv3dShape& s, const float* x,
                            const float* weight, const float* bias, float* y) {
   return run(context, s, Pass::forward, bias != nullptr, {x, weight, y, bias});
@@ -312,6 +345,8 @@ template <class T>
 bool OneDnnConv<T>::backward_weight(const LaunchContext&, const Conv2dShape&, const T*, const T*, T*, T*) {
   return false;
 }
+std::string bf16_conv_kernel(const Conv2dShape&) { return ""; }
+void plant_stride_fault(std::string_view) {}
 bool OneDnnConv3d::forward(const LaunchContext&, const Conv3dShape&, const float*, const float*, const float*,
                            float*) {
   return false;

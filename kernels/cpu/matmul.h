@@ -28,16 +28,8 @@ bool multiply_bf16(const GemmArgs& g, bool f32_result);
 /// oneDNN or not at all.
 std::string bf16_kernel(const GemmArgs& g, bool f32_result);
 
-struct OneDnnVersion {
-  int major, minor, patch;
-};
-/// True if this kernel of oneDNN must not compute a bf16 product of inner size k. Before 2.7.4, and in 3.0,
-/// oneDNN's AMX kernels compute the last part along k with the tile registers still configured for another
-/// part if k is 63, or if k is 32 i + 31 and the operands exceed the L2 cache: the process ends with SIGILL,
-/// or rows beyond the result are written.
-bool has_tile_fault(std::string_view kernel, std::int64_t k, OneDnnVersion version);
 /// For tests on processors without AMX: takes the kernels of this thread with `part` in their names for AMX
-/// kernels of a version with that fault. An empty `part` ends this.
+/// kernels of a version with the tile fault (onednn_faults.h). An empty `part` ends this.
 void plant_tile_fault(std::string_view part);
 /// c += a b for one row a of k numbers and a (k, n) matrix b of f32, f16 or bf16 with these strides. Converts
 /// b in parts that stay in the cache.

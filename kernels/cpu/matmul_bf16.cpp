@@ -3,17 +3,6 @@
 // caches its primitives.
 #include "tapestry/kernels/cpu/matmul.h"
 
-namespace tapestry::kernels::cpu {
-
-bool has_tile_fault(std::string_view kernel, std::int64_t k, OneDnnVersion version) {
-  const auto [major, minor, patch] = version;
-  const bool mended =
-      major > 3 || (major == 3 && minor > 0) || (major == 2 && (minor > 7 || (minor == 7 && patch >= 4)));
-  return !mended && k > 32 && k % 32 == 31 && kernel.find("amx") != kernel.npos;
-}
-
-}  // namespace tapestry::kernels::cpu
-
 #ifdef TAPESTRY_HAS_ONEDNN
 #include <memory>
 #include <unordered_map>
@@ -56,10 +45,10 @@ std::string& planted_fault() {
 }
 
 bool must_be_avoided(std::string_view kernel, std::int64_t k) {
-  if (const std::string& part = planted_fault(); !part.empty())
-    return kernel.find(part) != kernel.npos && has_tile_fault("amx", k, {2, 6, 3});
-  const dnnl_version_t& v = *dnnl_version();
-  return has_tile_fault(kernel, k, {v.major, v.minor, v.patch});
+  const std::string& part = planted_fault();
+  const bool planted =
+      !part.empty() && kernel.find(part) != kernel.npos && has_tile_fault("amx", k, {2, 6, 3});
+  return planted || has_tile_fault(kernel, k, onednn_version());
 }
 
 /// Returns null if oneDNN has only its slow reference implementation.

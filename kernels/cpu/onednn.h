@@ -2,6 +2,8 @@
 // What the kernels that call oneDNN share. Only for builds with oneDNN.
 #include <oneapi/dnnl/dnnl.hpp>
 
+#include "tapestry/kernels/cpu/onednn_faults.h"
+
 namespace tapestry::kernels::cpu {
 
 inline const dnnl::engine& engine() {
@@ -11,6 +13,11 @@ inline const dnnl::engine& engine() {
 inline dnnl::stream& stream() {
   thread_local dnnl::stream s(engine());
   return s;
+}
+/// The version of the library that the process has loaded.
+inline OneDnnVersion onednn_version() {
+  const dnnl_version_t& v = *dnnl_version();
+  return {v.major, v.minor, v.patch};
 }
 /// oneDNN accepts bf16 on every processor with AVX-512, but without AVX512_BF16 or AMX it is slower than f32.
 inline bool has_bf16_instructions() {

@@ -156,7 +156,7 @@ TEST_CASE("child: a part of the sweep of bf16 convolutions", "[.]") {
     s.c = s.groups * one_of({3, 7, 16, 32, 48, 63, 64, 80}),
     s.k = s.groups * one_of({16, 32, 48, 64, 80, 63});
     s.r = between(1, 3), s.s = between(1, 3);
-    s.stride_h = between(1, 2), s.stride_w = between(1, 2);
+    s.stride_h = between(1, 3), s.stride_w = between(1, 3);
     s.padding_h = between(0, 1), s.padding_w = between(0, 1);
     s.h = between(3, 12), s.w = between(3, 33);
     s.p = (s.h + 2 * s.padding_h - s.r) / s.stride_h + 1,

@@ -1,13 +1,16 @@
 #include "tapestry/kernels/cpu/conv.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "tapestry/core/threads.h"
 #include "tapestry/kernels/cpu/isa.h"
+#include "tapestry/kernels/cpu/onednn_faults.h"
 #include "tapestry/kernels/cpu/wide.h"
 #include "tests/support/catch.h"
 
@@ -462,4 +465,58 @@ TEST_CASE(
   for (std::size_t i = 0; i < dweight.size(); ++i)
     if (!meets_weight[i]) CHECK(finite(dweight[i]));
   CHECK_FALSE(std::all_of(y.begin(), y.end(), finite));
+}
+
+TEST_CASE("AMX kernels of oneDNN versions with the stride fault take no stride beyond the window") {
+  using cpu::has_stride_fault;
+  const Conv2dShape high{.r = 1, .s = 3, .stride_h = 2, .stride_w = 2},
+      wide{.r = 3, .s = 2, .stride_h = 2, .stride_w = 3}, equal{.r = 2, .s = 3, .stride_h = 2, .stride_w = 3};
+  for (const char* amx : {"brgconv:avx512_core_amx_bf16", "brg_conv_fwd:avx10_1_512_amx"}) {
+    for (const cpu::OneDnnVersion faulty : {cpu::OneDnnVersion{2, 6, 3}, {2, 7, 5}, {3, 7, 2}, {3, 13, 0}}) {
+      CHECK(has_stride_fault(amx, high, faulty));
+      CHECK(has_stride_fault(amx, wide, faulty));
+      CHECK_FALSE(has_stride_fault(amx, equal, faulty));
+    }
+    for (const cpu::OneDnnVersion mended : {cpu::OneDnnVersion{3, 14, 0}, {4, 0, 0}})
+      CHECK_FALSE(has_stride_fault(amx, high, mended));
+  }
+  for (const char* right :
+       {"brgconv:avx512_core_bf16", "brgconv_1x1:avx512_core_amx_bf16", "jit:avx512_core_amx_bf16"})
+    CHECK_FALSE(has_stride_fault(right, high, {2, 6, 3}));
+}
+
+TEST_CASE("conv2d in bf16: strides beyond the window") {
+  const int before = get_num_threads();
+  set_num_threads(2);
+  for (const bool channels_last : {false, true})
+    for (const auto& [r, s, stride_h, stride_w] :
+         {std::array{1, 2, 2, 2}, {1, 3, 4, 3}, {2, 2, 3, 4}, {3, 3, 2, 2}}) {
+      CAPTURE(channels_last, r, s, stride_h, stride_w);
+      Conv2dShape shape{.n = 7, .c = 64, .k = 128, .r = r, .s = s};
+      shape.stride_h = stride_h, shape.stride_w = stride_w, shape.padding_w = 1;
+      shape.h = 9, shape.w = 16, shape.channels_last = channels_last;
+      shape.p = (9 - r) / stride_h + 1, shape.q = (18 - s) / stride_w + 1;
+      const Values v(shape);
+      const std::vector<BFloat16> x = as<BFloat16>(v.x), weight = as<BFloat16>(v.weight),
+                                  bias = as<BFloat16>(v.bias);
+      const auto check = [&] {
+        std::vector<BFloat16> y(v.y.size());
+        conv2d(kCPU, DType::bf16,
+               {.shape = shape, .x = x.data(), .weight = weight.data(), .bias = bias.data(), .y = y.data()});
+        check_close("y", y, v.y, v.y_size, shape.c * r * s);
+      };
+      for (int repeat = 0; repeat < 4; ++repeat) check();
+      // On a processor without AMX, the kernel that oneDNN prefers stands for the faulty one.
+      const std::string first = cpu::bf16_conv_kernel(shape);
+      if (first.empty()) continue;
+      const bool beyond = stride_h > r || stride_w > s;
+      for (const std::string& part : {first, std::string(":")}) {
+        cpu::plant_stride_fault(part);
+        CHECK((cpu::bf16_conv_kernel(shape) == first) == !beyond);
+        check();
+      }
+      CHECK(cpu::bf16_conv_kernel(shape).empty() == beyond);
+      cpu::plant_stride_fault("");
+    }
+  set_num_threads(before);
 }

@@ -11,6 +11,7 @@
 #include "tapestry/core/half.h"
 #include "tapestry/core/threads.h"
 #include "tapestry/kernels/cpu/matmul.h"
+#include "tapestry/kernels/cpu/onednn_faults.h"
 #include "tests/core/child.h"
 #include "tests/support/catch.h"
 
