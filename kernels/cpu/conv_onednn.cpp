@@ -177,6 +177,7 @@ Plan make_plan(const Key& key) {
 
   const auto faulty = [&](const std::string& kernel) { return key.bf16 && must_be_avoided(kernel, s); };
   const auto right = [](const std::string&) { return false; };
+  const auto overruns = [&](const std::string& kernel) { return has_copy_fault(kernel, s); };
   const auto forward_desc = [&] {
     using Forward = dnnl::convolution_forward;
     return key.bias && key.pass == Pass::forward
@@ -208,12 +209,12 @@ Plan make_plan(const Key& key) {
     case Pass::backward_weight: {
       using Backward = dnnl::convolution_backward_weights;
       const auto pd =
-          key.bias
-              ? describe<Backward>(right,
-                                   std::tuple(algorithm, x, w, our_b, y, strides, dilates, padding, padding),
-                                   forward_desc())
-              : describe<Backward>(right, std::tuple(algorithm, x, w, y, strides, dilates, padding, padding),
-                                   forward_desc());
+          key.bias ? describe<Backward>(
+                         overruns, std::tuple(algorithm, x, w, our_b, y, strides, dilates, padding, padding),
+                         forward_desc())
+                   : describe<Backward>(overruns,
+                                        std::tuple(algorithm, x, w, y, strides, dilates, padding, padding),
+                                        forward_desc());
       plan.primitive = dnnl::convolution_backward_weights(pd);
       plan.operands = {{DNNL_ARG_DIFF_DST, false, our_y, pd.diff_dst_desc()},
                        {DNNL_ARG_SRC, false, our_x, pd.src_desc()},

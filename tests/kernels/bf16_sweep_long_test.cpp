@@ -105,7 +105,7 @@ bool conv_is_right(const Conv2dShape& s) {
          });
 }
 
-constexpr int kParts = 20;
+constexpr int kParts = 40;
 
 void sweep(const char* test_case) {
   for (int i = 0; i < kParts; ++i) {

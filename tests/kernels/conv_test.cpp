@@ -470,12 +470,14 @@ TEST_CASE(
 TEST_CASE("AMX kernels of oneDNN versions with the stride fault take no stride beyond the window") {
   using cpu::has_stride_fault;
   const Conv2dShape high{.r = 1, .s = 3, .stride_h = 2, .stride_w = 2},
-      wide{.r = 3, .s = 2, .stride_h = 2, .stride_w = 3}, equal{.r = 2, .s = 3, .stride_h = 2, .stride_w = 3};
+      wide{.r = 3, .s = 2, .stride_h = 2, .stride_w = 3}, three{.r = 3, .s = 4, .stride_h = 1, .stride_w = 3},
+      two{.r = 2, .s = 2, .stride_h = 2, .stride_w = 2};
   for (const char* amx : {"brgconv:avx512_core_amx_bf16", "brg_conv_fwd:avx10_1_512_amx"}) {
     for (const cpu::OneDnnVersion faulty : {cpu::OneDnnVersion{2, 6, 3}, {2, 7, 5}, {3, 7, 2}, {3, 13, 0}}) {
       CHECK(has_stride_fault(amx, high, faulty));
       CHECK(has_stride_fault(amx, wide, faulty));
-      CHECK_FALSE(has_stride_fault(amx, equal, faulty));
+      CHECK(has_stride_fault(amx, three, faulty));
+      CHECK_FALSE(has_stride_fault(amx, two, faulty));
     }
     for (const cpu::OneDnnVersion mended : {cpu::OneDnnVersion{3, 14, 0}, {4, 0, 0}})
       CHECK_FALSE(has_stride_fault(amx, high, mended));
@@ -485,12 +487,12 @@ TEST_CASE("AMX kernels of oneDNN versions with the stride fault take no stride b
     CHECK_FALSE(has_stride_fault(right, high, {2, 6, 3}));
 }
 
-TEST_CASE("conv2d in bf16: strides beyond the window") {
+TEST_CASE("conv2d in bf16: strides of AMX's faulty kernels, and others") {
   const int before = get_num_threads();
   set_num_threads(2);
   for (const bool channels_last : {false, true})
     for (const auto& [r, s, stride_h, stride_w] :
-         {std::array{1, 2, 2, 2}, {1, 3, 4, 3}, {2, 2, 3, 4}, {3, 3, 2, 2}}) {
+         {std::array{1, 2, 2, 2}, {1, 3, 4, 3}, {2, 2, 3, 4}, {3, 4, 1, 3}, {3, 3, 2, 2}}) {
       CAPTURE(channels_last, r, s, stride_h, stride_w);
       Conv2dShape shape{.n = 7, .c = 64, .k = 128, .r = r, .s = s};
       shape.stride_h = stride_h, shape.stride_w = stride_w, shape.padding_w = 1;
@@ -509,7 +511,7 @@ TEST_CASE("conv2d in bf16: strides beyond the window") {
       // On a processor without AMX, the kernel that oneDNN prefers stands for the faulty one.
       const std::string first = cpu::bf16_conv_kernel(shape);
       if (first.empty()) continue;
-      const bool beyond = stride_h > r || stride_w > s;
+      const bool beyond = stride_h > r || stride_w > s || stride_w > 2;
       for (const std::string& part : {first, std::string(":")}) {
         cpu::plant_stride_fault(part);
         CHECK((cpu::bf16_conv_kernel(shape) == first) == !beyond);
@@ -518,5 +520,28 @@ TEST_CASE("conv2d in bf16: strides beyond the window") {
       CHECK(cpu::bf16_conv_kernel(shape).empty() == beyond);
       cpu::plant_stride_fault("");
     }
+  set_num_threads(before);
+}
+
+TEST_CASE(
+    "conv2d: the gradient of the weight of strided 1 x 1 windows over few channels of channels-last images") {
+  using cpu::has_copy_fault;
+  Conv2dShape s{.n = 63, .c = 7, .h = 12, .w = 16, .k = 80, .r = 1, .s = 1, .p = 12, .q = 8};
+  s.stride_w = 2, s.channels_last = true;
+  CHECK(has_copy_fault("jit_1x1:avx512_core", s));
+  CHECK(has_copy_fault("jit_1x1:avx2", s));
+  CHECK_FALSE(has_copy_fault("jit:avx512_core", s));
+  Conv2dShape other = s;
+  other.channels_last = false;
+  CHECK_FALSE(has_copy_fault("jit_1x1:avx512_core", other));
+  other = s, other.stride_w = 1;
+  CHECK_FALSE(has_copy_fault("jit_1x1:avx512_core", other));
+  other = s, other.c = 32, other.groups = 2;
+  CHECK_FALSE(has_copy_fault("jit_1x1:avx512_core", other));
+
+  const int before = get_num_threads();
+  set_num_threads(2);
+  const Values v(s);
+  for (int repeat = 0; repeat < 10; ++repeat) check_way<float, Slots<float>>("slots", s, v, true);
   set_num_threads(before);
 }
