@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tapestry/core/intrusive.h"
-#include "tapestry/core/tensor.h"
+#include "tapestry/core/tensor_fwd.h"
 
 namespace tapestry {
 

@@ -10,6 +10,7 @@
 
 #include "tapestry/core/half.h"
 #include "tapestry/core/parallel.h"
+#include "tapestry/core/tensor.h"
 
 namespace tapestry {
 namespace {

@@ -37,7 +37,7 @@
 #include <optional>
 #include <string>
 
-#include "tapestry/core/tensor.h"
+#include "tapestry/core/tensor_fwd.h"
 
 namespace tapestry {
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "tapestry/core/error.h"
+#include "tapestry/core/tensor.h"
 
 namespace tapestry::kernels {
 namespace {

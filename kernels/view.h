@@ -1,9 +1,12 @@
 #pragma once
 // The views of tensors that kernels take: plain addresses, dtypes, sizes and strides, which can be copied to
 // a GPU.
+#include <concepts>
 #include <cstddef>
+#include <cstdint>
 
-#include "tapestry/core/tensor.h"
+#include "tapestry/core/error.h"
+#include "tapestry/core/tensor_fwd.h"
 
 namespace tapestry::kernels {
 
@@ -24,8 +27,10 @@ class ConstArray {
  public:
   ConstArray() = default;
   ConstArray(std::nullptr_t) {}  // NOLINT: operands convert implicitly
-  /// The elements of a tensor. An undefined tensor gives null.
-  ConstArray(const Tensor& t) {  // NOLINT
+  /// The elements of a tensor. An undefined tensor gives null. A template, so that kernels, which see no
+  /// tensors, need not read core/tensor.h.
+  template <std::same_as<Tensor> T>
+  ConstArray(const T& t) {  // NOLINT
     if (t.defined()) data_ = t.raw_data(), dtype_ = t.dtype();
   }
   template <class T, DType dtype = dtype_of<std::remove_const_t<T>>>
@@ -51,7 +56,8 @@ class MutableArray {
  public:
   MutableArray() = default;
   MutableArray(std::nullptr_t) {}  // NOLINT
-  MutableArray(const Tensor& t) {  // NOLINT: a const Tensor is a const handle to mutable elements
+  template <std::same_as<Tensor> T>
+  MutableArray(const T& t) {  // NOLINT: a const Tensor is a const handle to mutable elements
     if (t.defined()) data_ = t.raw_data(), dtype_ = t.dtype();
   }
   template <class T, DType dtype = dtype_of<T>>

@@ -2,6 +2,7 @@
 // What the ranks of a job want to do after a step: stop because of a signal, or save a checkpoint.
 #include <memory>
 
+#include "tapestry/core/tensor.h"
 #include "tapestry/distributed/comm/process_group.h"
 
 namespace apps {

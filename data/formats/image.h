@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tapestry/core/tensor.h"
+#include "tapestry/core/tensor_fwd.h"
 
 namespace tapestry::data {
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "tapestry/core/source_location.h"
-#include "tapestry/core/tensor.h"
+#include "tapestry/core/tensor_fwd.h"
 #include "tapestry/distributed/comm/backend.h"
 #include "tapestry/distributed/comm/recorder.h"
 

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <exception>
 
+#include "tapestry/core/tensor.h"
+
 namespace tapestry::distributed {
 namespace {
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "tapestry/core/tensor.h"
+
 namespace tapestry::kernels {
 namespace {
 

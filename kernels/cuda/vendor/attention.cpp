@@ -5,6 +5,7 @@
 #include <string>
 
 #include "tapestry/core/error.h"
+#include "tapestry/core/tensor.h"
 #include "tapestry/kernels/cuda/vendor/cudnn_attention.h"
 #include "tapestry/kernels/policy.h"
 

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "tapestry/core/tensor.h"
 #include "tapestry/kernels/cuda/vendor/cudnn_conv.h"
 #include "tapestry/kernels/cuda/vendor/cudnn_session.h"
 #include "tapestry/kernels/policy.h"
