@@ -1,16 +1,13 @@
 // The client of the TCP store. Each request in flight has its own connection, so that a request that waits
 // does not delay others. Idle connections are kept for later requests.
-#define ASIO_STANDALONE
-#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
 
 #include <algorithm>
-#include <asio/connect.hpp>
-#include <asio/io_context.hpp>
-#include <asio/ip/tcp.hpp>
-#include <asio/read.hpp>
-#include <asio/write.hpp>
+#include <cerrno>
+#include <cstring>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -19,12 +16,12 @@
 #include "tapestry/distributed/comm/internal/held_key.h"
 #include "tapestry/distributed/comm/internal/key_table.h"
 #include "tapestry/distributed/comm/internal/sha256.h"
+#include "tapestry/distributed/comm/internal/sockets.h"
 #include "tapestry/distributed/comm/internal/tcp_wire.h"
 
 namespace tapestry::distributed {
 namespace {
 
-using asio::ip::tcp;
 using wire::Op;
 using wire::Request;
 using wire::Response;
@@ -38,73 +35,66 @@ struct Unreachable {
   std::string why;
 };
 
-/// A connection with blocking operations that have deadlines. They throw Unreachable.
+/// A connection whose operations wait until they end or the deadline passes. They throw Unreachable.
 class ServerConnection {
  public:
   ServerConnection(const std::string& host, int port, const std::string& secret, Deadline deadline) {
-    tcp::resolver resolver(io_);
-    tcp::resolver::results_type places;
-    run(deadline, [&](auto done) {
-      resolver.async_resolve(
-          host, std::to_string(port),
-          [&places, done](const asio::error_code& error, tcp::resolver::results_type found) {
-            places = std::move(found);
-            done(error);
-          });
-    });
-    run(deadline, [&](auto done) {
-      asio::async_connect(socket_, places,
-                          [done](const asio::error_code& error, const tcp::endpoint&) { done(error); });
-    });
-    ::fcntl(socket_.native_handle(), F_SETFD, FD_CLOEXEC);
-    asio::error_code ignored;
-    // If nobody listens at an ephemeral port of this host, the kernel may choose that port for the client's
-    // own end. TCP then connects the socket to itself (simultaneous open), and the store cannot listen there.
-    // A reset frees the port at once, while a normal close would keep it in TIME_WAIT.
-    if (socket_.local_endpoint(ignored) == socket_.remote_endpoint(ignored)) {
-      socket_.set_option(asio::socket_base::linger(true, 0), ignored);
-      socket_.close(ignored);
-      throw Unreachable{"nobody listens there yet"};
-    }
-    socket_.set_option(tcp::no_delay(true), ignored);
-    socket_.set_option(asio::socket_base::keep_alive(true), ignored);
+    connect(host, port, deadline);
+    set_option(socket_.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+    set_option(socket_.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
     introduce(secret, concat({host, ":", port}), deadline);
   }
 
   void write(std::string_view bytes, Deadline deadline) {
-    run(deadline, [&](auto done) {
-      asio::async_write(socket_, asio::buffer(bytes),
-                        [done](const asio::error_code& error, std::size_t) { done(error); });
-    });
+    for (;; wait(POLLOUT, deadline)) {
+      fail_if(send_some(socket_.get(), bytes));
+      if (bytes.empty()) return;
+    }
   }
 
   std::string read(std::size_t bytes, Deadline deadline) {
-    std::string out(bytes, '\0');
-    run(deadline, [&](auto done) {
-      asio::async_read(socket_, asio::buffer(out),
-                       [done](const asio::error_code& error, std::size_t) { done(error); });
-    });
-    return out;
+    std::string out;
+    out.reserve(bytes);
+    for (;; wait(POLLIN, deadline)) {
+      fail_if(receive(socket_.get(), out, bytes));
+      if (out.size() == bytes) return out;
+    }
   }
 
  private:
-  /// start(done) must start an operation that calls done(error) when it ends. At the deadline the operation
-  /// is cancelled. The buffers of the operation are unused when this returns.
-  template <class Start>
-  void run(Deadline deadline, Start&& start) {
-    asio::error_code result = asio::error::timed_out;
-    bool ended = false;
-    io_.restart();
-    start([&](const asio::error_code& error) { result = error, ended = true; });
-    io_.run_until(deadline);
-    if (!ended) {
-      asio::error_code ignored;
-      socket_.close(ignored);
-      io_.run();
+  static void fail_if(int error) {
+    if (error != 0)
+      throw Unreachable{error == ECONNRESET ? "it closed the connection" : std::strerror(error)};
+  }
+
+  void wait(short events, Deadline deadline) const {
+    if (!wait_until(socket_.get(), events, deadline))
       throw Unreachable{"it did not answer before the deadline"};
+  }
+
+  void connect(const std::string& host, int port, Deadline deadline) {
+    std::string why;
+    for (const SocketAddress& address : addresses_of(host, port, &why)) {
+      int error = start_connect(address, socket_);
+      check<DistributedError>(!no_room(error), "[store] cannot connect to ", host, ":", port, ": ",
+                              std::strerror(error), "; raise the limit of open files (ulimit -n)");
+      if (error == 0) wait(POLLOUT, deadline), error = connect_error(socket_.get());
+      if (error == 0) return refuse_self();
+      why = std::strerror(error);
     }
-    if (result == asio::error::eof) throw Unreachable{"it closed the connection"};
-    if (result) throw Unreachable{result.message()};
+    throw Unreachable{why};
+  }
+
+  /// If nobody listens at an ephemeral port of this host, the kernel may choose that port for the client's
+  /// own end. TCP then connects the socket to itself (simultaneous open), and the store cannot listen there.
+  /// A reset frees the port at once, while a normal close would keep it in TIME_WAIT.
+  void refuse_self() const {
+    const SocketAddress own = address_of(socket_.get(), ::getsockname),
+                        other = address_of(socket_.get(), ::getpeername);
+    if (own.host() != other.host() || own.port() != other.port()) return;
+    const linger reset{1, 0};
+    ::setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+    throw Unreachable{"nobody listens there yet"};
   }
 
   void introduce(const std::string& secret, const std::string& place, Deadline deadline) {
@@ -123,8 +113,7 @@ class ServerConnection {
         "; set TAPESTRY_SECRET to the same text for all ranks, or start them with one launcher");
   }
 
-  asio::io_context io_{1};
-  tcp::socket socket_{io_};
+  Fd socket_;
 };
 
 class TcpStore final : public Store {
@@ -201,9 +190,6 @@ class TcpStore final : public Store {
         return std::make_unique<ServerConnection>(host_, port_, options_.secret, attempt);
       } catch (const Unreachable&) {
         if (Clock::now() + pause >= deadline) throw;
-      } catch (const std::system_error& e) {  // of Asio
-        fail<DistributedError>("[store] cannot connect to ", host_, ":", port_, ": ", e.what(),
-                               "; raise the limit of open files (ulimit -n)");
       }
       std::this_thread::sleep_for(pause);
     }

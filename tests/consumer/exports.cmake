@@ -1,5 +1,5 @@
 # cmake -D NM= -D LIBRARY= -P exports.cmake
-# Fails if the library exports a symbol outside of namespace tapestry. A consumer with its own version of Eigen, Asio, JSON
+# Fails if the library exports a symbol outside of namespace tapestry. A consumer with its own version of Eigen, JSON
 # or oneDNN could be linked with such a symbol.
 execute_process(COMMAND ${NM} -D --defined-only ${LIBRARY} OUTPUT_VARIABLE text COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX MATCHALL "[^\n]+" lines "${text}")

@@ -1,9 +1,5 @@
 // Processes that do not belong to the job connect to every socket on which ranks of one host listen, while
 // the ranks connect to one another. The ranks must not notice, and must not listen on a TCP port.
-#include <arpa/inet.h>
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -17,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "tapestry/distributed/comm/internal/sockets.h"
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
 #include "tests/support/processes.h"
@@ -105,36 +102,29 @@ class Stranger {
   }
 
   void disturb(const std::string& name) {
-    sockaddr_storage storage{};
-    socklen_t length = 0;
+    SocketAddress address;
     if (name.starts_with("tcp ")) {
-      auto& in = reinterpret_cast<sockaddr_in&>(storage);
-      in.sin_family = AF_INET;
-      in.sin_port = htons(static_cast<std::uint16_t>(std::stoi(name.substr(4))));
-      in.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-      length = sizeof in;
+      address = addresses_of("127.0.0.1", std::stoi(name.substr(4))).at(0);
     } else {
-      auto& un = reinterpret_cast<sockaddr_un&>(storage);
+      auto& un = reinterpret_cast<sockaddr_un&>(address.storage);
       un.sun_family = AF_UNIX;
       name.copy(un.sun_path + 1, sizeof un.sun_path - 1, 5);
-      length = static_cast<socklen_t>(sizeof(sa_family_t) + 1 + name.size() - 5);
+      address.length = static_cast<socklen_t>(sizeof(sa_family_t) + 1 + name.size() - 5);
     }
-    const int fd = socket(storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (connect(fd, reinterpret_cast<const sockaddr*>(&storage), length) == 0 || errno == EINPROGRESS) {
+    Fd& socket = held_.emplace_back();
+    if (start_connect(address, socket) == 0) {
       usleep(200);
       const std::string garbage(200, '\xff');
-      if (send(fd, garbage.data(), garbage.size(), MSG_NOSIGNAL | MSG_DONTWAIT) > 0) ++connections_;
+      std::string_view rest = garbage;
+      connections_ += send_some(socket.get(), rest) == 0 && rest.empty();
     }
-    held_.push_back(fd);
-    if (held_.size() < 200) return;
-    for (const int old : held_) close(old);
-    held_.clear();
+    if (held_.size() >= 200) held_.clear();
   }
 
   const Names before_;
   std::atomic<bool> stopping_{false};
   std::atomic<int> connections_{0};
-  std::vector<int> held_;
+  std::vector<Fd> held_;
   std::thread thread_;
 };
 

@@ -1,9 +1,6 @@
 // Tests rendezvous(), and init_process_group() with every init_method.
 #include "tapestry/distributed/comm/init.h"
 
-#include <netinet/in.h>
-#include <sys/socket.h>
-
 #include <filesystem>
 #include <thread>
 

@@ -1,10 +1,6 @@
 // connect_peers() over TCP and Unix sockets, while other processes connect to the same sockets.
 #include "tapestry/distributed/comm/internal/peer_sockets.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/un.h>
-
 #include <atomic>
 #include <cstring>
 #include <thread>
@@ -19,16 +15,7 @@ using namespace distributed_test;
 
 namespace {
 
-SocketAddress loopback() {
-  sockaddr_in in{};
-  in.sin_family = AF_INET;
-  in.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  SocketAddress address{.length = sizeof in};
-  std::memcpy(&address.storage, &in, sizeof in);
-  return address;
-}
-
-const std::optional<SocketAddress> kBoth[] = {loopback(), std::nullopt};
+const std::optional<SocketAddress> kBoth[] = {addresses_of("127.0.0.1", 0).at(0), std::nullopt};
 
 struct Result {
   PeerSockets sockets;

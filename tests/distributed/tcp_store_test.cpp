@@ -1,18 +1,19 @@
 // Tests the TCP store: wrong secrets, garbage, connections that send slowly or claim large sizes, and the end
 // of its server.
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
-#include <algorithm>
+#include <atomic>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <thread>
 
 #include "tapestry/distributed/comm/internal/held_key.h"
 #include "tapestry/distributed/comm/internal/sha256.h"
+#include "tapestry/distributed/comm/internal/sockets.h"
 #include "tapestry/distributed/comm/internal/tcp_wire.h"
 #include "tapestry/distributed/comm/store.h"
 #include "tests/distributed/store_support.h"
@@ -35,47 +36,26 @@ const TcpOptions kQuick{
 /// A raw socket that can violate the protocol.
 class Raw {
  public:
-  explicit Raw(int port) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    const sockaddr_in place = at(port);
-    if (connect(fd_, reinterpret_cast<const sockaddr*>(&place), sizeof place) != 0)
+  explicit Raw(int port) {
+    if (start_connect(addresses_of(kHere, port).at(0), fd_) != 0 ||
+        !wait_until(fd_.get(), POLLOUT, Clock::now() + kSoon) || connect_error(fd_.get()) != 0)
       throw std::runtime_error("cannot connect");
-  }
-  ~Raw() { close(fd_); }
-  Raw(const Raw&) = delete;
-  Raw& operator=(const Raw&) = delete;
-
-  static sockaddr_in at(int port) {
-    sockaddr_in place{};
-    place.sin_family = AF_INET;
-    place.sin_port = htons(static_cast<std::uint16_t>(port));
-    place.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    return place;
   }
 
   /// False if the other side has closed the connection.
   bool send(std::string_view bytes) {
-    while (!bytes.empty()) {
-      const ssize_t n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-      if (n <= 0) return false;
-      bytes.remove_prefix(static_cast<std::size_t>(n));
+    while (send_some(fd_.get(), bytes) == 0) {
+      if (bytes.empty()) return true;
+      if (!wait_until(fd_.get(), POLLOUT, Clock::now() + kSoon)) break;
     }
-    return true;
+    return false;
   }
   /// Reads until `bytes` bytes have come, the other side closes the connection, or `limit` has passed.
   std::string receive(std::size_t bytes, Milliseconds limit = Milliseconds(5000)) {
     std::string out;
-    const auto end = Clock::now() + limit;
-    while (out.size() < bytes) {
-      pollfd wait{fd_, POLLIN, 0};
-      const auto left = std::chrono::duration_cast<Milliseconds>(end - Clock::now()).count();
-      if (left <= 0 || poll(&wait, 1, static_cast<int>(left)) <= 0) break;
-      char piece[4096];
-      const ssize_t n = recv(fd_, piece, std::min(sizeof piece, bytes - out.size()), 0);
-      if (n <= 0) {
-        ended_ = true;
-        break;
-      }
-      out.append(piece, static_cast<std::size_t>(n));
+    for (const auto end = Clock::now() + limit; !ended_ && out.size() < bytes;) {
+      if (!wait_until(fd_.get(), POLLIN, end)) break;
+      ended_ = distributed::receive(fd_.get(), out, bytes) != 0;
     }
     return out;
   }
@@ -85,10 +65,10 @@ class Raw {
     while (!ended_ && since(begin) < limit) receive(4096, Milliseconds(50));
     return ended_;
   }
-  void half_close() { shutdown(fd_, SHUT_WR); }
+  void half_close() { shutdown(fd_.get(), SHUT_WR); }
 
  private:
-  int fd_;
+  Fd fd_;
   bool ended_ = false;
 };
 
@@ -108,27 +88,26 @@ std::unique_ptr<Raw> admitted(int port, const std::string& secret = kQuick.secre
 /// A server at a free port that accepts one connection at a time and calls `body` with it.
 class Impostor {
  public:
-  explicit Impostor(std::function<void(int fd)> body)
-      : listener_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in place = Raw::at(0);
-    socklen_t size = sizeof place;
-    if (bind(listener_, reinterpret_cast<sockaddr*>(&place), size) != 0 || listen(listener_, 8) != 0 ||
-        getsockname(listener_, reinterpret_cast<sockaddr*>(&place), &size) != 0)
-      throw std::runtime_error("cannot listen");
-    port_ = ntohs(place.sin_port);
+  explicit Impostor(std::function<void(int fd)> body) {
+    SocketAddress place = addresses_of(kHere, 0).at(0);
+    if (listen_at(place, listener_) != 0) throw std::runtime_error("cannot listen");
+    port_ = place.port();
     thread_ = std::thread([this, body = std::move(body)] {
-      for (int fd; (fd = accept(listener_, nullptr, nullptr)) >= 0; close(fd)) body(fd);
+      while (wait_until(listener_.get(), POLLIN, Clock::time_point::max()) && !ending_)
+        if (const Fd peer(accept(listener_.get(), nullptr, nullptr)); peer.open()) body(peer.get());
     });
   }
   ~Impostor() {
-    shutdown(listener_, SHUT_RDWR);
+    ending_ = true;
+    shutdown(listener_.get(), SHUT_RDWR);
     thread_.join();
-    close(listener_);
   }
   int port() const { return port_; }
 
  private:
-  int listener_, port_ = 0;
+  Fd listener_;
+  int port_ = 0;
+  std::atomic<bool> ending_ = false;
   std::thread thread_;
 };
 
@@ -153,12 +132,6 @@ std::string hex(const std::string& bytes) {
     out += "0123456789abcdef"[c >> 4];
     out += "0123456789abcdef"[c & 15];
   }
-  return out;
-}
-
-std::string size_prefix(std::uint32_t size) {
-  std::string out;
-  for (int i = 0; i < 4; ++i) out += static_cast<char>(size >> 8 * i);
   return out;
 }
 
@@ -331,6 +304,16 @@ TEST_CASE("misbehaving strangers do not affect clients") {
   CHECK_FALSE(there);
   CHECK(since(begin) < Milliseconds(3000));
   CHECK(silent.hung_up());
+  // A dropped connection causes no more events, although a forked process holds its socket too.
+  Raw wrong(server->port());
+  wrong.receive(1);
+  const Process holder([] { pause(); });
+  wrong.send(std::string(100, 'x'));
+  std::this_thread::sleep_for(Milliseconds(100));
+  wrong.send("x");
+  const std::clock_t before = std::clock();
+  std::this_thread::sleep_for(Milliseconds(300));
+  CHECK(std::clock() - before < CLOCKS_PER_SEC / 10);
   CHECK(member->add("n", 1) == 1);
 }
 
@@ -338,15 +321,15 @@ TEST_CASE("a client that violates the protocol is dropped without effects") {
   const auto server = start_store_server(kHere, 0, kQuick);
   const std::string good = wire::encode(wire::Request{.op = wire::Op::add, .number = 1, .key = "n"});
   const auto framed = [](const std::string& body) {
-    return size_prefix(static_cast<std::uint32_t>(body.size())) + body;
+    return wire::size_bytes(static_cast<std::uint32_t>(body.size())) + body;
   };
   std::string unknown_op = good, long_key = good, lying = good;
   unknown_op[4] = 99;
   lying[14] = '\x7f';  // makes the length of an inner field wrong
   long_key = wire::encode(wire::Request{.op = wire::Op::set, .key = std::string(Store::kMaxKey + 1, 'k')});
   const std::string breaches[] = {
-      size_prefix(0xffffffff) + "x",
-      size_prefix(wire::kMaxRequest + 1),
+      wire::size_bytes(0xffffffff) + "x",
+      wire::size_bytes(wire::kMaxRequest + 1),
       framed(""),
       framed("garbage"),
       framed(std::string(1000, '\xff')),
@@ -380,6 +363,44 @@ TEST_CASE("a client that violates the protocol is dropped without effects") {
   std::this_thread::sleep_for(Milliseconds(50));
   idle->send(good.substr(7));
   CHECK(idle->receive(6).size() == 6);
+  idle->send(wire::encode(wire::Request{.op = wire::Op::get, .number = 60'000, .key = "never"}));
+  std::this_thread::sleep_for(Milliseconds(50));
+  idle->send(good);  // while the client waits
+  CHECK(idle->hung_up(Milliseconds(1000)));
+}
+
+TEST_CASE("a client that does not read its response is dropped at the deadline") {
+  const auto server = start_store_server(kHere, 0, kQuick);
+  tcp_store(kHere, server->port(), kQuick)->set("k", std::string(Store::kMaxValue, 'x'));
+  const auto raw = admitted(server->port());
+  raw->send(wire::encode(wire::Request{.op = wire::Op::try_get, .key = "k"}));
+  std::this_thread::sleep_for(Milliseconds(600));
+  check_healthy(*server);
+  CHECK(raw->receive(Store::kMaxValue).size() < Store::kMaxValue);
+}
+
+TEST_CASE("without a free file descriptor, a server serves its clients and accepts others later") {
+  const auto server = start_store_server(kHere, 0, kQuick);
+  const auto member = tcp_store(kHere, server->port(), kQuick);
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  Fd first(dup(STDERR_FILENO));
+  const rlimit lower{static_cast<rlim_t>(first.get()) + 1, before.rlim_max};
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &lower) == 0);
+  first.close();
+  Raw raw(server->port());  // has the last descriptor
+  const std::clock_t begin = std::clock();
+  const std::string silence = raw.receive(1, Milliseconds(300));
+  const std::string unserved =
+      message_of<DistributedError>([&] { tcp_store(kHere, server->port(), kQuick); });
+  const std::clock_t used = std::clock() - begin;
+  const std::int64_t served = member->add("n", 1);
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  CHECK(silence == "");
+  CHECK_THAT(unserved, ContainsSubstring("ulimit -n"));
+  CHECK(served == 1);
+  CHECK(used < CLOCKS_PER_SEC / 10);
+  CHECK(raw.receive(16) == wire::kGreeting);
 }
 
 TEST_CASE("announced sizes use no memory") {
@@ -388,7 +409,7 @@ TEST_CASE("announced sizes use no memory") {
   std::vector<std::unique_ptr<Raw>> greedy;
   for (int i = 0; i < 60; ++i) {
     greedy.push_back(admitted(server->port()));
-    greedy.back()->send(size_prefix(wire::kMaxRequest) + std::string(1000, 'x'));
+    greedy.back()->send(wire::size_bytes(wire::kMaxRequest) + std::string(1000, 'x'));
   }
   CHECK(resident_bytes() < before + (std::size_t{32} << 20));
   check_healthy(*server);
@@ -522,7 +543,7 @@ TEST_CASE("drain() waits for connected clients and accepts no others") {
   CHECK_FALSE(server->drain(Milliseconds(100)));
   CHECK(since(begin) >= Milliseconds(100));
   CHECK(since(begin) < Milliseconds(1100));
-  CHECK(stranger.hung_up());
+  CHECK(stranger.hung_up(Milliseconds(100)));  // before the limit of the handshake
   client->set("k", "still served");
   CHECK(client->get("k", kSoon) == "still served");
   TcpOptions impatient = kQuick;

@@ -1,12 +1,9 @@
 // Tests DDP training jobs over Gloo with one process per rank. If a rank dies, freezes or makes a different
 // call, every other rank must throw in time an error that names the rank and the place. Checkpoints must be
 // complete. After restarts, the weights must equal those of an undisturbed job.
-#include <arpa/inet.h>
-#include <sys/socket.h>
-
 #include <algorithm>
 
-#include "tapestry/distributed/comm/store.h"
+#include "tapestry/distributed/comm/internal/sockets.h"
 #include "tests/launch/job.h"
 #include "tests/launch/training.h"
 #include "tests/support/catch.h"
@@ -119,20 +116,16 @@ TEST_CASE("if rank 0 exits before the others join, they report it") {
 
 TEST_CASE("a silent stranger on the store's port gives an error within the timeout") {
   if (!has_gloo()) return;
-  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   const int number = tests::free_port();
-  address.sin_port = htons(static_cast<std::uint16_t>(number));
-  REQUIRE(bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
-  REQUIRE(listen(listener, 8) == 0);
+  tapestry::distributed::SocketAddress address =
+      tapestry::distributed::addresses_of("127.0.0.1", number).at(0);
+  tapestry::distributed::Fd listener;
+  REQUIRE(listen_at(address, listener) == 0);
   Training job({}, "2", number);
   const std::string port = std::to_string(number);
   job.told(0, 3,
            {"cannot listen at 127.0.0.1, port " + port + ": taken by process " + std::to_string(getpid())});
   for (const int rank : {1, 2}) job.told(rank, 6, {"127.0.0.1:" + port});
-  close(listener);
 }
 
 TEST_CASE("a rank with a wrong secret or none is refused and listed as missing") {

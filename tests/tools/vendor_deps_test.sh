@@ -40,7 +40,7 @@ if [[ $output == *'this system has Catch2 3'* ]]; then
   exit $((failures > 0))
 fi
 ((status == 0)) || fail 'vendor_deps' "$output"
-for name in Eigen/Core nlohmann/json.hpp asio.hpp asio/ip/tcp.hpp CLI/CLI.hpp catch2/catch.hpp zlib.h; do
+for name in Eigen/Core nlohmann/json.hpp CLI/CLI.hpp catch2/catch.hpp zlib.h; do
   [[ -f .deps/include/$name ]] || fail "no $name" "$output"
 done
 [[ -z $(find .deps -type l) ]] || fail 'there are symbolic links, which are broken on another machine'
@@ -57,7 +57,7 @@ output=$(SYSROOT=$work/system tools/vendor_deps --no-install --without-data --ou
 # CMake is told to ignore the system's folders.
 output=$(cmake -S . -B build/x -G Ninja -DCMAKE_MAKE_PROGRAM="$(command -v ninja)" -DCMAKE_IGNORE_PREFIX_PATH='/;/usr;/usr/local' \
   -DTAPESTRY_CUDA=OFF -DTAPESTRY_BUILD_TESTS=ON 2>&1) || fail 'configure' "$output"
-for variable in TAPESTRY_{EIGEN,JSON,ASIO,CLI11,CATCH2}_INCLUDE_DIR \
+for variable in TAPESTRY_{EIGEN,JSON,CLI11,CATCH2}_INCLUDE_DIR \
   ZLIB_INCLUDE_DIR ZLIB_LIBRARY_RELEASE; do
   value=$(sed -n "s/^$variable:[A-Z]*=//p" build/x/CMakeCache.txt)
   [[ $value == "$PWD"/.deps/* ]] || fail "$variable is '$value'"
@@ -72,7 +72,6 @@ sees() {
 }
 library=CMakeFiles/tapestry_base.dir
 sees $library/core/safetensors.cpp.o nlohmann/json.hpp
-sees $library/distributed/comm/tcp_store.cpp.o asio/
 sees $library/data/formats/internal/input_file.cpp.o zlib.h
 sees $library/kernels/cpu/matmul_eigen.cpp.o Eigen/Core
 sees apps/CMakeFiles/classifier.dir/classifier/options.cpp.o CLI/CLI.hpp

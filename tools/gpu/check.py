@@ -35,7 +35,7 @@ A call stops by itself after --limit-s seconds. The next call goes on: it keeps 
 commit, and runs what is missing. If nothing is built, every call builds first.
 
 Needs a CUDA toolkit, CMake 3.25, Ninja, a C++20 compiler and Python 3.9 with PyTorch; downloads nothing. If the system
-lacks JSON, zlib, Asio, CLI11, Eigen, Catch2 or Fashion-MNIST, they are taken from .deps/, which tools/vendor_deps fills
+lacks JSON, zlib, CLI11, Eigen, Catch2 or Fashion-MNIST, they are taken from .deps/, which tools/vendor_deps fills
 on another machine. Everything else is optional: what is missing is a note, and never a failure.
 
 Results are written as they come to build/gpu_check/gpu_check.md and .json. Exit status: 0 if everything was right,

@@ -107,7 +107,6 @@ is_present() {
     zlib1g-dev) have_header zlib.h ;;
     libdnnl-dev) have_header oneapi/dnnl/dnnl.hpp ;;
     libcli11-dev) have_header CLI/CLI.hpp ;;
-    libasio-dev) have_header asio/ip/tcp.hpp ;;
     libgloo-dev) have_header gloo/config.h ;;
     libpng-dev) have_header png.h ;;
     libjpeg-dev) have_header jpeglib.h ;;

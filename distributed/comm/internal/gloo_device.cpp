@@ -6,8 +6,6 @@
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/tcp/pair.h>
 #include <ifaddrs.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -122,31 +120,6 @@ std::string interface_names() {
   return text;
 }
 
-/// The local address from which this host reaches `host`, or empty if `host` cannot be reached. Sends no
-/// packet.
-std::string address_towards(const std::string& host) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return {};
-  std::string address;
-  for (const addrinfo* i = found; i && address.empty(); i = i->ai_next) {
-    const int fd = socket(i->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) continue;
-    sockaddr_storage self{};
-    socklen_t length = sizeof self;
-    char text[NI_MAXHOST];
-    if (::connect(fd, i->ai_addr, i->ai_addrlen) == 0 &&
-        getsockname(fd, reinterpret_cast<sockaddr*>(&self), &length) == 0 &&
-        getnameinfo(reinterpret_cast<sockaddr*>(&self), length, text, sizeof text, nullptr, 0,
-                    NI_NUMERICHOST) == 0)
-      address = text;
-    close(fd);
-  }
-  freeaddrinfo(found);
-  return address;
-}
-
 /// The host in "tcp host:port", or empty for other stores.
 std::string store_host(const Store& store) {
   const std::string text = store.str();
@@ -209,25 +182,13 @@ tcp::attr network_address(Store& store, int rank, int size, const std::string& i
 
 /// Gloo looks up the network interface of every device, also of one that uses no network.
 tcp::attr loopback_address() {
+  const SocketAddress loopback = addresses_of(loopback_host(), 0).at(0);
   tcp::attr attr;
+  attr.ai_family = loopback.storage.ss_family;
   attr.ai_socktype = SOCK_STREAM;
   attr.ai_protocol = 0;
-  attr.ai_addr = {};
-  if (loopback_host() == "::1") {
-    sockaddr_in6 loopback{};
-    loopback.sin6_family = AF_INET6;
-    loopback.sin6_addr = in6addr_loopback;
-    attr.ai_family = AF_INET6;
-    std::memcpy(&attr.ai_addr, &loopback, sizeof loopback);
-    attr.ai_addrlen = sizeof loopback;
-  } else {
-    sockaddr_in loopback{};
-    loopback.sin_family = AF_INET;
-    loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    attr.ai_family = AF_INET;
-    std::memcpy(&attr.ai_addr, &loopback, sizeof loopback);
-    attr.ai_addrlen = sizeof loopback;
-  }
+  attr.ai_addr = loopback.storage;
+  attr.ai_addrlen = loopback.length;
   return attr;
 }
 

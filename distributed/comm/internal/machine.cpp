@@ -1,9 +1,6 @@
 #include "tapestry/distributed/comm/internal/machine.h"
 
-#include <ifaddrs.h>
-#include <netinet/in.h>
 #include <sched.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +10,7 @@
 #include <thread>
 
 #include "tapestry/core/internal/limits.h"
+#include "tapestry/distributed/comm/internal/sockets.h"
 
 namespace tapestry::distributed {
 std::string host_name() {
@@ -32,20 +30,8 @@ bool is_loopback(std::string_view host) {
 }
 
 std::string loopback_host() {
-  bool v4 = false, v6 = false;
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return "127.0.0.1";
-  for (const ifaddrs* i = list; i; i = i->ifa_next) {
-    if (!i->ifa_addr) continue;
-    if (i->ifa_addr->sa_family == AF_INET) {
-      const auto& at = *reinterpret_cast<const sockaddr_in*>(i->ifa_addr);
-      v4 = v4 || at.sin_addr.s_addr == htonl(INADDR_LOOPBACK);
-    } else if (i->ifa_addr->sa_family == AF_INET6) {
-      v6 = v6 || IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(i->ifa_addr)->sin6_addr);
-    }
-  }
-  freeifaddrs(list);
-  return v6 && !v4 ? "::1" : "127.0.0.1";
+  const auto is_here = [](const char* address) { return address_towards(address) == address; };
+  return !is_here("127.0.0.1") && is_here("::1") ? "::1" : "127.0.0.1";
 }
 
 int available_cores(const std::string& root) {

@@ -11,13 +11,10 @@
 // later bytes belong to the user of the socket.
 #include "tapestry/distributed/comm/internal/peer_sockets.h"
 
-#include <fcntl.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/un.h>
-#include <unistd.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -30,11 +27,12 @@
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/sha256.h"
+#include "tapestry/distributed/comm/internal/tcp_wire.h"
 
 namespace tapestry::distributed {
 namespace {
 
-constexpr std::size_t kKey = 32, kProof = 32, kNumber = 4, kHello = kNumber + kProof;
+constexpr std::size_t kKey = 32, kProof = 32, kNumber = wire::kSize, kHello = kNumber + kProof;
 constexpr Milliseconds kHandshake{5'000};  // time for an accepted connection to prove that it is a rank
 constexpr Milliseconds kPause{20};         // before the next attempt to connect
 constexpr std::string_view kAcknowledgement = "k";
@@ -45,56 +43,23 @@ std::string proof(std::string_view key, const char* word, int connecting_rank) {
   return hmac_sha256(key, concat({word, " ", connecting_rank}));
 }
 
-std::string number(int rank) {
-  std::string bytes;
-  for (unsigned shift = 0; shift < 32; shift += 8)
-    bytes += static_cast<char>(static_cast<unsigned>(rank) >> shift & 255);
-  return bytes;
-}
-
-int number_in(std::string_view bytes) {
-  unsigned rank = 0;
-  for (unsigned i = 0; i < kNumber; ++i)
-    rank |= static_cast<unsigned>(static_cast<unsigned char>(bytes[i])) << 8 * i;
-  return static_cast<int>(rank);
-}
-
-/// Appends what has arrived to `bytes`, until it has `size` bytes. Returns 0, or the errno of the failure;
-/// ECONNRESET if the other side has closed the connection.
-int receive(int fd, std::string& bytes, std::size_t size) {
-  char buffer[64];
-  while (bytes.size() < size) {
-    const ssize_t n = ::recv(fd, buffer, std::min(sizeof buffer, size - bytes.size()), MSG_DONTWAIT);
-    if (n > 0) bytes.append(buffer, static_cast<std::size_t>(n));
-    else if (n == 0) return ECONNRESET;
-    else if (errno == EAGAIN) return 0;
-    else if (errno != EINTR) return errno;
-  }
-  return 0;
-}
-
 /// Sends a short message on a new connection, whose buffer has room for it. Returns 0 or errno.
 int send_all(int fd, std::string_view bytes) {
-  const ssize_t n = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (n < 0) return errno;
-  return n == static_cast<ssize_t>(bytes.size()) ? 0 : ENOBUFS;
+  const int error = send_some(fd, bytes);
+  return error == 0 && !bytes.empty() ? ENOBUFS : error;
 }
 
 /// Who is at the other end of an accepted connection.
 std::string origin(int fd) {
-  SocketAddress address{.length = sizeof(sockaddr_storage)};
-  if (::getpeername(fd, address.get(), &address.length) != 0) return "a process that has closed it";
+  const SocketAddress address = address_of(fd, ::getpeername);
+  if (address.length == 0) return "a process that has closed it";
   if (address.storage.ss_family == AF_UNIX) {
     ucred who{};
     socklen_t size = sizeof who;
     if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size) != 0) return "a process of this host";
     return concat({"process ", who.pid, " of user ", who.uid});
   }
-  char host[NI_MAXHOST], port[NI_MAXSERV];
-  if (::getnameinfo(address.get(), address.length, host, sizeof host, port, sizeof port,
-                    NI_NUMERICHOST | NI_NUMERICSERV) != 0)
-    return "an unknown address";
-  return concat({host, ":", port});
+  return concat({address.host(), ":", address.port()});
 }
 
 class Connector {
@@ -118,17 +83,12 @@ class Connector {
   }
 
  private:
-  /// An accepted connection that has not proved yet that it comes from a rank.
-  struct Stranger {
+  /// An accepted connection.
+  struct Accepted {
     Fd socket;
     Deadline deadline;
-    std::string from;
-    std::string hello;
-  };
-  /// An accepted connection of a rank that has proved itself, and has not acknowledged our proof yet.
-  struct Answered {
-    Fd socket;
-    int rank = 0;
+    std::string from, bytes;
+    int rank = -1;  // after it has proved that it comes from that rank, which then acknowledges our proof
   };
   /// A connection to a lower rank.
   struct Outgoing {
@@ -148,12 +108,8 @@ class Connector {
     address.storage.ss_family = AF_UNIX;
     address.length = sizeof(sa_family_t);
     if (here) address = *here;
-    listener_ = Fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    const bool ok = listener_.open() && ::bind(listener_.get(), address.get(), address.length) == 0 &&
-                    ::listen(listener_.get(), SOMAXCONN) == 0;
-    address.length = sizeof address.storage;
-    if (!ok || ::getsockname(listener_.get(), address.get(), &address.length) != 0)
-      fail_here("cannot listen for the other ranks");
+    if (const int error = listen_at(address, listener_))
+      fail_here("cannot listen for the other ranks", error);
     own_key_ = random_bytes(kKey);
     store_.set(concat({"socket/", rank_}),
                own_key_ + std::string(reinterpret_cast<const char*>(&address.storage), address.length));
@@ -191,10 +147,9 @@ class Connector {
     peer.greeted = false;
     peer.answer.clear();
     peer.next = Clock::now() + kPause;
-    peer.socket = Fd(::socket(family_, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!peer.socket.open()) fail_here("cannot open a socket");
-    if (::connect(peer.socket.get(), peer.address.get(), peer.address.length) != 0 && errno != EINPROGRESS)
-      retry(peer, errno);  // such as EAGAIN: the backlog of a Unix socket is full
+    const int error = start_connect(peer.address, peer.socket);
+    if (!peer.socket.open()) fail_here("cannot open a socket", error);
+    if (error != 0) retry(peer, error);  // such as EAGAIN: the backlog of a Unix socket is full
   }
 
   /// Ranks listen before they publish their addresses, so a connection is refused only if the rank has ended.
@@ -211,10 +166,10 @@ class Connector {
 
   void advance(Outgoing& peer) {
     if (!peer.greeted) {
-      int error = 0;
-      socklen_t size = sizeof error;
-      if (::getsockopt(peer.socket.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
-      if (error == 0) error = send_all(peer.socket.get(), number(rank_) + proof(peer.key, "connect", rank_));
+      int error = connect_error(peer.socket.get());
+      if (error == 0)
+        error = send_all(peer.socket.get(), wire::size_bytes(static_cast<std::uint32_t>(rank_)) +
+                                                proof(peer.key, "connect", rank_));
       if (error != 0) return retry(peer, error);
       peer.greeted = true;
       return;
@@ -232,9 +187,9 @@ class Connector {
   void accept() {
     Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.open()) {
-      const bool no_room = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
-      if (no_room && strangers_.empty()) fail_here("cannot accept a connection");
-      if (no_room) refuse(strangers_.begin());
+      const int error = errno;
+      if (no_room(error) && strangers_.empty()) fail_here("cannot accept a connection", error);
+      if (no_room(error)) refuse(strangers_.begin());
       return;
     }
     if (strangers_.size() >= kMostUnprovenPeers) refuse(strangers_.begin());
@@ -242,32 +197,28 @@ class Connector {
     strangers_.push_back({std::move(socket), deadline_after(kHandshake), std::move(from), ""});
   }
 
-  /// Returns the next stranger.
-  std::list<Stranger>::iterator advance(std::list<Stranger>::iterator stranger) {
-    const int error = receive(stranger->socket.get(), stranger->hello, kHello);
-    if (error != 0 || (stranger->hello.size() < kHello && Clock::now() >= stranger->deadline))
-      return refuse(stranger);
-    if (stranger->hello.size() < kHello) return std::next(stranger);
-    const int peer = number_in(stranger->hello);
-    const bool rank = peer > rank_ && peer < size_ &&
-                      equal_in_constant_time(std::string_view(stranger->hello).substr(kNumber),
-                                             proof(own_key_, "connect", peer));
-    if (!rank) return refuse(stranger);
-    if (send_all(stranger->socket.get(), proof(own_key_, "accept", peer)) == 0)
-      answered_.push_back({std::move(stranger->socket), peer});
-    return strangers_.erase(stranger);
+  /// Returns the next connection of the same list.
+  std::list<Accepted>::iterator advance(std::list<Accepted>::iterator peer) {
+    const bool answered = peer->rank >= 0;
+    const std::size_t size = answered ? kHello + kAcknowledgement.size() : kHello;
+    const int error = receive(peer->socket.get(), peer->bytes, size);
+    if (error == 0 && peer->bytes.size() < size && Clock::now() < peer->deadline) return std::next(peer);
+    if (answered) {  // a rank whose connection broke connects again
+      if (error == 0) keep(peer->rank, std::move(peer->socket));
+      return answered_.erase(peer);
+    }
+    if (peer->bytes.size() < size) return refuse(peer);
+    const int rank = static_cast<int>(wire::read_size(peer->bytes));
+    if (rank <= rank_ || rank >= size_ ||
+        !equal_in_constant_time(std::string_view(peer->bytes).substr(kNumber),
+                                proof(own_key_, "connect", rank)))
+      return refuse(peer);
+    if (send_all(peer->socket.get(), proof(own_key_, "accept", rank)) == 0)
+      answered_.push_back({std::move(peer->socket), Deadline::max(), "", std::move(peer->bytes), rank});
+    return strangers_.erase(peer);
   }
 
-  /// Returns the next one. A rank whose connection broke connects again.
-  std::list<Answered>::iterator advance(std::list<Answered>::iterator peer) {
-    std::string bytes;
-    const int error = receive(peer->socket.get(), bytes, kAcknowledgement.size());
-    if (error == 0 && bytes.empty()) return std::next(peer);
-    if (error == 0) keep(peer->rank, std::move(peer->socket));
-    return answered_.erase(peer);
-  }
-
-  std::list<Stranger>::iterator refuse(std::list<Stranger>::iterator stranger) {
+  std::list<Accepted>::iterator refuse(std::list<Accepted>::iterator stranger) {
     ++sockets_.refused;
     sockets_.refused_of = stranger->from;
     return strangers_.erase(stranger);
@@ -275,8 +226,7 @@ class Connector {
 
   /// If a rank has connected again, the newer socket counts.
   void keep(int peer, Fd socket) {
-    const int on = 1;
-    if (family_ != AF_UNIX) ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    if (family_ != AF_UNIX) set_option(socket.get(), IPPROTO_TCP, TCP_NODELAY, 1);
     Fd& place = sockets_.to[static_cast<std::size_t>(peer)];
     missing_ -= !place.open();
     place = std::move(socket);
@@ -284,20 +234,15 @@ class Connector {
 
   void wait() {
     std::vector<pollfd> fds{{listener_.get(), POLLIN, 0}};
-    for (const Stranger& stranger : strangers_) fds.push_back({stranger.socket.get(), POLLIN, 0});
-    const std::size_t num_answered = answered_.size();
-    for (const Answered& peer : answered_) fds.push_back({peer.socket.get(), POLLIN, 0});
+    for (const auto* list : {&answered_, &strangers_})
+      for (const Accepted& peer : *list) fds.push_back({peer.socket.get(), POLLIN, 0});
     for (const Outgoing& peer : outgoing_)
       fds.push_back({peer.socket.get(), static_cast<short>(peer.greeted ? POLLIN : POLLOUT), 0});
-    const Milliseconds longest = std::min(left_until(deadline_), kPause);
-    ::poll(fds.data(), fds.size(), static_cast<int>(longest.count()));
+    ::poll(fds.data(), fds.size(), poll_timeout(std::min(deadline_, Clock::now() + kPause)));
     std::size_t i = 1;
-    for (auto stranger = strangers_.begin(); stranger != strangers_.end(); ++i)
-      stranger =
-          fds[i].revents != 0 || Clock::now() >= stranger->deadline ? advance(stranger) : std::next(stranger);
-    auto answered = answered_.begin();  // advance(stranger) may have added some at the end
-    for (std::size_t k = 0; k < num_answered; ++k, ++i)
-      answered = fds[i].revents != 0 ? advance(answered) : std::next(answered);
+    for (auto* list : {&answered_, &strangers_})
+      for (auto peer = list->begin(); peer != list->end(); ++i)
+        peer = fds[i].revents != 0 || Clock::now() >= peer->deadline ? advance(peer) : std::next(peer);
     for (Outgoing& peer : outgoing_)
       if (fds[i++].revents != 0 && peer.socket.open()) advance(peer);
     if (fds[0].revents != 0) accept();
@@ -325,8 +270,7 @@ class Connector {
                              "interface that all ranks share");
   }
 
-  [[noreturn]] void fail_here(const char* what) const {
-    const int error = errno;
+  [[noreturn]] void fail_here(const char* what, int error) const {
     const bool files = error == EMFILE || error == ENFILE;
     fail<DistributedError>("[gloo] rank ", rank_, " of ", size_, " ", what, ": ", std::strerror(error),
                            files ? "; raise the limit of open files (ulimit -n)"
@@ -340,8 +284,7 @@ class Connector {
   int missing_ = 0;  // ranks without a connection
   Fd listener_;
   std::string own_key_;
-  std::list<Stranger> strangers_;  // oldest first
-  std::list<Answered> answered_;
+  std::list<Accepted> answered_, strangers_;  // with and without a rank; oldest first
   std::vector<Outgoing> outgoing_;
   PeerSockets sockets_;
 };

@@ -1,23 +1,12 @@
 #pragma once
 // Connects the ranks of a group with one another by stream sockets, and keeps all other processes out.
-#include <sys/socket.h>
-
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "tapestry/distributed/comm/internal/fd.h"
-#include "tapestry/distributed/comm/store.h"
+#include "tapestry/distributed/comm/internal/sockets.h"
 
 namespace tapestry::distributed {
-
-/// The address of a socket, of any family.
-struct SocketAddress {
-  sockaddr_storage storage{};
-  socklen_t length = 0;
-  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
-  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
-};
 
 /// The sockets of a rank.
 struct PeerSockets {

@@ -52,6 +52,12 @@ std::string proof(Side side, std::string_view secret, std::string_view server_no
   return hmac_sha256(secret, message.append(kGreeting).append(server_nonce).append(client_nonce));
 }
 
+std::string size_bytes(std::uint32_t size) {
+  std::string bytes;
+  put_number(bytes, size, kSize);
+  return bytes;
+}
+
 std::uint32_t read_size(std::string_view bytes) {
   return static_cast<std::uint32_t>(Fields{bytes}.number(kSize));
 }

@@ -48,6 +48,7 @@ struct Response {
 constexpr std::size_t kMaxRequest = 64 + Store::kMaxKey + 2 * Store::kMaxValue;
 constexpr std::size_t kMaxResponse = 64 + Store::kMaxKey + Store::kMaxValue;
 
+std::string size_bytes(std::uint32_t size);
 std::uint32_t read_size(std::string_view bytes);
 /// The message, preceded by its size.
 std::string encode(const Request& request);
