@@ -31,9 +31,10 @@ Tensor embedding(const Tensor& weight, const Tensor& indices, const EmbeddingPar
           " and norm_type ", params.norm_type, "; both must be positive");
     detail::check_defined("embedding", weight, "weight");
     detail::check_defined("embedding", indices, "the indices");
+    const auto* const divided = dynamic_cast<const detail::DividedMemory*>(weight.storage()->source());
     check(
-        !weight.storage()->source() || detail::PartMemory::find(weight, detail::PartMemory::Of::pipeline),
-        "[embedding] max_norm ", *params.max_norm, " would scale down the rows that this rank's indices ",
+        !divided || !divided->is_divided(), "[embedding] max_norm ", *params.max_norm,
+        " would scale down the rows that this rank's indices ",
         "select, and the weight is sharded: the ranks' weights would differ; leave max_norm out, and scale ",
         "the rows of the whole weight after Optimizer::step()");
     limit_norms(weight, indices, *params.max_norm, params.norm_type);

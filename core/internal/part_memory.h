@@ -12,16 +12,27 @@
 
 namespace tapestry::detail {
 
+/// What the source of a storage is besides, if several ranks hold parts of the tensor.
+class DividedMemory {
+ public:
+  /// True if a change that this rank makes by itself would make the ranks' tensors differ.
+  virtual bool is_divided() const = 0;
+
+ protected:
+  ~DividedMemory() = default;
+};
+
 /// The source of a storage that is never released: that of a shard, or of a parameter in a stage of a
 /// pipeline over ranks. Views and detached tensors share the storage, and so the mark. Whoever destroys a
 /// mark first removes it from its storages with set_source(nullptr).
-class PartMemory final : public StorageSource {
+class PartMemory final : public StorageSource, public DividedMemory {
  public:
   enum class Of : std::uint8_t { parameter, pipeline };
   /// `what` names the parameter or the stage.
   PartMemory(Of of, std::function<std::string()> what) : of_(of), what_(std::move(what)) {}
   void refill(Storage&) override {}
   std::string why_released(const Storage&) const override { return what_(); }
+  bool is_divided() const override { return of_ == Of::parameter; }
 
   /// The mark of this kind in whose memory `t` lies, or null.
   static const PartMemory* find(const Tensor& t, Of of) {

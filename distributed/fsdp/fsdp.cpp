@@ -103,7 +103,8 @@ std::string problem(const nn::Module& module, const FsdpOptions& options, const 
       return concat({p.name, " belongs to a DistributedDataParallel; shard the bare model"});
     }
   }
-  if (std::string why = nn::why_not_divided(module); !why.empty()) return why;
+  if (groups[0]->size() > 1)
+    if (std::string why = nn::why_not_divided(module); !why.empty()) return why;
   for (const UnitRef& u : contents.units)
     if (u->groups() != groups)
       return concat(

@@ -11,8 +11,8 @@ struct EmbeddingOptions {
   using Layer = class Embedding;
   std::int64_t num_embeddings = 0, embedding_dim = 0;
   std::optional<std::int64_t> padding_idx = {};  ///< a row that starts at zero and gets no gradient
-  /// Rows of a larger norm are scaled down when they are looked up. Models that are divided among ranks or
-  /// devices cannot have it, because each would scale down other rows.
+  /// Rows of a larger norm are scaled down when they are looked up. Models that are divided among several
+  /// ranks or devices cannot have it, because each would scale down other rows.
   std::optional<double> max_norm = {};
   double norm_type = 2;                 ///< the p of that norm
   bool scale_grad_by_freq = false;      ///< divides the gradient of a row by its number of lookups

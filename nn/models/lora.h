@@ -103,8 +103,9 @@ void save_lora(const std::string& folder, const Module& model, const std::string
 /// Adds the adapters that save_lora() or PEFT wrote, and returns their options. Throws IoError, and leaves
 /// the model as it was, if a file cannot be read or is broken, if the configuration asks for what is not
 /// supported (other kinds of adapters, biases, DoRA, ranks that differ between layers, initial values that
-/// change the base, modules_to_save), or if the tensors are not those of the configuration's layers in this
-/// model: another model, a wrong rank, missing or further tensors. Throws ValueError as add_lora() does.
+/// change the base, modules_to_save, and every member that is neither read nor known to be harmless), or if
+/// the tensors are not those of the configuration's layers in this model: another model, a wrong rank,
+/// missing or further tensors. Throws ValueError as add_lora() does.
 LoraOptions load_lora(Module& model, const std::string& folder);
 
 }  // namespace tapestry::nn

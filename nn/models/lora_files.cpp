@@ -49,27 +49,7 @@ class AdapterConfig {
   LoraOptions options() const {
     const Json* const kind = member("peft_type");
     require(kind && kind->is_string() && kind->get<std::string>() == "LORA", "peft_type is not \"LORA\"");
-    for (const char* const name : {"use_dora",
-                                   "use_qalora",
-                                   "lora_bias",
-                                   "modules_to_save",
-                                   "rank_pattern",
-                                   "alpha_pattern",
-                                   "layers_to_transform",
-                                   "layer_replication",
-                                   "exclude_modules",
-                                   "target_parameters",
-                                   "trainable_token_indices",
-                                   "alora_invocation_tokens",
-                                   "arrow_config",
-                                   "corda_config",
-                                   "eva_config",
-                                   "kasa_config",
-                                   "lora_ga_config",
-                                   "monteclora_config",
-                                   "use_bdlora",
-                                   "velora_config"})
-      require(!is_set(name), name, " is set, which is not supported; write the adapter without it");
+    expect_no_more();
     const Json* const bias = member("bias");
     require(!bias || *bias == "none", "bias is not \"none\", which is not supported");
     const Json* const initial = member("init_lora_weights");
@@ -85,7 +65,9 @@ class AdapterConfig {
     o.lora_dropout = number("lora_dropout", 0);
     require(std::isfinite(o.lora_alpha), "lora_alpha is no finite number");
     require(o.lora_dropout >= 0 && o.lora_dropout < 1, "lora_dropout is not in [0, 1)");
-    o.use_rslora = is_set("use_rslora");
+    const Json* const rank_stabilized = member("use_rslora");
+    require(!rank_stabilized || rank_stabilized->is_boolean(), "use_rslora is not true or false");
+    o.use_rslora = rank_stabilized && rank_stabilized->get<bool>();
     const Json* const targets = member("target_modules");
     if (targets && targets->is_string()) {
       const auto text = targets->get<std::string>();
@@ -108,11 +90,25 @@ class AdapterConfig {
     const auto found = root_.find(name);
     return found == root_.end() || found->is_null() ? nullptr : &*found;
   }
-  // A flag, list or object that asks for something.
-  bool is_set(const char* name) const {
-    const Json* const value = member(name);
-    if (!value || *value == false) return false;
-    return !(value->is_array() || value->is_object()) || !value->empty();
+  // Throws if there is a member that options() does not read. A member that is null, false or empty asks for
+  // nothing.
+  void expect_no_more() const {
+    constexpr std::string_view kRead[] = {"peft_type",  "r",    "lora_alpha",     "lora_dropout",
+                                          "use_rslora", "bias", "target_modules", "init_lora_weights"};
+    // How the file came about, and what only matters beside members that must not be set. fan_in_fan_out
+    // describes the layers of the base. Layers that ensure_weight_tying would tie are no targets here.
+    constexpr std::string_view kHarmless[] = {
+        "base_model_name_or_path", "revision",          "task_type",      "auto_mapping",  "peft_version",
+        "inference_mode",          "fan_in_fan_out",    "layers_pattern", "megatron_core", "loftq_config",
+        "ensure_weight_tying",     "qalora_group_size", "runtime_config", "merge_weights"};
+    const auto is_in = [](const auto& names, const std::string& name) {
+      return std::find(std::begin(names), std::end(names), name) != std::end(names);
+    };
+    for (const auto& [name, value] : root_.items()) {
+      const bool empty = value.is_null() || value == false || (value.is_structured() && value.empty());
+      require(empty || is_in(kRead, name) || is_in(kHarmless, name), name,
+              " is set, which is not supported; write the adapter without it");
+    }
   }
   double number(const char* name, double fallback) const {
     const Json* const value = member(name);

@@ -230,3 +230,35 @@ TEST_CASE("an Embedding with max_norm is refused where ranks or devices would sc
       })[0];
   CHECK_THAT(inside, ContainsSubstring("[embedding] max_norm 0.5 would scale down the rows"));
 }
+
+TEST_CASE("on one rank, a sharded Embedding keeps the rows that max_norm scales down") {
+  // Three steps, of which each looks up other rows, and the whole weight. `divide` returns what keeps the
+  // model divided.
+  const auto train = [](const std::function<std::shared_ptr<void>(nn::Embedding&)>& divide) {
+    nn::Embedding rows({.num_embeddings = 5, .embedding_dim = 2, .max_norm = 0.5});
+    rows.to(DType::f64);
+    fill_by_formula(rows);
+    const auto divided = divide(rows);
+    optim::SGD optimizer(rows.parameters(), {.lr = 0.1});
+    std::vector<double> numbers;
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      const Tensor loss = rows(tensor({step, step + 1})).square().sum();
+      loss.backward();
+      optimizer.step();
+      numbers.push_back(loss.item());
+    }
+    for (const double x : rows.state_dict().at(0).second.to_vector<double>()) numbers.push_back(x);
+    return numbers;
+  };
+  const auto single = train([](nn::Embedding&) { return nullptr; });
+  CHECK(distributed_test::on_ranks<std::vector<double>>(1, [&](const Group& group) {
+          return train([&](nn::Embedding& rows) {
+            fully_shard(rows, {.group = group});
+            return nullptr;
+          });
+        })[0] == single);
+  CHECK(train([](nn::Embedding& rows) {
+          return std::make_shared<ShardedDataParallel<nn::Embedding>>(rows, DeviceList({Device("cpu:0")}));
+        }) == single);
+}

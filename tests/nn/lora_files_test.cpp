@@ -1,6 +1,7 @@
 // PEFT's files, both ways, and 20 training steps of PEFT from the same weights (tests/golden/nn_lora.py).
 #include <cmath>
 #include <filesystem>
+#include <sstream>
 
 #include "tapestry/nn/models/gpt2.h"
 #include "tapestry/nn/models/llama.h"
@@ -123,11 +124,9 @@ TEST_CASE("lora files: what does not fit is one error, and the model is as befor
   refuses(with("\"r\": 2", "\"r\": \"2\""), good, "r is no number");
   refuses(with("\"lora_alpha\": 6", "\"lora_alpha\": 1e999"), good, "is not a JSON object");
   refuses(with("\"lora_dropout\": 0.0", "\"lora_dropout\": 1"), good, "lora_dropout is not in [0, 1)");
-  refuses(with("\"use_dora\": false", "\"use_dora\": true"), good, "use_dora is set");
   refuses(with("\"bias\": \"none\"", "\"bias\": \"all\""), good, "bias is not \"none\"");
-  refuses(with("\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 4}"), good, "rank_pattern is set");
-  refuses(with("\"modules_to_save\": null", "\"modules_to_save\": [\"lm_head\"]"), good,
-          "modules_to_save is set");
+  refuses(with("\"use_rslora\": false", "\"use_rslora\": \"false\""), good,
+          "use_rslora is not true or false");
   refuses(with("\"init_lora_weights\": true", "\"init_lora_weights\": \"pissa\""), good, "init_lora_weights");
   refuses(with("\"peft_type\": \"LORA\"", "\"peft_type\": \"IA3\""), good, "peft_type is not \"LORA\"");
   refuses(with("\"q_proj\"", "\"query\""), good, "does not have: model.layers.0.self_attn.q_proj.lora_A");
@@ -162,6 +161,98 @@ TEST_CASE("lora files: what does not fit is one error, and the model is as befor
   std::filesystem::remove(dir / "adapter_model.safetensors");
   tests::write_file(dir / "adapter_config.json", config);
   CHECK_THROWS_AS(nn::load_lora(*base_model("llama"), dir.path().string()), IoError);
+}
+
+TEST_CASE("each key of adapter_config.json is honoured, known to be harmless, or refused by name") {
+  const TempDir dir;
+  std::filesystem::copy(recorded("llama") + "/adapter_model.safetensors", dir / "adapter_model.safetensors");
+  const std::string config = tests::read_file(recorded("llama") + "/adapter_config.json");
+  const auto net = base_model("llama");
+  // The options that are read if a member has this value, or the error's text.
+  const auto load = [&](const std::string& key, const std::string& value) -> std::string {
+    const std::string text = config.substr(0, config.rfind('}')) + ", \"" + key + "\": " + value + "}";
+    tests::write_file(dir / "adapter_config.json", text);  // of two members of one name the last one counts
+    try {
+      const nn::LoraOptions o = nn::load_lora(*net, dir.path().string());
+      nn::remove_lora(*net);
+      return concat({o.r, " ", o.lora_alpha, " ", o.lora_dropout, " ", o.use_rslora, " ", o.target_pattern,
+                     " ", o.target_modules.size()});
+    } catch (const IoError& error) {
+      return error.what();
+    }
+  };
+  struct Setting {
+    std::string key, value;   // a value that asks for something
+    std::string wanted = {};  // the error's text, if it is not the key's name and "is set"
+  };
+  const std::string before = load("peft_type", "\"LORA\"");
+  const Setting honoured[] = {
+      {"lora_alpha", "7", "2 7 0 0  3"},
+      {"lora_dropout", "0.25", "2 6 0.25 0  3"},
+      {"use_rslora", "true", "2 6 0 1  3"},
+      {"target_modules", "\".*(q_proj|v_proj|down_proj)\"", "2 6 0 0 .*(q_proj|v_proj|down_proj) 0"},
+      {"r", "4", "no adapter of rank 4"},
+      {"peft_type", "\"ADALORA\"", "peft_type is not"},
+      {"bias", "\"lora_only\"", "bias is not"},
+      {"init_lora_weights", "\"pissa\"", "init_lora_weights is set to"}};
+  // The members of PEFT's LoraConfig, those of older versions, and an invented one.
+  const Setting refused[] = {{"use_dora", "true"},
+                             {"use_qalora", "true"},
+                             {"lora_bias", "true"},
+                             {"modules_to_save", R"(["lm_head"])"},
+                             {"rank_pattern", R"({"q_proj": 4})"},
+                             {"alpha_pattern", R"({"q_proj": 4})"},
+                             {"layers_to_transform", "0"},
+                             {"layers_to_transform", "[1]"},
+                             {"layer_replication", "[[0, 2], [1, 2]]"},
+                             {"exclude_modules", R"(["q_proj"])"},
+                             {"target_parameters", R"(["mlp.experts"])"},
+                             {"trainable_token_indices", "[3]"},
+                             {"alora_invocation_tokens", "[3]"},
+                             {"megatron_config", R"({"hidden_size": 8})"},
+                             {"arrow_config", R"({"top_k": 3})"},
+                             {"corda_config", R"({"corda_method": "kpm"})"},
+                             {"eva_config", R"({"rho": 2})"},
+                             {"kasa_config", R"({"beta": 1})"},
+                             {"lora_ga_config", R"({"scale": "stable"})"},
+                             {"monteclora_config", R"({"num_samples": 8})"},
+                             {"use_bdlora", R"({"nblocks": 2})"},
+                             {"velora_config", R"({"scale": 1})"},
+                             {"enable_lora", "[true, false, true]"},
+                             {"a_made_up_setting", "0"},
+                             {"a_made_up_setting", "\"x\""}};
+  const Setting harmless[] = {{"base_model_name_or_path", "\"x\""},
+                              {"revision", "\"x\""},
+                              {"task_type", "\"CAUSAL_LM\""},
+                              {"auto_mapping", R"({"parent_library": "x"})"},
+                              {"peft_version", "\"9\""},
+                              {"inference_mode", "true"},
+                              {"fan_in_fan_out", "true"},
+                              {"layers_pattern", "\"layers\""},
+                              {"megatron_core", "\"x\""},
+                              {"loftq_config", R"({"loftq_bits": 4})"},
+                              {"ensure_weight_tying", "true"},
+                              {"qalora_group_size", "8"},
+                              {"runtime_config", R"({"ephemeral_gpu_offload": true})"},
+                              {"merge_weights", "true"}};
+  std::string known;
+  for (const Setting& s : honoured) {
+    CHECK_THAT(load(s.key, s.value), ContainsSubstring(s.wanted));
+    known += "\"" + s.key + "\"";
+  }
+  for (const Setting& s : refused) {
+    CHECK_THAT(load(s.key, s.value), ContainsSubstring(": " + s.key + " is set, which is not supported"));
+    for (const char* nothing : {"null", "false", "[]", "{}"}) CHECK(load(s.key, nothing) == before);
+    known += "\"" + s.key + "\"";
+  }
+  for (const Setting& s : harmless) {
+    CAPTURE(s.key);
+    CHECK(load(s.key, s.value) == before);
+    known += "\"" + s.key + "\"";
+  }
+  std::istringstream lines(config);
+  for (std::string line; std::getline(lines, line);)  // every member of PEFT's file has a row
+    if (line.starts_with("  \"")) CHECK_THAT(known, ContainsSubstring(line.substr(2, line.find(':') - 2)));
 }
 
 TEST_CASE("lora files: mutated configurations load or are refused") {

@@ -19,6 +19,7 @@ class ShardedUnit;
 /// for the same number of rows, ceil(rows / ranks); the last ranks may use fewer of them, or none.
 class ShardedParameter final : public nn::Sharding,
                                public StorageSource,
+                               public tapestry::detail::DividedMemory,
                                public std::enable_shared_from_this<ShardedParameter> {
  public:
   /// Takes the values of the slot's tensors. `name` is relative to the unit's module. groups[r] is the group
@@ -49,6 +50,7 @@ class ShardedParameter final : public nn::Sharding,
   // StorageSource
   void refill(Storage& storage) override;
   std::string why_released(const Storage& storage) const override;
+  bool is_divided() const override { return ranks() > 1; }
 
   /// Replaces groups that have failed by new ones of the same ranks.
   void set_groups(const std::vector<std::shared_ptr<ProcessGroup>>& groups) { groups_ = groups; }
