@@ -1,71 +1,23 @@
 #include "tapestry/nn/checkpoint.h"
 
 #include <algorithm>
-#include <bit>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <unordered_map>
 
 #include "tapestry/core/atomic_file.h"
+#include "tapestry/core/folder_lock.h"
 #include "tapestry/core/generator.h"
 #include "tapestry/core/kernel_policy.h"
+#include "tapestry/nn/internal/checkpoint_file.h"
 #include "tapestry/nn/internal/kernel_choices.h"
 
 namespace tapestry::nn {
 namespace {
 
 namespace fs = std::filesystem;
-
-const std::string kTraining = "training/";
-const std::string kOptimizer = kTraining + "optimizer/", kScheduler = kTraining + "scheduler/",
-                  kScaler = kTraining + "scaler/", kGenerator = kTraining + "generator/";
-const std::string kExtra = "extra.";
-constexpr const char* kVersion = "1";
-
-/// Adds the metadata that Hugging Face's readers require.
-StringMap with_format(StringMap metadata) {
-  metadata.emplace("format", "pt");
-  return metadata;
-}
-
-std::string text_of(double value) {
-  char buffer[32];
-  return std::string(buffer, std::to_chars(buffer, buffer + sizeof buffer, value).ptr);
-}
-
-/// Returns the number under `key`. Throws IoError if it is missing or not a number.
-template <class T>
-T number_of(const std::string& path, const StringMap& metadata, const char* key) {
-  const auto it = metadata.find(key);
-  check<IoError>(it != metadata.end(), "[load_checkpoint] ", path, ": its metadata has no \"", key,
-                 "\"; the file is not a checkpoint of a training run (use load_model for models)");
-  T value{};
-  const char* const end = it->second.data() + it->second.size();
-  const auto [stop, error] = std::from_chars(it->second.data(), end, value);
-  check<IoError>(error == std::errc() && stop == end, "[load_checkpoint] ", path, ": \"", it->second,
-                 "\" as \"", key, "\" is not a number");
-  return value;
-}
-
-Progress progress_of(const std::string& path, const StringMap& metadata) {
-  const auto version = metadata.find("tapestry.checkpoint");
-  check<IoError>(version == metadata.end() || version->second == kVersion, "[load_checkpoint] ", path,
-                 ": has format version ", version == metadata.end() ? "" : version->second,
-                 ", but this library reads version ", kVersion, "; use the version that wrote it");
-  Progress progress;
-  progress.epoch = number_of<std::int64_t>(path, metadata, "tapestry.epoch");
-  progress.step = number_of<std::int64_t>(path, metadata, "tapestry.step");
-  check<IoError>(progress.epoch >= 0 && progress.step >= 0, "[load_checkpoint] ", path, ": is of epoch ",
-                 progress.epoch, " and step ", progress.step,
-                 ", which cannot be negative; use another checkpoint");
-  if (metadata.count("tapestry.metric"))
-    progress.metric = number_of<double>(path, metadata, "tapestry.metric");
-  for (const auto& [key, value] : metadata)
-    if (key.starts_with(kExtra)) progress.extra[key.substr(kExtra.size())] = value;
-  return progress;
-}
+using namespace checkpoint_file;
 
 void append(StateDict& all, const std::string& prefix, const StateDict& part) {
   for (const auto& [name, tensor] : part) all.emplace_back(prefix + name, tensor);
@@ -86,57 +38,31 @@ StateDict model_of(const SafetensorsFile& file) {
   return part;
 }
 
-/// Returns the names of the optimizer's parameters in the order of their numbers, one a line. A parameter
-/// that the model does not have is "#" with its number. tapestry-checkpoint uses the names.
-std::string names_of(const optim::Optimizer& optimizer, const Module& model) {
-  std::unordered_map<const void*, std::string> by_slot;
-  for (const auto& [name, slot] : model.named_parameters()) by_slot.emplace(slot.id(), name);
-  std::string names;
-  std::size_t number = 0;
-  for (const Parameter& p : optimizer.parameters()) {
-    const auto found = by_slot.find(p.id());
-    names +=
-        (number == 0 ? "" : "\n") + (found == by_slot.end() ? "#" + std::to_string(number) : found->second);
-    ++number;
-  }
-  return names;
-}
-
 template <class F>
 void for_each_device(const F& fn) {
   for (const DeviceType type : {DeviceType::cpu, DeviceType::cuda})
     for (int i = 0; i < device_count(type); ++i) fn(Device(type, i));
 }
 
-/// Throws IoError unless these are states of generators, the CPU's among them.
-void check_generators(const std::string& path, const StateDict& generators) {
-  check<IoError>(find(generators, Device(kCPU).str()) != nullptr, "[load_checkpoint] ", path,
-                 ": contains no state of the random generator (", kGenerator, Device(kCPU).str(),
-                 "); use another checkpoint, or load_model for the weights alone");
-  for (const auto& [name, tensor] : generators) {
-    try {
-      static_cast<void>(Device(name));
-    } catch (const Error& e) {
-      fail<IoError>("[load_checkpoint] ", path, ": ", kGenerator, name,
-                    " is not the generator of a device: ", e.what());
-    }
-    check<IoError>(tensor.dtype() == DType::i64 && tensor.sizes() == Shape{2}, "[load_checkpoint] ", path,
-                   ": ", kGenerator, name, " is ", tensor.dtype(), " ", tensor.sizes(),
-                   ", not two int64; use another checkpoint");
-  }
+std::string step_name(std::int64_t step) {
+  char name[32];
+  std::snprintf(name, sizeof name, "step-%08lld", static_cast<long long>(step));
+  return name;
 }
 
-/// Returns 500 for "step-00000500.safetensors", and nothing for other names.
-std::optional<std::int64_t> step_of(const std::string& name) {
-  constexpr std::string_view prefix = "step-", suffix = ".safetensors";
-  if (name.size() <= prefix.size() + suffix.size() || !name.starts_with(prefix) || !name.ends_with(suffix))
-    return {};
-  const char* const begin = name.data() + prefix.size();
-  const char* const end = name.data() + name.size() - suffix.size();
-  std::int64_t step = 0;
-  const auto [stop, error] = std::from_chars(begin, end, step);
-  if (error != std::errc() || stop != end || step < 0) return {};
-  return step;
+/// Files that cannot be read count, because the error is reported when a user loads them. Without a metric,
+/// they are not the best.
+bool read_metric(const std::string& path, std::optional<double>& metric) {
+  try {
+    metric = progress_of("Checkpointer", path, SafetensorsFile(path).metadata()).metric;
+  } catch (const IoError&) {
+  }
+  return true;
+}
+
+void remove_file(const std::string& path) {
+  std::error_code error;  // the error is ignored: a file that cannot be removed must not stop training
+  fs::remove(path, error);
 }
 
 }  // namespace
@@ -147,7 +73,9 @@ void save_tensors(const std::string& path, const StateDict& tensors, const Strin
   on_cpu.reserve(tensors.size());
   for (const auto& [name, tensor] : tensors)
     on_cpu.emplace_back(name, tensor.defined() && !tensor.device().is_cpu() ? tensor.to(kCPU) : tensor);
-  save_safetensors(path, on_cpu, with_format(metadata));
+  StringMap with_format = metadata;
+  with_format.emplace("format", "pt");  // Hugging Face's readers require it
+  save_safetensors(path, on_cpu, with_format);
 }
 
 StateDict load_tensors(const std::string& path, Device device) {
@@ -171,13 +99,9 @@ void save_checkpoint(const std::string& path, const Training& training, const Pr
   check(progress.epoch >= 0 && progress.step >= 0, "[save_checkpoint] the epoch is ", progress.epoch,
         " and the step ", progress.step, "; they cannot be negative");
   StateDict tensors;
-  StringMap metadata{{"tapestry.checkpoint", kVersion},
-                     {"tapestry.epoch", std::to_string(progress.epoch)},
-                     {"tapestry.step", std::to_string(progress.step)}};
-  if (progress.metric) metadata["tapestry.metric"] = text_of(*progress.metric);
-  StringMap extra = progress.extra;
-  put_kernel_choices(extra);
-  for (const auto& [key, value] : extra) metadata[kExtra + key] = value;
+  Progress saved = progress;
+  put_kernel_choices(saved.extra);
+  StringMap metadata = metadata_of(saved);
   if (training.model) {
     for (const auto& [name, tensor] : training.model->state_dict()) {
       check(!name.starts_with(kTraining), "[save_checkpoint] the model's ", name, " begins with ", kTraining,
@@ -188,23 +112,25 @@ void save_checkpoint(const std::string& path, const Training& training, const Pr
   if (training.optimizer) {
     append(tensors, kOptimizer, training.optimizer->state_dict());
     metadata["tapestry.optimizer"] = training.optimizer->name();
-    if (training.model) metadata["tapestry.parameters"] = names_of(*training.optimizer, *training.model);
+    if (training.model) {
+      const auto parameters = training.model->named_parameters();
+      std::string& names = metadata["tapestry.parameters"];  // one a line, for other readers of the file
+      for (const std::string& name :
+           parameter_names(*training.optimizer, NamedSlots(parameters.begin(), parameters.end())))
+        names += (names.empty() ? "" : "\n") + name;
+    }
   }
   if (training.scheduler) append(tensors, kScheduler, training.scheduler->state_dict());
   if (training.scaler) append(tensors, kScaler, training.scaler->state_dict());
   for_each_device([&](Device device) {
-    const std::array<std::uint64_t, 2> state = default_generator(device).state();
-    const Tensor t = empty({2}, {DType::i64, kCPU});
-    for (int i = 0; i < 2; ++i)
-      t.data<std::int64_t>()[i] = std::bit_cast<std::int64_t>(state[static_cast<std::size_t>(i)]);
-    tensors.emplace_back(kGenerator + device.str(), t);
+    tensors.emplace_back(kGenerator + device.str(), generator_tensor(default_generator(device).state()));
   });
   save_tensors(path, tensors, metadata);
 }
 
 Progress load_checkpoint(const std::string& path, const Training& training) {
   const SafetensorsFile file(path);
-  Progress progress = progress_of(path, file.metadata());
+  Progress progress = progress_of("load_checkpoint", path, file.metadata());
   const std::string choices = take_kernel_choices("load_checkpoint", path, progress.extra);
   // All checks come before the first change.
   const StateDict optimizer = part_of(file, kOptimizer), scheduler = part_of(file, kScheduler),
@@ -221,7 +147,13 @@ Progress load_checkpoint(const std::string& path, const Training& training) {
                  ": contains no schedule state");
   check<IoError>(!training.scaler || !training.scaler->is_enabled() || !scaler.empty(), "[load_checkpoint] ",
                  path, ": contains no gradient scaler's state");
-  check_generators(path, generators);
+  check<IoError>(find(generators, Device(kCPU).str()) != nullptr, "[load_checkpoint] ", path,
+                 ": contains no state of the random generator (", kGenerator, Device(kCPU).str(),
+                 "); use another checkpoint, or load_model for the weights alone");
+  const auto state_of = [&](const std::string& device, const Tensor& tensor) {
+    return generator_state("load_checkpoint", path, device, tensor);
+  };
+  for (const auto& [device, tensor] : generators) state_of(device, tensor);
   // Each part is loaded completely or not at all. The model is loaded last, because the other parts are small
   // enough to be restored if it fails.
   StateDict old_optimizer, old_scheduler, old_scaler;
@@ -243,63 +175,112 @@ Progress load_checkpoint(const std::string& path, const Training& training) {
     throw;
   }
   for_each_device([&](Device device) {
-    if (const Tensor* t = find(generators, device.str())) {
-      const std::int64_t* state = t->data<std::int64_t>();
-      default_generator(device).set_state(
-          {std::bit_cast<std::uint64_t>(state[0]), std::bit_cast<std::uint64_t>(state[1])});
-    }
+    if (const Tensor* t = find(generators, device.str()))
+      default_generator(device).set_state(state_of(device.str(), *t));
   });
   if (!choices.empty()) set_kernel_choices(choices);
   return progress;
 }
 
-Checkpointer::Checkpointer(std::string folder, const Options& options)
-    : folder_(std::move(folder)), options_(options) {
-  check(options.keep_last >= 0, "[Checkpointer] keep_last is ", options.keep_last, "; it cannot be negative");
+KeptCheckpoints::KeptCheckpoints(const Format& format, std::string folder, const CheckpointerOptions& options)
+    : format_(format), folder_(std::move(folder)), options_(options) {
+  check(options.keep_last >= 0, "[", format.op, "] keep_last is ", options.keep_last,
+        "; it cannot be negative");
+}
+
+void KeptCheckpoints::create_folder() {
   std::error_code error, unknown;
   fs::create_directories(folder_, error);
-  check<IoError>(fs::is_directory(folder_, unknown), "[Checkpointer] the folder ", folder_,
+  check<IoError>(fs::is_directory(folder_, unknown), "[", format_.op, "] the folder ", folder_,
                  " cannot be made: ", error.message(), "; choose one that can be written to");
-  remove_abandoned_files(folder_, [](const std::string& target) { return step_of(target).has_value(); });
-  read_folder();
+  remove_abandoned_files(folder_, [this](const std::string& target) { return step_of(target).has_value(); });
 }
 
-void Checkpointer::read_folder() {
-  entries_.clear();
-  std::error_code error;
-  for (fs::directory_iterator file(folder_, error); file != fs::directory_iterator(); file.increment(error)) {
-    const std::string name = file->path().filename().string();
-    const std::optional<std::int64_t> step = step_of(name);
-    if (!step || fs::path(path_of(*step)).filename() != name)
-      continue;  // a name that Checkpointer did not write, such as "step-5", is skipped
-    Entry entry{*step, {}};
-    try {
-      entry.metric = progress_of(name, SafetensorsFile(file->path().string()).metadata()).metric;
-    } catch (const IoError&) {
-      // The file is broken. The error is reported when a user loads it. Here the entry only has no metric, so
-      // it cannot be the best checkpoint.
-    }
-    entries_.push_back(entry);
+std::string KeptCheckpoints::path_of(std::int64_t step) const {
+  return (fs::path(folder_) / (step_name(step) + format_.suffix)).string();
+}
+
+/// Returns 500 for "step-00000500" and the suffix, and nothing for names that path_of() does not give.
+std::optional<std::int64_t> KeptCheckpoints::step_of(const std::string& name) const {
+  if (!name.starts_with("step-")) return {};
+  std::int64_t step = 0;
+  const auto [stop, error] = std::from_chars(name.data() + 5, name.data() + name.size(), step);
+  if (error != std::errc() || step < 0 || step_name(step) + format_.suffix != name) return {};
+  return step;
+}
+
+std::vector<std::int64_t> KeptCheckpoints::steps_in_folder() const {
+  const bool are_folders = *format_.suffix == '\0';
+  std::vector<std::int64_t> steps;
+  std::error_code error, ignored;
+  for (fs::directory_iterator entry(folder_, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    const auto step = step_of(entry->path().filename().string());
+    if (step && entry->is_directory(ignored) == are_folders) steps.push_back(*step);
   }
-  check<IoError>(!error, "[Checkpointer] the folder ", folder_, " cannot be read: ", error.message(),
+  check<IoError>(!error, "[", format_.op, "] the folder ", folder_, " cannot be read: ", error.message(),
                  "; choose one that can be read");
-  std::sort(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) { return a.step < b.step; });
+  std::sort(steps.begin(), steps.end());
+  return steps;
 }
 
-void Checkpointer::lock() {
+void KeptCheckpoints::read_folder() {
+  entries_.clear();
+  for (const std::int64_t step : steps_in_folder()) {
+    Entry entry{step};
+    if (format_.read(path_of(step), entry.metric)) entries_.push_back(entry);
+  }
+}
+
+void KeptCheckpoints::lock() {
   if (lock_) return;
-  auto lock = std::make_shared<FolderLock>("Checkpointer", folder_);
+  auto lock = std::make_shared<FolderLock>(format_.op, folder_);
   read_folder();  // another job may have written to the folder before the lock was taken
   lock_ = std::move(lock);
 }
 
-std::string Checkpointer::path_of(std::int64_t step) const {
-  char name[48];
-  std::snprintf(name, sizeof name, "step-%08lld.safetensors", static_cast<long long>(step));
-  return (fs::path(folder_) / name).string();
+std::string KeptCheckpoints::begin_save(const Progress& progress) {
+  const std::int64_t step = progress.step;
+  check(step >= 0, "[", format_.op, "] the step is ", step, "; it cannot be negative");
+  lock();
+  check(entries_.empty() || entries_.back().step <= step, "[", format_.op, "] ", folder_,
+        " has a checkpoint of step ", entries_.empty() ? 0 : entries_.back().step, ", later than step ", step,
+        "; resume from it, or choose another folder");
+  return path_of(step);
 }
 
-const Checkpointer::Entry* Checkpointer::best_entry() const {
+void KeptCheckpoints::end_save(const Progress& progress) {
+  if (!entries_.empty() && entries_.back().step == progress.step) entries_.pop_back();
+  entries_.push_back({progress.step, progress.metric});
+  if (options_.keep_last == 0) return;
+  const Entry* const best = options_.keep_best ? best_entry() : nullptr;
+  const auto keep = static_cast<std::size_t>(options_.keep_last);
+  std::vector<Entry> kept;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    if (entries_.size() - i <= keep || &entries_[i] == best) kept.push_back(entries_[i]);
+    else format_.remove(path_of(entries_[i].step));
+  }
+  entries_ = std::move(kept);
+}
+
+std::optional<std::string> KeptCheckpoints::latest() const {
+  if (entries_.empty()) return {};
+  return path_of(entries_.back().step);
+}
+
+std::optional<std::string> KeptCheckpoints::best() const {
+  const Entry* const best = best_entry();
+  if (!best) return {};
+  return path_of(best->step);
+}
+
+std::vector<std::int64_t> KeptCheckpoints::steps() const {
+  std::vector<std::int64_t> steps;
+  for (const Entry& entry : entries_) steps.push_back(entry.step);
+  return steps;
+}
+
+const KeptCheckpoints::Entry* KeptCheckpoints::best_entry() const {
   const Entry* best = nullptr;
   for (const Entry& entry : entries_) {
     if (!entry.metric || std::isnan(*entry.metric)) continue;
@@ -309,6 +290,13 @@ const Checkpointer::Entry* Checkpointer::best_entry() const {
   return best;
 }
 
+Checkpointer::Checkpointer(std::string folder, const Options& options)
+    : KeptCheckpoints({"Checkpointer", ".safetensors", read_metric, remove_file}, std::move(folder),
+                      options) {
+  create_folder();
+  read_folder();
+}
+
 std::string Checkpointer::save(const Training& training, const Progress& progress) {
   const std::string path = begin_save(progress);
   save_checkpoint(path, training, progress);
@@ -316,52 +304,11 @@ std::string Checkpointer::save(const Training& training, const Progress& progres
   return path;
 }
 
-std::string Checkpointer::begin_save(const Progress& progress) {
-  check(progress.step >= 0, "[Checkpointer] the step is ", progress.step, "; it cannot be negative");
-  lock();
-  check(entries_.empty() || entries_.back().step <= progress.step, "[Checkpointer] ", folder_,
-        " has a checkpoint of step ", entries_.empty() ? 0 : entries_.back().step, ", later than step ",
-        progress.step, "; resume from it, or choose another folder");
-  return path_of(progress.step);
-}
-
-void Checkpointer::end_save(const Progress& progress) {
-  if (!entries_.empty() && entries_.back().step == progress.step) entries_.pop_back();
-  entries_.push_back({progress.step, progress.metric});
-  if (options_.keep_last == 0) return;
-
-  const Entry* const best = options_.keep_best ? best_entry() : nullptr;
-  const std::size_t keep = static_cast<std::size_t>(options_.keep_last);
-  std::vector<Entry> kept;
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    std::error_code error;  // the error is ignored: a file that cannot be removed must not stop training
-    if (entries_.size() - i <= keep || &entries_[i] == best) kept.push_back(entries_[i]);
-    else fs::remove(path_of(entries_[i].step), error);
-  }
-  entries_ = std::move(kept);
-}
-
-std::optional<std::string> Checkpointer::latest() const {
-  if (entries_.empty()) return {};
-  return path_of(entries_.back().step);
-}
-
-std::optional<std::string> Checkpointer::best() const {
-  const Entry* const best = best_entry();
-  if (!best) return {};
-  return path_of(best->step);
-}
-
 std::optional<Progress> Checkpointer::resume(const Training& training) {
   lock();
-  if (entries_.empty()) return {};
-  return load_checkpoint(*latest(), training);
-}
-
-std::vector<std::int64_t> Checkpointer::steps() const {
-  std::vector<std::int64_t> steps;
-  for (const Entry& entry : entries_) steps.push_back(entry.step);
-  return steps;
+  const std::optional<std::string> path = latest();
+  if (!path) return {};
+  return load_checkpoint(*path, training);
 }
 
 }  // namespace tapestry::nn

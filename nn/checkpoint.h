@@ -19,12 +19,15 @@
 #include <string>
 #include <vector>
 
-#include "tapestry/core/folder_lock.h"
 #include "tapestry/core/safetensors.h"
 #include "tapestry/nn/module.h"
 #include "tapestry/nn/optim/grad_scaler.h"
 #include "tapestry/nn/optim/optimizer.h"
 #include "tapestry/nn/optim/scheduler.h"
+
+namespace tapestry {
+class FolderLock;
+}
 
 namespace tapestry::nn {
 
@@ -72,53 +75,76 @@ struct CheckpointerOptions {
   bool higher_is_better = true;  ///< true for an accuracy, false for a loss
 };
 
-/// A folder of checkpoints named step-00000500.safetensors and so on. A crash or a full disk leaves existing
-/// checkpoints intact. One Checkpointer at a time may write to a folder: see lock(). Any number may read.
-class Checkpointer {
+/// A folder of checkpoints, which are named step-00000500 and so on. A crash or a full disk leaves existing
+/// checkpoints intact. One object at a time may write to a folder: see lock(). Any number may read.
+class KeptCheckpoints {
+ public:
+  /// Takes the folder's lock (FolderLock), and holds it until this object and its copies are destroyed.
+  /// begin_save() calls it. Throws IoError, which names the holder, if another object has the lock: two runs
+  /// in one folder would remove and overwrite each other's checkpoints.
+  void lock();
+  /// What comes before and after a checkpoint is written, for a program that writes it itself, such as a job
+  /// of several ranks. begin_save() locks the folder and returns the path to write to. end_save() removes
+  /// checkpoints that need not be kept. Throws ValueError if the folder contains a later step, which belongs
+  /// to another run.
+  std::string begin_save(const Progress& progress);
+  void end_save(const Progress& progress);
+  /// The path of the checkpoint with the last step, or with the best metric, the earliest among equals.
+  std::optional<std::string> latest() const;
+  std::optional<std::string> best() const;
+  /// The steps of all checkpoints, in ascending order.
+  std::vector<std::int64_t> steps() const;
+  const std::string& folder() const { return folder_; }
+
+ protected:
+  /// What the formats of checkpoints do in different ways.
+  struct Format {
+    const char* op;      // begins the texts of errors
+    const char* suffix;  // of the names; empty if a checkpoint is a folder
+    /// Reads the metric. Returns false if the checkpoint does not count.
+    bool (*read)(const std::string& path, std::optional<double>& metric);
+    void (*remove)(const std::string& path);
+  };
+  KeptCheckpoints(const Format& format, std::string folder, const CheckpointerOptions& options);
+
+  /// Creates the folder if it does not exist, and removes temporary files whose writers have died.
+  void create_folder();
+  void read_folder();
+  std::string path_of(std::int64_t step) const;
+  /// The steps of all names of checkpoints in the folder now, in ascending order.
+  std::vector<std::int64_t> steps_in_folder() const;
+  /// Forgets the latest checkpoint, whose files stay.
+  void skip_latest() { entries_.pop_back(); }
+
+ private:
+  struct Entry {
+    std::int64_t step = 0;
+    std::optional<double> metric = {};
+  };
+  std::optional<std::int64_t> step_of(const std::string& name) const;
+  const Entry* best_entry() const;
+
+  Format format_;
+  std::string folder_;
+  CheckpointerOptions options_;
+  std::vector<Entry> entries_;  // sorted by step
+  std::shared_ptr<FolderLock> lock_;
+};
+
+/// A folder of files of save_checkpoint(), named step-00000500.safetensors and so on.
+class Checkpointer : public KeptCheckpoints {
  public:
   using Options = CheckpointerOptions;
   /// Creates the folder if it does not exist, and removes temporary files whose writers have died. Throws
   /// IoError.
   explicit Checkpointer(std::string folder, const Options& options = {});
 
-  /// Takes the folder's lock (FolderLock), and holds it until this object and its copies are destroyed.
-  /// save() and resume() call it. Throws IoError, which names the holder, if another Checkpointer has the
-  /// lock: two runs in one folder would remove and overwrite each other's checkpoints.
-  void lock();
-
   /// Writes the checkpoint of progress.step, then removes checkpoints that need not be kept. Returns its
-  /// path. Throws IoError if it cannot, and ValueError if the folder contains a later step, which belongs to
-  /// another run.
+  /// path. Throws IoError if it cannot, and the errors of begin_save().
   std::string save(const Training& training, const Progress& progress);
-  /// The two parts of save() for a program that writes the file itself, such as a job of several ranks.
-  /// begin_save() locks the folder and returns the path to write to. end_save() removes checkpoints that need
-  /// not be kept.
-  std::string begin_save(const Progress& progress);
-  void end_save(const Progress& progress);
-  /// The path of the checkpoint with the last step, or with the best metric.
-  std::optional<std::string> latest() const;
-  std::optional<std::string> best() const;
   /// Locks the folder, and loads the latest checkpoint if there is one. To read the checkpoint of a job that
   /// is running, call load_checkpoint(*latest(), training) instead.
   std::optional<Progress> resume(const Training& training);
-  /// The steps of all checkpoints, in ascending order.
-  std::vector<std::int64_t> steps() const;
-  const std::string& folder() const { return folder_; }
-
- private:
-  struct Entry {
-    std::int64_t step = 0;
-    std::optional<double> metric;
-  };
-  void read_folder();
-  std::string path_of(std::int64_t step) const;
-  /// Returns the entry with the best metric, the earliest among equals. Null if no entry has a metric.
-  const Entry* best_entry() const;
-
-  std::string folder_;
-  Options options_;
-  std::vector<Entry> entries_;  // sorted by step
-  std::shared_ptr<FolderLock> lock_;
 };
 
 }  // namespace tapestry::nn

@@ -130,6 +130,15 @@ void TensorSlot::set_sharding(std::shared_ptr<Sharding> sharding) {
   }
 }
 
+const TensorSlot::BeforeStep& TensorSlot::before_step() const {
+  static const BeforeStep none;
+  return state_ ? state_->before_step : none;
+}
+
+void TensorSlot::set_before_step(BeforeStep fn) const {
+  if (state_) state_->before_step = std::move(fn);
+}
+
 void TensorSlot::set_full(int replica, const Tensor& full) {
   check(state_ && state_->sharding, "[Parameter] the slot is not sharded; call set_replica() instead");
   if (replica < 0 || replica >= replicas()) no_replica(replica);

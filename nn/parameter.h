@@ -69,6 +69,12 @@ class TensorSlot : public UsedLikeTensor {
            state_->tensors[static_cast<std::size_t>(replica)].defined();
   }
 
+  /// What optimizers call before they step this slot, or null. The replicas of DataParallel get equal
+  /// gradients there.
+  using BeforeStep = std::shared_ptr<const std::function<void()>>;
+  const BeforeStep& before_step() const;
+  void set_before_step(BeforeStep fn) const;
+
   /// True if the slot has no tensors of its own, and a function computes its tensor (Parameter::computed).
   bool is_computed() const { return state_ && state_->tensors.empty(); }
 
@@ -232,6 +238,7 @@ class TensorSlot : public UsedLikeTensor {
     std::function<Tensor()> compute = {};  // if there are no tensors
     std::shared_ptr<Sharding> sharding =
         {};  // then `tensors` has the full tensors, undefined while they do not exist
+    BeforeStep before_step = {};
   };
   struct Computed;
   static Computed& computed_entry(const std::shared_ptr<State>& state);

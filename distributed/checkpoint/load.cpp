@@ -210,7 +210,8 @@ class Load {
       complain("the optimizer has ", index.groups.size(), " parameter groups in the checkpoint and ",
                optimizer.num_groups(), " here");
 
-    const std::vector<std::string> names = optimizer_names(training_);
+    const std::vector<std::string> names =
+        nn::checkpoint_file::parameter_names(optimizer, training_.parameters);
     std::size_t n = 0;
     for (std::size_t g = 0; g < optimizer.num_groups(); ++g) {
       const std::vector<nn::Parameter>& params = optimizer.params(g);

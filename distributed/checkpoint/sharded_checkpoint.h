@@ -18,7 +18,6 @@
 #include <utility>
 #include <vector>
 
-#include "tapestry/core/folder_lock.h"
 #include "tapestry/distributed/comm/process_group.h"
 #include "tapestry/nn/checkpoint.h"
 
@@ -102,7 +101,7 @@ nn::Progress load_sharded(const std::string& folder, const ShardedTraining& trai
 /// write a part. Every call except latest() and steps() is collective, and fails on all ranks if it fails on
 /// one. All ranks must see the folder. A crash or a full disk at any moment leaves existing checkpoints
 /// intact.
-class ShardedCheckpointer {
+class ShardedCheckpointer : private nn::KeptCheckpoints {
  public:
   using Options = nn::CheckpointerOptions;
   /// Creates the folder if it does not exist. A null group stands for one process. Throws IoError.
@@ -122,23 +121,10 @@ class ShardedCheckpointer {
   std::optional<std::string> latest() const;
   /// The steps of all checkpoints that have an index, in ascending order.
   std::vector<std::int64_t> steps() const;
-  const std::string& folder() const { return folder_; }
+  using nn::KeptCheckpoints::folder;
 
  private:
-  struct Entry {
-    std::int64_t step = 0;
-    std::optional<double> metric;
-  };
-  std::string path_of(std::int64_t step) const;
-  void lock();
-  void remove_old();
-
-  std::string folder_;
-  std::shared_ptr<ProcessGroup> group_;
-  Options options_;
-  // These are used on rank 0 alone.
-  std::shared_ptr<FolderLock> lock_;
-  std::vector<Entry> entries_;  // the sound checkpoints, sorted by step
+  std::shared_ptr<ProcessGroup> group_;  // its rank 0 has the lock and knows the sound checkpoints
 };
 
 }  // namespace tapestry::distributed

@@ -166,8 +166,11 @@ class DataParallelBase {
 /// operation. The caller's graph may use parameters outside of the call too, such as a penalty on weights or
 /// a scale of the outputs, in the same backward() or in another one: gradients are those of one device. Hooks
 /// on parameters run on the first replica only and see its part of the gradient. Under `replicated`,
-/// optimizers and nn::clip_grad_norm_ change all replicas in the same way. Other code that changes gradients
-/// between backward() and step() must do so for every replica. backward_inputs() throws.
+/// optimizers and nn::clip_grad_norm_ change all replicas in the same way. Other code may change the gradients
+/// or parameters of the first replica alone, which step() and the next call copy to the others, or those of
+/// all replicas in the same way. Replicas that differ otherwise are a ValueError with the device and the
+/// difference: after the first pass, and when another replica was changed more often than the first.
+/// check_replicas() compares all values on request. backward_inputs() throws.
 template <class M>
 class DataParallel : public DataParallelBase {
  public:

@@ -109,6 +109,19 @@ void replicate(nn::Module& model, std::span<const Device> devices) {
   copy_first(slots, devices, is_replicated);
 }
 
+void check_replicas(const nn::Module& model) {
+  for (const auto& [name, slot] : model.named_parameters()) {
+    if (slot.sharding()) continue;
+    std::vector<Tensor> replicas;
+    std::vector<Device> devices;
+    for (int r = 0; r < slot.replicas(); ++r) {
+      replicas.push_back(slot.replica(r));
+      devices.push_back(replicas.back().device());
+    }
+    if (replicas.size() > 1) check_equal("check_replicas", name, devices, replicas);
+  }
+}
+
 void unreplicate(nn::Module& model) {
   for (const auto& [name, slot] : model.named_parameters())
     check(!slot.sharding() || slot.replicas() == 1, "[unreplicate] '", name,

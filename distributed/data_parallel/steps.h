@@ -61,6 +61,9 @@ structure::Owned<T> gather(const std::vector<T>& parts, Device device) {
 /// `devices` is empty or names a device twice, or if a parameter is sharded or belongs to a
 /// DistributedDataParallel; DeviceError if a device does not exist.
 void replicate(nn::Module& model, std::span<const Device> devices);
+/// Throws ValueError, with the parameter, the device and the difference, unless all replicas of each
+/// parameter have the same values. It reads all of them. Slots with one replica and sharded ones are skipped.
+void check_replicas(const nn::Module& model);
 /// Keeps only the first replica of every parameter and buffer. Throws ValueError for the model of a
 /// ShardedDataParallel.
 void unreplicate(nn::Module& model);

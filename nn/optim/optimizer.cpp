@@ -1,7 +1,6 @@
 #include "tapestry/nn/optim/optimizer.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <functional>
 #include <map>
@@ -408,9 +407,7 @@ void Optimizer::step(const Tensor& loss_scale, const Tensor& found_inf) {
 std::string Optimizer::describe(const std::string& of) const {
   std::string text;
   const auto line = [&](const std::string& what, double value) {
-    char digits[32];
-    const auto end = std::to_chars(digits, digits + sizeof digits, value).ptr;  // exact
-    text += concat({name(), of, " ", what, " ", std::string(digits, end), "\n"});
+    text += concat({name(), of, " ", what, " ", value, "\n"});
   };
   line("steps", static_cast<double>(steps_));
   line("grad_scale", grad_scale_);
@@ -421,6 +418,10 @@ std::string Optimizer::describe(const std::string& of) const {
 
 void Optimizer::step_all() {
   const NoGradGuard no_grad;
+  const std::function<void()>* called = nullptr;
+  for (const Group& g : groups_)
+    for (const Parameter& p : g.params)
+      if (const auto& fn = p.before_step(); fn && std::exchange(called, fn.get()) != fn.get()) (*fn)();
   std::vector<nn::ReplicaDevice> replica_devices;
   for (const Group& g : groups_) nn::add_replica_devices(g.params, replica_devices);
   for (const nn::ReplicaDevice& replica_device : replica_devices) prepare(replica_device);

@@ -223,8 +223,8 @@ TEST_CASE("a damaged checkpoint is refused by the name of the damaged part") {
   for (const char* garbled : {"", "cpu:0", "cpu:0 1", "cpu:0 1 x", "cpu:0 -1 5", "cqu:0 1 2"})
     metadata(rank_0, garbled, "the generator states in the checkpoint are");
   // The position.
-  metadata("tapestry.epoch", "-9000000000000000000", "has no number \"tapestry.epoch\" of at least 0");
-  metadata("tapestry.step", "-1", "has no number \"tapestry.step\" of at least 0");
+  metadata("tapestry.epoch", "-9000000000000000000", "is of epoch -9000000000000000000 and step 1, which cannot be");
+  metadata("tapestry.step", "-1", "is of epoch 0 and step -1, which cannot be negative");
   metadata("tapestry.epoch", "1",
            "is of epoch 1 and step 1, but its data loader is at batch 1 of 2 in epoch 0");
   metadata("tapestry.step", "2",

@@ -151,6 +151,95 @@ TEST_CASE("backward adds to gradients that were computed without DataParallel, o
   }
 }
 
+TEST_CASE("gradients that are changed by hand on the first replica step all replicas") {
+  PlainMembers net, alone;
+  prepare(net);
+  prepare(alone);
+  DataParallel dp(net, {0, 1, 2});
+  optim::SGD optimizer(net.parameters(), {.lr = 0.1}), reference(alone.parameters(), {.lr = 0.1});
+  for (int i = 0; i < 6; ++i) {
+    const auto by_hand = [&](PlainMembers& m, optim::Optimizer& o) {
+      const Tensor bias = m.fc.bias->grad();
+      for (const nn::Parameter& p : m.parameters())
+        if (i % 2) p->grad().clamp_(-0.01, 0.01);
+        else p->set_grad(p->grad().clamp(-0.01, 0.01));
+      if (i % 3 == 1) nn::clip_grad_norm_(m.parameters(), 0.01);
+      if (i == 2) m.fc.bias->set_grad(bias);
+      if (i == 4) m.conv.bias->zero_grad();
+      o.step();
+    };
+    const auto b = PlainMembers::batch(i, 6);
+    optimizer.zero_grad();
+    reference.zero_grad();
+    cross_entropy(dp(b.x), b.labels).backward();
+    cross_entropy(alone(b.x), b.labels).backward();
+    if (i == 5) {
+      net.fc.weight->square().sum().backward();  // outside of the call
+      alone.fc.weight->square().sum().backward();
+    }
+    by_hand(net, optimizer);
+    by_hand(alone, reference);
+    CHECK(distance(copy_state(net), copy_state(alone)) < 1e-13);
+    CHECK_NOTHROW(check_replicas(net));
+  }
+  CHECK(dp.bytes_broadcast() == 2 * bytes_of(net));
+}
+
+TEST_CASE("a replica that differs is named with its device, its tensor and the difference") {
+  PlainMembers net;
+  prepare(net);
+  DataParallel dp(net, {0, 1, 2});
+  optim::SGD optimizer(net.parameters(), {.lr = 0.1});
+  const auto b = PlainMembers::batch(0, 6);
+  const auto backward = [&] {
+    optimizer.zero_grad();
+    cross_entropy(dp(b.x), b.labels).backward();
+  };
+  const StateDictCopy before = copy_state(net);
+  backward();
+  const Tensor bias = net.fc.bias.replica(2).grad();
+  bias.add_(0.25);
+  CHECK_THROWS_WITH(optimizer.step(),
+                    ContainsSubstring("[DataParallel] the gradient of fc.bias on cpu:2 differs from that on "
+                                      "cpu:0 by up to 0.25"));
+  net.fc.bias.replica(2).set_grad(bias.sub(0.25).clone());  // another tensor with the old values
+  net.conv.bias.replica(1).set_grad({});
+  CHECK_THROWS_WITH(optimizer.step(),
+                    ContainsSubstring("the gradient of conv.bias on cpu:1 differs from that "
+                                      "on cpu:0: the one on cpu:1 is undefined"));
+  CHECK(copy_state(net) == before);
+  backward();
+  on_replicas(dp.devices(), [&](int r) {  // every replica in the same way, in place and with a new tensor
+    net.fc.bias.replica(r).grad().mul_(2);
+    net.fc.weight.replica(r).set_grad(net.fc.weight.replica(r).grad().mul(2));
+  });
+  optimizer.step();
+  check_replicas(net);
+
+  net.fc.bias.replica(1).detach().add_(0.5);
+  const std::string text = "fc.bias on cpu:1 differs from that on cpu:0 by up to 0.5";
+  CHECK_THROWS_WITH(dp(b.x), ContainsSubstring("[DataParallel] " + text));
+  CHECK_THROWS_WITH(check_replicas(net), ContainsSubstring("[check_replicas] " + text));
+  replicate(net, dp.devices());  // copies the first one's values
+  dp(b.x);
+  on_replicas(dp.devices(), [&](int r) { net.fc.bias.replica(r).detach().add_(0.5 * r); });
+  dp(b.x);  // all were changed once
+  CHECK_THROWS_WITH(check_replicas(net), ContainsSubstring(text));
+}
+
+TEST_CASE("a forward that gives each replica other parameters is an error of the first pass") {
+  struct Centred : nn::Module {
+    nn::Parameter& shift = param("shift", zeros({1}, DType::f64));
+    Tensor forward(const Tensor& x) override {
+      if (shift.item() == 0) shift->detach().copy_(x.detach().mean());  // by the part of the batch
+      return x - shift;
+    }
+  } net;
+  DataParallel dp(net, {0, 1});
+  CHECK_THROWS_WITH(dp(wave({4, 1}, 0)).sum().backward(),
+                    ContainsSubstring("[DataParallel] shift on cpu:1 differs from that on cpu:0 by up to"));
+}
+
 TEST_CASE("running statistics are those of the first replica, in training and evaluation") {
   for (const Strategy strategy : {Strategy::replicated, Strategy::master}) {
     SmallCnn net, alone;

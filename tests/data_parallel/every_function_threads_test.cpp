@@ -76,7 +76,7 @@ const std::map<std::string, std::string> kWithoutRow = {
     {"They take tensors, not a model",
      "init::gain save_tensors weight_sources find StateDictIndex::StateDictIndex"},
     {"They belong to one mode",
-     "apply check_ranks Pipeline::Pipeline Pipeline::load_state_dict Stage::Stage convert_sync_batchnorm "
+     "apply check_ranks check_replicas Pipeline::Pipeline Pipeline::load_state_dict Stage::Stage convert_sync_batchnorm "
      "ShardedDataParallelBase::whole_state_dict ZeroBase::load_state_dict"},
     {"State dicts and checkpoints have tests of their own",
      "ShardedTraining::ShardedTraining save_sharded load_sharded ShardedCheckpointer::save "

@@ -96,6 +96,8 @@ std::string without_sum(const std::string& text) {
 TEST_CASE("ShardedCheckpointer keeps the last and the best, and locks its folder") {
   const TempDir dir;
   const std::string folder = dir / "run";
+  fs::create_directory(folder);
+  write_file(folder + "/step-00000009", "a file that is no checkpoint");
   run_local_ranks(
       3,
       [&](const Group& group) {
@@ -131,7 +133,7 @@ TEST_CASE("ShardedCheckpointer keeps the last and the best, and locks its folder
       },
       kBounded);
   CHECK(files_in(folder) ==
-        std::set<std::string>{".lock", "step-00000002", "step-00000004", "step-00000005"});
+        std::set<std::string>{".lock", "step-00000002", "step-00000004", "step-00000005", "step-00000009"});
   CHECK(files_in(folder + "/step-00000005") ==
         std::set<std::string>{"index.json", "shard-00000-of-00003.1.safetensors",
                               "shard-00001-of-00003.1.safetensors", "shard-00002-of-00003.1.safetensors"});

@@ -236,3 +236,30 @@ TEST_CASE("two pipelines of two stages train on halves of a batch if their gradi
     CHECK(apart(found, expected) < 1e-12);
   }
 }
+
+TEST_CASE("all ranks name the stages whose optimizers have taken different numbers of steps") {
+  for (const bool checks : {true, false}) {
+    const auto texts = on_ranks<std::string>(3, [&](const Group& group) {
+      Chain chain = Chain::stage(group->rank(), 3);
+      Pipeline pipeline(group, {chain.modules(), kCPU}, {.micro_batches = 2, .check_steps = checks});
+      std::optional<optim::SGD> optimizer;
+      if (group->rank() != 2) optimizer.emplace(chain.parameters(), optim::SGDOptions{.lr = 0.1});
+      for (int step = 0; step < 4; ++step) {
+        const auto [x, labels] = chain_batch(step, 4);
+        try {
+          pipeline.forward_backward(x, labels, chain_loss);
+        } catch (const ValueError& e) {
+          return std::to_string(step) + " " + e.what();
+        }
+        if (optimizer && (group->rank() != 1 || step != 1)) optimizer->step();  // rank 1 skips a step
+        pipeline(x);
+      }
+      return std::string("nothing");
+    });
+    for (const std::string& text : texts)
+      CHECK_THAT(text, ContainsSubstring(checks ? "2 [Pipeline] the optimizers of the stages have taken "
+                                                  "different numbers of steps:\n  rank 0  2 steps\n"
+                                                  "  rank 1  1 step\n"
+                                                : "nothing"));
+  }
+}

@@ -180,7 +180,7 @@ std::string Index::text() const {
   if (progress) {
     head["epoch"] = progress->epoch;
     head["step"] = progress->step;
-    if (progress->metric) head["metric"] = number_text(*progress->metric);
+    if (progress->metric) head["metric"] = concat({*progress->metric});
     head["extra"] = progress->extra;
   }
   if (!optimizer.empty()) {
@@ -374,11 +374,6 @@ std::string random_id() {
   char digits[17];
   std::snprintf(digits, sizeof digits, "%08x%08x", random(), random());
   return digits;
-}
-
-std::string number_text(double value) {
-  char buffer[32];
-  return std::string(buffer, std::to_chars(buffer, buffer + sizeof buffer, value).ptr);
 }
 
 }  // namespace tapestry::distributed::checkpoint

@@ -9,18 +9,18 @@
 #include <vector>
 
 #include "tapestry/core/safetensors.h"
-#include "tapestry/nn/checkpoint.h"
+#include "tapestry/nn/internal/checkpoint_file.h"
 
 namespace tapestry::distributed::checkpoint {
 
 inline constexpr const char* kIndexFile = "index.json";
-inline const std::string kTraining = "training/";
+using nn::checkpoint_file::kTraining, nn::checkpoint_file::kOptimizer, nn::checkpoint_file::kScheduler,
+    nn::checkpoint_file::kScaler, nn::checkpoint_file::kGenerator;
 // Options of the optimizer are "training/optimizer/groups.0.lr". State that is divided as its parameter is
 // "training/optimizer/state/<parameter>/exp_avg", and other state
 // "training/optimizer/extra/<parameter>/step".
-inline const std::string kOptimizer = kTraining + "optimizer/", kScheduler = kTraining + "scheduler/",
-                         kScaler = kTraining + "scaler/", kState = kOptimizer + "state/",
-                         kExtra = kOptimizer + "extra/", kOptions = kOptimizer + "groups.";
+inline const std::string kState = kOptimizer + "state/", kExtra = kOptimizer + "extra/",
+                         kOptions = kOptimizer + "groups.";
 
 /// Rows of a tensor that are in one shard. A tensor without dimensions has one row.
 struct Piece {
@@ -85,6 +85,5 @@ std::string piece_text(const TensorRecord& tensor, std::int64_t first_row);
 
 std::uint32_t crc32_of(std::uint32_t crc, const Tensor& contiguous);
 std::string random_id();
-std::string number_text(double value);
 
 }  // namespace tapestry::distributed::checkpoint

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstring>
 #include <sstream>
 
 #include "tapestry/autograd/ops/creation.h"
@@ -11,13 +10,10 @@
 namespace tapestry::distributed::checkpoint {
 namespace {
 
-const std::string kGenerator = kTraining + "generator/", kExtraKey = "extra.";
-// DistributedCheckpointer keeps the generators of all ranks under these keys.
-const std::string kRankGenerators = kExtraKey + "generators of rank ",
-                  kRanks = kExtraKey + "ranks with generators";
+// The keys of Progress::extra under which DistributedCheckpointer keeps the generators of all ranks.
+const std::string kRankGenerators = "generators of rank ", kRanks = "ranks with generators";
 // The names of the optimizer's parameters in the order of their numbers, one a line.
 constexpr const char* kParameters = "tapestry.parameters";
-constexpr const char* kFileVersion = "1";
 
 /// True for state that is not divided as its parameter is, whatever its shape: the numbers that an optimizer
 /// keeps for each parameter, and the vectors of LBFGS, which are as long as all parameters together.
@@ -32,15 +28,14 @@ FileLayout file_layout(const char* op, const std::string& origin, const Index& i
   FileLayout layout;
   std::map<std::string, FileLayout::Content>& contents = layout.contents;
   StringMap& metadata = layout.metadata;
-  metadata["format"] = "pt";
   if (index.progress) {
-    const nn::Progress& p = *index.progress;
-    metadata["tapestry.checkpoint"] = kFileVersion;
-    metadata["tapestry.epoch"] = std::to_string(p.epoch);
-    metadata["tapestry.step"] = std::to_string(p.step);
-    if (p.metric) metadata["tapestry.metric"] = number_text(*p.metric);
-    for (const auto& [key, value] : p.extra) metadata[kExtraKey + key] = value;
+    nn::Progress progress = *index.progress;
+    for (std::size_t r = 0; r < index.generators.size(); ++r)
+      progress.extra[kRankGenerators + std::to_string(r)] = index.generators[r];
+    if (!index.generators.empty()) progress.extra[kRanks] = std::to_string(index.generators.size());
+    metadata = nn::checkpoint_file::metadata_of(progress);
   }
+  metadata["format"] = "pt";
   std::map<std::string, std::size_t> numbers;
   if (!index.optimizer.empty()) {
     metadata["tapestry.optimizer"] = index.optimizer;
@@ -68,16 +63,9 @@ FileLayout file_layout(const char* op, const std::string& origin, const Index& i
     contents[as].source = name;
   }
   for (const auto& [alias, target] : index.aliases) contents[alias].source = target;
-  if (!index.generators.empty()) {
-    for (const auto& [device, state] : parse_generator_states(op, index.generators[0])) {
-      const Tensor t = empty({2}, {DType::i64, kCPU});
-      std::memcpy(t.raw_data(), state.data(), 16);
-      contents[kGenerator + device.str()].value = t;
-    }
-    for (std::size_t r = 0; r < index.generators.size(); ++r)
-      metadata[kRankGenerators + std::to_string(r)] = index.generators[r];
-    metadata[kRanks] = std::to_string(index.generators.size());
-  }
+  if (!index.generators.empty())
+    for (const auto& [device, state] : parse_generator_states(op, index.generators[0]))
+      contents[kGenerator + device.str()].value = nn::checkpoint_file::generator_tensor(state);
   return layout;
 }
 
@@ -96,43 +84,15 @@ std::vector<SafetensorsFile::Entry> FileLayout::entries(const Index& index) cons
 
 FileIndex index_of_file(const char* op, const std::string& path, const SafetensorsFile& file, int ranks) {
   const StringMap& metadata = file.metadata();
-  const auto number = [&](const char* key) {
-    std::int64_t value = -1;
-    const auto it = metadata.find(key);
-    if (it != metadata.end()) {
-      const char* const end = it->second.data() + it->second.size();
-      const auto [stop, error] = std::from_chars(it->second.data(), end, value);
-      if (error != std::errc() || stop != end) value = -1;
-    }
-    check<IoError>(value >= 0, "[", op, "] ", path, ": has no number \"", key, "\" of at least 0");
-    return value;
-  };
   FileIndex found;
   Index& index = found.index;
   index.id = random_id();
-  const auto version = metadata.find("tapestry.checkpoint");
-  check<IoError>(version == metadata.end() || version->second == kFileVersion, "[", op, "] ", path,
-                 ": has format version ", version == metadata.end() ? "" : version->second,
-                 ", but this library reads version ", kFileVersion, "; use the version that wrote it");
-  if (metadata.contains("tapestry.step")) {
-    nn::Progress& progress = index.progress.emplace();
-    progress.epoch = number("tapestry.epoch");
-    progress.step = number("tapestry.step");
-    if (const auto metric = metadata.find("tapestry.metric"); metric != metadata.end()) {
-      const char* const end = metric->second.data() + metric->second.size();
-      double value = 0;
-      const auto [stop, error] = std::from_chars(metric->second.data(), end, value);
-      check<IoError>(error == std::errc() && stop == end, "[", op, "] ", path, ": \"", metric->second,
-                     "\" as \"tapestry.metric\" is not a number");
-      progress.metric = value;
-    }
-    for (const auto& [key, value] : metadata)
-      if (key.starts_with(kExtraKey) && !key.starts_with(kRankGenerators) && key != kRanks)
-        progress.extra[key.substr(kExtraKey.size())] = value;
-    for (int r = 0; metadata.contains(kRankGenerators + std::to_string(r)); ++r)
-      index.generators.push_back(metadata.at(kRankGenerators + std::to_string(r)));
-    const auto ranks_that_saved = metadata.find(kRanks);
-    const std::string count = ranks_that_saved == metadata.end() ? "0" : ranks_that_saved->second;
+  if (metadata.contains("tapestry.checkpoint") || metadata.contains("tapestry.step")) {
+    StringMap& extra = index.progress.emplace(nn::checkpoint_file::progress_of(op, path, metadata)).extra;
+    while (const auto state = extra.extract(kRankGenerators + std::to_string(index.generators.size())))
+      index.generators.push_back(state.mapped());
+    const auto saved = extra.extract(kRanks);
+    const std::string count = saved ? saved.mapped() : "0";
     check<IoError>(count == std::to_string(index.generators.size()), "[", op, "] ", path,
                    ": has generator states of ", index.generators.size(), " ranks and says that ", count,
                    " ranks saved theirs; use another checkpoint");
@@ -155,18 +115,9 @@ FileIndex index_of_file(const char* op, const std::string& path, const Safetenso
     const std::string& name = entry.name;
     std::string as = name;
     if (name.starts_with(kGenerator)) {
-      const Tensor state = file.read(entry);
-      check<IoError>(state.dtype() == DType::i64 && state.numel() == 2, "[", op, "] ", path, ": ", name,
-                     " is ", state.dtype(), " ", state.sizes(), ", not two int64");
-      try {
-        static_cast<void>(Device(name.substr(kGenerator.size())));
-      } catch (const Error& e) {
-        fail<IoError>("[", op, "] ", path, ": ", name, " is not the generator of a device: ", e.what());
-      }
-      std::uint64_t values[2];
-      std::memcpy(values, state.raw_data(), 16);
-      generators += (generators.empty() ? "" : " ") + name.substr(kGenerator.size()) + ' ' +
-                    std::to_string(values[0]) + ' ' + std::to_string(values[1]);
+      const std::string device = name.substr(kGenerator.size());
+      const auto [seed, offset] = nn::checkpoint_file::generator_state(op, path, device, file.read(entry));
+      generators += concat({generators.empty() ? "" : " ", device, " ", seed, " ", offset});
       continue;
     }
     if (name.starts_with(kOptions) && name.ends_with(".num_params")) continue;

@@ -44,7 +44,7 @@ std::string show(const std::string& folder, bool verify) {
   if (index.progress) {
     out +=
         "step " + std::to_string(index.progress->step) + ", epoch " + std::to_string(index.progress->epoch);
-    if (index.progress->metric) out += ", metric " + number_text(*index.progress->metric);
+    if (index.progress->metric) out += concat({", metric ", *index.progress->metric});
   } else {
     out += "no training run: split from a model file";
   }

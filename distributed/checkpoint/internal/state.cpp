@@ -47,17 +47,6 @@ std::uint64_t bytes_of(const TensorRecord& t, std::int64_t rows) {
 
 }  // namespace
 
-std::vector<std::string> optimizer_names(const ShardedTraining& training) {
-  std::unordered_map<const void*, const std::string*> by_slot;
-  for (const auto& [name, slot] : training.parameters) by_slot.emplace(slot.id(), &name);
-  std::vector<std::string> names;
-  for (const nn::Parameter& p : training.optimizer->parameters()) {
-    const auto found = by_slot.find(p.id());
-    names.push_back(found == by_slot.end() ? "#" + std::to_string(names.size()) : *found->second);
-  }
-  return names;
-}
-
 int shards_of_process(const ShardedTraining& training) {
   for (const auto& [name, slot] : training.parameters)
     if (slot.sharding() && slot.replicas() > 1) return slot.replicas();
@@ -93,7 +82,8 @@ WriterState state_of(const char* op, const ShardedTraining& training, int replic
   if (training.optimizer) {
     const optim::Optimizer& optimizer = *training.optimizer;
     state.optimizer = optimizer.name();
-    const std::vector<std::string> names = optimizer_names(training);
+    const std::vector<std::string> names =
+        nn::checkpoint_file::parameter_names(optimizer, training.parameters);
     const std::vector<nn::Parameter> params = optimizer.parameters();
     std::size_t number = 0;
     for (std::size_t g = 0; g < optimizer.num_groups(); ++g) {

@@ -39,10 +39,6 @@ struct WriterState {
   std::vector<std::pair<std::string, std::string>> aliases;
 };
 
-/// The names of an optimizer's parameters, in the order of their numbers. Parameters without a slot in
-/// `training` are named "#0", "#1" and so on, by their numbers.
-std::vector<std::string> optimizer_names(const ShardedTraining& training);
-
 /// The number of shards that this process writes if it is alone: the number of replicas if each of them has
 /// a shard of its own, else 1.
 int shards_of_process(const ShardedTraining& training);

@@ -225,7 +225,10 @@ void ReplicaGraphs::backward(autograd::Backward& b) {
     const autograd::NestedScope nested(i == 0 ? outer : nullptr);
     gradients[r] = backward_of(r, b, mode, averages ? reducers[r].get() : nullptr, factor);
   });
-  if (averages) replicas_->record_gradients();
+  if (averages) {
+    replicas_->record_gradients();
+    replicas_->compare_once();
+  }
   if (mode.accumulates && !replicas_->are_persistent()) reduce_on_master();
   for (std::size_t k = 0; k < node_inputs_.size(); ++k)
     b.set(static_cast<std::uint32_t>(k), join_input(k, gradients));

@@ -27,7 +27,33 @@ bool have_a_gpu_each(const std::vector<Device>& devices) {
   return gpus.size() == devices.size();
 }
 
+constexpr std::int64_t kReplaced = INT64_MAX;  // changes of a gradient that is another tensor now
+
 }  // namespace
+
+void check_equal(const char* op, const std::string& what, std::span<const Device> devices,
+                 const std::vector<Tensor>& replicas) {
+  std::string text;
+  on_replicas(devices.first(1), [&](int) {
+    const NoGradGuard no_grad;
+    for (std::size_t r = 1; r < replicas.size() && text.empty(); ++r) {
+      const Tensor &first = replicas[0], &other = replicas[r];
+      const bool both = first.defined() && other.defined();
+      if (both ? other.detach().to(first.device()).equal(first.detach()) : first.defined() == other.defined())
+        continue;
+      text = concat({what, " on ", devices[r], " differs from that on ", devices[0]});
+      if (!both) {
+        text += concat({": the one on ", other.defined() ? devices[0] : devices[r], " is undefined"});
+        continue;
+      }
+      const Tensor a = first.detach().to(kCPU, DType::f64), b = other.detach().to(kCPU, DType::f64);
+      if (a.allclose(b, 0, 0, true)) text.clear();
+      else text += concat({" by up to ", (a.sub(b).abs().max)().item()});
+    }
+  });
+  check(text.empty(), "[", op, "] ", text,
+        "; change the first replica alone, which is copied to the others, or all of them in the same way");
+}
 
 void Replicas::Slot::record() {
   replicas.clear();
@@ -49,10 +75,17 @@ bool Replicas::Slot::holds_recorded(std::size_t size) const {
 // replicas of a parameter in the same way, so equal numbers of changes are allowed. Forward changes each
 // replica of a buffer differently, so no change is allowed.
 bool Replicas::Slot::replicas_agree() const {
-  const std::uint32_t allowed = is_parameter ? replicas[0].version() - versions[0] : 0;
+  const std::uint32_t allowed = is_parameter ? changes(0) : 0;
   for (std::size_t r = 0; r < replicas.size(); ++r)
-    if (replicas[r].version() - versions[r] != allowed) return false;
+    if (changes(r) != allowed) return false;
   return true;
+}
+
+std::int64_t Replicas::Slot::gradient_changes(std::size_t r) const {
+  const Tensor now = replicas[r].grad(), then = gradients.empty() ? Tensor() : gradients[r];
+  if (!now.defined() && !then.defined()) return 0;
+  if (!now.defined() || !then.defined() || !now.is_same(then)) return kReplaced;
+  return now.version() - gradient_versions[r];
 }
 
 bool Replicas::Slot::gradients_agree() const {
@@ -110,6 +143,8 @@ Replicas::Replicas(nn::Module& model, std::vector<Device> on, const DataParallel
   for (std::size_t r = 1; r < size(); ++r) generators_[r] = std::make_unique<Generator>();
   if (are_persistent()) {
     replicate_all();
+    const auto fn = std::make_shared<const std::function<void()>>([this] { before_step(); });
+    for (const Slot& s : slots_) s.slot.set_before_step(fn);
   } else {
     unreplicate(model);
     model.to(devices[0]);
@@ -157,7 +192,10 @@ void Replicas::on_gradient() {
   if (in_pass_ || device_worker(devices[0]).is_current()) return;
   const std::uint64_t pass = autograd::current_backward().id;
   if (!autograd::pass_position().accumulates || std::exchange(outside_pass_, pass) == pass) return;
-  autograd::on_backward_end([this] { broadcast_gradients(); });
+  autograd::on_backward_end([this] {
+    broadcast_gradients();
+    record_gradients();
+  });
 }
 
 void Replicas::synchronize() {
@@ -174,7 +212,10 @@ void Replicas::refresh() {
   for (Slot& s : slots_) {
     for (std::size_t r = 1; s.is_parameter && r < size(); ++r)
       if (s.replicas[r].requires_grad() != s.is_trained()) s.replicas[r].set_requires_grad(s.is_trained());
-    if (!s.replicas_agree()) changed.push_back(&s);
+    if (s.replicas_agree()) continue;
+    for (std::size_t r = 1; s.is_parameter && r < size(); ++r)
+      if (s.changes(r) > s.changes(0)) check_equal(op, s.name, devices, s.replicas);
+    changed.push_back(&s);
   }
   watch_gradients();
   if (changed.empty()) return;
@@ -246,11 +287,15 @@ void Replicas::broadcast_gradients() {
   for (Slot& s : slots_)
     if (s.is_trained() && !s.gradients_agree()) changed.push_back(&s);
   for (Slot& s : slots_) s.gradients.clear();  // old gradients are views of buckets that the pass may free
-  if (changed.empty()) return;
+  copy_gradients(changed);
+}
+
+void Replicas::copy_gradients(const std::vector<const Slot*>& slots) {
+  if (slots.empty()) return;
   on_replicas(devices, [&](int i) {
     const NoGradGuard no_grad;
     const auto r = static_cast<std::size_t>(i);
-    for (const Slot* s : changed) {
+    for (const Slot* s : slots) {
       const Tensor first = s->replicas[0].grad();
       if (r == 0) continue;
       const Tensor own = s->replicas[r].grad();
@@ -260,16 +305,46 @@ void Replicas::broadcast_gradients() {
   });
 }
 
+// Code between backward() and step() may have changed the gradients of the first replica alone. A change of
+// another replica alone would be lost, so it is an error.
+void Replicas::before_step() {
+  std::vector<const Slot*> changed;
+  bool agree = true;
+  for (const Slot& s : slots_) {
+    if (!s.is_trained() || !s.holds_recorded(size()) || s.gradients_agree()) continue;
+    agree = false;
+    const std::int64_t first = s.gradient_changes(0);
+    bool only_first = true;
+    for (std::size_t r = 1; r < size(); ++r)
+      only_first = only_first &&
+                   (s.gradient_changes(r) < first || (s.gradient_changes(r) == first && first != kReplaced));
+    if (only_first) changed.push_back(&s);
+    else check_equal(op, "the gradient of " + s.name, devices, s.current_gradients());
+  }
+  copy_gradients(changed);
+  if (!agree) record_gradients();
+}
+
+std::vector<Tensor> Replicas::Slot::current_gradients() const {
+  std::vector<Tensor> all;
+  for (const Tensor& t : replicas) all.push_back(t.grad());
+  return all;
+}
+
 void Replicas::record_gradients() {
   for (Slot& s : slots_) {
     s.gradients.clear();
     s.gradient_versions.clear();
     if (!s.is_trained()) continue;
-    for (const Tensor& t : s.replicas) {
-      s.gradients.push_back(t.grad());
-      s.gradient_versions.push_back(s.gradients.back().defined() ? s.gradients.back().version() : 0);
-    }
+    s.gradients = s.current_gradients();
+    for (const Tensor& t : s.gradients) s.gradient_versions.push_back(t.defined() ? t.version() : 0);
   }
+}
+
+void Replicas::compare_once() {
+  if (std::exchange(compared_, true)) return;
+  for (const Slot& s : slots_)
+    if (s.is_parameter && s.replicas_agree()) check_equal(op, s.name, devices, s.replicas);
 }
 
 ReplicaGroups make_replica_groups(const std::vector<Device>& devices, const std::string& backend,
@@ -334,7 +409,10 @@ void Replicas::drop_group() noexcept {
 
 void Replicas::close() noexcept {
   closed_ = true;
-  for (Slot& s : slots_) s.hook.remove();
+  for (Slot& s : slots_) {
+    s.hook.remove();
+    s.slot.set_before_step({});
+  }
   drop_group();
   drop_replicas();
 }

@@ -24,6 +24,11 @@ ReplicaGroups make_replica_groups(const std::vector<Device>& devices, const std:
 /// replicate() for some slots.
 void replicate_slots(const std::vector<nn::TensorSlot>& slots, std::span<const Device> devices);
 
+/// Throws ValueError, with the device and the difference, unless the replicas of a tensor are equal; NaN
+/// equals NaN. `what` names the tensor.
+void check_equal(const char* op, const std::string& what, std::span<const Device> devices,
+                 const std::vector<Tensor>& replicas);
+
 /// Shared by a DataParallel and the graphs of its forward passes, which may outlive it. ShardedReplicas is
 /// derived from it: there, only buffers have replicas, and the replicas wait for one another in forward too.
 class Replicas {
@@ -82,9 +87,12 @@ class Replicas {
    private:
     Replicas& replicas_;
   };
-  /// Records the gradients and their versions for the next broadcast_gradients(). Call it after a backward
-  /// pass.
+  /// Records the gradients and their versions for the next broadcast_gradients() or step of an optimizer.
+  /// Call it after a backward pass.
   void record_gradients();
+  /// Throws ValueError, with the device and the difference, if the first pass has left the replicas of a
+  /// parameter with different values.
+  void compare_once();
   /// Removes all replicas from the model. Later calls of reducers() throw.
   void close() noexcept;
 
@@ -123,14 +131,20 @@ class Replicas {
 
     void record();
     bool holds_recorded(std::size_t size) const;
+    // How often a replica, or its gradient, was changed since it was recorded.
+    std::uint32_t changes(std::size_t r) const { return replicas[r].version() - versions[r]; }
+    std::int64_t gradient_changes(std::size_t r) const;
     bool replicas_agree() const;
     bool gradients_agree() const;
+    std::vector<Tensor> current_gradients() const;
     bool is_trained() const { return is_parameter && slot.replica(0).requires_grad(); }
   };
 
   void refresh();
   void watch_gradients();
   void on_gradient();
+  void before_step();
+  void copy_gradients(const std::vector<const Slot*>& slots);
   void note_broadcast(const Slot& slot);
 
   nn::Module& model_;
@@ -142,7 +156,7 @@ class Replicas {
   std::vector<std::unique_ptr<Reducer>> reducers_;
   std::vector<bool> reduced_;  // by slot: whether the reducers include it
   bool closed_ = false;
-  bool in_pass_ = false;
+  bool in_pass_ = false, compared_ = false;
   std::uint64_t outside_pass_ = 0;  // the last pass of the caller that gave the first replica a gradient
 };
 

@@ -19,6 +19,7 @@
 #include "tapestry/distributed/common/seeds.h"
 #include "tapestry/distributed/pipeline/internal/state_dict.h"
 #include "tapestry/nn/internal/stored.h"
+#include "tapestry/nn/optim/optimizer.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -47,6 +48,11 @@ std::vector<MessageId> message_ids(MessageId::Kind kind, const std::vector<Actio
   return ids;
 }
 
+nn::NamedSlots parameters_of(const Stage& stage) {
+  const auto named = stage.named_parameters();
+  return {named.begin(), named.end()};
+}
+
 }  // namespace
 
 /// One call of forward_backward() or evaluate() on this rank.
@@ -62,6 +68,7 @@ struct RankPipeline::Pass {
   // The state of the first rank's generator. The generators of all stages are derived from it, as in one
   // process.
   std::uint64_t seed = 0, offset = 0;
+  std::int64_t steps = kNotCounted;  // of the stage's optimizers
   // The largest generator position that this stage or a later one has reached.
   std::uint64_t max_rng_offset = 0;
 
@@ -75,7 +82,11 @@ struct RankPipeline::Pass {
 
 RankPipeline::RankPipeline(std::shared_ptr<ProcessGroup> group, const std::vector<Stage>& stages,
                            const PipelineOptions& options)
-    : group_(std::move(group)), stages_(stages), options_(options), devices_{stages.at(0).device()} {
+    : group_(std::move(group)),
+      stages_(stages),
+      options_(options),
+      devices_{stages.at(0).device()},
+      drift_("Pipeline", group_, parameters_of(stages[0])) {
   check(group_ != nullptr, "[Pipeline] the process group is null; pass what init_process_group() returned");
   row_ = "rank " + std::to_string(group_->rank());
   const std::vector<CallArguments> all = all_gather_arguments("pipeline: options", [&]() -> CallArguments {
@@ -171,6 +182,28 @@ void RankPipeline::check_same(const char* problem, const std::vector<CallArgumen
   fail(problem, text, "\npass the same on all ranks");
 }
 
+// The steps of the stage's optimizer. Of several ones, which may be meant to take turns, the most steps.
+std::int64_t RankPipeline::steps_of_stage() {
+  std::int64_t most = kNotCounted;
+  if (options_.check_steps)
+    for (const optim::Optimizer* o : drift_.optimizers())
+      most = std::max(most, static_cast<std::int64_t>(o->steps()));
+  return most;
+}
+
+void RankPipeline::check_steps(const std::vector<CallArguments>& all) {
+  std::set<std::int64_t> counts;
+  std::string text;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (all[r].steps == kNotCounted) continue;
+    counts.insert(all[r].steps);
+    text += concat({"\n  rank ", r, "  ", all[r].steps, all[r].steps == 1 ? " step" : " steps"});
+  }
+  check(counts.size() <= 1, "[Pipeline] the optimizers of the stages have taken different numbers of steps:",
+        text,
+        "\nstep the optimizer of every stage after each forward_backward(), or set check_steps = false");
+}
+
 // Splits the first rank's inputs and the last rank's targets into micro-batches.
 void RankPipeline::prepare(Pass& pass, const TensorList& inputs, const TensorList& targets) const {
   const bool trains = pass.loss_fn != nullptr;
@@ -187,6 +220,7 @@ void RankPipeline::prepare(Pass& pass, const TensorList& inputs, const TensorLis
         placement_->check_places();
         CallArguments found;
         found.state = current_generator(devices_[0]).state();
+        found.steps = pass.steps;
         if (is_first()) found.first = split(inputs, pass.inputs);
         if (is_last() && trains) {
           check_targets(targets);
@@ -198,6 +232,7 @@ void RankPipeline::prepare(Pass& pass, const TensorList& inputs, const TensorLis
   check(!trains || all.back().last == samples, "[Pipeline] rank 0 has inputs of ", samples,
         " samples, and rank ", all.size() - 1, " targets of ", all.back().last,
         "; read the same batch on both");
+  check_steps(all);
   pass.seed = all.front().state[0];
   pass.offset = pass.max_rng_offset = all.front().state[1];
   pass.sizes = micro_batch_sizes(samples, options_.micro_batches, false);
@@ -337,6 +372,7 @@ Tensor RankPipeline::forward_backward(const TensorList& inputs, const TensorList
   mark_parameters();
   Pass pass;
   pass.loss_fn = &loss;
+  pass.steps = steps_of_stage();
   prepare(pass, inputs, targets);
   tied_parameters_->begin_pass();
   run(pass);

@@ -10,6 +10,7 @@
 
 #include "tapestry/core/generator.h"
 #include "tapestry/distributed/comm/process_group.h"
+#include "tapestry/distributed/common/internal/rank_drift.h"
 #include "tapestry/distributed/pipeline/internal/rank_messages.h"
 #include "tapestry/distributed/pipeline/internal/rank_tied_parameters.h"
 #include "tapestry/distributed/pipeline/internal/runner.h"
@@ -35,11 +36,13 @@ class RankPipeline final : public PipelineRunner {
 
  private:
   struct Pass;
+  static constexpr std::int64_t kNotCounted = -1;
   /// Values that ranks exchange before a call, as 64-bit integers. They are the options, or the arguments, or
-  /// the numbers of samples of inputs and targets with the state of the generator.
+  /// the numbers of samples of inputs and targets with the state of the generator and the optimizers' steps.
   struct CallArguments {
     std::int64_t first = 0, last = 0;
     std::array<std::uint64_t, 2> state = {};
+    std::int64_t steps = kNotCounted;
     friend bool operator==(const CallArguments&, const CallArguments&) = default;
   };
   bool is_first() const { return group_->rank() == 0; }
@@ -50,6 +53,8 @@ class RankPipeline final : public PipelineRunner {
                                                   const std::function<CallArguments()>& prepare) const;
   static void check_same(const char* problem, const std::vector<CallArguments>& all,
                          const std::function<std::string(const CallArguments&)>& describe);
+  std::int64_t steps_of_stage();
+  static void check_steps(const std::vector<CallArguments>& all);
   void prepare(Pass& pass, const TensorList& inputs, const TensorList& targets) const;
   void run(Pass& pass);
   void run_action(Pass& pass, const Action& action) const;
@@ -64,6 +69,7 @@ class RankPipeline final : public PipelineRunner {
   const std::vector<Device> devices_;               // the stage's device, for placement_
   const std::vector<std::size_t> device_of_ = {0};  // its index in devices_, for placement_
   std::string row_;                                 // in the timeline
+  RankDrift drift_;                                 // knows the optimizers of the stage
   std::unique_ptr<TiedParameters> placement_;
   std::unique_ptr<RankTiedParameters> tied_parameters_;
   Generator generator_;
