@@ -18,7 +18,7 @@ struct GradMode : tapestry::detail::GradModeGuard {
 };
 
 std::vector<Seed> make_seeds(const char* op, const std::vector<Tensor>& outputs,
-                             const std::vector<Tensor>& grad_outputs) {
+                             std::vector<Tensor> grad_outputs) {
   check<AutogradError>(!outputs.empty(), "[", op, "] got no outputs; pass the tensors to differentiate");
   check<AutogradError>(grad_outputs.empty() || grad_outputs.size() == outputs.size(), "[", op, "] got ",
                        outputs.size(), " outputs but ", grad_outputs.size(),
@@ -32,7 +32,7 @@ std::vector<Seed> make_seeds(const char* op, const std::vector<Tensor>& outputs,
         " was not recorded: nothing it was computed from requires gradients, or it was computed under "
         "NoGradGuard or InferenceMode; call set_requires_grad() on the inputs before computing it");
     check_current_view(op, "output", i, out);
-    Tensor gradient = grad_outputs.empty() ? Tensor() : grad_outputs[i];
+    Tensor gradient = grad_outputs.empty() ? Tensor() : std::move(grad_outputs[i]);
     if (gradient.defined())
       check<AutogradError>(gradient.sizes() == out.sizes() && gradient.dtype() == out.dtype() &&
                                gradient.device() == out.device(),
@@ -70,10 +70,10 @@ void backward(const std::vector<Tensor>& outputs, const BackwardOptions& o) {
   GraphTask task(o.retain_graph, o.create_graph);
   task.run(std::move(seeds));
 }
-void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& grad_outputs,
-              bool retain_graph) {
+void backward(std::vector<Tensor> outputs, std::vector<Tensor> grad_outputs, bool retain_graph) {
   const NoGradGuard no_grad;
-  std::vector<Seed> seeds = make_seeds("backward", outputs, grad_outputs);
+  std::vector<Seed> seeds = make_seeds("backward", outputs, std::move(grad_outputs));
+  outputs.clear();
   GraphTask task(retain_graph);
   task.run(std::move(seeds));
 }
@@ -100,10 +100,11 @@ std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<T
   return result;
 }
 
-std::vector<Tensor> backward_inputs(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
-                                    const std::vector<Tensor>& grad_outputs, WeightGradients& weights) {
+std::vector<Tensor> backward_inputs(std::vector<Tensor> outputs, const std::vector<Tensor>& inputs,
+                                    std::vector<Tensor> grad_outputs, WeightGradients& weights) {
   NoGradGuard no_grad;
-  std::vector<Seed> seeds = make_seeds("backward_inputs", outputs, grad_outputs);
+  std::vector<Seed> seeds = make_seeds("backward_inputs", outputs, std::move(grad_outputs));
+  outputs.clear();
   auto postponed = std::make_unique<WeightGradients::Impl>();
   GraphTask task(false);
   capture_inputs("backward_inputs", task, inputs);

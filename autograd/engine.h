@@ -38,7 +38,9 @@ struct BackwardOptions {
 /// With create_graph, grad() of a leaf refers to the graph, and the graph to the leaf. This cycle keeps both
 /// in memory until zero_grad() or another assignment replaces grad(). grad() below has no such cycle.
 void backward(const std::vector<Tensor>& outputs, const BackwardOptions& options);
-void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& grad_outputs, bool retain_graph);
+/// The same. The pass does not need the outputs, and frees each gradient when it has used it or writes into
+/// its memory, unless the caller keeps a reference: a caller that moves both saves memory.
+void backward(std::vector<Tensor> outputs, std::vector<Tensor> grad_outputs, bool retain_graph);
 // A std::vector parameter would make `{.create_graph = true}` ambiguous.
 inline void backward(const std::vector<Tensor>& outputs, std::initializer_list<Tensor> grad_outputs = {}) {
   backward(outputs, std::vector<Tensor>(grad_outputs), false);
@@ -87,8 +89,8 @@ class WeightGradients {
   struct Impl;
 
  private:
-  friend std::vector<Tensor> backward_inputs(const std::vector<Tensor>&, const std::vector<Tensor>&,
-                                             const std::vector<Tensor>&, WeightGradients&);
+  friend std::vector<Tensor> backward_inputs(std::vector<Tensor>, const std::vector<Tensor>&,
+                                             std::vector<Tensor>, WeightGradients&);
   std::unique_ptr<Impl> impl_;
 };
 
@@ -96,8 +98,8 @@ class WeightGradients {
 /// `weights.accumulate()` later computes the gradients of all other leaves. A pipeline calls it when it would
 /// otherwise be idle (Qi et al., "Zero bubble pipeline parallelism", 2023). Both halves together give the
 /// same gradients as backward().
-std::vector<Tensor> backward_inputs(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
-                                    const std::vector<Tensor>& grad_outputs, WeightGradients& weights);
+std::vector<Tensor> backward_inputs(std::vector<Tensor> outputs, const std::vector<Tensor>& inputs,
+                                    std::vector<Tensor> grad_outputs, WeightGradients& weights);
 
 /// Runs `callback` at the end of the backward pass in progress on this thread, before backward() returns. For
 /// use in hooks. Throws AutogradError outside a backward pass.

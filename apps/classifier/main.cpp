@@ -4,9 +4,11 @@
 #include <exception>
 
 #include "tapestry/apps/classifier/train.h"
+#include "tapestry/apps/common/bounded_spin.h"
 #include "tapestry/apps/common/command_line.h"
 
 int main(int argc, char** argv) {
+  apps::bound_spin(argv);
   const auto failed = [](const std::exception& e, int status) {
     std::fflush(stdout);
     std::fprintf(stderr, "error: %s\n", e.what());

@@ -8,6 +8,7 @@
 #include <map>
 #include <numeric>
 
+#include "tapestry/apps/common/bounded_spin.h"
 #include "tapestry/apps/common/command_line.h"
 #include "tapestry/apps/compare/mode.h"
 #include "tapestry/apps/compare/models.h"
@@ -71,6 +72,7 @@ void check_options(const Options& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  apps::bound_spin(argv);
   Options o;
   ChildTask child;
   Workload& w = o.workload;

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <string>
 
+#include "tapestry/apps/common/bounded_spin.h"
 #include "tapestry/apps/common/command_line.h"
 #include "tapestry/apps/gpt/commands.h"
 
@@ -37,6 +38,7 @@ void print_help(std::FILE* out) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  apps::bound_spin(argv);
   const std::string name = argc > 1 ? argv[1] : "";
   if (name == "--help" || name == "-h") {
     print_help(stdout);

@@ -18,6 +18,7 @@ namespace tapestry::autograd {
 namespace {
 
 TAPESTRY_HOT_TLS thread_local constinit GraphTask* current_task = nullptr;
+TAPESTRY_HOT_TLS thread_local constinit const NodeObserver* current_observer = nullptr;
 std::atomic<std::uint64_t> next_pass{1};
 
 // Orders the heap of ready nodes: the newest node runs first. Leaves have the highest sequence number, so
@@ -52,6 +53,11 @@ bool masks_gradient(std::uint32_t input) { return current_task && current_task->
 
 GraphTask* GraphTask::current() { return current_task; }
 GraphTask* pass_in_progress() { return current_task; }
+NodeObserver::NodeObserver(Function function) : before(std::move(function)), outer_(current_observer) {
+  current_observer = this;
+}
+NodeObserver::~NodeObserver() { current_observer = outer_; }
+const NodeObserver* NodeObserver::current() { return current_observer; }
 NestedScope::NestedScope(GraphTask* outer) : before_(current_task) {
   if (outer) current_task = outer;
 }
@@ -270,6 +276,8 @@ void GraphTask::deliver(Node* from, std::uint32_t input, Tensor&& gradient) {
 // Runs the node's backward and delivers the gradients to the nodes of its inputs. `wanted` selects the
 // inputs; null selects all.
 void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
+  if (observer_ && !node->is_leaf()) [[unlikely]]
+    observer_->before(node->sequence());
   if (results_.size() < node->num_edges_) results_.resize(node->num_edges_);
   // The node runs on one of two CUDA streams. A leaf accumulates on the stream of the pass. Any other node
   // uses the stream on which it was recorded, and this stream waits for the earlier work of the pass's

@@ -7,6 +7,7 @@
 
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/internal/leaf_guard.h"
+#include "tapestry/autograd/internal/nested.h"
 #include "tapestry/autograd/node.h"
 
 namespace tapestry::autograd {
@@ -118,6 +119,7 @@ class GraphTask {
   bool selective_ = false, resumes_ = false;
   std::uint64_t position_ = UINT64_MAX;
   const Node* running_ = nullptr;
+  const NodeObserver* const observer_ = NodeObserver::current();
   std::vector<const Node*> implied_, masked_;
   WeightGradients::Impl* postponed_ = nullptr;
   GraphTask* const outer_;

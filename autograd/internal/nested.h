@@ -1,8 +1,9 @@
 #pragma once
 // What the strategies in distributed/ ask the engine. DataParallel has a node whose backward runs backward
 // passes over other graphs, one per replica, each on the worker of its device. fully_shard follows a pass, to
-// gather parameters just before it needs them.
+// gather parameters just before it needs them. The planner follows one to measure its memory.
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "tapestry/core/tensor.h"
@@ -45,6 +46,24 @@ struct PassPosition {
 PassPosition pass_position();
 /// The numbers of the operations of the pass in progress on this thread; see GraphTask::sequences().
 std::vector<std::uint64_t> pass_sequences();
+
+/// In this scope, this thread's backward passes call `before` with the sequence number of each node, leaves
+/// excepted, before its backward runs. Unlike a hook it leaves the pass as it is: a backward that reuses the
+/// memory of its gradient still does so.
+class NodeObserver {
+ public:
+  using Function = std::function<void(std::uint64_t sequence)>;
+  explicit NodeObserver(Function before);
+  ~NodeObserver();
+  NodeObserver(const NodeObserver&) = delete;
+  NodeObserver& operator=(const NodeObserver&) = delete;
+  static const NodeObserver* current();
+
+  const Function before;
+
+ private:
+  const NodeObserver* const outer_;
+};
 
 /// Gives `gradient` to a leaf as a backward pass does: its hooks run, and the gradient is added to grad(). It
 /// becomes grad() without a copy if the caller passes the only reference to it.

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <set>
 
 #include "tapestry/autograd/engine.h"
@@ -116,54 +117,143 @@ std::vector<double> measure_bucket_copies(const ProfiledModel& model, const Meas
   return medians;
 }
 
+struct IntervalBytes {
+  int parameter = -1;
+  double peak = 0, accumulate = 0, end = 0;
+};
 struct BlockBytes {
-  double saved = 0, output = 0, forward_extra = 0, backward_extra = 0;
+  double saved = 0, output = 0, freed_input = 0, unsaved_output = 0, received_extra = 0, forward_extra = 0;
+  std::vector<IntervalBytes> backward;
+  SplitPassMemory input_grad, weight_grad, weight_grad_accumulate;
 };
 
 // Measures memory through the statistics of the device's allocator.
 class ByteObserver : public StepObserver {
  public:
-  explicit ByteObserver(const ProfiledModel& model) : device_(model.device()), bytes_(model.count() + 1) {}
+  ByteObserver(ProfiledModel& model, std::int64_t n)
+      : model_(model),
+        n_(n),
+        device_(model.device()),
+        bytes_(model.count() + 1),
+        begin_(bytes_.size()),
+        held_(bytes_.size() + 1) {
+    const NoGradGuard no_grad;
+    Tensor x = model.inputs(n);
+    for (std::size_t k = 0; k <= model.count(); ++k) {
+      x = k < model.count() ? (*model.block(k).module)(x) : model.loss(x, model.targets(n));
+      bytes_[k].output = static_cast<double>(x.nbytes());
+    }
+  }
+  const std::vector<BlockBytes>& bytes() const { return bytes_; }
+
+  // A step whose gradients are freed as they arrive, and one that adds to existing gradients.
+  void measure_backward() {
+    std::vector<HookHandle> hooks;
+    pass_ = Pass::first;
+    for (const nn::Parameter& p : model_.parameters())
+      hooks.push_back(p->register_post_accumulate_grad_hook([this](const Tensor& leaf) { arrived(leaf); }));
+    step(false);
+    pass_ = Pass::none;
+    step(false);
+    pass_ = Pass::accumulate;
+    step(true);
+    pass_ = Pass::by_block;
+    model_.step_by_block(n_, *this);
+    for (HookHandle& h : hooks) h.remove();
+  }
+  // The same with backward split in two.
+  void measure_split_backward() {
+    for (const Pass second : {Pass::weight_grad, Pass::weight_grad_accumulate}) {
+      pass_ = Pass::input_grad;
+      model_.forward(n_, *this, second == Pass::weight_grad_accumulate, true);
+      model_.backward_in_two([&] { pass_ = second; });
+    }
+    for (std::size_t k = 0; k < bytes_.size(); ++k) bytes_[k].input_grad.growth = held_[k] - held_[k + 1];
+  }
+
   void enter(Activity activity, std::size_t k) override {
     leave();
     if (activity == Activity::optimizer) return;
-    current_ = &bytes_[k];
+    at_ = k;
     forward_ = activity == Activity::forward;
-    before_ = allocated();
+    entered_ = allocated();
+    if (forward_) {
+      begin_[k] = entered_;
+    } else if (k < model_.count()) {
+      // The gradient of the block's output exists, and the later blocks have freed what they free.
+      const double output = bytes_[k].output;
+      if (pass_ == Pass::first)
+        bytes_[k].unsaved_output = std::clamp(output - (entered_ - begin_[k + 1]), 0.0, output);
+      if (pass_ == Pass::input_grad) held_[k + 1] -= output;
+    }
+    next_ = 0;
     reset_peak_memory(device_);
   }
+  void computed() override { computed_ = allocated(); }
   void leave() override {
-    if (!current_) return;
-    const auto peak = static_cast<double>(memory_stats(device_).peak_allocated);
-    if (forward_) {
-      current_->saved = allocated() - before_;
-      current_->forward_extra = peak - allocated();
-    } else {
-      current_->backward_extra = peak - before_;
+    if (!at_) return;
+    BlockBytes& b = bytes_[*at_];
+    if (!forward_ && pass_ >= Pass::first && pass_ <= Pass::by_block) {
+      end_interval(-1);
+    } else if (!forward_ && pass_ == Pass::input_grad) {
+      b.input_grad.peak = peak() - begin_[*at_] - held_[*at_ + 1];
+      held_[*at_] = allocated() - begin_[*at_];
+    } else if (!forward_ && pass_ != Pass::none) {
+      (pass_ == Pass::weight_grad ? b.weight_grad : b.weight_grad_accumulate) = {peak() - entered_,
+                                                                                 allocated() - entered_};
+    } else if (forward_ && pass_ == Pass::first) {
+      b.saved = allocated() - begin_[*at_];
+      b.freed_input = computed_ - allocated();
+      b.forward_extra = peak() - computed_;
     }
-    current_ = nullptr;
+    at_.reset();
   }
-  std::vector<BlockBytes>& bytes() { return bytes_; }
 
  private:
+  enum class Pass { none, first, accumulate, by_block, input_grad, weight_grad, weight_grad_accumulate };
+
+  void step(bool keep_gradients) {
+    model_.forward(n_, *this, keep_gradients);
+    model_.backward();
+  }
+  void arrived(const Tensor& leaf) {
+    if (!at_ || *at_ >= model_.count() || pass_ == Pass::none) return;
+    const std::vector<nn::Parameter> own = model_.block(*at_).module->parameters();
+    const auto p =
+        std::find_if(own.begin(), own.end(), [&](const nn::Parameter& q) { return q->is_same(leaf); });
+    end_interval(p == own.end() ? -1 : static_cast<int>(p - own.begin()));
+    if (pass_ != Pass::accumulate) leaf.set_grad({});
+    reset_peak_memory(device_);
+  }
+  void end_interval(int parameter) {
+    std::vector<IntervalBytes>& all = bytes_[*at_].backward;
+    const double above = peak() - begin_[*at_];
+    if (pass_ == Pass::first) all.push_back({parameter, above, above, allocated() - begin_[*at_]});
+    else if (pass_ == Pass::accumulate && next_ < all.size()) all[next_++].accumulate = above;
+    else if (pass_ == Pass::by_block && next_++ == 0 && !all.empty())
+      bytes_[*at_].received_extra = above - all[0].peak - bytes_[*at_].freed_input;
+  }
   double allocated() const { return static_cast<double>(memory_stats(device_).allocated); }
-  Device device_;
+  double peak() const { return static_cast<double>(memory_stats(device_).peak_allocated); }
+
+  ProfiledModel& model_;
+  const std::int64_t n_;
+  const Device device_;
   std::vector<BlockBytes> bytes_;  // per block, then of the loss
-  BlockBytes* current_ = nullptr;
+  std::vector<double> begin_;      // what is allocated before the forward of each block
+  std::vector<double>
+      held_;  // above that, by this and all later blocks when they wait for their weight gradients
+  Pass pass_ = Pass::none;
+  std::optional<std::size_t> at_;
   bool forward_ = false;
-  double before_ = 0;
+  double entered_ = 0, computed_ = 0;
+  std::size_t next_ = 0;  // the next interval of an accumulating pass
 };
 
-std::vector<BlockBytes> measure_bytes(ProfiledModel& model, std::int64_t n) {
-  ByteObserver observer(model);
-  model.forward(n, observer);
-  model.backward();
-  const NoGradGuard no_grad;
-  Tensor x = model.inputs(n);
-  for (std::size_t k = 0; k <= model.count(); ++k) {
-    x = k < model.count() ? (*model.block(k).module)(x) : model.loss(x, model.targets(n));
-    observer.bytes()[k].output = static_cast<double>(x.nbytes());
-  }
+std::vector<BlockBytes> measure_bytes(ProfiledModel& model, std::int64_t n, bool splits) {
+  ByteObserver observer(model, n);
+  observer.measure_backward();
+  if (splits && model.count() > 1) observer.measure_split_backward();
   return observer.bytes();
 }
 
@@ -182,8 +272,6 @@ double measure_optimizer_state(ProfiledModel& model, std::int64_t n) {
 // A backward that is split in two as in Schedule::zero_bubble.
 struct SplitBackward {
   double input_grad_s = 0, weight_grad_s = 0;
-  double freed_bytes = 0;  // the bytes that the input-gradient pass frees
-  double peak_bytes = 0;  // the weight-gradient pass's peak above the memory that is allocated when it begins
 };
 
 // Runs one step in which each block has a separate graph. The weight-gradient passes of all blocks run after
@@ -207,10 +295,6 @@ std::vector<SplitBackward> run_split_backward(const ProfiledModel& model, std::i
 
   std::vector<SplitBackward> times(count);
   std::vector<autograd::WeightGradients> weights(count);
-  const auto allocated = [&] {  // without the gradient that is passed to the next block
-    return static_cast<double>(memory_stats(model.device()).allocated) -
-           static_cast<double>(gradient.nbytes());
-  };
   const auto timed = [&](const auto& task) {
     return seconds_of([&] {
       task();
@@ -218,22 +302,15 @@ std::vector<SplitBackward> run_split_backward(const ProfiledModel& model, std::i
     });
   };
   for (std::size_t k = count; k-- > 1;) {
-    const double before = allocated();
     times[k].input_grad_s = timed(
         [&] { gradient = autograd::backward_inputs({outputs[k]}, {inputs[k]}, {gradient}, weights[k])[0]; });
     outputs[k] = inputs[k] = {};
-    times[k].freed_bytes = before - allocated();
   }
-  for (std::size_t k = count; k-- > 1;) {
-    const MemoryStats before = memory_stats(model.device());
-    reset_peak_memory(model.device());
-    times[k].weight_grad_s = timed([&] { weights[k].accumulate(); });
-    times[k].peak_bytes = static_cast<double>(memory_stats(model.device()).peak_allocated - before.allocated);
-  }
+  for (std::size_t k = count; k-- > 1;) times[k].weight_grad_s = timed([&] { weights[k].accumulate(); });
   return times;
 }
 
-// Fills in the zero-bubble fields of the profiles.
+// Fills in the zero-bubble times of the profiles.
 void measure_split_backward(std::vector<BlockProfile>& blocks, const ProfiledModel& model, std::int64_t n,
                             const MeasureOptions& options) {
   std::vector<std::vector<SplitBackward>> first, accumulated;
@@ -253,11 +330,6 @@ void measure_split_backward(std::vector<BlockProfile>& blocks, const ProfiledMod
     b.input_grad_s = median_of(first, &SplitBackward::input_grad_s);
     b.weight_grad_s = median_of(first, &SplitBackward::weight_grad_s);
     b.weight_grad_accumulate_s = median_of(accumulated, &SplitBackward::weight_grad_s);
-    b.deferred_bytes = b.saved_bytes.at(static_cast<double>(n)) - first.back()[k].freed_bytes;
-    // The first pass makes all gradients. Its peak is higher by those that later passes add in place.
-    const double all = static_cast<double>(b.all_parameter_bytes()),
-                 in_place = first.back()[k].peak_bytes - accumulated.back()[k].peak_bytes;
-    b.accumulate_bytes = std::clamp(all - in_place, 0.0, all);
   }
 }
 
@@ -303,9 +375,9 @@ Profile measure_profile(const Model& model, const TrainingSetup& setup, const Me
   on_worker_of(first, [&] { optimizer_state = measure_optimizer_state(first, sizes[0]); });
   const std::vector<std::map<std::string, double>> times = measure_times(first, sizes, options);
   std::vector<std::vector<BlockBytes>> bytes(sizes.size());
-  for (std::size_t i = 0; i < sizes.size(); ++i)
-    on_worker_of(first, [&] { bytes[i] = measure_bytes(first, sizes[i]); });
   const std::int64_t micro_batch = std::max<std::int64_t>(1, setup.batch_size / setup.micro_batches);
+  for (std::size_t i = 0; i < sizes.size(); ++i)
+    on_worker_of(first, [&] { bytes[i] = measure_bytes(first, sizes[i], sizes[i] == micro_batch); });
   const MeasureOptions micro_batch_options{
       .warmup = options.warmup, .passes = options.passes * passes_of(micro_batch, setup.batch_size)};
   const std::vector<double> accumulation = measure_accumulation(first, micro_batch, micro_batch_options);
@@ -324,18 +396,36 @@ Profile measure_profile(const Model& model, const TrainingSetup& setup, const Me
         points.emplace_back(static_cast<double>(sizes[i]), times[i].at(name + number));
       return Curve(std::move(points));
     };
-    const auto counted = [&](double BlockBytes::*what) {
+    const auto curve_of = [&](const auto& value) {
       std::vector<std::pair<double, double>> points;
       for (std::size_t i = 0; i < sizes.size(); ++i)
-        points.emplace_back(static_cast<double>(sizes[i]), bytes[i][k].*what);
+        points.emplace_back(static_cast<double>(sizes[i]), value(bytes[i][k]));
       return Curve(std::move(points));
+    };
+    const auto counted = [&](double BlockBytes::*what) {
+      return curve_of([&](const BlockBytes& of_size) { return of_size.*what; });
     };
     b.forward_s = timed("forward");
     b.backward_s = timed("backward");
     b.saved_bytes = counted(&BlockBytes::saved);
     b.output_bytes = counted(&BlockBytes::output);
     b.forward_extra_bytes = counted(&BlockBytes::forward_extra);
-    b.backward_extra_bytes = counted(&BlockBytes::backward_extra);
+    b.freed_input_bytes = counted(&BlockBytes::freed_input);
+    b.unsaved_output_bytes = counted(&BlockBytes::unsaved_output);
+    b.received_extra_bytes = counted(&BlockBytes::received_extra);
+    for (std::size_t j = 0; j < bytes[0][k].backward.size(); ++j) {
+      const auto interval = [&](double IntervalBytes::*what) {
+        return curve_of([&](const BlockBytes& of_size) { return of_size.backward.at(j).*what; });
+      };
+      b.backward.push_back({bytes[0][k].backward[j].parameter, interval(&IntervalBytes::peak),
+                            interval(&IntervalBytes::accumulate), interval(&IntervalBytes::end)});
+    }
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      if (sizes[i] != micro_batch) continue;
+      b.input_grad = bytes[i][k].input_grad;
+      b.weight_grad = bytes[i][k].weight_grad;
+      b.weight_grad_accumulate = bytes[i][k].weight_grad_accumulate;
+    }
     if (k == count) {
       b.name = "loss";
       profile.loss = std::move(b);

@@ -15,10 +15,13 @@ using nlohmann::json;
 static void to_json(json& j, const Curve& c) { j = c.points(); }
 static void from_json(const json& j, Curve& c) { c = Curve(j.get<std::vector<std::pair<double, double>>>()); }
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TransferCost, latency_s, s_per_byte)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BackwardInterval, parameter, peak_bytes, accumulate_bytes, end_bytes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(SplitPassMemory, peak, growth)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BlockProfile, name, parameter_bytes, forward_s, backward_s, accumulate_s,
-                                   bucket_copy_s, update_s, saved_bytes, output_bytes, forward_extra_bytes,
-                                   backward_extra_bytes, input_grad_s, weight_grad_s,
-                                   weight_grad_accumulate_s, deferred_bytes, accumulate_bytes)
+                                   bucket_copy_s, update_s, saved_bytes, output_bytes, freed_input_bytes,
+                                   unsaved_output_bytes, received_extra_bytes, forward_extra_bytes, backward,
+                                   input_grad_s, weight_grad_s, weight_grad_accumulate_s, input_grad,
+                                   weight_grad, weight_grad_accumulate)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Contention, forward, backward, update)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StageContention, forward, backward, weights)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ZeroBubbleStage, contention, input_grad_s, weight_grad_s,

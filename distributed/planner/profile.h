@@ -9,6 +9,22 @@
 
 namespace tapestry::distributed::planner {
 
+/// The memory of a block's backward until the gradient of one of its parameters has arrived, or, in the last
+/// interval, until the block's backward ends. All bytes count above what was allocated before the block's
+/// forward, and without the gradients of earlier intervals.
+struct BackwardInterval {
+  int parameter = -1;      ///< the index of the parameter whose gradient ends the interval; -1 if none does
+  Curve peak_bytes;        ///< with the gradients that the interval makes
+  Curve accumulate_bytes;  ///< the same if gradients of the parameters exist, which the new ones are added to
+  Curve end_bytes;         ///< when the gradient has arrived, with the gradient
+};
+
+/// One pass of a backward that is split in two as in zero-bubble schedules, in bytes.
+struct SplitPassMemory {
+  double peak = 0;    ///< the pass's peak in the block above what is allocated when it begins there
+  double growth = 0;  ///< what the pass leaves allocated, less what it frees
+};
+
 /// The costs of one block of the model on one device. Curves are functions of the number of samples. Times
 /// are in seconds.
 struct BlockProfile {
@@ -19,18 +35,24 @@ struct BlockProfile {
   double accumulate_s = 0;
   double bucket_copy_s = 0;  ///< copying the block's gradients into their all-reduce bucket
   double update_s = 0;       ///< the optimizer step
-  Curve saved_bytes;  ///< activations that forward saves for backward, including the output if it is kept
+  /// What forward leaves allocated, with the output, less the input if nothing needs it for backward.
+  Curve saved_bytes;
   Curve output_bytes;
-  Curve forward_extra_bytes;   ///< forward's peak above the memory that it leaves allocated
-  Curve backward_extra_bytes;  ///< backward's peak above the memory that is allocated when it begins
+  Curve freed_input_bytes;     ///< the part of the input that forward frees
+  Curve unsaved_output_bytes;  ///< the part of the output that only the next block needs, for its backward
+  /// What the first interval of backward needs besides if another device sends the gradient of the output;
+  /// below 0 if it needs less.
+  Curve received_extra_bytes;
+  Curve forward_extra_bytes;  ///< forward's peak above saved_bytes and freed_input_bytes
+  std::vector<BackwardInterval> backward;
   /// The costs of a micro-batch if backward is split in two passes as in zero-bubble schedules. The first
   /// pass computes input gradients in `input_grad_s`. The second pass computes weight gradients in
-  /// `weight_grad_s`, or in `weight_grad_accumulate_s` if it adds to existing gradients. `deferred_bytes`
-  /// stay allocated between the two passes. `accumulate_bytes` are the new weight gradients that the second
-  /// pass keeps beside existing ones until it adds them; a product that adds in place keeps none. All five
-  /// are 0 for the first block, which needs no input gradients and so runs its whole backward as one pass.
-  double input_grad_s = 0, weight_grad_s = 0, weight_grad_accumulate_s = 0, deferred_bytes = 0,
-         accumulate_bytes = 0;
+  /// `weight_grad_s`, or in `weight_grad_accumulate_s` if it adds to existing gradients. All are 0 for the
+  /// first block, which needs no input gradients and so runs its whole backward as one pass.
+  double input_grad_s = 0, weight_grad_s = 0, weight_grad_accumulate_s = 0;
+  /// The memory of the passes. The peak of the first pass counts above what was allocated before the block's
+  /// forward and what the later blocks keep for the second pass; its growth is what the block keeps.
+  SplitPassMemory input_grad, weight_grad, weight_grad_accumulate;
 
   std::int64_t all_parameter_bytes() const;
 };

@@ -106,8 +106,8 @@ TEST_CASE("dp-master: phases follow each other, and the other devices idle durin
   CHECK(p.breakdown.backward_s == Approx(1.25 * 2 * 2 * 5 + 0.25 * 10 / 2));
   CHECK(p.breakdown.update_s == Approx(2 * 1.0 / 2));
   CHECK(p.breakdown.idle_s == Approx((5 + 2.5 + 2) / 2));
-  // The first device holds the whole batch, all outputs, and the activations of the loss.
-  CHECK(p.memory.at(0).data == 10 * 14 + 10 * 4 + 10 * 5);
+  // The first device holds the whole batch, all outputs and their gradient.
+  CHECK(p.memory.at(0).data == 10 * 14 + 2 * 10 * 4);
   CHECK(p.memory.at(1).data == 5 * 6);
   const MemoryItems heavy = predicted("dp-master", profile_with(2, 10000), link, setup_of(2, 10)).memory[0];
   CHECK(heavy.gradients == 20000);  // gradients of other devices are added to these, one by one

@@ -27,8 +27,9 @@ inline BlockProfile block(std::int64_t parameter_bytes, double forward = 1, doub
   b.saved_bytes = proportional(10);
   b.output_bytes = proportional(4);
   b.forward_extra_bytes = proportional(3);
-  b.backward_extra_bytes = Curve(
-      {{1, 7.0 + static_cast<double>(parameter_bytes)}, {2, 14.0 + static_cast<double>(parameter_bytes)}});
+  const Curve peak(
+      {{1, 21.0 + static_cast<double>(parameter_bytes)}, {2, 42.0 + static_cast<double>(parameter_bytes)}});
+  b.backward = {{0, peak, peak, peak}};
   return b;
 }
 

@@ -57,9 +57,11 @@ TEST_CASE("a profile has times and bytes of every block at every batch size") {
     CHECK((b.input_grad_s > 0) == (k > 0));
     CHECK((b.weight_grad_s > 0) == (k > 0));
     CHECK((b.weight_grad_accumulate_s > 0) == (k > 0));
-    CHECK(b.deferred_bytes >= 0);
-    // The product adds to the weight's gradient in place, and the sum of the bias's is a new tensor.
-    CHECK(b.accumulate_bytes == (k > 0 ? 6 * 4 : 0));
+    // The product adds to an existing gradient of the weight in place.
+    REQUIRE(b.backward.size() == 3);
+    CHECK(b.backward[0].parameter + b.backward[1].parameter == 1);
+    CHECK(b.backward[2].parameter == -1);
+    CHECK(b.weight_grad.peak - b.weight_grad_accumulate.peak == (k > 0 ? 6 * 6 * 4 : 0));
   }
   CHECK(update_s > 0);
   CHECK(profile.contention.forward == 1);  // one device has no contention

@@ -11,14 +11,15 @@ TEST_CASE("profiles and links survive conversion to text") {
   profile.dispatch_s = 1e-5;
   profile.optimizer_state = 2;
   profile.loss.saved_bytes = Curve({{3, -2}});
-  for (BlockProfile& b : profile.blocks) b.accumulate_bytes = 24;
+  for (BlockProfile& b : profile.blocks) b.weight_grad_accumulate = {48, 24};
   const Profile again = profile_from_text(to_text(profile));
   CHECK(to_text(again) == to_text(profile));
-  CHECK(again.blocks[1].backward_extra_bytes.points() == profile.blocks[1].backward_extra_bytes.points());
-  CHECK(again.blocks[1].accumulate_bytes == 24);
+  CHECK(again.blocks[1].backward.at(0).end_bytes.points() ==
+        profile.blocks[1].backward.at(0).end_bytes.points());
+  CHECK(again.blocks[1].weight_grad_accumulate.growth == 24);
   std::string incomplete = to_text(profile);  // as a file from before the field existed
-  incomplete.erase(incomplete.find("\"accumulate_bytes\""), std::string("\"accumulate_bytes\":24.0,").size());
-  CHECK_THROWS_WITH(profile_from_text(incomplete), ContainsSubstring("accumulate_bytes"));
+  incomplete.erase(incomplete.find("\"growth\""), std::string("\"growth\":0.0,").size());
+  CHECK_THROWS_WITH(profile_from_text(incomplete), ContainsSubstring("growth"));
   CHECK(again.contention.update == 2);
   CHECK(again.optimizer_state == 2);
   CHECK(again.stages.at(1).backward == 3);

@@ -150,7 +150,8 @@ TEST_CASE("zero1 and zero2 hold two of their own buckets") {
   profile.blocks.back().parameter_bytes = {static_cast<std::int64_t>(2 * kMiB),
                                            static_cast<std::int64_t>(2 * kMiB)};
   for (BlockProfile& b : profile.blocks) b.saved_bytes = proportional(100 * kMiB);
-  profile.blocks.back().backward_extra_bytes = proportional(64 * kMiB);
+  const Curve peak({{1, 164 * kMiB}}), end({{1, 162 * kMiB}});
+  profile.blocks.back().backward = {{1, peak, peak, end}, {0, peak, peak, end}};
   // When the second of them arrives, the first bucket is being reduced and the second one is new.
   CHECK(mib("zero2") == std::pair(26.0 + 2 + 30, 62.0));
   CHECK(mib("zero1") == std::pair(52.0, 64.0));
@@ -161,7 +162,7 @@ TEST_CASE("sharded modes hold the bytes that the tutorial's table says") {
   profile.optimizer_state = 2;              // AdamW
   for (BlockProfile& b : profile.blocks) {  // without activations
     b.saved_bytes = b.output_bytes = b.forward_extra_bytes = Curve();
-    b.backward_extra_bytes = Curve({{1, 1000}});
+    b.backward = {{0, Curve({{1, 1000}}), Curve({{1, 1000}}), Curve({{1, 1000}})}};
   }
   profile.input_sample_bytes = profile.target_sample_bytes = 0;
   const double all = 8000;

@@ -103,7 +103,7 @@ TEST_CASE("zero bubble: weight gradients fill idle time") {
   for (BlockProfile& b : profile.blocks) {
     b.input_grad_s = 3;
     b.weight_grad_s = b.weight_grad_accumulate_s = 1;
-    b.deferred_bytes = 6;
+    b.input_grad = {.peak = 2 * (10 + 4 + 7), .growth = 6};
   }
   const TrainingSetup w = setup_of(2, 8, {2, 2}, 4);
   const Prediction p = predicted("pipeline-zero-bubble", profile, {}, w),
@@ -132,10 +132,11 @@ TEST_CASE("zero bubble: gradients that are added in place take no memory beside 
   for (BlockProfile& b : profile.blocks) {
     b.input_grad_s = 3;
     b.weight_grad_s = b.weight_grad_accumulate_s = 1;
-    b.deferred_bytes = 6;
+    b.input_grad = {.peak = 2 * (10 + 4 + 7), .growth = 6};
   }
   const auto last = [&](double bytes) {
-    for (BlockProfile& b : profile.blocks) b.accumulate_bytes = bytes;
+    for (BlockProfile& b : profile.blocks)
+      b.weight_grad_accumulate = {.peak = 2 * 7 + bytes, .growth = bytes};
     return predicted("pipeline-zero-bubble", profile, {}, setup_of(2, 8, {2, 2}, 4)).memory[1];
   };
   // The second block's pass needs 7 bytes per sample besides both blocks' new gradients.

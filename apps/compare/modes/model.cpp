@@ -33,6 +33,7 @@ class ModelParallel : public Training {
       x = (*stages_[i])(x);
       if (i + 1 == stages_.size()) loss = loss_of(x, batch_.targets);
     }
+    x = {};  // frees the outputs, unless backward needs them
     span_.emplace(devices_.back(), Activity::backward, "backward");
     loss.backward();
     span_.reset();

@@ -159,7 +159,7 @@ std::vector<Tensor> ReplicaGraphs::backward_of(std::size_t replica, const autogr
     return autograd::grad(roots, inputs, seeds, mode.retain_graph, true);
   }
   run_pass(reducer, [&] {
-    if (!roots.empty()) autograd::backward(roots, seeds, mode.retain_graph);
+    if (!roots.empty()) autograd::backward(roots, std::move(seeds), mode.retain_graph);
   });
   std::vector<Tensor> gradients;
   for (const Tensor& t : inputs) {

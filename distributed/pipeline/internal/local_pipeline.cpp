@@ -215,7 +215,7 @@ bool LocalPipeline::backward(Pass& pass, std::size_t s, int micro_batch) const {
   std::optional<Message> gradients = Message();
   if (s + 1 < stages_.size()) gradients = pass.mailbox.take({s, {Kind::backward, micro_batch}});
   if (!gradients) return false;
-  Message of_inputs = pass.times.stages[s].backward(micro_batch, *gradients);
+  Message of_inputs = pass.times.stages[s].backward(micro_batch, std::move(*gradients));
   if (s > 0) pass.mailbox.put({s - 1, {Kind::backward, micro_batch}}, std::move(of_inputs));
   else pass.results[static_cast<std::size_t>(micro_batch)] = std::move(of_inputs.tensors);
   return true;

@@ -306,7 +306,7 @@ void RankPipeline::run_action(Pass& pass, const Action& action) const {
                              MessageHeader::check_count(MessageId::Kind::outputs, result.tensors.size());
                            break;
                          case Kind::backward:
-                           result = pass.executor->backward(micro_batch, incoming);
+                           result = pass.executor->backward(micro_batch, std::move(incoming));
                            break;
                          case Kind::weights:
                            pass.executor->weights(micro_batch);

@@ -44,9 +44,8 @@ void StageExecutor::timed(Part part, int micro_batch, Device clock, const F& f) 
   intervals_.push_back({part, std::move(begin), Timestamp(clock)});
 }
 
-std::vector<Tensor> StageExecutor::receive(const std::vector<Tensor>& tensors, int micro_batch,
+std::vector<Tensor> StageExecutor::receive(std::vector<Tensor> here, int micro_batch,
                                            const ReadyEvent* ready) {
-  std::vector<Tensor> here = tensors;
   const Device device = stage_.device();
   for (Tensor& t : here) {
     if (!t.defined() || t.device() == device) continue;
@@ -121,13 +120,13 @@ void StageExecutor::compute_loss(Graph& graph, MicroBatchLoss& part, const std::
 namespace {
 
 // The outputs that have gradients, and their gradients.
-std::pair<std::vector<Tensor>, std::vector<Tensor>> roots_of(const std::vector<Tensor>& outputs,
-                                                             const std::vector<Tensor>& gradients) {
+std::pair<std::vector<Tensor>, std::vector<Tensor>> roots_of(std::vector<Tensor> outputs,
+                                                             std::vector<Tensor> gradients) {
   std::pair<std::vector<Tensor>, std::vector<Tensor>> found;
   for (std::size_t k = 0; k < outputs.size(); ++k) {
     if (!gradients[k].defined() || !outputs[k].requires_grad()) continue;
-    found.first.push_back(outputs[k]);
-    found.second.push_back(gradients[k]);
+    found.first.push_back(std::move(outputs[k]));
+    found.second.push_back(std::move(gradients[k]));
   }
   return found;
 }
@@ -158,30 +157,32 @@ void StageExecutor::refuse(const Tensor& leaf, const char* op) const {
        "module to the stage's list, or detach() it");
 }
 
-Message StageExecutor::backward(int micro_batch, const Message& gradients) {
-  const std::vector<Tensor> here = receive(gradients.tensors, micro_batch, gradients.ready.get());
+Message StageExecutor::backward(int micro_batch, Message gradients) {
+  std::vector<Tensor> here = receive(std::move(gradients.tensors), micro_batch, gradients.ready.get());
   Graph& graph = graphs_[static_cast<std::size_t>(micro_batch)];
-  if (graph.seeds.empty()) graph.seeds = here;
+  if (graph.seeds.empty()) graph.seeds = std::move(here);
   Message message;
   allow_parameters();
   const autograd::LeafGuard guard(leaves_, [this](const Tensor& leaf, const char* op) { refuse(leaf, op); });
   timed(Part::backward, micro_batch, stage_.device(), [&] {
-    const auto [roots, seeds] = roots_of(graph.outputs, graph.seeds);
     std::vector<Tensor> leaves;
     for (const Tensor& t : graph.inputs)
       if (t.defined()) leaves.push_back(t);
     // If no input requires a gradient, the whole backward pass belongs to weights().
     if (postpones_weights_ && leaves.empty()) return message.tensors.resize(graph.inputs.size());
+    // The pass owns the outputs and their gradients, and frees what it does not need.
+    auto [roots, seeds] = roots_of(std::exchange(graph.outputs, {}), std::exchange(graph.seeds, {}));
     std::vector<Tensor> of_leaves(leaves.size());
     if (postpones_weights_ && !roots.empty()) {
-      of_leaves = autograd::backward_inputs(roots, leaves, seeds, graph.postponed.emplace());
+      of_leaves =
+          autograd::backward_inputs(std::move(roots), leaves, std::move(seeds), graph.postponed.emplace());
     } else if (!roots.empty()) {
-      autograd::backward(roots, seeds);
+      autograd::backward(std::move(roots), std::move(seeds), false);
       for (std::size_t i = 0; i < leaves.size(); ++i) of_leaves[i] = leaves[i].grad();
     }
     auto next = of_leaves.begin();
     for (const Tensor& t : graph.inputs) message.tensors.push_back(t.defined() ? *next++ : t);
-    graph.inputs = graph.outputs = graph.seeds = {};
+    graph.inputs = {};
   });
   record_ready_event(message);
   alive_ -= !postpones_weights_;
@@ -195,8 +196,10 @@ void StageExecutor::weights(int micro_batch) {
   timed(Part::weights, micro_batch, stage_.device(), [&] {
     if (graph.postponed) {
       graph.postponed->accumulate();
-    } else if (const auto [roots, seeds] = roots_of(graph.outputs, graph.seeds); !roots.empty()) {
-      autograd::backward(roots, seeds);
+    } else if (auto [roots, seeds] =
+                   roots_of(std::exchange(graph.outputs, {}), std::exchange(graph.seeds, {}));
+               !roots.empty()) {
+      autograd::backward(std::move(roots), std::move(seeds), false);
     }
     graph = {};
   });

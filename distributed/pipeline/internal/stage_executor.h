@@ -58,8 +58,9 @@ class StageExecutor {
   /// Computes the outputs for the next stage. With `loss`, computes the loss too.
   Message forward(int micro_batch, const Message& inputs, MicroBatchLoss* loss = nullptr);
   /// Takes the gradients of forward's outputs (none if forward computed a loss) and returns those of its
-  /// inputs. Frees the graph unless the schedule postpones the gradients of the weights to weights().
-  Message backward(int micro_batch, const Message& gradients = {});
+  /// inputs. Frees the graph unless the schedule postpones the gradients of the weights to weights(). A
+  /// caller that moves the message lets its memory go as soon as it is copied and used.
+  Message backward(int micro_batch, Message gradients = {});
   void weights(int micro_batch);
 
   /// The times and bytes of this pass so far, except `idle_s`. Synchronizes with the GPU.
@@ -77,7 +78,7 @@ class StageExecutor {
     std::vector<Tensor> seeds;    // the gradients of the outputs; undefined if there is none
     std::optional<autograd::WeightGradients> postponed;
   };
-  std::vector<Tensor> receive(const std::vector<Tensor>& tensors, int micro_batch,
+  std::vector<Tensor> receive(std::vector<Tensor> tensors, int micro_batch,
                               const ReadyEvent* ready = nullptr);
   void record_ready_event(Message& message) const;
   void compute_loss(Graph& graph, MicroBatchLoss& loss, const std::vector<Tensor>& targets);

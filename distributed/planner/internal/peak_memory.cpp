@@ -18,28 +18,53 @@ class PeakTracker {
     now_.optimizer = c.profile.optimizer_state * c.parameter_bytes(schedule.range) * schedule.optimizer_share;
     now_.data = schedule.data;
     if (schedule.has_buckets) now_.buckets = c.parameter_bytes(schedule.range) / schedule.divided_buckets;
-    if (schedule.divided_buckets > 1) buckets_ = ddp_buckets(c, schedule.samples, 1);
+    if (schedule.divided_buckets > 1) buckets_ = ddp_buckets(c, schedule.samples[0], 1);
     update_peak(0);
   }
   MemoryItems run() {
-    for (const Action& action : schedule_.actions)
+    for (const Action& action : schedule_.actions) {
+      n_ = schedule_.samples.at(static_cast<std::size_t>(action.micro_batch));
       if (action.kind == Kind::forward) forward();
       else if (!schedule_.zero_bubble) backward();
       else if (action.kind == Kind::backward) input_grad_pass();
       else weight_grad_pass();
+    }
     return peak_;
   }
 
  private:
-  void update_peak(double workspace) {
-    now_.workspace = workspace;
+  // `bytes` is what the action has allocated besides.
+  void update_peak(double bytes) {
+    now_.workspace = bytes;
     if (now_.total() > peak_.total()) peak_ = now_;
   }
+  // The same in backward of a block, which has `bytes` above what was allocated before its forward. Of these,
+  // what forward saved counts as activations.
+  void update_peak(const BlockProfile& b, double bytes) {
+    const double saved = std::clamp(b.saved_bytes.at(n_), 0.0, std::max(0.0, bytes));
+    now_.activations += saved;
+    update_peak(bytes - saved);
+    now_.activations -= saved;
+  }
   const BlockProfile& block(std::size_t k) const { return c_.profile.blocks[k]; }
-  double input_bytes() const { return c_.input_bytes(schedule_.range.begin, schedule_.samples); }
+  const BlockProfile& last_block() const { return block(schedule_.range.end - 1); }
+  // What a stage holds of a micro-batch's input.
+  double input_bytes() const {
+    if (!schedule_.keeps_input) return 0;
+    const double input = c_.input_bytes(schedule_.range.begin, n_);
+    return schedule_.is_stage ? input + block(schedule_.range.begin).freed_input_bytes.at(n_) : input;
+  }
+  // What the backward of the last block needs besides, until its first gradient arrives. It was measured in a
+  // pass that makes gradients. One that adds to them may not have what a received gradient saves there.
+  double received_extra_bytes(const BlockProfile& b) const {
+    if (schedule_.has_loss || &b != &last_block()) return 0;
+    const double received = schedule_.is_stage ? b.received_extra_bytes.at(n_) : 0;
+    return (has_gradients_ ? std::max(received, 0.0) : received) -
+           (schedule_.has_gathered ? b.output_bytes.at(n_) : 0);
+  }
 
   void forward() {
-    if (schedule_.keeps_input) now_.activations += input_bytes();
+    now_.activations += input_bytes();
     for (std::size_t k = schedule_.range.begin; k < schedule_.range.end; ++k) {
       hold_whole(k, k + 1);
       forward(block(k));
@@ -47,86 +72,114 @@ class PeakTracker {
     release_whole();
     if (schedule_.has_loss) forward(c_.profile.loss);
   }
-  // Gathers block k, and the one that is computed next if there is one, and frees the others.
+  // Gathers block k, and the one that is computed next if it is another one, and frees the others.
   void hold_whole(std::size_t k, std::size_t next) {
     release_whole();
     if (schedule_.sharded == 1) return;
     whole_ = static_cast<double>(block(k).all_parameter_bytes());
-    if (next >= schedule_.range.begin && next < schedule_.range.end)
+    if (next != k && next >= schedule_.range.begin && next < schedule_.range.end)
       whole_ += static_cast<double>(block(next).all_parameter_bytes());
     now_.parameters += whole_;
   }
   void release_whole() { now_.parameters -= std::exchange(whole_, 0); }
   void forward(const BlockProfile& b) {
-    now_.activations += b.saved_bytes.at(schedule_.samples);
-    update_peak(b.forward_extra_bytes.at(schedule_.samples));
+    const double freed = b.freed_input_bytes.at(n_);
+    now_.activations += b.saved_bytes.at(n_) + freed;
+    update_peak(b.forward_extra_bytes.at(n_));
+    now_.activations -= freed;
   }
 
   void backward() {
+    const double held = schedule_.keeps_output ? last_block().unsaved_output_bytes.at(n_) : 0;
+    now_.activations += held;
     if (schedule_.has_loss) backward(c_.profile.loss);
     for (std::size_t k = schedule_.range.end; k-- > schedule_.range.begin;) {
       // The backward of the model's first block reads no parameters, since the batch needs no gradient. So
       // the block after it is freed, and its gradients are reduced, only when the gradients of the first
       // arrive.
-      if (k == 0 && schedule_.range.end > 1) hold_whole(1, 0);
+      if (k == 0 && schedule_.range.end > 1) hold_whole(0, 1);
       else hold_whole(k, k - 1);  // k - 1 may be SIZE_MAX, which is no block
       backward(block(k));
     }
     release_whole();
-    now_.gradients -= std::exchange(undivided_, 0);
-    if (schedule_.keeps_input) now_.activations -= input_bytes();
+    end_division();
+    now_.activations -= held + input_bytes();
     has_gradients_ = true;
   }
   void backward(const BlockProfile& b) {
-    const double most = fill_buckets(b);
-    now_.buckets += most;
-    update_peak(b.output_bytes.at(schedule_.samples) + b.backward_extra_bytes.at(schedule_.samples));
-    now_.buckets -= most;
-    now_.activations -= b.saved_bytes.at(schedule_.samples);
+    now_.activations -= b.saved_bytes.at(n_);
+    double received = received_extra_bytes(b);
+    double arrived = 0;  // gradients of the block that exist besides those that the intervals count
+    for (const BackwardInterval& i : b.backward) {
+      const double live = live_bucket_bytes();
+      now_.buckets += live;
+      if (undivided_ > 0 && divided_after_ * static_cast<double>(b.backward.size()) <=
+                                static_cast<double>(&i - b.backward.data()) + 0.5)
+        end_division();
+      now_.gradients += arrived;
+      update_peak(b,
+                  (has_gradients_ ? i.accumulate_bytes : i.peak_bytes).at(n_) + std::exchange(received, 0));
+      if (i.parameter >= 0 && schedule_.divided_buckets > 1) {
+        // The gradient is copied into its bucket, which gets its memory now if this is its first gradient.
+        open_bucket();
+        now_.buckets += live_bucket_bytes() - live;
+        update_peak(b, i.end_bytes.at(n_));
+        now_.buckets -= live_bucket_bytes();
+        post_bucket();
+      } else {
+        now_.buckets -= live;
+      }
+      now_.gradients -= arrived;
+      if (i.parameter >= 0 && !schedule_.has_buckets && !has_gradients_)
+        arrived += static_cast<double>(b.parameter_bytes[static_cast<std::size_t>(i.parameter)]);
+      if (late_ && i.parameter >= 0 && is_first(b)) {
+        hold_whole(0, c_.count());
+        divide(*std::exchange(late_, nullptr));
+      }
+    }
     allocate_gradients(b);
   }
-  // The gradients of a block arrive one by one, from its last parameter to its first. The first one of a
-  // bucket allocates the bucket. A complete bucket is reduced while backward runs, and freed when two later
-  // buckets are complete. Returns the largest sum of the buckets' bytes during the block.
-  double fill_buckets(const BlockProfile& b) {
-    if (schedule_.divided_buckets == 1 || &b == &c_.profile.loss) return 0;
-    const auto live = [this] {
-      double bytes = 0;
-      for (std::size_t i = posted_ > 2 ? posted_ - 2 : 0; i < opened_; ++i) bytes += buckets_.bytes[i];
-      return bytes;
-    };
-    double most = live();
-    for (std::size_t i = 0; i < b.parameter_bytes.size(); ++i) {
-      const std::size_t bucket = buckets_.of_gradient[arrived_++];
-      opened_ = std::max(opened_, bucket + 1);
-      most = std::max(most, live());
-      const bool complete =
-          arrived_ == buckets_.of_gradient.size() || buckets_.of_gradient[arrived_] != bucket;
-      if (complete) posted_ = bucket + 1;
-    }
-    return most;
+  // The gradients of a block arrive one by one. The first one of a bucket allocates the bucket. A complete
+  // bucket is reduced while backward runs, and freed when two later buckets are complete.
+  double live_bucket_bytes() const {
+    double bytes = 0;
+    for (std::size_t i = posted_ > 2 ? posted_ - 2 : 0; i < opened_; ++i) bytes += buckets_.bytes[i];
+    return bytes;
+  }
+  void open_bucket() {
+    if (arrived_ < buckets_.of_gradient.size())
+      opened_ = std::max(opened_, buckets_.of_gradient[arrived_++] + 1);
+  }
+  void post_bucket() {
+    const std::vector<std::size_t>& of = buckets_.of_gradient;
+    if (arrived_ > 0 && (arrived_ == of.size() || of[arrived_] != of[arrived_ - 1]))
+      posted_ = of[arrived_ - 1] + 1;
   }
   void allocate_gradients(const BlockProfile& b) {
-    const bool is_first = &b == &c_.profile.blocks[0],
-               is_second = c_.count() > 1 && &b == &c_.profile.blocks[1];
-    const auto bytes = static_cast<double>(b.all_parameter_bytes());
+    if (b.parameter_bytes.empty()) return;  // the loss
+    if (!schedule_.has_buckets && !has_gradients_)
+      now_.gradients += static_cast<double>(b.all_parameter_bytes());
     if (schedule_.sharded > 1) {
-      // The gradients of the block before are divided by now. Those of this block are divided while the
-      // next block computes.
-      if (is_second) {
-        now_.gradients += late_ = bytes;
-      } else {
-        if (is_first) {
-          now_.gradients -= late_ - late_ / schedule_.sharded;
-          late_ = 0;
-        }
-        now_.gradients += bytes - std::exchange(undivided_, bytes) + bytes / schedule_.sharded;
+      if (c_.count() > 1 && &b == &block(1)) {
+        late_ = &b;
+      } else {  // the block is freed, and the next one is whole already
+        const auto k = static_cast<std::size_t>(&b - c_.profile.blocks.data());
+        if (k > 0) hold_whole(k - 1, k - 1);
+        else release_whole();
+        divide(b);
       }
-    } else if (!schedule_.has_buckets && !has_gradients_) {
-      now_.gradients += bytes;
     }
     update_peak(0);
   }
+  // Begins to divide the gradients of a block, when those of the block before are divided.
+  void divide(const BlockProfile& b) {
+    end_division();
+    undivided_ = static_cast<double>(b.all_parameter_bytes());
+    now_.gradients += undivided_ / schedule_.sharded;
+    divided_after_ = schedule_.divided_after.at(static_cast<std::size_t>(&b - c_.profile.blocks.data()));
+  }
+  void end_division() { now_.gradients -= std::exchange(undivided_, 0); }
+  bool is_first(const BlockProfile& b) const { return &b == &block(0); }
 
   // The first stage needs no input gradients, so it only keeps the incoming gradient for weight_grad_pass().
   void input_grad_pass() {
@@ -134,44 +187,49 @@ class PeakTracker {
       now_.activations += incoming_gradient_bytes();
       return;
     }
-    if (schedule_.has_loss) backward(c_.profile.loss);
-    for (std::size_t k = schedule_.range.end; k-- > schedule_.range.begin;) {
-      const BlockProfile& b = block(k);
-      update_peak(b.output_bytes.at(schedule_.samples) + b.backward_extra_bytes.at(schedule_.samples) -
-                  static_cast<double>(b.all_parameter_bytes()));
-      now_.activations -= b.saved_bytes.at(schedule_.samples) - b.deferred_bytes;
-    }
+    if (schedule_.has_loss) input_grad_pass(c_.profile.loss);
+    for (std::size_t k = schedule_.range.end; k-- > schedule_.range.begin;) input_grad_pass(block(k));
+    now_.activations -= freed_between_passes();
+  }
+  void input_grad_pass(const BlockProfile& b) {
+    now_.activations -= b.saved_bytes.at(n_);
+    update_peak(b, b.input_grad.peak + received_extra_bytes(b));
+    now_.activations += b.input_grad.growth;
+  }
+  // The stage's output, and what it held of the input only because the caller of its forward did.
+  double freed_between_passes() const {
+    return (schedule_.has_loss ? 0 : last_block().unsaved_output_bytes.at(n_)) +
+           block(schedule_.range.begin).freed_input_bytes.at(n_);
   }
   void weight_grad_pass() {
     if (schedule_.range.begin == 0) {
       now_.activations -= incoming_gradient_bytes();
       return backward();
     }
-    // All new gradients exist at once, before they are added to the old ones. If there are old ones, products
-    // that add in place make none.
-    double computed = 0;
+    // All new gradients exist at once, before they are added to the old ones.
+    double grown = 0, kept = 0;
     for (std::size_t k = schedule_.range.end; k-- > schedule_.range.begin;) {
       const BlockProfile& b = block(k);
-      const auto all = static_cast<double>(b.all_parameter_bytes());
-      const double made = has_gradients_ ? b.accumulate_bytes : all;
-      update_peak(computed + b.backward_extra_bytes.at(schedule_.samples) - all + made);
-      computed += made;
-      now_.activations -= b.deferred_bytes;
+      const SplitPassMemory& pass = has_gradients_ ? b.weight_grad_accumulate : b.weight_grad;
+      update_peak(grown + pass.peak);
+      grown += pass.growth;
+      kept += b.input_grad.growth;
     }
+    now_.activations -= kept + c_.profile.loss.input_grad.growth * schedule_.has_loss + input_bytes() -
+                        freed_between_passes();
     for (std::size_t k = schedule_.range.end; k-- > schedule_.range.begin;) allocate_gradients(block(k));
-    now_.activations -= input_bytes();
     has_gradients_ = true;
   }
-  double incoming_gradient_bytes() const {
-    return schedule_.has_loss ? 0 : block(schedule_.range.end - 1).output_bytes.at(schedule_.samples);
-  }
+  double incoming_gradient_bytes() const { return schedule_.has_loss ? 0 : last_block().output_bytes.at(n_); }
 
   const CostModel& c_;
   const DeviceSchedule& schedule_;
   MemoryItems now_, peak_;
-  double whole_ = 0;      // the bytes of gathered blocks
-  double late_ = 0;       // the bytes of the second block's gradients until the first block's arrive
-  double undivided_ = 0;  // the bytes of gradients that wait for their reduce-scatter
+  double n_ = 0;                        // the samples of the micro-batch
+  double whole_ = 0;                    // the bytes of gathered blocks
+  const BlockProfile* late_ = nullptr;  // the second block, until the gradients of the first arrive
+  double undivided_ = 0;                // the bytes of gradients that wait for their reduce-scatter
+  double divided_after_ = 0;            // the part of the next block's backward at whose end they are divided
   bool has_gradients_ = false;
   DdpBuckets buckets_;                                 // if they are divided
   std::size_t arrived_ = 0, opened_ = 0, posted_ = 0;  // gradients, buckets with memory, complete buckets

@@ -10,17 +10,22 @@ namespace tapestry::distributed::planner {
 /// The work of one device in a step.
 struct DeviceSchedule {
   BlockRange range;             ///< the blocks on the device
-  double samples = 0;           ///< per micro-batch
+  std::vector<double> samples;  ///< of each micro-batch
   std::vector<Action> actions;  ///< in the order of execution
   double data = 0;              ///< bytes of the batch on the device
   bool has_loss = true;         ///< the device computes the loss
   bool keeps_input = false;     ///< the device keeps a copy of its input, which another device sent
-  bool has_buckets = false;     ///< gradients live in all-reduce buckets
-  bool zero_bubble = false;     ///< Action::Kind::backward computes input gradients only
-  double optimizer_share = 1;   ///< the part of the optimizer's state that is on the device
+  bool is_stage = false;  ///< the device runs a stage of a pipeline, which keeps the inputs of a micro-batch
+  bool keeps_output = false;   ///< the device keeps the output of the last block until the end of backward
+  bool has_gathered = false;   ///< `data` counts the gathered gradient, of which the output's is a part
+  bool has_buckets = false;    ///< gradients live in all-reduce buckets
+  bool zero_bubble = false;    ///< Action::Kind::backward computes input gradients only
+  double optimizer_share = 1;  ///< the part of the optimizer's state that is on the device
   /// The number of ranks that divide parameters and gradients, as under fully_shard(). Then a block is whole
   /// from shortly before its forward or backward to its end, and its gradients until they are divided.
   int sharded = 1;
+  /// By block, if they divide: the part of the next block's backward at whose end the gradients are divided.
+  std::vector<double> divided_after = {};
   /// The number of ranks that divide the gradients in buckets, as under stage 2 of ZeRO. Then a
   /// bucket has memory from its first gradient until it and two later buckets are complete. 1 if the ranks do
   /// not divide gradients in buckets.

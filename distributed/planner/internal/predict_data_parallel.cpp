@@ -78,8 +78,8 @@ Prediction predict_single(const CostModel& c) {
   p.breakdown.forward_s = c.forward(c.all_blocks(), n) + c.profile.loss.forward_s.at(n);
   p.breakdown.backward_s = c.backward(c.all_blocks(), n) + c.profile.loss.backward_s.at(n);
   p.breakdown.update_s = c.update(c.all_blocks());
-  p.memory = {
-      peak_memory(c, {.range = c.all_blocks(), .samples = n, .actions = kOnePass, .data = c.batch_bytes(n)})};
+  p.memory = {peak_memory(
+      c, {.range = c.all_blocks(), .samples = {n}, .actions = kOnePass, .data = c.batch_bytes(n)})};
   return p;
 }
 
@@ -107,7 +107,7 @@ Prediction predict_replicas(const CostModel& c, bool one_process) {
   }
   for (std::size_t r = 0; r < samples.size(); ++r)
     p.memory.push_back(peak_memory(c, {.range = c.all_blocks(),
-                                       .samples = samples[r],
+                                       .samples = {samples[r]},
                                        .actions = kOnePass,
                                        .data = c.batch_bytes(one_process && r == 0 ? c.batch() : samples[r]),
                                        .has_buckets = has_buckets}));
@@ -153,12 +153,25 @@ Prediction predict_master(const CostModel& c) {
   p.breakdown.idle_s = others / devices * (loss_forward + loss_backward + update) +
                        (others > 0 ? 2 * c.profile.dispatch_s : 0);
   for (std::size_t r = 0; r < samples.size(); ++r) {
-    DeviceSchedule schedule{
-        .range = c.all_blocks(), .samples = samples[r], .actions = kOnePass, .has_loss = false};
+    DeviceSchedule schedule{.range = c.all_blocks(),
+                            .samples = {samples[r]},
+                            .actions = kOnePass,
+                            .has_loss = false,
+                            .keeps_output = true};
     schedule.optimizer_share = r == 0 ? 1 : 0;
-    schedule.data = r > 0 ? c.profile.input_sample_bytes * samples[r]
-                          : c.batch_bytes(all) + c.output_bytes(all) + c.profile.loss.saved_bytes.at(all);
+    schedule.data =
+        r > 0 ? c.profile.input_sample_bytes * samples[r] : c.batch_bytes(all) + 2 * c.output_bytes(all);
+    schedule.has_gathered = r == 0;
     MemoryItems peak = peak_memory(c, schedule);
+    if (r == 0) {  // during the loss, the gradient of the gathered outputs is still to come
+      MemoryItems in_loss = {.parameters = parameters,
+                             .optimizer = c.profile.optimizer_state * parameters,
+                             .data = c.batch_bytes(all) + c.output_bytes(all)};
+      in_loss.activations = c.sum(c.all_blocks(), [&](const BlockProfile& b) { return b.saved_bytes.at(n); });
+      for (const BackwardInterval& i : c.profile.loss.backward)
+        in_loss.workspace = std::max(in_loss.workspace, i.peak_bytes.at(all));
+      if (in_loss.total() > peak.total()) peak = in_loss;
+    }
     if (r == 0 && others > 0) {  // the gradients of the other devices arrive one tensor at a time
       const MemoryItems adding = {.parameters = parameters,
                                   .gradients = parameters,

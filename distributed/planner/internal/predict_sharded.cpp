@@ -11,8 +11,6 @@
 
 namespace tapestry::distributed::planner {
 
-namespace {}  // namespace
-
 ShardedStep::ShardedStep(const CostModel& c, double n) {
   const AllReduce& costs = c.link.ranks;
   const std::size_t count = c.count();
@@ -45,6 +43,14 @@ ShardedStep::ShardedStep(const CostModel& c, double n) {
     phases.push_back({costs.contention.backward * c.profile.blocks[k].backward_s.at(n), gather_of[k]});
 }
 
+double ShardedStep::divided_after(const TwoQueues& times, std::size_t k) const {
+  const std::size_t next = 2 * loss + 2 - k;  // the phase of the next block, k - 1
+  for (std::size_t i = 0; k > 0 && i < units.size(); ++i)
+    if (!units[i].gathers && units[i].block == k && times.computing_s[next] > 0)
+      return 1 + (times.collective_ended_s[i] - times.phase_ended_s[next]) / times.computing_s[next];
+  return 1;
+}
+
 Prediction predict_fully_sharded(const CostModel& c) {
   Prediction p;
   const std::vector<double> samples = c.samples_per_device();
@@ -56,29 +62,17 @@ Prediction predict_fully_sharded(const CostModel& c) {
   }
   p.breakdown.exposed_comm_s += times.tail_s;
   p.breakdown.update_s = c.link.ranks.contention.update * c.update(c.all_blocks()) / c.devices();
+  std::vector<double> divided_after;
+  for (std::size_t k = 0; k < c.count(); ++k) divided_after.push_back(step.divided_after(times, k));
   for (const double n : samples)
     p.memory.push_back(peak_memory(c, {.range = c.all_blocks(),
-                                       .samples = n,
+                                       .samples = {n},
                                        .actions = kOnePass,
                                        .data = c.batch_bytes(n),
                                        .optimizer_share = 1.0 / c.devices(),
-                                       .sharded = c.devices()}));
+                                       .sharded = c.devices(),
+                                       .divided_after = divided_after}));
   return p;
-}
-
-// The profile of blocks whose gradients are copied into buckets one by one, so that only one of them exists
-// besides. The profile's own backward keeps all gradients of a block.
-Profile with_one_gradient(const Profile& profile) {
-  Profile one = profile;
-  for (BlockProfile& b : one.blocks) {
-    if (b.parameter_bytes.empty()) continue;
-    const std::int64_t largest = *std::max_element(b.parameter_bytes.begin(), b.parameter_bytes.end());
-    auto points = b.backward_extra_bytes.points();
-    for (auto& [samples, bytes] : points)
-      bytes = std::max(0.0, bytes - static_cast<double>(b.all_parameter_bytes() - largest));
-    b.backward_extra_bytes = Curve(std::move(points));
-  }
-  return one;
 }
 
 // Stage 1 averages whole gradients behind backward, as DDP does. Stage 2 leaves each rank with its part of
@@ -111,16 +105,14 @@ Prediction predict_zero(const CostModel& c, int stage) {
   p.breakdown.backward_s = o.backward_s;
   p.breakdown.update_s = std::accumulate(step.computing_s.begin(), step.computing_s.end(), 0.0);
   p.breakdown.exposed_comm_s = o.exposed_s + step.tail_s;
-  const Profile in_backward = stage == 2 && c.devices() > 1 ? with_one_gradient(c.profile) : c.profile;
-  const CostModel memory{in_backward, c.link, c.setup};
   for (const double of_rank : samples) {
-    const MemoryItems peak = peak_memory(memory, {.range = c.all_blocks(),
-                                                  .samples = of_rank,
-                                                  .actions = kOnePass,
-                                                  .data = c.batch_bytes(of_rank),
-                                                  .has_buckets = true,
-                                                  .optimizer_share = 1.0 / c.devices(),
-                                                  .divided_buckets = stage == 2 ? c.devices() : 1});
+    const MemoryItems peak = peak_memory(c, {.range = c.all_blocks(),
+                                             .samples = {of_rank},
+                                             .actions = kOnePass,
+                                             .data = c.batch_bytes(of_rank),
+                                             .has_buckets = true,
+                                             .optimizer_share = 1.0 / c.devices(),
+                                             .divided_buckets = stage == 2 ? c.devices() : 1});
     const double parts = all_bytes / c.devices();
     // While the parameters are gathered, at most two whole buckets exist besides, with this rank's parts of
     // them.

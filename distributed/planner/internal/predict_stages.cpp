@@ -25,19 +25,21 @@ std::vector<BlockRange> stages_of(const CostModel& c) {
   return stages;
 }
 
-std::vector<MemoryItems> memory_per_stage(const CostModel& c, const std::vector<BlockRange>& stages, double n,
+std::vector<MemoryItems> memory_per_stage(const CostModel& c, const std::vector<BlockRange>& stages,
+                                          const std::vector<double>& samples,
                                           const std::vector<std::vector<Action>>& actions,
-                                          bool zero_bubble = false) {
+                                          bool is_pipeline = false, bool zero_bubble = false) {
   std::vector<MemoryItems> memory;
   for (std::size_t s = 0; s < stages.size(); ++s) {
     const bool first = s == 0, last = s + 1 == stages.size();
     memory.push_back(peak_memory(c, {.range = stages[s],
-                                     .samples = n,
+                                     .samples = samples,
                                      .actions = actions[s],
                                      .data = (first ? c.profile.input_sample_bytes * c.batch() : 0) +
                                              (last ? c.profile.target_sample_bytes * c.batch() : 0),
                                      .has_loss = last,
                                      .keeps_input = !first,
+                                     .is_stage = is_pipeline,
                                      .zero_bubble = zero_bubble}));
   }
   return memory;
@@ -134,7 +136,7 @@ Prediction predict_model_parallel(const CostModel& c) {
   const Update update = update_of(c, stages);
   fill_breakdown(p, c.devices(), forward, backward, copies, update.sum,
                  forward + backward + copies + update.longest);
-  p.memory = memory_per_stage(c, stages, n, std::vector(stages.size(), kOnePass));
+  p.memory = memory_per_stage(c, stages, {n}, std::vector(stages.size(), kOnePass));
   return p;
 }
 
@@ -200,7 +202,8 @@ Prediction predict_pipeline(const CostModel& c, Schedule schedule) {
   const Update update = update_of(c, stages);
   fill_breakdown(p, c.devices(), forward, backward, copies, update.sum,
                  simulation.total + c.profile.dispatch_s + update.longest);
-  p.memory = memory_per_stage(c, stages, n, actions, zero_bubble);
+  const auto sizes = chunk_sizes(c.setup.batch_size, static_cast<std::size_t>(m));
+  p.memory = memory_per_stage(c, stages, {sizes.begin(), sizes.end()}, actions, true, zero_bubble);
   return p;
 }
 

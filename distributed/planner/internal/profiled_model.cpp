@@ -1,5 +1,9 @@
 #include "tapestry/distributed/planner/internal/profiled_model.h"
 
+#include "tapestry/autograd/engine.h"
+#include "tapestry/autograd/internal/nested.h"
+#include "tapestry/autograd/node.h"
+#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/nn/optim/sgd.h"
@@ -65,29 +69,73 @@ std::int64_t ProfiledModel::parameter_bytes() const {
   return bytes;
 }
 
-void ProfiledModel::forward(std::int64_t n, StepObserver& observer, bool keep_gradients) {
+void ProfiledModel::forward(std::int64_t n, StepObserver& observer, bool keep_gradients, bool in_two) {
   observer_ = &observer;
+  began_.clear();
   if (!keep_gradients) optimizer_->zero_grad();
   Tensor x = inputs(n);
-  for (std::size_t k = 0; k < count(); ++k) {
+  for (std::size_t k = 0; k <= count(); ++k) {
     observer.enter(Activity::forward, k);
-    x = (*blocks_[k].module)(x);
-    x.register_hook([&observer, k](const Tensor&) {
-      observer.enter(Activity::backward, k);
-      return Tensor();
-    });
+    began_.push_back(autograd::next_sequence());
+    Tensor result = k < count() ? (*blocks_[k].module)(x) : loss(x, targets(n));
+    observer.computed();
+    x = std::move(result);
+    if (k == 0 && in_two) split_at_ = x = x.detach().set_requires_grad();
   }
-  observer.enter(Activity::forward, count());
-  loss_ = loss(x, targets(n));
   observer.leave();
+  loss_ = std::move(x);
+  synchronize(device_);
+}
+
+template <class F>
+void ProfiledModel::observed(const F& backward) {
+  std::size_t at = count();
+  observer_->enter(Activity::backward, at);
+  const autograd::NodeObserver follow([&](std::uint64_t node) {
+    while (at > 0 && node < began_[at]) observer_->enter(Activity::backward, --at);
+  });
+  backward();
+  observer_->leave();
   synchronize(device_);
 }
 
 void ProfiledModel::backward() {
-  observer_->enter(Activity::backward, count());
-  loss_.backward();
-  observer_->leave();
+  observed([this] { loss_.backward(); });
   loss_ = {};
+}
+
+void ProfiledModel::backward_in_two(const std::function<void()>& begin_weights) {
+  autograd::WeightGradients weights;
+  Tensor gradient;
+  observed([&] {
+    gradient = autograd::backward_inputs({loss_}, {split_at_}, {ones_like(loss_.detach())}, weights)[0];
+    loss_ = split_at_ = gradient = {};
+  });
+  begin_weights();
+  observed([&] { weights.accumulate(); });
+}
+
+void ProfiledModel::step_by_block(std::int64_t n, StepObserver& observer) {
+  optimizer_->zero_grad();
+  std::vector<Tensor> inputs;
+  std::vector<std::vector<Tensor>> outputs;
+  Tensor x = this->inputs(n);
+  for (std::size_t k = 0; k <= count(); ++k) {
+    observer.enter(Activity::forward, k);
+    inputs.push_back(k > 0 ? x.detach().set_requires_grad() : x);
+    x = k < count() ? (*blocks_[k].module)(inputs[k]) : loss(inputs[k], targets(n));
+    outputs.push_back({x});
+    observer.computed();
+  }
+  x = {};
+  std::vector<Tensor> gradient{ones_like(outputs.back()[0].detach())};
+  for (std::size_t k = count() + 1; k-- > 0;) {
+    observer.enter(Activity::backward, k);
+    autograd::backward(std::move(outputs[k]), std::exchange(gradient, {}), false);
+    if (k > 0) gradient = {inputs[k].grad()};
+    inputs[k] = {};
+  }
+  observer.leave();
   synchronize(device_);
 }
 

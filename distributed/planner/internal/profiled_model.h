@@ -2,6 +2,7 @@
 // A replica of the model on one device, whose training steps can be observed block by block.
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -19,6 +20,8 @@ class StepObserver {
   /// Called when forward or backward of block k begins, and when the optimizer step begins, with k = 0. The
   /// loss counts as block number count(). The phase before has ended.
   virtual void enter(Activity /*activity*/, std::size_t /*k*/) {}
+  /// Called when forward of a block or of the loss has returned. Its input still has memory.
+  virtual void computed() {}
   /// Called when a phase has ended and no other phase follows immediately.
   virtual void leave() {}
 };
@@ -56,18 +59,28 @@ class ProfiledModel {
 
   /// The phases of a step with n samples, to be called in this order. Each returns when the device has
   /// finished. `observer` is notified during forward and the backward that follows. If `keep_gradients` is
-  /// true, backward adds to the gradients of the step before.
-  void forward(std::int64_t n, StepObserver& observer, bool keep_gradients = false);
+  /// true, backward adds to the gradients of the step before. If `in_two` is true, backward_in_two() follows.
+  void forward(std::int64_t n, StepObserver& observer, bool keep_gradients = false, bool in_two = false);
   void backward();
+  /// The same for a step whose backward is split in two as in Schedule::zero_bubble. The first block has no
+  /// backward. `begin_weights` is called between the two passes.
+  void backward_in_two(const std::function<void()>& begin_weights);
+  /// A whole step in which each block has a graph of its own, and takes the gradient of its output as a stage
+  /// of a pipeline does.
+  void step_by_block(std::int64_t n, StepObserver& observer);
   void update(StepObserver& observer);
 
  private:
+  template <class F>
+  void observed(const F& backward);
   Device device_;
   std::vector<Block> blocks_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   Tensor inputs_, targets_;
   std::function<Tensor(const Tensor&, const Tensor&)> loss_function_;
   Tensor loss_;                       // the loss of the step in progress
+  Tensor split_at_;                   // the output of the first block, if backward will be split in two
+  std::vector<std::uint64_t> began_;  // the number of the first node of each block, and of the loss
   StepObserver* observer_ = nullptr;  // the observer of the step in progress
 };
 

@@ -28,6 +28,9 @@ struct ShardedStep {
 
   /// `n` is the number of samples per device.
   ShardedStep(const CostModel& c, double n);
+  /// The part of the next block's backward at whose end the gradients of block k are divided, in the
+  /// simulated `times` of this step. 1 for the first block.
+  double divided_after(const TwoQueues& times, std::size_t k) const;
 };
 
 }  // namespace tapestry::distributed::planner
