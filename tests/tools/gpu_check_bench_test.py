@@ -9,7 +9,6 @@ import unittest.mock
 sys.dont_write_bytecode = True
 from gpu_check_case import Case  # noqa: E402
 import bench  # noqa: E402
-import check  # noqa: E402
 import items  # noqa: E402
 import process  # noqa: E402
 import values  # noqa: E402
@@ -55,10 +54,12 @@ class Values(Case):
     item = items.Item("layer_norm_backward f32 37 101", .9, 3)
 
     def verify(self, ours, peer, *one, limit=60):
-        ours = self.program("ours", FAKE_PROGRAM % ours, f"#!{sys.executable}")
-        peer = self.program("peer", FAKE_PROGRAM % peer, f"#!{sys.executable}")
-        values.verify(self.check(limit=limit), list(one) or [self.item], [ours], [peer])
-        return self.saved()
+        checked = self.check(limit=limit)
+        checked.ours = checked.talk([self.program("ours", FAKE_PROGRAM % ours, f"#!{sys.executable}")])
+        checked.peer = checked.talk([self.program("peer", FAKE_PROGRAM % peer, f"#!{sys.executable}")])
+        values.verify(checked, "smoke", list(one) or [self.item])
+        checked.close()
+        return {name.removeprefix("values: "): row for name, row in self.saved().items()}
 
     def test_a_wrong_second_gradient_is_found(self):
         row = self.verify("4 5 6", "4 5 6")[self.item.work]
@@ -97,11 +98,25 @@ class Values(Case):
         for ours, peer, right in (("1.015", "1", True), ("1.02", "1", False), ("1.1", "1.04", True), ("1.6", "1.3", False)):
             self.assertEqual(values.compare(step, f"ok y: {ours}", "ok y: 1", f"ok y: {peer}")[0], right, (ours, peer))
 
-    def test_without_pytorch_nothing_is_verified_and_nothing_fails(self):
-        ours = self.program("ours", FAKE_PROGRAM % "4 5 6", f"#!{sys.executable}")
-        peer = self.program("peer", "exit 1")
-        values.verify(self.check(), [self.item], [ours], [peer])
-        self.assertEqual(self.saved()[self.item.work]["status"], "not run")
+    def test_without_pytorch_the_cpu_is_compared_with(self):
+        for ours, cpu, status in (("4 5 6", "4 5 6", "passed"), ("4 5 6.01", "4 5 6", "failed"), ("4 5 6", None, "not run")):
+            one = self.check()
+            one.ours = one.talk([self.program("ours", FAKE_PROGRAM % ours, f"#!{sys.executable}")])
+            one.cpu = one.talk([self.program("cpu", FAKE_PROGRAM % cpu, f"#!{sys.executable}") if cpu else "/nonexistent"])
+            one.peer = one.talk([self.program("peer", "exit 1")])
+            one.report.forget("smoke")
+            values.verify(one, "smoke", [self.item])
+            one.close()
+            row = self.saved()["values: " + self.item.work]
+            self.assertEqual(row["status"], status)
+            self.assertIn("PyTorch says: the program ended with status 1" if cpu and status == "passed" else "", row["note"])
+
+    def test_values_of_a_library_that_is_missing_are_not_own_values(self):
+        item = items.Item("linear@vendor f32 8 8 8")
+        one = self.check()
+        one.libraries["cuBLASLt"] = False
+        one.ours = Talker("failed: it must not be asked")
+        self.assertEqual(values.verify_one(one, item), ("not run", "cuBLASLt is not available"))
 
     def test_what_is_left_when_time_is_over_is_verified_by_the_next_call(self):
         second = items.Item("linear_backward f32 8 8 8", .9)
@@ -116,7 +131,7 @@ class Values(Case):
     def test_every_input_of_a_backward_benchmark_has_its_gradient_compared(self):
         if not BUILD:
             self.skipTest("no build folder was given")
-        works = [items.small(item).work for item in items.verified() if "_backward" in item.work]
+        works = [items.small(item).work for item in items.verified(items.operations(), items.policy()) if "_backward" in item.work]
         found = process.run([os.path.join(BUILD, "bin/bench_gpu_ops"), "cpu"], 60,
                             text="".join(f"start {work}\n" for work in works))
         for work, answer in zip(works, found.text.splitlines()):
@@ -132,11 +147,17 @@ class Values(Case):
 
 
 class Benchmarks(Case):
-    def bench(self, ours, peer=Talker("ok", "1"), copier=Talker("ok", "1"), fake=False):
-        return bench.Bench(self.report(), ours, peer, copier, fake)
+    def bench(self, ours, peer=Talker("ok", "1"), copier=Talker("ok", "1")):
+        one = self.check()
+        one.ours, one.peer, one.copier = ours, peer, copier
+        return bench.Bench(one, "bench")
 
-    def measure_all(self, ours, peer, *all_items, limit=60):
-        bench.measure_all(self.check(limit=limit), "bench", list(all_items), [ours], [peer])
+    def measure_all(self, ours, peer, *all_items, limit=60, vendor="/nonexistent"):
+        one = self.check(limit=limit)
+        one.ours, one.peer, one.vendor = one.talk([ours], 10**6), one.talk([peer]), one.talk([vendor])
+        one.copier = one.talk([peer])
+        bench.measure_all(one, "bench", list(all_items))
+        one.close()
         return self.saved()
 
     def test_goals(self):
@@ -207,6 +228,23 @@ class Benchmarks(Case):
         turns = [who for who, line in asked if line == "time 40"]
         self.assertEqual(turns, [ours, peer] * (1 + bench.ROUNDS))
 
+    def test_an_own_kernel_stands_beside_the_vendors(self):
+        asked = os.path.join(self.folder, "asked")
+        ours = self.program("ours", "while read -r word rest; do [[ $word == prepare ]] && echo ok || echo 1.0; done")
+        vendor = self.program("vendor", f"while read -r word rest; do echo $word $rest >>{asked}; "
+                                        "[[ $word == prepare ]] && echo ok || echo 0.5; done")
+        item = items.Item("linear@custom f32 8 8 8", .6, beside="vendor")
+        row = self.measure_all(ours, "/nonexistent", item, vendor=vendor)[item.work]
+        self.assertEqual((row["value"], row["peer"], row["peer_name"], row["ratio"], row["reached"]),
+                         (1.0, 0.5, "vendor", 0.5, False))
+        with open(asked) as file:
+            self.assertEqual(file.readline(), "prepare linear@vendor f32 8 8 8\n")
+        one = self.check()
+        one.libraries["cuBLASLt"], one.ours, one.vendor = False, Talker("ok", "0.5"), None
+        row = bench.Bench(one, "bench").measure(item)  # the policy vendor would take own kernels
+        self.assertEqual((row["status"], row["ratio"]), ("measured", None))
+        self.assertIn("vendor is not there to compare with: cuBLASLt is not available", row["note"])
+
     def test_a_training_step_is_timed_beside_each_mode_of_pytorch(self):
         lines = os.path.join(self.folder, "lines")
         ours = self.program("ours", "while read -r word rest; do [[ $word == prepare ]] && echo ok || echo 0.5; done")
@@ -223,13 +261,13 @@ class Benchmarks(Case):
         self.assertIn("no graph", rows["step_mlp f32 4, graph"]["note"])
 
     def test_a_wrong_result_is_timed_and_reaches_no_goal(self):
-        report = self.report()
-        for work in ("linear f32 8 8 8", "conv2d f32 1"):
-            report.row("verify", work, "failed", note="wrong")
+        report = self.check().report
+        for of, sizes in (("linear f32", "9 9 9"), ("conv2d f32", "1")):
+            report.row("smoke", f"values: {of} {sizes}", "failed", note="wrong", of=of)
         b = self.bench(Talker("ok", "0.5"), Talker("ok", "0.9"))
         row = b.measure(items.Item("linear f32 8 8 8", 1.0))
         self.assertEqual((row["status"], row["value"], row["peer"], row["reached"]), ("measured", 0.5, 0.9, False))
-        self.assertIn("results are wrong", row["note"])
+        self.assertIn("values of this operation are wrong", row["note"])
         item = items.Item("conv2d f32 1", 0.85, mean_of="conv2d f32")
         b = self.bench(Talker("ok", "0.5"), Talker("ok", "0.9"))
         b.measure(item)
@@ -256,12 +294,25 @@ class Benchmarks(Case):
         self.assertFalse(row["reached"])  # the goal is for the whole time, including launches
 
     def test_items_with_a_goal_of_their_own_come_before_the_layers(self):
-        alone = [item.mean_of is None for item in items.operations()]
-        self.assertEqual(alone, sorted(alone, reverse=True))
+        for part in (items.operations, items.memory):
+            alone = [item.mean_of is None for item in part()]
+            self.assertEqual(alone, sorted(alone, reverse=True))
+
+    def test_the_short_phases_are_parts_of_all(self):
+        everything = {item.work for item in [*items.operations(), *items.policy(), *items.steps()]}
+        self.assertLessEqual({item.work for item in items.first()}, everything)
+        smoke = items.smoke()
+        self.assertEqual(len({item.work for item in smoke}), len(smoke))
+        self.assertLessEqual({(item.name, item.dtype) for item in [*items.operations(), *items.policy()] if item.kind != "launch"},
+                             {(item.name, item.dtype) for item in smoke})
+        for item in items.policy():  # both sides of each decision
+            self.assertIn(item.work, {each.work for each in smoke})
+            self.assertIn(item.by_vendor.work, {each.work for each in smoke})
+        self.assertEqual({item.by_vendor.library for item in items.policy()}, {"cuBLASLt", "cuDNN"})
 
     def test_each_goal_of_the_project_has_a_row(self):
         goals = {}
-        for item in [*items.operations(), *items.steps()]:
+        for item in [*items.policy(), *items.operations(), *items.compiled_steps(), *items.steps()]:
             goals.setdefault(f"{item.name} {item.dtype}", item.goal)
         for name in ("softmax", "layer_norm", "rms_norm", "copy", "add", "gelu", "adamw"):  # beside a copy
             self.assertEqual(goals[f"{name} f32"], .95, name)
@@ -272,7 +323,7 @@ class Benchmarks(Case):
                            "step_mlp_captured f32": {"eager": 10.0, "graph": 1.5},
                            "step_resnet18@auto bf16": {"compiled": 1.15}}.items():
             self.assertEqual(goals[name], goal, name)
-        gpt2 = next(item for item in items.steps() if item.work.startswith("step_gpt2@auto bf16 64 1024"))
+        gpt2 = next(item for item in items.compiled_steps() if item.work.startswith("step_gpt2@auto bf16 64 1024"))
         self.assertEqual((gpt2.goal, gpt2.flops[1]), ({"compiled": 1.15}, .45))
         # docs of llm.c count 803.5 million operations for a token of GPT-2 124M
         self.assertAlmostEqual(gpt2.flops[0] / (64 * 1024) / 1e6, 803.3, delta=.3)
@@ -290,7 +341,7 @@ class Benchmarks(Case):
     def test_a_program_that_hangs_when_time_is_over_has_not_failed(self):
         program = self.program("silent", "sleep 60")
         start = time.monotonic()
-        with unittest.mock.patch.object(check.Check, "left", lambda self: 9 if time.monotonic() < self.deadline else 0):
+        with unittest.mock.patch.object(bench, "LEAST", 0.1):
             rows = self.measure_all(program, program, items.Item("linear f32 8 8 8", 1.0), limit=0.5)
         self.assertLess(time.monotonic() - start, 10)
         self.assertEqual(rows["linear f32 8 8 8"]["status"], "left")

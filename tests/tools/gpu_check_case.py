@@ -30,6 +30,10 @@ class Case(unittest.TestCase):
         os.chmod(path, os.stat(path).st_mode | stat.S_IXUSR)
         return path
 
+    def ours(self):
+        """Creates a fake bench_gpu_ops, which finds a GPU and no vendor library."""
+        return self.program("bench_gpu_ops", "[[ $2 == libraries ]] && echo ok; while read -r line; do echo ok 1; done")
+
     def report(self, **about):
         return Report(os.path.join(self.folder, "results"), {**ABOUT, **about}, os.path.join(self.folder, "also"))
 

@@ -1,27 +1,27 @@
-"""The phases `bench` and `steps` measure times and compare them with goals. Tapestry, PyTorch and a copy of memory run
-alternately, so that a change of the clock rate affects all of them."""
+"""Measures times and compares them with goals. Tapestry, its peer (PyTorch, or NVIDIA's libraries under the policy vendor)
+and a copy of memory run alternately, so that a change of the clock rate affects all of them."""
 import itertools
 import math
 import statistics
 
 from items import PEAK
-from process import Program
+from values import LEAST, PEER_LIMIT, limit_of
 
 ROUNDS = 7
 TURN_MS = 20.0  # how long one turn should take
 MAX_CALLS = 500
-ANSWER_LIMIT = 60  # seconds for one answer
-PREPARE_LIMIT = 240  # seconds for an answer that may have to load PyTorch and compile a model
+ANSWER_LIMIT = 20  # seconds for the times of one turn
+COMPILE_LIMIT = 240  # seconds for an answer that has to compile a model
 
 COPY = "copy f32 268435456"
 COPY_BYTES = 2 * 4 * 268435456
 
 
 class FakePeer:
-    """Replaces PyTorch's program in dry runs. It answers with fake times."""
+    """Replaces PyTorch's program in dry runs. It answers with fake times, and with no values."""
 
     def ask(self, line, _limit):
-        return "ok" if line.startswith("prepare") else "1"
+        return "ok" if line.startswith("prepare") else "1" if line.startswith("time") else "failed this is a dry run"
 
     def close(self):
         pass
@@ -46,49 +46,57 @@ def spread(times):
 
 
 class Bench:
-    """Times items. `ours` is Tapestry's program and `peer` is PyTorch's. `copier` is a second process of PyTorch, which
-    measures the bandwidth of a copy. All three have a method ask()."""
+    """Times items with the programs of `check`: `ours`; `peer`, which is PyTorch's; `vendor`, a second process of ours for
+    NVIDIA's libraries; `copier`, a second process of PyTorch, which measures the bandwidth of a copy."""
 
-    def __init__(self, report, ours, peer, copier, fake=False, phase="bench"):
-        self.report, self.ours, self.peer, self.copier, self.fake = report, ours, peer, copier, fake
-        self.phase = phase
+    def __init__(self, check, phase):
+        self.check, self.report, self.phase = check, check.report, phase
         self.launch = None  # the host's time for a kernel launch without a framework
         self.copies = None  # True if the copier works, None if this was not tried yet
 
     def row(self, name, status, **fields):
-        if self.fake and status == "measured":
+        if self.check.dry and status == "measured":
             status = "fake"
         return self.report.row(self.phase, name, status, **fields)
 
     def can_copy(self):
         if self.copies is None:
-            answer = self.copier.ask("prepare " + COPY, PREPARE_LIMIT)
+            answer = self.check.copier.ask("prepare " + COPY, PEER_LIMIT)
             self.copies = answer.startswith("ok")
             if not self.copies:
                 self.row("copy", "not run", note=answer)
         return self.copies
 
     def measure(self, item, mode="eager"):
-        """Times one item beside PyTorch in one mode, and writes its row."""
+        """Times one item beside its peer, PyTorch in one mode or the vendor's library, and writes its row."""
         name = row_name(item, mode)
-        answer = self.ours.ask("prepare " + item.work, ANSWER_LIMIT)
+        if missing := self.check.lacks(item):
+            return self.row(name, "not run", note=f"{missing} is not available")
+        answer = self.check.ours.ask("prepare " + item.work, limit_of(item))
         if answer.startswith("none"):
             return self.row(name, "no kernel", note=answer.removeprefix("none "))
         if not answer.startswith("ok"):
             return self.row(name, "failed", note=answer.removeprefix("failed "))
         if item.kind == "launch":
             return self.turns(item, mode, {})
-        theirs = self.peer.ask("prepare " + (item.work if mode == "eager" else f"{mode}:{item.work}"), PREPARE_LIMIT)
         chosen = answer.removeprefix("ok").strip()  # what the policy `auto` has chosen, if it had to choose
+        if item.beside == "vendor":
+            peer = self.check.vendor
+            missing = self.check.lacks(item.by_vendor)
+            theirs = f"{missing} is not available" if missing else peer.ask("prepare " + item.by_vendor.work, limit_of(item))
+        else:
+            peer = self.check.peer
+            theirs = peer.ask("prepare " + (item.work if mode == "eager" else f"{mode}:{item.work}"),
+                              COMPILE_LIMIT if mode == "compiled" else PEER_LIMIT)
         if not theirs.startswith("ok"):
             return self.turns(item, mode, {}, "; ".join(filter(None, (
-                chosen, "PyTorch is not there to compare with: " + theirs))))
-        return self.turns(item, mode, {"peer": self.peer}, chosen)
+                chosen, f"{item.beside} is not there to compare with: {theirs}"))))
+        return self.turns(item, mode, {"peer": peer}, chosen)
 
     def turns(self, item, mode, peers, alone=""):
-        programs = {"ours": self.ours, **peers}
+        programs = {"ours": self.check.ours, **peers}
         if item.passes and self.can_copy():
-            programs["copy"] = self.copier
+            programs["copy"] = self.check.copier
         calls, times = {}, {name: [] for name in programs}
         for name, program in programs.items():
             first, why = milliseconds(program, 1)
@@ -117,7 +125,7 @@ class Bench:
         if item.kind == "launch":
             self.launch = median["ours"]
         if "peer" in median:
-            fields["peer"], fields["peer_name"] = median["peer"], "PyTorch" if mode == "eager" else "PyTorch, " + mode
+            fields["peer"], fields["peer_name"] = median["peer"], item.beside if mode == "eager" else "PyTorch, " + mode
             speed = median["peer"] / median["ours"]
             if not item.passes:
                 fields["ratio"] = 1 / speed if item.kind == "cost" else speed
@@ -126,7 +134,7 @@ class Bench:
                     notes.append(f"of that, bare launches take {bare:.4g}; Tapestry itself takes "
                                  f"{median['ours'] - bare:.4g}, PyTorch {median['peer'] - bare:.4g}")
             else:
-                notes.append(f"{speed:.2f} times as fast as PyTorch")
+                notes.append(f"{speed:.2f} times as fast as {item.beside}")
         if mode == "autocast":
             notes.append("PyTorch computes in bf16 here, Tapestry in f32")
         if item.passes:
@@ -148,11 +156,10 @@ class Bench:
                 fields["ratio"] <= goal if item.kind == "cost" else fields["ratio"] >= goal)
         if item.mean_of:
             fields["mean_of"] = item.mean_of
-        wrong = self.report.find("verify", item.work)
         # It is timed although it is wrong, because the machine may not be available again.
-        if wrong and wrong["status"] == "failed":
+        if self.report.wrong(item):
             fields["reached"] = False
-            notes.insert(0, "its results are wrong, see the phase verify")
+            notes.insert(0, "values of this operation are wrong, see the row of its values")
         return self.row(row_name(item, mode), "measured", note="; ".join(notes), **fields)
 
     def of_peak(self, item, time, notes):
@@ -173,33 +180,34 @@ class Bench:
             ratio = statistics.geometric_mean(row["ratio"] for row in rows)
             goal = {"goal": item.goal, "reached": ratio >= item.goal} if item.goal else {}
             self.row(f"{item.mean_of}: all layers", "measured", ratio=ratio, better=">=", **goal,
-                     note=f"geometric mean over {len(rows)} layers of PyTorch's time divided by ours")
+                     note=f"geometric mean over {len(rows)} layers of the time of {rows[0]['peer_name']} divided by ours")
 
 
 def row_name(item, mode):
     return f"{item.work}, {mode}" if item.kind == "step" else item.work
 
 
-def measure_all(check, phase, items, ours_command, peer_command):
+def measure_all(check, phase, items):
     """Measures each item in each mode, until the time is over. Items with a row from an earlier call are skipped."""
-    ours = check.ours(ours_command)
-    peer, copier = (FakePeer() if check.dry else Program(peer_command, check.deadline) for _ in range(2))
-    bench = Bench(check.report, ours, peer, copier, check.dry, phase)
+    bench, left = Bench(check, phase), []
     for item, mode in ((item, mode) for item in items for mode in item.modes):
         name = row_name(item, mode)
         if check.report.is_final(phase, name):
             if item.kind == "launch":
                 bench.launch = check.report.find(phase, name).get("value")
             continue
-        row = bench.measure(item, mode) if check.left() >= 5 else bench.row(name, "left")
+        if check.left() < LEAST:
+            left.append(name)
+            continue
+        bench.row(name, "running")
+        row = bench.measure(item, mode)
         if check.left() <= 0 and row["status"] in ("failed", "not run"):  # it failed only because the time was over
             row = bench.row(name, "left")
         print(f"  {name}: {row['status']} {row.get('note', '')}", flush=True)
         if row["status"] == "failed":  # restart the program: after a GPU error, every CUDA call of a process fails
-            ours.close()
+            check.ours.close()
         if item.kind != "launch" and "peer" not in row and row["status"] in ("measured", "not run"):
-            peer.close()
+            (check.vendor if item.beside == "vendor" else check.peer).close()
         if item.mean_of and row["status"] in ("measured", "fake"):
             bench.mean(item)
-    for program in (ours, peer, copier):
-        program.close()
+    check.report.leave(phase, left)

@@ -466,10 +466,6 @@ def step_mlp(s):
     return train(s, Mlp(), torch.optim.AdamW, random(s, (s[0], 784), 1), classification(s, 10), lr=1e-3)
 
 
-def step_mlp_captured(s):
-    return step_mlp(s)
-
-
 def step_cnn(s):
     return train(s, Cnn(), torch.optim.SGD, random(s, (s[0], 1, 28, 28), 1), classification(s, 10), lr=1e-3,
                  momentum=0.9)
@@ -496,8 +492,10 @@ def step_gpt2(s):
 WORKS = {f.__name__: f for f in (copy, transpose, cat, add, gelu, softmax, layer_norm, rms_norm, layer_norm_backward, batch_norm_backward,
                                  cross_entropy, cross_entropy_backward, ctc_loss_backward, clip_grad_norm, embedding_backward, adamw, linear, linear_gelu, linear_backward, attention,
                                  attention_backward, conv2d, conv2d_bias_relu, conv2d_backward, eager_mul,
-                                 eager_mul_backward, step_mlp, step_mlp_captured, step_cnn, step_resnet18,
+                                 eager_mul_backward, step_mlp, step_cnn, step_resnet18,
                                  step_gpt2_block, step_gpt2)}
+# Steps that Tapestry has captured. PyTorch's mode is in the command.
+WORKS |= {f.__name__ + "_captured": f for f in (step_mlp, step_cnn, step_resnet18, step_gpt2_block)}
 # The kernels of docs/tutorials/from-naive-to-fast.md compute what these operations compute.
 WORKS |= dict.fromkeys(["softmax_thread_per_row", "softmax_block_per_row", "softmax_online", "softmax_in_registers"],
                        softmax)

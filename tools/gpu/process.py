@@ -110,13 +110,13 @@ NO_ANSWER = "no answer within its time"
 
 
 class Dialogue:
-    """A running program that answers each line of input with one line of output. No answer comes after the deadline."""
+    """A running program that answers each line of input with one line of output."""
 
-    def __init__(self, command, environment=None, deadline=math.inf):
+    def __init__(self, command, environment=None):
         self.process = subprocess.Popen(command, env={**os.environ, **(environment or {})}, text=True, bufsize=1,
                                         errors="replace", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         start_new_session=True)
-        self.closed, self.deadline = False, deadline
+        self.closed = False
         self.lines = lines_of(self.process.stdout)
 
     def ask(self, line, limit):
@@ -127,7 +127,7 @@ class Dialogue:
         try:
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
-            answer = self.lines.get(timeout=max(min(limit, self.deadline - time.monotonic()), 0.1))
+            answer = self.lines.get(timeout=max(limit, 0.1))
         except queue.Empty:
             self.close()
             return "failed " + NO_ANSWER
@@ -152,12 +152,13 @@ class Dialogue:
 
 
 class Program:
-    """A Dialogue that starts its program at the first question, and starts it again after the program has ended.
+    """A Dialogue that starts its program at the first question, and starts it again after the program has ended. No answer
+    is waited for longer than the seconds that `left` returns.
 
     After `most_silent` consecutive starts without a good answer, the program is not started again."""
 
-    def __init__(self, command, deadline=math.inf, environment=None, most_silent=3):
-        self.command, self.deadline, self.environment, self.most_silent = command, deadline, environment, most_silent
+    def __init__(self, command, left=lambda: math.inf, environment=None, most_silent=3):
+        self.command, self.left, self.environment, self.most_silent = command, left, environment, most_silent
         self.dialogue, self.silent, self.last = None, 0, ""
 
     @property
@@ -168,9 +169,13 @@ class Program:
         if not self.dialogue or not self.dialogue.alive:
             if self.given_up:
                 return self.last
-            self.dialogue = Dialogue(self.command, self.environment, self.deadline)
+            try:
+                self.dialogue = Dialogue(self.command, self.environment)
+            except OSError as error:
+                self.silent, self.last = self.most_silent, f"failed {error}"
+                return self.last
             self.silent += 1
-        answer = self.dialogue.ask(line, limit)
+        answer = self.dialogue.ask(line, min(limit, self.left()))
         if answer.startswith("failed"):
             self.last = answer
         else:

@@ -1,4 +1,4 @@
-"""The phase `profile` measures six kernels with ncu (Nsight Compute), if it is installed and may read the hardware
+"""The phase `counters` measures six kernels with ncu (Nsight Compute), if it is installed and may read the hardware
 counters. Beside the counters that do not depend on time, it puts those that the PTX machine counted without a GPU
 (docs/reference/kernel-counters.tsv), and says where the two differ."""
 import csv
@@ -26,7 +26,7 @@ COUNTED = {"l1tex__average_t_sectors_per_requests_pipe_lsu_mem_global_op_ld.rati
 COUNTERS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
                         "docs/reference/kernel-counters.tsv")
 DIFFERENT = 0.1  # relative
-LIMIT = 90  # seconds for one benchmark
+LIMIT = 30  # seconds for one benchmark
 REFUSED = re.compile(r"ERR_NVGPUCTRPERM|permission|not supported|No metrics|unable to|Failed to", re.IGNORECASE)
 
 
@@ -84,19 +84,19 @@ def beside(measured, rows):
     return "; ".join(texts)
 
 
-def profile(check, ours_command, _peer_command):
+def profile(check):
     tool = check.tool("ncu")
     for work, names in PROFILED:
         name = "ncu: " + work
         why = "ncu was not found" if not tool else "dry run" if check.dry else ""
         if why:
-            check.report.row("profile", name, "not run", note=why)
+            check.report.row("counters", name, "not run", note=why)
             continue
         # --clock-control none keeps ncu from changing the GPU's clock rates, because the machine may belong to others.
         command = [tool, "--clock-control", "none", "--csv", "--metrics", ",".join([*METRICS, *COUNTED]),
                    "--kernel-name-base", "function", "--kernel-name", "regex:" + names, "--launch-count", "4",
-                   *ours_command, "start " + work]
-        found = check.once("profile", name, command, "ncu-" + work.replace(" ", "-"), LIMIT)
+                   *check.ours.command, "start " + work]
+        found = check.once("counters", name, command, "ncu-" + work.replace(" ", "-"), LIMIT)
         if not found:
             continue
         measured = kernels(found.text)
@@ -106,9 +106,9 @@ def profile(check, ours_command, _peer_command):
             note = "; ".join(f"{kernel}: {text}" for kernel, text in times.items() if text)
             if both := beside(measured, counted()):
                 note += " | counted: " + both
-            check.report.row("profile", name, "measured", seconds=found.seconds, note=note)
+            check.report.row("counters", name, "measured", seconds=found.seconds, note=note)
         elif any(line.startswith("none ") for line in found.text.splitlines()):
-            check.report.row("profile", name, "no kernel", seconds=found.seconds)
+            check.report.row("counters", name, "no kernel", seconds=found.seconds)
         else:  # a missing permission is not a failure of the kernel
             why = "ncu refused: " if REFUSED.search(found.text) else "ncu gave no metrics: "
-            check.report.row("profile", name, "not run", seconds=found.seconds, note=why + found.tail(3))
+            check.report.row("counters", name, "not run", seconds=found.seconds, note=why + found.tail(3))

@@ -11,7 +11,7 @@ import tarfile
 #   no kernel        the operation has no kernel for this dtype yet
 #   not run          something optional is missing on this machine; the note names it
 #   left             the time was over before it could run; the next call runs it
-#   running          it has started. If no program is running any more, it was killed.
+#   running          it has started. If no program is running any more, it was killed; a second call tries it once more.
 #   fake             a dry run wrote this row
 #   done             the phase has run to its end
 BAD = ("failed",)
@@ -44,6 +44,12 @@ class Report:
                 self.content["rows"] = old["rows"]
         except (OSError, ValueError, KeyError):
             pass
+        for row in self.rows:
+            if row["status"] != "running" or row["name"] == PHASE:
+                continue
+            if row.get("killed"):
+                row.update(status="failed", note="two calls ended while it ran; --again repeats it")
+            row["killed"] = True
 
     def path(self, extension):
         return os.path.join(self.folder, f"{NAME}.{extension}")
@@ -60,6 +66,13 @@ class Report:
         row = self.find(phase, name)
         return bool(row) and row["status"] not in OPEN
 
+    def wrong(self, item):
+        """Returns True if the values of this item, or those of another size of the same name and dtype, are wrong."""
+        of = f"{item.name} {item.dtype}"
+        rows = [row for row in self.rows if row["name"].startswith("values: ") and row.get("of") == of]
+        same = [row for row in rows if row["name"] == "values: " + item.work]
+        return any(row["status"] in BAD for row in same or rows)
+
     def is_done(self, phase):
         return self.is_final(phase, PHASE)
 
@@ -71,16 +84,29 @@ class Report:
 
     def row(self, phase, name, status, **fields):
         """Adds a row, or replaces the row with this name, and writes the files."""
+        row = self.put(phase, name, status, fields)
+        self.write()
+        return row
+
+    def leave(self, phase, names):
+        """Adds rows for the next call, and writes the files once."""
+        for name in names:
+            self.put(phase, name, "left", {})
+        if names:
+            self.write()
+
+    def put(self, phase, name, status, fields):
         when = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         if status == "left":
             fields.setdefault("note", "the time was over; call tools/gpu_check again")
         row = {"phase": phase, "name": name, "status": status, "when": when, **fields}
+        if status == "running" and (self.find(phase, name) or {}).get("killed"):
+            row["killed"] = True
         at = [i for i, old in enumerate(self.rows) if (old["phase"], old["name"]) == (phase, name)]
         if at:
             self.rows[at[0]] = row
         else:
             self.rows.append(row)
-        self.write()
         return row
 
     def end(self, phase, seconds):
@@ -96,9 +122,25 @@ class Report:
         return [row for row in self.rows if row["phase"] in phases and row["status"] in OPEN]
 
     def write(self):
-        for extension, text in (("json", json.dumps(self.content, indent=1) + "\n"), ("md", markdown(self.content))):
+        self.write_files(NAME, self.content)
+
+    def summarize(self, counted, phase):
+        """Writes gpu_first.json and .md: how many rows of the phases `counted` passed, those that failed, and the rows of
+        `phase` without their single times."""
+        rows = []
+        for name in counted:
+            of_phase = [row for row in self.rows if row["phase"] == name and row["name"] != PHASE]
+            rows += [{"phase": name, "name": f"{n} rows", "status": status, "count": n}
+                     for status, n in counts(of_phase).items() if status not in BAD]
+            rows += [row for row in of_phase if row["status"] in BAD]
+        rows += [{key: value for key, value in row.items() if key != "times"} for row in self.rows
+                 if row["phase"] == phase and row["name"] != PHASE]
+        self.write_files("gpu_first", {"about": self.content["about"], "rows": rows})
+
+    def write_files(self, name, content):
+        for extension, text in (("json", json.dumps(content, indent=1) + "\n"), ("md", markdown(content))):
             for folder in filter(None, (self.folder, self.also)):
-                path = os.path.join(folder, f"{NAME}.{extension}")
+                path = os.path.join(folder, f"{name}.{extension}")
                 with open(removed(path + ".new"), "x") as file:
                     file.write(text)
                 os.replace(path + ".new", path)
@@ -124,6 +166,14 @@ def removed(path):
     return path
 
 
+def counts(rows):
+    """Returns how many rows have each status."""
+    found = {}
+    for row in rows:
+        found[row["status"]] = found.get(row["status"], 0) + row.get("count", 1)
+    return found
+
+
 def cell(value):
     if isinstance(value, float):
         return f"{value:.4g}"
@@ -146,11 +196,9 @@ def markdown(report):
     lines += ["| | |", "|---|---|"] + [f"| {key} | {cell(value)} |" for key, value in about.items()] + [""]
     for phase in dict.fromkeys(row["phase"] for row in rows):
         of_phase = [row for row in rows if row["phase"] == phase]
-        counts = {}
-        for row in of_phase:
-            if row["name"] != PHASE:
-                counts[row["status"]] = counts.get(row["status"], 0) + 1
-        lines += [f"## {phase}: " + (", ".join(f"{n} {status}" for status, n in counts.items()) or "nothing yet"), ""]
+        lines += [f"## {phase}: " + (", ".join(f"{n} {status}" for status, n in
+                                              counts(row for row in of_phase if row["name"] != PHASE).items())
+                  or "nothing yet"), ""]
         if any("value" in row or "ratio" in row for row in of_phase):
             lines += ["| what | status | Tapestry | peer | ratio | goal | note |", "|---|---|---|---|---|---|---|"]
             for row in of_phase:

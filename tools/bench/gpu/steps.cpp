@@ -100,49 +100,36 @@ void initialize(nn::Module& model, const Spec& spec) {
   }
 }
 
-Work step(std::shared_ptr<nn::Module> model, std::shared_ptr<optim::Optimizer> optimizer,
+Work step(const Spec& spec, std::shared_ptr<nn::Module> model, std::shared_ptr<optim::Optimizer> optimizer,
           const std::function<Tensor()>& loss_of) {
   const auto last_loss = std::make_shared<Tensor>();
-  return {[=] {
-            optimizer->zero_grad();
-            *last_loss = loss_of();
-            last_loss->backward();
-            optimizer->step();
-            return Results();
-          },
-          0,
-          [=] {
-            Results results(last_loss->detach());
-            for (const auto& [name, parameter] : model->named_parameters())
-              results.add(name, parameter->grad());
-            return results;
-          }};
-}
-
-/// The MLP with fused functions, as a captured step. On a CPU it is an ordinary step.
-Work captured_mlp(const Spec& spec) {
-  const auto model = std::make_shared<Mlp>();
-  model->to(spec.device);
-  initialize(*model, spec);
-  const auto optimizer =
-      std::make_shared<optim::AdamW>(model->parameters(), optim::AdamW::Options{.lr = 1e-3});
-  const Tensor x = random(spec, {spec[0], 784}, 1), target = class_targets(spec, spec[0], 10);
-  Work eager = step(model, optimizer, [=] {
-    const Tensor hidden = linear_relu(x, model->fc1.weight, model->fc1.bias);
-    return cross_entropy_(
-        feed_forward(hidden, model->fc2.weight, model->fc2.bias, model->fc3.weight, model->fc3.bias), target);
-  });
-  if (!spec.device.is_cuda()) return eager;
-  // The warm-up must not change the model, whose first step is compared with PyTorch's.
+  Work work{[=] {
+              optimizer->zero_grad();
+              *last_loss = loss_of();
+              last_loss->backward();
+              optimizer->step();
+              return Results();
+            },
+            0,
+            [=] {
+              Results results(last_loss->detach());
+              for (const auto& [name, parameter] : model->named_parameters())
+                results.add(name, parameter->grad());
+              return results;
+            }};
+  if (!spec.captured || !spec.device.is_cuda()) return work;
+  // The warm-up must not change the parameters, because the gradients of the first replay are compared with
+  // those of PyTorch's first step.
+  const double lr = optimizer->lr();
   optimizer->set_lr(0);
   const auto captured = std::make_shared<cuda::CapturedStep>(
-      cuda::capture([&] { static_cast<void>(eager.call()); }, {.device = spec.device}));
-  optimizer->set_lr(1e-3);
-  eager.call = [captured] {
+      cuda::capture([&] { static_cast<void>(work.call()); }, {.device = spec.device}));
+  optimizer->set_lr(lr);
+  work.call = [captured, step = work.call] {  // the step owns the optimizer and the inputs
     captured->replay();
     return Results();
   };
-  return eager;
+  return work;
 }
 
 /// loss(), under autocast unless the dtype is f32.
@@ -158,7 +145,7 @@ Work train(const Spec& spec, const typename Optimizer::Options& options, const T
   const auto model = std::make_shared<Model>();
   model->to(spec.device);
   initialize(*model, spec);
-  return step(model, std::make_shared<Optimizer>(model->parameters(), options),
+  return step(spec, model, std::make_shared<Optimizer>(model->parameters(), options),
               [=] { return lowered(spec, [&] { return loss((*model)(x)); }); });
 }
 
@@ -182,25 +169,36 @@ Work gpt2(const Spec& spec) {
   const Tensor words = class_targets(spec, batch * length + 1, spec[4]);
   const Tensor ids = words.narrow(0, 0, batch * length).view({batch, length}),
                next = words.narrow(0, 1, batch * length).view({batch, length});
-  return step(model, std::make_shared<optim::AdamW>(model->parameters(), optim::AdamW::Options{.lr = 1e-4}),
+  return step(spec, model,
+              std::make_shared<optim::AdamW>(model->parameters(), optim::AdamW::Options{.lr = 1e-4}),
               [=] { return lowered(spec, [&] { return (*model)(ids, {.targets = next}); }); });
 }
 
 std::function<Tensor(const Tensor&)> classification(const Spec& spec, std::int64_t classes) {
-  return
-      [target = class_targets(spec, spec[0], classes)](const Tensor& y) { return cross_entropy(y, target); };
+  return [spec, target = class_targets(spec, spec[0], classes)](const Tensor& y) {
+    return spec.dtype == DType::f32 ? cross_entropy_(y, target) : cross_entropy(y, target);
+  };
+}
+
+/// Adds a benchmark of the captured step to each benchmark: step_mlp_captured to step_mlp.
+std::map<std::string, Maker> with_captured(std::map<std::string, Maker> all) {
+  for (const auto& [name, make] : std::map<std::string, Maker>(all))
+    all[name + "_captured"] = [make = make](Spec spec) {
+      spec.captured = true;
+      return make(spec);
+    };
+  return all;
 }
 
 }  // namespace
 
 const std::map<std::string, Maker>& training_steps() {
-  static const std::map<std::string, Maker> all = {
+  static const std::map<std::string, Maker> all = with_captured({
       {"step_mlp",  // size: batch
        [](const Spec& s) {
          return train<Mlp, optim::AdamW>(s, {.lr = 1e-3}, random(s, {s[0], 784}, 1), classification(s, 10));
        }},
-      {"step_mlp_captured", &captured_mlp},  // size: batch
-      {"step_cnn",                           // size: batch
+      {"step_cnn",  // size: batch
        [](const Spec& s) {
          return train<Cnn, optim::SGD>(s, {.lr = 1e-3, .momentum = 0.9}, random(s, {s[0], 1, 28, 28}, 1),
                                        classification(s, 10));
@@ -219,7 +217,7 @@ const std::map<std::string, Maker>& training_steps() {
              [target = random(s, sizes, 2)](const Tensor& y) { return mse_loss(y, target); });
        }},
       {"step_gpt2", &gpt2},  // sizes: batch, sequence length, layers, width, vocabulary
-  };
+  });
   return all;
 }
 

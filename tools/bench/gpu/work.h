@@ -17,6 +17,7 @@ struct Spec {
   DType dtype = DType::f32;
   Device device;
   std::vector<std::int64_t> sizes;
+  bool captured = false;  ///< a training step is captured as a CUDA graph; on a CPU it is an ordinary step
   /// Returns the i-th size. Throws if the command has fewer sizes.
   std::int64_t operator[](std::size_t i) const;
 };
