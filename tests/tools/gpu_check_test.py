@@ -212,10 +212,8 @@ class Tests(Case):
         self.assertRegex(done.stdout, "glibc [0-9.]+; .*absent: .*ncu")
 
     def test_each_test_becomes_a_row(self):
-        self.tests(a='[[ "$* $ONE$TAPESTRY_REQUIRE_CUDA" == "-# 11" && -e $TAPESTRY_SOURCE_DIR/tools/gpu_check ]]', b="echo why; exit 1",
-                   c="kill -SEGV $$", d="echo 'skipped: no CUDA device'")
-        os.remove(os.path.join(self.folder, "bin/tests_d"))
-        self.program("tests_d", "echo 'skipped: no CUDA device'")
+        self.tests(a='[[ "$* $ONE$TAPESTRY_REQUIRE_CUDA" == "-# 11" && -e $TAPESTRY_SOURCE_DIR/tools/gpu_check ]]',
+                   b="echo why; exit 1", c="kill -SEGV $$", d="echo 'skipped: no CUDA device'")
         _, rows = self.smoke()
         self.assertEqual({name: row["status"] for name, row in rows.items() if name.startswith("core.")},
                          {"core.a": "passed", "core.b": "failed", "core.c": "failed", "core.d": "not run"})
@@ -224,7 +222,8 @@ class Tests(Case):
 
     def test_the_exit_status_is_0_if_all_tests_passed(self):
         self.tests(a="exit 0")
-        self.program("bench_gpu_ops", "echo of no interest >&2; [[ $2 == libraries ]] && echo ok; while read -r line; do echo ok 1; done")
+        self.program("bench_gpu_ops", "echo of no interest >&2; [[ $2 == libraries ]] && echo ok\n"
+                                      "while read -r line; do echo ok 1; done")
         done = self.call("counters", "--again", "--build-dir", self.folder)
         self.assertEqual(done.returncode, 0, done.stdout)
 
@@ -255,7 +254,8 @@ class Tests(Case):
         self.assertIn("stopped at its time limit; begun", rows["core.b"]["note"])
 
     def test_tests_of_nccl_need_nccl(self):
-        self.program("bench_gpu_ops", "[[ $2 == libraries ]] && echo 'ok NCCL: not available: no file'; while read -r l; do echo ok 1; done")
+        self.program("bench_gpu_ops", "[[ $2 == libraries ]] && echo 'ok NCCL: not available: no file'\n"
+                                      "while read -r line; do echo ok 1; done")
         self.tests(nccl_backend="exit 1", a="exit 0")
         _, rows = self.smoke()
         self.assertEqual((rows["core.a"]["status"], rows["core.nccl_backend"]["status"]), ("passed", "not run"))
@@ -493,7 +493,8 @@ class Packs(Case):
         return folder
 
     def run_in(self, root, *arguments):
-        environment = {"PATH": f"{self.folder}/path:{os.path.dirname(sys.executable)}:/usr/bin:/bin", "HOME": self.folder}
+        path = f"{self.folder}/path:{os.path.dirname(sys.executable)}:/usr/bin:/bin"
+        environment = {"PATH": path, "HOME": self.folder}
         return subprocess.run([os.path.join(root, "tools/gpu_check"), *arguments], env=environment, text=True,
                               capture_output=True, timeout=120, check=False)
 

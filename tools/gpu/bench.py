@@ -23,6 +23,9 @@ class FakePeer:
     def ask(self, line, _limit):
         return "ok" if line.startswith("prepare") else "1" if line.startswith("time") else "failed this is a dry run"
 
+    def begin(self):
+        return True
+
     def close(self):
         pass
 

@@ -114,6 +114,8 @@ class Check:
         self.report = Report(self.folder, about(options), options.out)
         self.packed = not options.build_dir and os.path.exists(pack.file())
         self.use(options.build_dir or (pack.UNPACKED if self.packed else os.path.join(ROOT, "build/gpu")))
+        peer = [sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "peer.py"), "cuda"]
+        self.peer, self.copier = (FakePeer() if self.dry else self.talk(peer) for _ in range(2))
         # The tests find the tree's data here, wherever they were compiled. What the policy auto measures is kept beside
         # the results.
         os.environ.update(TAPESTRY_SOURCE_DIR=ROOT, TAPESTRY_CACHE_DIR=self.folder)
@@ -123,10 +125,8 @@ class Check:
         self.build, self.libraries = os.path.abspath(build), {}
         device = self.dry or "cuda"
         program = self.program("bench_gpu_ops")
-        peer = [sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "peer.py"), device]
         # Tapestry's programs are restarted after every failure, so that one failed benchmark does not prevent the others.
         self.ours, self.vendor, self.cpu = (self.talk([program, where], 10**6) for where in (device, device, "cpu"))
-        self.peer, self.copier = (FakePeer() if self.dry else self.talk(peer) for _ in range(2))
 
     def talk(self, command, most_silent=3):
         environment = {"OMP_NUM_THREADS": "1"} if self.dry else None
@@ -235,7 +235,8 @@ def parse(arguments):
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N",
                         help="how many files to compile, or tests to run, at a time")
     parser.add_argument("--build-dir", metavar="DIR",
-                        help="the build tree; the programs are in its bin/ (the pack, or build/gpu; for --pack build/gpu_tree)")
+                        help="the build tree; the programs are in its bin/ (the pack's, or build/gpu; for --pack "
+                        "build/gpu_tree)")
     parser.add_argument("--folder", default=os.path.join(ROOT, "build/gpu_check"), metavar="DIR", help=argparse.SUPPRESS)
     parser.add_argument("--dry-run", choices=["cpu", "cuda"], metavar="DEVICE",
                         help="small sizes and fake figures, on cpu, or on the CUDA runtime without a GPU that "

@@ -555,6 +555,8 @@ def start(words, device):
 def main():
     device = sys.argv[1] if len(sys.argv) > 1 else "cuda"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    if device == "cuda" and torch.cuda.is_available():
+        torch.zeros(1, device=device)  # starts the GPU before the first command comes
     work = None
     for line in sys.stdin:
         words = line.split()

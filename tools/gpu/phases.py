@@ -17,8 +17,8 @@ ROOT = pack.ROOT
 
 # Matches error messages that mean that NCCL is missing, or that NCCL or the machine does not support two ranks on one
 # GPU. Other errors of NCCL are failures: "invalid usage" and "invalid argument" come from wrong calls.
-NO_NCCL = re.compile(r"Duplicate GPU|use the same GPU|\[nccl\] NCCL |built without NCCL|(ncclGetUniqueId|ncclCommInitRankConfig) "
-                     r"failed on rank \d+ .*: unhandled (system|cuda) error")
+NO_NCCL = re.compile(r"Duplicate GPU|use the same GPU|\[nccl\] NCCL |built without NCCL|"
+                     r"(ncclGetUniqueId|ncclCommInitRankConfig) failed on rank \d+ .*: unhandled (system|cuda) error")
 
 # Matches messages with which compute-sanitizer refuses to run, for example on a virtual machine without the debugger
 # interface.
@@ -71,6 +71,8 @@ def cached(build, name):
 def machine(check):
     """Says what is there and what is absent, gets the programs, and lets a GPU compute something."""
     check.until = check.deadline  # nothing can run without it, so it takes the time that it needs
+    for program in (check.peer, check.copier):  # PyTorch loads meanwhile
+        program.begin()
     found = versions(check)
     if check.packed and not unpacked(check):
         check.packed = False
@@ -80,11 +82,12 @@ def machine(check):
     if os.path.exists(check.program("bench_gpu_ops")):
         libraries(check, found)
     elif not check.report.failed({"machine"}):
-        check.report.row("machine", "bench_gpu_ops", "failed", note="it is not in " + os.path.dirname(check.program("x")))
+        check.report.row("machine", "bench_gpu_ops", "failed", note="it is not in " + check.build)
     about = check.report.content["about"]
-    absent = [name for name, text in found.items() if not text]
-    print(f"{about['device']}, driver {about['driver'] or '-'}, compute capability {about['capability'] or '-'}; " + "; ".join(
-        f"{name} {text}" for name, text in found.items() if text) + "; absent: " + (", ".join(absent) or "nothing"), flush=True)
+    there = "; ".join(f"{name} {text}" for name, text in found.items() if text)
+    absent = ", ".join(name for name, text in found.items() if not text) or "nothing"
+    print(f"{about['device']}, driver {about['driver'] or '-'}, compute capability {about['capability'] or '-'}; {there}; "
+          f"absent: {absent}", flush=True)
     if not check.report.failed({"machine"}):
         answers(check)
 
@@ -92,11 +95,13 @@ def machine(check):
 def versions(check):
     """Writes a row for each tool that is used if it is there. Returns their versions by name; an absent one has an empty
     text. glibc is the one of this machine."""
-    found = {"glibc": (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc "), "PyTorch": check.report.content["about"]["PyTorch"]}
+    found = {"glibc": (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc "),
+             "PyTorch": check.report.content["about"]["PyTorch"]}
     for name in ("nvcc", "ncu", "compute-sanitizer"):
         tool = check.tool(name)
-        lines = run([tool, "--version"], 20).text.splitlines() if tool else []
-        found[name] = next((line.strip() for line in lines if re.search(r"(release|[Vv]ersion) \d", line)), "there") if tool else ""
+        text = run([tool, "--version"], 20).text if tool else ""
+        version = re.search(r"(release|[Vv]ersion) (\d[\d.]*)", text)
+        found[name] = version[2] if version else "there" if tool else ""
     for name, text in found.items():
         check.report.row("machine", name, "passed" if text else "not run", note=text or f"{name} is absent")
     return found
@@ -171,7 +176,8 @@ def libraries(check, versions_):
 
 def answers(check):
     """Checks that a GPU computes a result. The tests do not show this, because they are skipped if they find no GPU."""
-    found = check.run([check.program("bench_gpu_ops"), check.dry or "cuda"], check.log("gpu"), 60, text="start copy f32 5001\n")
+    found = check.run([check.program("bench_gpu_ops"), check.dry or "cuda"], check.log("gpu"), 60,
+                      text="start copy f32 5001\n")
     ok = found.ok and any(line.startswith("ok ") for line in found.text.splitlines())
     check.report.row("machine", "a GPU answers", "passed" if ok else "left" if check.cut_short(found) else "failed",
                      seconds=found.seconds, note="" if ok else found.tail())
@@ -198,8 +204,8 @@ def gpu_tests(check, phase):
     def result_of(test):
         if check.left() < 1:
             return None
-        return run([os.path.join(check.build, test["program"]), *test["arguments"]], min(TEST_LIMIT, check.left()), check.folder,
-                   {**test["environment"], **environment}, check.log(test["name"]))
+        return run([os.path.join(check.build, test["program"]), *test["arguments"]], min(TEST_LIMIT, check.left()),
+                   check.folder, {**test["environment"], **environment}, check.log(test["name"]))
 
     with concurrent.futures.ThreadPoolExecutor(min(check.jobs, GPU_TESTS)) as pool:
         running = {pool.submit(result_of, test): test for test in tests}

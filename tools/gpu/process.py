@@ -165,16 +165,23 @@ class Program:
     def given_up(self):
         return self.silent >= self.most_silent
 
-    def ask(self, line, limit):
-        if not self.dialogue or not self.dialogue.alive:
-            if self.given_up:
-                return self.last
-            try:
-                self.dialogue = Dialogue(self.command, self.environment)
-            except OSError as error:
-                self.silent, self.last = self.most_silent, f"failed {error}"
-                return self.last
+    def begin(self):
+        """Starts the program unless it runs, so that it loads while others work. Returns True if it runs."""
+        if self.dialogue and self.dialogue.alive:
+            return True
+        if self.given_up:
+            return False
+        try:
+            self.dialogue = Dialogue(self.command, self.environment)
             self.silent += 1
+            return True
+        except OSError as error:
+            self.silent, self.last = self.most_silent, f"failed {error}"
+            return False
+
+    def ask(self, line, limit):
+        if not self.begin():
+            return self.last
         answer = self.dialogue.ask(line, min(limit, self.left()))
         if answer.startswith("failed"):
             self.last = answer
