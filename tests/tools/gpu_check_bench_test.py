@@ -139,6 +139,26 @@ class Values(Case):
                      "ctc_loss_backward": {"dx"}, "embedding_backward": {"dweight"}, "eager_mul_backward": {"y"}}.get(work.split()[0].partition("@")[0], {"dx", "dweight", "dbias"})
             self.assertEqual(set(values.parse(answer)), names, work)
 
+    def on_the_stand_in(self, *commands):
+        """Returns the answers of bench_gpu_ops with the CUDA runtime that needs no GPU."""
+        runtime = os.path.join(BUILD or "", "ptx_runtime/libcudart.so.13")
+        if not os.path.exists(runtime):
+            self.skipTest("no build folder with the CUDA runtime of tools/ptx was given")
+        found = process.run([os.path.join(BUILD, "bin/bench_gpu_ops"), "cuda", *commands], 100, environment={
+            "LD_PRELOAD": runtime, "OMP_NUM_THREADS": "1", "TAPESTRY_PTX_CHECK": "none", "TAPESTRY_CACHE_DIR": ""})
+        return [line for line in found.text.splitlines() if line.startswith(("ok", "none", "failed"))]
+
+    def test_a_captured_step_has_the_gradients_of_the_step(self):
+        step, captured = self.on_the_stand_in("start step_mlp f32 2", "start step_mlp_captured f32 2")
+        self.assertEqual(captured, step)
+        self.assertEqual(len(values.parse(step)), 7)
+
+    def test_kernels_of_another_policy_do_not_count(self):
+        answers = self.on_the_stand_in(*(f"start linear@{policy} {sizes}" for policy, sizes in (
+            ("custom", "f32 8 8 8"), ("vendor", "f32 8 8 8"), ("wgmma", "bf16 72 136 72"), ("wgmma", "f32 72 136 72"))))
+        self.assertEqual([answer.split()[0] for answer in answers], ["ok", "none", "ok", "none"], answers)
+        self.assertIn("others ran in their place", answers[1])
+
     def test_a_region_between_the_samples_is_compared_too(self):
         if not BUILD:
             self.skipTest("no build folder was given")

@@ -573,15 +573,18 @@ class Packs(Case):
         self.assertIn("bin/tests_gpu is not built", made.stderr)
 
 
-# A fake bench_gpu_ops with a failure for each phase: a crash, a hang and a wrong value by the name of the benchmark.
+# A fake bench_gpu_ops with a failure for each phase: a crash, a hang and a wrong value by the name of the benchmark. After a
+# wrong value, nothing works until it is started again.
 BROKEN = """
-work=
+work= poisoned=
 while read -r word name rest; do
+  [[ -z $poisoned ]] || { echo failed an illegal address; continue; }
   [[ $word == time ]] || work=$name
   case $work in
     crash) kill -SEGV $$ ;;
     hang) sleep 60 ;;
-    wrong) [[ $word == time ]] && echo 0.5 || echo "ok y: 2" ;;
+    wrong) [[ $word == time ]] && echo 0.5 || echo "ok y: 2"
+      [[ $word != start ]] || poisoned=1 ;;
     *) [[ $word == time ]] && echo 0.5 || echo "ok y: 1" ;;
   esac
 done
@@ -633,10 +636,11 @@ class Lease(Case):
         self.assertTrue(os.path.exists(os.path.join(self.folder, "results/gpu_first.json")))
 
     def test_a_hang_ends_with_its_phase_and_a_second_call_goes_on(self):
-        found = self.lease(5, 60)
+        found = self.lease(8, 60)
         for phase in self.NAMES:
             self.assertEqual([found[self.name(phase, work)] for work in ("hang", "after")], ["left", "left"], phase)
-        self.assertEqual(found["smoke", self.name("smoke", "good")[1]], "passed")
+        for phase in ("smoke", "steps", "policy"):  # the hang in one phase takes no time from the next
+            self.assertIn(found[self.name(phase, "good")], ("passed", "measured"), phase)
         self.program("bench_gpu_ops", "[[ $2 == libraries ]] && echo ok && exit" + BROKEN.replace("sleep 60", "echo ok y: 1"))
         found = self.lease(60, 60)
         for phase in self.NAMES:

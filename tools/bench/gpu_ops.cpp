@@ -7,9 +7,9 @@
 //                                  is missing, or `failed` and a reason.
 //   prepare softmax f32 8192 8192  Does the same, and answers `ok` without the description.
 //   start linear@vendor f32 8 8 8  Does it under the policy custom, vendor or auto of core/kernel_policy.h,
-//   or
-//                                  under wgmma: custom with TAPESTRY_WGMMA=1. Without a policy it is auto.
-//                                  `prepare` then says what auto has chosen.
+//                                  or under wgmma: custom with TAPESTRY_WGMMA=1. Without a policy it is auto.
+//                                  `prepare` then says what auto has chosen. Under vendor and wgmma, the
+//                                  answer is `none` if other kernels ran in their place.
 //   time 10                        Runs it ten times. The answer is the mean time in milliseconds.
 //   libraries                      The answer is `ok` and the vendor libraries that were found.
 //
@@ -18,8 +18,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <optional>
 #include <sstream>
+#include <string_view>
 
+#include "tapestry/core/profiler.h"
 #include "tapestry/tools/bench/gpu/work.h"
 
 #if __has_include("tapestry/core/cuda/libraries.h")
@@ -134,6 +137,16 @@ std::string number(double value) {
   return text;
 }
 
+/// Whether the kernels ran that the policy in a benchmark's name asks for, and not others in their place. The
+/// profiler names the implementation.
+bool ran_as_asked(const std::string& name, const profiler::Profile& profile) {
+  for (const auto& operation : profile.operations())
+    for (const char* tag : {"[cuBLASLt]", "[cuDNN]", "[tapestry wgmma]"})
+      if (operation.name.find(tag) != std::string::npos)
+        return name.ends_with("@wgmma") == (std::string_view(tag) == "[tapestry wgmma]");
+  return false;
+}
+
 double milliseconds(const Work& work, int calls, Device device) {
   Event begin(true), end(true);
   const Stream stream = current_stream(device);
@@ -160,7 +173,13 @@ std::string answer_to(const std::string& line, Device device, Work& work) {
       empty_cache(device.type);
       const std::string before = choices();
       work = make(set_policy_of(name, device), parse_spec(words, device));
+      std::optional<profiler::Profile> profile;
+      if (device.is_cuda() && (name.ends_with("@vendor") || name.ends_with("@wgmma"))) profile.emplace();
       const Results results = work.call();
+      check<MissingKernelError>(!profile || ran_as_asked(name, *profile),
+                                "[bench] the kernels of this policy do not compute ", line,
+                                "; others ran in their place");
+      profile.reset();
       if (command == "prepare") {
         const std::string chosen = new_choices(before);
         return chosen.empty() ? "ok" : "ok chosen: " + chosen;
