@@ -100,8 +100,17 @@ class Report:
         if status == "left":
             fields.setdefault("note", "the time was over; call tools/gpu_check again")
         row = {"phase": phase, "name": name, "status": status, "when": when, **fields}
-        if status == "running" and (self.find(phase, name) or {}).get("killed"):
+        old = self.find(phase, name) or {}
+        ran = ("running", *BAD, "not run")  # the row of a program that was stopped is first one of these, and then left
+        if name == PHASE:
+            pass
+        elif status in ran and old.get("killed"):
             row["killed"] = True
+        elif status == "left" and old.get("status") in ran:  # it ran when the seconds of its phase were over
+            if old.get("killed"):
+                row.update(status="failed", note="the time of two calls was over while it ran; --again repeats it")
+            else:
+                row["killed"] = True
         at = [i for i, old in enumerate(self.rows) if (old["phase"], old["name"]) == (phase, name)]
         if at:
             self.rows[at[0]] = row
