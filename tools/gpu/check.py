@@ -239,8 +239,8 @@ def parse(arguments):
                         "build/gpu_tree)")
     parser.add_argument("--folder", default=os.path.join(ROOT, "build/gpu_check"), metavar="DIR", help=argparse.SUPPRESS)
     parser.add_argument("--dry-run", choices=["cpu", "cuda"], metavar="DEVICE",
-                        help="small sizes and fake figures, on cpu, or on the CUDA runtime without a GPU that "
-                        "LD_LIBRARY_PATH names (cuda)")
+                        help="small sizes and fake figures, on cpu, or on the CUDA runtime of tools/ptx, which "
+                        "LD_PRELOAD names (cuda)")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.phases if name not in phases.PHASES]
     if unknown:
