@@ -16,6 +16,10 @@ namespace {
 // docs/benchmarks/cpu.md compares counts. libgomp's own is 300000 on an idle processor.
 constexpr const char* kSpins = "10000";
 
+// With these variables, libgomp has bound this thread to one place already, and the program would inherit it
+// as all that it may use.
+bool is_bound() { return std::getenv("OMP_PROC_BIND") || std::getenv("OMP_PLACES"); }
+
 bool is_traced() {
   std::ifstream status("/proc/self/status");
   for (std::string key, value; status >> key && std::getline(status, value);)
@@ -35,9 +39,11 @@ bool has_one_thread() {
 
 void bound_spin(char** argv) {
   if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
-  if (has_one_thread() || is_traced()) return;
+  if (has_one_thread() || is_bound() || is_traced()) return;
   std::error_code error;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  // Under the dynamic loader, the link names the loader, which would take the first argument for the program.
+  if (program.filename().string().starts_with("ld-")) return;
   if (error || setenv("GOMP_SPINCOUNT", kSpins, 1) != 0) return;
   execv(program.c_str(), argv);  // returns only if it fails; then this process goes on as it is
 }

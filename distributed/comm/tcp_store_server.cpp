@@ -298,8 +298,10 @@ class Server final : public StoreServer {
     shared_.request_timeout = options.request_timeout;
     shared_.handshake_timeout = std::min(kHandshakeTimeout, options.request_timeout);
     listen(host, port);
-    shared_.watch(EPOLL_CTL_ADD, wake_, EPOLLIN | EPOLLET, nullptr);
-    shared_.watch(EPOLL_CTL_ADD, listener_, EPOLLIN, nullptr);
+    for (const auto& [socket, events] : {std::pair(&wake_, EPOLLIN | EPOLLET), {&listener_, EPOLLIN}})
+      if (const int error = shared_.watch(EPOLL_CTL_ADD, *socket, events, nullptr); error != 0)
+        fail<DistributedError>("[store] cannot start the server: ", std::strerror(error),
+                               "; free memory, or raise fs.epoll.max_user_watches");
     const BlockSignals in_its_thread;
     thread_ = detail::start_thread("store", [this] { run(); });
   }

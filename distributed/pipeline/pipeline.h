@@ -40,7 +40,8 @@ struct PipelineOptions {
   /// one micro-batch at a time.
   bool checkpoint = false;
   /// Over ranks: forward_backward() throws ValueError on all ranks if the optimizers of the stages have taken
-  /// different numbers of steps. Switch it off if some stages are to be stepped less often than others.
+  /// different numbers of steps since the last call. Switch it off if some stages are to be stepped less
+  /// often than others.
   bool check_steps = true;
   /// The longest time, in seconds, that a stage waits for another in one process. Over ranks, the group's
   /// timeout applies instead.

@@ -413,6 +413,12 @@ Profile measure_profile(const Model& model, const TrainingSetup& setup, const Me
     b.freed_input_bytes = counted(&BlockBytes::freed_input);
     b.unsaved_output_bytes = counted(&BlockBytes::unsaved_output);
     b.received_extra_bytes = counted(&BlockBytes::received_extra);
+    for (const std::vector<BlockBytes>& of_size : bytes)
+      check(std::equal(of_size[k].backward.begin(), of_size[k].backward.end(), bytes[0][k].backward.begin(),
+                       bytes[0][k].backward.end(),
+                       [](const auto& a, const auto& b) { return a.parameter == b.parameter; }),
+            "[planner] the gradients of block ", k,
+            " arrive in an order that depends on the batch size, which no profile can describe");
     for (std::size_t j = 0; j < bytes[0][k].backward.size(); ++j) {
       const auto interval = [&](double IntervalBytes::*what) {
         return curve_of([&](const BlockBytes& of_size) { return of_size.backward.at(j).*what; });

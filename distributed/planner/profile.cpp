@@ -92,7 +92,15 @@ double AllReduce::scatter_s(double bytes, int n) const {
 }
 
 std::string to_text(const Profile& profile) { return json(profile).dump(); }
-Profile profile_from_text(const std::string& text) { return parsed<Profile>(text, "profile"); }
+Profile profile_from_text(const std::string& text) {
+  Profile profile = parsed<Profile>(text, "profile");
+  for (const BlockProfile& b : profile.blocks)
+    for (const BackwardInterval& i : b.backward)
+      check(i.parameter >= -1 && i.parameter < static_cast<int>(b.parameter_bytes.size()),
+            "[planner] the text is not a profile: block ", b.name, " has ", b.parameter_bytes.size(),
+            " parameters, and a gradient of parameter ", i.parameter);
+  return profile;
+}
 std::string to_text(const Link& link) { return json(link).dump(); }
 Link link_from_text(const std::string& text) { return parsed<Link>(text, "link"); }
 

@@ -48,7 +48,8 @@ struct BlockProfile {
   /// The costs of a micro-batch if backward is split in two passes as in zero-bubble schedules. The first
   /// pass computes input gradients in `input_grad_s`. The second pass computes weight gradients in
   /// `weight_grad_s`, or in `weight_grad_accumulate_s` if it adds to existing gradients. All are 0 for the
-  /// first block, which needs no input gradients and so runs its whole backward as one pass.
+  /// first block, which needs no input gradients and so runs its whole backward as one pass. Uneven
+  /// micro-batches count as the smallest, for which these are measured.
   double input_grad_s = 0, weight_grad_s = 0, weight_grad_accumulate_s = 0;
   /// The memory of the passes. The peak of the first pass counts above what was allocated before the block's
   /// forward and what the later blocks keep for the second pass; its growth is what the block keeps.

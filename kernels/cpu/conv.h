@@ -37,8 +37,8 @@ struct OneDnnConv {
   static bool backward_weight(const LaunchContext& context, const Conv2dShape& s, const T* dy, const T* x,
                               T* dweight, T* dbias);
 };
-/// The name that oneDNN gives to the kernel of this forward pass in bf16, without bias; empty if it computes
-/// none.
+/// For tests: the name that oneDNN gives to the kernel of this forward pass in bf16, without bias. It is
+/// empty if oneDNN computes none.
 std::string bf16_conv_kernel(const Conv2dShape& s);
 /// For tests on processors without AMX: takes the kernels of this thread with `part` in their names for AMX
 /// kernels of a version with the stride fault (onednn_faults.h). An empty `part` ends this.

@@ -421,7 +421,10 @@ void Optimizer::step_all() {
   const std::function<void()>* called = nullptr;
   for (const Group& g : groups_)
     for (const Parameter& p : g.params)
-      if (const auto& fn = p.before_step(); fn && std::exchange(called, fn.get()) != fn.get()) (*fn)();
+      if (const auto& fn = p.before_step(); fn && fn.get() != called) {
+        called = fn.get();  // all parameters of one DataParallel have the same function
+        (*called)();
+      }
   std::vector<nn::ReplicaDevice> replica_devices;
   for (const Group& g : groups_) nn::add_replica_devices(g.params, replica_devices);
   for (const nn::ReplicaDevice& replica_device : replica_devices) prepare(replica_device);

@@ -20,6 +20,9 @@ TEST_CASE("profiles and links survive conversion to text") {
   std::string incomplete = to_text(profile);  // as a file from before the field existed
   incomplete.erase(incomplete.find("\"growth\""), std::string("\"growth\":0.0,").size());
   CHECK_THROWS_WITH(profile_from_text(incomplete), ContainsSubstring("growth"));
+  Profile wrong = profile;
+  wrong.blocks[1].backward.at(0).parameter = static_cast<int>(wrong.blocks[1].parameter_bytes.size());
+  CHECK_THROWS_WITH(profile_from_text(to_text(wrong)), ContainsSubstring("a gradient of parameter"));
   CHECK(again.contention.update == 2);
   CHECK(again.optimizer_state == 2);
   CHECK(again.stages.at(1).backward == 3);

@@ -96,6 +96,9 @@ FileIndex index_of_file(const char* op, const std::string& path, const Safetenso
     check<IoError>(count == std::to_string(index.generators.size()), "[", op, "] ", path,
                    ": has generator states of ", index.generators.size(), " ranks and says that ", count,
                    " ranks saved theirs; use another checkpoint");
+    const auto stray = extra.lower_bound(kRankGenerators);
+    check<IoError>(stray == extra.end() || !stray->first.starts_with(kRankGenerators), "[", op, "] ", path,
+                   ": has generator states of some ranks only; use another checkpoint");
   }
   std::vector<std::string> names;
   if (const auto optimizer = metadata.find("tapestry.optimizer"); optimizer != metadata.end()) {

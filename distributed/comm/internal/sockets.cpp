@@ -64,7 +64,7 @@ int listen_at(SocketAddress& address, Fd& listener) {
   if (::bind(listener.get(), address.get(), address.length) != 0 || ::listen(listener.get(), SOMAXCONN) != 0)
     return errno;
   address = address_of(listener.get(), ::getsockname);
-  return 0;
+  return address.length == 0 ? errno : 0;
 }
 
 int start_connect(const SocketAddress& address, Fd& socket) {

@@ -37,7 +37,7 @@ std::string address_towards(const std::string& host);
 
 /// Makes `listener` listen at `address`, which becomes the address that the kernel chose.
 int listen_at(SocketAddress& address, Fd& listener);
-/// Starts to connect a new socket. `socket` is closed if there is none. When poll() reports POLLOUT,
+/// Starts to connect a new socket. If none can be made, `socket` is not open. When poll() reports POLLOUT,
 /// connect_error() tells how it ended.
 int start_connect(const SocketAddress& address, Fd& socket);
 int connect_error(int socket);

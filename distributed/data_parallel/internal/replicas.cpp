@@ -143,8 +143,6 @@ Replicas::Replicas(nn::Module& model, std::vector<Device> on, const DataParallel
   for (std::size_t r = 1; r < size(); ++r) generators_[r] = std::make_unique<Generator>();
   if (are_persistent()) {
     replicate_all();
-    const auto fn = std::make_shared<const std::function<void()>>([this] { before_step(); });
-    for (const Slot& s : slots_) s.slot.set_before_step(fn);
   } else {
     unreplicate(model);
     model.to(devices[0]);
@@ -173,6 +171,7 @@ void Replicas::replicate_all() {
   for (Slot& s : slots_) {
     s.record();
     note_broadcast(s);
+    if (are_persistent() && s.is_parameter) s.slot.set_before_step(before_step_);
   }
   watch_gradients();
 }
@@ -342,9 +341,10 @@ void Replicas::record_gradients() {
 }
 
 void Replicas::compare_once() {
-  if (std::exchange(compared_, true)) return;
+  if (compared_) return;
   for (const Slot& s : slots_)
     if (s.is_parameter && s.replicas_agree()) check_equal(op, s.name, devices, s.replicas);
+  compared_ = true;
 }
 
 ReplicaGroups make_replica_groups(const std::vector<Device>& devices, const std::string& backend,
@@ -411,7 +411,8 @@ void Replicas::close() noexcept {
   closed_ = true;
   for (Slot& s : slots_) {
     s.hook.remove();
-    s.slot.set_before_step({});
+    // After unreplicate(), another DataParallel may have the slot.
+    if (s.slot.before_step() == before_step_) s.slot.set_before_step({});
   }
   drop_group();
   drop_replicas();

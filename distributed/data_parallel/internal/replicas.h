@@ -147,6 +147,9 @@ class Replicas {
   void copy_gradients(const std::vector<const Slot*>& slots);
   void note_broadcast(const Slot& slot);
 
+  /// What optimizers call before they step the parameters.
+  const nn::TensorSlot::BeforeStep before_step_ =
+      std::make_shared<const std::function<void()>>([this] { before_step(); });
   nn::Module& model_;
   const bool all_slots_;  // of the model
   std::vector<Slot> slots_;

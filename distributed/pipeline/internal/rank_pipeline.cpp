@@ -31,12 +31,13 @@ constexpr std::uint32_t kTag = 0x70697065;  // "pipe" in ASCII
 
 // The options on which ranks must agree, packed into one number and as text.
 std::int64_t pack(const PipelineOptions& o) {
-  return (std::int64_t{o.micro_batches} << 16) | (std::int64_t{o.uneven} << 8) |
-         static_cast<std::int64_t>(o.schedule);
+  return (std::int64_t{o.micro_batches} << 16) | (std::int64_t{o.check_steps} << 9) |
+         (std::int64_t{o.uneven} << 8) | static_cast<std::int64_t>(o.schedule);
 }
 std::string settings_text(std::int64_t settings) {
   return concat({schedule_name(static_cast<Schedule>(settings & 0xff)), ", ", settings >> 16,
-                 " micro-batches, ", (settings & 0x100) != 0 ? "uneven sizes allowed" : "all of one size"});
+                 " micro-batches, ", (settings & 0x100) != 0 ? "uneven sizes allowed" : "all of one size",
+                 (settings & 0x200) != 0 ? "" : ", steps not compared"});
 }
 
 std::vector<MessageId> message_ids(MessageId::Kind kind, const std::vector<Action>& actions,
@@ -68,7 +69,6 @@ struct RankPipeline::Pass {
   // The state of the first rank's generator. The generators of all stages are derived from it, as in one
   // process.
   std::uint64_t seed = 0, offset = 0;
-  std::int64_t steps = kNotCounted;  // of the stage's optimizers
   // The largest generator position that this stage or a later one has reached.
   std::uint64_t max_rng_offset = 0;
 
@@ -109,8 +109,7 @@ namespace {
 // destroyed, because tensors may outlive the pipeline.
 tapestry::detail::PartMemory& stage_memory() {
   using tapestry::detail::PartMemory;
-  static PartMemory& mark =
-      *new PartMemory(PartMemory::Of::pipeline, [] { return "a stage of a pipeline"; });
+  static PartMemory& mark = *new PartMemory(PartMemory::Of::pipeline, [] { return "a stage of a pipeline"; });
   return mark;
 }
 }  // namespace
@@ -182,12 +181,18 @@ void RankPipeline::check_same(const char* problem, const std::vector<CallArgumen
   fail(problem, text, "\npass the same on all ranks");
 }
 
-// The steps of the stage's optimizer. Of several ones, which may be meant to take turns, the most steps.
+// The steps of the stage's optimizer since the last pass that trained. Of several ones, which may take turns,
+// the most steps. An optimizer may have stepped before the first pass, and may be replaced at any time.
 std::int64_t RankPipeline::steps_of_stage() {
+  if (!options_.check_steps) return kNotCounted;
   std::int64_t most = kNotCounted;
-  if (options_.check_steps)
-    for (const optim::Optimizer* o : drift_.optimizers())
-      most = std::max(most, static_cast<std::int64_t>(o->steps()));
+  std::map<const optim::Optimizer*, std::int64_t> counted;
+  for (const optim::Optimizer* o : drift_.optimizers()) {
+    const std::int64_t now = o->steps(), before = counted_steps_ ? (*counted_steps_)[o] : now;
+    most = std::max(most, now < before ? now : now - before);
+    counted[o] = now;
+  }
+  counted_steps_ = std::move(counted);
   return most;
 }
 
@@ -199,13 +204,15 @@ void RankPipeline::check_steps(const std::vector<CallArguments>& all) {
     counts.insert(all[r].steps);
     text += concat({"\n  rank ", r, "  ", all[r].steps, all[r].steps == 1 ? " step" : " steps"});
   }
-  check(counts.size() <= 1, "[Pipeline] the optimizers of the stages have taken different numbers of steps:",
+  check(counts.size() <= 1,
+        "[Pipeline] the optimizers of the stages have taken different numbers of steps since the last "
+        "forward_backward():",
         text,
         "\nstep the optimizer of every stage after each forward_backward(), or set check_steps = false");
 }
 
 // Splits the first rank's inputs and the last rank's targets into micro-batches.
-void RankPipeline::prepare(Pass& pass, const TensorList& inputs, const TensorList& targets) const {
+void RankPipeline::prepare(Pass& pass, const TensorList& inputs, const TensorList& targets) {
   const bool trains = pass.loss_fn != nullptr;
   const auto split = [&](const TensorList& batch, std::vector<std::vector<Tensor>>& chunks) {
     const NoGradGuard no_grad;
@@ -216,11 +223,13 @@ void RankPipeline::prepare(Pass& pass, const TensorList& inputs, const TensorLis
   };
   const std::vector<CallArguments> all =
       all_gather_arguments(trains ? "pipeline: training" : "pipeline: evaluation", [&] {
-        if (trains) check_grad_mode();
-        placement_->check_places();
         CallArguments found;
+        if (trains) {
+          check_grad_mode();
+          found.steps = steps_of_stage();
+        }
+        placement_->check_places();
         found.state = current_generator(devices_[0]).state();
-        found.steps = pass.steps;
         if (is_first()) found.first = split(inputs, pass.inputs);
         if (is_last() && trains) {
           check_targets(targets);
@@ -372,7 +381,6 @@ Tensor RankPipeline::forward_backward(const TensorList& inputs, const TensorList
   mark_parameters();
   Pass pass;
   pass.loss_fn = &loss;
-  pass.steps = steps_of_stage();
   prepare(pass, inputs, targets);
   tied_parameters_->begin_pass();
   run(pass);

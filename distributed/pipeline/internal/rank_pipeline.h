@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -55,7 +56,7 @@ class RankPipeline final : public PipelineRunner {
                          const std::function<std::string(const CallArguments&)>& describe);
   std::int64_t steps_of_stage();
   static void check_steps(const std::vector<CallArguments>& all);
-  void prepare(Pass& pass, const TensorList& inputs, const TensorList& targets) const;
+  void prepare(Pass& pass, const TensorList& inputs, const TensorList& targets);
   void run(Pass& pass);
   void run_action(Pass& pass, const Action& action) const;
   Message inputs_of(Pass& pass, int micro_batch) const;
@@ -70,6 +71,8 @@ class RankPipeline final : public PipelineRunner {
   const std::vector<std::size_t> device_of_ = {0};  // its index in devices_, for placement_
   std::string row_;                                 // in the timeline
   RankDrift drift_;                                 // knows the optimizers of the stage
+  /// The steps of the stage's optimizers at the last pass that trained.
+  std::optional<std::map<const optim::Optimizer*, std::int64_t>> counted_steps_;
   std::unique_ptr<TiedParameters> placement_;
   std::unique_ptr<RankTiedParameters> tied_parameters_;
   Generator generator_;

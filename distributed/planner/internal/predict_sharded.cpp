@@ -1,7 +1,6 @@
 // Predictions for the modes that divide a model's state among the ranks: ZeRO (Rajbhandari et al., "ZeRO:
 // memory optimizations toward training trillion parameter models", 2020) and fully_shard (Zhao et al.,
 // "PyTorch FSDP: experiences on scaling fully sharded data parallel", 2023).
-#include <algorithm>
 #include <numeric>
 
 #include "tapestry/distributed/planner/internal/ddp_buckets.h"
