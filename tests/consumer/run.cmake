@@ -37,6 +37,7 @@ if(WAY STREQUAL "install")
   foreach(program ${programs})
     if(NOT program MATCHES "^bench_")  # they read commands, and have no --help
       run(${prefix}/bin/${program} --help)
+      run(${prefix}/bin/${program} --version)
     endif()
   endforeach()
   run(${prefix}/bin/tapestry-run --nproc-per-node 2 true)
