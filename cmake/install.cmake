@@ -6,7 +6,11 @@ include(CMakePackageConfigHelpers)
 install(TARGETS tapestry EXPORT tapestry-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT library NAMELINK_COMPONENT development
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+set(TAPESTRY_LINKED -ltapestry)
 if(TARGET tapestry_v3)
+  string(APPEND TAPESTRY_LINKED " -ltapestry_loops")
+  install(TARGETS tapestry_loops EXPORT tapestry-targets
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT library NAMELINK_COMPONENT development)
   install(TARGETS tapestry_v3 LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/glibc-hwcaps/x86-64-v3 NAMELINK_SKIP COMPONENT library)
 endif()
 set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME development)

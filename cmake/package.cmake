@@ -59,7 +59,9 @@ file(CONFIGURE OUTPUT ${control}/changelog.Debian @ONLY CONTENT "tapestry (@vers
  -- @CPACK_DEBIAN_PACKAGE_MAINTAINER@  @date@
 ")
 file(CONFIGURE OUTPUT ${control}/triggers CONTENT "activate-noawait ldconfig\n")
-file(CONFIGURE OUTPUT ${control}/shlibs CONTENT "libtapestry @PROJECT_VERSION_MAJOR@ @library@ (= @version@)\n" @ONLY)
+file(CONFIGURE OUTPUT ${control}/shlibs @ONLY CONTENT "libtapestry @PROJECT_VERSION_MAJOR@ @library@ (= @version@)
+libtapestry_loops @PROJECT_VERSION_MAJOR@ @library@ (= @version@)
+")
 set(CPACK_DEBIAN_LIBRARY_PACKAGE_CONTROL_EXTRA ${control}/triggers ${control}/shlibs)
 if(TAPESTRY_IS_PACKAGE)
   find_program(TAPESTRY_GZIP gzip REQUIRED)

@@ -26,7 +26,9 @@ GLIBC = 36  # the wheel promises to run with glibc 2.36, or with what its files 
 MEGABYTES = 25
 # Headers of these packages are compiled into the files: the variable of CMake's cache, and a file that it finds.
 HEADER_ONLY = {"TAPESTRY_EIGEN_INCLUDE_DIR": "Eigen/Core", "TAPESTRY_JSON_INCLUDE_DIR": "nlohmann/json.hpp",
-               "TAPESTRY_ASIO_INCLUDE_DIR": "asio.hpp", "TAPESTRY_CLI11_INCLUDE_DIR": "CLI/CLI.hpp"}
+               "TAPESTRY_CLI11_INCLUDE_DIR": "CLI/CLI.hpp"}
+# Tapestry uses neither ICU's data (30 MB), since normal forms are tables in ICU's code, nor Gloo's transport over InfiniBand.
+HOLLOW = re.compile(r"lib(icudata|ibverbs)\.so\.")
 # A process must not have two OpenMP runtimes of one name, so this library keeps its name. The system's is preferred, because
 # code of the system's compiler may need a newer one than that of the wheel.
 OPENMP = "libgomp.so.1"
@@ -69,7 +71,8 @@ def install(build, prefix):
         if program.name not in PROGRAMS:
             program.unlink()
     shutil.rmtree(prefix / "share")
-    for file in [*library.glob("libtapestry.so*"), *library.glob("glibc-hwcaps/*/libtapestry.so*")]:
+    names = set()
+    for file in list(library.rglob("libtapestry*.so*")):
         if file.is_symlink():
             file.unlink()
         else:
@@ -77,8 +80,9 @@ def install(build, prefix):
             for targets in (library / "cmake/tapestry").glob("tapestry-targets*.cmake"):
                 targets.write_text(targets.read_text().replace(f"/{file.name}", f"/{name}"))
             file.rename(file.with_name(name))
-    # The file that a linker finds for -ltapestry.
-    (library / "libtapestry.so").write_text(f"INPUT({name})\n")
+            names.add(name)
+    for name in names:  # the file that a linker finds for -l
+        (library / name).with_suffix("").write_text(f"INPUT({name})\n")
 
 
 def libraries_of(files, folder):
@@ -95,11 +99,18 @@ def libraries_of(files, folder):
     return {name: path for name, path in found.items() if folder not in path.parents}
 
 
-def without_data(library, copy):
-    """Makes a library like ICU's data, 30 MB, without the data: Tapestry uses only tables that are in ICU's code."""
-    symbols = re.findall(r" (icudt\d+_dat)\b", output("nm", "-D", library))
-    code = "".join(f"const long {symbol}[64] = {{0}};\n" for symbol in symbols)
-    output("cc", "-shared", "-nostdlib", f"-Wl,-soname,{library.name}", "-o", copy, "-x", "c", "-", input=code)
+def hollow(library, copy):
+    """Makes a library with the same symbols and versions, and nothing behind them."""
+    symbols = re.findall(r" ([TDR]) (\w+)(?:@@([\w.]+))?$", output("nm", "-D", "--defined-only", library), re.M)
+    code = "".join(f"void {name}(void) {{ __builtin_trap(); }}\n" if kind == "T" else f"const long {name}[64] = {{0}};\n"
+                   for kind, name, _ in symbols)
+    versions = sorted({version for _, _, version in symbols if version})
+    script = copy.with_name("versions.map")
+    script.write_text("".join(f"{version} {{ {' '.join(f'{name};' for _, name, its in symbols if its == version)} }};\n"
+                              for version in versions) or "{ *; };\n")
+    output("cc", "-shared", "-nostdlib", f"-Wl,-soname,{library.name}", f"-Wl,--version-script={script}", "-o", copy, "-x", "c",
+           "-", input=code)
+    script.unlink()
 
 
 def carry(prefix):
@@ -107,11 +118,15 @@ def carry(prefix):
     library = prefix / "lib"
     files = [path for folder in (prefix / "bin", library) for path in folder.rglob("*") if path.is_file() and is_elf(path)]
     originals = libraries_of(files, library)
+    for name, path in list(originals.items()):
+        if HOLLOW.match(name):  # does not need what the original needs
+            for unused in libraries_of([path], library):
+                originals.pop(unused, None)
     names = {name: name if name == OPENMP else name.replace(".so", "-tapestry.so", 1) for name in originals}
     (library / "openmp").mkdir()
     for name, path in originals.items():
         copy = library / "openmp" / name if name == OPENMP else library / names[name]
-        without_data(path, copy) if name.startswith("libicudata.") else shutil.copy(path, copy)
+        hollow(path, copy) if HOLLOW.match(name) else shutil.copy(path, copy)
         copy.chmod(0o755)
         files.append(copy)
     for file in files:
@@ -162,7 +177,8 @@ def licences(build, originals, folder):
             shutil.copy(f"/usr/share/common-licenses/{name}", folder / f"common-{name}.txt")
     (folder / "CARRIED.txt").write_text(
         "Shared libraries in tapestry/lib, and headers that are compiled into the files, by Debian package. Debian publishes\n"
-        "the source packages. The shared libraries differ from Debian's in their names and search paths. ICU has no data.\n\n"
+        "the source packages. The shared libraries differ from Debian's in their names and search paths. ICU has no data, and\n"
+        "libibverbs no code: only the names of its functions are there.\n\n"
         + "".join(rows))
 
 
@@ -179,7 +195,7 @@ def metadata(version, tag, folder):
 def write_wheel(stage, record, wheel, compression):
     """Zips the files of a folder. Their times are those of SOURCE_DATE_EPOCH or 1980, so that equal files make equal wheels."""
     rows = []
-    with zipfile.ZipFile(wheel, "w", compression, compresslevel=9) as archive:
+    with zipfile.ZipFile(wheel, "w", compression) as archive:
         for path in sorted(path for path in stage.rglob("*") if path.is_file()):
             name = path.relative_to(stage).as_posix()
             data = path.read_bytes()
@@ -192,8 +208,7 @@ def write_wheel(stage, record, wheel, compression):
 def add(archive, name, data, mode):
     entry = zipfile.ZipInfo(name)
     entry.external_attr = (0o100755 if mode & 0o100 else 0o100644) << 16
-    entry.compress_type = archive.compression
-    archive.writestr(entry, data)
+    archive.writestr(entry, data, archive.compression, 9)
 
 
 def main():
