@@ -2,11 +2,18 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
+# The components `library`, `development` and `tools` become Debian packages (package.cmake).
 install(TARGETS tapestry EXPORT tapestry-targets
-  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT library NAMELINK_COMPONENT development
+  INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+set(TAPESTRY_LINKED -ltapestry)
 if(TARGET tapestry_v3)
-  install(TARGETS tapestry_v3 LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/glibc-hwcaps/x86-64-v3 NAMELINK_SKIP)
+  string(APPEND TAPESTRY_LINKED " -ltapestry_loops")
+  install(TARGETS tapestry_loops EXPORT tapestry-targets
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT library NAMELINK_COMPONENT development)
+  install(TARGETS tapestry_v3 LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/glibc-hwcaps/x86-64-v3 NAMELINK_SKIP COMPONENT library)
 endif()
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME development)
 
 # Public headers keep their folders. Headers below a folder `internal/` are private and are not installed. Kernels are
 # private as a whole, except the two headers with which a program compiles and launches CUDA kernels of its own.
@@ -17,7 +24,12 @@ foreach(folder core autograd nn data distributed)
 endforeach()
 install(FILES ${PROJECT_SOURCE_DIR}/kernels/cuda/portable.cuh ${PROJECT_SOURCE_DIR}/kernels/cuda/launch.cuh
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tapestry/kernels/cuda)
-install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT licence)
+
+# For compilers that are called without CMake.
+file(RELATIVE_PATH TAPESTRY_HEADERS_FROM_PROGRAMS ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_INCLUDEDIR})
+configure_file(${PROJECT_SOURCE_DIR}/cmake/tapestry-config.in ${PROJECT_BINARY_DIR}/cmake/tapestry-config @ONLY)
+install(PROGRAMS ${PROJECT_BINARY_DIR}/cmake/tapestry-config DESTINATION ${CMAKE_INSTALL_BINDIR})
 
 # The package finds no other packages: all dependencies of the library are private to it.
 set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/tapestry)
@@ -29,3 +41,6 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/cmake/tapestry-config-ver
   COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/cmake/tapestry-config.cmake
   ${PROJECT_BINARY_DIR}/cmake/tapestry-config-version.cmake DESTINATION ${package_folder})
+if(PROJECT_IS_TOP_LEVEL)
+  include(cmake/package.cmake)
+endif()

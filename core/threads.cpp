@@ -20,6 +20,7 @@
 #include "tapestry/core/tls_model.h"
 
 #ifdef TAPESTRY_HAS_OPENMP
+#include <dlfcn.h>
 #include <omp.h>
 #endif
 #ifdef __linux__
@@ -84,6 +85,18 @@ void count_threads() {
   if (other_threads || had_parallel_region.load(std::memory_order_relaxed))
     lost_threads.store(true, std::memory_order_relaxed);
 });
+
+#ifdef TAPESTRY_HAS_OPENMP
+// A library that is loaded later may bring an OpenMP runtime of its own, under another name, as PyTorch's wheel
+// does. Two runtimes have two teams of threads, and each team spins on the cores that the other one needs. If
+// this library was loaded by dlopen(), its runtime is visible to its own files only. Visible to all files, it also
+// serves those that are loaded later, whatever they bring.
+[[maybe_unused]] const bool one_runtime = [] {
+  Dl_info runtime;
+  return dladdr(reinterpret_cast<const void*>(&omp_get_max_threads), &runtime) != 0 &&
+         dlopen(runtime.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_GLOBAL) != nullptr;
+}();
+#endif
 
 struct ThreadState {
   int share = 0;        // the number of threads that a ThreadShare gives; 0 without one

@@ -13,6 +13,7 @@
 #include "tapestry/apps/common/checkpoint_interval.h"
 #include "tapestry/apps/common/precision.h"
 #include "tapestry/apps/common/run_folder.h"
+#include "tapestry/core/version.h"
 
 namespace apps {
 
@@ -84,6 +85,8 @@ struct Parser {
 
 Parser::Parser(Options& o) {
   app.get_formatter()->column_width(26);
+  app.set_version_flag("--version", [] { return tapestry::version_text("classifier"); },
+                       "Print the version, and the libraries of this build and of this machine");
   app.option_defaults()->multi_option_policy(
       CLI::MultiOptionPolicy::TakeLast);  // scripts append options to override earlier ones
   app.footer(
@@ -211,7 +214,7 @@ Parser::Parser(Options& o) {
       ->group(group);
 }
 
-// Returns false if the command line asks for help, which is then printed.
+// Returns false if the command line asks for help or the version, which is then printed.
 bool parse(int argc, char** argv, Options& o) {
   Parser parser(o);
   CLI::App& app = parser.app;
@@ -219,6 +222,9 @@ bool parse(int argc, char** argv, Options& o) {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     std::cout << app.help();
+    return false;
+  } catch (const CLI::CallForVersion& e) {
+    std::cout << e.what();
     return false;
   } catch (const CLI::ParseError& e) {
     fail<UsageError>("[classifier] ", e.what(), "; classifier --help lists the options");

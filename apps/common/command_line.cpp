@@ -10,6 +10,8 @@
 #include <string_view>
 #include <type_traits>
 
+#include "tapestry/core/version.h"
+
 namespace apps {
 
 struct CommandLine::Impl {
@@ -31,6 +33,9 @@ Check one_of(const std::vector<std::string>& names) {
 CommandLine::CommandLine(std::string name, const std::string& about)
     : impl_(new Impl{CLI::App(about, std::move(name))}) {
   impl_->app.option_defaults()->always_capture_default();
+  const std::string& shown = impl_->app.get_name();
+  impl_->app.set_version_flag("--version", [shown] { return tapestry::version_text(shown); },
+                              "Print the version, the libraries of this build and those of this machine");
 }
 
 CommandLine::~CommandLine() = default;
@@ -84,6 +89,9 @@ int CommandLine::run(int argc, char** argv, const std::function<int()>& program)
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     std::fputs(app.help().c_str(), stdout);
+    return end_of_output(app.get_name(), 0);
+  } catch (const CLI::CallForVersion& e) {
+    std::fputs(e.what(), stdout);
     return end_of_output(app.get_name(), 0);
   } catch (const CLI::ParseError& e) {
     for (int i = 1; i < argc; ++i) {

@@ -66,7 +66,7 @@ class CommandLine {
   /// True if the option was on the command line. Valid after parsing.
   bool given(const std::string& name) const;
 
-  /// Parses, runs `program()` and returns its result as the exit status. Returns 0 for --help, 1 for an
+  /// Parses, runs `program()` and returns its result as the exit status. Returns 0 for --help and --version, 1 for an
   /// exception, and 2 for invalid options or a UsageError. Errors are printed to standard error.
   int run(int argc, char** argv, const std::function<int()>& program);
 

@@ -6,6 +6,7 @@
 #include "tapestry/apps/common/bounded_spin.h"
 #include "tapestry/apps/common/command_line.h"
 #include "tapestry/apps/gpt/commands.h"
+#include "tapestry/core/version.h"
 
 namespace {
 
@@ -32,7 +33,7 @@ void print_help(std::FILE* out) {
       "Commands:\n",
       out);
   for (const Command& c : kCommands) std::fprintf(out, "  %-10s%s\n", c.name, c.about);
-  std::fputs("\ngpt COMMAND --help lists the options of a command.\n", out);
+  std::fputs("\ngpt COMMAND --help lists the options of a command. gpt --version says what this build is made of.\n", out);
 }
 
 }  // namespace
@@ -42,6 +43,10 @@ int main(int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "";
   if (name == "--help" || name == "-h") {
     print_help(stdout);
+    return apps::end_of_output("gpt", 0);
+  }
+  if (name == "--version") {
+    std::fputs(tapestry::version_text("gpt").c_str(), stdout);
     return apps::end_of_output("gpt", 0);
   }
   for (const Command& c : kCommands)

@@ -3,6 +3,7 @@
 #include <exception>
 
 #include "tapestry/core/error.h"
+#include "tapestry/core/version.h"
 #include "tapestry/distributed/launch/internal/doctor.h"
 #include "tapestry/distributed/launch/internal/launch.h"
 
@@ -12,6 +13,7 @@ int main(int argc, char** argv) {
     const LaunchOptions options =
         parse_launch_options({argv + 1, argv + argc}, this_environment(), this_machine());
     if (options.help) return std::fputs(launch_help().c_str(), stdout) < 0;
+    if (options.version) return std::fputs(tapestry::version_text("tapestry-run").c_str(), stdout) < 0;
     return options.doctor ? doctor(options) : launch(options);
   } catch (const tapestry::ValueError& e) {
     std::fprintf(stderr, "%s\n", e.what());

@@ -1,6 +1,6 @@
 # cmake -D WAY=install|subdirectory|whole_subdirectory -D SOURCE= -D BUILD= -D LIBRARY= -D WORK= ... -P run.cmake
 # Runs one of the consumer tests. install uses an install tree. subdirectory compiles the consumer and one file of each of
-# the library's folders inside the consumer's project, and links with the library in BUILD. whole_subdirectory compiles
+# the library's folders inside the consumer's project, and links with LIBRARY and LOOPS. whole_subdirectory compiles
 # the whole library inside the consumer's project. With NVCC, install also compiles a consumer's kernel.
 function(run)
   execute_process(COMMAND ${ARGV} COMMAND_ECHO STDOUT RESULT_VARIABLE result)
@@ -37,6 +37,7 @@ if(WAY STREQUAL "install")
   foreach(program ${programs})
     if(NOT program MATCHES "^bench_")  # they read commands, and have no --help
       run(${prefix}/bin/${program} --help)
+      run(${prefix}/bin/${program} --version)
     endif()
   endforeach()
   run(${prefix}/bin/tapestry-run --nproc-per-node 2 true)
@@ -63,9 +64,10 @@ if(WAY STREQUAL "install")
   if(NVCC)
     # Static is what CMake chooses for consumers; the shared runtime can be replaced by the stand-in in STAND_IN.
     file(GLOB library_folder ${prefix}/lib*)
+    file(GLOB loops ${library_folder}/libtapestry_loops.so)  # with TAPESTRY_CPU_ARCH=any
     foreach(runtime static shared)
       run(${NVCC} -std=c++20 --expt-relaxed-constexpr -arch=${ARCH} --no-compress -cudart ${runtime} -I ${prefix}/include
-        ${project}/kernel.cu -o ${WORK}/kernel_${runtime} -L ${library_folder} -ltapestry
+        ${project}/kernel.cu -o ${WORK}/kernel_${runtime} -L ${library_folder} -ltapestry ${loops}
         -Xlinker -rpath,${library_folder} -Xlinker --allow-shlib-undefined)
     endforeach()
     run(${WORK}/kernel_static)
@@ -83,7 +85,7 @@ endif()
 set(program consumer)
 set(targets)
 if(WAY STREQUAL "subdirectory" AND GENERATOR MATCHES "Ninja")  # Ninja can build single objects
-  list(APPEND options -D TAPESTRY_LIBRARY=${LIBRARY})
+  list(APPEND options -D TAPESTRY_LIBRARY=${LIBRARY} -D TAPESTRY_LOOPS=${LOOPS})
   set(program consumer_of_library)
   set(PROJECT_SOURCE_DIR ${SOURCE})
   include(${SOURCE}/cmake/base.cmake)

@@ -16,13 +16,17 @@ if(TAPESTRY_CUDA_FOUND)
 endif()
 cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
 get_property(programs GLOBAL PROPERTY TAPESTRY_PROGRAMS)
+set(loops "")
+if(TARGET tapestry_loops)
+  set(loops -D LOOPS=$<TARGET_FILE:tapestry_loops>)
+endif()
 set(ways subdirectory whole_subdirectory)
 if(TAPESTRY_INSTALL)
   list(APPEND ways install)
 endif()
 foreach(way ${ways})
   add_test(NAME consumer.${way} COMMAND ${CMAKE_COMMAND}
-    -D WAY=${way} -D SOURCE=${PROJECT_SOURCE_DIR} -D BUILD=${PROJECT_BINARY_DIR} -D LIBRARY=$<TARGET_FILE:tapestry>
+    -D WAY=${way} -D SOURCE=${PROJECT_SOURCE_DIR} -D BUILD=${PROJECT_BINARY_DIR} -D LIBRARY=$<TARGET_FILE:tapestry> ${loops}
     -D WORK=${PROJECT_BINARY_DIR}/consumer/${way} -D GENERATOR=${CMAKE_GENERATOR} -D COMPILER=${CMAKE_CXX_COMPILER}
     -D LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER} -D JOBS=${cores} -D "PROGRAMS=${programs}" ${consumer_cuda}
     -P ${CMAKE_CURRENT_LIST_DIR}/run.cmake)

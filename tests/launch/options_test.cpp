@@ -116,9 +116,10 @@ TEST_CASE("torchrun's command lines work") {
   CHECK_THROWS_WITH(parse({"--rdzv-backend=etcd", "app"}), ContainsSubstring("leave the option out"));
 }
 
-TEST_CASE("--help and --doctor need no program") {
+TEST_CASE("--help, --version and --doctor need no program") {
   CHECK(parse({"--help"}).help);
   CHECK(parse({"-h"}).help);
+  CHECK(parse({"--version"}).version);
   CHECK(parse({"--nnodes=2", "--help"}).help);
   CHECK(parse({"--doctor", "--nproc-per-node", "2"}).doctor);
   // The help lists every option.

@@ -25,6 +25,8 @@ exists() {
     tests_*) [[ -d tests/${1#tests_} || $1 == tests_gpu ]] ;;
     bench_*) [[ -e tools/$1 || " $programs " == *" $1 "* ]] ;;
     tapestry-config | tapestry-targets) true ;;
+    tapestry-tools) true ;;  # a Debian package, in which programs are called tapestry-NAME
+    tapestry-gpt | tapestry-classifier) exists "${1#tapestry-}" ;;
     tapestry-ptx) [[ -d tools/ptx ]] ;;  # built with the tests
     *) [[ " $programs " == *" $1 "* || $foreign == *" $1 "* ]] ;;
   esac

@@ -22,7 +22,8 @@ constexpr const char* kHelp =
     "tapestry-ptx check FILE...\n"
     "Decodes all kernels of PTX files, or of the output of cuobjdump -ptx, and lists what the machine cannot "
     "execute.\n"
-    "The exit status is 1 if there is anything.\n";
+    "The exit status is 1 if there is anything.\n\n"
+    "tapestry-ptx --version\n";
 
 int check(int count, char** files) {
   std::size_t modules = 0, kernels = 0, instructions = 0;
@@ -66,6 +67,10 @@ int check(int count, char** files) {
 int main(int count, char** arguments) {
   if (count > 1 && (std::strcmp(arguments[1], "--help") == 0 || std::strcmp(arguments[1], "-h") == 0)) {
     std::cout << kHelp;
+    return 0;
+  }
+  if (count > 1 && std::strcmp(arguments[1], "--version") == 0) {
+    std::cout << "tapestry-ptx " TAPESTRY_PTX_VERSION "\n";
     return 0;
   }
   if (count > 1 && std::strcmp(arguments[1], "run") == 0) return run({arguments + 2, arguments + count});

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "tapestry/core/version.h"
 #include "tapestry/distributed/checkpoint/internal/reader.h"
 
 namespace tapestry::distributed::checkpoint {
@@ -87,6 +88,7 @@ std::string program_help() {
          "       existing file is replaced only with --force.\n"
          "split  divides such a file, or any safetensors file of a model, into the shards of N ranks (1 to "
          "4096).\n"
+         "--version prints the version, the libraries of this build and those of this machine.\n"
          "\n"
          "A checkpoint loads at any number of ranks, so split is needed only for files.\n"
          "Exit status: 0, 1 if a file cannot be read or written or is damaged, 2 for wrong arguments.\n";
@@ -99,6 +101,7 @@ std::string run_program(const std::vector<std::string>& arguments) {
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i];
     if (argument == "--help" || argument == "-h") return program_help();
+    if (argument == "--version") return version_text("tapestry-checkpoint");
     if (argument == "--verify") verify = true;
     else if (argument == "--force") force = true;
     else if (argument == "--ranks" || argument.starts_with("--ranks=")) {

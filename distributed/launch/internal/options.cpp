@@ -87,7 +87,8 @@ constexpr Option kOptions[] = {
     {"rdzv-endpoint", Takes::value},  {"master-addr", Takes::value},  {"master-port", Takes::value},
     {"standalone", Takes::nothing},   {"max-restarts", Takes::value}, {"grace", Takes::value},
     {"log-dir", Takes::value},        {"doctor", Takes::nothing},     {"help", Takes::nothing},
-    {"rdzv-backend", Takes::value},   {"rdzv-id", Takes::value},      {"no-python", Takes::nothing},
+    {"version", Takes::nothing},      {"rdzv-backend", Takes::value}, {"rdzv-id", Takes::value},
+    {"no-python", Takes::nothing},
 };
 
 using OptionMap = std::map<std::string, Given, std::less<>>;
@@ -162,7 +163,8 @@ LaunchOptions parse_launch_options(const std::vector<std::string>& arguments, co
   o.host = loopback_host();
   o.command.assign(arguments.begin() + static_cast<std::ptrdiff_t>(program), arguments.end());
   o.help = given.count("help") > 0;
-  if (o.help) return o;
+  o.version = given.count("version") > 0;
+  if (o.help || o.version) return o;
   o.doctor = given.count("doctor") > 0;
   const bool standalone = given.count("standalone") > 0;
   read_variables(environment, given);
@@ -231,6 +233,7 @@ Options have torchrun's names (hyphens or underscores, --name value or --name=va
   --grace S            seconds between asking ranks to end and killing them; default 30
   --doctor             check this machine for the job and start nothing
   --help               show this text
+  --version            show the version, the libraries of this build and those of this machine
   --rdzv-backend, --rdzv-id, --no-python   accepted for compatibility with torchrun; no effect
 Missing options are read from the variables PET_<OPTION>. A job on several nodes needs one TAPESTRY_SECRET.
 

@@ -28,6 +28,7 @@ struct LaunchOptions {
   std::string log_dir;  ///< if empty, all output goes to the terminal
   bool doctor = false;
   bool help = false;
+  bool version = false;
   std::vector<std::string> command;  ///< program and its arguments
 
   int world_size() const { return nnodes * nproc_per_node; }

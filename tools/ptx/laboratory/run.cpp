@@ -144,7 +144,7 @@ std::string runtime_path() {
   if (const char* const chosen = std::getenv("TAPESTRY_PTX_RUNTIME")) return chosen;
   std::error_code error;
   const std::filesystem::path own = std::filesystem::read_symlink("/proc/self/exe", error);
-  const std::filesystem::path installed = own.parent_path() / ".." / "lib" / "tapestry-ptx" /
+  const std::filesystem::path installed = own.parent_path() / ".." / "lib" / "tapestry" / "ptx" /
                                           std::filesystem::path(TAPESTRY_PTX_RUNTIME).filename();
   return std::filesystem::exists(installed, error) ? installed.string() : TAPESTRY_PTX_RUNTIME;
 }
