@@ -38,8 +38,9 @@ struct BackwardOptions {
 /// With create_graph, grad() of a leaf refers to the graph, and the graph to the leaf. This cycle keeps both
 /// in memory until zero_grad() or another assignment replaces grad(). grad() below has no such cycle.
 void backward(const std::vector<Tensor>& outputs, const BackwardOptions& options);
-/// The same. The pass does not need the outputs, and frees each gradient when it has used it or writes into
-/// its memory, unless the caller keeps a reference: a caller that moves both saves memory.
+/// The same, and saves memory if the caller moves the outputs and their gradients into the call. The pass
+/// then frees an output that backward does not need, and frees a gradient or writes into its memory once it
+/// has used it.
 void backward(std::vector<Tensor> outputs, std::vector<Tensor> grad_outputs, bool retain_graph);
 // A std::vector parameter would make `{.create_graph = true}` ambiguous.
 inline void backward(const std::vector<Tensor>& outputs, std::initializer_list<Tensor> grad_outputs = {}) {

@@ -83,7 +83,7 @@ class KeptCheckpoints {
   /// begin_save() calls it. Throws IoError, which names the holder, if another object has the lock: two runs
   /// in one folder would remove and overwrite each other's checkpoints.
   void lock();
-  /// What comes before and after a checkpoint is written, for a program that writes it itself, such as a job
+  /// The two halves of a save, for a program that writes the checkpoint itself between them, such as a job
   /// of several ranks. begin_save() locks the folder and returns the path to write to. end_save() removes
   /// checkpoints that need not be kept. Throws ValueError if the folder contains a later step, which belongs
   /// to another run.
@@ -101,7 +101,7 @@ class KeptCheckpoints {
   struct Format {
     const char* op;      // begins the texts of errors
     const char* suffix;  // of the names; empty if a checkpoint is a folder
-    /// Reads the metric. Returns false if the checkpoint does not count.
+    /// Reads a checkpoint's metric, if it has one. Returns false if the path is no complete checkpoint.
     bool (*read)(const std::string& path, std::optional<double>& metric);
     void (*remove)(const std::string& path);
   };

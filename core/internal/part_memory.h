@@ -12,7 +12,7 @@
 
 namespace tapestry::detail {
 
-/// What the source of a storage is besides, if several ranks hold parts of the tensor.
+/// A second base of a storage's source, for tensors of which several ranks hold parts.
 class DividedMemory {
  public:
   /// True if a change that this rank makes by itself would make the ranks' tensors differ.

@@ -116,7 +116,8 @@ class ClientConnection {
     answer(shared_.pack({Status::timeout, ""}));
   }
 
-  /// Closes the connection. Its memory is freed after the events that epoll_wait() has reported.
+  /// Closes the connection. The object lives until all events of the last epoll_wait() are handled, because
+  /// one of them may refer to it.
   void drop() {
     if (std::exchange(dropped_, true)) return;
     // If a forked process holds the socket too, close() alone does not end its events.

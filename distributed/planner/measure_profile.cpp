@@ -146,7 +146,7 @@ class ByteObserver : public StepObserver {
   }
   const std::vector<BlockBytes>& bytes() const { return bytes_; }
 
-  // A step whose gradients are freed as they arrive, and one that adds to existing gradients.
+  // Measures two steps: one frees each gradient when it has arrived, the other adds to existing gradients.
   void measure_backward() {
     std::vector<HookHandle> hooks;
     pass_ = Pass::first;

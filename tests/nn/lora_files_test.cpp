@@ -168,7 +168,8 @@ TEST_CASE("each key of adapter_config.json is honoured, known to be harmless, or
   std::filesystem::copy(recorded("llama") + "/adapter_model.safetensors", dir / "adapter_model.safetensors");
   const std::string config = tests::read_file(recorded("llama") + "/adapter_config.json");
   const auto net = base_model("llama");
-  // The options that are read if a member has this value, or the error's text.
+  // Loads the configuration with one more member. Returns the options that were read, or the text of the
+  // error.
   const auto load = [&](const std::string& key, const std::string& value) -> std::string {
     const std::string text = config.substr(0, config.rfind('}')) + ", \"" + key + "\": " + value + "}";
     tests::write_file(dir / "adapter_config.json", text);  // of two members of one name the last one counts

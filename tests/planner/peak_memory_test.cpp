@@ -222,7 +222,7 @@ std::vector<double> measured_in_one_process(const std::string& mode, const Case&
   });
 }
 
-// One rank is one thread here, with a device of its own.
+// Each rank is a thread of this process, with a device of its own.
 std::vector<double> measured_on_ranks(const std::string& mode, const Case& c) {
   std::vector<double> peaks(static_cast<std::size_t>(c.setup.devices));
   dist::run_local_ranks(c.setup.devices, [&](const std::shared_ptr<dist::ProcessGroup>& world) {

@@ -115,7 +115,8 @@ Index read_index(std::istream& in) {
   return index;
 }
 
-// Makes the family a part of the index. The names that it has so far are lines of their own.
+// Gives the family one name for each name that PyTorch's index lists, with what the family's own lines say of
+// it. `unlisted` gets own names that the index lacks.
 void complete(Family& family, const std::vector<std::string>& index, const std::vector<std::string>& defaults,
               std::vector<std::string>& lines) {
   const std::vector<Name> own = std::exchange(family.names, {});

@@ -126,8 +126,8 @@ extern "C" void other(int threads) {
   ++count;
 }
 """
-# Prints the number of threads of the process after both libraries have used 4.
-BOTH_REGIONS = """
+# Loads libraries in the order of the arguments.
+LOAD = """
 import ctypes, os, sys
 def load_tapestry():
     global region
@@ -136,28 +136,27 @@ def load_other():
     global other
     ctypes.CDLL('./libgomp-other.so.1', ctypes.RTLD_GLOBAL)  # as PyTorch does
     other = ctypes.CDLL('./other.so').other
-for name in sys.argv[1:]:
-    globals()['load_' + name]()
-region(4)
-other(4)
-print(len(os.listdir('/proc/self/task')))
-"""
-WITH_TORCH = """
-import ctypes, os, sys, time
-def load_tapestry():
-    global region
-    region = ctypes.CDLL('./region.so').region
 def load_torch():
     global torch
     import torch
 for name in sys.argv[1:]:
     globals()['load_' + name]()
+def threads():
+    return len(os.listdir('/proc/self/task'))
+"""
+# Prints the number of threads of the process after both libraries have used 4.
+BOTH_REGIONS = LOAD + """
+region(4)
+other(4)
+print(threads())
+"""
+WITH_TORCH = LOAD + """
 torch.set_num_threads(4)
 x = torch.randn(512, 512)
 torch.relu(torch.mm(x, x))
-before = len(os.listdir('/proc/self/task'))
+before = threads()
 region(4)
-print(torch.__version__, before, len(os.listdir('/proc/self/task')))
+print(torch.__version__, before, threads())
 """
 
 

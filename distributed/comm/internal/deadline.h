@@ -20,7 +20,7 @@ inline Milliseconds left_until(Deadline deadline) {
   return std::max(std::chrono::ceil<Milliseconds>(deadline - Clock::now()), Milliseconds(0));
 }
 
-/// The same for poll() and epoll_wait(), at most a day.
+/// The time from now until the deadline in milliseconds, as poll() and epoll_wait() take it; at most a day.
 inline int poll_timeout(Deadline deadline) {
   return static_cast<int>(std::min<Milliseconds>(left_until(deadline), std::chrono::hours(24)).count());
 }

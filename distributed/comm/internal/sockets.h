@@ -46,7 +46,7 @@ int connect_error(int socket);
 int receive(int socket, std::string& bytes, std::size_t size);
 /// Sends what the socket has room for, and removes it from the front of `bytes`.
 int send_some(int socket, std::string_view& bytes);
-/// Sets an option, as far as the socket has it.
+/// Sets an option. Does nothing if this kind of socket has no such option.
 void set_option(int socket, int level, int name, int value);
 /// True if the error means that this process or the system has no room for another socket.
 bool no_room(int error);

@@ -33,13 +33,13 @@ class PeakTracker {
   }
 
  private:
-  // `bytes` is what the action has allocated besides.
+  // Compares the peak with what is allocated now and the `bytes` that the action needs for itself.
   void update_peak(double bytes) {
     now_.workspace = bytes;
     if (now_.total() > peak_.total()) peak_ = now_;
   }
-  // The same in backward of a block, which has `bytes` above what was allocated before its forward. Of these,
-  // what forward saved counts as activations.
+  // Does so in the backward of a block. `bytes` counts above what was allocated before the block's forward,
+  // so it includes what forward saved, which is reported as activations.
   void update_peak(const BlockProfile& b, double bytes) {
     const double saved = std::clamp(b.saved_bytes.at(n_), 0.0, std::max(0.0, bytes));
     now_.activations += saved;
@@ -48,14 +48,15 @@ class PeakTracker {
   }
   const BlockProfile& block(std::size_t k) const { return c_.profile.blocks[k]; }
   const BlockProfile& last_block() const { return block(schedule_.range.end - 1); }
-  // What a stage holds of a micro-batch's input.
+  // The bytes of a micro-batch's input that a stage keeps for backward.
   double input_bytes() const {
     if (!schedule_.keeps_input) return 0;
     const double input = c_.input_bytes(schedule_.range.begin, n_);
     return schedule_.is_stage ? input + block(schedule_.range.begin).freed_input_bytes.at(n_) : input;
   }
-  // What the backward of the last block needs besides, until its first gradient arrives. It was measured in a
-  // pass that makes gradients. One that adds to them may not have what a received gradient saves there.
+  // What the backward of a stage's last block needs beside its profile until its first gradient arrives,
+  // because the gradient of its output comes from another device. It may be negative in a pass that makes
+  // gradients, for which it was measured, but not in one that adds to existing gradients.
   double received_extra_bytes(const BlockProfile& b) const {
     if (schedule_.has_loss || &b != &last_block()) return 0;
     const double received = schedule_.is_stage ? b.received_extra_bytes.at(n_) : 0;
@@ -196,7 +197,8 @@ class PeakTracker {
     update_peak(b, b.input_grad.peak + received_extra_bytes(b));
     now_.activations += b.input_grad.growth;
   }
-  // The stage's output, and what it held of the input only because the caller of its forward did.
+  // What the stage frees between the two passes: its output, and the part of its input that only the caller
+  // of its forward kept.
   double freed_between_passes() const {
     return (schedule_.has_loss ? 0 : last_block().unsaved_output_bytes.at(n_)) +
            block(schedule_.range.begin).freed_input_bytes.at(n_);

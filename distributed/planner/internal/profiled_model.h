@@ -63,7 +63,8 @@ class ProfiledModel {
   void forward(std::int64_t n, StepObserver& observer, bool keep_gradients = false, bool in_two = false);
   void backward();
   /// The same for a step whose backward is split in two as in Schedule::zero_bubble. The first block has no
-  /// backward. `begin_weights` is called between the two passes.
+  /// gradient of its input, so its whole backward belongs to the second pass. Calls `begin_weights` between
+  /// the two passes.
   void backward_in_two(const std::function<void()>& begin_weights);
   /// A whole step in which each block has a graph of its own, and takes the gradient of its output as a stage
   /// of a pipeline does.
