@@ -4,9 +4,9 @@
 # These files are not in the base: language models, linear algebra, operations and layers of special use, pipelines, the planner
 # and some formats of data. All others are. A program that the base is too small for fails to link.
 set(outside
-  "(autograd/ops|kernels/cpu|kernels/cuda(/hopper|/vendor)?)/(cudnn_)?(attention|ctc|distance|embedding|fold|fused_norm|grid_sample|index_mask|index_put|linalg|linear_cross_entropy|multinomial|norm_group|norm_layer|pool_nd|product_einsum|recurrent|resample|rope|scan_diff|search|sort|view_dims|view_in_place)[^/]*"
+  "(autograd/ops|kernels/cpu|kernels/cuda(/hopper|/vendor)?)/(cudnn_)?(attention|ctc|distance|embedding|fold|fused_norm|grid_sample|index_mask|index_put|linalg|linear_cross_entropy|multinomial|norm_group|norm_layer|packed_linear|pool_nd|product_einsum|recurrent|resample|rope|scan_diff|search|sort|view_dims|view_in_place)[^/]*"
   "autograd/(functional|gradcheck)"
-  "core/(dlpack|gguf|profiler|safetensors_shards|trace)[^/]*"
+  "core/(dlpack|gguf|packed_tensor|profiler|safetensors_shards|trace)[^/]*"
   "data/(text|tokenizer)/.*"
   "data/(color|iterable|mix|resize|rotation)"
   "data/formats/(image|internal/(jpeg|png)|npy|npz|text)[^/]*"
@@ -15,7 +15,7 @@ set(outside
   "distributed/fsdp/(internal/sharded_replicas|sharded_data_parallel)"
   "kernels/cpu/(matmul_packed|optim_rules)[^/]*"
   "nn/models/.*"
-  "nn/layers/(attention|embedding|fold|fused_norm|loss|norm|pool|recurrent|rope|shape|transformer|upsample)"
+  "nn/layers/(attention|embedding|fold|fused_norm|loss|norm|packed|pool|recurrent|rope|shape|transformer|upsample)"
   "nn/optim/(adaptive|lbfgs|lr_finder|muon|plateau|sequential)"
   "nn/(convert_parameters|distributions|losses|parametrize|internal/name_pattern|utils/rnn)")
 if(NOT TAPESTRY_CUDA_FOUND)

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "tapestry/apps/common/svg.h"
+#include "tapestry/apps/classifier/svg.h"
 #include "tapestry/tapestry.h"
 
 namespace apps {

@@ -1,56 +1,20 @@
 #include "tapestry/apps/classifier/options.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <filesystem>
-#include <iostream>
 #include <limits>
-#include <sstream>
 
 #include "tapestry/apps/classifier/config.h"
 #include "tapestry/apps/common/checkpoint_interval.h"
 #include "tapestry/apps/common/precision.h"
 #include "tapestry/apps/common/run_folder.h"
-#include "tapestry/core/version.h"
 
 namespace apps {
 
 using tapestry::fail;
 
 namespace {
-
-// Accepts numbers of type T from `low` to `high`. `what` describes them in errors. It is stricter than CLI11,
-// which accepts -1 as an unsigned number and nan as a positive one.
-template <class T>
-CLI::Validator number(T low, T high, const std::string& what) {
-  return {[=](const std::string& text) -> std::string {
-            T value{};
-            const char* const end = text.data() + text.size();
-            const auto [stop, error] = std::from_chars(text.data(), end, value);
-            return error == std::errc() && stop == end && low <= value && value <= high
-                       ? ""
-                       : text + " is not " + what;
-          },
-          ""};
-}
-
-CLI::Validator whole(std::int64_t low, std::int64_t high) {
-  return number(low, high, "a whole number from " + std::to_string(low) + " to " + std::to_string(high));
-}
-
-CLI::Validator one_of(const std::vector<std::string>& names) {
-  return {[=](const std::string& text) -> std::string {
-            std::string list;
-            for (const std::string& name : names) {
-              if (name == text) return "";
-              list += (list.empty() ? "" : name == names.back() ? " or " : ", ") + name;
-            }
-            return text + " is not " + list;
-          },
-          ""};
-}
 
 std::string check_device_name(const std::string& text) {
   try {
@@ -66,174 +30,116 @@ std::string check_interval(const std::string& text) {
   return text + " is not an interval such as 200steps, 10minutes or none";
 }
 
+constexpr const char* kAbout =
+    "Trains an image classifier and shows its progress.\n\n"
+    "  classifier                                 the CNN on Fashion-MNIST: 91.5% in six epochs\n"
+    "  classifier --model demo                    the smallest example, on random images\n"
+    "  classifier --model resnet18 --data cifar10 --data-dir DIR --epochs 30\n"
+    "  classifier --run-dir runs/mine --resume auto    starts a run, or continues it if it was stopped\n"
+    "  tapestry-run --nproc-per-node 2 classifier --parallel ddp    the first example, with two processes\n"
+    "  tapestry-run --nproc-per-node 4 classifier --parallel fsdp   the same, and each process stores a "
+    "quarter\n";
+
 // The parser of the command line. Parsing stores the values in `o`.
 struct Parser {
   explicit Parser(Options& o);
-  CLI::App app{
-      "Trains an image classifier and shows its progress.\n\n"
-      "  classifier                                 the CNN on Fashion-MNIST: 91.5% in six epochs\n"
-      "  classifier --model demo                    the smallest example, on random images\n"
-      "  classifier --model resnet18 --data cifar10 --data-dir DIR --epochs 30\n"
-      "  classifier --run-dir runs/mine --resume auto    starts a run, or continues it if it was stopped\n"
-      "  tapestry-run --nproc-per-node 2 classifier --parallel ddp    the first example, with two "
-      "processes\n"
-      "  tapestry-run --nproc-per-node 4 classifier --parallel fsdp   the same, and each process stores a "
-      "quarter\n",
-      "classifier"};
+  CommandLine line{"classifier", kAbout};
   std::string resume;  // the value of --resume
 };
 
 Parser::Parser(Options& o) {
-  app.get_formatter()->column_width(26);
-  app.set_version_flag("--version", [] { return tapestry::version_text("classifier"); },
-                       "Print the version, and the libraries of this build and of this machine");
-  app.option_defaults()->multi_option_policy(
-      CLI::MultiOptionPolicy::TakeLast);  // scripts append options to override earlier ones
-  app.footer(
+  line.footer(
       "SIGINT (Ctrl-C), SIGTERM and SIGHUP stop the run after the current step and save a checkpoint; a "
       "second\n"
       "signal ends it at once. SIGINT and SIGHUP stay ignored if they were ignored at the start (background "
       "job,\n"
-      "nohup). A resumed run computes bit for bit the same result as a run that was never\n"
-      "stopped, on the same device with the same number of threads. It keeps its options. Only --data-dir,\n"
-      "--device, --threads, --workers, --allow-nan, --tensorboard and --checkpoint-every can be changed, "
-      "and\n"
-      "with a constant schedule also --epochs. Any other changed option is an error.\n\n"
+      "nohup). A resumed run computes bit for bit the same result as a run that was never stopped, on the "
+      "same\n"
+      "device with the same number of threads. It keeps its options. Only --data-dir, --device, --threads,\n"
+      "--workers, --allow-nan, --tensorboard and --checkpoint-every can be changed, and with a constant "
+      "schedule\n"
+      "also --epochs. Any other changed option is an error.\n\n"
       "Exit status: 0 done, 1 failed, 2 wrong options, 128 + N stopped by signal N (130 after Ctrl-C).");
-  const auto add = [&](const char* name, auto& value, const char* type, const std::string& text) {
-    return app.add_option(name, value, text)->type_name(type);
+  const auto add = [&](const char* name, auto& value, const std::string& text, OptionRules rules = {}) {
+    rules.last_wins = true;  // scripts append options to override earlier ones
+    line.add(name, value, text, rules);
   };
-  const auto add_with_default = [&](const char* name, auto& value, const char* type,
-                                    const std::string& text) {
-    std::ostringstream shown;
-    shown << text << " [" << value << "]";
-    return add(name, value, type, shown.str());
-  };
+  constexpr double most = std::numeric_limits<double>::max();
+  const Check some = between<std::int64_t>(1, 1'000'000);
 
-  const char* group = "Model and data";
-  add_with_default("--model", o.model, "NAME", "cnn, mlp, resnet18 or demo")
-      ->check(one_of({"cnn", "mlp", "resnet18", "demo"}))
-      ->group(group);
-  add_with_default("--data", o.data, "NAME", "fashion-mnist, cifar10 or synthetic; the demo uses synthetic")
-      ->check(one_of({"fashion-mnist", "cifar10", "synthetic"}))
-      ->group(group);
-  add("--data-dir", o.data_dir, "DIR",
-      "Folder of the data files, if they are not where packages install them")
-      ->group(group);
-  add_with_default("--synthetic-size", o.synthetic_size, "N", "Number of synthetic images")
-      ->check(whole(1, 1'000'000))
-      ->group(group);
+  line.group("Model and data");
+  add("--model", o.model, "Model; the demo is the smallest example",
+      {.check = one_of({"cnn", "mlp", "resnet18", "demo"})});
+  add("--data", o.data, "Images; the demo uses synthetic ones",
+      {.check = one_of({"fashion-mnist", "cifar10", "synthetic"})});
+  add("--data-dir", o.data_dir, "Folder of the data files, if they are not where packages install them",
+      {.type = "DIR"});
+  add("--synthetic-size", o.synthetic_size, "Number of synthetic images", {.check = some});
 
-  group = "Training";
-  add_with_default("--batch-size", o.batch_size, "N", "Images per step over all devices")
-      ->check(whole(1, 1'000'000))
-      ->group(group);
-  add_with_default("--epochs", o.epochs, "N", "Passes over the training images")
-      ->check(whole(1, 1'000'000))
-      ->group(group);
-  add("--optimizer", o.optimizer, "NAME", "adamw, or sgd with momentum 0.9 [adamw; for the demo sgd]")
-      ->check(one_of({"adamw", "sgd"}))
-      ->group(group);
-  add("--lr", o.lr, "X", "Learning rate; the peak of the schedule [adamw 0.003, sgd 0.1]")
-      ->check(
-          number(std::numeric_limits<double>::min(), std::numeric_limits<double>::max(), "a number above 0"))
-      ->group(group);
-  add_with_default("--weight-decay", o.weight_decay, "X", "Weight decay of adamw")
-      ->check(number(0.0, std::numeric_limits<double>::max(), "a number of at least 0"))
-      ->group(group);
-  add_with_default("--schedule", o.schedule, "NAME",
-                   "Learning rate over the steps: one-cycle, cosine, step or constant;\n"
-                   "the demo uses constant")
-      ->check(one_of({"one-cycle", "cosine", "step", "constant"}))
-      ->group(group);
-  add("--clip-norm", o.clip_norm, "X",
-      "Scale the gradients to a joint norm of at most X; 0 leaves them as they are [0]")
-      ->check(number(0.0, std::numeric_limits<double>::max(), "a number of at least 0"))
-      ->group(group);
-  add("--ema", o.ema, "X",
+  line.group("Training");
+  add("--batch-size", o.batch_size, "Images per step over all devices", {.check = some});
+  add("--epochs", o.epochs, "Passes over the training images", {.check = between(1, 1'000'000)});
+  add("--optimizer", o.optimizer, "Optimizer; sgd has momentum 0.9",
+      {.check = one_of({"adamw", "sgd"}), .default_text = "adamw; for the demo sgd"});
+  add("--lr", o.lr, "Learning rate above 0; the peak of the schedule",
+      {.check = between(std::numeric_limits<double>::min(), most), .default_text = "adamw 0.003, sgd 0.1"});
+  add("--weight-decay", o.weight_decay, "Weight decay of adamw", {.check = between(0.0, most)});
+  add("--schedule", o.schedule, "Learning rate over the steps; the demo uses constant",
+      {.check = one_of({"one-cycle", "cosine", "step", "constant"})});
+  add("--clip-norm", o.clip_norm,
+      "Scale gradients to a joint norm of at most this number; 0 leaves them as they are",
+      {.check = between(0.0, most)});
+  add("--ema", o.ema,
       "Evaluate a moving average of the weights with this decay, such as 0.999, and save it\n"
-      "in the folder average; 0 evaluates the weights themselves [0]")
-      ->check(number(0.0, std::nextafter(1.0, 0.0), "a number from 0 to below 1"))
-      ->group(group);
-  add_with_default("--seed", o.seed, "N",
-                   "Seed of initial weights, order of images, dropout and synthetic images")
-      ->check(number<std::uint64_t>(0, std::numeric_limits<std::uint64_t>::max(),
-                                    "a whole number from 0 to 2^64-1"))
-      ->group(group);
-  add_with_default("--precision", o.precision, "DTYPE", kPrecisionHelp)
-      ->check(one_of(precisions()))
-      ->group(group);
-  app.add_flag("--allow-nan", o.allow_nan, "Continue if the loss is not a number")->group(group);
-  app.add_flag("--overfit-batch", o.overfit_batch,
-               "Train on the first batch only, in every step and without augmentation. A model\n"
-               "that can learn reaches a training accuracy of 1; if not, look for a mistake")
-      ->group(group);
+      "in the folder average; 0 evaluates the weights themselves",
+      {.check = between(0.0, std::nextafter(1.0, 0.0))});
+  add("--seed", o.seed, "Seed of initial weights, order of images, dropout and synthetic images",
+      {.check = between<std::uint64_t>(0, std::numeric_limits<std::uint64_t>::max())});
+  add("--precision", o.precision, kPrecisionHelp, {.check = one_of(precisions())});
+  add("--allow-nan", o.allow_nan, "Continue if the loss is not a number");
+  add("--overfit-batch", o.overfit_batch,
+      "Train on the first batch only, in every step and without augmentation. A model\n"
+      "that can learn reaches a training accuracy of 1; if not, look for a mistake");
 
-  group = "Devices and files";
-  add_with_default("--parallel", o.parallel, "NAME",
-                   "none; dp: one process with all devices of --device's type; or all processes\n"
-                   "of a job that tapestry-run, torchrun, mpirun or srun started: ddp, where each\n"
-                   "has the whole model; zero1, where the optimizer's state is divided among\n"
-                   "them; zero2, where gradients are too; fsdp, where parameters are too.\n"
-                   "Each device or process gets a part of the batch")
-      ->check(one_of({"none", "dp", "ddp", "zero1", "zero2", "fsdp"}))
-      ->group(group);
-  app.add_flag("--sync-batchnorm", o.sync_batchnorm, "In a job: batch norm over the whole batch")
-      ->group(group);
-  add_with_default("--compress", o.compress, "NAME",
-                   "With ddp, zero1 and zero2: compress gradients to f16 or bf16, or none")
-      ->check(one_of({"none", "f16", "bf16"}))
-      ->group(group);
-  add_with_default("--device", o.device, "NAME", "cpu, cpu:1, cuda, cuda:0, ...")
-      ->check(check_device_name)
-      ->group(group);
-  add("--threads", o.threads, "N",
-      "Compute threads; 0 uses OMP_NUM_THREADS, or all cores if it is not set [0]")
-      ->check(whole(0, 1024))
-      ->group(group);
-  add_with_default("--workers", o.workers, "N", "Threads that prepare batches in advance")
-      ->check(whole(0, 64))
-      ->group(group);
-  add("--run-dir", o.run_dir, "DIR",
-      "Folder for checkpoints, metrics and pictures [runs/<model>-<data>-<time>]")
-      ->group(group);
-  app.add_flag("--tensorboard", o.tensorboard,
-               "Write loss, accuracy, learning rate and weights for TensorBoard to the folder\n"
-               "tensorboard in the run's folder")
-      ->group(group);
-  add("--resume", resume, "[auto]",
+  line.group("Devices and files");
+  add("--parallel", o.parallel,
+      "dp: one process with all devices of --device's type; or all processes of a\n"
+      "job that tapestry-run, torchrun, mpirun or srun started: ddp, where each has\n"
+      "the whole model; zero1, where the optimizer's state is divided among them;\n"
+      "zero2, where gradients are too; fsdp, where parameters are too. Each device or\n"
+      "process gets a part of the batch",
+      {.check = one_of({"none", "dp", "ddp", "zero1", "zero2", "fsdp"})});
+  add("--sync-batchnorm", o.sync_batchnorm, "In a job: batch norm over the whole batch");
+  add("--compress", o.compress, "With ddp, zero1 and zero2: the dtype of gradients that are sent",
+      {.check = one_of({"none", "f16", "bf16"})});
+  add("--device", o.device, "cpu, cpu:1, cuda, cuda:0, ...", {.check = {check_device_name}, .type = "NAME"});
+  add("--threads", o.threads, "Compute threads; 0 uses OMP_NUM_THREADS, or all cores if it is not set",
+      {.check = between(0, 1024)});
+  add("--workers", o.workers, "Threads that prepare batches in advance", {.check = between(0, 64)});
+  add("--run-dir", o.run_dir, "Folder for checkpoints, metrics and pictures",
+      {.type = "DIR", .default_text = "runs/<model>-<data>-<time>"});
+  add("--tensorboard", o.tensorboard,
+      "Write loss, accuracy, learning rate and weights for TensorBoard to the folder\n"
+      "tensorboard in the run's folder");
+  add("--resume", resume,
       "Continue the run in --run-dir from its last checkpoint. With auto, start a\n"
-      "run if the folder holds none, so that the same command starts and restarts it")
-      ->expected(0, 1)
-      ->check(one_of({"auto"}))
-      ->group(group);
-  add_with_default("--checkpoint-every", o.checkpoint_every, "INTERVAL",
-                   "Save a checkpoint also within epochs, for example every 200steps or\n"
-                   "10minutes; none saves at the end of each epoch only")
-      ->check(check_interval)
-      ->group(group);
+      "run if the folder holds none, so that the same command starts and restarts it",
+      {.check = {one_of({"auto"}).fault}, .bare = true, .type = "[auto]"});
+  add("--checkpoint-every", o.checkpoint_every,
+      "Save a checkpoint also within epochs, for example every 200steps or\n"
+      "10minutes; none saves at the end of each epoch only",
+      {.check = {check_interval}, .type = "INTERVAL"});
 }
 
 // Returns false if the command line asks for help or the version, which is then printed.
 bool parse(int argc, char** argv, Options& o) {
   Parser parser(o);
-  CLI::App& app = parser.app;
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::cout << app.help();
-    return false;
-  } catch (const CLI::CallForVersion& e) {
-    std::cout << e.what();
-    return false;
-  } catch (const CLI::ParseError& e) {
-    fail<UsageError>("[classifier] ", e.what(), "; classifier --help lists the options");
-  }
+  if (!parser.line.parse({argv + std::min(argc, 1), argv + argc})) return false;
   o.given.clear();
   each_option([&](const char* name, auto) {
-    if (app.count(flag_of(name)) > 0) o.given.insert(name);
+    if (parser.line.given(flag_of(name))) o.given.insert(name);
   });
-  if (app.count("--resume") > 0) o.resume = parser.resume.empty() ? Resume::always : Resume::automatic;
+  if (parser.line.given("--resume")) o.resume = parser.resume.empty() ? Resume::always : Resume::automatic;
   return true;
 }
 
@@ -258,13 +164,7 @@ std::string flag_of(const std::string& name) {
 }
 
 std::string apply_arguments(const std::vector<std::string>& arguments, Options& options) {
-  Parser parser(options);
-  try {
-    parser.app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // last argument first
-    return "";
-  } catch (const CLI::ParseError& e) {
-    return e.what();
-  }
+  return Parser(options).line.fault_of(arguments);
 }
 
 std::optional<Options> parse_options(int argc, char** argv) {

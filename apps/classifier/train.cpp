@@ -16,12 +16,12 @@
 #include "tapestry/apps/classifier/models.h"
 #include "tapestry/apps/classifier/position.h"
 #include "tapestry/apps/classifier/ranks.h"
+#include "tapestry/apps/classifier/svg.h"
 #include "tapestry/apps/common/checkpoint_interval.h"
 #include "tapestry/apps/common/precision.h"
 #include "tapestry/apps/common/progress.h"
 #include "tapestry/apps/common/run_folder.h"
 #include "tapestry/apps/common/stop_request.h"
-#include "tapestry/apps/common/svg.h"
 #include "tapestry/tapestry.h"
 
 namespace apps {
@@ -30,6 +30,8 @@ using namespace tapestry;
 using Clock = std::chrono::steady_clock;
 
 namespace {
+
+constexpr const char* kMetrics = "metrics.jsonl";
 
 std::string default_run_dir(const Options& o) {
   char when[32];
@@ -229,8 +231,10 @@ int train(Options o) {
   if (o.saved)
     progress.line("resumed after step " + std::to_string(schedule->steps()) + " of " +
                   std::to_string(total_steps));
-  std::vector<EpochMetrics> history = folder.read_metrics(static_cast<int>(at.loader.epoch));
-  folder.write_metrics(history);
+  std::vector<EpochMetrics> history =
+      ranks.first() ? read_metrics(folder.file(kMetrics), static_cast<int>(at.loader.epoch))
+                    : std::vector<EpochMetrics>();
+  folder.write(kMetrics, to_lines(history));
   folder.write("config.json", to_json(o));
 
   CheckpointInterval interval = *CheckpointInterval::parse(o.checkpoint_every);
@@ -316,7 +320,7 @@ int train(Options o) {
     const EpochMetrics metrics{
         epoch, trained.mean_loss(), trained.accuracy(), test->mean_loss(), test->accuracy(), at.seconds};
     history.push_back(metrics);
-    folder.write_metrics(history);
+    folder.write(kMetrics, to_lines(history));
     const std::string title = o.model + " on " + o.data;
     folder.write("curves.svg", curves_svg(history, title));
     folder.write("confusion.svg", confusion_svg(confusion, images.classes, title));

@@ -1,6 +1,6 @@
 #pragma once
-// Command lines of the small programs. Only command_line.cpp includes CLI11: with sanitizers, compiling
-// CLI11's headers takes longer than compiling the rest of a program.
+// Command lines of the programs. Only command_line.cpp includes CLI11, because compiling CLI11's headers
+// takes longer than compiling the rest of a program.
 #include <charconv>
 #include <functional>
 #include <memory>
@@ -44,11 +44,17 @@ struct OptionRules {
   bool last_wins = false;  ///< a repeated option overrides earlier ones instead of being an error
   bool hidden = false;     ///< not shown in --help
   bool bare = false;       ///< the option may stand without a value
+  const char* type = nullptr;          ///< what --help shows for the value, such as FILE
+  const char* default_text = nullptr;  ///< what --help shows as the default; null: the current value
 };
 
 /// Flushes stdout and returns the exit status of a program. If stdout could not be written, for example to a
 /// full disk, prints a message and returns 1 instead of 0. Otherwise returns `status`.
 int end_of_output(const std::string& program, int status);
+
+/// Runs `program()` and returns the exit status: its result, 2 for a UsageError, or 1 for another exception.
+/// Errors are printed to standard error. `name` is the program's name.
+int run_program(const std::string& name, const std::function<int()>& program);
 
 class CommandLine {
  public:
@@ -61,13 +67,22 @@ class CommandLine {
   /// bool becomes a flag without a value. The current content of `value` is the default, which --help shows.
   template <class T>
   void add(const std::string& name, T& value, const std::string& text, const OptionRules& rules = {});
+  /// Gives the options that are added later a heading in --help.
+  void group(const std::string& heading);
   /// Sets the last lines of --help.
   void footer(const std::string& text);
   /// True if the option was on the command line. Valid after parsing.
   bool given(const std::string& name) const;
 
-  /// Parses, runs `program()` and returns its result as the exit status. Returns 0 for --help and --version, 1 for an
-  /// exception, and 2 for invalid options or a UsageError. Errors are printed to standard error.
+  /// Parses arguments, without the name of the program. Returns false for --help and --version, which it
+  /// prints. Throws UsageError.
+  bool parse(const std::vector<std::string>& arguments);
+  /// The same without printing and without an exception: returns what is wrong, or an empty string. `shown`
+  /// gets the text of
+  /// --help or --version; if it is null, these are wrong.
+  std::string fault_of(std::vector<std::string> arguments, std::string* shown = nullptr);
+
+  /// run_program() with parse() before it. Returns 0 for --help and --version, and 2 for invalid options.
   int run(int argc, char** argv, const std::function<int()>& program);
 
  private:

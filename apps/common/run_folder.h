@@ -1,10 +1,8 @@
 #pragma once
-// The folder of a training run: config.json, metrics.jsonl, pictures.
+// The folder of a training run: config.json, metrics.jsonl, pictures, checkpoints.
 #include <memory>
 #include <string>
-#include <vector>
 
-#include "tapestry/apps/common/svg.h"
 #include "tapestry/core/folder_lock.h"
 
 namespace apps {
@@ -27,13 +25,6 @@ class RunFolder {
   /// Replaces a file atomically: after a crash or on a full disk the file is the old one or the new one.
   /// Throws IoError.
   void write(const std::string& name, const std::string& text) const;
-
-  /// Writes metrics.jsonl, with one JSON object per epoch and line. The file is replaced atomically, so no
-  /// line is ever incomplete.
-  void write_metrics(const std::vector<EpochMetrics>& epochs) const;
-  /// Reads the metrics of the epochs up to `last_epoch`. Throws IoError if a line is not metrics, or if its
-  /// epoch is not later than that of the line before.
-  std::vector<EpochMetrics> read_metrics(int last_epoch) const;
 
  private:
   std::string path_;  // if empty, writes are ignored

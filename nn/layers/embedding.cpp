@@ -40,24 +40,6 @@ Tensor Embedding::forward(const Tensor& indices) {
                                    .scale_grad_by_freq = options.scale_grad_by_freq});
 }
 
-void Embedding::set_packed_weight(const PackedTensor& packed) {
-  const Shape expected{options.num_embeddings, options.embedding_dim};
-  check(packed.defined() && packed.sizes() == expected, "[Embedding] the packed weight has shape ",
-        packed.sizes(), "; expected ", expected);
-  check(!options.max_norm, "[Embedding] max_norm changes the weight, and a packed weight cannot be changed");
-  check(weight.replicas() <= 1 && !weight.sharding(),
-        "[Embedding] the weight is sharded or replicated, and a "
-        "packed weight is neither; call set_packed_weight() before fully_shard() or DataParallel");
-  packed_ = packed;
-  weight = Parameter();
-}
-
-void Embedding::unpack_weight() {
-  if (!packed_.defined()) return;
-  weight = Parameter("weight", packed_.unpack());
-  packed_ = PackedTensor();
-}
-
 std::string Embedding::why_not_divided() const {
   if (!options.max_norm) return {};
   return concat({"max_norm ", *options.max_norm,

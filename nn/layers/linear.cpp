@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "tapestry/autograd/ops/matmul.h"
-#include "tapestry/autograd/ops/packed_linear.h"
 #include "tapestry/nn/functional.h"
 #include "tapestry/nn/init.h"
 #include "tapestry/nn/internal/options_text.h"
@@ -33,24 +32,7 @@ Tensor Linear::forward(const Tensor& x) {
   const std::int64_t in = packed_.defined() ? options.in_features : weight->size(1);
   check(x.dim() > 0 && x.size(-1) == in, "[linear] expected an input of shape (..., ", in, ") but got ",
         x.sizes(), "; make its last dimension ", in, ", or set in_features");
-  return packed_.defined() ? packed_linear(x, packed_, bias) : linear(x, weight, bias);
-}
-
-void Linear::set_packed_weight(const PackedTensor& packed) {
-  check(packed.defined() && packed.sizes() == Shape({options.out_features, options.in_features}),
-        "[Linear] the packed weight has shape ", packed.sizes(), "; expected ",
-        Shape({options.out_features, options.in_features}));
-  check(weight.replicas() <= 1 && !weight.sharding(),
-        "[Linear] the weight is sharded or replicated, and a "
-        "packed weight is neither; call set_packed_weight() before fully_shard() or DataParallel");
-  packed_ = packed;
-  weight = Parameter();
-}
-
-void Linear::unpack_weight() {
-  if (!packed_.defined()) return;
-  weight = Parameter("weight", packed_.unpack());
-  packed_ = PackedTensor();
+  return packed_.defined() ? packed_product_(x, packed_, bias) : linear(x, weight, bias);
 }
 
 std::string Linear::options_text() const {

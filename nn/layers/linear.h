@@ -35,6 +35,8 @@ class Linear : public Module {
 
  private:
   PackedTensor packed_;
+  // packed_linear(), once there is a packed weight: programs without one are linked without its kernels.
+  Tensor (*packed_product_)(const Tensor& x, const PackedTensor& weight, const Tensor& bias) = nullptr;
 };
 
 struct BilinearOptions {

@@ -34,7 +34,7 @@ TEST_CASE("--help lists every option and exits with status 0") {
                                "--allow-nan",
                                "--overfit-batch",
                                "--tensorboard",
-                               "cnn, mlp, resnet18 or demo",
+                               "{cnn,mlp,resnet18,demo}",
                                "Exit status"})
       CHECK_THAT(run.out, ContainsSubstring(option));
     std::istringstream lines(run.out);

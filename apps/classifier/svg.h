@@ -4,14 +4,9 @@
 #include <string>
 #include <vector>
 
-namespace apps {
+#include "tapestry/apps/classifier/metrics.h"
 
-/// The results of an epoch. Accuracies are between 0 and 1. `seconds` is the training time since the start of
-/// the run.
-struct EpochMetrics {
-  int epoch = 0;
-  double train_loss = 0, train_accuracy = 0, test_loss = 0, test_accuracy = 0, seconds = 0;
-};
+namespace apps {
 
 /// Draws training and test loss and accuracy over the epochs. Values that are not finite leave gaps.
 std::string curves_svg(const std::vector<EpochMetrics>& epochs, const std::string& title);

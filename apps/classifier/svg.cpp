@@ -1,4 +1,4 @@
-#include "tapestry/apps/common/svg.h"
+#include "tapestry/apps/classifier/svg.h"
 
 #include <algorithm>
 #include <cmath>
