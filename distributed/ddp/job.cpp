@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include "tapestry/core/tensor.h"
+
 namespace tapestry::distributed {
 
 double GlobalMean::reduce(ProcessGroup& group) {
