@@ -64,3 +64,26 @@ TEST_CASE("backward is ordered with the streams of the forward pass and with the
     for (std::size_t i = 0; i < got.size(); ++i) CHECK(allclose(got[i], expected[i], 1e-5, 1e-6));
   }
 }
+
+TEST_CASE("copy_ between the host and a device converts, packs and broadcasts, into any strides") {
+  if (no_gpu()) return;
+  const Tensor whole = arange(24).to(DType::f32).reshape({4, 6});
+  for (const Device from : {kCPU, Device("cuda:0")}) {
+    const Device to = from.is_cpu() ? Device("cuda:0") : kCPU;
+    for (const DType dtype : {DType::f32, DType::f16}) {
+      CAPTURE(from.str(), dtype);
+      const auto every_other = [&](const Tensor& t) { return t.slice(1, 0, 12, 2); };
+      const auto copied = [&](const Tensor& x) {  // into every other column of a tensor of 4 x 12
+        const Tensor out = every_other(zeros({4, 12}, {dtype, to}));
+        out.copy_(x);
+        return out.cpu().to(DType::f32);
+      };
+      const Tensor moved = whole.to(from);
+      CHECK(equal(copied(moved), whole));
+      CHECK(equal(copied(moved.t().contiguous().t()), whole));                            // another order
+      CHECK(equal(copied(moved.narrow(0, 1, 1)), whole.narrow(0, 1, 1).expand({4, 6})));  // broadcast
+      CHECK(equal(copied(moved.narrow(1, 2, 1).expand({4, 6})), whole.narrow(1, 2, 1).expand({4, 6})));
+      CHECK(equal(copied(moved.to(DType::f64)), whole));
+    }
+  }
+}
