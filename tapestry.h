@@ -96,6 +96,8 @@
 #include "tapestry/distributed/fsdp/fsdp.h"
 #include "tapestry/distributed/fsdp/sharded_data_parallel.h"
 #include "tapestry/distributed/launch/child_processes.h"
+#include "tapestry/distributed/mesh/mesh.h"
+#include "tapestry/distributed/mesh/strategy_text.h"
 #include "tapestry/distributed/pipeline/pipeline.h"
 #include "tapestry/distributed/pipeline/report.h"
 #include "tapestry/distributed/pipeline/schedule.h"

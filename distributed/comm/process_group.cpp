@@ -338,7 +338,13 @@ class Group final : public ProcessGroup {
     return post_message({Op::recv, {}, peer, {}, tensor}, tag, name, site);
   }
 
-  std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& members, Site site) override;
+  std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& members, Site site) override {
+    return make_groups("new_group", {members}, {}, site);
+  }
+  std::shared_ptr<ProcessGroup> split_group(const std::vector<std::vector<int>>& lists, std::string_view name,
+                                            Site site) override {
+    return make_groups("split_group", lists, name, site);
+  }
   ScopedWork enqueue(std::function<void()> task, std::string_view name) override;
   void abort(const std::string& why) noexcept override;
 
@@ -434,6 +440,8 @@ class Group final : public ProcessGroup {
   }
 
   ScopedWork post_message(const Collective& call, std::uint32_t tag, std::string_view name, const Site& site);
+  std::shared_ptr<ProcessGroup> make_groups(const char* op, const std::vector<std::vector<int>>& lists,
+                                            std::string_view name, const Site& site);
 
   const std::shared_ptr<Core> core_;
   const ForkMark mark_;
@@ -495,29 +503,39 @@ ScopedWork Group::post_message(const Collective& call, std::uint32_t tag, std::s
   return ScopedWork(std::move(state));
 }
 
-std::shared_ptr<ProcessGroup> Group::new_group(const std::vector<int>& members, Site site) {
-  const std::string list = join(members);
-  check(!members.empty(), "[new_group] the list of ranks is empty; pass at least one");
-  for (const int r : members)
-    check<IndexError>(r >= 0 && r < size(), "[new_group] rank ", r, " of a group of ", size(),
-                      " ranks; pass ranks of 0 to ", size() - 1);
-  check(std::set<int>(members.begin(), members.end()).size() == members.size(),
-        "[new_group] a rank appears twice in [", list, "]; pass each rank once");
-
+std::shared_ptr<ProcessGroup> Group::make_groups(const char* op, const std::vector<std::vector<int>>& lists,
+                                                 std::string_view name, const Site& site) {
+  check(!lists.empty(), "[", op, "] there are no lists of ranks; pass at least one");
+  std::string text;
+  for (const std::vector<int>& list : lists) text += concat({text.empty() ? "[" : " [", join(list), "]"});
+  std::set<int> all;
+  std::size_t mine = lists.size();  // the list that has this rank
+  for (std::size_t i = 0; i < lists.size(); ++i) {
+    check(!lists[i].empty(), "[", op, "] the list of ranks is empty; pass at least one");
+    for (const int r : lists[i]) {
+      check<IndexError>(r >= 0 && r < size(), "[", op, "] rank ", r, " of a group of ", size(),
+                        " ranks; pass ranks of 0 to ", size() - 1);
+      check(all.insert(r).second, "[", op, "] a rank appears twice in ", text, "; pass each rank once");
+      if (r == rank()) mine = i;
+    }
+  }
+  const bool inside = mine < lists.size();
+  const std::vector<int> members = inside ? lists[mine] : std::vector<int>();
   const auto part = std::make_shared<Core>();
   part->member = core_->member;
   part->options = core_->options;
   part->part_of_world = true;
+  part->name = name;
   for (const int r : members) part->ranks.push_back(core_->ranks[static_cast<std::size_t>(r)]);
-  const bool inside = std::find(members.begin(), members.end(), rank()) != members.end();
   // Sub-groups are counted in the order of the FIFO, which is the same on all ranks.
-  post(describe({Op::new_group}, "[" + list + "]", site), [core = core_.get(), part, members, inside](
-                                                              const CollectiveRecord& record,
-                                                              Deadline deadline) {
+  post(describe({Op::new_group}, text, site), [core = core_.get(), part, members, several = lists.size() > 1,
+                                               mine](const CollectiveRecord& record, Deadline deadline) {
     if (core->compares()) core->agree(record, deadline);
-    part->name = core->name + "." + std::to_string(++core->groups);
-    if (!inside) return;
-    part->store = prefix_store("group/" + part->name + "/", core->store);
+    std::string number = concat({core->name, ".", ++core->groups});
+    if (members.empty()) return;
+    if (several) number += concat({"[", mine, "]"});
+    if (part->name.empty()) part->name = number;
+    part->store = prefix_store("group/" + number + "/", core->store);
     part->backend =
         members.size() == 1 ? local_backends(1)[0] : core->backend->split(members, part->store, deadline);
   }).wait();

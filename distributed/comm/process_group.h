@@ -163,6 +163,14 @@ class ProcessGroup {
   /// `ranks` is empty or has duplicates, and IndexError if a rank does not exist.
   virtual std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks,
                                                   Site site = Site::current()) = 0;
+  /// Divides this group into several at once, as PyTorch's split_group() does. Each list has the ranks of one
+  /// new group, which are numbered in the order given; a rank may be in one list at most. All ranks of this
+  /// group must pass the same lists, and it blocks. Returns this rank's new group, or null if no list has
+  /// this rank. `name` is the name of this rank's new group in messages; if it is empty, a number is. Throws
+  /// what new_group() throws, and ValueError if there is no list or a rank is in two.
+  virtual std::shared_ptr<ProcessGroup> split_group(const std::vector<std::vector<int>>& lists,
+                                                    std::string_view name = {},
+                                                    Site site = Site::current()) = 0;
 
   /// Runs `task` on the host after the collectives that were called so far, with the caller's context. wait()
   /// rethrows its exception, which does not affect the group.

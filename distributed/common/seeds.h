@@ -1,8 +1,9 @@
 #pragma once
-// Random seeds that differ between ranks.
+// Random seeds that differ between ranks, or between coordinates of a mesh.
 #include <cstdint>
 
 #include "tapestry/distributed/comm/process_group.h"
+#include "tapestry/distributed/mesh/mesh.h"
 
 namespace tapestry::distributed {
 
@@ -14,5 +15,17 @@ std::uint64_t rank_seed(std::uint64_t seed, int rank);
 /// Calls manual_seed(rank_seed(seed, group.rank())). Call it after the model has been constructed, so that
 /// the initial weights agree.
 void manual_seed_by_rank(const ProcessGroup& group, std::uint64_t seed);
+
+/// The seed of a rank of the mesh, for dropout and other numbers that follow the samples and the layers. It
+/// depends on the rank's data coordinate d, along all axes but `pipeline` and `tensor` together, and on its
+/// stage s, along `pipeline`: ranks along `tensor` draw equal numbers, because they compute parts of one
+/// sample. With several data coordinates it is rank_seed(seed, d), otherwise `seed`; that of a stage s > 0 is
+/// rank_seed() of this and s.
+std::uint64_t coordinate_seed(const Mesh& mesh, std::uint64_t seed, int rank);
+
+/// Calls manual_seed() with this rank's coordinate_seed(). Over devices, where each strategy derives the
+/// seeds of its devices, calls manual_seed(seed). Call it after the model has been constructed, so that the
+/// initial weights agree.
+void manual_seed_by_coordinate(const Mesh& mesh, std::uint64_t seed);
 
 }  // namespace tapestry::distributed

@@ -103,6 +103,10 @@ std::string problem(const nn::Module& module, const FsdpOptions& options, const 
       return concat({p.name, " belongs to a DistributedDataParallel; shard the bare model"});
     }
   }
+  for (const auto& [name, slot] : module.named_buffers())
+    if (slot.tensor().device().is_meta())
+      if (const std::string why = autograd::why_not_materialized(slot.tensor()); !why.empty())
+        return concat({name, " is on the meta device, and ", why});
   if (groups[0]->size() > 1)
     if (std::string why = nn::why_not_divided(module); !why.empty()) return why;
   for (const UnitRef& u : contents.units)

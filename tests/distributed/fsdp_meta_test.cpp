@@ -108,3 +108,48 @@ TEST_CASE("a parameter whose values cannot be replayed is named on every rank") 
     CHECK_THAT(error, ContainsSubstring("ln.weight") && ContainsSubstring("meta"));
   }
 }
+
+namespace {
+
+// A layer with tables that its options determine, and that no state dict has.
+struct Rotated : nn::Module {
+  explicit Rotated(bool by_matmul = false)
+      : cosines(buffer("cosines", angles().cos(), false)),
+        sines(buffer("sines", by_matmul ? angles().matmul(ones({3, 3})) : angles().sin(), false)) {}
+  static Tensor angles() {
+    return arange(0, 5, 1, DType::f32).unsqueeze(1) * (arange(0, 3, 1, DType::f32) * -3).exp();
+  }
+  nn::Linear& linear = add<nn::Linear>("linear", {.in_features = 3, .out_features = 3});
+  nn::Buffer &cosines, &sines;
+  Tensor forward(const Tensor& x) override { return linear(x * cosines + x * sines); }
+};
+
+}  // namespace
+
+TEST_CASE("buffers that no state dict has are right after construction on the meta device") {
+  const Rotated real;
+  const auto expected = std::pair(to_vector(real.cosines.tensor()), to_vector(real.sines.tensor()));
+  CHECK(real.state_dict().size() == 2);
+  const auto build = [](bool by_matmul) {
+    const DeviceGuard meta("meta");
+    return std::make_unique<Rotated>(by_matmul);
+  };
+  for (const bool by_rank_1 : {false, true}) {
+    const auto errors = on_ranks<std::string>(2, [&](const Group& group) {
+      const auto net = build(by_rank_1 && group->rank() == 1);
+      try {
+        fully_shard(*net, {.group = group});
+      } catch (const ValueError& error) {
+        return std::string(error.what());
+      }
+      const bool same = to_vector(net->cosines.tensor()) == expected.first &&
+                        to_vector(net->sines.tensor()) == expected.second &&
+                        (*net)(ones({5, 3})).sizes() == Shape{5, 3};
+      return std::string(same ? "" : "other tables");
+    });
+    for (const std::string& error : errors) {
+      if (by_rank_1) CHECK_THAT(error, ContainsSubstring("sines") && ContainsSubstring("meta"));
+      else CHECK(error.empty());
+    }
+  }
+}

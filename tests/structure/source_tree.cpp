@@ -49,25 +49,34 @@ std::vector<std::string> may_use(const std::string& folder) {
   if (folder == "kernels" || folder == "data" || folder == "distributed/comm") return {"core"};
   if (folder == "autograd") return {"core", "kernels"};
   if (folder == "nn") return {"core", "kernels", "autograd"};
-  if (folder == "distributed/launch") return {"core", "distributed/comm"};
-  if (folder == "distributed/common") return {"core", "kernels", "autograd", "nn", "distributed/comm"};
+  if (folder == "distributed/launch" || folder == "distributed/mesh") return {"core", "distributed/comm"};
+  if (folder == "distributed/common")
+    return {"core", "kernels", "autograd", "nn", "distributed/comm", "distributed/mesh"};
   if (folder == "distributed/fsdp")  // ShardedDataParallel scatters and gathers as DataParallel does
     return {"core",
             "kernels",
             "autograd",
             "nn",
             "distributed/comm",
+            "distributed/mesh",
             "distributed/common",
             "distributed/data_parallel"};
   if (folder == "distributed/ddp" || folder == "distributed/data_parallel" ||
       folder == "distributed/pipeline" || folder == "distributed/zero" || folder == "distributed/checkpoint")
-    return {"core", "kernels", "autograd", "nn", "distributed/comm", "distributed/common"};
+    return {"core",
+            "kernels",
+            "autograd",
+            "nn",
+            "distributed/comm",
+            "distributed/mesh",
+            "distributed/common"};
   if (folder == "distributed/planner")
     return {"core",
             "kernels",
             "autograd",
             "nn",
             "distributed/comm",
+            "distributed/mesh",
             "distributed/common",
             "distributed/data_parallel",
             "distributed/ddp",

@@ -82,6 +82,10 @@ TEST_CASE("folders include lower layers only") {
   CHECK(allowed("distributed/ddp/ddp.h", "tapestry/distributed/comm/store.h"));
   CHECK(allowed("distributed/ddp/ddp.h", "tapestry/nn/module.h"));
   CHECK(allowed("distributed/ddp/ddp.h", "tapestry/distributed/common/internal/reducer.h"));
+  CHECK(allowed("distributed/mesh/mesh.h", "tapestry/distributed/comm/store.h"));
+  CHECK_FALSE(allowed("distributed/mesh/mesh.h", "tapestry/nn/module.h"));
+  CHECK_FALSE(allowed("distributed/mesh/mesh.h", "tapestry/distributed/common/seeds.h"));
+  CHECK(allowed("distributed/fsdp/fsdp.h", "tapestry/distributed/mesh/mesh.h"));
   CHECK(allowed("distributed/common/batch.h", "tapestry/nn/module.h"));
   CHECK_FALSE(allowed("distributed/common/batch.h", "tapestry/distributed/ddp/ddp.h"));
   CHECK_FALSE(allowed("distributed/pipeline/stage.h", "tapestry/distributed/data_parallel/steps.h"));

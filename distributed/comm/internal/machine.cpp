@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -22,6 +23,11 @@ std::string boot_id() {
   std::string id;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
   return id;
+}
+
+std::string machine_id() {
+  const char* const host = std::getenv("NCCL_HOSTID");
+  return host ? boot_id() + "-" + host : boot_id();
 }
 
 bool is_loopback(std::string_view host) {

@@ -14,6 +14,10 @@ std::string host_name();
 /// Empty if the system does not report one.
 std::string boot_id();
 
+/// Identifies the machine. NCCL_HOSTID is part of the identity if it is set, because NCCL treats processes
+/// with different values as processes on different hosts.
+std::string machine_id();
+
 /// True for names and addresses that always mean this host, such as localhost and 127.0.0.1.
 bool is_loopback(std::string_view host);
 

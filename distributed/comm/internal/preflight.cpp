@@ -30,14 +30,6 @@ bool resolves(const std::string& host) {
   return ok;
 }
 
-/// Identifies the machine. NCCL_HOSTID is part of the identity if it is set, because NCCL treats processes
-/// with different values as processes on different hosts.
-std::string machine_id() {
-  std::string id = boot_id();
-  if (const char* const host = std::getenv("NCCL_HOSTID")) id += std::string("-") + host;
-  return id;
-}
-
 std::int64_t shm_size() {
   struct statvfs about {};
   if (statvfs("/dev/shm", &about) != 0) return 0;

@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <set>
 #include <utility>
 
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/internal/nested.h"
-#include "tapestry/core/cuda/device.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/internal/worker.h"
 #include "tapestry/distributed/common/seeds.h"
@@ -18,13 +16,6 @@ namespace {
 
 ReducerOptions reducer_options(const DataParallelOptions& options) {
   return bucket_sizes("DataParallel", options.bucket_cap_mb, options.first_bucket_mb);
-}
-
-bool have_a_gpu_each(const std::vector<Device>& devices) {
-  std::set<int> gpus;
-  for (const Device d : devices)
-    if (d.is_cuda()) gpus.insert(cuda::device_properties(d).gpu);
-  return gpus.size() == devices.size();
 }
 
 constexpr std::int64_t kReplaced = INT64_MAX;  // changes of a gradient that is another tensor now
@@ -98,17 +89,6 @@ bool Replicas::Slot::gradients_agree() const {
     if (own.version() - gradient_versions[r] != first.version() - gradient_versions[0]) return false;
   }
   return true;
-}
-
-void check_replica_devices(const char* op, const std::vector<Device>& devices) {
-  check(!devices.empty(), "[", op, "] there are no devices; name one or more");
-  for (const Device d : devices) {
-    check_device(op, d);
-    check(std::count(devices.begin(), devices.end(), d) == 1, "[", op, "] ", d,
-          " is named twice; name each device once");
-    check<DeviceError>(d.type == devices[0].type, "[", op, "] ", devices[0], " and ", d,
-                       " have different types; use devices of one type");
-  }
 }
 
 Replicas::Replicas(SomeSlots, const char* op_, nn::Module& model, std::vector<Device> on,
@@ -345,26 +325,6 @@ void Replicas::compare_once() {
   for (const Slot& s : slots_)
     if (s.is_parameter && s.replicas_agree()) check_equal(op, s.name, devices, s.replicas);
   compared_ = true;
-}
-
-ReplicaGroups make_replica_groups(const std::vector<Device>& devices, const std::string& backend,
-                                  const GroupOptions& options) {
-  const std::shared_ptr<Store> store = memory_store();
-  const int size = static_cast<int>(devices.size());
-  std::vector<std::shared_ptr<Backend>> backends(devices.size());
-  if (backend.empty() ? built_with_nccl() && have_a_gpu_each(devices) : backend == "nccl") {
-    constexpr Milliseconds kRendezvousTimeout(300'000);
-    on_replicas(devices, [&](int r) {
-      const auto at = static_cast<std::size_t>(r);
-      backends[at] = nccl_backend(prefix_store("nccl/", store), r, size, devices[at], kRendezvousTimeout);
-    });
-  } else {
-    backends = local_backends(size);
-  }
-  ReplicaGroups groups;
-  for (std::shared_ptr<Backend>& own : backends)
-    groups.push_back(make_process_group(std::move(own), store, options, "replicas"));
-  return groups;
 }
 
 void Replicas::run(std::size_t count, bool collective, const std::function<void(int)>& task) {

@@ -8,19 +8,12 @@
 #include <vector>
 
 #include "tapestry/core/generator.h"
+#include "tapestry/distributed/comm/internal/replica_groups.h"
 #include "tapestry/distributed/common/internal/reducer.h"
 #include "tapestry/distributed/data_parallel/data_parallel.h"
 
 namespace tapestry::distributed {
 
-using ReplicaGroups = std::vector<std::shared_ptr<ProcessGroup>>;  // one rank per replica
-
-/// Throws ValueError or DeviceError unless these devices can have one replica each. `op` begins the text.
-void check_replica_devices(const char* op, const std::vector<Device>& devices);
-/// Makes the groups whose ranks are the replicas: over NCCL or host memory, as DataParallelOptions::backend.
-/// `options.check` is false if one object makes the calls of all ranks.
-ReplicaGroups make_replica_groups(const std::vector<Device>& devices, const std::string& backend,
-                                  const GroupOptions& options);
 /// replicate() for some slots.
 void replicate_slots(const std::vector<nn::TensorSlot>& slots, std::span<const Device> devices);
 
