@@ -38,7 +38,7 @@ std::vector<Tensor> gradients_of(const std::vector<Parameter>& params, const Rep
   return gradients;
 }
 
-// The norm of the gradients of a CUDA device that are neither sharded nor divided among ranks, from two
+// The norm of the gradients of a CUDA device that are not divided among ranks, from two
 // launches for any number of them. `first` gets the index of the first of their parameters. Nothing if there
 // are none or the kernels do not take them.
 std::optional<ManyGradients::Norm> norm_of_device(const std::vector<Parameter>& params,
@@ -47,7 +47,7 @@ std::optional<ManyGradients::Norm> norm_of_device(const std::vector<Parameter>& 
   if (!replica_device.device.is_cuda()) return {};
   std::vector<Tensor> gradients;
   for_gradients(params, replica_device, [&](const Tensor& g, std::size_t i) {
-    if (params[i].sharding() || g.numel() == 0 || divided_gradients(params[i].replica(0).grad())) return;
+    if (params[i].layout() || g.numel() == 0 || divided_gradients(params[i].replica(0).grad())) return;
     if (gradients.empty()) first = i;
     gradients.push_back(g);
   });
@@ -87,45 +87,57 @@ void join_divided_norms(const std::vector<Parameter>& params, std::vector<Tensor
   norms.push_back(norm(of_ranks, norm_type).to(dtype));
 }
 
-/// The sharded parameters whose shards belong to the same ranks.
-struct ShardGroup {
-  const Sharding* sharding;  // of one of them, for the collective
+/// The parameters whose gradients the same groups of ranks divide or copy, in the same order.
+struct DividedSet {
+  const Layout* layout;  // of one of them, for the collectives
   std::vector<std::size_t> params;
 };
 
-// In the order of the parameters, which is the same on all ranks.
-std::vector<ShardGroup> shard_groups(const std::vector<Parameter>& params) {
-  std::vector<ShardGroup> groups;
-  for (std::size_t i = 0; i < params.size(); ++i) {
-    const Sharding* const sharding = params[i].sharding().get();
-    if (!sharding) continue;
-    auto group = std::find_if(groups.begin(), groups.end(), [&](const ShardGroup& g) {
-      return g.sharding->group(0) == sharding->group(0);
-    });
-    if (group == groups.end()) group = groups.insert(group, {sharding, {}});
-    group->params.push_back(i);
-  }
-  return groups;
+bool have_same_groups(const Layout& a, const Layout& b) {
+  const auto of_a = a.divided(), of_b = b.divided();
+  return std::equal(of_a.begin(), of_a.end(), of_b.begin(), of_b.end(),
+                    [](const RankGroup* x, const RankGroup* y) { return x->id(0) == y->id(0); });
 }
 
-// Returns a vector of zeros, with the norm of this rank's gradients in its own element. The ranks add these
-// vectors: a sum of powers would overflow sooner, and the infinity norm needs a maximum. The dtype does not
-// depend on which gradients a rank has.
-Tensor norm_of_rank(const std::vector<Parameter>& params, const ShardGroup& group, int replica,
+// In the order of the parameters, which is the same on all ranks.
+std::vector<DividedSet> divided_sets(const std::vector<Parameter>& params) {
+  std::vector<DividedSet> sets;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const Layout* const layout = params[i].layout().get();
+    if (!layout) continue;
+    auto set = std::find_if(sets.begin(), sets.end(),
+                            [&](const DividedSet& s) { return have_same_groups(*s.layout, *layout); });
+    if (set == sets.end()) set = sets.insert(set, {layout, {}});
+    set->params.push_back(i);
+  }
+  return sets;
+}
+
+// The norm of the gradients that this rank stores, of shape [1], without copies that another rank counts. The
+// dtype does not depend on which gradients a rank has.
+Tensor norm_of_rank(const std::vector<Parameter>& params, const DividedSet& set, int replica,
                     double norm_type) {
-  const Sharding& sharding = *group.sharding;
   DType dtype = DType::f32;
   std::vector<Tensor> norms;
-  for (const std::size_t i : group.params) {
-    const Tensor& shard = params[i].sharding()->shard(replica);
-    if (shard.dtype() == DType::f64) dtype = DType::f64;
-    if (const Tensor grad = shard.grad(); grad.defined() && grad.numel() > 0)
+  for (const std::size_t i : set.params) {
+    const Layout& layout = *params[i].layout();
+    const Tensor& stored = layout.stored(replica);
+    if (stored.dtype() == DType::f64) dtype = DType::f64;
+    if (const Tensor grad = stored.grad(); grad.defined() && grad.numel() > 0 && layout.counts_here(replica))
       norms.push_back(norm_of(grad, norm_type));
   }
-  const Tensor all = zeros({sharding.ranks()}, {dtype, sharding.shard(replica).device()});
-  for (Tensor& t : norms) t = t.to(all.device(), dtype);
-  if (!norms.empty()) all.narrow(0, sharding.rank(replica), 1).copy_(norm(stack(norms), norm_type));
-  return all;
+  const Device device = set.layout->stored(replica).device();
+  for (Tensor& t : norms) t = t.to(device, dtype);
+  return norms.empty() ? zeros({1}, {dtype, device}) : norm(stack(norms), norm_type).reshape({1});
+}
+
+// Joins the norms of a group's ranks. Each rank adds a vector of zeros with its norm in its own element: a
+// sum of powers would overflow sooner, and the infinity norm needs a maximum.
+Tensor join_norms(const RankGroup& group, int replica, const Tensor& own, double norm_type) {
+  const Tensor all = zeros({group.size()}, {own.dtype(), own.device()});
+  all.narrow(0, group.rank(replica), 1).copy_(own);
+  group.sum(replica, all);
+  return norm(all, norm_type).reshape({1});
 }
 
 }  // namespace
@@ -136,7 +148,7 @@ Tensor clip_grad_norm_(const std::vector<Parameter>& params, double max_norm, do
   check(norm_type > 0, "[clip_grad_norm_] norm_type must be positive but is ", norm_type);
   for (const Parameter& p : params)
     if (is_of_one_stage(p))
-      fail("[clip_grad_norm_] a parameter of shape ", full_sizes(p),
+      fail("[clip_grad_norm_] a parameter of shape ", whole_sizes(p),
            " belongs to one stage of a pipeline over ranks, and the norm is that of all stages; call "
            "Pipeline::clip_grad_norm_()");
   const NoGradGuard no_grad;
@@ -144,8 +156,8 @@ Tensor clip_grad_norm_(const std::vector<Parameter>& params, double max_norm, do
   add_replica_devices(params, replica_devices);
   std::copy_if(replica_devices.begin(), replica_devices.end(), std::back_inserter(of_first_replica),
                [](const ReplicaDevice& d) { return d.replica == 0; });
-  const std::vector<ShardGroup> groups = shard_groups(params);
-  if (of_first_replica.empty() && groups.empty()) return zeros({});
+  const std::vector<DividedSet> sets = divided_sets(params);
+  if (of_first_replica.empty() && sets.empty()) return zeros({});
   std::vector<Tensor> norms(params.size());
   Tensor factor;  // of a single device, whose kernels compute the factor too
   for_each_replica_device(of_first_replica, [&](const ReplicaDevice& replica_device) {
@@ -155,32 +167,33 @@ Tensor clip_grad_norm_(const std::vector<Parameter>& params, double max_norm, do
     if (of_device && of_first_replica.size() == 1) factor = of_device->factor;
     for_gradients(params, replica_device, [&](const Tensor& g, std::size_t i) {
       if (of_device && !divided_gradients(params[i].replica(0).grad())) return;
-      if (!params[i].sharding())
+      if (!params[i].layout())
         norms[i] = g.numel() > 0 ? norm_of(g, norm_type) : zeros({}, {norm_dtype(g), g.device()});
     });
   });
   join_divided_norms(params, norms, norm_type);
-  // Collective, also on a rank whose shards are empty or have no gradients. The replicas of one process are
-  // ranks of the group and must call it at the same time.
-  for (const ShardGroup& group : groups) {
-    const Parameter& first = params[group.params[0]];
+  // Collective, also on a rank whose boxes are empty or have no gradients. The replicas of one process are
+  // ranks of a group and must call it at the same time.
+  for (const DividedSet& set : sets) {
+    const Parameter& first = params[set.params[0]];
     std::vector<ReplicaDevice> replicas;
-    for (int r = 0; r < first.replicas(); ++r) replicas.push_back({r, group.sharding->shard(r).device()});
+    for (int r = 0; r < first.replicas(); ++r) replicas.push_back({r, set.layout->stored(r).device()});
     std::vector<Tensor> of_ranks(replicas.size());
     for_each_replica_device(replicas, [&](const ReplicaDevice& r) {
-      of_ranks[static_cast<std::size_t>(r.replica)] = norm_of_rank(params, group, r.replica, norm_type);
+      of_ranks[static_cast<std::size_t>(r.replica)] = norm_of_rank(params, set, r.replica, norm_type);
     });
     for_each_rank(replicas, [&](const ReplicaDevice& r) {
-      const Tensor& all = of_ranks[static_cast<std::size_t>(r.replica)];
-      group.sharding->sum_over_ranks(r.replica, all);
-      if (r.replica == 0) norms[group.params[0]] = norm(all, norm_type);
+      Tensor& joined = of_ranks[static_cast<std::size_t>(r.replica)];
+      for (const RankGroup* const group : set.layout->divided())
+        joined = join_norms(*group, r.replica, joined, norm_type);
     });
+    norms[set.params[0]] = of_ranks[0].reshape({});
   }
   std::erase_if(norms, [](const Tensor& t) { return !t.defined(); });
   const Device device = of_first_replica.empty() ? norms[0].device() : of_first_replica[0].device;
   const bool wide =
       std::any_of(norms.begin(), norms.end(), [](const Tensor& t) { return t.dtype() == DType::f64; });
-  for (Tensor& t : norms) t = groups.empty() ? t.to(device) : t.to(device, wide ? DType::f64 : DType::f32);
+  for (Tensor& t : norms) t = sets.empty() ? t.to(device) : t.to(device, wide ? DType::f64 : DType::f32);
   if (norms.size() != 1) factor = {};
   const Tensor total = factor.defined() ? norms[0] : norm(stack(norms), norm_type);
   if (error_if_nonfinite) {

@@ -9,8 +9,8 @@ Tensor parameters_to_vector(const std::vector<Parameter>& params) {
   check(!params.empty(), "[parameters_to_vector] there are no parameters; pass one or more");
   std::vector<Tensor> parts;
   for (const Parameter& p : params) {
-    check(gives_whole(p), "[parameters_to_vector] a parameter of shape ", full_sizes(p),
-          " is sharded, and this rank has some of its rows; call it while FullyShard::unshard() lasts");
+    check(gives_whole(p), "[parameters_to_vector] a parameter of shape ", whole_sizes(p),
+          " is sharded, and this rank has a part of it; call it while FullyShard::unshard() lasts");
     parts.push_back(p->reshape({-1}));
   }
   return cat(parts);
@@ -20,9 +20,9 @@ void vector_to_parameters(const Tensor& vector, const std::vector<Parameter>& pa
   tapestry::detail::check_defined("vector_to_parameters", vector);
   std::int64_t total = 0;
   for (const Parameter& p : params) {
-    check(!p.sharding(), "[vector_to_parameters] a parameter of shape ", full_sizes(p),
+    check(!p.layout(), "[vector_to_parameters] a parameter of shape ", whole_sizes(p),
           " is sharded, and the vector would be copied to a part of it; pass the tensors to "
-          "Module::load_state_dict(), of which each rank takes its rows");
+          "Module::load_state_dict(), of which each rank takes its part");
     total += p->numel();
   }
   check(vector.dim() == 1 && vector.numel() == total, "[vector_to_parameters] the parameters have ", total,

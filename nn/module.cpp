@@ -490,7 +490,7 @@ StateDict Module::state_dict() const {
   StateDict dict;
   std::unordered_map<const void*, Tensor> copies;  // one of a slot with several names
   for_each_state([&](const std::string& name, const TensorSlot& slot) {
-    check_all_rows("state_dict", name, slot);
+    check_has_whole("state_dict", name, slot);
     Tensor& whole = copies[slot.id()];
     if (!whole.defined()) whole = whole_tensor(slot, current_context().replica).detach();
     dict.emplace_back(name, whole);
@@ -514,9 +514,9 @@ LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
       result.missing.push_back(name);
     } else if (!it->second->defined()) {
       wrong += "\n  undefined tensor: " + name;
-    } else if (it->second->sizes() != full_sizes(slot)) {
-      wrong += "\n  wrong shape: " + name + " expected " + full_sizes(slot).str() +
-               (slot.sharding() ? " (the whole tensor, of which each rank takes its rows)" : "") +
+    } else if (it->second->sizes() != whole_sizes(slot)) {
+      wrong += "\n  wrong shape: " + name + " expected " + whole_sizes(slot).str() +
+               (slot.layout() ? " (the whole tensor, of which each rank takes its part)" : "") +
                " but got " + it->second->sizes().str();
     } else {
       matches.emplace_back(slot, it->second);

@@ -152,7 +152,7 @@ class Module {
   /// The slots whose values state_dict() returns, under the same names. A shared slot is listed under each of
   /// its names.
   std::vector<std::pair<std::string, TensorSlot>> named_state() const;
-  /// Copies the values into all replicas, and converts devices and dtypes. A sharded parameter takes its rows
+  /// Copies the values into all replicas, and converts devices and dtypes. A sharded parameter takes its part
   /// of the whole tensor, so all ranks must pass the same values. Throws one ValueError that lists
   /// every wrong shape and, if `strict`, every missing and unexpected key. If it throws, nothing was loaded.
   /// A parameter or buffer on the meta device is replaced by a copy of its value, on the value's device and

@@ -47,9 +47,9 @@ TensorSlot::Computed& TensorSlot::computed_entry(const std::shared_ptr<State>& s
   return *entries.back();
 }
 
-// The tensor of a slot whose list of tensors has none for this replica: the slot is computed or sharded.
+// The tensor of a slot whose list of tensors has none for this replica: the slot is computed or divided.
 const Tensor& TensorSlot::other_tensor(int replica) const {
-  if (state_->sharding && replica >= 0 && replica < replicas()) return state_->sharding->read(replica);
+  if (state_->layout && replica >= 0 && replica < replicas()) return state_->layout->read(replica);
   if (!state_->compute) no_replica(replica);
   Computed& entry = computed_entry(state_);
   if (entry.calls == 0) {
@@ -105,27 +105,27 @@ void TensorSlot::set_replica(int index, const Tensor& tensor) {
         "[Parameter] this handle has no slot; only a registered parameter or buffer can be set");
   tapestry::detail::check_defined("Parameter", tensor, "the new tensor");
   if (index < 0 || index >= replicas()) no_replica(index);
-  if (state_->sharding) {
+  if (state_->layout) {
     tag_memory(tensor, MemoryKind::parameters);
-    return state_->sharding->set_shard(index, tensor);
+    return state_->layout->set_stored(index, tensor);
   }
   inherit_memory_kind(state_->tensors[static_cast<std::size_t>(index)], tensor);
   state_->tensors[static_cast<std::size_t>(index)] = tensor;
 }
 
-const std::shared_ptr<Sharding>& TensorSlot::sharding() const {
-  static const std::shared_ptr<Sharding> none;
-  return state_ ? state_->sharding : none;
+const std::shared_ptr<Layout>& TensorSlot::layout() const {
+  static const std::shared_ptr<Layout> none;
+  return state_ ? state_->layout : none;
 }
 
-void TensorSlot::set_sharding(std::shared_ptr<Sharding> sharding) {
-  check(state_ != nullptr, "[Parameter] this handle has no slot; only a registered parameter can be sharded");
+void TensorSlot::set_layout(std::shared_ptr<Layout> layout) {
+  check(state_ != nullptr, "[Parameter] this handle has no slot; only a registered parameter can be divided");
   check(!state_->compute, "[Parameter] '", state_->name,
-        "' is computed from other parameters; shard those parameters");
-  state_->sharding = std::move(sharding);
-  if (!state_->sharding) return;
+        "' is computed from other parameters; divide those parameters");
+  state_->layout = std::move(layout);
+  if (!state_->layout) return;
   for (int r = 0; r < replicas(); ++r) {
-    tag_memory(state_->sharding->shard(r), MemoryKind::parameters);
+    tag_memory(state_->layout->stored(r), MemoryKind::parameters);
     state_->tensors[static_cast<std::size_t>(r)] = {};
   }
 }
@@ -140,7 +140,7 @@ void TensorSlot::set_before_step(BeforeStep fn) const {
 }
 
 void TensorSlot::set_full(int replica, const Tensor& full) {
-  check(state_ && state_->sharding, "[Parameter] the slot is not sharded; call set_replica() instead");
+  check(state_ && state_->layout, "[Parameter] the slot is not sharded; call set_replica() instead");
   if (replica < 0 || replica >= replicas()) no_replica(replica);
   tag_memory(full, MemoryKind::parameters);
   state_->tensors[static_cast<std::size_t>(replica)] = full;
@@ -150,7 +150,7 @@ void TensorSlot::set_replicas(std::vector<Tensor> tensors) {
   check(state_ != nullptr,
         "[Parameter] this handle has no slot; only a registered parameter or buffer can be set");
   if (is_computed()) no_replica(0);
-  check(!state_->sharding, "[Parameter] '", state_->name,
+  check(!state_->layout, "[Parameter] '", state_->name,
         "' is sharded, so its replicas cannot be replaced; replicate the module before it is sharded");
   check(!tensors.empty(), "[Parameter] '", state_->name,
         "' needs at least one replica; pass one tensor or more");

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tapestry/core/tensor.h"
-#include "tapestry/nn/sharding.h"
+#include "tapestry/nn/layout.h"
 
 namespace tapestry {
 
@@ -29,8 +29,8 @@ class TensorSlot : public UsedLikeTensor {
  public:
   TensorSlot() = default;
 
-  /// Returns the tensor of the context's replica; see Sharding if the slot is sharded. Throws IndexError if
-  /// the slot has no such replica.
+  /// Returns the tensor of the context's replica; see Layout if the slot is divided. Throws IndexError if the
+  /// slot has no such replica.
   const Tensor& tensor() const {
     if (!state_) return none();
     const auto replica = static_cast<std::size_t>(current_context().replica);
@@ -55,17 +55,18 @@ class TensorSlot : public UsedLikeTensor {
   /// A unique identifier of the slot while the slot exists.
   const void* id() const { return state_.get(); }
 
-  /// The sharding of the slot, or null.
-  const std::shared_ptr<Sharding>& sharding() const;
-  /// Shards the slot, or, if `sharding` is null, ends its sharding. Then set_replica() must set the tensors.
-  void set_sharding(std::shared_ptr<Sharding> sharding);
-  /// Ends or begins the time in which the slot of a replica gives the shard. An undefined tensor means the
-  /// shard. Only other replicas of the slot may be used by other threads at the same time.
+  /// How the slot is divided among ranks; null if it is not.
+  const std::shared_ptr<Layout>& layout() const;
+  /// Divides the slot, or divides it in another way. If `layout` is null, the slot is no longer divided, and
+  /// set_replica() must set its tensors.
+  void set_layout(std::shared_ptr<Layout> layout);
+  /// Ends or begins the time in which the slot of a replica gives the stored tensor. An undefined tensor
+  /// means the stored one. Only other replicas of the slot may be used by other threads at the same time.
   void set_full(int replica, const Tensor& full);
   /// True if the slot is sharded, and gives the full tensor of this replica now: in forward() of its unit,
   /// and while the unit is unsharded.
   bool is_full(int replica) const {
-    return state_ && state_->sharding && replica >= 0 && replica < replicas() &&
+    return state_ && state_->layout && replica >= 0 && replica < replicas() &&
            state_->tensors[static_cast<std::size_t>(replica)].defined();
   }
 
@@ -236,8 +237,7 @@ class TensorSlot : public UsedLikeTensor {
     std::string name;  // for error messages
     std::vector<Tensor> tensors;
     std::function<Tensor()> compute = {};  // if there are no tensors
-    std::shared_ptr<Sharding> sharding =
-        {};  // then `tensors` has the full tensors, undefined while they do not exist
+    std::shared_ptr<Layout> layout = {};   // then `tensors` has full tensors, while they exist
     BeforeStep before_step = {};
   };
   struct Computed;

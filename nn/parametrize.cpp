@@ -157,7 +157,7 @@ void register_parametrization(Module& module, const std::string& name,
   }
   const Parameter slot = own_parameter(module, name);
   check_one_replica(op, name, slot);
-  check(!slot.sharding(), "[", op, "] '", name, "' of ", module.type_name(),
+  check(!slot.layout(), "[", op, "] '", name, "' of ", module.type_name(),
         " is sharded; parametrize the module before fully_shard()");
   const Tensor value = slot.replica(0).detach();
   std::vector<Tensor> tensors;
@@ -199,7 +199,7 @@ void remove_parametrizations(Module& module, const std::string& name, bool leave
   check(list != nullptr, "[", op, "] '", name, "' of ", module.type_name(), " has no parametrization");
   const std::vector<Parameter> originals = list->originals();
   for (const Parameter& p : originals) {
-    check(!p.sharding(), "[", op, "] an original of '", name, "' of ", module.type_name(),
+    check(!p.layout(), "[", op, "] an original of '", name, "' of ", module.type_name(),
           " is sharded; save its state, and remove the parametrization of a model that is not sharded");
     check_one_replica(op, name, p);
   }
@@ -324,7 +324,7 @@ Module& spectral_norm(Module& module, const std::string& name, const SpectralNor
   check(options.n_power_iterations > 0, "[spectral_norm] n_power_iterations must be positive but is ",
         options.n_power_iterations);
   check(options.eps >= 0, "[spectral_norm] eps must not be negative but is ", options.eps);
-  check(is_parametrized(module, name) || !own_parameter(module, name).sharding(), "[spectral_norm] '", name,
+  check(is_parametrized(module, name) || !own_parameter(module, name).layout(), "[spectral_norm] '", name,
         "' of ", module.type_name(), " is sharded; parametrize the module before fully_shard()");
   const Tensor weight = value_of(module, name);
   check(weight.numel() > 0, "[spectral_norm] '", name, "' of shape ", weight.sizes(),

@@ -121,7 +121,7 @@ std::string Module::summary(const std::function<void()>& run) {
   for (const auto& [module, depth, name] : all) {
     std::int64_t own = 0;
     for (const ParamEntry& p : module->params_)
-      if (p.slot.defined() && counted.insert(p.slot.id()).second) own += full_sizes(p.slot).numel();
+      if (p.slot.defined() && counted.insert(p.slot.id()).second) own += whole_sizes(p.slot).numel();
     if (depth > kMaxDepth) {
       if (rows.back().name.back() != '.') rows.push_back({std::string(2 * depth, ' ') + "...", "-", "-"});
       continue;
@@ -134,7 +134,7 @@ std::string Module::summary(const std::function<void()>& run) {
   std::map<DType, std::int64_t> dtypes;
   for (const Parameter& p : parameters()) {
     const Tensor& stored = stored_tensor(p, current_context().replica);
-    const std::int64_t numel = full_sizes(p).numel();
+    const std::int64_t numel = whole_sizes(p).numel();
     total += numel;
     dtypes[stored.dtype()] += numel;
     trained += stored.requires_grad() ? numel : 0;

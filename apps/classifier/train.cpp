@@ -125,11 +125,11 @@ void check_loss(double loss, const Options& o, const std::string& where) {
 
 // The values of a parameter. Collective if they are divided among ranks.
 Tensor values_of(const nn::Parameter& parameter) {
-  const auto& sharding = parameter.sharding();
-  if (!sharding) return parameter.tensor().detach();
-  const Tensor full = empty(sharding->full_sizes(), {parameter.dtype(), parameter.device()});
-  sharding->gather(0, full);
-  return full;
+  const auto& layout = parameter.layout();
+  if (!layout) return parameter.tensor().detach();
+  const Tensor whole = empty(layout->whole_sizes(), {parameter.dtype(), parameter.device()});
+  layout->gather(0, whole);
+  return whole;
 }
 
 // Collective. `board` is null except on rank 0.

@@ -90,12 +90,12 @@ double Job::sum(double own) const {
 nn::StateDict Job::full_state(nn::LanguageModel& model) const {
   nn::StateDict all;
   for (const auto& [name, parameter] : model.named_parameters()) {
-    Tensor full = parameter.tensor().detach();
-    if (const auto& sharding = parameter.sharding()) {
-      full = empty(sharding->full_sizes(), {parameter.dtype(), parameter.device()});
-      sharding->gather(0, full);
+    Tensor whole = parameter.tensor().detach();
+    if (const auto& layout = parameter.layout()) {
+      whole = empty(layout->whole_sizes(), {parameter.dtype(), parameter.device()});
+      layout->gather(0, whole);
     }
-    if (first()) all.emplace_back(name, full.to(kCPU).contiguous());
+    if (first()) all.emplace_back(name, whole.to(kCPU).contiguous());
   }
   return all;
 }

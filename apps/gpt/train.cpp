@@ -412,7 +412,7 @@ int Run::train() {
       parallel_.first() ? read_metrics(folder_.file("metrics.jsonl"), at_.reported) : std::vector<Metrics>();
   std::int64_t parameters = 0;
   for (const nn::Parameter& p : model_->parameters())
-    parameters += p.sharding() ? p.sharding()->full_sizes().numel() : p->numel();
+    parameters += p.layout() ? p.layout()->whole_sizes().numel() : p->numel();
   progress_->line(concat({model_->type_name(), " of ", parameters, " parameters, vocabulary ",
                           vocab_of(config_), ", context ", model_->context_length(), "; ", o_.train_tokens,
                           " tokens to train on, ", o_.held_out_tokens, " held out"}));

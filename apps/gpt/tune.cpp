@@ -461,7 +461,7 @@ int Run::tune() {
   }
   std::int64_t parameters = 0, trained = 0;
   for (const nn::Parameter& p : p_->model->parameters()) {
-    const std::int64_t count = p.sharding() ? p.sharding()->full_sizes().numel() : p->numel();
+    const std::int64_t count = p.layout() ? p.layout()->whole_sizes().numel() : p->numel();
     parameters += count, trained += p->requires_grad() ? count : 0;
   }
   progress_->line(concat({p_->model->type_name(), " of ", parameters, " parameters, of which ", trained,

@@ -21,7 +21,7 @@ namespace tapestry::distributed {
 
 /// Writes the whole model, the optimizer with its whole state, the schedule, the scaler and the generators of
 /// all ranks to one file. Collective over the ranks of `group`; null stands for one process. Rank 0 writes,
-/// and the others send it the rows that it does not store, about 16 MiB at a time. The file is replaced
+/// and the others send it the parts that it does not store, about 16 MiB at a time. The file is replaced
 /// atomically. PyTorch's counterpart is get_state_dict() with full_state_dict = True, and torch.save() on
 /// rank 0.
 ///
@@ -33,7 +33,7 @@ namespace tapestry::distributed {
 void save_checkpoint(const std::string& path, const std::shared_ptr<ProcessGroup>& group,
                      const ShardedTraining& training, const nn::Progress& progress);
 /// Loads a file of save_checkpoint() or nn::save_checkpoint(). Collective over the ranks of `group`, which
-/// all must see the file: each reads the rows that it stores (load_sharded()). Fails on all ranks if it fails
+/// all must see the file: each reads the part that it stores (load_sharded()). Fails on all ranks if it fails
 /// on one.
 nn::Progress load_checkpoint(const std::string& path, const std::shared_ptr<ProcessGroup>& group,
                              const ShardedTraining& training);

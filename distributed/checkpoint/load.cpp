@@ -1,10 +1,13 @@
 #include <algorithm>
 #include <charconv>
+#include <cstdio>
+#include <optional>
 #include <set>
 
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/kernel_policy.h"
+#include "tapestry/distributed/checkpoint/internal/boxes.h"
 #include "tapestry/distributed/checkpoint/internal/load.h"
 #include "tapestry/distributed/checkpoint/internal/reader.h"
 #include "tapestry/distributed/checkpoint/internal/state.h"
@@ -19,18 +22,17 @@ namespace {
 
 using namespace checkpoint;
 
-using nn::full_sizes, nn::stored_tensor;
+using nn::stored_tensor, nn::whole_sizes;
 
-/// The rows of a slot that a replica stores.
-nn::ShardRows rows_of(const nn::TensorSlot& slot, int replica) {
-  if (slot.sharding()) return slot.sharding()->rows(replica);
-  return {0, slot.replica(0).dim() == 0 ? 1 : slot.replica(0).size(0)};
+/// The box of a slot that a replica stores.
+nn::Region box_of(const nn::TensorSlot& slot, int replica) {
+  return slot.layout() ? slot.layout()->region(replica) : nn::Region::whole(slot.replica(0).sizes());
 }
 
-/// A tensor of the checkpoint and where its rows go: all tensors of `to` get the same rows.
+/// A tensor of the checkpoint and where its elements go: all tensors of `to` get the same box.
 struct Destination {
   std::string name;
-  nn::ShardRows rows;
+  nn::Region box;
   std::vector<Tensor> to;
 };
 
@@ -54,11 +56,11 @@ class Load {
   ShardReader& reader() { return reader_; }
   /// Checks the files that will be read.
   void check_files() {
-    for (const Destination& d : destinations_) reader_.check_shards(d.name, d.rows.first_row, d.rows.rows);
-    for (const Destination& d : states_) reader_.check_shards(d.name, d.rows.first_row, d.rows.rows);
+    for (const auto* list : {&destinations_, &states_})
+      for (const Destination& d : *list) reader_.check_shards(d.name, d.box);
     if (!verify_) return;
-    for (const Destination& d : destinations_) reader_.verify(d.name, d.rows.first_row, d.rows.rows);
-    for (const Destination& d : states_) reader_.verify(d.name, d.rows.first_row, d.rows.rows);
+    for (const auto* list : {&destinations_, &states_})
+      for (const Destination& d : *list) reader_.verify(d.name, d.box);
   }
 
   /// Loads the optimizer's and the schedule's numbers, and creates the optimizer's state. If one of them does
@@ -98,7 +100,7 @@ class Load {
     }
   }
 
-  void load_rows() {
+  void load_boxes() {
     for (const auto* list : {&destinations_, &states_})
       for (const Destination& d : *list) {
         // A load is one change of a tensor, in however many parts it is read, because the ranks compare how
@@ -107,13 +109,8 @@ class Load {
         std::vector<Tensor> targets;
         for (const Tensor& t : d.to)
           targets.push_back(in_parts(t) ? from_blob(t.raw_data(), t.sizes(), {t.dtype(), t.device()}) : t);
-        reader_.read(d.name, d.rows.first_row, d.rows.rows, [&](const Tensor& rows, std::int64_t first) {
-          for (const Tensor& to : targets) {
-            const Tensor part = to.dim() == 0 || (first == d.rows.first_row && to.numel() == rows.numel())
-                                    ? to
-                                    : to.narrow(0, first - d.rows.first_row, rows.size(0));
-            part.copy_(rows.reshape(part.sizes()));
-          }
+        reader_.read(d.name, d.box, [&](const Tensor& elements, const nn::Region& where) {
+          for (const Tensor& to : targets) inside(where, d.box).of(to).copy_(elements);
         });
         for (const Tensor& t : d.to)
           if (in_parts(t) || t.numel() == 0) t.storage()->bump_version();
@@ -170,15 +167,15 @@ class Load {
           continue;
         }
         const TensorRecord& record = *reader_.find(saved);
-        if (record.sizes != full_sizes(slot)) {
-          complain("wrong shape: ", name, " expected ", full_sizes(slot), " but got ", record.sizes);
+        if (record.sizes != whole_sizes(slot)) {
+          complain("wrong shape: ", name, " expected ", whole_sizes(slot), " but got ", record.sizes);
           continue;
         }
-        if (slot.sharding()) {
+        if (slot.layout()) {
           for (int r = 0; r < slot.replicas(); ++r)
-            destinations_.push_back({saved, rows_of(slot, r), {stored_tensor(slot, r).detach()}});
+            destinations_.push_back({saved, box_of(slot, r), {stored_tensor(slot, r).detach()}});
         } else {
-          Destination& d = destinations_.emplace_back(Destination{saved, rows_of(slot, 0), {}});
+          Destination& d = destinations_.emplace_back(Destination{saved, box_of(slot, 0), {}});
           for (int r = 0; r < slot.replicas(); ++r) d.to.push_back(slot.replica(r).detach());
         }
       }
@@ -241,37 +238,37 @@ class Load {
       }
     each(kOptions, [&](const std::string& rest, const std::string& name, const TensorRecord& record) {
       if (record.sizes.numel() != 1) complain("not a number: ", name);
-      else optimizer_.emplace_back("groups." + rest, read_small(name, record));
+      else optimizer_.emplace_back("groups." + rest, read_small(name));
     });
   }
 
   void match_state(const std::string& prefix, const std::string& name, const nn::Parameter& param) {
     each(kState + name + "/", [&](const std::string& rest, const std::string& tensor, const TensorRecord& t) {
-      if (t.sizes != full_sizes(param)) {
-        complain("wrong shape: ", tensor, " expected ", full_sizes(param), " but got ", t.sizes);
+      if (t.sizes != whole_sizes(param)) {
+        complain("wrong shape: ", tensor, " expected ", whole_sizes(param), " but got ", t.sizes);
         return;
       }
       const Tensor& local = stored_tensor(param, 0);
       if (whole_state_) {
-        states_.push_back({tensor, {0, t.rows()}, {}});
+        states_.push_back({tensor, t.whole(), {}});
         state_keys_.push_back(prefix + rest);
         return;
       }
       // One element stands for the state, which the optimizer allocates when it loads it. The rows are read
-      // into that memory later, so that they exist once. Of a whole state, each replica takes its rows.
-      const int replicas = param.sharding() ? param.replicas() : 1;
+      // into that memory later, so that they exist once. Of a whole state, each replica takes its box.
+      const int replicas = param.layout() ? param.replicas() : 1;
       const bool low = local.dtype() == DType::f16 || local.dtype() == DType::bf16;  // with f32 states
       optimizer_.emplace_back(
           prefix + rest,
-          zeros({}, {low ? DType::f32 : local.dtype(), local.device()}).expand(full_sizes(param)));
+          zeros({}, {low ? DType::f32 : local.dtype(), local.device()}).expand(whole_sizes(param)));
       for (int r = 0; r < replicas; ++r) {
-        states_.push_back({tensor, rows_of(param, r), {}});
+        states_.push_back({tensor, box_of(param, r), {}});
         state_keys_.push_back(prefix + rest);
         state_replicas_.push_back(r);
       }
     });
-    each(kExtra + name + "/", [&](const std::string& rest, const std::string& tensor, const TensorRecord& t) {
-      optimizer_.emplace_back(prefix + rest, read_small(tensor, t));
+    each(kExtra + name + "/", [&](const std::string& rest, const std::string& tensor, const TensorRecord&) {
+      optimizer_.emplace_back(prefix + rest, read_small(tensor));
     });
   }
 
@@ -279,15 +276,15 @@ class Load {
     if (!training_.scheduler) return;
     check(reader_.index().scheduler, "[load_sharded] ", reader_.folder(),
           ": contains no schedule state; load it without a schedule");
-    each(kScheduler, [&](const std::string& rest, const std::string& name, const TensorRecord& record) {
-      schedule_.emplace_back(rest, read_small(name, record));
+    each(kScheduler, [&](const std::string& rest, const std::string& name, const TensorRecord&) {
+      schedule_.emplace_back(rest, read_small(name));
     });
   }
 
   void match_scaler() {
     if (!training_.scaler || !training_.scaler->is_enabled()) return;
-    each(kScaler, [&](const std::string& rest, const std::string& name, const TensorRecord& record) {
-      scaler_.emplace_back(rest, read_small(name, record));
+    each(kScaler, [&](const std::string& rest, const std::string& name, const TensorRecord&) {
+      scaler_.emplace_back(rest, read_small(name));
     });
     check(!scaler_.empty(), "[load_sharded] ", reader_.folder(),
           ": contains no gradient scaler's state; load it without a scaler");
@@ -295,8 +292,8 @@ class Load {
   }
 
   /// Reads a small tensor whose values are needed before the first change.
-  Tensor read_small(const std::string& name, const TensorRecord& record) {
-    if (verify_) reader_.verify(name, 0, record.rows());
+  Tensor read_small(const std::string& name) {
+    if (verify_) reader_.verify(name);
     return reader_.read(name);
   }
 
@@ -318,6 +315,33 @@ class Load {
   nn::StateDict optimizer_, schedule_, scaler_;
 };
 
+/// The number by which a rank derives generators from those of rank 0.
+int number_of(const ShardedTraining& training, const LoadShardedOptions& options) {
+  return training.place ? training.place->stage * training.place->data_size + training.place->data
+                        : options.rank;
+}
+
+/// The number of the generators that belong to this rank, if the checkpoint has them.
+std::optional<std::size_t> find_generators(const std::string& folder, const Index& index,
+                                           const ShardedTraining& training,
+                                           const LoadShardedOptions& options) {
+  const std::string place = place_text("load_sharded", training.place);
+  const std::vector<std::string>& all = index.generators;
+  if (place.empty() || all.empty() || place_in(all[0]).empty()) {
+    const auto number = static_cast<std::size_t>(number_of(training, options));
+    return number < all.size() ? std::optional(number) : std::nullopt;
+  }
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (place_in(all[i]) == place) return i;
+  if (options.rank == 0)
+    std::fprintf(
+        stderr,
+        "[load_sharded] warning: %s has no random generators for %s, but for %s and others; all ranks "
+        "derive theirs anew, so dropout differs from that of a run that was not interrupted\n",
+        folder.c_str(), place.c_str(), place_in(all[0]).c_str());
+  return {};
+}
+
 }  // namespace
 
 std::function<nn::Progress()> checkpoint::prepare_load(const std::string& folder,
@@ -331,19 +355,19 @@ std::function<nn::Progress()> checkpoint::prepare_load(const std::string& folder
         ": was split from a model file and contains no training run; load the model alone");
   nn::Progress progress = index.progress.value_or(nn::Progress{});
   const std::string choices = nn::take_kernel_choices("load_sharded", folder, progress.extra);
-  const auto rank = static_cast<std::size_t>(options.rank);
+  const int number = number_of(training, options);
+  const std::optional<std::size_t> saved = find_generators(folder, index, training, options);
   GeneratorStates generators;
   if (!index.generators.empty())
-    generators =
-        parse_generator_states("load_sharded", index.generators[rank < index.generators.size() ? rank : 0]);
+    generators = parse_generator_states("load_sharded", index.generators[saved.value_or(0)]);
   load->check_files();
 
   return [=] {
     const NoGradGuard none;
     load->load_small();
-    load->load_rows();
-    if (rank < load->reader().index().generators.size()) set_generator_states(generators);
-    else derive_generator_states(generators, static_cast<int>(rank));
+    load->load_boxes();
+    if (saved) set_generator_states(generators);
+    else derive_generator_states(generators, number);
     if (!choices.empty()) set_kernel_choices(choices);
     return progress;
   };

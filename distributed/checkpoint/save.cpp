@@ -2,6 +2,7 @@
 #include <exception>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <sstream>
 
 #include "tapestry/autograd/ops/creation.h"
@@ -9,6 +10,7 @@
 #include "tapestry/core/atomic_file.h"
 #include "tapestry/core/timeline.h"
 #include "tapestry/distributed/checkpoint/checkpoint.h"
+#include "tapestry/distributed/checkpoint/internal/boxes.h"
 #include "tapestry/distributed/checkpoint/internal/one_file.h"
 #include "tapestry/distributed/checkpoint/internal/state.h"
 #include "tapestry/distributed/checkpoint/internal/writer.h"
@@ -23,16 +25,14 @@ namespace {
 
 using namespace checkpoint;
 
-/// Gives the rows of a piece from a writer's tensors.
+/// Gives the elements of a piece from a writer's tensors.
 Source source_of(const WriterState& state) {
   std::map<std::string, const Item*> items;
   for (const Item& item : state.items) items.emplace(item.name, &item);
   return [items](const std::string& name, const Piece& piece, const Sink& sink) {
     const Item& item = *items.at(name);
-    Tensor rows = item.local;
-    if (item.local.dim() > 0 && (piece.first_row != item.first_row || piece.rows != item.local.size(0)))
-      rows = rows.narrow(0, piece.first_row - item.first_row, piece.rows);
-    sink(rows.device().is_cpu() ? rows : rows.to(kCPU));
+    const Tensor part = inside(piece.box, item.box).of(item.local);
+    sink(part.device().is_cpu() ? part : part.to(kCPU));
   };
 }
 
@@ -203,15 +203,25 @@ struct FirstError {
   }
 };
 
-/// Calls fn(piece, first row, rows) for parts of a tensor's pieces of about 16 MiB, in the order of the rows.
+/// Calls fn(rows, pieces) for parts of a tensor of about 16 MiB in the order of their rows: `rows` is the box
+/// of some rows, of which each of the pieces has some columns.
 template <class F>
 void for_each_part(const TensorRecord& tensor, const F& fn) {
-  const std::uint64_t row_bytes = tensor.row_bytes();
-  if (row_bytes == 0) return;
-  const auto most = static_cast<std::int64_t>(std::max<std::uint64_t>(kSendBytes / row_bytes, 1));
+  const nn::Region whole = tensor.whole();
+  std::set<std::int64_t> ends;  // rows at which pieces begin or end
   for (const Piece& piece : tensor.pieces)
-    for (std::int64_t row = 0; row < piece.rows; row += most)
-      fn(piece, piece.first_row + row, (std::min)(most, piece.rows - row));
+    for (const std::int64_t end : {piece.box.first[0], piece.box.first[0] + piece.box.sizes[0]})
+      ends.insert(end);
+  std::vector<const Piece*> pieces;
+  auto next = tensor.pieces.begin();  // they are in the order of their first rows
+  for (auto end = ends.begin(); end != ends.end() && std::next(end) != ends.end(); ++end) {
+    std::erase_if(pieces, [&](const Piece* p) { return p->box.first[0] + p->box.sizes[0] <= *end; });
+    for (; next != tensor.pieces.end() && next->box.first[0] <= *end; ++next) pieces.push_back(&*next);
+    const auto most =
+        static_cast<std::int64_t>(std::max<std::uint64_t>(kSendBytes / tensor.row_bytes(whole), 1));
+    for (std::int64_t row = *end; row < *std::next(end); row += most)
+      fn(rows_of(whole, row, (std::min)(most, *std::next(end) - row)), pieces);
+  }
 }
 
 }  // namespace
@@ -228,11 +238,11 @@ void save_checkpoint(const std::string& path, const std::shared_ptr<ProcessGroup
   const int last = p.first + static_cast<int>(p.own.size());  // one behind this process's writers
   std::vector<Source> sources;
   for (const WriterState& own : p.own) sources.push_back(source_of(own));
-  const auto own_rows = [&](const std::string& name, int writer, std::int64_t first, std::int64_t rows) {
+  const auto own_part = [&](const std::string& name, int writer, const nn::Region& box) {
     Tensor part;
-    sources[static_cast<std::size_t>(writer - p.first)](name, {writer, first, rows},
+    sources[static_cast<std::size_t>(writer - p.first)](name, {writer, box},
                                                         [&](const Tensor& t) { part = t.contiguous(); });
-    return part.reshape(p.index.tensors.at(name).sizes_of(rows));
+    return part.reshape(box.sizes);
   };
 
   FirstError failure;
@@ -258,15 +268,25 @@ void save_checkpoint(const std::string& path, const std::shared_ptr<ProcessGroup
       continue;
     }
     const TensorRecord& tensor = p.index.tensors.at(content.source);
-    for_each_part(tensor, [&](const Piece& piece, std::int64_t first, std::int64_t rows) {
-      const bool is_own = piece.shard >= p.first && piece.shard < last;
-      Tensor part;
-      if (is_own) failure.guard([&] { part = own_rows(content.source, piece.shard, first, rows); });
-      if (is_own != (p.first == 0) && !part.defined())
-        part = zeros(tensor.sizes_of(rows), {tensor.dtype, kCPU});
-      if (p.first == 0 && !is_own) group->recv(part, piece.shard, kSendTag, "rows of the checkpoint").wait();
-      if (p.first != 0 && is_own) group->send(part, 0, kSendTag, "rows of the checkpoint").wait();
-      if (writer) failure.guard([&] { writer->write(part); });
+    for_each_part(tensor, [&](const nn::Region& rows, const std::vector<const Piece*>& pieces) {
+      Tensor all;  // on rank 0, if several pieces have columns of the rows
+      if (writer && pieces.size() > 1) failure.guard([&] { all = empty(rows.sizes, {tensor.dtype, kCPU}); });
+      for (const Piece* const piece : pieces) {
+        const nn::Region box = common(rows, piece->box);
+        const bool is_own = piece->shard >= p.first && piece->shard < last;
+        Tensor part;
+        if (is_own) failure.guard([&] { part = own_part(content.source, piece->shard, box); });
+        if (is_own != (p.first == 0) && !part.defined()) part = zeros(box.sizes, {tensor.dtype, kCPU});
+        if (p.first == 0 && !is_own)
+          group->recv(part, piece->shard, kSendTag, "parts of the checkpoint").wait();
+        if (p.first != 0 && is_own) group->send(part, 0, kSendTag, "parts of the checkpoint").wait();
+        if (!writer) continue;
+        failure.guard([&] {
+          if (all.defined()) inside(box, rows).of(all).copy_(part);
+          else writer->write(part);
+        });
+      }
+      if (all.defined()) failure.guard([&] { writer->write(all); });
     });
   }
   if (alone) {

@@ -23,9 +23,16 @@
 
 namespace tapestry::distributed {
 
+/// Where a rank is along the axes that its random numbers follow: which part of the samples it computes, and
+/// which stage of a pipeline. Ranks at one place, such as those that divide a layer, draw the same numbers.
+struct RandomPlace {
+  int data = 0, data_size = 1;
+  int stage = 0, stages = 1;
+};
+
 /// What a sharded checkpoint saves and loads: named slots, and the optimizer and the schedule. A slot may be
-/// whole on every rank (DDP, one process), on some ranks only (a pipeline), or sharded
-/// (TensorSlot::sharding()).
+/// whole on every rank (DDP, one process), on some ranks only (a pipeline), or divided
+/// (TensorSlot::layout()).
 struct ShardedTraining {
   using Slots = std::vector<std::pair<std::string, nn::TensorSlot>>;
 
@@ -56,6 +63,10 @@ struct ShardedTraining {
   optim::Optimizer* optimizer = nullptr;
   optim::Scheduler* scheduler = nullptr;
   optim::GradScaler* scaler = nullptr;
+  /// By what a rank finds its generators in a checkpoint, on all ranks or none. By its number if there is no
+  /// place. A checkpoint that was saved with another number of parts or stages has no generators for a place:
+  /// they are derived from those of rank 0, and rank 0 prints a warning.
+  std::optional<RandomPlace> place = {};
 
  private:
   void add(const std::vector<std::pair<std::string, nn::Parameter>>& all_parameters,
@@ -63,21 +74,21 @@ struct ShardedTraining {
 };
 
 /// Writes a checkpoint to `folder`, which is created. Collective over the ranks of `group`; null stands for
-/// one process. Each rank writes the rows that it stores. Tensors that several ranks have are divided among
+/// one process. Each rank writes the part that it stores. Tensors that several ranks have are divided among
 /// them, so that all ranks write about as many bytes; buffers are those of the lowest rank that has them. If
 /// the folder has a complete checkpoint, it stays valid until the new one is complete.
 ///
 /// If a rank cannot write, all ranks throw, the incomplete files are removed, and the folder's old checkpoint
 /// is unchanged. Throws ValueError on all ranks if the ranks' tensors do not fit together: another dtype or
-/// shape, rows that no rank stores, different optimizers, or parameters that should be equal on all ranks and
+/// shape, elements that no rank stores, different optimizers, or parameters that should be equal on all ranks and
 /// are not. The state of a ZeroRedundancyOptimizer over these ranks is collected first. Two jobs must not
 /// write to one folder at the same time; ShardedCheckpointer sees to that.
 void save_sharded(const std::string& folder, const std::shared_ptr<ProcessGroup>& group,
                   const ShardedTraining& training, const nn::Progress& progress);
 
 struct LoadShardedOptions {
-  /// The number of the caller among those that load, which selects the generators' states. The states of a
-  /// rank that saved none are derived from those of rank 0.
+  /// The number of the caller among those that load, which selects the generators' states unless there is a
+  /// ShardedTraining::place. The states of a rank that saved none are derived from those of rank 0.
   int rank = 0;
   /// Reads the data twice, first to compare the checksums. So damage is found before anything is changed. The
   /// first time, whole blocks of 1 MiB are read, of which the process may need a part only.
@@ -85,7 +96,7 @@ struct LoadShardedOptions {
 };
 
 /// Loads a checkpoint into slots that may be divided in any other way, without communication: each process
-/// reads the rows that it stores, from the files that have them, at most about 16 MiB at a time. Values are
+/// reads the part that it stores, from the files that have it, at most about 16 MiB at a time. Values are
 /// converted to the slots' devices and dtypes. Returns the progress that was saved. `folder` may also be one
 /// file, which save_checkpoint(), nn::save_checkpoint() or nn::save_model() wrote. Full tensors that exist
 /// (FullyShard::unshard()) are gathered again, which is collective.

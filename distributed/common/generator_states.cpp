@@ -29,6 +29,7 @@ GeneratorStates parse_generator_states(const char* op, const std::string& text) 
   std::istringstream in(text);
   GeneratorStates states;
   for (std::string device; in >> device;) {
+    if (states.empty() && device.find('=') != std::string::npos) continue;
     std::uint64_t seed = 0, offset = 0;
     // The stream would read "-1" as 2^64 - 1.
     bool valid = !(in >> seed >> offset).fail() && text.find('-') == std::string::npos;
@@ -43,6 +44,11 @@ GeneratorStates parse_generator_states(const char* op, const std::string& text) 
   check<IoError>(!states.empty(), "[", op,
                  "] the generator states in the checkpoint are empty; resume from another checkpoint");
   return states;
+}
+
+std::string place_in(const std::string& text) {
+  const std::size_t end = text.rfind('=');
+  return end == std::string::npos ? "" : text.substr(0, text.find(' ', end));
 }
 
 void set_generator_states(const GeneratorStates& states) {

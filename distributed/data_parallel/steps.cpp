@@ -93,7 +93,7 @@ void replicate(nn::Module& model, std::span<const Device> devices) {
   check_devices("replicate", devices);
   const EnableGradGuard no_inference;  // inference tensors could not be trained later
   for (const auto& [name, slot] : model.named_parameters()) {
-    check(!slot.sharding(), "[replicate] '", name,
+    check(!slot.layout(), "[replicate] '", name,
           "' is sharded, and a replica would need all of it; use the sharded model itself");
     check(slot.replicas() != 1 || !has_reducer(slot.replica(0)), "[replicate] '", name,
           "' belongs to a DistributedDataParallel, which would average the first replica's gradient only; use "
@@ -111,7 +111,7 @@ void replicate(nn::Module& model, std::span<const Device> devices) {
 
 void check_replicas(const nn::Module& model) {
   for (const auto& [name, slot] : model.named_parameters()) {
-    if (slot.sharding()) continue;
+    if (slot.layout()) continue;
     std::vector<Tensor> replicas;
     std::vector<Device> devices;
     for (int r = 0; r < slot.replicas(); ++r) {
@@ -124,7 +124,7 @@ void check_replicas(const nn::Module& model) {
 
 void unreplicate(nn::Module& model) {
   for (const auto& [name, slot] : model.named_parameters())
-    check(!slot.sharding() || slot.replicas() == 1, "[unreplicate] '", name,
+    check(!slot.layout() || slot.replicas() == 1, "[unreplicate] '", name,
           "' is sharded over devices, which have parts of it; call ShardedDataParallel::whole_state_dict(), and "
           "load it into another model");
   for_slots(model, [](nn::TensorSlot slot) {

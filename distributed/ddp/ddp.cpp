@@ -86,7 +86,7 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
   NamedTensors& all = state_->parameters;
   NamedTensors trained;
   for (const auto& [name, slot] : model.named_parameters()) {
-    check(!slot.sharding(), "[DistributedDataParallel] '", name,
+    check(!slot.layout(), "[DistributedDataParallel] '", name,
           "' is sharded, and fully_shard() averages its gradients already; use the sharded model itself");
     check(
         slot.replicas() == 1, "[DistributedDataParallel] '", name, "' has ", slot.replicas(),

@@ -58,7 +58,7 @@ void collect(nn::Module& module, const std::string& prefix, std::vector<UnitRef>
 }
 
 ShardedParameter* sharded(const nn::Parameter& slot) {
-  return dynamic_cast<ShardedParameter*>(slot.sharding().get());
+  return dynamic_cast<ShardedParameter*>(slot.layout().get());
 }
 
 bool is_inside(const nn::Module& module, const nn::Module* outer) {
@@ -87,8 +87,14 @@ std::string problem(const nn::Module& module, const FsdpOptions& options, const 
       if (is_inside(module, s->unit->module()))
         return concat({p.name, " belongs to ", s->unit->label(), ", which is sharded already and contains ",
                        module.type_name(), "; shard the modules inside first, and the model last"});
-    } else if (p.slot.sharding()) {
+    } else if (s) {
       return concat({p.name, " is sharded already; shard each parameter once"});
+    } else if (p.slot.layout() && (groups.size() > 1 || p.slot.tensor().device().is_meta())) {
+      return concat(
+          {p.name, " is divided already (", p.slot.layout()->region(0).str(), " of ",
+           p.slot.layout()->whole_sizes(),
+           "), which works for one replica a process and not on the meta device; shard it over ranks, "
+           "after it has its values"});
     } else if (p.slot.replicas() != (devices.empty() ? static_cast<int>(groups.size()) : 1)) {
       return devices.empty() ? concat({p.name, " has ", p.slot.replicas(), " replicas, but there are ",
                                        groups.size(), " groups; shard a model without DataParallel"})
@@ -131,8 +137,14 @@ std::string describe(const nn::Module& module, const FsdpOptions& options, const
   for (const UnitRef& u : contents.units) text += "unit " + u->label() + "\n";
   NamedTensors parameters;
   for (const Place& p : contents.places)
-    if (!p.slot.sharding()) parameters.emplace_back(p.name, p.slot.replica(0));
-    else text += "sharded " + p.name + "\n";
+    if (sharded(p.slot)) {
+      text += "sharded " + p.name + "\n";
+    } else {
+      parameters.emplace_back(p.name, p.slot.replica(0));
+      // The ranks of the group must have the same box, which they divide.
+      if (const auto& layout = p.slot.layout())
+        text += concat({p.name, " has ", layout->region(0).str(), " of ", layout->whole_sizes(), "\n"});
+    }
   return text + describe_tensors(parameters, "parameter") + describe_tensors(contents.buffers, "buffer");
 }
 
@@ -168,7 +180,7 @@ void leave_meta(nn::Module& module, const FsdpOptions& options, Contents& conten
   nn::NamedSlots named;
   const auto put = [&](const std::string& name, const nn::TensorSlot& slot) {
     const auto is_slot = [&](const auto& other) { return other.second.is_same(slot); };
-    if (!slot.sharding() && slot.tensor().device().is_meta() &&
+    if (!slot.layout() && slot.tensor().device().is_meta() &&
         std::none_of(named.begin(), named.end(), is_slot))
       named.emplace_back(name, slot);
   };

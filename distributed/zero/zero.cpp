@@ -44,7 +44,7 @@ void ZeroBase::State::add_items(const Groups& groups) {
       const std::string number = concat({"parameter ", items.size()});
       check(!slot.is_computed(), "[", kOp, "] ", number,
             " is computed from other parameters; pass module.parameters(), which has those");
-      check(!slot.sharding(), "[", kOp, "] ", number,
+      check(!slot.layout(), "[", kOp, "] ", number,
             " is sharded by fully_shard(), which divides the optimizer's state already; use the optimizer "
             "itself");
       check(slot.replicas() == 1, "[", kOp, "] ", number, " has ", slot.replicas(),
@@ -212,7 +212,7 @@ std::string ZeroBase::State::problem() {
            "the optimizer is used";
   bool any = false;
   for (const Item& item : items) {
-    if (item.slot.sharding() || item.slot.replicas() != 1 || !item.slot.replica(0).is_same(item.tensor))
+    if (item.slot.layout() || item.slot.replicas() != 1 || !item.slot.replica(0).is_same(item.tensor))
       return item.label +
              " is not the tensor that it was when the optimizer was constructed; to(device), to(dtype) and "
              "fully_shard() replace tensors: construct the optimizer after them";

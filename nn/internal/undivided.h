@@ -12,8 +12,8 @@ namespace tapestry::nn {
 /// `instead` ends the text.
 inline void check_undivided(const char* op, const Module& module, bool values_only, const char* instead) {
   for (const auto& [name, p] : module.named_parameters()) {
-    check(!p.sharding() || (values_only && p->sizes() == full_sizes(p)), "[", op, "] '", name,
-          "' is sharded, and this rank has some of its rows; ", instead);
+    check(!p.layout() || (values_only && p->sizes() == whole_sizes(p)), "[", op, "] '", name,
+          "' is sharded, and this rank has a part of it; ", instead);
     check(values_only || p.replicas() <= 1, "[", op, "] '", name, "' has ", p.replicas(), " replicas; ",
           instead);
   }

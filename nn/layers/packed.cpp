@@ -9,7 +9,7 @@ void Linear::set_packed_weight(const PackedTensor& packed) {
   check(packed.defined() && packed.sizes() == Shape({options.out_features, options.in_features}),
         "[Linear] the packed weight has shape ", packed.sizes(), "; expected ",
         Shape({options.out_features, options.in_features}));
-  check(weight.replicas() <= 1 && !weight.sharding(),
+  check(weight.replicas() <= 1 && !weight.layout(),
         "[Linear] the weight is sharded or replicated, and a "
         "packed weight is neither; call set_packed_weight() before fully_shard() or DataParallel");
   packed_ = packed;
@@ -30,7 +30,7 @@ void Embedding::set_packed_weight(const PackedTensor& packed) {
   check(packed.defined() && packed.sizes() == expected, "[Embedding] the packed weight has shape ",
         packed.sizes(), "; expected ", expected);
   check(!options.max_norm, "[Embedding] max_norm changes the weight, and a packed weight cannot be changed");
-  check(weight.replicas() <= 1 && !weight.sharding(),
+  check(weight.replicas() <= 1 && !weight.layout(),
         "[Embedding] the weight is sharded or replicated, and a "
         "packed weight is neither; call set_packed_weight() before fully_shard() or DataParallel");
   packed_ = packed;

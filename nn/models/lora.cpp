@@ -168,7 +168,7 @@ void check_layers(const Module& model, const std::vector<std::pair<std::string, 
   for (const auto& [path, layer] : targets) {
     check(layer->weight.replicas() <= 1, "[", op, "] '", path, "' has ", layer->weight.replicas(),
           " replicas; add adapters before the model is replicated");
-    check(!layer->weight.defined() || !layer->weight.sharding(), "[", op, "] '", path,
+    check(!layer->weight.defined() || !layer->weight.layout(), "[", op, "] '", path,
           "' is sharded; add adapters before fully_shard()");
     for (const auto& [name, child] : layer->named_children())
       check(name != kChild, "[", op, "] '", path, "' has a child '", kChild, "' of another kind");
@@ -230,8 +230,8 @@ void set_merged(const char* op, Module& model, bool on) {
   for (const auto& [path, layer, adapter] : layers) {
     const Parameter& weight = layer->weight;
     const Shape sizes{layer->options.out_features, layer->options.in_features};
-    check(weight.defined() && weight.replicas() == 1 && !weight.is_computed() && !weight.sharding() &&
-              adapter->A.replicas() == 1 && !adapter->A.sharding(),
+    check(weight.defined() && weight.replicas() == 1 && !weight.is_computed() && !weight.layout() &&
+              adapter->A.replicas() == 1 && !adapter->A.layout(),
           "[", op, "] the weight of '", path,
           "' is packed, parametrized, sharded or replicated; merge into a model whose weights are plain "
           "tensors");

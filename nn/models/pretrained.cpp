@@ -110,8 +110,8 @@ std::unique_ptr<LanguageModel> load_language_model(const std::string& path, cons
 
 std::vector<TensorSource> hf_sources(const LanguageModel& model) {
   for (const auto& [name, parameter] : model.named_parameters())
-    check_all_rows("hf_sources", name, parameter,
-                   "call it on all ranks while FullyShard::unshard(true) lasts");
+    check_has_whole("hf_sources", name, parameter,
+                    "call it on all ranks while FullyShard::unshard(true) lasts");
   check(packed_weights(model).empty(),
         "[hf_sources] the weights are packed; load the model without `packed`");
   check(lora_adapters(model).empty(),

@@ -355,7 +355,7 @@ LoadResult load_weights(Module& module, const ModelWeights& weights, bool strict
       entry = weights.find("model.embed_tokens.weight");
       if (!entry) entry = weights.find("transformer.wte.weight");
     }
-    Shape sizes = full_sizes(slot);
+    Shape sizes = whole_sizes(slot);
     if (gpt2 && is_conv1d(name)) sizes = {sizes[1], sizes[0]};
     if (!entry) result.missing.push_back(name);
     else if (entry->sizes != sizes)

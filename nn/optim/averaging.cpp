@@ -52,7 +52,7 @@ AveragedModel::AveragedModel(nn::Module& model, Options options) : avg_fn_(std::
   check(static_cast<bool>(avg_fn_), "[AveragedModel] avg_fn is empty; pass get_ema_avg() or get_swa_avg()");
   const auto add = [&](const std::string& name, const nn::TensorSlot& slot) {
     Entry& entry = entries_.emplace_back(Entry{name, slot, {}});
-    entry.averages.resize(slot.sharding() ? static_cast<std::size_t>(slot.replicas()) : 1);
+    entry.averages.resize(slot.layout() ? static_cast<std::size_t>(slot.replicas()) : 1);
     for (std::size_t i = 0; i < entry.averages.size(); ++i)
       entry.averages[i] = entry.weight(i).to(average_dtype(entry.weight(i))).clone();
   };
@@ -96,7 +96,7 @@ void AveragedModel::check_shapes() const {
   for (const Entry& e : entries_)
     for (std::size_t i = 0; i < e.averages.size(); ++i)
       check(e.averages[i].sizes() == e.weight(i).sizes() &&
-                (!e.slot.sharding() || e.averages.size() == static_cast<std::size_t>(e.slot.replicas())),
+                (!e.slot.layout() || e.averages.size() == static_cast<std::size_t>(e.slot.replicas())),
             "[AveragedModel] the average of '", e.name, "' has shape ", e.averages[i].sizes(),
             ", and the model's tensor ", e.weight(i).sizes(), "; make the AveragedModel after fully_shard()");
 }
@@ -111,7 +111,7 @@ void AveragedModel::check_use() const {
 
 void AveragedModel::Entry::set_all(const std::vector<Tensor>& values) const {
   for (int r = 0; r < slot.replicas(); ++r)
-    nn::stored_tensor(slot, r).detach().copy_(values[slot.sharding() ? static_cast<std::size_t>(r) : 0]);
+    nn::stored_tensor(slot, r).detach().copy_(values[slot.layout() ? static_cast<std::size_t>(r) : 0]);
   nn::refresh_full(slot);
 }
 
@@ -138,14 +138,14 @@ nn::StateDict AveragedModel::state_dict() const {
   const NoGradGuard no_grad;
   nn::StateDict dict{{"n_averaged", scalar_tensor(*n_averaged_, {DType::i64, kCPU})}};
   for (const Entry& e : entries_) {
-    const auto& sharding = e.slot.sharding();
-    if (sharding && static_cast<int>(e.averages.size()) < sharding->ranks())
-      fail("[AveragedModel] the average of '", e.name, "' of shape ", sharding->full_sizes(),
-           " is sharded over ", sharding->ranks(), " ranks, and this one has ", e.averages[0].size(0),
-           " of its rows; save the model with distributed::save_checkpoint() or "
+    const auto& layout = e.slot.layout();
+    if (layout && static_cast<int>(e.averages.size()) < layout->ranks())
+      fail("[AveragedModel] the average of '", e.name, "' of shape ", layout->whole_sizes(),
+           nn::divided_text(*layout, current_context().replica),
+           "; save the model with distributed::save_checkpoint() or "
            "distributed::save_sharded() on all ranks while use() lasts");
     dict.emplace_back("module." + e.name,
-                      sharding ? nn::join_rows(*sharding, e.averages) : e.averages[0].clone());
+                      layout ? nn::join_parts(*layout, e.averages) : e.averages[0].clone());
   }
   return dict;
 }
@@ -173,7 +173,7 @@ void AveragedModel::load_state_dict(const nn::StateDict& dict) {
       if (part.defined()) parts[i] = part.to(e.weight(i).device(), average_dtype(e.weight(i))).clone();
     }
     check(parts.at(0).defined(), "[load_state_dict] module.", e.name,
-          " is missing or does not have the shape ", nn::full_sizes(e.slot),
+          " is missing or does not have the shape ", nn::whole_sizes(e.slot),
           ", and nothing was loaded; pass the state of the same model");
   }
   for (std::size_t i = 0; i < entries_.size(); ++i)

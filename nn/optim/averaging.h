@@ -83,7 +83,7 @@ class AveragedModel {
   /// parameter is sharded over other ranks: save the model while use() lasts, with
   /// distributed::save_checkpoint().
   nn::StateDict state_dict() const;
-  /// Restores a saved average. A sharded parameter takes its rows of the whole tensor. Throws ValueError if
+  /// Restores a saved average. A sharded parameter takes its part of the whole tensor. Throws ValueError if
   /// names or shapes differ from the model's, or while a Scope exists. If it throws, nothing was loaded.
   void load_state_dict(const nn::StateDict& dict);
 

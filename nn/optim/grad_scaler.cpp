@@ -58,19 +58,15 @@ Tensor agreed(const std::vector<Parameter>& params, const Tensor& found) {
     all = gt(count, 0).reshape({}).to(found.device(), DType::f32);
     break;
   }
-  std::vector<const void*> done;
-  for (const Parameter& p : params) {
-    const nn::Sharding* const sharding = p.sharding().get();
-    if (!sharding || std::find(done.begin(), done.end(), sharding->group(0)) != done.end()) continue;
-    done.push_back(sharding->group(0));
+  for (const nn::DividingGroup& group : nn::dividing_groups(params)) {
     // The replicas of one process are ranks of the group and must call the collective at the same time.
     std::vector<ReplicaDevice> replicas;
-    for (int r = 0; r < p.replicas(); ++r) replicas.push_back({r, sharding->shard(r).device()});
+    for (int r = 0; r < group.replicas; ++r) replicas.push_back({r, group.layout->stored(r).device()});
     std::vector<Tensor> counts(replicas.size());
     for (const ReplicaDevice& r : replicas)
       counts[static_cast<std::size_t>(r.replica)] = all.to(r.device, DType::f32).reshape({1}).clone();
     nn::for_each_rank(replicas, [&](const ReplicaDevice& r) {
-      sharding->sum_over_ranks(r.replica, counts[static_cast<std::size_t>(r.replica)]);
+      group.group->sum(r.replica, counts[static_cast<std::size_t>(r.replica)]);
     });
     all = gt(counts[0], 0).reshape({}).to(found.device(), DType::f32);
   }
@@ -122,7 +118,7 @@ Tensor GradScaler::find_inf(Optimizer& optimizer, const char* caller, bool divid
   nn::add_replica_devices(params, devices);
   bool sharded = false;
   for (const Parameter& p : params) {
-    sharded = sharded || p.sharding() != nullptr;
+    sharded = sharded || p.layout() != nullptr;
     check(options_.agree || !nn::is_of_one_stage(p), "[GradScaler] ", caller,
           ": the parameters belong to one stage of a pipeline over ranks, and another stage may skip a step "
           "that this one makes; set GradScalerOptions::agree");

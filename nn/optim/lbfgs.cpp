@@ -56,11 +56,11 @@ void LBFGS::update_tensors(std::size_t, const nn::ReplicaDevice&, const std::vec
 }
 
 void LBFGS::check_param(const Parameter& param) const {
-  check(!param.sharding(), "[LBFGS] a parameter of shape ", nn::full_sizes(param),
+  check(!param.layout(), "[LBFGS] a parameter of shape ", nn::whole_sizes(param),
         " is sharded, and each rank has some of its elements; LBFGS needs all of them. Train sharded "
         "parameters "
         "with AdamW, or use DistributedDataParallel");
-  check(!nn::is_of_one_stage(param), "[LBFGS] a parameter of shape ", nn::full_sizes(param),
+  check(!nn::is_of_one_stage(param), "[LBFGS] a parameter of shape ", nn::whole_sizes(param),
         " belongs to one stage of a pipeline over ranks, and LBFGS needs the gradients of all stages. Train "
         "it with AdamW, or use a pipeline in one process");
 }

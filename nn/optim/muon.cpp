@@ -64,7 +64,7 @@ void Muon::check_options(std::size_t group) const {
 }
 
 void Muon::check_param(const Parameter& param) const {
-  check(!param.sharding(), "[Muon] a parameter of shape ", nn::full_sizes(param),
+  check(!param.layout(), "[Muon] a parameter of shape ", nn::whole_sizes(param),
         " is sharded, and each rank has some of its rows; Muon needs the whole matrix. Train sharded "
         "parameters "
         "with AdamW, or use DistributedDataParallel");

@@ -30,13 +30,18 @@ MemoryFormat dense_format(const Tensor& t) {
   return t.is_contiguous() ? MemoryFormat::contiguous : MemoryFormat::channels_last;
 }
 
-// Where a shard begins in the whole parameter, in elements. A shard has some rows of dimension 0.
-std::int64_t offset_of(const Parameter& slot, int replica) {
-  const auto& sharding = slot.sharding();
-  if (!sharding) return 0;
-  const Shape& full = sharding->full_sizes();
-  const std::int64_t rows = full.size() == 0 ? 1 : full[0];
-  return rows == 0 ? 0 : sharding->rows(replica).first_row * (full.numel() / rows);
+// Where the box that a rank stores begins in the whole parameter, in elements, if its elements follow one
+// another there.
+std::optional<std::int64_t> offset_of(const Parameter& slot, int replica) {
+  const auto& layout = slot.layout();
+  if (!layout) return 0;
+  const nn::Region box = layout->region(replica), whole = nn::Region::whole(layout->whole_sizes());
+  std::int64_t offset = 0;
+  for (int d = 0; d < whole.sizes.size(); ++d) {
+    if (d > 0 && box.sizes[d] != whole.sizes[d]) return {};
+    offset = offset * whole.sizes[d] + box.first[d];
+  }
+  return offset;
 }
 
 // The name of the option that StepScalars::momentum replaces; null if a captured step must keep it.
@@ -133,7 +138,7 @@ void Optimizer::add_params(std::vector<Parameter> params) {
   for (const Parameter& p : params) {
     check(p.defined(), "[", name(), "] a parameter is undefined; pass registered parameters only");
     check(!known_.contains(p.id()) && added.insert(p.id()).second, "[", name(), "] a parameter of shape ",
-          nn::full_sizes(p), " is given twice; a parameter belongs to one group");
+          nn::whole_sizes(p), " is given twice; a parameter belongs to one group");
     check_param(p);
   }
   Group group;
@@ -207,7 +212,7 @@ void Optimizer::refresh_master(State& state, const Tensor& param) {
 }
 
 // Creates missing state tensors of a parameter. A new replica copies the state of replica 0, unless the
-// replicas are shards of one parameter.
+// replicas have parts of one parameter.
 void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica) {
   const Parameter& slot = groups_[group].params[index];
   const Tensor& param = nn::stored_tensor(slot, replica);
@@ -220,7 +225,7 @@ void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica)
         name(),
         "the optimizer would create its state in it, and every replay would reset the state; run the "
         "step once before the capture, or raise warm_up");
-    if (replica > 0 && states[0].step.defined() && !slot.sharding()) {
+    if (replica > 0 && states[0].step.defined() && !slot.layout()) {
       state.step = clone(states[0].step);
       for (std::size_t k = 0; k < kMaxState; ++k)
         if (states[0].tensors[k].defined()) state.tensors[k] = clone(states[0].tensors[k]);
@@ -366,9 +371,15 @@ void Optimizer::step_on(const nn::ReplicaDevice& replica_device) {
       check(param.is_contiguous(format), "[", name(), "] a parameter of shape ", param.sizes(),
             " and strides ", param.strides(), " is not dense; register it with contiguous()");
       if (!grad.is_contiguous(format)) grad = grad.contiguous(format);
+      const auto offset = offset_of(group.params[i], replica_device.replica);
+      if (!offset && low_precision(g) == LowPrecision::stochastic && is_low(param.dtype())) [[unlikely]]
+        fail("[", name(), "] low_precision is stochastic, and a parameter of shape ",
+             nn::whole_sizes(group.params[i]),
+             nn::divided_text(*group.params[i].layout(), replica_device.replica),
+             ", whose elements do not follow one another in the whole; choose LowPrecision::master");
       updates.push_back({param, std::move(grad), has_state(g, param) ? &group.states[i][replica] : nullptr,
                          number + static_cast<std::int64_t>(i),
-                         offset_of(group.params[i], replica_device.replica)});
+                         offset.value_or(0)});
     }
     if (updates.empty()) continue;
     const SpanScope span(replica_device.device, Activity::optimizer, name());

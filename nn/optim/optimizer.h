@@ -138,7 +138,7 @@ class Optimizer {
   /// Returns what load_state_dict() needs on this rank to restore the state: the part of this rank, and its
   /// number, if the state is divided among ranks, otherwise state_dict().
   virtual StateDict local_state_dict() const;
-  /// Restores the options and the state. A sharded parameter takes its rows of whole states. What
+  /// Restores the options and the state. A sharded parameter takes its part of whole states. What
   /// local_state_dict() returned is accepted on the rank that it came from. A state without master_param
   /// begins with the parameters' values. Throws one ValueError that lists every
   /// mismatch. If it throws, nothing was loaded.

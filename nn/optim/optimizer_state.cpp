@@ -14,8 +14,29 @@
 namespace tapestry::optim {
 namespace {
 
-// Keys of local_state_dict() if its states are those of one rank's shards.
+// Keys of local_state_dict() if its states are what one rank stores: its rank in each group that divides the
+// parameters, and the sizes of these groups.
 constexpr const char *kShardRank = "shard.rank", *kShardRanks = "shard.ranks";
+
+// This rank's place among the ranks that divide the parameters: their values for kShardRank and kShardRanks.
+std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>> place_of(std::span<const Parameter> params) {
+  std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>> place;
+  for (const nn::DividingGroup& g : nn::dividing_groups(params)) {
+    place.first.push_back(g.group->rank(current_context().replica));
+    place.second.push_back(g.group->size());
+  }
+  return place;
+}
+
+std::vector<std::int64_t> numbers_of(const Tensor* t) {
+  return t ? t->reshape({-1}).to_vector<std::int64_t>() : std::vector<std::int64_t>();
+}
+
+std::string text_of(const std::vector<std::int64_t>& numbers) {
+  std::string text;
+  for (const std::int64_t n : numbers) text += (text.empty() ? "" : ",") + std::to_string(n);
+  return text.empty() ? "none" : text;
+}
 
 Tensor f64_number(double value) { return scalar_tensor(value, {DType::f64, kCPU}); }
 
@@ -34,24 +55,23 @@ StateDict Optimizer::copy_state(bool local) const {
   const std::vector<Parameter> params = parameters();
   const int replica = current_context().replica;
   StateDict dict;
-  const nn::Sharding* divided = nullptr;
+  bool divided = false;
   std::vector<std::map<std::string, Tensor>> of_replicas;
   for (const StateTensor& t : Optimizer::state_tensors(replica)) {
-    const nn::Sharding* const sharding =
-        t.like_param ? params[static_cast<std::size_t>(t.param)].sharding().get() : nullptr;
-    if (!sharding) {
+    const nn::Layout* const layout =
+        t.like_param ? params[static_cast<std::size_t>(t.param)].layout().get() : nullptr;
+    if (!layout) {
       dict.emplace_back(t.key, t.like_param ? clone(t.tensor) : t.tensor);
       continue;
     }
     const Parameter& p = params[static_cast<std::size_t>(t.param)];
-    if (p.replicas() < sharding->ranks()) {
+    if (p.replicas() < layout->ranks()) {
       if (!local)
-        fail(
-            "[state_dict] the state of a parameter of shape ", sharding->full_sizes(), " is sharded over ",
-            sharding->ranks(), " ranks, and rank ", sharding->rank(replica),
-            " has some of its rows; save with distributed::save_checkpoint() or save_sharded() on all ranks, "
-            "or take local_state_dict(), which the same rank can load");
-      divided = sharding;
+        fail("[state_dict] the state of a parameter of shape ", layout->whole_sizes(),
+             nn::divided_text(*layout, replica),
+             "; save with distributed::save_checkpoint() or save_sharded() on all ranks, "
+             "or take local_state_dict(), which the same rank can load");
+      divided = true;
       dict.emplace_back(t.key, clone(t.tensor));
       continue;
     }
@@ -66,14 +86,12 @@ StateDict Optimizer::copy_state(bool local) const {
             " and not for replica ", r, "; call step() before the state is saved");
       parts.push_back(found->second);
     }
-    dict.emplace_back(t.key, nn::join_rows(*sharding, parts));
+    dict.emplace_back(t.key, nn::join_parts(*layout, parts));
   }
   if (divided) {
-    const auto add = [&](const char* key, int value) {
-      dict.emplace_back(key, scalar_tensor(static_cast<std::int64_t>(value), {DType::i64, kCPU}));
-    };
-    add(kShardRank, divided->rank(replica));
-    add(kShardRanks, divided->ranks());
+    const auto [ranks, sizes] = place_of(params);
+    dict.emplace_back(kShardRank, tensor(ranks, {DType::i64, kCPU}));
+    dict.emplace_back(kShardRanks, tensor(sizes, {DType::i64, kCPU}));
   }
   return dict;
 }
@@ -83,7 +101,7 @@ StateDict Optimizer::state_dict() const { return copy_state(false); }
 StateDict Optimizer::local_state_dict() const {
   // Derived classes that do not override this function have states of their own in state_dict().
   for (const Parameter& p : parameters())
-    if (p.sharding()) return copy_state(true);
+    if (p.layout()) return copy_state(true);
   return state_dict();
 }
 
@@ -99,8 +117,8 @@ std::vector<StateTensor> Optimizer::state_tensors(int replica) const {
   }
   for_params([&](std::size_t g, std::size_t i, std::size_t n) {
     const std::vector<State>& states = groups_[g].states[i];
-    // All replicas have the same state, unless they are shards.
-    const std::size_t at = groups_[g].params[i].sharding() ? static_cast<std::size_t>(replica) : 0;
+    // All replicas have the same state, unless they are divided.
+    const std::size_t at = groups_[g].params[i].layout() ? static_cast<std::size_t>(replica) : 0;
     if (states.size() <= at || !states[at].step.defined()) return;
     const std::string prefix = "state." + std::to_string(n) + ".";
     const auto param = static_cast<std::int64_t>(n);
@@ -132,18 +150,15 @@ void Optimizer::load_state_dict(const StateDict& dict) {
     wrong += (t ? "\n  not a number: " : "\n  missing: ") + key;
     return 0.0;
   };
-  // A part of another rank has the shape of this rank's part if the rows divide evenly.
+  // A part of another rank has the shape of this rank's part if the parameter divides evenly.
   const Tensor *const part_of = take(kShardRank), *const parts = take(kShardRanks);
-  if (part_of || parts)
-    for (const Parameter& p : parameters()) {
-      const auto& sharding = p.sharding();
-      if (!sharding) continue;
-      const int rank = sharding->rank(current_context().replica), ranks = sharding->ranks();
-      if (part_of && parts && part_of->item() == rank && parts->item() == ranks) continue;
-      wrong += concat({"\n  the part of rank ", part_of ? part_of->item() : -1, " of ",
-                       parts ? parts->item() : -1, " ranks, but this is rank ", rank, " of ", ranks});
-      break;
-    }
+  if (part_of || parts) {
+    const auto [ranks, sizes] = place_of(parameters());
+    const auto of = numbers_of(part_of), among = numbers_of(parts);
+    if (!ranks.empty() && (of != ranks || among != sizes))
+      wrong += "\n  the part of rank " + text_of(of) + " of " + text_of(among) + " ranks, but this is rank " +
+               text_of(ranks) + " of " + text_of(sizes);
+  }
 
   const auto take_real = [&](const std::string& key) {
     const Tensor* t = index.find(key);
@@ -162,7 +177,7 @@ void Optimizer::load_state_dict(const StateDict& dict) {
       wrong += concat({"\n  group ", g, " has ", count, " parameters in the state and ",
                        groups_[g].params.size(), " here"});
   }
-  std::vector<std::vector<State>> states(parameters().size());  // of all replicas of a sharded parameter
+  std::vector<std::vector<State>> states(parameters().size());  // of all replicas of a divided parameter
   for_params([&](std::size_t g, std::size_t i, std::size_t n) {
     const std::string prefix = "state." + std::to_string(n) + ".";
     if (!index.find(prefix + "step")) return;
@@ -174,22 +189,22 @@ void Optimizer::load_state_dict(const StateDict& dict) {
     if (number_name())
       count = tensor(std::vector<double>{steps, take_real(prefix + number_name())}, {DType::f64, kCPU});
     // Replicas that are not shards copy the state of the first one in the next step.
-    states[n].resize(slot.sharding() ? static_cast<std::size_t>(slot.replicas()) : 1);
+    states[n].resize(slot.layout() ? static_cast<std::size_t>(slot.replicas()) : 1);
     for (State& state : states[n]) state.step = clone(count);
     const auto take_tensor = [&](const char* key, const auto& member) {
       const Tensor* t = take(prefix + key);
       if (!t) return;
       for (std::size_t r = 0; r < states[n].size(); ++r) {
         const Tensor& param = nn::stored_tensor(slot, static_cast<int>(r));
-        const Tensor part = slot.sharding() && part_of ? (t->sizes() == param.sizes() ? *t : Tensor())
-                                                       : nn::stored_part(slot, static_cast<int>(r), *t);
+        const Tensor part = slot.layout() && part_of ? (t->sizes() == param.sizes() ? *t : Tensor())
+                                                     : nn::stored_part(slot, static_cast<int>(r), *t);
         if (part.defined()) {
           member(states[n][r]) = clone(part.to(param.device(), state_dtype(param.dtype())));
           continue;
         }
-        const bool part_given = slot.sharding() && !part_of && t->sizes() == param.sizes();
+        const bool part_given = slot.layout() && !part_of && t->sizes() == param.sizes();
         wrong += "\n  wrong shape: " + prefix + key + " expected " +
-                 (slot.sharding() && part_of ? param.sizes() : nn::full_sizes(slot)).str() + " but got " +
+                 (slot.layout() && part_of ? param.sizes() : nn::whole_sizes(slot)).str() + " but got " +
                  t->sizes().str() + (part_given ? ", the shape of this rank's shard" : "");
         break;
       }
@@ -231,7 +246,7 @@ void Optimizer::load_state_dict(const StateDict& dict) {
   }
   for_params([&](std::size_t g, std::size_t i, std::size_t n) {
     std::vector<State>& now = groups_[g].states[i];
-    if (states[n].empty() || !groups_[g].params[i].sharding()) now.clear();
+    if (states[n].empty() || !groups_[g].params[i].layout()) now.clear();
     now.resize(std::max(now.size(), states[n].size()));
     for (std::size_t r = 0; r < states[n].size(); ++r)
       if (states[n][r].step.defined()) now[r] = std::move(states[n][r]);

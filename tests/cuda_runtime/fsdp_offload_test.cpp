@@ -163,7 +163,7 @@ void fill(const Three& net, double w) {
   double layer = 0;
   for (const nn::Parameter& slot : net.parameters()) {
     ++layer;
-    for (int r = 0; r < slot.replicas(); ++r) slot.sharding()->shard(r).detach().fill_(layer * w);
+    for (int r = 0; r < slot.replicas(); ++r) slot.layout()->stored(r).detach().fill_(layer * w);
   }
 }
 

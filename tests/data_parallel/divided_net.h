@@ -119,13 +119,13 @@ class Case {
         const std::vector<double> part = to_vector(t);
         whole.insert(whole.end(), part.begin(), part.end());
       };
-      const auto of = [&](int r) { return slot.sharding() ? slot.sharding()->shard(r) : slot.replica(r); };
-      if (slot.sharding() && mode_ == Mode::fully_shard) {
+      const auto of = [&](int r) { return slot.layout() ? slot.layout()->stored(r) : slot.replica(r); };
+      if (slot.layout() && mode_ == Mode::fully_shard) {
         std::vector<Tensor> parts;
         const Tensor own = of(0).detach();
-        const std::int64_t rows = slot.sharding()->full_sizes()[0];
+        const std::int64_t rows = slot.layout()->whole_sizes()[0];
         const std::int64_t each = (rows + 1) / 2;
-        Shape padded = slot.sharding()->full_sizes();
+        Shape padded = slot.layout()->whole_sizes();
         padded[0] = each;
         const Tensor mine = zeros(padded, {DType::f64, kCPU});
         mine.narrow(0, 0, own.size(0)).copy_(own);
@@ -133,7 +133,7 @@ class Case {
         const Tensor joined = empty(padded, {DType::f64, kCPU});
         group_->all_gather(joined, mine).wait();
         add(joined.narrow(0, 0, rows));
-      } else if (slot.sharding()) {
+      } else if (slot.layout()) {
         for (int r = 0; r < slot.replicas(); ++r) add(of(r));
       } else {
         add(of(0));

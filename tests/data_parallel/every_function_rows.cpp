@@ -285,9 +285,9 @@ std::vector<Row> rows_of_functions() {
          nn::StateDict state;
          for (const auto& [path, adapter] : nn::lora_adapters(c.model()))
            state.emplace_back(path + ".lora_A.weight",
-                              ones({2, adapter->A.sharding() ? 4 : adapter->A.size(1)}, DType::f64)),
+                              ones({2, adapter->A.layout() ? 4 : adapter->A.size(1)}, DType::f64)),
                state.emplace_back(path + ".lora_B.weight",
-                                  ones({adapter->B.sharding() ? 5 : adapter->B.size(0), 2}, DType::f64));
+                                  ones({adapter->B.layout() ? 5 : adapter->B.size(0), 2}, DType::f64));
          nn::load_lora_state_dict(c.model(), state);
          if (c.mode() == Mode::data_parallel) c.backward();
          return c.values();
@@ -314,7 +314,7 @@ std::vector<Row> rows_of_functions() {
          c.model().to_empty(kCPU);
          if (c.mode() == Mode::zero) c.backward();
          for (const auto& [name, p] : c.model().named_parameters())
-           (p.sharding() ? p.sharding()->shard(0) : p.tensor()).detach().fill_(1);
+           (p.layout() ? p.layout()->stored(0) : p.tensor()).detach().fill_(1);
          return c.values();
        }},
       {"Module::zero_grad", "wwwww",

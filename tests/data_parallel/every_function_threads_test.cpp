@@ -188,7 +188,7 @@ TEST_CASE("an Embedding with max_norm is refused where ranks or devices would sc
       divide(words);
     } catch (const ValueError& e) {
       CHECK(words.rows.weight.replicas() == 1);
-      CHECK(words.rows.weight.sharding() == nullptr);
+      CHECK(words.rows.weight.layout() == nullptr);
       return e.what();
     }
     return "";

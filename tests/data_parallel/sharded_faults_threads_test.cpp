@@ -132,7 +132,7 @@ TEST_CASE("bad arguments of ShardedDataParallel throw and leave the model as it 
     CHECK_THROWS_WITH(ShardedDataParallel(net, devices, options), ContainsSubstring(text));
     for (const nn::Parameter& p : net.parameters()) {
       CHECK(p.replicas() == 1);
-      CHECK_FALSE(p.sharding());
+      CHECK_FALSE(p.layout());
     }
     CHECK(net(ones({2, 4})).sizes() == Shape{2, 2});
   };

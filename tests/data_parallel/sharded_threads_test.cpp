@@ -115,8 +115,8 @@ TEST_CASE("devices of one process train in mixed precision as the ranks of fully
     }
     StateDictCopy copy;
     for (const auto& [name, slot] : net.named_parameters()) {
-      const Tensor full = empty(slot.sharding()->full_sizes(), {DType::f32, kCPU});
-      slot.sharding()->gather(0, full);
+      const Tensor full = empty(slot.layout()->whole_sizes(), {DType::f32, kCPU});
+      slot.layout()->gather(0, full);
       copy[name] = to_vector(full);
     }
     return copy;

@@ -70,17 +70,15 @@ std::vector<StateDictCopy> run(int ranks, bool sharded, const Step& step, const 
         if (grad.defined()) state[name + ".grad"] = to_vector(grad);
         continue;
       }
-      nn::Sharding& s = *slot.sharding();
-      const Tensor full = empty(s.full_sizes());
+      nn::Layout& s = *slot.layout();
+      const Tensor full = empty(s.whole_sizes());
       s.gather(0, full);
       state[name] = to_vector(full);
       if (!grad.defined()) continue;
       // Puts the rows of all ranks together.
-      const Tensor sum = zeros(s.full_sizes());
-      const nn::ShardRows rows = s.rows(0);
-      const Tensor at = sum.dim() == 0 ? sum.reshape({1}) : sum;
-      if (rows.rows > 0) at.narrow(0, rows.first_row, rows.rows).copy_(grad);
-      s.sum_over_ranks(0, sum);
+      const Tensor sum = zeros(s.whole_sizes());
+      s.region(0).of(sum).copy_(grad);
+      s.divided()[0]->sum(0, sum);
       state[name + ".grad"] = to_vector(sum);
     }
     return state;
@@ -226,11 +224,10 @@ TEST_CASE("training goes on after an exception in forward or backward") {
           state[name] = to_vector(slot.grad());
           continue;
         }
-        nn::Sharding& s = *slot.sharding();
-        const Tensor sum = zeros(s.full_sizes());
-        const Tensor at = sum.dim() == 0 ? sum.reshape({1}) : sum;
-        if (s.rows(0).rows > 0) at.narrow(0, s.rows(0).first_row, s.rows(0).rows).copy_(slot.grad());
-        s.sum_over_ranks(0, sum);
+        nn::Layout& s = *slot.layout();
+        const Tensor sum = zeros(s.whole_sizes());
+        if (s.stored(0).numel() > 0) s.region(0).of(sum).copy_(slot.grad());
+        s.divided()[0]->sum(0, sum);
         state[name] = to_vector(sum);
       }
       return state;
@@ -393,8 +390,7 @@ TEST_CASE("gradients of gradients stay inside the loss") {
     };
     loss(net).backward();
     loss(plain).backward();
-    const nn::ShardRows rows = net.a.weight.sharding()->rows(0);
-    require(allclose(net.a.weight.grad(), plain.a.weight.grad().narrow(0, rows.first_row, rows.rows)),
+    require(allclose(net.a.weight.grad(), net.a.weight.layout()->region(0).of(plain.a.weight.grad())),
             "differs");
     bool threw = false;
     try {

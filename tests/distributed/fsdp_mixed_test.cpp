@@ -40,8 +40,8 @@ FullyShard shard(TinyGpt& net, const Group& group, const Case& c) {
 StateDictCopy whole(const nn::Module& net) {
   StateDictCopy copy;
   for (const auto& [name, slot] : net.named_parameters()) {
-    const Tensor full = empty(slot.sharding()->full_sizes(), {slot.sharding()->shard(0).dtype(), kCPU});
-    slot.sharding()->gather(0, full);
+    const Tensor full = empty(slot.layout()->whole_sizes(), {slot.layout()->stored(0).dtype(), kCPU});
+    slot.layout()->gather(0, full);
     copy[name] = to_vector(full);
   }
   return copy;
@@ -269,11 +269,11 @@ TEST_CASE("shards of bf16 parameters keep their masters in checkpoints, at anoth
       }
       if (!progress) checkpoints.save({&net, &optimizer}, {.step = steps});
       StateDictCopy copy;
-      const nn::ShardRows rows = net.weight.sharding()->rows(0);
+      const nn::Region rows = net.weight.layout()->region(0);
       const nn::StateDict state = optimizer.local_state_dict();
       const std::vector<double> own = to_vector(*nn::find(state, "state.0.master_param"));
-      for (std::int64_t row = 0; row < rows.rows; ++row)
-        copy[std::to_string(rows.first_row + row)] = {own.begin() + 6 * row, own.begin() + 6 * row + 6};
+      for (std::int64_t row = 0; row < rows.sizes[0]; ++row)
+        copy[std::to_string(rows.first[0] + row)] = {own.begin() + 6 * row, own.begin() + 6 * row + 6};
       return copy;
     });
   };
@@ -407,7 +407,7 @@ TEST_CASE("mixed precision: wrong dtypes, and policies that differ between ranks
       try {
         fully_shard(net, own);
       } catch (const ValueError& e) {
-        return net.weight.sharding() ? "sharded" : e.what();
+        return net.weight.layout() ? "sharded" : e.what();
       }
       return "no error";
     });

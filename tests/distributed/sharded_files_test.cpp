@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <regex>
 #include <set>
 #include <thread>
 
@@ -15,7 +16,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
 #include "tests/support/files.h"
-#include "tests/support/row_sharding.h"
+#include "tests/support/sharded.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
@@ -42,7 +43,7 @@ struct Small : nn::Module {
 
 void save(const std::string& folder, const Group& group, std::int64_t step, const StringMap& extra = {}) {
   Small net(static_cast<double>(step));
-  if (group && group->size() > 1) tests::shard_rows(net, group->rank(), group->size());
+  if (group && group->size() > 1) test::shard_rows(net, group->rank(), group->size());
   save_sharded(folder, group, &net, {.step = step, .extra = extra});
 }
 
@@ -102,7 +103,7 @@ TEST_CASE("ShardedCheckpointer keeps the last and the best, and locks its folder
       3,
       [&](const Group& group) {
         Small net;
-        tests::shard_rows(net, group->rank(), 3);
+        test::shard_rows(net, group->rank(), 3);
         ShardedCheckpointer checkpoints(folder, group, {.keep_last = 2});
         distributed_test::require(!checkpoints.resume(&net) && !checkpoints.latest());
         const double metrics[] = {0.1, 0.9, 0.2, 0.3, 0.4};
@@ -198,7 +199,7 @@ TEST_CASE("the job that resumes", "[.]") {
       std::atoi(std::getenv("RANKS")),
       [&](const Group& group) {
         Small net(-1);
-        tests::shard_rows(net, group->rank(), group->size());
+        test::shard_rows(net, group->rank(), group->size());
         ShardedCheckpointer checkpoints(std::getenv("FOLDER"), group);
         const nn::Progress progress = *checkpoints.resume(&net);
         const NoGradGuard no_grad;
@@ -239,7 +240,7 @@ TEST_CASE("a writer that is killed at any point leaves the checkpoint before") {
           3,
           [&](const Group& group) {
             Small net(2);
-            tests::shard_rows(net, group->rank(), 3);
+            test::shard_rows(net, group->rank(), 3);
             ShardedCheckpointer checkpoints(folder, group);
             checkpoints.save(&net, {.step = 2});
           },
@@ -384,11 +385,11 @@ TEST_CASE("ranks that read a piece in part check the blocks that they read") {
     std::string damaged;
     for (int r = 0; r < ranks; ++r) {
       Tall net;
-      tests::shard_rows(net, r, ranks);
+      test::shard_rows(net, r, ranks);
       try {
         load_sharded(folder, &net);
       } catch (const IoError& e) {
-        CHECK_THAT(e.what(), ContainsSubstring(shard) && ContainsSubstring("\"w\" in the rows"));
+        CHECK_THAT(e.what(), ContainsSubstring(shard) && ContainsSubstring("\"w\" in ["));
         damaged += std::to_string(r);
       }
     }
@@ -417,6 +418,24 @@ TEST_CASE("ranks that read a piece in part check the blocks that they read") {
   CHECK(optimizer.lr() == 0.5);
 }
 
+TEST_CASE("a checkpoint of format version 1, whose pieces are rows, loads") {
+  const TempDir dir;
+  const std::string folder = dir / "step";
+  save_on_3(folder, 7);
+  const std::string text = without_sum(read_file(folder + "/index.json"));
+  // [shard, [first row, 0], [rows, 3], CRC-32] was [shard, first row, rows, CRC-32].
+  const std::regex piece(R"(\[(\d+),\[(\d+)(?:,0)*\],\[(\d+)(?:,\d+)*\],(\d+)\])");
+  const std::string old =
+      replaced(std::regex_replace(text, piece, "[$1,$2,$3,$4]"), "\"version\": 2", "\"version\": 1");
+  REQUIRE(old.find("\"shape\": [5,3], \"pieces\": [[0,0,2,") != std::string::npos);
+  write_file(folder + "/index.json", old);
+  CHECK(loaded(folder) == "7");
+  CHECK(Index::parse("old", old).text() == Index::parse("new", text).text());
+  CHECK_THROWS_WITH(
+      Index::parse("old", replaced(old, "[5,3], \"pieces\": [[0,0,2,", "[5,3], \"pieces\": [[0,0,3,")),
+      ContainsSubstring("each element must be in one piece"));
+}
+
 TEST_CASE("an index that lies is refused") {
   const TempDir dir;
   const std::string folder = dir / "step";
@@ -427,7 +446,7 @@ TEST_CASE("an index that lies is refused") {
   CHECK_THROWS_WITH(Index::parse("index", replaced(text, "\"step\": 1", "\"step\": 2")),
                     ContainsSubstring("is not what was written"));
   const std::string file0 = "\"shard-00000-of-00003.safetensors\"",
-                    weight = "\"shape\": [5,3], \"pieces\": [[0,0,2,";
+                    weight = "\"shape\": [5,3], \"pieces\": [[0,[0,0],[2,3],";
   REQUIRE(good.find(weight) != std::string::npos);
   const struct {
     std::string from, to, error;
@@ -439,21 +458,23 @@ TEST_CASE("an index that lies is refused") {
       {file0, "\"shard-00000-of-00003.-1.safetensors\"", "names the file"},
       {file0, "\"shard-00000-of-00003.01.safetensors\"", "names the file"},
       {file0, "\"shard-00000-of-00003.safetensors\\u0000\"", "names the file"},
-      {weight, "\"shape\": [5,3], \"pieces\": [[0,1,2,", "each row must be in one piece"},
-      {weight, "\"shape\": [5,3], \"pieces\": [[0,0,3,", "each row must be in one piece"},
-      {weight, "\"shape\": [5,3], \"pieces\": [[0,0,0,", "not from 1"},
-      {weight, "\"shape\": [5,3], \"pieces\": [[0,0,9223372036854775807,", "each row must be in one piece"},
-      {weight, "\"shape\": [5,3], \"pieces\": [[0,-1,2,", "not from 0"},
-      {weight, "\"shape\": [5,3], \"pieces\": [[3,0,2,", "not from 0 to 2"},
-      {weight, "\"shape\": [5,3], \"pieces\": [[1,0,2,", "two pieces in shard 1"},
-      {weight, "\"shape\": [6,3], \"pieces\": [[0,0,2,", "lacks the rows 5 to 6"},
-      {weight, "\"shape\": [4,3], \"pieces\": [[0,0,2,", "each row must be in one piece"},
-      {weight, "\"shape\": [5,9223372036854775807], \"pieces\": [[0,0,2,", "does not fit in 63 bits"},
-      {weight, "\"shape\": [5,18446744073709551615], \"pieces\": [[0,0,2,", "not an integer of 63 bits"},
-      {weight, "\"shape\": [5,-3], \"pieces\": [[0,0,2,", "not from 0"},
-      {weight, "\"shape\": [5,3.5], \"pieces\": [[0,0,2,", "not an integer"},
-      {weight, "\"shape\": [5,1,1,1,1,1,1,1,3], \"pieces\": [[0,0,2,", "9 dimensions"},
-      {weight, "\"shape\": [5,3], \"pieces\": [[0,0,2,1,", "not a list of shard"},
+      {weight, "\"shape\": [5,3], \"pieces\": [[0,[1,0],[2,3],", "each element must be in one piece"},
+      {weight, "\"shape\": [5,3], \"pieces\": [[0,[0,0],[3,3],", "each element must be in one piece"},
+      {weight, "\"shape\": [5,3], \"pieces\": [[0,[0,0],[0,3],", "not from 1"},
+      {weight, "\"shape\": [5,3], \"pieces\": [[0,[0,0],[9223372036854775807,3],",
+       "each element must be in one piece"},
+      {weight, "\"shape\": [5,3], \"pieces\": [[0,[-1,0],[2,3],", "not from 0"},
+      {weight, "\"shape\": [5,3], \"pieces\": [[3,[0,0],[2,3],", "not from 0 to 2"},
+      {weight, "\"shape\": [5,3], \"pieces\": [[1,[0,0],[2,3],", "two pieces in shard 1"},
+      {weight, "\"shape\": [6,3], \"pieces\": [[0,[0,0],[2,3],", "no piece has [5:6, 0:3]"},
+      {weight, "\"shape\": [4,3], \"pieces\": [[0,[0,0],[2,3],", "each element must be in one piece"},
+      {weight, "\"shape\": [5,9223372036854775807], \"pieces\": [[0,[0,0],[2,3],", "does not fit in 63 bits"},
+      {weight, "\"shape\": [5,18446744073709551615], \"pieces\": [[0,[0,0],[2,3],",
+       "not an integer of 63 bits"},
+      {weight, "\"shape\": [5,-3], \"pieces\": [[0,[0,0],[2,3],", "not from 0"},
+      {weight, "\"shape\": [5,3.5], \"pieces\": [[0,[0,0],[2,3],", "not an integer"},
+      {weight, "\"shape\": [5,1,1,1,1,1,1,1,3], \"pieces\": [[0,[0,0],[2,3],", "9 dimensions"},
+      {weight, "\"shape\": [5,3], \"pieces\": [[0,[0,0],[2,3],1,", "not a list of shard"},
       {weight, R"("blocks": 1, )" + weight, "lacks \"block_rows\""},
       {weight, R"("block_rows": 0, "blocks": [[],[],[]], )" + weight, "not from 1"},
       {weight, R"("block_rows": 1, "blocks": [[],[]], )" + weight, "3 pieces"},
@@ -461,7 +482,12 @@ TEST_CASE("an index that lies is refused") {
       {weight, R"("block_rows": 2, "blocks": [[1],[],[]], )" + weight, "2 rows with 1 checksums"},
       {weight, R"("block_rows": 1, "blocks": [[1,-2],[1,2],[]], )" + weight, "not from 0"},
       {"\"float32\"", "\"float31\"", "no dtype"},
-      {"\"version\": 1", "\"version\": 2", "format version 2"},
+      {"\"version\": 2", "\"version\": 3", "format version 3"},
+      {weight, "\"shape\": [5,3], \"pieces\": [[0,[0,1],[2,2],", "a piece has [0:2, 1:3] where [0:2, 0:3]"},
+      {weight, "\"shape\": [5,3], \"pieces\": [[0,[0,0],[3,2],", "overlap"},
+      {weight, "\"shape\": [5,3], \"pieces\": [[0,[0],[2,3],", "not a list of 2 integers"},
+      {weight, "\"shape\": [5,3], \"pieces\": [[0,0,2,", "not a list of 2 integers"},
+      {weight, "\"shape\": [5,3], \"pieces\": [[0,[0,9223372036854775807],[2,3],", "outside of [0:5, 0:3]"},
       {"\"tapestry.sharded_checkpoint\"", "\"other\"", "format \"other\""},
       {"\"step\": 1", "\"step\": -1", "\"step\" is -1"},
       {"\"step\": 1", "\"step\": \"1\"", "\"step\" is not an integer"},

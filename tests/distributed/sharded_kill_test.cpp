@@ -23,7 +23,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
 #include "tests/support/files.h"
-#include "tests/support/row_sharding.h"
+#include "tests/support/sharded.h"
 
 #ifdef __linux__
 
@@ -140,7 +140,7 @@ std::vector<std::string> save(const std::string& folder, std::int64_t step, doub
       kRanks,
       [&](const Group& group) {
         Small net(value);
-        tests::shard_rows(net, group->rank(), kRanks);
+        test::shard_rows(net, group->rank(), kRanks);
         try {
           ShardedCheckpointer(folder, group, {.keep_last = keep_last}).save(&net, {.step = step});
         } catch (const Error& e) {
@@ -232,7 +232,7 @@ End save_as_rank(const std::string& folder, int rank, int victim, int calls) {
   const Group group =
       make_process_group(gloo_backend(store, rank, kProcesses, kBounded.timeout), store, kBounded);
   Small net(2);
-  tests::shard_rows(net, rank, kProcesses);
+  test::shard_rows(net, rank, kProcesses);
   group->barrier().wait();
   if (rank == victim) {
     if (calls < 0) std::raise(SIGKILL);

@@ -9,7 +9,7 @@
 #include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
 #include "tapestry/tapestry.h"
 #include "tests/distributed/models.h"
-#include "tests/support/row_sharding.h"
+#include "tests/support/sharded.h"
 
 namespace tapestry::test {
 
@@ -44,12 +44,9 @@ inline Tensor gradient(const std::string& name, const Shape& sizes, int step) {
 inline void formula_step(nn::Module& model, optim::Optimizer& optimizer, int step) {
   for (auto& [name, slot] : model.named_parameters()) {
     if (!slot.requires_grad()) continue;
-    const auto& sharding = slot.sharding();
-    Tensor g = gradient(name, sharding ? sharding->full_sizes() : slot.sizes(), step);
-    if (sharding) {
-      const nn::ShardRows rows = sharding->rows(0);
-      g = (g.dim() == 0 ? g.reshape({1}) : g).narrow(0, rows.first_row, rows.rows).clone();
-    }
+    const auto& layout = slot.layout();
+    Tensor g = gradient(name, layout ? layout->whole_sizes() : slot.sizes(), step);
+    if (layout) g = layout->region(0).of(g).clone();
     slot.set_grad(g);
   }
   optimizer.step();
@@ -59,17 +56,14 @@ inline void formula_step(nn::Module& model, optim::Optimizer& optimizer, int ste
 /// `whole` has the values of a process that stores all rows. Returns the names that differ.
 struct Rows {
   std::map<std::string, Tensor> tensors;
-  std::map<std::string, std::pair<std::int64_t, std::int64_t>> where;
+  std::map<std::string, nn::Region> where;
 };
 
 inline Rows rows_of(nn::Module& model, const optim::Optimizer& optimizer) {
   Rows out;
   const auto add = [&](const std::string& name, const nn::TensorSlot& slot, const Tensor& local) {
     out.tensors[name] = local.detach().clone();
-    if (slot.sharding()) {
-      const nn::ShardRows rows = slot.sharding()->rows(0);
-      out.where[name] = {rows.first_row, rows.rows};
-    }
+    if (slot.layout()) out.where[name] = slot.layout()->region(0);
   };
   std::vector<nn::TensorSlot> slots;
   std::map<const void*, std::string> names;
@@ -103,9 +97,7 @@ inline std::string differences(const Rows& part, const Rows& whole) {
     }
     Tensor expected = tensor;
     const auto where = part.where.find(name);
-    if (where != part.where.end())
-      expected = (tensor.dim() == 0 ? tensor.reshape({1}) : tensor)
-                     .narrow(0, where->second.first, where->second.second);
+    if (where != part.where.end()) expected = where->second.of(tensor);
     if (found->second.sizes() != expected.sizes() || to_vector(found->second) != to_vector(expected))
       wrong += ' ' + name;
   }

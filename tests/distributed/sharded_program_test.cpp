@@ -24,7 +24,7 @@ struct Run {
   optim::StepLR schedule{optimizer, {.step_size = 2, .gamma = 0.5}};
   explicit Run(int rank = 0, int ranks = 0) : optimizer(parameters_of(net, rank, ranks), {.lr = 0.01}) {}
   static std::vector<nn::Parameter> parameters_of(Mixed& net, int rank, int ranks) {
-    if (ranks > 0) tests::shard_rows(net, rank, ranks);
+    if (ranks > 0) test::shard_rows(net, rank, ranks);
     return net.parameters();
   }
   void train(int from, int to) {
@@ -160,7 +160,7 @@ TEST_CASE("show lists shards and tensors") {
   const std::string text = run_program({"show", dir / "step", "--verify"});
   for (const std::string part : {"step 3, epoch 1, metric 0.75, optimizer NAdam (1 group), schedule",
                                  "4 shards, ", "all checksums are right", "shard-00003-of-00004.safetensors",
-                                 "float32 [7, 5], 140 B, 0: 0-1, 1: 2-3, 2: 4-5, 3: 6-6",
+                                 "float32 [7, 5], 140 B, 0: [0:2, 0:5], 1: [2:4, 0:5], 2: [4:6, 0:5], 3: [6:7, 0:5]",
                                  "is tied to embed.weight", "training/optimizer/state/narrow.weight/exp_avg"})
     CHECK_THAT(text, ContainsSubstring(part));
 }

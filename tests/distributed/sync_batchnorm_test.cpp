@@ -177,7 +177,7 @@ TEST_CASE("recomputation by checkpoint() repeats the collectives and updates run
           SyncBatchNorm1d bn(nn::BatchNorm1d::Options{.num_features = 4}, group);
           bn.to(DType::f64);
           const Tensor input = x.clone().set_requires_grad();
-          const Tensor y = checkpointed ? checkpoint(bn, input) : bn(input);
+          const Tensor y = checkpointed ? tapestry::checkpoint(bn, input) : bn(input);
           (y * y * y).sum().backward();
           return std::vector{input.grad(), bn.weight->grad(), bn.running_mean.tensor(),
                              bn.running_var.tensor(), bn.num_batches_tracked.tensor()};

@@ -7,7 +7,7 @@
 #include "tapestry/kernels/stochastic_rounding.h"
 #include "tapestry/tapestry.h"
 #include "tests/support/catch.h"
-#include "tests/support/row_sharding.h"
+#include "tests/support/sharded.h"
 
 using namespace tapestry;
 using optim::LowPrecision;
@@ -291,23 +291,20 @@ TEST_CASE("shards are rounded like the whole parameter") {
     }
     for (int rank = 0; rank < 2; ++rank) {
       const auto sharded = parameters(DType::bf16);
-      for (nn::Parameter slot : sharded)
-        slot.set_sharding(std::make_shared<tests::RowSharding>(slot.tensor(), rank, 2));
+      for (nn::Parameter slot : sharded) test::cut(slot, std::make_shared<test::SilentRanks>(rank, 2), 0);
       optim::AdamW own(sharded, {.low_precision = how});
       for (int step = 0; step < 3; ++step) {
         const auto full = parameters(DType::bf16);
         set_gradients(full, step);
         for (std::size_t i = 0; i < 2; ++i) {
-          const nn::ShardRows rows = sharded[i].sharding()->rows(0);
-          sharded[i].sharding()->shard(0).set_grad(
-              full[i]->grad().narrow(0, rows.first_row, rows.rows).clone());
+          const nn::Layout& layout = *sharded[i].layout();
+          layout.stored(0).set_grad(layout.region(0).of(full[i]->grad()).clone());
         }
         own.step();
       }
       for (std::size_t i = 0; i < 2; ++i) {
-        const nn::ShardRows rows = sharded[i].sharding()->rows(0);
-        CHECK(same(sharded[i].sharding()->shard(0).detach(),
-                   whole[i]->detach().narrow(0, rows.first_row, rows.rows)));
+        const nn::Layout& layout = *sharded[i].layout();
+        CHECK(same(layout.stored(0).detach(), layout.region(0).of(whole[i]->detach())));
       }
     }
   }

@@ -40,11 +40,9 @@ Tensor full_grad(std::size_t i, int step, DType dtype = DType::f64) {
   return formula(kShapes[i], 100 * step + static_cast<int>(i), 3, dtype);
 }
 
-// This replica's part of a full tensor: its rows, or all of it.
+// This replica's part of a full tensor: its box, or all of it.
 Tensor part_of(const nn::Parameter& slot, int replica, const Tensor& full) {
-  if (!slot.sharding()) return full;
-  const auto [first, count] = slot.sharding()->rows(replica);
-  return (full.dim() == 0 ? full.reshape({1}) : full).narrow(0, count > 0 ? first : 0, count);
+  return slot.layout() ? slot.layout()->region(replica).of(full) : full;
 }
 
 // Sets the gradients of a step. Parameter 2 has none in odd steps, and empty shards have none in step 2.
@@ -95,13 +93,12 @@ TEST_CASE("clip_grad_norm_ of shards clips by the norm of all ranks, with one su
               set_grads(whole.slots, step);
               set_grads(sharded.slots, step);
               group->barrier().wait();
-              const int before = TestSharding::sums;
+              const int before = GroupRanks::sums;
               group->barrier().wait();
               const Tensor wanted = nn::clip_grad_norm_(whole.slots, max_norm, norm_type);
               const Tensor total = nn::clip_grad_norm_(sharded.slots, max_norm, norm_type);
               group->barrier().wait();
-              require(TestSharding::sums - before == size, "there were ", TestSharding::sums - before,
-                      " sums");
+              require(GroupRanks::sums - before == size, "there were ", GroupRanks::sums - before, " sums");
               require(total.dim() == 0, "the norm is no number");
               require_close("the norm", total, wanted, tolerance);
               for (std::size_t i = 0; i < whole.slots.size(); ++i) {
@@ -127,14 +124,14 @@ TEST_CASE("clip_grad_norm_ sums each group of ranks once, without gradients too"
     Params whole, sharded;
     for (const std::size_t i : {0, 2, 4}) shard(sharded.slots[i], {i == 0 ? group : mine});
     group->barrier().wait();
-    const int before = TestSharding::sums;
+    const int before = GroupRanks::sums;
     group->barrier().wait();
     require(nn::clip_grad_norm_(sharded.slots, 1).item() == 0, "a norm without gradients");
     set_grads(whole.slots, 4);
     set_grads(sharded.slots, 4);
     require_close("the norm", nn::clip_grad_norm_(sharded.slots, 1), nn::clip_grad_norm_(whole.slots, 1));
     group->barrier().wait();
-    const int sums = TestSharding::sums - before;
+    const int sums = GroupRanks::sums - before;
     group->barrier().wait();  // the next sums begin after all ranks have read the number
     require(sums == 2 * 2 * 4, "there were ", sums, " sums");
     // An infinite gradient of one rank is seen by all ranks, and nothing is scaled.
@@ -144,6 +141,80 @@ TEST_CASE("clip_grad_norm_ sums each group of ranks once, without gradients too"
     const auto text = thrown<ValueError>([&] { nn::clip_grad_norm_(sharded.slots, 1, 2, true); });
     require(text.find("the norm of the gradients is inf") != std::string::npos, text);
     if (kept.defined()) require_close("the gradient", kept, copy, 0);
+  });
+}
+
+TEST_CASE("parameters with several cuts, and copies, are clipped, stepped and loaded as the whole") {
+  // Six ranks: two tensor ranks, innermost, times three shard ranks.
+  run_local_ranks(6, [](const Group& world) {
+    Group tensor_group, shard_group;
+    for (const auto& ranks : std::vector<std::vector<int>>{{0, 1}, {2, 3}, {4, 5}})
+      if (const Group made = world->new_group(ranks)) tensor_group = made;
+    for (const auto& ranks : std::vector<std::vector<int>>{{0, 2, 4}, {1, 3, 5}})
+      if (const Group made = world->new_group(ranks)) shard_group = made;
+    const auto tensor_ranks = std::make_shared<GroupRanks>(RankGroups{tensor_group}),
+               shard_ranks = std::make_shared<GroupRanks>(RankGroups{shard_group});
+    constexpr int kCopied = nn::Cut::kCopied;
+    // For each of kShapes: the dimension that the tensor ranks divide, then that of the shard ranks.
+    const std::vector<std::pair<int, int>> dims = {{1, 0}, {kCopied, kCopied}, {0, 0}, {1, 1}, {kCopied, 0}};
+    Params whole, divided;
+    whole.slots[0].detach().data<double>()[20] = divided.slots[0].detach().data<double>()[20] = -0.0;
+    for (std::size_t i = 0; i < dims.size(); ++i) {
+      cut(divided.slots[i], tensor_ranks, dims[i].first);
+      cut(divided.slots[i], shard_ranks, dims[i].second);
+    }
+    // 3 rows: the tensor ranks have 2 and 1, of which the shard ranks have 1, 1, 0 and 1, 0, 0.
+    require(divided.slots[2].numel() == (world->rank() < 3 ? 4 : 0), "the cuts have another order");
+    optim::AdamW reference(whole.slots, {.lr = 0.1}), adam(divided.slots, {.lr = 0.1});
+    const auto require_parts = [&](const std::string& what) {
+      for (std::size_t i = 0; i < kShapes.size(); ++i)
+        require_close(concat({what, ", parameter ", i}), divided.slots[i].detach(),
+                      part_of(divided.slots[i], 0, whole.slots[i].detach()), 0);
+    };
+    for (int step = 0; step < 3; ++step)
+      for (const double norm_type : {2.0, kInf}) {
+        for (std::size_t i = 0; i < kShapes.size(); ++i) {
+          const Tensor all = empty(kShapes[i], DType::f64), wanted = whole.slots[i].detach();
+          divided.slots[i].layout()->gather(0, all);
+          const auto got = values_of(all), values = values_of(wanted);
+          for (std::size_t k = 0; k < got.size(); ++k)
+            require(got[k] == values[k] && std::signbit(got[k]) == std::signbit(values[k]), "gathered ", i);
+        }
+        set_grads(whole.slots, step);
+        set_grads(divided.slots, step);
+        require_close("the norm", nn::clip_grad_norm_(divided.slots, 1e9, norm_type),
+                      nn::clip_grad_norm_(whole.slots, 1e9, norm_type));
+        reference.step();
+        adam.step();
+        require_parts("a step");
+      }
+    // The state of the whole, and this rank's own.
+    optim::AdamW from_whole(divided.slots, {.lr = 0.1}), from_own(divided.slots, {.lr = 0.1});
+    from_whole.load_state_dict(reference.state_dict());
+    from_own.load_state_dict(from_whole.local_state_dict());
+    set_grads(whole.slots, 4);
+    set_grads(divided.slots, 4);
+    reference.step();
+    from_own.step();
+    require_parts("a loaded state");
+    StateDict of_other = from_own.local_state_dict();
+    for (auto& [key, t] : of_other)
+      if (key == "shard.rank")
+        t = tensor(std::vector<std::int64_t>{1 - tensor_group->rank(), shard_group->rank()}, DType::i64);
+    const std::string refused = thrown<ValueError>([&] { adam.load_state_dict(of_other); });
+    require(refused.find(concat({"but this is rank ", tensor_group->rank(), ",", shard_group->rank(),
+                                 " of 2,3"})) != std::string::npos,
+            refused);
+
+    // A function that would fill a box as if it were the whole.
+    const std::string filled = thrown<ValueError>([&] { nn::init::normal_(divided.slots[0]); });
+    require(filled.find("a parameter of shape [7, 3] is sharded") != std::string::npos, filled);
+    nn::Parameter low("low", formula({4, 6}, 1, 1, DType::bf16));
+    cut(low, tensor_ranks, 1);
+    low.set_grad(ones(low.sizes(), DType::bf16));
+    optim::AdamW stochastic({low}, {.low_precision = optim::LowPrecision::stochastic});
+    const std::string columns = thrown<ValueError>([&] { stochastic.step(); });
+    require(columns.find("do not follow one another in the whole") != std::string::npos, columns);
   });
 }
 
@@ -297,7 +368,7 @@ struct Net : nn::Module {
   nn::Linear& fc = add<nn::Linear>("fc", {.in_features = 3, .out_features = 5});
   nn::Linear& last = add<nn::Linear>("last", {.in_features = 5, .out_features = 2});
   Tensor forward(const Tensor& x) override { return last(fc(x)); }
-  std::shared_ptr<TestSharding> shard(const Group& group) {
+  std::shared_ptr<TestLayout> shard(const Group& group) {
     test::shard(fc.bias, {group});
     return test::shard(fc.weight, {group});
   }
@@ -311,10 +382,9 @@ TEST_CASE("a sharded module takes its rows of whole tensors, and has no state di
     fill(whole);
     net.to(DType::f64);
     const auto sharding = net.shard(group);
-    const nn::ShardRows rows = sharding->rows(0);
+    const nn::Region rows = sharding->region(0);
     const auto check_values = [&](const std::string& what) {
-      require_close(what, net.fc.weight.tensor().detach(),
-                    whole.fc.weight->detach().narrow(0, rows.first_row, rows.rows), 0);
+      require_close(what, net.fc.weight.tensor().detach(), rows.of(whole.fc.weight->detach()), 0);
       require_close(what, net.last.weight.tensor().detach(), whole.last.weight->detach(), 0);
     };
     net.load_state_dict(whole.state_dict());
@@ -322,18 +392,18 @@ TEST_CASE("a sharded module takes its rows of whole tensors, and has no state di
     sharding->computing = true;  // in forward(), too
     const std::string refused = thrown<ValueError>([&] { net.state_dict(); });
     sharding->computing = false;
-    require(
-        refused.find(concat({"[state_dict] 'fc.weight' of shape [5, 3] is sharded over 3 ranks, and rank ",
-                             group->rank(), " has ", rows.rows, " of its rows; "})) != std::string::npos,
-        refused);
+    require(refused.find(
+                concat({"[state_dict] 'fc.weight' of shape [5, 3] is sharded over 3 ranks, and this one has ",
+                        rows.str(), " of it; "})) != std::string::npos,
+            refused);
 
     StateDict wrong = whole.state_dict();
     wrong[0].second = net.fc.weight->detach().clone();  // this rank's rows
     wrong[1].second = zeros({9}, DType::f64);
     const std::string text = thrown<ValueError>([&] { net.load_state_dict(wrong); });
     require(text.find(concat({"wrong shape: fc.weight expected [5, 3] (the whole tensor, of which each rank "
-                              "takes its rows) but got [",
-                              rows.rows, ", 3]"})) != std::string::npos &&
+                              "takes its part) but got [",
+                              rows.sizes[0], ", 3]"})) != std::string::npos &&
                 text.find("wrong shape: fc.bias expected") != std::string::npos,
             text);
     check_values("after an error");
@@ -356,7 +426,7 @@ TEST_CASE("summary(), to() and requires_grad_() see one parameter with its full 
             text);
     net.fc.weight->set_grad(ones({group->rank() == 0 ? 3 : 2, 3}));
     net.to(DType::f64);
-    const Tensor shard = net.fc.weight.sharding()->shard(0);
+    const Tensor shard = net.fc.weight.layout()->stored(0);
     require(shard.dtype() == DType::f64 && shard.requires_grad() && shard.grad().dtype() == DType::f64,
             "to()");
     net.requires_grad_(false);
@@ -374,7 +444,7 @@ TEST_CASE("AveragedModel averages the shards of each rank") {
     fill(whole);
     net.to(DType::f64);
     const auto sharding = net.shard(group);
-    const nn::ShardRows rows = sharding->rows(0);
+    const nn::Region rows = sharding->region(0);
     optim::AveragedModel reference(whole, {.avg_fn = optim::get_ema_avg(0.7)}),
         ema(net, {.avg_fn = optim::get_ema_avg(0.7)});
     for (int step = 0; step < 3; ++step) {
@@ -385,7 +455,7 @@ TEST_CASE("AveragedModel averages the shards of each rank") {
       ema.update_parameters();
     }
     const auto own = [&] { return net.fc.weight.tensor().detach(); };
-    const auto rows_of = [&](const Tensor& full) { return full.narrow(0, rows.first_row, rows.rows); };
+    const auto rows_of = [&](const Tensor& full) { return rows.of(full); };
     StateDict full;
     {
       const auto scope = ema.use();

@@ -19,14 +19,12 @@ void merge_checkpoint(const std::string& folder, const std::string& file) {
   reader.check_shards();
   const FileLayout layout = file_layout("tapestry-checkpoint", folder, reader.index());
   for (const auto& [name, content] : layout.contents)
-    if (!content.value.defined()) reader.verify(content.source, 0, reader.find(content.source)->rows());
+    if (!content.value.defined()) reader.verify(content.source);
   SafetensorsWriter writer(file, layout.entries(reader.index()), layout.metadata);
   for (const SafetensorsWriter::Entry& entry : writer.entries()) {
     const FileLayout::Content& content = layout.contents.at(entry.name);
     if (content.value.defined()) writer.write(content.value);
-    else
-      reader.read(content.source, 0, reader.find(content.source)->rows(),
-                  [&](const Tensor& rows, std::int64_t) { writer.write(rows); });
+    else reader.read_in_order(content.source, [&](const Tensor& rows) { writer.write(rows); });
   }
   writer.commit();
 }
@@ -43,12 +41,11 @@ void split_checkpoint(const std::string& path, const std::string& folder, int ra
   try {
     for (int i = 0; i < ranks; ++i)
       write_shard(folder, index, i, [&](const std::string& name, const Piece& piece, const Sink& sink) {
-        const std::uint64_t row_bytes = index.tensors.at(name).row_bytes();
-        if (row_bytes == 0) return;
+        const std::uint64_t row_bytes = index.tensors.at(name).row_bytes(piece.box);
+        const std::int64_t first = piece.box.first[0], rows = piece.box.sizes[0];
         const auto most = static_cast<std::int64_t>(std::max<std::uint64_t>(kConvertBytes / row_bytes, 1));
-        for (std::int64_t row = 0; row < piece.rows; row += most)
-          sink(file.read_rows(found.sources.at(name), piece.first_row + row,
-                              (std::min)(most, piece.rows - row)));
+        for (std::int64_t row = 0; row < rows; row += most)
+          sink(file.read_rows(found.sources.at(name), first + row, (std::min)(most, rows - row)));
       });
     write_file_atomically((std::filesystem::path(folder) / kIndexFile).string(), index.text());
   } catch (...) {

@@ -15,6 +15,8 @@
 #include <random>
 #include <set>
 
+#include "tapestry/distributed/checkpoint/internal/boxes.h"
+
 namespace tapestry::distributed::checkpoint {
 namespace {
 
@@ -24,7 +26,7 @@ constexpr std::uint64_t kMaxIndex = std::uint64_t{1} << 28;
 constexpr int kMaxShards = 99'999;  // file names have five digits
 constexpr int kMaxDepth = 6;
 constexpr const char* kFormat = "tapestry.sharded_checkpoint";
-constexpr std::int64_t kVersion = 1;
+constexpr std::int64_t kVersion = 2;  // in version 1, pieces are rows
 // The last member of the index: the checksum of all bytes in front of this text.
 constexpr std::string_view kOwnSum = ",\n \"crc32\": ";
 
@@ -85,15 +87,24 @@ struct Reader {
     for (std::size_t i = 0; i < lists.size(); ++i) {
       Piece& piece = record.pieces[i];
       const Json& sums = array(lists[i], "the blocks of a piece of " + what);
-      require(sums.size() == record.num_blocks(piece), what, " has a piece of ", piece.rows, " rows with ",
-              sums.size(), " checksums of blocks of ", record.block_rows, " rows");
+      require(sums.size() == record.num_blocks(piece), what, " has a piece of ", piece.box.sizes[0],
+              " rows with ", sums.size(), " checksums of blocks of ", record.block_rows, " rows");
       for (const Json& sum : sums)
         piece.blocks.push_back(
             static_cast<std::uint32_t>(integer(sum, "the checksum of a block of " + what, 0, UINT32_MAX)));
     }
   }
 
-  TensorRecord tensor(const std::string& name, const Json& value, int shards) const {
+  /// Returns one number for each dimension of a box.
+  Shape numbers(const Json& value, const std::string& what, int dims, std::int64_t low) const {
+    require(value.is_array() && value.size() == static_cast<std::size_t>(dims), what, " is not a list of ",
+            dims, " integers");
+    Shape numbers;
+    for (const Json& n : value) numbers.push_back(integer(n, what, low));
+    return numbers;
+  }
+
+  TensorRecord tensor(const std::string& name, const Json& value, int shards, std::int64_t version) const {
     const std::string what = "tensor \"" + name + "\"";
     object(value, what);
     TensorRecord record;
@@ -110,25 +121,32 @@ struct Reader {
       bound *= std::max<std::int64_t>(n, 1);
       record.sizes.push_back(n);
     }
-    std::int64_t next = 0;
+    const nn::Region whole = record.whole();
+    std::vector<nn::Region> boxes;
+    std::set<int> used;
     for (const Json& entry : array(field(value, "pieces"), "the pieces of " + what)) {
-      require(entry.is_array() && entry.size() == 4, "a piece of ", what,
-              " is not a list of shard, first row, rows and checksum");
+      require(entry.is_array() && entry.size() == 4, "a piece of ", what, " is not a list of shard, first ",
+              version == 1 ? "row, rows" : "elements, sizes", " and checksum");
       Piece piece;
       piece.shard = static_cast<int>(integer(entry[0], "the shard of a piece of " + what, 0, shards - 1));
-      piece.first_row = integer(entry[1], "the first row of a piece of " + what);
-      piece.rows = integer(entry[2], "the number of rows of a piece of " + what, 1);
+      if (version == 1) {
+        piece.box = whole;
+        piece.box.first[0] = integer(entry[1], "the first row of a piece of " + what);
+        piece.box.sizes[0] = integer(entry[2], "the number of rows of a piece of " + what, 1);
+      } else {
+        const int dims = whole.sizes.size();
+        piece.box.first = numbers(entry[1], "the first element of a piece of " + what, dims, 0);
+        piece.box.sizes = numbers(entry[2], "the size of a piece of " + what, dims, 1);
+      }
       piece.crc32 =
           static_cast<std::uint32_t>(integer(entry[3], "the checksum of a piece of " + what, 0, UINT32_MAX));
-      require(piece.first_row == next && piece.rows <= record.rows() - next, what, " has ", record.rows(),
-              " rows, and a piece has the rows ", piece.first_row, " to ", piece.first_row, " + ", piece.rows,
-              " where row ", next, " is next; each row must be in one piece");
-      next += piece.rows;
-      for (const Piece& other : record.pieces)
-        require(other.shard != piece.shard, what, " has two pieces in shard ", piece.shard);
-      record.pieces.push_back(piece);
+      require(used.insert(piece.shard).second, what, " has two pieces in shard ", piece.shard);
+      boxes.push_back(piece.box);
+      record.pieces.push_back(std::move(piece));
     }
-    require(next == record.rows(), what, " lacks the rows ", next, " to ", record.rows());
+    const std::string fault = why_not_divided(whole, boxes);
+    require(fault.empty(), what, " has the shape ", record.sizes, ", and ", fault,
+            "; each element must be in one piece");
     if (value.contains("blocks")) add_blocks(record, value, what);
     return record;
   }
@@ -136,6 +154,12 @@ struct Reader {
 
 std::uint32_t crc32_of(std::string_view text) {
   return static_cast<std::uint32_t>(crc32_z(0, reinterpret_cast<const Bytef*>(text.data()), text.size()));
+}
+
+Json list_of(const Shape& numbers) {
+  Json list = Json::array();
+  for (const std::int64_t n : numbers) list.push_back(n);
+  return list;
 }
 
 /// Parses JSON that is nested at most kMaxDepth deep.
@@ -158,21 +182,20 @@ Json parse_json(const Reader& reader, const std::string& text) {
 
 }  // namespace
 
-Shape TensorRecord::sizes_of(std::int64_t count) const {
-  Shape part = sizes;
-  if (!part.empty()) part[0] = count;
-  return part;
+std::uint64_t TensorRecord::bytes(const nn::Region& box) const {
+  return static_cast<std::uint64_t>(box.sizes[0]) * row_bytes(box);
 }
 
-std::uint64_t TensorRecord::row_bytes() const {
+std::uint64_t TensorRecord::row_bytes(const nn::Region& box) const {
   std::uint64_t bytes = dtype_size(dtype);
-  for (int d = 1; d < static_cast<int>(sizes.size()); ++d) bytes *= static_cast<std::uint64_t>(sizes[d]);
+  for (int d = 1; d < box.sizes.size(); ++d) bytes *= static_cast<std::uint64_t>(box.sizes[d]);
   return bytes;
 }
 
 std::size_t TensorRecord::num_blocks(const Piece& piece) const {
-  if (block_rows == 0 || piece.rows <= block_rows || row_bytes() == 0) return 0;
-  return static_cast<std::size_t>((piece.rows - 1) / block_rows + 1);
+  const std::int64_t rows = piece.box.sizes[0];
+  if (block_rows == 0 || rows <= block_rows || row_bytes(piece.box) == 0) return 0;
+  return static_cast<std::size_t>((rows - 1) / block_rows + 1);
 }
 
 std::string Index::text() const {
@@ -198,11 +221,11 @@ std::string Index::text() const {
     out += ",\n \"tensors\": {";
     bool first = true;
     for (const auto& [name, tensor] : tensors) {
-      Json pieces = Json::array(), shape = Json::array(), blocks = Json::array();
+      Json pieces = Json::array(), blocks = Json::array();
+      const Json shape = list_of(tensor.sizes);
       bool several = false;
-      for (const std::int64_t n : tensor.sizes) shape.push_back(n);
       for (const Piece& p : tensor.pieces) {
-        pieces.push_back(Json{p.shard, p.first_row, p.rows, p.crc32});
+        pieces.push_back(Json{p.shard, list_of(p.box.first), list_of(p.box.sizes), p.crc32});
         blocks.push_back(Json(p.blocks));
         several = several || !p.blocks.empty();
       }
@@ -230,8 +253,8 @@ Index Index::parse(const std::string& path, const std::string& text) {
   const std::string format = r.text(r.field(json, "format"), "\"format\"");
   r.require(format == kFormat, "has the format \"", format, "\", not \"", kFormat, "\"");
   const std::int64_t version = r.integer(r.field(json, "version"), "\"version\"");
-  r.require(version == kVersion, "has format version ", version, ", but this library reads version ",
-            kVersion);
+  r.require(version >= 1 && version <= kVersion, "has format version ", version,
+            ", but this library reads versions 1 to ", kVersion);
   if (json.contains("crc32")) {
     const std::int64_t expected = r.integer(json["crc32"], "\"crc32\""),
                        sum = crc32_of(std::string_view(text).substr(0, text.rfind(kOwnSum)));
@@ -256,7 +279,7 @@ Index Index::parse(const std::string& path, const std::string& text) {
     index.shards.push_back(std::move(record));
   }
   for (const auto& [name, value] : r.object(r.field(json, "tensors"), "\"tensors\"").items())
-    index.tensors.emplace(name, r.tensor(name, value, count));
+    index.tensors.emplace(name, r.tensor(name, value, count, version));
   if (json.contains("aliases")) {
     for (const auto& [name, value] : r.object(json["aliases"], "\"aliases\"").items()) {
       const std::string target = r.text(value, "an alias");
@@ -353,11 +376,11 @@ StringMap shard_metadata(const std::string& id, int shard, int shards) {
 
 std::string piece_key(const std::string& name) { return "global." + name; }
 
-std::string piece_text(const TensorRecord& tensor, std::int64_t first_row) {
+std::string piece_text(const TensorRecord& tensor, const nn::Region& box) {
   std::string shape, offset;
-  for (int d = 0; d < static_cast<int>(tensor.sizes.size()); ++d) {
+  for (int d = 0; d < tensor.sizes.size(); ++d) {
     shape += (d ? "," : "") + std::to_string(tensor.sizes[d]);
-    offset += d ? ",0" : std::to_string(first_row);
+    offset += (d ? "," : "") + std::to_string(box.first[d]);
   }
   return "{\"shape\":[" + shape + "],\"offset\":[" + offset + "]}";
 }

@@ -1,5 +1,5 @@
 #pragma once
-// The index of a sharded checkpoint: which rows of which tensor are in which file.
+// The index of a sharded checkpoint: which box of which tensor is in which file.
 // docs/reference/checkpoints.md describes the format.
 #include <cstdint>
 #include <map>
@@ -10,6 +10,7 @@
 
 #include "tapestry/core/safetensors.h"
 #include "tapestry/nn/internal/checkpoint_file.h"
+#include "tapestry/nn/layout.h"
 
 namespace tapestry::distributed::checkpoint {
 
@@ -22,29 +23,31 @@ using nn::checkpoint_file::kTraining, nn::checkpoint_file::kOptimizer, nn::check
 inline const std::string kState = kOptimizer + "state/", kExtra = kOptimizer + "extra/",
                          kOptions = kOptimizer + "groups.";
 
-/// Rows of a tensor that are in one shard. A tensor without dimensions has one row.
+/// A box of a tensor that is in one shard. A tensor without dimensions counts as one of shape [1].
 struct Piece {
   int shard = 0;
-  std::int64_t first_row = 0, rows = 0;
+  nn::Region box = {};
   std::uint32_t crc32 = 0;                 ///< of the elements' bytes, as zlib computes it
   std::vector<std::uint32_t> blocks = {};  ///< the same of each block; see TensorRecord::block_rows
 };
 
-/// A tensor and its pieces in order of their rows, each row once. Pieces have at least one row.
+/// A tensor and its pieces in order of their first elements. Each element is in one piece, and each piece has
+/// elements.
 struct TensorRecord {
   DType dtype = DType::f32;
   Shape sizes;
   std::vector<Piece> pieces = {};
-  /// The rows of a block. A piece with more rows has a checksum for each of its blocks, so that a reader of a
-  /// few rows checks only their blocks. The last block may be shorter. 0 in checkpoints without block
-  /// checksums.
+  /// The rows of a block: elements of dimension 0. A piece with more rows has a checksum for each of its
+  /// blocks, so that a reader of a few rows checks only their blocks. The last block may be shorter. 0 in
+  /// checkpoints without block checksums.
   std::int64_t block_rows = 0;
 
-  std::int64_t rows() const { return sizes.empty() ? 1 : sizes[0]; }
-  /// The shape of `count` rows.
-  Shape sizes_of(std::int64_t count) const;
-  /// The size of one row in bytes.
-  std::uint64_t row_bytes() const;
+  nn::Region whole() const { return nn::Region::whole(sizes); }
+  /// The shape of a box in a file: without dimensions if the tensor has none.
+  const Shape& sizes_of(const nn::Region& box) const { return sizes.empty() ? sizes : box.sizes; }
+  /// The size in bytes of a box, and of one of its rows.
+  std::uint64_t bytes(const nn::Region& box) const;
+  std::uint64_t row_bytes(const nn::Region& box) const;
   /// The number of checksums that a piece has beside its own: 0 if it is one block.
   std::size_t num_blocks(const Piece& piece) const;
 };
@@ -81,7 +84,7 @@ bool is_shard_file(const std::string& name);
 /// The metadata of a shard's file, and the key and the text that say where a tensor of the file belongs.
 StringMap shard_metadata(const std::string& id, int shard, int shards);
 std::string piece_key(const std::string& name);
-std::string piece_text(const TensorRecord& tensor, std::int64_t first_row);
+std::string piece_text(const TensorRecord& tensor, const nn::Region& box);
 
 std::uint32_t crc32_of(std::uint32_t crc, const Tensor& contiguous);
 std::string random_id();

@@ -138,10 +138,10 @@ FileIndex index_of_file(const char* op, const std::string& path, const Safetenso
       as = (like ? kState : kExtra) + names[n] + "/" + rest;
     }
     TensorRecord record{entry.dtype, entry.sizes};
-    const std::int64_t part = (record.rows() + ranks - 1) / ranks;
     // The optimizer's and the schedule's numbers are one row, and so in the first shard.
-    for (std::int64_t row = 0, shard = 0; row < record.rows(); row += part, ++shard)
-      record.pieces.push_back({static_cast<int>(shard), row, (std::min)(part, record.rows() - row)});
+    for (int shard = 0; shard < ranks; ++shard)
+      if (const nn::Region box = record.whole().part(0, shard, ranks); box.sizes.numel() > 0)
+        record.pieces.push_back({shard, box});
     check<IoError>(found.sources.emplace(as, name).second, "[", op, "] ", path, ": ", name,
                    " occurs twice; the list of the optimizer's parameters is wrong");
     index.tensors.emplace(as, std::move(record));

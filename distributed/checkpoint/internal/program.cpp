@@ -36,8 +36,8 @@ std::string show(const std::string& folder, bool verify) {
   std::size_t width = 6;
   std::vector<std::size_t> tensors(index.shards.size());
   for (const auto& [name, tensor] : index.tensors) {
-    if (verify) reader.verify(name, 0, tensor.rows());
-    bytes += tensor.row_bytes() * static_cast<std::uint64_t>(tensor.rows());
+    if (verify) reader.verify(name);
+    bytes += tensor.bytes(tensor.whole());
     width = std::max(width, name.size());
     for (const Piece& piece : tensor.pieces) ++tensors[static_cast<std::size_t>(piece.shard)];
   }
@@ -58,13 +58,13 @@ std::string show(const std::string& folder, bool verify) {
   for (std::size_t i = 0; i < index.shards.size(); ++i)
     out += row(index.shards[i].file, 34,
                std::to_string(tensors[i]) + " tensors, " + bytes_text(index.shards[i].bytes));
-  out += '\n' + row("tensor", width, "dtype, shape, bytes, shard: rows");
+  out += '\n' + row("tensor", width, "dtype, shape, bytes, shard: part");
   for (const auto& [name, tensor] : index.tensors) {
-    std::string text = concat({dtype_name(tensor.dtype), " ", tensor.sizes, ", ",
-                               bytes_text(tensor.row_bytes() * static_cast<std::uint64_t>(tensor.rows()))});
+    std::string text =
+        concat({dtype_name(tensor.dtype), " ", tensor.sizes, ", ", bytes_text(tensor.bytes(tensor.whole()))});
     for (std::size_t i = 0; i < tensor.pieces.size(); ++i) {
       const Piece& p = tensor.pieces[i];
-      text += concat({", ", p.shard, ": ", p.first_row, "-", p.first_row + p.rows - 1});
+      text += concat({", ", p.shard, ": ", p.box.str()});
     }
     out += row(name, width, text);
   }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/distributed/checkpoint/internal/boxes.h"
 #include "tapestry/distributed/checkpoint/internal/one_file.h"
 
 namespace tapestry::distributed::checkpoint {
@@ -72,12 +74,12 @@ const SafetensorsFile& ShardReader::shard(int number) {
   for (const Placed& placed : pieces_[at]) {
     const SafetensorsFile::Entry* const entry = file->find(*placed.name);
     require(entry != nullptr, "lacks the tensor \"", *placed.name, "\"");
-    const Shape expected = placed.tensor->sizes_of(placed.piece->rows);
+    const Shape expected = placed.tensor->sizes_of(placed.piece->box);
     require(entry->dtype == placed.tensor->dtype && entry->sizes == expected, "has \"", *placed.name,
             "\" of ", entry->dtype, " ", entry->sizes, ", but the index says ", placed.tensor->dtype, " ",
             expected);
     const auto where = file->metadata().find(piece_key(*placed.name));
-    const std::string text = piece_text(*placed.tensor, placed.piece->first_row);
+    const std::string text = piece_text(*placed.tensor, placed.piece->box);
     require(where != file->metadata().end() && where->second == text, "says that \"", *placed.name, "\" is ",
             where == file->metadata().end() ? "nowhere" : where->second, ", but the index says ", text);
   }
@@ -94,60 +96,68 @@ void ShardReader::check_shards() {
   for (int i = 0; i < static_cast<int>(index_.shards.size()); ++i) shard(i);
 }
 
-void ShardReader::check_shards(const std::string& name, std::int64_t first, std::int64_t rows) {
+void ShardReader::check_shards(const std::string& name, const nn::Region& box) {
   for (const Piece& piece : find(name)->pieces)
-    if (piece.first_row < first + rows && first < piece.first_row + piece.rows) shard(piece.shard);
+    if (common(box, piece.box).sizes.numel() > 0) shard(piece.shard);
 }
 
-void ShardReader::read(const std::string& name, std::int64_t first, std::int64_t rows, const Receive& fn) {
+void ShardReader::read(const std::string& name, const nn::Region& box, const Receive& fn) {
   const std::string& real = real_name(name);
   const TensorRecord& tensor = index_.tensors.at(real);
-  const std::uint64_t row_bytes = tensor.row_bytes();
-  if (row_bytes == 0) return;
-  const auto most = static_cast<std::int64_t>(std::max<std::uint64_t>(kReadBytes / row_bytes, 1));
   for (const Piece& piece : tensor.pieces) {
-    const std::int64_t begin = std::max(first, piece.first_row),
-                       end = (std::min)(first + rows, piece.first_row + piece.rows);
-    for (std::int64_t row = begin; row < end; row += most)
-      fn(shard(piece.shard).read_rows(stored_name(real), row - piece.first_row, (std::min)(most, end - row)),
-         row);
+    const nn::Region part = common(box, piece.box);
+    if (part.sizes.numel() == 0) continue;
+    const auto most =
+        static_cast<std::int64_t>(std::max<std::uint64_t>(kReadBytes / tensor.row_bytes(piece.box), 1));
+    for (std::int64_t row = 0; row < part.sizes[0]; row += most) {
+      const nn::Region where = rows_of(part, row, (std::min)(most, part.sizes[0] - row));
+      const Tensor rows =
+          shard(piece.shard)
+              .read_rows(stored_name(real), where.first[0] - piece.box.first[0], where.sizes[0]);
+      nn::Region in_rows = inside(where, piece.box);
+      in_rows.first[0] = 0;
+      fn(in_rows.of(rows), where);
+    }
   }
 }
 
-Tensor ShardReader::read(const std::string& name) {
+Tensor ShardReader::read(const std::string& name, const nn::Region& box) {
   const TensorRecord& tensor = *find(name);
   // The shards are checked before memory is allocated that only the index claims.
-  for (const Piece& piece : tensor.pieces) shard(piece.shard);
-  const Tensor whole = empty(tensor.sizes, {tensor.dtype, kCPU});
-  const std::uint64_t row_bytes = tensor.row_bytes();
-  read(name, 0, tensor.rows(), [&](const Tensor& rows, std::int64_t first) {
-    if (rows.nbytes() == 0) return;
-    std::copy_n(static_cast<const char*>(rows.raw_data()), rows.nbytes(),
-                static_cast<char*>(whole.raw_data()) + static_cast<std::uint64_t>(first) * row_bytes);
-  });
-  return whole;
+  check_shards(name, box);
+  const Tensor all = empty(tensor.sizes_of(box), {tensor.dtype, kCPU});
+  read(name, box,
+       [&](const Tensor& elements, const nn::Region& where) { inside(where, box).of(all).copy_(elements); });
+  return all;
 }
 
-void ShardReader::verify(const std::string& name, std::int64_t first, std::int64_t rows) {
+void ShardReader::read_in_order(const std::string& name, const std::function<void(const Tensor&)>& fn) {
+  const nn::Region whole = find(name)->whole();
+  if (whole.sizes.numel() == 0) return;
+  const auto most =
+      static_cast<std::int64_t>(std::max<std::uint64_t>(kReadBytes / find(name)->row_bytes(whole), 1));
+  for (std::int64_t row = 0; row < whole.sizes[0]; row += most)
+    fn(read(name, rows_of(whole, row, (std::min)(most, whole.sizes[0] - row))));
+}
+
+void ShardReader::verify(const std::string& name, const nn::Region& box) {
   if (!sources_.empty()) return;
   const std::string& real = real_name(name);
   const TensorRecord& tensor = index_.tensors.at(real);
   for (const Piece& piece : tensor.pieces) {
-    const std::int64_t size = piece.blocks.empty() ? piece.rows : tensor.block_rows,
-                       end = piece.first_row + piece.rows;
-    for (std::int64_t row = piece.first_row, block = 0; row < end; row += size, ++block) {
-      const std::int64_t count = (std::min)(size, end - row);
-      if (row + count <= first || row >= first + rows) continue;
+    const std::int64_t rows = piece.box.sizes[0], size = piece.blocks.empty() ? rows : tensor.block_rows;
+    for (std::int64_t row = 0, block = 0; row < rows; row += size, ++block) {
+      const nn::Region part = rows_of(piece.box, row, (std::min)(size, rows - row));
+      if (common(part, box).sizes.numel() == 0) continue;
       std::uint32_t crc = 0;
-      read(real, row, count, [&](const Tensor& part, std::int64_t) { crc = crc32_of(crc, part); });
+      read(real, part, [&](const Tensor& elements, const nn::Region&) { crc = crc32_of(crc, elements); });
       const std::uint32_t expected =
           piece.blocks.empty() ? piece.crc32 : piece.blocks[static_cast<std::size_t>(block)];
       const ShardRecord& record = index_.shards[static_cast<std::size_t>(piece.shard)];
       check<IoError>(crc == expected, "[load_sharded] ",
                      (std::filesystem::path(folder_) / record.file).string(), ": the elements of \"", real,
-                     "\" in the rows ", row, " to ", row + count - 1,
-                     " are not those that were saved (checksum ", crc, ", not ", expected,
-                     "); restore the file or use another checkpoint");
+                     "\" in ", part.str(), " are not those that were saved (checksum ", crc, ", not ",
+                     expected, "); restore the file or use another checkpoint");
     }
   }
 }

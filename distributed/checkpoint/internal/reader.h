@@ -1,5 +1,5 @@
 #pragma once
-// Reads rows of the tensors of a sharded checkpoint, whichever files they are in.
+// Reads boxes of the tensors of a sharded checkpoint, whichever files they are in.
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -11,7 +11,7 @@
 
 namespace tapestry::distributed::checkpoint {
 
-/// An open checkpoint. Opens a shard when its first row is read, and checks it against the index then. Throws
+/// An open checkpoint. Opens a shard when it is first read, and checks it against the index then. Throws
 /// IoError, which names the shard and the fault. One thread at a time may use it.
 class ShardReader {
  public:
@@ -24,17 +24,22 @@ class ShardReader {
   const TensorRecord* find(const std::string& name) const;
   /// Throws IoError unless every shard exists, has its length, and belongs to this checkpoint.
   void check_shards();
-  /// Does the same with the shards that have some of the rows [first, first + rows).
-  void check_shards(const std::string& name, std::int64_t first, std::int64_t rows);
-  /// Calls fn(rows, first) for consecutive parts of the rows [first, first + rows), which must exist. A part
-  /// has at most about 16 MiB.
-  using Receive = std::function<void(const Tensor& rows, std::int64_t first)>;
-  void read(const std::string& name, std::int64_t first, std::int64_t rows, const Receive& fn);
-  /// Reads the whole tensor. For small tensors.
-  Tensor read(const std::string& name);
-  /// Reads the blocks that have some of the rows [first, first + rows), and throws IoError if the checksum of
-  /// one is wrong. A piece without sums of blocks is one block.
-  void verify(const std::string& name, std::int64_t first, std::int64_t rows);
+  /// Does the same with the shards that have elements of the box.
+  void check_shards(const std::string& name, const nn::Region& box);
+  /// Calls fn(elements, where) for parts of the box, which must exist, piece by piece. `where` is the part's
+  /// box of the whole tensor. A part has at most about 16 MiB. The rows of a piece are read whole, also if
+  /// the box has a part of each.
+  using Receive = std::function<void(const Tensor& elements, const nn::Region& where)>;
+  void read(const std::string& name, const nn::Region& box, const Receive& fn);
+  /// Reads a box into one tensor, without dimensions if the checkpoint's has none. For small boxes.
+  Tensor read(const std::string& name, const nn::Region& box);
+  Tensor read(const std::string& name) { return read(name, find(name)->whole()); }
+  /// Calls fn(rows) for the whole tensor in the order of its rows, about 16 MiB at a time.
+  void read_in_order(const std::string& name, const std::function<void(const Tensor& rows)>& fn);
+  /// Reads the blocks that have elements of the box, and throws IoError if the checksum of one is wrong. A
+  /// piece without sums of blocks is one block.
+  void verify(const std::string& name, const nn::Region& box);
+  void verify(const std::string& name) { verify(name, find(name)->whole()); }
 
  private:
   struct Placed {

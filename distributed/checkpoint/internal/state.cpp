@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "tapestry/autograd/ops/view.h"
+#include "tapestry/distributed/checkpoint/internal/boxes.h"
 #include "tapestry/distributed/common/internal/generator_states.h"
 #include "tapestry/nn/internal/stored.h"
 
@@ -41,39 +42,47 @@ using Json = nlohmann::json;
 
 constexpr std::uint64_t kShareBytes = std::uint64_t{1} << 20;
 
-std::uint64_t bytes_of(const TensorRecord& t, std::int64_t rows) {
-  return t.row_bytes() * static_cast<std::uint64_t>(rows);
-}
+std::vector<std::int64_t> vector_of(const Shape& s) { return {s.begin(), s.end()}; }
+Shape shape_of(const Json& list) { return list.get<std::vector<std::int64_t>>(); }
 
 }  // namespace
 
+std::string place_text(const char* op, const std::optional<RandomPlace>& place) {
+  if (!place) return {};
+  const auto [data, data_size, stage, stages] = *place;
+  check(data >= 0 && data < data_size && stage >= 0 && stage < stages, "[", op, "] there is no part ", data,
+        " of ", data_size, " with stage ", stage, " of ", stages, "; parts and stages count from 0");
+  return concat({"data=", data, "/", data_size, " stage=", stage, "/", stages});
+}
+
 int shards_of_process(const ShardedTraining& training) {
   for (const auto& [name, slot] : training.parameters)
-    if (slot.sharding() && slot.replicas() > 1) return slot.replicas();
+    if (slot.layout() && slot.replicas() > 1) return slot.replicas();
   return 1;
 }
+
+namespace {
+
+Item whole_item(const std::string& name, const Tensor& t, Owner owner = Owner::lowest) {
+  return {name, t.dtype(), t.sizes(), owner, nn::Region::whole(t.sizes()), t.detach()};
+}
+
+}  // namespace
 
 WriterState state_of(const char* op, const ShardedTraining& training, int replica) {
   WriterState state;
   const auto add = [&](const std::string& name, const nn::TensorSlot& slot, const Tensor& local,
                        Owner owner) {
-    const auto& sharding = slot.sharding();
-    Item item{name,          local.dtype(), local.sizes(), owner, 0, local.dim() == 0 ? 1 : local.size(0),
-              local.detach()};
-    if (sharding) {
-      const nn::ShardRows rows = sharding->rows(replica);
-      item.sizes = sharding->full_sizes();
-      item.owner = Owner::rows;
-      item.first_row = rows.first_row;
-      item.rows = rows.rows;
-    }
-    state.items.push_back(std::move(item));
+    const auto& layout = slot.layout();
+    state.items.push_back(layout ? Item{name, local.dtype(), layout->whole_sizes(), Owner::boxes,
+                                        layout->region(replica), local.detach()}
+                                 : whole_item(name, local, owner));
   };
   for (const auto* slots : {&training.parameters, &training.buffers}) {
     for (const auto& [name, slot] : *slots) {
       check(!name.starts_with(kTraining), "[", op, "] the model's ", name, " begins with ", kTraining,
             ", which is reserved for the rest of the checkpoint; rename it");
-      add(name, slot, nn::stored_tensor(slot, slot.sharding() ? replica : 0),
+      add(name, slot, nn::stored_tensor(slot, slot.layout() ? replica : 0),
           slots == &training.buffers ? Owner::lowest : Owner::shared);
     }
   }
@@ -92,13 +101,11 @@ WriterState state_of(const char* op, const ShardedTraining& training, int replic
         state.groups.back().push_back(names[number++]);
     }
     const bool sharded = std::any_of(params.begin(), params.end(),
-                                     [](const nn::Parameter& p) { return p.sharding() != nullptr; });
+                                     [](const nn::Parameter& p) { return p.layout() != nullptr; });
     std::vector<optim::StateTensor> tensors = optimizer.state_tensors(sharded ? replica : 0);
     for (const optim::StateTensor& t : tensors) {
       if (t.param < 0) {
-        if (!t.key.ends_with(".num_params"))
-          state.items.push_back(
-              {kOptimizer + t.key, t.tensor.dtype(), t.tensor.sizes(), Owner::lowest, 0, 1, t.tensor});
+        if (!t.key.ends_with(".num_params")) state.items.push_back(whole_item(kOptimizer + t.key, t.tensor));
         continue;
       }
       const auto n = static_cast<std::size_t>(t.param);
@@ -112,32 +119,29 @@ WriterState state_of(const char* op, const ShardedTraining& training, int replic
             " has the shape ", t.tensor.sizes(),
             ", which is not that of a parameter, and the parameters are "
             "sharded; save without the optimizer, or use one whose state is like its parameters");
-      const std::int64_t rows = t.tensor.dim() == 0 ? 1 : t.tensor.size(0);
-      state.items.push_back(
-          {kExtra + name, t.tensor.dtype(), t.tensor.sizes(), Owner::lowest, 0, rows, t.tensor});
+      state.items.push_back(whole_item(kExtra + name, t.tensor));
     }
   }
   if (training.scheduler) {
     state.scheduler = true;
     for (const auto& [key, t] : training.scheduler->state_dict())
-      state.items.push_back(
-          {kScheduler + key, t.dtype(), t.sizes(), Owner::lowest, 0, t.dim() == 0 ? 1 : t.size(0), t});
+      state.items.push_back(whole_item(kScheduler + key, t));
   }
   if (training.scaler)
     for (const auto& [key, t] : training.scaler->state_dict())
-      state.items.push_back({kScaler + key, t.dtype(), t.sizes(), Owner::lowest, 0, 1, t});
-  state.generators = generator_states();
+      state.items.push_back(whole_item(kScaler + key, t));
+  const std::string place = place_text(op, training.place);
+  state.generators = (place.empty() ? "" : place + ' ') + generator_states();
   return state;
 }
 
 std::string describe(const WriterState& state) {
   Json items = Json::array();
   for (const Item& item : state.items) {
-    std::vector<std::int64_t> sizes(item.sizes.begin(), item.sizes.end());
     // The parameters that the ranks should have alike. The optimizer's state follows from them.
     const bool compared = item.owner == Owner::shared && !item.name.starts_with(kTraining);
-    items.push_back(Json{item.name, static_cast<int>(item.dtype), sizes, static_cast<int>(item.owner),
-                         item.first_row, item.rows,
+    items.push_back(Json{item.name, static_cast<int>(item.dtype), vector_of(item.sizes),
+                         static_cast<int>(item.owner), vector_of(item.box.first), vector_of(item.box.sizes),
                          compared ? crc32_of(0, item.local.to(kCPU).contiguous()) : std::uint32_t{0}});
   }
   try {
@@ -160,10 +164,9 @@ WriterState parse_description(const std::string& text) {
   for (const Json& item : json["items"])
     state.items.push_back({item[0].get<std::string>(),
                            static_cast<DType>(item[1].get<int>()),
-                           Shape(item[2].get<std::vector<std::int64_t>>()),
+                           shape_of(item[2]),
                            static_cast<Owner>(item[3].get<int>()),
-                           item[4].get<std::int64_t>(),
-                           item[5].get<std::int64_t>(),
+                           {shape_of(item[4]), shape_of(item[5])},
                            {},
                            item[6].get<std::uint32_t>()});
   state.part_of_model = json["part"].get<bool>();
@@ -183,28 +186,28 @@ struct Holders {
   Owner owner = Owner::lowest;
   std::uint32_t values = 0;  // Item::values of the first writer
   std::vector<int> writers;
-  std::vector<Piece> rows;  // of Owner::rows, one per writer that stores rows
+  std::vector<Piece> boxes;  // of Owner::boxes, one per writer that stores elements
 };
 
-/// Sorts the rows that writers store, and drops copies: with several groups of shards, several writers have
-/// the same rows. Throws unless each row is stored.
-void use_stored_rows(const char* op, const std::string& name, Holders& holders) {
-  std::sort(holders.rows.begin(), holders.rows.end(), [](const Piece& a, const Piece& b) {
-    return std::tie(a.first_row, a.shard) < std::tie(b.first_row, b.shard);
+/// Sorts the boxes that writers store, and drops copies: with several groups of shards, several writers have
+/// the same box. Throws unless each element is stored.
+void use_stored_boxes(const char* op, const std::string& name, Holders& holders) {
+  const auto before = [](const Shape& a, const Shape& b) {
+    return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end());
+  };
+  std::stable_sort(holders.boxes.begin(), holders.boxes.end(), [&](const Piece& a, const Piece& b) {
+    return a.box.first == b.box.first ? before(a.box.sizes, b.box.sizes) : before(a.box.first, b.box.first);
   });
-  std::int64_t next = 0;
-  for (const Piece& piece : holders.rows) {
-    std::vector<Piece>& pieces = holders.record.pieces;
-    if (!pieces.empty() && piece.first_row == pieces.back().first_row && piece.rows == pieces.back().rows)
-      continue;
-    check(piece.first_row == next, "[", op, "] rank ", piece.shard, " stores the rows ", piece.first_row,
-          " to ", piece.first_row, " + ", piece.rows, " of ", name, ", but row ", next,
-          " is next; shard the parameter in the same way on all ranks");
-    next += piece.rows;
-    pieces.push_back(piece);
+  std::vector<nn::Region> boxes;
+  for (const Piece& piece : holders.boxes) {
+    if (!boxes.empty() && boxes.back() == piece.box) continue;
+    boxes.push_back(piece.box);
+    holders.record.pieces.push_back(piece);
   }
-  check(next == holders.record.rows(), "[", op, "] no rank stores the rows ", next, " to ",
-        holders.record.rows(), " of ", name, "; pass a group that has all ranks of the sharded model");
+  const std::string fault = why_not_divided(holders.record.whole(), boxes);
+  check(fault.empty(), "[", op, "] the ranks do not store each element of ", name, " of shape ",
+        holders.record.sizes, " once: ", fault,
+        "; divide the parameter in the same way on all ranks, and pass a group that has all of them");
 }
 
 }  // namespace
@@ -215,6 +218,9 @@ Index plan(const char* op, const std::vector<WriterState>& writers, Share share)
   for (int w = 0; w < static_cast<int>(writers.size()); ++w) {
     const WriterState& state = writers[static_cast<std::size_t>(w)];
     index.generators.push_back(state.generators);
+    check(place_in(state.generators).empty() == place_in(index.generators[0]).empty(), "[", op,
+          "] ShardedTraining::place is set on one of the ranks 0 and ", w,
+          " only; set it on all ranks or on none");
     if (w == 0) index.optimizer = state.optimizer;
     check(state.optimizer == index.optimizer, "[", op, "] the optimizer is \"", state.optimizer,
           "\" on rank ", w, " and \"", index.optimizer, "\" on rank 0; use the same one");
@@ -247,7 +253,7 @@ Index plan(const char* op, const std::vector<WriterState>& writers, Share share)
             "broadcasts them), or, if each rank has a stage of a pipeline, pass Pipeline::stages() with the "
             "names of the unsplit model (Stage::named())");
       holders.writers.push_back(w);
-      if (item.owner == Owner::rows && item.rows > 0) holders.rows.push_back({w, item.first_row, item.rows});
+      if (item.owner == Owner::boxes && item.box.sizes.numel() > 0) holders.boxes.push_back({w, item.box});
     }
   }
   // Ranks with different modules would each lack what the others have when they load.
@@ -277,43 +283,43 @@ Index plan(const char* op, const std::vector<WriterState>& writers, Share share)
         if (is_new) index.groups[g].push_back(name);
       }
 
-  // Stored rows and large tensors are divided first. Then each other tensor goes to the writer with the
+  // Stored boxes and large tensors are divided first. Then each other tensor goes to the writer with the
   // fewest bytes, the largest tensors first.
   std::vector<std::uint64_t> load(writers.size());
   std::vector<std::pair<const std::string*, Holders*>> whole;
   for (auto& [name, holders] : tensors) {
     TensorRecord& record = holders.record;
-    if (holders.owner == Owner::rows) {
-      use_stored_rows(op, name, holders);
-    } else if (record.rows() > 0) {
-      const auto count = static_cast<std::int64_t>(holders.writers.size());
+    const nn::Region all = record.whole();
+    if (holders.owner == Owner::boxes) {
+      use_stored_boxes(op, name, holders);
+    } else if (all.sizes.numel() > 0) {
+      const auto count = static_cast<std::int64_t>(holders.writers.size()), rows = all.sizes[0];
       if (holders.owner == Owner::lowest || share == Share::by_lowest) {
-        record.pieces.push_back({holders.writers[0], 0, record.rows()});
-      } else if (bytes_of(record, record.rows()) < kShareBytes || record.rows() < count) {
+        record.pieces.push_back({holders.writers[0], all});
+      } else if (record.bytes(all) < kShareBytes || rows < count) {
         whole.emplace_back(&name, &holders);
         continue;
       } else {
         for (std::int64_t i = 0; i < count; ++i) {
-          const std::int64_t begin = record.rows() / count * i + (std::min)(i, record.rows() % count),
-                             rows = record.rows() / count + (i < record.rows() % count);
-          record.pieces.push_back({holders.writers[static_cast<std::size_t>(i)], begin, rows});
+          const std::int64_t begin = rows / count * i + (std::min)(i, rows % count),
+                             own = rows / count + (i < rows % count);
+          record.pieces.push_back({holders.writers[static_cast<std::size_t>(i)], rows_of(all, begin, own)});
         }
       }
     }
     for (const Piece& piece : record.pieces)
-      load[static_cast<std::size_t>(piece.shard)] += bytes_of(record, piece.rows);
+      load[static_cast<std::size_t>(piece.shard)] += record.bytes(piece.box);
   }
-  std::stable_sort(whole.begin(), whole.end(), [](const auto& a, const auto& b) {
-    return bytes_of(a.second->record, a.second->record.rows()) >
-           bytes_of(b.second->record, b.second->record.rows());
-  });
+  const auto bytes_of = [](const Holders& h) { return h.record.bytes(h.record.whole()); };
+  std::stable_sort(whole.begin(), whole.end(),
+                   [&](const auto& a, const auto& b) { return bytes_of(*a.second) > bytes_of(*b.second); });
   for (const auto& [name, holders] : whole) {
     TensorRecord& record = holders->record;
     const int writer = *std::min_element(holders->writers.begin(), holders->writers.end(), [&](int a, int b) {
       return load[static_cast<std::size_t>(a)] < load[static_cast<std::size_t>(b)];
     });
-    record.pieces.push_back({writer, 0, record.rows()});
-    load[static_cast<std::size_t>(writer)] += bytes_of(record, record.rows());
+    record.pieces.push_back({writer, record.whole()});
+    load[static_cast<std::size_t>(writer)] += bytes_of(*holders);
   }
   for (auto& [name, holders] : tensors) index.tensors.emplace(name, std::move(holders.record));
   return index;

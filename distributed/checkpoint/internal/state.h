@@ -1,7 +1,8 @@
 #pragma once
-// The tensors of a training as a checkpoint names them, and who writes which rows.
+// The tensors of a training as a checkpoint names them, and who writes which boxes.
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,7 @@ namespace tapestry::distributed::checkpoint {
 
 /// Who writes a tensor that several writers have.
 enum class Owner {
-  rows,    ///< each writer writes the rows that it stores
+  boxes,   ///< each writer writes the box that it stores
   shared,  ///< all writers have equal values and share the work
   lowest   ///< the writer with the lowest number
 };
@@ -23,7 +24,7 @@ struct Item {
   DType dtype = DType::f32;
   Shape sizes;  ///< of the whole tensor
   Owner owner = Owner::lowest;
-  std::int64_t first_row = 0, rows = 0;  ///< those that `local` has
+  nn::Region box = {};  ///< that `local` has
   Tensor local = {};
   std::uint32_t values =
       0;  ///< a checksum of `local`, if other writers should have the same; set by describe()
@@ -38,6 +39,9 @@ struct WriterState {
   bool part_of_model = false;  ///< ShardedTraining::part_of_model
   std::vector<std::pair<std::string, std::string>> aliases;
 };
+
+/// "data=0/4 stage=1/2", or an empty text. Throws ValueError if there is no such place.
+std::string place_text(const char* op, const std::optional<RandomPlace>& place);
 
 /// The number of shards that this process writes if it is alone: the number of replicas if each of them has
 /// a shard of its own, else 1.

@@ -39,8 +39,7 @@ std::vector<std::string> names_in(const std::string& folder) {
 
 /// Adds the next rows of a piece to its checksum and to those of its blocks. `done` counts the rows before.
 void add_to_sums(const TensorRecord& tensor, Piece& piece, const Tensor& dense, std::int64_t& done) {
-  const std::uint64_t row_bytes = tensor.row_bytes();
-  if (row_bytes == 0) return;
+  const std::uint64_t row_bytes = tensor.row_bytes(piece.box);
   const auto* const bytes = static_cast<const Bytef*>(dense.raw_data());
   const auto rows = static_cast<std::int64_t>(dense.nbytes() / row_bytes);
   for (std::int64_t row = 0; row < rows;) {
@@ -66,12 +65,12 @@ void write_shard(const std::string& folder, Index& index, int shard, const Sourc
   std::vector<SafetensorsWriter::Entry> entries;
   std::map<std::string, Piece*> pieces;
   for (auto& [name, tensor] : index.tensors) {
-    tensor.block_rows = static_cast<std::int64_t>(
-        std::max<std::uint64_t>(kBlockBytes / std::max<std::uint64_t>(tensor.row_bytes(), 1), 1));
+    tensor.block_rows = static_cast<std::int64_t>(std::max<std::uint64_t>(
+        kBlockBytes / std::max<std::uint64_t>(tensor.row_bytes(tensor.whole()), 1), 1));
     for (Piece& piece : tensor.pieces) {
       if (piece.shard != shard) continue;
-      entries.push_back({name, tensor.dtype, tensor.sizes_of(piece.rows)});
-      metadata[piece_key(name)] = piece_text(tensor, piece.first_row);
+      entries.push_back({name, tensor.dtype, tensor.sizes_of(piece.box)});
+      metadata[piece_key(name)] = piece_text(tensor, piece.box);
       pieces.emplace(name, &piece);
     }
   }

@@ -7,7 +7,7 @@
 
 namespace tapestry::distributed::checkpoint {
 
-/// Gives the rows of a piece of a tensor, in CPU tensors, one after another.
+/// Gives the rows of a piece's box, in CPU tensors, one after another.
 using Sink = std::function<void(const Tensor& rows)>;
 using Source = std::function<void(const std::string& name, const Piece& piece, const Sink& sink)>;
 

@@ -30,7 +30,7 @@ RankDrift::RankDrift(const char* op, std::shared_ptr<ProcessGroup> group, nn::Na
 
 const Tensor& RankDrift::own(std::size_t i) const {
   const nn::TensorSlot& slot = parameters_[i].second;
-  return slot.sharding() ? slot.sharding()->shard(0) : slot.replica(0);
+  return slot.layout() ? slot.layout()->stored(0) : slot.replica(0);
 }
 
 // How often each parameter was changed since the last call. 0 for a tensor that replaced another one.
@@ -84,7 +84,7 @@ void RankDrift::compare_optimizers() {
 void RankDrift::compare_values() {
   NamedTensors whole;
   for (const auto& [name, slot] : parameters_)
-    if (!slot.sharding()) whole.emplace_back(name, slot.replica(0));
+    if (!slot.layout()) whole.emplace_back(name, slot.replica(0));
   check_same_values(*group_, op_, whole);
 }
 
@@ -104,8 +104,8 @@ void RankDrift::after_pass() {
     while (first + 1 < ranks && of(first, i) == kNotCounted) ++first;
     for (std::size_t r = first + 1; r < ranks; ++r) {
       if (of(r, i) == kNotCounted || of(r, i) == of(first, i)) continue;
-      whole_differ = whole_differ || !parameters_[i].second.sharding();
-      check(!parameters_[i].second.sharding(), "[", op_, "] the ranks changed ", parameters_[i].first,
+      whole_differ = whole_differ || !parameters_[i].second.layout();
+      check(!parameters_[i].second.layout(), "[", op_, "] the ranks changed ", parameters_[i].first,
             " differently since the last check: rank ", first, " ", of(first, i), " times, rank ", r, " ",
             of(r, i), " times\n  step, load and initialise it on all ranks");
     }
@@ -117,7 +117,7 @@ void check_ranks(const char* op, const std::shared_ptr<ProcessGroup>& group,
                  const nn::NamedSlots& parameters) {
   NamedTensors tensors;
   for (const auto& [name, slot] : parameters)
-    if (!slot.sharding()) tensors.emplace_back(name, slot.replica(0));
+    if (!slot.layout()) tensors.emplace_back(name, slot.replica(0));
   check_same_model(*group, op, describe_tensors(tensors, "parameter"));
   RankDrift drift(op, group, parameters);
   drift.compare_optimizers();

@@ -110,7 +110,7 @@ Replicas::Replicas(nn::Module& model, std::vector<Device> on, const DataParallel
   for (const auto& [name, p] : model.named_parameters()) slots_.push_back({name, p, true});
   for (const auto& [name, b] : model.named_buffers()) slots_.push_back({name, b, false});
   for (const Slot& s : slots_) {
-    check(!s.slot.sharding(), "[DataParallel] '", s.name,
+    check(!s.slot.layout(), "[DataParallel] '", s.name,
           "' is sharded, and its ranks or devices have parts of it already; use the sharded model itself");
     check(s.slot.replicas() == 1, "[DataParallel] '", s.name, "' has ", s.slot.replicas(),
           " replicas already; destroy the other DataParallel of this model first, or call unreplicate()");

@@ -171,7 +171,7 @@ void ShardedModel::begin_forward(ShardedUnit& unit, bool by_hand, Lane& l) {
   const nn::Module* const module = unit.module();
   if (grad_enabled() && !by_hand && module)
     for (const nn::Parameter& slot : module->parameters()) {
-      if (dynamic_cast<const ShardedParameter*>(slot.sharding().get())) continue;
+      if (dynamic_cast<const ShardedParameter*>(slot.layout().get())) continue;
       for (const auto& [name, named] : module->named_parameters())
         check(!named.is_same(slot), "[fully_shard] ", unit.path_of(name),
               " was added or replaced after the module was sharded; make all changes of the model before "

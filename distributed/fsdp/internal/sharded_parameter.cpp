@@ -34,37 +34,60 @@ Tensor flat(const Tensor& t, std::int64_t numel) {
 
 }  // namespace
 
+class ShardedParameter::Ranks final : public nn::RankGroup {
+ public:
+  explicit Ranks(const ShardedParameter& parameter) : parameter_(parameter) {}
+  int size() const override { return parameter_.shard_ranks(); }
+  int rank(int replica) const override { return parameter_.group(replica).rank(); }
+  void sum(int replica, const Tensor& values) const override { parameter_.sum_over_ranks(replica, values); }
+  const void* id(int replica) const override { return &parameter_.group(replica); }
+
+ private:
+  const ShardedParameter& parameter_;  // has the cut that has this object
+};
+
+namespace {
+
+// The cuts that the slot has, and then that of its rows.
+std::vector<nn::Cut> with_rows(const nn::Parameter& slot, std::shared_ptr<const nn::RankGroup> ranks) {
+  std::vector<nn::Cut> cuts = slot.layout() ? slot.layout()->cuts() : std::vector<nn::Cut>();
+  cuts.push_back({std::move(ranks), 0});
+  return cuts;
+}
+
+}  // namespace
+
 ShardedParameter::ShardedParameter(std::string name_, const nn::Parameter& slot,
                                    const std::vector<std::shared_ptr<ProcessGroup>>& groups,
                                    const std::vector<Device>& devices, bool offload)
-    : name(std::move(name_)), offload_(offload), groups_(groups) {
+    : Layout(slot.layout() ? slot.layout()->whole_sizes() : slot.replica(0).sizes(),
+             with_rows(slot, std::make_shared<Ranks>(*this)),
+             slot.layout() ? slot.layout()->cuts().size() : 0),
+      name(std::move(name_)),
+      offload_(offload),
+      groups_(groups) {
   const Tensor first = slot.replica(0);
   sizes_ = first.sizes();
   strides_ = first.memory_format() == MemoryFormat::channels_last ? channels_last_strides(sizes_)
                                                                   : contiguous_strides(sizes_);
-  num_rows_ = sizes_.size() == 0 ? 1 : sizes_[0];
-  row_numel_ = num_rows_ == 0 ? 0 : sizes_.numel() / num_rows_;
-  rows_per_rank_ = (num_rows_ + ranks() - 1) / ranks();
+  const std::int64_t num_rows = sizes_.empty() ? 1 : sizes_[0];
+  row_numel_ = num_rows == 0 ? 0 : sizes_.numel() / num_rows;
+  rows_per_rank_ = (num_rows + shard_ranks() - 1) / shard_ranks();
 
   const NoGradGuard no_grad;
   for (int i = 0; i < static_cast<int>(groups.size()); ++i) {
     const Tensor whole = slot.replica(devices.empty() ? i : 0);
     const Device device = devices.empty() ? whole.device() : devices[static_cast<std::size_t>(i)];
-    const nn::ShardRows mine = rows(i);
-    const auto rows_of = [&](const Tensor& t) {
-      return t.dim() == 0 ? t.detach().reshape({1}).narrow(0, 0, mine.rows)
-                          : t.detach().narrow(0, mine.first_row, mine.rows);
-    };
+    const nn::Region mine = own_rows(i);
     Replica r;
     r.device = device;
     r.padded = empty_shard(device, whole.dtype());
     r.padded.zero_();
-    const Shape shape = shard_sizes(rank(i));
-    r.shard = detail::raw_view(r.padded, shape, sizes_.size() == 0 ? Shape{1} : strides_, 0);
-    if (mine.rows > 0) r.shard.copy_(rows_of(whole));
+    r.shard = detail::raw_view(r.padded, mine.sizes, row_strides(), 0);
+    if (r.shard.numel() > 0) r.shard.copy_(mine.of(whole.detach()));
     r.shard.set_requires_grad(whole.requires_grad());
     if (ranks() > 1) r.shard.storage()->set_source(&shard_memory_);
-    if (whole.grad().defined()) r.shard.set_grad(rows_of(whole.grad()).clone().to(r.shard.device()));
+    if (whole.grad().defined()) r.shard.set_grad(mine.of(whole.grad()).clone().to(r.shard.device()));
     replicas_.push_back(std::move(r));
   }
 }
@@ -82,15 +105,13 @@ Tensor ShardedParameter::empty_shard(Device device, DType dtype) const {
                                       : empty({padded_numel()}, {dtype, device});
 }
 
-Shape ShardedParameter::shard_sizes(int rank) const {
-  Shape shape = sizes_.size() == 0 ? Shape{1} : sizes_;
-  shape[0] = rows_of_rank(rank).rows;
-  return shape;
+nn::Region ShardedParameter::own_rows(int replica) const {
+  return nn::Region::whole(sizes_).part(0, group(replica).rank(), shard_ranks());
 }
 
-nn::ShardRows ShardedParameter::rows_of_rank(int rank) const {
-  const std::int64_t first = std::min(rank * rows_per_rank_, num_rows_);
-  return {first, std::min(rows_per_rank_, num_rows_ - first)};
+std::vector<Tensor> ShardedParameter::leaves(int replica) const {
+  const Replica& r = at(replica);
+  return r.full.defined() ? std::vector<Tensor>{r.full, r.shard} : std::vector<Tensor>{r.shard};
 }
 
 std::string ShardedParameter::path() const { return unit ? unit->path_of(name) : name; }
@@ -126,10 +147,10 @@ const Tensor& ShardedParameter::read(int replica) const {
   return at(replica).shard;
 }
 
-void ShardedParameter::set_shard(int replica, const Tensor& tensor) {
-  const Shape expected = shard_sizes(rank(replica));
+void ShardedParameter::set_stored(int replica, const Tensor& tensor) {
+  const Shape expected = own_rows(replica).sizes;
   check(tensor.sizes() == expected, "[fully_shard] the new tensor of ", path(), " has shape ", tensor.sizes(),
-        "; rank ", rank(replica), " stores a shard of shape ", expected);
+        "; rank ", group(replica).rank(), " stores a shard of shape ", expected);
   Replica& r = at(replica);
   r.shard.storage()->set_source(nullptr);
   r.shard = tensor;
@@ -140,7 +161,7 @@ void ShardedParameter::set_shard(int replica, const Tensor& tensor) {
     const NoGradGuard no_grad;
     r.padded = empty_shard(r.device, tensor.dtype());
     r.padded.zero_();
-    r.shard = detail::raw_view(r.padded, expected, sizes_.size() == 0 ? Shape{1} : strides_, 0);
+    r.shard = detail::raw_view(r.padded, expected, row_strides(), 0);
     if (tensor.numel() > 0) r.shard.copy_(tensor.detach());
     r.shard.set_requires_grad(tensor.requires_grad());
     if (tensor.grad().defined()) r.shard.set_grad(tensor.grad().cpu());
@@ -170,15 +191,15 @@ void ShardedParameter::sum_over_ranks(int replica, const Tensor& values) const {
   if (!there.is_same(values)) values.detach().copy_(there);
 }
 
-void ShardedParameter::gather(int replica, const Tensor& to) {
+void ShardedParameter::gather_full(int replica, const Tensor& to) {
   const NoGradGuard no_grad;
   keep_changes(replica);
   const Tensor& own = at(replica).shard;
-  const Tensor gathered = empty({ranks() * padded_numel()}, {own.dtype(), device(replica)});
+  const Tensor gathered = empty({shard_ranks() * padded_numel()}, {own.dtype(), device(replica)});
   groups_[static_cast<std::size_t>(replica)]
       ->all_gather(gathered, padded_shard(replica).to(device(replica)), "fsdp gather of " + path())
       .wait();
-  to.detach().copy_(detail::raw_view(gathered, sizes_, strides_, 0));
+  to.detach().copy_(detail::raw_view(gathered, sizes_, strides_, 0).reshape(to.sizes()));
 }
 
 void ShardedParameter::refill(Storage& storage) {
@@ -199,7 +220,7 @@ std::string ShardedParameter::why_released(const Storage& storage) const {
 
 void ShardedParameter::make_full(Replica& r, DType dtype) {
   r.storage = Storage::releasable(
-      r.device, static_cast<std::size_t>(ranks() * padded_numel()) * dtype_size(dtype), this);
+      r.device, static_cast<std::size_t>(shard_ranks() * padded_numel()) * dtype_size(dtype), this);
   r.full = detail::make_tensor(r.storage, dtype, sizes_, strides_, 0);
   r.hooked = false;
   r.gathered_from = nullptr;
@@ -240,8 +261,7 @@ Tensor ShardedParameter::padded_shard(int replica) const {
   if (in_order && shard.numel() == padded_numel()) return flat(shard, padded_numel());
   const NoGradGuard no_grad;
   const Tensor padded = zeros({padded_numel()}, {shard.dtype(), shard.device()});
-  if (shard.numel() > 0)
-    detail::raw_view(padded, shard.sizes(), sizes_.size() == 0 ? Shape{1} : strides_, 0).copy_(shard);
+  if (shard.numel() > 0) detail::raw_view(padded, shard.sizes(), row_strides(), 0).copy_(shard);
   return padded;
 }
 
@@ -271,7 +291,7 @@ Tensor ShardedParameter::acquire(int replica) {
   r.storage->acquire();
   tag_memory(r.full, MemoryKind::parameters);
   return detail::make_tensor(Storage::part(r.storage, 0, r.storage->bytes()), r.full.dtype(),
-                             {ranks() * padded_numel()}, {1}, 0);
+                             {shard_ranks() * padded_numel()}, {1}, 0);
 }
 
 bool ShardedParameter::has_changes(int replica) const {
@@ -292,12 +312,12 @@ void ShardedParameter::keep_own_changes(int replica) {
   Replica& r = at(replica);
   if (!has_changes(replica)) return;
   const NoGradGuard no_grad;
-  const nn::ShardRows mine = rows(replica);
-  const Tensor own = detail::raw_view(r.full, r.shard.sizes(), sizes_.size() == 0 ? Shape{1} : strides_,
-                                      mine.first_row * row_numel_);
-  if (mine.rows > 0 && own.dtype() == r.shard.dtype()) {
+  const nn::Region mine = own_rows(replica);
+  const Tensor own = detail::raw_view(r.full, mine.sizes, row_strides(), mine.first[0] * row_numel_);
+  if (mine.sizes[0] > 0 && own.dtype() == r.shard.dtype()) {
     r.shard.detach().copy_(own);
-  } else if (mine.rows > 0) {  // elements that did not change keep the digits that the full tensor has not
+  } else if (mine.sizes[0] >
+             0) {  // elements that did not change keep the digits that the full tensor has not
     const Tensor shard = r.shard.detach(), there = shard.to(own.device());
     shard.copy_(where(own.detach() == there.to(own.dtype()), there, own.detach().to(there.dtype())));
   }
@@ -333,7 +353,7 @@ void ShardedParameter::keep_unreduced(int replica) {
 Tensor ShardedParameter::take_gradient(int replica) {
   Replica& r = at(replica);
   const NoGradGuard no_grad;
-  const std::int64_t numel = ranks() * padded_numel();
+  const std::int64_t numel = shard_ranks() * padded_numel();
   const DType dtype = reduce_dtype(replica);
   if (r.unreduced.defined()) keep_unreduced(replica);
   const Tensor gradient = r.unreduced.defined() ? std::exchange(r.unreduced, {}) : r.full.grad();
@@ -352,8 +372,8 @@ Tensor ShardedParameter::take_gradient(int replica) {
 
 void ShardedParameter::deliver(int replica, Tensor reduced) {
   const Replica& r = at(replica);
-  Tensor gradient = detail::make_tensor(reduced.storage(), reduced.dtype(), r.shard.sizes(),
-                                        sizes_.size() == 0 ? Shape{1} : strides_, 0);
+  Tensor gradient =
+      detail::make_tensor(reduced.storage(), reduced.dtype(), r.shard.sizes(), row_strides(), 0);
   reduced = {};
   if (gradient.dtype() != r.shard.dtype()) {
     const NoGradGuard no_grad;

@@ -8,16 +8,18 @@
 #include "tapestry/core/storage.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/distributed/comm/process_group.h"
+#include "tapestry/nn/layout.h"
 #include "tapestry/nn/parameter.h"
-#include "tapestry/nn/sharding.h"
 
 namespace tapestry::distributed {
 
 class ShardedUnit;
 
 /// The slot owns this object, so shards outlive the module as the tensors of a slot do. Every rank has room
-/// for the same number of rows, ceil(rows / ranks); the last ranks may use fewer of them, or none.
-class ShardedParameter final : public nn::Sharding,
+/// for the same number of rows, ceil(rows / ranks); the last ranks may use fewer of them, or none. If the
+/// slot was divided already, for example by columns, its box is what the ranks divide, and is the full tensor
+/// here.
+class ShardedParameter final : public nn::Layout,
                                public StorageSource,
                                public tapestry::detail::DividedMemory,
                                public std::enable_shared_from_this<ShardedParameter> {
@@ -32,18 +34,12 @@ class ShardedParameter final : public nn::Sharding,
   ShardedParameter(const ShardedParameter&) = delete;
   ShardedParameter& operator=(const ShardedParameter&) = delete;
 
-  // nn::Sharding
-  const Tensor& shard(int replica) const override { return at(replica).shard; }
+  // nn::Layout
+  const Tensor& stored(int replica) const override { return at(replica).shard; }
   const Tensor& read(int replica) const override;
-  void set_shard(int replica, const Tensor& tensor) override;
-  const Shape& full_sizes() const override { return sizes_; }
-  nn::ShardRows rows(int replica) const override { return rows_of_rank(rank(replica)); }
-  nn::ShardRows rows_of_rank(int rank) const override;
-  int rank(int replica) const override { return groups_[static_cast<std::size_t>(replica)]->rank(); }
-  int ranks() const override { return groups_[0]->size(); }
-  const void* group(int replica) const override { return groups_[static_cast<std::size_t>(replica)].get(); }
-  void sum_over_ranks(int replica, const Tensor& values) const override;
-  void gather(int replica, const Tensor& full) override;
+  void set_stored(int replica, const Tensor& tensor) override;
+  std::vector<Tensor> leaves(int replica) const override;
+  void gather_full(int replica, const Tensor& full) override;
   /// With several replicas, all take over the changes of the first one, and no replica may compute.
   void keep_changes(int replica) override;
 
@@ -128,7 +124,13 @@ class ShardedParameter final : public nn::Sharding,
   };
   Replica& at(int replica) { return replicas_[static_cast<std::size_t>(replica)]; }
   const Replica& at(int replica) const { return replicas_[static_cast<std::size_t>(replica)]; }
-  Shape shard_sizes(int rank) const;
+  class Ranks;
+  const ProcessGroup& group(int replica) const { return *groups_[static_cast<std::size_t>(replica)]; }
+  int shard_ranks() const { return group(0).size(); }
+  void sum_over_ranks(int replica, const Tensor& values) const;
+  /// The rows of the full tensor that a replica stores: a box of sizes_, which has at least one dimension.
+  nn::Region own_rows(int replica) const;
+  Shape row_strides() const { return sizes_.empty() ? Shape{1} : strides_; }
   void make_full(Replica& r, DType dtype);
   void mark_shard(Replica& r);
   Tensor empty_shard(Device device, DType dtype) const;
@@ -137,7 +139,7 @@ class ShardedParameter final : public nn::Sharding,
   const bool offload_;
   std::vector<std::shared_ptr<ProcessGroup>> groups_;
   Shape sizes_, strides_;
-  std::int64_t num_rows_, row_numel_, rows_per_rank_;
+  std::int64_t row_numel_, rows_per_rank_;
   std::vector<Replica> replicas_;
   tapestry::detail::PartMemory shard_memory_{tapestry::detail::PartMemory::Of::parameter,
                                              [this] { return path(); }};

@@ -88,7 +88,7 @@ void ShardedUnit::add(const std::string& name, const nn::Parameter& slot,
   parameter->unit = this;
   nn::Parameter handle = slot;
   if (!devices.empty()) handle.set_replicas(std::vector<Tensor>(devices.size(), slot.replica(0)));
-  handle.set_sharding(parameter);
+  handle.set_layout(parameter);
   for (std::size_t r = 0; r < groups_.size(); ++r) parameter->prepare(static_cast<int>(r));
   members_.push_back({handle, std::move(parameter)});
 }

@@ -8,6 +8,7 @@
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/timeline.h"
+#include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::distributed {
 
@@ -137,7 +138,8 @@ std::pair<std::vector<Tensor>, std::vector<Tensor>> roots_of(std::vector<Tensor>
 void StageExecutor::allow_parameters() {
   if (std::exchange(parameters_allowed_, true)) return;
   for (const nn::Module& module : stage_.modules())
-    for (const nn::Parameter& parameter : module.parameters()) leaves_.add(parameter);
+    for (const nn::Parameter& parameter : module.parameters())
+      for (const Tensor& leaf : nn::leaves_of(parameter, current_context().replica)) leaves_.add(leaf);
 }
 
 // Throws for a leaf that the stage's modules do not have. The name of the leaf is known if a module of the

@@ -19,7 +19,7 @@ constexpr const char* kSharded =
 
 void TiedParameters::add_use(const std::string& name, const nn::TensorSlot& slot, std::size_t stage,
                              bool is_parameter) {
-  check(!slot.sharding(), "[Pipeline] '", name, "' of stage ", first_number_ + stage, kSharded);
+  check(!slot.layout(), "[Pipeline] '", name, "' of stage ", first_number_ + stage, kSharded);
   check(slot.replicas() == 1, "[Pipeline] '", name, "' of stage ", first_number_ + stage, " has ",
         slot.replicas(), " replicas; destroy its DataParallel first, or call unreplicate()");
   const auto [known, is_new] = index_.emplace(slot.id(), used_.size());
@@ -60,7 +60,7 @@ TiedParameters::TiedParameters(const std::vector<Stage>& stages, const std::vect
 
 void TiedParameters::check_places() const {
   for (const UsedSlot& used : used_) {
-    check(!used.slot.sharding(), "[Pipeline] '", used.name, "' of stage ", first_number_ + used.stages[0],
+    check(!used.slot.layout(), "[Pipeline] '", used.name, "' of stage ", first_number_ + used.stages[0],
           kSharded);
     const Device here = used.slot.replica(0).device(), home = devices_[home_of(used)];
     check(used.slot.replicas() == 1 && here == home, "[Pipeline] '", used.name, "' of stage ",
