@@ -71,10 +71,11 @@ function(tapestry_sources target)
   endif()
 endfunction()
 
-# tapestry_link_base(TARGET): links a program or the library with the base's object files. If the build makes two libraries, for
-# different processors, a program is linked with the library, so that the dynamic linker chooses between them.
+# tapestry_link_base(TARGET): links a program or the library with the base's object files. Without TAPESTRY_LINK_BASE, a program is
+# linked with the library, so that the kernels are in one file. If the build makes two libraries, for different processors, it is
+# too, so that the dynamic linker chooses between them.
 function(tapestry_link_base target)
-  if(TAPESTRY_CPU_ARCH STREQUAL "any" AND NOT target STREQUAL "tapestry")
+  if((TAPESTRY_CPU_ARCH STREQUAL "any" OR NOT TAPESTRY_LINK_BASE) AND NOT target STREQUAL "tapestry")
     target_link_libraries(${target} PRIVATE tapestry)
     return()
   endif()

@@ -152,6 +152,11 @@ class CudaRuntime final : public Runtime {
             .minor = p.minor,
             .multiprocessors = p.multiProcessorCount};
   }
+  bool can_access(int gpu, int other) override {
+    int can = 0;
+    TAPESTRY_CUDA(cudaDeviceCanAccessPeer(&can, gpu, other));
+    return can != 0;
+  }
   MemoryInfo memory(int gpu) override {
     use_gpu(gpu);
     MemoryInfo info;
@@ -301,9 +306,7 @@ class CudaRuntime final : public Runtime {
   void allow_access(int gpu, int other) {
     const std::lock_guard lock(mutex_);
     if (!asked_.emplace(gpu, other).second) return;
-    int can = 0;
-    TAPESTRY_CUDA(cudaDeviceCanAccessPeer(&can, gpu, other));
-    if (can)
+    if (can_access(gpu, other))
       succeeded_or(cudaErrorPeerAccessAlreadyEnabled, cudaDeviceEnablePeerAccess(other, 0),
                    "cudaDeviceEnablePeerAccess(other, 0)");
   }

@@ -78,6 +78,36 @@ TEST_CASE("contradictory ranks and world sizes are failures") {
   finds(ranks, true, {"uses the backend mpi, rank 0 gloo"});
 }
 
+TEST_CASE("NCCL of different versions is a failure") {
+  auto ranks = machine(3, 3);
+  for (RankReport& r : ranks) r.nccl = "2.28.9";
+  CHECK(preflight(ranks).empty());
+  ranks[2].nccl = "2.27.3";
+  finds(ranks, true, {"rank 2 on h has NCCL 2.27.3, rank 0 2.28.9", "install one on all hosts"});
+  ranks[2].nccl.clear();  // NCCL's own error will say that it was not found
+  CHECK(preflight(ranks).empty());
+}
+
+TEST_CASE("ranks in two containers of one machine are warned that NCCL uses the network") {
+  for (const bool nccl : {false, true}) {
+    auto by_name = machine(4, nccl ? 4 : 0), by_files = by_name;
+    for (int i = 2; i < 4; ++i) {
+      by_name[i].host = "other";
+      by_files[i].shm_device = 7;
+      by_name[i].local_rank -= 2;
+    }
+    for (RankReport& r : by_name) r.cuda_visible_devices = std::to_string(r.rank), r.visible_gpus = nccl;
+    for (const auto& ranks : {by_name, by_files}) {
+      if (nccl)
+        finds(ranks, false, {"ranks 0 and 2 are in two containers of one machine (h and ", "--ipc=host"});
+      else CHECK(preflight(ranks).empty());
+    }
+    for (RankReport& r : by_name)
+      if (r.rank > 1) r.machine = "n";  // two machines
+    CHECK(preflight(by_name).empty());
+  }
+}
+
 TEST_CASE("a local rank without a GPU is a failure for nccl, a warning for gloo") {
   finds(machine(3, 2), true,
         {"rank 2 has local rank 2", "2 GPUs", "CUDA_VISIBLE_DEVICES is not set", "no cuda:2"});
@@ -152,6 +182,8 @@ TEST_CASE("a host name without an address and too many threads are warnings") {
 TEST_CASE("reports are converted to text and back") {
   RankReport r = machine(2, 3)[1];
   r.host = "odd = name\nwith a line";
+  r.nccl = "2.28.9";
+  r.shm_device = 7;
   CHECK_FALSE(rank_report_from(to_text(r)).cuda_visible_devices);
   for (const char* devices : {"", "0,1", "GPU-1=2"}) {
     r.cuda_visible_devices = devices;
@@ -170,7 +202,9 @@ TEST_CASE("reports are converted to text and back") {
   CHECK(back.backend == "nccl");
   CHECK(back.version == "0.1.0");
   CHECK(back.visible_gpus == 3);
+  CHECK(back.nccl == "2.28.9");
   CHECK(back.shm_bytes == std::int64_t{1} << 30);
+  CHECK(back.shm_device == 7);
   CHECK(back.cores == 8);
   CHECK(back.threads == 2);
   CHECK(rank_report_from("new_field=1\nrank=3\n").rank ==

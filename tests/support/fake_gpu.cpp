@@ -81,6 +81,7 @@ struct FakeGpuState final : cuda::Runtime {
   int peer_copies = 0;
   double time = 0;
   std::int64_t host_waits = 0;
+  std::set<std::pair<int, int>> apart;  // GPUs that cannot access the other's memory
   std::set<int> in_use;        // the GPUs on which CUDA would have created a context
   std::exception_ptr failure;  // thrown by work; the next wait rethrows it
   bool frozen = false, broken = false, open = false;
@@ -222,6 +223,10 @@ struct FakeGpuState final : cuda::Runtime {
   }
   cuda::DeviceProperties properties(int gpu) override {
     return {.name = "Fake " + std::to_string(gpu), .memory = total, .major = 9, .multiprocessors = 4};
+  }
+  bool can_access(int gpu, int other) override {
+    const std::lock_guard lock(mutex);
+    return !apart.contains({gpu, other});
   }
   cuda::MemoryInfo memory(int gpu) override {
     const std::lock_guard lock(mutex);
@@ -480,6 +485,10 @@ std::size_t FakeGpus::reserved(int gpu) const {
 bool FakeGpus::is_in_use(int gpu) const {
   const std::lock_guard lock(state_->mutex);
   return state_->in_use.contains(gpu);
+}
+void FakeGpus::separate(int gpu, int other) {
+  const std::lock_guard lock(state_->mutex);
+  state_->apart.insert({{gpu, other}, {other, gpu}});
 }
 int FakeGpus::copies_between() const {
   const std::lock_guard lock(state_->mutex);

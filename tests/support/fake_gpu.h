@@ -46,6 +46,8 @@ class FakeGpus {
   std::size_t reserved(int gpu) const;
   /// True if CUDA would have created a context on the GPU: a call used it as the thread's current device.
   bool is_in_use(int gpu) const;
+  /// From now on, these two GPUs cannot access each other's memory.
+  void separate(int gpu, int other);
   /// The number of copies from one GPU to another so far.
   int copies_between() const;
   /// Makes the next call that creates or records an event, copies or allocates throw CudaError.

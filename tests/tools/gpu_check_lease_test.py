@@ -13,6 +13,7 @@ import unittest.mock
 sys.dont_write_bytecode = True
 from gpu_check_case import ROOT, Case  # noqa: E402
 import bench  # noqa: E402
+import check  # noqa: E402
 import items  # noqa: E402
 import pack  # noqa: E402
 import phases  # noqa: E402
@@ -42,11 +43,17 @@ class Packs(Case):
         self.ours()
         shutil.copy(shutil.which("bash"), os.path.join(self.folder, "bin/tests_ptx"))
         self.loads("$(dirname $1)/../lib/libown.so.1")
-        for name in ("tests.json", "lib/libown.so.1"):
-            os.makedirs(os.path.join(self.folder, "lib"), exist_ok=True)
-            with open(os.path.join(self.folder, name), "w") as file:
-                file.write("[]")
+        self.listed("tests_gpu")
+        os.makedirs(os.path.join(self.folder, "lib"))
+        with open(os.path.join(self.folder, "lib/libown.so.1"), "w") as file:
+            file.write("[]")
         self.here, self.there = self.scripts("here"), self.scripts("there")
+
+    def listed(self, *programs):
+        """Lists one test of each program."""
+        with open(os.path.join(self.folder, "tests.json"), "w") as file:
+            json.dump([{"name": "a", "program": "bin/" + name, "arguments": [], "environment": {}, "skip": ""}
+                       for name in programs], file)
 
     def loads(self, path):
         """A fake ldd: tests_ptx loads glibc and a library."""
@@ -57,8 +64,9 @@ class Packs(Case):
     def bring(self):
         made = self.run_in(self.here, "--pack", "--build-dir", self.folder, "--commit", "abc")
         self.assertEqual(made.returncode, 0, made.stdout + made.stderr)
-        self.assertRegex(made.stdout, r"pack\.tar\.xz: [0-9.]+ MiB; with the tree [0-9.]+ MiB")
-        os.makedirs(os.path.join(self.there, "build"))
+        self.assertRegex(made.stdout, r"the pack has [0-9.]+ MiB; with the tree [0-9.]+ MiB\n.*/pack\.tar\.xz")
+        os.makedirs(os.path.join(self.there, "build"), exist_ok=True)
+        shutil.rmtree(os.path.join(self.there, "build/gpu_pack"), ignore_errors=True)
         shutil.move(os.path.join(self.here, "build/gpu_pack"), os.path.join(self.there, "build"))
 
     def rows(self):
@@ -81,11 +89,34 @@ class Packs(Case):
         self.run_in(self.there, "machine")  # it is unpacked once
         self.assertEqual(os.path.getmtime(unpacked + "/unpacked"), stamp)
 
+    def test_another_pack_is_unpacked_whatever_its_time_is(self):
+        self.bring()
+        self.run_in(self.there, "machine")
+        self.program("tests_gpu", "exit 3")
+        self.bring()
+        os.utime(os.path.join(self.there, "build/gpu_pack/pack.tar.xz"), (1, 1))
+        first = self.rows()[0]["pack"]
+        self.run_in(self.there, "machine")
+        program = os.path.join(self.there, "build/gpu_unpacked/bin/tests_gpu")
+        self.assertEqual(subprocess.run([program], check=False).returncode, 3)
+        self.assertNotEqual(self.rows()[0]["pack"], first)  # rows of the other programs are not kept
+
+    def test_the_commit_is_that_of_the_programs(self):
+        options = check.parse([])
+        for of_tree, packed, expected in (("a", True, "b (the pack; the tree is at a)"), ("b", True, "b"), ("", True, "b"),
+                                          ("a", False, "a"), ("", False, "unknown (--commit says it)")):
+            with unittest.mock.patch.object(pack, "manifest", lambda: {"commit": "b"}), \
+                    unittest.mock.patch.object(check, "first_line", lambda c, of_tree=of_tree: of_tree if c[1] == "rev-parse" else ""):
+                self.assertEqual(check.commit_of(options, packed), expected)
+
     def test_a_damaged_pack_and_programs_that_do_not_start_are_named(self):
         self.bring()
         file = os.path.join(self.there, "build/gpu_pack/pack.tar.xz")
         with open(file, "r+b") as out:
             out.truncate(os.path.getsize(file) // 2)
+        self.run_in(self.there, "machine")
+        self.assertIn("is not the file that its manifest.json describes", self.rows()[1]["pack"]["note"])
+        os.remove(os.path.join(self.there, "build/gpu_pack/manifest.json"))
         done = self.run_in(self.there, "machine")
         self.assertEqual(done.returncode, 1)
         self.assertIn("cannot be unpacked", self.rows()[1]["pack"]["note"])
@@ -108,6 +139,19 @@ class Packs(Case):
         made = self.run_in(self.here, "--pack", "--build-dir", self.folder)
         self.assertEqual(made.returncode, 1)
         self.assertIn("bin/tests_gpu is not built", made.stderr)
+
+    def test_a_packing_that_stops_keeps_the_pack_that_was_there(self):
+        packs = os.path.join(self.here, "build/gpu_pack")
+        for wrong in (["tests_other"], []):
+            self.listed("tests_gpu")
+            self.assertEqual(self.run_in(self.here, "--pack", "--build-dir", self.folder).returncode, 0)
+            before = pack.digest(packs + "/pack.tar.xz")
+            self.listed(*wrong)
+            made = self.run_in(self.here, "--pack", "--build-dir", self.folder)
+            self.assertEqual(made.returncode, 1)
+            self.assertIn("bin/tests_other: add the program to TARGETS" if wrong else "no test with the label gpu", made.stderr)
+            self.assertEqual(pack.digest(packs + "/pack.tar.xz"), before)
+            self.assertEqual(os.listdir(os.path.dirname(packs)), ["gpu_pack"])
 
 
 # A fake bench_gpu_ops with a failure for each phase: a crash, a hang and a wrong value by the name of the benchmark. After a

@@ -57,7 +57,7 @@ class Reports(Case):
         report = self.report()
         report.begin("test")
         self.assertEqual(list(self.saved()), ["a", PHASE])
-        for other in ({"commit": "d"}, {"device": "B"}, {"dry_run": True}):
+        for other in ({"commit": "d"}, {"device": "B"}, {"dry_run": True}, {"pack": "1"}):
             self.assertEqual(self.report(**other).rows, [])
 
     def test_a_row_that_was_running_when_two_calls_ended_has_failed(self):

@@ -78,23 +78,27 @@ def pytorch():
         return ""
 
 
-def commit_of(options):
-    """Returns the commit that --commit gives, or git, or the pack."""
+def commit_of(options, packed=False):
+    """Returns the commit that --commit gives, or the pack whose programs run, or git."""
     if options.commit:
         return options.commit
     commit = first_line(["git", "rev-parse", "HEAD"])
     if commit and first_line(["git", "status", "--porcelain", "--untracked-files=no"]):
         commit += " with changes"
-    return commit or pack.manifest().get("commit") or "unknown (--commit says it)"
+    of_pack = pack.manifest().get("commit") if packed else None
+    if of_pack and commit not in ("", of_pack):
+        return f"{of_pack} (the pack; the tree is at {commit})"
+    return of_pack or commit or "unknown (--commit says it)"
 
 
-def about(options):
+def about(options, packed):
     query = first_line(["nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap",
                         "--format=csv,noheader"])
     name, driver, memory, capability = ([part.strip() for part in query.split(",")] + [""] * 4)[:4]
     device = f"none (dry run on {options.dry_run})" if options.dry_run else name or "no GPU found"
     return {"device": device, "driver": driver, "memory": memory, "capability": capability,
-            "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "commit": commit_of(options),
+            "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "commit": commit_of(options, packed),
+            "pack": pack.manifest().get("sha256", "")[:12] if packed else "",
             "PyTorch": "" if options.dry_run else pytorch(), "host": f"{cpu_name()}, {os.cpu_count()} cores",
             "dry_run": bool(options.dry_run)}
 
@@ -111,8 +115,8 @@ class Check:
         self.dry, self.jobs, self.again = options.dry_run, options.jobs, options.again
         self.commit_given = bool(options.commit)
         self.folder = os.path.abspath(options.folder)
-        self.report = Report(self.folder, about(options), options.out)
         self.packed = not options.build_dir and os.path.exists(pack.file())
+        self.report = Report(self.folder, about(options, self.packed), options.out)
         self.use(options.build_dir or (pack.UNPACKED if self.packed else os.path.join(ROOT, "build/gpu")))
         peer = [sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "peer.py"), "cuda"]
         self.peer, self.copier = (FakePeer() if self.dry else self.talk(peer) for _ in range(2))

@@ -1,5 +1,6 @@
 """The pack: the programs of tools/gpu_check in one archive, which travels with the tree to a machine with a GPU and needs
 nothing there but glibc and the GPU's driver."""
+import hashlib
 import json
 import os
 import re
@@ -17,9 +18,9 @@ MOST = 64 << 20  # bytes of the tree and the pack together, which is what machin
 TARGETS = ["bench_gpu_ops", "tapestry-compare", "tapestry-run", "tests_core", "tests_distributed", "tests_gpu", "tests_ptx"]
 # Tests with the shared CUDA runtime, and uncompressed PTX in the library, run on the stand-in runtime too. The programs find
 # their libraries, and those that these load (--disable-new-dtags), beside themselves. The ci preset's objects are the
-# same, so that a compiler cache serves both.
-CONFIGURE = ["--preset", "ci", "-DTAPESTRY_BUILD_BENCHMARKS=ON", "-DCMAKE_BUILD_RPATH=$ORIGIN/../lib;$ORIGIN",
-             "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags"]
+# same, so that a compiler cache serves both. The kernels, half of the pack, are in the library alone.
+CONFIGURE = ["--preset", "ci", "-DTAPESTRY_BUILD_BENCHMARKS=ON", "-DTAPESTRY_LINK_BASE=OFF",
+             "-DCMAKE_BUILD_RPATH=$ORIGIN/../lib;$ORIGIN", "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags"]
 # What glibc and the kernel provide. Every other library is carried.
 OF_THE_SYSTEM = re.compile(r"^(linux-vdso|ld-linux|lib(c|m|dl|rt|pthread|resolv|util)\.so)")
 
@@ -37,6 +38,12 @@ def manifest():
         return {}
 
 
+def digest(path):
+    """Identifies the pack. Times of files do not, because copying keeps or changes them."""
+    with open(path, "rb") as data:
+        return hashlib.sha256(data.read()).hexdigest()
+
+
 def about():
     found = manifest()
     return f"{found.get('commit', '?')}, {found.get('glibc', '?')}, {os.path.getsize(file()) / (1 << 20):.1f} MiB"
@@ -46,13 +53,19 @@ def unpack():
     """Unpacks the pack, unless an earlier call has done it. Returns the reason if it fails, or an empty string."""
     stamp = os.path.join(UNPACKED, "unpacked")
     try:
-        if os.path.exists(stamp) and os.path.getmtime(stamp) >= os.path.getmtime(file()):
-            return ""
+        found = digest(file())
+        if manifest().get("sha256") not in (None, found):
+            return f"{file()} is not the file that its manifest.json describes: copy build/gpu_pack again"
+        if os.path.exists(stamp):
+            with open(stamp) as text:
+                if text.read() == found:
+                    return ""
         shutil.rmtree(UNPACKED, ignore_errors=True)
         with tarfile.open(file()) as tar:
             tar.extractall(UNPACKED, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
-        with open(stamp, "w"):
-            return ""
+        with open(stamp, "w") as text:
+            text.write(found)
+        return ""
     except Exception as error:  # also lzma.LZMAError, which Pythons without lzma do not know
         return f"{file()} cannot be unpacked ({type(error).__name__}: {error}): make it again by tools/gpu_check --pack"
 
@@ -114,13 +127,31 @@ def make(options, commit):
                 return 1
     new = FOLDER + ".new"
     shutil.rmtree(new, ignore_errors=True)
+    try:
+        pack(build, commit, new)
+        size, tree = os.path.getsize(os.path.join(new, "pack.tar.xz")), tree_bytes()
+        print(f"the pack has {size / (1 << 20):.1f} MiB; with the tree {(size + tree) / (1 << 20):.1f} MiB", flush=True)
+        if size + tree > MOST:
+            raise SystemExit(f"[tools/gpu_check] the pack and the tree exceed {MOST >> 20} MiB; remove untracked files")
+        shutil.rmtree(FOLDER, ignore_errors=True)
+        os.rename(new, FOLDER)
+    finally:  # a pack that was made before is kept until there is a better one
+        shutil.rmtree(new, ignore_errors=True)
+    print(file(), flush=True)
+    return 0
+
+
+def pack(build, commit, new):
+    """Makes the pack and its manifest in the folder `new`. Raises SystemExit with the reason if something is missing."""
     content = os.path.join(new, "content")
     carried = {}
+    for tool in ("ldd", "strip"):
+        if not shutil.which(tool):
+            raise SystemExit(f"[tools/gpu_check] {tool} is missing: apt-get install binutils libc-bin")
     for name in TARGETS:
         program = os.path.join(build, "bin", name)
         if not os.path.exists(program):
-            print(f"[tools/gpu_check] {program} is not built; leave out --build-dir, or build it", file=sys.stderr)
-            return 1
+            raise SystemExit(f"[tools/gpu_check] {program} is not built; leave out --build-dir, or build it")
         carried.update(libraries(program))
         put(program, os.path.join(content, "bin", name))
     for name, path in carried.items():
@@ -129,21 +160,21 @@ def make(options, commit):
     outside = {name for program in TARGETS for name, path in libraries(os.path.join(content, "bin", program)).items()
                if not path.startswith(content)}
     if outside:
-        print(f"[tools/gpu_check] the packed programs do not load {', '.join(sorted(outside))} from the pack; configure "
-              "the build tree with " + " ".join(CONFIGURE[2:]), file=sys.stderr)
-        return 1
+        raise SystemExit(f"[tools/gpu_check] the packed programs do not load {', '.join(sorted(outside))} from the pack; "
+                         "configure the build tree with " + " ".join(CONFIGURE[2:]))
+    try:
+        found = tests(build)
+    except (OSError, ValueError, KeyError) as error:
+        raise SystemExit(f"[tools/gpu_check] ctest does not list the tests of {build} ({type(error).__name__}: {error})")
+    absent = sorted({test["program"] for test in found if not os.path.exists(os.path.join(content, test["program"]))})
+    if absent or not found:
+        raise SystemExit("[tools/gpu_check] " + (f"tests of the GPU run {', '.join(absent)}: add the program to TARGETS"
+                                                 if absent else f"{build} has no test with the label gpu"))
     with open(os.path.join(content, "tests.json"), "w") as text:
-        json.dump(tests(build), text)
-    with tarfile.open(os.path.join(new, "pack.tar.xz"), "w:xz") as tar:
+        json.dump(found, text)
+    archive = os.path.join(new, "pack.tar.xz")
+    with tarfile.open(archive, "w:xz") as tar:
         tar.add(content, ".")
     shutil.rmtree(content)
     with open(os.path.join(new, "manifest.json"), "w") as text:
-        json.dump({"commit": commit, "glibc": os.confstr("CS_GNU_LIBC_VERSION")}, text)
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    os.rename(new, FOLDER)
-    size, tree = os.path.getsize(file()), tree_bytes()
-    print(f"{file()}: {size / (1 << 20):.1f} MiB; with the tree {(size + tree) / (1 << 20):.1f} MiB", flush=True)
-    if size + tree > MOST:
-        print(f"[tools/gpu_check] the pack and the tree exceed {MOST >> 20} MiB; remove untracked files", file=sys.stderr)
-        return 1
-    return 0
+        json.dump({"commit": commit, "glibc": os.confstr("CS_GNU_LIBC_VERSION"), "sha256": digest(archive)}, text)

@@ -64,16 +64,16 @@ def run(command, limit, folder=None, environment=None, log=None, on_line=None, t
     `on_line`."""
     start = time.monotonic()
     lines = []
-    try:
-        process = subprocess.Popen(command, cwd=folder, env={**os.environ, **(environment or {})}, text=True,
-                                   errors="replace", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT, start_new_session=True)
-    except OSError as error:
-        return Run(127, str(error), 0.0)
-    expired = False
-    end = start + max(limit, 0.1)
-    found = lines_of(process.stdout)
     with open(log or os.devnull, "w", opener=no_links) as writer:
+        try:
+            process = subprocess.Popen(command, cwd=folder, env={**os.environ, **(environment or {})}, text=True,
+                                       errors="replace", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                       stderr=subprocess.STDOUT, start_new_session=True)
+        except OSError as error:
+            return Run(127, str(error), 0.0)
+        expired = False
+        end = start + max(limit, 0.1)
+        found = lines_of(process.stdout)
         try:
             process.stdin.write(text or "")
             process.stdin.close()

@@ -23,7 +23,7 @@ PHASE = "the phase itself"
 def same_machine(old, new):
     """Returns True if the rows of an earlier call are for the same commit and machine, so that this report keeps
     them."""
-    keys = ("commit", "device", "driver", "dry_run")
+    keys = ("commit", "pack", "device", "driver", "dry_run")
     return all(old.get(key) == new.get(key) for key in keys)
 
 

@@ -23,6 +23,7 @@ PROGRAMS = ["tapestry-compare", "tapestry-run", "tapestry-checkpoint", "tapestry
 # Systems with glibc have these. A CUDA build gets NVIDIA's runtime from the user's toolkit.
 PROVIDED = re.compile(r"(ld-linux-x86-64|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|z|cudart))\.so(\.|$)")
 GLIBC = 36  # the wheel promises to run with glibc 2.36, or with what its files need if that is newer
+LIBSTDCXX = 30  # systems with that glibc have GLIBCXX_3.4.30 of GCC 12
 MEGABYTES = 25
 # Headers of these packages are compiled into the files: the variable of CMake's cache, and a file that it finds.
 HEADER_ONLY = {"TAPESTRY_EIGEN_INCLUDE_DIR": "Eigen/Core", "TAPESTRY_JSON_INCLUDE_DIR": "nlohmann/json.hpp",
@@ -59,6 +60,7 @@ class Elf:
         self.needed = re.findall(r"^ +NEEDED +(\S+)", text, re.M)
         self.soname = (re.findall(r"^ +SONAME +(\S+)", text, re.M) or [""])[0]
         self.glibc = max((int(minor) for minor in re.findall(r"\bGLIBC_2\.(\d+)", text)), default=0)
+        self.libstdcxx = max((int(minor) for minor in re.findall(r"\bGLIBCXX_3\.4\.(\d+)", text)), default=0)
 
 
 def install(build, prefix):
@@ -141,7 +143,11 @@ def carry(prefix):
         if renamed:
             output("patchelf", *[word for name in renamed for word in ("--replace-needed", name, names[name])], file)
         output("patchelf", "--set-rpath", ":".join(folders), file)  # patchelf 0.14 cannot do both at once
-    return originals, max(Elf(file).glibc for file in files)
+    elfs = [Elf(file) for file in files]
+    glibc = max(GLIBC, *(elf.glibc for elf in elfs))
+    if max(elf.libstdcxx for elf in elfs) > LIBSTDCXX:  # a name of a wheel says nothing of libstdc++
+        glibc = max(glibc, int(os.confstr("CS_GNU_LIBC_VERSION").split(".")[1]))
+    return originals, glibc
 
 
 def package_of(path):
@@ -168,7 +174,10 @@ def licences(build, originals, folder):
     rows, common = [], set()
     for name, path in sources.items():
         package, version = package_of(path)
-        text = Path("/usr/share/doc", package, "copyright").read_text()
+        copyright = Path("/usr/share/doc", package, "copyright")
+        if not copyright.is_file():
+            fail(f"{copyright} is missing, so the licence of {name} is not known: install {package} again, with its documentation")
+        text = copyright.read_text()
         (folder / f"{package}.txt").write_text(text)
         common.update(re.findall(r"/usr/share/common-licenses/([A-Za-z0-9.-]*[A-Za-z0-9])", text))
         rows.append(f"{name}: {package} {version}\n")
@@ -193,7 +202,7 @@ def metadata(version, tag, folder):
 
 
 def write_wheel(stage, record, wheel, compression):
-    """Zips the files of a folder. Their times are those of SOURCE_DATE_EPOCH or 1980, so that equal files make equal wheels."""
+    """Zips the files of a folder, with the time 1980-01-01, so that equal files make equal wheels."""
     rows = []
     with zipfile.ZipFile(wheel, "w", compression) as archive:
         for path in sorted(path for path in stage.rglob("*") if path.is_file()):
@@ -218,15 +227,17 @@ def main():
     parser.add_argument("--stored", action="store_true", help="compress nothing, which saves time in tests")
     options = parser.parse_args()
     options.build = options.build.resolve()
+    if not (options.build / "CMakeCache.txt").is_file():
+        fail(f"{options.build} is no build tree: tools/wheel makes build/package")
     for tool in ("patchelf", "objdump", "ldd", "dpkg", "cc"):
         if not shutil.which(tool):
             fail(f"{tool} is missing: apt-get install patchelf binutils dpkg gcc")
-    with tempfile.TemporaryDirectory(dir=options.build) as folder:
-        stage, prefix = Path(folder), Path(folder, "tapestry")
+    with tempfile.TemporaryDirectory(dir=options.build) as outer:
+        stage, prefix = Path(outer, "stage"), Path(outer, "stage/tapestry")
         install(options.build, prefix)
         version = output(prefix / "bin/tapestry-config", "--version").strip()
         originals, glibc = carry(prefix)
-        tag = f"py3-none-manylinux_2_{max(GLIBC, glibc)}_x86_64"
+        tag = f"py3-none-manylinux_2_{glibc}_x86_64"
         name = re.sub("[-_.]+", "_", NAME)
         info = stage / f"{name}-{version}.dist-info"
         licences(options.build, originals, info / "licenses")
@@ -235,13 +246,17 @@ def main():
         programs = [program for program in PROGRAMS if (prefix / "bin" / program).exists()]
         (info / "entry_points.txt").write_text(
             "[console_scripts]\n" + "".join(f"{program} = tapestry:run_program\n" for program in programs))
-        options.out.mkdir(parents=True, exist_ok=True)
         wheel = options.out / f"{name}-{version}-{tag}.whl"
-        write_wheel(stage, f"{info.name}/RECORD", wheel, zipfile.ZIP_STORED if options.stored else zipfile.ZIP_DEFLATED)
-    size = wheel.stat().st_size / 1e6
+        unfinished = Path(outer, wheel.name)
+        write_wheel(stage, f"{info.name}/RECORD", unfinished, zipfile.ZIP_STORED if options.stored else zipfile.ZIP_DEFLATED)
+        size = unfinished.stat().st_size / 1e6
+        if size > MEGABYTES and not options.stored:
+            fail(f"{wheel.name} has {size:.1f} MB, more than {MEGABYTES}")
+        options.out.mkdir(parents=True, exist_ok=True)
+        for old in options.out.glob(f"{name}-*.whl"):  # the command for pip names all wheels of the folder
+            old.unlink()
+        shutil.move(unfinished, wheel)
     print(f"{wheel}: {size:.1f} MB, {len(originals)} libraries of others, {', '.join(programs)}")
-    if size > MEGABYTES and not options.stored:
-        fail(f"{wheel.name} has {size:.1f} MB, more than {MEGABYTES}")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ class Runtime {
   virtual int gpu_count(std::string& why_none) = 0;
   /// Returns the properties of the GPU, with DeviceProperties::gpu left at 0.
   virtual DeviceProperties properties(int gpu) = 0;
+  /// True if kernels on `gpu` can access the memory of the GPU `other`. Creates no context.
+  virtual bool can_access(int gpu, int other) = 0;
   virtual MemoryInfo memory(int gpu) = 0;
   /// Makes `gpu` the current GPU of the calling thread for other libraries, such as NCCL.
   virtual void choose(int gpu) = 0;

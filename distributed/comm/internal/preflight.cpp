@@ -1,6 +1,7 @@
 #include "tapestry/distributed/comm/internal/preflight.h"
 
 #include <netdb.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <map>
 #include <sstream>
 
+#include "tapestry/core/cuda/internal/libraries.h"
 #include "tapestry/core/device.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/threads.h"
@@ -34,6 +36,11 @@ std::int64_t shm_size() {
   struct statvfs about {};
   if (statvfs("/dev/shm", &about) != 0) return 0;
   return static_cast<std::int64_t>(about.f_blocks) * static_cast<std::int64_t>(about.f_frsize);
+}
+
+std::int64_t shm_device() {
+  struct stat about {};
+  return stat("/dev/shm", &about) == 0 ? static_cast<std::int64_t>(about.st_dev) : 0;
 }
 
 std::vector<std::string> split(const std::string& list) {
@@ -75,6 +82,7 @@ class Checks {
     std::map<std::string, std::vector<const RankReport*>> hosts;
     for (const RankReport& r : ranks_) hosts[host_of(r)].push_back(&r);
     for (const auto& [name, members] : hosts) host(members);
+    containers();
     return std::move(findings_);
   }
 
@@ -119,6 +127,23 @@ class Checks {
         failure("rank ", r.rank, " on ", r.host, " uses the backend ", r.backend, ", rank ",
                 ranks_.front().rank, " ", ranks_.front().backend,
                 "; choose one for all, in InitOptions::backend");
+      if (r.nccl != ranks_.front().nccl && !r.nccl.empty() && !ranks_.front().nccl.empty())
+        failure("rank ", r.rank, " on ", r.host, " has NCCL ", r.nccl, ", rank ", ranks_.front().rank, " ",
+                ranks_.front().nccl, ", and NCCL connects equal versions only; install one on all hosts and ",
+                "in all containers");
+    }
+  }
+
+  /// NCCL takes two ranks for neighbours if their machines, their host names and their /dev/shm are the same.
+  void containers() {
+    std::map<std::string, const RankReport*> first;
+    for (const RankReport& r : ranks_) {
+      const RankReport& other = *first.emplace(r.machine, &r).first->second;
+      if (r.backend != "nccl" || (r.host == other.host && r.shm_device == other.shm_device)) continue;
+      return warning("ranks ", other.rank, " and ", r.rank, " are in two containers of one machine (",
+                     other.host, " and ", r.host,
+                     "), between which NCCL copies over the network; run one container with all ",
+                     "GPUs of the machine, or give both --ipc=host and the same --hostname");
     }
   }
 
@@ -209,7 +234,9 @@ void each_field(Report& r, F&& field) {
   field("version", r.version);
   field("visible_gpus", r.visible_gpus);
   field("cuda_visible_devices", r.cuda_visible_devices);
+  field("nccl", r.nccl);
   field("shm_bytes", r.shm_bytes);
+  field("shm_device", r.shm_device);
   field("cores", r.cores);
   field("threads", r.threads);
 }
@@ -260,9 +287,11 @@ RankReport inspect_rank(const Environment& e, const std::string& backend) {
                .version = version(),
                .visible_gpus = device_count(DeviceType::cuda),
                .shm_bytes = shm_size(),
+               .shm_device = shm_device(),
                .cores = available_cores(),
                .threads = get_num_threads()};
   r.host_resolves = resolves(r.host);
+  if (backend == "nccl") r.nccl = cuda::nccl_library().about().version;
   if (const char* const devices = std::getenv("CUDA_VISIBLE_DEVICES")) r.cuda_visible_devices = devices;
   return r;
 }

@@ -24,9 +24,11 @@ struct RankReport {
   std::string version;        ///< the version of this library
   int visible_gpus = 0;       ///< the number of GPUs that CUDA shows this process
   std::optional<std::string> cuda_visible_devices;
-  std::int64_t shm_bytes = 0;  ///< size of /dev/shm; 0 if there is none
-  int cores = 1;               ///< cores that this process may use
-  int threads = 1;             ///< compute threads of this process
+  std::string nccl;             ///< the version of NCCL, if the backend is "nccl" and NCCL was found
+  std::int64_t shm_bytes = 0;   ///< size of /dev/shm; 0 if there is none
+  std::int64_t shm_device = 0;  ///< the number of its file system, which differs between containers
+  int cores = 1;                ///< cores that this process may use
+  int threads = 1;              ///< compute threads of this process
 };
 
 /// A problem that was found.

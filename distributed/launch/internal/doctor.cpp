@@ -7,6 +7,7 @@
 #include "tapestry/core/error.h"
 #include "tapestry/core/version.h"
 #include "tapestry/distributed/launch/internal/child_environment.h"
+#include "tapestry/distributed/launch/internal/container.h"
 #include "tapestry/distributed/launch/internal/job_store.h"
 #include "tapestry/distributed/launch/internal/process.h"
 
@@ -17,14 +18,19 @@ void print(const char* what, const std::string& text) { std::printf("%-10s%s\n",
 
 std::string megabytes(std::int64_t bytes) { return std::to_string(bytes >> 20) + " MB"; }
 
-void print_facts(const LaunchOptions& o, const RankReport& r) {
+void print_facts(const LaunchOptions& o, const RankReport& r, const Surroundings& seen) {
   std::printf("tapestry %s: %d rank(s), %d on this node, over %s\n", r.version.c_str(), o.world_size(),
               o.nproc_per_node, r.backend.c_str());
   print("host", r.host + (r.host_resolves ? "" : " (has no address)"));
+  print("container", seen.container ? "yes, in " + seen.ipc : std::string("no"));
   print("cores", concat({r.cores, ", ", r.threads, " thread(s) a rank"}));
   print("GPUs", concat({r.visible_gpus, " visible, CUDA_VISIBLE_DEVICES ",
                         r.cuda_visible_devices ? "= " + *r.cuda_visible_devices : std::string("not set")}));
+  if (r.visible_gpus == 0) print("", seen.why_no_gpu);
+  if (!seen.driver.empty()) print("driver", concat({seen.driver, ", ", seen.cuda_file}));
+  if (seen.gpus > 0) print("NCCL", seen.nccl.str());
   print("/dev/shm", r.shm_bytes > 0 ? megabytes(r.shm_bytes) : "none");
+  print("network", list_of(seen.interfaces));
   print("store", o.port == 0 ? "a free port of " + o.host : concat({o.host, ":", o.port}));
 }
 
@@ -68,8 +74,11 @@ std::vector<RankReport> expected_reports(const LaunchOptions& o, const Variables
 int doctor(const LaunchOptions& o) {
   const Variables environment = this_environment();
   const std::vector<RankReport> reports = expected_reports(o, environment);
-  print_facts(o, reports.front());
+  const Surroundings seen = look_around();
+  print_facts(o, reports.front(), seen);
   std::vector<Finding> findings = preflight(reports);
+  const std::vector<Finding> more = container_findings(seen, reports.front(), o, environment);
+  findings.insert(findings.end(), more.begin(), more.end());
   for (const auto& finding : {check_store(o, environment), check_program(o)}) {
     if (finding) findings.push_back(*finding);
   }
