@@ -3,13 +3,8 @@
 #include "tapestry/distributed/comm/process_group.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
-#include <map>
 #include <mutex>
-#include <optional>
 #include <set>
-#include <tuple>
 #include <utility>
 
 #include "tapestry/core/context.h"
@@ -19,9 +14,9 @@
 #include "tapestry/distributed/comm/environment.h"
 #include "tapestry/distributed/comm/internal/collective.h"
 #include "tapestry/distributed/comm/internal/deadline.h"
-#include "tapestry/distributed/comm/internal/descriptor.h"
-#include "tapestry/distributed/comm/internal/diagnosis.h"
-#include "tapestry/distributed/comm/internal/fifo.h"
+#include "tapestry/distributed/comm/internal/group_core.h"
+#include "tapestry/distributed/comm/internal/hash.h"
+#include "tapestry/distributed/comm/internal/post_order.h"
 #include "tapestry/distributed/comm/internal/staged.h"
 #include "tapestry/distributed/comm/internal/work.h"
 
@@ -29,13 +24,6 @@ namespace tapestry::distributed {
 namespace {
 
 using namespace std::chrono_literals;
-
-constexpr std::size_t kCallText = 32 << 10;  // the longest text of one rank's call that others receive
-
-// Ranks are in different calls. The text shows the calls, so no table of ranks is needed.
-class Mismatch : public DistributedError {
-  using DistributedError::DistributedError;
-};
 
 std::string file_and_line(const SourceLocation& site) {
   const std::string_view file = site.file_name();
@@ -51,215 +39,16 @@ GroupOptions resolved(GroupOptions options, Device transport) {
   return options;
 }
 
-// The state that all groups of one rank share.
-struct Member {
-  Member(const std::shared_ptr<Store>& store, int rank, int size, const GroupOptions& options)
-      : diagnosis(store, rank, size, options, recorder), fifo("collectives " + std::to_string(rank)) {}
-
-  const std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
-  Diagnosis diagnosis;
-  std::mutex order;                        // makes numbering and queueing of a call one atomic step
-  int open = 0;                            // the number of groups that exist; guarded by `order`
-  std::map<int, ExclusiveStream> streams;  // by the index of their CUDA device; guarded by `order`
-  Fifo fifo;
-  // Waits for the GPU's part of each call. Null if the transport uses host memory.
-  std::unique_ptr<Fifo> completions;
-
-  // All groups of this rank use one stream per device, in the order of the FIFO. On two streams, two
-  // communicators could deadlock: each may occupy resources of the GPU that the other one needs.
-  Stream stream_on(Device device) { return streams.try_emplace(device.index, device, true).first->second; }
-};
-
-// The work of a recorded call. The second argument is its deadline.
-using Body = std::function<void(const CollectiveRecord&, Deadline)>;
-
-// The state of a group that tasks of the FIFO use.
-struct Core {
-  std::shared_ptr<Member> member;
-  std::shared_ptr<Backend> backend;
-  std::shared_ptr<Store> store;
-  GroupOptions options;
-  std::string name;
-  std::vector<int> ranks;      // the ranks of the group, as numbered in the world
-  bool part_of_world = false;  // true for a sub-group
-
-  // member->order guards the members from here to `channels`.
-  std::uint64_t sequence = 0, groups = 0;
-  std::shared_ptr<Work::State> last;
-  struct Channel {
-    // `stream` is declared before `fifo`, because it must outlive the thread of `fifo`.
-    std::optional<ExclusiveStream> stream;
-    std::unique_ptr<Fifo> fifo;
-    std::uint64_t sequence = 0;
-  };
-  std::map<std::tuple<int, Op, std::uint32_t>, Channel> channels;  // by peer, direction and tag
-  // `forgotten` is the number of the last call that was erased from the store. Only the thread of
-  // `completions` uses it.
-  std::uint64_t forgotten = 0;
-
-  bool compares() const { return *options.check && backend->size() > 1; }
-
-  // Compares this call with those of the other ranks. If they differ, throws Mismatch on all ranks, or over
-  // GPUs on some ranks: see agree_in_store().
-  void agree(const CollectiveRecord& record, Deadline deadline) {
-    if (on_gpu()) return agree_in_store(record);
-    const Descriptor mine(record);
-    const auto size = static_cast<std::size_t>(backend->size());
-    std::vector<Descriptor> all(size);
-    backend->all_gather(&mine, all.data(), sizeof mine, deadline);
-    if (std::all_of(all.begin(), all.end(), [&](const Descriptor& d) { return d == all[0]; })) return;
-
-    std::string text = call_text(record, kCallText);
-    std::vector<std::size_t> lengths(size);
-    const std::size_t length = text.size();
-    backend->all_gather(&length, lengths.data(), sizeof length, deadline);
-    const std::size_t longest = *std::max_element(lengths.begin(), lengths.end());
-    std::string texts(size * longest, '\0');
-    text.resize(longest);
-    backend->all_gather(text.data(), texts.data(), longest, deadline);
-    try {
-      // A rank that throws may then leave the group and close its connections. So all ranks wait here until
-      // each rank has received the texts of all others.
-      backend->barrier(deadline);
-    } catch (const DistributedError&) {
-    }
-    std::vector<std::string> calls;
-    for (std::size_t r = 0; r < size; ++r) calls.push_back(texts.substr(r * longest, lengths[r]));
-    throw Mismatch(mismatch_text(op_name(record.op), name, ranks, calls));
-  }
-
-  bool on_gpu() const { return backend->device().is_cuda(); }
-
-  // Compares the calls of the ranks through the store. The first rank to arrive stores its call, and the
-  // others compare their calls with it. No rank waits for another, so the host stays ahead of the GPU. Throws
-  // Mismatch on the ranks whose call differs. Their failure aborts the other ranks.
-  void agree_in_store(const CollectiveRecord& record) {
-    const Descriptor mine(record);
-    const std::string_view bytes(reinterpret_cast<const char*>(&mine), sizeof mine);
-    const std::string text = call_text(record, kCallText);
-    const std::string rank = std::to_string(backend->rank()) + "/";
-    const std::string first =
-        store->compare_set(call_key(record.sequence), std::nullopt, concat({bytes, rank, text}));
-    if (first.substr(0, sizeof mine) == bytes) return;
-    const std::size_t end = first.find('/', sizeof mine);
-    const auto other = static_cast<std::size_t>(std::atoi(first.c_str() + sizeof mine));
-    throw Mismatch(mismatch_text(op_name(record.op), name,
-                                 {ranks.at(other), ranks[static_cast<std::size_t>(backend->rank())]},
-                                 {first.substr(end + 1), text}));
-  }
-  static std::string call_key(std::uint64_t sequence) { return "call/" + std::to_string(sequence); }
-
-  // Erases the stored calls up to this one, which has finished on this rank. A collective that needs the data
-  // of all ranks finishes only after all ranks have called it. So by then all ranks have compared this call
-  // and all earlier ones.
-  void forget_calls(const CollectiveRecord& record) {
-    const bool all_came = record.op == Op::all_reduce || record.op == Op::all_gather ||
-                          record.op == Op::reduce_scatter || record.op == Op::all_to_all;
-    if (backend->rank() != 0 || !compares() || !all_came || record.shape.numel() == 0) return;
-    while (forgotten < record.sequence) store->erase(call_key(++forgotten));
-  }
-
-  // True if each message is preceded by a header with its dtype and shape. Groups over GPUs send headers
-  // through the store, and only if they compare calls.
-  bool sends_headers() const { return !on_gpu() || compares(); }
-  std::string header_key(int from, int to, std::uint32_t tag, std::uint64_t sequence) const {
-    return concat({"message/", from, "-", to, "/", tag, "/", sequence});
-  }
-  void send_header(const MessageHeader& header, int peer, std::uint32_t tag, Deadline deadline) {
-    if (!on_gpu()) return backend->send(&header, sizeof header, peer, tag, deadline);
-    store->set(header_key(backend->rank(), peer, tag, header.sequence),
-               {reinterpret_cast<const char*>(&header), sizeof header});
-  }
-  // `expected` is the header that this rank expects.
-  MessageHeader receive_header(const MessageHeader& expected, int peer, std::uint32_t tag,
-                               Deadline deadline) {
-    MessageHeader came;
-    if (!on_gpu()) {
-      backend->recv(&came, sizeof came, peer, tag, deadline);
-      return came;
-    }
-    const std::string key = header_key(peer, backend->rank(), tag, expected.sequence);
-    const std::string bytes = store->get(key, left_until(deadline));
-    store->erase(key);
-    std::memcpy(&came, bytes.data(), std::min(bytes.size(), sizeof came));
-    return came;
-  }
-
-  // Runs `body` as the recorded call `record`, and calls state->finish() whether it succeeds or fails. If the
-  // call enqueued work on a GPU, `completions` waits for the GPU and calls state->finish() again.
-  void perform(const CollectiveRecord& record, std::uint64_t ticket,
-               const std::shared_ptr<Work::State>& state, Body& body, const std::shared_ptr<Core>& self) {
-    const auto start = Clock::now();
-    std::shared_ptr<const Failure> failure = member->diagnosis.failure();
-    state->start();
-    if (!failure) {
-      member->recorder->started(ticket);
-      failure = attempt(record, body, start);
-    }
-    if (!failure && state->device && on_gpu() && member->fifo.is_current()) {
-      // The task is posted before state->finish(), because the thread that waits for `state` may then stop
-      // `completions`. The task keeps the tensors alive until the GPU has finished with them.
-      member->completions->post([self, record, ticket, state, start, body = std::move(body)]() mutable {
-        std::shared_ptr<const Failure> late = self->attempt(
-            record,
-            [&](const CollectiveRecord&, Deadline deadline) {
-              state->device->await(*self->backend, deadline);
-              self->forget_calls(record);
-            },
-            start);
-        body = nullptr;
-        self->member->recorder->finished(ticket, late != nullptr);
-        state->finish(std::move(late));
-      });
-      state->finish(nullptr);
-      return;
-    }
-    body = nullptr;  // frees the tensors before the waiting thread continues
-    member->recorder->finished(ticket, failure != nullptr);
-    state->finish(std::move(failure));
-  }
-
-  std::shared_ptr<const Failure> attempt(const CollectiveRecord& record, const Body& body,
-                                         Clock::time_point start) {
-    const auto fail = [&](bool timeout, bool complete, const std::string& what) {
-      std::string text = what;
-      if (!complete) {
-        text = concat({"[", op_name(record.op), "] ", record.str(),
-                       timeout ? " did not complete on rank " : " failed on rank ",
-                       ranks[static_cast<std::size_t>(backend->rank())], timeout ? " in " : " after ",
-                       seconds(Clock::now() - start), ": ", what});
-        if (part_of_world) text += concat({" (the ranks of ", name, " are ", join(ranks), " of the world)"});
-      }
-      return member->diagnosis.fail({timeout, complete, record.brief(), std::move(text)});
-    };
-    try {
-      body(record, start + options.timeout);
-      return nullptr;
-    } catch (const Mismatch& e) {
-      return fail(false, true, e.what());
-    } catch (const TimeoutError& e) {
-      return fail(true, false, e.what());
-    } catch (const std::exception& e) {
-      // An error after the deadline counts as a timeout, because other ranks close their connections then.
-      return fail(Clock::now() >= start + options.timeout, false, e.what());
-    }
-  }
-};
-
 class Group final : public ProcessGroup {
  public:
-  explicit Group(std::shared_ptr<Core> core) : core_(std::move(core)) {
-    const std::lock_guard lock(member().order);
-    ++member().open;
-    member().diagnosis.watch(core_->backend);
-  }
+  explicit Group(std::shared_ptr<GroupCore> core) : core_(std::move(core)) { core_->open(); }
 
   // Waits for the calls in flight. The rank's last group also tells the other ranks that this rank leaves,
   // before it closes its transport. In a child process that fork() made, nothing is closed: the threads do
   // not exist there, and the connections are the parent's.
   ~Group() override {
     if (mark_.is_in_child()) {
-      static_cast<void>(new std::shared_ptr<Core>(core_));
+      static_cast<void>(new std::shared_ptr<GroupCore>(core_));
       return;
     }
     std::shared_ptr<Work::State> last;
@@ -270,17 +59,21 @@ class Group final : public ProcessGroup {
       last_group = --member().open == 0;
     }
     const Deadline deadline = Clock::now() + core_->options.timeout + 10s;
-    if (last && !member().fifo.is_current()) {
+    if (last && !Fifo::runs_this_thread()) {  // a queue that waits for another one could wait in a circle
       try {
         last->wait_until(deadline, {});
       } catch (const std::exception&) {  // wait() reports it
       }
     }
     for (auto& [key, channel] : core_->channels) channel.fifo->stop(deadline);
+    const auto stop_queue = [&] {
+      if (core_->queue->fifo) core_->queue->fifo->stop(Clock::now() + 2s);
+    };
+    if (!member().shared) stop_queue();
     if (!last_group) return;
     if (member().completions) member().completions->stop(deadline);
     member().diagnosis.leave();
-    member().fifo.stop(Clock::now() + 2s);
+    if (member().shared) stop_queue();
   }
 
   int rank() const override { return core_->backend->rank(); }
@@ -291,51 +84,54 @@ class Group final : public ProcessGroup {
   const Recorder& recorder() const override { return *member().recorder; }
   Store& store() override { return *core_->store; }
 
-  ScopedWork all_reduce(const Tensor& tensor, ReduceOp op, std::string_view name, Site site) override {
-    return post({Op::all_reduce, op, -1, tensor, tensor}, name, site);
+  ScopedWork all_reduce(const Tensor& tensor, ReduceOp op, const CallOptions& options, Site site) override {
+    return post({Op::all_reduce, op, -1, tensor, tensor}, options, site);
   }
-  ScopedWork broadcast(const Tensor& tensor, int root, std::string_view name, Site site) override {
-    return post({Op::broadcast, {}, root, tensor, tensor}, name, site);
+  ScopedWork broadcast(const Tensor& tensor, int root, const CallOptions& options, Site site) override {
+    return post({Op::broadcast, {}, root, tensor, tensor}, options, site);
   }
-  ScopedWork reduce(const Tensor& tensor, int root, ReduceOp op, std::string_view name, Site site) override {
-    return post({Op::reduce, op, root, tensor, tensor}, name, site);
+  ScopedWork reduce(const Tensor& tensor, int root, ReduceOp op, const CallOptions& options,
+                    Site site) override {
+    return post({Op::reduce, op, root, tensor, tensor}, options, site);
   }
-  ScopedWork all_gather(const Tensor& output, const Tensor& input, std::string_view name,
+  ScopedWork all_gather(const Tensor& output, const Tensor& input, const CallOptions& options,
                         Site site) override {
-    return post({Op::all_gather, {}, -1, {}, {}, {input}, {output}}, name, site);
+    return post({Op::all_gather, {}, -1, {}, {}, {input}, {output}}, options, site);
   }
   ScopedWork all_gather(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
-                        std::string_view name, Site site) override {
-    return post({Op::all_gather, {}, -1, {}, {}, inputs, outputs}, name, site);
+                        const CallOptions& options, Site site) override {
+    return post({Op::all_gather, {}, -1, {}, {}, inputs, outputs}, options, site);
   }
-  ScopedWork reduce_scatter(const Tensor& output, const Tensor& input, ReduceOp op, std::string_view name,
-                            Site site) override {
-    return post({Op::reduce_scatter, op, -1, {}, {}, {input}, {output}}, name, site);
+  ScopedWork reduce_scatter(const Tensor& output, const Tensor& input, ReduceOp op,
+                            const CallOptions& options, Site site) override {
+    return post({Op::reduce_scatter, op, -1, {}, {}, {input}, {output}}, options, site);
   }
   ScopedWork reduce_scatter(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
-                            ReduceOp op, std::string_view name, Site site) override {
-    return post({Op::reduce_scatter, op, -1, {}, {}, inputs, outputs}, name, site);
+                            ReduceOp op, const CallOptions& options, Site site) override {
+    return post({Op::reduce_scatter, op, -1, {}, {}, inputs, outputs}, options, site);
   }
-  ScopedWork gather(const Tensor& output, const Tensor& input, int root, std::string_view name,
+  ScopedWork gather(const Tensor& output, const Tensor& input, int root, const CallOptions& options,
                     Site site) override {
-    return post({Op::gather, {}, root, input, rank() == root ? output : Tensor()}, name, site);
+    return post({Op::gather, {}, root, input, rank() == root ? output : Tensor()}, options, site);
   }
-  ScopedWork scatter(const Tensor& output, const Tensor& input, int root, std::string_view name,
+  ScopedWork scatter(const Tensor& output, const Tensor& input, int root, const CallOptions& options,
                      Site site) override {
-    return post({Op::scatter, {}, root, rank() == root ? input : Tensor(), output}, name, site);
+    return post({Op::scatter, {}, root, rank() == root ? input : Tensor(), output}, options, site);
   }
-  ScopedWork all_to_all(const Tensor& output, const Tensor& input, std::string_view name,
+  ScopedWork all_to_all(const Tensor& output, const Tensor& input, const CallOptions& options,
                         Site site) override {
-    return post({Op::all_to_all, {}, -1, input, output}, name, site);
+    return post({Op::all_to_all, {}, -1, input, output}, options, site);
   }
-  ScopedWork barrier(std::string_view name, Site site) override { return post({Op::barrier}, name, site); }
-  ScopedWork send(const Tensor& tensor, int peer, std::uint32_t tag, std::string_view name,
-                  Site site) override {
-    return post_message({Op::send, {}, peer, tensor, {}}, tag, name, site);
+  ScopedWork barrier(const CallOptions& options, Site site) override {
+    return post({Op::barrier}, options, site);
   }
-  ScopedWork recv(const Tensor& tensor, int peer, std::uint32_t tag, std::string_view name,
+  ScopedWork send(const Tensor& tensor, int peer, std::uint32_t tag, const CallOptions& options,
                   Site site) override {
-    return post_message({Op::recv, {}, peer, {}, tensor}, tag, name, site);
+    return post_message({Op::send, {}, peer, tensor, {}}, tag, options, site);
+  }
+  ScopedWork recv(const Tensor& tensor, int peer, std::uint32_t tag, const CallOptions& options,
+                  Site site) override {
+    return post_message({Op::recv, {}, peer, {}, tensor}, tag, options, site);
   }
 
   std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& members, Site site) override {
@@ -345,11 +141,12 @@ class Group final : public ProcessGroup {
                                             Site site) override {
     return make_groups("split_group", lists, name, site);
   }
-  ScopedWork enqueue(std::function<void()> task, std::string_view name) override;
+  ScopedWork enqueue(std::function<void()> task, const CallOptions& options) override;
+  ScopedWork check_order(Site site) override;
   void abort(const std::string& why) noexcept override;
 
  private:
-  Member& member() const { return *core_->member; }
+  GroupMember& member() const { return *core_->member; }
   void check_process(const char* op) const {
     tapestry::detail::refuse_in_capture(op, "collectives need the host; call them outside of the step");
     check<DistributedError>(
@@ -376,7 +173,11 @@ class Group final : public ProcessGroup {
     record.shape = {total};
   }
   CollectiveRecord describe(const Collective& call, std::string_view name, const Site& site) const {
-    CollectiveRecord record{.group = core_->name, .op = call.op, .reduce = call.reduce, .peer = call.peer};
+    CollectiveRecord record{.group = core_->name,
+                            .group_key = core_->hash,
+                            .op = call.op,
+                            .reduce = call.reduce,
+                            .peer = call.peer};
     if (call.has_lists()) {
       describe_list(call.parts(), record);
     } else if (call.op != Op::barrier && call.op != Op::new_group) {
@@ -388,29 +189,61 @@ class Group final : public ProcessGroup {
     return record;
   }
 
+  // The thread of the group's queue, which this starts if needed. member().order must be held.
+  Fifo& started_queue() {
+    std::unique_ptr<Fifo>& fifo = core_->queue->fifo;
+    if (!fifo)
+      fifo = std::make_unique<Fifo>(concat(
+          {core_->part_of_world && !member().shared ? core_->name : "collectives", " ", member().rank}));
+    return *fifo;
+  }
+
+  // True if a call can run in the caller's thread, because it waits for nothing.
+  bool runs_at_once(const WorkStates& after, Device device) const {
+    return size() == 1 && !member().shared && !core_->queue->fifo && device.is_cpu() &&
+           std::all_of(after.begin(), after.end(),
+                       [](const auto& state) { return state->wait_for(Milliseconds(0), true); });
+  }
+
+  static std::string names_of(const WorkStates& after) {
+    std::string text;
+    for (const auto& state : after) text += (text.empty() ? "" : " and ") + state->what;
+    return text;
+  }
+
   // Numbers, records and queues a call.
-  ScopedWork post(CollectiveRecord record, Body body, Device device = kCPU) {
+  ScopedWork post(CollectiveRecord record, WorkStates after, CallBody body, Device device = kCPU) {
     check_process(op_name(record.op));
-    const std::lock_guard lock(member().order);
+    std::unique_lock lock(member().order);
     if (const auto failure = member().diagnosis.failure()) failure->raise();
-    record.sequence = ++core_->sequence;
-    const std::uint64_t ticket = member().recorder->enqueued(record);
-    auto state =
-        std::make_shared<Work::State>(record.brief(), core_->options.timeout, member().fifo.progress());
-    core_->last = state;
+    Fifo* const fifo = runs_at_once(after, device) ? nullptr : &started_queue();
+    std::shared_ptr<DeviceWork> on_device;
     if (device.is_cuda()) {
-      state->device = std::make_shared<DeviceWork>(member().stream_on(device));
-      body = beside(state->device, std::move(body));
+      on_device = std::make_shared<DeviceWork>(core_->queue->stream_on(device));
+      body = beside(on_device, std::move(body));
     }
-    member().fifo.post(
-        [core = core_, record = std::move(record), ticket, state, body = std::move(body)]() mutable {
-          core->perform(record, ticket, state, body, core);
-        });
+    record.sequence = ++core_->sequence;
+    record.after = names_of(after);
+    const std::uint64_t ticket =
+        member().posts->post(record, call_hash(core_->hash, record.sequence), core_->ranks);
+    auto state = std::make_shared<Work::State>(record.brief(), core_->options.timeout,
+                                               fifo ? fifo->progress() : nullptr);
+    if (!fifo) {
+      lock.unlock();
+      const std::lock_guard alone(core_->alone);
+      core_->perform(record, ticket, after, state, body, core_);
+      return ScopedWork(std::move(state));
+    }
+    state->device = std::move(on_device);
+    core_->last = state;
+    fifo->post(
+        [core = core_, record = std::move(record), ticket, after = std::move(after), state,
+         body = std::move(body)]() mutable { core->perform(record, ticket, after, state, body, core); });
     return ScopedWork(std::move(state));
   }
 
   // Returns a function that runs `body` on the stream of `work`, between work->begin() and work->end().
-  static Body beside(const std::shared_ptr<DeviceWork>& work, Body body) {
+  static CallBody beside(const std::shared_ptr<DeviceWork>& work, CallBody body) {
     return [work, body = std::move(body)](const CollectiveRecord& record, Deadline deadline) {
       const StreamGuard guard(work->stream());
       work->begin();
@@ -419,13 +252,13 @@ class Group final : public ProcessGroup {
     };
   }
 
-  ScopedWork post(const Collective& call, std::string_view name, const Site& site) {
+  ScopedWork post(const Collective& call, const CallOptions& options, const Site& site) {
     const Device transport = core_->backend->device();
     check_collective(call, rank(), size(), transport);
     ScopedWork work = post(
-        describe(call, name, site),
+        describe(call, options.name, site), options.after,
         [core = core_.get(), call](const CollectiveRecord& record, Deadline deadline) {
-          if (core->compares()) core->agree(record, deadline);
+          core->agree(record, deadline);
           // A comparison over the transport already synchronizes the ranks as a barrier does. A comparison in
           // the store does not.
           if (call.op != Op::barrier || !core->compares() || core->on_gpu())
@@ -439,34 +272,36 @@ class Group final : public ProcessGroup {
     return work;
   }
 
-  ScopedWork post_message(const Collective& call, std::uint32_t tag, std::string_view name, const Site& site);
+  ScopedWork post_message(const Collective& call, std::uint32_t tag, const CallOptions& options,
+                          const Site& site);
   std::shared_ptr<ProcessGroup> make_groups(const char* op, const std::vector<std::vector<int>>& lists,
                                             std::string_view name, const Site& site);
 
-  const std::shared_ptr<Core> core_;
+  const std::shared_ptr<GroupCore> core_;
   const ForkMark mark_;
 };
 
 // Each peer, direction and tag has its own thread, so that no message waits for another.
-ScopedWork Group::post_message(const Collective& call, std::uint32_t tag, std::string_view name,
+ScopedWork Group::post_message(const Collective& call, std::uint32_t tag, const CallOptions& options,
                                const Site& site) {
   const Device transport = core_->backend->device();
   const Device device = call.device(transport);
   check_collective(call, rank(), size(), transport);
-  CollectiveRecord record = describe(call, name, site);
+  CollectiveRecord record = describe(call, options.name, site);
+  record.after = names_of(options.after);
   check_process(op_name(call.op));
   const std::lock_guard lock(member().order);
   if (const auto failure = member().diagnosis.failure()) failure->raise();
-  Core::Channel& channel = core_->channels[{call.peer, call.op, tag}];
+  GroupCore::Channel& channel = core_->channels[{call.peer, call.op, tag}];
   if (!channel.fifo)
     channel.fifo = std::make_unique<Fifo>(concat({op_name(call.op), " ", call.peer, "/", tag}));
   record.sequence = ++channel.sequence;
   const std::uint64_t ticket = member().recorder->enqueued(record);
   auto state =
       std::make_shared<Work::State>(record.brief(), core_->options.timeout, channel.fifo->progress());
-  Body body = [core = core_.get(), call, tag](const CollectiveRecord& message, Deadline deadline) {
+  CallBody body = [core = core_.get(), call, tag](const CollectiveRecord& message, Deadline deadline) {
     const Device where = core->backend->device();
-    const MessageHeader header(message);
+    const MessageDescriptor header(message);
     if (call.op == Op::send) {
       if (core->sends_headers()) core->send_header(header, call.peer, tag, deadline);
       const Staged data(call.in, Staged::Fill::yes, where, deadline);
@@ -474,7 +309,7 @@ ScopedWork Group::post_message(const Collective& call, std::uint32_t tag, std::s
       return;
     }
     if (core->sends_headers()) {
-      const MessageHeader came = core->receive_header(header, call.peer, tag, deadline);
+      const MessageDescriptor came = core->receive_header(header, call.peer, tag, deadline);
       check<DistributedError>(header.fits(came), "rank ", call.peer, " sent ", came.str(),
                               ", but this rank expects ", header.str(),
                               "; send and receive tensors of the same dtype and shape, in the same order");
@@ -496,9 +331,8 @@ ScopedWork Group::post_message(const Collective& call, std::uint32_t tag, std::s
     };
   }
   channel.fifo->post(
-      [core = core_, record = std::move(record), ticket, state, body = std::move(body)]() mutable {
-        core->perform(record, ticket, state, body, core);
-      });
+      [core = core_, record = std::move(record), ticket, after = options.after, state,
+       body = std::move(body)]() mutable { core->perform(record, ticket, after, state, body, core); });
   if (call.writes(rank())) call.out.storage()->bump_version();
   return ScopedWork(std::move(state));
 }
@@ -521,49 +355,63 @@ std::shared_ptr<ProcessGroup> Group::make_groups(const char* op, const std::vect
   }
   const bool inside = mine < lists.size();
   const std::vector<int> members = inside ? lists[mine] : std::vector<int>();
-  const auto part = std::make_shared<Core>();
+  const auto part = std::make_shared<GroupCore>();
   part->member = core_->member;
   part->options = core_->options;
+  part->queue = core_->member->new_queue();
   part->part_of_world = true;
   part->name = name;
   for (const int r : members) part->ranks.push_back(core_->ranks[static_cast<std::size_t>(r)]);
-  // Sub-groups are counted in the order of the FIFO, which is the same on all ranks.
-  post(describe({Op::new_group}, text, site), [core = core_.get(), part, members, several = lists.size() > 1,
-                                               mine](const CollectiveRecord& record, Deadline deadline) {
-    if (core->compares()) core->agree(record, deadline);
-    std::string number = concat({core->name, ".", ++core->groups});
+  // Sub-groups are counted in the order of the queue, which is the same on all ranks.
+  const auto make = [core = core_.get(), part, members, several = lists.size() > 1, mine](
+                        const CollectiveRecord& record, Deadline deadline) {
+    core->agree(record, deadline);
+    part->key = concat({core->key, ".", ++core->groups});
     if (members.empty()) return;
-    if (several) number += concat({"[", mine, "]"});
-    if (part->name.empty()) part->name = number;
-    part->store = prefix_store("group/" + number + "/", core->store);
+    if (several) part->key += concat({"[", mine, "]"});
+    if (part->name.empty()) part->name = part->key;
+    part->store = prefix_store("group/" + part->key + "/", core->store);
     part->backend =
         members.size() == 1 ? local_backends(1)[0] : core->backend->split(members, part->store, deadline);
-  }).wait();
+  };
+  post(describe({Op::new_group}, text, site), {}, make).wait();
   return inside ? std::make_shared<Group>(part) : nullptr;
 }
 
-ScopedWork Group::enqueue(std::function<void()> task, std::string_view name) {
+ScopedWork Group::check_order(Site site) {
+  const auto compare = [core = core_.get()](const CollectiveRecord& record, Deadline deadline) {
+    if (core->compares()) core->agreement->compare_calls(record, deadline);
+    // Over a host transport, the comparison of the calls has compared the orders too.
+    if (core->backend->size() > 1 && (core->on_gpu() || !core->compares()))
+      core->agreement->compare_orders(record, deadline);
+  };
+  return post(describe({Op::barrier}, "check_order", site), {}, compare);
+}
+
+ScopedWork Group::enqueue(std::function<void()> task, const CallOptions& options) {
   check(task != nullptr, "[enqueue] the function is empty; pass a function that can be called");
   check_process("enqueue");
   const std::lock_guard lock(member().order);
   if (const auto failure = member().diagnosis.failure()) failure->raise();
-  auto state = std::make_shared<Work::State>(concat({"the task ", name.empty() ? "without a name" : name}),
-                                             core_->options.timeout, member().fifo.progress());
+  Fifo& fifo = started_queue();
+  auto state = std::make_shared<Work::State>(
+      concat({"the task ", options.name.empty() ? "without a name" : options.name}), core_->options.timeout,
+      fifo.progress());
   core_->last = state;
-  member().fifo.post([core = core_, context = current_context(), state, task = std::move(task)]() mutable {
-    std::shared_ptr<const Failure> failure = core->member->diagnosis.failure();
-    std::exception_ptr error;
+  fifo.post([core = core_, context = current_context(), after = options.after, state,
+             task = std::move(task)]() mutable {
+    GroupCore::Obstacle obstacle = core->await(after, *state);
     state->start();
-    if (!failure) {
+    if (!obstacle.failure && !obstacle.error) {
       try {
         const ContextGuard guard(context);
         task();
       } catch (...) {
-        error = std::current_exception();
+        obstacle.error = std::current_exception();
       }
     }
     task = nullptr;
-    state->finish(std::move(failure), std::move(error));
+    state->finish(std::move(obstacle.failure), std::move(obstacle.error));
   });
   return ScopedWork(std::move(state));
 }
@@ -585,15 +433,18 @@ std::shared_ptr<ProcessGroup> make_process_group(std::shared_ptr<Backend> backen
                                                  std::string name) {
   check(backend != nullptr && store != nullptr, "[make_process_group] the ", backend ? "store" : "backend",
         " is null; pass both");
-  const auto core = std::make_shared<Core>();
+  const auto core = std::make_shared<GroupCore>();
   core->options = resolved(options, backend->device());
-  core->member = std::make_shared<Member>(store, backend->rank(), backend->size(), core->options);
+  core->member = std::make_shared<GroupMember>(store, backend->rank(), backend->size(), core->options);
   for (int r = 0; r < backend->size(); ++r) core->ranks.push_back(r);
   if (backend->device().is_cuda())
     core->member->completions = std::make_unique<Fifo>("completions " + std::to_string(backend->rank()));
   core->backend = std::move(backend);
   core->store = std::move(store);
-  core->name = std::move(name);
+  core->name = core->key = std::move(name);
+  if (core->backend->device().is_cuda() && !options.own_streams)
+    core->member->shared = std::make_shared<CallQueue>();
+  core->queue = core->member->new_queue();
   return std::make_shared<Group>(core);
 }
 

@@ -34,6 +34,10 @@ struct GroupOptions {
   /// compare (64 bytes from each rank over the transport), and groups over NCCL do not, because each
   /// comparison is a round trip to the store.
   std::optional<bool> check;
+  /// Over NCCL: whether each group has its own stream and queue. If false, all groups of a rank share them,
+  /// so their collectives run one after the other. Two collectives at once can deadlock over NCCL before
+  /// version 2.26, unless the GPU has room for both. Must be the same on all ranks.
+  bool own_streams = false;
 };
 
 /// A handle to a collective in flight. It can be copied. Destroying all copies neither cancels the collective
@@ -57,6 +61,7 @@ class Work {
   /// When the transport began and finished this collective; time_point{} before that.
   Clock::time_point started() const;
   Clock::time_point finished() const;
+  const std::shared_ptr<State>& state() const { return state_; }  ///< for the implementation
 
  protected:
   std::shared_ptr<State> state_;
@@ -81,12 +86,45 @@ class ScopedWork : public Work {
   int exceptions_ = std::uncaught_exceptions();  // when the call was made
 };
 
+/// What a call may be given beside its arguments: a name, which appears in error messages and in the
+/// recorder, or the result of after().
+struct CallOptions {
+  CallOptions() = default;
+  CallOptions(std::string_view name_) : name(name_) {}    // NOLINT: a name is a CallOptions
+  CallOptions(const char* name_) : name(name_) {}         // NOLINT
+  CallOptions(const std::string& name_) : name(name_) {}  // NOLINT
+
+  std::string_view name;
+  std::vector<std::shared_ptr<Work::State>> after;
+};
+
+/// Options of a call that reads or writes a tensor which earlier calls of other groups write. The call starts
+/// when they are done, and the caller does not wait:
+///
+///   const Work part = shard->reduce_scatter(mine, gradients);
+///   const Work sum = replicate->all_reduce(mine, ReduceOp::sum, after(part, "gradients"));
+///
+/// If one of `works` has failed, the call fails with the same error. A Work of the same group need not be
+/// named. Works without a call count as done.
+CallOptions after(const Work& work, std::string_view name = {});
+CallOptions after(std::vector<Work> works, std::string_view name = {});
+
 /// One rank's handle to a group of ranks. Thread-safe. A call returns at once if its result is kept in a
-/// Work, and otherwise when it is done (ScopedWork). The collectives of all groups of a rank run one at a
-/// time in the order of the calls, which must be the same on all ranks. Tensors may have any shape, strides
-/// and dtype, and may be empty. They must not be changed until the Work is done. A call with invalid
-/// arguments (undefined tensor, wrong dtype or size, root out of range) throws ValueError, TypeError or
-/// IndexError at once, and starts nothing. `name` and `site` appear in error messages and in the recorder.
+/// Work, and otherwise when it is done (ScopedWork). The collectives of a group run one at a time in the
+/// order of the calls. Those of different groups run at the same time (over NCCL only if
+/// GroupOptions::own_streams is set), so a call that needs another group's result must come after() it, or
+/// behind its wait(). Tensors may have any shape, strides and dtype, and may be empty. They must not be
+/// changed until the Work is done. A call with invalid arguments (undefined tensor, wrong dtype or size, root
+/// out of range) throws ValueError, TypeError or IndexError at once, and starts nothing. `options` and `site`
+/// appear in error messages and in the recorder.
+///
+/// **The order of calls.** Ranks that wait for one another in a circle hang. To prevent this, all ranks make
+/// their collectives in one order: that of a list of the collectives of all groups, of which each rank makes
+/// those of its own groups. A program that all ranks run alike does so. What a rank calls must not depend on
+/// its data. Then any two ranks call the collectives of the groups that they share in one order, and this is
+/// checked: an inversion is an error that names both calls and their places, also if nothing would hang. A
+/// group over a host transport that compares calls (GroupOptions::check) checks this in every call. Other
+/// groups check it in each 1024th call and in check_order(). Messages have no part in this.
 ///
 /// A failure on one rank (a timeout, a lost peer, ranks in different calls) makes all groups of the same
 /// world fail on all ranks, also on ranks that are not in a call. Calls in flight and later calls throw the
@@ -108,16 +146,16 @@ class ProcessGroup {
 
   /// Reduces `tensor` over all ranks, in place. All ranks get the same bits. `mean` of a dtype that is not
   /// floating throws TypeError.
-  virtual ScopedWork all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::sum, std::string_view name = {},
-                                Site site = Site::current()) = 0;
+  virtual ScopedWork all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::sum,
+                                const CallOptions& options = {}, Site site = Site::current()) = 0;
   /// Copies the `tensor` of `root` to the tensors of all other ranks.
-  virtual ScopedWork broadcast(const Tensor& tensor, int root = 0, std::string_view name = {},
+  virtual ScopedWork broadcast(const Tensor& tensor, int root = 0, const CallOptions& options = {},
                                Site site = Site::current()) = 0;
   /// Reduces `tensor` over all ranks, in place at the root. The tensors of other ranks do not change.
   virtual ScopedWork reduce(const Tensor& tensor, int root = 0, ReduceOp op = ReduceOp::sum,
-                            std::string_view name = {}, Site site = Site::current()) = 0;
+                            const CallOptions& options = {}, Site site = Site::current()) = 0;
   /// `output` has size() times as many elements as `input`, and receives the inputs in order of rank.
-  virtual ScopedWork all_gather(const Tensor& output, const Tensor& input, std::string_view name = {},
+  virtual ScopedWork all_gather(const Tensor& output, const Tensor& input, const CallOptions& options = {},
                                 Site site = Site::current()) = 0;
   /// Gathers each of the `inputs` into the output of the same index, in one collective, as PyTorch's
   /// coalesced collectives do. The pairs may have different dtypes, and any may be empty. Empty lists are a
@@ -125,42 +163,45 @@ class ProcessGroup {
   /// then nothing is copied for it. Outputs must not share memory with one another. Throws ValueError if the
   /// lists have different lengths.
   virtual ScopedWork all_gather(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
-                                std::string_view name = {}, Site site = Site::current()) = 0;
+                                const CallOptions& options = {}, Site site = Site::current()) = 0;
   /// Reduces `input`, which has size() times as many elements as `output`, over all ranks. `output` receives
   /// this rank's part of the result.
   virtual ScopedWork reduce_scatter(const Tensor& output, const Tensor& input, ReduceOp op = ReduceOp::sum,
-                                    std::string_view name = {}, Site site = Site::current()) = 0;
+                                    const CallOptions& options = {}, Site site = Site::current()) = 0;
   /// Reduces each of the `inputs` into the output of the same index, in one collective. The pairs may have
   /// different dtypes, and any may be empty. On host transports the outputs have the same bits as the parts
   /// of an all_reduce(). outputs[i] may be this rank's block of inputs[i]. Throws ValueError if the lists
   /// have different lengths, and TypeError if `op` is not defined for a dtype.
   virtual ScopedWork reduce_scatter(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
-                                    ReduceOp op = ReduceOp::sum, std::string_view name = {},
+                                    ReduceOp op = ReduceOp::sum, const CallOptions& options = {},
                                     Site site = Site::current()) = 0;
   /// Like all_gather(), but only `root` receives the inputs. Other ranks ignore `output`.
   virtual ScopedWork gather(const Tensor& output, const Tensor& input, int root = 0,
-                            std::string_view name = {}, Site site = Site::current()) = 0;
+                            const CallOptions& options = {}, Site site = Site::current()) = 0;
   /// Sends part i of the root's `input`, which has size() times as many elements as `output`, to the `output`
   /// of rank i. Other ranks ignore `input`.
   virtual ScopedWork scatter(const Tensor& output, const Tensor& input, int root = 0,
-                             std::string_view name = {}, Site site = Site::current()) = 0;
+                             const CallOptions& options = {}, Site site = Site::current()) = 0;
   /// Sends part i of `input` to rank i, and receives part i of `output` from rank i. Both tensors have size()
   /// equal parts.
-  virtual ScopedWork all_to_all(const Tensor& output, const Tensor& input, std::string_view name = {},
+  virtual ScopedWork all_to_all(const Tensor& output, const Tensor& input, const CallOptions& options = {},
                                 Site site = Site::current()) = 0;
-  virtual ScopedWork barrier(std::string_view name = {}, Site site = Site::current()) = 0;
+  virtual ScopedWork barrier(const CallOptions& options = {}, Site site = Site::current()) = 0;
+  /// A collective that checks the order of calls so far (see above). Needed only over NCCL and in groups that
+  /// do not compare calls, once a step.
+  virtual ScopedWork check_order(Site site = Site::current()) = 0;
   /// Messages do not wait for collectives, nor for messages of another direction, peer or tag. Each
   /// combination of direction, peer and tag has its own thread, so use few tags. Messages with the same peer
   /// and tag arrive in order. A header with dtype and shape precedes each message, and a mismatch throws a
   /// DistributedError that shows both; over NCCL this needs GroupOptions::check.
-  virtual ScopedWork send(const Tensor& tensor, int peer, std::uint32_t tag = 0, std::string_view name = {},
-                          Site site = Site::current()) = 0;
-  virtual ScopedWork recv(const Tensor& tensor, int peer, std::uint32_t tag = 0, std::string_view name = {},
-                          Site site = Site::current()) = 0;
+  virtual ScopedWork send(const Tensor& tensor, int peer, std::uint32_t tag = 0,
+                          const CallOptions& options = {}, Site site = Site::current()) = 0;
+  virtual ScopedWork recv(const Tensor& tensor, int peer, std::uint32_t tag = 0,
+                          const CallOptions& options = {}, Site site = Site::current()) = 0;
 
-  /// Makes a group of some of this group's ranks, which are numbered in the order given. All ranks of this
-  /// group must call it, and it blocks. Returns null on ranks outside of the new group. Throws ValueError if
-  /// `ranks` is empty or has duplicates, and IndexError if a rank does not exist.
+  /// Makes a group of some of this group's ranks, which are numbered in the order given. It is a collective
+  /// of this group: all ranks of this group must call it. It blocks. Returns null on ranks outside of the new
+  /// group. Throws ValueError if `ranks` is empty or has duplicates, and IndexError if a rank does not exist.
   virtual std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks,
                                                   Site site = Site::current()) = 0;
   /// Divides this group into several at once, as PyTorch's split_group() does. Each list has the ranks of one
@@ -172,9 +213,10 @@ class ProcessGroup {
                                                     std::string_view name = {},
                                                     Site site = Site::current()) = 0;
 
-  /// Runs `task` on the host after the collectives that were called so far, with the caller's context. wait()
-  /// rethrows its exception, which does not affect the group.
-  virtual ScopedWork enqueue(std::function<void()> task, std::string_view name = {}) = 0;
+  /// Runs `task` on the host after the collectives of this group that were called so far, with the caller's
+  /// context. wait() rethrows its exception, which does not affect the group. A collective that comes
+  /// after() a task that failed makes the groups of the world fail, because the other ranks wait for it.
+  virtual ScopedWork enqueue(std::function<void()> task, const CallOptions& options = {}) = 0;
   /// Makes the groups of the world fail on all ranks, with `why` and a table of where all ranks are. Blocks
   /// until the table is complete, at most five seconds.
   virtual void abort(const std::string& why) noexcept = 0;

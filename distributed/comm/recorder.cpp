@@ -50,6 +50,7 @@ std::string CollectiveRecord::str() const {
     text += concat({" ", reduce_op_name(reduce)});
   if (peer >= 0) text += concat({op == Op::send ? " to " : op == Op::recv ? " from " : " root ", peer});
   if (!site.empty()) text += " at " + site;
+  if (!after.empty()) text += ", after " + after;
   return text;
 }
 

@@ -33,6 +33,7 @@ const char* op_name(Op op);
 struct CollectiveRecord {
   std::uint64_t sequence = 0;  ///< number of this call among the group's collectives on this rank, from 1
   std::string group;           ///< "world", or the name of a sub-group
+  std::uint64_t group_key = 0;  ///< identifies the group: several may have one name
   Op op = Op::barrier;
   ReduceOp reduce = ReduceOp::sum;
   int peer = -1;  ///< the root of the collective, or the peer of the message
@@ -44,14 +45,19 @@ struct CollectiveRecord {
   /// has one tensor.
   std::size_t tensors = 1;
   std::string list;
-  std::string name;  ///< the name of the bucket or parameter, or the caller's `name`
-  std::string site;  ///< "train.cpp:88"
+  std::string name;   ///< the name of the bucket or parameter, or the caller's `name`
+  std::string site;   ///< "train.cpp:88"
+  std::string after;  ///< the calls that it must wait for: "shard#4 reduce_scatter(bucket 1)"
+  /// This rank's summand of the check that the ranks make their calls in one order (ProcessGroup); for the
+  /// implementation.
+  std::uint64_t order = 0;
   Clock::time_point enqueued{}, started{}, finished{};  ///< time_point{} if not yet
   bool failed = false;
   /// "#42 all_reduce(bucket 1)", preceded by the group's name unless it is "world".
   std::string brief() const;
   /// "#42 all_reduce(bucket 1) float32 [1024] sum at train.cpp:88", or for a list of tensors
-  /// "#43 all_gather(fsdp blocks.3) float32 [1024] in 12 tensors at train.cpp:90".
+  /// "#43 all_gather(fsdp blocks.3) float32 [1024] in 12 tensors at train.cpp:90". The calls in `after`
+  /// follow.
   std::string str() const;
 };
 

@@ -22,12 +22,13 @@ void Work::State::start() {
   started = Clock::now();
 }
 
-void Work::State::finish(std::shared_ptr<const Failure> why, std::exception_ptr thrown) {
+void Work::State::finish(std::shared_ptr<const Failure> why, std::exception_ptr thrown, bool last) {
   const std::lock_guard lock(mutex);
   finished = Clock::now();
   if (why) failure = std::move(why);
   if (thrown) error = std::move(thrown);
   done = true;
+  settled = last;
   changed.notify_all();
 }
 
@@ -54,6 +55,20 @@ void Work::State::wait_until(Deadline deadline, Milliseconds asked) const {
   if (device) device->join();
 }
 
+bool Work::State::wait_for(Milliseconds time, bool on_host) const {
+  {
+    std::unique_lock lock(mutex);
+    if (!changed.wait_for(lock, time, [&] { return on_host ? settled : done; })) return false;
+    if (failure || error || !device || !on_host) return true;
+  }
+  return device->wait_for(time);
+}
+
+bool Work::State::is_stuck() const {
+  const Clock::time_point last{Clock::duration(progress->last.load(std::memory_order_relaxed))};
+  return Clock::now() >= last + timeout + kStuckGrace;
+}
+
 void Work::wait() const {
   if (!state_) return;
   state_->awaited = true;
@@ -69,6 +84,14 @@ void Work::wait(Milliseconds timeout) const {
 ScopedWork::~ScopedWork() noexcept(false) {
   if (state_ && !state_->awaited && std::uncaught_exceptions() <= exceptions_) wait();
 }
+
+CallOptions after(std::vector<Work> works, std::string_view name) {
+  CallOptions options(name);
+  for (const Work& work : works)
+    if (work.state()) options.after.push_back(work.state());
+  return options;
+}
+CallOptions after(const Work& work, std::string_view name) { return after(std::vector{work}, name); }
 
 bool Work::done() const {
   if (!state_) return true;

@@ -200,6 +200,25 @@ TEST_CASE("host transports accept CUDA tensors, in order with the caller's work 
       kQuick);
 }
 
+TEST_CASE("after() orders the calls of two groups on a GPU, and tasks that read there") {
+  FakeGpus gpus;
+  run_local_ranks(
+      2,
+      [&](const std::shared_ptr<ProcessGroup>& group) {
+        const Device device = gpu(group->rank());
+        const auto other = group->new_group({1, 0});
+        const Tensor x = on(device, {1 + static_cast<float>(group->rank()), 10});
+        const Work sum = group->all_reduce(x), twice = other->all_reduce(x, ReduceOp::sum, after(sum));
+        twice.wait();
+        expect(values(x), V{6, 40});
+        V seen;
+        const Work last = group->all_reduce(x);
+        other->enqueue([&] { seen = values(x); }, after(last));
+        expect(seen, V{12, 80});
+      },
+      kQuick);
+}
+
 TEST_CASE("CUDA tensors of any strides are reduced, and memory between their elements stays unchanged") {
   FakeGpus gpus;
   run_local_ranks(

@@ -210,7 +210,7 @@ TEST_CASE("rank_list() sorts and abbreviates ranks") {
   CHECK(rank_list({5, 4}) == "ranks 4, 5");
   CHECK(join({2, 0, 1}) == "2, 0, 1");
   CHECK(seconds(12'345ms) == "12.3 s");
-  MessageHeader header(CollectiveRecord{.sequence = 3, .shape = {2, 3}, .name = std::string(200, 'x')});
+  MessageDescriptor header(CollectiveRecord{.sequence = 3, .shape = {2, 3}, .name = std::string(200, 'x')});
   CHECK(header.str().starts_with("message 3, uint8 [2, 3] (xxx"));
   CHECK(header.fits(header));
   header.ndim = 99;
@@ -300,6 +300,11 @@ TEST_CASE("ranks in collectives of different groups are named") {
       CHECK(outcome.timeout);
       CHECK_THAT(outcome.error, ContainsSubstring("#2 broadcast(b)"));
       CHECK_THAT(outcome.error, ContainsSubstring("world.1#1 all_reduce(a)"));
+      CHECK_THAT(outcome.error,
+                 ContainsSubstring("\nranks 0 and 1 make the calls of the groups that they share in different "
+                                   "orders: call 2 of these is world.1#1 all_reduce(a) float32 [1] sum at "
+                                   "diagnosis_test.cpp:") &&
+                     ContainsSubstring(" on rank 0 and #2 broadcast(b) float32 [1] root 0 at diagnosis_test.cpp:"));
     }
 }
 

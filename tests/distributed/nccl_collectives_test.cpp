@@ -1,6 +1,8 @@
 // Tests the collectives of the NCCL backend between ranks on fake GPUs, with the stand-in NCCL. The values of
 // every rank and every element differ.
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
@@ -303,6 +305,78 @@ TEST_CASE("groups of some ranks over NCCL number them anew") {
         expect("all ranks", on_host(x), {3 + 2 + 3});
       },
       kQuick);
+}
+
+TEST_CASE("calls of two groups over NCCL run in the order that after() names, on one stream or two") {
+  if (no_nccl()) return;
+  for (const bool own_streams : {false, true}) {
+    NcclWorld world(2);
+    GroupOptions options = kQuick;
+    options.own_streams = own_streams;
+    run_nccl_ranks_well(
+        2,
+        [&](const std::shared_ptr<ProcessGroup>& group, int rank) {
+          const auto other = group->new_group({1, 0});
+          const Tensor x = on_gpu(gpu(rank), DType::f32, {1.0 + rank});
+          // The first call starts late, because the stream that it is made on is busy.
+          std::atomic<bool> go{false};
+          const Stream busy = new_stream(gpu(rank));
+          world.gpus().launch_until(busy.native(), [&] { return go.load(); });
+          Work most;
+          {
+            const StreamGuard guard(busy);
+            most = group->all_reduce(x, ReduceOp::max);
+          }
+          const Work sum = other->all_reduce(x, ReduceOp::sum, after(most));
+          bool early = false;
+          for (int i = 0; i < 20; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(1)))
+            early = early || sum.done();
+          go = true;
+          if (early) throw std::runtime_error("the sum did not wait for the maximum");
+          sum.wait();
+          expect("the sum after the maximum", on_host(x), {4});
+          std::vector<double> seen;
+          const Work third = group->all_reduce(x);
+          other->enqueue([&] { seen = on_host(x); }, after(third));
+          expect("a task after the second sum", seen, {8});
+          group->check_order();
+        },
+        options);
+  }
+}
+
+TEST_CASE("check_order() over NCCL names calls that ranks make in different orders") {
+  if (no_nccl()) return;
+  for (const bool compares : {false, true}) {
+    NcclWorld world(2);
+    GroupOptions options = kQuick;
+    options.check = compares;
+    const auto errors = run_nccl_ranks(
+        2,
+        [&](const std::shared_ptr<ProcessGroup>& group, int rank) {
+          const auto a = group->new_group({0, 1}), b = group->new_group({0, 1});
+          const Tensor nothing =
+              empty({0}, {DType::f32, gpu(rank)});  // without a call of NCCL, nothing hangs
+          group->check_order();
+          for (const bool first : {rank == 0, rank != 0})
+            (first ? a : b)->all_reduce(nothing, ReduceOp::sum, first ? "first" : "second");
+          group->check_order();
+        },
+        options);
+    const auto late = run_nccl_ranks(
+        2,
+        [&](const std::shared_ptr<ProcessGroup>& group, int rank) {
+          const auto a = group->new_group({0, 1}), b = group->new_group({0, 1});
+          const Tensor nothing = empty({0}, {DType::f32, gpu(rank)});
+          for (const bool first : {rank == 0, rank != 0}) (first ? a : b)->all_reduce(nothing);
+          for (int i = 0; i < 1024; ++i) group->all_reduce(nothing);
+        },
+        options);
+    for (const std::string& error : late) CHECK_THAT(error, ContainsSubstring("in different orders"));
+    for (const std::string& error : errors)
+      CHECK_THAT(error, ContainsSubstring("call 4 of these is world.1#1 all_reduce(first)") &&
+                            ContainsSubstring("on rank 0 and world.2#1 all_reduce(second)"));
+  }
 }
 
 TEST_CASE("collectives and messages over NCCL ask the store for nothing") {

@@ -1,5 +1,6 @@
 #pragma once
-// One collective call of a rank. It is checked in the caller's thread and runs in the thread of the FIFO.
+// One collective call of a rank. It is checked in the caller's thread and runs in the thread of the group's
+// queue.
 #include <vector>
 
 #include "tapestry/core/tensor.h"

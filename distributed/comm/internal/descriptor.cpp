@@ -63,13 +63,13 @@ Descriptor::Descriptor(const CollectiveRecord& record)
       ndim(static_cast<std::uint8_t>(record.shape.size())),
       sequence(record.sequence),
       group(fnv1a(record.group)),
-      numel(record.shape.numel()),
       peer(record.peer),
       shape(hash(record.shape)),
       name(fnv1a(record.name)),
-      list(record.tensors == 1 ? 0 : fnv1a(concat({record.tensors, "\n", record.list}))) {}
+      list(record.tensors == 1 ? 0 : fnv1a(concat({record.tensors, "\n", record.list}))),
+      order(record.order) {}
 
-MessageHeader::MessageHeader(const CollectiveRecord& record)
+MessageDescriptor::MessageDescriptor(const CollectiveRecord& record)
     : dtype(static_cast<std::uint8_t>(record.dtype)),
       ndim(static_cast<std::uint8_t>(record.shape.size())),
       name_length(static_cast<std::uint16_t>(std::min(record.name.size(), sizeof name))),
@@ -78,13 +78,14 @@ MessageHeader::MessageHeader(const CollectiveRecord& record)
   std::memcpy(name, record.name.data(), name_length);
 }
 
-bool MessageHeader::fits(const MessageHeader& o) const {
+bool MessageDescriptor::fits(const MessageDescriptor& o) const {
   return magic == o.magic && dtype == o.dtype && ndim == o.ndim && sequence == o.sequence &&
          std::equal(sizes, sizes + kMaxDims, o.sizes);
 }
 
-std::string MessageHeader::str() const {
-  if (magic != MessageHeader().magic || dtype >= kNumDTypes || ndim > kMaxDims || name_length > sizeof name)
+std::string MessageDescriptor::str() const {
+  if (magic != MessageDescriptor().magic || dtype >= kNumDTypes || ndim > kMaxDims ||
+      name_length > sizeof name)
     return "bytes that are not a message header";
   std::string text = concat({"message ", sequence, ", ", static_cast<DType>(dtype), " ", Shape(sizes, ndim)});
   if (name_length > 0) text += concat({" (", std::string_view(name, name_length), ")"});

@@ -13,17 +13,23 @@ struct Descriptor {
   std::uint32_t magic = 0x54504744;  // "TPGD"
   std::uint8_t op = 0, reduce = 0, dtype = 0, ndim = 0;
   std::uint64_t sequence = 0, group = 0;
-  std::int64_t numel = 0, peer = -1;
+  std::int64_t peer = -1;
   std::uint64_t shape = 0, name = 0, list = 0;
+  std::uint64_t order = 0;  // CollectiveRecord::order, which differs from rank to rank
 
   explicit Descriptor(const CollectiveRecord& record);
   Descriptor() = default;
+  /// True if all members but `order` are equal.
+  bool is_same_call(Descriptor other) const {
+    other.order = order;
+    return other == *this;
+  }
   friend bool operator==(const Descriptor&, const Descriptor&) = default;
 };
 static_assert(sizeof(Descriptor) == 64);
 
 /// The header that precedes a message between two ranks.
-struct MessageHeader {
+struct MessageDescriptor {
   std::uint32_t magic = 0x5450474d;  // "TPGM"
   std::uint8_t dtype = 0, ndim = 0;
   std::uint16_t name_length = 0;
@@ -31,14 +37,14 @@ struct MessageHeader {
   std::int64_t sizes[kMaxDims] = {};
   char name[48] = {};
 
-  explicit MessageHeader(const CollectiveRecord& record);
-  MessageHeader() = default;
+  explicit MessageDescriptor(const CollectiveRecord& record);
+  MessageDescriptor() = default;
   /// True if the number, dtype and shape are equal; the name may differ.
-  bool fits(const MessageHeader& other) const;
+  bool fits(const MessageDescriptor& other) const;
   /// "message 1, float32 [2, 3] (name)". Safe for arbitrary bytes from a peer.
   std::string str() const;
 };
-static_assert(sizeof(MessageHeader) == 128);
+static_assert(sizeof(MessageDescriptor) == 128);
 
 /// A call for mismatch_text(): CollectiveRecord::str(), and the lines of CollectiveRecord::list after it. Has
 /// at most `most` bytes.

@@ -20,6 +20,10 @@ class DeviceWork {
   /// Makes the current stream wait for the work. Call it after end().
   void join() const { current_stream(stream_.device()).wait(after_); }
   bool done() const { return after_.done(); }
+  /// The host waits for the work, at most `time`. Returns whether it is done.
+  bool wait_for(Milliseconds time) const { return after_.wait_for(time); }
+  /// Makes `later` wait for the work. Call it after end().
+  void precede(const Stream& later) const { later.wait(after_); }
   /// The host waits for the work. Throws TimeoutError at the deadline, and errors of Backend::poll().
   void await(Backend& backend, Deadline deadline) const;
 

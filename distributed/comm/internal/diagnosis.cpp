@@ -7,6 +7,7 @@
 #include <iostream>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -29,7 +30,8 @@ constexpr Milliseconds kGather = 3s;  // the longest time to collect the reports
 constexpr Milliseconds kVerdict = 5s;
 // How long a rank that lost a connection waits for the report of the rank that closed it.
 constexpr Milliseconds kRootCause = 200ms;
-constexpr Milliseconds kLeave = 2s;  // the longest time to store the last report of a rank that leaves
+constexpr std::size_t kOrderShown = 32;  // how many of its last calls a rank stores
+constexpr Milliseconds kLeave = 2s;      // the longest time to store the last report of a rank that leaves
 constexpr Milliseconds kStoreIsSilent = 5s;  // the time between requests while the store does not answer
 
 // Splits a text into N fields at line breaks. The last field holds the rest of the text.
@@ -65,14 +67,15 @@ struct Report {
   }
 };
 
-/// `leaves` is null, or says how the rank leaves.
-Report report_of(const Recorder& recorder, const char* leaves) {
+/// `leaves` is null, or says how the rank leaves. `call` is the brief() of the call that failed.
+Report report_of(const Recorder& recorder, const char* leaves, const std::string& call = {}) {
   const auto now = Clock::now();
   Report report;
   auto running = recorder.running();
-  // Collectives come first, because they tell more than messages that were posted early.
+  // The call that failed comes first. Collectives tell more than messages that were posted early.
   std::stable_partition(running.begin(), running.end(),
                         [](const auto& r) { return r.op != Op::send && r.op != Op::recv; });
+  std::stable_partition(running.begin(), running.end(), [&](const auto& r) { return r.brief() == call; });
   const auto last = recorder.last();
   if (!running.empty() && !leaves) {
     report.kind = Report::Kind::waits;
@@ -142,6 +145,7 @@ struct Diagnosis::State {
   const int rank, size;
   const GroupOptions options;
   const std::shared_ptr<const Recorder> recorder;
+  const std::shared_ptr<const PostOrder> posts;
 
   mutable std::mutex mutex;
   std::condition_variable changed;
@@ -153,10 +157,11 @@ struct Diagnosis::State {
 
   // Used by the watchdog thread only.
   Clock::time_point poll_at{};
-  std::uint64_t warned_of = 0;
+  Clock::time_point warned_of{};
 
   static constexpr const char* kRequest = "diagnosis/request";
   static std::string rank_key(int r) { return "diagnosis/rank/" + std::to_string(r); }
+  static std::string order_key(int r) { return "diagnosis/order/" + std::to_string(r); }
 
   void decide(bool timeout, std::string text) {
     const std::lock_guard lock(mutex);
@@ -198,6 +203,22 @@ struct Diagnosis::State {
     }
   }
 
+  // Names the calls that two ranks made in different orders, which may be why they wait for each other. Empty
+  // if there are none among the last calls of the ranks that reported.
+  std::string find_inversion(const std::vector<Report>& reports) {
+    std::vector<int> ranks;
+    std::vector<std::string> logs;
+    for (int r = 0; r < size; ++r) {
+      const auto kind = reports[static_cast<std::size_t>(r)].kind;
+      if (kind != Report::Kind::waits && kind != Report::Kind::idle) continue;
+      if (auto log = store->try_get(order_key(r))) {
+        ranks.push_back(r);
+        logs.push_back(std::move(*log));
+      }
+    }
+    return distributed::find_inversion(ranks, logs);
+  }
+
   std::string hint(const std::vector<Report>& reports, const Cause& cause) const {
     const bool silence = std::any_of(reports.begin(), reports.end(),
                                      [](const Report& r) { return r.kind == Report::Kind::silent; });
@@ -216,7 +237,10 @@ struct Diagnosis::State {
     Cause cause = own;
     try {
       if (size > 1) {
-        store->set(rank_key(rank), report_of(*recorder, nullptr).str());
+        std::vector<int> world(static_cast<std::size_t>(size));
+        std::iota(world.begin(), world.end(), 0);
+        store->set(order_key(rank), posts->log(world, kOrderShown));
+        store->set(rank_key(rank), report_of(*recorder, nullptr, cause.call).str());
         const std::string mine =
             concat({std::string(1, cause.timeout ? 't' : 'e'), std::string(1, cause.complete ? 'c' : 'i'),
                     "\n", cause.call, "\n", cause.text});
@@ -242,7 +266,8 @@ struct Diagnosis::State {
             {"\n  rank ", r, "  ",
              report.kind == Report::Kind::silent ? "no report within " + seconds(kGather) : report.detail});
       }
-      decide(cause.timeout, text + hint(reports, cause));
+      const std::string inversion = cause.timeout ? find_inversion(reports) : "";
+      decide(cause.timeout, text + (inversion.empty() ? hint(reports, cause) : "\n" + inversion));
     } catch (const std::exception& e) {
       decide(
           cause.timeout,
@@ -267,11 +292,10 @@ struct Diagnosis::State {
 
   void warn_of_slow() {
     const auto now = Clock::now();
+    const Clock::time_point warned_before = warned_of;  // of all calls that had started by then
     for (const CollectiveRecord& r : recorder->running()) {
-      if (now - r.started < options.warn_after) continue;
-      const auto id = static_cast<std::uint64_t>(r.started.time_since_epoch().count());
-      if (id <= warned_of) continue;  // the call was warned of before, since records are ordered by age
-      warned_of = id;
+      if (now - r.started < options.warn_after || r.started <= warned_before) continue;
+      warned_of = std::max(warned_of, r.started);
       std::cerr << concat({"tapestry: rank ", rank, " has waited ", seconds(now - r.started), " in ", r.str(),
                            "; it will be an error after ", seconds(options.timeout), "\n"})
                 << std::flush;
@@ -367,8 +391,8 @@ void remember(const std::shared_ptr<Diagnosis::State>& state) {
 }  // namespace
 
 Diagnosis::Diagnosis(std::shared_ptr<Store> store, int rank, int size, const GroupOptions& options,
-                     std::shared_ptr<const Recorder> recorder)
-    : state_(new State{std::move(store), rank, size, options, std::move(recorder)}) {
+                     std::shared_ptr<const Recorder> recorder, std::shared_ptr<const PostOrder> posts)
+    : state_(new State{std::move(store), rank, size, options, std::move(recorder), std::move(posts)}) {
   remember(state_);
   thread_ = detail::start_thread("process_group", [state = state_] {
 #ifdef __linux__

@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "tapestry/distributed/comm/internal/post_order.h"
 #include "tapestry/distributed/comm/process_group.h"
 
 namespace tapestry::distributed {
@@ -32,7 +33,7 @@ class Diagnosis {
 
   /// `store` is shared by these ranks alone. The defaults of `options` must have been filled in.
   Diagnosis(std::shared_ptr<Store> store, int rank, int size, const GroupOptions& options,
-            std::shared_ptr<const Recorder> recorder);
+            std::shared_ptr<const Recorder> recorder, std::shared_ptr<const PostOrder> posts);
   /// Calls leave().
   ~Diagnosis();
   Diagnosis(const Diagnosis&) = delete;

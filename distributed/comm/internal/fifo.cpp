@@ -14,6 +14,13 @@
 #include "tapestry/core/threads.h"
 
 namespace tapestry::distributed {
+namespace {
+
+thread_local bool in_fifo = false;
+
+}  // namespace
+
+bool Fifo::runs_this_thread() { return in_fifo; }
 
 struct Fifo::State {
   std::mutex mutex;
@@ -22,9 +29,8 @@ struct Fifo::State {
   bool stopping = false, ended = false;
   std::shared_ptr<Progress> progress = std::make_shared<Progress>();
 
-  void step() { progress->last.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed); }
-
   void loop() {
+    in_fifo = true;
     const ThreadShare share(1);
     const SchedSliceGuard at_once;  // gets a core at once although the compute threads keep all cores busy
     std::unique_lock lock(mutex);
@@ -34,10 +40,10 @@ struct Fifo::State {
       auto task = std::move(queue.front());
       queue.pop_front();
       lock.unlock();
-      step();
+      progress->step();
       task();
       task = nullptr;
-      step();
+      progress->step();
       lock.lock();
     }
     ended = true;
@@ -54,7 +60,7 @@ Fifo::Fifo(std::string name) : state_(std::make_shared<State>()), progress_(stat
     state->loop();
   });
   state_->progress->thread = thread_.get_id();
-  state_->step();
+  progress_->step();
 }
 
 Fifo::~Fifo() { stop(Clock::now()); }
@@ -62,7 +68,8 @@ Fifo::~Fifo() { stop(Clock::now()); }
 void Fifo::post(std::function<void()> task) {
   {
     const std::lock_guard lock(state_->mutex);
-    if (state_->queue.empty()) state_->step();  // Work::wait() must not take the idle time for a stuck queue
+    if (state_->queue.empty())
+      progress_->step();  // Work::wait() must not take the idle time for a stuck queue
     state_->queue.push_back(std::move(task));
   }
   state_->changed.notify_all();

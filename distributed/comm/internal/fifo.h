@@ -16,8 +16,9 @@ class Fifo {
  public:
   /// State of the thread that waiting threads can read. It outlives the thread.
   struct Progress {
-    std::atomic<Clock::rep> last{0};  ///< when a task last began or finished
+    std::atomic<Clock::rep> last{0};  ///< when a task last began or finished, or waited for another queue
     std::thread::id thread;
+    void step() { last.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed); }
   };
 
   /// `name` is the name of the thread. Linux keeps 15 characters.
@@ -29,7 +30,9 @@ class Fifo {
 
   void post(std::function<void()> task);
   bool is_current() const { return std::this_thread::get_id() == progress_->thread; }
-  const std::shared_ptr<const Progress>& progress() const { return progress_; }
+  /// True on the thread of any Fifo.
+  static bool runs_this_thread();
+  const std::shared_ptr<Progress>& progress() const { return progress_; }
   /// Waits until all tasks have run and the thread has ended. If the deadline passes, or if stop() is called
   /// on this thread itself, stop() detaches the thread and returns; the thread then ends after the last task.
   /// Do not post tasks afterwards.
@@ -38,7 +41,7 @@ class Fifo {
  private:
   struct State;
   std::shared_ptr<State> state_;
-  std::shared_ptr<const Progress> progress_;
+  std::shared_ptr<Progress> progress_;
   std::thread thread_;
 };
 
