@@ -12,7 +12,7 @@ set(outside
   "data/formats/(image|internal/(jpeg|png)|npy|npz|text)[^/]*"
   "distributed/(pipeline|planner)/.*"
   "distributed/(checkpoint/internal/(convert|program)|comm/run_local|common/(ddp_report|trace)|launch/child_processes)"
-  "distributed/fsdp/(internal/sharded_replicas|sharded_data_parallel)"
+  "distributed/fsdp/(internal/sharded_replicas|sharded_data_parallel|devices_row)"
   "kernels/cpu/(matmul_packed|optim_rules)[^/]*"
   "nn/models/.*"
   "nn/layers/(attention|embedding|fold|fused_norm|loss|norm|packed|pool|recurrent|rope|shape|transformer|upsample)"

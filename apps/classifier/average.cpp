@@ -23,12 +23,12 @@ void remove_path(const fs::path& path) {
 
 }  // namespace
 
-Average::Average(const Options& options, const Ranks& ranks, nn::Module& model, const std::string& folder)
-    : ranks_(ranks), model_(model), sharded_(options.parallel == "fsdp") {
+Average::Average(const Options& options, const TrainingJob& job, nn::Module& model, const std::string& folder)
+    : job_(job), model_(model), sharded_(job.strategy().saves_in_parts()) {
   if (options.ema == 0) return;
   average_.emplace(
       model, optim::AveragedModelOptions{.avg_fn = optim::get_ema_avg(options.ema), .use_buffers = true});
-  folder_ = distributed::broadcast_text(*ranks.group(), folder, 0, "folder of the averages");
+  folder_ = distributed::broadcast_text(*job.group(), folder, 0, "folder of the averages");
 }
 
 void Average::update() {
@@ -50,18 +50,18 @@ void Average::save(std::int64_t step) {
   if (!average_ || average_->n_averaged() == 0) return;
   std::optional<Scope> scope;
   use(scope);
-  distributed::on_rank_0(*ranks_.group(), "classifier", [&] {
+  distributed::on_rank_0(*job_.group(), "classifier", [&] {
     std::error_code error, unknown;
     fs::create_directories(folder_, error);
     check<IoError>(fs::is_directory(folder_, unknown), "[classifier] the folder ", folder_,
                    " cannot be made: ", error.message(), "; choose a --run-dir that can be written to");
     if (!sharded_) nn::save_checkpoint(path_of(step), {&model_}, {.step = step});
   });
-  if (sharded_) distributed::save_sharded(path_of(step), ranks_.group(), &model_, {.step = step});
+  if (sharded_) distributed::save_sharded(path_of(step), job_.group(), &model_, {.step = step});
 }
 
 void Average::remove_others(const std::string& checkpoints) const {
-  if (!average_ || !ranks_.first()) return;
+  if (!average_ || !job_.first()) return;
   std::error_code error;
   for (fs::directory_iterator own(folder_, error); !error && own != fs::directory_iterator();
        own.increment(error))
@@ -71,8 +71,8 @@ void Average::remove_others(const std::string& checkpoints) const {
 void Average::load(std::int64_t step) {
   if (!average_ || step == 0) return;
   const std::string path = path_of(step);
-  distributed::on_all_ranks(*ranks_.group(), "classifier", [&] {
-    if (sharded_) distributed::load_sharded(path, &model_, {.rank = ranks_.rank()});
+  distributed::on_all_ranks(*job_.group(), "classifier", [&] {
+    if (sharded_) distributed::load_sharded(path, &model_, {.rank = job_.rank()});
     else nn::load_checkpoint(path, {&model_});
   });
   average_->update_parameters();  // the first update copies the weights

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "tapestry/apps/classifier/options.h"
-#include "tapestry/apps/classifier/ranks.h"
+#include "tapestry/apps/common/training_job.h"
 #include "tapestry/nn/optim/averaging.h"
 
 namespace apps {
@@ -17,7 +17,8 @@ namespace apps {
 class Average {
  public:
   /// `folder` is that of rank 0.
-  Average(const Options& options, const Ranks& ranks, tapestry::nn::Module& model, const std::string& folder);
+  Average(const Options& options, const TrainingJob& job, tapestry::nn::Module& model,
+          const std::string& folder);
 
   void update();
   /// While the result exists, the model has the averaged weights.
@@ -35,7 +36,7 @@ class Average {
 
  private:
   std::string path_of(std::int64_t step) const;
-  const Ranks& ranks_;
+  const TrainingJob& job_;
   tapestry::nn::Module& model_;
   const bool sharded_;
   std::string folder_;

@@ -9,6 +9,7 @@
 #include "tapestry/apps/common/checkpoint_interval.h"
 #include "tapestry/apps/common/precision.h"
 #include "tapestry/apps/common/run_folder.h"
+#include "tapestry/apps/common/training_job.h"
 
 namespace apps {
 
@@ -107,8 +108,8 @@ Parser::Parser(Options& o) {
       "job that tapestry-run, torchrun, mpirun or srun started: ddp, where each has\n"
       "the whole model; zero1, where the optimizer's state is divided among them;\n"
       "zero2, where gradients are too; fsdp, where parameters are too. Each device or\n"
-      "process gets a part of the batch",
-      {.check = one_of({"none", "dp", "ddp", "zero1", "zero2", "fsdp"})});
+      "process gets a part of the batch. Or a text such as replicate=4:zero=1",
+      {.check = parallel_text()});
   add("--sync-batchnorm", o.sync_batchnorm, "In a job: batch norm over the whole batch");
   add("--compress", o.compress, "With ddp, zero1 and zero2: the dtype of gradients that are sent",
       {.check = one_of({"none", "f16", "bf16"})});
@@ -152,10 +153,6 @@ bool holds_run(const std::string& config) {
 }
 
 }  // namespace
-
-bool is_job(const std::string& parallel) {
-  return parallel == "ddp" || parallel == "zero1" || parallel == "zero2" || parallel == "fsdp";
-}
 
 std::string flag_of(const std::string& name) {
   std::string flag = "--" + name;

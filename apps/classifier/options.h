@@ -88,9 +88,6 @@ void each_option(F&& option) {
   option("checkpoint_every", &Options::checkpoint_every);
 }
 
-/// True if the processes of a job train together: ddp, zero1, zero2 and fsdp.
-bool is_job(const std::string& parallel);
-
 /// Returns "--batch-size" for "batch_size".
 std::string flag_of(const std::string& name);
 

@@ -12,10 +12,10 @@
 #include "tapestry/apps/classifier/average.h"
 #include "tapestry/apps/classifier/config.h"
 #include "tapestry/apps/classifier/images.h"
+#include "tapestry/apps/classifier/job.h"
 #include "tapestry/apps/classifier/mistakes.h"
 #include "tapestry/apps/classifier/models.h"
 #include "tapestry/apps/classifier/position.h"
-#include "tapestry/apps/classifier/ranks.h"
 #include "tapestry/apps/classifier/svg.h"
 #include "tapestry/apps/common/checkpoint_interval.h"
 #include "tapestry/apps/common/precision.h"
@@ -40,18 +40,13 @@ std::string default_run_dir(const Options& o) {
   return "runs/" + o.model + "-" + o.data + "-" + when;
 }
 
-// Under zero1 and zero2, the ranks divide the optimizer.
-template <class O>
-std::unique_ptr<optim::Optimizer> make(const Options& o, nn::Module& model, const Ranks& ranks,
-                                       const typename O::Options& options) {
-  if (o.parallel != "zero1" && o.parallel != "zero2") return std::make_unique<O>(model.parameters(), options);
-  const distributed::ZeroOptions zero{.process_group = ranks.group(), .stage = o.parallel == "zero1" ? 1 : 2};
-  return std::make_unique<distributed::ZeroRedundancyOptimizer<O>>(model.parameters(), zero, options);
-}
-
-std::unique_ptr<optim::Optimizer> make_optimizer(const Options& o, nn::Module& model, const Ranks& ranks) {
-  if (o.optimizer == "sgd") return make<optim::SGD>(o, model, ranks, {.lr = o.lr, .momentum = 0.9});
-  return make<optim::AdamW>(o, model, ranks, {.lr = o.lr, .weight_decay = o.weight_decay});
+std::unique_ptr<optim::Optimizer> make_optimizer(const Options& o, nn::Module& model,
+                                                 const distributed::Strategy& strategy) {
+  using distributed::make_optimizer;
+  if (o.optimizer == "sgd")
+    return make_optimizer<optim::SGD>(strategy, model.parameters(), {.lr = o.lr, .momentum = 0.9});
+  return make_optimizer<optim::AdamW>(strategy, model.parameters(),
+                                      {.lr = o.lr, .weight_decay = o.weight_decay});
 }
 
 // All schedules are stepped once per batch.
@@ -69,52 +64,68 @@ std::unique_ptr<optim::Scheduler> make_schedule(const Options& o, optim::Optimiz
   return std::make_unique<optim::LambdaLR>(optimizer, [](std::int64_t) { return 1.0; });
 }
 
-std::int64_t count_right(const Tensor& scores, const Tensor& labels) {
-  NoGradGuard no_grad;
-  return scores.argmax(1).eq(labels).sum().item<std::int64_t>();
+// What the strategy needs of the model: a call, and the loss with the number of right guesses.
+distributed::ModelParts parts_of(nn::Module& model, const std::string& precision) {
+  using Tensors = std::vector<Tensor>;
+  return {.units = units_of(model),
+          .forward =
+              [&model, precision](const Tensors& images) {
+                const AutocastScope autocast(precision);
+                return Tensors{model(images[0])};
+              },
+          .loss = [precision](const Tensors& scores, const Tensors& labels) -> distributed::Loss {
+            const AutocastScope autocast(precision);
+            Tensor right;
+            {
+              const NoGradGuard no_grad;
+              right = scores[0].argmax(1).eq(labels[0]).sum();
+            }
+            return {cross_entropy(scores[0], labels[0]),
+                    static_cast<double>(labels[0].size(0)),
+                    distributed::LossKind::mean,
+                    {right}};
+          }};
 }
 
 // Evaluates the test images of all ranks. counts[i * classes + j] becomes the number of images of class i
 // that were predicted as class j. `mistakes` gets the images of this rank. Calls `stops`, which is
 // collective, after each batch. Returns nothing if it returned true.
-std::optional<Tally> evaluate(nn::Module& model, const std::string& precision, Images& data, Device device,
-                              Ranks& ranks, const std::function<bool()>& stops,
-                              std::vector<std::int64_t>& counts, WorstMistakes& mistakes) {
+std::optional<Tally> evaluate(distributed::Strategy& strategy, Images& data, Device device,
+                              const std::function<bool()>& stops, std::vector<std::int64_t>& counts,
+                              WorstMistakes& mistakes) {
   const std::int64_t classes = data.spec.classes;
-  ranks.sync_buffers();
-  const InferenceMode inference;
-  Tally tally;
-  counts.assign(static_cast<std::size_t>(classes * classes), 0);
-  model.eval();
+  std::vector<double> own(static_cast<std::size_t>(classes * classes));
   data.test->set_epoch(0);
-  std::int64_t batches = 0;
-  for (const auto& [images, labels] : *data.test) {
-    Tensor scores;
-    {
-      const AutocastScope autocast(precision);
-      scores = model(images.to(device)).cpu().to(DType::f32);
-    }
-    const Tensor guess = scores.argmax(1);
-    mistakes.add(images, labels, scores);
-    tally.add(cross_entropy(scores, labels).item(), count_right(scores, labels), labels.size(0));
+  auto next = data.test->begin();
+  const auto read = [&](std::int64_t) -> distributed::Batch {
+    if (next == data.test->end())  // other ranks have more batches
+      return {{zeros({1, data.spec.channels, data.spec.height, data.spec.width}).to(device)},
+              {zeros({1}, DType::i64).to(device)},
+              false};
+    const auto [images, labels] = *next;
+    ++next;
+    return {{images.to(device)}, {labels.to(device)}};
+  };
+  const auto seen = [&](const std::vector<Tensor>& outputs, const distributed::Batch& batch) {
+    const Tensor scores = outputs[0].cpu().to(DType::f32), labels = batch.targets[0].cpu(),
+                 guess = scores.argmax(1);
+    mistakes.add(batch.inputs[0].cpu(), labels, scores);
     for (std::int64_t i = 0; i < labels.size(0); ++i)
-      ++counts[static_cast<std::size_t>(labels.data<std::int64_t>()[i] * classes +
-                                        guess.data<std::int64_t>()[i])];
-    ++batches;
-    if (stops()) return {};
-  }
-  // Every rank must call `stops` equally often, also if it has fewer batches than another rank. And the
-  // model, if its parameters are gathered.
-  for (; batches < data.most_test_batches; ++batches) {
-    if (ranks.forward_is_collective()) {
-      const AutocastScope autocast(precision);
-      model(zeros({1, data.spec.channels, data.spec.height, data.spec.width}).to(device));
-    }
-    if (stops()) return {};
-  }
-  model.train();
-  ranks.sum(counts);
-  return ranks.sum(tally);
+      ++own[static_cast<std::size_t>(labels.data<std::int64_t>()[i] * classes +
+                                     guess.data<std::int64_t>()[i])];
+  };
+  const auto result = strategy.evaluate(data.most_test_batches, read, stops, seen);
+  if (!result) return {};
+  own = strategy.sum(std::move(own));
+  counts.assign(own.begin(), own.end());
+  return Tally{result->sum, static_cast<std::int64_t>(result->sums[0]),
+               static_cast<std::int64_t>(result->count)};
+}
+
+Tally sum_of(const distributed::Strategy& strategy, const Tally& own) {
+  const std::vector<double> all =
+      strategy.sum({own.loss, static_cast<double>(own.right), static_cast<double>(own.count)});
+  return {all[0], static_cast<std::int64_t>(all[1]), static_cast<std::int64_t>(all[2])};
 }
 
 // A run whose loss is not finite cannot recover, so it is stopped.
@@ -147,14 +158,14 @@ void write_epoch(watch::SummaryWriter* board, const EpochMetrics& m, nn::Module&
   if (board) board->flush();
 }
 
-// The model with its initial values. fully_shard() builds it part by part, so that no rank ever has all of
-// it.
-std::unique_ptr<nn::Module> make_model(const Options& o, const ImageSpec& spec, Device device) {
-  const bool in_parts = o.parallel == "fsdp";
+// The model with its initial values. A model that is divided is built part by part, so that no process ever
+// has all of it.
+std::unique_ptr<nn::Module> make_model(const Options& o, const ImageSpec& spec, const TrainingJob& job) {
   std::optional<DeviceGuard> meta;
-  if (in_parts) meta.emplace("meta");
+  if (job.strategy().builds_in_parts()) meta.emplace("meta");
   std::unique_ptr<nn::Module> model = make_model(o.model, spec);
-  if (!in_parts) model->to(device);
+  if (o.sync_batchnorm && job.strategy().data_size() > 1)
+    distributed::convert_sync_batchnorm(*model, job.group());
   return model;
 }
 
@@ -167,18 +178,19 @@ int train(Options o) {
   const Device device(o.device);
   check_device("classifier", device);
 
-  Ranks ranks(o);
+  const std::unique_ptr<TrainingJob> job = join_job(o);
+  distributed::Strategy& strategy = job->strategy();
 
   RunFolder folder;
   std::optional<distributed::DistributedCheckpointer> checkpoints;
   std::optional<nn::Progress> last;  // the progress in the last checkpoint of the folder, if there is one
   const auto open_folder = [&] {
-    distributed::on_rank_0(*ranks.group(), "classifier", [&] {
+    distributed::on_rank_0(*job->group(), "classifier", [&] {
       folder = RunFolder(o.run_dir.empty() ? default_run_dir(o) : o.run_dir, o.saved != nullptr);
     });
     using enum distributed::CheckpointFiles;
-    checkpoints.emplace(ranks.group(), folder.file("checkpoints"), nn::CheckpointerOptions{},
-                        o.parallel == "fsdp" ? sharded : one);
+    checkpoints.emplace(job->group(), folder.file("checkpoints"), nn::CheckpointerOptions{},
+                        strategy.saves_in_parts() ? sharded : one);
     last = checkpoints->resume(nn::Training{});
   };
   // A resumed run checks its options before they are used. A new run opens its folder only after its data was
@@ -190,13 +202,12 @@ int train(Options o) {
     check_same_run(o, before, last ? "the last checkpoint" : "the run");
   }
 
-  Images images = load_images(o, ranks.rank(), ranks.size());
+  Images images = load_images(o, strategy.data_rank(), strategy.data_size());
   manual_seed(o.seed);
-  const std::unique_ptr<nn::Module> model = make_model(o, images.spec, device);
-  ranks.wrap(*model, o);
-  // Each rank needs different dropout masks.
-  if (ranks.size() > 1) distributed::manual_seed_by_rank(*ranks.group(), o.seed);
-  const std::unique_ptr<optim::Optimizer> optimizer = make_optimizer(o, *model, ranks);
+  const std::unique_ptr<nn::Module> model = make_model(o, images.spec, *job);
+  strategy.wrap(*model, parts_of(*model, o.precision));
+  job->seed_dropout(o.seed);
+  const std::unique_ptr<optim::Optimizer> optimizer = make_optimizer(o, *model, strategy);
   const std::int64_t steps_per_epoch = images.train->size(), total_steps = steps_per_epoch * o.epochs;
   const std::unique_ptr<optim::Scheduler> schedule = make_schedule(o, *optimizer, total_steps);
   optim::GradScaler scaler(scaler_options(o.precision));
@@ -207,15 +218,15 @@ int train(Options o) {
     check<IoError>(!last, "[classifier] ", o.run_dir,
                    " has checkpoints but no config.json; restore the file, or choose another --run-dir");
   }
-  Progress progress(total_steps, steps_per_epoch, o.epochs, ranks.first());
+  Progress progress(total_steps, steps_per_epoch, o.epochs, job->first());
   progress.line(model->summary(Shape{1, images.spec.channels, images.spec.height, images.spec.width}));
   progress.line("seed " + std::to_string(o.seed) + ", threads " + std::to_string(o.threads) + ", device " +
-                device.str() + (ranks.size() > 1 ? ", ranks " + std::to_string(ranks.size()) : "") +
+                device.str() + (job->size() > 1 ? ", ranks " + std::to_string(job->size()) : "") +
                 ", run folder " + folder.path());
   if (device.is_cuda())
     for (const cuda::Library& library : cuda::libraries()) progress.line(library.str());
 
-  Average average(o, ranks, *model, folder.file("average"));
+  Average average(o, *job, *model, folder.file("average"));
   Position at{.loader = images.train->state()};
   if (last) {
     at = position_of(*last, o, steps_per_epoch);
@@ -225,22 +236,22 @@ int train(Options o) {
     tapestry::check<IoError>(schedule->steps() == last->step, "[classifier] the checkpoint is of step ",
                              last->step, ", but its schedule is at step ", schedule->steps(),
                              "; resume from another checkpoint of this run, or start a new run");
-    if (!ranks.first()) at.tally = {};  // the saved tally is the sum over all ranks
+    if (!job->first()) at.tally = {};  // the saved tally is the sum over all ranks
     progress.start_at(last->step);
   }
   if (o.saved)
     progress.line("resumed after step " + std::to_string(schedule->steps()) + " of " +
                   std::to_string(total_steps));
   std::vector<EpochMetrics> history =
-      ranks.first() ? read_metrics(folder.file(kMetrics), static_cast<int>(at.loader.epoch))
-                    : std::vector<EpochMetrics>();
+      job->first() ? read_metrics(folder.file(kMetrics), static_cast<int>(at.loader.epoch))
+                   : std::vector<EpochMetrics>();
   folder.write(kMetrics, to_lines(history));
   folder.write("config.json", to_json(o));
 
   CheckpointInterval interval = *CheckpointInterval::parse(o.checkpoint_every);
   const auto save = [&](std::optional<double> accuracy) {
     Position all = at;
-    all.tally = ranks.sum(at.tally);
+    all.tally = sum_of(strategy, at.tally);
     interval.restart();
     average.save(schedule->steps());
     std::string path = checkpoints->save(training, to_progress(all, schedule->steps(), o, accuracy));
@@ -256,7 +267,7 @@ int train(Options o) {
   };
 
   std::optional<watch::SummaryWriter> board;
-  if (o.tensorboard && ranks.first()) {
+  if (o.tensorboard && job->first()) {
     watch::SummaryWriter::Options resumed;
     if (o.saved) resumed.purge_step = schedule->steps() + 1;  // drops what the stopped run wrote later
     board.emplace(folder.file("tensorboard"), resumed);
@@ -271,35 +282,33 @@ int train(Options o) {
     for (const auto& [batch, labels] : *images.train) {
       const Tensor x = batch.to(device), target = labels.to(device);
       optimizer->zero_grad();
-      Tensor scores, loss;
-      {
-        const AutocastScope autocast(o.precision);
-        scores = ranks.forward(*model, x);
-        loss = cross_entropy(scores, target);
-      }
-      scaler.scale(loss).backward();
+      const std::int64_t own = labels.size(0), all = own * strategy.data_size();
+      const distributed::StepLoss step = strategy.gradients(
+          [&](const distributed::Part&) {
+            return distributed::Batch{{x}, {target}};
+          },
+          static_cast<double>(all), &scaler);
       if (o.clip_norm > 0) {
         scaler.unscale_(*optimizer);
-        nn::clip_grad_norm_(model->parameters(), o.clip_norm);
+        strategy.clip_grad_norm_(o.clip_norm);
       }
       scaler.step(*optimizer);
       scaler.update();
       average.update();
       schedule->step();
 
-      const double value = loss.item();
+      const double value = step.loss.item() * strategy.data_size();  // of this rank's images
       at.loader = images.train->state();
       check_loss(value, o,
                  " at epoch " + std::to_string(epoch) + ", step " + std::to_string(at.loader.batch));
-      at.tally.add(value, count_right(scores, target), labels.size(0));
+      at.tally.add(value, step.sums[0].item<std::int64_t>(), own);
       at.seconds = earlier_seconds + std::chrono::duration<double>(Clock::now() - start).count();
       if (board) {
         board->add_scalar("loss/step", value, schedule->steps());
         board->add_scalar("lr", optimizer->lr(), schedule->steps());
       }
-      progress.step(epoch, at.loader.batch, labels.size(0) * ranks.size(), at.tally.mean_loss(),
-                    at.tally.accuracy());
-      const Request agreed = ranks.agree({stop.signal(), interval.elapsed()});
+      progress.step(epoch, at.loader.batch, all, at.tally.mean_loss(), at.tally.accuracy());
+      const Request agreed = job->agree({stop.signal(), interval.elapsed()});
       if (agreed.signal) return stopped_by(agreed.signal);
       if (agreed.save || interval.due_at(schedule->steps())) save({});
     }
@@ -311,11 +320,11 @@ int train(Options o) {
     std::optional<Average::Scope> averaged;
     average.use(averaged);
     const std::optional<Tally> test = evaluate(
-        *model, o.precision, images, device, ranks,
-        [&] { return (signal = ranks.agree({stop.signal()}).signal) != 0; }, confusion, mistakes);
+        strategy, images, device, [&] { return (signal = job->agree({stop.signal()}).signal) != 0; },
+        confusion, mistakes);
     averaged.reset();
     if (!test) return stopped_by(signal);
-    const Tally trained = ranks.sum(at.tally);
+    const Tally trained = sum_of(strategy, at.tally);
     check_loss(test->mean_loss(), o, " over the test images after epoch " + std::to_string(epoch));
     const EpochMetrics metrics{
         epoch, trained.mean_loss(), trained.accuracy(), test->mean_loss(), test->accuracy(), at.seconds};
@@ -342,7 +351,7 @@ int train(Options o) {
                 history.back().test_accuracy, at.seconds, static_cast<unsigned long long>(o.seed),
                 folder.path().c_str());
   progress.line(line);
-  if (o.parallel == "fsdp" && !last_saved.empty())
+  if (strategy.saves_in_parts() && !last_saved.empty())
     progress.line("all weights in one file: tapestry-checkpoint merge " + last_saved + " model.safetensors");
   return 0;
 }

@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "tapestry/apps/compare/workload.h"
-#include "tapestry/core/tensor.h"
+#include "tapestry/core/device.h"
 #include "tapestry/distributed/comm/process_group.h"
 
 namespace apps::compare {
@@ -15,12 +15,5 @@ tapestry::Device rank_device(const Workload& workload, int rank);
 /// Joins the group of all processes. NCCL needs a separate GPU per rank, so ranks that share a GPU or use
 /// CPUs get the gloo backend.
 std::shared_ptr<tapestry::distributed::ProcessGroup> join_job(const Workload& workload);
-
-/// A rank's part of the batch.
-struct RankBatch {
-  tapestry::Tensor inputs, targets;
-  double weight = 1;  ///< the fraction of the batch's samples
-};
-RankBatch batch_of_rank(const Workload& workload, const tapestry::distributed::ProcessGroup& group);
 
 }  // namespace apps::compare

@@ -2,6 +2,7 @@
 //
 //   tapestry-compare                                      all modes on two devices
 //   tapestry-compare --model cnn --modes ddp,model --devices 4 --json result.json --html result.html
+//   tapestry-compare --modes single --parallel replicate=2:zero=1 --parallel shard=2:devices
 //
 // Without a GPU, the devices are logical CPU devices or processes that share the CPU's threads.
 #include <filesystem>
@@ -21,6 +22,15 @@ using namespace apps::compare;
 using apps::UsageError;
 
 namespace {
+
+std::string is_mode(const std::string& text) {
+  try {
+    static_cast<void>(mode_named(text));
+    return "";
+  } catch (const Error& e) {
+    return e.what();
+  }
+}
 
 void check_split(const Workload& w) {
   if (w.split.empty()) return;
@@ -63,6 +73,8 @@ void check_options(const Options& o) {
                     " samples; increase --batch-size or decrease --micro-batches");
   check<UsageError>(w.momentum == 0 || w.optimizer == "sgd", "[compare] --momentum ", w.momentum,
                     " has no effect on ", w.optimizer, "; leave it out, or choose --optimizer sgd");
+  for (const auto* names : {&o.modes, &o.parallel})
+    for (const std::string& name : *names) check_devices(mode_named(name), w.devices);
   check_split(w);
   check_outputs({{"--json", o.json}, {"--html", o.html}, {"--svg", o.svg}});
   check<DeviceError>(w.device_type == DeviceType::cpu || device_count(DeviceType::cuda) > 0,
@@ -90,6 +102,9 @@ int main(int argc, char** argv) {
   line.add("--model", w.model, "The model", {.check = apps::one_of(model_names())});
   line.add("--modes", o.modes, "Modes, separated by commas; single is always included",
            {.check = apps::one_of(names), .commas = true});
+  line.add("--parallel", o.parallel,
+           "One more mode by its text, such as replicate=2:zero=1; give the option once for each mode",
+           {.check = {is_mode}, .type = "TEXT", .default_text = ""});
   line.add("--devices", w.devices, "Number of devices or processes",
            {.check = apps::between(1, kMaxDevices)});
   line.add("--device", device, "cpu or cuda; by default cuda if a CUDA device exists",

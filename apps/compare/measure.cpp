@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "tapestry/apps/compare/models.h"
+#include "tapestry/apps/compare/training.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/allocator.h"
 #include "tapestry/core/error.h"
@@ -71,7 +71,7 @@ std::vector<MemoryHistory> memory_of_a_step(const Mode& mode, const Workload& w,
                                             std::unique_ptr<Training>& training) {
   constexpr std::size_t kSamples = 400;
   MemoryRecord record;
-  training = mode.make(w);
+  training = std::make_unique<Training>(mode, w);
   const std::vector<Device> devices = training->devices();
   const auto finish = [&] {
     for (const Device d : devices) synchronize(d);
@@ -146,7 +146,7 @@ Result joined(const Record& own, distributed::ProcessGroup& group) {
 
 std::optional<Result> measure(const Mode& mode, const Workload& workload, bool record_memory) {
   const ThreadShare share(workload.threads_per_device());
-  std::unique_ptr<Training> training = mode.make(workload);
+  auto training = std::make_unique<Training>(mode, workload);
   Record record = train(*training, workload);
   if (record_memory) {
     training.reset();

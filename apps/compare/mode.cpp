@@ -2,37 +2,71 @@
 
 #include <algorithm>
 
-#include "tapestry/core/error.h"
+#include "tapestry/apps/common/command_line.h"
 
 namespace apps::compare {
+
+using namespace tapestry;
+using distributed::AxisSpec;
+
 namespace {
 
-std::vector<Mode>& known() {
-  static std::vector<Mode> all;  // a function-local static, because modes register before main
-  return all;
+// The comparison starts the ranks that a mode needs, so axes are over ranks where that is possible.
+Mode made(const std::string& name) {
+  Mode mode{
+      .name = name, .description = {}, .plan = distributed::plan_strategy(name, true), .predicted_as = {}};
+  mode.description = mode.plan.about;
+  if (!mode.plan.axes.empty()) mode.description += " (" + distributed::to_string(mode.plan.axes) + ")";
+  return mode;
+}
+
+// A mode has as many ranks or devices as the comparison, whatever size is named.
+std::vector<AxisSpec> without_sizes(std::vector<AxisSpec> axes) {
+  for (AxisSpec& axis : axes) axis.size = -1;
+  return axes;
+}
+
+// False for short forms of another name: those of an equal text, and "dp" beside "dp-master".
+bool is_listed(const distributed::StrategyAlias& alias) {
+  const std::string longer = std::string(alias.name) + "-";
+  for (const distributed::StrategyAlias& other : distributed::strategy_aliases()) {
+    if (std::string_view(other.name).starts_with(longer)) return false;
+    if (&other < &alias && std::string_view(other.text) == alias.text && !*alias.text) return false;
+  }
+  return true;
 }
 
 }  // namespace
 
-Registration::Registration(Mode mode) {
-  const auto before = [](const Mode& a, const Mode& b) {
-    return std::pair(a.name != "single", a.name) < std::pair(b.name != "single", b.name);
-  };
-  known().insert(std::upper_bound(known().begin(), known().end(), mode, before), mode);
+const std::vector<Mode>& modes() {
+  static const std::vector<Mode> all = [] {
+    std::vector<Mode> list;
+    for (const distributed::StrategyAlias& alias : distributed::strategy_aliases()) {
+      if (!is_listed(alias)) continue;
+      list.push_back(made(alias.name));
+      list.back().predicted_as = alias.name;
+    }
+    std::sort(list.begin(), list.end(), [](const Mode& a, const Mode& b) {
+      return std::pair(!a.plan.axes.empty(), a.name) < std::pair(!b.plan.axes.empty(), b.name);
+    });
+    return list;
+  }();
+  return all;
 }
 
-const std::vector<Mode>& modes() { return known(); }
-
-const Mode& mode_named(const std::string& name) {
-  std::string names;
-  for (const Mode& m : known()) {
-    if (m.name == name) return m;
-    names += (names.empty() ? "" : ", ") + m.name;
-  }
-  tapestry::fail("[compare] unknown mode ", name, "; choose one of ", names);
+Mode mode_named(const std::string& name) {
+  for (const Mode& known : modes())
+    if (known.name == name) return known;
+  Mode mode = made(name);
+  for (const Mode& known : modes())
+    if (without_sizes(known.plan.axes) == without_sizes(mode.plan.axes)) mode.predicted_as = known.name;
+  return mode;
 }
 
-std::int64_t ring_bytes(std::int64_t bytes, int n) { return 2 * (n - 1) * bytes / n; }
-std::int64_t half_ring_bytes(std::int64_t bytes, int n) { return (n - 1) * bytes / n; }
+void check_devices(const Mode& mode, int devices) {
+  check<UsageError>(mode.plan.axes.empty() || mode.plan.size == 0 || mode.plan.size == devices, "[compare] ",
+                    mode.name, " needs ", mode.plan.size, " devices or processes, and --devices is ",
+                    devices);
+}
 
 }  // namespace apps::compare

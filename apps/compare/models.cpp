@@ -156,8 +156,8 @@ std::shared_ptr<nn::Sequential> make_model(const Workload& w, Device device) {
   return model;
 }
 
-std::vector<std::shared_ptr<nn::Sequential>> make_stages(const Workload& w) {
-  const std::vector<Block> blocks = make_blocks(w);
+std::vector<std::shared_ptr<nn::Sequential>> make_stages(const Workload& w,
+                                                         const std::vector<Block>& blocks) {
   const int sum = std::accumulate(w.split.begin(), w.split.end(), 0);
   check(w.split.size() == static_cast<std::size_t>(w.devices) && sum == static_cast<int>(blocks.size()),
         "[compare] the split has ", w.split.size(), " stages with ", sum, " blocks; ", w.model, " has ",

@@ -32,7 +32,8 @@ std::shared_ptr<tapestry::nn::Sequential> joined(const std::vector<Block>& block
 std::shared_ptr<tapestry::nn::Sequential> make_model(const Workload& workload, tapestry::Device device);
 /// One module per stage, on the CPU: the first split[0] blocks, the next split[1] blocks, and so on. Throws
 /// ValueError unless the split has one stage per device and covers all blocks.
-std::vector<std::shared_ptr<tapestry::nn::Sequential>> make_stages(const Workload& workload);
+std::vector<std::shared_ptr<tapestry::nn::Sequential>> make_stages(const Workload& workload,
+                                                                   const std::vector<Block>& blocks);
 
 struct Batch {
   /// Images (batch, 3, image_size, image_size), normally distributed, in workload.dtype; for "gpt" token ids

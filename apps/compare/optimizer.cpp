@@ -1,6 +1,7 @@
 #include "tapestry/apps/compare/optimizer.h"
 
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/zero/make_optimizer.h"
 #include "tapestry/nn/optim/adam.h"
 #include "tapestry/nn/optim/sgd.h"
 
@@ -14,12 +15,18 @@ const std::vector<std::string>& optimizer_names() {
 }
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const Workload& w, std::vector<nn::Parameter> parameters) {
+  const distributed::Strategy one_process(distributed::StrategyPlan{}, {});
+  return make_optimizer(w, one_process, std::move(parameters));
+}
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const Workload& w, const distributed::Strategy& strategy,
+                                                 std::vector<nn::Parameter> parameters) {
+  using distributed::make_optimizer;
   if (w.optimizer == "sgd")
-    return std::make_unique<optim::SGD>(std::move(parameters),
-                                        optim::SGD::Options{.lr = w.learning_rate(), .momentum = w.momentum});
+    return make_optimizer<optim::SGD>(strategy, std::move(parameters),
+                                      {.lr = w.learning_rate(), .momentum = w.momentum});
   if (w.optimizer == "adamw")
-    return std::make_unique<optim::AdamW>(std::move(parameters),
-                                          optim::AdamWOptions{.lr = w.learning_rate()});
+    return make_optimizer<optim::AdamW>(strategy, std::move(parameters), {.lr = w.learning_rate()});
   fail("[compare] unknown optimizer ", w.optimizer, "; choose sgd or adamw");
 }
 

@@ -53,10 +53,11 @@ class Comparison {
  public:
   Comparison(const Options& options, std::vector<std::string> arguments)
       : o_(options), w_(options.workload), arguments_(std::move(arguments)) {
-    modes_.push_back(&mode_named("single"));
-    for (const std::string& name : o_.modes)
-      if (const Mode* mode = &mode_named(name); std::find(modes_.begin(), modes_.end(), mode) == modes_.end())
-        modes_.push_back(mode);
+    modes_.push_back(modes().front());
+    for (const auto* names : {&o_.modes, &o_.parallel})
+      for (const std::string& name : *names)
+        if (std::none_of(modes_.begin(), modes_.end(), [&](const Mode& m) { return m.name == name; }))
+          modes_.push_back(mode_named(name));
     if (!o_.json.empty()) json_.emplace(o_.json);
     if (!o_.html.empty()) html_.emplace(o_.html);
     if (!o_.svg.empty()) open_svg_folder();
@@ -107,8 +108,8 @@ class Comparison {
     return read_text(result_folder_.file());
   }
 
-  bool any(bool Mode::*property) const {
-    return std::any_of(modes_.begin(), modes_.end(), [&](const Mode* m) { return m->*property; });
+  bool any(bool (Mode::*property)() const) const {
+    return std::any_of(modes_.begin(), modes_.end(), [&](const Mode& m) { return (m.*property)(); });
   }
 
   // Measures costs for the split and for predictions, once per round, so that they see the same state of the
@@ -139,8 +140,8 @@ class Comparison {
   }
 
   void run_mode(std::size_t i, int round) {
-    const Mode& mode = *modes_[i];
-    errors_[i] = run_child_process(mode.name, mode.one_process_per_device, round == 0);
+    const Mode& mode = modes_[i];
+    errors_[i] = run_child_process(mode.name, mode.one_process_per_device(), round == 0);
     if (errors_[i].empty()) rounds_[i].push_back(result_from_text(read_text(result_folder_.file())));
     if (errors_[i].empty())
       std::fprintf(stderr, "round %d of %d: %s, %.2f ms per step\n", round + 1, o_.rounds, mode.name.c_str(),
@@ -154,10 +155,13 @@ class Comparison {
     const planner::Link measured_link = median_of(links_);
     report.profile = profile;
     report.link = measured_link;
-    for (Result& r : report.results) {
+    for (std::size_t i = 0; i < modes_.size(); ++i) {
+      Result& r = report.results[i];
       if (r.step_s == 0) continue;  // the mode failed
-      const std::optional<planner::Prediction> p = planner::predict(r.name, profile, measured_link, w_);
+      std::optional<planner::Prediction> p =
+          planner::predict(modes_[i].predicted_as, profile, measured_link, w_);
       if (!p) continue;
+      p->mode = r.name;
       r.predicted_step_s = p->step_s;
       for (const planner::MemoryItems& m : p->memory)
         r.predicted_peak_bytes.push_back(static_cast<std::int64_t>(m.total()));
@@ -168,9 +172,11 @@ class Comparison {
     if (latency_s) *latency_s *= 1e-6;
     if (bandwidth) *bandwidth *= 1e9;
     const planner::Link link = planner::link_with(measured_link, latency_s, bandwidth);
-    for (const Mode* m : modes_)
-      if (const auto p = planner::simulate_devices(m->name, profile, link, w_, o_.predict_devices))
+    for (const Mode& m : modes_)
+      if (auto p = planner::simulate_devices(m.predicted_as, profile, link, w_, o_.predict_devices)) {
+        p->mode = m.name;
         report.simulations.push_back(*p);
+      }
   }
 
   int report() {
@@ -189,7 +195,7 @@ class Comparison {
       Result result = errors_[i].empty() ? median_of(rounds_[i]) : Result();
       if (errors_[i].empty()) result.memory = rounds_[i].front().memory;  // only the first round records it
       for (const Result& round : rounds_[i]) result.rounds_s.push_back(round.step_s);
-      result.name = modes_[i]->name;
+      result.name = modes_[i].name;
       result.error = errors_[i];
       report.results.push_back(std::move(result));
     }
@@ -222,7 +228,7 @@ class Comparison {
   launch::ChildProcesses children_;
   ResultFolder result_folder_;
   std::optional<AtomicFile> json_, html_;
-  std::vector<const Mode*> modes_;
+  std::vector<Mode> modes_;
   std::vector<std::string> errors_;          // per mode
   std::vector<std::vector<Result>> rounds_;  // per mode
 };
@@ -249,8 +255,9 @@ int run_child(const ChildTask& task, const Options& options, const std::vector<s
     write_file_atomically(task.result, to_text(link));
     return 0;
   }
-  const Mode* const mode = task.mode == kRanks ? nullptr : &mode_named(task.mode);
-  if ((!mode || mode->one_process_per_device) && !task.is_rank) {
+  std::optional<Mode> mode;
+  if (task.mode != kRanks) mode = mode_named(task.mode);
+  if ((!mode || mode->one_process_per_device()) && !task.is_rank) {
     std::vector<std::string> all = arguments;
     all.emplace_back("--as-rank");
     return launch::launch_ranks(all, workload.devices);

@@ -10,7 +10,8 @@ namespace apps::compare {
 
 struct Options {
   Workload workload;
-  std::vector<std::string> modes;  ///< the mode single is added if it is missing
+  std::vector<std::string> modes;     ///< names; the mode of one device is added if it is missing
+  std::vector<std::string> parallel;  ///< texts of strategies, one more mode each
   int rounds = 3;
   double timeout_s = 300;  ///< per run of a mode
   bool markdown = false;

@@ -9,7 +9,8 @@
 #include "tapestry/autograd/ops/loss.h"
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/view.h"
-#include "tapestry/distributed/zero/zero.h"
+#include "tapestry/distributed/pipeline/stage.h"
+#include "tapestry/distributed/zero/make_optimizer.h"
 #include "tapestry/nn/models/gpt2.h"
 #include "tapestry/nn/models/llama.h"
 #include "tapestry/nn/optim/adam.h"
@@ -21,9 +22,6 @@ using namespace tapestry;
 namespace {
 
 JobOptions job_of(const TrainOptions& o) {
-  if (o.parallel == "pipeline" && o.stages > o.layers && o.config.empty() && o.init.empty())
-    fail<UsageError>("[gpt train] a model of ", o.layers, " layers cannot be divided into ", o.stages,
-                     " stages");
   // Ranks may have other devices and numbers of threads.
   TrainOptions same = o;
   same.device = "cpu";
@@ -34,21 +32,15 @@ JobOptions job_of(const TrainOptions& o) {
           .devices = o.stages,
           .devices_option = "--stages",
           .restartable = o.resume == "auto",
-          .batch_size = o.batch_size,
-          .parts = o.accumulate,
+          .parts = static_cast<int>(o.accumulate),
           .identity = to_json(same) + o.run_dir + (o.resumed ? " resumed" : " new")};
 }
 
-Tensor cross_entropy_of(const Tensor& logits, const Tensor& targets) {
-  return cross_entropy(logits.flatten(0, 1), targets.flatten());
-}
-
-std::vector<Tensor> pipeline_inputs(const Batch& b) {
-  return b.documents.defined() ? std::vector<Tensor>{b.ids, b.documents} : std::vector<Tensor>{b.ids};
-}
-
-std::vector<distributed::Stage> stages_of(nn::LanguageModel& model, const std::vector<Device>& devices) {
+std::vector<distributed::Stage> stages_of(nn::LanguageModel& model, const std::vector<Device>& devices,
+                                          const std::string& precision) {
   using distributed::Stage;
+  check<UsageError>(static_cast<std::size_t>(model.num_layers()) >= devices.size(), "[gpt train] a model of ",
+                    model.num_layers(), " layers cannot be divided into ", devices.size(), " stages");
   const std::vector<nn::Module*> blocks = blocks_of(model);
   const std::size_t count = devices.size();
   auto* const llama = dynamic_cast<nn::Llama*>(&model);
@@ -74,6 +66,7 @@ std::vector<distributed::Stage> stages_of(nn::LanguageModel& model, const std::v
     // Stages take and return the features and, if the sequences have several documents, the document of each
     // token, from which each stage computes the mask and the positions.
     const auto compute = [=, &model](const std::vector<Tensor>& inputs) {
+      const AutocastScope autocast(precision);
       Tensor x = inputs[0], positions, mask;
       const bool several = inputs.size() > 1;
       if (several) positions = nn::document_positions(inputs[1]), mask = nn::document_mask(inputs[1]);
@@ -109,14 +102,46 @@ Tensor loss_of(nn::LanguageModel& model, const Batch& batch) {
                            .targets = batch.targets});
 }
 
-Parallel::Parallel(const TrainOptions& o) : Job(job_of(o)), options_(o) {}
+std::vector<nn::Module*> blocks_of(nn::LanguageModel& model) {
+  nn::ModuleList* list = nullptr;
+  if (auto* llama = dynamic_cast<nn::Llama*>(&model)) list = &llama->model.layers;
+  else list = &dynamic_cast<nn::Gpt2&>(model).transformer.h;
+  return list->children();
+}
+
+void check_batch(const TrainingJob& job, const char* command, std::int64_t batch_size, std::int64_t parts) {
+  const std::int64_t ranks = job.strategy().data_size(), all = parts * ranks;
+  if (batch_size % all != 0)
+    fail<UsageError>("[", command, "] --batch-size is ", batch_size, ", which cannot be divided into ", parts,
+                     " parts on each of ", ranks, " ranks; choose a multiple of ", all);
+}
+
+Parallel::Parallel(const TrainOptions& o) : TrainingJob(job_of(o)), options_(o) {
+  check_batch(*this, "gpt train", o.batch_size, o.accumulate);
+  const std::size_t stages = strategy().splits_model() ? strategy().devices().size() : 0;
+  if (static_cast<std::int64_t>(stages) > o.layers && o.config.empty() && o.init.empty())
+    fail<UsageError>("[gpt train] a model of ", o.layers, " layers cannot be divided into ", stages,
+                     " stages");
+}
 
 void Parallel::wrap(nn::LanguageModel& model) {
-  if (options_.parallel != "pipeline") return Job::wrap(model);
-  check<UsageError>(model.num_layers() >= options_.stages, "[gpt train] a model of ", model.num_layers(),
-                    " layers cannot be divided into ", options_.stages, " stages");
-  pipeline_.emplace(stages_of(model, devices_),
-                    distributed::PipelineOptions{.micro_batches = static_cast<int>(options_.accumulate)});
+  // Losses are weighted by sequences, which all have the same number of targets.
+  const auto loss = [&model, this](const std::vector<Tensor>& inputs, const std::vector<Tensor>& targets) {
+    const AutocastScope autocast(options_.precision);
+    const Tensor mean = loss_of(model, {inputs[0], targets[0], inputs.size() > 1 ? inputs[1] : Tensor()});
+    return distributed::Loss{mean, static_cast<double>(targets[0].size(0))};
+  };
+  const auto loss_of_logits = [this](const std::vector<Tensor>& logits, const std::vector<Tensor>& targets) {
+    const AutocastScope autocast(options_.precision);
+    const Tensor mean = cross_entropy(logits[0].flatten(0, 1), targets[0].flatten());
+    return distributed::Loss{mean, static_cast<double>(targets[0].size(0))};
+  };
+  strategy().wrap(model, {.units = blocks_of(model),
+                          .loss = loss_of_logits,
+                          .forward_loss = loss,
+                          .stages = [&model, this](const std::vector<Device>& devices) {
+                            return stages_of(model, devices, options_.precision);
+                          }});
 }
 
 std::unique_ptr<optim::Optimizer> Parallel::make_optimizer(nn::LanguageModel& model) const {
@@ -125,95 +150,39 @@ std::unique_ptr<optim::Optimizer> Parallel::make_optimizer(nn::LanguageModel& mo
   std::vector<optim::ParamGroup<optim::AdamWOptions>> groups{{{}, options}, {{}, options}};
   groups[1].options.weight_decay = 0;
   for (const nn::Parameter& p : model.parameters()) groups[p->dim() >= 2 ? 0 : 1].params.push_back(p);
-  if (options_.parallel != "zero1" && options_.parallel != "zero2")
-    return std::make_unique<optim::AdamW>(std::move(groups));
-  const distributed::ZeroOptions zero{.process_group = group_, .stage = options_.parallel == "zero1" ? 1 : 2};
-  return std::make_unique<distributed::ZeroRedundancyOptimizer<optim::AdamW>>(std::move(groups), zero);
+  return distributed::make_optimizer<optim::AdamW>(strategy(), std::move(groups));
 }
 
-double Parallel::forward_backward(nn::LanguageModel& model, Windows& text, std::int64_t step,
-                                  optim::GradScaler& scaler) {
+distributed::Batch Parallel::on_device(const Batch& b) const {
   const Device device(options_.device);
-  const auto batch = [&](std::int64_t first, std::int64_t count) {
-    Batch b = text.batch(first, count);
-    if (options_.no_document_masks) b.documents = {};
-    b.ids = b.ids.to(device);
-    b.targets = b.targets.to(device);
-    if (b.documents.defined()) b.documents = b.documents.to(device);
-    return b;
+  distributed::Batch batch{{b.ids.to(device)}, {b.targets.to(device)}};
+  if (b.documents.defined() && !options_.no_document_masks) batch.inputs.push_back(b.documents.to(device));
+  return batch;
+}
+
+double Parallel::forward_backward(Windows& text, std::int64_t step, optim::GradScaler& scaler) {
+  const auto read = [&](const distributed::Part& part) {
+    const distributed::Samples mine = strategy().share(options_.batch_size, part);
+    return on_device(text.batch(step * options_.batch_size + mine.first, mine.count));
   };
-  const std::int64_t begin = step * options_.batch_size;
-  if (pipeline_) {
-    const Batch b = batch(begin, options_.batch_size);
-    const AutocastScope autocast(options_.precision);
-    if (!scaler.is_enabled())
-      return pipeline_->forward_backward(pipeline_inputs(b), b.targets, cross_entropy_of).item();
-    // The losses of the micro-batches are multiplied by the scale on the last stage.
-    const Tensor scale = scaler.scale(ones({}, {DType::f32, devices_.back()}));
-    const auto scaled = [&](const Tensor& logits, const Tensor& targets) {
-      return cross_entropy_of(logits, targets) * scale;
-    };
-    return pipeline_->forward_backward(pipeline_inputs(b), b.targets, scaled).item() / scale.item();
-  }
-  const std::int64_t parts = options_.accumulate, rows = options_.batch_size / (parts * size());
-  double sum = 0;
-  for (std::int64_t part = 0; part < parts; ++part) {
-    const Batch b = batch(begin + (part * size() + rank()) * rows, rows);
-    // All parts but the last keep their gradients on this rank.
-    const auto no_sync = part + 1 < parts ? quiet() : std::nullopt;
-    Tensor loss;
-    std::optional<AutocastScope> autocast(options_.precision);
-    if (dp_ && b.documents.defined())
-      loss = dp_->loss(std::make_tuple(b.ids, b.targets, b.documents),
-                       [&](const Tensor& ids, const Tensor& targets, const Tensor& documents) {
-                         return loss_of(model, {ids, targets, documents});
-                       });
-    else if (dp_)
-      loss = dp_->loss(std::make_tuple(b.ids, b.targets), [&](const Tensor& ids, const Tensor& targets) {
-        return loss_of(model, {ids, targets, {}});
-      });
-    else if (ddp_ && b.documents.defined())
-      loss = (*ddp_)(b.ids, nn::TokenContext{.positions = nn::document_positions(b.documents),
-                                             .mask = nn::document_mask(b.documents),
-                                             .targets = b.targets});
-    else if (ddp_) loss = (*ddp_)(b.ids, nn::TokenContext{.targets = b.targets});
-    else loss = loss_of(model, b);
-    autocast.reset();
-    sum += loss.item();
-    if (parts > 1) loss = loss * (1.0 / static_cast<double>(parts));
-    scaler.scale(loss).backward();
-  }
-  return sum / static_cast<double>(parts);
+  return strategy().gradients(read, static_cast<double>(options_.batch_size), &scaler).loss.item() *
+         strategy().data_size();
 }
 
-std::optional<double> Parallel::held_out_loss(nn::LanguageModel& model, const Windows& text,
-                                              std::int64_t windows, const std::function<bool()>& stops) {
-  const NoGradGuard no_grad;
-  const Device device(options_.device);
-  const std::int64_t rows = std::max<std::int64_t>(options_.batch_size / (options_.accumulate * size()), 1);
+std::optional<double> Parallel::held_out_loss(const Windows& text, std::int64_t windows,
+                                              const std::function<bool()>& stops) {
+  const std::int64_t ranks = strategy().data_size(), rank = strategy().data_rank();
+  const std::int64_t rows = std::max<std::int64_t>(options_.batch_size / (options_.accumulate * ranks), 1);
   const std::int64_t batches = (windows + rows - 1) / rows;
-  model.eval();
-  distributed::GlobalMean mean;
-  bool stopped = false;
-  // Rank r takes batches r, r + ranks, ... All ranks call the model equally often, because the call of a
-  // sharded model is collective: those that have no batch left compute the first one, and do not count it.
-  for (std::int64_t turn = 0; turn < batches && !stopped; turn += size()) {
-    const std::int64_t mine = turn + rank(), index = mine < batches ? mine : 0;
-    Batch b = text.in_order(index * rows, std::min(rows, windows - index * rows));
-    if (options_.no_document_masks) b.documents = {};
-    b.ids = b.ids.to(device);
-    b.targets = b.targets.to(device);
-    if (b.documents.defined()) b.documents = b.documents.to(device);
-    const AutocastScope autocast(options_.precision);
-    const double loss =
-        pipeline_ ? cross_entropy_of((*pipeline_)(pipeline_inputs(b)), b.targets.to(devices_.back())).item()
-                  : loss_of(model, b).item();
-    mean.add(loss, mine < batches ? static_cast<double>(b.ids.size(0)) : 0);
-    stopped = stops();
-  }
-  model.train();
-  if (stopped) return std::nullopt;
-  return mean.reduce(*group_);
+  // Rank r takes batches r, r + ranks, ... A rank that has none left computes the first one.
+  const auto read = [&](std::int64_t turn) {
+    const std::int64_t mine = turn * ranks + rank, index = mine < batches ? mine : 0;
+    distributed::Batch batch = on_device(text.in_order(index * rows, std::min(rows, windows - index * rows)));
+    batch.counts = mine < batches;
+    return batch;
+  };
+  const auto result = strategy().evaluate((batches + ranks - 1) / ranks, read, stops);
+  return result ? std::optional(result->mean()) : std::nullopt;
 }
 
 }  // namespace apps::gpt

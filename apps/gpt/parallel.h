@@ -1,44 +1,44 @@
 #pragma once
-// Training on one device, on several devices of this process (dp, pipeline), or in a job of several processes
-// (ddp, zero1, zero2, fsdp). Without a launcher, the process is a job of one rank.
+// What gpt train says of its model to a distributed::Strategy, and what each rank computes in a step.
 #include <functional>
 #include <memory>
 #include <optional>
 
+#include "tapestry/apps/common/training_job.h"
 #include "tapestry/apps/gpt/corpus.h"
-#include "tapestry/apps/gpt/job.h"
 #include "tapestry/apps/gpt/train_options.h"
-#include "tapestry/distributed/pipeline/pipeline.h"
+#include "tapestry/nn/models/language_model.h"
 #include "tapestry/nn/optim/grad_scaler.h"
 
 namespace apps::gpt {
 
 /// A call of the model with a batch: its loss.
 tapestry::Tensor loss_of(tapestry::nn::LanguageModel& model, const Batch& batch);
+/// The blocks of a model, each of which takes and returns features.
+std::vector<tapestry::nn::Module*> blocks_of(tapestry::nn::LanguageModel& model);
+/// Throws UsageError unless each rank gets equally many sequences in each of `parts` parts of a batch.
+void check_batch(const TrainingJob& job, const char* command, std::int64_t batch_size, std::int64_t parts);
 
-class Parallel : public Job {
+class Parallel : public TrainingJob {
  public:
-  /// Joins the job: see Job.
+  /// Joins the job: see TrainingJob.
   explicit Parallel(const TrainOptions& options);
 
-  /// Wraps, splits or shards the model. A model that is to be sharded may be on the meta device.
+  /// Strategy::wrap(). A model that is to be sharded may be on the meta device.
   void wrap(tapestry::nn::LanguageModel& model);
-  /// AdamW, divided among the ranks under zero1 and zero2. Only matrices decay.
+  /// AdamW, whose state the strategy may divide. Only matrices decay.
   std::unique_ptr<tapestry::optim::Optimizer> make_optimizer(tapestry::nn::LanguageModel& model) const;
-  /// Adds the gradients of the mean loss of step `step`, multiplied by the scaler's scale, and returns this
-  /// rank's part of that loss.
-  double forward_backward(tapestry::nn::LanguageModel& model, Windows& text, std::int64_t step,
-                          tapestry::optim::GradScaler& scaler);
+  /// Adds the gradients of the mean loss of step `step`, multiplied by the scaler's scale, and returns the
+  /// mean loss of this rank's sequences.
+  double forward_backward(Windows& text, std::int64_t step, tapestry::optim::GradScaler& scaler);
   /// The mean loss of the first windows of a text, or nothing if stops() returned true. Collective.
-  std::optional<double> held_out_loss(tapestry::nn::LanguageModel& model, const Windows& text,
-                                      std::int64_t windows, const std::function<bool()>& stops);
-  /// Whether the model can be called as it is, to write a sample. If the call is collective, all ranks make
-  /// it.
-  bool can_generate() const { return !pipeline_ && (first() || fsdp_); }
+  std::optional<double> held_out_loss(const Windows& text, std::int64_t windows,
+                                      const std::function<bool()>& stops);
 
  private:
+  tapestry::distributed::Batch on_device(const Batch& batch) const;
+
   const TrainOptions options_;
-  std::optional<tapestry::distributed::Pipeline> pipeline_;
 };
 
 }  // namespace apps::gpt

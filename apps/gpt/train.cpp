@@ -253,19 +253,16 @@ void Run::read_text() {
 }
 
 void Run::build_model() {
-  const Device device(o_.device);
   manual_seed(o_.seed);
   {
-    // fully_shard() builds the model part by part, so that no rank ever has all of it.
+    // A model that is divided is built part by part, so that no process ever has all of it.
     std::optional<DeviceGuard> meta;
-    if (o_.parallel == "fsdp" && o_.init.empty()) meta.emplace("meta");
+    if (parallel_.strategy().builds_in_parts() && o_.init.empty()) meta.emplace("meta");
     model_ = build(config_);
   }
   if (!o_.init.empty() && !o_.resumed) nn::load_weights(*model_, nn::ModelWeights(o_.init));
-  if (o_.parallel != "fsdp") model_->to(device);
   parallel_.wrap(*model_);
-  // Each rank needs different dropout masks.
-  if (parallel_.size() > 1) distributed::manual_seed_by_rank(*parallel_.group(), o_.seed);
+  parallel_.seed_dropout(o_.seed);
   optimizer_ = parallel_.make_optimizer(*model_);
   schedule_ = std::make_unique<optim::LambdaLR>(
       *optimizer_, optim::LambdaLR::Factor([this](std::int64_t step) { return rate_at(o_, step); }));
@@ -274,8 +271,8 @@ void Run::build_model() {
 
 std::string Run::save(std::optional<double> loss) {
   Position all = at_;
-  all.loss = parallel_.sum(at_.loss);
-  all.count = parallel_.sum(at_.count);
+  const std::vector<double> sums = parallel_.strategy().sum({at_.loss, at_.count});
+  all.loss = sums[0], all.count = sums[1];
   interval_->restart();
   return checkpoints_->save({model_.get(), optimizer_.get(), schedule_.get(), &scaler_},
                             {.step = step_, .metric = loss, .extra = all.save()});
@@ -289,7 +286,7 @@ int Run::stopped_by(int signal) {
 }
 
 void Run::write_sample() {
-  if (o_.sample_tokens == 0 || !corpus_.tokenizer || !parallel_.can_generate()) return;
+  if (o_.sample_tokens == 0 || !corpus_.tokenizer || !parallel_.writes_samples()) return;
   const data::Tokenizer tokenizer(*corpus_.tokenizer);
   std::vector<std::int64_t> prompt = tokenizer.encode(o_.sample_prompt, {.add_special = false});
   if (corpus_.separator >= 0) prompt.insert(prompt.begin(), corpus_.separator);
@@ -311,15 +308,16 @@ bool Run::report() {
   if (evaluates) {
     const std::int64_t windows =
         o_.eval_windows > 0 ? std::min(o_.eval_windows, held_out_->size()) : held_out_->size();
-    loss = parallel_.held_out_loss(*model_, *held_out_, windows,
+    loss = parallel_.held_out_loss(*held_out_, windows,
                                    [&] { return parallel_.agree({signals_.signal()}).signal != 0; });
     if (!loss) return false;
     last_held_out_ = loss;
   }
-  const double sum = parallel_.sum(at_.loss), count = parallel_.sum(at_.count);
+  const std::vector<double> sums = parallel_.strategy().sum({at_.loss, at_.count});
+  const double mean = sums[0] / sums[1];
   metrics_.push_back({.step = step_,
                       .tokens = step_ * o_.batch_size * model_->context_length(),
-                      .train_loss = sum / count,
+                      .train_loss = mean,
                       .held_out = loss,
                       .lr = schedule_->last_lr()[0],
                       .grad_norm = at_.grad_norm,
@@ -335,7 +333,7 @@ bool Run::report() {
   if (loss) {
     std::snprintf(line, sizeof line,
                   "step %lld/%lld  train loss %.4f  held-out loss %.4f (perplexity %.2f)  %s",
-                  static_cast<long long>(step_), static_cast<long long>(o_.steps), sum / count, *loss,
+                  static_cast<long long>(step_), static_cast<long long>(o_.steps), mean, *loss,
                   std::exp(*loss), duration(at_.seconds).c_str());
     progress_->line(line);
     check(std::isfinite(*loss), "[gpt train] the held-out loss is ", *loss, " after step ", step_,
@@ -347,11 +345,10 @@ bool Run::report() {
 }
 
 void Run::write_model() {
-  nn::StateDict full;
   const nn::LanguageModel* whole = model_.get();
   std::unique_ptr<nn::LanguageModel> gathered;
-  if (o_.parallel == "fsdp") {
-    full = parallel_.full_state(*model_);
+  if (parallel_.strategy().builds_in_parts()) {
+    const nn::StateDict full = parallel_.strategy().whole_state();
     if (parallel_.first()) {
       gathered = build(config_);
       gathered->load_state_dict(full);
@@ -392,7 +389,7 @@ int Run::train() {
   using enum distributed::CheckpointFiles;
   checkpoints_.emplace(parallel_.group(), o_.run_dir + "/checkpoints",
                        nn::CheckpointerOptions{.keep_last = 2, .higher_is_better = false},
-                       o_.parallel == "fsdp" ? sharded : one);
+                       parallel_.strategy().saves_in_parts() ? sharded : one);
   interval_ = CheckpointInterval::parse(o_.checkpoint_every);
   progress_.emplace(o_.steps, o_.steps, 1, parallel_.first());
 
@@ -434,7 +431,7 @@ int Run::train() {
     if (step_ == o_.steps) break;
     before = Clock::now();
     optimizer_->zero_grad();
-    const double loss = parallel_.forward_backward(*model_, *windows_, step_, scaler_);
+    const double loss = parallel_.forward_backward(*windows_, step_, scaler_);
     check(std::isfinite(loss), "[gpt train] the loss is ", loss, " in step ", step_ + 1,
           "; try a smaller --lr");
     scaler_.unscale_(*optimizer_);

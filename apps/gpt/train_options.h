@@ -8,6 +8,7 @@
 
 #include "tapestry/apps/common/command_line.h"
 #include "tapestry/apps/common/precision.h"
+#include "tapestry/apps/common/training_job.h"
 
 namespace apps::gpt {
 
@@ -99,12 +100,15 @@ void each_train_option(F&& option) {
   option("--seed", &O::seed, "Seed of initial weights, dropout and the order of the text",
          OptionRules{.check = between<std::uint64_t>(0, UINT64_MAX)}, true);
   option("--precision", &O::precision, kPrecisionHelp, OptionRules{.check = one_of(precisions())}, true);
-  option("--parallel", &O::parallel,
-         "dp: all devices of one process; pipeline: the blocks on several devices of one process; or with "
-         "tapestry-run "
-         "ddp; zero1, which divides the optimizer's state; zero2, gradients too; fsdp, parameters too",
-         OptionRules{.check = one_of({"none", "dp", "pipeline", "ddp", "zero1", "zero2", "fsdp"})}, true);
-  option("--stages", &O::stages, "Stages of a pipeline, or devices of dp",
+  option(
+      "--parallel", &O::parallel,
+      "none, or a mode: dp: several devices of one process; pipeline: the blocks on several devices of one "
+      "process; or with tapestry-run ddp; zero1, which divides the optimizer's state; zero2, gradients too; "
+      "fsdp, "
+      "parameters too; or a text such as replicate=4:zero=1",
+      OptionRules{.check = parallel_text()}, true);
+  option("--stages", &O::stages,
+         "Devices of one process, if --parallel does not say how many: stages of a pipeline, or replicas",
          OptionRules{.check = between(1, 64)}, true);
   option("--device", &O::device, "cpu, cuda, cuda:0, ...", OptionRules(), false);
   option("--threads", &O::threads, "Compute threads; 0 uses OMP_NUM_THREADS, or all cores",

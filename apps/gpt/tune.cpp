@@ -29,6 +29,7 @@
 #include "tapestry/data/tokenizer/chat.h"
 #include "tapestry/distributed/checkpoint/checkpoint.h"
 #include "tapestry/distributed/comm/text.h"
+#include "tapestry/distributed/zero/make_optimizer.h"
 #include "tapestry/nn/clip.h"
 #include "tapestry/nn/models/generate.h"
 #include "tapestry/nn/models/lora.h"
@@ -103,12 +104,14 @@ void each_option(F&& option) {
          "Keep what backward needs of each block, instead of computing it again: faster, with more memory",
          OptionRules());
   option("--precision", &O::precision, kPrecisionHelp, OptionRules{.check = one_of(precisions())});
-  option(
-      "--parallel", &O::parallel,
-      "dp: several devices of one process; or with tapestry-run ddp; or fsdp, which divides the parameters, "
-      "frozen ones too (weights that stay packed are in every process)",
-      OptionRules{.check = one_of({"none", "dp", "ddp", "fsdp"})});
-  option("--devices", &O::devices, "Devices of dp", OptionRules{.check = between(1, 64)});
+  option("--parallel", &O::parallel,
+         "none, or a mode: dp, several devices of one process; or with tapestry-run ddp; zero1; zero2; or "
+         "fsdp, which "
+         "divides the parameters, frozen ones too (weights that stay packed are in every process); or a text "
+         "such as replicate=2:zero=1",
+         OptionRules{.check = parallel_text()});
+  option("--devices", &O::devices, "Devices of one process, if --parallel does not say how many",
+         OptionRules{.check = between(1, 64)});
   option("--threads", &O::threads, "Compute threads; 0 uses OMP_NUM_THREADS, or all cores",
          OptionRules{.check = between(0, 1024)});
   option("--log-every", &O::log_every, "Steps from one line of metrics.jsonl to the next", count);
@@ -209,7 +212,7 @@ class Run {
   std::string save();
   void write_sample();
   void write_result();
-  std::vector<std::int64_t> sequences_of(std::int64_t batch);
+  std::vector<std::int64_t> sequences_of(std::int64_t step);
 
   TuneOptions o_;
   const StopRequest& signals_;
@@ -218,7 +221,7 @@ class Run {
   std::optional<Pretrained> p_;
   std::optional<TuneData> data_;
   std::unique_ptr<Trained> trained_;
-  std::unique_ptr<optim::AdamW> optimizer_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
   optim::GradScaler scaler_{scaler_options(o_.precision)};
   std::unique_ptr<optim::LambdaLR> schedule_;
   std::optional<distributed::DistributedCheckpointer> checkpoints_;
@@ -260,20 +263,20 @@ void Run::build() {
     throw UsageError("[gpt tune] --adapter needs --method lora");
   }
   parallel_.wrap(*p_->model);
-  // Each rank needs different dropout masks.
-  if (parallel_.size() > 1) distributed::manual_seed_by_rank(*parallel_.group(), o_.seed);
+  parallel_.seed_dropout(o_.seed);
   p_->model->train();
   trained_ = std::make_unique<Trained>(*p_->model);
-  optimizer_ = std::make_unique<optim::AdamW>(
-      trained_->parameters(), optim::AdamW::Options{.lr = o_.lr, .weight_decay = o_.weight_decay});
+  optimizer_ = distributed::make_optimizer<optim::AdamW>(parallel_.strategy(), trained_->parameters(),
+                                                         {.lr = o_.lr, .weight_decay = o_.weight_decay});
   schedule_ = std::make_unique<optim::LambdaLR>(
       *optimizer_, optim::LambdaLR::Factor([this](std::int64_t step) { return rate_at(o_, step); }));
 }
 
-// The sequences of a batch in an endless sequence of passes over the data, each in an order of its own.
-std::vector<std::int64_t> Run::sequences_of(std::int64_t batch) {
+// The sequences of a step in an endless sequence of passes over the data, each in an order of its own.
+std::vector<std::int64_t> Run::sequences_of(std::int64_t step) {
+  const std::int64_t count = o_.accumulate * o_.batch_size;
   std::vector<std::int64_t> list;
-  for (std::int64_t i = batch * o_.batch_size; i < (batch + 1) * o_.batch_size; ++i) {
+  for (std::int64_t i = step * count; i < (step + 1) * count; ++i) {
     const std::int64_t size = data_->train.size(), epoch = i / size;
     if (epoch != epoch_) order_ = data::RandomSampler(size, o_.seed).indices(epoch_ = epoch);
     list.push_back(order_[static_cast<std::size_t>(i % size)]);
@@ -284,9 +287,7 @@ std::vector<std::int64_t> Run::sequences_of(std::int64_t batch) {
 // One step of the optimizer. Returns the mean loss of all targets of its batches.
 double Run::train_step() {
   optimizer_->zero_grad();
-  std::vector<std::vector<std::int64_t>> batches;
-  for (std::int64_t k = 0; k < o_.accumulate; ++k) batches.push_back(sequences_of(step_ * o_.accumulate + k));
-  const std::optional<double> loss = parallel_.forward_backward(*p_->model, data_->train, batches, scaler_);
+  const std::optional<double> loss = parallel_.forward_backward(data_->train, sequences_of(step_), scaler_);
   if (loss) {
     check(std::isfinite(*loss), "[gpt tune] the loss is ", *loss, " in step ", step_ + 1,
           "; try a smaller --lr");
@@ -311,8 +312,7 @@ std::string Run::save() {
 }
 
 void Run::write_sample() {
-  // The call of a sharded model is collective.
-  if (o_.sample_tokens == 0 || (!parallel_.first() && o_.parallel != "fsdp")) return;
+  if (o_.sample_tokens == 0 || !parallel_.writes_samples()) return;
   std::vector<std::int64_t> prompt;
   if (!o_.chats.empty() && p_->chat) {
     const std::string message = o_.sample_prompt.empty() ? "Hello!" : o_.sample_prompt;
@@ -341,7 +341,7 @@ bool Run::report() {
           concat({"measuring the held-out loss: ", done, " of ", std::min(most, all), " sequences"}));
     };
     note();
-    loss = parallel_.held_out_loss(*p_->model, *data_->held_out, o_.eval_sequences, [&] {
+    loss = parallel_.held_out_loss(*data_->held_out, o_.eval_sequences, [&] {
       done = std::min(done + parallel_.size(), std::min(most, all));
       note();
       return parallel_.agree({signals_.signal()}).signal != 0;
@@ -387,11 +387,11 @@ void Run::write_result() {
     });
     progress_->line("wrote " + path("model") + "; try: gpt generate --model " + path("model"));
   };
-  const bool lora = o_.method == "lora", sharded = o_.parallel == "fsdp";
-  const auto unsharded = lora ? parallel_.unshard() : std::nullopt;
-  const nn::StateDict full = sharded && !lora ? parallel_.full_state(*p_->model) : nn::StateDict();
+  const bool lora = o_.method == "lora", divided = parallel_.strategy().builds_in_parts();
+  const auto unsharded = lora ? parallel_.strategy().unshard() : nullptr;
+  const nn::StateDict full = divided && !lora ? parallel_.strategy().whole_state() : nn::StateDict();
   distributed::on_rank_0(*parallel_.group(), "gpt tune", [&] {
-    if (!lora && !sharded) return write_model(*p_->model);
+    if (!lora && !divided) return write_model(*p_->model);
     if (!lora) {
       const auto whole = nn::load_language_model(o_.model);
       whole->load_state_dict(full);
@@ -442,7 +442,7 @@ int Run::tune() {
   using enum distributed::CheckpointFiles;
   checkpoints_.emplace(parallel_.group(), o_.run_dir + "/checkpoints",
                        nn::CheckpointerOptions{.keep_last = 2, .keep_best = false},
-                       o_.parallel == "fsdp" ? sharded : one);
+                       parallel_.strategy().saves_in_parts() ? sharded : one);
   progress_.emplace(o_.steps, o_.steps, 1, parallel_.first());
   bool resumed = false;
   if (const auto last = checkpoints_->resume({trained_.get(), optimizer_.get(), schedule_.get(), &scaler_})) {

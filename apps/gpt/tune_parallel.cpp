@@ -1,13 +1,9 @@
 #include "tapestry/apps/gpt/tune_parallel.h"
 
 #include <algorithm>
-#include <tuple>
-#include <utility>
 
 #include "tapestry/apps/common/precision.h"
-#include "tapestry/autograd/ops/elementwise.h"
-#include "tapestry/autograd/ops/view.h"
-#include "tapestry/core/context.h"
+#include "tapestry/apps/gpt/parallel.h"
 
 namespace apps::gpt {
 
@@ -25,7 +21,7 @@ JobOptions job_of(const TuneOptions& o) {
           .devices = o.devices,
           .devices_option = "--devices",
           .restartable = o.resume == "auto",
-          .batch_size = o.batch_size,
+          .parts = static_cast<int>(o.accumulate),
           .identity = to_json(same) + o.run_dir + (o.resumed ? " resumed" : " new")};
 }
 
@@ -37,95 +33,58 @@ Tensor with_a_target(const Tensor& targets) {
   return some;
 }
 
+distributed::Batch batch_of(const TuneBatch& b) {
+  return {{b.sequences.ids, b.sequences.documents}, {b.sequences.targets}};
+}
+
 }  // namespace
 
 TuneParallel::TuneParallel(const TuneOptions& o)
-    : Job(job_of(o)), keep_activations_(o.keep_activations), precision_(o.precision) {}
+    : TrainingJob(job_of(o)), keep_activations_(o.keep_activations), precision_(o.precision) {
+  check_batch(*this, "gpt tune", o.batch_size, 1);
+  check<UsageError>(!strategy().splits_model(), "[gpt tune] --parallel ", o.parallel,
+                    " splits the model into stages, which cannot be tuned yet; choose a mode that does not");
+}
 
-std::optional<double> TuneParallel::forward_backward(nn::LanguageModel& model,
-                                                     const data::PackedSequences& data,
-                                                     const std::vector<std::vector<std::int64_t>>& batches,
-                                                     optim::GradScaler& scaler) {
-  std::vector<TuneBatch> used;
-  double all_targets = 0;
-  for (const std::vector<std::int64_t>& indices : batches) {
-    TuneBatch batch = tune_batch(data, indices);
-    if (batch.targets == 0) continue;
-    all_targets += static_cast<double>(batch.targets);
-    used.push_back(std::move(batch));
-  }
-  if (used.empty()) return std::nullopt;
-  // The loss of some rows, as a part of the mean over the targets of all batches.
-  const auto part_of_mean = [&](const TuneBatch& rows, const auto& call) {
+void TuneParallel::wrap(nn::LanguageModel& model) {
+  const auto loss = [&model, this](const std::vector<Tensor>& inputs, const std::vector<Tensor>& targets) {
+    const TuneBatch rows = tune_batch_of(inputs[0], targets[0], inputs[1]);
     nn::TokenContext how = rows.context();
     how.checkpoint = !keep_activations_;
     if (rows.targets == 0) how.targets = with_a_target(how.targets);
-    return call(rows.sequences.ids, how) * (static_cast<double>(rows.targets) / all_targets);
-  };
-  const auto plain = [&](const Tensor& ids, const nn::TokenContext& how) { return model(ids, how); };
-  double sum = 0;
-  for (std::size_t k = 0; k < used.size(); ++k) {
-    const TuneBatch& batch = used[k];
-    // All batches but the last keep their gradients on this rank.
-    const auto no_sync = k + 1 < used.size() ? quiet() : std::nullopt;
-    Tensor loss;
-    std::optional<AutocastScope> autocast(precision_);
-    if (dp_) {
-      const std::int64_t rows = batch.sequences.ids.size(0);
-      const auto parts =
-          std::make_tuple(batch.sequences.ids, batch.sequences.targets, batch.sequences.documents);
-      loss = dp_->loss(parts, [&](const Tensor& ids, const Tensor& targets, const Tensor& documents) {
-        // dp weights the losses of the devices by their rows.
-        const double weight = static_cast<double>(rows) / static_cast<double>(ids.size(0));
-        return part_of_mean(tune_batch_of(ids, targets, documents), plain) * weight;
-      });
-    } else if (size() == 1 && !ddp_ && !fsdp_) {
-      loss = part_of_mean(batch, plain);
-    } else {
-      const std::int64_t rows = batch.sequences.ids.size(0) / size(), begin = rank() * rows;
-      const auto mine = [&](const Tensor& t) { return t.narrow(0, begin, rows).contiguous(); };
-      const TuneBatch part = tune_batch_of(mine(batch.sequences.ids), mine(batch.sequences.targets),
-                                           mine(batch.sequences.documents));
-      loss = ddp_ ? part_of_mean(part, [&](const Tensor& ids,
-                                           const nn::TokenContext& how) { return (*ddp_)(ids, how); })
-                  : part_of_mean(part, plain);
-    }
-    autocast.reset();
-    sum += loss.item();
-    // ddp and fsdp average the gradients of the ranks.
-    if (size() > 1) loss = loss * static_cast<double>(size());
-    scaler.scale(loss).backward();
-  }
-  return Job::sum(sum);
-}
-
-std::optional<double> TuneParallel::held_out_loss(nn::LanguageModel& model, const data::PackedSequences& data,
-                                                  std::int64_t most, const std::function<bool()>& stops) {
-  const NoGradGuard no_grad;
-  model.eval();
-  distributed::GlobalMean mean;
-  bool stopped = false;
-  const std::int64_t count = most > 0 ? std::min(most, data.size()) : data.size();
-  // Rank r takes sequences r, r + ranks, ... All ranks call the model equally often, because the call of a
-  // sharded model is collective: those that have no sequence left compute the first one, and do not count it.
-  for (std::int64_t turn = 0; turn < count && !stopped; turn += size()) {
-    const std::int64_t mine = turn + rank();
-    const TuneBatch batch = tune_batch(data, {mine < count ? mine : 0});
-    nn::TokenContext how = batch.context();
-    if (batch.targets == 0) how.targets = with_a_target(how.targets);
     const AutocastScope autocast(precision_);
-    const double loss = model(batch.sequences.ids, how).item();
-    mean.add(loss, mine < count ? static_cast<double>(batch.targets) : 0);
-    stopped = stops();
-  }
-  model.train();
-  if (stopped) return std::nullopt;
-  return mean.reduce(*group_);
+    return distributed::Loss{model(rows.sequences.ids, how), static_cast<double>(rows.targets)};
+  };
+  strategy().wrap(model, {.units = blocks_of(model), .forward_loss = loss});
 }
 
-std::optional<distributed::FullyShard::Unsharded> TuneParallel::unshard() const {
-  if (!fsdp_) return std::nullopt;
-  return fsdp_->unshard(/*units_inside=*/true);
+std::optional<double> TuneParallel::forward_backward(const data::PackedSequences& data,
+                                                     const std::vector<std::int64_t>& sequences,
+                                                     optim::GradScaler& scaler) {
+  const std::int64_t targets = tune_batch(data, sequences).targets;
+  if (targets == 0) return std::nullopt;
+  const auto read = [&](const distributed::Part& part) {
+    const distributed::Samples mine = strategy().share(static_cast<std::int64_t>(sequences.size()), part);
+    const auto first = sequences.begin() + mine.first;
+    return batch_of(tune_batch(data, {first, first + mine.count}));
+  };
+  const double own = strategy().gradients(read, static_cast<double>(targets), &scaler).loss.item();
+  return strategy().sum({own})[0];
+}
+
+std::optional<double> TuneParallel::held_out_loss(const data::PackedSequences& data, std::int64_t most,
+                                                  const std::function<bool()>& stops) {
+  const std::int64_t count = most > 0 ? std::min(most, data.size()) : data.size();
+  const std::int64_t ranks = strategy().data_size(), rank = strategy().data_rank();
+  // Rank r takes sequences r, r + ranks, ... A rank that has none left computes the first one.
+  const auto read = [&](std::int64_t turn) {
+    const std::int64_t mine = turn * ranks + rank;
+    distributed::Batch batch = batch_of(tune_batch(data, {mine < count ? mine : 0}));
+    batch.counts = mine < count;
+    return batch;
+  };
+  const auto result = strategy().evaluate((count + ranks - 1) / ranks, read, stops);
+  return result ? std::optional(result->mean()) : std::nullopt;
 }
 
 }  // namespace apps::gpt

@@ -29,6 +29,10 @@ void visit_tensors(T& value, const F& f) {
   });
 }
 
+/// What a loss function returns for a part of a batch: the mean over its samples, or a sum, such as a loss that
+/// is divided by the number of targets of the whole batch. Means are weighted by samples, and sums added.
+enum class LossKind : std::uint8_t { mean, sum };
+
 /// The tensors of a value in the order of visit_tensors(). whole[i] is true if tensors[i] is not split.
 struct TensorList {
   std::vector<Tensor> tensors;

@@ -65,7 +65,7 @@ DataParallelBase::DataParallelBase(std::shared_ptr<Replicas> replicas) : replica
 DataParallelBase::~DataParallelBase() { replicas_->close(); }
 
 const std::vector<Device>& DataParallelBase::devices() const { return replicas_->devices; }
-Strategy DataParallelBase::strategy() const { return replicas_->options.strategy; }
+DataParallelMode DataParallelBase::mode() const { return replicas_->options.mode; }
 std::int64_t DataParallelBase::bytes_broadcast() const { return replicas_->bytes_broadcast(); }
 const char* DataParallelBase::op() const { return replicas_->op; }
 DdpReport DataParallelBase::report() const { return replicas_->report(); }
@@ -99,15 +99,18 @@ std::vector<Tensor> DataParallelBase::run(const TensorList& batch, Result result
   if (devices().size() == 1) {  // nothing is split: record on the calling thread's tape
     const DeviceGuard guard(devices()[0]);
     std::vector<Tensor> outputs = compute(0, scatter_tensors(batch, devices())[0]);
-    if (result == Result::loss) {
+    if (result != Result::outputs) {
       check_loss(replicas_->op, outputs);
       outputs[0] = outputs[0].reshape({});
     }
-    for (std::size_t i = result == Result::loss ? 1 : 0; i < outputs.size(); ++i)
+    for (std::size_t i = result != Result::outputs ? 1 : 0; i < outputs.size(); ++i)
       if (outputs[i].defined() && outputs[i].dim() == 0) outputs[i] = outputs[i].reshape({1});
     return outputs;
   }
-  const auto graphs = std::make_shared<ReplicaGraphs>(replicas_, result == Result::loss);
+  const auto graphs = std::make_shared<ReplicaGraphs>(replicas_, result == Result::outputs ? std::nullopt
+                                                                 : result == Result::mean_loss
+                                                                     ? std::optional(LossKind::mean)
+                                                                     : std::optional(LossKind::sum));
   graphs->scatter(batch);
   replicas_->synchronize();
   graphs->apply(compute);

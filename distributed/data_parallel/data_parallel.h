@@ -33,7 +33,7 @@ namespace tapestry::distributed {
 
 class Replicas;
 
-enum class Strategy {
+enum class DataParallelMode {
   /// Every device keeps a replica. Gradients are averaged while backward runs, as under DDP, and the
   /// optimizer steps each replica on its device. Parameters are copied between devices only after a change of
   /// the first replica alone. All devices need the same memory.
@@ -45,7 +45,7 @@ enum class Strategy {
 };
 
 struct DataParallelOptions {
-  Strategy strategy = Strategy::replicated;
+  DataParallelMode mode = DataParallelMode::replicated;
   /// Bucket sizes in MiB of gradients, as in DdpOptions. Used by `replicated` only.
   double bucket_cap_mb = 25;
   double first_bucket_mb = 1;
@@ -80,23 +80,25 @@ class DataParallelBase {
   /// Returns the mean loss over `batch`. On each replica, fn(part) calls the model and returns the mean over
   /// its part; if the batch is a tuple, fn gets its elements as arguments. The means are weighted by chunk
   /// size, so the loss and its gradients equal those of a single device. Only losses and gradients are copied
-  /// between devices. fn may return a tuple or pair of the loss and other values, which are gathered. Throws
-  /// ValueError as operator() does, or if the loss is not one floating-point number.
+  /// between devices. With LossKind::sum, fn returns sums, which are added. fn may return a tuple or pair of
+  /// the loss and other values, which are gathered. Throws ValueError as operator() does, or if the loss is
+  /// not one floating-point number.
   template <class Batch, class F>
-  auto loss(const Batch& batch, const F& fn) {
+  auto loss(const Batch& batch, const F& fn, LossKind kind = LossKind::mean) {
     structure::Owned<Batch> inputs(batch);
-    return compute(inputs, Result::loss, [&](auto& part) {
-      if constexpr (std::is_invocable_v<const F&, decltype(part)>) return fn(part);
-      else return std::apply(fn, part);
-    });
+    return compute(inputs, kind == LossKind::mean ? Result::mean_loss : Result::sum_of_losses,
+                   [&](auto& part) {
+                     if constexpr (std::is_invocable_v<const F&, decltype(part)>) return fn(part);
+                     else return std::apply(fn, part);
+                   });
   }
 
   const std::vector<Device>& devices() const;
-  Strategy strategy() const;
+  DataParallelMode mode() const;
   /// The bytes of parameters and buffers that have been copied from the first replica to the others.
   std::int64_t bytes_broadcast() const;
   /// How the first replica's last backward pass overlapped with averaging, as DDP reports it. Empty under
-  /// Strategy::master.
+  /// DataParallelMode::master.
   DdpReport report() const;
 
  protected:
@@ -104,11 +106,11 @@ class DataParallelBase {
   explicit DataParallelBase(std::shared_ptr<Replicas> replicas);
   ~DataParallelBase();
 
-  enum class Result { outputs, loss };
+  enum class Result { outputs, mean_loss, sum_of_losses };
   using Compute = std::function<std::vector<Tensor>(int replica, const std::vector<Tensor>& inputs)>;
-  /// Scatters the batch, replicates the model, applies `compute` and gathers its results. If `result` is
-  /// Result::loss, the first tensor that `compute` returns is a loss: it is not gathered but averaged,
-  /// weighted by the size of each replica's chunk.
+  /// Scatters the batch, replicates the model, applies `compute` and gathers its results. Unless `result` is
+  /// Result::outputs, the first tensor that `compute` returns is a loss: it is not gathered but averaged,
+  /// weighted by the size of each replica's chunk, or added.
   std::vector<Tensor> run(const TensorList& batch, Result result, const Compute& compute);
 
   /// Calls model(args...) and gathers the results.
@@ -166,10 +168,10 @@ class DataParallelBase {
 /// operation. The caller's graph may use parameters outside of the call too, such as a penalty on weights or
 /// a scale of the outputs, in the same backward() or in another one: gradients are those of one device. Hooks
 /// on parameters run on the first replica only and see its part of the gradient. Under `replicated`,
-/// optimizers and nn::clip_grad_norm_ change all replicas in the same way. Other code may change the gradients
-/// or parameters of the first replica alone, which step() and the next call copy to the others, or those of
-/// all replicas in the same way. Replicas that differ otherwise are a ValueError with the device and the
-/// difference: after the first pass, and when another replica was changed more often than the first.
+/// optimizers and nn::clip_grad_norm_ change all replicas in the same way. Other code may change the
+/// gradients or parameters of the first replica alone, which step() and the next call copy to the others, or
+/// those of all replicas in the same way. Replicas that differ otherwise are a ValueError with the device and
+/// the difference: after the first pass, and when another replica was changed more often than the first.
 /// check_replicas() compares all values on request. backward_inputs() throws.
 template <class M>
 class DataParallel : public DataParallelBase {

@@ -34,7 +34,7 @@ void check_devices(const NamedTensors& parameters, const DdpOptions& options) {
 struct DdpBase::State {
   nn::Module& model;
   std::shared_ptr<ProcessGroup> group;
-  bool broadcast_buffers;
+  bool broadcast_buffers, sums;
   NamedTensors parameters;  // the parameters of the model when it was wrapped
   std::vector<bool> trained;
   std::unique_ptr<Reducer> reducer;
@@ -46,7 +46,7 @@ struct DdpBase::State {
   void begin_joined_pass() {
     steps_at_last_pass = join->lead_number();
     reducer->some_joined = join->some_joined();
-    reducer->mean_factor = group->size() / join->divisor();
+    if (!sums) reducer->mean_factor = group->size() / join->divisor();
   }
 
   NamedTensors buffers() const {
@@ -77,12 +77,22 @@ struct DdpBase::State {
 DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
   check(options.process_group != nullptr,
         "[DistributedDataParallel] process_group is null; pass what init_process_group() returned");
+  check(options.reduce == ReduceOp::mean || options.reduce == ReduceOp::sum,
+        "[DistributedDataParallel] reduce must be ReduceOp::mean or ReduceOp::sum");
   if (options.process_group->size() > 1) {
     const std::string why = nn::why_not_divided(model);
     check(why.empty(), "[DistributedDataParallel] ", why);
   }
-  state_.reset(new State{
-      model, options.process_group, options.broadcast_buffers, {}, {}, nullptr, nullptr, nullptr, -1});
+  state_.reset(new State{model,
+                         options.process_group,
+                         options.broadcast_buffers,
+                         options.reduce == ReduceOp::sum,
+                         {},
+                         {},
+                         nullptr,
+                         nullptr,
+                         nullptr,
+                         -1});
   NamedTensors& all = state_->parameters;
   NamedTensors trained;
   for (const auto& [name, slot] : model.named_parameters()) {
@@ -102,6 +112,7 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
   reducer.find_unused = options.find_unused_parameters;
   reducer.static_graph = options.static_graph;
   reducer.relearn_order = options.relearn_order;
+  reducer.reduce = options.reduce;
 
   const NamedTensors buffers = state_->buffers();
   check_same_model(*state_->group, "DistributedDataParallel",

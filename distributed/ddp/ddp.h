@@ -54,6 +54,10 @@ struct DdpOptions {
   /// the gradients. Otherwise they do so in the first two passes and in every check_every-th one, by a small
   /// all-gather; 0 means never.
   int check_every = 16;
+  /// mean, or sum: for losses that are divided before backward by the number of samples or targets of all
+  /// ranks. The ranks may then have different numbers of them. A communication hook computes means; gradients
+  /// are multiplied by the number of ranks before it.
+  ReduceOp reduce = ReduceOp::mean;
   /// Rebuilds the buckets after the first pass, in the order in which gradients arrived on rank 0.
   bool relearn_order = true;
 };

@@ -75,6 +75,8 @@ std::string problem(const nn::Module& module, const FsdpOptions& options, const 
   if (options.max_full_units < 1)
     return concat(
         {"max_full_units is ", options.max_full_units, "; at least 1 unit must be full to compute"});
+  if (options.reduce != ReduceOp::mean && options.reduce != ReduceOp::sum)
+    return "reduce must be ReduceOp::mean or ReduceOp::sum";
   const MixedPrecisionPolicy& mixed = options.mixed_precision;
   const std::pair<const char*, std::optional<DType>> dtypes[] = {{"param_dtype", mixed.param_dtype},
                                                                  {"reduce_dtype", mixed.reduce_dtype},
@@ -128,7 +130,7 @@ std::string describe(const nn::Module& module, const FsdpOptions& options, const
       concat({"module ", module.path().empty() ? module.type_name() : module.path(), "\nmax_full_units ",
               options.max_full_units, "\nreshard_after_forward ",
               options.reshard_after_forward ? (*options.reshard_after_forward ? "true" : "false") : "default",
-              "\n"});
+              "\nreduce ", options.reduce == ReduceOp::sum ? "sum" : "mean", "\n"});
   const auto dtype = [](const std::optional<DType>& t) { return t ? dtype_name(*t) : "default"; };
   const MixedPrecisionPolicy& mixed = options.mixed_precision;
   text += concat({"mixed_precision param_dtype ", dtype(mixed.param_dtype), " reduce_dtype ",

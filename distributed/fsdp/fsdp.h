@@ -68,6 +68,8 @@ struct FsdpOptions {
   int check_every = 16;
   /// Gathers parameters and reduces gradients in other dtypes than the shards have.
   MixedPrecisionPolicy mixed_precision = {};
+  /// mean, or sum: see DdpOptions::reduce.
+  ReduceOp reduce = ReduceOp::mean;
 };
 
 /// What one unit has done on this rank since the last reset_report().

@@ -43,6 +43,8 @@ struct PipelineOptions {
   /// different numbers of steps since the last call. Switch it off if some stages are to be stepped less
   /// often than others.
   bool check_steps = true;
+  /// What the loss function returns for a micro-batch.
+  LossKind loss = LossKind::mean;
   /// The longest time, in seconds, that a stage waits for another in one process. Over ranks, the group's
   /// timeout applies instead.
   int timeout_s = 1800;
@@ -94,7 +96,7 @@ struct PipelineOptions {
 class Pipeline {
  public:
   using Options = PipelineOptions;
-  /// Returns the mean loss over one micro-batch. It runs on the last stage's device.
+  /// Returns the loss of one micro-batch: see PipelineOptions::loss. It runs on the last stage's device.
   using LossFunction =
       std::function<Tensor(const std::vector<Tensor>& outputs, const std::vector<Tensor>& targets)>;
 

@@ -133,7 +133,7 @@ struct Prediction {
 /// that was measured on another machine can be used. The modes are
 ///   single                one device, the whole batch
 ///   dp-replicated         DataParallel, gradients averaged during backward
-///   dp-master             DataParallel, Strategy::master
+///   dp-master             DataParallel, DataParallelMode::master
 ///   ddp                   DistributedDataParallel, one process per device
 ///   zero1, zero2          DDP with ZeroRedundancyOptimizer, which divides the optimizer state, or also the
 ///                         gradients, among the ranks

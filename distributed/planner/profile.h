@@ -120,7 +120,7 @@ struct Link {
   TransferCost copy;       ///< copying a freshly computed tensor to another device
   TransferCost broadcast;  ///< copying one parameter after a step, when large parameters are not in caches
   TransferCost add;        ///< copying one gradient after backward and adding it to another
-  /// The contention under Strategy::master, in steps that broadcast parameters before forward and add
+  /// The contention under DataParallelMode::master, in steps that broadcast parameters before forward and add
   /// gradients after backward. Only the first device runs the optimizer.
   Contention master_contention;
   AllReduce local;  ///< between threads of one process

@@ -234,15 +234,13 @@ TEST_CASE("a table of predictions has one row per mode, as wide as the header") 
   CHECK(rows[1][8] == "5.00");  // the device that needs most
 }
 
-TEST_CASE("ring_bytes is 2 (n - 1) / n of the bytes") {
-  CHECK(ring_bytes(1000, 1) == 0);
-  CHECK(ring_bytes(1000, 2) == 1000);
-  CHECK(ring_bytes(1000, 4) == 1500);
-  CHECK(half_ring_bytes(1000, 1) == 0);
-  CHECK(half_ring_bytes(1000, 4) == 750);
-}
-
-TEST_CASE("modes register themselves, and are sorted with single first") {
+TEST_CASE("modes are named by the table of strategies, and sorted with single first") {
+  CHECK(modes().size() == 11);
+  for (const Mode& mode : modes()) CHECK(mode_named(mode.name).predicted_as == mode.name);
+  CHECK(mode_named("replicate=2:zero=2").predicted_as == "zero2");
+  CHECK(mode_named("replicate=2:zero=2").one_process_per_device());
+  CHECK(mode_named("replicate=2:devices").predicted_as == "dp-replicated");
+  CHECK(mode_named("pipeline=2:schedule=1f1b").splits_model());
   REQUIRE(!modes().empty());
   CHECK(modes()[0].name == "single");
   for (std::size_t i = 2; i < modes().size(); ++i) CHECK(modes()[i - 1].name < modes()[i].name);
@@ -277,16 +275,16 @@ TEST_CASE("the stages of a split compute the same outputs as the whole model") {
 
     const int blocks = static_cast<int>(make_blocks(w).size());
     w.split = {1, blocks - 1};
-    const auto parts = make_stages(w);
+    const auto parts = make_stages(w, make_blocks(w));
     REQUIRE(parts.size() == 2);
     CHECK(allclose((*parts[1])((*parts[0])(batch.inputs)), whole, 0, 0));
     // The output of a sample must not depend on the other samples.
     CHECK(allclose((*make_model(w, tapestry::kCPU))(batch.inputs.narrow(0, 1, 1)), whole.narrow(0, 1, 1),
                    1e-12, 1e-12));
     w.split = {blocks, 0};
-    CHECK_THROWS_WITH(make_stages(w), ContainsSubstring("at least one"));
+    CHECK_THROWS_WITH(make_stages(w, make_blocks(w)), ContainsSubstring("at least one"));
     w.split = {1, 1};
-    CHECK_THROWS_WITH(make_stages(w), ContainsSubstring("2 stages with 2 blocks"));
+    CHECK_THROWS_WITH(make_stages(w, make_blocks(w)), ContainsSubstring("2 stages with 2 blocks"));
   }
   Workload w;
   w.model = "vgg";

@@ -147,7 +147,7 @@ TEST_CASE("all modes compute the same losses, and each reports its costs") {
   CHECK_THAT(html, ContainsSubstring(label));
   // cnn has six blocks, too few to split for eight devices
   const auto simulated = std::count_if(apps::compare::modes().begin(), apps::compare::modes().end(),
-                                       [](const apps::compare::Mode& m) { return !m.splits_model; });
+                                       [](const apps::compare::Mode& m) { return !m.splits_model(); });
   REQUIRE(report.at("simulations").size() == static_cast<std::size_t>(simulated));
   for (const json& p : report.at("simulations")) {
     CHECK(p.at("simulated") == true);

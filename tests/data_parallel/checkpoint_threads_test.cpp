@@ -23,13 +23,13 @@ struct Blocks : nn::Module {
 };
 
 // Returns parameters and running statistics after three steps.
-std::vector<double> train(bool checkpointed, Strategy strategy) {
+std::vector<double> train(bool checkpointed, DataParallelMode strategy) {
   Blocks net;
   net.to(DType::f64);
   fill_by_formula(net);
   net.checkpointed = checkpointed;
   manual_seed(5);
-  DataParallel dp(net, {0, 1, 2}, {.strategy = strategy});
+  DataParallel dp(net, {0, 1, 2}, {.mode = strategy});
   optim::SGD optimizer(net.parameters(), {.lr = 0.1});
   for (int step = 0; step < 3; ++step) {
     optimizer.zero_grad();
@@ -46,6 +46,6 @@ std::vector<double> train(bool checkpointed, Strategy strategy) {
 }  // namespace
 
 TEST_CASE("replicas recompute with their own parameters and random numbers") {
-  for (const Strategy strategy : {Strategy::replicated, Strategy::master})
+  for (const DataParallelMode strategy : {DataParallelMode::replicated, DataParallelMode::master})
     CHECK(train(true, strategy) == train(false, strategy));
 }

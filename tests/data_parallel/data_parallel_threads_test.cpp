@@ -50,8 +50,8 @@ TEST_CASE("devices are given as strings, as indices, or not at all for all devic
   CHECK(DataParallel(net).devices() == Devices{"cpu:0", "cpu:1", "cpu:2", "cpu:3"});
   CHECK(DataParallel(net, std::vector<int>{2}).devices() == Devices{"cpu:2"});
   CHECK(net.fc.weight.replicas() == 1);
-  DataParallel master(net, {0, 1}, {.strategy = Strategy::master});
-  CHECK(master.strategy() == Strategy::master);
+  DataParallel master(net, {0, 1}, {.mode = DataParallelMode::master});
+  CHECK(master.mode() == DataParallelMode::master);
   CHECK(&master.module() == &net);
 
   CHECK_THROWS_WITH(DataParallel(net, std::vector<Device>{}), ContainsSubstring("there are no devices"));
@@ -114,7 +114,7 @@ TEST_CASE(
     "under the master strategy parameters are copied before every forward, and replicas are dropped after "
     "it") {
   PlainMembers net;
-  DataParallel dp(net, {0, 1, 2}, {.strategy = Strategy::master});
+  DataParallel dp(net, {0, 1, 2}, {.mode = DataParallelMode::master});
   optim::SGD optimizer(net.parameters(), {.lr = 0.1});
   net.to(DType::f64);
   CHECK(dp.bytes_broadcast() == 0);
@@ -241,13 +241,13 @@ TEST_CASE("a forward that gives each replica other parameters is an error of the
 }
 
 TEST_CASE("running statistics are those of the first replica, in training and evaluation") {
-  for (const Strategy strategy : {Strategy::replicated, Strategy::master}) {
+  for (const DataParallelMode strategy : {DataParallelMode::replicated, DataParallelMode::master}) {
     SmallCnn net, alone;
     prepare(net);
     prepare(alone);
     const auto [x, labels] = formula_batch(0, 0, 7);
     {
-      DataParallel dp(net, {0, 1, 2}, {.strategy = strategy});
+      DataParallel dp(net, {0, 1, 2}, {.mode = strategy});
       for (int i = 0; i < 3; ++i) {
         const Tensor y = dp(x);
         const Tensor first = alone(x.narrow(0, 0, 3));
@@ -275,10 +275,10 @@ TEST_CASE("gradients reach the inputs, and autograd::grad() changes no parameter
   const Tensor expected = autograd::grad({cross_entropy(net(x * 2), batch.labels)}, {x})[0];
   cross_entropy(net(x * 2), batch.labels).backward();
   const Tensor weight = net.conv.weight->grad().clone();
-  for (const Strategy strategy : {Strategy::replicated, Strategy::master}) {
+  for (const DataParallelMode strategy : {DataParallelMode::replicated, DataParallelMode::master}) {
     net.zero_grad();
     x.zero_grad();
-    DataParallel dp(net, {0, 1, 2}, {.strategy = strategy});
+    DataParallel dp(net, {0, 1, 2}, {.mode = strategy});
     CHECK(allclose(autograd::grad({cross_entropy(dp(x * 2), batch.labels)}, {x})[0], expected, 1e-12, 1e-14));
     CHECK_FALSE(net.conv.weight->grad().defined());
     const Tensor loss = cross_entropy(dp(x * 2), batch.labels);
@@ -374,10 +374,10 @@ TEST_CASE("a parameter that only some replicas use gets the sum of their gradien
     }
   } net;
   prepare(net);
-  const auto gradients = [&](const Tensor& x, Strategy strategy, int devices) {
+  const auto gradients = [&](const Tensor& x, DataParallelMode strategy, int devices) {
     std::vector<Device> on;
     for (int i = 0; i < devices; ++i) on.emplace_back(DeviceType::cpu, i);
-    DataParallel dp(net, on, {.strategy = strategy});
+    DataParallel dp(net, on, {.mode = strategy});
     net.zero_grad();
     const Tensor y = dp(x);
     if (y.requires_grad()) y.sum().backward();
@@ -390,19 +390,20 @@ TEST_CASE("a parameter that only some replicas use gets the sum of their gradien
   const double values[] = {1, 2, -1, 3, 0, 0};
   const Tensor x = empty({3, 2}, DType::f64);
   std::copy(values, values + 6, x.data<double>());
-  const auto replicated = gradients(x, Strategy::replicated, 3), master = gradients(x, Strategy::master, 3);
+  const auto replicated = gradients(x, DataParallelMode::replicated, 3),
+             master = gradients(x, DataParallelMode::master, 3);
   for (std::size_t p = 0; p < 4; ++p) {
     REQUIRE(replicated[p].size() == master[p].size());
     for (std::size_t i = 0; i < master[p].size(); ++i)
       CHECK(replicated[p][i] == Approx(master[p][i]).epsilon(1e-14));
   }
-  CHECK(gradients(x, Strategy::replicated, 3)[3].size() == 2);
+  CHECK(gradients(x, DataParallelMode::replicated, 3)[3].size() == 2);
   // A layer that no replica uses must have no gradient.
   const Tensor rest = x.narrow(0, 1, 2);
-  CHECK(gradients(rest, Strategy::replicated, 2) == gradients(rest, Strategy::master, 2));
-  CHECK(gradients(rest, Strategy::replicated, 2)[3].empty());
+  CHECK(gradients(rest, DataParallelMode::replicated, 2) == gradients(rest, DataParallelMode::master, 2));
+  CHECK(gradients(rest, DataParallelMode::replicated, 2)[3].empty());
   // A pass in which no parameter gets a gradient must not hang.
-  CHECK(gradients(zeros({2, 2}, DType::f64), Strategy::replicated, 2)[0].empty());
+  CHECK(gradients(zeros({2, 2}, DType::f64), DataParallelMode::replicated, 2)[0].empty());
 }
 
 TEST_CASE("two DataParallels on the same devices train at the same time from two threads") {

@@ -230,8 +230,9 @@ std::vector<Row> rows_of_functions() {
        }},
       loads("load_weights", "w-ww-",
             [](nn::Llama& model, const nn::ModelWeights& weights) { nn::load_weights(model, weights); }),
-      loads("load_packed_weights", "rrwr-",
-            [](nn::Llama& model, const nn::ModelWeights& weights) { nn::load_packed_weights(model, weights); }),
+      loads(
+          "load_packed_weights", "rrwr-",
+          [](nn::Llama& model, const nn::ModelWeights& weights) { nn::load_packed_weights(model, weights); }),
       {"add_lora", "rrrrw",
        [](Case& c) {
          nn::add_lora(c.model(), {.r = 2, .target_modules = {"fc"}});

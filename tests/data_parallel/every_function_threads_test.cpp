@@ -64,7 +64,8 @@ const std::map<std::string, std::string> kWithoutRow = {
      "ComputedTensors::ComputedTensors packed_weights"},
     {"They use an optimizer's options, or numbers of their own",
      "Optimizer::Optimizer Optimizer::name Optimizer::supports_device_scaling Optimizer::num_groups "
-     "Optimizer::params Optimizer::steps Optimizer::describe Optimizer::parameters Optimizer::lr Optimizer::set_lr Optimizer::option "
+     "Optimizer::params Optimizer::steps Optimizer::describe Optimizer::parameters Optimizer::lr "
+     "Optimizer::set_lr Optimizer::option "
      "Optimizer::set_option Optimizer::has_option Optimizer::set_grad_scale "
      "CosineAnnealingLR::CosineAnnealingLR CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts "
      "OneCycleLR::OneCycleLR CyclicLR::CyclicLR LambdaLR::LambdaLR MultiStepLR::MultiStepLR "
@@ -76,8 +77,10 @@ const std::map<std::string, std::string> kWithoutRow = {
     {"They take tensors, not a model",
      "init::gain save_tensors weight_sources find StateDictIndex::StateDictIndex"},
     {"They belong to one mode",
-     "apply check_ranks check_replicas Pipeline::Pipeline Pipeline::load_state_dict Stage::Stage convert_sync_batchnorm "
+     "apply check_ranks check_replicas Pipeline::Pipeline Pipeline::load_state_dict Stage::Stage "
+     "convert_sync_batchnorm "
      "ShardedDataParallelBase::whole_state_dict ZeroBase::load_state_dict"},
+    {"They choose a mode, and call its functions", "Strategy::wrap make_optimizer"},
     {"State dicts and checkpoints have tests of their own",
      "ShardedTraining::ShardedTraining save_sharded load_sharded ShardedCheckpointer::save "
      "ShardedCheckpointer::resume DistributedCheckpointer::save DistributedCheckpointer::resume save_model "

@@ -294,8 +294,8 @@ Trace on_devices(const Case& c) {
     return run(
         parallel, [&] { return copied(parallel.whole_state_dict()); }, false);
   }
-  using How = decltype(DataParallelOptions::strategy);
-  DataParallelOptions options{.strategy = c.mode == "dp" ? How::replicated : How::master};
+  DataParallelOptions options{.mode =
+                                  c.mode == "dp" ? DataParallelMode::replicated : DataParallelMode::master};
   if (c.small_buckets) options.bucket_cap_mb = options.first_bucket_mb = 1e-4;
   DataParallel<Net> parallel(net, devices, options);
   return run(

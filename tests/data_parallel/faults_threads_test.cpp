@@ -56,7 +56,7 @@ TEST_CASE("an error names the device of the fault, and later training is not aff
       {Fault::hook, "planned in a hook (on cpu:"},
       {Fault::memory, "(on cpu:"},
       {Fault::shape, "(in second: Linear(in_features=300, out_features=2, bias=true)) (on cpu:"}};
-  for (const Strategy strategy : {Strategy::replicated, Strategy::master})
+  for (const DataParallelMode strategy : {DataParallelMode::replicated, DataParallelMode::master})
     for (const int bad : {0, 2}) {
       Faulty net, alone;
       for (Faulty* m : {&net, &alone}) {
@@ -64,7 +64,7 @@ TEST_CASE("an error names the device of the fault, and later training is not aff
         fill_by_formula(*m);
         m->bad = bad;
       }
-      DataParallel dp(net, {0, 1, 2}, {.strategy = strategy, .bucket_cap_mb = 1e-3, .first_bucket_mb = 1e-3});
+      DataParallel dp(net, {0, 1, 2}, {.mode = strategy, .bucket_cap_mb = 1e-3, .first_bucket_mb = 1e-3});
       // A learning rate of 0.1 is too high for this model: differences in the last bit grow from step to
       // step.
       optim::SGD optimizer(net.parameters(), {.lr = 0.01}), reference(alone.parameters(), {.lr = 0.01});
@@ -79,7 +79,7 @@ TEST_CASE("an error names the device of the fault, and later training is not aff
       go_on();
       for (const Expected& e : faults)
         for (const int which : {0, 1}) {
-          INFO(e.text << bad << (strategy == Strategy::master ? ", master" : ", replicated"));
+          INFO(e.text << bad << (strategy == DataParallelMode::master ? ", master" : ", replicated"));
           net.fault = e.fault;
           CHECK_THROWS_WITH(train(net, optimizer, &dp, which),
                             ContainsSubstring(e.text + std::to_string(bad) + ")"));
@@ -116,7 +116,7 @@ TEST_CASE("a model cannot be moved, and backward works, only while its DataParal
   CHECK(net(wave({4, 4}, 0).to("cpu:2")).device() == Device("cpu:2"));
   // Under the master strategy, backward must work after the DataParallel was destroyed.
   {
-    DataParallel dp(net, {0, 1}, {.strategy = Strategy::master});
+    DataParallel dp(net, {0, 1}, {.mode = DataParallelMode::master});
     late = dp(wave({4, 4}, 0)).sum();
   }
   late.backward();
@@ -144,7 +144,7 @@ TEST_CASE("DataParallel and DistributedDataParallel refuse to share a model") {
     DistributedDataParallel ddp(net, {.process_group = group});
     refused([&] { share(net); }, "the gradient of first.weight is averaged already");
     refused([&] { DataParallel dp(net, devices); }, "'first.weight' belongs to a DistributedDataParallel");
-    DataParallel master(net, devices, {.strategy = Strategy::master});
+    DataParallel master(net, devices, {.mode = DataParallelMode::master});
     const Tensor x = wave({4, 4}, 0).to(devices.devices()[0]);
     refused([&] { master(x); }, "'first.weight' belongs to a DistributedDataParallel");
     // A DataParallel over one device has no replicas, so it must accept the model.
@@ -161,10 +161,10 @@ TEST_CASE("a parameter that forward uses but the model does not contain is an er
     nn::Linear& borrowed;  // not added
     Tensor forward(const Tensor& x) override { return borrowed(fc(x)); }
   };
-  for (const Strategy strategy : {Strategy::replicated, Strategy::master}) {
+  for (const DataParallelMode strategy : {DataParallelMode::replicated, DataParallelMode::master}) {
     nn::Linear other({.in_features = 4, .out_features = 2});
     Forgetful net(other);
-    DataParallel dp(net, {"cpu:0", "cpu:1"}, {.strategy = strategy});
+    DataParallel dp(net, {"cpu:0", "cpu:1"}, {.mode = strategy});
     CHECK_THROWS_AS(dp(wave({6, 4}, 1)), Error);
     CHECK_FALSE(other.weight->grad().defined());
   }

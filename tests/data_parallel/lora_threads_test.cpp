@@ -13,7 +13,7 @@ namespace {
 constexpr std::int64_t kWords = 13;
 
 // 10 steps on 5 sequences, which two devices divide unevenly.
-TrainResult train(std::optional<Strategy> strategy, bool checkpoint) {
+TrainResult train(std::optional<DataParallelMode> strategy, bool checkpoint) {
   nn::LlamaConfig c;
   c.vocab_size = kWords, c.hidden_size = 12, c.intermediate_size = 17, c.num_hidden_layers = 2;
   c.num_attention_heads = 4, c.num_key_value_heads = 2, c.head_dim = 4, c.max_position_embeddings = 8;
@@ -25,7 +25,7 @@ TrainResult train(std::optional<Strategy> strategy, bool checkpoint) {
   std::optional<DataParallel<nn::Llama>> dp;
   if (strategy)
     dp.emplace(net, std::vector<Device>{Device("cpu:0"), Device("cpu:1")},
-               DataParallelOptions{.strategy = *strategy});
+               DataParallelOptions{.mode = *strategy});
   optim::SGD optimizer(net.parameters(), {.lr = 0.05, .momentum = 0.9});
   const auto loss_of = [&](const Tensor& ids, const Tensor& targets) {
     return net(ids, {.targets = targets, .checkpoint = checkpoint});
@@ -49,9 +49,10 @@ TrainResult train(std::optional<Strategy> strategy, bool checkpoint) {
 TEST_CASE("adapters under DataParallel train like those on one device") {
   const TrainResult expected = train({}, false);
   CHECK(expected.losses.back() < expected.losses.front());
-  for (const Strategy strategy : {Strategy::replicated, Strategy::master})
+  for (const DataParallelMode strategy : {DataParallelMode::replicated, DataParallelMode::master})
     for (const bool checkpoint : {false, true}) {
-      INFO((strategy == Strategy::master ? "master" : "replicated") << (checkpoint ? ", recomputed" : ""));
+      INFO((strategy == DataParallelMode::master ? "master" : "replicated")
+           << (checkpoint ? ", recomputed" : ""));
       const TrainResult replicated = train(strategy, checkpoint);
       CHECK(distance_of_losses(replicated, expected) < 1e-10);
       CHECK(distance(replicated.weights, expected.weights) < 1e-10);

@@ -19,7 +19,7 @@ struct Normed : nn::Module {
 };
 
 // The state after 10 steps on batches of 8 samples.
-std::vector<std::vector<double>> train(int devices, Strategy strategy) {
+std::vector<std::vector<double>> train(int devices, DataParallelMode strategy) {
   Normed net;
   net.to(DType::f64);
   fill_by_formula(net);
@@ -29,7 +29,7 @@ std::vector<std::vector<double>> train(int devices, Strategy strategy) {
   std::vector<Device> on;
   for (int i = 0; i < devices; ++i) on.emplace_back(DeviceType::cpu, i);
   std::optional<DataParallel<Normed>> dp;
-  if (devices > 1) dp.emplace(net, on, DataParallelOptions{.strategy = strategy});
+  if (devices > 1) dp.emplace(net, on, DataParallelOptions{.mode = strategy});
   optim::SGD optimizer(net.parameters(), {.lr = 0.05, .momentum = 0.9});
   for (int step = 0; step < 10; ++step) {
     manual_seed(static_cast<std::uint64_t>(step));
@@ -45,8 +45,8 @@ std::vector<std::vector<double>> train(int devices, Strategy strategy) {
 }  // namespace
 
 TEST_CASE("weight_norm and spectral_norm train under DataParallel as on one device") {
-  const auto alone = train(1, Strategy::replicated);
-  for (const Strategy strategy : {Strategy::replicated, Strategy::master}) {
+  const auto alone = train(1, DataParallelMode::replicated);
+  for (const DataParallelMode strategy : {DataParallelMode::replicated, DataParallelMode::master}) {
     const auto together = train(2, strategy);
     REQUIRE(together.size() == alone.size());
     for (std::size_t i = 0; i < alone.size(); ++i)

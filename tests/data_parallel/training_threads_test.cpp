@@ -21,7 +21,7 @@ struct Variant {
 // How to wrap the model in a DataParallel. A run without a Wrapped trains the model alone, on one device.
 struct Wrapped {
   int devices;
-  Strategy strategy;
+  DataParallelMode strategy;
   bool loss_per_replica;  // dp.loss() instead of dp(x)
 };
 
@@ -38,10 +38,9 @@ TrainResult train(std::int64_t batch_size, const Variant& v, const std::optional
   fill_by_formula(net);
   std::optional<DataParallel<M>> dp;
   if (wrapped)
-    dp.emplace(
-        net, cpus(wrapped->devices),
-        DataParallelOptions{
-            .strategy = wrapped->strategy, .bucket_cap_mb = v.bucket_mb, .first_bucket_mb = v.bucket_mb});
+    dp.emplace(net, cpus(wrapped->devices),
+               DataParallelOptions{
+                   .mode = wrapped->strategy, .bucket_cap_mb = v.bucket_mb, .first_bucket_mb = v.bucket_mb});
   optim::SGD optimizer(net.parameters(), {.lr = 0.05, .momentum = 0.9, .weight_decay = 1e-3});
   const auto alone = [&](const auto&... args) { return nn::call(net, args...); };
   const auto loss_of = [&](const typename M::Batch& batch) { return M::loss(M::call(alone, batch), batch); };
@@ -72,10 +71,10 @@ void compare(const Variant& v, const std::vector<std::int64_t>& batches, const s
   for (const std::int64_t batch : batches) {
     const TrainResult expected = train<M>(batch, v);
     for (const int n : devices)
-      for (const Strategy strategy : {Strategy::replicated, Strategy::master})
+      for (const DataParallelMode strategy : {DataParallelMode::replicated, DataParallelMode::master})
         for (const bool loss_per_replica : {false, true}) {
           INFO(v.name << ", batch " << batch << ", " << n << " devices, "
-                      << (strategy == Strategy::master ? "master" : "replicated")
+                      << (strategy == DataParallelMode::master ? "master" : "replicated")
                       << (loss_per_replica ? ", dp.loss" : ", dp(x)"));
           const TrainResult result = train<M>(batch, v, Wrapped{n, strategy, loss_per_replica});
           CHECK(distance_of_losses(result, expected) < 1e-10);
@@ -126,12 +125,12 @@ TEST_CASE("a loss that uses parameters outside of the call trains as on one devi
   };
   enum Use { before, after, own_pass, before_the_call, in_grad };
   for (const Use use : {before, after, own_pass, before_the_call, in_grad}) {
-    const auto train = [&](const std::optional<Strategy>& strategy, bool per_replica) {
+    const auto train = [&](const std::optional<DataParallelMode>& strategy, bool per_replica) {
       Scaled net;
       net.to(DType::f64);
       fill_by_formula(net);
       std::optional<DataParallel<Scaled>> dp;
-      if (strategy) dp.emplace(net, cpus(3), DataParallelOptions{.strategy = *strategy});
+      if (strategy) dp.emplace(net, cpus(3), DataParallelOptions{.mode = *strategy});
       optim::SGD optimizer(net.parameters(), {.lr = 0.05, .momentum = 0.9, .weight_decay = 1e-2});
       for (int step = 0; step < 4; ++step) {
         optimizer.zero_grad();
@@ -169,7 +168,7 @@ TEST_CASE("a loss that uses parameters outside of the call trains as on one devi
       return copy_state(net);
     };
     const StateDictCopy expected = train({}, false);
-    for (const Strategy strategy : {Strategy::replicated, Strategy::master})
+    for (const DataParallelMode strategy : {DataParallelMode::replicated, DataParallelMode::master})
       for (const bool per_replica : {false, true}) {
         INFO("use " << use << ", strategy " << static_cast<int>(strategy) << ", dp.loss " << per_replica);
         CHECK(distance(train(strategy, per_replica), expected) < 1e-13);

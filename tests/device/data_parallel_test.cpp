@@ -31,14 +31,14 @@ TEST_CASE("two CUDA devices train as the CPU alone") {
   const Trained expected = train(*alone, {5, 6}, {5, 4}, [&](const Tensor& x, const Tensor& target) {
     return mse_loss((*alone)(x), target);
   });
-  for (const Strategy strategy : {Strategy::replicated, Strategy::master})
+  for (const DataParallelMode strategy : {DataParallelMode::replicated, DataParallelMode::master})
     for (const bool loss_there : {false, true}) {
-      CAPTURE(strategy == Strategy::master, loss_there);
+      CAPTURE(strategy == DataParallelMode::master, loss_there);
       const auto net = make();
       std::optional<StreamGuard> guard;
       if (loss_there) guard.emplace(new_stream("cuda:0"));
       // The gradients are exchanged through the host, because fake GPUs have no NCCL.
-      DataParallel dp(*net, {"cuda:0", "cuda:1"}, {.strategy = strategy, .backend = "local"});
+      DataParallel dp(*net, {"cuda:0", "cuda:1"}, {.mode = strategy, .backend = "local"});
       compare(train(*net, {5, 6}, {5, 4},
                     [&](const Tensor& x, const Tensor& target) {
                       if (!loss_there) return mse_loss(dp(x), target.to("cuda:0"));

@@ -183,8 +183,8 @@ std::vector<double> measured_in_one_process(const std::string& mode, const Case&
   std::optional<dist::Pipeline> pipeline;
   if (mode.starts_with("dp-")) {
     dp.emplace(*model, devices,
-               dist::DataParallelOptions{.strategy = mode == "dp-master" ? dist::Strategy::master
-                                                                         : dist::Strategy::replicated});
+               dist::DataParallelOptions{.mode = mode == "dp-master" ? dist::DataParallelMode::master
+                                                                     : dist::DataParallelMode::replicated});
   } else if (mode != "single") {
     std::size_t begin = 0;
     for (std::size_t s = 0; s < devices.size(); ++s) {

@@ -52,6 +52,8 @@ std::vector<std::string> may_use(const std::string& folder) {
   if (folder == "distributed/launch" || folder == "distributed/mesh") return {"core", "distributed/comm"};
   if (folder == "distributed/common")
     return {"core", "kernels", "autograd", "nn", "distributed/comm", "distributed/mesh"};
+  if (folder == "distributed/strategy")
+    return {"core", "kernels", "autograd", "nn", "distributed/comm", "distributed/mesh", "distributed/common"};
   if (folder == "distributed/fsdp")  // ShardedDataParallel scatters and gathers as DataParallel does
     return {"core",
             "kernels",
@@ -60,6 +62,7 @@ std::vector<std::string> may_use(const std::string& folder) {
             "distributed/comm",
             "distributed/mesh",
             "distributed/common",
+            "distributed/strategy",
             "distributed/data_parallel"};
   if (folder == "distributed/ddp" || folder == "distributed/data_parallel" ||
       folder == "distributed/pipeline" || folder == "distributed/zero" || folder == "distributed/checkpoint")
@@ -69,7 +72,8 @@ std::vector<std::string> may_use(const std::string& folder) {
             "nn",
             "distributed/comm",
             "distributed/mesh",
-            "distributed/common"};
+            "distributed/common",
+            "distributed/strategy"};
   if (folder == "distributed/planner")
     return {"core",
             "kernels",

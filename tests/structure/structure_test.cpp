@@ -5,6 +5,7 @@
 #include <atomic>
 #include <fstream>
 
+#include "tapestry/distributed/mesh/strategy_text.h"
 #include "tests/structure/source_tree.h"
 #include "tests/support/catch.h"
 #include "tests/support/source.h"
@@ -91,6 +92,8 @@ TEST_CASE("folders include lower layers only") {
   CHECK_FALSE(allowed("distributed/pipeline/stage.h", "tapestry/distributed/data_parallel/steps.h"));
   CHECK_FALSE(allowed("distributed/comm/store.cpp", "tapestry/distributed/common/seeds.h"));
   CHECK_FALSE(allowed("distributed/ddp/ddp.h", "tapestry/apps/common/progress.h"));
+  CHECK(allowed("distributed/ddp/row.cpp", "tapestry/distributed/strategy/internal/row.h"));
+  CHECK_FALSE(allowed("distributed/strategy/strategy.cpp", "tapestry/distributed/ddp/ddp.h"));
   CHECK_FALSE(allowed("distributed/ddp/ddp.h", "tapestry/distributed/launch/internal/launch.h"));
   CHECK(allowed("distributed/planner/predict.cpp", "tapestry/distributed/pipeline/schedule.h"));
   CHECK_FALSE(allowed("distributed/planner/predict.cpp", "tapestry/apps/compare/workload.h"));
@@ -104,6 +107,24 @@ TEST_CASE("folders include lower layers only") {
   CHECK_FALSE(allowed("apps/classifier/main.cpp", "tests/support/catch.h"));
   CHECK_FALSE(allowed("kernels/cuda/portable.cuh", "tapestry/tests/support/gpu.h"));
   CHECK(allowed("tests/core/shape_test.cpp", "tests/support/catch.h"));
+}
+
+TEST_CASE("apps do not ask for the name of a mode") {
+  const auto asks = [](const std::vector<SourceFile>& tree) {
+    Findings findings;
+    for (const SourceFile& file : tree)
+      for (const auto& alias : tapestry::distributed::strategy_aliases())
+        for (const std::string sign : {"== ", "!= "})
+          if (file.path.starts_with("apps/") && std::string_view(alias.name) != "none" &&  // of many options
+              file.text.find(sign + '"' + alias.name + '"') != std::string::npos)
+            findings.push_back(file.path + ": " + alias.name);
+    return findings;
+  };
+  CHECK(asks(read_tree(kRoot)) == Findings{});
+  const PlantedTree planted;
+  planted.plant("apps/a/main.cpp",
+                "if (parallel == \"ddp\" || parallel != \"fsdp\") {}\nsay(\"with ddp\");\n");
+  CHECK(asks(planted.read()).size() == 2);
 }
 
 TEST_CASE("includes are written from the root") {

@@ -65,7 +65,7 @@ class Trainer {
       ddp_.emplace(model_, DdpOptions{.process_group = group});
       loss_ = [this] { return cross_entropy((*ddp_)(x_), target_); };
     } else if (mode == "dp-master") {
-      dp_.emplace(model_, DeviceList{0, 1}, DataParallelOptions{.strategy = Strategy::master});
+      dp_.emplace(model_, DeviceList{0, 1}, DataParallelOptions{.mode = DataParallelMode::master});
       loss_ = [this] { return cross_entropy((*dp_)(x_), target_); };
     } else if (mode == "dp-replicated") {
       dp_.emplace(model_, DeviceList{0, 1});

@@ -106,7 +106,7 @@ Reducer::~Reducer() {
     end_division();
     if (ended_) ended_();
   }
-  for (Parameter& p : parameters_) p.hook.remove();
+  for (Parameter& p : parameters_) p.hook.remove(), p.before_sum.remove();
 }
 
 void Reducer::build(const std::vector<int>& order) {
@@ -116,7 +116,10 @@ void Reducer::build(const std::vector<int>& order) {
     sizes.push_back({p.tensor.nbytes(), p.tensor.dtype(), p.tensor.device()});
   // The memory of the old buckets is freed before the new ones are allocated.
   buckets_.clear();
-  for (Parameter& p : parameters_) p.view = p.used_flag = {};
+  for (Parameter& p : parameters_) {
+    p.view = p.used_flag = {};
+    if (!is_reduced(p)) p.reduced = {};
+  }
   division_ = Division(sizes, order, options_.first_bucket_bytes, options_.bucket_cap_bytes,
                        divided_ ? group_->size() : 1);
   for (const DividedBucket& place : division_.buckets()) {
@@ -238,13 +241,33 @@ void Reducer::mark_ready(int index, bool used) {
   --buckets_[static_cast<std::size_t>(p.bucket)].missing;
 }
 
+// True if grad() is the sum that an earlier pass has left on all ranks.
+bool Reducer::is_reduced(const Parameter& p) const {
+  const Tensor grad = p.tensor.grad();
+  return p.reduced.defined() && grad.defined() && same_place(grad, p.reduced);
+}
+
+// Called on all ranks but the first when a gradient is about to be added to grad(). The next sum over the
+// ranks takes the sum of the last one from rank 0.
+void Reducer::leave_sum_to_rank_0(int index) {
+  Parameter& p = parameters_[static_cast<std::size_t>(index)];
+  p.before_sum.remove();  // a hook would make every later addition a tensor of its own
+  p.watches_sum = false;
+  if (divided_ || !is_reduced(p)) return;
+  p.tensor.set_grad({});
+  // autograd::grad() runs the hooks of a leaf, but adds nothing to its grad().
+  autograd::on_backward_end([&p] {
+    if (!p.tensor.grad().defined()) p.tensor.set_grad(p.reduced);
+  });
+}
+
 // Copies grad() of `p` into its place in the bucket. If this pass computed no gradient on this rank, grad()
 // is the sum of earlier passes, or it is undefined and counts as zeros.
 void Reducer::copy_in(Parameter& p) {
   if (divided_) return copy_in_divided(p);
   const NoGradGuard no_grad;
   const Tensor grad = p.tensor.grad();
-  if (!grad.defined()) p.view.zero_();
+  if (!grad.defined() || (group_->rank() > 0 && is_reduced(p))) p.view.zero_();
   else if (!same_place(grad, p.view)) p.view.copy_(grad);
   if (p.used) p.tensor.set_grad(p.view);
 }
@@ -270,12 +293,18 @@ void Reducer::post(Bucket& bucket) {
   if (divided_) {
     post_divided(bucket);
   } else if (comm_hook) {
-    bucket.in_flight = comm_hook(*group_, bucket.grads);
+    start_hook(bucket);
     if (bucket.flags.numel() > 0)
       bucket.flags_work = group_->all_reduce(bucket.flags, ReduceOp::mean, bucket.grads.name + " flags");
   } else {
-    bucket.in_flight = {group_->all_reduce(bucket.buffer, ReduceOp::mean, bucket.grads.name)};
+    bucket.in_flight = {group_->all_reduce(bucket.buffer, options_.reduce, bucket.grads.name)};
   }
+}
+
+// A hook computes the mean: that of gradients times the number of ranks is their sum.
+void Reducer::start_hook(Bucket& bucket) {
+  if (options_.reduce == ReduceOp::sum) bucket.grads.gradients.mul_(static_cast<double>(group_->size()));
+  bucket.in_flight = comm_hook(*group_, bucket.grads);
 }
 
 // Waits for the reduction of a bucket, and gives its parameters their gradients.
@@ -283,6 +312,17 @@ void Reducer::complete(Bucket& b) {
   b.in_flight.work.wait();
   if (b.in_flight.finish) b.in_flight.finish();
   if (mean_factor != 1 && !divided_) b.grads.gradients.mul_(mean_factor);
+  if (options_.reduce == ReduceOp::sum && !divided_)
+    for (const int i : b.parameters) {
+      Parameter& p = parameters_[static_cast<std::size_t>(i)];
+      p.reduced = p.view;
+      if (group_->rank() == 0 || p.watches_sum) continue;
+      p.watches_sum = true;
+      p.before_sum = p.tensor.register_hook([this, i](const Tensor&) {
+        leave_sum_to_rank_0(i);
+        return Tensor();
+      });
+    }
   if ((comm_hook || divided_) && b.flags.numel() > 0) b.flags_work.wait();
   if (Timeline::active())
     add_span(device().str() + " communication", Activity::communication, b.grads.name,

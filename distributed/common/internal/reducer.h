@@ -32,6 +32,9 @@ struct ReducerOptions {
   bool find_unused = true;
   bool static_graph = false;
   bool relearn_order = true;
+  /// mean, or sum. With sum, gradients that an earlier pass has summed count on rank 0 alone when the next
+  /// pass adds to them.
+  ReduceOp reduce = ReduceOp::mean;
 };
 
 /// Converts bucket sizes from MiB (2^20 bytes). The first size is at most the cap. Throws ValueError that
@@ -123,7 +126,10 @@ class Reducer : private nn::DividedGradients {
     bool ready = false;        // true if its place in the bucket is filled for this pass
     bool used = false;         // true if this pass, or one under no_sync(), computed a gradient
     bool pending_sum = false;  // true if passes under no_sync() left a gradient to average
+    Tensor reduced;            // ReduceOp::sum: grad() as the last pass left it, the same on all ranks
     bool used_anywhere = false;  // static_graph: true if a rank used the parameter in the first pass
+    HookHandle before_sum;       // ReduceOp::sum: runs once, before a gradient is added to `reduced`
+    bool watches_sum = false;    // before_sum is registered
     // If the gradients are divided:
     HookHandle before;      // runs before a gradient is added to grad()
     StorageRef no_memory;   // the storage of grad() if this rank's part is valid
@@ -164,6 +170,9 @@ class Reducer : private nn::DividedGradients {
   void reset_pass(std::uint64_t id, Clock::time_point began);
   void mark_ready(int index, bool used);
   void copy_in(Parameter& p);
+  bool is_reduced(const Parameter& p) const;
+  void leave_sum_to_rank_0(int index);
+  void start_hook(Bucket& bucket);
   void post_full_buckets();
   void post(Bucket& bucket);
   void complete(Bucket& bucket);

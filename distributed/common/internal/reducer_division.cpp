@@ -163,10 +163,10 @@ void Reducer::post_divided(Bucket& bucket) {
   bucket.received = adds ? empty({place.chunk}, {place.dtype, place.device}) : bucket.parts;
   tag_memory(bucket.parts, MemoryKind::gradients);
   tag_memory(bucket.received, MemoryKind::gradients);
-  if (comm_hook) bucket.in_flight = comm_hook(*group_, bucket.grads);
+  if (comm_hook) start_hook(bucket);
   else
     bucket.in_flight = {
-        group_->reduce_scatter(bucket.received, bucket.buffer, ReduceOp::mean, bucket.grads.name)};
+        group_->reduce_scatter(bucket.received, bucket.buffer, options_.reduce, bucket.grads.name)};
   if (bucket.flags.numel() > 0)
     bucket.flags_work = group_->all_reduce(bucket.flags, ReduceOp::mean, bucket.grads.name + " flags");
 }

@@ -75,7 +75,7 @@ void ReplicaGraphs::apply(const Compute& compute) {
       if (i > 0) current_context().generator = replicas_->generator(i);
       const SpanScope span(replicas_->devices[r], Activity::forward, "forward");
       outputs_[r] = compute(i, inputs_[r]);
-      if (is_loss_) check_loss(replicas_->op, outputs_[r]);
+      if (loss_) check_loss(replicas_->op, outputs_[r]);
     });
   } catch (...) {
     detach();
@@ -96,13 +96,13 @@ std::vector<Tensor> ReplicaGraphs::gathered_values() const {
   Tensor loss;
   for (std::size_t r = 0; r < parts(); ++r) {
     for (const Tensor& t : outputs_[r]) values[r].push_back(t.defined() ? t.detach() : t);
-    if (!is_loss_) continue;
-    const Tensor share = values[r][0].to(device).reshape({}) * chunk_weight(sizes_, r);
+    if (!loss_) continue;
+    const Tensor share = values[r][0].to(device).reshape({}) * weight(r);
     loss = loss.defined() ? loss + share : share;
     values[r].erase(values[r].begin());
   }
   std::vector<Tensor> gathered = gather_tensors(values, device);
-  if (is_loss_) gathered.insert(gathered.begin(), loss);
+  if (loss_) gathered.insert(gathered.begin(), loss);
   return gathered;
 }
 
@@ -130,8 +130,7 @@ std::vector<Tensor> ReplicaGraphs::gather(const TensorList& batch) {
 Tensor ReplicaGraphs::seed(const Tensor& gradient, std::size_t output, std::size_t replica) const {
   const Tensor& own = outputs_[replica][output];
   if (replica >= parts()) return zeros(own.sizes(), {own.dtype(), own.device()});
-  if (is_loss_ && output == 0)
-    return (gradient.to(own.device()) * chunk_weight(sizes_, replica)).reshape(own.sizes());
+  if (loss_ && output == 0) return (gradient.to(own.device()) * weight(replica)).reshape(own.sizes());
   if (own.dim() == 0) return gradient.select(0, static_cast<std::int64_t>(replica)).to(own.device());
   std::int64_t begin = 0;
   for (std::size_t r = 0; r < replica; ++r) begin += outputs_[r][output].size(0);

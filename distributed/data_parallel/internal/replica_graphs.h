@@ -9,6 +9,7 @@
 // engine needs neither locks nor passes that move between threads.
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tapestry/autograd/internal/nested.h"
@@ -22,8 +23,9 @@ void check_loss(const char* op, const std::vector<Tensor>& outputs);
 
 class ReplicaGraphs : public std::enable_shared_from_this<ReplicaGraphs> {
  public:
-  ReplicaGraphs(std::shared_ptr<Replicas> replicas, bool is_loss)
-      : replicas_(std::move(replicas)), is_loss_(is_loss) {}
+  /// If `loss` is given, the first output is a loss.
+  ReplicaGraphs(std::shared_ptr<Replicas> replicas, std::optional<LossKind> loss)
+      : replicas_(std::move(replicas)), loss_(loss) {}
 
   /// Scatters the batch. Inputs that require gradients become leaves. If the replicas are shards, one without
   /// a part of the batch computes the first part too, because the others wait for it; its results have weight
@@ -38,6 +40,9 @@ class ReplicaGraphs : public std::enable_shared_from_this<ReplicaGraphs> {
 
  private:
   std::size_t parts() const { return parts_; }
+  double weight(std::size_t replica) const {
+    return loss_ == LossKind::sum ? 1 : chunk_weight(sizes_, replica);
+  }
   std::vector<Tensor> gathered_values() const;
   Tensor seed(const Tensor& gradient, std::size_t output, std::size_t replica) const;
   void backward(autograd::Backward& b);
@@ -52,12 +57,12 @@ class ReplicaGraphs : public std::enable_shared_from_this<ReplicaGraphs> {
     Device device;  // the device of the caller's tensor
   };
   const std::shared_ptr<Replicas> replicas_;
-  const bool is_loss_;                        // the first output is a loss, the mean over the part
+  const std::optional<LossKind> loss_;
   std::vector<std::int64_t> sizes_;           // samples, by replica
   std::size_t parts_ = 0;                     // the number of replicas that got a part of the batch
   std::vector<std::vector<Tensor>> inputs_;   // [replica][tensor of the batch]
   std::vector<std::vector<Tensor>> outputs_;  // [replica][output]
-  std::vector<std::vector<Tensor>> masters_;  // [replica][slot], under Strategy::master
+  std::vector<std::vector<Tensor>> masters_;  // [replica][slot], under DataParallelMode::master
   std::vector<Input> node_inputs_;            // the inputs that require gradients
   std::vector<std::size_t> node_outputs_;     // indices of the outputs that require gradients
 };

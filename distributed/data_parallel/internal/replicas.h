@@ -38,7 +38,7 @@ class Replicas {
   virtual bool are_sharded() const { return false; }
   std::size_t size() const { return devices.size(); }
   std::span<const Device> first(std::size_t count) const { return std::span(devices).first(count); }
-  bool are_persistent() const { return options.strategy == Strategy::replicated && size() > 1; }
+  bool are_persistent() const { return options.mode == DataParallelMode::replicated && size() > 1; }
   std::int64_t bytes_broadcast() const { return bytes_broadcast_; }
   DdpReport report() const { return reducers_.empty() ? DdpReport() : reducers_[0]->report(); }
 
@@ -49,7 +49,7 @@ class Replicas {
   /// the first exception is rethrown, after drop_group().
   void run(std::size_t count, bool collective, const std::function<void(int)>& task);
   /// Removes the replicas from the slots and returns their tensors, as [replica][slot]. Under
-  /// Strategy::master replicas exist for one pass only.
+  /// DataParallelMode::master replicas exist for one pass only.
   std::vector<std::vector<Tensor>> detach_replicas();
   /// Puts the tensors of detach_replicas() back into the slots, so that a backward pass that recomputes
   /// activations finds what forward used.

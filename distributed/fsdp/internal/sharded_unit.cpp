@@ -288,7 +288,7 @@ void ShardedUnit::post_scatter(int replica) {
   outputs.push_back(s.flags);
   s.scattering = true;
   s.scatter =
-      group(replica).reduce_scatter(outputs, inputs, ReduceOp::mean, collective_name("reduce_scatter"));
+      group(replica).reduce_scatter(outputs, inputs, options.reduce, collective_name("reduce_scatter"));
   outputs.pop_back();
   s.reduced = std::move(outputs);
   ++s.report.scatters;

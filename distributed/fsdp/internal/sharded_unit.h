@@ -102,7 +102,7 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
     std::vector<std::size_t> reduced_members;  // whose gradients the reduce-scatter in flight reduces
     std::vector<Tensor> reduced;
     std::vector<bool> used;  // by member: whether this rank has a gradient
-    Tensor flags;            // by reduced member: the mean of the ranks' flags
+    Tensor flags;            // by reduced member: the mean or sum of the ranks' flags
     Work scatter;
     std::vector<Tensor> uploaded;  // if offloaded: the shards on the GPU
     Event upload_done;

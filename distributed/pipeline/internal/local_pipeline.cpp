@@ -203,7 +203,7 @@ bool LocalPipeline::forward(Pass& pass, std::size_t s, int micro_batch) const {
   } else if (!pass.loss_fn) {
     pass.results[m] = pass.times.stages[s].forward(micro_batch, *inputs).tensors;
   } else {
-    MicroBatchLoss part{*pass.loss_fn, pass.targets[m], chunk_weight(pass.sizes, m)};
+    MicroBatchLoss part{*pass.loss_fn, pass.targets[m], weight_of(options_, pass.sizes, m)};
     pass.times.stages[s].forward(micro_batch, *inputs, &part);
     const NoGradGuard no_grad;
     pass.loss = pass.loss.defined() ? pass.loss + part.value : part.value;

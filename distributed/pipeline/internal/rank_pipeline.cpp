@@ -363,7 +363,7 @@ Message RankPipeline::gradients_of(Pass& pass, int micro_batch) const {
 Message RankPipeline::forward(Pass& pass, int micro_batch, const Message& inputs) const {
   if (!is_last() || !pass.loss_fn) return pass.executor->forward(micro_batch, inputs);
   const auto m = static_cast<std::size_t>(micro_batch);
-  MicroBatchLoss part{*pass.loss_fn, pass.targets[m], chunk_weight(pass.sizes, m)};
+  MicroBatchLoss part{*pass.loss_fn, pass.targets[m], weight_of(options_, pass.sizes, m)};
   pass.executor->forward(micro_batch, inputs, &part);
   const NoGradGuard no_grad;
   pass.loss = pass.loss.defined() ? pass.loss + part.value : part.value;

@@ -30,6 +30,11 @@ void check_targets(const TensorList& targets);
 /// not divide `samples`.
 std::vector<std::int64_t> micro_batch_sizes(std::int64_t samples, int micro_batches, bool exactly);
 
+/// The factor of the loss of micro-batch `m`.
+inline double weight_of(const PipelineOptions& options, std::span<const std::int64_t> sizes, std::size_t m) {
+  return options.loss == LossKind::sum ? 1 : chunk_weight(sizes, m);
+}
+
 /// Joins the gradients of the inputs' micro-batches and continues backward from the inputs, on the calling
 /// thread. `chunks` and `gradients` are [micro-batch][input].
 void backward_to_inputs(const TensorList& inputs, const std::vector<bool>& requires_grad,

@@ -20,7 +20,7 @@ using Models = std::vector<std::unique_ptr<ProfiledModel>>;
 /// device counts.
 Contention measure_contention(const Models& models, std::int64_t n, int passes);
 
-/// Measures contention under Strategy::master. In steps on all devices, `send` copies the first device's
+/// Measures contention under DataParallelMode::master. In steps on all devices, `send` copies the first device's
 /// parameters to the others before forward, `add` sums the gradients on the first device after backward, and
 /// only the first device runs the optimizer. Steps on the first device alone call neither `send` nor `add`.
 /// The results do not include the time of `send` and `add`.

@@ -6,10 +6,10 @@
 namespace tapestry::distributed::planner {
 
 Prediction predict_single(const CostModel& c);
-/// Predicts DataParallel with Strategy::replicated if `one_process` is true, otherwise
+/// Predicts DataParallel with DataParallelMode::replicated if `one_process` is true, otherwise
 /// DistributedDataParallel.
 Prediction predict_replicas(const CostModel& c, bool one_process);
-/// DataParallel with Strategy::master.
+/// DataParallel with DataParallelMode::master.
 Prediction predict_master(const CostModel& c);
 /// DistributedDataParallel with ZeroRedundancyOptimizer. `stage` is 1 or 2.
 Prediction predict_zero(const CostModel& c, int stage);

@@ -1,0 +1,57 @@
+#pragma once
+// The devices or processes that train one model: what --parallel selects, and what the ranks agree on.
+// Without a launcher, the process is a job of one rank.
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "tapestry/apps/common/command_line.h"
+#include "tapestry/apps/common/job_requests.h"
+#include "tapestry/distributed/strategy/strategy.h"
+
+namespace apps {
+
+struct JobOptions {
+  std::string command;         ///< "gpt train", for errors
+  std::string parallel;        ///< the value of --parallel
+  std::string compress = {};   ///< the dtype in which gradients are sent; empty: their own
+  std::string device = "cpu";  ///< the value of --device
+  /// Devices of this process if --parallel does not say how many. 0: all of the type.
+  int devices = 0;
+  std::string devices_option = {};  ///< the option with this number
+  bool restartable = false;         ///< a run that the launcher starts again goes on from its checkpoint
+  int parts = 1;                    ///< of a step: see distributed::StrategyOptions
+  /// What must be the same on all ranks: the options and the run folder. Empty: the program compares itself.
+  std::string identity = {};
+};
+
+class TrainingJob {
+ public:
+  /// Joins the job. Throws UsageError if the options do not fit to the number of processes or to each other,
+  /// or if the ranks have different options. Creates the logical devices, so it must come before any use of
+  /// one.
+  explicit TrainingJob(const JobOptions& options);
+
+  const std::shared_ptr<tapestry::distributed::ProcessGroup>& group() const { return group_; }
+  tapestry::distributed::Strategy& strategy() { return *strategy_; }
+  const tapestry::distributed::Strategy& strategy() const { return *strategy_; }
+  int rank() const { return group_->rank(); }
+  int size() const { return group_->size(); }
+  /// True on rank 0, which prints and writes files.
+  bool first() const { return rank() == 0; }
+  /// Gives each process that reads other samples its own dropout masks. Call it when the model is built.
+  void seed_dropout(std::uint64_t seed) const;
+  /// True on the ranks that call the model to write a sample: one rank, or all if the call is collective.
+  bool writes_samples() const;
+  /// JobRequests::agree().
+  Request agree(const Request& own) { return requests_->agree(own); }
+
+ private:
+  std::shared_ptr<tapestry::distributed::ProcessGroup> group_;
+  std::unique_ptr<tapestry::distributed::Strategy> strategy_;
+  std::optional<JobRequests> requests_;
+};
+
+/// Accepts the values of --parallel: the text of a strategy, or an older name of one.
+Check parallel_text();
+}  // namespace apps

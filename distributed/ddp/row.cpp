@@ -1,0 +1,53 @@
+// The row `replicate` over ranks: DistributedDataParallel.
+#include "tapestry/distributed/strategy/internal/row.h"
+#include "tapestry/distributed/ddp/ddp.h"
+
+namespace tapestry::distributed {
+namespace {
+
+class ReplicateOverRanks final : public StrategyLayer {
+ public:
+  using StrategyLayer::StrategyLayer;
+
+  void wrap(nn::Module& model, const ModelParts& parts) override {
+    StrategyLayer::wrap(model, parts);
+    ddp_.emplace(model, DdpOptions{.process_group = context().axis->group(), .reduce = ReduceOp::sum});
+    const auto compress = context().spec.options.find("compress");
+    if (compress == context().spec.options.end() || compress->second == "none") return;
+    ddp_->set_comm_hook(compress->second == "f16" ? f16_compress : bf16_compress);
+  }
+  StepLoss gradients(const Part& part, const Batch& batch, double count, optim::GradScaler* scaler) override {
+    std::optional<NoSync> quiet;
+    if (!part.last) quiet.emplace(ddp_->no_sync());
+    ddp_->before_forward();
+    return StrategyLayer::gradients(part, batch, count, scaler);
+  }
+  void before_evaluation() override { ddp_->sync_buffers(); }
+  AxisReport report() const override {
+    const DdpReport report = ddp_->report();
+    std::int64_t bytes = 0;
+    for (const BucketReport& b : report.buckets) bytes += static_cast<std::int64_t>(b.bytes);
+    const auto zero = context().spec.options.find("zero");
+    const bool scatters = zero != context().spec.options.end() && zero->second == "2";
+    const int n = context().axis->size();
+    return {"replicate", scatters ? gather_bytes(bytes, n) : all_reduce_bytes(bytes, n), report.exposed_s};
+  }
+
+ private:
+  struct Wrapper : DdpBase {
+    Wrapper(nn::Module& model, const DdpOptions& options) : DdpBase(model, options) {}
+    using DdpBase::before_forward;
+  };
+  std::optional<Wrapper> ddp_;
+};
+
+const RowRegistration replicate_over_ranks{
+    {.axis = "replicate",
+     .order = 70,
+     .options = "compress=none|f16|bf16",
+     .about = "DistributedDataParallel: one process per device, gradients added during backward", .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
+       return std::make_unique<ReplicateOverRanks>(context);
+     }}};
+
+}  // namespace
+}  // namespace tapestry::distributed

@@ -1,0 +1,177 @@
+#include "tapestry/distributed/strategy/internal/row.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/core/error.h"
+#include "tapestry/core/timeline.h"
+
+namespace tapestry::distributed {
+namespace {
+
+// Linked, because rows register before anything that needs construction exists.
+constinit const StrategyRow* first_row = nullptr;
+
+const char* where(bool over_devices) { return over_devices ? "devices of one process" : "ranks"; }
+
+// What a row reads of an option, "f16|bf16" or "" for any value. Null if it does not read the option.
+std::optional<std::string> values_of(const StrategyRow& row, std::string_view option) {
+  std::istringstream words(row.options);
+  for (std::string word; words >> word;) {
+    const std::size_t end = std::min(word.find('='), word.size());
+    if (std::string_view(word).substr(0, end) == option)
+      return end < word.size() ? word.substr(end + 1) : std::string();
+  }
+  return std::nullopt;
+}
+
+bool is_one_of(const std::string& value, const std::string& values) {
+  std::istringstream list(values);
+  for (std::string one; std::getline(list, one, '|');)
+    if (one == value) return true;
+  return values.empty();
+}
+
+// True if rows read all options of the axis.
+bool serves(const AxisSpec& axis, bool over_devices) {
+  return !rows_of(axis, over_devices).empty() &&
+         std::all_of(axis.options.begin(), axis.options.end(), [&](const auto& option) {
+           for (const StrategyRow* row = first_row; row; row = row->next)
+             if (row->axis == axis.name && row->over_devices == over_devices && values_of(*row, option.first))
+               return true;
+           return false;
+         });
+}
+
+void check_options(const std::string& text, const AxisSpec& axis, bool over_devices) {
+  std::string known;
+  for (const StrategyRow* row = first_row; row; row = row->next)
+    if (row->axis == axis.name && row->over_devices == over_devices && *row->options)
+      known += (known.empty() ? "" : ", ") + std::string(row->options);
+  for (const auto& [option, value] : axis.options) {
+    if (option == "devices") continue;
+    std::optional<std::string> values;
+    for (const StrategyRow* row = first_row; row && !values; row = row->next)
+      if (row->axis == axis.name && row->over_devices == over_devices) values = values_of(*row, option);
+    check(values.has_value(), "[strategy] ", text, ": ", axis.name, " over ", where(over_devices),
+          " has no option ", option, "; it has ", known.empty() ? "none" : known);
+    check(is_one_of(value, *values), "[strategy] ", text, ": ", option, " is ", value, "; choose one of ",
+          *values);
+  }
+}
+
+}  // namespace
+
+RowRegistration::RowRegistration(StrategyRow row) : row_(row) {
+  row_.next = first_row;
+  first_row = &row_;
+}
+RowRegistration::~RowRegistration() {
+  for (const StrategyRow** at = &first_row; *at; at = const_cast<const StrategyRow**>(&(*at)->next))
+    if (*at == &row_) {
+      *at = row_.next;
+      return;
+    }
+}
+
+std::vector<const StrategyRow*> rows_of(const AxisSpec& axis, bool over_devices) {
+  std::vector<const StrategyRow*> rows;
+  for (const StrategyRow* row = first_row; row; row = row->next)
+    if (row->axis == axis.name && row->over_devices == over_devices &&
+        (!row->option || axis.options.contains(row->option)))
+      rows.push_back(row);
+  std::sort(rows.begin(), rows.end(), [](const auto* a, const auto* b) { return a->order < b->order; });
+  return rows;
+}
+
+StrategyPlan plan_strategy(std::string_view text, bool launched) {
+  return plan_strategy(parse_strategy(text), launched);
+}
+
+StrategyPlan plan_strategy(std::vector<AxisSpec> axes, bool launched) {
+  const std::string text = to_string(axes);
+  if (axes.size() > 1) std::erase_if(axes, [](const AxisSpec& axis) { return axis.size == 1; });
+  StrategyPlan plan;
+  plan.axes = std::move(axes);
+  for (std::size_t i = 0; i < plan.axes.size(); ++i) {
+    const AxisSpec& axis = plan.axes[i];
+    bool over_devices = axis.options.contains("devices");
+    if (!over_devices) {
+      over_devices = !launched;
+      if (!serves(axis, over_devices) && serves(axis, !over_devices)) over_devices = !over_devices;
+    }
+    check(i == 0 || over_devices == plan.over_devices, "[strategy] ", text,
+          ": axes over ranks and over devices cannot be combined yet; choose one of them");
+    plan.over_devices = over_devices;
+    const std::vector<const StrategyRow*> rows = rows_of(axis, over_devices);
+    check(!rows.empty(), "[strategy] ", text, ": this program has no axis ", axis.name, " over ",
+          where(over_devices), rows_of(axis, !over_devices).empty() ? "" : "; it has one over ",
+          rows_of(axis, !over_devices).empty() ? "" : where(!over_devices));
+    check_options(text, axis, over_devices);
+    for (const StrategyRow* const row : rows) {
+      plan.splits_model = plan.splits_model || row->splits_model;
+      plan.about += (plan.about.empty() ? "" : "; ") + std::string(row->about);
+    }
+    plan.size = axis.size < 0 ? 0 : plan.size * axis.size;
+  }
+  std::string names;
+  for (const AxisSpec& axis : plan.axes) names += (names.empty() ? "" : " and ") + axis.name;
+  check(plan.axes.size() <= 1, "[strategy] ", text, ": ", names,
+        " cannot be combined yet; choose one of them");
+  if (plan.axes.empty()) plan.about = "one device, the whole batch";
+  return plan;
+}
+
+bool StrategyPlan::reads(std::string_view option) const {
+  for (const AxisSpec& axis : axes)
+    for (const StrategyRow* row = first_row; row; row = row->next)
+      if (row->axis == axis.name && row->over_devices == over_devices && values_of(*row, option)) return true;
+  return false;
+}
+
+// ---- what a layer does unless its row says otherwise ----
+
+Tensor StrategyLayer::part_of_mean(const Loss& loss, double count) {
+  counted_ += loss.count;
+  const double own = loss.kind == LossKind::sum ? 1 : loss.count;
+  return own == count ? loss.value : loss.value * (own / count);
+}
+
+void StrategyLayer::wrap(nn::Module& model, const ModelParts& parts) {
+  attach(model, parts);
+  model.to(device());
+}
+
+Loss StrategyLayer::compute(const Batch& batch, std::vector<Tensor>* outputs) const {
+  const SpanScope span(device(), Activity::forward, "forward");
+  if (!outputs && parts_->forward_loss) return parts_->forward_loss(batch.inputs, batch.targets);
+  check(parts_->forward && parts_->loss, "[strategy] outputs are wanted; set forward and loss of ModelParts");
+  std::vector<Tensor> results = parts_->forward(batch.inputs);
+  Loss loss = parts_->loss(results, batch.targets);
+  if (outputs) *outputs = std::move(results);
+  return loss;
+}
+
+StepLoss StrategyLayer::gradients(const Part&, const Batch& batch, double count, optim::GradScaler* scaler) {
+  Loss loss = compute(batch);
+  const Tensor part = part_of_mean(loss, count);
+  loss.value = {};
+  const SpanScope span(device(), Activity::backward, "backward");
+  (scaler ? scaler->scale(part) : part).backward();
+  return {part.detach(), std::move(loss.sums)};
+}
+
+Loss StrategyLayer::evaluate(const Batch& batch, std::vector<Tensor>* outputs) {
+  return compute(batch, outputs);
+}
+
+nn::StateDict StrategyLayer::whole_state(bool keep) const {
+  nn::StateDict all;
+  if (keep)
+    for (const auto& [name, tensor] : model_->state_dict())
+      all.emplace_back(name, tensor.to(kCPU).contiguous());
+  return all;
+}
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,187 @@
+#include "tapestry/distributed/strategy/strategy.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/core/error.h"
+#include "tapestry/distributed/strategy/internal/row.h"
+#include "tapestry/nn/clip.h"
+
+namespace tapestry::distributed {
+namespace {
+
+// Part `index` of `count` parts of equal size; the first ones get one more if they do not divide the samples.
+Samples chunk_of(Samples all, int count, int index) {
+  const std::int64_t size = all.count / count, larger = all.count % count;
+  return {all.first + index * size + std::min<std::int64_t>(index, larger), size + (index < larger ? 1 : 0)};
+}
+
+}  // namespace
+
+Strategy::Strategy(std::string_view text, const StrategyOptions& options)
+    : Strategy(plan_strategy(text, options.world && options.world->size() > 1), options) {}
+
+Strategy::Strategy(const StrategyPlan& plan, const StrategyOptions& options)
+    : plan_(plan), options_(options), devices_(options.devices) {
+  check(!options.devices.empty(), "[strategy] there are no devices; name one or more");
+  check(options.parts >= 1, "[strategy] a step has ", options.parts, " parts; give one or more");
+  const std::string text = to_string(plan.axes);
+  check(ranks() == 1 || (!plan.axes.empty() && !plan.over_devices), "[strategy] ", text,
+        " trains in one process, and this is one of ", ranks(),
+        ", which would all train the same model; name an axis over ranks, such as replicate=", ranks());
+  std::vector<AxisSize> sizes;
+  for (const AxisSpec& axis : plan.axes) sizes.push_back({axis.name, axis.size});
+  if (plan.over_devices) {
+    const auto there = options.devices.size(), needed = static_cast<std::size_t>(plan.size);
+    check(needed <= there, "[strategy] ", text, " needs ", needed, " devices, and there are ", there);
+    if (needed > 0) devices_.resize(needed);
+    mesh_.emplace(nullptr, sizes, MeshOptions{.devices = devices_});
+  } else {
+    devices_.resize(1);
+    check(sizes.empty() || options.world, "[strategy] ", text,
+          " is over ranks, but world is null; pass what init_process_group() returned");
+    if (!sizes.empty()) mesh_.emplace(options.world, sizes);
+  }
+  std::vector<std::pair<int, std::unique_ptr<StrategyLayer>>> layers;
+  for (const AxisSpec& spec : plan.axes) {
+    const Axis axis = (*mesh_)[spec.name];
+    if (!plan.over_devices && (spec.name == "replicate" || spec.name == "shard")) {
+      data_rank_ = data_rank_ * axis.size() + axis.coordinate();
+      data_size_ *= axis.size();
+    }
+    for (const StrategyRow* const row : rows_of(spec, plan.over_devices))
+      layers.emplace_back(row->order, row->make({axis, spec, devices_, options.parts}));
+  }
+  std::stable_sort(layers.begin(), layers.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (auto& [order, layer] : layers) layers_.push_back(std::move(layer));
+  if (layers_.empty())
+    layers_.push_back(
+        std::make_unique<StrategyLayer>(LayerContext{std::nullopt, {}, devices_, options.parts}));
+}
+
+Strategy::~Strategy() {
+  while (!layers_.empty()) layers_.pop_back();  // an optimizer's division ends before what it divides
+}
+
+std::string Strategy::name() const {
+  std::vector<AxisSpec> axes = plan_.axes;
+  for (AxisSpec& axis : axes) axis.size = (*mesh_)[axis.name].size();
+  return to_string(axes);
+}
+
+Samples Strategy::share(std::int64_t samples, const Part& part) const {
+  return chunk_of(chunk_of({0, samples}, part.count, part.index), data_size_, data_rank_);
+}
+
+bool Strategy::builds_in_parts() const { return layers_[0]->builds_in_parts(); }
+bool Strategy::calls_are_collective() const { return layers_[0]->calls_are_collective(); }
+bool Strategy::can_call_model() const { return layers_[0]->can_call_model(); }
+bool Strategy::saves_in_parts() const { return layers_[0]->saves_in_parts(); }
+
+void Strategy::wrap(nn::Module& model, ModelParts parts) {
+  check(model_ == nullptr, "[strategy] wrap() was called before; one strategy trains one model");
+  check(parts.forward_loss || (parts.forward && parts.loss),
+        "[strategy] nothing computes the loss; set forward and loss of ModelParts, or forward_loss");
+  check(!plan_.splits_model || (parts.stages && parts.loss), "[strategy] ", name(),
+        " splits the model into stages, but ModelParts has no stages, or no loss of their outputs");
+  model_ = &model;
+  parts_ = std::move(parts);
+  for (const auto& layer : layers_) layer->wrap(model, parts_);
+}
+
+StepLoss Strategy::gradients(const std::function<Batch(const Part&)>& read, double count,
+                             optim::GradScaler* scaler) {
+  check(model_ != nullptr, "[strategy] there is no model; call wrap() first");
+  check(count > 0, "[strategy] the loss of a step is divided by ", count,
+        "; give the number of its targets over all ranks and parts");
+  const int parts = layers_[0]->takes_whole_step() ? 1 : options_.parts;
+  StepLoss total;
+  for (int i = 0; i < parts; ++i) {
+    const Part part{i, parts, i + 1 == parts};
+    StepLoss own = layers_[0]->gradients(part, read(part), count, scaler);
+    if (i == 0) {
+      total = std::move(own);
+      continue;
+    }
+    const NoGradGuard no_grad;
+    total.loss = total.loss + own.loss;
+    for (std::size_t k = 0; k < own.sums.size(); ++k) total.sums[k] = total.sums[k] + own.sums[k];
+  }
+  if (!count_checked_) check_count(count);
+  return total;
+}
+
+// A divisor of this rank alone, or of one part, would train with another learning rate, without a word.
+void Strategy::check_count(double count) {
+  count_checked_ = true;
+  const std::vector<double> all = sum({layers_[0]->take_counted(), count});
+  check(std::isnan(all[0]) || (all[1] == count * ranks() && std::abs(all[0] - count) <= 1e-6 * count),
+        "[strategy] the loss of a step is divided by ", count,
+        ", but the losses of all ranks and parts count ", all[0],
+        " targets; divide by this number, the same on all ranks");
+}
+
+Tensor Strategy::clip_grad_norm_(double max_norm, double norm_type) {
+  return nn::clip_grad_norm_(model_->parameters(), max_norm, norm_type);
+}
+
+OptimizerDivision Strategy::optimizer_division() const {
+  for (const auto& layer : layers_)
+    if (OptimizerDivision division = layer->optimizer_division(); division.group) return division;
+  return {};
+}
+
+std::optional<Evaluation> Strategy::evaluate(std::int64_t turns,
+                                             const std::function<Batch(std::int64_t)>& read,
+                                             const std::function<bool()>& stops, const Seen& seen) {
+  check(model_ != nullptr, "[strategy] there is no model; call wrap() first");
+  for (const auto& layer : layers_) layer->before_evaluation();
+  const NoGradGuard no_grad;
+  std::vector<double> sums(2);  // of losses and counts, then Loss::sums
+  model_->eval();
+  bool stopped = false;
+  // Ranks without a batch compute too: a call may be collective.
+  for (std::int64_t turn = 0; turn < turns && !stopped; ++turn) {
+    const Batch batch = read(turn);
+    std::vector<Tensor> outputs;
+    const Loss loss = layers_[0]->evaluate(batch, seen ? &outputs : nullptr);
+    sums.resize(2 + loss.sums.size());
+    if (batch.counts) {
+      if (seen) seen(outputs, batch);
+      // The mean over no targets is NaN.
+      if (loss.kind == LossKind::sum) sums[0] += loss.value.item();
+      else if (loss.count > 0) sums[0] += loss.value.item() * loss.count;
+      sums[1] += loss.count;
+      for (std::size_t k = 0; k < loss.sums.size(); ++k) sums[2 + k] += loss.sums[k].item();
+    }
+    stopped = stops && stops();
+  }
+  model_->train();
+  if (stopped) return std::nullopt;
+  sums = sum(std::move(sums));
+  return Evaluation{sums[0], sums[1], {sums.begin() + 2, sums.end()}};
+}
+
+std::vector<double> Strategy::sum(std::vector<double> values) const {
+  if (ranks() > 1)
+    options_.world
+        ->all_reduce(from_blob(values.data(), {static_cast<std::int64_t>(values.size())}, DType::f64),
+                     ReduceOp::sum, "sums of the strategy")
+        .wait();
+  return values;
+}
+
+nn::StateDict Strategy::whole_state() const { return layers_[0]->whole_state(logs()); }
+std::shared_ptr<void> Strategy::unshard() const { return layers_[0]->unshard(); }
+
+std::vector<AxisReport> Strategy::report() const {
+  std::vector<AxisReport> reports;
+  for (const auto& layer : layers_)
+    if (AxisReport report = layer->report(); !report.axis.empty()) reports.push_back(std::move(report));
+  return reports;
+}
+
+}  // namespace tapestry::distributed

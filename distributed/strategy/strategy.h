@@ -1,0 +1,224 @@
+#pragma once
+// Strategy is a way of training as a value: one text selects how a model is divided or replicated over ranks
+// or devices, and one interface trains, evaluates and saves under all of them.
+//
+//   using Tensors = std::vector<Tensor>;
+//   distributed::Strategy strategy("replicate=4:zero=1", {.world = distributed::init_process_group()});
+//   Net net;
+//   strategy.wrap(net, {.forward = [&](const Tensors& in) { return Tensors{net(in[0])}; },
+//                       .loss = [](const Tensors& out, const Tensors& targets) -> distributed::Loss {
+//                         return {cross_entropy(out[0], targets[0]), double(targets[0].numel())};
+//                       }});
+//   const auto optimizer =
+//       distributed::make_optimizer<optim::AdamW>(strategy, net.parameters(), {.lr = 1e-3});
+//   for (std::int64_t step = 0; step < steps; ++step) {
+//     optimizer->zero_grad();
+//     const auto read = [&](const distributed::Part& part) {
+//       return samples_of(step, strategy.share(64, part));  // this process's samples of the step's 64
+//     };
+//     strategy.gradients(read, 64);
+//     optimizer->step();
+//   }
+//
+// README.md beside this file lists the axes and says how to add a mode.
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tapestry/distributed/common/batch.h"
+#include "tapestry/distributed/mesh/mesh.h"
+#include "tapestry/distributed/mesh/strategy_text.h"
+#include "tapestry/nn/module.h"
+#include "tapestry/nn/optim/grad_scaler.h"
+
+namespace tapestry::distributed {
+
+class Stage;
+class StrategyLayer;
+
+/// One of the parts of a step that are computed one after another.
+struct Part {
+  int index = 0, count = 1;
+  bool last = true;  ///< the last one that this process computes in the step
+};
+
+/// A range of the samples of a step.
+struct Samples {
+  std::int64_t first = 0, count = 0;
+};
+
+/// What this process reads for one part of a step, or for one turn of an evaluation.
+struct Batch {
+  std::vector<Tensor> inputs, targets;
+  /// False in an evaluation: this rank has no samples left, and the batch is there to make equal calls.
+  bool counts = true;
+};
+
+/// The loss of some samples: the mean over `count` targets, or their sum. What counts as a target is up to
+/// the application; strategies only add counts, and divide by them.
+struct Loss {
+  Tensor value;
+  double count = 0;
+  LossKind kind = LossKind::mean;
+  /// Other numbers to add up, one element each, such as how many guesses are right. They get no gradients.
+  std::vector<Tensor> sums = {};
+};
+
+/// What an application says of its model, once.
+struct ModelParts {
+  /// The modules that become units of a sharded model, such as its blocks.
+  std::vector<nn::Module*> units = {};
+  /// Calls the model. It runs on each device of the process, with that device's samples.
+  std::function<std::vector<Tensor>(const std::vector<Tensor>& inputs)> forward = {};
+  /// The loss of the model's outputs.
+  std::function<Loss(const std::vector<Tensor>& outputs, const std::vector<Tensor>& targets)> loss = {};
+  /// Both in one call, for models that compute the loss themselves. Without it, `loss` of `forward`.
+  std::function<Loss(const std::vector<Tensor>& inputs, const std::vector<Tensor>& targets)> forward_loss =
+      {};
+  /// The model as consecutive stages, one for each device. Without it, the model cannot be split.
+  std::function<std::vector<Stage>(const std::vector<Device>&)> stages = {};
+};
+
+/// This process's part of a step: the parts of all ranks and of a step add up.
+struct StepLoss {
+  Tensor loss;               ///< of the mean over the step; one element
+  std::vector<Tensor> sums;  ///< Loss::sums
+};
+
+/// The same on all ranks.
+struct Evaluation {
+  double sum = 0, count = 0;      ///< of Loss
+  std::vector<double> sums = {};  ///< Loss::sums
+  double mean() const { return sum / count; }
+};
+
+/// What one axis has sent in the last step.
+struct AxisReport {
+  std::string axis;
+  std::int64_t bytes_sent = 0;  ///< by this process
+  double exposed_s = 0;         ///< computation waited for communication; 0 if it is not measured
+};
+
+/// The ranks that divide an optimizer's state: see ZeroOptions. Null: it is not divided.
+struct OptimizerDivision {
+  std::shared_ptr<ProcessGroup> group = {};
+  int stage = 0;
+};
+
+struct StrategyOptions {
+  /// The ranks of the job. Null stands for one process.
+  std::shared_ptr<ProcessGroup> world = {};
+  /// The devices of this process. A rank computes on the first one; axes over devices use them in this order.
+  std::vector<Device> devices = {kCPU};
+  /// The parts of a step: micro-batches of a pipeline, or accumulation steps.
+  int parts = 1;
+};
+
+/// What a text says before there is a job.
+struct StrategyPlan {
+  std::vector<AxisSpec> axes;
+  bool over_devices = false;  ///< of one process; false: over ranks
+  /// The number of ranks or devices that the sizes need. 0 if a size is what is left.
+  int size = 1;
+  bool splits_model = false;
+  std::string about;  ///< for lists of modes
+  /// True if an axis reads this option, such as "compress".
+  bool reads(std::string_view option) const;
+};
+/// Parses and checks a strategy's text: axes, their options, and what cannot be combined. An axis without the
+/// option `devices` is over the ranks of a job, and over devices if `launched` is false, unless its options
+/// exist in the other place only. Throws ValueError.
+StrategyPlan plan_strategy(std::string_view text, bool launched);
+StrategyPlan plan_strategy(std::vector<AxisSpec> axes, bool launched);
+
+class Strategy {
+ public:
+  /// Collective over the ranks of `world`. Throws ValueError if the text is wrong, or if the ranks or devices
+  /// do not fit its sizes.
+  Strategy(std::string_view text, const StrategyOptions& options);
+  Strategy(const StrategyPlan& plan, const StrategyOptions& options);
+  ~Strategy();
+  Strategy(const Strategy&) = delete;
+  Strategy& operator=(const Strategy&) = delete;
+
+  // ---- who does what ----
+  /// The canonical text, with the sizes.
+  std::string name() const;
+  /// Null if the strategy has no axes.
+  const Mesh* mesh() const { return mesh_ ? &*mesh_ : nullptr; }
+  /// The devices on which this process computes.
+  const std::vector<Device>& devices() const { return devices_; }
+  /// Which of the processes that read different samples this one is, and how many there are.
+  int data_rank() const { return data_rank_; }
+  int data_size() const { return data_size_; }
+  /// The samples that this process reads in a part of a step of `samples` samples. Parts and ranks get as
+  /// equal numbers as possible, the first ones more.
+  Samples share(std::int64_t samples, const Part& part) const;
+  /// True on exactly one rank of the job.
+  bool logs() const { return rank() == 0; }
+  /// True if this process gets the outputs of its samples in an evaluation.
+  bool has_outputs() const { return true; }
+  /// The model may be built on the meta device, so that no process ever has all of it.
+  bool builds_in_parts() const;
+  /// The model is split into ModelParts::stages.
+  bool splits_model() const { return plan_.splits_model; }
+  /// Every call of the model is collective: all ranks must call it equally often.
+  bool calls_are_collective() const;
+  /// The model itself can be called, for example to generate text.
+  bool can_call_model() const;
+  /// Checkpoints are saved in a part of each rank.
+  bool saves_in_parts() const;
+
+  // ---- training ----
+  /// Moves the model to its devices, and replicates, divides or splits it. Collective. The model, and what
+  /// `parts` refers to, must outlive the strategy.
+  void wrap(nn::Module& model, ModelParts parts);
+  /// Adds the gradients of one step: those of the sum of all losses, divided by `count`, the number of
+  /// targets of all ranks and parts (Loss::count). read(part) returns this process's samples: see share().
+  /// With a scaler, gradients are multiplied by its scale. Collective. The first step compares `count` with
+  /// the losses' counts: ValueError on all ranks if it is not their sum.
+  StepLoss gradients(const std::function<Batch(const Part&)>& read, double count,
+                     optim::GradScaler* scaler = nullptr);
+  /// Clips the norm of all gradients, over all axes, and returns it: nn::clip_grad_norm_(). Collective.
+  Tensor clip_grad_norm_(double max_norm, double norm_type = 2);
+  /// The ranks that divide the optimizer's state. make_optimizer() in distributed/zero reads it.
+  OptimizerDivision optimizer_division() const;
+
+  // ---- evaluation ----
+  using Seen = std::function<void(const std::vector<Tensor>& outputs, const Batch& batch)>;
+  /// The loss of `turns` batches of each rank, in evaluation mode and without gradients. The ranks may
+  /// have different numbers of batches (Batch::counts), but the same number of turns. `seen`, if given, gets
+  /// the outputs of ModelParts::forward for each batch that counts. Calls stops(), which may be collective,
+  /// after each turn; returns nothing if it returned true. Collective.
+  std::optional<Evaluation> evaluate(std::int64_t turns, const std::function<Batch(std::int64_t turn)>& read,
+                                     const std::function<bool()>& stops = {}, const Seen& seen = {});
+
+  // ---- the rest ----
+  /// The sums of these numbers over the ranks. Collective.
+  std::vector<double> sum(std::vector<double> values) const;
+  /// The whole model in host memory, on rank 0. Collective.
+  nn::StateDict whole_state() const;
+  /// While the result exists, the slots of a sharded model have whole tensors. Collective.
+  std::shared_ptr<void> unshard() const;
+  std::vector<AxisReport> report() const;
+
+ private:
+  void check_count(double count);
+  int rank() const { return options_.world ? options_.world->rank() : 0; }
+  int ranks() const { return options_.world ? options_.world->size() : 1; }
+  const StrategyPlan plan_;
+  const StrategyOptions options_;
+  std::vector<Device> devices_;
+  int data_rank_ = 0, data_size_ = 1;
+  std::optional<Mesh> mesh_;
+  std::vector<std::unique_ptr<StrategyLayer>> layers_;  // in the order of wrapping; the first one computes
+  nn::Module* model_ = nullptr;
+  ModelParts parts_;
+  bool count_checked_ = false;
+};
+
+}  // namespace tapestry::distributed

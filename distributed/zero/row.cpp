@@ -1,0 +1,34 @@
+// The option `zero` of the axis `replicate` over ranks: ZeroRedundancyOptimizer.
+#include "tapestry/distributed/strategy/internal/row.h"
+
+namespace tapestry::distributed {
+namespace {
+
+class ZeroDivision final : public StrategyLayer {
+ public:
+  using StrategyLayer::StrategyLayer;
+
+  OptimizerDivision optimizer_division() const override {
+    return {context().axis->group(), context().spec.options.at("zero") == "1" ? 1 : 2};
+  }
+  // The updated parameters are gathered.
+  AxisReport report() const override {
+    std::int64_t bytes = 0;
+    for (const nn::Parameter& p : model().parameters())
+      if (p->requires_grad()) bytes += static_cast<std::int64_t>(p->nbytes());
+    return {"replicate", gather_bytes(bytes, context().axis->size())};
+  }
+};
+
+const RowRegistration zero_division{
+    {.axis = "replicate",
+     .option = "zero",
+     .order = 80,
+     .options = "zero=1|2",
+     .about = "ZeroRedundancyOptimizer: the optimizer's state divided, with zero=2 gradients too",
+     .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
+       return std::make_unique<ZeroDivision>(context);
+     }}};
+
+}  // namespace
+}  // namespace tapestry::distributed

@@ -1,0 +1,312 @@
+// Every mode of distributed::Strategy computes what one process computes, with ragged batches whose ranks
+// have different numbers of valid targets.
+#include <cmath>
+#include <mutex>
+
+#include "tapestry/distributed/strategy/internal/row.h"
+#include "tapestry/tapestry.h"
+#include "tests/support/catch.h"
+#include "tests/support/distributed.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+using distributed_test::Group;
+using distributed_test::on_ranks;
+using distributed_test::require;
+using Tensors = std::vector<Tensor>;
+
+namespace {
+
+struct Mlp : nn::Module {
+  nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = 5, .out_features = 7});
+  nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 7, .out_features = 6});
+  nn::Linear& fc3 = add<nn::Linear>("fc3", {.in_features = 6, .out_features = 4});
+  Tensor forward(const Tensor& x) override { return fc3(tanh(fc2(tanh(fc1(x))))); }
+};
+
+constexpr std::int64_t kSamples = 11;  // neither two ranks nor two parts divide it
+
+std::unique_ptr<Mlp> make_mlp() {
+  static std::mutex mutex;  // ranks are threads, and share the generator
+  const std::lock_guard lock(mutex);
+  manual_seed(3);
+  auto net = std::make_unique<Mlp>();
+  net->to(DType::f64);
+  return net;
+}
+
+// A step's samples. The first rank has fewer valid targets than the second.
+Batch whole_batch(int step) {
+  std::vector<double> x;
+  std::vector<std::int64_t> targets;
+  for (std::int64_t i = 0; i < kSamples; ++i) {
+    for (std::int64_t k = 0; k < 5; ++k) x.push_back(std::sin(static_cast<double>(i * 7 + k * 3 + step * 5)));
+    targets.push_back(i % 3 == 0 && i < 7 ? -100 : (i + step) % 4);
+  }
+  return {{tensor(x, {kSamples, 5}, DType::f64)}, {tensor(targets, {kSamples})}};
+}
+
+double valid(const Tensor& targets) { return targets.ne(-100).sum().item(); }
+
+Batch narrowed(const Batch& all, const Samples& s) {
+  return {{all.inputs[0].narrow(0, s.first, s.count).contiguous()},
+          {all.targets[0].narrow(0, s.first, s.count).contiguous()}};
+}
+
+// Half of the modes' losses are means, and the other half sums.
+ModelParts parts_of(Mlp& net, bool mean) {
+  return {.units = {&net.fc1, &net.fc2},
+          .forward = [&net](const Tensors& in) { return Tensors{net(in[0])}; },
+          .loss = [mean](const Tensors& out, const Tensors& targets) -> Loss {
+            const double count = valid(targets[0]);
+            Loss loss{cross_entropy(out[0], targets[0], {.reduction = Reduction::sum}), count, LossKind::sum};
+            if (mean && count > 0) loss = {cross_entropy(out[0], targets[0]), count};
+            const NoGradGuard no_grad;
+            loss.sums = {out[0].argmax(1).eq(targets[0]).sum()};
+            return loss;
+          },
+          .stages =
+              [&net](const std::vector<Device>& devices) {
+                std::vector<Stage> stages;
+                const auto first = [&net](const Tensor& x) { return tanh(net.fc1(x)); };
+                const auto second = [&net](const Tensor& x) { return net.fc3(tanh(net.fc2(x))); };
+                stages.emplace_back(first, devices.at(0), Stage::Modules{net.fc1});
+                stages.emplace_back(second, devices.at(1), Stage::Modules{net.fc2, net.fc3});
+                return stages;
+              }};
+}
+
+struct Trained {
+  std::vector<double> losses, norms, right;
+  nn::StateDict weights;
+  double evaluated = 0, evaluated_right = 0;
+};
+
+// Trains 3 steps; the second adds its gradients to those of the first, which are not cleared.
+Trained train(const std::string& text, const std::shared_ptr<ProcessGroup>& world, int parts, bool mean) {
+  std::vector<Device> devices{{DeviceType::cpu, 0}, {DeviceType::cpu, 1}};
+  Strategy strategy(text, {.world = world, .devices = devices, .parts = parts});
+  const auto net = make_mlp();
+  strategy.wrap(*net, parts_of(*net, mean));
+  const auto optimizer = make_optimizer<optim::AdamW>(strategy, net->parameters(), {.lr = 0.01});
+  Trained result;
+  for (int step = 0; step < 3; ++step) {
+    if (step != 1) optimizer->zero_grad();
+    const Batch all = whole_batch(step);
+    const StepLoss own =
+        strategy.gradients([&](const Part& part) { return narrowed(all, strategy.share(kSamples, part)); },
+                           valid(all.targets[0]));
+    const std::vector<double> sums = strategy.sum({own.loss.item(), own.sums[0].item()});
+    result.losses.push_back(sums[0]);
+    result.right.push_back(sums[1]);
+    if (step == 0) continue;
+    result.norms.push_back(strategy.clip_grad_norm_(0.05).item());
+    optimizer->step();
+  }
+  // 11 samples in batches of 4: of two ranks, one has no batch in the second turn.
+  const Batch all = whole_batch(7);
+  int seen = 0;
+  const auto evaluation = strategy.evaluate(
+      (3 + strategy.data_size() - 1) / strategy.data_size(),
+      [&](std::int64_t turn) {
+        const std::int64_t mine = turn * strategy.data_size() + strategy.data_rank();
+        Batch batch = narrowed(all, {std::min<std::int64_t>(mine, 2) * 4, mine < 2 ? 4 : 3});
+        batch.counts = mine < 3;
+        return batch;
+      },
+      {},
+      [&](const Tensors& outputs, const Batch& batch) {
+        seen += outputs[0].size(0) == batch.inputs[0].size(0);
+      });
+  require(strategy.sum({static_cast<double>(seen)})[0] == 3, "not every batch was seen");
+  result.evaluated = evaluation->mean();
+  result.evaluated_right = evaluation->sums[0];
+  result.weights = strategy.whole_state();
+  return result;
+}
+
+double distance(const nn::StateDict& a, const nn::StateDict& b) {
+  REQUIRE(a.size() == b.size());
+  double most = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    REQUIRE(a[i].first == b[i].first);
+    most = std::max(most, (a[i].second - b[i].second).abs().max().item());
+  }
+  return most;
+}
+
+// The same in one process, without a strategy.
+Trained expected_training() {
+  const auto net = make_mlp();
+  optim::AdamW optimizer(net->parameters(), {.lr = 0.01});
+  Trained result;
+  for (int step = 0; step < 3; ++step) {
+    if (step != 1) optimizer.zero_grad();
+    const Batch all = whole_batch(step);
+    const Tensor scores = (*net)(all.inputs[0]), loss = cross_entropy(scores, all.targets[0]);
+    loss.backward();
+    result.losses.push_back(loss.item());
+    result.right.push_back(scores.detach().argmax(1).eq(all.targets[0]).sum().item());
+    if (step == 0) continue;
+    result.norms.push_back(nn::clip_grad_norm_(net->parameters(), 0.05).item());
+    optimizer.step();
+  }
+  const NoGradGuard no_grad;
+  const Batch all = whole_batch(7);
+  const Tensor scores = (*net)(all.inputs[0]);
+  result.evaluated = cross_entropy(scores, all.targets[0]).item();
+  result.evaluated_right = scores.argmax(1).eq(all.targets[0]).sum().item();
+  result.weights = net->state_dict();
+  return result;
+}
+
+void check_same(const Trained& a, const Trained& b, bool first_rank) {
+  for (std::size_t i = 0; i < b.losses.size(); ++i) CHECK(a.losses[i] == Approx(b.losses[i]).epsilon(1e-12));
+  for (std::size_t i = 0; i < b.norms.size(); ++i) CHECK(a.norms[i] == Approx(b.norms[i]).epsilon(1e-12));
+  CHECK(a.right == b.right);
+  CHECK(a.evaluated == Approx(b.evaluated).epsilon(1e-12));
+  CHECK(a.evaluated_right == b.evaluated_right);
+  if (first_rank) CHECK(distance(a.weights, b.weights) < 1e-11);
+  else CHECK(a.weights.empty());
+}
+
+}  // namespace
+
+TEST_CASE("every mode trains and evaluates as one process does") {
+  const Trained expected = expected_training();
+  for (const bool mean : {false, true})
+    for (const int parts : {1, 2}) {
+      for (const char* text : {"none", "replicate=2:devices", "dp-master", "shard=2:devices", "model",
+                               "pipeline-gpipe", "pipeline-1f1b", "pipeline-zero-bubble"}) {
+        CAPTURE(text, parts, mean);
+        check_same(train(text, nullptr, parts, mean), expected, true);
+      }
+      for (const char* text : {"ddp", "zero1", "replicate=2:zero=2", "fsdp"}) {
+        CAPTURE(text, parts, mean);
+        const auto ranks = on_ranks<Trained>(2, [&](const Group& g) { return train(text, g, parts, mean); });
+        for (std::size_t r = 0; r < 2; ++r) check_same(ranks[r], expected, r == 0);
+      }
+    }
+}
+
+TEST_CASE("with three ranks, the parts of a step divide its samples without gaps") {
+  const auto all = on_ranks<std::vector<Samples>>(3, [](const Group& world) {
+    const Strategy strategy("replicate=-1", {.world = world});
+    require(strategy.name() == "replicate=3", strategy.name());
+    require(strategy.data_size() == 3 && strategy.data_rank() == world->rank(), "data coordinates");
+    require(strategy.logs() == (world->rank() == 0), "one rank logs");
+    return std::vector{strategy.share(11, {0, 2, false}), strategy.share(11, {1, 2, true})};
+  });
+  // 6 samples, then 5.
+  const std::int64_t first[2][3] = {{0, 2, 4}, {6, 8, 10}}, count[2][3] = {{2, 2, 2}, {2, 2, 1}};
+  for (std::size_t r = 0; r < 3; ++r)
+    for (std::size_t p = 0; p < 2; ++p) {
+      CHECK(all[r][p].first == first[p][r]);
+      CHECK(all[r][p].count == count[p][r]);
+    }
+}
+
+TEST_CASE("a strategy's text that cannot be trained is refused, and the message names what is wrong") {
+  const auto refused = [](const std::string& text, const std::string& why, bool launched = true) {
+    CAPTURE(text);
+    CHECK_THROWS_WITH(plan_strategy(text, launched), ContainsSubstring(why));
+  };
+  refused("replicate=2,shard=2", "replicate and shard cannot be combined yet");
+  refused("replicate=2:devices,shard=2", "axes over ranks and over devices cannot be combined yet");
+  refused("replicate=2:zero=3", "zero is 3; choose one of 1|2");
+  refused("replicate=2:devices:zero=1", "has no option zero");
+  CHECK_FALSE(plan_strategy("replicate=2:zero=1", false).over_devices);
+  refused("shard=2:compress=f16", "shard over ranks has no option compress; it has none");
+  refused("tensor=2", "this program has no axis tensor over ranks");
+  CHECK(plan_strategy("pipeline=2", true).over_devices);
+  CHECK(plan_strategy("replicate=1,shard=4", true).axes.size() == 1);
+  CHECK(plan_strategy("replicate=2", false).over_devices);
+  CHECK_FALSE(plan_strategy("replicate=2", true).over_devices);
+  CHECK(plan_strategy("replicate=2", true).reads("compress"));
+  CHECK_FALSE(plan_strategy("shard=2", true).reads("compress"));
+
+  const std::vector<Device> two{{DeviceType::cpu, 0}, {DeviceType::cpu, 1}};
+  CHECK_THROWS_WITH(Strategy("replicate=3:devices", {.devices = two}), ContainsSubstring("needs 3 devices"));
+  CHECK_THROWS_WITH(Strategy("zero1", {}), ContainsSubstring("world is null"));
+  const auto net = make_mlp();
+  Strategy split("pipeline=2:devices", {.devices = two});
+  ModelParts parts = parts_of(*net, true);
+  parts.stages = {};
+  CHECK_THROWS_WITH(split.wrap(*net, parts), ContainsSubstring("ModelParts has no stages"));
+  Strategy one("none", {});
+  CHECK_THROWS_WITH(one.gradients({}, 1), ContainsSubstring("call wrap() first"));
+  one.wrap(*net, parts_of(*net, true));
+  CHECK_THROWS_WITH(one.gradients({}, 0), ContainsSubstring("divided by 0"));
+  CHECK_THROWS_WITH(one.gradients([](const Part&) { return whole_batch(0); }, 4),
+                    ContainsSubstring("divided by 4, but the losses of all ranks and parts count 8 targets"));
+  run_local_ranks(1, [](const Group& world) {
+    const auto whole = make_mlp();
+    for (const bool shards : {false, true}) {
+      std::string error;
+      try {
+        if (shards) fully_shard(*whole, {.group = world, .reduce = ReduceOp::max});
+        else DistributedDataParallel<Mlp>(*whole, {.process_group = world, .reduce = ReduceOp::max});
+      } catch (const ValueError& e) {
+        error = e.what();
+      }
+      require(error.find("reduce must be ReduceOp::mean or ReduceOp::sum") != std::string::npos, error);
+    }
+  });
+  run_local_ranks(2, [](const Group& world) {
+    std::string error;
+    try {
+      const Strategy strategy("none", {.world = world});
+    } catch (const ValueError& e) {
+      error = e.what();
+    }
+    require(error.find("this is one of 2") != std::string::npos, error);
+  });
+}
+
+TEST_CASE("an all-reduce sends 2 (n - 1) / n of the bytes") {
+  CHECK(all_reduce_bytes(1000, 1) == 0);
+  CHECK(all_reduce_bytes(1000, 2) == 1000);
+  CHECK(all_reduce_bytes(1000, 4) == 1500);
+  CHECK(gather_bytes(1000, 1) == 0);
+  CHECK(gather_bytes(1000, 4) == 750);
+}
+
+TEST_CASE("a row that a program registers is a mode like the others") {
+  // Computes as one device does, and counts the parts.
+  struct Counting : StrategyLayer {
+    using StrategyLayer::StrategyLayer;
+    StepLoss gradients(const Part& part, const Batch& batch, double count,
+                       optim::GradScaler* scaler) override {
+      ++parts_;
+      return StrategyLayer::gradients(part, batch, count, scaler);
+    }
+    AxisReport report() const override { return {"tensor", parts_}; }
+    std::int64_t parts_ = 0;
+  };
+  const auto is_refused = [] {
+    CHECK_THROWS_WITH(plan_strategy("tensor=2:devices", false), ContainsSubstring("no axis tensor"));
+  };
+  is_refused();
+  {
+    const RowRegistration registration{{.axis = "tensor",
+                                        .over_devices = true,
+                                        .order = 20,
+                                        .options = "kind=column|row",
+                                        .make = [](const LayerContext& c) -> std::unique_ptr<StrategyLayer> {
+                                          return std::make_unique<Counting>(c);
+                                        }}};
+    CHECK_THROWS_WITH(plan_strategy("tensor=2:devices:kind=diagonal", false),
+                      ContainsSubstring("column|row"));
+    check_same(train("tensor=2:devices:kind=row", nullptr, 2, true), expected_training(), true);
+    const auto net = make_mlp();
+    Strategy strategy("tensor=2:devices",
+                      {.devices = {{DeviceType::cpu, 0}, {DeviceType::cpu, 1}}, .parts = 3});
+    strategy.wrap(*net, parts_of(*net, true));
+    const Batch all = whole_batch(0);
+    strategy.gradients([&](const Part& part) { return narrowed(all, strategy.share(kSamples, part)); },
+                       valid(all.targets[0]));
+    REQUIRE(strategy.report().size() == 1);
+    CHECK(strategy.report()[0].bytes_sent == 3);
+  }
+  is_refused();
+}
