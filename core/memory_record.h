@@ -24,8 +24,9 @@ enum class MemoryKind : std::uint8_t {
   gradients,    ///< gradients of parameters, also those in the buckets of DistributedDataParallel
   optimizer,    ///< the state of optimizers
   activations,  ///< tensors that forward saved for backward
-  buffers,      ///< buffers of modules, and copies that a collective needs
-  other         ///< everything else: results that nothing saved, the batch, memory from before the record
+  buffers,      ///< buffers of modules
+  other         ///< everything else: results that nothing saved, the batch, copies that a collective
+                ///< needs, memory from before the record
 };
 inline constexpr int kNumMemoryKinds = 6;
 /// "parameters"

@@ -65,6 +65,10 @@ Record train(Training& training, const Workload& w) {
   return record;
 }
 
+void shift(std::vector<Span>& spans, double seconds) {
+  for (Span& s : spans) s.begin += seconds, s.end += seconds;
+}
+
 // Trains a new model, since the kind of a block is known only if the block was allocated while the record
 // existed. The record takes a lock for every allocation, so the step is not one of the timed ones.
 std::vector<MemoryHistory> memory_of_a_step(const Mode& mode, const Workload& w,
@@ -79,10 +83,14 @@ std::vector<MemoryHistory> memory_of_a_step(const Mode& mode, const Workload& w,
   for (int i = 0; i < w.warmup; ++i) training->step().item();
   finish();
   record.restart();
+  const Timeline timeline;
   training->step();
   finish();
+  std::vector<Span> spans = timeline.spans();
+  shift(spans, seconds(timeline.began() - record.began()));
   std::vector<MemoryHistory> memory;
-  for (const Device d : devices) memory.push_back({d.str(), thinned(record.samples(d), kSamples)});
+  for (const Device d : devices)
+    memory.push_back({d.str(), thinned(record.samples(d), kSamples), phases_of(spans, d.str())});
   return memory;
 }
 
@@ -99,16 +107,13 @@ Result result_of_step(const Record& record, std::size_t chosen) {
   Result r;
   r.rows = record.rows;
   r.step_s = step.step_s;
+  for (const Step& one : record.steps) r.steps_s.push_back(one.step_s);
   r.spans = step.spans;
   r.bytes_sent = step.bytes_sent;
   r.peak_bytes = record.peak_bytes;
   r.memory = record.memory;
   r.losses = record.losses;
   return r;
-}
-
-void shift(std::vector<Span>& spans, double seconds) {
-  for (Span& s : spans) s.begin += seconds, s.end += seconds;
 }
 
 // Merges the results of all processes into one result with one row per process, because each process has one
@@ -130,7 +135,8 @@ Result joined(const Record& own, distributed::ProcessGroup& group) {
     const std::string device = one.rows.at(0), row = "rank " + std::to_string(all.rows.size());
     all.rows.push_back(row);
     all.peak_bytes.push_back(one.peak_bytes.at(0));
-    if (!one.memory.empty()) all.memory.push_back({row, std::move(one.memory[0].samples)});
+    if (!one.memory.empty())
+      all.memory.push_back({row, std::move(one.memory[0].samples), one.memory[0].phases_s});
     all.bytes_sent += one.bytes_sent;
     for (std::size_t i = 0; i < all.losses.size(); ++i) all.losses[i] += one.losses.at(i);
     shift(one.spans, -own.steps[chosen].began);

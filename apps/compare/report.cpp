@@ -2,21 +2,17 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
 #include "tapestry/apps/common/chart.h"
-#include "tapestry/apps/common/svg_text.h"
 #include "tapestry/apps/common/table.h"
 #include "tapestry/apps/compare/mode.h"
 #include "tapestry/apps/compare/models.h"
 #include "tapestry/apps/compare/optimizer.h"
 #include "tapestry/core/error.h"
-#include "tapestry/core/version.h"
 
 namespace apps::compare {
 namespace {
 
-using nlohmann::ordered_json;
 using tapestry::concat;
 
 constexpr double kMiB = 1 << 20;
@@ -43,23 +39,12 @@ std::string mebibytes(const std::vector<std::int64_t>& bytes) {
   return text.empty() ? "-" : text;
 }
 
-double samples_per_s(const Report& report, const Result& r) {
-  return static_cast<double>(report.workload.batch_size) / r.step_s;
-}
-
-// The relative error of the predicted step time.
-double prediction_error(const Result& r) { return *r.predicted_step_s / r.step_s - 1; }
-
-// True if the mode ran to its end. Such a mode can still have failed, because its losses differ from those of
-// the mode single.
-bool measured(const Result& r) { return r.step_s > 0; }
-
 std::vector<std::vector<std::string>> rows_of(const Report& report) {
   std::vector<std::vector<std::string>> rows = {
       {"mode", "samples/s", "step ms", "forward", "backward", "exposed comm", "update", "idle", "peak MiB",
        "sent MiB", "final loss", "difference", "predicted ms", "error", "predicted MiB"}};
   for (const Result& r : report.results) {
-    if (!measured(r)) {
+    if (!r.measured()) {
       rows.push_back({r.name, "failed"});
       continue;
     }
@@ -70,87 +55,10 @@ std::vector<std::vector<std::string>> rows_of(const Report& report) {
                     fixed(static_cast<double>(r.bytes_sent) / kMiB, 2), fixed(r.losses.back(), 6),
                     short_number(r.difference, "%.1e"),
                     r.predicted_step_s ? milliseconds(*r.predicted_step_s) : "-",
-                    r.predicted_step_s ? short_number(prediction_error(r) * 100, "%+.1f") + "%" : "-",
+                    r.predicted_step_s ? short_number(r.prediction_error() * 100, "%+.1f") + "%" : "-",
                     mebibytes(r.predicted_peak_bytes)});
   }
   return rows;
-}
-
-// The names of MemoryKind, in its order.
-const std::vector<std::string>& memory_kinds() {
-  static const std::vector<std::string> names = [] {
-    std::vector<std::string> all;
-    for (int k = 0; k < tapestry::kNumMemoryKinds; ++k)
-      all.emplace_back(tapestry::memory_kind_name(static_cast<tapestry::MemoryKind>(k)));
-    return all;
-  }();
-  return names;
-}
-
-ordered_json json_of(const Report& report, const Result& r) {
-  ordered_json j = {{"name", r.name}};
-  if (!r.error.empty()) j["error"] = r.error;
-  if (!measured(r)) return j;
-  const auto ms = [](double s) { return s * 1000; };
-  j["samples_per_s"] = samples_per_s(report, r);
-  j["step_ms"] = ms(r.step_s);
-  j["rounds_ms"] = ordered_json::array();
-  for (const double s : r.rounds_s) j["rounds_ms"].push_back(ms(s));
-  j["forward_ms"] = ms(r.breakdown.forward_s);
-  j["backward_ms"] = ms(r.breakdown.backward_s);
-  j["exposed_comm_ms"] = ms(r.breakdown.exposed_comm_s);
-  j["update_ms"] = ms(r.breakdown.update_s);
-  j["idle_ms"] = ms(r.breakdown.idle_s);
-  j["devices"] = r.rows;
-  j["peak_bytes"] = r.peak_bytes;
-  j["memory"] = ordered_json::array();
-  for (const MemoryHistory& h : r.memory) {
-    ordered_json peak, samples = ordered_json::array();
-    for (std::size_t k = 0; k < memory_kinds().size(); ++k) peak[memory_kinds()[k]] = h.peak().bytes[k];
-    peak["total"] = h.peak().total();
-    for (const tapestry::MemorySample& s : h.samples) samples.push_back({ms(s.seconds), s.bytes});
-    j["memory"].push_back({{"device", h.row}, {"peak", std::move(peak)}, {"samples", std::move(samples)}});
-  }
-  j["bytes_sent"] = r.bytes_sent;
-  j["final_loss"] = r.losses.back();
-  j["difference_from_single"] = r.difference;
-  j["predicted_step_ms"] = r.predicted_step_s ? ordered_json(ms(*r.predicted_step_s)) : ordered_json();
-  j["prediction_error"] = r.predicted_step_s ? ordered_json(prediction_error(r)) : ordered_json();
-  j["predicted_peak_bytes"] =
-      r.predicted_peak_bytes.empty() ? ordered_json() : ordered_json(r.predicted_peak_bytes);
-  j["timeline"] = ordered_json::array();
-  for (const tapestry::Span& s : r.spans)
-    j["timeline"].push_back({{"row", s.row},
-                             {"activity", tapestry::activity_name(s.activity)},
-                             {"name", s.name},
-                             {"begin_ms", ms(s.begin)},
-                             {"end_ms", ms(s.end)}});
-  return j;
-}
-
-ordered_json json_of(const std::vector<planner::Prediction>& predictions) {
-  ordered_json all = ordered_json::array();
-  const auto ms = [](double s) { return s * 1000; };
-  for (const planner::Prediction& p : predictions) {
-    ordered_json j = {{"name", p.mode},
-                      {"simulated", p.simulated},
-                      {"devices", p.devices},
-                      {"step_ms", ms(p.step_s)},
-                      {"forward_ms", ms(p.breakdown.forward_s)},
-                      {"backward_ms", ms(p.breakdown.backward_s)},
-                      {"exposed_comm_ms", ms(p.breakdown.exposed_comm_s)},
-                      {"update_ms", ms(p.breakdown.update_s)},
-                      {"idle_ms", ms(p.breakdown.idle_s)},
-                      {"memory", ordered_json::array()}};
-    for (const planner::MemoryItems& m : p.memory) {
-      ordered_json bytes;
-      for (const auto& [name, value] : m.items()) bytes[name] = value;
-      bytes["total"] = m.total();
-      j["memory"].push_back(std::move(bytes));
-    }
-    all.push_back(std::move(j));
-  }
-  return all;
 }
 
 std::vector<std::pair<std::string, std::string>> memory_names() {
@@ -163,12 +71,6 @@ std::vector<double> in_mebibytes(const tapestry::MemorySample& sample) {
   std::vector<double> all;
   for (const std::int64_t bytes : sample.bytes) all.push_back(static_cast<double>(bytes) / kMiB);
   return all;
-}
-
-// The memory of the device that needs most.
-const MemoryHistory& fullest(const Result& r) {
-  return *std::max_element(r.memory.begin(), r.memory.end(),
-                           [](const auto& a, const auto& b) { return a.peak().total() < b.peak().total(); });
 }
 
 // A table with its heading.
@@ -230,29 +132,17 @@ std::vector<Section> tables_below(const Report& report) {
   return sections;
 }
 
-std::string html_table(const std::vector<std::vector<std::string>>& rows) {
-  std::string out = "<div class='table'><table>\n";
-  for (std::size_t r = 0; r < rows.size(); ++r) {
-    const char* const tag = r == 0 ? "th" : "td";
-    out += "<tr>";
-    for (std::size_t c = 0; c < rows[0].size(); ++c)
-      out += concat({"<", tag, ">", escaped(c < rows[r].size() ? rows[r][c] : ""), "</", tag, ">"});
-    out += "</tr>\n";
-  }
-  return out + "</table></div>\n";
-}
-
 std::string speed_svg(const Report& report) {
   std::vector<Bar> bars;
   for (const Result& r : report.results)
-    if (measured(r)) bars.push_back({r.name, {{"value", samples_per_s(report, r)}}});
+    if (r.measured()) bars.push_back({r.name, {{"value", samples_per_s(report, r)}}});
   return bars_svg(bars, "Speed", "1/s", {{"value", "samples per second"}});
 }
 
 std::string breakdown_svg(const Report& report) {
   std::vector<Bar> bars;
   for (const Result& r : report.results)
-    if (measured(r))
+    if (r.measured())
       bars.push_back({r.name,
                       {{"forward", r.breakdown.forward_s * 1000},
                        {"backward", r.breakdown.backward_s * 1000},
@@ -288,7 +178,26 @@ std::string memory_over_time_svg(const Result& r) {
 
 }  // namespace
 
-std::string headline(const Report& report) {
+const std::vector<std::string>& memory_kinds() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (int k = 0; k < tapestry::kNumMemoryKinds; ++k)
+      all.emplace_back(tapestry::memory_kind_name(static_cast<tapestry::MemoryKind>(k)));
+    return all;
+  }();
+  return names;
+}
+
+const MemoryHistory& fullest(const Result& r) {
+  return *std::max_element(r.memory.begin(), r.memory.end(),
+                           [](const auto& a, const auto& b) { return a.peak().total() < b.peak().total(); });
+}
+
+double samples_per_s(const Report& report, const Result& r) {
+  return static_cast<double>(report.workload.batch_size) / r.step_s;
+}
+
+std::string setup_line(const Report& report) {
   const Workload& w = report.workload;
   std::string devices;
   for (const std::string& name : report.device_names) devices += (devices.empty() ? "" : ", ") + name;
@@ -328,39 +237,6 @@ std::string prediction_text(const Report& report, bool markdown) {
   return text;
 }
 
-std::string json_text(const Report& report) {
-  const Workload& w = report.workload;
-  ordered_json j = {{"version", tapestry::version()},
-                    {"options",
-                     {{"model", w.model},
-                      {"batch_size", w.batch_size},
-                      {"image_size", w.image_size},
-                      {"length", w.length},
-                      {"dtype", concat({w.dtype})},
-                      {"devices", w.devices},
-                      {"threads", w.threads},
-                      {"micro_batches", w.micro_batches},
-                      {"warmup", w.warmup},
-                      {"steps", w.steps},
-                      {"rounds", report.rounds},
-                      {"optimizer", w.optimizer},
-                      {"momentum", w.momentum},
-                      {"lr", w.learning_rate()},
-                      {"seed", w.seed},
-                      {"split", w.split}}},
-                    {"devices", report.device_names},
-                    {"threads_per_device", w.threads_per_device()},
-                    {"tolerance", tolerance(w)},
-                    {"memory_kinds", memory_kinds()},
-                    {"modes", ordered_json::array()}};
-  for (const Result& r : report.results) j["modes"].push_back(json_of(report, r));
-  j["profile"] = report.profile ? ordered_json::parse(to_text(*report.profile)) : ordered_json();
-  j["link"] = report.profile ? ordered_json::parse(to_text(report.link)) : ordered_json();
-  j["predictions"] = json_of(report.predictions);
-  j["simulations"] = json_of(report.simulations);
-  return j.dump(2) + "\n";
-}
-
 std::vector<Picture> pictures(const Report& report) {
   std::vector<Picture> all = {{"speed.svg", speed_svg(report)},
                               {"step.svg", breakdown_svg(report)},
@@ -368,7 +244,7 @@ std::vector<Picture> pictures(const Report& report) {
   for (const Result& r : report.results)
     if (!r.memory.empty()) all.push_back({"memory-" + r.name + ".svg", memory_over_time_svg(r)});
   for (const Result& r : report.results)
-    if (measured(r))
+    if (r.measured())
       all.push_back(
           {"timeline-" + r.name + ".svg",
            timeline_svg(r.spans, r.rows, r.step_s, r.name + ": " + mode_named(r.name).description)});
@@ -390,26 +266,6 @@ std::vector<std::vector<std::string>> prediction_rows(const std::vector<planner:
     rows.push_back(std::move(row));
   }
   return rows;
-}
-
-std::string page(const Report& report) {
-  std::string out =
-      "<!DOCTYPE html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'/>\n"
-      "<meta name='viewport' content='width=device-width'/>\n<title>tapestry-compare</title>\n<style>\n"
-      ":root{color-scheme:light dark}\n"
-      "body{font:15px/1.5 sans-serif;max-width:1100px;margin:2em auto;padding:0 1em}\n"
-      ".table{overflow-x:auto}\ntable{border-collapse:collapse}\n"
-      "th,td{padding:.25em .7em;text-align:right;border-bottom:1px solid #8886;white-space:nowrap}\n"
-      "th:first-child,td:first-child{text-align:left}\n.error{color:#c33;white-space:pre-wrap}\n"
-      "svg{display:block;margin:1em 0}\n</style>\n</head>\n<body>\n<h1>Training modes compared</h1>\n<p>";
-  out += escaped(headline(report)) + "</p>\n" + html_table(rows_of(report));
-  out += "<p>" + escaped(legend(report)) + "</p>\n";
-  for (const Result& r : report.results)
-    if (!r.error.empty()) out += "<p class='error'>" + escaped(r.name + ": " + r.error) + "</p>\n";
-  for (const Picture& p : pictures(report)) out += p.svg;
-  for (const Section& s : tables_below(report))
-    out += "<h2>" + escaped(s.heading) + "</h2>\n" + html_table(s.rows);
-  return out + "</body>\n</html>\n";
 }
 
 }  // namespace apps::compare

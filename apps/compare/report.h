@@ -1,13 +1,21 @@
 #pragma once
-// Presents a comparison as a table, as JSON, and as an HTML page with pictures.
+// A comparison, and its tables and pictures.
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "tapestry/apps/compare/host.h"
 #include "tapestry/apps/compare/result.h"
 #include "tapestry/apps/compare/workload.h"
 
 namespace apps::compare {
+
+/// A number of devices on which a mode cannot run.
+struct Limit {
+  std::string mode;
+  int devices = 0;
+  std::string reason;  ///< "the model has 6 blocks"
+};
 
 struct Report {
   Workload workload;
@@ -19,25 +27,36 @@ struct Report {
   planner::Link link;
   std::vector<planner::Prediction> predictions;  ///< one per mode that the planner knows
   std::vector<planner::Prediction> simulations;  ///< for Options::predict_devices
+  std::vector<planner::Prediction> scaling;      ///< for 1, 2, 4, ... devices, each like the measured one
+  std::vector<Limit> limits;                     ///< of `scaling`
+  std::vector<std::string> command;              ///< the arguments of this program
+  std::string began;                             ///< ISO 8601
+  double seconds = 0;                            ///< of the whole comparison
+  Host host;
+  double load_begin = -1, load_end = -1;           ///< see load_average()
+  std::optional<std::int64_t> memory_limit_bytes;  ///< the memory of the smallest GPU
 };
 
+/// The names of MemoryKind, in its order.
+const std::vector<std::string>& memory_kinds();
+/// The memory of the device that needs most. Result::memory must not be empty.
+const MemoryHistory& fullest(const Result& result);
+double samples_per_s(const Report& report, const Result& result);
+
 /// One line with the model, the batch and the devices.
-std::string headline(const Report& report);
+std::string setup_line(const Report& report);
 /// Explains the columns of the table.
 std::string legend(const Report& report);
 std::string table(const Report& report, bool markdown);
 /// Tables with the measured memory by kind, and with the time and memory items of predictions and
 /// simulations, with headings.
 std::string prediction_text(const Report& report, bool markdown);
-std::string json_text(const Report& report);
 
 struct Picture {
   std::string file;  ///< "speed.svg"
   std::string svg;
 };
 std::vector<Picture> pictures(const Report& report);
-/// A self-contained HTML page.
-std::string page(const Report& report);
 
 /// The rows of a table of predictions for text_table, with a header row. Memory is that of the device that
 /// needs most.

@@ -50,6 +50,23 @@ void add_row(StepBreakdown& breakdown, const std::vector<Span>& spans, double st
 
 }  // namespace
 
+std::vector<double> phases_of(const std::vector<Span>& spans, const std::string& row) {
+  std::vector<double> phases;
+  double end = 0;
+  for (const Activity activity : {Activity::forward, Activity::backward, Activity::optimizer}) {
+    double began = std::numeric_limits<double>::infinity();
+    for (const Span& s : spans) {
+      if (s.row != row) continue;
+      end = std::max(end, s.end);
+      if (s.activity == activity) began = std::min(began, s.begin);
+    }
+    if (!std::isfinite(began) || (!phases.empty() && began < phases.back())) return {};
+    phases.push_back(began);
+  }
+  phases.push_back(end);
+  return phases;
+}
+
 StepBreakdown breakdown_of(const std::vector<Span>& spans, const std::vector<std::string>& rows,
                            double step_s) {
   StepBreakdown breakdown;
@@ -75,15 +92,12 @@ std::string to_text(const Result& r) {
   for (const MemoryHistory& h : r.memory) {
     json samples = json::array();
     for (const tapestry::MemorySample& s : h.samples) samples.push_back({s.seconds, s.bytes});
-    memory.push_back({h.row, samples});
+    memory.push_back({h.row, samples, h.phases_s});
   }
-  return json{{"name", r.name},
-              {"rows", r.rows},
-              {"step_s", r.step_s},
-              {"spans", spans},
-              {"peak_bytes", r.peak_bytes},
-              {"memory", memory},
-              {"bytes_sent", r.bytes_sent},
+  return json{{"name", r.name},     {"rows", r.rows},
+              {"step_s", r.step_s}, {"steps_s", r.steps_s},
+              {"spans", spans},     {"peak_bytes", r.peak_bytes},
+              {"memory", memory},   {"bytes_sent", r.bytes_sent},
               {"losses", r.losses}}
       .dump();
 }
@@ -94,6 +108,7 @@ Result result_from_text(const std::string& text) try {
   r.name = j.at("name");
   r.rows = j.at("rows").get<std::vector<std::string>>();
   r.step_s = j.at("step_s");
+  r.steps_s = j.at("steps_s").get<std::vector<double>>();
   for (const json& s : j.at("spans")) {
     const int activity = s.at(1);
     tapestry::check(activity >= 0 && activity <= static_cast<int>(Activity::other), "unknown activity ",
@@ -102,7 +117,7 @@ Result result_from_text(const std::string& text) try {
   }
   r.peak_bytes = j.at("peak_bytes").get<std::vector<std::int64_t>>();
   for (const json& h : j.at("memory")) {
-    r.memory.push_back({h.at(0), {}});
+    r.memory.push_back({h.at(0), {}, h.at(2).get<std::vector<double>>()});
     for (const json& s : h.at(1))
       r.memory.back().samples.push_back(
           {s.at(0), s.at(1).get<std::array<std::int64_t, tapestry::kNumMemoryKinds>>()});

@@ -14,6 +14,10 @@ namespace apps::compare {
 
 using tapestry::distributed::planner::StepBreakdown;
 
+/// When forward, backward and the update of a device begin, and when the last of its spans ends. Empty if one
+/// of them is missing.
+std::vector<double> phases_of(const std::vector<tapestry::Span>& spans, const std::string& row);
+
 /// Sums up the spans per activity, as means over the devices. `rows` are the devices. Other rows of `spans`,
 /// such as "cpu:0 communication", run beside a device and are not counted. If spans are nested, the innermost
 /// counts. The idle time is the rest of `step_s`.
@@ -24,6 +28,10 @@ StepBreakdown breakdown_of(const std::vector<tapestry::Span>& spans, const std::
 struct MemoryHistory {
   std::string row;
   std::vector<tapestry::MemorySample> samples;
+  /// When forward, backward and the update began in the recorded step, and when it ended, in seconds since
+  /// the first sample; empty if the step lacks one of them. The recorded step is not the timed one, so a
+  /// picture of both stretches the samples between these moments.
+  std::vector<double> phases_s;
   /// The sample with the most bytes. The history must have samples.
   const tapestry::MemorySample& peak() const;
 };
@@ -34,19 +42,33 @@ std::vector<tapestry::MemorySample> thinned(const std::vector<tapestry::MemorySa
 
 struct Result {
   std::string name;
-  std::vector<std::string> rows;         ///< the devices, "cpu:0", or the ranks, "rank 0"
-  double step_s = 0;                     ///< the median of the timed steps
-  std::vector<double> rounds_s;          ///< the median of each round; step_s is the median of these
-  StepBreakdown breakdown;               ///< the breakdown of the median step
-  std::vector<tapestry::Span> spans;     ///< the spans of the median step
-  std::vector<std::int64_t> peak_bytes;  ///< per row, during the timed steps
-  std::vector<MemoryHistory> memory;     ///< per row, of a step that was not timed; empty if not recorded
-  std::int64_t bytes_sent = 0;           ///< per step, by all devices together
-  std::vector<double> losses;            ///< of all steps, including warm-up
-  double difference = 0;                 ///< loss_difference from the mode single
+  std::vector<std::string> rows;  ///< the devices, "cpu:0", or the ranks, "rank 0"
+  std::string description;
+  std::string predicted_as;     ///< the planner's name of the mode; empty if it has none
+  std::string family;           ///< "single", "data" if devices divide the batch, "stages" if the model
+  double step_s = 0;            ///< the median of the timed steps
+  std::vector<double> steps_s;  ///< the timed steps, in order
+  /// The median of each round; step_s is the median of these. A mode that failed has those of the rounds that
+  /// it finished.
+  std::vector<double> rounds_s;
+  std::vector<std::vector<double>> rounds_steps_s;  ///< the timed steps of each round
+  StepBreakdown breakdown;                          ///< the breakdown of the median step
+  std::vector<tapestry::Span> spans;                ///< the spans of the median step
+  std::vector<std::int64_t> peak_bytes;             ///< per row, during the timed steps
+  std::vector<MemoryHistory> memory;  ///< per row, of a step that was not timed; empty if not recorded
+  std::int64_t bytes_sent = 0;        ///< per step, by all devices together
+  std::vector<double> losses;         ///< of all steps, including warm-up
+  double difference = 0;              ///< loss_difference from the mode single
   std::optional<double> predicted_step_s;
+  double predicted_low_s = 0, predicted_high_s = 0;  ///< the predictions from the costs of single rounds
   std::vector<std::int64_t> predicted_peak_bytes;
   std::string error;  ///< if not empty, the mode failed
+
+  /// True if the mode ran to its end. It can still have failed, because its losses differ from those of
+  /// single.
+  bool measured() const { return step_s > 0; }
+  /// The relative error of the predicted step time.
+  double prediction_error() const { return *predicted_step_s / step_s - 1; }
 };
 
 /// Converts to JSON and back, without the fields that need the results of other modes or rounds. The parser

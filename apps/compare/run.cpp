@@ -3,17 +3,20 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <optional>
 
 #include "tapestry/apps/common/run_folder.h"
+#include "tapestry/apps/compare/document.h"
 #include "tapestry/apps/compare/job.h"
 #include "tapestry/apps/compare/measure.h"
 #include "tapestry/apps/compare/mode.h"
 #include "tapestry/apps/compare/models.h"
-#include "tapestry/apps/compare/report.h"
+#include "tapestry/apps/compare/page/page.h"
 #include "tapestry/core/atomic_file.h"
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/error.h"
@@ -149,24 +152,48 @@ class Comparison {
     else std::fprintf(stderr, "round %d of %d: %s failed\n", round + 1, o_.rounds, mode.name.c_str());
   }
 
+  // The least and the largest prediction from the costs of one round.
+  void add_spread(Result& r) const {
+    r.predicted_low_s = r.predicted_high_s = *r.predicted_step_s;
+    for (std::size_t round = 0; round < std::min(profiles_.size(), links_.size()); ++round) {
+      const double step_s = planner::predict(r.predicted_as, profiles_[round], links_[round], w_)->step_s;
+      r.predicted_low_s = std::min(r.predicted_low_s, step_s);
+      r.predicted_high_s = std::max(r.predicted_high_s, step_s);
+    }
+  }
+
+  // Predictions for 1, 2, 4, ... devices, each like the measured one.
+  void add_scaling(Report& report) const {
+    for (const Mode& m : modes_)
+      for (int n = 1; n <= std::min<std::int64_t>(kMaxDevices, w_.batch_size); n *= 2) {
+        if (auto p = planner::simulate_devices(m.predicted_as, *report.profile, report.link, w_, n)) {
+          p->mode = m.name;
+          report.scaling.push_back(*p);
+        } else if (m.splits_model()) {
+          report.limits.push_back(
+              {m.name, n, concat({"the model has ", report.profile->blocks.size(), " blocks"})});
+        }
+      }
+  }
+
   void add_predictions(Report& report) const {
     if (!predicts_) return;
     const planner::Profile profile = median_of(profiles_);
     const planner::Link measured_link = median_of(links_);
     report.profile = profile;
     report.link = measured_link;
-    for (std::size_t i = 0; i < modes_.size(); ++i) {
-      Result& r = report.results[i];
-      if (r.step_s == 0) continue;  // the mode failed
+    for (Result& r : report.results) {
       std::optional<planner::Prediction> p =
-          planner::predict(modes_[i].predicted_as, profile, measured_link, w_);
+          planner::predict(r.predicted_as, profile, measured_link, w_);
       if (!p) continue;
       p->mode = r.name;
       r.predicted_step_s = p->step_s;
+      add_spread(r);
       for (const planner::MemoryItems& m : p->memory)
         r.predicted_peak_bytes.push_back(static_cast<std::int64_t>(m.total()));
       report.predictions.push_back(*p);
     }
+    add_scaling(report);
     if (o_.predict_devices == 0) return;
     std::optional<double> latency_s = o_.link_latency_us, bandwidth = o_.link_bandwidth_gbs;
     if (latency_s) *latency_s *= 1e-6;
@@ -179,33 +206,51 @@ class Comparison {
       }
   }
 
+  std::int64_t smallest_memory() const {
+    std::size_t least = SIZE_MAX;
+    for (const Device d : planner::devices_of(w_)) least = std::min(least, cuda::device_properties(d).memory);
+    return static_cast<std::int64_t>(least);
+  }
+
   int report() {
-    Report report{.workload = w_,
-                  .rounds = o_.rounds,
-                  .device_names = {},
-                  .results = {},
-                  .profile = {},
-                  .link = {},
-                  .predictions = {},
-                  .simulations = {}};
+    Report report;
+    report.workload = w_;
+    report.rounds = o_.rounds;
+    report.command = arguments_;
+    report.began = began_;
+    report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began_at_).count();
+    report.host = this_host();
+    report.load_begin = load_begin_;
+    report.load_end = load_average();
     for (const Device d : planner::devices_of(w_))
       report.device_names.push_back(d.is_cpu() ? d.str()
                                                : d.str() + " (" + cuda::device_properties(d).name + ")");
+    if (w_.device_type == DeviceType::cuda) report.memory_limit_bytes = smallest_memory();
     for (std::size_t i = 0; i < modes_.size(); ++i) {
       Result result = errors_[i].empty() ? median_of(rounds_[i]) : Result();
       if (errors_[i].empty()) result.memory = rounds_[i].front().memory;  // only the first round records it
-      for (const Result& round : rounds_[i]) result.rounds_s.push_back(round.step_s);
+      for (const Result& round : rounds_[i]) {
+        result.rounds_s.push_back(round.step_s);
+        result.rounds_steps_s.push_back(round.steps_s);
+      }
       result.name = modes_[i].name;
+      result.description = modes_[i].description;
+      result.predicted_as = modes_[i].predicted_as;
+      result.family = i == 0 ? "single" : modes_[i].splits_model() ? "stages" : "data";
       result.error = errors_[i];
       report.results.push_back(std::move(result));
     }
     compare_losses(report.results, tolerance(w_));
     add_predictions(report);
 
-    std::printf("%s\n\n%s\n%s\n%s", headline(report).c_str(), table(report, o_.markdown).c_str(),
-                legend(report).c_str(), prediction_text(report, o_.markdown).c_str());
-    if (json_) json_->write(json_text(report)), json_->commit();
-    if (html_) html_->write(page(report)), html_->commit();
+    const Judgement judgement = judge(report);
+    const Answer& answer = judgement.answers.back();
+    for (const Sentence& note : judgement.notes) std::printf("%s\n", text_of(note).c_str());
+    std::printf("%s\n%s\n\n%s\n\n%s\n%s\n%s", text_of(answer.headline).c_str(), text_of(answer.lead).c_str(),
+                setup_line(report).c_str(), table(report, o_.markdown).c_str(), legend(report).c_str(),
+                prediction_text(report, o_.markdown).c_str());
+    if (json_) json_->write(json_text(report, judgement)), json_->commit();
+    if (html_) html_->write(page(report, judgement)), html_->commit();
     if (!o_.svg.empty())
       for (const Picture& p : pictures(report)) write_file_atomically(o_.svg + "/" + p.file, p.svg);
 
@@ -225,6 +270,9 @@ class Comparison {
   std::vector<planner::Profile> profiles_;  // per round
   std::vector<planner::Link> links_;        // per round
   const std::vector<std::string> arguments_;
+  const std::string began_ = time_now();
+  const std::chrono::steady_clock::time_point began_at_ = std::chrono::steady_clock::now();
+  const double load_begin_ = load_average();
   launch::ChildProcesses children_;
   ResultFolder result_folder_;
   std::optional<AtomicFile> json_, html_;

@@ -12,8 +12,8 @@ struct Options {
   Workload workload;
   std::vector<std::string> modes;     ///< names; the mode of one device is added if it is missing
   std::vector<std::string> parallel;  ///< texts of strategies, one more mode each
-  int rounds = 3;
-  double timeout_s = 300;  ///< per run of a mode
+  int rounds = 6;                     ///< fewer decide nothing, see verdict.h
+  double timeout_s = 300;             ///< per run of a mode
   bool markdown = false;
   std::string json, html, svg;  ///< output files and folder; none if empty
   int predict_devices = 0;      ///< also simulate this number of devices; 0 disables it

@@ -40,8 +40,7 @@ struct ShardedTraining {
   /// have the same modules.
   ShardedTraining(const nn::Training& training);  // NOLINT
   ShardedTraining(nn::Module* model, optim::Optimizer* with = nullptr, optim::Scheduler* schedule = nullptr,
-                  optim::GradScaler* grad_scaler = nullptr)
-      : ShardedTraining(nn::Training{model, with, schedule, grad_scaler}) {}
+                  optim::GradScaler* grad_scaler = nullptr);
   /// The stages of a pipeline that this process computes (Pipeline::stages()), under the names that their
   /// tensors have in the unsplit model. Other ranks may have other slots.
   template <class Part>

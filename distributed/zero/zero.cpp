@@ -264,8 +264,8 @@ ZeroBase::State::Gathering ZeroBase::State::start_gathering(int bucket, const st
   const DividedBucket& b = division.buckets()[static_cast<std::size_t>(bucket)];
   const std::int64_t begin = b.chunk * group->rank();
   Gathering g{bucket,
-              releasable_tensor(b.chunk, b.dtype, b.device, MemoryKind::buffers),
-              releasable_tensor(b.chunk * group->size(), b.dtype, b.device, MemoryKind::buffers),
+              releasable_tensor(b.chunk, b.dtype, b.device, MemoryKind::other),
+              releasable_tensor(b.chunk * group->size(), b.dtype, b.device, MemoryKind::other),
               {}};
   for (const int place : b.parameters) {
     const auto at = static_cast<std::size_t>(item_of[static_cast<std::size_t>(place)]);

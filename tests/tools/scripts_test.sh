@@ -22,7 +22,7 @@ touch_header() { mkdir -p "$SYSROOT/usr/include/$(dirname "$1")" && touch "$SYSR
 case " $* " in *" --simulate "*) exit 0 ;; *" install "*) ;; *) exit 0 ;; esac
 for package; do
   case $package in
-    cmake | g++ | ninja-build | ccache | iproute2 | lld | patchelf | qemu-user)
+    cmake | g++ | ninja-build | ccache | iproute2 | lld | patchelf | qemu-user | chromium)
       name=${package%-build}
       [[ $package != g++ ]] || name=c++
       [[ $package != iproute2 ]] || name=ip
@@ -70,8 +70,9 @@ esac'
   program ip
   program ld.lld
   program qemu-x86_64
+  program chromium
   program patchelf
-  mv "$work"/bin/{cmake,ninja,c++,ccache,ip,ld.lld,patchelf,qemu-x86_64} "$work/store/"
+  mv "$work"/bin/{cmake,ninja,c++,ccache,ip,ld.lld,patchelf,qemu-x86_64,chromium} "$work/store/"
   program ctest
   program setarch 'shift; exec "$@"'
   program sudo 'exec "$@"'
@@ -274,7 +275,7 @@ name='test: everything'
 fresh_machine
 call tools/test --jobs=2
 has_status 0
-[[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev libgloo-dev libpng-dev libjpeg-dev libpcre2-dev libicu-dev iproute2 lld patchelf qemu-user
+[[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev libgloo-dev libpng-dev libjpeg-dev libpcre2-dev libicu-dev iproute2 lld patchelf qemu-user chromium
 cmake --preset ci -DTAPESTRY_PTX_TESTS=ON
 cmake --build --preset ci --parallel 2
 ctest --preset ci --no-tests=error --parallel 5 --label-exclude long" ]] || fail 'wrong calls'

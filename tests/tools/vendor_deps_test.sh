@@ -74,7 +74,7 @@ library=CMakeFiles/tapestry_base.dir
 sees $library/core/safetensors.cpp.o nlohmann/json.hpp
 sees $library/data/formats/internal/input_file.cpp.o zlib.h
 sees $library/kernels/cpu/matmul_eigen.cpp.o Eigen/Core
-sees apps/CMakeFiles/classifier.dir/classifier/options.cpp.o CLI/CLI.hpp
+sees apps/CMakeFiles/apps_common.dir/common/command_line.cpp.o CLI/CLI.hpp
 
 # A program that is linked with the copied zlib must load it by name at run time.
 printf '#include <zlib.h>\n#include <cstdio>\nint main() { return std::puts(zlibVersion()) < 0; }\n' >"$work/z.cpp"

@@ -116,7 +116,7 @@ is_present() {
     lld) have_command ld.lld ;;
     qemu-user) have_command qemu-x86_64 ;;
     dpkg-dev) have_command dpkg-shlibdeps ;;
-    file | lintian | patchelf | python3) have_command "$1" ;;
+    chromium | file | lintian | patchelf | python3) have_command "$1" ;;
     catch2) have_header catch2/catch.hpp || have_header catch2/catch_all.hpp ;;
     dataset-fashion-mnist) [[ -e $sysroot/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz ]] ;;
     time) [[ -x /usr/bin/time ]] ;;

@@ -12,6 +12,9 @@
 
 namespace tapestry::distributed {
 
+ShardedTraining::ShardedTraining(nn::Module* model, optim::Optimizer* with, optim::Scheduler* schedule,
+                                 optim::GradScaler* grad_scaler)
+    : ShardedTraining(nn::Training{model, with, schedule, grad_scaler}) {}
 ShardedTraining::ShardedTraining(const nn::Training& training)
     : optimizer(training.optimizer), scheduler(training.scheduler), scaler(training.scaler) {
   if (!training.model) return;

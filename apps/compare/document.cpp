@@ -1,0 +1,363 @@
+#include "tapestry/apps/compare/document.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "tapestry/core/error.h"
+#include "tapestry/core/version.h"
+
+namespace apps::compare {
+namespace {
+
+using nlohmann::ordered_json;
+using tapestry::concat;
+using tapestry::Span;
+
+constexpr std::size_t kSpansPerRow = 400, kSamples = 240;
+constexpr double kPixel = 1 / 2400.0;  // half a pixel at 1200 px, as a part of the step
+
+double ms(double seconds) { return seconds * 1000; }
+// In ms, with 0.1 us of precision, which makes a page smaller.
+double rounded(double seconds) { return std::round(seconds * 1e7) / 1e4; }
+
+ordered_json in_ms(const std::vector<double>& seconds) {
+  ordered_json all = ordered_json::array();
+  for (const double s : seconds) all.push_back(ms(s));
+  return all;
+}
+
+ordered_json json_of(const planner::StepBreakdown& b) {
+  return {{"forward_ms", ms(b.forward_s)},
+          {"backward_ms", ms(b.backward_s)},
+          {"exposed_comm_ms", ms(b.exposed_comm_s)},
+          {"update_ms", ms(b.update_s)},
+          {"idle_ms", ms(b.idle_s)}};
+}
+
+ordered_json json_of(const Sentence& sentence) {
+  ordered_json all = ordered_json::array();
+  for (const Phrase& p : sentence) {
+    const char* const style = p.style == Phrase::Style::mode ? "mode" : "strong";
+    if (p.style == Phrase::Style::plain) all.push_back(p.text);
+    else all.push_back({{style, p.text}});
+  }
+  return all;
+}
+
+ordered_json json_of(const Verdict& v, const std::string& against) {
+  return {{"against", against}, {"low", v.low}, {"median", v.median}, {"high", v.high}, {"word", v.word}};
+}
+
+std::string status_of(const Result& r) {
+  if (r.error.empty()) return "ok";
+  if (r.measured()) return "losses";
+  return r.error.starts_with("the process did not end within") ? "timeout" : "failed";
+}
+
+// The number of the device in whose row, or beside whose row, the span is; -1 if there is none.
+int device_of(const Span& s, const Result& r) {
+  int device = -1;
+  for (std::size_t i = 0; i < r.rows.size(); ++i)
+    if (s.row == r.rows[i] || s.row.starts_with(r.rows[i] + " ")) device = static_cast<int>(i);
+  return device;
+}
+
+// Merges neighbours of the same row and activity that are too short to be seen.
+std::vector<Span> without_short_spans(std::vector<Span> spans, double step_s) {
+  std::map<std::string, std::size_t> counts;
+  for (const Span& s : spans) ++counts[s.row];
+  std::vector<Span> kept;
+  for (Span& s : spans) {
+    Span* const last = kept.empty() ? nullptr : &kept.back();
+    const double shortest = step_s * kPixel;
+    const bool merges = counts[s.row] > kSpansPerRow && last && last->row == s.row &&
+                        last->activity == s.activity && s.end - last->begin < 2 * shortest &&
+                        s.begin - last->end < shortest;
+    if (!merges) kept.push_back(std::move(s));
+    else last->end = std::max(last->end, s.end), last->name = "several";
+  }
+  return kept;
+}
+
+ordered_json timeline_of(const Result& r) {
+  ordered_json all = ordered_json::array();
+  for (std::size_t i = 0; i < r.spans.size(); ++i) {
+    const Span& s = r.spans[i];
+    const int device = device_of(s, r);
+    const bool own = device >= 0 && s.row == r.rows[static_cast<std::size_t>(device)];
+    all.push_back({{"id", i},
+                   {"row", s.row},
+                   {"device", device < 0 ? ordered_json() : ordered_json(device)},
+                   {"lane", own ? "compute" : "communication"},
+                   {"activity", tapestry::activity_name(s.activity)},
+                   {"name", s.name},
+                   {"begin_ms", ms(s.begin)},
+                   {"end_ms", ms(s.end)}});
+  }
+  return all;
+}
+
+// [device, 1 if beside the device's row, Activity, index into span_names, begin, end]
+void add_page_spans(ordered_json& j, const Result& r) {
+  std::map<std::string, std::size_t> index;
+  j["span_names"] = ordered_json::array();
+  j["spans"] = ordered_json::array();
+  const std::vector<Span> spans = without_short_spans(r.spans, r.step_s);
+  for (const Span& s : spans) {
+    const int device = device_of(s, r);
+    if (device < 0) continue;
+    const auto [at, is_new] = index.emplace(s.name, index.size());
+    if (is_new) j["span_names"].push_back(s.name);
+    const bool own = s.row == r.rows[static_cast<std::size_t>(device)];
+    j["spans"].push_back(
+        {device, own ? 0 : 1, static_cast<int>(s.activity), at->second, rounded(s.begin), rounded(s.end)});
+  }
+  j["spans_merged"] = r.spans.size() - spans.size();
+}
+
+// The moment of the timed step that corresponds to `seconds` of the recorded one.
+double on_clock(double seconds, const std::vector<double>& recorded, const std::vector<double>& timed) {
+  for (std::size_t i = 0; i < recorded.size(); ++i) {
+    const double r0 = i == 0 ? 0 : recorded[i - 1], t0 = i == 0 ? 0 : timed[i - 1];
+    if (seconds > recorded[i] && i + 1 < recorded.size()) continue;
+    if (recorded[i] <= r0) return timed[i];
+    return std::min(timed.back(), t0 + (seconds - r0) / (recorded[i] - r0) * (timed[i] - t0));
+  }
+  return seconds;
+}
+
+void add_page_memory(ordered_json& j, const Result& r) {
+  if (r.memory.empty()) return;
+  const MemoryHistory& h = fullest(r);
+  std::vector<double> recorded = h.phases_s, timed = phases_of(r.spans, h.row);
+  if (recorded.empty() || timed.empty()) recorded = {h.samples.back().seconds}, timed = {r.step_s};
+  // The update ends before the step does; what happens after it is stretched to the end.
+  recorded.back() = std::max(recorded.back(), h.samples.back().seconds), timed.back() = r.step_s;
+  ordered_json samples = ordered_json::array();
+  for (const tapestry::MemorySample& s : thinned(h.samples, kSamples)) {
+    ordered_json one = {rounded(std::clamp(on_clock(s.seconds, recorded, timed), 0.0, r.step_s))};
+    for (const std::int64_t bytes : s.bytes) one.push_back(bytes);
+    samples.push_back(std::move(one));
+  }
+  j["memory_over_time"] = {{"device", &h - r.memory.data()}, {"samples", std::move(samples)}};
+}
+
+ordered_json memory_of(const MemoryHistory& h, bool for_page) {
+  ordered_json peak, samples = ordered_json::array();
+  for (std::size_t k = 0; k < memory_kinds().size(); ++k) peak[memory_kinds()[k]] = h.peak().bytes[k];
+  peak["total"] = h.peak().total();
+  ordered_json most;
+  for (std::size_t k = 0; k < memory_kinds().size(); ++k) {
+    std::int64_t bytes = 0;
+    for (const tapestry::MemorySample& s : h.samples) bytes = std::max(bytes, s.bytes[k]);
+    most[memory_kinds()[k]] = bytes;
+  }
+  ordered_json j = {{"device", h.row}, {"peak", std::move(peak)}, {"most", std::move(most)}};
+  if (for_page) return j;
+  for (const tapestry::MemorySample& s : h.samples) samples.push_back({ms(s.seconds), s.bytes});
+  j["phases_ms"] = in_ms(h.phases_s);
+  j["samples"] = std::move(samples);
+  return j;
+}
+
+ordered_json rounds_of(const Result& r, std::size_t order) {
+  ordered_json all = ordered_json::array();
+  for (std::size_t i = 0; i < r.rounds_s.size(); ++i)
+    all.push_back({{"round", i + 1},
+                   {"order", order + 1},
+                   {"step_ms", ms(r.rounds_s[i])},
+                   {"steps_ms", i < r.rounds_steps_s.size() ? in_ms(r.rounds_steps_s[i]) : ordered_json()}});
+  return all;
+}
+
+ordered_json json_of(const Report& report, const Judgement& judgement, std::size_t i, bool for_page) {
+  const Result& r = report.results[i];
+  const Remark& remark = judgement.remarks.at(i);
+  ordered_json j = {{"name", r.name},
+                    {"description", r.description},
+                    {"family", r.family},
+                    {"predicted_as", r.predicted_as}};
+  j["status"] = status_of(r);
+  if (!r.error.empty()) {
+    j["error"] = r.error;
+    const std::size_t line = r.error.find('\n');
+    j["log"] = line == std::string::npos ? "" : r.error.substr(line + 1);
+  }
+  j["rounds"] = rounds_of(r, i);
+  j["predicted_step_ms"] = r.predicted_step_s ? ordered_json(ms(*r.predicted_step_s)) : ordered_json();
+  j["predicted_low_ms"] = r.predicted_step_s ? ordered_json(ms(r.predicted_low_s)) : ordered_json();
+  j["predicted_high_ms"] = r.predicted_step_s ? ordered_json(ms(r.predicted_high_s)) : ordered_json();
+  j["predicted_peak_bytes"] =
+      r.predicted_peak_bytes.empty() ? ordered_json() : ordered_json(r.predicted_peak_bytes);
+  if (!r.measured()) return j;
+  j["samples_per_s"] = samples_per_s(report, r);
+  j["step_ms"] = ms(r.step_s);
+  j["rounds_ms"] = in_ms(r.rounds_s);
+  j.update(json_of(r.breakdown));
+  j["devices"] = r.rows;
+  j["peak_bytes"] = r.peak_bytes;
+  j["memory"] = ordered_json::array();
+  for (const MemoryHistory& h : r.memory) j["memory"].push_back(memory_of(h, for_page));
+  j["bytes_sent"] = r.bytes_sent;
+  j["traffic"] = nullptr;   // who sends to whom is not counted yet
+  j["holdings"] = nullptr;  // nor is which layers and rows a device holds
+  j["final_loss"] = r.losses.back();
+  j["difference_from_single"] = r.difference;
+  j["prediction_error"] = r.predicted_step_s ? ordered_json(r.prediction_error()) : ordered_json();
+  j["spread"] = remark.spread;
+  j["noisy"] = remark.noisy;
+  if (remark.losses)
+    j["losses_ms"] = {{"communication", ms(remark.losses->communication_s)},
+                      {"idle", ms(remark.losses->idle_s)},
+                      {"update", ms(remark.losses->update_s)},
+                      {"compute", ms(remark.losses->compute_s)}};
+  j["why"] = remark.why;
+  j["long_why"] = remark.long_why;
+  for (const Place& p : judgement.answers.back().places)
+    if (p.name == r.name) {
+      j["place"] = p.place;
+      j["verdict"] = json_of(p.against_fastest, judgement.answers.back().places[0].name);
+    }
+  if (for_page) add_page_spans(j, r), add_page_memory(j, r);
+  else j["timeline"] = timeline_of(r);
+  return j;
+}
+
+ordered_json json_of(const std::vector<planner::Prediction>& predictions) {
+  ordered_json all = ordered_json::array();
+  for (const planner::Prediction& p : predictions) {
+    ordered_json j = {
+        {"name", p.mode}, {"simulated", p.simulated}, {"devices", p.devices}, {"step_ms", ms(p.step_s)}};
+    j.update(json_of(p.breakdown));
+    j["memory"] = ordered_json::array();
+    for (const planner::MemoryItems& m : p.memory) {
+      ordered_json bytes;
+      for (const auto& [name, value] : m.items()) bytes[name] = value;
+      bytes["total"] = m.total();
+      j["memory"].push_back(std::move(bytes));
+    }
+    all.push_back(std::move(j));
+  }
+  return all;
+}
+
+ordered_json scaling_of(const Report& report) {
+  ordered_json all = ordered_json::array();
+  for (const planner::Prediction& p : report.scaling) {
+    ordered_json j = {{"name", p.mode}, {"devices", p.devices}, {"step_ms", ms(p.step_s)}};
+    j.update(json_of(p.breakdown));
+    j["peak_bytes"] = p.largest().total();
+    all.push_back(std::move(j));
+  }
+  for (const Limit& l : report.limits)
+    all.push_back({{"name", l.mode}, {"devices", l.devices}, {"limit", l.reason}});
+  return all;
+}
+
+ordered_json json_of(const Answer& a, bool is_last) {
+  ordered_json j = {{"limit_bytes", is_last ? ordered_json() : ordered_json(a.limit_bytes)},
+                    {"headline", json_of(a.headline)},
+                    {"lead", json_of(a.lead)},
+                    {"shared", json_of(a.shared)},
+                    {"first", a.first},
+                    {"places", ordered_json::array()}};
+  for (const Place& p : a.places)
+    j["places"].push_back(
+        {{"name", p.name}, {"place", p.place}, {"verdict", json_of(p.against_fastest, a.places[0].name)}});
+  return j;
+}
+
+ordered_json document(const Report& report, const Judgement& judgement, bool for_page) {
+  const Workload& w = report.workload;
+  const Host& h = report.host;
+  const auto load = [](double value) { return value < 0 ? ordered_json() : ordered_json(value); };
+  ordered_json j = {{"schema", 2},
+                    {"version", tapestry::version()},
+                    {"run",
+                     {{"command", report.command},
+                      {"began", report.began},
+                      {"seconds", report.seconds},
+                      {"host",
+                       {{"cpu", h.cpu},
+                        {"cores", h.cores},
+                        {"memory_bytes", h.memory_bytes},
+                        {"os", h.os},
+                        {"compiler", h.compiler},
+                        {"gpus", h.gpus}}},
+                      {"load_begin", load(report.load_begin)},
+                      {"load_end", load(report.load_end)}}},
+                    {"setup", setup_line(report)},
+                    {"options",
+                     {{"model", w.model},
+                      {"batch_size", w.batch_size},
+                      {"image_size", w.image_size},
+                      {"length", w.length},
+                      {"dtype", concat({w.dtype})},
+                      {"devices", w.devices},
+                      {"device_type", tapestry::device_type_name(w.device_type)},
+                      {"threads", w.threads},
+                      {"micro_batches", w.micro_batches},
+                      {"warmup", w.warmup},
+                      {"steps", w.steps},
+                      {"rounds", report.rounds},
+                      {"optimizer", w.optimizer},
+                      {"momentum", w.momentum},
+                      {"lr", w.learning_rate()},
+                      {"seed", w.seed},
+                      {"split", w.split}}},
+                    {"devices", report.device_names},
+                    {"threads_per_device", w.threads_per_device()},
+                    {"tolerance", tolerance(w)},
+                    {"memory_limit_bytes",
+                     report.memory_limit_bytes ? ordered_json(*report.memory_limit_bytes) : ordered_json()},
+                    {"memory_kinds", memory_kinds()}};
+  const Answer& answer = judgement.answers.back();
+  j["answer"] = {{"headline", text_of(answer.headline)},
+                 {"lead", text_of(answer.lead)},
+                 {"notes", ordered_json::array()},
+                 {"same_losses", text_of(judgement.same_losses)}};
+  for (const Sentence& s : judgement.notes) j["answer"]["notes"].push_back(text_of(s));
+  j["machine"] = judgement.machine;
+  j["modes"] = ordered_json::array();
+  for (std::size_t i = 0; i < report.results.size(); ++i)
+    j["modes"].push_back(json_of(report, judgement, i, for_page));
+  j["answers"] = ordered_json::array();
+  for (const Answer& a : judgement.answers) j["answers"].push_back(json_of(a, &a == &answer));
+  j["profile"] = report.profile ? ordered_json::parse(to_text(*report.profile)) : ordered_json();
+  j["link"] = report.profile ? ordered_json::parse(to_text(report.link)) : ordered_json();
+  j["predictions"] = json_of(report.predictions);
+  j["simulations"] = json_of(report.simulations);
+  j["scaling"] = scaling_of(report);
+  return j;
+}
+
+std::string text_of(const ordered_json& j, int indent) {
+  // Output of a failed mode need not be UTF-8.
+  return j.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
+}
+
+}  // namespace
+
+std::string json_text(const Report& report, const Judgement& judgement) {
+  return text_of(document(report, judgement, false), 2) + "\n";
+}
+
+std::string page_json(const Report& report, const Judgement& judgement) {
+  // These characters occur in strings only, where JSON takes \u for any character. U+2028 and U+2029 are
+  // E2 80 A8 and E2 80 A9 in UTF-8.
+  std::string out;
+  const std::string text = text_of(document(report, judgement, true), -1);
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '<') out += "\\u003c";
+    else if (text[i] == '>') out += "\\u003e";
+    else if (text[i] == '&') out += "\\u0026";
+    else if (text.compare(i, 3, "\xE2\x80\xA8") == 0) out += "\\u2028", i += 2;
+    else if (text.compare(i, 3, "\xE2\x80\xA9") == 0) out += "\\u2029", i += 2;
+    else out += text[i];
+  }
+  return out;
+}
+
+}  // namespace apps::compare

@@ -1,0 +1,21 @@
+// The comparison, as document.cpp writes it. A result without a member shows no picture of it.
+const DATA = JSON.parse($('data').textContent);
+const KINDS = DATA.memory_kinds;
+const ACTIVITIES = ['forward', 'backward', 'communication', 'optimizer', 'other', 'kernel'];
+const PARTS = [['forward_ms', 'fwd', 'forward'], ['backward_ms', 'bwd', 'backward'], ['update_ms', 'upd', 'update'],
+  ['exposed_comm_ms', 'comm', 'waiting for communication'], ['idle_ms', 'idle', 'idle']];
+
+const N = DATA.options.devices;
+const OK = DATA.modes.filter(m => m.status === 'ok').sort((x, y) => x.step_ms - y.step_ms);
+const FAILED = DATA.modes.filter(m => m.status !== 'ok');
+const SINGLE = OK.find(m => m.family === 'single') || null;
+const PERFECT = SINGLE ? SINGLE.step_ms / N : 0;
+const ROUNDS = OK.length ? OK[0].rounds.length : 0;
+
+const modeNamed = name => OK.find(m => m.name === name) || null;
+const roundsOf = m => m.rounds.map(r => r.step_ms);
+const peakOf = m => Math.max(...m.peak_bytes);
+const fastestOf = list => list.reduce((a, b) => b.step_ms < a.step_ms ? b : a);
+// A span in the compact form of the page.
+const spansOf = m => m.objects || (m.objects = (m.spans || []).map(([device, lane, activity, name, begin, end]) =>
+  ({ device, beside: lane === 1, activity: ACTIVITIES[activity], name: m.span_names[name].replace(/ \(.*/, ''), begin, end })));

@@ -1,0 +1,34 @@
+// internal/cost_model.h. A setup is {batch_size, devices, device_type, micro_batches, split}.
+function chunk_sizes(samples, chunks) {
+  const n = Math.min(Math.max(samples, 1), chunks), size = Math.floor(samples / n), rest = samples - size * n;
+  return range(n).map(c => c < rest ? size + 1 : size);
+}
+const all_parameter_bytes = block => block.parameter_bytes.reduce((a, b) => a + b, 0);
+
+class CostModel {
+  constructor(profile, link, setup) {
+    this.profile = profile;
+    this.link = link;
+    this.setup = setup;
+    this.devices = setup.devices;
+    this.batch = setup.batch_size;
+    this.count = profile.blocks.length;
+    this.all_blocks = { begin: 0, end: this.count };
+    this.samples_per_device = chunk_sizes(setup.batch_size, setup.devices);
+    this.on_gpus = setup.device_type === 'cuda';
+  }
+  sum(blocks, value) {
+    let total = 0;
+    for (let k = blocks.begin; k < blocks.end; ++k) total += value(this.profile.blocks[k]);
+    return total;
+  }
+  forward(blocks, n) { return this.sum(blocks, b => at_(b.forward_s, n)); }
+  backward(blocks, n) { return this.sum(blocks, b => at_(b.backward_s, n)); }
+  update(blocks) { return this.sum(blocks, b => b.update_s); }
+  parameter_bytes(blocks) { return this.sum(blocks, all_parameter_bytes); }
+  parameter_count() { return this.sum(this.all_blocks, b => b.parameter_bytes.length); }
+  largest_parameter_bytes() { return Math.max(0, ...this.profile.blocks.flatMap(b => b.parameter_bytes)); }
+  output_bytes(n) { return at_(this.profile.blocks[this.count - 1].output_bytes, n); }
+  input_bytes(block, n) { return block === 0 ? this.profile.input_sample_bytes * n : at_(this.profile.blocks[block - 1].output_bytes, n); }
+  batch_bytes(n) { return n * (this.profile.input_sample_bytes + this.profile.target_sample_bytes); }
+}

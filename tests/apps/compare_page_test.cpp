@@ -1,0 +1,376 @@
+// Tests the sentences of tapestry-compare, and opens its page in a browser (page_test.py).
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "tapestry/apps/compare/document.h"
+#include "tapestry/apps/compare/page/page.h"
+#include "tests/support/catch.h"
+#include "tests/support/files.h"
+#include "tests/support/source.h"
+
+using namespace apps::compare;
+using nlohmann::json;
+using tapestry::Activity;
+using tapestry::Span;
+
+namespace {
+
+const std::vector<std::string> kPredicted = {"single",
+                                             "ddp",
+                                             "dp-master",
+                                             "dp-replicated",
+                                             "fsdp",
+                                             "model",
+                                             "zero1",
+                                             "zero2",
+                                             "pipeline-gpipe",
+                                             "pipeline-1f1b",
+                                             "pipeline-zero-bubble"};
+
+// A mode of 4 devices whose rounds are these, in ms.
+Result mode(const std::string& name, const std::string& family, const std::vector<double>& rounds_ms,
+            double peak_mib = 10) {
+  Result r;
+  r.name = r.predicted_as = name;
+  r.family = family;
+  r.description = "one process per device, gradients averaged during backward";
+  for (const double ms : rounds_ms) r.rounds_s.push_back(ms / 1000), r.rounds_steps_s.push_back({ms / 1000});
+  std::vector<double> sorted = r.rounds_s;
+  std::sort(sorted.begin(), sorted.end());
+  r.step_s = sorted[(sorted.size() - 1) / 2];
+  const int devices = family == "single" ? 1 : 4;
+  const auto bytes = static_cast<std::int64_t>(peak_mib * (1 << 20));
+  for (int d = 0; d < devices; ++d) {
+    const std::string row = "rank " + std::to_string(d);
+    const double s = r.step_s;
+    r.rows.push_back(row);
+    r.spans.insert(r.spans.end(),
+                   {{row, Activity::forward, "forward 0", 0, 0.3 * s},
+                    {row, Activity::backward, "backward 0", 0.3 * s, 0.8 * s},
+                    {row, Activity::communication, "wait for bucket 3 (a.weight)", 0.8 * s, 0.9 * s},
+                    {row, Activity::optimizer, "AdamW", 0.9 * s, s},
+                    {row + " communication", Activity::communication, "bucket 3", 0.5 * s, 0.9 * s}});
+    r.peak_bytes.push_back(bytes);
+    r.memory.push_back({row,
+                        {{0, {bytes / 4, 0, bytes / 4, 0, 0, 7}},
+                         {0.5, {bytes / 4, bytes / 8, bytes / 4, bytes / 4, 0, 7}},
+                         {1, {bytes / 4, bytes / 4, bytes / 4, bytes / 8, 0, 7}}},
+                        {0.01, 0.4, 0.9, 1}});
+  }
+  r.breakdown = breakdown_of(r.spans, r.rows, r.step_s);
+  r.bytes_sent = family == "single" ? 0 : 3 << 20;
+  r.losses = {2.5, 2.25};
+  r.predicted_step_s = 0.95 * r.step_s;
+  r.predicted_low_s = 0.9 * r.step_s, r.predicted_high_s = r.step_s;
+  r.predicted_peak_bytes = r.peak_bytes;
+  return r;
+}
+
+// Around a mean, by the parts in `noise`.
+std::vector<double> around(double ms, std::vector<double> noise) {
+  for (double& x : noise) x = ms * (1 + x);
+  return noise;
+}
+const std::vector<double> kQuiet = {0, 0.01, -0.01, 0.002, -0.003, 0.005, -0.001, -0.002, 0.004};
+
+// Random numbers of a profile: its values need not make sense together.
+class Draw {
+ public:
+  explicit Draw(std::uint64_t seed) : random_(seed) {}
+  int whole(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
+  double real(double low, double high) { return std::uniform_real_distribution<double>(low, high)(random_); }
+  planner::Curve curve(double scale) {
+    std::vector<std::pair<double, double>> points;
+    double samples = 0;
+    for (int i = whole(0, 4); i > 0; --i) {
+      samples += whole(1, 9);
+      points.emplace_back(samples, real(0.1, 1) * scale * samples);
+    }
+    return planner::Curve(points);
+  }
+  planner::BlockProfile block(bool loss) {
+    planner::BlockProfile b;
+    b.name = "block";
+    for (int i = loss ? 0 : whole(1, 3); i > 0; --i) b.parameter_bytes.push_back(4 * whole(1, 4'000'000));
+    b.forward_s = curve(1e-3), b.backward_s = curve(2e-3);
+    b.accumulate_s = real(0, 1e-4), b.bucket_copy_s = real(0, 1e-4), b.update_s = real(0, 1e-3);
+    b.saved_bytes = curve(1e5), b.output_bytes = curve(1e4), b.freed_input_bytes = curve(1e4);
+    b.unsaved_output_bytes = curve(1e3), b.received_extra_bytes = curve(1e3),
+    b.forward_extra_bytes = curve(1e4);
+    for (int i = static_cast<int>(b.parameter_bytes.size()) - 1; i >= -1; --i)
+      b.backward.push_back({i, curve(3e5), curve(4e5), curve(2e5)});
+    b.input_grad_s = real(0, 2e-3), b.weight_grad_s = real(0, 2e-3),
+    b.weight_grad_accumulate_s = real(0, 2e-3);
+    for (planner::SplitPassMemory* m : {&b.input_grad, &b.weight_grad, &b.weight_grad_accumulate})
+      *m = {real(0, 1e6), real(-1e5, 1e6)};
+    return b;
+  }
+  planner::Contention contention() { return {real(1, 3), real(1, 3), real(1, 3)}; }
+  planner::TransferCost cost() { return {real(0, 1e-4), real(0, 1e-8)}; }
+  planner::AllReduce all_reduce() {
+    planner::AllReduce a{cost(), {}, {}, real(1, 3), real(0, 0.9), contention()};
+    if (whole(0, 1) == 1) a.gather_message = cost(), a.scatter_message = cost();
+    return a;
+  }
+  planner::Profile profile(int blocks) {
+    planner::Profile p;
+    for (int i = 0; i < blocks; ++i) p.blocks.push_back(block(false));
+    p.loss = block(true);
+    p.input_sample_bytes = whole(1, 4096), p.target_sample_bytes = whole(1, 64),
+    p.optimizer_state = whole(0, 2);
+    p.contention = contention();
+    p.dispatch_s = real(0, 1e-4);
+    return p;
+  }
+  planner::Link link() { return {cost(), cost(), cost(), contention(), all_reduce(), all_reduce()}; }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+// One random prediction with its result, as the page's twin reads it.
+json drawn_case(Draw& draw) {
+  const int blocks = draw.whole(1, 6);
+  planner::Profile profile = draw.profile(blocks);
+  const planner::Link link = draw.link();
+  planner::TrainingSetup setup;
+  setup.batch_size = draw.whole(1, 64);
+  setup.devices = draw.whole(1, static_cast<int>(std::min<std::int64_t>(blocks, setup.batch_size)));
+  setup.device_type = draw.whole(0, 1) == 1 ? tapestry::DeviceType::cuda : tapestry::DeviceType::cpu;
+  setup.micro_batches = draw.whole(1, static_cast<int>(std::min<std::int64_t>(12, setup.batch_size)));
+  setup.split = planner::balanced_split(profile, setup);
+  if (draw.whole(0, 1) == 1)
+    for (int s = 0; s < setup.devices; ++s) {
+      profile.stages.push_back({draw.real(1, 3), draw.real(1, 3), draw.real(1, 3)});
+      profile.zero_bubble_stages.push_back({{draw.real(1, 3), draw.real(1, 3), draw.real(1, 3)},
+                                            draw.real(0, 1e-3),
+                                            draw.real(0, 1e-3),
+                                            draw.real(0, 1e-3)});
+    }
+  const std::string name =
+      kPredicted[static_cast<std::size_t>(draw.whole(0, static_cast<int>(kPredicted.size()) - 1))];
+  json out = {{"mode", name},
+              {"profile", json::parse(to_text(profile))},
+              {"link", json::parse(to_text(link))},
+              {"setup",
+               {{"batch_size", setup.batch_size},
+                {"devices", setup.devices},
+                {"device_type", tapestry::device_type_name(setup.device_type)},
+                {"micro_batches", setup.micro_batches},
+                {"split", setup.split}}}};
+  std::optional<planner::Prediction> p;
+  if (draw.whole(0, 1) == 1) {
+    const int devices = draw.whole(1, static_cast<int>(std::min<std::int64_t>(9, setup.batch_size)));
+    std::optional<double> latency, bandwidth;
+    if (draw.whole(0, 1) == 1) latency = draw.real(0, 1e-4);
+    if (draw.whole(0, 1) == 1) bandwidth = draw.real(1e7, 1e11);
+    out["link_with"] = {latency ? json(*latency) : json(), bandwidth ? json(*bandwidth) : json()};
+    out["devices"] = devices;
+    p = simulate_devices(name, profile, link_with(link, latency, bandwidth), setup, devices);
+  } else {
+    p = predict(name, profile, link, setup);
+  }
+  if (!p) return out["expected"] = nullptr, out;
+  const planner::StepBreakdown& b = p->breakdown;
+  out["expected"] = {p->step_s, b.forward_s, b.backward_s, b.exposed_comm_s, b.update_s, b.idle_s};
+  for (const planner::MemoryItems& m : p->memory) out["expected"].push_back(m.total());
+  return out;
+}
+
+Report report_of(std::vector<Result> results) {
+  Report report;
+  report.workload.devices = 4;
+  report.workload.model = "gpt";
+  report.workload.split = {1, 1, 1, 1};
+  report.rounds = results.empty() ? 1 : static_cast<int>(results[0].rounds_s.size());
+  report.device_names = {"cpu:0", "cpu:1", "cpu:2", "cpu:3"};
+  report.results = std::move(results);
+  report.command = {"--model", "gpt", "--modes", "a'b </pre>"};
+  report.began = "2026-11-28T10:00:00Z";
+  report.host = {"A processor with a long name, model 12345 @ 2.40 GHz",
+                 4,
+                 1LL << 34,
+                 "Linux 6.1.0 x86_64",
+                 "GCC 12",
+                 {}};
+  report.load_begin = 0.5, report.load_end = 4.25;
+  compare_losses(report.results, tolerance(report.workload));
+  return report;
+}
+
+void write_page(const tests::TempDir& folder, const std::string& name, const Report& report) {
+  tests::write_file(folder / name, page(report, judge(report)));
+}
+
+const Place& place_of(const Answer& a, const std::string& name) {
+  return *std::find_if(a.places.begin(), a.places.end(), [&](const Place& p) { return p.name == name; });
+}
+
+}  // namespace
+
+TEST_CASE("order statistics enclose the median with 95%") {
+  // The table of Conover, "Practical nonparametric statistics", for the sign test.
+  const std::vector<std::pair<int, int>> known = {{1, 0},  {5, 0},  {6, 1},  {8, 1}, {9, 2},
+                                                  {11, 2}, {12, 3}, {20, 6}, {25, 8}};
+  for (const auto& [n, k] : known) {
+    INFO(n);
+    CHECK(interval_index(n) == k);
+  }
+}
+
+TEST_CASE("verdicts pair the rounds of two modes") {
+  const std::vector<double> best = {10, 20, 10, 10, 10, 10, 10, 10, 10};  // the machine was slow in round 2
+  const auto against = [&](std::vector<double> ratios) {
+    for (std::size_t i = 0; i < ratios.size(); ++i) ratios[i] *= best[i];
+    return verdict(
+        ratios, std::vector<double>(best.begin(), best.begin() + static_cast<std::ptrdiff_t>(ratios.size())));
+  };
+  CHECK(against({1.1, 1.1, 1.2, 1.1, 1.3, 1.1, 1.1, 1.05, 1.1}).word == "slower");
+  CHECK(against({1.01, 1.0, 0.99, 1.01, 1.0, 1.0, 1.0, 1.0, 1.0}).word == "equal");
+  CHECK(against({1.2, 0.9, 1.2, 0.9, 1.2, 0.9, 1.2, 0.9, 1.2}).word == "undecided");
+  CHECK(against({1.5, 1.5, 1.5, 1.5, 1.5}).word == "undecided");  // five rounds are too few
+  const Verdict v = against({1.1, 1.9, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 0.5});
+  CHECK(v.low == Approx(0.1));  // the second of nine
+  CHECK(v.median == Approx(0.4));
+  CHECK(v.high == Approx(0.7));
+  CHECK_THROWS_WITH(verdict({1}, {}), ContainsSubstring("same number"));
+}
+
+TEST_CASE("an answer says who is fastest, and whether that is decided") {
+  const Report report =
+      report_of({mode("single", "single", around(100, kQuiet), 40), mode("a", "data", around(40, kQuiet), 30),
+                 mode("b", "data", around(60, kQuiet), 20)});
+  const Judgement j = judge(report);
+  CHECK(text_of(j.answers.back().headline) ==
+        "On these 4 devices, a is fastest: 40.0 ms a step, 2.5× one device.");
+  CHECK_THAT(text_of(j.answers.back().lead),
+             ContainsSubstring("Decided: the next, b, is 50.0% to 50.0% slower"));
+  CHECK_THAT(text_of(j.answers.back().lead), ContainsSubstring("Why not 4×?"));
+  CHECK(j.notes.empty());
+  const Losses& l = *j.remarks[1].losses;
+  CHECK(l.communication_s + l.idle_s + l.update_s + l.compute_s == Approx(0.040 - 0.100 / 4));
+  CHECK(j.remarks[0].why == "one device does everything");
+  // Only b fits into 25 MiB, and nothing into 10 MiB.
+  REQUIRE(j.answers.size() == 4);
+  CHECK(j.answers[1].limit_bytes == 20 << 20);
+  CHECK(j.answers[1].places.size() == 1);
+  CHECK_THAT(text_of(j.answers[1].headline), ContainsSubstring("b is fastest: 60.0 ms"));
+  CHECK_THAT(text_of(j.answers[0].headline), ContainsSubstring("No mode fits"));
+}
+
+TEST_CASE("modes whose difference is smaller than the spread share a place") {
+  // A second program on the same cores: rounds differ by a factor of two, at other times for each mode.
+  const std::vector<double> one = {0, 1.0, 0.1, 0.8, 0, 0.2, 0.9, 0, 0.1},
+                            other = {0.9, 0, 0.2, 0, 1.1, 0, 0.1, 0.7, 0};
+  const Judgement j =
+      judge(report_of({mode("single", "single", around(50, other)), mode("a", "data", around(49, one)),
+                       mode("b", "data", around(300, kQuiet))}));
+  const Answer& answer = j.answers.back();
+  CHECK(answer.first == 2);
+  CHECK(place_of(answer, "a").place == "1=");
+  CHECK(place_of(answer, "single").place == "1=");
+  CHECK(place_of(answer, "b").place == "3");
+  CHECK_THAT(text_of(answer.headline), ContainsSubstring("share first place"));
+  CHECK_THAT(text_of(answer.lead), ContainsSubstring("Not decided by time"));
+  CHECK_THAT(
+      text_of(answer.shared),
+      ContainsSubstring("Not decided against a, since the spread is larger than the difference: single ("));
+  CHECK((j.remarks[0].noisy && j.remarks[1].noisy));
+}
+
+TEST_CASE("modes within 2% are equal for practice") {
+  std::vector<double> same = kQuiet;
+  for (double& x : same) x += 0.005;
+  const Judgement j =
+      judge(report_of({mode("single", "single", around(100, kQuiet)),
+                       mode("a", "data", around(40, kQuiet), 30), mode("b", "data", around(40, same), 20)}));
+  CHECK_THAT(text_of(j.answers.back().headline), ContainsSubstring("a and b share first place"));
+  CHECK_THAT(text_of(j.answers.back().lead),
+             ContainsSubstring("Equal for practice: they differ by up to 0.5%"));
+  CHECK_THAT(text_of(j.answers.back().lead), ContainsSubstring("b needs least, 20 MiB"));
+  CHECK(text_of(j.answers.back().shared) == "Equal for practice to a: b (0.5% to 0.5% slower).");
+}
+
+TEST_CASE("a machine that slows down all modes alike changes no verdict") {
+  std::vector<double> slow = kQuiet;
+  slow[4] = 0.6;
+  const Judgement j =
+      judge(report_of({mode("single", "single", around(100, slow)), mode("a", "data", around(40, slow))}));
+  REQUIRE(j.notes.size() == 1);
+  CHECK_THAT(text_of(j.notes[0]), ContainsSubstring("The machine changed by 6"));
+  CHECK(j.answers.back().first == 1);
+  CHECK_FALSE(j.remarks[1].noisy);
+}
+
+TEST_CASE("fewer than six rounds decide nothing, and failures are said") {
+  const Judgement few =
+      judge(report_of({mode("single", "single", {100, 101, 99}), mode("a", "data", {40, 41, 39})}));
+  CHECK_THAT(text_of(few.notes.at(0)), ContainsSubstring("3 rounds decide nothing"));
+  CHECK_THAT(text_of(few.answers.back().headline), ContainsSubstring("a was fastest"));
+  CHECK(few.answers.back().places[1].place == "~2");
+
+  Result failed;
+  failed.name = "single";
+  failed.error = "it was killed\n  last line";
+  const Judgement j = judge(report_of({failed, mode("a", "data", around(40, kQuiet))}));
+  CHECK_THAT(text_of(j.notes.at(0)), ContainsSubstring("single failed"));
+  CHECK(text_of(j.answers.back().headline) == "On these 4 devices, a is fastest: 40.0 ms a step.");
+  CHECK(text_of(j.remarks[0].failure) == "it was killed");
+  CHECK_FALSE(j.remarks[1].losses);
+  CHECK_THAT(text_of(judge(report_of({failed})).answers.back().headline),
+             ContainsSubstring("No mode has a result"));
+}
+
+TEST_CASE("the JSON of a page ends no element, whatever the names are") {
+  Report report = report_of({mode("single", "single", {100})});
+  report.results[0].description = "</script><!-- & \xE2\x80\xA8 \xFF";
+  const std::string text = page_json(report, judge(report));
+  CHECK(text.find_first_of("<>&") == std::string::npos);
+  CHECK(text.find("\xE2\x80\xA8") == std::string::npos);
+  CHECK_THAT(json::parse(text).at("modes").at(0).at("description").get<std::string>(),
+             ContainsSubstring("</script><!-- &"));
+}
+
+TEST_CASE("the page shows the same in a browser, and its planner equals the planner bit for bit") {
+  const tests::TempDir folder;
+  const std::string hostile = "</script><img src=x onerror=alert(1)>";
+  Result timeout = mode(hostile, "data", around(70, {0, 0.01}));
+  timeout.step_s = 0;
+  timeout.error =
+      "the process did not end within 120 s and was killed; allow more time\n  rank 3 waits for <all_gather>";
+  Result wrong = mode("other-losses", "data", around(45, kQuiet));
+  wrong.losses = {2.5, 3.25};
+  std::vector<double> noisy = kQuiet;
+  noisy[3] = 0.5;
+  Report report =
+      report_of({mode("single", "single", around(100, kQuiet), 40),
+                 mode("ddp", "data", around(41, kQuiet), 38), mode("fsdp", "data", around(40, noisy), 20),
+                 mode("replicate=2:zero=1,shard=2,pipeline=4", "data", around(52, kQuiet), 25),
+                 mode("pipeline-zero-bubble", "stages", around(55, kQuiet), 12),
+                 mode("model", "stages", around(260, kQuiet), 13), timeout, wrong});
+  Draw draw(1);
+  report.profile = draw.profile(5);
+  report.link = draw.link();
+  for (const Result& r : report.results)
+    for (const int n : {1, 2, 4, 8, 16, 32, 64})
+      if (const auto p = simulate_devices(r.name, *report.profile, report.link, report.workload, n))
+        report.scaling.push_back(*p);
+      else report.limits.push_back({r.name, n, "the model has 5 blocks"});
+  write_page(folder, "page.html", report);
+  tests::write_file(folder / "result.json", json_text(report, judge(report)));
+  write_page(folder, "noisy.html",
+             report_of({mode("single", "single", {50, 100, 60}), mode("a", "data", {49, 51, 90})}));
+  Result failed;
+  failed.name = "single";
+  failed.error = "it was killed";
+  failed.family = "single";
+  write_page(folder, "empty.html", report_of({failed}));
+  json cases = json::array();
+  for (int i = 0; i < 1000; ++i) cases.push_back(drawn_case(draw));
+  tests::write_file(folder / "cases.json", cases.dump());
+  const std::string command =
+      "command -v python3 >/dev/null || { echo 'skipped: Python is missing'; exit 0; }; python3 '" +
+      tests::source_path("tests/apps/page_test.py") + "' '" + folder.path().string() + "'";
+  CHECK(std::system(command.c_str()) == 0);  // NOLINT
+}

@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+"""Opens pages of tapestry-compare in headless Chromium: page_test.py FOLDER, written by compare_page_test.cpp.
+
+page.html    modes of all states, one with a hostile name     noisy.html   nothing is decided
+result.json  the JSON of page.html                            empty.html   every mode failed
+cases.json   predictions of the planner, for its twin in the page
+With PICTURES=FOLDER in the environment it writes screenshots there.
+"""
+import json
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+import browser  # noqa: E402
+
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+
+# Boxes of text that overlap others, stick out of the page, or are cut. Of a picture's text too.
+OVERLAPS = r"""(() => {
+  const seen = [], faults = [], style = new Map();
+  const hidden = el => { for (let e = el; e; e = e.parentElement) {
+      if (!style.has(e)) { const s = getComputedStyle(e); style.set(e, s.display === 'none' || s.visibility === 'hidden' || s.clipPath !== 'none' && s.position === 'absolute' && e.clientWidth <= 1 || e.tagName === 'TITLE' || e.tagName === 'OPTION'); }
+      if (style.get(e)) return true;
+      if (e.tagName === 'DETAILS' && !e.open && !el.closest('summary')) return true; }
+    return false; };
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let n; (n = walk.nextNode());) {
+    const el = n.parentElement;
+    if (!n.data.trim() || /^(SCRIPT|STYLE|NOSCRIPT)$/.test(el.tagName) || hidden(el) || el.closest('.skip')) continue;
+    const range = document.createRange();
+    range.selectNodeContents(n);
+    for (const r of range.getClientRects()) {
+      if (r.width < 1 || r.height < 1) continue;
+      if (!el.closest('.scroll') && (r.left < -0.5 || r.right > innerWidth + 0.5)) faults.push('outside: ' + n.data.slice(0, 60) + ' ' + r.left.toFixed(0) + '..' + r.right.toFixed(0));
+      // A line's box is higher than its letters.
+      const inset = r.height * 0.2;
+      seen.push({ x0: r.left + 1, x1: r.right - 1, y0: r.top + inset, y1: r.bottom - inset, text: n.data.trim(), node: n });
+    }
+    const box = el.closest('svg') ? null : el;
+    if (box && getComputedStyle(box).overflowX === 'hidden' && box.scrollWidth > box.clientWidth + 1) faults.push('cut: ' + n.data.slice(0, 60));
+    if (parseFloat(getComputedStyle(el).fontSize) < 10) faults.push('small: ' + n.data.slice(0, 60));
+  }
+  for (const svg of document.querySelectorAll('svg text')) {
+    const r = svg.getBoundingClientRect();
+    if (r.width && (r.left < -0.5 || r.right > innerWidth + 0.5)) faults.push('outside: ' + svg.textContent);
+  }
+  seen.sort((a, b) => a.y0 - b.y0);
+  for (let i = 0; i < seen.length; ++i) for (let k = i + 1; k < seen.length && seen[k].y0 < seen[i].y1; ++k) {
+    const a = seen[i], b = seen[k];
+    if (a.node !== b.node && Math.min(a.x1, b.x1) - Math.max(a.x0, b.x0) > 0.5 && Math.min(a.y1, b.y1) - Math.max(a.y0, b.y0) > 0.5) faults.push('overlap: ' + a.text.slice(0, 50) + ' | ' + b.text.slice(0, 50));
+  }
+  if (document.documentElement.scrollWidth > innerWidth) faults.push('the page scrolls sideways: ' + document.documentElement.scrollWidth + ' > ' + innerWidth);
+  return [...new Set(faults)];
+})()"""
+
+failures = []
+
+
+def check(condition, what):
+    if not condition:
+        failures.append(what)
+        print("FAILED: " + what)
+
+
+def set_range(page, name, value):
+    page.run("(e => { e.value = %s; e.dispatchEvent(new Event('input')); })($('%s'))" % (json.dumps(str(value)), name))
+
+
+def sentence(pieces):
+    return "".join(p if isinstance(p, str) else p.get("mode", p.get("strong")) for p in pieces)
+
+
+def test_layout(page, url, name):
+    pictures = os.environ.get("PICTURES")
+    for theme in ("light", "dark"):
+        page.open(url + "#theme=" + theme)
+        for width in (390, 768, 1024, 1300):
+            page.size(width)
+            for limit in ("max", "min", "mid") if theme == "light" else ("max",):
+                if page.run("!!$('limit')"):
+                    page.run("(e => { e.value = '%s' === 'mid' ? (Number(e.min) + Number(e.max)) / 2 : e.%s; e.dispatchEvent(new Event('input')); })($('limit'))" %
+                             (limit, limit if limit != "mid" else "max"))
+                for fault in page.run(OVERLAPS):
+                    check(False, "%s, %s, %d px, limit %s: %s" % (name, theme, width, limit, fault))
+                if limit == "max" and width in (390, 1300) and pictures:
+                    page.picture(os.path.join(pictures, "%s-%s-%d.png" % (name, theme, width)), 1)
+
+
+def test_answers(page, url, result):
+    page.size(1300)
+    page.open(url)
+    check(page.run("$('answer').textContent") == result["answer"]["headline"], "the headline is that of the JSON")
+    check(page.run("$('lead').textContent") == result["answer"]["lead"], "so is the sentence below it")
+    check([n.strip() for n in page.run("[...document.querySelectorAll('#notes p')].map(e => e.textContent)")] == result["answer"]["notes"], "and the notes")
+    rows = page.run("[...document.querySelectorAll('#ledger tbody th')].map(e => e.firstChild.textContent)")
+    places = [p["name"] for p in result["answers"][-1]["places"]]
+    check(rows[:len(places)] == places, "rows are in the order of the answer: %s" % rows)
+    check(len(rows) == len(result["modes"]), "failed modes keep their row")
+    check(page.run("document.querySelectorAll('#ledger .dot').length") ==
+          sum(len(m["rounds"]) for m in result["modes"] if m["status"] == "ok"), "each round is a dot")
+    for answer in result["answers"][1:-1]:  # the slider answers anew
+        mib = -(-answer["limit_bytes"] // (1 << 20))
+        page.run("state.limit = %d; update('limit')" % mib)
+        expected = next(a for a in reversed(result["answers"]) if (a["limit_bytes"] or 1 << 60) <= mib << 20)
+        headline = sentence(expected["headline"]).replace("Within the memory of a device", "Within %d MiB a device" % mib)
+        check(page.run("$('answer').textContent") == headline, "the answer within %d MiB: %s" % (mib, page.run("$('answer').textContent")))
+        shown = page.run("[...document.querySelectorAll('#ledger tbody tr:not(.over):not(.bad) th')].map(e => e.firstChild.textContent)")
+        check(shown == [p["name"] for p in expected["places"]], "rows within %d MiB" % mib)
+    check("limit=" in page.run("location.hash"), "the limit stands in the address")
+
+
+def test_state(page, url):
+    page.open(url + "#limit=20&t=3&b=single&n=2&nonsense=%E0%A4%A&micro=abc")
+    check(page.run("[state.limit, state.b, state.n].join()") == "20,single,2", "the address sets the state")
+    before = page.run("$('answer').textContent + $('figB').textContent")
+    page.open(url + "#limit=20&t=3&b=single&n=2")
+    check(page.run("$('answer').textContent + $('figB').textContent") == before, "a link shows the same page")
+    page.open(url + "#a=" + "%3Cimg%3E" + "&theme=evil&limit=-5&n=3")
+    check(page.run("state.theme") == "" and page.run("state.limit") == 0, "values out of range are ignored")
+
+
+def test_keyboard(page, url):
+    page.open(url)
+    reached = set()
+    for _ in range(60):
+        page.key("Tab", "Tab", 9)
+        reached.add(page.run("document.activeElement.id || document.activeElement.tagName"))
+    check({"btn-guess", "btn-compare", "btn-picture", "btn-link", "btn-theme", "limit", "scrub", "k-n", "SUMMARY", "SELECT"} <= reached,
+          "Tab reaches every control: %s" % sorted(reached))
+    page.run("$('limit').focus()")
+    before = page.run("$('limit').getAttribute('aria-valuetext')")
+    for _ in range(3):
+        page.key("ArrowLeft", "ArrowLeft", 37)
+    check(page.run("$('limit').getAttribute('aria-valuetext')") != before, "the arrow keys move the slider")
+    page.run("$('scrub').focus()")
+    before = page.run("$('readA').textContent + $('tout').textContent")
+    for _ in range(5):
+        page.key("ArrowRight", "ArrowRight", 39)
+    check(page.run("$('readA').textContent + $('tout').textContent") != before, "and the moment on the clock")
+    check(page.run("[...document.querySelectorAll('svg[role=img]')].every(e => e.getAttribute('aria-label') || e.getAttribute('aria-labelledby'))"), "pictures have names")
+    check(page.run("[...document.querySelectorAll('input[type=range]')].every(e => e.getAttribute('aria-label') || e.labels.length)"), "sliders have names")
+
+
+def test_hostile(page, url):
+    page.open(url)
+    check(page.run("document.querySelectorAll('img').length") == 0, "a name makes no element")
+    check(page.run("document.body.innerText").count(HOSTILE) > 0, "a hostile name is text")
+    check(page.run("document.querySelectorAll('script').length") == 2, "nor a script")
+
+
+def test_guess(page, url):
+    page.open(url)
+    page.run("$('btn-guess').click()")
+    check("?" in page.run("$('answer').textContent"), "Guess first asks")
+    hidden = page.run("[...document.querySelectorAll('#ledger .segs')].length")
+    check(hidden == 1, "and hides all steps but that of single")
+    page.run("(e => { e.value = e.max; e.dispatchEvent(new Event('input')); })(document.querySelector('.guess input'))")
+    page.run("[...document.querySelectorAll('.guess button')].pop().click()")
+    check("Farthest" in page.run("$('guess').textContent"), "the widest gap is named")
+    check(page.run("document.querySelectorAll('#ledger .you').length") > 0, "guesses are drawn")
+
+
+def test_other(page, url, folder):
+    page.open(url)
+    for file, expected in (("result.json", "B is result.json"), ("noisy.html", "B is noisy.html"), ("cases.json", "Cannot compare")):
+        root = page.send("DOM.getDocument")["root"]["nodeId"]
+        node = page.send("DOM.querySelector", nodeId=root, selector="#other-file")["nodeId"]
+        page.send("DOM.setFileInputFiles", nodeId=node, files=[os.path.join(folder, file)])
+        page.run("new Promise(done => setTimeout(done, 150))")
+        check(expected in page.run("$('compared').textContent"), "compare with %s: %s" % (file, page.run("$('compared').textContent")))
+        if file == "result.json":
+            check("slower in 0, faster in 0" in page.run("$('compared').textContent"), "a result does not differ from itself")
+            check(page.run("document.querySelectorAll('#ledger .segsb').length") > 0, "B is a thin bar")
+        check(page.run("document.querySelectorAll('img').length") == 0, "B makes no element")
+
+
+def test_picture(page, url):
+    page.open(url)
+    check(page.run("(s => s.getAttribute('width') + 'x' + s.getAttribute('height'))(pictureSvg())") == "1200x630", "the picture is 1200x630")
+    check(page.run("""(() => { const svg = pictureSvg(); document.body.append(svg); const out = [...svg.querySelectorAll('text')].filter(t => { const b = t.getBBox(); return b.x < 0 || b.x + b.width > 1201 || b.y + b.height > 631; }).length; svg.remove(); return out; })()""") == 0,
+          "nothing sticks out of the picture")
+
+
+def test_what_if(page, url):
+    page.open(url)
+    for n in range(page.run("COUNTS.length")):
+        set_range(page, "k-n", n)
+        check(page.run("document.querySelectorAll('#simbars .simrow').length") == page.run("SIMULATED.length"), "every mode has a row at %d devices" % page.run("state.n"))
+    check("cannot run" in page.run("$('simbars').textContent"), "a mode that cannot run says so")
+    before = page.run("$('simbars').textContent")
+    set_range(page, "k-bw", -1)
+    check(page.run("$('simbars').textContent") != before, "a slower link changes the steps")
+
+
+RUN_CASES = """(cases => { let wrong = []; for (const c of cases) {
+  const link = c.link_with ? link_with(c.link, c.link_with[0], c.link_with[1]) : c.link;
+  const p = c.devices ? simulate_devices(c.mode, c.profile, link, c.setup, c.devices) : predict(c.mode, c.profile, link, c.setup);
+  const own = p === null ? null : [p.step_s, p.breakdown.forward_s, p.breakdown.backward_s, p.breakdown.exposed_comm_s, p.breakdown.update_s, p.breakdown.idle_s, ...p.memory.map(total)];
+  if (JSON.stringify(own) !== JSON.stringify(c.expected)) wrong.push(c.mode); }
+  return wrong; })"""
+
+
+def test_twin(page, url, folder):
+    with open(os.path.join(folder, "cases.json")) as file:
+        cases = json.load(file)
+    page.open(url)
+
+    def wrong():
+        return [mode for i in range(0, len(cases), 100) for mode in page.run(RUN_CASES + "(" + json.dumps(cases[i:i + 100]) + ")")]
+
+    check(len(cases) >= 1000, "1,000 cases")
+    first = wrong()
+    check(not first, "the twin equals the planner, but not in %d cases: %s" % (len(first), sorted(set(first))))
+    # A planted difference must be found: another order of additions changes the last bit of some sums.
+    page.run("CostModel.prototype.sum = function (blocks, value) { let t = 0; for (let k = blocks.end; k-- > blocks.begin;) t += value(this.profile.blocks[k]); return t; }")
+    check(wrong(), "a changed order of additions is found")
+
+
+def main():
+    folder = sys.argv[1]
+    if not browser.find():
+        print("skipped: Chromium is missing; install it with: apt-get install chromium")
+        return 0
+    with open(os.path.join(folder, "result.json")) as file:
+        result = json.load(file)
+    url = "file://" + os.path.join(folder, "page.html")
+    size = os.path.getsize(os.path.join(folder, "page.html"))
+    check(size < 900_000, "the page has %d bytes" % size)
+    with browser.Browser(limit_s=150) as page:
+        for name in ("page", "noisy", "empty"):
+            test_layout(page, "file://" + os.path.join(folder, name + ".html"), name)
+        test_answers(page, url, result)
+        test_state(page, url)
+        test_keyboard(page, url)
+        test_hostile(page, url)
+        test_guess(page, url)
+        test_other(page, url, folder)
+        test_picture(page, url)
+        test_what_if(page, url)
+        test_twin(page, url, folder)
+        check(not page.errors, "scripts fail: %s" % page.errors[:3])
+        outside = [r for r in page.requests if not r.startswith(("file://" + folder, "about:", "data:", "blob:"))]
+        check(not outside, "requests: %s" % outside)
+    print("%d failures" % len(failures))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
