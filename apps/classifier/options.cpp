@@ -88,11 +88,11 @@ Parser::Parser(Options& o) {
   add("--schedule", o.schedule, "Learning rate over the steps; the demo uses constant",
       {.check = one_of({"one-cycle", "cosine", "step", "constant"})});
   add("--clip-norm", o.clip_norm,
-      "Scale gradients to a joint norm of at most this number; 0 leaves them as they are",
+      "Scale gradients to a joint norm of at most this number; 0 does not scale them",
       {.check = between(0.0, most)});
   add("--ema", o.ema,
-      "Evaluate a moving average of the weights with this decay, such as 0.999, and save it\n"
-      "in the folder average; 0 evaluates the weights themselves",
+      "Evaluate a moving average of the weights with this decay, such as 0.999, and\n"
+      "save it in the folder average; 0 evaluates the weights themselves",
       {.check = between(0.0, std::nextafter(1.0, 0.0))});
   add("--seed", o.seed, "Seed of initial weights, order of images, dropout and synthetic images",
       {.check = between<std::uint64_t>(0, std::numeric_limits<std::uint64_t>::max())});

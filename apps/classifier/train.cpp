@@ -134,28 +134,17 @@ void check_loss(double loss, const Options& o, const std::string& where) {
     fail("[classifier] the loss is ", loss, where, "; try a smaller --lr, or continue with --allow-nan");
 }
 
-// The values of a parameter. Collective if they are divided among ranks.
-Tensor values_of(const nn::Parameter& parameter) {
-  const auto& layout = parameter.layout();
-  if (!layout) return parameter.tensor().detach();
-  const Tensor whole = empty(layout->whole_sizes(), {parameter.dtype(), parameter.device()});
-  layout->gather(0, whole);
-  return whole;
-}
-
-// Collective. `board` is null except on rank 0.
-void write_epoch(watch::SummaryWriter* board, const EpochMetrics& m, nn::Module& model, std::int64_t step) {
-  if (board) {
-    board->add_scalar("loss/train", m.train_loss, step);
-    board->add_scalar("loss/test", m.test_loss, step);
-    board->add_scalar("accuracy/train", m.train_accuracy, step);
-    board->add_scalar("accuracy/test", m.test_accuracy, step);
-  }
-  for (const auto& [name, parameter] : model.named_parameters()) {
-    const Tensor values = values_of(parameter);
-    if (board && isfinite(values).any().item<bool>()) board->add_histogram(name, values, step);
-  }
-  if (board) board->flush();
+// `whole` has the values of the parameters.
+void write_epoch(watch::SummaryWriter& board, const EpochMetrics& m, const nn::Module& model,
+                 const nn::StateDict& whole, std::int64_t step) {
+  board.add_scalar("loss/train", m.train_loss, step);
+  board.add_scalar("loss/test", m.test_loss, step);
+  board.add_scalar("accuracy/train", m.train_accuracy, step);
+  board.add_scalar("accuracy/test", m.test_accuracy, step);
+  for (const auto& [name, parameter] : model.named_parameters())
+    if (const Tensor* const values = nn::find(whole, name); values && isfinite(*values).any().item<bool>())
+      board.add_histogram(name, *values, step);
+  board.flush();
 }
 
 // The model with its initial values. A model that is divided is built part by part, so that no process ever
@@ -175,11 +164,9 @@ int train(Options o) {
   const StopRequest stop;  // must be constructed before any thread is started
   if (o.threads > 0) set_num_threads(o.threads);
   o.threads = get_num_threads();  // saved in config.json, so that a resumed run uses the same number
-  const Device device(o.device);
-  check_device("classifier", device);
-
   const std::unique_ptr<TrainingJob> job = join_job(o);
   distributed::Strategy& strategy = job->strategy();
+  const Device device(o.device);
 
   RunFolder folder;
   std::optional<distributed::DistributedCheckpointer> checkpoints;
@@ -219,7 +206,8 @@ int train(Options o) {
                    " has checkpoints but no config.json; restore the file, or choose another --run-dir");
   }
   Progress progress(total_steps, steps_per_epoch, o.epochs, job->first());
-  progress.line(model->summary(Shape{1, images.spec.channels, images.spec.height, images.spec.width}));
+  const Shape image{1, images.spec.channels, images.spec.height, images.spec.width};
+  progress.line(strategy.can_call_model() ? model->summary(image) : model->summary());
   progress.line("seed " + std::to_string(o.seed) + ", threads " + std::to_string(o.threads) + ", device " +
                 device.str() + (job->size() > 1 ? ", ranks " + std::to_string(job->size()) : "") +
                 ", run folder " + folder.path());
@@ -334,7 +322,10 @@ int train(Options o) {
     folder.write("curves.svg", curves_svg(history, title));
     folder.write("confusion.svg", confusion_svg(confusion, images.classes, title));
     folder.write("mistakes.svg", mistakes.svg(images.classes, "worst mistakes of " + title));
-    if (o.tensorboard) write_epoch(board ? &*board : nullptr, metrics, *model, schedule->steps());
+    if (o.tensorboard) {
+      const nn::StateDict whole = strategy.whole_state();
+      if (board) write_epoch(*board, metrics, *model, whole, schedule->steps());
+    }
     char line[200];
     std::snprintf(line, sizeof line,
                   "epoch %d/%d  train loss %.4f accuracy %.4f  test loss %.4f accuracy %.4f  %s", epoch,

@@ -1,9 +1,9 @@
 #include "tapestry/apps/common/training_job.h"
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "tapestry/core/error.h"
-#include "tapestry/core/generator.h"
 #include "tapestry/distributed/comm/environment.h"
 #include "tapestry/distributed/comm/init.h"
 #include "tapestry/distributed/comm/text.h"
@@ -18,24 +18,33 @@ namespace {
 distributed::StrategyPlan plan_of(const JobOptions& o, bool launched) {
   std::vector<distributed::AxisSpec> axes = distributed::parse_strategy(o.parallel);
   if (o.compress.empty()) return distributed::plan_strategy(axes, launched);
-  const distributed::StrategyPlan plain = distributed::plan_strategy(axes, launched);
-  check<UsageError>(plain.reads("compress"), "[", o.command, "] --parallel ", o.parallel,
-                    " cannot compress gradients; leave out --compress ", o.compress,
+  check<UsageError>(std::none_of(axes.begin(), axes.end(),
+                                 [](const auto& axis) { return axis.options.contains("compress"); }),
+                    "[", o.command, "] --parallel ", o.parallel,
+                    " says how gradients are compressed; leave out --compress ", o.compress);
+  if (o.compress == "none") return distributed::plan_strategy(axes, launched);
+  check<UsageError>(distributed::plan_strategy(axes, true).reads("compress"), "[", o.command, "] --parallel ",
+                    o.parallel, " cannot compress gradients; leave out --compress ", o.compress,
                     ", or choose a mode that replicates the model over ranks, such as ddp");
   for (distributed::AxisSpec& axis : axes) axis.options.emplace("compress", o.compress);
   return distributed::plan_strategy(axes, launched);
 }
 
 // The devices of this process, the one of --device first.
-std::vector<Device> devices_of(const JobOptions& o, int wanted) {
+std::vector<Device> devices_of(const JobOptions& o, const distributed::StrategyPlan& plan) {
   const Device first(o.device);
+  // A mode that a launcher would start on ranks takes the devices that there are.
+  const bool asks = plan.over_devices && plan.size == 0 && o.devices > 0 && plan_of(o, true).over_devices;
+  const int wanted = asks ? o.devices : plan.over_devices ? plan.size : 1;
+  const std::string who = "[" + o.command + "] --parallel " + o.parallel +
+                          (asks ? " with " + o.devices_option + " " + std::to_string(wanted) : "") +
+                          " asks for " + std::to_string(wanted) + " devices, but there ";
+  check<UsageError>(wanted <= kMaxDevices, who, "can be at most ", kMaxDevices);
   // The number of logical CPU devices must be set before the first use of a device.
-  if (wanted > 0 && first.is_cpu()) setenv("TAPESTRY_LOGICAL_DEVICES", std::to_string(wanted).c_str(), 0);
+  if (wanted > 1 && first.is_cpu()) setenv("TAPESTRY_LOGICAL_DEVICES", std::to_string(wanted).c_str(), 0);
+  check_device(o.command.c_str(), first);
   const int there = device_count(first.type);
-  check<UsageError>(
-      there >= wanted, "[", o.command, "] ",
-      o.devices_option.empty() || o.devices != wanted ? "--parallel " + o.parallel : o.devices_option,
-      " asks for ", wanted, " devices, but there are ", there, " of type ", first.is_cpu() ? "cpu" : "cuda");
+  check<UsageError>(there >= wanted, who, "are ", there, " of type ", device_type_name(first.type));
   std::vector<Device> devices{first};
   for (int i = 0; i < there; ++i)
     if (i != first.index && (wanted == 0 || static_cast<int>(devices.size()) < wanted))
@@ -56,8 +65,10 @@ TrainingJob::TrainingJob(const JobOptions& o) {
     fail<UsageError>("[", o.command,
                      "] the launcher restarts this job after a failure, and a restart would begin again or "
                      "refuse the run; add --run-dir DIR --resume auto, or start the job without restarts");
-  std::vector<Device> devices{Device(o.device)};
-  if (plan.over_devices) devices = devices_of(o, plan.size > 0 ? plan.size : o.devices);
+  check<UsageError>(!plan.splits_model || o.has_stages, "[", o.command, "] --parallel ", o.parallel,
+                    " splits the model into stages, which ", o.command,
+                    " cannot train yet; choose a mode that does not");
+  const std::vector<Device> devices = devices_of(o, plan);
   group_ = distributed::init_process_group();
   requests_.emplace(group_);
   if (size() > 1 && !o.identity.empty()) {
@@ -74,7 +85,7 @@ TrainingJob::TrainingJob(const JobOptions& o) {
 }
 
 void TrainingJob::seed_dropout(std::uint64_t seed) const {
-  if (strategy_->data_size() > 1) manual_seed(distributed::rank_seed(seed, strategy_->data_rank()));
+  if (size() > 1) distributed::manual_seed_by_coordinate(*strategy_->mesh(), seed);
 }
 
 bool TrainingJob::writes_samples() const {

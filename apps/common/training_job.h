@@ -14,13 +14,15 @@ namespace apps {
 struct JobOptions {
   std::string command;         ///< "gpt train", for errors
   std::string parallel;        ///< the value of --parallel
-  std::string compress = {};   ///< the dtype in which gradients are sent; empty: their own
+  std::string compress = {};   ///< the value of --compress, such as "bf16"; empty if it is not given
   std::string device = "cpu";  ///< the value of --device
-  /// Devices of this process if --parallel does not say how many. 0: all of the type.
+  /// Devices of this process, for modes over devices only, if --parallel does not say how many. 0: all of the
+  /// type.
   int devices = 0;
   std::string devices_option = {};  ///< the option with this number
   bool restartable = false;         ///< a run that the launcher starts again goes on from its checkpoint
   int parts = 1;                    ///< of a step: see distributed::StrategyOptions
+  bool has_stages = false;          ///< the program sets ModelParts::stages
   /// What must be the same on all ranks: the options and the run folder. Empty: the program compares itself.
   std::string identity = {};
 };
@@ -28,8 +30,8 @@ struct JobOptions {
 class TrainingJob {
  public:
   /// Joins the job. Throws UsageError if the options do not fit to the number of processes or to each other,
-  /// or if the ranks have different options. Creates the logical devices, so it must come before any use of
-  /// one.
+  /// or if the ranks have different options, and DeviceError if there is no such device. Creates the logical
+  /// devices, so it must come before any use of one.
   explicit TrainingJob(const JobOptions& options);
 
   const std::shared_ptr<tapestry::distributed::ProcessGroup>& group() const { return group_; }
@@ -39,7 +41,8 @@ class TrainingJob {
   int size() const { return group_->size(); }
   /// True on rank 0, which prints and writes files.
   bool first() const { return rank() == 0; }
-  /// Gives each process that reads other samples its own dropout masks. Call it when the model is built.
+  /// Gives each rank the dropout masks of its coordinate: see distributed::manual_seed_by_coordinate(). Call
+  /// it when the model is built.
   void seed_dropout(std::uint64_t seed) const;
   /// True on the ranks that call the model to write a sample: one rank, or all if the call is collective.
   bool writes_samples() const;

@@ -33,6 +33,7 @@ JobOptions job_of(const TrainOptions& o) {
           .devices_option = "--stages",
           .restartable = o.resume == "auto",
           .parts = static_cast<int>(o.accumulate),
+          .has_stages = true,
           .identity = to_json(same) + o.run_dir + (o.resumed ? " resumed" : " new")};
 }
 

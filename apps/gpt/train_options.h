@@ -107,9 +107,11 @@ void each_train_option(F&& option) {
       "fsdp, "
       "parameters too; or a text such as replicate=4:zero=1",
       OptionRules{.check = parallel_text()}, true);
-  option("--stages", &O::stages,
-         "Devices of one process, if --parallel does not say how many: stages of a pipeline, or replicas",
-         OptionRules{.check = between(1, 64)}, true);
+  option(
+      "--stages", &O::stages,
+      "Devices of dp, pipeline and other modes over devices of one process, if --parallel does not say how "
+      "many",
+      OptionRules{.check = between(1, 64)}, true);
   option("--device", &O::device, "cpu, cuda, cuda:0, ...", OptionRules(), false);
   option("--threads", &O::threads, "Compute threads; 0 uses OMP_NUM_THREADS, or all cores",
          OptionRules{.check = between(0, 1024)}, false);

@@ -110,7 +110,8 @@ void each_option(F&& option) {
          "divides the parameters, frozen ones too (weights that stay packed are in every process); or a text "
          "such as replicate=2:zero=1",
          OptionRules{.check = parallel_text()});
-  option("--devices", &O::devices, "Devices of one process, if --parallel does not say how many",
+  option("--devices", &O::devices,
+         "Devices of dp and other modes over devices of one process, if --parallel does not say how many",
          OptionRules{.check = between(1, 64)});
   option("--threads", &O::threads, "Compute threads; 0 uses OMP_NUM_THREADS, or all cores",
          OptionRules{.check = between(0, 1024)});

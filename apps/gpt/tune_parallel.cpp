@@ -42,8 +42,6 @@ distributed::Batch batch_of(const TuneBatch& b) {
 TuneParallel::TuneParallel(const TuneOptions& o)
     : TrainingJob(job_of(o)), keep_activations_(o.keep_activations), precision_(o.precision) {
   check_batch(*this, "gpt tune", o.batch_size, 1);
-  check<UsageError>(!strategy().splits_model(), "[gpt tune] --parallel ", o.parallel,
-                    " splits the model into stages, which cannot be tuned yet; choose a mode that does not");
 }
 
 void TuneParallel::wrap(nn::LanguageModel& model) {

@@ -134,6 +134,7 @@ class ShardedCheckpointer : private nn::KeptCheckpoints {
   using nn::KeptCheckpoints::folder;
 
  private:
+  friend class DistributedCheckpointer;  // locks the folder too
   std::shared_ptr<ProcessGroup> group_;  // its rank 0 has the lock and knows the sound checkpoints
 };
 

@@ -78,7 +78,7 @@ class ReplicateOverDevices final : public StrategyLayer {
     Loss own;
     {
       const SpanScope span(device(), Activity::forward, "loss");
-      own = parts().loss(outputs, batch.targets);
+      own = loss_of(outputs, batch.targets);
     }
     const Tensor loss = part_of_mean(own, count);
     own.value = {};

@@ -97,7 +97,8 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
   NamedTensors trained;
   for (const auto& [name, slot] : model.named_parameters()) {
     check(!slot.layout(), "[DistributedDataParallel] '", name,
-          "' is sharded, and fully_shard() averages its gradients already; use the sharded model itself");
+          "' is divided among ranks, which have different parts of its gradient and nothing to average; wrap "
+          "the whole model, or train the divided model by itself");
     check(
         slot.replicas() == 1, "[DistributedDataParallel] '", name, "' has ", slot.replicas(),
         " replicas, and only the first one's gradient would be averaged; use one rank per device instead of "

@@ -56,7 +56,9 @@ struct DdpOptions {
   int check_every = 16;
   /// mean, or sum: for losses that are divided before backward by the number of samples or targets of all
   /// ranks. The ranks may then have different numbers of them. A communication hook computes means; gradients
-  /// are multiplied by the number of ranks before it.
+  /// are multiplied by the number of ranks before it. If several passes add to a sum, change it between
+  /// them in place only, and equally on all ranks. A tensor that set_grad() puts there would count once for
+  /// each rank. zero_grad() may drop the sum.
   ReduceOp reduce = ReduceOp::mean;
   /// Rebuilds the buckets after the first pass, in the order in which gradients arrived on rank 0.
   bool relearn_order = true;

@@ -1,6 +1,8 @@
 // The row `pipeline` over devices of one process: Pipeline, and, with schedule=sequential, stages that
 // compute one after another.
+#include <map>
 #include <optional>
+#include <utility>
 
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
@@ -45,15 +47,17 @@ class PipelineOverDevices final : public Stages {
   StepLoss gradients(const Part&, const Batch& batch, double count, optim::GradScaler* scaler) override {
     StepLoss step;
     const bool scales = scaler && scaler->is_enabled();
+    bool is_first = true;
     Tensor scale;
     if (scales) scale = scaler->scale(ones({}, {DType::f32, last_device()}));
     const auto add = [](Tensor& to, const Tensor& t) { to = to.defined() ? to + t : t; };
     // Runs on the worker of the last stage, one micro-batch after another.
     const auto loss = [&](const std::vector<Tensor>& outputs, const std::vector<Tensor>& targets) {
-      const Loss own = parts().loss(outputs, targets);
+      const Loss own = loss_of(outputs, targets);
       const Tensor part = part_of_mean(own, count);
       const NoGradGuard no_grad_for_sums;
-      step.sums.resize(own.sums.size());
+      if (std::exchange(is_first, false)) step.sums.resize(own.sums.size());
+      check_sums(step.sums.size(), own.sums.size());
       for (std::size_t k = 0; k < own.sums.size(); ++k) add(step.sums[k], own.sums[k]);
       if (scales) add(step.loss, part.detach());
       return part;
@@ -69,7 +73,7 @@ class PipelineOverDevices final : public Stages {
   }
   Loss evaluate(const Batch& batch, std::vector<Tensor>* outputs) override {
     std::vector<Tensor> results = pipeline_->outputs(batch.inputs);
-    Loss loss = parts().loss(results, tensors_on(batch.targets, last_device()));
+    Loss loss = loss_of(results, tensors_on(batch.targets, last_device()));
     if (outputs) *outputs = std::move(results);
     return loss;
   }
@@ -91,6 +95,7 @@ class SequentialStages final : public Stages {
   void wrap(nn::Module& model, const ModelParts& parts) override {
     attach(model, parts);
     stages_ = parts.stages(context().devices);
+    check_places();
     for (const Stage& stage : stages_)
       for (nn::Module& module : stage.modules()) module.to(stage.device());
   }
@@ -102,7 +107,7 @@ class SequentialStages final : public Stages {
       if (i > 0) x = sent(x, i);
       const SpanScope span(stages_[i].device(), Activity::forward, "forward");
       x = stages_[i](x);
-      if (i + 1 == stages_.size()) own = parts().loss(x, tensors_on(batch.targets, last_device()));
+      if (i + 1 == stages_.size()) own = loss_of(x, tensors_on(batch.targets, last_device()));
     }
     x.clear();  // frees the outputs, unless backward needs them
     const Tensor loss = part_of_mean(own, count);
@@ -115,13 +120,29 @@ class SequentialStages final : public Stages {
   Loss evaluate(const Batch& batch, std::vector<Tensor>* outputs) override {
     std::vector<Tensor> x = batch.inputs;
     for (const Stage& stage : stages_) x = stage(tensors_on(x, stage.device()));
-    Loss loss = parts().loss(x, tensors_on(batch.targets, last_device()));
+    Loss loss = loss_of(x, tensors_on(batch.targets, last_device()));
     if (outputs) *outputs = std::move(x);
     return loss;
   }
   AxisReport report() const override { return {"pipeline", bytes_}; }
 
  private:
+  // The last stage that moved a shared tensor to its device would take it away from the others.
+  void check_places() const {
+    std::map<const void*, Device> places;
+    const auto add = [&](const auto& slots, Device device, const char* what, const char* remedy) {
+      for (const auto& [name, slot] : slots) {
+        const Device first = places.emplace(slot.id(), device).first->second;
+        check(first == device, "[strategy] ", what, " ", name, " is in stages on ", first, " and ", device,
+              "; with schedule=sequential each is on one device: ", remedy);
+      }
+    };
+    for (const Stage& stage : stages_) {
+      add(stage.named_parameters(), stage.device(), "the parameter", "choose schedule=1f1b");
+      add(stage.named_buffers(), stage.device(), "the buffer", "give each stage a buffer of its own");
+    }
+  }
+
   // Copies tensors to the device of stage i. The hooks are only for the timeline: they run in backward and
   // move its span from one device to the next.
   std::vector<Tensor> sent(const std::vector<Tensor>& tensors, std::size_t i) {

@@ -1,9 +1,12 @@
 #include "tapestry/distributed/strategy/internal/row.h"
 
 #include <algorithm>
+#include <limits>
 #include <sstream>
 
+#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/timeline.h"
 
@@ -42,6 +45,20 @@ bool serves(const AxisSpec& axis, bool over_devices) {
                return true;
            return false;
          });
+}
+
+// Replaces a mean over no targets, which is NaN, by the sum of no elements of the outputs. It is 0 and gives
+// them gradients of 0, whereas the backward of the mean may multiply 0 by infinity.
+Loss without_nan(Loss loss, const std::vector<Tensor>& outputs) {
+  if (loss.kind == LossKind::sum || loss.count != 0) return loss;
+  Tensor zero = zeros_like(loss.value.detach());
+  const auto add_nothing_of = [&](const Tensor& t) {
+    if (t.requires_grad()) zero = zero + t.flatten().narrow(0, 0, 0).sum().to(zero.device()).to(zero.dtype());
+  };
+  for (const Tensor& t : outputs) add_nothing_of(t);
+  if (!zero.requires_grad()) add_nothing_of(loss.value);
+  loss.value = zero;
+  return loss;
 }
 
 void check_options(const std::string& text, const AxisSpec& axis, bool over_devices) {
@@ -91,28 +108,31 @@ StrategyPlan plan_strategy(std::string_view text, bool launched) {
 
 StrategyPlan plan_strategy(std::vector<AxisSpec> axes, bool launched) {
   const std::string text = to_string(axes);
-  if (axes.size() > 1) std::erase_if(axes, [](const AxisSpec& axis) { return axis.size == 1; });
   StrategyPlan plan;
-  plan.axes = std::move(axes);
-  for (std::size_t i = 0; i < plan.axes.size(); ++i) {
-    const AxisSpec& axis = plan.axes[i];
+  for (const AxisSpec& axis : axes) {
+    const bool divides_nothing = axis.size == 1 && axes.size() > 1;
     bool over_devices = axis.options.contains("devices");
     if (!over_devices) {
       over_devices = !launched;
       if (!serves(axis, over_devices) && serves(axis, !over_devices)) over_devices = !over_devices;
     }
-    check(i == 0 || over_devices == plan.over_devices, "[strategy] ", text,
+    check(divides_nothing || plan.axes.empty() || over_devices == plan.over_devices, "[strategy] ", text,
           ": axes over ranks and over devices cannot be combined yet; choose one of them");
-    plan.over_devices = over_devices;
     const std::vector<const StrategyRow*> rows = rows_of(axis, over_devices);
-    check(!rows.empty(), "[strategy] ", text, ": this program has no axis ", axis.name, " over ",
-          where(over_devices), rows_of(axis, !over_devices).empty() ? "" : "; it has one over ",
+    check(divides_nothing || !rows.empty(), "[strategy] ", text, ": this program has no axis ", axis.name,
+          " over ", where(over_devices), rows_of(axis, !over_devices).empty() ? "" : "; it has one over ",
           rows_of(axis, !over_devices).empty() ? "" : where(!over_devices));
     check_options(text, axis, over_devices);
+    if (divides_nothing) continue;
+    plan.axes.push_back(axis);
+    plan.over_devices = over_devices;
     for (const StrategyRow* const row : rows) {
       plan.splits_model = plan.splits_model || row->splits_model;
       plan.about += (plan.about.empty() ? "" : "; ") + std::string(row->about);
     }
+    check(axis.size < 1 || plan.size <= std::numeric_limits<int>::max() / axis.size, "[strategy] ", text,
+          ": the sizes are for more than ", std::numeric_limits<int>::max(), " ", where(over_devices),
+          "; choose smaller ones");
     plan.size = axis.size < 0 ? 0 : plan.size * axis.size;
   }
   std::string names;
@@ -144,17 +164,21 @@ void StrategyLayer::wrap(nn::Module& model, const ModelParts& parts) {
 }
 
 Loss StrategyLayer::compute(const Batch& batch, std::vector<Tensor>* outputs) const {
-  const SpanScope span(device(), Activity::forward, "forward");
-  if (!outputs && parts_->forward_loss) return parts_->forward_loss(batch.inputs, batch.targets);
+  if (!outputs && parts_->forward_loss)
+    return without_nan(parts_->forward_loss(batch.inputs, batch.targets), {});
   check(parts_->forward && parts_->loss, "[strategy] outputs are wanted; set forward and loss of ModelParts");
   std::vector<Tensor> results = parts_->forward(batch.inputs);
-  Loss loss = parts_->loss(results, batch.targets);
+  Loss loss = loss_of(results, batch.targets);
   if (outputs) *outputs = std::move(results);
   return loss;
 }
 
+Loss StrategyLayer::loss_of(const std::vector<Tensor>& outputs, const std::vector<Tensor>& targets) const {
+  return without_nan(parts_->loss(outputs, targets), outputs);
+}
+
 StepLoss StrategyLayer::gradients(const Part&, const Batch& batch, double count, optim::GradScaler* scaler) {
-  Loss loss = compute(batch);
+  Loss loss = StrategyLayer::evaluate(batch, nullptr);
   const Tensor part = part_of_mean(loss, count);
   loss.value = {};
   const SpanScope span(device(), Activity::backward, "backward");
@@ -163,6 +187,7 @@ StepLoss StrategyLayer::gradients(const Part&, const Batch& batch, double count,
 }
 
 Loss StrategyLayer::evaluate(const Batch& batch, std::vector<Tensor>* outputs) {
+  const SpanScope span(device(), Activity::forward, "forward");
   return compute(batch, outputs);
 }
 

@@ -20,6 +20,11 @@ Samples chunk_of(Samples all, int count, int index) {
 
 }  // namespace
 
+void check_sums(std::size_t before, std::size_t now) {
+  check(before == now, "[strategy] Loss::sums has ", now, " numbers, and had ", before,
+        " before; return equally many for all samples");
+}
+
 Strategy::Strategy(std::string_view text, const StrategyOptions& options)
     : Strategy(plan_strategy(text, options.world && options.world->size() > 1), options) {}
 
@@ -62,9 +67,7 @@ Strategy::Strategy(const StrategyPlan& plan, const StrategyOptions& options)
         std::make_unique<StrategyLayer>(LayerContext{std::nullopt, {}, devices_, options.parts}));
 }
 
-Strategy::~Strategy() {
-  while (!layers_.empty()) layers_.pop_back();  // an optimizer's division ends before what it divides
-}
+Strategy::~Strategy() = default;
 
 std::string Strategy::name() const {
   std::vector<AxisSpec> axes = plan_.axes;
@@ -87,17 +90,23 @@ void Strategy::wrap(nn::Module& model, ModelParts parts) {
         "[strategy] nothing computes the loss; set forward and loss of ModelParts, or forward_loss");
   check(!plan_.splits_model || (parts.stages && parts.loss), "[strategy] ", name(),
         " splits the model into stages, but ModelParts has no stages, or no loss of their outputs");
-  model_ = &model;
   parts_ = std::move(parts);
   for (const auto& layer : layers_) layer->wrap(model, parts_);
+  model_ = &model;
+}
+
+nn::Module& Strategy::model() const {
+  check(model_ != nullptr, "[strategy] there is no model; call wrap() first");
+  return *model_;
 }
 
 StepLoss Strategy::gradients(const std::function<Batch(const Part&)>& read, double count,
                              optim::GradScaler* scaler) {
-  check(model_ != nullptr, "[strategy] there is no model; call wrap() first");
+  model();
   check(count > 0, "[strategy] the loss of a step is divided by ", count,
         "; give the number of its targets over all ranks and parts");
   const int parts = layers_[0]->takes_whole_step() ? 1 : options_.parts;
+  layers_[0]->take_counted();  // what a step has counted that ended with an exception
   StepLoss total;
   for (int i = 0; i < parts; ++i) {
     const Part part{i, parts, i + 1 == parts};
@@ -108,6 +117,7 @@ StepLoss Strategy::gradients(const std::function<Batch(const Part&)>& read, doub
     }
     const NoGradGuard no_grad;
     total.loss = total.loss + own.loss;
+    check_sums(total.sums.size(), own.sums.size());
     for (std::size_t k = 0; k < own.sums.size(); ++k) total.sums[k] = total.sums[k] + own.sums[k];
   }
   if (!count_checked_) check_count(count);
@@ -116,16 +126,31 @@ StepLoss Strategy::gradients(const std::function<Batch(const Part&)>& read, doub
 
 // A divisor of this rank alone, or of one part, would train with another learning rate, without a word.
 void Strategy::check_count(double count) {
-  count_checked_ = true;
-  const std::vector<double> all = sum({layers_[0]->take_counted(), count});
-  check(std::isnan(all[0]) || (all[1] == count * ranks() && std::abs(all[0] - count) <= 1e-6 * count),
+  // Applications may add counts in f32, in another order than the divisor. That is up to about 16 roundings
+  // of 2^-24; sums in double, over parts and ranks, are far more exact.
+  constexpr double kRounding = 16 * 0x1p-24;
+  std::vector<double> all(2 * static_cast<std::size_t>(ranks()));  // of each rank: its targets, its divisor
+  const std::size_t own = 2 * static_cast<std::size_t>(rank());
+  all[own] = layers_[0]->take_counted();
+  all[own + 1] = count;
+  all = sum(std::move(all));
+  // All ranks have the same numbers now, and come to the same result.
+  double counted = 0, least = all[1], most = all[1];
+  for (std::size_t i = 0; i < all.size(); i += 2) {
+    counted += all[i];
+    least = std::min(least, all[i + 1]);
+    most = std::max(most, all[i + 1]);
+  }
+  const bool same = most - least <= kRounding * most;
+  check(same && (std::isnan(counted) || std::abs(counted - most) <= kRounding * most),
         "[strategy] the loss of a step is divided by ", count,
-        ", but the losses of all ranks and parts count ", all[0],
+        ", but the losses of all ranks and parts count ", counted,
         " targets; divide by this number, the same on all ranks");
+  count_checked_ = true;
 }
 
 Tensor Strategy::clip_grad_norm_(double max_norm, double norm_type) {
-  return nn::clip_grad_norm_(model_->parameters(), max_norm, norm_type);
+  return nn::clip_grad_norm_(model().parameters(), max_norm, norm_type);
 }
 
 OptimizerDivision Strategy::optimizer_division() const {
@@ -137,7 +162,7 @@ OptimizerDivision Strategy::optimizer_division() const {
 std::optional<Evaluation> Strategy::evaluate(std::int64_t turns,
                                              const std::function<Batch(std::int64_t)>& read,
                                              const std::function<bool()>& stops, const Seen& seen) {
-  check(model_ != nullptr, "[strategy] there is no model; call wrap() first");
+  model();
   for (const auto& layer : layers_) layer->before_evaluation();
   const NoGradGuard no_grad;
   std::vector<double> sums(2);  // of losses and counts, then Loss::sums
@@ -148,7 +173,8 @@ std::optional<Evaluation> Strategy::evaluate(std::int64_t turns,
     const Batch batch = read(turn);
     std::vector<Tensor> outputs;
     const Loss loss = layers_[0]->evaluate(batch, seen ? &outputs : nullptr);
-    sums.resize(2 + loss.sums.size());
+    if (turn == 0) sums.resize(2 + loss.sums.size());
+    check_sums(sums.size() - 2, loss.sums.size());
     if (batch.counts) {
       if (seen) seen(outputs, batch);
       // The mean over no targets is NaN.
@@ -174,10 +200,17 @@ std::vector<double> Strategy::sum(std::vector<double> values) const {
   return values;
 }
 
-nn::StateDict Strategy::whole_state() const { return layers_[0]->whole_state(logs()); }
-std::shared_ptr<void> Strategy::unshard() const { return layers_[0]->unshard(); }
+nn::StateDict Strategy::whole_state() const {
+  model();
+  return layers_[0]->whole_state(logs());
+}
+std::shared_ptr<void> Strategy::unshard() const {
+  model();
+  return layers_[0]->unshard();
+}
 
 std::vector<AxisReport> Strategy::report() const {
+  model();
   std::vector<AxisReport> reports;
   for (const auto& layer : layers_)
     if (AxisReport report = layer->report(); !report.axis.empty()) reports.push_back(std::move(report));

@@ -59,12 +59,14 @@ struct Batch {
 };
 
 /// The loss of some samples: the mean over `count` targets, or their sum. What counts as a target is up to
-/// the application; strategies only add counts, and divide by them.
+/// the application; strategies only add counts, and divide by them. A mean over no targets, which is NaN,
+/// counts as 0.
 struct Loss {
   Tensor value;
   double count = 0;
   LossKind kind = LossKind::mean;
   /// Other numbers to add up, one element each, such as how many guesses are right. They get no gradients.
+  /// All samples have equally many.
   std::vector<Tensor> sums = {};
 };
 
@@ -160,8 +162,6 @@ class Strategy {
   Samples share(std::int64_t samples, const Part& part) const;
   /// True on exactly one rank of the job.
   bool logs() const { return rank() == 0; }
-  /// True if this process gets the outputs of its samples in an evaluation.
-  bool has_outputs() const { return true; }
   /// The model may be built on the meta device, so that no process ever has all of it.
   bool builds_in_parts() const;
   /// The model is split into ModelParts::stages.
@@ -175,7 +175,7 @@ class Strategy {
 
   // ---- training ----
   /// Moves the model to its devices, and replicates, divides or splits it. Collective. The model, and what
-  /// `parts` refers to, must outlive the strategy.
+  /// `parts` refers to, must exist whenever a function below is called.
   void wrap(nn::Module& model, ModelParts parts);
   /// Adds the gradients of one step: those of the sum of all losses, divided by `count`, the number of
   /// targets of all ranks and parts (Loss::count). read(part) returns this process's samples: see share().
@@ -207,6 +207,7 @@ class Strategy {
   std::vector<AxisReport> report() const;
 
  private:
+  nn::Module& model() const;
   void check_count(double count);
   int rank() const { return options_.world ? options_.world->rank() : 0; }
   int ranks() const { return options_.world ? options_.world->size() : 1; }

@@ -45,8 +45,7 @@ void ZeroBase::State::add_items(const Groups& groups) {
       check(!slot.is_computed(), "[", kOp, "] ", number,
             " is computed from other parameters; pass module.parameters(), which has those");
       check(!slot.layout(), "[", kOp, "] ", number,
-            " is sharded by fully_shard(), which divides the optimizer's state already; use the optimizer "
-            "itself");
+            " is divided among ranks, and so is its optimizer's state already; use the optimizer itself");
       check(slot.replicas() == 1, "[", kOp, "] ", number, " has ", slot.replicas(),
             " replicas; use one rank per device instead of DataParallel");
       item.slot = slot;

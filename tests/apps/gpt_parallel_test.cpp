@@ -1,6 +1,7 @@
 // `gpt train` and `gpt tune` on several ranks and devices compute what they compute on one.
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 
 #include "tapestry/autograd/ops.h"
@@ -92,6 +93,39 @@ TEST_CASE("gpt on two ranks trains as on one") {
   const Ended alone = on_two_ranks("gpt", options(text, folder / "none"));
   CHECK(alone.status == 2);
   CHECK_THAT(alone.err, ContainsSubstring("add --parallel ddp"));
+}
+
+TEST_CASE("a sharded run of gpt resumes with and without a launcher") {
+  const TempDir folder;
+  const std::string text = write_documents(folder / "text", 60);
+  const auto start = [&](const std::string& name) {
+    std::vector<std::string> all = options(text, folder / name);
+    all.insert(all.end(), {"--parallel", "fsdp", "--checkpoint-every", "1steps"});
+    return all;
+  };
+  // Without a launcher, fsdp takes the devices that there are, whatever --stages is.
+  const auto one_process = [](const std::vector<std::string>& arguments) {
+    setenv("TAPESTRY_LOGICAL_DEVICES", "1", 1);
+    const Ended ended = run({.arguments = arguments, .program = "gpt"});
+    unsetenv("TAPESTRY_LOGICAL_DEVICES");
+    return ended;
+  };
+  const auto ranks = [](const std::vector<std::string>& arguments) { return on_two_ranks("gpt", arguments); };
+  const auto check_resumed = [&](const std::string& name, const auto& first, const auto& second) {
+    const Ended whole = first(start(name));
+    INFO(name << whole.out << whole.err);
+    REQUIRE(whole.status == 0);
+    std::filesystem::copy(folder / name, folder / (name + "-rest"), std::filesystem::copy_options::recursive);
+    std::filesystem::remove_all(last_checkpoint_path(folder / (name + "-rest")));
+    const Ended rest = second({"train", "--resume", "--run-dir", folder / (name + "-rest")});
+    INFO(rest.out << rest.err);
+    REQUIRE(rest.status == 0);
+    CHECK_THAT(rest.out, ContainsSubstring("resumed after step 2 of 3"));
+    CHECK(distance(folder / name, folder / (name + "-rest")) < 1e-5);
+  };
+  check_resumed("ranks", ranks, one_process);
+  check_resumed("process", one_process, ranks);
+  CHECK(distance(folder / "ranks", folder / "process") < 1e-5);
 }
 
 TEST_CASE("gpt on two devices of one process trains as on one") {

@@ -105,6 +105,12 @@ TEST_CASE("DataParallel on two devices computes the same loss as one device, and
   const double one = train_loss(run("one", {"--model", "mlp", "--parallel", "none"}));
   CHECK(train_loss(run("two", {"--model", "mlp"})) == Approx(one).epsilon(1e-4));
   CHECK(train_loss(run("other", {"--model", "mlp", "--seed", "4"})) != Approx(one).epsilon(1e-4));
+  // A text that says how many devices makes as many of the CPU.
+  tests::Launch counted{.arguments = options(folder / "data", folder / "counted")};
+  counted.arguments.insert(counted.arguments.end(),
+                           {"--threads", "2", "--model", "mlp", "--parallel", "replicate=2:devices"});
+  CHECK(tests::run(counted).err == "");
+  CHECK(tests::metrics(folder / "counted") == tests::metrics(folder / "two"));
 
   run("whole", {});
   tests::Launch killed{.arguments = options(folder / "data", folder / "killed")};
@@ -139,5 +145,19 @@ TEST_CASE("options that do not fit several processes are errors") {
   CHECK(odd.status == 1);
   CHECK_THAT(odd.out + odd.err,
              ContainsSubstring("--batch-size 31") && ContainsSubstring("not a multiple of the 2 ranks"));
+  const std::vector<std::vector<std::string>> wrong = {
+      {"pipeline", "pipeline"},  // the text depends on the part of the library that is linked
+      {"--parallel replicate=100:devices asks for 100 devices, but there can be at most 64",
+       "replicate=100:devices"},
+      {"says how gradients are compressed; leave out --compress bf16", "replicate=-1:compress=f16",
+       "--compress", "bf16"},
+      {"leave out --compress none", "replicate=-1:compress=f16", "--compress", "none"}};
+  for (const std::vector<std::string>& line : wrong) {
+    std::vector<std::string> arguments = {"--data", "synthetic", "--run-dir", folder / "run", "--parallel"};
+    arguments.insert(arguments.end(), line.begin() + 1, line.end());
+    const Ended run = tests::classifier(arguments);
+    CHECK(run.status == 2);
+    CHECK_THAT(run.err, ContainsSubstring(line[0]));
+  }
   CHECK_FALSE(std::filesystem::exists(folder / "run"));
 }

@@ -75,7 +75,7 @@ TEST_CASE("--resume auto needs a folder, and refuses checkpoints without config.
   CHECK_THAT(nowhere.err, ContainsSubstring("--resume needs --run-dir"));
   const Ended other = classifier({"--resume", "maybe", "--run-dir", "x"});
   CHECK(other.status == 2);
-  CHECK_THAT(other.err, ContainsSubstring("--resume: maybe is not auto"));
+  CHECK_THAT(other.err, ContainsSubstring("--resume: maybe is not in {auto}"));
 
   const Runs runs({"--model", "mlp", "--epochs", "1", "--batch-size", "32", "--resume", "auto"});
   REQUIRE(classifier(runs.start("run")).status == 0);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <csignal>
 #include <filesystem>
+#include <numeric>
 
 #include "tapestry/core/safetensors.h"
 #include "tests/apps/program.h"
@@ -32,8 +33,8 @@ std::vector<std::uintmax_t> sizes_in(const std::string& folder) {
   return sizes;
 }
 
-std::vector<double> train_losses(const std::string& run) {
-  const std::string text = tests::metrics(run), key = "\"train_loss\":";
+std::vector<double> losses_of(const std::string& run, const std::string& name = "train_loss") {
+  const std::string text = tests::metrics(run), key = "\"" + name + "\":";
   std::vector<double> losses;
   for (std::size_t at = text.find(key); at != std::string::npos; at = text.find(key, at + 1))
     losses.push_back(std::stod(text.substr(at + key.size())));
@@ -109,10 +110,10 @@ TEST_CASE("--ema evaluates and saves the average, and --clip-norm clips, in ever
   start("plain", "ddp", {});
   start("average", "ddp", {"--ema", "0.8"});
   start("clipped", "ddp", {"--clip-norm", "0.5"});
-  CHECK(train_losses(runs.dir("average")) == train_losses(runs.dir("plain")));
+  CHECK(losses_of(runs.dir("average")) == losses_of(runs.dir("plain")));
   CHECK(tests::last_weights(runs.dir("average")) == tests::last_weights(runs.dir("plain")));
   CHECK(tests::metrics(runs.dir("average")) != tests::metrics(runs.dir("plain")));
-  CHECK(train_losses(runs.dir("clipped")) != train_losses(runs.dir("plain")));
+  CHECK(losses_of(runs.dir("clipped")) != losses_of(runs.dir("plain")));
   CHECK(average("average") != tests::last_weights(runs.dir("average")));
   CHECK_FALSE(std::filesystem::exists(runs.dir("plain") + "/average"));
   // A sanitizer makes each run slow.
@@ -126,8 +127,8 @@ TEST_CASE("--ema evaluates and saves the average, and --clip-norm clips, in ever
     start(mode + "-average", mode, {"--ema", "0.8"});
     CHECK(tests::metrics(runs.dir(mode + "-average")) == tests::metrics(runs.dir("average")));
     CHECK(average(mode + "-average") == average("average"));
-    const double loss = train_losses(runs.dir(mode)).at(0);
-    CHECK(std::abs(loss - train_losses(runs.dir("clipped")).at(0)) < 1e-3 * loss);
+    const double loss = losses_of(runs.dir(mode)).at(0);
+    CHECK(std::abs(loss - losses_of(runs.dir("clipped")).at(0)) < 1e-3 * loss);
   }
   // A run that resumes from its first epoch has the average of an undisturbed run.
   for (const std::string& mode : kSanitized ? Arguments{"fsdp"} : Arguments{"ddp", "fsdp"}) {
@@ -199,12 +200,55 @@ TEST_CASE("a signal saves a checkpoint of a sharded job, which resumes with any 
       CHECK_THAT(rest.out, ContainsSubstring("resumed after step"));
       if (ranks == 2) CHECK(runs.result(name) == runs.result("whole"));
       // The same images in each step, divided in another way. All batches are complete.
-      const auto expected = train_losses(runs.dir("whole")), losses = train_losses(runs.dir(name));
+      const auto expected = losses_of(runs.dir("whole")), losses = losses_of(runs.dir(name));
       REQUIRE(losses.size() == 8);
       for (std::size_t i = 0; i < 8; ++i) CHECK(losses[i] == Approx(expected[i]).epsilon(1e-3));
       CHECK(tests::last_weights(runs.dir(name)).size() == tests::last_weights(runs.dir("whole")).size());
     }
   }
+}
+
+TEST_CASE("a sharded run of ranks resumes in one process, and the other way round") {
+  const Runs runs({"--model", "mlp", "--epochs", "2", "--batch-size", "40", "--workers", "0", "--schedule",
+                   "cosine", "--ema", "0.8", "--tensorboard"});
+  const auto check_resumed = [&](const std::string& mode, bool ranks_first) {
+    const std::string name = mode + (ranks_first ? " ranks" : " process");
+    const auto run = [&](const Launch& launch, bool ranks) {
+      const Ended ended = ranks ? on(2, launch.arguments) : tests::run(launch);
+      INFO(name << ended.out << ended.err);
+      REQUIRE(ended.status == 0);
+      return ended.out;
+    };
+    const auto losses = [&] {
+      std::vector<double> all = losses_of(runs.dir(name));
+      all.push_back(losses_of(runs.dir(name), "test_loss").at(1));  // of the average
+      return all;
+    };
+    const std::string whole = run(runs.start(name, {"--parallel", mode}), ranks_first);
+    CHECK_THAT(whole, ContainsSubstring("merge " + tests::last_checkpoint_path(runs.dir(name))));
+    const std::string before = tests::metrics(runs.dir(name));
+    const std::vector<double> expected = losses();
+    std::filesystem::remove_all(tests::last_checkpoint_path(runs.dir(name)));
+    CHECK_THAT(run(runs.resume(name), !ranks_first), ContainsSubstring("resumed after step 2 of 4"));
+    CHECK(tests::metrics(runs.dir(name)).starts_with(before.substr(0, before.find('\n'))));
+    // The second epoch adds in another order.
+    for (std::size_t i = 0; i < 3; ++i) CHECK(losses().at(i) == Approx(expected.at(i)).epsilon(1e-4));
+  };
+  check_resumed("fsdp", true);
+  check_resumed("fsdp", false);
+
+  const Ended devices = tests::run(runs.start("devices", {"--parallel", "shard=2:devices"}));
+  INFO(devices.out << devices.err);
+  if (devices.err.find("has no axis shard over devices") != std::string::npos) return;  // TAPESTRY_LINK_BASE
+  REQUIRE(devices.status == 0);
+  check_resumed("shard=2", true);
+  check_resumed("shard=2", false);
+  // Histograms of whole parameters. Rounding may move a value to the next bucket.
+  const auto bytes = [&](const std::string& name) {
+    const auto sizes = sizes_in(runs.dir(name) + "/tensorboard");
+    return static_cast<double>(std::accumulate(sizes.begin(), sizes.end(), std::uintmax_t{0}));
+  };
+  CHECK(bytes("shard=2 process") == Approx(bytes("shard=2 ranks")).epsilon(0.01));
 }
 
 TEST_CASE("the weights of a sharded run become one file") {

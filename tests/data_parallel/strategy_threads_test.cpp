@@ -35,13 +35,13 @@ std::unique_ptr<Mlp> make_mlp() {
   return net;
 }
 
-// A step's samples. The first rank has fewer valid targets than the second.
+// A step's samples. The first rank has fewer valid targets than the second, and none in the last step.
 Batch whole_batch(int step) {
   std::vector<double> x;
   std::vector<std::int64_t> targets;
   for (std::int64_t i = 0; i < kSamples; ++i) {
     for (std::int64_t k = 0; k < 5; ++k) x.push_back(std::sin(static_cast<double>(i * 7 + k * 3 + step * 5)));
-    targets.push_back(i % 3 == 0 && i < 7 ? -100 : (i + step) % 4);
+    targets.push_back((step == 2 ? i < 6 : i % 3 == 0 && i < 7) ? -100 : (i + step) % 4);
   }
   return {{tensor(x, {kSamples, 5}, DType::f64)}, {tensor(targets, {kSamples})}};
 }
@@ -60,7 +60,8 @@ ModelParts parts_of(Mlp& net, bool mean) {
           .loss = [mean](const Tensors& out, const Tensors& targets) -> Loss {
             const double count = valid(targets[0]);
             Loss loss{cross_entropy(out[0], targets[0], {.reduction = Reduction::sum}), count, LossKind::sum};
-            if (mean && count > 0) loss = {cross_entropy(out[0], targets[0]), count};
+            // Without targets the value is NaN, and its gradient too.
+            if (mean) loss = {loss.value / targets[0].ne(-100).sum().to(DType::f64), count};
             const NoGradGuard no_grad;
             loss.sums = {out[0].argmax(1).eq(targets[0]).sum()};
             return loss;
@@ -189,6 +190,75 @@ TEST_CASE("every mode trains and evaluates as one process does") {
     }
 }
 
+namespace {
+
+// The norm of the gradients of a step of 2 samples.
+double norm(const std::string& text, const Group& world, int parts) {
+  const std::vector<Device> devices{{DeviceType::cpu, 0}, {DeviceType::cpu, 1}};
+  Strategy strategy(text, {.world = world, .devices = devices, .parts = parts});
+  const auto net = make_mlp();
+  strategy.wrap(*net, parts_of(*net, true));
+  const Batch all = narrowed(whole_batch(0), {1, 2});
+  strategy.gradients([&](const Part& part) { return narrowed(all, strategy.share(2, part)); }, 2);
+  return strategy.clip_grad_norm_(1e9).item();
+}
+
+}  // namespace
+
+TEST_CASE("a process without samples takes part in a step") {
+  const double expected = norm("none", nullptr, 1);
+  for (const char* text : {"none", "replicate=2:devices", "dp-master", "shard=2:devices"}) {
+    CAPTURE(text);
+    CHECK(norm(text, nullptr, 3) == Approx(expected).epsilon(1e-12));
+  }
+  for (const char* text : {"ddp", "replicate=3:zero=2", "fsdp"}) {
+    CAPTURE(text);
+    for (const double got : on_ranks<double>(3, [&](const Group& g) { return norm(text, g, 1); }))
+      CHECK(got == Approx(expected).epsilon(1e-12));
+  }
+}
+
+TEST_CASE("the divisor of a step may be rounded, and what a step counts that fails is forgotten") {
+  const auto errors = on_ranks<std::string>(6, [](const Group& world) {
+    const auto net = make_mlp();
+    Strategy strategy("ddp", {.world = world, .parts = 2});
+    ModelParts parts = parts_of(*net, true);
+    parts.loss = [](const Tensors& out, const Tensors&) -> Loss { return {out[0].mean(), 0.1 / 12}; };
+    strategy.wrap(*net, parts);
+    const auto step = [&](double count, bool fails) -> std::string {
+      try {
+        strategy.gradients(
+            [&](const Part& part) {
+              require(!fails || part.index == 0, "no samples");
+              return whole_batch(part.index);
+            },
+            count);
+      } catch (const std::exception& e) {
+        return e.what();
+      }
+      return "";
+    };
+    for (int i = 0; i < 2; ++i)
+      require(step(0.1 + 1e-3 * world->rank(), false).find("the same on all ranks") != std::string::npos,
+              "other divisors");
+    require(step(0.1, true) == "no samples", "the exception");
+    return step(0.1, false);
+  });
+  for (const std::string& error : errors) CHECK(error.empty());
+}
+
+TEST_CASE("each device's forward is on its own row of the timeline") {
+  for (const char* text : {"replicate=2:devices", "shard=2:devices"}) {
+    CAPTURE(text);
+    const Timeline timeline;
+    norm(text, nullptr, 1);
+    std::vector<std::string> rows;
+    for (const Span& span : timeline.spans())
+      if (span.activity == Activity::forward) rows.push_back(span.row);
+    CHECK(rows == std::vector<std::string>{"cpu:0", "cpu:1"});
+  }
+}
+
 TEST_CASE("with three ranks, the parts of a step divide its samples without gaps") {
   const auto all = on_ranks<std::vector<Samples>>(3, [](const Group& world) {
     const Strategy strategy("replicate=-1", {.world = world});
@@ -220,6 +290,8 @@ TEST_CASE("a strategy's text that cannot be trained is refused, and the message 
   refused("tensor=2", "this program has no axis tensor over ranks");
   CHECK(plan_strategy("pipeline=2", true).over_devices);
   CHECK(plan_strategy("replicate=1,shard=4", true).axes.size() == 1);
+  refused("replicate=1:bogus=3,shard=4", "has no option bogus");
+  refused("replicate=65536,shard=65536", "for more than 2147483647 ranks");
   CHECK(plan_strategy("replicate=2", false).over_devices);
   CHECK_FALSE(plan_strategy("replicate=2", true).over_devices);
   CHECK(plan_strategy("replicate=2", true).reads("compress"));
@@ -233,12 +305,33 @@ TEST_CASE("a strategy's text that cannot be trained is refused, and the message 
   ModelParts parts = parts_of(*net, true);
   parts.stages = {};
   CHECK_THROWS_WITH(split.wrap(*net, parts), ContainsSubstring("ModelParts has no stages"));
+  parts = parts_of(*net, true);
+  parts.stages = [&](const std::vector<Device>& devices) {
+    return std::vector<Stage>{{net->fc1, devices[0]}, {net->fc2, devices[1]}, {net->fc1, devices[1]}};
+  };
+  Strategy sequential("model", {.devices = two});
+  CHECK_THROWS_WITH(
+      sequential.wrap(*net, parts),
+      ContainsSubstring("fc1.weight is in stages on cpu:0 and cpu:1") && ContainsSubstring("schedule=1f1b"));
+  CHECK(net->fc2.weight->device() == two[0]);
   Strategy one("none", {});
   CHECK_THROWS_WITH(one.gradients({}, 1), ContainsSubstring("call wrap() first"));
+  CHECK_THROWS_WITH(one.clip_grad_norm_(1), ContainsSubstring("call wrap() first"));
+  CHECK_THROWS_WITH(one.whole_state(), ContainsSubstring("call wrap() first"));
+  CHECK_THROWS_WITH(one.unshard(), ContainsSubstring("call wrap() first"));
+  CHECK_THROWS_WITH(one.report(), ContainsSubstring("call wrap() first"));
   one.wrap(*net, parts_of(*net, true));
   CHECK_THROWS_WITH(one.gradients({}, 0), ContainsSubstring("divided by 0"));
   CHECK_THROWS_WITH(one.gradients([](const Part&) { return whole_batch(0); }, 4),
                     ContainsSubstring("divided by 4, but the losses of all ranks and parts count 8 targets"));
+  Strategy uneven("none", {.parts = 2});
+  parts = parts_of(*net, true);
+  parts.loss = [n = 0](const Tensors& out, const Tensors&) mutable -> Loss {
+    return {.value = out[0].mean(), .count = 1, .sums = Tensors(n++, ones({}))};
+  };
+  uneven.wrap(*net, parts);
+  CHECK_THROWS_WITH(uneven.gradients([](const Part&) { return whole_batch(0); }, 2),
+                    ContainsSubstring("Loss::sums has 1 numbers, and had 0"));
   run_local_ranks(1, [](const Group& world) {
     const auto whole = make_mlp();
     for (const bool shards : {false, true}) {

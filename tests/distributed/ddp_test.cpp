@@ -275,6 +275,19 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("with ReduceOp::sum, a sum to which a pass adds nothing counts once in the passes after it") {
+  const auto results = on_ranks<std::vector<double>>(2, [](const Group& group) {
+    Branches net;
+    DistributedDataParallel ddp(net, {.process_group = group, .reduce = ReduceOp::sum});
+    for (const bool use_b : {true, false, true}) {  // the second pass has rebuilt buckets
+      net.use_b = use_b;
+      ddp(full({2}, group->rank() + 1.0)).sum().backward();
+    }
+    return std::vector{net.a->grad().select(0, 0).item(), net.b->grad().select(0, 0).item()};
+  });
+  for (const auto& sums : results) CHECK(sums == std::vector<double>{9, 6});  // 3 and 2 times 1 + 2
+}
+
 TEST_CASE("passes add to existing gradients, with averaging and under no_sync()") {
   // Each rank runs two averaged passes, then one under no_sync() and one more averaged pass. x is rank + 1 in
   // all of them.

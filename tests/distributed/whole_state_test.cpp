@@ -182,6 +182,42 @@ TEST_CASE("a checkpoint of a pipeline's stages as if each were the model is refu
   CHECK_FALSE(std::filesystem::exists(dir / "same"));
 }
 
+TEST_CASE("a job resumes from the latest checkpoint, whether it is one file or a folder") {
+  const tests::TempDir dir;
+  on_ranks<int>(2, [&](const Group& group) {
+    nn::Linear net(rows_of_one(3));
+    const auto set = [&](double value) {
+      const NoGradGuard no_grad;
+      net.weight->fill_(value);
+      net.bias->fill_(value);
+    };
+    const auto open = [&](bool sharded) {
+      return DistributedCheckpointer(group, group->rank() == 0 ? dir / "run" : "", {},
+                                     sharded ? CheckpointFiles::sharded : CheckpointFiles::one);
+    };
+    for (std::int64_t step = 0; step < 4; ++step) {
+      set(-1);
+      DistributedCheckpointer checkpoints = open(step % 2 == 1);
+      const auto found = checkpoints.resume(&net);
+      require(found.has_value() == (step > 0), "step ", step);
+      if (found) require(found->step == step - 1, "resumed from ", found->step);
+      const double expected = found ? static_cast<double>(step - 1) : -1;
+      require_values("resumed", net.weight, {expected, expected, expected});
+      DistributedCheckpointer second = open(step % 2 == 0);
+      require_text(error_of([&] { second.resume(&net); }), {"another"});  // run has the lock
+      set(static_cast<double>(step));
+      checkpoints.save(&net, {.step = step});
+    }
+    for (const bool sharded : {false, true}) {
+      DistributedCheckpointer other_run = open(sharded);
+      require_text(
+          error_of([&] { other_run.save(&net, {.step = 1}); }),
+          {sharded ? "has a checkpoint of step 2, later than step 1" : "of step 3, later than step 1"});
+    }
+    return 0;
+  });
+}
+
 TEST_CASE("one file has the states of every kind of optimizer, schedule and scaler") {
   const tests::TempDir dir;
   const auto run = [&](auto make, const std::string& name) {

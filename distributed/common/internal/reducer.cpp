@@ -312,17 +312,6 @@ void Reducer::complete(Bucket& b) {
   b.in_flight.work.wait();
   if (b.in_flight.finish) b.in_flight.finish();
   if (mean_factor != 1 && !divided_) b.grads.gradients.mul_(mean_factor);
-  if (options_.reduce == ReduceOp::sum && !divided_)
-    for (const int i : b.parameters) {
-      Parameter& p = parameters_[static_cast<std::size_t>(i)];
-      p.reduced = p.view;
-      if (group_->rank() == 0 || p.watches_sum) continue;
-      p.watches_sum = true;
-      p.before_sum = p.tensor.register_hook([this, i](const Tensor&) {
-        leave_sum_to_rank_0(i);
-        return Tensor();
-      });
-    }
   if ((comm_hook || divided_) && b.flags.numel() > 0) b.flags_work.wait();
   if (Timeline::active())
     add_span(device().str() + " communication", Activity::communication, b.grads.name,
@@ -391,6 +380,24 @@ void Reducer::finish_unused(Bucket& bucket) {
           " is frozen on this rank and trained on another; freeze it on all ranks or on none");
     if (divided_) set_part_as_gradient(p);
     else p.tensor.set_grad(p.view);
+  }
+  if (options_.reduce == ReduceOp::sum && !divided_) watch_sums(bucket);
+}
+
+// Stores where the pass has left sums over the ranks. A parameter that no rank used keeps the place of an
+// earlier sum: its grad() is still there, and not in the bucket.
+void Reducer::watch_sums(Bucket& bucket) {
+  for (const int i : bucket.parameters) {
+    Parameter& p = parameters_[static_cast<std::size_t>(i)];
+    const Tensor grad = p.tensor.grad();
+    if (!grad.defined() || !same_place(grad, p.view)) continue;
+    p.reduced = p.view;
+    if (group_->rank() == 0 || p.watches_sum) continue;
+    p.watches_sum = true;
+    p.before_sum = p.tensor.register_hook([this, i](const Tensor&) {
+      leave_sum_to_rank_0(i);
+      return Tensor();
+    });
   }
 }
 

@@ -178,6 +178,7 @@ class Reducer : private nn::DividedGradients {
   void complete(Bucket& bucket);
   void finish_pass();
   void finish_unused(Bucket& bucket);
+  void watch_sums(Bucket& bucket);
   void count_changes();
   bool ranks_changed_differently() const;
   bool used_by_a_rank(const Parameter& p) const;

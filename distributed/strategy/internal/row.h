@@ -62,6 +62,8 @@ class StrategyLayer {
   void attach(nn::Module& model, const ModelParts& parts) { model_ = &model, parts_ = &parts; }
   /// Both ModelParts::forward and ModelParts::loss, or forward_loss. Stores the outputs, if they are wanted.
   Loss compute(const Batch& batch, std::vector<Tensor>* outputs = nullptr) const;
+  /// ModelParts::loss. A mean over no targets becomes 0, and gives the outputs gradients of 0.
+  Loss loss_of(const std::vector<Tensor>& outputs, const std::vector<Tensor>& targets) const;
   /// A loss of a step as its part of the mean over `count` targets. May be called on several threads.
   Tensor part_of_mean(const Loss& loss, double count);
 
@@ -71,6 +73,9 @@ class StrategyLayer {
   const ModelParts* parts_ = nullptr;
   std::atomic<double> counted_ = 0;
 };
+
+/// Throws ValueError if the losses of two parts or turns have different numbers of Loss::sums.
+void check_sums(std::size_t before, std::size_t now);
 
 /// Bytes that each of n devices sends in a ring: an all-reduce sends 2 (n - 1) / n of the bytes, and an
 /// all-gather or a reduce-scatter (n - 1) / n (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
