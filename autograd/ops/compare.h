@@ -13,7 +13,8 @@ Tensor where(const Tensor& condition, const Tensor& a, const Scalar& b);
 Tensor where(const Tensor& condition, const Scalar& a, const Tensor& b);
 Tensor where(const Tensor& condition, const Scalar& a, const Scalar& b);
 
-/// Comparisons give bool tensors and have no gradient.
+/// Comparisons give bool tensors and have no gradient. Numbers compare by their values: one that the tensor's
+/// integer dtype cannot hold does not wrap, unlike in PyTorch.
 Tensor eq(const Tensor& a, const Tensor& b);
 Tensor ne(const Tensor& a, const Tensor& b);
 Tensor lt(const Tensor& a, const Tensor& b);

@@ -74,8 +74,8 @@ using Conv3dParams = ConvParams<3>;
 /// Computes the cross-correlation of x and weight. Shapes: x is (N, C, H, W) or (C, H, W), weight is (K, C /
 /// groups, R, S), bias is (K) or undefined. The result is (N, K, P, Q) or (K, P, Q) with P = (H + 2 padding -
 /// dilation (R - 1) - 1) / stride + 1. Q is computed from W and S in the same way. If x or weight is
-/// channels-last, so is the result. Throws ValueError if shapes, groups or window do not fit, and if padding
-/// is "same" with another stride than 1.
+/// channels-last, so is the result. Throws ValueError if shapes, groups or window do not fit, if the window
+/// has no elements, and if padding is "same" with another stride than 1.
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               const Conv2dParams& params = {});
 /// conv2d() with one spatial dimension: x is (N, C, L) or (C, L), and weight is (K, C / groups, S). The

@@ -14,7 +14,7 @@ Tensor cdist(const Tensor& a, const Tensor& b, double p = 2);
 Tensor pairwise_distance(const Tensor& a, const Tensor& b, double p = 2, double eps = 1e-6,
                          bool keepdim = false);
 /// Returns the dot products of a and b along `dim`, each divided by its norm. A norm counts as at least eps.
-/// a and b broadcast.
+/// a and b broadcast. Where eps replaces a norm, the gradient is the derivative, and PyTorch's is not.
 Tensor cosine_similarity(const Tensor& a, const Tensor& b, std::int64_t dim = 1, double eps = 1e-8);
 /// Divides x by its p-norm along `dim`, or by eps if that is larger.
 Tensor normalize(const Tensor& x, double p = 2, std::int64_t dim = 1, double eps = 1e-12);

@@ -134,6 +134,7 @@ Tensor hardtanh(const Tensor& x, const Scalar& min, const Scalar& max) {
   check_input(kHardtanh, x);
   check(min.to_double() <= max.to_double(), "[hardtanh] min ", min.to_double(), " is not below max ",
         max.to_double(), "; swap them");
+  if (!is_floating(x.dtype())) return clamp(x, min.to_int(), max.to_int());
   return clamp(x, min, max);
 }
 Tensor softsign(const Tensor& x) {

@@ -73,7 +73,8 @@ inline Tensor mish(const Tensor& x) { return autograd::call_function<"mish">(x);
 inline Tensor hardswish(const Tensor& x) { return autograd::call_function<"hardswish">(x); }
 /// Computes relu6(x + 3) / 6.
 inline Tensor hardsigmoid(const Tensor& x) { return autograd::call_function<"hardsigmoid">(x); }
-/// Limits x to [min, max]. Throws ValueError unless min <= max. The gradient passes where min < x < max.
+/// Limits x to [min, max]. Throws ValueError unless min <= max. The gradient passes where min < x < max. The
+/// result has x's dtype: for integers, the bounds are rounded towards zero.
 Tensor hardtanh(const Tensor& x, const Scalar& min = -1, const Scalar& max = 1);
 /// Limits x to [0, 6].
 inline Tensor relu6(const Tensor& x) { return hardtanh(x, 0, 6); }

@@ -23,6 +23,7 @@ namespace tapestry {
 Tensor index_select(const Tensor& x, std::int64_t dim, const Tensor& index);
 /// Adds alpha * source[..., i, ...] to entry index[i] of `dim`, for each i. source has x's shape, except that
 /// its size along `dim` is that of the 1-d tensor `index`. Sums of f16 and bf16 are accumulated in f32.
+/// Throws TypeError if x holds integers or bools and alpha is real.
 Tensor index_add(const Tensor& x, std::int64_t dim, const Tensor& index, const Tensor& source,
                  const Scalar& alpha = 1);
 /// Writes source[..., i, ...] to entry index[i] of `dim`. Shapes are as in index_add.

@@ -50,7 +50,8 @@ Tensor diff(const Tensor& x, std::int64_t n, std::int64_t dim, const Tensor& pre
     }
   if (n == 0) return x;
   Tensor y = parts.size() == 1 ? x : cat(parts, d);
-  for (std::int64_t i = 0; i < std::min(n, x.size(d) + 2); ++i) {
+  const std::int64_t times = std::min(n, y.size(d));  // after that many, no elements are left
+  for (std::int64_t i = 0; i < times; ++i) {
     const Tensor later = without_first(y, d), earlier = without_last(y, d);
     y = y.dtype() == DType::boolean ? logical_xor(later, earlier) : later - earlier;
   }

@@ -17,7 +17,8 @@ std::pair<Tensor, Tensor> sort(const Tensor& x, std::int64_t dim = -1, bool desc
 /// Returns the indices of sort().
 Tensor argsort(const Tensor& x, std::int64_t dim = -1, bool descending = false);
 /// Returns the k largest elements along `dim`, or the k smallest, and their indices. They are always sorted;
-/// `sorted` has no effect. Throws ValueError unless 0 <= k <= the size of the dimension.
+/// `sorted` has no effect. Throws ValueError unless 0 <= k <= the size of the dimension, or
+/// k = 1 for a 0-d tensor.
 std::pair<Tensor, Tensor> topk(const Tensor& x, std::int64_t k, std::int64_t dim = -1, bool largest = true,
                                bool sorted = true);
 /// Returns the k-th smallest element along `dim`, and its index. k counts from 1. Throws ValueError unless 1

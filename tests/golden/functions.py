@@ -98,6 +98,9 @@ for op, fn, options in ACTIVATIONS:
 case("hardsigmoid", [f64([-2.984375, 2.984375])], fn=hardsigmoid)
 case("hardtanh", [ints(6)], dict(min_val=-1, max_val=2), F.hardtanh, dtypes=INTEGERS[:2])
 case("hardtanh", [ints(6, low=0, dtype=torch.uint8)], dict(min_val=1, max_val=2), F.hardtanh)
+# Real bounds of integers lose their fraction.
+case("hardtanh", [ints(6)], dict(min_val=-1.5, max_val=2.75), F.hardtanh, dtypes=INTEGERS[:2])
+case("hardtanh", [ints(6, low=0, dtype=torch.uint8)], dict(min_val=-1.5, max_val=2.0), F.hardtanh)
 for x, w in [((3, 5), (1,)), ((3, 5), (5,)), ((2, 3, 4), (3,)), ((7,), (1,)), ((0, 3), (3,))]:
     case("prelu", [grid(*x) + 1 / 32, positive(*w, seed=2) / 16], fn=F.prelu)
 case("prelu", [f64([INF, -INF, NAN, 0.0]), f64([0.25])], fn=F.prelu, tags="extreme no_gradcheck no_grad")

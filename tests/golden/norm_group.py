@@ -67,3 +67,6 @@ instance(x + 256, *statistics(2), *affine(2))
 instance(f64([[[1, 1, 1], [1e15, -1e15, 0]]]), None, None, *affine(2), tags="extreme no_gradcheck")
 instance(f64([[[1, INF, 1], [0, 1, 2]], [[1, 2, 3], [NAN, 0, 1]]]), *statistics(2), *affine(2),
          tags="extreme no_gradcheck no_grad")
+
+# A single value normalises to exactly 0, and PyTorch's differences of products to rounding errors.
+SKIPS = {"group_norm": lambda x, weight, bias, num_groups, eps=1e-5: x.shape[0] > 0 and x[0].numel() == num_groups}

@@ -111,3 +111,6 @@ case("block_diag", [bools(2, 2), bools(1, 2)], fn=block_diag)
 case("block_diag", [ints(2, 2), grid(1, 2, dtype=torch.float32)], fn=block_diag)
 for op in ("tril", "triu"):
     case(f"{op}/in_place", [grid(4, 5)], dict(diagonal=1), lambda x, diagonal, fn=getattr(torch, op): fn(x, diagonal))
+
+# PyTorch's gradient leaves out a row for a block of shape (0), which the result has.
+SKIPS = {"block_diag": lambda *blocks: any(b.dim() == 1 and b.numel() == 0 for b in blocks)}

@@ -9,6 +9,7 @@ def rotary_embedding(x, cos, sin, interleaved=False):
     """x is (..., L, E), cos and sin are (L, P) or (N, L, P). The rotation is that of transformers'
     modeling_llama.py (halves) and of the paper (interleaved)."""
     pairs = cos.shape[-1]
+    assert 2 * pairs <= x.shape[-1] and cos.dim() in (2, 3)
     if cos.dim() == 3:
         cos, sin = (t.reshape(t.shape[:1] + (1,) * (x.dim() - 3) + t.shape[1:]) for t in (cos, sin))
     turned, rest = x[..., :2 * pairs], x[..., 2 * pairs:]

@@ -45,6 +45,7 @@ for n in (0, 2, 4, 9):
     case("diff", [grid(3, 4), None, None], dict(n=n), diff)
 case("diff", [grid(3, 4), grid(3, 1, seed=2), grid(3, 2, seed=3)], {}, diff)
 case("diff", [grid(3, 4), None, grid(1, 4, seed=3)], dict(dim=0, n=2), diff)
+case("diff", [grid(2, 3), None, grid(5, 3, seed=3)], dict(dim=0, n=5), diff)  # more differences than x has elements
 case("diff", [ints(3, 5), None, None], {}, diff, dtypes=INTEGERS)
 case("diff", [bools(3, 5), None, None], {}, diff)
 case("diff", [f64([1, INF, INF, -INF, NAN, 2]), None, None], {}, diff, tags="extreme no_gradcheck")

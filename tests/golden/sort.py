@@ -36,6 +36,7 @@ def topk(x, k, dim=-1, largest=True):
     # torch.topk picks any of equal elements. The first ones are those of a stable sort.
     values, indices = torch.sort(x, dim=dim, descending=largest, stable=True)
     if x.dim() == 0:
+        assert k == 1  # PyTorch returns the number for k = 0 too
         return values, indices
     expected = torch.topk(x, k, dim=dim, largest=largest).values
     values, indices = values.narrow(dim, 0, k), indices.narrow(dim, 0, k)

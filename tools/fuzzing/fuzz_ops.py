@@ -7,7 +7,10 @@ expanded inputs, with and without gradients. This needs no description of any op
 as they have golden cases.
 
 A script of golden cases may define FITS = {"lstm": fit}, for operations whose shapes or parameters depend on each other: fit(shapes,
-params) changes both in place so that they fit. One draw in five is left as it is, to see what both sides refuse."""
+params) changes both in place so that they fit. One draw in five is left as it is, to see what both sides refuse.
+
+It may also define SKIPS = {"topk": skip}: a draw for which skip(*inputs, **params) is true is not compared. Its comment says why:
+Tapestry refuses the call and says so, PyTorch's result is wrong or undefined, or the exact result does not exist."""
 import argparse
 import collections
 import importlib
@@ -57,7 +60,7 @@ class Seed:
         self.tags, self.slack, self.constant = set(tags.split()), slack, constant
         if any(x is not None and x.numel() == 0 for x in inputs):
             self.tags.add("empty")  # cases.case() adds it, which these seeds do not go through
-        self.fit = None
+        self.fit = self.skip = None
 
 
 def collect(cases, families):
@@ -71,11 +74,12 @@ def collect(cases, families):
 
     original, cases.case = cases.case, case
     for current in families:
-        fits = getattr(importlib.import_module(current), "FITS", {})
+        script = importlib.import_module(current)
+        fits, skips = getattr(script, "FITS", {}), getattr(script, "SKIPS", {})
         for op, of_op in seeds.items():
             for seed in of_op:
                 if seed.family == current:
-                    seed.fit = fits.get(op)
+                    seed.fit, seed.skip = fits.get(op), skips.get(op)
     cases.case = original
     return seeds
 
@@ -207,6 +211,8 @@ def record_op(cases, torch, options, seeds, op, start, wanted, out):
                 outputs = cases._tensors(seed.fn(*[None if x is None else x.clone() for x in inputs], **params))
             if sum(y.numel() for y in outputs) > MOST_ELEMENTS:
                 continue  # the attempt counts as none
+            if seed.skip and seed.skip(*[None if x is None else x.clone() for x in inputs], **params):
+                continue
             cases.case(op, inputs, params, seed.fn, tags, seed.slack, None, seed.constant, seed.family)
             entry = cases._cases[seed.family][-1]
             if "grads" in entry:
