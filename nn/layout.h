@@ -62,7 +62,8 @@ class Layout {
   /// The number of ranks that have different boxes.
   int ranks() const;
   /// The groups over which norms, found_inf and counts are summed, one after another, so that they are those
-  /// of the whole tensor. Copies are summed too: see counts_here().
+  /// of the whole tensor. Ranks that have copies are among them; counts_here() says which of them adds its
+  /// own.
   std::vector<const RankGroup*> divided() const;
   /// False on all ranks that have a copy but the first. Such a rank adds nothing to sums over divided().
   bool counts_here(int replica) const;

@@ -70,8 +70,9 @@ struct MeshOptions {
 ///
 /// Ranks are ordered by host, then by rank, and laid out in this order along the axes, the last axis fastest.
 /// So neighbours along the last axis are on one host if its size divides the ranks of each host. The host of
-/// rank 0 comes first, so rank 0 keeps its number. Rank 0 prints a warning on standard error for each axis,
-/// except the outermost one whose size is not 1, whose groups have ranks on several hosts.
+/// rank 0 comes first, so rank 0 keeps its number. If a group along an axis has ranks on several hosts, rank
+/// 0 prints a warning on standard error. The outermost axis whose size is not 1 is expected to cross hosts,
+/// so it gets no warning.
 class Mesh {
  public:
   /// Makes a group for each axis. Collective over the ranks of `world`. The axes are listed outermost first.

@@ -50,5 +50,5 @@ case("normalize", [f64([[0.5, 0.25], [0.0, 0.0]])], dict(eps=2.0), F.normalize, 
 case("normalize", [grid(0, 3)], {}, F.normalize)
 case("normalize", [f64([[INF, 1.0], [NAN, 2.0], [1e15, 1e-15]])], {}, F.normalize, tags="extreme no_gradcheck no_grad")
 
-# PyTorch's gradient where eps replaces a norm still contains that of the norm, so it is not the derivative.
+# Where eps replaces a norm, PyTorch differentiates the norm nevertheless, so its gradient is not the derivative.
 SKIPS = {"cosine_similarity": lambda a, b, dim=1, eps=1e-8: any(bool((x.norm(dim=dim) <= eps).any()) for x in (a, b))}

@@ -506,7 +506,7 @@ TEST_CASE("what needs whole parameters refuses a sharded module by name") {
     refused("[spectral_norm] 'weight' of Linear is sharded", [&] { nn::spectral_norm(net.fc, "weight"); });
     refused("[remove_parametrizations] an original of 'weight' of Linear is sharded",
             [&] { nn::remove_parametrizations(parametrized.fc, "weight"); });
-    refused("[DistributedDataParallel] 'fc.weight' is sharded",
+    refused("[DistributedDataParallel] 'fc.weight' is divided among ranks",
             [&] { distributed::DistributedDataParallel<Net> ddp(net, {.process_group = group}); });
     const std::vector<Device> devices = {Device("cpu:0"), Device("cpu:1")};
     refused("[DataParallel] 'fc.weight' is sharded",

@@ -36,8 +36,8 @@ std::string line_name(const std::string& name, const std::vector<AxisSize>& axes
 /// Ranks by host, then by rank. Hosts are in the order of their first ranks.
 std::vector<int> order_by_host(const std::vector<std::string>& hosts);
 
-/// A warning for each axis inside the outermost one, apart from axes of size 1, that has ranks of several
-/// hosts in one group. `hosts` is by member.
+/// Warnings for axes whose groups have ranks of several hosts. The outermost axis whose size is not 1 may
+/// have such groups without a warning. `hosts` is by member.
 std::vector<std::string> host_warnings(const std::vector<AxisSize>& axes,
                                        const std::vector<std::string>& hosts);
 
