@@ -4,7 +4,7 @@
 # These files are not in the base: language models, linear algebra, operations and layers of special use, pipelines, the planner
 # and some formats of data. All others are. A program that the base is too small for fails to link.
 set(outside
-  "(autograd/ops|kernels/cpu|kernels/cuda(/hopper|/vendor)?)/(cudnn_)?(attention|ctc|distance|embedding|fold|fused_norm|grid_sample|index_mask|index_put|linalg|linear_cross_entropy|multinomial|norm_group|norm_layer|packed_linear|pool_nd|product_einsum|recurrent|resample|rope|scan_diff|search|sort|view_dims|view_in_place)[^/]*"
+  "(autograd/ops|kernels/cpu|kernels/cuda(/hopper|/vendor)?)/(cudnn_)?(attention|ctc|distance|embedding|fold|fused_norm|grid_sample|index_mask|index_put|linalg|linear_cross_entropy|multinomial|norm_group|norm_layer|packed_linear|pool_nd|product|rearrange|recurrent|reduce_composed|resample|rope|scan|search|sort|swiglu|view_dims|view_in_place|view_split)[^/]*"
   "autograd/(functional|gradcheck)"
   "core/(dlpack|gguf|packed_tensor|profiler|safetensors_shards|trace)[^/]*"
   "data/(text|tokenizer)/.*"
@@ -15,9 +15,9 @@ set(outside
   "distributed/fsdp/(internal/sharded_replicas|sharded_data_parallel|devices_row)"
   "kernels/cpu/(matmul_packed|optim_rules)[^/]*"
   "nn/models/.*"
-  "nn/layers/(attention|embedding|fold|fused_norm|loss|norm|packed|pool|recurrent|rope|shape|transformer|upsample)"
+  "nn/layers/(attention|bilinear|embedding|fold|fused_norm|glu|loss|norm|packed|pool|recurrent|rope|shape|transformer|upsample)"
   "nn/optim/(adaptive|lbfgs|lr_finder|muon|plateau|sequential)"
-  "nn/(convert_parameters|distributions|losses|parametrize|internal/name_pattern|utils/rnn)")
+  "nn/(convert_parameters|distributions|functional|init_matrices|losses|parametrize|internal/name_pattern|utils/rnn)")
 if(NOT TAPESTRY_CUDA_FOUND)
   list(APPEND outside "kernels/cuda/.*")  # libraries of NVIDIA's, which only tests call without a GPU
 endif()

@@ -1,4 +1,4 @@
-// Copies with the elements in other places. flip, roll and diag_embed move the elements themselves; the
+// Copies with the elements in other places. roll and diag_embed move the elements themselves; the
 // others are made of existing operations.
 #include "tapestry/autograd/ops/rearrange.h"
 
@@ -25,12 +25,10 @@ using autograd::Grad;
 using autograd::Op;
 using autograd::planned;
 using autograd::raw_diagonal;
-using autograd::raw_flip;
 using autograd::raw_part;
 using autograd::result_like;
 using detail::check_defined;
 
-const Op kFlip("flip", Grad::twice, kAllDTypes);
 const Op kRoll("roll", Grad::twice, kAllDTypes);
 const Op kRot90("rot90", Grad::twice, kAllDTypes);
 const Op kRepeat("repeat", Grad::twice, kAllDTypes);
@@ -42,12 +40,6 @@ const Op kTriu("triu", Grad::twice, kAllDTypes);
 const Op kBlockDiag("block_diag", Grad::twice, kAllDTypes);
 const Op kTrilIndices("tril_indices", Grad::none, bit(DType::i64) | bit(DType::i32));
 const Op kTriuIndices("triu_indices", Grad::none, bit(DType::i64) | bit(DType::i32));
-
-Tensor flipped(const Tensor& x, unsigned mask) {
-  const Tensor y = result_like(x.sizes(), x.dtype(), {&x});
-  if (x.numel() > 0) kernels::copy(y.device(), y.dtype(), planned(y, raw_flip(x, mask)));
-  return y;
-}
 
 // Copies x to y, rolled by shifts[d] along each dimension from d on. Both are split in two parts along d, and
 // the parts change places. 0 <= shifts[d] < size.
@@ -161,33 +153,6 @@ Tensor triangle_indices(const Op& op, std::int64_t rows, std::int64_t cols, std:
 }
 
 }  // namespace
-
-Tensor autograd::raw_flip(const Tensor& x, unsigned mask) {
-  Shape strides = x.strides();
-  std::int64_t offset = x.storage_offset();
-  for (int d = 0; d < x.dim(); ++d) {
-    if ((mask >> d & 1) == 0) continue;
-    offset += (x.sizes()[d] - 1) * strides[d];
-    strides[d] = -strides[d];
-  }
-  return tapestry::detail::raw_view(x, x.sizes(), strides, offset);
-}
-
-Tensor flip(const Tensor& x, const Dims& dims) {
-  check_defined("flip", x);
-  unsigned mask = 0;
-  for (const std::int64_t dim : dims) {
-    const unsigned own = 1u << wrap_dim("flip", dim, x.dim());
-    check((mask & own) == 0, "[flip] dimension ", dim, " appears twice in ", dims,
-          "; name each dimension once");
-    mask |= own;
-  }
-  const Tensor y = flipped(x, mask);
-  if (autograd::recording(x))
-    autograd::record(kFlip, y, {&x}, [dims](Backward& b) { b.set(0, flip(b.grad(), dims)); });
-  return y;
-}
-Tensor Tensor::flip(const Dims& dims) const { return tapestry::flip(*this, dims); }
 
 Tensor roll(const Tensor& x, const Shape& shifts, const Dims& dims) {
   check_defined("roll", x);

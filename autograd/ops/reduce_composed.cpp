@@ -1,5 +1,5 @@
-// std, prod, nansum, nanmean, any, all and count_nonzero. The gradients of most are those of the operations
-// that they are composed of; std and nansum record a node of their own.
+// std, prod, nansum, nanmean and aminmax. The gradients of most are those of the operations that they are
+// composed of; std and nansum record a node of their own.
 #include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
@@ -23,25 +23,9 @@ const Op kStd("std", Grad::twice, kFloats);
 const Op kProd("prod", Grad::twice, kAllDTypes);
 const Op kNansum("nansum", Grad::twice, kAllDTypes);
 const Op kNanmean("nanmean", Grad::twice, kFloats);
-const Op kAny("any", Grad::none, kAllDTypes);
-const Op kAll("all", Grad::none, kAllDTypes);
-const Op kCountNonzero("count_nonzero", Grad::none, kAllDTypes);
 const Op kAminmax("aminmax", Grad::twice, kAllDTypes);
 
 Tensor zero_like(const Tensor& x) { return zeros({}, TensorOptions(x.dtype(), x.device())); }
-
-// True where x differs from 0.
-Tensor truth(const Tensor& x) { return x.dtype() == DType::boolean ? x : ne(x, 0); }
-
-// Returns whether any element is true, or whether all are.
-Tensor decided(const Op& op, const Tensor& x, const Dims& dims, bool keepdim, bool any) {
-  const Reduced r(op, x, dims, keepdim);
-  const NoGradGuard no_grad;
-  const DType dtype = x.dtype() == DType::u8 ? DType::u8 : DType::boolean;
-  if (r.count == 0 || r.sizes.numel() == 0) return full(r.sizes, !any, TensorOptions(dtype, x.device()));
-  const Tensor true_or_not = truth(x);
-  return (any ? amax(true_or_not, dims, keepdim) : amin(true_or_not, dims, keepdim)).to(dtype);
-}
 
 }  // namespace
 
@@ -117,17 +101,6 @@ Tensor nanmean(const Tensor& x, const Dims& dims, bool keepdim) {
 Tensor Tensor::nanmean(const Dims& dims, bool keepdim) const {
   return tapestry::nanmean(*this, dims, keepdim);
 }
-
-Tensor any(const Tensor& x, const Dims& dims, bool keepdim) { return decided(kAny, x, dims, keepdim, true); }
-Tensor all(const Tensor& x, const Dims& dims, bool keepdim) { return decided(kAll, x, dims, keepdim, false); }
-Tensor Tensor::any(const Dims& dims, bool keepdim) const { return tapestry::any(*this, dims, keepdim); }
-Tensor Tensor::all(const Dims& dims, bool keepdim) const { return tapestry::all(*this, dims, keepdim); }
-
-Tensor count_nonzero(const Tensor& x, const Dims& dims) {
-  const Reduced checked(kCountNonzero, x, dims, false);
-  return sum(truth(x.detach()), dims);
-}
-Tensor Tensor::count_nonzero(const Dims& dims) const { return tapestry::count_nonzero(*this, dims); }
 
 std::pair<Tensor, Tensor> aminmax(const Tensor& x, std::optional<std::int64_t> dim, bool keepdim) {
   const Dims dims = dim ? Dims(*dim) : Dims();

@@ -33,7 +33,6 @@ Tensor PReLU::forward(const Tensor& x) { return prelu(x, weight); }
 std::string PReLU::options_text() const {
   return detail::OptionsText().add("num_parameters", options.num_parameters).str();
 }
-std::string GLU::options_text() const { return detail::OptionsText().add("dim", options.dim).str(); }
 
 GELU::GELU(const Options& o) : options(o) {
   check(o.approximate == "none" || o.approximate == "tanh",
