@@ -45,10 +45,14 @@ struct Case {
   int blocks = 4, width = 4;
   bool tied = false, frozen = false, unused = false, second = false, norm = false;
   int parts = 1;              // accumulation steps or micro-batches
+  int calls = 1;              // a step of a pipeline is this many calls, whose gradients add up
+  bool each = false;          // each part is reduced, and not only the last one
+  bool sums = false;          // gradients are summed over the ranks, and not averaged
   int samples = 8, last = 8;  // in a step, and in the last step
   bool adamw = false;
-  double clip = 0;  // 0 does not clip
-  bool small_buckets = false, find_unused = true;
+  double clip = 0;       // 0 does not clip
+  bool largest = false;  // clips the largest gradient, and not the norm
+  bool small_buckets = false, find_unused = true, static_graph = false;
   bool reshard = false;
   int full_units = 2, units = 0;  // units: bit i makes block i a unit of its own
   Schedule schedule = Schedule::gpipe;
@@ -72,17 +76,24 @@ struct Case {
                    norm ? ", batch norm" : "",
                    ", ",
                    parts,
-                   " parts, ",
+                   " parts",
+                   each ? ", each reduced" : "",
+                   sums ? ", sums" : "",
+                   ", ",
+                   calls,
+                   " calls, ",
                    samples,
                    " samples, in the last step ",
                    last,
                    adamw ? ", AdamW" : ", SGD",
                    ", clip ",
                    clip,
+                   largest ? " of the largest" : "",
                    ", small buckets ",
                    small_buckets,
                    ", find unused ",
                    find_unused,
+                   static_graph ? ", static graph" : "",
                    ", reshard ",
                    reshard,
                    ", full units ",
@@ -95,11 +106,10 @@ struct Case {
   }
 };
 
-bool has_ranks(const Case& c) {
-  return c.mode == "ddp" || c.mode == "zero1" || c.mode == "zero2" || c.mode == "fsdp";
-}
-const std::vector<std::string> kModes{"ddp",       "zero1",   "zero2",    "fsdp",         "dp",
-                                      "dp-master", "sharded", "pipeline", "rank pipeline"};
+bool is_pipeline(const Case& c) { return c.mode == "pipeline" || c.mode == "rank pipeline"; }
+bool replicates_on_devices(const Case& c) { return c.mode.starts_with("dp") || c.mode == "sharded"; }
+const std::vector<std::string> kModes{"ddp",       "zero1",   "zero2",    "fsdp",          "dp",
+                                      "dp-master", "sharded", "pipeline", "rank pipeline", "model"};
 
 Case drawn(const std::string& mode, std::uint64_t seed) {
   const auto number = std::find(kModes.begin(), kModes.end(), mode) - kModes.begin();
@@ -111,10 +121,13 @@ Case drawn(const std::string& mode, std::uint64_t seed) {
   c.width = pick(1, 9);
   c.tied = pick(0, 1), c.frozen = pick(0, 2) == 0, c.unused = pick(0, 1), c.second = pick(0, 1);
   // DataParallel's batch norm is that of each replica's samples.
-  c.norm = pick(0, 1) && (has_ranks(c) || mode.ends_with("pipeline"));
+  c.norm = pick(0, 1) && !replicates_on_devices(c);
   c.parts = pick(1, 3);
-  const int least = 2 * c.parts * c.members;
-  c.samples = pick(least, 2 * least);
+  if (is_pipeline(c)) c.calls = pick(1, 2);
+  if (mode == "model") c.tied = false, c.parts = 1;
+  // Devices may be more than the samples of a part.
+  const int least = replicates_on_devices(c) ? c.parts : 2 * c.parts * c.members;
+  c.samples = pick(least, std::max(2 * least, 2 * c.members));
   c.last = pick(least, c.samples);
   c.adamw = pick(0, 1);
   c.clip = pick(0, 1) ? 0.05 : 0;
@@ -122,6 +135,8 @@ Case drawn(const std::string& mode, std::uint64_t seed) {
   c.reshard = pick(0, 1), c.full_units = pick(1, 3), c.units = pick(0, 63);
   c.schedule = std::vector{Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble}[random() % 3];
   c.checkpoint = pick(0, 2) == 0 && !c.norm;
+  c.each = pick(0, 1), c.sums = pick(0, 1), c.largest = pick(0, 2) == 0;
+  c.static_graph = pick(0, 1) && !c.second;
   return c;
 }
 
@@ -145,7 +160,10 @@ struct Net : nn::Callable<Net> {
     Tensor h = inputs[0];
     if (begin == 0) {
       h = (*in)(h);
-      if (second) h = h + (*side)(inputs[1]);
+      // Only rows with a 1 in the first column use the second input. Members without such rows do not call
+      // the layer.
+      const Tensor uses = inputs[1].narrow(1, 0, 1);
+      if (second && uses.sum().item() > 0) h = h + (*side)(inputs[1]) * uses;
     }
     for (std::size_t i = begin; i < end; ++i) {
       const Tensor x = (*blocks[i])(h);
@@ -185,25 +203,39 @@ struct Batch {
   }
   std::int64_t size() const { return x.size(0); }
 };
-Batch batch_of(const Case& c, int step) {
-  const std::int64_t n = step + 1 == kTrainedSteps ? c.last : c.samples;
-  const std::uint64_t seed = c.seed * 100 + static_cast<std::uint64_t>(step) * 3;
-  return {random_tensor({n, kInputs}, seed, 1), random_tensor({n, kSide}, seed + 1, 1),
-          random_tensor({n, kOutputs}, seed + 2, 1)};
-}
-// The parts of a step's batch, larger ones first.
-std::vector<Batch> parts_of(const Batch& batch, int parts) {
+// Consecutive rows, the larger numbers first.
+std::vector<Batch> split(const Batch& batch, int count) {
   std::vector<Batch> all;
   std::int64_t first = 0;
-  for (const std::int64_t count : chunk_sizes(batch.size(), static_cast<std::size_t>(parts))) {
-    all.push_back(batch.rows(first, count));
-    first += count;
+  for (const std::int64_t rows : chunk_sizes(batch.size(), static_cast<std::size_t>(count))) {
+    all.push_back(batch.rows(first, rows));
+    first += rows;
   }
   return all;
 }
+// What one process computes at a time.
+std::vector<Batch> parts_of(const Case& c, const Batch& batch) {
+  std::vector<Batch> all;
+  for (const Batch& call : split(batch, c.calls))
+    for (const Batch& part : split(call, c.parts)) all.push_back(part);
+  return all;
+}
+Batch batch_of(const Case& c, int step) {
+  const std::int64_t n = step + 1 == kTrainedSteps ? c.last : c.samples;
+  const std::uint64_t seed = c.seed * 100 + static_cast<std::uint64_t>(step) * 3;
+  const Batch batch{random_tensor({n, kInputs}, seed, 1), random_tensor({n, kSide}, seed + 1, 1),
+                    random_tensor({n, kOutputs}, seed + 2, 1)};
+  std::mt19937_64 random(seed);
+  // Members differ, but not with batch norm: ranks that use other layers would call it and the buckets of DDP
+  // in another order.
+  for (const Batch& part : parts_of(c, batch))
+    for (const Batch& mine : split(part, is_pipeline(c) || c.norm ? 1 : c.members))
+      mine.z.narrow(1, 0, 1).fill_(static_cast<double>(random() % 2));
+  return batch;
+}
 
 struct Trace {
-  std::vector<double> losses;
+  std::vector<double> losses, norms;             // by step; no norms without clip
   std::vector<StateDictCopy> gradients, states;  // by step; empty if the mode does not show them here
 };
 
@@ -235,6 +267,8 @@ std::unique_ptr<optim::Optimizer> optimizer_of(const Case& c, std::vector<nn::Pa
                  : optimizer_of<optim::SGD>(c, std::move(parameters), {.lr = 0.1, .momentum = 0.9}, group);
 }
 
+double norm_type(const Case& c) { return c.largest ? INFINITY : 2; }
+
 // One process. `loss` computes and differentiates the loss of a part, which is the given share of the step.
 using PartLoss = std::function<double(const Batch& part, double share)>;
 Trace trained(const Case& c, Net& net, const PartLoss& loss, const std::function<StateDictCopy()>& state,
@@ -245,10 +279,10 @@ Trace trained(const Case& c, Net& net, const PartLoss& loss, const std::function
     optimizer->zero_grad();
     const Batch batch = batch_of(c, step);
     double sum = 0;
-    for (const Batch& part : parts_of(batch, c.parts))
+    for (const Batch& part : parts_of(c, batch))
       sum += loss(part, static_cast<double>(part.size()) / static_cast<double>(batch.size()));
     trace.losses.push_back(sum);
-    if (c.clip > 0) nn::clip_grad_norm_(net.parameters(), c.clip);
+    if (c.clip > 0) trace.norms.push_back(nn::clip_grad_norm_(net.parameters(), c.clip, norm_type(c)).item());
     if (shows_gradients) trace.gradients.push_back(gradients_of(net));
     optimizer->step();
     trace.states.push_back(state());
@@ -310,13 +344,18 @@ Trace on_rank(const Case& c, const Group& group) {
   std::unique_ptr<DistributedDataParallel<Net>> ddp;
   std::optional<FullyShard> fsdp;
   if (c.mode == "fsdp") {
-    const FsdpOptions options{
-        .group = group, .reshard_after_forward = c.reshard, .max_full_units = c.full_units};
+    const FsdpOptions options{.group = group,
+                              .reshard_after_forward = c.reshard,
+                              .max_full_units = c.full_units,
+                              .reduce = c.sums ? ReduceOp::sum : ReduceOp::mean};
     for (std::size_t i = 0; i < net.blocks.size(); ++i)
       if (c.units >> i & 1) fully_shard(*net.blocks[i], options);
     fsdp = fully_shard(net, options);
   } else {
-    DdpOptions options{.process_group = group, .find_unused_parameters = c.find_unused};
+    DdpOptions options{.process_group = group,
+                       .find_unused_parameters = c.find_unused,
+                       .static_graph = c.static_graph,
+                       .reduce = c.sums ? ReduceOp::sum : ReduceOp::mean};
     if (c.small_buckets) options.bucket_cap_mb = options.first_bucket_mb = 1e-4;
     ddp = std::make_unique<DistributedDataParallel<Net>>(net, options);
   }
@@ -325,21 +364,18 @@ Trace on_rank(const Case& c, const Group& group) {
   for (int step = 0; step < kTrainedSteps; ++step) {
     optimizer->zero_grad();
     const Batch batch = batch_of(c, step);
-    const std::vector<Batch> parts = parts_of(batch, c.parts);
+    const std::vector<Batch> parts = parts_of(c, batch);
     double sum = 0;
     for (std::size_t p = 0; p < parts.size(); ++p) {
       if (c.fault == Fault::lost_part && step == 1 && p == 0 && parts.size() > 1) continue;
       const int who = c.fault == Fault::other_samples && me == 1 ? 0 : me;
-      const auto sizes = chunk_sizes(parts[p].size(), static_cast<std::size_t>(ranks));
-      std::int64_t first = 0;
-      for (int r = 0; r < who; ++r) first += sizes[static_cast<std::size_t>(r)];
-      Batch mine = parts[p].rows(first, sizes[static_cast<std::size_t>(who)]);
+      Batch mine = split(parts[p], ranks)[static_cast<std::size_t>(who)];
       if (c.fault == Fault::lost_input && me == 1) mine.z = zeros_like(mine.z);
       std::optional<NoSync> quiet;
-      if (p + 1 < parts.size() || c.fault == Fault::missing_sum)
+      if ((p + 1 < parts.size() && !c.each) || c.fault == Fault::missing_sum)
         quiet.emplace(ddp ? ddp->no_sync() : fsdp->no_sync());
       const auto count = static_cast<double>(mine.size()), all = static_cast<double>(batch.size());
-      double share = count * ranks / all;  // the strategies average over the ranks
+      double share = count * (c.sums ? 1 : ranks) / all;
       if (c.fault == Fault::even_divisor) share = static_cast<double>(parts[p].size()) / all;
       if (c.fault == Fault::even_parts) share *= all / static_cast<double>(parts[p].size() * c.parts);
       const Tensor out = ddp ? (*ddp)(mine.x, mine.z) : net(mine.x, mine.z);
@@ -351,7 +387,10 @@ Trace on_rank(const Case& c, const Group& group) {
     group->all_reduce(total);
     trace.losses.push_back(total.item());
     if (c.clip > 0)
-      nn::clip_grad_norm_(net.parameters(), c.fault == Fault::other_clip ? 1.01 * c.clip : c.clip);
+      trace.norms.push_back(nn::clip_grad_norm_(net.parameters(),
+                                                c.fault == Fault::other_clip ? 1.01 * c.clip : c.clip,
+                                                norm_type(c))
+                                .item());
     if (c.mode == "ddp" || c.mode == "zero1") trace.gradients.push_back(gradients_of(net));
     optimizer->step();
     const auto full = fsdp ? std::optional(fsdp->unshard(true)) : std::nullopt;
@@ -360,44 +399,51 @@ Trace on_rank(const Case& c, const Group& group) {
   return trace;
 }
 
+Stage stage_of(const Case& c, Net& net, int number, Device device) {
+  const auto s = static_cast<std::size_t>(number), count = static_cast<std::size_t>(c.members);
+  const std::size_t begin = s * net.blocks.size() / count, end = (s + 1) * net.blocks.size() / count;
+  Stage::Modules modules;
+  for (std::size_t i = begin; i < end; ++i) {
+    modules.emplace_back(*net.blocks[i]);
+    if (c.norm) modules.emplace_back(*net.norms[i]);
+  }
+  if (s == 0) modules.emplace_back(*net.in);
+  if (s == 0 && net.side) modules.emplace_back(*net.side);
+  if (s + 1 == count) modules.emplace_back(*net.head);
+  if (s + 1 == count && net.spare) modules.emplace_back(*net.spare);
+  return Stage([&net, begin, end](const std::vector<Tensor>& in) { return net.compute(begin, end, in); },
+               device, modules);
+}
+std::vector<Stage> stages_of(const Case& c, Net& net) {
+  std::vector<Stage> stages;
+  for (int s = 0; s < c.members; ++s) stages.push_back(stage_of(c, net, s, {DeviceType::cpu, s}));
+  return stages;
+}
+
 Trace in_stages(const Case& c, const Group& group) {
   Net net(c);
   fill(net, c.seed);
-  const auto count = static_cast<std::size_t>(c.members);
-  const auto begin_of = [&](std::size_t s) { return s * net.blocks.size() / count; };
-  const auto stage_of = [&](std::size_t s, Device device) {
-    const std::size_t begin = begin_of(s), end = begin_of(s + 1);
-    Stage::Modules modules;
-    for (std::size_t i = begin; i < end; ++i) {
-      modules.emplace_back(*net.blocks[i]);
-      if (c.norm) modules.emplace_back(*net.norms[i]);
-    }
-    if (s == 0) modules.emplace_back(*net.in);
-    if (s == 0 && net.side) modules.emplace_back(*net.side);
-    if (s + 1 == count) modules.emplace_back(*net.head);
-    if (s + 1 == count && net.spare) modules.emplace_back(*net.spare);
-    return Stage([&net, begin, end](const std::vector<Tensor>& in) { return net.compute(begin, end, in); },
-                 device, modules);
-  };
   PipelineOptions options{
       .schedule = c.schedule, .micro_batches = c.parts, .uneven = true, .checkpoint = c.checkpoint};
   if (group && c.tied) options.tied = {{"block0.weight", concat({"block", c.blocks - 1, ".weight"})}};
-  std::vector<Stage> stages;
-  for (std::size_t s = 0; s < count && !group; ++s)
-    stages.push_back(stage_of(s, {DeviceType::cpu, static_cast<int>(s)}));
-  Pipeline pipeline = group
-                          ? Pipeline(group, stage_of(static_cast<std::size_t>(group->rank()), kCPU), options)
-                          : Pipeline(std::move(stages), options);
+  Pipeline pipeline = group ? Pipeline(group, stage_of(c, net, group->rank(), kCPU), options)
+                            : Pipeline(stages_of(c, net), options);
   const auto optimizer = optimizer_of(c, pipeline.parameters());
   Trace trace;
   for (int step = 0; step < kTrainedSteps; ++step) {
     optimizer->zero_grad();
     const Batch batch = batch_of(c, step);
-    const Tensor loss = pipeline.forward_backward(
-        std::vector<Tensor>{batch.x, batch.z}, batch.y,
-        [](const Tensor& out, const Tensor& target) { return mse_loss(out, target); });
-    trace.losses.push_back(loss.item());
-    if (c.clip > 0) pipeline.clip_grad_norm_(c.clip);
+    double sum = 0;
+    for (const Batch& call : split(batch, c.calls)) {
+      const double share = static_cast<double>(call.size()) / static_cast<double>(batch.size());
+      sum += pipeline
+                 .forward_backward(
+                     std::vector<Tensor>{call.x, call.z}, call.y,
+                     [&](const Tensor& out, const Tensor& target) { return mse_loss(out, target) * share; })
+                 .item();
+    }
+    trace.losses.push_back(sum);
+    if (c.clip > 0) trace.norms.push_back(pipeline.clip_grad_norm_(c.clip, norm_type(c)).item());
     if (!group) trace.gradients.push_back(gradients_of(net));
     optimizer->step();
     const nn::StateDict whole = pipeline.whole_state_dict();
@@ -406,10 +452,32 @@ Trace in_stages(const Case& c, const Group& group) {
   return trace;
 }
 
+// Model parallelism, which trains a step at once.
+Trace in_sequence(const Case& c) {
+  using Tensors = std::vector<Tensor>;
+  Net net(c);
+  fill(net, c.seed);
+  std::vector<Device> devices;
+  for (int d = 0; d < c.members; ++d) devices.emplace_back(DeviceType::cpu, d);
+  Strategy strategy(c.mode, {.devices = devices});
+  strategy.wrap(net, {.forward = [&](const Tensors& in) { return Tensors{net(in[0], in[1])}; },
+                      .loss = [](const Tensors& out, const Tensors& targets) -> Loss {
+                        return {mse_loss(out[0], targets[0]), static_cast<double>(targets[0].size(0))};
+                      },
+                      .stages = [&](const std::vector<Device>&) { return stages_of(c, net); }});
+  const auto loss = [&](const Batch& part, double) {
+    const auto read = [&](const Part&) { return distributed::Batch{{part.x, part.z}, {part.y}}; };
+    return strategy.gradients(read, static_cast<double>(part.size())).loss.item();
+  };
+  return trained(
+      c, net, loss, [&] { return copied(net.state_dict()); }, true);
+}
+
 // Trains in the mode of the case. Returns the trace of each rank.
 std::vector<Trace> in_mode(const Case& c) {
   if (c.mode == "pipeline") return {in_stages(c, nullptr)};
-  if (!has_ranks(c) && c.mode != "rank pipeline") return {on_devices(c)};
+  if (c.mode == "model") return {in_sequence(c)};
+  if (replicates_on_devices(c)) return {on_devices(c)};
   std::vector<Trace> traces(static_cast<std::size_t>(c.members));
   run_local_ranks(
       c.members,
@@ -446,6 +514,8 @@ void compare(const Trace& expected, const Trace& other, const Found& found) {
     const std::string where = concat({"step ", step, ": "});
     const double loss = expected.losses[step];
     found(std::abs(other.losses.at(step) - loss) / loss, where + "the loss");
+    if (!expected.norms.empty())
+      found(std::abs(other.norms.at(step) / expected.norms[step] - 1), where + "the norm of the gradients");
     if (!other.gradients.empty())
       compare(expected.gradients[step], other.gradients.at(step), where + "the gradient of ", found);
     if (!other.states.empty()) compare(expected.states[step], other.states.at(step), where, found);
@@ -487,7 +557,7 @@ std::uint64_t setting(const char* name, std::uint64_t otherwise) {
 
 TEST_CASE("every mode trains random models as one process does") {
   const std::uint64_t seed = setting("TAPESTRY_FUZZ_SEED", 1);
-  const std::uint64_t count = setting("TAPESTRY_FUZZ_CASES", kSanitized ? 2 : 6);
+  const std::uint64_t count = setting("TAPESTRY_FUZZ_CASES", kSanitized ? 2 : 10);
   std::printf("fuzz: TAPESTRY_FUZZ_SEED=%llu, %llu cases of each mode\n",
               static_cast<unsigned long long>(seed), static_cast<unsigned long long>(count));
   std::uint64_t chaotic = 0;

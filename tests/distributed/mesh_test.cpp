@@ -4,6 +4,7 @@
 #include <optional>
 #include <random>
 #include <set>
+#include <thread>
 
 #include "tapestry/distributed/mesh/internal/grid.h"
 #include "tapestry/tapestry.h"
@@ -355,6 +356,38 @@ TEST_CASE("split_group makes groups of ranks in the order given") {
           says("ValueError [split_group] the list of ranks is empty", [&] { world->split_group({{0}, {}}); });
           says("ValueError [split_group] there are no lists of ranks", [&] { world->split_group({}); });
           says("IndexError [split_group] rank 5 of a group of 5", [&] { world->split_group({{5}}); });
+        },
+        kBounded);
+}
+
+TEST_CASE("groups of the same ranks and name have stores, connections and call numbers of their own") {
+  for (const Transport& transport : transports())
+    run_ranks_well(
+        transport, 4,
+        [](const Group& world) {
+          std::vector<Group> pairs;
+          for (int i = 0; i < 2; ++i) pairs.push_back(world->split_group({{0, 1}, {2, 3}}, "pair"));
+          for (int i = 0; i < 2; ++i)
+            pairs.push_back(pairs[static_cast<std::size_t>(i)]->split_group({{0, 1}}, "pair"));
+          std::vector<Tensor> sums;
+          std::vector<Work> works;
+          for (std::size_t i = 0; i < pairs.size(); ++i) {
+            require(pairs[i]->name() == "pair", pairs[i]->name());
+            if (pairs[i]->rank() == 0) pairs[i]->store().set("key", concat({i, " of ", world->rank()}));
+            sums.push_back(full({1}, static_cast<double>(i + 1), DType::f32));
+            works.push_back(pairs[i]->all_reduce(sums.back()));
+          }
+          world->barrier();
+          for (std::size_t i = pairs.size(); i-- > 0;) {
+            works[i].wait();
+            require(sums[i].item() == 2.0 * static_cast<double>(i + 1), "the sum of pair ", i);
+            require(pairs[i]->store().get("key", 1s) == concat({i, " of ", world->rank() / 2 * 2}), "pair ",
+                    i, " has the key of another");
+          }
+          std::set<std::uint64_t> keys;
+          for (const CollectiveRecord& record : world->recorder().records())
+            if (record.op == Op::all_reduce) keys.insert(record.group_key);
+          require(keys.size() == pairs.size(), "records of two pairs have one key");
         },
         kBounded);
 }

@@ -227,6 +227,27 @@ TEST_CASE("every rank names the two calls that one rank makes in the other order
       }
 }
 
+TEST_CASE("three ranks that wait in a circle learn at the timeout where each of them waits") {
+  for (const Transport& transport : transports()) {
+    const auto outcomes =
+        run_ranks(transport, 3,
+                  [](const Group& world) {
+                    const Group groups[] = {world->new_group({0, 1}), world->new_group({1, 2}),
+                                            world->new_group({2, 0})};
+                    const int me = world->rank();
+                    groups[me]->barrier(concat({"of ", me}));
+                    groups[(me + 2) % 3]->barrier("not reached");
+                  },
+                  {.timeout = 1'000ms});
+    for (const Outcome& outcome : outcomes) {
+      CHECK(outcome.timeout);
+      for (int r = 0; r < 3; ++r)
+        CHECK_THAT(outcome.error, ContainsSubstring(concat({"world.", r + 1, "#1 barrier(of ", r,
+                                                            ") at overlapping_groups_test.cpp:"})));
+    }
+  }
+}
+
 TEST_CASE("groups that do not compare calls notice an inversion in their 1024th call") {
   GroupOptions options = kBounded;
   options.check = false;

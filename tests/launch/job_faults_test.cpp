@@ -1,9 +1,12 @@
-// Tests DDP training jobs over Gloo with one process per rank. If a rank dies, freezes or makes a different
-// call, every other rank must throw in time an error that names the rank and the place. Checkpoints must be
-// complete. After restarts, the weights must equal those of an undisturbed job.
+// Tests training jobs over Gloo with one process per rank, under DDP and under each mode along an axis of a
+// mesh. If a rank dies, freezes or makes a different call, every other rank must throw in time an error that
+// names the rank and the place. Checkpoints must be complete. After restarts, the weights must equal those of
+// an undisturbed job.
 #include <algorithm>
+#include <cstdlib>
 
 #include "tapestry/distributed/comm/internal/sockets.h"
+#include "tapestry/tapestry.h"
 #include "tests/launch/job.h"
 #include "tests/launch/training.h"
 #include "tests/support/catch.h"
@@ -105,6 +108,121 @@ TEST_CASE("a stopped rank and mismatched calls give an error on every rank withi
   frozen.ranks.send_signal(1, SIGCONT);  // the rank resumes and finds that the job has ended
   frozen.told(1, 60, {"all_reduce(bucket "});
   frozen.told(0, 10, {"all_reduce(bucket ", "rank 1 is silent (frozen, dead or cut off)"});
+}
+
+namespace {
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+
+struct Halves : nn::Module {
+  nn::Linear& first = add<nn::Linear>("first", {.in_features = 3, .out_features = 4});
+  nn::Linear& last = add<nn::Linear>("last", {.in_features = 4, .out_features = 2});
+  std::function<void()> in_forward;
+  Tensor forward(const Tensor& x) override {
+    in_forward();
+    return last(first(x));
+  }
+};
+
+/// Trains a step along an axis of the mesh, whose text is `mode`.
+std::function<void()> step_of(const std::string& mode, const Group& group, Halves& net) {
+  using Tensors = std::vector<Tensor>;
+  const Tensor x = ones({2, 3}), y = ones({2, 2});
+  if (mode == "pipeline=2") {
+    const bool is_first = group->rank() == 0;
+    nn::Linear& layer = is_first ? net.first : net.last;
+    const auto forward = [&net, &layer](const Tensor& in) {
+      net.in_forward();
+      return layer(in);
+    };
+    const auto pipeline = std::make_shared<Pipeline>(group, Stage(forward, kCPU, {layer}), PipelineOptions{});
+    return [=] {
+      pipeline->forward_backward(x, y, [](const Tensor& out, const Tensor& t) { return mse_loss(out, t); });
+      pipeline->clip_grad_norm_(1);
+    };
+  }
+  const auto strategy = std::make_shared<Strategy>(mode, StrategyOptions{.world = group});
+  strategy->wrap(net, {.units = {&net.first},
+                       .forward = [&net](const Tensors& in) { return Tensors{net(in[0])}; },
+                       .loss = [](const Tensors& out, const Tensors& targets) -> Loss {
+                         return {mse_loss(out[0], targets[0]), 2};
+                       }});
+  const std::shared_ptr<optim::Optimizer> optimizer =
+      make_optimizer<optim::SGD>(*strategy, net.parameters(), {.lr = 0.1});
+  return [=] {
+    optimizer->zero_grad();
+    strategy->gradients([&](const Part&) { return Batch{{x}, {y}}; }, 4);
+    strategy->clip_grad_norm_(1);
+    optimizer->step();
+  };
+}
+
+}  // namespace
+
+TEST_CASE("a rank of a mesh of 2 x 2 ranks that trains", "[.]") {
+  const ChildRank self = child_rank();
+  const std::string mode = std::getenv("JOB_MODE"), fault = std::getenv("JOB_FAULT");
+  const bool is_faulty = self.rank == 3;
+  try {
+    // A killed rank is noticed by its connections. If the others waited for the timeout, the test would fail,
+    // because RankProcesses ends a process after 60 s.
+    const Milliseconds timeout = fault == "STOP" || fault == "ORDER" ? 4s : 120s;
+    const Group world = make_process_group(gloo_backend(self.store, self.rank, self.size, 30s),
+                                           prefix_store("group/", self.store), {.timeout = timeout});
+    const std::string axis = mode.substr(0, mode.find('='));
+    const Mesh mesh(world, {{"outer", is_faulty && fault == "MESH" ? 4 : 2}, {axis, -1}});
+    int step = 0;
+    Halves net;
+    net.in_forward = [&] {
+      if (!is_faulty || step != 2) return;
+      if (fault == "KILL") raise(SIGKILL);
+      if (fault == "STOP") raise(SIGSTOP);
+    };
+    const std::function<void()> train = step_of(mode, mesh[axis].group(), net);
+    for (; step < 4; ++step) {
+      if (is_faulty && step == 2 && fault == "ORDER") world->barrier("evaluation");
+      train();
+      if (!is_faulty || step != 2 || fault != "ORDER") world->barrier("evaluation");
+    }
+  } catch (const std::exception& e) {
+    std::printf("told: %s\n", e.what());
+    std::fflush(stdout);
+    throw;
+  }
+}
+
+TEST_CASE("in each mode over ranks, a rank that fails is named with the axis and the coordinates") {
+  if (!has_gloo()) return;
+  const std::vector<std::string> modes{"replicate=2", "replicate=2:zero=2", "shard=2", "pipeline=2"};
+  const auto start = [](const std::string& mode, const std::string& fault) {
+    return std::make_unique<RankProcesses>(
+        "a rank of a mesh of 2 x 2 ranks that trains", 4,
+        RankProcesses::Variables{{"JOB_MODE", mode}, {"JOB_FAULT", fault}, {"OMP_NUM_THREADS", "1"}});
+  };
+  const auto told = [](RankProcesses& job, int rank, const Texts& texts) {
+    const Ended& end = job.wait(rank);
+    CAPTURE(rank, end.signal, end.output);
+    CHECK_THAT(end.output, ContainsSubstring("told: "));
+    for (const std::string& text : texts) CHECK_THAT(end.output, ContainsSubstring(text));
+  };
+  for (const std::string fault : {"none", "KILL", "STOP", "ORDER"}) {
+    std::vector<std::unique_ptr<RankProcesses>> jobs;
+    for (const std::string& mode : modes) jobs.push_back(start(mode, fault));
+    for (std::size_t m = 0; m < modes.size(); ++m) {
+      CAPTURE(fault, modes[m]);
+      const std::string line = modes[m].substr(0, modes[m].find('=')) + "(outer=1)#";
+      for (int rank = 0; rank < 4; ++rank)
+        if (fault == "none") CHECK(jobs[m]->wait(rank).well());
+        else if (fault == "ORDER")
+          told(*jobs[m], rank, {"ranks 2 and 3 make the calls of the groups", line, "barrier(evaluation)"});
+        else if (rank < 3) told(*jobs[m], rank, {line, "rank 3 is silent (frozen, dead or cut off)"});
+    }
+  }
+  const auto other = start("shard=2", "MESH");
+  for (int rank = 0; rank < 4; ++rank)
+    told(*other, rank,
+         {"ranks 0-2 have outer=2 shard=2, rank 3 has outer=4 shard=1", "pass the same axes on every rank"});
 }
 
 TEST_CASE("if rank 0 exits before the others join, they report it") {
