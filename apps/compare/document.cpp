@@ -5,6 +5,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "tapestry/apps/compare/critical_path.h"
+#include "tapestry/apps/compare/holdings.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/version.h"
 
@@ -16,6 +18,7 @@ using tapestry::concat;
 using tapestry::Span;
 
 constexpr std::size_t kSpansPerRow = 400, kSamples = 240;
+constexpr int kDevicesOfPage = 16;     // whose parts and messages are on the page
 constexpr double kPixel = 1 / 2400.0;  // half a pixel at 1200 px, as a part of the step
 
 double ms(double seconds) { return seconds * 1000; }
@@ -64,24 +67,34 @@ int device_of(const Span& s, const Result& r) {
   return device;
 }
 
+struct PageSpan : Span {
+  bool is_critical = false;
+};
+
 // Merges neighbours of the same row and activity that are too short to be seen.
-std::vector<Span> without_short_spans(std::vector<Span> spans, double step_s) {
+std::vector<PageSpan> without_short_spans(const Result& r, const std::vector<std::size_t>& critical_path) {
   std::map<std::string, std::size_t> counts;
-  for (const Span& s : spans) ++counts[s.row];
-  std::vector<Span> kept;
-  for (Span& s : spans) {
-    Span* const last = kept.empty() ? nullptr : &kept.back();
-    const double shortest = step_s * kPixel;
+  for (const Span& s : r.spans) ++counts[s.row];
+  std::vector<PageSpan> kept;
+  for (std::size_t i = 0; i < r.spans.size(); ++i) {
+    PageSpan s{r.spans[i]};
+    s.is_critical = std::find(critical_path.begin(), critical_path.end(), i) != critical_path.end();
+    PageSpan* const last = kept.empty() ? nullptr : &kept.back();
+    const double shortest = r.step_s * kPixel;
     const bool merges = counts[s.row] > kSpansPerRow && last && last->row == s.row &&
                         last->activity == s.activity && s.end - last->begin < 2 * shortest &&
                         s.begin - last->end < shortest;
-    if (!merges) kept.push_back(std::move(s));
-    else last->end = std::max(last->end, s.end), last->name = "several";
+    if (!merges) {
+      kept.push_back(std::move(s));
+      continue;
+    }
+    last->end = std::max(last->end, s.end), last->name = "several";
+    last->is_critical = last->is_critical || s.is_critical;
   }
   return kept;
 }
 
-ordered_json timeline_of(const Result& r) {
+ordered_json timeline_of(const Result& r, const Dependencies& dependencies) {
   ordered_json all = ordered_json::array();
   for (std::size_t i = 0; i < r.spans.size(); ++i) {
     const Span& s = r.spans[i];
@@ -94,25 +107,27 @@ ordered_json timeline_of(const Result& r) {
                    {"activity", tapestry::activity_name(s.activity)},
                    {"name", s.name},
                    {"begin_ms", ms(s.begin)},
-                   {"end_ms", ms(s.end)}});
+                   {"end_ms", ms(s.end)},
+                   {"needs", dependencies.needs[i]}});
   }
   return all;
 }
 
-// [device, 1 if beside the device's row, Activity, index into span_names, begin, end]
-void add_page_spans(ordered_json& j, const Result& r) {
+// [device, 1 if beside the device's row, Activity, index into span_names, begin, end, 1 if on the critical
+// path]
+void add_page_spans(ordered_json& j, const Result& r, const std::vector<std::size_t>& critical_path) {
   std::map<std::string, std::size_t> index;
   j["span_names"] = ordered_json::array();
   j["spans"] = ordered_json::array();
-  const std::vector<Span> spans = without_short_spans(r.spans, r.step_s);
-  for (const Span& s : spans) {
+  const std::vector<PageSpan> spans = without_short_spans(r, critical_path);
+  for (const PageSpan& s : spans) {
     const int device = device_of(s, r);
     if (device < 0) continue;
     const auto [at, is_new] = index.emplace(s.name, index.size());
     if (is_new) j["span_names"].push_back(s.name);
     const bool own = s.row == r.rows[static_cast<std::size_t>(device)];
-    j["spans"].push_back(
-        {device, own ? 0 : 1, static_cast<int>(s.activity), at->second, rounded(s.begin), rounded(s.end)});
+    j["spans"].push_back({device, own ? 0 : 1, static_cast<int>(s.activity), at->second, rounded(s.begin),
+                          rounded(s.end), s.is_critical ? 1 : 0});
   }
   j["spans_merged"] = r.spans.size() - spans.size();
 }
@@ -162,6 +177,27 @@ ordered_json memory_of(const MemoryHistory& h, bool for_page) {
   return j;
 }
 
+void add_places(ordered_json& j, const Report& report, const Result& r, bool for_page) {
+  j["traffic"] = j["holdings"] = ordered_json::array();
+  for (const Traffic& t : r.traffic)
+    if (!for_page)
+      j["traffic"].push_back(
+          {{"from", t.from}, {"to", t.to}, {"bytes", t.bytes}, {"axis", t.axis}, {"kind", t.what}});
+    else if (t.from < kDevicesOfPage && t.to < kDevicesOfPage)
+      j["traffic"].push_back({t.from, t.to, t.bytes, t.axis, t.what});
+  for (const Holding& h : holdings_of(report, r))
+    if (!for_page)
+      j["holdings"].push_back({{"device", h.device},
+                               {"kind", tapestry::memory_kind_name(h.kind)},
+                               {"layers", {h.first_block, h.last_block}},
+                               {"part", {h.first, h.last}},
+                               {"resident_bytes", h.resident_bytes},
+                               {"borrowed_bytes", h.borrowed_bytes}});
+    else if (h.device < kDevicesOfPage)
+      j["holdings"].push_back({h.device, static_cast<int>(h.kind), h.first_block, h.last_block, h.first,
+                               h.last, h.resident_bytes, h.borrowed_bytes});
+}
+
 ordered_json rounds_of(const Result& r, std::size_t order) {
   ordered_json all = ordered_json::array();
   for (std::size_t i = 0; i < r.rounds_s.size(); ++i)
@@ -175,10 +211,8 @@ ordered_json rounds_of(const Result& r, std::size_t order) {
 ordered_json json_of(const Report& report, const Judgement& judgement, std::size_t i, bool for_page) {
   const Result& r = report.results[i];
   const Remark& remark = judgement.remarks.at(i);
-  ordered_json j = {{"name", r.name},
-                    {"description", r.description},
-                    {"family", r.family},
-                    {"predicted_as", r.predicted_as}};
+  ordered_json j = {{"name", r.name}, {"description", r.description}, {"title", r.title},
+                    {"axes", r.axes}, {"family", r.family},           {"predicted_as", r.predicted_as}};
   j["status"] = status_of(r);
   if (!r.error.empty()) {
     j["error"] = r.error;
@@ -200,9 +234,8 @@ ordered_json json_of(const Report& report, const Judgement& judgement, std::size
   j["peak_bytes"] = r.peak_bytes;
   j["memory"] = ordered_json::array();
   for (const MemoryHistory& h : r.memory) j["memory"].push_back(memory_of(h, for_page));
-  j["bytes_sent"] = r.bytes_sent;
-  j["traffic"] = nullptr;   // who sends to whom is not counted yet
-  j["holdings"] = nullptr;  // nor is which layers and rows a device holds
+  j["bytes_sent"] = r.bytes_sent();
+  add_places(j, report, r, for_page);
   j["final_loss"] = r.losses.back();
   j["difference_from_single"] = r.difference;
   j["prediction_error"] = r.predicted_step_s ? ordered_json(r.prediction_error()) : ordered_json();
@@ -215,13 +248,18 @@ ordered_json json_of(const Report& report, const Judgement& judgement, std::size
                       {"compute", ms(remark.losses->compute_s)}};
   j["why"] = remark.why;
   j["long_why"] = remark.long_why;
-  for (const Place& p : judgement.answers.back().places)
+  for (const Place& p : judgement.main().places)
     if (p.name == r.name) {
       j["place"] = p.place;
-      j["verdict"] = json_of(p.against_fastest, judgement.answers.back().places[0].name);
+      j["verdict"] = json_of(p.against_fastest, judgement.main().places[0].name);
     }
-  if (for_page) add_page_spans(j, r), add_page_memory(j, r);
-  else j["timeline"] = timeline_of(r);
+  const Dependencies dependencies = dependencies_of(r);
+  if (for_page) {
+    add_page_spans(j, r, dependencies.critical_path), add_page_memory(j, r);
+    return j;
+  }
+  j["timeline"] = timeline_of(r, dependencies);
+  j["critical_path"] = dependencies.critical_path;
   return j;
 }
 
@@ -306,6 +344,8 @@ ordered_json document(const Report& report, const Judgement& judgement, bool for
                       {"momentum", w.momentum},
                       {"lr", w.learning_rate()},
                       {"seed", w.seed},
+                      {"first_bucket_bytes", w.first_bucket_bytes},
+                      {"bucket_cap_bytes", w.bucket_cap_bytes},
                       {"split", w.split}}},
                     {"devices", report.device_names},
                     {"threads_per_device", w.threads_per_device()},
@@ -313,7 +353,7 @@ ordered_json document(const Report& report, const Judgement& judgement, bool for
                     {"memory_limit_bytes",
                      report.memory_limit_bytes ? ordered_json(*report.memory_limit_bytes) : ordered_json()},
                     {"memory_kinds", memory_kinds()}};
-  const Answer& answer = judgement.answers.back();
+  const Answer& answer = judgement.main();
   j["answer"] = {{"headline", text_of(answer.headline)},
                  {"lead", text_of(answer.lead)},
                  {"notes", ordered_json::array()},
@@ -324,7 +364,8 @@ ordered_json document(const Report& report, const Judgement& judgement, bool for
   for (std::size_t i = 0; i < report.results.size(); ++i)
     j["modes"].push_back(json_of(report, judgement, i, for_page));
   j["answers"] = ordered_json::array();
-  for (const Answer& a : judgement.answers) j["answers"].push_back(json_of(a, &a == &answer));
+  for (const Answer& a : judgement.answers)
+    j["answers"].push_back(json_of(a, &a == &judgement.answers.back()));
   j["profile"] = report.profile ? ordered_json::parse(to_text(*report.profile)) : ordered_json();
   j["link"] = report.profile ? ordered_json::parse(to_text(report.link)) : ordered_json();
   j["predictions"] = json_of(report.predictions);

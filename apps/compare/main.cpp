@@ -75,6 +75,8 @@ void check_options(const Options& o) {
                     " has no effect on ", w.optimizer, "; leave it out, or choose --optimizer sgd");
   for (const auto* names : {&o.modes, &o.parallel})
     for (const std::string& name : *names) check_devices(mode_named(name), w.devices);
+  check<UsageError>(o.serve || o.port == 0, "[compare] --port ", o.port,
+                    " has no effect without a page to show; give --serve too");
   check_split(w);
   check_outputs({{"--json", o.json}, {"--html", o.html}, {"--svg", o.svg}});
   check<DeviceError>(w.device_type == DeviceType::cpu || device_count(DeviceType::cuda) > 0,
@@ -139,6 +141,12 @@ int main(int argc, char** argv) {
   line.add("--markdown", o.markdown, "Print the table as Markdown");
   line.add("--json", o.json, "Write all numbers to this file");
   line.add("--html", o.html, "Write a page with tables and pictures to this file");
+  line.add("--serve", o.serve, "At the end, show the page to browsers of this machine");
+  line.add("--port", o.port, "Port of --serve; 0 takes a free one", {.check = apps::between(0, 65535)});
+  line.add("--memory", o.memory_mib,
+           "Memory of a device in MiB, for an answer among the modes that fit; by default that of the "
+           "smallest GPU",
+           {.check = apps::between(1.0, 1e9)});
   line.add("--svg", o.svg, "Write the pictures to this folder");
   line.add("--predict-devices", o.predict_devices,
            "Also simulate this number of devices, each like the measured one; 0 disables it",

@@ -26,7 +26,7 @@ struct Step {
   double began = 0;  // in seconds of the steady clock, which is common to all processes on the host
   double step_s = 0;
   std::vector<Span> spans;
-  std::int64_t bytes_sent = 0;
+  std::vector<Traffic> traffic;
 };
 
 // The measurements of one process.
@@ -57,7 +57,7 @@ Record train(Training& training, const Workload& w) {
     step.step_s = seconds(Clock::now() - began);
     step.began = seconds(began.time_since_epoch());
     step.spans = timeline.spans();
-    step.bytes_sent = training.bytes_sent();
+    step.traffic = training.traffic();
     record.steps.push_back(std::move(step));
     record.losses.push_back(loss.item());
   }
@@ -109,7 +109,7 @@ Result result_of_step(const Record& record, std::size_t chosen) {
   r.step_s = step.step_s;
   for (const Step& one : record.steps) r.steps_s.push_back(one.step_s);
   r.spans = step.spans;
-  r.bytes_sent = step.bytes_sent;
+  r.traffic = step.traffic;
   r.peak_bytes = record.peak_bytes;
   r.memory = record.memory;
   r.losses = record.losses;
@@ -128,7 +128,7 @@ Result joined(const Record& own, distributed::ProcessGroup& group) {
 
   Result all = mine;
   all.rows.clear(), all.peak_bytes.clear(), all.memory.clear(), all.spans.clear();
-  all.bytes_sent = 0;
+  all.traffic.clear();
   all.losses.assign(own.losses.size(), 0);
   for (const std::string& text : distributed::all_gather_text(group, to_text(mine), "measurements")) {
     Result one = result_from_text(text);
@@ -137,7 +137,7 @@ Result joined(const Record& own, distributed::ProcessGroup& group) {
     all.peak_bytes.push_back(one.peak_bytes.at(0));
     if (!one.memory.empty())
       all.memory.push_back({row, std::move(one.memory[0].samples), one.memory[0].phases_s});
-    all.bytes_sent += one.bytes_sent;
+    all.traffic.insert(all.traffic.end(), one.traffic.begin(), one.traffic.end());
     for (std::size_t i = 0; i < all.losses.size(); ++i) all.losses[i] += one.losses.at(i);
     shift(one.spans, -own.steps[chosen].began);
     for (Span& s : one.spans) {  // "cpu:0 communication" becomes "rank 1 communication"

@@ -63,6 +63,14 @@ Mode mode_named(const std::string& name) {
   return mode;
 }
 
+std::vector<AxisSpec> Mode::axes(int devices) const {
+  std::vector<AxisSpec> all = plan.axes;
+  int known = 1;
+  for (const AxisSpec& axis : all) known *= axis.size > 0 ? axis.size : 1;
+  for (AxisSpec& axis : all) axis.size = axis.size > 0 ? axis.size : devices / known;
+  return all;
+}
+
 void check_devices(const Mode& mode, int devices) {
   check<UsageError>(mode.plan.axes.empty() || mode.plan.size == 0 || mode.plan.size == devices, "[compare] ",
                     mode.name, " needs ", mode.plan.size, " devices or processes, and --devices is ",

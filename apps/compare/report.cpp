@@ -52,7 +52,7 @@ std::vector<std::vector<std::string>> rows_of(const Report& report) {
                     milliseconds(r.breakdown.forward_s), milliseconds(r.breakdown.backward_s),
                     milliseconds(r.breakdown.exposed_comm_s), milliseconds(r.breakdown.update_s),
                     milliseconds(r.breakdown.idle_s), mebibytes(r.peak_bytes),
-                    fixed(static_cast<double>(r.bytes_sent) / kMiB, 2), fixed(r.losses.back(), 6),
+                    fixed(static_cast<double>(r.bytes_sent()) / kMiB, 2), fixed(r.losses.back(), 6),
                     short_number(r.difference, "%.1e"),
                     r.predicted_step_s ? milliseconds(*r.predicted_step_s) : "-",
                     r.predicted_step_s ? short_number(r.prediction_error() * 100, "%+.1f") + "%" : "-",
@@ -234,7 +234,11 @@ std::string prediction_text(const Report& report, bool markdown) {
   std::string text;
   for (const Section& s : tables_below(report))
     text += "\n" + s.heading + "\n\n" + (markdown ? markdown_table(s.rows) : text_table(s.rows));
-  return text;
+  std::string unable;
+  for (const Limit& l : report.limits)
+    if (!report.simulations.empty() && l.devices == report.simulations.back().devices)
+      unable += concat({l.mode, ": cannot run on ", l.devices, " devices, since ", l.reason, "\n"});
+  return unable.empty() ? text : text + "\n" + unable;
 }
 
 std::vector<Picture> pictures(const Report& report) {

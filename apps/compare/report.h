@@ -28,7 +28,7 @@ struct Report {
   std::vector<planner::Prediction> predictions;  ///< one per mode that the planner knows
   std::vector<planner::Prediction> simulations;  ///< for Options::predict_devices
   std::vector<planner::Prediction> scaling;      ///< for 1, 2, 4, ... devices, each like the measured one
-  std::vector<Limit> limits;                     ///< of `scaling`
+  std::vector<Limit> limits;                     ///< of `scaling` and `simulations`
   std::vector<std::string> command;              ///< the arguments of this program
   std::string began;                             ///< ISO 8601
   double seconds = 0;                            ///< of the whole comparison

@@ -94,11 +94,11 @@ std::string to_text(const Result& r) {
     for (const tapestry::MemorySample& s : h.samples) samples.push_back({s.seconds, s.bytes});
     memory.push_back({h.row, samples, h.phases_s});
   }
-  return json{{"name", r.name},     {"rows", r.rows},
-              {"step_s", r.step_s}, {"steps_s", r.steps_s},
-              {"spans", spans},     {"peak_bytes", r.peak_bytes},
-              {"memory", memory},   {"bytes_sent", r.bytes_sent},
-              {"losses", r.losses}}
+  json traffic = json::array();
+  for (const Traffic& t : r.traffic) traffic.push_back({t.from, t.to, t.bytes, t.axis, t.what});
+  return json{{"name", r.name},       {"rows", r.rows},     {"step_s", r.step_s},
+              {"steps_s", r.steps_s}, {"spans", spans},     {"peak_bytes", r.peak_bytes},
+              {"memory", memory},     {"traffic", traffic}, {"losses", r.losses}}
       .dump();
 }
 
@@ -122,13 +122,19 @@ Result result_from_text(const std::string& text) try {
       r.memory.back().samples.push_back(
           {s.at(0), s.at(1).get<std::array<std::int64_t, tapestry::kNumMemoryKinds>>()});
   }
-  r.bytes_sent = j.at("bytes_sent");
+  for (const json& t : j.at("traffic")) r.traffic.push_back({t.at(0), t.at(1), t.at(2), t.at(3), t.at(4)});
   for (const json& loss : j.at("losses"))  // JSON has no NaN
     r.losses.push_back(loss.is_null() ? std::numeric_limits<double>::quiet_NaN() : loss.get<double>());
   r.breakdown = breakdown_of(r.spans, r.rows, r.step_s);
   return r;
 } catch (const std::exception& e) {
   tapestry::fail("[compare] the text is not a result of a mode: ", e.what());
+}
+
+std::int64_t Result::bytes_sent() const {
+  std::int64_t bytes = 0;
+  for (const Traffic& t : traffic) bytes += t.bytes;
+  return bytes;
 }
 
 const tapestry::MemorySample& MemoryHistory::peak() const {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tapestry/apps/compare/workload.h"
@@ -40,11 +41,21 @@ struct MemoryHistory {
 std::vector<tapestry::MemorySample> thinned(const std::vector<tapestry::MemorySample>& samples,
                                             std::size_t count);
 
+/// What a device sends to another in one step. Collectives count as rings.
+struct Traffic {
+  int from = 0, to = 0;  ///< places in Result::rows
+  std::int64_t bytes = 0;
+  std::string axis, what;  ///< "replicate", "gradients"
+};
+
 struct Result {
   std::string name;
   std::vector<std::string> rows;  ///< the devices, "cpu:0", or the ranks, "rank 0"
   std::string description;
-  std::string predicted_as;     ///< the planner's name of the mode; empty if it has none
+  std::string predicted_as;  ///< the planner's name of the mode; empty if it has none
+  /// The axes of the mesh and their sizes, outermost first; none for one device. And their text.
+  std::vector<std::pair<std::string, int>> axes;
+  std::string title;            ///< "replicate=2:zero=1"
   std::string family;           ///< "single", "data" if devices divide the batch, "stages" if the model
   double step_s = 0;            ///< the median of the timed steps
   std::vector<double> steps_s;  ///< the timed steps, in order
@@ -56,7 +67,7 @@ struct Result {
   std::vector<tapestry::Span> spans;                ///< the spans of the median step
   std::vector<std::int64_t> peak_bytes;             ///< per row, during the timed steps
   std::vector<MemoryHistory> memory;  ///< per row, of a step that was not timed; empty if not recorded
-  std::int64_t bytes_sent = 0;        ///< per step, by all devices together
+  std::vector<Traffic> traffic;       ///< per step
   std::vector<double> losses;         ///< of all steps, including warm-up
   double difference = 0;              ///< loss_difference from the mode single
   std::optional<double> predicted_step_s;
@@ -67,6 +78,8 @@ struct Result {
   /// True if the mode ran to its end. It can still have failed, because its losses differ from those of
   /// single.
   bool measured() const { return step_s > 0; }
+  /// Per step, by all devices together.
+  std::int64_t bytes_sent() const;
   /// The relative error of the predicted step time.
   double prediction_error() const { return *predicted_step_s / step_s - 1; }
 };

@@ -9,8 +9,11 @@
 #include <cstdio>
 #include <filesystem>
 #include <optional>
+#include <thread>
 
+#include "tapestry/apps/common/page_server.h"
 #include "tapestry/apps/common/run_folder.h"
+#include "tapestry/apps/common/stop_request.h"
 #include "tapestry/apps/compare/document.h"
 #include "tapestry/apps/compare/job.h"
 #include "tapestry/apps/compare/measure.h"
@@ -162,6 +165,13 @@ class Comparison {
     }
   }
 
+  static void add_limit(Report& report, const Mode& mode, int devices) {
+    for (const Limit& l : report.limits)
+      if (l.mode == mode.name && l.devices == devices) return;
+    report.limits.push_back(
+        {mode.name, devices, concat({"the model has ", report.profile->blocks.size(), " blocks"})});
+  }
+
   // Predictions for 1, 2, 4, ... devices, each like the measured one.
   void add_scaling(Report& report) const {
     for (const Mode& m : modes_)
@@ -170,8 +180,7 @@ class Comparison {
           p->mode = m.name;
           report.scaling.push_back(*p);
         } else if (m.splits_model()) {
-          report.limits.push_back(
-              {m.name, n, concat({"the model has ", report.profile->blocks.size(), " blocks"})});
+          add_limit(report, m, n);
         }
       }
   }
@@ -183,8 +192,7 @@ class Comparison {
     report.profile = profile;
     report.link = measured_link;
     for (Result& r : report.results) {
-      std::optional<planner::Prediction> p =
-          planner::predict(r.predicted_as, profile, measured_link, w_);
+      std::optional<planner::Prediction> p = planner::predict(r.predicted_as, profile, measured_link, w_);
       if (!p) continue;
       p->mode = r.name;
       r.predicted_step_s = p->step_s;
@@ -203,6 +211,8 @@ class Comparison {
       if (auto p = planner::simulate_devices(m.predicted_as, profile, link, w_, o_.predict_devices)) {
         p->mode = m.name;
         report.simulations.push_back(*p);
+      } else if (m.splits_model()) {
+        add_limit(report, m, o_.predict_devices);
       }
   }
 
@@ -226,6 +236,7 @@ class Comparison {
       report.device_names.push_back(d.is_cpu() ? d.str()
                                                : d.str() + " (" + cuda::device_properties(d).name + ")");
     if (w_.device_type == DeviceType::cuda) report.memory_limit_bytes = smallest_memory();
+    if (o_.memory_mib) report.memory_limit_bytes = std::llround(*o_.memory_mib * (1 << 20));
     for (std::size_t i = 0; i < modes_.size(); ++i) {
       Result result = errors_[i].empty() ? median_of(rounds_[i]) : Result();
       if (errors_[i].empty()) result.memory = rounds_[i].front().memory;  // only the first round records it
@@ -234,8 +245,11 @@ class Comparison {
         result.rounds_steps_s.push_back(round.steps_s);
       }
       result.name = modes_[i].name;
-      result.description = modes_[i].description;
+      result.description = modes_[i].plan.about;
       result.predicted_as = modes_[i].predicted_as;
+      const auto axes = modes_[i].axes(w_.devices);
+      for (const auto& axis : axes) result.axes.emplace_back(axis.name, axis.size);
+      result.title = distributed::to_string(axes);
       result.family = i == 0 ? "single" : modes_[i].splits_model() ? "stages" : "data";
       result.error = errors_[i];
       report.results.push_back(std::move(result));
@@ -244,13 +258,14 @@ class Comparison {
     add_predictions(report);
 
     const Judgement judgement = judge(report);
-    const Answer& answer = judgement.answers.back();
+    const Answer& answer = judgement.main();
     for (const Sentence& note : judgement.notes) std::printf("%s\n", text_of(note).c_str());
     std::printf("%s\n%s\n\n%s\n\n%s\n%s\n%s", text_of(answer.headline).c_str(), text_of(answer.lead).c_str(),
                 setup_line(report).c_str(), table(report, o_.markdown).c_str(), legend(report).c_str(),
                 prediction_text(report, o_.markdown).c_str());
     if (json_) json_->write(json_text(report, judgement)), json_->commit();
     if (html_) html_->write(page(report, judgement)), html_->commit();
+    if (o_.serve) page_ = page(report, judgement);
     if (!o_.svg.empty())
       for (const Picture& p : pictures(report)) write_file_atomically(o_.svg + "/" + p.file, p.svg);
 
@@ -261,7 +276,17 @@ class Comparison {
       std::fprintf(stderr, "error: [compare] %s: %s\n", r.name.c_str(), r.error.c_str());
       succeeded = false;
     }
+    if (o_.serve) serve();
     return succeeded ? 0 : 1;
+  }
+
+  void serve() const {
+    apps::StopRequest stop;
+    apps::PageServer server(o_.port);
+    server.publish("", "text/html; charset=utf-8", page_);
+    std::printf("\nThe page is at %s\nCtrl-C ends the program.\n", server.url().c_str());
+    std::fflush(stdout);
+    while (stop.signal() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
 
   const Options& o_;
@@ -276,6 +301,7 @@ class Comparison {
   launch::ChildProcesses children_;
   ResultFolder result_folder_;
   std::optional<AtomicFile> json_, html_;
+  std::string page_;  // what serve() shows
   std::vector<Mode> modes_;
   std::vector<std::string> errors_;          // per mode
   std::vector<std::vector<Result>> rounds_;  // per mode

@@ -15,8 +15,11 @@ struct Options {
   int rounds = 6;                     ///< fewer decide nothing, see verdict.h
   double timeout_s = 300;             ///< per run of a mode
   bool markdown = false;
-  std::string json, html, svg;  ///< output files and folder; none if empty
-  int predict_devices = 0;      ///< also simulate this number of devices; 0 disables it
+  std::string json, html, svg;            ///< output files and folder; none if empty
+  std::optional<double> memory_mib = {};  ///< of a device; by default that of the smallest GPU
+  bool serve = false;                     ///< show the page until a signal ends the program
+  int port = 0;                           ///< of the page; 0 takes a free one
+  int predict_devices = 0;                ///< also simulate this number of devices; 0 disables it
   /// The cost of a message between simulated devices: the latency in microseconds, and the bandwidth in GB/s
   /// (1e9 bytes per second). If one is not given, its measured value is used.
   std::optional<double> link_latency_us = {}, link_bandwidth_gbs = {};

@@ -63,10 +63,11 @@ Tensor Training::step() {
   return loss;
 }
 
-std::int64_t Training::bytes_sent() const {
-  std::int64_t bytes = 0;
-  for (const distributed::AxisReport& axis : strategy_.report()) bytes += axis.bytes_sent;
-  return bytes;
+std::vector<Traffic> Training::traffic() const {
+  std::vector<Traffic> all;
+  for (const distributed::Transfer& t : strategy_.transfers())
+    all.push_back({t.from, t.to, t.bytes, t.axis, t.what});
+  return all;
 }
 
 }  // namespace apps::compare

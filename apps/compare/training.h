@@ -4,6 +4,7 @@
 
 #include "tapestry/apps/compare/mode.h"
 #include "tapestry/apps/compare/models.h"
+#include "tapestry/apps/compare/result.h"
 
 namespace apps::compare {
 
@@ -18,8 +19,8 @@ class Training {
   tapestry::Tensor step();
   /// The devices on which this process computes.
   const std::vector<tapestry::Device>& devices() const { return strategy_.devices(); }
-  /// The bytes that this process sent from one device to another in the last step.
-  std::int64_t bytes_sent() const;
+  /// What this process sent from one device, or rank, to another in the last step.
+  std::vector<Traffic> traffic() const;
   /// The group that connects the processes, or null if there is only one process.
   tapestry::distributed::ProcessGroup* group() { return world_.get(); }
 

@@ -30,6 +30,12 @@ std::string ms(double seconds) {
 std::string times(double factor) { return fixed(factor, factor >= 9.95 ? 0 : 1) + "×"; }
 std::string percent(double fraction, int digits = 0) { return fixed(100 * fraction, digits) + "%"; }
 std::string mib(double bytes) { return fixed(bytes / kMiB, bytes < 10 * kMiB ? 1 : 0) + " MiB"; }
+// As the page's slider shows it.
+std::string limit_text(std::int64_t bytes) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.6g MiB", static_cast<double>(bytes) / kMiB);
+  return text;
+}
 std::string some(std::size_t n, const char* what) { return concat({n, " ", what, n == 1 ? "" : "s"}); }
 
 // Appends pieces to a sentence: say(s) << "plain" << Mode{"ddp"} << Strong{"Decided: "}.
@@ -155,8 +161,14 @@ class Judge {
     std::sort(limits.begin(), limits.end());
     limits.erase(std::unique(limits.begin(), limits.end()), limits.end());
     const bool all_have_memory = limits.size() > 1;
+    const std::int64_t held = report_.memory_limit_bytes.value_or(limits.back());
     for (const std::int64_t limit : limits)
-      if (all_have_memory || limit == 0) j_.answers.push_back(answer(limit));
+      if (all_have_memory || limit == 0) {
+        if (limit <= held) j_.main_answer = j_.answers.size();
+        j_.answers.push_back(answer(limit));
+      }
+    Phrase& first = j_.answers[j_.main_answer].headline.at(0);
+    if (first.text.starts_with("Within ")) first.text = "Within " + limit_text(held) + " a device, ";
     same_losses();
     return std::move(j_);
   }
@@ -293,7 +305,7 @@ class Judge {
   void headline(Answer& a, const Result& best, bool limited, bool decidable) const {
     const say to{a.headline};
     // The page puts its slider's value in place of this piece.
-    if (limited) to << "Within the memory of a device, ";
+    if (limited) to << "Within " + limit_text(a.limit_bytes) + " a device, ";
     else to << "On " + devices() + ", ";
     const int named = a.first > 4 ? 3 : a.first;
     for (int i = 0; i < named; ++i) {

@@ -72,6 +72,9 @@ struct Judgement {
   std::vector<Sentence> notes;  ///< what to know before the answer: a machine that changed, too few rounds
   Sentence same_losses;
   std::vector<Answer> answers;  ///< by ascending limit; the last one is that without a limit
+  /// The answer for Report::memory_limit_bytes.
+  std::size_t main_answer = 0;
+  const Answer& main() const { return answers[main_answer]; }
 };
 Judgement judge(const Report& report);
 

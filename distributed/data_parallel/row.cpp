@@ -24,11 +24,11 @@ class ReplicateOverDevices final : public StrategyLayer {
   }
 
   StepLoss gradients(const Part& part, const Batch& batch, double count, optim::GradScaler* scaler) override {
-    if (part.index == 0) bytes_ = 0;
-    for (const auto* list : {&batch.inputs, &batch.targets})
-      for (const Tensor& t : *list) bytes_ += scattered(t);
+    if (part.index == 0) sent_ = {{"replicate"}};
+    for (const Tensor& t : batch.inputs) count_samples(t, true, "batch");
     if (dp_->mode() == DataParallelMode::master && parts().forward) return on_master(batch, count, scaler);
-    const std::int64_t n = replicas(), broadcast = dp_->bytes_broadcast();
+    for (const Tensor& t : batch.targets) count_samples(t, true, "batch");
+    const std::int64_t broadcast = dp_->bytes_broadcast();
     auto [loss, sums] = dp_->loss(
         std::tie(batch.inputs, batch.targets),
         [&](const std::vector<Tensor>& inputs, const std::vector<Tensor>& targets) {
@@ -38,13 +38,15 @@ class ReplicateOverDevices final : public StrategyLayer {
         LossKind::sum);
     (scaler ? scaler->scale(loss) : loss).backward();
     for (Tensor& t : sums) t = t.sum();
-    bytes_ += dp_->bytes_broadcast() - broadcast +
-              (dp_->mode() == DataParallelMode::master
-                   ? (n - 1) * parameter_bytes_
-                   : n * all_reduce_bytes(parameter_bytes_, static_cast<int>(n)));
+    if (dp_->mode() == DataParallelMode::master) count_master(broadcast);
+    else count_replicated(broadcast);
     return {loss.detach(), std::move(sums)};
   }
-  AxisReport report() const override { return {"replicate", bytes_, dp_->report().exposed_s}; }
+  LayerReport report() const override {
+    LayerReport report = sent_;
+    report.exposed_s = dp_->report().exposed_s;
+    return report;
+  }
 
  private:
   // Calls ModelParts::forward on the replicas.
@@ -61,12 +63,31 @@ class ReplicateOverDevices final : public StrategyLayer {
     }
   };
 
-  std::int64_t replicas() const { return static_cast<std::int64_t>(context().devices.size()); }
-  // The bytes of a scattered tensor that leave the first device.
-  std::int64_t scattered(const Tensor& t) const {
+  int replicas() const { return static_cast<int>(context().devices.size()); }
+  // Counts the samples of a tensor that the first device scatters to the others, or gathers from them.
+  void count_samples(const Tensor& t, bool scatters, const char* what) {
     const std::int64_t samples = t.dim() > 0 ? t.size(0) : 0;
-    if (samples == 0) return 0;
-    return bytes_of(t) / samples * (samples - chunk_sizes(samples, context().devices.size())[0]);
+    if (samples == 0) return;
+    const auto chunks = chunk_sizes(samples, context().devices.size());
+    for (int d = 1; d < static_cast<int>(chunks.size()); ++d)
+      add_transfer(sent_, scatters ? 0 : d, scatters ? d : 0,
+                   bytes_of(t) / samples * static_cast<std::int64_t>(chunks[static_cast<std::size_t>(d)]),
+                   what);
+  }
+  // Counts what the first device has broadcast since bytes_broadcast() was `before`.
+  void count_broadcast(std::int64_t before, const char* what) {
+    for (int d = 1; d < replicas(); ++d)
+      add_transfer(sent_, 0, d, (dp_->bytes_broadcast() - before) / (replicas() - 1), what);
+  }
+  void count_master(std::int64_t broadcast_before) {
+    count_broadcast(broadcast_before, "parameters");
+    for (int d = 1; d < replicas(); ++d) add_transfer(sent_, d, 0, parameter_bytes_, "gradients");
+  }
+  void count_replicated(std::int64_t broadcast_before) {
+    count_broadcast(broadcast_before, "buffers");
+    for (int d = 0; d < replicas(); ++d)
+      add_transfer(sent_, d, (d + 1) % replicas(), all_reduce_bytes(parameter_bytes_, replicas()),
+                   "gradients");
   }
 
   // The outputs are gathered on the first device, which computes the loss.
@@ -83,14 +104,17 @@ class ReplicateOverDevices final : public StrategyLayer {
     const Tensor loss = part_of_mean(own, count);
     own.value = {};
     (scaler ? scaler->scale(loss) : loss).backward();
-    bytes_ += dp_->bytes_broadcast() - before + (replicas() - 1) * parameter_bytes_;
-    for (const Tensor& t : outputs) bytes_ += 2 * scattered(t);  // forward, and their gradients backward
-    for (const Tensor& t : batch.targets) bytes_ -= scattered(t);
+    count_master(before);
+    for (const Tensor& t : outputs) {
+      count_samples(t, false, "activations");
+      count_samples(t, true, "gradients");
+    }
     return {loss.detach(), std::move(own.sums)};
   }
 
   std::optional<Wrapper> dp_;
-  std::int64_t parameter_bytes_ = 0, bytes_ = 0;
+  std::int64_t parameter_bytes_ = 0;
+  LayerReport sent_{{"replicate"}};
 };
 
 const RowRegistration replicate_over_devices{
@@ -98,7 +122,9 @@ const RowRegistration replicate_over_devices{
      .over_devices = true,
      .order = 70,
      .options = "mode=replicated|master",
-     .about = "DataParallel: one process, one replica per device; with mode=master the first device adds gradients and steps", .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
+     .about = "DataParallel: one process, one replica per device; with mode=master the first device adds "
+              "gradients and steps",
+     .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
        return std::make_unique<ReplicateOverDevices>(context);
      }}};
 

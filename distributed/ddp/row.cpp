@@ -23,14 +23,18 @@ class ReplicateOverRanks final : public StrategyLayer {
     return StrategyLayer::gradients(part, batch, count, scaler);
   }
   void before_evaluation() override { ddp_->sync_buffers(); }
-  AxisReport report() const override {
+  LayerReport report() const override {
     const DdpReport report = ddp_->report();
     std::int64_t bytes = 0;
     for (const BucketReport& b : report.buckets) bytes += static_cast<std::int64_t>(b.bytes);
     const auto zero = context().spec.options.find("zero");
     const bool scatters = zero != context().spec.options.end() && zero->second == "2";
     const int n = context().axis->size();
-    return {"replicate", scatters ? gather_bytes(bytes, n) : all_reduce_bytes(bytes, n), report.exposed_s};
+    LayerReport own{{"replicate"}};
+    own.exposed_s = report.exposed_s;
+    add_to_ring(own, *context().axis, scatters ? gather_bytes(bytes, n) : all_reduce_bytes(bytes, n),
+                "gradients");
+    return own;
   }
 
  private:
@@ -45,7 +49,8 @@ const RowRegistration replicate_over_ranks{
     {.axis = "replicate",
      .order = 70,
      .options = "compress=none|f16|bf16",
-     .about = "DistributedDataParallel: one process per device, gradients added during backward", .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
+     .about = "DistributedDataParallel: one process per device, gradients added during backward",
+     .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
        return std::make_unique<ReplicateOverRanks>(context);
      }}};
 

@@ -59,13 +59,14 @@ class ShardOverDevices final : public StrategyLayer {
   std::shared_ptr<void> unshard() const override {
     return std::shared_ptr<void>(new ShardedDataParallelBase::Unsharded(sharded_->unshard()));
   }
-  AxisReport report() const override {
-    AxisReport report{"shard"};
+  LayerReport report() const override {
+    LayerReport report{{"shard"}};
     const int n = static_cast<int>(context().devices.size());
     for (int replica = 0; replica < n; ++replica)
       for (const FsdpUnitReport& unit : sharded_->report(replica).units) {
-        report.bytes_sent +=
-            (unit.gathers + unit.scatters) * gather_bytes(static_cast<std::int64_t>(unit.full_bytes), n);
+        const std::int64_t bytes = gather_bytes(static_cast<std::int64_t>(unit.full_bytes), n);
+        add_transfer(report, replica, (replica + 1) % n, unit.gathers * bytes, "parameters");
+        add_transfer(report, replica, (replica + 1) % n, unit.scatters * bytes, "gradients");
         report.exposed_s += unit.exposed_s / n;
       }
     return report;

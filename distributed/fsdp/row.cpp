@@ -43,11 +43,13 @@ class ShardOverRanks final : public StrategyLayer {
   std::shared_ptr<void> unshard() const override {
     return std::make_shared<FullyShard::Unsharded>(sharded_->unshard(/*units_inside=*/true));
   }
-  AxisReport report() const override {
-    AxisReport report{"shard"};
+  LayerReport report() const override {
+    LayerReport report{{"shard"}};
     for (const FsdpUnitReport& unit : sharded_->report().units) {
-      report.bytes_sent += (unit.gathers + unit.scatters) *
-                           gather_bytes(static_cast<std::int64_t>(unit.full_bytes), context().axis->size());
+      const std::int64_t bytes =
+          gather_bytes(static_cast<std::int64_t>(unit.full_bytes), context().axis->size());
+      add_to_ring(report, *context().axis, unit.gathers * bytes, "parameters");
+      add_to_ring(report, *context().axis, unit.scatters * bytes, "gradients");
       report.exposed_s += unit.exposed_s;
     }
     return report;
@@ -58,7 +60,10 @@ class ShardOverRanks final : public StrategyLayer {
 };
 
 const RowRegistration shard_over_ranks{
-    {.axis = "shard", .order = 60, .about = "fully_shard: one process per device, parameters, gradients and optimizer state divided", .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
+    {.axis = "shard",
+     .order = 60,
+     .about = "fully_shard: one process per device, parameters, gradients and optimizer state divided",
+     .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
        return std::make_unique<ShardOverRanks>(context);
      }}};
 

@@ -77,9 +77,20 @@ class PipelineOverDevices final : public Stages {
     if (outputs) *outputs = std::move(results);
     return loss;
   }
-  AxisReport report() const override {
-    AxisReport report{"pipeline"};
-    for (const StageReport& stage : pipeline_->report().stages) report.bytes_sent += stage.bytes_received;
+  LayerReport report() const override {
+    LayerReport report{{"pipeline"}};
+    // A stage receives activations from the stage before it and their gradients, of equal size, from the one
+    // behind it. The first one receives gradients only.
+    const std::vector<StageReport> stages = pipeline_->report().stages;
+    std::int64_t activations = 0;
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      const int here = static_cast<int>(s);
+      const std::int64_t gradients = stages[s].bytes_received - activations;
+      if (s > 0) add_transfer(report, here - 1, here, activations, "activations");
+      if (s + 1 < stages.size()) add_transfer(report, here + 1, here, gradients, "gradients");
+      else add_transfer(report, here - 1, here, gradients, "batch");  // the targets
+      activations = gradients;
+    }
     return report;
   }
 
@@ -100,7 +111,7 @@ class SequentialStages final : public Stages {
       for (nn::Module& module : stage.modules()) module.to(stage.device());
   }
   StepLoss gradients(const Part&, const Batch& batch, double count, optim::GradScaler* scaler) override {
-    bytes_ = 0;
+    sent_ = {{"pipeline"}};
     std::vector<Tensor> x = tensors_on(batch.inputs, stages_[0].device());
     Loss own;
     for (std::size_t i = 0; i < stages_.size(); ++i) {
@@ -124,7 +135,7 @@ class SequentialStages final : public Stages {
     if (outputs) *outputs = std::move(x);
     return loss;
   }
-  AxisReport report() const override { return {"pipeline", bytes_}; }
+  LayerReport report() const override { return sent_; }
 
  private:
   // The last stage that moved a shared tensor to its device would take it away from the others.
@@ -152,7 +163,10 @@ class SequentialStages final : public Stages {
       const SpanScope span(to, Activity::communication, "activations");
       const Tensor y = x.to(to);
       all.push_back(y);
-      bytes_ += (x.requires_grad() ? 2 : 1) * static_cast<std::int64_t>(x.nbytes());  // its gradient too
+      const int to_stage = static_cast<int>(i);
+      add_transfer(sent_, to_stage - 1, to_stage, static_cast<std::int64_t>(x.nbytes()), "activations");
+      if (x.requires_grad())
+        add_transfer(sent_, to_stage, to_stage - 1, static_cast<std::int64_t>(x.nbytes()), "gradients");
       if (!x.requires_grad() || y.is_same(x)) continue;
       y.register_hook([this, from](const Tensor& gradient) {
         span_.emplace(from, Activity::communication, "gradient");
@@ -168,7 +182,7 @@ class SequentialStages final : public Stages {
 
   std::vector<Stage> stages_;
   std::optional<SpanScope> span_;  // of the device on which backward is running
-  std::int64_t bytes_ = 0;
+  LayerReport sent_{{"pipeline"}};
 };
 
 const RowRegistration pipeline_over_devices{

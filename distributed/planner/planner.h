@@ -51,6 +51,8 @@ struct TrainingSetup {
   int devices = 2;
   DeviceType device_type = DeviceType::cpu;
   int micro_batches = 4;  ///< per step of a pipeline
+  /// The sizes of buckets of gradients, as DdpOptions has them, for predictions.
+  std::int64_t first_bucket_bytes = 1 << 20, bucket_cap_bytes = 25 << 20;
   /// The number of consecutive blocks per device, for the modes that split the model. See balanced_split.
   std::vector<int> split = {};
 };

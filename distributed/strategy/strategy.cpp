@@ -25,6 +25,17 @@ void check_sums(std::size_t before, std::size_t now) {
         " before; return equally many for all samples");
 }
 
+void add_transfer(LayerReport& report, int from, int to, std::int64_t bytes, const char* what) {
+  if (bytes == 0 || from == to) return;
+  report.bytes_sent += bytes;
+  for (Transfer& t : report.transfers)
+    if (t.from == from && t.to == to && std::string_view(t.what) == what) {
+      t.bytes += bytes;
+      return;
+    }
+  report.transfers.push_back({from, to, bytes, what});
+}
+
 Strategy::Strategy(std::string_view text, const StrategyOptions& options)
     : Strategy(plan_strategy(text, options.world && options.world->size() > 1), options) {}
 
@@ -213,8 +224,32 @@ std::vector<AxisReport> Strategy::report() const {
   model();
   std::vector<AxisReport> reports;
   for (const auto& layer : layers_)
-    if (AxisReport report = layer->report(); !report.axis.empty()) reports.push_back(std::move(report));
+    if (const LayerReport report = layer->report(); !report.axis.empty()) reports.push_back(report);
   return reports;
+}
+
+std::vector<Transfer> Strategy::transfers() const {
+  model();
+  std::vector<Transfer> all;
+  for (const auto& layer : layers_) {
+    const LayerReport report = layer->report();
+    for (const Transfer& t : report.transfers)
+      all.push_back(
+          {member_at(report.axis, t.from), member_at(report.axis, t.to), t.bytes, t.what, report.axis});
+  }
+  return all;
+}
+
+// The rank at a coordinate along an axis, whose other coordinates are those of this rank. Axes over devices
+// have the devices in their order.
+int Strategy::member_at(const std::string& axis, int coordinate) const {
+  if (!mesh_ || plan_.over_devices || !mesh_->has(axis)) return coordinate;
+  std::vector<int> sought = mesh_->coordinates(rank());
+  for (std::size_t i = 0; i < sought.size(); ++i)
+    if (mesh_->axes()[i].name == axis) sought[i] = coordinate;
+  for (int rank = 0; rank < mesh_->size(); ++rank)
+    if (mesh_->coordinates(rank) == sought) return rank;
+  return coordinate;
 }
 
 }  // namespace tapestry::distributed

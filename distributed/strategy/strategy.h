@@ -105,6 +105,15 @@ struct AxisReport {
   double exposed_s = 0;         ///< computation waited for communication; 0 if it is not measured
 };
 
+/// What one member has sent to another in the last step. Collectives count as rings, in which each member
+/// sends to the next.
+struct Transfer {
+  int from = 0, to = 0;  ///< ranks of the job, or devices of the process by their place in its list
+  std::int64_t bytes = 0;
+  const char* what = "";  ///< "gradients", "parameters", "activations", "batch" or "buffers"
+  std::string axis = {};
+};
+
 /// The ranks that divide an optimizer's state: see ZeroOptions. Null: it is not divided.
 struct OptimizerDivision {
   std::shared_ptr<ProcessGroup> group = {};
@@ -205,10 +214,13 @@ class Strategy {
   /// While the result exists, the slots of a sharded model have whole tensors. Collective.
   std::shared_ptr<void> unshard() const;
   std::vector<AxisReport> report() const;
+  /// By this process. They add up to AxisReport::bytes_sent.
+  std::vector<Transfer> transfers() const;
 
  private:
   nn::Module& model() const;
   void check_count(double count);
+  int member_at(const std::string& axis, int coordinate) const;
   int rank() const { return options_.world ? options_.world->rank() : 0; }
   int ranks() const { return options_.world ? options_.world->size() : 1; }
   const StrategyPlan plan_;

@@ -12,11 +12,13 @@ class ZeroDivision final : public StrategyLayer {
     return {context().axis->group(), context().spec.options.at("zero") == "1" ? 1 : 2};
   }
   // The updated parameters are gathered.
-  AxisReport report() const override {
+  LayerReport report() const override {
     std::int64_t bytes = 0;
     for (const nn::Parameter& p : model().parameters())
       if (p->requires_grad()) bytes += static_cast<std::int64_t>(p->nbytes());
-    return {"replicate", gather_bytes(bytes, context().axis->size())};
+    LayerReport report{{"replicate"}};
+    add_to_ring(report, *context().axis, gather_bytes(bytes, context().axis->size()), "parameters");
+    return report;
   }
 };
 

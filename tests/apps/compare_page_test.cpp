@@ -35,6 +35,7 @@ Result mode(const std::string& name, const std::string& family, const std::vecto
   r.name = r.predicted_as = name;
   r.family = family;
   r.description = "one process per device, gradients averaged during backward";
+  r.title = "pipeline=4:devices:schedule=sequential";
   for (const double ms : rounds_ms) r.rounds_s.push_back(ms / 1000), r.rounds_steps_s.push_back({ms / 1000});
   std::vector<double> sorted = r.rounds_s;
   std::sort(sorted.begin(), sorted.end());
@@ -59,7 +60,10 @@ Result mode(const std::string& name, const std::string& family, const std::vecto
                         {0.01, 0.4, 0.9, 1}});
   }
   r.breakdown = breakdown_of(r.spans, r.rows, r.step_s);
-  r.bytes_sent = family == "single" ? 0 : 3 << 20;
+  for (int d = 0; d < devices && devices > 1; ++d) {
+    if (family == "data") r.traffic.push_back({d, (d + 1) % 4, 3 << 18, "replicate", "gradients"});
+    if (family == "stages" && d > 0) r.traffic.push_back({d - 1, d, 1 << 20, "pipeline", "activations"});
+  }
   r.losses = {2.5, 2.25};
   r.predicted_step_s = 0.95 * r.step_s;
   r.predicted_low_s = 0.9 * r.step_s, r.predicted_high_s = r.step_s;
@@ -139,6 +143,8 @@ json drawn_case(Draw& draw) {
   setup.devices = draw.whole(1, static_cast<int>(std::min<std::int64_t>(blocks, setup.batch_size)));
   setup.device_type = draw.whole(0, 1) == 1 ? tapestry::DeviceType::cuda : tapestry::DeviceType::cpu;
   setup.micro_batches = draw.whole(1, static_cast<int>(std::min<std::int64_t>(12, setup.batch_size)));
+  setup.bucket_cap_bytes = 1 << draw.whole(10, 26);
+  setup.first_bucket_bytes = std::min<std::int64_t>(1 << 20, setup.bucket_cap_bytes);
   setup.split = planner::balanced_split(profile, setup);
   if (draw.whole(0, 1) == 1)
     for (int s = 0; s < setup.devices; ++s) {
@@ -158,6 +164,8 @@ json drawn_case(Draw& draw) {
                 {"devices", setup.devices},
                 {"device_type", tapestry::device_type_name(setup.device_type)},
                 {"micro_batches", setup.micro_batches},
+                {"first_bucket_bytes", setup.first_bucket_bytes},
+                {"bucket_cap_bytes", setup.bucket_cap_bytes},
                 {"split", setup.split}}}};
   std::optional<planner::Prediction> p;
   if (draw.whole(0, 1) == 1) {
@@ -257,6 +265,16 @@ TEST_CASE("an answer says who is fastest, and whether that is decided") {
   CHECK(j.answers[1].places.size() == 1);
   CHECK_THAT(text_of(j.answers[1].headline), ContainsSubstring("b is fastest: 60.0 ms"));
   CHECK_THAT(text_of(j.answers[0].headline), ContainsSubstring("No mode fits"));
+  CHECK(&j.main() == &j.answers.back());
+  // With the memory of a device, the answer is among the modes that fit.
+  Report limited = report;
+  limited.memory_limit_bytes = 22 << 20;
+  CHECK(text_of(judge(limited).main().headline) ==
+        "Within 22 MiB a device, b is fastest: 60.0 ms a step, 1.7× one device.");
+  limited.memory_limit_bytes = 1 << 20;
+  CHECK_THAT(text_of(judge(limited).main().headline), ContainsSubstring("No mode fits"));
+  limited.memory_limit_bytes = 1LL << 40;
+  CHECK(text_of(judge(limited).main().headline) == text_of(j.main().headline));
 }
 
 TEST_CASE("modes whose difference is smaller than the spread share a place") {
@@ -359,8 +377,12 @@ TEST_CASE("the page shows the same in a browser, and its planner equals the plan
       else report.limits.push_back({r.name, n, "the model has 5 blocks"});
   write_page(folder, "page.html", report);
   tests::write_file(folder / "result.json", json_text(report, judge(report)));
-  write_page(folder, "noisy.html",
-             report_of({mode("single", "single", {50, 100, 60}), mode("a", "data", {49, 51, 90})}));
+  report.memory_limit_bytes = 22 << 20;
+  write_page(folder, "limited.html", report);
+  std::vector<Result> many = {mode("single", "single", {50, 100, 60})};
+  for (int i = 0; i < 12; ++i)
+    many.push_back(mode("mode-with-a-long-name-" + std::to_string(i), "data", {49, 51, 90.0 + i}));
+  write_page(folder, "noisy.html", report_of(many));
   Result failed;
   failed.name = "single";
   failed.error = "it was killed";

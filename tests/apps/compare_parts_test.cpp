@@ -29,7 +29,7 @@ Result measured(const std::string& name, double step_s, std::vector<double> loss
   r.breakdown = breakdown_of(r.spans, r.rows, step_s);
   r.peak_bytes = {1 << 20, 3 << 20};
   r.memory = {{"cpu:0", {{0, {1 << 20, 0, 0, 0, 0, 7}}, {0.25, {1 << 20, 2 << 20, 0, 0, 0, 0}}}}};
-  r.bytes_sent = 1 << 19;
+  r.traffic = {{0, 1, 1 << 18, "replicate", "gradients"}, {1, 0, 1 << 18, "replicate", "gradients"}};
   r.losses = std::move(losses);
   return r;
 }
@@ -82,7 +82,7 @@ TEST_CASE("results survive conversion to text") {
   CHECK(back.step_s == 0.25);
   CHECK(back.steps_s == r.steps_s);
   CHECK(back.peak_bytes == r.peak_bytes);
-  CHECK(back.bytes_sent == r.bytes_sent);
+  CHECK(back.bytes_sent() == r.bytes_sent());
   REQUIRE(back.memory.size() == 1);
   CHECK(back.memory[0].row == "cpu:0");
   REQUIRE(back.memory[0].samples.size() == 2);

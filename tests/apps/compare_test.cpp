@@ -1,7 +1,10 @@
 // Runs tapestry-compare as a user does.
 #include <algorithm>
+#include <array>
 #include <csignal>
+#include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "tapestry/apps/compare/mode.h"
@@ -83,6 +86,20 @@ TEST_CASE("all modes compute the same losses, and each reports its costs") {
     const bool single = name == "single";
     CHECK((mode.at("bytes_sent").get<std::int64_t>() == 0) == single);
     CHECK(mode.at("peak_bytes").size() == (single ? 1 : 2));
+    // Both devices send: parts of rings, activations and their gradients, or batches and summands.
+    std::int64_t sent = 0;
+    for (const json& t : mode.at("traffic")) {
+      CHECK(t.at("from").get<int>() + t.at("to").get<int>() == 1);
+      CHECK(t.at("bytes").get<std::int64_t>() > 0);
+      sent += t.at("bytes").get<std::int64_t>();
+    }
+    CHECK(sent == mode.at("bytes_sent"));
+    CHECK(mode.at("holdings").size() == (single ? 4 : 8));
+    CHECK((mode.at("axes").empty()) == single);
+    CHECK_FALSE(mode.at("critical_path").empty());
+    for (const json& span : mode.at("timeline"))
+      for (const json& needed : span.at("needs"))
+        CHECK(needed.get<std::size_t>() < mode.at("timeline").size());
     for (const json& bytes : mode.at("peak_bytes")) CHECK(bytes.get<std::int64_t>() > 0);
     CHECK(mode.at("rounds_ms") == json({mode.at("step_ms")}));
     REQUIRE(mode.at("rounds").size() == 1);
@@ -137,6 +154,30 @@ TEST_CASE("all modes compute the same losses, and each reports its costs") {
   CHECK(activity_in_row("ddp", "rank 1 communication") == "communication");
   CHECK(activity_in_row("dp-replicated", "cpu:1 communication") == "communication");
   CHECK(activity_in_row("dp-master", "cpu:0") != "");
+  const auto sent = [&](const std::string& mode_name, int from, const std::string& what) {
+    for (const json& mode : modes)
+      for (const json& t : mode.at("traffic"))
+        if (mode.at("name") == mode_name && t.at("from") == from && t.at("kind") == what)
+          return t.at("bytes").get<std::int64_t>();
+    return std::int64_t{0};
+  };
+  std::int64_t parameters = 0;  // of f64
+  for (const json& block : report.at("profile").at("blocks"))
+    for (const json& bytes : block.at("parameter_bytes")) parameters += bytes.get<std::int64_t>();
+  for (const int rank : {0, 1}) {
+    // 2 (n - 1) / n of the gradients, in buckets whose ends are aligned.
+    CHECK(static_cast<double>(sent("ddp", rank, "gradients")) == Approx(parameters).epsilon(1e-3));
+    CHECK(sent("zero1", rank, "parameters") == parameters / 2);
+    CHECK(sent("dp-replicated", rank, "gradients") == parameters);
+  }
+  CHECK(sent("dp-master", 0, "parameters") == parameters);
+  CHECK(sent("dp-master", 1, "gradients") == parameters);
+  CHECK(sent("dp-master", 0, "batch") == 5 * 3 * 4 * 4 * 8);  // 5 of 11 samples
+  for (const char* const mode : {"model", "pipeline-gpipe", "pipeline-1f1b", "pipeline-zero-bubble"}) {
+    CHECK(sent(mode, 0, "activations") > 0);
+    CHECK(sent(mode, 0, "activations") == sent(mode, 1, "gradients"));
+    CHECK(sent(mode, 0, "activations") == sent("model", 0, "activations"));
+  }
 
   CHECK_THAT(ended.out, ContainsSubstring("Predicted, in ms and MiB, from blocks measured on one device"));
   const planner::Profile profile = planner::profile_from_text(report.at("profile").dump());
@@ -164,6 +205,8 @@ TEST_CASE("all modes compute the same losses, and each reports its costs") {
   const auto simulated = std::count_if(apps::compare::modes().begin(), apps::compare::modes().end(),
                                        [](const apps::compare::Mode& m) { return !m.splits_model(); });
   REQUIRE(report.at("simulations").size() == static_cast<std::size_t>(simulated));
+  CHECK_THAT(ended.out,
+             ContainsSubstring("\nmodel: cannot run on 8 devices, since the model has 6 blocks\npipeline-"));
   for (const json& p : report.at("simulations")) {
     CHECK(p.at("simulated") == true);
     CHECK(p.at("devices") == (p.at("name") == "single" ? 1 : 8));
@@ -186,6 +229,39 @@ TEST_CASE("one device, and three devices with a split by hand, run successfully"
     CHECK_THAT(ended.out, ContainsSubstring("single"));  // single must be added although it is not in --modes
     CHECK(ended.out.find("dp-replicated") == std::string::npos);
   }
+}
+
+TEST_CASE("--serve shows the page at the address that it prints, until a signal ends it") {
+  const tests::TempDir folder;
+  std::string command = "echo $$; exec timeout -s KILL 120 " TAPESTRY_PROGRAMS "/tapestry-compare";
+  for (const std::string& argument :
+       tiny({"--modes", "single", "--memory", "1", "--serve", "--html", folder / "r.html"}))
+    command += " '" + argument + "'";
+  std::unique_ptr<FILE, int (*)(FILE*)> program(popen((command + " 2>/dev/null").c_str(), "r"), pclose);
+  REQUIRE(program);
+  std::string text, url;
+  const std::string before = "The page is at http://127.0.0.1:";
+  for (std::array<char, 4096> line{}; url.empty() && std::fgets(line.data(), line.size(), program.get());) {
+    text += line.data();
+    if (std::string_view(line.data()).starts_with(before)) url = line.data() + before.size();
+  }
+  INFO(text);
+  const pid_t pid = std::stoi(text);
+  const std::size_t slash = url.find('/');
+  CHECK(slash != std::string::npos);
+  if (slash != std::string::npos) {
+    // bash opens TCP connections by itself.
+    const std::string get = "timeout 20 bash -c 'exec 3<>/dev/tcp/127.0.0.1/" + url.substr(0, slash) +
+                            "; printf \"GET " + url.substr(slash, url.find('\n') - slash) +
+                            " HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n\" >&3; cat <&3' >" +
+                            (folder / "answer");
+    CHECK(std::system(get.c_str()) == 0);  // NOLINT
+    const std::string answer = tests::read_file(folder / "answer");
+    CHECK(answer.starts_with("HTTP/1.1 200 OK"));
+    CHECK(answer.ends_with(tests::read_file(folder / "r.html")));
+  }
+  kill(pid, SIGTERM);
+  CHECK(pclose(program.release()) == 0);
 }
 
 TEST_CASE("Ctrl-C ends the program with status 130") {

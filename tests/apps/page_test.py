@@ -2,12 +2,14 @@
 """Opens pages of tapestry-compare in headless Chromium: page_test.py FOLDER, written by compare_page_test.cpp.
 
 page.html    modes of all states, one with a hostile name     noisy.html   nothing is decided
+limited.html the same, and devices hold 22 MiB
 result.json  the JSON of page.html                            empty.html   every mode failed
 cases.json   predictions of the planner, for its twin in the page
 With PICTURES=FOLDER in the environment it writes screenshots there.
 """
 import json
 import os
+import re
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
@@ -102,7 +104,7 @@ def test_answers(page, url, result):
         mib = -(-answer["limit_bytes"] // (1 << 20))
         page.run("state.limit = %d; update('limit')" % mib)
         expected = next(a for a in reversed(result["answers"]) if (a["limit_bytes"] or 1 << 60) <= mib << 20)
-        headline = sentence(expected["headline"]).replace("Within the memory of a device", "Within %d MiB a device" % mib)
+        headline = re.sub("^Within .* MiB a device", "Within %d MiB a device" % mib, sentence(expected["headline"]))
         check(page.run("$('answer').textContent") == headline, "the answer within %d MiB: %s" % (mib, page.run("$('answer').textContent")))
         shown = page.run("[...document.querySelectorAll('#ledger tbody tr:not(.over):not(.bad) th')].map(e => e.firstChild.textContent)")
         check(shown == [p["name"] for p in expected["places"]], "rows within %d MiB" % mib)
@@ -119,13 +121,36 @@ def test_state(page, url):
     check(page.run("state.theme") == "" and page.run("state.limit") == 0, "values out of range are ignored")
 
 
+def test_memory(page, url):
+    page.open(url)
+    check(page.run("$('answer').textContent").startswith("Within 22 MiB a device"), "--memory sets the slider: %s" % page.run("$('answer').textContent"))
+    check(page.run("document.title") == page.run("$('answer').textContent"), "and the title")
+    check(page.run("$('limit-text').textContent") == "22 MiB", "which says so")
+    page.run("(e => { e.value = e.max; e.dispatchEvent(new Event('input')); })($('limit'))")
+    check("limit=0" in page.run("location.hash"), "no limit is a choice, too")
+
+
+def test_places(page, url, result):
+    page.open(url)
+    modes = [m for m in result["modes"] if m["status"] == "ok" and m["name"] != "single"]
+    check(page.run("document.querySelectorAll('#cards .card').length") == len(modes), "a card a mode")
+    check(page.run("document.querySelectorAll('#cards path[stroke]').length") == sum(len(m["traffic"]) for m in modes), "an arrow for each pair of devices")
+    rows = page.run("[...document.querySelectorAll('#parts table')].map(t => t.tBodies[0].rows.length)")
+    check(rows == [sum(len(m["holdings"]) for m in modes), sum(len(m["traffic"]) for m in modes)], "parts and messages as tables: %s" % rows)
+    check(page.run("document.querySelectorAll('#figA .dim').length") == 0, "all spans are drawn alike")
+    page.run("$('path').click()")
+    critical = page.run("spansOf(modeNamed(state.a)).filter(s => s.critical).length")
+    check(0 < critical < page.run("spansOf(modeNamed(state.a)).length"), "some spans are critical: %d" % critical)
+    check(page.run("document.querySelectorAll('#figA .dim').length") > 0 and "path=1" in page.run("location.hash"), "the critical path dims the others")
+
+
 def test_keyboard(page, url):
     page.open(url)
     reached = set()
-    for _ in range(60):
+    for _ in range(80):
         page.key("Tab", "Tab", 9)
         reached.add(page.run("document.activeElement.id || document.activeElement.tagName"))
-    check({"btn-guess", "btn-compare", "btn-picture", "btn-link", "btn-theme", "limit", "scrub", "k-n", "SUMMARY", "SELECT"} <= reached,
+    check({"btn-guess", "btn-compare", "btn-picture", "btn-link", "btn-theme", "limit", "path", "scrub", "k-n", "k-bk", "own", "SUMMARY", "SELECT"} <= reached,
           "Tab reaches every control: %s" % sorted(reached))
     page.run("$('limit').focus()")
     before = page.run("$('limit').getAttribute('aria-valuetext')")
@@ -188,6 +213,11 @@ def test_what_if(page, url):
         check(page.run("document.querySelectorAll('#simbars .simrow').length") == page.run("SIMULATED.length"), "every mode has a row at %d devices" % page.run("state.n"))
     check("cannot run" in page.run("$('simbars').textContent"), "a mode that cannot run says so")
     before = page.run("$('simbars').textContent")
+    set_range(page, "k-bk", 0)
+    check(page.run("$('simbars').textContent") != before, "smaller buckets change the steps")
+    before = page.run("$('simbars').textContent")
+    page.run("$('own').click()")
+    check("As measured" not in page.run("$('simanswer').textContent"), "devices of their own are not those of the measurement")
     set_range(page, "k-bw", -1)
     check(page.run("$('simbars').textContent") != before, "a slower link changes the steps")
 
@@ -227,10 +257,12 @@ def main():
     size = os.path.getsize(os.path.join(folder, "page.html"))
     check(size < 900_000, "the page has %d bytes" % size)
     with browser.Browser(limit_s=150) as page:
-        for name in ("page", "noisy", "empty"):
+        for name in ("page", "noisy", "empty", "limited"):
             test_layout(page, "file://" + os.path.join(folder, name + ".html"), name)
         test_answers(page, url, result)
         test_state(page, url)
+        test_memory(page, "file://" + os.path.join(folder, "limited.html"))
+        test_places(page, url, result)
         test_keyboard(page, url)
         test_hostile(page, url)
         test_guess(page, url)

@@ -373,7 +373,7 @@ TEST_CASE("a row that a program registers is a mode like the others") {
       ++parts_;
       return StrategyLayer::gradients(part, batch, count, scaler);
     }
-    AxisReport report() const override { return {"tensor", parts_}; }
+    LayerReport report() const override { return {{"tensor", parts_}}; }
     std::int64_t parts_ = 0;
   };
   const auto is_refused = [] {

@@ -62,7 +62,9 @@ fresh_machine() {
     printf "#!/bin/bash\necho \"classifier \$*\" >>'"$work"'/log\n" >build/release/bin/classifier
     chmod +x build/release/bin/classifier
     printf "#!/bin/bash\necho \"tapestry-run \$1 \$2 \$3 \$(basename "\$4")\" >>'"$work"'/log\nshift 3\n\"\$@\"\n" >build/release/bin/tapestry-run
-    chmod +x build/release/bin/tapestry-run ;;
+    chmod +x build/release/bin/tapestry-run
+    printf "#!/bin/bash\necho \"tapestry-compare \$*\" >>'"$work"'/log\nprintf \"a is fastest\\\\n\\\\na table\\\\n\"\n[[ \$* != *--fail* ]]\n" >build/release/bin/tapestry-compare
+    chmod +x build/release/bin/tapestry-compare ;;
 esac'
   program ninja
   program c++
@@ -258,7 +260,29 @@ says "the programs are in $work/clone/build/release/bin"
 call tools/quickstart --all -- --epochs 2
 has_status 2
 
+name='quickstart --compare: one program, which measures two devices and writes a page'
+fresh_machine
+call tools/quickstart --compare --jobs 3 -- --rounds 9
+has_status 0
+called "apt-get $update
+apt-get $install $every libgloo-dev ccache libdnnl-dev libpng-dev libjpeg-dev libpcre2-dev
+cmake --preset release -DTAPESTRY_UNITY=ON
+cmake --build --preset release --parallel 3 --target tapestry-compare
+tapestry-compare --devices 2 --model gpt --length 32 --batch-size 8 --optimizer adamw --steps 5 --html $work/clone/build/compare.html --rounds 9"
+says $'\na is fastest\n'
+says "the page: file://$work/clone/build/compare.html"
+[[ $output != *'a table'* ]] || fail 'should print the answer alone'
+grep -q 'a table' "$work/clone/build/compare.txt" || fail 'should keep the tables'
+call tools/quickstart --compare -- --fail
+has_status 1
+says 'a is fastest'
+says 'what failed is above'
+call tools/quickstart --compare --all
+has_status 2
+
 name='quickstart: installs only the missing packages'
+fresh_machine
+call tools/quickstart
 rm "$work/system/usr/include/zlib.h"
 call tools/quickstart
 has_status 0

@@ -20,7 +20,7 @@ function lanes(m, g) {
   for (const t of g.ticks) svg.append(v('line', { class: 'hair', x1: g.x(t), x2: g.x(t), y1: 0, y2: bottom }));
   const rect = (cls, s, y, height) => {
     const begin = clamp(s.begin, 0, m.step_ms), w = g.x(clamp(s.end, 0, m.step_ms)) - g.x(begin);
-    svg.append(v('rect', { class: cls, x: g.x(begin).toFixed(2), y, width: Math.max(0.6, w - (w > 3 ? 0.7 : 0)).toFixed(2), height }, v('title', {}, m.devices[s.device] + ': ' + s.name + ', ' + (s.end - s.begin).toFixed(2) + ' ms')));
+    svg.append(v('rect', { class: cls + (state.path && !s.critical ? ' dim' : ''), x: g.x(begin).toFixed(2), y, width: Math.max(0.6, w - (w > 3 ? 0.7 : 0)).toFixed(2), height }, v('title', {}, m.devices[s.device] + ': ' + s.name + ', ' + (s.end - s.begin).toFixed(2) + ' ms')));
     return w;
   };
   for (let d = 0; d < count; ++d) {
@@ -94,6 +94,7 @@ function showPair() {
   showMoment();
   const shown = [modeNamed(state.a), modeNamed(state.b)], merged = sum(shown.map(m => m.spans_merged || 0)), more = Math.max(...shown.map(m => m.devices.length)) - LANES;
   put('inside-note', merged ? merged + ' spans were too short to be drawn and are merged with their neighbours. ' : '', more > 0 ? 'The other ' + more + ' devices are not drawn. ' : '',
+    'The critical path is read from these times: a span follows the one that ended last before it, a wait the collective that ended it, and a collective the device that joined it last. ',
     'Times are from the median step. Memory is from another step of the same mode, stretched between the begins of forward, backward and update.');
 }
 function choosePair() {

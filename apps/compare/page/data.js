@@ -17,5 +17,5 @@ const roundsOf = m => m.rounds.map(r => r.step_ms);
 const peakOf = m => Math.max(...m.peak_bytes);
 const fastestOf = list => list.reduce((a, b) => b.step_ms < a.step_ms ? b : a);
 // A span in the compact form of the page.
-const spansOf = m => m.objects || (m.objects = (m.spans || []).map(([device, lane, activity, name, begin, end]) =>
-  ({ device, beside: lane === 1, activity: ACTIVITIES[activity], name: m.span_names[name].replace(/ \(.*/, ''), begin, end })));
+const spansOf = m => m.objects || (m.objects = (m.spans || []).map(([device, lane, activity, name, begin, end, critical]) =>
+  ({ device, beside: lane === 1, activity: ACTIVITIES[activity], name: m.span_names[name].replace(/ \(.*/, ''), begin, end, critical: critical === 1 })));

@@ -9,13 +9,12 @@ function update(what) {
 }
 function showTheme() {
   const dark = state.theme ? state.theme === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches;
-  if (state.theme) document.documentElement.dataset.theme = state.theme;
-  else delete document.documentElement.dataset.theme;
+  document.documentElement.dataset.theme = dark ? 'dark' : 'light';
   $('btn-theme').textContent = dark ? 'Light' : 'Dark';
 }
 function showRun() {
   const run = DATA.run, host = run.host, load = run.load_begin === null ? '' : '; load average ' + run.load_begin.toFixed(1) + ' before, ' + run.load_end.toFixed(1) + ' after';
-  put('what', h('span', { class: 'desk' }, DATA.setup + (run.began ? '; ' + run.began.slice(0, 10) : '')), h('span', { class: 'phone' }, DATA.options.model + ' on ' + N + (N === 1 ? ' device, ' : ' devices, ') + DATA.options.rounds + ' rounds'));
+  put('what', h('span', { class: 'desk' }, DATA.setup + (run.began ? '; ' + run.began.slice(0, 10) : '')), h('span', { class: 'phone' }, DATA.options.model + ' on ' + N + (N === 1 ? ' device, ' : ' devices, ') + DATA.options.rounds + (DATA.options.rounds === 1 ? ' round' : ' rounds')));
   put('machine', [host.cpu, host.cores && host.cores + ' cores', host.memory_bytes && (host.memory_bytes / 2 ** 30).toFixed(0) + ' GiB', host.os, host.compiler, ...host.gpus, 'Tapestry ' + DATA.version].filter(Boolean).join(', '),
     '. Began ' + run.began + ', took ' + run.seconds.toFixed(0) + ' s' + load + '.');
   put('how', 'Every mode started from the same weights and trained on the same batch. Times are those of the median round; parts are means over the devices. Each mode ran in processes of its own.');

@@ -31,7 +31,7 @@ std::string page(const Report& report, const Judgement& judgement) {
     const std::size_t close = html.find("}}", open);
     const std::string name = html.substr(open + 2, close - open - 2);
     out += html.substr(at, open - at);
-    if (name == "title") out += escaped(text_of(judgement.answers.back().headline));
+    if (name == "title") out += escaped(text_of(judgement.main().headline));
     else if (name == "hash") out += base64_of_hex(kPageScriptSha256);
     else if (name == "css") out += kPageCss;
     else if (name == "data") out += page_json(report, judgement);

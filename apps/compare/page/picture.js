@@ -3,13 +3,13 @@ function pictureSvg() {
   const k = ranking(), list = k.places.slice(0, 11).map(p => p.mode), W = 1200, H = 630, css = getComputedStyle(document.documentElement), c = name => css.getPropertyValue('--' + name).trim();
   const svg = v('svg', { xmlns: 'http://www.w3.org/2000/svg', viewBox: '0 0 ' + W + ' ' + H, width: W, height: H, 'font-family': 'system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif' });
   const text = (x, y, s, o = {}) => svg.append(v('text', { x, y, fill: o.fill || c('ink'), 'font-size': o.size || 18, 'font-weight': o.bold ? 600 : 400, 'text-anchor': o.anchor || 'start' }, s));
-  svg.append(v('rect', { width: W, height: H, fill: c('bg') }));
+  svg.append(v('rect', { width: W, height: H, fill: c('bg') }), v('pattern', { id: 'idle', width: 5, height: 5, patternUnits: 'userSpaceOnUse', patternTransform: 'rotate(45)' }, v('rect', { width: 1.5, height: 5, fill: c('hatch') })));
   const lines = [''];
   for (const word of $('answer').textContent.split(' ')) if (lines[lines.length - 1].length + word.length > 66) lines.push(word + ' '); else lines[lines.length - 1] += word + ' ';
   const shown = lines.slice(0, 3), top = 34 * (shown.length - 1), rowH = Math.min(38, (H - 180 - top) / Math.max(1, list.length));
   shown.forEach((line, i) => text(48, 52 + 34 * i, line.trim() + (i === 2 && lines.length > 3 ? '\u2026' : ''), { size: 27, bold: true }));
-  text(48, 80 + top, cut(DATA.setup, W - 96, 16), { size: 16, fill: c('soft') });
-  const x0 = 318, x1 = 930, X = t => x0 + Math.min(t, AXIS.end) / AXIS.end * (x1 - x0), colors = { fwd: c('fwd'), bwd: c('bwd'), upd: c('upd'), comm: c('comm'), idle: c('hatch') };
+  text(48, 80 + top, cut(DATA.setup.replace(/ \([^)]*\)/, ''), W - 96, 14), { size: 16, fill: c('soft') });
+  const x0 = 318, x1 = 930, X = t => x0 + Math.min(t, AXIS.end) / AXIS.end * (x1 - x0), colors = { fwd: c('fwd'), bwd: c('bwd'), upd: c('upd'), comm: c('comm'), idle: 'url(#idle)' };
   list.forEach((m, i) => { if (k.first.includes(m)) svg.append(v('rect', { x: 36, y: 112 + top + i * rowH, width: W - 72, height: rowH, fill: c('tint') })); });
   if (SINGLE && PERFECT < AXIS.end) {
     svg.append(v('line', { x1: X(PERFECT), x2: X(PERFECT), y1: 112 + top, y2: 112 + top + list.length * rowH, stroke: c('faint'), 'stroke-dasharray': '5 4' }));

@@ -1,5 +1,7 @@
 // What the reader has chosen stands in the address, so that a link shows the same page.
-const state = { limit: 0, a: '', b: '', t: -1, n: N, bw: 0, lat: 0, micro: DATA.options.micro_batches, theme: '' };
+const HELD_MIB = Number(((DATA.memory_limit_bytes || 0) / MiB).toPrecision(6));
+const state = { limit: HELD_MIB * MiB < Math.max(0, ...OK.map(peakOf)) ? HELD_MIB : 0, a: '', b: '', t: -1, path: 0, n: N, bw: 0, lat: 0,
+  micro: DATA.options.micro_batches, bucket: DATA.options.bucket_cap_bytes / MiB, own: 0, theme: '' };
 const defaults = { ...state };
 let guessing = false;
 

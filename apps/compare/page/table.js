@@ -155,6 +155,7 @@ function showLegend() {
   const item = (mark, text) => h('li', {}, mark, text), sw = cls => h('span', { class: 'sw ' + cls });
   put('legend', PARTS.map(([, cls, label]) => item(sw(cls), label)), item(h('span', { class: 'lg-dot' }), 'one round'), item(h('span', { class: 'lg-tri' }), 'predicted'));
   put('legend2', h('li', { class: 'lead-in' }, 'Time'), PARTS.slice(0, 3).map(([, cls, label]) => item(sw(cls), label)), item(sw('comm'), 'communication that devices wait for'),
-    item(sw('hid'), 'communication behind computing'), item(sw('idle'), 'idle'), h('li', { class: 'break', 'aria-hidden': 'true' }), h('li', { class: 'lead-in' }, 'Memory'), KINDS.map((kind, i) => item(sw('k' + i), kind)));
-  put('legend3', HELD.map(([kind, k]) => item(sw('k' + k), kind)), item(h('span', { class: 'sw comm' }), 'sent per step'));
+    item(sw('hid'), 'communication behind computing'), item(sw('idle'), 'idle'),
+    h('li', {}, h('label', {}, h('input', { type: 'checkbox', id: 'path', checked: state.path ? '' : null, onchange: e => { state.path = e.target.checked ? 1 : 0; update('pair'); } }), ' only the critical path')), h('li', { class: 'break', 'aria-hidden': 'true' }), h('li', { class: 'lead-in' }, 'Memory'), KINDS.map((kind, i) => item(sw('k' + i), kind)));
+  put('legend3', HELD.map(([kind, k]) => item(sw('k' + k), kind)), item(sw('k3 pale'), 'passes through'), item(h('span', { class: 'sw borrowed' }), 'borrowed for a moment'), item(sw('comm'), 'sent per step'));
 }

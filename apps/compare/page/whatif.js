@@ -5,13 +5,15 @@ const COUNTS = (() => {
   return all.sort((a, b) => a - b);
 })();
 const MICRO = [...new Set([1, 2, 4, 8, 16, 32, DATA.options.micro_batches])].filter(m => m <= DATA.options.batch_size).sort((a, b) => a - b);
+const BUCKETS = [...new Set([0.25, 0.5, 1, 2, 5, 10, 25, 50, 100, DATA.options.bucket_cap_bytes / MiB])].sort((a, b) => a - b);
 const LINK = DATA.link && DATA.link.ranks.message.latency_s + DATA.link.ranks.message.s_per_byte > 0 ? DATA.link.ranks.message : DATA.link && DATA.link.copy;
 const SIMULATED = DATA.modes.filter(m => DATA.profile && (predictor_of(m.predicted_as) || DATA.scaling.some(s => s.name === m.name)));
 
 // 0 stands for "as measured", in state.bw (GB/s) and state.lat (microseconds).
 const simLink = () => link_with(DATA.link, state.lat ? state.lat / 1e6 : null, state.bw ? state.bw * 1e9 : null);
-const simSetup = n => ({ batch_size: DATA.options.batch_size, devices: n, device_type: DATA.options.device_type, micro_batches: state.micro, split: DATA.options.split });
-const asMeasured = () => !state.bw && !state.lat && state.micro === DATA.options.micro_batches;
+const simSetup = n => ({ batch_size: DATA.options.batch_size, devices: n, device_type: DATA.options.device_type, micro_batches: state.micro,
+  first_bucket_bytes: Math.min(DATA.options.first_bucket_bytes, state.bucket * MiB), bucket_cap_bytes: state.bucket * MiB, split: DATA.options.split });
+const asMeasured = () => ['bw', 'lat', 'micro', 'bucket', 'own'].every(k => state[k] === defaults[k]);
 const whyNot = (m, n) => {
   const known = DATA.scaling.find(s => s.name === m.name && s.devices === n && s.limit);
   return known ? known.limit : m.family === 'stages' && n > DATA.profile.blocks.length ? 'the model has ' + DATA.profile.blocks.length + ' blocks' : 'it was not simulated';
@@ -46,8 +48,10 @@ function showKnobs() {
     LINK ? [knob('bw', 'bandwidth of a link', () => text(state.bw || measuredBw, 'GB/s'), { min: -1, max: 2.6, step: 0.05, value: clamp(scale(state.bw || measuredBw), -1, 2.6) }, x => { state.bw = rounded(10 ** x, 2); }),
       knob('lat', 'latency of a message', () => text(state.lat || measuredLat, '\u00b5s'), { min: 0, max: 3.3, step: 0.05, value: clamp(scale(state.lat || measuredLat), 0, 3.3) }, x => { state.lat = rounded(10 ** x, 2); }),
       h('div', { class: 'presets', role: 'group', 'aria-label': 'Links' }, preset('as measured', 0, 0), preset('10 Gbit Ethernet', 1.25, 30), preset('NVLink-like', 300, 4))] : null,
-    knob('m', 'micro-batches of a pipeline', () => String(state.micro), { min: 0, max: MICRO.length - 1, step: 1, value: nearest(MICRO, state.micro) }, i => { state.micro = MICRO[i]; }));
-  put('whatif-text', 'A simulation in this page, from the costs that were measured on one device. ' + (DATA.options.device_type === 'cpu' ? 'Simulated devices have cores and memory of their own, unless they are those of the measurement. ' : '') + 'Diamonds are measurements, and stay where they are.');
+    knob('m', 'micro-batches of a pipeline', () => String(state.micro), { min: 0, max: MICRO.length - 1, step: 1, value: nearest(MICRO, state.micro) }, i => { state.micro = MICRO[i]; }),
+    knob('bk', 'largest bucket of gradients', () => state.bucket + ' MiB', { min: 0, max: BUCKETS.length - 1, step: 1, value: nearest(BUCKETS, state.bucket) }, i => { state.bucket = BUCKETS[i]; }),
+    DATA.options.device_type === 'cpu' ? h('label', {}, h('input', { type: 'checkbox', id: 'own', checked: state.own ? '' : null, onchange: e => { state.own = e.target.checked ? 1 : 0; update('sim'); } }), ' each device has cores and memory of its own') : null);
+  put('whatif-text', 'A simulation in this page, from the costs that were measured on one device. ' + (DATA.options.device_type === 'cpu' ? 'The measured devices share cores and memory; any others are simulated with their own. ' : '') + 'Diamonds are measurements, and stay where they are.');
 }
 
 const COLORS = ['var(--bwd)', 'var(--k2)', 'var(--k4)', 'var(--comm)'], INK = { 'var(--k2)': 'var(--tk2)', 'var(--k4)': 'var(--tk4)', 'var(--comm)': 'var(--tcomm)' };
@@ -61,6 +65,7 @@ function showSim() {
   if (!SIMULATED.length) return;
   if (!COUNTS.includes(state.n)) state.n = COUNTS.includes(N) ? N : 1;
   if (!MICRO.includes(state.micro)) state.micro = DATA.options.micro_batches;
+  if (!BUCKETS.includes(state.bucket)) state.bucket = defaults.bucket;
   const link = simLink(), single = SIMULATED.find(m => m.family === 'single'), base = single ? simulated(single, 1, link) : null, here = state.n === N && asMeasured();
   const runs = SIMULATED.map(m => ({ m, r: simulated(m, state.n, link) })), able = runs.filter(x => x.r).sort((a, b) => a.r.step_ms - b.r.step_ms), none = runs.filter(x => !x.r);
   const best = able[0], ofBest = modeNamed(best.m.name);

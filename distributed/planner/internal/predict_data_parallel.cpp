@@ -39,10 +39,10 @@ DdpBuckets ddp_buckets(const CostModel& c, double n, double slowdown) {
   }
   std::vector<int> order(parameters.size());
   std::iota(order.begin(), order.end(), 0);
-  const ReducerOptions sizes;
   buckets.of_gradient.resize(parameters.size());
   for (const auto& members :
-       assign_buckets(parameters, order, sizes.first_bucket_bytes, sizes.bucket_cap_bytes)) {
+       assign_buckets(parameters, order, static_cast<std::size_t>(c.setup.first_bucket_bytes),
+                      static_cast<std::size_t>(c.setup.bucket_cap_bytes))) {
     double bytes = 0, complete = 0;
     for (const int i : members) {
       bytes += static_cast<double>(parameters[static_cast<std::size_t>(i)].bytes);
@@ -62,7 +62,7 @@ DdpBuckets zero1_buckets(const CostModel& c) {
       parameters.push_back({static_cast<std::size_t>(bytes), DType::f32, {}});
   std::vector<int> order(parameters.size());
   std::iota(order.begin(), order.end(), 0);
-  const std::size_t cap = ReducerOptions().bucket_cap_bytes;
+  const std::size_t cap = static_cast<std::size_t>(c.setup.bucket_cap_bytes);
   DdpBuckets buckets;
   for (const auto& members : assign_buckets(parameters, order, cap, cap)) {
     buckets.bytes.push_back(0);

@@ -23,6 +23,11 @@ struct LayerContext {
   int parts = 1;                ///< of a step
 };
 
+/// Transfers add up to bytes_sent; add_transfer() adds to both.
+struct LayerReport : AxisReport {
+  std::vector<Transfer> transfers = {};
+};
+
 /// What the layers of a strategy share: the model, what the application says of it, and the divisor.
 class StrategyLayer {
  public:
@@ -50,7 +55,8 @@ class StrategyLayer {
   /// The tensors of the whole model in host memory, if `keep`.
   virtual nn::StateDict whole_state(bool keep) const;
   virtual std::shared_ptr<void> unshard() const { return nullptr; }
-  virtual AxisReport report() const { return {}; }
+  /// Members of transfers are coordinates along the axis.
+  virtual LayerReport report() const { return {}; }
   /// The targets that losses have counted since the last call. NaN if the layer does not know.
   virtual double take_counted() { return counted_.exchange(0); }
 
@@ -82,6 +88,15 @@ void check_sums(std::size_t before, std::size_t now);
 /// for clusters of workstations", 2009).
 inline std::int64_t all_reduce_bytes(std::int64_t bytes, int n) { return 2 * (n - 1) * bytes / n; }
 inline std::int64_t gather_bytes(std::int64_t bytes, int n) { return (n - 1) * bytes / n; }
+
+/// Adds what one member of an axis has sent to another one in the step. Members are coordinates along the
+/// axis.
+void add_transfer(LayerReport& report, int from, int to, std::int64_t bytes, const char* what);
+/// Adds what a member has sent to the next one in the ring of all members.
+inline void add_to_ring(LayerReport& report, const Axis& axis, std::int64_t bytes, const char* what) {
+  const int from = axis.coordinate();
+  add_transfer(report, from, (from + 1) % axis.size(), bytes, what);
+}
 
 struct StrategyRow {
   const char* axis;

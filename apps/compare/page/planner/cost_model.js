@@ -1,4 +1,5 @@
-// internal/cost_model.h. A setup is {batch_size, devices, device_type, micro_batches, split}.
+// internal/cost_model.h. A setup is {batch_size, devices, device_type, micro_batches, first_bucket_bytes,
+// bucket_cap_bytes, split}.
 function chunk_sizes(samples, chunks) {
   const n = Math.min(Math.max(samples, 1), chunks), size = Math.floor(samples / n), rest = samples - size * n;
   return range(n).map(c => c < rest ? size + 1 : size);

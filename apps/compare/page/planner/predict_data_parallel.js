@@ -1,6 +1,4 @@
 // internal/predict_data_parallel.cpp
-const FIRST_BUCKET_BYTES = 1048576, BUCKET_CAP_BYTES = 26214400;  // ReducerOptions
-
 function assign_buckets(bytes, first_bytes, cap_bytes) {  // common/internal/bucket.cpp, for one dtype and device
   const closed = [];
   let open = [], size = 0;
@@ -26,7 +24,7 @@ function ddp_buckets(c, n, slowdown) {
       ready_of.push(buckets.compute_s);
     }
   }
-  for (const members of assign_buckets(parameters, FIRST_BUCKET_BYTES, BUCKET_CAP_BYTES)) {
+  for (const members of assign_buckets(parameters, c.setup.first_bucket_bytes, c.setup.bucket_cap_bytes)) {
     let bytes = 0, complete = 0;
     for (const i of members) {
       bytes += parameters[i];
@@ -40,7 +38,7 @@ function ddp_buckets(c, n, slowdown) {
 }
 function zero1_buckets(c) {
   const parameters = c.profile.blocks.flatMap(b => b.parameter_bytes);
-  return { bytes: assign_buckets(parameters, BUCKET_CAP_BYTES, BUCKET_CAP_BYTES).map(members => members.reduce((a, i) => a + parameters[i], 0)) };
+  return { bytes: assign_buckets(parameters, c.setup.bucket_cap_bytes, c.setup.bucket_cap_bytes).map(members => members.reduce((a, i) => a + parameters[i], 0)) };
 }
 function two_largest(bytes) {
   const sorted = [...bytes].sort((a, b) => a - b);
