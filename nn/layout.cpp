@@ -35,6 +35,11 @@ std::string Region::str() const {
   return text + "]";
 }
 
+bool Cut::is_repeated(int replica) const {
+  if (dim == kHeld) return group->rank(replica) != holders[0];
+  return dim == kCopied && group->rank(replica) != 0;
+}
+
 // What functions that fill a parameter refuse (core/internal/part_memory.h).
 struct Layout::Mark {
   tapestry::detail::PartMemory memory;
@@ -62,8 +67,11 @@ Layout::Layout(Shape whole_sizes, std::vector<Cut> cuts, std::size_t full_cuts)
       full_cuts_(std::min(full_cuts, cuts_.size())) {
   for (const Cut& cut : cuts_) {
     check(cut.group != nullptr, "[Layout] a cut has no group; pass the ranks that divide the parameter");
-    check(cut.dim == Cut::kCopied || (cut.dim >= 0 && cut.dim < std::max(whole_sizes_.size(), 1)),
+    check(cut.dim == Cut::kCopied || cut.dim == Cut::kHeld ||
+              (cut.dim >= 0 && cut.dim < std::max(whole_sizes_.size(), 1)),
           "[Layout] a parameter of shape ", whole_sizes_, " has no dimension ", cut.dim, " to divide");
+    check(cut.dim != Cut::kHeld || !cut.holders.empty(), "[Layout] nobody holds a parameter of shape ",
+          whole_sizes_, "; name the ranks that have it");
   }
 }
 
@@ -78,9 +86,13 @@ void Layout::mark(const Tensor& stored) {
 
 Region Layout::region_after(std::size_t cuts, int replica) const {
   Region region = Region::whole(whole_sizes_);
-  for (std::size_t i = 0; i < cuts; ++i)
-    if (cuts_[i].dim != Cut::kCopied)
-      region = region.part(cuts_[i].dim, cuts_[i].group->rank(replica), cuts_[i].group->size());
+  for (std::size_t i = 0; i < cuts; ++i) {
+    const auto& [group, dim, holders] = cuts_[i];
+    const int rank = group->rank(replica);
+    if (dim >= 0) region = region.part(dim, rank, group->size());
+    if (dim == Cut::kHeld && std::find(holders.begin(), holders.end(), rank) == holders.end())
+      region.sizes[0] = 0;
+  }
   return region;
 }
 
@@ -98,9 +110,7 @@ std::vector<const RankGroup*> Layout::divided() const {
 }
 
 bool Layout::counts_here(int replica) const {
-  return std::all_of(cuts_.begin(), cuts_.end(), [&](const Cut& cut) {
-    return cut.dim != Cut::kCopied || cut.group->rank(replica) == 0;
-  });
+  return std::none_of(cuts_.begin(), cuts_.end(), [&](const Cut& cut) { return cut.is_repeated(replica); });
 }
 
 const Tensor& Layout::stored(int replica) const { return stored_.at(static_cast<std::size_t>(replica)); }
@@ -125,14 +135,18 @@ void Layout::gather_full(int replica, const Tensor& full) {
 void Layout::gather(int replica, const Tensor& whole) {
   const NoGradGuard no_grad;
   std::vector<const RankGroup*> groups;
-  for (std::size_t i = 0; i < full_cuts_; ++i)
-    if (cuts_[i].dim != Cut::kCopied && cuts_[i].group->size() > 1) groups.push_back(cuts_[i].group.get());
+  bool adds = true;  // of the holders, the first one
+  for (std::size_t i = 0; i < full_cuts_; ++i) {
+    const Cut& cut = cuts_[i];
+    if (cut.dim != Cut::kCopied && cut.group->size() > 1) groups.push_back(cut.group.get());
+    adds = adds && !(cut.dim == Cut::kHeld && cut.is_repeated(replica));
+  }
   if (groups.empty()) return gather_full(replica, whole);
   const Region box = full_region(replica);
   const Tensor full = empty(box.sizes, {whole.dtype(), whole.device()}), to = whole.detach();
   gather_full(replica, full);
   to.fill_(-0.0);  // x + -0 is x, and so is -0 + -0
-  box.of(to).copy_(full);
+  if (adds) box.of(to).copy_(full);
   for (const RankGroup* group : groups) group->sum(replica, to);
 }
 

@@ -32,9 +32,16 @@ struct Region {
 /// One division of a parameter: the ranks of `group` divide dimension `dim` of what earlier cuts have left.
 struct Cut {
   static constexpr int kCopied = -1;  ///< as `dim`: nothing is divided, each rank has an equal copy
+  /// As `dim`: only the ranks `holders` have anything, namely equal copies. So the stages of a pipeline hold
+  /// the parameters of a model.
+  static constexpr int kHeld = -2;
 
   std::shared_ptr<const RankGroup> group;
   int dim = 0;
+  std::vector<int> holders = {};  ///< of kHeld: one rank or more, in ascending order
+
+  /// True on all ranks that have a copy but the first.
+  bool is_repeated(int replica) const;
 };
 
 /// What part of a parameter this rank stores, who has the rest, and where the part is.

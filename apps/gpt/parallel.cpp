@@ -119,10 +119,9 @@ void check_batch(const TrainingJob& job, const char* command, std::int64_t batch
 
 Parallel::Parallel(const TrainOptions& o) : TrainingJob(job_of(o)), options_(o) {
   check_batch(*this, "gpt train", o.batch_size, o.accumulate);
-  const std::size_t stages = strategy().splits_model() ? strategy().devices().size() : 0;
-  if (static_cast<std::int64_t>(stages) > o.layers && o.config.empty() && o.init.empty())
-    fail<UsageError>("[gpt train] a model of ", o.layers, " layers cannot be divided into ", stages,
-                     " stages");
+  if (strategy().stages() > o.layers && o.config.empty() && o.init.empty())
+    fail<UsageError>("[gpt train] a model of ", o.layers, " layers cannot be divided into ",
+                     strategy().stages(), " stages");
 }
 
 void Parallel::wrap(nn::LanguageModel& model) {
@@ -166,8 +165,7 @@ double Parallel::forward_backward(Windows& text, std::int64_t step, optim::GradS
     const distributed::Samples mine = strategy().share(options_.batch_size, part);
     return on_device(text.batch(step * options_.batch_size + mine.first, mine.count));
   };
-  return strategy().gradients(read, static_cast<double>(options_.batch_size), &scaler).loss.item() *
-         strategy().data_size();
+  return strategy().gradients(read, static_cast<double>(options_.batch_size), &scaler).loss.item();
 }
 
 std::optional<double> Parallel::held_out_loss(const Windows& text, std::int64_t windows,

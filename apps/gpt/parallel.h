@@ -28,8 +28,8 @@ class Parallel : public TrainingJob {
   void wrap(tapestry::nn::LanguageModel& model);
   /// AdamW, whose state the strategy may divide. Only matrices decay.
   std::unique_ptr<tapestry::optim::Optimizer> make_optimizer(tapestry::nn::LanguageModel& model) const;
-  /// Adds the gradients of the mean loss of step `step`, multiplied by the scaler's scale, and returns the
-  /// mean loss of this rank's sequences.
+  /// Adds the gradients of the mean loss of step `step`, multiplied by the scaler's scale, and returns this
+  /// rank's part of the loss: the parts of all ranks add up.
   double forward_backward(Windows& text, std::int64_t step, tapestry::optim::GradScaler& scaler);
   /// The mean loss of the first windows of a text, or nothing if stops() returned true. Collective.
   std::optional<double> held_out_loss(const Windows& text, std::int64_t windows,

@@ -118,7 +118,7 @@ double rate_at(const TrainOptions& o, std::int64_t step) {
 // How far a run has come, beside what the library's checkpoint has.
 struct Position {
   std::int64_t reported = 0;   // the last step with a line in metrics.jsonl
-  double loss = 0, count = 0;  // of the steps since then; on rank 0, over all ranks
+  double loss = 0, count = 0;  // of the steps since then; those of all ranks add up
   double grad_norm = 0;        // of the last step
   double seconds = 0;
 
@@ -443,11 +443,11 @@ int Run::train() {
     schedule_->step();
     ++step_;
     at_.loss += loss;
-    at_.count += 1;
+    at_.count += parallel_.first();
     at_.seconds += std::chrono::duration<double>(Clock::now() - before).count();
     char text[100];
     std::snprintf(
-        text, sizeof text, "loss %.4f%s  lr %.2g", loss,
+        text, sizeof text, "loss %.4f%s  lr %.2g", loss * parallel_.strategy().data_size(),  // of rank 0
         last_held_out_ ? concat({"  held-out ", std::round(*last_held_out_ * 1e4) / 1e4}).c_str() : "",
         schedule_->last_lr()[0]);
     progress_->step(o_.batch_size * model_->context_length(), "tokens", text);

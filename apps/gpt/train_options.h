@@ -105,7 +105,7 @@ void each_train_option(F&& option) {
       "none, or a mode: dp: several devices of one process; pipeline: the blocks on several devices of one "
       "process; or with tapestry-run ddp; zero1, which divides the optimizer's state; zero2, gradients too; "
       "fsdp, "
-      "parameters too; or a text such as replicate=4:zero=1",
+      "parameters too; pipeline=N, the blocks on N ranks; or another text, such as replicate=4:zero=1",
       OptionRules{.check = parallel_text()}, true);
   option(
       "--stages", &O::stages,

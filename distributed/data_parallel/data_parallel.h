@@ -34,7 +34,7 @@ namespace tapestry::distributed {
 class Replicas;
 
 enum class DataParallelMode {
-  /// Every device keeps a replica. Gradients are averaged while backward runs, as under DDP, and the
+  /// Every device keeps a replica. Gradients are added while backward runs, as DDP reduces them, and the
   /// optimizer steps each replica on its device. Parameters are copied between devices only after a change of
   /// the first replica alone. All devices need the same memory.
   replicated,
@@ -49,7 +49,7 @@ struct DataParallelOptions {
   /// Bucket sizes in MiB of gradients, as in DdpOptions. Used by `replicated` only.
   double bucket_cap_mb = 25;
   double first_bucket_mb = 1;
-  /// The transport that averages gradients under `replicated`: "nccl" between GPUs, or "local" through host
+  /// The transport that adds gradients under `replicated`: "nccl" between GPUs, or "local" through host
   /// memory. If empty, nccl is used if the library was built with it and each device is a GPU of its own.
   std::string backend = {};
 };
@@ -97,7 +97,7 @@ class DataParallelBase {
   DataParallelMode mode() const;
   /// The bytes of parameters and buffers that have been copied from the first replica to the others.
   std::int64_t bytes_broadcast() const;
-  /// How the first replica's last backward pass overlapped with averaging, as DDP reports it. Empty under
+  /// How the first replica's last backward pass overlapped with the sums, as DDP reports it. Empty under
   /// DataParallelMode::master.
   DdpReport report() const;
 

@@ -1,17 +1,16 @@
 // The row `replicate` over devices of one process: DataParallel.
-#include "tapestry/distributed/strategy/internal/row.h"
-#include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/core/timeline.h"
 #include "tapestry/distributed/data_parallel/data_parallel.h"
+#include "tapestry/distributed/data_parallel/internal/devices_layer.h"
 
 namespace tapestry::distributed {
 namespace {
 
 std::int64_t bytes_of(const Tensor& t) { return static_cast<std::int64_t>(t.nbytes()); }
 
-class ReplicateOverDevices final : public StrategyLayer {
+class ReplicateOverDevices final : public DevicesLayer {
  public:
-  using StrategyLayer::StrategyLayer;
+  using DevicesLayer::DevicesLayer;
 
   void wrap(nn::Module& model, const ModelParts& parts) override {
     attach(model, parts);
@@ -29,18 +28,10 @@ class ReplicateOverDevices final : public StrategyLayer {
     if (dp_->mode() == DataParallelMode::master && parts().forward) return on_master(batch, count, scaler);
     for (const Tensor& t : batch.targets) count_samples(t, true, "batch");
     const std::int64_t broadcast = dp_->bytes_broadcast();
-    auto [loss, sums] = dp_->loss(
-        std::tie(batch.inputs, batch.targets),
-        [&](const std::vector<Tensor>& inputs, const std::vector<Tensor>& targets) {
-          Loss own = compute({inputs, targets});
-          return std::pair(part_of_mean(own, count), std::move(own.sums));
-        },
-        LossKind::sum);
-    (scaler ? scaler->scale(loss) : loss).backward();
-    for (Tensor& t : sums) t = t.sum();
+    StepLoss step = gradients_of(*dp_, batch, count, scaler);
     if (dp_->mode() == DataParallelMode::master) count_master(broadcast);
     else count_replicated(broadcast);
-    return {loss.detach(), std::move(sums)};
+    return step;
   }
   LayerReport report() const override {
     LayerReport report = sent_;

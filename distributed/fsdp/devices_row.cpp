@@ -5,15 +5,14 @@
 
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
-#include "tapestry/autograd/ops/reduce.h"
-#include "tapestry/distributed/strategy/internal/row.h"
+#include "tapestry/distributed/data_parallel/internal/devices_layer.h"
 
 namespace tapestry::distributed {
 namespace {
 
-class ShardOverDevices final : public StrategyLayer {
+class ShardOverDevices final : public DevicesLayer {
  public:
-  using StrategyLayer::StrategyLayer;
+  using DevicesLayer::DevicesLayer;
   bool builds_in_parts() const override { return true; }
   bool can_call_model() const override { return false; }
   bool saves_in_parts() const override { return true; }
@@ -26,16 +25,7 @@ class ShardOverDevices final : public StrategyLayer {
     if (part.index == 0) sharded_->reset_report();
     std::optional<NoSync> quiet;
     if (!part.last) quiet.emplace(sharded_->no_sync());
-    auto [loss, sums] = sharded_->loss(
-        std::tie(batch.inputs, batch.targets),
-        [&](const std::vector<Tensor>& inputs, const std::vector<Tensor>& targets) {
-          Loss own = compute({inputs, targets});
-          return std::pair(part_of_mean(own, count), std::move(own.sums));
-        },
-        LossKind::sum);
-    (scaler ? scaler->scale(loss) : loss).backward();
-    for (Tensor& t : sums) t = t.sum();
-    return {loss.detach(), std::move(sums)};
+    return gradients_of(*sharded_, batch, count, scaler);
   }
   Loss evaluate(const Batch& batch, std::vector<Tensor>* outputs) override {
     using Tensors = std::vector<Tensor>;

@@ -1,6 +1,5 @@
 // The row `shard` over ranks: fully_shard.
 #include "tapestry/distributed/strategy/internal/row.h"
-#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/distributed/fsdp/fsdp.h"
 
 namespace tapestry::distributed {
@@ -30,16 +29,6 @@ class ShardOverRanks final : public StrategyLayer {
     return StrategyLayer::gradients(part, batch, count, scaler);
   }
   void before_evaluation() override { sharded_->sync_buffers(); }
-  nn::StateDict whole_state(bool keep) const override {
-    nn::StateDict all;
-    for (const auto& [name, slot] : model().named_state()) {
-      const auto& layout = slot.layout();
-      Tensor full = layout ? empty(layout->whole_sizes(), {slot.dtype(), slot.device()}) : slot.tensor();
-      if (layout) layout->gather(0, full);
-      if (keep) all.emplace_back(name, full.detach().to(kCPU).contiguous());
-    }
-    return all;
-  }
   std::shared_ptr<void> unshard() const override {
     return std::make_shared<FullyShard::Unsharded>(sharded_->unshard(/*units_inside=*/true));
   }

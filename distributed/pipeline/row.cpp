@@ -4,76 +4,29 @@
 #include <optional>
 #include <utility>
 
-#include "tapestry/autograd/ops/creation.h"
-#include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/core/timeline.h"
-#include "tapestry/distributed/pipeline/pipeline.h"
-#include "tapestry/distributed/strategy/internal/row.h"
+#include "tapestry/distributed/pipeline/internal/pipeline_layer.h"
 
 namespace tapestry::distributed {
 namespace {
 
-std::vector<Tensor> tensors_on(const std::vector<Tensor>& tensors, Device device) {
-  std::vector<Tensor> all;
-  for (const Tensor& t : tensors) all.push_back(t.to(device));
-  return all;
-}
-
-class Stages : public StrategyLayer {
+class PipelineOverDevices final : public PipelineLayer {
  public:
-  using StrategyLayer::StrategyLayer;
-  bool can_call_model() const override { return false; }
-  bool takes_whole_step() const override { return true; }
-
- protected:
-  Device last_device() const { return context().devices.back(); }
-};
-
-class PipelineOverDevices final : public Stages {
- public:
-  using Stages::Stages;
+  using PipelineLayer::PipelineLayer;
 
   void wrap(nn::Module& model, const ModelParts& parts) override {
     attach(model, parts);
-    const auto chosen = context().spec.options.find("schedule");
-    Schedule schedule = Schedule::one_f_one_b;
-    for (const Schedule s : {Schedule::gpipe, Schedule::zero_bubble})
-      if (chosen != context().spec.options.end() && chosen->second == schedule_name(s)) schedule = s;
-    pipeline_.emplace(
-        parts.stages(context().devices),
-        PipelineOptions{
-            .schedule = schedule, .micro_batches = context().parts, .uneven = true, .loss = LossKind::sum});
+    pipeline_.emplace(parts.stages(context().devices), pipeline_options());
   }
   StepLoss gradients(const Part&, const Batch& batch, double count, optim::GradScaler* scaler) override {
     StepLoss step;
-    const bool scales = scaler && scaler->is_enabled();
-    bool is_first = true;
-    Tensor scale;
-    if (scales) scale = scaler->scale(ones({}, {DType::f32, last_device()}));
-    const auto add = [](Tensor& to, const Tensor& t) { to = to.defined() ? to + t : t; };
-    // Runs on the worker of the last stage, one micro-batch after another.
-    const auto loss = [&](const std::vector<Tensor>& outputs, const std::vector<Tensor>& targets) {
-      const Loss own = loss_of(outputs, targets);
-      const Tensor part = part_of_mean(own, count);
-      const NoGradGuard no_grad_for_sums;
-      if (std::exchange(is_first, false)) step.sums.resize(own.sums.size());
-      check_sums(step.sums.size(), own.sums.size());
-      for (std::size_t k = 0; k < own.sums.size(); ++k) add(step.sums[k], own.sums[k]);
-      if (scales) add(step.loss, part.detach());
-      return part;
-    };
-    const Tensor sum = pipeline_->forward_backward(
-        batch.inputs, batch.targets,
-        [&](const std::vector<Tensor>& outputs, const std::vector<Tensor>& targets) {
-          const Tensor part = loss(outputs, targets);
-          return scales ? part * scale : part;
-        });
-    if (!scales) step.loss = sum;
+    pipeline_->forward_backward(batch.inputs, batch.targets,
+                                loss_function(step, count, scaler, context().devices.back()));
     return step;
   }
   Loss evaluate(const Batch& batch, std::vector<Tensor>* outputs) override {
     std::vector<Tensor> results = pipeline_->outputs(batch.inputs);
-    Loss loss = loss_of(results, tensors_on(batch.targets, last_device()));
+    Loss loss = loss_of(results, tensors_on(batch.targets, context().devices.back()));
     if (outputs) *outputs = std::move(results);
     return loss;
   }
@@ -99,9 +52,9 @@ class PipelineOverDevices final : public Stages {
 };
 
 /// Model parallelism: one stage computes at a time, the whole step at once, and the tape records all of them.
-class SequentialStages final : public Stages {
+class SequentialStages final : public PipelineLayer {
  public:
-  using Stages::Stages;
+  using PipelineLayer::PipelineLayer;
 
   void wrap(nn::Module& model, const ModelParts& parts) override {
     attach(model, parts);
@@ -118,12 +71,12 @@ class SequentialStages final : public Stages {
       if (i > 0) x = sent(x, i);
       const SpanScope span(stages_[i].device(), Activity::forward, "forward");
       x = stages_[i](x);
-      if (i + 1 == stages_.size()) own = loss_of(x, tensors_on(batch.targets, last_device()));
+      if (i + 1 == stages_.size()) own = loss_of(x, tensors_on(batch.targets, context().devices.back()));
     }
     x.clear();  // frees the outputs, unless backward needs them
     const Tensor loss = part_of_mean(own, count);
     own.value = {};
-    span_.emplace(last_device(), Activity::backward, "backward");
+    span_.emplace(context().devices.back(), Activity::backward, "backward");
     (scaler ? scaler->scale(loss) : loss).backward();
     span_.reset();
     return {loss.detach(), std::move(own.sums)};
@@ -131,7 +84,7 @@ class SequentialStages final : public Stages {
   Loss evaluate(const Batch& batch, std::vector<Tensor>* outputs) override {
     std::vector<Tensor> x = batch.inputs;
     for (const Stage& stage : stages_) x = stage(tensors_on(x, stage.device()));
-    Loss loss = loss_of(x, tensors_on(batch.targets, last_device()));
+    Loss loss = loss_of(x, tensors_on(batch.targets, context().devices.back()));
     if (outputs) *outputs = std::move(x);
     return loss;
   }

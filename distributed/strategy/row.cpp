@@ -9,6 +9,7 @@
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/timeline.h"
+#include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -36,13 +37,14 @@ bool is_one_of(const std::string& value, const std::string& values) {
   return values.empty();
 }
 
-// True if rows read all options of the axis.
-bool serves(const AxisSpec& axis, bool over_devices) {
+// True if rows read all options of the axis, and, with `values`, take their values.
+bool serves(const AxisSpec& axis, bool over_devices, bool values) {
   return !rows_of(axis, over_devices).empty() &&
          std::all_of(axis.options.begin(), axis.options.end(), [&](const auto& option) {
            for (const StrategyRow* row = first_row; row; row = row->next)
-             if (row->axis == axis.name && row->over_devices == over_devices && values_of(*row, option.first))
-               return true;
+             if (row->axis == axis.name && row->over_devices == over_devices)
+               if (const auto known = values_of(*row, option.first))
+                 if (!values || is_one_of(option.second, *known)) return true;
            return false;
          });
 }
@@ -114,7 +116,9 @@ StrategyPlan plan_strategy(std::vector<AxisSpec> axes, bool launched) {
     bool over_devices = axis.options.contains("devices");
     if (!over_devices) {
       over_devices = !launched;
-      if (!serves(axis, over_devices) && serves(axis, !over_devices)) over_devices = !over_devices;
+      for (const bool values : {false, true})
+        if (!serves(axis, over_devices, values) && serves(axis, !over_devices, values))
+          over_devices = !over_devices;
     }
     check(divides_nothing || plan.axes.empty() || over_devices == plan.over_devices, "[strategy] ", text,
           ": axes over ranks and over devices cannot be combined yet; choose one of them");
@@ -193,9 +197,15 @@ Loss StrategyLayer::evaluate(const Batch& batch, std::vector<Tensor>* outputs) {
 
 nn::StateDict StrategyLayer::whole_state(bool keep) const {
   nn::StateDict all;
-  if (keep)
-    for (const auto& [name, tensor] : model_->state_dict())
-      all.emplace_back(name, tensor.to(kCPU).contiguous());
+  for (const auto& [name, slot] : model_->named_state()) {
+    const auto& layout = slot.layout();
+    // Replicas that have all parts between them need no communication.
+    const bool gathers = layout && !nn::has_whole(slot);
+    Tensor whole = gathers ? empty(layout->whole_sizes(), {slot.dtype(), slot.device()}) : Tensor();
+    if (gathers) layout->gather(0, whole);
+    else if (keep) whole = nn::whole_tensor(slot, 0);
+    if (keep) all.emplace_back(name, whole.detach().to(kCPU).contiguous());
+  }
   return all;
 }
 

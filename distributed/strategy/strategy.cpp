@@ -187,7 +187,7 @@ std::optional<Evaluation> Strategy::evaluate(std::int64_t turns,
     if (turn == 0) sums.resize(2 + loss.sums.size());
     check_sums(sums.size() - 2, loss.sums.size());
     if (batch.counts) {
-      if (seen) seen(outputs, batch);
+      if (!outputs.empty()) seen(outputs, batch);
       // The mean over no targets is NaN.
       if (loss.kind == LossKind::sum) sums[0] += loss.value.item();
       else if (loss.count > 0) sums[0] += loss.value.item() * loss.count;

@@ -81,11 +81,14 @@ struct ModelParts {
   /// Both in one call, for models that compute the loss themselves. Without it, `loss` of `forward`.
   std::function<Loss(const std::vector<Tensor>& inputs, const std::vector<Tensor>& targets)> forward_loss =
       {};
-  /// The model as consecutive stages, one for each device. Without it, the model cannot be split.
+  /// The model as consecutive stages, one for each device. Without it, the model cannot be split. Over ranks,
+  /// each rank makes all stages and keeps its own: the parameters of the others lose their memory, or never
+  /// get any if the model is on the meta device.
   std::function<std::vector<Stage>(const std::vector<Device>&)> stages = {};
 };
 
-/// This process's part of a step: the parts of all ranks and of a step add up.
+/// This process's part of a step: the parts of all ranks and of a step add up. Of the stages of a pipeline
+/// over ranks, the first one has the numbers, and the others have zeros.
 struct StepLoss {
   Tensor loss;               ///< of the mean over the step; one element
   std::vector<Tensor> sums;  ///< Loss::sums
@@ -173,8 +176,8 @@ class Strategy {
   bool logs() const { return rank() == 0; }
   /// The model may be built on the meta device, so that no process ever has all of it.
   bool builds_in_parts() const;
-  /// The model is split into ModelParts::stages.
-  bool splits_model() const { return plan_.splits_model; }
+  /// The number of ModelParts::stages into which the model is split; 0 if it is not split.
+  int stages() const { return plan_.splits_model ? (*mesh_)["pipeline"].size() : 0; }
   /// Every call of the model is collective: all ranks must call it equally often.
   bool calls_are_collective() const;
   /// The model itself can be called, for example to generate text.
@@ -201,8 +204,9 @@ class Strategy {
   using Seen = std::function<void(const std::vector<Tensor>& outputs, const Batch& batch)>;
   /// The loss of `turns` batches of each rank, in evaluation mode and without gradients. The ranks may
   /// have different numbers of batches (Batch::counts), but the same number of turns. `seen`, if given, gets
-  /// the outputs of ModelParts::forward for each batch that counts. Calls stops(), which may be collective,
-  /// after each turn; returns nothing if it returned true. Collective.
+  /// the outputs of ModelParts::forward, or of the last stage, for each batch that counts; it is called on
+  /// one rank of a pipeline. Calls stops(), which may be collective, after each turn; returns nothing if it
+  /// returned true. Collective.
   std::optional<Evaluation> evaluate(std::int64_t turns, const std::function<Batch(std::int64_t turn)>& read,
                                      const std::function<bool()>& stops = {}, const Seen& seen = {});
 

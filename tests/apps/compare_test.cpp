@@ -37,9 +37,9 @@ std::vector<std::string> tiny(std::vector<std::string> more) {
 }  // namespace
 
 TEST_CASE("modes train the GPT alike") {
-  const Ended ended =
-      compare(tiny({"--model", "gpt", "--length", "3", "--batch-size", "5", "--steps", "1", "--optimizer",
-                    "adamw", "--modes", "dp-replicated,fsdp,pipeline-1f1b,zero2"}));
+  const Ended ended = compare(
+      tiny({"--model", "gpt", "--length", "3", "--batch-size", "5", "--steps", "1", "--optimizer", "adamw",
+            "--modes", "dp-replicated,fsdp,pipeline-1f1b,zero2", "--parallel", "pipeline=2"}));
   INFO(ended.out << ended.err);
   REQUIRE(ended.status == 0);
   CHECK_THAT(ended.out, ContainsSubstring("gpt on sequences of 3 tokens, batch of 5, float64"));

@@ -106,10 +106,12 @@ struct Case {
   }
 };
 
-bool is_pipeline(const Case& c) { return c.mode == "pipeline" || c.mode == "rank pipeline"; }
+bool is_pipeline(const Case& c) { return c.mode.ends_with("pipeline"); }
 bool replicates_on_devices(const Case& c) { return c.mode.starts_with("dp") || c.mode == "sharded"; }
-const std::vector<std::string> kModes{"ddp",       "zero1",   "zero2",    "fsdp",          "dp",
-                                      "dp-master", "sharded", "pipeline", "rank pipeline", "model"};
+const std::vector<std::string> kModes{
+    "ddp",       "zero1",   "zero2",    "fsdp",          "dp",
+    "dp-master", "sharded", "pipeline", "rank pipeline", "strategy pipeline",
+    "model"};
 
 Case drawn(const std::string& mode, std::uint64_t seed) {
   const auto number = std::find(kModes.begin(), kModes.end(), mode) - kModes.begin();
@@ -123,7 +125,7 @@ Case drawn(const std::string& mode, std::uint64_t seed) {
   // DataParallel's batch norm is that of each replica's samples.
   c.norm = pick(0, 1) && !replicates_on_devices(c);
   c.parts = pick(1, 3);
-  if (is_pipeline(c)) c.calls = pick(1, 2);
+  if (is_pipeline(c) && mode != "strategy pipeline") c.calls = pick(1, 2);
   if (mode == "model") c.tied = false, c.parts = 1;
   // Devices may be more than the samples of a part.
   const int least = replicates_on_devices(c) ? c.parts : 2 * c.parts * c.members;
@@ -452,38 +454,57 @@ Trace in_stages(const Case& c, const Group& group) {
   return trace;
 }
 
-// Model parallelism, which trains a step at once.
-Trace in_sequence(const Case& c) {
+// Model parallelism over devices, or a pipeline over ranks.
+Trace by_strategy(const Case& c, const Group& group) {
   using Tensors = std::vector<Tensor>;
   Net net(c);
   fill(net, c.seed);
   std::vector<Device> devices;
-  for (int d = 0; d < c.members; ++d) devices.emplace_back(DeviceType::cpu, d);
-  Strategy strategy(c.mode, {.devices = devices});
+  for (int d = 0; d < (group ? 1 : c.members); ++d) devices.emplace_back(DeviceType::cpu, d);
+  Strategy strategy(
+      group ? concat({"pipeline=", c.members, ":schedule=", schedule_name(c.schedule)}) : c.mode,
+      {.world = group, .devices = devices, .parts = c.parts});
   strategy.wrap(net, {.forward = [&](const Tensors& in) { return Tensors{net(in[0], in[1])}; },
                       .loss = [](const Tensors& out, const Tensors& targets) -> Loss {
                         return {mse_loss(out[0], targets[0]), static_cast<double>(targets[0].size(0))};
                       },
-                      .stages = [&](const std::vector<Device>&) { return stages_of(c, net); }});
-  const auto loss = [&](const Batch& part, double) {
-    const auto read = [&](const Part&) { return distributed::Batch{{part.x, part.z}, {part.y}}; };
-    return strategy.gradients(read, static_cast<double>(part.size())).loss.item();
-  };
-  return trained(
-      c, net, loss, [&] { return copied(net.state_dict()); }, true);
+                      .stages =
+                          [&](const std::vector<Device>& devices) {
+                            std::vector<Stage> stages;
+                            for (std::size_t s = 0; s < devices.size(); ++s)
+                              stages.push_back(stage_of(c, net, s, devices[s]));
+                            return stages;
+                          }});
+  const auto optimizer = optimizer_of(c, net.parameters());
+  Trace trace;
+  for (int step = 0; step < kTrainedSteps; ++step) {
+    optimizer->zero_grad();
+    const Batch batch = batch_of(c, step);
+    const auto read = [&](const auto&) { return distributed::Batch{{batch.x, batch.z}, {batch.y}}; };
+    const Tensor loss = strategy.gradients(read, static_cast<double>(batch.size())).loss;
+    trace.losses.push_back(strategy.sum({loss.item()})[0]);
+    if (c.clip > 0) trace.norms.push_back(strategy.clip_grad_norm_(c.clip, norm_type(c)).item());
+    if (!group) trace.gradients.push_back(gradients_of(net));
+    optimizer->step();
+    const nn::StateDict whole = strategy.whole_state();
+    if (strategy.logs()) trace.states.push_back(copied(whole));
+  }
+  return trace;
 }
 
 // Trains in the mode of the case. Returns the trace of each rank.
 std::vector<Trace> in_mode(const Case& c) {
   if (c.mode == "pipeline") return {in_stages(c, nullptr)};
-  if (c.mode == "model") return {in_sequence(c)};
+  if (c.mode == "model") return {by_strategy(c, nullptr)};
   if (replicates_on_devices(c)) return {on_devices(c)};
+  const bool stages = c.mode == "rank pipeline", strategy = c.mode == "strategy pipeline";
   std::vector<Trace> traces(static_cast<std::size_t>(c.members));
   run_local_ranks(
       c.members,
       [&](const Group& group) {
-        traces[static_cast<std::size_t>(group->rank())] =
-            c.mode == "rank pipeline" ? in_stages(c, group) : on_rank(c, group);
+        traces[static_cast<std::size_t>(group->rank())] = stages     ? in_stages(c, group)
+                                                          : strategy ? by_strategy(c, group)
+                                                                     : on_rank(c, group);
       },
       kBounded);
   return traces;

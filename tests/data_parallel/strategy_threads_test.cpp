@@ -182,7 +182,8 @@ TEST_CASE("every mode trains and evaluates as one process does") {
         CAPTURE(text, parts, mean);
         check_same(train(text, nullptr, parts, mean), expected, true);
       }
-      for (const char* text : {"ddp", "zero1", "replicate=2:zero=2", "fsdp"}) {
+      for (const char* text : {"ddp", "zero1", "replicate=2:zero=2", "fsdp", "pipeline=2",
+                               "pipeline=-1:schedule=gpipe", "pipeline=2:schedule=zero-bubble"}) {
         CAPTURE(text, parts, mean);
         const auto ranks = on_ranks<Trained>(2, [&](const Group& g) { return train(text, g, parts, mean); });
         for (std::size_t r = 0; r < 2; ++r) check_same(ranks[r], expected, r == 0);
@@ -288,7 +289,9 @@ TEST_CASE("a strategy's text that cannot be trained is refused, and the message 
   CHECK_FALSE(plan_strategy("replicate=2:zero=1", false).over_devices);
   refused("shard=2:compress=f16", "shard over ranks has no option compress; it has none");
   refused("tensor=2", "this program has no axis tensor over ranks");
-  CHECK(plan_strategy("pipeline=2", true).over_devices);
+  CHECK_FALSE(plan_strategy("pipeline=2", true).over_devices);
+  CHECK(plan_strategy("pipeline=2:schedule=sequential", true).over_devices);
+  CHECK(plan_strategy("pipeline", true).over_devices);
   CHECK(plan_strategy("replicate=1,shard=4", true).axes.size() == 1);
   refused("replicate=1:bogus=3,shard=4", "has no option bogus");
   refused("replicate=65536,shard=65536", "for more than 2147483647 ranks");

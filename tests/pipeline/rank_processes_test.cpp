@@ -71,14 +71,10 @@ TEST_CASE("child whose stage fails", "[.]") {
   const ChildRank self = child_rank();
   const Group group = make_group(self);
   Chain chain = Chain::stage(self.rank, self.size);
-  const bool dies = std::getenv("TEST_DIES");
   int calls = 0;
   const Stage stage(
       [&](const Tensor& x) {
-        if (self.rank == 1 && ++calls == 6) {
-          if (dies) raise(SIGKILL);
-          throw std::runtime_error("boom");
-        }
+        if (self.rank == 1 && ++calls == 6) throw std::runtime_error("boom");
         return chain(x);
       },
       kCPU, chain.modules());
@@ -92,25 +88,102 @@ TEST_CASE("child whose stage fails", "[.]") {
       error = e.what();
     }
   }
-  if (dies) CHECK_THAT(error, ContainsSubstring("rank 1"));
-  else
-    CHECK_THAT(error,
-               ContainsSubstring("boom") && ContainsSubstring("stage 1, Part, forward of micro-batch 1"));
+  CHECK_THAT(error,
+             ContainsSubstring("boom") && ContainsSubstring("stage 1, Part, forward of micro-batch 1"));
 }
 
-TEST_CASE("if a stage throws or a process is killed, the other process throws an error that names the rank") {
+TEST_CASE("if a stage throws, the other process throws an error that names the rank") {
   if (!has_gloo()) return;
-  for (const bool dies : {false, true}) {
-    const auto begin = std::chrono::steady_clock::now();
-    RankProcesses::Variables variables;
-    if (dies) variables.emplace_back("TEST_DIES", "1");
-    RankProcesses ranks("child whose stage fails", 2, variables);
-    const Ended& second = ranks.wait(1);
-    CHECK(second.signal == (dies ? SIGKILL : 0));
-    if (!dies) CHECK(second.well());
-    const Ended& first = ranks.wait(0);
-    CAPTURE(dies, first.output);
-    CHECK(first.well());
-    CHECK(std::chrono::steady_clock::now() - begin < 25s);  // sooner than the timeout
+  const auto begin = std::chrono::steady_clock::now();
+  RankProcesses ranks("child whose stage fails", 2);
+  for (const int r : {1, 0}) {
+    const Ended& end = ranks.wait(r);
+    CAPTURE(r, end.output);
+    CHECK(end.well());
   }
+  CHECK(std::chrono::steady_clock::now() - begin < 25s);  // sooner than the timeout
+}
+
+namespace {
+
+struct Net : nn::Module {
+  nn::Linear& fc0 = add<nn::Linear>("fc0", {.in_features = 5, .out_features = 6});
+  nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = 6, .out_features = 7});
+  nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 7, .out_features = 4});
+  Tensor forward(const Tensor& x) override { return fc2(tanh(fc1(tanh(fc0(x))))); }
+};
+
+constexpr const char* kPhases[] = {"forward", "backward", "loss", "clip", "state", "evaluation"};
+// The rank that is killed: in the middle, or where the loss is.
+int killed_in(const std::string& phase) { return phase == "loss" ? 2 : 1; }
+
+}  // namespace
+
+TEST_CASE("child that is killed in a step of a strategy", "[.]") {
+  using Tensors = std::vector<Tensor>;
+  const ChildRank self = child_rank();
+  const Group group = make_group(self);
+  const std::string phase = std::getenv("TEST_PHASE");
+  int step = 0;
+  const auto reached = [&](const char* here) {
+    if (step == 1 && self.rank == killed_in(phase) && phase == here) raise(SIGKILL);
+  };
+  Strategy strategy("pipeline=3", {.world = group, .parts = 4});
+  Net net;
+  const auto middle = [&](const Tensor& x) {
+    reached(grad_enabled() ? "forward" : "evaluation");
+    const Tensor y = tanh(net.fc1(x));
+    if (grad_enabled())
+      y.register_hook([&](const Tensor& g) {
+        reached("backward");
+        return g;
+      });
+    return y;
+  };
+  strategy.wrap(
+      net, {.forward = [&](const Tensors& in) { return Tensors{net(in[0])}; },
+            .loss = [&](const Tensors& out, const Tensors& targets) -> Loss {
+              reached("loss");
+              return {mse_loss(out[0], targets[0]), static_cast<double>(targets[0].size(0))};
+            },
+            .stages =
+                [&](const std::vector<Device>& on) {
+                  return std::vector<Stage>{{net.fc0, on[0]}, {middle, on[1], {net.fc1}}, {net.fc2, on[2]}};
+                }});
+  optim::SGD optimizer(net.parameters(), {.lr = 0.1});
+  const auto read = [](const auto&) { return Batch{{ones({8, 5})}, {ones({8, 4})}}; };
+  std::string error;
+  try {
+    for (; step < 3; ++step) {
+      optimizer.zero_grad();
+      strategy.gradients(read, 8);
+      reached("clip");
+      strategy.clip_grad_norm_(1);
+      optimizer.step();
+      reached("state");
+      strategy.whole_state();
+      strategy.evaluate(1, read);
+    }
+  } catch (const DistributedError& e) {
+    error = e.what();
+  }
+  CHECK_THAT(error, ContainsSubstring(concat({"rank ", killed_in(phase)})) && ContainsSubstring("pipeline"));
+}
+
+TEST_CASE("a rank that is killed in any phase of a step of a strategy is named by the others") {
+  if (!has_gloo()) return;
+  const auto begin = std::chrono::steady_clock::now();
+  // All jobs run at the same time, because they mostly wait.
+  std::vector<std::unique_ptr<RankProcesses>> jobs;
+  for (const char* phase : kPhases)
+    jobs.push_back(std::make_unique<RankProcesses>("child that is killed in a step of a strategy", 3,
+                                                   RankProcesses::Variables{{"TEST_PHASE", phase}}));
+  for (std::size_t i = 0; i < jobs.size(); ++i)
+    for (int r = 0; r < 3; ++r) {
+      const Ended& end = jobs[i]->wait(r);
+      CAPTURE(kPhases[i], r, end.signal, end.output);
+      if (r == killed_in(kPhases[i])) CHECK(end.signal == SIGKILL);
+      else CHECK(end.well());
+    }
+  CHECK(std::chrono::steady_clock::now() - begin < 25s);  // sooner than the timeout
 }

@@ -122,7 +122,10 @@ WriterState state_of(const char* op, const ShardedTraining& training, int replic
             " has the shape ", t.tensor.sizes(),
             ", which is not that of a parameter, and the parameters are "
             "sharded; save without the optimizer, or use one whose state is like its parameters");
-      state.items.push_back(whole_item(kExtra + name, t.tensor));
+      // A rank without elements of the parameter does not step it, so its counts are old ones.
+      const auto& layout = params[n].layout();
+      if (!layout || layout->region(replica).sizes.numel() > 0 || layout->whole_sizes().numel() == 0)
+        state.items.push_back(whole_item(kExtra + name, t.tensor));
     }
   }
   if (training.scheduler) {

@@ -10,8 +10,8 @@
 namespace tapestry::distributed {
 namespace {
 
-// Runs `backward` with averaging switched on. If the pass computed no gradients on this replica, the replica
-// still takes part in the collectives, because the others wait for it.
+// Runs `backward` with the reducer switched on. If the pass computed no gradients on this replica, the
+// replica still takes part in the collectives, because the others wait for it.
 template <class F>
 void run_pass(Reducer* reducer, const F& backward) {
   if (!reducer) return backward();
@@ -139,17 +139,15 @@ Tensor ReplicaGraphs::seed(const Tensor& gradient, std::size_t output, std::size
 
 // Runs on the replica's worker. Returns the gradients of the inputs.
 std::vector<Tensor> ReplicaGraphs::backward_of(std::size_t replica, const autograd::Backward& b,
-                                               autograd::NestedPass mode, Reducer* reducer,
-                                               double factor) const {
+                                               autograd::NestedPass mode, Reducer* reducer) const {
   std::vector<Tensor> roots, seeds, inputs;
   if (replica < inputs_.size()) {
     for (std::size_t i = 0; i < node_outputs_.size(); ++i) {
       const Tensor& gradient = b.grad(static_cast<std::uint32_t>(i));
       const Tensor& own = outputs_[replica][node_outputs_[i]];
       if (!gradient.defined() || !own.requires_grad()) continue;
-      const Tensor share = seed(gradient, node_outputs_[i], replica);
       roots.push_back(own);
-      seeds.push_back(factor == 1 ? share : share * factor);
+      seeds.push_back(seed(gradient, node_outputs_[i], replica));
     }
     for (const Input& input : node_inputs_) inputs.push_back(inputs_[replica][input.index]);
   }
@@ -162,9 +160,8 @@ std::vector<Tensor> ReplicaGraphs::backward_of(std::size_t replica, const autogr
   });
   std::vector<Tensor> gradients;
   for (const Tensor& t : inputs) {
-    const Tensor gradient = t.grad();
+    gradients.push_back(t.grad());
     t.set_grad({});
-    gradients.push_back(gradient.defined() && factor != 1 ? gradient * (1 / factor) : gradient);
   }
   return gradients;
 }
@@ -199,8 +196,8 @@ void ReplicaGraphs::backward(autograd::Backward& b) {
   const autograd::NestedPass mode = autograd::nested_pass();
   const std::vector<std::unique_ptr<Reducer>> none;
   const auto& reducers = mode.accumulates && replicas_->are_persistent() ? replicas_->reducers() : none;
-  const bool averages = !reducers.empty(), sharded = replicas_->are_sharded();
-  if (averages) replicas_->broadcast_gradients();
+  const bool reduces = !reducers.empty();
+  if (reduces) replicas_->leave_gradients_to_first();
   struct AttachScope {
     Replicas& replicas;
     const bool active;
@@ -210,11 +207,7 @@ void ReplicaGraphs::backward(autograd::Backward& b) {
   } scope{*replicas_, !replicas_->are_persistent()};
   if (scope.active) replicas_->attach_replicas(masters_);
   std::vector<std::vector<Tensor>> gradients(replicas_->size());
-  // The gradients of the replicas must be summed, because seed() has weighted them. The collectives divide
-  // the sum by the number of replicas, and `factor` undoes this division.
-  const double factor =
-      averages || (sharded && mode.accumulates) ? static_cast<double>(replicas_->size()) : 1;
-  const bool collective = averages || sharded;
+  const bool collective = reduces || replicas_->are_sharded();
   // The caller's graph may use the parameters of the first replica too, outside of the call.
   autograd::GraphTask* const outer = autograd::pass_in_progress();
   const Replicas::PassScope pass(*replicas_);
@@ -222,9 +215,9 @@ void ReplicaGraphs::backward(autograd::Backward& b) {
     const auto r = static_cast<std::size_t>(i);
     const SpanScope span(replicas_->devices[r], Activity::backward, "backward");
     const autograd::NestedScope nested(i == 0 ? outer : nullptr);
-    gradients[r] = backward_of(r, b, mode, averages ? reducers[r].get() : nullptr, factor);
+    gradients[r] = backward_of(r, b, mode, reduces ? reducers[r].get() : nullptr);
   });
-  if (averages) {
+  if (reduces) {
     replicas_->record_gradients();
     replicas_->compare_once();
   }

@@ -47,7 +47,7 @@ class ReplicaGraphs : public std::enable_shared_from_this<ReplicaGraphs> {
   Tensor seed(const Tensor& gradient, std::size_t output, std::size_t replica) const;
   void backward(autograd::Backward& b);
   std::vector<Tensor> backward_of(std::size_t replica, const autograd::Backward& b, autograd::NestedPass mode,
-                                  Reducer* reducer, double factor) const;
+                                  Reducer* reducer) const;
   void reduce_on_master() const;
   Tensor join_input(std::size_t input, const std::vector<std::vector<Tensor>>& gradients) const;
 

@@ -14,8 +14,11 @@
 namespace tapestry::distributed {
 namespace {
 
+// A loss is divided before backward (ReplicaGraphs::seed()), so gradients are sums.
 ReducerOptions reducer_options(const DataParallelOptions& options) {
-  return bucket_sizes("DataParallel", options.bucket_cap_mb, options.first_bucket_mb);
+  ReducerOptions reducer = bucket_sizes("DataParallel", options.bucket_cap_mb, options.first_bucket_mb);
+  reducer.reduce = ReduceOp::sum;
+  return reducer;
 }
 
 constexpr std::int64_t kReplaced = INT64_MAX;  // changes of a gradient that is another tensor now
@@ -261,11 +264,18 @@ const std::vector<std::unique_ptr<Reducer>>& Replicas::reducers() {
   return reducers_;
 }
 
+void Replicas::leave_gradients_to_first() {
+  for (Slot& s : slots_) {
+    s.gradients.clear();  // they are views of buckets that the pass may free
+    for (std::size_t r = 1; s.is_trained() && r < size(); ++r) s.replicas[r].set_grad({});
+  }
+}
+
+// Copies the first replica's gradients to the others if something else than a pass of all changed them.
 void Replicas::broadcast_gradients() {
   std::vector<const Slot*> changed;
   for (Slot& s : slots_)
     if (s.is_trained() && !s.gradients_agree()) changed.push_back(&s);
-  for (Slot& s : slots_) s.gradients.clear();  // old gradients are views of buckets that the pass may free
   copy_gradients(changed);
 }
 

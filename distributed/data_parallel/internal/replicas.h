@@ -64,9 +64,9 @@ class Replicas {
   /// One reducer per replica for the parameters that require gradients now. Empty if there are none. Throws
   /// AutogradError after close().
   const std::vector<std::unique_ptr<Reducer>>& reducers();
-  /// Copies the first replica's gradients to the others if something else changed them (another backward
-  /// pass, the user), so that the mean includes them. Call it before a backward pass.
-  void broadcast_gradients();
+  /// Drops the gradients of all replicas but the first. Call it before a backward pass: its sum over the
+  /// replicas then counts earlier gradients once.
+  void leave_gradients_to_first();
   /// In this scope, gradients that arrive at the first replica come from the replicas' own passes. Outside of
   /// it, they come from the caller's graph, which uses parameters outside of the model's call. The other
   /// replicas then get the first one's sum at the end of the caller's pass.
@@ -80,7 +80,7 @@ class Replicas {
    private:
     Replicas& replicas_;
   };
-  /// Records the gradients and their versions for the next broadcast_gradients() or step of an optimizer.
+  /// Records the gradients and their versions for the next step of an optimizer.
   /// Call it after a backward pass.
   void record_gradients();
   /// Throws ValueError, with the device and the difference, if the first pass has left the replicas of a
@@ -137,6 +137,7 @@ class Replicas {
   void watch_gradients();
   void on_gradient();
   void before_step();
+  void broadcast_gradients();
   void copy_gradients(const std::vector<const Slot*>& slots);
   void note_broadcast(const Slot& slot);
 

@@ -48,7 +48,8 @@ ShardedReplicas::ShardedReplicas(nn::Module& model, std::vector<Device> on,
                             .max_full_units = o.max_full_units,
                             .device = devices[0],
                             .offload = o.offload,
-                            .mixed_precision = o.mixed_precision};
+                            .mixed_precision = o.mixed_precision,
+                            .reduce = ReduceOp::sum};  // ReplicaGraphs divides the loss before backward
   groups_ = make_replica_groups(devices, o.backend, {});
   for (nn::Module* unit : units) {
     const std::string wrong = why_not_shardable(*unit, options, groups_, devices);

@@ -118,6 +118,7 @@ void MessageSender::send(const MessageId& id, const Message& message, std::uint6
     if (!t.defined()) continue;
     const bool channels_last = t.memory_format() == MemoryFormat::channels_last;
     works.push_back(group_.send(as_stored(t.detach(), channels_last), peer_, tag_, what));
+    bytes_ += static_cast<std::int64_t>(t.nbytes());
   }
   sent_.push_back(std::move(works));
   while (sent_.size() > kMaxQueuedMessages + 1) wait_for_first();

@@ -82,6 +82,8 @@ class MessageSender {
   void send(const MessageId& id, const Message& message, std::uint64_t rng_offset);
   /// Waits until the peer has received all messages.
   void finish();
+  /// The bytes of all tensors sent so far.
+  std::int64_t bytes() const { return bytes_; }
 
  private:
   void wait_for_first();
@@ -89,6 +91,7 @@ class MessageSender {
   ProcessGroup& group_;
   const int peer_;
   const std::uint32_t tag_;
+  std::int64_t bytes_ = 0;
   std::deque<std::vector<Work>> sent_;  // by message
 };
 

@@ -295,6 +295,8 @@ void RankPipeline::run(Pass& pass) {
   last_.emplace(std::move(*pass.executor));
   bytes_received_ =
       (pass.outputs ? pass.outputs->bytes() : 0) + (pass.gradients ? pass.gradients->bytes() : 0);
+  bytes_to_next_ = pass.to_next ? pass.to_next->bytes() : 0;
+  bytes_to_previous_ = pass.to_previous ? pass.to_previous->bytes() : 0;
   micro_batches_ = count;
   wall_s_ = std::chrono::duration<double>(Clock::now() - began).count();
 }

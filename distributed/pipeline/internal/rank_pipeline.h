@@ -30,6 +30,9 @@ class RankPipeline final : public PipelineRunner {
                           const Pipeline::LossFunction& loss) override;
   std::vector<Tensor> evaluate(const TensorList& inputs) override;
   PipelineReport report() const override;
+  /// The bytes of the tensors that this rank sent to its neighbours in the last pass.
+  std::int64_t bytes_to_next() const { return bytes_to_next_; }
+  std::int64_t bytes_to_previous() const { return bytes_to_previous_; }
   Tensor clip_grad_norm_(const std::vector<nn::Parameter>& parameters, double max_norm, double norm_type,
                          bool error_if_nonfinite) const override;
   nn::StateDict whole_state_dict() const override;
@@ -81,7 +84,7 @@ class RankPipeline final : public PipelineRunner {
 
   // The last pass, for report().
   std::optional<StageExecutor> last_;
-  std::int64_t bytes_received_ = 0;
+  std::int64_t bytes_received_ = 0, bytes_to_next_ = 0, bytes_to_previous_ = 0;
   double wall_s_ = 0;
   int micro_batches_ = 0;
 };

@@ -15,11 +15,18 @@ constexpr const char* kSharded =
     " is sharded by fully_shard(), which gathers parameters over all ranks while they compute; shard a model "
     "or split it into stages, not both";
 
+// A layout that only says which stage has the slot divides nothing.
+bool is_sharded(const nn::TensorSlot& slot) {
+  if (!slot.layout()) return false;
+  const std::vector<nn::Cut>& cuts = slot.layout()->cuts();
+  return std::any_of(cuts.begin(), cuts.end(), [](const nn::Cut& cut) { return cut.dim != nn::Cut::kHeld; });
+}
+
 }  // namespace
 
 void TiedParameters::add_use(const std::string& name, const nn::TensorSlot& slot, std::size_t stage,
                              bool is_parameter) {
-  check(!slot.layout(), "[Pipeline] '", name, "' of stage ", first_number_ + stage, kSharded);
+  check(!is_sharded(slot), "[Pipeline] '", name, "' of stage ", first_number_ + stage, kSharded);
   check(slot.replicas() == 1, "[Pipeline] '", name, "' of stage ", first_number_ + stage, " has ",
         slot.replicas(), " replicas; destroy its DataParallel first, or call unreplicate()");
   const auto [known, is_new] = index_.emplace(slot.id(), used_.size());
@@ -60,7 +67,7 @@ TiedParameters::TiedParameters(const std::vector<Stage>& stages, const std::vect
 
 void TiedParameters::check_places() const {
   for (const UsedSlot& used : used_) {
-    check(!used.slot.layout(), "[Pipeline] '", used.name, "' of stage ", first_number_ + used.stages[0],
+    check(!is_sharded(used.slot), "[Pipeline] '", used.name, "' of stage ", first_number_ + used.stages[0],
           kSharded);
     const Device here = used.slot.replica(0).device(), home = devices_[home_of(used)];
     check(used.slot.replicas() == 1 && here == home, "[Pipeline] '", used.name, "' of stage ",

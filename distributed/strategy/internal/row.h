@@ -52,8 +52,8 @@ class StrategyLayer {
   /// The loss of a batch, without gradients. `outputs` is null if nobody wants them.
   virtual Loss evaluate(const Batch& batch, std::vector<Tensor>* outputs);
   virtual OptimizerDivision optimizer_division() const { return {}; }
-  /// The tensors of the whole model in host memory, if `keep`.
-  virtual nn::StateDict whole_state(bool keep) const;
+  /// The tensors of the whole model in host memory, if `keep`. Collective.
+  nn::StateDict whole_state(bool keep) const;
   virtual std::shared_ptr<void> unshard() const { return nullptr; }
   /// Members of transfers are coordinates along the axis.
   virtual LayerReport report() const { return {}; }

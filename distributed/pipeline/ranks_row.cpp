@@ -1,0 +1,123 @@
+// The row `pipeline` over ranks: each rank computes one stage, and keeps the parameters of this stage alone.
+#include <optional>
+#include <utility>
+
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/core/error.h"
+#include "tapestry/distributed/pipeline/internal/pipeline_layer.h"
+#include "tapestry/distributed/pipeline/internal/rank_pipeline.h"
+#include "tapestry/distributed/pipeline/internal/stage_parameters.h"
+
+namespace tapestry::distributed {
+namespace {
+
+constexpr std::uint32_t kLossTag = 0x6c6f7373;  // "loss" in ASCII
+
+class PipelineOverRanks final : public PipelineLayer {
+ public:
+  using PipelineLayer::PipelineLayer;
+  bool builds_in_parts() const override { return true; }
+  bool saves_in_parts() const override { return true; }
+
+  void wrap(nn::Module& model, const ModelParts& parts) override {
+    attach(model, parts);
+    const auto ranks = static_cast<std::size_t>(group().size());
+    const std::vector<Stage> stages = parts.stages(std::vector(ranks, device()));
+    check(stages.size() == ranks, "[strategy] ModelParts::stages returned ", stages.size(), " stages for ",
+          ranks, " ranks; return one for each of the devices that it gets");
+    PipelineOptions options = pipeline_options();
+    options.tied = keep_own_stage(model, stages, context().axis->group());
+    pipeline_.emplace(context().axis->group(), std::vector{stages[static_cast<std::size_t>(group().rank())]},
+                      options);
+  }
+  StepLoss gradients(const Part&, const Batch& batch, double count, optim::GradScaler* scaler) override {
+    StepLoss step;
+    std::vector<Tensor> all;
+    with_error_context(place(), [&] {
+      pipeline_->forward_backward(tensors_in(batch.inputs), tensors_in(batch.targets),
+                                  loss_function(step, count, scaler, device()));
+      all = std::move(step.sums);
+      all.insert(all.begin(), step.loss);
+      all = on_first(std::move(all));
+    });
+    return {all[0], {all.begin() + 1, all.end()}};
+  }
+  Loss evaluate(const Batch& batch, std::vector<Tensor>* outputs) override {
+    std::vector<Tensor> results, all;
+    with_error_context(place(), [&] {
+      results = pipeline_->evaluate(tensors_in(batch.inputs));
+      if (is_last()) all = evaluated(results, batch);
+      all = on_first(std::move(all));
+    });
+    if (outputs) *outputs = std::move(results);
+    return {all[0], all[1].item(), LossKind::sum, {all.begin() + 2, all.end()}};
+  }
+  LayerReport report() const override {
+    LayerReport report{{"pipeline"}};
+    const int here = group().rank();
+    if (!is_last()) add_transfer(report, here, here + 1, pipeline_->bytes_to_next(), "activations");
+    if (here > 0) add_transfer(report, here, here - 1, pipeline_->bytes_to_previous(), "gradients");
+    return report;
+  }
+
+ private:
+  ProcessGroup& group() const { return *context().axis->group(); }
+  bool is_last() const { return group().rank() + 1 == group().size(); }
+  // For errors: a rank of the group, which they name, is a stage.
+  std::string place() const {
+    return concat(
+        {"stage ", group().rank(), " of ", group().size(), " along the axis ", context().axis->name()});
+  }
+
+  // The sum of the losses of a batch, their count, and Loss::sums.
+  std::vector<Tensor> evaluated(const std::vector<Tensor>& results, const Batch& batch) {
+    try {
+      Loss own = loss_of(results, tensors_on(batch.targets, device()));
+      std::vector<Tensor> all = std::move(own.sums);
+      all.insert(all.begin(), {own.kind == LossKind::sum ? own.value : own.value * own.count,
+                               full({}, own.count, {DType::f64, kCPU})});
+      return all;
+    } catch (const std::exception& e) {
+      group().abort(e.what());  // wakes the other ranks, which wait for the numbers
+      throw;
+    }
+  }
+
+  // The numbers that the last rank has computed, in host memory. Strategy::sum() adds what ranks have, so one
+  // rank gets the numbers, the first one, which logs, and the others get zeros.
+  std::vector<Tensor> on_first(std::vector<Tensor> numbers) {
+    const NoGradGuard no_grad;
+    const int last = group().size() - 1;
+    const MessageId id{MessageId::Kind::gradients, 0, ++messages_};
+    if (is_last()) {
+      numbers = tensors_on(numbers, kCPU);
+      for (int rank = 0; rank < last; ++rank) {
+        MessageSender sender(group(), rank, kLossTag);
+        sender.send(id, {numbers}, 0);
+        sender.finish();
+      }
+    } else {
+      numbers = MessageReceiver(group(), last, kLossTag, kCPU, {id}).take().tensors;
+    }
+    if (group().rank() > 0)
+      for (Tensor& t : numbers) t = zeros_like(t);
+    return numbers;
+  }
+
+  std::optional<RankPipeline> pipeline_;
+  std::uint64_t messages_ = 0;
+};
+
+const RowRegistration pipeline_over_ranks{
+    {.axis = "pipeline",
+     .order = 10,
+     .options = "schedule=gpipe|1f1b|zero-bubble",
+     .splits_model = true,
+     .about = "Pipeline: one process per device, which keeps one stage of the model; micro-batches",
+     .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
+       return std::make_unique<PipelineOverRanks>(context);
+     }}};
+
+}  // namespace
+}  // namespace tapestry::distributed
