@@ -342,6 +342,7 @@ int train(Options o) {
                 history.back().test_accuracy, at.seconds, static_cast<unsigned long long>(o.seed),
                 folder.path().c_str());
   progress.line(line);
+  job->print_report(progress);
   if (strategy.saves_in_parts() && !last_saved.empty())
     progress.line("all weights in one file: tapestry-checkpoint merge " + last_saved + " model.safetensors");
   return 0;

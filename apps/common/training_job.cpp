@@ -1,6 +1,7 @@
 #include "tapestry/apps/common/training_job.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 
 #include "tapestry/core/error.h"
@@ -90,6 +91,29 @@ void TrainingJob::seed_dropout(std::uint64_t seed) const {
 
 bool TrainingJob::writes_samples() const {
   return strategy_->can_call_model() && (first() || strategy_->calls_are_collective());
+}
+
+void TrainingJob::print_report(Progress& progress) const {
+  if (size() == 1 && strategy_->devices().size() == 1) return;
+  std::string text;
+  char part[160];
+  for (const distributed::AxisReport& axis : strategy_->report()) {
+    std::snprintf(part, sizeof part, "%s sent %.2f MiB in the last step", axis.axis.c_str(),
+                  static_cast<double>(axis.bytes_sent) / (1 << 20));
+    text += part;
+    if (axis.exposed_s > 0) {
+      std::snprintf(part, sizeof part, ", and computing waited %.1f ms for it", axis.exposed_s * 1e3);
+      text += part;
+    }
+    text += "; ";
+  }
+  const std::vector<MemorySample> most = strategy_->memory();
+  for (std::size_t i = 0; i < most.size(); ++i) {
+    std::snprintf(part, sizeof part, "%s%s held at most %.1f MiB", i == 0 ? "" : ", ",
+                  strategy_->devices()[i].str().c_str(), static_cast<double>(most[i].total()) / (1 << 20));
+    text += part;
+  }
+  progress.line(text);
 }
 
 Check parallel_text() {

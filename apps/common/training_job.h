@@ -7,6 +7,7 @@
 
 #include "tapestry/apps/common/command_line.h"
 #include "tapestry/apps/common/job_requests.h"
+#include "tapestry/apps/common/progress.h"
 #include "tapestry/distributed/strategy/strategy.h"
 
 namespace apps {
@@ -46,6 +47,9 @@ class TrainingJob {
   void seed_dropout(std::uint64_t seed) const;
   /// True on the ranks that call the model to write a sample: one rank, or all if the call is collective.
   bool writes_samples() const;
+  /// Prints what each axis sent in the last step, and the most that the devices of this process held. Prints
+  /// nothing if there is one device. All ranks call it.
+  void print_report(Progress& progress) const;
   /// JobRequests::agree().
   Request agree(const Request& own) { return requests_->agree(own); }
 

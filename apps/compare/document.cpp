@@ -16,6 +16,7 @@ namespace {
 using nlohmann::ordered_json;
 using tapestry::concat;
 using tapestry::Span;
+using tapestry::distributed::StrategyPlan;
 
 constexpr std::size_t kSpansPerRow = 400, kSamples = 240;
 constexpr int kDevicesOfPage = 16;     // whose parts and messages are on the page
@@ -37,6 +38,21 @@ ordered_json json_of(const planner::StepBreakdown& b) {
           {"exposed_comm_ms", ms(b.exposed_comm_s)},
           {"update_ms", ms(b.update_s)},
           {"idle_ms", ms(b.idle_s)}};
+}
+
+ordered_json json_of(const StrategyPlan& plan) {
+  constexpr const char* kSums[] = {"none", "buckets", "units", "master"};
+  const std::vector<tapestry::distributed::StepDivision> divisions = divisions_of(plan);
+  if (divisions.size() < plan.axes.size()) return nullptr;
+  ordered_json axes = ordered_json::array();
+  for (std::size_t i = 0; i < plan.axes.size(); ++i) {
+    const auto& [sum, zero, schedule] = divisions[i];
+    axes.push_back({{"size", plan.axes[i].size},
+                    {"sum", kSums[static_cast<std::size_t>(sum)]},
+                    {"zero", zero},
+                    {"schedule", schedule}});
+  }
+  return {{"one_process", plan.over_devices}, {"splits_model", plan.splits_model}, {"axes", std::move(axes)}};
 }
 
 ordered_json json_of(const Sentence& sentence) {
@@ -212,7 +228,7 @@ ordered_json json_of(const Report& report, const Judgement& judgement, std::size
   const Result& r = report.results[i];
   const Remark& remark = judgement.remarks.at(i);
   ordered_json j = {{"name", r.name}, {"description", r.description}, {"title", r.title},
-                    {"axes", r.axes}, {"family", r.family},           {"predicted_as", r.predicted_as}};
+                    {"axes", r.axes}, {"family", r.family},           {"predicted_as", json_of(r.plan)}};
   j["status"] = status_of(r);
   if (!r.error.empty()) {
     j["error"] = r.error;
@@ -384,6 +400,8 @@ std::string text_of(const ordered_json& j, int indent) {
 std::string json_text(const Report& report, const Judgement& judgement) {
   return text_of(document(report, judgement, false), 2) + "\n";
 }
+
+std::string plan_json(const StrategyPlan& plan) { return json_of(plan).dump(); }
 
 std::string page_json(const Report& report, const Judgement& judgement) {
   // These characters occur in strings only, where JSON takes \u for any character. U+2028 and U+2029 are

@@ -12,5 +12,7 @@ std::string json_text(const Report& report, const Judgement& judgement);
 /// about 400, and with the memory of the fullest device only, on the clock of the timed step. No character in
 /// it ends or opens an element of HTML.
 std::string page_json(const Report& report, const Judgement& judgement);
+/// The axes of a mode and how they divide a step, for the page's planner; "null" if a row does not say how.
+std::string plan_json(const tapestry::distributed::StrategyPlan& plan);
 
 }  // namespace apps::compare

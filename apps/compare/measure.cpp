@@ -61,7 +61,7 @@ Record train(Training& training, const Workload& w) {
     record.steps.push_back(std::move(step));
     record.losses.push_back(loss.item());
   }
-  for (const Device d : devices) record.peak_bytes.push_back(memory_stats(d).peak_allocated);
+  for (const MemorySample& most : training.strategy().memory()) record.peak_bytes.push_back(most.total());
   return record;
 }
 

@@ -13,17 +13,10 @@ namespace {
 
 // The comparison starts the ranks that a mode needs, so axes are over ranks where that is possible.
 Mode made(const std::string& name) {
-  Mode mode{
-      .name = name, .description = {}, .plan = distributed::plan_strategy(name, true), .predicted_as = {}};
+  Mode mode{.name = name, .description = {}, .plan = distributed::plan_strategy(name, true)};
   mode.description = mode.plan.about;
   if (!mode.plan.axes.empty()) mode.description += " (" + distributed::to_string(mode.plan.axes) + ")";
   return mode;
-}
-
-// A mode has as many ranks or devices as the comparison, whatever size is named.
-std::vector<AxisSpec> without_sizes(std::vector<AxisSpec> axes) {
-  for (AxisSpec& axis : axes) axis.size = -1;
-  return axes;
 }
 
 // False for short forms of another name: those of an equal text, and "dp" beside "dp-master".
@@ -41,11 +34,8 @@ bool is_listed(const distributed::StrategyAlias& alias) {
 const std::vector<Mode>& modes() {
   static const std::vector<Mode> all = [] {
     std::vector<Mode> list;
-    for (const distributed::StrategyAlias& alias : distributed::strategy_aliases()) {
-      if (!is_listed(alias)) continue;
-      list.push_back(made(alias.name));
-      list.back().predicted_as = alias.name;
-    }
+    for (const distributed::StrategyAlias& alias : distributed::strategy_aliases())
+      if (is_listed(alias)) list.push_back(made(alias.name));
     std::sort(list.begin(), list.end(), [](const Mode& a, const Mode& b) {
       return std::pair(!a.plan.axes.empty(), a.name) < std::pair(!b.plan.axes.empty(), b.name);
     });
@@ -57,10 +47,7 @@ const std::vector<Mode>& modes() {
 Mode mode_named(const std::string& name) {
   for (const Mode& known : modes())
     if (known.name == name) return known;
-  Mode mode = made(name);
-  for (const Mode& known : modes())
-    if (without_sizes(known.plan.axes) == without_sizes(mode.plan.axes)) mode.predicted_as = known.name;
-  return mode;
+  return made(name);
 }
 
 std::vector<AxisSpec> Mode::axes(int devices) const {

@@ -13,7 +13,6 @@ struct Mode {
   std::string name;         ///< for --modes, and in reports
   std::string description;  ///< for --help and the HTML page
   tapestry::distributed::StrategyPlan plan;
-  std::string predicted_as;  ///< the planner's name of the mode; empty if it has none
 
   /// If true, run as a job of tapestry-run's launcher.
   bool one_process_per_device() const { return !plan.axes.empty() && !plan.over_devices; }

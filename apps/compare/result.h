@@ -52,7 +52,7 @@ struct Result {
   std::string name;
   std::vector<std::string> rows;  ///< the devices, "cpu:0", or the ranks, "rank 0"
   std::string description;
-  std::string predicted_as;  ///< the planner's name of the mode; empty if it has none
+  tapestry::distributed::StrategyPlan plan;
   /// The axes of the mesh and their sizes, outermost first; none for one device. And their text.
   std::vector<std::pair<std::string, int>> axes;
   std::string title;            ///< "replicate=2:zero=1"

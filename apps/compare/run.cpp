@@ -159,7 +159,7 @@ class Comparison {
   void add_spread(Result& r) const {
     r.predicted_low_s = r.predicted_high_s = *r.predicted_step_s;
     for (std::size_t round = 0; round < std::min(profiles_.size(), links_.size()); ++round) {
-      const double step_s = planner::predict(r.predicted_as, profiles_[round], links_[round], w_)->step_s;
+      const double step_s = planner::predict(r.plan, profiles_[round], links_[round], w_)->step_s;
       r.predicted_low_s = std::min(r.predicted_low_s, step_s);
       r.predicted_high_s = std::max(r.predicted_high_s, step_s);
     }
@@ -176,7 +176,7 @@ class Comparison {
   void add_scaling(Report& report) const {
     for (const Mode& m : modes_)
       for (int n = 1; n <= std::min<std::int64_t>(kMaxDevices, w_.batch_size); n *= 2) {
-        if (auto p = planner::simulate_devices(m.predicted_as, *report.profile, report.link, w_, n)) {
+        if (auto p = planner::simulate_devices(m.plan, *report.profile, report.link, w_, n)) {
           p->mode = m.name;
           report.scaling.push_back(*p);
         } else if (m.splits_model()) {
@@ -192,7 +192,7 @@ class Comparison {
     report.profile = profile;
     report.link = measured_link;
     for (Result& r : report.results) {
-      std::optional<planner::Prediction> p = planner::predict(r.predicted_as, profile, measured_link, w_);
+      std::optional<planner::Prediction> p = planner::predict(r.plan, profile, measured_link, w_);
       if (!p) continue;
       p->mode = r.name;
       r.predicted_step_s = p->step_s;
@@ -208,7 +208,7 @@ class Comparison {
     if (bandwidth) *bandwidth *= 1e9;
     const planner::Link link = planner::link_with(measured_link, latency_s, bandwidth);
     for (const Mode& m : modes_)
-      if (auto p = planner::simulate_devices(m.predicted_as, profile, link, w_, o_.predict_devices)) {
+      if (auto p = planner::simulate_devices(m.plan, profile, link, w_, o_.predict_devices)) {
         p->mode = m.name;
         report.simulations.push_back(*p);
       } else if (m.splits_model()) {
@@ -245,8 +245,8 @@ class Comparison {
         result.rounds_steps_s.push_back(round.steps_s);
       }
       result.name = modes_[i].name;
-      result.description = modes_[i].plan.about;
-      result.predicted_as = modes_[i].predicted_as;
+      result.description = modes_[i].description;
+      result.plan = modes_[i].plan;
       const auto axes = modes_[i].axes(w_.devices);
       for (const auto& axis : axes) result.axes.emplace_back(axis.name, axis.size);
       result.title = distributed::to_string(axes);

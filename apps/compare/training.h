@@ -19,6 +19,7 @@ class Training {
   tapestry::Tensor step();
   /// The devices on which this process computes.
   const std::vector<tapestry::Device>& devices() const { return strategy_.devices(); }
+  const tapestry::distributed::Strategy& strategy() const { return strategy_; }
   /// What this process sent from one device, or rank, to another in the last step.
   std::vector<Traffic> traffic() const;
   /// The group that connects the processes, or null if there is only one process.

@@ -456,6 +456,7 @@ int Run::train() {
     if ((agreed.save || interval_->due_at(step_)) && !due(step_)) save();
   }
   write_model();
+  parallel_.print_report(*progress_);
   progress_->line("wrote " + o_.run_dir + "/model; try: gpt generate --model " + o_.run_dir +
                   "/model --prompt \"" + (o_.sample_prompt.empty() ? "The" : o_.sample_prompt) + "\"");
   return 0;

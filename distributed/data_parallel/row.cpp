@@ -6,6 +6,7 @@
 namespace tapestry::distributed {
 namespace {
 
+bool is_master(const AxisSpec& axis) { return axis.option("mode", "replicated") == "master"; }
 std::int64_t bytes_of(const Tensor& t) { return static_cast<std::int64_t>(t.nbytes()); }
 
 class ReplicateOverDevices final : public DevicesLayer {
@@ -14,8 +15,7 @@ class ReplicateOverDevices final : public DevicesLayer {
 
   void wrap(nn::Module& model, const ModelParts& parts) override {
     attach(model, parts);
-    const auto mode = context().spec.options.find("mode");
-    const bool master = mode != context().spec.options.end() && mode->second == "master";
+    const bool master = is_master(context().spec);
     dp_.emplace(
         model, context().devices,
         DataParallelOptions{.mode = master ? DataParallelMode::master : DataParallelMode::replicated});
@@ -115,6 +115,11 @@ const RowRegistration replicate_over_devices{
      .options = "mode=replicated|master",
      .about = "DataParallel: one process, one replica per device; with mode=master the first device adds "
               "gradients and steps",
+     .divide =
+         [](const AxisSpec& axis, StepDivision& step) {
+           step.sum = is_master(axis) ? StepDivision::Sum::master : StepDivision::Sum::buckets;
+           return true;
+         },
      .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
        return std::make_unique<ReplicateOverDevices>(context);
      }}};

@@ -12,9 +12,8 @@ class ReplicateOverRanks final : public StrategyLayer {
   void wrap(nn::Module& model, const ModelParts& parts) override {
     StrategyLayer::wrap(model, parts);
     ddp_.emplace(model, DdpOptions{.process_group = context().axis->group(), .reduce = ReduceOp::sum});
-    const auto compress = context().spec.options.find("compress");
-    if (compress == context().spec.options.end() || compress->second == "none") return;
-    ddp_->set_comm_hook(compress->second == "f16" ? f16_compress : bf16_compress);
+    const std::string compress = context().spec.option("compress", "none");
+    if (compress != "none") ddp_->set_comm_hook(compress == "f16" ? f16_compress : bf16_compress);
   }
   StepLoss gradients(const Part& part, const Batch& batch, double count, optim::GradScaler* scaler) override {
     std::optional<NoSync> quiet;
@@ -27,8 +26,7 @@ class ReplicateOverRanks final : public StrategyLayer {
     const DdpReport report = ddp_->report();
     std::int64_t bytes = 0;
     for (const BucketReport& b : report.buckets) bytes += static_cast<std::int64_t>(b.bytes);
-    const auto zero = context().spec.options.find("zero");
-    const bool scatters = zero != context().spec.options.end() && zero->second == "2";
+    const bool scatters = context().spec.option("zero", "0") == "2";
     const int n = context().axis->size();
     LayerReport own{{"replicate"}};
     own.exposed_s = report.exposed_s;
@@ -50,6 +48,11 @@ const RowRegistration replicate_over_ranks{
      .order = 70,
      .options = "compress=none|f16|bf16",
      .about = "DistributedDataParallel: one process per device, gradients added during backward",
+     .divide =
+         [](const AxisSpec& axis, StepDivision& step) {
+           step.sum = StepDivision::Sum::buckets;
+           return axis.option("compress", "none") == "none";
+         },
      .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
        return std::make_unique<ReplicateOverRanks>(context);
      }}};

@@ -52,6 +52,11 @@ const RowRegistration shard_over_ranks{
     {.axis = "shard",
      .order = 60,
      .about = "fully_shard: one process per device, parameters, gradients and optimizer state divided",
+     .divide =
+         [](const AxisSpec&, StepDivision& step) {
+           step.sum = StepDivision::Sum::units;
+           return true;
+         },
      .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
        return std::make_unique<ShardOverRanks>(context);
      }}};

@@ -134,6 +134,11 @@ AxisSpec axis_of(std::string_view text) {
 
 }  // namespace
 
+std::string AxisSpec::option(const std::string& name, const std::string& otherwise) const {
+  const auto at = options.find(name);
+  return at == options.end() ? otherwise : at->second;
+}
+
 std::vector<AxisSpec> parse_strategy(std::string_view text) {
   std::string_view rest = trimmed(text);
   if (const StrategyAlias* const alias = alias_named(rest)) {

@@ -20,6 +20,8 @@ struct AxisSpec {
   int size = 1;      ///< -1: the ranks or devices that are left
   /// Options and their values. `devices`, which has no value, has the value "".
   std::map<std::string, std::string> options = {};
+  /// The value of an option, or `otherwise` if the axis does not have it.
+  std::string option(const std::string& name, const std::string& otherwise) const;
   friend bool operator==(const AxisSpec&, const AxisSpec&) = default;
 };
 

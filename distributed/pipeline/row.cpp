@@ -146,6 +146,11 @@ const RowRegistration pipeline_over_devices{
      .splits_model = true,
      .about = "Pipeline: the model in one stage per device, micro-batches; with schedule=sequential one "
               "stage at a time",
+     .divide =
+         [](const AxisSpec& axis, StepDivision& step) {
+           step.schedule = axis.option("schedule", schedule_name(Schedule::one_f_one_b));
+           return true;
+         },
      .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
        const auto schedule = context.spec.options.find("schedule");
        if (schedule != context.spec.options.end() && schedule->second == "sequential")

@@ -6,8 +6,8 @@
 //   const planner::TrainingSetup setup{.batch_size = 64, .devices = 2};
 //   const planner::Profile profile = planner::measure_profile(model, setup);
 //   const planner::Link link = planner::measure_link(model, setup);
-//   const auto here = planner::predict("dp-replicated", profile, link, setup);
-//   const auto elsewhere = planner::simulate_devices("ddp", profile, link, setup, 8);
+//   const auto here = planner::predict(plan_strategy("replicate=2:devices", false), profile, link, setup);
+//   const auto elsewhere = planner::simulate_devices(plan_strategy("ddp", true), profile, link, setup, 8);
 //
 // docs/reference/prediction.md explains the formulas and how accurate they are.
 #include <cstdint>
@@ -22,6 +22,7 @@
 #include "tapestry/core/tensor.h"
 #include "tapestry/distributed/comm/process_group.h"
 #include "tapestry/distributed/planner/profile.h"
+#include "tapestry/distributed/strategy/strategy.h"
 #include "tapestry/nn/module.h"
 #include "tapestry/nn/optim/optimizer.h"
 
@@ -120,7 +121,7 @@ struct MemoryItems {
 };
 
 struct Prediction {
-  std::string mode;
+  std::string mode;  ///< the plan's text
   int devices = 1;
   bool simulated = false;  ///< true if made by simulate_devices
   double step_s = 0;       ///< the sum of the breakdown
@@ -131,29 +132,22 @@ struct Prediction {
   const MemoryItems& largest() const;
 };
 
-/// Predicts a step of `mode` on setup.devices devices. The result depends on the arguments only, so a profile
-/// that was measured on another machine can be used. The modes are
-///   single                one device, the whole batch
-///   dp-replicated         DataParallel, gradients averaged during backward
-///   dp-master             DataParallel, DataParallelMode::master
-///   ddp                   DistributedDataParallel, one process per device
-///   zero1, zero2          DDP with ZeroRedundancyOptimizer, which divides the optimizer state, or also the
-///                         gradients, among the ranks
-///   fsdp                  fully_shard() of every block, one process per device
-///   model                 the split model, one stage active at a time
-///   pipeline-gpipe, pipeline-1f1b, pipeline-zero-bubble
-///                         Pipeline with that Schedule
-/// Returns nullopt for another mode. `model` and the pipelines need setup.split. Throws ValueError if the
-/// profile has no blocks, the split does not fit the model, or there are fewer samples than devices or
-/// micro-batches.
-std::optional<Prediction> predict(const std::string& mode, const Profile& profile, const Link& link,
+/// Predicts a step of a plan on setup.devices devices, whose number is the product of the sizes; an axis of
+/// size -1 takes what the others leave. The result depends on the arguments only, so a profile that was
+/// measured on another machine can be used. Each axis adds its part, as its row describes it (StepDivision),
+/// from the innermost to the outermost. Returns nullopt if a row describes nothing, or for a combination
+/// other than `shard` inside `replicate`. A plan that splits the model needs setup.split. Throws ValueError
+/// if the profile has no blocks, the split does not fit the model, the sizes do not fit the devices, or there
+/// are fewer samples than devices or micro-batches.
+std::optional<Prediction> predict(const StrategyPlan& plan, const Profile& profile, const Link& link,
                                   const TrainingSetup& setup);
 
 /// Predicts the same global batch on `devices` devices that are like the measured one but have cores and
-/// memory of their own, so that nothing contends. Models are split anew. The result is marked as simulated.
-/// Returns nullopt for an unknown mode, or if the mode splits the model and there are fewer blocks than
-/// devices.
-std::optional<Prediction> simulate_devices(const std::string& mode, const Profile& profile, const Link& link,
+/// memory of their own, so that nothing contends. The axis of size -1, or else the outermost one, gets the
+/// devices that the others leave, and models are split anew. The result is marked as simulated. Returns
+/// nullopt also if the other sizes do not divide the devices, or if the plan splits the model and there are
+/// fewer blocks than devices.
+std::optional<Prediction> simulate_devices(const StrategyPlan& plan, const Profile& profile, const Link& link,
                                            const TrainingSetup& setup, int devices);
 
 /// Returns the measured link with another latency (seconds) or bandwidth (bytes per second) per message. A

@@ -147,6 +147,18 @@ StrategyPlan plan_strategy(std::vector<AxisSpec> axes, bool launched) {
   return plan;
 }
 
+std::vector<StepDivision> divisions_of(const StrategyPlan& plan) {
+  std::vector<StepDivision> all;
+  for (const AxisSpec& axis : plan.axes) {
+    const std::vector<const StrategyRow*> rows = rows_of(axis, plan.over_devices);
+    StepDivision& division = all.emplace_back();
+    if (rows.empty()) return {};
+    for (const StrategyRow* const row : rows)
+      if (!row->divide || !row->divide(axis, division)) return {};
+  }
+  return all;
+}
+
 bool StrategyPlan::reads(std::string_view option) const {
   for (const AxisSpec& axis : axes)
     for (const StrategyRow* row = first_row; row; row = row->next)

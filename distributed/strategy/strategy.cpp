@@ -5,6 +5,7 @@
 
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/core/allocator.h"
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/strategy/internal/row.h"
 #include "tapestry/nn/clip.h"
@@ -250,6 +251,18 @@ int Strategy::member_at(const std::string& axis, int coordinate) const {
   for (int rank = 0; rank < mesh_->size(); ++rank)
     if (mesh_->coordinates(rank) == sought) return rank;
   return coordinate;
+}
+
+std::vector<MemorySample> Strategy::memory(const MemoryRecord* record) const {
+  const auto holds_less = [](const MemorySample& a, const MemorySample& b) { return a.total() < b.total(); };
+  std::vector<MemorySample> most;
+  for (const Device device : devices_) {
+    std::vector<MemorySample> samples(1);
+    if (record) samples = record->samples(device);
+    else samples[0].bytes[static_cast<std::size_t>(MemoryKind::other)] = memory_stats(device).peak_allocated;
+    most.push_back(*std::max_element(samples.begin(), samples.end(), holds_less));
+  }
+  return most;
 }
 
 }  // namespace tapestry::distributed

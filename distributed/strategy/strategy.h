@@ -29,6 +29,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tapestry/core/memory_record.h"
 #include "tapestry/distributed/common/batch.h"
 #include "tapestry/distributed/mesh/mesh.h"
 #include "tapestry/distributed/mesh/strategy_text.h"
@@ -132,6 +133,24 @@ struct StrategyOptions {
   int parts = 1;
 };
 
+/// How an axis divides a step. distributed/planner predicts times and memory from it.
+struct StepDivision {
+  /// How the gradients of devices that have different samples are added.
+  enum class Sum : std::uint8_t {
+    none,     ///< the devices of the axis have no different samples
+    buckets,  ///< in buckets during backward, as DistributedDataParallel does
+    units,    ///< unit by unit during backward, into the parts of a divided model, as fully_shard does
+    master    ///< after backward, on the first device; it alone updates, and broadcasts the model
+  };
+  Sum sum = Sum::none;
+  int zero = 0;               ///< the stage of ZeroRedundancyOptimizer; 0: every device updates all it has
+  std::string schedule = {};  ///< of the model's stages: a Schedule's name, or "sequential". Empty: no stages
+
+  bool divides_batch() const { return sum != Sum::none; }
+  bool divides_model() const { return sum == Sum::units; }
+  bool divides_optimizer() const { return divides_model() || zero > 0; }
+};
+
 /// What a text says before there is a job.
 struct StrategyPlan {
   std::vector<AxisSpec> axes;
@@ -148,6 +167,8 @@ struct StrategyPlan {
 /// exist in the other place only. Throws ValueError.
 StrategyPlan plan_strategy(std::string_view text, bool launched);
 StrategyPlan plan_strategy(std::vector<AxisSpec> axes, bool launched);
+/// How each axis of a plan divides a step. Empty if a row of an axis does not say it.
+std::vector<StepDivision> divisions_of(const StrategyPlan& plan);
 
 class Strategy {
  public:
@@ -220,6 +241,10 @@ class Strategy {
   std::vector<AxisReport> report() const;
   /// By this process. They add up to AxisReport::bytes_sent.
   std::vector<Transfer> transfers() const;
+  /// Of each of devices(), the moment at which it held most since the begin or the last restart() of a record
+  /// that exists since before the model was built. Without a record, since reset_peak_memory(), with all
+  /// bytes as MemoryKind::other.
+  std::vector<MemorySample> memory(const MemoryRecord* record = nullptr) const;
 
  private:
   nn::Module& model() const;

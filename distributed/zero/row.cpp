@@ -4,12 +4,14 @@
 namespace tapestry::distributed {
 namespace {
 
+int stage_of(const AxisSpec& axis) { return axis.option("zero", "") == "1" ? 1 : 2; }
+
 class ZeroDivision final : public StrategyLayer {
  public:
   using StrategyLayer::StrategyLayer;
 
   OptimizerDivision optimizer_division() const override {
-    return {context().axis->group(), context().spec.options.at("zero") == "1" ? 1 : 2};
+    return {context().axis->group(), stage_of(context().spec)};
   }
   // The updated parameters are gathered.
   LayerReport report() const override {
@@ -28,6 +30,11 @@ const RowRegistration zero_division{
      .order = 80,
      .options = "zero=1|2",
      .about = "ZeroRedundancyOptimizer: the optimizer's state divided, with zero=2 gradients too",
+     .divide =
+         [](const AxisSpec& axis, StepDivision& step) {
+           step.zero = stage_of(axis);
+           return true;
+         },
      .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
        return std::make_unique<ZeroDivision>(context);
      }}};

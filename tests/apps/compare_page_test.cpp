@@ -13,6 +13,7 @@ using namespace apps::compare;
 using nlohmann::json;
 using tapestry::Activity;
 using tapestry::Span;
+using tapestry::distributed::StrategyPlan;
 
 namespace {
 
@@ -26,13 +27,25 @@ const std::vector<std::string> kPredicted = {"single",
                                              "zero2",
                                              "pipeline-gpipe",
                                              "pipeline-1f1b",
-                                             "pipeline-zero-bubble"};
+                                             "pipeline-zero-bubble",
+                                             "replicate=-1,shard=2"};
+
+// The plan of one of these, also if strategies cannot combine its axes; for other names one that the planner
+// cannot predict.
+StrategyPlan plan_of(const std::string& name) {
+  using namespace tapestry::distributed;
+  if (std::find(kPredicted.begin(), kPredicted.end(), name) == kPredicted.end())
+    return plan_strategy("shard=-1:devices", false);
+  if (name.find(',') == name.npos) return plan_strategy(name, true);
+  return {.axes = parse_strategy(name), .about = {}};
+}
 
 // A mode of 4 devices whose rounds are these, in ms.
 Result mode(const std::string& name, const std::string& family, const std::vector<double>& rounds_ms,
             double peak_mib = 10) {
   Result r;
-  r.name = r.predicted_as = name;
+  r.name = name;
+  r.plan = plan_of(name);
   r.family = family;
   r.description = "one process per device, gradients averaged during backward";
   r.title = "pipeline=4:devices:schedule=sequential";
@@ -156,7 +169,9 @@ json drawn_case(Draw& draw) {
     }
   const std::string name =
       kPredicted[static_cast<std::size_t>(draw.whole(0, static_cast<int>(kPredicted.size()) - 1))];
+  const StrategyPlan plan = plan_of(name);
   json out = {{"mode", name},
+              {"plan", json::parse(plan_json(plan))},
               {"profile", json::parse(to_text(profile))},
               {"link", json::parse(to_text(link))},
               {"setup",
@@ -168,16 +183,17 @@ json drawn_case(Draw& draw) {
                 {"bucket_cap_bytes", setup.bucket_cap_bytes},
                 {"split", setup.split}}}};
   std::optional<planner::Prediction> p;
-  if (draw.whole(0, 1) == 1) {
+  const bool fits = plan.axes.size() < 2 || setup.devices % 2 == 0;
+  if (draw.whole(0, 1) == 1 || !fits) {
     const int devices = draw.whole(1, static_cast<int>(std::min<std::int64_t>(9, setup.batch_size)));
     std::optional<double> latency, bandwidth;
     if (draw.whole(0, 1) == 1) latency = draw.real(0, 1e-4);
     if (draw.whole(0, 1) == 1) bandwidth = draw.real(1e7, 1e11);
     out["link_with"] = {latency ? json(*latency) : json(), bandwidth ? json(*bandwidth) : json()};
     out["devices"] = devices;
-    p = simulate_devices(name, profile, link_with(link, latency, bandwidth), setup, devices);
+    p = simulate_devices(plan, profile, link_with(link, latency, bandwidth), setup, devices);
   } else {
-    p = predict(name, profile, link, setup);
+    p = predict(plan, profile, link, setup);
   }
   if (!p) return out["expected"] = nullptr, out;
   const planner::StepBreakdown& b = p->breakdown;
@@ -372,7 +388,7 @@ TEST_CASE("the page shows the same in a browser, and its planner equals the plan
   report.link = draw.link();
   for (const Result& r : report.results)
     for (const int n : {1, 2, 4, 8, 16, 32, 64})
-      if (const auto p = simulate_devices(r.name, *report.profile, report.link, report.workload, n))
+      if (const auto p = simulate_devices(r.plan, *report.profile, report.link, report.workload, n))
         report.scaling.push_back(*p);
       else report.limits.push_back({r.name, n, "the model has 5 blocks"});
   write_page(folder, "page.html", report);

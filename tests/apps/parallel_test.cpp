@@ -37,6 +37,7 @@ TEST_CASE("with two ranks, rank 0 prints and writes, and repeated and resumed ru
   std::istringstream lines(whole.out);
   for (std::string line; std::getline(lines, line);) CHECK(line.starts_with("[0] "));
   CHECK_THAT(whole.out, ContainsSubstring("ranks 2, run folder"));
+  CHECK_THAT(whole.out, ContainsSubstring("replicate sent ") && ContainsSubstring("; cpu:0 held at most "));
   for (const char* file : {"config.json", "metrics.jsonl", "curves.svg", "confusion.svg"})
     CHECK(std::filesystem::exists(folder / ("whole/" + std::string(file))));
 

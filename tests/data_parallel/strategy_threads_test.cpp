@@ -367,6 +367,70 @@ TEST_CASE("an all-reduce sends 2 (n - 1) / n of the bytes") {
   CHECK(gather_bytes(1000, 4) == 750);
 }
 
+TEST_CASE("a report has what each axis sent, and the memory of each device by kind") {
+  // By hand, in elements: fc1 has 5 * 7 + 7, fc2 7 * 6 + 6, and fc3 6 * 4 + 4. A shard has ceil(n / 2) rows
+  // of n.
+  constexpr std::int64_t kFirst = 42, kRest = 48 + 28, kAll = kFirst + kRest;
+  // In a bucket each parameter begins at a multiple of 64 bytes.
+  constexpr std::int64_t kInBuckets = (40 + 8) + (48 + 8) + (24 + 8);
+  constexpr std::int64_t kShards[] = {(4 * 5 + 4) + (3 * 7 + 3) + (2 * 6 + 2),
+                                      (3 * 5 + 3) + (3 * 7 + 3) + (2 * 6 + 2)};
+  struct Mode {
+    const char* text;
+    std::vector<std::int64_t> stored;  // of each device
+  };
+  for (const auto& [text, stored] :
+       {Mode{"none", {kAll}}, Mode{"replicate=2:devices", {kAll, kAll}}, Mode{"model", {kFirst, kRest}},
+        Mode{"pipeline=2", {kFirst, kRest}}, Mode{"shard=2:devices", {kShards[0], kShards[1]}}}) {
+    INFO(text);
+    MemoryRecord record;
+    Strategy strategy(text, {.devices = {{DeviceType::cpu, 0}, {DeviceType::cpu, 1}}, .parts = 2});
+    const auto net = make_mlp();
+    strategy.wrap(*net, parts_of(*net, true));
+    const auto optimizer = make_optimizer<optim::AdamW>(strategy, net->parameters(), {.lr = 0.01});
+    const Batch all = whole_batch(0);
+    const auto step = [&] {
+      optimizer->zero_grad();
+      strategy.gradients([&](const Part& part) { return narrowed(all, strategy.share(kSamples, part)); },
+                         valid(all.targets[0]));
+      optimizer->step();
+    };
+    step();
+    record.restart();
+    for (const Device device : strategy.devices()) reset_peak_memory(device);
+    step();
+    const std::vector<MemorySample> memory = strategy.memory(&record);
+    REQUIRE(memory.size() == stored.size());
+    for (std::size_t i = 0; i < stored.size(); ++i) {
+      INFO(i);
+      const auto bytes = [&](MemoryKind kind) { return memory[i].bytes[static_cast<std::size_t>(kind)]; };
+      const bool is_whole = std::string_view(text) != "shard=2:devices";  // else two units may be whole
+      CHECK(memory[i].total() == strategy.memory()[i].total());           // as the allocator counts it
+      CHECK((is_whole ? bytes(MemoryKind::parameters) == 8 * stored[i]
+                      : bytes(MemoryKind::parameters) >= 8 * stored[i]));
+      CHECK(bytes(MemoryKind::optimizer) == 2 * 8 * stored[i]);
+      if (stored.size() == 1) CHECK(bytes(MemoryKind::gradients) == 8 * kAll);
+    }
+  }
+  for (const auto& [text, sent] : {std::pair("replicate=2", std::vector<std::int64_t>{8 * kInBuckets}),
+                                   {"replicate=2:zero=1", {8 * kInBuckets, 4 * kAll}},
+                                   {"replicate=2:zero=2", {4 * kInBuckets, 4 * kAll}}}) {
+    INFO(text);
+    for (const auto& own : on_ranks<std::vector<std::int64_t>>(2, [&, text = text](const Group& world) {
+           Strategy strategy(text, {.world = world});
+           const auto net = make_mlp();
+           strategy.wrap(*net, parts_of(*net, true));
+           const Batch all = whole_batch(0);
+           strategy.gradients([&](const Part& part) { return narrowed(all, strategy.share(kSamples, part)); },
+                              valid(all.targets[0]));
+           std::vector<std::int64_t> bytes;
+           for (const AxisReport& axis : strategy.report()) bytes.push_back(axis.bytes_sent);
+           return bytes;
+         }))
+      CHECK(own == sent);
+  }
+}
+
 TEST_CASE("a row that a program registers is a mode like the others") {
   // Computes as one device does, and counts the parts.
   struct Counting : StrategyLayer {

@@ -3,12 +3,16 @@
 #include <string>
 #include <vector>
 
+#include "tapestry/distributed/planner/internal/cost_model.h"
 #include "tapestry/distributed/planner/planner.h"
 #include "tests/support/catch.h"
 
 namespace tests {
 
 using namespace tapestry::distributed::planner;
+using tapestry::distributed::AxisSpec;
+using tapestry::distributed::StepDivision;
+using tapestry::distributed::StrategyPlan;
 
 inline constexpr double kMiB = 1 << 20;
 
@@ -54,13 +58,19 @@ inline TrainingSetup setup_of(int devices, std::int64_t batch, std::vector<int> 
   return setup;
 }
 
+/// The plan of a text, over ranks if possible. Strategies cannot combine axes yet, but the planner can.
+inline StrategyPlan plan_of(const std::string& text) {
+  if (text.find(',') == text.npos) return tapestry::distributed::plan_strategy(text, true);
+  return {.axes = tapestry::distributed::parse_strategy(text), .about = {}};
+}
+
 /// predict(), with checks that hold for every prediction: the breakdown has no negative item and adds up to
 /// the step, and there is one memory entry per device.
 inline Prediction predicted(const std::string& mode, const Profile& profile, const Link& link,
                             const TrainingSetup& setup) {
-  const auto p = predict(mode, profile, link, setup);
+  const auto p = predict(plan_of(mode), profile, link, setup);
   REQUIRE(p.has_value());
-  CHECK(p->mode == mode);
+  CHECK(p->mode == to_string(plan_of(mode).axes));
   const StepBreakdown& s = p->breakdown;
   CHECK(p->step_s ==
         Approx(s.forward_s + s.backward_s + s.exposed_comm_s + s.update_s + s.idle_s).epsilon(1e-12));
@@ -73,6 +83,9 @@ inline Prediction predicted(const std::string& mode, const Profile& profile, con
 inline const std::vector<std::string> kModes = {
     "single",         "dp-master",     "dp-replicated",       "ddp", "zero1", "zero2", "fsdp", "model",
     "pipeline-gpipe", "pipeline-1f1b", "pipeline-zero-bubble"};
+
+/// The axis of fully_shard().
+inline PlannedAxis sharded_over(int ranks) { return {ranks, {.sum = StepDivision::Sum::units}}; }
 
 /// An all-reduce that interferes with computing.
 inline AllReduce interfering(double compute_stall, double overlap_slowdown = 1) {

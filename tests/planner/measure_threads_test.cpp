@@ -115,7 +115,7 @@ TEST_CASE("two measured devices give a prediction for every mode") {
   for (const char* mode : {"single", "dp-master", "dp-replicated", "ddp", "model", "pipeline-gpipe",
                            "pipeline-1f1b", "pipeline-zero-bubble"}) {
     CAPTURE(mode);
-    const auto p = predict(mode, profile, link, setup);
+    const auto p = predict(distributed::plan_strategy(mode, true), profile, link, setup);
     REQUIRE(p.has_value());
     CHECK(p->step_s > 0);
     CHECK(p->largest().total() > 0);

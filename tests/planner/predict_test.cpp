@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/strategy/internal/row.h"
 #include "tests/planner/examples.h"
 
 using namespace tests;
@@ -38,13 +39,37 @@ TEST_CASE("a faster link never makes a step slower") {
       }
 }
 
-TEST_CASE("impossible setups throw, unknown modes have no prediction") {
+TEST_CASE("impossible setups throw, and options that no row describes have no prediction") {
   const Profile profile = profile_with(2);
-  CHECK_FALSE(predict("horovod", profile, {}, setup_of(2, 8)).has_value());
-  CHECK_FALSE(simulate_devices("horovod", profile, {}, setup_of(2, 8), 8).has_value());
-  CHECK_THROWS_WITH(predict("single", Profile(), {}, setup_of(2, 8)), ContainsSubstring("no blocks"));
-  CHECK_THROWS_WITH(predict("ddp", profile, {}, setup_of(9, 8)),
+  CHECK_THROWS_WITH(predict(plan_of("horovod"), profile, {}, setup_of(2, 8)),
+                    ContainsSubstring("there is no axis"));
+  CHECK_FALSE(predict(plan_of("replicate=2:compress=bf16"), profile, {}, setup_of(2, 8)).has_value());
+  CHECK_FALSE(simulate_devices(plan_of("shard=2:devices"), profile, {}, setup_of(2, 8), 8).has_value());
+  CHECK_THROWS_WITH(predict(plan_of("replicate=3"), profile, {}, setup_of(2, 8)),
+                    ContainsSubstring("replicate=3 are not those of 2 devices"));
+  CHECK_THROWS_WITH(predict(plan_of("single"), Profile(), {}, setup_of(2, 8)),
+                    ContainsSubstring("no blocks"));
+  CHECK_THROWS_WITH(predict(plan_of("ddp"), profile, {}, setup_of(9, 8)),
                     ContainsSubstring("9 devices for a batch of 8"));
+}
+
+TEST_CASE("a row brings what predicts it") {
+  const Profile profile = profile_with(4);
+  {
+    const tapestry::distributed::RowRegistration row{{.axis = "tensor",
+                                                      .over_devices = true,
+                                                      .order = 20,
+                                                      .divide =
+                                                          [](const AxisSpec&, StepDivision& step) {
+                                                            step.sum = StepDivision::Sum::buckets;
+                                                            return true;
+                                                          },
+                                                      .make = nullptr}};
+    CHECK(predicted("tensor=2:devices", profile, slow_link(), setup_of(2, 8)).step_s ==
+          predicted("dp-replicated", profile, slow_link(), setup_of(2, 8)).step_s);
+  }
+  CHECK_THROWS_WITH(predict(plan_of("tensor=2:devices"), profile, {}, setup_of(2, 8)),
+                    ContainsSubstring("no axis tensor"));
 }
 
 TEST_CASE("simulated devices have no contention and are marked") {
@@ -55,18 +80,19 @@ TEST_CASE("simulated devices have no contention and are marked") {
   Link link;
   link.ranks.contention = link.master_contention = {2, 2, 2};
   const TrainingSetup measured = setup_of(2, 64, {3, 3}, 16);
-  const auto ddp = simulate_devices("ddp", profile, link, measured, 8);
+  const auto ddp = simulate_devices(plan_of("ddp"), profile, link, measured, 8);
   REQUIRE(ddp.has_value());
   CHECK((ddp->simulated && ddp->devices == 8));
   CHECK(ddp->breakdown.forward_s == Approx(6 * 8));
-  CHECK(simulate_devices("dp-master", profile, link, measured, 8)->breakdown.forward_s == Approx(6 * 8));
-  CHECK_FALSE(predict("ddp", profile, {}, measured)->simulated);
-  const auto pipeline = simulate_devices("pipeline-1f1b", profile, {}, measured, 6);
+  CHECK(simulate_devices(plan_of("dp-master"), profile, link, measured, 8)->breakdown.forward_s ==
+        Approx(6 * 8));
+  CHECK_FALSE(predict(plan_of("ddp"), profile, {}, measured)->simulated);
+  const auto pipeline = simulate_devices(plan_of("pipeline-1f1b"), profile, {}, measured, 6);
   REQUIRE(pipeline.has_value());
   CHECK(pipeline->step_s == Approx((16 + 5) * (4 + 8) + 0.5));
-  CHECK_FALSE(
-      simulate_devices("pipeline-1f1b", profile, {}, measured, 8).has_value());  // there are only six blocks
-  CHECK(simulate_devices("ddp", profile, {}, measured, 8).has_value());
+  CHECK_FALSE(simulate_devices(plan_of("pipeline-1f1b"), profile, {}, measured, 8)
+                  .has_value());  // there are only six blocks
+  CHECK(simulate_devices(plan_of("ddp"), profile, {}, measured, 8).has_value());
 }
 
 TEST_CASE("link_with replaces only the given values") {

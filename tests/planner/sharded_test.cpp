@@ -90,7 +90,7 @@ TEST_CASE("fsdp: every event of a schedule with different collectives is where i
   link.ranks.gather_message = {0, 2.0 / 50};
   link.ranks.scatter_message = {1, 2.0 / 50};
   const TrainingSetup setup = setup_of(2, 2);
-  const ShardedStep step({profile, link, setup}, 1);
+  const ShardedStep step({profile, link, setup, {sharded_over(2)}}, 1);
   const TwoQueues q = simulate(step.phases, step.collectives, link.ranks);
   // Forward: block 0 waits for its gather, until 2. Block 1 waits for its own, from 2 to 4. Block 2 and the
   // loss wait for nothing. Backward of the loss ends at 12, and then the gathers of block 2 (to 14) and block
@@ -111,6 +111,36 @@ TEST_CASE("fsdp: every event of a schedule with different collectives is where i
   link.ranks.gather_message = link.ranks.scatter_message = {};
   CHECK(link.ranks.gather_s(100, 2) == Approx(7 + 7 * 50));
   CHECK(link.ranks.scatter_s(100, 2) == Approx(7 + 7 * 50));
+}
+
+TEST_CASE("replicas of a divided model add the parts of gradients that a device keeps") {
+  Profile profile = profile_with(4);
+  profile.optimizer_state = 2;
+  const StrategyPlan plan = plan_of("replicate=2,shard=2");
+  const auto p = predict(plan, profile, link_for(2), setup_of(4, 16));
+  REQUIRE(p.has_value());
+  CHECK(p->mode == "replicate=2,shard=2");
+  CHECK(p->devices == 4);
+  CHECK(p->breakdown.forward_s == Approx(16));  // 4 samples per device
+  CHECK(p->breakdown.backward_s == Approx(32));
+  // One second each: the first gather, the first gather of backward, the last reduce-scatter, and the
+  // all-reduce of its 50 bytes.
+  CHECK(p->breakdown.exposed_comm_s == Approx(4));
+  CHECK(p->breakdown.update_s == Approx(2.0 / 2));
+  // A device keeps half of the model, and at the peak two whole blocks of 100 bytes.
+  CHECK(p->largest().parameters == 400.0 / 2 + 200);
+  CHECK(p->largest().optimizer == 2 * 400.0 / 2);
+
+  // One replica costs what fully_shard() costs.
+  const auto one = predict(plan_of("replicate=1,shard=-1"), profile, slow_link(), setup_of(4, 16));
+  CHECK(one->step_s == predicted("fsdp", profile, slow_link(), setup_of(4, 16)).step_s);
+
+  CHECK(simulate_devices(plan, profile, link_for(2), setup_of(4, 16), 8)->devices == 8);  // four replicas
+  CHECK_FALSE(simulate_devices(plan, profile, link_for(2), setup_of(4, 16), 7).has_value());
+  CHECK_THROWS_WITH(predict(plan, profile, {}, setup_of(2, 16)),
+                    ContainsSubstring("replicate=2,shard=2 are not those of 2 devices"));
+  for (const char* others : {"replicate=2:zero=1,shard=2", "pipeline=2,shard=2", "tensor=4,shard=1"})
+    CHECK_FALSE(predict(plan_of(others), profile, {}, setup_of(4, 16, {2, 2})).has_value());
 }
 
 TEST_CASE("zero1 and zero2: a bucket is gathered while the next one is updated") {

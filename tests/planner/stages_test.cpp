@@ -21,11 +21,11 @@ TEST_CASE("model: stages and the copies between them follow each other") {
   CHECK(p.memory[1].data == 8 * 8);
   CHECK(p.memory[0].activations == 80);
   CHECK(p.memory[1].activations == 3 * 80 + 32);  // and the copy of the input
-  CHECK_THROWS_WITH(predict("model", profile_with(4), {}, setup_of(2, 8, {1, 2})),
+  CHECK_THROWS_WITH(predict(plan_of("model"), profile_with(4), {}, setup_of(2, 8, {1, 2})),
                     ContainsSubstring("2 stages with 3 blocks; the model has 4"));
-  CHECK_THROWS_WITH(predict("model", profile_with(4), {}, setup_of(2, 8)),
+  CHECK_THROWS_WITH(predict(plan_of("model"), profile_with(4), {}, setup_of(2, 8)),
                     ContainsSubstring("0 stages with 0 blocks"));
-  CHECK_THROWS_WITH(predict("model", profile_with(4), {}, setup_of(2, 8, {0, 4})),
+  CHECK_THROWS_WITH(predict(plan_of("model"), profile_with(4), {}, setup_of(2, 8, {0, 4})),
                     ContainsSubstring("at least one"));
 }
 
@@ -74,7 +74,7 @@ TEST_CASE("pipelines: the bubble is (p - 1) / (m + p - 1), and schedules differ 
       CHECK(predicted(mode, adds, {}, setup_of(2, 8, {2, 2}, 4)).step_s == Approx(5 * (4 + 8 + 0.75) + 1));
     }
   }
-  CHECK_THROWS_WITH(predict("pipeline-gpipe", profile, {}, setup_of(2, 8, {2, 2}, 9)),
+  CHECK_THROWS_WITH(predict(plan_of("pipeline-gpipe"), profile, {}, setup_of(2, 8, {2, 2}, 9)),
                     ContainsSubstring("9 micro-batches for a batch of 8"));
 }
 

@@ -53,7 +53,8 @@ std::vector<std::string> may_use(const std::string& folder) {
   if (folder == "distributed/common")
     return {"core", "kernels", "autograd", "nn", "distributed/comm", "distributed/mesh"};
   if (folder == "distributed/strategy")
-    return {"core", "kernels", "autograd", "nn", "distributed/comm", "distributed/mesh", "distributed/common"};
+    return {
+        "core", "kernels", "autograd", "nn", "distributed/comm", "distributed/mesh", "distributed/common"};
   if (folder == "distributed/fsdp")  // ShardedDataParallel scatters and gathers as DataParallel does
     return {"core",
             "kernels",
@@ -85,7 +86,8 @@ std::vector<std::string> may_use(const std::string& folder) {
             "distributed/data_parallel",
             "distributed/ddp",
             "distributed/fsdp",
-            "distributed/pipeline"};
+            "distributed/pipeline",
+            "distributed/strategy"};
   return {"core", "kernels", "autograd", "nn", "data", "distributed"};  // apps and tapestry.h
 }
 

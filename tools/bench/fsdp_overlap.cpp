@@ -152,7 +152,7 @@ void measure_overlap(int rounds) {
         const planner::AllReduce measured = planner::measure_all_reduce(*group, model, setup, kCPU, options);
         if (group->rank() == 0) link.ranks = measured;
       });
-      const auto p = planner::predict("fsdp", profile, link, setup);
+      const auto p = planner::predict(plan_strategy("fsdp", true), profile, link, setup);
       predicted.push_back(p->breakdown.exposed_comm_s * 1e3), predicted_step.push_back(p->step_s * 1e3);
       const Measured m = train(model, load);
       transport.push_back(median(m.transport_ms)), exposed.push_back(median(m.exposed_ms));

@@ -1,6 +1,6 @@
 #pragma once
-// The arguments of a prediction (profile, link and training setup), and functions that the predictors share,
-// such as the time of a range of blocks.
+// The arguments of a prediction (profile, link, training setup, and the axes of a plan), and functions that
+// the predictors share, such as the time of a range of blocks.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -16,19 +16,54 @@ struct BlockRange {
   std::size_t begin = 0, end = 0;
 };
 
+/// An axis of a plan with the number of its devices.
+struct PlannedAxis {
+  int size = 1;
+  StepDivision division = {};
+};
+
 /// Times are in seconds, n is a number of samples.
 struct CostModel {
   const Profile& profile;
   const Link& link;
   const TrainingSetup& setup;
+  std::vector<PlannedAxis> axes = {};  ///< from the innermost to the outermost
+  bool one_process = false;            ///< the axes are over devices of one process, not over ranks
+
+  const AllReduce& collectives() const { return one_process ? link.local : link.ranks; }
+  /// How many devices divide the batch, the parameters, or the optimizer's state.
+  int parts(bool (StepDivision::*divides)() const) const {
+    int product = 1;
+    for (const auto& [size, division] : axes) product *= (division.*divides)() ? size : 1;
+    return product;
+  }
+  /// The time to add gradients over the axes, one axis after another: an axis that keeps a part on each
+  /// device leaves this part to the axes outside it.
+  double reduce_s(double bytes) const {
+    double seconds = 0;
+    for (const auto& [size, division] : axes) {
+      if (division.divides_model() || division.zero == 2) {
+        seconds += collectives().scatter_s(bytes, size);
+        bytes /= size;
+      } else {
+        seconds += ring_time(collectives().message, bytes, size);
+      }
+    }
+    return seconds;
+  }
+  /// The time to gather parameters whose parts the devices keep or update.
+  double gather_s(double bytes) const {
+    return collectives().gather_s(bytes, parts(&StepDivision::divides_optimizer));
+  }
 
   std::size_t count() const { return profile.blocks.size(); }
   BlockRange all_blocks() const { return {0, count()}; }
   double batch() const { return static_cast<double>(setup.batch_size); }
   int devices() const { return setup.devices; }
-  /// Samples per device. The first devices have one sample more if the batch does not divide evenly.
+  /// Samples of each device that has its own. The first have one more if the batch does not divide evenly.
   std::vector<double> samples_per_device() const {
-    const auto samples = chunk_sizes(setup.batch_size, static_cast<std::size_t>(setup.devices));
+    const auto samples =
+        chunk_sizes(setup.batch_size, static_cast<std::size_t>(parts(&StepDivision::divides_batch)));
     return {samples.begin(), samples.end()};
   }
   bool on_gpus() const { return setup.device_type == DeviceType::cuda; }

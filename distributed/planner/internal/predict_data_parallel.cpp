@@ -8,19 +8,9 @@
 #include "tapestry/distributed/planner/internal/overlap.h"
 #include "tapestry/distributed/planner/internal/peak_memory.h"
 #include "tapestry/distributed/planner/internal/predictors.h"
+#include "tapestry/distributed/planner/internal/two_queues.h"
 
 namespace tapestry::distributed::planner {
-
-namespace {
-
-Overlap overlapped_backward(const CostModel& c, double n, const AllReduce& all_reduce) {
-  const DdpBuckets buckets = ddp_buckets(c, n, all_reduce.contention.backward);
-  std::vector<double> costs;
-  for (const double bytes : buckets.bytes) costs.push_back(ring_time(all_reduce.message, bytes, c.devices()));
-  return overlap(buckets.ready_s, costs, buckets.compute_s, all_reduce);
-}
-
-}  // namespace
 
 DdpBuckets ddp_buckets(const CostModel& c, double n, double slowdown) {
   DdpBuckets buckets;
@@ -72,45 +62,74 @@ DdpBuckets zero1_buckets(const CostModel& c) {
   return buckets;
 }
 
-Prediction predict_single(const CostModel& c) {
-  Prediction p;
-  const double n = c.batch();
-  p.breakdown.forward_s = c.forward(c.all_blocks(), n) + c.profile.loss.forward_s.at(n);
-  p.breakdown.backward_s = c.backward(c.all_blocks(), n) + c.profile.loss.backward_s.at(n);
-  p.breakdown.update_s = c.update(c.all_blocks());
-  p.memory = {peak_memory(
-      c, {.range = c.all_blocks(), .samples = {n}, .actions = kOnePass, .data = c.batch_bytes(n)})};
-  return p;
-}
-
 // The step takes as long as on the first device, which has the most samples.
-Prediction predict_replicas(const CostModel& c, bool one_process) {
+//
+// ZeRO (Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", 2020):
+// stage 1 adds whole gradients behind backward, as DDP does. Stage 2 leaves each rank with its part of the
+// sum, which is half of the communication. Each rank updates its part of a bucket, and gathers the whole
+// bucket while it updates the next one.
+Prediction predict_whole_models(const CostModel& c) {
   Prediction p;
   const std::vector<double> samples = c.samples_per_device();
-  const double n = samples[0], sent = c.batch() - n;
-  const AllReduce& all_reduce = one_process ? c.link.local : c.link.ranks;
-  const Contention& slowdown = all_reduce.contention;
+  const double n = samples[0], sent = c.batch() - n, all_bytes = c.parameter_bytes(c.all_blocks());
+  const int parts = c.parts(&StepDivision::divides_optimizer),
+            zero = c.axes.empty() ? 0 : c.axes[0].division.zero;
+  const AllReduce alone = {}, &costs = c.axes.empty() ? alone : c.collectives();
+  const Contention& slowdown = costs.contention;
   p.breakdown.forward_s = slowdown.forward * (c.forward(c.all_blocks(), n) + c.profile.loss.forward_s.at(n));
   // DataParallel on one device runs the plain model without buckets. DistributedDataParallel has buckets even
   // with one rank.
-  const bool has_buckets = !one_process || c.devices() > 1;
-  const Overlap o = has_buckets ? overlapped_backward(c, n, all_reduce)
-                                : Overlap{c.backward(c.all_blocks(), n) + c.profile.loss.backward_s.at(n), 0};
-  p.breakdown.backward_s = o.backward_s;
-  p.breakdown.exposed_comm_s = o.exposed_s;
-  p.breakdown.update_s = slowdown.update * c.update(c.all_blocks());
-  if (one_process) {
+  const bool has_buckets = c.one_process ? samples.size() > 1 : !c.axes.empty();
+  DdpBuckets buckets;
+  if (has_buckets) {
+    buckets = ddp_buckets(c, n, slowdown.backward);
+    std::vector<double> reduce_s;
+    for (const double bytes : buckets.bytes) reduce_s.push_back(c.reduce_s(bytes));
+    const Overlap o = overlap(buckets.ready_s, reduce_s, buckets.compute_s, costs);
+    p.breakdown.backward_s = o.backward_s;
+    p.breakdown.exposed_comm_s = o.exposed_s;
+  } else {
+    p.breakdown.backward_s = c.backward(c.all_blocks(), n) + c.profile.loss.backward_s.at(n);
+  }
+  p.breakdown.update_s = slowdown.update * c.update(c.all_blocks()) / parts;
+  if (c.one_process) {
     // The calling thread copies the batches of the other devices. It then dispatches forward, backward and
     // the optimizer step to all workers.
     if (sent > 0) p.breakdown.exposed_comm_s += c.link.copy.time(c.batch_bytes(sent));
     p.breakdown.idle_s += 3 * c.profile.dispatch_s;
   }
-  for (std::size_t r = 0; r < samples.size(); ++r)
-    p.memory.push_back(peak_memory(c, {.range = c.all_blocks(),
-                                       .samples = {samples[r]},
-                                       .actions = kOnePass,
-                                       .data = c.batch_bytes(one_process && r == 0 ? c.batch() : samples[r]),
-                                       .has_buckets = has_buckets}));
+  const DdpBuckets gathered = zero == 1 ? zero1_buckets(c) : buckets;
+  if (zero > 0) {
+    std::vector<ComputePhase> updates;
+    std::vector<Collective> gathers;
+    for (std::size_t i = 0; i < gathered.bytes.size(); ++i) {
+      updates.push_back({p.breakdown.update_s * gathered.bytes[i] / all_bytes});
+      gathers.push_back({.seconds = c.gather_s(gathered.bytes[i]), .after = static_cast<int>(i)});
+    }
+    const TwoQueues step = simulate(updates, gathers, costs);
+    p.breakdown.update_s = std::accumulate(step.computing_s.begin(), step.computing_s.end(), 0.0);
+    p.breakdown.exposed_comm_s += step.tail_s;
+  }
+  for (std::size_t r = 0; r < samples.size(); ++r) {
+    MemoryItems peak =
+        peak_memory(c, {.range = c.all_blocks(),
+                        .samples = {samples[r]},
+                        .actions = kOnePass,
+                        .data = c.batch_bytes(c.one_process && r == 0 ? c.batch() : samples[r]),
+                        .has_buckets = has_buckets,
+                        .optimizer_share = 1.0 / parts,
+                        .divided_buckets = zero == 2 ? parts : 1});
+    if (zero > 0) {
+      // While the parameters are gathered, at most two whole buckets exist besides, with this rank's parts of
+      // them.
+      MemoryItems updating = peak;
+      updating.activations = 0;
+      updating.workspace = parts > 1 ? gathered.two_largest() * (1 + 1.0 / parts) : 0;
+      if (zero == 2) updating.buckets = all_bytes / parts;
+      if (updating.total() > peak.total()) peak = updating;
+    }
+    p.memory.push_back(peak);
+  }
   return p;
 }
 

@@ -122,9 +122,7 @@ std::vector<double> mean_concurrency(const Simulation& simulation) {
   return with_others;
 }
 
-}  // namespace
-
-Prediction predict_model_parallel(const CostModel& c) {
+Prediction predict_one_stage_at_a_time(const CostModel& c) {
   Prediction p;
   const std::vector<BlockRange> stages = stages_of(c);
   const double n = c.batch();
@@ -205,6 +203,15 @@ Prediction predict_pipeline(const CostModel& c, Schedule schedule) {
   const auto sizes = chunk_sizes(c.setup.batch_size, static_cast<std::size_t>(m));
   p.memory = memory_per_stage(c, stages, {sizes.begin(), sizes.end()}, actions, true, zero_bubble);
   return p;
+}
+
+}  // namespace
+
+Prediction predict_stages(const CostModel& c) {
+  const std::string& name = c.axes.at(0).division.schedule;
+  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble})
+    if (name == schedule_name(schedule)) return predict_pipeline(c, schedule);
+  return predict_one_stage_at_a_time(c);
 }
 
 }  // namespace tapestry::distributed::planner

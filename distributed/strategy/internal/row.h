@@ -107,6 +107,9 @@ struct StrategyRow {
   const char* options = "";  ///< names of the options that it reads, separated by spaces
   bool splits_model = false;
   const char* about = "";  ///< for lists of modes
+  /// Adds to what the rows before it say of the axis's step, for predictions. False, or no function: the
+  /// planner cannot predict these options.
+  bool (*divide)(const AxisSpec&, StepDivision&) = nullptr;
   std::unique_ptr<StrategyLayer> (*make)(const LayerContext&);
   const StrategyRow* next = nullptr;
 };

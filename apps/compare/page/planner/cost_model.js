@@ -7,17 +7,35 @@ function chunk_sizes(samples, chunks) {
 const all_parameter_bytes = block => block.parameter_bytes.reduce((a, b) => a + b, 0);
 
 class CostModel {
-  constructor(profile, link, setup) {
+  constructor(profile, link, setup, axes, one_process) {
     this.profile = profile;
     this.link = link;
     this.setup = setup;
     this.devices = setup.devices;
+    this.axes = axes;  // from the innermost to the outermost
+    this.one_process = one_process;
+    this.collectives = one_process ? link.local : link.ranks;
+    this.batch_parts = this.devices_where(d => d.sum !== 'none');
+    this.model_parts = this.devices_where(d => d.sum === 'units');
+    this.optimizer_parts = this.devices_where(d => d.sum === 'units' || d.zero > 0);
     this.batch = setup.batch_size;
     this.count = profile.blocks.length;
     this.all_blocks = { begin: 0, end: this.count };
-    this.samples_per_device = chunk_sizes(setup.batch_size, setup.devices);
+    this.samples_per_device = chunk_sizes(setup.batch_size, this.batch_parts);
     this.on_gpus = setup.device_type === 'cuda';
   }
+  devices_where(property) { return this.axes.reduce((product, a) => property(a) ? product * a.size : product, 1); }
+  reduce_s(bytes) {
+    let seconds = 0;
+    for (const axis of this.axes) {
+      if (axis.sum === 'units' || axis.zero === 2) {
+        seconds += scatter_s(this.collectives, bytes, axis.size);
+        bytes /= axis.size;
+      } else seconds += ring_time(this.collectives.message, bytes, axis.size);
+    }
+    return seconds;
+  }
+  gather_s(bytes) { return gather_s(this.collectives, bytes, this.optimizer_parts); }
   sum(blocks, value) {
     let total = 0;
     for (let k = blocks.begin; k < blocks.end; ++k) total += value(this.profile.blocks[k]);

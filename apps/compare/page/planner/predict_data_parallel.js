@@ -48,31 +48,37 @@ function two_largest(bytes) {
 }
 const no_breakdown = () => ({ forward_s: 0, backward_s: 0, exposed_comm_s: 0, update_s: 0, idle_s: 0 });
 
-function predict_single(c) {
-  const n = c.batch, b = no_breakdown();
-  b.forward_s = c.forward(c.all_blocks, n) + at_(c.profile.loss.forward_s, n);
-  b.backward_s = c.backward(c.all_blocks, n) + at_(c.profile.loss.backward_s, n);
-  b.update_s = c.update(c.all_blocks);
-  return { breakdown: b, memory: [peak_memory(c, { range: c.all_blocks, samples: [n], actions: ONE_PASS, data: c.batch_bytes(n) })] };
-}
-
-function predict_replicas(c, one_process) {
-  const samples = c.samples_per_device, n = samples[0], sent = c.batch - n, all_reduce = one_process ? c.link.local : c.link.ranks, slowdown = all_reduce.contention, b = no_breakdown();
+function predict_whole_models(c) {
+  const samples = c.samples_per_device, n = samples[0], sent = c.batch - n, all_bytes = c.parameter_bytes(c.all_blocks), parts = c.optimizer_parts, zero = c.axes.length ? c.axes[0].zero : 0;
+  const costs = c.axes.length ? c.collectives : { contention: { forward: 1, backward: 1, update: 1 } }, slowdown = costs.contention, b = no_breakdown();
   b.forward_s = slowdown.forward * (c.forward(c.all_blocks, n) + at_(c.profile.loss.forward_s, n));
-  const has_buckets = !one_process || c.devices > 1;
-  let o;
+  const has_buckets = c.one_process ? samples.length > 1 : c.axes.length > 0;
+  let buckets = { bytes: [] };
   if (has_buckets) {
-    const buckets = ddp_buckets(c, n, slowdown.backward);
-    o = overlap(buckets.ready_s, buckets.bytes.map(bytes => ring_time(all_reduce.message, bytes, c.devices)), buckets.compute_s, all_reduce);
-  } else o = { backward_s: c.backward(c.all_blocks, n) + at_(c.profile.loss.backward_s, n), exposed_s: 0 };
-  b.backward_s = o.backward_s;
-  b.exposed_comm_s = o.exposed_s;
-  b.update_s = slowdown.update * c.update(c.all_blocks);
-  if (one_process) {
+    buckets = ddp_buckets(c, n, slowdown.backward);
+    const o = overlap(buckets.ready_s, buckets.bytes.map(bytes => c.reduce_s(bytes)), buckets.compute_s, costs);
+    b.backward_s = o.backward_s;
+    b.exposed_comm_s = o.exposed_s;
+  } else b.backward_s = c.backward(c.all_blocks, n) + at_(c.profile.loss.backward_s, n);
+  b.update_s = slowdown.update * c.update(c.all_blocks) / parts;
+  if (c.one_process) {
     if (sent > 0) b.exposed_comm_s += time(c.link.copy, c.batch_bytes(sent));
     b.idle_s += 3 * c.profile.dispatch_s;
   }
-  return { breakdown: b, memory: memory_of_ranks(samples, (own, r) => peak_memory(c, { range: c.all_blocks, samples: [own], actions: ONE_PASS, data: c.batch_bytes(one_process && r === 0 ? c.batch : own), has_buckets })) };
+  const gathered = zero === 1 ? zero1_buckets(c) : buckets;
+  if (zero > 0) {
+    const updates = gathered.bytes.map(bytes => ({ seconds: b.update_s * bytes / all_bytes, needs: -1 }));
+    const step = simulate_queues(updates, gathered.bytes.map((bytes, i) => ({ seconds: c.gather_s(bytes), after: i, at_begin: false })), costs);
+    b.update_s = sum(step.computing_s);
+    b.exposed_comm_s += step.tail_s;
+  }
+  return { breakdown: b, memory: memory_of_ranks(samples, (own, r) => {
+    const peak = peak_memory(c, { range: c.all_blocks, samples: [own], actions: ONE_PASS, data: c.batch_bytes(c.one_process && r === 0 ? c.batch : own), has_buckets, optimizer_share: 1 / parts, divided_buckets: zero === 2 ? parts : 1 });
+    if (zero === 0) return peak;
+    const updating = { ...peak, activations: 0, workspace: parts > 1 ? two_largest(gathered.bytes) * (1 + 1 / parts) : 0 };
+    if (zero === 2) updating.buckets = all_bytes / parts;
+    return total(updating) > total(peak) ? updating : peak;
+  }) };
 }
 
 function predict_master(c) {

@@ -1,20 +1,20 @@
 // internal/predict_sharded.cpp
 class ShardedStep {
   constructor(c, n) {
-    const costs = c.link.ranks, count = c.count;
+    const slowdown = c.collectives.contention, count = c.count;
     this.phases = [];
     this.collectives = [];
     this.units = [];
     const post = (k, gathers, after, at_begin) => {
       const bytes = all_parameter_bytes(c.profile.blocks[k]);
-      this.collectives.push({ seconds: gathers ? gather_s(costs, bytes, c.devices) : scatter_s(costs, bytes, c.devices), after, at_begin });
+      this.collectives.push({ seconds: gathers ? c.gather_s(bytes) : c.reduce_s(bytes), after, at_begin });
       this.units.push({ gathers, block: k });
       return this.collectives.length - 1;
     };
-    for (let k = 0; k < count; ++k) this.phases.push({ seconds: costs.contention.forward * at_(c.profile.blocks[k].forward_s, n), needs: post(k, true, k - 1, true) });
+    for (let k = 0; k < count; ++k) this.phases.push({ seconds: slowdown.forward * at_(c.profile.blocks[k].forward_s, n), needs: post(k, true, k - 1, true) });
     this.loss = this.phases.length;
-    this.phases.push({ seconds: costs.contention.forward * at_(c.profile.loss.forward_s, n), needs: -1 });
-    this.phases.push({ seconds: costs.contention.backward * at_(c.profile.loss.backward_s, n), needs: -1 });
+    this.phases.push({ seconds: slowdown.forward * at_(c.profile.loss.forward_s, n), needs: -1 });
+    this.phases.push({ seconds: slowdown.backward * at_(c.profile.loss.backward_s, n), needs: -1 });
     const gather_of = [], phase_of = k => this.loss + 1 + count - k;
     gather_of[count - 1] = post(count - 1, true, this.loss + 1, false);
     if (count > 1) gather_of[count - 2] = post(count - 2, true, phase_of(count - 1), true);
@@ -22,7 +22,7 @@ class ShardedStep {
       post(k, false, phase_of(k), false);
       if (k >= 2) gather_of[k - 2] = post(k - 2, true, phase_of(k - 1), true);
     }
-    for (let k = count; k-- > 0;) this.phases.push({ seconds: costs.contention.backward * at_(c.profile.blocks[k].backward_s, n), needs: gather_of[k] });
+    for (let k = count; k-- > 0;) this.phases.push({ seconds: slowdown.backward * at_(c.profile.blocks[k].backward_s, n), needs: gather_of[k] });
   }
   divided_after(times, k) {
     const next = 2 * this.loss + 2 - k;
@@ -32,34 +32,14 @@ class ShardedStep {
   }
 }
 
-function predict_fully_sharded(c) {
-  const samples = c.samples_per_device, step = new ShardedStep(c, samples[0]), times = simulate_queues(step.phases, step.collectives, c.link.ranks), b = no_breakdown();
+function predict_sharded_models(c) {
+  const samples = c.samples_per_device, step = new ShardedStep(c, samples[0]), times = simulate_queues(step.phases, step.collectives, c.collectives), b = no_breakdown();
   for (let i = 0; i < times.computing_s.length; ++i) {
     b[i <= step.loss ? 'forward_s' : 'backward_s'] += times.computing_s[i];
     b.exposed_comm_s += times.waiting_s[i];
   }
   b.exposed_comm_s += times.tail_s;
-  b.update_s = c.link.ranks.contention.update * c.update(c.all_blocks) / c.devices;
+  b.update_s = c.collectives.contention.update * c.update(c.all_blocks) / c.optimizer_parts;
   const divided_after = range(c.count).map(k => step.divided_after(times, k));
-  return { breakdown: b, memory: memory_of_ranks(samples, n => peak_memory(c, { range: c.all_blocks, samples: [n], actions: ONE_PASS, data: c.batch_bytes(n), optimizer_share: 1 / c.devices, sharded: c.devices, divided_after })) };
-}
-
-function predict_zero(c, stage) {
-  const samples = c.samples_per_device, costs = c.link.ranks, n = samples[0], b = no_breakdown();
-  b.forward_s = costs.contention.forward * (c.forward(c.all_blocks, n) + at_(c.profile.loss.forward_s, n));
-  const buckets = ddp_buckets(c, n, costs.contention.backward), update_s = costs.contention.update * c.update(c.all_blocks) / c.devices, all_bytes = c.parameter_bytes(c.all_blocks);
-  const gathered = stage === 1 ? zero1_buckets(c) : buckets;
-  const reduce_s = buckets.bytes.map(bytes => stage === 1 ? ring_time(costs.message, bytes, c.devices) : scatter_s(costs, bytes, c.devices));
-  const updates = gathered.bytes.map(bytes => ({ seconds: update_s * bytes / all_bytes, needs: -1 }));
-  const gathers = gathered.bytes.map((bytes, i) => ({ seconds: gather_s(costs, bytes, c.devices), after: i, at_begin: false }));
-  const o = overlap(buckets.ready_s, reduce_s, buckets.compute_s, costs), step = simulate_queues(updates, gathers, costs);
-  b.backward_s = o.backward_s;
-  b.update_s = sum(step.computing_s);
-  b.exposed_comm_s = o.exposed_s + step.tail_s;
-  return { breakdown: b, memory: memory_of_ranks(samples, own => {
-    const peak = peak_memory(c, { range: c.all_blocks, samples: [own], actions: ONE_PASS, data: c.batch_bytes(own), has_buckets: true, optimizer_share: 1 / c.devices, divided_buckets: stage === 2 ? c.devices : 1 });
-    const parts = all_bytes / c.devices, updating = { ...peak, activations: 0, workspace: c.devices > 1 ? two_largest(gathered.bytes) * (1 + 1 / c.devices) : 0 };
-    if (stage === 2) updating.buckets = parts;
-    return total(updating) > total(peak) ? updating : peak;
-  }) };
+  return { breakdown: b, memory: memory_of_ranks(samples, n => peak_memory(c, { range: c.all_blocks, samples: [n], actions: ONE_PASS, data: c.batch_bytes(n), optimizer_share: 1 / c.optimizer_parts, sharded: c.model_parts, divided_after })) };
 }

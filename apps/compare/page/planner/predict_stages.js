@@ -62,7 +62,7 @@ function mean_concurrency(simulation) {
   return with_others.map((x, d) => count > 1 && busy[d] > 0 ? x / busy[d] / (count - 1) : 0);
 }
 
-function predict_model_parallel(c) {
+function predict_one_stage_at_a_time(c) {
   const stages = stages_of(c), n = c.batch;
   let copies = 0;
   for (let s = 1; s < stages.length; ++s) copies += 2 * time(c.link.copy, c.input_bytes(stages[s].begin, n));
@@ -105,3 +105,5 @@ function predict_pipeline(c, schedule) {
   return { breakdown: breakdown_over(c.devices, forward, backward, copies, update.sum, simulation.total + c.profile.dispatch_s + update.longest),
     memory: memory_per_stage(c, stages, chunk_sizes(c.setup.batch_size, m), actions, true, zero_bubble) };
 }
+
+const predict_stages = c => c.axes[0].schedule === 'sequential' ? predict_one_stage_at_a_time(c) : predict_pipeline(c, c.axes[0].schedule);
