@@ -71,6 +71,7 @@
 #include "tapestry/data/tokenizer/tokenizer.h"
 #include "tapestry/data/transforms.h"
 #include "tapestry/distributed/checkpoint/checkpoint.h"
+#include "tapestry/distributed/checkpoint/checkpointer.h"
 #include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
 #include "tapestry/distributed/comm/environment.h"
 #include "tapestry/distributed/comm/error.h"

@@ -6,8 +6,7 @@
 namespace tapestry::data {
 
 std::string LoaderState::str() const {
-  return concat(
-      {"seed=", seed, " epoch=", epoch, " batch=", batch, " samples=", samples, " batches=", batches});
+  return concat({"seed=", seed, " epoch=", epoch, " sample=", sample, " samples=", samples});
 }
 
 LoaderState LoaderState::parse(const std::string& text) {
@@ -24,9 +23,15 @@ LoaderState LoaderState::parse(const std::string& text) {
   };
   read("seed=", state.seed);
   read(" epoch=", state.epoch);
-  read(" batch=", state.batch);
-  read(" samples=", state.samples);
-  read(" batches=", state.batches);
+  if (std::string_view(at).starts_with(" batch=")) {
+    LoaderState::Batches& old = state.batches.emplace();
+    read(" batch=", old.read);
+    read(" samples=", state.samples);
+    read(" batches=", old.all);
+  } else {
+    read(" sample=", state.sample);
+    read(" samples=", state.samples);
+  }
   check(at == end, "[LoaderState] \"", text, "\" is not a loader's state: it goes on after its end");
   return state;
 }
@@ -48,15 +53,15 @@ void EpochPlan::rethrow(std::exception_ptr cause, std::int64_t batch, std::int64
   }
   if (index >= 0)
     throw SampleError(
-        concat({"[DataLoader] sample ", index, " (batch ", batch, " of epoch ", epoch, "): ", text}), index,
-        std::move(cause));
+        concat({"[DataLoader] sample ", index, " (batch ", done + batch, " of epoch ", epoch, "): ", text}),
+        index, std::move(cause));
   const std::vector<std::int64_t>& indices = batches[static_cast<std::size_t>(batch)];
   std::string list;
   for (std::size_t i = 0; i < std::min<std::size_t>(indices.size(), 8); ++i)
     list += (i ? ", " : "") + std::to_string(indices[i]);
   if (indices.size() > 8) list += ", ...";
   throw SampleError(
-      concat({"[DataLoader] batch ", batch, " of epoch ", epoch, " (samples ", list, "): ", text}), -1,
+      concat({"[DataLoader] batch ", done + batch, " of epoch ", epoch, " (samples ", list, "): ", text}), -1,
       std::move(cause));
 }
 
@@ -68,12 +73,27 @@ void check_order_options(std::int64_t batch_size, bool shuffle, bool drop_last, 
         "[DataLoader] batch_sampler excludes batch_size, shuffle, drop_last and sampler; give them to it");
 }
 
-void check_loader_state(const LoaderState& state, std::int64_t samples, std::int64_t batches) {
-  check(state.samples == samples && state.batches == batches, "[DataLoader] the state is of a loader with ",
-        state.samples, " samples in ", state.batches, " batches, and this one has ", samples, " in ", batches,
-        "; resume with the same data and batch size");
-  check(state.epoch >= 0 && state.batch >= 0 && state.batch <= batches, "[DataLoader] the state is at batch ",
-        state.batch, " of epoch ", state.epoch, ", which does not exist");
+LoaderState checked_state(LoaderState state, std::int64_t samples, const BatchSampler& sampler) {
+  check(state.samples == samples, "[DataLoader] the state is of a loader with ", state.samples,
+        " samples, and this one has ", samples, "; resume with the same data");
+  check(state.epoch >= 0, "[DataLoader] the state is of epoch ", state.epoch, ", which does not exist");
+  if (state.batches) {
+    const auto [read, all] = *state.batches;
+    const std::vector<std::vector<std::int64_t>> batches = sampler.batches(state.epoch);
+    check(all == static_cast<std::int64_t>(batches.size()), "[DataLoader] the state is of a loader with ",
+          all, " batches per epoch, and this one has ", batches.size(),
+          "; its version counted batches, so resume with the same batch size");
+    check(read >= 0 && read <= all, "[DataLoader] the state is at batch ", read, " of epoch ", state.epoch,
+          ", which does not exist");
+    state.sample = 0;
+    for (auto batch = batches.begin(); batch != batches.begin() + read; ++batch)
+      state.sample += static_cast<std::int64_t>(batch->size()) * sampler.ranks();
+    state.sample = std::min(state.sample, sampler.total());
+    state.batches.reset();
+  }
+  check(state.sample >= 0 && state.sample <= sampler.total(), "[DataLoader] the state is at sample ",
+        state.sample, " of epoch ", state.epoch, ", which does not exist");
+  return state;
 }
 
 }  // namespace detail

@@ -42,17 +42,23 @@ struct DataLoaderOptions {
   std::optional<Device> device = {};
 };
 
-/// A position in the sequence of batches, to save and resume. `samples` and `batches` describe the loader,
-/// because a position is valid only for the loader that produced it.
+/// A position in the samples, to save and resume. It is valid for every number of ranks, every batch size and
+/// every number of workers, if the samples and their order are the same.
 struct LoaderState {
   std::uint64_t seed = 0;
   std::int64_t epoch = 0;
-  std::int64_t batch = 0;  ///< batches of this epoch that were returned so far
-  std::int64_t samples = 0, batches = 0;
+  std::int64_t sample = 0;   ///< samples of this epoch that all ranks together have read so far
+  std::int64_t samples = 0;  ///< of the dataset
+  /// In texts of earlier versions, instead of `sample`: the batches that each rank has read and those of the
+  /// epoch.
+  struct Batches {
+    std::int64_t read = 0, all = 0;
+  };
+  std::optional<Batches> batches = {};
 
-  /// Returns text such as "seed=7 epoch=1 batch=40 samples=60000 batches=469", for a checkpoint.
+  /// Returns text such as "seed=7 epoch=1 sample=5120 samples=60000", for a checkpoint.
   std::string str() const;
-  /// Parses the text of str(). Throws ValueError for any other text.
+  /// Parses the text of str(), also of earlier versions. Throws ValueError for any other text.
   static LoaderState parse(const std::string& text);
 };
 
@@ -62,7 +68,8 @@ namespace detail {
 struct EpochPlan {
   std::uint64_t seed = 0;
   std::int64_t epoch = 0;
-  std::vector<std::vector<std::int64_t>> batches;
+  std::vector<std::vector<std::int64_t>> batches;  // that are left
+  std::int64_t done = 0;                           // the number of those before them
 
   /// Returns the seed of the generator for Dataset::get(index).
   std::uint64_t sample_seed(std::int64_t index) const;
@@ -74,9 +81,9 @@ struct EpochPlan {
 /// Throws ValueError if options contradict each other.
 void check_order_options(std::int64_t batch_size, bool shuffle, bool drop_last, bool sampler,
                          bool batch_sampler);
-/// Throws ValueError unless `state` comes from a loader with this many samples and batches per epoch, its
-/// epoch is not negative, and its position is one of these batches or the end of the epoch.
-void check_loader_state(const LoaderState& state, std::int64_t samples, std::int64_t batches);
+/// Checks a position, and converts those of earlier versions. Throws ValueError unless it comes from a loader
+/// with this many samples, its epoch is not negative, and it is not behind the end of the epoch.
+LoaderState checked_state(LoaderState state, std::int64_t samples, const BatchSampler& sampler);
 
 template <class E, class B>
 class IndexedBatchMaker : public BatchMaker<Dataset<E>, B, DataLoaderOptions<E, B>> {
@@ -157,15 +164,17 @@ class DataLoader {
   /// Starts a pass over the next epoch, or over the rest of an epoch after load_state(). Only one pass may
   /// run at a time.
   Iterator begin() {
-    if (started_ && position_->batch > 0) {  // the last pass did not reach its end
+    if (started_ && position_->sample > 0) {  // the last pass did not reach its end
       ++position_->epoch;
-      position_->batch = 0;
+      position_->sample = 0;
     }
     started_ = true;
-    detail::EpochPlan plan{position_->seed, position_->epoch, batch_sampler().batches(position_->epoch)};
-    const std::int64_t first = position_->batch, end = static_cast<std::int64_t>(plan.batches.size());
-    (check)(first <= end, "[DataLoader] the state is at batch ", first, " of an epoch of ", end, " batches");
-    return Iterator(std::make_unique<Pass>(maker_, std::move(plan), position_));
+    const BatchSampler& order = batch_sampler();
+    detail::EpochPlan plan{position_->seed, position_->epoch,
+                           order.batches_from(position_->epoch, position_->sample)};
+    const std::int64_t done = order.size() - static_cast<std::int64_t>(plan.batches.size());
+    plan.done = done > 0 ? done : 0;
+    return Iterator(std::make_unique<Pass>(maker_, std::move(plan), position_, order.ranks(), order.total()));
   }
   std::default_sentinel_t end() const { return {}; }
 
@@ -177,21 +186,20 @@ class DataLoader {
   /// Makes the next pass start at the first batch of this epoch.
   void set_epoch(std::int64_t epoch) {
     position_->epoch = epoch;
-    position_->batch = 0;
+    position_->sample = 0;
   }
 
   /// Returns the position after the last returned batch.
   LoaderState state() const {
     LoaderState state = *position_;
     state.samples = maker_->dataset().size();
-    state.batches = size();
     return state;
   }
-  /// Makes the next pass continue from this position, with the same bits. Throws ValueError if the state
-  /// belongs to another dataset or batch size.
+  /// Makes the next pass continue from this position: with the same bits if the batch size and the number of
+  /// ranks are the same, and otherwise with the samples that are left, in their order. Throws ValueError if
+  /// the state belongs to another dataset, or if there is no such position.
   void load_state(const LoaderState& state) {
-    detail::check_loader_state(state, maker_->dataset().size(), size());
-    *position_ = state;
+    *position_ = detail::checked_state(state, maker_->dataset().size(), batch_sampler());
     started_ = false;
   }
 
@@ -221,21 +229,25 @@ template <class E, class B>
 class DataLoader<E, B>::Pass {
  public:
   using Maker = std::shared_ptr<const detail::IndexedBatchMaker<E, B>>;
-  Pass(Maker maker, detail::EpochPlan plan, std::shared_ptr<LoaderState> position)
+  Pass(Maker maker, detail::EpochPlan plan, std::shared_ptr<LoaderState> position, std::int64_t ranks,
+       std::int64_t total)
       : maker_(std::move(maker)),
         plan_(std::move(plan)),
         position_(std::move(position)),
-        batches_([this](std::int64_t k) { return maker_->make(plan_, k); }, position_->batch,
+        ranks_(ranks),
+        total_(total),
+        batches_([this](std::int64_t k) { return maker_->make(plan_, k); }, 0,
                  static_cast<std::int64_t>(plan_.batches.size()), maker_->options().num_workers,
                  maker_->options().prefetch) {}
   std::shared_ptr<detail::MadeBatch<B>> next() {
     auto made = std::static_pointer_cast<detail::MadeBatch<B>>(batches_.next());
     if (made) {
       maker_->arrive(*made);
-      ++position_->batch;
+      const auto read = static_cast<std::int64_t>(plan_.batches[next_++].size()) * ranks_;
+      position_->sample = total_ - position_->sample < read ? total_ : position_->sample + read;
     } else {
       ++position_->epoch;
-      position_->batch = 0;
+      position_->sample = 0;
     }
     return made;
   }
@@ -244,6 +256,8 @@ class DataLoader<E, B>::Pass {
   const Maker maker_;
   const detail::EpochPlan plan_;
   const std::shared_ptr<LoaderState> position_;
+  const std::int64_t ranks_, total_;  // BatchSampler::ranks() and total()
+  std::size_t next_ = 0;              // the number of the next batch in the plan
   Prefetcher batches_;
 };
 

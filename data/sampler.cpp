@@ -28,6 +28,13 @@ std::vector<std::int64_t> shuffled(std::int64_t size, std::int64_t count, Rng rn
 
 }  // namespace
 
+std::vector<std::int64_t> Sampler::indices_from(std::int64_t epoch, std::int64_t first) const {
+  std::vector<std::int64_t> order = indices(epoch);
+  const std::int64_t own = (first + ranks() - 1) / ranks(), size = static_cast<std::int64_t>(order.size());
+  order.erase(order.begin(), order.begin() + std::min(own, size));
+  return order;
+}
+
 SequentialSampler::SequentialSampler(std::int64_t size) : size_(size) {
   check(size >= 0, "[SequentialSampler] size is ", size, "; it cannot be negative");
 }
@@ -99,17 +106,21 @@ DistributedSampler::DistributedSampler(std::int64_t size, int rank, int world_si
   check(world_size >= 1 && rank >= 0 && rank < world_size, "[DistributedSampler] rank ", rank,
         " is not one of a world of ", world_size);
   check(size >= 0, "[DistributedSampler] size is ", size, "; it cannot be negative");
-  share_ = options.drop_last ? size / world_size : size / world_size + (size % world_size != 0);
 }
 
-std::vector<std::int64_t> DistributedSampler::indices(std::int64_t epoch) const {
+std::int64_t DistributedSampler::share_of(std::int64_t samples) const {
+  return samples / world_size_ + (!options_.drop_last && samples % world_size_ != 0);
+}
+
+std::vector<std::int64_t> DistributedSampler::indices_from(std::int64_t epoch, std::int64_t first) const {
   const std::vector<std::int64_t> order =
       options_.shuffle ? shuffled(population_, population_, Rng(derive_key(options_.seed, epoch, 0)))
                        : ascending(population_);
-  std::vector<std::int64_t> mine(static_cast<std::size_t>(share_));
-  for (std::int64_t i = 0; i < share_; ++i)
+  const std::int64_t share = share_of(std::max<std::int64_t>(population_ - first, 0));
+  std::vector<std::int64_t> mine(static_cast<std::size_t>(share));
+  for (std::int64_t i = 0; i < share; ++i)
     mine[static_cast<std::size_t>(i)] =
-        order[static_cast<std::size_t>((i * world_size_ + rank_) % population_)];
+        order[static_cast<std::size_t>((first + i * world_size_ + rank_) % population_)];
   return mine;
 }
 
@@ -125,7 +136,24 @@ std::int64_t BatchSampler::size() const {
 }
 
 std::vector<std::vector<std::int64_t>> BatchSampler::batches(std::int64_t epoch) const {
-  const std::vector<std::int64_t> order = sampler_->indices(epoch);
+  return group(sampler_->indices(epoch));
+}
+
+std::vector<std::vector<std::int64_t>> BatchSampler::batches_from(std::int64_t epoch,
+                                                                  std::int64_t first) const {
+  std::vector<std::vector<std::int64_t>> all = batches(epoch);
+  std::int64_t read = 0;
+  auto next = all.begin();
+  for (; next != all.end() && read < first; ++next) read += static_cast<std::int64_t>(next->size()) * ranks();
+  if (read > first && sampler_) return group(sampler_->indices_from(epoch, first));
+  check(
+      read <= first, "[BatchSampler] ", first, " samples of epoch ", epoch,
+      " were read, which is inside a batch; resume with the batch sampler that the position was saved with");
+  all.erase(all.begin(), next);
+  return all;
+}
+
+std::vector<std::vector<std::int64_t>> BatchSampler::group(const std::vector<std::int64_t>& order) const {
   const std::size_t total = order.size(), size = static_cast<std::size_t>(batch_size_);
   std::vector<std::vector<std::int64_t>> out;
   for (std::size_t i = 0; i < total && (!drop_last_ || total - i >= size); i += size)

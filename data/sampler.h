@@ -15,6 +15,17 @@ class Sampler {
   /// The number of samples per epoch.
   virtual std::int64_t size() const = 0;
   virtual std::vector<std::int64_t> indices(std::int64_t epoch) const = 0;
+
+  // A position in an epoch is a number of samples that all ranks have read together, so that it is valid for
+  // another number of ranks.
+
+  /// The number of ranks that divide an epoch among them.
+  virtual int ranks() const { return 1; }
+  /// The number of samples per epoch of all ranks together, each counted once.
+  virtual std::int64_t total() const { return size() * ranks(); }
+  /// What is left of indices(epoch) when all ranks together have read `first` samples of the epoch. A sampler
+  /// of one of several ranks overrides it if `first` may be no multiple of ranks().
+  virtual std::vector<std::int64_t> indices_from(std::int64_t epoch, std::int64_t first) const;
 };
 
 /// The order 0, 1, 2, ...
@@ -71,7 +82,7 @@ class WeightedRandomSampler : public Sampler {
 
 /// Gives each rank its part of the samples: every world_size-th index of an order that is the same on all
 /// ranks. Unless `drop_last` is set, indices from the beginning are repeated, so that all ranks get the same
-/// number.
+/// number. An epoch may be continued by another number of ranks, which divide the samples that are left.
 class DistributedSampler : public Sampler {
  public:
   struct Options {
@@ -82,11 +93,15 @@ class DistributedSampler : public Sampler {
   DistributedSampler(std::int64_t size, int rank, int world_size)
       : DistributedSampler(size, rank, world_size, Options()) {}
   DistributedSampler(std::int64_t size, int rank, int world_size, Options options);
-  std::int64_t size() const override { return share_; }
-  std::vector<std::int64_t> indices(std::int64_t epoch) const override;
+  std::int64_t size() const override { return share_of(population_); }
+  std::vector<std::int64_t> indices(std::int64_t epoch) const override { return indices_from(epoch, 0); }
+  int ranks() const override { return world_size_; }
+  std::int64_t total() const override { return population_; }
+  std::vector<std::int64_t> indices_from(std::int64_t epoch, std::int64_t first) const override;
 
  private:
-  std::int64_t population_, share_;
+  std::int64_t share_of(std::int64_t samples) const;
+  std::int64_t population_;
   int rank_, world_size_;
   Options options_;
 };
@@ -102,10 +117,17 @@ class BatchSampler {
   /// Returns the batches of an epoch. They depend only on the options and the epoch's number.
   virtual std::vector<std::vector<std::int64_t>> batches(std::int64_t epoch) const;
 
+  /// See Sampler. batches_from() throws ValueError if `first` is inside a batch of a class that derives from
+  /// this one without a sampler.
+  virtual int ranks() const { return sampler_ ? sampler_->ranks() : 1; }
+  virtual std::int64_t total() const { return sampler_ ? sampler_->total() : INT64_MAX; }
+  virtual std::vector<std::vector<std::int64_t>> batches_from(std::int64_t epoch, std::int64_t first) const;
+
  protected:
   BatchSampler() = default;
 
  private:
+  std::vector<std::vector<std::int64_t>> group(const std::vector<std::int64_t>& order) const;
   std::shared_ptr<const Sampler> sampler_;
   std::int64_t batch_size_ = 1;
   bool drop_last_ = false;

@@ -50,6 +50,15 @@ std::string step_name(std::int64_t step) {
   return name;
 }
 
+/// Returns 500 for "step-00000500" and the suffix, and nothing for other names.
+std::optional<std::int64_t> step_of(const std::string& name, const char* suffix) {
+  if (!name.starts_with("step-")) return {};
+  std::int64_t step = 0;
+  const auto [stop, error] = std::from_chars(name.data() + 5, name.data() + name.size(), step);
+  if (error != std::errc() || step < 0 || step_name(step) + suffix != name) return {};
+  return step;
+}
+
 /// Files that cannot be read count, because the error is reported when a user loads them. Without a metric,
 /// they are not the best.
 bool read_metric(const std::string& path, std::optional<double>& metric) {
@@ -182,125 +191,23 @@ Progress load_checkpoint(const std::string& path, const Training& training) {
   return progress;
 }
 
-KeptCheckpoints::KeptCheckpoints(const Format& format, std::string folder, const CheckpointerOptions& options)
-    : format_(format), folder_(std::move(folder)), options_(options) {
-  check(options.keep_last >= 0, "[", format.op, "] keep_last is ", options.keep_last,
-        "; it cannot be negative");
-}
-
-void KeptCheckpoints::create_folder() {
-  std::error_code error, unknown;
-  fs::create_directories(folder_, error);
-  check<IoError>(fs::is_directory(folder_, unknown), "[", format_.op, "] the folder ", folder_,
-                 " cannot be made: ", error.message(), "; choose one that can be written to");
-  remove_abandoned_files(folder_, [this](const std::string& target) { return step_of(target).has_value(); });
-}
-
-std::string KeptCheckpoints::path_of(std::int64_t step) const {
-  return (fs::path(folder_) / (step_name(step) + format_.suffix)).string();
-}
-
-/// Returns 500 for "step-00000500" and the suffix, and nothing for names that path_of() does not give.
-std::optional<std::int64_t> KeptCheckpoints::step_of(const std::string& name) const {
-  if (!name.starts_with("step-")) return {};
-  std::int64_t step = 0;
-  const auto [stop, error] = std::from_chars(name.data() + 5, name.data() + name.size(), step);
-  if (error != std::errc() || step < 0 || step_name(step) + format_.suffix != name) return {};
-  return step;
-}
-
-std::vector<std::int64_t> KeptCheckpoints::steps_in_folder() const {
-  const bool are_folders = *format_.suffix == '\0';
-  std::vector<std::int64_t> steps;
-  std::error_code error, ignored;
-  for (fs::directory_iterator entry(folder_, error); !error && entry != fs::directory_iterator();
-       entry.increment(error)) {
-    const auto step = step_of(entry->path().filename().string());
-    if (step && entry->is_directory(ignored) == are_folders) steps.push_back(*step);
-  }
-  check<IoError>(!error, "[", format_.op, "] the folder ", folder_, " cannot be read: ", error.message(),
-                 "; choose one that can be read");
-  std::sort(steps.begin(), steps.end());
-  return steps;
-}
-
-void KeptCheckpoints::read_folder() {
-  entries_.clear();
-  for (const std::int64_t step : steps_in_folder()) {
-    Entry entry{step};
-    if (format_.read(path_of(step), entry.metric)) entries_.push_back(entry);
-  }
-}
-
-void KeptCheckpoints::lock() {
-  if (lock_) return;
-  auto lock = std::make_shared<FolderLock>(format_.op, folder_);
-  read_folder();  // another job may have written to the folder before the lock was taken
-  lock_ = std::move(lock);
-}
-
-std::string KeptCheckpoints::begin_save(const Progress& progress) {
-  const std::int64_t step = progress.step;
-  check(step >= 0, "[", format_.op, "] the step is ", step, "; it cannot be negative");
-  lock();
-  check(entries_.empty() || entries_.back().step <= step, "[", format_.op, "] ", folder_,
-        " has a checkpoint of step ", entries_.empty() ? 0 : entries_.back().step, ", later than step ", step,
-        "; resume from it, or choose another folder");
-  return path_of(step);
-}
-
-void KeptCheckpoints::end_save(const Progress& progress) {
-  if (!entries_.empty() && entries_.back().step == progress.step) entries_.pop_back();
-  entries_.push_back({progress.step, progress.metric});
-  if (options_.keep_last == 0) return;
-  const Entry* const best = options_.keep_best ? best_entry() : nullptr;
-  const auto keep = static_cast<std::size_t>(options_.keep_last);
-  std::vector<Entry> kept;
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    if (entries_.size() - i <= keep || &entries_[i] == best) kept.push_back(entries_[i]);
-    else format_.remove(path_of(entries_[i].step));
-  }
-  entries_ = std::move(kept);
-}
-
-std::optional<std::string> KeptCheckpoints::latest() const {
-  if (entries_.empty()) return {};
-  return path_of(entries_.back().step);
-}
-
-std::optional<std::string> KeptCheckpoints::best() const {
-  const Entry* const best = best_entry();
-  if (!best) return {};
-  return path_of(best->step);
-}
-
-std::vector<std::int64_t> KeptCheckpoints::steps() const {
-  std::vector<std::int64_t> steps;
-  for (const Entry& entry : entries_) steps.push_back(entry.step);
-  return steps;
-}
-
-const KeptCheckpoints::Entry* KeptCheckpoints::best_entry() const {
-  const Entry* best = nullptr;
-  for (const Entry& entry : entries_) {
-    if (!entry.metric || std::isnan(*entry.metric)) continue;
-    if (!best || (options_.higher_is_better ? *entry.metric > *best->metric : *entry.metric < *best->metric))
-      best = &entry;
-  }
-  return best;
-}
+const Checkpointer::Format Checkpointer::kOneFile{".safetensors", read_metric, remove_file};
 
 Checkpointer::Checkpointer(std::string folder, const Options& options)
-    : KeptCheckpoints({"Checkpointer", ".safetensors", read_metric, remove_file}, std::move(folder),
-                      options) {
+    : Checkpointer({&kOneFile}, std::move(folder), options) {
   create_folder();
   read_folder();
 }
 
+Checkpointer::Checkpointer(std::vector<const Format*> formats, std::string folder, const Options& options)
+    : formats_(std::move(formats)), folder_(std::move(folder)), options_(options) {
+  check(options.keep_last >= 0, "[Checkpointer] keep_last is ", options.keep_last, "; it cannot be negative");
+}
+
 std::string Checkpointer::save(const Training& training, const Progress& progress) {
-  const std::string path = begin_save(progress);
+  const std::string path = begin_save(progress, kOneFile);
   save_checkpoint(path, training, progress);
-  end_save(progress);
+  end_save(progress, kOneFile);
   return path;
 }
 
@@ -309,6 +216,103 @@ std::optional<Progress> Checkpointer::resume(const Training& training) {
   const std::optional<std::string> path = latest();
   if (!path) return {};
   return load_checkpoint(*path, training);
+}
+
+void Checkpointer::create_folder() {
+  std::error_code error, unknown;
+  fs::create_directories(folder_, error);
+  check<IoError>(fs::is_directory(folder_, unknown), "[Checkpointer] the folder ", folder_,
+                 " cannot be made: ", error.message(), "; choose one that can be written to");
+  remove_abandoned_files(folder_, [this](const std::string& target) {
+    return std::any_of(formats_.begin(), formats_.end(),
+                       [&](const Format* f) { return step_of(target, f->suffix).has_value(); });
+  });
+}
+
+std::string Checkpointer::path_of(const Entry& entry) const {
+  return (fs::path(folder_) / (step_name(entry.step) + entry.format->suffix)).string();
+}
+
+std::vector<Checkpointer::Entry> Checkpointer::names_in_folder() const {
+  std::vector<Entry> found;
+  std::error_code error, ignored;
+  for (fs::directory_iterator entry(folder_, error); !error && entry != fs::directory_iterator();
+       entry.increment(error))
+    for (const Format* const format : formats_) {
+      const auto step = step_of(entry->path().filename().string(), format->suffix);
+      const bool is_folder = *format->suffix == '\0';
+      if (step && entry->is_directory(ignored) == is_folder) found.push_back({*step, format});
+    }
+  check<IoError>(!error, "[Checkpointer] the folder ", folder_, " cannot be read: ", error.message(),
+                 "; choose one that can be read");
+  std::sort(found.begin(), found.end(), [](const Entry& a, const Entry& b) { return a.step < b.step; });
+  return found;
+}
+
+void Checkpointer::read_folder() {
+  entries_.clear();
+  for (Entry& entry : names_in_folder())
+    if (entry.format->read(path_of(entry), entry.metric)) entries_.push_back(entry);
+}
+
+void Checkpointer::lock() {
+  if (lock_) return;
+  auto lock = std::make_shared<FolderLock>("Checkpointer", folder_);
+  read_folder();  // another job may have written to the folder before the lock was taken
+  lock_ = std::move(lock);
+}
+
+std::string Checkpointer::begin_save(const Progress& progress, const Format& format) {
+  const std::int64_t step = progress.step;
+  check(step >= 0, "[Checkpointer] the step is ", step, "; it cannot be negative");
+  lock();
+  check(entries_.empty() || entries_.back().step <= step, "[Checkpointer] ", folder_,
+        " has a checkpoint of step ", entries_.empty() ? 0 : entries_.back().step, ", later than step ", step,
+        "; resume from it, or choose another folder");
+  return path_of({step, &format});
+}
+
+void Checkpointer::end_save(const Progress& progress, const Format& format) {
+  // The run may have saved this step before, also in another format.
+  for (; !entries_.empty() && entries_.back().step == progress.step; entries_.pop_back())
+    if (entries_.back().format != &format) entries_.back().format->remove(path_of(entries_.back()));
+  entries_.push_back({progress.step, &format, progress.metric});
+  if (options_.keep_last == 0) return;
+  const Entry* const best = options_.keep_best ? best_entry() : nullptr;
+  const auto keep = static_cast<std::size_t>(options_.keep_last);
+  std::vector<Entry> kept;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    if (entries_.size() - i <= keep || &entries_[i] == best) kept.push_back(entries_[i]);
+    else entries_[i].format->remove(path_of(entries_[i]));
+  }
+  entries_ = std::move(kept);
+}
+
+std::optional<std::string> Checkpointer::latest() const {
+  if (entries_.empty()) return {};
+  return path_of(entries_.back());
+}
+
+std::optional<std::string> Checkpointer::best() const {
+  const Entry* const best = best_entry();
+  if (!best) return {};
+  return path_of(*best);
+}
+
+std::vector<std::int64_t> Checkpointer::steps() const {
+  std::vector<std::int64_t> steps;
+  for (const Entry& entry : entries_) steps.push_back(entry.step);
+  return steps;
+}
+
+const Checkpointer::Entry* Checkpointer::best_entry() const {
+  const Entry* best = nullptr;
+  for (const Entry& entry : entries_) {
+    if (!entry.metric || std::isnan(*entry.metric)) continue;
+    if (!best || (options_.higher_is_better ? *entry.metric > *best->metric : *entry.metric < *best->metric))
+      best = &entry;
+  }
+  return best;
 }
 
 }  // namespace tapestry::nn

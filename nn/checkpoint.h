@@ -75,20 +75,27 @@ struct CheckpointerOptions {
   bool higher_is_better = true;  ///< true for an accuracy, false for a loss
 };
 
-/// A folder of checkpoints, which are named step-00000500 and so on. A crash or a full disk leaves existing
-/// checkpoints intact. One object at a time may write to a folder: see lock(). Any number may read.
-class KeptCheckpoints {
+/// A folder of checkpoints, which are files of save_checkpoint() named step-00000500.safetensors and so on. A
+/// crash or a full disk leaves existing checkpoints intact. One object at a time may write to a folder: the
+/// first save() or resume() takes the folder's lock (FolderLock) and holds it until this object is destroyed.
+/// Two runs in one folder would remove and overwrite each other's checkpoints. Any number of objects may
+/// read.
+///
+/// distributed::Checkpointer is the same for a job. It derives from this class, because nn knows of no ranks.
+class Checkpointer {
  public:
-  /// Takes the folder's lock (FolderLock), and holds it until this object and its copies are destroyed.
-  /// begin_save() calls it. Throws IoError, which names the holder, if another object has the lock: two runs
-  /// in one folder would remove and overwrite each other's checkpoints.
-  void lock();
-  /// The two halves of a save, for a program that writes the checkpoint itself between them, such as a job
-  /// of several ranks. begin_save() locks the folder and returns the path to write to. end_save() removes
-  /// checkpoints that need not be kept. Throws ValueError if the folder contains a later step, which belongs
-  /// to another run.
-  std::string begin_save(const Progress& progress);
-  void end_save(const Progress& progress);
+  using Options = CheckpointerOptions;
+  /// Creates the folder if it does not exist, and removes temporary files whose writers have died. Throws
+  /// IoError.
+  explicit Checkpointer(std::string folder, const Options& options = {});
+
+  /// Writes the checkpoint of progress.step, then removes checkpoints that need not be kept. Returns its
+  /// path. Throws IoError if it cannot, or if another object has the lock, and ValueError if the folder
+  /// contains a later step, which belongs to another run.
+  std::string save(const Training& training, const Progress& progress);
+  /// Loads the latest checkpoint if there is one. Throws IoError if another object has the lock. To read the
+  /// checkpoint of a job that is running, call load_checkpoint(*latest(), training) instead.
+  std::optional<Progress> resume(const Training& training);
   /// The path of the checkpoint with the last step, or with the best metric, the earliest among equals.
   std::optional<std::string> latest() const;
   std::optional<std::string> best() const;
@@ -97,54 +104,42 @@ class KeptCheckpoints {
   const std::string& folder() const { return folder_; }
 
  protected:
-  /// What the formats of checkpoints do in different ways.
+  /// A kind of checkpoints. A folder may have several kinds.
   struct Format {
-    const char* op;      // begins the texts of errors
     const char* suffix;  // of the names; empty if a checkpoint is a folder
     /// Reads a checkpoint's metric, if it has one. Returns false if the path is no complete checkpoint.
     bool (*read)(const std::string& path, std::optional<double>& metric);
     void (*remove)(const std::string& path);
   };
-  KeptCheckpoints(const Format& format, std::string folder, const CheckpointerOptions& options);
+  static const Format kOneFile;
+  struct Entry {
+    std::int64_t step = 0;
+    const Format* format = nullptr;
+    std::optional<double> metric = {};
+  };
+  Checkpointer(std::vector<const Format*> formats, std::string folder, const Options& options);
 
-  /// Creates the folder if it does not exist, and removes temporary files whose writers have died.
   void create_folder();
-  void read_folder();
-  std::string path_of(std::int64_t step) const;
-  /// The steps of all names of checkpoints in the folder now, in ascending order.
-  std::vector<std::int64_t> steps_in_folder() const;
+  /// Takes the lock and reads the folder, unless this object has the lock.
+  void lock();
+  /// The two halves of a save. begin_save() takes the lock and returns the path to write to.
+  std::string begin_save(const Progress& progress, const Format& format);
+  void end_save(const Progress& progress, const Format& format);
+  /// All names of checkpoints in the folder now, by step.
+  std::vector<Entry> names_in_folder() const;
+  std::string path_of(const Entry& entry) const;
   /// Forgets the latest checkpoint, whose files stay.
   void skip_latest() { entries_.pop_back(); }
 
  private:
-  struct Entry {
-    std::int64_t step = 0;
-    std::optional<double> metric = {};
-  };
-  std::optional<std::int64_t> step_of(const std::string& name) const;
+  void read_folder();
   const Entry* best_entry() const;
 
-  Format format_;
+  std::vector<const Format*> formats_;
   std::string folder_;
-  CheckpointerOptions options_;
+  Options options_;
   std::vector<Entry> entries_;  // sorted by step
   std::shared_ptr<FolderLock> lock_;
-};
-
-/// A folder of files of save_checkpoint(), named step-00000500.safetensors and so on.
-class Checkpointer : public KeptCheckpoints {
- public:
-  using Options = CheckpointerOptions;
-  /// Creates the folder if it does not exist, and removes temporary files whose writers have died. Throws
-  /// IoError.
-  explicit Checkpointer(std::string folder, const Options& options = {});
-
-  /// Writes the checkpoint of progress.step, then removes checkpoints that need not be kept. Returns its
-  /// path. Throws IoError if it cannot, and the errors of begin_save().
-  std::string save(const Training& training, const Progress& progress);
-  /// Locks the folder, and loads the latest checkpoint if there is one. To read the checkpoint of a job that
-  /// is running, call load_checkpoint(*latest(), training) instead.
-  std::optional<Progress> resume(const Training& training);
 };
 
 }  // namespace tapestry::nn

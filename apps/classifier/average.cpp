@@ -24,7 +24,7 @@ void remove_path(const fs::path& path) {
 }  // namespace
 
 Average::Average(const Options& options, const TrainingJob& job, nn::Module& model, const std::string& folder)
-    : job_(job), model_(model), sharded_(job.strategy().saves_in_parts()) {
+    : job_(job), model_(model), sharded_(distributed::ShardedTraining(&model).divided()) {
   if (options.ema == 0) return;
   average_.emplace(
       model, optim::AveragedModelOptions{.avg_fn = optim::get_ema_avg(options.ema), .use_buffers = true});

@@ -18,9 +18,10 @@ constexpr std::int64_t kTestBatch = 500;
 // Yields the first images of a data set again and again, in the same order.
 class FirstImages : public data::Sampler {
  public:
-  FirstImages(std::int64_t size, std::int64_t first, std::int64_t count)
-      : size_(size), first_(first), count_(count) {}
+  FirstImages(std::int64_t size, std::int64_t first, std::int64_t count, int ranks)
+      : size_(size), first_(first), count_(count), ranks_(ranks) {}
   std::int64_t size() const override { return size_; }
+  int ranks() const override { return ranks_; }
   std::vector<std::int64_t> indices(std::int64_t) const override {
     std::vector<std::int64_t> all;
     for (std::int64_t i = 0; i < size_; ++i) all.push_back(first_ + i % count_);
@@ -29,6 +30,7 @@ class FirstImages : public data::Sampler {
 
  private:
   std::int64_t size_, first_, count_;
+  int ranks_;
 };
 
 Images make(const Options& options, int rank, int world_size, data::TensorDataset train,
@@ -60,7 +62,8 @@ Images make(const Options& options, int rank, int world_size, data::TensorDatase
     tapestry::check(count > 0, "[classifier] the training set has ", train.size(), " images for ", world_size,
                     " ranks; use more images");
     training.shuffle = false;
-    training.sampler = std::make_shared<FirstImages>(train.size() / world_size, rank * count, count);
+    training.sampler =
+        std::make_shared<FirstImages>(train.size() / world_size, rank * count, count, world_size);
   }
   images.train = std::make_unique<data::DataLoader<>>(std::move(train), std::move(training));
   const std::int64_t most_test_images = (test.size() + world_size - 1) / world_size;

@@ -33,9 +33,10 @@ double parse_seconds(const std::string& text) {
   return seconds;
 }
 
-LoaderState parse_loader(const std::string& text) {
+LoaderState resume_loader(tapestry::data::DataLoader<>& images, const std::string& text) {
   try {
-    return LoaderState::parse(text);
+    images.load_state(LoaderState::parse(text));
+    return images.state();
   } catch (const tapestry::ValueError& e) {
     fail<IoError>("[classifier] the checkpoint's position in the data is invalid: ", e.what(), kOther);
   }
@@ -77,23 +78,23 @@ Options options_of(const tapestry::nn::Progress& saved) {
   return options_from_json(extra_value(saved, "options"), "the text of the options in the checkpoint");
 }
 
+std::int64_t steps_in_epoch(const Position& position, const Options& options) {
+  return (position.loader.sample + options.batch_size - 1) / options.batch_size;
+}
+
 Position position_of(const tapestry::nn::Progress& saved, const Options& options,
-                     std::int64_t steps_per_epoch) {
-  Position p{parse_loader(extra_value(saved, "loader")), Tally::parse(extra_value(saved, "tally")),
+                     tapestry::data::DataLoader<>& images) {
+  Position p{resume_loader(images, extra_value(saved, "loader")), Tally::parse(extra_value(saved, "tally")),
              parse_seconds(extra_value(saved, "seconds"))};
   const LoaderState& at = p.loader;
-  check<IoError>(at.batches == steps_per_epoch, "[classifier] the checkpoint's data loader has ", at.batches,
-                 " batches per epoch and this run has ", steps_per_epoch,
-                 "; resume with the same data, or start a new run");
-  check<IoError>(0 <= at.epoch && at.epoch <= options.epochs && 0 <= at.batch && at.batch <= at.batches &&
-                     (at.epoch < options.epochs || at.batch == 0),
-                 "[classifier] the checkpoint is at batch ", at.batch, " of epoch ", at.epoch,
-                 " (counted from 0), but the run has ", options.epochs, " epochs of ", at.batches, " batches",
+  const std::int64_t step = steps_in_epoch(p, options), steps = images.size();
+  check<IoError>(at.epoch <= options.epochs && (at.epoch < options.epochs || step == 0),
+                 "[classifier] the checkpoint is at step ", step, " of epoch ", at.epoch,
+                 " (counted from 0), but the run has ", options.epochs, " epochs of ", steps, " steps",
                  kOther);
-  check<IoError>(saved.epoch == at.epoch && saved.step == at.epoch * at.batches + at.batch,
+  check<IoError>(saved.epoch == at.epoch && saved.step == at.epoch * steps + step,
                  "[classifier] the checkpoint is of epoch ", saved.epoch, " and step ", saved.step,
-                 ", but its data loader is at batch ", at.batch, " of ", at.batches, " in epoch ", at.epoch,
-                 kOther);
+                 ", but its data loader is at step ", step, " of ", steps, " in epoch ", at.epoch, kOther);
   check<IoError>(at.seed == options.seed, "[classifier] the checkpoint's data loader has seed ", at.seed,
                  " and the run has --seed ", options.seed, kOther);
   return p;

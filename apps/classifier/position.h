@@ -24,9 +24,12 @@ tapestry::nn::Progress to_progress(const Position& position, std::int64_t step, 
 /// Returns the options that to_progress saved. Throws IoError if they are missing or invalid.
 Options options_of(const tapestry::nn::Progress& saved);
 
-/// Returns the position that to_progress saved. Throws IoError if a value is missing or invalid, or if the
-/// values contradict one another, the options of the run or its number of steps per epoch.
+/// The steps of the epoch in progress.
+std::int64_t steps_in_epoch(const Position& position, const Options& options);
+
+/// Returns the position that to_progress saved, and puts the loader there. Throws IoError if a value is
+/// missing or invalid, or if the values contradict one another, the options of the run or its images.
 Position position_of(const tapestry::nn::Progress& saved, const Options& options,
-                     std::int64_t steps_per_epoch);
+                     tapestry::data::DataLoader<>& images);
 
 }  // namespace apps

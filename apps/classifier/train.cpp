@@ -169,15 +169,13 @@ int train(Options o) {
   const Device device(o.device);
 
   RunFolder folder;
-  std::optional<distributed::DistributedCheckpointer> checkpoints;
+  std::optional<distributed::Checkpointer> checkpoints;
   std::optional<nn::Progress> last;  // the progress in the last checkpoint of the folder, if there is one
   const auto open_folder = [&] {
     distributed::on_rank_0(*job->group(), "classifier", [&] {
       folder = RunFolder(o.run_dir.empty() ? default_run_dir(o) : o.run_dir, o.saved != nullptr);
     });
-    using enum distributed::CheckpointFiles;
-    checkpoints.emplace(job->group(), folder.file("checkpoints"), nn::CheckpointerOptions{},
-                        strategy.saves_in_parts() ? sharded : one);
+    checkpoints.emplace(folder.file("checkpoints"), job->group());
     last = checkpoints->resume(nn::Training{});
   };
   // A resumed run checks its options before they are used. A new run opens its folder only after its data was
@@ -198,7 +196,8 @@ int train(Options o) {
   const std::int64_t steps_per_epoch = images.train->size(), total_steps = steps_per_epoch * o.epochs;
   const std::unique_ptr<optim::Scheduler> schedule = make_schedule(o, *optimizer, total_steps);
   optim::GradScaler scaler(scaler_options(o.precision));
-  const nn::Training training{model.get(), optimizer.get(), schedule.get(), &scaler};
+  const distributed::ShardedTraining training =
+      job->saved({model.get(), optimizer.get(), schedule.get(), &scaler}, o.precision);
 
   if (!o.saved) {
     open_folder();
@@ -217,8 +216,7 @@ int train(Options o) {
   Average average(o, *job, *model, folder.file("average"));
   Position at{.loader = images.train->state()};
   if (last) {
-    at = position_of(*last, o, steps_per_epoch);
-    images.train->load_state(at.loader);
+    at = position_of(*last, o, *images.train);
     average.load(last->step);
     checkpoints->resume(training);
     tapestry::check<IoError>(schedule->steps() == last->step, "[classifier] the checkpoint is of step ",
@@ -288,14 +286,14 @@ int train(Options o) {
       const double value = step.loss.item() * strategy.data_size();  // of this rank's images
       at.loader = images.train->state();
       check_loss(value, o,
-                 " at epoch " + std::to_string(epoch) + ", step " + std::to_string(at.loader.batch));
+                 " at epoch " + std::to_string(epoch) + ", step " + std::to_string(steps_in_epoch(at, o)));
       at.tally.add(value, step.sums[0].item<std::int64_t>(), own);
       at.seconds = earlier_seconds + std::chrono::duration<double>(Clock::now() - start).count();
       if (board) {
         board->add_scalar("loss/step", value, schedule->steps());
         board->add_scalar("lr", optimizer->lr(), schedule->steps());
       }
-      progress.step(epoch, at.loader.batch, all, at.tally.mean_loss(), at.tally.accuracy());
+      progress.step(epoch, steps_in_epoch(at, o), all, at.tally.mean_loss(), at.tally.accuracy());
       const Request agreed = job->agree({stop.signal(), interval.elapsed()});
       if (agreed.signal) return stopped_by(agreed.signal);
       if (agreed.save || interval.due_at(schedule->steps())) save({});
@@ -343,7 +341,7 @@ int train(Options o) {
                 folder.path().c_str());
   progress.line(line);
   job->print_report(progress);
-  if (strategy.saves_in_parts() && !last_saved.empty())
+  if (training.divided() && !last_saved.empty())
     progress.line("all weights in one file: tapestry-checkpoint merge " + last_saved + " model.safetensors");
   return 0;
 }

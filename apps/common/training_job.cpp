@@ -89,6 +89,15 @@ void TrainingJob::seed_dropout(std::uint64_t seed) const {
   if (size() > 1) distributed::manual_seed_by_coordinate(*strategy_->mesh(), seed);
 }
 
+distributed::ShardedTraining TrainingJob::saved(const nn::Training& training,
+                                                const std::string& precision) const {
+  distributed::ShardedTraining saved(training);
+  saved.place = strategy_->random_place();
+  saved.choices = strategy_->choices();
+  saved.choices["precision"] = precision;
+  return saved;
+}
+
 bool TrainingJob::writes_samples() const {
   return strategy_->can_call_model() && (first() || strategy_->calls_are_collective());
 }

@@ -8,6 +8,7 @@
 #include "tapestry/apps/common/command_line.h"
 #include "tapestry/apps/common/job_requests.h"
 #include "tapestry/apps/common/progress.h"
+#include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
 #include "tapestry/distributed/strategy/strategy.h"
 
 namespace apps {
@@ -45,6 +46,9 @@ class TrainingJob {
   /// Gives each rank the dropout masks of its coordinate: see distributed::manual_seed_by_coordinate(). Call
   /// it when the model is built.
   void seed_dropout(std::uint64_t seed) const;
+  /// What a checkpoint of the run saves: the training, this rank's place and the choices that change bits.
+  tapestry::distributed::ShardedTraining saved(const tapestry::nn::Training& training,
+                                               const std::string& precision) const;
   /// True on the ranks that call the model to write a sample: one rank, or all if the call is collective.
   bool writes_samples() const;
   /// Prints what each axis sent in the last step, and the most that the devices of this process held. Prints

@@ -27,7 +27,7 @@
 #include "tapestry/core/context.h"
 #include "tapestry/core/generator.h"
 #include "tapestry/core/parallel.h"
-#include "tapestry/distributed/checkpoint/checkpoint.h"
+#include "tapestry/distributed/checkpoint/checkpointer.h"
 #include "tapestry/distributed/comm/text.h"
 #include "tapestry/nn/clip.h"
 #include "tapestry/nn/optim/factor_schedules.h"
@@ -156,6 +156,9 @@ class Run {
   bool due(std::int64_t step) const {
     return step > 0 && (step % o_.log_every == 0 || step % o_.eval_every == 0 || step == o_.steps);
   }
+  distributed::ShardedTraining training() {
+    return parallel_.saved({model_.get(), optimizer_.get(), schedule_.get(), &scaler_}, o_.precision);
+  }
   bool report();
   std::string save(std::optional<double> loss = {});
   void write_sample();
@@ -172,7 +175,7 @@ class Run {
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<optim::LambdaLR> schedule_;
   optim::GradScaler scaler_{scaler_options(o_.precision)};
-  std::optional<distributed::DistributedCheckpointer> checkpoints_;
+  std::optional<distributed::Checkpointer> checkpoints_;
   std::optional<Progress> progress_;
   std::optional<Windows> windows_, held_out_;
   std::optional<CheckpointInterval> interval_;
@@ -274,8 +277,7 @@ std::string Run::save(std::optional<double> loss) {
   const std::vector<double> sums = parallel_.strategy().sum({at_.loss, at_.count});
   all.loss = sums[0], all.count = sums[1];
   interval_->restart();
-  return checkpoints_->save({model_.get(), optimizer_.get(), schedule_.get(), &scaler_},
-                            {.step = step_, .metric = loss, .extra = all.save()});
+  return checkpoints_->save(training(), {.step = step_, .metric = loss, .extra = all.save()});
 }
 
 int Run::stopped_by(int signal) {
@@ -386,15 +388,12 @@ int Run::train() {
     folder_.write("model_config.json", text_of(config_));
   }
   folder_.write("config.json", to_json(o_));
-  using enum distributed::CheckpointFiles;
-  checkpoints_.emplace(parallel_.group(), o_.run_dir + "/checkpoints",
-                       nn::CheckpointerOptions{.keep_last = 2, .higher_is_better = false},
-                       parallel_.strategy().saves_in_parts() ? sharded : one);
+  checkpoints_.emplace(o_.run_dir + "/checkpoints", parallel_.group(),
+                       nn::CheckpointerOptions{.keep_last = 2, .higher_is_better = false});
   interval_ = CheckpointInterval::parse(o_.checkpoint_every);
   progress_.emplace(o_.steps, o_.steps, 1, parallel_.first());
 
-  const nn::Training training{model_.get(), optimizer_.get(), schedule_.get(), &scaler_};
-  if (const auto last = checkpoints_->resume(training)) {
+  if (const auto last = checkpoints_->resume(training())) {
     check<IoError>(o_.resumed, "[gpt train] ", o_.run_dir,
                    " has checkpoints but no config.json; restore the file, or choose another --run-dir");
     at_ = Position::load(*last);

@@ -27,7 +27,7 @@
 #include "tapestry/core/parallel.h"
 #include "tapestry/data/sampler.h"
 #include "tapestry/data/tokenizer/chat.h"
-#include "tapestry/distributed/checkpoint/checkpoint.h"
+#include "tapestry/distributed/checkpoint/checkpointer.h"
 #include "tapestry/distributed/comm/text.h"
 #include "tapestry/distributed/zero/make_optimizer.h"
 #include "tapestry/nn/clip.h"
@@ -208,6 +208,9 @@ class Run {
  private:
   void open_folder();
   void build();
+  distributed::ShardedTraining training() {
+    return parallel_.saved({trained_.get(), optimizer_.get(), schedule_.get(), &scaler_}, o_.precision);
+  }
   double train_step();
   bool report();
   std::string save();
@@ -225,7 +228,7 @@ class Run {
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::GradScaler scaler_{scaler_options(o_.precision)};
   std::unique_ptr<optim::LambdaLR> schedule_;
-  std::optional<distributed::DistributedCheckpointer> checkpoints_;
+  std::optional<distributed::Checkpointer> checkpoints_;
   std::optional<Progress> progress_;
   std::optional<CheckpointInterval> interval_;
   std::vector<Metrics> metrics_;
@@ -308,8 +311,7 @@ std::string Run::save() {
   char tally[150];
   std::snprintf(tally, sizeof tally, "%lld %a %a %a %a", static_cast<long long>(reported_), loss_, losses_,
                 seconds_, grad_norm_);
-  return checkpoints_->save({trained_.get(), optimizer_.get(), schedule_.get(), &scaler_},
-                            {.step = step_, .extra = {{"gpt.tune", tally}}});
+  return checkpoints_->save(training(), {.step = step_, .extra = {{"gpt.tune", tally}}});
 }
 
 void Run::write_sample() {
@@ -440,13 +442,11 @@ int Run::tune() {
     open_folder();
     folder_.write("config.json", to_json(o_));
   }
-  using enum distributed::CheckpointFiles;
-  checkpoints_.emplace(parallel_.group(), o_.run_dir + "/checkpoints",
-                       nn::CheckpointerOptions{.keep_last = 2, .keep_best = false},
-                       parallel_.strategy().saves_in_parts() ? sharded : one);
+  checkpoints_.emplace(o_.run_dir + "/checkpoints", parallel_.group(),
+                       nn::CheckpointerOptions{.keep_last = 2, .keep_best = false});
   progress_.emplace(o_.steps, o_.steps, 1, parallel_.first());
   bool resumed = false;
-  if (const auto last = checkpoints_->resume({trained_.get(), optimizer_.get(), schedule_.get(), &scaler_})) {
+  if (const auto last = checkpoints_->resume(training())) {
     long long reported = 0;
     const auto tally = last->extra.find("gpt.tune");
     check<IoError>(tally != last->extra.end() &&

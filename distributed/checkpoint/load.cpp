@@ -342,6 +342,18 @@ std::optional<std::size_t> find_generators(const std::string& folder, const Inde
   return {};
 }
 
+void warn_of_other_choices(const std::string& folder, const StringMap& saved, const StringMap& now) {
+  std::string others;
+  for (const auto& [name, value] : now)
+    if (const auto found = saved.find(name); found != saved.end() && found->second != value)
+      others += concat({others.empty() ? "" : ", ", name, "=", found->second, " (now ", value, ")"});
+  if (!others.empty())
+    std::fprintf(stderr,
+                 "[load_sharded] warning: %s was saved with %s; training goes on, but not with the bits of a "
+                 "run that was not interrupted\n",
+                 folder.c_str(), others.c_str());
+}
+
 }  // namespace
 
 std::function<nn::Progress()> checkpoint::prepare_load(const std::string& folder,
@@ -361,6 +373,7 @@ std::function<nn::Progress()> checkpoint::prepare_load(const std::string& folder
   if (!index.generators.empty())
     generators = parse_generator_states("load_sharded", index.generators[saved.value_or(0)]);
   load->check_files();
+  if (options.rank == 0) warn_of_other_choices(folder, index.choices, training.choices);
 
   return [=] {
     const NoGradGuard none;

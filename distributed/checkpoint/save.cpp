@@ -71,6 +71,7 @@ SavePlan make_plan(const char* op, const std::shared_ptr<ProcessGroup>& group,
   if (!alone && !training.part_of_model) RankDrift(op, group, training.parameters).compare_optimizers();
   if (alone) p.index.generators.resize(1);
   p.index.progress = progress;
+  p.index.choices = training.choices;
   nn::put_kernel_choices(p.index.progress->extra);
   return p;
 }

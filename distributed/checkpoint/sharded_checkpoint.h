@@ -3,10 +3,9 @@
 // fully_shard() divided among four ranks loads into five, into DDP, into one process, into stages of a
 // pipeline, and back.
 //
-//   distributed::ShardedCheckpointer checkpoints("runs/a/checkpoints", world, {.keep_last = 3});
-//   nn::Progress progress = checkpoints.resume({&net, &optimizer, &schedule}).value_or(nn::Progress{});
-//   ...
-//   checkpoints.save({&net, &optimizer, &schedule}, {.epoch = epoch, .step = step});
+//   distributed::save_sharded("step-1", world, {&net, &optimizer, &schedule}, {.step = 1});
+//   nn::Progress progress =
+//       distributed::load_sharded("step-1", {&net, &optimizer, &schedule}, {.rank = world->rank()});
 //
 // A checkpoint is a folder with one safetensors file per rank and index.json, which is written last.
 // docs/reference/checkpoints.md describes the format, and the program tapestry-checkpoint, which converts it
@@ -19,16 +18,10 @@
 #include <vector>
 
 #include "tapestry/distributed/comm/process_group.h"
+#include "tapestry/distributed/common/seeds.h"
 #include "tapestry/nn/checkpoint.h"
 
 namespace tapestry::distributed {
-
-/// Where a rank is along the axes that its random numbers follow: which part of the samples it computes, and
-/// which stage of a pipeline. Ranks at one place, such as those that divide a layer, draw the same numbers.
-struct RandomPlace {
-  int data = 0, data_size = 1;
-  int stage = 0, stages = 1;
-};
 
 /// What a sharded checkpoint saves and loads: named slots, and the optimizer and the schedule. A slot may be
 /// whole on every rank (DDP, one process), on some ranks only (a pipeline), or divided
@@ -62,10 +55,17 @@ struct ShardedTraining {
   optim::Optimizer* optimizer = nullptr;
   optim::Scheduler* scheduler = nullptr;
   optim::GradScaler* scaler = nullptr;
-  /// By what a rank finds its generators in a checkpoint, on all ranks or none. By its number if there is no
-  /// place. A checkpoint that was saved with another number of parts or stages has no generators for a place:
-  /// they are derived from those of rank 0, and rank 0 prints a warning.
+  /// By what a rank finds its generators in a checkpoint, on all ranks or none: Strategy::random_place(). By
+  /// its number if there is no place. A checkpoint that was saved with another number of parts or stages has
+  /// no generators for a place: they are derived from those of rank 0, and rank 0 prints a warning.
   std::optional<RandomPlace> place = {};
+  /// Choices that change the bits of a run, such as {"precision", "bf16"} and those of Strategy::choices().
+  /// A checkpoint has those of rank 0. If it has another value for one of them than the training that loads
+  /// it, rank 0 prints a warning.
+  StringMap choices = {};
+
+  /// True if this process stores a part of some parameters only, or divides them among its devices.
+  bool divided() const;
 
  private:
   void add(const std::vector<std::pair<std::string, nn::Parameter>>& all_parameters,
@@ -79,9 +79,9 @@ struct ShardedTraining {
 ///
 /// If a rank cannot write, all ranks throw, the incomplete files are removed, and the folder's old checkpoint
 /// is unchanged. Throws ValueError on all ranks if the ranks' tensors do not fit together: another dtype or
-/// shape, elements that no rank stores, different optimizers, or parameters that should be equal on all ranks and
-/// are not. The state of a ZeroRedundancyOptimizer over these ranks is collected first. Two jobs must not
-/// write to one folder at the same time; ShardedCheckpointer sees to that.
+/// shape, elements that no rank stores, different optimizers, or parameters that should be equal on all ranks
+/// and are not. The state of a ZeroRedundancyOptimizer over these ranks is collected first. Two jobs must not
+/// write to one folder at the same time; Checkpointer sees to that.
 void save_sharded(const std::string& folder, const std::shared_ptr<ProcessGroup>& group,
                   const ShardedTraining& training, const nn::Progress& progress);
 
@@ -106,36 +106,5 @@ struct LoadShardedOptions {
 /// a file became unreadable meanwhile. A slot that is being used by forward() must not be loaded.
 nn::Progress load_sharded(const std::string& folder, const ShardedTraining& training,
                           const LoadShardedOptions& options = {});
-
-/// A folder of sharded checkpoints named step-00000500 and so on: nn::Checkpointer for jobs whose ranks each
-/// write a part. Every call except latest() and steps() is collective, and fails on all ranks if it fails on
-/// one. All ranks must see the folder. A crash or a full disk at any moment leaves existing checkpoints
-/// intact.
-class ShardedCheckpointer : private nn::KeptCheckpoints {
- public:
-  using Options = nn::CheckpointerOptions;
-  /// Creates the folder if it does not exist. A null group stands for one process. Throws IoError.
-  ShardedCheckpointer(std::string folder, std::shared_ptr<ProcessGroup> group, const Options& options = {});
-
-  /// Writes the checkpoint of progress.step, then removes checkpoints that need not be kept, and what dead
-  /// jobs left incomplete. Returns its path on all ranks. Takes the folder's lock (FolderLock), and holds it
-  /// until this object is destroyed. Throws the errors of save_sharded(), and ValueError if the folder
-  /// contains a later step, which belongs to another run.
-  std::string save(const ShardedTraining& training, const nn::Progress& progress);
-  /// Locks the folder, and loads the latest complete checkpoint if there is one. If a rank finds that a file
-  /// of it is missing, truncated, changed, or not its own, rank 0 prints a warning that names the file, and
-  /// all ranks load the checkpoint before it. Throws IoError if no checkpoint is undamaged. A job that
-  /// resumes with the same number of ranks continues bit for bit.
-  std::optional<nn::Progress> resume(const ShardedTraining& training);
-  /// The path of the checkpoint with the last step whose index and shards exist with their lengths.
-  std::optional<std::string> latest() const;
-  /// The steps of all checkpoints that have an index, in ascending order.
-  std::vector<std::int64_t> steps() const;
-  using nn::KeptCheckpoints::folder;
-
- private:
-  friend class DistributedCheckpointer;  // locks the folder too
-  std::shared_ptr<ProcessGroup> group_;  // its rank 0 has the lock and knows the sound checkpoints
-};
 
 }  // namespace tapestry::distributed

@@ -15,21 +15,27 @@ void manual_seed_by_rank(const ProcessGroup& group, std::uint64_t seed) {
   manual_seed(rank_seed(seed, group.rank()));
 }
 
-std::uint64_t coordinate_seed(const Mesh& mesh, std::uint64_t seed, int rank) {
-  const std::vector<int> place = mesh.coordinates(rank);
-  int data = 0, parts = 1, stage = 0;
-  for (std::size_t i = 0; i < place.size(); ++i) {
+RandomPlace random_place(const Mesh& mesh, int rank) {
+  const std::vector<int> coordinates = mesh.coordinates(rank);
+  RandomPlace place;
+  for (std::size_t i = 0; i < coordinates.size(); ++i) {
     const auto& [name, size] = mesh.axes()[i];
     if (name == "tensor") continue;
     if (name == "pipeline") {
-      stage = place[i];
+      place.stage = coordinates[i];
+      place.stages = size;
     } else {
-      data = data * size + place[i];
-      parts *= size;
+      place.data = place.data * size + coordinates[i];
+      place.data_size *= size;
     }
   }
-  const std::uint64_t own = parts > 1 ? rank_seed(seed, data) : seed;
-  return stage == 0 ? own : rank_seed(own, stage);
+  return place;
+}
+
+std::uint64_t coordinate_seed(const Mesh& mesh, std::uint64_t seed, int rank) {
+  const RandomPlace place = random_place(mesh, rank);
+  const std::uint64_t own = place.data_size > 1 ? rank_seed(seed, place.data) : seed;
+  return place.stage == 0 ? own : rank_seed(own, place.stage);
 }
 
 void manual_seed_by_coordinate(const Mesh& mesh, std::uint64_t seed) {

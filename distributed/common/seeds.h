@@ -16,11 +16,19 @@ std::uint64_t rank_seed(std::uint64_t seed, int rank);
 /// the initial weights agree.
 void manual_seed_by_rank(const ProcessGroup& group, std::uint64_t seed);
 
+/// Where a rank is along the axes that its random numbers follow: which part of the samples it computes, and
+/// which stage of a pipeline. Ranks at one place, such as those that divide a layer, draw the same numbers.
+struct RandomPlace {
+  int data = 0, data_size = 1;
+  int stage = 0, stages = 1;
+};
+/// The place of a rank of the mesh: its stage along `pipeline`, and its data coordinate along all axes but
+/// `pipeline` and `tensor` together.
+RandomPlace random_place(const Mesh& mesh, int rank);
+
 /// The seed of a rank of the mesh, for dropout and other numbers that follow the samples and the layers. It
-/// depends on the rank's data coordinate d, along all axes but `pipeline` and `tensor` together, and on its
-/// stage s, along `pipeline`: ranks along `tensor` draw equal numbers, because they compute parts of one
-/// sample. With several data coordinates it is rank_seed(seed, d), otherwise `seed`; that of a stage s > 0 is
-/// rank_seed() of this and s.
+/// depends on the rank's data coordinate d and its stage s: see random_place(). With several data coordinates
+/// it is rank_seed(seed, d), otherwise `seed`; that of a stage s > 0 is rank_seed() of this and s.
 std::uint64_t coordinate_seed(const Mesh& mesh, std::uint64_t seed, int rank);
 
 /// Calls manual_seed() with this rank's coordinate_seed(). Over devices, where each strategy derives the

@@ -15,7 +15,6 @@ class ShardOverDevices final : public DevicesLayer {
   using DevicesLayer::DevicesLayer;
   bool builds_in_parts() const override { return true; }
   bool can_call_model() const override { return false; }
-  bool saves_in_parts() const override { return true; }
 
   void wrap(nn::Module& model, const ModelParts& parts) override {
     attach(model, parts);

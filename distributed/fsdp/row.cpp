@@ -10,7 +10,6 @@ class ShardOverRanks final : public StrategyLayer {
   using StrategyLayer::StrategyLayer;
   bool builds_in_parts() const override { return true; }
   bool calls_are_collective() const override { return true; }
-  bool saves_in_parts() const override { return true; }
 
   void wrap(nn::Module& model, const ModelParts& parts) override {
     const std::vector<nn::Parameter> all = model.parameters();

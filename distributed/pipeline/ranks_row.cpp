@@ -18,7 +18,6 @@ class PipelineOverRanks final : public PipelineLayer {
  public:
   using PipelineLayer::PipelineLayer;
   bool builds_in_parts() const override { return true; }
-  bool saves_in_parts() const override { return true; }
 
   void wrap(nn::Module& model, const ModelParts& parts) override {
     attach(model, parts);

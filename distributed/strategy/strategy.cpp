@@ -94,7 +94,15 @@ Samples Strategy::share(std::int64_t samples, const Part& part) const {
 bool Strategy::builds_in_parts() const { return layers_[0]->builds_in_parts(); }
 bool Strategy::calls_are_collective() const { return layers_[0]->calls_are_collective(); }
 bool Strategy::can_call_model() const { return layers_[0]->can_call_model(); }
-bool Strategy::saves_in_parts() const { return layers_[0]->saves_in_parts(); }
+
+RandomPlace Strategy::random_place() const {
+  return mesh_ && mesh_->world() ? distributed::random_place(*mesh_, mesh_->world()->rank()) : RandomPlace();
+}
+
+StringMap Strategy::choices() const {
+  return {
+      {"strategy", name()}, {"parts", std::to_string(options_.parts)}, {"ranks", std::to_string(ranks())}};
+}
 
 void Strategy::wrap(nn::Module& model, ModelParts parts) {
   check(model_ == nullptr, "[strategy] wrap() was called before; one strategy trains one model");

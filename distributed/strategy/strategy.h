@@ -30,7 +30,9 @@
 #include <vector>
 
 #include "tapestry/core/memory_record.h"
+#include "tapestry/core/safetensors.h"
 #include "tapestry/distributed/common/batch.h"
+#include "tapestry/distributed/common/seeds.h"
 #include "tapestry/distributed/mesh/mesh.h"
 #include "tapestry/distributed/mesh/strategy_text.h"
 #include "tapestry/nn/module.h"
@@ -203,8 +205,10 @@ class Strategy {
   bool calls_are_collective() const;
   /// The model itself can be called, for example to generate text.
   bool can_call_model() const;
-  /// Checkpoints are saved in a part of each rank.
-  bool saves_in_parts() const;
+  /// For ShardedTraining: where this process is along the axes that random numbers follow, and the choices
+  /// that change the bits of a run: the canonical text, the parts of a step, and the number of ranks.
+  RandomPlace random_place() const;
+  StringMap choices() const;
 
   // ---- training ----
   /// Moves the model to its devices, and replicates, divides or splits it. Collective. The model, and what

@@ -199,6 +199,9 @@ TEST_CASE("a signal saves a checkpoint of a sharded job, which resumes with any 
       REQUIRE(rest.status == 0);
       CHECK_THAT(rest.out, ContainsSubstring("resumed after step"));
       if (ranks == 2) CHECK(runs.result(name) == runs.result("whole"));
+      for (const std::string warning :
+           {"has no random generators for data=0/", "was saved with ranks=2 (now "})
+        CHECK((rest.err.find(warning) != std::string::npos) == (ranks != 2));
       // The same images in each step, divided in another way. All batches are complete.
       const auto expected = losses_of(runs.dir("whole")), losses = losses_of(runs.dir(name));
       REQUIRE(losses.size() == 8);

@@ -223,24 +223,25 @@ TEST_CASE("a damaged checkpoint is refused by the name of the damaged part") {
   for (const char* garbled : {"", "cpu:0", "cpu:0 1", "cpu:0 1 x", "cpu:0 -1 5", "cqu:0 1 2"})
     metadata(rank_0, garbled, "the generator states in the checkpoint are");
   // The position.
-  metadata("tapestry.epoch", "-9000000000000000000", "is of epoch -9000000000000000000 and step 1, which cannot be");
+  metadata("tapestry.epoch", "-9000000000000000000",
+           "is of epoch -9000000000000000000 and step 1, which cannot be");
   metadata("tapestry.step", "-1", "is of epoch 0 and step -1, which cannot be negative");
   metadata("tapestry.epoch", "1",
-           "is of epoch 1 and step 1, but its data loader is at batch 1 of 2 in epoch 0");
+           "is of epoch 1 and step 1, but its data loader is at step 1 of 2 in epoch 0");
   metadata("tapestry.step", "2",
-           "is of epoch 0 and step 2, but its data loader is at batch 1 of 2 in epoch 0");
-  const auto loader = [](const std::string& seed, const std::string& epoch, const std::string& batch) {
-    return "seed=" + seed + " epoch=" + epoch + " batch=" + batch + " samples=64 batches=2";
+           "is of epoch 0 and step 2, but its data loader is at step 1 of 2 in epoch 0");
+  const auto loader = [](const std::string& seed, const std::string& epoch, const std::string& sample) {
+    return "seed=" + seed + " epoch=" + epoch + " sample=" + sample + " samples=64";
   };
-  metadata("extra.loader", loader("1", "-9000000000000000000", "1"), "batch 1 of epoch -9000000000000000000");
-  metadata("extra.loader", loader("1", "9000000000000000000", "0"), "batch 0 of epoch 9000000000000000000");
-  metadata("extra.loader", loader("1", "2", "1"),
-           "at batch 1 of epoch 2 (counted from 0), but the run has 2");
-  metadata("extra.loader", loader("1", "0", "3"), "at batch 3 of epoch 0");
-  metadata("extra.loader", loader("7", "0", "1"), "data loader has seed 7 and the run has --seed 1");
+  metadata("extra.loader", loader("1", "-9000000000000000000", "32"), "is of epoch -9000000000000000000");
+  metadata("extra.loader", loader("1", "9000000000000000000", "0"), "step 0 of epoch 9000000000000000000");
+  metadata("extra.loader", loader("1", "2", "32"),
+           "at step 1 of epoch 2 (counted from 0), but the run has 2");
+  metadata("extra.loader", loader("1", "0", "96"), "at sample 96 of epoch 0");
+  metadata("extra.loader", loader("7", "0", "32"), "data loader has seed 7 and the run has --seed 1");
   metadata("extra.loader", "seed=1 epoch=2 batch=0 samples=64 batches=9000000000000000000",
-           "data loader has 9000000000000000000 batches per epoch and this run has 2");
-  metadata("extra.loader", "seed=1 epoch=0 batch=1 samples=65 batches=2", "65 samples in 2 batches");
+           "a loader with 9000000000000000000 batches per epoch, and this one has 2");
+  metadata("extra.loader", "seed=1 epoch=0 sample=32 samples=65", "a loader with 65 samples");
   metadata("extra.loader", "seed=1 epoch=x", "the checkpoint's position in the data is invalid");
   tensor("training/scheduler/steps", tapestry::scalar_tensor(std::int64_t{2}),
          "the checkpoint is of step 1, but its schedule is at step 2");

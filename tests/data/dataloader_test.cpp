@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <set>
 #include <thread>
 
 #include "tapestry/core/allocator.h"
@@ -51,6 +52,18 @@ std::vector<std::int64_t> drain(L& loader, std::int64_t batches = 1 << 20) {
     out.push_back(n);
     out.insert(out.end(), input.template data<std::int64_t>(), input.template data<std::int64_t>() + n);
     out.insert(out.end(), target.template data<std::int64_t>(), target.template data<std::int64_t>() + n);
+    if (--batches == 0) break;
+  }
+  return out;
+}
+
+/// Returns the inputs that a pass yields, in order.
+template <class L>
+std::vector<std::int64_t> inputs(L& loader, std::int64_t batches = 1 << 20) {
+  std::vector<std::int64_t> out;
+  for (auto& [input, target] : loader) {
+    const auto* const values = input.template data<std::int64_t>();
+    out.insert(out.end(), values, values + input.numel());
     if (--batches == 0) break;
   }
   return out;
@@ -150,7 +163,7 @@ TEST_CASE("a worker's exception names the sample and reaches the consumer in ord
       CHECK_THROWS_AS(std::rethrow_exception(e.cause()), IoError);
     }
     CHECK(batches == 4);
-    CHECK(loader.state().batch == 4);
+    CHECK(loader.state().sample == 16);
   }
 }
 
@@ -186,7 +199,7 @@ TEST_CASE("a break stops the workers, and the next pass is the next epoch") {
     DataLoader loader(Numbers(60), {.batch_size = 2, .shuffle = true, .num_workers = workers});
     drain(loader, 3);
     CHECK(loader.state().epoch == 0);
-    CHECK(loader.state().batch == 3);
+    CHECK(loader.state().sample == 6);
     CHECK(threads_now() == before);
     CHECK(drain(loader) == second);
     CHECK(loader.epoch() == 2);
@@ -226,7 +239,7 @@ TEST_CASE("a loader continues from a saved position with the same bits") {
     for (std::int64_t value : drain(first, stop)) got.push_back(value);
     const LoaderState state = first.state();
     CHECK(state.epoch == 1);
-    CHECK(state.batch == stop);
+    CHECK(state.sample == std::min<std::int64_t>(3 * stop, 20));
     Options others = options;
     others.seed = 1;  // the seed in the saved state must have precedence
     others.num_workers = 0;
@@ -239,13 +252,60 @@ TEST_CASE("a loader continues from a saved position with the same bits") {
     CHECK(resumed.epoch() == 3);
   }
   DataLoader other(Numbers(21), options);
-  CHECK_THROWS_WITH(other.load_state(whole.state()),
-                    ContainsSubstring("20 samples in 7 batches, and this one has 21"));
+  CHECK_THROWS_WITH(other.load_state(whole.state()), ContainsSubstring("20 samples, and this one has 21"));
   LoaderState wrong = whole.state();
-  wrong.batch = 8;
+  wrong.sample = 21;
   CHECK_THROWS_AS(whole.load_state(wrong), ValueError);
-  wrong.batch = -1;
+  wrong.sample = -1;
   CHECK_THROWS_AS(whole.load_state(wrong), ValueError);
+}
+
+TEST_CASE(
+    "an epoch that ranks began is continued by any number of ranks, which read each other sample once") {
+  // Rank r of `ranks` reads batches until it has read `batches` of them, or to the end of the epoch.
+  struct Read {
+    std::vector<std::int64_t> values;
+    std::string state;
+  };
+  const auto read = [](int rank, int ranks, std::int64_t batch_size, const std::string& from, int batches) {
+    DataLoader loader(Numbers(54), {.batch_size = batch_size,
+                                    .num_workers = rank % 2,
+                                    .sampler = std::make_shared<const DistributedSampler>(
+                                        54, rank, ranks, DistributedSampler::Options{.seed = 3})});
+    loader.set_epoch(1);
+    if (!from.empty()) loader.load_state(LoaderState::parse(from));
+    Read result{inputs(loader, batches), ""};
+    result.state = loader.state().str();
+    return result;
+  };
+  const std::vector<std::int64_t> order = read(0, 1, 54, "", 1).values;
+  for (const int stop : {1, 3}) {
+    std::set<std::int64_t> seen;
+    std::string state;
+    for (const int rank : {0, 1}) {
+      const Read part = read(rank, 2, 3, "", stop);
+      seen.insert(part.values.begin(), part.values.end());
+      CHECK((state.empty() || state == part.state));  // the position is that of all ranks
+      state = part.state;
+    }
+    CHECK(state == concat({"seed=0 epoch=1 sample=", 6 * stop, " samples=54"}));
+    REQUIRE(seen.size() == static_cast<std::size_t>(6 * stop));
+    // The 48 or 36 samples that are left divide evenly. 6 and 18 samples are not a multiple of what four
+    // ranks, or one with another batch size, read in a step.
+    for (const auto& [ranks, batch_size] : {std::pair{1, 6}, {1, 5}, {2, 3}, {2, 4}, {4, 2}, {3, 7}}) {
+      CAPTURE(stop, ranks, batch_size);
+      std::multiset<std::int64_t> all(seen.begin(), seen.end());
+      for (int rank = 0; rank < ranks; ++rank) {
+        const Read rest = read(rank, ranks, batch_size, state, 100);
+        for (std::size_t i = 0; i < rest.values.size(); ++i)
+          CHECK(rest.values[i] ==
+                order[static_cast<std::size_t>(6 * stop + rank) + i * static_cast<std::size_t>(ranks)]);
+        all.insert(rest.values.begin(), rest.values.end());
+        CHECK(rest.state == "seed=0 epoch=2 sample=0 samples=54");
+      }
+      CHECK(all == std::multiset<std::int64_t>(order.begin(), order.end()));
+    }
+  }
 }
 
 TEST_CASE("DataLoader uses custom collate functions, example types and samplers") {
@@ -291,6 +351,11 @@ TEST_CASE("DataLoader uses custom collate functions, example types and samplers"
   };
   DataLoader grouped(Numbers(4), {.batch_sampler = std::make_shared<const Pairs>()});
   CHECK(drain(grouped).size() == 3 + 5);
+  for (const std::int64_t first : {1, 2}) {
+    grouped.load_state({.epoch = 3, .sample = first, .samples = 4});
+    if (first == 1) CHECK(inputs(grouped) == std::vector<std::int64_t>{2, 3});
+    else CHECK_THROWS_WITH(grouped.begin(), ContainsSubstring("inside a batch"));
+  }
 }
 
 TEST_CASE("batches do not depend on the caller's grad mode, device or generator") {
@@ -323,17 +388,27 @@ TEST_CASE("DataLoader refuses invalid options") {
 }
 
 TEST_CASE("LoaderState round-trips through text and refuses other text") {
-  const LoaderState state{
-      .seed = ~std::uint64_t{0}, .epoch = 2, .batch = 40, .samples = 60000, .batches = 469};
-  CHECK(state.str() == "seed=18446744073709551615 epoch=2 batch=40 samples=60000 batches=469");
+  const LoaderState state{.seed = ~std::uint64_t{0}, .epoch = 2, .sample = 5120, .samples = 60000};
+  CHECK(state.str() == "seed=18446744073709551615 epoch=2 sample=5120 samples=60000");
   const LoaderState parsed = LoaderState::parse(state.str());
   CHECK(parsed.seed == state.seed);
   CHECK(parsed.str() == state.str());
-  for (const char* text : {"", "seed=", "seed=1 epoch=2", "seed=1 epoch=2 batch=3 samples=4 batches=5 ",
-                           "seed=-1 epoch=2 batch=3 samples=4 batches=5",
-                           "seed=1 epoch=2 batch=3 samples=4 batches=99999999999999999999",
-                           "epoch=2 seed=1 batch=3 samples=4 batches=5"})
+  for (const char* text :
+       {"", "seed=", "seed=1 epoch=2", "seed=1 epoch=2 sample=3 samples=4 batches=5",
+        "seed=1 epoch=2 sample=-3x samples=4", "seed=1 epoch=2 batch=3 samples=4 batches=5 ",
+        "seed=-1 epoch=2 batch=3 samples=4 batches=5",
+        "seed=1 epoch=2 batch=3 samples=4 batches=99999999999999999999",
+        "epoch=2 seed=1 batch=3 samples=4 batches=5"})
     CHECK_THROWS_AS(LoaderState::parse(text), ValueError);
+  // Earlier versions counted the batches of each rank.
+  const auto sampler = std::make_shared<const DistributedSampler>(21, 0, 2);
+  DataLoader loader(Numbers(21), {.batch_size = 4, .sampler = sampler});
+  loader.load_state(LoaderState::parse("seed=1 epoch=2 batch=2 samples=21 batches=3"));
+  CHECK(loader.state().str() == "seed=1 epoch=2 sample=16 samples=21");
+  loader.load_state(LoaderState::parse("seed=1 epoch=2 batch=3 samples=21 batches=3"));
+  CHECK(loader.state().str() == "seed=1 epoch=2 sample=21 samples=21");
+  for (const char* text : {"batch=4 samples=21 batches=3", "batch=2 samples=21 batches=4"})
+    CHECK_THROWS_AS(loader.load_state(LoaderState::parse(concat({"seed=1 epoch=2 ", text}))), ValueError);
 }
 
 TEST_CASE("a pass over a loader that began before fork() throws in the child, and a new pass works there") {

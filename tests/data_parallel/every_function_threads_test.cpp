@@ -82,9 +82,8 @@ const std::map<std::string, std::string> kWithoutRow = {
      "ShardedDataParallelBase::whole_state_dict ZeroBase::load_state_dict"},
     {"They choose a mode, and call its functions", "Strategy::wrap make_optimizer"},
     {"State dicts and checkpoints have tests of their own",
-     "ShardedTraining::ShardedTraining save_sharded load_sharded ShardedCheckpointer::save "
-     "ShardedCheckpointer::resume DistributedCheckpointer::save DistributedCheckpointer::resume save_model "
-     "load_model save_checkpoint load_checkpoint Checkpointer::save Checkpointer::resume "
+     "ShardedTraining::ShardedTraining save_sharded load_sharded save_model load_model save_checkpoint "
+     "load_checkpoint Checkpointer::save Checkpointer::resume "
      "Optimizer::state_dict Optimizer::local_state_dict Optimizer::state_tensors LBFGS::load_state_dict "
      "AveragedModel::state_dict find_lr"},
 };

@@ -266,6 +266,10 @@ TEST_CASE("with three ranks, the parts of a step divide its samples without gaps
     require(strategy.name() == "replicate=3", strategy.name());
     require(strategy.data_size() == 3 && strategy.data_rank() == world->rank(), "data coordinates");
     require(strategy.logs() == (world->rank() == 0), "one rank logs");
+    const RandomPlace place = strategy.random_place();
+    require(place.data == world->rank() && place.data_size == 3 && place.stages == 1, "the place");
+    require(strategy.choices() == StringMap{{"parts", "1"}, {"ranks", "3"}, {"strategy", "replicate=3"}},
+            "choices");
     return std::vector{strategy.share(11, {0, 2, false}), strategy.share(11, {1, 2, true})};
   });
   // 6 samples, then 5.

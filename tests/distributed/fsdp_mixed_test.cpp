@@ -230,7 +230,7 @@ TEST_CASE("mixed precision: f32 checkpoints load at another number of ranks, wit
       fill_by_formula(net);
       shard(net, group, c);
       optim::AdamW optimizer(net.parameters(), {.lr = 0.01});
-      ShardedCheckpointer checkpoints(dir / "run", group, {.keep_last = 0});
+      Checkpointer checkpoints(dir / "run", group, {.keep_last = 0});
       const auto progress = checkpoints.resume({&net, &optimizer});
       for (int step = 0; step < steps; ++step) {
         optimizer.zero_grad();
@@ -260,7 +260,7 @@ TEST_CASE("shards of bf16 parameters keep their masters in checkpoints, at anoth
       net.to(DType::bf16);
       fully_shard(net, {.group = group});
       optim::AdamW optimizer(net.parameters(), {.lr = 1e-4});
-      ShardedCheckpointer checkpoints(dir / "run", group, {.keep_last = 0});
+      Checkpointer checkpoints(dir / "run", group, {.keep_last = 0});
       const auto progress = checkpoints.resume({&net, &optimizer});
       for (int step = 0; step < steps; ++step) {
         optimizer.zero_grad();

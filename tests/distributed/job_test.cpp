@@ -1,4 +1,4 @@
-// Tests rank_seed(), GlobalMean and DistributedCheckpointer.
+// Tests rank_seed(), GlobalMean and Checkpointer.
 #include <cmath>
 #include <set>
 
@@ -67,7 +67,7 @@ StateDictCopy train(const Group& group, const std::string& folder, int first_ran
   fill_by_formula(net);
   DistributedDataParallel ddp(net, {.process_group = group});
   optim::AdamW optimizer(net.parameters(), {.lr = 0.01});
-  DistributedCheckpointer checkpoints(group, folder);
+  Checkpointer checkpoints(folder, group);
   const nn::Training training{&net, &optimizer, nullptr};
   nn::Progress progress = checkpoints.resume(training).value_or(nn::Progress{});
   check(first_rank_count == 0 || progress.extra.empty(), "extra has what the caller did not put there");
@@ -121,7 +121,7 @@ TEST_CASE("an error on rank 0 is thrown on all ranks") {
       2,
       [&](const Group& group) {
         try {
-          DistributedCheckpointer checkpoints(group, folder / "file");
+          Checkpointer checkpoints(folder / "file", group);
         } catch (const Error& e) {
           texts[static_cast<std::size_t>(group->rank())] = e.what();
         }
@@ -163,8 +163,9 @@ TEST_CASE("a checkpoint with a corrupt generator state is an error on all ranks"
         }
       },
       kBounded);
-  CHECK_THAT(texts[1], ContainsSubstring("not device, seed and offset in turn"));
-  CHECK_THAT(texts[0], ContainsSubstring("failed on rank 1: " + texts[1]));
+  CHECK_THAT(texts[0], ContainsSubstring("none of the 1 checkpoints") && ContainsSubstring("rank 1: ") &&
+                           ContainsSubstring("not device, seed and offset in turn"));
+  CHECK_THAT(texts[1], ContainsSubstring("failed on rank 0: " + texts[0]));
 }
 
 TEST_CASE("a checkpoint without the generator state of a rank is an error on all ranks") {
@@ -191,7 +192,7 @@ TEST_CASE("a checkpoint of nn::Checkpointer is resumed with its generator on ran
   nn::Checkpointer(folder / "run").save(training, {.step = 1});
   const Tensor expected = rand({3});
   manual_seed(9);
-  DistributedCheckpointer checkpoints(init_process_group(), folder / "run");
+  Checkpointer checkpoints(folder / "run", init_process_group());
   CHECK(checkpoints.resume(training)->step == 1);
   CHECK(to_vector(rand({3})) == to_vector(expected));
 }

@@ -121,7 +121,7 @@ TEST_CASE("weights that every rank initialised anew are found on request and bef
     fill_by_formula(net);
     DistributedDataParallel ddp(net, {.process_group = group});
     optim::SGD optimizer(net.parameters(), {.lr = 0.05});
-    DistributedCheckpointer checkpointer(group, folder / "whole");
+    Checkpointer checkpointer(folder / "whole", group);
     const auto step = [&] {
       optimizer.zero_grad();
       ddp(ones({1, 3})).sum().backward();

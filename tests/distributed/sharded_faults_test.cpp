@@ -91,7 +91,7 @@ TEST_CASE("whichever shard is missing, all ranks name it, change nothing, and re
         if (!error.empty())
           distributed_test::require(same(rows_of(net, optimizer), before), "changed: " + error);
         group->barrier().wait();
-        const auto progress = ShardedCheckpointer(folder, group).resume({&net, &optimizer});
+        const auto progress = Checkpointer(folder, group).resume({&net, &optimizer});
         distributed_test::require(progress && progress->step == 1, "not the step before");
         distributed_test::require(differences(rows_of(net, optimizer), reference(1)).empty(), "wrong rows");
         return 0;

@@ -1,4 +1,5 @@
-// Tests ShardedCheckpointer, and sharded checkpoints that are incomplete, damaged or hostile.
+// Tests Checkpointer with sharded checkpoints, and sharded checkpoints that are incomplete, damaged or
+// hostile.
 #include <sys/wait.h>
 
 #include <csignal>
@@ -9,8 +10,8 @@
 #include <set>
 #include <thread>
 
+#include "tapestry/distributed/checkpoint/checkpointer.h"
 #include "tapestry/distributed/checkpoint/internal/reader.h"
-#include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
 #include "tests/core/child.h"
 #include "tests/distributed/models.h"
 #include "tests/support/catch.h"
@@ -94,7 +95,7 @@ std::string without_sum(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("ShardedCheckpointer keeps the last and the best, and locks its folder") {
+TEST_CASE("distributed::Checkpointer keeps the last and the best, and locks its folder") {
   const TempDir dir;
   const std::string folder = dir / "run";
   fs::create_directory(folder);
@@ -104,7 +105,7 @@ TEST_CASE("ShardedCheckpointer keeps the last and the best, and locks its folder
       [&](const Group& group) {
         Small net;
         test::shard_rows(net, group->rank(), 3);
-        ShardedCheckpointer checkpoints(folder, group, {.keep_last = 2});
+        Checkpointer checkpoints(folder, group, {.keep_last = 2});
         distributed_test::require(!checkpoints.resume(&net) && !checkpoints.latest());
         const double metrics[] = {0.1, 0.9, 0.2, 0.3, 0.4};
         for (int step = 1; step <= 5; ++step) {
@@ -124,7 +125,7 @@ TEST_CASE("ShardedCheckpointer keeps the last and the best, and locks its folder
         if (group->rank() == 0) {
           try {
             Small other;
-            ShardedCheckpointer(folder, nullptr).save(&other, {.step = 9});
+            Checkpointer(folder, nullptr).save(&other, {.step = 9});
           } catch (const IoError& e) {
             error = e.what();
           }
@@ -138,9 +139,9 @@ TEST_CASE("ShardedCheckpointer keeps the last and the best, and locks its folder
   CHECK(files_in(folder + "/step-00000005") ==
         std::set<std::string>{"index.json", "shard-00000-of-00003.1.safetensors",
                               "shard-00001-of-00003.1.safetensors", "shard-00002-of-00003.1.safetensors"});
-  CHECK_THROWS_AS(ShardedCheckpointer(folder, nullptr, {.keep_last = -1}), ValueError);
+  CHECK_THROWS_AS(Checkpointer(folder, nullptr, {.keep_last = -1}), ValueError);
   write_file(dir / "file", "");
-  CHECK_THROWS_WITH(ShardedCheckpointer(dir / "file", nullptr), ContainsSubstring("cannot be made"));
+  CHECK_THROWS_WITH(Checkpointer(dir / "file", nullptr), ContainsSubstring("cannot be made"));
 }
 
 TEST_CASE("a job resumes from the checkpoint before a damaged one, which a warning names") {
@@ -181,16 +182,15 @@ TEST_CASE("a job resumes from the checkpoint before a damaged one, which a warni
                                    ContainsSubstring(last + " is skipped") &&
                                    ContainsSubstring("resumed from step 1 and saved step 2"));
       CHECK(loaded(last) == "2");
-      if (damage != "foreign" && damage != "swapped")
-        CHECK(*ShardedCheckpointer(folder, nullptr).latest() == last);
+      if (damage != "foreign" && damage != "swapped") CHECK(*Checkpointer(folder, nullptr).latest() == last);
     }
   }
   fs::remove_all(first);
   fs::remove(last + "/" + "index.json");
-  CHECK_FALSE(ShardedCheckpointer(folder, nullptr).latest());
+  CHECK_FALSE(Checkpointer(folder, nullptr).latest());
   write_file(last + "/index.json", "{}");
   Small net;
-  CHECK_THROWS_WITH(ShardedCheckpointer(folder, nullptr).resume(&net),
+  CHECK_THROWS_WITH(Checkpointer(folder, nullptr).resume(&net),
                     ContainsSubstring("none of the 1 checkpoints"));
 }
 
@@ -200,7 +200,7 @@ TEST_CASE("the job that resumes", "[.]") {
       [&](const Group& group) {
         Small net(-1);
         test::shard_rows(net, group->rank(), group->size());
-        ShardedCheckpointer checkpoints(std::getenv("FOLDER"), group);
+        Checkpointer checkpoints(std::getenv("FOLDER"), group);
         const nn::Progress progress = *checkpoints.resume(&net);
         const NoGradGuard no_grad;
         for (const nn::Parameter& p : net.parameters()) {
@@ -229,7 +229,7 @@ TEST_CASE("a writer that is killed at any point leaves the checkpoint before") {
           run_child("the writer that is killed", "FOLDER='" + folder + "' KILL_AT='" + at + "'");
       CHECK(child.status != 0);
       CHECK_THAT(child.output, !ContainsSubstring("not killed"));
-      const auto last = ShardedCheckpointer(folder, nullptr).latest();
+      const auto last = Checkpointer(folder, nullptr).latest();
       REQUIRE(last);
       const bool complete =
           files_in(folder).contains("step-00000002") && loaded(folder + "/step-00000002") == "2";
@@ -241,7 +241,7 @@ TEST_CASE("a writer that is killed at any point leaves the checkpoint before") {
           [&](const Group& group) {
             Small net(2);
             test::shard_rows(net, group->rank(), 3);
-            ShardedCheckpointer checkpoints(folder, group);
+            Checkpointer checkpoints(folder, group);
             checkpoints.save(&net, {.step = 2});
           },
           kBounded);

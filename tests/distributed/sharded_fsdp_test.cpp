@@ -43,11 +43,12 @@ struct Job {
   std::optional<DistributedDataParallel<Net>> ddp;
   std::optional<optim::AdamW> optimizer;
   std::optional<optim::CosineAnnealingLR> schedule;
-  ShardedCheckpointer checkpoints;
+  Checkpointer checkpoints;
   std::int64_t step = 0;
 
   Job(const Group& group, const std::string& folder, Mode mode)
-      : generator(rank_seed(3, group->rank())), checkpoints(folder, group, {.keep_last = 0}) {
+      : generator(rank_seed(3, group->rank())),
+        checkpoints(folder, group, {.keep_last = 0}, CheckpointFiles::sharded) {
     if (mode == Mode::fsdp) {
       const FsdpOptions options{.group = group};
       fully_shard(net.a, options);

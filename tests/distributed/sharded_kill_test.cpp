@@ -15,7 +15,7 @@
 #include <string>
 #include <string_view>
 
-#include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
+#include "tapestry/distributed/checkpoint/checkpointer.h"
 #include "tapestry/distributed/comm/backend.h"
 #include "tests/core/child.h"
 #include "tests/distributed/models.h"
@@ -142,7 +142,7 @@ std::vector<std::string> save(const std::string& folder, std::int64_t step, doub
         Small net(value);
         test::shard_rows(net, group->rank(), kRanks);
         try {
-          ShardedCheckpointer(folder, group, {.keep_last = keep_last}).save(&net, {.step = step});
+          Checkpointer(folder, group, {.keep_last = keep_last}).save(&net, {.step = step});
         } catch (const Error& e) {
           errors[static_cast<std::size_t>(group->rank())] = e.what();
         }
@@ -191,7 +191,7 @@ TEST_CASE("a writer that is killed at any call of the file system leaves the old
       if (killed) CHECK_THAT(child.output, ContainsSubstring("killed "));
       const bool complete = child.output.find("the index is there") != std::string::npos;
       if (!complete) ++old_ones;
-      const auto latest = ShardedCheckpointer(folder, nullptr).latest();
+      const auto latest = Checkpointer(folder, nullptr).latest();
       REQUIRE(latest);
       CHECK(loaded(*latest) == (complete ? 2 : 1));
       if (!complete && c.step == 2) CHECK(loaded(folder + "/step-00000002") == -1);
@@ -241,7 +241,7 @@ End save_as_rank(const std::string& folder, int rank, int victim, int calls) {
     g_action = At::kill;
   }
   try {
-    ShardedCheckpointer(folder, group, {.keep_last = 1}).save(&net, {.step = 2});
+    Checkpointer(folder, group, {.keep_last = 1}).save(&net, {.step = 2});
     return kSaved;
   } catch (const std::exception& e) {
     // A timeout would mean that the death was not noticed.
@@ -298,7 +298,7 @@ TEST_CASE("jobs of which one rank dies at a call", "[.]") {
       CHECK((died || complete));
       tests::Process next([&] {
         const std::string& folder = job->folder;
-        const auto latest = ShardedCheckpointer(folder, nullptr).latest();
+        const auto latest = Checkpointer(folder, nullptr).latest();
         distributed_test::require(latest && loaded(*latest) == (complete ? 2 : 1), "not the last complete");
         distributed_test::require(complete || loaded(folder + "/step-00000002") == -1, "half a checkpoint");
         distributed_test::require(save(folder, 2, 3, 1) == std::vector<std::string>(kRanks), "the next job");
@@ -342,7 +342,7 @@ TEST_CASE("a disk that is full at any call is an error on all ranks, or the new 
       reached = g_calls < 0;
       INFO(c.name << ", call " << points << ": " << errors[0] << " / " << errors[1]);
       CHECK(errors[0].empty() == errors[1].empty());
-      const auto latest = ShardedCheckpointer(folder, nullptr).latest();
+      const auto latest = Checkpointer(folder, nullptr).latest();
       REQUIRE(latest);
       CHECK(loaded(*latest) == (errors[0].empty() ? 2 : 1));
       if (!errors[0].empty()) ++errors_seen;

@@ -1,8 +1,8 @@
 // Tests tapestry-checkpoint, and the files that it converts.
 #include <filesystem>
 
+#include "tapestry/distributed/checkpoint/checkpointer.h"
 #include "tapestry/distributed/checkpoint/internal/program.h"
-#include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
 #include "tests/core/child.h"
 #include "tests/distributed/sharded_models.h"
 #include "tests/support/catch.h"
@@ -90,17 +90,49 @@ TEST_CASE("merge writes the file that one process would have saved") {
   CHECK(progress.step == 3);
   CHECK(progress.extra.at("loader") == "at 7");
   CHECK(differences(rows_of(run.net, run.optimizer), rows_of(reference.net, reference.optimizer)) == "");
-  // DistributedCheckpointer finds the generators of all ranks.
+  // A job finds the generators of all ranks.
   std::filesystem::create_directory(dir / "files");
   std::filesystem::copy_file(dir / "one.safetensors", dir / "files/step-00000003.safetensors");
   run_local_ranks(
       2,
       [&](const Group& group) {
         Run own;
-        DistributedCheckpointer checkpoints(group, dir / "files");
+        Checkpointer checkpoints(dir / "files", group);
         distributed_test::require(checkpoints.resume(own.training())->metric == 0.75);
       },
       kBounded);
+}
+
+TEST_CASE("a checkpoint has the choices that change bits, and a load with others warns") {
+  const TempDir dir;
+  Run run;
+  ShardedTraining training(run.training());
+  training.choices = {{"precision", "f32"}, {"strategy", "replicate=2"}};
+  save_sharded(dir / "step", nullptr, training, kProgress);
+  CHECK_THAT(run_program({"show", dir / "step"}),
+             ContainsSubstring("\nprecision: f32\nstrategy: replicate=2\n"));
+  run_program({"merge", dir / "step", dir / "one.safetensors"});
+  run_program({"split", dir / "one.safetensors", dir / "again", "--ranks", "2"});
+  for (const std::string name : {"step", "one.safetensors", "again"}) {
+    const ChildResult child = run_child("loads with other choices", "LOAD='" + (dir / name) + "'");
+    INFO(child.output);
+    CHECK(child.status == 0);
+    const std::size_t warning = child.output.find("[load_sharded] warning: " + (dir / name) +
+                                                  " was saved with strategy=replicate=2 (now shard=2); ");
+    CHECK(warning != std::string::npos);
+    CHECK(warning == child.output.find("[load_sharded]"));
+    CHECK(warning == child.output.rfind("[load_sharded]"));
+  }
+}
+
+TEST_CASE("loads with other choices", "[.]") {
+  Run run;
+  ShardedTraining training(run.training());
+  for (const char* const strategy : {"replicate=2", "shard=2"})
+    for (const int rank : {0, 1}) {  // rank 0 warns
+      training.choices = {{"precision", "f32"}, {"strategy", strategy}, {"parts", "2"}};
+      load_sharded(std::getenv("LOAD"), training, {.rank = rank});
+    }
 }
 
 TEST_CASE("split divides a checkpoint or a model file, and merge gives it back") {
@@ -158,10 +190,11 @@ TEST_CASE("show lists shards and tensors") {
   const TempDir dir;
   save_on_4(dir / "step");
   const std::string text = run_program({"show", dir / "step", "--verify"});
-  for (const std::string part : {"step 3, epoch 1, metric 0.75, optimizer NAdam (1 group), schedule",
-                                 "4 shards, ", "all checksums are right", "shard-00003-of-00004.safetensors",
-                                 "float32 [7, 5], 140 B, 0: [0:2, 0:5], 1: [2:4, 0:5], 2: [4:6, 0:5], 3: [6:7, 0:5]",
-                                 "is tied to embed.weight", "training/optimizer/state/narrow.weight/exp_avg"})
+  for (const std::string part :
+       {"step 3, epoch 1, metric 0.75, optimizer NAdam (1 group), schedule", "4 shards, ",
+        "all checksums are right", "shard-00003-of-00004.safetensors",
+        "float32 [7, 5], 140 B, 0: [0:2, 0:5], 1: [2:4, 0:5], 2: [4:6, 0:5], 3: [6:7, 0:5]",
+        "is tied to embed.weight", "training/optimizer/state/narrow.weight/exp_avg"})
     CHECK_THAT(text, ContainsSubstring(part));
 }
 

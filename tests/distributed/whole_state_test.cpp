@@ -164,7 +164,7 @@ TEST_CASE("a checkpoint of a pipeline's stages as if each were the model is refu
   const tests::TempDir dir;
   const auto other_names = on_ranks<std::string>(2, [&](const Group& group) {
     Job job(Mode::pipeline, group);
-    DistributedCheckpointer checkpoints(group, dir / "folder");
+    Checkpointer checkpoints(dir / "folder", group);
     nn::Module* const own = group->rank() == 0 ? static_cast<nn::Module*>(&job.net.a) : &job.net.scale;
     return error_of([&] { checkpoints.save(own, {.step = 1}); });
   });
@@ -192,28 +192,36 @@ TEST_CASE("a job resumes from the latest checkpoint, whether it is one file or a
       net.bias->fill_(value);
     };
     const auto open = [&](bool sharded) {
-      return DistributedCheckpointer(group, group->rank() == 0 ? dir / "run" : "", {},
-                                     sharded ? CheckpointFiles::sharded : CheckpointFiles::one);
+      return Checkpointer(group->rank() == 0 ? dir / "run" : "", group, {},
+                          sharded ? CheckpointFiles::sharded : CheckpointFiles::one);
     };
     for (std::int64_t step = 0; step < 4; ++step) {
       set(-1);
-      DistributedCheckpointer checkpoints = open(step % 2 == 1);
+      Checkpointer checkpoints = open(step % 2 == 1);
       const auto found = checkpoints.resume(&net);
       require(found.has_value() == (step > 0), "step ", step);
       if (found) require(found->step == step - 1, "resumed from ", found->step);
       const double expected = found ? static_cast<double>(step - 1) : -1;
       require_values("resumed", net.weight, {expected, expected, expected});
-      DistributedCheckpointer second = open(step % 2 == 0);
+      Checkpointer second = open(step % 2 == 0);
       require_text(error_of([&] { second.resume(&net); }), {"another"});  // run has the lock
       set(static_cast<double>(step));
       checkpoints.save(&net, {.step = step});
     }
     for (const bool sharded : {false, true}) {
-      DistributedCheckpointer other_run = open(sharded);
-      require_text(
-          error_of([&] { other_run.save(&net, {.step = 1}); }),
-          {sharded ? "has a checkpoint of step 2, later than step 1" : "of step 3, later than step 1"});
+      Checkpointer other_run = open(sharded);
+      require_text(error_of([&] { other_run.save(&net, {.step = 1}); }),
+                   {"has a checkpoint of step 3, later than step 1"});
+      // The last three checkpoints are kept, whatever their kinds.
+      require(other_run.steps() == std::vector<std::int64_t>{1, 2, 3}, "the steps");
     }
+    {
+      Checkpointer again = open(false);  // a step that is saved again in the other kind replaces the former
+      again.save(&net, {.step = 3});
+    }
+    const std::string folder = dir / "run/step-00000003";
+    require(std::filesystem::exists(folder + ".safetensors") && !std::filesystem::exists(folder),
+            "both kinds");
     return 0;
   });
 }
@@ -313,8 +321,8 @@ TEST_CASE("rows 0 1 2 3 of a sharded model are whole in every file, or refused b
       refused([&] { nn::Checkpointer(own + "-folder").save({&net}, {.step = 1}); });
       require_text(error_of([&] { optimizer.state_dict(); }), {"is sharded over", "save_checkpoint()"});
       require(!std::filesystem::exists(own) && nn::Checkpointer(own + "-folder").steps().empty(), "a file");
-      DistributedCheckpointer checkpoints(group, dir / "files"),
-          sharded_files(group, group->rank() == 0 ? dir / "shards" : "", {}, CheckpointFiles::sharded);
+      Checkpointer checkpoints(dir / "files", group, {}, CheckpointFiles::one),
+          sharded_files(group->rank() == 0 ? dir / "shards" : "", group);
       checkpoints.save({&net, &optimizer}, {.step = 1});
       require(sharded_files.save({&net, &optimizer}, {.step = 2}) == dir / "shards/step-00000002",
               "the path");

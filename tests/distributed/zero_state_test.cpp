@@ -140,14 +140,14 @@ TEST_CASE("a local state resumes on the rank that saved it, bit for bit") {
   }
 }
 
-TEST_CASE("a DistributedCheckpointer collects the divided state and saves it") {
+TEST_CASE("a Checkpointer collects the divided state and saves it") {
   const TempDir folder;
   for (const int stage : {1, 2}) {
     const std::string path = folder / std::to_string(stage);
     const auto results = on_ranks<StateDictCopy>(2, [&](const Group& g) {
       Run run(g, stage);
       optim::StepLR schedule(*run.optimizer, {.step_size = 2, .gamma = 0.5});
-      DistributedCheckpointer checkpoints(g, path);
+      Checkpointer checkpoints(path, g);
       run.train(0, kBefore);
       schedule.step();
       checkpoints.save({&run.net, run.optimizer.get(), &schedule}, {.step = kBefore});
@@ -158,7 +158,7 @@ TEST_CASE("a DistributedCheckpointer collects the divided state and saves it") {
       on_ranks<int>(2, [&](const Group& g) {
         Run run(g, into);
         optim::StepLR schedule(*run.optimizer, {.step_size = 2, .gamma = 0.5});
-        DistributedCheckpointer checkpoints(g, path);
+        Checkpointer checkpoints(path, g);
         const auto progress = checkpoints.resume({&run.net, run.optimizer.get(), &schedule});
         require(progress && progress->step == kBefore, "no checkpoint");
         run.train(kBefore, kAfter);

@@ -183,7 +183,7 @@ class Trainer {
   Net net_;
   DistributedDataParallel<Net> ddp_{net_, {.process_group = world_}};
   optim::AdamW optimizer_{net_.parameters(), {.lr = 0.003}};
-  DistributedCheckpointer checkpoints_{world_, dir_ / "checkpoints", {.keep_last = 2}};
+  Checkpointer checkpoints_{dir_ / "checkpoints", world_, {.keep_last = 2}};
   const nn::Training training_{&net_, &optimizer_, nullptr};
   nn::Progress progress_;
   Clock::time_point began_ = Clock::now();

@@ -212,6 +212,7 @@ std::string Index::text() const {
   }
   head["scheduler"] = scheduler;
   head["aliases"] = aliases;
+  if (!choices.empty()) head["choices"] = choices;
   for (const ShardRecord& shard : shards)
     head["shards"].push_back(Json{{"file", shard.file}, {"bytes", shard.bytes}});
   try {
@@ -319,6 +320,9 @@ Index Index::parse(const std::string& path, const std::string& text) {
     r.require(json["scheduler"].is_boolean(), "\"scheduler\" is not true or false");
     index.scheduler = json["scheduler"].get<bool>();
   }
+  if (json.contains("choices"))
+    for (const auto& [name, value] : r.object(json["choices"], "\"choices\"").items())
+      index.choices[name] = r.text(value, "a value of \"choices\"");
   for (const Json& state : r.array(r.field(json, "generators"), "\"generators\""))
     index.generators.push_back(r.text(state, "a state in \"generators\""));
   return index;

@@ -64,6 +64,7 @@ struct Index {
   std::vector<std::vector<std::string>> groups = {};  ///< the names of the optimizer's parameters, by group
   bool scheduler = false;                             ///< whether there is a schedule's state
   std::vector<std::string> generators = {};           ///< by rank; see generator_states()
+  StringMap choices = {};                             ///< ShardedTraining::choices
   std::map<std::string, std::string> aliases = {};    ///< further names of tied tensors
   std::vector<ShardRecord> shards = {};
   std::map<std::string, TensorRecord> tensors = {};

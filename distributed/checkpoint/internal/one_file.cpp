@@ -10,10 +10,12 @@
 namespace tapestry::distributed::checkpoint {
 namespace {
 
-// The keys of Progress::extra under which DistributedCheckpointer keeps the generators of all ranks.
+// The keys of Progress::extra under which save_checkpoint() keeps the generators of all ranks.
 const std::string kRankGenerators = "generators of rank ", kRanks = "ranks with generators";
 // The names of the optimizer's parameters in the order of their numbers, one a line.
 constexpr const char* kParameters = "tapestry.parameters";
+// Begins the keys of ShardedTraining::choices.
+const std::string kChoices = "tapestry.choices.";
 
 /// True for state that is not divided as its parameter is, whatever its shape: the numbers that an optimizer
 /// keeps for each parameter, and the vectors of LBFGS, which are as long as all parameters together.
@@ -36,6 +38,7 @@ FileLayout file_layout(const char* op, const std::string& origin, const Index& i
     metadata = nn::checkpoint_file::metadata_of(progress);
   }
   metadata["format"] = "pt";
+  for (const auto& [name, value] : index.choices) metadata[kChoices + name] = value;
   std::map<std::string, std::size_t> numbers;
   if (!index.optimizer.empty()) {
     metadata["tapestry.optimizer"] = index.optimizer;
@@ -100,6 +103,9 @@ FileIndex index_of_file(const char* op, const std::string& path, const Safetenso
     check<IoError>(stray == extra.end() || !stray->first.starts_with(kRankGenerators), "[", op, "] ", path,
                    ": has generator states of some ranks only; use another checkpoint");
   }
+  for (auto it = metadata.lower_bound(kChoices); it != metadata.end() && it->first.starts_with(kChoices);
+       ++it)
+    index.choices[it->first.substr(kChoices.size())] = it->second;
   std::vector<std::string> names;
   if (const auto optimizer = metadata.find("tapestry.optimizer"); optimizer != metadata.end()) {
     index.optimizer = optimizer->second;

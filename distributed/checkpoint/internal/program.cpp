@@ -54,7 +54,9 @@ std::string show(const std::string& folder, bool verify) {
            (index.groups.size() == 1 ? " group)" : " groups)");
   if (index.scheduler) out += ", schedule";
   out += "\n" + std::to_string(index.shards.size()) + " shards, " + std::to_string(index.tensors.size()) +
-         " tensors, " + bytes_text(bytes) + (verify ? ", all checksums are right" : "") + "\n\n";
+         " tensors, " + bytes_text(bytes) + (verify ? ", all checksums are right" : "") + "\n";
+  for (const auto& [name, value] : index.choices) out += name + ": " + value + '\n';
+  out += '\n';
   for (std::size_t i = 0; i < index.shards.size(); ++i)
     out += row(index.shards[i].file, 34,
                std::to_string(tensors[i]) + " tensors, " + bytes_text(index.shards[i].bytes));

@@ -38,6 +38,11 @@ void ShardedTraining::add(const std::vector<std::pair<std::string, nn::Parameter
     if (const std::string& target = first.at(slot.id()); target != name) aliases.emplace_back(name, target);
 }
 
+bool ShardedTraining::divided() const {
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [](const auto& parameter) { return parameter.second.layout() != nullptr; });
+}
+
 namespace checkpoint {
 namespace {
 

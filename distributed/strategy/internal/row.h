@@ -38,7 +38,6 @@ class StrategyLayer {
   virtual bool builds_in_parts() const { return false; }
   virtual bool calls_are_collective() const { return false; }
   virtual bool can_call_model() const { return true; }
-  virtual bool saves_in_parts() const { return false; }
   /// True if gradients() takes the whole step at once and divides it into parts itself.
   virtual bool takes_whole_step() const { return false; }
 
