@@ -1,6 +1,6 @@
 // Tests the NCCL backend without a GPU (error texts, refusals), and on a real GPU if there is one: with one
-// rank, and with two ranks that tools/gpu_check starts. nccl_collectives_test.cpp and nccl_faults_test.cpp
-// run several ranks on a stand-in NCCL.
+// rank, and with several ranks that tools/gpu_check starts. nccl_collectives_test.cpp and
+// nccl_faults_test.cpp run several ranks on a stand-in NCCL.
 #include <cstring>
 #include <vector>
 
@@ -9,6 +9,7 @@
 #include "tapestry/core/pinned.h"
 #include "tapestry/distributed/comm/init.h"
 #include "tapestry/distributed/comm/internal/nccl_failure.h"
+#include "tests/distributed/nccl_support.h"
 #include "tests/support/fake_gpu.h"
 #include "tests/support/gpu.h"
 
@@ -147,4 +148,14 @@ TEST_CASE("two ranks over NCCL share a GPU", "[.]") {
   group->all_gather(all, on_gpu<float>({static_cast<float>(rank), 7})).wait();
   CHECK(on_host<float>(all) == F{0, 7, 1, 7});
   group->barrier().wait();
+}
+
+// tools/gpu_check starts a rank for each GPU.
+TEST_CASE("overlapping groups over NCCL on streams of their own", "[.]") {
+  if (no_gpu()) return;
+  const int gpus = device_count(DeviceType::cuda);
+  if (gpus < 2)
+    return static_cast<void>(std::printf("skipped: %d GPU is visible, and this test needs 2\n", gpus));
+  const auto world = init_process_group({.backend = "nccl", .group = {.timeout = 40s, .own_streams = true}});
+  REQUIRE_NOTHROW(nccl_test::overlap_groups(world, {DeviceType::cuda, world->rank()}, 300'007));
 }

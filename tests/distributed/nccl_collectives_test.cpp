@@ -307,6 +307,22 @@ TEST_CASE("groups of some ranks over NCCL number them anew") {
       kQuick);
 }
 
+TEST_CASE("overlapping groups over NCCL have the values of each call, on one stream or their own") {
+  if (no_nccl()) return;
+  for (const bool own_streams : {false, true})
+    for (const int size : {1, 2, 4}) {
+      NcclWorld world(size);
+      GroupOptions options = kQuick;
+      options.own_streams = own_streams;
+      run_nccl_ranks_well(
+          size,
+          [](const std::shared_ptr<ProcessGroup>& group, int rank) {
+            overlap_groups(group, gpu(rank), 1027);
+          },
+          options);
+    }
+}
+
 TEST_CASE("calls of two groups over NCCL run in the order that after() names, on one stream or two") {
   if (no_nccl()) return;
   for (const bool own_streams : {false, true}) {

@@ -1,12 +1,16 @@
 #include "tests/distributed/nccl_support.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <functional>
+#include <numeric>
 #include <stdexcept>
 #include <thread>
 
 #include "tapestry/core/cuda/internal/copy.h"
+#include "tapestry/core/error.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/core/threads.h"
 #include "tapestry/distributed/comm/internal/nccl_library.h"
@@ -105,11 +109,57 @@ std::vector<double> on_host(const Tensor& t) {
 
 void expect(const std::string& what, const std::vector<double>& got, const std::vector<double>& wanted) {
   if (got == wanted) return;
-  std::string text = what + ": got";
-  for (const double x : got) text += " " + std::to_string(x);
-  text += ", expected";
-  for (const double x : wanted) text += " " + std::to_string(x);
-  throw std::runtime_error(text);
+  const auto [a, b] = std::mismatch(got.begin(), got.end(), wanted.begin(), wanted.end());
+  if (a == got.end() || b == wanted.end())
+    throw std::runtime_error(concat({what, ": got ", got.size(), " elements, expected ", wanted.size()}));
+  throw std::runtime_error(
+      concat({what, ": element ", a - got.begin(), " of ", got.size(), " is ", *a, ", expected ", *b}));
+}
+
+void overlap_groups(const std::shared_ptr<ProcessGroup>& world, Device device, std::size_t length) {
+  using Ranks = std::vector<int>;
+  Ranks all(static_cast<std::size_t>(world->size()));
+  std::iota(all.begin(), all.end(), 0);
+  std::vector<Ranks> lists{all, Ranks(all.rbegin(), all.rend())};
+  for (std::size_t r = 0; r + 1 < all.size(); ++r) lists.push_back({all[r], all[r + 1]});
+  std::vector<std::shared_ptr<ProcessGroup>> groups;
+  for (const Ranks& ranks : lists) groups.push_back(world->new_group(ranks));
+
+  // Calls, ranks and neighbouring elements have different values, whose sums are exact.
+  const auto values = [&](int rank, std::size_t call) {
+    std::vector<double> row(length);
+    for (std::size_t i = 0; i < length; ++i)
+      row[i] = 1e6 * static_cast<double>(call) + 1e4 * rank + static_cast<double>(i % 9973);
+    return row;
+  };
+  for (std::size_t round = 0; round < 4; ++round) {
+    std::vector<Tensor> sums, rows, gathered;
+    const auto call = [&](std::size_t group) { return round * lists.size() + group; };
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      sums.push_back(on_gpu(device, DType::f64, values(world->rank(), call(g))));
+      rows.push_back(on_gpu(device, DType::f64, values(world->rank(), call(g))));
+      gathered.push_back(on_gpu(device, DType::f64, std::vector<double>(lists[g].size() * length)));
+    }
+    std::vector<Work> works;
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      if (!groups[g]) continue;
+      works.push_back(groups[g]->all_reduce(sums[g]));
+      works.push_back(groups[g]->all_gather(gathered[g], rows[g]));
+    }
+    for (; !works.empty(); works.pop_back()) works.back().wait();
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      if (!groups[g]) continue;
+      std::vector<double> sum(length), in_order;
+      for (const int rank : lists[g]) {
+        const std::vector<double> row = values(rank, call(g));
+        std::transform(sum.begin(), sum.end(), row.begin(), sum.begin(), std::plus<>());
+        in_order.insert(in_order.end(), row.begin(), row.end());
+      }
+      expect(concat({"the sum of group ", g, " in round ", round}), on_host(sums[g]), sum);
+      expect(concat({"the rows of group ", g, " in round ", round}), on_host(gathered[g]), in_order);
+    }
+  }
+  world->check_order();
 }
 
 }  // namespace nccl_test

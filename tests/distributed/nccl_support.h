@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tapestry/core/cuda/internal/libraries.h"
+#include "tapestry/core/tensor.h"
 #include "tapestry/distributed/comm/process_group.h"
 #include "tests/support/fake_gpu.h"
 #include "tests/support/nccl/standin.h"
@@ -91,5 +92,9 @@ Tensor on_gpu(Device device, DType dtype, const std::vector<double>& values);
 std::vector<double> on_host(const Tensor& t);
 /// Throws unless the values are equal. Ranks call it instead of CHECK, which is not thread-safe.
 void expect(const std::string& what, const std::vector<double>& got, const std::vector<double>& wanted);
+
+/// A rank's part of a test that needs no fake: groups of all ranks, of all in reverse, and of each two
+/// neighbours sum and gather `length` elements at the same time. Throws if a value is wrong.
+void overlap_groups(const std::shared_ptr<ProcessGroup>& world, Device device, std::size_t length);
 
 }  // namespace nccl_test

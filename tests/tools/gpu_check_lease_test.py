@@ -1,9 +1,11 @@
-"""Tests the pack of tools/gpu_check, and a call in which something fails in each phase. Fake programs give the answers.
+"""Tests the pack of tools/gpu_check, a call in which something fails in each phase, and a call that is stopped. Fake programs
+give the answers.
 usage: gpu_check_lease_test.py [BUILD_FOLDER]"""
 import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -228,6 +230,45 @@ class Lease(Case):
         found = self.lease(60, 60)
         for phase in ("smoke", "steps", "policy"):
             self.assertIn(found[self.name(phase, "after")], ("passed", "measured"), phase)
+
+
+class Signals(Case):
+    def test_sigterm_stops_all_programs_and_leaves_the_rows_that_were_written(self):
+        started = os.path.join(self.folder, "started")
+        hang = f"sleep 300 & echo $$ $! >>{started}; sleep 300"
+        for name in ("tests_gpu", "tapestry-compare"):
+            self.program(name, hang)
+        self.ours()
+        with open(os.path.join(self.folder, "tests.json"), "w") as file:
+            json.dump([{"name": name, "program": "bin/tests_gpu", "arguments": [], "environment": {}, "skip": ""}
+                       for name in ("a", "b")], file)
+        for phase in ("smoke", "more"):  # one starts programs in threads of its own
+            command = [os.path.join(ROOT, "tools/gpu_check"), phase, "--build-dir", self.folder, "--folder",
+                       os.path.join(self.folder, "results"), "--jobs", "1"]
+            run = subprocess.Popen(command, env={**os.environ, "PATH": f"{self.folder}/bin:{os.environ['PATH']}"},
+                                   stdout=subprocess.DEVNULL)
+            self.assertTrue(self.soon(lambda: os.path.exists(started) and os.path.getsize(started)))
+            run.terminate()
+            self.assertEqual(run.wait(30), 128 + signal.SIGTERM)
+            with open(started) as file:
+                pids = file.read().split()
+            os.remove(started)
+            self.assertEqual(len(pids), 2, "a program was started after the signal")
+            for pid in pids:
+                self.assertTrue(self.soon(lambda pid=pid: not self.lives(pid)), pid)
+            self.assertEqual(self.saved()["a GPU answers"]["status"], "passed")
+        self.assertEqual(self.saved()["modes of training on two devices"]["status"], "running")
+
+    def soon(self, condition):
+        """Waits until the condition is true, at most 60 s: a busy machine takes long to start programs."""
+        return any(condition() or time.sleep(0.05) for _ in range(1200))
+
+    def lives(self, pid):
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                return file.read().rsplit(")", 1)[1].split()[0] != "Z"  # nobody may have waited for it yet
+        except OSError:
+            return False
 
 
 if __name__ == "__main__":

@@ -270,22 +270,6 @@ class Tests(Case):
                 "name": "gpu.a", "program": "bin/tests_gpu", "arguments": ["-#", "[#a]"],
                 "environment": {"A": "b=c", "D": ""}, "skip": "skipped: no"}])
 
-    def test_a_killed_run_leaves_the_rows_that_it_had_written(self):
-        self.program("tapestry-compare", "sleep 60")
-        command = [os.path.join(ROOT, "tools/gpu_check"), "more", "--build-dir", self.folder, "--folder",
-                   os.path.join(self.folder, "results")]
-        run = subprocess.Popen(command, env={**os.environ, "PATH": f"{self.folder}/bin:{os.environ['PATH']}"},
-                               stdout=subprocess.DEVNULL)
-        name = "modes of training on two devices"
-        for _ in range(1200):  # a busy machine takes long to start programs
-            time.sleep(0.05)
-            if os.path.exists(os.path.join(self.folder, "results/gpu_check.json")) and name in self.saved():
-                break
-        run.kill()
-        run.wait()
-        self.assertEqual(self.saved()["a GPU answers"]["status"], "passed")
-        self.assertEqual(self.saved()[name]["status"], "running")
-
 
 class More(Case):
     def more(self):
@@ -310,6 +294,17 @@ class More(Case):
                              ("echo 'CHECK( on_host<float>(x) == sum )'; exit 1", "failed"), ("exit 0", "passed")):
             self.program("tapestry-run", body)
             self.assertEqual(self.more()["two NCCL ranks on one GPU"]["status"], status)
+
+    def test_groups_of_nccl_need_two_gpus_and_say_so(self):
+        self.program("tapestry-run", '[[ $3 == 2 ]] && exit; [[ $3 == gpu && $5 == overlapping* ]] || exit 1\n'
+                                     "echo '[rank 0] skipped: 1 GPU is visible, and this test needs 2'")
+        with unittest.mock.patch("builtins.print") as printed:
+            rows = self.more()
+        self.assertEqual(rows["two NCCL ranks on one GPU"]["status"], "passed")
+        row = rows["NCCL groups on streams of their own"]
+        self.assertEqual((row["status"], row["note"]), ("not run", "skipped: 1 GPU is visible, and this test needs 2"))
+        self.assertIn("SKIPPED: NCCL groups on streams of their own: skipped: 1 GPU is visible, and this test needs 2",
+                      [call.args[0] for call in printed.call_args_list])
 
     def sanitize(self, body, limit=60):
         for name in ("tests_ptx", "tests_gpu", "bench_gpu_ops"):

@@ -22,11 +22,12 @@ touch_header() { mkdir -p "$SYSROOT/usr/include/$(dirname "$1")" && touch "$SYSR
 case " $* " in *" --simulate "*) exit 0 ;; *" install "*) ;; *) exit 0 ;; esac
 for package; do
   case $package in
-    cmake | g++ | ninja-build | ccache | iproute2 | lld | patchelf | qemu-user | chromium)
+    cmake | g++ | ninja-build | ccache | iproute2 | lld | patchelf | python3-pip | qemu-user | chromium)
       name=${package%-build}
       [[ $package != g++ ]] || name=c++
       [[ $package != iproute2 ]] || name=ip
       [[ $package != lld ]] || name=ld.lld
+      [[ $package != python3-pip ]] || name=pip3
       [[ $package != qemu-user ]] || name=qemu-x86_64
       cp "$STORE/$name" "$(dirname "$0")/" ;;
     libeigen3-dev) touch_header eigen3/Eigen/Core ;;
@@ -74,7 +75,8 @@ esac'
   program qemu-x86_64
   program chromium
   program patchelf
-  mv "$work"/bin/{cmake,ninja,c++,ccache,ip,ld.lld,patchelf,qemu-x86_64,chromium} "$work/store/"
+  program pip3
+  mv "$work"/bin/{cmake,ninja,c++,ccache,ip,ld.lld,patchelf,pip3,qemu-x86_64,chromium} "$work/store/"
   program ctest
   program setarch 'shift; exec "$@"'
   program sudo 'exec "$@"'
@@ -299,7 +301,7 @@ name='test: everything'
 fresh_machine
 call tools/test --jobs=2
 has_status 0
-[[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev libgloo-dev libpng-dev libjpeg-dev libpcre2-dev libicu-dev iproute2 lld patchelf qemu-user chromium
+[[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev libgloo-dev libpng-dev libjpeg-dev libpcre2-dev libicu-dev iproute2 lld patchelf python3-pip qemu-user chromium
 cmake --preset ci -DTAPESTRY_PTX_TESTS=ON
 cmake --build --preset ci --parallel 2
 ctest --preset ci --no-tests=error --parallel 5 --label-exclude long" ]] || fail 'wrong calls'

@@ -44,7 +44,7 @@ what is missing is a note, and never a failure.
 
 Results are written as they come to build/gpu_check/gpu_check.md and .json. Exit status: 0 if everything was right,
 however slow; 1 if something was wrong; 2 for a wrong command line; 3 if nothing was wrong so far and the time was over:
-call again."""
+call again; 128 + the number of the signal that ended it, such as 143 for SIGTERM."""
 
 
 def add_to_path():
@@ -55,11 +55,8 @@ def add_to_path():
 
 
 def first_line(command):
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
-        return found.stdout.splitlines()[0].strip() if found.returncode == 0 and found.stdout.strip() else ""
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+    found = process.run(command, 60, ROOT, stderr=subprocess.DEVNULL)
+    return found.text.splitlines()[0].strip() if found.ok and found.text.strip() else ""
 
 
 def cpu_name():
@@ -258,6 +255,7 @@ def parse(arguments):
 def main():
     start = time.monotonic()
     options = parse(sys.argv[1:])
+    process.end_on_signals()
     add_to_path()
     if options.pack:
         return pack.make(options, commit_of(options))

@@ -9,6 +9,9 @@ import subprocess
 import sys
 import tarfile
 
+import process
+
+DAY = 86400.0  # seconds: a build has no other limit
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FOLDER = os.path.join(ROOT, "build/gpu_pack")
 UNPACKED = os.path.join(ROOT, "build/gpu_unpacked")
@@ -123,7 +126,7 @@ def make(options, commit):
         for command in (["cmake", *CONFIGURE, "-B", build],
                         ["cmake", "--build", build, "--parallel", str(options.jobs), "--target", *TARGETS]):
             print("+", " ".join(command), flush=True)
-            if subprocess.run(command, cwd=ROOT, check=False).returncode:
+            if not process.run(command, DAY, ROOT, on_line=lambda line: print(line, flush=True)).ok:
                 return 1
     new = FOLDER + ".new"
     shutil.rmtree(new, ignore_errors=True)

@@ -9,18 +9,59 @@ import threading
 import time
 
 GRACE = 10.0  # the longest wait in seconds for the end of a killed process
+running = set()  # the programs that have been started and not yet stopped
+changing = threading.Lock()  # held while `running` changes
+
+
+def start(command, **options):
+    """Starts a program as the leader of a process group of its own."""
+    with changing:
+        process = subprocess.Popen(command, text=True, errors="replace", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                   start_new_session=True, **options)
+        running.add(process)
+    return process
+
+
+def kill(processes):
+    """Kills the programs and their process groups. If a process hangs in a driver and does not end, it is abandoned."""
+    for process in processes:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    until = time.monotonic() + GRACE
+    for process in processes:
+        try:
+            process.wait(max(until - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            pass
 
 
 def stop(process):
-    """Kills the program and its process group. If a process hangs in a driver and does not end, it is abandoned."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    try:
-        process.wait(GRACE)
-    except subprocess.TimeoutExpired:
-        pass
+    kill([process])
+    with changing:
+        running.discard(process)
+
+
+def end_on_signals():
+    """From now on, SIGTERM, SIGINT and SIGHUP kill all programs and end this process with status 128 + the signal's number. A
+    thread of its own does this, because the main thread may be starting a program, or waiting."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer)  # receives the numbers of signals that have a handler
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, lambda *_: None)
+
+    def end():
+        number = os.read(reader, 1)[0]
+        # Never released: no program starts any more, and start() and stop() do not return, so that none that is killed here
+        # counts as one that has failed.
+        changing.acquire(timeout=GRACE)
+        kill(list(running))
+        os._exit(128 + number)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
 def lines_of(stream):
@@ -59,20 +100,18 @@ def no_links(path, flags):
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
-def run(command, limit, folder=None, environment=None, log=None, on_line=None, text=None):
+def run(command, limit, folder=None, environment=None, log=None, on_line=None, text=None, stderr=subprocess.STDOUT):
     """Runs the command for at most `limit` seconds. `text` is its input; each line of output goes to `log` and
     `on_line`."""
-    start = time.monotonic()
+    begun = time.monotonic()
     lines = []
     with open(log or os.devnull, "w", opener=no_links) as writer:
         try:
-            process = subprocess.Popen(command, cwd=folder, env={**os.environ, **(environment or {})}, text=True,
-                                       errors="replace", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                       stderr=subprocess.STDOUT, start_new_session=True)
+            process = start(command, cwd=folder, env={**os.environ, **(environment or {})}, stderr=stderr)
         except OSError as error:
             return Run(127, str(error), 0.0)
         expired = False
-        end = start + max(limit, 0.1)
+        end = begun + max(limit, 0.1)
         found = lines_of(process.stdout)
         try:
             process.stdin.write(text or "")
@@ -103,7 +142,7 @@ def run(command, limit, folder=None, environment=None, log=None, on_line=None, t
             expired = True
         finally:
             stop(process)
-    return Run(None if expired else process.returncode, "".join(lines), time.monotonic() - start)
+    return Run(None if expired else process.returncode, "".join(lines), time.monotonic() - begun)
 
 
 NO_ANSWER = "no answer within its time"
@@ -113,9 +152,7 @@ class Dialogue:
     """A running program that answers each line of input with one line of output."""
 
     def __init__(self, command, environment=None):
-        self.process = subprocess.Popen(command, env={**os.environ, **(environment or {})}, text=True, bufsize=1,
-                                        errors="replace", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        start_new_session=True)
+        self.process = start(command, env={**os.environ, **(environment or {})}, bufsize=1)
         self.closed = False
         self.lines = lines_of(self.process.stdout)
 

@@ -114,6 +114,7 @@ is_present() {
     libicu-dev) have_header unicode/normalizer2.h ;;
     iproute2) have_command ip ;;
     lld) have_command ld.lld ;;
+    python3-pip) have_command pip3 ;;
     qemu-user) have_command qemu-x86_64 ;;
     dpkg-dev) have_command dpkg-shlibdeps ;;
     chromium | file | lintian | patchelf | python3) have_command "$1" ;;

@@ -70,7 +70,7 @@ std::string gpu_of(const RankReport& r) {
 /// Identifies the host: a machine, or a container with its own host name.
 std::string host_of(const RankReport& r) { return r.host + " " + r.machine; }
 
-class Checks {
+class Checks : Findings {
  public:
   explicit Checks(const std::vector<RankReport>& ranks) : ranks_(ranks) {}
 
@@ -83,19 +83,10 @@ class Checks {
     for (const RankReport& r : ranks_) hosts[host_of(r)].push_back(&r);
     for (const auto& [name, members] : hosts) host(members);
     containers();
-    return std::move(findings_);
+    return take();
   }
 
  private:
-  template <class... Parts>
-  void failure(const Parts&... parts) {
-    findings_.push_back({true, concat({Piece(parts)...})});
-  }
-  template <class... Parts>
-  void warning(const Parts&... parts) {
-    findings_.push_back({false, concat({Piece(parts)...})});
-  }
-
   void numbers() {
     std::map<int, const RankReport*> by_rank;
     std::map<std::pair<std::string, int>, const RankReport*> by_local_rank;
@@ -165,11 +156,9 @@ class Checks {
               "with --gpus all; or use the backend gloo");
     }
     if (r.visible_gpus > 1 && r.local_rank >= r.visible_gpus) {
-      const auto text = concat({"rank ", r.rank, " has local rank ", r.local_rank, " on ", r.host,
-                                ", where it sees ", r.visible_gpus, " GPUs (", shown(r),
-                                "): there is no cuda:", r.local_rank, "; start at most ", r.visible_gpus,
-                                " ranks there (--nproc-per-node), or make more GPUs visible"});
-      findings_.push_back({needed, text});
+      add(needed, "rank ", r.rank, " has local rank ", r.local_rank, " on ", r.host, ", where it sees ",
+          r.visible_gpus, " GPUs (", shown(r), "): there is no cuda:", r.local_rank, "; start at most ",
+          r.visible_gpus, " ranks there (--nproc-per-node), or make more GPUs visible");
     }
   }
 
@@ -200,11 +189,9 @@ class Checks {
     if (several > 1 && r.shm_bytes <= kDockerShm) {
       const auto found = r.shm_bytes == 0 ? std::string("there is no /dev/shm")
                                           : concat({"/dev/shm has only ", r.shm_bytes >> 20, " MB"});
-      const auto text =
-          concat({found, " on ", r.host, ", for ", several,
-                  " ranks: in Docker start the container with "
-                  "--shm-size=1g or --ipc=host, in Kubernetes mount an emptyDir with medium Memory"});
-      findings_.push_back({r.backend == "nccl", text});
+      add(r.backend == "nccl", found, " on ", r.host, ", for ", several,
+          " ranks: in Docker start the container with --shm-size=1g or --ipc=host, in Kubernetes mount an "
+          "emptyDir with medium Memory");
     }
     int threads = 0;
     for (const RankReport* member : members) threads += member->threads;
@@ -217,7 +204,6 @@ class Checks {
   }
 
   const std::vector<RankReport>& ranks_;
-  std::vector<Finding> findings_;
 };
 
 /// Calls field(name, value) for every field, for reading and writing.

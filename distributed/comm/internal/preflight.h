@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/environment.h"
 #include "tapestry/distributed/comm/store.h"
 
@@ -35,6 +37,27 @@ struct RankReport {
 struct Finding {
   bool failure = false;  ///< if false, a warning: the job can run, but probably slowly or not as intended
   std::string text;      ///< the problem, with the values found and the remedy
+};
+
+/// The findings of a check, in the order in which it adds them. `parts` form the text, as in check().
+class Findings {
+ public:
+  template <class... Parts>
+  void failure(const Parts&... parts) {
+    add(true, parts...);
+  }
+  template <class... Parts>
+  void warning(const Parts&... parts) {
+    add(false, parts...);
+  }
+  template <class... Parts>
+  void add(bool failure, const Parts&... parts) {
+    findings_.push_back({failure, concat({Piece(parts)...})});
+  }
+  std::vector<Finding> take() { return std::move(findings_); }
+
+ private:
+  std::vector<Finding> findings_;
 };
 
 /// Inspects this process and its machine.

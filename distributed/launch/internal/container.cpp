@@ -150,7 +150,7 @@ bool selects(std::string_view list, const std::string& name) {
   return listed != exclude;
 }
 
-class Checks {
+class Checks : Findings {
  public:
   Checks(const Surroundings& seen, const RankReport& rank, const LaunchOptions& options,
          const Variables& variables)
@@ -167,18 +167,10 @@ class Checks {
       if (seen_.gpus > 1) direct_access();
       other_containers();
     }
-    return std::move(findings_);
+    return take();
   }
 
  private:
-  template <class... Parts>
-  void failure(const Parts&... parts) {
-    findings_.push_back({true, concat({Piece(parts)...})});
-  }
-  template <class... Parts>
-  void warning(const Parts&... parts) {
-    findings_.push_back({false, concat({Piece(parts)...})});
-  }
   bool is_set(const char* name) const { return !value_of(variables_, name).empty(); }
 
   void device_files() {
@@ -335,7 +327,6 @@ class Checks {
   const RankReport& rank_;
   const LaunchOptions& options_;
   const Variables& variables_;
-  std::vector<Finding> findings_;
 };
 
 }  // namespace
