@@ -25,7 +25,8 @@ std::unique_ptr<TrainingJob> join_job(const Options& options) {
                                                .parallel = options.parallel,
                                                .compress = compresses ? options.compress : std::string(),
                                                .device = options.device,
-                                               .restartable = true});
+                                               .restartable = true,
+                                               .live = options.live});
   if (job->size() == 1) return job;
   const std::string resumes = options.saved ? "resume" : "start";
   const std::string first_resumes = distributed::broadcast_text(*job->group(), resumes, 0, "resume");

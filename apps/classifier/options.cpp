@@ -122,6 +122,7 @@ Parser::Parser(Options& o) {
   add("--tensorboard", o.tensorboard,
       "Write loss, accuracy, learning rate and weights for TensorBoard to the folder\n"
       "tensorboard in the run's folder");
+  add("--live", o.live, kLiveHelp);
   add("--resume", resume,
       "Continue the run in --run-dir from its last checkpoint. With auto, start a\n"
       "run if the folder holds none, so that the same command starts and restarts it",

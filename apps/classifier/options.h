@@ -51,6 +51,7 @@ struct Options {
   // The options above are saved as config.json in the run's folder. The members below are not saved.
 
   std::string run_dir;  // empty selects a new folder
+  bool live = false;    // show the run in a browser
   Resume resume = Resume::never;
   std::set<std::string> given;  ///< the names of the saved options that are on the command line
   /// The options in config.json if an existing run is resumed. Null if a new run starts.

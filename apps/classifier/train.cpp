@@ -18,6 +18,7 @@
 #include "tapestry/apps/classifier/position.h"
 #include "tapestry/apps/classifier/svg.h"
 #include "tapestry/apps/common/checkpoint_interval.h"
+#include "tapestry/apps/common/live_page.h"
 #include "tapestry/apps/common/precision.h"
 #include "tapestry/apps/common/progress.h"
 #include "tapestry/apps/common/run_folder.h"
@@ -147,6 +148,22 @@ void write_epoch(watch::SummaryWriter& board, const EpochMetrics& m, const nn::M
   board.flush();
 }
 
+LiveRun live_run(const Options& o, const TrainingJob& job, std::int64_t epoch_steps) {
+  return {.program = "classifier",
+          .title = o.model + " on " + o.data,
+          .unit = "images",
+          .held_out = "test images",
+          .steps = epoch_steps * o.epochs,
+          .epoch_steps = epoch_steps,
+          .facts = {{"mode", o.parallel},
+                    {"ranks", std::to_string(job.size())},
+                    {"batch size", std::to_string(o.batch_size)},
+                    {"optimizer", o.optimizer},
+                    {"precision", o.precision},
+                    {"seed", std::to_string(o.seed)},
+                    {"threads", std::to_string(o.threads)}}};
+}
+
 // The model with its initial values. A model that is divided is built part by part, so that no process ever
 // has all of it.
 std::unique_ptr<nn::Module> make_model(const Options& o, const ImageSpec& spec, const TrainingJob& job) {
@@ -234,6 +251,16 @@ int train(Options o) {
   folder.write(kMetrics, to_lines(history));
   folder.write("config.json", to_json(o));
 
+  LivePage live(*job, folder, live_run(o, *job, steps_per_epoch));
+  if (!live.address().empty()) progress.line(live.address());
+  live.resume_at(at.seconds);
+  for (const EpochMetrics& m : history)
+    live.earlier({.step = m.epoch * steps_per_epoch,
+                  .steps = steps_per_epoch,
+                  .loss = m.train_loss,
+                  .accuracy = m.train_accuracy},
+                 m.test_loss, m.test_accuracy);
+
   CheckpointInterval interval = *CheckpointInterval::parse(o.checkpoint_every);
   const auto save = [&](std::optional<double> accuracy) {
     Position all = at;
@@ -247,8 +274,10 @@ int train(Options o) {
   // Saves a checkpoint and returns the exit status of a run that a signal stopped.
   const auto stopped_by = [&](int signal) {
     const std::string path = save({});
-    progress.line("stopped by " + signal_name(signal) + " and saved " + path +
-                  "; continue with: classifier --resume --run-dir " + folder.path());
+    const std::string what = "stopped by " + signal_name(signal) + " and saved " + path +
+                             "; continue with: classifier --resume --run-dir " + folder.path();
+    progress.line(what);
+    live.finish("stopped", what);
     return 128 + signal;
   };
 
@@ -294,6 +323,12 @@ int train(Options o) {
         board->add_scalar("lr", optimizer->lr(), schedule->steps());
       }
       progress.step(epoch, steps_in_epoch(at, o), all, at.tally.mean_loss(), at.tally.accuracy());
+      live.step(
+          {.step = schedule->steps(),
+           .loss = value,
+           .accuracy = static_cast<double>(step.sums[0].item<std::int64_t>()) / static_cast<double>(own),
+           .samples = all,
+           .seconds = at.seconds});
       const Request agreed = job->agree({stop.signal(), interval.elapsed()});
       if (agreed.signal) return stopped_by(agreed.signal);
       if (agreed.save || interval.due_at(schedule->steps())) save({});
@@ -318,8 +353,13 @@ int train(Options o) {
     folder.write(kMetrics, to_lines(history));
     const std::string title = o.model + " on " + o.data;
     folder.write("curves.svg", curves_svg(history, title));
-    folder.write("confusion.svg", confusion_svg(confusion, images.classes, title));
-    folder.write("mistakes.svg", mistakes.svg(images.classes, "worst mistakes of " + title));
+    const std::string matrix = confusion_svg(confusion, images.classes, title),
+                      worst = mistakes.svg(images.classes, "worst mistakes of " + title);
+    folder.write("confusion.svg", matrix);
+    folder.write("mistakes.svg", worst);
+    live.picture(schedule->steps(), "Worst mistakes", worst);
+    live.picture(schedule->steps(), "Confusion of classes", matrix);
+    live.evaluated(schedule->steps(), test->mean_loss(), test->accuracy());
     if (o.tensorboard) {
       const nn::StateDict whole = strategy.whole_state();
       if (board) write_epoch(*board, metrics, *model, whole, schedule->steps());
@@ -334,6 +374,7 @@ int train(Options o) {
     at.tally = {};
     last_saved = save(test->accuracy());
   }
+  live.finish("done", {});
   if (history.empty()) return 0;  // a finished run was resumed, and metrics.jsonl is missing
   char line[120];
   std::snprintf(line, sizeof line, "test accuracy %.4f after %.1f s of training, seed %llu; results in %s",

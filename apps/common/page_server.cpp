@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cctype>
 #include <cerrno>
 #include <chrono>
@@ -142,6 +143,7 @@ struct Server {
   Clock::time_point accepts_from{};
   std::mutex mutex;  // held to copy or to exchange a pointer
   Texts texts;
+  std::atomic<std::int64_t> answered{0};
   std::thread thread;
 
   explicit Server(int port) {
@@ -295,7 +297,9 @@ struct Server {
     if (!equal_secrets(path.substr(0, secret.size() + 2), "/" + secret + "/")) return nullptr;
     const std::lock_guard lock(mutex);
     const auto found = texts.find(std::string(name));
-    return found == texts.end() ? nullptr : found->second;
+    if (found == texts.end()) return nullptr;
+    ++answered;
+    return found->second;
   }
 };
 
@@ -309,6 +313,7 @@ PageServer::PageServer(int port) : impl_(std::make_unique<Impl>(port)) {}
 PageServer::~PageServer() = default;
 
 const std::string& PageServer::url() const { return impl_->url; }
+std::int64_t PageServer::answered() const { return impl_->answered; }
 
 void PageServer::publish(const std::string& name, const std::string& type, std::string text) {
   impl_->publish(name, type, std::move(text));

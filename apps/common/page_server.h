@@ -1,5 +1,6 @@
 #pragma once
 // Shows the pages of a running program in browsers on this machine.
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -24,6 +25,9 @@ class PageServer {
   /// `type` is a media type, such as "text/html; charset=utf-8". Readers that are receiving the earlier text
   /// receive it to its end.
   void publish(const std::string& name, const std::string& type, std::string text);
+
+  /// How many requests were answered with a published text so far.
+  std::int64_t answered() const;
 
  private:
   struct Impl;

@@ -34,7 +34,7 @@ RunFolder::RunFolder(std::string path, bool resume) : path_(std::move(path)) {
                   " already holds a run; continue it with --resume or choose another --run-dir");
   tapestry::remove_abandoned_files(path_, [](const std::string& name) {
     return name == "config.json" || name == "metrics.jsonl" || name == "curves.svg" ||
-           name == "confusion.svg" || name == "mistakes.svg";
+           name == "confusion.svg" || name == "mistakes.svg" || name == "live.html";
   });
 }
 

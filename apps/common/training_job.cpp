@@ -71,7 +71,10 @@ TrainingJob::TrainingJob(const JobOptions& o) {
                     " cannot train yet; choose a mode that does not");
   const std::vector<Device> devices = devices_of(o, plan);
   group_ = distributed::init_process_group();
-  requests_.emplace(group_);
+  const bool live =
+      size() == 1 ? o.live : !distributed::broadcast_text(*group_, o.live ? "live" : "", 0, "live").empty();
+  requests_.emplace(group_, live);
+  if (live) rows_.emplace();
   if (size() > 1 && !o.identity.empty()) {
     const std::string theirs = distributed::broadcast_text(*group_, o.identity, 0, "options");
     distributed::on_all_ranks(*group_, o.command.c_str(), [&] {
@@ -96,6 +99,18 @@ distributed::ShardedTraining TrainingJob::saved(const nn::Training& training,
   saved.choices = strategy_->choices();
   saved.choices["precision"] = precision;
   return saved;
+}
+
+Request TrainingJob::agree(const Request& own) {
+  if (rows_) rows_->forget();
+  const Request agreed = requests_->agree(own);
+  if (after_agree_) after_agree_();
+  return agreed;
+}
+
+void TrainingJob::share(RankRow row) {
+  rows_->complete(row, *strategy_);
+  requests_->share(row);
 }
 
 bool TrainingJob::writes_samples() const {

@@ -1,9 +1,11 @@
 #pragma once
 // The devices or processes that train one model: what --parallel selects, and what the ranks agree on.
 // Without a launcher, the process is a job of one rank.
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "tapestry/apps/common/command_line.h"
 #include "tapestry/apps/common/job_requests.h"
@@ -12,6 +14,11 @@
 #include "tapestry/distributed/strategy/strategy.h"
 
 namespace apps {
+
+/// The help of --live.
+inline constexpr const char* kLiveHelp =
+    "Show the run in a browser on this machine while it trains: loss, accuracy,\n"
+    "speed, memory, every rank and samples. The page stays in the run folder";
 
 struct JobOptions {
   std::string command;         ///< "gpt train", for errors
@@ -25,6 +32,7 @@ struct JobOptions {
   bool restartable = false;         ///< a run that the launcher starts again goes on from its checkpoint
   int parts = 1;                    ///< of a step: see distributed::StrategyOptions
   bool has_stages = false;          ///< the program sets ModelParts::stages
+  bool live = false;                ///< --live: rank 0's counts
   /// What must be the same on all ranks: the options and the run folder. Empty: the program compares itself.
   std::string identity = {};
 };
@@ -55,12 +63,26 @@ class TrainingJob {
   /// nothing if there is one device. All ranks call it.
   void print_report(Progress& progress) const;
   /// JobRequests::agree().
-  Request agree(const Request& own) { return requests_->agree(own); }
+  Request agree(const Request& own);
+
+  // ---- with --live ----
+  /// True on all ranks if rank 0 shows a page.
+  bool is_live() const { return rows_.has_value(); }
+  /// Tells the other ranks of a step, with the next agree().
+  void share(RankRow row);
+  /// agree() calls this function at its end.
+  void after_agree(std::function<void()> fn) { after_agree_ = std::move(fn); }
+  /// JobRequests::rows().
+  const std::vector<RankRow>& rows() const { return requests_->rows(); }
+  /// The memory of each device of this process.
+  const std::vector<MemoryByKind>& memory() const { return rows_->memory(); }
 
  private:
   std::shared_ptr<tapestry::distributed::ProcessGroup> group_;
   std::unique_ptr<tapestry::distributed::Strategy> strategy_;
   std::optional<JobRequests> requests_;
+  std::optional<RankRows> rows_;
+  std::function<void()> after_agree_;
 };
 
 /// Accepts the values of --parallel: the text of a strategy, or an older name of one.

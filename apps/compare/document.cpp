@@ -5,6 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "tapestry/apps/common/page_files.h"
 #include "tapestry/apps/compare/critical_path.h"
 #include "tapestry/apps/compare/holdings.h"
 #include "tapestry/core/error.h"
@@ -404,19 +405,7 @@ std::string json_text(const Report& report, const Judgement& judgement) {
 std::string plan_json(const StrategyPlan& plan) { return json_of(plan).dump(); }
 
 std::string page_json(const Report& report, const Judgement& judgement) {
-  // These characters occur in strings only, where JSON takes \u for any character. U+2028 and U+2029 are
-  // E2 80 A8 and E2 80 A9 in UTF-8.
-  std::string out;
-  const std::string text = text_of(document(report, judgement, true), -1);
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '<') out += "\\u003c";
-    else if (text[i] == '>') out += "\\u003e";
-    else if (text[i] == '&') out += "\\u0026";
-    else if (text.compare(i, 3, "\xE2\x80\xA8") == 0) out += "\\u2028", i += 2;
-    else if (text.compare(i, 3, "\xE2\x80\xA9") == 0) out += "\\u2029", i += 2;
-    else out += text[i];
-  }
-  return out;
+  return json_in_html(text_of(document(report, judgement, true), -1));
 }
 
 }  // namespace apps::compare

@@ -34,6 +34,7 @@ JobOptions job_of(const TrainOptions& o) {
           .restartable = o.resume == "auto",
           .parts = static_cast<int>(o.accumulate),
           .has_stages = true,
+          .live = o.live,
           .identity = to_json(same) + o.run_dir + (o.resumed ? " resumed" : " new")};
 }
 

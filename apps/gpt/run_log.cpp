@@ -57,6 +57,16 @@ std::vector<Metrics> read_metrics(const std::string& path, std::int64_t last_ste
   return all;
 }
 
+void tell(LivePage& live, const std::vector<Metrics>& metrics) {
+  std::int64_t before = 0;
+  for (const Metrics& m : metrics) {
+    if (m.step > before)
+      live.earlier({.step = m.step, .steps = m.step - before, .loss = m.train_loss},
+                   m.held_out.value_or(NAN));
+    before = m.step;
+  }
+}
+
 std::string losses_svg(const std::vector<Metrics>& metrics, const std::string& title) {
   std::string out = svg_header(740, 410);
   out += "<text x='60' y='22' class='title'>" + escaped(title) + "</text>\n";

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tapestry/apps/common/live_page.h"
 #include "tapestry/apps/common/run_folder.h"
 
 namespace apps::gpt {
@@ -19,6 +20,8 @@ struct Metrics {
 std::string to_line(const Metrics& metrics);
 /// Reads metrics.jsonl up to `last_step`. Throws IoError for a damaged line.
 std::vector<Metrics> read_metrics(const std::string& path, std::int64_t last_step);
+/// Tells the page of these metrics, which are those of a resumed run.
+void tell(LivePage& live, const std::vector<Metrics>& metrics);
 /// Both losses over the steps. Values that are not finite are left out.
 std::string losses_svg(const std::vector<Metrics>& metrics, const std::string& title);
 

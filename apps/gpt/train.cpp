@@ -12,6 +12,7 @@
 #include <variant>
 
 #include "tapestry/apps/common/checkpoint_interval.h"
+#include "tapestry/apps/common/live_page.h"
 #include "tapestry/apps/common/precision.h"
 #include "tapestry/apps/common/progress.h"
 #include "tapestry/apps/common/run_folder.h"
@@ -177,6 +178,7 @@ class Run {
   optim::GradScaler scaler_{scaler_options(o_.precision)};
   std::optional<distributed::Checkpointer> checkpoints_;
   std::optional<Progress> progress_;
+  std::optional<LivePage> live_;
   std::optional<Windows> windows_, held_out_;
   std::optional<CheckpointInterval> interval_;
   std::vector<Metrics> metrics_;
@@ -282,8 +284,10 @@ std::string Run::save(std::optional<double> loss) {
 
 int Run::stopped_by(int signal) {
   const std::string path = save();
-  progress_->line("stopped by " + signal_name(signal) + " and saved " + path +
-                  "; continue with: gpt train --resume --run-dir " + o_.run_dir);
+  const std::string what = "stopped by " + signal_name(signal) + " and saved " + path +
+                           "; continue with: gpt train --resume --run-dir " + o_.run_dir;
+  progress_->line(what);
+  live_->finish("stopped", what);
   return 128 + signal;
 }
 
@@ -299,7 +303,9 @@ void Run::write_sample() {
   if (corpus_.separator >= 0) options.stop = {corpus_.separator};
   const std::vector<std::int64_t> words = nn::generate(*model_, prompt, options, sampler);
   prompt.insert(prompt.end(), words.begin(), words.end());
-  progress_->line("sample: " + tokenizer.decode(prompt, {.skip_special = true}));
+  const std::string sample = tokenizer.decode(prompt, {.skip_special = true});
+  progress_->line("sample: " + sample);
+  live_->text_sample(step_, sample);
 }
 
 // Measures and writes what is due after this step. Returns false if a signal came meanwhile; the run then
@@ -338,6 +344,7 @@ bool Run::report() {
                   static_cast<long long>(step_), static_cast<long long>(o_.steps), mean, *loss,
                   std::exp(*loss), duration(at_.seconds).c_str());
     progress_->line(line);
+    live_->evaluated(step_, *loss);
     check(std::isfinite(*loss), "[gpt train] the held-out loss is ", *loss, " after step ", step_,
           "; try a smaller --lr");
   }
@@ -420,6 +427,21 @@ int Run::train() {
         "the held-out text is shorter than a sequence, so no held-out loss is measured; pass --val, or a "
         "larger --val-part");
   if (o_.resumed) progress_->line(concat({"resumed after step ", step_, " of ", o_.steps}));
+  live_.emplace(parallel_, folder_,
+                LiveRun{.program = "gpt train",
+                        .title = concat({model_->type_name(), " of ", parameters, " parameters"}),
+                        .unit = "tokens",
+                        .held_out = "held-out text",
+                        .steps = o_.steps,
+                        .facts = {{"mode", o_.parallel},
+                                  {"ranks", std::to_string(parallel_.size())},
+                                  {"batch size", std::to_string(o_.batch_size)},
+                                  {"precision", o_.precision},
+                                  {"seed", std::to_string(o_.seed)},
+                                  {"threads", std::to_string(o_.threads)}}});
+  if (!live_->address().empty()) progress_->line(live_->address());
+  tell(*live_, metrics_);
+  live_->resume_at(at_.seconds);
 
   const std::vector<nn::Parameter> trained = model_->parameters();
   Clock::time_point before = Clock::now();
@@ -445,17 +467,21 @@ int Run::train() {
     at_.count += parallel_.first();
     at_.seconds += std::chrono::duration<double>(Clock::now() - before).count();
     char text[100];
+    const double own_mean = loss * parallel_.strategy().data_size();
     std::snprintf(
-        text, sizeof text, "loss %.4f%s  lr %.2g", loss * parallel_.strategy().data_size(),  // of rank 0
+        text, sizeof text, "loss %.4f%s  lr %.2g", own_mean,
         last_held_out_ ? concat({"  held-out ", std::round(*last_held_out_ * 1e4) / 1e4}).c_str() : "",
         schedule_->last_lr()[0]);
-    progress_->step(o_.batch_size * model_->context_length(), "tokens", text);
+    const std::int64_t tokens = o_.batch_size * model_->context_length();
+    progress_->step(tokens, "tokens", text);
+    live_->step({.step = step_, .loss = own_mean, .samples = tokens, .seconds = at_.seconds});
     const Request agreed = parallel_.agree({signals_.signal(), interval_->elapsed()});
     if (agreed.signal) return stopped_by(agreed.signal);
     if ((agreed.save || interval_->due_at(step_)) && !due(step_)) save();
   }
   write_model();
   parallel_.print_report(*progress_);
+  live_->finish("done", {});
   progress_->line("wrote " + o_.run_dir + "/model; try: gpt generate --model " + o_.run_dir +
                   "/model --prompt \"" + (o_.sample_prompt.empty() ? "The" : o_.sample_prompt) + "\"");
   return 0;

@@ -24,6 +24,7 @@ void add_train_options(CommandLine& line, TrainOptions& o) {
   });
   line.add("--run-dir", o.run_dir,
            "Folder for checkpoints, metrics, the curve and the model [runs/gpt-<time>]");
+  line.add("--live", o.live, kLiveHelp);
   line.add("--resume", o.resume, "Continue the run in --run-dir; with auto, start one if the folder has none",
            {.check = one_of({"auto", ""}), .bare = true});
 }
@@ -90,6 +91,7 @@ void resume_options(const CommandLine& line, TrainOptions& o) {
   });
   run.run_dir = o.run_dir;
   run.resume = o.resume;
+  run.live = o.live;
   run.resumed = true;
   o = run;
 }

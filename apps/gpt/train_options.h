@@ -41,6 +41,7 @@ struct TrainOptions {
 
   // The members below are not saved.
   std::string run_dir, resume;
+  bool live = false;
   bool resumed = false;  ///< the options are those of an existing run
 };
 

@@ -14,6 +14,7 @@
 
 #include "tapestry/apps/common/checkpoint_interval.h"
 #include "tapestry/apps/common/command_line.h"
+#include "tapestry/apps/common/live_page.h"
 #include "tapestry/apps/common/precision.h"
 #include "tapestry/apps/common/progress.h"
 #include "tapestry/apps/common/run_folder.h"
@@ -175,6 +176,7 @@ void resume_options(const CommandLine& line, TuneOptions& o) {
   });
   run.run_dir = o.run_dir;
   run.resume = o.resume;
+  run.live = o.live;
   run.resumed = true;
   o = run;
 }
@@ -230,6 +232,7 @@ class Run {
   std::unique_ptr<optim::LambdaLR> schedule_;
   std::optional<distributed::Checkpointer> checkpoints_;
   std::optional<Progress> progress_;
+  std::optional<LivePage> live_;
   std::optional<CheckpointInterval> interval_;
   std::vector<Metrics> metrics_;
   std::vector<std::int64_t> order_;
@@ -328,8 +331,10 @@ void Run::write_sample() {
   nn::Sampler sampler({.temperature = 0.8, .top_k = 40, .seed = o_.seed + static_cast<std::uint64_t>(step_)});
   const std::vector<std::int64_t> words =
       nn::generate(*p_->model, prompt, {.max_new_tokens = o_.sample_tokens, .stop = p_->stop}, sampler);
-  progress_->line("sample: " + o_.sample_prompt + (o_.chats.empty() ? "" : " -> ") +
-                  p_->tokenizer.decode(words, {.skip_special = true}));
+  const std::string sample = o_.sample_prompt + (o_.chats.empty() ? "" : " -> ") +
+                             p_->tokenizer.decode(words, {.skip_special = true});
+  progress_->line("sample: " + sample);
+  live_->text_sample(step_, sample);
 }
 
 // Measures and writes what is due. Returns false if a signal came meanwhile.
@@ -373,6 +378,7 @@ bool Run::report() {
                   static_cast<long long>(step_), static_cast<long long>(o_.steps), before, *loss,
                   std::exp(*loss), duration(seconds_).c_str());
     progress_->line(line);
+    live_->evaluated(step_, *loss);
   }
   if (step_ > 0) write_sample();
   if (step_ > 0) save();
@@ -473,11 +479,28 @@ int Run::tune() {
                           parallel_.size() > 1 ? concat({", ranks ", parallel_.size()}) : std::string(),
                           ", run folder ", o_.run_dir}));
   if (resumed) progress_->line(concat({"resumed after step ", step_, " of ", o_.steps}));
+  live_.emplace(
+      parallel_, folder_,
+      LiveRun{.program = "gpt tune",
+              .title = concat({p_->model->type_name(), " of ", parameters, " parameters, ", o_.method}),
+              .unit = "tokens",
+              .held_out = "held-out sequences",
+              .steps = o_.steps,
+              .facts = {{"mode", o_.parallel},
+                        {"ranks", std::to_string(parallel_.size())},
+                        {"sequences a step", std::to_string(o_.batch_size * o_.accumulate)},
+                        {"seed", std::to_string(o_.seed)},
+                        {"threads", std::to_string(o_.threads)}}});
+  if (!live_->address().empty()) progress_->line(live_->address());
+  tell(*live_, metrics_);
+  live_->resume_at(seconds_);
 
   const auto stopped_by = [&](int signal) {
     const std::string path = save();
-    progress_->line("stopped by " + signal_name(signal) + " and saved " + path +
-                    "; continue with: gpt tune --resume --run-dir " + o_.run_dir);
+    const std::string what = "stopped by " + signal_name(signal) + " and saved " + path +
+                             "; continue with: gpt tune --resume --run-dir " + o_.run_dir;
+    progress_->line(what);
+    live_->finish("stopped", what);
     return 128 + signal;
   };
   while (true) {
@@ -492,12 +515,15 @@ int Run::tune() {
     seconds_ += std::chrono::duration<double>(Clock::now() - before).count();
     char text[100];
     std::snprintf(text, sizeof text, "loss %.4f  lr %.2g", loss, schedule_->last_lr()[0]);
-    progress_->step(o_.accumulate * o_.batch_size * o_.length, "tokens", text);
+    const std::int64_t tokens = o_.accumulate * o_.batch_size * o_.length;
+    progress_->step(tokens, "tokens", text);
+    live_->step({.step = step_, .loss = loss, .samples = tokens, .seconds = seconds_});
     const Request agreed = parallel_.agree({signals_.signal(), interval_->elapsed()});
     if (agreed.signal) return stopped_by(agreed.signal);
     if (agreed.save || interval_->due_at(step_)) save();
   }
   write_result();
+  live_->finish("done", {});
   return 0;
 }
 
@@ -526,6 +552,7 @@ int tune(int argc, char** argv) {
     line.add(name, o.*member, text, rules);
   });
   line.add("--run-dir", o.run_dir, "The run folder; without it runs/tune-DATE");
+  line.add("--live", o.live, kLiveHelp);
   line.add("--resume", o.resume, "Continue the run in --run-dir; with auto, start one if the folder has none",
            {.check = one_of({"auto", ""}), .bare = true});
   line.footer(

@@ -32,6 +32,7 @@ struct TuneOptions {
   std::string sample_prompt, checkpoint_every = "10minutes";
   // Not saved.
   std::string run_dir, resume;
+  bool live = false;
   bool resumed = false;            ///< the options are those of an existing run
   std::vector<std::string> given;  ///< the options of adapters that are on the command line
 };

@@ -22,6 +22,7 @@ JobOptions job_of(const TuneOptions& o) {
           .devices_option = "--devices",
           .restartable = o.resume == "auto",
           .parts = static_cast<int>(o.accumulate),
+          .live = o.live,
           .identity = to_json(same) + o.run_dir + (o.resumed ? " resumed" : " new")};
 }
 

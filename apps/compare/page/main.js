@@ -7,11 +7,6 @@ function update(what) {
   else if (what === 'other') showTable();
   writeUrl();
 }
-function showTheme() {
-  const dark = state.theme ? state.theme === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches;
-  document.documentElement.dataset.theme = dark ? 'dark' : 'light';
-  $('btn-theme').textContent = dark ? 'Light' : 'Dark';
-}
 function showRun() {
   const run = DATA.run, host = run.host, load = run.load_begin === null ? '' : '; load average ' + run.load_begin.toFixed(1) + ' before, ' + run.load_end.toFixed(1) + ' after';
   put('what', h('span', { class: 'desk' }, DATA.setup + (run.began ? '; ' + run.began.slice(0, 10) : '')), h('span', { class: 'phone' }, DATA.options.model + ' on ' + N + (N === 1 ? ' device, ' : ' devices, ') + DATA.options.rounds + (DATA.options.rounds === 1 ? ' round' : ' rounds')));
@@ -39,7 +34,7 @@ showRun();
 wireOther();
 if (!SINGLE || !ASKED.length) $('btn-guess').remove();
 else $('btn-guess').onclick = () => { guessing = !guessing; for (const name of Object.keys(guesses)) delete guesses[name]; update('guess'); };
-$('btn-theme').onclick = () => { state.theme = $('btn-theme').textContent === 'Dark' ? 'dark' : 'light'; showTheme(); writeUrl(); };
+wireTheme();
 $('btn-link').onclick = async e => {
   const button = e.currentTarget, before = [...button.childNodes];
   try { await navigator.clipboard.writeText(location.href); button.textContent = 'Copied'; } catch { button.textContent = 'See the address'; }
@@ -52,7 +47,6 @@ $('scrub').onchange = writeUrl;
 $('knobs').addEventListener('submit', e => e.preventDefault());
 let width = window.innerWidth;
 new ResizeObserver(() => { if (Math.abs(window.innerWidth - width) > 2) { width = window.innerWidth; showTable(); showPair(); showSim(); showTrust(); } }).observe(document.body);
-matchMedia('(prefers-color-scheme: dark)').addEventListener('change', showTheme);
 addEventListener('hashchange', () => { readUrl(); showAll(); });
 addEventListener('beforeprint', () => document.querySelectorAll('details').forEach(d => { d.open = true; }));
 showAll();

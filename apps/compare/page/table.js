@@ -130,11 +130,6 @@ function showTable() {
   showOther();
 }
 
-function plainTable(caption, head, rows) {
-  return h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption }, h('table', { class: 'plain' }, h('caption', {}, caption),
-    h('thead', {}, h('tr', {}, head.map(x => h('th', { scope: 'col' }, x)))),
-    h('tbody', {}, rows.map(r => h('tr', {}, r.map((x, i) => h(i ? 'td' : 'th', i ? {} : { scope: 'row' }, x)))))));
-}
 function showTables() {
   const k = ranking(), word = m => {
     const p = k.places.find(q => q.mode === m);

@@ -1,13 +1,18 @@
-# Run as a script: cmake -DOUT=embedded.cpp -DFOLDER=page -DSCRIPTS="data.js;..." -P embed.cmake
-# Writes a source file that contains the files of the page as strings.
+# Run as a script: cmake -DOUT=embedded.cpp -DHEADER=page.h -DNAME=apps::kPage -DHTML=page.html -DSTYLES="page.css;..."
+#                        -DSCRIPTS="dom.js;..." -P embed.cmake
+# Writes a source file that defines the apps::PageFiles NAME, which HEADER declares, with the files of a page as strings.
 set(script "\"use strict\";\n")
 foreach(file ${SCRIPTS})
-  file(READ ${FOLDER}/${file} text)
+  file(READ ${file} text)
   string(APPEND script "${text}")
 endforeach()
 string(SHA256 hash "${script}")
-file(READ ${FOLDER}/page.html html)
-file(READ ${FOLDER}/page.css css)
+file(READ ${HTML} html)
+set(css "")
+foreach(file ${STYLES})
+  file(READ ${file} text)
+  string(APPEND css "${text}")
+endforeach()
 # A compiler may limit the length of one literal to 64 kB, so long texts are split into several.
 function(literal result text)
   set(out "")
@@ -23,12 +28,11 @@ endfunction()
 literal(html "${html}")
 literal(css "${css}")
 literal(script "${script}")
-file(WRITE ${OUT} "#include \"tapestry/apps/compare/page/page.h\"
+file(WRITE ${OUT} "#include \"tapestry/${HEADER}\"
 
-namespace apps::compare {
-const char* const kPageHtml = ${html};
-const char* const kPageCss = ${css};
-const char* const kPageScript = ${script};
-const char* const kPageScriptSha256 = \"${hash}\";
-}  // namespace apps::compare
+const apps::PageFiles ${NAME} = {
+${html},
+${css},
+${script},
+\"${hash}\"};
 ")

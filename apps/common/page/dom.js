@@ -56,3 +56,10 @@ function cut(text, width, size = 12) {
   return text.length <= n ? text : text.slice(0, Math.max(1, n - 1)) + '\u2026';
 }
 const shortened = (text, n) => text.length <= n ? text : text.slice(0, n - 1) + '\u2026';
+
+// A table that scrolls by itself if it is wider than the page.
+function plainTable(caption, head, rows) {
+  return h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption }, h('table', { class: 'plain' }, h('caption', {}, caption),
+    h('thead', {}, h('tr', {}, head.map(x => h('th', { scope: 'col' }, x)))),
+    h('tbody', {}, rows.map(r => h('tr', {}, r.map((x, i) => h(i ? 'td' : 'th', i ? {} : { scope: 'row' }, x)))))));
+}
