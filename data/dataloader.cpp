@@ -6,7 +6,9 @@
 namespace tapestry::data {
 
 std::string LoaderState::str() const {
-  return concat({"seed=", seed, " epoch=", epoch, " sample=", sample, " samples=", samples});
+  const std::string text =
+      concat({"seed=", seed, " epoch=", epoch, " sample=", sample, " samples=", samples});
+  return total > 0 ? concat({text, " total=", total}) : text;
 }
 
 LoaderState LoaderState::parse(const std::string& text) {
@@ -31,6 +33,7 @@ LoaderState LoaderState::parse(const std::string& text) {
   } else {
     read(" sample=", state.sample);
     read(" samples=", state.samples);
+    if (at != end) read(" total=", state.total);
   }
   check(at == end, "[LoaderState] \"", text, "\" is not a loader's state: it goes on after its end");
   return state;
@@ -76,6 +79,10 @@ void check_order_options(std::int64_t batch_size, bool shuffle, bool drop_last, 
 LoaderState checked_state(LoaderState state, std::int64_t samples, const BatchSampler& sampler) {
   check(state.samples == samples, "[DataLoader] the state is of a loader with ", state.samples,
         " samples, and this one has ", samples, "; resume with the same data");
+  // Its own position would not be that of all ranks.
+  check(state.total <= 0 || state.total == sampler.total() || sampler.total() == INT64_MAX,
+        "[DataLoader] the state is of an epoch of ", state.total, " samples, and that of this loader has ",
+        sampler.total(), "; a sampler of one of several ranks must override ranks() and total()");
   check(state.epoch >= 0, "[DataLoader] the state is of epoch ", state.epoch, ", which does not exist");
   if (state.batches) {
     const auto [read, all] = *state.batches;

@@ -49,6 +49,7 @@ struct LoaderState {
   std::int64_t epoch = 0;
   std::int64_t sample = 0;   ///< samples of this epoch that all ranks together have read so far
   std::int64_t samples = 0;  ///< of the dataset
+  std::int64_t total = 0;    ///< of an epoch over all ranks: BatchSampler::total(). 0: not known
   /// In texts of earlier versions, instead of `sample`: the batches that each rank has read and those of the
   /// epoch.
   struct Batches {
@@ -56,7 +57,7 @@ struct LoaderState {
   };
   std::optional<Batches> batches = {};
 
-  /// Returns text such as "seed=7 epoch=1 sample=5120 samples=60000", for a checkpoint.
+  /// Returns text such as "seed=7 epoch=1 sample=5120 samples=60000 total=60000", for a checkpoint.
   std::string str() const;
   /// Parses the text of str(), also of earlier versions. Throws ValueError for any other text.
   static LoaderState parse(const std::string& text);
@@ -193,11 +194,12 @@ class DataLoader {
   LoaderState state() const {
     LoaderState state = *position_;
     state.samples = maker_->dataset().size();
+    if (const std::int64_t total = batch_sampler().total(); total < INT64_MAX) state.total = total;
     return state;
   }
   /// Makes the next pass continue from this position: with the same bits if the batch size and the number of
   /// ranks are the same, and otherwise with the samples that are left, in their order. Throws ValueError if
-  /// the state belongs to another dataset, or if there is no such position.
+  /// the state belongs to another dataset or to an order of another length, or if there is no such position.
   void load_state(const LoaderState& state) {
     *position_ = detail::checked_state(state, maker_->dataset().size(), batch_sampler());
     started_ = false;

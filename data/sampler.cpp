@@ -145,7 +145,9 @@ std::vector<std::vector<std::int64_t>> BatchSampler::batches_from(std::int64_t e
   std::int64_t read = 0;
   auto next = all.begin();
   for (; next != all.end() && read < first; ++next) read += static_cast<std::int64_t>(next->size()) * ranks();
-  if (read > first && sampler_) return group(sampler_->indices_from(epoch, first));
+  // A derived class may have batches of its own.
+  if (read > first && sampler_ && all == group(sampler_->indices(epoch)))
+    return group(sampler_->indices_from(epoch, first));
   check(
       read <= first, "[BatchSampler] ", first, " samples of epoch ", epoch,
       " were read, which is inside a batch; resume with the batch sampler that the position was saved with");

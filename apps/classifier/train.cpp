@@ -233,9 +233,10 @@ int train(Options o) {
   Average average(o, *job, *model, folder.file("average"));
   Position at{.loader = images.train->state()};
   if (last) {
+    last = checkpoints->resume(training);  // an earlier one if a part that no one read before is damaged
     at = position_of(*last, o, *images.train);
     average.load(last->step);
-    checkpoints->resume(training);
+    checkpoints->resume(training);  // average.load() has changed the weights
     tapestry::check<IoError>(schedule->steps() == last->step, "[classifier] the checkpoint is of step ",
                              last->step, ", but its schedule is at step ", schedule->steps(),
                              "; resume from another checkpoint of this run, or start a new run");

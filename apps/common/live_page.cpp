@@ -17,6 +17,8 @@ using Clock = std::chrono::steady_clock;
 namespace {
 
 constexpr const char* kJson = "application/json";
+constexpr const char* kState = "live.json";
+constexpr const char* kSamples = "samples.json";
 constexpr std::chrono::milliseconds kInterval{250};
 // The page has at most 900 kB.
 constexpr std::size_t kMostEvaluated = 512, kTexts = 12, kLongestText = 4000, kLargestPicture = 150'000;
@@ -65,6 +67,7 @@ void LivePage::step(const LiveStep& s) {
   if (!job_.is_live()) return;
   job_.share({.step = s.step, .loss = s.loss, .accuracy = s.accuracy, .step_s = s.seconds - seconds_});
   seconds_ = s.seconds;
+  step_ = s.step;
   samples_of_step_ = s.samples;
 }
 
@@ -128,12 +131,16 @@ void LivePage::finish(const std::string& state, const std::string& message) {
   if (!server_) return;
   state_ = state;
   message_ = message;
-  const std::int64_t before = server_->answered();
-  const bool has_reader = before > answered_ || Clock::now() - asked_ < std::chrono::seconds(3);
+  const bool has_reader =
+      server_->answered(kState) > answered_ || Clock::now() - asked_ < std::chrono::seconds(3);
   publish();
+  const std::int64_t before = server_->answered(kState);
   write_file();
   const Clock::time_point end = Clock::now() + std::chrono::milliseconds(1200);
-  while (has_reader && server_->answered() == before && Clock::now() < end)
+  // The page asks for samples when it sees in the state that there are others.
+  while (has_reader &&
+         (server_->answered(kState) == before || server_->answered(kSamples) == samples_answered_) &&
+         Clock::now() < end)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
 }
 
@@ -161,6 +168,8 @@ std::string LivePage::state() const {
                             json_string(run_.held_out),
                             ",\"steps\":",
                             run_.steps,
+                            ",\"step\":",
+                            step_,
                             ",\"epoch_steps\":",
                             run_.epoch_steps,
                             ",\"state\":",
@@ -199,7 +208,10 @@ std::string LivePage::state() const {
   }
   list("rows", rows, [&](const RankRow& r, std::size_t i) {
     const std::string name = alone ? job_.strategy().devices().at(i).str() : concat({"rank ", i});
-    return concat({"{\"name\":", json_string(name), ",\"step\":", r.step, ",\"loss\":", json_number(r.loss),
+    // Of the stages of a pipeline over ranks, only the first one has the loss.
+    const bool has_loss = alone || job_.strategy().stages() == 0 || i == 0;
+    return concat({"{\"name\":", json_string(name), ",\"step\":", r.step,
+                   ",\"has_loss\":", has_loss ? "true" : "false", ",\"loss\":", json_number(r.loss),
                    ",\"accuracy\":", json_number(r.accuracy), ",\"step_ms\":", json_number(r.step_s * 1e3),
                    ",\"waiting_ms\":", json_number(r.waiting_s * 1e3), ",\"memory\":", array(r.memory), "}"});
   });
@@ -209,13 +221,15 @@ std::string LivePage::state() const {
 void LivePage::publish() {
   ++changes_;
   published_ = Clock::now();
-  if (const std::int64_t now = server_->answered(); now > answered_) answered_ = now, asked_ = published_;
-  server_->publish("live.json", kJson, state());
+  if (const std::int64_t now = server_->answered(kState); now > answered_)
+    answered_ = now, asked_ = published_;
+  server_->publish(kState, kJson, state());
 }
 
 void LivePage::publish_samples() {
   ++sample_changes_;
-  server_->publish("samples.json", kJson, samples());
+  server_->publish(kSamples, kJson, samples());
+  samples_answered_ = server_->answered(kSamples);
 }
 
 void LivePage::write_file() const {

@@ -91,10 +91,10 @@ class LivePage {
   std::vector<Sample> samples_;
   std::string state_ = "running", message_;
   std::int64_t changes_ = 0, sample_changes_ = 0;
-  std::int64_t samples_of_step_ = 0;
+  std::int64_t step_ = 0, samples_of_step_ = 0;  // of the last step
   double seconds_ = 0;
   std::chrono::steady_clock::time_point published_{}, asked_{};
-  std::int64_t answered_ = 0;
+  std::int64_t answered_ = 0, samples_answered_ = -1;
 };
 
 }  // namespace apps

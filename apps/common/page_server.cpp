@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cctype>
 #include <cerrno>
 #include <chrono>
@@ -143,7 +142,7 @@ struct Server {
   Clock::time_point accepts_from{};
   std::mutex mutex;  // held to copy or to exchange a pointer
   Texts texts;
-  std::atomic<std::int64_t> answered{0};
+  std::map<std::string, std::int64_t> answered;  // requests, by text
   std::thread thread;
 
   explicit Server(int port) {
@@ -298,7 +297,7 @@ struct Server {
     const std::lock_guard lock(mutex);
     const auto found = texts.find(std::string(name));
     if (found == texts.end()) return nullptr;
-    ++answered;
+    ++answered[found->first];
     return found->second;
   }
 };
@@ -313,7 +312,11 @@ PageServer::PageServer(int port) : impl_(std::make_unique<Impl>(port)) {}
 PageServer::~PageServer() = default;
 
 const std::string& PageServer::url() const { return impl_->url; }
-std::int64_t PageServer::answered() const { return impl_->answered; }
+std::int64_t PageServer::answered(const std::string& name) const {
+  const std::lock_guard lock(impl_->mutex);
+  const auto found = impl_->answered.find(name);
+  return found == impl_->answered.end() ? 0 : found->second;
+}
 
 void PageServer::publish(const std::string& name, const std::string& type, std::string text) {
   impl_->publish(name, type, std::move(text));

@@ -26,8 +26,8 @@ class PageServer {
   /// receive it to its end.
   void publish(const std::string& name, const std::string& type, std::string text);
 
-  /// How many requests were answered with a published text so far.
-  std::int64_t answered() const;
+  /// How many requests were answered with the text `name` so far.
+  std::int64_t answered(const std::string& name) const;
 
  private:
   struct Impl;

@@ -126,7 +126,10 @@ class Chain {
         const auto other = d == s.device ? std::nullopt : ended_before(d, s.begin + slack_);
         if (other && (!last || other->end > last->end)) last = other;
       }
-    if (last) need(s.span, last->span);
+    if (last) {
+      need(s.span, last->span);
+      last->end = std::min(last->end, s.begin);  // so that the path always goes back in time
+    }
     return last;
   }
   std::optional<Segment> ended_before(std::size_t device, double time) const {

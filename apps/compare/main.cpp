@@ -101,26 +101,28 @@ int main(int argc, char** argv) {
   o.modes = names;
   apps::CommandLine line("tapestry-compare", about);
   const apps::Check count = apps::between(1, 1'000'000);
-  line.add("--model", w.model, "The model", {.check = apps::one_of(model_names())});
+  // tools/quickstart --compare passes options of its own in front of the user's, which win.
+  line.add("--model", w.model, "The model", {.check = apps::one_of(model_names()), .last_wins = true});
   line.add("--modes", o.modes, "Modes, separated by commas; single is always included",
            {.check = apps::one_of(names), .commas = true});
   line.add("--parallel", o.parallel,
            "One more mode by its text, such as replicate=2:zero=1; give the option once for each mode",
            {.check = {is_mode}, .type = "TEXT", .default_text = ""});
   line.add("--devices", w.devices, "Number of devices or processes",
-           {.check = apps::between(1, kMaxDevices)});
+           {.check = apps::between(1, kMaxDevices), .last_wins = true});
   line.add("--device", device, "cpu or cuda; by default cuda if a CUDA device exists",
            {.check = apps::one_of({"cpu", "cuda"})});
   line.add("--batch-size", w.batch_size, "Samples per step over all devices",
-           {.check = apps::between<std::int64_t>(1, 1'000'000)});
+           {.check = apps::between<std::int64_t>(1, 1'000'000), .last_wins = true});
   line.add("--micro-batches", w.micro_batches, "Micro-batches per step of a pipeline", {.check = count});
   line.add("--image-size", w.image_size, "Height and width of the images, for the other models",
            {.check = apps::between<std::int64_t>(1, 1024)});
   line.add("--length", w.length, "Tokens of a sequence, for gpt",
-           {.check = apps::between<std::int64_t>(1, 4096)});
+           {.check = apps::between<std::int64_t>(1, 4096), .last_wins = true});
   line.add("--dtype", dtype, "f32, or f64, for which the losses must agree more closely",
            {.check = apps::one_of({"f32", "f64"})});
-  line.add("--optimizer", w.optimizer, "The optimizer", {.check = apps::one_of(optimizer_names())});
+  line.add("--optimizer", w.optimizer, "The optimizer",
+           {.check = apps::one_of(optimizer_names()), .last_wins = true});
   line.add("--momentum", w.momentum, "Momentum of SGD", {.check = apps::between(0.0, 1000.0)});
   line.add("--lr", w.lr, "Learning rate; by default 0.01 for sgd and 0.001 for adamw",
            {.check = apps::between(0.0, 1000.0)});
@@ -134,13 +136,13 @@ int main(int argc, char** argv) {
            "measured costs",
            {.check = count, .commas = true});
   line.add("--warmup", w.warmup, "Steps before the timed steps", {.check = count});
-  line.add("--steps", w.steps, "Timed steps per round", {.check = count});
+  line.add("--steps", w.steps, "Timed steps per round", {.check = count, .last_wins = true});
   line.add("--rounds", o.rounds, "Number of runs of every mode; the modes take turns", {.check = count});
   line.add("--timeout", o.timeout_s, "Limit for one run of a mode, in seconds",
            {.check = apps::between(0.1, 1e6)});
   line.add("--markdown", o.markdown, "Print the table as Markdown");
   line.add("--json", o.json, "Write all numbers to this file");
-  line.add("--html", o.html, "Write a page with tables and pictures to this file");
+  line.add("--html", o.html, "Write a page with tables and pictures to this file", {.last_wins = true});
   line.add("--serve", o.serve, "At the end, show the page to browsers of this machine");
   line.add("--port", o.port, "Port of --serve; 0 takes a free one", {.check = apps::between(0, 65535)});
   line.add("--memory", o.memory_mib,

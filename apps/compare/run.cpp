@@ -66,6 +66,7 @@ class Comparison {
           modes_.push_back(mode_named(name));
     if (!o_.json.empty()) json_.emplace(o_.json);
     if (!o_.html.empty()) html_.emplace(o_.html);
+    if (o_.serve) server_.emplace(o_.port);
     if (!o_.svg.empty()) open_svg_folder();
   }
 
@@ -265,7 +266,7 @@ class Comparison {
                 prediction_text(report, o_.markdown).c_str());
     if (json_) json_->write(json_text(report, judgement)), json_->commit();
     if (html_) html_->write(page(report, judgement)), html_->commit();
-    if (o_.serve) page_ = page(report, judgement);
+    if (server_) server_->publish("", "text/html; charset=utf-8", page(report, judgement));
     if (!o_.svg.empty())
       for (const Picture& p : pictures(report)) write_file_atomically(o_.svg + "/" + p.file, p.svg);
 
@@ -276,15 +277,13 @@ class Comparison {
       std::fprintf(stderr, "error: [compare] %s: %s\n", r.name.c_str(), r.error.c_str());
       succeeded = false;
     }
-    if (o_.serve) serve();
+    if (server_) serve();
     return succeeded ? 0 : 1;
   }
 
   void serve() const {
     apps::StopRequest stop;
-    apps::PageServer server(o_.port);
-    server.publish("", "text/html; charset=utf-8", page_);
-    std::printf("\nThe page is at %s\nCtrl-C ends the program.\n", server.url().c_str());
+    std::printf("\nThe page is at %s\nCtrl-C ends the program.\n", server_->url().c_str());
     std::fflush(stdout);
     while (stop.signal() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
@@ -301,7 +300,7 @@ class Comparison {
   launch::ChildProcesses children_;
   ResultFolder result_folder_;
   std::optional<AtomicFile> json_, html_;
-  std::string page_;  // what serve() shows
+  std::optional<apps::PageServer> server_;
   std::vector<Mode> modes_;
   std::vector<std::string> errors_;          // per mode
   std::vector<std::vector<Result>> rounds_;  // per mode

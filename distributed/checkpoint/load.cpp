@@ -328,7 +328,7 @@ std::optional<std::size_t> find_generators(const std::string& folder, const Inde
   const std::string place = place_text("load_sharded", training.place);
   const std::vector<std::string>& all = index.generators;
   if (place.empty() || all.empty() || place_in(all[0]).empty()) {
-    const auto number = static_cast<std::size_t>(number_of(training, options));
+    const auto number = static_cast<std::size_t>(options.rank);  // the ranks wrote them in their order
     return number < all.size() ? std::optional(number) : std::nullopt;
   }
   for (std::size_t i = 0; i < all.size(); ++i)

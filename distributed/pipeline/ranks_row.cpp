@@ -5,6 +5,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/comm/text.h"
 #include "tapestry/distributed/pipeline/internal/pipeline_layer.h"
 #include "tapestry/distributed/pipeline/internal/rank_pipeline.h"
 #include "tapestry/distributed/pipeline/internal/stage_parameters.h"
@@ -22,11 +23,15 @@ class PipelineOverRanks final : public PipelineLayer {
   void wrap(nn::Module& model, const ModelParts& parts) override {
     attach(model, parts);
     const auto ranks = static_cast<std::size_t>(group().size());
-    const std::vector<Stage> stages = parts.stages(std::vector(ranks, device()));
-    check(stages.size() == ranks, "[strategy] ModelParts::stages returned ", stages.size(), " stages for ",
-          ranks, " ranks; return one for each of the devices that it gets");
+    std::vector<Stage> stages;
     PipelineOptions options = pipeline_options();
-    options.tied = keep_own_stage(model, stages, context().axis->group());
+    // The stages differ in size, so the memory of one rank alone may not suffice.
+    on_all_ranks(group(), "strategy", [&] {
+      stages = parts.stages(std::vector(ranks, device()));
+      check(stages.size() == ranks, "[strategy] ModelParts::stages returned ", stages.size(), " stages for ",
+            ranks, " ranks; return one for each of the devices that it gets");
+      options.tied = keep_own_stage(model, stages, context().axis->group());
+    });
     pipeline_.emplace(context().axis->group(), std::vector{stages[static_cast<std::size_t>(group().rank())]},
                       options);
   }
@@ -90,11 +95,16 @@ class PipelineOverRanks final : public PipelineLayer {
     const int last = group().size() - 1;
     const MessageId id{MessageId::Kind::gradients, 0, ++messages_};
     if (is_last()) {
-      numbers = tensors_on(numbers, kCPU);
-      for (int rank = 0; rank < last; ++rank) {
-        MessageSender sender(group(), rank, kLossTag);
-        sender.send(id, {numbers}, 0);
-        sender.finish();
+      try {
+        numbers = tensors_on(numbers, kCPU);
+        for (int rank = 0; rank < last; ++rank) {
+          MessageSender sender(group(), rank, kLossTag);
+          sender.send(id, {numbers}, 0);
+          sender.finish();
+        }
+      } catch (const std::exception& e) {
+        group().abort(e.what());  // wakes the other ranks, which wait for the numbers
+        throw;
       }
     } else {
       numbers = MessageReceiver(group(), last, kLossTag, kCPU, {id}).take().tensors;

@@ -119,6 +119,7 @@ def test_keyboard(page, url):
     chosen = page.run("state.step")
     check(0 <= chosen < page.run("lastStep()"), "the arrow keys choose a step: %s" % chosen)
     check(page.run("location.hash") == "#step=%d" % chosen, "which stands in the address")
+    page.key("Home", "Home", 36)  # a point of the curve may be the mean of more than eight steps
     check(page.run("$('courses').textContent") != before, "and the sentences change")
     check(page.run("[...document.querySelectorAll('svg[role=img], img, input, progress')].every(e => e.getAttribute('aria-label') || e.alt)"), "pictures and controls have names")
 

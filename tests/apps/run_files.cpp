@@ -112,7 +112,8 @@ std::string last_checkpoint(const std::string& run) {
   const tapestry::Safetensors file = tapestry::load_safetensors(path);
   std::string out = fs::path(path).filename().string() + "\n";
   for (const auto& [key, value] : file.metadata)
-    if (key != "extra.seconds" && key != "extra.options") out += key + "=" + value + "\n";
+    if (key != "extra.seconds" && key != "extra.options" && !key.starts_with("tapestry.choices."))
+      out += key + "=" + value + "\n";
   for (const auto& [name, tensor] : file.tensors) {
     out += bytes_of(name, tensor);
   }

@@ -13,8 +13,8 @@ void write_fashion_mnist(const std::string& folder, int train = 80, int test = 3
 /// with the expected keys, whose values are numbers or null.
 std::string metrics(const std::string& run);
 
-/// Reads the newest checkpoint: its name, the bytes of all tensors, and the metadata without `seconds` and
-/// `options`. Of a sharded checkpoint, the tensors are whole.
+/// Reads the newest checkpoint: its name, the bytes of all tensors, and the metadata without `seconds`,
+/// `options` and the choices, which differ between modes. Of a sharded checkpoint, the tensors are whole.
 std::string last_checkpoint(const std::string& run);
 /// The names and bytes of the model's tensors in the newest checkpoint, sharded or not.
 std::string last_weights(const std::string& run);

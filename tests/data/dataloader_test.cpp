@@ -288,7 +288,7 @@ TEST_CASE(
       CHECK((state.empty() || state == part.state));  // the position is that of all ranks
       state = part.state;
     }
-    CHECK(state == concat({"seed=0 epoch=1 sample=", 6 * stop, " samples=54"}));
+    CHECK(state == concat({"seed=0 epoch=1 sample=", 6 * stop, " samples=54 total=54"}));
     REQUIRE(seen.size() == static_cast<std::size_t>(6 * stop));
     // The 48 or 36 samples that are left divide evenly. 6 and 18 samples are not a multiple of what four
     // ranks, or one with another batch size, read in a step.
@@ -301,7 +301,7 @@ TEST_CASE(
           CHECK(rest.values[i] ==
                 order[static_cast<std::size_t>(6 * stop + rank) + i * static_cast<std::size_t>(ranks)]);
         all.insert(rest.values.begin(), rest.values.end());
-        CHECK(rest.state == "seed=0 epoch=2 sample=0 samples=54");
+        CHECK(rest.state == "seed=0 epoch=2 sample=0 samples=54 total=54");
       }
       CHECK(all == std::multiset<std::int64_t>(order.begin(), order.end()));
     }
@@ -404,9 +404,9 @@ TEST_CASE("LoaderState round-trips through text and refuses other text") {
   const auto sampler = std::make_shared<const DistributedSampler>(21, 0, 2);
   DataLoader loader(Numbers(21), {.batch_size = 4, .sampler = sampler});
   loader.load_state(LoaderState::parse("seed=1 epoch=2 batch=2 samples=21 batches=3"));
-  CHECK(loader.state().str() == "seed=1 epoch=2 sample=16 samples=21");
+  CHECK(loader.state().str() == "seed=1 epoch=2 sample=16 samples=21 total=21");
   loader.load_state(LoaderState::parse("seed=1 epoch=2 batch=3 samples=21 batches=3"));
-  CHECK(loader.state().str() == "seed=1 epoch=2 sample=21 samples=21");
+  CHECK(loader.state().str() == "seed=1 epoch=2 sample=21 samples=21 total=21");
   for (const char* text : {"batch=4 samples=21 batches=3", "batch=2 samples=21 batches=4"})
     CHECK_THROWS_AS(loader.load_state(LoaderState::parse(concat({"seed=1 epoch=2 ", text}))), ValueError);
 }

@@ -60,49 +60,24 @@ struct Case {
   Fault fault = Fault::none;
 
   std::string str() const {
-    return concat({mode,
-                   " seed ",
-                   seed,
-                   ", ",
-                   members,
-                   " members, ",
-                   blocks,
-                   " blocks of ",
-                   width,
-                   tied ? ", tied" : "",
-                   frozen ? ", frozen" : "",
-                   unused ? ", unused" : "",
-                   second ? ", second input" : "",
-                   norm ? ", batch norm" : "",
-                   ", ",
-                   parts,
-                   " parts",
-                   each ? ", each reduced" : "",
-                   sums ? ", sums" : "",
-                   ", ",
-                   calls,
-                   " calls, ",
-                   samples,
-                   " samples, in the last step ",
-                   last,
-                   adamw ? ", AdamW" : ", SGD",
-                   ", clip ",
-                   clip,
-                   largest ? " of the largest" : "",
-                   ", small buckets ",
-                   small_buckets,
-                   ", find unused ",
-                   find_unused,
-                   static_graph ? ", static graph" : "",
-                   ", reshard ",
-                   reshard,
-                   ", full units ",
-                   full_units,
-                   ", units ",
-                   units,
-                   ", ",
-                   schedule_name(schedule),
-                   checkpoint ? ", checkpoint" : ""});
+    std::string text = concat({mode, " seed ", seed, ", ", members, " members, ", blocks, " blocks of "});
+    text += concat({width, ", ", parts, " parts, ", calls, " calls, ", samples, " samples, in the last "});
+    text += concat({last, adamw ? ", AdamW" : ", SGD", ", clip ", clip, ", ", schedule_name(schedule)});
+    text += concat({", full units ", full_units, ", units ", units, ", reshard ", reshard});
+    text += concat({", small buckets ", small_buckets, ", find unused ", find_unused});
+    const std::pair<bool, const char*> flags[] = {{tied, "tied"},
+                                                  {frozen, "frozen"},
+                                                  {unused, "unused"},
+                                                  {second, "second input"},
+                                                  {norm, "batch norm"},
+                                                  {each, "each reduced"},
+                                                  {sums, "sums"},
+                                                  {largest, "clip of the largest"},
+                                                  {checkpoint, "checkpoint"},
+                                                  {static_graph, "static graph"}};
+    for (const auto& [on, name] : flags)
+      if (on) text += concat({", ", name});
+    return text;
   }
 };
 

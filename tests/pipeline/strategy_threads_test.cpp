@@ -221,4 +221,8 @@ TEST_CASE("stages that cannot be ranks are refused on all ranks") {
                return std::vector<Stage>{{net.bn, on[0]}, {net.bn, on[1]}};
              }),
              ContainsSubstring("the buffer 'bn.running_mean' is in the stages of ranks 0 and 1"));
+  CHECK_THAT(error([](Net& net, const std::vector<Device>& on) {
+               return std::vector<Stage>{{net.embed, on[0]}, {net.bn, on[1]}};
+             }),
+             ContainsSubstring("the parameter 'fc1.weight' is in no stage"));
 }

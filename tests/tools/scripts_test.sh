@@ -64,7 +64,7 @@ fresh_machine() {
     chmod +x build/release/bin/classifier
     printf "#!/bin/bash\necho \"tapestry-run \$1 \$2 \$3 \$(basename "\$4")\" >>'"$work"'/log\nshift 3\n\"\$@\"\n" >build/release/bin/tapestry-run
     chmod +x build/release/bin/tapestry-run
-    printf "#!/bin/bash\necho \"tapestry-compare \$*\" >>'"$work"'/log\nprintf \"a is fastest\\\\n\\\\na table\\\\n\"\n[[ \$* != *--fail* ]]\n" >build/release/bin/tapestry-compare
+    printf "#!/bin/bash\necho \"tapestry-compare \$*\" >>'"$work"'/log\nprintf \"a is fastest\\\\n\\\\na table\\\\n\"\necho page >'"$work"'/clone/build/compare.html\n[[ \$* != *--fail* ]]\n" >build/release/bin/tapestry-compare
     chmod +x build/release/bin/tapestry-compare ;;
 esac'
   program ninja

@@ -96,6 +96,10 @@ std::vector<std::vector<std::string>> keep_own_stage(nn::Module& model, const st
                                                  std::vector<nn::Cut>{{ranks, nn::Cut::kHeld, use.ranks}},
                                                  std::vector<Tensor>{stored}));
   }
+  // A stage that used such a parameter would get a gradient that no other rank knows of.
+  for (const auto& [name, slot] : model.named_parameters())
+    check(uses.contains(slot.id()) || !slot.tensor().requires_grad(), "[Pipeline] the parameter '", name,
+          "' is in no stage; list its module in the stage that uses it, or freeze it");
   return tied;
 }
 

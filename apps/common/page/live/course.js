@@ -14,7 +14,7 @@ function frame(name, from, to, format) {
   const step = ticksOf(to - from, 5)[1] || to - from;
   for (const q of range(20).map(i => (Math.ceil(from / step - 1e-9) + i) * step).filter(q => q <= to + step * 1e-9))
     svg.append(v('line', { class: 'hair', x1: L, x2: w - R, y1: y(q), y2: y(q) }), v('text', { x: L - 6, y: y(q) + 4, 'text-anchor': 'end' }, format(Math.abs(q) < step / 2 ? 0 : q)));
-  for (const s of ticksOf(last, narrow() ? 4 : 6)) if (Number.isInteger(s)) svg.append(v('text', { x: x(s), y: top + H + 18, 'text-anchor': s === last ? 'end' : s ? 'middle' : 'start' }, s ? count(s) : 'step 0'));
+  for (const s of ticksOf(last, narrow() ? 4 : 6)) if (Number.isInteger(s) && (!s || x(s) - L > 70)) svg.append(v('text', { x: x(s), y: top + H + 18, 'text-anchor': s === last ? 'end' : s ? 'middle' : 'start' }, s ? count(s) : 'step 0'));
   return { svg, x, y, bottom: top + H, top };
 }
 // A line with gaps where a value is missing.
@@ -27,7 +27,7 @@ function line(g, points, key, cls) {
   }
   if (d) g.svg.append(v('path', { class: cls, d }));
 }
-const lastStep = () => Math.max(0, ...LIVE.points.map(p => p[0]), ...LIVE.evaluated.map(e => e[0]));
+const lastStep = () => Math.max(LIVE.step || 0, ...LIVE.points.map(p => p[0]), ...LIVE.evaluated.map(e => e[0]));
 const shownStep = () => state.step < 0 ? lastStep() : Math.min(state.step, lastStep());
 // The point that contains a step, and the last measurement before it.
 const pointAt = (points, step) => points.find(p => p.step >= step) || points[points.length - 1] || null;

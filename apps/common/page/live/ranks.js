@@ -14,7 +14,7 @@ function showRanks() {
   h('tbody', { role: 'rowgroup' }, rows.map(r => {
     const wait = clamp(r.waiting_ms || 0, 0, r.step_ms || 0);
     return h('tr', { role: 'row' },
-      h('th', { class: 'nm', role: 'rowheader', scope: 'row' }, h('span', { class: 'mode' }, r.name), h('span', { class: 'why' }, 'loss ' + number(r.loss) + (r.accuracy === null ? '' : ', ' + percent(r.accuracy, 1) + ' right'))),
+      h('th', { class: 'nm', role: 'rowheader', scope: 'row' }, h('span', { class: 'mode' }, r.name), h('span', { class: 'why' }, (r.has_loss ? 'loss ' + number(r.loss) : '') + (!r.has_loss || r.accuracy === null ? '' : ', ' + percent(r.accuracy, 1) + ' right'))),
       h('td', { class: 'bar', role: 'cell' }, h('div', { class: 'track', 'aria-hidden': 'true' }, h('div', { class: 'segs' }, part('bwd', (r.step_ms || 0) - wait, slowest, 'computing'), part('comm', wait, slowest, 'waiting')))),
       h('td', { class: 'ms', role: 'cell' }, h('b', {}, r.step_ms === null ? '' : ms(r.step_ms) + ' ms'), wait > 0 ? h('small', {}, ms(wait) + ' waiting') : null),
       h('td', { class: 'mem', role: 'cell' }, h('div', { class: 'mtrack kinds', 'aria-hidden': 'true' }, r.memory.map((b, k) => part('k' + k, b, fullest, LIVE.kinds[k] + ' ' + mib(b) + ' MiB')))),
