@@ -82,7 +82,7 @@ class WeightedRandomSampler : public Sampler {
 
 /// Gives each rank its part of the samples: every world_size-th index of an order that is the same on all
 /// ranks. Unless `drop_last` is set, indices from the beginning are repeated, so that all ranks get the same
-/// number. An epoch may be continued by another number of ranks, which divide the samples that are left.
+/// number. If an epoch is resumed with another number of ranks, they divide the samples that are left.
 class DistributedSampler : public Sampler {
  public:
   struct Options {

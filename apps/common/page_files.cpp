@@ -22,7 +22,7 @@ std::string base64_of_hex(const std::string& hex) {
 }  // namespace
 
 std::string page_of(const PageFiles& files, const std::string& title, const std::string& data) {
-  // In one pass, so that no value is taken for a placeholder.
+  // Replaces all placeholders in one pass, so that a value that contains "{{" is not replaced in turn.
   const std::string html = files.html;
   std::string out;
   std::size_t at = 0;

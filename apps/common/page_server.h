@@ -18,7 +18,8 @@ class PageServer {
   PageServer(const PageServer&) = delete;
   PageServer& operator=(const PageServer&) = delete;
 
-  /// What to open: "http://127.0.0.1:41000/4f6c.../". The secret in it keeps out other users of the machine.
+  /// The address for a browser: "http://127.0.0.1:41000/4f6c.../". Its last part is a secret, which keeps out
+  /// other users of the machine.
   const std::string& url() const;
 
   /// Makes `text` the answer at url() + `name`, in place of an earlier one; the page itself has the name "".

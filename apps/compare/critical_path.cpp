@@ -75,7 +75,7 @@ class Chain {
     }
   }
 
-  // The last segment of a device that begins before `time`, cut off there.
+  // The last segment of a device that begins before `time`. A segment that ends later is cut at `time`.
   std::optional<Segment> until(std::size_t device, double time) const {
     const auto& list = own_[device];
     const auto after = std::lower_bound(list.begin(), list.end(), time,

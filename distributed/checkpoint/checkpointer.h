@@ -26,9 +26,9 @@ enum class CheckpointFiles : std::uint8_t {
 class Checkpointer : private nn::Checkpointer {
  public:
   using Options = nn::CheckpointerOptions;
-  /// Creates the folder if it does not exist. A null group stands for one process. Without `files`, a
-  /// training whose parameters are divided among ranks or devices is saved in shards, and another one in one
-  /// file. Throws IoError.
+  /// Creates the folder if it does not exist. A null group stands for one process. Without `files`,
+  /// save() writes shards if parameters are divided among ranks or devices, and one file otherwise. Throws
+  /// IoError.
   Checkpointer(const std::string& folder, std::shared_ptr<ProcessGroup> group, const Options& options = {},
                std::optional<CheckpointFiles> files = {});
 

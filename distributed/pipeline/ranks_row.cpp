@@ -88,8 +88,8 @@ class PipelineOverRanks final : public PipelineLayer {
     }
   }
 
-  // The numbers that the last rank has computed, in host memory. Strategy::sum() adds what ranks have, so one
-  // rank gets the numbers, the first one, which logs, and the others get zeros.
+  // Sends the numbers that the last rank has computed to the first rank, which logs. All other ranks return
+  // zeros, because Strategy::sum() adds the numbers of all ranks.
   std::vector<Tensor> on_first(std::vector<Tensor> numbers) {
     const NoGradGuard no_grad;
     const int last = group().size() - 1;

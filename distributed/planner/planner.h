@@ -135,7 +135,7 @@ struct Prediction {
 /// Predicts a step of a plan on setup.devices devices, whose number is the product of the sizes; an axis of
 /// size -1 takes what the others leave. The result depends on the arguments only, so a profile that was
 /// measured on another machine can be used. Each axis adds its part, as its row describes it (StepDivision),
-/// from the innermost to the outermost. Returns nullopt if a row describes nothing, or for a combination
+/// from the innermost to the outermost. Returns nullopt if a row has no StepDivision, or for a combination
 /// other than `shard` inside `replicate`. A plan that splits the model needs setup.split. Throws ValueError
 /// if the profile has no blocks, the split does not fit the model, the sizes do not fit the devices, or there
 /// are fewer samples than devices or micro-batches.

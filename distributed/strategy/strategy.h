@@ -243,7 +243,7 @@ class Strategy {
   /// While the result exists, the slots of a sharded model have whole tensors. Collective.
   std::shared_ptr<void> unshard() const;
   std::vector<AxisReport> report() const;
-  /// By this process. They add up to AxisReport::bytes_sent.
+  /// What this process sent in the last step. The bytes add up to AxisReport::bytes_sent.
   std::vector<Transfer> transfers() const;
   /// Of each of devices(), the moment at which it held most since the begin or the last restart() of a record
   /// that exists since before the model was built. Without a record, since reset_peak_memory(), with all
