@@ -13,7 +13,7 @@ class ReplicateOverDevices final : public DevicesLayer {
  public:
   using DevicesLayer::DevicesLayer;
 
-  void wrap(nn::Module& model, const ModelParts& parts) override {
+  void wrap(nn::Module& model, const ModelParts& parts, LocalModules&) override {
     attach(model, parts);
     const bool master = is_master(context().spec);
     dp_.emplace(

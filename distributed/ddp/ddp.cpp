@@ -29,6 +29,18 @@ void check_devices(const NamedTensors& parameters, const DdpOptions& options) {
       "the output stays where the model computes it");
 }
 
+// True if the parameter is not divided, or is in a stage of a pipeline as a whole: that of this rank, or of
+// another one, which then has all of it (is_elsewhere).
+bool is_of_stage(const nn::Parameter& slot) {
+  if (!slot.layout()) return true;
+  const std::vector<nn::Cut>& cuts = slot.layout()->cuts();
+  return std::all_of(cuts.begin(), cuts.end(), [](const nn::Cut& c) { return c.dim == nn::Cut::kHeld; });
+}
+bool is_elsewhere(const nn::Parameter& slot) {
+  return slot.layout() && slot.layout()->region(0).sizes.numel() == 0 &&
+         slot.layout()->whole_sizes().numel() > 0;
+}
+
 }  // namespace
 
 struct DdpBase::State {
@@ -68,7 +80,7 @@ struct DdpBase::State {
             " is not the tensor that it was when the model was wrapped; to(device) and to(dtype) replace "
             "tensors",
             remedy);
-      check(trained[i] || !slot.tensor().requires_grad(), "[DistributedDataParallel] ", name,
+      check(trained[i] || !slot.tensor().requires_grad() || is_elsewhere(slot), "[DistributedDataParallel] ", name,
             " requires gradients, but did not when the model was wrapped", remedy);
     }
   }
@@ -96,7 +108,7 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
   NamedTensors& all = state_->parameters;
   NamedTensors trained;
   for (const auto& [name, slot] : model.named_parameters()) {
-    check(!slot.layout(), "[DistributedDataParallel] '", name,
+    check(is_of_stage(slot), "[DistributedDataParallel] '", name,
           "' is divided among ranks, which have different parts of its gradient and nothing to average; wrap "
           "the whole model, or train the divided model by itself");
     check(
@@ -104,7 +116,7 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
         " replicas, and only the first one's gradient would be averaged; use one rank per device instead of "
         "DataParallel");
     all.emplace_back(name, slot.tensor());
-    state_->trained.push_back(slot.tensor().requires_grad());
+    state_->trained.push_back(slot.tensor().requires_grad() && !is_elsewhere(slot));
     if (state_->trained.back()) trained.emplace_back(name, slot.tensor());
   }
   check_devices(all, options);

@@ -9,17 +9,15 @@ class ReplicateOverRanks final : public StrategyLayer {
  public:
   using StrategyLayer::StrategyLayer;
 
-  void wrap(nn::Module& model, const ModelParts& parts) override {
-    StrategyLayer::wrap(model, parts);
+  void wrap(nn::Module& model, const ModelParts& parts, LocalModules& local) override {
+    StrategyLayer::wrap(model, parts, local);
     ddp_.emplace(model, DdpOptions{.process_group = context().axis->group(), .reduce = ReduceOp::sum});
     const std::string compress = context().spec.option("compress", "none");
     if (compress != "none") ddp_->set_comm_hook(compress == "f16" ? f16_compress : bf16_compress);
   }
-  StepLoss gradients(const Part& part, const Batch& batch, double count, optim::GradScaler* scaler) override {
-    std::optional<NoSync> quiet;
-    if (!part.last) quiet.emplace(ddp_->no_sync());
-    ddp_->before_forward();
-    return StrategyLayer::gradients(part, batch, count, scaler);
+  void before_forward(const Part&) override { ddp_->before_forward(); }
+  std::shared_ptr<void> before_backward(const Part& part) override {
+    return part.last ? nullptr : std::make_shared<NoSync>(ddp_->no_sync());
   }
   void before_evaluation() override { ddp_->sync_buffers(); }
   LayerReport report() const override {

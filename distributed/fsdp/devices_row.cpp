@@ -16,7 +16,7 @@ class ShardOverDevices final : public DevicesLayer {
   bool builds_in_parts() const override { return true; }
   bool can_call_model() const override { return false; }
 
-  void wrap(nn::Module& model, const ModelParts& parts) override {
+  void wrap(nn::Module& model, const ModelParts& parts, LocalModules&) override {
     attach(model, parts);
     sharded_.emplace(model, context().devices, ShardedDataParallelOptions{.units = parts.units});
   }

@@ -11,40 +11,45 @@ class ShardOverRanks final : public StrategyLayer {
   bool builds_in_parts() const override { return true; }
   bool calls_are_collective() const override { return true; }
 
-  void wrap(nn::Module& model, const ModelParts& parts) override {
-    const std::vector<nn::Parameter> all = model.parameters();
-    const bool is_built =
-        std::none_of(all.begin(), all.end(), [](const auto& p) { return p->device().is_meta(); });
-    if (is_built) StrategyLayer::wrap(model, parts);
-    else attach(model, parts);
+  void wrap(nn::Module& model, const ModelParts& parts, LocalModules& local) override {
+    StrategyLayer::wrap(model, parts, local);
     const FsdpOptions options{.group = context().axis->group(), .device = device(), .reduce = ReduceOp::sum};
-    for (nn::Module* const unit : parts.units) fully_shard(*unit, options);
-    sharded_.emplace(fully_shard(model, options));
+    for (nn::Module* const unit : local.units) fully_shard(*unit, options);
+    for (nn::Module* const root : local.roots) sharded_.push_back(fully_shard(*root, options));
   }
-  StepLoss gradients(const Part& part, const Batch& batch, double count, optim::GradScaler* scaler) override {
-    if (part.index == 0) sharded_->reset_report();
-    std::optional<NoSync> quiet;
-    if (!part.last) quiet.emplace(sharded_->no_sync());
-    return StrategyLayer::gradients(part, batch, count, scaler);
+  void before_forward(const Part& part) override {
+    if (part.index == 0)
+      for (const FullyShard& s : sharded_) s.reset_report();
   }
-  void before_evaluation() override { sharded_->sync_buffers(); }
+  std::shared_ptr<void> before_backward(const Part& part) override {
+    if (part.last) return nullptr;
+    auto quiet = std::make_shared<std::vector<NoSync>>();
+    for (const FullyShard& s : sharded_) quiet->push_back(s.no_sync());
+    return quiet;
+  }
+  void before_evaluation() override {
+    for (const FullyShard& s : sharded_) s.sync_buffers();
+  }
   std::shared_ptr<void> unshard() const override {
-    return std::make_shared<FullyShard::Unsharded>(sharded_->unshard(/*units_inside=*/true));
+    auto all = std::make_shared<std::vector<FullyShard::Unsharded>>();
+    for (const FullyShard& s : sharded_) all->push_back(s.unshard(/*units_inside=*/true));
+    return all;
   }
   LayerReport report() const override {
     LayerReport report{{"shard"}};
-    for (const FsdpUnitReport& unit : sharded_->report().units) {
-      const std::int64_t bytes =
-          gather_bytes(static_cast<std::int64_t>(unit.full_bytes), context().axis->size());
-      add_to_ring(report, *context().axis, unit.gathers * bytes, "parameters");
-      add_to_ring(report, *context().axis, unit.scatters * bytes, "gradients");
-      report.exposed_s += unit.exposed_s;
-    }
+    for (const FullyShard& s : sharded_)
+      for (const FsdpUnitReport& unit : s.report().units) {
+        const std::int64_t bytes =
+            gather_bytes(static_cast<std::int64_t>(unit.full_bytes), context().axis->size());
+        add_to_ring(report, *context().axis, unit.gathers * bytes, "parameters");
+        add_to_ring(report, *context().axis, unit.scatters * bytes, "gradients");
+        report.exposed_s += unit.exposed_s;
+      }
     return report;
   }
 
  private:
-  std::optional<FullyShard> sharded_;
+  std::vector<FullyShard> sharded_;  // of each root
 };
 
 const RowRegistration shard_over_ranks{

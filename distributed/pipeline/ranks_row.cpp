@@ -1,4 +1,5 @@
 // The row `pipeline` over ranks: each rank computes one stage, and keeps the parameters of this stage alone.
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -20,7 +21,7 @@ class PipelineOverRanks final : public PipelineLayer {
   using PipelineLayer::PipelineLayer;
   bool builds_in_parts() const override { return true; }
 
-  void wrap(nn::Module& model, const ModelParts& parts) override {
+  void wrap(nn::Module& model, const ModelParts& parts, LocalModules& local) override {
     attach(model, parts);
     const auto ranks = static_cast<std::size_t>(group().size());
     std::vector<Stage> stages;
@@ -32,8 +33,16 @@ class PipelineOverRanks final : public PipelineLayer {
             ranks, " ranks; return one for each of the devices that it gets");
       options.tied = keep_own_stage(model, stages, context().axis->group());
     });
-    pipeline_.emplace(context().axis->group(), std::vector{stages[static_cast<std::size_t>(group().rank())]},
-                      options);
+    const Stage& own = stages[static_cast<std::size_t>(group().rank())];
+    pipeline_.emplace(context().axis->group(), std::vector{own}, options);
+    pipeline_->around = [this](const Action& action, bool last) -> std::shared_ptr<void> {
+      const Part part{action.micro_batch, context().parts, last};
+      if (action.kind != Action::Kind::forward)
+        return std::make_shared<std::vector<std::shared_ptr<void>>>(backward_begins(part));
+      forward_begins(part);
+      return nullptr;
+    };
+    keep_modules_of(own, local);
   }
   StepLoss gradients(const Part&, const Batch& batch, double count, optim::GradScaler* scaler) override {
     StepLoss step;
@@ -72,6 +81,28 @@ class PipelineOverRanks final : public PipelineLayer {
   std::string place() const {
     return concat(
         {"stage ", group().rank(), " of ", group().size(), " along the axis ", context().axis->name()});
+  }
+
+  // Leaves the other layers the modules of the stage that are not inside another one of them, and the units
+  // inside these.
+  static void keep_modules_of(const Stage& stage, LocalModules& local) {
+    local.roots.clear();
+    for (nn::Module& module : stage.modules()) {
+      const bool is_inside = std::any_of(
+          stage.modules().begin(), stage.modules().end(),
+          [&](nn::Module& other) { return &other != &module && contains(other, module); });
+      if (!is_inside && std::count(local.roots.begin(), local.roots.end(), &module) == 0)
+        local.roots.push_back(&module);
+    }
+    std::erase_if(local.units, [&](const nn::Module* unit) {
+      return std::none_of(local.roots.begin(), local.roots.end(), [&](const nn::Module* root) {
+        return root != unit && contains(*root, *unit);
+      });
+    });
+  }
+  static bool contains(const nn::Module& module, const nn::Module& inside) {
+    const auto all = module.modules();
+    return std::any_of(all.begin(), all.end(), [&](const nn::Module* m) { return m == &inside; });
   }
 
   // The sum of the losses of a batch, their count, and Loss::sums.

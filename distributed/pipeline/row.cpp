@@ -14,7 +14,7 @@ class PipelineOverDevices final : public PipelineLayer {
  public:
   using PipelineLayer::PipelineLayer;
 
-  void wrap(nn::Module& model, const ModelParts& parts) override {
+  void wrap(nn::Module& model, const ModelParts& parts, LocalModules&) override {
     attach(model, parts);
     pipeline_.emplace(parts.stages(context().devices), pipeline_options());
   }
@@ -56,7 +56,7 @@ class SequentialStages final : public PipelineLayer {
  public:
   using PipelineLayer::PipelineLayer;
 
-  void wrap(nn::Module& model, const ModelParts& parts) override {
+  void wrap(nn::Module& model, const ModelParts& parts, LocalModules&) override {
     attach(model, parts);
     stages_ = parts.stages(context().devices);
     check_places();

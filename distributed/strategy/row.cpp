@@ -139,10 +139,15 @@ StrategyPlan plan_strategy(std::vector<AxisSpec> axes, bool launched) {
           "; choose smaller ones");
     plan.size = axis.size < 0 ? 0 : plan.size * axis.size;
   }
-  std::string names;
-  for (const AxisSpec& axis : plan.axes) names += (names.empty() ? "" : " and ") + axis.name;
-  check(plan.axes.size() <= 1, "[strategy] ", text, ": ", names,
-        " cannot be combined yet; choose one of them");
+  check(plan.axes.size() <= 1 || !plan.over_devices, "[strategy] ", text,
+        ": axes over the devices of one process cannot be combined yet; start ranks with tapestry-run, and "
+        "combine axes over them");
+  for (const AxisSpec& axis : plan.axes)
+    for (const StrategyRow* const row : rows_of(axis, plan.over_devices))
+      for (const AxisSpec& other : plan.axes)
+        check(other.name != row->excludes, "[strategy] ", text, ": ", other.name, " and ", axis.name,
+              row->option ? concat({":", row->option}) : std::string(), " cannot be combined; ",
+              row->instead);
   if (plan.axes.empty()) plan.about = "one device, the whole batch";
   return plan;
 }
@@ -174,9 +179,22 @@ Tensor StrategyLayer::part_of_mean(const Loss& loss, double count) {
   return own == count ? loss.value : loss.value * (own / count);
 }
 
-void StrategyLayer::wrap(nn::Module& model, const ModelParts& parts) {
+void StrategyLayer::wrap(nn::Module& model, const ModelParts& parts, LocalModules&) {
   attach(model, parts);
-  model.to(device());
+  if (!is_first()) return;  // an earlier layer has placed what this process has of the model
+  const std::vector<nn::Parameter> all = model.parameters();
+  if (std::none_of(all.begin(), all.end(), [](const auto& p) { return p->device().is_meta(); }))
+    model.to(device());
+}
+
+void StrategyLayer::forward_begins(const Part& part) {
+  for (StrategyLayer* const layer : all_) layer->before_forward(part);
+}
+
+std::vector<std::shared_ptr<void>> StrategyLayer::backward_begins(const Part& part) {
+  std::vector<std::shared_ptr<void>> scopes;
+  for (StrategyLayer* const layer : all_) scopes.push_back(layer->before_backward(part));
+  return scopes;
 }
 
 Loss StrategyLayer::compute(const Batch& batch, std::vector<Tensor>* outputs) const {
@@ -193,13 +211,16 @@ Loss StrategyLayer::loss_of(const std::vector<Tensor>& outputs, const std::vecto
   return without_nan(parts_->loss(outputs, targets), outputs);
 }
 
-StepLoss StrategyLayer::gradients(const Part&, const Batch& batch, double count, optim::GradScaler* scaler) {
+StepLoss StrategyLayer::gradients(const Part& part, const Batch& batch, double count,
+                                  optim::GradScaler* scaler) {
+  forward_begins(part);
   Loss loss = StrategyLayer::evaluate(batch, nullptr);
-  const Tensor part = part_of_mean(loss, count);
+  const Tensor mean = part_of_mean(loss, count);
   loss.value = {};
+  const auto scopes = backward_begins(part);
   const SpanScope span(device(), Activity::backward, "backward");
-  (scaler ? scaler->scale(part) : part).backward();
-  return {part.detach(), std::move(loss.sums)};
+  (scaler ? scaler->scale(mean) : mean).backward();
+  return {mean.detach(), std::move(loss.sums)};
 }
 
 Loss StrategyLayer::evaluate(const Batch& batch, std::vector<Tensor>* outputs) {

@@ -62,6 +62,8 @@ Strategy::Strategy(const StrategyPlan& plan, const StrategyOptions& options)
     if (!sizes.empty()) mesh_.emplace(options.world, sizes);
   }
   std::vector<std::pair<int, std::unique_ptr<StrategyLayer>>> layers;
+  std::vector<Axis> axes;
+  for (const AxisSpec& spec : plan.axes) axes.push_back((*mesh_)[spec.name]);
   for (const AxisSpec& spec : plan.axes) {
     const Axis axis = (*mesh_)[spec.name];
     if (!plan.over_devices && (spec.name == "replicate" || spec.name == "shard")) {
@@ -69,7 +71,7 @@ Strategy::Strategy(const StrategyPlan& plan, const StrategyOptions& options)
       data_size_ *= axis.size();
     }
     for (const StrategyRow* const row : rows_of(spec, plan.over_devices))
-      layers.emplace_back(row->order, row->make({axis, spec, devices_, options.parts}));
+      layers.emplace_back(row->order, row->make({axis, spec, devices_, options.parts, axes}));
   }
   std::stable_sort(layers.begin(), layers.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
@@ -77,6 +79,10 @@ Strategy::Strategy(const StrategyPlan& plan, const StrategyOptions& options)
   if (layers_.empty())
     layers_.push_back(
         std::make_unique<StrategyLayer>(LayerContext{std::nullopt, {}, devices_, options.parts}));
+  for (const auto& layer : layers_) {
+    layer->all_.clear();
+    for (const auto& other : layers_) layer->all_.push_back(other.get());
+  }
 }
 
 Strategy::~Strategy() = default;
@@ -91,9 +97,15 @@ Samples Strategy::share(std::int64_t samples, const Part& part) const {
   return chunk_of(chunk_of({0, samples}, part.count, part.index), data_size_, data_rank_);
 }
 
-bool Strategy::builds_in_parts() const { return layers_[0]->builds_in_parts(); }
-bool Strategy::calls_are_collective() const { return layers_[0]->calls_are_collective(); }
-bool Strategy::can_call_model() const { return layers_[0]->can_call_model(); }
+bool Strategy::builds_in_parts() const {
+  return std::any_of(layers_.begin(), layers_.end(), [](const auto& l) { return l->builds_in_parts(); });
+}
+bool Strategy::calls_are_collective() const {
+  return std::any_of(layers_.begin(), layers_.end(), [](const auto& l) { return l->calls_are_collective(); });
+}
+bool Strategy::can_call_model() const {
+  return std::all_of(layers_.begin(), layers_.end(), [](const auto& l) { return l->can_call_model(); });
+}
 
 RandomPlace Strategy::random_place() const {
   return mesh_ && mesh_->world() ? distributed::random_place(*mesh_, mesh_->world()->rank()) : RandomPlace();
@@ -111,7 +123,8 @@ void Strategy::wrap(nn::Module& model, ModelParts parts) {
   check(!plan_.splits_model || (parts.stages && parts.loss), "[strategy] ", name(),
         " splits the model into stages, but ModelParts has no stages, or no loss of their outputs");
   parts_ = std::move(parts);
-  for (const auto& layer : layers_) layer->wrap(model, parts_);
+  LocalModules local{{&model}, parts_.units};
+  for (const auto& layer : layers_) layer->wrap(model, parts_, local);
   model_ = &model;
 }
 
@@ -226,7 +239,9 @@ nn::StateDict Strategy::whole_state() const {
 }
 std::shared_ptr<void> Strategy::unshard() const {
   model();
-  return layers_[0]->unshard();
+  std::vector<std::shared_ptr<void>> scopes;
+  for (const auto& layer : layers_) scopes.push_back(layer->unshard());
+  return std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(scopes));
 }
 
 std::vector<AxisReport> Strategy::report() const {

@@ -29,6 +29,8 @@ const RowRegistration zero_division{
      .option = "zero",
      .order = 80,
      .options = "zero=1|2",
+     .excludes = "shard",
+     .instead = "shard divides the optimizer's state already: leave zero out",
      .about = "ZeroRedundancyOptimizer: the optimizer's state divided, with zero=2 gradients too",
      .divide =
          [](const AxisSpec& axis, StepDivision& step) {

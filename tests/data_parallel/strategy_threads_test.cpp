@@ -191,6 +191,18 @@ TEST_CASE("every mode trains and evaluates as one process does") {
     }
 }
 
+TEST_CASE("axes that combine train and evaluate as one process does") {
+  const Trained expected = expected_training();
+  for (const bool mean : {false, true})
+    for (const int parts : {1, 2})
+      for (const char* text : {"pipeline=2,replicate=2", "pipeline=2:schedule=gpipe,replicate=-1",
+                               "pipeline=2:schedule=zero-bubble,replicate=2"}) {
+        CAPTURE(text, parts, mean);
+        const auto ranks = on_ranks<Trained>(4, [&](const Group& g) { return train(text, g, parts, mean); });
+        for (std::size_t r = 0; r < 4; ++r) check_same(ranks[r], expected, r == 0);
+      }
+}
+
 namespace {
 
 // The norm of the gradients of a step of 2 samples.
@@ -286,7 +298,8 @@ TEST_CASE("a strategy's text that cannot be trained is refused, and the message 
     CAPTURE(text);
     CHECK_THROWS_WITH(plan_strategy(text, launched), ContainsSubstring(why));
   };
-  refused("replicate=2,shard=2", "replicate and shard cannot be combined yet");
+  refused("replicate=2:devices,shard=2:devices", "over the devices of one process cannot be combined yet");
+  refused("replicate=2:zero=1,shard=2", "shard and replicate:zero cannot be combined; shard divides");
   refused("replicate=2:devices,shard=2", "axes over ranks and over devices cannot be combined yet");
   refused("replicate=2:zero=3", "zero is 3; choose one of 1|2");
   refused("replicate=2:devices:zero=1", "has no option zero");

@@ -75,6 +75,7 @@ struct RankPipeline::Pass {
   std::uint64_t number = 0;
   std::vector<Action> actions;
   int last_backward = -1;  // the micro-batch whose gradients are sent with the loss
+  Action last_gradients = {};  // the last action that adds gradients to the parameters
   std::optional<StageExecutor> executor;
   std::optional<MessageReceiver> outputs, gradients;
   std::optional<MessageSender> to_next, to_previous;
@@ -258,8 +259,10 @@ void RankPipeline::run(Pass& pass) {
   pass.number = ++passes_;
   pass.actions = (trains ? schedule_actions(options_.schedule, group_->size(), count)
                          : forward_actions(group_->size(), count))[static_cast<std::size_t>(rank)];
-  for (const Action& a : pass.actions)
+  for (const Action& a : pass.actions) {
     if (a.kind == Kind::backward) pass.last_backward = a.micro_batch;
+    if (a.kind != Kind::forward) pass.last_gradients = a;
+  }
   pass.executor.emplace(stages_[0], options_, count, trains, row_.c_str());
 
   generator_.set_state({rank == 0 ? pass.seed : rank_seed(pass.seed, rank), pass.offset});
@@ -310,6 +313,8 @@ void RankPipeline::run_action(Pass& pass, const Action& action) const {
   with_error_context(concat({stage_text(), ", ", kind_name(kind), " of micro-batch ", micro_batch, ", rank ",
                              group_->rank(), " on ", devices_[0]}),
                      [&] {
+                       const std::shared_ptr<void> scope =
+                           around && pass.loss_fn ? around(action, action == pass.last_gradients) : nullptr;
                        switch (kind) {
                          case Kind::forward:
                            result = forward(pass, micro_batch, incoming);

@@ -26,6 +26,10 @@ class RankPipeline final : public PipelineRunner {
                const PipelineOptions& options);
   ~RankPipeline() override;
 
+  /// If set, is called before each action of a pass that trains. `last` is true for the last backward or
+  /// weights of this rank. The result is destroyed when the action has been computed.
+  std::function<std::shared_ptr<void>(const Action& action, bool last)> around = {};
+
   Tensor forward_backward(const TensorList& inputs, const TensorList& targets,
                           const Pipeline::LossFunction& loss) override;
   std::vector<Tensor> evaluate(const TensorList& inputs) override;

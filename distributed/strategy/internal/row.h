@@ -19,8 +19,23 @@ namespace tapestry::distributed {
 struct LayerContext {
   std::optional<Axis> axis;  ///< empty for a strategy without axes
   AxisSpec spec;
-  std::vector<Device> devices;  ///< on which this process computes
-  int parts = 1;                ///< of a step
+  std::vector<Device> devices;   ///< on which this process computes
+  int parts = 1;                 ///< of a step
+  std::vector<Axis> axes = {};   ///< all of the strategy, outermost first
+
+  /// The axis of this name, or null if the strategy has none.
+  const Axis* other(std::string_view name) const {
+    for (const Axis& a : axes)
+      if (a.name() == name) return &a;
+    return nullptr;
+  }
+};
+
+/// The modules of a model that this process computes. A layer that leaves it a part of the model narrows
+/// them for the layers behind it.
+struct LocalModules {
+  std::vector<nn::Module*> roots;  ///< those that are called: the model, or the modules of a stage
+  std::vector<nn::Module*> units;  ///< those of ModelParts::units that are inside the roots
 };
 
 /// Transfers add up to bytes_sent; add_transfer() adds to both.
@@ -41,11 +56,18 @@ class StrategyLayer {
   /// True if gradients() takes the whole step at once and divides it into parts itself.
   virtual bool takes_whole_step() const { return false; }
 
-  /// Changes the model. The base class moves it to the first device.
-  virtual void wrap(nn::Module& model, const ModelParts& parts);
-  /// Computes the loss of a batch, divided by the step's count, and adds its gradients. The base class
-  /// computes on one device.
+  /// Changes the model, or what earlier layers have left this process of it. In the first layer, the base
+  /// class moves the model to the first device, unless parameters are on the meta device.
+  virtual void wrap(nn::Module& model, const ModelParts& parts, LocalModules& local);
+  /// Computes the loss of a batch, divided by the step's count, and adds its gradients. Only the first layer
+  /// computes. It calls forward_begins() and backward_begins() of this class around each part of the step,
+  /// which may be a micro-batch. The base class computes on one device.
   virtual StepLoss gradients(const Part& part, const Batch& batch, double count, optim::GradScaler* scaler);
+  /// Called before forward of a part. May be collective: all ranks with the same parameters call it.
+  virtual void before_forward(const Part&) {}
+  /// Called before backward of a part, whose gradients are added to those of earlier ones. Part::last says
+  /// that the gradients are complete then. The result is destroyed when backward has ended.
+  virtual std::shared_ptr<void> before_backward(const Part&) { return nullptr; }
   /// Called before an evaluation. Collective.
   virtual void before_evaluation() {}
   /// The loss of a batch, without gradients. `outputs` is null if nobody wants them.
@@ -64,7 +86,13 @@ class StrategyLayer {
   Device device() const { return context_.devices[0]; }
   nn::Module& model() const { return *model_; }
   const ModelParts& parts() const { return *parts_; }
+  /// True for the layer that wraps the model first, and computes.
+  bool is_first() const { return all_[0] == this; }
   void attach(nn::Module& model, const ModelParts& parts) { model_ = &model, parts_ = &parts; }
+  /// Calls before_forward() of all layers.
+  void forward_begins(const Part& part);
+  /// Calls before_backward() of all layers. Keep the result until backward has ended.
+  [[nodiscard]] std::vector<std::shared_ptr<void>> backward_begins(const Part& part);
   /// Both ModelParts::forward and ModelParts::loss, or forward_loss. Stores the outputs, if they are wanted.
   Loss compute(const Batch& batch, std::vector<Tensor>* outputs = nullptr) const;
   /// ModelParts::loss. A mean over no targets becomes 0, and gives the outputs gradients of 0.
@@ -73,7 +101,9 @@ class StrategyLayer {
   Tensor part_of_mean(const Loss& loss, double count);
 
  private:
+  friend class Strategy;
   const LayerContext context_;
+  std::vector<StrategyLayer*> all_{this};  // the layers of the strategy, in the order of wrapping
   nn::Module* model_ = nullptr;
   const ModelParts* parts_ = nullptr;
   std::atomic<double> counted_ = 0;
@@ -105,6 +135,8 @@ struct StrategyRow {
   int order;                 ///< of wrapping: rows with smaller numbers wrap first
   const char* options = "";  ///< names of the options that it reads, separated by spaces
   bool splits_model = false;
+  std::string_view excludes = {};  ///< an axis with which the row cannot be combined
+  const char* instead = "";        ///< what to do then
   const char* about = "";  ///< for lists of modes
   /// Adds to what the rows before it say of the axis's step, for predictions. False, or no function: the
   /// planner cannot predict these options.
