@@ -39,7 +39,8 @@ class Checkpointer : private nn::Checkpointer {
   std::string save(const ShardedTraining& training, const nn::Progress& progress);
   /// Takes the lock, and loads the latest checkpoint if there is one. If a rank finds that a file of it is
   /// missing, truncated, changed, or not its own, rank 0 prints a warning that names the file, and all ranks
-  /// load the checkpoint before it. Throws IoError if no checkpoint is undamaged. A job that resumes with the
+  /// load the checkpoint before it. Throws IoError if no checkpoint is undamaged, and ValueError if a newer
+  /// library has written the latest one. A job that resumes with the
   /// same number of ranks continues bit for bit.
   std::optional<nn::Progress> resume(const ShardedTraining& training);
   /// The path of the last checkpoint that is complete: of shards, all exist with their lengths.

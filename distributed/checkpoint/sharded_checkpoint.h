@@ -101,9 +101,10 @@ struct LoadShardedOptions {
 /// (FullyShard::unshard()) are gathered again, which is collective.
 ///
 /// Throws IoError, which names the file, if one is missing, truncated, damaged, or belongs to another
-/// checkpoint; and ValueError for another model, optimizer or list of parameter groups, or if the checkpoint
-/// has no state of the optimizer, schedule or scaler that is passed. If it throws, nothing was loaded, unless
-/// a file became unreadable meanwhile. A slot that is being used by forward() must not be loaded.
+/// checkpoint; and ValueError for a format version that this library does not know, for another model,
+/// optimizer or list of parameter groups, or if the checkpoint has no state of the optimizer, schedule or
+/// scaler that is passed. If it throws, nothing was loaded, unless a file became unreadable meanwhile. A
+/// slot that is being used by forward() must not be loaded.
 nn::Progress load_sharded(const std::string& folder, const ShardedTraining& training,
                           const LoadShardedOptions& options = {});
 

@@ -184,6 +184,14 @@ TEST_CASE("a job resumes from the checkpoint before a damaged one, which a warni
       CHECK(loaded(last) == "2");
       if (damage != "foreign" && damage != "swapped") CHECK(*Checkpointer(folder, nullptr).latest() == last);
     }
+    // A checkpoint of a newer library is not damaged: the steps since the one before it must not be lost.
+    const std::string index = without_sum(read_file(last + "/index.json"));
+    write_file(last + "/index.json", replaced(index, "\"version\": 2", "\"version\": 3"));
+    const ChildResult child =
+        run_child("the job that resumes", "FOLDER='" + folder + "' RANKS=" + std::to_string(ranks));
+    CHECK(child.status != 0);
+    CHECK_THAT(child.output, !ContainsSubstring("is skipped") && !ContainsSubstring("resumed from"));
+    CHECK_THROWS_WITH(Checkpointer(folder, nullptr).latest(), ContainsSubstring("reads versions 1 to 2"));
   }
   fs::remove_all(first);
   fs::remove(last + "/" + "index.json");
@@ -482,7 +490,7 @@ TEST_CASE("an index that lies is refused") {
       {weight, R"("block_rows": 2, "blocks": [[1],[],[]], )" + weight, "2 rows with 1 checksums"},
       {weight, R"("block_rows": 1, "blocks": [[1,-2],[1,2],[]], )" + weight, "not from 0"},
       {"\"float32\"", "\"float31\"", "no dtype"},
-      {"\"version\": 2", "\"version\": 3", "format version 3"},
+      {"\"version\": 2", "\"version\": 0", "format version 0"},
       {weight, "\"shape\": [5,3], \"pieces\": [[0,[0,1],[2,2],", "a piece has [0:2, 1:3] where [0:2, 0:3]"},
       {weight, "\"shape\": [5,3], \"pieces\": [[0,[0,0],[3,2],", "overlap"},
       {weight, "\"shape\": [5,3], \"pieces\": [[0,[0],[2,3],", "not a list of 2 integers"},
@@ -504,6 +512,8 @@ TEST_CASE("an index that lies is refused") {
     CHECK_THROWS_WITH(Index::parse("the index", replaced(good, c.from, c.to)),
                       ContainsSubstring("the index: ") && ContainsSubstring(c.error));
   }
+  const std::string newer = replaced(good, "\"version\": 2", "\"version\": 3");
+  CHECK_THROWS_AS(Index::parse("the index", newer), ValueError);
   for (const std::string text : {"", "[]", "null", "{}", "\"\"", "{\"format\":1}"})
     CHECK_THROWS_AS(Index::parse("the index", text), IoError);
   CHECK_THROWS_AS(Index::parse("the index", std::string(1'000'000, '[')), IoError);
