@@ -11,7 +11,12 @@ class ReplicateOverRanks final : public StrategyLayer {
 
   void wrap(nn::Module& model, const ModelParts& parts, LocalModules& local) override {
     StrategyLayer::wrap(model, parts, local);
-    ddp_.emplace(model, DdpOptions{.process_group = context().axis->group(), .reduce = ReduceOp::sum});
+    // Divided gradients are rounded by their places in the buckets, for example in their norm. So that a job
+    // that resumes continues bit for bit, the first pass must not change the places.
+    const bool divides = context().spec.option("zero", "0") == "2";
+    ddp_.emplace(model, DdpOptions{.process_group = context().axis->group(),
+                                   .reduce = ReduceOp::sum,
+                                   .relearn_order = !divides});
     const std::string compress = context().spec.option("compress", "none");
     if (compress != "none") ddp_->set_comm_hook(compress == "f16" ? f16_compress : bf16_compress);
   }
