@@ -118,43 +118,53 @@ using namespace tapestry::distributed;
 struct Halves : nn::Module {
   nn::Linear& first = add<nn::Linear>("first", {.in_features = 3, .out_features = 4});
   nn::Linear& last = add<nn::Linear>("last", {.in_features = 4, .out_features = 2});
-  std::function<void()> in_forward;
-  Tensor forward(const Tensor& x) override {
-    in_forward();
-    return last(first(x));
+  std::function<void(const char* phase)> at;  // is called when a phase begins
+  Tensor layer(nn::Linear& layer, const Tensor& x) {
+    at("forward");
+    const Tensor out = layer(x);
+    if (out.requires_grad())
+      out.register_hook([this](const Tensor& gradient) {
+        at("backward");
+        return gradient;
+      });
+    return out;
   }
+  Tensor forward(const Tensor& x) override { return layer(last, first(x)); }
 };
 
-/// Trains a step along an axis of the mesh, whose text is `mode`.
+/// Trains a step in a mode.
 std::function<void()> step_of(const std::string& mode, const Group& group, Halves& net) {
   using Tensors = std::vector<Tensor>;
   const Tensor x = ones({2, 3}), y = ones({2, 2});
-  if (mode == "pipeline=2") {
-    const bool is_first = group->rank() == 0;
-    nn::Linear& layer = is_first ? net.first : net.last;
-    const auto forward = [&net, &layer](const Tensor& in) {
-      net.in_forward();
-      return layer(in);
-    };
-    const auto pipeline = std::make_shared<Pipeline>(group, Stage(forward, kCPU, {layer}), PipelineOptions{});
-    return [=] {
-      pipeline->forward_backward(x, y, [](const Tensor& out, const Tensor& t) { return mse_loss(out, t); });
-      pipeline->clip_grad_norm_(1);
-    };
-  }
-  const auto strategy = std::make_shared<Strategy>(mode, StrategyOptions{.world = group});
+  const auto strategy = std::make_shared<Strategy>(mode, StrategyOptions{.world = group, .parts = 2});
   strategy->wrap(net, {.units = {&net.first},
                        .forward = [&net](const Tensors& in) { return Tensors{net(in[0])}; },
                        .loss = [](const Tensors& out, const Tensors& targets) -> Loss {
-                         return {mse_loss(out[0], targets[0]), 2};
-                       }});
+                         return {mse_loss(out[0], targets[0]), static_cast<double>(targets[0].size(0))};
+                       },
+                       .stages =
+                           [&net](const std::vector<Device>& devices) {
+                             std::vector<Stage> stages;
+                             for (nn::Linear* const layer : {&net.first, &net.last})
+                               stages.emplace_back(
+                                   [&net, layer](const Tensor& in) { return net.layer(*layer, in); },
+                                   devices.at(stages.size()), Stage::Modules{*layer});
+                             return stages;
+                           }});
   const std::shared_ptr<optim::Optimizer> optimizer =
       make_optimizer<optim::SGD>(*strategy, net.parameters(), {.lr = 0.1});
-  return [=] {
+  return [=, &net] {
     optimizer->zero_grad();
-    strategy->gradients([&](const Part&) { return Batch{{x}, {y}}; }, 4);
+    const auto read = [&](const Part& part) {
+      const std::int64_t rows = strategy->share(8, part).count;
+      return Batch{{x.narrow(0, 0, 1).expand({rows, 3})}, {y.narrow(0, 0, 1).expand({rows, 2})}};
+    };
+    strategy->gradients(read, 8);
+    net.at("clip");
     strategy->clip_grad_norm_(1);
     optimizer->step();
+    net.at("evaluate");
+    strategy->evaluate(1, [&](std::int64_t) { return Batch{{x}, {y}}; });
   };
 }
 
@@ -170,16 +180,19 @@ TEST_CASE("a rank of a mesh of 2 x 2 ranks that trains", "[.]") {
     const Milliseconds timeout = fault == "STOP" || fault == "ORDER" ? 4s : 120s;
     const Group world = make_process_group(gloo_backend(self.store, self.rank, self.size, 30s),
                                            prefix_store("group/", self.store), {.timeout = timeout});
-    const std::string axis = mode.substr(0, mode.find('='));
-    const Mesh mesh(world, {{"outer", is_faulty && fault == "MESH" ? 4 : 2}, {axis, -1}});
+    const std::string axis = mode.substr(0, mode.find('=')), phase = std::getenv("JOB_PHASE");
+    const bool combines = mode.find(',') != std::string::npos;
+    std::optional<Mesh> mesh;
+    const std::vector<AxisSize> axes{{"outer", is_faulty && fault == "MESH" ? 4 : 2}, {axis, -1}};
+    if (!combines) mesh.emplace(world, axes);
     int step = 0;
     Halves net;
-    net.in_forward = [&] {
-      if (!is_faulty || step != 2) return;
+    net.at = [&](const std::string& now) {
+      if (!is_faulty || step != 2 || now != phase) return;
       if (fault == "KILL") raise(SIGKILL);
       if (fault == "STOP") raise(SIGSTOP);
     };
-    const std::function<void()> train = step_of(mode, mesh[axis].group(), net);
+    const std::function<void()> train = step_of(mode, combines ? world : (*mesh)[axis].group(), net);
     for (; step < 4; ++step) {
       if (is_faulty && step == 2 && fault == "ORDER") world->barrier("evaluation");
       train();
@@ -192,20 +205,47 @@ TEST_CASE("a rank of a mesh of 2 x 2 ranks that trains", "[.]") {
   }
 }
 
+namespace {
+
+/// A job of 2 x 2 ranks, of which rank 3 has the fault when the phase of its third step begins.
+std::unique_ptr<RankProcesses> start(const std::string& mode, const std::string& fault,
+                                     const std::string& phase = "forward") {
+  return std::make_unique<RankProcesses>(
+      "a rank of a mesh of 2 x 2 ranks that trains", 4,
+      RankProcesses::Variables{
+          {"JOB_MODE", mode}, {"JOB_FAULT", fault}, {"JOB_PHASE", phase}, {"OMP_NUM_THREADS", "1"}});
+}
+void told(RankProcesses& job, int rank, const Texts& texts) {
+  const Ended& end = job.wait(rank);
+  CAPTURE(rank, end.signal, end.output);
+  CHECK_THAT(end.output, ContainsSubstring("told: "));
+  for (const std::string& text : texts) CHECK_THAT(end.output, ContainsSubstring(text));
+}
+
+}  // namespace
+
+TEST_CASE("in each phase of a combined step, a killed rank is named with an axis and the coordinates") {
+  if (!has_gloo()) return;
+  struct Killed {
+    std::string mode, phase;
+    std::unique_ptr<RankProcesses> job;
+  };
+  std::vector<Killed> all;
+  for (const char* phase : {"forward", "backward", "clip", "evaluate"})
+    all.push_back({"pipeline=2,replicate=2", phase, nullptr});
+  for (Killed& k : all) k.job = start(k.mode, "KILL", k.phase);
+  for (Killed& k : all)
+    for (int rank = 0; rank < 3; ++rank) {
+      CAPTURE(k.mode, k.phase);
+      told(*k.job, rank, {"rank 3 is silent (frozen, dead or cut off)"});
+      CHECK_THAT(k.job->wait(rank).output,
+                 ContainsSubstring("(pipeline=1)#") || ContainsSubstring("(replicate=1)#"));
+    }
+}
+
 TEST_CASE("in each mode over ranks, a rank that fails is named with the axis and the coordinates") {
   if (!has_gloo()) return;
   const std::vector<std::string> modes{"replicate=2", "replicate=2:zero=2", "shard=2", "pipeline=2"};
-  const auto start = [](const std::string& mode, const std::string& fault) {
-    return std::make_unique<RankProcesses>(
-        "a rank of a mesh of 2 x 2 ranks that trains", 4,
-        RankProcesses::Variables{{"JOB_MODE", mode}, {"JOB_FAULT", fault}, {"OMP_NUM_THREADS", "1"}});
-  };
-  const auto told = [](RankProcesses& job, int rank, const Texts& texts) {
-    const Ended& end = job.wait(rank);
-    CAPTURE(rank, end.signal, end.output);
-    CHECK_THAT(end.output, ContainsSubstring("told: "));
-    for (const std::string& text : texts) CHECK_THAT(end.output, ContainsSubstring(text));
-  };
   for (const std::string fault : {"none", "KILL", "STOP", "ORDER"}) {
     std::vector<std::unique_ptr<RankProcesses>> jobs;
     for (const std::string& mode : modes) jobs.push_back(start(mode, fault));
