@@ -63,8 +63,22 @@ Tensor norm_of(const Tensor& grad, double norm_type) {
 }
 DType norm_dtype(const Tensor& grad) { return grad.dtype() == DType::f64 ? DType::f64 : DType::f32; }
 
+// `all` becomes the division of several gradients, which must be one.
+void join_division(DividedGradients*& all, DividedGradients* own) {
+  check(!all || all == own, "[clip_grad_norm_] the gradients are divided by several optimizers; ",
+        "clip the parameters of each optimizer by themselves");
+  all = own;
+}
+// Collective: the norm of the ranks' norms, in f64. All ranks get the same bits.
+Tensor joined(DividedGradients& divided, const Tensor& own, double norm_type) {
+  const Tensor of_ranks = zeros({divided.ranks()}, {DType::f64, own.device()});
+  of_ranks.narrow(0, divided.rank(), 1).copy_(own);
+  divided.sum_over_ranks(of_ranks);
+  return norm(of_ranks, norm_type);
+}
+
 // The norms of gradients that are divided among ranks become one norm: each rank joins the norms of its
-// parts, and then the norms of the ranks are joined. All ranks get the same bits.
+// parts, and then the norms of the ranks are joined.
 void join_divided_norms(const std::vector<Parameter>& params, std::vector<Tensor>& norms, double norm_type) {
   DividedGradients* divided = nullptr;
   std::vector<Tensor> parts;
@@ -72,19 +86,14 @@ void join_divided_norms(const std::vector<Parameter>& params, std::vector<Tensor
     if (!norms[i].defined()) continue;
     DividedGradients* const own = divided_gradients(params[i].replica(0).grad());
     if (!own) continue;
-    check(!divided || divided == own, "[clip_grad_norm_] the gradients are divided by several optimizers; ",
-          "clip the parameters of each optimizer by themselves");
-    divided = own;
+    join_division(divided, own);
     parts.push_back(norms[i]);
     norms[i] = {};
   }
   if (!divided) return;
   const DType dtype = parts[0].dtype();
   for (Tensor& t : parts) t = t.to(parts[0].device(), DType::f64);
-  const Tensor of_ranks = zeros({divided->ranks()}, {DType::f64, parts[0].device()});
-  of_ranks.narrow(0, divided->rank(), 1).copy_(norm(stack(parts), norm_type));
-  divided->sum_over_ranks(of_ranks);
-  norms.push_back(norm(of_ranks, norm_type).to(dtype));
+  norms.push_back(joined(*divided, norm(stack(parts), norm_type), norm_type).to(dtype));
 }
 
 /// The parameters whose gradients the same groups of ranks divide or copy, in the same order.
@@ -114,21 +123,29 @@ std::vector<DividedSet> divided_sets(const std::vector<Parameter>& params) {
 }
 
 // The norm of the gradients that this rank stores, of shape [1], without copies that another rank counts. The
-// dtype does not depend on which gradients a rank has.
+// dtype does not depend on which gradients a rank has. Collective over the ranks that divide the gradients by
+// elements, if there are any: the replicas of a pipeline's stage under ZeRO's stage 2.
 Tensor norm_of_rank(const std::vector<Parameter>& params, const DividedSet& set, int replica,
                     double norm_type) {
   DType dtype = DType::f32;
+  DividedGradients* divided = nullptr;
   std::vector<Tensor> norms;
   for (const std::size_t i : set.params) {
     const Layout& layout = *params[i].layout();
     const Tensor& stored = layout.stored(replica);
     if (stored.dtype() == DType::f64) dtype = DType::f64;
-    if (const Tensor grad = stored.grad(); grad.defined() && grad.numel() > 0 && layout.counts_here(replica))
-      norms.push_back(norm_of(grad, norm_type));
+    Tensor grad = stored.grad();
+    if (!grad.defined()) continue;
+    if (DividedGradients* const own = divided_gradients(grad)) {
+      join_division(divided, own);
+      grad = own->part(*grad.storage());
+    }
+    if (grad.numel() > 0 && layout.counts_here(replica)) norms.push_back(norm_of(grad, norm_type));
   }
   const Device device = set.layout->stored(replica).device();
   for (Tensor& t : norms) t = t.to(device, dtype);
-  return norms.empty() ? zeros({1}, {dtype, device}) : norm(stack(norms), norm_type).reshape({1});
+  const Tensor own = norms.empty() ? zeros({1}, {dtype, device}) : norm(stack(norms), norm_type).reshape({1});
+  return divided ? joined(*divided, own, norm_type).to(dtype).reshape({1}) : own;
 }
 
 // Joins the norms of a group's ranks. Each rank adds a vector of zeros with its norm in its own element: a

@@ -170,8 +170,8 @@ std::unique_ptr<nn::Module> make_model(const Options& o, const ImageSpec& spec, 
   std::optional<DeviceGuard> meta;
   if (job.strategy().builds_in_parts()) meta.emplace("meta");
   std::unique_ptr<nn::Module> model = make_model(o.model, spec);
-  if (o.sync_batchnorm && job.strategy().data_size() > 1)
-    distributed::convert_sync_batchnorm(*model, job.group());
+  if (const auto& group = job.strategy().data_group(); o.sync_batchnorm && group)
+    distributed::convert_sync_batchnorm(*model, group);
   return model;
 }
 
@@ -299,11 +299,9 @@ int train(Options o) {
       const Tensor x = batch.to(device), target = labels.to(device);
       optimizer->zero_grad();
       const std::int64_t own = labels.size(0), all = own * strategy.data_size();
-      const distributed::StepLoss step = strategy.gradients(
-          [&](const distributed::Part&) {
-            return distributed::Batch{{x}, {target}};
-          },
-          static_cast<double>(all), &scaler);
+      const distributed::StepLoss step =
+          strategy.gradients([&](const distributed::Part&) { return distributed::Batch{{x}, {target}}; },
+                             static_cast<double>(all), &scaler);
       if (o.clip_norm > 0) {
         scaler.unscale_(*optimizer);
         strategy.clip_grad_norm_(o.clip_norm);

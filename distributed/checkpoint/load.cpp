@@ -243,6 +243,7 @@ class Load {
   }
 
   void match_state(const std::string& prefix, const std::string& name, const nn::Parameter& param) {
+    if (whole_state_ && nn::is_of_other_stage(param)) return;  // whose ranks load it
     each(kState + name + "/", [&](const std::string& rest, const std::string& tensor, const TensorRecord& t) {
       if (t.sizes != whole_sizes(param)) {
         complain("wrong shape: ", tensor, " expected ", whole_sizes(param), " but got ", t.sizes);

@@ -51,7 +51,9 @@ SavePlan make_plan(const char* op, const std::shared_ptr<ProcessGroup>& group,
   p.first = alone ? 0 : group->rank();
   const int count = alone ? shards_of_process(training) : 1;
   auto* const divided = dynamic_cast<ElementDivided*>(training.optimizer);
-  if (divided && divided->process_group().size() == (group ? group->size() : 1))
+  // The ranks of `group` are those that divide the state, or have several such groups between them: one for
+  // each stage of a pipeline.
+  if (divided && divided->process_group().size() <= (group ? group->size() : 1))
     divided->consolidate_state_dict(0);
   std::string description;
   const auto describe_own = [&] {

@@ -9,6 +9,7 @@
 #include "tapestry/distributed/common/internal/reducer.h"
 #include "tapestry/distributed/common/internal/same_model.h"
 #include "tapestry/distributed/common/kernel_choices.h"
+#include "tapestry/nn/internal/stored.h"
 #include "tapestry/nn/internal/undivided.h"
 #include "tapestry/nn/optim/optimizer.h"
 
@@ -27,18 +28,6 @@ void check_devices(const NamedTensors& parameters, const DdpOptions& options) {
       !options.output_device || options.device_ids.empty() || among(*options.output_device),
       "[DistributedDataParallel] output_device is not among device_ids; add it, or leave output_device out: "
       "the output stays where the model computes it");
-}
-
-// True if the parameter is not divided, or is in a stage of a pipeline as a whole: that of this rank, or of
-// another one, which then has all of it (is_elsewhere).
-bool is_of_stage(const nn::Parameter& slot) {
-  if (!slot.layout()) return true;
-  const std::vector<nn::Cut>& cuts = slot.layout()->cuts();
-  return std::all_of(cuts.begin(), cuts.end(), [](const nn::Cut& c) { return c.dim == nn::Cut::kHeld; });
-}
-bool is_elsewhere(const nn::Parameter& slot) {
-  return slot.layout() && slot.layout()->region(0).sizes.numel() == 0 &&
-         slot.layout()->whole_sizes().numel() > 0;
 }
 
 }  // namespace
@@ -80,7 +69,8 @@ struct DdpBase::State {
             " is not the tensor that it was when the model was wrapped; to(device) and to(dtype) replace "
             "tensors",
             remedy);
-      check(trained[i] || !slot.tensor().requires_grad() || is_elsewhere(slot), "[DistributedDataParallel] ", name,
+      check(trained[i] || !slot.tensor().requires_grad() || nn::is_of_other_stage(slot),
+            "[DistributedDataParallel] ", name,
             " requires gradients, but did not when the model was wrapped", remedy);
     }
   }
@@ -108,7 +98,7 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
   NamedTensors& all = state_->parameters;
   NamedTensors trained;
   for (const auto& [name, slot] : model.named_parameters()) {
-    check(is_of_stage(slot), "[DistributedDataParallel] '", name,
+    check(nn::is_undivided(slot), "[DistributedDataParallel] '", name,
           "' is divided among ranks, which have different parts of its gradient and nothing to average; wrap "
           "the whole model, or train the divided model by itself");
     check(
@@ -116,7 +106,7 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
         " replicas, and only the first one's gradient would be averaged; use one rank per device instead of "
         "DataParallel");
     all.emplace_back(name, slot.tensor());
-    state_->trained.push_back(slot.tensor().requires_grad() && !is_elsewhere(slot));
+    state_->trained.push_back(slot.tensor().requires_grad() && !nn::is_of_other_stage(slot));
     if (state_->trained.back()) trained.emplace_back(name, slot.tensor());
   }
   check_devices(all, options);
@@ -139,6 +129,7 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
   state_->drift =
       std::make_unique<RankDrift>("DistributedDataParallel", state_->group,
                                   nn::NamedSlots(named.begin(), named.end()), options.check_every);
+  state_->drift->same_stage = true;
   state_->reducer->fingerprint = [state = state_.get()] { return state->drift->fingerprint(); };
   state_->reducer->before_pass = [this, state = state_.get()] {
     state->steps_at_last_pass = static_cast<std::int64_t>(state->drift->steps());
@@ -228,6 +219,8 @@ void DdpBase::end_join(int lead) {
 
 void DdpBase::sync_buffers() { broadcast_values(*state_->group, state_->buffers(), "buffers of rank 0"); }
 
+std::uint64_t DdpBase::passes() const { return state_->reducer->passes(); }
+void DdpBase::pass_without_gradients() { state_->reducer->pass_without_gradients(); }
 Device DdpBase::device() const { return state_->reducer->device(); }
 
 NoSync DdpBase::no_sync() { return NoSync(state_->reducer->synchronize); }

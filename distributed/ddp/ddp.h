@@ -108,6 +108,11 @@ class DdpBase : public Joinable {
   /// evaluate alone.
   void before_forward();
   Device device() const;
+  /// The number of backward passes that were averaged.
+  std::uint64_t passes() const;
+  /// Collective: averages what passes under no_sync() have left. A rank calls it instead of a backward pass
+  /// that reaches no parameter.
+  void pass_without_gradients();
 
  private:
   struct State;

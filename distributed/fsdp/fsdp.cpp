@@ -4,9 +4,11 @@
 #include <bit>
 #include <cstdint>
 #include <cstdio>
+#include <random>
 
 #include "tapestry/core/context.h"
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/comm/text.h"
 #include "tapestry/distributed/common/internal/rank_drift.h"
 #include "tapestry/distributed/common/internal/reducer.h"
 #include "tapestry/distributed/common/internal/same_model.h"
@@ -118,9 +120,9 @@ std::string problem(const nn::Module& module, const FsdpOptions& options, const 
   if (groups[0]->size() > 1)
     if (std::string why = nn::why_not_divided(module); !why.empty()) return why;
   for (const UnitRef& u : contents.units)
-    if (u->groups() != groups)
+    if (u->groups() != groups || u->options.replicate_group != options.replicate_group)
       return concat(
-          {u->label(), " was sharded over another process group; use one group for the whole model"});
+          {u->label(), " was sharded over another process group; use the same groups for the whole model"});
   return {};
 }
 
@@ -148,6 +150,33 @@ std::string describe(const nn::Module& module, const FsdpOptions& options, const
         text += concat({p.name, " has ", layout->region(0).str(), " of ", layout->whole_sizes(), "\n"});
     }
   return text + describe_tensors(parameters, "parameter") + describe_tensors(contents.buffers, "buffer");
+}
+
+RankGrid grid_of(const ShardedUnit& unit) { return {unit.groups()[0], unit.options.replicate_group}; }
+
+// Collective: throws on all ranks unless the descriptions are equal and the groups are the rows and columns
+// of a grid.
+void check_grid(const RankGrid& grid, const std::string& description) {
+  compare_in_grid(grid, [&](ProcessGroup& group) {
+    std::string text = description;
+    if (grid.replicas) {  // each group's ranks are at one place along the other axis
+      const ProcessGroup& other = &group == grid.group.get() ? *grid.replicas : *grid.group;
+      text += concat({"rank ", other.rank(), " of ", other.size(), " along the other group\n"});
+    }
+    check_same_model(group, kShardOp, text);
+  });
+  if (!grid.replicas) return;
+  // The first copy has a random number, which each rank knows from its column. A row whose columns lead to
+  // several copies has several numbers.
+  const auto own = static_cast<std::int64_t>(std::random_device()());
+  const std::int64_t row = all_gather_numbers(*grid.group, {&own, 1}, "number of the copy")[0];
+  const std::int64_t first = all_gather_numbers(*grid.replicas, {&row, 1}, "number of the first copy")[0];
+  compare_in_grid(grid, [&](ProcessGroup& group) {
+    for (const std::int64_t other : all_gather_numbers(group, {&first, 1}, "numbers of the first copies"))
+      check(other == first, "[", kShardOp,
+            "] the ranks of group have other copies in their replicate_group than one another; pass the "
+            "groups of two axes of one mesh");
+  });
 }
 
 // Tells the unit when its module is destroyed. The module's scope owns it.
@@ -201,8 +230,13 @@ void take_parameters(ShardedUnit& unit, const Contents& contents, const std::vec
   NamedTensors values;
   for (const Place& p : contents.places)
     if (!sharded(p.slot)) values.emplace_back(p.name, p.slot.tensor());
-  if (unit.groups().size() == 1 && devices.empty())
-    broadcast_values(*unit.groups()[0], values, concat({"fsdp ", unit.label(), " broadcast"}));
+  if (unit.groups().size() == 1 && devices.empty()) {
+    const ProcessGroup& group = *unit.groups()[0];
+    NamedTensors own;
+    for (const auto& [name, t] : values)
+      own.emplace_back(name, nn::Region::whole(t.sizes()).part(0, group.rank(), group.size()).of(t.detach()));
+    broadcast_in_grid(grid_of(unit), values, own, concat({"fsdp ", unit.label(), " broadcast"}));
+  }
   for (const Place& p : contents.places)
     if (!sharded(p.slot)) unit.add(p.name, p.slot, devices);
   for (const Place& p : contents.places) {
@@ -236,15 +270,15 @@ std::shared_ptr<ShardedUnit> shard_module(nn::Module& module, const FsdpOptions&
   // Compares the ranks first, so that a rank with wrong arguments does not leave the others waiting. The
   // replicas of one process need no comparison.
   if (groups.size() == 1 && devices.empty())
-    check_same_model(*groups[0], kShardOp,
-                     wrong.empty() ? describe(module, options, contents) : "error: " + wrong + "\n");
+    check_grid({groups[0], options.replicate_group},
+               wrong.empty() ? describe(module, options, contents) : "error: " + wrong + "\n");
   check(wrong.empty(), "[", devices.empty() ? kShardOp : "ShardedDataParallel", "] ", wrong);
 
   leave_meta(module, options, contents);
   const auto unit = std::make_shared<ShardedUnit>(module, options, groups);
   take_parameters(*unit, contents, devices);
   if (groups.size() == 1 && devices.empty())
-    broadcast_values(*groups[0], contents.buffers, "fsdp broadcast of buffers");
+    broadcast_in_grid(grid_of(*unit), contents.buffers, contents.buffers, "fsdp broadcast of buffers");
 
   // The units inside belong to this model now.
   const auto model = std::make_shared<ShardedModel>(groups.size());
@@ -271,30 +305,81 @@ std::shared_ptr<ShardedUnit> shard_module(nn::Module& module, const FsdpOptions&
   return unit;
 }
 
-FullyShard fully_shard(nn::Module& module, const FsdpOptions& options) {
-  check(options.group != nullptr, "[fully_shard] group is null; pass what init_process_group() returned");
-  auto unit = shard_module(module, options, {options.group});
-  const auto& units = unit->model().units();
+namespace {
+
+// Makes passes of the unit's model compare the ranks.
+void compare_ranks(ShardedUnit& unit, const FsdpOptions& options) {
+  const auto& units = unit.model().units();
   const bool on_gpu = std::any_of(units.begin(), units.end(), [](const ShardedUnit* u) {
     return u->has_parameters() && u->device(0).is_cuda();
   });
   nn::NamedSlots parameters;
   for (const ShardedUnit* u : units)
     for (const ShardedUnit::Member& m : u->members()) parameters.emplace_back(m.parameter->path(), m.slot);
-  const auto drift =
-      std::make_shared<RankDrift>(kShardOp, options.group, std::move(parameters), options.check_every);
-  if (on_gpu) share_kernel_choices(*options.group);
-  unit->model().after_pass = [group = options.group, drift, on_gpu, passes = std::uint64_t{0}]() mutable {
+  const RankGrid grid = grid_of(unit);
+  const auto drift = std::make_shared<RankDrift>(kShardOp, grid, std::move(parameters), options.check_every);
+  const auto share_choices = [grid] {
+    share_kernel_choices(*grid.group);
+    if (grid.replicas) share_kernel_choices(*grid.replicas);
+  };
+  if (on_gpu) share_choices();
+  unit.model().after_pass = [share_choices, drift, on_gpu, passes = std::uint64_t{0}]() mutable {
     // Rank 0 measures the shapes that the first passes meet, and later ones when they occur.
-    if (on_gpu && std::has_single_bit(++passes)) share_kernel_choices(*group);
+    if (on_gpu && std::has_single_bit(++passes)) share_choices();
     drift->after_pass();
   };
+}
+
+FsdpOptions checked(FsdpOptions options) {
+  check(options.group != nullptr, "[fully_shard] group is null; pass what init_process_group() returned");
+  if (options.replicate_group && options.replicate_group->size() == 1) options.replicate_group = nullptr;
+  check(options.replicate_group != options.group,
+        "[fully_shard] group and replicate_group are one group, but ranks that divide the parameters have "
+        "different shards; pass the groups of two axes of a mesh");
+  return options;
+}
+
+}  // namespace
+
+FullyShard fully_shard(nn::Module& module, const FsdpOptions& given) {
+  const FsdpOptions options = checked(given);
+  auto unit = shard_module(module, options, {options.group});
+  compare_ranks(*unit, options);
   return FullyShard(std::move(unit));
+}
+
+std::vector<FullyShard> fully_shard_together(const std::vector<nn::Module*>& modules,
+                                             const FsdpOptions& given) {
+  const FsdpOptions options = checked(given);
+  std::vector<FullyShard> all;
+  std::shared_ptr<ShardedUnit> first;
+  for (nn::Module* const module : modules) {
+    const auto unit = shard_module(*module, options, {options.group});
+    all.emplace_back(unit);
+    if (!first) {
+      first = unit;
+      continue;
+    }
+    const std::shared_ptr<ShardedModel> model = first->model().shared_from_this();
+    for (ShardedUnit* const u : std::vector<ShardedUnit*>(unit->model().units())) {
+      u->set_model(model);
+      model->add(*u);
+    }
+  }
+  compare_ranks(*first, options);
+  return all;
 }
 
 // ---- FullyShard ----
 
 NoSync FullyShard::no_sync() const { return NoSync(unit_->model().synchronize); }
+NoSync FullyShard::no_all_reduce() const { return NoSync(unit_->model().all_reduce); }
+
+void FullyShard::keep_full() const { unit_->model().keep_full(); }
+void FullyShard::end_step() const {
+  unit_->model().let_go();
+  unit_->model().reduce_rest(current_context().replica);
+}
 
 FullyShard::Unsharded::Unsharded(std::vector<std::shared_ptr<ShardedUnit>> units) {
   try {
@@ -326,7 +411,7 @@ void FullyShard::sync_buffers() const {
   if (!unit_->module()) return;
   NamedTensors buffers;
   for (const auto& [name, slot] : unit_->module()->named_buffers()) buffers.emplace_back(name, slot.tensor());
-  broadcast_values(process_group(), buffers, "fsdp broadcast of buffers");
+  broadcast_in_grid(grid_of(*unit_), buffers, buffers, "fsdp broadcast of buffers");
 }
 
 FsdpReport FullyShard::report() const {
@@ -354,13 +439,20 @@ std::vector<std::vector<std::string>> FullyShard::units() const {
 ProcessGroup& FullyShard::process_group() const { return *unit_->groups()[0]; }
 
 std::string FsdpReport::str() const {
-  std::string text = "unit                      full bytes   shard bytes  gathers  scatters  exposed ms\n";
+  const bool copies =
+      std::any_of(units.begin(), units.end(), [](const FsdpUnitReport& u) { return u.all_reduces > 0; });
+  std::string text = "unit                      full bytes   shard bytes  gathers  scatters  exposed ms";
+  text += copies ? "  all-reduces  exposed ms\n" : "\n";
   char line[256];
   for (const FsdpUnitReport& u : units) {
-    std::snprintf(line, sizeof line, "%-24.24s %12zu %13zu %8lld %9lld %11.3f\n", u.name.c_str(),
-                  u.full_bytes, u.shard_bytes, static_cast<long long>(u.gathers),
-                  static_cast<long long>(u.scatters), u.exposed_s * 1e3);
+    std::snprintf(line, sizeof line, "%-24.24s %12zu %13zu %8lld %9lld %11.3f", u.name.c_str(), u.full_bytes,
+                  u.shard_bytes, static_cast<long long>(u.gathers), static_cast<long long>(u.scatters),
+                  u.exposed_s * 1e3);
     text += line;
+    std::snprintf(line, sizeof line, " %12lld %11.3f", static_cast<long long>(u.all_reduces),
+                  u.all_reduce_exposed_s * 1e3);
+    text += copies ? line : "";
+    text += "\n";
   }
   return text + concat({"at most ", most_full_units, " units were full at one time\n"});
 }

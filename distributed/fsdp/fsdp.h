@@ -48,6 +48,12 @@ struct MixedPrecisionPolicy {
 struct FsdpOptions {
   /// The ranks that share the parameters. Each trains on its part of the data. Required.
   std::shared_ptr<ProcessGroup> group = {};
+  /// HSDP: the ranks that have the same shards of other copies of the model, and train on other data. The
+  /// gradients of a unit are reduced over `group` first. Then the shards are all-reduced over this group,
+  /// while backward goes on. So 1/group->size() of the bytes travels between copies, which are usually on
+  /// different hosts. The two groups are a row and a column of a grid: mesh["shard"].group() and
+  /// mesh["replicate"].group(). Null, or a group of one rank: there is one copy.
+  std::shared_ptr<ProcessGroup> replicate_group = {};
   /// If true, the unit frees its full parameters after forward, and gathers them again for backward. If
   /// false, it keeps them until its backward: more memory, one gather less. If nullopt, false for the model
   /// itself, whose parameters backward needs at once, and true for the units inside it.
@@ -83,6 +89,10 @@ struct FsdpUnitReport {
   std::int64_t gathers = 0, scatters = 0;
   double gather_s = 0, scatter_s = 0;  ///< the time that the transport needed
   double exposed_s = 0;                ///< the time that computation waited for both
+  // ---- the all-reduces over FsdpOptions::replicate_group ----
+  std::int64_t all_reduces = 0;
+  std::int64_t all_reduced_bytes = 0;  ///< of gradients, of all of them
+  double all_reduce_s = 0, all_reduce_exposed_s = 0;
 };
 
 struct FsdpReport {
@@ -123,13 +133,26 @@ class FullyShard {
   /// needs the memory of all full gradients. zero_grad() does not see these sums; discard_unreduced() drops
   /// them.
   [[nodiscard]] NoSync no_sync() const;
+  /// While the result exists, backward passes reduce their gradients over FsdpOptions::group alone, and this
+  /// rank keeps the sums of its shards, which are not in grad() yet. The first pass without this scope
+  /// all-reduces them over replicate_group, together with its own. That needs less memory than no_sync(), and
+  /// one all-reduce a step. PyTorch's set_requires_all_reduce(False). zero_grad() does not see these sums;
+  /// discard_unreduced() drops them. Does nothing without a replicate_group.
+  [[nodiscard]] NoSync no_all_reduce() const;
   /// Collective: gathers the parameters of this module's own unit, or also those of all units inside it. For
   /// methods other than forward, and to look at weights. Calls of the units inside need no unshard().
   [[nodiscard]] Unsharded unshard(bool units_inside = false) const;
-  /// Drops the gradients that passes under no_sync() have left.
+  /// Drops the gradients that passes under no_sync() and no_all_reduce() have left.
   void discard_unreduced() const;
-  /// Collective: broadcasts rank 0's buffers. Call it before an evaluation that is divided among ranks,
-  /// because forward changes the running statistics of each rank differently.
+  /// Until a backward pass that reduces gradients has ended, units stay full once they were gathered: the
+  /// calls and the passes of a step in parts, all but the last under no_sync(), gather each unit once.
+  /// Optimizers must not step meanwhile. Needs the memory of all full parameters. The counterpart of
+  /// PyTorch's set_reshard_after_backward(false).
+  void keep_full() const;
+  /// Collective: ends keep_full(), and reduces gradients of passes under no_sync() that no pass has reduced.
+  void end_step() const;
+  /// Collective over both groups: broadcasts the first rank's buffers. Call it before an evaluation that is
+  /// divided among ranks, because forward changes the running statistics of each rank differently.
   void sync_buffers() const;
 
   FsdpReport report() const;
@@ -163,10 +186,11 @@ class FullyShard {
 /// A model that is built on the meta device never exists as a whole: each call gives its own unit memory and
 /// initial values (nn::materialize), and keeps this rank's rows.
 ///
-/// Collective: compares names, shapes, dtypes and options between the ranks, and broadcasts rank 0's values.
-/// Throws ValueError on every rank if they differ, the module or a module around it is sharded already, a
-/// parameter has replicas or a DistributedDataParallel, or an option is out of range. Buffers are not
-/// divided; they keep their values of each rank, as in PyTorch's FSDP2.
+/// Collective over group and replicate_group: compares names, shapes, dtypes and options between the ranks,
+/// and broadcasts the first rank's values. Throws ValueError on every rank if they differ, the module or a
+/// module around it is sharded already, a parameter has replicas or a DistributedDataParallel, an option is
+/// out of range, or the two groups are not a row and a column of a grid. Buffers are not divided; they keep
+/// their values of each rank, as in PyTorch's FSDP2.
 FullyShard fully_shard(nn::Module& module, const FsdpOptions& options);
 
 }  // namespace tapestry::distributed

@@ -1,6 +1,11 @@
 // The row `shard` over ranks: fully_shard.
-#include "tapestry/distributed/strategy/internal/row.h"
+#include <algorithm>
+
 #include "tapestry/distributed/fsdp/fsdp.h"
+#include "tapestry/distributed/fsdp/internal/shard_module.h"
+#include "tapestry/distributed/fsdp/internal/sharded_parameter.h"
+#include "tapestry/distributed/strategy/internal/row.h"
+#include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -13,19 +18,48 @@ class ShardOverRanks final : public StrategyLayer {
 
   void wrap(nn::Module& model, const ModelParts& parts, LocalModules& local) override {
     StrategyLayer::wrap(model, parts, local);
-    const FsdpOptions options{.group = context().axis->group(), .device = device(), .reduce = ReduceOp::sum};
+    const Axis* const copies = context().other("replicate");
+    const std::shared_ptr<ProcessGroup>& group = context().axis->group();
+    FsdpOptions options{.group = group,
+                        .replicate_group = copies ? copies->group() : nullptr,
+                        .device = device(),
+                        .reduce = ReduceOp::sum};
     for (nn::Module* const unit : local.units) fully_shard(*unit, options);
-    for (nn::Module* const root : local.roots) sharded_.push_back(fully_shard(*root, options));
+    if (is_first()) {
+      sharded_.push_back(fully_shard(model, options));
+      return;
+    }
+    // A stage of a pipeline computes other micro-batches between forward and backward of one.
+    options.reshard_after_forward = true;
+    std::vector<nn::Module*> roots{&stage_};
+    roots.insert(roots.end(), local.roots.begin(), local.roots.end());
+    sharded_ = fully_shard_together(roots, options);
+    for (std::size_t i = 0; i < roots.size(); ++i)
+      if (std::count(parts.units.begin(), parts.units.end(), roots[i]) == 0)
+        used_by_stage_.push_back(sharded_[i]);
+    // All ranks sum over the same groups, whether they have elements of a parameter or not.
+    for (auto [name, slot] : model.named_parameters())
+      if (nn::is_of_other_stage(slot))
+        slot.set_layout(std::make_shared<ShardedParameter>(name, slot, std::vector{group}));
   }
   void before_forward(const Part& part) override {
-    if (part.index == 0)
-      for (const FullyShard& s : sharded_) s.reset_report();
+    if (part.index > 0) return;
+    sharded_[0].reset_report();
+    if (gathers_once_) sharded_[0].keep_full();
   }
   std::shared_ptr<void> before_backward(const Part& part) override {
     if (part.last) return nullptr;
-    auto quiet = std::make_shared<std::vector<NoSync>>();
-    for (const FullyShard& s : sharded_) quiet->push_back(s.no_sync());
-    return quiet;
+    const bool each = context().spec.option("reduce", "step") == "part";
+    return std::make_shared<NoSync>(each ? sharded_[0].no_all_reduce() : sharded_[0].no_sync());
+  }
+  void after_backward(const Part& part) override {
+    if (part.last) sharded_[0].end_step();
+  }
+  // A stage is a function, which may use a parameter without a call of the module that has it.
+  std::shared_ptr<void> around_stage() override {
+    auto all = std::make_shared<std::vector<FullyShard::Unsharded>>();
+    for (const FullyShard& s : used_by_stage_) all->push_back(s.unshard());
+    return all;
   }
   void before_evaluation() override {
     for (const FullyShard& s : sharded_) s.sync_buffers();
@@ -35,31 +69,45 @@ class ShardOverRanks final : public StrategyLayer {
     for (const FullyShard& s : sharded_) all->push_back(s.unshard(/*units_inside=*/true));
     return all;
   }
+  bool is_pipeline() const { return context().other("pipeline") != nullptr; }
   LayerReport report() const override {
     LayerReport report{{"shard"}};
-    for (const FullyShard& s : sharded_)
-      for (const FsdpUnitReport& unit : s.report().units) {
-        const std::int64_t bytes =
-            gather_bytes(static_cast<std::int64_t>(unit.full_bytes), context().axis->size());
-        add_to_ring(report, *context().axis, unit.gathers * bytes, "parameters");
-        add_to_ring(report, *context().axis, unit.scatters * bytes, "gradients");
-        report.exposed_s += unit.exposed_s;
-      }
+    for (const FsdpUnitReport& unit : sharded_[0].report().units) {
+      const std::int64_t bytes =
+          gather_bytes(static_cast<std::int64_t>(unit.full_bytes), context().axis->size());
+      add_to_ring(report, *context().axis, unit.gathers * bytes, "parameters");
+      add_to_ring(report, *context().axis, unit.scatters * bytes, "gradients");
+      report.exposed_s += unit.exposed_s;
+    }
     return report;
+  }
+  std::vector<LayerReport> reports() const override {
+    const Axis* const copies = context().other("replicate");
+    if (!copies) return {report()};
+    LayerReport across{{"replicate"}};
+    for (const FsdpUnitReport& unit : sharded_[0].report().units) {
+      add_to_ring(across, *copies, all_reduce_bytes(unit.all_reduced_bytes, copies->size()), "gradients");
+      across.exposed_s += unit.all_reduce_exposed_s;
+    }
+    return {report(), across};
   }
 
  private:
-  std::vector<FullyShard> sharded_;  // of each root
+  const bool gathers_once_ = context().spec.option("gather", is_pipeline() ? "step" : "part") == "step";
+  nn::Module stage_;               // has no parameters; its unit is around the calls of a stage's modules
+  std::vector<FullyShard> sharded_;  // the model, or stage_ and the modules of the stage, which are one model
+  std::vector<FullyShard> used_by_stage_;  // stage_, and modules that are no units of ModelParts
 };
 
 const RowRegistration shard_over_ranks{
     {.axis = "shard",
      .order = 60,
+     .options = "gather=part|step reduce=step|part",
      .about = "fully_shard: one process per device, parameters, gradients and optimizer state divided",
      .divide =
-         [](const AxisSpec&, StepDivision& step) {
+         [](const AxisSpec& axis, StepDivision& step) {
            step.sum = StepDivision::Sum::units;
-           return true;
+           return axis.option("gather", "part") == "part" && axis.option("reduce", "step") == "step";
          },
      .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
        return std::make_unique<ShardOverRanks>(context);

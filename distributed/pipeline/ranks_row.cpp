@@ -35,13 +35,20 @@ class PipelineOverRanks final : public PipelineLayer {
     });
     const Stage& own = stages[static_cast<std::size_t>(group().rank())];
     pipeline_.emplace(context().axis->group(), std::vector{own}, options);
-    pipeline_->around = [this](const Action& action, bool last) -> std::shared_ptr<void> {
-      const Part part{action.micro_batch, context().parts, last};
-      if (action.kind != Action::Kind::forward)
-        return std::make_shared<std::vector<std::shared_ptr<void>>>(backward_begins(part));
-      forward_begins(part);
-      return nullptr;
+    const auto part_of = [this](const Action& action, bool last) {
+      return Part{action.micro_batch, context().parts, last};
     };
+    const auto all = [](std::vector<std::shared_ptr<void>> scopes) -> std::shared_ptr<void> {
+      return std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(scopes));
+    };
+    pipeline_->around.emplace(RankPipeline::Around{
+        .before = [=, this](const Action& action, bool last) -> std::shared_ptr<void> {
+          if (action.kind != Action::Kind::forward) return all(backward_begins(part_of(action, last)));
+          forward_begins(part_of(action, last));
+          return nullptr;
+        },
+        .after = [=, this](const Action& action, bool last) { backward_ended(part_of(action, last)); },
+        .forward = [=, this] { return all(stage_begins()); }});
     keep_modules_of(own, local);
   }
   StepLoss gradients(const Part&, const Batch& batch, double count, optim::GradScaler* scaler) override {

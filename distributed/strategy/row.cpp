@@ -145,9 +145,12 @@ StrategyPlan plan_strategy(std::vector<AxisSpec> axes, bool launched) {
   for (const AxisSpec& axis : plan.axes)
     for (const StrategyRow* const row : rows_of(axis, plan.over_devices))
       for (const AxisSpec& other : plan.axes)
-        check(other.name != row->excludes, "[strategy] ", text, ": ", other.name, " and ", axis.name,
-              row->option ? concat({":", row->option}) : std::string(), " cannot be combined; ",
-              row->instead);
+        check(other.name != row->excludes || (row->excluding && !axis.options.contains(row->excluding)),
+              "[strategy] ", text, ": ", other.name, " and ", axis.name,
+              row->excluding ? concat({":", row->excluding})
+              : row->option  ? concat({":", row->option})
+                             : std::string(),
+              " cannot be combined; ", row->instead);
   if (plan.axes.empty()) plan.about = "one device, the whole batch";
   return plan;
 }
@@ -197,6 +200,16 @@ std::vector<std::shared_ptr<void>> StrategyLayer::backward_begins(const Part& pa
   return scopes;
 }
 
+void StrategyLayer::backward_ended(const Part& part) {
+  for (StrategyLayer* const layer : all_) layer->after_backward(part);
+}
+
+std::vector<std::shared_ptr<void>> StrategyLayer::stage_begins() {
+  std::vector<std::shared_ptr<void>> scopes;
+  for (StrategyLayer* const layer : all_) scopes.push_back(layer->around_stage());
+  return scopes;
+}
+
 Loss StrategyLayer::compute(const Batch& batch, std::vector<Tensor>* outputs) const {
   if (!outputs && parts_->forward_loss)
     return without_nan(parts_->forward_loss(batch.inputs, batch.targets), {});
@@ -217,9 +230,12 @@ StepLoss StrategyLayer::gradients(const Part& part, const Batch& batch, double c
   Loss loss = StrategyLayer::evaluate(batch, nullptr);
   const Tensor mean = part_of_mean(loss, count);
   loss.value = {};
-  const auto scopes = backward_begins(part);
-  const SpanScope span(device(), Activity::backward, "backward");
-  (scaler ? scaler->scale(mean) : mean).backward();
+  {
+    const auto scopes = backward_begins(part);
+    const SpanScope span(device(), Activity::backward, "backward");
+    (scaler ? scaler->scale(mean) : mean).backward();
+  }
+  backward_ended(part);
   return {mean.detach(), std::move(loss.sums)};
 }
 

@@ -79,6 +79,12 @@ Strategy::Strategy(const StrategyPlan& plan, const StrategyOptions& options)
   if (layers_.empty())
     layers_.push_back(
         std::make_unique<StrategyLayer>(LayerContext{std::nullopt, {}, devices_, options.parts}));
+  if (data_size_ > 1) {
+    std::vector<std::string> names;
+    for (const Axis& a : axes)
+      if (a.name() == "replicate" || a.name() == "shard") names.push_back(a.name());
+    data_group_ = mesh_->view("data", names).group();
+  }
   for (const auto& layer : layers_) {
     layer->all_.clear();
     for (const auto& other : layers_) layer->all_.push_back(other.get());
@@ -248,19 +254,19 @@ std::vector<AxisReport> Strategy::report() const {
   model();
   std::vector<AxisReport> reports;
   for (const auto& layer : layers_)
-    if (const LayerReport report = layer->report(); !report.axis.empty()) reports.push_back(report);
+    for (const LayerReport& report : layer->reports())
+      if (!report.axis.empty()) reports.push_back(report);
   return reports;
 }
 
 std::vector<Transfer> Strategy::transfers() const {
   model();
   std::vector<Transfer> all;
-  for (const auto& layer : layers_) {
-    const LayerReport report = layer->report();
-    for (const Transfer& t : report.transfers)
-      all.push_back(
-          {member_at(report.axis, t.from), member_at(report.axis, t.to), t.bytes, t.what, report.axis});
-  }
+  for (const auto& layer : layers_)
+    for (const LayerReport& report : layer->reports())
+      for (const Transfer& t : report.transfers)
+        all.push_back(
+            {member_at(report.axis, t.from), member_at(report.axis, t.to), t.bytes, t.what, report.axis});
   return all;
 }
 

@@ -192,6 +192,9 @@ class Strategy {
   /// Which of the processes that read different samples this one is, and how many there are.
   int data_rank() const { return data_rank_; }
   int data_size() const { return data_size_; }
+  /// The ranks that read different samples and compute the same part of the model, over which
+  /// convert_sync_batchnorm() sums. Null if there is one, or if all are in this process.
+  const std::shared_ptr<ProcessGroup>& data_group() const { return data_group_; }
   /// The samples that this process reads in a part of a step of `samples` samples. Parts and ranks get as
   /// equal numbers as possible, the first ones more.
   Samples share(std::int64_t samples, const Part& part) const;
@@ -260,6 +263,7 @@ class Strategy {
   const StrategyOptions options_;
   std::vector<Device> devices_;
   int data_rank_ = 0, data_size_ = 1;
+  std::shared_ptr<ProcessGroup> data_group_;
   std::optional<Mesh> mesh_;
   std::vector<std::unique_ptr<StrategyLayer>> layers_;  // in the order of wrapping; the first one computes
   nn::Module* model_ = nullptr;

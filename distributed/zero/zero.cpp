@@ -15,6 +15,7 @@
 #include "tapestry/distributed/common/internal/same_model.h"
 #include "tapestry/distributed/zero/internal/state.h"
 #include "tapestry/nn/internal/masters.h"
+#include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -38,13 +39,14 @@ ZeroBase::State::~State() {
 
 void ZeroBase::State::add_items(const Groups& groups) {
   std::unordered_set<const Storage*> storages;
+  bool trains = false;  // in any stage
   for (const std::vector<optim::Parameter>& list : groups) {
     for (const optim::Parameter& slot : list) {
       Item item;
       const std::string number = concat({"parameter ", items.size()});
       check(!slot.is_computed(), "[", kOp, "] ", number,
             " is computed from other parameters; pass module.parameters(), which has those");
-      check(!slot.layout(), "[", kOp, "] ", number,
+      check(nn::is_undivided(slot), "[", kOp, "] ", number,
             " is divided among ranks, and so is its optimizer's state already; use the optimizer itself");
       check(slot.replicas() == 1, "[", kOp, "] ", number, " has ", slot.replicas(),
             " replicas; use one rank per device instead of DataParallel");
@@ -62,7 +64,12 @@ void ZeroBase::State::add_items(const Groups& groups) {
             " and is not dense; register it with contiguous()");
       check(t.numel() == 0 || storages.insert(t.storage().get()).second, "[", kOp, "] ", item.label,
             " shares memory with another parameter; tie weights by assigning one slot to the other");
-      if (t.requires_grad()) {
+      check(stage == 1 || !t.requires_grad() || !nn::is_of_several_stages(slot), "[", kOp, "] ", number,
+            " of shape ", slot.layout() ? slot.layout()->whole_sizes() : t.sizes(),
+            " is a tied weight of several stages of a pipeline, which add their gradients of it, and stage 2 "
+            "divides these differently in each of them; choose stage 1 (zero=1)");
+      trains = trains || t.requires_grad();
+      if (t.requires_grad() && !nn::is_of_other_stage(slot)) {
         item.place = static_cast<int>(item_of.size());
         item_of.push_back(static_cast<int>(items.size()));
         on_cpu = on_cpu && t.device().is_cpu();
@@ -72,10 +79,11 @@ void ZeroBase::State::add_items(const Groups& groups) {
       items.push_back(std::move(item));
     }
   }
-  check(!item_of.empty(), "[", kOp, "] no parameter requires gradients; there is nothing to train");
+  check(trains, "[", kOp, "] no parameter requires gradients; there is nothing to train");
 }
 
 void ZeroBase::State::make_division() {
+  if (item_of.empty()) stage = 1;  // a frozen stage of a pipeline, which has no gradients to divide
   if (stage == 1) {
     const ReducerOptions bytes = bucket_sizes(kOp, bucket_cap_mb, bucket_cap_mb);
     std::vector<BucketParameter> sizes;
@@ -211,7 +219,8 @@ std::string ZeroBase::State::problem() {
            "the optimizer is used";
   bool any = false;
   for (const Item& item : items) {
-    if (item.slot.layout() || item.slot.replicas() != 1 || !item.slot.replica(0).is_same(item.tensor))
+    if (!nn::is_undivided(item.slot) || item.slot.replicas() != 1 ||
+        !item.slot.replica(0).is_same(item.tensor))
       return item.label +
              " is not the tensor that it was when the optimizer was constructed; to(device), to(dtype) and "
              "fully_shard() replace tensors: construct the optimizer after them";
@@ -226,7 +235,7 @@ std::string ZeroBase::State::problem() {
              " is not what the last backward pass of DistributedDataParallel left: a pass under no_sync() "
              "came after it, or it was set by hand; let a pass that averages gradients come last";
   }
-  return any ? "" : "no parameter has a gradient; call backward() before step()";
+  return any || item_of.empty() ? "" : "no parameter has a gradient; call backward() before step()";
 }
 
 // Throws on every rank if the ranks would do different steps. `options` is Optimizer::describe(), and
@@ -331,8 +340,7 @@ void ZeroBase::State::update(double grad_scale, const Tensor& loss_scale, const 
     if (gatherings.size() == 2) finish_first();
     gatherings.push_back(start_gathering(static_cast<int>(k), updated));
   }
-  const SpanScope exposed(items[static_cast<std::size_t>(item_of[0])].tensor.device(),
-                          Activity::communication, "wait for parameters");
+  const SpanScope exposed(items[0].tensor.device(), Activity::communication, "wait for parameters");
   while (!gatherings.empty()) finish_first();
   for (std::size_t i = 0; i < items.size(); ++i) {
     if (!updated[i]) continue;

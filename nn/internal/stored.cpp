@@ -8,6 +8,27 @@
 
 namespace tapestry::nn {
 
+bool is_undivided(const TensorSlot& slot) {
+  if (!slot.layout()) return true;
+  const std::vector<Cut>& cuts = slot.layout()->cuts();
+  return std::all_of(cuts.begin(), cuts.end(), [](const Cut& c) { return c.dim == Cut::kHeld; });
+}
+
+bool is_of_other_stage(const TensorSlot& slot) {
+  if (!slot.layout()) return false;
+  const std::vector<Cut>& cuts = slot.layout()->cuts();
+  return std::any_of(cuts.begin(), cuts.end(), [](const Cut& c) {
+    return c.dim == Cut::kHeld && std::count(c.holders.begin(), c.holders.end(), c.group->rank(0)) == 0;
+  });
+}
+
+bool is_of_several_stages(const TensorSlot& slot) {
+  if (!slot.layout()) return false;
+  const std::vector<Cut>& cuts = slot.layout()->cuts();
+  return std::any_of(cuts.begin(), cuts.end(),
+                     [](const Cut& c) { return c.dim == Cut::kHeld && c.holders.size() > 1; });
+}
+
 bool has_whole(const TensorSlot& slot) {
   return gives_whole(slot) || slot.replicas() == slot.layout()->ranks();
 }

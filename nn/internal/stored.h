@@ -40,6 +40,14 @@ inline bool gives_whole(const TensorSlot& slot) {
          (slot.is_full(replica) && slot.replica(replica).sizes() == slot.layout()->whole_sizes());
 }
 
+/// True if no rank has a part of the tensor: the slot has no layout, or the stages of a pipeline that use it
+/// hold all of it (Cut::kHeld), such as this rank's stage or another one.
+bool is_undivided(const TensorSlot& slot);
+/// True if stages of a pipeline on other ranks hold the tensor, and this rank has no elements of it.
+bool is_of_other_stage(const TensorSlot& slot);
+/// True if stages of a pipeline on several ranks hold the tensor: a tied weight.
+bool is_of_several_stages(const TensorSlot& slot);
+
 /// True if this process can read the whole value without communication: the slot is not divided, or is full
 /// now, or its replicas have all boxes, as in ShardedDataParallel.
 bool has_whole(const TensorSlot& slot);

@@ -7,6 +7,7 @@
 #include <map>
 #include <stdexcept>
 #include <thread>
+#include <tuple>
 
 #include "tapestry/distributed/comm/backend.h"
 #include "tapestry/tapestry.h"
@@ -16,7 +17,7 @@ using namespace tapestry::distributed;
 
 namespace {
 
-constexpr int kRanks = 2;
+constexpr int kRanks = 2;  // of each group
 
 /// A transport between the GPUs, like NCCL: a call enqueues its work on the current stream and returns, and
 /// the work runs when the streams of all ranks have reached it. run_local_ranks() cannot take its place,
@@ -32,12 +33,13 @@ class StreamBackend final : public Backend {
     std::atomic<bool> aborted{false};
   };
 
-  StreamBackend(std::shared_ptr<Room> room, int rank) : room_(std::move(room)), rank_(rank) {}
+  StreamBackend(std::shared_ptr<Room> room, int rank, int gpu)
+      : room_(std::move(room)), rank_(rank), gpu_(gpu) {}
 
   const char* name() const override { return "streams"; }
   int rank() const override { return rank_; }
   int size() const override { return kRanks; }
-  Device device() const override { return {DeviceType::cuda, rank_}; }
+  Device device() const override { return {DeviceType::cuda, gpu_}; }
   void poll() override {
     if (room_->aborted) fail<DistributedError>("[streams] aborted");
   }
@@ -86,7 +88,17 @@ class StreamBackend final : public Backend {
             });
   }
 
-  void all_reduce(void*, std::int64_t, DType, ReduceOp, Deadline) override { refuse(); }
+  void all_reduce(void* data, std::int64_t count, DType dtype, ReduceOp op, Deadline) override {
+    const std::size_t bytes = static_cast<std::size_t>(count) * dtype_size(dtype);
+    enqueue([=](Pieces& sent) { sent.push_back(read(data, bytes)); },
+            [=](Room::Meeting& m, int) {
+              const void* values[kRanks];
+              for (std::size_t from = 0; from < kRanks; ++from) values[from] = m.sent[from][0].data();
+              std::vector<std::byte> sums(bytes);
+              reduce_in_order(sums.data(), values, kRanks, count, dtype, op);
+              write(data, sums);
+            });
+  }
   void reduce(void*, std::int64_t, DType, ReduceOp, int, Deadline) override { refuse(); }
   void gather(const void*, void*, std::size_t, int, Deadline) override { refuse(); }
   void scatter(const void*, void*, std::size_t, int, Deadline) override { refuse(); }
@@ -146,7 +158,7 @@ class StreamBackend final : public Backend {
   }
 
   const std::shared_ptr<Room> room_;
-  const int rank_;
+  const int rank_, gpu_;
   int calls_ = 0;
 };
 
@@ -199,37 +211,50 @@ void check_passes(Three& net, const std::function<Tensor()>& forward, double row
 }  // namespace
 
 TEST_CASE("with offload over the streams of a transport, every access is ordered") {
-  for (const int limit : {1, 2}) {
-    CAPTURE(limit);
-    const Gpus gpus(kRanks);
+  struct Meetings {
+    std::shared_ptr<StreamBackend::Room> room = std::make_shared<StreamBackend::Room>();
+    std::shared_ptr<Store> store = memory_store();
+    std::shared_ptr<ProcessGroup> group(int rank, int gpu) const {
+      return make_process_group(std::make_shared<StreamBackend>(room, rank, gpu), store,
+                                {.timeout = std::chrono::seconds(60), .check = false});
+    }
+  };
+  for (const auto& [limit, copies, offload] :
+       {std::tuple(1, 1, true), {2, 1, true}, {2, 2, true}, {2, 2, false}}) {
+    CAPTURE(limit, copies, offload);
+    const int ranks = copies * kRanks;
+    const Gpus gpus(ranks);
     stand_in::execute();
     {
-      Three nets[kRanks];
-      const auto room = std::make_shared<StreamBackend::Room>();
-      const std::shared_ptr<Store> store = memory_store();
-      std::string errors[kRanks];
+      Three nets[2 * kRanks];
+      const Meetings rows[2], columns[kRanks];
+      std::string errors[2 * kRanks];
       std::vector<std::thread> threads;
-      for (int r = 0; r < kRanks; ++r)
-        threads.emplace_back([&, r] {
-          std::shared_ptr<ProcessGroup> group;
+      for (int i = 0; i < ranks; ++i)
+        threads.emplace_back([&, i, limit = limit, copies = copies, offload = offload] {
+          std::shared_ptr<ProcessGroup> group, across;
           try {
-            group = make_process_group(std::make_shared<StreamBackend>(room, r), store,
-                                       {.timeout = std::chrono::seconds(60), .check = false});
-            const Device device(DeviceType::cuda, r);
+            const int copy = i / kRanks, r = i % kRanks;
+            group = rows[copy].group(r, i);
+            if (copies > 1) across = columns[r].group(copy, i);
+            const Device device(DeviceType::cuda, i);
             const DeviceGuard guard(device);
-            Three& net = nets[r];
+            Three& net = nets[i];
             net.to(device);
-            const FsdpOptions options{
-                .group = group, .reshard_after_forward = true, .max_full_units = limit, .offload = true};
+            const FsdpOptions options{.group = group,
+                                      .replicate_group = across,
+                                      .reshard_after_forward = true,
+                                      .max_full_units = limit,
+                                      .offload = offload,
+                                      .reduce = ReduceOp::sum};
             for (nn::Module* m : std::vector<nn::Module*>{&net.a, &net.b, &net.c, &net})
               fully_shard(*m, options);
             const Tensor x = ones({3, 8}, device);
-            for (const double w : {0.1, 0.2})
-              check_passes(
-                  net, [&] { return net(x); }, 3, w);
+            for (const double w : {0.1, 0.2}) check_passes(net, [&] { return net(x); }, 3 * ranks, w);
           } catch (const std::exception& e) {
-            errors[r] = e.what();
-            if (group) group->abort(e.what());
+            errors[i] = e.what();
+            for (const auto& g : {group, across})
+              if (g) g->abort(e.what());
           }
         });
       for (std::thread& thread : threads) thread.join();
@@ -245,9 +270,7 @@ TEST_CASE("with offload of a ShardedDataParallel, every access is ordered") {
   ShardedDataParallel sharded(net, {"cuda:0", "cuda:1"},
                               {.units = {&net.a, &net.b}, .backend = "local", .offload = true});
   const Tensor x = ones({6, 8}, kCPU);
-  for (const double w : {0.1, 0.2})
-    check_passes(
-        net, [&] { return sharded(x); }, 6, w);
+  for (const double w : {0.1, 0.2}) check_passes(net, [&] { return sharded(x); }, 6, w);
 }
 #else
 #include <cstdio>

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "tapestry/tapestry.h"
+#include "tests/data_parallel/mode_cases.h"
 #include "tests/distributed/models.h"
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
@@ -16,106 +17,13 @@
 using namespace tapestry;
 using namespace tapestry::distributed;
 using namespace tapestry::test;
+using namespace mode_cases;
 using distributed_test::Group, distributed_test::kBounded;
 
 namespace {
 
 constexpr int kInputs = 3, kSide = 2, kOutputs = 2, kTrainedSteps = 5;
 constexpr double kTolerance = 1e-10;
-
-// A mistake of a training loop, which the comparison must find.
-enum class Fault {
-  none,
-  missing_sum,       // the last part of a step is not reduced
-  doubled,           // a rank counts twice
-  even_divisor,      // ranks with different numbers of samples have equal weights
-  even_parts,        // parts of different sizes have equal weights
-  local_statistics,  // batch norm over the samples of one rank
-  thawed,            // a frozen block is trained
-  other_samples,     // rank 1 reads the samples of rank 0
-  lost_part,         // a part of the last step is not read
-  other_clip,        // the largest norm is another
-  lost_input,        // the second input is zero on one rank
-};
-
-struct Case {
-  std::string mode;
-  std::uint64_t seed = 0;
-  int members = 2;  // ranks, devices or stages
-  int blocks = 4, width = 4;
-  bool tied = false, frozen = false, unused = false, second = false, norm = false;
-  int parts = 1;              // accumulation steps or micro-batches
-  int calls = 1;              // a step of a pipeline is this many calls, whose gradients add up
-  bool each = false;          // each part is reduced, and not only the last one
-  bool sums = false;          // gradients are summed over the ranks, and not averaged
-  int samples = 8, last = 8;  // in a step, and in the last step
-  bool adamw = false;
-  double clip = 0;       // 0 does not clip
-  bool largest = false;  // clips the largest gradient, and not the norm
-  bool small_buckets = false, find_unused = true, static_graph = false;
-  bool reshard = false;
-  int full_units = 2, units = 0;  // units: bit i makes block i a unit of its own
-  Schedule schedule = Schedule::gpipe;
-  bool checkpoint = false;
-  Fault fault = Fault::none;
-
-  std::string str() const {
-    std::string text = concat({mode, " seed ", seed, ", ", members, " members, ", blocks, " blocks of "});
-    text += concat({width, ", ", parts, " parts, ", calls, " calls, ", samples, " samples, in the last "});
-    text += concat({last, adamw ? ", AdamW" : ", SGD", ", clip ", clip, ", ", schedule_name(schedule)});
-    text += concat({", full units ", full_units, ", units ", units, ", reshard ", reshard});
-    text += concat({", small buckets ", small_buckets, ", find unused ", find_unused});
-    const std::pair<bool, const char*> flags[] = {{tied, "tied"},
-                                                  {frozen, "frozen"},
-                                                  {unused, "unused"},
-                                                  {second, "second input"},
-                                                  {norm, "batch norm"},
-                                                  {each, "each reduced"},
-                                                  {sums, "sums"},
-                                                  {largest, "clip of the largest"},
-                                                  {checkpoint, "checkpoint"},
-                                                  {static_graph, "static graph"}};
-    for (const auto& [on, name] : flags)
-      if (on) text += concat({", ", name});
-    return text;
-  }
-};
-
-bool is_pipeline(const Case& c) { return c.mode.ends_with("pipeline"); }
-bool replicates_on_devices(const Case& c) { return c.mode.starts_with("dp") || c.mode == "sharded"; }
-const std::vector<std::string> kModes{
-    "ddp",       "zero1",   "zero2",    "fsdp",          "dp",
-    "dp-master", "sharded", "pipeline", "rank pipeline", "strategy pipeline",
-    "model"};
-
-Case drawn(const std::string& mode, std::uint64_t seed) {
-  const auto number = std::find(kModes.begin(), kModes.end(), mode) - kModes.begin();
-  std::mt19937_64 random(seed * 1000003 + static_cast<std::uint64_t>(number));
-  const auto pick = [&](int low, int high) { return low + static_cast<int>(random() % (high - low + 1)); };
-  Case c{.mode = mode, .seed = seed};
-  c.members = pick(2, 4);
-  c.blocks = pick(4, 6);
-  c.width = pick(1, 9);
-  c.tied = pick(0, 1), c.frozen = pick(0, 2) == 0, c.unused = pick(0, 1), c.second = pick(0, 1);
-  // DataParallel's batch norm is that of each replica's samples.
-  c.norm = pick(0, 1) && !replicates_on_devices(c);
-  c.parts = pick(1, 3);
-  if (is_pipeline(c) && mode != "strategy pipeline") c.calls = pick(1, 2);
-  if (mode == "model") c.tied = false, c.parts = 1;
-  // Devices may be more than the samples of a part.
-  const int least = replicates_on_devices(c) ? c.parts : 2 * c.parts * c.members;
-  c.samples = pick(least, std::max(2 * least, 2 * c.members));
-  c.last = pick(least, c.samples);
-  c.adamw = pick(0, 1);
-  c.clip = pick(0, 1) ? 0.05 : 0;
-  c.small_buckets = pick(0, 1), c.find_unused = pick(0, 1);
-  c.reshard = pick(0, 1), c.full_units = pick(1, 3), c.units = pick(0, 63);
-  c.schedule = std::vector{Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble}[random() % 3];
-  c.checkpoint = pick(0, 2) == 0 && !c.norm;
-  c.each = pick(0, 1), c.sums = pick(0, 1), c.largest = pick(0, 2) == 0;
-  c.static_graph = pick(0, 1) && !c.second;
-  return c;
-}
 
 struct Net : nn::Callable<Net> {
   explicit Net(const Case& c) : second(c.second) {
@@ -277,8 +185,7 @@ Trace alone(Case c, double change = 0) {
     l.backward();
     return l.item();
   };
-  return trained(
-      c, net, loss, [&] { return copied(net.state_dict()); }, true);
+  return trained(c, net, loss, [&] { return copied(net.state_dict()); }, true);
 }
 
 Trace on_devices(const Case& c) {
@@ -302,15 +209,13 @@ Trace on_devices(const Case& c) {
     for (std::size_t i = 0; i < net.blocks.size(); ++i)
       if (c.units >> i & 1) options.units.push_back(net.blocks[i]);
     ShardedDataParallel<Net> parallel(net, devices, options);
-    return run(
-        parallel, [&] { return copied(parallel.whole_state_dict()); }, false);
+    return run(parallel, [&] { return copied(parallel.whole_state_dict()); }, false);
   }
   DataParallelOptions options{.mode =
                                   c.mode == "dp" ? DataParallelMode::replicated : DataParallelMode::master};
   if (c.small_buckets) options.bucket_cap_mb = options.first_bucket_mb = 1e-4;
   DataParallel<Net> parallel(net, devices, options);
-  return run(
-      parallel, [&] { return copied(net.state_dict()); }, true);
+  return run(parallel, [&] { return copied(net.state_dict()); }, true);
 }
 
 Trace on_rank(const Case& c, const Group& group) {
@@ -320,8 +225,11 @@ Trace on_rank(const Case& c, const Group& group) {
   if (c.norm && c.fault != Fault::local_statistics) convert_sync_batchnorm(net, group);
   std::unique_ptr<DistributedDataParallel<Net>> ddp;
   std::optional<FullyShard> fsdp;
-  if (c.mode == "fsdp") {
-    const FsdpOptions options{.group = group,
+  if (c.mode == "fsdp" || c.mode == "hsdp") {
+    std::optional<Mesh> mesh;
+    if (c.mode == "hsdp") mesh.emplace(group, std::vector<AxisSize>{{"replicate", 2}, {"shard", -1}});
+    const FsdpOptions options{.group = mesh ? (*mesh)["shard"].group() : group,
+                              .replicate_group = mesh ? (*mesh)["replicate"].group() : nullptr,
                               .reshard_after_forward = c.reshard,
                               .max_full_units = c.full_units,
                               .reduce = c.sums ? ReduceOp::sum : ReduceOp::mean};
@@ -350,7 +258,7 @@ Trace on_rank(const Case& c, const Group& group) {
       if (c.fault == Fault::lost_input && me == 1) mine.z = zeros_like(mine.z);
       std::optional<NoSync> quiet;
       if ((p + 1 < parts.size() && !c.each) || c.fault == Fault::missing_sum)
-        quiet.emplace(ddp ? ddp->no_sync() : fsdp->no_sync());
+        quiet.emplace(ddp ? ddp->no_sync() : c.by_copy ? fsdp->no_all_reduce() : fsdp->no_sync());
       const auto count = static_cast<double>(mine.size()), all = static_cast<double>(batch.size());
       double share = count * (c.sums ? 1 : ranks) / all;
       if (c.fault == Fault::even_divisor) share = static_cast<double>(parts[p].size()) / all;
@@ -429,7 +337,7 @@ Trace in_stages(const Case& c, const Group& group) {
   return trace;
 }
 
-// Model parallelism over devices, or a pipeline over ranks.
+// Model parallelism over devices, or a pipeline over ranks whose stages may be replicated or sharded.
 Trace by_strategy(const Case& c, const Group& group) {
   using Tensors = std::vector<Tensor>;
   Net net(c);
@@ -437,9 +345,15 @@ Trace by_strategy(const Case& c, const Group& group) {
   std::vector<Device> devices;
   for (int d = 0; d < (group ? 1 : c.members); ++d) devices.emplace_back(DeviceType::cpu, d);
   Strategy strategy(
-      group ? concat({"pipeline=", c.members, ":schedule=", schedule_name(c.schedule)}) : c.mode,
+      group ? concat({"pipeline=", c.members, ":schedule=", schedule_name(c.schedule),
+                      c.readers > 1 ? "," : "", c.with})
+            : c.mode,
       {.world = group, .devices = devices, .parts = c.parts});
-  strategy.wrap(net, {.forward = [&](const Tensors& in) { return Tensors{net(in[0], in[1])}; },
+  std::vector<nn::Module*> units;
+  for (std::size_t i = 0; i < net.blocks.size(); ++i)
+    if (c.units >> i & 1) units.push_back(net.blocks[i]);
+  strategy.wrap(net, {.units = units,
+                      .forward = [&](const Tensors& in) { return Tensors{net(in[0], in[1])}; },
                       .loss = [](const Tensors& out, const Tensors& targets) -> Loss {
                         return {mse_loss(out[0], targets[0]), static_cast<double>(targets[0].size(0))};
                       },
@@ -455,7 +369,11 @@ Trace by_strategy(const Case& c, const Group& group) {
   for (int step = 0; step < kTrainedSteps; ++step) {
     optimizer->zero_grad();
     const Batch batch = batch_of(c, step);
-    const auto read = [&](const auto&) { return distributed::Batch{{batch.x, batch.z}, {batch.y}}; };
+    const auto read = [&](const Part& part) {
+      const Samples own = strategy.share(batch.size(), part);
+      const Batch mine = batch.rows(own.first, own.count);
+      return distributed::Batch{{mine.x, mine.z}, {mine.y}};
+    };
     const Tensor loss = strategy.gradients(read, static_cast<double>(batch.size())).loss;
     trace.losses.push_back(strategy.sum({loss.item()})[0]);
     if (c.clip > 0) trace.norms.push_back(strategy.clip_grad_norm_(c.clip, norm_type(c)).item());
@@ -473,9 +391,10 @@ std::vector<Trace> in_mode(const Case& c) {
   if (c.mode == "model") return {by_strategy(c, nullptr)};
   if (replicates_on_devices(c)) return {on_devices(c)};
   const bool stages = c.mode == "rank pipeline", strategy = c.mode == "strategy pipeline";
-  std::vector<Trace> traces(static_cast<std::size_t>(c.members));
+  const int ranks = c.members * c.readers;
+  std::vector<Trace> traces(static_cast<std::size_t>(ranks));
   run_local_ranks(
-      c.members,
+      ranks,
       [&](const Group& group) {
         traces[static_cast<std::size_t>(group->rank())] = stages     ? in_stages(c, group)
                                                           : strategy ? by_strategy(c, group)
@@ -568,11 +487,11 @@ TEST_CASE("every mode trains random models as one process does") {
 }
 
 TEST_CASE("the comparison of modes finds mistakes") {
-  for (const char* mode : {"ddp", "zero1", "zero2", "fsdp"})
+  for (const char* mode : {"ddp", "zero1", "zero2", "fsdp", "hsdp"})
     for (int f = 0; f <= static_cast<int>(Fault::lost_input); ++f) {
       const Case c{.mode = mode,
                    .seed = 3,
-                   .members = 2,
+                   .members = std::string_view(mode) == "hsdp" ? 4 : 2,
                    .frozen = true,
                    .second = true,
                    .norm = true,

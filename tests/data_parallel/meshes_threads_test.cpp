@@ -67,7 +67,10 @@ TEST_CASE("a training goes on on any other mesh, and bit for bit on the same one
                                         "replicate=2:zero=2",
                                         "shard=3",
                                         "pipeline=2:schedule=zero-bubble",
-                                        "pipeline=2,replicate=2"};
+                                        "replicate=2,shard=2",
+                                        "pipeline=2,replicate=2:zero=1",
+                                        "pipeline=2,shard=2",
+                                        "pipeline=2,replicate=2,shard=2"};
   const tests::TempDir dir;
   const Result expected = train("none", 0, 2 * kSteps, "");
   std::map<std::string, Result> straight;

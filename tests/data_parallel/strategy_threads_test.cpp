@@ -182,8 +182,9 @@ TEST_CASE("every mode trains and evaluates as one process does") {
         CAPTURE(text, parts, mean);
         check_same(train(text, nullptr, parts, mean), expected, true);
       }
-      for (const char* text : {"ddp", "zero1", "replicate=2:zero=2", "fsdp", "pipeline=2",
-                               "pipeline=-1:schedule=gpipe", "pipeline=2:schedule=zero-bubble"}) {
+      for (const char* text : {"ddp", "zero1", "replicate=2:zero=2", "fsdp", "shard=2:gather=step",
+                               "shard=2:reduce=part", "pipeline=2", "pipeline=-1:schedule=gpipe",
+                               "pipeline=2:schedule=zero-bubble"}) {
         CAPTURE(text, parts, mean);
         const auto ranks = on_ranks<Trained>(2, [&](const Group& g) { return train(text, g, parts, mean); });
         for (std::size_t r = 0; r < 2; ++r) check_same(ranks[r], expected, r == 0);
@@ -195,12 +196,20 @@ TEST_CASE("axes that combine train and evaluate as one process does") {
   const Trained expected = expected_training();
   for (const bool mean : {false, true})
     for (const int parts : {1, 2})
-      for (const char* text : {"pipeline=2,replicate=2", "pipeline=2:schedule=gpipe,replicate=-1",
-                               "pipeline=2:schedule=zero-bubble,replicate=2"}) {
+      for (const char* text :
+           {"pipeline=2,replicate=2", "pipeline=2:schedule=gpipe,replicate=-1:zero=1",
+            "pipeline=2:schedule=zero-bubble,replicate=2:zero=2", "pipeline=2,shard=2",
+            "pipeline=2:schedule=gpipe,shard=2", "pipeline=2:schedule=zero-bubble,shard=2:gather=part",
+            "replicate=2,shard=2", "replicate=-1,shard=2:reduce=part"}) {
         CAPTURE(text, parts, mean);
         const auto ranks = on_ranks<Trained>(4, [&](const Group& g) { return train(text, g, parts, mean); });
         for (std::size_t r = 0; r < 4; ++r) check_same(ranks[r], expected, r == 0);
       }
+  for (const char* text : {"pipeline=2,replicate=2,shard=2", "pipeline=2:schedule=zero-bubble,replicate=2,shard=-1:gather=part:reduce=part"}) {
+    CAPTURE(text);
+    const auto ranks = on_ranks<Trained>(8, [&](const Group& g) { return train(text, g, 2, true); });
+    for (std::size_t r = 0; r < 8; ++r) check_same(ranks[r], expected, r == 0);
+  }
 }
 
 namespace {
@@ -224,11 +233,21 @@ TEST_CASE("a process without samples takes part in a step") {
     CAPTURE(text);
     CHECK(norm(text, nullptr, 3) == Approx(expected).epsilon(1e-12));
   }
-  for (const char* text : {"ddp", "replicate=3:zero=2", "fsdp"}) {
+  for (const char* text : {"ddp", "replicate=3:zero=2", "fsdp", "replicate=3,shard=2"}) {
     CAPTURE(text);
-    for (const double got : on_ranks<double>(3, [&](const Group& g) { return norm(text, g, 1); }))
+    const int ranks = std::string_view(text).ends_with("shard=2") ? 6 : 3;
+    for (const double got : on_ranks<double>(ranks, [&](const Group& g) { return norm(text, g, 1); }))
       CHECK(got == Approx(expected).epsilon(1e-12));
   }
+  for (const char* text :
+       {"pipeline=2,replicate=3:zero=2", "pipeline=2,shard=3",
+        "pipeline=2:schedule=zero-bubble,shard=3:gather=part",
+        "pipeline=2:schedule=zero-bubble,replicate=3"})
+    for (const int parts : {1, 2}) {
+      CAPTURE(text, parts);
+      for (const double got : on_ranks<double>(6, [&](const Group& g) { return norm(text, g, parts); }))
+        CHECK(got == Approx(expected).epsilon(1e-12));
+    }
 }
 
 TEST_CASE("the divisor of a step may be rounded, and what a step counts that fails is forgotten") {
@@ -304,7 +323,13 @@ TEST_CASE("a strategy's text that cannot be trained is refused, and the message 
   refused("replicate=2:zero=3", "zero is 3; choose one of 1|2");
   refused("replicate=2:devices:zero=1", "has no option zero");
   CHECK_FALSE(plan_strategy("replicate=2:zero=1", false).over_devices);
-  refused("shard=2:compress=f16", "shard over ranks has no option compress; it has none");
+  refused("shard=2:compress=f16",
+          "shard over ranks has no option compress; it has gather=part|step reduce=step|part");
+  refused("shard=2:gather=never", "gather is never; choose one of part|step");
+  refused("shard=2:reduce=never", "reduce is never; choose one of step|part");
+  refused("replicate=2:compress=f16,shard=2",
+          "shard and replicate:compress cannot be combined; fully_shard adds");
+  CHECK(plan_strategy("replicate=2,shard=2", true).size == 4);
   refused("tensor=2", "this program has no axis tensor over ranks");
   CHECK_FALSE(plan_strategy("pipeline=2", true).over_devices);
   CHECK(plan_strategy("pipeline=2:schedule=sequential", true).over_devices);
@@ -445,6 +470,41 @@ TEST_CASE("a report has what each axis sent, and the memory of each device by ki
            return bytes;
          }))
       CHECK(own == sent);
+  }
+}
+
+TEST_CASE("each axis of replicate x shard reports its own bytes, with sender and receiver") {
+  // By hand, in elements of 8 bytes: full units have 42, 48 and 28. fc1 and fc2 are gathered twice.
+  constexpr std::int64_t kGathered = 2 * 42 + 2 * 48 + 28, kScattered = 42 + 48 + 28;
+  // The shards and flags of a unit are in one buffer, each at a multiple of 64 bytes.
+  constexpr std::int64_t kShards = (24 + 8 + 8) + (24 + 8 + 8) + (16 + 8 + 8);
+  for (const char* reduce : {"step", "part"}) {
+    const std::int64_t parts = std::string_view(reduce) == "part" ? 2 : 1;
+    const auto wrong = on_ranks<std::string>(4, [&](const Group& world) -> std::string {
+      Strategy strategy(concat({"replicate=2,shard=2:reduce=", reduce}), {.world = world, .parts = 2});
+      require(strategy.data_group() && strategy.data_group()->size() == 4, "the group of the data");
+      const auto net = make_mlp();
+      strategy.wrap(*net, parts_of(*net, true));
+      const Batch all = whole_batch(0);
+      strategy.gradients([&](const Part& part) { return narrowed(all, strategy.share(kSamples, part)); },
+                         valid(all.targets[0]));
+      std::string text;
+      for (const AxisReport& axis : strategy.report())
+        text += concat({axis.axis, " ", axis.bytes_sent, "; "});
+      for (const Transfer& t : strategy.transfers())
+        text += concat({t.from - world->rank(), " to ", (t.to - world->rank() + 4) % 4, " ", t.bytes, " ",
+                        t.what, " ", t.axis, "; "});
+      // Each part gathers, and each that reduces scatters; the copies add up once.
+      const std::int64_t gathered = 2 * kGathered * 4, scattered = parts * kScattered * 4,
+                         added = kShards * 8;
+      const int next = world->rank() % 2 ? 3 : 1;  // along `shard`
+      const std::string expected =
+          concat({"shard ", gathered + scattered, "; replicate ", added, "; 0 to ", next, " ", gathered,
+                  " parameters shard; 0 to ", next, " ", scattered, " gradients shard; 0 to 2 ", added,
+                  " gradients replicate; "});
+      return text == expected ? "" : text + "\ninstead of\n" + expected;
+    });
+    CHECK(wrong == std::vector<std::string>(4));
   }
 }
 

@@ -226,21 +226,21 @@ void told(RankProcesses& job, int rank, const Texts& texts) {
 
 TEST_CASE("in each phase of a combined step, a killed rank is named with an axis and the coordinates") {
   if (!has_gloo()) return;
-  struct Killed {
-    std::string mode, phase;
-    std::unique_ptr<RankProcesses> job;
-  };
-  std::vector<Killed> all;
-  for (const char* phase : {"forward", "backward", "clip", "evaluate"})
-    all.push_back({"pipeline=2,replicate=2", phase, nullptr});
-  for (Killed& k : all) k.job = start(k.mode, "KILL", k.phase);
-  for (Killed& k : all)
-    for (int rank = 0; rank < 3; ++rank) {
-      CAPTURE(k.mode, k.phase);
-      told(*k.job, rank, {"rank 3 is silent (frozen, dead or cut off)"});
-      CHECK_THAT(k.job->wait(rank).output,
-                 ContainsSubstring("(pipeline=1)#") || ContainsSubstring("(replicate=1)#"));
-    }
+  for (const std::string mode : {"pipeline=2,replicate=2", "pipeline=2,shard=2", "replicate=2,shard=2"}) {
+    const std::vector<std::string> phases{"forward", "backward", "clip", "evaluate"};
+    std::vector<std::unique_ptr<RankProcesses>> jobs;
+    for (const std::string& phase : phases) jobs.push_back(start(mode, "KILL", phase));
+    const std::string outer = mode.substr(0, mode.find('=')), rest = mode.substr(mode.find(',') + 1),
+                      inner = rest.substr(0, rest.find('='));
+    for (std::size_t p = 0; p < phases.size(); ++p)
+      for (int rank = 0; rank < 3; ++rank) {
+        CAPTURE(mode, phases[p]);
+        told(*jobs[p], rank, {"rank 3 is silent (frozen, dead or cut off)"});
+        // The axis of the call, and the coordinate of its ranks along the other one.
+        CHECK_THAT(jobs[p]->wait(rank).output,
+                   ContainsSubstring("(" + outer + "=1)#") || ContainsSubstring("(" + inner + "=1)#"));
+      }
+  }
 }
 
 TEST_CASE("in each mode over ranks, a rank that fails is named with the axis and the coordinates") {

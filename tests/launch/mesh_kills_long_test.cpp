@@ -61,7 +61,8 @@ TEST_CASE("a rank of a job that is killed on some mesh", "[.]") {
 
 TEST_CASE("50 kills at random moments lose nothing that was saved, on whatever mesh the job restarts") {
   if (!has_gloo()) return;
-  const std::vector<std::string> meshes{"pipeline=2,replicate=2", "shard=3", "pipeline=2"};
+  const std::vector<std::string> meshes{"pipeline=2,replicate=2,shard=2", "replicate=2,shard=2", "shard=3",
+                                        "pipeline=2"};
   const tests::TempDir dir;
   std::mt19937_64 random(7);
   std::int64_t saved = 0;

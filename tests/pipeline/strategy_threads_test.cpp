@@ -1,106 +1,11 @@
 // A strategy that gives each rank one stage of a model trains as one process does, and keeps one stage on
 // each rank.
-#include <mutex>
-
 #include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
-#include "tapestry/tapestry.h"
-#include "tests/support/catch.h"
-#include "tests/support/distributed.h"
+#include "tests/pipeline/strategy_job.h"
 #include "tests/support/files.h"
 
-using namespace tapestry;
-using namespace tapestry::distributed;
-using distributed_test::Group, distributed_test::on_ranks, distributed_test::require;
-using Tensors = std::vector<Tensor>;
-
-namespace {
-
-constexpr std::int64_t kWords = 7, kSamples = 10;
-
-// The first and the last stage of three share a parameter, and the second has buffers. A bias before bn would
-// have a gradient of rounding errors, which AdamW does not damp.
-struct Net : nn::Module {
-  nn::Embedding& embed = add<nn::Embedding>("embed", {.num_embeddings = kWords, .embedding_dim = 4});
-  nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = 4, .out_features = 6, .bias = false});
-  nn::BatchNorm1d& bn = add<nn::BatchNorm1d>("bn", {.num_features = 6});
-  nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 6, .out_features = 4});
-  nn::Linear& head = add<nn::Linear>("head", {.in_features = 4, .out_features = kWords, .bias = false});
-  Net() { head.weight = embed.weight; }
-  Tensor middle(const Tensor& x) { return bn(fc1(x)).tanh(); }
-  Tensor end(const Tensor& x) { return head(fc2(x).tanh()); }
-  Tensor forward(const Tensor& words) override { return end(middle(embed(words))); }
-
-  std::vector<Stage> stages(const std::vector<Device>& on) {
-    const auto second = [this](const Tensor& x) { return middle(x); };
-    const auto third = [this](const Tensor& x) { return end(x); };
-    return {{embed, on.at(0)}, {second, on.at(1), {fc1, bn}}, {third, on.at(2), {fc2, head}}};
-  }
-};
-
-// Ranks are threads, and share the generator.
-std::unique_ptr<Net> make_net(bool on_meta) {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  std::optional<DeviceGuard> meta;
-  if (on_meta) meta.emplace("meta");
-  manual_seed(3);
-  return std::make_unique<Net>();
-}
-
-struct Job {
-  Strategy strategy;
-  std::unique_ptr<Net> net;
-  std::unique_ptr<optim::Optimizer> optimizer;
-  optim::GradScaler scaler{{.init_scale = 1024}};
-  std::vector<double> losses, norms, scales;
-
-  Job(const std::string& text, const Group& world)
-      : strategy(text, {.world = world, .parts = 2}), net(make_net(strategy.builds_in_parts())) {
-    strategy.wrap(*net,
-                  {.forward = [this](const Tensors& in) { return Tensors{(*net)(in[0])}; },
-                   .loss = [](const Tensors& out, const Tensors& targets) -> Loss {
-                     return {cross_entropy(out[0], targets[0]), static_cast<double>(targets[0].size(0))};
-                   },
-                   .stages = [this](const std::vector<Device>& on) { return net->stages(on); }});
-    optimizer = make_optimizer<optim::AdamW>(strategy, net->parameters(), {.lr = 0.05});
-  }
-  nn::Training training() { return {net.get(), optimizer.get(), nullptr, &scaler}; }
-
-  void train(int from, int to) {
-    for (int step = from; step < to; ++step) {
-      optimizer->zero_grad();
-      const Tensor words = (arange(kSamples) * (step + 2)).remainder(kWords),
-                   next = (arange(kSamples) + step).remainder(kWords);
-      const auto read = [&](const Part& part) {
-        const Samples mine = strategy.share(kSamples, part);
-        return Batch{{words.narrow(0, mine.first, mine.count)}, {next.narrow(0, mine.first, mine.count)}};
-      };
-      const Tensor loss = strategy.gradients(read, kSamples, &scaler).loss;
-      losses.push_back(strategy.sum({loss.item()})[0]);
-      // One stage has a gradient that all must notice.
-      if (const Tensor g = net->fc1.weight->grad(); step == 1 && g.defined()) g.fill_(INFINITY);
-      scaler.unscale_(*optimizer);
-      norms.push_back(strategy.clip_grad_norm_(0.5).item());
-      scaler.step(*optimizer);
-      scaler.update();
-      scales.push_back(scaler.get_scale());
-    }
-  }
-};
-
-double distance(const nn::StateDict& a, const nn::StateDict& b) {
-  REQUIRE(a.size() == b.size());
-  double most = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    REQUIRE(a[i].first == b[i].first);
-    most = std::max(most, (a[i].second.to(DType::f64) - b[i].second.to(DType::f64)).abs().max().item());
-  }
-  return most;
-}
-
-constexpr double kClose = 1e-4;  // AdamW enlarges the rounding errors of f32
-
-}  // namespace
+using namespace strategy_job;
+using distributed_test::on_ranks, distributed_test::require;
 
 TEST_CASE("stages on ranks train a model with a tied weight, built on meta, as one process does") {
   Job one("none", nullptr);
@@ -121,12 +26,7 @@ TEST_CASE("stages on ranks train a model with a tied weight, built on meta, as o
       require(job.strategy.report().size() == 1, "one axis");
       seen.bytes = job.strategy.report()[0].bytes_sent;
       seen.whole = job.strategy.whole_state();
-      seen.evaluated =
-          job.strategy.evaluate(1,
-                                [](std::int64_t) {
-                                  return Batch{{arange(kWords)}, {arange(kWords)}};
-                                })
-              ->mean();
+      seen.evaluated = job.evaluated();
       return seen;
     });
     one.net->eval();

@@ -125,9 +125,63 @@ Measured train(const planner::Model& model, const Load& load) {
   return all;
 }
 
+// Runs fn on 4 ranks: two copies of a model, which two ranks divide. The link between copies is the slow one.
+void on_slow_copies(const std::function<void(const FsdpOptions&, int rank)>& fn) {
+  constexpr int kCopies = 2;
+  std::vector<std::vector<std::shared_ptr<Backend>>> rows, columns;
+  std::vector<std::shared_ptr<Store>> row_stores, column_stores;
+  for (int i = 0; i < kRanks; ++i) {  // as many rows as columns
+    rows.push_back(local_backends(kRanks)), row_stores.push_back(memory_store());
+    columns.push_back(local_backends(kCopies)), column_stores.push_back(memory_store());
+  }
+  std::vector<std::thread> ranks;
+  for (std::size_t copy = 0; copy < kCopies; ++copy)
+    for (std::size_t r = 0; r < kRanks; ++r)
+      ranks.emplace_back([&, copy, r] {
+        const ThreadShare share(1);
+        fn({.group = make_process_group(rows[copy][r], row_stores[copy]),
+            .replicate_group = make_process_group(
+                std::make_shared<DelayedBackend>(columns[r][copy], kMsPerMib), column_stores[r])},
+           static_cast<int>(copy * kRanks + r));
+      });
+  for (std::thread& rank : ranks) rank.join();
+}
+
+void measure_copies(int rounds) {
+  std::printf(
+      "\n2 copies of the model on 2 ranks each, a link of %g ms per MiB between the copies alone: "
+      "milliseconds "
+      "per step, medians\n\n| computed on | all-reduces | exposed |\n|---|---|---|\n",
+      kMsPerMib);
+  for (const Load& load : kLoads) {
+    std::vector<double> transport, exposed;
+    std::mutex mutex;
+    on_slow_copies([&](const FsdpOptions& options, int rank) {
+      nn::Sequential net;
+      for (int i = 0; i < kBlocks; ++i) net.append<Layer>(load);
+      for (nn::Module* const block : net.children()) fully_shard(*block, options);
+      const FullyShard sharded = fully_shard(net, options);
+      const Tensor x = randn({load.samples, kWidth});
+      for (int i = -2; i < rounds * kSteps; ++i) {
+        sharded.reset_report();
+        net(x).square().mean().backward();
+        if (i < 0 || rank > 0) continue;
+        double all = 0, waited = 0;
+        for (const FsdpUnitReport& unit : sharded.report().units)
+          all += unit.all_reduce_s * 1e3, waited += unit.all_reduce_exposed_s * 1e3;
+        const std::lock_guard lock(mutex);
+        transport.push_back(all), exposed.push_back(waited);
+      }
+    });
+    std::printf("| %s | %.1f | %.1f |\n", load.name, median(transport), median(exposed));
+    std::fflush(stdout);
+  }
+}
+
 }  // namespace
 
 void measure_overlap(int rounds) {
+  measure_copies(rounds);
   std::printf("\n%d blocks of 8 MiB, %d ranks, a link of %g ms per MiB: milliseconds per step, medians\n\n",
               kBlocks, kRanks, kMsPerMib);
   std::printf(

@@ -11,6 +11,7 @@
 #include "tapestry/distributed/common/internal/same_model.h"
 #include "tapestry/distributed/common/rank_check.h"
 #include "tapestry/nn/internal/optimizers_of.h"
+#include "tapestry/nn/internal/stored.h"
 #include "tapestry/nn/module.h"
 
 namespace tapestry::distributed {
@@ -20,9 +21,8 @@ constexpr std::int64_t kNotCounted = -1;  // a shard without elements, which opt
 
 }  // namespace
 
-RankDrift::RankDrift(const char* op, std::shared_ptr<ProcessGroup> group, nn::NamedSlots parameters,
-                     int every)
-    : op_(op), group_(std::move(group)), parameters_(std::move(parameters)), every_(every) {
+RankDrift::RankDrift(const char* op, RankGrid grid, nn::NamedSlots parameters, int every)
+    : op_(op), grid_(std::move(grid)), parameters_(std::move(parameters)), every_(every) {
   check(every >= 0, "[", op, "] check_every is ", every, "; pass a number of passes, or 0 for never");
   seen_.resize(parameters_.size());
   if (every > 0) count_changes();
@@ -31,6 +31,11 @@ RankDrift::RankDrift(const char* op, std::shared_ptr<ProcessGroup> group, nn::Na
 const Tensor& RankDrift::own(std::size_t i) const {
   const nn::TensorSlot& slot = parameters_[i].second;
   return slot.layout() ? slot.layout()->stored(0) : slot.replica(0);
+}
+
+bool RankDrift::is_whole(std::size_t i) const {
+  const nn::TensorSlot& slot = parameters_[i].second;
+  return !slot.layout() || (same_stage && nn::is_undivided(slot));
 }
 
 // How often each parameter was changed since the last call. 0 for a tensor that replaced another one.
@@ -77,40 +82,51 @@ std::string RankDrift::describe() {
 std::uint64_t RankDrift::fingerprint() { return fnv1a(describe()); }
 
 void RankDrift::compare_optimizers() {
-  check_same_lines(*group_, op_, "optimizers", describe(),
+  compare_in_grid(grid_, [&](ProcessGroup& group) { compare_optimizers(group); });
+}
+void RankDrift::compare_optimizers(ProcessGroup& group) {
+  check_same_lines(group, op_, "optimizers", describe(),
                    "construct, schedule and step the optimizers on all ranks in the same way");
 }
 
 void RankDrift::compare_values() {
+  compare_in_grid(grid_, [&](ProcessGroup& group) { compare_values(group); });
+}
+void RankDrift::compare_values(ProcessGroup& group) {
   NamedTensors whole;
-  for (const auto& [name, slot] : parameters_)
-    if (!slot.layout()) whole.emplace_back(name, slot.replica(0));
-  check_same_values(*group_, op_, whole);
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (is_whole(i)) whole.emplace_back(parameters_[i].first, own(i));
+  check_same_values(group, op_, whole);
 }
 
 void RankDrift::after_pass() {
   if (every_ == 0 || (++passes_ > 2 && passes_ % static_cast<std::uint64_t>(every_) != 0)) return;
   std::vector<std::int64_t> mine = count_changes();
   mine.push_back(std::bit_cast<std::int64_t>(fingerprint()));
-  const std::vector<std::int64_t> all = all_gather_numbers(*group_, mine, "changes since the last check");
+  compare_in_grid(grid_, [&](ProcessGroup& group) { compare_changes(group, mine); });
+}
+
+// `mine` has the changes of each parameter, and then fingerprint().
+void RankDrift::compare_changes(ProcessGroup& group, const std::vector<std::int64_t>& mine) {
+  const std::vector<std::int64_t> all = all_gather_numbers(group, mine, "changes since the last check");
   const std::size_t stride = mine.size(), count = stride - 1;
   const auto of = [&](std::size_t rank, std::size_t i) { return all[rank * stride + i]; };
-  const std::size_t ranks = static_cast<std::size_t>(group_->size());
+  const std::size_t ranks = static_cast<std::size_t>(group.size());
   for (std::size_t r = 1; r < ranks; ++r)
-    if (of(r, count) != of(0, count)) return compare_optimizers();
+    if (of(r, count) != of(0, count)) return compare_optimizers(group);
   bool whole_differ = false;
   for (std::size_t i = 0; i < count; ++i) {
     std::size_t first = 0;  // a rank that has elements of the parameter
     while (first + 1 < ranks && of(first, i) == kNotCounted) ++first;
     for (std::size_t r = first + 1; r < ranks; ++r) {
       if (of(r, i) == kNotCounted || of(r, i) == of(first, i)) continue;
-      whole_differ = whole_differ || !parameters_[i].second.layout();
-      check(!parameters_[i].second.layout(), "[", op_, "] the ranks changed ", parameters_[i].first,
+      whole_differ = whole_differ || is_whole(i);
+      check(is_whole(i), "[", op_, "] the ranks changed ", parameters_[i].first,
             " differently since the last check: rank ", first, " ", of(first, i), " times, rank ", r, " ",
             of(r, i), " times\n  step, load and initialise it on all ranks");
     }
   }
-  if (whole_differ) compare_values();
+  if (whole_differ) compare_values(group);
 }
 
 void check_ranks(const char* op, const std::shared_ptr<ProcessGroup>& group,

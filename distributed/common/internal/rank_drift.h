@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tapestry/distributed/comm/process_group.h"
+#include "tapestry/distributed/common/internal/same_model.h"
 #include "tapestry/nn/materialize.h"
 
 namespace tapestry::optim {
@@ -20,7 +21,14 @@ class RankDrift {
  public:
   /// `op` begins the texts of errors. after_pass() compares in the first two passes and in every `every`-th
   /// one; 0 means never.
-  RankDrift(const char* op, std::shared_ptr<ProcessGroup> group, nn::NamedSlots parameters, int every = 0);
+  RankDrift(const char* op, std::shared_ptr<ProcessGroup> group, nn::NamedSlots parameters, int every = 0)
+      : RankDrift(op, RankGrid{std::move(group)}, std::move(parameters), every) {}
+  /// Compares in both groups of a grid.
+  RankDrift(const char* op, RankGrid grid, nn::NamedSlots parameters, int every);
+
+  /// True if the group's ranks replicate one stage of a pipeline, so that what one of them holds as a whole
+  /// (Cut::kHeld), all do.
+  bool same_stage = false;
 
   /// The optimizers that have at least one of the parameters.
   const std::vector<optim::Optimizer*>& optimizers();
@@ -45,11 +53,15 @@ class RankDrift {
     std::uint32_t version = 0;
   };
   const Tensor& own(std::size_t i) const;
+  bool is_whole(std::size_t i) const;
   std::vector<std::int64_t> count_changes();
   std::string describe();
+  void compare_optimizers(ProcessGroup& group);
+  void compare_values(ProcessGroup& group);
+  void compare_changes(ProcessGroup& group, const std::vector<std::int64_t>& mine);
 
   const char* const op_;
-  const std::shared_ptr<ProcessGroup> group_;
+  const RankGrid grid_;
   const nn::NamedSlots parameters_;
   const int every_;
   std::uint64_t passes_ = 0, version_ = 0;

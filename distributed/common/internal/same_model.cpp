@@ -150,6 +150,42 @@ void broadcast_values(ProcessGroup& group, const NamedTensors& tensors, std::str
   }
 }
 
+namespace {
+
+// Collective over `others`: throws on all of them if one has an error.
+void share_error(ProcessGroup& others, const std::string& own) {
+  const std::int64_t failed = !own.empty();
+  const std::vector<std::int64_t> all = all_gather_numbers(others, {&failed, 1}, "whether ranks differ");
+  if (std::all_of(all.begin(), all.end(), [](std::int64_t f) { return f == 0; })) return;
+  const std::vector<std::string> texts = all_gather_text(others, own, "how ranks differ");
+  for (const std::string& text : texts)
+    if (!text.empty()) fail(own.empty() ? text : own);
+}
+
+}  // namespace
+
+void compare_in_grid(const RankGrid& grid, const std::function<void(ProcessGroup&)>& compare) {
+  if (!grid.replicas) return compare(*grid.group);
+  // An error of a row is one of a member of each column, and the other way round.
+  const auto compare_and_share = [&](ProcessGroup& own, ProcessGroup& others) {
+    std::string error;
+    try {
+      compare(own);
+    } catch (const ValueError& e) {
+      error = concat({e.what(), "\n  these are the ranks of the group ", own.name()});
+    }
+    share_error(others, error);
+  };
+  compare_and_share(*grid.group, *grid.replicas);
+  compare_and_share(*grid.replicas, *grid.group);
+}
+
+void broadcast_in_grid(const RankGrid& grid, const NamedTensors& values, const NamedTensors& own_part,
+                       std::string_view what) {
+  broadcast_values(*grid.group, values, what);
+  if (grid.replicas) broadcast_values(*grid.replicas, own_part, what);
+}
+
 std::string listed(const std::vector<std::string>& names, std::size_t most) {
   std::string text;
   for (std::size_t i = 0; i < std::min(names.size(), most); ++i) text += (i ? ", " : "") + names[i];

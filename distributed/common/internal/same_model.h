@@ -1,6 +1,8 @@
 #pragma once
 // Ranks that train one model must have the same parameters. DistributedDataParallel and fully_shard compare
 // them between the ranks, and begin with rank 0's values.
+#include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -35,6 +37,22 @@ void check_same_values(ProcessGroup& group, const char* op, const NamedTensors& 
 /// Collective: copies the values of the rank `root` to all ranks. Tensors of one dtype and device share
 /// messages.
 void broadcast_values(ProcessGroup& group, const NamedTensors& tensors, std::string_view what, int root = 0);
+
+/// The ranks that train copies of a divided model. `group` has the ranks that divide this rank's copy, and
+/// `replicas` those that have the same part of the other copies; null if there is one copy. The groups are
+/// the rows and the columns of a grid.
+struct RankGrid {
+  std::shared_ptr<ProcessGroup> group, replicas = {};
+};
+
+/// Collective: calls compare(*grid.group), and then compare(*grid.replicas). If it throws ValueError on all
+/// ranks of a row or of a column, all ranks of the grid throw ValueError with the text of one of them.
+void compare_in_grid(const RankGrid& grid, const std::function<void(ProcessGroup&)>& compare);
+
+/// Collective: broadcast_values() of the first rank of the grid. `own_part` has this rank's part of `values`,
+/// which is all that it gets from another copy.
+void broadcast_in_grid(const RankGrid& grid, const NamedTensors& values, const NamedTensors& own_part,
+                       std::string_view what);
 
 /// "conv1.weight, conv1.bias and 12 more"
 std::string listed(const std::vector<std::string>& names, std::size_t most);

@@ -15,6 +15,10 @@ namespace {
 // Scopes whose graphs may still exist. Older ones are forgotten: their backward gathers without a plan.
 constexpr std::size_t kKeptOccurrences = 1 << 14;
 
+// Units whose shards may be in an all-reduce at one time. Two, so that the link between the copies of the
+// model goes on while backward computes a unit.
+constexpr std::size_t kAllReducesInFlight = 2;
+
 // The models in whose scopes this thread is.
 std::vector<const ShardedModel*>& scopes_of_thread() {
   static thread_local std::vector<const ShardedModel*> models;
@@ -50,7 +54,8 @@ void ShardedModel::remove(ShardedUnit& unit) {
     std::erase_if(l.tape, [&](const Occurrence& o) { return o.unit == &unit; });
     for (const auto& pass : l.passes) {
       pass->steps.erase(pass->steps.begin() + static_cast<std::ptrdiff_t>(pass->next), pass->steps.end());
-      for (auto* list : {&pass->open, &pass->closed, &pass->extra, &pass->unplanned_gradients})
+      for (auto* list :
+           {&pass->open, &pass->closed, &pass->extra, &pass->unplanned_gradients, &pass->summing})
         std::erase(*list, &unit);
       if (pass->scattering == &unit) pass->scattering = nullptr;
     }
@@ -82,7 +87,8 @@ int ShardedModel::count_full(const ShardedUnit* computing, int replica) {
   for (const ShardedUnit* u : units_) {
     if (!u->has_parameters() || (!u->is_full(replica) && !u->is_arriving(replica))) continue;
     if (u == computing) ++count;
-    else if (u->users(replica) == 0 && !is_open(*u, replica) && (u->reshards || u->is_arriving(replica)))
+    else if (u->users(replica) == 0 && !is_open(*u, replica) &&
+             ((u->reshards && !keeps_full_) || u->is_arriving(replica)))
       ++count;
   }
   return count;
@@ -97,6 +103,19 @@ bool ShardedModel::is_open(const ShardedUnit& unit, int replica) {
 void ShardedModel::post(ShardedUnit& unit, const ShardedUnit* computing, int replica) {
   unit.post_gather(replica);
   lane(replica).most_full = std::max(lane(replica).most_full, count_full(computing, replica));
+}
+
+// What an unfinished step has left full is old.
+void ShardedModel::keep_full() {
+  let_go();
+  keeps_full_ = true;
+}
+
+void ShardedModel::let_go() {
+  keeps_full_ = false;
+  for (int replica = 0; replica < static_cast<int>(lanes_.size()); ++replica)
+    for (ShardedUnit* u : units_)
+      if (u->users(replica) == 0 && !is_open(*u, replica)) u->release(replica);
 }
 
 // ---- forward ----
@@ -184,7 +203,7 @@ void ShardedModel::begin_forward(ShardedUnit& unit, bool by_hand, Lane& l) {
 
 void ShardedModel::enter_forward(ShardedUnit& unit, int replica) {
   Lane& l = lane(replica);
-  const bool needs_gather = unit.users(replica) == 0;
+  const bool needs_gather = unit.users(replica) == 0 && !(keeps_full_ && unit.is_full(replica));
   if (needs_gather) post(unit, &unit, replica);
   // The ranks must post the same gathers. So this depends on the order of calls alone, and not on whether the
   // shards have changed.
@@ -209,7 +228,7 @@ void ShardedModel::leave_forward(ShardedUnit& unit, int replica, std::uint64_t e
     if (own != l.tape.rend()) own->left = autograd::next_sequence();
   }
   // Without a graph, no backward comes that would free the unit.
-  const bool keep = entered != 0 && may_keep && !failed && !unit.reshards;
+  const bool keep = entered != 0 && !failed && (keeps_full_ || (may_keep && !unit.reshards));
   if (unit.users(replica) == 0 && !keep) unit.release(replica);
   if (--l.depth > 0) return;
   for (ShardedUnit* u : units_) {
@@ -274,6 +293,7 @@ ShardedModel::Pass& ShardedModel::current_pass(int replica, std::uint64_t id) {
   pass->id = id;
   pass->accumulates = autograd::pass_position().accumulates;
   pass->synchronize = *synchronize;
+  pass->all_reduce = *all_reduce;
   pass->steps = plan(l);
   for (const Step& step : pass->steps)
     if (step.last) pass->awaited[step.unit] = step.unit->count_reached(replica);
@@ -296,6 +316,7 @@ void ShardedModel::take_step(Pass& pass, int replica) {
 void ShardedModel::open(Pass& pass, int replica, ShardedUnit& unit) {
   pass.open.push_back(&unit);
   std::erase(pass.extra, &unit);
+  if (pass.ended) return;
   if (!unit.is_full(replica)) post(unit, &unit, replica);
   for (std::size_t i = pass.next; i < pass.steps.size() && count_full(&unit, replica) < max_full_units; ++i) {
     ShardedUnit& ahead = *pass.steps[i].unit;
@@ -307,7 +328,7 @@ void ShardedModel::close(Pass& pass, int replica, ShardedUnit& unit, bool last) 
   const auto opened = std::find(pass.open.rbegin(), pass.open.rend(), &unit);
   if (opened != pass.open.rend()) pass.open.erase(std::next(opened).base());
   if (last) pass.closed.push_back(&unit);
-  if (unit.users(replica) == 0 && !is_open(unit, replica) && (last || unit.reshards)) {
+  if (unit.users(replica) == 0 && !is_open(unit, replica) && (last || unit.reshards) && !keeps(pass)) {
     unit.drop_gather(replica);
     unit.release(replica);
   }
@@ -319,10 +340,26 @@ void ShardedModel::close(Pass& pass, int replica, ShardedUnit& unit, bool last) 
 void ShardedModel::reduce(Pass& pass, int replica, ShardedUnit& unit) {
   if (!unit.is_trained(replica)) return;
   if (!pass.synchronize) return unit.set_unreduced(replica);
-  if (ShardedUnit* const previous = std::exchange(pass.scattering, nullptr))
-    previous->finish_scatter(replica);
-  unit.post_scatter(replica);
+  finish_scatter(pass, replica);
+  finish_all_reduces(pass, replica, kAllReducesInFlight - 1);
+  unit.post_scatter(replica, pass.all_reduce);
   pass.scattering = &unit;
+}
+
+void ShardedModel::finish_scatter(Pass& pass, int replica) {
+  ShardedUnit* const unit = std::exchange(pass.scattering, nullptr);
+  if (!unit) return;
+  unit->finish_scatter(replica);
+  if (unit->is_summing(replica)) pass.summing.push_back(unit);
+}
+
+// Waits until at most this number of units are in an all-reduce.
+void ShardedModel::finish_all_reduces(Pass& pass, int replica, std::size_t most) {
+  while (pass.summing.size() > most) {
+    ShardedUnit* const oldest = pass.summing.front();
+    pass.summing.erase(pass.summing.begin());
+    oldest->finish_all_reduce(replica);
+  }
 }
 
 void ShardedModel::request(ShardedUnit& unit, int replica) {
@@ -338,7 +375,7 @@ void ShardedModel::request(ShardedUnit& unit, int replica) {
     for (ShardedUnit* u : older) {
       if (static_cast<int>(pass.extra.size()) < max_full_units) break;
       if (u->users(replica) > 0) continue;
-      if (!is_open(*u, replica)) u->release(replica);
+      if (!is_open(*u, replica) && !keeps(pass)) u->release(replica);
       std::erase(pass.extra, u);
     }
     pass.extra.push_back(&unit);
@@ -349,7 +386,9 @@ void ShardedModel::request(ShardedUnit& unit, int replica) {
 
 void ShardedModel::leave_backward(ShardedUnit& unit, int replica) {
   if (unit.users(replica) > 0 || is_open(unit, replica)) return;
-  unit.release(replica);
+  const auto& passes = lane(replica).passes;
+  if (std::none_of(passes.begin(), passes.end(), [&](const auto& pass) { return keeps(*pass); }))
+    unit.release(replica);
   for (const auto& pass : lane(replica).passes) std::erase(pass->extra, &unit);
 }
 
@@ -372,20 +411,35 @@ void ShardedModel::on_gradient(ShardedUnit& unit, int replica) {
 void ShardedModel::finish(std::uint64_t id, int replica) {
   Lane& l = lane(replica);
   Pass& pass = current_pass(replica, id);
+  pass.ended = true;
   while (pass.next < pass.steps.size()) take_step(pass, replica);
   if (pass.accumulates)
     for (ShardedUnit* u : std::vector<ShardedUnit*>(units_))
       if (contains(pass.unplanned_gradients, u) ||
-          (pass.synchronize && u->has_unreduced(replica) && !contains(pass.closed, u)))
+          (pass.synchronize && u->has_unreduced(replica, pass.all_reduce) && !contains(pass.closed, u)))
         reduce(pass, replica, *u);
-  if (ShardedUnit* const last = std::exchange(pass.scattering, nullptr)) last->finish_scatter(replica);
+  finish_scatter(pass, replica);
+  finish_all_reduces(pass, replica, 0);
   for (ShardedUnit* u : units_) u->land(replica);
   const std::vector<ShardedUnit*> extra = std::move(pass.extra);
-  const bool reduced = pass.accumulates && pass.synchronize;
+  const bool reduced = pass.accumulates && pass.synchronize && pass.all_reduce, kept = keeps(pass);
   std::erase_if(l.passes, [&](const auto& p) { return p->id == id; });
   for (ShardedUnit* u : extra)
-    if (u->users(replica) == 0 && !is_open(*u, replica)) u->release(replica);
+    if (u->users(replica) == 0 && !is_open(*u, replica) && !kept) u->release(replica);
   if (reduced) after_pass();
+}
+
+void ShardedModel::reduce_rest(int replica) {
+  bool any = false;
+  for (ShardedUnit* u : units_) {
+    if (!u->has_unreduced(replica, true) || !u->is_trained(replica)) continue;
+    u->post_scatter(replica, true);
+    u->finish_scatter(replica);
+    u->finish_all_reduce(replica);
+    u->land(replica);
+    any = true;
+  }
+  if (any) after_pass();
 }
 
 // Frees what an exception left. The gradients of this pass are incomplete.

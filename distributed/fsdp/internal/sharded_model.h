@@ -13,12 +13,13 @@
 //     steps    open c,  close c, open b,  close b, open a,  close a
 //     posted   gather c, gather b | scatter c, gather a | scatter b | scatter a
 //
-// Opening a unit posts its gather and that of the units opened next; closing it frees it and posts its
-// reduce-scatter. Each step has the number of its node, and is taken when the pass has come to an older node.
-// The model looks where the pass is whenever backward reads a saved parameter or a parameter's gradient is
-// complete. A unit whose oldest node has run, and whose gradients are all complete, is closed at once: the
-// unit before it may read no parameter before its own gradients exist. The order of collectives is therefore
-// a function of the graph, and the same on all ranks.
+// Opening a unit posts its gather and that of the units opened next. Closing it frees it and posts its
+// reduce-scatter, and, if there are copies of the model, the all-reduce of the result, which begins when the
+// reduce-scatter is done. Each step has the number of its node, and is taken when the pass has come to an
+// older node. The model looks where the pass is whenever backward reads a saved parameter or a parameter's
+// gradient is complete. A unit whose oldest node has run, and whose gradients are all complete, is closed at
+// once: the unit before it may read no parameter before its own gradients exist. The order of collectives is
+// therefore a function of the graph, and the same on all ranks.
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -52,6 +53,15 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   std::function<void()> after_pass = [] {};
   /// False: gradients stay on the full parameters. Read when a pass begins. A NoSync shares it.
   const std::shared_ptr<bool> synchronize = std::make_shared<bool>(true);
+  /// False: gradients are reduced over the ranks that divide the parameters, and not over the copies of the
+  /// model. Read and shared like `synchronize`.
+  const std::shared_ptr<bool> all_reduce = std::make_shared<bool>(true);
+  /// Keeps units full between the calls and the backward passes of a step that is computed in parts, until a
+  /// pass that reduces gradients closes them, or let_go().
+  void keep_full();
+  void let_go();
+  /// Collective: reduces gradients that passes under no_sync() left and that no pass has reduced since.
+  void reduce_rest(int replica);
 
   void add(ShardedUnit& unit) { units_.push_back(&unit); }
   void remove(ShardedUnit& unit);
@@ -90,7 +100,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   // A backward pass in progress. There are several if a hook runs another pass.
   struct Pass {
     std::uint64_t id = 0;
-    bool accumulates = false, synchronize = false;
+    bool accumulates = false, synchronize = false, all_reduce = false;
+    bool ended = false;  // nothing reads parameters any more
     std::vector<Step> steps;
     std::size_t next = 0;
     std::vector<ShardedUnit*> open;    // the innermost is the last
@@ -99,6 +110,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
     std::vector<ShardedUnit*> unplanned_gradients;
     std::map<const ShardedUnit*, int> awaited;  // gradients of a unit that the pass has not computed yet
     ShardedUnit* scattering = nullptr;
+    std::vector<ShardedUnit*> summing;  // whose all-reduce is in flight, the oldest first
   };
   // The state of one replica.
   struct Lane {
@@ -129,14 +141,18 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   std::vector<Step> plan(const Lane& lane) const;
   void advance(Pass& pass, int replica, std::uint64_t position);
   void take_step(Pass& pass, int replica);
+  bool keeps(const Pass& pass) const { return keeps_full_ && !pass.synchronize; }
   void open(Pass& pass, int replica, ShardedUnit& unit);
   void close(Pass& pass, int replica, ShardedUnit& unit, bool last);
   void reduce(Pass& pass, int replica, ShardedUnit& unit);
+  void finish_scatter(Pass& pass, int replica);
+  void finish_all_reduces(Pass& pass, int replica, std::size_t most);
   void finish(std::uint64_t id, int replica);
   void abandon(std::uint64_t id, int replica) noexcept;
 
   std::vector<ShardedUnit*> units_;
   std::vector<Lane> lanes_;
+  bool keeps_full_ = false;
 };
 
 }  // namespace tapestry::distributed

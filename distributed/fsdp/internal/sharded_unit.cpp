@@ -1,6 +1,7 @@
 #include "tapestry/distributed/fsdp/internal/sharded_unit.h"
 
 #include <algorithm>
+#include <map>
 #include <mutex>
 #include <unordered_map>
 
@@ -12,6 +13,7 @@
 #include "tapestry/core/memory_record.h"
 #include "tapestry/core/pinned.h"
 #include "tapestry/core/timeline.h"
+#include "tapestry/distributed/common/internal/division.h"
 #include "tapestry/distributed/common/internal/same_model.h"
 #include "tapestry/distributed/fsdp/internal/sharded_model.h"
 
@@ -254,44 +256,99 @@ void ShardedUnit::release(int replica) {
   for (const Member& m : members_) m.parameter->release(replica);
 }
 
-// ---- reduce-scatter ----
+// ---- reduce-scatter and all-reduce ----
+
+// Tensors for this rank's parts of the reduced inputs. If `buffers` is not null, those of one dtype lie in
+// one of its tensors, which an all-reduce can sum at once, each at a multiple of 64 bytes.
+std::vector<Tensor> ShardedUnit::outputs_for(const std::vector<Tensor>& inputs, int replica,
+                                             std::vector<Tensor>* buffers) const {
+  constexpr std::size_t kAlignment = 64;
+  std::vector<Tensor> outputs;
+  std::map<DType, std::int64_t> elements;
+  std::vector<std::int64_t> begins;
+  for (const Tensor& input : inputs) {
+    const std::int64_t numel = input.numel() / group(replica).size();
+    if (!buffers) {
+      outputs.push_back(empty({numel}, {input.dtype(), input.device()}));
+      tag_memory(outputs.back(), MemoryKind::gradients);
+      continue;
+    }
+    const auto unit = static_cast<std::int64_t>(kAlignment / dtype_size(input.dtype()));
+    begins.push_back(elements[input.dtype()]);
+    elements[input.dtype()] += (numel + unit - 1) / unit * unit;
+  }
+  if (!buffers) return outputs;
+  std::map<DType, Tensor> memory;
+  for (const auto& [dtype, count] : elements) {
+    buffers->push_back(zeros({count}, {dtype, inputs[0].device()}));
+    tag_memory(buffers->back(), MemoryKind::gradients);
+    memory[dtype] = buffers->back();
+  }
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    outputs.push_back(
+        part_of(memory.at(inputs[i].dtype()), begins[i], {inputs[i].numel() / group(replica).size()}, {1}));
+  return outputs;
+}
+
+// Adds what passes under no_all_reduce() have left to this rank's own rows of the gradient. So the
+// reduce-scatter counts it once. The gradient may share memory with another one, and is copied.
+void ShardedUnit::add_partial(int replica, std::size_t member, Tensor& gradient) {
+  State& s = at(replica);
+  const Tensor partial = std::exchange(s.partial[member], {});
+  gradient = gradient.clone();
+  gradient.narrow(0, group(replica).rank() * partial.numel(), partial.numel())
+      .add_(partial.to(gradient.dtype()));
+}
 
 // All ranks take part with the same parameters. A parameter that a rank did not use counts as zeros there,
 // and flags tell whether any rank used it.
-void ShardedUnit::post_scatter(int replica) {
+void ShardedUnit::post_scatter(int replica, bool all_reduce) {
+  finish_all_reduce(replica);
   land(replica);
   State& s = at(replica);
+  ProcessGroup* const copies = options.replicate_group.get();
+  s.complete = all_reduce || !copies;
   const NoGradGuard no_grad;
   s.reduced_members.clear();
   s.used.clear();
-  std::vector<Tensor> inputs, outputs;
+  s.partial.resize(members_.size());
+  std::vector<Tensor> inputs;
   for (std::size_t i = 0; i < members_.size(); ++i) {
     ShardedParameter& p = *members_[i].parameter;
     if (!p.is_trained(replica)) {
       p.drop_gradient(replica);
+      s.partial[i] = {};
       continue;
     }
     s.reduced_members.push_back(i);
-    s.used.push_back(p.has_gradient(replica));
+    s.used.push_back(p.has_gradient(replica) || s.partial[i].defined());
     inputs.push_back(p.take_gradient(replica));
-    outputs.push_back(empty({p.padded_numel()}, {inputs.back().dtype(), inputs.back().device()}));
-    tag_memory(outputs.back(), MemoryKind::gradients);
+    if (s.complete && s.partial[i].defined()) add_partial(replica, i, inputs.back());
   }
   s.unreduced = false;
+  s.has_partial = !s.complete;
   if (s.reduced_members.empty()) return;
   const auto count = static_cast<std::int64_t>(s.used.size());
   const Tensor own = empty({group(replica).size() * count}, {DType::f32, kCPU});
   for (std::int64_t i = 0; i < own.numel(); ++i)
     own.data<float>()[i] = s.used[static_cast<std::size_t>(i % count)] ? 1.0f : 0.0f;
-  inputs.push_back(autograd::uploaded(own, device(replica)));
-  s.flags = empty({count}, {DType::f32, device(replica)});
-  outputs.push_back(s.flags);
+  // In the dtype of a gradient, so that an all-reduce needs no message for the flags alone.
+  inputs.push_back(autograd::uploaded(own.to(inputs[0].dtype()), device(replica)));
+  std::vector<Tensor> buffers;
+  std::vector<Tensor> outputs = outputs_for(inputs, replica, copies && s.complete ? &buffers : nullptr);
+  s.flags = outputs.back();
   s.scattering = true;
-  s.scatter =
-      group(replica).reduce_scatter(outputs, inputs, options.reduce, collective_name("reduce_scatter"));
+  // Sums of several passes of one copy are divided once, by the pass that all-reduces them.
+  const ReduceOp op = s.complete ? options.reduce : ReduceOp::sum;
+  s.scatter = group(replica).reduce_scatter(outputs, inputs, op, collective_name("reduce_scatter"));
   outputs.pop_back();
   s.reduced = std::move(outputs);
   ++s.report.scatters;
+  for (const Tensor& buffer : buffers) {
+    s.all_reduces.push_back(copies->all_reduce(buffer, op, after(s.scatter, collective_name("all_reduce"))));
+    s.report.all_reduced_bytes += static_cast<std::int64_t>(buffer.nbytes());
+  }
+  s.report.all_reduces += buffers.empty() ? 0 : 1;
 }
 
 void ShardedUnit::set_unreduced(int replica) {
@@ -302,25 +359,48 @@ void ShardedUnit::set_unreduced(int replica) {
 void ShardedUnit::finish_scatter(int replica) {
   State& s = at(replica);
   if (!s.scattering) return;
-  if (is_offloaded(replica)) {
-    const Stream& to_host = model_->offload_streams(replica, device(replica)).to_host;
-    {
-      const StreamGuard guard(to_host);
-      s.scatter.wait();
-    }
-    for (const Tensor& t : s.reduced) {
-      s.landing.push_back(empty_pinned(t.sizes(), t.dtype()));
-      if (t.numel() > 0) copy_async(s.landing.back(), t, to_host);
-    }
-    s.landed.record(to_host);
-  }
-  // The current stream waits too, because it frees what was reduced.
+  // The current stream waits, because it frees what was reduced.
   wait_for(replica, s.scatter, "reduce_scatter", s.report.scatter_s, s.report.exposed_s);
   s.scattering = false;
-  s.scatter = {};
+  const Work scatter = std::exchange(s.scatter, {});
+  if (!is_summing(replica)) take_reduced(replica, {scatter});
+}
+
+void ShardedUnit::finish_all_reduce(int replica) {
+  State& s = at(replica);
+  if (!is_summing(replica)) return;
+  for (const Work& work : s.all_reduces)
+    wait_for(replica, work, "all_reduce", s.report.all_reduce_s, s.report.all_reduce_exposed_s);
+  take_reduced(replica, std::exchange(s.all_reduces, {}));
+}
+
+// `works` are those that gave the sums, for which the current stream has waited.
+void ShardedUnit::take_reduced(int replica, const std::vector<Work>& works) {
+  State& s = at(replica);
   std::vector<Tensor> reduced = std::move(s.reduced);
   s.reduced.clear();
-  if (s.landing.empty()) deliver(replica, std::move(reduced));
+  if (!s.complete) {
+    const NoGradGuard no_grad;
+    Tensor flags;
+    for (std::size_t i = 0; i < reduced.size(); ++i) {
+      Tensor& sum = s.partial[s.reduced_members[i]];
+      if (!is_used_anywhere(s, i, flags)) continue;
+      if (sum.defined()) sum.add_(reduced[i].to(sum.dtype()));
+      else sum = reduced[i];
+    }
+    return;
+  }
+  if (!is_offloaded(replica)) return deliver(replica, std::move(reduced));
+  const Stream& to_host = model_->offload_streams(replica, device(replica)).to_host;
+  {
+    const StreamGuard guard(to_host);
+    for (const Work& work : works) work.wait();
+  }
+  for (const Tensor& t : reduced) {
+    s.landing.push_back(empty_pinned(t.sizes(), t.dtype()));
+    if (t.numel() > 0) copy_async(s.landing.back(), t, to_host);
+  }
+  s.landed.record(to_host);
 }
 
 void ShardedUnit::land(int replica) {
@@ -330,22 +410,27 @@ void ShardedUnit::land(int replica) {
   deliver(replica, std::exchange(s.landing, {}));
 }
 
+// True if a rank used the parameter. Reads the `flags` only if needed, because that waits for a GPU.
+bool ShardedUnit::is_used_anywhere(const State& s, std::size_t i, Tensor& flags) const {
+  if (s.used[i]) return true;
+  if (!flags.defined()) flags = s.flags.to(kCPU).to(DType::f32);
+  return flags.data<float>()[i] > 0;
+}
+
 void ShardedUnit::deliver(int replica, std::vector<Tensor> reduced) {
   State& s = at(replica);
-  Tensor flags;  // read only if needed, because that waits for a GPU
-  for (std::size_t i = 0; i < reduced.size(); ++i) {
-    if (!s.used[i]) {
-      if (!flags.defined()) flags = s.flags.to(kCPU);
-      if (!(flags.data<float>()[i] > 0)) continue;  // no rank used the parameter: its gradient stays
-    }
-    members_[s.reduced_members[i]].parameter->deliver(replica, std::move(reduced[i]));
-  }
+  Tensor flags;
+  for (std::size_t i = 0; i < reduced.size(); ++i)
+    if (is_used_anywhere(s, i, flags))  // otherwise its gradient stays
+      members_[s.reduced_members[i]].parameter->deliver(replica, std::move(reduced[i]));
 }
 
 void ShardedUnit::drop_gradients(int replica) noexcept {
   State& s = at(replica);
-  s.scattering = s.unreduced = false;
+  s.scattering = s.unreduced = s.has_partial = false;
   s.scatter = {};
+  s.all_reduces.clear();
+  s.partial.clear();
   s.reduced.clear();
   s.landing.clear();
   for (const Member& m : members_) m.parameter->drop_gradient(replica);

@@ -79,16 +79,24 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   void drop_gather(int replica) noexcept;
   void release(int replica);
 
-  void post_scatter(int replica);
-  /// Waits for the reduce-scatter, and gives the shards their gradients. Or, if the shards are in host
-  /// memory, begins to copy the gradients there.
+  /// Posts the reduce-scatter, and the all-reduce over the copies of the model, if there are any. Without
+  /// `all_reduce`, the sums of the shards wait for the next call that has it.
+  void post_scatter(int replica, bool all_reduce);
+  /// Waits for the reduce-scatter, and frees what it has read. If no all-reduce follows, gives the shards
+  /// their gradients. Or, if the shards are in host memory, begins to copy the gradients there.
   void finish_scatter(int replica);
-  /// Waits for the copies of finish_scatter(), and gives the shards their gradients.
+  bool is_summing(int replica) const { return !at(replica).all_reduces.empty(); }
+  /// Waits for the all-reduce, and does the same.
+  void finish_all_reduce(int replica);
+  /// Waits for the copies to the host, and gives the shards their gradients.
   void land(int replica);
   /// Forgets gradients of a pass that failed.
   void drop_gradients(int replica) noexcept;
-  /// True if passes under no_sync() left gradients on the full parameters.
-  bool has_unreduced(int replica) const { return at(replica).unreduced; }
+  /// True if passes under no_sync() left gradients on the full parameters, or, with `all_reduce`, if passes
+  /// under no_all_reduce() left sums of this copy of the model.
+  bool has_unreduced(int replica, bool all_reduce) const {
+    return at(replica).unreduced || (all_reduce && at(replica).has_partial);
+  }
   void set_unreduced(int replica);
 
   FsdpUnitReport report(int replica) const;
@@ -97,14 +105,17 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
  private:
   struct State {
     int users = 0;
-    bool full = false, arriving = false, scattering = false, unreduced = false;
+    bool full = false, arriving = false, scattering = false, unreduced = false, has_partial = false;
     Work gather;
     std::vector<std::size_t> reduced_members;  // whose gradients the reduce-scatter in flight reduces
     std::vector<Tensor> reduced;
     std::vector<bool> used;  // by member: whether this rank has a gradient
     Tensor flags;            // by reduced member: the mean or sum of the ranks' flags
     Work scatter;
-    std::vector<Tensor> uploaded;  // if offloaded: the shards on the GPU
+    std::vector<Work> all_reduces;  // over the copies of the model, one for each dtype
+    bool complete = true;           // the reduction in flight gives gradients, and not sums of one copy
+    std::vector<Tensor> partial;    // by member: such sums; undefined if no rank of the copy used the member
+    std::vector<Tensor> uploaded;   // if offloaded: the shards on the GPU
     Event upload_done;
     std::vector<Tensor> landing;  // if offloaded: the reduced gradients in host memory
     Event landed;
@@ -118,6 +129,11 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
     return !members_.empty() && members_[0].parameter->is_offloaded(replica);
   }
   void await_upload(int replica);
+  std::vector<Tensor> outputs_for(const std::vector<Tensor>& inputs, int replica,
+                                  std::vector<Tensor>* buffers) const;
+  void add_partial(int replica, std::size_t member, Tensor& gradient);
+  bool is_used_anywhere(const State& s, std::size_t i, Tensor& flags) const;
+  void take_reduced(int replica, const std::vector<Work>& works);
   void deliver(int replica, std::vector<Tensor> reduced);
   void wait_for(int replica, const Work& work, const char* what, double& transport_s,
                 double& exposed_s) const;

@@ -229,7 +229,7 @@ void RankPipeline::prepare(Pass& pass, const TensorList& inputs, const TensorLis
           check_grad_mode();
           found.steps = steps_of_stage();
         }
-        placement_->check_places();
+        placement_->check_places(around.has_value());
         found.state = current_generator(devices_[0]).state();
         if (is_first()) found.first = split(inputs, pass.inputs);
         if (is_last() && trains) {
@@ -313,14 +313,16 @@ void RankPipeline::run_action(Pass& pass, const Action& action) const {
   with_error_context(concat({stage_text(), ", ", kind_name(kind), " of micro-batch ", micro_batch, ", rank ",
                              group_->rank(), " on ", devices_[0]}),
                      [&] {
-                       const std::shared_ptr<void> scope =
-                           around && pass.loss_fn ? around(action, action == pass.last_gradients) : nullptr;
+                       const bool trains = around && pass.loss_fn, last = action == pass.last_gradients;
+                       std::shared_ptr<void> scope = trains ? around->before(action, last) : nullptr;
                        switch (kind) {
-                         case Kind::forward:
+                         case Kind::forward: {
+                           const std::shared_ptr<void> full = around ? around->forward() : nullptr;
                            result = forward(pass, micro_batch, incoming);
                            if (!is_last())
                              MessageHeader::check_count(MessageId::Kind::outputs, result.tensors.size());
-                           break;
+                           return;
+                         }
                          case Kind::backward:
                            result = pass.executor->backward(micro_batch, std::move(incoming));
                            break;
@@ -328,6 +330,8 @@ void RankPipeline::run_action(Pass& pass, const Action& action) const {
                            pass.executor->weights(micro_batch);
                            break;
                        }
+                       scope.reset();
+                       if (trains) around->after(action, last);
                      });
   if (kind == Kind::weights) return;
   const auto m = static_cast<std::size_t>(micro_batch);

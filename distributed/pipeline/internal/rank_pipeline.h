@@ -26,9 +26,18 @@ class RankPipeline final : public PipelineRunner {
                const PipelineOptions& options);
   ~RankPipeline() override;
 
-  /// If set, is called before each action of a pass that trains. `last` is true for the last backward or
-  /// weights of this rank. The result is destroyed when the action has been computed.
-  std::function<std::shared_ptr<void>(const Action& action, bool last)> around = {};
+  /// What the other axes of a strategy do around the actions of a pass.
+  struct Around {
+    /// Called before each action of a pass that trains. `last` is true for the last backward or weights of
+    /// this rank. The result is destroyed when the action has been computed.
+    std::function<std::shared_ptr<void>(const Action& action, bool last)> before;
+    /// Called when a backward or weights of a pass that trains has been computed.
+    std::function<void(const Action& action, bool last)> after;
+    /// Called before each forward, in evaluation too. The result is destroyed when it has been computed.
+    std::function<std::shared_ptr<void>()> forward;
+  };
+  /// Set: the parameters of the stage may be sharded over ranks that have the same stage.
+  std::optional<Around> around = {};
 
   Tensor forward_backward(const TensorList& inputs, const TensorList& targets,
                           const Pipeline::LossFunction& loss) override;

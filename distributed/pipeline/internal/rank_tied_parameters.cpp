@@ -6,6 +6,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/text.h"
+#include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -65,8 +66,10 @@ RankTiedParameters::RankTiedParameters(ProcessGroup& group, const Stage& stage,
 
 void RankTiedParameters::begin_pass() {
   for (Tie& tie : ties_) {
-    tie.earlier = tie.parameter->grad();
-    tie.parameter->set_grad({});
+    const Tensor& parameter = nn::stored_tensor(tie.parameter, 0);
+    // A copy: grad() may be in a bucket of DistributedDataParallel, which this pass writes to.
+    tie.earlier = parameter.grad().defined() ? parameter.grad().clone() : Tensor();
+    parameter.set_grad({});
   }
 }
 
@@ -78,7 +81,7 @@ std::vector<bool> RankTiedParameters::used_by_any() const {
   const std::size_t count = names_.size(), ranks = static_cast<std::size_t>(group_.size());
   std::vector<std::int64_t> own(count, kAbsent);
   for (const Tie& tie : ties_) {
-    const Tensor& parameter = tie.parameter;
+    const Tensor& parameter = nn::stored_tensor(tie.parameter, 0);
     own[tie.index] = !parameter.requires_grad() ? kFrozen : parameter.grad().defined() ? kUsed : kUnused;
   }
   const std::vector<std::int64_t> all = all_gather_numbers(group_, own, "pipeline: use of tied weights");
@@ -103,7 +106,7 @@ void RankTiedParameters::add_gradients() {
   const NoGradGuard no_grad;
   const std::vector<bool> used = used_by_any();
   for (Tie& tie : ties_) {
-    const Tensor& parameter = tie.parameter;
+    const Tensor& parameter = nn::stored_tensor(tie.parameter, 0);
     Tensor gradient = std::move(tie.earlier);
     if (used[tie.index]) {
       // A rank that did not use the weight contributes zeros, because the others wait for it.
@@ -118,7 +121,7 @@ void RankTiedParameters::add_gradients() {
 void RankTiedParameters::broadcast_values() {
   const NoGradGuard no_grad;
   for (const Tie& tie : ties_)
-    tie.group->broadcast(tie.parameter->detach(), 0, "pipeline: tied weights").wait();
+    tie.group->broadcast(nn::stored_tensor(tie.parameter, 0).detach(), 0, "pipeline: tied weights").wait();
 }
 
 bool RankTiedParameters::is_counted_elsewhere(const nn::Parameter& parameter) const {

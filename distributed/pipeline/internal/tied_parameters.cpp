@@ -6,6 +6,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/internal/worker.h"
+#include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::distributed {
 
@@ -15,18 +16,11 @@ constexpr const char* kSharded =
     " is sharded by fully_shard(), which gathers parameters over all ranks while they compute; shard a model "
     "or split it into stages, not both";
 
-// A layout that only says which stage has the slot divides nothing.
-bool is_sharded(const nn::TensorSlot& slot) {
-  if (!slot.layout()) return false;
-  const std::vector<nn::Cut>& cuts = slot.layout()->cuts();
-  return std::any_of(cuts.begin(), cuts.end(), [](const nn::Cut& cut) { return cut.dim != nn::Cut::kHeld; });
-}
-
 }  // namespace
 
 void TiedParameters::add_use(const std::string& name, const nn::TensorSlot& slot, std::size_t stage,
                              bool is_parameter) {
-  check(!is_sharded(slot), "[Pipeline] '", name, "' of stage ", first_number_ + stage, kSharded);
+  check(nn::is_undivided(slot), "[Pipeline] '", name, "' of stage ", first_number_ + stage, kSharded);
   check(slot.replicas() == 1, "[Pipeline] '", name, "' of stage ", first_number_ + stage, " has ",
         slot.replicas(), " replicas; destroy its DataParallel first, or call unreplicate()");
   const auto [known, is_new] = index_.emplace(slot.id(), used_.size());
@@ -65,11 +59,11 @@ TiedParameters::TiedParameters(const std::vector<Stage>& stages, const std::vect
     for (nn::Module& module : stages[s].modules()) module.to(stages[s].device());
 }
 
-void TiedParameters::check_places() const {
+void TiedParameters::check_places(bool may_be_sharded) const {
   for (const UsedSlot& used : used_) {
-    check(!is_sharded(used.slot), "[Pipeline] '", used.name, "' of stage ", first_number_ + used.stages[0],
-          kSharded);
-    const Device here = used.slot.replica(0).device(), home = devices_[home_of(used)];
+    check(may_be_sharded || nn::is_undivided(used.slot), "[Pipeline] '", used.name, "' of stage ",
+          first_number_ + used.stages[0], kSharded);
+    const Device here = nn::stored_tensor(used.slot, 0).device(), home = devices_[home_of(used)];
     check(used.slot.replicas() == 1 && here == home, "[Pipeline] '", used.name, "' of stage ",
           first_number_ + used.stages[0], " (", stages_[used.stages[0]].name(), ") is on ", here, " with ",
           used.slot.replicas(), " replicas, not on ", home,

@@ -21,8 +21,9 @@ class TiedParameters {
   TiedParameters(const std::vector<Stage>& stages, const std::vector<Device>& devices,
                  const std::vector<std::size_t>& device_of, std::size_t first_number = 0);
 
-  /// Throws ValueError if the user moved or replicated a parameter or buffer of a stage.
-  void check_places() const;
+  /// Throws ValueError if the user moved, replicated or, unless it may be, sharded a parameter or buffer of a
+  /// stage.
+  void check_places(bool may_be_sharded = false) const;
   /// The replica number that a stage has in its context when it computes.
   std::int16_t replica(std::size_t stage) const { return replica_[stage]; }
 

@@ -19,9 +19,9 @@ namespace tapestry::distributed {
 struct LayerContext {
   std::optional<Axis> axis;  ///< empty for a strategy without axes
   AxisSpec spec;
-  std::vector<Device> devices;   ///< on which this process computes
-  int parts = 1;                 ///< of a step
-  std::vector<Axis> axes = {};   ///< all of the strategy, outermost first
+  std::vector<Device> devices;  ///< on which this process computes
+  int parts = 1;                ///< of a step
+  std::vector<Axis> axes = {};  ///< all of the strategy, outermost first
 
   /// The axis of this name, or null if the strategy has none.
   const Axis* other(std::string_view name) const {
@@ -60,14 +60,19 @@ class StrategyLayer {
   /// class moves the model to the first device, unless parameters are on the meta device.
   virtual void wrap(nn::Module& model, const ModelParts& parts, LocalModules& local);
   /// Computes the loss of a batch, divided by the step's count, and adds its gradients. Only the first layer
-  /// computes. It calls forward_begins() and backward_begins() of this class around each part of the step,
-  /// which may be a micro-batch. The base class computes on one device.
+  /// computes. It calls forward_begins(), backward_begins() and backward_ended() of this class around each
+  /// part of the step, which may be a micro-batch. The base class computes on one device.
   virtual StepLoss gradients(const Part& part, const Batch& batch, double count, optim::GradScaler* scaler);
   /// Called before forward of a part. May be collective: all ranks with the same parameters call it.
   virtual void before_forward(const Part&) {}
   /// Called before backward of a part, whose gradients are added to those of earlier ones. Part::last says
   /// that the gradients are complete then. The result is destroyed when backward has ended.
   virtual std::shared_ptr<void> before_backward(const Part&) { return nullptr; }
+  /// Called when backward of a part has ended without an exception. May be collective, as before_forward().
+  virtual void after_backward(const Part&) {}
+  /// Called before forward of a stage, in training and in evaluation. The result is destroyed when it has
+  /// ended. For functions that use parameters without calling the modules that have them.
+  virtual std::shared_ptr<void> around_stage() { return nullptr; }
   /// Called before an evaluation. Collective.
   virtual void before_evaluation() {}
   /// The loss of a batch, without gradients. `outputs` is null if nobody wants them.
@@ -78,6 +83,8 @@ class StrategyLayer {
   virtual std::shared_ptr<void> unshard() const { return nullptr; }
   /// Members of transfers are coordinates along the axis.
   virtual LayerReport report() const { return {}; }
+  /// report(), and what the layer sends along other axes, if it does the work of their rows.
+  virtual std::vector<LayerReport> reports() const { return {report()}; }
   /// The targets that losses have counted since the last call. NaN if the layer does not know.
   virtual double take_counted() { return counted_.exchange(0); }
 
@@ -93,6 +100,10 @@ class StrategyLayer {
   void forward_begins(const Part& part);
   /// Calls before_backward() of all layers. Keep the result until backward has ended.
   [[nodiscard]] std::vector<std::shared_ptr<void>> backward_begins(const Part& part);
+  /// Calls after_backward() of all layers.
+  void backward_ended(const Part& part);
+  /// Calls around_stage() of all layers. Keep the result until forward has ended.
+  [[nodiscard]] std::vector<std::shared_ptr<void>> stage_begins();
   /// Both ModelParts::forward and ModelParts::loss, or forward_loss. Stores the outputs, if they are wanted.
   Loss compute(const Batch& batch, std::vector<Tensor>* outputs = nullptr) const;
   /// ModelParts::loss. A mean over no targets becomes 0, and gives the outputs gradients of 0.
@@ -135,9 +146,10 @@ struct StrategyRow {
   int order;                 ///< of wrapping: rows with smaller numbers wrap first
   const char* options = "";  ///< names of the options that it reads, separated by spaces
   bool splits_model = false;
-  std::string_view excludes = {};  ///< an axis with which the row cannot be combined
-  const char* instead = "";        ///< what to do then
-  const char* about = "";  ///< for lists of modes
+  std::string_view excludes = {};   ///< an axis with which the row cannot be combined
+  const char* excluding = nullptr;  ///< the option with which it cannot; null: with any
+  const char* instead = "";         ///< what to do then
+  const char* about = "";           ///< for lists of modes
   /// Adds to what the rows before it say of the axis's step, for predictions. False, or no function: the
   /// planner cannot predict these options.
   bool (*divide)(const AxisSpec&, StepDivision&) = nullptr;

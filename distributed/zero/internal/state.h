@@ -45,7 +45,7 @@ struct ZeroBase::State {
 
   const std::shared_ptr<ProcessGroup> group;
   JoinScope* join = nullptr;
-  const int stage;
+  int stage;
   const double bucket_cap_mb;
   std::vector<Item> items;   // in the order of parameters()
   std::vector<int> item_of;  // by place

@@ -1,0 +1,178 @@
+// A pipeline over ranks whose stages are replicated, divided by ZeRO, or sharded trains as one process does.
+#include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
+#include "tests/pipeline/strategy_job.h"
+#include "tests/support/files.h"
+
+using namespace strategy_job;
+using distributed_test::on_ranks, distributed_test::require;
+
+namespace {
+
+struct Mode {
+  const char* text;
+  bool tied = true;
+};
+
+// Two ranks for each of three stages.
+constexpr Mode kModes[] = {{"pipeline=3,replicate=2"},
+                           {"pipeline=3:schedule=zero-bubble,replicate=2:zero=1"},
+                           {"pipeline=3:schedule=gpipe,replicate=2:zero=2", false},
+                           {"pipeline=3,shard=2"},
+                           {"pipeline=3:schedule=gpipe,shard=2:gather=part"},
+                           {"pipeline=3:schedule=zero-bubble,shard=2"}};
+
+// The elements that the optimizer's state of each rank has, if the ranks of a stage divide them evenly.
+std::int64_t elements_of(const nn::Module& net) {
+  std::int64_t sum = 0;
+  for (const nn::Parameter& p : net.parameters()) sum += p->numel();
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("stages that are replicated or sharded train a model, built on meta, as one process does") {
+  for (const auto& [text, tied] : kModes)
+    for (const bool freezes : {false, true}) {
+      CAPTURE(text, freezes);
+      if (freezes && std::string_view(text).find("part") != std::string_view::npos) continue;
+      const Options options{.tied = tied, .freezes = freezes, .adds = 3};
+      Options of_one = options;
+      of_one.readers = 2;
+      Job one("none", nullptr, of_one);
+      const double before = one.evaluated();
+      one.train(0, 5);
+      const double after = one.evaluated();
+      struct Seen {
+        std::vector<double> losses, norms, scales;
+        nn::StateDict whole;
+        double before = 0, after = 0;
+        std::int64_t elements = 0;
+      };
+      const auto ranks = on_ranks<Seen>(6, [&, text = text](const Group& world) {
+        Job job(text, world, options);
+        Seen seen;
+        seen.before = job.evaluated();
+        job.train(0, 5);
+        seen.after = job.evaluated();
+        seen.losses = job.losses, seen.norms = job.norms, seen.scales = job.scales;
+        seen.whole = job.strategy.whole_state();
+        seen.elements = elements_of(*job.net);
+        return seen;
+      });
+      std::int64_t elements = 0;
+      for (const Seen& seen : ranks) {
+        for (std::size_t i = 0; i < 5; ++i) {
+          CHECK(seen.losses[i] == Approx(one.losses[i]).epsilon(kClose));
+          CHECK((std::isinf(one.norms[i]) ? std::isinf(seen.norms[i])
+                                          : seen.norms[i] == Approx(one.norms[i]).epsilon(kClose)));
+        }
+        CHECK(seen.scales == one.scales);
+        CHECK(seen.before == Approx(before).epsilon(kClose));
+        CHECK(seen.after == Approx(after).epsilon(kClose));
+        elements += seen.elements;
+      }
+      CHECK(distance(ranks[0].whole, one.net->state_dict()) < kClose);
+      // Shards have each element once, and a tied weight in both of its stages. Replicas have all twice.
+      const std::int64_t all = elements_of(*one.net) + (tied ? kWords * 4 : 0);
+      CHECK(elements == (std::string_view(text).find("shard") == std::string_view::npos ? 2 * all : all));
+    }
+}
+
+TEST_CASE("checkpoints of replicated and sharded stages resume bit for bit, and load into one process") {
+  for (const auto& [text, tied] : kModes) {
+    CAPTURE(text);
+    const tests::TempDir dir;
+    const Options options{.tied = tied};
+    const auto save = [&](Job& job, const Group& world, int step) {
+      save_sharded(dir / std::to_string(step), world, job.training(), {.step = step});
+    };
+    const auto load = [&](Job& job, const Group& world, int step) {
+      require(load_checkpoint(dir / std::to_string(step), world, job.training()).step == step, "the step");
+    };
+    const auto whole = on_ranks<nn::StateDict>(6, [&, text = text](const Group& world) {
+      Job first(text, world, options);
+      first.train(0, 4);
+      save(first, world, 4);
+      first.train(4, 6);
+      Job second(text, world, options);
+      load(second, world, 4);
+      second.train(4, 5);
+      save(second, world, 5);
+      second.train(5, 6);
+      const nn::StateDict expected = first.strategy.whole_state(), resumed = second.strategy.whole_state();
+      for (std::size_t i = 0; i < expected.size(); ++i)
+        require(expected[i].second.equal(resumed[i].second), expected[i].first, " differs");
+      return expected;
+    });
+    Job one("none", nullptr, {.tied = tied, .readers = 2});
+    load(one, nullptr, 5);
+    one.train(5, 6);
+    CHECK(distance(one.net->state_dict(), whole[0]) < kClose);
+    save(one, nullptr, 6);
+    const auto back = on_ranks<nn::StateDict>(6, [&, text = text](const Group& world) {
+      Job job(text, world, options);
+      load(job, world, 6);
+      return job.strategy.whole_state();
+    });
+    CHECK(distance(back[0], one.net->state_dict()) == 0);
+  }
+}
+
+TEST_CASE("zero=2 refuses a weight that several stages tie, on all ranks") {
+  for (const std::string& error : on_ranks<std::string>(6, [](const Group& world) -> std::string {
+         try {
+           const Job job("pipeline=3,replicate=2:zero=2", world);
+         } catch (const std::exception& e) {
+           return e.what();
+         }
+         return "";
+       }))
+    CHECK_THAT(error, ContainsSubstring("of shape [7, 4] is a tied weight of several stages") &&
+                          ContainsSubstring("choose stage 1 (zero=1)"));
+}
+
+TEST_CASE("replicas of a stage that differ are found") {
+  for (const std::string& error : on_ranks<std::string>(6, [](const Group& world) -> std::string {
+         try {
+           Job job("pipeline=3,replicate=2", world);
+           job.train(0, 1);
+           // Rank 3 is the second replica of the second stage.
+           if (world->rank() == 3) job.net->fc1.weight.tensor().detach().mul_(2);
+           job.train(2, 4);
+         } catch (const std::exception& e) {
+           return e.what();
+         }
+         return "";
+       }))
+    CHECK_THAT(error, ContainsSubstring("fc1.weight"));
+}
+
+TEST_CASE("each replica of each stage draws random numbers of its own") {
+  const auto drawn = on_ranks<std::vector<double>>(4, [](const Group& world) {
+    Strategy strategy("pipeline=2,replicate=2", {.world = world});
+    nn::Module net;
+    nn::Linear& in = net.add<nn::Linear>("in", {.in_features = 32, .out_features = 32});
+    nn::Linear& out = net.add<nn::Linear>("out", {.in_features = 32, .out_features = 32});
+    std::vector<double> mask;
+    const auto stage = [&mask](nn::Linear& layer) {
+      return [&](const Tensor& x) {
+        mask = dropout(ones({32}), 0.5, true).to(DType::f64).to_vector<double>();
+        return layer(x);
+      };
+    };
+    strategy.wrap(net, {.forward = [](const Tensors& x) { return x; },
+                        .loss = [](const Tensors& x, const Tensors&) -> Loss {
+                          return {x[0].mean(), static_cast<double>(x[0].size(0))};
+                        },
+                        .stages =
+                            [&](const std::vector<Device>& on) {
+                              return std::vector<Stage>{{stage(in), on.at(0), {in}},
+                                                        {stage(out), on.at(1), {out}}};
+                            }});
+    manual_seed_by_coordinate(*strategy.mesh(), 7);
+    strategy.gradients([](const Part&) { return Batch{{ones({1, 32})}, {ones({1})}}; }, 2);
+    return mask;
+  });
+  for (std::size_t a = 0; a < 4; ++a)
+    for (std::size_t b = 0; b < a; ++b) CHECK(drawn[a] != drawn[b]);
+}
