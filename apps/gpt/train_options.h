@@ -106,13 +106,14 @@ void each_train_option(F&& option) {
       "none, or a mode: dp: several devices of one process; pipeline: the blocks on several devices of one "
       "process; or with tapestry-run ddp; zero1, which divides the optimizer's state; zero2, gradients too; "
       "fsdp, "
-      "parameters too; pipeline=N, the blocks on N ranks; or another text, such as replicate=4:zero=1",
-      OptionRules{.check = parallel_text()}, true);
+      "parameters too; pipeline=N, the blocks on N ranks; or another text, such as replicate=4:zero=1 or "
+      "pipeline=2,replicate=2. A resumed run may have another mode",
+      OptionRules{.check = parallel_text()}, false);
   option(
       "--stages", &O::stages,
       "Devices of dp, pipeline and other modes over devices of one process, if --parallel does not say how "
       "many",
-      OptionRules{.check = between(1, 64)}, true);
+      OptionRules{.check = between(1, 64)}, false);
   option("--device", &O::device, "cpu, cuda, cuda:0, ...", OptionRules(), false);
   option("--threads", &O::threads, "Compute threads; 0 uses OMP_NUM_THREADS, or all cores",
          OptionRules{.check = between(0, 1024)}, false);

@@ -109,7 +109,7 @@ void each_option(F&& option) {
          "none, or a mode: dp, several devices of one process; or with tapestry-run ddp; zero1; zero2; or "
          "fsdp, which "
          "divides the parameters, frozen ones too (weights that stay packed are in every process); or a text "
-         "such as replicate=2:zero=1",
+         "such as replicate=2:zero=1 or replicate=2,shard=2. A resumed run may have another mode",
          OptionRules{.check = parallel_text()});
   option("--devices", &O::devices,
          "Devices of dp and other modes over devices of one process, if --parallel does not say how many",
@@ -168,6 +168,9 @@ void resume_options(const CommandLine& line, TuneOptions& o) {
   if (o.resume == "auto" && !std::filesystem::exists(path)) return;
   TuneOptions run;
   read_json(path, run);
+  // The mode and the devices may change: checkpoints load in every mode.
+  if (line.given("--parallel")) run.parallel = o.parallel;
+  if (line.given("--devices")) run.devices = o.devices;
   each_option([&](const char* name, auto member, const char*, const OptionRules&) {
     if (line.given(name) && o.*member != run.*member)
       fail<UsageError>("[gpt tune] the run in ", o.run_dir, " has ", name, " ", Json(run.*member).dump(),

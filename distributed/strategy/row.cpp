@@ -110,6 +110,9 @@ StrategyPlan plan_strategy(std::string_view text, bool launched) {
 
 StrategyPlan plan_strategy(std::vector<AxisSpec> axes, bool launched) {
   const std::string text = to_string(axes);
+  // Axes combine over ranks alone.
+  const auto divides = [](const AxisSpec& axis) { return axis.size != 1; };
+  launched = launched || std::count_if(axes.begin(), axes.end(), divides) > 1;
   StrategyPlan plan;
   for (const AxisSpec& axis : axes) {
     const bool divides_nothing = axis.size == 1 && axes.size() > 1;

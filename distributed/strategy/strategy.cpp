@@ -254,8 +254,14 @@ std::vector<AxisReport> Strategy::report() const {
   model();
   std::vector<AxisReport> reports;
   for (const auto& layer : layers_)
-    for (const LayerReport& report : layer->reports())
-      if (!report.axis.empty()) reports.push_back(report);
+    for (const LayerReport& own : layer->reports()) {
+      if (own.axis.empty()) continue;
+      const auto same = [&](const AxisReport& r) { return r.axis == own.axis; };
+      auto at = std::find_if(reports.begin(), reports.end(), same);
+      if (at == reports.end()) at = reports.insert(at, {own.axis});
+      at->bytes_sent += own.bytes_sent;
+      at->exposed_s += own.exposed_s;
+    }
   return reports;
 }
 

@@ -165,8 +165,8 @@ struct StrategyPlan {
   bool reads(std::string_view option) const;
 };
 /// Parses and checks a strategy's text: axes, their options, and what cannot be combined. An axis without the
-/// option `devices` is over the ranks of a job, and over devices if `launched` is false, unless its options
-/// exist in the other place only. Throws ValueError.
+/// option `devices` is over the ranks of a job, and over devices if it is the only axis and `launched` is
+/// false, unless its options exist in the other place only. Throws ValueError.
 StrategyPlan plan_strategy(std::string_view text, bool launched);
 StrategyPlan plan_strategy(std::vector<AxisSpec> axes, bool launched);
 /// How each axis of a plan divides a step. Empty if a row of an axis does not say it.

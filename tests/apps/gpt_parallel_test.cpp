@@ -114,13 +114,15 @@ TEST_CASE("a sharded run of gpt resumes with and without a launcher") {
   };
   const auto ranks = [](const std::vector<std::string>& arguments) { return on_two_ranks("gpt", arguments); };
   const auto check_resumed = [&](const std::string& name, const auto& first, const auto& second,
-                                 const std::string& mode = "fsdp") {
+                                 const std::string& mode = "fsdp", const std::string& then = "") {
     const Ended whole = first(start(name, mode));
     INFO(name << whole.out << whole.err);
     REQUIRE(whole.status == 0);
     std::filesystem::copy(folder / name, folder / (name + "-rest"), std::filesystem::copy_options::recursive);
     std::filesystem::remove_all(last_checkpoint_path(folder / (name + "-rest")));
-    const Ended rest = second({"train", "--resume", "--run-dir", folder / (name + "-rest")});
+    std::vector<std::string> resume{"train", "--resume", "--run-dir", folder / (name + "-rest")};
+    if (!then.empty()) resume.insert(resume.end(), {"--parallel", then});
+    const Ended rest = second(resume);
     INFO(rest.out << rest.err);
     REQUIRE(rest.status == 0);
     CHECK_THAT(rest.out, ContainsSubstring("resumed after step 2 of 3"));
@@ -131,6 +133,8 @@ TEST_CASE("a sharded run of gpt resumes with and without a launcher") {
   CHECK(distance(folder / "ranks", folder / "process") < 1e-5);
   check_resumed("stages", ranks, ranks, "pipeline=2");
   CHECK(distance(folder / "stages", folder / "stages-rest") == 0);
+  check_resumed("from stages to shards", ranks, ranks, "pipeline=2", "shard=2");
+  check_resumed("from copies to one process", ranks, one_process, "replicate=2:zero=1", "none");
 }
 
 TEST_CASE("gpt on two devices of one process trains as on one") {

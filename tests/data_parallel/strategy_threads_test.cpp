@@ -205,7 +205,9 @@ TEST_CASE("axes that combine train and evaluate as one process does") {
         const auto ranks = on_ranks<Trained>(4, [&](const Group& g) { return train(text, g, parts, mean); });
         for (std::size_t r = 0; r < 4; ++r) check_same(ranks[r], expected, r == 0);
       }
-  for (const char* text : {"pipeline=2,replicate=2,shard=2", "pipeline=2:schedule=zero-bubble,replicate=2,shard=-1:gather=part:reduce=part"}) {
+  for (const char* text :
+       {"pipeline=2,replicate=2,shard=2",
+        "pipeline=2:schedule=zero-bubble,replicate=2,shard=-1:gather=part:reduce=part"}) {
     CAPTURE(text);
     const auto ranks = on_ranks<Trained>(8, [&](const Group& g) { return train(text, g, 2, true); });
     for (std::size_t r = 0; r < 8; ++r) check_same(ranks[r], expected, r == 0);
@@ -318,6 +320,7 @@ TEST_CASE("a strategy's text that cannot be trained is refused, and the message 
     CHECK_THROWS_WITH(plan_strategy(text, launched), ContainsSubstring(why));
   };
   refused("replicate=2:devices,shard=2:devices", "over the devices of one process cannot be combined yet");
+  CHECK_FALSE(plan_strategy("replicate=2,shard=2", false).over_devices);
   refused("replicate=2:zero=1,shard=2", "shard and replicate:zero cannot be combined; shard divides");
   refused("replicate=2:devices,shard=2", "axes over ranks and over devices cannot be combined yet");
   refused("replicate=2:zero=3", "zero is 3; choose one of 1|2");
@@ -455,8 +458,8 @@ TEST_CASE("a report has what each axis sent, and the memory of each device by ki
     }
   }
   for (const auto& [text, sent] : {std::pair("replicate=2", std::vector<std::int64_t>{8 * kInBuckets}),
-                                   {"replicate=2:zero=1", {8 * kInBuckets, 4 * kAll}},
-                                   {"replicate=2:zero=2", {4 * kInBuckets, 4 * kAll}}}) {
+                                   {"replicate=2:zero=1", {8 * kInBuckets + 4 * kAll}},
+                                   {"replicate=2:zero=2", {4 * kInBuckets + 4 * kAll}}}) {
     INFO(text);
     for (const auto& own : on_ranks<std::vector<std::int64_t>>(2, [&, text = text](const Group& world) {
            Strategy strategy(text, {.world = world});
