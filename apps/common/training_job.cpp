@@ -143,7 +143,7 @@ void TrainingJob::print_report(Progress& progress) const {
 Check parallel_text() {
   return {[](const std::string& text) -> std::string {
     try {
-      static_cast<void>(distributed::plan_strategy(text, false));
+      static_cast<void>(distributed::plan_strategy(text, distributed::read_environment().launcher != "none"));
       return "";
     } catch (const Error& e) {
       return e.what();

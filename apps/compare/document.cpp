@@ -47,11 +47,13 @@ ordered_json json_of(const StrategyPlan& plan) {
   if (divisions.size() < plan.axes.size()) return nullptr;
   ordered_json axes = ordered_json::array();
   for (std::size_t i = 0; i < plan.axes.size(); ++i) {
-    const auto& [sum, zero, schedule] = divisions[i];
-    axes.push_back({{"size", plan.axes[i].size},
+    const auto& [sum, zero, schedule, keeps_whole] = divisions[i];
+    axes.push_back({{"name", plan.axes[i].name},
+                    {"size", plan.axes[i].size},
                     {"sum", kSums[static_cast<std::size_t>(sum)]},
                     {"zero", zero},
-                    {"schedule", schedule}});
+                    {"schedule", schedule},
+                    {"keeps_whole", keeps_whole}});
   }
   return {{"one_process", plan.over_devices}, {"splits_model", plan.splits_model}, {"axes", std::move(axes)}};
 }
@@ -215,6 +217,21 @@ void add_places(ordered_json& j, const Report& report, const Result& r, bool for
                                h.last, h.resident_bytes, h.borrowed_bytes});
 }
 
+// What the axes of a mode send and wait for, measured and predicted.
+ordered_json axis_costs_of(const Result& r) {
+  ordered_json all = ordered_json::array();
+  for (const auto& [axis, size] : r.axes) {
+    ordered_json j = {{"axis", axis}, {"size", size}, {"bytes_sent", r.bytes_sent(axis)}};
+    for (const auto& [name, seconds] : r.exposed_s)
+      if (name == axis) j["exposed_ms"] = ms(seconds);
+    for (const planner::AxisCost& p : r.predicted_axes)
+      if (p.axis == axis)
+        j["predicted_bytes_sent"] = p.bytes_sent, j["predicted_exposed_ms"] = ms(p.exposed_s);
+    all.push_back(std::move(j));
+  }
+  return all;
+}
+
 ordered_json rounds_of(const Result& r, std::size_t order) {
   ordered_json all = ordered_json::array();
   for (std::size_t i = 0; i < r.rounds_s.size(); ++i)
@@ -252,6 +269,8 @@ ordered_json json_of(const Report& report, const Judgement& judgement, std::size
   j["memory"] = ordered_json::array();
   for (const MemoryHistory& h : r.memory) j["memory"].push_back(memory_of(h, for_page));
   j["bytes_sent"] = r.bytes_sent();
+  j["split"] = r.split;
+  j["axis_costs"] = axis_costs_of(r);
   add_places(j, report, r, for_page);
   j["final_loss"] = r.losses.back();
   j["difference_from_single"] = r.difference;
@@ -280,12 +299,23 @@ ordered_json json_of(const Report& report, const Judgement& judgement, std::size
   return j;
 }
 
+ordered_json json_of(const std::vector<planner::AxisCost>& axes) {
+  ordered_json all = ordered_json::array();
+  for (const planner::AxisCost& a : axes)
+    all.push_back(
+        {{"axis", a.axis}, {"size", a.size}, {"bytes_sent", a.bytes_sent}, {"exposed_ms", ms(a.exposed_s)}});
+  return all;
+}
+
 ordered_json json_of(const std::vector<planner::Prediction>& predictions) {
   ordered_json all = ordered_json::array();
   for (const planner::Prediction& p : predictions) {
     ordered_json j = {
         {"name", p.mode}, {"simulated", p.simulated}, {"devices", p.devices}, {"step_ms", ms(p.step_s)}};
     j.update(json_of(p.breakdown));
+    j["bubble_ms"] = ms(p.bubble_s);
+    j["axes"] = json_of(p.axes);
+    j["why"] = planner::why(p);
     j["memory"] = ordered_json::array();
     for (const planner::MemoryItems& m : p.memory) {
       ordered_json bytes;
@@ -309,6 +339,31 @@ ordered_json scaling_of(const Report& report) {
   for (const Limit& l : report.limits)
     all.push_back({{"name", l.mode}, {"devices", l.devices}, {"limit", l.reason}});
   return all;
+}
+
+// The predictions of all meshes, the fastest first. Null if there are none.
+ordered_json sweep_of(const Report& report) {
+  if (report.sweep.empty()) return nullptr;
+  const Workload& w = report.workload;
+  ordered_json rows = ordered_json::array();
+  for (const planner::Prediction& p : report.sweep) {
+    const auto peak = static_cast<std::int64_t>(p.largest().total());
+    ordered_json j = {{"mesh", p.mode}, {"step_ms", ms(p.step_s)}};
+    j.update(json_of(p.breakdown));
+    j["bubble_ms"] = ms(p.bubble_s);
+    j["axes"] = json_of(p.axes);
+    j["why"] = planner::why(p);
+    j["peak_bytes"] = peak;
+    ordered_json memory;
+    for (const auto& [name, value] : p.largest().items()) memory[name] = value;
+    j["memory"] = std::move(memory);
+    j["fits"] = report.memory_limit_bytes ? ordered_json(peak <= *report.memory_limit_bytes) : ordered_json();
+    rows.push_back(std::move(j));
+  }
+  return {{"devices", report.sweep.front().devices},
+          {"devices_per_host", w.devices_per_host},
+          {"links_per_host", w.links_per_host},
+          {"rows", std::move(rows)}};
 }
 
 ordered_json json_of(const Answer& a, bool is_last) {
@@ -388,6 +443,7 @@ ordered_json document(const Report& report, const Judgement& judgement, bool for
   j["predictions"] = json_of(report.predictions);
   j["simulations"] = json_of(report.simulations);
   j["scaling"] = scaling_of(report);
+  j["sweep"] = sweep_of(report);
   return j;
 }
 

@@ -32,10 +32,14 @@ std::string is_mode(const std::string& text) {
   }
 }
 
-void check_split(const Workload& w) {
+void check_split(const Options& o) {
+  const Workload& w = o.workload;
   if (w.split.empty()) return;
-  check<UsageError>(w.split.size() == static_cast<std::size_t>(w.devices), "[compare] --split has ",
-                    w.split.size(), " stages for ", w.devices, " devices; give each device one stage");
+  const auto stages = static_cast<int>(w.split.size());
+  bool fits = stages == w.devices;
+  for (const std::string& name : o.parallel) fits = fits || mode_named(name).stages(w.devices) == stages;
+  check<UsageError>(fits, "[compare] --split has ", stages, " stages for ", w.devices,
+                    " devices; give each device, or each stage of a mode, one number");
   // make_blocks() must not start compute threads here. ChildProcesses, which is constructed later, blocks
   // SIGCHLD in its own thread, and threads that exist before would not inherit this signal mask.
   const ThreadShare one_thread(1);
@@ -66,8 +70,18 @@ void check_options(const Options& o) {
   check<UsageError>(o.predict_devices <= w.batch_size, "[compare] ", o.predict_devices,
                     " simulated devices for a batch of ", w.batch_size,
                     " samples; increase --batch-size or decrease --predict-devices");
-  check<UsageError>(o.predict_devices > 0 || (!o.link_latency_us && !o.link_bandwidth_gbs),
+  check<UsageError>(o.meshes <= w.batch_size, "[compare] meshes of ", o.meshes, " devices for a batch of ",
+                    w.batch_size, " samples; increase --batch-size or decrease --meshes");
+  const bool simulates = o.predict_devices > 0 || o.meshes > 0;
+  check<UsageError>(simulates || (!o.link_latency_us && !o.link_bandwidth_gbs),
                     "[compare] link options have no effect without a simulation; give --predict-devices too");
+  check<UsageError>(
+      (simulates && w.devices_per_host > 0) || (!o.cross_latency_us && !o.cross_bandwidth_gbs),
+      "[compare] links between hosts have no effect without a simulation of several hosts; give "
+      "--devices-per-host, and --meshes or --predict-devices, too");
+  check<UsageError>(simulates || w.devices_per_host == 0,
+                    "[compare] --devices-per-host has no effect without a simulation; give --meshes or "
+                    "--predict-devices too");
   check<UsageError>(w.micro_batches <= w.batch_size, "[compare] ", w.micro_batches,
                     " micro-batches for a batch of ", w.batch_size,
                     " samples; increase --batch-size or decrease --micro-batches");
@@ -77,7 +91,7 @@ void check_options(const Options& o) {
     for (const std::string& name : *names) check_devices(mode_named(name), w.devices);
   check<UsageError>(o.serve || o.port == 0, "[compare] --port ", o.port,
                     " has no effect without a page to show; give --serve too");
-  check_split(w);
+  check_split(o);
   check_outputs({{"--json", o.json}, {"--html", o.html}, {"--svg", o.svg}});
   check<DeviceError>(w.device_type == DeviceType::cpu || device_count(DeviceType::cuda) > 0,
                      "[compare] there is no CUDA device; leave out --device or choose cpu");
@@ -158,6 +172,20 @@ int main(int argc, char** argv) {
            {.check = apps::between(0.0, 1e9)});
   line.add("--link-bandwidth-gbs", o.link_bandwidth_gbs,
            "Bandwidth between simulated devices, in GB/s (10^9 bytes per second); by default as measured",
+           {.check = apps::between(1e-6, 1e6)});
+  line.add("--meshes", o.meshes,
+           "Also predict every mesh of this number of devices, and print the fastest first; 0 disables it",
+           {.check = apps::between(0, kMaxDevices)});
+  line.add("--devices-per-host", w.devices_per_host,
+           "Simulated devices on one host; 0 puts all on one. Inner axes are on one host as far as possible",
+           {.check = apps::between(0, kMaxDevices)});
+  line.add("--links-per-host", w.links_per_host, "Links to other hosts that the devices of a host share",
+           {.check = apps::between(1, kMaxDevices)});
+  line.add("--cross-latency-us", o.cross_latency_us,
+           "Latency of a message between simulated hosts; by default that inside a host",
+           {.check = apps::between(0.0, 1e9)});
+  line.add("--cross-bandwidth-gbs", o.cross_bandwidth_gbs,
+           "Bandwidth of a link between simulated hosts, in GB/s; by default that inside a host",
            {.check = apps::between(1e-6, 1e6)});
   // Options that this program passes to its child processes.
   line.add("--child", child.mode, "", {.hidden = true});

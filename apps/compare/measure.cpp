@@ -27,6 +27,7 @@ struct Step {
   double step_s = 0;
   std::vector<Span> spans;
   std::vector<Traffic> traffic;
+  std::vector<std::pair<std::string, double>> exposed_s;
 };
 
 // The measurements of one process.
@@ -58,6 +59,12 @@ Record train(Training& training, const Workload& w) {
     step.began = seconds(began.time_since_epoch());
     step.spans = timeline.spans();
     step.traffic = training.traffic();
+    // Rows of one axis, such as DDP and ZeRO, add up.
+    for (const distributed::AxisReport& r : training.strategy().report()) {
+      if (step.exposed_s.empty() || step.exposed_s.back().first != r.axis)
+        step.exposed_s.emplace_back(r.axis, 0);
+      step.exposed_s.back().second += r.exposed_s;
+    }
     record.steps.push_back(std::move(step));
     record.losses.push_back(loss.item());
   }
@@ -110,6 +117,7 @@ Result result_of_step(const Record& record, std::size_t chosen) {
   for (const Step& one : record.steps) r.steps_s.push_back(one.step_s);
   r.spans = step.spans;
   r.traffic = step.traffic;
+  r.exposed_s = step.exposed_s;
   r.peak_bytes = record.peak_bytes;
   r.memory = record.memory;
   r.losses = record.losses;
@@ -129,6 +137,7 @@ Result joined(const Record& own, distributed::ProcessGroup& group) {
   Result all = mine;
   all.rows.clear(), all.peak_bytes.clear(), all.memory.clear(), all.spans.clear();
   all.traffic.clear();
+  for (auto& [axis, seconds] : all.exposed_s) seconds = 0;
   all.losses.assign(own.losses.size(), 0);
   for (const std::string& text : distributed::all_gather_text(group, to_text(mine), "measurements")) {
     Result one = result_from_text(text);
@@ -139,6 +148,8 @@ Result joined(const Record& own, distributed::ProcessGroup& group) {
       all.memory.push_back({row, std::move(one.memory[0].samples), one.memory[0].phases_s});
     all.traffic.insert(all.traffic.end(), one.traffic.begin(), one.traffic.end());
     for (std::size_t i = 0; i < all.losses.size(); ++i) all.losses[i] += one.losses.at(i);
+    for (std::size_t i = 0; i < all.exposed_s.size(); ++i)
+      all.exposed_s[i].second += one.exposed_s.at(i).second / group.size();
     shift(one.spans, -own.steps[chosen].began);
     for (Span& s : one.spans) {  // "cpu:0 communication" becomes "rank 1 communication"
       if (s.row.starts_with(device)) s.row.replace(0, device.size(), row);

@@ -58,6 +58,12 @@ std::vector<AxisSpec> Mode::axes(int devices) const {
   return all;
 }
 
+int Mode::stages(int devices) const {
+  for (const AxisSpec& axis : axes(devices))
+    if (splits_model() && axis.name == "pipeline") return axis.size;
+  return 0;
+}
+
 void check_devices(const Mode& mode, int devices) {
   check<UsageError>(mode.plan.axes.empty() || mode.plan.size == 0 || mode.plan.size == devices, "[compare] ",
                     mode.name, " needs ", mode.plan.size, " devices or processes, and --devices is ",

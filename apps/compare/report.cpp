@@ -103,6 +103,34 @@ std::string basis_of(const planner::Profile& profile, const planner::Link& link)
   return text;
 }
 
+std::vector<std::vector<std::string>> sweep_rows(const std::vector<planner::Prediction>& sweep) {
+  std::vector<std::vector<std::string>> rows = {
+      {"mesh", "step ms", "exposed comm", "bubble", "peak MiB", "loses"}};
+  for (const planner::Prediction& p : sweep)
+    rows.push_back({p.mode, milliseconds(p.step_s), milliseconds(p.breakdown.exposed_comm_s),
+                    milliseconds(p.bubble_s), fixed(p.largest().total() / kMiB, 2), planner::why(p)});
+  return rows;
+}
+
+// What each axis of the modes with several axes sends and waits for.
+Section axes_section(const Report& report) {
+  Section section{"Axes of the modes that combine several: MiB sent and ms of exposed communication, "
+                  "measured and predicted",
+                  {{"mode", "axis", "sent MiB", "predicted", "exposed ms", "predicted"}}};
+  for (const Result& r : report.results)
+    for (const auto& [axis, size] : r.axes) {
+      if (r.axes.size() < 2 || !r.measured()) continue;
+      std::vector<std::string> row = {r.name, concat({axis, "=", size}),
+                                      fixed(static_cast<double>(r.bytes_sent(axis)) / kMiB, 2), "", "", ""};
+      for (const auto& [name, seconds] : r.exposed_s)
+        if (name == axis) row[4] = milliseconds(seconds);
+      for (const planner::AxisCost& p : r.predicted_axes)
+        if (p.axis == axis) row[3] = fixed(p.bytes_sent / kMiB, 2), row[5] = milliseconds(p.exposed_s);
+      section.rows.push_back(std::move(row));
+    }
+  return section;
+}
+
 Section memory_section(const Report& report) {
   Section section{"Measured memory of the device that holds most, at that moment, in MiB", {}};
   std::vector<std::string> head = {"mode", "device", "peak"};
@@ -122,9 +150,18 @@ Section memory_section(const Report& report) {
 std::vector<Section> tables_below(const Report& report) {
   std::vector<Section> sections;
   if (Section memory = memory_section(report); memory.rows.size() > 1) sections.push_back(std::move(memory));
+  if (Section axes = axes_section(report); axes.rows.size() > 1) sections.push_back(std::move(axes));
   if (report.profile)
     sections.push_back({"Predicted, in ms and MiB, from " + basis_of(*report.profile, report.link),
                         prediction_rows(report.predictions)});
+  if (!report.sweep.empty()) {
+    const int per_host = report.workload.devices_per_host;
+    sections.push_back(
+        {concat({"All meshes of ", report.sweep.front().devices, " devices, each like the measured one",
+                 per_host > 0 ? concat({", ", per_host, " on a host"}) : std::string(),
+                 ": a prediction, not a measurement"}),
+         sweep_rows(report.sweep)});
+  }
   if (!report.simulations.empty())
     sections.push_back({concat({"A simulation, not a measurement, of ", report.simulations.back().devices,
                                 " devices, each like the measured one"}),

@@ -28,6 +28,7 @@ struct Report {
   std::vector<planner::Prediction> predictions;  ///< one per mode that the planner knows
   std::vector<planner::Prediction> simulations;  ///< for Options::predict_devices
   std::vector<planner::Prediction> scaling;      ///< for 1, 2, 4, ... devices, each like the measured one
+  std::vector<planner::Prediction> sweep;        ///< of all meshes for Options::meshes, fastest first
   std::vector<Limit> limits;                     ///< of `scaling` and `simulations`
   std::vector<std::string> command;              ///< the arguments of this program
   std::string began;                             ///< ISO 8601

@@ -98,7 +98,8 @@ std::string to_text(const Result& r) {
   for (const Traffic& t : r.traffic) traffic.push_back({t.from, t.to, t.bytes, t.axis, t.what});
   return json{{"name", r.name},       {"rows", r.rows},     {"step_s", r.step_s},
               {"steps_s", r.steps_s}, {"spans", spans},     {"peak_bytes", r.peak_bytes},
-              {"memory", memory},     {"traffic", traffic}, {"losses", r.losses}}
+              {"memory", memory},     {"traffic", traffic}, {"losses", r.losses},
+              {"exposed_s", r.exposed_s}}
       .dump();
 }
 
@@ -123,6 +124,7 @@ Result result_from_text(const std::string& text) try {
           {s.at(0), s.at(1).get<std::array<std::int64_t, tapestry::kNumMemoryKinds>>()});
   }
   for (const json& t : j.at("traffic")) r.traffic.push_back({t.at(0), t.at(1), t.at(2), t.at(3), t.at(4)});
+  r.exposed_s = j.at("exposed_s").get<std::vector<std::pair<std::string, double>>>();
   for (const json& loss : j.at("losses"))  // JSON has no NaN
     r.losses.push_back(loss.is_null() ? std::numeric_limits<double>::quiet_NaN() : loss.get<double>());
   r.breakdown = breakdown_of(r.spans, r.rows, r.step_s);
@@ -131,9 +133,10 @@ Result result_from_text(const std::string& text) try {
   tapestry::fail("[compare] the text is not a result of a mode: ", e.what());
 }
 
-std::int64_t Result::bytes_sent() const {
+std::int64_t Result::bytes_sent(const std::string& axis) const {
   std::int64_t bytes = 0;
-  for (const Traffic& t : traffic) bytes += t.bytes;
+  for (const Traffic& t : traffic)
+    if (axis.empty() || t.axis == axis) bytes += t.bytes;
   return bytes;
 }
 

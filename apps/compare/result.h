@@ -68,18 +68,23 @@ struct Result {
   std::vector<std::int64_t> peak_bytes;             ///< per row, during the timed steps
   std::vector<MemoryHistory> memory;  ///< per row, of a step that was not timed; empty if not recorded
   std::vector<Traffic> traffic;       ///< per step
+  /// By axis: how long a process waited for communication in the step, as a mean over the processes. Empty if
+  /// it was not measured.
+  std::vector<std::pair<std::string, double>> exposed_s;
+  std::vector<int> split;  ///< blocks per stage; empty if the model is not split
   std::vector<double> losses;         ///< of all steps, including warm-up
   double difference = 0;              ///< loss_difference from the mode single
   std::optional<double> predicted_step_s;
   double predicted_low_s = 0, predicted_high_s = 0;  ///< the predictions from the costs of single rounds
   std::vector<std::int64_t> predicted_peak_bytes;
+  std::vector<planner::AxisCost> predicted_axes;
   std::string error;  ///< if not empty, the mode failed
 
   /// True if the mode ran to its end. It can still have failed, because its losses differ from those of
   /// single.
   bool measured() const { return step_s > 0; }
-  /// Per step, by all devices together.
-  std::int64_t bytes_sent() const;
+  /// Per step, by all devices together; along one axis, if it is named.
+  std::int64_t bytes_sent(const std::string& axis = {}) const;
   /// The relative error of the predicted step time.
   double prediction_error() const { return *predicted_step_s / step_s - 1; }
 };

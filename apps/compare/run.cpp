@@ -97,9 +97,11 @@ class Comparison {
     child.arguments.insert(child.arguments.end(), {"--child", name, "--result", result_folder_.file(),
                                                    "--threads", std::to_string(w_.threads)});
     if (record_memory) child.arguments.emplace_back("--record-memory");
-    if (!w_.split.empty() && o_.workload.split.empty()) {
+    const bool is_mode =
+        std::any_of(modes_.begin(), modes_.end(), [&](const Mode& m) { return m.name == name; });
+    if (const std::vector<int> split = is_mode ? split_of(mode_named(name)) : w_.split; !split.empty()) {
       child.arguments.push_back("--split");
-      for (const int count : w_.split) child.arguments.push_back(std::to_string(count));
+      for (const int count : split) child.arguments.push_back(std::to_string(count));
     }
     const bool one_device = processes && w_.device_type == DeviceType::cpu;
     child.variables = {{"OMP_NUM_THREADS", std::to_string(processes ? w_.threads_per_device() : w_.threads)},
@@ -126,24 +128,41 @@ class Comparison {
     if (!predicts_) return;
     try {
       profiles_.push_back(planner::profile_from_text(measured(kProfile, false)));
-      if (split) w_.split = split_of(profiles_.back());
+      if (split && std::any_of(modes_.begin(), modes_.end(), [&](const Mode& m) {
+            return m.stages(w_.devices) == w_.devices;
+          }))
+        w_.split = balanced(w_.devices);
       planner::Link link;
       if (w_.devices > 1) link = planner::link_from_text(measured(kLink, false));
-      if (w_.devices > 1 && any(&Mode::one_process_per_device))
+      if (w_.devices > 1 && (o_.meshes > 0 || any(&Mode::one_process_per_device)))
         link.ranks = planner::link_from_text(measured(kRanks, true)).ranks;
       links_.push_back(link);
     } catch (const Error& e) {
-      if (split && w_.split.empty()) throw;
+      if (split && profiles_.empty()) throw;
       std::fprintf(stderr, "warning: %s\nContinuing without predictions.\n", e.what());
       predicts_ = false;
     }
   }
 
-  std::vector<int> split_of(const planner::Profile& profile) const {
-    check(static_cast<int>(profile.blocks.size()) >= w_.devices, "[compare] ", w_.model, " has ",
-          profile.blocks.size(), " blocks, too few to split for ", w_.devices,
+  // A split by the costs of the first round, so that all rounds have the same stages.
+  std::vector<int> balanced(int stages) const {
+    const planner::Profile& profile = profiles_.front();
+    check(static_cast<int>(profile.blocks.size()) >= stages, "[compare] ", w_.model, " has ",
+          profile.blocks.size(), " blocks, too few to split for ", stages,
           " devices; use fewer devices, or leave out the modes that split the model");
-    return planner::balanced_split(profile, w_);
+    return planner::balanced_split(profile, w_, stages);
+  }
+  // The blocks of the stages of a mode; empty if it has none, or if nothing is known of the blocks.
+  std::vector<int> split_of(const Mode& mode) const {
+    const int stages = mode.stages(w_.devices);
+    if (stages == 0) return {};
+    if (static_cast<int>(w_.split.size()) == stages) return w_.split;
+    return profiles_.empty() ? std::vector<int>() : balanced(stages);
+  }
+  planner::TrainingSetup setup_of(const std::vector<int>& split) const {
+    planner::TrainingSetup setup = w_;
+    setup.split = split;
+    return setup;
   }
 
   void run_mode(std::size_t i, int round) {
@@ -160,7 +179,8 @@ class Comparison {
   void add_spread(Result& r) const {
     r.predicted_low_s = r.predicted_high_s = *r.predicted_step_s;
     for (std::size_t round = 0; round < std::min(profiles_.size(), links_.size()); ++round) {
-      const double step_s = planner::predict(r.plan, profiles_[round], links_[round], w_)->step_s;
+      const double step_s =
+          planner::predict(r.plan, profiles_[round], links_[round], setup_of(r.split))->step_s;
       r.predicted_low_s = std::min(r.predicted_low_s, step_s);
       r.predicted_high_s = std::max(r.predicted_high_s, step_s);
     }
@@ -193,21 +213,30 @@ class Comparison {
     report.profile = profile;
     report.link = measured_link;
     for (Result& r : report.results) {
-      std::optional<planner::Prediction> p = planner::predict(r.plan, profile, measured_link, w_);
+      std::optional<planner::Prediction> p = 
+          planner::predict(r.plan, profile, measured_link, setup_of(r.split));
       if (!p) continue;
       p->mode = r.name;
       r.predicted_step_s = p->step_s;
       add_spread(r);
       for (const planner::MemoryItems& m : p->memory)
         r.predicted_peak_bytes.push_back(static_cast<std::int64_t>(m.total()));
+      r.predicted_axes = p->axes;
       report.predictions.push_back(*p);
     }
     add_scaling(report);
-    if (o_.predict_devices == 0) return;
     std::optional<double> latency_s = o_.link_latency_us, bandwidth = o_.link_bandwidth_gbs;
     if (latency_s) *latency_s *= 1e-6;
     if (bandwidth) *bandwidth *= 1e9;
-    const planner::Link link = planner::link_with(measured_link, latency_s, bandwidth);
+    planner::Link link = planner::link_with(measured_link, latency_s, bandwidth);
+    if (o_.cross_latency_us || o_.cross_bandwidth_gbs) {
+      const planner::TransferCost& inner = link.ranks.message;
+      link = planner::link_across(
+          link, o_.cross_latency_us ? *o_.cross_latency_us * 1e-6 : inner.latency_s,
+          o_.cross_bandwidth_gbs ? *o_.cross_bandwidth_gbs * 1e9 : 1 / inner.s_per_byte);
+    }
+    if (o_.meshes > 0) report.sweep = planner::sweep(profile, link, w_, o_.meshes);
+    if (o_.predict_devices == 0) return;
     for (const Mode& m : modes_)
       if (auto p = planner::simulate_devices(m.plan, profile, link, w_, o_.predict_devices)) {
         p->mode = m.name;
@@ -248,6 +277,7 @@ class Comparison {
       result.name = modes_[i].name;
       result.description = modes_[i].description;
       result.plan = modes_[i].plan;
+      result.split = split_of(modes_[i]);
       const auto axes = modes_[i].axes(w_.devices);
       for (const auto& axis : axes) result.axes.emplace_back(axis.name, axis.size);
       result.title = distributed::to_string(axes);
@@ -318,7 +348,14 @@ int run_child(const ChildTask& task, const Options& options, const std::vector<s
   const Workload& workload = options.workload;
   planner::MeasureOptions measuring{.warmup = workload.warmup, .passes = std::min(workload.steps, 7)};
   if (task.mode == kProfile) {
-    if (options.predict_devices > 0) measuring.simulated_devices.push_back(options.predict_devices);
+    for (const int devices : {options.predict_devices, options.meshes})
+      if (devices > 0) measuring.simulated_devices.push_back(devices);
+    // The micro-batches of stages with replicas are smaller than those of a pipeline alone.
+    for (const std::string& name : options.parallel)
+      if (const int stages = mode_named(name).stages(workload.devices);
+          stages > 0 && stages < workload.devices)
+        measuring.simulated_devices.push_back(static_cast<int>(std::min<std::int64_t>(
+            workload.batch_size, workload.micro_batches * (workload.devices / stages))));
     const planner::Profile profile = planner::measure_profile(planner_model(workload), workload, measuring);
     write_file_atomically(task.result, to_text(profile));
     return 0;

@@ -20,9 +20,12 @@ struct Options {
   bool serve = false;                     ///< show the page until a signal ends the program
   int port = 0;                           ///< of the page; 0 takes a free one
   int predict_devices = 0;                ///< also simulate this number of devices; 0 disables it
+  int meshes = 0;                         ///< predict all meshes of this number of devices; 0 disables it
   /// The cost of a message between simulated devices: the latency in microseconds, and the bandwidth in GB/s
   /// (1e9 bytes per second). If one is not given, its measured value is used.
   std::optional<double> link_latency_us = {}, link_bandwidth_gbs = {};
+  /// The same between simulated devices of two hosts, with Workload::devices_per_host of them on each.
+  std::optional<double> cross_latency_us = {}, cross_bandwidth_gbs = {};
 };
 
 /// Runs every mode `rounds` times, in turn, each time in a child process with the arguments of this process.

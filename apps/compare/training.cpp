@@ -45,7 +45,14 @@ Training::Training(const Mode& mode, const Workload& w)
     return mine.count < w.batch_size ? clone(own) : own;
   };
   const Device last = mode.splits_model() ? devices().back() : devices().front();
-  batch_ = {{part(whole.inputs, devices().front())}, {part(whole.targets, last)}};
+  // A rank that is not the first, or the last, of a pipeline reads no inputs, or no targets.
+  int stage = 0, stages = 1;
+  if (world_ && mode.splits_model()) {
+    const distributed::Axis pipeline = (*strategy_.mesh())["pipeline"];
+    stage = pipeline.coordinate(), stages = pipeline.size();
+  }
+  if (stage == 0) batch_.inputs = {part(whole.inputs, devices().front())};
+  if (stage + 1 == stages) batch_.targets = {part(whole.targets, last)};
 }
 
 std::vector<distributed::Stage> Training::stages(const std::vector<Device>& devices) {

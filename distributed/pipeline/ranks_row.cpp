@@ -162,6 +162,11 @@ const RowRegistration pipeline_over_ranks{
      .options = "schedule=gpipe|1f1b|zero-bubble",
      .splits_model = true,
      .about = "Pipeline: one process per device, which keeps one stage of the model; micro-batches",
+     .divide =
+         [](const AxisSpec& axis, StepDivision& step) {
+           step.schedule = axis.option("schedule", schedule_name(Schedule::one_f_one_b));
+           return true;
+         },
      .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
        return std::make_unique<PipelineOverRanks>(context);
      }}};

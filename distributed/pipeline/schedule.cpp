@@ -24,7 +24,11 @@ void check_counts(const char* op, int stages, int micro_batches) {
 class Simulator {
  public:
   Simulator(const std::vector<std::vector<Action>>& actions, const SimulationOptions& options)
-      : actions_(actions), costs_(options.costs), transfer_(options.transfer), device_(options.devices) {
+      : actions_(actions),
+        costs_(options.costs),
+        extra_(options.extra),
+        transfer_(options.transfer),
+        device_(options.devices) {
     const std::size_t stages = actions.size();
     if (costs_.empty()) costs_.resize(stages);
     if (device_.empty()) {
@@ -34,6 +38,9 @@ class Simulator {
     check(costs_.size() == stages && device_.size() == stages, "[simulate] ", stages,
           " stages, but costs of ", costs_.size(), " and devices of ", device_.size(),
           "; give one per stage, or none");
+    for (std::size_t s = 0; s < (extra_.empty() ? 0 : stages); ++s)
+      check(extra_.size() == stages && extra_[s].size() == actions[s].size(), "[simulate] extra times of ",
+            extra_.size(), " stages for ", stages, " stages; give one for each action, or none");
     int devices = 0, micro_batches = 0;
     std::size_t all = 0;
     for (const auto& mine : actions) all += mine.size();
@@ -113,7 +120,8 @@ class Simulator {
       const double begin = possible_at(s);
       if (begin == kNever) continue;
       const Action a = actions_[s][next_[s]];
-      const TimedAction timed{static_cast<int>(s), a, begin, begin + cost(s, a.kind)};
+      const double extra = extra_.empty() ? 0 : extra_[s][next_[s]];
+      const TimedAction timed{static_cast<int>(s), a, begin, begin + cost(s, a.kind) + extra};
       if (!first || rank(timed) < rank(*first)) first = timed;
     }
     return first;
@@ -144,6 +152,7 @@ class Simulator {
 
   const std::vector<std::vector<Action>>& actions_;
   std::vector<StageCost> costs_;
+  const std::vector<std::vector<double>>& extra_;
   double transfer_;
   std::vector<int> device_;
   std::array<std::vector<std::vector<double>>, 3>

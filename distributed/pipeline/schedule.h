@@ -67,6 +67,8 @@ struct StageCost {
 
 struct SimulationOptions {
   std::vector<StageCost> costs = {};  ///< by stage; empty means all 1
+  /// By stage and by its actions in their order: what an action takes longer than its cost. Empty: nothing.
+  std::vector<std::vector<double>> extra = {};
   double transfer = 0;                ///< time between two devices; both can compute meanwhile
   std::vector<int> devices = {};      ///< by stage, from 0; empty means one device per stage
 };

@@ -30,6 +30,7 @@ struct TransferCost {
   double latency_s = 0;
   double s_per_byte = 0;  ///< seconds per byte: the inverse of the bandwidth
   double time(double bytes) const { return latency_s + s_per_byte * bytes; }
+  bool is_free() const { return latency_s == 0 && s_per_byte == 0; }
 };
 
 /// Fits a TransferCost to (bytes, seconds) points by least squares of the relative errors (fit - t) / t, so

@@ -154,6 +154,18 @@ AllReduce measure_all_reduce(ProcessGroup& group, ProfiledModel& model, const Tr
   };
   result.gather_message = message_of(true);
   result.scatter_message = message_of(false);
+  // From the first rank to the second. All ranks wait until it has arrived.
+  result.peer_message = measure_cost(largest_message(model), [&](std::int64_t bytes) {
+    const Tensor t = bytes_on(device, bytes);
+    synchronize(device);
+    group.barrier().wait();
+    const double own_s = seconds_of([&] {
+      if (group.rank() == 0) group.send(t, 1, 0, "a message between stages").wait();
+      if (group.rank() == 1) group.recv(t, 0, 0, "a message between stages").wait();
+      synchronize(device);
+    });
+    return largest_of(group, device, {own_s})[0];
+  });
 
   // Now measure the all-reduces of one bucket per block in two ways: after a step, and overlapped with
   // backward.

@@ -54,8 +54,13 @@ struct TrainingSetup {
   int micro_batches = 4;  ///< per step of a pipeline
   /// The sizes of buckets of gradients, as DdpOptions has them, for predictions.
   std::int64_t first_bucket_bytes = 1 << 20, bucket_cap_bytes = 25 << 20;
-  /// The number of consecutive blocks per device, for the modes that split the model. See balanced_split.
+  /// The number of consecutive blocks per stage, for the modes that split the model. See balanced_split.
   std::vector<int> split = {};
+  /// Over ranks: how many are on one host; 0 if all are. As in a Mesh, inner axes are on one host as far as
+  /// possible. An axis whose devices are on several hosts has the costs of Link::cross, and the devices of a
+  /// host that communicate at the same time share its links.
+  int devices_per_host = 0;
+  int links_per_host = 1;  ///< the links to other hosts that a host's devices share, such as network cards
 };
 
 /// The devices of a setup: cpu:0, cpu:1, ... or cuda:0, cuda:1, ...
@@ -95,8 +100,9 @@ AllReduce measure_all_reduce(ProcessGroup& group, const Model& model, const Trai
 /// are optimal, the first parts get the fewest items. Throws ValueError if there are fewer items than parts
 /// or if a cost is negative or not finite.
 std::vector<int> balanced_split(const std::vector<double>& costs, int parts);
-/// A split of the profiled blocks over setup.devices, balanced by the time of a micro-batch.
-std::vector<int> balanced_split(const Profile& profile, const TrainingSetup& setup);
+/// A split of the profiled blocks into `stages`, balanced by the time of a micro-batch; 0 stands for
+/// setup.devices.
+std::vector<int> balanced_split(const Profile& profile, const TrainingSetup& setup, int stages = 0);
 
 /// The parts of the time of a step, in seconds. They are means over the devices and add up to the step time.
 struct StepBreakdown {
@@ -120,13 +126,24 @@ struct MemoryItems {
   }
 };
 
+/// What an axis costs in a step.
+struct AxisCost {
+  std::string axis;
+  int size = 1;
+  double bytes_sent = 0;  ///< by all devices together
+  double exposed_s = 0;   ///< its part of StepBreakdown::exposed_comm_s
+};
+
 struct Prediction {
   std::string mode;  ///< the plan's text
   int devices = 1;
   bool simulated = false;  ///< true if made by simulate_devices
   double step_s = 0;       ///< the sum of the breakdown
   StepBreakdown breakdown;
-  std::vector<MemoryItems> memory;  ///< per device or rank
+  double bubble_s = 0;          ///< of a pipeline: idle time that messages in no time would leave
+  std::vector<AxisCost> axes;  ///< from the outermost
+  /// Per device or rank. Ranks are numbered along the axes, the innermost fastest.
+  std::vector<MemoryItems> memory;
 
   /// The memory of the device that needs most.
   const MemoryItems& largest() const;
@@ -135,24 +152,39 @@ struct Prediction {
 /// Predicts a step of a plan on setup.devices devices, whose number is the product of the sizes; an axis of
 /// size -1 takes what the others leave. The result depends on the arguments only, so a profile that was
 /// measured on another machine can be used. Each axis adds its part, as its row describes it (StepDivision),
-/// from the innermost to the outermost. Returns nullopt if a row has no StepDivision, or for a combination
-/// other than `shard` inside `replicate`. A plan that splits the model needs setup.split. Throws ValueError
-/// if the profile has no blocks, the split does not fit the model, the sizes do not fit the devices, or there
-/// are fewer samples than devices or micro-batches.
+/// from the innermost to the outermost. Returns nullopt if a row has no StepDivision, or for axes that do not
+/// combine: stages over ranks, replicas and divided models do, in this order, each at most once. A plan that
+/// splits the model needs setup.split. Throws ValueError if the profile has no blocks, the split does not fit
+/// the model, the sizes do not fit the devices, or there are fewer samples than devices or micro-batches.
 std::optional<Prediction> predict(const StrategyPlan& plan, const Profile& profile, const Link& link,
                                   const TrainingSetup& setup);
 
 /// Predicts the same global batch on `devices` devices that are like the measured one but have cores and
-/// memory of their own, so that nothing contends. The axis of size -1, or else the outermost one, gets the
-/// devices that the others leave, and models are split anew. The result is marked as simulated. Returns
-/// nullopt also if the other sizes do not divide the devices, or if the plan splits the model and there are
-/// fewer blocks than devices.
+/// memory of their own, so that nothing contends. The axis of size -1, or else the outermost one that divides
+/// the batch, or else the outermost one, gets the devices that the others leave, and models are split anew.
+/// The result is marked as simulated. Returns nullopt also if the other sizes do not divide the devices, or
+/// if the plan splits the model and there are fewer blocks than stages.
 std::optional<Prediction> simulate_devices(const StrategyPlan& plan, const Profile& profile, const Link& link,
                                            const TrainingSetup& setup, int devices);
+
+/// The ways to train on `devices` ranks: every factorization over the axes pipeline, replicate and shard
+/// whose pipeline has at most one stage per block and whose replicas get at least one sample each. Texts of
+/// strategies, such as "pipeline=2,replicate=2,shard=2"; "none" for one device. Throws ValueError unless all
+/// numbers are at least 1.
+std::vector<std::string> meshes(int devices, int blocks, std::int64_t batch_size);
+/// Predictions of meshes() as simulate_devices() makes them, the fastest first.
+std::vector<Prediction> sweep(const Profile& profile, const Link& link, const TrainingSetup& setup,
+                              int devices);
+/// What a step loses: "3.1 ms wait for shard, 1.2 ms bubble of the pipeline". The largest part is first, and
+/// parts below 0.5% of the step are left out.
+std::string why(const Prediction& prediction);
 
 /// Returns the measured link with another latency (seconds) or bandwidth (bytes per second) per message. A
 /// value that is not given stays as measured. If either is given, the link no longer slows down computing. In
 /// the cost of `add`, the addition itself keeps its measured time.
 Link link_with(const Link& measured, std::optional<double> latency_s, std::optional<double> bandwidth);
+/// Returns the link with this latency (seconds) and bandwidth (bytes per second) between two hosts, see
+/// Link::cross. A network card moves the data, so that messages do not slow down computing.
+Link link_across(const Link& link, double latency_s, double bandwidth);
 
 }  // namespace tapestry::distributed::planner

@@ -10,20 +10,22 @@ namespace {
 
 using Predictor = Prediction (*)(const CostModel&);
 
-// Null if nothing predicts the plan, whose axes divide a step as `all` says.
+// Null if nothing predicts the plan, whose axes divide a step as `all` says, from the outermost.
 Predictor predictor_of(const StrategyPlan& plan, const std::vector<StepDivision>& all) {
   using Sum = StepDivision::Sum;
   if (plan.axes.empty()) return predict_whole_models;
   if (all.empty()) return nullptr;
-  if (all.size() == 1) {
-    if (!all[0].schedule.empty()) return predict_stages;
-    if (all[0].sum == Sum::master) return predict_master;
-    if (all[0].sum == Sum::buckets) return predict_whole_models;
-  }
-  const bool is_sharded = all.back().sum == Sum::units &&
-                          std::all_of(all.begin(), all.end() - 1,
-                                      [](const auto& d) { return d.sum == Sum::buckets && d.zero == 0; });
-  return is_sharded ? predict_sharded_models : nullptr;
+  if (all.size() == 1 && all[0].sum == Sum::master) return predict_master;
+  std::size_t i = 0;
+  const bool stages = !all[0].schedule.empty();
+  if (stages && (all.size() == 1 || (!plan.over_devices && all[0].schedule != "sequential"))) ++i;
+  const bool replicas = i < all.size() && all[i].sum == Sum::buckets && all[i].schedule.empty();
+  const bool zero = replicas && all[i].zero > 0;
+  if (replicas) ++i;
+  const bool shards = i < all.size() && all[i].sum == Sum::units && all[i].schedule.empty() && !zero;
+  if (shards) ++i;
+  if (i < all.size()) return nullptr;
+  return stages ? predict_stages : shards ? predict_sharded_models : predict_whole_models;
 }
 
 // The axes, from the innermost, if they are for this number of devices. An axis of size -1 takes what the
@@ -37,10 +39,38 @@ std::optional<std::vector<PlannedAxis>> axes_on(const StrategyPlan& plan,
   for (std::size_t i = plan.axes.size(); i-- > 0;) {
     const int size = plan.axes[i].size > 0 ? plan.axes[i].size : static_cast<int>(devices / known);
     if ((all *= size) > devices) return std::nullopt;
-    axes.push_back({size, divisions[i]});
+    axes.push_back({.size = size, .division = divisions[i], .name = plan.axes[i].name});
   }
   if (all < devices && !axes.empty()) return std::nullopt;
   return axes;
+}
+
+// Gives each axis its costs. Ranks are laid out along the axes, the innermost fastest, host by host.
+void set_costs(std::vector<PlannedAxis>& axes, const StrategyPlan& plan, const Link& link,
+               const TrainingSetup& setup) {
+  const int per_host = setup.devices_per_host;
+  check(per_host >= 0 && setup.links_per_host >= 1, "[predict] ", per_host, " devices and ",
+        setup.links_per_host, " links per host; pass 0 devices if all are on one host, and 1 link or more");
+  int inside = 1;  // the devices that an axis leaves between neighbours
+  for (PlannedAxis& axis : axes) {
+    const bool crosses = per_host > 0 && axis.size > 1 && per_host % (inside * axis.size) != 0;
+    const bool measured = !link.cross.message.is_free();
+    axis.costs = plan.over_devices ? link.local : crosses && measured ? link.cross : link.ranks;
+    // As many groups of the axis as a host has devices between neighbours communicate at the same time.
+    const double sharing =
+        crosses ? std::max(1.0, static_cast<double>(std::min(inside, per_host)) / setup.links_per_host) : 1;
+    for (TransferCost* const cost : {&axis.costs.message, &axis.costs.gather_message,
+                                     &axis.costs.scatter_message, &axis.costs.peer_message})
+      cost->s_per_byte *= sharing;
+    inside *= axis.size;
+  }
+}
+
+int stages_of(const StrategyPlan& plan, const std::vector<StepDivision>& divisions,
+              const std::vector<PlannedAxis>& axes) {
+  for (std::size_t i = 0; i < divisions.size(); ++i)
+    if (!divisions[i].schedule.empty()) return axes[plan.axes.size() - 1 - i].size;
+  return 1;
 }
 
 }  // namespace
@@ -65,9 +95,10 @@ std::optional<Prediction> predict(const StrategyPlan& plan, const Profile& profi
   check(setup.devices >= 1 && setup.devices <= setup.batch_size, "[predict] ", setup.devices,
         " devices for a batch of ", setup.batch_size,
         " samples; use at least 1 and at most as many as samples");
-  const auto axes = axes_on(plan, divisions, setup.devices);
+  auto axes = axes_on(plan, divisions, setup.devices);
   check(axes.has_value(), "[predict] the sizes of ", to_string(plan.axes), " are not those of ",
         setup.devices, " devices; they must multiply to this number");
+  set_costs(*axes, plan, link, setup);
   Prediction p = predictor({profile, link, setup, *axes, plan.over_devices});
   p.mode = to_string(plan.axes);
   p.devices = static_cast<int>(p.memory.size());
@@ -79,16 +110,22 @@ std::optional<Prediction> predict(const StrategyPlan& plan, const Profile& profi
 std::optional<Prediction> simulate_devices(const StrategyPlan& plan, const Profile& profile, const Link& link,
                                            const TrainingSetup& setup, int devices) {
   StrategyPlan wider = plan;
+  const std::vector<StepDivision> divisions = divisions_of(plan);
+  if (!predictor_of(plan, divisions)) return std::nullopt;
   const auto is_open = [](const AxisSpec& axis) { return axis.size < 0; };
-  if (!wider.axes.empty() && std::none_of(wider.axes.begin(), wider.axes.end(), is_open))
-    wider.axes[0].size = -1;
-  const std::vector<StepDivision> divisions = divisions_of(wider);
-  if (!predictor_of(wider, divisions) || !axes_on(wider, divisions, devices)) return std::nullopt;
+  if (!wider.axes.empty() && std::none_of(wider.axes.begin(), wider.axes.end(), is_open)) {
+    const auto first = std::find_if(divisions.begin(), divisions.end(),
+                                    [](const StepDivision& d) { return d.divides_batch(); });
+    wider.axes[first == divisions.end() ? 0 : static_cast<std::size_t>(first - divisions.begin())].size = -1;
+  }
+  const auto axes = axes_on(wider, divisions, devices);
+  if (!axes) return std::nullopt;
   TrainingSetup simulated = setup;
   simulated.devices = devices;
   if (plan.splits_model) {
-    if (devices > static_cast<int>(profile.blocks.size())) return std::nullopt;
-    simulated.split = balanced_split(profile, simulated);
+    const int stages = stages_of(wider, divisions, *axes);
+    if (stages > static_cast<int>(profile.blocks.size())) return std::nullopt;
+    simulated.split = balanced_split(profile, simulated, stages);
   }
   Profile without_contention = profile;
   without_contention.contention = {};
@@ -114,6 +151,12 @@ Link link_with(const Link& measured, std::optional<double> latency_s, std::optio
     link.add.s_per_byte += std::max(0.0, measured.add.s_per_byte - measured.broadcast.s_per_byte);
   for (AllReduce* const a : {&link.local, &link.ranks}) *a = {.message = a->message};
   return link;
+}
+
+Link link_across(const Link& link, double latency_s, double bandwidth) {
+  Link both = link;
+  both.cross = {.message = {latency_s, 1 / bandwidth}};
+  return both;
 }
 
 }  // namespace tapestry::distributed::planner

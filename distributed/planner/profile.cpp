@@ -28,9 +28,9 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ZeroBubbleStage, contention, input_grad_s, we
                                    weight_grad_accumulate_s)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Profile, blocks, loss, input_sample_bytes, target_sample_bytes,
                                    optimizer_state, contention, stages, zero_bubble_stages, dispatch_s)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AllReduce, message, gather_message, scatter_message, overlap_slowdown,
-                                   compute_stall, contention)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Link, copy, broadcast, add, master_contention, local, ranks)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AllReduce, message, gather_message, scatter_message, peer_message,
+                                   overlap_slowdown, compute_stall, contention)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Link, copy, broadcast, add, master_contention, local, ranks, cross)
 
 namespace {
 
@@ -83,12 +83,13 @@ std::vector<double> Profile::costs(double samples) const {
 }
 
 double AllReduce::gather_s(double bytes, int n) const {
-  const bool measured = gather_message.latency_s > 0 || gather_message.s_per_byte > 0;
-  return half_ring_time(measured ? gather_message : message, bytes, n);
+  return half_ring_time(gather_message.is_free() ? message : gather_message, bytes, n);
 }
 double AllReduce::scatter_s(double bytes, int n) const {
-  const bool measured = scatter_message.latency_s > 0 || scatter_message.s_per_byte > 0;
-  return half_ring_time(measured ? scatter_message : message, bytes, n);
+  return half_ring_time(scatter_message.is_free() ? message : scatter_message, bytes, n);
+}
+double AllReduce::peer_s(double bytes) const {
+  return (peer_message.is_free() ? message : peer_message).time(bytes);
 }
 
 std::string to_text(const Profile& profile) { return json(profile).dump(); }

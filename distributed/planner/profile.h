@@ -97,13 +97,16 @@ struct Profile {
   std::vector<double> costs(double samples) const;
 };
 
-/// The costs of averaging gradients over all devices.
+/// The costs of communication between the devices of an axis, such as averages of gradients.
 struct AllReduce {
   TransferCost message;  ///< the cost of one message of the ring, see ring_time
   /// The costs of one message of an all-gather and of a reduce-scatter, see half_ring_time. An all-gather
   /// only copies, and a reduce-scatter also adds. If both costs are 0, they were not measured, and either
   /// takes half as long as an all-reduce.
   TransferCost gather_message = {}, scatter_message = {};
+  /// The cost of a message from one stage of a pipeline to the next. If it is 0, it was not measured, and is
+  /// that of `message`.
+  TransferCost peer_message = {};
   /// An all-reduce that overlaps backward takes `overlap_slowdown` times as long, from the time at which it
   /// can begin, and delays backward by the fraction `compute_stall` of its duration. They are 1 and 0 if copy
   /// engines or a network card move the data, and larger if the cores that compute also communicate.
@@ -113,6 +116,7 @@ struct AllReduce {
   /// The seconds of an all-gather or a reduce-scatter of `bytes` in total over n devices.
   double gather_s(double bytes, int n) const;
   double scatter_s(double bytes, int n) const;
+  double peer_s(double bytes) const;
 };
 
 /// The costs of communication between devices.
@@ -124,7 +128,10 @@ struct Link {
   /// gradients after backward. Only the first device runs the optimizer.
   Contention master_contention;
   AllReduce local;  ///< between threads of one process
-  AllReduce ranks;  ///< between processes
+  AllReduce ranks;  ///< between processes of one host
+  /// Between processes of two hosts, of a message that has the link between them for itself. If its message
+  /// costs nothing, it was not measured, and is `ranks`.
+  AllReduce cross;
 };
 
 /// Converts to JSON and back. The parsers throw ValueError if the text is not a profile or a link.

@@ -37,10 +37,10 @@ std::vector<int> balanced_split(const std::vector<double>& costs, int parts) {
   return split;
 }
 
-std::vector<int> balanced_split(const Profile& profile, const TrainingSetup& setup) {
+std::vector<int> balanced_split(const Profile& profile, const TrainingSetup& setup, int stages) {
   check(setup.micro_batches >= 1, "[balanced_split] ", setup.micro_batches, " micro-batches; pass 1 or more");
   return balanced_split(profile.costs(static_cast<double>(setup.batch_size) / setup.micro_batches),
-                        setup.devices);
+                        stages > 0 ? stages : setup.devices);
 }
 
 }  // namespace tapestry::distributed::planner

@@ -147,6 +147,9 @@ struct StepDivision {
   Sum sum = Sum::none;
   int zero = 0;               ///< the stage of ZeroRedundancyOptimizer; 0: every device updates all it has
   std::string schedule = {};  ///< of the model's stages: a Schedule's name, or "sequential". Empty: no stages
+  /// Sum::units inside stages: the devices gather a unit once in a step, and keep it until its last backward.
+  /// False: they gather it for each forward and each backward.
+  bool keeps_whole = false;
 
   bool divides_batch() const { return sum != Sum::none; }
   bool divides_model() const { return sum == Sum::units; }

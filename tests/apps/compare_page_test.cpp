@@ -28,16 +28,23 @@ const std::vector<std::string> kPredicted = {"single",
                                              "pipeline-gpipe",
                                              "pipeline-1f1b",
                                              "pipeline-zero-bubble",
-                                             "replicate=-1,shard=2"};
+                                             "pipeline=-1",
+                                             "replicate=-1,shard=2",
+                                             "pipeline=2,replicate=-1",
+                                             "pipeline=2:schedule=gpipe,replicate=-1:zero=1",
+                                             "pipeline=2:schedule=zero-bubble,replicate=-1:zero=2",
+                                             "pipeline=2,shard=-1",
+                                             "pipeline=2:schedule=gpipe,shard=-1",
+                                             "pipeline=2:schedule=zero-bubble,shard=-1",
+                                             "pipeline=-1:schedule=zero-bubble,replicate=2",
+                                             "pipeline=2,replicate=2,shard=-1"};
 
-// The plan of one of these, also if strategies cannot combine its axes; for other names one that the planner
-// cannot predict.
+// The plan of one of these; for other names one that the planner cannot predict.
 StrategyPlan plan_of(const std::string& name) {
   using namespace tapestry::distributed;
   if (std::find(kPredicted.begin(), kPredicted.end(), name) == kPredicted.end())
     return plan_strategy("shard=-1:devices", false);
-  if (name.find(',') == name.npos) return plan_strategy(name, true);
-  return {.axes = parse_strategy(name), .about = {}};
+  return plan_strategy(name, true);
 }
 
 // A mode of 4 devices whose rounds are these, in ms.
@@ -126,8 +133,12 @@ class Draw {
   planner::Contention contention() { return {real(1, 3), real(1, 3), real(1, 3)}; }
   planner::TransferCost cost() { return {real(0, 1e-4), real(0, 1e-8)}; }
   planner::AllReduce all_reduce() {
-    planner::AllReduce a{cost(), {}, {}, real(1, 3), real(0, 0.9), contention()};
+    planner::AllReduce a{.message = cost(),
+                         .overlap_slowdown = real(1, 3),
+                         .compute_stall = real(0, 0.9),
+                         .contention = contention()};
     if (whole(0, 1) == 1) a.gather_message = cost(), a.scatter_message = cost();
+    if (whole(0, 1) == 1) a.peer_message = cost();
     return a;
   }
   planner::Profile profile(int blocks) {
@@ -140,7 +151,11 @@ class Draw {
     p.dispatch_s = real(0, 1e-4);
     return p;
   }
-  planner::Link link() { return {cost(), cost(), cost(), contention(), all_reduce(), all_reduce()}; }
+  planner::Link link() {
+    planner::Link all{cost(), cost(), cost(), contention(), all_reduce(), all_reduce(), {}};
+    if (whole(0, 1) == 1) all.cross = all_reduce();
+    return all;
+  }
 
  private:
   std::mt19937_64 random_;
@@ -167,6 +182,8 @@ json drawn_case(Draw& draw) {
                                             draw.real(0, 1e-3),
                                             draw.real(0, 1e-3)});
     }
+  setup.devices_per_host = draw.whole(0, 4);
+  setup.links_per_host = draw.whole(1, 2);
   const std::string name =
       kPredicted[static_cast<std::size_t>(draw.whole(0, static_cast<int>(kPredicted.size()) - 1))];
   const StrategyPlan plan = plan_of(name);
@@ -181,11 +198,13 @@ json drawn_case(Draw& draw) {
                 {"micro_batches", setup.micro_batches},
                 {"first_bucket_bytes", setup.first_bucket_bytes},
                 {"bucket_cap_bytes", setup.bucket_cap_bytes},
+                {"devices_per_host", setup.devices_per_host},
+                {"links_per_host", setup.links_per_host},
                 {"split", setup.split}}}};
   std::optional<planner::Prediction> p;
-  const bool fits = plan.axes.size() < 2 || setup.devices % 2 == 0;
+  const bool fits = plan.axes.size() < 2;
   if (draw.whole(0, 1) == 1 || !fits) {
-    const int devices = draw.whole(1, static_cast<int>(std::min<std::int64_t>(9, setup.batch_size)));
+    const int devices = draw.whole(1, static_cast<int>(std::min<std::int64_t>(16, setup.batch_size)));
     std::optional<double> latency, bandwidth;
     if (draw.whole(0, 1) == 1) latency = draw.real(0, 1e-4);
     if (draw.whole(0, 1) == 1) bandwidth = draw.real(1e7, 1e11);
@@ -198,6 +217,9 @@ json drawn_case(Draw& draw) {
   if (!p) return out["expected"] = nullptr, out;
   const planner::StepBreakdown& b = p->breakdown;
   out["expected"] = {p->step_s, b.forward_s, b.backward_s, b.exposed_comm_s, b.update_s, b.idle_s};
+  out["expected"].push_back(p->bubble_s);
+  for (const planner::AxisCost& a : p->axes)
+    out["expected"].insert(out["expected"].end(), {a.bytes_sent, a.exposed_s});
   for (const planner::MemoryItems& m : p->memory) out["expected"].push_back(m.total());
   return out;
 }

@@ -225,7 +225,7 @@ def test_what_if(page, url):
 RUN_CASES = """(cases => { let wrong = []; for (const c of cases) {
   const link = c.link_with ? link_with(c.link, c.link_with[0], c.link_with[1]) : c.link;
   const p = c.devices ? simulate_devices(c.plan, c.profile, link, c.setup, c.devices) : predict(c.plan, c.profile, link, c.setup);
-  const own = p === null ? null : [p.step_s, p.breakdown.forward_s, p.breakdown.backward_s, p.breakdown.exposed_comm_s, p.breakdown.update_s, p.breakdown.idle_s, ...p.memory.map(total)];
+  const own = p === null ? null : [p.step_s, p.breakdown.forward_s, p.breakdown.backward_s, p.breakdown.exposed_comm_s, p.breakdown.update_s, p.breakdown.idle_s, p.bubble_s, ...p.axes.flatMap(a => [a.bytes_sent, a.exposed_s]), ...p.memory.map(total)];
   if (JSON.stringify(own) !== JSON.stringify(c.expected)) wrong.push(c.mode); }
   return wrong; })"""
 

@@ -468,15 +468,19 @@ TEST_CASE("a checkpoint of copies of a sharded model has each element once, and 
   });
   CHECK(saved[0] != whole(Net()));
   std::uintmax_t bytes = 0;
+  std::vector<std::uintmax_t> of_file;
   for (const auto& entry : std::filesystem::directory_iterator(folder))
     if (entry.path().extension() == ".safetensors") {
       std::uint64_t header = 0;
       std::ifstream(entry.path(), std::ios::binary).read(reinterpret_cast<char*>(&header), sizeof header);
-      bytes += entry.file_size() - sizeof header - header;
+      of_file.push_back(entry.file_size() - sizeof header - header);
+      bytes += of_file.back();
     }
   std::uintmax_t elements = 0;
   for (const auto& [name, values] : saved[0]) elements += values.size();
   CHECK(bytes < 8 * 3 * elements);  // weights, and momenta of those that are trained; twice would be 4
+  CHECK(of_file.size() == 4);
+  for (const std::uintmax_t own : of_file) CHECK(own > bytes / 8);  // both copies write
   for (const std::string& from : {folder, file})
     for (const auto& [ranks, copies] : {std::pair(4, 2), {6, 3}, {4, 1}, {3, 3}, {1, 1}}) {
       CAPTURE(from, ranks, copies);

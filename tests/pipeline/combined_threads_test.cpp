@@ -176,3 +176,48 @@ TEST_CASE("each replica of each stage draws random numbers of its own") {
   for (std::size_t a = 0; a < 4; ++a)
     for (std::size_t b = 0; b < a; ++b) CHECK(drawn[a] != drawn[b]);
 }
+
+TEST_CASE("a rank that fails in a step of several axes is named on all others") {
+  for (const char* text : {"pipeline=2,replicate=2", "pipeline=2:schedule=gpipe,shard=2"})
+    for (const int fails : {0, 3}) {
+      CAPTURE(text, fails);
+      const auto errors = on_ranks<std::string>(4, [&](const Group& world) -> std::string {
+        Strategy strategy(text, {.world = world, .parts = 2});
+        nn::Module net;
+        nn::Linear& in = net.add<nn::Linear>("in", {.in_features = 3, .out_features = 4});
+        nn::Linear& out = net.add<nn::Linear>("out", {.in_features = 4, .out_features = 2});
+        int calls = 0;
+        const auto stage = [&](nn::Linear& layer) {
+          return [&](const Tensor& x) {
+            check(world->rank() != fails || ++calls < 4, "the cat pulled the plug");
+            return layer(x);
+          };
+        };
+        strategy.wrap(net, {.forward = [](const Tensors& x) { return x; },
+                            .loss = [](const Tensors& x, const Tensors&) -> Loss {
+                              return {x[0].mean(), static_cast<double>(x[0].size(0))};
+                            },
+                            .stages =
+                                [&](const std::vector<Device>& on) {
+                                  return std::vector<Stage>{{stage(in), on.at(0), {in}},
+                                                            {stage(out), on.at(1), {out}}};
+                                }});
+        try {
+          for (int step = 0; step < 4; ++step)
+            strategy.gradients([](const Part&) { return Batch{{ones({2, 3})}, {ones({2})}}; }, 4);
+        } catch (const std::exception& e) {
+          return e.what();
+        }
+        return "no error";
+      });
+      for (int r = 0; r < 4; ++r) {
+        CAPTURE(r);
+        const std::string& error = errors[static_cast<std::size_t>(r)];
+        CHECK_THAT(error, ContainsSubstring("the cat pulled the plug (stage " + std::to_string(fails / 2)) &&
+                              ContainsSubstring(concat({"=", fails % 2, ") on cpu:0"})) &&
+                              ContainsSubstring(" of 2 along the axis pipeline)"));
+        if (r != fails)
+          CHECK_THAT(error, ContainsSubstring(concat({"rank ", fails, " aborted the group"})));
+      }
+    }
+}

@@ -58,10 +58,9 @@ inline TrainingSetup setup_of(int devices, std::int64_t batch, std::vector<int> 
   return setup;
 }
 
-/// The plan of a text, over ranks if possible. Strategies cannot combine axes yet, but the planner can.
+/// The plan of a text, over ranks if possible.
 inline StrategyPlan plan_of(const std::string& text) {
-  if (text.find(',') == text.npos) return tapestry::distributed::plan_strategy(text, true);
-  return {.axes = tapestry::distributed::parse_strategy(text), .about = {}};
+  return tapestry::distributed::plan_strategy(text, true);
 }
 
 /// predict(), with checks that hold for every prediction: the breakdown has no negative item and adds up to
@@ -85,7 +84,9 @@ inline const std::vector<std::string> kModes = {
     "pipeline-gpipe", "pipeline-1f1b", "pipeline-zero-bubble"};
 
 /// The axis of fully_shard().
-inline PlannedAxis sharded_over(int ranks) { return {ranks, {.sum = StepDivision::Sum::units}}; }
+inline PlannedAxis sharded_over(int ranks, const Link& link) {
+  return {.size = ranks, .division = {.sum = StepDivision::Sum::units}, .costs = link.ranks, .name = "shard"};
+}
 
 /// An all-reduce that interferes with computing.
 inline AllReduce interfering(double compute_stall, double overlap_slowdown = 1) {

@@ -144,7 +144,7 @@ TEST_CASE("models and setups that cannot be measured throw") {
   CHECK_THROWS_WITH(measure_profile(model, small_setup(1), {.simulated_devices = {0}}),
                     ContainsSubstring("0 simulated devices"));
   CHECK_THROWS_WITH(measure_link(model, small_setup(0)), ContainsSubstring("0 devices"));
-  CHECK_THROWS_AS(measure(model, small_setup(3)), DeviceError);  // there are two
+  CHECK_THROWS_AS(measure(model, small_setup(5)), DeviceError);  // there are two
   distributed::run_local_ranks(1, [&](const std::shared_ptr<distributed::ProcessGroup>& group) {
     CHECK_THROWS_WITH(measure_all_reduce(*group, model, small_setup(2), kCPU),
                       ContainsSubstring("the group has 1 ranks, the setup has 2 devices"));

@@ -30,8 +30,9 @@ TEST_CASE("a faster link never makes a step slower") {
         double before = INFINITY;
         for (const double bandwidth : {1e6, 1e7, 1e8, 1e9, 1e12}) {
           const TransferCost cost{1e-3, 1 / bandwidth};
-          const Link link = {
-              .copy = cost, .add = cost, .local = {cost, 1.5, stops, {}}, .ranks = {cost, 1.5, stops, {}}};
+          Link link = {
+              .copy = cost, .add = cost, .local = interfering(stops, 1.5), .ranks = interfering(stops, 1.5)};
+          link.local.message = link.ranks.message = cost;
           const double step = predicted(mode, profile, link, setup_of(devices, 30, split, 5)).step_s;
           CHECK(step <= before * (1 + 1e-12));
           before = step;
@@ -100,8 +101,10 @@ TEST_CASE("link_with replaces only the given values") {
   measured.copy = {1, 2};
   measured.broadcast = {2, 2};
   measured.add = {3, 5};
-  measured.local = {{4, 6}, 2, 0.5, {}};
-  measured.ranks = {{7, 8}, 3, 1, {}};
+  measured.local = interfering(0.5, 2);
+  measured.ranks = interfering(1, 3);
+  measured.local.message = {4, 6};
+  measured.ranks.message = {7, 8};
   CHECK(to_text(link_with(measured, {}, {})) == to_text(measured));
   const Link both = link_with(measured, 0.5, 4.0);
   for (const TransferCost& cost : {both.copy, both.broadcast, both.local.message, both.ranks.message}) {

@@ -51,7 +51,10 @@ TEST_CASE("fully_shard posts the collectives that the planner simulates") {
       const Profile profile = profile_with(blocks, 4 * (kFeatures * kFeatures + kFeatures));
       const Link link;
       const TrainingSetup setup = setup_of(ranks, ranks);
-      const ShardedStep step({profile, link, setup, {sharded_over(ranks)}}, 1);
+      const CostModel c{profile, link, setup, {sharded_over(ranks, link)}};
+      const BlockTimes forward = forward_times(c, c.all_blocks(), 1, true, 1),
+                      backward = backward_times(c, c.all_blocks(), 1, true, 1);
+      const ShardedStep step(c, c.all_blocks(), &forward, &backward, {});
       std::vector<std::string> simulated;
       for (const ShardedStep::Unit& u : step.units) simulated.push_back(said(u.gathers, u.block, u.bytes));
       CHECK(step.collectives.size() == simulated.size());

@@ -76,12 +76,16 @@ double median(std::vector<double> values) {
 void on_slow_ranks(const std::function<void(const std::shared_ptr<ProcessGroup>&)>& fn) {
   const std::vector<std::shared_ptr<Backend>> backends = local_backends(kRanks);
   const std::shared_ptr<Store> store = memory_store();
+  const Network::Cost link{0, kMsPerMib / 1e3 / (1 << 20)};
+  const auto network = std::make_shared<Network>(kRanks, link, link);
   std::vector<std::thread> ranks;
   for (int r = 0; r < kRanks; ++r)
     ranks.emplace_back([&, r] {
       const ThreadShare share(1);
       fn(make_process_group(
-          std::make_shared<DelayedBackend>(backends[static_cast<std::size_t>(r)], kMsPerMib), store));
+          std::make_shared<DelayedBackend>(backends[static_cast<std::size_t>(r)], network,
+                                           std::vector<int>{0, 1}),
+          store));
     });
   for (std::thread& rank : ranks) rank.join();
 }

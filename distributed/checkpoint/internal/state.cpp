@@ -201,8 +201,9 @@ struct Holders {
 };
 
 /// Sorts the boxes that writers store, and drops copies: with several groups of shards, several writers have
-/// the same box. Throws unless each element is stored.
-void use_stored_boxes(const char* op, const std::string& name, Holders& holders) {
+/// the same box, which the one with the smallest `load` writes. Throws unless each element is stored.
+void use_stored_boxes(const char* op, const std::string& name, const std::vector<std::uint64_t>& load,
+                      Holders& holders) {
   const auto before = [](const Shape& a, const Shape& b) {
     return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end());
   };
@@ -211,7 +212,12 @@ void use_stored_boxes(const char* op, const std::string& name, Holders& holders)
   });
   std::vector<nn::Region> boxes;
   for (const Piece& piece : holders.boxes) {
-    if (!boxes.empty() && boxes.back() == piece.box) continue;
+    if (!boxes.empty() && boxes.back() == piece.box) {
+      int& writer = holders.record.pieces.back().shard;
+      if (load[static_cast<std::size_t>(piece.shard)] < load[static_cast<std::size_t>(writer)])
+        writer = piece.shard;
+      continue;
+    }
     boxes.push_back(piece.box);
     holders.record.pieces.push_back(piece);
   }
@@ -297,12 +303,13 @@ Index plan(const char* op, const std::vector<WriterState>& writers, Share share)
   // Stored boxes and large tensors are divided first. Then each other tensor goes to the writer with the
   // fewest bytes, the largest tensors first.
   std::vector<std::uint64_t> load(writers.size());
+  const std::vector<std::uint64_t> no_load(writers.size());  // then the lowest of several writers writes
   std::vector<std::pair<const std::string*, Holders*>> whole;
   for (auto& [name, holders] : tensors) {
     TensorRecord& record = holders.record;
     const nn::Region all = record.whole();
     if (holders.owner == Owner::boxes) {
-      use_stored_boxes(op, name, holders);
+      use_stored_boxes(op, name, share == Share::evenly ? load : no_load, holders);
     } else if (all.sizes.numel() > 0) {
       const auto count = static_cast<std::int64_t>(holders.writers.size()), rows = all.sizes[0];
       if (holders.owner == Owner::lowest || share == Share::by_lowest) {

@@ -311,7 +311,7 @@ void RankPipeline::run_action(Pass& pass, const Action& action) const {
   if (kind == Kind::forward) incoming = inputs_of(pass, micro_batch);
   else if (kind == Kind::backward) incoming = gradients_of(pass, micro_batch);
   with_error_context(concat({stage_text(), ", ", kind_name(kind), " of micro-batch ", micro_batch, ", rank ",
-                             group_->rank(), " on ", devices_[0]}),
+                             group_->rank(), " of ", group_->name(), " on ", devices_[0]}),
                      [&] {
                        const bool trains = around && pass.loss_fn, last = action == pass.last_gradients;
                        std::shared_ptr<void> scope = trains ? around->before(action, last) : nullptr;

@@ -16,10 +16,12 @@ struct BlockRange {
   std::size_t begin = 0, end = 0;
 };
 
-/// An axis of a plan with the number of its devices.
+/// An axis of a plan with the number of its devices, and the costs of communication along it.
 struct PlannedAxis {
   int size = 1;
   StepDivision division = {};
+  AllReduce costs = {};
+  std::string name = {};
 };
 
 /// Times are in seconds, n is a number of samples.
@@ -30,30 +32,61 @@ struct CostModel {
   std::vector<PlannedAxis> axes = {};  ///< from the innermost to the outermost
   bool one_process = false;            ///< the axes are over devices of one process, not over ranks
 
+  /// The costs between devices that share a host, and their contention.
   const AllReduce& collectives() const { return one_process ? link.local : link.ranks; }
   /// How many devices divide the batch, the parameters, or the optimizer's state.
   int parts(bool (StepDivision::*divides)() const) const {
     int product = 1;
-    for (const auto& [size, division] : axes) product *= (division.*divides)() ? size : 1;
+    for (const PlannedAxis& axis : axes) product *= (axis.division.*divides)() ? axis.size : 1;
     return product;
   }
-  /// The time to add gradients over the axes, one axis after another: an axis that keeps a part on each
-  /// device leaves this part to the axes outside it.
-  double reduce_s(double bytes) const {
-    double seconds = 0;
-    for (const auto& [size, division] : axes) {
-      if (division.divides_model() || division.zero == 2) {
-        seconds += collectives().scatter_s(bytes, size);
-        bytes /= size;
-      } else {
-        seconds += ring_time(collectives().message, bytes, size);
-      }
+  /// The axes over which devices with different samples add their gradients, from the innermost. An axis that
+  /// keeps a part on each device leaves this part to the axes outside it.
+  template <class F>
+  void each_sum(double bytes, const F& f) const {
+    for (std::size_t i = 0; i < axes.size(); ++i) {
+      if (!axes[i].division.divides_batch()) continue;
+      const bool divides = axes[i].division.divides_model() || axes[i].division.zero == 2;
+      f(i, bytes, divides);
+      if (divides) bytes /= axes[i].size;
     }
-    return seconds;
+  }
+  /// The time to add gradients over an axis.
+  double reduce_s(std::size_t axis, double bytes, bool divides) const {
+    const PlannedAxis& a = axes[axis];
+    return divides ? a.costs.scatter_s(bytes, a.size) : ring_time(a.costs.message, bytes, a.size);
+  }
+  /// The axis whose devices keep or update parts of the parameters; the number of axes if there is none.
+  std::size_t dividing_axis() const {
+    std::size_t i = 0;
+    while (i < axes.size() && !axes[i].division.divides_optimizer()) ++i;
+    return i;
   }
   /// The time to gather parameters whose parts the devices keep or update.
   double gather_s(double bytes) const {
-    return collectives().gather_s(bytes, parts(&StepDivision::divides_optimizer));
+    const std::size_t i = dividing_axis();
+    return i < axes.size() ? axes[i].costs.gather_s(bytes, axes[i].size) : 0;
+  }
+  /// The costs by axis, for simulate().
+  std::vector<const AllReduce*> interference() const {
+    std::vector<const AllReduce*> all;
+    for (const PlannedAxis& axis : axes) all.push_back(&axis.costs);
+    return all;
+  }
+
+  /// Gradients are added in buckets during backward.
+  bool adds_in_buckets() const {
+    bool buckets = false;
+    for (const PlannedAxis& axis : axes) {
+      if (axis.division.divides_model()) return false;
+      buckets = buckets || axis.division.sum == StepDivision::Sum::buckets;
+    }
+    return buckets;
+  }
+  /// The devices that divide gradients in buckets, as under stage 2 of ZeRO; 1 if none do.
+  int divided_buckets() const {
+    const std::size_t i = dividing_axis();
+    return i < axes.size() && axes[i].division.zero == 2 ? axes[i].size : 1;
   }
 
   std::size_t count() const { return profile.blocks.size(); }
@@ -85,6 +118,10 @@ struct CostModel {
   }
   double parameter_bytes(BlockRange range) const {
     return sum(range, [](const BlockProfile& b) { return static_cast<double>(b.all_parameter_bytes()); });
+  }
+  /// The bytes that a device sends over axis `i` in an all-gather or a reduce-scatter of `bytes` in total.
+  double sent_bytes(std::size_t i, double bytes) const {
+    return bytes * (axes[i].size - 1) / axes[i].size;
   }
   double parameter_count() const {
     return sum(all_blocks(),

@@ -5,6 +5,7 @@
 
 #include "tapestry/distributed/planner/internal/cost_model.h"
 #include "tapestry/distributed/planner/internal/overlap.h"
+#include "tapestry/distributed/planner/internal/passes.h"
 
 namespace tapestry::distributed::planner {
 
@@ -23,12 +24,12 @@ struct DdpBuckets {
   }
 };
 
-/// Assigns gradients to buckets like Reducer: from the last layer to the first. `slowdown` is the contention
-/// of backward.
-DdpBuckets ddp_buckets(const CostModel& c, double n, double slowdown);
+/// Assigns the gradients of a range to buckets like Reducer: from the last layer to the first. The backward
+/// of the blocks takes `times`, and copies take `slowdown` times as long as alone.
+DdpBuckets ddp_buckets(const CostModel& c, BlockRange range, const BlockTimes& times, double slowdown);
 
 /// The buckets in which stage 1 of ZeRO gathers parameters: from the first layer to the last, and without a
 /// smaller first bucket. They have no times.
-DdpBuckets zero1_buckets(const CostModel& c);
+DdpBuckets zero1_buckets(const CostModel& c, BlockRange range);
 
 }  // namespace tapestry::distributed::planner

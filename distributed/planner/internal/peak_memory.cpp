@@ -17,13 +17,16 @@ class PeakTracker {
     now_.parameters = c.parameter_bytes(schedule.range) / schedule.sharded;
     now_.optimizer = c.profile.optimizer_state * c.parameter_bytes(schedule.range) * schedule.optimizer_share;
     now_.data = schedule.data;
+    if (schedule.keeps_whole) now_.parameters += c.parameter_bytes(schedule.range);
     if (schedule.has_buckets) now_.buckets = c.parameter_bytes(schedule.range) / schedule.divided_buckets;
-    if (schedule.divided_buckets > 1) buckets_ = ddp_buckets(c, schedule.samples[0], 1);
+    const BlockTimes no_times{std::vector<double>(schedule.range.end - schedule.range.begin), 0};
+    if (schedule.divided_buckets > 1) buckets_ = ddp_buckets(c, schedule.range, no_times, 1);
     update_peak(0);
   }
   MemoryItems run() {
     for (const Action& action : schedule_.actions) {
       n_ = schedule_.samples.at(static_cast<std::size_t>(action.micro_batch));
+      is_last_ = &action == &schedule_.actions.back();
       if (action.kind == Kind::forward) forward();
       else if (!schedule_.zero_bubble) backward();
       else if (action.kind == Kind::backward) input_grad_pass();
@@ -76,7 +79,7 @@ class PeakTracker {
   // Gathers block k, and the one that is computed next if it is another one, and frees the others.
   void hold_whole(std::size_t k, std::size_t next) {
     release_whole();
-    if (schedule_.sharded == 1) return;
+    if (schedule_.sharded == 1 || schedule_.keeps_whole) return;
     whole_ = static_cast<double>(block(k).all_parameter_bytes());
     if (next != k && next >= schedule_.range.begin && next < schedule_.range.end)
       whole_ += static_cast<double>(block(next).all_parameter_bytes());
@@ -120,19 +123,21 @@ class PeakTracker {
       now_.gradients += arrived;
       update_peak(b,
                   (has_gradients_ ? i.accumulate_bytes : i.peak_bytes).at(n_) + std::exchange(received, 0));
-      if (i.parameter >= 0 && schedule_.divided_buckets > 1) {
+      const auto parameter = static_cast<std::size_t>(i.parameter);
+      const double gradient = i.parameter >= 0 ? static_cast<double>(b.parameter_bytes[parameter]) : 0;
+      if (i.parameter >= 0 && schedule_.divided_buckets > 1 && is_last_) {
         // The gradient is copied into its bucket, which gets its memory now if this is its first gradient.
         open_bucket();
         now_.buckets += live_bucket_bytes() - live;
-        update_peak(b, i.end_bytes.at(n_));
+        update_peak(b, i.end_bytes.at(n_) - (has_gradients_ ? gradient : 0));
         now_.buckets -= live_bucket_bytes();
         post_bucket();
       } else {
         now_.buckets -= live;
       }
       now_.gradients -= arrived;
-      if (i.parameter >= 0 && !schedule_.has_buckets && !has_gradients_)
-        arrived += static_cast<double>(b.parameter_bytes[static_cast<std::size_t>(i.parameter)]);
+      if (!has_gradients_ && !moves_to_buckets()) arrived += gradient;
+      if (has_gradients_ && moves_to_buckets()) arrived -= gradient;
       if (late_ && i.parameter >= 0 && is_first(b)) {
         hold_whole(0, c_.count());
         divide(*std::exchange(late_, nullptr));
@@ -156,16 +161,19 @@ class PeakTracker {
     if (arrived_ > 0 && (arrived_ == of.size() || of[arrived_] != of[arrived_ - 1]))
       posted_ = of[arrived_ - 1] + 1;
   }
+  // Gradients are added in buckets, or divided, in the last backward. Before it, each has its own memory.
+  bool moves_to_buckets() const { return schedule_.has_buckets && is_last_; }
   void allocate_gradients(const BlockProfile& b) {
     if (b.parameter_bytes.empty()) return;  // the loss
-    if (!schedule_.has_buckets && !has_gradients_)
-      now_.gradients += static_cast<double>(b.all_parameter_bytes());
+    const auto bytes = static_cast<double>(b.all_parameter_bytes());
+    if (!has_gradients_ && !moves_to_buckets()) now_.gradients += bytes;
+    if (has_gradients_ && moves_to_buckets()) now_.gradients -= bytes;
     if (schedule_.sharded > 1) {
-      if (c_.count() > 1 && &b == &block(1)) {
+      const auto k = static_cast<std::size_t>(&b - c_.profile.blocks.data());
+      if (k == 1 && schedule_.range.begin == 0) {
         late_ = &b;
       } else {  // the block is freed, and the next one is whole already
-        const auto k = static_cast<std::size_t>(&b - c_.profile.blocks.data());
-        if (k > 0) hold_whole(k - 1, k - 1);
+        if (k > schedule_.range.begin) hold_whole(k - 1, k - 1);
         else release_whole();
         divide(b);
       }
@@ -174,6 +182,7 @@ class PeakTracker {
   }
   // Begins to divide the gradients of a block, when those of the block before are divided.
   void divide(const BlockProfile& b) {
+    if (!is_last_) return;
     end_division();
     undivided_ = static_cast<double>(b.all_parameter_bytes());
     now_.gradients += undivided_ / schedule_.sharded;
@@ -233,6 +242,7 @@ class PeakTracker {
   double undivided_ = 0;                // the bytes of gradients that wait for their reduce-scatter
   double divided_after_ = 0;            // the part of the next block's backward at whose end they are divided
   bool has_gradients_ = false;
+  bool is_last_ = false;  // the action is the last one of the step
   DdpBuckets buckets_;                                 // if they are divided
   std::size_t arrived_ = 0, opened_ = 0, posted_ = 0;  // gradients, buckets with memory, complete buckets
 };

@@ -22,8 +22,11 @@ struct DeviceSchedule {
   bool zero_bubble = false;    ///< Action::Kind::backward computes input gradients only
   double optimizer_share = 1;  ///< the part of the optimizer's state that is on the device
   /// The number of ranks that divide parameters and gradients, as under fully_shard(). Then a block is whole
-  /// from shortly before its forward or backward to its end, and its gradients until they are divided.
+  /// from shortly before its forward or backward to its end, and its gradients until they are divided, in the
+  /// last of several backwards.
   int sharded = 1;
+  /// If they divide: the blocks are whole during the step, because a pipeline gathers them once.
+  bool keeps_whole = false;
   /// By block, if they divide: the part of the next block's backward at whose end the gradients are divided.
   std::vector<double> divided_after = {};
   /// The number of ranks that divide the gradients in buckets, as under stage 2 of ZeRO. Then a bucket

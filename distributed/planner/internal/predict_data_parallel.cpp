@@ -1,66 +1,11 @@
 // Predictions for the modes in which each device has the whole model.
 #include <algorithm>
-#include <numeric>
 
-#include "tapestry/distributed/common/internal/bucket.h"
-#include "tapestry/distributed/common/internal/reducer.h"
-#include "tapestry/distributed/planner/internal/ddp_buckets.h"
-#include "tapestry/distributed/planner/internal/overlap.h"
+#include "tapestry/distributed/planner/internal/passes.h"
 #include "tapestry/distributed/planner/internal/peak_memory.h"
 #include "tapestry/distributed/planner/internal/predictors.h"
-#include "tapestry/distributed/planner/internal/two_queues.h"
 
 namespace tapestry::distributed::planner {
-
-DdpBuckets ddp_buckets(const CostModel& c, double n, double slowdown) {
-  DdpBuckets buckets;
-  std::vector<BucketParameter> parameters;
-  std::vector<double> ready_of;  // per parameter, in seconds of computing
-  double& compute = buckets.compute_s;
-  compute = slowdown * c.profile.loss.backward_s.at(n);
-  for (std::size_t k = c.count(); k-- > 0;) {
-    const BlockProfile& block = c.profile.blocks[k];
-    compute += slowdown * block.backward_s.at(n);
-    compute += slowdown * block.bucket_copy_s;
-    for (std::size_t i = block.parameter_bytes.size(); i-- > 0;) {
-      parameters.push_back({static_cast<std::size_t>(block.parameter_bytes[i]), DType::f32, {}});
-      ready_of.push_back(compute);
-    }
-  }
-  std::vector<int> order(parameters.size());
-  std::iota(order.begin(), order.end(), 0);
-  buckets.of_gradient.resize(parameters.size());
-  for (const auto& members :
-       assign_buckets(parameters, order, static_cast<std::size_t>(c.setup.first_bucket_bytes),
-                      static_cast<std::size_t>(c.setup.bucket_cap_bytes))) {
-    double bytes = 0, complete = 0;
-    for (const int i : members) {
-      bytes += static_cast<double>(parameters[static_cast<std::size_t>(i)].bytes);
-      complete = std::max(complete, ready_of[static_cast<std::size_t>(i)]);
-      buckets.of_gradient[static_cast<std::size_t>(i)] = buckets.bytes.size();
-    }
-    buckets.bytes.push_back(bytes);
-    buckets.ready_s.push_back(complete);
-  }
-  return buckets;
-}
-
-DdpBuckets zero1_buckets(const CostModel& c) {
-  std::vector<BucketParameter> parameters;
-  for (const BlockProfile& block : c.profile.blocks)
-    for (const std::int64_t bytes : block.parameter_bytes)
-      parameters.push_back({static_cast<std::size_t>(bytes), DType::f32, {}});
-  std::vector<int> order(parameters.size());
-  std::iota(order.begin(), order.end(), 0);
-  const std::size_t cap = static_cast<std::size_t>(c.setup.bucket_cap_bytes);
-  DdpBuckets buckets;
-  for (const auto& members : assign_buckets(parameters, order, cap, cap)) {
-    buckets.bytes.push_back(0);
-    for (const int i : members)
-      buckets.bytes.back() += static_cast<double>(parameters[static_cast<std::size_t>(i)].bytes);
-  }
-  return buckets;
-}
 
 // The step takes as long as on the first device, which has the most samples.
 //
@@ -70,66 +15,57 @@ DdpBuckets zero1_buckets(const CostModel& c) {
 // bucket while it updates the next one.
 Prediction predict_whole_models(const CostModel& c) {
   Prediction p;
+  const BlockRange all = c.all_blocks();
   const std::vector<double> samples = c.samples_per_device();
-  const double n = samples[0], sent = c.batch() - n, all_bytes = c.parameter_bytes(c.all_blocks());
-  const int parts = c.parts(&StepDivision::divides_optimizer),
-            zero = c.axes.empty() ? 0 : c.axes[0].division.zero;
+  const double n = samples[0], sent = c.batch() - n;
+  const int parts = c.parts(&StepDivision::divides_optimizer);
   const AllReduce alone = {}, &costs = c.axes.empty() ? alone : c.collectives();
   const Contention& slowdown = costs.contention;
-  p.breakdown.forward_s = slowdown.forward * (c.forward(c.all_blocks(), n) + c.profile.loss.forward_s.at(n));
+  p.breakdown.forward_s = forward_times(c, all, n, true, slowdown.forward).sum();
   // DataParallel on one device runs the plain model without buckets. DistributedDataParallel has buckets even
   // with one rank.
   const bool has_buckets = c.one_process ? samples.size() > 1 : !c.axes.empty();
-  DdpBuckets buckets;
+  std::vector<double> exposed_s(c.axes.size());
+  const auto add_exposed = [&](const PassCost& cost) {
+    for (std::size_t i = 0; i < exposed_s.size(); ++i) exposed_s[i] += cost.exposed_s[i];
+    p.breakdown.exposed_comm_s += cost.exposed();
+  };
   if (has_buckets) {
-    buckets = ddp_buckets(c, n, slowdown.backward);
-    std::vector<double> reduce_s;
-    for (const double bytes : buckets.bytes) reduce_s.push_back(c.reduce_s(bytes));
-    const Overlap o = overlap(buckets.ready_s, reduce_s, buckets.compute_s, costs);
-    p.breakdown.backward_s = o.backward_s;
-    p.breakdown.exposed_comm_s = o.exposed_s;
+    const PassCost backward =
+        backward_with_buckets(c, all, backward_times(c, all, n, true, slowdown.backward), slowdown.backward);
+    p.breakdown.backward_s = backward.computing_s;
+    add_exposed(backward);
   } else {
-    p.breakdown.backward_s = c.backward(c.all_blocks(), n) + c.profile.loss.backward_s.at(n);
+    p.breakdown.backward_s = backward_times(c, all, n, true, 1).sum();
   }
-  p.breakdown.update_s = slowdown.update * c.update(c.all_blocks()) / parts;
+  const PassCost update = update_cost(c, all, slowdown.update);
+  p.breakdown.update_s = update.computing_s;
+  add_exposed(update);
+  std::vector<double> bytes = sent_by_axis(c, all, 0);
+  for (double& b : bytes) b *= has_buckets ? c.devices() : 0;
   if (c.one_process) {
     // The calling thread copies the batches of the other devices. It then dispatches forward, backward and
     // the optimizer step to all workers.
-    if (sent > 0) p.breakdown.exposed_comm_s += c.link.copy.time(c.batch_bytes(sent));
+    if (sent > 0) {
+      const double copy_s = c.link.copy.time(c.batch_bytes(sent));
+      p.breakdown.exposed_comm_s += copy_s;
+      exposed_s[0] += copy_s;
+      bytes[0] += c.batch_bytes(sent);
+    }
     p.breakdown.idle_s += 3 * c.profile.dispatch_s;
   }
-  const DdpBuckets gathered = zero == 1 ? zero1_buckets(c) : buckets;
-  if (zero > 0) {
-    std::vector<ComputePhase> updates;
-    std::vector<Collective> gathers;
-    for (std::size_t i = 0; i < gathered.bytes.size(); ++i) {
-      updates.push_back({p.breakdown.update_s * gathered.bytes[i] / all_bytes});
-      gathers.push_back({.seconds = c.gather_s(gathered.bytes[i]), .after = static_cast<int>(i)});
-    }
-    const TwoQueues step = simulate(updates, gathers, costs);
-    p.breakdown.update_s = std::accumulate(step.computing_s.begin(), step.computing_s.end(), 0.0);
-    p.breakdown.exposed_comm_s += step.tail_s;
-  }
   for (std::size_t r = 0; r < samples.size(); ++r) {
-    MemoryItems peak =
-        peak_memory(c, {.range = c.all_blocks(),
+    const MemoryItems peak =
+        peak_memory(c, {.range = all,
                         .samples = {samples[r]},
                         .actions = kOnePass,
                         .data = c.batch_bytes(c.one_process && r == 0 ? c.batch() : samples[r]),
                         .has_buckets = has_buckets,
                         .optimizer_share = 1.0 / parts,
-                        .divided_buckets = zero == 2 ? parts : 1});
-    if (zero > 0) {
-      // While the parameters are gathered, at most two whole buckets exist besides, with this rank's parts of
-      // them.
-      MemoryItems updating = peak;
-      updating.activations = 0;
-      updating.workspace = parts > 1 ? gathered.two_largest() * (1 + 1.0 / parts) : 0;
-      if (zero == 2) updating.buckets = all_bytes / parts;
-      if (updating.total() > peak.total()) peak = updating;
-    }
-    p.memory.push_back(peak);
+                        .divided_buckets = c.divided_buckets()});
+    p.memory.push_back(with_update(c, all, peak));
   }
+  set_axes(p, c, exposed_s, bytes);
   return p;
 }
 
@@ -171,6 +107,8 @@ Prediction predict_master(const CostModel& c) {
   p.breakdown.exposed_comm_s = inputs + broadcast + 2 * outputs + added;
   p.breakdown.idle_s = others / devices * (loss_forward + loss_backward + update) +
                        (others > 0 ? 2 * c.profile.dispatch_s : 0);
+  set_axes(p, c, {p.breakdown.exposed_comm_s},
+           {others > 0 ? c.batch_bytes(sent) + 2 * c.output_bytes(sent) + 2 * others * parameters : 0});
   for (std::size_t r = 0; r < samples.size(); ++r) {
     DeviceSchedule schedule{.range = c.all_blocks(),
                             .samples = {samples[r]},

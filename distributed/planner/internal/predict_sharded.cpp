@@ -1,46 +1,68 @@
 // Predictions for fully_shard (Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data
-// parallel", 2023). Several replicas of a divided model add the parts of gradients that a device keeps,
-// before the next unit is divided.
+// parallel", 2023). Several replicas of a divided model add the parts of gradients that a device keeps while
+// the next units are divided.
+#include "tapestry/distributed/planner/internal/passes.h"
 #include "tapestry/distributed/planner/internal/peak_memory.h"
 #include "tapestry/distributed/planner/internal/predictors.h"
 #include "tapestry/distributed/planner/internal/sharded_step.h"
 
 namespace tapestry::distributed::planner {
 
-ShardedStep::ShardedStep(const CostModel& c, double n) {
-  const Contention& slowdown = c.collectives().contention;
-  const std::size_t count = c.count();
-  const auto at = [](std::size_t i) { return static_cast<int>(i); };
-  const auto post = [&](std::size_t k, bool gathers, int after, bool at_begin) {
-    const std::int64_t bytes = c.profile.blocks[k].all_parameter_bytes();
-    const auto all = static_cast<double>(bytes);
-    collectives.push_back(
-        {.seconds = gathers ? c.gather_s(all) : c.reduce_s(all), .after = after, .at_begin = at_begin});
-    units.push_back({gathers, k, bytes});
-    return at(collectives.size()) - 1;
-  };
-  for (std::size_t k = 0; k < count; ++k)
-    phases.push_back(
-        {slowdown.forward * c.profile.blocks[k].forward_s.at(n), post(k, true, at(k) - 1, true)});
-  loss = phases.size();
-  phases.push_back({slowdown.forward * c.profile.loss.forward_s.at(n)});
-  phases.push_back({slowdown.backward * c.profile.loss.backward_s.at(n)});
-  std::vector<int> gather_of(count);
-  const auto phase_of = [&](std::size_t k) { return at(loss + 1 + count - k); };
-  gather_of[count - 1] = post(count - 1, true, at(loss) + 1, false);
-  if (count > 1) gather_of[count - 2] = post(count - 2, true, phase_of(count - 1), true);
-  for (std::size_t k = count; k-- > 0;) {
-    post(k, false, phase_of(k), false);
-    if (k >= 2) gather_of[k - 2] = post(k - 2, true, phase_of(k - 1), true);
-  }
-  for (std::size_t k = count; k-- > 0;)
-    phases.push_back({slowdown.backward * c.profile.blocks[k].backward_s.at(n), gather_of[k]});
+int ShardedStep::post(const CostModel& c, std::size_t k, int after, bool at_begin) {
+  const std::int64_t bytes = c.profile.blocks[k].all_parameter_bytes();
+  collectives.push_back({.seconds = c.gather_s(static_cast<double>(bytes)),
+                         .after = after,
+                         .at_begin = at_begin,
+                         .queue = shard_});
+  units.push_back({true, k, bytes, shard_});
+  return static_cast<int>(collectives.size()) - 1;
 }
 
-double ShardedStep::divided_after(const TwoQueues& times, std::size_t k) const {
-  const std::size_t next = 2 * loss + 2 - k;  // the phase of the next block, k - 1
-  for (std::size_t i = 0; k > 0 && i < units.size(); ++i)
-    if (!units[i].gathers && units[i].block == k && times.computing_s[next] > 0)
+void ShardedStep::add(const CostModel& c, std::size_t k, int after) {
+  int follows = -1;
+  c.each_sum(static_cast<double>(c.profile.blocks[k].all_parameter_bytes()),
+             [&](std::size_t i, double bytes, bool divides) {
+               collectives.push_back({.seconds = c.reduce_s(i, bytes, divides),
+                                      .after = after,
+                                      .queue = i,
+                                      .follows = follows});
+               units.push_back({false, k, static_cast<std::int64_t>(bytes), i});
+               follows = static_cast<int>(collectives.size()) - 1;
+             });
+}
+
+ShardedStep::ShardedStep(const CostModel& c, BlockRange range, const BlockTimes* forward,
+                         const BlockTimes* backward, const UnitCollectives& with)
+    : range_(range), shard_(c.dividing_axis()) {
+  const std::size_t count = range.end - range.begin;
+  const auto at = [](std::size_t i) { return static_cast<int>(i); };
+  if (forward) {
+    for (std::size_t k = 0; k < count; ++k)
+      phases.push_back({forward->blocks_s[k],
+                        with.gathers ? post(c, range.begin + k, at(k) - 1, true) : -1});
+    phases.push_back({forward->loss_s});
+  }
+  forward_end = phases.size();
+  if (!backward) return;
+  phases.push_back({backward->loss_s});
+  std::vector<int> gather_of(count, -1);
+  const auto phase_of = [&](std::size_t k) { return at(forward_end + count - k); };
+  const auto gather = [&](std::size_t k, int after, bool at_begin) {
+    if (with.gathers) gather_of[k] = post(c, range.begin + k, after, at_begin);
+  };
+  gather(count - 1, at(forward_end), false);
+  if (count > 1) gather(count - 2, phase_of(count - 1), true);
+  for (std::size_t k = count; k-- > 0;) {
+    if (with.divides) add(c, range.begin + k, phase_of(k));
+    if (k >= 2) gather(k - 2, phase_of(k - 1), true);
+  }
+  for (std::size_t k = count; k-- > 0;) phases.push_back({backward->blocks_s[k], gather_of[k]});
+}
+
+double ShardedStep::divided_after(const StepQueues& times, std::size_t k) const {
+  const std::size_t next = forward_end + 1 + range_.end - k;  // the phase of the next block, k - 1
+  for (std::size_t i = 0; k > range_.begin && i < units.size(); ++i)
+    if (!units[i].gathers && units[i].axis == shard_ && units[i].block == k && times.computing_s[next] > 0)
       return 1 + (times.collective_ended_s[i] - times.phase_ended_s[next]) / times.computing_s[next];
   return 1;
 }
@@ -48,25 +70,31 @@ double ShardedStep::divided_after(const TwoQueues& times, std::size_t k) const {
 Prediction predict_sharded_models(const CostModel& c) {
   Prediction p;
   const int shards = c.parts(&StepDivision::divides_model);
+  const BlockRange all = c.all_blocks();
   const std::vector<double> samples = c.samples_per_device();
-  const ShardedStep step(c, samples[0]);
-  const TwoQueues times = simulate(step.phases, step.collectives, c.collectives());
+  const Contention& slowdown = c.collectives().contention;
+  const BlockTimes forward = forward_times(c, all, samples[0], true, slowdown.forward),
+                  backward = backward_times(c, all, samples[0], true, slowdown.backward);
+  const ShardedStep step(c, all, &forward, &backward, {});
+  const StepQueues times = simulate(step.phases, step.collectives, c.interference());
   for (std::size_t i = 0; i < times.computing_s.size(); ++i) {
-    (i <= step.loss ? p.breakdown.forward_s : p.breakdown.backward_s) += times.computing_s[i];
+    (i < step.forward_end ? p.breakdown.forward_s : p.breakdown.backward_s) += times.computing_s[i];
     p.breakdown.exposed_comm_s += times.waiting_s[i];
   }
   p.breakdown.exposed_comm_s += times.tail_s;
-  p.breakdown.update_s = c.collectives().contention.update * c.update(c.all_blocks()) / shards;
-  std::vector<double> divided_after;
+  p.breakdown.update_s = slowdown.update * c.update(all) / shards;
+  std::vector<double> divided_after, sent = sent_by_axis(c, all, 2);
   for (std::size_t k = 0; k < c.count(); ++k) divided_after.push_back(step.divided_after(times, k));
   for (const double n : samples)
-    p.memory.push_back(peak_memory(c, {.range = c.all_blocks(),
+    p.memory.push_back(peak_memory(c, {.range = all,
                                        .samples = {n},
                                        .actions = kOnePass,
                                        .data = c.batch_bytes(n),
                                        .optimizer_share = 1.0 / shards,
                                        .sharded = shards,
                                        .divided_after = divided_after}));
+  for (double& bytes : sent) bytes *= c.devices();
+  set_axes(p, c, times.exposed_s, sent);
   return p;
 }
 

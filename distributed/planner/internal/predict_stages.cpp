@@ -1,15 +1,25 @@
-// Predictions for the modes that split the model into one stage per device.
+// Predictions for the modes that split the model into stages. Over ranks, a stage may have replicas that
+// divide the batch, and these may divide the stage's parameters or its optimizer's state.
 #include <algorithm>
+#include <functional>
 #include <tuple>
 #include <utility>
 
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/pipeline/internal/rank_messages.h"
+#include "tapestry/distributed/planner/internal/passes.h"
 #include "tapestry/distributed/planner/internal/peak_memory.h"
 #include "tapestry/distributed/planner/internal/predictors.h"
 
 namespace tapestry::distributed::planner {
 
 namespace {
+
+std::size_t stages_axis(const CostModel& c) {
+  std::size_t i = 0;
+  while (c.axes.at(i).division.schedule.empty()) ++i;
+  return i;
+}
 
 std::vector<BlockRange> stages_of(const CostModel& c) {
   std::vector<BlockRange> stages;
@@ -19,61 +29,70 @@ std::vector<BlockRange> stages_of(const CostModel& c) {
     stages.push_back({begin, begin + static_cast<std::size_t>(count)});
     begin = stages.back().end;
   }
-  check(begin == c.count() && stages.size() == static_cast<std::size_t>(c.devices()),
-        "[predict] the split has ", stages.size(), " stages with ", begin, " blocks; the model has ",
-        c.count(), " blocks, for ", c.devices(), " devices");
+  const int needed = c.axes[stages_axis(c)].size;
+  check(begin == c.count() && stages.size() == static_cast<std::size_t>(needed), "[predict] the split has ",
+        stages.size(), " stages with ", begin, " blocks; the model has ", c.count(), " blocks, for ", needed,
+        " stages");
   return stages;
 }
 
-std::vector<MemoryItems> memory_per_stage(const CostModel& c, const std::vector<BlockRange>& stages,
-                                          const std::vector<double>& samples,
-                                          const std::vector<std::vector<Action>>& actions,
-                                          bool is_pipeline = false, bool zero_bubble = false) {
+// By stage, the actions of a replica with this number of micro-batches.
+using Actions = std::function<std::vector<std::vector<Action>>(std::size_t micro_batches)>;
+
+// The memory of each device of each stage. `samples` has the samples of each micro-batch, by replica.
+std::vector<MemoryItems> memory_of_stages(const CostModel& c, const std::vector<BlockRange>& stages,
+                                          const std::vector<std::vector<double>>& samples,
+                                          const Actions& actions, bool is_pipeline = false,
+                                          bool zero_bubble = false) {
+  const int shards = c.parts(&StepDivision::divides_model);
+  const std::vector<double> divided_after(c.count(), 1);
+  // The headers of the messages that a rank may have in flight.
+  const double headers = is_pipeline && !c.one_process && stages.size() > 1
+                             ? static_cast<double>((kMaxQueuedMessages + 1) * sizeof(MessageHeader))
+                             : 0;
   std::vector<MemoryItems> memory;
-  for (std::size_t s = 0; s < stages.size(); ++s) {
-    const bool first = s == 0, last = s + 1 == stages.size();
-    memory.push_back(peak_memory(c, {.range = stages[s],
-                                     .samples = samples,
-                                     .actions = actions[s],
-                                     .data = (first ? c.profile.input_sample_bytes * c.batch() : 0) +
-                                             (last ? c.profile.target_sample_bytes * c.batch() : 0),
-                                     .has_loss = last,
-                                     .keeps_input = !first,
-                                     .is_stage = is_pipeline,
-                                     .zero_bubble = zero_bubble}));
-  }
+  for (std::size_t s = 0; s < stages.size(); ++s)
+    for (const std::vector<double>& own : samples) {
+      const bool first = s == 0, last = s + 1 == stages.size();
+      double all = 0;
+      for (const double n : own) all += n;
+      const MemoryItems peak =
+          peak_memory(c, {.range = stages[s],
+                          .samples = own,
+                          .actions = actions(own.size())[s],
+                          .data = (first ? c.profile.input_sample_bytes * all : 0) +
+                                  (last ? c.profile.target_sample_bytes * all : 0) + headers,
+                          .has_loss = last,
+                          .keeps_input = !first,
+                          .is_stage = is_pipeline,
+                          .has_buckets = c.adds_in_buckets(),
+                          .zero_bubble = zero_bubble,
+                          .optimizer_share = 1.0 / c.parts(&StepDivision::divides_optimizer),
+                          .sharded = shards,
+                          .keeps_whole = shards > 1 && c.axes[c.dividing_axis()].division.keeps_whole,
+                          .divided_after = divided_after,
+                          .divided_buckets = c.divided_buckets()});
+      memory.push_back(with_update(c, stages[s], peak));
+    }
   return memory;
 }
 
-// All devices run the optimizer on their stages at once.
-struct Update {
-  double longest = 0, sum = 0;
-};
-Update update_of(const CostModel& c, const std::vector<BlockRange>& stages) {
-  Update update;
-  const double slowdown = stages.size() > 1 ? c.profile.contention.update : 1;
-  for (const BlockRange& stage : stages) {
-    update.sum += slowdown * c.update(stage);
-    update.longest = std::max(update.longest, slowdown * c.update(stage));
-  }
-  return update;
-}
-
-// Divides the sums over the devices by the number of devices. The part of the step that no item accounts for
-// becomes idle time.
-void fill_breakdown(Prediction& p, double devices, double forward, double backward, double copies,
+// Divides the sums over the stages by their number. The part of the step that no item accounts for becomes
+// idle time.
+void fill_breakdown(Prediction& p, double stages, double forward, double backward, double exposed,
                     double update, double step) {
-  p.breakdown = {.forward_s = forward / devices,
-                 .backward_s = backward / devices,
-                 .exposed_comm_s = copies / devices,
-                 .update_s = update / devices,
-                 .idle_s = step - (forward + backward + copies + update) / devices};
+  p.breakdown = {.forward_s = forward / stages,
+                 .backward_s = backward / stages,
+                 .exposed_comm_s = exposed / stages,
+                 .update_s = update / stages,
+                 .idle_s = step - (forward + backward + exposed + update) / stages};
 }
 
-// The mean cost of a micro-batch without contention, from the sums over the stage's blocks. All micro-batches
-// but the first add to existing gradients.
-StageCost uncontended_cost(const CostModel& c, const BlockRange& stage, double n, bool zero_bubble) {
-  const double m = c.setup.micro_batches, accumulating = (m - 1) / m;
+// The mean cost of one of m micro-batches without contention, from the sums over the stage's blocks. All
+// micro-batches but the first add to existing gradients.
+StageCost uncontended_cost(const CostModel& c, const BlockRange& stage, double n, double m,
+                           bool zero_bubble) {
+  const double accumulating = (m - 1) / m;
   const bool first = stage.begin == 0, last = stage.end == c.count();
   StageCost cost{.forward = c.forward(stage, n), .backward = 0, .weights = 0};
   if (zero_bubble && !first) {
@@ -131,84 +150,236 @@ Prediction predict_one_stage_at_a_time(const CostModel& c) {
     copies += 2 * c.link.copy.time(c.input_bytes(stages[s].begin, n));
   const double forward = c.forward(c.all_blocks(), n) + c.profile.loss.forward_s.at(n);
   const double backward = c.backward(c.all_blocks(), n) + c.profile.loss.backward_s.at(n);
-  const Update update = update_of(c, stages);
-  fill_breakdown(p, c.devices(), forward, backward, copies, update.sum,
-                 forward + backward + copies + update.longest);
-  p.memory = memory_per_stage(c, stages, {n}, std::vector(stages.size(), kOnePass));
+  const double slowdown = stages.size() > 1 ? c.profile.contention.update : 1;
+  double longest = 0, sent = 0;
+  for (const BlockRange& stage : stages) longest = std::max(longest, slowdown * c.update(stage));
+  for (std::size_t s = 1; s < stages.size(); ++s) sent += 2 * c.input_bytes(stages[s].begin, n);
+  fill_breakdown(p, c.devices(), forward, backward, copies, slowdown * c.update(c.all_blocks()),
+                 forward + backward + copies + longest);
+  p.memory = memory_of_stages(
+      c, stages, {{n}}, [&](std::size_t) { return std::vector(stages.size(), kOnePass); });
+  set_axes(p, c, {p.breakdown.exposed_comm_s}, {sent});
   return p;
 }
 
+// A pipeline whose stages have replicas: what predict_pipeline() knows before it simulates.
+class StageTimes {
+ public:
+  StageTimes(const CostModel& c, const std::vector<std::vector<Action>>& actions, double n, int m,
+             bool zero_bubble)
+      : c_(c), stages_(stages_of(c)), actions_(actions), n_(n), m_(m), zero_bubble_(zero_bubble) {
+    for (const BlockRange& stage : stages_) {
+      uncontended_.push_back(uncontended_cost(c, stage, n, m, zero_bubble));
+      contention_.push_back(contention_of(uncontended_.size() - 1));
+    }
+  }
+  const std::vector<BlockRange>& stages() const { return stages_; }
+
+  // The costs if a stage computes beside `concurrency` of the other devices, with what its collectives add to
+  // single actions.
+  void set(const std::vector<double>& concurrency, SimulationOptions& options) {
+    options.costs.clear();
+    options.extra.clear();
+    forward_s = backward_s = 0;
+    exposed_s.assign(c_.axes.size(), 0);
+    for (std::size_t s = 0; s < stages_.size(); ++s) {
+      const auto contended = [&](double time, double factor) {
+        return time * (1 + (factor - 1) * concurrency[s]);
+      };
+      const StageCost cost = {contended(uncontended_[s].forward, contention_[s].forward),
+                              contended(uncontended_[s].backward, contention_[s].backward),
+                              contended(uncontended_[s].weights, contention_[s].weights)};
+      options.costs.push_back(cost);
+      options.extra.emplace_back(actions_[s].size());
+      forward_s += m_ * cost.forward;
+      backward_s += m_ * (cost.backward + cost.weights);
+      add_collectives(s, cost, options.extra.back());
+    }
+  }
+
+  // Sums over the stages; exposed_s is by axis.
+  double forward_s = 0, backward_s = 0;
+  std::vector<double> exposed_s;
+
+ private:
+  bool is_measured(std::size_t stages) const {
+    return c_.axes.size() == 1 && stages == stages_.size();
+  }
+  StageContention contention_of(std::size_t s) {
+    const Profile& profile = c_.profile;
+    if (zero_bubble_ && is_measured(profile.zero_bubble_stages.size())) {
+      const ZeroBubbleStage& measured = profile.zero_bubble_stages[s];
+      uncontended_[s].backward = measured.input_grad_s;
+      const double accumulating = (m_ - 1.0) / m_;
+      uncontended_[s].weights =
+          measured.weight_grad_s +
+          accumulating * (measured.weight_grad_accumulate_s - measured.weight_grad_s);
+      return measured.contention;
+    }
+    if (!zero_bubble_ && is_measured(profile.stages.size())) return profile.stages[s];
+    if (c_.one_process) return {};
+    const Contention& of_ranks = c_.collectives().contention;
+    return {of_ranks.forward, of_ranks.backward, of_ranks.backward};
+  }
+
+  BlockTimes last_backward(std::size_t s) const {
+    const BlockRange& stage = stages_[s];
+    BlockTimes times = backward_times(c_, stage, n_, stage.end == c_.count(), 1);
+    if (!zero_bubble_ || stage.begin == 0) return times;
+    times.loss_s = 0;
+    for (std::size_t k = stage.begin; k < stage.end; ++k) {
+      const BlockProfile& b = c_.profile.blocks[k];
+      times.blocks_s[k - stage.begin] = m_ > 1 ? b.weight_grad_accumulate_s : b.weight_grad_s;
+    }
+    return times;
+  }
+
+  // Adds what a pass with collectives takes longer than the computing in it.
+  void add(const PassCost& pass, double computing_s, double& sum_s, double& extra_s) {
+    sum_s += pass.computing_s - computing_s;
+    extra_s += pass.computing_s - computing_s + pass.exposed();
+    for (std::size_t i = 0; i < exposed_s.size(); ++i) exposed_s[i] += pass.exposed_s[i];
+  }
+  void add_collectives(std::size_t s, const StageCost& cost, std::vector<double>& extra) {
+    const BlockRange& stage = stages_[s];
+    const bool in_weights = zero_bubble_;  // the last action of a stage is the weight gradients' pass
+    const double last_s = in_weights ? cost.weights : cost.backward;
+    const BlockTimes last = last_backward(s).scaled_to(last_s);
+    if (c_.adds_in_buckets())
+      add(backward_with_buckets(c_, stage, last, 1), last_s, backward_s, extra.back());
+    if (c_.parts(&StepDivision::divides_model) == 1) return;
+    const bool keeps = c_.axes[c_.dividing_axis()].division.keeps_whole;
+    const bool has_loss = stage.end == c_.count();
+    const BlockTimes all_backward = backward_times(c_, stage, n_, has_loss, 1).scaled_to(cost.backward);
+    const PassCost forward =
+                       forward_with_units(c_, stage,
+                                          forward_times(c_, stage, n_, has_loss, 1).scaled_to(cost.forward)),
+                   backward = backward_with_units(c_, stage, all_backward, {.divides = false}),
+                   dividing = backward_with_units(c_, stage, last, {.gathers = !keeps && !in_weights});
+    for (std::size_t i = 0; i < extra.size(); ++i) {
+      const bool is_last = i + 1 == extra.size();
+      const Action::Kind kind = actions_[s][i].kind;
+      if (kind == Action::Kind::forward && (i == 0 || !keeps)) {
+        add(forward, cost.forward, forward_s, extra[i]);
+      } else if (is_last) {
+        add(dividing, last_s, backward_s, extra[i]);
+      } else if (kind == Action::Kind::backward && !keeps) {
+        add(backward, cost.backward, backward_s, extra[i]);
+      }
+    }
+  }
+
+  const CostModel& c_;
+  const std::vector<BlockRange> stages_;
+  const std::vector<std::vector<Action>>& actions_;
+  const double n_;
+  const int m_;
+  const bool zero_bubble_;
+  std::vector<StageCost> uncontended_;
+  std::vector<StageContention> contention_;
+};
+
+// The replicas of a stage compute alike; each takes as long as the first one, which has the most samples. A
+// rank updates its stage when it has the gradients. The devices of one process do so when all have them.
 Prediction predict_pipeline(const CostModel& c, Schedule schedule) {
   Prediction p;
-  const std::vector<BlockRange> stages = stages_of(c);
-  const int m = c.setup.micro_batches, count = static_cast<int>(stages.size());
-  check(m >= 1 && m <= c.setup.batch_size, "[predict] ", m, " micro-batches for a batch of ",
-        c.setup.batch_size, " samples; use at least 1 and at most as many as samples");
-  const double n = c.batch() / m;
+  const std::size_t axis = stages_axis(c);
+  const std::vector<double> replicas = c.samples_per_device();
+  check(c.setup.micro_batches >= 1 && c.setup.micro_batches <= c.setup.batch_size, "[predict] ",
+        c.setup.micro_batches, " micro-batches for a batch of ", c.setup.batch_size,
+        " samples; use at least 1 and at most as many as samples");
+  std::vector<std::vector<double>> samples;  // of each micro-batch, by replica
+  for (const double own : replicas) {
+    const auto sizes =
+        chunk_sizes(static_cast<std::int64_t>(own), static_cast<std::size_t>(c.setup.micro_batches));
+    samples.emplace_back(sizes.begin(), sizes.end());
+  }
+  const int count = c.axes[axis].size, m = static_cast<int>(samples[0].size());
+  const double n = replicas[0] / m;
   const bool zero_bubble = schedule == Schedule::zero_bubble;
   const auto actions = schedule_actions(schedule, count, m);
+  StageTimes times(c, actions, n, m, zero_bubble);
+  const std::vector<BlockRange>& stages = times.stages();
 
   SimulationOptions options;
-  double copies = 0;
-  std::vector<StageContention> contention;
-  if (!zero_bubble) contention = c.profile.stages;
-  std::vector<StageCost> uncontended, receive(stages.size(), {0, 0, 0});
+  double copies = 0, sent = 0;
+  std::vector<StageCost> receive(stages.size(), {0, 0, 0});
   for (std::size_t s = 0; s < stages.size(); ++s) {
-    uncontended.push_back(uncontended_cost(c, stages[s], n, zero_bubble));
-    if (zero_bubble && s < c.profile.zero_bubble_stages.size()) {
-      const ZeroBubbleStage& measured = c.profile.zero_bubble_stages[s];
-      uncontended[s].backward = measured.input_grad_s;
-      uncontended[s].weights = measured.weight_grad_s +
-                               (m - 1.0) / m * (measured.weight_grad_accumulate_s - measured.weight_grad_s);
-      contention.push_back(measured.contention);
-    }
-    const double input = s > 0 ? c.link.copy.time(c.input_bytes(stages[s].begin, n)) : 0;
-    const double gradient = s + 1 < stages.size() ? c.link.copy.time(c.input_bytes(stages[s].end, n)) : 0;
-    if (c.on_gpus()) {
+    const auto message_s = [&](double bytes) {
+      return c.one_process ? c.link.copy.time(bytes) : c.axes[axis].costs.peer_s(bytes);
+    };
+    const double input = s > 0 ? message_s(c.input_bytes(stages[s].begin, n)) : 0,
+                 gradient = s + 1 < stages.size() ? message_s(c.input_bytes(stages[s].end, n)) : 0;
+    if (s > 0) sent += 2 * c.input_bytes(stages[s].begin, c.batch());
+    if (c.on_gpus() || !c.one_process) {
       options.transfer = std::max({options.transfer, input, gradient});
-    } else {  // on the CPU, the receiving stage's own thread copies
+    } else {  // devices of one process that are cores: the receiving stage's own thread copies
       copies += m * (input + gradient);
       receive[s] = {.forward = input, .backward = gradient, .weights = 0};
     }
   }
-  // The slowdown of a stage depends on how many other stages are busy, which in turn depends on the slowdown.
-  // So both are iterated to a fixed point, from the slowdown at which all other stages are busy.
-  std::vector<StageCost> cost = uncontended;
+  // The slowdown of a stage depends on how many other devices are busy, which in turn depends on the
+  // slowdown. So both are iterated to a fixed point, from the slowdown at which all other devices are busy.
   std::vector<double> concurrency(stages.size(), 1);
   Simulation simulation;
+  const double beside = static_cast<double>(replicas.size());
   for (int iteration = 0; iteration < 8; ++iteration) {
-    options.costs.clear();
+    times.set(concurrency, options);
     for (std::size_t s = 0; s < stages.size(); ++s) {
-      const StageContention slowdown = s < contention.size() ? contention[s] : StageContention();
-      const auto contended = [&](double time, double factor) {
-        return time * (1 + (factor - 1) * concurrency[s]);
-      };
-      cost[s] = {contended(uncontended[s].forward, slowdown.forward),
-                 contended(uncontended[s].backward, slowdown.backward),
-                 contended(uncontended[s].weights, slowdown.weights)};
-      options.costs.push_back(
-          {cost[s].forward + receive[s].forward, cost[s].backward + receive[s].backward, cost[s].weights});
+      options.costs[s].forward += receive[s].forward;
+      options.costs[s].backward += receive[s].backward;
     }
     simulation = simulate(actions, options);
     concurrency = mean_concurrency(simulation);
+    // The replicas of a stage are busy when it is.
+    for (double& v : concurrency)
+      if (beside > 1) v = (v * (count - 1) * beside + beside - 1) / (count * beside - 1);
   }
-  double forward = 0, backward = 0;
-  for (const StageCost& stage : cost) {
-    forward += m * stage.forward;
-    backward += m * (stage.backward + stage.weights);
+  const double slowdown = c.devices() == 1 ? 1
+                          : c.one_process  ? c.profile.contention.update
+                                           : c.collectives().contention.update;
+  double update = 0, longest = 0, end = 0;
+  std::vector<double> bytes(c.axes.size());
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    const PassCost own = update_cost(c, stages[s], slowdown);
+    update += own.computing_s;
+    longest = std::max(longest, own.computing_s);
+    end = std::max(end, simulation.devices[s].back().end + own.computing_s + own.exposed());
+    int gathers = 1;
+    if (c.parts(&StepDivision::divides_model) > 1 && !c.axes[c.dividing_axis()].division.keeps_whole)
+      gathers = 2 * m;
+    const std::vector<double> of_stage = sent_by_axis(c, stages[s], gathers);
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      times.exposed_s[i] += own.exposed_s[i];
+      bytes[i] += beside * of_stage[i];
+    }
   }
-  const Update update = update_of(c, stages);
-  fill_breakdown(p, c.devices(), forward, backward, copies, update.sum,
-                 simulation.total + c.profile.dispatch_s + update.longest);
-  const auto sizes = chunk_sizes(c.setup.batch_size, static_cast<std::size_t>(m));
-  p.memory = memory_per_stage(c, stages, {sizes.begin(), sizes.end()}, actions, true, zero_bubble);
+  bytes[axis] += sent;
+  if (c.one_process) end = simulation.total + c.profile.dispatch_s + longest;
+  // What messages that take time add to the step; the rest of the idle time is the bubble.
+  double exposed = copies;
+  for (const double s : times.exposed_s) exposed += s;
+  const double idle = std::max(0.0, end - (times.forward_s + times.backward_s + exposed + update) / count);
+  options.transfer = 0;
+  const double messages =
+      std::min(idle, std::max(0.0, simulation.total - simulate(actions, options).total));
+  times.exposed_s[axis] += copies + count * messages;
+  exposed += count * messages;
+  fill_breakdown(p, count, times.forward_s, times.backward_s, exposed, update, end);
+  for (double& s : times.exposed_s) s /= count;
+  p.memory = memory_of_stages(
+      c, stages, samples,
+      [&](std::size_t own) { return schedule_actions(schedule, count, static_cast<int>(own)); }, true,
+      zero_bubble);
+  p.bubble_s = p.breakdown.idle_s;
+  set_axes(p, c, times.exposed_s, bytes);
   return p;
 }
 
 }  // namespace
 
 Prediction predict_stages(const CostModel& c) {
-  const std::string& name = c.axes.at(0).division.schedule;
+  const std::string& name = c.axes[stages_axis(c)].division.schedule;
   for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble})
     if (name == schedule_name(schedule)) return predict_pipeline(c, schedule);
   return predict_one_stage_at_a_time(c);

@@ -1,5 +1,5 @@
 // internal/cost_model.h. A setup is {batch_size, devices, device_type, micro_batches, first_bucket_bytes,
-// bucket_cap_bytes, split}.
+// bucket_cap_bytes, split, devices_per_host, links_per_host}. An axis is {name, size, sum, zero, schedule, keeps_whole, costs}.
 function chunk_sizes(samples, chunks) {
   const n = Math.min(Math.max(samples, 1), chunks), size = Math.floor(samples / n), rest = samples - size * n;
   return range(n).map(c => c < rest ? size + 1 : size);
@@ -13,11 +13,17 @@ class CostModel {
     this.setup = setup;
     this.devices = setup.devices;
     this.axes = axes;  // from the innermost to the outermost
+    this.interference = axes.map(a => a.costs);
     this.one_process = one_process;
     this.collectives = one_process ? link.local : link.ranks;
     this.batch_parts = this.devices_where(d => d.sum !== 'none');
     this.model_parts = this.devices_where(d => d.sum === 'units');
     this.optimizer_parts = this.devices_where(d => d.sum === 'units' || d.zero > 0);
+    const dividing = axes.findIndex(a => a.sum === 'units' || a.zero > 0);
+    this.dividing_axis = dividing < 0 ? axes.length : dividing;
+    this.zero = dividing < 0 ? 0 : axes[dividing].zero;
+    this.divided_buckets = this.zero === 2 ? axes[dividing].size : 1;
+    this.adds_in_buckets = axes.every(a => a.sum !== 'units') && axes.some(a => a.sum === 'buckets');
     this.batch = setup.batch_size;
     this.count = profile.blocks.length;
     this.all_blocks = { begin: 0, end: this.count };
@@ -25,17 +31,23 @@ class CostModel {
     this.on_gpus = setup.device_type === 'cuda';
   }
   devices_where(property) { return this.axes.reduce((product, a) => property(a) ? product * a.size : product, 1); }
-  reduce_s(bytes) {
-    let seconds = 0;
-    for (const axis of this.axes) {
-      if (axis.sum === 'units' || axis.zero === 2) {
-        seconds += scatter_s(this.collectives, bytes, axis.size);
-        bytes /= axis.size;
-      } else seconds += ring_time(this.collectives.message, bytes, axis.size);
-    }
-    return seconds;
+  each_sum(bytes, f) {
+    this.axes.forEach((a, i) => {
+      if (a.sum === 'none') return;
+      const divides = a.sum === 'units' || a.zero === 2;
+      f(i, bytes, divides);
+      if (divides) bytes /= a.size;
+    });
   }
-  gather_s(bytes) { return gather_s(this.collectives, bytes, this.optimizer_parts); }
+  reduce_s(axis, bytes, divides) {
+    const a = this.axes[axis];
+    return divides ? scatter_s(a.costs, bytes, a.size) : ring_time(a.costs.message, bytes, a.size);
+  }
+  gather_s(bytes) {
+    const a = this.axes[this.dividing_axis];
+    return a ? gather_s(a.costs, bytes, a.size) : 0;
+  }
+  sent_bytes(i, bytes) { return bytes * (this.axes[i].size - 1) / this.axes[i].size; }
   sum(blocks, value) {
     let total = 0;
     for (let k = blocks.begin; k < blocks.end; ++k) total += value(this.profile.blocks[k]);

@@ -15,6 +15,7 @@ function at_(points, samples) {
 const time = (cost, bytes) => cost.latency_s + cost.s_per_byte * bytes;
 const ring_time = (message, bytes, n) => 2 * (n - 1) * time(message, bytes / n);
 const half_ring_time = (message, bytes, n) => (n - 1) * time(message, bytes / n);
-const was_measured = message => message.latency_s > 0 || message.s_per_byte > 0;
-const gather_s = (a, bytes, n) => half_ring_time(was_measured(a.gather_message) ? a.gather_message : a.message, bytes, n);
-const scatter_s = (a, bytes, n) => half_ring_time(was_measured(a.scatter_message) ? a.scatter_message : a.message, bytes, n);
+const is_free = message => message.latency_s === 0 && message.s_per_byte === 0;
+const gather_s = (a, bytes, n) => half_ring_time(is_free(a.gather_message) ? a.message : a.gather_message, bytes, n);
+const scatter_s = (a, bytes, n) => half_ring_time(is_free(a.scatter_message) ? a.message : a.scatter_message, bytes, n);
+const peer_s = (a, bytes) => time(is_free(a.peer_message) ? a.message : a.peer_message, bytes);

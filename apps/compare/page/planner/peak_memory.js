@@ -6,7 +6,7 @@ const ONE_PASS = [['F', 0], ['B', 0]];
 
 class PeakTracker {
   constructor(c, schedule) {
-    const s = { data: 0, has_loss: true, keeps_input: false, is_stage: false, keeps_output: false, has_gathered: false, has_buckets: false, zero_bubble: false, optimizer_share: 1, sharded: 1, divided_after: [], divided_buckets: 1, ...schedule };
+    const s = { data: 0, has_loss: true, keeps_input: false, is_stage: false, keeps_output: false, has_gathered: false, has_buckets: false, zero_bubble: false, optimizer_share: 1, sharded: 1, keeps_whole: false, divided_after: [], divided_buckets: 1, ...schedule };
     this.c = c;
     this.s = s;
     this.now = no_items();
@@ -14,20 +14,24 @@ class PeakTracker {
     this.now.parameters = c.parameter_bytes(s.range) / s.sharded;
     this.now.optimizer = c.profile.optimizer_state * c.parameter_bytes(s.range) * s.optimizer_share;
     this.now.data = s.data;
+    if (s.keeps_whole) this.now.parameters += c.parameter_bytes(s.range);
     if (s.has_buckets) this.now.buckets = c.parameter_bytes(s.range) / s.divided_buckets;
-    this.buckets = s.divided_buckets > 1 ? ddp_buckets(c, s.samples[0], 1) : { bytes: [], of_gradient: [] };
+    this.buckets = s.divided_buckets > 1 ? ddp_buckets(c, s.range, no_times(s.range), 1) : { bytes: [], of_gradient: [] };
     this.n = 0;
     this.whole = 0;
     this.late = null;
     this.undivided = 0;
     this.divided_after = 0;
     this.has_gradients = false;
+    this.is_last = false;
     this.arrived = this.opened = this.posted = 0;
     this.update_peak(0);
   }
   run() {
-    for (const [kind, micro_batch] of this.s.actions) {
+    for (const action of this.s.actions) {
+      const [kind, micro_batch] = action;
       this.n = this.s.samples[micro_batch];
+      this.is_last = action === this.s.actions[this.s.actions.length - 1];
       if (kind === 'F') this.forward();
       else if (!this.s.zero_bubble) this.backward();
       else if (kind === 'B') this.input_grad_pass();
@@ -69,7 +73,7 @@ class PeakTracker {
   }
   hold_whole(k, next) {
     this.release_whole();
-    if (this.s.sharded === 1) return;
+    if (this.s.sharded === 1 || this.s.keeps_whole) return;
     this.whole = all_parameter_bytes(this.block(k));
     if (next !== k && next >= this.s.range.begin && next < this.s.range.end) this.whole += all_parameter_bytes(this.block(next));
     this.now.parameters += this.whole;
@@ -109,15 +113,17 @@ class PeakTracker {
       this.now.gradients += arrived;
       this.update_peak_of(b, at_(this.has_gradients ? i.accumulate_bytes : i.peak_bytes, this.n) + received);
       received = 0;
-      if (i.parameter >= 0 && this.s.divided_buckets > 1) {
+      const gradient = i.parameter >= 0 ? b.parameter_bytes[i.parameter] : 0;
+      if (i.parameter >= 0 && this.s.divided_buckets > 1 && this.is_last) {
         this.open_bucket();
         this.now.buckets += this.live_bucket_bytes() - live;
-        this.update_peak_of(b, at_(i.end_bytes, this.n));
+        this.update_peak_of(b, at_(i.end_bytes, this.n) - (this.has_gradients ? gradient : 0));
         this.now.buckets -= this.live_bucket_bytes();
         this.post_bucket();
       } else this.now.buckets -= live;
       this.now.gradients -= arrived;
-      if (i.parameter >= 0 && !this.s.has_buckets && !this.has_gradients) arrived += b.parameter_bytes[i.parameter];
+      if (!this.has_gradients && !this.moves_to_buckets()) arrived += gradient;
+      if (this.has_gradients && this.moves_to_buckets()) arrived -= gradient;
       if (this.late && i.parameter >= 0 && b === this.block(0)) {
         this.hold_whole(0, this.c.count);
         const late = this.late;
@@ -137,14 +143,17 @@ class PeakTracker {
     const of = this.buckets.of_gradient;
     if (this.arrived > 0 && (this.arrived === of.length || of[this.arrived] !== of[this.arrived - 1])) this.posted = of[this.arrived - 1] + 1;
   }
+  moves_to_buckets() { return this.s.has_buckets && this.is_last; }
   allocate_gradients(b) {
     if (b.parameter_bytes.length === 0) return;
-    if (!this.s.has_buckets && !this.has_gradients) this.now.gradients += all_parameter_bytes(b);
+    const bytes = all_parameter_bytes(b);
+    if (!this.has_gradients && !this.moves_to_buckets()) this.now.gradients += bytes;
+    if (this.has_gradients && this.moves_to_buckets()) this.now.gradients -= bytes;
     if (this.s.sharded > 1) {
-      if (this.c.count > 1 && b === this.block(1)) this.late = b;
+      const k = this.c.profile.blocks.indexOf(b);
+      if (k === 1 && this.s.range.begin === 0) this.late = b;
       else {
-        const k = this.c.profile.blocks.indexOf(b);
-        if (k > 0) this.hold_whole(k - 1, k - 1);
+        if (k > this.s.range.begin) this.hold_whole(k - 1, k - 1);
         else this.release_whole();
         this.divide(b);
       }
@@ -152,6 +161,7 @@ class PeakTracker {
     this.update_peak(0);
   }
   divide(b) {
+    if (!this.is_last) return;
     this.end_division();
     this.undivided = all_parameter_bytes(b);
     this.now.gradients += this.undivided / this.s.sharded;

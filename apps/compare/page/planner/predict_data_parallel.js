@@ -1,84 +1,33 @@
 // internal/predict_data_parallel.cpp
-function assign_buckets(bytes, first_bytes, cap_bytes) {  // common/internal/bucket.cpp, for one dtype and device
-  const closed = [];
-  let open = [], size = 0;
-  bytes.forEach((b, i) => {
-    open.push(i);
-    size += b;
-    if (size >= (closed.length ? cap_bytes : first_bytes)) {
-      closed.push(open);
-      open = [];
-      size = 0;
-    }
-  });
-  return open.length ? [...closed, open] : closed;
-}
-function ddp_buckets(c, n, slowdown) {
-  const parameters = [], ready_of = [], buckets = { bytes: [], ready_s: [], of_gradient: [], compute_s: slowdown * at_(c.profile.loss.backward_s, n) };
-  for (let k = c.count; k-- > 0;) {
-    const block = c.profile.blocks[k];
-    buckets.compute_s += slowdown * at_(block.backward_s, n);
-    buckets.compute_s += slowdown * block.bucket_copy_s;
-    for (let i = block.parameter_bytes.length; i-- > 0;) {
-      parameters.push(block.parameter_bytes[i]);
-      ready_of.push(buckets.compute_s);
-    }
-  }
-  for (const members of assign_buckets(parameters, c.setup.first_bucket_bytes, c.setup.bucket_cap_bytes)) {
-    let bytes = 0, complete = 0;
-    for (const i of members) {
-      bytes += parameters[i];
-      complete = Math.max(complete, ready_of[i]);
-      buckets.of_gradient[i] = buckets.bytes.length;
-    }
-    buckets.bytes.push(bytes);
-    buckets.ready_s.push(complete);
-  }
-  return buckets;
-}
-function zero1_buckets(c) {
-  const parameters = c.profile.blocks.flatMap(b => b.parameter_bytes);
-  return { bytes: assign_buckets(parameters, c.setup.bucket_cap_bytes, c.setup.bucket_cap_bytes).map(members => members.reduce((a, i) => a + parameters[i], 0)) };
-}
-function two_largest(bytes) {
-  const sorted = [...bytes].sort((a, b) => a - b);
-  let two = 0;
-  for (let i = sorted.length; i-- > 0 && i + 2 >= sorted.length;) two += sorted[i];
-  return two;
-}
-const no_breakdown = () => ({ forward_s: 0, backward_s: 0, exposed_comm_s: 0, update_s: 0, idle_s: 0 });
-
 function predict_whole_models(c) {
-  const samples = c.samples_per_device, n = samples[0], sent = c.batch - n, all_bytes = c.parameter_bytes(c.all_blocks), parts = c.optimizer_parts, zero = c.axes.length ? c.axes[0].zero : 0;
-  const costs = c.axes.length ? c.collectives : { contention: { forward: 1, backward: 1, update: 1 } }, slowdown = costs.contention, b = no_breakdown();
-  b.forward_s = slowdown.forward * (c.forward(c.all_blocks, n) + at_(c.profile.loss.forward_s, n));
+  const all = c.all_blocks, samples = c.samples_per_device, n = samples[0], sent = c.batch - n, parts = c.optimizer_parts;
+  const slowdown = c.axes.length ? c.collectives.contention : { forward: 1, backward: 1, update: 1 }, b = no_breakdown(), exposed_s = c.axes.map(() => 0);
+  b.forward_s = sum_of_times(forward_times(c, all, n, true, slowdown.forward));
   const has_buckets = c.one_process ? samples.length > 1 : c.axes.length > 0;
-  let buckets = { bytes: [] };
+  const add_exposed = cost => {
+    cost.exposed_s.forEach((s, i) => { exposed_s[i] += s; });
+    b.exposed_comm_s += sum(cost.exposed_s);
+  };
   if (has_buckets) {
-    buckets = ddp_buckets(c, n, slowdown.backward);
-    const o = overlap(buckets.ready_s, buckets.bytes.map(bytes => c.reduce_s(bytes)), buckets.compute_s, costs);
-    b.backward_s = o.backward_s;
-    b.exposed_comm_s = o.exposed_s;
-  } else b.backward_s = c.backward(c.all_blocks, n) + at_(c.profile.loss.backward_s, n);
-  b.update_s = slowdown.update * c.update(c.all_blocks) / parts;
+    const backward = backward_with_buckets(c, all, backward_times(c, all, n, true, slowdown.backward), slowdown.backward);
+    b.backward_s = backward.computing_s;
+    add_exposed(backward);
+  } else b.backward_s = sum_of_times(backward_times(c, all, n, true, 1));
+  const update = update_cost(c, all, slowdown.update);
+  b.update_s = update.computing_s;
+  add_exposed(update);
+  const bytes = sent_by_axis(c, all, 0).map(x => x * (has_buckets ? c.devices : 0));
   if (c.one_process) {
-    if (sent > 0) b.exposed_comm_s += time(c.link.copy, c.batch_bytes(sent));
+    if (sent > 0) {
+      const copy_s = time(c.link.copy, c.batch_bytes(sent));
+      b.exposed_comm_s += copy_s;
+      exposed_s[0] += copy_s;
+      bytes[0] += c.batch_bytes(sent);
+    }
     b.idle_s += 3 * c.profile.dispatch_s;
   }
-  const gathered = zero === 1 ? zero1_buckets(c) : buckets;
-  if (zero > 0) {
-    const updates = gathered.bytes.map(bytes => ({ seconds: b.update_s * bytes / all_bytes, needs: -1 }));
-    const step = simulate_queues(updates, gathered.bytes.map((bytes, i) => ({ seconds: c.gather_s(bytes), after: i, at_begin: false })), costs);
-    b.update_s = sum(step.computing_s);
-    b.exposed_comm_s += step.tail_s;
-  }
-  return { breakdown: b, memory: memory_of_ranks(samples, (own, r) => {
-    const peak = peak_memory(c, { range: c.all_blocks, samples: [own], actions: ONE_PASS, data: c.batch_bytes(c.one_process && r === 0 ? c.batch : own), has_buckets, optimizer_share: 1 / parts, divided_buckets: zero === 2 ? parts : 1 });
-    if (zero === 0) return peak;
-    const updating = { ...peak, activations: 0, workspace: parts > 1 ? two_largest(gathered.bytes) * (1 + 1 / parts) : 0 };
-    if (zero === 2) updating.buckets = all_bytes / parts;
-    return total(updating) > total(peak) ? updating : peak;
-  }) };
+  return { breakdown: b, axes: axes_of(c, exposed_s, bytes), memory: memory_of_ranks(samples, (own, r) => with_update(c, all,
+    peak_memory(c, { range: all, samples: [own], actions: ONE_PASS, data: c.batch_bytes(c.one_process && r === 0 ? c.batch : own), has_buckets, optimizer_share: 1 / parts, divided_buckets: c.divided_buckets }))) };
 }
 
 function predict_master(c) {
@@ -96,7 +45,8 @@ function predict_master(c) {
   b.update_s = update / devices;
   b.exposed_comm_s = inputs + broadcast + 2 * outputs + added;
   b.idle_s = others / devices * (loss_forward + loss_backward + update) + (others > 0 ? 2 * c.profile.dispatch_s : 0);
-  return { breakdown: b, memory: memory_of_ranks(samples, (own, r) => memory_of_master(c, samples, own, r)) };
+  const axes = axes_of(c, [b.exposed_comm_s], [others > 0 ? c.batch_bytes(sent) + 2 * c.output_bytes(sent) + 2 * others * parameters : 0]);
+  return { breakdown: b, axes, memory: memory_of_ranks(samples, (own, r) => memory_of_master(c, samples, own, r)) };
 }
 function memory_of_master(c, samples, own, r) {
   const n = samples[0], all = c.batch, others = samples.length - 1, parameters = c.parameter_bytes(c.all_blocks);

@@ -1,45 +1,63 @@
-// internal/predict_sharded.cpp
+// internal/predict_sharded.cpp. Either of forward and backward may be null.
 class ShardedStep {
-  constructor(c, n) {
-    const slowdown = c.collectives.contention, count = c.count;
+  constructor(c, blocks, forward, backward, gathers, divides) {
+    const count = blocks.end - blocks.begin;
+    this.c = c;
+    this.blocks = blocks;
     this.phases = [];
     this.collectives = [];
     this.units = [];
-    const post = (k, gathers, after, at_begin) => {
-      const bytes = all_parameter_bytes(c.profile.blocks[k]);
-      this.collectives.push({ seconds: gathers ? c.gather_s(bytes) : c.reduce_s(bytes), after, at_begin });
-      this.units.push({ gathers, block: k });
-      return this.collectives.length - 1;
-    };
-    for (let k = 0; k < count; ++k) this.phases.push({ seconds: slowdown.forward * at_(c.profile.blocks[k].forward_s, n), needs: post(k, true, k - 1, true) });
-    this.loss = this.phases.length;
-    this.phases.push({ seconds: slowdown.forward * at_(c.profile.loss.forward_s, n), needs: -1 });
-    this.phases.push({ seconds: slowdown.backward * at_(c.profile.loss.backward_s, n), needs: -1 });
-    const gather_of = [], phase_of = k => this.loss + 1 + count - k;
-    gather_of[count - 1] = post(count - 1, true, this.loss + 1, false);
-    if (count > 1) gather_of[count - 2] = post(count - 2, true, phase_of(count - 1), true);
-    for (let k = count; k-- > 0;) {
-      post(k, false, phase_of(k), false);
-      if (k >= 2) gather_of[k - 2] = post(k - 2, true, phase_of(k - 1), true);
+    if (forward) {
+      for (let k = 0; k < count; ++k) this.phases.push({ seconds: forward.blocks_s[k], needs: gathers ? this.post(blocks.begin + k, k - 1, true) : -1 });
+      this.phases.push({ seconds: forward.loss_s, needs: -1 });
     }
-    for (let k = count; k-- > 0;) this.phases.push({ seconds: slowdown.backward * at_(c.profile.blocks[k].backward_s, n), needs: gather_of[k] });
+    this.forward_end = this.phases.length;
+    if (!backward) return;
+    this.phases.push({ seconds: backward.loss_s, needs: -1 });
+    const gather_of = range(count).map(() => -1), phase_of = k => this.forward_end + count - k;
+    const gather = (k, after, at_begin) => { if (gathers) gather_of[k] = this.post(blocks.begin + k, after, at_begin); };
+    gather(count - 1, this.forward_end, false);
+    if (count > 1) gather(count - 2, phase_of(count - 1), true);
+    for (let k = count; k-- > 0;) {
+      if (divides) this.add(blocks.begin + k, phase_of(k));
+      if (k >= 2) gather(k - 2, phase_of(k - 1), true);
+    }
+    for (let k = count; k-- > 0;) this.phases.push({ seconds: backward.blocks_s[k], needs: gather_of[k] });
+  }
+  post(block, after, at_begin) {
+    const axis = this.c.dividing_axis;
+    this.collectives.push({ seconds: this.c.gather_s(all_parameter_bytes(this.c.profile.blocks[block])), after, at_begin, queue: axis, follows: -1 });
+    this.units.push({ gathers: true, block, axis });
+    return this.collectives.length - 1;
+  }
+  add(block, after) {
+    let follows = -1;
+    this.c.each_sum(all_parameter_bytes(this.c.profile.blocks[block]), (axis, bytes, divides) => {
+      this.collectives.push({ seconds: this.c.reduce_s(axis, bytes, divides), after, at_begin: false, queue: axis, follows });
+      this.units.push({ gathers: false, block, axis });
+      follows = this.collectives.length - 1;
+    });
   }
   divided_after(times, k) {
-    const next = 2 * this.loss + 2 - k;
-    for (let i = 0; k > 0 && i < this.units.length; ++i)
-      if (!this.units[i].gathers && this.units[i].block === k && times.computing_s[next] > 0) return 1 + (times.collective_ended_s[i] - times.phase_ended_s[next]) / times.computing_s[next];
+    const next = this.forward_end + 1 + this.blocks.end - k;
+    for (let i = 0; k > this.blocks.begin && i < this.units.length; ++i)
+      if (!this.units[i].gathers && this.units[i].axis === this.c.dividing_axis && this.units[i].block === k && times.computing_s[next] > 0)
+        return 1 + (times.collective_ended_s[i] - times.phase_ended_s[next]) / times.computing_s[next];
     return 1;
   }
 }
 
 function predict_sharded_models(c) {
-  const samples = c.samples_per_device, step = new ShardedStep(c, samples[0]), times = simulate_queues(step.phases, step.collectives, c.collectives), b = no_breakdown();
+  const all = c.all_blocks, samples = c.samples_per_device, slowdown = c.collectives.contention, b = no_breakdown();
+  const step = new ShardedStep(c, all, forward_times(c, all, samples[0], true, slowdown.forward), backward_times(c, all, samples[0], true, slowdown.backward), true, true);
+  const times = simulate_queues(step.phases, step.collectives, c.interference);
   for (let i = 0; i < times.computing_s.length; ++i) {
-    b[i <= step.loss ? 'forward_s' : 'backward_s'] += times.computing_s[i];
+    b[i < step.forward_end ? 'forward_s' : 'backward_s'] += times.computing_s[i];
     b.exposed_comm_s += times.waiting_s[i];
   }
   b.exposed_comm_s += times.tail_s;
-  b.update_s = c.collectives.contention.update * c.update(c.all_blocks) / c.optimizer_parts;
+  b.update_s = slowdown.update * c.update(all) / c.model_parts;
   const divided_after = range(c.count).map(k => step.divided_after(times, k));
-  return { breakdown: b, memory: memory_of_ranks(samples, n => peak_memory(c, { range: c.all_blocks, samples: [n], actions: ONE_PASS, data: c.batch_bytes(n), optimizer_share: 1 / c.optimizer_parts, sharded: c.model_parts, divided_after })) };
+  return { breakdown: b, axes: axes_of(c, times.exposed_s, sent_by_axis(c, all, 2).map(x => x * c.devices)),
+    memory: memory_of_ranks(samples, n => peak_memory(c, { range: all, samples: [n], actions: ONE_PASS, data: c.batch_bytes(n), optimizer_share: 1 / c.model_parts, sharded: c.model_parts, divided_after })) };
 }

@@ -1,28 +1,25 @@
 // internal/predict_stages.cpp
+const stages_axis = c => c.axes.findIndex(a => a.schedule);
 function stages_of(c) {
   let begin = 0;
   return c.setup.split.map(count => ({ begin, end: begin += count }));
 }
-function memory_per_stage(c, stages, samples, actions, is_pipeline, zero_bubble) {
-  return stages.map((stage, s) => {
+function memory_of_stages(c, stages, samples, actions, is_pipeline, zero_bubble) {
+  const shards = c.model_parts, divided_after = range(c.count).map(() => 1), headers = is_pipeline && !c.one_process && stages.length > 1 ? 3 * 2408 : 0;  // sizeof(MessageHeader)
+  return stages.flatMap((stage, s) => samples.map(own => {
     const first = s === 0, last = s + 1 === stages.length;
-    return peak_memory(c, { range: stage, samples, actions: actions[s], data: (first ? c.profile.input_sample_bytes * c.batch : 0) + (last ? c.profile.target_sample_bytes * c.batch : 0),
-      has_loss: last, keeps_input: !first, is_stage: is_pipeline, zero_bubble });
-  });
+    let all = 0;
+    for (const n of own) all += n;
+    return with_update(c, stage, peak_memory(c, { range: stage, samples: own, actions: actions(own.length)[s], data: (first ? c.profile.input_sample_bytes * all : 0) + (last ? c.profile.target_sample_bytes * all : 0) + headers,
+      has_loss: last, keeps_input: !first, is_stage: is_pipeline, has_buckets: c.adds_in_buckets, zero_bubble, optimizer_share: 1 / c.optimizer_parts, sharded: shards,
+      keeps_whole: shards > 1 && c.axes[c.dividing_axis].keeps_whole, divided_after, divided_buckets: c.divided_buckets }));
+  }));
 }
-function update_of(c, stages) {
-  const update = { longest: 0, sum: 0 }, slowdown = stages.length > 1 ? c.profile.contention.update : 1;
-  for (const stage of stages) {
-    update.sum += slowdown * c.update(stage);
-    update.longest = Math.max(update.longest, slowdown * c.update(stage));
-  }
-  return update;
-}
-const breakdown_over = (devices, forward, backward, copies, update, step) => ({ forward_s: forward / devices, backward_s: backward / devices, exposed_comm_s: copies / devices, update_s: update / devices,
-  idle_s: step - (forward + backward + copies + update) / devices });
+const breakdown_over = (stages, forward, backward, exposed, update, step) => ({ forward_s: forward / stages, backward_s: backward / stages, exposed_comm_s: exposed / stages, update_s: update / stages,
+  idle_s: step - (forward + backward + exposed + update) / stages });
 
-function uncontended_cost(c, stage, n, zero_bubble) {
-  const m = c.setup.micro_batches, accumulating = (m - 1) / m, first = stage.begin === 0, last = stage.end === c.count;
+function uncontended_cost(c, stage, n, m, zero_bubble) {
+  const accumulating = (m - 1) / m, first = stage.begin === 0, last = stage.end === c.count;
   const cost = { forward: c.forward(stage, n), backward: 0, weights: 0 };
   if (zero_bubble && !first) {
     cost.backward = c.sum(stage, b => b.input_grad_s);
@@ -64,46 +61,126 @@ function mean_concurrency(simulation) {
 
 function predict_one_stage_at_a_time(c) {
   const stages = stages_of(c), n = c.batch;
-  let copies = 0;
+  let copies = 0, longest = 0, sent = 0;
   for (let s = 1; s < stages.length; ++s) copies += 2 * time(c.link.copy, c.input_bytes(stages[s].begin, n));
-  const forward = c.forward(c.all_blocks, n) + at_(c.profile.loss.forward_s, n), backward = c.backward(c.all_blocks, n) + at_(c.profile.loss.backward_s, n), update = update_of(c, stages);
-  return { breakdown: breakdown_over(c.devices, forward, backward, copies, update.sum, forward + backward + copies + update.longest), memory: memory_per_stage(c, stages, [n], stages.map(() => ONE_PASS), false, false) };
+  const forward = c.forward(c.all_blocks, n) + at_(c.profile.loss.forward_s, n), backward = c.backward(c.all_blocks, n) + at_(c.profile.loss.backward_s, n), slowdown = stages.length > 1 ? c.profile.contention.update : 1;
+  for (const stage of stages) longest = Math.max(longest, slowdown * c.update(stage));
+  for (let s = 1; s < stages.length; ++s) sent += 2 * c.input_bytes(stages[s].begin, n);
+  const breakdown = breakdown_over(c.devices, forward, backward, copies, slowdown * c.update(c.all_blocks), forward + backward + copies + longest);
+  return { breakdown, axes: axes_of(c, [breakdown.exposed_comm_s], [sent]), memory: memory_of_stages(c, stages, [[n]], () => stages.map(() => ONE_PASS), false, false) };
+}
+
+class StageTimes {
+  constructor(c, actions, n, m, zero_bubble) {
+    Object.assign(this, { c, actions, n, m, zero_bubble, stages: stages_of(c) });
+    this.uncontended = this.stages.map(stage => uncontended_cost(c, stage, n, m, zero_bubble));
+    this.contention = this.stages.map((_, s) => this.contention_of(s));
+  }
+  set(concurrency) {
+    this.forward_s = this.backward_s = 0;
+    this.exposed_s = this.c.axes.map(() => 0);
+    this.costs = [];
+    this.extra = [];
+    this.stages.forEach((_, s) => {
+      const contended = (seconds, factor) => seconds * (1 + (factor - 1) * concurrency[s]), u = this.uncontended[s], by = this.contention[s];
+      const cost = { forward: contended(u.forward, by.forward), backward: contended(u.backward, by.backward), weights: contended(u.weights, by.weights) };
+      this.costs.push(cost);
+      this.extra.push(this.actions[s].map(() => 0));
+      this.forward_s += this.m * cost.forward;
+      this.backward_s += this.m * (cost.backward + cost.weights);
+      this.add_collectives(s, cost);
+    });
+  }
+  contention_of(s) {
+    const c = this.c, measured = list => c.axes.length === 1 && list.length === this.stages.length;
+    if (this.zero_bubble && measured(c.profile.zero_bubble_stages)) {
+      const stage = c.profile.zero_bubble_stages[s];
+      this.uncontended[s].backward = stage.input_grad_s;
+      this.uncontended[s].weights = stage.weight_grad_s + (this.m - 1) / this.m * (stage.weight_grad_accumulate_s - stage.weight_grad_s);
+      return stage.contention;
+    }
+    if (!this.zero_bubble && measured(c.profile.stages)) return c.profile.stages[s];
+    if (c.one_process) return { forward: 1, backward: 1, weights: 1 };
+    const of_ranks = c.collectives.contention;
+    return { forward: of_ranks.forward, backward: of_ranks.backward, weights: of_ranks.backward };
+  }
+  last_backward(s) {
+    const stage = this.stages[s], times = backward_times(this.c, stage, this.n, stage.end === this.c.count, 1);
+    if (!this.zero_bubble || stage.begin === 0) return times;
+    return { blocks_s: this.c.profile.blocks.slice(stage.begin, stage.end).map(b => this.m > 1 ? b.weight_grad_accumulate_s : b.weight_grad_s), loss_s: 0 };
+  }
+  add(pass, computing_s, sum_s, s, i) {
+    this[sum_s] += pass.computing_s - computing_s;
+    this.extra[s][i] += pass.computing_s - computing_s + sum(pass.exposed_s);
+    pass.exposed_s.forEach((x, axis) => { this.exposed_s[axis] += x; });
+  }
+  add_collectives(s, cost) {
+    const c = this.c, stage = this.stages[s], in_weights = this.zero_bubble, last_s = in_weights ? cost.weights : cost.backward, last = scaled_to(this.last_backward(s), last_s), end = this.extra[s].length - 1;
+    if (c.adds_in_buckets) this.add(backward_with_buckets(c, stage, last, 1), last_s, 'backward_s', s, end);
+    if (c.model_parts === 1) return;
+    const keeps = c.axes[c.dividing_axis].keeps_whole, has_loss = stage.end === c.count;
+    const all_backward = scaled_to(backward_times(c, stage, this.n, has_loss, 1), cost.backward);
+    const forward = forward_with_units(c, stage, scaled_to(forward_times(c, stage, this.n, has_loss, 1), cost.forward));
+    const backward = backward_with_units(c, stage, all_backward, true, false), dividing = backward_with_units(c, stage, last, !keeps && !in_weights, true);
+    for (let i = 0; i <= end; ++i) {
+      const kind = this.actions[s][i][0];
+      if (kind === 'F' && (i === 0 || !keeps)) this.add(forward, cost.forward, 'forward_s', s, i);
+      else if (i === end) this.add(dividing, last_s, 'backward_s', s, i);
+      else if (kind === 'B' && !keeps) this.add(backward, cost.backward, 'backward_s', s, i);
+    }
+  }
 }
 
 function predict_pipeline(c, schedule) {
-  const stages = stages_of(c), m = c.setup.micro_batches, count = stages.length, n = c.batch / m, zero_bubble = schedule === 'zero-bubble', actions = schedule_actions(schedule, count, m);
-  const contention = zero_bubble ? [] : [...c.profile.stages], uncontended = [], receive = stages.map(() => ({ forward: 0, backward: 0, weights: 0 }));
-  let transfer = 0, copies = 0;
-  for (let s = 0; s < count; ++s) {
-    uncontended.push(uncontended_cost(c, stages[s], n, zero_bubble));
-    if (zero_bubble && s < c.profile.zero_bubble_stages.length) {
-      const measured = c.profile.zero_bubble_stages[s];
-      uncontended[s].backward = measured.input_grad_s;
-      uncontended[s].weights = measured.weight_grad_s + (m - 1) / m * (measured.weight_grad_accumulate_s - measured.weight_grad_s);
-      contention.push(measured.contention);
-    }
-    const input = s > 0 ? time(c.link.copy, c.input_bytes(stages[s].begin, n)) : 0, gradient = s + 1 < count ? time(c.link.copy, c.input_bytes(stages[s].end, n)) : 0;
-    if (c.on_gpus) transfer = Math.max(transfer, input, gradient);
+  const axis = stages_axis(c), replicas = c.samples_per_device, samples = replicas.map(own => chunk_sizes(own, c.setup.micro_batches));
+  const count = c.axes[axis].size, m = samples[0].length, n = replicas[0] / m, zero_bubble = schedule === 'zero-bubble', actions = schedule_actions(schedule, count, m);
+  const times = new StageTimes(c, actions, n, m, zero_bubble), stages = times.stages, receive = stages.map(() => ({ forward: 0, backward: 0 }));
+  let transfer = 0, copies = 0, sent = 0;
+  const message_s = bytes => c.one_process ? time(c.link.copy, bytes) : peer_s(c.axes[axis].costs, bytes);
+  stages.forEach((stage, s) => {
+    const input = s > 0 ? message_s(c.input_bytes(stage.begin, n)) : 0, gradient = s + 1 < stages.length ? message_s(c.input_bytes(stage.end, n)) : 0;
+    if (s > 0) sent += 2 * c.input_bytes(stage.begin, c.batch);
+    if (c.on_gpus || !c.one_process) transfer = Math.max(transfer, input, gradient);
     else {
       copies += m * (input + gradient);
-      receive[s] = { forward: input, backward: gradient, weights: 0 };
+      receive[s] = { forward: input, backward: gradient };
     }
-  }
-  let cost = uncontended, concurrency = new Array(count).fill(1), simulation;
+  });
+  const beside = replicas.length;
+  let concurrency = stages.map(() => 1), simulation, costs;
   for (let iteration = 0; iteration < 8; ++iteration) {
-    const factor = s => s < contention.length ? contention[s] : { forward: 1, backward: 1, weights: 1 }, contended = (s, seconds, slowdown) => seconds * (1 + (slowdown - 1) * concurrency[s]);
-    cost = uncontended.map((u, s) => ({ forward: contended(s, u.forward, factor(s).forward), backward: contended(s, u.backward, factor(s).backward), weights: contended(s, u.weights, factor(s).weights) }));
-    simulation = simulate_schedule(actions, cost.map((x, s) => ({ forward: x.forward + receive[s].forward, backward: x.backward + receive[s].backward, weights: x.weights })), transfer);
+    times.set(concurrency);
+    costs = times.costs.map((x, s) => ({ forward: x.forward + receive[s].forward, backward: x.backward + receive[s].backward, weights: x.weights }));
+    simulation = simulate_schedule(actions, costs, transfer, times.extra);
     concurrency = mean_concurrency(simulation);
+    if (beside > 1) concurrency = concurrency.map(v => (v * (count - 1) * beside + beside - 1) / (count * beside - 1));
   }
-  let forward = 0, backward = 0;
-  for (const stage of cost) {
-    forward += m * stage.forward;
-    backward += m * (stage.backward + stage.weights);
-  }
-  const update = update_of(c, stages);
-  return { breakdown: breakdown_over(c.devices, forward, backward, copies, update.sum, simulation.total + c.profile.dispatch_s + update.longest),
-    memory: memory_per_stage(c, stages, chunk_sizes(c.setup.batch_size, m), actions, true, zero_bubble) };
+  const slowdown = c.devices === 1 ? 1 : c.one_process ? c.profile.contention.update : c.collectives.contention.update, bytes = c.axes.map(() => 0);
+  const gathers = c.model_parts > 1 && !c.axes[c.dividing_axis].keeps_whole ? 2 * m : 1;
+  let update = 0, longest = 0, end = 0;
+  stages.forEach((stage, s) => {
+    const own = update_cost(c, stage, slowdown), done = simulation.devices[s];
+    update += own.computing_s;
+    longest = Math.max(longest, own.computing_s);
+    end = Math.max(end, done[done.length - 1].end + own.computing_s + sum(own.exposed_s));
+    sent_by_axis(c, stage, gathers).forEach((x, i) => {
+      times.exposed_s[i] += own.exposed_s[i];
+      bytes[i] += beside * x;
+    });
+  });
+  bytes[axis] += sent;
+  if (c.one_process) end = simulation.total + c.profile.dispatch_s + longest;
+  let exposed = copies;
+  for (const s of times.exposed_s) exposed += s;
+  const idle = Math.max(0, end - (times.forward_s + times.backward_s + exposed + update) / count);
+  const messages = Math.min(idle, Math.max(0, simulation.total - simulate_schedule(actions, costs, 0, times.extra).total));
+  times.exposed_s[axis] += copies + count * messages;
+  exposed += count * messages;
+  const breakdown = breakdown_over(count, times.forward_s, times.backward_s, exposed, update, end);
+  return { breakdown, bubble_s: breakdown.idle_s, axes: axes_of(c, times.exposed_s.map(s => s / count), bytes), memory: memory_of_stages(c, stages, samples, own => schedule_actions(schedule, count, own), true, zero_bubble) };
 }
 
-const predict_stages = c => c.axes[0].schedule === 'sequential' ? predict_one_stage_at_a_time(c) : predict_pipeline(c, c.axes[0].schedule);
+function predict_stages(c) {
+  const { schedule } = c.axes[stages_axis(c)];
+  return schedule === 'sequential' ? predict_one_stage_at_a_time(c) : predict_pipeline(c, schedule);
+}

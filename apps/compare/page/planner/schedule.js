@@ -15,7 +15,8 @@ function schedule_actions(schedule, stages, micro_batches) {
 }
 
 const ORDER = { B: 0, F: 1, W: 2 };
-function simulate_schedule(actions, costs, transfer) {
+// `extra` is by stage and action.
+function simulate_schedule(actions, costs, transfer, extra) {
   const stages = actions.length, ended = { F: range(stages).map(() => []), B: range(stages).map(() => []), W: range(stages).map(() => []) };
   const next = new Array(stages).fill(0), free = new Array(stages).fill(0), result = { devices: range(stages).map(() => []), total: 0 };
   const arrival = (from, to, kind, m) => (ended[kind][from][m] ?? Infinity) + (from === to ? 0 : transfer);
@@ -37,7 +38,7 @@ function simulate_schedule(actions, costs, transfer) {
       if (next[s] === actions[s].length) continue;
       const begin = possible_at(s);
       if (begin === Infinity) continue;
-      const [kind, m] = actions[s][next[s]], timed = { stage: s, kind, m, order: ORDER[kind], begin, end: begin + cost(s, kind) };
+      const [kind, m] = actions[s][next[s]], timed = { stage: s, kind, m, order: ORDER[kind], begin, end: begin + cost(s, kind) + extra[s][next[s]] };
       if (!first || before(timed, first)) first = timed;
     }
     if (!first) return result;

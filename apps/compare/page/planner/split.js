@@ -16,5 +16,5 @@ function balanced_split(costs, parts) {
   for (let p = parts, i = 0; p > 0; i += taken[p][i], --p) split.push(taken[p][i]);
   return split;
 }
-const balanced_split_of = (profile, setup) =>
-  balanced_split(profile.blocks.map(b => at_(b.forward_s, setup.batch_size / setup.micro_batches) + at_(b.backward_s, setup.batch_size / setup.micro_batches)), setup.devices);
+const balanced_split_of = (profile, setup, stages) =>
+  balanced_split(profile.blocks.map(b => at_(b.forward_s, setup.batch_size / setup.micro_batches) + at_(b.backward_s, setup.batch_size / setup.micro_batches)), stages);

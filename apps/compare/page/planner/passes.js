@@ -1,0 +1,100 @@
+// internal/passes.cpp. Times are {blocks_s, loss_s}, a cost {computing_s, exposed_s}.
+const no_breakdown = () => ({ forward_s: 0, backward_s: 0, exposed_comm_s: 0, update_s: 0, idle_s: 0 });
+function assign_buckets(bytes, first_bytes, cap_bytes) {  // common/internal/bucket.cpp, for one dtype and device
+  const closed = [];
+  let open = [], size = 0;
+  bytes.forEach((b, i) => {
+    open.push(i);
+    size += b;
+    if (size >= (closed.length ? cap_bytes : first_bytes)) {
+      closed.push(open);
+      open = [];
+      size = 0;
+    }
+  });
+  return open.length ? [...closed, open] : closed;
+}
+function ddp_buckets(c, blocks, times, slowdown) {
+  const parameters = [], ready_of = [], buckets = { bytes: [], ready_s: [], of_gradient: [], compute_s: times.loss_s };
+  for (let k = blocks.end; k-- > blocks.begin;) {
+    const block = c.profile.blocks[k];
+    buckets.compute_s += times.blocks_s[k - blocks.begin];
+    buckets.compute_s += slowdown * block.bucket_copy_s;
+    for (let i = block.parameter_bytes.length; i-- > 0;) {
+      parameters.push(block.parameter_bytes[i]);
+      ready_of.push(buckets.compute_s);
+    }
+  }
+  for (const members of assign_buckets(parameters, c.setup.first_bucket_bytes, c.setup.bucket_cap_bytes)) {
+    let bytes = 0, complete = 0;
+    for (const i of members) {
+      bytes += parameters[i];
+      complete = Math.max(complete, ready_of[i]);
+      buckets.of_gradient[i] = buckets.bytes.length;
+    }
+    buckets.bytes.push(bytes);
+    buckets.ready_s.push(complete);
+  }
+  return buckets;
+}
+function zero1_buckets(c, blocks) {
+  const parameters = c.profile.blocks.slice(blocks.begin, blocks.end).flatMap(b => b.parameter_bytes);
+  return { bytes: assign_buckets(parameters, c.setup.bucket_cap_bytes, c.setup.bucket_cap_bytes).map(members => members.reduce((a, i) => a + parameters[i], 0)) };
+}
+function two_largest(bytes) {
+  const sorted = [...bytes].sort((a, b) => a - b);
+  let two = 0;
+  for (let i = sorted.length; i-- > 0 && i + 2 >= sorted.length;) two += sorted[i];
+  return two;
+}
+const no_times = blocks => ({ blocks_s: range(blocks.end - blocks.begin).map(() => 0), loss_s: 0 });
+const gathered_buckets = (c, blocks) => c.zero === 1 ? zero1_buckets(c, blocks) : ddp_buckets(c, blocks, no_times(blocks), 1);
+
+const sum_of_times = times => sum(times.blocks_s) + times.loss_s;
+function scaled_to(times, to) {
+  const from = sum_of_times(times), factor = from > 0 ? to / from : 0;
+  return { blocks_s: times.blocks_s.map(s => s * factor), loss_s: times.loss_s * factor };
+}
+const times_of = (name, c, blocks, n, has_loss, slowdown) => ({ blocks_s: c.profile.blocks.slice(blocks.begin, blocks.end).map(b => slowdown * at_(b[name], n)), loss_s: has_loss ? slowdown * at_(c.profile.loss[name], n) : 0 });
+const forward_times = (...all) => times_of('forward_s', ...all), backward_times = (...all) => times_of('backward_s', ...all);
+
+function backward_with_buckets(c, blocks, times, slowdown) {
+  const buckets = ddp_buckets(c, blocks, times, slowdown), reduce_s = buckets.bytes.map(() => 0), exposed_s = c.axes.map(() => 0);
+  let axis = 0;
+  buckets.bytes.forEach((all, b) => c.each_sum(all, (i, bytes, divides) => {
+    reduce_s[b] += c.reduce_s(i, bytes, divides);
+    axis = i;
+  }));
+  const o = overlap(buckets.ready_s, reduce_s, buckets.compute_s, c.axes[axis].costs);
+  exposed_s[axis] = o.exposed_s;
+  return { computing_s: o.backward_s, exposed_s };
+}
+function cost_of_step(step, c) {
+  const times = simulate_queues(step.phases, step.collectives, c.interference);
+  return { computing_s: sum(times.computing_s), exposed_s: times.exposed_s };
+}
+const forward_with_units = (c, blocks, times) => cost_of_step(new ShardedStep(c, blocks, times, null, true, true), c);
+const backward_with_units = (c, blocks, times, gathers, divides) => cost_of_step(new ShardedStep(c, blocks, null, times, gathers, divides), c);
+
+function update_cost(c, blocks, slowdown) {
+  const seconds = slowdown * c.update(blocks) / c.optimizer_parts;
+  if (c.zero === 0) return { computing_s: seconds, exposed_s: c.axes.map(() => 0) };
+  const all_bytes = c.parameter_bytes(blocks), buckets = gathered_buckets(c, blocks).bytes;
+  const updates = buckets.map(bytes => ({ seconds: seconds * bytes / all_bytes, needs: -1 }));
+  const step = simulate_queues(updates, buckets.map((bytes, i) => ({ seconds: c.gather_s(bytes), after: i, at_begin: false, queue: c.dividing_axis, follows: -1 })), c.interference);
+  return { computing_s: sum(step.computing_s), exposed_s: step.exposed_s };
+}
+function with_update(c, blocks, peak) {
+  if (c.zero === 0) return peak;
+  const parts = c.optimizer_parts;
+  const updating = { ...peak, activations: 0, gradients: 0, workspace: parts > 1 ? two_largest(gathered_buckets(c, blocks).bytes) * (1 + 1 / parts) : 0 };
+  if (c.zero === 2) updating.buckets = c.parameter_bytes(blocks) / parts;
+  return total(updating) > total(peak) ? updating : peak;
+}
+function sent_by_axis(c, blocks, gathers) {
+  const sent = c.axes.map(() => 0), all_bytes = c.parameter_bytes(blocks), dividing = c.dividing_axis;
+  if (dividing < c.axes.length) sent[dividing] += (c.zero > 0 ? 1 : gathers) * c.sent_bytes(dividing, all_bytes);
+  c.each_sum(all_bytes, (i, bytes, divides) => { sent[i] += (divides ? 1 : 2) * c.sent_bytes(i, bytes); });
+  return sent;
+}
+const axes_of = (c, exposed_s, bytes_sent) => c.axes.map((a, i) => ({ axis: a.name, size: a.size, bytes_sent: bytes_sent[i], exposed_s: exposed_s[i] })).reverse();

@@ -1,0 +1,58 @@
+#pragma once
+// One pass of a device over its blocks with the collectives beside it. Whole models, divided models and
+// stages of a pipeline are predicted from such passes.
+#include <cstddef>
+#include <vector>
+
+#include "tapestry/distributed/planner/internal/cost_model.h"
+
+namespace tapestry::distributed::planner {
+
+/// The seconds of computing in a forward or a backward.
+struct BlockTimes {
+  std::vector<double> blocks_s;  ///< by block of the range, in the order of the model
+  double loss_s = 0;
+  double sum() const;
+  /// The same in proportion, with another sum.
+  BlockTimes scaled_to(double sum) const;
+};
+BlockTimes forward_times(const CostModel& c, BlockRange range, double n, bool has_loss, double slowdown);
+BlockTimes backward_times(const CostModel& c, BlockRange range, double n, bool has_loss, double slowdown);
+
+/// What a pass costs with its collectives.
+struct PassCost {
+  double computing_s = 0;         ///< with the delays that collectives cause
+  std::vector<double> exposed_s;  ///< by axis: waiting without computing
+  double exposed() const;
+};
+
+/// A backward whose gradients are added in buckets during it. Copies into them take `slowdown` times as long
+/// as alone.
+PassCost backward_with_buckets(const CostModel& c, BlockRange range, const BlockTimes& times,
+                               double slowdown);
+
+/// The collectives that a pass over a divided model has.
+struct UnitCollectives {
+  bool gathers = true;  ///< parameters are gathered
+  bool divides = true;  ///< gradients are added, in backward
+};
+PassCost forward_with_units(const CostModel& c, BlockRange range, const BlockTimes& times);
+PassCost backward_with_units(const CostModel& c, BlockRange range, const BlockTimes& times,
+                             const UnitCollectives& collectives);
+
+/// The optimizer of a range whose state an axis may divide. Under stages 1 and 2 of ZeRO, each device gathers
+/// the parameters of a bucket while it updates the next one.
+PassCost update_cost(const CostModel& c, BlockRange range, double slowdown);
+/// The memory at the peak of a step under ZeRO: that of `peak`, or that of the update.
+MemoryItems with_update(const CostModel& c, BlockRange range, const MemoryItems& peak);
+
+/// The bytes that a device with this range sends over each axis in a step in which it gathers parameters
+/// `gathers` times and adds gradients once, with the gather that follows an update under ZeRO.
+std::vector<double> sent_by_axis(const CostModel& c, BlockRange range, int gathers);
+
+/// Fills in Prediction::axes. `exposed_s` is by axis from the innermost, a mean over the devices, and
+/// `bytes_sent` is of all devices together.
+void set_axes(Prediction& p, const CostModel& c, const std::vector<double>& exposed_s,
+              const std::vector<double>& bytes_sent);
+
+}  // namespace tapestry::distributed::planner
