@@ -262,128 +262,133 @@ int train(Options o) {
                   .accuracy = m.train_accuracy},
                  m.test_loss, m.test_accuracy);
 
-  CheckpointInterval interval = *CheckpointInterval::parse(o.checkpoint_every);
-  const auto save = [&](std::optional<double> accuracy) {
-    Position all = at;
-    all.tally = sum_of(strategy, at.tally);
-    interval.restart();
-    average.save(schedule->steps());
-    std::string path = checkpoints->save(training, to_progress(all, schedule->steps(), o, accuracy));
-    average.remove_others(folder.file("checkpoints"));
-    return path;
-  };
-  // Saves a checkpoint and returns the exit status of a run that a signal stopped.
-  const auto stopped_by = [&](int signal) {
-    const std::string path = save({});
-    const std::string what = "stopped by " + signal_name(signal) + " and saved " + path +
-                             "; continue with: classifier --resume --run-dir " + folder.path();
-    progress.line(what);
-    live.finish("stopped", what);
-    return 128 + signal;
-  };
+  return live.watch([&] {
+    CheckpointInterval interval = *CheckpointInterval::parse(o.checkpoint_every);
+    const auto save = [&](std::optional<double> accuracy) {
+      Position all = at;
+      all.tally = sum_of(strategy, at.tally);
+      interval.restart();
+      average.save(schedule->steps());
+      std::string path = checkpoints->save(training, to_progress(all, schedule->steps(), o, accuracy));
+      average.remove_others(folder.file("checkpoints"));
+      return path;
+    };
+    // Saves a checkpoint and returns the exit status of a run that a signal stopped.
+    const auto stopped_by = [&](int signal) {
+      const std::string path = save({});
+      const std::string what = "stopped by " + signal_name(signal) + " and saved " + path +
+                               "; continue with: classifier --resume --run-dir " + folder.path();
+      progress.line(what);
+      live.finish("stopped", what);
+      return 128 + signal;
+    };
 
-  std::optional<watch::SummaryWriter> board;
-  if (o.tensorboard && job->first()) {
-    watch::SummaryWriter::Options resumed;
-    if (o.saved) resumed.purge_step = schedule->steps() + 1;  // drops what the stopped run wrote later
-    board.emplace(folder.file("tensorboard"), resumed);
-  }
+    std::optional<watch::SummaryWriter> board;
+    if (o.tensorboard && job->first()) {
+      watch::SummaryWriter::Options resumed;
+      if (o.saved) resumed.purge_step = schedule->steps() + 1;  // drops what the stopped run wrote later
+      board.emplace(folder.file("tensorboard"), resumed);
+    }
 
-  std::vector<std::int64_t> confusion;
-  std::string last_saved;
-  while (images.train->epoch() < o.epochs) {
-    const int epoch = static_cast<int>(images.train->epoch()) + 1;
-    const double earlier_seconds = at.seconds;
-    const Clock::time_point start = Clock::now();
-    for (const auto& [batch, labels] : *images.train) {
-      const Tensor x = batch.to(device), target = labels.to(device);
-      optimizer->zero_grad();
-      const std::int64_t own = labels.size(0), all = own * strategy.data_size();
-      const distributed::StepLoss step =
-          strategy.gradients([&](const distributed::Part&) { return distributed::Batch{{x}, {target}}; },
-                             static_cast<double>(all), &scaler);
-      if (o.clip_norm > 0) {
-        scaler.unscale_(*optimizer);
-        strategy.clip_grad_norm_(o.clip_norm);
+    std::vector<std::int64_t> confusion;
+    std::string last_saved;
+    while (images.train->epoch() < o.epochs) {
+      const int epoch = static_cast<int>(images.train->epoch()) + 1;
+      const double earlier_seconds = at.seconds;
+      const Clock::time_point start = Clock::now();
+      for (const auto& [batch, labels] : *images.train) {
+        const Tensor x = batch.to(device), target = labels.to(device);
+        optimizer->zero_grad();
+        const std::int64_t own = labels.size(0), all = own * strategy.data_size();
+        const distributed::StepLoss step = strategy.gradients(
+            [&](const distributed::Part&) {
+              return distributed::Batch{{x}, {target}};
+            },
+            static_cast<double>(all), &scaler);
+        if (o.clip_norm > 0) {
+          scaler.unscale_(*optimizer);
+          strategy.clip_grad_norm_(o.clip_norm);
+        }
+        scaler.step(*optimizer);
+        scaler.update();
+        average.update();
+        schedule->step();
+
+        const double value = step.loss.item() * strategy.data_size();  // of this rank's images
+        at.loader = images.train->state();
+        check_loss(value, o,
+                   " at epoch " + std::to_string(epoch) + ", step " + std::to_string(steps_in_epoch(at, o)));
+        at.tally.add(value, step.sums[0].item<std::int64_t>(), own);
+        at.seconds = earlier_seconds + std::chrono::duration<double>(Clock::now() - start).count();
+        if (board) {
+          board->add_scalar("loss/step", value, schedule->steps());
+          board->add_scalar("lr", optimizer->lr(), schedule->steps());
+        }
+        progress.step(epoch, steps_in_epoch(at, o), all, at.tally.mean_loss(), at.tally.accuracy());
+        live.step(
+            {.step = schedule->steps(),
+             .loss = value,
+             .accuracy = static_cast<double>(step.sums[0].item<std::int64_t>()) / static_cast<double>(own),
+             .samples = all,
+             .seconds = at.seconds});
+        const Request agreed = job->agree({stop.signal(), interval.elapsed()});
+        if (agreed.signal) return stopped_by(agreed.signal);
+        if (agreed.save || interval.due_at(schedule->steps())) save({});
       }
-      scaler.step(*optimizer);
-      scaler.update();
-      average.update();
-      schedule->step();
 
-      const double value = step.loss.item() * strategy.data_size();  // of this rank's images
+      // A run that is stopped here saves the position after the last batch of the epoch. When it is resumed,
+      // it repeats only the evaluation.
+      int signal = 0;
+      WorstMistakes mistakes;
+      std::optional<Average::Scope> averaged;
+      average.use(averaged);
+      const std::optional<Tally> test = evaluate(
+          strategy, images, device, [&] { return (signal = job->agree({stop.signal()}).signal) != 0; },
+          confusion, mistakes);
+      averaged.reset();
+      if (!test) return stopped_by(signal);
+      const Tally trained = sum_of(strategy, at.tally);
+      check_loss(test->mean_loss(), o, " over the test images after epoch " + std::to_string(epoch));
+      const EpochMetrics metrics{
+          epoch, trained.mean_loss(), trained.accuracy(), test->mean_loss(), test->accuracy(), at.seconds};
+      history.push_back(metrics);
+      folder.write(kMetrics, to_lines(history));
+      const std::string title = o.model + " on " + o.data;
+      folder.write("curves.svg", curves_svg(history, title));
+      const std::string matrix = confusion_svg(confusion, images.classes, title),
+                        worst = mistakes.svg(images.classes, "worst mistakes of " + title);
+      folder.write("confusion.svg", matrix);
+      folder.write("mistakes.svg", worst);
+      live.picture(schedule->steps(), "Worst mistakes", worst);
+      live.picture(schedule->steps(), "Confusion of classes", matrix);
+      live.evaluated(schedule->steps(), test->mean_loss(), test->accuracy());
+      if (o.tensorboard) {
+        const nn::StateDict whole = strategy.whole_state();
+        if (board) write_epoch(*board, metrics, *model, whole, schedule->steps());
+      }
+      char line[200];
+      std::snprintf(line, sizeof line,
+                    "epoch %d/%d  train loss %.4f accuracy %.4f  test loss %.4f accuracy %.4f  %s", epoch,
+                    o.epochs, metrics.train_loss, metrics.train_accuracy, metrics.test_loss,
+                    metrics.test_accuracy, duration(at.seconds).c_str());
+      progress.line(line);
       at.loader = images.train->state();
-      check_loss(value, o,
-                 " at epoch " + std::to_string(epoch) + ", step " + std::to_string(steps_in_epoch(at, o)));
-      at.tally.add(value, step.sums[0].item<std::int64_t>(), own);
-      at.seconds = earlier_seconds + std::chrono::duration<double>(Clock::now() - start).count();
-      if (board) {
-        board->add_scalar("loss/step", value, schedule->steps());
-        board->add_scalar("lr", optimizer->lr(), schedule->steps());
-      }
-      progress.step(epoch, steps_in_epoch(at, o), all, at.tally.mean_loss(), at.tally.accuracy());
-      live.step(
-          {.step = schedule->steps(),
-           .loss = value,
-           .accuracy = static_cast<double>(step.sums[0].item<std::int64_t>()) / static_cast<double>(own),
-           .samples = all,
-           .seconds = at.seconds});
-      const Request agreed = job->agree({stop.signal(), interval.elapsed()});
-      if (agreed.signal) return stopped_by(agreed.signal);
-      if (agreed.save || interval.due_at(schedule->steps())) save({});
+      at.tally = {};
+      last_saved = save(test->accuracy());
     }
-
-    // A run that is stopped here saves the position after the last batch of the epoch. When it is resumed, it
-    // repeats only the evaluation.
-    int signal = 0;
-    WorstMistakes mistakes;
-    std::optional<Average::Scope> averaged;
-    average.use(averaged);
-    const std::optional<Tally> test = evaluate(
-        strategy, images, device, [&] { return (signal = job->agree({stop.signal()}).signal) != 0; },
-        confusion, mistakes);
-    averaged.reset();
-    if (!test) return stopped_by(signal);
-    const Tally trained = sum_of(strategy, at.tally);
-    check_loss(test->mean_loss(), o, " over the test images after epoch " + std::to_string(epoch));
-    const EpochMetrics metrics{
-        epoch, trained.mean_loss(), trained.accuracy(), test->mean_loss(), test->accuracy(), at.seconds};
-    history.push_back(metrics);
-    folder.write(kMetrics, to_lines(history));
-    const std::string title = o.model + " on " + o.data;
-    folder.write("curves.svg", curves_svg(history, title));
-    const std::string matrix = confusion_svg(confusion, images.classes, title),
-                      worst = mistakes.svg(images.classes, "worst mistakes of " + title);
-    folder.write("confusion.svg", matrix);
-    folder.write("mistakes.svg", worst);
-    live.picture(schedule->steps(), "Worst mistakes", worst);
-    live.picture(schedule->steps(), "Confusion of classes", matrix);
-    live.evaluated(schedule->steps(), test->mean_loss(), test->accuracy());
-    if (o.tensorboard) {
-      const nn::StateDict whole = strategy.whole_state();
-      if (board) write_epoch(*board, metrics, *model, whole, schedule->steps());
-    }
-    char line[200];
-    std::snprintf(line, sizeof line,
-                  "epoch %d/%d  train loss %.4f accuracy %.4f  test loss %.4f accuracy %.4f  %s", epoch,
-                  o.epochs, metrics.train_loss, metrics.train_accuracy, metrics.test_loss,
-                  metrics.test_accuracy, duration(at.seconds).c_str());
+    live.finish("done", {});
+    if (history.empty()) return 0;  // a finished run was resumed, and metrics.jsonl is missing
+    char line[120];
+    std::snprintf(line, sizeof line, "test accuracy %.4f after %.1f s of training, seed %llu; results in %s",
+                  history.back().test_accuracy, at.seconds, static_cast<unsigned long long>(o.seed),
+                  folder.path().c_str());
     progress.line(line);
-    at.loader = images.train->state();
-    at.tally = {};
-    last_saved = save(test->accuracy());
-  }
-  live.finish("done", {});
-  if (history.empty()) return 0;  // a finished run was resumed, and metrics.jsonl is missing
-  char line[120];
-  std::snprintf(line, sizeof line, "test accuracy %.4f after %.1f s of training, seed %llu; results in %s",
-                history.back().test_accuracy, at.seconds, static_cast<unsigned long long>(o.seed),
-                folder.path().c_str());
-  progress.line(line);
-  job->print_report(progress);
-  if (training.divided() && !last_saved.empty())
-    progress.line("all weights in one file: tapestry-checkpoint merge " + last_saved + " model.safetensors");
-  return 0;
+    job->print_report(progress);
+    if (training.divided() && !last_saved.empty())
+      progress.line("all weights in one file: tapestry-checkpoint merge " + last_saved +
+                    " model.safetensors");
+    return 0;
+  });
 }
 
 }  // namespace apps

@@ -1,5 +1,7 @@
 #include "tapestry/apps/common/live_page.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <numeric>
 #include <thread>
@@ -8,6 +10,7 @@
 #include "tapestry/apps/common/page/live/live.h"
 #include "tapestry/apps/common/page_files.h"
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/comm/text.h"
 
 namespace apps {
 
@@ -19,6 +22,7 @@ namespace {
 constexpr const char* kJson = "application/json";
 constexpr const char* kState = "live.json";
 constexpr const char* kSamples = "samples.json";
+constexpr const char* kFailure = "live/failure";  // in the job's store: the first error of a rank
 constexpr std::chrono::milliseconds kInterval{250};
 // The page has at most 900 kB.
 constexpr std::size_t kMostEvaluated = 512, kTexts = 12, kLongestText = 4000, kLargestPicture = 150'000;
@@ -29,10 +33,16 @@ std::string array(const MemoryByKind& memory) {
   return out + "]";
 }
 
+std::string host_name() {
+  char name[256] = {};
+  return gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
+
 }  // namespace
 
 LivePage::LivePage(TrainingJob& job, const RunFolder& folder, LiveRun run)
     : job_(job), folder_(folder), run_(std::move(run)) {
+  if (job.is_live()) hosts_ = distributed::all_gather_text(*job.group(), host_name(), "hosts");
   if (!job.is_live() || !job.first()) return;
   server_ = std::make_unique<PageServer>();
   job.after_agree([this] { collect(); });
@@ -49,6 +59,33 @@ LivePage::~LivePage() {
   if (state_ != "running") return;
   try {
     finish("failed", "the program ended with an error, which it printed");
+  } catch (const std::exception&) {  // the error that ended the run is the one to report
+  }
+}
+
+int LivePage::watch(const std::function<int()>& train) {
+  try {
+    return train();
+  } catch (const std::exception& e) {
+    if (job_.is_live()) failed(e);
+    throw;
+  }
+}
+
+void LivePage::failed(const std::exception& e) {
+  const bool other = dynamic_cast<const distributed::DistributedError*>(&e) != nullptr;
+  std::string message = e.what();
+  if (!other && job_.size() > 1) message = concat({"rank ", job_.rank(), ": ", message});
+  try {
+    distributed::Store& store = job_.group()->store();
+    if (!other) store.compare_set(kFailure, std::nullopt, message);
+    // A rank that fails tells the others through the store before it leaves, which is what they notice.
+    if (const auto first = other && server_ ? store.try_get(kFailure) : std::nullopt)
+      message = *first + "\n" + message;
+  } catch (const std::exception&) {  // without a store, the own error is all that is known
+  }
+  try {
+    finish("failed", message);
   } catch (const std::exception&) {  // the error that ended the run is the one to report
   }
 }
@@ -132,11 +169,11 @@ void LivePage::finish(const std::string& state, const std::string& message) {
   state_ = state;
   message_ = message;
   const bool has_reader =
-      server_->answered(kState) > answered_ || Clock::now() - asked_ < std::chrono::seconds(3);
+      server_->answered(kState) > answered_ || Clock::now() - asked_ < std::chrono::seconds(10);
   publish();
   const std::int64_t before = server_->answered(kState);
   write_file();
-  const Clock::time_point end = Clock::now() + std::chrono::milliseconds(1200);
+  const Clock::time_point end = Clock::now() + std::chrono::seconds(4);  // it asks each second
   // The page asks for samples when it sees in the state that there are others.
   while (has_reader &&
          (server_->answered(kState) == before || server_->answered(kSamples) == samples_answered_) &&
@@ -210,7 +247,8 @@ std::string LivePage::state() const {
     const std::string name = alone ? job_.strategy().devices().at(i).str() : concat({"rank ", i});
     // Of the stages of a pipeline over ranks, only the first one has the loss.
     const bool has_loss = alone || job_.strategy().stages() == 0 || i == 0;
-    return concat({"{\"name\":", json_string(name), ",\"step\":", r.step,
+    return concat({"{\"name\":", json_string(name), ",\"host\":", json_string(hosts_.at(alone ? 0 : i)),
+                   ",\"step\":", r.step,
                    ",\"has_loss\":", has_loss ? "true" : "false", ",\"loss\":", json_number(r.loss),
                    ",\"accuracy\":", json_number(r.accuracy), ",\"step_ms\":", json_number(r.step_s * 1e3),
                    ",\"waiting_ms\":", json_number(r.waiting_s * 1e3), ",\"memory\":", array(r.memory), "}"});

@@ -2,6 +2,7 @@
 // The page of --live: what a training run does, in a browser on this machine, and as a file in the run
 // folder. page/live/README.md describes the page and its data.
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,6 +41,7 @@ struct LiveStep {
 class LivePage {
  public:
   /// The files "live.html" in `folder` and the address of the page are made by rank 0. Throws IoError.
+  /// Collective with --live.
   LivePage(TrainingJob& job, const RunFolder& folder, LiveRun run);
   /// Unless finish() was called, the page says that the run has failed.
   ~LivePage();
@@ -61,8 +63,11 @@ class LivePage {
   void text_sample(std::int64_t step, const std::string& text);
   /// A picture as SVG, in place of the earlier one with this title.
   void picture(std::int64_t step, const std::string& title, const std::string& svg);
-  /// The run is "done", or "stopped", and `message` says how. Writes the file. If a browser was reading a
-  /// moment ago, waits up to a second until it has the last state.
+  /// Returns what `train` returns. If it throws, the page says what failed: the error of this rank, and, if
+  /// that is the loss of another rank, the error of that rank too, unless it was killed. Rethrows.
+  int watch(const std::function<int()>& train);
+  /// The run is "done", or "stopped", and `message` says how. Writes the file. If a browser has read in the
+  /// last 10 s, waits up to 4 s until it has the last state.
   void finish(const std::string& state, const std::string& message);
 
  private:
@@ -76,6 +81,7 @@ class LivePage {
   };
   void collect();
   void keep(const Evaluated& e);
+  void failed(const std::exception& e);
   std::string state() const;
   std::string samples() const;
   void publish();
@@ -86,6 +92,7 @@ class LivePage {
   const RunFolder& folder_;
   const LiveRun run_;
   std::unique_ptr<PageServer> server_;  // null on the other ranks, and without --live
+  std::vector<std::string> hosts_;       // of the ranks
   LiveCurve curve_;
   std::vector<Evaluated> evaluated_;
   std::vector<Sample> samples_;

@@ -52,7 +52,10 @@ struct File {
 struct Text {
   std::string type, text;
 };
-using Texts = std::map<std::string, std::shared_ptr<const Text>>;
+struct Published {
+  std::shared_ptr<const Text> latest;
+  std::int64_t answered = 0;  // requests
+};
 
 struct Request {
   std::string_view method, path, host, origin;
@@ -123,13 +126,13 @@ struct Connection {
   File socket;
   Clock::time_point deadline = Clock::now() + kRequestTime;
   std::string request, head;
-  std::shared_ptr<const Text> body;  // none to a HEAD request
+  std::shared_ptr<const Text> body;
   std::size_t sent = 0;
   bool answers = false, ends = false;
 
   std::string_view unsent() const {
     if (sent < head.size()) return std::string_view(head).substr(sent);
-    return body ? std::string_view(body->text).substr(sent - head.size()) : std::string_view();
+    return std::string_view(body->text).substr(sent - head.size());
   }
 };
 
@@ -139,10 +142,8 @@ struct Server {
   const std::string secret = new_secret();
   std::string url;
   std::list<Connection> connections;  // oldest first
-  Clock::time_point accepts_from{};
-  std::mutex mutex;  // held to copy or to exchange a pointer
-  Texts texts;
-  std::map<std::string, std::int64_t> answered;  // requests, by text
+  std::mutex mutex;                    // held to copy or to exchange a pointer
+  std::map<std::string, Published> texts;
   std::thread thread;
 
   explicit Server(int port) {
@@ -200,13 +201,10 @@ struct Server {
   // Waits for sockets and serves those that are ready. True if the thread must end.
   bool turn() {
     const auto now = Clock::now();
-    const bool accepts = now >= accepts_from;
-    const auto events = [](bool wanted, int which) { return static_cast<short>(wanted ? which : 0); };
-    std::vector<pollfd> polled = {{end.fd, POLLIN, 0}, {listener.fd, events(accepts, POLLIN), 0}};
-    Clock::time_point next = accepts ? now + std::chrono::hours(1) : accepts_from;
+    std::vector<pollfd> polled = {{end.fd, POLLIN, 0}, {listener.fd, POLLIN, 0}};
+    Clock::time_point next = now + std::chrono::hours(1);
     for (const Connection& c : connections) {
-      const bool sends = c.answers && !c.ends;
-      polled.push_back({c.socket.fd, events(true, sends ? POLLOUT : POLLIN), 0});
+      polled.push_back({c.socket.fd, static_cast<short>(c.answers && !c.ends ? POLLOUT : POLLIN), 0});
       next = std::min(next, c.deadline);
     }
     const auto left = std::max(std::chrono::ceil<milliseconds>(next - now), milliseconds(0));
@@ -225,7 +223,7 @@ struct Server {
     const int fd = ::accept4(listener.fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     const int error = fd >= 0 ? 0 : errno;
     const bool full = error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
-    if (full) accepts_from = Clock::now() + kAcceptPause;
+    if (full) std::this_thread::sleep_for(kAcceptPause);
     if (!connections.empty() && (full || connections.size() >= kMostConnections)) connections.pop_front();
     if (fd >= 0) connections.emplace_back(fd);
   }
@@ -270,7 +268,7 @@ struct Server {
     else if (!r.is_valid) status = "400 Bad Request";
     else if (!is_here(r.host) || (!r.origin.empty() && r.origin != "http://" + std::string(r.host)))
       status = "403 Forbidden";
-    else if (r.method != "GET" && r.method != "HEAD") status = "405 Method Not Allowed\r\nAllow: GET, HEAD";
+    else if (r.method != "GET") status = "405 Method Not Allowed\r\nAllow: GET";
     else if (text = find(r.path); !text) status = "404 Not Found";
     if (!text)
       text = std::make_shared<const Text>(Text{"text/plain", status.substr(0, status.find('\r')) + "\n"});
@@ -279,7 +277,7 @@ struct Server {
         {"HTTP/1.1 ", status, "\r\nContent-Type: ", text->type, "\r\nContent-Length: ", text->text.size(),
          "\r\nCache-Control: no-store\r\nReferrer-Policy: no-referrer\r\nX-Content-Type-Options: nosniff\r\n",
          "X-Frame-Options: DENY\r\nCross-Origin-Resource-Policy: same-origin\r\nConnection: close\r\n\r\n"});
-    if (r.method != "HEAD") c.body = std::move(text);
+    c.body = std::move(text);
     c.answers = true;
     c.deadline = Clock::now() + kAnswerTime;
   }
@@ -287,7 +285,7 @@ struct Server {
   void publish(const std::string& name, const std::string& type, std::string text) {
     auto latest = std::make_shared<const Text>(Text{type, std::move(text)});
     const std::lock_guard lock(mutex);
-    texts[name].swap(latest);  // the earlier text, if any, is freed after the lock
+    texts[name].latest.swap(latest);  // the earlier text, if any, is freed after the lock
   }
 
   std::shared_ptr<const Text> find(std::string_view path) {
@@ -297,8 +295,8 @@ struct Server {
     const std::lock_guard lock(mutex);
     const auto found = texts.find(std::string(name));
     if (found == texts.end()) return nullptr;
-    ++answered[found->first];
-    return found->second;
+    ++found->second.answered;
+    return found->second.latest;
   }
 };
 
@@ -314,8 +312,8 @@ PageServer::~PageServer() = default;
 const std::string& PageServer::url() const { return impl_->url; }
 std::int64_t PageServer::answered(const std::string& name) const {
   const std::lock_guard lock(impl_->mutex);
-  const auto found = impl_->answered.find(name);
-  return found == impl_->answered.end() ? 0 : found->second;
+  const auto found = impl_->texts.find(name);
+  return found == impl_->texts.end() ? 0 : found->second.answered;
 }
 
 void PageServer::publish(const std::string& name, const std::string& type, std::string text) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -190,8 +191,9 @@ void compare_losses(std::vector<Result>& results, double tolerance) {
     if (!r.error.empty() || !results[0].error.empty()) continue;
     r.difference = loss_difference(r.losses, results[0].losses);
     if (r.difference <= tolerance) continue;
-    r.error = tapestry::concat({"the losses differ from those of single by ", r.difference,
-                                ", norm-wise; the tolerance is ", tolerance});
+    char numbers[64];
+    std::snprintf(numbers, sizeof numbers, "%.2g, norm-wise; the tolerance is %.2g", r.difference, tolerance);
+    r.error = std::string("the losses differ from those of single by ") + numbers;
   }
 }
 

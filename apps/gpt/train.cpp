@@ -160,6 +160,7 @@ class Run {
   distributed::ShardedTraining training() {
     return parallel_.saved({model_.get(), optimizer_.get(), schedule_.get(), &scaler_}, o_.precision);
   }
+  int train_steps();
   bool report();
   std::string save(std::optional<double> loss = {});
   void write_sample();
@@ -442,7 +443,10 @@ int Run::train() {
   if (!live_->address().empty()) progress_->line(live_->address());
   tell(*live_, metrics_);
   live_->resume_at(at_.seconds);
+  return live_->watch([this] { return train_steps(); });
+}
 
+int Run::train_steps() {
   const std::vector<nn::Parameter> trained = model_->parameters();
   Clock::time_point before = Clock::now();
   while (true) {

@@ -216,6 +216,7 @@ class Run {
   distributed::ShardedTraining training() {
     return parallel_.saved({trained_.get(), optimizer_.get(), schedule_.get(), &scaler_}, o_.precision);
   }
+  int train_steps();
   double train_step();
   bool report();
   std::string save();
@@ -497,7 +498,10 @@ int Run::tune() {
   if (!live_->address().empty()) progress_->line(live_->address());
   tell(*live_, metrics_);
   live_->resume_at(seconds_);
+  return live_->watch([this] { return train_steps(); });
+}
 
+int Run::train_steps() {
   const auto stopped_by = [&](int signal) {
     const std::string path = save();
     const std::string what = "stopped by " + signal_name(signal) + " and saved " + path +

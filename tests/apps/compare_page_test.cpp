@@ -5,6 +5,7 @@
 
 #include "tapestry/apps/compare/document.h"
 #include "tapestry/apps/compare/page/page.h"
+#include "tests/apps/compare_results.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
 #include "tests/support/source.h"
@@ -50,36 +51,36 @@ StrategyPlan plan_of(const std::string& name) {
 // A mode of 4 devices whose rounds are these, in ms.
 Result mode(const std::string& name, const std::string& family, const std::vector<double>& rounds_ms,
             double peak_mib = 10) {
-  Result r;
-  r.name = name;
+  std::vector<double> sorted = rounds_ms;
+  std::sort(sorted.begin(), sorted.end());
+  const double s = sorted[(sorted.size() - 1) / 2] / 1000;
+  const int devices = family == "single" ? 1 : 4;
+  std::vector<std::string> rows;
+  std::vector<Span> spans;
+  for (int d = 0; d < devices; ++d) {
+    const std::string row = "rank " + std::to_string(d);
+    rows.push_back(row);
+    spans.insert(spans.end(),
+                 {{row, Activity::forward, "forward 0", 0, 0.3 * s},
+                  {row, Activity::backward, "backward 0", 0.3 * s, 0.8 * s},
+                  {row, Activity::communication, "wait for bucket 3 (a.weight)", 0.8 * s, 0.9 * s},
+                  {row, Activity::optimizer, "AdamW", 0.9 * s, s},
+                  {row + " communication", Activity::communication, "bucket 3", 0.5 * s, 0.9 * s}});
+  }
+  Result r = tests::result_of(name, s, rows, spans);
   r.plan = plan_of(name);
   r.family = family;
   r.description = "one process per device, gradients averaged during backward";
   r.title = "pipeline=4:devices:schedule=sequential";
   for (const double ms : rounds_ms) r.rounds_s.push_back(ms / 1000), r.rounds_steps_s.push_back({ms / 1000});
-  std::vector<double> sorted = r.rounds_s;
-  std::sort(sorted.begin(), sorted.end());
-  r.step_s = sorted[(sorted.size() - 1) / 2];
-  const int devices = family == "single" ? 1 : 4;
   const auto bytes = static_cast<std::int64_t>(peak_mib * (1 << 20));
-  for (int d = 0; d < devices; ++d) {
-    const std::string row = "rank " + std::to_string(d);
-    const double s = r.step_s;
-    r.rows.push_back(row);
-    r.spans.insert(r.spans.end(),
-                   {{row, Activity::forward, "forward 0", 0, 0.3 * s},
-                    {row, Activity::backward, "backward 0", 0.3 * s, 0.8 * s},
-                    {row, Activity::communication, "wait for bucket 3 (a.weight)", 0.8 * s, 0.9 * s},
-                    {row, Activity::optimizer, "AdamW", 0.9 * s, s},
-                    {row + " communication", Activity::communication, "bucket 3", 0.5 * s, 0.9 * s}});
-    r.peak_bytes.push_back(bytes);
-    r.memory.push_back({row,
-                        {{0, {bytes / 4, 0, bytes / 4, 0, 0, 7}},
-                         {0.5, {bytes / 4, bytes / 8, bytes / 4, bytes / 4, 0, 7}},
-                         {1, {bytes / 4, bytes / 4, bytes / 4, bytes / 8, 0, 7}}},
-                        {0.01, 0.4, 0.9, 1}});
-  }
-  r.breakdown = breakdown_of(r.spans, r.rows, r.step_s);
+  r.peak_bytes.assign(rows.size(), bytes);
+  for (const std::string& row : rows)
+    r.memory.push_back(tests::memory_of(row,
+                                        {{0, bytes / 4, 0, bytes / 4, 0, 7},
+                                         {0.5, bytes / 4, bytes / 8, bytes / 4, bytes / 4, 7},
+                                         {1, bytes / 4, bytes / 4, bytes / 4, bytes / 8, 7}},
+                                        {0.01, 0.4, 0.9, 1}));
   for (int d = 0; d < devices && devices > 1; ++d) {
     if (family == "data") r.traffic.push_back({d, (d + 1) % 4, 3 << 18, "replicate", "gradients"});
     if (family == "stages" && d > 0) r.traffic.push_back({d - 1, d, 1 << 20, "pipeline", "activations"});

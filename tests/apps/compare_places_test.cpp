@@ -2,12 +2,12 @@
 // part.
 #include "tapestry/apps/compare/critical_path.h"
 #include "tapestry/apps/compare/holdings.h"
+#include "tests/apps/compare_results.h"
 #include "tests/support/catch.h"
 
 using namespace apps::compare;
 using tapestry::Activity;
 using tapestry::MemoryKind;
-using tapestry::MemorySample;
 using tapestry::Span;
 
 namespace {
@@ -18,11 +18,6 @@ std::vector<std::string> names(const Result& r, const std::vector<std::size_t>& 
   return all;
 }
 
-MemorySample sample(double seconds, std::int64_t parameters, std::int64_t gradients, std::int64_t optimizer,
-                    std::int64_t activations) {
-  return {seconds, {parameters, gradients, optimizer, activations, 0, 0}};
-}
-
 const Holding& held(const std::vector<Holding>& all, int device, MemoryKind kind) {
   return *std::find_if(all.begin(), all.end(),
                        [&](const Holding& h) { return h.device == device && h.kind == kind; });
@@ -31,20 +26,19 @@ const Holding& held(const std::vector<Holding>& all, int device, MemoryKind kind
 }  // namespace
 
 TEST_CASE("the critical path goes through the device that joins a collective last") {
-  Result r;
-  r.rows = {"rank 0", "rank 1"};
-  r.step_s = 10;
   // Rank 1 computes longer. Rank 0 waits for it inside its backward pass, and the all-reduce ends at 8.
-  r.spans = {{"rank 0", Activity::forward, "forward", 0, 2},
-             {"rank 0", Activity::backward, "backward", 2, 8},
-             {"rank 0", Activity::communication, "wait", 4, 8},
-             {"rank 0", Activity::optimizer, "SGD", 8, 10},
-             {"rank 0 communication", Activity::communication, "bucket 0", 3, 8},
-             {"rank 1", Activity::forward, "forward", 0, 3},
-             {"rank 1", Activity::backward, "backward", 3, 8},
-             {"rank 1", Activity::communication, "wait", 7, 8},
-             {"rank 1", Activity::optimizer, "SGD", 8, 9.5},
-             {"rank 1 communication", Activity::communication, "bucket 0", 6, 8}};
+  const Result r =
+      tests::result_of("ddp", 10, {"rank 0", "rank 1"},
+                       {{"rank 0", Activity::forward, "forward", 0, 2},
+                        {"rank 0", Activity::backward, "backward", 2, 8},
+                        {"rank 0", Activity::communication, "wait", 4, 8},
+                        {"rank 0", Activity::optimizer, "SGD", 8, 10},
+                        {"rank 0 communication", Activity::communication, "bucket 0", 3, 8},
+                        {"rank 1", Activity::forward, "forward", 0, 3},
+                        {"rank 1", Activity::backward, "backward", 3, 8},
+                        {"rank 1", Activity::communication, "wait", 7, 8},
+                        {"rank 1", Activity::optimizer, "SGD", 8, 9.5},
+                        {"rank 1 communication", Activity::communication, "bucket 0", 6, 8}});
   const Dependencies d = dependencies_of(r);
   CHECK(names(r, d.critical_path) ==
         std::vector<std::string>{"rank 0 SGD", "rank 0 wait", "rank 0 communication bucket 0",
@@ -54,17 +48,16 @@ TEST_CASE("the critical path goes through the device that joins a collective las
 }
 
 TEST_CASE("the critical path of stages follows micro-batches from device to device") {
-  Result r;
-  r.rows = {"cpu:0", "cpu:1"};
-  r.step_s = 8;
-  r.spans = {{"cpu:0", Activity::forward, "forward 0", 0, 2},
-             {"cpu:0", Activity::forward, "forward 1", 2, 4},
-             {"cpu:0", Activity::backward, "backward 0", 4.5, 6},
-             {"cpu:0", Activity::backward, "backward 1", 6.5, 8},
-             {"cpu:1", Activity::forward, "forward 0", 2, 3},
-             {"cpu:1", Activity::backward, "backward 0", 3, 4.5},
-             {"cpu:1", Activity::forward, "forward 1", 4.5, 5.5},
-             {"cpu:1", Activity::backward, "backward 1", 5.5, 6.5}};
+  const Result r =
+      tests::result_of("model", 8, {"cpu:0", "cpu:1"},
+                       {{"cpu:0", Activity::forward, "forward 0", 0, 2},
+                        {"cpu:0", Activity::forward, "forward 1", 2, 4},
+                        {"cpu:0", Activity::backward, "backward 0", 4.5, 6},
+                        {"cpu:0", Activity::backward, "backward 1", 6.5, 8},
+                        {"cpu:1", Activity::forward, "forward 0", 2, 3},
+                        {"cpu:1", Activity::backward, "backward 0", 3, 4.5},
+                        {"cpu:1", Activity::forward, "forward 1", 4.5, 5.5},
+                        {"cpu:1", Activity::backward, "backward 1", 5.5, 6.5}});
   CHECK(names(r, dependencies_of(r).critical_path) ==
         std::vector<std::string>{"cpu:0 backward 1", "cpu:1 backward 1", "cpu:1 forward 1",
                                  "cpu:1 backward 0", "cpu:1 forward 0", "cpu:0 forward 0"});
@@ -88,17 +81,16 @@ TEST_CASE("holdings tell replicas from parts, and what is kept from what is borr
   report.workload.split = {1, 3};
   const std::vector<double> phases = {0, 1, 2, 3};
   Result single;
-  single.memory = {{"cpu:0",
-                    {sample(0, 100, 0, 200, 0), sample(1, 100, 50, 200, 80), sample(2, 100, 100, 200, 0)},
-                    phases}};
+  single.memory = {
+      tests::memory_of("cpu:0", {{0, 100, 0, 200, 0}, {1, 100, 50, 200, 80}, {2, 100, 100, 200, 0}}, phases)};
   Result sharded;
   sharded.family = "data";
   for (const std::string row : {"rank 0", "rank 1"})
     sharded.memory.push_back(
-        {row, {sample(0, 50, 0, 100, 0), sample(1, 90, 100, 100, 40), sample(2, 50, 50, 100, 0)}, phases});
+        tests::memory_of(row, {{0, 50, 0, 100, 0}, {1, 90, 100, 100, 40}, {2, 50, 50, 100, 0}}, phases));
   Result replicas = sharded;
   for (MemoryHistory& h : replicas.memory)
-    h.samples = {sample(0, 100, 100, 200, 0), sample(1, 100, 100, 200, 40)};
+    h = tests::memory_of(h.row, {{0, 100, 100, 200, 0}, {1, 100, 100, 200, 40}}, phases);
   Result stages = sharded;
   stages.family = "stages";
   report.results = {single, sharded, replicas, stages};

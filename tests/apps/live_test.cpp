@@ -196,6 +196,8 @@ TEST_CASE("--live changes no result, tells of every rank, and needs to be on ran
   REQUIRE(live_data["rows"].size() == 2);
   CHECK(live_data["rows"][0]["loss"] != live_data["rows"][1]["loss"]);
   for (const json& row : live_data["rows"]) {
+    CHECK(row["host"] == live_data["rows"][0]["host"]);
+    CHECK(!row["host"].get<std::string>().empty());
     CHECK(row["step"] == live_data["steps"]);  // an evaluation followed the last step
     CHECK(row["step_ms"] > 0);
     CHECK(row["memory"][0] > 10'000);  // parameters
@@ -218,6 +220,38 @@ TEST_CASE("--live changes no result, tells of every rank, and needs to be on ran
   const json resumed = data_of(tests::read_file(folder / "live/live.html"))["live"];
   CHECK(resumed["evaluated"] == live_data["evaluated"]);
   CHECK(resumed["points"].size() == 2);
+}
+
+TEST_CASE("child: rank 1 of two fails", "[.]") {
+  TrainingJob job({.command = "test", .parallel = "ddp", .live = true});
+  const RunFolder run = job.first() ? RunFolder(std::getenv("RUN_DIR"), false) : RunFolder();
+  LivePage page(job, run, described(9));
+  CHECK_THROWS(page.watch([&]() -> int {
+    if (job.rank() == 1) tapestry::fail<tapestry::ValueError>("[test] no more <samples>");
+    job.group()->barrier();
+    return 0;
+  }));
+}
+
+TEST_CASE("the page of a run that fails says which rank failed, and why") {
+  const tests::TempDir folder;
+  const auto message = [&](const std::string& run) {
+    const json live = data_of(tests::read_file(folder / run + "/live.html"))["live"];
+    CHECK(live["state"] == "failed");
+    return live["message"].get<std::string>();
+  };
+  const tests::Ended alone = tests::classifier(
+      {"--live", "--run-dir", folder / "alone", "--data", "synthetic", "--synthetic-size", "256", "--model",
+       "mlp", "--threads", "1", "--lr", "1e30"});
+  CHECK(alone.status == 1);
+  CHECK(alone.err == "error: " + message("alone") + "\n");
+
+  tests::Launch ranks = tests::two_ranks("tests_apps", {"child: rank 1 of two fails"});
+  ranks.arguments.insert(ranks.arguments.begin() + 2, {"env", "RUN_DIR=" + folder / "ranks"});
+  const tests::Ended ended = tests::run(ranks);
+  INFO(ended.err << ended.out);
+  CHECK(ended.status == 0);
+  CHECK_THAT(message("ranks"), Catch::Matchers::StartsWith("rank 1: [test] no more <samples>\n[barrier]"));
 }
 
 TEST_CASE("the page shows a training in a browser, whatever other readers do") {

@@ -64,6 +64,10 @@ class Training:
     def stop(self):
         os.kill(self.process.pid, signal.SIGINT)
 
+    def status(self):
+        """The exit status, after the end."""
+        return self.process.wait(timeout=max(1, end - time.monotonic()))
+
     def __enter__(self):
         return self
 
@@ -90,6 +94,9 @@ def layout(page, url, name, themes):
                 check(False, "%s, %s, %d px: %s" % (name, theme, width, fault))
             if pictures and width in (390, 1300):
                 page.picture(os.path.join(pictures, "%s-%s-%d.png" % (name, theme, width)), 1)
+
+
+RESTED = "Number(document.documentElement.dataset.rested || 0)"  # how often a paused page did not ask
 
 
 def asked(page):
@@ -129,7 +136,7 @@ def test_hostile_readers(training, page):
     address = urllib.parse.urlsplit(training.url)
 
     def status(path, headers, method="GET"):
-        connection = http.client.HTTPConnection(address.hostname, address.port, timeout=10)
+        connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
         connection.request(method, path, headers=headers)
         return connection.getresponse().status
 
@@ -142,7 +149,7 @@ def test_hostile_readers(training, page):
     check(status(address.path, own, "POST") == 405, "nor to write")
     held = []
     for i in range(60):  # more than the server keeps
-        s = socket.create_connection((address.hostname, address.port), timeout=10)
+        s = socket.create_connection((address.hostname, address.port), timeout=60)
         s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         s.sendall([b"GET %s HTTP/1.1\r\nHost: %s\r\n\r\n" % (address.path.encode(), address.netloc.encode()),  # and does not read
                    b"\x16\x03\x01\x02\x00" + os.urandom(200), b"GET ", b""][i % 4])
@@ -169,7 +176,8 @@ def test_classifier(page, programs, folder):
         check(page.run("[...document.querySelectorAll('#sample-list img')].every(e => e.complete && e.naturalWidth > 100)"), "which can be drawn")
         page.run("$('btn-pause').click()")
         paused = page.run("lastStep()")
-        time.sleep(1.5)
+        rested = page.run(RESTED)
+        wait(lambda: page.run(RESTED) > rested + 1, "the page does not ask")
         check(page.run("lastStep()") == paused, "Pause holds the page")
         page.run("$('btn-pause').click()")
         test_hostile_readers(t, page)
@@ -181,7 +189,7 @@ def test_classifier(page, programs, folder):
         wait(lambda: page.run("LIVE.state") != "running", "the page hears of the end")
         check("Stopped after step" in page.run("$('answer').textContent"), page.run("$('answer').textContent"))
         check("--resume --run-dir" in page.run("$('notes').textContent"), "and how to go on")
-        check(t.process.wait(timeout=30) == 130, "the run stops: %s" % t.text())
+        check(t.status() == 130, "the run stops: %s" % t.text())
         last = page.run("JSON.stringify(LIVE)")
         outside = [r for r in page.requests if not r.startswith((t.url, "about:", "data:"))]
         check(not outside, "requests: %s" % outside)
@@ -193,6 +201,41 @@ def test_classifier(page, programs, folder):
     check(page.run("JSON.stringify(LIVE)") == last, "the file has the last state")
     check(page.run("document.querySelectorAll('#sample-list img').length") == 2, "and the samples")
     test_keyboard(page, "file://" + file)
+
+
+def rank_of(process, rank):
+    """The process id of a rank that a launcher started."""
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            with open("/proc/%d/stat" % pid) as stat, open("/proc/%d/environ" % pid) as environment:
+                if int(stat.read().rsplit(")", 1)[1].split()[1]) == process.pid and "RANK=%d" % rank in environment.read().split("\0"):
+                    return pid
+        except OSError:  # it has ended, or belongs to someone else
+            pass
+    raise RuntimeError("there is no rank %d" % rank)
+
+
+def test_failed(page, programs, folder):
+    """A rank is killed: the page, and the file that stays, say which."""
+    run = os.path.join(folder, "failed")
+    with Training(folder, [os.path.join(programs, "tapestry-run"), "--nproc-per-node", "2", os.path.join(programs, "classifier"), "--live",
+                           "--run-dir", run, "--data", "synthetic", "--model", "demo", "--epochs", "1000000", "--parallel", "ddp"]) as t:
+        page.open(t.url)
+        hear(page, "LIVE.rows.length === 2", "the training runs")
+        check("All run on " + socket.gethostname() in page.run("$('ranks-text').textContent"), "one host is named once")
+        page.run("LIVE.rows[1].host = 'node-2'; showRanks()")
+        check(page.run("[...document.querySelectorAll('#ledger tbody .why')].map(e => e.textContent.split(',')[0]).join()") == socket.gethostname() + ",node-2",
+              "each of several hosts is named in the row of its rank")
+        os.kill(rank_of(t.process, 1), signal.SIGKILL)
+        check(t.status() == 137, "the launcher ends: %s" % t.text())
+        wait(lambda: page.run("LIVE.state !== 'running' || $('notes').textContent !== ''"), "the page hears of it")
+    page.errors.clear()  # requests that nobody answered any more
+    page.open("file://" + os.path.join(run, "live.html"))
+    check(page.run("LIVE.state") == "failed" and "Failed after step" in page.run("$('answer').textContent"), "the file says that the run failed")
+    check("lost its connection to rank 1" in page.run("document.querySelector('#notes .warning').textContent"), page.run("$('notes').textContent"))
+    check("rank 1" in page.run("document.querySelector('#notes pre').textContent"), "and where each rank was")
+    for fault in page.run(OVERLAPS):
+        check(False, "failed: " + fault)
 
 
 def test_lost(page, programs, folder):
@@ -225,9 +268,24 @@ def test_gpt(page, programs, folder):
         check(page.run("LIVE.rows.map(r => r.name).join()") == "cpu,cpu:1" or page.run("LIVE.rows.length") == 2, "every device has a row")
         layout(page, t.url, "gpt", ("dark",))
         t.stop()
-        check(t.process.wait(timeout=60) == 130, "gpt train stops: %s" % t.text())
+        check(t.status() == 130, "gpt train stops: %s" % t.text())
     page.open("file://" + os.path.join(run, "live.html"))
     check(page.run("document.querySelectorAll('img').length") == 0 and page.run("document.querySelectorAll('script').length") == 2, "nor in the file")
+
+
+def test_tune(page, programs, folder):
+    gpt, model, run, text = os.path.join(programs, "gpt"), os.path.join(folder, "base"), os.path.join(folder, "tune"), os.path.join(folder, "text")
+    subprocess.run([gpt, "train", "--run-dir", model, "--text", text, "--layers", "1", "--width", "16", "--heads", "2", "--context", "32", "--batch-size", "2",
+                    "--steps", "1", "--sample", "0"], check=True, stdout=subprocess.DEVNULL, timeout=60)
+    with Training(folder, [gpt, "tune", "--live", "--run-dir", run, "--model", os.path.join(model, "model"), "--text", text, "--val", text, "--length", "16", "--batch-size", "2",
+                           "--steps", "100000", "--eval-every", "10", "--eval-sequences", "4", "--sample", "4", "--sample-prompt", "the"]) as t:
+        page.open(t.url)
+        hear(page, "LIVE.evaluated.length > 2 && SAMPLES.length > 2 && LIVE.rows.length === 1", "measurements and samples come")
+        check(page.run("$('what').textContent").startswith("gpt tune: ") and "held-out sequences" in page.run("$('answer').textContent"), page.run("$('answer').textContent"))
+        t.stop()
+        wait(lambda: page.run("LIVE.state") != "running", "the page hears of the end")
+        check("gpt tune --resume --run-dir" in page.run("$('notes').textContent"), "and how to go on")
+        check(t.status() == 130, "gpt tune stops: %s" % t.text())
 
 
 def main():
@@ -237,8 +295,10 @@ def main():
         return 0
     with browser.Browser(limit_s=LIMIT_S) as page:
         test_classifier(page, programs, folder)
+        test_failed(page, programs, folder)
         test_lost(page, programs, folder)
         test_gpt(page, programs, folder)
+        test_tune(page, programs, folder)
         check(not page.errors, "scripts fail: %s" % page.errors[:3])
     print("%d failures" % len(failures))
     return 1 if failures else 0

@@ -64,6 +64,17 @@ def check(condition, what):
         print("FAILED: " + what)
 
 
+def changed_page(folder, name, change):
+    """A copy of page.html whose data change() has changed; its address."""
+    with open(os.path.join(folder, "page.html"), encoding="utf-8") as file:
+        before, data, after = re.fullmatch(r'(.*id="data">)(.*?)(</script>.*)', file.read(), re.S).groups()
+    data = json.loads(data)
+    change(data)
+    with open(os.path.join(folder, name + ".html"), "w", encoding="utf-8") as file:
+        file.write(before + json.dumps(data).replace("<", "\\u003c") + after)
+    return "file://" + os.path.join(folder, name + ".html")
+
+
 def set_range(page, name, value):
     page.run("(e => { e.value = %s; e.dispatchEvent(new Event('input')); })($('%s'))" % (json.dumps(str(value)), name))
 
@@ -86,6 +97,13 @@ def test_layout(page, url, name):
                     check(False, "%s, %s, %d px, limit %s: %s" % (name, theme, width, limit, fault))
                 if limit == "max" and width in (390, 1300) and pictures:
                     page.picture(os.path.join(pictures, "%s-%s-%d.png" % (name, theme, width)), 1)
+
+
+def test_widths(page, name):
+    for width in (390, 768, 1024, 1300):
+        page.size(width)
+        for fault in page.run(OVERLAPS):
+            check(False, "%s, %d px: %s" % (name, width, fault))
 
 
 def test_answers(page, url, result):
@@ -142,6 +160,61 @@ def test_places(page, url, result):
     critical = page.run("spansOf(modeNamed(state.a)).filter(s => s.critical).length")
     check(0 < critical < page.run("spansOf(modeNamed(state.a)).length"), "some spans are critical: %d" % critical)
     check(page.run("document.querySelectorAll('#figA .dim').length") > 0 and "path=1" in page.run("location.hash"), "the critical path dims the others")
+
+
+def mesh(text, step_ms, memory_mib, idle_ms, **exposed_ms):
+    sizes = dict(axis.rpartition("=")[::2] for axis in text.split(","))
+    work = step_ms - idle_ms - sum(exposed_ms.values())
+    return {"mesh": text, "step_ms": step_ms, "peak_bytes": memory_mib << 20, "idle_ms": idle_ms, "bubble_ms": idle_ms, "exposed_comm_ms": sum(exposed_ms.values()),
+            "forward_ms": 0.25 * work, "backward_ms": 0.625 * work, "update_ms": 0.125 * work, "why": "%g ms bubble" % idle_ms,
+            "axes": [{"axis": axis, "size": int(sizes.get(axis, 1)), "bytes_sent": 3 << 20, "exposed_ms": x} for axis, x in exposed_ms.items()]}
+
+
+def test_sweep(page, url, folder):
+    """The meshes of a number of devices, fastest first, and those that do not fit into the memory at the end."""
+    page.open(url)
+    check(page.run("$('sweep')") is None, "without a sweep there is no section")
+    meshes = [mesh("pipeline=2,replicate=4", 12.5, 25, 1, pipeline=0.5, replicate=3), mesh("replicate=2,shard=4", 12.75, 15, 0, replicate=0.5, shard=3),
+              mesh("shard=8", 14, 12, 0, shard=4), *[mesh("replicate=%d" % n, 30 + n, 60, 0, replicate=1) for n in range(3, 12)],
+              mesh(HOSTILE + "=8", 400, 11, 100, **{HOSTILE: 50})]
+    changed = changed_page(folder, "sweep", lambda data: data.update(sweep={"devices": 8, "rows": meshes}))
+    page.open(changed)
+    rows, answer = "[...document.querySelectorAll('#sweeptable tbody tr')].map(r => [r.cells[0].textContent, r.cells[1].firstChild.textContent].join(' '))", "$('sweepanswer').textContent"
+    check(page.run(rows)[:4] == ["1 pipeline=2,replicate=4", "2 replicate=2,shard=4", "3 shard=8", "4 replicate=3"], "fastest first: %s" % page.run(rows))
+    check(len(page.run(rows)) == 12 and page.run("$('sweep-note').textContent").startswith("1 more mesh is slower. "), "twelve of thirteen are shown")
+    check(page.run(answer) == "Of 13 meshes of 8 devices, pipeline=2,replicate=4 is predicted to be fastest: 12.5 ms a step, 8.0\u00d7 one device. "
+          "replicate=2,shard=4 would take 2% longer.", page.run(answer))
+    widths = page.run("[...document.querySelectorAll('#sweeptable tbody tr:first-child .segs i')].map(e => parseFloat(e.style.width))")
+    check(len(widths) == 6 and all(abs(w / sum(widths) - part / 12.5) < 1e-3 for w, part in zip(widths, [2, 5, 1, 0.5, 3, 1])), "a bar has work, each axis and the bubble: %s" % widths)
+    page.run("state.limit = 20; update('limit')")
+    check(page.run(rows)[:4] == ["1 replicate=2,shard=4", "2 shard=8", "3 %s=8" % HOSTILE, "\u2013 pipeline=2,replicate=4"], "the memory of a device decides: %s" % page.run(rows))
+    check(page.run(answer).startswith("Within 20 MiB a device, of 13 meshes of 8 devices, replicate=2,shard=4"), page.run(answer))
+    check(page.run("document.querySelectorAll('img').length") == 0, "names are text")
+    test_widths(page, "sweep")
+    page.run("state.limit = 5; update('limit')")
+    check(page.run(answer) == "Within 5 MiB a device, of 13 meshes of 8 devices, none fits. %s=8 needs least, 11 MiB." % HOSTILE, page.run(answer))
+
+
+def test_axes(page, folder):
+    """A mode of several axes: its arrows have the colours of their axes."""
+    def change(data):
+        m = next(m for m in data["modes"] if m["name"] == "ddp")
+        m["traffic"] = [[0, 2, 3 << 18, "replicate", "gradients"], [2, 0, 3 << 18, "replicate", "gradients"], [0, 1, 1 << 20, "shard", "parameters"],
+                        [0, 1, 1 << 20, "shard", "gradients"], [0, 2, 1 << 20, "pipeline", "activations"], [0, 3, 1 << 20, "other", "x"]]
+        data["predictions"] = [{"name": "ddp", "axes": [{"axis": "shard", "bytes_sent": 3 << 20}]}]
+        data["modes"] = [x for x in data["modes"] if x["name"] in ("single", "ddp")]
+        for answer in data["answers"]:
+            answer["places"] = [p for p in answer["places"] if p["name"] in ("single", "ddp")]
+
+    page.open(changed_page(folder, "axes", change))
+    colors = page.run("[...document.querySelectorAll('#cards path[stroke]')].map(e => e.getAttribute('stroke'))")
+    check(len(colors) == 5 and len(set(colors)) == 4 and len(set(page.run("[...document.querySelectorAll('#cards path[stroke]')].map(e => e.getAttribute('d'))"))) == 5, "an arrow for each pair of devices and axis, a colour for each axis: %s" % colors)
+    check(page.run("document.querySelector('.card .axistag').closest('.facts').textContent") == "replicate 1.5 MiBshard 2.0 MiB, predicted 3.0pipeline 1.0 MiBother 1.0 MiB",
+          "what each axis sends: %s" % page.run("document.querySelector('.card').textContent"))
+    titles = page.run("[...document.querySelectorAll('#cards path[stroke] title')].map(e => e.textContent)")
+    check("device 0 to 1, axis shard: parameters 1.0 MiB, gradients 1.0 MiB" in titles, "and the kinds: %s" % titles)
+    check(page.run("$('legend3').textContent").endswith("sent along replicatesent along shardsent along pipelinesent along other"), "the legend names them")
+    test_widths(page, "axes")
 
 
 def test_keyboard(page, url):
@@ -263,6 +336,8 @@ def main():
         test_state(page, url)
         test_memory(page, "file://" + os.path.join(folder, "limited.html"))
         test_places(page, url, result)
+        test_sweep(page, url, folder)
+        test_axes(page, folder)
         test_keyboard(page, url)
         test_hostile(page, url)
         test_guess(page, url)

@@ -35,7 +35,9 @@ const times = x => x.toFixed(x >= 9.95 ? 0 : 1) + '\u00d7';
 const percent = (x, digits = 0) => (100 * x).toFixed(digits) + '%';
 const signed = (x, digits = 1) => (x >= 0 ? '+' : '\u2212') + Math.abs(100 * x).toFixed(digits) + '%';
 
-const modeTag = name => h('span', { class: 'mode' }, name);
+// Long names of modes break behind commas.
+const breakable = name => name.split(/(?<=,)/).flatMap((part, i) => i ? [h('wbr'), part] : [part]);
+const modeTag = name => h('span', { class: 'mode' }, breakable(name));
 const narrow = () => window.innerWidth <= 900;
 
 // Ticks at 1, 2 or 5 times a power of ten, about `count` of them.

@@ -1,5 +1,5 @@
-# Run as a script: cmake -DOUT=embedded.cpp -DHEADER=page.h -DNAME=apps::kPage -DHTML=page.html -DSTYLES="page.css;..."
-#                        -DSCRIPTS="dom.js;..." -P embed.cmake
+# Run as a script: cmake -DOUT=embedded.cpp -DHEADER=page.h -DNAME=apps::kPage -DHTML=page.html -DPOLICY="img-src data:"
+#                        "-DSTYLES=page.css;..." "-DSCRIPTS=dom.js;..." -P embed.cmake
 # Writes a source file that defines the apps::PageFiles NAME, which HEADER declares, with the files of a page as strings.
 set(script "\"use strict\";\n")
 foreach(file ${SCRIPTS})
@@ -7,7 +7,10 @@ foreach(file ${SCRIPTS})
   string(APPEND script "${text}")
 endforeach()
 string(SHA256 hash "${script}")
-file(READ ${HTML} html)
+file(READ ${CMAKE_CURRENT_LIST_DIR}/frame.html html)
+file(READ ${HTML} body)
+string(REPLACE "{{policy}}" "${POLICY}" html "${html}")
+string(REPLACE "{{body}}" "${body}" html "${html}")
 set(css "")
 foreach(file ${STYLES})
   file(READ ${file} text)

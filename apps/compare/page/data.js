@@ -19,3 +19,8 @@ const fastestOf = list => list.reduce((a, b) => b.step_ms < a.step_ms ? b : a);
 // A span in the compact form of the page.
 const spansOf = m => m.objects || (m.objects = (m.spans || []).map(([device, lane, activity, name, begin, end, critical]) =>
   ({ device, beside: lane === 1, activity: ACTIVITIES[activity], name: m.span_names[name].replace(/ \(.*/, ''), begin, end, critical: critical === 1 })));
+
+// An axis of a mesh has one colour everywhere.
+const AXIS_COLORS = { replicate: 'var(--comm)', shard: 'var(--shard)', pipeline: 'var(--k4)' };
+const axisColor = name => Object.hasOwn(AXIS_COLORS, name) ? AXIS_COLORS[name] : 'var(--mem)';
+const axisTag = (name, text) => h('span', { class: 'axistag' }, h('i', { class: 'sw', style: { background: axisColor(name) } }), text);

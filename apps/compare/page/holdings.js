@@ -28,16 +28,23 @@ function card(m) {
   }
   const bottom = arrows(svg, m, n, d => x(d) + size / 2, y + 2);
   svg.setAttribute('viewBox', '-1 0 ' + (W + 2) + ' ' + bottom);
-  return h('article', { class: 'card' }, h('h3', {}, modeTag(m.name)), h('div', { class: 'facts' }, 'holds ', h('b', {}, mib(peakOf(m))), ', sends ', h('b', {}, mib(m.bytes_sent / m.devices.length)), ' MiB'), svg,
+  return h('article', { class: 'card' }, h('h3', {}, modeTag(m.name)), h('div', { class: 'facts' }, 'holds ', h('b', {}, mib(peakOf(m))), ', sends ', h('b', {}, mib(m.bytes_sent / m.devices.length)), ' MiB'), byAxis(m), svg,
     h('p', {}, m.description + ' (', h('code', {}, m.title), ').', m.devices.length > n ? ' Devices 0 to ' + (n - 1) + ' of ' + m.devices.length + '.' : ''));
 }
 
-// Bytes from device to device, width by square root, on a scale that all cards share.
+// What each axis sends per step, beside its prediction; nothing if there is one axis and no prediction.
+function byAxis(m) {
+  const axes = [...new Set(trafficOf(m).map(t => t.axis))], prediction = DATA.predictions.find(p => p.name === m.name), predicted = axis => ((prediction && prediction.axes) || []).find(a => a.axis === axis);
+  return axes.length > 1 || axes.some(predicted) ? h('div', { class: 'facts' }, axes.map(axis =>
+    axisTag(axis, axis + ' ' + mib(sum(trafficOf(m).filter(t => t.axis === axis).map(t => t.bytes))) + ' MiB' + (predicted(axis) ? ', predicted ' + mib(predicted(axis).bytes_sent) : '')))) : null;
+}
+
+// Bytes from device to device along an axis, width by square root, on a scale that all cards share.
 const LARGEST = Math.max(1, ...OK.flatMap(m => [...sums(m).values()].map(t => t.bytes)));
 function sums(m) {
   const all = new Map();
   for (const t of trafficOf(m)) {
-    const key = t.from + '>' + t.to, known = all.get(key) || { from: t.from, to: t.to, bytes: 0, kinds: [] };
+    const key = t.from + '>' + t.to + ' ' + t.axis, known = all.get(key) || { from: t.from, to: t.to, axis: t.axis, bytes: 0, kinds: [] };
     known.bytes += t.bytes;
     known.kinds.push(t.kind + ' ' + mib(t.bytes) + ' MiB');
     all.set(key, known);
@@ -46,12 +53,14 @@ function sums(m) {
 }
 function arrows(svg, m, n, middle, y) {
   let lowest = y + 8;
+  const drawn = [];  // arrows between the same devices along another axis lie deeper
   for (const t of sums(m).values()) {
     if (t.from >= n || t.to >= n) continue;
-    const deep = Math.min(44, 8 + 9 * Math.abs(t.from - t.to)), shift = t.from < t.to ? 6 : -6, a = middle(t.from) + shift, b = middle(t.to) - shift, w = Math.max(1, 5 * Math.sqrt(t.bytes / LARGEST)), head = 3.6 + w * 0.45;
+    const deep = Math.min(44, 8 + 9 * Math.abs(t.from - t.to)) + 9 * drawn.filter(pair => pair === t.from + '>' + t.to).length, shift = t.from < t.to ? 6 : -6, a = middle(t.from) + shift, b = middle(t.to) - shift, w = Math.max(1, 5 * Math.sqrt(t.bytes / LARGEST)), head = 3.6 + w * 0.45;
+    drawn.push(t.from + '>' + t.to);
     lowest = Math.max(lowest, y + deep * 0.75 + 6);
-    svg.append(v('path', { d: `M${a} ${y}C${a} ${y + deep} ${b} ${y + deep} ${b} ${y + 4}`, fill: 'none', stroke: 'var(--comm)', 'stroke-width': w }, v('title', {}, `device ${t.from} to ${t.to}: ${t.kinds.join(', ')}`)),
-      v('path', { d: `M${b - head} ${y + head * 1.25}L${b} ${y - 1}L${b + head} ${y + head * 1.25}Z`, fill: 'var(--comm)' }));
+    svg.append(v('path', { d: `M${a} ${y}C${a} ${y + deep} ${b} ${y + deep} ${b} ${y + 4}`, fill: 'none', stroke: axisColor(t.axis), 'stroke-width': w }, v('title', {}, `device ${t.from} to ${t.to}, axis ${t.axis}: ${t.kinds.join(', ')}`)),
+      v('path', { d: `M${b - head} ${y + head * 1.25}L${b} ${y - 1}L${b + head} ${y + head * 1.25}Z`, fill: axisColor(t.axis) }));
   }
   return lowest;
 }
@@ -60,7 +69,7 @@ function showCards() {
   const list = OK.filter(m => m.memory.length && m !== SINGLE);
   if (!list.length) return $('holds') && $('holds').remove();
   const columns = Math.min(N, COLUMNS);
-  put('holds-text', 'Each column is a device, ' + (columns > 1 ? '0 to ' + (columns - 1) : '0') + '; a full box is what one device alone keeps. To the right are the layers of the model, down the samples of the batch (activations) or the rows of tensors. Arrows are bytes per step; a collective counts as a ring.');
+  put('holds-text', 'Each column is a device, ' + (columns > 1 ? '0 to ' + (columns - 1) : '0') + '; a full box is what one device alone keeps. To the right are the layers of the model, down the samples of the batch (activations) or the rows of tensors. Arrows are bytes per step, coloured by the axis of the mesh; a collective counts as a ring.');
   put('cards', list.map(card));
   put('parts', plainTable('What devices keep', ['mode', 'device', 'kind', 'blocks', 'part', 'keeps, MiB', 'borrows, MiB'], list.flatMap(m => holdingsOf(m).map(p =>
     [m.name, p.device, p.kind, p.blocks[1] > p.blocks[0] ? p.blocks[0] + ' to ' + (p.blocks[1] - 1) : '', partText(p.part), (p.resident / MiB).toFixed(2), (p.borrowed / MiB).toFixed(2)]))),

@@ -1,6 +1,6 @@
 // Puts the parts together: what is drawn anew when the reader changes something.
 function update(what) {
-  if (what === 'limit') { showTable(); showTables(); showPair(); showSim(); }
+  if (what === 'limit') { showTable(); showTables(); showPair(); showSim(); showSweep(); }
   else if (what === 'guess') { showGuess(); showTable(); }
   else if (what === 'pair') showPair();
   else if (what === 'sim') showSim();
@@ -25,6 +25,7 @@ function showAll() {
   showCards();
   showKnobs();
   showSim();
+  showSweep();
   showTrust();
 }
 

@@ -63,7 +63,7 @@ function row(m, place, opts) {
   const ok = m.status === 'ok', hide = guessing && m !== SINGLE;
   const memory = ok || m.status === 'losses', end = memoryEnd(), over = opts.over;
   const why = hide ? 'hidden until you have guessed' : ok ? m.why || '' : m.status === 'losses' ? 'computed other losses' : 'no result';
-  const name = ok ? h('button', { class: 'mode', title: m.description + '. Show its timeline', onclick: () => showClockOf(m) }, m.name) : h('span', { class: 'mode' }, m.name);
+  const name = ok ? h('button', { class: 'mode', title: m.description + '. Show its timeline', onclick: () => showClockOf(m) }, breakable(m.name)) : modeTag(m.name);
   const chips = [ok && m.noisy && !hide && h('span', { class: 'chip', title: 'rounds differ by ' + percent(m.spread) }, 'noisy'),
     OTHER && ok && !hide && !inOther(m) && h('span', { class: 'chip' }, 'not in B')];
   const same = SINGLE ? ok ? h('span', { class: 'yes', title: 'the losses equal those of single within ' + m.difference_from_single.toExponential(1) }, '\u2713', h('span', { class: 'sr' }, 'equal'))
@@ -152,5 +152,5 @@ function showLegend() {
   put('legend2', h('li', { class: 'lead-in' }, 'Time'), PARTS.slice(0, 3).map(([, cls, label]) => item(sw(cls), label)), item(sw('comm'), 'communication that devices wait for'),
     item(sw('hid'), 'communication behind computing'), item(sw('idle'), 'idle'),
     h('li', {}, h('label', {}, h('input', { type: 'checkbox', id: 'path', checked: state.path ? '' : null, onchange: e => { state.path = e.target.checked ? 1 : 0; update('pair'); } }), ' only the critical path')), h('li', { class: 'break', 'aria-hidden': 'true' }), h('li', { class: 'lead-in' }, 'Memory'), KINDS.map((kind, i) => item(sw('k' + i), kind)));
-  put('legend3', HELD.map(([kind, k]) => item(sw('k' + k), kind)), item(sw('k3 pale'), 'passes through'), item(h('span', { class: 'sw borrowed' }), 'borrowed for a moment'), item(sw('comm'), 'sent per step'));
+  put('legend3', HELD.map(([kind, k]) => item(sw('k' + k), kind)), item(sw('k3 pale'), 'passes through'), item(h('span', { class: 'sw borrowed' }), 'borrowed for a moment'), [...new Set(OK.flatMap(m => trafficOf(m).map(t => t.axis)))].map(axis => h('li', {}, axisTag(axis, 'sent along ' + axis))));
 }

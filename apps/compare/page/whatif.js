@@ -76,7 +76,7 @@ function showSim() {
     const track = h('div', { class: 'track' }, segments(r, r.step_ms, cap)), measured = modeNamed(m.name);
     if (measured && measured.step_ms < cap && (state.n === N || m === single)) track.append(h('i', { class: 'pin', title: 'measured ' + ms(measured.step_ms) + ' ms', style: { left: 100 * measured.step_ms / cap + '%' } }));
     return h('div', { class: 'simrow' }, modeTag(m.name), track, h('span', { class: 'v' }, h('b', {}, ms(r.step_ms)), ' ms'), h('span', { class: 'v' + (state.limit && r.peak_bytes > state.limit * MiB ? ' toomuch' : '') }, mib(r.peak_bytes) + ' MiB'));
-  }), none.map(({ m }) => h('div', { class: 'simrow' }, h('span', { class: 'mode off' }, m.name), h('span', { class: 'none' }, 'cannot run: ' + whyNot(m, state.n)))));
+  }), none.map(({ m }) => h('div', { class: 'simrow' }, h('span', { class: 'mode off' }, breakable(m.name)), h('span', { class: 'none' }, 'cannot run: ' + whyNot(m, state.n)))));
   if (base) showScaling(base.step_ms, link, best.m);
 }
 // What the best mode avoids: the largest loss of the mode that most people try first, which is the slowest coloured one.

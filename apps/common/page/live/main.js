@@ -24,7 +24,8 @@ function showHead() {
   $('done').value = LIVE.steps ? lastStep() / LIVE.steps : 0;
   document.title = headline() + ' ' + LIVE.title;
   const silent = silentSince && (Date.now() - silentSince) / 1000;
-  put('notes', LIVE.state !== 'running' ? LIVE.message && h('p', { class: 'warning' }, LIVE.message) : !SERVED ? h('p', { class: 'warning' }, 'The run had not ended when this file was written.')
+  const [first, ...more] = LIVE.message.split('\n');
+  put('notes', LIVE.state !== 'running' ? [first && h('p', { class: 'warning' }, first), more.length ? h('pre', {}, more.join('\n')) : null] : !SERVED ? h('p', { class: 'warning' }, 'The run had not ended when this file was written.')
     : silent >= 3 ? h('p', { class: 'warning' }, 'No answer from the program for ' + duration(silent) + '. If it has ended, its last page is ' + LIVE.folder + '/live.html.') : null);
   // A screen reader hears of measurements and of the end, and not of each step.
   const said = LIVE.state + LIVE.evaluated.length;
@@ -40,8 +41,9 @@ async function ask(name) {
   return answer.json();
 }
 async function watch() {
+  const note = name => { document.documentElement.dataset[name] = String(Number(document.documentElement.dataset[name] || 0) + 1); };  // for tests
   for (; LIVE.state === 'running'; await new Promise(done => setTimeout(done, 1000))) {
-    if (paused) continue;
+    if (paused) { note('rested'); continue; }
     try {
       const news = await ask('live.json');
       if (news.schema !== LIVE.schema) throw new Error('another version');
@@ -53,7 +55,7 @@ async function watch() {
       silentSince = silentSince || Date.now();
       showHead();
     }
-    document.documentElement.dataset.asked = String(Number(document.documentElement.dataset.asked || 0) + 1);
+    note('asked');
   }
 }
 
