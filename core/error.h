@@ -81,10 +81,17 @@ class Piece {
 /// Concatenates the pieces.
 std::string concat(std::initializer_list<Piece> pieces);
 
+/// Throws E with the concatenated pieces as its text. fail() calls it, so that a message of other types
+/// compiles to no second throw: there are thousands of messages.
+template <class E>
+[[noreturn, gnu::cold, gnu::noinline]] void throw_error(std::initializer_list<Piece> pieces) {
+  throw E(concat(pieces));
+}
+
 /// Throws E with the concatenated parts as its text.
 template <class E = ValueError, class... Parts>
 [[noreturn, gnu::cold, gnu::noinline]] void(fail)(const Parts&... parts) {
-  throw E(concat({Piece(parts)...}));
+  throw_error<E>({Piece(parts)...});
 }
 
 /// Throws E with the concatenated parts as its text, unless `ok`.

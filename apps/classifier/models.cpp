@@ -29,7 +29,7 @@ Cnn::Cnn(const ImageSpec& spec)
       dropout1(add<nn::Dropout>("dropout1", {.p = 0.25})),
       fc1(add<nn::Linear>("fc1", {.in_features = 64 * after_convs(spec.height) * after_convs(spec.width),
                                   .out_features = 512})),
-      dropout2(add<nn::Dropout>("dropout2", {.p = 0.5})),
+      dropout2(add<nn::Dropout>("dropout2", {.p = 0.25})),
       fc2(add<nn::Linear>("fc2", {.in_features = 512, .out_features = spec.classes})) {}
 
 Tensor Cnn::forward(const Tensor& x) {

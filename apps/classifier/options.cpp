@@ -33,7 +33,7 @@ std::string check_interval(const std::string& text) {
 
 constexpr const char* kAbout =
     "Trains an image classifier and shows its progress.\n\n"
-    "  classifier                                 the CNN on Fashion-MNIST: 91.5% in six epochs\n"
+    "  classifier                                 the CNN on Fashion-MNIST: 91.5% in five epochs\n"
     "  classifier --model demo                    the smallest example, on random images\n"
     "  classifier --model resnet18 --data cifar10 --data-dir DIR --epochs 30\n"
     "  classifier --run-dir runs/mine --resume auto    starts a run, or continues it if it was stopped\n"

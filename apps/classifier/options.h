@@ -25,7 +25,7 @@ struct Options {
   std::string data_dir;
   std::int64_t synthetic_size = 1024;
   std::int64_t batch_size = 128;  // global: over all devices
-  int epochs = 6;
+  int epochs = 5;
   std::string optimizer;       // empty selects the model's default
   double lr = 0;               // the peak of the schedule; 0 selects the optimizer's default
   double weight_decay = 0.01;  // used by AdamW only

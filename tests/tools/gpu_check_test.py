@@ -192,8 +192,8 @@ class Tests(Case):
             json.dump([{"name": "core." + name, "program": "bin/tests_" + name, "arguments": ["-#"],
                         "environment": {"ONE": "1"}, "skip": "skipped: no"} for name in bodies], file)
 
-    def smoke(self, limit=60):
-        one = self.check(limit=limit)
+    def smoke(self, *arguments, limit=60):
+        one = self.check(*arguments, limit=limit)
         one.phase("machine")
         if not one.report.failed({"machine"}):
             one.phase("smoke", one.left())
@@ -257,6 +257,11 @@ class Tests(Case):
                                       "while read -r line; do echo ok 1; done")
         self.tests(nccl_backend="exit 1", a="exit 0")
         _, rows = self.smoke()
+        self.assertEqual((rows["core.a"]["status"], rows["core.nccl_backend"]["status"]), ("passed", "not run"))
+
+    def test_a_dry_run_calls_no_nccl(self):
+        self.tests(nccl_backend="exit 1", a="exit 0")
+        _, rows = self.smoke("--dry-run", "cuda")
         self.assertEqual((rows["core.a"]["status"], rows["core.nccl_backend"]["status"]), ("passed", "not run"))
 
     def test_ctest_lists_the_tests_of_a_build_tree(self):
@@ -392,6 +397,22 @@ class Runs(Case):
         self.assertEqual(self.saved()["a"]["status"], "left")
         one.until = time.monotonic() + 250
         self.assertTrue(one.once("train", "a", ["true"], "a", 270).ok)
+
+    def test_patience_multiplies_the_limit_of_an_answer(self):
+        late = self.program("late", "read line; sleep 3; echo ok")
+        self.assertIn("failed", process.Program([late], patience=0.001).ask("x", 60))
+
+    def test_a_dry_run_on_the_ptx_machine_has_patience_and_lets_ragged_tiles_load_unwritten_memory(self):
+        self.program("bench_gpu_ops", 'while read -r line; do echo "ok $TAPESTRY_PTX_CHECK"; done')
+        for given, device, patience, expected in ((None, "cuda", 10, "ok initialised"), ("none", "cuda", 10, "ok none"),
+                                                  (None, "cpu", 1, "ok ")):
+            with unittest.mock.patch.dict(os.environ):
+                os.environ.pop("TAPESTRY_PTX_CHECK", None)
+                if given:
+                    os.environ["TAPESTRY_PTX_CHECK"] = given
+                one = self.check("--dry-run", device)
+                self.assertEqual((one.ours.patience, one.ours.ask("x", 60)), (patience, expected))
+                one.close()
 
     def test_an_exception_in_a_phase_is_a_failed_row(self):
         one = self.check("--dry-run", "cpu")

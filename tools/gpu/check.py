@@ -17,6 +17,7 @@ from report import PHASE, Report
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 LIMIT_S = 540.0  # the default of --limit-s, for machines with a time limit of ten minutes per command
+PTX_PATIENCE = 10  # times the limits of answers and tests on the PTX machine, which may share its cores with other work
 ENOUGH = 0.75  # a long step starts only if at least this fraction of its own time limit is left
 
 TEXT = """\
@@ -110,6 +111,7 @@ class Check:
         self.deadline = (time.monotonic() if start is None else start) + self.limit
         self.until = self.deadline  # the end of the phase that runs
         self.dry, self.jobs, self.again = options.dry_run, options.jobs, options.again
+        self.patience = PTX_PATIENCE if self.dry == "cuda" else 1
         self.commit_given = bool(options.commit)
         self.folder = os.path.abspath(options.folder)
         self.packed = not options.build_dir and os.path.exists(pack.file())
@@ -120,6 +122,8 @@ class Check:
         # The tests find the tree's data here, wherever they were compiled. What the policy auto measures is kept beside
         # the results.
         os.environ.update(TAPESTRY_SOURCE_DIR=ROOT, TAPESTRY_CACHE_DIR=self.folder)
+        if self.dry == "cuda":  # products of ragged tiles load shared memory that no thread wrote, and drop the results
+            os.environ.setdefault("TAPESTRY_PTX_CHECK", "initialised")
 
     def use(self, build):
         """Takes the programs of this build folder."""
@@ -131,7 +135,7 @@ class Check:
 
     def talk(self, command, most_silent=3):
         environment = {"OMP_NUM_THREADS": "1"} if self.dry else None
-        return process.Program(command, self.left, environment, most_silent)
+        return process.Program(command, self.left, environment, most_silent, self.patience)
 
     def close(self):
         for program in (self.ours, self.vendor, self.cpu, self.peer, self.copier):

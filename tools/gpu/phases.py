@@ -196,16 +196,18 @@ def gpu_tests(check, phase):
     if check.dry == "cpu":
         tests = [test for test in tests if test["name"].startswith("ptx.")]
     for test in tests:
-        if "nccl" in test["name"] and check.libraries.get("NCCL") is False:
-            check.report.row(phase, test["name"], "not run", note="NCCL is not available")
+        why = "dry run: NCCL needs a driver" if check.dry else "" if check.libraries.get("NCCL", True) else "NCCL is not available"
+        if "nccl" in test["name"] and why:
+            check.report.row(phase, test["name"], "not run", note=why)
     tests = [test for test in tests if not check.report.is_final(phase, test["name"])]
     environment = {} if check.dry == "cpu" else {"TAPESTRY_REQUIRE_CUDA": "1"}
 
     def result_of(test):
         if check.left() < 1:
             return None
-        return run([os.path.join(check.build, test["program"]), *test["arguments"]], min(TEST_LIMIT, check.left()),
-                   check.folder, {**test["environment"], **environment}, check.log(test["name"]))
+        return run([os.path.join(check.build, test["program"]), *test["arguments"]],
+                   min(TEST_LIMIT * check.patience, check.left()), check.folder, {**test["environment"], **environment},
+                   check.log(test["name"]))
 
     with concurrent.futures.ThreadPoolExecutor(min(check.jobs, GPU_TESTS)) as pool:
         running = {pool.submit(result_of, test): test for test in tests}

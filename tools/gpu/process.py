@@ -190,12 +190,13 @@ class Dialogue:
 
 class Program:
     """A Dialogue that starts its program at the first question, and starts it again after the program has ended. No answer
-    is waited for longer than the seconds that `left` returns.
+    is waited for longer than the seconds that `left` returns, or than `patience` times the limit of the question.
 
     After `most_silent` consecutive starts without a good answer, the program is not started again."""
 
-    def __init__(self, command, left=lambda: math.inf, environment=None, most_silent=3):
+    def __init__(self, command, left=lambda: math.inf, environment=None, most_silent=3, patience=1):
         self.command, self.left, self.environment, self.most_silent = command, left, environment, most_silent
+        self.patience = patience
         self.dialogue, self.silent, self.last = None, 0, ""
 
     @property
@@ -219,7 +220,7 @@ class Program:
     def ask(self, line, limit):
         if not self.begin():
             return self.last
-        answer = self.dialogue.ask(line, min(limit, self.left()))
+        answer = self.dialogue.ask(line, min(self.patience * limit, self.left()))
         if answer.startswith("failed"):
             self.last = answer
         else:
