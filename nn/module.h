@@ -11,10 +11,10 @@
 #include <functional>
 #include <iosfwd>
 #include <memory>
+#include <set>
 #include <string>
 #include <tuple>
 #include <type_traits>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -257,7 +257,7 @@ class Module {
   std::deque<ParamEntry> params_;  // deques keep addresses: members of derived classes refer to the slots
   std::deque<BufferEntry> buffers_;
   std::vector<ChildEntry> children_;
-  std::unordered_set<std::string> names_;  // of parameters, buffers and children
+  std::set<std::string> names_;  // of parameters, buffers and children
   std::vector<Parameter> computed_;        // the slots among params_ that are computed
   HookList<ForwardPreHook> pre_hooks_;
   HookList<ForwardHook> hooks_;

@@ -25,7 +25,8 @@ bool is_free(const std::string& option) {
 
 // True if the command line may change the option when it resumes a run.
 bool may_change(const std::string& option, const Options& run) {
-  return one_of_names(option, {"device", "threads", "parallel"}) || (option == "epochs" && run.schedule == "constant");
+  return one_of_names(option, {"device", "threads", "parallel", "compress"}) ||
+         (option == "epochs" && run.schedule == "constant");
 }
 
 // Stores a JSON value in the option `name` of `o`. Returns the error, or an empty string.

@@ -16,10 +16,7 @@ std::unique_ptr<TrainingJob> join_job(const Options& options) {
         options.run_dir.empty() ? "begin again in a new folder" : "refuse the run in " + options.run_dir,
         "; add ", options.run_dir.empty() ? "--run-dir DIR " : "",
         "--resume auto, or start the job without restarts");
-  // check_same_run() reports a resumed run whose option was changed to one that does not fit.
-  const bool compresses =
-      (options.compress != Options().compress || options.given.contains("compress")) &&
-      (!options.saved || distributed::plan_strategy(options.parallel, true).reads("compress"));
+  const bool compresses = options.compress != Options().compress || options.given.contains("compress");
   auto job =
       std::make_unique<TrainingJob>(JobOptions{.command = "classifier",
                                                .parallel = options.parallel,

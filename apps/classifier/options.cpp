@@ -57,9 +57,9 @@ Parser::Parser(Options& o) {
       "nohup). A resumed run computes bit for bit the same result as a run that was never stopped, on the "
       "same\n"
       "device with the same number of threads. It keeps its options. Only --data-dir, --device, --threads,\n"
-      "--workers, --allow-nan, --tensorboard and --checkpoint-every can be changed, and with a constant "
-      "schedule\n"
-      "also --epochs. Any other changed option is an error.\n\n"
+      "--parallel, --compress, --workers, --allow-nan, --tensorboard and --checkpoint-every can be changed, "
+      "and\n"
+      "with a constant schedule also --epochs. Any other changed option is an error.\n\n"
       "Exit status: 0 done, 1 failed, 2 wrong options, 128 + N stopped by signal N (130 after Ctrl-C).");
   const auto add = [&](const char* name, auto& value, const std::string& text, OptionRules rules = {}) {
     rules.last_wins = true;  // scripts append options to override earlier ones

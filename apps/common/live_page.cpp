@@ -167,7 +167,7 @@ void LivePage::picture(std::int64_t step, const std::string& title, const std::s
 void LivePage::finish(const std::string& state, const std::string& message) {
   if (!server_) return;
   state_ = state;
-  message_ = message;
+  message_ = message.substr(0, kLongestText);
   const bool has_reader =
       server_->answered(kState) > answered_ || Clock::now() - asked_ < std::chrono::seconds(10);
   publish();
@@ -245,8 +245,7 @@ std::string LivePage::state() const {
   }
   list("rows", rows, [&](const RankRow& r, std::size_t i) {
     const std::string name = alone ? job_.strategy().devices().at(i).str() : concat({"rank ", i});
-    // Of the stages of a pipeline over ranks, only the first one has the loss.
-    const bool has_loss = alone || job_.strategy().stages() == 0 || i == 0;
+    const bool has_loss = alone || is_first_stage(static_cast<int>(i));
     return concat({"{\"name\":", json_string(name), ",\"host\":", json_string(hosts_.at(alone ? 0 : i)),
                    ",\"step\":", r.step,
                    ",\"has_loss\":", has_loss ? "true" : "false", ",\"loss\":", json_number(r.loss),
@@ -254,6 +253,12 @@ std::string LivePage::state() const {
                    ",\"waiting_ms\":", json_number(r.waiting_s * 1e3), ",\"memory\":", array(r.memory), "}"});
   });
   return out + "]}";
+}
+
+// Of the stages of a pipeline over ranks, only the first one has the loss.
+bool LivePage::is_first_stage(int rank) const {
+  const bool splits = job_.strategy().stages() > 0;
+  return !splits || distributed::random_place(*job_.strategy().mesh(), rank).stage == 0;
 }
 
 void LivePage::publish() {

@@ -82,6 +82,7 @@ class LivePage {
   void collect();
   void keep(const Evaluated& e);
   void failed(const std::exception& e);
+  bool is_first_stage(int rank) const;
   std::string state() const;
   std::string samples() const;
   void publish();

@@ -23,12 +23,18 @@ distributed::StrategyPlan plan_of(const JobOptions& o, bool launched) {
                                  [](const auto& axis) { return axis.options.contains("compress"); }),
                     "[", o.command, "] --parallel ", o.parallel,
                     " says how gradients are compressed; leave out --compress ", o.compress);
-  if (o.compress == "none") return distributed::plan_strategy(axes, launched);
-  check<UsageError>(distributed::plan_strategy(axes, true).reads("compress"), "[", o.command, "] --parallel ",
-                    o.parallel, " cannot compress gradients; leave out --compress ", o.compress,
-                    ", or choose a mode that replicates the model over ranks, such as ddp");
-  for (distributed::AxisSpec& axis : axes) axis.options.emplace("compress", o.compress);
-  return distributed::plan_strategy(axes, launched);
+  const distributed::StrategyPlan plan = distributed::plan_strategy(axes, launched);
+  if (o.compress == "none") return plan;
+  for (distributed::AxisSpec& axis : axes)
+    if (distributed::plan_strategy(std::vector{axis}, true).reads("compress"))
+      axis.options.emplace("compress", o.compress);
+  try {
+    distributed::StrategyPlan compressing = distributed::plan_strategy(axes, launched);
+    if (compressing.reads("compress")) return compressing;
+  } catch (const ValueError&) {  // the axis that reads it does not compress beside another one
+  }
+  fail<UsageError>("[", o.command, "] --parallel ", o.parallel, " cannot compress gradients as ", o.compress,
+                   "; pass --compress none, or choose a mode that only replicates over ranks, such as ddp");
 }
 
 // The devices of this process, the one of --device first.

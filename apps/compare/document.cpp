@@ -341,6 +341,12 @@ ordered_json scaling_of(const Report& report) {
   return all;
 }
 
+ordered_json json_of(const GivenLink& link) {
+  if (!link.latency_us && !link.bandwidth_gbs) return nullptr;
+  const auto given = [](const auto& value) { return value ? ordered_json(*value) : ordered_json(); };
+  return {{"latency_us", given(link.latency_us)}, {"bandwidth_gbs", given(link.bandwidth_gbs)}};
+}
+
 // The predictions of all meshes, the fastest first. Null if there are none.
 ordered_json sweep_of(const Report& report) {
   if (report.sweep.empty()) return nullptr;
@@ -363,6 +369,8 @@ ordered_json sweep_of(const Report& report) {
   return {{"devices", report.sweep.front().devices},
           {"devices_per_host", w.devices_per_host},
           {"links_per_host", w.links_per_host},
+          {"link", json_of(report.given_link)},
+          {"cross", json_of(report.given_cross)},
           {"rows", std::move(rows)}};
 }
 

@@ -5,6 +5,7 @@
 //   tapestry-compare --modes single --parallel replicate=2:zero=1 --parallel shard=2:devices
 //
 // Without a GPU, the devices are logical CPU devices or processes that share the CPU's threads.
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <numeric>
@@ -32,6 +33,23 @@ std::string is_mode(const std::string& text) {
   }
 }
 
+int count_blocks(const Workload& w) {
+  // make_blocks() must not start compute threads here. ChildProcesses, which is constructed later, blocks
+  // SIGCHLD in its own thread, and threads that exist before would not inherit this signal mask.
+  const ThreadShare one_thread(1);
+  return static_cast<int>(make_blocks(w).size());
+}
+
+// Stages take at most one device for each block, and replicas one for each sample.
+void check_meshes(const Options& o) {
+  const Workload& w = o.workload;
+  if (o.meshes <= w.batch_size) return;
+  const int blocks = count_blocks(w);
+  check<UsageError>(!planner::meshes(o.meshes, blocks, w.batch_size).empty(), "[compare] no mesh of ",
+                    o.meshes, " devices trains ", blocks, " blocks on a batch of ", w.batch_size,
+                    " samples; increase --batch-size or decrease --meshes");
+}
+
 void check_split(const Options& o) {
   const Workload& w = o.workload;
   if (w.split.empty()) return;
@@ -40,10 +58,7 @@ void check_split(const Options& o) {
   for (const std::string& name : o.parallel) fits = fits || mode_named(name).stages(w.devices) == stages;
   check<UsageError>(fits, "[compare] --split has ", stages, " stages for ", w.devices,
                     " devices; give each device, or each stage of a mode, one number");
-  // make_blocks() must not start compute threads here. ChildProcesses, which is constructed later, blocks
-  // SIGCHLD in its own thread, and threads that exist before would not inherit this signal mask.
-  const ThreadShare one_thread(1);
-  const auto blocks = static_cast<std::int64_t>(make_blocks(w).size());
+  const std::int64_t blocks = count_blocks(w);
   const std::int64_t sum = std::accumulate(w.split.begin(), w.split.end(), std::int64_t{0});
   check<UsageError>(sum == blocks, "[compare] --split assigns ", sum, " blocks, but ", w.model, " has ",
                     blocks, "; give numbers that add up to ", blocks);
@@ -70,9 +85,11 @@ void check_options(const Options& o) {
   check<UsageError>(o.predict_devices <= w.batch_size, "[compare] ", o.predict_devices,
                     " simulated devices for a batch of ", w.batch_size,
                     " samples; increase --batch-size or decrease --predict-devices");
-  check<UsageError>(o.meshes <= w.batch_size, "[compare] meshes of ", o.meshes, " devices for a batch of ",
-                    w.batch_size, " samples; increase --batch-size or decrease --meshes");
   const bool simulates = o.predict_devices > 0 || o.meshes > 0;
+  check<UsageError>(w.devices > 1 || std::max(o.predict_devices, o.meshes) <= 1 ||
+                        (o.link_latency_us && o.link_bandwidth_gbs),
+                    "[compare] with --devices 1 no link is measured, and communication would cost nothing; "
+                    "use more devices, or give --link-latency-us and --link-bandwidth-gbs");
   check<UsageError>(simulates || (!o.link_latency_us && !o.link_bandwidth_gbs),
                     "[compare] link options have no effect without a simulation; give --predict-devices too");
   check<UsageError>(
@@ -91,6 +108,7 @@ void check_options(const Options& o) {
     for (const std::string& name : *names) check_devices(mode_named(name), w.devices);
   check<UsageError>(o.serve || o.port == 0, "[compare] --port ", o.port,
                     " has no effect without a page to show; give --serve too");
+  check_meshes(o);
   check_split(o);
   check_outputs({{"--json", o.json}, {"--html", o.html}, {"--svg", o.svg}});
   check<DeviceError>(w.device_type == DeviceType::cpu || device_count(DeviceType::cuda) > 0,
@@ -175,7 +193,7 @@ int main(int argc, char** argv) {
            {.check = apps::between(1e-6, 1e6)});
   line.add("--meshes", o.meshes,
            "Also predict every mesh of this number of devices, and print the fastest first; 0 disables it",
-           {.check = apps::between(0, kMaxDevices)});
+           {.check = apps::between(0, 1024)});
   line.add("--devices-per-host", w.devices_per_host,
            "Simulated devices on one host; 0 puts all on one. Inner axes are on one host as far as possible",
            {.check = apps::between(0, kMaxDevices)});

@@ -39,7 +39,8 @@ struct Record {
   std::vector<double> losses;
 };
 
-Record train(Training& training, const Workload& w) {
+// `stage_axis` has stages, whose waits for messages are not measured.
+Record train(Training& training, const Workload& w, const std::string& stage_axis) {
   Record record;
   const std::vector<Device> devices = training.devices();
   const auto finish = [&] {
@@ -61,6 +62,7 @@ Record train(Training& training, const Workload& w) {
     step.traffic = training.traffic();
     // Rows of one axis, such as DDP and ZeRO, add up.
     for (const distributed::AxisReport& r : training.strategy().report()) {
+      if (r.axis == stage_axis) continue;
       if (step.exposed_s.empty() || step.exposed_s.back().first != r.axis)
         step.exposed_s.emplace_back(r.axis, 0);
       step.exposed_s.back().second += r.exposed_s;
@@ -164,7 +166,7 @@ Result joined(const Record& own, distributed::ProcessGroup& group) {
 std::optional<Result> measure(const Mode& mode, const Workload& workload, bool record_memory) {
   const ThreadShare share(workload.threads_per_device());
   auto training = std::make_unique<Training>(mode, workload);
-  Record record = train(*training, workload);
+  Record record = train(*training, workload, mode.stage_axis());
   if (record_memory) {
     training.reset();
     record.memory = memory_of_a_step(mode, workload, training);

@@ -58,9 +58,17 @@ std::vector<AxisSpec> Mode::axes(int devices) const {
   return all;
 }
 
+std::string Mode::stage_axis() const {
+  const auto divisions = distributed::divisions_of(plan);
+  for (std::size_t i = 0; i < divisions.size(); ++i)
+    if (!divisions[i].schedule.empty()) return plan.axes[i].name;
+  return "";
+}
+
 int Mode::stages(int devices) const {
+  const std::string name = stage_axis();
   for (const AxisSpec& axis : axes(devices))
-    if (splits_model() && axis.name == "pipeline") return axis.size;
+    if (axis.name == name) return axis.size;
   return 0;
 }
 

@@ -17,6 +17,8 @@ struct Mode {
   /// If true, run as a job of tapestry-run's launcher.
   bool one_process_per_device() const { return !plan.axes.empty() && !plan.over_devices; }
   bool splits_model() const { return plan.splits_model; }
+  /// The axis whose devices have stages of the model; empty if the model is not split.
+  std::string stage_axis() const;
   /// The number of stages on this number of devices; 0 if the model is not split.
   int stages(int devices) const;
   /// The axes on this number of devices, where no size is "what is left".

@@ -103,12 +103,16 @@ std::string basis_of(const planner::Profile& profile, const planner::Link& link)
   return text;
 }
 
+constexpr std::size_t kMostMeshRows = 20;
+
 std::vector<std::vector<std::string>> sweep_rows(const std::vector<planner::Prediction>& sweep) {
   std::vector<std::vector<std::string>> rows = {
       {"mesh", "step ms", "exposed comm", "bubble", "peak MiB", "loses"}};
-  for (const planner::Prediction& p : sweep)
+  for (std::size_t i = 0; i < std::min(sweep.size(), kMostMeshRows); ++i) {
+    const planner::Prediction& p = sweep[i];
     rows.push_back({p.mode, milliseconds(p.step_s), milliseconds(p.breakdown.exposed_comm_s),
                     milliseconds(p.bubble_s), fixed(p.largest().total() / kMiB, 2), planner::why(p)});
+  }
   return rows;
 }
 
@@ -156,10 +160,14 @@ std::vector<Section> tables_below(const Report& report) {
                         prediction_rows(report.predictions)});
   if (!report.sweep.empty()) {
     const int per_host = report.workload.devices_per_host;
+    const std::size_t count = report.sweep.size();
     sections.push_back(
-        {concat({"All meshes of ", report.sweep.front().devices, " devices, each like the measured one",
+        {concat({count > kMostMeshRows ? concat({"The fastest ", kMostMeshRows, " of ", count, " meshes of "})
+                                       : std::string("All meshes of "),
+                 report.sweep.front().devices, " devices, each like the measured one",
                  per_host > 0 ? concat({", ", per_host, " on a host"}) : std::string(),
-                 ": a prediction, not a measurement"}),
+                 ": a prediction, not a measurement",
+                 count > kMostMeshRows ? "; --json writes all" : ""}),
          sweep_rows(report.sweep)});
   }
   if (!report.simulations.empty())

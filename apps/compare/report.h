@@ -17,6 +17,11 @@ struct Limit {
   std::string reason;  ///< "the model has 6 blocks"
 };
 
+/// What the user assumes of a link between simulated devices; a value that is not given is measured.
+struct GivenLink {
+  std::optional<double> latency_us, bandwidth_gbs;
+};
+
 struct Report {
   Workload workload;
   int rounds = 1;
@@ -29,6 +34,7 @@ struct Report {
   std::vector<planner::Prediction> simulations;  ///< for Options::predict_devices
   std::vector<planner::Prediction> scaling;      ///< for 1, 2, 4, ... devices, each like the measured one
   std::vector<planner::Prediction> sweep;        ///< of all meshes for Options::meshes, fastest first
+  GivenLink given_link, given_cross;             ///< inside a host, and between hosts
   std::vector<Limit> limits;                     ///< of `scaling` and `simulations`
   std::vector<std::string> command;              ///< the arguments of this program
   std::string began;                             ///< ISO 8601

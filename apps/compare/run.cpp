@@ -99,7 +99,8 @@ class Comparison {
     if (record_memory) child.arguments.emplace_back("--record-memory");
     const bool is_mode =
         std::any_of(modes_.begin(), modes_.end(), [&](const Mode& m) { return m.name == name; });
-    if (const std::vector<int> split = is_mode ? split_of(mode_named(name)) : w_.split; !split.empty()) {
+    const std::vector<int> split = is_mode ? split_of(mode_named(name)) : w_.split;
+    if (o_.workload.split.empty() && !split.empty()) {  // else the arguments have it
       child.arguments.push_back("--split");
       for (const int count : split) child.arguments.push_back(std::to_string(count));
     }
@@ -159,8 +160,10 @@ class Comparison {
     if (static_cast<int>(w_.split.size()) == stages) return w_.split;
     return profiles_.empty() ? std::vector<int>() : balanced(stages);
   }
-  planner::TrainingSetup setup_of(const std::vector<int>& split) const {
+  // The measured devices are all on this host; --devices-per-host is for simulated ones.
+  planner::TrainingSetup setup_here(const std::vector<int>& split = {}) const {
     planner::TrainingSetup setup = w_;
+    setup.devices_per_host = 0;
     setup.split = split;
     return setup;
   }
@@ -180,7 +183,7 @@ class Comparison {
     r.predicted_low_s = r.predicted_high_s = *r.predicted_step_s;
     for (std::size_t round = 0; round < std::min(profiles_.size(), links_.size()); ++round) {
       const double step_s =
-          planner::predict(r.plan, profiles_[round], links_[round], setup_of(r.split))->step_s;
+          planner::predict(r.plan, profiles_[round], links_[round], setup_here(r.split))->step_s;
       r.predicted_low_s = std::min(r.predicted_low_s, step_s);
       r.predicted_high_s = std::max(r.predicted_high_s, step_s);
     }
@@ -197,7 +200,7 @@ class Comparison {
   void add_scaling(Report& report) const {
     for (const Mode& m : modes_)
       for (int n = 1; n <= std::min<std::int64_t>(kMaxDevices, w_.batch_size); n *= 2) {
-        if (auto p = planner::simulate_devices(m.plan, *report.profile, report.link, w_, n)) {
+        if (auto p = planner::simulate_devices(m.plan, *report.profile, report.link, setup_here(), n)) {
           p->mode = m.name;
           report.scaling.push_back(*p);
         } else if (m.splits_model()) {
@@ -213,8 +216,8 @@ class Comparison {
     report.profile = profile;
     report.link = measured_link;
     for (Result& r : report.results) {
-      std::optional<planner::Prediction> p = 
-          planner::predict(r.plan, profile, measured_link, setup_of(r.split));
+      std::optional<planner::Prediction> p =
+          planner::predict(r.plan, profile, measured_link, setup_here(r.split));
       if (!p) continue;
       p->mode = r.name;
       r.predicted_step_s = p->step_s;
@@ -255,6 +258,8 @@ class Comparison {
   int report() {
     Report report;
     report.workload = w_;
+    report.given_link = {o_.link_latency_us, o_.link_bandwidth_gbs};
+    report.given_cross = {o_.cross_latency_us, o_.cross_bandwidth_gbs};
     report.rounds = o_.rounds;
     report.command = arguments_;
     report.began = began_;

@@ -47,9 +47,9 @@ Training::Training(const Mode& mode, const Workload& w)
   const Device last = mode.splits_model() ? devices().back() : devices().front();
   // A rank that is not the first, or the last, of a pipeline reads no inputs, or no targets.
   int stage = 0, stages = 1;
-  if (world_ && mode.splits_model()) {
-    const distributed::Axis pipeline = (*strategy_.mesh())["pipeline"];
-    stage = pipeline.coordinate(), stages = pipeline.size();
+  if (const std::string name = mode.stage_axis(); world_ && !name.empty()) {
+    const distributed::Axis axis = (*strategy_.mesh())[name];
+    stage = axis.coordinate(), stages = axis.size();
   }
   if (stage == 0) batch_.inputs = {part(whole.inputs, devices().front())};
   if (stage + 1 == stages) batch_.targets = {part(whole.targets, last)};

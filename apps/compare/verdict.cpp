@@ -307,6 +307,11 @@ class Judge {
     // The page puts its slider's value in place of this piece.
     if (limited) to << "Within " + limit_text(a.limit_bytes) + " a device, ";
     else to << "On " + devices() + ", ";
+    if (nothing_decided(a)) {
+      to << "nothing is decided: " << Named{best.name}
+         << " measured fastest, " + ms(best.step_s) + " ms a step, but rounds differ by more than modes do.";
+      return;
+    }
     const int named = a.first > 4 ? 3 : a.first;
     for (int i = 0; i < named; ++i) {
       if (i > 0) to << (i + 1 == a.first ? " and " : ", ");
@@ -315,8 +320,19 @@ class Judge {
     if (named < a.first) to << concat({" and ", a.first - named, " more"});
     to << (a.first > 1 ? " share first place: " : decidable ? " is fastest: " : " was fastest: ");
     std::string text = ms(best.step_s) + " ms a step";
-    if (single_ && &best != single_) text += ", " + times(single_->step_s / best.step_s) + " one device";
+    const bool faster = single_ && std::none_of(a.places.begin(), a.places.begin() + a.first,
+                                                [&](const Place& p) { return p.name == single_->name; });
+    if (faster) text += ", " + times(single_->step_s / best.step_s) + " one device";
     to << text + ".";
+  }
+
+  // True if all modes share the first place, and not because they are equal for practice.
+  static bool nothing_decided(const Answer& a) {
+    return a.first > 1 && static_cast<std::size_t>(a.first) == a.places.size() && !all_equal(a);
+  }
+  static bool all_equal(const Answer& a) {
+    return std::all_of(a.places.begin() + 1, a.places.begin() + a.first,
+                       [](const Place& p) { return p.against_fastest.word == "equal"; });
   }
 
   void lead(Answer& a, const Result& best, const std::vector<const Result*>& fit, bool decidable) const {
@@ -326,8 +342,7 @@ class Judge {
       to << Strong{"Not decided: "} << "with " + some(rounds(), "round") + ", another order is likely. ";
     } else if (a.first > 1) {
       double apart = 0, spread = 0;
-      const bool equal = std::all_of(a.places.begin() + 1, a.places.begin() + a.first,
-                                     [](const Place& p) { return p.against_fastest.word == "equal"; });
+      const bool equal = all_equal(a);
       const Result* lean = nullptr;
       for (const Result* r : fit) {
         const auto p = std::find_if(a.places.begin(), a.places.begin() + a.first,
@@ -339,8 +354,9 @@ class Judge {
       }
       to << Strong{equal ? "Equal for practice: " : "Not decided by time: "}
          << "they differ by up to " + percent(apart, 1) + ", rounds of one mode by up to " + percent(spread) +
-                ". "
-         << Strong{"By memory: "} << Named{lean->name}
+                ". ";
+      if (nothing_decided(a)) to << "Repeat it on a quiet machine, or with more rounds. ";
+      to << Strong{"By memory: "} << Named{lean->name}
          << " needs least, " + mib(static_cast<double>(peak(*lean))) + " a device. ";
     } else if (a.places.size() > count) {
       const Place& next = a.places[count];

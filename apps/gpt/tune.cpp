@@ -448,10 +448,8 @@ int Run::tune() {
     throw UsageError("[gpt tune] --checkpoint-every is " + o_.checkpoint_every +
                      "; write 200steps, 10minutes or none");
   build();
-  if (!o_.resumed) {
-    open_folder();
-    folder_.write("config.json", to_json(o_));
-  }
+  if (!o_.resumed) open_folder();
+  folder_.write("config.json", to_json(o_));
   checkpoints_.emplace(o_.run_dir + "/checkpoints", parallel_.group(),
                        nn::CheckpointerOptions{.keep_last = 2, .keep_best = false});
   progress_.emplace(o_.steps, o_.steps, 1, parallel_.first());

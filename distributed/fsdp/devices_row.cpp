@@ -21,7 +21,10 @@ class ShardOverDevices final : public DevicesLayer {
     sharded_.emplace(model, context().devices, ShardedDataParallelOptions{.units = parts.units});
   }
   StepLoss gradients(const Part& part, const Batch& batch, double count, optim::GradScaler* scaler) override {
-    if (part.index == 0) sharded_->reset_report();
+    if (part.index == 0) {
+      sharded_->discard_unreduced();  // of a step that ended with an exception
+      sharded_->reset_report();
+    }
     std::optional<NoSync> quiet;
     if (!part.last) quiet.emplace(sharded_->no_sync());
     return gradients_of(*sharded_, batch, count, scaler);

@@ -375,7 +375,10 @@ std::vector<FullyShard> fully_shard_together(const std::vector<nn::Module*>& mod
 NoSync FullyShard::no_sync() const { return NoSync(unit_->model().synchronize); }
 NoSync FullyShard::no_all_reduce() const { return NoSync(unit_->model().all_reduce); }
 
-void FullyShard::keep_full() const { unit_->model().keep_full(); }
+void FullyShard::keep_full(bool on) const {
+  if (on) unit_->model().keep_full();
+  else unit_->model().let_go();
+}
 void FullyShard::end_step() const {
   unit_->model().let_go();
   unit_->model().reduce_rest(current_context().replica);

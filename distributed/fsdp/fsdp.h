@@ -52,7 +52,7 @@ struct FsdpOptions {
   /// gradients of a unit are reduced over `group` first. Then the shards are all-reduced over this group,
   /// while backward goes on. So 1/group->size() of the bytes travels between copies, which are usually on
   /// different hosts. The two groups are a row and a column of a grid: mesh["shard"].group() and
-  /// mesh["replicate"].group(). Null, or a group of one rank: there is one copy.
+  /// mesh["replicate"].group(). Null, or a group of one rank: there is one copy. All ranks pass it, or none.
   std::shared_ptr<ProcessGroup> replicate_group = {};
   /// If true, the unit frees its full parameters after forward, and gathers them again for backward. If
   /// false, it keeps them until its backward: more memory, one gather less. If nullopt, false for the model
@@ -91,7 +91,7 @@ struct FsdpUnitReport {
   double exposed_s = 0;                ///< the time that computation waited for both
   // ---- the all-reduces over FsdpOptions::replicate_group ----
   std::int64_t all_reduces = 0;
-  std::int64_t all_reduced_bytes = 0;  ///< of gradients, of all of them
+  std::int64_t all_reduced_bytes = 0;  ///< of gradients, with padding and a flag of use for each
   double all_reduce_s = 0, all_reduce_exposed_s = 0;
 };
 
@@ -145,10 +145,11 @@ class FullyShard {
   /// Drops the gradients that passes under no_sync() and no_all_reduce() have left.
   void discard_unreduced() const;
   /// Until a backward pass that reduces gradients has ended, units stay full once they were gathered: the
-  /// calls and the passes of a step in parts, all but the last under no_sync(), gather each unit once.
-  /// Optimizers must not step meanwhile. Needs the memory of all full parameters. The counterpart of
-  /// PyTorch's set_reshard_after_backward(false).
-  void keep_full() const;
+  /// calls and the passes of a step in parts, all but the last under no_sync() or no_all_reduce(), gather
+  /// each unit once. Needs the memory of all full parameters. If an optimizer has stepped meanwhile, a call
+  /// throws ValueError on the ranks that have elements of a changed parameter. `on` = false, or an exception
+  /// in a call or a pass, ends it. The counterpart of PyTorch's set_reshard_after_backward(false).
+  void keep_full(bool on = true) const;
   /// Collective: ends keep_full(), and reduces gradients of passes under no_sync() that no pass has reduced.
   void end_step() const;
   /// Collective over both groups: broadcasts the first rank's buffers. Call it before an evaluation that is

@@ -44,6 +44,7 @@ class ShardOverRanks final : public StrategyLayer {
   }
   void before_forward(const Part& part) override {
     if (part.index > 0) return;
+    sharded_[0].discard_unreduced();  // of a step that ended with an exception
     sharded_[0].reset_report();
     if (gathers_once_) sharded_[0].keep_full();
   }
@@ -62,9 +63,11 @@ class ShardOverRanks final : public StrategyLayer {
     return all;
   }
   void before_evaluation() override {
+    sharded_[0].keep_full(false);  // of a step that ended with an exception
     for (const FullyShard& s : sharded_) s.sync_buffers();
   }
   std::shared_ptr<void> unshard() const override {
+    sharded_[0].keep_full(false);  // of a step that ended with an exception
     auto all = std::make_shared<std::vector<FullyShard::Unsharded>>();
     for (const FullyShard& s : sharded_) all->push_back(s.unshard(/*units_inside=*/true));
     return all;
@@ -107,7 +110,8 @@ const RowRegistration shard_over_ranks{
      .divide =
          [](const AxisSpec& axis, StepDivision& step) {
            step.sum = StepDivision::Sum::units;
-           return axis.option("gather", "part") == "part" && axis.option("reduce", "step") == "step";
+           step.keeps_whole = axis.option("gather", "step") == "step";
+           return axis.option("reduce", "step") == "step";
          },
      .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
        return std::make_unique<ShardOverRanks>(context);

@@ -41,6 +41,7 @@ class PipelineOverRanks final : public PipelineLayer {
     const auto all = [](std::vector<std::shared_ptr<void>> scopes) -> std::shared_ptr<void> {
       return std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(scopes));
     };
+    pipeline_->makes_all_micro_batches = context().axes.size() > 1;
     pipeline_->around.emplace(RankPipeline::Around{
         .before = [=, this](const Action& action, bool last) -> std::shared_ptr<void> {
           if (action.kind != Action::Kind::forward) return all(backward_begins(part_of(action, last)));

@@ -71,9 +71,9 @@ TransferCost cost_with_latency(double latency_s, double count, double bytes, dou
   return {latency_s, std::max(0.0, seconds - count * latency_s) / bytes};
 }
 
-// Measures the communication of DataParallelMode::master within steps, so that caches are in the state that a step
-// leaves: parameters are copied from the first model to all others before the step, and gradients are added
-// to those of the first model after it.
+// Measures the communication of DataParallelMode::master within steps, so that caches are in the state that a
+// step leaves: parameters are copied from the first model to all others before the step, and gradients are
+// added to those of the first model after it.
 void measure_master(Link& link, const TrainingSetup& setup, const Models& models,
                     const MeasureOptions& options) {
   std::vector<std::vector<nn::Parameter>> parameters;

@@ -155,7 +155,8 @@ struct Prediction {
 /// from the innermost to the outermost. Returns nullopt if a row has no StepDivision, or for axes that do not
 /// combine: stages over ranks, replicas and divided models do, in this order, each at most once. A plan that
 /// splits the model needs setup.split. Throws ValueError if the profile has no blocks, the split does not fit
-/// the model, the sizes do not fit the devices, or there are fewer samples than devices or micro-batches.
+/// the model, the sizes do not fit the devices, or there are fewer samples than devices that divide the
+/// batch, or than micro-batches.
 std::optional<Prediction> predict(const StrategyPlan& plan, const Profile& profile, const Link& link,
                                   const TrainingSetup& setup);
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/planner/internal/predictors.h"
@@ -18,6 +19,9 @@ Predictor predictor_of(const StrategyPlan& plan, const std::vector<StepDivision>
   if (all.size() == 1 && all[0].sum == Sum::master) return predict_master;
   std::size_t i = 0;
   const bool stages = !all[0].schedule.empty();
+  // Without stages, what a whole model costs that is kept during a step is not known.
+  if (!stages && std::any_of(all.begin(), all.end(), [](const auto& d) { return d.keeps_whole; }))
+    return nullptr;
   if (stages && (all.size() == 1 || (!plan.over_devices && all[0].schedule != "sequential"))) ++i;
   const bool replicas = i < all.size() && all[i].sum == Sum::buckets && all[i].schedule.empty();
   const bool zero = replicas && all[i].zero > 0;
@@ -45,6 +49,13 @@ std::optional<std::vector<PlannedAxis>> axes_on(const StrategyPlan& plan,
   return axes;
 }
 
+// How many devices have samples of their own.
+int data_size(const std::vector<PlannedAxis>& axes) {
+  int product = 1;
+  for (const PlannedAxis& axis : axes) product *= axis.division.divides_batch() ? axis.size : 1;
+  return product;
+}
+
 // Gives each axis its costs. Ranks are laid out along the axes, the innermost fastest, host by host.
 void set_costs(std::vector<PlannedAxis>& axes, const StrategyPlan& plan, const Link& link,
                const TrainingSetup& setup) {
@@ -52,8 +63,11 @@ void set_costs(std::vector<PlannedAxis>& axes, const StrategyPlan& plan, const L
   check(per_host >= 0 && setup.links_per_host >= 1, "[predict] ", per_host, " devices and ",
         setup.links_per_host, " links per host; pass 0 devices if all are on one host, and 1 link or more");
   int inside = 1;  // the devices that an axis leaves between neighbours
+  const int total = std::accumulate(axes.begin(), axes.end(), 1,
+                                    [](int product, const PlannedAxis& a) { return product * a.size; });
   for (PlannedAxis& axis : axes) {
-    const bool crosses = per_host > 0 && axis.size > 1 && per_host % (inside * axis.size) != 0;
+    const bool crosses =
+        per_host > 0 && per_host < total && axis.size > 1 && per_host % (inside * axis.size) != 0;
     const bool measured = !link.cross.message.is_free();
     axis.costs = plan.over_devices ? link.local : crosses && measured ? link.cross : link.ranks;
     // As many groups of the axis as a host has devices between neighbours communicate at the same time.
@@ -92,12 +106,14 @@ std::optional<Prediction> predict(const StrategyPlan& plan, const Profile& profi
   const Predictor predictor = predictor_of(plan, divisions);
   if (!predictor) return std::nullopt;
   check(!profile.blocks.empty(), "[predict] the profile has no blocks; measure a model first");
-  check(setup.devices >= 1 && setup.devices <= setup.batch_size, "[predict] ", setup.devices,
-        " devices for a batch of ", setup.batch_size,
-        " samples; use at least 1 and at most as many as samples");
+  check(setup.devices >= 1 && setup.batch_size >= 1, "[predict] ", setup.devices,
+        " devices for a batch of ", setup.batch_size, " samples; pass 1 or more of each");
   auto axes = axes_on(plan, divisions, setup.devices);
   check(axes.has_value(), "[predict] the sizes of ", to_string(plan.axes), " are not those of ",
         setup.devices, " devices; they must multiply to this number");
+  check(data_size(*axes) <= setup.batch_size, "[predict] ", data_size(*axes),
+        " devices for a batch of ", setup.batch_size,
+        " samples; use at most as many as samples to divide the batch");
   set_costs(*axes, plan, link, setup);
   Prediction p = predictor({profile, link, setup, *axes, plan.over_devices});
   p.mode = to_string(plan.axes);

@@ -148,7 +148,7 @@ StrategyPlan plan_strategy(std::vector<AxisSpec> axes, bool launched) {
   for (const AxisSpec& axis : plan.axes)
     for (const StrategyRow* const row : rows_of(axis, plan.over_devices))
       for (const AxisSpec& other : plan.axes)
-        check(other.name != row->excludes || (row->excluding && !axis.options.contains(row->excluding)),
+        check(other.name != row->excludes || (row->excluding && axis.option(row->excluding, "none") == "none"),
               "[strategy] ", text, ": ", other.name, " and ", axis.name,
               row->excluding ? concat({":", row->excluding})
               : row->option  ? concat({":", row->option})
@@ -167,6 +167,10 @@ std::vector<StepDivision> divisions_of(const StrategyPlan& plan) {
     for (const StrategyRow* const row : rows)
       if (!row->divide || !row->divide(axis, division)) return {};
   }
+  // Only stages make fully_shard gather once in a step unless the text asks for it.
+  if (std::all_of(all.begin(), all.end(), [](const StepDivision& d) { return d.schedule.empty(); }))
+    for (std::size_t i = 0; i < all.size(); ++i)
+      all[i].keeps_whole = all[i].keeps_whole && plan.axes[i].options.contains("gather");
   return all;
 }
 

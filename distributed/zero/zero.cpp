@@ -275,6 +275,12 @@ ZeroBase::State::Gathering ZeroBase::State::start_gathering(int bucket, const st
               releasable_tensor(b.chunk, b.dtype, b.device, MemoryKind::other),
               releasable_tensor(b.chunk * group->size(), b.dtype, b.device, MemoryKind::other),
               {}};
+  std::int64_t count = 0;
+  for (const int place : b.parameters) {
+    const auto at = static_cast<std::size_t>(item_of[static_cast<std::size_t>(place)]);
+    if (updated[at]) count += range(items[at]).count;
+  }
+  if (count < b.chunk) g.own.zero_();  // padding, which is sent too
   for (const int place : b.parameters) {
     const auto at = static_cast<std::size_t>(item_of[static_cast<std::size_t>(place)]);
     const ElementRange own = range(items[at]);

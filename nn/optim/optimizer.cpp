@@ -6,8 +6,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <type_traits>
-#include <unordered_set>
 
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
@@ -134,7 +134,7 @@ Optimizer::~Optimizer() { delist(*this); }
 
 void Optimizer::add_params(std::vector<Parameter> params) {
   check(!params.empty(), "[", name(), "] the list of parameters is empty; pass module.parameters()");
-  std::unordered_set<const void*> added;
+  std::set<const void*> added;
   for (const Parameter& p : params) {
     check(p.defined(), "[", name(), "] a parameter is undefined; pass registered parameters only");
     check(!known_.contains(p.id()) && added.insert(p.id()).second, "[", name(), "] a parameter of shape ",

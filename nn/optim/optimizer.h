@@ -7,9 +7,9 @@
 //   optimizer.step();
 #include <array>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -236,7 +236,7 @@ class Optimizer {
   void for_params(const F& fn) const;
 
   std::vector<Group> groups_;
-  std::unordered_set<const void*> known_;  // the ids of the parameters of all groups
+  std::set<const void*> known_;  // the ids of the parameters of all groups
   double grad_scale_ = 1;
   std::uint64_t steps_ = 0;
   Tensor loss_scale_, found_inf_;  // of a step(loss_scale, found_inf) that runs

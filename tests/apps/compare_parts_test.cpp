@@ -228,6 +228,19 @@ TEST_CASE("a report shows measurements, predictions and failures") {
              ContainsSubstring("| single | cpu:0  | 3.00 |       1.00 |      2.00 |"));
 }
 
+TEST_CASE("the table of meshes has the fastest twenty") {
+  Report report;
+  report.device_names = {"cpu:0"};
+  for (int i = 1; i <= 21; ++i) {
+    report.sweep.push_back({.mode = "shard=" + std::to_string(i), .devices = 128, .step_s = 1.0 * i});
+    report.sweep.back().memory = {{}};
+  }
+  const std::string text = prediction_text(report, true);
+  CHECK_THAT(text, ContainsSubstring("The fastest 20 of 21 meshes of 128 devices") &&
+                       ContainsSubstring("; --json writes all"));
+  CHECK_THAT(text, ContainsSubstring("| shard=20 ") && !ContainsSubstring("shard=21"));
+}
+
 TEST_CASE("a table of predictions has one row per mode, as wide as the header") {
   planner::Prediction p{.mode = "single", .step_s = 49};
   p.memory = {{.parameters = 3 << 20}, {.parameters = 5 << 20}};

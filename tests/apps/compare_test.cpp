@@ -217,6 +217,67 @@ TEST_CASE("all modes compute the same losses, and each reports its costs") {
   }
 }
 
+TEST_CASE("meshes are measured and predicted, axis by axis, and all meshes are swept") {
+  const tests::TempDir folder;
+  const Ended ended =
+      compare(tiny({"--devices", "4", "--batch-size", "8", "--micro-batches", "2", "--modes", "single",
+                    "--parallel", "pipeline=2,replicate=2", "--meshes", "8", "--devices-per-host", "2",
+                    "--cross-bandwidth-gbs", "1e-6", "--json", folder / "r.json"}));
+  INFO(ended.out << ended.err);
+  REQUIRE(ended.status == 0);
+  CHECK_THAT(ended.out, ContainsSubstring("Axes of the modes that combine several"));
+  CHECK_THAT(ended.out,
+             ContainsSubstring("All meshes of 8 devices, each like the measured one, 2 on a host"));
+  const json report = json::parse(tests::read_file(folder / "r.json"));
+  const json& mode = report.at("modes").at(1);
+  CHECK(mode.at("difference_from_single").get<double>() <= 1e-10);
+  CHECK(mode.at("family") == "stages");
+  CHECK(mode.at("peak_bytes").size() == 4);
+  REQUIRE(mode.at("split").size() == 2);
+  CHECK(mode.at("split").at(0).get<int>() + mode.at("split").at(1).get<int>() == 6);
+  REQUIRE(mode.at("axis_costs").size() == 2);
+  std::int64_t sent = 0;
+  for (const json& axis : mode.at("axis_costs")) {
+    INFO(axis.dump());
+    sent += axis.at("bytes_sent").get<std::int64_t>();
+    // Buckets also have flags, and their ends are aligned.
+    CHECK(axis.at("predicted_bytes_sent").get<double>() ==
+          Approx(axis.at("bytes_sent").get<double>()).epsilon(0.02));
+    // A pipeline does not measure how long its stages wait for messages.
+    CHECK(axis.contains("exposed_ms") == (axis.at("axis") == "replicate"));
+    CHECK(axis.at("predicted_exposed_ms").get<double>() >= 0);
+  }
+  CHECK(sent == mode.at("bytes_sent"));
+  for (const json& h : mode.at("holdings")) {  // ranks 0 and 1 have the first stage
+    const int first = mode.at("split").at(0), device = h.at("device");
+    CHECK(h.at("layers") == (device < 2 ? json({0, first}) : json({first, 6})));
+  }
+  const json& sweep = report.at("sweep");
+  CHECK(sweep.at("devices") == 8);
+  CHECK(sweep.at("devices_per_host") == 2);
+  CHECK(sweep.at("link").is_null());
+  CHECK(sweep.at("cross") == json({{"latency_us", nullptr}, {"bandwidth_gbs", 1e-6}}));
+  // The measured devices are on one host, so that the predictions for them do not depend on the options.
+  const planner::Profile profile = planner::profile_from_text(report.at("profile").dump());
+  const planner::Link link = planner::link_from_text(report.at("link").dump());
+  planner::TrainingSetup setup{.batch_size = 8, .devices = 4, .micro_batches = 2};
+  setup.split = mode.at("split").get<std::vector<int>>();
+  const auto plan = apps::compare::mode_named("pipeline=2,replicate=2").plan;
+  CHECK(mode.at("predicted_step_ms").get<double>() ==
+        Approx(planner::predict(plan, profile, link, setup)->step_s * 1e3).epsilon(1e-6));
+  CHECK(sweep.at("rows").size() == planner::meshes(8, 6, 8).size());
+  double before = 0;
+  for (const json& row : sweep.at("rows")) {
+    CHECK(row.at("step_ms").get<double>() >= before);
+    before = row.at("step_ms");
+    CHECK(row.at("peak_bytes").get<std::int64_t>() > 0);
+    CHECK(row.at("fits").is_null());
+    double exposed = 0;
+    for (const json& axis : row.at("axes")) exposed += axis.at("exposed_ms").get<double>();
+    CHECK(exposed == Approx(row.at("exposed_comm_ms").get<double>()));
+  }
+}
+
 TEST_CASE("one device, and three devices with a split by hand, run successfully") {
   const std::vector<std::string> modes = {"--modes", "ddp,dp-master,pipeline-gpipe"};
   std::vector<std::string> one = modes, three = modes;
@@ -324,6 +385,13 @@ TEST_CASE("wrong options are reported before anything runs") {
       {{"--predict-devices", "12"}, 2, "12 simulated devices for a batch of 11"},
       {{"--predict-devices", "65"}, 2, "--predict-devices"},
       {{"--link-bandwidth-gbs", "1"}, 2, "give --predict-devices too"},
+      {{"--meshes", "67"}, 2, "no mesh of 67 devices trains 6 blocks on a batch of 11 samples"},
+      {{"--meshes", "1025"}, 2, "--meshes"},
+      {{"--devices", "1", "--meshes", "8"}, 2, "with --devices 1 no link is measured"},
+      {{"--devices", "1", "--predict-devices", "2", "--link-latency-us", "1"}, 2, "no link is measured"},
+      {{"--meshes", "4", "--cross-latency-us", "1"}, 2, "links between hosts have no effect"},
+      {{"--devices-per-host", "2"}, 2, "--devices-per-host has no effect"},
+      {{"--parallel", "pipeline=2,replicate=2"}, 2, "pipeline=2,replicate=2 needs 4 devices or processes"},
       {{"--predict-devices", "4", "--link-bandwidth-gbs", "0"}, 2, "--link-bandwidth-gbs"},
       {{"--predict-devices", "4", "--link-latency-us", "-1"}, 2, "--link-latency-us"},
       {{"--split", "100,100"}, 2, "--split assigns 200 blocks, but cnn has 6; give numbers that add up to 6"},

@@ -191,7 +191,8 @@ TEST_CASE("gpt tune: an adapter keeps its options, and a resumed run its norm of
   // Stopped in its last step, before that is reported: the resumed run only reports.
   const std::vector<std::string> short_run = with(options, {"--run-dir", dir / "c", "--val-part", "0"});
   REQUIRE(tune(short_run, SIGINT).status == 130);
-  REQUIRE(tune({"--resume", "--run-dir", dir / "c"}).status == 0);
+  REQUIRE(tune({"--resume", "--run-dir", dir / "c", "--parallel", "ddp"}).status == 0);
+  CHECK_THAT(tests::read_file(dir / "c/config.json"), ContainsSubstring("\"--parallel\": \"ddp\""));
   const std::string metrics = tests::read_file(dir / "c/metrics.jsonl");
   const std::size_t norm = metrics.find("\"grad_norm\":", metrics.find("\"step\":1"));
   REQUIRE(norm != std::string::npos);

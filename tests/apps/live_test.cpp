@@ -165,8 +165,10 @@ TEST_CASE("the file of a page has bounded size, and says how the run ended") {
   CHECK(data["samples"].back()["step"] == 2);
 
   LivePage page(job, run, described(1));
-  page.finish("done", "");
-  CHECK(data_of(tests::read_file(run.file("live.html")))["live"]["state"] == "done");
+  page.finish("done", awful);
+  const std::string done = tests::read_file(run.file("live.html"));
+  CHECK(done.size() < 200'000);
+  CHECK(data_of(done)["live"]["state"] == "done");
 }
 
 TEST_CASE("--live changes no result, tells of every rank, and needs to be on rank 0 only") {
@@ -220,6 +222,25 @@ TEST_CASE("--live changes no result, tells of every rank, and needs to be on ran
   const json resumed = data_of(tests::read_file(folder / "live/live.html"))["live"];
   CHECK(resumed["evaluated"] == live_data["evaluated"]);
   CHECK(resumed["points"].size() == 2);
+}
+
+TEST_CASE("every rank of the first stage tells its loss") {
+  const tests::TempDir folder;
+  std::string text;
+  for (int i = 0; i < 100; ++i) text += "the cat sees a bird. ";
+  tests::write_file(folder / "text", text);
+  const tests::Ended ended = tests::run(tests::on_ranks(
+      4, "gpt",
+      {"train", "--text", folder / "text", "--run-dir", folder / "run", "--layers", "2", "--width", "16",
+       "--heads", "2", "--context", "16", "--steps", "2", "--batch-size", "8", "--accumulate", "2",
+       "--warmup", "1", "--sample", "0", "--threads", "1", "--live", "--parallel",
+       "pipeline=2,replicate=2"}));
+  INFO(ended.err << ended.out);
+  REQUIRE(ended.status == 0);
+  const json rows = data_of(tests::read_file(folder / "run/live.html"))["live"]["rows"];
+  REQUIRE(rows.size() == 4);
+  for (std::size_t i = 0; i < 4; ++i) CHECK(rows[i]["has_loss"] == (i < 2));
+  CHECK(rows[0]["loss"] != rows[1]["loss"]);
 }
 
 TEST_CASE("child: rank 1 of two fails", "[.]") {

@@ -195,6 +195,18 @@ def test_sweep(page, url, folder):
     check(page.run(answer) == "Within 5 MiB a device, of 13 meshes of 8 devices, none fits. %s=8 needs least, 11 MiB." % HOSTILE, page.run(answer))
 
 
+def test_network(page, folder):
+    """The sweep says what is assumed of hosts and links."""
+    for i, (assumed, said) in enumerate([
+            ({"devices_per_host": 4, "links_per_host": 1, "link": None, "cross": {"latency_us": None, "bandwidth_gbs": 0.1}}, " 4 devices a host; between hosts 0.1 GB/s, as given."),
+            ({"devices_per_host": 1, "links_per_host": 2, "link": {"latency_us": 0, "bandwidth_gbs": 5}, "cross": None},
+             " A link has 0 \u00b5s and 5 GB/s, as given. 1 device a host, with 2 links; between hosts the same links as inside one."),
+            ({"devices_per_host": 8, "links_per_host": 1, "link": None, "cross": None}, "memory of its own.")]):
+        page.open(changed_page(folder, "network%d" % i, lambda data: data.update(sweep={"devices": 8, "rows": [mesh("shard=8", 14, 12, 0, shard=4)], **assumed})))
+        note = page.run("$('sweep-note').textContent")
+        check(note.endswith(said), note)
+
+
 def test_axes(page, folder):
     """A mode of several axes: its arrows have the colours of their axes."""
     def change(data):
@@ -337,6 +349,7 @@ def main():
         test_memory(page, "file://" + os.path.join(folder, "limited.html"))
         test_places(page, url, result)
         test_sweep(page, url, folder)
+        test_network(page, folder)
         test_axes(page, folder)
         test_keyboard(page, url)
         test_hostile(page, url)

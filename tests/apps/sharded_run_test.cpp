@@ -80,7 +80,8 @@ TEST_CASE("--sync-batchnorm and --compress work with zero2, and fsdp refuses to 
       INFO(mode << option << run.err);
       if (mode == "fsdp" && option != "--sync-batchnorm") {
         CHECK(run.status == 2);
-        CHECK_THAT(run.err, ContainsSubstring("--parallel fsdp cannot compress gradients"));
+        CHECK_THAT(run.err, ContainsSubstring("--parallel fsdp cannot compress gradients as bf16") &&
+                                ContainsSubstring("pass --compress none"));
         CHECK_FALSE(runs.started(mode + option));
       } else {
         CHECK(run.status == 0);
@@ -89,6 +90,30 @@ TEST_CASE("--sync-batchnorm and --compress work with zero2, and fsdp refuses to 
       }
     }
   }
+}
+
+TEST_CASE("a run with --compress resumes in another mode, which may compress otherwise") {
+  const Runs runs({"--model", "mlp", "--epochs", "1", "--batch-size", "32", "--workers", "0"});
+  REQUIRE(on(2, runs.start("run", {"--parallel", "ddp", "--compress", "bf16"}).arguments).status == 0);
+  const auto resumed = [&](int ranks, const Arguments& more) {
+    return on(ranks, runs.resume("run", more).arguments);
+  };
+  for (const auto& [ranks, mode] : {std::pair(2, "fsdp"), {4, "replicate=2,shard=2"}}) {
+    CAPTURE(mode);
+    const Ended refused = resumed(ranks, {"--parallel", mode});
+    CHECK(refused.status == 2);
+    CHECK_THAT(refused.err,
+               ContainsSubstring(std::string("--parallel ") + mode + " cannot compress gradients as bf16") &&
+                   ContainsSubstring("pass --compress none"));
+  }
+  REQUIRE(resumed(2, {"--parallel", "replicate=2:zero=2"}).status == 0);
+  const std::string config = runs.dir("run") + "/config.json";
+  CHECK_THAT(tests::read_file(config), ContainsSubstring("\"compress\": \"bf16\""));
+  const Ended whole = resumed(4, {"--parallel", "replicate=2,shard=2", "--compress", "none"});
+  INFO(whole.err);
+  REQUIRE(whole.status == 0);
+  CHECK_THAT(tests::read_file(config), ContainsSubstring("\"compress\": \"none\""));
+  CHECK(resumed(2, {"--parallel", "fsdp"}).status == 0);
 }
 
 TEST_CASE("--ema evaluates and saves the average, and --clip-norm clips, in every mode") {

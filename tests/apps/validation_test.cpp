@@ -134,7 +134,6 @@ TEST_CASE("a config.json with a changed value is refused by name") {
       {"\"weight_decay\": 0.01", "\"weight_decay\": 0"},
       {"\"parallel\": \"none\"", "\"parallel\": \"dp\""},
       {"\"sync_batchnorm\": false", "\"sync_batchnorm\": true"},
-      {"\"compress\": \"none\"", "\"compress\": \"f16\""},
       {"\"device\": \"cpu\"", "\"device\": \"cpu:0\""},
   };
   for (const auto& [before, after] : changes) {
@@ -143,6 +142,11 @@ TEST_CASE("a config.json with a changed value is refused by name") {
     run.change(before, after);
     run.refuses("config.json has " + after.substr(0, after.find(':')) + ":");
   }
+  run.restore();
+  run.change("\"compress\": \"none\"", "\"compress\": \"f16\"");
+  const Ended ended = run.resume();
+  CHECK(ended.status == 2);
+  CHECK_THAT(ended.err, ContainsSubstring("--parallel none cannot compress gradients as f16"));
 }
 
 TEST_CASE("an explicit option overrides a changed config.json if it affects rounding errors at most") {

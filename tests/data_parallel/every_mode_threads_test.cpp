@@ -364,7 +364,9 @@ Trace by_strategy(const Case& c, const Group& group) {
                               stages.push_back(stage_of(c, net, s, devices[s]));
                             return stages;
                           }});
-  const auto optimizer = optimizer_of(c, net.parameters());
+  const std::unique_ptr<optim::Optimizer> optimizer =
+      c.adamw ? make_optimizer<optim::AdamW>(strategy, net.parameters(), {.lr = 0.01})
+              : make_optimizer<optim::SGD>(strategy, net.parameters(), {.lr = 0.1, .momentum = 0.9});
   Trace trace;
   for (int step = 0; step < kTrainedSteps; ++step) {
     optimizer->zero_grad();

@@ -112,12 +112,13 @@ inline Case drawn(const std::string& mode, std::uint64_t seed) {
   c.static_graph = pick(0, 1) && !c.second;
   c.by_copy = pick(0, 1) && mode == "hsdp";
   if (mode == "strategy pipeline" && pick(0, 3) > 0) {
-    c.readers = 2;
     c.members = pick(2, 3);
     c.norm = false;  // its statistics would be those of one reader's samples
     const std::vector<std::string> axes{"replicate=2", "replicate=2:zero=1", "shard=2", "shard=2:gather=part",
                                         c.tied ? "replicate=2:zero=1" : "replicate=2:zero=2"};
     c.with = axes[random() % axes.size()];
+    c.readers = 2;
+    if (pick(0, 4) == 0) c.with = "replicate=2,shard=2", c.readers = 4, c.members = 2;
   }
   return c;
 }

@@ -14,7 +14,7 @@ foreach(test ${gpu_tests})
   else()
     set(select "[#${unit}_test]~[.]")
   endif()
-  set(on_machine "${environment};LD_LIBRARY_PATH=$<TARGET_FILE_DIR:tapestry_cudart>;TAPESTRY_REQUIRE_CUDA=1;TAPESTRY_LOGICAL_DEVICES=2")
+  set(on_machine "${environment};LD_LIBRARY_PATH=$<TARGET_FILE_DIR:tapestry_cudart>;TAPESTRY_REQUIRE_CUDA=1;TAPESTRY_LOGICAL_DEVICES=4")
   set(checks initialised,races)
   if(unit STREQUAL "extremes")  # other tests launch these kernels, with ordinary values
     set(checks initialised)

@@ -1,4 +1,4 @@
-// Two ranks with one CUDA device each must train to the same weights as the CPU alone.
+// Ranks with CUDA devices must train to the same weights as the CPU alone.
 #include "tests/device/train.h"
 #include "tests/support/gpu.h"
 
@@ -99,4 +99,58 @@ TEST_CASE("a pipeline over ranks with CUDA devices trains as the CPU alone") {
     if (rank == 0) trained = whole;
   });
   check_same(trained, alone->state_dict());
+}
+
+TEST_CASE("axes that combine train on CUDA devices as the CPU alone") {
+  if (no_gpu(4)) return;
+  using Tensors = std::vector<Tensor>;
+  const Tensor x = randn({8, 6}, kCPU), target = randn({8, 4}, kCPU);
+  const auto train = [&](const char* text, const std::shared_ptr<ProcessGroup>& world, Net& net) {
+    const int rank = world ? world->rank() : 0;
+    const Device device = world ? Device(DeviceType::cuda, rank) : kCPU;
+    net.bn.eval();  // in training mode it would normalize over parts of the batch
+    Strategy strategy(text, {.world = world, .devices = {device}, .parts = 2});
+    strategy.wrap(net, {.units = {&net.fc2},
+                        .forward = [&](const Tensors& in) { return Tensors{net(in[0])}; },
+                        .loss = [](const Tensors& out, const Tensors& targets) -> Loss {
+                          return {mse_loss(out[0], targets[0]), static_cast<double>(targets[0].size(0))};
+                        },
+                        .stages =
+                            [&](const std::vector<Device>& on) {
+                              const auto first = [&net](const Tensor& t) { return net.fc1(t); };
+                              const auto last = [&net](const Tensor& t) { return net.fc2(net.bn(t).relu()); };
+                              return std::vector<Stage>{{first, on.at(0), {net.fc1}},
+                                                        {last, on.at(1), {net.bn, net.fc2}}};
+                            }});
+    const auto optimizer =
+        make_optimizer<optim::SGD>(strategy, net.parameters(), {.lr = 0.1, .momentum = 0.9});
+    for (int step = 0; step < kSteps; ++step) {
+      optimizer->zero_grad();
+      const auto read = [&](const Part& part) {
+        const Samples mine = strategy.share(8, part);
+        return Batch{{x.narrow(0, mine.first, mine.count).to(device)},
+                     {target.narrow(0, mine.first, mine.count).to(device)}};
+      };
+      strategy.gradients(read, 8);
+      strategy.clip_grad_norm_(0.1);
+      optimizer->step();
+    }
+    return strategy.whole_state();
+  };
+  const nn::StateDict alone = train("none", nullptr, *make());
+  for (const char* text : {"replicate=2,shard=2", "pipeline=2,replicate=2", "pipeline=2,shard=2",
+                           "pipeline=2:schedule=zero-bubble,replicate=2:zero=1"}) {
+    CAPTURE(text);
+    std::vector<std::unique_ptr<Net>> nets;
+    for (int rank = 0; rank < 4; ++rank) nets.push_back(make());
+    nn::StateDict trained;
+    run_local_ranks(
+        4,
+        [&](const std::shared_ptr<ProcessGroup>& world) {
+          nn::StateDict whole = train(text, world, *nets[static_cast<std::size_t>(world->rank())]);
+          if (world->rank() == 0) trained = std::move(whole);
+        },
+        {.timeout = std::chrono::seconds(60)});
+    check_same(trained, alone);
+  }
 }

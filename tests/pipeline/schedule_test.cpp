@@ -186,6 +186,14 @@ TEST_CASE("a slow link or a slow stage increases the idle time") {
                                    {.costs = {{1, 1, 1}, {3, 3, 3}}, .transfer = 0, .devices = {}});
   CHECK(slow.total == Approx(4 * 6 + 2));
   CHECK(slow.idle[1] == Approx(2));
+  // The second stage's last backward takes 5 longer, and the first stage waits for it.
+  const auto actions = schedule_actions(Schedule::gpipe, 2, 4);
+  std::vector<std::vector<double>> extra(2, std::vector<double>(8));
+  const double before = simulate(actions).total;
+  extra[1][7] = 5;
+  CHECK(simulate(actions, {.extra = extra}).total == Approx(before + 5));
+  extra[1].pop_back();
+  CHECK_THROWS_WITH(simulate(actions, {.extra = extra}), ContainsSubstring("give one for each action"));
 }
 
 TEST_CASE("a table shows the actions and idle units of each stage") {

@@ -32,9 +32,14 @@ struct Net : nn::Module {
   explicit Net(bool tied_) : tied(tied_) {
     if (tied) head.weight = embed.weight;
   }
+  const bool tied;
+  bool recomputes = false;  // the end, in backward
   Tensor middle(const Tensor& x) { return bn(fc1(x)).tanh(); }
   // Uses a weight without a call of its module, as language models do.
-  Tensor end(const Tensor& x) { return linear(fc2(x).tanh(), head.weight); }
+  Tensor end(const Tensor& x) {
+    const auto compute = [this](const Tensor& input) { return linear(fc2(input).tanh(), head.weight); };
+    return recomputes ? checkpoint(compute, x) : compute(x);
+  }
   Tensor forward(const Tensor& words) override {
     return head(fc2(middle(embed(words))).tanh());
   }
@@ -45,7 +50,6 @@ struct Net : nn::Module {
     nn::Module& last = tied ? static_cast<nn::Module&>(embed) : head;
     return {{embed, on.at(0)}, {second, on.at(1), {fc1, bn}}, {third, on.at(2), {fc2, last}}};
   }
-  const bool tied;
 };
 
 // Ranks are threads, and share the generator.
@@ -60,7 +64,8 @@ inline std::unique_ptr<Net> make_net(bool on_meta, bool tied = true) {
 
 struct Options {
   bool tied = true;
-  bool freezes = false;  // the second stage
+  bool freezes = false;     // the second stage
+  bool recomputes = false;  // the third stage, in backward
   int readers = 1;       // one process computes the micro-batches of so many pipelines side by side
   int adds = -1;         // the gradients of this step are added to those of the step before
 };
@@ -78,9 +83,8 @@ struct Job {
       : options(o),
         strategy(text, {.world = world, .parts = 2}),
         net(make_net(strategy.builds_in_parts(), o.tied)) {
-    for (const char* axis : {"replicate", "shard"})
-      if (strategy.mesh() && strategy.mesh()->has(axis))
-        convert_sync_batchnorm(*net, (*strategy.mesh())[axis].group());
+    if (const auto& data = strategy.data_group()) convert_sync_batchnorm(*net, data);
+    net->recomputes = o.recomputes;
     if (o.freezes) net->fc1.requires_grad_(false), net->bn.requires_grad_(false);
     strategy.wrap(*net,
                   {.forward = [this](const Tensors& in) { return Tensors{(*net)(in[0])}; },

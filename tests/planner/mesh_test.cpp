@@ -1,6 +1,7 @@
 // Compares predictions for meshes, over one and over several hosts, with sums done by hand.
 #include <cmath>
 
+#include "tapestry/distributed/strategy/internal/row.h"
 #include "tests/planner/examples.h"
 
 using namespace tests;
@@ -95,6 +96,20 @@ TEST_CASE("replicas of stages add gradients beside the last backward") {
   }
 }
 
+TEST_CASE("a stage contends with its other replicas, and with other stages while they compute") {
+  const Profile profile = profile_with(4, 1);
+  Link link;
+  const auto step = [&](const char* mode, int devices) {
+    return predicted(mode, profile, link, setup_of(devices, 4 * devices, {2, 2}, 1)).step_s - 1;
+  };
+  // With one micro-batch, stages compute one after another: 16 s forward and 32 s backward each.
+  CHECK(step("pipeline=2,replicate=2", 4) == Approx(2 * (16 + 32)));
+  link.ranks.contention = {1.5, 1.5, 1};
+  CHECK(step("pipeline=2", 2) == Approx(2 * (16 + 32)));
+  // One of the three other devices computes at the same time.
+  CHECK(step("pipeline=2,replicate=2", 4) == Approx(2 * (16 + 32) * (1 + 0.5 / 3)));
+}
+
 TEST_CASE("divided stages: bytes by axis, and memory of the model") {
   Profile profile = profile_with(4);
   profile.optimizer_state = 2;
@@ -109,11 +124,31 @@ TEST_CASE("divided stages: bytes by axis, and memory of the model") {
   CHECK(zero2.largest().optimizer == 200);
   CHECK(shards.largest().optimizer == 200);
   CHECK(replicas.largest().parameters == 200);
-  CHECK(shards.largest().parameters <= 200.0 / 2 + 200);
+  CHECK(shards.largest().parameters == 200.0 / 2 + 200);
   CHECK(axis_of(zero1, "replicate").bytes_sent == 4 * (200 + 100));
   CHECK(axis_of(zero2, "replicate").bytes_sent == 4 * (100 + 100));
-  // Each unit is gathered for every forward and every backward of four micro-batches, and divided once.
-  CHECK(axis_of(shards, "shard").bytes_sent == 4 * (8 * 100 + 100));
+  // Each unit is gathered once and divided once.
+  CHECK(axis_of(shards, "shard").bytes_sent == 4 * (100 + 100));
+  {
+    // Or it is gathered for every forward and every backward of four micro-batches, and is not kept.
+    const tapestry::distributed::RowRegistration row{{.axis = "context",
+                                                      .order = 61,
+                                                      .divide =
+                                                          [](const AxisSpec&, StepDivision& step) {
+                                                            step.sum = StepDivision::Sum::units;
+                                                            return true;
+                                                          },
+                                                      .make = nullptr}};
+    const TrainingSetup three_each = setup_of(4, 16, {3, 3});
+    Profile six = profile_with(6);
+    const Prediction each = predicted("pipeline=2,context=2", six, link, three_each),
+                     once = predicted("pipeline=2,shard=2", six, link, three_each);
+    CHECK(axis_of(each, "context").bytes_sent == 4 * (8 * 150 + 150));
+    CHECK(axis_of(each, "context").exposed_s > axis_of(once, "shard").exposed_s);
+    CHECK(each.largest().parameters == 300.0 / 2 + 200);  // two units of three are whole
+    CHECK(once.largest().parameters == 300.0 / 2 + 300);
+    CHECK(each.largest().gradients <= once.largest().gradients);
+  }
   CHECK(zero1.step_s > replicas.breakdown.update_s);
   // An accumulated gradient has its own memory until the last backward copies it into a bucket.
   CHECK(replicas.memory[3].buckets == 200);
@@ -202,6 +237,12 @@ TEST_CASE("all meshes of a number of devices are swept, the fastest first") {
   CHECK(meshes(4, 2, 2) ==
         std::vector<std::string>{"pipeline=2,replicate=2", "pipeline=2,shard=2"});
   CHECK_THROWS_WITH(meshes(0, 1, 1), ContainsSubstring("0 devices"));
+  // Stages need no samples of their own.
+  const std::vector<Prediction> few =
+      sweep(with_passes(profile_with(4)), slow_link(), setup_of(2, 2, {2, 2}, 2), 4);
+  REQUIRE(few.size() == meshes(4, 4, 2).size());
+  CHECK(few[0].devices == 4);
+  CHECK(sweep(with_passes(profile_with(6)), slow_link(), setup_of(2, 512, {3, 3}), 512).size() == 10 + 9 + 8);
   const std::vector<Prediction> all =
       sweep(with_passes(profile_with(6)), slow_link(), setup_of(2, 32, {3, 3}), 8);
   CHECK(all.size() == meshes(8, 6, 32).size());
@@ -215,8 +256,30 @@ TEST_CASE("all meshes of a number of devices are swept, the fastest first") {
   CHECK(why(predicted("none", profile_with(4, 1), {}, setup_of(1, 8))) == "computes nearly all the time");
 }
 
+TEST_CASE("devices that one host holds cross no hosts") {
+  const Profile profile = profile_with(6);
+  Link link = link_of(1e-8);
+  link.cross = {.message = {1, 1}};
+  TrainingSetup setup = setup_of(6, 12);
+  const double within = predicted("replicate=2,shard=3", profile, link, setup).step_s;
+  for (const int per_host : {6, 7, 8}) {  // the sizes need not divide the host
+    setup.devices_per_host = per_host;
+    CHECK(predicted("replicate=2,shard=3", profile, link, setup).step_s == within);
+  }
+  setup.devices_per_host = 5;
+  CHECK(predicted("replicate=2,shard=3", profile, link, setup).step_s > within + 1);
+}
+
 TEST_CASE("what does not combine has no prediction") {
   const Profile profile = profile_with(4);
+  // Without stages a model that stays whole during a step is not predicted; that is not the default there.
+  CHECK_FALSE(predict(plan_of("shard=2:gather=step"), profile, {}, setup_of(2, 8)).has_value());
+  CHECK_FALSE(predict(plan_of("replicate=2,shard=2:gather=step"), profile, {}, setup_of(4, 8)).has_value());
+  for (const char* const mode : {"shard=2", "shard=2:gather=part"})
+    CHECK(predict(plan_of(mode), profile, {}, setup_of(2, 8)).has_value());
+  for (const auto& [mode, keeps] : {std::pair("shard=2", false), {"pipeline=2,shard=2", true},
+                                    {"pipeline=2,shard=2:gather=part", false}})
+    CHECK(tapestry::distributed::divisions_of(plan_of(mode)).back().keeps_whole == keeps);
   CHECK_THROWS_WITH(predict(plan_of("pipeline=2,replicate=2"), profile, {}, setup_of(4, 16, {1, 1, 1, 1})),
                     ContainsSubstring("4 stages with 4 blocks; the model has 4 blocks, for 2 stages"));
   CHECK_FALSE(

@@ -32,6 +32,7 @@ inline constexpr GroupOptions kBounded{.timeout = 20'000ms};
 /// Runs fn on each rank (one thread per rank) and returns the results by rank.
 template <class T>
 std::vector<T> on_ranks(int ranks, const std::function<T(const Group&)>& fn) {
+  static_assert(!std::is_same_v<T, bool>, "ranks would write the bits of one word; return an int");
   std::vector<T> results(static_cast<std::size_t>(ranks));
   run_local_ranks(
       ranks, [&](const Group& group) { results[static_cast<std::size_t>(group->rank())] = fn(group); },

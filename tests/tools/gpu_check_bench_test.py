@@ -166,6 +166,29 @@ class Values(Case):
         self.assertEqual(len(values.parse(found.text)["y"]), 256 + 2 * 64)
 
 
+class PtxMachine(Case):
+    """A dry run on the CUDA runtime of tools/ptx."""
+
+    def test_patience_multiplies_the_limit_of_an_answer(self):
+        late = self.program("late", "read line; sleep 3; echo ok")
+        self.assertIn("failed", process.Program([late], patience=0.001).ask("x", 60))
+
+    def test_a_dry_run_on_the_ptx_machine_has_patience_and_lets_ragged_tiles_load_unwritten_memory(self):
+        self.program("bench_gpu_ops", 'while read -r line; do echo "ok $TAPESTRY_PTX_CHECK"; done')
+        for given, device, patience, expected in ((None, "cuda", 10, "ok initialised"), ("none", "cuda", 10, "ok none"),
+                                                  (None, "cpu", 1, "ok ")):
+            with unittest.mock.patch.dict(os.environ):
+                os.environ.pop("TAPESTRY_PTX_CHECK", None)
+                if given:
+                    os.environ["TAPESTRY_PTX_CHECK"] = given
+                one = self.check("--dry-run", device)
+                self.assertEqual((one.ours.patience, one.ours.ask("x", 60)), (patience, expected))
+                with unittest.mock.patch.object(one, "run") as run:
+                    one.once("steps", "a", ["true"], "a", 30)
+                self.assertEqual(run.call_args.args[2], 30 * patience)
+                one.close()
+
+
 class Benchmarks(Case):
     def bench(self, ours, peer=Talker("ok", "1"), copier=Talker("ok", "1")):
         one = self.check()

@@ -181,7 +181,7 @@ class Check:
             self.report.row(phase, name, "left")
             return None
         self.report.row(phase, name, "running")
-        found = self.run(command, self.log(log), limit, **more)
+        found = self.run(command, self.log(log), self.patience * limit, **more)
         self.report.keep(self.log(log))
         if self.cut_short(found) and not (partial and partial.search(found.text)):
             self.report.row(phase, name, "left")

@@ -301,7 +301,7 @@ def modes_of_training(check):
         what = ["--device", check.dry, "--model", "mlp", "--modes", "single,model", "--batch-size", "4", "--image-size", "8",
                 "--steps", "1", "--warmup", "1", "--threads", "1"]
     found = check.once("more", name, [check.program("tapestry-compare"), "--devices", "2", "--rounds", "1", "--timeout",
-                                      "60", *what], "modes", 60, environment={"TAPESTRY_LOGICAL_DEVICES": "2"})
+                                      str(60 * check.patience), *what], "modes", 60, environment={"TAPESTRY_LOGICAL_DEVICES": "2"})
     if found:
         check.report.row("more", name, ("fake" if check.dry else "passed") if found.ok else "failed",
                          seconds=found.seconds, note="" if found.ok else found.tail())

@@ -29,7 +29,7 @@ function card(m) {
   const bottom = arrows(svg, m, n, d => x(d) + size / 2, y + 2);
   svg.setAttribute('viewBox', '-1 0 ' + (W + 2) + ' ' + bottom);
   return h('article', { class: 'card' }, h('h3', {}, modeTag(m.name)), h('div', { class: 'facts' }, 'holds ', h('b', {}, mib(peakOf(m))), ', sends ', h('b', {}, mib(m.bytes_sent / m.devices.length)), ' MiB'), byAxis(m), svg,
-    h('p', {}, m.description + ' (', h('code', {}, m.title), ').', m.devices.length > n ? ' Devices 0 to ' + (n - 1) + ' of ' + m.devices.length + '.' : ''));
+    h('p', {}, m.description.replace(/ \([a-z]+=-1[^()]*\)$/, '') + ' (', h('code', {}, m.title), ').', m.devices.length > n ? ' Devices 0 to ' + (n - 1) + ' of ' + m.devices.length + '.' : ''));
 }
 
 // What each axis sends per step, beside its prediction; nothing if there is one axis and no prediction.

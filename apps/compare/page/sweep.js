@@ -15,7 +15,17 @@ function showSweep() {
     [['rk', h('span', { class: 'sr' }, 'place')], ['nm', 'mesh, and what it loses'], ['bar', 'predicted step'], ['ms', 'step'], ['mem', 'memory'], ['mib', 'peak']].map(([cls, text]) => h('th', { class: cls, role: 'columnheader' }, text)))),
   h('tbody', { role: 'rowgroup' }, shown.map((s, i) => meshRow(s, fits(s) ? String(i + 1) : '\u2013', end, memory))));
   put('sweep-note', all.length > shown.length ? (all.length - shown.length) + ' more ' + (all.length - shown.length === 1 ? 'mesh is' : 'meshes are') + ' slower' + (over.length ? ', or too large' : '') + '. ' : '',
-    'Predicted from the costs that were measured on one device, as above: each device has cores and memory of its own.');
+    'Predicted from the costs that were measured on one device, as above: each device has cores and memory of its own.' + networkNote(DATA.sweep));
+}
+
+// What the user assumes of links: " 4 devices a host; between hosts 0.1 GB/s, as given."
+function networkNote(sweep) {
+  const known = x => x !== null && x !== undefined, per_host = sweep.devices_per_host;
+  const given = link => [known(link.latency_us) && link.latency_us + ' \u00b5s', known(link.bandwidth_gbs) && link.bandwidth_gbs + ' GB/s'].filter(Boolean).join(' and ') + ', as given';
+  const inside = sweep.link ? ' A link has ' + given(sweep.link) + '.' : '';
+  if (!per_host || per_host >= sweep.devices) return inside;
+  return inside + ' ' + per_host + (per_host === 1 ? ' device' : ' devices') + ' a host' + (sweep.links_per_host > 1 ? ', with ' + sweep.links_per_host + ' links' : '')
+    + '; between hosts ' + (sweep.cross ? given(sweep.cross) : 'the same links as inside one') + '.';
 }
 
 function meshRow(s, place, end, memory) {

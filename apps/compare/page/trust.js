@@ -48,13 +48,17 @@ function spread(labels, gap, low, high) {
 function showErrors(predicted) {
   const svg = $('errors'), w = Math.max(260, svg.parentElement.clientWidth), rh = 16, L = Math.min(170, w * 0.4), list = [...predicted].sort((a, b) => a.prediction_error - b.prediction_error), H = list.length * rh;
   const error = (m, x) => x / m.step_ms - 1, range = m => [error(m, m.predicted_low_ms), error(m, m.predicted_high_ms)];
-  const end = Math.max(0.1, ...list.flatMap(m => [m.prediction_error, ...range(m)]).map(Math.abs)) * 1.08, X = e => L + (e + end) / (2 * end) * (w - L - 26);
+  const all = list.flatMap(m => [m.prediction_error, ...range(m)]), low = Math.min(-0.1, ...all) * 1.08, high = Math.max(0.1, ...all) * 1.08, X = e => L + (e - low) / (high - low) * (w - L - 26);
   svg.setAttribute('viewBox', '0 0 ' + w + ' ' + (H + 26));
   svg.setAttribute('height', H + 26);
   put(svg);
   if (!list.length) return;
   svg.append(v('rect', { x: X(-0.05), y: 0, width: X(0.05) - X(-0.05), height: H, fill: 'var(--tint)' }));
-  for (const e of ticksOf(end, 2.4).flatMap(t => t ? [-t, t] : [0])) svg.append(v('line', { class: e ? 'hair' : 'gl', x1: X(e), x2: X(e), y1: 0, y2: H }), v('text', { x: X(e), y: H + 16, 'text-anchor': 'middle' }, e ? signed(e, 0) : '0'));
+  const tick = ticksOf(high - low, 5)[1];
+  for (let k = Math.ceil(low / tick); k * tick <= high; ++k) {
+    const e = k * tick;
+    svg.append(v('line', { class: e ? 'hair' : 'gl', x1: X(e), x2: X(e), y1: 0, y2: H }), v('text', { x: X(e), y: H + 16, 'text-anchor': 'middle' }, e ? signed(e, 0) : '0'));
+  }
   list.forEach((m, i) => svg.append(v('text', { x: L - 10, y: i * rh + 12, 'text-anchor': 'end' }, cut(m.name, L - 12)), v('line', { x1: X(0), x2: X(m.prediction_error), y1: i * rh + 8, y2: i * rh + 8, stroke: 'var(--ink)', 'stroke-width': 1.2, opacity: 0.5 }),
     v('line', { class: 'range', x1: X(range(m)[0]), x2: X(range(m)[1]), y1: i * rh + 8, y2: i * rh + 8 }, v('title', {}, m.name + ', from the costs of single rounds: ' + range(m).map(x => signed(x)).join(' to '))),
     v('circle', { cx: X(m.prediction_error), cy: i * rh + 8, r: 3.4, fill: 'var(--ink)' }, v('title', {}, m.name + ' ' + signed(m.prediction_error)))));

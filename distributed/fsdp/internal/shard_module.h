@@ -16,7 +16,8 @@ std::shared_ptr<ShardedUnit> shard_module(nn::Module& module, const FsdpOptions&
                                           const Groups& groups, const std::vector<Device>& devices = {});
 /// fully_shard() of modules that a function calls one after another, such as a stage of a pipeline, as one
 /// sharded model: calls gather ahead for later ones, and a backward pass reduces the gradients of all. The
-/// ranks may call different ones of them; while unshard() of the first one lasts, calls belong to one forward.
+/// ranks may call different ones of them; while unshard() of the first one lasts, calls belong to one
+/// forward.
 std::vector<FullyShard> fully_shard_together(const std::vector<nn::Module*>& modules,
                                              const FsdpOptions& options);
 /// What shard_module() would refuse in these arguments; empty if nothing.

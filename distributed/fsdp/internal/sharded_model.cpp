@@ -203,7 +203,9 @@ void ShardedModel::begin_forward(ShardedUnit& unit, bool by_hand, Lane& l) {
 
 void ShardedModel::enter_forward(ShardedUnit& unit, int replica) {
   Lane& l = lane(replica);
-  const bool needs_gather = unit.users(replica) == 0 && !(keeps_full_ && unit.is_full(replica));
+  const bool kept = keeps_full_ && unit.is_full(replica);
+  if (kept) unit.check_current(replica);
+  const bool needs_gather = unit.users(replica) == 0 && !kept;
   if (needs_gather) post(unit, &unit, replica);
   // The ranks must post the same gathers. So this depends on the order of calls alone, and not on whether the
   // shards have changed.
@@ -231,6 +233,7 @@ void ShardedModel::leave_forward(ShardedUnit& unit, int replica, std::uint64_t e
   const bool keep = entered != 0 && !failed && (keeps_full_ || (may_keep && !unit.reshards));
   if (unit.users(replica) == 0 && !keep) unit.release(replica);
   if (--l.depth > 0) return;
+  if (failed) keeps_full_ = false;
   for (ShardedUnit* u : units_) {
     u->drop_gather(replica);  // gathered ahead for a call that did not come
     if (failed && u->users(replica) == 0) u->release(replica);
@@ -450,6 +453,7 @@ void ShardedModel::abandon(std::uint64_t id, int replica) noexcept {
   if (found == l.passes.end()) return;
   const std::unique_ptr<Pass> pass = std::move(*found);
   l.passes.erase(found);
+  keeps_full_ = false;
   for (ShardedUnit* u : units_) {
     if (pass->accumulates) u->drop_gradients(replica);
     if (u->users(replica) > 0 || is_open(*u, replica)) continue;

@@ -20,6 +20,7 @@
 // gradient is complete. A unit whose oldest node has run, and whose gradients are all complete, is closed at
 // once: the unit before it may read no parameter before its own gradients exist. The order of collectives is
 // therefore a function of the graph, and the same on all ranks.
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -141,7 +142,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   std::vector<Step> plan(const Lane& lane) const;
   void advance(Pass& pass, int replica, std::uint64_t position);
   void take_step(Pass& pass, int replica);
-  bool keeps(const Pass& pass) const { return keeps_full_ && !pass.synchronize; }
+  bool keeps(const Pass& pass) const { return keeps_full_ && !(pass.synchronize && pass.all_reduce); }
   void open(Pass& pass, int replica, ShardedUnit& unit);
   void close(Pass& pass, int replica, ShardedUnit& unit, bool last);
   void reduce(Pass& pass, int replica, ShardedUnit& unit);
@@ -152,7 +153,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
 
   std::vector<ShardedUnit*> units_;
   std::vector<Lane> lanes_;
-  bool keeps_full_ = false;
+  std::atomic<bool> keeps_full_ = false;  // replicas that fail reset it, each on its thread
 };
 
 }  // namespace tapestry::distributed

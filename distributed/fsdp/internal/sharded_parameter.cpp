@@ -282,9 +282,7 @@ Tensor ShardedParameter::upload(int replica, const Stream& copies) const {
 
 Tensor ShardedParameter::acquire(int replica) {
   Replica& r = at(replica);
-  const bool changed =
-      r.gathered_from && (r.gathered_from != r.shard.impl() || r.gathered_version != r.shard.version());
-  if (changed) r.storage->bump_version();
+  if (is_stale(replica)) r.storage->bump_version();
   r.gathered_from = r.shard.impl();
   r.gathered_version = r.shard.version();
   r.full_version = r.storage->version();

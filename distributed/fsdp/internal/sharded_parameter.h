@@ -85,6 +85,11 @@ class ShardedParameter final : public nn::Layout,
   /// the full tensor. If the shard was changed since the last gather, the full tensor gets a new version, so
   /// that a graph with the old values throws.
   Tensor acquire(int replica);
+  /// True if the shard was changed since it was gathered.
+  bool is_stale(int replica) const {
+    const Replica& r = at(replica);
+    return r.gathered_from && (r.gathered_from != r.shard.impl() || r.gathered_version != r.shard.version());
+  }
   /// True if the full tensor exists and was changed in place since it was gathered.
   bool has_changes(int replica) const;
   /// Like keep_changes(), for the thread of one replica: takes over what was changed in its own full tensor.

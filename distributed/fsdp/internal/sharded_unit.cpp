@@ -127,6 +127,13 @@ bool ShardedUnit::is_trained(int replica) const {
                      [&](const Member& m) { return m.parameter->is_trained(replica); });
 }
 
+void ShardedUnit::check_current(int replica) const {
+  for (const Member& m : members_)
+    check(!m.parameter->is_stale(replica), "[fully_shard] ", m.parameter->path(),
+          " was changed while keep_full() kept the values that were gathered before; change parameters and "
+          "step optimizers after end_step()");
+}
+
 int ShardedUnit::count_reached(int replica) const {
   return static_cast<int>(std::count_if(members_.begin(), members_.end(), [&](const Member& m) {
     return m.parameter->is_trained(replica) && autograd::backward_reaches(m.parameter->full(replica));
@@ -388,6 +395,7 @@ void ShardedUnit::take_reduced(int replica, const std::vector<Work>& works) {
       if (sum.defined()) sum.add_(reduced[i].to(sum.dtype()));
       else sum = reduced[i];
     }
+    s.flags = {};
     return;
   }
   if (!is_offloaded(replica)) return deliver(replica, std::move(reduced));
@@ -423,6 +431,7 @@ void ShardedUnit::deliver(int replica, std::vector<Tensor> reduced) {
   for (std::size_t i = 0; i < reduced.size(); ++i)
     if (is_used_anywhere(s, i, flags))  // otherwise its gradient stays
       members_[s.reduced_members[i]].parameter->deliver(replica, std::move(reduced[i]));
+  s.flags = {};  // they may keep the buffer of the gradients, which zero_grad() is to free
 }
 
 void ShardedUnit::drop_gradients(int replica) noexcept {

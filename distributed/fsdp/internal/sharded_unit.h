@@ -66,6 +66,8 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   bool is_full(int replica) const { return at(replica).full; }
   bool is_arriving(int replica) const { return at(replica).arriving; }
   bool is_trained(int replica) const;
+  /// Throws ValueError, with the path, if a shard was changed since the unit was gathered.
+  void check_current(int replica) const;
   /// The number of parameters that get a gradient from the backward pass in progress on this thread.
   int count_reached(int replica) const;
   /// The number of scopes that need the full parameters now.

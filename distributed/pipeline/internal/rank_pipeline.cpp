@@ -212,14 +212,20 @@ void RankPipeline::check_steps(const std::vector<CallArguments>& all) {
         "\nstep the optimizer of every stage after each forward_backward(), or set check_steps = false");
 }
 
+// The samples of each micro-batch.
+std::vector<std::int64_t> RankPipeline::sizes_of(std::int64_t samples, bool exactly) const {
+  std::vector<std::int64_t> sizes = micro_batch_sizes(samples, options_.micro_batches, exactly);
+  if (makes_all_micro_batches) sizes.resize(static_cast<std::size_t>(options_.micro_batches));
+  return sizes;
+}
+
 // Splits the first rank's inputs and the last rank's targets into micro-batches.
 void RankPipeline::prepare(Pass& pass, const TensorList& inputs, const TensorList& targets) {
   const bool trains = pass.loss_fn != nullptr;
   const auto split = [&](const TensorList& batch, std::vector<std::vector<Tensor>>& chunks) {
     const NoGradGuard no_grad;
     const std::int64_t samples = samples_in("Pipeline", batch);
-    chunks =
-        split_tensors(batch, micro_batch_sizes(samples, options_.micro_batches, trains && !options_.uneven));
+    chunks = split_tensors(batch, sizes_of(samples, trains && !options_.uneven));
     return samples;
   };
   const std::vector<CallArguments> all =
@@ -245,7 +251,7 @@ void RankPipeline::prepare(Pass& pass, const TensorList& inputs, const TensorLis
   check_steps(all);
   pass.seed = all.front().state[0];
   pass.offset = pass.max_rng_offset = all.front().state[1];
-  pass.sizes = micro_batch_sizes(samples, options_.micro_batches, false);
+  pass.sizes = sizes_of(samples, false);
   pass.results.resize(pass.sizes.size());
   pass.sent.resize(pass.sizes.size());
   for (const Tensor& t : inputs.tensors)
@@ -310,8 +316,9 @@ void RankPipeline::run_action(Pass& pass, const Action& action) const {
   Message incoming, result;
   if (kind == Kind::forward) incoming = inputs_of(pass, micro_batch);
   else if (kind == Kind::backward) incoming = gradients_of(pass, micro_batch);
+  const std::string of = group_->name() == "world" ? "" : " of " + group_->name();
   with_error_context(concat({stage_text(), ", ", kind_name(kind), " of micro-batch ", micro_batch, ", rank ",
-                             group_->rank(), " of ", group_->name(), " on ", devices_[0]}),
+                             group_->rank(), of, " on ", devices_[0]}),
                      [&] {
                        const bool trains = around && pass.loss_fn, last = action == pass.last_gradients;
                        std::shared_ptr<void> scope = trains ? around->before(action, last) : nullptr;

@@ -38,6 +38,10 @@ class RankPipeline final : public PipelineRunner {
   };
   /// Set: the parameters of the stage may be sharded over ranks that have the same stage.
   std::optional<Around> around = {};
+  /// Makes all micro-batches of each pass, the last ones empty, however few samples there are. The other axes
+  /// need it: ranks with the same stage make collectives in each micro-batch, and may have different numbers
+  /// of samples.
+  bool makes_all_micro_batches = false;
 
   Tensor forward_backward(const TensorList& inputs, const TensorList& targets,
                           const Pipeline::LossFunction& loss) override;
@@ -72,6 +76,7 @@ class RankPipeline final : public PipelineRunner {
                          const std::function<std::string(const CallArguments&)>& describe);
   std::int64_t steps_of_stage();
   static void check_steps(const std::vector<CallArguments>& all);
+  std::vector<std::int64_t> sizes_of(std::int64_t samples, bool exactly) const;
   void prepare(Pass& pass, const TensorList& inputs, const TensorList& targets);
   void run(Pass& pass);
   void run_action(Pass& pass, const Action& action) const;

@@ -121,15 +121,14 @@ class PeakTracker {
                                 static_cast<double>(&i - b.backward.data()) + 0.5)
         end_division();
       now_.gradients += arrived;
-      update_peak(b,
-                  (has_gradients_ ? i.accumulate_bytes : i.peak_bytes).at(n_) + std::exchange(received, 0));
+      update_peak(b, interval_bytes(i) + std::exchange(received, 0));
       const auto parameter = static_cast<std::size_t>(i.parameter);
       const double gradient = i.parameter >= 0 ? static_cast<double>(b.parameter_bytes[parameter]) : 0;
       if (i.parameter >= 0 && schedule_.divided_buckets > 1 && is_last_) {
         // The gradient is copied into its bucket, which gets its memory now if this is its first gradient.
         open_bucket();
         now_.buckets += live_bucket_bytes() - live;
-        update_peak(b, i.end_bytes.at(n_) - (has_gradients_ ? gradient : 0));
+        update_peak(b, i.end_bytes.at(n_));
         now_.buckets -= live_bucket_bytes();
         post_bucket();
       } else {
@@ -144,6 +143,14 @@ class PeakTracker {
       }
     }
     allocate_gradients(b);
+  }
+  // The planner measures a backward that adds products to existing gradients in place. The hooks that divide
+  // gradients need each new gradient by itself, as if there was none to add to.
+  double interval_bytes(const BackwardInterval& i) const {
+    const double fresh = i.peak_bytes.at(n_);
+    if (!has_gradients_) return fresh;
+    const double added = i.accumulate_bytes.at(n_);
+    return schedule_.sharded > 1 || schedule_.divided_buckets > 1 ? std::max(added, fresh) : added;
   }
   // The gradients of a block arrive one by one. The first one of a bucket allocates the bucket. A complete
   // bucket is reduced while backward runs, and freed when two later buckets are complete.

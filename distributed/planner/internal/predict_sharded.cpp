@@ -84,7 +84,9 @@ Prediction predict_sharded_models(const CostModel& c) {
   p.breakdown.exposed_comm_s += times.tail_s;
   p.breakdown.update_s = slowdown.update * c.update(all) / shards;
   std::vector<double> divided_after, sent = sent_by_axis(c, all, 2);
-  for (std::size_t k = 0; k < c.count(); ++k) divided_after.push_back(step.divided_after(times, k));
+  // Beside replicas, this is the bound: the gradients exist until those of the next block have arrived.
+  for (std::size_t k = 0; k < c.count(); ++k)
+    divided_after.push_back(c.axes.size() > 1 ? 1 : step.divided_after(times, k));
   for (const double n : samples)
     p.memory.push_back(peak_memory(c, {.range = all,
                                        .samples = {n},

@@ -25,7 +25,7 @@ function showHead() {
   document.title = headline() + ' ' + LIVE.title;
   const silent = silentSince && (Date.now() - silentSince) / 1000;
   const [first, ...more] = LIVE.message.split('\n');
-  put('notes', LIVE.state !== 'running' ? [first && h('p', { class: 'warning' }, first), more.length ? h('pre', {}, more.join('\n')) : null] : !SERVED ? h('p', { class: 'warning' }, 'The run had not ended when this file was written.')
+  put('notes', LIVE.state !== 'running' ? [first && h('p', { class: 'warning ' + LIVE.state }, first), more.length ? h('pre', {}, more.join('\n')) : null] : !SERVED ? h('p', { class: 'warning' }, 'The run had not ended when this file was written.')
     : silent >= 3 ? h('p', { class: 'warning' }, 'No answer from the program for ' + duration(silent) + '. If it has ended, its last page is ' + LIVE.folder + '/live.html.') : null);
   // A screen reader hears of measurements and of the end, and not of each step.
   const said = LIVE.state + LIVE.evaluated.length;

@@ -111,13 +111,13 @@ class PeakTracker {
       this.now.buckets += live;
       if (this.undivided > 0 && this.divided_after * b.backward.length <= index + 0.5) this.end_division();
       this.now.gradients += arrived;
-      this.update_peak_of(b, at_(this.has_gradients ? i.accumulate_bytes : i.peak_bytes, this.n) + received);
+      this.update_peak_of(b, this.interval_bytes(i) + received);
       received = 0;
       const gradient = i.parameter >= 0 ? b.parameter_bytes[i.parameter] : 0;
       if (i.parameter >= 0 && this.s.divided_buckets > 1 && this.is_last) {
         this.open_bucket();
         this.now.buckets += this.live_bucket_bytes() - live;
-        this.update_peak_of(b, at_(i.end_bytes, this.n) - (this.has_gradients ? gradient : 0));
+        this.update_peak_of(b, at_(i.end_bytes, this.n));
         this.now.buckets -= this.live_bucket_bytes();
         this.post_bucket();
       } else this.now.buckets -= live;
@@ -132,6 +132,12 @@ class PeakTracker {
       }
     });
     this.allocate_gradients(b);
+  }
+  interval_bytes(i) {
+    const fresh = at_(i.peak_bytes, this.n);
+    if (!this.has_gradients) return fresh;
+    const added = at_(i.accumulate_bytes, this.n);
+    return this.s.sharded > 1 || this.s.divided_buckets > 1 ? Math.max(added, fresh) : added;
   }
   live_bucket_bytes() {
     let bytes = 0;

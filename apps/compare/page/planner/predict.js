@@ -8,6 +8,7 @@ function predictor_of(plan) {
   if (all.length === 1 && all[0].sum === 'master') return predict_master;
   let i = 0;
   const stages = all[0].schedule !== '';
+  if (!stages && all.some(a => a.keeps_whole)) return null;
   if (stages && (all.length === 1 || (!plan.one_process && all[0].schedule !== 'sequential'))) ++i;
   const replicas = i < all.length && all[i].sum === 'buckets' && !all[i].schedule, zero = replicas && all[i].zero > 0;
   if (replicas) ++i;
@@ -24,8 +25,9 @@ function axes_on(plan, devices) {
 function set_costs(axes, plan, link, setup) {
   const per_host = setup.devices_per_host || 0, links = setup.links_per_host || 1;
   let inside = 1;
+  const total = axes.reduce((product, a) => product * a.size, 1);
   for (const axis of axes) {
-    const crosses = per_host > 0 && axis.size > 1 && per_host % (inside * axis.size) !== 0, base = plan.one_process ? link.local : crosses && !is_free(link.cross.message) ? link.cross : link.ranks;
+    const crosses = per_host > 0 && per_host < total && axis.size > 1 && per_host % (inside * axis.size) !== 0, base = plan.one_process ? link.local : crosses && !is_free(link.cross.message) ? link.cross : link.ranks;
     const sharing = crosses ? Math.max(1, Math.min(inside, per_host) / links) : 1, shared = cost => ({ latency_s: cost.latency_s, s_per_byte: cost.s_per_byte * sharing });
     axis.costs = { ...base, message: shared(base.message), gather_message: shared(base.gather_message), scatter_message: shared(base.scatter_message), peer_message: shared(base.peer_message) };
     inside *= axis.size;

@@ -57,7 +57,7 @@ function predict_sharded_models(c) {
   }
   b.exposed_comm_s += times.tail_s;
   b.update_s = slowdown.update * c.update(all) / c.model_parts;
-  const divided_after = range(c.count).map(k => step.divided_after(times, k));
+  const divided_after = range(c.count).map(k => c.axes.length > 1 ? 1 : step.divided_after(times, k));
   return { breakdown: b, axes: axes_of(c, times.exposed_s, sent_by_axis(c, all, 2).map(x => x * c.devices)),
     memory: memory_of_ranks(samples, n => peak_memory(c, { range: all, samples: [n], actions: ONE_PASS, data: c.batch_bytes(n), optimizer_share: 1 / c.model_parts, sharded: c.model_parts, divided_after })) };
 }
