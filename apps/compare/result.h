@@ -83,7 +83,7 @@ struct Result {
   /// True if the mode ran to its end. It can still have failed, because its losses differ from those of
   /// single.
   bool measured() const { return step_s > 0; }
-  /// Per step, by all devices together; along one axis, if it is named.
+  /// The bytes that all devices together send in a step: along `axis`, or, without a name, in all.
   std::int64_t bytes_sent(const std::string& axis = {}) const;
   /// The relative error of the predicted step time.
   double prediction_error() const { return *predicted_step_s / step_s - 1; }

@@ -70,7 +70,8 @@ void set_costs(std::vector<PlannedAxis>& axes, const StrategyPlan& plan, const L
         per_host > 0 && per_host < total && axis.size > 1 && per_host % (inside * axis.size) != 0;
     const bool measured = !link.cross.message.is_free();
     axis.costs = plan.over_devices ? link.local : crosses && measured ? link.cross : link.ranks;
-    // As many groups of the axis as a host has devices between neighbours communicate at the same time.
+    // The groups of the axis communicate at the same time. Those with members on one host share its links:
+    // one group for each device that lies between two neighbours along the axis.
     const double sharing =
         crosses ? std::max(1.0, static_cast<double>(std::min(inside, per_host)) / setup.links_per_host) : 1;
     for (TransferCost* const cost : {&axis.costs.message, &axis.costs.gather_message,

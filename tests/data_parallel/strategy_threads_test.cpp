@@ -270,7 +270,8 @@ TEST_CASE("each axis of replicate x shard reports its own bytes, with sender and
       for (const Transfer& t : strategy.transfers())
         text += concat({t.from - world->rank(), " to ", (t.to - world->rank() + 4) % 4, " ", t.bytes, " ",
                         t.what, " ", t.axis, "; "});
-      // Each part gathers, and each that reduces scatters; the copies add up once.
+      // Parameters are gathered in each part, gradients are reduce-scattered in each part or in the last one
+      // (`reduce`), and the copies all-reduce once a step.
       const std::int64_t gathered = 2 * kGathered * 4, scattered = parts * kScattered * 4,
                          added = kShards * 8;
       const int next = world->rank() % 2 ? 3 : 1;  // along `shard`

@@ -332,8 +332,8 @@ std::vector<double> measured_on_mesh(const std::string& text, const Case& c) {
 // The prediction is an upper bound. For the first stage it is at most 10% too high. It is up to 30% too high
 // where the peak depends on timing: how many micro-batches a later stage receives ahead, and, beside
 // replicas, whether the gradients of a block are divided before those of the next one arrive. It leaves out
-// the flags in buckets and the numbers that ranks compare: some bytes. The first stage of a pipeline is
-// sometimes 2 KiB above it, for a reason that nobody has found yet.
+// the flags in buckets, the numbers that ranks compare, and the header of a message that a stage is receiving
+// (MessageHeader): some bytes.
 TEST_CASE("predicted peaks of meshes are at least the allocator's, and at most 10% above") {
   manual_seed(1);
   for (Case& c : cases()) {
@@ -344,7 +344,7 @@ TEST_CASE("predicted peaks of meshes are at least the allocator's, and at most 1
     const Profile profile =
         measure_profile(c.model, setup_of(1, c.setup.batch_size),
                         {.warmup = 0, .passes = 1, .simulated_devices = {2 * c.setup.micro_batches}});
-    constexpr double kFlags = 4096;
+    constexpr double kFlags = 256 + 2408;  // with a header
     for (const char* const mode : {"pipeline=2,replicate=2", "pipeline=2:schedule=gpipe,replicate=2",
                                    "pipeline=2:schedule=zero-bubble,replicate=2", "replicate=2,shard=2",
                                    "pipeline=2,shard=2", "pipeline=2,replicate=2:zero=1",

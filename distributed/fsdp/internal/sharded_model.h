@@ -57,8 +57,9 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// False: gradients are reduced over the ranks that divide the parameters, and not over the copies of the
   /// model. Read and shared like `synchronize`.
   const std::shared_ptr<bool> all_reduce = std::make_shared<bool>(true);
-  /// Keeps units full between the calls and the backward passes of a step that is computed in parts, until a
-  /// pass that reduces gradients closes them, or let_go().
+  /// For a step that is computed in parts: a unit that was gathered stays full until the pass that reduces
+  /// gradients, the last one, no longer needs it. let_go() ends that, and frees all
+  /// units that nothing uses now.
   void keep_full();
   void let_go();
   /// Collective: reduces gradients that passes under no_sync() left and that no pass has reduced since.
