@@ -1,0 +1,51 @@
+#pragma once
+// Conversions between placements: the only functions of a divided model that communicate.
+//
+//   const Tensor h = gelu(up(convert(x, tensor, Placement::invariant(), Placement::replicated())));
+//   const Tensor y = convert(down(h), tensor, Placement::partial(), Placement::invariant());
+#include <optional>
+
+#include "tapestry/core/tensor.h"
+#include "tapestry/distributed/mesh/mesh.h"
+#include "tapestry/distributed/placement/placement.h"
+
+namespace tapestry::distributed {
+
+struct ConvertOptions {
+  /// The size of the divided dimension of the whole tensor. If nullopt, all ranks have equal parts.
+  std::optional<std::int64_t> whole_size = {};
+};
+
+/// `x`, which is placed as `from` along `axis`, placed as `to`. Collective over the axis, except where the
+/// table says "none". Differentiable, also twice: backward converts the gradient from `to.of_gradient()` to
+/// `from.of_gradient()`.
+///
+/// | from        | to          | forward        | backward       |
+/// |-------------|-------------|----------------|----------------|
+/// | invariant   | replicated  | none           | all-reduce     |
+/// | invariant   | varying     | none           | all-reduce     |
+/// | invariant   | sharded     | none (a part)  | all-gather     |
+/// | replicated  | varying     | none           | none           |
+/// | replicated  | sharded     | none (a part)  | none (zeros around the part) |
+/// | varying     | partial     | none           | none           |
+/// | varying     | sharded     | none           | none           |
+/// | partial     | invariant   | all-reduce     | none           |
+/// | partial     | replicated  | all-reduce     | all-reduce     |
+/// | partial     | sharded     | reduce-scatter | all-gather     |
+/// | sharded     | invariant   | all-gather     | none (a part)  |
+/// | sharded     | replicated  | all-gather     | reduce-scatter |
+/// | sharded     | varying     | none           | none           |
+/// | sharded     | partial     | none (zeros around the part) | none (a part) |
+/// | sharded(d)  | sharded(e)  | all-to-all     | all-to-all     |
+///
+/// Throws ValueError for other pairs, IndexError for a dimension that `x` does not have, and ValueError if
+/// the dimension cannot be divided into equal parts and `options` do not give its size. The axis must be over
+/// ranks. With an axis of size 1 the result is `x`.
+///
+/// Sources: Shoeybi et al., "Megatron-LM", 2019 (invariant to replicated, partial to invariant), and
+/// Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022 (sharded to
+/// replicated, partial to sharded).
+Tensor convert(const Tensor& x, const Axis& axis, Placement from, Placement to,
+               const ConvertOptions& options = {});
+
+}  // namespace tapestry::distributed
