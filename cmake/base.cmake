@@ -10,7 +10,7 @@ set(outside
   "data/(text|tokenizer)/.*"
   "data/(color|iterable|mix|resize|rotation)"
   "data/formats/(image|internal/(jpeg|png)|npy|npz|text)[^/]*"
-  "distributed/(pipeline|planner)/.*"
+  "distributed/(context|pipeline|placement|planner|tensor)/.*"
   "distributed/(checkpoint/internal/(convert|program)|comm/run_local|common/(ddp_report|trace)|launch/child_processes)"
   "distributed/fsdp/(internal/sharded_replicas|sharded_data_parallel|devices_row)"
   "kernels/cpu/(matmul_packed|optim_rules)[^/]*"
