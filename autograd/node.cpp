@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tapestry/autograd/engine.h"
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/ops/arithmetic.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
@@ -144,6 +145,8 @@ Node::Node(const char* name, std::uint64_t sequence, Edge* edges, std::uint32_t 
       context_(current_context()) {}
 
 Node::~Node() {
+  if (const RecordObserver* observer = impl::record_observer.load(std::memory_order_acquire)) [[unlikely]]
+    observer->destroyed(this);
   for (std::uint32_t i = 0; i < num_edges_; ++i) edges_[i].~Edge();
   for (std::uint32_t i = 0; i < num_outputs_; ++i) outputs_[i].~OutputSlot();
 }

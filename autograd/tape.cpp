@@ -1,6 +1,8 @@
 #include "tapestry/autograd/tape.h"
 
 #include "tapestry/autograd/engine.h"
+#include "tapestry/autograd/internal/graph_task.h"
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/internal/stale_view.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/reduce.h"
@@ -17,6 +19,27 @@ bool recording(std::span<const Tensor> inputs) {
 
 namespace impl {
 
+constinit std::atomic<const RecordObserver*> record_observer{nullptr};
+
+namespace {
+// What connect() and CallNote leave for attach(), while there is an observer.
+struct Recording {
+  const char* op = nullptr;
+  std::span<const Tensor* const> inputs = {};
+};
+thread_local constinit Recording being_recorded;
+thread_local constinit const CallDetails* details_of_call = nullptr;
+
+[[gnu::noinline, gnu::cold]] void observe(const RecordObserver& observer, const Node* node,
+                                          std::span<const Tensor* const> outputs) {
+  static constexpr CallDetails kNone;
+  const auto [op, inputs] = std::exchange(being_recorded, {});
+  if (!op) return;
+  observer.recorded({op, inputs, outputs, details_of_call ? *details_of_call : kNone, node,
+                     /*in_backward=*/GraphTask::current() != nullptr});
+}
+}  // namespace
+
 void connect(Edge* edges, std::span<const Tensor* const> inputs, const char* op) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Tensor& t = *inputs[i];
@@ -30,9 +53,13 @@ void connect(Edge* edges, std::span<const Tensor* const> inputs, const char* op)
     edges[i].node = r.fn;
     edges[i].output = r.output;
   }
+  if (record_observer.load(std::memory_order_relaxed)) [[unlikely]]
+    being_recorded = {op, inputs};
 }
 
 void attach(NodeRef node, OutputSlot* slots, std::span<const Tensor* const> outputs) {
+  if (const RecordObserver* observer = record_observer.load(std::memory_order_acquire)) [[unlikely]]
+    observe(*observer, node.get(), outputs);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const Tensor& t = *outputs[i];
     if (!t.defined() || !is_floating(t.dtype())) continue;
@@ -65,12 +92,20 @@ Tensor connected(const Tensor& t, const Edge& history) {
   OutputSlot* slots;
   NodeRef node = OpNode<decltype(pass_on)>::make("saved", 1, 1, edges, slots, std::move(pass_on), true);
   edges[0] = history;
+  being_recorded = {};  // this node is no operation
   const Tensor* const output = &y;
   attach(std::move(node), slots, {&output, 1});
   return y;
 }
 
 }  // namespace impl
+
+void CallNote::enter(const CallDetails& details) {
+  details_ = details;
+  outer_ = std::exchange(impl::details_of_call, &details_);
+  entered_ = true;
+}
+void CallNote::leave() { impl::details_of_call = outer_; }
 
 void mark_view(const Tensor& output) {
   Record* r = record_of(output);

@@ -3,6 +3,7 @@
 #include "tapestry/autograd/ops/arithmetic.h"
 
 #include "tapestry/autograd/internal/autocast.h"
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/ops/compare.h"
 #include "tapestry/autograd/ops/composite.h"
 #include "tapestry/autograd/ops/creation.h"
@@ -32,6 +33,7 @@ Tensor rsub(const Scalar& a, const Tensor& b) { return binary_with<kernels::Sub,
 Tensor rdiv(const Scalar& a, const Tensor& b) {
   const DType dtype = checked_dtype<kernels::Div>(row_op<kernels::Div>, b, a);
   Tensor y = run_with_number(kernels::slot<kernels::WithNumber<kernels::Div, 0>>, b, a, dtype, dtype);
+  const CallNote note({.linear = false});
   if (recording(b))
     record(row_op<kernels::Div>, y, {&b}, [b = save(b), y = save_output(y)](Backward& g) {
       g.set(0, neg(div(mul(g.grad(), g.saved(y)), g.saved(b))));

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "tapestry/autograd/internal/autocast.h"
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/op.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/dropout.h"
@@ -192,6 +193,7 @@ Tensor by_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
     kernels::attention(q.device(), q.dtype(), args);
     y = q.dim() == 4 ? y4 : q.dim() == 3 ? y4.squeeze(0) : y4.squeeze(0).squeeze(0);
   }
+  const autograd::CallNote note({.constants = {&params.attn_mask}});
   if (autograd::recording(q, k, v))
     autograd::record(
         kAttention, y, {&q, &k, &v},

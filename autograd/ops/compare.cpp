@@ -1,6 +1,7 @@
 // The public comparisons and choices.
 #include "tapestry/autograd/ops/compare.h"
 
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/internal/binary.h"
 #include "tapestry/autograd/ops/reduce.h"
@@ -94,6 +95,7 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
     defer_values(kWhere.name, y, {condition, a, b}, [](const Tensor& t, const std::vector<Tensor>& v) {
       t.copy_(tapestry::where(v[0], v[1], v[2]));
     });
+  const CallNote note({.constants = {&condition}});
   if (recording(a, b))
     record_binary(kWhere, y, a, b, [condition = save(condition)](Backward& g, std::uint32_t i) {
       const Tensor chosen = g.saved(condition);

@@ -1,6 +1,7 @@
 #include "tapestry/autograd/ops/embedding.h"
 
 #include "tapestry/autograd/internal/graph_task.h"
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/ops/compare.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/index.h"
@@ -54,6 +55,7 @@ Tensor embedding(const Tensor& weight, const Tensor& indices, std::optional<std:
                       .out = y,
                       .first_bad = bad.cell()});
   bad.check(kEmbedding.name, "index", flat, rows);
+  const CallNote note({.constants = {&indices}});
   if (recording(weight))
     record(kEmbedding, y, {&weight}, [flat = save(flat), rows, columns, padding](Backward& g) {
       if (g.create_graph()) {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "tapestry/autograd/internal/autocast.h"
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/fused.h"
 #include "tapestry/autograd/ops/internal/norm.h"
@@ -68,6 +69,7 @@ std::pair<Tensor, Tensor> add_norm(const Op& op, bool centred, const Tensor& x, 
 
   const Tensor* const outputs[] = {&sum, &y};
   const Tensor* const inputs[] = {&x, &residual, &weight, &bias};
+  const autograd::CallNote note({.dims = autograd::last_dims(x, normalized_shape)});
   autograd::record(
       op.name, outputs, std::span(inputs, centred ? 4 : 3),
       [centred, normalized_shape, rows, cols, eps, sum = save_output(sum, 0),

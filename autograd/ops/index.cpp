@@ -2,6 +2,7 @@
 #include "tapestry/autograd/ops/index.h"
 
 #include "tapestry/autograd/internal/autocast.h"
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/ops/arithmetic.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/internal/bad_index.h"
@@ -105,6 +106,7 @@ Tensor index_select(const Tensor& x, std::int64_t dim, const Tensor& index) {
                          .first_bad = bad.cell()});
   bad.check("index_select", "index", rows, s.rows);
 
+  const autograd::CallNote note({.dims = 1u << d, .constants = {&index}});
   if (autograd::recording(x)) {
     autograd::record(kIndexSelect, y, {&x}, [d, from = x.sizes(), rows = autograd::save(rows)](Backward& b) {
       const Tensor index = b.saved(rows);

@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "tapestry/autograd/internal/autocast.h"
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/ops/arithmetic.h"
 #include "tapestry/autograd/ops/compare.h"
 #include "tapestry/autograd/ops/composite.h"
@@ -231,6 +232,8 @@ Tensor recorded_product(const Tensor& x, const Selection& s, const Tensor& src, 
 
 Tensor gather(const Tensor& x, std::int64_t dim, const Tensor& index) {
   const Selection s = elements(kGather, x, dim, index);
+  const CallNote note(
+      {.dims = x.dim() > 0 ? 1u << wrap_dim(kGather.name, dim, x.dim()) : 0u, .constants = {&index}});
   return taken(kGather, x, s, index.sizes());
 }
 Tensor Tensor::gather(std::int64_t dim, const Tensor& index) const {

@@ -5,6 +5,7 @@
 #include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/internal/graph_task.h"
 #include "tapestry/autograd/internal/left_out.h"
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/index.h"
@@ -191,6 +192,7 @@ Tensor computed(const Tensor& x, const Tensor& weight, const Tensor& target,
   const bool grads = grad_enabled();
   const auto needs = [grads](const Tensor& t) { return grads && t.defined() && autograd::needs_grad(t); };
   const Sums s = compute(o, params, needs(x), needs(weight), needs(params.bias), wide_loss);
+  const autograd::CallNote note({.mean = params.reduction == Reduction::mean, .constants = {&target}});
   if (autograd::recording(x, weight, params.bias))
     autograd::record(
         kLinearCrossEntropy, s.loss, {&x, &weight, &params.bias},
@@ -248,6 +250,7 @@ Tensor linear_cross_entropy(const Tensor& x, const PackedTensor& weight, const T
   const bool grads = grad_enabled();
   const auto needs = [grads](const Tensor& t) { return grads && t.defined() && autograd::needs_grad(t); };
   const Sums s = compute(o, params, needs(x), false, needs(params.bias));
+  const autograd::CallNote note({.mean = params.reduction == Reduction::mean, .constants = {&target}});
   if (autograd::recording(x, params.bias))
     autograd::record(
         kLinearCrossEntropy, s.loss, {&x, &params.bias},

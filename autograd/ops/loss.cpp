@@ -9,6 +9,7 @@
 
 #include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/internal/left_out.h"
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/fused.h"
@@ -245,6 +246,8 @@ Tensor nll_loss(const Tensor& log_probs, const Tensor& target, const CrossEntrop
         " needs all probabilities; use cross_entropy() on logits");
   Prepared p = prepare(kNllLoss, log_probs, target, params, false);
   const LossResult r = run(kNllLoss, kernels::nll_loss, p, params.reduction);
+  const autograd::CallNote note(
+      {.mean = params.reduction == Reduction::mean, .constants = {&target, &params.weight}});
   if (autograd::recording(log_probs)) {
     autograd::record(
         kNllLoss, r.result, {&log_probs},
@@ -280,6 +283,7 @@ Tensor class_loss(const Op& op, bool in_place, const Tensor& logits, const Tenso
   p.stats =
       empty({p.args.outer, p.args.inner, 2}, TensorOptions(accumulation_dtype(p.x.dtype()), p.x.device()));
   const LossResult r = run(op, kernels::cross_entropy, p, params.reduction);
+  const autograd::CallNote note({.mean = params.reduction == Reduction::mean, .constants = {&params.weight}});
   if (autograd::recording(logits, target)) {
     warn_of_second_softmax(logits, p.args.classes);
     // Save the caller's own logits, and the probabilities if the target has them. Backward could not detect
@@ -433,6 +437,7 @@ Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction) {
         a.device(), dtype,
         {.n = a.numel(), .x = a.contiguous(), .target = t.contiguous(), .out = y, .divisor = count});
   }
+  const autograd::CallNote note({.mean = reduction == Reduction::mean});
   if (autograd::recording(a, t)) {
     autograd::record(kMseLoss, y, {&a, &t}, [scale, a = save(a), t = save(t)](Backward& b) {
       const Tensor x = b.saved(a), target = b.saved(t);

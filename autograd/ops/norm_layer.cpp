@@ -1,4 +1,5 @@
 #include "tapestry/autograd/internal/autocast.h"
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/functions.h"
 #include "tapestry/autograd/ops/internal/norm.h"
@@ -66,6 +67,7 @@ Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& 
                          .mean = mean,
                          .inv_std = inv_std});
 
+  const autograd::CallNote note({.dims = autograd::last_dims(x, normalized_shape)});
   if (autograd::recording(x, weight, bias))
     autograd::record(kLayerNorm, y, {&x, &weight, &bias},
                      [x = autograd::save(x), mean = autograd::save(mean), inv_std = autograd::save(inv_std),
@@ -122,6 +124,7 @@ Tensor rms_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& we
                        .y = y,
                        .inv_std = inv_rms});
 
+  const autograd::CallNote note({.dims = autograd::last_dims(x, normalized_shape)});
   if (autograd::recording(x, weight))
     autograd::record(
         kRmsNorm, y, {&x, &weight},

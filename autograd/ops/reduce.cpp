@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "tapestry/autograd/internal/autocast.h"
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
@@ -70,6 +71,7 @@ Tensor sum(const Tensor& x, const Dims& dims, bool keepdim) {
   if (const autograd::Autocast cast(kSum, x); cast) return sum(cast(x), dims, keepdim);
   const Reduced r(kSum, x, dims, keepdim);
   const Tensor y = sum_into(x, r, r.sizes, is_floating(x.dtype()) ? x.dtype() : DType::i64, 1);
+  const autograd::CallNote note({.dims = r.mask});
   if (autograd::recording(x)) {
     autograd::record(kSum, y, {&x}, [kept = r.kept, from = x.sizes()](Backward& b) {
       b.set(0, b.grad().reshape(kept).expand(from));
@@ -83,6 +85,7 @@ Tensor mean(const Tensor& x, const Dims& dims, bool keepdim) {
   const Reduced r(kMean, x, dims, keepdim);
   const double count = static_cast<double>(r.count);
   const Tensor y = sum_into(x, r, r.sizes, x.dtype(), count);
+  const autograd::CallNote note({.dims = r.mask});
   if (autograd::recording(x)) {
     autograd::record(kMean, y, {&x}, [kept = r.kept, from = x.sizes(), count](Backward& b) {
       b.set(0, div(b.grad(), Scalar(count)).reshape(kept).expand(from));
@@ -98,6 +101,7 @@ Tensor var(const Tensor& x, const Dims& dims, bool unbiased, bool keepdim) {
   const Tensor center = sum_into(x, r, r.kept, accumulation_dtype(x.dtype()), static_cast<double>(r.count));
   const Tensor y = empty(r.sizes, TensorOptions(x.dtype(), x.device()));
   kernels::variance(x.device(), x.dtype(), {.reduction = {x, r.mask, y}, .mean = center, .divisor = divisor});
+  const autograd::CallNote note({.dims = r.mask});
   if (autograd::recording(x)) {
     autograd::record(kVar, y, {&x}, [r, divisor, x = save(x), center = save(center)](Backward& b) {
       const Tensor saved = b.saved(x), around = b.saved(center);
@@ -125,6 +129,7 @@ Tensor logsumexp(const Tensor& x, const Dims& dims, bool keepdim) {
     shift = full(r.kept, -std::numeric_limits<double>::infinity(), accumulation);
   }
   kernels::logsumexp(x.device(), x.dtype(), {.reduction = {x, r.mask, y}, .max = shift});
+  const autograd::CallNote note({.dims = r.mask});
   if (autograd::recording(x)) {
     autograd::record(kLogsumexp, y, {&x}, [kept = r.kept, x = save(x), y = save_output(y)](Backward& b) {
       b.set(0, mul(exp(sub(b.saved(x), b.saved(y).reshape(kept))), b.grad().reshape(kept)));

@@ -1,6 +1,7 @@
 // std, prod, nansum, nanmean and aminmax. The gradients of most are those of the operations that they are
 // composed of; std and nansum record a node of their own.
 #include "tapestry/autograd/internal/autocast.h"
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
@@ -82,6 +83,7 @@ Tensor nansum(const Tensor& x, const Dims& dims, bool keepdim) {
   if (!is_floating(x.dtype())) return sum(x, dims, keepdim);
   const Tensor y = empty(r.sizes, TensorOptions(x.dtype(), x.device()));
   kernels::nansum(x.device(), x.dtype(), {x, r.mask, y});
+  const autograd::CallNote note({.dims = r.mask});
   if (autograd::recording(x)) {
     autograd::record(kNansum, y, {&x}, [kept = r.kept, x = autograd::save(x)](Backward& b) {
       const Tensor saved = b.saved(x);

@@ -1,4 +1,5 @@
 // Reductions that pick an element: max, min, amax, amin, argmax, argmin.
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/index.h"
@@ -40,6 +41,7 @@ Tensor over_dims(const Op& op, const ExtremeSlot& slot, const Tensor& x, const D
   check_not_empty(op, x, r);
   const Tensor y = empty(r.sizes, TensorOptions(x.dtype(), x.device()));
   slot(x.device(), x.dtype(), {.reduction = {x, r.mask, y}, .indices = nullptr});
+  const autograd::CallNote note({.dims = r.mask});
   if (autograd::recording(x)) {
     autograd::record(op, y, {&x}, [r, x = save(x), y = save_output(y)](Backward& b) {
       const Tensor hits = autograd::is_best(b.saved(x), b.saved(y).reshape(r.kept));
@@ -58,6 +60,7 @@ std::pair<Tensor, Tensor> over_dim(const Op& op, const ExtremeSlot& slot, const 
   const Tensor indices = empty(r.sizes, TensorOptions(DType::i64, x.device()));
   slot(x.device(), x.dtype(),
        {.reduction = {x, r.mask, y}, .indices = static_cast<std::int64_t*>(indices.raw_data())});
+  const autograd::CallNote note({.dims = r.mask});
   if (autograd::recording(x)) {
     kernels::ScatterArgs s{.outer = 1, .n = 1, .inner = 1, .index = {}, .g = {}, .dx = {}};
     const int d = wrap_dim(op.name, dim, x.dim());

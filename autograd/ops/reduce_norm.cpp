@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "tapestry/autograd/internal/autocast.h"
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
@@ -46,6 +47,7 @@ Tensor norm(const Tensor& x, double p, const Dims& dims, bool keepdim) {
         x.sizes(), ") is not defined; reduce dimensions that are not empty");
   const Tensor y = empty(r.sizes, TensorOptions(x.dtype(), x.device()));
   kernels::norm(x.device(), x.dtype(), {.reduction = {x, r.mask, y}, .p = p});
+  const autograd::CallNote note({.dims = r.mask});
   if (autograd::recording(x)) {
     autograd::record(kNorm, y, {&x}, [p, r, x = save(x), y = save_output(y)](Backward& b) {
       const Tensor saved = b.saved(x), result = b.saved(y).reshape(r.kept);

@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/kernels/ops/rope.h"
@@ -60,6 +61,7 @@ Tensor rotate(const Tensor& x, const Tensor& cos, const Tensor& sin, bool interl
     args.x = in, args.cos = c, args.sin = s, args.y = y;
     kernels::rope(x.device(), x.dtype(), args);
   }
+  const CallNote note({.constants = {&cos, &sin}});
   if (recording(x)) {
     // The gradient of heads that were split from a projection gets the projection's layout, so that joining
     // the heads needs no copy.

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "tapestry/autograd/internal/autocast.h"
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/internal/rows.h"
@@ -53,6 +54,7 @@ std::pair<Tensor, Tensor> extreme(const Op& op, const Tensor& x, std::int64_t di
         x.device(), dtype,
         {.rows = layout.rows, .n = layout.n, .largest = largest, .x = in, .y = values, .indices = indices});
   const Tensor y = layout.restored(converted(values, x.dtype()));
+  const autograd::CallNote note({.dims = 1u << layout.dim()});
   if (autograd::recording(x)) {
     autograd::record(op, y, {&x}, [layout, indices = autograd::save(indices)](Backward& b) {
       const Tensor at = b.saved(indices);
@@ -115,6 +117,7 @@ Tensor cumsum(const Tensor& x, std::int64_t dim) {
   const DType dtype = scanned_in(x.dtype()), result = is_floating(x.dtype()) ? x.dtype() : dtype;
   const Tensor rows = scanned(kernels::cumsum, layout, converted(layout.rows_of(x), dtype), false);
   const Tensor y = layout.restored(converted(rows, result));
+  const autograd::CallNote note({.dims = 1u << layout.dim()});
   if (autograd::recording(x)) {
     autograd::record(kCumsum, y, {&x}, [layout](Backward& b) {
       if (b.create_graph()) return b.set(0, reverse_cumsum(b.grad(), layout.dim()));
@@ -132,6 +135,7 @@ Tensor cumprod(const Tensor& x, std::int64_t dim) {
   const DType dtype = scanned_in(x.dtype()), result = is_floating(x.dtype()) ? x.dtype() : dtype;
   const Tensor in = converted(layout.rows_of(x), dtype), rows = scanned(kernels::cumprod, layout, in, false);
   const Tensor y = layout.restored(converted(rows, result));
+  const autograd::CallNote note({.dims = 1u << layout.dim()});
   if (autograd::recording(x)) {
     autograd::record(
         kCumprod, y, {&x},
@@ -158,6 +162,7 @@ Tensor logcumsumexp(const Tensor& x, std::int64_t dim) {
   const Tensor in = converted(layout.rows_of(x), scanned_in(x.dtype()));
   const Tensor rows = scanned(kernels::logcumsumexp, layout, in, false);
   const Tensor y = layout.restored(converted(rows, x.dtype()));
+  const autograd::CallNote note({.dims = 1u << layout.dim()});
   if (autograd::recording(x)) {
     autograd::record(kLogcumsumexp, y, {&x},
                      [layout, x = autograd::save(x), rows = autograd::save(rows.detach())](Backward& b) {

@@ -1,6 +1,7 @@
 #include "tapestry/autograd/ops/softmax.h"
 
 #include "tapestry/autograd/internal/autocast.h"
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/tape.h"
@@ -38,6 +39,7 @@ Tensor along(const Op& op, const decltype(kernels::softmax)& forward,
     const NoGradGuard no_grad;
     forward(x.device(), x.dtype(), {.shape = s, .x = x.contiguous(), .y = y});
   }
+  const autograd::CallNote note({.dims = 1u << d});
   if (autograd::recording(x)) {
     autograd::record(op, y, {&x}, [s, d, &backward, gradient, y = autograd::save_output(y)](Backward& b) {
       const Tensor saved = b.saved(y);

@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/index.h"
@@ -30,6 +31,7 @@ const Op kMedian("median", Grad::twice, kNumbers);
 void record_picked(const Op& op, const Tensor& values, const Tensor& x, const RowLayout& layout,
                    std::int64_t k, const Tensor& indices) {
   if (!autograd::recording(x)) return;
+  const autograd::CallNote note({.dims = 1u << layout.dim()});
   autograd::record(op, values, {&x}, [layout, k, indices = autograd::save(indices)](Backward& b) {
     const Tensor at = b.saved(indices), grad = b.grad().reshape(layout.sizes_of(k));
     if (b.create_graph()) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/internal/parts.h"
 #include "tapestry/autograd/ops/reduce.h"
@@ -14,6 +15,7 @@ namespace tapestry {
 namespace {
 
 using autograd::Backward;
+using autograd::CallNote;
 using autograd::Grad;
 using autograd::Op;
 using autograd::Part;
@@ -120,6 +122,7 @@ Tensor permuted(const Op& op, const Tensor& x, const Dims& order) {
     sizes[i] = x.sizes()[static_cast<int>(order[i])];
     strides[i] = x.strides()[static_cast<int>(order[i])];
   }
+  const CallNote note({.order = &order});
   return recorded_view(op, detail::raw_view(x, sizes, strides, x.storage_offset()), x, [order](Backward& b) {
     Dims inverse = order;
     for (int i = 0; i < order.size(); ++i) inverse[static_cast<int>(order[i])] = i;
@@ -136,6 +139,7 @@ int existing_dim(const Op& op, const Tensor& x, std::int64_t dim) {
 }  // namespace
 
 Tensor autograd::recorded_part(const Op& op, const Tensor& x, const Part& part) {
+  const CallNote note({.dims = 1u << part.dim});
   return recorded_view(op, raw_part(x, part), x, [part, from = x.sizes()](Backward& b) {
     b.set(0, part_backward(b.grad(), from, part));
   });
@@ -203,6 +207,7 @@ Tensor flatten(const Tensor& x, std::int64_t start, std::int64_t end) {
     if (i > first && i <= last) sizes.back() *= x.sizes()[i];
     else sizes.push_back(x.sizes()[i]);
   }
+  const CallNote note({.dims = (2u << last) - (1u << first)});
   return reshaped(kFlatten, x, sizes);
 }
 Tensor Tensor::flatten(std::int64_t start, std::int64_t end) const {
@@ -245,11 +250,16 @@ Tensor Tensor::permute(const Dims& dims) const { return tapestry::permute(*this,
 Tensor squeeze(const Tensor& x) {
   check_defined("squeeze", x);
   Shape sizes, strides;
+  unsigned removed = 0;
   for (int i = 0; i < x.dim(); ++i) {
-    if (x.sizes()[i] == 1) continue;
+    if (x.sizes()[i] == 1) {
+      removed |= 1u << i;
+      continue;
+    }
     sizes.push_back(x.sizes()[i]);
     strides.push_back(x.strides()[i]);
   }
+  const CallNote note({.dims = removed});
   return recorded_view(kSqueeze, detail::raw_view(x, sizes, strides, x.storage_offset()), x,
                        [from = x.sizes()](Backward& b) { b.set(0, reshape(b.grad(), from)); });
 }
@@ -259,10 +269,12 @@ Tensor squeeze(const Tensor& x, std::int64_t dim) {
   check_defined("squeeze", x);
   const int d = wrap_dim("squeeze", dim, x.dim());
   Shape sizes = x.sizes(), strides = x.strides();
-  if (x.dim() > 0 && sizes[d] == 1) {
+  const bool removes = x.dim() > 0 && sizes[d] == 1;
+  if (removes) {
     sizes.erase(d);
     strides.erase(d);
   }
+  const CallNote note({.dims = removes ? 1u << d : 0u});
   return recorded_view(kSqueeze, detail::raw_view(x, sizes, strides, x.storage_offset()), x,
                        [from = x.sizes()](Backward& b) { b.set(0, reshape(b.grad(), from)); });
 }
@@ -276,6 +288,7 @@ Tensor unsqueeze(const Tensor& x, std::int64_t dim) {
   Shape sizes = x.sizes(), strides = x.strides();
   strides.insert(d, d < x.dim() ? sizes[d] * strides[d] : 1);
   sizes.insert(d, 1);
+  const CallNote note({.dims = 1u << d});
   return recorded_view(kUnsqueeze, detail::raw_view(x, sizes, strides, x.storage_offset()), x,
                        [d](Backward& b) { b.set(0, squeeze(b.grad(), d)); });
 }

@@ -5,6 +5,7 @@
 
 #include "tapestry/autograd/deferred.h"
 #include "tapestry/autograd/internal/autocast.h"
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/ops/internal/parts.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
@@ -82,6 +83,7 @@ std::vector<Tensor> pieces(const Op& op, const Tensor& x, int dim, const std::ve
   }
   if (out.empty() || !autograd::recording(x)) return out;
 
+  const autograd::CallNote note({.dims = 1u << dim});
   std::vector<const Tensor*> outputs;
   for (const Tensor& t : out) outputs.push_back(&t);
   const Tensor* const input = &x;
@@ -144,6 +146,8 @@ Tensor joined(const Op& op, const std::vector<Tensor>& tensors, const std::vecto
   if (autograd::recording(std::span<const Tensor>(tensors))) {
     std::vector<DType> dtypes;
     for (const Tensor& t : tensors) dtypes.push_back(t.dtype());
+    const auto part = std::find_if(parts.begin(), parts.end(), [](Part p) { return p.dim != kSkipped; });
+    const autograd::CallNote note({.dims = part == parts.end() ? 0u : 1u << part->dim});
     autograd::record(op, y, tensors, [&op, parts, dtypes = std::move(dtypes)](Backward& b) {
       for (std::uint32_t i = 0; i < parts.size(); ++i)
         if (b.needs(i) && parts[i].dim != kSkipped)

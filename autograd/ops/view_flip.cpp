@@ -1,4 +1,5 @@
 // flip: a copy of a view with negative strides.
+#include "tapestry/autograd/internal/record_observer.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/internal/parts.h"
@@ -49,6 +50,7 @@ Tensor flip(const Tensor& x, const Dims& dims) {
     mask |= own;
   }
   const Tensor y = flipped(x, mask);
+  const autograd::CallNote note({.dims = mask});
   if (autograd::recording(x))
     autograd::record(kFlip, y, {&x}, [dims](Backward& b) { b.set(0, flip(b.grad(), dims)); });
   return y;

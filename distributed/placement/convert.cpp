@@ -5,6 +5,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/placement/check.h"
 #include "tapestry/nn/layout.h"
 
 namespace tapestry::distributed {
@@ -150,6 +151,7 @@ Tensor convert(const Tensor& x, const Axis& axis, Placement from, Placement to,
   for (const Placement p : {from, to})
     check<IndexError>(!p.is(Kind::sharded) || (p.dim() >= 0 && p.dim() < x.dim()), "[convert] ", p.str(),
                       " of a tensor of ", x.dim(), " dimensions; choose one of its dimensions");
+  const impl::CheckedConversion checked(x, axis, from, to);
   if (from == to || axis.size() == 1) return x;
   check(is_conversion(from, to), "[convert] ", from.str(), " cannot become ", to.str(),
         "; see the table in convert.h");
@@ -160,7 +162,8 @@ Tensor convert(const Tensor& x, const Axis& axis, Placement from, Placement to,
           " ranks cannot divide equally; pass this size as whole_size if unequal parts are meant");
   // An invariant tensor's copies become one rank's own by way of replicated ones: their gradients are summed.
   if (from.is(Kind::invariant) && to.is(Kind::varying)) to = Placement::replicated();
-  return Conversion::apply(x, Conversion::Data{axis.group(), from, to, options.whole_size.value_or(-1)});
+  return checked.result(
+      Conversion::apply(x, Conversion::Data{axis.group(), from, to, options.whole_size.value_or(-1)}));
 }
 
 Placement Placement::of_gradient() const {

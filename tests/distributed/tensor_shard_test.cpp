@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "tapestry/distributed/checkpoint/internal/boxes.h"
+#include "tapestry/distributed/placement/check.h"
+#include "tapestry/distributed/placement/convert.h"
 #include "tapestry/tapestry.h"
 #include "tests/distributed/models.h"
 #include "tests/support/catch.h"
@@ -22,37 +24,11 @@ using distributed_test::Group, distributed_test::on_ranks, distributed_test::req
 
 namespace {
 
-// Megatron's f: each tensor rank has computed a part of the input's gradient.
-struct Enter : autograd::Function<Enter> {
-  static constexpr const char* kName = "enter_tensor";
-  static Tensor forward(autograd::FunctionContext& ctx, const Tensor& x, const Group& group) {
-    ctx.data = group;
-    return x.clone();
-  }
-  static std::vector<Tensor> backward(autograd::FunctionContext& ctx, const std::vector<Tensor>& grads) {
-    const Tensor sum = grads[0].clone();
-    std::any_cast<Group>(ctx.data)->all_reduce(sum).wait();
-    return {sum, {}};
-  }
-};
-// Megatron's g: each tensor rank has computed a part of the output.
-struct Leave : autograd::Function<Leave> {
-  static constexpr const char* kName = "leave_tensor";
-  static Tensor forward(autograd::FunctionContext&, const Tensor& x, const Group& group) {
-    const Tensor sum = x.clone();
-    group->all_reduce(sum).wait();
-    return sum;
-  }
-  static std::vector<Tensor> backward(autograd::FunctionContext&, const std::vector<Tensor>& grads) {
-    return {grads[0], {}};
-  }
-};
-
 struct Mlp : nn::Module {
   nn::Linear& in = add<nn::Linear>("in", {.in_features = 4, .out_features = 3});
   nn::Linear& up = add<nn::Linear>("up", {.in_features = 3, .out_features = 10});
   nn::Linear& down = add<nn::Linear>("down", {.in_features = 10, .out_features = 3});
-  Group tensor;  // null in one process
+  std::optional<Axis> tensor;  // none in one process
   Mlp() {
     to(DType::f64);
     fill_by_formula(*this);
@@ -60,12 +36,13 @@ struct Mlp : nn::Module {
   Tensor forward(const Tensor& x) override {
     const Tensor h = in(x).tanh();
     if (!tensor) return down(up(h).tanh());
-    const Tensor part = linear(up(Enter::apply(h, tensor)).tanh(), down.weight);
-    return Leave::apply(part, tensor) + down.bias;
+    const Placement whole = Placement::invariant();
+    const Tensor part = linear(up(convert(h, *tensor, whole, Placement::replicated())).tanh(), down.weight);
+    return convert(part, *tensor, Placement::partial(), whole) + down.bias;
   }
-  void divide(const Group& group) {
-    tensor = group;
-    const auto ranks = std::make_shared<GroupRanks>(RankGroups{group});
+  void divide(const Axis& axis) {
+    tensor = axis;
+    const auto ranks = std::make_shared<GroupRanks>(RankGroups{axis.group()});
     for (const nn::Parameter& p : {up.weight, up.bias}) cut(p, ranks, 0);
     cut(down.weight, ranks, 1);
     cut(down.bias, ranks, nn::Cut::kCopied);
@@ -75,53 +52,43 @@ struct Mlp : nn::Module {
 constexpr int kBatch = 4;
 constexpr double kMaxNorm = 0.25;
 
-// The ranks of a mesh, tensor innermost.
-struct Axes {
-  Group tensor, shard;
-  Axes(const Group& world, int tensors) {
-    const auto take = [&](int first, int step, int count, Group& mine) {
-      std::vector<int> ranks;
-      for (int i = 0; i < count; ++i) ranks.push_back(first + i * step);
-      if (const Group made = world->new_group(ranks)) mine = made;
-    };
-    const int shards = world->size() / tensors;
-    for (int s = 0; s < shards; ++s) take(s * tensors, 1, tensors, tensor);
-    for (int t = 0; t < tensors; ++t) take(t, tensors, shards, shard);
-  }
-};
-
 // One rank of a training, or one process.
 struct Rank {
   Mlp net;
-  std::optional<Axes> axes;
+  std::optional<Mesh> mesh;
+  Group shard;  // null in one process
   std::optional<optim::AdamW> optimizer;
   optim::GradScaler scaler{{.init_scale = 8}};
   std::vector<double> losses, norms;
 
   explicit Rank(const Group& world = nullptr, int tensors = 1) {
     if (world) {
-      axes.emplace(world, tensors);
-      if (tensors > 1) net.divide(axes->tensor);
-      if (axes->shard->size() > 1) fully_shard(net, {.group = axes->shard});
+      mesh.emplace(world, std::vector<AxisSize>{{"shard", -1}, {"tensor", tensors}});
+      shard = (*mesh)["shard"].group();
+      if (tensors > 1) net.divide((*mesh)["tensor"]);
+      if (shard->size() > 1) fully_shard(net, {.group = shard});
     }
     optimizer.emplace(net.parameters(), optim::AdamW::Options{.lr = 0.05});
   }
   void train(int begin, int end) {
     for (int step = begin; step < end; ++step) {
-      const int parts = axes ? axes->shard->size() : 1, part = axes ? axes->shard->rank() : 0;
+      const int parts = shard ? shard->size() : 1, part = shard ? shard->rank() : 0;
       const Tensor x = empty({kBatch, 4}, DType::f64), y = empty({kBatch, 3}, DType::f64);
       for (int i = 0; i < 16; ++i) x.data<double>()[i] = std::sin(1.3 * i + step);
       for (int i = 0; i < 12; ++i) y.data<double>()[i] = std::cos(0.7 * i - step);
       const auto mine = [&](const Tensor& t) { return t.narrow(0, part * kBatch / parts, kBatch / parts); };
       optimizer->zero_grad();
+      const PlacementCheck on;
+      if (net.tensor) place_parameters(net, *net.tensor);
       const Tensor loss = mse_loss(net(mine(x)), mine(y));
+      if (net.tensor) require_placement(loss, *net.tensor, Placement::invariant());
       scaler.scale(loss).backward();
       scaler.unscale_(*optimizer);
       norms.push_back(nn::clip_grad_norm_(net.parameters(), kMaxNorm).item());
       require(scaler.step(*optimizer), "the step was skipped");
       scaler.update();
       const Tensor mean = loss.detach().clone();
-      if (axes) axes->shard->all_reduce(mean, ReduceOp::mean).wait();
+      if (shard) shard->all_reduce(mean, ReduceOp::mean).wait();
       losses.push_back(mean.item());
     }
   }
@@ -175,7 +142,7 @@ TEST_CASE("an MLP that tensor and shard ranks divide trains, clips, saves and lo
 TEST_CASE("a slot's second cut divides what the first has left, and one rank's infinity stops all") {
   on_ranks<int>(4, [&](const Group& world) {
     Rank rank(world, 2);
-    const int t = rank.axes->tensor->rank(), s = rank.axes->shard->rank();
+    const int t = rank.net.tensor->coordinate(), s = rank.shard->rank();
     const auto region = [](const nn::Parameter& p) { return p.layout()->region(0).str(); };
     // 10 rows: 5 a tensor rank, and of these 3 and 2 a shard rank.
     const int first = 5 * t + 3 * s;
@@ -198,7 +165,7 @@ TEST_CASE("a slot's second cut divides what the first has left, and one rank's i
 
     // Ranks of another axis do not divide a box.
     Mlp other;
-    other.divide(rank.axes->tensor);
+    other.divide(*rank.net.tensor);
     std::string error;
     try {
       fully_shard(other, {.group = world});

@@ -14,6 +14,11 @@ namespace tapestry::autograd {
 void check_normalized(const Op& op, const Tensor& x, const Shape& normalized_shape, const Tensor& weight,
                       const Tensor& bias = {});
 
+/// The bits of x's last dimensions, as many as `normalized_shape` has.
+inline unsigned last_dims(const Tensor& x, const Shape& normalized_shape) {
+  return ((1u << normalized_shape.size()) - 1) << (x.dim() - normalized_shape.size());
+}
+
 /// The shape that batch norm's kernels take for x, a tensor of shape (N, C, ...) that is dense in `format`.
 inline kernels::BatchNormShape batch_norm_shape(const Tensor& x, MemoryFormat format) {
   kernels::BatchNormShape s;

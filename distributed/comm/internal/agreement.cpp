@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/comm/fake_group.h"
 #include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/descriptor.h"
 #include "tapestry/distributed/comm/internal/post_order.h"
@@ -17,6 +18,9 @@ namespace {
 constexpr std::size_t kCallText = 32 << 10;  // the longest text of one rank's call that others receive
 // In the store, summands are taken modulo 2^40: then sums fit into a signed integer.
 constexpr std::uint64_t kStoredBits = (std::uint64_t{1} << 40) - 1;
+
+// Ranks that do not exist make no calls to compare.
+bool has_peers(const Backend& backend) { return std::string_view(backend.name()) != kFakeBackend; }
 
 std::string call_key(std::uint64_t sequence) { return "call/" + std::to_string(sequence); }
 
@@ -31,6 +35,7 @@ Agreement::Agreement(std::shared_ptr<Backend> backend, std::shared_ptr<Store> st
       log_(std::move(log)) {}
 
 void Agreement::compare_calls(const CollectiveRecord& record, Deadline deadline) {
+  if (!has_peers(*backend_)) return;
   if (on_gpu()) return compare_calls_in_store(record);
   const Descriptor mine(record);
   std::vector<Descriptor> all(ranks_.size());
@@ -74,6 +79,7 @@ void Agreement::forget_calls(const CollectiveRecord& record) {
 }
 
 void Agreement::compare_orders(const CollectiveRecord& record, Deadline deadline) {
+  if (!has_peers(*backend_)) return;
   std::uint64_t sum = 0;
   if (on_gpu()) {
     sum = sum_in_store(record, deadline);
