@@ -112,6 +112,8 @@
 #include "tapestry/distributed/planner/planner.h"
 #include "tapestry/distributed/planner/profile.h"
 #include "tapestry/distributed/strategy/strategy.h"
+#include "tapestry/distributed/tensor/tensor_parallel.h"
+#include "tapestry/distributed/tensor/vocabulary.h"
 #include "tapestry/distributed/zero/make_optimizer.h"
 #include "tapestry/distributed/zero/zero.h"
 #include "tapestry/nn/nn.h"

@@ -93,4 +93,12 @@ std::vector<nn::Module*> units_of(nn::Module& model) {
   return units;
 }
 
+distributed::TensorPlan tensor_plan_of(const nn::Module& model) {
+  using distributed::TensorStyle;
+  if (dynamic_cast<const Mlp*>(&model)) return {{{"fc1", TensorStyle::column}, {"fc2", TensorStyle::row}}};
+  if (dynamic_cast<const Cnn*>(&model))
+    return {{{"fc1", TensorStyle::column}, {"dropout2", TensorStyle::inside}, {"fc2", TensorStyle::row}}};
+  return {};
+}
+
 }  // namespace apps

@@ -70,4 +70,7 @@ std::unique_ptr<nn::Module> make_model(const std::string& name, const ImageSpec&
 /// weights. Batch norm outside of blocks is too small to be sent by itself, and stays with the model.
 std::vector<nn::Module*> units_of(nn::Module& model);
 
+/// How tensor ranks divide the fully connected layers of the model. Without rules, they cannot.
+tapestry::distributed::TensorPlan tensor_plan_of(const nn::Module& model);
+
 }  // namespace apps

@@ -85,7 +85,8 @@ distributed::ModelParts parts_of(nn::Module& model, const std::string& precision
                     static_cast<double>(labels[0].size(0)),
                     distributed::LossKind::mean,
                     {right}};
-          }};
+          },
+          .tensor_plan = tensor_plan_of(model)};
 }
 
 // Evaluates the test images of all ranks. counts[i * classes + j] becomes the number of images of class i

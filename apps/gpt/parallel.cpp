@@ -7,7 +7,6 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/loss.h"
-#include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/distributed/pipeline/stage.h"
 #include "tapestry/distributed/zero/make_optimizer.h"
@@ -86,8 +85,7 @@ std::vector<distributed::Stage> stages_of(nn::LanguageModel& model, const std::v
           x = dynamic_cast<nn::Gpt2Block&>(*block)(x, nn::Gpt2BlockContext{.mask = mask});
       }
       if (last)
-        return std::vector<Tensor>{
-            linear(llama ? llama->model.norm(x) : gpt2->transformer.ln_f(x), model.output_weight())};
+        return std::vector<Tensor>{model.head(llama ? llama->model.norm(x) : gpt2->transformer.ln_f(x))};
       return several ? std::vector<Tensor>{x, inputs[1]} : std::vector<Tensor>{x};
     };
     stages.emplace_back(compute, devices[s], modules);

@@ -70,8 +70,8 @@ struct DdpBase::State {
             "tensors",
             remedy);
       check(trained[i] || !slot.tensor().requires_grad() || nn::is_of_other_stage(slot),
-            "[DistributedDataParallel] ", name,
-            " requires gradients, but did not when the model was wrapped", remedy);
+            "[DistributedDataParallel] ", name, " requires gradients, but did not when the model was wrapped",
+            remedy);
     }
   }
 };
@@ -97,8 +97,9 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
                          -1});
   NamedTensors& all = state_->parameters;
   NamedTensors trained;
+  std::string parts;
   for (const auto& [name, slot] : model.named_parameters()) {
-    check(nn::is_undivided(slot), "[DistributedDataParallel] '", name,
+    check(may_have_equal_parts(slot, *state_->group), "[DistributedDataParallel] '", name,
           "' is divided among ranks, which have different parts of its gradient and nothing to average; wrap "
           "the whole model, or train the divided model by itself");
     check(
@@ -106,6 +107,7 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
         " replicas, and only the first one's gradient would be averaged; use one rank per device instead of "
         "DataParallel");
     all.emplace_back(name, slot.tensor());
+    parts += describe_part(name, slot);
     state_->trained.push_back(slot.tensor().requires_grad() && !nn::is_of_other_stage(slot));
     if (state_->trained.back()) trained.emplace_back(name, slot.tensor());
   }
@@ -119,7 +121,7 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
 
   const NamedTensors buffers = state_->buffers();
   check_same_model(*state_->group, "DistributedDataParallel",
-                   describe_tensors(all, "parameter") + describe_tensors(buffers, "buffer"));
+                   describe_tensors(all, "parameter") + parts + describe_tensors(buffers, "buffer"));
   check(!trained.empty(), "[DistributedDataParallel] no parameter of ", model.type_name(),
         " requires gradients; there is nothing to train");
   broadcast_values(*state_->group, all, "parameters of rank 0");

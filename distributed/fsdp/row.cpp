@@ -25,7 +25,7 @@ class ShardOverRanks final : public StrategyLayer {
                         .device = device(),
                         .reduce = ReduceOp::sum};
     for (nn::Module* const unit : local.units) fully_shard(*unit, options);
-    if (is_first()) {
+    if (!is_pipeline()) {
       sharded_.push_back(fully_shard(model, options));
       return;
     }

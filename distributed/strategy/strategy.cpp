@@ -66,6 +66,7 @@ Strategy::Strategy(const StrategyPlan& plan, const StrategyOptions& options)
   for (const AxisSpec& spec : plan.axes) axes.push_back((*mesh_)[spec.name]);
   for (const AxisSpec& spec : plan.axes) {
     const Axis axis = (*mesh_)[spec.name];
+    if (spec.name == "tensor" && axis.coordinate() > 0) adds_ = false;
     if (!plan.over_devices && (spec.name == "replicate" || spec.name == "shard")) {
       data_rank_ = data_rank_ * axis.size() + axis.coordinate();
       data_size_ *= axis.size();
@@ -160,6 +161,10 @@ StepLoss Strategy::gradients(const std::function<Batch(const Part&)>& read, doub
     for (std::size_t k = 0; k < own.sums.size(); ++k) total.sums[k] = total.sums[k] + own.sums[k];
   }
   if (!count_checked_) check_count(count);
+  if (!adds_) {
+    total.loss = zeros_like(total.loss);
+    for (Tensor& t : total.sums) t = zeros_like(t);
+  }
   return total;
 }
 
@@ -170,7 +175,8 @@ void Strategy::check_count(double count) {
   constexpr double kRounding = 16 * 0x1p-24;
   std::vector<double> all(2 * static_cast<std::size_t>(ranks()));  // of each rank: its targets, its divisor
   const std::size_t own = 2 * static_cast<std::size_t>(rank());
-  all[own] = layers_[0]->take_counted();
+  const double mine = layers_[0]->take_counted();
+  all[own] = adds_ ? mine : 0;
   all[own + 1] = count;
   all = sum(std::move(all));
   // All ranks have the same numbers now, and come to the same result.
@@ -214,7 +220,7 @@ std::optional<Evaluation> Strategy::evaluate(std::int64_t turns,
     const Loss loss = layers_[0]->evaluate(batch, seen ? &outputs : nullptr);
     if (turn == 0) sums.resize(2 + loss.sums.size());
     check_sums(sums.size() - 2, loss.sums.size());
-    if (batch.counts) {
+    if (batch.counts && adds_) {
       if (!outputs.empty()) seen(outputs, batch);
       // The mean over no targets is NaN.
       if (loss.kind == LossKind::sum) sums[0] += loss.value.item();

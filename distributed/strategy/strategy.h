@@ -33,6 +33,7 @@
 #include "tapestry/core/safetensors.h"
 #include "tapestry/distributed/common/batch.h"
 #include "tapestry/distributed/common/seeds.h"
+#include "tapestry/distributed/common/tensor_plan.h"
 #include "tapestry/distributed/mesh/mesh.h"
 #include "tapestry/distributed/mesh/strategy_text.h"
 #include "tapestry/nn/module.h"
@@ -88,10 +89,13 @@ struct ModelParts {
   /// each rank makes all stages and keeps its own: the parameters of the others lose their memory, or never
   /// get any if the model is on the meta device.
   std::function<std::vector<Stage>(const std::vector<Device>&)> stages = {};
+  /// How the ranks of the axis `tensor` divide the layers. Without rules, tensor_plan() of the model.
+  TensorPlan tensor_plan = {};
 };
 
-/// This process's part of a step: the parts of all ranks and of a step add up. Of the stages of a pipeline
-/// over ranks, the first one has the numbers, and the others have zeros.
+/// This process's part of a step: the parts of all ranks and of a step add up. Of ranks that know the same
+/// numbers (the stages of a pipeline, the ranks of a tensor axis), the first one has them, and the others have
+/// zeros.
 struct StepLoss {
   Tensor loss;               ///< of the mean over the step; one element
   std::vector<Tensor> sums;  ///< Loss::sums
@@ -236,7 +240,7 @@ class Strategy {
   /// The loss of `turns` batches of each rank, in evaluation mode and without gradients. The ranks may
   /// have different numbers of batches (Batch::counts), but the same number of turns. `seen`, if given, gets
   /// the outputs of ModelParts::forward, or of the last stage, for each batch that counts; it is called on
-  /// one rank of a pipeline. Calls stops(), which may be collective, after each turn; returns nothing if it
+  /// one rank of a pipeline and of a tensor axis. Calls stops(), which may be collective, after each turn; returns nothing if it
   /// returned true. Collective.
   std::optional<Evaluation> evaluate(std::int64_t turns, const std::function<Batch(std::int64_t turn)>& read,
                                      const std::function<bool()>& stops = {}, const Seen& seen = {});
@@ -272,6 +276,7 @@ class Strategy {
   nn::Module* model_ = nullptr;
   ModelParts parts_;
   bool count_checked_ = false;
+  bool adds_ = true;  // false: a rank before this one along the tensor axis has the same numbers
 };
 
 }  // namespace tapestry::distributed

@@ -46,7 +46,7 @@ void ZeroBase::State::add_items(const Groups& groups) {
       const std::string number = concat({"parameter ", items.size()});
       check(!slot.is_computed(), "[", kOp, "] ", number,
             " is computed from other parameters; pass module.parameters(), which has those");
-      check(nn::is_undivided(slot), "[", kOp, "] ", number,
+      check(may_have_equal_parts(slot, *group), "[", kOp, "] ", number,
             " is divided among ranks, and so is its optimizer's state already; use the optimizer itself");
       check(slot.replicas() == 1, "[", kOp, "] ", number, " has ", slot.replicas(),
             " replicas; use one rank per device instead of DataParallel");
@@ -219,7 +219,7 @@ std::string ZeroBase::State::problem() {
            "the optimizer is used";
   bool any = false;
   for (const Item& item : items) {
-    if (!nn::is_undivided(item.slot) || item.slot.replicas() != 1 ||
+    if (!may_have_equal_parts(item.slot, *group) || item.slot.replicas() != 1 ||
         !item.slot.replica(0).is_same(item.tensor))
       return item.label +
              " is not the tensor that it was when the optimizer was constructed; to(device), to(dtype) and "

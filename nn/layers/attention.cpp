@@ -135,25 +135,32 @@ MultiheadAttention::MultiheadAttention(const Options& o)
 
 std::array<Tensor, 3> MultiheadAttention::project(const Tensor& query, const Tensor& key,
                                                   const Tensor& value) const {
+  const auto own = [this](const Parameter& fused) {
+    return divided_heads && fused.defined() ? divided_heads->rows(fused) : Tensor(fused);
+  };
+  const Tensor weight = own(in_proj_weight), bias = own(in_proj_bias);
   std::vector<Tensor> biases(3);
-  if (in_proj_bias.defined()) biases = in_proj_bias->chunk(3);
-  if (!in_proj_weight.defined())
+  if (bias.defined()) biases = bias.chunk(3);
+  if (!weight.defined())
     return {linear(query, q_proj_weight, biases[0]), linear(key, k_proj_weight, biases[1]),
             linear(value, v_proj_weight, biases[2])};
   if (query.is_same(key) &&
       key.is_same(value)) {  // self-attention: one matrix product computes all three projections
-    const std::vector<Tensor> all = linear(query, in_proj_weight, in_proj_bias).chunk(3, -1);
+    const std::vector<Tensor> all = linear(query, weight, bias).chunk(3, -1);
     return {all[0], all[1], all[2]};
   }
-  const std::vector<Tensor> weights = in_proj_weight->chunk(3);
+  const std::vector<Tensor> weights = weight.chunk(3);
   return {linear(query, weights[0], biases[0]), linear(key, weights[1], biases[1]),
           linear(value, weights[2], biases[2])};
 }
 
 std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const Tensor& key,
                                                       const Tensor& value, const AttendOptions& how) {
-  const std::int64_t embed = options.embed_dim, heads = options.num_heads;
-  const std::int64_t wanted[] = {embed, *options.kdim, *options.vdim};
+  const std::int64_t head_dim = options.embed_dim / options.num_heads,
+                     heads = divided_heads ? divided_heads->count : options.num_heads;
+  check(!divided_heads || !how.need_weights,
+        "[multihead_attention] ranks divide the heads, and none has the weights of all; pass need_weights = false");
+  const std::int64_t wanted[] = {options.embed_dim, *options.kdim, *options.vdim};
   const Tensor* const given[] = {&query, &key, &value};
   const char* const names[] = {"query", "key", "value"};
   for (int i = 0; i < 3; ++i) {
@@ -184,10 +191,12 @@ std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const
   if (how.attn_mask.defined()) {
     Tensor m = additive(how.attn_mask, query.dtype(), "attn_mask");
     const bool shared = m.sizes() == Shape{targets, sources};
-    check(shared || m.sizes() == Shape{batch * heads, targets, sources},
-          "[multihead_attention] expected an attn_mask of [", targets, ", ", sources, "] or [", batch * heads,
-          ", ", targets, ", ", sources, "] but got ", m.sizes());
-    join(shared ? m : m.reshape({batch, heads, targets, sources}));
+    const std::int64_t all_heads = options.num_heads;
+    check(shared || m.sizes() == Shape{batch * all_heads, targets, sources},
+          "[multihead_attention] expected an attn_mask of [", targets, ", ", sources, "] or [",
+          batch * all_heads, ", ", targets, ", ", sources, "] but got ", m.sizes());
+    if (!shared) m = m.reshape({batch, all_heads, targets, sources});
+    join(shared || !divided_heads ? m : m.narrow(1, divided_heads->first, heads));
   }
   if (how.key_padding_mask.defined()) {
     Tensor m = additive(how.key_padding_mask, query.dtype(), "key_padding_mask");
@@ -215,7 +224,7 @@ std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const
     v = with_row(v, split_heads(bias_v, heads));
   }
   if (options.add_zero_attn) {
-    const Tensor zero = zeros({1, 1, 1, embed / heads}, {k.dtype(), k.device()});
+    const Tensor zero = zeros({1, 1, 1, head_dim}, {k.dtype(), k.device()});
     k = with_row(k, zero);
     v = with_row(v, zero);
   }
@@ -224,7 +233,7 @@ std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const
   const double dropout_p = is_training() ? options.dropout : 0;
   Tensor context, weights;
   if (how.need_weights) {
-    Tensor scores = matmul(q * (1 / std::sqrt(static_cast<double>(embed / heads))), k.transpose(-2, -1));
+    Tensor scores = matmul(q * (1 / std::sqrt(static_cast<double>(head_dim))), k.transpose(-2, -1));
     if (mask.defined()) scores = scores + mask;
     // A query that may see no key has weights of 0, as in scaled_dot_product_attention.
     Tensor blind;
@@ -246,7 +255,7 @@ std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const
                                             .is_causal = causal && !explicit_causal,
                                             .causal_offset = causal && !explicit_causal ? past : 0});
   }
-  Tensor out = out_proj(context.transpose(1, 2).reshape({batch, targets, embed}));
+  Tensor out = out_proj(context.transpose(1, 2).reshape({batch, targets, heads * head_dim}));
   if (!batched) out = out.squeeze(0);
   else if (!options.batch_first) out = out.transpose(0, 1);
   return {out, weights};

@@ -1,5 +1,6 @@
 #pragma once
 #include <array>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -91,6 +92,14 @@ class MultiheadAttention : public Module {
   Parameter& bias_k;
   Parameter& bias_v;
   Linear& out_proj;
+
+  /// If ranks divide the heads (distributed::tensor_parallel()): which heads this one computes, and a function
+  /// that takes their rows of in_proj_weight or in_proj_bias. The result is this rank's part of each sum.
+  struct DividedHeads {
+    std::int64_t first = 0, count = 0;
+    std::function<Tensor(const Tensor& fused)> rows;
+  };
+  std::optional<DividedHeads> divided_heads;
 
  private:
   std::array<Tensor, 3> project(const Tensor& query, const Tensor& key, const Tensor& value) const;

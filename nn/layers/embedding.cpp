@@ -32,6 +32,7 @@ Embedding::Embedding(const Options& o)
     : options(checked("Embedding", o)), weight(param("weight", weight_of(options))) {}
 
 Tensor Embedding::forward(const Tensor& indices) {
+  if (divided_forward) return divided_forward(indices);
   if (packed_.defined()) return packed_embedding(packed_, indices);
   return embedding(weight, indices,
                    EmbeddingParams{.padding_idx = options.padding_idx,

@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <optional>
 
 #include "tapestry/autograd/ops/embedding_bag.h"
@@ -41,6 +42,8 @@ class Embedding : public Module {
 
   const Options options;
   Parameter& weight;
+  /// If set, forward() is this function: ranks divide the weight (distributed::tensor_parallel()).
+  std::function<Tensor(const Tensor& indices)> divided_forward;
 
  private:
   PackedTensor packed_;

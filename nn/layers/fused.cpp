@@ -14,8 +14,8 @@ bool is_plain(const Layer& layer) {
 }
 // An input that does not fit goes to the layer, whose error names the layer's path.
 bool is_plain(const Linear& layer, const Tensor& x) {
-  return is_plain(layer) && !layer.packed_weight().defined() && x.defined() && x.dim() > 0 &&
-         x.size(-1) == layer.weight->size(1);
+  return is_plain(layer) && !layer.packed_weight().defined() && !layer.divided_forward && x.defined() &&
+         x.dim() > 0 && x.size(-1) == layer.weight->size(1);
 }
 
 Tensor activated(Activation f, const Tensor& x) {
@@ -36,7 +36,7 @@ Tensor linear_gelu(Linear& layer, const Tensor& x, bool tanh_approximation) {
 
 Tensor feed_forward(Linear& up, Linear& down, const Tensor& x, Activation f) {
   const bool plain = is_plain(up, x) && is_plain(down) && !down.packed_weight().defined() &&
-                     down.weight->size(1) == up.weight->size(0);
+                     !down.divided_forward && down.weight->size(1) == up.weight->size(0);
   if (!plain) return down(activated(f, up(x)));
   return tapestry::feed_forward(x, up.weight, up.bias, down.weight, down.bias, f);
 }

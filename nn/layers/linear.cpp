@@ -28,6 +28,7 @@ Linear::Linear(const Options& o)
 
 Tensor Linear::forward(const Tensor& x) {
   tapestry::detail::check_defined("linear", x);
+  if (divided_forward) return divided_forward(x);
   const std::int64_t in = packed_.defined() ? options.in_features : weight->size(1);
   check(x.dim() > 0 && x.size(-1) == in, "[linear] expected an input of shape (..., ", in, ") but got ",
         x.sizes(), "; make its last dimension ", in, ", or set in_features");

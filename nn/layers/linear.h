@@ -1,4 +1,6 @@
 #pragma once
+#include <functional>
+
 #include "tapestry/core/packed_tensor.h"
 #include "tapestry/nn/module.h"
 
@@ -32,6 +34,9 @@ class Linear : public Module {
   const Options options;
   Parameter& weight;
   Parameter& bias;
+  /// If set, forward() is this function: ranks divide the weight (distributed::tensor_parallel()), and the
+  /// product of this rank's part is not the whole result.
+  std::function<Tensor(const Tensor& x)> divided_forward;
 
  private:
   PackedTensor packed_;

@@ -31,13 +31,13 @@ Gpt2Attention::Gpt2Attention(const Gpt2Config& c)
     : c_attn(add<Linear>("c_attn", gpt2_linear(c.n_embd, 3 * c.n_embd))),
       c_proj(add<Linear>("c_proj", gpt2_linear(c.n_embd, c.n_embd))),
       resid_dropout(add<Dropout>("resid_dropout", {.p = c.resid_pdrop})),
-      heads_(c.n_head),
+      head_dim_(c.n_embd / c.n_head),
       attn_pdrop_(c.attn_pdrop) {}
 
 Tensor Gpt2Attention::forward(const Tensor& x, const Gpt2BlockContext& how) {
   const std::vector<Tensor> parts = c_attn(x).chunk(3, -1);
-  const auto heads = [&](const Tensor& part) {  // (N, L, n_embd) -> (N, heads, L, n_embd / heads)
-    return part.unflatten(-1, {heads_, -1}).transpose(1, 2);
+  const auto heads = [&](const Tensor& part) {  // (N, L, n_embd) -> (N, heads, L, head_dim)
+    return part.unflatten(-1, {-1, head_dim_}).transpose(1, 2);
   };
   const Tensor q = heads(parts[0]);
   Tensor k = heads(parts[1]), v = heads(parts[2]);

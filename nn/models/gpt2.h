@@ -27,11 +27,12 @@ class Gpt2Attention : public Callable<Gpt2Attention> {
   explicit Gpt2Attention(const Gpt2Config& config);
   Tensor forward(const Tensor& x) override { return forward(x, Gpt2BlockContext()); }
   Tensor forward(const Tensor& x, const Gpt2BlockContext& how);
+  std::int64_t head_dim() const { return head_dim_; }
   Linear &c_attn, &c_proj;
   Dropout& resid_dropout;
 
  private:
-  std::int64_t heads_;
+  std::int64_t head_dim_;
   double attn_pdrop_;
 };
 

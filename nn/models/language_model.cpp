@@ -64,11 +64,16 @@ Tensor LanguageModel::forward(const Tensor& ids, const TokenContext& how) {
         if (how.cache->layer(i).length() > past) how.cache->layer(i).truncate(past);
     throw;
   }
+  return head(x, how);
+}
+
+Tensor LanguageModel::head(const Tensor& features, const TokenContext& how) {
+  if (divided_head) return divided_head(features, how);
   const PackedTensor& packed = packed_output_weight();
   if (how.targets.defined())
-    return packed.defined() ? linear_cross_entropy(x, packed, how.targets)
-                            : linear_cross_entropy(x, output_weight(), how.targets);
-  if (how.last) x = x.narrow(1, length - 1, 1);
+    return packed.defined() ? linear_cross_entropy(features, packed, how.targets)
+                            : linear_cross_entropy(features, output_weight(), how.targets);
+  const Tensor x = how.last ? features.narrow(1, features.size(1) - 1, 1) : features;
   return packed.defined() ? packed_linear(x, packed) : linear(x, output_weight());
 }
 Tensor LanguageModel::operator()(const Tensor& ids, const TokenContext& how) { return call(*this, ids, how); }

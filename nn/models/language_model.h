@@ -1,5 +1,6 @@
 #pragma once
 // What the language models have in common: a call with tokens, a key/value cache, masks of packed documents.
+#include <functional>
 #include <vector>
 
 #include "tapestry/core/packed_tensor.h"
@@ -66,6 +67,12 @@ class LanguageModel : public Module {
   virtual const Parameter& output_weight() const = 0;
   /// The same weight if it stays in its blocks (load_packed_weights), else undefined.
   virtual const PackedTensor& packed_output_weight() const = 0;
+  /// What follows the features of each token (N, L, features): the logits (N, L, vocab_size), those of the
+  /// last token alone (TokenContext::last), or the loss (TokenContext::targets).
+  Tensor head(const Tensor& features, const TokenContext& how = {});
+  /// If set, head() is this function: ranks divide the head's weight by words, and each has a part of the
+  /// logits (distributed::tensor_parallel()).
+  std::function<Tensor(const Tensor& features, const TokenContext& how)> divided_head;
   /// The device of the head's weight.
   Device device() const;
   /// A cache for `capacity` tokens, or for the whole context.

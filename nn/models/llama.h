@@ -33,6 +33,7 @@ class LlamaAttention : public Callable<LlamaAttention> {
   LlamaAttention(const LlamaConfig& config, std::shared_ptr<RotaryEmbedding> rotary);
   Tensor forward(const Tensor& x) override { return forward(x, LlamaBlockContext()); }
   Tensor forward(const Tensor& x, const LlamaBlockContext& how);
+  std::int64_t head_dim() const { return head_dim_; }
   Linear &q_proj, &k_proj, &v_proj, &o_proj;
 
  private:

@@ -81,7 +81,7 @@ TEST_CASE("gpt on two ranks trains as on one") {
   REQUIRE(run({.arguments = options(text, folder / "one"), .program = "gpt"}).status == 0);
   // A sanitizer makes each run slow.
   for (const std::string& mode :
-       kSanitized ? Names{"fsdp"} : Names{"ddp", "zero1", "zero2", "fsdp", "pipeline=2"}) {
+       kSanitized ? Names{"fsdp"} : Names{"ddp", "zero1", "zero2", "fsdp", "pipeline=2", "tensor=2"}) {
     CAPTURE(mode);
     std::vector<std::string> arguments = options(text, folder / mode);
     arguments.insert(arguments.end(), {"--parallel", mode});
@@ -134,6 +134,7 @@ TEST_CASE("a sharded run of gpt resumes with and without a launcher") {
   check_resumed("stages", ranks, ranks, "pipeline=2");
   CHECK(distance(folder / "stages", folder / "stages-rest") == 0);
   check_resumed("from stages to shards", ranks, ranks, "pipeline=2", "shard=2");
+  check_resumed("from divided layers to shards", ranks, ranks, "tensor=2:sequence=1", "shard=2");
   check_resumed("from copies to one process", ranks, one_process, "replicate=2:zero=1", "none");
 }
 

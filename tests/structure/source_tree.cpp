@@ -75,6 +75,16 @@ std::vector<std::string> may_use(const std::string& folder) {
             "distributed/mesh",
             "distributed/common",
             "distributed/strategy"};
+  if (folder == "distributed/tensor")
+    return {"core",
+            "kernels",
+            "autograd",
+            "nn",
+            "distributed/comm",
+            "distributed/mesh",
+            "distributed/placement",
+            "distributed/common",
+            "distributed/strategy"};
   if (folder == "distributed/planner")
     return {"core",
             "kernels",

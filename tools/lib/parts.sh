@@ -14,6 +14,7 @@ cuda_runtime  3   60
 kernels       3   63
 launch        3   92
 data          3   95
+tensor_parallel 1 40
 pipeline      1  110
 core          1  120
 ptx_machine   3  146
@@ -43,6 +44,7 @@ folders_of() {
     distributed/data_parallel/*) printf 'data_parallel' ;;
     distributed/pipeline/*) printf 'pipeline' ;;
     distributed/planner/*) printf 'planner' ;;
+    distributed/tensor/*) printf 'tensor_parallel' ;;
     distributed/launch/*) printf 'launch' ;;
     core/* | autograd/* | nn/* | data/* | distributed/* | apps/*) printf '%s' "${1%%/*}" ;;
     tools/ptx/runtime/*) printf 'cuda_runtime' ;;

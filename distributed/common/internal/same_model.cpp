@@ -122,6 +122,21 @@ void check_same_values(ProcessGroup& group, const char* op, const NamedTensors& 
         "model is wrapped, which broadcasts rank 0's values");
 }
 
+bool may_have_equal_parts(const nn::TensorSlot& slot, const ProcessGroup& group) {
+  if (!slot.layout()) return true;
+  const nn::Layout& layout = *slot.layout();
+  return layout.full_region(0) == layout.region(0) &&
+         std::none_of(layout.cuts().begin(), layout.cuts().end(), [&](const nn::Cut& cut) {
+           return cut.dim >= 0 && cut.group->size() > 1 && cut.group->id(0) == &group;
+         });
+}
+
+std::string describe_part(const std::string& name, const nn::TensorSlot& slot) {
+  const auto& layout = slot.layout();
+  if (!layout || layout->region(0) == nn::Region::whole(layout->whole_sizes())) return {};
+  return concat({name, " has ", layout->region(0).str(), " of ", layout->whole_sizes(), "\n"});
+}
+
 void broadcast_values(ProcessGroup& group, const NamedTensors& tensors, std::string_view what, int root) {
   const NoGradGuard no_grad;
   std::map<std::pair<DType, std::string>, std::vector<Tensor>> kinds;

@@ -10,6 +10,7 @@
 
 #include "tapestry/core/tensor.h"
 #include "tapestry/distributed/comm/process_group.h"
+#include "tapestry/nn/parameter.h"
 
 namespace tapestry::distributed {
 
@@ -33,6 +34,14 @@ void check_same_lines(ProcessGroup& group, const char* op, std::string_view what
 /// Collective: throws ValueError that begins with [op] on every rank if a rank's values differ from rank 0's,
 /// with the names of the tensors and of the ranks. Reads all values and exchanges a hash of each tensor.
 void check_same_values(ProcessGroup& group, const char* op, const NamedTensors& tensors);
+
+/// False if ranks of the group may have different parts of the slot's tensor: they divide it, or a full
+/// tensor of it exists in forward() alone (fully_shard). True for parameters that ranks of other groups
+/// divide, such as those of a tensor axis: then describe_part() of all ranks must be equal.
+bool may_have_equal_parts(const nn::TensorSlot& slot, const ProcessGroup& group);
+/// "fc.weight has [2:4, 0:3] of [4, 3]" in a line, or an empty text if nothing is divided: for
+/// check_same_model().
+std::string describe_part(const std::string& name, const nn::TensorSlot& slot);
 
 /// Collective: copies the values of the rank `root` to all ranks. Tensors of one dtype and device share
 /// messages.

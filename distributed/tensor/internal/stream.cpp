@@ -1,0 +1,161 @@
+#include "tapestry/distributed/tensor/internal/stream.h"
+
+#include <utility>
+
+#include "tapestry/core/context.h"
+#include "tapestry/core/error.h"
+#include "tapestry/distributed/common/seeds.h"
+#include "tapestry/distributed/placement/convert.h"
+
+namespace tapestry::distributed {
+
+int ResidualStream::dim_of(const Tensor& x) const {
+  const int dim = x.dim() + sequence_dim_;
+  check(dim >= 0, "[tensor_parallel] the residual stream has shape ", x.sizes(),
+        ", and its sequence is dimension ", sequence_dim_,
+        "; pass features of shape (..., sequence, features), or another sequence_dim");
+  return dim;
+}
+
+void ResidualStream::count(const Tensor& x, std::int64_t whole_size, std::int64_t part_size, int forward,
+                           int backward) {
+  const std::int64_t elements = part_size == 0 ? 0 : x.numel() / part_size * whole_size, n = axis.size();
+  const int times = forward + (grad_enabled() ? backward : 0);
+  bytes_sent += times * elements * static_cast<std::int64_t>(x.element_size()) * (n - 1) / n;
+}
+
+Tensor ResidualStream::into_region(const Tensor& x) {
+  if (!sequence) {
+    count(x, 1, 1, 0, 2);
+    return convert(x, axis, Placement::invariant(), Placement::replicated());
+  }
+  const int dim = dim_of(x);
+  ConvertOptions options;
+  if (length_ >= 0) options.whole_size = length_;
+  count(x, length_ >= 0 ? length_ : axis.size() * x.size(dim), x.size(dim), 1, 1);
+  return convert(x, axis, Placement::sharded(dim), Placement::replicated(), options);
+}
+
+Tensor ResidualStream::from_parts(const Tensor& x) {
+  if (!sequence) {
+    count(x, 1, 1, 2, 0);
+    return convert(x, axis, Placement::partial(), Placement::invariant());
+  }
+  const int dim = dim_of(x);
+  length_ = x.size(dim);
+  count(x, 1, 1, 1, 1);
+  return convert(x, axis, Placement::partial(), Placement::sharded(dim), {.whole_size = length_});
+}
+
+Tensor ResidualStream::gathered(const Tensor& x, std::int64_t whole_size) {
+  count(x, whole_size, x.size(-1), 1, 0);
+  return convert(x, axis, Placement::sharded(x.dim() - 1), Placement::invariant(),
+                 {.whole_size = whole_size});
+}
+
+Tensor ResidualStream::from_invariant(const Tensor& x) {
+  if (!sequence) return x;
+  const int dim = dim_of(x);
+  length_ = x.size(dim);
+  count(x, 1, 1, 0, 1);
+  return convert(x, axis, Placement::invariant(), Placement::sharded(dim), {.whole_size = length_});
+}
+
+Tensor ResidualStream::replicated(const Tensor& p) {
+  count(p, 1, 1, 0, 2);
+  return convert(p, axis, Placement::invariant(), Placement::replicated());
+}
+
+namespace {
+
+// While it exists, slots give converted tensors. fully_shard() may have given them full tensors before.
+class ConvertedParameters {
+ public:
+  ConvertedParameters(ResidualStream& stream, const std::vector<nn::Parameter>& slots)
+      : replica_(current_context().replica) {
+    std::vector<Tensor> converted;  // a conversion may throw; then no slot has changed
+    for (const nn::Parameter& slot : slots) converted.push_back(stream.on_stream(slot));
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      before_.emplace_back(slots[i], slots[i].is_full(replica_) ? slots[i].tensor() : Tensor());
+      before_.back().first.set_full(replica_, converted[i]);
+    }
+  }
+  ~ConvertedParameters() {
+    for (auto& [slot, tensor] : before_) slot.set_full(replica_, tensor);
+  }
+  ConvertedParameters(const ConvertedParameters&) = delete;
+  ConvertedParameters& operator=(const ConvertedParameters&) = delete;
+
+ private:
+  const int replica_;
+  std::vector<std::pair<nn::TensorSlot, Tensor>> before_;
+};
+
+}  // namespace
+
+void convert_parameters_in_calls(nn::Module& module, const std::shared_ptr<ResidualStream>& stream) {
+  std::vector<nn::Parameter> own;
+  for (const auto& [name, slot] : module.named_parameters())
+    if (name.find('.') == std::string::npos) own.push_back(slot);
+  if (own.empty()) return;
+  module.register_forward_scope([stream, own](nn::Module&) -> std::shared_ptr<void> {
+    return std::make_shared<ConvertedParameters>(*stream, own);
+  });
+}
+
+namespace {
+
+// What current_generator() was before the outermost scope of own numbers on this thread.
+struct Common {
+  bool inside = false;
+  Generator* generator = nullptr;
+};
+thread_local Common common;
+
+class Numbers {
+ public:
+  Numbers(Generator* generator, const Common& next) : before_(common), guard_(with(generator)) {
+    common = next;
+  }
+  ~Numbers() { common = before_; }
+  Numbers(const Numbers&) = delete;
+  Numbers& operator=(const Numbers&) = delete;
+
+ private:
+  static Context with(Generator* generator) {
+    Context context = current_context();
+    context.generator = generator;
+    return context;
+  }
+  const Common before_;
+  const ContextGuard guard_;
+};
+
+Device device_of_model(const nn::Module& module) {
+  const std::vector<nn::Parameter> all = module.root().parameters();
+  return all.empty() ? current_context().device : all[0].device();
+}
+
+}  // namespace
+
+std::shared_ptr<void> ResidualStream::own_numbers(Device device) {
+  if (common.inside) return nullptr;
+  const PhiloxRange next = current_generator(device).take(1);
+  own_.manual_seed(
+      rank_seed(rank_seed(next.seed, static_cast<int>(next.offset & 0x7fffffff)), axis.coordinate()));
+  return std::make_shared<Numbers>(&own_, Common{true, current_context().generator});
+}
+
+void draw_own_numbers(nn::Module& module, const std::shared_ptr<ResidualStream>& stream) {
+  module.register_forward_scope([stream](nn::Module& m) -> std::shared_ptr<void> {
+    return m.is_training() ? stream->own_numbers(device_of_model(m)) : nullptr;
+  });
+}
+
+void draw_common_numbers(nn::Module& module) {
+  module.register_forward_scope([](nn::Module&) -> std::shared_ptr<void> {
+    return common.inside ? std::make_shared<Numbers>(common.generator, Common{}) : nullptr;
+  });
+}
+
+}  // namespace tapestry::distributed

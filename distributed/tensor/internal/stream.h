@@ -1,0 +1,69 @@
+#pragma once
+// The residual stream of a model that ranks divide, and the conversions at the borders of its divided
+// regions.
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tapestry/core/generator.h"
+#include "tapestry/distributed/mesh/mesh.h"
+#include "tapestry/distributed/tensor/tensor_parallel.h"
+#include "tapestry/nn/module.h"
+
+namespace tapestry::distributed {
+
+/// Shared by the layers of one model.
+class ResidualStream {
+ public:
+  ResidualStream(Axis axis, const TensorParallelOptions& options)
+      : axis(std::move(axis)), sequence(options.sequence), sequence_dim_(options.sequence_dim) {}
+
+  const Axis axis;
+  const bool sequence;
+
+  /// From the stream into a divided region: replicated. Backward adds the ranks' gradients.
+  Tensor into_region(const Tensor& x);
+  /// A sum whose parts the ranks of a region have computed, on the stream.
+  Tensor from_parts(const Tensor& x);
+  /// The parts of the last dimension, `whole_size` elements, that the ranks of a region have, gathered: the
+  /// same whole tensor on all ranks, with equal gradients.
+  Tensor gathered(const Tensor& x, std::int64_t whole_size);
+  /// A tensor that all ranks have computed, with equal gradients, on the stream.
+  Tensor from_invariant(const Tensor& x);
+  /// While the result exists, this thread draws other random numbers than the other ranks: see
+  /// draw_own_numbers().
+  std::shared_ptr<void> own_numbers(Device device);
+
+  /// A parameter that each rank uses for its own part of a computation: backward adds the ranks' gradients.
+  Tensor replicated(const Tensor& p);
+  /// The same for a parameter that is used on the stream, if ranks divide the stream.
+  Tensor on_stream(const Tensor& p) { return sequence ? replicated(p) : p; }
+
+  /// The bytes that conversions sent on this rank, with those of their backward passes: see TensorParallel.
+  std::int64_t bytes_sent = 0;
+
+ private:
+  int dim_of(const Tensor& x) const;
+  // Counts an all-gather or a reduce-scatter of a whole tensor like `x`, as a ring sends it, in forward and,
+  // if gradients are recorded, in backward. An all-reduce counts as two.
+  void count(const Tensor& x, std::int64_t whole_size, std::int64_t part_size, int forward, int backward);
+
+  const int sequence_dim_;
+  // The size of the whole sequence that entered the stream last; -1: all ranks have equal parts. A part alone
+  // does not say it: with 2 ranks, 4 elements may be a part of 8, or of 7.
+  std::int64_t length_ = -1;
+  Generator own_;  // of own_numbers(). A member, because graphs keep the context in which they were recorded
+};
+
+/// Registers a scope around the module's calls in which its own parameters are those of stream.on_stream().
+void convert_parameters_in_calls(nn::Module& module, const std::shared_ptr<ResidualStream>& stream);
+
+/// In calls of the module in training, random numbers are this rank's own. They follow from the number that
+/// all ranks would draw next, so a call that is repeated with the same state of the generator, as
+/// checkpoint() does, draws the same numbers.
+void draw_own_numbers(nn::Module& module, const std::shared_ptr<ResidualStream>& stream);
+/// In calls of the module, random numbers are those that all ranks draw, also inside a module of
+/// draw_own_numbers().
+void draw_common_numbers(nn::Module& module);
+
+}  // namespace tapestry::distributed

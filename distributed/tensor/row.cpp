@@ -1,0 +1,47 @@
+// The row `tensor` over ranks: tensor_parallel.
+#include "tapestry/distributed/strategy/internal/row.h"
+#include "tapestry/distributed/tensor/tensor_parallel.h"
+
+namespace tapestry::distributed {
+namespace {
+
+class TensorOverRanks final : public StrategyLayer {
+ public:
+  using StrategyLayer::StrategyLayer;
+  bool builds_in_parts() const override { return true; }
+  bool calls_are_collective() const override { return true; }
+
+  void wrap(nn::Module& model, const ModelParts& parts, LocalModules& local) override {
+    StrategyLayer::wrap(model, parts, local);
+    const Axis& axis = *context().axis;
+    const TensorPlan plan =
+        parts.tensor_plan.rules.empty() ? tensor_plan(model, axis.size()) : parts.tensor_plan;
+    divided_.emplace(tensor_parallel(
+        model, axis, plan, {.sequence = context().spec.option("sequence", "0") == "1", .device = device()}));
+  }
+  void before_forward(const Part& part) override {
+    if (part.index == 0) divided_->reset_report();
+  }
+  LayerReport report() const override {
+    LayerReport report{{"tensor"}};
+    add_to_ring(report, *context().axis, divided_->bytes_sent(), "activations");
+    return report;
+  }
+
+ private:
+  std::optional<TensorParallel> divided_;
+};
+
+// After the stages of a pipeline, and before other ranks divide what is left or reduce its gradients.
+const RowRegistration tensor_over_ranks{
+    {.axis = "tensor",
+     .order = 30,
+     .options = "sequence=0|1",
+     .about = "tensor_parallel: one process per device, the layers divided; with sequence=1 also the "
+              "activations between them",
+     .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
+       return std::make_unique<TensorOverRanks>(context);
+     }}};
+
+}  // namespace
+}  // namespace tapestry::distributed

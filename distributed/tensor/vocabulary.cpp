@@ -1,0 +1,204 @@
+#include "tapestry/distributed/tensor/vocabulary.h"
+
+#include <algorithm>
+#include <string>
+
+#include "tapestry/autograd/function.h"
+#include "tapestry/autograd/ops/compare.h"
+#include "tapestry/autograd/ops/composite.h"
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/embedding.h"
+#include "tapestry/autograd/ops/index.h"
+#include "tapestry/autograd/ops/matmul.h"
+#include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/error.h"
+#include "tapestry/nn/layout.h"
+
+namespace tapestry::distributed {
+namespace {
+
+// The words of this rank.
+struct Words {
+  std::int64_t first, count, all;
+};
+
+Words words_of(const char* op, const Axis& axis, std::int64_t all, std::int64_t rows) {
+  const nn::Region own = nn::Region::whole({all}).part(0, axis.coordinate(), axis.size());
+  check(own.sizes[0] == rows, "[", op, "] rank ", axis.coordinate(), " of ", axis.size(), " has ", rows,
+        " of ", all, " words, but its part is ", own.str(), "; pass the rows nn::Region::part() gives");
+  return {own.first[0], rows, all};
+}
+
+void check_integers(const char* op, const char* what, const Tensor& t) {
+  tapestry::detail::check_defined(op, t, what);
+  check<TypeError>(contains(kIntegers, t.dtype()), "[", op, "] ", what, " are ", t.dtype(),
+                   "; words are integers");
+}
+
+// Throws IndexError unless all are words, or `ignored`. The ranks have equal words, and so all throw.
+void check_words(const char* op, const Tensor& t, std::int64_t all, std::optional<std::int64_t> ignored) {
+  if (t.numel() == 0 || t.device().is_meta()) return;
+  Tensor outside = logical_or(lt(t, 0), ge(t, all));
+  if (ignored) outside = logical_and(outside, ne(t, *ignored));
+  check<IndexError>(outside.any().item() == 0, "[", op, "] a word is outside [0, ", all,
+                    "); correct it, or the number of words");
+}
+
+// Of these words: which are this rank's, and their rows (0 for others).
+struct Rows {
+  Tensor mine, row;
+};
+Rows local_rows(const Tensor& words, const Words& own) {
+  const Tensor row = words.to(DType::i64) - own.first;
+  const Tensor mine = logical_and(ge(row, 0), lt(row, own.count));
+  return {mine, where(mine, row, Scalar(0))};
+}
+
+}  // namespace
+
+Tensor vocab_parallel_embedding(const Tensor& weight, const Tensor& indices, const Axis& axis, std::int64_t V,
+                                std::optional<std::int64_t> padding_idx) {
+  const char* const op = "vocab_parallel_embedding";
+  tapestry::detail::check_defined(op, weight, "weight");
+  check_integers(op, "indices", indices);
+  const Words own = words_of(op, axis, V, weight.size(0));
+  check_words(op, indices, V, std::nullopt);
+  const Rows rows = local_rows(indices, own);
+  std::optional<std::int64_t> padding;
+  if (padding_idx && *padding_idx >= own.first && *padding_idx < own.first + own.count)
+    padding = *padding_idx - own.first;
+  return embedding(weight, rows.row, padding).masked_fill(logical_not(rows.mine).unsqueeze(-1), 0);
+}
+
+namespace {
+
+// The losses of some rows, and the gradient of their logits for an incoming gradient of 1 each.
+struct RowLosses {
+  Tensor losses, gradient;
+};
+
+// logits (n, own.count) in the dtype of sums, target (n) i64. Collective.
+RowLosses losses_of(const Tensor& logits, const Tensor& target, const Words& own, ProcessGroup& group,
+                    const VocabParallelLossParams& params, bool needs_gradient) {
+  const std::int64_t n = target.numel();
+  const Tensor largest = logits.amax({1});
+  group.all_reduce(largest, ReduceOp::max, "vocab_parallel_cross_entropy").wait();
+  const Tensor shifted = logits - largest.unsqueeze(1), exponentials = shifted.exp();
+  const Rows rows = local_rows(target, own);
+  const Tensor mine = rows.mine.to(logits.dtype()), row = rows.row.unsqueeze(1);
+  // Sums over the words: of exponentials, of the target's logit, and of logits.
+  const Tensor sums = empty({3, n}, TensorOptions(logits.dtype(), logits.device()));
+  sums[0].copy_(exponentials.sum({1}));
+  sums[1].copy_(where(rows.mine, gather(shifted, 1, row).squeeze(1), Scalar(0)));
+  if (params.label_smoothing > 0) sums[2].copy_(shifted.sum({1}));
+  else sums[2].zero_();
+  group.all_reduce(sums, ReduceOp::sum, "vocab_parallel_cross_entropy").wait();
+  const double rest = params.label_smoothing, each = rest / static_cast<double>(own.all);
+  const Tensor counts = ne(target, params.ignore_index);
+  Tensor losses = sums[0].log() - sums[1] * (1 - rest);
+  if (rest > 0) losses = losses - sums[2] * each;
+  RowLosses result{where(counts, losses, Scalar(0)), {}};
+  if (!needs_gradient) return result;
+  Tensor gradient = exponentials / sums[0].unsqueeze(1);
+  if (rest > 0) gradient = gradient - each;
+  gradient = scatter(gradient, 1, row, gather(gradient, 1, row) - (mine * (1 - rest)).unsqueeze(1));
+  result.gradient = where(counts.unsqueeze(1), gradient, Scalar(0));
+  return result;
+}
+
+struct LossData {
+  std::shared_ptr<ProcessGroup> group;
+  Words words;
+  VocabParallelLossParams params;
+  bool needs_x, needs_weight;
+};
+
+// x (rows, E) and the weight (words, E), or the logits as x and no weight.
+struct VocabularyLoss : autograd::Function<VocabularyLoss> {
+  static constexpr const char* kName = "vocab_parallel_cross_entropy";
+  static constexpr bool kOnceDifferentiable = true;
+
+  static Tensor forward(autograd::FunctionContext& ctx, const Tensor& x, const Tensor& weight,
+                        const Tensor& target, const LossData& data) {
+    constexpr std::int64_t kLogits = std::int64_t{1} << 22, kLeastRows = 32;
+    const bool wide_loss = current_context().autocast.active();
+    const DType wide = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
+    const TensorOptions sums(wide, x.device());
+    const std::int64_t all = target.numel();
+    const std::int64_t rows =
+        data.params.chunk_rows > 0
+            ? data.params.chunk_rows
+            : std::max(kLeastRows, kLogits / std::max<std::int64_t>(data.words.count, 1));
+    Tensor dx = data.needs_x ? empty(x.sizes(), TensorOptions(x.dtype(), x.device())) : Tensor();
+    Tensor dweight = data.needs_weight ? zeros(weight.sizes(), sums) : Tensor();
+    Tensor total = zeros({}, sums);
+    for (std::int64_t begin = 0; begin < all; begin += rows) {
+      const std::int64_t n = std::min(rows, all - begin);
+      const Tensor from = x.narrow(0, begin, n);
+      const Tensor logits = weight.defined() ? linear(from, weight) : from;
+      const RowLosses chunk = losses_of(logits.to(wide), target.narrow(0, begin, n), data.words, *data.group,
+                                        data.params, data.needs_x || data.needs_weight);
+      total = total + chunk.losses.sum();
+      if (!chunk.gradient.defined()) continue;
+      const Tensor gradient = chunk.gradient.to(logits.dtype());
+      if (data.needs_x) dx.narrow(0, begin, n).copy_(weight.defined() ? matmul(gradient, weight) : gradient);
+      if (data.needs_weight) dweight.add_(matmul(gradient.t(), from).to(wide));
+    }
+    if (data.params.reduction == Reduction::mean) {
+      const Tensor count = ne(target, data.params.ignore_index).to(wide).sum();
+      total = total / count;
+      if (dx.defined()) dx = dx / clamp(count, 1).to(dx.dtype());
+      if (dweight.defined()) dweight = dweight / clamp(count, 1);
+    }
+    if (dweight.defined()) dweight = dweight.to(weight.dtype());
+    ctx.data = std::pair(dx, dweight);
+    return total.to(wide_loss ? wide : x.dtype());
+  }
+  static std::vector<Tensor> backward(autograd::FunctionContext& ctx, const std::vector<Tensor>& grads) {
+    const auto& [dx, dweight] = std::any_cast<const std::pair<Tensor, Tensor>&>(ctx.data);
+    const auto scaled = [&](const Tensor& d) { return d.defined() ? d * grads[0].to(d.dtype()) : Tensor(); };
+    return {scaled(dx), scaled(dweight), {}, {}};
+  }
+};
+
+Tensor loss_of(const char* op, const Tensor& x, const Tensor& weight, const Tensor& target, const Axis& axis,
+               std::int64_t V, const VocabParallelLossParams& params) {
+  tapestry::detail::check_defined(op, x);
+  check_integers(op, "targets", target);
+  check(x.dim() > 0 && (!weight.defined() || (weight.dim() == 2 && weight.size(1) == x.size(-1))), "[", op,
+        "] input has shape ", x.sizes(), ", weight ", weight.defined() ? weight.sizes() : Shape(),
+        "; expected (..., E) and this rank's rows of (V, E)");
+  const Shape leading(x.sizes().begin(), x.dim() - 1);
+  check(target.sizes() == leading, "[", op, "] target has shape ", target.sizes(), ", input ", x.sizes(),
+        "; targets for it have shape ", leading);
+  check(params.reduction != Reduction::none, "[", op, "] the reduction is none; choose mean or sum");
+  check(params.label_smoothing >= 0 && params.label_smoothing <= 1, "[", op, "] label_smoothing ",
+        params.label_smoothing, " is outside [0, 1]; 0.1 is usual");
+  check(params.chunk_rows >= 0, "[", op, "] chunk_rows ", params.chunk_rows,
+        " is negative; 0 means automatic");
+  const Words words = words_of(op, axis, V, weight.defined() ? weight.size(0) : x.size(-1));
+  check_words(op, target, V, params.ignore_index);
+  const auto needs = [](const Tensor& t) { return grad_enabled() && t.defined() && t.requires_grad(); };
+  const std::int64_t rows = target.numel();
+  return VocabularyLoss::apply(x.reshape({rows, x.size(-1)}), weight, target.to(DType::i64).reshape({rows}),
+                               LossData{axis.group(), words, params, needs(x), needs(weight)});
+}
+
+}  // namespace
+
+Tensor vocab_parallel_linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& target,
+                                           const Axis& axis, std::int64_t V,
+                                           const VocabParallelLossParams& params) {
+  const char* const op = "vocab_parallel_linear_cross_entropy";
+  tapestry::detail::check_defined(op, weight, "weight");
+  return loss_of(op, x, weight, target, axis, V, params);
+}
+
+Tensor vocab_parallel_cross_entropy(const Tensor& logits, const Tensor& target, const Axis& axis,
+                                    std::int64_t V, const VocabParallelLossParams& params) {
+  return loss_of("vocab_parallel_cross_entropy", logits, {}, target, axis, V, params);
+}
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,253 @@
+// Layers that tensor ranks divide, against one process in float64.
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "tests/support/catch.h"
+#include "tests/tensor_parallel/support.h"
+
+using namespace tensor_test;
+using Style = TensorStyle;
+
+namespace {
+
+// 10 hidden features: 5 and 5 on two ranks, 3, 3, 3 and 1 on four.
+struct Mlp : nn::Module {
+  nn::Linear& in = add<nn::Linear>("in", {.in_features = 4, .out_features = 3});
+  nn::Linear& up = add<nn::Linear>("up", {.in_features = 3, .out_features = 10});
+  nn::Linear& down = add<nn::Linear>("down", {.in_features = 10, .out_features = 3});
+  nn::LayerNorm& norm = add<nn::LayerNorm>("norm", {.normalized_shape = {3}});
+  nn::Linear& out = add<nn::Linear>("out", {.in_features = 3, .out_features = 7});
+  Mlp() {
+    to(DType::f64);
+    test::fill_by_formula(*this);
+  }
+  Tensor forward(const Tensor& x) override {
+    const Tensor h = in(x);
+    return out(norm(h + nn::feed_forward(up, down, h, Activation::gelu)));
+  }
+};
+const TensorPlan kPlan{{{"in", Style::enter},
+                        {"up", Style::column},
+                        {"down", Style::row},
+                        {"norm", Style::residual},
+                        {"out", Style::gathered_column}}};
+
+}  // namespace
+
+TEST_CASE("a divided MLP has the result and the gradients of one process, also behind fully_shard") {
+  const Tensor x = wave({4, 6, 4}, 1.3);
+  Mlp one;
+  const Tensor leaf = x.clone().set_requires_grad(true), y = one(leaf);
+  (y * wave(y.sizes(), 0.4)).sum().backward();
+  const Gradients expected = gradients_of(one);
+  const struct {
+    int ranks, tensors;
+    bool sequence;
+  } cases[] = {{2, 2, false}, {4, 4, false}, {4, 2, false}, {2, 2, true}, {4, 4, true}, {4, 2, true}};
+  for (const auto& c : cases)
+    on_ranks<int>(c.ranks, [&](const Group& world) {
+      Mesh mesh = mesh_of(world, c.tensors);
+      const Axis tensor = mesh["tensor"], shard = mesh["shard"];
+      const std::string what = concat({c.ranks, " ranks, tensor=", c.tensors, " sequence=", c.sequence});
+      Mlp net;
+      tensor_parallel(net, tensor, kPlan, {.sequence = c.sequence});
+      const int parts = shard.size(), rows = 4 / parts, first = shard.coordinate() * rows;
+      if (parts > 1) fully_shard(net, {.group = shard.group(), .reduce = ReduceOp::sum});
+      const Tensor own = x.narrow(0, first, rows).clone().set_requires_grad(true), out = net(own);
+      require(distance(out, y.narrow(0, first, rows)) < 1e-12, what, ": the result");
+      for (int pass = 0; pass < 2; ++pass) {  // gradients are added to what there is
+        net.zero_grad();
+        own.zero_grad();
+        for (int part = 0; part <= pass; ++part)
+          (net(own) * wave(y.sizes(), 0.4).narrow(0, first, rows) / (pass + 1)).sum().backward();
+        require_gradients(net, expected, what);
+        // Each rank has the gradient of what all of them were given.
+        require(distance(own.grad(), leaf.grad().narrow(0, first, rows)) < 1e-10, what,
+                ": the input's gradient");
+      }
+      return 0;
+    });
+}
+
+TEST_CASE("a sequence that ranks cannot divide equally is divided into unequal parts") {
+  for (const std::int64_t length : {1, 3, 5, 7}) {
+    const Tensor x = wave({2, length, 4}, 0.9);
+    Mlp one;
+    one(x).square().sum().backward();
+    const Gradients expected = gradients_of(one);
+    on_ranks<int>(3, [&](const Group& world) {
+      Mesh mesh = mesh_of(world, 3);
+      Mlp net;
+      tensor_parallel(net, mesh["tensor"], kPlan, {.sequence = true});
+      net(x).square().sum().backward();
+      require_gradients(net, expected, concat({"length ", length}));
+      return 0;
+    });
+  }
+}
+
+TEST_CASE("an embedding is divided by words and by features, and knows its padding") {
+  struct Net : nn::Module {
+    nn::Embedding& words =
+        add<nn::Embedding>("words", {.num_embeddings = 7, .embedding_dim = 6, .padding_idx = 5});
+    nn::LayerNorm& norm = add<nn::LayerNorm>("norm", {.normalized_shape = {6}});
+    Net() {
+      to(DType::f64);
+      test::fill_by_formula(*this);
+    }
+    Tensor forward(const Tensor& ids) override { return norm(words(ids)); }
+  };
+  const Tensor ids = ints({0, 5, 6, 3, 3, 2, 5, 1}, {2, 4});
+  Net one;
+  const Tensor y = one(ids);
+  (y * wave(y.sizes(), 0.8)).sum().backward();
+  const Gradients expected = gradients_of(one);
+  for (const int ranks : {2, 4})
+    for (const Style style : {Style::vocabulary, Style::embedding_column})
+      on_ranks<int>(ranks, [&](const Group& world) {
+        Mesh mesh = mesh_of(world, ranks);
+        if (ranks == 4 && style == Style::embedding_column) return 0;  // a rank would have no feature
+        Net net;
+        tensor_parallel(net, mesh["tensor"], {{{"words", style}, {"norm", Style::residual}}});
+        const Tensor out = net(ids);
+        require(distance(out, y) < 1e-12, "the result");
+        (out * wave(y.sizes(), 0.8)).sum().backward();
+        require_gradients(net, expected, concat({ranks, " ranks, style ", static_cast<int>(style)}));
+        std::string error;
+        try {
+          net(ints({0, 7}, {1, 2}));
+        } catch (const IndexError& e) {
+          error = e.what();
+        }
+        require(style != Style::vocabulary || error.find("outside [0, 7)") != std::string::npos, error);
+        return 0;
+      });
+}
+
+TEST_CASE("a Transformer encoder is divided by heads, with masks for each of them") {
+  constexpr std::int64_t kHeads = 4, kLength = 3;
+  const auto make = [] {
+    static std::mutex mutex;  // ranks are threads, and share the generator
+    const std::lock_guard lock(mutex);
+    auto net = std::make_unique<nn::TransformerEncoder>(nn::TransformerEncoder::Options{
+        .layer = {.d_model = 8, .nhead = kHeads, .dim_feedforward = 5, .dropout = 0, .batch_first = true},
+        .num_layers = 2,
+        .norm = true});
+    net->to(DType::f64);
+    test::fill_by_formula(*net);
+    return net;
+  };
+  const Tensor x = wave({2, kLength, 8}, 1.9);
+  // Another mask for each head: true marks keys that a query must not see.
+  Tensor masks = wave({2 * kHeads, kLength, kLength}, 0.9) > 0.3;
+  const auto one = make();
+  const Tensor y = (*one)(x, {.mask = masks});
+  (y * wave(y.sizes(), 0.4)).sum().backward();
+  const Gradients expected = gradients_of(*one);
+  for (const int tensors : {2, 4})
+    on_ranks<int>(tensors, [&](const Group& world) {
+      Mesh mesh = mesh_of(world, tensors);
+      const auto net = make();
+      TensorPlan plan = tensor_plan(*net, tensors);
+      if (tensors == 4)  // 5 hidden features are 2, 2, 1 and 0: leave them whole
+        std::erase_if(plan.rules,
+                      [](const TensorRule& r) { return r.path.find("linear") != std::string::npos; });
+      tensor_parallel(*net, mesh["tensor"], plan);
+      const Tensor out = (*net)(x, {.mask = masks});
+      require(distance(out, y) < 1e-12, "the result on ", tensors, " ranks");
+      (out * wave(y.sizes(), 0.4)).sum().backward();
+      require_gradients(*net, expected, concat({tensors, " ranks"}));
+      return 0;
+    });
+}
+
+TEST_CASE("tensor_parallel refuses what it cannot divide, on all ranks and before anything is changed") {
+  struct Odd : nn::Module {
+    nn::Embedding& words = add<nn::Embedding>("words", {.num_embeddings = 6, .embedding_dim = 4});
+    nn::LSTM& rnn = add<nn::LSTM>("rnn", {.input_size = 4, .hidden_size = 4});
+    nn::Linear& head = add<nn::Linear>("head", {.in_features = 4, .out_features = 6, .bias = false});
+    nn::Embedding& scaled =
+        add<nn::Embedding>("scaled", {.num_embeddings = 6, .embedding_dim = 4, .max_norm = 1});
+    Odd() { head.weight = words.weight; }
+  };
+  on_ranks<int>(3, [&](const Group& world) {
+    Mesh mesh = mesh_of(world, 3);
+    Odd net;
+    const auto error_of = [&](const TensorPlan& plan, const TensorParallelOptions& options = {}) {
+      try {
+        tensor_parallel(net, mesh["tensor"], plan, options);
+      } catch (const ValueError& e) {
+        return std::string(e.what());
+      }
+      return std::string();
+    };
+    const struct {
+      TensorPlan plan;
+      const char* text;
+    } cases[] = {
+        {{{{"rnn", Style::column}}}, "LSTM rnn is recurrent"},
+        {{{{"layers.*", Style::column}}}, "no module has the path \"layers.*\""},
+        {{{{"head", Style::vocabulary}}}, "Linear head is no Embedding"},
+        {{{{"words", Style::row}}}, "Embedding words is no Linear"},
+        {{{{"", Style::head}}}, "is no LanguageModel"},
+        {{{{"words", Style::vocabulary}}}, "'weight' of Linear head is divided by another module"},
+        {{{{"words", Style::embedding_column}, {"head", Style::column}}}, "Embedding words has 4 features"},
+        {{{{"words", Style::vocabulary}, {"head", Style::row}}},
+         "Linear head has 4 inputs, of which the last"},
+        {{{{"head", Style::column, 4}}}, "has 6 outputs, which are no units of 4"},
+        {{{{"head", Style::column, 3}}}, "has 2 units of 3 outputs, which 3 ranks cannot divide"},
+        {{{{"scaled", Style::vocabulary}}}, "max_norm"},
+        {{{{"", Style::input}}}, "Embedding words has parameters inside a divided region"},
+    };
+    for (const auto& c : cases) {
+      const std::string error = error_of(c.plan);
+      require(error.find(c.text) != std::string::npos, "expected \"", c.text, "\": ", error);
+    }
+    require(error_of({{{"words", Style::vocabulary}, {"head", Style::column}}}, {.sequence = true})
+                    .find("on a residual stream") != std::string::npos,
+            "a module without a rule on a divided stream");
+    require(error_of({{{"words", Style::vocabulary},
+                       {"head", world->rank() == 1 ? Style::gathered_column : Style::column}}})
+                    .find("only rank 1 has:") != std::string::npos,
+            "other plans");
+    for (const auto& [name, p] : net.named_parameters()) require(!p.layout(), name, " was divided");
+    require(error_of({{{"words", Style::vocabulary}, {"head", Style::gathered_column}}}).empty(),
+            "a right plan");
+    require(error_of({{{"words", Style::vocabulary}, {"head", Style::gathered_column}}})
+                    .find("divided already") != std::string::npos,
+            "twice");
+    return 0;
+  });
+}
+
+TEST_CASE("initial values are those of one process, on the meta device too") {
+  const auto build = [](bool meta) {
+    Generator generator(11);
+    Context context = current_context();
+    context.generator = &generator;
+    const ContextGuard guard(context);
+    std::optional<DeviceGuard> on_meta;
+    if (meta) on_meta.emplace("meta");
+    auto net = std::make_unique<nn::Sequential>(nn::make<nn::Linear>(5, 8), nn::make<nn::GELU>(),
+                                                nn::make<nn::Linear>(8, 5));
+    return net;
+  };
+  const auto one = build(false);
+  for (const bool meta : {false, true})
+    on_ranks<int>(2, [&](const Group& world) {
+      Mesh mesh = mesh_of(world, 2);
+      const auto net = build(meta);
+      // Rank 1 has other values, as with another seed.
+      if (!meta && world->rank() == 1)
+        for (const nn::Parameter& p : net->parameters()) p.detach().fill_(3);
+      tensor_parallel(*net, mesh["tensor"], {{{"0", Style::column}, {"2", Style::row}}});
+      for (const auto& [name, p] : net->named_parameters()) {
+        const Tensor whole =
+            one->at(name.substr(0, 1)).named_parameters()[name.ends_with("bias")].second.detach();
+        require(distance(p.detach(), p.layout()->region(0).of(whole)) == 0, name, " has other values");
+      }
+      return 0;
+    });
+}

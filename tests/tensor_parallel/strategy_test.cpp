@@ -1,0 +1,104 @@
+// The axis `tensor` of strategies, alone and with other axes, against one process in float64.
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/support/mesh_training.h"
+#include "tests/tensor_parallel/support.h"
+
+using namespace tensor_test;
+using namespace tapestry::mesh_training;
+using Style = TensorStyle;
+
+namespace {
+
+// 11 words and 9 features do not divide.
+const TensorPlan kPlan{{{"words", Style::vocabulary},
+                        {"a", Style::column},
+                        {"b", Style::row},
+                        {"norm", Style::residual},
+                        {"head", Style::gathered_column}}};
+
+struct Outcome {
+  std::vector<double> losses, norms;
+  double held_out = 0, seen = 0;
+  nn::StateDict weights;
+};
+
+Outcome train(const std::string& text, const Group& world, int parts) {
+  Outcome outcome;
+  Strategy strategy(text, {.world = world, .parts = parts});
+  const auto net = make_net();
+  ModelParts model = parts_of(*net);
+  model.tensor_plan = kPlan;
+  strategy.wrap(*net, model);
+  const auto optimizer =
+      make_optimizer<optim::AdamW>(strategy, net->parameters(), optim::AdamWOptions{.lr = 0.01});
+  for (int step = 0; step < 3; ++step) {
+    optimizer->zero_grad();
+    const auto read = [&](const Part& part) { return samples_of(step, strategy.share(kSamples, part)); };
+    const StepLoss loss = strategy.gradients(read, kSamples);
+    outcome.losses.push_back(strategy.sum({loss.loss.item()})[0]);
+    outcome.norms.push_back(strategy.clip_grad_norm_(0.1).item());
+    optimizer->step();
+  }
+  const auto result = strategy.evaluate(
+      1, [&](std::int64_t) { return samples_of(7, strategy.share(kSamples, {})); }, {},
+      [&](const Tensors&, const Batch& batch) {
+        outcome.seen += static_cast<double>(batch.targets[0].numel());
+      });
+  outcome.held_out = result->mean();
+  outcome.seen = strategy.sum({outcome.seen})[0];
+  outcome.weights = strategy.whole_state();
+  return outcome;
+}
+
+}  // namespace
+
+TEST_CASE("tensor ranks train as one process does, alone and with other axes") {
+  const Outcome one = train("single", nullptr, 2);
+  const struct {
+    const char* text;
+    int ranks;
+  } cases[] = {
+      {"tensor=2", 2},
+      {"tensor=3", 3},
+      {"shard=2,tensor=2", 4},
+      {"replicate=2,tensor=2", 4},
+      {"replicate=2:zero=1,tensor=2", 4},
+      {"replicate=2:zero=2,tensor=2", 4},
+      {"pipeline=2,tensor=2", 4},
+      {"replicate=2,shard=2,tensor=2", 8},
+      {"pipeline=2,shard=2,tensor=2", 8},
+  };
+  for (const auto& c : cases) {
+    INFO(c.text);
+    const auto all = on_ranks<Outcome>(c.ranks, [&](const Group& world) { return train(c.text, world, 2); });
+    for (const Outcome& o : all) {
+      for (std::size_t i = 0; i < one.losses.size(); ++i) {
+        CHECK(std::abs(o.losses[i] - one.losses[i]) < 1e-12);
+        CHECK(std::abs(o.norms[i] - one.norms[i]) < 1e-12);
+      }
+      CHECK(std::abs(o.held_out - one.held_out) < 1e-12);
+      CHECK(o.seen == kSamples);
+    }
+    CHECK(mesh_training::distance(all[0].weights, one.weights) < 1e-10);
+  }
+}
+
+TEST_CASE("a strategy's tensor axis needs a plan, and has one for a Llama") {
+  on_ranks<int>(2, [&](const Group& world) {
+    Strategy strategy("tensor=2", {.world = world});
+    const auto net = make_net();
+    std::string error;
+    try {
+      strategy.wrap(*net, parts_of(*net));
+    } catch (const ValueError& e) {
+      error = e.what();
+    }
+    require(error.find("no ready plan") != std::string::npos, error);
+    require(strategy.data_size() == 1 && strategy.calls_are_collective() && strategy.can_call_model(),
+            "facts");
+    return 0;
+  });
+}
