@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tapestry/apps/common/page_files.h"
+#include "tapestry/apps/compare/changes.h"
 #include "tapestry/apps/compare/critical_path.h"
 #include "tapestry/apps/compare/holdings.h"
 #include "tapestry/core/error.h"
@@ -247,6 +248,9 @@ ordered_json json_of(const Report& report, const Judgement& judgement, std::size
   const Remark& remark = judgement.remarks.at(i);
   ordered_json j = {{"name", r.name}, {"description", r.description}, {"title", r.title},
                     {"axes", r.axes}, {"family", r.family},           {"predicted_as", json_of(r.plan)}};
+  const Changes changes = changes_of(r.plan, r.title);
+  j["changed_lines"] = changes.changed_lines;
+  j["changes"] = changes.lines;
   j["status"] = status_of(r);
   if (!r.error.empty()) {
     j["error"] = r.error;
@@ -307,7 +311,21 @@ ordered_json json_of(const std::vector<planner::AxisCost>& axes) {
   return all;
 }
 
-ordered_json json_of(const std::vector<planner::Prediction>& predictions) {
+ordered_json timeline_of(const planner::Prediction& p) {
+  ordered_json all = ordered_json::array();
+  const int each = p.devices / p.rows;
+  for (const planner::PredictedSpan& s : p.timeline)
+    all.push_back({{"devices", {s.row * each, (s.row + 1) * each - 1}},
+                   {"lane", s.beside ? "communication" : "compute"},
+                   {"activity", tapestry::activity_name(s.activity)},
+                   {"name", s.name},
+                   {"begin_ms", ms(s.begin_s)},
+                   {"end_ms", ms(s.end_s)}});
+  return all;
+}
+
+// The page's own planner makes the timelines.
+ordered_json json_of(const std::vector<planner::Prediction>& predictions, bool for_page) {
   ordered_json all = ordered_json::array();
   for (const planner::Prediction& p : predictions) {
     ordered_json j = {
@@ -323,6 +341,7 @@ ordered_json json_of(const std::vector<planner::Prediction>& predictions) {
       bytes["total"] = m.total();
       j["memory"].push_back(std::move(bytes));
     }
+    if (!for_page) j["timeline"] = timeline_of(p);
     all.push_back(std::move(j));
   }
   return all;
@@ -366,12 +385,9 @@ ordered_json sweep_of(const Report& report) {
     j["fits"] = report.memory_limit_bytes ? ordered_json(peak <= *report.memory_limit_bytes) : ordered_json();
     rows.push_back(std::move(j));
   }
-  return {{"devices", report.sweep.front().devices},
-          {"devices_per_host", w.devices_per_host},
-          {"links_per_host", w.links_per_host},
-          {"link", json_of(report.given_link)},
-          {"cross", json_of(report.given_cross)},
-          {"rows", std::move(rows)}};
+  return {{"devices", report.sweep.front().devices}, {"devices_per_host", w.devices_per_host},
+          {"links_per_host", w.links_per_host},      {"link", json_of(report.given_link)},
+          {"cross", json_of(report.given_cross)},    {"rows", std::move(rows)}};
 }
 
 ordered_json json_of(const Answer& a, bool is_last) {
@@ -448,8 +464,8 @@ ordered_json document(const Report& report, const Judgement& judgement, bool for
     j["answers"].push_back(json_of(a, &a == &judgement.answers.back()));
   j["profile"] = report.profile ? ordered_json::parse(to_text(*report.profile)) : ordered_json();
   j["link"] = report.profile ? ordered_json::parse(to_text(report.link)) : ordered_json();
-  j["predictions"] = json_of(report.predictions);
-  j["simulations"] = json_of(report.simulations);
+  j["predictions"] = json_of(report.predictions, for_page);
+  j["simulations"] = json_of(report.simulations, for_page);
   j["scaling"] = scaling_of(report);
   j["sweep"] = sweep_of(report);
   return j;

@@ -20,6 +20,7 @@
 
 #include "tapestry/core/device.h"
 #include "tapestry/core/tensor.h"
+#include "tapestry/core/timeline.h"
 #include "tapestry/distributed/comm/process_group.h"
 #include "tapestry/distributed/planner/profile.h"
 #include "tapestry/distributed/strategy/strategy.h"
@@ -134,16 +135,32 @@ struct AxisCost {
   double exposed_s = 0;   ///< its part of StepBreakdown::exposed_comm_s
 };
 
+/// What the devices of a row do in a part of a predicted step, in seconds since its begin. As in a Timeline,
+/// a span may lie within another one, such as a wait within a forward; then the inner one counts.
+struct PredictedSpan {
+  int row = 0;          ///< see Prediction::rows
+  bool beside = false;  ///< a collective that runs beside what the devices do
+  Activity activity = Activity::other;
+  /// "forward 3" (of micro-batch 3), "wait for bucket 0", "bucket 0", "blocks.1 all_gather", "update"
+  std::string name;
+  double begin_s = 0, end_s = 0;
+};
+
 struct Prediction {
   std::string mode;  ///< the plan's text
   int devices = 1;
   bool simulated = false;  ///< true if made by simulate_devices
   double step_s = 0;       ///< the sum of the breakdown
   StepBreakdown breakdown;
-  double bubble_s = 0;          ///< of a pipeline: idle time that messages in no time would leave
+  double bubble_s = 0;         ///< of a pipeline: idle time that messages in no time would leave
   std::vector<AxisCost> axes;  ///< from the outermost
   /// Per device or rank. Ranks are numbered along the axes, the innermost fastest.
   std::vector<MemoryItems> memory;
+  /// The simulated step. The devices are divided evenly into rows of consecutive devices that do the same,
+  /// such as the replicas of a stage, each as the one with the most samples. Messages that pass while stages
+  /// compute are no spans: a stage that waits for one is idle.
+  std::vector<PredictedSpan> timeline;
+  int rows = 1;
 
   /// The memory of the device that needs most.
   const MemoryItems& largest() const;

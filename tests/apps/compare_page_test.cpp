@@ -175,8 +175,31 @@ class Draw {
   std::mt19937_64 random_;
 };
 
+// The spans of a predicted step add up to its parts. Messages that pass while stages compute are idle time in
+// them.
+void check_timeline(const planner::Prediction& p, bool has_messages) {
+  std::vector<std::string> rows;
+  for (int r = 0; r < p.rows; ++r) rows.push_back(std::to_string(r));
+  std::vector<Span> spans;
+  const double near = 1e-9 * p.step_s;
+  bool inside = p.devices % p.rows == 0;
+  for (const planner::PredictedSpan& s : p.timeline) {
+    inside = inside && s.begin_s >= 0 && s.begin_s < s.end_s && s.end_s < p.step_s + near;
+    if (!s.beside)
+      spans.push_back({rows.at(static_cast<std::size_t>(s.row)), s.activity, s.name, s.begin_s, s.end_s});
+  }
+  CHECK(inside);
+  const planner::StepBreakdown &own = p.breakdown, sum = breakdown_of(spans, rows, p.step_s);
+  CHECK(std::abs(sum.forward_s - own.forward_s) < near);
+  CHECK(std::abs(sum.backward_s - own.backward_s) < near);
+  CHECK(std::abs(sum.update_s - own.update_s) < near);
+  const double messages_s = own.exposed_comm_s - sum.exposed_comm_s;
+  CHECK(messages_s > -near);
+  CHECK((has_messages || messages_s < near));
+}
+
 // One random prediction with its result, as the page's twin reads it.
-json drawn_case(Draw& draw) {
+json drawn_case(Draw& draw, bool with_timeline) {
   const int blocks = draw.whole(1, 6);
   planner::Profile profile = draw.profile(blocks);
   const planner::Link link = draw.link();
@@ -239,6 +262,14 @@ json drawn_case(Draw& draw) {
   for (const planner::AxisCost& a : p->axes)
     out["expected"].insert(out["expected"].end(), {a.bytes_sent, a.exposed_s});
   for (const planner::MemoryItems& m : p->memory) out["expected"].push_back(m.total());
+  INFO(name);
+  check_timeline(
+      *p, plan.splits_model && (!plan.over_devices || setup.device_type == tapestry::DeviceType::cuda));
+  if (!with_timeline) return out;
+  out["timeline"] = json::array({p->rows});
+  for (const planner::PredictedSpan& s : p->timeline)
+    out["timeline"].push_back(
+        {s.row, s.beside, tapestry::activity_name(s.activity), s.name, s.begin_s, s.end_s});
   return out;
 }
 
@@ -453,7 +484,7 @@ TEST_CASE("the page shows the same in a browser, and its planner equals the plan
   failed.family = "single";
   write_page(folder, "empty.html", report_of({failed}));
   json cases = json::array();
-  for (int i = 0; i < 1000; ++i) cases.push_back(drawn_case(draw));
+  for (int i = 0; i < 1000; ++i) cases.push_back(drawn_case(draw, i % 4 == 0));
   tests::write_file(folder / "cases.json", cases.dump());
   const std::string command =
       "command -v python3 >/dev/null || { echo 'skipped: Python is missing'; exit 0; }; python3 '" +

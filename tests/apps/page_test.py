@@ -155,6 +155,10 @@ def test_places(page, url, result):
     check(page.run("document.querySelectorAll('#cards path[stroke]').length") == sum(len(m["traffic"]) for m in modes), "an arrow for each pair of devices")
     rows = page.run("[...document.querySelectorAll('#parts table')].map(t => t.tBodies[0].rows.length)")
     check(rows == [sum(len(m["holdings"]) for m in modes), sum(len(m["traffic"]) for m in modes)], "parts and messages as tables: %s" % rows)
+    cards = page.run("[...document.querySelectorAll('#cards .card p')].map(e => e.textContent)")
+    check(all(("Changes %d line" % m["changed_lines"]) in text and m["changed_lines"] == sum(c[0] == "+" for c in m["changes"])
+              for m, text in zip(sorted(modes, key=lambda m: m["step_ms"]), cards)), "how many lines a mode changes: %s" % cards)
+    check(page.run("[...document.querySelectorAll('#changes pre')].map(e => [...e.children].map(c => c.textContent))") == [m["changes"] for m in sorted(modes, key=lambda m: m["step_ms"])], "and which")
     check(page.run("document.querySelectorAll('#figA .dim').length") == 0, "all spans are drawn alike")
     page.run("$('path').click()")
     critical = page.run("spansOf(modeNamed(state.a)).filter(s => s.critical).length")
@@ -251,6 +255,46 @@ def test_keyboard(page, url):
     check(page.run("[...document.querySelectorAll('input[type=range]')].every(e => e.getAttribute('aria-label') || e.labels.length)"), "sliders have names")
 
 
+def test_predicted_clock(page, url):
+    """A prediction has a timeline: beside its measurement, of a failed mode, and for other sliders."""
+    page.open(url)
+    texts = lambda figure: page.run("[$('%s').querySelector('.res').textContent, $('%s').querySelector('.whyline').textContent]" % (figure, figure))
+    name = page.run("state.a")
+    page.run("$('figA').querySelector('.beside').click()")
+    check(page.run("state.b") == "predicted " + name and "b=predicted" in page.run("location.hash"), "a prediction stands beside its measurement, and in the address")
+    check(page.run("document.activeElement.closest('figure').id") == "figB", "and has the focus")
+    result, why = texts("figB")
+    twin = page.run("predict(modeNamed(state.a).predicted_as, DATA.profile, DATA.link, simSetup(N))")
+    check(result == page.run("ms(%r) + ' ms, peak ' + mib(%r) + ' MiB'" % (twin["step_s"] * 1000, max(sum(m.values()) for m in twin["memory"]))), "it is that of the planner: %s" % result)
+    check(why.startswith("Predicted") and "measured: " in why, why)
+    boxes = "[...$('figB').querySelector('svg').querySelectorAll('rect')].map(r => [r.querySelector('title') && r.querySelector('title').textContent, Number(r.getAttribute('x')), Number(r.getAttribute('width'))])"
+    drawn = [b for b in page.run(boxes) if b[0] and b[0].startswith("device 3: ")]
+    spans = page.run("shownNamed(state.b).objects.filter(s => s.device === 3)")
+    check(len(spans) > 3 and {b[0].split(": ")[1].split(",")[0] for b in drawn} == {s["name"] for s in spans}, "each device has the spans of its row: %s" % drawn)
+    x = page.run("(g => [0, 1].map(t => g.x(t)))(geometry())")
+    backward = next(s for s in spans if s["name"] == "backward")
+    box = next(b for b in drawn if b[0].startswith("device 3: backward"))
+    check(abs(box[1] - (x[0] + backward["begin"] * (x[1] - x[0]))) < 0.01 and abs(box[2] - (backward["end"] - backward["begin"]) * (x[1] - x[0])) < 1, "on the clock of the measurement: %s" % box)
+    page.run("$('path').click()")
+    check(page.run("$('figB').querySelectorAll('.dim').length") == 0 and page.run("$('figA').querySelectorAll('.dim').length") > 0, "the critical path is that of the measurement")
+    page.run("state.t = %r; showMoment()" % ((backward["begin"] + backward["end"]) / 2))
+    check(name + ", predicted: " in page.run("$('readB').textContent"), "a sentence says what happens: %s" % page.run("$('readB').textContent"))
+    test_widths(page, "predicted")
+    set_range(page, "k-n", 1)
+    result, why = texts("figB")
+    check(page.run("state.n") == 2 and why.startswith("Simulated for 2 devices") and page.run("shownNamed(state.b).devices.length") == 2, "it follows the sliders: %s" % why)
+    link = page.run("location.href")
+    before = page.run("$('figB').textContent")
+    page.open(link)
+    check(page.run("$('figB').textContent") == before, "a link shows the same")
+    page.open(url + "#b=predicted%20pipeline-zero-bubble")
+    check(page.run("shownNamed(state.b).devices.length") == 4, "a stage a device")
+    set_range(page, "k-n", 6)
+    check(page.run("state.b") == page.run("defaults.b"), "a mode that cannot run on so many devices is not shown")
+    page.open(url + "#b=predicted%20nonsense")
+    check(page.run("state.b") == page.run("defaults.b"), "nor one that does not exist")
+
+
 def test_hostile(page, url):
     page.open(url)
     check(page.run("document.querySelectorAll('img').length") == 0, "a name makes no element")
@@ -311,7 +355,8 @@ RUN_CASES = """(cases => { let wrong = []; for (const c of cases) {
   const link = c.link_with ? link_with(c.link, c.link_with[0], c.link_with[1]) : c.link;
   const p = c.devices ? simulate_devices(c.plan, c.profile, link, c.setup, c.devices) : predict(c.plan, c.profile, link, c.setup);
   const own = p === null ? null : [p.step_s, p.breakdown.forward_s, p.breakdown.backward_s, p.breakdown.exposed_comm_s, p.breakdown.update_s, p.breakdown.idle_s, p.bubble_s, ...p.axes.flatMap(a => [a.bytes_sent, a.exposed_s]), ...p.memory.map(total)];
-  if (JSON.stringify(own) !== JSON.stringify(c.expected)) wrong.push(c.mode); }
+  const timeline = p && [p.rows, ...p.timeline.map(s => [s.row, s.beside, s.activity, s.name, s.begin, s.end])];
+  if (JSON.stringify(own) !== JSON.stringify(c.expected) || (c.timeline && JSON.stringify(timeline) !== JSON.stringify(c.timeline))) wrong.push(c.mode); }
   return wrong; })"""
 
 
@@ -329,6 +374,9 @@ def test_twin(page, url, folder):
     # A planted difference must be found: another order of additions changes the last bit of some sums.
     page.run("CostModel.prototype.sum = function (blocks, value) { let t = 0; for (let k = blocks.end; k-- > blocks.begin;) t += value(this.profile.blocks[k]); return t; }")
     check(wrong(), "a changed order of additions is found")
+    page.open(url)
+    page.run("add_span = (timeline, row, activity, name, begin, end) => { if (end > begin) timeline.push({ row, beside: false, activity, name, begin, end: begin + (end - begin) }); }")
+    check(wrong(), "and a changed end of a span")
 
 
 def main():
@@ -352,6 +400,7 @@ def main():
         test_network(page, folder)
         test_axes(page, folder)
         test_keyboard(page, url)
+        test_predicted_clock(page, url)
         test_hostile(page, url)
         test_guess(page, url)
         test_other(page, url, folder)

@@ -1,10 +1,10 @@
-// Two modes on one clock: a lane per device, communication beneath it, and memory beneath both.
+// Two modes on one clock, measured or predicted: a lane per device, communication beneath it, and memory beneath both.
 const LANES = 8;  // more devices than this would not fit into a picture
 const scrubs = {};
 
 function geometry() {
   const w = Math.max(280, $('figA').clientWidth), left = narrow() ? 44 : 64, right = 8;
-  const end = Math.max(modeNamed(state.a).step_ms, modeNamed(state.b).step_ms) * 1.045;
+  const end = Math.max(shownNamed(state.a).step_ms, shownNamed(state.b).step_ms) * 1.045;
   return { w, left, right, end, x: t => left + t / end * (w - left - right), ticks: ticksOf(end, narrow() ? 5 : 10) };
 }
 const CLASS = { forward: 'fwd', backward: 'bwd', communication: 'comm', optimizer: 'upd', other: 'upd', kernel: 'upd' };
@@ -20,7 +20,7 @@ function lanes(m, g) {
   for (const t of g.ticks) svg.append(v('line', { class: 'hair', x1: g.x(t), x2: g.x(t), y1: 0, y2: bottom }));
   const rect = (cls, s, y, height) => {
     const begin = clamp(s.begin, 0, m.step_ms), w = g.x(clamp(s.end, 0, m.step_ms)) - g.x(begin);
-    svg.append(v('rect', { class: cls + (state.path && !s.critical ? ' dim' : ''), x: g.x(begin).toFixed(2), y, width: Math.max(0.6, w - (w > 3 ? 0.7 : 0)).toFixed(2), height }, v('title', {}, m.devices[s.device] + ': ' + s.name + ', ' + (s.end - s.begin).toFixed(2) + ' ms')));
+    svg.append(v('rect', { class: cls + (state.path && !s.critical && !m.predicted ? ' dim' : ''), x: g.x(begin).toFixed(2), y, width: Math.max(0.6, w - (w > 3 ? 0.7 : 0)).toFixed(2), height }, v('title', {}, m.devices[s.device] + ': ' + s.name + ', ' + (s.end - s.begin).toFixed(2) + ' ms')));
     return w;
   };
   for (let d = 0; d < count; ++d) {
@@ -42,10 +42,13 @@ function lanes(m, g) {
 }
 
 function showTimeline(which) {
-  const figure = $('fig' + which.toUpperCase()), m = modeNamed(state[which]), g = geometry();
+  const figure = $('fig' + which.toUpperCase()), m = shownNamed(state[which]), g = geometry();
   const select = h('select', { 'aria-label': 'Mode of timeline ' + which.toUpperCase(), onchange: e => { state[which] = e.target.value; state.t = -1; update('pair'); figure.querySelector('select').focus(); } },
-    OK.map(x => h('option', { value: x.name, selected: x === m ? '' : null }, x.name)));
-  const time = lanes(m, g), memory = memoryPicture(m, g, memoryEndOf([modeNamed(state.a), modeNamed(state.b)]));
+    h('optgroup', { label: 'measured' }, OK.map(x => h('option', { value: x.name, selected: x === m ? '' : null }, x.name))),
+    PREDICTABLE.length ? h('optgroup', { label: isHere(state.n) ? 'predicted' : 'simulated on ' + state.n + (state.n === 1 ? ' device' : ' devices') }, predictionOptions(state[which])) : null);
+  const own = PREDICTED + state.a, beside = which === 'a' && state.b !== own && PREDICTABLE.some(x => PREDICTED + x.name === own) &&
+    h('button', { class: 'beside', onclick: () => { state.b = own; update('pair'); $('figB').querySelector('select').focus(); } }, 'beside its prediction');
+  const time = lanes(m, g), memory = memoryPicture(m, g, memoryEndOf([shownNamed(state.a), shownNamed(state.b)]));
   scrubs[which] = [time, memory].map(p => { const line = v('line', { class: 'scrub', y1: 0, y2: p.bottom }); p.svg.append(line); return line; });
   const move = e => {
     const box = time.svg.getBoundingClientRect();
@@ -57,7 +60,7 @@ function showTimeline(which) {
     p.svg.addEventListener('pointerdown', move);
     p.svg.addEventListener('pointerup', writeUrl);
   }
-  put(figure, h('figcaption', { class: 'picker' }, select, h('span', { class: 'res' }, h('b', {}, ms(m.step_ms) + ' ms'), ', peak ', h('b', {}, mib(peakOf(m)) + ' MiB')), h('span', { class: 'whyline' }, m.long_why || '')), time.svg, memory.svg);
+  put(figure, h('figcaption', { class: 'picker' }, select, beside, h('span', { class: 'res' }, h('b', {}, ms(m.step_ms) + ' ms'), ', peak ', h('b', {}, mib(peakOf(m)) + ' MiB')), h('span', { class: 'whyline' }, m.long_why || '')), time.svg, memory.svg);
 }
 
 function describe(m, t) {
@@ -75,7 +78,7 @@ function describe(m, t) {
 }
 
 function showMoment() {
-  const g = geometry(), a = modeNamed(state.a), b = modeNamed(state.b);
+  const g = geometry(), a = shownNamed(state.a), b = shownNamed(state.b);
   if (state.t < 0 || state.t > g.end) state.t = defaults.t = Math.min(a.step_ms, b.step_ms) * 0.62;
   for (const list of Object.values(scrubs)) for (const line of list) { line.setAttribute('x1', g.x(state.t)); line.setAttribute('x2', g.x(state.t)); }
   const input = $('scrub');
@@ -84,17 +87,19 @@ function showMoment() {
   input.setAttribute('aria-valuetext', ms(state.t) + ' milliseconds');
   $('tout').textContent = ms(state.t) + ' ms';
   put('readA', describe(a, state.t));
-  put('readB', a === b ? '' : describe(b, state.t));
+  put('readB', state.a === state.b ? '' : describe(b, state.t));
 }
 
 function showPair() {
   if (!OK.length) return $('inside') && $('inside').remove();
+  for (const which of ['a', 'b']) if (!shownNamed(state[which])) state[which] = defaults[which];  // it cannot run on so many devices
   showTimeline('a');
   showTimeline('b');
   showMoment();
-  const shown = [modeNamed(state.a), modeNamed(state.b)], merged = sum(shown.map(m => m.spans_merged || 0)), more = Math.max(...shown.map(m => m.devices.length)) - LANES;
+  const shown = [shownNamed(state.a), shownNamed(state.b)], merged = sum(shown.map(m => m.spans_merged || 0)), more = Math.max(...shown.map(m => m.devices.length)) - LANES;
   put('inside-note', merged ? merged + ' spans were too short to be drawn and are merged with their neighbours. ' : '', more > 0 ? 'The other ' + more + ' devices are not drawn. ' : '',
-    'The critical path is read from these times: a span follows the one that ended last before it, a wait the collective that ended it, and a collective the device that joined it last. ',
+    showsPrediction() ? 'A prediction is the simulation of the planner: the devices of a stage, or of the whole mode, do the same as the one with the most samples, a stage that waits for a message is idle, and only the peak of the memory is known. ' : '',
+    'The critical path is read from measured times: a span follows the one that ended last before it, a wait the collective that ended it, and a collective the device that joined it last. ',
     'Times are from the median step. Memory is from another step of the same mode, stretched between the begins of forward, backward and update.');
 }
 function choosePair() {

@@ -29,7 +29,12 @@ function card(m) {
   const bottom = arrows(svg, m, n, d => x(d) + size / 2, y + 2);
   svg.setAttribute('viewBox', '-1 0 ' + (W + 2) + ' ' + bottom);
   return h('article', { class: 'card' }, h('h3', {}, modeTag(m.name)), h('div', { class: 'facts' }, 'holds ', h('b', {}, mib(peakOf(m))), ', sends ', h('b', {}, mib(m.bytes_sent / m.devices.length)), ' MiB'), byAxis(m), svg,
-    h('p', {}, m.description.replace(/ \([a-z]+=-1[^()]*\)$/, '') + ' (', h('code', {}, m.title), ').', m.devices.length > n ? ' Devices 0 to ' + (n - 1) + ' of ' + m.devices.length + '.' : ''));
+    h('p', {}, m.description.replace(/ \([a-z]+=-1[^()]*\)$/, '') + ' (', h('code', {}, m.title), ').', m.devices.length > n ? ' Devices 0 to ' + (n - 1) + ' of ' + m.devices.length + '.' : '', ' Changes ' + m.changed_lines + (m.changed_lines === 1 ? ' line.' : ' lines.')));
+}
+
+// The lines that a mode changes in a training program for one device.
+function changesOf(m) {
+  return [h('h3', {}, modeTag(m.name), ' changes ' + m.changed_lines + (m.changed_lines === 1 ? ' line' : ' lines')), h('pre', {}, m.changes.map(line => h(line[0] === '+' ? 'ins' : 'del', {}, line)))];
 }
 
 // What each axis sends per step, beside its prediction; nothing if there is one axis and no prediction.
@@ -71,6 +76,7 @@ function showCards() {
   const columns = Math.min(N, COLUMNS);
   put('holds-text', 'Each column is a device, ' + (columns > 1 ? '0 to ' + (columns - 1) : '0') + '; a full box is what one device alone keeps. To the right are the layers of the model, down the samples of the batch (activations) or the rows of tensors. Arrows are bytes per step, coloured by the axis of the mesh; a collective counts as a ring.');
   put('cards', list.map(card));
+  put('changes', list.map(changesOf));
   put('parts', plainTable('What devices keep', ['mode', 'device', 'kind', 'blocks', 'part', 'keeps, MiB', 'borrows, MiB'], list.flatMap(m => holdingsOf(m).map(p =>
     [m.name, p.device, p.kind, p.blocks[1] > p.blocks[0] ? p.blocks[0] + ' to ' + (p.blocks[1] - 1) : '', partText(p.part), (p.resident / MiB).toFixed(2), (p.borrowed / MiB).toFixed(2)]))),
   plainTable('What devices send per step', ['mode', 'from', 'to', 'axis', 'what', 'MiB'], list.flatMap(m => trafficOf(m).map(t => [m.name, t.from, t.to, t.axis, t.kind, (t.bytes / MiB).toFixed(2)]))));

@@ -3,7 +3,10 @@ function update(what) {
   if (what === 'limit') { showTable(); showTables(); showPair(); showSim(); showSweep(); }
   else if (what === 'guess') { showGuess(); showTable(); }
   else if (what === 'pair') showPair();
-  else if (what === 'sim') showSim();
+  else if (what === 'sim') {
+    showSim();
+    if (OK.length && showsPrediction()) showPair();
+  }
   else if (what === 'other') showTable();
   writeUrl();
 }

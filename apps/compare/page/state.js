@@ -14,8 +14,8 @@ function readUrl() {
     if (typeof defaults[k] === 'string') state[k] = x;
     else if (x !== '' && Number.isFinite(Number(x))) state[k] = Math.max(k === 't' ? -1 : 0, Number(x));
   }
-  if (!modeNamed(state.a)) state.a = defaults.a;
-  if (!modeNamed(state.b)) state.b = defaults.b;
+  checkKnobs();
+  for (const which of ['a', 'b']) if (!shownNamed(state[which])) state[which] = defaults[which];
   if (!['dark', 'light'].includes(state.theme)) state.theme = '';
 }
 function writeUrl() {

@@ -53,8 +53,8 @@ function stepCell(m, hide) {
   return [h('b', {}, ms(m.step_ms)), ' ms', h('small', {}, small)];
 }
 
-function showClockOf(m) {
-  if (m.name !== state.a) state.b = m.name;
+function showClockOf(name) {
+  if (name !== state.a) state.b = name;
   update('pair');
   $('inside').scrollIntoView();
 }
@@ -63,7 +63,8 @@ function row(m, place, opts) {
   const ok = m.status === 'ok', hide = guessing && m !== SINGLE;
   const memory = ok || m.status === 'losses', end = memoryEnd(), over = opts.over;
   const why = hide ? 'hidden until you have guessed' : ok ? m.why || '' : m.status === 'losses' ? 'computed other losses' : 'no result';
-  const name = ok ? h('button', { class: 'mode', title: m.description + '. Show its timeline', onclick: () => showClockOf(m) }, breakable(m.name)) : modeTag(m.name);
+  const clock = ok ? m.name : OK.length && PREDICTABLE.includes(m) ? PREDICTED + m.name : '';
+  const name = clock ? h('button', { class: 'mode', title: m.description + (ok ? '. Show its timeline' : '. Show its predicted timeline'), onclick: () => showClockOf(clock) }, breakable(m.name)) : modeTag(m.name);
   const chips = [ok && m.noisy && !hide && h('span', { class: 'chip', title: 'rounds differ by ' + percent(m.spread) }, 'noisy'),
     OTHER && ok && !hide && !inOther(m) && h('span', { class: 'chip' }, 'not in B')];
   const same = SINGLE ? ok ? h('span', { class: 'yes', title: 'the losses equal those of single within ' + m.difference_from_single.toExponential(1) }, '\u2713', h('span', { class: 'sr' }, 'equal'))

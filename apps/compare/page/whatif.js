@@ -13,18 +13,23 @@ const SIMULATED = DATA.modes.filter(m => DATA.profile && (predictor_of(m.predict
 const simLink = () => link_with(DATA.link, state.lat ? state.lat / 1e6 : null, state.bw ? state.bw * 1e9 : null);
 const simSetup = n => ({ batch_size: DATA.options.batch_size, devices: n, device_type: DATA.options.device_type, micro_batches: state.micro,
   first_bucket_bytes: Math.min(DATA.options.first_bucket_bytes, state.bucket * MiB), bucket_cap_bytes: state.bucket * MiB, split: DATA.options.split });
+const isHere = n => n === N && asMeasured();
 const asMeasured = () => ['bw', 'lat', 'micro', 'bucket', 'own'].every(k => state[k] === defaults[k]);
 const whyNot = (m, n) => {
   const known = DATA.scaling.find(s => s.name === m.name && s.devices === n && s.limit);
   return known ? known.limit : m.family === 'stages' && n > DATA.profile.blocks.length ? 'the model has ' + DATA.profile.blocks.length + ' blocks' : 'it was not simulated';
 };
 
-// A mode on n devices: {step_ms, the five parts, peak_bytes}, or null. The measured machine itself is predicted with
-// its contention; any other one has cores and memory for each device.
+// The twin's prediction of a mode on n devices, or null. The measured machine itself is predicted with its contention; any
+// other one has cores and memory for each device.
+function planned(m, n, link) {
+  if (!predictor_of(m.predicted_as)) return null;
+  return isHere(n) && m.predicted_step_ms ? predict(m.predicted_as, DATA.profile, DATA.link, simSetup(n)) : simulate_devices(m.predicted_as, DATA.profile, link, simSetup(n), m.family === 'single' ? 1 : n);
+}
+// A mode on n devices: {step_ms, the five parts, peak_bytes}, or null.
 function simulated(m, n, link) {
-  const here = n === N && asMeasured();
   if (predictor_of(m.predicted_as)) {
-    const p = here && m.predicted_step_ms ? predict(m.predicted_as, DATA.profile, DATA.link, simSetup(n)) : simulate_devices(m.predicted_as, DATA.profile, link, simSetup(n), m.family === 'single' ? 1 : n);
+    const p = planned(m, n, link);
     return p && { step_ms: p.step_s * 1000, peak_bytes: Math.max(...p.memory.map(total)), forward_ms: p.breakdown.forward_s * 1000, backward_ms: p.breakdown.backward_s * 1000,
       update_ms: p.breakdown.update_s * 1000, exposed_comm_ms: p.breakdown.exposed_comm_s * 1000, idle_ms: p.breakdown.idle_s * 1000 };
   }
@@ -61,12 +66,15 @@ const COLORED = (() => {
   return new Map([...ends(of('data')), ...ends(of('stages'))].map((m, i) => [m.name, COLORS[i]]));
 })();
 
-function showSim() {
-  if (!SIMULATED.length) return;
+// Values of the address that no slider has.
+function checkKnobs() {
   if (!COUNTS.includes(state.n)) state.n = COUNTS.includes(N) ? N : 1;
   if (!MICRO.includes(state.micro)) state.micro = DATA.options.micro_batches;
   if (!BUCKETS.includes(state.bucket)) state.bucket = defaults.bucket;
-  const link = simLink(), single = SIMULATED.find(m => m.family === 'single'), base = single ? simulated(single, 1, link) : null, here = state.n === N && asMeasured();
+}
+function showSim() {
+  if (!SIMULATED.length) return;
+  const link = simLink(), single = SIMULATED.find(m => m.family === 'single'), base = single ? simulated(single, 1, link) : null, here = isHere(state.n);
   const runs = SIMULATED.map(m => ({ m, r: simulated(m, state.n, link) })), able = runs.filter(x => x.r).sort((a, b) => a.r.step_ms - b.r.step_ms), none = runs.filter(x => !x.r);
   const best = able[0], ofBest = modeNamed(best.m.name);
   put('simanswer', here ? 'As measured: on ' : 'On ', state.n + (state.n === 1 ? ' device, ' : ' devices, '), modeTag(best.m.name), (here ? ' should' : ' would') + ' be fastest: ' + ms(best.r.step_ms) + ' ms',

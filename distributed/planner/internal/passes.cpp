@@ -47,7 +47,13 @@ DdpBuckets gathered_buckets(const CostModel& c, BlockRange range) {
 
 PassCost cost_of(const ShardedStep& step, const CostModel& c) {
   const StepQueues times = simulate(step.phases, step.collectives, c.interference());
-  return {sum_of(times.computing_s), times.exposed_s};
+  return {sum_of(times.computing_s), times.exposed_s, step.communication(c, times)};
+}
+
+std::vector<std::string> bucket_names(std::size_t count, const std::string& what) {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < count; ++i) names.push_back(what + std::to_string(i));
+  return names;
 }
 
 }  // namespace
@@ -121,9 +127,10 @@ PassCost backward_with_buckets(const CostModel& c, BlockRange range, const Block
       reduce_s[b] += c.reduce_s(i, bytes, divides);
       axis = i;
     });
-  const Overlap o = overlap(buckets.ready_s, reduce_s, buckets.compute_s, c.axes[axis].costs);
-  PassCost cost{o.backward_s, std::vector<double>(c.axes.size())};
-  cost.exposed_s[axis] = o.exposed_s;
+  const StepQueues o = overlap(buckets.ready_s, reduce_s, buckets.compute_s, c.axes[axis].costs);
+  PassCost cost{sum_of(o.computing_s), std::vector<double>(c.axes.size()),
+                communication_of(o, {}, bucket_names(reduce_s.size(), "bucket "))};
+  cost.exposed_s[axis] = o.tail_s;
   return cost;
 }
 
@@ -150,7 +157,8 @@ PassCost update_cost(const CostModel& c, BlockRange range, double slowdown) {
         {.seconds = c.gather_s(bytes), .after = static_cast<int>(gathers.size()), .queue = axis});
   }
   const StepQueues step = simulate(updates, gathers, c.interference());
-  return {sum_of(step.computing_s), step.exposed_s};
+  return {sum_of(step.computing_s), step.exposed_s,
+          communication_of(step, updates, bucket_names(gathers.size(), "all_gather of bucket "))};
 }
 
 MemoryItems with_update(const CostModel& c, BlockRange range, const MemoryItems& peak) {
@@ -175,6 +183,42 @@ std::vector<double> sent_by_axis(const CostModel& c, BlockRange range, int gathe
     sent[i] += (divides ? 1 : 2) * c.sent_bytes(i, bytes);
   });
   return sent;
+}
+
+std::vector<Communication> communication_of(const StepQueues& times, std::span<const ComputePhase> phases,
+                                            const std::vector<std::string>& names) {
+  std::vector<Communication> all;
+  double now = 0;
+  for (std::size_t i = 0; i < times.phase_ended_s.size(); ++i) {
+    if (times.waiting_s[i] > 0)
+      all.push_back({false, "wait for " + names[static_cast<std::size_t>(phases[i].needs)], now,
+                     now + times.waiting_s[i]});
+    now = times.phase_ended_s[i];
+  }
+  if (times.tail_s > 0) all.push_back({false, "wait for " + names.back(), now, now + times.tail_s});
+  for (std::size_t i = 0; i < names.size(); ++i)
+    if (times.collective_ended_s[i] > times.collective_began_s[i])
+      all.push_back({true, names[i], times.collective_began_s[i], times.collective_ended_s[i]});
+  return all;
+}
+
+void add_span(Prediction& p, int row, Activity activity, const std::string& name, double begin_s,
+              double end_s) {
+  if (end_s > begin_s) p.timeline.push_back({row, false, activity, name, begin_s, end_s});
+}
+
+void add_communication(Prediction& p, int row, double begin_s, const std::vector<Communication>& all) {
+  for (const Communication& x : all)
+    p.timeline.push_back(
+        {row, x.beside, Activity::communication, x.name, begin_s + x.begin_s, begin_s + x.end_s});
+}
+
+double add_pass(Prediction& p, int row, Activity activity, const std::string& name, double begin_s,
+                const PassCost& pass) {
+  const double end_s = begin_s + pass.computing_s + pass.exposed();
+  add_span(p, row, activity, name, begin_s, end_s);
+  add_communication(p, row, begin_s, pass.communication);
+  return end_s;
 }
 
 void set_axes(Prediction& p, const CostModel& c, const std::vector<double>& exposed_s,

@@ -2,9 +2,12 @@
 // One pass of a device over its blocks with the collectives beside it. Whole models, divided models and
 // stages of a pipeline are predicted from such passes.
 #include <cstddef>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "tapestry/distributed/planner/internal/cost_model.h"
+#include "tapestry/distributed/planner/internal/step_queues.h"
 
 namespace tapestry::distributed::planner {
 
@@ -19,10 +22,18 @@ struct BlockTimes {
 BlockTimes forward_times(const CostModel& c, BlockRange range, double n, bool has_loss, double slowdown);
 BlockTimes backward_times(const CostModel& c, BlockRange range, double n, bool has_loss, double slowdown);
 
+/// A collective of a pass, or a wait for one, in seconds since the begin of the pass.
+struct Communication {
+  bool beside = false;  ///< the collective, which runs beside computing; otherwise the wait
+  std::string name;
+  double begin_s = 0, end_s = 0;
+};
+
 /// What a pass costs with its collectives.
 struct PassCost {
   double computing_s = 0;         ///< with the delays that collectives cause
   std::vector<double> exposed_s;  ///< by axis: waiting without computing
+  std::vector<Communication> communication = {};
   double exposed() const;
 };
 
@@ -30,6 +41,10 @@ struct PassCost {
 /// as alone.
 PassCost backward_with_buckets(const CostModel& c, BlockRange range, const BlockTimes& times,
                                double slowdown);
+
+/// The waits of simulated phases, and the collectives beside them, which have these names.
+std::vector<Communication> communication_of(const StepQueues& times, std::span<const ComputePhase> phases,
+                                            const std::vector<std::string>& names);
 
 /// The collectives that a pass over a divided model has.
 struct UnitCollectives {
@@ -49,6 +64,14 @@ MemoryItems with_update(const CostModel& c, BlockRange range, const MemoryItems&
 /// The bytes that a device with this range sends over each axis in a step in which it gathers parameters
 /// `gathers` times and adds gradients once, with the gather that follows an update under ZeRO.
 std::vector<double> sent_by_axis(const CostModel& c, BlockRange range, int gathers);
+
+/// Adds a span to the timeline, unless it takes no time.
+void add_span(Prediction& p, int row, Activity activity, const std::string& name, double begin_s,
+              double end_s);
+/// Adds a pass that begins at `begin_s`, with its communication, and returns when it ends.
+double add_pass(Prediction& p, int row, Activity activity, const std::string& name, double begin_s,
+                const PassCost& pass);
+void add_communication(Prediction& p, int row, double begin_s, const std::vector<Communication>& all);
 
 /// Fills in Prediction::axes. `exposed_s` is by axis from the innermost, a mean over the devices, and
 /// `bytes_sent` is of all devices together.

@@ -30,19 +30,18 @@ Prediction predict_whole_models(const CostModel& c) {
     for (std::size_t i = 0; i < exposed_s.size(); ++i) exposed_s[i] += cost.exposed_s[i];
     p.breakdown.exposed_comm_s += cost.exposed();
   };
-  if (has_buckets) {
-    const PassCost backward =
-        backward_with_buckets(c, all, backward_times(c, all, n, true, slowdown.backward), slowdown.backward);
-    p.breakdown.backward_s = backward.computing_s;
-    add_exposed(backward);
-  } else {
-    p.breakdown.backward_s = backward_times(c, all, n, true, 1).sum();
-  }
+  const PassCost backward =
+      has_buckets ? backward_with_buckets(c, all, backward_times(c, all, n, true, slowdown.backward),
+                                          slowdown.backward)
+                  : PassCost{backward_times(c, all, n, true, 1).sum(), exposed_s};
+  p.breakdown.backward_s = backward.computing_s;
+  add_exposed(backward);
   const PassCost update = update_cost(c, all, slowdown.update);
   p.breakdown.update_s = update.computing_s;
   add_exposed(update);
   std::vector<double> bytes = sent_by_axis(c, all, 0);
   for (double& b : bytes) b *= has_buckets ? c.devices() : 0;
+  double now = 0;
   if (c.one_process) {
     // The calling thread copies the batches of the other devices. It then dispatches forward, backward and
     // the optimizer step to all workers.
@@ -51,9 +50,15 @@ Prediction predict_whole_models(const CostModel& c) {
       p.breakdown.exposed_comm_s += copy_s;
       exposed_s[0] += copy_s;
       bytes[0] += c.batch_bytes(sent);
+      add_span(p, 0, Activity::communication, "copy of the batch", 0, copy_s);
+      now = copy_s;
     }
     p.breakdown.idle_s += 3 * c.profile.dispatch_s;
   }
+  const double dispatch_s = c.one_process ? c.profile.dispatch_s : 0;
+  now = add_pass(p, 0, Activity::forward, "forward", now + dispatch_s, {p.breakdown.forward_s, {}});
+  now = add_pass(p, 0, Activity::backward, "backward", now + dispatch_s, backward);
+  add_pass(p, 0, Activity::optimizer, "update", now + dispatch_s, update);
   for (std::size_t r = 0; r < samples.size(); ++r) {
     const MemoryItems peak =
         peak_memory(c, {.range = all,
@@ -107,6 +112,27 @@ Prediction predict_master(const CostModel& c) {
   p.breakdown.exposed_comm_s = inputs + broadcast + 2 * outputs + added;
   p.breakdown.idle_s = others / devices * (loss_forward + loss_backward + update) +
                        (others > 0 ? 2 * c.profile.dispatch_s : 0);
+  p.rows = static_cast<int>(samples.size());
+  for (int r = 0; r < p.rows; ++r) {
+    double now = 0;
+    const auto next = [&](Activity activity, const char* name, double seconds, bool runs) {
+      if (runs) add_span(p, r, activity, name, now, now + seconds);
+      now += seconds;
+    };
+    const double dispatch_s = others > 0 ? c.profile.dispatch_s : 0;
+    next(Activity::communication, "copy of the batch", inputs, true);
+    next(Activity::communication, "broadcast of the parameters", broadcast, true);
+    next(Activity::forward, "forward", forward, true);
+    now += dispatch_s;
+    next(Activity::communication, "copy of the outputs", outputs, true);
+    next(Activity::forward, "loss", loss_forward, r == 0);
+    next(Activity::backward, "backward of the loss", loss_backward, r == 0);
+    next(Activity::communication, "copy of the gradients of outputs", outputs, true);
+    next(Activity::backward, "backward", backward, true);
+    now += dispatch_s;
+    next(Activity::communication, "sum of the gradients", added, true);
+    next(Activity::optimizer, "update", update, r == 0);
+  }
   set_axes(p, c, {p.breakdown.exposed_comm_s},
            {others > 0 ? c.batch_bytes(sent) + 2 * c.output_bytes(sent) + 2 * others * parameters : 0});
   for (std::size_t r = 0; r < samples.size(); ++r) {

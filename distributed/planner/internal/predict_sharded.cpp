@@ -20,15 +20,13 @@ int ShardedStep::post(const CostModel& c, std::size_t k, int after, bool at_begi
 
 void ShardedStep::add(const CostModel& c, std::size_t k, int after) {
   int follows = -1;
-  c.each_sum(static_cast<double>(c.profile.blocks[k].all_parameter_bytes()),
-             [&](std::size_t i, double bytes, bool divides) {
-               collectives.push_back({.seconds = c.reduce_s(i, bytes, divides),
-                                      .after = after,
-                                      .queue = i,
-                                      .follows = follows});
-               units.push_back({false, k, static_cast<std::int64_t>(bytes), i});
-               follows = static_cast<int>(collectives.size()) - 1;
-             });
+  c.each_sum(static_cast<double>(c.profile.blocks[k].all_parameter_bytes()), [&](std::size_t i, double bytes,
+                                                                                 bool divides) {
+    collectives.push_back(
+        {.seconds = c.reduce_s(i, bytes, divides), .after = after, .queue = i, .follows = follows});
+    units.push_back({false, k, static_cast<std::int64_t>(bytes), i});
+    follows = static_cast<int>(collectives.size()) - 1;
+  });
 }
 
 ShardedStep::ShardedStep(const CostModel& c, BlockRange range, const BlockTimes* forward,
@@ -38,8 +36,7 @@ ShardedStep::ShardedStep(const CostModel& c, BlockRange range, const BlockTimes*
   const auto at = [](std::size_t i) { return static_cast<int>(i); };
   if (forward) {
     for (std::size_t k = 0; k < count; ++k)
-      phases.push_back({forward->blocks_s[k],
-                        with.gathers ? post(c, range.begin + k, at(k) - 1, true) : -1});
+      phases.push_back({forward->blocks_s[k], with.gathers ? post(c, range.begin + k, at(k) - 1, true) : -1});
     phases.push_back({forward->loss_s});
   }
   forward_end = phases.size();
@@ -67,6 +64,15 @@ double ShardedStep::divided_after(const StepQueues& times, std::size_t k) const 
   return 1;
 }
 
+std::vector<Communication> ShardedStep::communication(const CostModel& c, const StepQueues& times) const {
+  std::vector<std::string> names;
+  for (const Unit& u : units)
+    names.push_back(c.profile.blocks[u.block].name + (u.gathers          ? " all_gather"
+                                                      : u.axis == shard_ ? " reduce_scatter"
+                                                                         : " all_reduce"));
+  return communication_of(times, phases, names);
+}
+
 Prediction predict_sharded_models(const CostModel& c) {
   Prediction p;
   const int shards = c.parts(&StepDivision::divides_model);
@@ -74,7 +80,7 @@ Prediction predict_sharded_models(const CostModel& c) {
   const std::vector<double> samples = c.samples_per_device();
   const Contention& slowdown = c.collectives().contention;
   const BlockTimes forward = forward_times(c, all, samples[0], true, slowdown.forward),
-                  backward = backward_times(c, all, samples[0], true, slowdown.backward);
+                   backward = backward_times(c, all, samples[0], true, slowdown.backward);
   const ShardedStep step(c, all, &forward, &backward, {});
   const StepQueues times = simulate(step.phases, step.collectives, c.interference());
   for (std::size_t i = 0; i < times.computing_s.size(); ++i) {
@@ -97,6 +103,12 @@ Prediction predict_sharded_models(const CostModel& c) {
                                        .divided_after = divided_after}));
   for (double& bytes : sent) bytes *= c.devices();
   set_axes(p, c, times.exposed_s, sent);
+  const double forward_end = times.phase_ended_s[step.forward_end - 1],
+               end = times.phase_ended_s.back() + times.tail_s;
+  add_span(p, 0, Activity::forward, "forward", 0, forward_end);
+  add_span(p, 0, Activity::backward, "backward", forward_end, end);
+  add_communication(p, 0, 0, step.communication(c, times));
+  add_span(p, 0, Activity::optimizer, "update", end, end + p.breakdown.update_s);
   return p;
 }
 

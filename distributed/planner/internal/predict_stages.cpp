@@ -156,9 +156,32 @@ Prediction predict_one_stage_at_a_time(const CostModel& c) {
   for (std::size_t s = 1; s < stages.size(); ++s) sent += 2 * c.input_bytes(stages[s].begin, n);
   fill_breakdown(p, c.devices(), forward, backward, copies, slowdown * c.update(c.all_blocks()),
                  forward + backward + copies + longest);
-  p.memory = memory_of_stages(
-      c, stages, {{n}}, [&](std::size_t) { return std::vector(stages.size(), kOnePass); });
+  p.memory =
+      memory_of_stages(c, stages, {{n}}, [&](std::size_t) { return std::vector(stages.size(), kOnePass); });
   set_axes(p, c, {p.breakdown.exposed_comm_s}, {sent});
+  // A copy counts for the stage that receives it.
+  p.rows = static_cast<int>(stages.size());
+  double now = 0;
+  const auto next = [&](std::size_t s, Activity activity, const char* name, double seconds) {
+    add_span(p, static_cast<int>(s), activity, name, now, now + seconds);
+    now += seconds;
+  };
+  const auto copy_s = [&](std::size_t s) { return c.link.copy.time(c.input_bytes(stages[s].begin, n)); };
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    if (s > 0) next(s, Activity::communication, "copy of the activations", copy_s(s));
+    const bool last = s + 1 == stages.size();
+    next(s, Activity::forward, "forward",
+         c.forward(stages[s], n) + (last ? c.profile.loss.forward_s.at(n) : 0));
+  }
+  for (std::size_t s = stages.size(); s-- > 0;) {
+    const bool last = s + 1 == stages.size();
+    if (!last) next(s, Activity::communication, "copy of the gradients", copy_s(s + 1));
+    next(s, Activity::backward, "backward",
+         c.backward(stages[s], n) + (last ? c.profile.loss.backward_s.at(n) : 0));
+  }
+  for (std::size_t s = 0; s < stages.size(); ++s)
+    add_span(p, static_cast<int>(s), Activity::optimizer, "update", now,
+             now + slowdown * c.update(stages[s]));
   return p;
 }
 
@@ -181,6 +204,7 @@ class StageTimes {
     options.costs.clear();
     options.extra.clear();
     forward_s = backward_s = 0;
+    communication.clear();
     exposed_s.assign(c_.axes.size(), 0);
     for (std::size_t s = 0; s < stages_.size(); ++s) {
       const auto contended = [&](double time, double factor) {
@@ -191,6 +215,7 @@ class StageTimes {
                               contended(uncontended_[s].weights, contention_[s].weights)};
       options.costs.push_back(cost);
       options.extra.emplace_back(actions_[s].size());
+      communication.emplace_back(actions_[s].size());
       forward_s += m_ * cost.forward;
       backward_s += m_ * (cost.backward + cost.weights);
       add_collectives(s, cost, options.extra.back());
@@ -200,20 +225,19 @@ class StageTimes {
   // Sums over the stages; exposed_s is by axis.
   double forward_s = 0, backward_s = 0;
   std::vector<double> exposed_s;
+  // By stage and action.
+  std::vector<std::vector<std::vector<Communication>>> communication;
 
  private:
-  bool is_measured(std::size_t stages) const {
-    return c_.axes.size() == 1 && stages == stages_.size();
-  }
+  bool is_measured(std::size_t stages) const { return c_.axes.size() == 1 && stages == stages_.size(); }
   StageContention contention_of(std::size_t s) {
     const Profile& profile = c_.profile;
     if (zero_bubble_ && is_measured(profile.zero_bubble_stages.size())) {
       const ZeroBubbleStage& measured = profile.zero_bubble_stages[s];
       uncontended_[s].backward = measured.input_grad_s;
       const double accumulating = (m_ - 1.0) / m_;
-      uncontended_[s].weights =
-          measured.weight_grad_s +
-          accumulating * (measured.weight_grad_accumulate_s - measured.weight_grad_s);
+      uncontended_[s].weights = measured.weight_grad_s +
+                                accumulating * (measured.weight_grad_accumulate_s - measured.weight_grad_s);
       return measured.contention;
     }
     if (!zero_bubble_ && is_measured(profile.stages.size())) return profile.stages[s];
@@ -235,9 +259,10 @@ class StageTimes {
   }
 
   // Adds what a pass with collectives takes longer than the computing in it.
-  void add(const PassCost& pass, double computing_s, double& sum_s, double& extra_s) {
+  void add(const PassCost& pass, double computing_s, double& sum_s, double& extra_s, std::size_t action) {
     sum_s += pass.computing_s - computing_s;
     extra_s += pass.computing_s - computing_s + pass.exposed();
+    communication.back()[action] = pass.communication;
     for (std::size_t i = 0; i < exposed_s.size(); ++i) exposed_s[i] += pass.exposed_s[i];
   }
   void add_collectives(std::size_t s, const StageCost& cost, std::vector<double>& extra) {
@@ -246,25 +271,24 @@ class StageTimes {
     const double last_s = in_weights ? cost.weights : cost.backward;
     const BlockTimes last = last_backward(s).scaled_to(last_s);
     if (c_.adds_in_buckets())
-      add(backward_with_buckets(c_, stage, last, 1), last_s, backward_s, extra.back());
+      add(backward_with_buckets(c_, stage, last, 1), last_s, backward_s, extra.back(), extra.size() - 1);
     if (c_.parts(&StepDivision::divides_model) == 1) return;
     const bool keeps = c_.axes[c_.dividing_axis()].division.keeps_whole;
     const bool has_loss = stage.end == c_.count();
     const BlockTimes all_backward = backward_times(c_, stage, n_, has_loss, 1).scaled_to(cost.backward);
-    const PassCost forward =
-                       forward_with_units(c_, stage,
-                                          forward_times(c_, stage, n_, has_loss, 1).scaled_to(cost.forward)),
+    const PassCost forward = forward_with_units(
+                       c_, stage, forward_times(c_, stage, n_, has_loss, 1).scaled_to(cost.forward)),
                    backward = backward_with_units(c_, stage, all_backward, {.divides = false}),
                    dividing = backward_with_units(c_, stage, last, {.gathers = !keeps && !in_weights});
     for (std::size_t i = 0; i < extra.size(); ++i) {
       const bool is_last = i + 1 == extra.size();
       const Action::Kind kind = actions_[s][i].kind;
       if (kind == Action::Kind::forward && (i == 0 || !keeps)) {
-        add(forward, cost.forward, forward_s, extra[i]);
+        add(forward, cost.forward, forward_s, extra[i], i);
       } else if (is_last) {
-        add(dividing, last_s, backward_s, extra[i]);
+        add(dividing, last_s, backward_s, extra[i], i);
       } else if (kind == Action::Kind::backward && !keeps) {
-        add(backward, cost.backward, backward_s, extra[i]);
+        add(backward, cost.backward, backward_s, extra[i], i);
       }
     }
   }
@@ -278,6 +302,22 @@ class StageTimes {
   std::vector<StageCost> uncontended_;
   std::vector<StageContention> contention_;
 };
+
+// Adds a stage's row to the timeline. The costs of actions contain what the stage receives.
+void add_stage(Prediction& p, int row, const std::vector<TimedAction>& actions, const StageCost& receive,
+               const std::vector<std::vector<Communication>>& communication) {
+  for (std::size_t i = 0; i < actions.size(); ++i) {
+    const TimedAction& t = actions[i];
+    const bool forward = t.action.kind == Action::Kind::forward,
+               weights = t.action.kind == Action::Kind::weights;
+    add_span(p, row, forward ? Activity::forward : Activity::backward,
+             kind_name(t.action.kind) + (" " + std::to_string(t.action.micro_batch)), t.begin, t.end);
+    const double received = forward ? receive.forward : weights ? 0 : receive.backward;
+    add_span(p, row, Activity::communication, forward ? "copy of the activations" : "copy of the gradients",
+             t.begin, t.begin + received);
+    add_communication(p, row, t.begin, communication[i]);
+  }
+}
 
 // The replicas of a stage compute alike; each takes as long as the first one, which has the most samples. A
 // rank updates its stage when it has the gradients. The devices of one process do so when all have them.
@@ -344,7 +384,12 @@ Prediction predict_pipeline(const CostModel& c, Schedule schedule) {
     const PassCost own = update_cost(c, stages[s], slowdown);
     update += own.computing_s;
     longest = std::max(longest, own.computing_s);
-    end = std::max(end, simulation.devices[s].back().end + own.computing_s + own.exposed());
+    const std::vector<TimedAction>& done = simulation.devices[s];
+    end = std::max(end, done.back().end + own.computing_s + own.exposed());
+    const int row = static_cast<int>(s);
+    add_stage(p, row, done, receive[s], times.communication[s]);
+    add_pass(p, row, Activity::optimizer, "update",
+             c.one_process ? simulation.total + c.profile.dispatch_s : done.back().end, own);
     int gathers = 1;
     if (c.parts(&StepDivision::divides_model) > 1 && !c.axes[c.dividing_axis()].division.keeps_whole)
       gathers = 2 * m;
@@ -355,14 +400,14 @@ Prediction predict_pipeline(const CostModel& c, Schedule schedule) {
     }
   }
   bytes[axis] += sent;
+  p.rows = count;
   if (c.one_process) end = simulation.total + c.profile.dispatch_s + longest;
   // What messages that take time add to the step; the rest of the idle time is the bubble.
   double exposed = copies;
   for (const double s : times.exposed_s) exposed += s;
   const double idle = std::max(0.0, end - (times.forward_s + times.backward_s + exposed + update) / count);
   options.transfer = 0;
-  const double messages =
-      std::min(idle, std::max(0.0, simulation.total - simulate(actions, options).total));
+  const double messages = std::min(idle, std::max(0.0, simulation.total - simulate(actions, options).total));
   times.exposed_s[axis] += copies + count * messages;
   exposed += count * messages;
   fill_breakdown(p, count, times.forward_s, times.backward_s, exposed, update, end);

@@ -36,6 +36,8 @@ struct ShardedStep {
   /// The part of the next block's backward at whose end the gradients of block k are divided, in the
   /// simulated `times` of this step. 1 for the first block.
   double divided_after(const StepQueues& times, std::size_t k) const;
+  /// The waits and the collectives of this simulated step: "blocks.1 all_gather".
+  std::vector<Communication> communication(const CostModel& c, const StepQueues& times) const;
 
  private:
   int post(const CostModel& c, std::size_t k, int after, bool at_begin);

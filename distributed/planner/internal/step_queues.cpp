@@ -46,6 +46,7 @@ StepQueues simulate(std::span<const ComputePhase> phases, std::span<const Collec
   result.computing_s.assign(phases.size(), 0);
   result.waiting_s.assign(phases.size(), 0);
   result.exposed_s.assign(interference.size(), 0);
+  result.collective_began_s.assign(collectives.size(), -1);
   result.collective_ended_s.assign(collectives.size(), 0);
   std::vector<Queue> queues(interference.size());
   for (std::size_t i = 0; i < collectives.size(); ++i) queues[collectives[i].queue].collectives.push_back(i);
@@ -76,6 +77,8 @@ StepQueues simulate(std::span<const ComputePhase> phases, std::span<const Collec
       if (!runs(queues[q])) continue;
       busy = q;
       stall += interference[q]->compute_stall;
+      double& began = result.collective_began_s[queues[q].collectives[queues[q].next]];
+      if (began < 0) began = now;
       queues[q].ends = begun ? queues[q].left * interference[q]->overlap_slowdown : queues[q].left;
     }
     check(begun || busy < queues.size(), "[simulate] phase ", phase,

@@ -31,7 +31,7 @@ struct StepQueues {
   std::vector<double> computing_s;  ///< per phase, including delays caused by collectives
   std::vector<double> waiting_s;    ///< per phase, before it begins
   double tail_s = 0;                ///< collectives after the last phase
-  std::vector<double> phase_ended_s, collective_ended_s;  ///< on the clock
+  std::vector<double> phase_ended_s, collective_began_s, collective_ended_s;  ///< on the clock
   /// By queue: the part of waiting_s and tail_s that is spent on its collectives. If several queues are busy
   /// after the last phase, the last of them counts.
   std::vector<double> exposed_s;

@@ -1,4 +1,5 @@
-// internal/passes.cpp. Times are {blocks_s, loss_s}, a cost {computing_s, exposed_s}.
+// internal/passes.cpp. Times are {blocks_s, loss_s}, a cost {computing_s, exposed_s, communication}. A timeline has spans
+// {row, beside, activity, name, begin, end}.
 const no_breakdown = () => ({ forward_s: 0, backward_s: 0, exposed_comm_s: 0, update_s: 0, idle_s: 0 });
 function assign_buckets(bytes, first_bytes, cap_bytes) {  // common/internal/bucket.cpp, for one dtype and device
   const closed = [];
@@ -66,23 +67,23 @@ function backward_with_buckets(c, blocks, times, slowdown) {
     axis = i;
   }));
   const o = overlap(buckets.ready_s, reduce_s, buckets.compute_s, c.axes[axis].costs);
-  exposed_s[axis] = o.exposed_s;
-  return { computing_s: o.backward_s, exposed_s };
+  exposed_s[axis] = o.tail_s;
+  return { computing_s: sum(o.computing_s), exposed_s, communication: communication_of(o, [], reduce_s.map((_, i) => 'bucket ' + i)) };
 }
 function cost_of_step(step, c) {
   const times = simulate_queues(step.phases, step.collectives, c.interference);
-  return { computing_s: sum(times.computing_s), exposed_s: times.exposed_s };
+  return { computing_s: sum(times.computing_s), exposed_s: times.exposed_s, communication: step.communication(times) };
 }
 const forward_with_units = (c, blocks, times) => cost_of_step(new ShardedStep(c, blocks, times, null, true, true), c);
 const backward_with_units = (c, blocks, times, gathers, divides) => cost_of_step(new ShardedStep(c, blocks, null, times, gathers, divides), c);
 
 function update_cost(c, blocks, slowdown) {
   const seconds = slowdown * c.update(blocks) / c.optimizer_parts;
-  if (c.zero === 0) return { computing_s: seconds, exposed_s: c.axes.map(() => 0) };
+  if (c.zero === 0) return { computing_s: seconds, exposed_s: c.axes.map(() => 0), communication: [] };
   const all_bytes = c.parameter_bytes(blocks), buckets = gathered_buckets(c, blocks).bytes;
   const updates = buckets.map(bytes => ({ seconds: seconds * bytes / all_bytes, needs: -1 }));
   const step = simulate_queues(updates, buckets.map((bytes, i) => ({ seconds: c.gather_s(bytes), after: i, at_begin: false, queue: c.dividing_axis, follows: -1 })), c.interference);
-  return { computing_s: sum(step.computing_s), exposed_s: step.exposed_s };
+  return { computing_s: sum(step.computing_s), exposed_s: step.exposed_s, communication: communication_of(step, updates, buckets.map((_, i) => 'all_gather of bucket ' + i)) };
 }
 function with_update(c, blocks, peak) {
   if (c.zero === 0) return peak;
@@ -96,5 +97,26 @@ function sent_by_axis(c, blocks, gathers) {
   if (dividing < c.axes.length) sent[dividing] += (c.zero > 0 ? 1 : gathers) * c.sent_bytes(dividing, all_bytes);
   c.each_sum(all_bytes, (i, bytes, divides) => { sent[i] += (divides ? 1 : 2) * c.sent_bytes(i, bytes); });
   return sent;
+}
+function communication_of(times, phases, names) {
+  const all = [];
+  let now = 0;
+  times.phase_ended_s.forEach((ended, i) => {
+    if (times.waiting_s[i] > 0) all.push({ beside: false, name: 'wait for ' + names[phases[i].needs], begin: now, end: now + times.waiting_s[i] });
+    now = ended;
+  });
+  if (times.tail_s > 0) all.push({ beside: false, name: 'wait for ' + names[names.length - 1], begin: now, end: now + times.tail_s });
+  names.forEach((name, i) => { if (times.collective_ended_s[i] > times.collective_began_s[i]) all.push({ beside: true, name, begin: times.collective_began_s[i], end: times.collective_ended_s[i] }); });
+  return all;
+}
+function add_span(timeline, row, activity, name, begin, end) { if (end > begin) timeline.push({ row, beside: false, activity, name, begin, end }); }
+function add_communication(timeline, row, begin, all) {
+  for (const x of all) timeline.push({ row, beside: x.beside, activity: 'communication', name: x.name, begin: begin + x.begin, end: begin + x.end });
+}
+function add_pass(timeline, row, activity, name, begin, pass) {
+  const end = begin + pass.computing_s + sum(pass.exposed_s);
+  add_span(timeline, row, activity, name, begin, end);
+  add_communication(timeline, row, begin, pass.communication);
+  return end;
 }
 const axes_of = (c, exposed_s, bytes_sent) => c.axes.map((a, i) => ({ axis: a.name, size: a.size, bytes_sent: bytes_sent[i], exposed_s: exposed_s[i] })).reverse();

@@ -8,25 +8,31 @@ function predict_whole_models(c) {
     cost.exposed_s.forEach((s, i) => { exposed_s[i] += s; });
     b.exposed_comm_s += sum(cost.exposed_s);
   };
-  if (has_buckets) {
-    const backward = backward_with_buckets(c, all, backward_times(c, all, n, true, slowdown.backward), slowdown.backward);
-    b.backward_s = backward.computing_s;
-    add_exposed(backward);
-  } else b.backward_s = sum_of_times(backward_times(c, all, n, true, 1));
+  const backward = has_buckets ? backward_with_buckets(c, all, backward_times(c, all, n, true, slowdown.backward), slowdown.backward)
+    : { computing_s: sum_of_times(backward_times(c, all, n, true, 1)), exposed_s: c.axes.map(() => 0), communication: [] };
+  b.backward_s = backward.computing_s;
+  add_exposed(backward);
   const update = update_cost(c, all, slowdown.update);
   b.update_s = update.computing_s;
   add_exposed(update);
   const bytes = sent_by_axis(c, all, 0).map(x => x * (has_buckets ? c.devices : 0));
+  const timeline = [], dispatch_s = c.one_process ? c.profile.dispatch_s : 0;
+  let now = 0;
   if (c.one_process) {
     if (sent > 0) {
       const copy_s = time(c.link.copy, c.batch_bytes(sent));
       b.exposed_comm_s += copy_s;
       exposed_s[0] += copy_s;
       bytes[0] += c.batch_bytes(sent);
+      add_span(timeline, 0, 'communication', 'copy of the batch', 0, copy_s);
+      now = copy_s;
     }
     b.idle_s += 3 * c.profile.dispatch_s;
   }
-  return { breakdown: b, axes: axes_of(c, exposed_s, bytes), memory: memory_of_ranks(samples, (own, r) => with_update(c, all,
+  now = add_pass(timeline, 0, 'forward', 'forward', now + dispatch_s, { computing_s: b.forward_s, exposed_s: [], communication: [] });
+  now = add_pass(timeline, 0, 'backward', 'backward', now + dispatch_s, backward);
+  add_pass(timeline, 0, 'optimizer', 'update', now + dispatch_s, update);
+  return { breakdown: b, timeline, rows: 1, axes: axes_of(c, exposed_s, bytes), memory: memory_of_ranks(samples, (own, r) => with_update(c, all,
     peak_memory(c, { range: all, samples: [own], actions: ONE_PASS, data: c.batch_bytes(c.one_process && r === 0 ? c.batch : own), has_buckets, optimizer_share: 1 / parts, divided_buckets: c.divided_buckets }))) };
 }
 
@@ -45,8 +51,29 @@ function predict_master(c) {
   b.update_s = update / devices;
   b.exposed_comm_s = inputs + broadcast + 2 * outputs + added;
   b.idle_s = others / devices * (loss_forward + loss_backward + update) + (others > 0 ? 2 * c.profile.dispatch_s : 0);
+  const timeline = [];
+  for (let r = 0; r < samples.length; ++r) {
+    let now = 0;
+    const next = (activity, name, seconds, runs) => {
+      if (runs) add_span(timeline, r, activity, name, now, now + seconds);
+      now += seconds;
+    };
+    const dispatch_s = others > 0 ? c.profile.dispatch_s : 0;
+    next('communication', 'copy of the batch', inputs, true);
+    next('communication', 'broadcast of the parameters', broadcast, true);
+    next('forward', 'forward', forward, true);
+    now += dispatch_s;
+    next('communication', 'copy of the outputs', outputs, true);
+    next('forward', 'loss', loss_forward, r === 0);
+    next('backward', 'backward of the loss', loss_backward, r === 0);
+    next('communication', 'copy of the gradients of outputs', outputs, true);
+    next('backward', 'backward', backward, true);
+    now += dispatch_s;
+    next('communication', 'sum of the gradients', added, true);
+    next('optimizer', 'update', update, r === 0);
+  }
   const axes = axes_of(c, [b.exposed_comm_s], [others > 0 ? c.batch_bytes(sent) + 2 * c.output_bytes(sent) + 2 * others * parameters : 0]);
-  return { breakdown: b, axes, memory: memory_of_ranks(samples, (own, r) => memory_of_master(c, samples, own, r)) };
+  return { breakdown: b, timeline, rows: samples.length, axes, memory: memory_of_ranks(samples, (own, r) => memory_of_master(c, samples, own, r)) };
 }
 function memory_of_master(c, samples, own, r) {
   const n = samples[0], all = c.batch, others = samples.length - 1, parameters = c.parameter_bytes(c.all_blocks);

@@ -38,6 +38,10 @@ class ShardedStep {
       follows = this.collectives.length - 1;
     });
   }
+  communication(times) {
+    const { profile, dividing_axis } = this.c;
+    return communication_of(times, this.phases, this.units.map(u => profile.blocks[u.block].name + (u.gathers ? ' all_gather' : u.axis === dividing_axis ? ' reduce_scatter' : ' all_reduce')));
+  }
   divided_after(times, k) {
     const next = this.forward_end + 1 + this.blocks.end - k;
     for (let i = 0; k > this.blocks.begin && i < this.units.length; ++i)
@@ -58,6 +62,11 @@ function predict_sharded_models(c) {
   b.exposed_comm_s += times.tail_s;
   b.update_s = slowdown.update * c.update(all) / c.model_parts;
   const divided_after = range(c.count).map(k => c.axes.length > 1 ? 1 : step.divided_after(times, k));
-  return { breakdown: b, axes: axes_of(c, times.exposed_s, sent_by_axis(c, all, 2).map(x => x * c.devices)),
+  const timeline = [], forward_end = times.phase_ended_s[step.forward_end - 1], end = times.phase_ended_s[times.phase_ended_s.length - 1] + times.tail_s;
+  add_span(timeline, 0, 'forward', 'forward', 0, forward_end);
+  add_span(timeline, 0, 'backward', 'backward', forward_end, end);
+  add_communication(timeline, 0, 0, step.communication(times));
+  add_span(timeline, 0, 'optimizer', 'update', end, end + b.update_s);
+  return { breakdown: b, timeline, rows: 1, axes: axes_of(c, times.exposed_s, sent_by_axis(c, all, 2).map(x => x * c.devices)),
     memory: memory_of_ranks(samples, n => peak_memory(c, { range: all, samples: [n], actions: ONE_PASS, data: c.batch_bytes(n), optimizer_share: 1 / c.model_parts, sharded: c.model_parts, divided_after })) };
 }

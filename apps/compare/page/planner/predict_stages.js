@@ -67,7 +67,23 @@ function predict_one_stage_at_a_time(c) {
   for (const stage of stages) longest = Math.max(longest, slowdown * c.update(stage));
   for (let s = 1; s < stages.length; ++s) sent += 2 * c.input_bytes(stages[s].begin, n);
   const breakdown = breakdown_over(c.devices, forward, backward, copies, slowdown * c.update(c.all_blocks), forward + backward + copies + longest);
-  return { breakdown, axes: axes_of(c, [breakdown.exposed_comm_s], [sent]), memory: memory_of_stages(c, stages, [[n]], () => stages.map(() => ONE_PASS), false, false) };
+  const timeline = [], copy_s = s => time(c.link.copy, c.input_bytes(stages[s].begin, n));
+  let now = 0;
+  const next = (s, activity, name, seconds) => {
+    add_span(timeline, s, activity, name, now, now + seconds);
+    now += seconds;
+  };
+  for (let s = 0; s < stages.length; ++s) {
+    if (s > 0) next(s, 'communication', 'copy of the activations', copy_s(s));
+    next(s, 'forward', 'forward', c.forward(stages[s], n) + (s + 1 === stages.length ? at_(c.profile.loss.forward_s, n) : 0));
+  }
+  for (let s = stages.length; s-- > 0;) {
+    const last = s + 1 === stages.length;
+    if (!last) next(s, 'communication', 'copy of the gradients', copy_s(s + 1));
+    next(s, 'backward', 'backward', c.backward(stages[s], n) + (last ? at_(c.profile.loss.backward_s, n) : 0));
+  }
+  stages.forEach((stage, s) => add_span(timeline, s, 'optimizer', 'update', now, now + slowdown * c.update(stage)));
+  return { breakdown, timeline, rows: stages.length, axes: axes_of(c, [breakdown.exposed_comm_s], [sent]), memory: memory_of_stages(c, stages, [[n]], () => stages.map(() => ONE_PASS), false, false) };
 }
 
 class StageTimes {
@@ -81,11 +97,13 @@ class StageTimes {
     this.exposed_s = this.c.axes.map(() => 0);
     this.costs = [];
     this.extra = [];
+    this.communication = [];
     this.stages.forEach((_, s) => {
       const contended = (seconds, factor) => seconds * (1 + (factor - 1) * concurrency[s]), u = this.uncontended[s], by = this.contention[s];
       const cost = { forward: contended(u.forward, by.forward), backward: contended(u.backward, by.backward), weights: contended(u.weights, by.weights) };
       this.costs.push(cost);
       this.extra.push(this.actions[s].map(() => 0));
+      this.communication.push(this.actions[s].map(() => []));
       this.forward_s += this.m * cost.forward;
       this.backward_s += this.m * (cost.backward + cost.weights);
       this.add_collectives(s, cost);
@@ -112,6 +130,7 @@ class StageTimes {
   add(pass, computing_s, sum_s, s, i) {
     this[sum_s] += pass.computing_s - computing_s;
     this.extra[s][i] += pass.computing_s - computing_s + sum(pass.exposed_s);
+    this.communication[s][i] = pass.communication;
     pass.exposed_s.forEach((x, axis) => { this.exposed_s[axis] += x; });
   }
   add_collectives(s, cost) {
@@ -129,6 +148,17 @@ class StageTimes {
       else if (kind === 'B' && !keeps) this.add(backward, cost.backward, 'backward_s', s, i);
     }
   }
+}
+
+const KIND_NAMES = { F: 'forward', B: 'backward', W: 'weights' };
+function add_stage(timeline, row, actions, receive, communication) {
+  actions.forEach((t, i) => {
+    const forward = t.kind === 'F';
+    add_span(timeline, row, forward ? 'forward' : 'backward', KIND_NAMES[t.kind] + ' ' + t.m, t.begin, t.end);
+    const received = forward ? receive.forward : t.kind === 'W' ? 0 : receive.backward;
+    add_span(timeline, row, 'communication', forward ? 'copy of the activations' : 'copy of the gradients', t.begin, t.begin + received);
+    add_communication(timeline, row, t.begin, communication[i]);
+  });
 }
 
 function predict_pipeline(c, schedule) {
@@ -157,12 +187,15 @@ function predict_pipeline(c, schedule) {
   }
   const slowdown = c.devices === 1 ? 1 : c.one_process ? c.profile.contention.update : c.collectives.contention.update, bytes = c.axes.map(() => 0);
   const gathers = c.model_parts > 1 && !c.axes[c.dividing_axis].keeps_whole ? 2 * m : 1;
+  const timeline = [];
   let update = 0, longest = 0, end = 0;
   stages.forEach((stage, s) => {
     const own = update_cost(c, stage, slowdown), done = simulation.devices[s];
     update += own.computing_s;
     longest = Math.max(longest, own.computing_s);
     end = Math.max(end, done[done.length - 1].end + own.computing_s + sum(own.exposed_s));
+    add_stage(timeline, s, done, receive[s], times.communication[s]);
+    add_pass(timeline, s, 'optimizer', 'update', c.one_process ? simulation.total + c.profile.dispatch_s : done[done.length - 1].end, own);
     sent_by_axis(c, stage, gathers).forEach((x, i) => {
       times.exposed_s[i] += own.exposed_s[i];
       bytes[i] += beside * x;
@@ -177,7 +210,7 @@ function predict_pipeline(c, schedule) {
   times.exposed_s[axis] += copies + count * messages;
   exposed += count * messages;
   const breakdown = breakdown_over(count, times.forward_s, times.backward_s, exposed, update, end);
-  return { breakdown, bubble_s: breakdown.idle_s, axes: axes_of(c, times.exposed_s.map(s => s / count), bytes), memory: memory_of_stages(c, stages, samples, own => schedule_actions(schedule, count, own), true, zero_bubble) };
+  return { breakdown, timeline, rows: count, bubble_s: breakdown.idle_s, axes: axes_of(c, times.exposed_s.map(s => s / count), bytes), memory: memory_of_stages(c, stages, samples, own => schedule_actions(schedule, count, own), true, zero_bubble) };
 }
 
 function predict_stages(c) {

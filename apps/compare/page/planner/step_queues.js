@@ -1,6 +1,6 @@
 // internal/step_queues.cpp. A phase is {seconds, needs}, a collective {seconds, after, at_begin, queue, follows}.
 function simulate_queues(phases, collectives, interference) {
-  const result = { computing_s: phases.map(() => 0), waiting_s: phases.map(() => 0), tail_s: 0, phase_ended_s: [], collective_ended_s: collectives.map(() => 0), exposed_s: interference.map(() => 0) };
+  const result = { computing_s: phases.map(() => 0), waiting_s: phases.map(() => 0), tail_s: 0, phase_ended_s: [], collective_began_s: collectives.map(() => -1), collective_ended_s: collectives.map(() => 0), exposed_s: interference.map(() => 0) };
   const queues = interference.map((link, q) => ({ link, collectives: range(collectives.length).filter(i => collectives[i].queue === q), next: 0, left: 0, ends: Infinity }));
   for (const q of queues) if (q.collectives.length) q.left = collectives[q.collectives[0]].seconds;
   const ended = collectives.map(() => false), has_ended = i => i < 0 || ended[i];
@@ -20,6 +20,8 @@ function simulate_queues(phases, collectives, interference) {
       q.ends = Infinity;
       if (!runs(q)) return;
       busy = i;
+      const next = q.collectives[q.next];
+      if (result.collective_began_s[next] < 0) result.collective_began_s[next] = now;
       stall += q.link.compute_stall;
       q.ends = begun ? q.left * q.link.overlap_slowdown : q.left;
     });

@@ -1,0 +1,33 @@
+#include <cstdio>
+
+#include "tapestry/tapestry.h"
+
+using namespace tapestry;
+
+struct Net : nn::Module {
+  nn::Sequential& part1 = add<nn::Sequential>("part1", nn::Flatten::Options{},
+                                              nn::Linear::Options{.in_features = 3072, .out_features = 64},
+                                              nn::ReLU::Options{});
+  nn::Linear& part2 = add<nn::Linear>("part2", {.in_features = 64, .out_features = 10});
+  Tensor forward(const Tensor& x) override {
+    return part2(part1(x));
+  }
+};
+
+int main() {
+  manual_seed(1);
+  Net net;
+  distributed::Pipeline pipeline({{net.part1, "cpu:0"}, {net.part2, "cpu:1"}},
+                                 {.schedule = distributed::Schedule::one_f_one_b, .micro_batches = 4});
+  optim::SGD optimizer(net.parameters(), {.lr = 0.05});
+  const data::RandomDataset images({.size = 256, .num_classes = 10});
+  data::DataLoader loader(images, {.batch_size = 32});
+  for (const auto& [x, y] : loader) {
+    optimizer.zero_grad();
+    const Tensor loss = pipeline.forward_backward(
+        x, y, [](const Tensor& scores, const Tensor& labels) { return cross_entropy(scores, labels); });
+    optimizer.step();
+    std::printf("loss %.6f\n", loss.item());
+  }
+  return 0;
+}
