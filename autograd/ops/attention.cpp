@@ -10,6 +10,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/dropout.h"
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/internal/attention.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/reduce.h"
@@ -23,21 +24,17 @@ namespace tapestry {
 namespace {
 
 using autograd::Backward;
-using autograd::check_matches;
+using autograd::causal_mask;
+using autograd::Grouped;
+using autograd::in_heads;
+using autograd::kernel_args;
+using autograd::scale_of;
+using autograd::strides_of;
+using autograd::with_rows;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 const autograd::Op kAttention("scaled_dot_product_attention", autograd::Grad::twice, kFloats);
-
-// Returns a bool mask (L, S) that is true where key j is not after query i + offset.
-Tensor causal_mask(std::int64_t queries, std::int64_t keys, std::int64_t offset, Device device) {
-  const TensorOptions options(DType::i64, device);
-  return le(arange(keys, options), (arange(queries, options) + offset).unsqueeze(1));
-}
-
-double scale_of(const Tensor& q, const AttentionParams& params) {
-  return params.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(-1))));
-}
 
 // The weights of the values, and which queries see no key at all (undefined without a mask). The weights of
 // such a query are uniform instead of NaN.
@@ -67,25 +64,6 @@ Tensor by_operations(const Tensor& q, const Tensor& k, const Tensor& v, const At
   const Tensor out = matmul(dropout(weights.values, params.dropout_p, params.dropout_p > 0), v);
   return weights.blind.defined() ? where(weights.blind, scalar_tensor(0, {q.dtype(), q.device()}), out) : out;
 }
-
-// Divides the heads of q into (groups, heads / groups), so that k and v broadcast over the heads of a group
-// without a copy.
-struct Grouped {
-  Grouped(const Tensor& q_heads, const Tensor& k_heads, const Tensor& v_heads, AttentionParams p)
-      : heads(q_heads.size(-3)), groups(k_heads.size(-3)), params(std::move(p)) {
-    q = split(q_heads);
-    k = k_heads.unsqueeze(-3);
-    v = v_heads.unsqueeze(-3);
-    Tensor& mask = params.attn_mask;
-    if (mask.defined() && mask.dim() >= 3) mask = mask.size(-3) == heads ? split(mask) : mask.unsqueeze(-3);
-    params.enable_gqa = false;
-  }
-  Tensor split(const Tensor& t) const { return t.unflatten(-3, {groups, heads / groups}); }
-
-  std::int64_t heads, groups;
-  AttentionParams params;
-  Tensor q, k, v;
-};
 
 // The random numbers for the dropout of all weights, as many as dropout() takes.
 kernels::AttentionDropout take_dropout(const Tensor& q, std::int64_t weights, double p) {
@@ -128,18 +106,6 @@ AttentionGradients gradients(const Tensor& q, const Tensor& k, const Tensor& v, 
   return {matmul(ds, k), matmul(ds.transpose(-2, -1), q), matmul(drop(p).transpose(-2, -1), g)};
 }
 
-// q, k, v or the result as (batch, heads, rows, columns): leading dimensions of size 1 are added.
-Tensor in_heads(const Tensor& t) {
-  return t.dim() == 4 ? t : t.dim() == 3 ? t.unsqueeze(0) : t.unsqueeze(0).unsqueeze(0);
-}
-
-// A tensor whose rows are contiguous, for the kernel.
-Tensor with_rows(const Tensor& t) {
-  return t.stride(-1) == 1 || t.size(-1) == 1 ? t : autograd::raw_contiguous(t);
-}
-
-kernels::AttentionStrides strides_of(const Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
-
 // True if the kernel computes this attention, and a gradient of the mask is not needed. Otherwise it is
 // composed of operations.
 bool has_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionParams& params) {
@@ -151,25 +117,6 @@ bool has_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const Attenti
          (q.dim() < 4 || (k.size(0) == q.size(0) && v.size(0) == q.size(0))) &&
          (q.dim() < 3 || params.enable_gqa || (k.size(-3) == q.size(-3) && v.size(-3) == q.size(-3))) &&
          !autograd::recording(params.attn_mask);
-}
-
-// What forward and backward tell the kernel. All tensors have four dimensions.
-template <class Args>
-Args kernel_args(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionParams& params,
-                 const Tensor& mask) {
-  Args a;
-  a.shape = {q.size(0), q.size(1), k.size(1), q.size(2), k.size(2), q.size(3), v.size(3)};
-  a.scale = scale_of(q, params);
-  a.mask.causal = params.is_causal;
-  a.mask.offset = params.causal_offset;
-  if (mask.defined()) {
-    a.mask.mask = mask;
-    a.mask.batch = mask.stride(0), a.mask.head = mask.stride(1), a.mask.query = mask.stride(2),
-    a.mask.key = mask.stride(3);
-  }
-  a.q = q, a.k = k, a.v = v;
-  a.q_strides = strides_of(q), a.k_strides = strides_of(k), a.v_strides = strides_of(v);
-  return a;
 }
 
 Tensor by_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionParams& params) {
@@ -232,14 +179,8 @@ Tensor by_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
 
 }  // namespace
 
-Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                                    const AttentionParams& params) {
-  if (const autograd::Autocast cast(kAttention, q, k, v, params.attn_mask); cast) {
-    AttentionParams low = params;
-    low.attn_mask = cast(params.attn_mask);
-    return scaled_dot_product_attention(cast(q), cast(k), cast(v), low);
-  }
-  const char* const op = kAttention.name;
+void autograd::check_attention(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
+                               const AttentionParams& params) {
   detail::check_defined(op, q, "q");
   detail::check_defined(op, k, "k");
   detail::check_defined(op, v, "v");
@@ -288,6 +229,16 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
           params.attn_mask.sizes(), " does not broadcast to the scores' shape ", scores,
           "; give it at most these sizes");
   }
+}
+
+Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                    const AttentionParams& params) {
+  if (const autograd::Autocast cast(kAttention, q, k, v, params.attn_mask); cast) {
+    AttentionParams low = params;
+    low.attn_mask = cast(params.attn_mask);
+    return scaled_dot_product_attention(cast(q), cast(k), cast(v), low);
+  }
+  autograd::check_attention(kAttention.name, q, k, v, params);
   if (has_kernel(q, k, v, params)) return by_kernel(q, k, v, params);
   if (!params.enable_gqa) return by_operations(q, k, v, params);
   const Grouped groups(q, k, v, params);

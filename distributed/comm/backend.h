@@ -13,6 +13,10 @@
 #include "tapestry/core/dtype.h"
 #include "tapestry/distributed/comm/store.h"
 
+namespace tapestry {
+class Stream;
+}
+
 namespace tapestry::distributed {
 
 /// The operation of a reduction. `mean` divides the sum by the number of ranks; it needs a floating dtype.
@@ -22,23 +26,44 @@ enum class ReduceOp : std::uint8_t { sum, mean, min, max, product };
 const char* reduce_op_name(ReduceOp op);
 
 /// One tensor of an all_gather(): `in` has `bytes` bytes, and `out` has a block of as many bytes for each
-/// rank. The blocks begin `pitch` bytes apart, on a CUDA device without gaps. `in` may be this rank's block
-/// of `out`; apart from that, no memory of a call overlaps.
+/// rank. The blocks begin `pitch` bytes apart. A block consists of `rows` equal runs of bytes, which begin
+/// `row_pitch` bytes apart. On a CUDA device there is one row, and blocks have no gaps. `in` may be this
+/// rank's block of `out` if that is one row; apart from that, no memory of a call overlaps.
 struct GatherPart {
   const void* in = nullptr;
   void* out = nullptr;
   std::size_t bytes = 0, pitch = 0;
+  std::size_t rows = 1, row_pitch = 0;
 };
 /// One tensor of a reduce_scatter(): `out` has `count` elements, and `in` has a block of as many elements for
-/// each rank. The blocks begin `pitch` bytes apart, on a CUDA device without gaps. `out` may be this rank's
-/// block of `in`; apart from that, no memory of a call overlaps.
+/// each rank. Blocks and rows are as in GatherPart. `out` may be this rank's block of `in` if that is one
+/// row; apart from that, no memory of a call overlaps.
 struct ScatterPart {
   const void* in = nullptr;
   void* out = nullptr;
   std::int64_t count = 0;
   DType dtype = DType::u8;
   std::size_t pitch = 0;
+  std::size_t rows = 1, row_pitch = 0;
   std::size_t bytes() const { return static_cast<std::size_t>(count) * dtype_size(dtype); }
+};
+/// What an all_to_all() exchanges with one rank: it sends `in`, and receives `out`. Each consists of rows as
+/// a block of GatherPart does. Either may be empty.
+struct ExchangePart {
+  const void* in = nullptr;
+  void* out = nullptr;
+  std::size_t in_bytes = 0, out_bytes = 0;
+  std::size_t in_rows = 1, in_pitch = 0, out_rows = 1, out_pitch = 0;
+};
+/// One message of Backend::exchange(): `bytes` bytes that are sent to `peer`, or received from it. The work
+/// is enqueued on `stream`, which is not null.
+struct MessagePart {
+  bool sends = false;
+  void* data = nullptr;  // only read if it is sent
+  std::size_t bytes = 0;
+  int peer = 0;
+  std::uint32_t tag = 0;
+  const Stream* stream = nullptr;
 };
 
 /// One rank's end of a transport between `size()` ranks. Collectives block until this rank's part is done.
@@ -64,7 +89,7 @@ class Backend {
   virtual void reduce(void* data, std::int64_t count, DType dtype, ReduceOp op, int root,
                       Deadline deadline) = 0;
   /// Reduces the `in` of each part over all ranks. Its `out` receives the block of this rank. The ranks pass
-  /// the same number of parts, of equal counts and dtypes; pitches may differ. No part is empty.
+  /// the same number of parts, of equal counts, dtypes and rows; pitches may differ. No part is empty.
   virtual void reduce_scatter(std::span<const ScatterPart> parts, ReduceOp op, Deadline deadline) = 0;
   void reduce_scatter(const void* in, void* out, std::int64_t count, DType dtype, ReduceOp op,
                       Deadline deadline) {
@@ -73,7 +98,7 @@ class Backend {
   }
   virtual void broadcast(void* data, std::size_t bytes, int root, Deadline deadline) = 0;
   /// Copies the `in` of each part to block r of its `out` on all ranks, where r is the rank that passes `in`.
-  /// The ranks pass the same number of parts, of equal sizes; pitches may differ. No part is empty.
+  /// The ranks pass the same number of parts, of equal sizes and rows; pitches may differ. No part is empty.
   virtual void all_gather(std::span<const GatherPart> parts, Deadline deadline) = 0;
   void all_gather(const void* in, void* out, std::size_t bytes, Deadline deadline) {
     const GatherPart part{in, out, bytes, bytes};
@@ -84,14 +109,20 @@ class Backend {
   /// Copies block i of the root's `in` to `out` of rank i. A block has `bytes` bytes. `in` is null on other
   /// ranks.
   virtual void scatter(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) = 0;
-  /// Sends block i of `in` to rank i, and receives block i of `out` from rank i. A block has `bytes` bytes.
-  virtual void all_to_all(const void* in, void* out, std::size_t bytes, Deadline deadline) = 0;
+  /// Sends `in` of part i to rank i, and receives `out` of part i from rank i. There are size() parts. Both
+  /// ends of an exchange pass the same number of bytes; rows and pitches may differ. No memory overlaps.
+  virtual void all_to_all(std::span<const ExchangePart> parts, Deadline deadline) = 0;
+  /// The same for blocks of `bytes` bytes, which lie side by side.
+  void all_to_all(const void* in, void* out, std::size_t bytes, Deadline deadline);
   virtual void barrier(Deadline deadline) = 0;
   /// Point-to-point messages. Several threads may call at once, also during a collective, if their peers or
   /// tags differ. Messages with the same peer and tag arrive in order. send() may return before the message
   /// is received.
   virtual void send(const void* data, std::size_t bytes, int peer, std::uint32_t tag, Deadline deadline) = 0;
   virtual void recv(void* data, std::size_t bytes, int peer, std::uint32_t tag, Deadline deadline) = 0;
+  /// Messages that begin together, each on its own stream. Only for transports of a CUDA device, on which
+  /// send() and recv() do not wait: by default they are called one after another.
+  virtual void exchange(std::span<const MessagePart> messages, Deadline deadline);
 
   /// Makes current calls on this rank, and on peers that wait for it, throw DistributedError with `why` soon.
   /// Later calls throw at once. May be called by any thread, repeatedly.

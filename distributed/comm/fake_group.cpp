@@ -11,6 +11,7 @@
 
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/backend.h"
+#include "tapestry/distributed/comm/internal/blocks.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -35,13 +36,13 @@ class FakeBackend final : public Backend {
   using Backend::reduce_scatter;
   void reduce_scatter(std::span<const ScatterPart> parts, ReduceOp, Deadline) override {
     for (const ScatterPart& part : parts)
-      copy(part.out, at(part.in, static_cast<std::size_t>(rank_) * part.pitch), part.bytes());
+      Rows::of(part).read(part.out, at(part.in, static_cast<std::size_t>(rank_) * part.pitch), 0, part.bytes());
   }
   void broadcast(void*, std::size_t, int, Deadline) override {}
   void all_gather(std::span<const GatherPart> parts, Deadline) override {
     for (const GatherPart& part : parts)
       for (int r = 0; r < size_; ++r)
-        copy(at(part.out, static_cast<std::size_t>(r) * part.pitch), part.in, part.bytes);
+        Rows::of(part).write(at(part.out, static_cast<std::size_t>(r) * part.pitch), part.in, 0, part.bytes);
   }
   void gather(const void* in, void* out, std::size_t bytes, int root, Deadline) override {
     for (int r = 0; r < size_ && root == rank_; ++r)
@@ -51,8 +52,14 @@ class FakeBackend final : public Backend {
     if (root == rank_) copy(out, at(in, static_cast<std::size_t>(rank_) * bytes), bytes);
     else if (bytes > 0) std::memset(out, 0, bytes);
   }
-  void all_to_all(const void* in, void* out, std::size_t bytes, Deadline) override {
-    copy(out, in, bytes * static_cast<std::size_t>(size_));
+  // What a rank expects of another one is what it sends to it, as far as that goes, and zeros.
+  using Backend::all_to_all;
+  void all_to_all(std::span<const ExchangePart> parts, Deadline) override {
+    for (const ExchangePart& part : parts) {
+      std::vector<std::byte> bytes(std::max(part.in_bytes, part.out_bytes));
+      in_rows(part).read(bytes.data(), part.in, 0, part.in_bytes);
+      out_rows(part).write(part.out, bytes.data(), 0, part.out_bytes);
+    }
   }
   void barrier(Deadline) override {}
 
@@ -68,18 +75,18 @@ class FakeBackend final : public Backend {
     std::deque<std::vector<std::byte>>& queue = sent_[tag];
     changed_.wait_until(lock, deadline, [&] { return !queue.empty() || !why_.empty(); });
     check<DistributedError>(why_.empty(), why_);
-    check<TimeoutError>(!queue.empty(), "[fake] nothing was sent with tag ", tag,
+    check<TimeoutError>(!queue.empty(), "[recv] nothing was sent with tag ", tag,
                         " before the deadline; a rank without peers receives what it sends itself");
     const std::vector<std::byte> message = std::move(queue.front());
     queue.pop_front();
-    check<DistributedError>(message.size() == bytes, "[fake] ", message.size(), " bytes were sent with tag ",
+    check<DistributedError>(message.size() == bytes, "[recv] ", message.size(), " bytes were sent with tag ",
                             tag, ", but ", bytes, " are expected; send and receive the same size");
     copy(data, message.data(), bytes);
   }
 
   void abort(const std::string& why) noexcept override {
     const std::lock_guard lock(mutex_);
-    if (why_.empty()) why_ = why.empty() ? "[fake] aborted" : why;
+    if (why_.empty()) why_ = why.empty() ? "[abort] the group was aborted" : why;
     changed_.notify_all();
   }
   std::shared_ptr<Backend> split(const std::vector<int>& ranks, const std::shared_ptr<Store>&,

@@ -1,14 +1,15 @@
 #include <algorithm>
-#include <atomic>
-#include <cstdio>
 #include <cstring>
 #include <span>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "tapestry/distributed/comm/backend.h"
 #include "tapestry/distributed/comm/environment.h"
+#include "tapestry/distributed/comm/internal/blocks.h"
 #include "tapestry/distributed/comm/internal/deadline.h"
+#include "tapestry/distributed/comm/internal/exchange_agreement.h"
 #include "tapestry/distributed/comm/internal/gloo_transport.h"
 #include "tapestry/distributed/comm/internal/host_exchange.h"
 
@@ -29,6 +30,8 @@ constexpr std::size_t kShared = 4 << 10;
 constexpr std::size_t kPiece = 512 << 10;
 // How many received pieces of each peer may wait to be reduced.
 constexpr std::size_t kDepth = 2;
+// How much of the memory for packed tensors is kept for the next collective.
+constexpr std::size_t kMostKept = 4 << 20;
 
 constexpr std::uint64_t kCollective = std::uint64_t{1} << 62, kPointToPoint = std::uint64_t{1} << 61;
 
@@ -50,15 +53,11 @@ class ConnectionWatch final : public PeerWatch {
   const Deadline deadline_;
 };
 
-/// Why a rank cannot use the shared segment; empty if it can.
-struct Refusal {
-  char why[256] = "";
-};
-/// Rank 0's address of the segment, and its own refusal.
-struct Offer {
-  SharedMemoryAddress address;
-  Refusal refusal;
-};
+/// True if a tensor is packed with others into one message. A tensor with short rows is packed too.
+template <class Part>
+bool is_packed(const Part& part, std::size_t bytes, std::size_t parts) {
+  return part.rows > 1 ? bytes / part.rows <= kSmall : parts > 1 && bytes <= kSmall;
+}
 
 /// Every collective is direct: each rank communicates with every other rank, in at most two steps. Reductions
 /// add in order of rank for all sizes, so the results have the same bits as those of the local backend.
@@ -83,13 +82,14 @@ class GlooBackend final : public Backend {
     reduce_to(root, data, count, dtype, op, deadline);
   }
   using Backend::all_gather;
+  using Backend::all_to_all;
   using Backend::reduce_scatter;
   void reduce_scatter(std::span<const ScatterPart> parts, ReduceOp op, Deadline deadline) override;
   void broadcast(void* data, std::size_t bytes, int root, Deadline deadline) override;
   void all_gather(std::span<const GatherPart> parts, Deadline deadline) override;
   void gather(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) override;
   void scatter(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) override;
-  void all_to_all(const void* in, void* out, std::size_t bytes, Deadline deadline) override;
+  void all_to_all(std::span<const ExchangePart> parts, Deadline deadline) override;
   void barrier(Deadline deadline) override;
   void send(const void* data, std::size_t bytes, int peer, std::uint32_t tag, Deadline deadline) override;
   void recv(void* data, std::size_t bytes, int peer, std::uint32_t tag, Deadline deadline) override;
@@ -126,10 +126,12 @@ class GlooBackend final : public Backend {
   /// The shared memory for a collective of `bytes` bytes, or null if the ranks exchange messages. The first
   /// large collective makes it.
   HostExchange* shared(std::size_t bytes, Deadline deadline) {
-    if (!agreed_ && bytes >= kShared && transport_.one_host() && size_ > 1) agree(deadline);
+    if (!agreed_ && bytes >= kShared && transport_.one_host() && size_ > 1) {
+      agreed_ = true;
+      exchange_ = agree_on_exchange(*this, shared_memory_, deadline);
+    }
     return exchange_.get();
   }
-  void agree(Deadline deadline);
 
   Operation begin(Deadline deadline) {
     ++sequence_;
@@ -144,6 +146,13 @@ class GlooBackend final : public Backend {
   std::byte* scratch(std::size_t bytes) {
     if (scratch_.size() < bytes) scratch_.resize(bytes);
     return scratch_.data();
+  }
+  std::byte* pack(std::size_t bytes) {
+    if (packed_.size() < bytes) packed_.resize(bytes);
+    return packed_.data();
+  }
+  void free_pack() {
+    if (packed_.size() > kMostKept) packed_ = {};
   }
 
   void reduce_to(int root, void* data, std::int64_t count, DType dtype, ReduceOp op, Deadline deadline);
@@ -160,55 +169,8 @@ class GlooBackend final : public Backend {
   std::unique_ptr<HostExchange> exchange_;
   std::uint64_t sequence_ = 0;
   std::vector<std::byte> scratch_;  // grows to a few pieces per rank, and is never shrunk
-  std::vector<std::byte> packed_;   // small tensors of lists, side by side; never shrunk either
+  std::vector<std::byte> packed_;   // small tensors of lists, and short rows, side by side
 };
-
-// Makes the shared segment, in the first collective that is large enough. Rank 0 offers a segment, the other
-// ranks open it, and each rank tells all others whether it succeeded. The segment is used only if all ranks
-// succeeded. Ranks that have it switched off take part too, because the others cannot know.
-void GlooBackend::agree(Deadline deadline) {
-  agreed_ = true;
-  std::shared_ptr<SharedMemory> memory;
-  Offer offer;
-  Refusal refusal;
-  const auto refuse = [&](const std::string& why) { why.copy(refusal.why, sizeof refusal.why - 1); };
-  const auto attempt = [&](const auto& make) {
-    try {
-      if (shared_memory_) memory = make();
-      else refuse("shared memory is switched off (TAPESTRY_SHARED_MEMORY)");
-    } catch (const std::exception& e) {
-      refuse(e.what());
-    }
-  };
-  if (rank_ == 0) {
-    attempt([&] {
-      check<DistributedError>(size_ <= HostExchange::kMostRanks, "[shared_memory] ", size_,
-                              " ranks are more than the supported ", HostExchange::kMostRanks);
-      return std::make_shared<SharedMemory>(HostExchange::bytes_for(size_));
-    });
-    if (memory) offer.address = memory->address();
-    offer.refusal = refusal;
-  }
-  broadcast(&offer, sizeof offer, 0, deadline);
-  if (rank_ != 0 && !offer.refusal.why[0])
-    attempt([&] { return std::make_shared<SharedMemory>(offer.address); });
-  std::vector<Refusal> refusals(static_cast<std::size_t>(size_));
-  all_gather(&refusal, refusals.data(), sizeof refusal, deadline);
-  const auto refused =
-      std::find_if(refusals.begin(), refusals.end(), [](const Refusal& r) { return r.why[0]; });
-  if (refused == refusals.end()) {
-    memory->close();
-    exchange_ = std::make_unique<HostExchange>(std::move(memory), rank_, size_);
-    return;
-  }
-  static std::atomic<bool> said = false;
-  if (rank_ != 0 || !shared_memory_ || said.exchange(true)) return;
-  std::fprintf(
-      stderr,
-      "tapestry: the ranks of this host communicate over sockets, which is slower than shared memory; "
-      "rank %td: %s\n",
-      refused - refusals.begin(), refused->why);
-}
 
 void GlooBackend::reduce_small(Operation& operation, int root, std::byte* data, std::int64_t count,
                                DType dtype, ReduceOp op) {
@@ -313,33 +275,35 @@ void GlooBackend::reduce_to(int root, void* data, std::int64_t count, DType dtyp
   operation.wait_all();
 }
 
-void GlooBackend::reduce_scatter(std::span<const ScatterPart> parts, ReduceOp op, Deadline deadline) {
+void GlooBackend::reduce_scatter(std::span<const ScatterPart> tensors, ReduceOp op, Deadline deadline) {
   std::size_t bytes = 0;
-  for (const ScatterPart& part : parts) bytes += part.bytes();
+  for (const ScatterPart& part : tensors) bytes += part.bytes();
   HostExchange* const host = shared(bytes, deadline);
   Operation operation = begin(deadline);
   if (bytes == 0) return;
   if (size_ == 1) {
-    for (const ScatterPart& part : parts)
-      if (part.out != part.in) std::memcpy(part.out, part.in, part.bytes());
+    for (const ScatterPart& part : tensors)
+      if (part.out != part.in) Rows::of(part).read(part.out, part.in, 0, part.bytes());
     return;
   }
   if (host) {
     ConnectionWatch watch(transport_, deadline);
-    return host->reduce_scatter(parts, op, watch);
+    return host->reduce_scatter(tensors, op, watch);
   }
   // The small tensors of a dtype are packed, so that each rank sends one message for all of them: the packed
   // tensor has the blocks of all of them for rank 0, then those for rank 1, and so on. The result comes last.
-  const auto is_small = [&](const ScatterPart& part) { return parts.size() > 1 && part.bytes() <= kSmall; };
+  const std::vector<ScatterPart> parts = with_rows_apart(tensors, kSmall);
+  const auto is_small = [&](const ScatterPart& part) {
+    return is_packed(part, part.bytes(), tensors.size());
+  };
   std::vector<std::size_t> small(kNumDTypes);  // by dtype, in bytes of one block
   std::size_t all_small = 0;
   for (const ScatterPart& part : parts)
     if (is_small(part)) small[static_cast<std::size_t>(part.dtype)] += part.bytes();
   for (std::size_t& length : small)
     all_small += (length * static_cast<std::size_t>(size_ + 1) + 63) / 64 * 64;
-  if (packed_.size() < all_small) packed_.resize(all_small);
   std::vector<Divided> divided;
-  std::byte* next = packed_.data();
+  std::byte* next = pack(all_small);
   const auto for_small = [&](std::size_t dtype, const auto& f) {
     std::size_t offset = 0;
     for (const ScatterPart& part : parts)
@@ -359,7 +323,7 @@ void GlooBackend::reduce_scatter(std::span<const ScatterPart> parts, ReduceOp op
     if (length == 0) continue;
     for_small(dtype, [&](const ScatterPart& part, std::size_t offset) {
       for (int i = 0; i < size_; ++i)
-        std::memcpy(at(next, i, length) + offset, at(part.in, i, part.pitch), part.bytes());
+        Rows::of(part).read(at(next, i, length) + offset, at(part.in, i, part.pitch), 0, part.bytes());
     });
     divided.push_back({next, at(next, size_, length), static_cast<DType>(dtype), blocks(length, length)});
     next += (length * static_cast<std::size_t>(size_ + 1) + 63) / 64 * 64;
@@ -376,6 +340,7 @@ void GlooBackend::reduce_scatter(std::span<const ScatterPart> parts, ReduceOp op
     for_small(static_cast<std::size_t>(divided[i].dtype), [&](const ScatterPart& part, std::size_t offset) {
       std::memcpy(part.out, divided[i].out + offset, part.bytes());
     });
+  free_pack();
 }
 
 // The root of a large broadcast sends its data only once: each other rank receives a part, and forwards it to
@@ -422,23 +387,23 @@ void GlooBackend::broadcast(void* data, std::size_t bytes, int root, Deadline de
   operation.wait_all();
 }
 
-void GlooBackend::all_gather(std::span<const GatherPart> parts, Deadline deadline) {
+void GlooBackend::all_gather(std::span<const GatherPart> tensors, Deadline deadline) {
   std::size_t bytes = 0;
-  for (const GatherPart& part : parts) bytes += part.bytes;
+  for (const GatherPart& part : tensors) bytes += part.bytes;
   HostExchange* const host = shared(bytes, deadline);
   Operation operation = begin(deadline);
   if (bytes == 0) return;
   if (host) {
     ConnectionWatch watch(transport_, deadline);
-    return host->all_gather(parts, watch);
+    return host->all_gather(tensors, watch);
   }
   // Small tensors are packed, so that each rank sends one message for all of them.
-  const auto is_small = [&](const GatherPart& part) { return parts.size() > 1 && part.bytes <= kSmall; };
+  const std::vector<GatherPart> parts = with_rows_apart(tensors, kSmall);
+  const auto is_small = [&](const GatherPart& part) { return is_packed(part, part.bytes, tensors.size()); };
   std::size_t small = 0;
   for (const GatherPart& part : parts) small += is_small(part) ? part.bytes : 0;
-  if (packed_.size() < small * static_cast<std::size_t>(size_))
-    packed_.resize(small * static_cast<std::size_t>(size_));
-  const auto packed = [&](int i) { return at(packed_.data(), i, small); };
+  std::byte* const pack_of_all = pack(small * static_cast<std::size_t>(size_));
+  const auto packed = [&](int i) { return at(pack_of_all, i, small); };
   const auto for_small = [&](const auto& f) {
     std::size_t offset = 0;
     for (const GatherPart& part : parts)
@@ -463,14 +428,15 @@ void GlooBackend::all_gather(std::span<const GatherPart> parts, Deadline deadlin
     if (!is_small(parts[p])) exchange(parts[p].in, parts[p].out, parts[p].bytes, parts[p].pitch, p + 1);
   for (const GatherPart& part : parts) {
     std::byte* const own = at(part.out, rank_, part.pitch);
-    if (own != part.in) std::memcpy(own, part.in, part.bytes);
+    if (own != part.in) Rows::of(part).write(own, part.in, 0, part.bytes);
   }
   operation.wait_all();
   end_parts(parts.size());
   for_small([&](const GatherPart& part, std::size_t offset) {
     for (int i = 0; i < size_; ++i)
-      if (i != rank_) std::memcpy(at(part.out, i, part.pitch), packed(i) + offset, part.bytes);
+      if (i != rank_) Rows::of(part).write(at(part.out, i, part.pitch), packed(i) + offset, 0, part.bytes);
   });
+  free_pack();
 }
 
 void GlooBackend::gather(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) {
@@ -495,16 +461,43 @@ void GlooBackend::scatter(const void* in, void* out, std::size_t bytes, int root
   operation.wait_all();
 }
 
-void GlooBackend::all_to_all(const void* in, void* out, std::size_t bytes, Deadline deadline) {
+// Uses shared memory whatever the sizes are, because they differ from rank to rank. Over sockets, a part with
+// rows is packed into one message.
+void GlooBackend::all_to_all(std::span<const ExchangePart> parts, Deadline deadline) {
+  HostExchange* const host = shared(kShared, deadline);
   Operation operation = begin(deadline);
-  if (bytes == 0) return;
+  if (host) {
+    ConnectionWatch watch(transport_, deadline);
+    return host->all_to_all(parts, watch);
+  }
+  std::size_t rows = 0;  // the bytes of parts with rows
+  for (const ExchangePart& part : parts)
+    rows += (part.in_rows > 1 ? part.in_bytes : 0) + (part.out_rows > 1 ? part.out_bytes : 0);
+  std::byte* next = pack(rows);
+  const auto packed = [&](std::size_t bytes) { return std::exchange(next, next + bytes); };
+  std::vector<std::pair<const ExchangePart*, const std::byte*>> packs;  // of what is received
   for (int i = 0; i < size_; ++i) {
     if (i == rank_) continue;
-    operation.receive(at(out, i, bytes), bytes, i, slot(0)).post_all();
-    operation.send(at(in, i, bytes), bytes, i, slot(0)).post_all();
+    const ExchangePart& part = parts[static_cast<std::size_t>(i)];
+    if (part.out_bytes > 0) {
+      void* to = part.out;
+      if (part.out_rows > 1) packs.emplace_back(&part, static_cast<std::byte*>(to = packed(part.out_bytes)));
+      operation.receive(to, part.out_bytes, i, slot(0)).post_all();
+    }
+    if (part.in_bytes > 0) {
+      const void* from = part.in;
+      if (part.in_rows > 1) {
+        std::byte* const pack = packed(part.in_bytes);
+        in_rows(part).read(pack, from, 0, part.in_bytes);
+        from = pack;
+      }
+      operation.send(from, part.in_bytes, i, slot(0)).post_all();
+    }
   }
-  std::memcpy(at(out, rank_, bytes), at(in, rank_, bytes), bytes);
+  copy_own(parts[static_cast<std::size_t>(rank_)]);
   operation.wait_all();
+  for (const auto& [part, pack] : packs) out_rows(*part).write(part->out, pack, 0, part->out_bytes);
+  free_pack();
 }
 
 void GlooBackend::barrier(Deadline deadline) {

@@ -12,6 +12,7 @@
 
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/backend.h"
+#include "tapestry/distributed/comm/internal/blocks.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -37,18 +38,21 @@ struct Call {
   std::int64_t count = 0;  // elements, or bytes if nothing is reduced
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
-  // The tensors of all_gather and reduce_scatter, which have no `count`, `in` and `out`. They belong to the
-  // caller, which stays in meet() until all ranks have finished.
+  // The tensors of all_gather, reduce_scatter and all_to_all, which have no `count`, `in` and `out`. They
+  // belong to the caller, which stays in meet() until all ranks have finished.
   std::span<const GatherPart> gathers{};
   std::span<const ScatterPart> scatters{};
+  std::span<const ExchangePart> exchanges{};
 
   bool matches(const Call& o) const {
     return kind == o.kind && dtype == o.dtype && op == o.op && root == o.root && count == o.count &&
            std::equal(gathers.begin(), gathers.end(), o.gathers.begin(), o.gathers.end(),
-                      [](const GatherPart& a, const GatherPart& b) { return a.bytes == b.bytes; }) &&
+                      [](const GatherPart& a, const GatherPart& b) {
+                        return a.bytes == b.bytes && a.rows == b.rows;
+                      }) &&
            std::equal(scatters.begin(), scatters.end(), o.scatters.begin(), o.scatters.end(),
                       [](const ScatterPart& a, const ScatterPart& b) {
-                        return a.count == b.count && a.dtype == b.dtype;
+                        return a.count == b.count && a.dtype == b.dtype && a.rows == b.rows;
                       });
   }
 };
@@ -86,17 +90,31 @@ void reduce_range(const Calls& calls, Range range, const Store& store) {
 }
 
 // Adds straight from the tensors of all ranks into this rank's outputs. No other rank reads the places that
-// are written, also if an output is this rank's block of its input.
+// are written, also if an output is this rank's block of its input. Short rows are packed in pieces that stay
+// in the L1 cache, because each call of reduce_in_order() has a cost of its own.
 void scatter_to(const Calls& calls, int rank) {
+  constexpr std::size_t kPacked = kBlockBytes, kLong = kPacked / 8;
   const std::span<const ScatterPart> parts = calls[static_cast<std::size_t>(rank)].scatters;
   std::vector<const void*> values(calls.size());
+  std::vector<std::byte> packed;
   for (std::size_t p = 0; p < parts.size(); ++p) {
-    for (std::size_t r = 0; r < calls.size(); ++r) {
-      const ScatterPart& theirs = calls[r].scatters[p];
-      values[r] = static_cast<const std::byte*>(theirs.in) + static_cast<std::size_t>(rank) * theirs.pitch;
+    const std::size_t bytes = parts[p].bytes(), row = bytes / parts[p].rows;
+    const bool packs = parts[p].rows > 1 && row < kLong;
+    const std::size_t piece = packs ? kPacked : row;
+    if (packs) packed.resize(calls.size() * piece);
+    for (std::size_t begin = 0; begin < bytes; begin += piece) {
+      const std::size_t n = std::min(piece, bytes - begin);
+      for (std::size_t r = 0; r < calls.size(); ++r) {
+        const ScatterPart& theirs = calls[r].scatters[p];
+        const std::byte* const block =
+            static_cast<const std::byte*>(theirs.in) + static_cast<std::size_t>(rank) * theirs.pitch;
+        values[r] = packs ? packed.data() + r * piece : block + begin / row * theirs.row_pitch;
+        if (packs) Rows::of(theirs).read(packed.data() + r * piece, block, begin, n);
+      }
+      reduce_in_order(static_cast<std::byte*>(parts[p].out) + begin, values.data(),
+                      static_cast<int>(calls.size()),
+                      static_cast<std::int64_t>(n / dtype_size(parts[p].dtype)), parts[p].dtype, calls[0].op);
     }
-    reduce_in_order(parts[p].out, values.data(), static_cast<int>(calls.size()), parts[p].count,
-                    parts[p].dtype, calls[0].op);
   }
 }
 
@@ -107,8 +125,28 @@ void gather_to(const Calls& calls, int rank) {
     for (std::size_t r = 0; r < calls.size(); ++r) {
       std::byte* const to = static_cast<std::byte*>(parts[p].out) + r * parts[p].pitch;
       const void* const from = calls[r].gathers[p].in;
-      if (parts[p].bytes > 0 && to != from) std::memcpy(to, from, parts[p].bytes);
+      if (to != from) Rows::of(parts[p]).write(to, from, 0, parts[p].bytes);
     }
+}
+
+void exchange_to(const Calls& calls, int rank) {
+  const auto me = static_cast<std::size_t>(rank);
+  for (std::size_t r = 0; r < calls.size(); ++r) {
+    const ExchangePart &mine = calls[me].exchanges[r], &theirs = calls[r].exchanges[me];
+    copy_block(out_rows(mine), mine.out, in_rows(theirs), theirs.in, mine.out_bytes);
+  }
+}
+
+// Describes the first part of an all_to_all whose ends differ, or returns an empty text.
+std::string unequal_ends(const Calls& calls) {
+  for (std::size_t i = 0; i < calls.size(); ++i)
+    for (std::size_t j = 0; j < calls[i].exchanges.size(); ++j) {
+      const std::size_t sent = calls[i].exchanges[j].in_bytes, expected = calls[j].exchanges[i].out_bytes;
+      if (sent != expected)
+        return concat({"[local] rank ", i, " sends ", sent, " bytes to rank ", j, ", which expects ",
+                       expected, "; exchange the sizes first"});
+    }
+  return {};
 }
 
 // Does the part of `rank` in a collective. The parts can run in any order.
@@ -119,6 +157,7 @@ void do_part(const Calls& calls, int rank) {
   const auto bytes = static_cast<std::size_t>(mine.count);
   if (mine.kind == Kind::all_gather) return gather_to(calls, rank);
   if (mine.kind == Kind::reduce_scatter) return scatter_to(calls, rank);
+  if (mine.kind == Kind::all_to_all) return exchange_to(calls, rank);
   if (bytes == 0) return;
   const auto block = [bytes](auto* p, int i) { return p + bytes * static_cast<std::size_t>(i); };
   switch (mine.kind) {
@@ -136,12 +175,9 @@ void do_part(const Calls& calls, int rank) {
       return void(std::memcpy(block(root.out, rank), mine.in, bytes));
     case Kind::scatter:
       return void(std::memcpy(mine.out, block(root.in, rank), bytes));
-    case Kind::all_to_all:
-      for (int r = 0; r < size; ++r)
-        std::memcpy(block(mine.out, r), block(calls[static_cast<std::size_t>(r)].in, rank), bytes);
-      return;
     case Kind::all_gather:
     case Kind::reduce_scatter:
+    case Kind::all_to_all:
     case Kind::barrier:
       return;
   }
@@ -251,12 +287,13 @@ class Room {
 
   void check_fit(Lock&) {
     for (std::size_t r = 1; r < calls_.size(); ++r)
-      if (!calls_[r].matches(calls_[0])) {
+      if (!calls_[r].matches(calls_[0]) && why_.empty())
         why_ = concat(
             {"[local] rank ", r, " called a different collective than rank 0, or with different sizes"});
-        changed_.notify_all();
-        fail<DistributedError>(why_);
-      }
+    if (why_.empty()) why_ = unequal_ends(calls_);
+    if (why_.empty()) return;
+    changed_.notify_all();
+    fail<DistributedError>(why_);
   }
 
   // Waits until all ranks have made this call. If it throws, the other ranks do not access this rank's
@@ -311,6 +348,7 @@ class LocalBackend final : public Backend {
     reduction(Kind::reduce, data, count, dtype, op, root, deadline);
   }
   using Backend::all_gather;
+  using Backend::all_to_all;
   using Backend::reduce_scatter;
   void reduce_scatter(std::span<const ScatterPart> parts, ReduceOp op, Deadline deadline) override {
     std::size_t bytes = 0;
@@ -331,8 +369,10 @@ class LocalBackend final : public Backend {
   void scatter(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) override {
     move(Kind::scatter, in, out, bytes, root, deadline);
   }
-  void all_to_all(const void* in, void* out, std::size_t bytes, Deadline deadline) override {
-    move(Kind::all_to_all, in, out, bytes, 0, deadline);
+  void all_to_all(std::span<const ExchangePart> parts, Deadline deadline) override {
+    std::size_t bytes = 0;
+    for (const ExchangePart& part : parts) bytes += part.out_bytes;
+    room_->meet(rank_, {.kind = Kind::all_to_all, .exchanges = parts}, bytes, deadline);
   }
   void barrier(Deadline deadline) override { move(Kind::barrier, nullptr, nullptr, 0, 0, deadline); }
 

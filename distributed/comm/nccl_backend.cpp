@@ -119,6 +119,7 @@ class NcclBackend final : public Backend {
     });
   }
   using Backend::all_gather;
+  using Backend::all_to_all;
   using Backend::reduce_scatter;
   // The calls of one group are one launch for NCCL.
   void reduce_scatter(std::span<const ScatterPart> parts, ReduceOp op, Deadline deadline) override {
@@ -167,12 +168,13 @@ class NcclBackend final : public Backend {
       });
     });
   }
-  void all_to_all(const void* in, void* out, std::size_t bytes, Deadline deadline) override {
+  void all_to_all(std::span<const ExchangePart> parts, Deadline deadline) override {
     comm_.enqueue("all_to_all (ncclSend, ncclRecv)", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
       return grouped(nccl_, [&](auto add) {
         for (int i = 0; i < size_; ++i) {
-          add(nccl_.ncclSend(part(in, i, bytes), bytes, ncclUint8, i, comm, stream));
-          add(nccl_.ncclRecv(part(out, i, bytes), bytes, ncclUint8, i, comm, stream));
+          const ExchangePart& p = parts[static_cast<std::size_t>(i)];
+          if (p.in_bytes > 0) add(nccl_.ncclSend(p.in, p.in_bytes, ncclUint8, i, comm, stream));
+          if (p.out_bytes > 0) add(nccl_.ncclRecv(p.out, p.out_bytes, ncclUint8, i, comm, stream));
         }
       });
     });
@@ -188,16 +190,41 @@ class NcclBackend final : public Backend {
     poll();
   }
   void send(const void* data, std::size_t bytes, int peer, std::uint32_t tag, Deadline deadline) override {
-    channel(rank_, peer, tag, deadline)
-        .enqueue("ncclSend", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
+    channel({rank_, peer, tag}, deadline)
+        ->enqueue("ncclSend", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
           return nccl_.ncclSend(data, bytes, ncclUint8, 1, comm, stream);
         });
   }
   void recv(void* data, std::size_t bytes, int peer, std::uint32_t tag, Deadline deadline) override {
-    channel(peer, rank_, tag, deadline)
-        .enqueue("ncclRecv", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
+    channel({peer, rank_, tag}, deadline)
+        ->enqueue("ncclRecv", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
           return nccl_.ncclRecv(data, bytes, ncclUint8, 0, comm, stream);
         });
+  }
+  // One group of calls, on the communicators of all messages. Ranks make missing communicators in the order
+  // of their keys, so that they do not wait for one another in a circle.
+  void exchange(std::span<const MessagePart> messages, Deadline deadline) override {
+    const auto key = [this](const MessagePart& m) {
+      return m.sends ? ChannelKey(rank_, m.peer, m.tag) : ChannelKey(m.peer, rank_, m.tag);
+    };
+    std::map<ChannelKey, std::size_t> places;
+    for (const MessagePart& m : messages) places[key(m)] = 0;
+    std::vector<std::shared_ptr<Communicator>> all;
+    for (auto& [name, place] : places) {
+      place = all.size();
+      all.push_back(channel(name, deadline));
+    }
+    const auto group = [&](const std::vector<ncclComm_t>& comms) {
+      return grouped(nccl_, [&](auto add) {
+        for (const MessagePart& m : messages) {
+          const ncclComm_t comm = comms[places.at(key(m))];
+          const auto stream = static_cast<cudaStream_t>(m.stream->native());
+          add(m.sends ? nccl_.ncclSend(m.data, m.bytes, ncclUint8, 1, comm, stream)
+                      : nccl_.ncclRecv(m.data, m.bytes, ncclUint8, 0, comm, stream));
+        }
+      });
+    };
+    Communicator::enqueue_together(all, "batch_isend_irecv (ncclSend, ncclRecv)", deadline, group);
   }
   void abort(const std::string& why) noexcept override {
     aborted_->set(why);
@@ -225,16 +252,18 @@ class NcclBackend final : public Backend {
     return all;
   }
 
-  // Returns the communicator for messages from `from` to `to` with this tag. The first message creates it. It
+  using ChannelKey = std::tuple<int, int, std::uint32_t>;  // sender, receiver, tag
+
+  // Returns the communicator for messages of this sender, receiver and tag. The first message creates it. It
   // has two ranks, and the sender is its rank 0. On the communicator of all ranks, a message would wait for
   // earlier collectives.
-  Communicator& channel(int from, int to, std::uint32_t tag, Deadline deadline) {
-    const std::tuple key(from, to, tag);
+  std::shared_ptr<Communicator> channel(const ChannelKey& key, Deadline deadline) {
     {
       const std::lock_guard lock(mutex_);
-      if (const auto found = channels_.find(key); found != channels_.end()) return *found->second;
+      if (const auto found = channels_.find(key); found != channels_.end()) return found->second;
     }
     comm_.poll();  // throws if the backend was aborted
+    const auto [from, to, tag] = key;
     const auto own = prefix_store(concat({"channel/", from, "-", to, "/", tag, "/"}), store_);
     auto made =
         std::make_shared<Communicator>(*own, from == rank_ ? 0 : 1, 2, device_, deadline, nccl_, aborted_);
@@ -243,7 +272,7 @@ class NcclBackend final : public Backend {
       channels_[key] = made;
     }
     comm_.poll();  // throws if abort() was called before the insertion and so missed the new communicator
-    return *made;
+    return made;
   }
 
   const NcclFunctions& nccl_ = nccl();
@@ -254,8 +283,7 @@ class NcclBackend final : public Backend {
   Communicator comm_;
   const Tensor token_;  // the data of barriers
   std::mutex mutex_;    // guards channels_
-  std::map<std::tuple<int, int, std::uint32_t>, std::shared_ptr<Communicator>>
-      channels_;  // by sender, receiver, tag
+  std::map<ChannelKey, std::shared_ptr<Communicator>> channels_;
 };
 
 }  // namespace

@@ -16,9 +16,12 @@
 #include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/group_core.h"
 #include "tapestry/distributed/comm/internal/hash.h"
+#include "tapestry/distributed/comm/internal/messages.h"
+#include "tapestry/distributed/comm/internal/parts.h"
 #include "tapestry/distributed/comm/internal/post_order.h"
-#include "tapestry/distributed/comm/internal/staged.h"
+#include "tapestry/distributed/comm/internal/strided.h"
 #include "tapestry/distributed/comm/internal/work.h"
+#include "tapestry/distributed/comm/p2p_op.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -98,6 +101,11 @@ class Group final : public ProcessGroup {
                         Site site) override {
     return post({Op::all_gather, {}, -1, {}, {}, {input}, {output}}, options, site);
   }
+  ScopedWork all_gather(const Tensor& output, const Tensor& input, int dim, const CallOptions& options,
+                        Site site) override {
+    dim = check_along("all_gather", output, "output", input, "input", dim, size());
+    return post({Op::all_gather, {}, -1, {}, {}, {input}, {blocks_of(output, dim)}, dim}, options, site);
+  }
   ScopedWork all_gather(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
                         const CallOptions& options, Site site) override {
     return post({Op::all_gather, {}, -1, {}, {}, inputs, outputs}, options, site);
@@ -105,6 +113,11 @@ class Group final : public ProcessGroup {
   ScopedWork reduce_scatter(const Tensor& output, const Tensor& input, ReduceOp op,
                             const CallOptions& options, Site site) override {
     return post({Op::reduce_scatter, op, -1, {}, {}, {input}, {output}}, options, site);
+  }
+  ScopedWork reduce_scatter(const Tensor& output, const Tensor& input, int dim, ReduceOp op,
+                            const CallOptions& options, Site site) override {
+    dim = check_along("reduce_scatter", input, "input", output, "output", dim, size());
+    return post({Op::reduce_scatter, op, -1, {}, {}, {blocks_of(input, dim)}, {output}, dim}, options, site);
   }
   ScopedWork reduce_scatter(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
                             ReduceOp op, const CallOptions& options, Site site) override {
@@ -122,16 +135,35 @@ class Group final : public ProcessGroup {
                         Site site) override {
     return post({Op::all_to_all, {}, -1, input, output}, options, site);
   }
+  ScopedWork all_to_all(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                        const CallOptions& options, Site site) override {
+    const auto ranks = static_cast<std::size_t>(size());
+    check(outputs.size() == ranks && inputs.size() == ranks, "[all_to_all] got ", outputs.size(),
+          " outputs and ", inputs.size(), " inputs; pass one of each for each of the ", ranks, " ranks");
+    return post({Op::all_to_all, {}, -1, {}, {}, inputs, outputs}, options, site);
+  }
   ScopedWork barrier(const CallOptions& options, Site site) override {
     return post({Op::barrier}, options, site);
   }
   ScopedWork send(const Tensor& tensor, int peer, std::uint32_t tag, const CallOptions& options,
                   Site site) override {
-    return post_message({Op::send, {}, peer, tensor, {}}, tag, options, site);
+    return post_messages({{{Op::send, {}, peer, tensor, {}}, tag}}, options, site);
   }
   ScopedWork recv(const Tensor& tensor, int peer, std::uint32_t tag, const CallOptions& options,
                   Site site) override {
-    return post_message({Op::recv, {}, peer, {}, tensor}, tag, options, site);
+    return post_messages({{{Op::recv, {}, peer, {}, tensor}, tag}}, options, site);
+  }
+  ScopedWork batch_isend_irecv(const std::vector<P2POp>& messages, const CallOptions& options,
+                               Site site) override {
+    std::vector<PostedMessage> calls;
+    for (const P2POp& m : messages)
+      calls.push_back({{m.sends ? Op::send : Op::recv,
+                        {},
+                        m.peer,
+                        m.sends ? m.tensor : Tensor(),
+                        m.sends ? Tensor() : m.tensor},
+                       m.tag});
+    return post_messages(calls, options, site);
   }
 
   std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& members, Site site) override {
@@ -153,6 +185,11 @@ class Group final : public ProcessGroup {
         !mark_.is_in_child(), "[", op, "] the process group ", core_->name,
         " was created before fork(), and this child process has none of its threads; create "
         "a group in the child, or fork before init_process_group()");
+  }
+
+  // `whole`, whose parts for the ranks lie along dimension `dim`, as RankBlocks needs it.
+  Tensor blocks_of(const Tensor& whole, int dim) const {
+    return dim == 0 ? whole : blocks_along(whole, dim, size());
   }
 
   static void describe_list(const std::vector<Tensor>& parts, CollectiveRecord& record) {
@@ -178,8 +215,11 @@ class Group final : public ProcessGroup {
                             .op = call.op,
                             .reduce = call.reduce,
                             .peer = call.peer};
+    record.dim = call.dim;
     if (call.has_lists()) {
       describe_list(call.parts(), record);
+      if (call.op == Op::all_to_all && record.tensors > 1)
+        describe_parts(rank(), call.ins, call.outs, record);
     } else if (call.op != Op::barrier && call.op != Op::new_group) {
       record.dtype = call.part().dtype();
       record.shape = call.part().sizes();
@@ -242,16 +282,6 @@ class Group final : public ProcessGroup {
     return ScopedWork(std::move(state));
   }
 
-  // Returns a function that runs `body` on the stream of `work`, between work->begin() and work->end().
-  static CallBody beside(const std::shared_ptr<DeviceWork>& work, CallBody body) {
-    return [work, body = std::move(body)](const CollectiveRecord& record, Deadline deadline) {
-      const StreamGuard guard(work->stream());
-      work->begin();
-      body(record, deadline);
-      work->end();
-    };
-  }
-
   ScopedWork post(const Collective& call, const CallOptions& options, const Site& site) {
     const Device transport = core_->backend->device();
     check_collective(call, rank(), size(), transport);
@@ -272,8 +302,8 @@ class Group final : public ProcessGroup {
     return work;
   }
 
-  ScopedWork post_message(const Collective& call, std::uint32_t tag, const CallOptions& options,
-                          const Site& site);
+  ScopedWork post_messages(const std::vector<PostedMessage>& messages, const CallOptions& options,
+                           const Site& site);
   std::shared_ptr<ProcessGroup> make_groups(const char* op, const std::vector<std::vector<int>>& lists,
                                             std::string_view name, const Site& site);
 
@@ -281,60 +311,24 @@ class Group final : public ProcessGroup {
   const ForkMark mark_;
 };
 
-// Each peer, direction and tag has its own thread, so that no message waits for another.
-ScopedWork Group::post_message(const Collective& call, std::uint32_t tag, const CallOptions& options,
-                               const Site& site) {
+ScopedWork Group::post_messages(const std::vector<PostedMessage>& messages, const CallOptions& options,
+                                const Site& site) {
   const Device transport = core_->backend->device();
-  const Device device = call.device(transport);
-  check_collective(call, rank(), size(), transport);
-  CollectiveRecord record = describe(call, options.name, site);
-  record.after = names_of(options.after);
-  check_process(op_name(call.op));
+  std::vector<CollectiveRecord> records;
+  for (const PostedMessage& message : messages) {
+    check_collective(message.call, rank(), size(), transport);
+    records.push_back(describe(message.call, options.name, site));
+    records.back().after = names_of(options.after);
+  }
+  if (messages.empty()) return {};
+  check_process(messages.size() == 1 ? op_name(messages[0].call.op) : "batch_isend_irecv");
   const std::lock_guard lock(member().order);
   if (const auto failure = member().diagnosis.failure()) failure->raise();
-  GroupCore::Channel& channel = core_->channels[{call.peer, call.op, tag}];
-  if (!channel.fifo)
-    channel.fifo = std::make_unique<Fifo>(concat({op_name(call.op), " ", call.peer, "/", tag}));
-  record.sequence = ++channel.sequence;
-  const std::uint64_t ticket = member().recorder->enqueued(record);
-  auto state =
-      std::make_shared<Work::State>(record.brief(), core_->options.timeout, channel.fifo->progress());
-  CallBody body = [core = core_.get(), call, tag](const CollectiveRecord& message, Deadline deadline) {
-    const Device where = core->backend->device();
-    const MessageDescriptor header(message);
-    if (call.op == Op::send) {
-      if (core->sends_headers()) core->send_header(header, call.peer, tag, deadline);
-      const Staged data(call.in, Staged::Fill::yes, where, deadline);
-      if (call.in.numel() > 0) core->backend->send(data.data(), call.in.nbytes(), call.peer, tag, deadline);
-      return;
-    }
-    if (core->sends_headers()) {
-      const MessageDescriptor came = core->receive_header(header, call.peer, tag, deadline);
-      check<DistributedError>(header.fits(came), "rank ", call.peer, " sent ", came.str(),
-                              ", but this rank expects ", header.str(),
-                              "; send and receive tensors of the same dtype and shape, in the same order");
-    }
-    const Staged data(call.out, Staged::Fill::no, where, deadline);
-    if (call.out.numel() > 0) core->backend->recv(data.data(), call.out.nbytes(), call.peer, tag, deadline);
-    data.store();
-  };
-  if (device.is_cuda()) {
-    if (!channel.stream || !(channel.stream->stream().device() == device))
-      channel.stream.emplace(device, true);
-    state->device = std::make_shared<DeviceWork>(*channel.stream);
-    // The thread of the channel itself waits for the GPU. This delays only later messages of the same
-    // channel.
-    body = [core = core_.get(), work = state->device, body = beside(state->device, std::move(body))](
-               const CollectiveRecord& message, Deadline deadline) {
-      body(message, deadline);
-      work->await(*core->backend, deadline);
-    };
-  }
-  channel.fifo->post(
-      [core = core_, record = std::move(record), ticket, after = options.after, state,
-       body = std::move(body)]() mutable { core->perform(record, ticket, after, state, body, core); });
-  if (call.writes(rank())) call.out.storage()->bump_version();
-  return ScopedWork(std::move(state));
+  WorkStates states = distributed::post_messages(core_, messages, std::move(records), options.after);
+  for (const PostedMessage& message : messages)
+    if (message.call.op == Op::recv) message.call.out.storage()->bump_version();
+  if (states.size() == 1) return ScopedWork(std::move(states[0]));
+  return ScopedWork(std::make_shared<Work::State>(std::move(states)));
 }
 
 std::shared_ptr<ProcessGroup> Group::make_groups(const char* op, const std::vector<std::vector<int>>& lists,

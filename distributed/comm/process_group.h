@@ -20,6 +20,8 @@
 
 namespace tapestry::distributed {
 
+struct P2POp;  // p2p_op.h
+
 struct GroupOptions {
   /// A collective that takes longer fails on every rank. Zero means TAPESTRY_TIMEOUT_S, or 300 s if that is
   /// not set.
@@ -157,6 +159,12 @@ class ProcessGroup {
   /// `output` has size() times as many elements as `input`, and receives the inputs in order of rank.
   virtual ScopedWork all_gather(const Tensor& output, const Tensor& input, const CallOptions& options = {},
                                 Site site = Site::current()) = 0;
+  /// Gathers the inputs along dimension `dim`, which may be negative: `output` has the shape of `input`, but
+  /// size() times as many elements in that dimension. On host transports the pieces go to their places in
+  /// `output` without a copy of it; over NCCL the GPU copies them there from a buffer. Throws ValueError if
+  /// the shapes do not fit, and IndexError if there is no such dimension.
+  virtual ScopedWork all_gather(const Tensor& output, const Tensor& input, int dim,
+                                const CallOptions& options = {}, Site site = Site::current()) = 0;
   /// Gathers each of the `inputs` into the output of the same index, in one collective, as PyTorch's
   /// coalesced collectives do. The pairs may have different dtypes, and any may be empty. Empty lists are a
   /// collective that moves nothing. inputs[i] may be this rank's block of outputs[i];
@@ -168,6 +176,11 @@ class ProcessGroup {
   /// this rank's part of the result.
   virtual ScopedWork reduce_scatter(const Tensor& output, const Tensor& input, ReduceOp op = ReduceOp::sum,
                                     const CallOptions& options = {}, Site site = Site::current()) = 0;
+  /// Reduces `input` over all ranks and divides the result along dimension `dim`, as all_gather() along a
+  /// dimension puts it together. Throws what that throws.
+  virtual ScopedWork reduce_scatter(const Tensor& output, const Tensor& input, int dim,
+                                    ReduceOp op = ReduceOp::sum, const CallOptions& options = {},
+                                    Site site = Site::current()) = 0;
   /// Reduces each of the `inputs` into the output of the same index, in one collective. The pairs may have
   /// different dtypes, and any may be empty. On host transports the outputs have the same bits as the parts
   /// of an all_reduce(). outputs[i] may be this rank's block of inputs[i]. Throws ValueError if the lists
@@ -186,6 +199,13 @@ class ProcessGroup {
   /// equal parts.
   virtual ScopedWork all_to_all(const Tensor& output, const Tensor& input, const CallOptions& options = {},
                                 Site site = Site::current()) = 0;
+  /// Sends inputs[i] to rank i, and receives outputs[i] from rank i; both lists have size() tensors. Parts
+  /// may have any sizes and dtypes, and any may be empty, but a part must have as many elements and the same
+  /// dtype on both of its ends. A group that compares calls (GroupOptions::check) checks this, and its error
+  /// names both ranks and both sizes. Outputs must not share memory with one another. Throws ValueError or
+  /// TypeError if the lists have other lengths, or if this rank's own part does not fit.
+  virtual ScopedWork all_to_all(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                                const CallOptions& options = {}, Site site = Site::current()) = 0;
   virtual ScopedWork barrier(const CallOptions& options = {}, Site site = Site::current()) = 0;
   /// A collective that checks the order of calls so far (see above). Needed only over NCCL and in groups that
   /// do not compare calls, once a step.
@@ -198,6 +218,17 @@ class ProcessGroup {
                           const CallOptions& options = {}, Site site = Site::current()) = 0;
   virtual ScopedWork recv(const Tensor& tensor, int peer, std::uint32_t tag = 0,
                           const CallOptions& options = {}, Site site = Site::current()) = 0;
+  /// Makes several messages in one call, as PyTorch's batch_isend_irecv() does:
+  ///
+  ///   const Work work = group->batch_isend_irecv({P2POp::send(mine, next), P2POp::recv(other, previous)});
+  ///
+  /// The Work is done when all of them are. If one is invalid, this throws and none begins. Each is matched
+  /// like a message of send() or recv(): the peer may make its end alone or in a batch. Those with the same
+  /// direction, peer and tag arrive in the order of the list. Others do not wait for one another on host
+  /// transports. Over NCCL a batch is one group of calls: it begins when the earlier messages of each of its
+  /// combinations of direction, peer and tag are done, and later ones of these begin when it is done.
+  virtual ScopedWork batch_isend_irecv(const std::vector<P2POp>& messages, const CallOptions& options = {},
+                                       Site site = Site::current()) = 0;
 
   /// Makes a group of some of this group's ranks, which are numbered in the order given. It is a collective
   /// of this group: all ranks of this group must call it. It blocks. Returns null on ranks outside of the new

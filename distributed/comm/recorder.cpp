@@ -45,6 +45,7 @@ std::string CollectiveRecord::brief() const {
 std::string CollectiveRecord::str() const {
   std::string text = brief();
   if (op != Op::barrier && op != Op::new_group) text += concat({" ", dtype, " ", shape});
+  if (dim > 0) text += concat({" along dimension ", dim});
   if (tensors != 1) text += concat({" in ", tensors, " tensors"});
   if (op == Op::all_reduce || op == Op::reduce || op == Op::reduce_scatter)
     text += concat({" ", reduce_op_name(reduce)});

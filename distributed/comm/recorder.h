@@ -31,18 +31,20 @@ const char* op_name(Op op);
 
 /// One call of a collective, or of a message, on one rank.
 struct CollectiveRecord {
-  std::uint64_t sequence = 0;  ///< number of this call among the group's collectives on this rank, from 1
-  std::string group;           ///< "world", or the name of a sub-group
+  std::uint64_t sequence = 0;   ///< number of this call among the group's collectives on this rank, from 1
+  std::string group;            ///< "world", or the name of a sub-group
   std::uint64_t group_key = 0;  ///< identifies the group: several may have one name
   Op op = Op::barrier;
   ReduceOp reduce = ReduceOp::sum;
   int peer = -1;  ///< the root of the collective, or the peer of the message
+  int dim = 0;    ///< of all_gather and reduce_scatter: the dimension along which the parts lie
   /// The dtype and shape of this rank's part. For a list of tensors, `shape` has the number of their
   /// elements, or of their bytes with dtype u8 if their dtypes differ.
   DType dtype = DType::u8;
   Shape shape;
   /// The number of tensors in the call, and one line of dtype and shape for each. `list` is empty if the call
-  /// has one tensor.
+  /// has one tensor. For an all_to_all of lists, the tensors are the inputs, and `list` has one line of
+  /// the number of elements and the dtype for each of them, then one for each output.
   std::size_t tensors = 1;
   std::string list;
   std::string name;   ///< the name of the bucket or parameter, or the caller's `name`
@@ -51,6 +53,9 @@ struct CollectiveRecord {
   /// This rank's summand of the check that the ranks make their calls in one order (ProcessGroup); for the
   /// implementation.
   std::uint64_t order = 0;
+  /// For an all_to_all of lists: this rank's summand of the check that the ends of each part fit; for the
+  /// implementation.
+  std::uint64_t parts = 0;
   Clock::time_point enqueued{}, started{}, finished{};  ///< time_point{} if not yet
   bool failed = false;
   /// "#42 all_reduce(bucket 1)", preceded by the group's name unless it is "world".

@@ -33,6 +33,17 @@ void Work::State::finish(std::shared_ptr<const Failure> why, std::exception_ptr 
 }
 
 void Work::State::wait_until(Deadline deadline, Milliseconds asked) const {
+  // Waits for the other messages of a batch too if one has failed: their tensors are in use.
+  std::exception_ptr first;
+  for (const auto& part : parts) {
+    try {
+      part->wait_until(deadline, asked);
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  if (first) std::rethrow_exception(first);
+  if (!parts.empty()) return;
   std::unique_lock lock(mutex);
   check<DistributedError>(done || std::this_thread::get_id() != progress->thread, "[wait] ", what,
                           " runs on the thread that waits for it; do not call wait() in a task of enqueue()");
@@ -88,13 +99,17 @@ ScopedWork::~ScopedWork() noexcept(false) {
 CallOptions after(std::vector<Work> works, std::string_view name) {
   CallOptions options(name);
   for (const Work& work : works)
-    if (work.state()) options.after.push_back(work.state());
+    if (const auto& state = work.state(); state && state->parts.empty()) options.after.push_back(state);
+    else if (state) options.after.insert(options.after.end(), state->parts.begin(), state->parts.end());
   return options;
 }
 CallOptions after(const Work& work, std::string_view name) { return after(std::vector{work}, name); }
 
 bool Work::done() const {
   if (!state_) return true;
+  const auto& parts = state_->parts;
+  if (!parts.empty())
+    return std::all_of(parts.begin(), parts.end(), [](const auto& part) { return Work(part).done(); });
   const std::lock_guard lock(state_->mutex);
   return state_->done && (state_->failure || !state_->device || state_->device->done());
 }
@@ -102,13 +117,24 @@ bool Work::done() const {
 Clock::time_point Work::started() const {
   if (!state_) return {};
   const std::lock_guard lock(state_->mutex);
-  return state_->started;
+  Clock::time_point first = state_->started;
+  for (const auto& part : state_->parts) {
+    const Clock::time_point start = Work(part).started();
+    if (first == Clock::time_point{} || (start != Clock::time_point{} && start < first)) first = start;
+  }
+  return first;
 }
 
 Clock::time_point Work::finished() const {
   if (!state_) return {};
   const std::lock_guard lock(state_->mutex);
-  return state_->finished;
+  Clock::time_point last = state_->finished;
+  for (const auto& part : state_->parts) {
+    const Clock::time_point end = Work(part).finished();
+    if (end == Clock::time_point{}) return end;
+    last = std::max(last, end);
+  }
+  return last;
 }
 
 }  // namespace tapestry::distributed

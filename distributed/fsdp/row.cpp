@@ -10,6 +10,8 @@
 namespace tapestry::distributed {
 namespace {
 
+bool offloads(const AxisSpec& axis) { return axis.option("offload", "none") == "host"; }
+
 class ShardOverRanks final : public StrategyLayer {
  public:
   using StrategyLayer::StrategyLayer;
@@ -23,6 +25,7 @@ class ShardOverRanks final : public StrategyLayer {
     FsdpOptions options{.group = group,
                         .replicate_group = copies ? copies->group() : nullptr,
                         .device = device(),
+                        .offload = offloads(context().spec),
                         .reduce = ReduceOp::sum};
     for (nn::Module* const unit : local.units) fully_shard(*unit, options);
     if (!is_pipeline()) {
@@ -105,13 +108,13 @@ class ShardOverRanks final : public StrategyLayer {
 const RowRegistration shard_over_ranks{
     {.axis = "shard",
      .order = 60,
-     .options = "gather=part|step reduce=step|part",
+     .options = "gather=part|step reduce=step|part offload=none|host",
      .about = "fully_shard: one process per device, parameters, gradients and optimizer state divided",
      .divide =
          [](const AxisSpec& axis, StepDivision& step) {
            step.sum = StepDivision::Sum::units;
            step.keeps_whole = axis.option("gather", "step") == "step";
-           return axis.option("reduce", "step") == "step";
+           return axis.option("reduce", "step") == "step" && !offloads(axis);
          },
      .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
        return std::make_unique<ShardOverRanks>(context);

@@ -1,5 +1,10 @@
 #include "tapestry/distributed/placement/convert.h"
 
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/function.h"
 #include "tapestry/autograd/ops/copy.h"
 #include "tapestry/autograd/ops/creation.h"
@@ -15,12 +20,15 @@ using Kind = Placement::Kind;
 
 bool is_equal(Placement p) { return p.is(Kind::invariant) || p.is(Kind::replicated); }
 
-// The ranks of an axis, and the size of the divided dimension of the whole tensor (or -1: equal parts).
-struct Place {
-  ProcessGroup* group;
-  std::int64_t whole_size;
+// A conversion between the ranks of `group`. `whole_size` is the size of the dimension that `from` divides,
+// or -1 if all ranks have equal parts.
+struct Job {
+  std::shared_ptr<ProcessGroup> group;
+  Placement from, to;
+  std::int64_t whole_size = -1;
 
   int size() const { return group->size(); }
+  bool is(Kind a, Kind b) const { return from.is(a) && to.is(b); }
   nn::Region part(const Shape& whole, int dim, int rank) const {
     return nn::Region::whole(whole).part(dim, rank, size());
   }
@@ -35,95 +43,140 @@ struct Place {
           "; pass the size of the whole dimension as whole_size");
     return whole;
   }
+  // The conversion of the gradient, if this one converts `x`.
+  Job of_gradient(const Tensor& x) const {
+    return {group, to.of_gradient(), from.of_gradient(), to.is(Kind::sharded) ? x.size(to.dim()) : -1};
+  }
 };
 
-// Dimension `dim` comes first, and is padded to equal parts.
-Tensor parts_first(const Tensor& x, int dim, std::int64_t rows) {
-  const Tensor moved = x.movedim(dim, 0);
-  if (moved.size(0) == rows) return moved.contiguous();
-  Shape padded = moved.sizes();
-  padded[0] = rows;
-  const Tensor out = zeros(padded, TensorOptions(x.dtype(), x.device()));
-  out.narrow(0, 0, moved.size(0)).copy_(moved);
-  return out;
+// The result of a conversion, which has its values when `work` is done.
+struct Posted {
+  Tensor result;
+  Work work = {};
+  // Padded parts leave gaps between the rows of the result, so it is copied.
+  Tensor wait() const {
+    if (!work.state()) return result;
+    work.wait();
+    return result.contiguous();
+  }
+};
+
+Tensor empty_for(const Tensor& x, const Shape& sizes) {
+  return empty(sizes, TensorOptions(x.dtype(), x.device()));
 }
 
-std::int64_t longest(const Place& place, const Shape& whole, int dim) {
-  return place.part(whole, dim, 0).sizes[dim];
+// The views of all parts of a tensor along a dimension.
+std::vector<Tensor> parts_of(const Job& job, const Tensor& whole, int dim) {
+  std::vector<Tensor> parts;
+  for (int r = 0; r < job.size(); ++r) parts.push_back(job.part(whole.sizes(), dim, r).of(whole));
+  return parts;
 }
 
-Tensor gathered(const Tensor& x, const Place& place, int dim) {
-  const Shape whole = place.whole_of(x, dim);
-  const std::int64_t rows = longest(place, whole, dim);
-  const Tensor mine = parts_first(x, dim, rows);
-  Shape all_sizes = mine.sizes();
-  all_sizes[0] = rows * place.size();
-  const Tensor all = empty(all_sizes, TensorOptions(x.dtype(), x.device()));
-  place.group->all_gather(all, mine, "convert").wait();
-  return all.narrow(0, 0, whole[dim]).movedim(0, dim).contiguous();  // only the last parts are padded
+Posted gather(const Tensor& x, const Job& job) {
+  const int dim = job.from.dim();
+  const Tensor all = empty_for(x, job.whole_of(x, dim));
+  if (all.size(dim) == x.size(dim) * job.size()) return {all, job.group->all_gather(all, x, dim, "convert")};
+  const std::vector<Tensor> same(static_cast<std::size_t>(job.size()), x);
+  return {all, job.group->all_to_all(parts_of(job, all, dim), same, "convert")};
 }
 
-Tensor scattered_sum(const Tensor& x, const Place& place, int dim) {
-  const std::int64_t rows = longest(place, x.sizes(), dim);
-  const Tensor all = parts_first(x, dim, rows * place.size());
-  Shape mine_sizes = all.sizes();
-  mine_sizes[0] = rows;
-  const Tensor mine = empty(mine_sizes, TensorOptions(x.dtype(), x.device()));
-  place.group->reduce_scatter(mine, all, ReduceOp::sum, "convert").wait();
-  return mine.narrow(0, 0, place.my_part(x.sizes(), dim).sizes[dim]).movedim(0, dim).contiguous();
+Posted reduce_scatter(const Tensor& x, const Job& job) {
+  const int dim = job.to.dim();
+  const std::int64_t longest = job.part(x.sizes(), dim, 0).sizes[dim];
+  Shape sizes = x.sizes();
+  sizes[dim] = longest;
+  const Tensor mine = empty_for(x, sizes);
+  Tensor all = x;
+  if (x.size(dim) != longest * job.size()) {  // only the last parts are padded
+    sizes[dim] *= job.size();
+    all = zeros(sizes, TensorOptions(x.dtype(), x.device()));
+    all.narrow(dim, 0, x.size(dim)).copy_(x);
+  }
+  return {mine.narrow(dim, 0, job.my_part(x.sizes(), dim).sizes[dim]),
+          job.group->reduce_scatter(mine, all, dim, ReduceOp::sum, "convert")};
 }
 
-// From parts of dimension `from` to parts of dimension `to`.
-Tensor exchanged(const Tensor& x, const Place& place, int from, int to) {
-  check(x.size(to) % place.size() == 0 && place.whole_size < 0, "[convert] dimension ", to, " has ",
-        x.size(to), " elements, which ", place.size(),
-        " ranks cannot divide equally; an all-to-all needs equal parts");
-  const Tensor send = x.unflatten(to, {place.size(), -1}).movedim(to, 0).contiguous();  // (ranks, part...)
-  const Tensor received = empty_like(send);
-  place.group->all_to_all(received, send, "convert").wait();
-  return received.movedim(0, from).flatten(from, from + 1).contiguous();
+// From parts of one dimension to parts of another.
+Posted exchange(const Tensor& x, const Job& job) {
+  const Shape whole = job.whole_of(x, job.from.dim());
+  const Tensor out = empty_for(x, job.my_part(whole, job.to.dim()).sizes);
+  return {out, job.group->all_to_all(parts_of(job, out, job.from.dim()), parts_of(job, x, job.to.dim()),
+                                     "convert")};
 }
 
-// A tensor placed as `from`, placed as `to`. The result may be `x`.
-Tensor placed(const Tensor& x, const Place& place, Placement from, Placement to) {
-  if (from.is(Kind::partial) && is_equal(to)) {
+// Begins a conversion. The result may be `x`.
+Posted post(const Tensor& x, const Job& job) {
+  const NoGradGuard no_grad;
+  const bool sums = job.from.is(Kind::partial);
+  if (sums && is_equal(job.to)) {
     const Tensor sum = x.clone();
-    place.group->all_reduce(sum, ReduceOp::sum, "convert").wait();
-    return sum;
+    return {sum, job.group->all_reduce(sum, ReduceOp::sum, "convert")};
   }
-  if (from.is(Kind::partial) && to.is(Kind::sharded)) return scattered_sum(x, place, to.dim());
-  if (is_equal(from) && to.is(Kind::sharded)) return place.my_part(x.sizes(), to.dim()).of(x).clone();
-  if (from.is(Kind::sharded) && is_equal(to)) return gathered(x, place, from.dim());
-  if (from.is(Kind::sharded) && to.is(Kind::partial)) {
-    const Shape whole = place.whole_of(x, from.dim());
+  if (job.is(Kind::partial, Kind::sharded)) return reduce_scatter(x, job);
+  if (is_equal(job.from) && job.to.is(Kind::sharded))
+    return {job.my_part(x.sizes(), job.to.dim()).of(x).clone()};
+  if (job.from.is(Kind::sharded) && is_equal(job.to)) return gather(x, job);
+  if (job.is(Kind::sharded, Kind::partial)) {
+    const Shape whole = job.whole_of(x, job.from.dim());
     const Tensor out = zeros(whole, TensorOptions(x.dtype(), x.device()));
-    place.my_part(whole, from.dim()).of(out).copy_(x);
-    return out;
+    job.my_part(whole, job.from.dim()).of(out).copy_(x);
+    return {out};
   }
-  if (from.is(Kind::sharded) && to.is(Kind::sharded) && from != to)
-    return exchanged(x, place, from.dim(), to.dim());
-  return x;
+  if (job.is(Kind::sharded, Kind::sharded)) return exchange(x, job);
+  return {x};
 }
 
-struct Conversion : autograd::Function<Conversion> {
-  static constexpr const char* kName = "convert";
-  struct Data {
-    std::shared_ptr<ProcessGroup> group;
-    Placement from, to;
-    std::int64_t whole_size;
-  };
-  static Tensor forward(autograd::FunctionContext& ctx, const Tensor& x, const Data& data) {
-    ctx.data = data;
-    const Tensor y = placed(x, {data.group.get(), data.whole_size}, data.from, data.to);
-    return y.is_same(x) ? x.clone() : y;
+// What the two nodes of a conversion share. The first one returns its input. The second one, which has the
+// result, begins the conversion of the gradient, and the first one waits for it.
+struct Nodes {
+  Job job, of_gradient;
+  Posted forward;
+  Work backward;  // of the gradient that is on its way from the second node to the first
+};
+Tensor convert_in_one(const Tensor& x, const Job& job);
+
+struct BeginConvert : autograd::Function<BeginConvert> {
+  static constexpr const char* kName = "begin_convert";
+  static Tensor forward(autograd::FunctionContext& ctx, const Tensor& x,
+                        const std::shared_ptr<Nodes>& nodes) {
+    ctx.data = nodes;
+    return x;
   }
   static std::vector<Tensor> backward(autograd::FunctionContext& ctx, const std::vector<Tensor>& grads) {
-    const Data& data = std::any_cast<const Data&>(ctx.data);
-    const Tensor dx = Conversion::apply(
-        grads[0], Data{data.group, data.to.of_gradient(), data.from.of_gradient(), data.whole_size});
-    return {dx, {}};
+    Nodes& nodes = *std::any_cast<const std::shared_ptr<Nodes>&>(ctx.data);
+    if (!nodes.backward.state()) return {grads[0], {}};
+    return {Posted{grads[0], std::exchange(nodes.backward, {})}.wait(), {}};
   }
 };
+
+struct FinishConvert : autograd::Function<FinishConvert> {
+  static constexpr const char* kName = "finish_convert";
+  static Tensor forward(autograd::FunctionContext& ctx, const Tensor& x,
+                        const std::shared_ptr<Nodes>& nodes) {
+    ctx.data = nodes;
+    const Posted posted = std::exchange(nodes->forward, {});
+    const Tensor y = posted.wait();
+    return y.storage() == x.storage() ? x : y;
+  }
+  static std::vector<Tensor> backward(autograd::FunctionContext& ctx, const std::vector<Tensor>& grads) {
+    Nodes& nodes = *std::any_cast<const std::shared_ptr<Nodes>&>(ctx.data);
+    if (grad_enabled()) return {convert_in_one(grads[0], nodes.of_gradient), {}};
+    const Posted dx = post(grads[0], nodes.of_gradient);
+    if (autograd::DetectAnomaly::active()) return {dx.wait(), {}};  // the engine reads the elements
+    nodes.backward = dx.work;
+    return {dx.result, {}};
+  }
+};
+
+std::pair<Tensor, std::shared_ptr<Nodes>> begin(const Tensor& x, const Job& job) {
+  const auto nodes = std::make_shared<Nodes>(Nodes{job, job.of_gradient(x), post(x, job), {}});
+  return {BeginConvert::apply(x, nodes), nodes};
+}
+
+Tensor convert_in_one(const Tensor& x, const Job& job) {
+  const auto [begun, nodes] = begin(x, job);
+  return FinishConvert::apply(begun, nodes);
+}
 
 bool is_conversion(Placement from, Placement to) {
   switch (from.kind()) {
@@ -143,8 +196,12 @@ bool is_conversion(Placement from, Placement to) {
 
 }  // namespace
 
-Tensor convert(const Tensor& x, const Axis& axis, Placement from, Placement to,
-               const ConvertOptions& options) {
+struct PendingConversion::State {
+  std::function<Tensor()> finish;  // empty after the call
+};
+
+PendingConversion begin_convert(const Tensor& x, const Axis& axis, Placement from, Placement to,
+                                const ConvertOptions& options) {
   detail::check_defined("convert", x);
   check(!axis.over_devices(), "[convert] axis ", axis.name(),
         " is over devices of one process; use one over ranks");
@@ -152,18 +209,41 @@ Tensor convert(const Tensor& x, const Axis& axis, Placement from, Placement to,
     check<IndexError>(!p.is(Kind::sharded) || (p.dim() >= 0 && p.dim() < x.dim()), "[convert] ", p.str(),
                       " of a tensor of ", x.dim(), " dimensions; choose one of its dimensions");
   const impl::CheckedConversion checked(x, axis, from, to);
-  if (from == to || axis.size() == 1) return x;
-  check(is_conversion(from, to), "[convert] ", from.str(), " cannot become ", to.str(),
+  check(from == to || is_conversion(from, to), "[convert] ", from.str(), " cannot become ", to.str(),
         "; see the table in convert.h");
-  if (to.is(Kind::sharded) && !from.is(Kind::varying) && !from.is(Kind::sharded))
-    check(options.whole_size.value_or(x.size(to.dim())) == x.size(to.dim()) &&
-              (options.whole_size || x.size(to.dim()) % axis.size() == 0),
-          "[convert] dimension ", to.dim(), " has ", x.size(to.dim()), " elements, which ", axis.size(),
-          " ranks cannot divide equally; pass this size as whole_size if unequal parts are meant");
+  PendingConversion pending;
+  pending.state_ = std::make_shared<PendingConversion::State>();
+  pending.state_->finish = [x] { return x; };
+  if (from == to || axis.size() == 1) return pending;
+  if (to.is(Kind::sharded) && !from.is(Kind::varying)) {
+    const std::int64_t size = x.size(to.dim());
+    const bool unequal = options.whole_size && (from.is(Kind::sharded) || *options.whole_size == size);
+    check(unequal || (!options.whole_size && size % axis.size() == 0), "[convert] dimension ", to.dim(),
+          " has ", size, " elements, which ", axis.size(), " ranks cannot divide equally",
+          options.whole_size ? concat({", and whole_size is ", *options.whole_size}) : "",
+          "; pass the size of the divided dimension as whole_size if unequal parts are meant");
+  }
+  const Placement wanted = to;
   // An invariant tensor's copies become one rank's own by way of replicated ones: their gradients are summed.
   if (from.is(Kind::invariant) && to.is(Kind::varying)) to = Placement::replicated();
-  return checked.result(
-      Conversion::apply(x, Conversion::Data{axis.group(), from, to, options.whole_size.value_or(-1)}));
+  const std::int64_t whole = from.is(Kind::sharded) ? options.whole_size.value_or(-1) : -1;
+  const auto [begun, nodes] = begin(x, {axis.group(), from, to, whole});
+  pending.state_->finish = [=, begun = begun, nodes = nodes] {
+    const impl::CheckedConversion finished(x, axis, from, wanted);
+    return finished.result(FinishConvert::apply(begun, nodes));
+  };
+  return pending;
+}
+
+Tensor PendingConversion::finish() {
+  check(state_ != nullptr && state_->finish != nullptr,
+        "[convert] there is no conversion to finish; call finish() once for each begin_convert()");
+  return std::exchange(state_->finish, nullptr)();
+}
+
+Tensor convert(const Tensor& x, const Axis& axis, Placement from, Placement to,
+               const ConvertOptions& options) {
+  return begin_convert(x, axis, from, to, options).finish();
 }
 
 Placement Placement::of_gradient() const {

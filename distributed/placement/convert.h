@@ -3,6 +3,13 @@
 //
 //   const Tensor h = gelu(up(convert(x, tensor, Placement::invariant(), Placement::replicated())));
 //   const Tensor y = convert(down(h), tensor, Placement::partial(), Placement::invariant());
+//
+// In two steps, so that other work runs while the ranks communicate:
+//
+//   PendingConversion pending = begin_convert(x, tensor, Placement::sharded(1), Placement::replicated());
+//   const Tensor mask = causal_mask(x);
+//   const Tensor whole = pending.finish();
+#include <memory>
 #include <optional>
 
 #include "tapestry/core/tensor.h"
@@ -12,7 +19,8 @@
 namespace tapestry::distributed {
 
 struct ConvertOptions {
-  /// The size of the divided dimension of the whole tensor. If nullopt, all ranks have equal parts.
+  /// The size of the divided dimension of the whole tensor: that of `from`, or of `to` if `from` is not
+  /// sharded. If nullopt, all ranks have equal parts.
   std::optional<std::int64_t> whole_size = {};
 };
 
@@ -39,13 +47,37 @@ struct ConvertOptions {
 /// | sharded(d)  | sharded(e)  | all-to-all     | all-to-all     |
 ///
 /// Throws ValueError for other pairs, IndexError for a dimension that `x` does not have, and ValueError if
-/// the dimension cannot be divided into equal parts and `options` do not give its size. The axis must be over
-/// ranks. With an axis of size 1 the result is `x`.
+/// the dimension cannot be divided into equal parts and `options` do not give its size, or if this rank's
+/// part is not that of the size that they give. The axis must be over ranks. With an axis of size 1 the
+/// result is `x`. Where nothing is communicated or cut, the result shares its elements with `x`.
+///
+/// Backward communicates in two steps too: a first node begins, and a second one waits. Nodes of what was
+/// computed between begin_convert() and finish() run in between.
 ///
 /// Sources: Shoeybi et al., "Megatron-LM", 2019 (invariant to replicated, partial to invariant), and
 /// Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022 (sharded to
 /// replicated, partial to sharded).
 Tensor convert(const Tensor& x, const Axis& axis, Placement from, Placement to,
                const ConvertOptions& options = {});
+
+/// A conversion that has begun. Copies are handles to one. If finish() is not called, the ranks communicate
+/// all the same, and nobody waits.
+class PendingConversion {
+ public:
+  /// Waits, and returns what convert() returns. Throws DistributedError or TimeoutError if the communication
+  /// fails, and ValueError if it was called before.
+  Tensor finish();
+
+ private:
+  friend PendingConversion begin_convert(const Tensor&, const Axis&, Placement, Placement,
+                                         const ConvertOptions&);
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+/// Begins a conversion, and does not wait. `x` must not be changed before finish(). Throws what convert()
+/// throws for its arguments.
+PendingConversion begin_convert(const Tensor& x, const Axis& axis, Placement from, Placement to,
+                                const ConvertOptions& options = {});
 
 }  // namespace tapestry::distributed

@@ -102,7 +102,7 @@ class StreamBackend final : public Backend {
   void reduce(void*, std::int64_t, DType, ReduceOp, int, Deadline) override { refuse(); }
   void gather(const void*, void*, std::size_t, int, Deadline) override { refuse(); }
   void scatter(const void*, void*, std::size_t, int, Deadline) override { refuse(); }
-  void all_to_all(const void*, void*, std::size_t, Deadline) override { refuse(); }
+  void all_to_all(std::span<const ExchangePart>, Deadline) override { refuse(); }
   void barrier(Deadline) override { refuse(); }
   void send(const void*, std::size_t, int, std::uint32_t, Deadline) override { refuse(); }
   void recv(void*, std::size_t, int, std::uint32_t, Deadline) override { refuse(); }

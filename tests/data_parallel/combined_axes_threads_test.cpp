@@ -1,5 +1,6 @@
 // Axes over ranks combine: several axes train and evaluate as one process does, whatever samples a rank has.
 #include "tests/data_parallel/strategy_net.h"
+#include "tests/support/mesh_training.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
@@ -110,5 +111,108 @@ TEST_CASE("what a failed step has left is not in the gradients of the next one")
            return strategy.clip_grad_norm_(1e9).item();
          }))
       CHECK(got == Approx(expected).epsilon(1e-12));
+  }
+}
+
+namespace {
+
+struct Averaged {
+  nn::StateDict weights, averages;  // of rank 0
+  std::vector<double> losses, scales;
+  double average_loss = 0;  // of the averaged weights
+};
+
+// Trains 4 steps with blocks that backward recomputes, a scaler that skips a step, and an average of the
+// weights. With `adapters`, all else is frozen.
+Averaged train_averaged(const std::string& text, const Group& world, bool adapters) {
+  namespace model = mesh_training;
+  static std::mutex mutex;  // ranks are threads, and share the generator
+  Strategy strategy(text, {.world = world, .parts = 2});
+  std::unique_ptr<model::Net> net;
+  nn::Parameter overflows;
+  {
+    const std::lock_guard lock(mutex);
+    net = model::make_net();
+    overflows = net->b.weight;
+    const NoGradGuard no_grad;
+    if (adapters) {
+      nn::add_lora(*net, {.r = 2, .lora_alpha = 4, .target_modules = {"a", "b"}});
+      double k = 0;
+      for (const auto& [path, adapter] : nn::lora_adapters(*net))
+        for (const nn::Parameter& p : {adapter->A, adapter->B}) {
+          p->copy_((arange(p.numel()) * 0.7 + ++k).sin().reshape(p->sizes()) * 0.3);
+          overflows = p;
+        }
+    }
+  }
+  net->recomputes = true;
+  strategy.wrap(*net, model::parts_of(*net));
+  const auto optimizer = make_optimizer<optim::AdamW>(strategy, net->parameters(), {.lr = 0.02});
+  optim::AveragedModel averages(*net, {.avg_fn = optim::get_ema_avg(0.6)});
+  optim::GradScaler scaler({.init_scale = 64});
+  bool overflow = false;
+  // The gradient of one stage, or of one shard, is infinite, which all ranks must notice.
+  if (const Tensor t = overflows.tensor(); t.numel() > 0)
+    t.register_hook([&](const Tensor& g) { return overflow ? full_like(g, INFINITY) : Tensor(); });
+  // In one process, the whole state is the model's memory.
+  const auto whole_state = [&] {
+    nn::StateDict all = strategy.whole_state();
+    for (auto& [name, t] : all) t = t.clone();
+    return all;
+  };
+  Averaged result;
+  for (int step = 0; step < 4; ++step) {
+    optimizer->zero_grad();
+    overflow = step == 1;
+    const auto read = [&](const Part& part) {
+      return model::samples_of(step, strategy.share(model::kSamples, part));
+    };
+    result.losses.push_back(
+        strategy.sum({strategy.gradients(read, model::kSamples, &scaler).loss.item()})[0]);
+    scaler.unscale_(*optimizer);
+    strategy.clip_grad_norm_(0.5);
+    scaler.step(*optimizer);
+    scaler.update();
+    averages.update_parameters();
+    result.scales.push_back(scaler.get_scale());
+  }
+  {
+    const auto scope = averages.use();
+    result.averages = whole_state();
+    result.average_loss =
+        strategy.evaluate(1,
+                          [](std::int64_t) {
+                            return model::samples_of(9, {0, model::kSamples});
+                          })
+            ->mean();
+  }
+  result.weights = whole_state();
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("averages, adapters, recomputation and a scaler work under axes that combine") {
+  for (const bool adapters : {false, true}) {
+    const Averaged expected = train_averaged("none", nullptr, adapters);
+    CHECK(mesh_training::distance(expected.weights, expected.averages) > 1e-3);
+    CHECK(expected.scales == std::vector<double>{64, 32, 32, 32});
+    for (const std::string text :
+         {"replicate=2,shard=2", "pipeline=2,shard=2",
+          "pipeline=2:schedule=zero-bubble,shard=2:gather=part:offload=host", "pipeline=2,replicate=2:zero=1",
+          "pipeline=2:schedule=gpipe,replicate=2:zero=2"}) {
+      if (!adapters && text.ends_with("zero=2")) continue;  // the head is trained in both stages
+      CAPTURE(text, adapters);
+      const auto ranks =
+          on_ranks<Averaged>(4, [&](const Group& g) { return train_averaged(text, g, adapters); });
+      CHECK(mesh_training::distance(ranks[0].weights, expected.weights) < 1e-10);
+      CHECK(mesh_training::distance(ranks[0].averages, expected.averages) < 1e-10);
+      for (const Averaged& rank : ranks) {
+        CHECK(rank.scales == expected.scales);
+        CHECK(rank.average_loss == Approx(expected.average_loss).epsilon(1e-10));
+        for (std::size_t i = 0; i < expected.losses.size(); ++i)
+          CHECK(rank.losses[i] == Approx(expected.losses[i]).epsilon(1e-10));
+      }
+    }
   }
 }

@@ -99,8 +99,9 @@ TEST_CASE("a strategy's text that cannot be trained is refused, and the message 
   refused("replicate=2:zero=3", "zero is 3; choose one of 1|2");
   refused("replicate=2:devices:zero=1", "has no option zero");
   CHECK_FALSE(plan_strategy("replicate=2:zero=1", false).over_devices);
-  refused("shard=2:compress=f16",
-          "shard over ranks has no option compress; it has gather=part|step reduce=step|part");
+  refused(
+      "shard=2:compress=f16",
+      "shard over ranks has no option compress; it has gather=part|step reduce=step|part offload=none|host");
   refused("shard=2:gather=never", "gather is never; choose one of part|step");
   refused("shard=2:reduce=never", "reduce is never; choose one of step|part");
   refused("replicate=2:compress=f16,shard=2",

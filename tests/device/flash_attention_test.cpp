@@ -6,6 +6,7 @@
 
 #include "tapestry/autograd/ops.h"
 #include "tapestry/autograd/ops/attention.h"
+#include "tapestry/autograd/ops/attention_lse.h"
 #include "tapestry/autograd/tape.h"
 #include "tapestry/core/allocator.h"
 #include "tapestry/core/generator.h"
@@ -62,6 +63,44 @@ TEST_CASE("attention and its gradients on a CUDA device are the CPU's") {
                   tolerance);
     check_devices(in, {.attn_mask = rand({21, 50}) > 0.5, .scale = 0.1, .enable_gqa = true}, tolerance);
     check_devices(in, {.attn_mask = randn({2, 1, 1, 50}).to(dtype), .enable_gqa = true}, tolerance);
+  }
+}
+
+// Two parts of the keys, of which the first query sees nothing of the second.
+TEST_CASE("attention in parts on a CUDA device is the CPU's, with its gradients") {
+  if (no_gpu()) return;
+  manual_seed(8);
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    CAPTURE(dtype);
+    const double tolerance = dtype == DType::f32 ? 2e-5 : dtype == DType::f16 ? 4e-3 : 3e-2;
+    const Inputs in{heads({2, 4, 21, 24}, dtype), heads({2, 2, 50, 24}, dtype), heads({2, 2, 50, 16}, dtype),
+                    heads({2, 4, 21, 16}, dtype)};
+    const Tensor seen = le(arange(50, DType::i64), arange(21, DType::i64).unsqueeze(1) + 28);
+    const auto attend_in_parts = [&](const char* device) {
+      AttentionWithLse total;
+      std::vector<AttentionParams> params;
+      const Tensor q = in.q.to(device), k = in.k.to(device), v = in.v.to(device);
+      const auto part = [](const Tensor& t, int i) { return t.narrow(2, i * 29, i == 0 ? 29 : 21); };
+      for (int i = 0; i < 2; ++i) {
+        const Tensor mask = seen.narrow(1, i * 29, i == 0 ? 29 : 21).to(device);
+        params.push_back({.attn_mask = mask, .enable_gqa = true});
+        merge_attention(total, attention_with_lse(q, part(k, i), part(v, i), params.back()));
+      }
+      std::vector<Tensor> results{total.out, total.lse};
+      for (int i = 0; i < 2; ++i) {
+        const AttentionGrads d =
+            attention_with_lse_backward(in.dy.to(device), q, part(k, i), part(v, i), total.out.to(dtype),
+                                        total.lse, params[static_cast<std::size_t>(i)]);
+        for (const Tensor& t : {d.dq, d.dk, d.dv}) results.push_back(t);
+      }
+      for (Tensor& t : results) t = t.cpu().to(DType::f64);
+      return results;
+    };
+    const auto want = attend_in_parts("cpu"), got = attend_in_parts("cuda:0");
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      CAPTURE(i);
+      CHECK((got[i] - want[i]).abs().max().item<double>() <= tolerance * want[i].abs().max().item<double>());
+    }
   }
 }
 

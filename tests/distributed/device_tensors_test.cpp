@@ -100,7 +100,7 @@ class FakeDeviceBackend final : public Backend {
   void all_gather(std::span<const GatherPart>, Deadline) override {}
   void gather(const void*, void*, std::size_t, int, Deadline) override {}
   void scatter(const void*, void*, std::size_t, int, Deadline) override {}
-  void all_to_all(const void*, void*, std::size_t, Deadline) override {}
+  void all_to_all(std::span<const ExchangePart>, Deadline) override {}
   void barrier(Deadline) override { ++given; }
   // Messages carry no data here: send() only records the address of its tensor, and recv() fills its tensor
   // with zeros.

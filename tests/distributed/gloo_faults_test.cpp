@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "tapestry/distributed/comm/p2p_op.h"
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
 #include "tests/support/processes.h"
@@ -149,7 +150,7 @@ TEST_CASE("child of a group whose peer dies", "[.]") {
   const auto self = child_rank();
   const bool stops = std::getenv("TEST_STOPS");
   const char* const lists = std::getenv("TEST_LISTS");
-  const std::string op = lists ? lists : "all_reduce";
+  const std::string op = lists ? lists : "all_reduce";  // empty: messages
   std::string error;
   {
     const auto group =
@@ -165,7 +166,16 @@ TEST_CASE("child of a group whose peer dies", "[.]") {
         if (op == "all_gather") group->all_gather(wholes, parts, "gradients").wait();
         else if (op == "reduce_scatter")
           group->reduce_scatter(std::vector<Tensor>{x, few}, wholes, ReduceOp::mean, "gradients").wait();
-        else group->all_reduce(x, ReduceOp::mean, "gradients").wait();
+        else if (op == "all_to_all") {
+          std::vector<Tensor> outs;
+          for (int i = 0; i < 3; ++i)
+            outs.push_back(large.narrow(0, 100'000 * i, self.rank == 2 ? 5 : 100'000));
+          group->all_to_all(outs, {x, x, x.narrow(0, 0, 5)}, "gradients").wait();
+        } else if (op.empty()) {
+          const int next = (self.rank + 1) % self.size, previous = (self.rank + self.size - 1) % self.size;
+          group->batch_isend_irecv({P2POp::send(x, next), P2POp::recv(large.narrow(0, 0, 100'000), previous)},
+                                   "gradients");
+        } else group->all_reduce(x, ReduceOp::mean, "gradients").wait();
       } catch (const DistributedError& e) {
         error = e.what();
       }
@@ -182,6 +192,6 @@ TEST_CASE("a group over gloo names the rank that died or stopped") {
   if (!has_gloo()) return;
   strike("child of a group whose peer dies", 3, SIGKILL, 0us);
   strike("child of a group whose peer dies", 3, SIGSTOP, 0us, {{"TEST_STOPS", "1"}});
-  for (const char* op : {"all_gather", "reduce_scatter"})
+  for (const char* op : {"all_gather", "reduce_scatter", "all_to_all", ""})
     strike("child of a group whose peer dies", 3, SIGKILL, 0us, {{"TEST_LISTS", op}});
 }

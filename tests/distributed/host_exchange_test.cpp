@@ -138,6 +138,50 @@ void check_all(int size, std::int64_t count, DType dtype, ReduceOp op, unsigned 
     all_gather(exchange, mine.data(), all.data(), bytes, watch);
     for (std::size_t r = 0; r < inputs.size(); ++r)
       require(std::memcmp(inputs[r].data(), all.data() + bytes * r, bytes) == 0, "all_gather");
+
+    // Rank i sends its first `bytes / (1 + (i + j) % 3)` bytes to rank j.
+    const auto length = [&](std::size_t i, std::size_t j) { return bytes / (1 + (i + j) % 3); };
+    std::vector<ExchangePart> parts;
+    for (std::size_t r = 0, me = static_cast<std::size_t>(rank); r < inputs.size(); ++r)
+      parts.push_back({mine.data(), all.data() + bytes * r, length(me, r), length(r, me)});
+    exchange.all_to_all(parts, watch);
+    for (std::size_t r = 0; r < inputs.size(); ++r)
+      require(std::memcmp(inputs[r].data(), all.data() + bytes * r, parts[r].out_bytes) == 0, "all_to_all");
+  });
+}
+
+// The same with blocks of two rows, which lie one row apart.
+void check_rows(int size, std::int64_t count, DType dtype, ReduceOp op, unsigned seed) {
+  const std::size_t row = static_cast<std::size_t>(count) * dtype_size(dtype), pitch = 2 * row;
+  std::vector<Bytes> inputs;  // block r has rows 2 r and 2 r + 1 of a dense one
+  for (int rank = 0; rank < size; ++rank)
+    inputs.push_back(
+        random_bits(pitch * static_cast<std::size_t>(size), dtype, seed + static_cast<unsigned>(rank)));
+  const auto spread = [&](const Bytes& dense) {
+    Bytes wide(2 * dense.size());
+    for (std::size_t at = 0; at < dense.size(); at += row) std::memcpy(&wide[2 * at], &dense[at], row);
+    return wide;
+  };
+  on_ranks(size, [&](HostExchange& exchange, int rank) {
+    Watch watch;
+    const auto me = static_cast<std::size_t>(rank);
+    const Bytes wide = spread(inputs[me]), sum = reduced(inputs, pitch * me, 2 * count, dtype, op);
+    Bytes out(pitch), all(wide.size());
+    const ScatterPart scatter{wide.data(), out.data(), 2 * count, dtype, 2 * pitch, 2, pitch};
+    exchange.reduce_scatter(std::span(&scatter, 1), op, watch);
+    require(same(out, sum.data()), "reduce_scatter of rows");
+    const GatherPart gather{inputs[me].data(), all.data(), pitch, 2 * pitch, 2, pitch};
+    exchange.all_gather(std::span(&gather, 1), watch);
+    std::vector<ExchangePart> parts;
+    Bytes own(all.size());
+    for (std::size_t r = 0; r < inputs.size(); ++r) {
+      const Bytes theirs =
+          spread(Bytes(inputs[r].begin(), inputs[r].begin() + static_cast<std::ptrdiff_t>(pitch)));
+      require(std::memcmp(&all[2 * pitch * r], theirs.data(), theirs.size()) == 0, "all_gather of rows");
+      parts.push_back({wide.data(), &own[2 * pitch * r], pitch, pitch, 2, pitch, 2, pitch});
+    }
+    exchange.all_to_all(parts, watch);
+    require(same(own, all.data()), "all_to_all of rows");
   });
 }
 
@@ -152,6 +196,7 @@ TEST_CASE("every dtype and reduction has the reference values") {
         for (const std::int64_t count : {1, 4, 1021}) {
           CAPTURE(size, dtype_name(dtype), reduce_op_name(op), count);
           check_all(size, count, dtype, op, ++seed);
+          check_rows(size, count, dtype, op, ++seed);
         }
       }
 }
@@ -163,6 +208,7 @@ TEST_CASE("lengths around the size of a slot and more rounds than slots have the
       CAPTURE(size, bytes);
       check_all(size, bytes, DType::u8, ReduceOp::sum, ++seed);
       check_all(size, bytes / 2, DType::bf16, ReduceOp::mean, ++seed);
+      check_rows(size, bytes / 4, DType::bf16, ReduceOp::sum, ++seed);
     }
 }
 

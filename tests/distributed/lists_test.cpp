@@ -8,55 +8,17 @@
 #include <string>
 #include <vector>
 
+#include "tests/distributed/lists_support.h"
 #include "tests/support/catch.h"
-#include "tests/support/distributed.h"
-#include "tests/support/dtypes.h"
-#include "tests/support/effort.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
 using namespace distributed_test;
+using namespace lists_test;
 using tapestry::detail::raw_view;
-using tests::for_dtype;
-using tests::from_double;
 
 namespace {
 
-constexpr DType kAll[] = {DType::f32, DType::f64, DType::f16, DType::bf16,
-                          DType::i64, DType::i32, DType::u8,  DType::boolean};
-constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::mean, ReduceOp::min, ReduceOp::max, ReduceOp::product};
-constexpr int kSizes[] = {1, 2, 3, kSanitized ? 3 : 5};
-
-using Tensors = std::vector<Tensor>;
-
-// Random numbers with full mantissas and a mean far from 0, so that sums depend on their order. `seed` names
-// the tensor, and each rank has other numbers.
-Tensor numbers(DType dtype, const Shape& shape, int rank, unsigned seed) {
-  std::uint64_t state = seed * 64 + static_cast<unsigned>(rank) + 1;
-  const Tensor t = empty(shape, dtype);
-  for_dtype(dtype, [&]<class T>() {
-    T* const values = t.data<T>();
-    for (std::int64_t i = 0, n = t.numel(); i < n; ++i) {
-      state = state * 6364136223846793005u + 1442695040888963407u;  // Knuth's MMIX
-      const auto bits = static_cast<std::uint32_t>(state >> 32);
-      const double x = static_cast<double>(bits) / 4294967296.0;
-      values[i] = from_double<T>(is_floating(dtype)        ? 0.7 + x
-                                 : dtype == DType::boolean ? static_cast<double>(x < 0.3)
-                                                           : static_cast<double>(bits % 200));
-    }
-  });
-  return t;
-}
-
-Tensor garbage(DType dtype, const Shape& shape) {
-  const Tensor t = empty(shape, dtype);
-  if (t.numel() > 0) std::memset(t.raw_data(), 0x5f, t.nbytes());
-  return t;
-}
-
-bool same_bytes(const void* a, const void* b, std::size_t bytes) {
-  return bytes == 0 || std::memcmp(a, b, bytes) == 0;
-}
 const std::byte* block_of(const Tensor& whole, int i, std::size_t bytes) {
   return static_cast<const std::byte*>(whole.raw_data()) + static_cast<std::size_t>(i) * bytes;
 }
@@ -272,22 +234,6 @@ TEST_CASE("a part may be this rank's block of the whole, as in NCCL") {
         }
       });
 }
-
-namespace {
-
-template <class E, class F>
-void refused(const std::string& words, const F& call) {
-  std::string text = "nothing was thrown";
-  try {
-    call();
-  } catch (const E& e) {
-    text = e.what();
-    if (text.find(words) != std::string::npos) return;
-  }
-  throw std::runtime_error("\"" + words + "\" was expected: " + text);
-}
-
-}  // namespace
 
 TEST_CASE("invalid lists throw at once and start nothing") {
   run_local_ranks(2, [](const Group& g) {

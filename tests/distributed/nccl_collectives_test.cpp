@@ -9,6 +9,7 @@
 
 #include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/core/stream.h"
+#include "tapestry/distributed/comm/p2p_op.h"
 #include "tests/distributed/nccl_support.h"
 #include "tests/support/catch.h"
 
@@ -204,6 +205,127 @@ TEST_CASE("a list of tensors over NCCL is one group of calls") {
     CHECK(world.nccl().calls("ncclAllGather") == 3 * size);
     CHECK(world.nccl().calls("ncclReduceScatter") == 6 * size);
   }
+}
+
+TEST_CASE("parts of any sizes, and parts along a dimension, move over NCCL") {
+  if (no_nccl()) return;
+  using Tensors = std::vector<Tensor>;
+  for (const int size : {1, 2, 3}) {
+    NcclWorld world(size);
+    run_nccl_ranks_well(
+        size,
+        [&](const std::shared_ptr<ProcessGroup>& group, int rank) {
+          const auto n = static_cast<std::size_t>(size);
+          const auto length = [](std::size_t from, std::size_t to) {
+            return (from + 2 * to) % 3 * (1 + from);
+          };
+          const auto me = static_cast<std::size_t>(rank);
+          Tensors ins, outs;
+          for (std::size_t r = 0; r < n; ++r) {
+            ins.push_back(on_gpu(gpu(rank), DType::f32, elements(rank, length(me, r))));
+            outs.push_back(on_gpu(gpu(rank), DType::f32, V(length(r, me))));
+          }
+          group->all_to_all(outs, ins).wait();
+          for (std::size_t r = 0; r < n; ++r)
+            expect("all_to_all", on_host(outs[r]), elements(static_cast<int>(r), length(r, me)));
+
+          // A part of shape (2, 3) is columns of the whole. Element (row, k) of rank r is element 3 row + k
+          // of it.
+          const Tensor part = on_gpu(gpu(rank), DType::f32, elements(rank, 6)).view({2, 3});
+          const Tensor whole = on_gpu(gpu(rank), DType::f32, V(6 * n)).view({2, 3 * size});
+          group->all_gather(whole, part, 1).wait();
+          V gathered;
+          for (std::size_t row = 0; row < 2; ++row)
+            for (std::size_t i = 0; i < 3 * n; ++i)
+              gathered.push_back(element(static_cast<int>(i / 3), 3 * row + i % 3, DType::f32));
+          expect("all_gather", on_host(whole), gathered);
+          const Tensor values = on_gpu(gpu(rank), DType::f32, elements(rank, 6 * n)).view({2, 3 * size});
+          group->reduce_scatter(part, values, -1).wait();
+          const V sums = reduced(size, all_elements(size, 6 * n), ReduceOp::sum, DType::f32);
+          V own;
+          for (std::size_t row = 0; row < 2; ++row)
+            for (std::size_t i = 0; i < 3; ++i) own.push_back(sums[3 * n * row + 3 * me + i]);
+          expect("reduce_scatter", on_host(part), own);
+        },
+        kQuick);
+    CHECK(world.nccl().calls("ncclAllGather") == size);
+    CHECK(world.nccl().calls("ncclReduceScatter") == size);
+    int parts = 0;  // that are not empty
+    for (int from = 0; from < size; ++from)
+      for (int to = 0; to < size; ++to) parts += (from + 2 * to) % 3 != 0;
+    CHECK(world.nccl().calls("ncclSend") == parts);
+    CHECK(world.nccl().calls("ncclRecv") == parts);
+  }
+}
+
+TEST_CASE(
+    "ends of a part that differ over NCCL are named if calls are compared, and no key stays in the store") {
+  if (no_nccl()) return;
+  NcclWorld world(2);
+  GroupOptions options = kQuick;
+  options.check = true;
+  const auto store = memory_store();
+  const auto errors = run_nccl_ranks(
+      2,
+      [&](const std::shared_ptr<ProcessGroup>& group, int rank) {
+        std::vector<Tensor> ins, outs;
+        for (int r = 0; r < 2; ++r) {
+          ins.push_back(on_gpu(gpu(rank), DType::f32, V(4)));
+          outs.push_back(on_gpu(gpu(rank), DType::f32, V(4)));
+        }
+        group->all_to_all(outs, ins).wait();
+        expect("zeros", on_host(outs[0]), V(4));  // by now the other rank has compared too
+        for (const char* key :
+             {"group/parts/1/0", "group/parts/1/1", "group/parts/1/sum", "group/parts/1/ranks"})
+          if (store->try_get(key)) throw std::runtime_error(key);
+        if (rank == 1) ins[0] = on_gpu(gpu(rank), DType::f32, V(3));
+        group->all_to_all(outs, ins, "tokens").wait();
+        for (int i = 0; i < 5000; ++i) {  // the rank that came first learns of it in a later call
+          std::this_thread::sleep_for(1ms);
+          group->all_reduce(ins[1]).wait();
+        }
+      },
+      options, store);
+  for (const std::string& error : errors)
+    CHECK_THAT(error,
+               ContainsSubstring("rank 1 sends 3 float32 elements to rank 0, which expects 4 float32"));
+}
+
+TEST_CASE("a batch of messages over NCCL is one group of calls, in order with single messages") {
+  if (no_nccl()) return;
+  NcclWorld world(3);
+  run_nccl_ranks_well(
+      3,
+      [&](const std::shared_ptr<ProcessGroup>& group, int rank) {
+        const int next = (rank + 1) % 3, previous = (rank + 2) % 3;
+        const auto message = [&](int from, double number) { return V{10.0 * from + number, number}; };
+        const auto sent = [&](double number) { return on_gpu(gpu(rank), DType::f32, message(rank, number)); };
+        std::vector<Tensor> received;
+        for (int i = 0; i < 6; ++i) received.push_back(on_gpu(gpu(rank), DType::f32, {0, 0}));
+        const Tensor on_cpu = empty({2});
+        // Singles before and after a batch, whose channels are those of the batch.
+        const Work first = group->send(sent(0), next), early = group->recv(received[0], previous);
+        const Work batch = group->batch_isend_irecv(
+            {P2POp::recv(received[1], previous), P2POp::send(sent(1), next),
+             P2POp::recv(received[2], previous), P2POp::send(sent(2), next),
+             P2POp::send(sent(5), previous, 1), P2POp::recv(received[5], next, 1),
+             P2POp::recv(empty({0}, {DType::f32, gpu(rank)}), next, 2), P2POp::recv(on_cpu, next, 3),
+             P2POp::send(empty({0}, {DType::f32, gpu(rank)}), previous, 2),
+             P2POp::send(sent(6), previous, 3)});
+        const Work third = group->send(sent(3), next), late = group->recv(received[3], previous);
+        for (const Work& work : {late, batch, early, first, third}) work.wait();
+        for (int i = 0; i < 4; ++i)
+          expect("from the previous rank", on_host(received[static_cast<std::size_t>(i)]),
+                 message(previous, i));
+        expect("from the next rank", on_host(received[5]), message(next, 5));
+        expect("on the host", {on_cpu.data<float>()[0], on_cpu.data<float>()[1]}, message(next, 6));
+        const auto records = group->recorder().records();
+        for (const CollectiveRecord& record : records)
+          if (record.finished == Clock::time_point{} || record.failed) throw std::runtime_error(record.str());
+        if (records.size() != 14) throw std::runtime_error("the number of records");
+      },
+      kQuick);
+  CHECK(world.nccl().calls("ncclGroupEnd") == 3);
 }
 
 TEST_CASE("work on the GPU before and after a collective over NCCL stays in order") {

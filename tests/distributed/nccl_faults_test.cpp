@@ -2,6 +2,7 @@
 // ranks that names the call, and no communicator may stay behind.
 #include <algorithm>
 #include <chrono>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -88,6 +89,9 @@ void call_everything(Backend& backend) {
   if (rank == 0) backend.send(a.raw_data(), 8, 1, 0, deadline);
   else backend.recv(a.raw_data(), 8, 0, 0, deadline);
   done();
+  const Stream stream = current_stream(device);
+  const MessagePart message{rank == 0, a.raw_data(), 8, 1 - rank, 0, &stream};
+  backend.exchange(std::span(&message, 1), deadline), done();
 }
 
 }  // namespace
@@ -115,6 +119,8 @@ TEST_CASE("an error of any NCCL call reaches the caller and names the call") {
                                 {"ncclSend", 0},
                                 {"ncclRecv", 1},
                                 {"ncclSend", 7},
+                                {"ncclSend", 9},
+                                {"ncclGroupEnd", 7},
                                 {"ncclCommFinalize", 0}};
   {
     NcclWorld world(2);

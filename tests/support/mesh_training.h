@@ -25,8 +25,17 @@ struct Net : nn::Module {
   nn::Linear& head =
       add<nn::Linear>("head", {.in_features = kWidth, .out_features = kWords, .bias = false});
   Net() { head.weight = words.weight; }
-  Tensor first(const Tensor& x) { return tanh(a(words(x))); }
-  Tensor second(const Tensor& h) { return head(norm(b(h))); }
+  bool recomputes = false;  // what comes behind the words, in backward
+  Tensor first(const Tensor& x) {
+    return computed([this](const Tensor& h) { return tanh(a(h)); }, words(x));
+  }
+  Tensor second(const Tensor& h) {
+    return computed([this](const Tensor& t) { return head(norm(b(t))); }, h);
+  }
+  template <class F>
+  Tensor computed(const F& fn, const Tensor& x) {
+    return recomputes ? checkpoint(fn, x) : fn(x);
+  }
   Tensor forward(const Tensor& x) override { return second(first(x)); }
 };
 

@@ -1,6 +1,7 @@
 #pragma once
-// A transport with slower links: a message, a gather, a reduce-scatter or an all-reduce also waits for the
-// time that the links would need for what a rank sends, in a ring. Other calls are not delayed.
+// A transport with slower links: a message, an all-to-all, a gather, a reduce-scatter or an all-reduce also
+// waits for the time that the links would need for what a rank sends; the last three send it in a ring. Other
+// calls are not delayed.
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -89,8 +90,11 @@ class DelayedBackend final : public distributed::Backend {
   void scatter(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) override {
     inner_->scatter(in, out, bytes, root, deadline);
   }
-  void all_to_all(const void* in, void* out, std::size_t bytes, Deadline deadline) override {
-    inner_->all_to_all(in, out, bytes, deadline);
+  void all_to_all(std::span<const distributed::ExchangePart> parts, Deadline deadline) override {
+    const auto me = static_cast<std::size_t>(rank());
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      if (i != me) network_->pass(ranks_[me], ranks_[i], static_cast<double>(parts[i].in_bytes), 1);
+    inner_->all_to_all(parts, deadline);
   }
   void barrier(Deadline deadline) override { inner_->barrier(deadline); }
   void send(const void* data, std::size_t bytes, int peer, std::uint32_t tag, Deadline deadline) override {

@@ -10,6 +10,7 @@
 #include "tapestry/distributed/comm/fake_group.h"
 #include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/descriptor.h"
+#include "tapestry/distributed/comm/internal/parts.h"
 #include "tapestry/distributed/comm/internal/post_order.h"
 
 namespace tapestry::distributed {
@@ -40,13 +41,16 @@ void Agreement::compare_calls(const CollectiveRecord& record, Deadline deadline)
   const Descriptor mine(record);
   std::vector<Descriptor> all(ranks_.size());
   backend_->all_gather(&mine, all.data(), sizeof mine, deadline);
-  std::uint64_t sum = 0;
+  std::uint64_t sum = 0, parts = 0;
   bool same = true;
   for (const Descriptor& d : all) {
     same = same && d.is_same_call(mine);
     sum += d.order;
+    if (d.has_parts()) parts += d.list;
   }
-  if (same && sum == 0) return;
+  if (same && sum == 0 && parts == 0) return;
+  if (same && sum == 0)
+    throw Mismatch(parts_mismatch(group_, ranks_, gather_texts(record, parts_text(record), deadline)));
   if (same) fail_for_order(record, deadline);
   throw Mismatch(mismatch_text(op_name(record.op), group_, ranks_,
                                gather_texts(record, call_text(record, kCallText), deadline)));
@@ -56,6 +60,10 @@ void Agreement::compare_calls(const CollectiveRecord& record, Deadline deadline)
 void Agreement::compare_calls_in_store(const CollectiveRecord& record) {
   Descriptor mine(record);
   mine.order = 0;  // differs from rank to rank
+  if (mine.has_parts()) {
+    mine.list = 0;
+    compare_parts_in_store(record);
+  }
   const std::string_view bytes(reinterpret_cast<const char*>(&mine), sizeof mine);
   const std::string text = call_text(record, kCallText);
   const std::string rank = std::to_string(backend_->rank()) + "/";
@@ -69,11 +77,29 @@ void Agreement::compare_calls_in_store(const CollectiveRecord& record) {
                                {first.substr(end + 1), text}));
 }
 
+// The last rank to arrive compares, so that no rank waits.
+void Agreement::compare_parts_in_store(const CollectiveRecord& record) {
+  const std::string key = concat({"parts/", record.sequence, "/"});
+  const int size = backend_->size();
+  store_->set(concat({key, backend_->rank()}), parts_text(record));
+  store_->add(key + "sum", static_cast<std::int64_t>(record.parts & kStoredBits));
+  if (store_->add(key + "ranks", 1) < size) return;
+  if ((static_cast<std::uint64_t>(store_->add(key + "sum", 0)) & kStoredBits) != 0) {
+    std::vector<std::string> texts;
+    for (int r = 0; r < size; ++r) texts.push_back(store_->try_get(concat({key, r})).value_or(""));
+    throw Mismatch(parts_mismatch(group_, ranks_, texts));
+  }
+  for (int r = 0; r < size; ++r) store_->erase(concat({key, r}));
+  store_->erase(key + "sum");
+  store_->erase(key + "ranks");
+}
+
 // A collective that needs the data of all ranks finishes only after all ranks have called it. So by then all
-// ranks have compared this call and all earlier ones.
+// ranks have compared this call and all earlier ones. An all_to_all of lists may need nothing of some ranks.
 void Agreement::forget_calls(const CollectiveRecord& record) {
   const bool all_came = record.op == Op::all_reduce || record.op == Op::all_gather ||
-                        record.op == Op::reduce_scatter || record.op == Op::all_to_all;
+                        record.op == Op::reduce_scatter ||
+                        (record.op == Op::all_to_all && record.tensors == 1);
   if (backend_->rank() != 0 || !all_came || record.shape.numel() == 0) return;
   while (forgotten_ < record.sequence) store_->erase(call_key(++forgotten_));
 }

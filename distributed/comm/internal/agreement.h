@@ -38,6 +38,7 @@ class Agreement {
 
  private:
   void compare_calls_in_store(const CollectiveRecord& record);
+  void compare_parts_in_store(const CollectiveRecord& record);
   std::uint64_t sum_in_store(const CollectiveRecord& record, Deadline deadline);
   std::vector<std::string> gather_texts(const CollectiveRecord& record, std::string text, Deadline deadline);
   [[noreturn]] void fail_for_order(const CollectiveRecord& record, Deadline deadline);

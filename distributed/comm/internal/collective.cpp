@@ -82,8 +82,16 @@ void check_reduction(const char* op, DType dtype, ReduceOp reduce) {
                    " is not defined; use the sum, or convert to a floating dtype");
 }
 
-// Checks all_gather and reduce_scatter.
-void check_lists(const Collective& call, int size, Device transport) {
+// A rank's part for itself does not travel, so no other rank could notice that its ends differ.
+void check_own_part(const Tensor& in, const Tensor& out, int rank) {
+  check<TypeError>(in.dtype() == out.dtype(), "[all_to_all] on rank ", rank, ", inputs[", rank, "] is ",
+                   in.dtype(), " and outputs[", rank, "] is ", out.dtype(), "; use one dtype");
+  check(in.numel() == out.numel(), "[all_to_all] on rank ", rank, ", inputs[", rank, "] has ", in.numel(),
+        " elements and outputs[", rank, "] has ", out.numel(), "; make them equal");
+}
+
+// Checks calls with lists.
+void check_lists(const Collective& call, int rank, int size, Device transport) {
   const char* const op = op_name(call.op);
   check(call.ins.size() == call.outs.size(), "[", op, "] got ", call.outs.size(), " outputs and ",
         call.ins.size(), " inputs; pass one output for each input");
@@ -93,7 +101,8 @@ void check_lists(const Collective& call, int size, Device transport) {
     check_written(op, call.outs[i], output.c_str());
     check_tensor(op, call.ins[i], input.c_str());
     if (call.op == Op::all_gather) check_parts(op, call.outs[i], output, call.ins[i], input, size);
-    else check_parts(op, call.ins[i], input, call.outs[i], output, size);
+    else if (call.op == Op::reduce_scatter) check_parts(op, call.ins[i], input, call.outs[i], output, size);
+    else if (static_cast<int>(i) == rank) check_own_part(call.ins[i], call.outs[i], rank);
     if (call.op == Op::reduce_scatter) check_reduction(op, call.ins[i].dtype(), call.reduce);
   }
   const Device device = call.device(transport);
@@ -103,8 +112,25 @@ void check_lists(const Collective& call, int size, Device transport) {
 
 }  // namespace
 
+int check_along(const char* op, const Tensor& whole, const char* whole_is, const Tensor& part,
+                const char* part_is, int dim, int size) {
+  detail::check_defined(op, whole, whole_is);
+  detail::check_defined(op, part, part_is);
+  check<IndexError>(part.dim() > 0, "[", op, "] the ", part_is,
+                    " has no dimensions; reshape it to one of size 1");
+  const int d = wrap_dim(op, dim, part.dim());
+  Shape expected = part.sizes();
+  expected[d] *= size;
+  check(whole.sizes() == expected, "[", op, "] the ", whole_is, " has shape ", whole.sizes(), ", and the ",
+        part_is, " of shape ", part.sizes(), " along dimension ", d, " of ", size, " ranks needs ", expected,
+        "; pass tensors that differ in this dimension alone");
+  check(d == 0 || part.dim() < kMaxDims, "[", op, "] tensors of ", part.dim(),
+        " dimensions cannot be divided along dimension ", d, "; merge two dimensions by view()");
+  return d;
+}
+
 void check_collective(const Collective& call, int rank, int size, Device transport) {
-  if (call.has_lists()) return check_lists(call, size, transport);
+  if (call.has_lists()) return check_lists(call, rank, size, transport);
   const char* const op = op_name(call.op);
   const bool at_root = rank == call.peer;
   switch (call.op) {
@@ -159,23 +185,34 @@ namespace {
 
 using Fill = Staged::Fill;
 
+bool on_host(const Tensor& t, Device where) {  // perhaps on different logical devices
+  return t.device().is_cpu() && where.is_cpu();
+}
+
 /// A tensor that consists of one block per rank, in memory that the transport accepts. Uses the tensor's own
-/// memory if each block is contiguous there, otherwise a copy of all blocks. A transport of a CUDA device
-/// also needs blocks without gaps: NCCL's calls depend on that, and they must not depend on one rank's
-/// strides.
+/// memory if each block, or each of its `rows` rows, is contiguous there; otherwise a copy of all blocks. A
+/// transport of a CUDA device also needs blocks without gaps: NCCL's calls depend on that, and they must not
+/// depend on one rank's strides.
 class RankBlocks {
  public:
-  RankBlocks(const Tensor& t, int size, Fill fill, Device where, Deadline deadline) {
-    std::optional<std::size_t> pitch;
-    const bool on_host = t.device().is_cpu() && where.is_cpu();  // perhaps on different logical devices
-    if (fill != Fill::copy && (on_host || (t.device() == where && t.is_contiguous())))
-      pitch = block_pitch(t, size);
-    if (!pitch) staged_.emplace(t, fill, where, deadline);
-    data_ = pitch ? t.raw_data() : staged_->data();
-    pitch_ = pitch.value_or(t.nbytes() / static_cast<std::size_t>(size));
+  RankBlocks(const Tensor& t, int size, std::int64_t rows, Fill fill, Device where, Deadline deadline) {
+    std::optional<RowLayout> found;
+    const bool host = on_host(t, where), direct = fill != Fill::copy;
+    if (direct && host && rows > 1) found = row_layout(t, rows);
+    else if (direct && (host || (t.device() == where && t.is_contiguous())))
+      if (const auto pitch = block_pitch(t, size)) found = RowLayout{.pitch = *pitch};
+    const std::size_t block = t.nbytes() / static_cast<std::size_t>(size);
+    if (found) {
+      layout_ = *found;
+    } else {
+      staged_.emplace(t, fill, where, deadline);
+      layout_ = {.pitch = block};
+      if (host) layout_.rows = static_cast<std::size_t>(rows), layout_.row_pitch = block / layout_.rows;
+    }
+    data_ = found ? t.raw_data() : staged_->data();
   }
   void* data() const { return data_; }
-  std::size_t pitch() const { return pitch_; }
+  const RowLayout& layout() const { return layout_; }
   void store() const {
     if (staged_) staged_->store();
   }
@@ -183,7 +220,31 @@ class RankBlocks {
  private:
   std::optional<Staged> staged_;
   void* data_ = nullptr;
-  std::size_t pitch_ = 0;
+  RowLayout layout_;
+};
+
+/// A tensor that an all_to_all sends or receives, in memory that the transport accepts: its own memory if it
+/// is contiguous or consists of rows, otherwise a copy.
+class RowsOfTensor {
+ public:
+  RowsOfTensor(const Tensor& t, Fill fill, Device where, Deadline deadline) {
+    if (t.numel() == 0) return;
+    std::optional<RowLayout> found;
+    if (fill != Fill::copy && on_host(t, where)) found = row_layout(t);
+    if (found) layout_ = *found;
+    else staged_.emplace(t, fill, where, deadline);
+    data_ = found ? t.raw_data() : staged_->data();
+  }
+  void* data() const { return data_; }
+  const RowLayout& layout() const { return layout_; }
+  void store() const {
+    if (staged_) staged_->store();
+  }
+
+ private:
+  std::optional<Staged> staged_;
+  void* data_ = nullptr;
+  RowLayout layout_;
 };
 
 /// Says which inputs of a call with lists must be copied, because they share memory with outputs.
@@ -203,6 +264,7 @@ class SharedInputs {
  private:
   // The backends allow that the part of this rank is its block of the whole.
   bool is_own_block(std::size_t i, int rank, int size) const {
+    if (call_.op == Op::all_to_all) return false;
     const bool gathers = call_.op == Op::all_gather;
     const Tensor &whole = gathers ? call_.outs[i] : call_.ins[i], &part = call_.parts()[i];
     const auto pitch = block_pitch(whole, size);
@@ -215,7 +277,23 @@ class SharedInputs {
   std::vector<std::pair<std::intptr_t, std::intptr_t>> outs_;
 };
 
+void exchange_lists(const Collective& call, Backend& backend, Deadline deadline) {
+  const SharedInputs shared(call);
+  std::deque<RowsOfTensor> ins, outs;
+  std::vector<ExchangePart> parts;
+  for (std::size_t i = 0; i < call.ins.size(); ++i) {
+    const Fill read = shared.must_copy(i, backend.rank(), backend.size()) ? Fill::copy : Fill::yes;
+    const RowsOfTensor& in = ins.emplace_back(call.ins[i], read, backend.device(), deadline);
+    const RowsOfTensor& out = outs.emplace_back(call.outs[i], Fill::no, backend.device(), deadline);
+    parts.push_back({in.data(), out.data(), call.ins[i].nbytes(), call.outs[i].nbytes(), in.layout().rows,
+                     in.layout().row_pitch, out.layout().rows, out.layout().row_pitch});
+  }
+  backend.all_to_all(parts, deadline);
+  for (const RowsOfTensor& out : outs) out.store();
+}
+
 void run_lists(const Collective& call, Backend& backend, Deadline deadline) {
+  if (call.op == Op::all_to_all) return exchange_lists(call, backend, deadline);
   const int size = backend.size();
   const Device where = backend.device();
   const bool gathers = call.op == Op::all_gather;
@@ -227,12 +305,16 @@ void run_lists(const Collective& call, Backend& backend, Deadline deadline) {
   for (std::size_t i = 0; i < call.ins.size(); ++i) {
     const Tensor &in = call.ins[i], &out = call.outs[i];
     if (in.numel() == 0) continue;
+    std::int64_t rows = 1;
+    for (int d = 0; d < call.dim; ++d) rows *= call.parts()[i].sizes()[d];
     const Fill read = shared.must_copy(i, backend.rank(), size) ? Fill::copy : Fill::yes;
     const RankBlocks& whole =
-        wholes.emplace_back(gathers ? out : in, size, gathers ? Fill::no : read, where, deadline);
+        wholes.emplace_back(gathers ? out : in, size, rows, gathers ? Fill::no : read, where, deadline);
     const Staged& part = parts.emplace_back(gathers ? in : out, gathers ? read : Fill::no, where, deadline);
-    if (gathers) gather_parts.push_back({part.data(), whole.data(), in.nbytes(), whole.pitch()});
-    else scatter_parts.push_back({whole.data(), part.data(), out.numel(), out.dtype(), whole.pitch()});
+    const auto& [pitch, count, row_pitch] = whole.layout();
+    if (gathers) gather_parts.push_back({part.data(), whole.data(), in.nbytes(), pitch, count, row_pitch});
+    else
+      scatter_parts.push_back({whole.data(), part.data(), out.numel(), out.dtype(), pitch, count, row_pitch});
   }
   if (wholes.empty()) return;
   if (gathers) {

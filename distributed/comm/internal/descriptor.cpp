@@ -67,7 +67,14 @@ Descriptor::Descriptor(const CollectiveRecord& record)
       shape(hash(record.shape)),
       name(fnv1a(record.name)),
       list(record.tensors == 1 ? 0 : fnv1a(concat({record.tensors, "\n", record.list}))),
-      order(record.order) {}
+      order(record.order) {
+  if (record.dim > 0) list = fnv1a(concat({"dim ", record.dim}));
+  if (record.op != Op::all_to_all || record.tensors == 1) return;
+  dtype = 0;
+  ndim = kParts;
+  shape = 0;
+  list = record.parts;
+}
 
 MessageDescriptor::MessageDescriptor(const CollectiveRecord& record)
     : dtype(static_cast<std::uint8_t>(record.dtype)),
@@ -120,7 +127,7 @@ std::string seconds(Clock::duration d) {
 
 std::string call_text(const CollectiveRecord& record, std::size_t most) {
   std::string text = record.str();
-  if (!record.list.empty()) text += "\n" + record.list;
+  if (!record.list.empty() && record.op != Op::all_to_all) text += "\n" + record.list;
   return text.substr(0, most);
 }
 

@@ -14,17 +14,24 @@ struct Descriptor {
   std::uint8_t op = 0, reduce = 0, dtype = 0, ndim = 0;
   std::uint64_t sequence = 0, group = 0;
   std::int64_t peer = -1;
-  std::uint64_t shape = 0, name = 0, list = 0;
+  std::uint64_t shape = 0, name = 0;
+  std::uint64_t list = 0;   // CollectiveRecord::parts if has_parts()
   std::uint64_t order = 0;  // CollectiveRecord::order, which differs from rank to rank
 
   explicit Descriptor(const CollectiveRecord& record);
   Descriptor() = default;
-  /// True if all members but `order` are equal.
+  /// True for an all_to_all of lists, in which each rank has other tensors.
+  bool has_parts() const { return ndim == kParts; }
+  /// True if all members are equal but those that differ from rank to rank.
   bool is_same_call(Descriptor other) const {
     other.order = order;
+    if (has_parts()) other.list = list;
     return other == *this;
   }
   friend bool operator==(const Descriptor&, const Descriptor&) = default;
+
+ private:
+  static constexpr std::uint8_t kParts = 255;
 };
 static_assert(sizeof(Descriptor) == 64);
 

@@ -21,6 +21,15 @@ constexpr Milliseconds kLook = 50ms;
 
 }  // namespace
 
+CallBody beside(const std::shared_ptr<DeviceWork>& work, CallBody body) {
+  return [work, body = std::move(body)](const CollectiveRecord& record, Deadline deadline) {
+    const StreamGuard guard(work->stream());
+    work->begin();
+    body(record, deadline);
+    work->end();
+  };
+}
+
 void GroupCore::open() {
   const std::lock_guard lock(member->order);
   hash = fnv1a(key);

@@ -55,6 +55,8 @@ struct GroupMember {
 
 /// The work of a recorded call. The second argument is its deadline.
 using CallBody = std::function<void(const CollectiveRecord&, Deadline)>;
+/// Returns a function that runs `body` on the stream of `work`, between work->begin() and work->end().
+CallBody beside(const std::shared_ptr<DeviceWork>& work, CallBody body);
 
 /// The state of a group that tasks of its queue use.
 struct GroupCore {
@@ -80,6 +82,7 @@ struct GroupCore {
     std::optional<ExclusiveStream> stream;
     std::unique_ptr<Fifo> fifo;
     std::uint64_t sequence = 0;
+    std::shared_ptr<Work::State> last;  // the last message
   };
   std::map<std::tuple<int, Op, std::uint32_t>, Channel> channels;  // by peer, direction and tag
 

@@ -11,4 +11,11 @@ constexpr std::uint64_t fnv1a(std::string_view bytes) {
   return hash;
 }
 
+/// The finalizer of SplitMix64 (Steele, Lea, Flood 2014). It is a bijection, and not linear.
+constexpr std::uint64_t mix(std::uint64_t x) {
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return x ^ x >> 31;
+}
+
 }  // namespace tapestry::distributed

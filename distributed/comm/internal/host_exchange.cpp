@@ -197,18 +197,20 @@ void HostExchange::reduce(std::byte* data, std::int64_t count, DType dtype, Redu
 void HostExchange::reduce_scatter(std::span<const ScatterPart> parts, ReduceOp op, PeerWatch& watch) {
   const BlockRow row(parts, [](const ScatterPart& p) { return p.bytes(); });
   const std::size_t most = part_bytes(), rounds = rounds_of(row.bytes(), most);
-  const auto input = [&](std::size_t part, int of, std::size_t offset) {
-    return static_cast<const std::byte*>(parts[part].in) + static_cast<std::size_t>(of) * parts[part].pitch +
-           offset;
+  const auto block = [&](std::size_t part, int of) {
+    return static_cast<const std::byte*>(parts[part].in) + static_cast<std::size_t>(of) * parts[part].pitch;
+  };
+  const auto input = [&](Round round, int rank, int of, std::size_t at) {
+    return slot(rank, round) + static_cast<std::size_t>(of) * most + at;
   };
   const auto give = [&](std::size_t k) {
     await_slot(round_ + k, watch);
-    for_others([&](int i) {
-      std::byte* const to = slot(rank_, round_ + k) + static_cast<std::size_t>(i) * most;
+    for (int i = 0; i < size_; ++i)
       row.for_each(k * most, most, [&](std::size_t part, std::size_t offset, std::size_t at, std::size_t n) {
-        std::memcpy(to + at, input(part, i, offset), n);
+        // This rank reads its own block in place, unless that has rows.
+        if (i != rank_ || parts[part].rows > 1)
+          Rows::of(parts[part]).read(input(round_ + k, rank_, i, at), block(part, i), offset, n);
       });
-    });
     advance(&Progress::given, round_ + k + 1);
   };
   const auto reduce = [&](std::size_t k) {
@@ -217,8 +219,8 @@ void HostExchange::reduce_scatter(std::span<const ScatterPart> parts, ReduceOp o
     const void* values[kMostRanks];
     row.for_each(k * most, most, [&](std::size_t part, std::size_t offset, std::size_t at, std::size_t n) {
       const DType dtype = parts[part].dtype;
-      for_others([&](int i) { values[i] = slot(i, round) + static_cast<std::size_t>(rank_) * most + at; });
-      values[rank_] = input(part, rank_, offset);
+      for (int i = 0; i < size_; ++i) values[i] = input(round, i, rank_, at);
+      if (parts[part].rows == 1) values[rank_] = block(part, rank_) + offset;
       reduce_in_order(static_cast<std::byte*>(parts[part].out) + offset, values, size_,
                       static_cast<std::int64_t>(n / dtype_size(dtype)), dtype, op);
     });
@@ -268,14 +270,51 @@ void HostExchange::all_gather(std::span<const GatherPart> parts, PeerWatch& watc
       await(&Progress::given, i, round + 1, watch);
       row.for_each((k - 1) * kSlot, kSlot,
                    [&](std::size_t part, std::size_t offset, std::size_t at, std::size_t n) {
-                     std::memcpy(block(part, i) + offset, slot(i, round) + at, n);
+                     Rows::of(parts[part]).write(block(part, i), slot(i, round) + at, offset, n);
                    });
     });
     advance(&Progress::taken, round + 1);
   }
   for (std::size_t part = 0; part < parts.size(); ++part)
-    if (parts[part].bytes > 0 && block(part, rank_) != parts[part].in)
-      std::memcpy(block(part, rank_), parts[part].in, parts[part].bytes);
+    if (block(part, rank_) != parts[part].in)
+      Rows::of(parts[part]).write(block(part, rank_), parts[part].in, 0, parts[part].bytes);
+  round_ += rounds;
+}
+
+// The ranks first tell one another the length of their longest part, because all of them must make as many
+// rounds. In a round, part i of a rank's slot is for rank i.
+void HostExchange::all_to_all(std::span<const ExchangePart> parts, PeerWatch& watch) {
+  std::size_t longest = 0;
+  for (const ExchangePart& part : parts) longest = std::max({longest, part.in_bytes, part.out_bytes});
+  std::vector<std::size_t> all(parts.size());
+  const GatherPart lengths{&longest, all.data(), sizeof longest, sizeof longest};
+  all_gather(std::span(&lengths, 1), watch);
+  const std::size_t most = part_bytes(), rounds = rounds_of(*std::max_element(all.begin(), all.end()), most);
+  const auto part_at = [&](int i) -> const ExchangePart& { return parts[static_cast<std::size_t>(i)]; };
+  const auto piece = [&](std::size_t bytes, std::size_t k) {
+    return bytes > k * most ? std::min(most, bytes - k * most) : 0;
+  };
+  for (std::size_t k = 0; k < rounds + 1; ++k) {
+    if (k < rounds) {
+      await_slot(round_ + k, watch);
+      for_others([&](int i) {
+        const ExchangePart& part = part_at(i);
+        in_rows(part).read(slot(rank_, round_ + k) + static_cast<std::size_t>(i) * most, part.in, k * most,
+                           piece(part.in_bytes, k));
+      });
+      advance(&Progress::given, round_ + k + 1);
+    }
+    if (k == 0) continue;
+    const Round round = round_ + k - 1;
+    for_others([&](int i) {
+      await(&Progress::given, i, round + 1, watch);
+      const ExchangePart& part = part_at(i);
+      out_rows(part).write(part.out, slot(i, round) + static_cast<std::size_t>(rank_) * most, (k - 1) * most,
+                           piece(part.out_bytes, k - 1));
+    });
+    advance(&Progress::taken, round + 1);
+  }
+  copy_own(part_at(rank_));
   round_ += rounds;
 }
 

@@ -32,7 +32,7 @@ class PeerWatch {
 /// bits, which are also those of the other host transports.
 ///
 /// As for Backend, one thread at a time may call, and all ranks make the same calls in the same order with
-/// equal arguments.
+/// arguments that fit.
 class HostExchange {
  public:
   static constexpr int kMostRanks = 64, kEveryone = -1;
@@ -51,6 +51,8 @@ class HostExchange {
   /// As in Backend. Each byte is copied once to the segment, and from there to its place in each rank's
   /// `out`.
   void all_gather(std::span<const GatherPart> parts, PeerWatch& watch);
+  /// As in Backend. Each byte is copied once to the segment, and from there to its place.
+  void all_to_all(std::span<const ExchangePart> parts, PeerWatch& watch);
 
  private:
   using Round = std::uint64_t;  // the number of a round, counted from the first collective

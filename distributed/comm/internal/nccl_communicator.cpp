@@ -139,6 +139,24 @@ void Communicator::enqueue(const char* call, Deadline deadline,
   settle(result, call, deadline);
 }
 
+void Communicator::enqueue_together(const std::vector<std::shared_ptr<Communicator> >& all, const char* call,
+                                    Deadline deadline,
+                                    const std::function<ncclResult_t(const std::vector<ncclComm_t>&)>& f) {
+  cuda::devices().runtime().choose(all.at(0)->gpu_);
+  ncclResult_t result;
+  {
+    std::vector<std::unique_lock<std::mutex> > locks;
+    std::vector<ncclComm_t> comms;
+    for (const auto& communicator : all) {
+      locks.emplace_back(communicator->mutex_);
+      communicator->check_alive();
+      comms.push_back(communicator->comm_);
+    }
+    result = f(comms);
+  }
+  for (const auto& communicator : all) communicator->settle(result, call, deadline);
+}
+
 void Communicator::poll() {
   const std::lock_guard lock(mutex_);
   check_alive();

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "tapestry/core/device.h"
 #include "tapestry/distributed/comm/internal/deadline.h"
@@ -78,6 +79,11 @@ class Communicator {
   /// for the GPU. `call` is for messages. Throws TimeoutError or DistributedError.
   void enqueue(const char* call, Deadline deadline,
                const std::function<ncclResult_t(ncclComm_t, cudaStream_t)>& f);
+  /// The same for one group of calls on several communicators of one device: calls f(communicators). All
+  /// callers name them in one order.
+  static void enqueue_together(const std::vector<std::shared_ptr<Communicator>>& all, const char* call,
+                               Deadline deadline,
+                               const std::function<ncclResult_t(const std::vector<ncclComm_t>&)>& f);
   /// Throws DistributedError if work of this communicator has failed, or if the backend was aborted.
   void poll();
   /// Ends all calls in flight. Set the AbortFlag before. ncclCommAbort() may wait for kernels on the GPU, but

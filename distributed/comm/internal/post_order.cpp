@@ -6,18 +6,12 @@
 #include <utility>
 
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/comm/internal/hash.h"
 
 namespace tapestry::distributed {
 namespace {
 
 constexpr std::size_t kShown = 3;  // the calls of a rank in an error text
-
-// The finalizer of SplitMix64 (Steele, Lea, Flood 2014). It is a bijection, and not linear.
-constexpr std::uint64_t mix(std::uint64_t x) {
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-  return x ^ x >> 31;
-}
 
 bool has_rank(const std::vector<int>& ranks, int rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();

@@ -105,25 +105,76 @@ bool may_overlap(const Tensor& a, const Tensor& b) {
   return a_begin < b_end && b_begin < a_end;
 }
 
+namespace {
+
+// The stride of dimensions [begin, end) as one dimension, if they are one as far as strides go. A dimension
+// of one element has the stride 0.
+std::optional<std::int64_t> stride_of(const Tensor& t, int begin, int end) {
+  std::optional<std::int64_t> step;
+  std::int64_t reached = 0;  // the dimensions so far step so many elements further in all
+  for (int d = end; d-- > begin;) {
+    if (t.sizes()[d] == 1) continue;
+    if (!step) step = t.strides()[d];
+    else if (t.strides()[d] != reached) return std::nullopt;
+    reached = t.strides()[d] * t.sizes()[d];
+  }
+  return step.value_or(0);
+}
+
+// The first of the last dimensions that together are contiguous.
+int first_dense(const Tensor& t) {
+  std::int64_t run = 1;
+  int d = t.dim();
+  for (; d > 0 && (t.sizes()[d - 1] == 1 || t.strides()[d - 1] == run); --d) run *= t.sizes()[d - 1];
+  return d;
+}
+
+}  // namespace
+
 std::optional<std::size_t> block_pitch(const Tensor& t, int blocks) {
   const std::int64_t block = t.numel() / blocks;
   const auto width = static_cast<std::int64_t>(dtype_size(t.dtype()));
   // The innermost dimensions must form runs of whole blocks or of one block. Dimensions outside of the run
   // must be one dimension as far as strides go, with one block per step.
+  const int dense = first_dense(t);
   std::int64_t run = 1;
-  int d = t.dim();
-  for (; d > 0 && (t.sizes()[d - 1] == 1 || t.strides()[d - 1] == run); --d) run *= t.sizes()[d - 1];
+  for (int d = dense; d < t.dim(); ++d) run *= t.sizes()[d];
   if (run == t.numel()) return static_cast<std::size_t>(block * width);
-  if (run != block) return std::nullopt;
-  std::int64_t step = 0, reached = 0;  // the dimensions so far step `reached` elements further in all
-  for (; d > 0; --d) {
-    if (t.sizes()[d - 1] == 1) continue;
-    if (reached == 0) step = t.strides()[d - 1];
-    else if (t.strides()[d - 1] != reached) return std::nullopt;
-    reached = t.strides()[d - 1] * t.sizes()[d - 1];
+  const auto step = stride_of(t, 0, dense);
+  if (run != block || !step || *step < block) return std::nullopt;
+  return static_cast<std::size_t>(*step * width);
+}
+
+std::optional<RowLayout> row_layout(const Tensor& t, std::int64_t rows) {
+  int end = 1;  // of the dimensions that count rows
+  for (std::int64_t counted = 1; counted < rows; ++end) counted *= t.sizes()[end];
+  if (first_dense(t) > end) return std::nullopt;
+  const auto row_step = stride_of(t, 1, end);
+  const std::int64_t row = t.numel() / t.sizes()[0] / rows, step = t.sizes()[0] > 1 ? t.strides()[0] : row;
+  if (!row_step || (rows > 1 && *row_step < row) || step < row) return std::nullopt;
+  const auto width = static_cast<std::int64_t>(dtype_size(t.dtype()));
+  return RowLayout{static_cast<std::size_t>(step * width), static_cast<std::size_t>(rows),
+                   static_cast<std::size_t>(*row_step * width)};
+}
+
+std::optional<RowLayout> row_layout(const Tensor& t) {
+  const int begin = first_dense(t);
+  std::int64_t rows = 1;
+  for (int d = 0; d < begin; ++d) rows *= t.sizes()[d];
+  const auto step = stride_of(t, 0, begin);
+  if (!step || (rows > 1 && *step < t.numel() / rows)) return std::nullopt;
+  return RowLayout{0, static_cast<std::size_t>(rows),
+                   static_cast<std::size_t>(*step) * dtype_size(t.dtype())};
+}
+
+Tensor blocks_along(const Tensor& t, int dim, int blocks) {
+  const std::int64_t each = t.size(dim) / blocks;
+  Shape sizes{blocks}, strides{each * t.strides()[dim]};
+  for (int d = 0; d < t.dim(); ++d) {
+    sizes.push_back(d == dim ? each : t.sizes()[d]);
+    strides.push_back(t.strides()[d]);
   }
-  if (step < block) return std::nullopt;
-  return static_cast<std::size_t>(step * width);
+  return detail::raw_view(t, sizes, strides, t.storage_offset());
 }
 
 Dense::Dense(const Tensor& t, Fill fill) : t_(t) {

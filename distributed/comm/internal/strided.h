@@ -20,6 +20,20 @@ bool may_overlap(const Tensor& a, const Tensor& b);
 /// The distance in bytes between the begins of consecutive blocks, if the tensor consists of `blocks` equal
 /// blocks of consecutive elements and each of them is contiguous. Otherwise nullopt. The tensor is not empty.
 std::optional<std::size_t> block_pitch(const Tensor& t, int blocks);
+/// How equal runs of consecutive bytes lie in memory: `rows` of them in each of several blocks. Pitches are
+/// in bytes.
+struct RowLayout {
+  std::size_t pitch = 0, rows = 1, row_pitch = 0;
+};
+/// The layout of a tensor whose dimension 0 counts the blocks and whose next dimensions count `rows` rows, if
+/// each row is contiguous and the rows of a block are equally spaced. Otherwise nullopt. The tensor is not
+/// empty.
+std::optional<RowLayout> row_layout(const Tensor& t, std::int64_t rows);
+/// The layout of a tensor as one block, with as few rows as possible. The tensor is not empty.
+std::optional<RowLayout> row_layout(const Tensor& t);
+/// The view of a tensor that has size(dim) / blocks elements of dimension `dim` in each of its blocks: the
+/// blocks are its dimension 0.
+Tensor blocks_along(const Tensor& t, int dim, int blocks);
 
 /// The elements of a CPU tensor in row-major order. Uses the tensor's own memory if it is contiguous,
 /// otherwise a copy. Copies run in the calling thread.

@@ -6,7 +6,9 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
+#include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/internal/device_work.h"
 #include "tapestry/distributed/comm/internal/diagnosis.h"
 #include "tapestry/distributed/comm/internal/fifo.h"
@@ -17,10 +19,14 @@ namespace tapestry::distributed {
 struct Work::State {
   State(std::string what_, Milliseconds timeout_, std::shared_ptr<Fifo::Progress> progress_)
       : what(std::move(what_)), timeout(timeout_), progress(std::move(progress_)) {}
+  /// Of a batch of messages, two or more. Only wait_until() and what Work says of it may be called.
+  explicit State(std::vector<std::shared_ptr<State>> parts_)
+      : what(concat({parts_.size(), " messages"})), timeout(parts_[0]->timeout), parts(std::move(parts_)) {}
 
   const std::string what;  // the call as error messages name it
   const Milliseconds timeout;
-  const std::shared_ptr<Fifo::Progress> progress;  // null if the call ran in the caller's thread
+  const std::vector<std::shared_ptr<State>> parts;  // each message of a batch; otherwise empty
+  const std::shared_ptr<Fifo::Progress> progress;   // null if the call ran in the caller's thread
 
   std::shared_ptr<DeviceWork> device;  // null if no GPU takes part; set before the Work is returned
 

@@ -1,0 +1,81 @@
+#include "tapestry/distributed/context/attention.h"
+
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/error.h"
+#include "tapestry/distributed/context/internal/checks.h"
+#include "tapestry/distributed/placement/convert.h"
+
+namespace tapestry::distributed {
+
+AttentionParams check_context(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
+                              const Axis& axis, const ContextAttentionOptions& options) {
+  for (const auto& [t, what] : {std::pair<const Tensor&, const char*>{q, "q"}, {k, "k"}, {v, "v"}}) {
+    detail::check_defined(op, t, what);
+    check(t.dim() == 4, "[", op, "] ", what, " has the shape ", t.sizes(),
+          "; expected (batch, heads, rows, width)");
+  }
+  check(k.size(1) > 0 && k.size(1) == v.size(1) && q.size(1) % k.size(1) == 0, "[", op, "] q has ", q.size(1),
+        " heads, k ", k.size(1), " and v ", v.size(1),
+        "; the heads of k and v must be equal and divide those of q");
+  check(q.size(2) == k.size(2) && q.size(2) == v.size(2), "[", op, "] q has ", q.size(2), " rows, k ",
+        k.size(2), " and v ", v.size(2), "; pass this rank's rows of each");
+  check(!axis.over_devices(), "[", op, "] axis ", axis.name(),
+        " is over devices of one process; use one over ranks");
+  const Tensor& documents = options.documents;
+  if (documents.defined()) {
+    const Shape expected{q.size(0), q.size(2) * axis.size()};
+    check<TypeError>(documents.dtype() == DType::i64, "[", op, "] the documents are ", documents.dtype(),
+                     "; convert them to int64");
+    check(documents.sizes() == expected, "[", op, "] the documents have the shape ", documents.sizes(),
+          "; expected (batch, length) of the whole sequence, ", expected);
+  }
+  return {.scale = options.scale, .enable_gqa = q.size(1) != k.size(1)};
+}
+
+namespace {
+
+// Attention of queries that begin at position `begin` to all keys.
+Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t begin, AttentionParams params,
+              const ContextAttentionOptions& options) {
+  if (!options.documents.defined()) {
+    params.is_causal = options.is_causal;
+    if (options.is_causal) params.causal_offset = begin;
+    return scaled_dot_product_attention(q, k, v, params);
+  }
+  const Tensor& all = options.documents;
+  Tensor mask = eq(all.narrow(1, begin, q.size(2)).unsqueeze(2), all.unsqueeze(1));  // (batch, queries, keys)
+  if (options.is_causal) {
+    const TensorOptions integers(DType::i64, all.device());
+    mask = logical_and(mask,
+                       le(arange(k.size(2), integers), (arange(q.size(2), integers) + begin).unsqueeze(1)));
+  }
+  params.attn_mask = mask.unsqueeze(1);
+  return scaled_dot_product_attention(q, k, v, params);
+}
+
+}  // namespace
+
+Tensor gathered_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Axis& axis,
+                          const ContextAttentionOptions& options) {
+  const AttentionParams params = check_context("gathered_attention", q, k, v, axis, options);
+  const Placement rows = Placement::sharded(2), all = Placement::replicated();
+  PendingConversion keys = begin_convert(k, axis, rows, all), values = begin_convert(v, axis, rows, all);
+  const Tensor whole_k = keys.finish();
+  return attend(q, whole_k, values.finish(), q.size(2) * axis.coordinate(), params, options);
+}
+
+Tensor all_to_all_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Axis& axis,
+                            const ContextAttentionOptions& options) {
+  const AttentionParams params = check_context("all_to_all_attention", q, k, v, axis, options);
+  check(k.size(1) % axis.size() == 0, "[all_to_all_attention] ", axis.size(), " ranks cannot divide ",
+        k.size(1), " heads of k and v equally; use ring_attention() or gathered_attention()");
+  const Placement rows = Placement::sharded(2), heads = Placement::sharded(1);
+  PendingConversion of_q = begin_convert(q, axis, rows, heads), of_k = begin_convert(k, axis, rows, heads),
+                    of_v = begin_convert(v, axis, rows, heads);
+  const Tensor all_q = of_q.finish(), all_k = of_k.finish();
+  return convert(attend(all_q, all_k, of_v.finish(), 0, params, options), axis, heads, rows);
+}
+
+}  // namespace tapestry::distributed
