@@ -62,6 +62,7 @@ const std::vector<CastRule>& cast_rules() {
       {"feed_forward", low, low},
       {"grid_sample", f32, promote},
       {"group_norm", through, f32},
+      {"grouped_mm", low, low},
       {"gru", low, low},
       {"hinge_embedding_loss", f32, f32},
       {"huber_loss", f32, f32},

@@ -12,6 +12,7 @@
 #include "tapestry/autograd/ops/fold.h"
 #include "tapestry/autograd/ops/fused.h"
 #include "tapestry/autograd/ops/grid_sample.h"
+#include "tapestry/autograd/ops/grouped_mm.h"
 #include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/linalg.h"
 #include "tapestry/autograd/ops/linear_cross_entropy.h"

@@ -4,18 +4,18 @@
 # These files are not in the base: language models, linear algebra, operations and layers of special use, pipelines, the planner
 # and some formats of data. All others are. A program that the base is too small for fails to link.
 set(outside
-  "(autograd/ops|kernels/cpu|kernels/cuda(/hopper|/vendor)?)/(cudnn_)?(attention|ctc|distance|embedding|fold|fused_norm|grid_sample|index_mask|index_put|linalg|linear_cross_entropy|multinomial|norm_group|norm_layer|packed_linear|pool_nd|product|rearrange|recurrent|reduce_composed|resample|rope|scan|search|sort|swiglu|view_dims|view_in_place|view_split)[^/]*"
+  "(autograd/ops|kernels/cpu|kernels/cuda(/hopper|/vendor)?)/(cudnn_)?(attention|ctc|distance|embedding|fold|fused_norm|grid_sample|grouped_mm|index_mask|index_put|linalg|linear_cross_entropy|multinomial|norm_group|norm_layer|packed_linear|pool_nd|product|rearrange|recurrent|reduce_composed|resample|rope|scan|search|sort|swiglu|view_dims|view_in_place|view_split)[^/]*"
   "autograd/(functional|gradcheck)"
   "core/(dlpack|gguf|packed_tensor|profiler|safetensors_shards|trace)[^/]*"
   "data/(text|tokenizer)/.*"
   "data/(color|iterable|mix|resize|rotation)"
   "data/formats/(image|internal/(jpeg|png)|npy|npz|text)[^/]*"
   "distributed/(context|pipeline|placement|planner|tensor)/.*"
-  "distributed/(checkpoint/internal/(convert|program)|comm/run_local|common/(ddp_report|trace)|launch/child_processes)"
+  "distributed/(checkpoint/internal/(convert|program)|comm/(fake_group|run_local)|common/(ddp_report|trace)|launch/child_processes)"
   "distributed/fsdp/(internal/sharded_replicas|sharded_data_parallel|devices_row)"
   "kernels/cpu/(matmul_packed|optim_rules)[^/]*"
   "nn/models/.*"
-  "nn/layers/(attention|bilinear|embedding|fold|fused_norm|glu|loss|norm|packed|pool|recurrent|rope|shape|transformer|upsample)"
+  "nn/layers/(attention|bilinear|embedding|fold|fused_norm|glu|loss|moe|norm|packed|pool|recurrent|rope|shape|transformer|upsample)"
   "nn/optim/(adaptive|lbfgs|lr_finder|muon|plateau|sequential)"
   "nn/(convert_parameters|distributions|functional|init_matrices|losses|parametrize|internal/name_pattern|utils/rnn)")
 if(NOT TAPESTRY_CUDA_FOUND)

@@ -66,8 +66,8 @@ TrainingJob::TrainingJob(const JobOptions& o) {
   const distributed::StrategyPlan plan = plan_of(o, job.launcher != "none");
   if (job.world_size > 1 && (plan.over_devices || plan.axes.empty()))
     fail<UsageError>("[", o.command, "] this is one of ", job.world_size,
-                     " processes, which would all train the same model; add --parallel ddp, fsdp, or another "
-                     "mode over ranks");
+                     " processes, which would all do the same; add --parallel ddp, fsdp, or another mode over "
+                     "ranks");
   if ((job.restart > 0 || job.max_restarts > 0) && !o.restartable)
     fail<UsageError>("[", o.command,
                      "] the launcher restarts this job after a failure, and a restart would begin again or "
@@ -117,10 +117,6 @@ Request TrainingJob::agree(const Request& own) {
 void TrainingJob::share(RankRow row) {
   rows_->complete(row, *strategy_);
   requests_->share(row);
-}
-
-bool TrainingJob::writes_samples() const {
-  return strategy_->can_call_model() && (first() || strategy_->calls_are_collective());
 }
 
 void TrainingJob::print_report(Progress& progress) const {

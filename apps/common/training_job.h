@@ -57,8 +57,6 @@ class TrainingJob {
   /// What a checkpoint of the run saves: the training, this rank's place and the choices that change bits.
   tapestry::distributed::ShardedTraining saved(const tapestry::nn::Training& training,
                                                const std::string& precision) const;
-  /// True on the ranks that call the model to write a sample: one rank, or all if the call is collective.
-  bool writes_samples() const;
   /// Prints what each axis sent in the last step, and the most that the devices of this process held. Prints
   /// nothing if there is one device. All ranks call it.
   void print_report(Progress& progress) const;

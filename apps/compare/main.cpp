@@ -90,7 +90,10 @@ void check_options(const Options& o) {
                         (o.link_latency_us && o.link_bandwidth_gbs),
                     "[compare] with --devices 1 no link is measured, and communication would cost nothing; "
                     "use more devices, or give --link-latency-us and --link-bandwidth-gbs");
-  check<UsageError>(simulates || (!o.link_latency_us && !o.link_bandwidth_gbs),
+  check<UsageError>(w.devices > 1 || o.link_latency_us.has_value() == o.link_bandwidth_gbs.has_value(),
+                    "[compare] with --devices 1 no link is measured; give both --link-latency-us and "
+                    "--link-bandwidth-gbs, or neither");
+  check<UsageError>(simulates || w.devices == 1 || (!o.link_latency_us && !o.link_bandwidth_gbs),
                     "[compare] link options have no effect without a simulation; give --predict-devices too");
   check<UsageError>(
       (simulates && w.devices_per_host > 0) || (!o.cross_latency_us && !o.cross_bandwidth_gbs),
@@ -186,7 +189,8 @@ int main(int argc, char** argv) {
            "Also simulate this number of devices, each like the measured one; 0 disables it",
            {.check = apps::between(0, kMaxDevices)});
   line.add("--link-latency-us", o.link_latency_us,
-           "Latency of a message between simulated devices, in microseconds; by default as measured",
+           "Latency of a message between simulated devices, in microseconds; by default as measured. With "
+           "--devices 1, which has no link to measure, also that of the scaling in the page",
            {.check = apps::between(0.0, 1e9)});
   line.add("--link-bandwidth-gbs", o.link_bandwidth_gbs,
            "Bandwidth between simulated devices, in GB/s (10^9 bytes per second); by default as measured",

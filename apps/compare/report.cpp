@@ -96,7 +96,7 @@ std::string basis_of(const planner::Profile& profile, const planner::Link& link)
       concat({"blocks measured on one device; while all devices compute, they take ",
               short_number(c.forward, "%.2f"), " (forward), ", short_number(c.backward, "%.2f"),
               " (backward) and ", short_number(c.update, "%.2f"), " (update) times as long"});
-  if (!measured(link.copy)) return text;
+  if (!measured(link.copy)) return text + "; no link was measured, and communication takes no time";
   text += "; copies between devices: " + cost(link.copy) +
           "; all-reduces between threads: " + all_reduce(link.local);
   if (measured(link.ranks.message)) text += "; between processes: " + all_reduce(link.ranks);

@@ -212,7 +212,13 @@ class Comparison {
   void add_predictions(Report& report) const {
     if (!predicts_) return;
     const planner::Profile profile = median_of(profiles_);
-    const planner::Link measured_link = median_of(links_);
+    std::optional<double> latency_s = o_.link_latency_us, bandwidth = o_.link_bandwidth_gbs;
+    if (latency_s) *latency_s *= 1e-6;
+    if (bandwidth) *bandwidth *= 1e9;
+    // One device has no link to measure; without options, communication takes no time.
+    const planner::Link median = median_of(links_);
+    const planner::Link measured_link =
+        w_.devices > 1 ? median : planner::link_with(median, latency_s, bandwidth);
     report.profile = profile;
     report.link = measured_link;
     for (Result& r : report.results) {
@@ -228,9 +234,6 @@ class Comparison {
       report.predictions.push_back(*p);
     }
     add_scaling(report);
-    std::optional<double> latency_s = o_.link_latency_us, bandwidth = o_.link_bandwidth_gbs;
-    if (latency_s) *latency_s *= 1e-6;
-    if (bandwidth) *bandwidth *= 1e9;
     planner::Link link = planner::link_with(measured_link, latency_s, bandwidth);
     if (o_.cross_latency_us || o_.cross_bandwidth_gbs) {
       const planner::TransferCost& inner = link.ranks.message;

@@ -1,6 +1,7 @@
 // gpt convert: GGUF to a folder of Hugging Face and back.
 #include <cstdio>
 #include <filesystem>
+#include <type_traits>
 #include <utility>
 
 #include "tapestry/apps/common/command_line.h"
@@ -43,9 +44,9 @@ void with_config(const std::string& path, const nn::ModelWeights& weights, F&& f
     fn(config);
   };
   const GgufFile* const gguf = weights.gguf();
-  const bool gpt2 =
-      gguf ? gguf->metadata().string("general.architecture") == "gpt2" : nn::model_type_of(path) == "gpt2";
-  if (gpt2)
+  const std::string type = gguf ? gguf->metadata().string("general.architecture") : nn::model_type_of(path);
+  if (type == "olmoe") checked(nn::OlmoeConfig::from_hf_json(path), "model.embed_tokens.weight");
+  else if (type == "gpt2")
     checked(gguf ? nn::Gpt2Config::from_gguf(*gguf) : nn::Gpt2Config::from_hf_json(path),
             "transformer.wte.weight");
   else
@@ -55,6 +56,7 @@ void with_config(const std::string& path, const nn::ModelWeights& weights, F&& f
 
 std::int64_t context_of(const nn::LlamaConfig& c) { return c.max_position_embeddings; }
 std::int64_t context_of(const nn::Gpt2Config& c) { return c.n_positions; }
+std::int64_t context_of(const nn::OlmoeConfig& c) { return c.max_position_embeddings; }
 
 int run(const Options& o) {
   if (o.model.empty() || o.out.empty())
@@ -118,7 +120,9 @@ int run(const Options& o) {
         options.metadata.set("tokenizer.ggml.eos_token_id", static_cast<std::uint32_t>(files.eos));
       if (!files.chat_template.empty()) options.metadata.set("tokenizer.chat_template", files.chat_template);
     }
-    nn::save_gguf(o.out, config, sources, options);
+    if constexpr (std::is_same_v<decltype(config), const nn::OlmoeConfig&>)
+      throw UsageError("[gpt convert] a model of type olmoe has no GGUF file; write a folder");
+    else nn::save_gguf(o.out, config, sources, options);
   });
   std::printf("wrote %s: %zu tensors%s%s\n", o.out.c_str(), sources.size(),
               o.adapter.empty() ? "" : " with the adapter merged",

@@ -5,12 +5,17 @@
 #include <cstdio>
 #include <iostream>
 #include <iterator>
+#include <optional>
 
 #include "tapestry/apps/common/stop_request.h"
+#include "tapestry/apps/common/training_job.h"
 #include "tapestry/apps/gpt/commands.h"
+#include "tapestry/apps/gpt/divided_model.h"
 #include "tapestry/apps/gpt/model_files.h"
 #include "tapestry/apps/gpt/sampling.h"
 #include "tapestry/core/parallel.h"
+#include "tapestry/distributed/comm/environment.h"
+#include "tapestry/distributed/comm/text.h"
 
 namespace apps::gpt {
 
@@ -28,19 +33,36 @@ struct Options {
   std::int64_t max_tokens = 128;
   std::vector<std::string> stop;
   nn::SamplerOptions sampler;
+  std::string parallel = "none";
   bool stats = false, ignore_eos = false;
   int threads = 0;
 };
 
+std::string read_prompt() {
+  if (isatty(STDIN_FILENO)) std::fprintf(stderr, "The prompt, ended by Ctrl-D:\n");
+  return {std::istreambuf_iterator<char>(std::cin), {}};
+}
+
+JobOptions job_of(const Options& o) {
+  return {.command = "gpt generate",
+          .parallel = o.parallel,
+          .has_stages = true,
+          .identity = concat({o.model.model, " ", o.model.adapter, " ", o.max_tokens, " ", o.ignore_eos, " ",
+                              o.sampler.temperature, " ", o.sampler.seed})};
+}
+
 int run(const Options& o, bool has_prompt) {
   std::string prompt = o.prompt;
-  if (!has_prompt) {
-    if (isatty(STDIN_FILENO)) std::fprintf(stderr, "The prompt, ended by Ctrl-D:\n");
-    prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
-  }
+  const bool reads = !has_prompt && distributed::read_environment().rank == 0;
+  if (reads) prompt = read_prompt();
   // Not before: Ctrl-C ends the program while it waits for the prompt.
   const StopRequest signals;
   if (o.threads > 0) set_num_threads(o.threads);
+  // A job of one process needs no strategy, and starts sooner without one.
+  std::optional<TrainingJob> job;
+  if (o.parallel != "none" || distributed::read_environment().world_size > 1) job.emplace(job_of(o));
+  if (job && job->size() > 1) prompt = distributed::broadcast_text(*job->group(), prompt, 0, "prompt");
+  const bool first = !job || job->first();
   const Pretrained p = load_pretrained(o.model);
   std::vector<std::int64_t> ids = p.tokenizer.encode(prompt);
   if (ids.empty()) {
@@ -53,6 +75,11 @@ int run(const Options& o, bool has_prompt) {
   check(given < context, "[gpt generate] the prompt has ", given,
         " tokens, but the context of the model has ", context, "; shorten the prompt");
 
+  std::optional<DividedModel> divided;
+  if (job) {
+    divided.emplace(job->strategy(), *p.model, "f32");
+    job->strategy().wrap(*p.model, divided->parts());
+  }
   nn::Sampler sampler(o.sampler);
   TextStream out(p.tokenizer, o.stop, write_now);
   double first_s = 0;
@@ -65,10 +92,12 @@ int run(const Options& o, bool has_prompt) {
       first_s = since(kStart);
       decode = Clock::now();
     }
-    return out.next(token) && signals.signal() == 0;
+    return (!first || out.next(token)) && signals.signal() == 0;
   };
-  nn::generate(*p.model, ids, options, sampler);
+  if (divided) divided->generate(ids, options, sampler);
+  else nn::generate(*p.model, ids, options, sampler);
   const double decode_s = since(decode);
+  if (!first) return signals.signal() ? 128 + signals.signal() : 0;
   out.finish();
   write_now("\n");
   if (given + count >= context && count < o.max_tokens)
@@ -99,11 +128,23 @@ int generate(int argc, char** argv) {
   line.add("--stop", o.stop, "End before this text; may be given several times");
   line.add("--ignore-eos", o.ignore_eos, "Go on after the token that ends texts");
   add_sampler_options(line, o.sampler);
+  line.add("--parallel", o.parallel,
+           "Divide the model over ranks of tapestry-run or devices, such as shard=2 or pipeline=2,shard=2; "
+           "weights are f32 then",
+           {.check = parallel_text()});
   line.add("--stats", o.stats, "Print times and speeds to standard error");
   line.add("--threads", o.threads, "Compute threads; 0 uses OMP_NUM_THREADS, or all cores",
            {.check = between(0, 1024)});
   line.footer("Exit status: 0 done, 1 failed, 2 wrong options, 130 after Ctrl-C.");
-  return line.run(argc, argv, [&] { return run(o, line.given("--prompt")); });
+  return line.run(argc, argv, [&] {
+    if (o.parallel != "none") {
+      // Strategies divide parameters, and blocks of a GGUF file are none.
+      if (line.given("--weights") && o.model.weights == "packed")
+        throw UsageError("[gpt generate] --parallel divides f32 weights; leave out --weights packed");
+      o.model.weights = "f32";
+    }
+    return run(o, line.given("--prompt"));
+  });
 }
 
 }  // namespace apps::gpt

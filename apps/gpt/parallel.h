@@ -3,19 +3,17 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "tapestry/apps/common/training_job.h"
 #include "tapestry/apps/gpt/corpus.h"
+#include "tapestry/apps/gpt/divided_model.h"
 #include "tapestry/apps/gpt/train_options.h"
-#include "tapestry/nn/models/language_model.h"
 #include "tapestry/nn/optim/grad_scaler.h"
 
 namespace apps::gpt {
 
-/// A call of the model with a batch: its loss.
-tapestry::Tensor loss_of(tapestry::nn::LanguageModel& model, const Batch& batch);
-/// The blocks of a model, each of which takes and returns features.
-std::vector<tapestry::nn::Module*> blocks_of(tapestry::nn::LanguageModel& model);
 /// Throws UsageError unless each rank gets equally many sequences in each of `parts` parts of a batch.
 void check_batch(const TrainingJob& job, const char* command, std::int64_t batch_size, std::int64_t parts);
 
@@ -31,6 +29,12 @@ class Parallel : public TrainingJob {
   /// Adds the gradients of the mean loss of step `step`, multiplied by the scaler's scale, and returns this
   /// rank's part of the loss: the parts of all ranks add up.
   double forward_backward(Windows& text, std::int64_t step, tapestry::optim::GradScaler& scaler);
+  /// DividedModel::generate() of the model that was wrapped. Collective.
+  std::vector<std::int64_t> generate(std::span<const std::int64_t> prompt,
+                                     const tapestry::nn::GenerateOptions& options,
+                                     tapestry::nn::Sampler& sampler) {
+    return divided_->generate(prompt, options, sampler);
+  }
   /// The mean loss of the first windows of a text, or nothing if stops() returned true. Collective.
   std::optional<double> held_out_loss(const Windows& text, std::int64_t windows,
                                       const std::function<bool()>& stops);
@@ -39,6 +43,7 @@ class Parallel : public TrainingJob {
   tapestry::distributed::Batch on_device(const Batch& batch) const;
 
   const TrainOptions options_;
+  std::unique_ptr<DividedModel> divided_;
 };
 
 }  // namespace apps::gpt

@@ -40,10 +40,11 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-using Config = std::variant<nn::LlamaConfig, nn::Gpt2Config>;
+using Config = std::variant<nn::LlamaConfig, nn::Gpt2Config, nn::OlmoeConfig>;
 
 std::unique_ptr<nn::LanguageModel> build(const Config& config) {
   if (const auto* llama = std::get_if<nn::LlamaConfig>(&config)) return std::make_unique<nn::Llama>(*llama);
+  if (const auto* olmoe = std::get_if<nn::OlmoeConfig>(&config)) return std::make_unique<nn::Olmoe>(*olmoe);
   return std::make_unique<nn::Gpt2>(std::get<nn::Gpt2Config>(config));
 }
 
@@ -62,7 +63,9 @@ Config read_config(const std::string& path) {
     if (file.metadata().string("general.architecture") == "gpt2") return nn::Gpt2Config::from_gguf(file);
     return nn::LlamaConfig::from_gguf(file);
   }
-  if (nn::model_type_of(path) == "gpt2") return nn::Gpt2Config::from_hf_json(path);
+  const std::string type = nn::model_type_of(path);
+  if (type == "gpt2") return nn::Gpt2Config::from_hf_json(path);
+  if (type == "olmoe") return nn::OlmoeConfig::from_hf_json(path);
   return nn::LlamaConfig::from_hf_json(path);
 }
 
@@ -293,7 +296,7 @@ int Run::stopped_by(int signal) {
 }
 
 void Run::write_sample() {
-  if (o_.sample_tokens == 0 || !corpus_.tokenizer || !parallel_.writes_samples()) return;
+  if (o_.sample_tokens == 0 || !corpus_.tokenizer) return;
   const data::Tokenizer tokenizer(*corpus_.tokenizer);
   std::vector<std::int64_t> prompt = tokenizer.encode(o_.sample_prompt, {.add_special = false});
   if (corpus_.separator >= 0) prompt.insert(prompt.begin(), corpus_.separator);
@@ -302,7 +305,8 @@ void Run::write_sample() {
   nn::Sampler sampler({.temperature = 0.8, .top_k = 40, .seed = o_.seed + static_cast<std::uint64_t>(step_)});
   nn::GenerateOptions options{.max_new_tokens = o_.sample_tokens};
   if (corpus_.separator >= 0) options.stop = {corpus_.separator};
-  const std::vector<std::int64_t> words = nn::generate(*model_, prompt, options, sampler);
+  const std::vector<std::int64_t> words = parallel_.generate(prompt, options, sampler);
+  if (!parallel_.first()) return;
   prompt.insert(prompt.end(), words.begin(), words.end());
   const std::string sample = tokenizer.decode(prompt, {.skip_special = true});
   progress_->line("sample: " + sample);

@@ -322,7 +322,7 @@ std::string Run::save() {
 }
 
 void Run::write_sample() {
-  if (o_.sample_tokens == 0 || !parallel_.writes_samples()) return;
+  if (o_.sample_tokens == 0) return;
   std::vector<std::int64_t> prompt;
   if (!o_.chats.empty() && p_->chat) {
     const std::string message = o_.sample_prompt.empty() ? "Hello!" : o_.sample_prompt;
@@ -334,7 +334,8 @@ void Run::write_sample() {
   if (prompt.empty() || static_cast<std::int64_t>(prompt.size()) >= p_->model->context_length()) return;
   nn::Sampler sampler({.temperature = 0.8, .top_k = 40, .seed = o_.seed + static_cast<std::uint64_t>(step_)});
   const std::vector<std::int64_t> words =
-      nn::generate(*p_->model, prompt, {.max_new_tokens = o_.sample_tokens, .stop = p_->stop}, sampler);
+      parallel_.generate(prompt, {.max_new_tokens = o_.sample_tokens, .stop = p_->stop}, sampler);
+  if (!parallel_.first()) return;
   const std::string sample = o_.sample_prompt + (o_.chats.empty() ? "" : " -> ") +
                              p_->tokenizer.decode(words, {.skip_special = true});
   progress_->line("sample: " + sample);

@@ -1,6 +1,7 @@
 #include "tapestry/apps/gpt/tune_parallel.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "tapestry/apps/common/precision.h"
 #include "tapestry/apps/gpt/parallel.h"
@@ -54,7 +55,10 @@ void TuneParallel::wrap(nn::LanguageModel& model) {
     const AutocastScope autocast(precision_);
     return distributed::Loss{model(rows.sequences.ids, how), static_cast<double>(rows.targets)};
   };
-  strategy().wrap(model, {.units = blocks_of(model), .forward_loss = loss});
+  divided_ = std::make_unique<DividedModel>(strategy(), model, precision_);
+  distributed::ModelParts parts = divided_->parts();
+  parts.forward_loss = loss;
+  strategy().wrap(model, std::move(parts));
 }
 
 std::optional<double> TuneParallel::forward_backward(const data::PackedSequences& data,

@@ -1,10 +1,15 @@
 #pragma once
 // What gpt tune says of its model to a distributed::Strategy, and what each rank computes in a step.
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "tapestry/apps/common/training_job.h"
+#include "tapestry/apps/gpt/divided_model.h"
 #include "tapestry/apps/gpt/tune.h"
 #include "tapestry/apps/gpt/tune_data.h"
 #include "tapestry/nn/optim/grad_scaler.h"
@@ -26,10 +31,17 @@ class TuneParallel : public TrainingJob {
   /// gradients. Returns nothing if stops() became true. Collective.
   std::optional<double> held_out_loss(const tapestry::data::PackedSequences& data, std::int64_t most,
                                       const std::function<bool()>& stops);
+  /// DividedModel::generate() of the model that was wrapped. Collective.
+  std::vector<std::int64_t> generate(std::span<const std::int64_t> prompt,
+                                     const tapestry::nn::GenerateOptions& options,
+                                     tapestry::nn::Sampler& sampler) {
+    return divided_->generate(prompt, options, sampler);
+  }
 
  private:
   const bool keep_activations_;
   const std::string precision_;
+  std::unique_ptr<DividedModel> divided_;
 };
 
 }  // namespace apps::gpt

@@ -51,7 +51,7 @@ extern constinit std::atomic<const RecordObserver*> record_observer;
 ///   if (recording(x)) record(kSum, y, {&x}, ...);
 class CallNote {
  public:
-  explicit CallNote(const CallDetails& details) {
+  explicit CallNote(const CallDetails& details) {  // NOLINT: details_ and outer_ are set by enter()
     if (impl::record_observer.load(std::memory_order_relaxed)) [[unlikely]]
       enter(details);
   }
@@ -66,7 +66,9 @@ class CallNote {
   void enter(const CallDetails& details);
   void leave();
   bool entered_ = false;
-  CallDetails details_;
+  union {  // written only if there is an observer
+    CallDetails details_;
+  };
   const CallDetails* outer_;
 };
 

@@ -13,7 +13,7 @@ namespace tapestry::distributed {
 /// Mesh may be made over them. Throws ValueError unless 0 <= rank < size.
 std::shared_ptr<ProcessGroup> fake_process_group(int rank, int size, const GroupOptions& options = {});
 
-/// Backend::name() of such a group.
-inline constexpr const char* kFakeBackend = "fake";
+/// Backend::name() of such a group. No other backend has it.
+inline constexpr const char* kFakeBackend = "no peers";
 
 }  // namespace tapestry::distributed

@@ -100,7 +100,7 @@ class ShardOverRanks final : public StrategyLayer {
 
  private:
   const bool gathers_once_ = context().spec.option("gather", is_pipeline() ? "step" : "part") == "step";
-  nn::Module stage_;               // has no parameters; its unit is around the calls of a stage's modules
+  nn::Module stage_;                 // has no parameters; its unit is around the calls of a stage's modules
   std::vector<FullyShard> sharded_;  // the model, or stage_ and the modules of the stage, which are one model
   std::vector<FullyShard> used_by_stage_;  // stage_, and modules that are no units of ModelParts
 };

@@ -20,6 +20,7 @@ class PipelineOverRanks final : public PipelineLayer {
  public:
   using PipelineLayer::PipelineLayer;
   bool builds_in_parts() const override { return true; }
+  bool calls_are_collective() const override { return true; }
 
   void wrap(nn::Module& model, const ModelParts& parts, LocalModules& local) override {
     attach(model, parts);

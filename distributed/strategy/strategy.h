@@ -94,8 +94,8 @@ struct ModelParts {
 };
 
 /// This process's part of a step: the parts of all ranks and of a step add up. Of ranks that know the same
-/// numbers (the stages of a pipeline, the ranks of a tensor axis), the first one has them, and the others have
-/// zeros.
+/// numbers (the stages of a pipeline, the ranks of a tensor axis), the first one has them, and the others
+/// have zeros.
 struct StepLoss {
   Tensor loss;               ///< of the mean over the step; one element
   std::vector<Tensor> sums;  ///< Loss::sums
@@ -240,8 +240,8 @@ class Strategy {
   /// The loss of `turns` batches of each rank, in evaluation mode and without gradients. The ranks may
   /// have different numbers of batches (Batch::counts), but the same number of turns. `seen`, if given, gets
   /// the outputs of ModelParts::forward, or of the last stage, for each batch that counts; it is called on
-  /// one rank of a pipeline and of a tensor axis. Calls stops(), which may be collective, after each turn; returns nothing if it
-  /// returned true. Collective.
+  /// one rank of a pipeline and of a tensor axis. Calls stops(), which may be collective, after each turn;
+  /// returns nothing if it returned true. Collective.
   std::optional<Evaluation> evaluate(std::int64_t turns, const std::function<Batch(std::int64_t turn)>& read,
                                      const std::function<bool()>& stops = {}, const Seen& seen = {});
 

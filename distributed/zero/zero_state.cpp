@@ -7,6 +7,7 @@
 #include "tapestry/distributed/comm/internal/hash.h"
 #include "tapestry/distributed/zero/internal/state.h"
 #include "tapestry/nn/internal/masters.h"
+#include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -132,7 +133,10 @@ nn::StateDict ZeroBase::take_parts(const StateDict& dict) const {
       const std::string key = state_key(i, name);
       const Tensor* const whole = index.find(key);
       if (!whole || !whole->defined()) continue;
-      if (whole->sizes() == t.sizes()) parts[key] = elements_of(whole->detach().contiguous(format), range);
+      // Ranks of another axis may divide the parameter, and so its state.
+      const Tensor mine = whole->sizes() == t.sizes() ? *whole : nn::stored_part(s.items[i].slot, 0, *whole);
+      if (mine.defined() && mine.sizes() == t.sizes())
+        parts[key] = elements_of(mine.detach().contiguous(format), range);
       else
         wrong +=
             "\n  wrong shape: " + key + " expected " + t.sizes().str() + " but got " + whole->sizes().str();

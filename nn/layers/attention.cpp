@@ -159,7 +159,8 @@ std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const
   const std::int64_t head_dim = options.embed_dim / options.num_heads,
                      heads = divided_heads ? divided_heads->count : options.num_heads;
   check(!divided_heads || !how.need_weights,
-        "[multihead_attention] ranks divide the heads, and none has the weights of all; pass need_weights = false");
+        "[multihead_attention] ranks divide the heads, and none has the weights of all; pass need_weights = "
+        "false");
   const std::int64_t wanted[] = {options.embed_dim, *options.kdim, *options.vdim};
   const Tensor* const given[] = {&query, &key, &value};
   const char* const names[] = {"query", "key", "value"};

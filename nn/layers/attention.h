@@ -30,8 +30,8 @@ struct MultiheadAttentionOptions {
 /// gradients: use it under NoGradGuard.
 class KeyValueCache {
  public:
-  /// Throws ValueError unless `capacity`, in tokens, is positive. append() allocates memory as it is needed, up
-  /// to the capacity; it doubles when it is full.
+  /// Throws ValueError unless `capacity`, in tokens, is positive. append() allocates memory as it is needed,
+  /// up to the capacity; it doubles when it is full.
   explicit KeyValueCache(std::int64_t capacity);
   /// Appends keys (N, heads, L, E) and values (N, heads, L, V). Returns views of all keys and values so far.
   /// Later calls may write to the same memory or to a copy. Throws ValueError if they do not fit the earlier
@@ -93,8 +93,9 @@ class MultiheadAttention : public Module {
   Parameter& bias_v;
   Linear& out_proj;
 
-  /// If ranks divide the heads (distributed::tensor_parallel()): which heads this one computes, and a function
-  /// that takes their rows of in_proj_weight or in_proj_bias. The result is this rank's part of each sum.
+  /// If ranks divide the heads (distributed::tensor_parallel()): which heads this one computes, and a
+  /// function that takes their rows of in_proj_weight or in_proj_bias. The result is this rank's part of each
+  /// sum.
   struct DividedHeads {
     std::int64_t first = 0, count = 0;
     std::function<Tensor(const Tensor& fused)> rows;

@@ -15,8 +15,8 @@ struct EmbeddingOptions {
   /// Rows of a larger norm are scaled down when they are looked up. Models that are divided among several
   /// ranks or devices cannot have it, because each would scale down other rows.
   std::optional<double> max_norm = {};
-  double norm_type = 2;                 ///< the p of that norm
-  bool scale_grad_by_freq = false;      ///< divides the gradient of a row by its number of lookups
+  double norm_type = 2;             ///< the p of that norm
+  bool scale_grad_by_freq = false;  ///< divides the gradient of a row by its number of lookups
 };
 
 /// Looks up rows of weight (num_embeddings, embedding_dim) by integer indices. The weight starts with a

@@ -1,7 +1,8 @@
 #pragma once
 // Calls of two or three layers as one operation (autograd/ops/fused.h). Each function computes what the calls
 // in its comment compute, with fewer passes over memory. It makes these calls themselves where one operation
-// cannot stand for them: if a layer has hooks, packed or divided weights or an adapter, or is of a derived class.
+// cannot stand for them: if a layer has hooks, packed or divided weights or an adapter, or is of a derived
+// class.
 #include <utility>
 
 #include "tapestry/autograd/ops/fused.h"

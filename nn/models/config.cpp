@@ -487,6 +487,98 @@ void Gpt2Config::validate() const {
     check(p >= 0 && p <= 1, "[config] a probability of dropout is ", p, "; it must be from 0 to 1");
 }
 
+// ---- OLMoE ----
+
+OlmoeConfig OlmoeConfig::from_hf_json(const std::string& path) {
+  const Config file(path, /*has_rope=*/true);
+  const std::string type = file.text("model_type");
+  file.require(type == "olmoe", "model_type is \"", type, "\"; OlmoeConfig reads \"olmoe\"");
+  file.expect("hidden_act", "silu");
+  file.expect("attention_dropout", 0.0);
+  file.expect("clip_qkv", nullptr);
+  file.expect_decoder();
+  file.require(file.rope_scaling().type == RopeScalingType::none,
+               "RoPE is scaled, which is not supported for this model");
+  OlmoeConfig c;
+  c.vocab_size = file.integer("vocab_size", c.vocab_size);
+  c.hidden_size = file.integer("hidden_size", c.hidden_size);
+  c.intermediate_size = file.integer("intermediate_size", 2048);  // the default of transformers
+  c.num_hidden_layers = file.integer("num_hidden_layers", c.num_hidden_layers);
+  c.num_attention_heads = file.integer("num_attention_heads", c.num_attention_heads);
+  c.num_key_value_heads = file.integer("num_key_value_heads", c.num_attention_heads);
+  file.require(c.num_attention_heads >= 1, "num_attention_heads is ", c.num_attention_heads);
+  file.require(file.integer("head_dim", c.head_dim()) == c.head_dim(),
+               "head_dim is not hidden_size / num_attention_heads, ", c.head_dim());
+  c.max_position_embeddings = file.integer("max_position_embeddings", c.max_position_embeddings);
+  c.rms_norm_eps = file.number("rms_norm_eps", c.rms_norm_eps);
+  c.rope_theta = file.rope_theta();
+  c.tie_word_embeddings = file.flag("tie_word_embeddings", false);
+  c.attention_bias = file.flag("attention_bias", false);
+  c.num_experts = file.integer("num_experts", c.num_experts);
+  c.num_experts_per_tok = file.integer("num_experts_per_tok", c.num_experts_per_tok);
+  c.norm_topk_prob = file.flag("norm_topk_prob", false);
+  c.output_router_logits = file.flag("output_router_logits", false);
+  c.router_aux_loss_coef = file.number("router_aux_loss_coef", c.router_aux_loss_coef);
+  c.bos_token_id = file.token("bos_token_id");
+  c.eos_token_id = file.given("eos_token_id") ? file.token("eos_token_id") : c.eos_token_id;
+  file.expect_full_attention();
+  file.expect_no_more({});
+  return file.checked(c);
+}
+
+std::string OlmoeConfig::to_hf_json(std::optional<DType> dtype) const {
+  validate();
+  Json out;
+  out["architectures"] = {"OlmoeForCausalLM"};
+  out["model_type"] = "olmoe";
+  out["vocab_size"] = vocab_size;
+  out["hidden_size"] = hidden_size;
+  out["intermediate_size"] = intermediate_size;
+  out["num_hidden_layers"] = num_hidden_layers;
+  out["num_attention_heads"] = num_attention_heads;
+  out["num_key_value_heads"] = num_key_value_heads;
+  out["max_position_embeddings"] = max_position_embeddings;
+  out["hidden_act"] = "silu";
+  out["rms_norm_eps"] = rms_norm_eps;
+  out["rope_theta"] = rope_theta;
+  out["tie_word_embeddings"] = tie_word_embeddings;
+  put_dtype(out, dtype);
+  out["attention_bias"] = attention_bias;
+  out["num_experts"] = num_experts;
+  out["num_experts_per_tok"] = num_experts_per_tok;
+  out["norm_topk_prob"] = norm_topk_prob;
+  out["output_router_logits"] = output_router_logits;
+  out["router_aux_loss_coef"] = router_aux_loss_coef;
+  if (bos_token_id >= 0) out["bos_token_id"] = bos_token_id;
+  out["eos_token_id"] = eos_token_id >= 0 ? Json(eos_token_id) : Json(nullptr);  // absent means the default
+  return out.dump(2) + "\n";
+}
+
+void OlmoeConfig::validate() const {
+  check_size("vocab_size", vocab_size);
+  check_size("hidden_size", hidden_size);
+  check_size("intermediate_size", intermediate_size);
+  check_size("num_hidden_layers", num_hidden_layers);
+  check_size("num_attention_heads", num_attention_heads);
+  check_size("num_key_value_heads", num_key_value_heads);
+  check_size("max_position_embeddings", max_position_embeddings);
+  check_size("num_experts", num_experts);
+  check_size("num_experts_per_tok", num_experts_per_tok);
+  check(hidden_size % num_attention_heads == 0 && head_dim() % 2 == 0, "[config] hidden_size is ",
+        hidden_size, " and num_attention_heads ", num_attention_heads,
+        "; RoPE needs heads of an equal and even number of features");
+  check(num_attention_heads % num_key_value_heads == 0, "[config] num_attention_heads is ",
+        num_attention_heads, ", which is no multiple of num_key_value_heads, ", num_key_value_heads);
+  check(num_experts_per_tok <= num_experts, "[config] num_experts_per_tok is ", num_experts_per_tok,
+        "; there are ", num_experts, " experts");
+  check(router_aux_loss_coef >= 0 && std::isfinite(router_aux_loss_coef), "[config] router_aux_loss_coef is ",
+        router_aux_loss_coef, "; it must not be negative");
+  check_token("bos_token_id", bos_token_id);
+  check_token("eos_token_id", eos_token_id);
+  check_positive("rms_norm_eps", rms_norm_eps);
+  check_positive("rope_theta", rope_theta);
+}
+
 std::string model_type_of(const std::string& path) {
   char magic[4] = {};
   std::error_code error;
@@ -494,8 +586,9 @@ std::string model_type_of(const std::string& path) {
   const bool gguf = std::string_view(magic, 4) == "GGUF";
   const std::string type =
       gguf ? GgufFile(path).metadata().string("general.architecture") : Config(path).text("model_type");
-  check<IoError>(type == "llama" || type == "qwen2" || type == "gpt2", "[config] ", path, ": the model is \"",
-                 type, "\", which is not supported; llama, qwen2 and gpt2 are");
+  check<IoError>(type == "llama" || type == "qwen2" || type == "gpt2" || (type == "olmoe" && !gguf),
+                 "[config] ", path, ": the model is \"", type,
+                 "\", which is not supported; llama, qwen2 and gpt2 are", gguf ? "" : ", and olmoe");
   return type;
 }
 

@@ -86,8 +86,36 @@ struct Gpt2Config {
   void validate() const;
 };
 
-/// "llama", "qwen2" or "gpt2": the model_type of config.json, or the architecture of a GGUF file. `path` is a
-/// GGUF file, a config.json, or the folder that has it. Throws IoError for another model.
+/// OLMoE.
+struct OlmoeConfig {
+  std::int64_t vocab_size = 50304;
+  std::int64_t hidden_size = 2048;
+  std::int64_t intermediate_size = 1024;  ///< of an expert
+  std::int64_t num_hidden_layers = 16;
+  std::int64_t num_attention_heads = 16;
+  std::int64_t num_key_value_heads = 16;
+  std::int64_t max_position_embeddings = 4096;  ///< the context length
+  double rms_norm_eps = 1e-5;
+  double rope_theta = 10000;
+  bool tie_word_embeddings = false;
+  bool attention_bias = false;  ///< biases of q_proj, k_proj, v_proj and o_proj
+  std::int64_t num_experts = 64;
+  std::int64_t num_experts_per_tok = 8;
+  bool norm_topk_prob = false;         ///< divides the weights of a token's experts by their sum
+  bool output_router_logits = false;   ///< whether training adds the balancing loss; see Olmoe
+  double router_aux_loss_coef = 0.01;  ///< the factor of that loss
+  std::int64_t bos_token_id = -1, eos_token_id = 50279;  ///< -1 if there is none
+
+  std::int64_t head_dim() const { return hidden_size / num_attention_heads; }
+  /// As LlamaConfig's. Clipped queries, keys and values, and scaled RoPE are refused.
+  static OlmoeConfig from_hf_json(const std::string& path);
+  std::string to_hf_json(std::optional<DType> dtype = {}) const;
+  void validate() const;
+};
+
+/// "llama", "qwen2", "gpt2" or "olmoe": the model_type of config.json, or the architecture of a GGUF file,
+/// which cannot be "olmoe". `path` is a GGUF file, a config.json, or the folder that has it. Throws IoError
+/// for another model.
 std::string model_type_of(const std::string& path);
 
 }  // namespace tapestry::nn

@@ -12,6 +12,7 @@
 #include "tapestry/nn/internal/undivided.h"
 #include "tapestry/nn/layers/embedding.h"
 #include "tapestry/nn/layers/linear.h"
+#include "tapestry/nn/layers/moe.h"
 
 namespace tapestry::nn {
 
@@ -70,9 +71,12 @@ Tensor LanguageModel::forward(const Tensor& ids, const TokenContext& how) {
 Tensor LanguageModel::head(const Tensor& features, const TokenContext& how) {
   if (divided_head) return divided_head(features, how);
   const PackedTensor& packed = packed_output_weight();
-  if (how.targets.defined())
-    return packed.defined() ? linear_cross_entropy(features, packed, how.targets)
-                            : linear_cross_entropy(features, output_weight(), how.targets);
+  if (how.targets.defined()) {
+    const Tensor loss = packed.defined() ? linear_cross_entropy(features, packed, how.targets)
+                                         : linear_cross_entropy(features, output_weight(), how.targets);
+    const Tensor further = auxiliary_loss();
+    return further.defined() ? loss + further.to(loss.dtype()) : loss;
+  }
   const Tensor x = how.last ? features.narrow(1, features.size(1) - 1, 1) : features;
   return packed.defined() ? packed_linear(x, packed) : linear(x, output_weight());
 }
@@ -126,6 +130,11 @@ void init_language_model(Module& module, double std) {
       if (layer->bias.defined()) init::zeros_(layer->bias);
     }
     if (auto* layer = dynamic_cast<Embedding*>(&m)) init::normal_(layer->weight, 0, std);
+    if (auto* layer = dynamic_cast<TopKRouter*>(&m)) init::normal_(layer->weight, 0, std);
+    if (auto* layer = dynamic_cast<GroupedExperts*>(&m)) {
+      init::normal_(layer->gate_up_proj, 0, std);
+      init::normal_(layer->down_proj, 0, std);
+    }
   });
 }
 

@@ -38,7 +38,8 @@ struct TokenContext {
   /// default a token sees itself and all earlier ones. A mask must say that too; document_mask() does.
   Tensor mask = {};
   /// The word after each token, integers (N, L). If set, the result is the mean cross-entropy, which
-  /// linear_cross_entropy() computes without the whole matrix of logits. Targets of -100 do not count.
+  /// linear_cross_entropy() computes without the whole matrix of logits. Targets of -100 do not count. A
+  /// model may add a loss of its own in training mode; Olmoe does.
   Tensor targets = {};
   /// Computes the logits of the last token alone, (N, 1, vocab_size).
   bool last = false;
@@ -81,6 +82,9 @@ class LanguageModel : public Module {
  protected:
   /// The features of each token (N, L, features), after the last norm. The arguments are checked.
   virtual Tensor features(const Tensor& ids, const TokenContext& how) = 0;
+  /// What the last call of features() on this replica adds to the loss, such as a router's loss; undefined if
+  /// nothing.
+  virtual Tensor auxiliary_loss() { return {}; }
 };
 
 /// The mask of sequences that several documents were packed into: token i sees token j if j <= i and both
@@ -94,7 +98,8 @@ Tensor document_positions(const Tensor& documents);
 Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask = {},
                         double dropout = 0);
 
-/// Fills the weights of all Linear and Embedding layers with normal numbers of mean 0, and the biases with 0.
+/// Fills the weights of all Linear and Embedding layers, routers and experts with normal numbers of mean 0,
+/// and the biases with 0.
 void init_language_model(Module& module, double std = 0.02);
 
 }  // namespace tapestry::nn

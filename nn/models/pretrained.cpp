@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <string_view>
+#include <type_traits>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "tapestry/core/context.h"
 #include "tapestry/nn/internal/stored.h"
 #include "tapestry/nn/models/internal/conv1d.h"
+#include "tapestry/nn/models/internal/experts.h"
 #include "tapestry/nn/models/lora.h"
 #include "tapestry/nn/models/packed_weights.h"
 
@@ -21,6 +23,8 @@ struct Sizes {
   const char* layers;  // the beginning of the names of a layer's weights
   std::int64_t count;
   std::vector<std::pair<const char*, Shape>> shapes;
+  std::vector<std::pair<const char*, Shape>> either =
+      {};  // of which the file has the first, or else the second
 };
 Sizes sizes_of(const LlamaConfig& c) {
   return {"model.layers.",
@@ -38,11 +42,27 @@ Sizes sizes_of(const Gpt2Config& c) {
            {"transformer.h.0.mlp.c_fc.weight", {c.n_embd, c.n_inner}}}};
 }
 
+Sizes sizes_of(const OlmoeConfig& c) {
+  Sizes sizes{
+      "model.layers.",
+      c.num_hidden_layers,
+      {{"model.embed_tokens.weight", {c.vocab_size, c.hidden_size}},
+       {"model.layers.0.self_attn.k_proj.weight", {c.num_key_value_heads * c.head_dim(), c.hidden_size}},
+       {"model.layers.0.mlp.gate.weight", {c.num_experts, c.hidden_size}}}};
+  // The matrices of experts stand in the file one by one, or as one tensor.
+  sizes.either = {
+      {"model.layers.0.mlp.experts.0.down_proj.weight", {c.hidden_size, c.intermediate_size}},
+      {"model.layers.0.mlp.experts.down_proj", {c.num_experts, c.hidden_size, c.intermediate_size}}};
+  return sizes;
+}
+
 // A configuration of a few bytes can claim any size, so it is compared with the tensors before anything is
 // built. load_weights() compares the rest.
 void check_sizes(const Sizes& sizes, const ModelWeights& weights) {
   std::string wrong;
-  for (const auto& [name, expected] : sizes.shapes) {
+  auto shapes = sizes.shapes;
+  if (!sizes.either.empty()) shapes.push_back(sizes.either[weights.find(sizes.either[0].first) ? 0 : 1]);
+  for (const auto& [name, expected] : shapes) {
     const ModelWeights::Entry* const entry = weights.find(name);
     if (!entry) wrong += concat({"\n  ", name, " is missing"});
     else if (entry->sizes != expected)
@@ -80,9 +100,10 @@ std::unique_ptr<LanguageModel> load(const Config& config, const ModelWeights& we
 template <class F>
 auto visit(const LanguageModel& model, F&& fn) {
   if (const auto* llama = dynamic_cast<const Llama*>(&model)) return fn(*llama);
+  if (const auto* olmoe = dynamic_cast<const Olmoe*>(&model)) return fn(*olmoe);
   const auto* gpt2 = dynamic_cast<const Gpt2*>(&model);
   check(gpt2 != nullptr, "[hf_sources] there is no file format for a model of type ", model.type_name(),
-        "; Llama and Gpt2 have one");
+        "; Llama, Gpt2 and Olmoe have one");
   return fn(*gpt2);
 }
 
@@ -103,8 +124,9 @@ std::unique_ptr<LanguageModel> load_language_model(const std::string& path, cons
       return load<Gpt2>(Gpt2Config::from_gguf(*file), weights, options.packed);
     return load<Llama>(LlamaConfig::from_gguf(*file), weights, options.packed);
   }
-  if (model_type_of(path) == "gpt2")
-    return load<Gpt2>(Gpt2Config::from_hf_json(path), weights, options.packed);
+  const std::string type = model_type_of(path);
+  if (type == "gpt2") return load<Gpt2>(Gpt2Config::from_hf_json(path), weights, options.packed);
+  if (type == "olmoe") return load<Olmoe>(OlmoeConfig::from_hf_json(path), weights, options.packed);
   return load<Llama>(LlamaConfig::from_hf_json(path), weights, options.packed);
 }
 
@@ -117,7 +139,14 @@ std::vector<TensorSource> hf_sources(const LanguageModel& model) {
   check(lora_adapters(model).empty(),
         "[hf_sources] the model has adapters; merge_lora() and remove_lora() them");
   const bool gpt2 = visit(model, [](const auto& m) { return std::is_same_v<decltype(m), const Gpt2&>; });
-  std::vector<TensorSource> all = weight_sources(model.state_dict());
+  StateDict stored;
+  for (const auto& [name, tensor] : model.state_dict()) {
+    const auto matrices = detail::expert_matrices(name, tensor.sizes());
+    for (const detail::ExpertMatrix& m : matrices)
+      stored.emplace_back(m.name, tensor.detach().select(0, m.expert).narrow(0, m.first, m.sizes[0]));
+    if (matrices.empty()) stored.emplace_back(name, tensor);
+  }
+  std::vector<TensorSource> all = weight_sources(stored);
   for (TensorSource& source : all)
     if (gpt2 && is_conv1d(source.name)) {
       source.sizes = {source.sizes[1], source.sizes[0]};
@@ -133,7 +162,13 @@ void save_language_model(const std::string& folder, const LanguageModel& model,
 
 void save_language_model_gguf(const std::string& path, const LanguageModel& model,
                               const SaveGgufOptions& options) {
-  visit(model, [&](const auto& m) { save_gguf(path, m.config, hf_sources(m), options); });
+  visit(model, [&](const auto& m) {
+    if constexpr (std::is_same_v<decltype(m), const Olmoe&>)
+      fail(
+          "[save_language_model_gguf] a model of type Olmoe cannot be written as a GGUF file; "
+          "save_language_model() writes a folder");
+    else save_gguf(path, m.config, hf_sources(m), options);
+  });
 }
 
 }  // namespace tapestry::nn

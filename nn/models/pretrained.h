@@ -10,6 +10,7 @@
 #include "tapestry/core/safetensors_shards.h"
 #include "tapestry/nn/models/gpt2.h"
 #include "tapestry/nn/models/llama.h"
+#include "tapestry/nn/models/olmoe.h"
 #include "tapestry/nn/models/weights.h"
 
 namespace tapestry::nn {
@@ -29,13 +30,14 @@ std::unique_ptr<LanguageModel> load_language_model(const std::string& path,
 std::unique_ptr<LanguageModel> load_language_model(const std::string& path, const ModelWeights& weights,
                                                    const LoadLanguageModelOptions& options = {});
 
-/// The weights in the layout of Hugging Face's files, in which GPT-2's linear layers are (in, out), read one
-/// by one when they are written. Parameters of fully_shard() must be whole: call it, and write, while
-/// FullyShard::unshard(true) lasts. Packed weights must be unpacked, and adapters removed (ValueError).
-/// Throws ValueError for a model that is neither a Llama nor a Gpt2.
+/// The weights in the layout of Hugging Face's files, in which GPT-2's linear layers are (in, out) and
+/// experts have matrices of their own, read one by one when they are written. Parameters of fully_shard()
+/// must be whole: call it, and write, while FullyShard::unshard(true) lasts. Packed weights must be unpacked,
+/// and adapters removed (ValueError). Throws ValueError for a model that is none of Llama, Gpt2 and Olmoe.
 std::vector<TensorSource> hf_sources(const LanguageModel& model);
 
-/// Writes config.json and the weights into a folder (save_hf), or a GGUF file (save_gguf).
+/// Writes config.json and the weights into a folder (save_hf), or a GGUF file (save_gguf). Throws ValueError
+/// for an Olmoe as a GGUF file.
 void save_language_model(const std::string& folder, const LanguageModel& model,
                          const SaveShardsOptions& options = {});
 void save_language_model_gguf(const std::string& path, const LanguageModel& model,

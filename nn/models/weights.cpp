@@ -12,9 +12,7 @@
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/atomic_file.h"
 #include "tapestry/core/parallel.h"
-#include "tapestry/nn/internal/stored.h"
-#include "tapestry/nn/models/gpt2.h"
-#include "tapestry/nn/models/internal/conv1d.h"
+#include "tapestry/nn/models/internal/experts.h"
 
 namespace tapestry::nn {
 namespace {
@@ -70,6 +68,18 @@ const std::vector<WeightName> kGpt2 = {
     {"blk.{}.ffn_down.weight", "transformer.h.{}.mlp.c_proj.weight", transposed},
     {"blk.{}.ffn_down.bias", "transformer.h.{}.mlp.c_proj.bias", same},
 };
+
+// OLMoE's weights but those of its experts. A GGUF file of it is not supported, so these have no name there.
+const std::vector<WeightName> kOlmoe = [] {
+  std::vector<WeightName> names;
+  for (const WeightName& name : kLlama)
+    if (std::string_view(name.hf).find(".mlp.") == std::string_view::npos)
+      names.push_back({"", name.hf, same});
+  for (const char* hf : {"model.layers.{}.self_attn.q_norm.weight", "model.layers.{}.self_attn.k_norm.weight",
+                         "model.layers.{}.mlp.gate.weight"})
+    names.push_back({"", hf, same});
+  return names;
+}();
 
 constexpr const char* kHead = "lm_head.weight";
 constexpr const char* kRopeFactors = "rope_freqs.weight";
@@ -331,54 +341,6 @@ std::vector<TensorSource> ModelWeights::sources() const {
   return all;
 }
 
-bool detail::is_copy_of_embedding(const ModelWeights& weights, const std::string& name) {
-  if (name != kHead) return false;
-  for (const char* const embedding : {"model.embed_tokens.weight", "transformer.wte.weight"}) {
-    if (!weights.find(embedding)) continue;
-    const Tensor a = weights.read(name).contiguous(), b = weights.read(embedding).contiguous();
-    return a.dtype() == b.dtype() && a.sizes() == b.sizes() &&
-           std::memcmp(a.raw_data(), b.raw_data(), a.nbytes()) == 0;
-  }
-  return false;
-}
-
-LoadResult load_weights(Module& module, const ModelWeights& weights, bool strict) {
-  LoadResult result;
-  const bool gpt2 = dynamic_cast<const Gpt2*>(&module) != nullptr;
-  std::string wrong;
-  std::set<std::string> wanted;
-  const auto state = module.named_state();
-  for (const auto& [name, slot] : state) {
-    wanted.insert(name);
-    const ModelWeights::Entry* entry = weights.find(name);
-    if (!entry && name == kHead) {
-      entry = weights.find("model.embed_tokens.weight");
-      if (!entry) entry = weights.find("transformer.wte.weight");
-    }
-    Shape sizes = whole_sizes(slot);
-    if (gpt2 && is_conv1d(name)) sizes = {sizes[1], sizes[0]};
-    if (!entry) result.missing.push_back(name);
-    else if (entry->sizes != sizes)
-      wrong += concat({"\n  ", name, " has the shape ", entry->sizes, ", but the module's is ", sizes});
-  }
-  for (const ModelWeights::Entry& entry : weights.entries())
-    if (!wanted.count(entry.name) && !detail::is_copy_of_embedding(weights, entry.name))
-      result.unexpected.push_back(entry.name);
-  if (strict) {
-    for (const std::string& name : result.missing) wrong += "\n  " + name + " is missing";
-    for (const std::string& name : result.unexpected) wrong += "\n  " + name + " is unexpected";
-  }
-  check(wrong.empty(), "[load_weights] the weights do not fit to the module:", wrong,
-        "\nBuild the module from the configuration of these weights.");
-  const std::set<std::string> missing(result.missing.begin(), result.missing.end());
-  for (const auto& [name, slot] : state)
-    if (!missing.count(name)) {
-      const Tensor read = weights.read(name);
-      module.load_state_dict({{name, gpt2 && is_conv1d(name) ? read.t().contiguous() : read}}, false);
-    }
-  return result;
-}
-
 // ---- writing ----
 
 std::vector<TensorSource> weight_sources(const StateDict& dict) {
@@ -396,6 +358,7 @@ struct Model {
   std::int64_t layers = 0, heads = 1, kv_heads = 1;
   bool tied = false;
   std::int64_t vocab = 0;
+  Shape gate_up = {}, down = {};  // of a layer's experts
 };
 Model model_of(const LlamaConfig& c) {
   return {c.model_type,          c.num_hidden_layers,   c.num_attention_heads,
@@ -403,6 +366,16 @@ Model model_of(const LlamaConfig& c) {
 }
 Model model_of(const Gpt2Config& c) {
   return {"gpt2", c.n_layer, c.n_head, c.n_head, c.tie_word_embeddings, c.vocab_size};
+}
+Model model_of(const OlmoeConfig& c) {
+  return {"olmoe",
+          c.num_hidden_layers,
+          c.num_attention_heads,
+          c.num_key_value_heads,
+          c.tie_word_embeddings,
+          c.vocab_size,
+          {c.num_experts, 2 * c.intermediate_size, c.hidden_size},
+          {c.num_experts, c.hidden_size, c.intermediate_size}};
 }
 
 /// llama.cpp takes the size of the vocabulary from the tokens, and refuses a file whose embedding has more
@@ -456,14 +429,20 @@ void check_complete(const Model& model, const std::vector<TensorSource>& weights
   std::set<std::string_view> names;
   for (const auto& [name, tensor] : packed) names.insert(name);
   for (const TensorSource& source : weights) names.insert(source.name);
-  for (const WeightName& rule : weight_names(model.type)) {
+  const auto expect = [&](const std::string& name) {
+    check(names.count(name) > 0, "[weights] ", name, " is missing");
+  };
+  for (const WeightName& rule : model.type == "olmoe" ? kOlmoe : weight_names(model.type)) {
     const std::string_view hf = rule.hf;
     if ((model.tied && hf == kHead) || (model.type != "gpt2" && hf.ends_with(".bias"))) continue;
     const bool layered = hf.find("{}") != std::string_view::npos;
-    for (std::int64_t i = 0; i < (layered ? model.layers : 1); ++i) {
-      const std::string name = with_layer(hf, std::to_string(i));
-      check(names.count(name) > 0, "[weights] ", name, " is missing");
-    }
+    for (std::int64_t i = 0; i < (layered ? model.layers : 1); ++i) expect(with_layer(hf, std::to_string(i)));
+  }
+  if (model.gate_up.empty()) return;
+  for (std::int64_t i = 0; i < model.layers; ++i) {
+    const std::string layer = "model.layers." + std::to_string(i) + ".mlp.experts.";
+    for (const auto& m : detail::expert_matrices(layer + "gate_up_proj", model.gate_up)) expect(m.name);
+    for (const auto& m : detail::expert_matrices(layer + "down_proj", model.down)) expect(m.name);
   }
 }
 
@@ -583,6 +562,11 @@ void save_hf(const std::string& folder, const LlamaConfig& config, const std::ve
 }
 
 void save_hf(const std::string& folder, const Gpt2Config& config, const std::vector<TensorSource>& weights,
+             const SaveShardsOptions& options) {
+  write_hf(folder, config, weights, options);
+}
+
+void save_hf(const std::string& folder, const OlmoeConfig& config, const std::vector<TensorSource>& weights,
              const SaveShardsOptions& options) {
   write_hf(folder, config, weights, options);
 }

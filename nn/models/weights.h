@@ -86,9 +86,10 @@ class ModelWeights {
 };
 
 /// Loads weights into a module whose parameters have Hugging Face's names, one tensor at a time, so that the
-/// memory of one tensor is needed beyond the module's. The linear layers of a Gpt2 are transposed. Names and
-/// shapes are checked first. Throws one ValueError that lists every wrong shape and, if `strict`, every
-/// missing and unexpected name; nothing was loaded then.
+/// memory of one tensor is needed beyond the module's. The linear layers of a Gpt2 are transposed, and the
+/// matrices of experts, which files have one by one, are joined (GroupedExperts). Names and shapes are
+/// checked first. Throws one ValueError that lists every wrong shape and, if `strict`, every missing and
+/// unexpected name; nothing was loaded then.
 LoadResult load_weights(Module& module, const ModelWeights& weights, bool strict = true);
 
 namespace detail {
@@ -125,6 +126,8 @@ void save_gguf(const std::string& path, const Gpt2Config& config, const std::vec
 void save_hf(const std::string& folder, const LlamaConfig& config, const std::vector<TensorSource>& weights,
              const SaveShardsOptions& options = {});
 void save_hf(const std::string& folder, const Gpt2Config& config, const std::vector<TensorSource>& weights,
+             const SaveShardsOptions& options = {});
+void save_hf(const std::string& folder, const OlmoeConfig& config, const std::vector<TensorSource>& weights,
              const SaveShardsOptions& options = {});
 
 }  // namespace tapestry::nn

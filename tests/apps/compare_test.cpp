@@ -280,9 +280,13 @@ TEST_CASE("meshes are measured and predicted, axis by axis, and all meshes are s
 
 TEST_CASE("one device, and three devices with a split by hand, run successfully") {
   const std::vector<std::string> modes = {"--modes", "ddp,dp-master,pipeline-gpipe"};
-  std::vector<std::string> one = modes, three = modes;
-  one.insert(one.end(), {"--devices", "1"});
+  std::vector<std::string> three = modes;
   three.insert(three.end(), {"--devices", "3", "--split", "1,4,1", "--micro-batches", "3"});
+  const tests::TempDir folder;
+  const std::string file = folder / "linked.json";
+  std::vector<std::string> one = modes;
+  one.insert(one.end(),
+             {"--devices", "1", "--link-latency-us", "5000", "--link-bandwidth-gbs", "1", "--json", file});
   for (const auto& arguments : {one, three}) {
     const Ended ended = compare(tiny(arguments));
     INFO(ended.out << ended.err);
@@ -290,6 +294,12 @@ TEST_CASE("one device, and three devices with a split by hand, run successfully"
     CHECK_THAT(ended.out, ContainsSubstring("single"));  // single must be added although it is not in --modes
     CHECK(ended.out.find("dp-replicated") == std::string::npos);
   }
+  // One device has no link to measure, so the scaling takes the one that is given.
+  double waits_ms = 0;
+  const json scaling = json::parse(tests::read_file(file)).at("scaling");
+  for (const json& row : scaling)
+    if (row.at("name") == "ddp" && row.at("devices") == 2) waits_ms = row.at("exposed_comm_ms");
+  CHECK(waits_ms > 4);  // two messages of 5 ms, of which backward hides a part
 }
 
 TEST_CASE("--serve shows the page at the address that it prints, until a signal ends it") {
@@ -388,6 +398,7 @@ TEST_CASE("wrong options are reported before anything runs") {
       {{"--meshes", "67"}, 2, "no mesh of 67 devices trains 6 blocks on a batch of 11 samples"},
       {{"--meshes", "1025"}, 2, "--meshes"},
       {{"--devices", "1", "--meshes", "8"}, 2, "with --devices 1 no link is measured"},
+      {{"--devices", "1", "--link-bandwidth-gbs", "1"}, 2, "give both --link-latency-us and"},
       {{"--devices", "1", "--predict-devices", "2", "--link-latency-us", "1"}, 2, "no link is measured"},
       {{"--meshes", "4", "--cross-latency-us", "1"}, 2, "links between hosts have no effect"},
       {{"--devices-per-host", "2"}, 2, "--devices-per-host has no effect"},

@@ -236,3 +236,53 @@ TEST_CASE("gpt train goes on from a model, and reads llm.c's token files") {
              ContainsSubstring("vocabulary 10") && ContainsSubstring("570 tokens to train on, 30 held out"));
   CHECK_FALSE(fs::exists(folder / "tokens/model/tokenizer.json"));
 }
+
+TEST_CASE("gpt trains a mixture of experts from its config.json, and generates with it") {
+  const TempDir folder;
+  const std::string text = write_story(folder / "story.txt", 60);
+  tapestry::nn::OlmoeConfig config;
+  config.vocab_size = 257, config.hidden_size = 16, config.intermediate_size = 8,
+  config.num_hidden_layers = 2;
+  config.num_attention_heads = 2, config.num_key_value_heads = 2, config.max_position_embeddings = 16;
+  config.num_experts = 4, config.num_experts_per_tok = 2, config.output_router_logits = true;
+  config.eos_token_id = 256;
+  write_file(folder / "config.json", config.to_hf_json());
+  const auto train = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = {"train",
+                                    "--text",
+                                    text,
+                                    "--config",
+                                    folder / "config.json",
+                                    "--steps",
+                                    "6",
+                                    "--batch-size",
+                                    "4",
+                                    "--warmup",
+                                    "0",
+                                    "--eval-every",
+                                    "3",
+                                    "--eval-windows",
+                                    "4",
+                                    "--sample",
+                                    "4",
+                                    "--log-every",
+                                    "1"};
+    all.insert(all.end(), more.begin(), more.end());
+    return gpt(all);
+  };
+  const std::string run = folder / "run", model = run + "/model";
+  const Ended ended = train({"--run-dir", run});
+  INFO(ended.err << ended.out);
+  REQUIRE(ended.status == 0);
+  CHECK(loss_in(lines_of(run), "val_loss", true) < loss_in(lines_of(run), "val_loss", false));
+  CHECK(tapestry::nn::model_type_of(model) == "olmoe");
+  CHECK(tapestry::nn::ModelWeights(model).find("model.layers.1.mlp.experts.3.up_proj.weight"));
+  const Ended words = gpt({"generate", "--model", model, "--prompt", "the cat", "--max-tokens", "4"});
+  INFO(words.err);
+  CHECK(words.status == 0);
+  CHECK(gpt({"convert", "--model", model, "--out", folder / "copy", "--type", "bf16"}).status == 0);
+  CHECK_THAT(gpt({"convert", "--model", model, "--out", folder / "m.gguf"}).err,
+             ContainsSubstring("has no GGUF file"));
+  CHECK_THAT(train({"--run-dir", folder / "stages", "--parallel", "pipeline", "--accumulate", "2"}).err,
+             ContainsSubstring("cannot be divided into stages"));
+}

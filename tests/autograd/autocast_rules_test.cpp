@@ -290,7 +290,8 @@ TEST_CASE("autocast list: the rules for GPUs are PyTorch's") {
                                      "cross_entropy",
                                      "ctc_loss",  // made of operations that PyTorch lists
                                      "cat",
-                                     "stack",  // listed in autocast_mode.cpp
+                                     "stack",       // listed in autocast_mode.cpp
+                                     "grouped_mm",  // PyTorch's refuses operands of two dtypes
                                      "linear_cross_entropy", "lstm", "gru", "rnn_tanh", "rnn_relu",
                                      // PyTorch does not have these; their parts have these rules
                                      "linear_relu", "linear_gelu", "feed_forward", "conv2d_relu",

@@ -146,13 +146,21 @@ Averaged train_averaged(const std::string& text, const Group& world, bool adapte
     }
   }
   net->recomputes = true;
+  if (strategy.data_rank() > 0) {  // the values of the first copy count
+    const NoGradGuard no_grad;
+    net->a.bias->fill_(9);
+  }
   strategy.wrap(*net, model::parts_of(*net));
   const auto optimizer = make_optimizer<optim::AdamW>(strategy, net->parameters(), {.lr = 0.02});
   optim::AveragedModel averages(*net, {.avg_fn = optim::get_ema_avg(0.6)});
   optim::GradScaler scaler({.init_scale = 64});
   bool overflow = false;
-  // The gradient of one stage, or of one shard, is infinite, which all ranks must notice.
-  if (const Tensor t = overflows.tensor(); t.numel() > 0)
+  // The gradient of one shard of one stage is infinite, which all ranks must notice. Copies have equal ones.
+  bool here = true;
+  for (const char* const axis : {"pipeline", "shard"})
+    if (strategy.mesh() && strategy.mesh()->has(axis))
+      here = here && (*strategy.mesh())[axis].coordinate() + 1 == (*strategy.mesh())[axis].size();
+  if (const Tensor t = overflows.tensor(); here)
     t.register_hook([&](const Tensor& g) { return overflow ? full_like(g, INFINITY) : Tensor(); });
   // In one process, the whole state is the model's memory.
   const auto whole_state = [&] {

@@ -60,6 +60,7 @@ constexpr const char* kRandomTest = "tests/device/sizes_test.cpp compares it wit
 inline constexpr Elsewhere kElsewhere[] = {
     {"bernoulli", "made of rand and a comparison; tests/device/sizes_test.cpp runs the kernel of rand"},
     {"dropout", kRandomTest},
+    {"grouped_mm", "tests/device/variants_test.cpp compares it with the CPU"},
     {"multinomial", "tests/device/sampling_test.cpp compares it with the CPU"},
     {"rand", kRandomTest},
     {"randint", kRandomTest},

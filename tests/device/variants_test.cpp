@@ -241,3 +241,42 @@ TEST_CASE("gradients are clipped by value and by other norms, and plain SGD take
   const auto here = stepped(kCPU), there = stepped(kGpu);
   for (std::size_t i = 0; i < here.size(); ++i) CHECK(difference(here[i], there[i]) <= 4 * unit(DType::bf16));
 }
+
+TEST_CASE("grouped products, with groups that are empty") {
+  if (no_gpu()) return;
+  manual_seed(20);
+  const Tensor ends = tensor({0, 5, 5, 40, 40}, DType::i32);
+  for (const DType dtype : kDTypes)
+    for (const bool on_host : {false, true}) {
+      const auto product = [&](const std::vector<Tensor>& t) {
+        return grouped_mm(t[0], t[1], on_host ? ends : ends.to(t[0].device()));
+      };
+      compare("rows", {normal({40, 24}, dtype), normal({5, 24, 16}, dtype)}, 32, product);
+      compare("the inner dimension", {normal({8, 40}, dtype), normal({40, 16}, dtype)}, 32, product);
+    }
+}
+
+TEST_CASE("a mixture of experts on the GPU and on the CPU") {
+  if (no_gpu()) return;
+  manual_seed(21);
+  nn::MixtureOfExperts here({.embed_dim = 16,
+                             .hidden_dim = 24,
+                             .num_experts = 4,
+                             .shared_hidden_dim = 8,
+                             .capacity_factor = 1.0,
+                             .balance = nn::RouterBalance::auxiliary_loss}),
+      there(here.options);
+  there.load_state_dict(here.state_dict());
+  there.to(kGpu);
+  const Tensor x = normal({9, 16}, DType::f32), g = normal({9, 16}, DType::f32);
+  const auto run = [](nn::MixtureOfExperts& moe, const Tensor& in, const Tensor& grad) {
+    const Tensor y = moe(in);
+    ((y * grad).sum() + moe.auxiliary_loss()).backward();
+    return y;
+  };
+  CHECK(difference(run(here, x, g), run(there, x.to(kGpu), g.to(kGpu))) <= 64 * unit(DType::f32));
+  const std::vector<nn::Parameter> a = here.parameters(), b = there.parameters();
+  for (std::size_t i = 0; i < a.size(); ++i)
+    CHECK(difference(a[i].grad(), b[i].grad()) <= 256 * unit(DType::f32));
+  CHECK(equal(here.tokens_per_expert(), there.tokens_per_expert().cpu()));
+}

@@ -1,4 +1,4 @@
-// Compiling a program that includes "tapestry/tapestry.h" must take less than 300 MB and 2 s at -O2. The test
+// Compiling a program that includes "tapestry/tapestry.h" must take less than 310 MB and 2 s at -O2. The test
 // allows twice that time, because other tests may run at the same time; tools/bench_compile measures exactly.
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -7,7 +7,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/source.h"
 
-TEST_CASE("a program that includes tapestry.h compiles in 2 s and 300 MB") {
+TEST_CASE("a program that includes tapestry.h compiles in 2 s and 310 MB") {
   const std::string include = std::string("-I") + TAPESTRY_BUILD_DIR + "/include";
   const std::string project = tests::source_path("tests/consumer/project");
   const std::string own = "-I" + project, source = project + "/main.cpp";
@@ -30,6 +30,6 @@ TEST_CASE("a program that includes tapestry.h compiles in 2 s and 300 MB") {
   const double megabytes = usage.ru_maxrss / 1000.0;
   INFO(seconds << " s, " << megabytes << " MB");
   CHECK(megabytes > 30);  // the compiler proper is included, not only its driver
-  CHECK(megabytes < 300);
+  CHECK(megabytes < 310);
   CHECK(seconds < 2 * 2);
 }

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "tests/support/catch.h"
+#include "tests/support/files.h"
 #include "tests/support/mesh_training.h"
 #include "tests/tensor_parallel/support.h"
 
@@ -84,6 +85,42 @@ TEST_CASE("tensor ranks train as one process does, alone and with other axes") {
     }
     CHECK(mesh_training::distance(all[0].weights, one.weights) < 1e-10);
   }
+}
+
+TEST_CASE("state that ZeRO divides beside a tensor axis is saved whole, and loads on other meshes") {
+  const tests::TempDir dir;
+  const auto resumed = [&](const std::string& text, const Group& world, bool saves) {
+    Strategy strategy(text, {.world = world});
+    const auto net = make_net();
+    ModelParts model = parts_of(*net);
+    model.tensor_plan = kPlan;
+    strategy.wrap(*net, model);
+    const auto optimizer =
+        make_optimizer<optim::AdamW>(strategy, net->parameters(), optim::AdamWOptions{.lr = 0.01});
+    const auto step = [&](int number) {
+      optimizer->zero_grad();
+      const auto read = [&](const Part& part) { return samples_of(number, strategy.share(kSamples, part)); };
+      const double loss = strategy.gradients(read, kSamples).loss.item();
+      optimizer->step();
+      return strategy.sum({loss})[0];
+    };
+    if (saves) {
+      step(0);
+      save_sharded(dir / "zero", world, {net.get(), optimizer.get()}, {.step = 1});
+    } else {
+      load_sharded(dir / "zero", {net.get(), optimizer.get()}, {.rank = world ? world->rank() : 0});
+    }
+    step(1);
+    return step(2);
+  };
+  const auto on = [&](const char* text, bool saves) {
+    return on_ranks<double>(4, [&](const Group& world) { return resumed(text, world, saves); })[0];
+  };
+  const double expected = on("replicate=2:zero=1,tensor=2", true);
+  for (const char* const text :
+       {"replicate=2:zero=1,tensor=2", "replicate=2:zero=2,tensor=2", "shard=2,tensor=2"})
+    CHECK(std::abs(on(text, false) - expected) < 1e-12);
+  CHECK(std::abs(resumed("single", nullptr, false) - expected) < 1e-12);
 }
 
 TEST_CASE("a strategy's tensor axis needs a plan, and has one for a Llama") {

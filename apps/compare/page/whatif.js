@@ -7,6 +7,7 @@ const COUNTS = (() => {
 const MICRO = [...new Set([1, 2, 4, 8, 16, 32, DATA.options.micro_batches])].filter(m => m <= DATA.options.batch_size).sort((a, b) => a - b);
 const BUCKETS = [...new Set([0.25, 0.5, 1, 2, 5, 10, 25, 50, 100, DATA.options.bucket_cap_bytes / MiB])].sort((a, b) => a - b);
 const LINK = DATA.link && DATA.link.ranks.message.latency_s + DATA.link.ranks.message.s_per_byte > 0 ? DATA.link.ranks.message : DATA.link && DATA.link.copy;
+const FREE = LINK && LINK.latency_s + LINK.s_per_byte === 0; // one device has no link to measure
 const SIMULATED = DATA.modes.filter(m => DATA.profile && (predictor_of(m.predicted_as) || DATA.scaling.some(s => s.name === m.name)));
 
 // 0 stands for "as measured", in state.bw (GB/s) and state.lat (microseconds).
@@ -50,13 +51,13 @@ function showKnobs() {
   // Logarithms place the sliders only; the values that they give are rounded.
   const scale = x => Math.log10(Math.max(x, 1e-9));
   put('knobs', knob('n', 'devices', () => String(state.n), { min: 0, max: COUNTS.length - 1, step: 1, value: nearest(COUNTS, state.n) }, i => { state.n = COUNTS[i]; }),
-    LINK ? [knob('bw', 'bandwidth of a link', () => text(state.bw || measuredBw, 'GB/s'), { min: -1, max: 2.6, step: 0.05, value: clamp(scale(state.bw || measuredBw), -1, 2.6) }, x => { state.bw = rounded(10 ** x, 2); }),
-      knob('lat', 'latency of a message', () => text(state.lat || measuredLat, '\u00b5s'), { min: 0, max: 3.3, step: 0.05, value: clamp(scale(state.lat || measuredLat), 0, 3.3) }, x => { state.lat = rounded(10 ** x, 2); }),
-      h('div', { class: 'presets', role: 'group', 'aria-label': 'Links' }, preset('as measured', 0, 0), preset('10 Gbit Ethernet', 1.25, 30), preset('NVLink-like', 300, 4))] : null,
+    LINK ? [knob('bw', 'bandwidth of a link', () => state.bw || !FREE ? text(state.bw || measuredBw, 'GB/s') : 'takes no time', { min: -1, max: 2.6, step: 0.05, value: clamp(scale(state.bw || measuredBw), -1, 2.6) }, x => { state.bw = rounded(10 ** x, 2); }),
+      knob('lat', 'latency of a message', () => state.lat || !FREE ? text(state.lat || measuredLat, '\u00b5s') : 'takes no time', { min: 0, max: 3.3, step: 0.05, value: clamp(scale(state.lat || measuredLat), 0, 3.3) }, x => { state.lat = rounded(10 ** x, 2); }),
+      h('div', { class: 'presets', role: 'group', 'aria-label': 'Links' }, preset(FREE ? 'takes no time' : N === 1 ? 'as given' : 'as measured', 0, 0), preset('10 Gbit Ethernet', 1.25, 30), preset('NVLink-like', 300, 4))] : null,
     knob('m', 'micro-batches of a pipeline', () => String(state.micro), { min: 0, max: MICRO.length - 1, step: 1, value: nearest(MICRO, state.micro) }, i => { state.micro = MICRO[i]; }),
     knob('bk', 'largest bucket of gradients', () => state.bucket + ' MiB', { min: 0, max: BUCKETS.length - 1, step: 1, value: nearest(BUCKETS, state.bucket) }, i => { state.bucket = BUCKETS[i]; }),
     DATA.options.device_type === 'cpu' ? h('label', {}, h('input', { type: 'checkbox', id: 'own', checked: state.own ? '' : null, onchange: e => { state.own = e.target.checked ? 1 : 0; update('sim'); } }), ' each device has cores and memory of its own') : null);
-  put('whatif-text', 'A simulation in this page, from the costs that were measured on one device. ' + (DATA.options.device_type === 'cpu' ? 'The measured devices share cores and memory; any others are simulated with their own. ' : '') + 'Diamonds are measurements, and stay where they are.');
+  put('whatif-text', 'A simulation in this page, from the costs that were measured on one device. ' + (FREE ? 'No link was measured, because one device has none: communication takes no time here until you set a bandwidth and a latency. ' : N === 1 ? 'No link was measured; it is as --link-latency-us and --link-bandwidth-gbs say. ' : '') + (DATA.options.device_type === 'cpu' ? 'The measured devices share cores and memory; any others are simulated with their own. ' : '') + 'Diamonds are measurements, and stay where they are.');
 }
 
 const COLORS = ['var(--bwd)', 'var(--k2)', 'var(--k4)', 'var(--comm)'], INK = { 'var(--k2)': 'var(--tk2)', 'var(--k4)': 'var(--tk4)', 'var(--comm)': 'var(--tcomm)' };
