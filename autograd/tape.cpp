@@ -22,7 +22,8 @@ namespace impl {
 constinit std::atomic<const RecordObserver*> record_observer{nullptr};
 
 namespace {
-// What connect() and CallNote leave for attach(), while there is an observer.
+// What connect() and CallNote leave for attach(), if there is an observer. A process never loses its
+// observer, so attach() finds the one that connect() found, and takes what connect() left.
 struct Recording {
   const char* op = nullptr;
   std::span<const Tensor* const> inputs = {};

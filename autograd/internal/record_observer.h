@@ -41,7 +41,8 @@ struct RecordObserver {
 };
 
 namespace impl {
-/// The observer of this process, or null.
+/// The observer of this process, or null. Once set, it must stay: connect() leaves pointers to its inputs,
+/// which attach() takes only if it finds an observer.
 extern constinit std::atomic<const RecordObserver*> record_observer;
 }  // namespace impl
 

@@ -36,7 +36,8 @@ class FakeBackend final : public Backend {
   using Backend::reduce_scatter;
   void reduce_scatter(std::span<const ScatterPart> parts, ReduceOp, Deadline) override {
     for (const ScatterPart& part : parts)
-      Rows::of(part).read(part.out, at(part.in, static_cast<std::size_t>(rank_) * part.pitch), 0, part.bytes());
+      Rows::of(part).read(part.out, at(part.in, static_cast<std::size_t>(rank_) * part.pitch), 0,
+                          part.bytes());
   }
   void broadcast(void*, std::size_t, int, Deadline) override {}
   void all_gather(std::span<const GatherPart> parts, Deadline) override {
@@ -63,16 +64,19 @@ class FakeBackend final : public Backend {
   }
   void barrier(Deadline) override {}
 
-  void send(const void* data, std::size_t bytes, int, std::uint32_t tag, Deadline) override {
+  void send(const void* data, std::size_t bytes, int peer, std::uint32_t tag, Deadline) override {
     std::vector<std::byte> message(bytes);
     copy(message.data(), data, bytes);
     const std::lock_guard lock(mutex_);
-    sent_[tag].push_back(std::move(message));
+    Tagged& own = tags_[tag];
+    check_peer("send", own.receiver, peer, tag);
+    own.sent.push_back(std::move(message));
     changed_.notify_all();
   }
-  void recv(void* data, std::size_t bytes, int, std::uint32_t tag, Deadline deadline) override {
+  void recv(void* data, std::size_t bytes, int peer, std::uint32_t tag, Deadline deadline) override {
     std::unique_lock lock(mutex_);
-    std::deque<std::vector<std::byte>>& queue = sent_[tag];
+    check_peer("recv", tags_[tag].sender, peer, tag);
+    std::deque<std::vector<std::byte>>& queue = tags_[tag].sent;
     changed_.wait_until(lock, deadline, [&] { return !queue.empty() || !why_.empty(); });
     check<DistributedError>(why_.empty(), why_);
     check<TimeoutError>(!queue.empty(), "[recv] nothing was sent with tag ", tag,
@@ -97,10 +101,26 @@ class FakeBackend final : public Backend {
   }
 
  private:
+  // What was sent with a tag and not received, and the only peers that messages with the tag may have, or -1.
+  struct Tagged {
+    std::deque<std::vector<std::byte>> sent;
+    int receiver = -1, sender = -1;
+  };
+
+  // Each peer has its own thread, which sends a header and then data. Those of two peers would mix in one
+  // queue, and nothing says which of them a peer that does not exist would have sent.
+  static void check_peer(const char* op, int& only, int peer, std::uint32_t tag) {
+    if (only < 0) only = peer;
+    check<DistributedError>(only == peer, "[", op, "] messages of rank ", only, " and of rank ", peer,
+                            " have the tag ", tag,
+                            "; a rank without peers receives what it sends itself, and tells messages apart "
+                            "by their tags alone: give each peer a tag of its own");
+  }
+
   const int rank_, size_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<std::uint32_t, std::deque<std::vector<std::byte>>> sent_;
+  std::map<std::uint32_t, Tagged> tags_;
   std::string why_;  // the reason of an abort
 };
 

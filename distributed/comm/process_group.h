@@ -52,9 +52,9 @@ class Work {
 
   /// Returns when this rank's part is done and its tensors hold the result. For tensors on a CUDA device,
   /// only this thread's current stream waits, not the host: work that is enqueued on it later sees the
-  /// result. A failure on the GPU is thrown by this or a later call of the group. Throws TimeoutError or
-  /// DistributedError, whose text has a table of where all ranks are. The wait is bounded by the group's
-  /// timeout.
+  /// result. For a batch of messages over NCCL the host waits until the GPU has finished. A failure on the
+  /// GPU is thrown by this or a later call of the group. Throws TimeoutError or DistributedError, whose text
+  /// has a table of where all ranks are. The wait is bounded by the group's timeout.
   void wait() const;
   /// Like wait(), but throws TimeoutError after `timeout`. The collective then continues.
   void wait(Milliseconds timeout) const;
@@ -227,6 +227,11 @@ class ProcessGroup {
   /// direction, peer and tag arrive in the order of the list. Others do not wait for one another on host
   /// transports. Over NCCL a batch is one group of calls: it begins when the earlier messages of each of its
   /// combinations of direction, peer and tag are done, and later ones of these begin when it is done.
+  ///
+  /// Over NCCL the batch sends nothing before the peers of all its messages have begun theirs: it needs the
+  /// communicators of all of them, and if calls are compared, the headers of what it receives. So let both
+  /// ends be batches, or order them as single messages must be. A peer that first receives alone from this
+  /// batch, waits, and then sends to it hangs until the timeout.
   virtual ScopedWork batch_isend_irecv(const std::vector<P2POp>& messages, const CallOptions& options = {},
                                        Site site = Site::current()) = 0;
 

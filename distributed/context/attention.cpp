@@ -1,7 +1,9 @@
 #include "tapestry/distributed/context/attention.h"
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/internal/attention.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/context/internal/checks.h"
@@ -9,8 +11,15 @@
 
 namespace tapestry::distributed {
 
+namespace {
+const char* name_of(SequenceOrder order) {
+  return order == SequenceOrder::zigzag ? "SequenceOrder::zigzag" : "SequenceOrder::contiguous";
+}
+}  // namespace
+
 AttentionParams check_context(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
-                              const Axis& axis, const ContextAttentionOptions& options) {
+                              const Axis& axis, const ContextAttentionOptions& options,
+                              SequenceOrder needed) {
   for (const auto& [t, what] : {std::pair<const Tensor&, const char*>{q, "q"}, {k, "k"}, {v, "v"}}) {
     detail::check_defined(op, t, what);
     check(t.dim() == 4, "[", op, "] ", what, " has the shape ", t.sizes(),
@@ -21,17 +30,27 @@ AttentionParams check_context(const char* op, const Tensor& q, const Tensor& k, 
         "; the heads of k and v must be equal and divide those of q");
   check(q.size(2) == k.size(2) && q.size(2) == v.size(2), "[", op, "] q has ", q.size(2), " rows, k ",
         k.size(2), " and v ", v.size(2), "; pass this rank's rows of each");
+  check(q.size(0) == k.size(0) && q.size(0) == v.size(0), "[", op, "] q has a batch of ", q.size(0),
+        ", k of ", k.size(0), " and v of ", v.size(0), "; they must be equal");
+  const AttentionParams params{.scale = options.scale, .enable_gqa = q.size(1) != k.size(1)};
+  autograd::check_attention(op, q, k, v, params);
   check(!axis.over_devices(), "[", op, "] axis ", axis.name(),
         " is over devices of one process; use one over ranks");
   const Tensor& documents = options.documents;
+  if (options.is_causal || documents.defined())
+    check(options.order == needed, "[", op, "] with a mask the rows must be in the order ", name_of(needed),
+          ", but options.order is ", options.order ? name_of(*options.order) : "not set",
+          "; divide the sequence in that order (divide_sequence()) and set options.order to it");
   if (documents.defined()) {
     const Shape expected{q.size(0), q.size(2) * axis.size()};
     check<TypeError>(documents.dtype() == DType::i64, "[", op, "] the documents are ", documents.dtype(),
                      "; convert them to int64");
     check(documents.sizes() == expected, "[", op, "] the documents have the shape ", documents.sizes(),
           "; expected (batch, length) of the whole sequence, ", expected);
+    check<DeviceError>(documents.device() == q.device(), "[", op, "] the documents are on ",
+                       documents.device(), ", but q is on ", q.device(), "; move them there");
   }
-  return {.scale = options.scale, .enable_gqa = q.size(1) != k.size(1)};
+  return params;
 }
 
 namespace {
@@ -59,7 +78,10 @@ Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t be
 
 Tensor gathered_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Axis& axis,
                           const ContextAttentionOptions& options) {
-  const AttentionParams params = check_context("gathered_attention", q, k, v, axis, options);
+  if (const autograd::Autocast cast(kCastLike, q, k, v); cast)
+    return gathered_attention(cast(q), cast(k), cast(v), axis, options);
+  const AttentionParams params =
+      check_context("gathered_attention", q, k, v, axis, options, SequenceOrder::contiguous);
   const Placement rows = Placement::sharded(2), all = Placement::replicated();
   PendingConversion keys = begin_convert(k, axis, rows, all), values = begin_convert(v, axis, rows, all);
   const Tensor whole_k = keys.finish();
@@ -68,7 +90,10 @@ Tensor gathered_attention(const Tensor& q, const Tensor& k, const Tensor& v, con
 
 Tensor all_to_all_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Axis& axis,
                             const ContextAttentionOptions& options) {
-  const AttentionParams params = check_context("all_to_all_attention", q, k, v, axis, options);
+  if (const autograd::Autocast cast(kCastLike, q, k, v); cast)
+    return all_to_all_attention(cast(q), cast(k), cast(v), axis, options);
+  const AttentionParams params =
+      check_context("all_to_all_attention", q, k, v, axis, options, SequenceOrder::contiguous);
   check(k.size(1) % axis.size() == 0, "[all_to_all_attention] ", axis.size(), " ranks cannot divide ",
         k.size(1), " heads of k and v equally; use ring_attention() or gathered_attention()");
   const Placement rows = Placement::sharded(2), heads = Placement::sharded(1);

@@ -3,30 +3,45 @@
 //
 //   const Tensor x = divide_sequence(tokens, 1, context, SequenceOrder::zigzag);   // this rank's rows
 //   ...
-//   const Tensor y = ring_attention(q, k, v, context, {.is_causal = true});
+//   const Tensor y = ring_attention(q, k, v, context, {.is_causal = true, .order = SequenceOrder::zigzag});
 //
 // Each function takes this rank's rows of q (batch, heads, rows, width), k (batch, groups, rows, width) and v
 // (batch, groups, rows, value width), and returns this rank's rows of the result (batch, heads, rows, value
 // width). All ranks have as many rows. `groups` divides `heads` (grouped queries); keys and values are sent
-// as they are, not repeated. On an axis of one rank all of them are scaled_dot_product_attention().
+// as they are, not repeated. On an axis of one rank all of them are scaled_dot_product_attention(). Autocast
+// converts q, k and v as it does there, before anything is sent.
 //
-// | function             | order      | sent and received by a rank            | masks             |
-// |----------------------|------------|----------------------------------------|-------------------|
-// | gathered_attention   | contiguous | all keys and values, before compute    | causal, documents |
-// | ring_attention       | zigzag     | the same, a part at a time in compute  | causal            |
-// | all_to_all_attention | contiguous | its part of q, k, v and the result     | causal, documents |
+// | function             | order with a mask | masks             |
+// |----------------------|-------------------|-------------------|
+// | gathered_attention   | contiguous        | causal, documents |
+// | ring_attention       | zigzag            | causal            |
+// | all_to_all_attention | contiguous        | causal, documents |
 //
-// Throws ValueError for tensors of other dimensions, heads that the groups do not divide, dropout, and masks
-// or sizes that the function cannot take.
+// What a rank sends, and as much as it receives. n is the number of ranks, and KV the bytes of one rank's
+// keys and values. KV32 is the bytes of their gradients in f32 (f64 for f64): twice KV for 16 bits.
+//
+// | function             | forward                               | backward                              |
+// |----------------------|---------------------------------------|---------------------------------------|
+// | gathered_attention   | (n - 1) KV, before compute            | (n - 1) KV                            |
+// | ring_attention       | (n - 1) KV, a part at a time          | (n - 1) KV + n KV32, a part at a time |
+// | all_to_all_attention | (n - 1) / n of its q, k, v and result | the same                              |
+//
+// Before anything is sent, each function throws ValueError for tensors of other dimensions, sizes that do not
+// fit, heads that the groups do not divide, a wrong order, and masks or sizes that it cannot take; TypeError
+// unless q, k and v have the same floating dtype; and DeviceError unless they are on one device.
 #include <optional>
 
 #include "tapestry/core/tensor.h"
+#include "tapestry/distributed/context/sequence.h"
 #include "tapestry/distributed/mesh/mesh.h"
 
 namespace tapestry::distributed {
 
 struct ContextAttentionOptions {
   bool is_causal = false;
+  /// The order in which the ranks have the rows. It must be set, to the order of the table above, if there is
+  /// a mask (is_causal or documents). Without a mask the order does not matter, and this is ignored.
+  std::optional<SequenceOrder> order = {};
   std::optional<double> scale = {};  ///< the default is 1 / sqrt(width)
   /// The number of each position's document, int64 (batch, length), for the whole sequence and equal on all
   /// ranks. A query sees the keys of its own document only. If undefined, all positions are of one document.
@@ -40,8 +55,8 @@ Tensor gathered_attention(const Tensor& q, const Tensor& k, const Tensor& v, con
 /// Keys and values travel from rank to rank in a ring, while each rank attends to those that it has (Liu et
 /// al., "Ring attention with blockwise transformers", 2023). Partial results are merged by their log-sum-exp,
 /// in f32 (f64 for f64). In backward the gradients of keys and values travel one hop behind them. With
-/// `is_causal`, the rows are in zigzag order (sequence.h), so their number must be even; without it, the
-/// order does not matter. Its gradient has no gradient.
+/// `is_causal`, the rows are in zigzag order (sequence.h), so their number must be even. Its gradient has no
+/// gradient.
 Tensor ring_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Axis& axis,
                       const ContextAttentionOptions& options = {});
 

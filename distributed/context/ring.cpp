@@ -1,13 +1,13 @@
 // Ring attention. At step s, rank r has the keys and values of rank r - s (modulo the number of ranks): they
 // move to the next rank after each step. In causal attention with the zigzag order, rank r has the chunks r
-// and 2 n - 1
-// - r of 2 n. So at step 0 the mask is causal. Of a rank before it, all queries see the first chunk alone,
-// and of a rank after it, the second chunk of the queries sees all keys. Neither needs a mask, and both are
-// as much work.
+// and 2 n - 1 - r of 2 n. So at step 0 the mask is causal. Of a rank before it, all queries see the first
+// chunk alone, and of a rank after it, the second chunk of the queries sees all keys. Neither needs a mask,
+// and both are as much work.
 #include <any>
 #include <utility>
 
 #include "tapestry/autograd/function.h"
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/attention_lse.h"
 #include "tapestry/autograd/ops/copy.h"
 #include "tapestry/autograd/ops/creation.h"
@@ -41,7 +41,7 @@ struct Ring {
     return group->batch_isend_irecv(
         {P2POp::send(mine.k, next(), k_tag), P2POp::send(mine.v, next(), v_tag),
          P2POp::recv(others.k, previous(), k_tag), P2POp::recv(others.v, previous(), v_tag)},
-        "ring_attention");
+        causal ? "ring_attention, causal, zigzag" : "ring_attention");
   }
 
   // The queries and keys that meet at a step, as ranges of this rank's rows and the other rank's.
@@ -138,7 +138,9 @@ struct RingAttention : autograd::Function<RingAttention> {
 
 Tensor ring_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Axis& axis,
                       const ContextAttentionOptions& options) {
-  AttentionParams params = check_context("ring_attention", q, k, v, axis, options);
+  if (const autograd::Autocast cast(kCastLike, q, k, v); cast)
+    return ring_attention(cast(q), cast(k), cast(v), axis, options);
+  AttentionParams params = check_context("ring_attention", q, k, v, axis, options, SequenceOrder::zigzag);
   check(!options.documents.defined(),
         "[ring_attention] a ring has no masks of documents; use gathered_attention() or "
         "all_to_all_attention()");

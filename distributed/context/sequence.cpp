@@ -5,6 +5,7 @@
 #include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/placement/convert.h"
 
 namespace tapestry::distributed {
 
@@ -25,7 +26,10 @@ Tensor divide_sequence(const Tensor& x, std::int64_t dim, const Axis& axis, Sequ
   const int d = wrap_dim("divide_sequence", dim, x.dim());
   if (axis.size() == 1) return x;
   const Tensor rows = sequence_positions(x.size(d), axis.coordinate(), axis.size(), order);
-  return index_select(x, d, rows.to(x.device()));
+  if (!x.requires_grad()) return index_select(x, d, rows.to(x.device()));
+  const Tensor own = convert(x, axis, Placement::invariant(), Placement::varying());
+  return convert(index_select(own, d, rows.to(x.device())), axis, Placement::varying(),
+                 Placement::sharded(d));
 }
 
 }  // namespace tapestry::distributed

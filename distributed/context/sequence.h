@@ -17,8 +17,10 @@ enum class SequenceOrder : std::uint8_t { contiguous, zigzag };
 /// divided by `size`, or by 2 `size` for zigzag, and IndexError if the rank does not exist.
 Tensor sequence_positions(std::int64_t length, int rank, int size, SequenceOrder order);
 
-/// This rank's rows of dimension `dim` of a tensor that all ranks have: those of sequence_positions(), or all
-/// of them on an axis of one rank. Differentiable.
+/// This rank's rows of dimension `dim` of a tensor that is equal on all ranks (Placement::invariant()): those
+/// of sequence_positions(), or all of them on an axis of one rank. Differentiable: if `x` needs a gradient,
+/// such as a learned table of positions, backward is a collective of the axis, and gives each rank the whole
+/// gradient. It is equal on all ranks, so do not sum it over the axis again.
 Tensor divide_sequence(const Tensor& x, std::int64_t dim, const Axis& axis, SequenceOrder order);
 
 }  // namespace tapestry::distributed

@@ -66,16 +66,17 @@ class Table {
     std::vector<Placements>& outputs = nodes_[node];
     if (outputs.size() <= output) outputs.resize(output + 1);
     outputs[output] = std::move(placements);
-    observe_if_needed();
+    observe();
   }
   void forget(const Node* node) {
     const std::lock_guard lock(mutex_);
-    if (nodes_.erase(node) > 0) observe_if_needed();
+    nodes_.erase(node);
   }
 
  private:
-  // While no tensor has placements, there is nothing to compute.
-  void observe_if_needed();
+  // A process in which nothing was ever placed has no observer. Once set, it stays: another thread may be
+  // between two calls of it.
+  static void observe();
 
   std::mutex mutex_;
   std::unordered_map<const Node*, std::vector<Placements>> nodes_;
@@ -184,9 +185,7 @@ void destroyed(const Node* node) noexcept { table().forget(node); }
 
 constexpr autograd::RecordObserver kObserver{.recorded = &recorded, .destroyed = &destroyed};
 
-void Table::observe_if_needed() {
-  autograd::impl::record_observer.store(nodes_.empty() ? nullptr : &kObserver, std::memory_order_release);
-}
+void Table::observe() { autograd::impl::record_observer.store(&kObserver, std::memory_order_release); }
 
 // ---- tensors
 

@@ -80,6 +80,9 @@ void check_options(const std::string& text, const AxisSpec& axis, bool over_devi
   }
 }
 
+// The value of an option that another axis excludes.
+bool is_off(const std::string& value) { return value == "none" || value == "0"; }
+
 }  // namespace
 
 RowRegistration::RowRegistration(StrategyRow row) : row_(row) {
@@ -148,7 +151,7 @@ StrategyPlan plan_strategy(std::vector<AxisSpec> axes, bool launched) {
   for (const AxisSpec& axis : plan.axes)
     for (const StrategyRow* const row : rows_of(axis, plan.over_devices))
       for (const AxisSpec& other : plan.axes)
-        check(other.name != row->excludes || (row->excluding && axis.option(row->excluding, "none") == "none"),
+        check(other.name != row->excludes || (row->excluding && is_off(axis.option(row->excluding, "none"))),
               "[strategy] ", text, ": ", other.name, " and ", axis.name,
               row->excluding ? concat({":", row->excluding})
               : row->option  ? concat({":", row->option})

@@ -37,6 +37,9 @@ const RowRegistration tensor_over_ranks{
     {.axis = "tensor",
      .order = 30,
      .options = "sequence=0|1",
+     .excludes = "pipeline",
+     .excluding = "sequence",
+     .instead = "stages do not pass on activations that ranks divide along the sequence; leave sequence out",
      .about = "tensor_parallel: one process per device, the layers divided; with sequence=1 also the "
               "activations between them",
      .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {

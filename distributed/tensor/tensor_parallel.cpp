@@ -1,6 +1,7 @@
 #include "tapestry/distributed/tensor/tensor_parallel.h"
 
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <memory>
 #include <set>
@@ -123,7 +124,12 @@ class Divider {
   StreamRef run() {
     check(!axis_.over_devices(), "[", kTensorParallel, "] the axis ", axis_.name(),
           " is over devices of one process; use one over ranks");
-    const std::string wrong = problem();
+    std::string wrong;
+    try {
+      wrong = problem();
+    } catch (const std::exception& e) {  // the other ranks wait in the comparison
+      wrong = e.what();
+    }
     check_same_model(*axis_.group(), kTensorParallel, wrong.empty() ? describe() : "error: " + wrong + "\n");
     check(wrong.empty(), "[", kTensorParallel, "] ", wrong);
     const auto stream = std::make_shared<ResidualStream>(axis_, options_);
@@ -133,6 +139,8 @@ class Divider {
       shared_units_.emplace(units, SharedUnits{mesh["owners"], mesh["copies"]});
     }
     cut_all();
+    if (stream->sequence)
+      module_.register_forward_scope([stream](nn::Module&) { return stream->call(); });
     for (const Target& t : targets_) install(t, stream);
     return stream;
   }
@@ -186,26 +194,46 @@ class Divider {
           is_divided(language->output_weight()))
         return concat({"the head of ", place(path, *m),
                        " would compute with a part of its weight; add a rule of TensorStyle::head for it"});
-      if (!has_own_parameters(*m) || rule) continue;
+      if (!has_own_parameters(*m)) continue;
       const bool in_region = is_in_region(path);
+      if (in_region && rule && !divides)
+        return concat({place(path, *m),
+                       " has parameters inside a divided region, where a rank's gradient of a copy covers its "
+                       "own features alone, and ",
+                       name_of(rule->style),
+                       " divides none; choose a style that divides them, or keep the module outside"});
+      if (rule) continue;
       if (in_region || options_.sequence)
         return concat({place(path, *m), " has parameters ",
                        in_region ? "inside a divided region" : "on a residual stream that ranks divide",
                        ", and no rule; add one for it"});
     }
+    std::map<const Storage*, std::pair<std::string, const void*>> on_meta;
     for (const auto& [name, slot] : module_.named_parameters()) {
       if (slot.is_computed())
         return concat({"'", name, "' is computed from other parameters; divide a plain one"});
       if (slot.replicas() != 1)
         return concat({"'", name, "' has ", slot.replicas(), " replicas; divide the model before"});
       if (const auto& layout = slot.layout())
-        for (const nn::Cut& cut : layout->cuts())
+        for (const nn::Cut& cut : layout->cuts()) {
           if (cut.dim != nn::Cut::kHeld)
             return concat(
                 {"'", name, "' is divided already; call tensor_parallel() once, and before fully_shard()"});
-      if (!slot.layout() && slot.tensor().device().is_meta())
+          if (options_.sequence)
+            return concat({"'", name,
+                           "' belongs to a stage of a pipeline, and stages do not pass on a stream that "
+                           "ranks divide; leave out sequence"});
+        }
+      if (!slot.layout() && slot.tensor().device().is_meta()) {
         if (std::string why = autograd::why_not_materialized(slot.tensor()); !why.empty())
           return concat({"'", name, "' is on the meta device, and ", why});
+        const auto& [first, id] =
+            on_meta.try_emplace(slot.tensor().storage().get(), name, slot.id()).first->second;
+        if (id != slot.id())
+          return concat({"'", first, "' and '", name,
+                         "' are on the meta device and share memory, which their parts cannot; tie weights "
+                         "by assigning one slot to the other"});
+      }
     }
     return {};
   }
@@ -221,6 +249,9 @@ class Divider {
   std::string problem_of(const Target& t) {
     const Style style = t.rule->style;
     int owners = 0;
+    if (style > Style::row && (t.rule->unit != 1 || t.rule->blocks != 1))
+      return concat({"has a unit or blocks in its rule, for which ", name_of(style),
+                     " has no use; leave them out"});
     const bool is_recurrent =
         dynamic_cast<nn::RecurrentLayer*>(t.module) || dynamic_cast<nn::RecurrentCellLayer*>(t.module);
     if (is_recurrent && style != Style::residual && style != Style::enter)
@@ -242,7 +273,8 @@ class Divider {
                                      is_row ? "inputs" : "outputs", owners);
             !why.empty())
           return why;
-        if (is_row && owners < axis_.size()) return "is a row layer, whose units cannot be shared";
+        if (style != Style::column && owners < axis_.size())
+          return concat({"is a ", name_of(style), " layer, whose units cannot be shared"});
         set(layer->weight, is_row ? 1 : 0, owners);
         set(layer->bias, is_row ? nn::Cut::kCopied : 0, owners);
         return {};
@@ -318,6 +350,8 @@ class Divider {
     for (const auto& [name, slot] : module_.named_parameters())
       text += concat({"parameter ", name, " ", slot.dtype(), " ", nn::whole_sizes(slot),
                       slot.requires_grad() ? "" : " frozen", "\n"});
+    for (const auto& [name, slot] : module_.named_buffers())
+      text += concat({"buffer ", name, " ", slot.dtype(), " ", slot.sizes(), "\n"});
     return text;
   }
 

@@ -29,7 +29,7 @@ class ResidualStream;
 struct TensorParallelOptions {
   /// Sequence parallelism: the residual stream is divided along the sequence. Reduce-scatters and all-gathers
   /// take the place of all-reduces, with the same bytes, and norms, dropouts and residuals need less memory
-  /// and time. All modules with parameters need a style.
+  /// and time. All modules with parameters need a style. Stages of a pipeline are refused.
   bool sequence = false;
   /// The dimension of the residual stream that is the sequence, counted from the end. -3 for (L, N, E).
   int sequence_dim = -2;
@@ -42,9 +42,11 @@ struct TensorParallelOptions {
 class TensorParallel {
  public:
   explicit TensorParallel(std::shared_ptr<ResidualStream> stream) : stream_(std::move(stream)) {}
-  /// What the conversions of the layers have sent on this rank since the last reset_report(), counted as
-  /// rings: activations and their gradients, without those of vocab_parallel_linear_cross_entropy(). Backward
-  /// passes count when forward records them.
+  /// What the conversions of the layers send on this rank, as rings, since the last reset_report():
+  /// activations and their gradients. It is an estimate: it is counted when forward runs, and includes the
+  /// backward of what grad mode would record. It leaves out what vocab_parallel_linear_cross_entropy() sends,
+  /// and exchanges of a length. Forward and backward of layers that checkpoint() recomputes count twice, of
+  /// which backward is sent once. Gradients that nobody needs, such as those of frozen inputs, count too.
   std::int64_t bytes_sent() const;
   void reset_report() const;
 

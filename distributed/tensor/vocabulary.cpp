@@ -108,6 +108,14 @@ RowLosses losses_of(const Tensor& logits, const Tensor& target, const Words& own
   return result;
 }
 
+// For backward: the gradient of x for an incoming gradient of 1 of each row's loss, and that of the weight
+// for one of the result. `count` divides dx, and is undefined for a sum. What is divided and multiplied has the
+// dtype of sums: bf16 would round a count of 257 to 256.
+struct LossGradients {
+  Tensor dx, dweight, count;
+};
+DType wide_of(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
 struct LossData {
   std::shared_ptr<ProcessGroup> group;
   Words words;
@@ -124,7 +132,7 @@ struct VocabularyLoss : autograd::Function<VocabularyLoss> {
                         const Tensor& target, const LossData& data) {
     constexpr std::int64_t kLogits = std::int64_t{1} << 22, kLeastRows = 32;
     const bool wide_loss = current_context().autocast.active();
-    const DType wide = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
+    const DType wide = wide_of(x.dtype());
     const TensorOptions sums(wide, x.device());
     const std::int64_t all = target.numel();
     const std::int64_t rows =
@@ -144,22 +152,28 @@ struct VocabularyLoss : autograd::Function<VocabularyLoss> {
       if (!chunk.gradient.defined()) continue;
       const Tensor gradient = chunk.gradient.to(logits.dtype());
       if (data.needs_x) dx.narrow(0, begin, n).copy_(weight.defined() ? matmul(gradient, weight) : gradient);
-      if (data.needs_weight) dweight.add_(matmul(gradient.t(), from).to(wide));
+      if (data.needs_weight) dweight.add_(matmul(gradient.to(wide).t(), from.to(wide)));
     }
+    Tensor divisor;
     if (data.params.reduction == Reduction::mean) {
       const Tensor count = ne(target, data.params.ignore_index).to(wide).sum();
       total = total / count;
-      if (dx.defined()) dx = dx / clamp(count, 1).to(dx.dtype());
-      if (dweight.defined()) dweight = dweight / clamp(count, 1);
+      divisor = clamp(count, 1);
+      if (dweight.defined()) dweight = dweight / divisor;
     }
     if (dweight.defined()) dweight = dweight.to(weight.dtype());
-    ctx.data = std::pair(dx, dweight);
+    ctx.data = LossGradients{dx, dweight, divisor};
     return total.to(wide_loss ? wide : x.dtype());
   }
   static std::vector<Tensor> backward(autograd::FunctionContext& ctx, const std::vector<Tensor>& grads) {
-    const auto& [dx, dweight] = std::any_cast<const std::pair<Tensor, Tensor>&>(ctx.data);
-    const auto scaled = [&](const Tensor& d) { return d.defined() ? d * grads[0].to(d.dtype()) : Tensor(); };
-    return {scaled(dx), scaled(dweight), {}, {}};
+    const auto& [dx, dweight, count] = std::any_cast<const LossGradients&>(ctx.data);
+    const auto scaled = [&](const Tensor& d, const Tensor& divisor) {
+      if (!d.defined()) return Tensor();
+      const DType wide = wide_of(d.dtype());
+      const Tensor g = grads[0].to(wide);
+      return (d.to(wide) * (divisor.defined() ? g / divisor : g)).to(d.dtype());
+    };
+    return {scaled(dx, count), scaled(dweight, {}), {}, {}};
   }
 };
 

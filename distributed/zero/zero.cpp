@@ -167,7 +167,8 @@ ZeroBase::ZeroBase(const Groups& groups, const ZeroOptions& options, const char*
         concat({s.inner->optimizer().name(), " stage ", s.stage, " bucket_cap_mb ", s.bucket_cap_mb, "\n"});
     for (const State::Item& item : s.items)
       text += concat({item.label, " ", item.tensor.dtype(), " ", item.tensor.sizes(), " ",
-                      item.tensor.strides(), item.trained() ? "\n" : " frozen\n"});
+                      item.tensor.strides(), item.trained() ? "\n" : " frozen\n"}) +
+              describe_part(item.label, item.slot);
     for (std::size_t g = 0; g < groups.size(); ++g)
       for (const optim::OptionRef& o : s.inner->options_of(g))
         text += concat({"group ", g, " ", o.name, " ", o.get(), "\n"});

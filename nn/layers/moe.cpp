@@ -27,6 +27,20 @@ namespace {
 // The least divisor of scores that may all be 0, as in DeepSeek-V3.
 constexpr double kTiny = 1e-20;
 
+// 16 bits as f32: kTiny is 0 in f16, and sums over many tokens leave its range.
+Tensor at_least_f32(const Tensor& t) {
+  return t.dtype() == DType::f16 || t.dtype() == DType::bf16 ? t.to(DType::f32) : t;
+}
+
+// ceil(factor * choices / num_experts), and at most all tokens. The product may be a few roundings above an
+// integer: 1.12 * 25 / 2 is 14.
+std::int64_t capacity_of(double factor, std::int64_t tokens, std::int64_t top_k, std::int64_t num_experts) {
+  const double exact =
+      factor * static_cast<double>(tokens) * static_cast<double>(top_k) / static_cast<double>(num_experts);
+  const double rows = std::ceil(exact * (1 - 0x1p-50));
+  return static_cast<std::int64_t>(std::min(rows, static_cast<double>(tokens)));
+}
+
 Tensor counted(const Tensor& experts, std::int64_t num_experts) {
   const Tensor chosen = experts.detach().flatten();
   return scatter_add(zeros({num_experts}, {DType::i64, chosen.device()}), 0, chosen, ones_like(chosen));
@@ -59,8 +73,8 @@ Routing route_tokens(const Tensor& logits, const RouterOptions& o, const Tensor&
         "; expected (T, num_experts) with at least top_k = ", o.top_k, " experts");
   const bool softmaxed = o.score == RouterScore::softmax;
   Routing r;
-  r.logits = logits;
-  r.scores = softmaxed ? softmax(logits, 1) : sigmoid(logits);
+  r.logits = at_least_f32(logits);
+  r.scores = softmaxed ? softmax(r.logits, 1) : sigmoid(r.logits);
   const Tensor chosen_by = r.scores.detach();
   r.experts = topk(bias.defined() ? chosen_by + bias.detach() : chosen_by, o.top_k, 1).second;
   r.weights = gather(r.scores, 1, r.experts);
@@ -105,8 +119,9 @@ Tensor load_balancing_loss(const Tensor& scores, const Tensor& counts) {
   check(scores.dim() == 2 && counts.dim() == 1 && counts.size(0) == scores.size(1),
         "[load_balancing_loss] scores have shape ", scores.sizes(), " and counts ", counts.sizes(),
         "; expected (T, num_experts) and (num_experts)");
-  const Tensor shares = scores / (scores.sum({1}, true) + kTiny);
-  const Tensor n = counts.detach().to(scores.dtype());
+  const Tensor wide = at_least_f32(scores);
+  const Tensor shares = wide / (wide.sum({1}, true) + kTiny);
+  const Tensor n = counts.detach().to(wide.dtype());
   const Tensor parts = n / n.sum().clamp(1);
   const double tokens = static_cast<double>(std::max<std::int64_t>(scores.size(0), 1));
   return (shares.sum({0}) * parts).sum() * (static_cast<double>(scores.size(1)) / tokens);
@@ -116,7 +131,7 @@ Tensor router_z_loss(const Tensor& logits) {
   check(logits.dim() == 2, "[router_z_loss] logits have shape ", logits.sizes(),
         "; expected (T, num_experts)");
   const double tokens = static_cast<double>(std::max<std::int64_t>(logits.size(0), 1));
-  return logsumexp(logits, {1}).square().sum() / tokens;
+  return logsumexp(at_least_f32(logits), {1}).square().sum() / tokens;
 }
 
 // ---- the parts ----
@@ -240,9 +255,7 @@ Tensor MixtureOfExperts::forward(const Tensor& x, Routing* routing) {
   const Routing r = gate.route(gate(rows));
   std::optional<std::int64_t> capacity;
   if (options.capacity_factor)
-    capacity = static_cast<std::int64_t>(
-        std::ceil(*options.capacity_factor * static_cast<double>(tokens * options.top_k) /
-                  static_cast<double>(options.num_experts)));
+    capacity = capacity_of(*options.capacity_factor, tokens, options.top_k, options.num_experts);
   const Dispatch d = dispatch_tokens(r, capacity);
   Tensor y = combine_tokens(experts(rows.index_select(0, d.tokens), d.counts), r, d);
   if (shared_expert) y = y + (*shared_expert)(rows);
@@ -286,10 +299,10 @@ void MixtureOfExperts::update_router_bias(const Tensor& counts) {
   const char* const op = "update_router_bias";
   check(options.balance == RouterBalance::bias, "[", op,
         "] the layer has no bias; set balance to RouterBalance::bias");
-  check(counts.defined() || !experts.down_proj.layout(), "[", op,
+  const bool divided = gate.weight.layout() || experts.gate_up_proj.layout() || experts.down_proj.layout();
+  check(counts.defined() || !divided, "[", op,
         "] the parameters are sharded over ranks, which have counts of their own; sum tokens_per_expert() "
-        "over ",
-        "the ranks and pass the sum");
+        "over the ranks and pass the sum");
   const Tensor n = counts.defined() ? counts.detach() : tokens_per_expert();
   check(n.dim() == 1 && n.size(0) == options.num_experts, "[", op, "] counts have shape ", n.sizes(),
         ", expected ", Shape{options.num_experts});
@@ -297,7 +310,11 @@ void MixtureOfExperts::update_router_bias(const Tensor& counts) {
   const Tensor real = n.to(DType::f64), s = (real.mean() - real).sign();
   const Tensor change = (s - s.mean()) * options.bias_update_rate;
   for (int r = 0; r < gate.expert_bias.replicas(); ++r) {
-    const Tensor& bias = gate.expert_bias.replica(r);
+    Tensor bias = gate.expert_bias.replica(r);
+    if (at_least_f32(bias).dtype() != bias.dtype()) {  // Module::to(dtype): 0.5 + 0.001 is 0.5 in bf16
+      bias = bias.to(DType::f32);
+      gate.expert_bias.set_replica(r, bias);
+    }
     bias.add_(change.to(bias.device(), bias.dtype()));
   }
   for_each_replica(tokens_per_expert_, [](Tensor& sum) { sum = Tensor(); });

@@ -51,7 +51,7 @@ struct Routing {
 
 /// Chooses the top_k experts of each row of logits (T, num_experts) by score + bias. `bias` (num_experts) may
 /// be undefined, and gets no gradient. The weights are the scores without the bias. Of equal scores, the
-/// first expert wins.
+/// first expert wins. Logits of 16 bits are converted to f32 first.
 Routing route_tokens(const Tensor& logits, const RouterOptions& options, const Tensor& bias = {});
 
 /// The rows of the experts: those of expert 0 first, and of one expert in the order of the tokens.
@@ -71,9 +71,11 @@ Tensor combine_tokens(const Tensor& y, const Routing& routing, const Dispatch& d
 /// num_experts * sum over experts i of f_i P_i: f_i is the part of all choices that chose expert i, and P_i
 /// the mean of its scores, after each row of scores (T, num_experts) was divided by its sum. It is 1 if all
 /// experts are chosen equally often. `counts` is Routing::counts(), and has no gradient. 0 if there are no
-/// tokens. Source: Fedus et al. 2021, "Switch Transformers", for top_k choices divided by top_k.
+/// tokens. Scores of 16 bits are converted to f32 first, and so is the loss.
+/// Source: Fedus et al. 2021, "Switch Transformers", for top_k choices divided by top_k.
 Tensor load_balancing_loss(const Tensor& scores, const Tensor& counts);
-/// The mean of logsumexp(logits)^2 over tokens; 0 if there are none. Source: Zoph et al. 2022, "ST-MoE".
+/// The mean of logsumexp(logits)^2 over tokens; 0 if there are none. In f32 for logits of 16 bits. Source:
+/// Zoph et al. 2022, "ST-MoE".
 Tensor router_z_loss(const Tensor& logits);
 
 /// The router: x W^T for tokens x (T, embed_dim). Computes in f32, also under autocast and with weights of 16
@@ -169,9 +171,14 @@ class MixtureOfExperts : public Callable<MixtureOfExperts> {
   /// all replicas.
   Tensor tokens_per_expert() const;
   /// Adds bias_update_rate * (s - mean(s)) to the bias, where s = sign(mean(counts) - counts), and counts
-  /// anew. Call it before each step of the optimizer. `counts` are tokens_per_expert(); on several ranks, sum
-  /// them over the ranks first and pass the sum, because all ranks must have the same bias. Throws ValueError
-  /// unless balance is bias, and if the parameters are sharded and there is no argument.
+  /// anew. Call it before each step of the optimizer. A bias of 16 bits becomes f32, because the steps are
+  /// too small for 16 bits.
+  ///
+  /// `counts` are tokens_per_expert() of this process if there is no argument. If other ranks train other
+  /// samples, pass the sum over these ranks: the layer cannot see that DistributedDataParallel copies it.
+  /// Without the sum, each rank's bias moves by its own counts, or by those of rank 0 alone if buffers are
+  /// broadcast. Throws ValueError unless balance is bias, and if parameters of the layer are divided among
+  /// ranks and there is no argument.
   void update_router_bias(const Tensor& counts = {});
   std::string options_text() const override;
 

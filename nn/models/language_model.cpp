@@ -69,14 +69,15 @@ Tensor LanguageModel::forward(const Tensor& ids, const TokenContext& how) {
 }
 
 Tensor LanguageModel::head(const Tensor& features, const TokenContext& how) {
-  if (divided_head) return divided_head(features, how);
   const PackedTensor& packed = packed_output_weight();
   if (how.targets.defined()) {
-    const Tensor loss = packed.defined() ? linear_cross_entropy(features, packed, how.targets)
-                                         : linear_cross_entropy(features, output_weight(), how.targets);
+    const Tensor loss = divided_head       ? divided_head(features, how)
+                        : packed.defined() ? linear_cross_entropy(features, packed, how.targets)
+                                           : linear_cross_entropy(features, output_weight(), how.targets);
     const Tensor further = auxiliary_loss();
     return further.defined() ? loss + further.to(loss.dtype()) : loss;
   }
+  if (divided_head) return divided_head(features, how);
   const Tensor x = how.last ? features.narrow(1, features.size(1) - 1, 1) : features;
   return packed.defined() ? packed_linear(x, packed) : linear(x, output_weight());
 }

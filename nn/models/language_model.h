@@ -71,8 +71,8 @@ class LanguageModel : public Module {
   /// What follows the features of each token (N, L, features): the logits (N, L, vocab_size), those of the
   /// last token alone (TokenContext::last), or the loss (TokenContext::targets).
   Tensor head(const Tensor& features, const TokenContext& how = {});
-  /// If set, head() is this function: ranks divide the head's weight by words, and each has a part of the
-  /// logits (distributed::tensor_parallel()).
+  /// If set, head() gets its logits, or its loss without auxiliary_loss(), from this function: ranks divide
+  /// the head's weight by words, and each has a part of the logits (distributed::tensor_parallel()).
   std::function<Tensor(const Tensor& features, const TokenContext& how)> divided_head;
   /// The device of the head's weight.
   Device device() const;

@@ -107,7 +107,7 @@ TEST_CASE("a strategy's text that cannot be trained is refused, and the message 
   refused("replicate=2:compress=f16,shard=2",
           "shard and replicate:compress cannot be combined; fully_shard adds");
   CHECK(plan_strategy("replicate=2:compress=none,shard=2", true).size == 4);
-  refused("tensor=2", "this program has no axis tensor over ranks");
+  refused("context=2", "this program has no axis context over ranks");
   CHECK_FALSE(plan_strategy("pipeline=2", true).over_devices);
   CHECK(plan_strategy("pipeline=2:schedule=sequential", true).over_devices);
   CHECK(plan_strategy("pipeline", true).over_devices);

@@ -47,7 +47,8 @@ double source(DType dtype, ReduceOp op, int rank, std::int64_t i) {
 Tensor filled(DType dtype, const Shape& shape, const std::function<double(std::int64_t)>& f) {
   Tensor t = empty(shape, dtype);
   for_dtype(dtype, [&]<class T>() {
-    for (std::int64_t i = 0; i < t.numel(); ++i) t.data<T>()[i] = from_double<T>(f(i));
+    T* const to = t.data<T>();
+    for (std::int64_t i = 0, n = t.numel(); i < n; ++i) to[i] = from_double<T>(f(i));
   });
   return t;
 }
@@ -86,9 +87,11 @@ double reduced(DType dtype, ReduceOp op, int size, std::int64_t i) {
 void require_values(const std::string& what, const Tensor& t,
                     const std::function<double(std::int64_t)>& expected) {
   for_dtype(t.dtype(), [&]<class T>() {
-    for (std::int64_t i = 0; i < t.numel(); ++i) {
-      const double x = to_double(t.data<T>()[i]), y = expected(i);
-      require(x == y, what, " ", t.dtype(), ", element ", i, " of ", t.numel(), ": ", x, " instead of ", y);
+    const T* const from = t.data<T>();
+    for (std::int64_t i = 0, n = t.numel(); i < n; ++i) {
+      const double x = to_double(from[i]), y = expected(i);
+      if (x != y)
+        require(false, what, " ", t.dtype(), ", element ", i, " of ", n, ": ", x, " instead of ", y);
     }
   });
 }

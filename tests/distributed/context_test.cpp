@@ -68,6 +68,9 @@ Tensor documents_of(std::int64_t length) {
   return ids;
 }
 
+// The same elements, laid out as the projections of a model give them: (batch, rows, heads, width).
+Tensor strided(const Tensor& t) { return t.transpose(1, 2).contiguous().transpose(1, 2); }
+
 void check_case(const Group& g, const Form& form, const Case& c, DType dtype) {
   const Axis axis = Mesh(g, {{"context", -1}})["context"];
   const Tensor q0 = numbers({2, c.heads, c.length, c.width}, dtype, 1),
@@ -77,10 +80,12 @@ void check_case(const Group& g, const Form& form, const Case& c, DType dtype) {
   std::vector<Tensor> whole, mine;
   for (const Tensor& t : {q0, k0, v0}) {
     whole.push_back(t.to(DType::f64).set_requires_grad());
-    mine.push_back(divide_sequence(t, 2, axis, form.order).detach().set_requires_grad());
+    const Tensor rows = divide_sequence(t, 2, axis, form.order);
+    mine.push_back((dtype == DType::f32 ? strided(rows) : rows).detach().set_requires_grad());
   }
   AttentionParams params{.is_causal = c.causal, .enable_gqa = c.heads != c.groups};
   ContextAttentionOptions options{.is_causal = c.causal};
+  if (c.causal || c.documents) options.order = form.order;
   if (c.documents) {
     options.documents = documents_of(c.length);
     const Tensor positions = arange(c.length, DType::i64);
@@ -95,8 +100,8 @@ void check_case(const Group& g, const Form& form, const Case& c, DType dtype) {
   y.backward(divide_sequence(dy, 2, axis, form.order));
 
   // bf16 rounds each rank's result once (2^-8), and the gradients of q and k are differences (as in
-  // attention_kernel_test).
-  const double bound = dtype == DType::bf16 ? 6 * 0x1p-8 : 1e-13;
+  // attention_kernel_test). In f32 a gradient is a sum of 48 products, each with some roundings of 2^-24.
+  const double bound = dtype == DType::bf16 ? 6 * 0x1p-8 : dtype == DType::f32 ? 256 * 0x1p-24 : 1e-13;
   const std::string what = concat({form.name, c.causal ? ", causal" : "", c.documents ? ", documents" : ""});
   const auto near = [&](const Tensor& value, const Tensor& all, const char* name) {
     const double error = error_of(value, divide_sequence(all.detach(), 2, axis, form.order));
@@ -119,6 +124,7 @@ TEST_CASE("attention of a divided sequence has the results and gradients of one 
           check_case(g, form, {4, 4, 16, 8, 8, causal}, DType::f64);
           check_case(g, form, {8, 4, 24, 5, 7, causal}, DType::f64);  // grouped queries
           check_case(g, form, {4, 4, 32, 16, 16, causal}, DType::bf16);
+          check_case(g, form, {8, 4, 24, 8, 6, causal}, DType::f32);  // grouped queries, strided
           if (form.documents) check_case(g, form, {4, 4, 16, 8, 8, causal, true}, DType::f64);
         }
     });
@@ -129,6 +135,45 @@ TEST_CASE("a ring of three ranks, and one over sockets, has the results of one p
     run_ranks_well(transport, 3, [](const Group& g) {
       for (const Form& form : forms())
         for (const bool causal : {true, false}) check_case(g, form, {6, 3, 12, 4, 4, causal}, DType::f64);
+    });
+}
+
+TEST_CASE("autocast converts q, k and v of a divided sequence, on any number of ranks") {
+  for (const int size : {1, 2})
+    run_ranks_well(transports()[0], size, [](const Group& g) {
+      const Axis axis = Mesh(g, {{"context", -1}})["context"];
+      for (const Form& form : forms()) {
+        const Tensor q = numbers({1, 4, 4, 8}, DType::f32, 1).set_requires_grad(),
+                     k = numbers({1, 4, 4, 8}, DType::f32, 2).set_requires_grad(),
+                     v = numbers({1, 4, 4, 8}, DType::bf16, 3).set_requires_grad();
+        const ContextAttentionOptions options{.is_causal = true, .order = form.order};
+        Tensor y;
+        {
+          const AutocastGuard guard(DType::bf16);
+          y = form.attention(q, k, v, axis, options);
+        }
+        require(y.dtype() == DType::bf16, form.name, ": the result is not bf16");
+        y.backward(numbers(y.sizes(), DType::bf16, 4));
+        require(q.grad().dtype() == DType::f32 && k.grad().dtype() == DType::f32 &&
+                    v.grad().dtype() == DType::bf16,
+                form.name, ": a gradient does not have the dtype of its tensor");
+        const Tensor by_hand =
+            form.attention(q.detach().to(DType::bf16), k.detach().to(DType::bf16), v.detach(), axis, options);
+        require(error_of(y.detach(), by_hand) < 0x1p-7, form.name, ": not the result of bf16 inputs");
+      }
+    });
+}
+
+TEST_CASE("a table whose rows ranks divide gets its whole gradient on each rank") {
+  for (const SequenceOrder order : {SequenceOrder::contiguous, SequenceOrder::zigzag})
+    run_ranks_well(transports()[0], 2, [order](const Group& g) {
+      const Axis axis = Mesh(g, {{"context", -1}})["context"];
+      const Tensor table = numbers({3, 8}, DType::f64, 1).set_requires_grad();
+      const Tensor factors = numbers({3, 8}, DType::f64, 2);
+      const Tensor rows = divide_sequence(table, 1, axis, order);
+      require(equal(rows.detach(), divide_sequence(table.detach(), 1, axis, order)), "other rows");
+      (rows * divide_sequence(factors, 1, axis, order)).sum().backward();
+      require(equal(table.grad(), factors), "rank ", g->rank(), " does not have the whole gradient");
     });
 }
 
@@ -152,7 +197,7 @@ TEST_CASE("a ring sends each rank's keys once around, and their gradients with t
   const auto counts = on_ranks<int>(4, [](const Group& g) {
     const Axis axis = Mesh(g, {{"context", -1}})["context"];
     const Tensor x = numbers({1, 4, 8, 4}, DType::f32, g->rank()).set_requires_grad();
-    const Tensor y = ring_attention(x, x, x, axis, {.is_causal = true});
+    const Tensor y = ring_attention(x, x, x, axis, {.is_causal = true, .order = SequenceOrder::zigzag});
     const auto sends = [&] {
       int n = 0;
       for (const CollectiveRecord& r : axis.group()->recorder().records()) n += r.op == Op::send;
@@ -179,20 +224,43 @@ TEST_CASE("attention of a divided sequence refuses what it cannot do") {
     const Axis axis = Mesh(g, {{"context", -1}})["context"];
     const Tensor q = zeros({1, 3, 3, 4}), even = zeros({1, 3, 4, 4});
     const Tensor ids = zeros({1, 8}, DType::i64);
-    return std::vector<std::string>{
-        error([&] { ring_attention(q, q, q, axis, {.is_causal = true}); }),
-        error([&] { ring_attention(even, even, even, axis, {.documents = ids}); }),
+    const auto contiguous = SequenceOrder::contiguous, zigzag = SequenceOrder::zigzag;
+    const std::size_t calls = axis.group()->recorder().records().size();
+    std::vector<std::string> all = {
+        error([&] { ring_attention(q, q, q, axis, {.is_causal = true, .order = zigzag}); }),
+        error([&] { ring_attention(even, even, even, axis, {.order = zigzag, .documents = ids}); }),
         error([&] { all_to_all_attention(q, q, q, axis); }),
         error([&] { gathered_attention(q, even, even, axis); }),
         error([&] { gathered_attention(q[0], q, q, axis); }),
         error([&] {
           gathered_attention(q, zeros({1, 2, 3, 4}), zeros({1, 2, 3, 4}), axis);
         }),
-        error([&] { gathered_attention(even, even, even, axis, {.documents = ids.narrow(1, 0, 4)}); }),
-        error([&] { gathered_attention(even, even, even, axis, {.documents = ids.to(DType::i32)}); }),
-        error([&] { ring_attention({}, q, q, axis); })};
+        error([&] {
+          gathered_attention(even, even, even, axis, {.order = contiguous, .documents = ids.narrow(1, 0, 4)});
+        }),
+        error([&] {
+          gathered_attention(even, even, even, axis, {.order = contiguous, .documents = ids.to(DType::i32)});
+        }),
+        error([&] { ring_attention({}, q, q, axis); }),
+        error([&] { ring_attention(even, even, even, axis, {.is_causal = true, .order = contiguous}); }),
+        error([&] { ring_attention(even, even, even, axis, {.is_causal = true}); }),
+        error([&] { gathered_attention(even, even, even, axis, {.is_causal = true, .order = zigzag}); }),
+        error([&] { all_to_all_attention(even, even, even, axis, {.order = zigzag, .documents = ids}); })};
+    // What a rank would notice only after it has sent, in each form.
+    for (const Form& form : forms()) {
+      const auto refused = [&](const Tensor& k, const Tensor& v) {
+        all.push_back(error([&] { form.attention(even, k, v, axis, {}); }));
+      };
+      refused(zeros({2, 3, 4, 4}), zeros({2, 3, 4, 4}));
+      refused(zeros({1, 3, 4, 5}), even);
+      refused(even.to(DType::f64), even.to(DType::f64));
+      refused(even, even.to(DType::bf16));
+      refused(even, empty({1, 3, 4, 4}, TensorOptions(DType::f32, Device("meta"))));
+    }
+    require(axis.group()->recorder().records().size() == calls, "something was posted");
+    return all;
   });
-  const std::vector<std::string> words = {
+  std::vector<std::string> words = {
       "[ring_attention] q has 3 rows; the zigzag order needs two equal chunks",
       "[ring_attention] a ring has no masks of documents",
       "[all_to_all_attention] 2 ranks cannot divide 3 heads of k and v",
@@ -201,7 +269,17 @@ TEST_CASE("attention of a divided sequence refuses what it cannot do") {
       "[gathered_attention] q has 3 heads, k 2 and v 2",
       "the documents have the shape [1, 4]; expected (batch, length)",
       "the documents are int32; convert them to int64",
-      "[ring_attention] q is an undefined tensor"};
-  for (const auto& own : errors)
+      "[ring_attention] q is an undefined tensor",
+      "the order SequenceOrder::zigzag, but options.order is SequenceOrder::contiguous",
+      "the order SequenceOrder::zigzag, but options.order is not set",
+      "the order SequenceOrder::contiguous, but options.order is SequenceOrder::zigzag",
+      "the order SequenceOrder::contiguous, but options.order is SequenceOrder::zigzag"};
+  for (std::size_t i = 0; i < forms().size(); ++i)
+    for (const char* const text : {"q has a batch of 1, k of 2 and v of 2", "differ in their last size",
+                                   "k has dtype float64", "v has dtype bfloat16", "v is on meta"})
+      words.emplace_back(text);
+  for (const auto& own : errors) {
+    REQUIRE(own.size() == words.size());
     for (std::size_t i = 0; i < words.size(); ++i) CHECK_THAT(own[i], ContainsSubstring(words[i]));
+  }
 }

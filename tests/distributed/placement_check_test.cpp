@@ -438,3 +438,15 @@ TEST_CASE("a group without peers gives each rank its own data") {
   const auto half = group->split_group({{0, 2}, {1}});
   CHECK(half->size() == 1);
 }
+
+TEST_CASE("a group without peers refuses messages of two peers that it cannot tell apart") {
+  const auto group = fake_process_group(1, 3, distributed_test::kBounded);
+  const Tensor x = arange(6, DType::f64), y = empty({6}, DType::f64);
+  group->send(x, 2).wait();
+  group->send(x + 1, 0, 1).wait();  // another tag
+  group->recv(y, 2, 1).wait();
+  CHECK(equal(y, x + 1));
+  group->send(x, 2).wait();
+  CHECK_THROWS_WITH(group->send(x, 0).wait(),
+                    ContainsSubstring("messages of rank 2 and of rank 0 have the tag 0"));
+}

@@ -244,6 +244,12 @@ TEST_CASE("route_tokens chooses with the bias, weighs without it, and takes the 
   // Scores that underflow to 0 give no NaN.
   o.score = RouterScore::sigmoid;
   CHECK(nn::route_tokens(logits - 1e4, o).weights.to_vector<double>() == std::vector<double>{0, 0});
+  // In f16 the scores exp(-30) would be 0.
+  r = nn::route_tokens(full({1, 4}, -30.0).to(DType::f16),
+                       {.embed_dim = 1, .num_experts = 4, .score = RouterScore::sigmoid});
+  CHECK(r.weights.dtype() == DType::f32);
+  CHECK(allclose(r.weights, full({1, 2}, 0.5), 1e-6, 0));
+  CHECK(r.scores[0][0].item<double>() == Approx(std::exp(-30.0)).epsilon(1e-5));
   CHECK_THROWS_WITH(nn::route_tokens(zeros({2, 1}), o), ContainsSubstring("at least top_k = 2"));
 }
 
@@ -257,6 +263,11 @@ TEST_CASE("load_balancing_loss is 1 for equal use, num_experts for one expert, a
   one.select(1, 2).fill_(1);
   CHECK(loss(one, {0, 0, 16, 0}) == Approx(4));
   CHECK(loss(zeros({0, 4}), {0, 0, 0, 0}) == 0);
+  // In f16, 1e-20 is 0 and 70,000 is infinite.
+  CHECK(loss(zeros({8, 4}, DType::f16), {4, 4, 4, 4}) == 0);
+  CHECK(loss(full({8, 4}, 0.25).to(DType::f16), {70000, 70000, 70000, 70000}) == Approx(1));
+  CHECK(nn::router_z_loss(full({2, 4}, 300.0).to(DType::f16)).item<double>() ==
+        Approx(std::pow(300 + std::log(4.0), 2)));
   CHECK(nn::router_z_loss(zeros({0, 4})).item<double>() == 0);
   CHECK_THROWS_WITH(loss(zeros({2, 4}), {1, 1}), ContainsSubstring("(num_experts)"));
   CHECK_THROWS_WITH(nn::router_z_loss(zeros({4})), ContainsSubstring("(T, num_experts)"));
@@ -312,6 +323,37 @@ TEST_CASE("update_router_bias raises the bias of experts with few tokens, and co
   CHECK_THROWS_WITH(moe.update_router_bias(zeros({4})),
                     ContainsSubstring("counts have shape [4], expected [5]"));
   CHECK_THROWS_WITH(MixtureOfExperts(small()).update_router_bias(), ContainsSubstring("has no bias"));
+}
+
+TEST_CASE("update_router_bias moves a bias of a layer in bf16 by steps that bf16 cannot add") {
+  MixtureOfExperts::Options o = small();
+  o.balance = RouterBalance::bias;
+  MixtureOfExperts moe(o);
+  moe.to(DType::bf16);
+  const Tensor counts = tensor({0, 4, 5, 11, 0});  // the signs are 1, 0, -1, -1, 1
+  for (int step = 0; step < 1000; ++step) moe.update_router_bias(counts);
+  CHECK(moe.gate.expert_bias.dtype() == DType::f32);
+  CHECK(allclose(moe.gate.expert_bias.tensor(), tensor({1.0, 0.0, -1.0, -1.0, 1.0}), 0, 1e-4));
+  CHECK(moe(zeros({3, kDim}, DType::bf16)).dtype() == DType::bf16);
+  CHECK(moe.tokens_per_expert().to_vector<std::int64_t>() == std::vector<std::int64_t>{3, 0, 0, 0, 3});
+}
+
+TEST_CASE("capacity_factor gives each expert ceil(factor * T * top_k / num_experts) rows") {
+  const auto rows = [](double factor) {
+    MixtureOfExperts::Options o = small();
+    o.num_experts = 2, o.top_k = 1, o.capacity_factor = factor, o.balance = RouterBalance::bias;
+    MixtureOfExperts moe(o);
+    moe.gate.expert_bias->copy_(tensor({5.0, 0.0}));  // all tokens choose the first expert
+    return moe(formula({25, kDim}, 30, 4.0).to(DType::f32)).ne(0).any(1).sum().item<std::int64_t>();
+  };
+  CHECK(rows(1.12) == 14);  // 1.12 * 25 / 2 is 14.000000000000002 in doubles
+  CHECK(rows(0.56) == 7);
+  CHECK(rows(0.7) == 9);
+  CHECK(rows(1) == 13);
+  CHECK(rows(1e-300) == 1);
+  CHECK(rows(2) == 25);
+  CHECK(rows(1e19) == 25);
+  CHECK(rows(1e300) == 25);
 }
 
 TEST_CASE("a bias of the router evens out how many tokens the experts get") {

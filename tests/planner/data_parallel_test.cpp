@@ -65,6 +65,9 @@ TEST_CASE("all-reduces of buckets overlap backward") {
     CHECK(o.tail_s == 2);
   }
   CHECK_THROWS_WITH(overlap(ready, std::vector<double>{1}, 10, {}), ContainsSubstring("3 buckets with 1"));
+  CHECK_THROWS_WITH(overlap(std::vector<double>{5, 2}, std::vector<double>{1, 1}, 10, interfering(0)),
+                    ContainsSubstring("bucket 1 is complete after 2 s, the one before it after 5 s"));
+  CHECK_THROWS_WITH(overlap(ready, ready, 9, interfering(0)), ContainsSubstring("backward ends after 9 s"));
   CHECK_THROWS_WITH(overlap(ready, ready, 10, interfering(1.5)), ContainsSubstring("from 0 to 1"));
   CHECK_THROWS_WITH(overlap(ready, ready, 10, interfering(0, 0.5)), ContainsSubstring("1 or more"));
 }

@@ -73,7 +73,7 @@ TEST_CASE("a divided transformer block makes the collectives of Megatron's formu
       std::map<Op, int>& backward = row.backward.count;
       INFO("sequence " << sequence);
       if (sequence) {
-        CHECK(forward[Op::all_gather] == 2);      // into the attention and the MLP
+        CHECK(forward[Op::all_gather] == 3);      // of the input's length; into the attention and the MLP
         CHECK(forward[Op::reduce_scatter] == 2);  // out of them
         CHECK(forward[Op::all_reduce] == 0);
         CHECK(backward[Op::all_gather] == 2);

@@ -199,7 +199,12 @@ TEST_CASE("tensor_parallel refuses what it cannot divide, on all ranks and befor
         {{{{"head", Style::column, 4}}}, "has 6 outputs, which are no units of 4"},
         {{{{"head", Style::column, 3}}}, "has 2 units of 3 outputs, which 3 ranks cannot divide"},
         {{{{"scaled", Style::vocabulary}}}, "max_norm"},
-        {{{{"", Style::input}}}, "Embedding words has parameters inside a divided region"},
+        {{{{"", Style::input}}}, "Embedding words has parameters inside a divided region, and no rule"},
+        {{{{"", Style::input}, {"words", Style::residual}}}, "own features alone, and residual divides none"},
+        {{{{"", Style::input}, {"words", Style::enter}}}, "own features alone, and enter divides none"},
+        {{{{"head", Style::gathered_column, 6}}}, "is a gathered_column layer, whose units cannot be shared"},
+        {{{{"words", Style::vocabulary, 2}}}, "has a unit or blocks in its rule, for which vocabulary"},
+        {{{{"words", Style::residual, 1, 2}}}, "has a unit or blocks in its rule, for which residual"},
     };
     for (const auto& c : cases) {
       const std::string error = error_of(c.plan);
@@ -218,6 +223,37 @@ TEST_CASE("tensor_parallel refuses what it cannot divide, on all ranks and befor
     require(error_of({{{"words", Style::vocabulary}, {"head", Style::gathered_column}}})
                     .find("divided already") != std::string::npos,
             "twice");
+    return 0;
+  });
+}
+
+TEST_CASE("tensor_parallel refuses buffers that differ, and meta parameters that share memory") {
+  struct Net : nn::Module {
+    nn::Linear& layer = add<nn::Linear>("layer", {.in_features = 2, .out_features = 4, .bias = false});
+    Net(std::int64_t scales, bool shares) {
+      buffer("scale", ones({scales}));
+      if (shares) param("view", layer.weight.tensor().detach());
+    }
+  };
+  on_ranks<int>(2, [&](const Group& world) {
+    Mesh mesh = mesh_of(world, 2);
+    const auto require_error = [&](nn::Module& net, const char* text) {
+      std::string error;
+      try {
+        tensor_parallel(net, mesh["tensor"], {{{"layer", Style::column}}});
+      } catch (const ValueError& e) {
+        error = e.what();
+      }
+      require(error.find(text) != std::string::npos, "expected \"", text, "\": ", error);
+      for (const auto& [name, p] : net.named_parameters()) require(!p.layout(), name, " was divided");
+    };
+    Net net(1 + world->rank(), false);
+    require_error(net, "buffer scale");
+    const auto shared = [] {
+      const DeviceGuard on_meta("meta");
+      return std::make_unique<Net>(1, true);
+    }();
+    require_error(*shared, "are on the meta device and share memory");
     return 0;
   });
 }

@@ -123,6 +123,59 @@ TEST_CASE("state that ZeRO divides beside a tensor axis is saved whole, and load
   CHECK(std::abs(resumed("single", nullptr, false) - expected) < 1e-12);
 }
 
+TEST_CASE("ZeRO over ranks that have different parts of a parameter is an error on all of them") {
+  on_ranks<int>(4, [&](const Group& world) {
+    Mesh mesh(world, {{"replicate", 2}, {"tensor", 2}});
+    nn::Linear layer({.in_features = 3, .out_features = 4});  // parts of equal shapes
+    tensor_parallel(layer, mesh["tensor"], {{{"", Style::gathered_column}}});
+    const auto error_on = [&](const Group& group) {
+      try {
+        ZeroRedundancyOptimizer<optim::AdamW> optimizer(layer.parameters(), {.process_group = group});
+      } catch (const ValueError& e) {
+        return std::string(e.what());
+      }
+      return std::string();
+    };
+    const std::string error = error_on(world);
+    require(error.find("has [0:2, 0:3] of [4, 3]") != std::string::npos, error);
+    require(error_on(mesh["replicate"].group()).empty(), "ranks with equal parts");
+    return 0;
+  });
+}
+
+TEST_CASE("a rank beside a tensor axis may restore a parameter, and may not change it alone") {
+  for (const bool static_graph : {false, true})
+    on_ranks<int>(4, [&](const Group& world) {
+      Mesh mesh(world, {{"replicate", 2}, {"tensor", 2}});
+      nn::Linear layer({.in_features = 3, .out_features = 4});
+      tensor_parallel(layer, mesh["tensor"], {{{"", Style::gathered_column}}});
+      DistributedDataParallel<nn::Linear> ddp(layer, {.process_group = mesh["replicate"].group(),
+                                                      .static_graph = static_graph,
+                                                      .check_every = 1});
+      const auto error_after = [&](double factor) {
+        if (world->rank() == 0) layer.weight->detach().mul_(factor);
+        try {
+          ddp(ones({2, 3})).sum().backward();
+        } catch (const Error& e) {
+          return std::string(e.what());
+        }
+        return std::string();
+      };
+      require(error_after(1).empty() && error_after(1).empty(), "equal values");
+      const std::string error = error_after(2);
+      const bool has_part_of_rank_0 = mesh["tensor"].coordinate() == 0;
+      require((error.find("the ranks train different weights") != std::string::npos) == has_part_of_rank_0,
+              "rank ", world->rank(), ": ", error);
+      return 0;
+    });
+}
+
+TEST_CASE("stages of a pipeline do not divide the sequence") {
+  CHECK_THROWS_WITH(plan_strategy("pipeline=2,tensor=2:sequence=1", true),
+                    Catch::Matchers::Contains("pipeline and tensor:sequence cannot be combined"));
+  CHECK_NOTHROW(plan_strategy("pipeline=2,tensor=2:sequence=0", true));
+}
+
 TEST_CASE("a strategy's tensor axis needs a plan, and has one for a Llama") {
   on_ranks<int>(2, [&](const Group& world) {
     Strategy strategy("tensor=2", {.world = world});

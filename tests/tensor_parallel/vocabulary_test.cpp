@@ -63,6 +63,40 @@ TEST_CASE("the loss of a divided vocabulary and its gradients are those of the w
   }
 }
 
+TEST_CASE("the loss of a divided vocabulary divides by a count that bf16 cannot represent") {
+  constexpr std::int64_t kRows = 300;  // 257 of them count, and 257 in bf16 is 256
+  constexpr double kRounding = 1.0 / 256;
+  std::vector<std::int64_t> words;
+  for (std::int64_t i = 0; i < kRows; ++i) words.push_back(i % 7 == 3 ? -100 : i / 3 % kWords);
+  const Tensor target = ints(words, {kRows});
+  const Tensor x = wave({kRows, kFeatures}, 0.7).to(DType::bf16),
+               weight = wave({kWords, kFeatures}, 1.1, 2).to(DType::bf16);
+  const Tensor x1 = x.to(DType::f64).requires_grad_(), w1 = weight.to(DType::f64).requires_grad_();
+  const Tensor one = linear_cross_entropy(x1, w1, target);
+  (one * 1.75).backward();  // bf16 has 1.75
+  for (const std::int64_t chunk : {0, 50})
+    on_ranks<int>(2, [&](const Group& world) {
+      Mesh mesh = mesh_of(world, 2);
+      const Axis tensor = mesh["tensor"];
+      const nn::Region own = nn::Region::whole({kWords, kFeatures}).part(0, world->rank(), 2);
+      const Tensor leaf = x.clone().requires_grad_(), part = own.of(weight).clone().requires_grad_();
+      const Tensor input = convert(leaf, tensor, Placement::invariant(), Placement::replicated());
+      const Tensor loss = vocab_parallel_linear_cross_entropy(input, part, target, tensor, kWords,
+                                                              {.chunk_rows = chunk});
+      (loss * 1.75).backward();
+      require(std::abs(loss.item() / one.item() - 1) < 3 * kRounding, "the loss is ", loss.item(), ", not ",
+              one.item());
+      const Tensor dx = leaf.grad().to(DType::f64), dweight = part.grad().to(DType::f64);
+      // The logits, their gradient, the product of each rank and their sum are rounded.
+      require(distance(dx, x1.grad()) < 12 * kRounding, "the gradient of x");
+      require(distance(dweight, own.of(w1.grad())) < 12 * kRounding, "the gradient of the weight");
+      // Roundings of 900 elements cancel. A wrong count does not: it makes all of them larger by 1 / 256.
+      const double ratio = (dx * x1.grad()).sum().item() / x1.grad().square().sum().item();
+      require(std::abs(ratio - 1) < kRounding / 2, "the gradient of x has the factor ", ratio);
+      return 0;
+    });
+}
+
 TEST_CASE("the loss of a divided vocabulary counts no ignored target, and refuses words that do not exist") {
   on_ranks<int>(2, [&](const Group& world) {
     Mesh mesh = mesh_of(world, 2);

@@ -11,7 +11,6 @@
 #include "tapestry/distributed/common/internal/same_model.h"
 #include "tapestry/distributed/common/rank_check.h"
 #include "tapestry/nn/internal/optimizers_of.h"
-#include "tapestry/nn/internal/stored.h"
 #include "tapestry/nn/module.h"
 
 namespace tapestry::distributed {
@@ -33,9 +32,9 @@ const Tensor& RankDrift::own(std::size_t i) const {
   return slot.layout() ? slot.layout()->stored(0) : slot.replica(0);
 }
 
-bool RankDrift::is_whole(std::size_t i) const {
+bool RankDrift::is_equal(std::size_t i, const ProcessGroup& group) const {
   const nn::TensorSlot& slot = parameters_[i].second;
-  return !slot.layout() || (same_stage && nn::is_undivided(slot));
+  return !slot.layout() || (same_stage && may_have_equal_parts(slot, group));
 }
 
 // How often each parameter was changed since the last call. 0 for a tensor that replaced another one.
@@ -93,10 +92,10 @@ void RankDrift::compare_values() {
   compare_in_grid(grid_, [&](ProcessGroup& group) { compare_values(group); });
 }
 void RankDrift::compare_values(ProcessGroup& group) {
-  NamedTensors whole;
+  NamedTensors equal;
   for (std::size_t i = 0; i < parameters_.size(); ++i)
-    if (is_whole(i)) whole.emplace_back(parameters_[i].first, own(i));
-  check_same_values(group, op_, whole);
+    if (is_equal(i, group)) equal.emplace_back(parameters_[i].first, own(i));
+  check_same_values(group, op_, equal);
 }
 
 void RankDrift::after_pass() {
@@ -114,19 +113,19 @@ void RankDrift::compare_changes(ProcessGroup& group, const std::vector<std::int6
   const std::size_t ranks = static_cast<std::size_t>(group.size());
   for (std::size_t r = 1; r < ranks; ++r)
     if (of(r, count) != of(0, count)) return compare_optimizers(group);
-  bool whole_differ = false;
+  bool equal_differ = false;
   for (std::size_t i = 0; i < count; ++i) {
     std::size_t first = 0;  // a rank that has elements of the parameter
     while (first + 1 < ranks && of(first, i) == kNotCounted) ++first;
     for (std::size_t r = first + 1; r < ranks; ++r) {
       if (of(r, i) == kNotCounted || of(r, i) == of(first, i)) continue;
-      whole_differ = whole_differ || is_whole(i);
-      check(is_whole(i), "[", op_, "] the ranks changed ", parameters_[i].first,
+      equal_differ = equal_differ || is_equal(i, group);
+      check(is_equal(i, group), "[", op_, "] the ranks changed ", parameters_[i].first,
             " differently since the last check: rank ", first, " ", of(first, i), " times, rank ", r, " ",
             of(r, i), " times\n  step, load and initialise it on all ranks");
     }
   }
-  if (whole_differ) compare_values(group);
+  if (equal_differ) compare_values(group);
 }
 
 void check_ranks(const char* op, const std::shared_ptr<ProcessGroup>& group,

@@ -26,8 +26,8 @@ class RankDrift {
   /// Compares in both groups of a grid.
   RankDrift(const char* op, RankGrid grid, nn::NamedSlots parameters, int every);
 
-  /// True if the group's ranks replicate one stage of a pipeline, so that what one of them holds as a whole
-  /// (Cut::kHeld), all do.
+  /// True if the group's ranks train copies of one model, of one stage of a pipeline, or of what one rank of
+  /// a tensor axis has: parameters that ranks of other groups divide are then compared like whole ones.
   bool same_stage = false;
 
   /// The optimizers that have at least one of the parameters.
@@ -53,7 +53,8 @@ class RankDrift {
     std::uint32_t version = 0;
   };
   const Tensor& own(std::size_t i) const;
-  bool is_whole(std::size_t i) const;
+  // True if all ranks of the group have equal elements of the parameter.
+  bool is_equal(std::size_t i, const ProcessGroup& group) const;
   std::vector<std::int64_t> count_changes();
   std::string describe();
   void compare_optimizers(ProcessGroup& group);

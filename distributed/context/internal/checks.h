@@ -4,9 +4,13 @@
 
 namespace tapestry::distributed {
 
-/// Throws ValueError unless the tensors and the axis are what all functions of context/attention.h take.
-/// Returns the parameters of attention that do not depend on the rank: without masks.
+/// What autocast looks up for the functions of context/attention.h: they are cast as this operation is.
+inline constexpr const char* kCastLike = "scaled_dot_product_attention";
+
+/// Throws what context/attention.h says, unless the tensors and the axis are what all of its functions take,
+/// and the rows have the order `needed` if there is a mask. Returns the parameters of attention that do not
+/// depend on the rank: without masks.
 AttentionParams check_context(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
-                              const Axis& axis, const ContextAttentionOptions& options);
+                              const Axis& axis, const ContextAttentionOptions& options, SequenceOrder needed);
 
 }  // namespace tapestry::distributed

@@ -12,6 +12,9 @@ StepQueues overlap(std::span<const double> ready, std::span<const double> costs,
   std::vector<Collective> all_reduces;
   double done = 0;
   for (std::size_t i = 0; i < ready.size(); ++i) {
+    check(ready[i] >= done && ready[i] <= compute, "[overlap] bucket ", i, " is complete after ", ready[i],
+          " s, the one before it after ", done, " s, and backward ends after ", compute,
+          " s; pass times that do not decrease and are in the pass");
     phases.push_back({ready[i] - done});
     all_reduces.push_back({.seconds = costs[i], .after = static_cast<int>(i)});
     done = ready[i];

@@ -9,7 +9,8 @@ namespace tapestry::distributed::planner {
 /// Simulates a backward pass of `compute` seconds with one all-reduce per bucket: phases that end when a
 /// bucket is complete, and a last one. Bucket i is complete after ready[i] seconds of computing, not before
 /// the bucket before it, and its all-reduce takes costs[i] seconds alone. Throws ValueError if the spans have
-/// different lengths or a factor of `all_reduce` is out of range.
+/// different lengths, if `ready` decreases or exceeds `compute`, or if a factor of `all_reduce` is out of
+/// range.
 StepQueues overlap(std::span<const double> ready, std::span<const double> costs, double compute,
                    const AllReduce& all_reduce);
 

@@ -147,7 +147,7 @@ struct StrategyRow {
   const char* options = "";  ///< names of the options that it reads, separated by spaces
   bool splits_model = false;
   std::string_view excludes = {};   ///< an axis with which the row cannot be combined
-  const char* excluding = nullptr;  ///< the option that must be "none" then; null: never with it
+  const char* excluding = nullptr;  ///< the option that must be off ("none", "0") then; null: never
   const char* instead = "";         ///< what to do then
   const char* about = "";           ///< for lists of modes
   /// Adds to what the rows before it say of the axis's step, for predictions. False, or no function: the

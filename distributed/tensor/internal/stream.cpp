@@ -1,11 +1,15 @@
 #include "tapestry/distributed/tensor/internal/stream.h"
 
+#include <numeric>
 #include <utility>
 
+#include "tapestry/autograd/internal/nested.h"
 #include "tapestry/core/context.h"
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/comm/text.h"
 #include "tapestry/distributed/common/seeds.h"
 #include "tapestry/distributed/placement/convert.h"
+#include "tapestry/nn/layout.h"
 
 namespace tapestry::distributed {
 
@@ -24,16 +28,56 @@ void ResidualStream::count(const Tensor& x, std::int64_t whole_size, std::int64_
   bytes_sent += times * elements * static_cast<std::int64_t>(x.element_size()) * (n - 1) / n;
 }
 
+void ResidualStream::see(std::int64_t length) {
+  if (in_call_) of_call_.see(length);
+  of_all_.see(length);
+}
+
+std::int64_t ResidualStream::length_of(const Tensor& x, int dim) {
+  if (in_call_ && of_call_.is_known()) return of_call_.value;
+  // What backward recomputes is outside of the call. It had the length that all calls had, if they had one.
+  if (!in_call_ && autograd::pass_in_progress() && of_all_.is_known()) return of_all_.value;
+  const std::int64_t own = x.size(dim);
+  const std::vector<std::int64_t> parts =
+      all_gather_numbers(*axis.group(), {&own, 1}, "tensor_parallel: parts of the sequence");
+  const std::int64_t length = std::accumulate(parts.begin(), parts.end(), std::int64_t{0});
+  for (std::size_t r = 0; r < parts.size(); ++r) {
+    const std::int64_t expected =
+        nn::Region::whole({length}).part(0, static_cast<int>(r), axis.size()).sizes[0];
+    check(parts[r] == expected, "[tensor_parallel] rank ", r, " of ", axis.size(), " has ", parts[r],
+          " elements of a sequence of ", length, ", but its part is ", expected,
+          "; divide the residual stream as nn::Region::part() does");
+  }
+  see(length);
+  return length;
+}
+
+namespace {
+// While it exists, the lengths of one call are seen.
+struct LengthsOfCall {
+  bool& in_call;
+  OneLength& of_call;
+  const bool was_in_call = std::exchange(in_call, true);
+  const OneLength before = std::exchange(of_call, {});
+
+  LengthsOfCall(bool& in_call, OneLength& of_call) : in_call(in_call), of_call(of_call) {}
+  ~LengthsOfCall() { in_call = was_in_call, of_call = before; }
+  LengthsOfCall(const LengthsOfCall&) = delete;
+  LengthsOfCall& operator=(const LengthsOfCall&) = delete;
+};
+}  // namespace
+
+std::shared_ptr<void> ResidualStream::call() { return std::make_shared<LengthsOfCall>(in_call_, of_call_); }
+
 Tensor ResidualStream::into_region(const Tensor& x) {
   if (!sequence) {
     count(x, 1, 1, 0, 2);
     return convert(x, axis, Placement::invariant(), Placement::replicated());
   }
   const int dim = dim_of(x);
-  ConvertOptions options;
-  if (length_ >= 0) options.whole_size = length_;
-  count(x, length_ >= 0 ? length_ : axis.size() * x.size(dim), x.size(dim), 1, 1);
-  return convert(x, axis, Placement::sharded(dim), Placement::replicated(), options);
+  const std::int64_t length = length_of(x, dim);
+  count(x, length, x.size(dim), 1, 1);
+  return convert(x, axis, Placement::sharded(dim), Placement::replicated(), {.whole_size = length});
 }
 
 Tensor ResidualStream::from_parts(const Tensor& x) {
@@ -42,9 +86,9 @@ Tensor ResidualStream::from_parts(const Tensor& x) {
     return convert(x, axis, Placement::partial(), Placement::invariant());
   }
   const int dim = dim_of(x);
-  length_ = x.size(dim);
+  see(x.size(dim));
   count(x, 1, 1, 1, 1);
-  return convert(x, axis, Placement::partial(), Placement::sharded(dim), {.whole_size = length_});
+  return convert(x, axis, Placement::partial(), Placement::sharded(dim), {.whole_size = x.size(dim)});
 }
 
 Tensor ResidualStream::gathered(const Tensor& x, std::int64_t whole_size) {
@@ -56,9 +100,9 @@ Tensor ResidualStream::gathered(const Tensor& x, std::int64_t whole_size) {
 Tensor ResidualStream::from_invariant(const Tensor& x) {
   if (!sequence) return x;
   const int dim = dim_of(x);
-  length_ = x.size(dim);
+  see(x.size(dim));
   count(x, 1, 1, 0, 1);
-  return convert(x, axis, Placement::invariant(), Placement::sharded(dim), {.whole_size = length_});
+  return convert(x, axis, Placement::invariant(), Placement::sharded(dim), {.whole_size = x.size(dim)});
 }
 
 Tensor ResidualStream::replicated(const Tensor& p) {

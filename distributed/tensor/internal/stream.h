@@ -12,7 +12,22 @@
 
 namespace tapestry::distributed {
 
-/// Shared by the layers of one model.
+/// The length of a sequence, if all that were seen are equal.
+struct OneLength {
+  static constexpr std::int64_t kNone = -1, kSeveral = -2;
+  std::int64_t value = kNone;
+
+  void see(std::int64_t length) { value = value == kNone || value == length ? length : kSeveral; }
+  bool is_known() const { return value >= 0; }
+};
+
+/// Shared by the layers of one model. If ranks divide the stream, a part alone does not say how long the
+/// whole sequence is: with 2 ranks, 4 elements may be a part of 8, or of 7. into_region() takes the length
+/// that entered the stream in this call of the model. If none or several did, as with a stream that was
+/// divided before the call, or for a checkpoint() that recomputes a call after one with another length, the
+/// ranks exchange the sizes of their parts: one small blocking all-gather. Parts that are not those of
+/// nn::Region::part() are refused then. Where one length has entered in a call, a divided stream of another
+/// length that comes from outside of the model is a ValueError only on ranks whose part does not fit.
 class ResidualStream {
  public:
   ResidualStream(Axis axis, const TensorParallelOptions& options)
@@ -39,6 +54,9 @@ class ResidualStream {
   /// The same for a parameter that is used on the stream, if ranks divide the stream.
   Tensor on_stream(const Tensor& p) { return sequence ? replicated(p) : p; }
 
+  /// A scope of a call of the whole model.
+  std::shared_ptr<void> call();
+
   /// The bytes that conversions sent on this rank, with those of their backward passes: see TensorParallel.
   std::int64_t bytes_sent = 0;
 
@@ -48,10 +66,14 @@ class ResidualStream {
   // if gradients are recorded, in backward. An all-reduce counts as two.
   void count(const Tensor& x, std::int64_t whole_size, std::int64_t part_size, int forward, int backward);
 
+  // The length of the whole sequence of which `x` is this rank's part. All ranks decide alike whether to
+  // exchange. Throws ValueError on all ranks if exchanged parts are not those of nn::Region::part().
+  std::int64_t length_of(const Tensor& x, int dim);
+  void see(std::int64_t length);
+
   const int sequence_dim_;
-  // The size of the whole sequence that entered the stream last; -1: all ranks have equal parts. A part alone
-  // does not say it: with 2 ranks, 4 elements may be a part of 8, or of 7.
-  std::int64_t length_ = -1;
+  bool in_call_ = false;  // of the whole model
+  OneLength of_call_, of_all_;
   Generator own_;  // of own_numbers(). A member, because graphs keep the context in which they were recorded
 };
 
