@@ -156,9 +156,9 @@ struct Prediction {
   std::vector<AxisCost> axes;  ///< from the outermost
   /// Per device or rank. Ranks are numbered along the axes, the innermost fastest.
   std::vector<MemoryItems> memory;
-  /// The simulated step. The devices are divided evenly into rows of consecutive devices that do the same,
-  /// such as the replicas of a stage, each as the one with the most samples. Messages that pass while stages
-  /// compute are no spans: a stage that waits for one is idle.
+  /// The simulated step. One row stands for consecutive devices that do the same work, such as the replicas
+  /// of a stage, and shows the device with the most samples. Every row stands for equally many devices. A
+  /// message between stages has no span: a stage that waits for one is idle.
   std::vector<PredictedSpan> timeline;
   int rows = 1;
 

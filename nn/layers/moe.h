@@ -68,10 +68,11 @@ Dispatch dispatch_tokens(const Routing& routing, std::optional<std::int64_t> cap
 /// times their weights. A token without rows gets 0. The sum is taken in the dtype of the weights.
 Tensor combine_tokens(const Tensor& y, const Routing& routing, const Dispatch& dispatch);
 
-/// num_experts * sum over experts i of f_i P_i: f_i is the part of all choices that chose expert i, and P_i
-/// the mean of its scores, after each row of scores (T, num_experts) was divided by its sum. It is 1 if all
-/// experts are chosen equally often. `counts` is Routing::counts(), and has no gradient. 0 if there are no
-/// tokens. Scores of 16 bits are converted to f32 first, and so is the loss.
+/// num_experts times the sum of f_i P_i over all experts i. f_i is the part of all choices that chose expert
+/// i. P_i is the mean of expert i's score over the tokens, where each row of scores (T, num_experts) is first
+/// divided by its sum. The result is 1 if all experts are chosen equally often, and 0 if there are no
+/// tokens. `counts` is Routing::counts(), and has no gradient. Scores of 16 bits are converted to f32 first,
+/// and so is the loss.
 /// Source: Fedus et al. 2021, "Switch Transformers", for top_k choices divided by top_k.
 Tensor load_balancing_loss(const Tensor& scores, const Tensor& counts);
 /// The mean of logsumexp(logits)^2 over tokens; 0 if there are none. In f32 for logits of 16 bits. Source:
@@ -111,8 +112,9 @@ class GroupedExperts : public Callable<GroupedExperts> {
   using Options = GroupedExpertsOptions;
   explicit GroupedExperts(const Options& options);
   using Module::forward;
-  /// x (rows, embed_dim) has the rows of expert 0 first, and `counts` (num_experts), integers, how many each
-  /// expert has. The host reads counts, and waits for a GPU if they are there.
+  /// x (rows, embed_dim) is sorted by expert: the rows of expert 0 come first. `counts`, integers
+  /// (num_experts), says how many rows each expert has. The host reads `counts`, and waits for the GPU if
+  /// they are on one.
   Tensor forward(const Tensor& x, const Tensor& counts);
   std::string options_text() const override;
 

@@ -70,9 +70,9 @@ TEST_CASE("replicas of stages add gradients beside the last backward") {
   const Profile profile = profile_with(4);  // 100 bytes a block
   const TrainingSetup setup = setup_of(4, 16, {2, 2});
   const Prediction p = predicted("pipeline=2,replicate=2", profile, link_of(1.0 / 100), setup);
-  // As on one replica with half of the batch; one bucket of 200 bytes per stage, whose ring takes two
-  // messages of 100 bytes, ends 2 s after the last backward. The second stage sends its last gradients 2 s
-  // later.
+  // The stages compute as those of one replica with half of the batch. Each stage then reduces one bucket of
+  // 200 bytes in a ring of two messages of 100 bytes, which takes 2 s after its last backward. The second
+  // stage sends its last gradients 2 s later.
   const Prediction alone =
       predicted("pipeline=2", profile, link_of(1.0 / 100), setup_of(2, 8, {2, 2}));
   CHECK(p.devices == 4);

@@ -1,6 +1,7 @@
 // bench_mesh ROUNDS [MODE...]: trains a model on four ranks of two simulated hosts, under several meshes,
-// and compares the step times with the planner's. The ranks are threads. Their blocks wait for as long as an
-// accelerator would compute, and the links wait too (delayed_backend.h), so the cores matter little.
+// and compares the step times with the planner's. The ranks are threads. A block of the model
+// sleeps for as long as an accelerator would compute, and a link for as long as a message would travel
+// (delayed_backend.h), so the number of cores matters little.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
