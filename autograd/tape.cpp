@@ -1,5 +1,8 @@
 #include "tapestry/autograd/tape.h"
 
+#include <memory>
+#include <utility>
+
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/internal/graph_task.h"
 #include "tapestry/autograd/internal/record_observer.h"
@@ -27,16 +30,21 @@ namespace {
 struct Recording {
   const char* op = nullptr;
   std::span<const Tensor* const> inputs = {};
+  const CallDetails* details = nullptr;
 };
-thread_local constinit Recording being_recorded;
-thread_local constinit const CallDetails* details_of_call = nullptr;
+Recording& being_recorded() {
+  thread_local const auto own = std::make_unique<Recording>();  // a pointer, because static TLS is scarce
+  return *own;
+}
 
 [[gnu::noinline, gnu::cold]] void observe(const RecordObserver& observer, const Node* node,
                                           std::span<const Tensor* const> outputs) {
   static constexpr CallDetails kNone;
-  const auto [op, inputs] = std::exchange(being_recorded, {});
+  Recording& call = being_recorded();
+  const char* const op = std::exchange(call.op, nullptr);
+  const auto inputs = std::exchange(call.inputs, {});
   if (!op) return;
-  observer.recorded({op, inputs, outputs, details_of_call ? *details_of_call : kNone, node,
+  observer.recorded({op, inputs, outputs, call.details ? *call.details : kNone, node,
                      /*in_backward=*/GraphTask::current() != nullptr});
 }
 }  // namespace
@@ -54,8 +62,10 @@ void connect(Edge* edges, std::span<const Tensor* const> inputs, const char* op)
     edges[i].node = r.fn;
     edges[i].output = r.output;
   }
-  if (record_observer.load(std::memory_order_relaxed)) [[unlikely]]
-    being_recorded = {op, inputs};
+  if (record_observer.load(std::memory_order_relaxed)) [[unlikely]] {
+    being_recorded().op = op;
+    being_recorded().inputs = inputs;
+  }
 }
 
 void attach(NodeRef node, OutputSlot* slots, std::span<const Tensor* const> outputs) {
@@ -93,7 +103,8 @@ Tensor connected(const Tensor& t, const Edge& history) {
   OutputSlot* slots;
   NodeRef node = OpNode<decltype(pass_on)>::make("saved", 1, 1, edges, slots, std::move(pass_on), true);
   edges[0] = history;
-  being_recorded = {};  // this node is no operation
+  if (record_observer.load(std::memory_order_relaxed)) [[unlikely]]
+    being_recorded().op = nullptr;  // this node is no operation
   const Tensor* const output = &y;
   attach(std::move(node), slots, {&output, 1});
   return y;
@@ -103,10 +114,10 @@ Tensor connected(const Tensor& t, const Edge& history) {
 
 void CallNote::enter(const CallDetails& details) {
   details_ = details;
-  outer_ = std::exchange(impl::details_of_call, &details_);
+  outer_ = std::exchange(impl::being_recorded().details, &details_);
   entered_ = true;
 }
-void CallNote::leave() { impl::details_of_call = outer_; }
+void CallNote::leave() { impl::being_recorded().details = outer_; }
 
 void mark_view(const Tensor& output) {
   Record* r = record_of(output);

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -104,9 +105,10 @@ std::optional<Settings>& stored_settings() {
 constinit std::atomic<std::uint64_t> settings_version{1};
 
 KernelPolicy known_policy(const ChoicePoint& point) {
-  thread_local std::map<const ChoicePoint*, std::pair<std::uint64_t, KernelPolicy>> known;
+  using Known = std::map<const ChoicePoint*, std::pair<std::uint64_t, KernelPolicy>>;
+  thread_local const auto known = std::make_unique<Known>();  // a pointer, because static TLS is scarce
   const std::uint64_t version = settings_version.load(std::memory_order_acquire);
-  auto& [at, policy] = known[&point];
+  auto& [at, policy] = (*known)[&point];
   if (at != version) {
     policy = kernel_policy(point.name());
     at = version;
@@ -183,9 +185,10 @@ constexpr std::size_t kMostMemos = 4096;
 
 /// The GPU's model is looked up once for each device, because the properties are strings.
 const Place& known_place(Device device) {
-  thread_local std::map<std::pair<int, int>, std::pair<std::uint64_t, Place>> known;
+  using Known = std::map<std::pair<int, int>, std::pair<std::uint64_t, Place>>;
+  thread_local const auto known = std::make_unique<Known>();  // a pointer, because static TLS is scarce
   const std::uint64_t version = settings_version.load(std::memory_order_acquire);
-  auto& [at, place] = known[{static_cast<int>(device.type), device.index}];
+  auto& [at, place] = (*known)[{static_cast<int>(device.type), device.index}];
   if (at != version) {
     place = place_of(device);
     at = version;
@@ -354,7 +357,9 @@ std::size_t chosen(const ChoicePoint& point, const LaunchContext& context,
   for (std::size_t i = 0; i < candidates.size(); ++i)
     if (i != preferred && usable(candidates[i])) list.push_back(i);
   const std::string shapes = key();
-  thread_local Memo memo;
+  thread_local const auto memo_of_thread =
+      std::make_unique<Memo>();  // a pointer, because static TLS is scarce
+  Memo& memo = *memo_of_thread;
   if (const std::uint64_t version = settings_version.load(std::memory_order_acquire);
       memo.version != version || memo.index.size() > kMostMemos) {
     memo.index.clear();

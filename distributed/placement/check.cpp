@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -95,9 +96,10 @@ Rules& user_rules() {
   return *all;
 }
 
-constexpr int kAsProgram = -1;
-thread_local constinit int check_of_thread = kAsProgram;
-thread_local constinit int pauses = 0;
+constexpr std::int16_t kAsProgram = -1;
+// Two small ones, because static TLS is scarce.
+thread_local constinit std::int16_t check_of_thread = kAsProgram;
+thread_local constinit std::int16_t pauses = 0;
 std::atomic<bool>& check_of_program() {
   static std::atomic<bool> on = [] {
     const char* const text = std::getenv("TAPESTRY_CHECK_PLACEMENT");
@@ -241,8 +243,9 @@ std::optional<int> divided_dim(const nn::Layout& layout, const Axis& axis) {
 
 }  // namespace
 
-PlacementCheck::PlacementCheck(bool on) : outer_(std::exchange(check_of_thread, on ? 1 : 0)) {}
-PlacementCheck::~PlacementCheck() { check_of_thread = outer_; }
+PlacementCheck::PlacementCheck(bool on)
+    : outer_(std::exchange(check_of_thread, static_cast<std::int16_t>(on ? 1 : 0))) {}
+PlacementCheck::~PlacementCheck() { check_of_thread = static_cast<std::int16_t>(outer_); }
 
 void set_placement_check(bool on) { check_of_program().store(on, std::memory_order_relaxed); }
 bool checks_placement() {

@@ -23,6 +23,7 @@ exists() {
   case $1 in
     tools/*) [[ -e $1 ]] ;;
     tests_*) [[ -d tests/${1#tests_} || $1 == tests_gpu ]] ;;
+    bench_gpu_ops) true ;;  # built with the tests, if there is a CUDA compiler
     bench_*) [[ -e tools/$1 || " $programs " == *" $1 "* ]] ;;
     tapestry-config | tapestry-targets) true ;;
     tapestry-tools) true ;;  # a Debian package, in which programs are called tapestry-NAME

@@ -1,5 +1,6 @@
 #include "tapestry/distributed/tensor/internal/stream.h"
 
+#include <memory>
 #include <numeric>
 #include <utility>
 
@@ -149,18 +150,16 @@ void convert_parameters_in_calls(nn::Module& module, const std::shared_ptr<Resid
 
 namespace {
 
-// What current_generator() was before the outermost scope of own numbers on this thread.
-struct Common {
-  bool inside = false;
-  Generator* generator = nullptr;
-};
-thread_local Common common;
+// The context outside the outermost scope of own numbers on this thread; null outside all of them.
+thread_local constinit const Context* common = nullptr;
 
+// Draws from `generator` in this scope, inside or outside the scopes of own numbers.
 class Numbers {
  public:
-  Numbers(Generator* generator, const Common& next) : before_(common), guard_(with(generator)) {
-    common = next;
-  }
+  Numbers(Generator* generator, bool own)
+      : outer_(current_context()),
+        before_(std::exchange(common, own ? &outer_ : nullptr)),
+        guard_(with(generator)) {}
   ~Numbers() { common = before_; }
   Numbers(const Numbers&) = delete;
   Numbers& operator=(const Numbers&) = delete;
@@ -171,7 +170,8 @@ class Numbers {
     context.generator = generator;
     return context;
   }
-  const Common before_;
+  const Context outer_;
+  const Context* const before_;
   const ContextGuard guard_;
 };
 
@@ -183,11 +183,11 @@ Device device_of_model(const nn::Module& module) {
 }  // namespace
 
 std::shared_ptr<void> ResidualStream::own_numbers(Device device) {
-  if (common.inside) return nullptr;
+  if (common) return nullptr;
   const PhiloxRange next = current_generator(device).take(1);
   own_.manual_seed(
       rank_seed(rank_seed(next.seed, static_cast<int>(next.offset & 0x7fffffff)), axis.coordinate()));
-  return std::make_shared<Numbers>(&own_, Common{true, current_context().generator});
+  return std::make_shared<Numbers>(&own_, /*own=*/true);
 }
 
 void draw_own_numbers(nn::Module& module, const std::shared_ptr<ResidualStream>& stream) {
@@ -198,7 +198,7 @@ void draw_own_numbers(nn::Module& module, const std::shared_ptr<ResidualStream>&
 
 void draw_common_numbers(nn::Module& module) {
   module.register_forward_scope([](nn::Module&) -> std::shared_ptr<void> {
-    return common.inside ? std::make_shared<Numbers>(common.generator, Common{}) : nullptr;
+    return common ? std::make_shared<Numbers>(common->generator, /*own=*/false) : nullptr;
   });
 }
 
