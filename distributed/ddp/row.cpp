@@ -1,4 +1,5 @@
-// The row `replicate` over ranks: DistributedDataParallel.
+// The row `replicate` over ranks: DistributedDataParallel. It adds the gradients along all axes that copy
+// parameters.
 #include <algorithm>
 
 #include "tapestry/distributed/common/internal/same_model.h"
@@ -17,9 +18,10 @@ class ReplicateOverRanks final : public StrategyLayer {
     StrategyLayer::wrap(model, parts, local);
     const auto& group = context().axis->group();
     const std::vector<nn::Parameter> all = model.parameters();
-    if (std::none_of(all.begin(), all.end(), [](const nn::Parameter& p) {
-          return p->requires_grad() && !nn::is_of_other_stage(p);
-        }) && context().other("pipeline")) {
+    if (std::none_of(
+            all.begin(), all.end(),
+            [](const nn::Parameter& p) { return p->requires_grad() && !nn::is_of_other_stage(p); }) &&
+        context().other("pipeline")) {
       // A frozen stage of a pipeline has no gradients to add.
       broadcast_values(*group, parameters_of(model), "parameters of a frozen stage");
       return sync_buffers();
@@ -27,9 +29,8 @@ class ReplicateOverRanks final : public StrategyLayer {
     // Divided gradients are rounded by their places in the buckets, for example in their norm. So that a job
     // that resumes continues bit for bit, the first pass must not change the places.
     const bool divides = context().spec.option("zero", "0") == "2";
-    ddp_.emplace(model, DdpOptions{.process_group = group,
-                                   .reduce = ReduceOp::sum,
-                                   .relearn_order = !divides});
+    ddp_.emplace(model,
+                 DdpOptions{.process_group = group, .reduce = ReduceOp::sum, .relearn_order = !divides});
     const std::string compress = context().spec.option("compress", "none");
     if (compress != "none") ddp_->set_comm_hook(compress == "f16" ? f16_compress : bf16_compress);
   }
@@ -49,13 +50,13 @@ class ReplicateOverRanks final : public StrategyLayer {
   }
   void before_evaluation() override { sync_buffers(); }
   LayerReport report() const override {
-    if (!ddp_) return {{"replicate"}};
+    if (!ddp_) return {{context().axis->name()}};
     const DdpReport report = ddp_->report();
     std::int64_t bytes = 0;
     for (const BucketReport& b : report.buckets) bytes += static_cast<std::int64_t>(b.bytes);
     const bool scatters = context().spec.option("zero", "0") == "2";
     const int n = context().axis->size();
-    LayerReport own{{"replicate"}};
+    LayerReport own{{context().axis->name()}};
     own.exposed_s = report.exposed_s;
     add_to_ring(own, *context().axis, scatters ? gather_bytes(bytes, n) : all_reduce_bytes(bytes, n),
                 "gradients");
@@ -85,6 +86,7 @@ const RowRegistration replicate_over_ranks{
     {.axis = "replicate",
      .order = 70,
      .options = "compress=none|f16|bf16",
+     .copies = true,
      .excludes = "shard",
      .excluding = "compress",
      .instead = "fully_shard adds the gradients of the copies; leave compress out",

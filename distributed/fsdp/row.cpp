@@ -20,7 +20,7 @@ class ShardOverRanks final : public StrategyLayer {
 
   void wrap(nn::Module& model, const ModelParts& parts, LocalModules& local) override {
     StrategyLayer::wrap(model, parts, local);
-    const Axis* const copies = context().other("replicate");
+    const std::optional<Axis>& copies = context().copies;
     const std::shared_ptr<ProcessGroup>& group = context().axis->group();
     FsdpOptions options{.group = group,
                         .replicate_group = copies ? copies->group() : nullptr,
@@ -88,9 +88,9 @@ class ShardOverRanks final : public StrategyLayer {
     return report;
   }
   std::vector<LayerReport> reports() const override {
-    const Axis* const copies = context().other("replicate");
+    const std::optional<Axis>& copies = context().copies;
     if (!copies) return {report()};
-    LayerReport across{{"replicate"}};
+    LayerReport across{{copies->name()}};
     for (const FsdpUnitReport& unit : sharded_[0].report().units) {
       add_to_ring(across, *copies, all_reduce_bytes(unit.all_reduced_bytes, copies->size()), "gradients");
       across.exposed_s += unit.all_reduce_exposed_s;

@@ -11,7 +11,8 @@ namespace tapestry::distributed {
 namespace {
 
 // In the order of the mesh, outermost first.
-constexpr std::array<std::string_view, 5> kAxes{"pipeline", "replicate", "shard", "context", "tensor"};
+constexpr std::array<std::string_view, 6> kAxes{"pipeline", "replicate", "shard",
+                                                "expert",   "context",   "tensor"};
 // Options that have no value.
 constexpr std::array<std::string_view, 1> kFlags{"devices"};
 

@@ -16,7 +16,7 @@
 namespace tapestry::distributed {
 
 struct AxisSpec {
-  std::string name;  ///< pipeline, replicate, shard, context or tensor
+  std::string name;  ///< pipeline, replicate, shard, expert, context or tensor
   int size = 1;      ///< -1: the ranks or devices that are left
   /// Options and their values. `devices`, which has no value, has the value "".
   std::map<std::string, std::string> options = {};

@@ -97,16 +97,15 @@ class PipelineOverRanks final : public PipelineLayer {
   static void keep_modules_of(const Stage& stage, LocalModules& local) {
     local.roots.clear();
     for (nn::Module& module : stage.modules()) {
-      const bool is_inside = std::any_of(
-          stage.modules().begin(), stage.modules().end(),
-          [&](nn::Module& other) { return &other != &module && contains(other, module); });
+      const bool is_inside =
+          std::any_of(stage.modules().begin(), stage.modules().end(),
+                      [&](nn::Module& other) { return &other != &module && contains(other, module); });
       if (!is_inside && std::count(local.roots.begin(), local.roots.end(), &module) == 0)
         local.roots.push_back(&module);
     }
     std::erase_if(local.units, [&](const nn::Module* unit) {
-      return std::none_of(local.roots.begin(), local.roots.end(), [&](const nn::Module* root) {
-        return root != unit && contains(*root, *unit);
-      });
+      return std::none_of(local.roots.begin(), local.roots.end(),
+                          [&](const nn::Module* root) { return root != unit && contains(*root, *unit); });
     });
   }
   static bool contains(const nn::Module& module, const nn::Module& inside) {
@@ -162,6 +161,7 @@ const RowRegistration pipeline_over_ranks{
     {.axis = "pipeline",
      .order = 10,
      .options = "schedule=gpipe|1f1b|zero-bubble",
+     .computes = Computes::own_stage,
      .splits_model = true,
      .about = "Pipeline: one process per device, which keeps one stage of the model; micro-batches",
      .divide =

@@ -143,6 +143,7 @@ const RowRegistration pipeline_over_devices{
      .over_devices = true,
      .order = 10,
      .options = "schedule=gpipe|1f1b|zero-bubble|sequential",
+     .computes = Computes::own_stage,
      .splits_model = true,
      .about = "Pipeline: the model in one stage per device, micro-batches; with schedule=sequential one "
               "stage at a time",

@@ -19,6 +19,19 @@ Samples chunk_of(Samples all, int count, int index) {
   return {all.first + index * size + std::min<std::int64_t>(index, larger), size + (index < larger ? 1 : 0)};
 }
 
+// The name of several axes as one, "replicate_context".
+std::string joined_name(const std::vector<std::string>& axes) {
+  std::string name = axes[0];
+  for (std::size_t i = 1; i < axes.size(); ++i) name += '_' + axes[i];
+  return name;
+}
+
+// The row of an axis without options. Null if there is none.
+const StrategyRow* row_of(const std::string& axis, bool over_devices) {
+  const std::vector<const StrategyRow*> rows = rows_of({axis, 1, {}}, over_devices);
+  return rows.empty() ? nullptr : rows[0];
+}
+
 }  // namespace
 
 void check_sums(std::size_t before, std::size_t now) {
@@ -64,28 +77,40 @@ Strategy::Strategy(const StrategyPlan& plan, const StrategyOptions& options)
   std::vector<std::pair<int, std::unique_ptr<StrategyLayer>>> layers;
   std::vector<Axis> axes;
   for (const AxisSpec& spec : plan.axes) axes.push_back((*mesh_)[spec.name]);
-  for (const AxisSpec& spec : plan.axes) {
-    const Axis axis = (*mesh_)[spec.name];
-    if (spec.name == "tensor" && axis.coordinate() > 0) adds_ = false;
-    if (!plan.over_devices && (spec.name == "replicate" || spec.name == "shard")) {
+  std::vector<std::string>
+      data;  // axes whose members have other samples, or other positions of the same ones
+  for (const Axis& axis : axes) {
+    const StrategyRow* const row = row_of(axis.name(), plan.over_devices);
+    if (!row || plan.over_devices) continue;
+    if (row->computes == Computes::own_elements && axis.coordinate() > 0) adds_ = false;
+    if (row->computes == Computes::own_samples) {
       data_rank_ = data_rank_ * axis.size() + axis.coordinate();
       data_size_ *= axis.size();
     }
-    for (const StrategyRow* const row : rows_of(spec, plan.over_devices))
-      layers.emplace_back(row->order, row->make({axis, spec, devices_, options.parts, axes}));
+    if (row->computes == Computes::own_samples || row->computes == Computes::own_positions)
+      data.push_back(axis.name());
+    if (row->copies && axis.size() > 1) copies_.push_back(axis.name());
   }
+  std::optional<Axis> copies;
+  if (!copies_.empty()) copies = mesh_->view(joined_name(copies_), copies_);
+  const auto add_layers = [&](const AxisSpec& spec, const Axis& axis) {
+    for (const StrategyRow* const row : rows_of(spec, plan.over_devices))
+      layers.emplace_back(row->order, row->make({axis, spec, devices_, options.parts, axes, copies}));
+  };
+  bool adds_gradients = false;
+  for (const AxisSpec& spec : plan.axes) {
+    adds_gradients = adds_gradients || spec.name == "replicate" || spec.name == "shard";
+    add_layers(spec, spec.name == "replicate" && copies ? *copies : (*mesh_)[spec.name]);
+  }
+  if (copies && !adds_gradients) add_layers({"replicate", copies->size(), {}}, *copies);
   std::stable_sort(layers.begin(), layers.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
   for (auto& [order, layer] : layers) layers_.push_back(std::move(layer));
   if (layers_.empty())
     layers_.push_back(
         std::make_unique<StrategyLayer>(LayerContext{std::nullopt, {}, devices_, options.parts}));
-  if (data_size_ > 1) {
-    std::vector<std::string> names;
-    for (const Axis& a : axes)
-      if (a.name() == "replicate" || a.name() == "shard") names.push_back(a.name());
-    data_group_ = mesh_->view("data", names).group();
-  }
+  if (!data.empty())
+    if (const Axis all = mesh_->view("data", data); all.size() > 1) data_group_ = all.group();
   for (const auto& layer : layers_) {
     layer->all_.clear();
     for (const auto& other : layers_) layer->all_.push_back(other.get());
@@ -102,6 +127,11 @@ std::string Strategy::name() const {
 
 Samples Strategy::share(std::int64_t samples, const Part& part) const {
   return chunk_of(chunk_of({0, samples}, part.count, part.index), data_size_, data_rank_);
+}
+
+Batch Strategy::own_part(Batch batch) const {
+  for (const auto& layer : layers_) batch = layer->own_part(std::move(batch));
+  return batch;
 }
 
 bool Strategy::builds_in_parts() const {
@@ -150,7 +180,7 @@ StepLoss Strategy::gradients(const std::function<Batch(const Part&)>& read, doub
   StepLoss total;
   for (int i = 0; i < parts; ++i) {
     const Part part{i, parts, i + 1 == parts};
-    StepLoss own = layers_[0]->gradients(part, read(part), count, scaler);
+    StepLoss own = layers_[0]->gradients(part, own_part(read(part)), count, scaler);
     if (i == 0) {
       total = std::move(own);
       continue;
@@ -215,7 +245,7 @@ std::optional<Evaluation> Strategy::evaluate(std::int64_t turns,
   bool stopped = false;
   // Ranks without a batch compute too: a call may be collective.
   for (std::int64_t turn = 0; turn < turns && !stopped; ++turn) {
-    const Batch batch = read(turn);
+    const Batch batch = own_part(read(turn));
     std::vector<Tensor> outputs;
     const Loss loss = layers_[0]->evaluate(batch, seen ? &outputs : nullptr);
     if (turn == 0) sums.resize(2 + loss.sums.size());
@@ -282,13 +312,18 @@ std::vector<Transfer> Strategy::transfers() const {
   return all;
 }
 
-// The rank at a coordinate along an axis, whose other coordinates are those of this rank. Axes over devices
-// have the devices in their order.
+// The rank at a coordinate along an axis or all axes of copies_, whose other coordinates are those of this
+// rank. Axes over devices have the devices in their order.
 int Strategy::member_at(const std::string& axis, int coordinate) const {
   if (!mesh_ || plan_.over_devices || !mesh_->has(axis)) return coordinate;
   std::vector<int> sought = mesh_->coordinates(rank());
-  for (std::size_t i = 0; i < sought.size(); ++i)
-    if (mesh_->axes()[i].name == axis) sought[i] = coordinate;
+  const bool is_joined = copies_.size() > 1 && axis == joined_name(copies_);
+  for (std::size_t i = sought.size(); i-- > 0;) {
+    const AxisSize& own = mesh_->axes()[i];
+    if (is_joined ? std::count(copies_.begin(), copies_.end(), own.name) == 0 : own.name != axis) continue;
+    sought[i] = coordinate % own.size;
+    coordinate /= own.size;
+  }
   for (int rank = 0; rank < mesh_->size(); ++rank)
     if (mesh_->coordinates(rank) == sought) return rank;
   return coordinate;

@@ -199,7 +199,7 @@ class Strategy {
   /// Which of the processes that read different samples this one is, and how many there are.
   int data_rank() const { return data_rank_; }
   int data_size() const { return data_size_; }
-  /// The ranks that read different samples and compute the same part of the model, over which
+  /// The ranks that have different samples or positions, and compute the same part of the model, over which
   /// convert_sync_batchnorm() sums. Null if there is one, or if all are in this process.
   const std::shared_ptr<ProcessGroup>& data_group() const { return data_group_; }
   /// The samples that this process reads in a part of a step of `samples` samples. Parts and ranks get as
@@ -263,6 +263,7 @@ class Strategy {
  private:
   nn::Module& model() const;
   void check_count(double count);
+  Batch own_part(Batch batch) const;
   int member_at(const std::string& axis, int coordinate) const;
   int rank() const { return options_.world ? options_.world->rank() : 0; }
   int ranks() const { return options_.world ? options_.world->size() : 1; }
@@ -271,6 +272,7 @@ class Strategy {
   std::vector<Device> devices_;
   int data_rank_ = 0, data_size_ = 1;
   std::shared_ptr<ProcessGroup> data_group_;
+  std::vector<std::string> copies_;  // axes over ranks along which parameters are copied, outermost first
   std::optional<Mesh> mesh_;
   std::vector<std::unique_ptr<StrategyLayer>> layers_;  // in the order of wrapping; the first one computes
   nn::Module* model_ = nullptr;

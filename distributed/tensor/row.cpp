@@ -37,6 +37,7 @@ const RowRegistration tensor_over_ranks{
     {.axis = "tensor",
      .order = 30,
      .options = "sequence=0|1",
+     .computes = Computes::own_elements,
      .excludes = "pipeline",
      .excluding = "sequence",
      .instead = "stages do not pass on activations that ranks divide along the sequence; leave sequence out",

@@ -18,7 +18,7 @@ class ZeroDivision final : public StrategyLayer {
     std::int64_t bytes = 0;
     for (const nn::Parameter& p : model().parameters())
       if (p->requires_grad()) bytes += static_cast<std::int64_t>(p->nbytes());
-    LayerReport report{{"replicate"}};
+    LayerReport report{{context().axis->name()}};
     add_to_ring(report, *context().axis, gather_bytes(bytes, context().axis->size()), "parameters");
     return report;
   }

@@ -17,11 +17,13 @@ namespace tapestry::distributed {
 
 /// Where a layer works.
 struct LayerContext {
-  std::optional<Axis> axis;  ///< empty for a strategy without axes
+  std::optional<Axis> axis;  ///< empty for a strategy without axes; `copies` for `replicate`
   AxisSpec spec;
   std::vector<Device> devices;  ///< on which this process computes
   int parts = 1;                ///< of a step
   std::vector<Axis> axes = {};  ///< all of the strategy, outermost first
+  /// All axes over ranks along which parameters are copied (StrategyRow::copies), joined to one. Empty: none.
+  std::optional<Axis> copies = {};
 
   /// The axis of this name, or null if the strategy has none.
   const Axis* other(std::string_view name) const {
@@ -56,6 +58,9 @@ class StrategyLayer {
   /// True if gradients() takes the whole step at once and divides it into parts itself.
   virtual bool takes_whole_step() const { return false; }
 
+  /// What this process computes of the samples that it has read: all of them, or its positions of their
+  /// sequences.
+  virtual Batch own_part(Batch batch) const { return batch; }
   /// Changes the model, or what earlier layers have left this process of it. In the first layer, the base
   /// class moves the model to the first device, unless parameters are on the meta device.
   virtual void wrap(nn::Module& model, const ModelParts& parts, LocalModules& local);
@@ -138,6 +143,14 @@ inline void add_to_ring(LayerReport& report, const Axis& axis, std::int64_t byte
   add_transfer(report, from, (from + 1) % axis.size(), bytes, what);
 }
 
+/// What the members of an axis compute of a step.
+enum class Computes : std::uint8_t {
+  own_samples,    ///< samples that no other member reads
+  own_positions,  ///< the same samples as the others, and positions of their sequences that no other one has
+  own_stage,      ///< the same samples, and a part of the model after the others or before them
+  own_elements    ///< the same samples, and parts of each layer: all members know the same loss
+};
+
 struct StrategyRow {
   const char* axis;
   bool over_devices = false;
@@ -145,6 +158,11 @@ struct StrategyRow {
   const char* option = nullptr;
   int order;                 ///< of wrapping: rows with smaller numbers wrap first
   const char* options = "";  ///< names of the options that it reads, separated by spaces
+  Computes computes = Computes::own_samples;
+  /// The ranks of the axis have the same parameters, and add their gradients. That is the work of the row
+  /// `replicate`, or of `shard` if there is that axis, along all such axes at once. A row may give some of
+  /// its parameters a Layout along its axis, and so keep them out of the sum along it.
+  bool copies = false;
   bool splits_model = false;
   std::string_view excludes = {};   ///< an axis with which the row cannot be combined
   const char* excluding = nullptr;  ///< the option that must be off ("none", "0") then; null: never
