@@ -1,12 +1,14 @@
 #include "tests/structure/source_tree.h"
 
 #include <algorithm>
+#include <cctype>
 #include <fstream>
 #include <iterator>
 #include <map>
 #include <regex>
 #include <set>
 #include <sstream>
+#include <utility>
 
 namespace structure {
 namespace {
@@ -75,7 +77,9 @@ std::vector<std::string> may_use(const std::string& folder) {
             "distributed/mesh",
             "distributed/common",
             "distributed/strategy"};
-  if (folder == "distributed/tensor")
+  if (folder == "distributed/placement")
+    return {"core", "kernels", "autograd", "nn", "distributed/comm", "distributed/mesh"};
+  if (folder == "distributed/tensor" || folder == "distributed/context" || folder == "distributed/expert")
     return {"core",
             "kernels",
             "autograd",
@@ -152,6 +156,90 @@ std::string with_joined_comments(const std::string& text) {
     if (words != std::string::npos) joined += line.substr(words);
   }
   return joined;
+}
+
+// The words and punctuation of C++ code, without comments, literals and preprocessor lines.
+std::vector<std::string> tokens_of(const std::string& code) {
+  std::vector<std::string> tokens;
+  const auto is_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
+  bool line_begins = true;
+  for (std::size_t i = 0; i < code.size();) {
+    const char c = code[i];
+    const auto skip_past = [&](const std::string& end, std::size_t from) {
+      const std::size_t found = code.find(end, from);
+      i = found == std::string::npos ? code.size() : found + end.size();
+    };
+    if (c == '\n' || c == ' ' || c == '\t') {
+      line_begins = line_begins || c == '\n';
+      ++i;
+      continue;
+    }
+    if (c == '#' && line_begins) {
+      do skip_past("\n", i);
+      while (i >= 2 && i < code.size() && code[i - 2] == '\\');
+    } else if (code.compare(i, 2, "//") == 0) {
+      skip_past("\n", i);
+      line_begins = true;
+      continue;
+    } else if (code.compare(i, 2, "/*") == 0) {
+      skip_past("*/", i);
+    } else if (code.compare(i, 2, "R\"") == 0) {
+      const std::size_t open = code.find('(', i);
+      skip_past(")" + code.substr(i + 2, open - i - 2) + '"', open);
+    } else if (c == '"' || (c == '\'' && (i == 0 || !is_word(code[i - 1])))) {
+      for (++i; i < code.size() && code[i] != c; ++i) i += code[i] == '\\';
+      ++i;
+    } else if (is_word(c)) {
+      const std::size_t begin = i;
+      while (i < code.size() && (is_word(code[i]) || code[i] == '\'')) ++i;
+      tokens.push_back(code.substr(begin, i - begin));
+    } else {
+      tokens.emplace_back(1, c);
+      ++i;
+    }
+    line_begins = c == '#' && line_begins;
+  }
+  return tokens;
+}
+
+// The types that a file defines in named namespaces, "tapestry::distributed::Mesh".
+std::set<std::string> defined_types(const std::string& code) {
+  const std::vector<std::string> tokens = tokens_of(code);
+  const auto at = [&](std::size_t i) { return i < tokens.size() ? tokens[i] : std::string(); };
+  std::set<std::string> types;
+  std::vector<std::string> scopes;  // names of namespaces; "" for anonymous ones and for other braces
+  std::string opens;                // the namespace that the next brace opens
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const std::string& token = tokens[i];
+    if (token == "{") {
+      scopes.push_back(std::exchange(opens, ""));
+    } else if (token == "}") {
+      if (!scopes.empty()) scopes.pop_back();
+    } else if (token == "namespace") {
+      while (at(i + 1) == ":" ||
+             (!at(i + 1).empty() && at(i + 1) != "{" && at(i + 1) != ";" && at(i + 1) != "="))
+        opens += tokens[++i];
+      if (at(i + 1) != "{") opens.clear();
+    } else if (token == "struct" || token == "class" || token == "union" || token == "enum") {
+      if (at(i + 1) == "class" || at(i + 1) == "struct") ++i;
+      while (at(i + 1) == "[" || at(i + 1) == "alignas") {  // attributes
+        const std::string close = at(i + 1) == "[" ? "]" : ")";
+        while (i + 1 < tokens.size() && (at(i + 1) != close || at(i + 2) == close)) ++i;
+        ++i;
+      }
+      const std::string name = at(++i);
+      std::size_t next = i + 1;
+      if (at(next) == "final") ++next;
+      if (at(next) == ":" && at(next + 1) != ":")
+        while (next < tokens.size() && at(next) != "{" && at(next) != ";") ++next;
+      const bool named = std::none_of(scopes.begin(), scopes.end(), [](const auto& s) { return s.empty(); });
+      if (at(next) != "{" || !named) continue;
+      std::string whole;
+      for (const std::string& scope : scopes) whole += scope + "::";
+      types.insert(whole + name);
+    }
+  }
+  return types;
 }
 
 }  // namespace
@@ -364,6 +452,20 @@ Findings outside_umbrella(const std::vector<SourceFile>& tree) {
   for (const SourceFile& file : tree) {
     if (is_public_header(file) && !reached.count(file.path))
       findings.push_back(file.path + ": include it in tapestry.h, or move it below internal/");
+  }
+  return findings;
+}
+
+Findings repeated_types(const std::vector<SourceFile>& tree) {
+  std::map<std::string, std::string> first;  // by type
+  Findings findings;
+  for (const SourceFile& file : tree) {
+    static const std::set<std::string> code = {".h", ".cpp", ".cu", ".cuh"};
+    if (!in_library(file.path) || !code.contains(fs::path(file.path).extension().string())) continue;
+    for (const std::string& type : defined_types(file.text))
+      if (const auto [at, is_new] = first.emplace(type, file.path); !is_new)
+        findings.push_back(file.path + ": " + type + " is a type of " + at->second +
+                           " too; rename one of them");
   }
   return findings;
 }

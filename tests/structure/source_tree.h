@@ -67,5 +67,8 @@ Findings without_readme(const fs::path& root, const std::vector<SourceFile>& tre
 Findings dead_references(const fs::path& root);
 /// Finds public headers that tapestry.h does not include, directly or through other headers.
 Findings outside_umbrella(const std::vector<SourceFile>& tree);
+/// Finds types of the library that two files define with one name in one namespace. The linker keeps the
+/// inline functions of one of them, for both, without a word. Anonymous namespaces are exempt.
+Findings repeated_types(const std::vector<SourceFile>& tree);
 
 }  // namespace structure

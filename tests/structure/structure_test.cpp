@@ -284,6 +284,29 @@ TEST_CASE("tapestry.h includes all public headers") {
         Findings{"core/cuda/d.h: include it in tapestry.h, or move it below internal/"});
 }
 
+TEST_CASE("a namespace of the library has each type once") {
+  CHECK(repeated_types(read_tree(kRoot)) == Findings{});
+
+  const auto repeated = [](const std::string& code) {
+    const PlantedTree planted;
+    planted.plant("core/a.h",
+                  "namespace t {\nnamespace u {\nstruct A final : B<int> { int i = 0; };\n}\n}\n");
+    planted.plant("core/b.cpp", code);
+    return repeated_types(planted.read());
+  };
+  CHECK(repeated("namespace t::u {\nclass [[nodiscard]] alignas(8) A {};\n}\n") ==
+        Findings{"core/b.cpp: t::u::A is a type of core/a.h too; rename one of them"});
+  CHECK(repeated("#define OPEN {\nconst char* s = \"{\"; char c = '{';  // {\nauto r = R\"x({)x\";\n"
+                 "namespace t { void f() { struct A {}; }\nnamespace u {\nenum class A : int { a };\n} }\n")
+            .size() == 1);
+  for (const char* other :
+       {"namespace t { struct A {}; }", "namespace t::u { namespace { struct A {}; } }",
+        "namespace t::u { class A; template <class A> struct B { struct A {}; }; void f(struct A a) {} }",
+        "namespace t::u { template <> struct A<int> {}; void f() { struct A {}; } enum class A : int; }",
+        "namespace v = t::u;\nstruct A {};"})
+    CHECK(repeated(other) == Findings{});
+}
+
 // The order in which a call evaluates its arguments is unspecified. g++ evaluates the last one first, so
 // check(open(...) >= 0, strerror(errno)) shows the error of an earlier call.
 TEST_CASE("errno is read after the call that sets it, not among the arguments of check()") {
