@@ -35,7 +35,7 @@ struct TensorImpl {
   const Device device;
   GradRecord* grad_record = nullptr;
   const StorageRef storage;
-  // Tensor::unsqueeze_() and its like change these; nothing else does.
+  // Only in-place changes of the view, such as Tensor::unsqueeze_(), change the members below.
   std::int64_t offset;  // in elements, from the start of the storage
   std::int64_t numel;
   Shape sizes, strides;  // strides in elements

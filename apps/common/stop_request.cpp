@@ -24,7 +24,8 @@ StopRequest::StopRequest() {
     sigaddset(&signals_, number);
   }
   pthread_sigmask(SIG_BLOCK, &signals_, &before_);
-  // A signal may be pending for this thread only, and the other thread could not read it.
+  // A signal that was sent to this thread alone may be pending. The thread that watches for signals could not
+  // read it, so it is taken here.
   const timespec now{};
   if (const int pending = sigtimedwait(&signals_, nullptr, &now); pending > 0) on_signal(pending);
 

@@ -32,7 +32,7 @@ struct Steps {
   bool reverse = false;
   std::vector<std::int64_t> sizes, starts;
 
-  // The step that is computed as number i, and backward as the i-th before the last.
+  // The step that forward computes as its i-th. Backward goes through the steps in the opposite order.
   std::size_t at(std::size_t i) const { return reverse ? sizes.size() - 1 - i : i; }
 };
 

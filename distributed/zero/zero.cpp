@@ -205,7 +205,7 @@ bool ZeroBase::State::has_gradient(const Item& item) {
   return stage == 1 ? item.tensor.grad().defined() : reducer->gradient_part(item.place).defined();
 }
 
-// This rank's elements of the gradient of a parameter that has one.
+// The part of the parameter's gradient that this rank needs for its step. The parameter must have a gradient.
 Tensor ZeroBase::State::gradient(const Item& item) const {
   if (stage == 2) return reducer->gradient_part(item.place);
   Tensor grad = item.tensor.grad();

@@ -284,7 +284,8 @@ bool DepthwiseLast<T>::backward_input(const Conv2dShape& s, const T* dy, const f
           const std::int64_t c = blocks.first(block);
           ring.select(dy + n * s.p * s.q * s.c, c, blocks.used(block));
           T* const to = dx + (n * s.h + h) * s.w * s.c + c;
-          // Every stride_w-th pixel meets the same elements of windows: those pixels are a line.
+          // The windows that contain a pixel do so with the same elements for every stride_w-th pixel. So
+          // these pixels are computed together, with one list of taps.
           for (std::int64_t phase = 0; phase < std::min(s.stride_w, s.w); ++phase) {
             const std::int64_t pixels = (s.w - 1 - phase) / s.stride_w + 1;
             taps.clear();

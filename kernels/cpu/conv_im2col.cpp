@@ -1,5 +1,6 @@
-// Convolution by lowering (im2col). For each image and group, the windows of the input are copied to a matrix
-// `cols` in a workspace that fits into a cache. The convolution then is a matrix product:
+// Convolution by lowering (im2col). The windows of the input are copied to a matrix `cols`, for one image and
+// group at a time, so that each thread needs a workspace for one image: it has C R S P Q elements, which stay
+// in a cache if the image is small. The convolution then is a matrix product:
 //   row-major       cols is (C R S, P Q), and y (K, P Q) = W (K, C R S) cols
 //   channels-last   cols is (P Q, R S C), and y (P Q, K) = cols W'^T
 // W' (K, R S C) is a permuted copy of W.

@@ -1,5 +1,7 @@
 #pragma once
-// Collects the first index out of range that any thread finds (see kernels/ops/index.h).
+// Finds the first index out of range in a parallel loop. A thread of the loop cannot throw. So a kernel
+// reports such an index here and goes on, and the operation throws when it reads the cell after the kernel
+// (BadIndexCell in kernels/ops/index.h).
 #include <algorithm>
 #include <atomic>
 
@@ -7,7 +9,7 @@
 
 namespace tapestry::kernels::cpu {
 
-/// Collects positions from all threads. Its destructor reports the smallest.
+/// Takes positions from all threads. Its destructor lowers the cell to the smallest.
 class FirstBad {
  public:
   explicit FirstBad(const BadIndexCell& to) : to_(to) {}

@@ -148,8 +148,9 @@ void product(GemmArgs g) {
   multiply<T>(g);
 }
 
-// Computes one matrix product in f32 or f64, and its epilogue. A function's argument that the caller asks for
-// is computed where it is to be stored, so that storing it costs no further pass.
+// Computes one matrix product in f32 or f64, and its epilogue. If the caller also wants the epilogue's
+// argument (aux, such as the input of a GELU), the product is computed there, and the epilogue reads it from
+// there.
 template <class T>
 void product_and_epilogue(const GemmArgs& g) {
   GemmArgs sums = g;

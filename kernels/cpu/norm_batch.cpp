@@ -1,7 +1,8 @@
-// Batch normalisation. The input is divided into pieces of a fixed size that fit into a cache. The statistics
-// of each piece are computed in two passes over it. Then the statistics of the pieces are merged in order
-// (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
-// 1979). So they are accurate for any mean, and they do not depend on the number of threads.
+// Batch normalisation. The input is divided into pieces of a fixed size that fit into a cache: in f32 128 KiB
+// (L2) of a (rows, channels) input, and 8 KiB (L1) of other inputs. The statistics of each piece are computed
+// in two passes over it. Then the statistics of the pieces are merged in order (Chan, Golub and LeVeque,
+// "Updating formulae and a pairwise algorithm for computing sample variances", 1979). So they are accurate
+// for any mean, and they do not depend on the number of threads.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,7 +1,8 @@
 // Group normalisation. A (n, c, l) input is processed group by group, so that the second pass over a group
-// reads from a cache. In a (n, l, c) input the channels are adjacent, so chunks of rows are summed over all
-// channels at once. Statistics are computed piece by piece in two passes, and the pieces are merged in order
-// as in norm_batch.cpp. So they are accurate for any mean, and do not depend on the number of threads.
+// reads from a cache, unless the group is larger than the cache. In a (n, l, c) input the channels are
+// adjacent, so chunks of rows are summed over all channels at once. Statistics are computed piece by piece in
+// two passes, and the pieces are merged in order as in norm_batch.cpp. So they are accurate for any mean, and
+// do not depend on the number of threads.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -16,9 +16,10 @@ using tapestry::detail::unpack_blocks;
 // With fewer rows of x, unpacking takes longer than the products, so each row of the weight is used where it
 // was unpacked.
 constexpr std::int64_t kFewRows = 4;
-// So many rows of a panel of 16 columns fit in half of the L1 cache.
+// So many rows of a panel of 16 columns take 16 KiB, half of an L1 cache of 32 KiB.
 constexpr std::int64_t kDepth = 256;
-// The backward product unpacks parts of so many rows and columns, which take a quarter of the L2 cache.
+// The backward product unpacks parts of so many rows and columns. A part takes 256 KiB, a quarter of an L2
+// cache of 1 MiB.
 constexpr std::int64_t kPartRows = 128, kPartColumns = 512;
 
 constexpr std::int64_t padded(std::int64_t n) { return (n + kTileColumns - 1) / kTileColumns * kTileColumns; }

@@ -115,7 +115,8 @@ inline Columns columns_of(const float* first, const float* last) {
   return {__builtin_shufflevector(low, high, 0, 2, 4, 6, 8, 10, 12, 14),
           __builtin_shufflevector(low, high, 1, 3, 5, 7, 9, 11, 13, 15)};
 }
-// Two neighbours are one word. Its halves are f32 numbers after a shift and a mask.
+// Two neighbours are one word of 32 bits. The left one becomes f32 by a shift to the upper half, and the
+// right one by a mask that clears the lower half.
 inline Columns columns_of(const BFloat16* first, const BFloat16* last) {
   std::uint32_t words[8];
   std::memcpy(words, static_cast<const void*>(first), sizeof(words) / 2);

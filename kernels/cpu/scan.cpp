@@ -90,8 +90,9 @@ void scan(std::int64_t rows, const Op& op) {
   });
 }
 
-/// CumulativeExtreme (kernels/scan.h) with fewer comparisons: the order is known when the code is compiled,
-/// and every number replaces the identity.
+/// CumulativeExtreme (kernels/scan.h) with fewer comparisons. Whether the largest or the smallest element is
+/// wanted is known at compile time. And the state before the first element is the worst value, which any
+/// element replaces, so there is no test for "no element yet".
 template <class T, bool kLargest>
 struct Extreme : CumulativeExtreme<T> {
   using State = typename CumulativeExtreme<T>::State;

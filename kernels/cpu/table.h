@@ -84,7 +84,8 @@ bool look_up(const Elementwise<2>& e) {
   return true;
 }
 
-/// dx = dy factor(x) by a table of the factors in f32, for rows whose formula is such a product.
+/// For gradients dx = dy f'(x): looks f'(x) up in a table in f32, and multiplies. `Row` must have such a
+/// formula: with dy = 1 it gives f'(x).
 template <class Row, class M, class T>
 bool scale_by_table(const Elementwise<3>& e) {
   if (!dense_in(e, dtype_of<T>)) return false;
@@ -112,7 +113,7 @@ bool scale_by_table(const Elementwise<3>& e) {
   return true;
 }
 
-/// The kernel of a row without parameters for f16 or bf16. kScales: the row is a gradient dy factor(x).
+/// The kernel of a row without parameters for f16 or bf16. kScales: the row is a gradient dy f'(x).
 template <class Row, class M, class T, bool kScales>
 void table_kernel(const LaunchContext& context, const Elementwise<Row::kOperands>& e) {
   bool done = false;

@@ -133,7 +133,8 @@ __device__ __forceinline__ void put_pair(T* tile, int row, int column, float low
   else *reinterpret_cast<std::uint32_t*>(to) = pair_of<T>(low, high);
 }
 
-/// The left operand of products: the warp's rows of a tile. kHeld: its fragments stay in registers.
+/// The left operand of products: the warp's rows of a tile. kHeld: its fragments are read once and stay in
+/// registers; otherwise each product reads them from the tile.
 template <class T, int kWidth, int kSets, bool kHeld>
 struct OwnRows {
   static constexpr int kSteps = std::is_same_v<T, float> ? 1 : kWidth / 16;
@@ -336,10 +337,11 @@ __device__ __forceinline__ float power_of_2(float x) {
   else return ptx::exp2_approx(x);
 }
 
-/// Bits for the elements of a set: bit 4 j + i stands for x[j][i]. f(query, key) gives the bit. Rows are
-/// queries and columns keys, or the other way round if kKeyRows. The lane's first element has the row `row`
-/// and the column `column`. The loop is not unrolled, because its code would be many times longer than the
-/// rest of the kernel.
+/// Asks f(query, key) about each of a lane's scores x[N][4] (see the top of this file), and returns the
+/// answers as bits: bit 4 j + i is that of x[j][i]. mask_scores() hides scores by it. Rows are
+/// queries and columns keys, or the other way round if kKeyRows; x[0][0] has the row `row` and the column
+/// `column`. Answers in bits allow a loop that is not unrolled, which an array in registers would not.
+/// Unrolled, its code would be many times longer than the rest of the kernel.
 template <bool kKeyRows, int N, class F>
 __device__ __forceinline__ std::uint32_t bits_of(int row, int column, F f) {
   static_assert(N <= 8);

@@ -143,8 +143,9 @@ struct StepRange {
   }
 };
 
-/// The leading dimension of a slice, which has 32 rows of each warp row. It is padded, so that the stores of
-/// a warp hit different banks.
+/// The epilogue passes the sums through shared memory in slices: 32 rows of the sums of the upper two warps,
+/// and 32 of those of the lower two. This is the distance of a slice's rows in floats. It is larger than a
+/// row, so that the stores of a warp hit different banks.
 template <class Tile>
 inline constexpr int kSlicePitch = Tile::kCols + 8;
 /// Dynamic shared memory: the ring, whose memory the epilogue's slices reuse. It is more than 48 KiB, because

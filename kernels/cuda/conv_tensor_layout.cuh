@@ -2,9 +2,10 @@
 // What the tensor-core convolutions read: images with channels last and weights with the channels of a tap
 // contiguous, both in whole chunks of 8 channels. Other arrays are copied to scratch memory first.
 //
-// An image with fewer than 8 channels would become mostly padding. Its copy gives each pixel of y the S taps
-// of a window's row as channels, so that the convolution has a window of R x 1: for the first layer of a
-// ResNet (3 channels, 7 x 7) k is 7 x 24 instead of 49 x 8.
+// An image with fewer than 8 channels would become mostly padding. So its copy takes the S pixels of a
+// window's row together as channels of one pixel, and the window of R x S becomes one of R x 1. In the first
+// layer of a ResNet (3 channels, a window of 7 x 7), a row of 7 pixels has 21 channels, padded to 24. The
+// depth k of the product is then 7 x 24, instead of 49 pixels x 8 channels.
 #include "tapestry/kernels/cuda/conv_tensor.cuh"
 #include "tapestry/kernels/scratch.h"
 

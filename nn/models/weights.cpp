@@ -160,7 +160,8 @@ PackedTensor reordered(const PackedTensor& x, std::int64_t heads, bool to_interl
   return PackedTensor(x.type(), x.sizes(), bytes->data(), x.bytes(), bytes);
 }
 
-/// The transpose of a contiguous matrix of 2 or 4 bytes an element, copied in tiles that stay in the cache.
+/// The transpose of a contiguous matrix of 2 or 4 bytes an element, copied in tiles that stay in the L1
+/// cache.
 template <class T>
 void transpose_elements(const T* from, T* to, std::int64_t rows, std::int64_t columns) {
   constexpr std::int64_t kTile = 32;

@@ -96,7 +96,8 @@ Result dense(const Olmoe& net, const Tensor& ids) {
     }
     x = x + y.reshape(x.sizes());
   }
-  // All layers together: the part of each expert in each of the k choices, and its mean probability.
+  // The routers' loss, over the tokens of all layers. `parts` (k, experts): which part of the tokens has the
+  // expert as its first, second, ... choice. It is multiplied by the expert's mean probability.
   const Tensor all = softmax(cat(router_logits, 0), 1);
   const Tensor parts = one_hot(topk(all.detach(), k, 1).second, c.num_experts).to(DType::f64).mean({0});
   const Tensor balance = (parts * all.mean({0}).unsqueeze(0)).sum() * static_cast<double>(c.num_experts);

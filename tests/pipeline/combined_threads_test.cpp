@@ -74,7 +74,8 @@ TEST_CASE("stages that are replicated or sharded train a model, built on meta, a
         elements += seen.elements;
       }
       CHECK(distance(ranks[0].whole, one.net->state_dict()) < kClose);
-      // Shards have each element once, and a tied weight in both of its stages. Replicas have all twice.
+      // Over all ranks: shards store each element once, and a tied weight once in each of its two stages. Two
+      // replicas store each of these twice.
       const std::int64_t all = elements_of(*one.net) + (tied ? kWords * 4 : 0);
       CHECK(elements == (std::string_view(text).find("shard") == std::string_view::npos ? 2 * all : all));
       // A step gathers the parameters of a stage once and reduces their gradients once: half of the bytes

@@ -63,7 +63,8 @@ class Async {
   static std::uint64_t shared_offset(Warp& w, const Code& c, int lane, Space space, std::uint64_t address);
   /// The mbarrier at this offset; an error of the lane if there is none, or if it was overwritten.
   Barrier& barrier(Warp& w, const Code& c, int lane, std::uint64_t offset);
-  /// The same for a lane that works on it: it must see the initialisation.
+  /// The same for a lane that waits or arrives. It is an error, too, if nothing orders the initialisation
+  /// before this.
   Barrier& use_barrier(Warp& w, const Code& c, int lane, std::uint64_t offset);
   void init(Warp& w, const Code& c, int lane, std::uint64_t offset, std::uint32_t count);
   void invalidate(Warp& w, const Code& c, int lane, std::uint64_t offset);

@@ -85,7 +85,8 @@ void check_multicast(Warp& w, const Code& c, int lane, const Ref& mask) {
   if (blocks != 1)
     w.fail(c, lane, "multicasts to the blocks " + hex(blocks) + " of the cluster, which has one block");
 }
-// Global memory that a copy reads or writes: all checks, in pieces that need no alignment.
+// The memory of a range of global addresses that a bulk copy reads or writes, after all checks: bounds,
+// initialised bytes, races. The range need not be aligned.
 std::byte* global_range(const BulkOperation& o, u64 address, u32 bytes) {
   const bool load = o.kind == BulkOperation::kLoad;
   return o.warp->locate(*o.code, o.lane, load ? o.agent : o.writer, Space::kGlobal, address, bytes,

@@ -268,7 +268,8 @@ u32 compare(Warp& w, const Code& c, const Ref& ra, const Ref& rb, bool upper) {
   }
   return bits;
 }
-// setp p|q: q is the complement, or the comparison of the upper halves of a pair.
+// setp with two results, p|q. q is the opposite of p. For two 16-bit numbers in a register, p compares the
+// lower ones and q the upper ones.
 void run_setp(Warp& w, const Code& c, u32 mask) {
   const Ref* const o = w.operands(c);
   const u32 combination = c.flags >> kCombineShift & 3, source = c.flags & 15;

@@ -87,8 +87,9 @@ class Races {
   Races(const Races&) = delete;
   Races& operator=(const Races&) = delete;
 
-  /// A weak read and a strong write that race unless the reader executes a compare-and-swap at the same
-  /// place.
+  /// A weak read and a strong write without an order. They race, unless the reader goes on with a
+  /// compare-and-swap at the same place, which notices if the value that it read is an old one: the usual
+  /// loop reads plainly before its first compare-and-swap. So the pair waits for one, until it is too old.
   struct Doubt {
     Race race;
     Actor reader, now;  // `now` made the second of the two accesses
@@ -109,8 +110,9 @@ class Races {
   // Which accesses have touched a cell: lanes of a warp at one of its clocks. A clock of 0 is no access.
   struct Access {
     std::uint32_t warp = 0, lanes = 0, clock = 0;
-    // Bits 0-23; 24-28 the Order, 29 whether it writes. 30: a later strong write has replaced the value that
-    // a strong read has read, or a later strong store the value that a strong write has written.
+    // Bits 0-23 are the program counter, 24-28 the Order, and 29 says whether the access writes. Bit 30 says
+    // that the value is no longer there: a later strong write replaced what this strong read has read, or a
+    // later strong store replaced what this strong write has written.
     std::uint32_t pc = 0;
   };
   struct Cell {

@@ -44,7 +44,8 @@ bool mergeable(const Indexed& a, int outer, int inner) {
   return all;
 }
 
-// The loop of a kernel over the selected elements of the view x and the elements of y.
+// The loop of a kernel that pairs each element that the indices select in x with an element of y: sizes and
+// strides of both, and of the index tensors. y broadcasts to the shape of the selection.
 Indexed loop_over(const Tensor& x, const Selection& s, const Tensor& y,
                   const kernels::BadIndexCell& first_bad) {
   Indexed a;

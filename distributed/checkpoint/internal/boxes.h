@@ -7,7 +7,7 @@
 
 namespace tapestry::distributed::checkpoint {
 
-/// The elements that both boxes have; a size is 0 if there are none.
+/// The box of the elements that are in both boxes. If there are none, one of its sizes is 0.
 nn::Region common(const nn::Region& a, const nn::Region& b);
 /// Rows [first, first + count) of a box, counted from the box's first row.
 nn::Region rows_of(const nn::Region& box, std::int64_t first, std::int64_t count);

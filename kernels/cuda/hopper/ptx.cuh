@@ -127,9 +127,10 @@ __device__ __forceinline__ void keep_fragments(std::uint32_t (&words)[kWords]) {
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
   ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-/// sums += a b, or sums = a b unless `add`, where a is 64 x 16 and b is 16 x 256. `kAcross`: the operand's
-/// lines lie across k. The sums of row r are in warp r / 16 of the warpgroup, and element (r, c) is in lane
-/// r % 8 * 4 + c / 2 % 4, at sums[c / 8 * 4 + r / 8 % 2 * 2 + c % 2].
+/// sums += a b, or sums = a b unless `add`, where a is 64 x 16 and b is 16 x 256, both in shared memory and
+/// given by matrix_descriptor(). kAAcross and kBAcross: the lines of a, and of b, lie across k. Row r of the
+/// sums is in warp r / 16 of the warpgroup, and its column c is in lane r % 8 * 4 + c / 2 % 4, at
+/// sums[c / 8 * 4 + r / 8 % 2 * 2 + c % 2].
 template <int kAAcross, int kBAcross>
 __device__ __forceinline__ void wgmma_m64n256k16_bf16(float (&sums)[128], std::uint64_t a, std::uint64_t b,
                                                       bool add) {
@@ -156,9 +157,10 @@ __device__ __forceinline__ void wgmma_k16_bf16(float (&sums)[64], std::uint64_t 
       : TAPESTRY_SUMS_64(0)
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
-/// sums += a b, where a is 64 x 16 and in registers, and b is 16 x 64 or 16 x 128 with lines across k. Row r
-/// of a is in warp r / 16, and elements (r, k) and (r, k + 1) are in lane r % 8 * 4 + k / 2 % 4, in
-/// a[k / 8 * 2 + r / 8 % 2]. These are the places of the sums in columns k and k + 1.
+/// sums += a b, where a is 64 x 16 and in registers, and b is 16 x 64 or 16 x 128 in shared memory, with
+/// lines across k (see matrix_descriptor()). Row r of a is in warp r / 16, and elements (r, k) and (r, k + 1)
+/// are in lane r % 8 * 4 + k / 2 % 4, in a[k / 8 * 2 + r / 8 % 2]. The sums of an earlier product lie in the
+/// same places, so attention can use its scores as a without moving them between lanes.
 __device__ __forceinline__ void wgmma_k16_bf16(float (&sums)[32], const std::uint32_t* a, std::uint64_t b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" TAPESTRY_FIRST_32
                "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"

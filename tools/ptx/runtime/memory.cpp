@@ -57,7 +57,9 @@ void end_block(std::uintptr_t address, Block& block) {
   State& s = state();
   block.live = false;
   if (s.execution) s.execution->remove_memory(address);
-  // Memory of pools remembers its free, because work that comes before it in no order may still use it.
+  // New memory may get these addresses, so the check of orders between streams forgets what used them. A
+  // pool's memory is different: it is freed on one stream, and work on another stream may use it afterwards
+  // if nothing orders the two. The check must find that, so it keeps the free.
   if (s.order && block.kind != MemoryKind::kPool) s.order->forget(address, block.bytes);
   if (block.gpu != kHost) s.used[static_cast<std::size_t>(block.gpu)] -= block.bytes;
   if (on_gpu(block.kind)) {
@@ -300,7 +302,8 @@ void each_row(const Box& box, F f) {
     for (std::size_t y = 0; y < box.rows; ++y) f(z, y);
 }
 
-// Memory may be released before a copy of it runs. False if it was; then the contexts are broken.
+// A copy runs later than it is called, and its memory may be released in between. Then this returns false,
+// and later calls fail with cudaErrorIllegalAddress, as on a GPU.
 bool still_live(const Side& side) {
   const auto* const found = state().find(side.data);
   if (!found || found->second.live) return true;

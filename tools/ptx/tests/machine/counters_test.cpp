@@ -75,7 +75,7 @@ TEST_CASE("a copy of f32 moves 4 sectors a request, and each byte once") {
   CHECK(c.by_opcode.at("ld.global.f32") == 64);
   REQUIRE(c.places.size() == 2);
   CHECK(c.places[0].memory.sectors == 256);
-  // 16 bytes a lane; and one word further, which touches five sectors.
+  // 16 bytes for each lane are 16 sectors. A warp's 32 words that begin one word behind a sector touch five.
   CHECK(count("mul.wide.u32 %rd4, %r0, 16; add.s64 %rd4, %rd4, %rd0; ld.global.v4.u32 {%r6, %r7, %r8, %r9}, "
               "[%rd4];")
             .loads.sectors_per_request() == 16.0);
@@ -97,7 +97,7 @@ TEST_CASE("strided loads move a sector for each lane from a stride of 32 bytes o
 
 TEST_CASE("a transposition conflicts 32 ways without padding, and not at all with it") {
   for (const u32 pitch : {128, 132}) {
-    // 32 x 32 threads: row y of the tile is written along, and read down.
+    // 32 x 32 threads. A warp writes a row of the tile, and then reads a column.
     const Counters c = count(
         "shr.u32 %r6, %r1, 5; mad.lo.u32 %r7, %r6, " + std::to_string(pitch) +
             ", %r5; shl.b32 %r8, %r2, 2; add.u32 %r7, %r7, %r8; ld.global.u32 %r9, [%rd1]; st.shared.u32 "

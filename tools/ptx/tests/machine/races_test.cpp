@@ -135,8 +135,7 @@ TEST_CASE("neighbours in a word do not race, and overlapping bytes do") {
   races({offset + "setp.lt.u32 %p1, %r0, 32; cvt.u16.u32 %h0, %r0;" + kWrite +
          "@%p1 st.shared.u16 [%r4], %h0;" + kRead + "mov.u32 %r5, s; @!%p1 ld.shared.u32 %r6, [%r5];"},
         {"planted.cu:10 (st.shared.u16)", "planted.cu:20 (ld.shared.u32)"});
-  // 16-byte stores that overlap their neighbours by 4 bytes would be misaligned; 8 bytes at a stride of 4 of
-  // a pair of threads are not.
+  // Stores of two lanes that overlap: lanes 2 n and 2 n + 1 write the same 8 bytes.
   races({"and.b32 %r4, %r1, 0xfffffff8; mov.u32 %r5, s; add.u32 %r5, %r5, %r4;" + kWrite +
          "st.shared.v2.u32 [%r5], {%r0, %r0};"},
         {"writes 8 bytes", "writes. Nothing orders the two lanes"});
@@ -327,7 +326,8 @@ TEST_CASE("what follows an atomic comes after the atomics that it has observed")
          "ld.shared.u32 %r6, [s]; END:"});
   races({zero + kWrite + "atom.shared.add.u32 %r5, [s], 1;" + kRead + "@%p0 st.shared.u32 [s], %r4;"},
         {"planted.cu:10 (atom.shared.add.u32)", "planted.cu:20 (st.shared.u32)"});
-  // A strong read observes, too. A thread that has not read does not know.
+  // A strong read that returns the value of a strong write comes after it, as an atomic does. What such a
+  // thread knows, others know only behind a barrier with it: thread 40 has not read, so its store races.
   const auto poll = [](const std::string& behind) {
     return Kernel{
         "setp.eq.u32 %p1, %r0, 32; mov.u32 %r4, 1; @!%p0 bra POLL;" + kWrite +

@@ -248,7 +248,7 @@ TEST_CASE("wgmma reads operands in all layouts") {
       c.across_b = across;
       check(c);
     }
-  // All sizes of n; the layouts of B are those of the last row groups, too.
+  // Every n that wgmma allows, with two layouts of B in turns.
   for (u32 n = 8; n <= 256; n += 8) {
     Case c;
     c.n = n;
