@@ -13,8 +13,8 @@ Region Region::whole(const Shape& sizes) {
   return {Shape::filled(std::max(sizes.size(), 1), 0), sizes.empty() ? Shape{1} : sizes};
 }
 
-Region Region::part(int dim, int rank, int ranks) const {
-  const std::int64_t size = sizes[dim], each = (size + ranks - 1) / ranks,
+Region Region::part(int dim, int rank, int ranks, std::int64_t unit) const {
+  const std::int64_t size = sizes[dim], each = (size / unit + ranks - 1) / ranks * unit,
                      begin = std::min(each * rank, size);
   Region part = *this;
   part.first[dim] += begin;
@@ -35,6 +35,36 @@ std::string Region::str() const {
   return text + "]";
 }
 
+Shape Boxes::sizes() const {
+  Shape sizes = all[0].sizes;
+  for (std::size_t i = 1; i < all.size(); ++i) sizes[0] += all[i].sizes[0];
+  return sizes;
+}
+
+Tensor Boxes::of(const Tensor& whole) const {
+  if (is_one()) return all[0].of(whole);
+  std::vector<Tensor> parts;
+  for (const Region& box : all) parts.push_back(box.of(whole));
+  return cat(parts);
+}
+
+Tensor Boxes::view(const Tensor& part, std::size_t i) const {
+  if (is_one()) return part;
+  std::int64_t row = 0;
+  for (std::size_t before = 0; before < i; ++before) row += all[before].sizes[0];
+  return part.narrow(0, row, all[i].sizes[0]);
+}
+
+void Boxes::copy(const Tensor& part, const Tensor& whole) const {
+  for (std::size_t i = 0; i < all.size(); ++i) all[i].of(whole).copy_(view(part, i).reshape(all[i].sizes));
+}
+
+std::string Boxes::str() const {
+  std::string text;
+  for (const Region& box : all) text += (text.empty() ? "" : " and ") + box.str();
+  return text;
+}
+
 bool Cut::is_repeated(int replica) const {
   if (dim == kHeld) return group->rank(replica) != holders[0];
   return dim == kCopied && group->rank(replica) != 0;
@@ -49,8 +79,9 @@ Layout::Layout(Shape whole_sizes, std::vector<Cut> cuts, std::vector<Tensor> sto
     : Layout(std::move(whole_sizes), std::move(cuts), SIZE_MAX) {
   stored_ = std::move(stored);
   for (std::size_t r = 0; r < stored_.size(); ++r) {
-    const Region own = region(static_cast<int>(r));
-    check(stored_[r].sizes() == (stored_[r].dim() == 0 && own.sizes.numel() == 1 ? Shape{} : own.sizes),
+    const Boxes own = boxes(static_cast<int>(r));
+    const Shape sizes = own.sizes();
+    check(stored_[r].sizes() == (stored_[r].dim() == 0 && sizes.numel() == 1 ? Shape{} : sizes),
           "[Layout] a rank that has ", own.str(), " of a parameter of shape ", whole_sizes_,
           " cannot store a tensor of shape ", stored_[r].sizes());
   }
@@ -65,7 +96,14 @@ Layout::Layout(Shape whole_sizes, std::vector<Cut> cuts, std::size_t full_cuts)
     : whole_sizes_(std::move(whole_sizes)),
       cuts_(std::move(cuts)),
       full_cuts_(std::min(full_cuts, cuts_.size())) {
+  bool divides_rows = false;
   for (const Cut& cut : cuts_) {
+    check(cut.blocks == 1 || (cut.dim == 0 && !divides_rows && cut.blocks > 0 && !whole_sizes_.empty() &&
+                              whole_sizes_[0] % (cut.blocks * cut.unit) == 0),
+          "[Layout] a parameter of shape ", whole_sizes_, " cannot be divided into parts of ", cut.blocks,
+          " blocks along dimension ", cut.dim, " in units of ", cut.unit,
+          "; cut dimension 0 first, into blocks of whole units");
+    divides_rows = divides_rows || cut.dim == 0;
     check(cut.group != nullptr, "[Layout] a cut has no group; pass the ranks that divide the parameter");
     check(cut.dim == Cut::kCopied || cut.dim == Cut::kHeld ||
               (cut.dim >= 0 && cut.dim < std::max(whole_sizes_.size(), 1)),
@@ -84,16 +122,57 @@ void Layout::mark(const Tensor& stored) {
   if (mark_ && !stored.storage()->source()) stored.storage()->set_source(&mark_->memory);
 }
 
-Region Layout::region_after(std::size_t cuts, int replica) const {
-  Region region = Region::whole(whole_sizes_);
-  for (std::size_t i = 0; i < cuts; ++i) {
-    const auto& [group, dim, holders] = cuts_[i];
-    const int rank = group->rank(replica);
-    if (dim >= 0) region = region.part(dim, rank, group->size());
-    if (dim == Cut::kHeld && std::find(holders.begin(), holders.end(), rank) == holders.end())
-      region.sizes[0] = 0;
+namespace {
+
+// What a rank gets of boxes whose dimension a cut divides.
+Boxes part_of(const Boxes& boxes, const Cut& cut, int rank) {
+  const int ranks = cut.group->size();
+  Boxes part;
+  if (cut.dim == 0 && !boxes.is_one()) {  // some of the rows, wherever they are in the whole tensor
+    const Region rows = Region::whole({boxes.sizes()[0]}).part(0, rank, ranks, cut.unit);
+    const std::int64_t begin = rows.first[0], end = begin + rows.sizes[0];
+    std::int64_t row = 0;
+    for (Region box : boxes.all) {
+      const std::int64_t next = row + box.sizes[0], from = std::max(begin, row),
+                         to = std::max(std::min(end, next), from);
+      box.first[0] += from - row;
+      box.sizes[0] = to - from;
+      row = next;
+      part.all.push_back(box);
+    }
+  } else {
+    for (const Region& box : boxes.all) {
+      Region block = box;
+      block.sizes[cut.dim] /= cut.blocks;
+      for (int b = 0; b < cut.blocks; ++b, block.first[cut.dim] += block.sizes[cut.dim])
+        part.all.push_back(block.part(cut.dim, rank, ranks, cut.unit));
+    }
   }
-  return region;
+  const Region first = part.all[0];
+  std::erase_if(part.all, [](const Region& box) { return box.sizes[0] == 0; });
+  if (part.all.empty()) part.all = {first};
+  return part;
+}
+
+}  // namespace
+
+Boxes Layout::boxes_after(std::size_t cuts, int replica) const {
+  Boxes boxes{{Region::whole(whole_sizes_)}};
+  for (std::size_t i = 0; i < cuts; ++i) {
+    const Cut& cut = cuts_[i];
+    const int rank = cut.group->rank(replica);
+    if (cut.dim >= 0) boxes = part_of(boxes, cut, rank);
+    if (cut.dim == Cut::kHeld && std::find(cut.holders.begin(), cut.holders.end(), rank) == cut.holders.end())
+      for (Region& box : boxes.all) box.sizes[0] = 0;
+  }
+  return boxes;
+}
+
+Region Layout::region(int replica) const {
+  const Boxes own = boxes(replica);
+  check(own.is_one(), "[Layout] a rank has ", own.str(), " of a parameter of shape ", whole_sizes_,
+        ", which are several boxes; use boxes()");
+  return own.all[0];
 }
 
 int Layout::ranks() const {
@@ -118,7 +197,7 @@ const Tensor& Layout::stored(int replica) const { return stored_.at(static_cast<
 void Layout::set_stored(int replica, const Tensor& tensor) {
   Tensor& now = stored_.at(static_cast<std::size_t>(replica));
   check(tensor.sizes() == now.sizes(), "[Layout] the new tensor has shape ", tensor.sizes(),
-        ", but the rank stores ", region(replica).str(), " of a parameter of shape ", whole_sizes_);
+        ", but the rank stores ", boxes(replica).str(), " of a parameter of shape ", whole_sizes_);
   if (mark_ && now.storage() != tensor.storage() && now.storage()->source() == &mark_->memory)
     now.storage()->set_source(nullptr);
   now = tensor;
@@ -142,11 +221,11 @@ void Layout::gather(int replica, const Tensor& whole) {
     adds = adds && !(cut.dim == Cut::kHeld && cut.is_repeated(replica));
   }
   if (groups.empty()) return gather_full(replica, whole);
-  const Region box = full_region(replica);
-  const Tensor full = empty(box.sizes, {whole.dtype(), whole.device()}), to = whole.detach();
+  const Boxes own = full_boxes(replica);
+  const Tensor full = empty(own.sizes(), {whole.dtype(), whole.device()}), to = whole.detach();
   gather_full(replica, full);
   to.fill_(-0.0);  // x + -0 is x, and so is -0 + -0
-  if (adds) box.of(to).copy_(full);
+  if (adds) own.copy(full, to);
   for (const RankGroup* group : groups) group->sum(replica, to);
 }
 

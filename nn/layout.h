@@ -19,14 +19,33 @@ struct Region {
 
   /// All of a tensor of this shape.
   static Region whole(const Shape& sizes);
-  /// What rank `rank` of `ranks` gets if they divide dimension `dim` of this box: ceil(size / ranks)
-  /// consecutive elements. The last ranks get fewer, or none.
-  Region part(int dim, int rank, int ranks) const;
+  /// What rank `rank` of `ranks` gets if they divide dimension `dim` of this box: ceil(units / ranks)
+  /// consecutive units of `unit` elements each. The last ranks get fewer, or none.
+  Region part(int dim, int rank, int ranks, std::int64_t unit = 1) const;
   /// The view of this box of a tensor that has all elements.
   Tensor of(const Tensor& tensor) const;
   /// "[2:4, 0:3]"
   std::string str() const;
   friend bool operator==(const Region&, const Region&) = default;
+};
+
+/// The boxes of a whole tensor that a rank has in one tensor, one after another along dimension 0. There is
+/// one box or more.
+struct Boxes {
+  std::vector<Region> all;
+
+  bool is_one() const { return all.size() == 1; }
+  /// The shape of the tensor that has them.
+  Shape sizes() const;
+  /// Their elements of a tensor that has all elements: a view of one box, or a copy of several.
+  Tensor of(const Tensor& whole) const;
+  /// The view of box `i` of a tensor that has these boxes.
+  Tensor view(const Tensor& part, std::size_t i) const;
+  /// Copies the elements of a tensor that has these boxes to their places in `whole`.
+  void copy(const Tensor& part, const Tensor& whole) const;
+  /// "[2:4, 0:3] and [6:8, 0:3]"
+  std::string str() const;
+  friend bool operator==(const Boxes&, const Boxes&) = default;
 };
 
 /// One division of a parameter: the ranks of `group` divide dimension `dim` of what earlier cuts have left.
@@ -39,6 +58,10 @@ struct Cut {
   std::shared_ptr<const RankGroup> group;
   int dim = 0;
   std::vector<int> holders = {};  ///< of kHeld: one rank or more, in ascending order
+  std::int64_t unit = 1;          ///< elements that stay together, such as the features of a head
+  /// Of dimension 0: it has this many equal blocks, such as queries, keys and values, and the ranks divide
+  /// each of them. No earlier cut may divide dimension 0.
+  int blocks = 1;
 
   /// True on all ranks that have a copy but the first.
   bool is_repeated(int replica) const;
@@ -46,7 +69,7 @@ struct Cut {
 
 /// What part of a parameter this rank stores, who has the rest, and where the part is.
 ///
-/// A slot's tensor may have two forms. The stored tensor, a leaf with this rank's box, exists always.
+/// A slot's tensor may have two forms. The stored tensor, a leaf with this rank's part, exists always.
 /// Optimizers, nn::clip_grad_norm_ and hooks see it. The full tensor is what forward computes with. Here it
 /// is the stored tensor. Derived classes have another one, for which the ranks of the last cuts put their
 /// boxes together, and which exists only while it is needed.
@@ -54,7 +77,7 @@ class Layout {
  public:
   /// `cuts` apply in their order: cuts that stay while the parameter is used (tensor parallelism) come first,
   /// and those that the full tensor undoes (fully_shard) last. stored[r] is what replica r stores. Throws
-  /// ValueError if its shape is not that of region(r).
+  /// ValueError if its shape is not that of boxes(r).
   Layout(Shape whole_sizes, std::vector<Cut> cuts, std::vector<Tensor> stored);
   virtual ~Layout();
   Layout(const Layout&) = delete;
@@ -63,9 +86,14 @@ class Layout {
   /// The shape of the whole tensor, which the ranks have together.
   const Shape& whole_sizes() const { return whole_sizes_; }
   const std::vector<Cut>& cuts() const { return cuts_; }
-  /// The boxes of the whole tensor that this rank stores, and that its full tensor has.
-  Region region(int replica) const { return region_after(cuts_.size(), replica); }
-  Region full_region(int replica) const { return region_after(full_cuts_, replica); }
+  /// The first cuts, as many as this, stay while the parameter is used. The full tensor undoes the others.
+  std::size_t full_cuts() const { return full_cuts_; }
+  /// The boxes of the whole tensor that this rank stores, and that its full tensor has. There are several
+  /// only if a cut has blocks.
+  Boxes boxes(int replica) const { return boxes_after(cuts_.size(), replica); }
+  Boxes full_boxes(int replica) const { return boxes_after(full_cuts_, replica); }
+  /// The only box that this rank stores. Throws ValueError if there are several.
+  Region region(int replica) const;
   /// The number of ranks that have different boxes.
   int ranks() const;
   /// The groups over which norms, found_inf and counts are summed, one after another, so that they are those
@@ -84,11 +112,11 @@ class Layout {
   virtual void set_stored(int replica, const Tensor& tensor);
   /// The leaves to which a backward pass may give gradients.
   virtual std::vector<Tensor> leaves(int replica) const { return {stored(replica)}; }
-  /// If the full tensor exists and was changed in place, this rank's box of it becomes the stored values.
+  /// If the full tensor exists and was changed in place, this rank's part of it becomes the stored values.
   virtual void keep_changes(int replica);
 
   /// Collective over the ranks of the cuts that the full tensor undoes: copies what it has into `full`, of
-  /// the shape of full_region() and on the stored tensor's device, and waits.
+  /// the shape of full_boxes() and on the stored tensor's device, and waits.
   virtual void gather_full(int replica, const Tensor& full);
   /// Collective over all ranks: the same for the whole tensor.
   void gather(int replica, const Tensor& whole);
@@ -100,7 +128,7 @@ class Layout {
 
  private:
   struct Mark;
-  Region region_after(std::size_t cuts, int replica) const;
+  Boxes boxes_after(std::size_t cuts, int replica) const;
   void mark(const Tensor& stored);
 
   Shape whole_sizes_;

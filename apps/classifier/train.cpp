@@ -315,7 +315,7 @@ int train(Options o) {
         average.update();
         schedule->step();
 
-        const double value = step.loss.item() * strategy.data_size();  // of this rank's images
+        const double value = step.loss.item() * strategy.loss_parts();  // of this rank's images
         at.loader = images.train->state();
         check_loss(value, o,
                    " at epoch " + std::to_string(epoch) + ", step " + std::to_string(steps_in_epoch(at, o)));

@@ -122,7 +122,7 @@ void LivePage::collect() {
     if (total(m) > total(p.memory)) p.memory = m;
   };
   for (const RankRow& r : rows) {
-    p.loss += r.loss / job_.strategy().data_size();
+    p.loss += r.loss / job_.strategy().loss_parts();
     p.accuracy += r.accuracy / static_cast<double>(rows.size());
     p.seconds = std::max(p.seconds, r.step_s);
     keep_fuller(r.memory);

@@ -30,7 +30,7 @@ struct LiveRun {
 /// A step of training, as this rank saw it.
 struct LiveStep {
   std::int64_t step = 0;  ///< from 1
-  double loss = NAN;      ///< of this rank's samples: TrainingJob::strategy().data_size() times its StepLoss
+  double loss = NAN;      ///< of what this rank computes: Strategy::loss_parts() times its StepLoss
   double accuracy = NAN;
   std::int64_t samples = 0;  ///< of all ranks, in LiveRun::unit
   double seconds = 0;        ///< of training since the begin of the run

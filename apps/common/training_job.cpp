@@ -131,6 +131,7 @@ void TrainingJob::print_report(Progress& progress) const {
       std::snprintf(part, sizeof part, ", and computing waited %.1f ms for it", axis.exposed_s * 1e3);
       text += part;
     }
+    if (!axis.choice.empty()) text += " (" + axis.choice + ")";
     text += "; ";
   }
   const std::vector<MemorySample> most = strategy_->memory();

@@ -25,8 +25,7 @@ namespace {
 
 // How the model is called with inputs that may have several documents.
 nn::TokenContext context_of(const Tensors& inputs) {
-  if (inputs.size() < 2) return {};
-  return {.positions = nn::document_positions(inputs[1]), .mask = nn::document_mask(inputs[1])};
+  return {.documents = inputs.size() < 2 ? Tensor() : inputs[1]};
 }
 
 // The cache of the device that computes a batch; null in training. A micro-batch without sequences, which
@@ -81,29 +80,25 @@ std::vector<distributed::Stage> DividedModel::stages(const std::vector<Device>& 
                           caches = caches_](const Tensors& inputs) {
       const AutocastScope autocast(precision);
       Tensor x = inputs[0];
-      const nn::TokenContext tokens = context_of(inputs);
-      Tensor positions = tokens.positions;
+      const nn::TokenContext tokens = model.resolved(context_of(inputs));
       nn::KvCache* const cache = cache_for(*caches, x);
       const auto layer = [&](std::size_t i) {
         return cache ? &cache->layer(static_cast<std::int64_t>(begin + i)) : nullptr;
       };
       if (llama) {
         if (first) x = llama->model.embed_tokens(x);
-        nn::LlamaBlockContext how{.mask = tokens.mask};
-        if (positions.defined()) how.angles = llama->model.rotary_emb.angles(positions, x.dtype());
+        nn::LlamaBlockContext how{.mask = tokens.mask, .documents = tokens.documents};
+        if (tokens.positions.defined())
+          how.angles = llama->model.rotary_emb.angles(tokens.positions, x.dtype());
         for (std::size_t i = 0; i < mine.size(); ++i) {
           how.cache = layer(i);
           x = dynamic_cast<nn::LlamaDecoderLayer&>(*mine[i])(x, how);
         }
       } else {
-        if (first) {
-          const std::int64_t past = cache ? layer(0)->length() : 0;
-          if (!positions.defined()) positions = arange(past, past + x.size(1), 1, {DType::i64, x.device()});
-          x = gpt2->transformer.drop(gpt2->transformer.wte(x) + gpt2->transformer.wpe(positions));
-        }
+        if (first) x = gpt2->transformer.embed(x, tokens.positions, layer(0));
         for (std::size_t i = 0; i < mine.size(); ++i)
           x = dynamic_cast<nn::Gpt2Block&>(*mine[i])(
-              x, nn::Gpt2BlockContext{.cache = layer(i), .mask = tokens.mask});
+              x, nn::Gpt2BlockContext{.cache = layer(i), .mask = tokens.mask, .documents = tokens.documents});
       }
       if (last)
         return Tensors{
@@ -117,7 +112,7 @@ std::vector<distributed::Stage> DividedModel::stages(const std::vector<Device>& 
 
 distributed::ModelParts DividedModel::parts() {
   const auto counted = [](const Tensor& mean, const Tensors& targets) {
-    return distributed::Loss{mean, static_cast<double>(targets[0].size(0))};
+    return distributed::Loss{mean, static_cast<double>(targets[0].numel())};
   };
   distributed::ModelParts parts{
       .units = blocks_of(model_),
@@ -133,7 +128,9 @@ distributed::ModelParts DividedModel::parts() {
             how.targets = targets[0];
             return counted(model_(inputs[0], how), targets);
           },
-      .stages = [this](const std::vector<Device>& devices) { return stages(devices); }};
+      .stages = [this](const std::vector<Device>& devices) { return stages(devices); },
+      .sequence_dim = 1,
+      .has_documents = has_documents_};
   // A strategy with a forward may gather its logits in training, which takes more memory than the loss.
   if (!calls_model())
     parts.forward = [this](const Tensors& inputs) {
@@ -164,7 +161,9 @@ std::vector<std::int64_t> DividedModel::generate(std::span<const std::int64_t> p
   for (const Device d : strategy_.devices()) caches_->emplace_back(d, model_.make_cache(given + count));
   std::vector<std::int64_t> text(prompt.begin(), prompt.end());
   distributed::Batch batch{{tensor(text, {1, given}).to(device)},
-                           {zeros({1, 1}, {DType::i64, device})}};  // no loss is read
+                           {zeros({1, 1}, {DType::i64, device})},  // no loss is read
+                           true,
+                           /*whole=*/true};
   for (std::int64_t i = 0; i < count; ++i) {
     // Of the ranks that read different samples in training, the first draws; of the stages, the last.
     double drawn = 0;

@@ -18,14 +18,14 @@ std::vector<tapestry::nn::Module*> blocks_of(tapestry::nn::LanguageModel& model)
 
 class DividedModel {
  public:
-  /// Both must outlive this object and what parts() returns. `precision` is that of AutocastScope.
+  /// Both must outlive this object and what parts() returns. `precision` is that of AutocastScope. With
+  /// `has_documents`, sequences may have several documents.
   DividedModel(tapestry::distributed::Strategy& strategy, tapestry::nn::LanguageModel& model,
-               const std::string& precision)
-      : strategy_(strategy), model_(model), precision_(precision) {}
+               const std::string& precision, bool has_documents = false)
+      : strategy_(strategy), model_(model), precision_(precision), has_documents_(has_documents) {}
 
   /// For Strategy::wrap(). Inputs are token ids (N, L) and, if the sequences have several documents, the
-  /// document of each token; targets are words (N, L). Losses count sequences, which all have equally many
-  /// targets.
+  /// document of each token; targets are words (N, L). Losses count words.
   tapestry::distributed::ModelParts parts();
 
   /// nn::generate() after Strategy::wrap(). Collective over the job: all ranks pass the same prompt and the
@@ -44,6 +44,7 @@ class DividedModel {
   tapestry::distributed::Strategy& strategy_;
   tapestry::nn::LanguageModel& model_;
   const std::string precision_;
+  const bool has_documents_;
   // While text is written: one for each device. Forward and the stages then append the tokens to it, each to
   // the layers that it computes, and return the logits of the last token alone.
   using Caches = std::vector<std::pair<tapestry::Device, tapestry::nn::KvCache>>;

@@ -45,8 +45,9 @@ Parallel::Parallel(const TrainOptions& o) : TrainingJob(job_of(o)), options_(o) 
                      strategy().stages(), " stages");
 }
 
-void Parallel::wrap(nn::LanguageModel& model) {
-  divided_ = std::make_unique<DividedModel>(strategy(), model, options_.precision);
+void Parallel::wrap(nn::LanguageModel& model, bool has_documents) {
+  targets_ = options_.batch_size * model.context_length();
+  divided_ = std::make_unique<DividedModel>(strategy(), model, options_.precision, has_documents);
   strategy().wrap(model, divided_->parts());
 }
 
@@ -71,7 +72,7 @@ double Parallel::forward_backward(Windows& text, std::int64_t step, optim::GradS
     const distributed::Samples mine = strategy().share(options_.batch_size, part);
     return on_device(text.batch(step * options_.batch_size + mine.first, mine.count));
   };
-  return strategy().gradients(read, static_cast<double>(options_.batch_size), &scaler).loss.item();
+  return strategy().gradients(read, static_cast<double>(targets_), &scaler).loss.item();
 }
 
 std::optional<double> Parallel::held_out_loss(const Windows& text, std::int64_t windows,

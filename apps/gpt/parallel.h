@@ -22,8 +22,9 @@ class Parallel : public TrainingJob {
   /// Joins the job: see TrainingJob.
   explicit Parallel(const TrainOptions& options);
 
-  /// Strategy::wrap(). A model that is to be sharded may be on the meta device.
-  void wrap(tapestry::nn::LanguageModel& model);
+  /// Strategy::wrap(). A model that is to be sharded may be on the meta device. With `has_documents`, the
+  /// sequences may have several documents.
+  void wrap(tapestry::nn::LanguageModel& model, bool has_documents);
   /// AdamW, whose state the strategy may divide. Only matrices decay.
   std::unique_ptr<tapestry::optim::Optimizer> make_optimizer(tapestry::nn::LanguageModel& model) const;
   /// Adds the gradients of the mean loss of step `step`, multiplied by the scaler's scale, and returns this
@@ -44,6 +45,7 @@ class Parallel : public TrainingJob {
 
   const TrainOptions options_;
   std::unique_ptr<DividedModel> divided_;
+  std::int64_t targets_ = 0;  // of a step
 };
 
 }  // namespace apps::gpt

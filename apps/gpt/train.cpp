@@ -270,7 +270,7 @@ void Run::build_model() {
     model_ = build(config_);
   }
   if (!o_.init.empty() && !o_.resumed) nn::load_weights(*model_, nn::ModelWeights(o_.init));
-  parallel_.wrap(*model_);
+  parallel_.wrap(*model_, !o_.no_document_masks && corpus_.separator >= 0);
   parallel_.seed_dropout(o_.seed);
   optimizer_ = parallel_.make_optimizer(*model_);
   schedule_ = std::make_unique<optim::LambdaLR>(
@@ -475,7 +475,7 @@ int Run::train_steps() {
     at_.count += parallel_.first();
     at_.seconds += std::chrono::duration<double>(Clock::now() - before).count();
     char text[100];
-    const double own_mean = loss * parallel_.strategy().data_size();
+    const double own_mean = loss * parallel_.strategy().loss_parts();
     std::snprintf(
         text, sizeof text, "loss %.4f%s  lr %.2g", own_mean,
         last_held_out_ ? concat({"  held-out ", std::round(*last_held_out_ * 1e4) / 1e4}).c_str() : "",

@@ -402,8 +402,7 @@ void Run::write_result() {
     progress_->line("wrote " + path("model") + "; try: gpt generate --model " + path("model"));
   };
   const bool lora = o_.method == "lora", divided = parallel_.strategy().builds_in_parts();
-  const auto unsharded = lora ? parallel_.strategy().unshard() : nullptr;
-  const nn::StateDict full = divided && !lora ? parallel_.strategy().whole_state() : nn::StateDict();
+  const nn::StateDict full = divided ? parallel_.strategy().whole_state() : nn::StateDict();
   distributed::on_rank_0(*parallel_.group(), "gpt tune", [&] {
     if (!lora && !divided) return write_model(*p_->model);
     if (!lora) {
@@ -412,7 +411,7 @@ void Run::write_result() {
       return write_model(*whole);
     }
     remove_abandoned_files(path("adapter"), [](const std::string&) { return true; });
-    nn::save_lora(path("adapter"), *p_->model, o_.model);
+    nn::save_lora(path("adapter"), *p_->model, o_.model, full);
     progress_->line("wrote " + path("adapter") + ", which PEFT loads");
     if (!o_.merge) return;
     // Sums with the adapters do not fit into blocks, so the base is loaded again, as f32.

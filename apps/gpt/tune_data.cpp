@@ -98,17 +98,14 @@ TuneBatch tune_batch_of(const Tensor& ids, const Tensor& targets, const Tensor& 
   return batch;
 }
 
-nn::TokenContext TuneBatch::context() const {
+nn::TokenContext TuneBatch::context(bool divided) const {
   nn::TokenContext how{.targets = sequences.targets};
   const auto *const t = sequences.targets.data<std::int64_t>(), *const d =
                                                                     sequences.documents.data<std::int64_t>();
-  bool several = false;
+  bool several = divided;
   for (std::int64_t i = 0; i < sequences.targets.numel(); ++i)
     several = several || (d[i] > 0 && t[i] != -100);
-  if (several) {
-    how.positions = nn::document_positions(sequences.documents);
-    how.mask = nn::document_mask(sequences.documents);
-  }
+  if (several) how.documents = sequences.documents;
   return how;
 }
 

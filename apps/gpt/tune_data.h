@@ -37,8 +37,9 @@ struct TuneBatch {
   tapestry::data::PackedSequence sequences;  ///< (N, length)
   std::int64_t targets = 0;                  ///< those that count
   /// The options of the call. There is no mask if no sequence has a second document that counts: padding
-  /// comes last, and no token sees what comes after it.
-  tapestry::nn::TokenContext context() const;
+  /// comes last, and no token sees what comes after it. With `divided`, the sequences are a rank's part of
+  /// longer ones, and other ranks may have further documents: the options name all.
+  tapestry::nn::TokenContext context(bool divided = false) const;
 };
 TuneBatch tune_batch(const tapestry::data::PackedSequences& data, const std::vector<std::int64_t>& indices);
 /// The same of tensors (N, length) that exist already.

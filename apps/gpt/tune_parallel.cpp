@@ -49,13 +49,13 @@ TuneParallel::TuneParallel(const TuneOptions& o)
 void TuneParallel::wrap(nn::LanguageModel& model) {
   const auto loss = [&model, this](const std::vector<Tensor>& inputs, const std::vector<Tensor>& targets) {
     const TuneBatch rows = tune_batch_of(inputs[0], targets[0], inputs[1]);
-    nn::TokenContext how = rows.context();
+    nn::TokenContext how = rows.context(model.divided_sequence != nullptr);
     how.checkpoint = !keep_activations_;
     if (rows.targets == 0) how.targets = with_a_target(how.targets);
     const AutocastScope autocast(precision_);
     return distributed::Loss{model(rows.sequences.ids, how), static_cast<double>(rows.targets)};
   };
-  divided_ = std::make_unique<DividedModel>(strategy(), model, precision_);
+  divided_ = std::make_unique<DividedModel>(strategy(), model, precision_, /*has_documents=*/true);
   distributed::ModelParts parts = divided_->parts();
   parts.forward_loss = loss;
   strategy().wrap(model, std::move(parts));

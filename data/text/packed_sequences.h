@@ -11,7 +11,7 @@
 namespace tapestry::data {
 
 /// Tensors i64 (length), in a batch (N, length). `documents` numbers the documents of a sequence, for
-/// nn::document_mask() and nn::document_positions().
+/// nn::TokenContext::documents.
 struct PackedSequence {
   Tensor ids;
   Tensor targets;  ///< the token after each one, or -100 where the loss does not count
@@ -35,9 +35,7 @@ struct PackOptions {
 ///   data::PackedSequences train(data::read_conversations("chats.jsonl", chat), {.length = 512});
 ///   data::DataLoader loader(train, {.batch_size = 4, .shuffle = true, .seed = 1});
 ///   for (data::PackedSequence& batch : loader) {
-///     nn::TokenContext how{.positions = nn::document_positions(batch.documents),
-///                          .mask = nn::document_mask(batch.documents), .targets = batch.targets};
-///     model(batch.ids, how).backward();
+///     model(batch.ids, {.documents = batch.documents, .targets = batch.targets}).backward();
 ///   }
 class PackedSequences : public Dataset<PackedSequence> {
  public:

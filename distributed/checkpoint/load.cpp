@@ -24,15 +24,16 @@ using namespace checkpoint;
 
 using nn::stored_tensor, nn::whole_sizes;
 
-/// The box of a slot that a replica stores.
-nn::Region box_of(const nn::TensorSlot& slot, int replica) {
-  return slot.layout() ? slot.layout()->region(replica) : nn::Region::whole(slot.replica(0).sizes());
+/// The boxes of a slot that a replica stores.
+nn::Boxes boxes_of(const nn::TensorSlot& slot, int replica) {
+  return slot.layout() ? slot.layout()->boxes(replica)
+                       : nn::Boxes{{nn::Region::whole(slot.replica(0).sizes())}};
 }
 
-/// A tensor of the checkpoint and where its elements go: all tensors of `to` get the same box.
+/// A tensor of the checkpoint and where its elements go: all tensors of `to` get the same boxes.
 struct Destination {
   std::string name;
-  nn::Region box;
+  nn::Boxes boxes;
   std::vector<Tensor> to;
 };
 
@@ -57,10 +58,12 @@ class Load {
   /// Checks the files that will be read.
   void check_files() {
     for (const auto* list : {&destinations_, &states_})
-      for (const Destination& d : *list) reader_.check_shards(d.name, d.box);
+      for (const Destination& d : *list)
+        for (const nn::Region& box : d.boxes.all) reader_.check_shards(d.name, box);
     if (!verify_) return;
     for (const auto* list : {&destinations_, &states_})
-      for (const Destination& d : *list) reader_.verify(d.name, d.box);
+      for (const Destination& d : *list)
+        for (const nn::Region& box : d.boxes.all) reader_.verify(d.name, box);
   }
 
   /// Loads the optimizer's and the schedule's numbers, and creates the optimizer's state. If one of them does
@@ -109,9 +112,12 @@ class Load {
         std::vector<Tensor> targets;
         for (const Tensor& t : d.to)
           targets.push_back(in_parts(t) ? from_blob(t.raw_data(), t.sizes(), {t.dtype(), t.device()}) : t);
-        reader_.read(d.name, d.box, [&](const Tensor& elements, const nn::Region& where) {
-          for (const Tensor& to : targets) inside(where, d.box).of(to).copy_(elements);
-        });
+        for (std::size_t i = 0; i < d.boxes.all.size(); ++i) {
+          const nn::Region& box = d.boxes.all[i];
+          reader_.read(d.name, box, [&](const Tensor& elements, const nn::Region& where) {
+            for (const Tensor& to : targets) inside(where, box).of(d.boxes.view(to, i)).copy_(elements);
+          });
+        }
         for (const Tensor& t : d.to)
           if (in_parts(t) || t.numel() == 0) t.storage()->bump_version();
       }
@@ -173,9 +179,9 @@ class Load {
         }
         if (slot.layout()) {
           for (int r = 0; r < slot.replicas(); ++r)
-            destinations_.push_back({saved, box_of(slot, r), {stored_tensor(slot, r).detach()}});
+            destinations_.push_back({saved, boxes_of(slot, r), {stored_tensor(slot, r).detach()}});
         } else {
-          Destination& d = destinations_.emplace_back(Destination{saved, box_of(slot, 0), {}});
+          Destination& d = destinations_.emplace_back(Destination{saved, boxes_of(slot, 0), {}});
           for (int r = 0; r < slot.replicas(); ++r) d.to.push_back(slot.replica(r).detach());
         }
       }
@@ -251,7 +257,7 @@ class Load {
       }
       const Tensor& local = stored_tensor(param, 0);
       if (whole_state_) {
-        states_.push_back({tensor, t.whole(), {}});
+        states_.push_back({tensor, {{t.whole()}}, {}});
         state_keys_.push_back(prefix + rest);
         return;
       }
@@ -263,7 +269,7 @@ class Load {
           prefix + rest,
           zeros({}, {low ? DType::f32 : local.dtype(), local.device()}).expand(whole_sizes(param)));
       for (int r = 0; r < replicas; ++r) {
-        states_.push_back({tensor, box_of(param, r), {}});
+        states_.push_back({tensor, boxes_of(param, r), {}});
         state_keys_.push_back(prefix + rest);
         state_replicas_.push_back(r);
       }

@@ -31,7 +31,9 @@ Source source_of(const WriterState& state) {
   for (const Item& item : state.items) items.emplace(item.name, &item);
   return [items](const std::string& name, const Piece& piece, const Sink& sink) {
     const Item& item = *items.at(name);
-    const Tensor part = inside(piece.box, item.box).of(item.local);
+    std::size_t i = 0;  // the box that has the piece
+    while (!(common(piece.box, item.boxes.all.at(i)) == piece.box)) ++i;
+    const Tensor part = inside(piece.box, item.boxes.all[i]).of(item.boxes.view(item.local, i));
     sink(part.device().is_cpu() ? part : part.to(kCPU));
   };
 }

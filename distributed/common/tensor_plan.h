@@ -27,9 +27,8 @@ enum class TensorStyle : std::uint8_t {
   /// parameters
   /// need a style. Each rank draws random numbers of its own inside, as its heads are other ones.
   input,
-  /// nn::MultiheadAttention: as `input`, and each rank computes some of the heads. Each rank keeps the whole
-  /// weight of the input projection, as with TensorRule::blocks. The output projection needs a rule for
-  /// `row`.
+  /// nn::MultiheadAttention: as `input`, and each rank has some of the heads, and their rows of the input
+  /// projection. The output projection needs a rule for `row` with the features of a head as its unit.
   attention,
   /// A module without parameters inside a divided region, but in no module of style `input`, such as a
   /// dropout
@@ -51,13 +50,13 @@ struct TensorRule {
   /// "layers.*.mlp.up". The empty text is the model itself.
   std::string path;
   TensorStyle style;
-  /// Of a column layer: the outputs that stay together, such as the features of a head. If the ranks are
-  /// more than the units, they share them: with 2 units, ranks 0 and 1 of 4 have copies of the first one, and
-  /// the gradients of the copies are summed. So fewer key and value heads than ranks are possible.
+  /// Of a column or row layer: the outputs or inputs that stay together, such as the features of a head. A
+  /// rank gets ceil(units / ranks) of them, and the last ranks may get fewer. If the ranks are more than the
+  /// units of a column layer, they share them: with 2 units, ranks 0 and 1 of 4 have copies of the first one,
+  /// and the gradients of the copies are summed. So fewer key and value heads than ranks are possible.
   std::int64_t unit = 1;
   /// Of a column layer: its outputs are this many equal blocks, such as queries, keys and values, and each
-  /// rank has its part of each block. Each rank keeps the whole weight, and computes with its rows of it: the
-  /// gradients of the rows are added over the ranks.
+  /// rank has its part of each block.
   int blocks = 1;
 };
 

@@ -83,7 +83,9 @@ Tensor gathered_attention(const Tensor& q, const Tensor& k, const Tensor& v, con
   const AttentionParams params =
       check_context("gathered_attention", q, k, v, axis, options, SequenceOrder::contiguous);
   const Placement rows = Placement::sharded(2), all = Placement::replicated();
-  PendingConversion keys = begin_convert(k, axis, rows, all), values = begin_convert(v, axis, rows, all);
+  const ConvertOptions how{.check_if_placed = true};
+  PendingConversion keys = begin_convert(k, axis, rows, all, how),
+                    values = begin_convert(v, axis, rows, all, how);
   const Tensor whole_k = keys.finish();
   return attend(q, whole_k, values.finish(), q.size(2) * axis.coordinate(), params, options);
 }
@@ -97,10 +99,12 @@ Tensor all_to_all_attention(const Tensor& q, const Tensor& k, const Tensor& v, c
   check(k.size(1) % axis.size() == 0, "[all_to_all_attention] ", axis.size(), " ranks cannot divide ",
         k.size(1), " heads of k and v equally; use ring_attention() or gathered_attention()");
   const Placement rows = Placement::sharded(2), heads = Placement::sharded(1);
-  PendingConversion of_q = begin_convert(q, axis, rows, heads), of_k = begin_convert(k, axis, rows, heads),
-                    of_v = begin_convert(v, axis, rows, heads);
+  const ConvertOptions how{.check_if_placed = true};
+  PendingConversion of_q = begin_convert(q, axis, rows, heads, how),
+                    of_k = begin_convert(k, axis, rows, heads, how),
+                    of_v = begin_convert(v, axis, rows, heads, how);
   const Tensor all_q = of_q.finish(), all_k = of_k.finish();
-  return convert(attend(all_q, all_k, of_v.finish(), 0, params, options), axis, heads, rows);
+  return convert(attend(all_q, all_k, of_v.finish(), 0, params, options), axis, heads, rows, how);
 }
 
 }  // namespace tapestry::distributed

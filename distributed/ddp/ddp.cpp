@@ -36,7 +36,8 @@ struct DdpBase::State {
   nn::Module& model;
   std::shared_ptr<ProcessGroup> group;
   bool broadcast_buffers, sums;
-  NamedTensors parameters;  // the parameters of the model when it was wrapped
+  std::vector<nn::Parameter> ignored;
+  NamedTensors parameters;  // the parameters of the model when it was wrapped, but the ignored ones
   std::vector<bool> trained;
   std::unique_ptr<Reducer> reducer;
   std::unique_ptr<RankDrift> drift;
@@ -50,6 +51,14 @@ struct DdpBase::State {
     if (!sums) reducer->mean_factor = group->size() / join->divisor();
   }
 
+  nn::NamedSlots own_parameters() const {
+    nn::NamedSlots own;
+    for (const auto& [name, slot] : model.named_parameters())
+      if (std::none_of(ignored.begin(), ignored.end(), [&](const auto& p) { return p.is_same(slot); }))
+        own.emplace_back(name, slot);
+    return own;
+  }
+
   NamedTensors buffers() const {
     NamedTensors tensors;
     for (const auto& [name, slot] : model.named_buffers()) tensors.emplace_back(name, slot.tensor());
@@ -59,7 +68,7 @@ struct DdpBase::State {
   // The reducer knows only the tensors that were parameters when the model was wrapped. The gradient of a
   // parameter that was added or replaced later would not be averaged, and nothing else would report that.
   void check_parameters() const {
-    const auto now = model.named_parameters();
+    const nn::NamedSlots now = own_parameters();
     const char* const remedy = "; wrap the model again, on all ranks, after its last change";
     check(now.size() == parameters.size(), "[DistributedDataParallel] the model has ", now.size(),
           " parameters, but had ", parameters.size(), " when it was wrapped", remedy);
@@ -89,6 +98,7 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
                          options.process_group,
                          options.broadcast_buffers,
                          options.reduce == ReduceOp::sum,
+                         options.ignored_parameters,
                          {},
                          {},
                          nullptr,
@@ -98,7 +108,7 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
   NamedTensors& all = state_->parameters;
   NamedTensors trained;
   std::string parts;
-  for (const auto& [name, slot] : model.named_parameters()) {
+  for (const auto& [name, slot] : state_->own_parameters()) {
     check(may_have_equal_parts(slot, *state_->group), "[DistributedDataParallel] '", name,
           "' is divided among ranks, which have different parts of its gradient and nothing to average; wrap "
           "the whole model, or train the divided model by itself");
@@ -127,10 +137,8 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
   broadcast_values(*state_->group, all, "parameters of rank 0");
   broadcast_values(*state_->group, buffers, "buffers of rank 0");
   state_->reducer = std::make_unique<Reducer>(std::move(trained), state_->group, reducer);
-  const auto named = model.named_parameters();
-  state_->drift =
-      std::make_unique<RankDrift>("DistributedDataParallel", state_->group,
-                                  nn::NamedSlots(named.begin(), named.end()), options.check_every);
+  state_->drift = std::make_unique<RankDrift>("DistributedDataParallel", state_->group,
+                                              state_->own_parameters(), options.check_every);
   state_->drift->same_stage = true;
   state_->reducer->fingerprint = [state = state_.get()] { return state->drift->fingerprint(); };
   state_->reducer->before_pass = [this, state = state_.get()] {

@@ -62,6 +62,9 @@ struct DdpOptions {
   ReduceOp reduce = ReduceOp::mean;
   /// Rebuilds the buckets after the first pass, in the order in which gradients arrived on rank 0.
   bool relearn_order = true;
+  /// Parameters of the model that are neither compared, broadcast nor averaged: those that ranks divide,
+  /// which another DistributedDataParallel over other ranks averages, if they have copies.
+  std::vector<nn::Parameter> ignored_parameters = {};
 };
 
 class Reducer;

@@ -16,51 +16,53 @@ class ReplicateOverRanks final : public StrategyLayer {
 
   void wrap(nn::Module& model, const ModelParts& parts, LocalModules& local) override {
     StrategyLayer::wrap(model, parts, local);
-    const auto& group = context().axis->group();
-    const std::vector<nn::Parameter> all = model.parameters();
-    if (std::none_of(
-            all.begin(), all.end(),
-            [](const nn::Parameter& p) { return p->requires_grad() && !nn::is_of_other_stage(p); }) &&
-        context().other("pipeline")) {
-      // A frozen stage of a pipeline has no gradients to add.
-      broadcast_values(*group, parameters_of(model), "parameters of a frozen stage");
-      return sync_buffers();
-    }
-    // Divided gradients are rounded by their places in the buckets, for example in their norm. So that a job
-    // that resumes continues bit for bit, the first pass must not change the places.
-    const bool divides = context().spec.option("zero", "0") == "2";
-    ddp_.emplace(model,
-                 DdpOptions{.process_group = group, .reduce = ReduceOp::sum, .relearn_order = !divides});
-    const std::string compress = context().spec.option("compress", "none");
-    if (compress != "none") ddp_->set_comm_hook(compress == "f16" ? f16_compress : bf16_compress);
+    std::vector<nn::Parameter> parts_of_axes, others;
+    for (const nn::Parameter& p : model.parameters())
+      (context().is_part(p) ? parts_of_axes : others).push_back(p);
+    const bool trains = is_trained(parts_of_axes) || is_trained(others) || !context().other("pipeline");
+    add_copies(*context().axis, others, parts_of_axes, trains && !is_trained(parts_of_axes));
+    if (const auto& copies = context().copies_of_parts)
+      add_copies(*copies, parts_of_axes, others, /*must_train=*/false);
+    if (!copies_[0].ddp) sync_buffers();
   }
   // Buffers are broadcast once a step, as PyTorch does under no_sync(): forward of a part depends on the
   // running statistics of no earlier part.
   void before_forward(const Part& part) override {
-    if (!ddp_ || part.index > 0) return;
-    ddp_->before_forward();
-    passes_ = ddp_->passes();
+    if (part.index > 0) return;
+    for (Copies& c : copies_)
+      if (c.ddp) {
+        c.ddp->before_forward();
+        c.passes = c.ddp->passes();
+      }
   }
   std::shared_ptr<void> before_backward(const Part& part) override {
-    return part.last || !ddp_ ? nullptr : std::make_shared<NoSync>(ddp_->no_sync());
+    if (part.last) return nullptr;
+    auto scopes = std::make_shared<std::vector<NoSync>>();
+    for (Copies& c : copies_)
+      if (c.ddp) scopes->push_back(c.ddp->no_sync());
+    return scopes;
   }
   // The last backward of a stage may reach no parameter, although earlier ones did.
   void after_backward(const Part& part) override {
-    if (part.last && ddp_ && ddp_->passes() == passes_) ddp_->pass_without_gradients();
+    for (Copies& c : copies_)
+      if (part.last && c.ddp && c.ddp->passes() == c.passes) c.ddp->pass_without_gradients();
   }
   void before_evaluation() override { sync_buffers(); }
-  LayerReport report() const override {
-    if (!ddp_) return {{context().axis->name()}};
-    const DdpReport report = ddp_->report();
-    std::int64_t bytes = 0;
-    for (const BucketReport& b : report.buckets) bytes += static_cast<std::int64_t>(b.bytes);
+  LayerReport report() const override { return reports()[0]; }
+  std::vector<LayerReport> reports() const override {
     const bool scatters = context().spec.option("zero", "0") == "2";
-    const int n = context().axis->size();
-    LayerReport own{{context().axis->name()}};
-    own.exposed_s = report.exposed_s;
-    add_to_ring(own, *context().axis, scatters ? gather_bytes(bytes, n) : all_reduce_bytes(bytes, n),
-                "gradients");
-    return own;
+    std::vector<LayerReport> all;
+    for (const Copies& c : copies_) {
+      LayerReport& own = all.emplace_back(LayerReport{{c.axis.name()}});
+      if (!c.ddp) continue;
+      const DdpReport report = c.ddp->report();
+      std::int64_t bytes = 0;
+      for (const BucketReport& b : report.buckets) bytes += static_cast<std::int64_t>(b.bytes);
+      own.exposed_s = report.exposed_s;
+      const int n = c.axis.size();
+      add_to_ring(own, c.axis, scatters ? gather_bytes(bytes, n) : all_reduce_bytes(bytes, n), "gradients");
+    }
+    return all;
   }
 
  private:
@@ -68,18 +70,44 @@ class ReplicateOverRanks final : public StrategyLayer {
     Wrapper(nn::Module& model, const DdpOptions& options) : DdpBase(model, options) {}
     using DdpBase::before_forward, DdpBase::passes, DdpBase::pass_without_gradients;
   };
-  static NamedTensors parameters_of(const nn::Module& model) {
-    NamedTensors tensors;
-    for (const auto& [name, slot] : model.named_parameters()) tensors.emplace_back(name, slot.tensor());
-    return tensors;
+  // The parameters whose copies are along one axis. Those that other axes divide have fewer copies.
+  struct Copies {
+    Axis axis;
+    std::unique_ptr<Wrapper> ddp = {};  // null if nothing of them is trained, as in a frozen stage
+    std::uint64_t passes = 0;           // when the step began
+  };
+
+  static bool is_trained(const std::vector<nn::Parameter>& parameters) {
+    return std::any_of(parameters.begin(), parameters.end(), [](const nn::Parameter& p) {
+      return p->requires_grad() && !nn::is_of_other_stage(p);
+    });
+  }
+  void add_copies(const Axis& axis, const std::vector<nn::Parameter>& own,
+                  const std::vector<nn::Parameter>& others, bool must_train) {
+    Copies& c = copies_.emplace_back(Copies{axis});
+    if (!must_train && !is_trained(own)) {
+      // There are no gradients to add.
+      NamedTensors tensors;
+      for (const nn::Parameter& p : own) tensors.emplace_back("", p.tensor());
+      return broadcast_values(*axis.group(), tensors, "frozen parameters");
+    }
+    // Divided gradients are rounded by their places in the buckets, for example in their norm. So that a job
+    // that resumes continues bit for bit, the first pass must not change the places.
+    const bool divides = context().spec.option("zero", "0") == "2";
+    c.ddp = std::make_unique<Wrapper>(model(), DdpOptions{.process_group = axis.group(),
+                                                          .broadcast_buffers = copies_.size() == 1,
+                                                          .reduce = ReduceOp::sum,
+                                                          .relearn_order = !divides,
+                                                          .ignored_parameters = others});
+    const std::string compress = context().spec.option("compress", "none");
+    if (compress != "none") c.ddp->set_comm_hook(compress == "f16" ? f16_compress : bf16_compress);
   }
   void sync_buffers() const {
     NamedTensors tensors;
     for (const auto& [name, slot] : model().named_buffers()) tensors.emplace_back(name, slot.tensor());
     broadcast_values(*context().axis->group(), tensors, "buffers of rank 0");
   }
-  std::optional<Wrapper> ddp_;  // empty in a frozen stage of a pipeline
-  std::uint64_t passes_ = 0;    // when the step began
+  std::vector<Copies> copies_;  // first along the axis of this row
 };
 
 const RowRegistration replicate_over_ranks{

@@ -69,6 +69,15 @@ bool is_inside(const nn::Module& module, const nn::Module* outer) {
   return std::find(all.begin(), all.end(), &module) != all.end();
 }
 
+// True if ranks of other axes divide all parameters of the unit, which may then have fewer copies than
+// others.
+bool is_divided_before(const ShardedUnit& unit) {
+  return std::all_of(unit.members().begin(), unit.members().end(), [](const ShardedUnit::Member& m) {
+    const nn::Layout& layout = *m.slot.layout();
+    return layout.full_boxes(0) != nn::Boxes{{nn::Region::whole(layout.whole_sizes())}};
+  });
+}
+
 // Returns what is wrong with the arguments on this rank, or an empty text.
 std::string problem(const nn::Module& module, const FsdpOptions& options, const Groups& groups,
                     const Contents& contents, const std::vector<Device>& devices) {
@@ -95,7 +104,7 @@ std::string problem(const nn::Module& module, const FsdpOptions& options, const 
       return concat({p.name, " is sharded already; shard each parameter once"});
     } else if (p.slot.layout() && (groups.size() > 1 || p.slot.tensor().device().is_meta())) {
       return concat(
-          {p.name, " is divided already (", p.slot.layout()->region(0).str(), " of ",
+          {p.name, " is divided already (", p.slot.layout()->boxes(0).str(), " of ",
            p.slot.layout()->whole_sizes(),
            "), which works for one replica a process and not on the meta device; shard it over ranks, "
            "after it has its values"});
@@ -119,10 +128,15 @@ std::string problem(const nn::Module& module, const FsdpOptions& options, const 
         return concat({name, " is on the meta device, and ", why});
   if (groups[0]->size() > 1)
     if (std::string why = nn::why_not_divided(module); !why.empty()) return why;
-  for (const UnitRef& u : contents.units)
-    if (u->groups() != groups || u->options.replicate_group != options.replicate_group)
+  for (const UnitRef& u : contents.units) {
+    if (u->groups() != groups)
       return concat(
-          {u->label(), " was sharded over another process group; use the same groups for the whole model"});
+          {u->label(), " was sharded over another process group; use the same group for the whole model"});
+    if (u->options.replicate_group != options.replicate_group && !is_divided_before(*u))
+      return concat({u->label(),
+                     " was sharded with another replicate_group; use the same one for all parameters "
+                     "that no other axis divides"});
+  }
   return {};
 }
 
@@ -147,7 +161,7 @@ std::string describe(const nn::Module& module, const FsdpOptions& options, const
       parameters.emplace_back(p.name, p.slot.replica(0));
       // The ranks of the group must have the same box, which they divide.
       if (const auto& layout = p.slot.layout())
-        text += concat({p.name, " has ", layout->region(0).str(), " of ", layout->whole_sizes(), "\n"});
+        text += concat({p.name, " has ", layout->boxes(0).str(), " of ", layout->whole_sizes(), "\n"});
     }
   return text + describe_tensors(parameters, "parameter") + describe_tensors(contents.buffers, "buffer");
 }

@@ -6,6 +6,7 @@
 #include "tapestry/distributed/fsdp/internal/sharded_parameter.h"
 #include "tapestry/distributed/strategy/internal/row.h"
 #include "tapestry/nn/internal/stored.h"
+#include "tapestry/nn/materialize.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -27,6 +28,7 @@ class ShardOverRanks final : public StrategyLayer {
                         .device = device(),
                         .offload = offloads(context().spec),
                         .reduce = ReduceOp::sum};
+    shard_parts(local, options);
     for (nn::Module* const unit : local.units) fully_shard(*unit, options);
     if (!is_pipeline()) {
       sharded_.push_back(fully_shard(model, options));
@@ -88,21 +90,50 @@ class ShardOverRanks final : public StrategyLayer {
     return report;
   }
   std::vector<LayerReport> reports() const override {
-    const std::optional<Axis>& copies = context().copies;
-    if (!copies) return {report()};
-    LayerReport across{{copies->name()}};
-    for (const FsdpUnitReport& unit : sharded_[0].report().units) {
-      add_to_ring(across, *copies, all_reduce_bytes(unit.all_reduced_bytes, copies->size()), "gradients");
-      across.exposed_s += unit.all_reduce_exposed_s;
+    std::vector<LayerReport> all{report()};
+    for (const bool of_parts : {false, true}) {
+      const std::optional<Axis>& copies = of_parts ? context().copies_of_parts : context().copies;
+      if (!copies) continue;
+      LayerReport across{{copies->name()}};
+      for (const FsdpUnitReport& unit : sharded_[0].report().units) {
+        if (has_parts(unit.name) != of_parts) continue;
+        add_to_ring(across, *copies, all_reduce_bytes(unit.all_reduced_bytes, copies->size()), "gradients");
+        across.exposed_s += unit.all_reduce_exposed_s;
+      }
+      all.push_back(std::move(across));
     }
-    return {report(), across};
+    return all;
   }
 
  private:
+  // Shards the modules whose own parameters other axes divide: their copies are along fewer axes.
+  void shard_parts(const LocalModules& local, const FsdpOptions& options) {
+    if (context().dividing.empty()) return;
+    FsdpOptions own = options;
+    own.replicate_group = context().copies_of_parts ? context().copies_of_parts->group() : nullptr;
+    for (nn::Module* const root : local.roots)
+      for (const auto& [path, module] : root->named_modules()) {
+        const nn::NamedSlots own_slots = own_parameters(*module);
+        if (own_slots.empty() || !std::all_of(own_slots.begin(), own_slots.end(),
+                                              [&](const auto& p) { return context().is_part(p.second); }))
+          continue;
+        fully_shard(*module, own);
+        parts_.push_back(module->path());
+      }
+  }
+  static nn::NamedSlots own_parameters(const nn::Module& module) {
+    nn::NamedSlots own;
+    for (const auto& [name, slot] : module.named_parameters())
+      if (name.find('.') == std::string::npos) own.emplace_back(name, slot);
+    return own;
+  }
+  bool has_parts(const std::string& unit) const { return std::count(parts_.begin(), parts_.end(), unit) > 0; }
+
   const bool gathers_once_ = context().spec.option("gather", is_pipeline() ? "step" : "part") == "step";
   nn::Module stage_;                 // has no parameters; its unit is around the calls of a stage's modules
   std::vector<FullyShard> sharded_;  // the model, or stage_ and the modules of the stage, which are one model
   std::vector<FullyShard> used_by_stage_;  // stage_, and modules that are no units of ModelParts
+  std::vector<std::string> parts_;         // units of parameters that other axes divide
 };
 
 const RowRegistration shard_over_ranks{

@@ -24,7 +24,7 @@ struct Row {
 // clang-format off
 constexpr Row kRules[] = {
     {rules::attended,
-     "scaled_dot_product_attention"},
+     "scaled_dot_product_attention ring_attention"},
     {rules::added,
      "add sub where"},
     {linear,
@@ -72,6 +72,8 @@ constexpr Row kRules[] = {
      "linear_relu linear_gelu"},
     {rules::feed_forward,
      "feed_forward"},
+    {rules::grouped,
+     "grouped_mm"},
     {rules::convolved,
      "conv1d conv2d conv3d"},
     {rules::convolved_relu,
@@ -97,7 +99,7 @@ constexpr Row kRules[] = {
      "instance_norm interpolate max_pool1d max_pool2d max_pool3d max_unpool1d max_unpool2d "
      "max_unpool3d"},
     {opaque,
-     "as_strided cdist ctc_loss diag_embed diagonal embedding_bag grouped_mm gru index index_add index_copy "
+     "as_strided cdist ctc_loss diag_embed diagonal embedding_bag gru index index_add index_copy "
      "index_fill index_put linalg.cholesky linalg.det linalg.eigh linalg.eigvalsh linalg.inv "
      "linalg.lstsq linalg.pinv linalg.qr linalg.slogdet linalg.solve linalg.solve_triangular "
      "linalg.svd linalg.svdvals lstm masked_scatter masked_select packed_linear rnn_relu rnn_tanh "

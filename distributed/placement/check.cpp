@@ -226,19 +226,12 @@ std::string remedy(const std::optional<Placement>& is, Placement wanted, const s
 
 bool equal_on_all_ranks(Placement p) { return p.is(Kind::invariant) || p.is(Kind::replicated); }
 
-// The dimension along which the axis' ranks divide a parameter while it is used, or nullopt.
-std::optional<int> divided_dim(const nn::Layout& layout, const Axis& axis) {
-  const nn::Region full = layout.full_region(0);
-  nn::Region region = nn::Region::whole(layout.whole_sizes());
-  std::optional<int> found;
-  for (const nn::Cut& cut : layout.cuts()) {
-    // The cuts that come after the full tensor's region are those that it undoes.
-    if (region == full && cut.dim >= 0 && cut.group->size() > 1) break;
-    if (cut.dim < 0) continue;
-    if (cut.group->id(0) == id_of(axis)) found = cut.dim;
-    region = region.part(cut.dim, cut.group->rank(0), cut.group->size());
-  }
-  return found;
+// The placement of a parameter that the axis' ranks divide while it is used, or nullopt.
+std::optional<Placement> division(const nn::Layout& layout, const Axis& axis) {
+  for (std::size_t i = 0; i < layout.full_cuts(); ++i)
+    if (const nn::Cut& cut = layout.cuts()[i]; cut.dim >= 0 && cut.group->id(0) == id_of(axis))
+      return cut.blocks > 1 ? Placement::varying() : Placement::sharded(cut.dim);
+  return {};
 }
 
 }  // namespace
@@ -272,9 +265,9 @@ void place_parameters(const nn::Module& module, const Axis& axis, Placement copi
       set_placement(p.tensor(), axis, copied);
       continue;
     }
-    const std::optional<int> dim = divided_dim(*layout, axis);
+    const Placement placement = division(*layout, axis).value_or(copied);
     for (const Tensor& leaf : layout->leaves(0))
-      if (leaf.defined()) set_placement(leaf, axis, dim ? Placement::sharded(*dim) : copied);
+      if (leaf.defined()) set_placement(leaf, axis, placement);
   }
 }
 
@@ -309,10 +302,12 @@ bool has_placement_rule(const std::string& op) {
 
 namespace impl {
 
-CheckedConversion::CheckedConversion(const Tensor& x, const Axis& axis, Placement from, Placement to)
+CheckedConversion::CheckedConversion(const Tensor& x, const Axis& axis, Placement from, Placement to,
+                                     bool if_placed)
     : on_(checks_placement() && axis.size() > 1 && grad_enabled()), x_(x), axis_(axis), to_(to) {
   if (!on_) return;
   const std::optional<Placement> is = placement_of(x, axis);
+  places_ = is || !if_placed;
   const bool constant = !autograd::needs_grad(x) && is && equal_on_all_ranks(*is) && equal_on_all_ranks(from);
   if (is && *is != from && !constant)
     fail<PlacementError>(
@@ -329,7 +324,7 @@ Tensor CheckedConversion::result(Tensor y) const {
   if (!on_) return y;
   if (y.is_same(x_)) y = y.detach();  // placements belong to one tensor
   Placements all = table().of(x_);
-  if (!is_unknown(all)) assign(all, axis_, to_);
+  if (places_ && !is_unknown(all)) assign(all, axis_, to_);
   const Record* const record = record_of_leaf(y);
   table().set(record->fn.get(), record->output, std::move(all));
   return y;

@@ -52,8 +52,9 @@ bool checks_placement();
 /// is over devices.
 void set_placement(const Tensor& leaf, const Axis& axis, Placement placement);
 /// Says it of all parameters of `module`. One that the axis' ranks divide while it is used (nn::Layout) is
-/// sharded along its cut; a cut that the full tensor undoes, such as that of fully_shard(), does not count.
-/// Others are `copied`. Call it again when tensors were replaced, for example by Module::to().
+/// sharded along its cut, or varying if the cut has blocks: parts of several blocks are no part of the whole.
+/// A cut that the full tensor undoes, such as that of fully_shard(), does not count. Others are `copied`.
+/// Call it again when tensors were replaced, for example by Module::to().
 void place_parameters(const nn::Module& module, const Axis& axis, Placement copied = Placement::invariant());
 
 /// How the tensor is placed, or nullopt if it has no placement along the axis.
@@ -72,10 +73,11 @@ bool has_placement_rule(const std::string& op);
 
 namespace impl {
 
-/// Used by convert(): checks that `x` is placed as `from`, and pauses the check until it is destroyed.
+/// Used by convert(): checks that `x` is placed as `from`, and pauses the check until it is destroyed. With
+/// `if_placed`, an `x` without a placement along the axis is not checked along it, and neither is the result.
 class CheckedConversion {
  public:
-  CheckedConversion(const Tensor& x, const Axis& axis, Placement from, Placement to);
+  CheckedConversion(const Tensor& x, const Axis& axis, Placement from, Placement to, bool if_placed = false);
   ~CheckedConversion();
   CheckedConversion(const CheckedConversion&) = delete;
   CheckedConversion& operator=(const CheckedConversion&) = delete;
@@ -87,6 +89,7 @@ class CheckedConversion {
   const Tensor x_;
   const Axis& axis_;
   const Placement to_;
+  bool places_ = true;  // the result gets a placement along the axis
 };
 
 }  // namespace impl

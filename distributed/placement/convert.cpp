@@ -208,7 +208,8 @@ PendingConversion begin_convert(const Tensor& x, const Axis& axis, Placement fro
   for (const Placement p : {from, to})
     check<IndexError>(!p.is(Kind::sharded) || (p.dim() >= 0 && p.dim() < x.dim()), "[convert] ", p.str(),
                       " of a tensor of ", x.dim(), " dimensions; choose one of its dimensions");
-  const impl::CheckedConversion checked(x, axis, from, to);
+  const bool if_placed = options.check_if_placed;
+  const impl::CheckedConversion checked(x, axis, from, to, if_placed);
   check(from == to || is_conversion(from, to), "[convert] ", from.str(), " cannot become ", to.str(),
         "; see the table in convert.h");
   PendingConversion pending;
@@ -229,7 +230,7 @@ PendingConversion begin_convert(const Tensor& x, const Axis& axis, Placement fro
   const std::int64_t whole = from.is(Kind::sharded) ? options.whole_size.value_or(-1) : -1;
   const auto [begun, nodes] = begin(x, {axis.group(), from, to, whole});
   pending.state_->finish = [=, begun = begun, nodes = nodes] {
-    const impl::CheckedConversion finished(x, axis, from, wanted);
+    const impl::CheckedConversion finished(x, axis, from, wanted, if_placed);
     return finished.result(FinishConvert::apply(begun, nodes));
   };
   return pending;

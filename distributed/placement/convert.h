@@ -22,6 +22,9 @@ struct ConvertOptions {
   /// The size of the divided dimension of the whole tensor: that of `from`, or of `to` if `from` is not
   /// sharded. If nullopt, all ranks have equal parts.
   std::optional<std::int64_t> whole_size = {};
+  /// While placements are checked: a tensor without a placement along the axis gets none by the conversion.
+  /// For functions that also serve axes along which a strategy sums gradients, where nothing is placed.
+  bool check_if_placed = false;
 };
 
 /// `x`, which is placed as `from` along `axis`, placed as `to`. Collective over the axis, except where the

@@ -170,4 +170,11 @@ Placement convolved_relu(const Call& c) {
   return y;
 }
 
+// Ranks that divide the groups have the rows of theirs.
+Placement grouped(const Call& c) {
+  const auto& w = c.operand(1).placement;
+  const bool by_groups = w && *w == Placement::sharded(0) && c.operand(1).tensor->dim() == 3;
+  return by_groups && c.operand(0).is(Kind::varying) ? Placement::varying() : c.opaque();
+}
+
 }  // namespace tapestry::distributed::rules

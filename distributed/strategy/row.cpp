@@ -9,6 +9,7 @@
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/timeline.h"
+#include "tapestry/distributed/common/internal/same_model.h"
 #include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::distributed {
@@ -182,6 +183,11 @@ bool StrategyPlan::reads(std::string_view option) const {
     for (const StrategyRow* row = first_row; row; row = row->next)
       if (row->axis == axis.name && row->over_devices == over_devices && values_of(*row, option)) return true;
   return false;
+}
+
+bool LayerContext::is_part(const nn::TensorSlot& slot) const {
+  return std::any_of(dividing.begin(), dividing.end(),
+                     [&](const Axis& divided) { return is_divided_along(slot, divided); });
 }
 
 // ---- what a layer does unless its row says otherwise ----

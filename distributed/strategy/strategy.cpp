@@ -77,8 +77,9 @@ Strategy::Strategy(const StrategyPlan& plan, const StrategyOptions& options)
   std::vector<std::pair<int, std::unique_ptr<StrategyLayer>>> layers;
   std::vector<Axis> axes;
   for (const AxisSpec& spec : plan.axes) axes.push_back((*mesh_)[spec.name]);
-  std::vector<std::string>
-      data;  // axes whose members have other samples, or other positions of the same ones
+  std::vector<std::string> data;  // axes whose members have other samples, or other positions of them
+  std::vector<Axis> dividing;
+  std::vector<std::string> of_parts;
   for (const Axis& axis : axes) {
     const StrategyRow* const row = row_of(axis.name(), plan.over_devices);
     if (!row || plan.over_devices) continue;
@@ -87,15 +88,24 @@ Strategy::Strategy(const StrategyPlan& plan, const StrategyOptions& options)
       data_rank_ = data_rank_ * axis.size() + axis.coordinate();
       data_size_ *= axis.size();
     }
+    if (row->computes == Computes::own_positions && axis.coordinate() > 0) adds_whole_ = false;
     if (row->computes == Computes::own_samples || row->computes == Computes::own_positions)
       data.push_back(axis.name());
-    if (row->copies && axis.size() > 1) copies_.push_back(axis.name());
+    if (!row->copies || axis.size() == 1) continue;
+    copies_.push_back(axis.name());
+    if (row->divides) dividing.push_back(axis);
+    else of_parts.push_back(axis.name());
   }
-  std::optional<Axis> copies;
-  if (!copies_.empty()) copies = mesh_->view(joined_name(copies_), copies_);
+  const auto joined = [&](const std::vector<std::string>& names) -> std::optional<Axis> {
+    if (names.empty()) return std::nullopt;
+    return mesh_->view(joined_name(names), names);
+  };
+  const std::optional<Axis> copies = joined(copies_);
+  const std::optional<Axis> copies_of_parts = dividing.empty() ? std::nullopt : joined(of_parts);
   const auto add_layers = [&](const AxisSpec& spec, const Axis& axis) {
     for (const StrategyRow* const row : rows_of(spec, plan.over_devices))
-      layers.emplace_back(row->order, row->make({axis, spec, devices_, options.parts, axes, copies}));
+      layers.emplace_back(row->order, row->make({axis, spec, devices_, options.parts, axes, copies, dividing,
+                                                 copies_of_parts}));
   };
   bool adds_gradients = false;
   for (const AxisSpec& spec : plan.axes) {
@@ -130,6 +140,7 @@ Samples Strategy::share(std::int64_t samples, const Part& part) const {
 }
 
 Batch Strategy::own_part(Batch batch) const {
+  if (batch.whole) return batch;
   for (const auto& layer : layers_) batch = layer->own_part(std::move(batch));
   return batch;
 }
@@ -250,7 +261,7 @@ std::optional<Evaluation> Strategy::evaluate(std::int64_t turns,
     const Loss loss = layers_[0]->evaluate(batch, seen ? &outputs : nullptr);
     if (turn == 0) sums.resize(2 + loss.sums.size());
     check_sums(sums.size() - 2, loss.sums.size());
-    if (batch.counts && adds_) {
+    if (batch.counts && adds_ && (adds_whole_ || !batch.whole)) {
       if (!outputs.empty()) seen(outputs, batch);
       // The mean over no targets is NaN.
       if (loss.kind == LossKind::sum) sums[0] += loss.value.item();
@@ -297,6 +308,7 @@ std::vector<AxisReport> Strategy::report() const {
       if (at == reports.end()) at = reports.insert(at, {own.axis});
       at->bytes_sent += own.bytes_sent;
       at->exposed_s += own.exposed_s;
+      if (!own.choice.empty()) at->choice = own.choice;
     }
   return reports;
 }
@@ -312,15 +324,15 @@ std::vector<Transfer> Strategy::transfers() const {
   return all;
 }
 
-// The rank at a coordinate along an axis or all axes of copies_, whose other coordinates are those of this
-// rank. Axes over devices have the devices in their order.
+// The rank at a coordinate along an axis, or along several that joined_name() names, whose other coordinates
+// are those of this rank. Axes over devices have the devices in their order.
 int Strategy::member_at(const std::string& axis, int coordinate) const {
   if (!mesh_ || plan_.over_devices || !mesh_->has(axis)) return coordinate;
   std::vector<int> sought = mesh_->coordinates(rank());
-  const bool is_joined = copies_.size() > 1 && axis == joined_name(copies_);
+  const std::string names = '_' + axis + '_';
   for (std::size_t i = sought.size(); i-- > 0;) {
     const AxisSize& own = mesh_->axes()[i];
-    if (is_joined ? std::count(copies_.begin(), copies_.end(), own.name) == 0 : own.name != axis) continue;
+    if (names.find('_' + own.name + '_') == std::string::npos) continue;
     sought[i] = coordinate % own.size;
     coordinate /= own.size;
   }

@@ -60,6 +60,9 @@ struct Batch {
   std::vector<Tensor> inputs, targets;
   /// False in an evaluation: this rank has no samples left, and the batch is there to make equal calls.
   bool counts = true;
+  /// Ranks that divide sequences compute these whole, each for itself: tokens that a cache gets. In an
+  /// evaluation, the first of them counts.
+  bool whole = false;
 };
 
 /// The loss of some samples: the mean over `count` targets, or their sum. What counts as a target is up to
@@ -91,6 +94,10 @@ struct ModelParts {
   std::function<std::vector<Stage>(const std::vector<Device>&)> stages = {};
   /// How the ranks of the axis `tensor` divide the layers. Without rules, tensor_plan() of the model.
   TensorPlan tensor_plan = {};
+  /// The dimension of all inputs and targets that is the sequence. The axis `context` divides it.
+  std::optional<int> sequence_dim = {};
+  /// Sequences may have several documents, and attention calls with TokenContext::documents.
+  bool has_documents = false;
 };
 
 /// This process's part of a step: the parts of all ranks and of a step add up. Of ranks that know the same
@@ -113,6 +120,7 @@ struct AxisReport {
   std::string axis;
   std::int64_t bytes_sent = 0;  ///< by this process
   double exposed_s = 0;         ///< computation waited for communication; 0 if it is not measured
+  std::string choice = {};      ///< an option that the axis has chosen by itself: "attention=ring"
 };
 
 /// What one member has sent to another in the last step. Collectives count as rings, in which each member
@@ -199,6 +207,8 @@ class Strategy {
   /// Which of the processes that read different samples this one is, and how many there are.
   int data_rank() const { return data_rank_; }
   int data_size() const { return data_size_; }
+  /// The number of processes whose StepLoss is a part of the mean: those with different samples or positions.
+  int loss_parts() const { return data_group_ ? data_group_->size() : 1; }
   /// The ranks that have different samples or positions, and compute the same part of the model, over which
   /// convert_sync_batchnorm() sums. Null if there is one, or if all are in this process.
   const std::shared_ptr<ProcessGroup>& data_group() const { return data_group_; }
@@ -278,7 +288,8 @@ class Strategy {
   nn::Module* model_ = nullptr;
   ModelParts parts_;
   bool count_checked_ = false;
-  bool adds_ = true;  // false: a rank before this one along the tensor axis has the same numbers
+  bool adds_ = true;        // false: a rank before this one along the tensor axis has the same numbers
+  bool adds_whole_ = true;  // false: one along the context axis has those of a batch that is not divided
 };
 
 }  // namespace tapestry::distributed

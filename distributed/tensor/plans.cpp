@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/tensor/internal/units.h"
 #include "tapestry/distributed/tensor/tensor_parallel.h"
 #include "tapestry/nn/layers/transformer.h"
 #include "tapestry/nn/models/gpt2.h"
@@ -14,28 +15,37 @@ using Style = TensorStyle;
 
 std::string at(const std::string& path, const char* name) { return path.empty() ? name : path + "." + name; }
 
+// The most ranks, up to `ranks`, that can divide the heads: a rank gets ceil(heads / ranks) of them, and the
+// last one must get some.
+int most_ranks(std::int64_t heads, int ranks) {
+  while (!all_have_some(heads, ranks)) --ranks;
+  return ranks;
+}
+
 void add_attention(TensorPlan& plan, const std::string& path, const nn::LlamaAttention& layer, int ranks) {
   const std::int64_t head = layer.head_dim(), queries = layer.q_proj.options.out_features / head,
                      keys = layer.k_proj.options.out_features / head;
-  check(
-      queries % ranks == 0 && (keys % ranks == 0 || ranks % keys == 0), "[tensor_plan] ", path, " has ",
-      queries, " heads and ", keys, " key and value heads, which ", ranks,
-      " ranks cannot divide; choose a number of ranks that divides both, or that divides the heads and is a "
-      "multiple of the key and value heads");
+  const bool shares = keys < ranks;  // each rank has queries of one key and value head
+  check(shares ? ranks % keys == 0 && queries % ranks == 0 : all_have_some(keys, ranks), "[tensor_plan] ",
+        path, " has ", queries, " heads and ", keys, " key and value heads, which an axis of ", ranks,
+        " ranks cannot divide; choose ", most_ranks(keys, ranks),
+        " ranks, or a multiple of the key and value heads that divides the heads");
+  // A rank that has whole key and value heads has all queries that use them.
+  const std::int64_t unit = shares ? head : queries / keys * head;
   plan.rules.push_back({path, Style::input});
-  plan.rules.push_back({at(path, "q_proj"), Style::column, head});
+  plan.rules.push_back({at(path, "q_proj"), Style::column, unit});
   for (const char* const name : {"k_proj", "v_proj"})
     plan.rules.push_back({at(path, name), Style::column, head});
-  plan.rules.push_back({at(path, "o_proj"), Style::row});
+  plan.rules.push_back({at(path, "o_proj"), Style::row, unit});
 }
 
 void add_attention(TensorPlan& plan, const std::string& path, const nn::Gpt2Attention& layer, int ranks) {
   const std::int64_t head = layer.head_dim(), heads = layer.c_proj.options.in_features / head;
-  check(heads % ranks == 0, "[tensor_plan] ", path, " has ", heads, " heads, which ", ranks,
-        " ranks cannot divide; choose a number of ranks that divides them");
+  check(all_have_some(heads, ranks), "[tensor_plan] ", path, " has ", heads, " heads, which an axis of ",
+        ranks, " ranks cannot divide; choose ", most_ranks(heads, ranks), " ranks");
   plan.rules.push_back({path, Style::input});
   plan.rules.push_back({at(path, "c_attn"), Style::column, head, /*blocks=*/3});
-  plan.rules.push_back({at(path, "c_proj"), Style::row});
+  plan.rules.push_back({at(path, "c_proj"), Style::row, head});
   plan.rules.push_back({at(path, "resid_dropout"), Style::residual});
 }
 
@@ -61,9 +71,10 @@ TensorPlan tensor_plan(const nn::Module& model, int ranks) {
     } else if (const auto* const llama = dynamic_cast<const nn::Llama*>(m)) {
       plan.rules.push_back({path, Style::head});
       if (llama->lm_head) plan.rules.push_back({at(path, "lm_head"), Style::gathered_column});
-    } else if (dynamic_cast<const nn::TransformerEncoderLayer*>(m)) {
+    } else if (const auto* const layer = dynamic_cast<const nn::TransformerEncoderLayer*>(m)) {
+      const nn::MultiheadAttentionOptions& o = layer->self_attn.options;
       plan.rules.push_back({at(path, "self_attn"), Style::attention});
-      plan.rules.push_back({at(path, "self_attn.out_proj"), Style::row});
+      plan.rules.push_back({at(path, "self_attn.out_proj"), Style::row, o.embed_dim / o.num_heads});
       plan.rules.push_back({at(path, "linear1"), Style::column});
       plan.rules.push_back({at(path, "dropout"), Style::inside});
       plan.rules.push_back({at(path, "linear2"), Style::row});

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -14,17 +15,20 @@
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/common/internal/cut_parameter.h"
 #include "tapestry/distributed/common/internal/same_model.h"
+#include "tapestry/distributed/placement/check.h"
 #include "tapestry/distributed/placement/convert.h"
 #include "tapestry/distributed/tensor/internal/stream.h"
+#include "tapestry/distributed/tensor/internal/units.h"
 #include "tapestry/distributed/tensor/vocabulary.h"
 #include "tapestry/nn/internal/stored.h"
 #include "tapestry/nn/layers/attention.h"
 #include "tapestry/nn/layers/embedding.h"
 #include "tapestry/nn/layers/linear.h"
 #include "tapestry/nn/layers/recurrent.h"
-#include "tapestry/nn/materialize.h"
 #include "tapestry/nn/models/language_model.h"
+#include "tapestry/nn/models/lora.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -56,24 +60,12 @@ bool matches(std::string_view pattern, std::string_view path) {
   return end == pattern.npos || matches(pattern.substr(end + 1), path.substr(here + 1));
 }
 
-class AxisRanks final : public nn::RankGroup {
- public:
-  explicit AxisRanks(Axis axis) : axis_(std::move(axis)) {}
-  int size() const override { return axis_.size(); }
-  int rank(int) const override { return axis_.coordinate(); }
-  const void* id(int) const override { return axis_.group().get(); }
-  void sum(int, const Tensor& values) const override {
-    axis_.group()->all_reduce(values, ReduceOp::sum, "tensor_parallel: sum over the ranks").wait();
-  }
-
- private:
-  const Axis axis_;
-};
-
 // How the ranks divide a dimension of a parameter.
 struct Division {
   int dim = nn::Cut::kCopied;
   int owners = 1;  // ranks with different parts; a divisor of the axis's size
+  std::int64_t unit = 1;
+  int blocks = 1;
   friend bool operator==(const Division&, const Division&) = default;
 };
 
@@ -91,17 +83,29 @@ std::string divide(std::int64_t size, std::int64_t unit, int ranks, const char* 
     return concat({"has ", size, " ", what, ", which are no units of ", unit});
   const std::int64_t units = size / unit;
   owners = ranks;
-  if (unit == 1) {
-    if (const std::int64_t each = (units + ranks - 1) / ranks; each * (ranks - 1) >= units)
-      return concat({"has ", size, " ", what, ", of which the last of ", ranks,
-                     " ranks would have none; use fewer ranks"});
-  } else if (units >= ranks ? units % ranks != 0 : ranks % units != 0) {
-    return concat({"has ", units, " units of ", unit, " ", what, ", which ", ranks,
-                   " ranks cannot divide equally; choose a number of ranks that divides them"});
-  } else if (units < ranks) {
+  if (unit > 1 && units > 0 && units < ranks) {
+    if (ranks % units != 0)
+      return concat({"has ", units, " units of ", unit, " ", what, ", which ", ranks,
+                     " ranks cannot share; choose a number of ranks that is a multiple of the units, or no "
+                     "more than them"});
     owners = static_cast<int>(units);
+  } else if (!all_have_some(units, ranks)) {
+    const std::string of_unit = unit > 1 ? concat({" units of ", unit}) : std::string();
+    return concat({"has ", units, of_unit, " ", what, ", of which the last of ", ranks,
+                   " ranks would have none; use fewer ranks"});
   }
   return {};
+}
+
+// The adapter of a layer, or null.
+nn::LoraAdapter* adapter_of(const nn::Linear& layer) {
+  if (layer.children().empty()) return nullptr;
+  const auto found = nn::lora_adapters(layer);
+  return found.empty() ? nullptr : found[0].second;
+}
+// A layer's result with that of its adapter for the same input.
+Tensor with_adapter(const Tensor& y, nn::LoraAdapter* adapter, const Tensor& x) {
+  return adapter && !adapter->merged ? y + nn::call(*adapter, x).to(y.dtype()) : y;
 }
 
 // Axes of the ranks that share units, if there are fewer units than ranks.
@@ -139,9 +143,16 @@ class Divider {
       shared_units_.emplace(units, SharedUnits{mesh["owners"], mesh["copies"]});
     }
     cut_all();
-    if (stream->sequence)
-      module_.register_forward_scope([stream](nn::Module&) { return stream->call(); });
+    if (stream->sequence) module_.register_forward_scope([stream](nn::Module&) { return stream->call(); });
     for (const Target& t : targets_) install(t, stream);
+    if (checks_placement()) {
+      place_parameters(module_, axis_);
+      // fully_shard() and Module::to() replace tensors.
+      module_.register_forward_scope([axis = axis_](nn::Module& m) -> std::shared_ptr<void> {
+        place_parameters(m, axis);
+        return nullptr;
+      });
+    }
     return stream;
   }
 
@@ -158,12 +169,28 @@ class Divider {
              path.starts_with(t.path.empty() ? "" : t.path + ".");
     });
   }
-  void set(const nn::Parameter& p, int dim, int owners = 0) {
+  void set(const nn::Parameter& p, const Division& how) {
     if (!p.defined()) return;
-    const Division how{dim, owners == 0 ? axis_.size() : owners};
     const auto [found, is_new] = divisions_.emplace(p.id(), how);
     if (!is_new && found->second != how) conflicts_ = true;
-    if (dim >= 0 && how.owners < axis_.size()) shared_.insert(how.owners);
+    if (how.dim >= 0 && how.owners < axis_.size()) shared_.insert(how.owners);
+  }
+  // Divides the weight, the bias and the adapter of a layer by outputs or by inputs.
+  void set(const nn::Linear& layer, bool by_inputs, Division how) {
+    const Division copied{};
+    nn::LoraAdapter* const adapter = adapter_of(layer);
+    set(layer.weight, how);
+    set(layer.bias, by_inputs ? copied : how);
+    if (!adapter) return;
+    set(adapter->A, by_inputs ? how : copied);
+    set(adapter->B, by_inputs ? copied : how);
+  }
+  // True for the adapter of a layer that has a rule, which counts for the adapter too.
+  bool is_adapter_of_target(const std::string& path, const nn::Module& m) const {
+    return dynamic_cast<const nn::LoraAdapter*>(&m) &&
+           std::any_of(targets_.begin(), targets_.end(), [&](const Target& t) {
+             return path == (t.path.empty() ? "" : t.path + ".") + "lora";
+           });
   }
   bool is_divided(const nn::Parameter& p) const {
     const auto found = divisions_.find(p.id());
@@ -181,10 +208,11 @@ class Divider {
     if (conflicts_)
       return "modules that share a parameter would divide it in different ways; correct their rules";
     for (const auto& [path, m] : module_.named_modules()) {
+      if (is_adapter_of_target(path, *m)) continue;
       const TensorRule* const rule = rule_of(m);
       const bool divides = rule && rule->style <= Style::embedding_column;
       const auto* const language = dynamic_cast<const nn::LanguageModel*>(m);
-      if (!divides)
+      if (!divides && !(rule && rule->style == Style::attention))
         for (const auto& [name, slot] : m->named_parameters())
           if (name.find('.') == std::string::npos && is_divided(slot))
             return concat(
@@ -197,11 +225,12 @@ class Divider {
       if (!has_own_parameters(*m)) continue;
       const bool in_region = is_in_region(path);
       if (in_region && rule && !divides)
-        return concat({place(path, *m),
-                       " has parameters inside a divided region, where a rank's gradient of a copy covers its "
-                       "own features alone, and ",
-                       name_of(rule->style),
-                       " divides none; choose a style that divides them, or keep the module outside"});
+        return concat(
+            {place(path, *m),
+             " has parameters inside a divided region, where a rank's gradient of a copy covers its "
+             "own features alone, and ",
+             name_of(rule->style),
+             " divides none; choose a style that divides them, or keep the module outside"});
       if (rule) continue;
       if (in_region || options_.sequence)
         return concat({place(path, *m), " has parameters ",
@@ -250,8 +279,8 @@ class Divider {
     const Style style = t.rule->style;
     int owners = 0;
     if (style > Style::row && (t.rule->unit != 1 || t.rule->blocks != 1))
-      return concat({"has a unit or blocks in its rule, for which ", name_of(style),
-                     " has no use; leave them out"});
+      return concat(
+          {"has a unit or blocks in its rule, for which ", name_of(style), " has no use; leave them out"});
     const bool is_recurrent =
         dynamic_cast<nn::RecurrentLayer*>(t.module) || dynamic_cast<nn::RecurrentCellLayer*>(t.module);
     if (is_recurrent && style != Style::residual && style != Style::enter)
@@ -265,18 +294,25 @@ class Divider {
         auto* const layer = dynamic_cast<nn::Linear*>(t.module);
         if (!layer) return concat({"is no Linear, which ", name_of(style), " divides"});
         if (!layer->weight.defined()) return "has a packed weight, which cannot be divided; unpack it";
-        if (!layer->children().empty()) return "has an adapter; merge it, or add it to other layers";
+        if (!layer->children().empty() && !adapter_of(*layer))
+          return "has a child that is no LoRA adapter; remove it";
         if (layer->divided_forward) return "is divided already";
         const bool is_row = style == Style::row;
-        if (t.rule->blocks != 1) return problem_of_blocks(*layer, *t.rule);
-        if (std::string why = divide(whole_size(layer->weight, is_row), t.rule->unit, axis_.size(),
-                                     is_row ? "inputs" : "outputs", owners);
-            !why.empty())
+        const std::int64_t unit = t.rule->unit, size = whole_size(layer->weight, is_row);
+        const int blocks = t.rule->blocks;
+        if (blocks != 1 && style != Style::column) return "is no column layer, whose outputs can be blocks";
+        if (blocks < 1 || size % blocks != 0)
+          return concat({"has ", size, " outputs, which are no ", blocks, " blocks"});
+        const char* const what = is_row ? "inputs" : blocks > 1 ? "outputs in a block" : "outputs";
+        if (std::string why = divide(size / blocks, unit, axis_.size(), what, owners); !why.empty())
           return why;
-        if (style != Style::column && owners < axis_.size())
-          return concat({"is a ", name_of(style), " layer, whose units cannot be shared"});
-        set(layer->weight, is_row ? 1 : 0, owners);
-        set(layer->bias, is_row ? nn::Cut::kCopied : 0, owners);
+        if (owners < axis_.size() && (style != Style::column || blocks > 1))
+          return concat({"is a ", name_of(style), " layer", blocks > 1 ? " with blocks" : "",
+                         ", whose units cannot be shared"});
+        if (style == Style::gathered_column && size / unit % axis_.size() != 0 && unit > 1)
+          return concat({"has ", size / unit, " units of ", unit, " outputs, which ", axis_.size(),
+                         " ranks cannot gather in equal parts; leave out the unit"});
+        set(*layer, is_row, {is_row ? 1 : 0, owners, unit, blocks});
         return {};
       }
       case Style::vocabulary:
@@ -293,7 +329,7 @@ class Divider {
                                      by_words ? "words" : "features", owners);
             !why.empty())
           return why;
-        set(layer->weight, by_words ? 0 : 1, owners);
+        set(layer->weight, {by_words ? 0 : 1, owners});
         return {};
       }
       case Style::head: {
@@ -303,7 +339,7 @@ class Divider {
         if (std::string why = divide(whole_size(model->output_weight(), 0), 1, axis_.size(), "words", owners);
             !why.empty())
           return why;
-        set(model->output_weight(), 0, owners);
+        set(model->output_weight(), {0, owners});
         return {};
       }
       case Style::attention: {
@@ -312,8 +348,12 @@ class Divider {
         if (layer->divided_heads) return "is divided already";
         if (!layer->in_proj_weight.defined() || layer->options.add_bias_kv || layer->options.add_zero_attn)
           return "has keys or values of other widths, or added ones, for which there is no division";
-        if (const std::int64_t heads = layer->options.num_heads; heads % axis_.size() != 0)
-          return concat({"has ", heads, " heads, which ", axis_.size(), " ranks cannot divide"});
+        const std::int64_t heads = layer->options.num_heads;
+        if (!all_have_some(heads, axis_.size()))
+          return concat({"has ", heads, " heads, of which the last of ", axis_.size(),
+                         " ranks would have none; use fewer ranks"});
+        for (const nn::Parameter& p : {layer->in_proj_weight, layer->in_proj_bias})
+          set(p, {0, axis_.size(), layer->options.embed_dim / heads, 3});
         return {};
       }
       case Style::inside:
@@ -323,22 +363,6 @@ class Divider {
       case Style::enter:
         return {};
     }
-    return {};
-  }
-
-  std::string problem_of_blocks(const nn::Linear& layer, const TensorRule& rule) {
-    const std::int64_t outputs = whole_size(layer.weight, 0);
-    if (rule.style != Style::column) return "is no column layer, whose outputs can be blocks";
-    if (rule.blocks < 1 || outputs % rule.blocks != 0)
-      return concat({"has ", outputs, " outputs, which are no ", rule.blocks, " blocks"});
-    int owners = 0;
-    if (std::string why =
-            divide(outputs / rule.blocks, rule.unit, axis_.size(), "outputs in a block", owners);
-        !why.empty())
-      return why;
-    if (owners < axis_.size()) return "has blocks, whose units cannot be shared";
-    for (const nn::Parameter& p : {layer.weight, layer.bias})
-      if (p.defined()) set(p, nn::Cut::kCopied);
     return {};
   }
 
@@ -359,49 +383,31 @@ class Divider {
     const Context& context = current_context();
     return options_.device.value_or(context.device.is_meta() ? context.real_device : context.device);
   }
-  // Gives the slot memory and the first rank's values.
   void fill(const std::string& name, const nn::TensorSlot& slot) const {
-    nn::materialize(nn::NamedSlots{{name, slot}}, device());
-    broadcast_values(*axis_.group(), {{name, slot.tensor()}}, "tensor_parallel: values");
+    fill_from_first(name, slot, axis_, device(), kTensorParallel);
   }
 
   void cut_all() {
-    const auto all = std::make_shared<AxisRanks>(axis_);
+    const auto all = std::make_shared<AxisRanks>(axis_, kTensorParallel);
     std::map<int, std::pair<std::shared_ptr<AxisRanks>, std::shared_ptr<AxisRanks>>> shared;
     for (const auto& [units, axes] : shared_units_)
-      shared[units] = {std::make_shared<AxisRanks>(axes.owners), std::make_shared<AxisRanks>(axes.copies)};
+      shared[units] = {std::make_shared<AxisRanks>(axes.owners, kTensorParallel),
+                       std::make_shared<AxisRanks>(axes.copies, kTensorParallel)};
     for (auto [name, slot] : module_.named_parameters()) {
       fill(name, slot);
       const auto found = divisions_.find(slot.id());
       const Division how = found == divisions_.end() ? Division{} : found->second;
       if (how.dim < 0) {
-        cut(slot, {{all, nn::Cut::kCopied}});
+        cut_parameter(slot, {{all, nn::Cut::kCopied}});
       } else if (how.owners == axis_.size()) {
-        cut(slot, {{all, how.dim}});
+        cut_parameter(slot, {{.group = all, .dim = how.dim, .unit = how.unit, .blocks = how.blocks}});
       } else {
         const auto& [owners, copies] = shared.at(how.owners);
-        cut(slot, {{owners, how.dim}, {copies, nn::Cut::kCopied}});
+        cut_parameter(slot, {{.group = owners, .dim = how.dim, .unit = how.unit},
+                             {.group = copies, .dim = nn::Cut::kCopied}});
       }
     }
     for (const auto& [name, slot] : module_.named_buffers()) fill(name, slot);
-  }
-  static void cut(nn::Parameter& slot, const std::vector<nn::Cut>& more) {
-    const NoGradGuard no_grad;
-    const Tensor now = slot.tensor();
-    std::vector<nn::Cut> cuts = slot.layout() ? slot.layout()->cuts() : std::vector<nn::Cut>();
-    nn::Region box = nn::Region::whole(now.sizes());
-    bool divides = false;
-    for (const nn::Cut& c : more) {
-      if (c.dim >= 0) box = box.part(c.dim, c.group->rank(0), c.group->size()), divides = true;
-      cuts.push_back(c);
-    }
-    Tensor stored = now.detach();
-    // The old layout owns marks of its tensor's memory, and removes them when it is destroyed.
-    if (divides) stored = box.of(stored).clone();
-    else if (slot.layout()) stored = stored.clone();
-    if (is_floating(now.dtype())) stored.set_requires_grad(now.requires_grad());
-    const Shape whole = nn::whole_sizes(slot);
-    slot.set_layout(std::make_shared<nn::Layout>(whole, std::move(cuts), std::vector{stored}));
   }
 
   void install(const Target& t, const StreamRef& stream) const {
@@ -411,29 +417,46 @@ class Divider {
         auto& layer = dynamic_cast<nn::Linear&>(*t.module);
         const std::int64_t outputs = whole_size(layer.weight, 0);
         const bool enters = !is_in_region(t.path), gathers = t.rule->style == Style::gathered_column;
-        if (t.rule->blocks > 1) return install_blocks(layer, stream, enters, t.rule->blocks);
         const int owners = divisions_.at(layer.weight.id()).owners;
-        std::optional<Axis> copies;
-        if (owners < axis_.size()) copies = shared_units_.at(owners).copies;
-        layer.divided_forward = [&layer, stream, enters, gathers, outputs, copies](const Tensor& x) {
-          // Ranks with copies of one unit use it for different heads, and so their gradients are added.
-          const auto own = [&](const nn::Parameter& p) {
-            return copies && p.defined()
-                       ? convert(p, *copies, Placement::invariant(), Placement::replicated())
-                       : Tensor(p);
+        std::function<Tensor(const Tensor&)> own;
+        if (owners < axis_.size())
+          own = [stream, copies = shared_units_.at(owners).copies](const Tensor& p) {
+            return sum_of_copies(p, *stream, copies);
           };
-          const Tensor y = linear(enters ? stream->into_region(x) : x, own(layer.weight), own(layer.bias));
+        nn::LoraAdapter* const adapter = adapter_of(layer);
+        if (adapter) {
+          adapter->in_layer = true;
+          // Each rank computes a part of the gradient of A from its own outputs, with the same elements
+          // dropped.
+          convert_parameters_in_calls(*adapter, {adapter->A},
+                                      [stream](const Tensor& p) { return stream->replicated(p); });
+          if (own) convert_parameters_in_calls(*adapter, {adapter->B}, own);
+          draw_common_numbers(*adapter);
+        }
+        layer.divided_forward = [&layer, stream, enters, gathers, outputs, own, adapter](const Tensor& x) {
+          const auto used = [&](const nn::Parameter& p) { return own && p.defined() ? own(p) : Tensor(p); };
+          const Tensor in = enters ? stream->into_region(x) : x;
+          const Tensor y = with_adapter(linear(in, used(layer.weight), used(layer.bias)), adapter, in);
           return gathers ? stream->gathered(y, outputs) : y;
         };
         return;
       }
       case Style::row: {
         auto& layer = dynamic_cast<nn::Linear&>(*t.module);
-        layer.divided_forward = [&layer, stream](const Tensor& x) {
+        nn::LoraAdapter* const adapter = adapter_of(layer);
+        if (adapter) {
+          adapter->in_layer = true;
+          // The product with A is this rank's part of a sum, and so is that with B.
+          convert_parameters_in_calls(*adapter, {adapter->B},
+                                      [stream](const Tensor& p) { return stream->replicated(p); });
+          draw_own_numbers(*adapter, stream);
+        }
+        layer.divided_forward = [&layer, stream, adapter, behind_blocks = has_blocks()](const Tensor& x) {
           check(x.dim() > 0 && x.size(-1) == layer.weight->size(1), "[linear] this rank has ",
                 layer.weight->size(1), " inputs of a row layer, but got ", x.sizes(),
-                "; put it behind a column layer with equal features");
-          const Tensor y = stream->from_parts(linear(x, layer.weight));
+                "; put it behind a column layer with equal features and an equal unit");
+          const Tensor in = behind_blocks ? from_blocks(x, *stream) : x;
+          const Tensor y = stream->from_parts(with_adapter(linear(in, layer.weight), adapter, in));
           return layer.bias.defined() ? y + stream->on_stream(layer.bias) : y;
         };
         return;
@@ -476,16 +499,16 @@ class Divider {
         return draw_own_numbers(*t.module, stream);
       case Style::attention: {
         auto& layer = dynamic_cast<nn::MultiheadAttention&>(*t.module);
-        const std::int64_t count = layer.options.num_heads / axis_.size();
-        layer.divided_heads = {axis_.coordinate() * count, count,
-                               [stream](const Tensor& fused) { return rows_of_blocks(fused, stream, 3); }};
+        const nn::Region own =
+            nn::Region::whole({layer.options.num_heads}).part(0, axis_.coordinate(), axis_.size());
+        layer.divided_heads = {own.first[0], own.sizes[0]};
         return enter_region(*t.module, stream);
       }
       case Style::input:
         return enter_region(*t.module, stream);
       case Style::residual:
         if (has_own_parameters(*t.module)) {
-          if (stream->sequence) convert_parameters_in_calls(*t.module, stream);
+          if (stream->sequence) convert_all_in_calls(*t.module, stream);
         } else if (stream->sequence) {
           draw_own_numbers(*t.module, stream);
         } else {
@@ -515,20 +538,35 @@ class Divider {
     });
     draw_own_numbers(module, stream);
   }
-  // This rank's rows of each of the blocks of a parameter that each rank has whole.
-  static Tensor rows_of_blocks(const Tensor& p, const StreamRef& stream, int blocks) {
-    const Tensor all = stream->replicated(p);
-    const std::int64_t rows = all.size(0) / blocks;
-    const nn::Region part = nn::Region::whole({rows}).part(0, stream->axis.coordinate(), stream->axis.size());
-    return all.unflatten(0, {blocks, rows}).narrow(1, part.first[0], part.sizes[0]).flatten(0, 1);
+  // The parameters of a module on the stream, and those of its adapter.
+  static void convert_all_in_calls(nn::Module& module, const StreamRef& stream) {
+    for (nn::Module* const m : module.modules()) {
+      if (m != &module && !dynamic_cast<nn::LoraAdapter*>(m)) continue;
+      std::vector<nn::Parameter> own;
+      for (const auto& [name, slot] : m->named_parameters())
+        if (name.find('.') == std::string::npos) own.push_back(slot);
+      convert_parameters_in_calls(*m, std::move(own),
+                                  [stream](const Tensor& p) { return stream->on_stream(p); });
+    }
   }
-  static void install_blocks(nn::Linear& layer, const StreamRef& stream, bool enters, int blocks) {
-    layer.divided_forward = [&layer, stream, enters, blocks](const Tensor& x) {
-      const auto own = [&](const nn::Parameter& p) {
-        return p.defined() ? rows_of_blocks(p, stream, blocks) : Tensor();
-      };
-      return linear(enters ? stream->into_region(x) : x, own(layer.weight), own(layer.bias));
-    };
+
+  bool has_blocks() const {
+    return std::any_of(targets_.begin(), targets_.end(), [](const Target& t) {
+      return t.rule->blocks > 1 || t.rule->style == Style::attention;
+    });
+  }
+  // What was computed from this rank's rows of blocks is varying for the check. The features that a row layer
+  // takes are this rank's part of all heads' features.
+  static Tensor from_blocks(const Tensor& x, const ResidualStream& stream) {
+    if (!checks_placement() || placement_of(x, stream.axis) != Placement::varying()) return x;
+    return convert(x, stream.axis, Placement::varying(), Placement::sharded(x.dim() - 1));
+  }
+  // A parameter of units that ranks share. Ranks with copies of one unit use it for different heads, and so
+  // their gradients are added. For the check along the whole axis, the parameter is a copy until then. After
+  // that, its parts are those of a parameter that has each unit as often as it has copies.
+  static Tensor sum_of_copies(const Tensor& p, const ResidualStream& stream, const Axis& copies) {
+    const impl::CheckedConversion checked(p, stream.axis, Placement::invariant(), Placement::sharded(0));
+    return checked.result(convert(p, copies, Placement::invariant(), Placement::replicated()));
   }
 
   nn::Module& module_;

@@ -14,6 +14,8 @@
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/placement/convert.h"
+#include "tapestry/distributed/placement/rule.h"
 #include "tapestry/nn/layout.h"
 
 namespace tapestry::distributed {
@@ -69,7 +71,10 @@ Tensor vocab_parallel_embedding(const Tensor& weight, const Tensor& indices, con
   std::optional<std::int64_t> padding;
   if (padding_idx && *padding_idx >= own.first && *padding_idx < own.first + own.count)
     padding = *padding_idx - own.first;
-  return embedding(weight, rows.row, padding).masked_fill(logical_not(rows.mine).unsqueeze(-1), 0);
+  const Tensor own_rows =
+      embedding(weight, rows.row, padding).masked_fill(logical_not(rows.mine).unsqueeze(-1), 0);
+  // The other ranks' rows are zeros now. Only the check must know.
+  return checks_placement() ? convert(own_rows, axis, Placement::varying(), Placement::partial()) : own_rows;
 }
 
 namespace {
@@ -109,8 +114,8 @@ RowLosses losses_of(const Tensor& logits, const Tensor& target, const Words& own
 }
 
 // For backward: the gradient of x for an incoming gradient of 1 of each row's loss, and that of the weight
-// for one of the result. `count` divides dx, and is undefined for a sum. What is divided and multiplied has the
-// dtype of sums: bf16 would round a count of 257 to 256.
+// for one of the result. `count` divides dx, and is undefined for a sum. What is divided and multiplied has
+// the dtype of sums: bf16 would round a count of 257 to 256.
 struct LossGradients {
   Tensor dx, dweight, count;
 };
@@ -176,6 +181,26 @@ struct VocabularyLoss : autograd::Function<VocabularyLoss> {
     return {scaled(dx, count), scaled(dweight, {}), {}, {}};
   }
 };
+
+// The operands are features of all words' rows and this rank's rows of the weight, or this rank's part of the
+// logits. The sums over the words are made inside.
+Placement placed_loss(const PlacementCall& call) {
+  const PlacedOperand &x = call.operand(0), &weight = call.operand(1);
+  const bool of_logits = !weight.defined();
+  const Placement wanted = of_logits ? Placement::sharded(1) : Placement::replicated();
+  if (!x.is_constant() && x.placement != wanted)
+    call.fail(0,
+              of_logits ? "and the loss takes this rank's part of the logits"
+                        : "and each rank computes a part of its gradient from its own words",
+              wanted);
+  if (!weight.is_constant() && weight.placement != Placement::sharded(0))
+    call.fail(1, "and the loss takes this rank's rows", Placement::sharded(0));
+  return Placement::invariant();
+}
+const bool has_placed_loss = [] {
+  set_placement_rule(VocabularyLoss::kName, placed_loss);
+  return true;
+}();
 
 Tensor loss_of(const char* op, const Tensor& x, const Tensor& weight, const Tensor& target, const Axis& axis,
                std::int64_t V, const VocabParallelLossParams& params) {

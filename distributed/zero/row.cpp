@@ -38,6 +38,11 @@ const RowRegistration zero_division{
            return true;
          },
      .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
+       check(context.dividing.empty(), "[strategy] zero and ",
+             context.dividing.empty() ? "" : context.dividing[0].name(),
+             " cannot be combined: the optimizer's states of divided and of copied parameters would be those "
+             "of "
+             "different ranks; use the axis shard");
        return std::make_unique<ZeroDivision>(context);
      }}};
 

@@ -35,7 +35,7 @@ bool has_whole(const TensorSlot& slot) {
 
 std::string divided_text(const Layout& layout, int replica) {
   return concat({" is sharded over ", layout.ranks(), " ranks, and this one has ",
-                 layout.region(replica).str(), " of it"});
+                 layout.boxes(replica).str(), " of it"});
 }
 
 void check_has_whole(const char* op, std::string_view name, const TensorSlot& slot, const char* remedy) {
@@ -72,14 +72,14 @@ Tensor stored_part(const TensorSlot& slot, int replica, const Tensor& value) {
   if (value.sizes() != whole_sizes(slot)) return {};
   const auto& layout = slot.layout();
   if (!layout) return value;
-  return layout->region(replica).of(value).reshape(layout->stored(replica).sizes());
+  return layout->boxes(replica).of(value).reshape(layout->stored(replica).sizes());
 }
 
 Tensor join_parts(const Layout& layout, const std::vector<Tensor>& parts) {
   const NoGradGuard no_grad;
   const Tensor whole = empty(layout.whole_sizes(), {parts.at(0).dtype(), kCPU});
   for (std::size_t r = 0; r < parts.size(); ++r)
-    layout.region(static_cast<int>(r)).of(whole).copy_(parts[r].detach());
+    layout.boxes(static_cast<int>(r)).copy(parts[r].detach(), whole);
   return whole;
 }
 
@@ -96,7 +96,7 @@ void write_whole(const TensorSlot& slot, const Tensor& value) {
   for (int r = 0; r < slot.replicas(); ++r)
     if (slot.is_full(r)) {
       const Tensor full = slot.replica(r).detach();
-      full.copy_(slot.layout()->full_region(r).of(value.detach()).reshape(full.sizes()));
+      full.copy_(slot.layout()->full_boxes(r).of(value.detach()).reshape(full.sizes()));
     }
 }
 
@@ -117,7 +117,7 @@ void refresh_full(const TensorSlot& slot) {
       for (int i = 0; i < slot.replicas(); ++i) parts.push_back(stored_tensor(slot, i));
       whole = join_parts(*layout, parts);
     }
-    full.copy_(layout->full_region(r).of(whole).reshape(full.sizes()));
+    full.copy_(layout->full_boxes(r).of(whole).reshape(full.sizes()));
   }
 }
 

@@ -71,8 +71,8 @@ void check_not_full(const char* op, std::string_view name, const TensorSlot& slo
 /// boxes and none is full: then it is a copy in host memory.
 Tensor whole_tensor(const TensorSlot& slot, int replica);
 
-/// The part of a whole value that a replica stores, as a view. Undefined if `value` does not have the shape
-/// of the whole tensor.
+/// The part of a whole value that a replica stores: a view, or a copy of several boxes. Undefined if `value`
+/// does not have the shape of the whole tensor.
 Tensor stored_part(const TensorSlot& slot, int replica, const Tensor& value);
 /// A tensor like the whole value, in host memory. parts[r] is what replica r stores. The replicas must have
 /// all boxes.

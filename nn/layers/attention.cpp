@@ -135,10 +135,7 @@ MultiheadAttention::MultiheadAttention(const Options& o)
 
 std::array<Tensor, 3> MultiheadAttention::project(const Tensor& query, const Tensor& key,
                                                   const Tensor& value) const {
-  const auto own = [this](const Parameter& fused) {
-    return divided_heads && fused.defined() ? divided_heads->rows(fused) : Tensor(fused);
-  };
-  const Tensor weight = own(in_proj_weight), bias = own(in_proj_bias);
+  const Tensor weight = in_proj_weight, bias = in_proj_bias;
   std::vector<Tensor> biases(3);
   if (bias.defined()) biases = bias.chunk(3);
   if (!weight.defined())
@@ -171,6 +168,14 @@ std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const
           "[multihead_attention] expected a ", names[i], " of ", query.dim() == 2 ? "2" : "3",
           " dimensions, the last one ", wanted[i], ", but got ", t.sizes());
   }
+  const DividedSequence* const sequence = divided(how.cache);
+  check(!sequence || (query.is_same(key) && key.is_same(value)),
+        "[multihead_attention] ranks divide the sequences, but query, key and value are not one tensor; only "
+        "self-attention can be divided");
+  check(!sequence || !(how.need_weights || how.attn_mask.defined() || how.key_padding_mask.defined() ||
+                       options.add_bias_kv || options.add_zero_attn),
+        "[multihead_attention] ranks divide the sequences, and an attention over ranks has no weights, masks "
+        "or added keys; pass need_weights = false, and is_causal in place of a mask");
   const bool batched = query.dim() == 3;
   // Converts all layouts to (N, L, E). If the three inputs are the same tensor, they stay the same tensor.
   const auto batch_first = [&](const Tensor& x) {
@@ -249,6 +254,8 @@ std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const
     context = matmul(weights, v);
     if (how.average_attn_weights) weights = weights.mean(1);
     if (!batched) weights = weights.squeeze(0);
+  } else if (sequence) {
+    context = sequence->attention(q, k, v, {.is_causal = how.is_causal, .dropout_p = dropout_p});
   } else {
     context = scaled_dot_product_attention(q, k, v,
                                            {.attn_mask = mask,

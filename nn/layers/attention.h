@@ -1,9 +1,9 @@
 #pragma once
 #include <array>
-#include <functional>
 #include <optional>
 #include <utility>
 
+#include "tapestry/nn/layers/divided_sequence.h"
 #include "tapestry/nn/layers/linear.h"
 #include "tapestry/nn/module.h"
 
@@ -67,10 +67,11 @@ struct AttendOptions {
 /// result has the shape of query. Parameters: in_proj_weight (3 E, E), or q_proj_weight, k_proj_weight and
 /// v_proj_weight if kdim or vdim differ from E; in_proj_bias; bias_k and bias_v (1, 1, E) with add_bias_kv;
 /// out_proj.weight; out_proj.bias.
-class MultiheadAttention : public Module {
+class MultiheadAttention : public Module, public SequenceModule {
  public:
   using Options = MultiheadAttentionOptions;
   explicit MultiheadAttention(const Options& options);
+  Heads heads() const override { return {options.num_heads, options.num_heads}; }
 
   /// Returns the result and the attention weights of shape (N, L, S), or (N, num_heads, L, S) if they are not
   /// averaged.
@@ -93,12 +94,10 @@ class MultiheadAttention : public Module {
   Parameter& bias_v;
   Linear& out_proj;
 
-  /// If ranks divide the heads (distributed::tensor_parallel()): which heads this one computes, and a
-  /// function that takes their rows of in_proj_weight or in_proj_bias. The result is this rank's part of each
-  /// sum.
+  /// If ranks divide the heads (distributed::tensor_parallel()): which heads this one computes. Of queries,
+  /// keys and values, in_proj_weight and in_proj_bias have their rows.
   struct DividedHeads {
     std::int64_t first = 0, count = 0;
-    std::function<Tensor(const Tensor& fused)> rows;
   };
   std::optional<DividedHeads> divided_heads;
 

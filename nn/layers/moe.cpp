@@ -186,6 +186,10 @@ GroupedExperts::GroupedExperts(const Options& o)
       down_proj(param("down_proj", matrices({o.num_experts, o.embed_dim, o.hidden_dim}))) {}
 
 Tensor GroupedExperts::forward(const Tensor& x, const Tensor& counts) {
+  return divided_forward ? divided_forward(x, counts) : products(x, counts);
+}
+
+Tensor GroupedExperts::products(const Tensor& x, const Tensor& counts) {
   Tensor offs = cumsum(counts.detach(), 0);
   if (offs.device().is_cuda()) {  // one read for both products
     tapestry::detail::check_host_reads("grouped_mm", offs);

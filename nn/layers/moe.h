@@ -4,9 +4,9 @@
 //   nn::MixtureOfExperts moe({.embed_dim = 64, .hidden_dim = 128, .num_experts = 8, .top_k = 2});
 //   Tensor loss = mse_loss(moe(x), target) + moe.auxiliary_loss();
 //
-// The layer is made of the functions below, so that a program can exchange rows between ranks after
-// dispatch_tokens(), and again before combine_tokens().
+// distributed::expert_parallel() divides the experts among ranks, which then exchange the tokens.
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -116,10 +116,15 @@ class GroupedExperts : public Callable<GroupedExperts> {
   /// (num_experts), says how many rows each expert has. The host reads `counts`, and waits for the GPU if
   /// they are on one.
   Tensor forward(const Tensor& x, const Tensor& counts);
+  /// The same without divided_forward: of the experts whose weights this rank has.
+  Tensor products(const Tensor& x, const Tensor& counts);
   std::string options_text() const override;
 
   const Options options;
   Parameter &gate_up_proj, &down_proj;
+  /// If set, forward() is this function: ranks divide the experts (distributed::expert_parallel()), and
+  /// exchange the rows of x. Its arguments are those of forward().
+  std::function<Tensor(const Tensor& x, const Tensor& counts)> divided_forward;
 };
 
 /// A SwiGLU network without biases, for all tokens.

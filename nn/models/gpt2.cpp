@@ -42,7 +42,8 @@ Tensor Gpt2Attention::forward(const Tensor& x, const Gpt2BlockContext& how) {
   const Tensor q = heads(parts[0]);
   Tensor k = heads(parts[1]), v = heads(parts[2]);
   if (how.cache) std::tie(k, v) = how.cache->append(k, v);
-  const Tensor y = causal_attention(q, k, v, how.mask, is_training() ? attn_pdrop_ : 0);
+  const Tensor y = causal_attention(q, k, v, {how.mask, how.documents, divided(how.cache)},
+                                    is_training() ? attn_pdrop_ : 0);
   return resid_dropout(c_proj(y.transpose(1, 2).flatten(2)));
 }
 
@@ -75,13 +76,17 @@ Gpt2Model::Gpt2Model(const Gpt2Config& c)
   for (std::int64_t i = 0; i < c.n_layer; ++i) h.append<Gpt2Block>(c);
 }
 
-Tensor Gpt2Model::forward(const Tensor& ids, const TokenContext& how) {
-  const std::int64_t past = how.cache ? how.cache->length() : 0;
-  const Tensor positions = how.positions.defined()
-                               ? how.positions
+Tensor Gpt2Model::embed(const Tensor& ids, Tensor positions, const KeyValueCache* cache) {
+  const std::int64_t past = cache ? cache->length() : 0;
+  if (!positions.defined())
+    positions = divided(cache) ? divided_sequence->positions(ids.size(1), ids.device())
                                : arange(past, past + ids.size(1), 1, {DType::i64, ids.device()});
-  Tensor x = drop(wte(ids) + wpe(positions));
-  Gpt2BlockContext block{.mask = how.mask};
+  return drop(wte(ids) + wpe(positions));
+}
+
+Tensor Gpt2Model::forward(const Tensor& ids, const TokenContext& how) {
+  Tensor x = embed(ids, how.positions, how.cache ? &how.cache->layer(0) : nullptr);
+  Gpt2BlockContext block{.mask = how.mask, .documents = how.documents};
   for (std::size_t i = 0; i < h.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
     block.cache = how.cache ? &how.cache->layer(index) : nullptr;

@@ -18,16 +18,19 @@ namespace tapestry::nn {
 /// ones; then a block is a module of one tensor, which may be a stage of a pipeline.
 struct Gpt2BlockContext {
   KeyValueCache* cache = nullptr;
-  Tensor mask = {};  ///< as in TokenContext
+  Tensor mask = {}, documents = {};  ///< as LanguageModel::resolved() gives them
 };
 
 /// Multi-head attention. c_attn computes queries, keys and values in one product.
-class Gpt2Attention : public Callable<Gpt2Attention> {
+class Gpt2Attention : public Callable<Gpt2Attention>, public SequenceModule {
  public:
   explicit Gpt2Attention(const Gpt2Config& config);
   Tensor forward(const Tensor& x) override { return forward(x, Gpt2BlockContext()); }
   Tensor forward(const Tensor& x, const Gpt2BlockContext& how);
   std::int64_t head_dim() const { return head_dim_; }
+  Heads heads() const override {
+    return {c_proj.options.in_features / head_dim_, c_proj.options.in_features / head_dim_, true};
+  }
   Linear &c_attn, &c_proj;
   Dropout& resid_dropout;
 
@@ -58,11 +61,14 @@ class Gpt2Block : public Callable<Gpt2Block> {
 };
 
 /// The model without its head: ids (N, L) give features (N, L, n_embd).
-class Gpt2Model : public Callable<Gpt2Model> {
+class Gpt2Model : public Callable<Gpt2Model>, public SequenceModule {
  public:
   explicit Gpt2Model(const Gpt2Config& config);
   Tensor forward(const Tensor& ids) override { return forward(ids, TokenContext()); }
   Tensor forward(const Tensor& ids, const TokenContext& how);
+  /// The input of the first block: the embeddings of the tokens and of their positions, which follow those in
+  /// the cache if `positions` is undefined.
+  Tensor embed(const Tensor& ids, Tensor positions, const KeyValueCache* cache);
   Embedding &wte, &wpe;  ///< of tokens and of positions
   Dropout& drop;
   ModuleList& h;  ///< of Gpt2Block

@@ -1,8 +1,11 @@
 #include "tapestry/nn/models/language_model.h"
 
+#include <utility>
+
 #include "tapestry/autograd/ops/attention.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/linear_cross_entropy.h"
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/packed_linear.h"
@@ -56,9 +59,11 @@ Tensor LanguageModel::forward(const Tensor& ids, const TokenContext& how) {
           ids.sizes(), "; give one word for each token");
   check(!(how.cache && how.checkpoint && grad_enabled()), "[", op,
         "] a cache has no gradients, and checkpoint recomputes blocks for them; leave out one of the two");
+  check(!(how.last && divided(how.cache)), "[", op,
+        "] ranks divide the sequences, and one rank has the last token; leave out `last`");
   Tensor x;
   try {
-    x = features(ids, how);
+    x = features(ids, resolved(how));
   } catch (...) {
     if (how.cache)
       for (std::int64_t i = 0; i < num_layers(); ++i)
@@ -66,6 +71,21 @@ Tensor LanguageModel::forward(const Tensor& ids, const TokenContext& how) {
     throw;
   }
   return head(x, how);
+}
+
+TokenContext LanguageModel::resolved(TokenContext how) const {
+  if (!how.documents.defined()) return how;
+  const std::string op = type_name();
+  check(!how.cache && !how.mask.defined() && !how.positions.defined(), "[", op,
+        "] documents take the place of positions and mask, and a cache has none; leave those out");
+  const DividedSequence* const sequence = divided_sequence.get();
+  const Tensor rows = how.documents;
+  if (sequence) how.documents = sequence->whole(rows);
+  how.positions = document_positions(how.documents);
+  if (sequence)
+    how.positions = index_select(how.positions, 1, sequence->positions(rows.size(1), rows.device()));
+  else how.mask = document_mask(std::exchange(how.documents, Tensor()));
+  return how;
 }
 
 Tensor LanguageModel::head(const Tensor& features, const TokenContext& how) {
@@ -113,8 +133,15 @@ Tensor document_positions(const Tensor& documents) {
   return index - cummax(begins, 1).first;
 }
 
-Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
+Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Sight& sight,
                         double dropout) {
+  const Tensor& mask = sight.mask;
+  check(!sight.sequence || !mask.defined(),
+        "[causal_attention] ranks divide the sequences, and an attention over ranks has no masks but causal "
+        "ones and those of documents; pass TokenContext::documents in place of the mask");
+  if (sight.sequence)
+    return sight.sequence->attention(q, k, v,
+                                     {.is_causal = true, .dropout_p = dropout, .documents = sight.documents});
   const std::int64_t queries = q.size(-2), keys = k.size(-2);
   AttentionParams params{.dropout_p = dropout, .enable_gqa = q.size(-3) != k.size(-3)};
   if (mask.defined()) params.attn_mask = mask;

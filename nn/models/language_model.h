@@ -37,6 +37,10 @@ struct TokenContext {
   /// Which tokens see which: bool, broadcasting to (N, heads, L, S) with S tokens in cache and call. By
   /// default a token sees itself and all earlier ones. A mask must say that too; document_mask() does.
   Tensor mask = {};
+  /// The document of each token, integers (N, L), in place of positions and mask: a token sees the earlier
+  /// tokens of its own document, whose positions begin at 0. Tokens of a document are adjacent. Not with a
+  /// cache.
+  Tensor documents = {};
   /// The word after each token, integers (N, L). If set, the result is the mean cross-entropy, which
   /// linear_cross_entropy() computes without the whole matrix of logits. Targets of -100 do not count. A
   /// model may add a loss of its own in training mode; Olmoe does.
@@ -50,7 +54,7 @@ struct TokenContext {
 
 /// A model that predicts the next token. A derived class computes the features of each token; this class has
 /// the head.
-class LanguageModel : public Module {
+class LanguageModel : public Module, public SequenceModule {
  public:
   /// Takes token ids, integers (N, L), and returns logits (N, L, vocab_size), or the loss (TokenContext).
   /// Throws ValueError if there are more tokens than the context or the cache has room for, and IndexError
@@ -74,6 +78,10 @@ class LanguageModel : public Module {
   /// If set, head() gets its logits, or its loss without auxiliary_loss(), from this function: ranks divide
   /// the head's weight by words, and each has a part of the logits (distributed::tensor_parallel()).
   std::function<Tensor(const Tensor& features, const TokenContext& how)> divided_head;
+  /// The same call with the positions and the mask that follow from its documents. If ranks divide the
+  /// sequences, `documents` takes the place of the mask, and has those of whole sequences; that is
+  /// collective.
+  TokenContext resolved(TokenContext how) const;
   /// The device of the head's weight.
   Device device() const;
   /// A cache for `capacity` tokens, or for the whole context.
@@ -93,9 +101,16 @@ Tensor document_mask(const Tensor& documents);
 /// The position of each token in its document, i64 (N, L). Tokens of a document are adjacent.
 Tensor document_positions(const Tensor& documents);
 
+/// What a token sees: see LanguageModel::resolved().
+struct Sight {
+  Tensor mask = {};       ///< in place of the causal one
+  Tensor documents = {};  ///< of whole sequences that ranks divide
+  const DividedSequence* sequence = nullptr;
+};
 /// scaled_dot_product_attention() of queries (N, heads, L, E) that are the last of keys and values (N,
-/// groups, S, E): query i sees keys 0 to S - L + i unless a mask is given.
-Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask = {},
+/// groups, S, E): query i sees keys 0 to S - L + i unless a mask is given. With a divided sequence, the
+/// queries of this rank see the keys of all ranks, and a mask is a ValueError.
+Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Sight& sight = {},
                         double dropout = 0);
 
 /// Fills the weights of all Linear and Embedding layers, routers and experts with normal numbers of mean 0,

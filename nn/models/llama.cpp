@@ -8,6 +8,7 @@
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/swiglu.h"
 #include "tapestry/autograd/ops/view.h"
+#include "tapestry/nn/models/internal/angles.h"
 
 namespace tapestry::nn {
 
@@ -48,13 +49,13 @@ Tensor LlamaAttention::forward(const Tensor& x, const LlamaBlockContext& how) {
   const auto heads = [&](Linear& projection) {  // (N, L, hidden) -> (N, heads, L, head_dim)
     return projection(x).unflatten(-1, {-1, head_dim_}).transpose(1, 2);
   };
-  RotaryEmbedding::Angles angles = how.angles;
-  if (!angles.cos.defined())
-    angles = rotary_->angles(how.cache ? how.cache->length() : 0, x.size(1), x.dtype(), x.device());
+  const DividedSequence* const sequence = divided(how.cache);
+  const RotaryEmbedding::Angles angles =
+      how.angles.cos.defined() ? how.angles : detail::angles_of(*rotary_, how.cache, sequence, x);
   const Tensor q = rotary_embedding(heads(q_proj), angles.cos, angles.sin);
   Tensor k = rotary_embedding(heads(k_proj), angles.cos, angles.sin), v = heads(v_proj);
   if (how.cache) std::tie(k, v) = how.cache->append(k, v);
-  return o_proj(causal_attention(q, k, v, how.mask).transpose(1, 2).flatten(2));
+  return o_proj(causal_attention(q, k, v, {how.mask, how.documents, sequence}).transpose(1, 2).flatten(2));
 }
 
 LlamaMlp::LlamaMlp(const LlamaConfig& c)
@@ -88,10 +89,8 @@ LlamaModel::LlamaModel(const LlamaConfig& c, const std::shared_ptr<RotaryEmbeddi
 
 Tensor LlamaModel::forward(const Tensor& ids, const TokenContext& how) {
   Tensor x = embed_tokens(ids);
-  LlamaBlockContext block{.mask = how.mask};
-  block.angles = how.positions.defined() ? rotary_emb.angles(how.positions, x.dtype())
-                                         : rotary_emb.angles(how.cache ? how.cache->length() : 0, ids.size(1),
-                                                             x.dtype(), x.device());
+  LlamaBlockContext block{.mask = how.mask, .documents = how.documents};
+  if (how.positions.defined()) block.angles = rotary_emb.angles(how.positions, x.dtype());
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
     block.cache = how.cache ? &how.cache->layer(index) : nullptr;

@@ -23,17 +23,20 @@ namespace tapestry::nn {
 struct LlamaBlockContext {
   KeyValueCache* cache = nullptr;
   RotaryEmbedding::Angles angles = {};  ///< of the tokens' positions
-  Tensor mask = {};                     ///< as in TokenContext
+  Tensor mask = {}, documents = {};     ///< as LanguageModel::resolved() gives them
 };
 
 /// Grouped-query attention (Ainslie et al. 2023): num_key_value_heads keys and values serve
 /// num_attention_heads queries. Queries and keys are rotated by their positions.
-class LlamaAttention : public Callable<LlamaAttention> {
+class LlamaAttention : public Callable<LlamaAttention>, public SequenceModule {
  public:
   LlamaAttention(const LlamaConfig& config, std::shared_ptr<RotaryEmbedding> rotary);
   Tensor forward(const Tensor& x) override { return forward(x, LlamaBlockContext()); }
   Tensor forward(const Tensor& x, const LlamaBlockContext& how);
   std::int64_t head_dim() const { return head_dim_; }
+  Heads heads() const override {
+    return {q_proj.options.out_features / head_dim_, k_proj.options.out_features / head_dim_, true};
+  }
   Linear &q_proj, &k_proj, &v_proj, &o_proj;
 
  private:

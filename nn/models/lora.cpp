@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -63,7 +64,7 @@ LoraAdapter::LoraAdapter(Linear& base, std::shared_ptr<const LoraOptions> o)
   // The hook belongs to the layer, which owns this adapter; the destructor removes it.
   hook_ = base.register_forward_hook(
       [this](Module&, const std::vector<Tensor>& inputs, std::vector<Tensor>& outputs) {
-        if (!merged) outputs[0] = outputs[0] + call(*this, inputs[0]).to(outputs[0].dtype());
+        if (!merged && !in_layer) outputs[0] = outputs[0] + call(*this, inputs[0]).to(outputs[0].dtype());
       });
 }
 LoraAdapter::~LoraAdapter() { hook_.remove(); }
@@ -169,7 +170,7 @@ void check_layers(const Module& model, const std::vector<std::pair<std::string, 
     check(layer->weight.replicas() <= 1, "[", op, "] '", path, "' has ", layer->weight.replicas(),
           " replicas; add adapters before the model is replicated");
     check(!layer->weight.defined() || !layer->weight.layout(), "[", op, "] '", path,
-          "' is sharded; add adapters before fully_shard()");
+          "' is divided; add adapters before tensor_parallel() and fully_shard()");
     for (const auto& [name, child] : layer->named_children())
       check(name != kChild, "[", op, "] '", path, "' has a child '", kChild, "' of another kind");
   }
@@ -216,6 +217,14 @@ std::vector<Adapted> adapted_layers(const char* op, const Module& model) {
   return found;
 }
 
+// True if this rank has the part that it computes with: all of the tensor, or what tensor_parallel() left.
+bool has_own_part(const Parameter& p) {
+  const auto& layout = p.layout();
+  return !layout || (layout->full_cuts() == layout->cuts().size() &&
+                     std::none_of(layout->cuts().begin(), layout->cuts().end(),
+                                  [](const Cut& cut) { return cut.dim == Cut::kHeld; }));
+}
+
 void set_merged(const char* op, Module& model, bool on) {
   std::vector<Adapted> layers = adapted_layers(op, model);
   std::erase_if(layers, [on](const Adapted& a) { return a.adapter->merged == on; });
@@ -229,12 +238,12 @@ void set_merged(const char* op, Module& model, bool on) {
       ++users[language->output_weight().id()];
   for (const auto& [path, layer, adapter] : layers) {
     const Parameter& weight = layer->weight;
-    const Shape sizes{layer->options.out_features, layer->options.in_features};
-    check(weight.defined() && weight.replicas() == 1 && !weight.is_computed() && !weight.layout() &&
-              adapter->A.replicas() == 1 && !adapter->A.layout(),
+    check(weight.defined() && weight.replicas() == 1 && !weight.is_computed() && has_own_part(weight) &&
+              adapter->A.replicas() == 1 && has_own_part(adapter->A) && has_own_part(adapter->B),
           "[", op, "] the weight of '", path,
           "' is packed, parametrized, sharded or replicated; merge into a model whose weights are plain "
           "tensors");
+    const Shape sizes{adapter->B.size(0), adapter->A.size(1)};
     check(weight.is_floating_point() && weight.sizes() == sizes, "[", op, "] the weight of '", path, "' is ",
           weight.dtype(), " ", weight.sizes(), "; expected floating-point numbers of shape ", sizes);
     check(users[weight.id()] == 1, "[", op, "] the weight of '", path,
@@ -264,14 +273,16 @@ void remove_lora(Module& model) {
 
 // ---- state ----
 
-StateDict lora_state_dict(const Module& model) {
+StateDict lora_state_dict(const Module& model, const StateDict& whole) {
   StateDict dict;
+  const StateDictIndex given(whole);
   for (const Adapted& a : adapted_layers("lora_state_dict", model)) {
-    for (const auto& [name, slot] :
-         {std::pair(".lora_A.weight", a.adapter->A), {".lora_B.weight", a.adapter->B}}) {
-      check(gives_whole(slot), "[lora_state_dict] the adapter of '", a.path,
-            "' is sharded; call it inside FullyShard::unshard(true)");
-      dict.emplace_back(a.path + name, slot.tensor().detach());
+    for (const auto& [name, key, slot] : {std::tuple(".lora_A.weight", ".lora.A", a.adapter->A),
+                                          {".lora_B.weight", ".lora.B", a.adapter->B}}) {
+      const Tensor* const known = given.find(a.path + key);
+      check(known || gives_whole(slot), "[lora_state_dict] the adapter of '", a.path,
+            "' is divided; call it inside FullyShard::unshard(true), or pass Strategy::whole_state()");
+      dict.emplace_back(a.path + name, known ? *known : slot.tensor().detach());
     }
   }
   return dict;

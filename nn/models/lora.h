@@ -56,7 +56,8 @@ class LoraAdapter : public Module {
   const std::shared_ptr<const LoraOptions> options;
   Parameter& A;
   Parameter& B;
-  bool merged = false;  ///< the layer's weight contains delta(), so forward is not called
+  bool merged = false;    ///< the layer's weight contains delta(), so forward is not called
+  bool in_layer = false;  ///< Linear::divided_forward adds the result: ranks divide the layer
 
  private:
   HookHandle hook_;
@@ -66,7 +67,8 @@ class LoraAdapter : public Module {
 /// Returns their paths. Call it after the weights are loaded and before the model is replicated, sharded,
 /// split into stages or given to an optimizer. The adapters are computed by forward hooks, so they work
 /// wherever a layer is called: in checkpoint(), DistributedDataParallel, DataParallel, fully_shard and
-/// stages of a Pipeline, and for layers whose weight stays packed.
+/// stages of a Pipeline, and for layers whose weight stays packed. tensor_parallel() divides an adapter with
+/// its layer.
 ///
 /// Throws ValueError, and changes nothing, if options are out of range, if a name selects no layer, if it
 /// selects the head of a language model, whose weight is used without a call of the layer, if the model has
@@ -77,8 +79,9 @@ std::vector<std::pair<std::string, LoraAdapter*>> lora_adapters(const Module& mo
 
 /// Adds delta() to the weight of each adapted layer, which then costs nothing to call. unmerge_lora()
 /// subtracts it again: the weights are as before but for rounding. Layers that are merged already are left
-/// alone. Both throw ValueError, and change nothing, if the model has no adapters, or if a layer's weight is
-/// packed, parametrized, sharded, has several replicas, or is used by other modules too.
+/// alone. Ranks that divide a layer by tensor_parallel() each merge their own part, and must all call it.
+/// Both throw ValueError, and change nothing, if the model has no adapters, or if a layer's weight is packed,
+/// parametrized, sharded, has several replicas, or is used by other modules too.
 void merge_lora(Module& model);
 void unmerge_lora(Module& model);
 /// Removes all adapters. Merged weights stay merged, and frozen parameters stay frozen. Throws ValueError if
@@ -88,8 +91,9 @@ void remove_lora(Module& model);
 
 /// The adapters' parameters under PEFT's names, but without their prefix "base_model.model.". An example is
 /// "model.layers.0.self_attn.q_proj.lora_A.weight". The tensors share storage with the model. Throws
-/// ValueError if a parameter is sharded; call it inside FullyShard::unshard(true).
-StateDict lora_state_dict(const Module& model);
+/// ValueError if a parameter is divided. Call it inside FullyShard::unshard(true) then, or pass `whole`: a
+/// state dict of the model that has the whole tensors, such as Strategy::whole_state().
+StateDict lora_state_dict(const Module& model, const StateDict& whole = {});
 /// Copies such tensors into the adapters, with conversion of device and dtype. Throws one ValueError that
 /// lists every missing and unexpected name and every wrong shape; nothing was loaded then.
 void load_lora_state_dict(Module& model, const StateDict& dict);
@@ -97,9 +101,11 @@ void load_lora_state_dict(Module& model, const StateDict& dict);
 // ---- PEFT's files ----
 
 /// Writes adapter_config.json and adapter_model.safetensors into a folder, which is created if it does not
-/// exist. PEFT's PeftModel.from_pretrained() reads them. `base_model` becomes base_model_name_or_path. Throws
-/// ValueError as lora_state_dict() does, and IoError if the files cannot be written.
-void save_lora(const std::string& folder, const Module& model, const std::string& base_model = {});
+/// exist. PEFT's PeftModel.from_pretrained() reads them. `base_model` becomes base_model_name_or_path, and
+/// `whole` is that of lora_state_dict(). Throws ValueError as lora_state_dict() does, and IoError if the
+/// files cannot be written.
+void save_lora(const std::string& folder, const Module& model, const std::string& base_model = {},
+               const StateDict& whole = {});
 /// Adds the adapters that save_lora() or PEFT wrote, and returns their options. Throws IoError, and leaves
 /// the model as it was, if a file cannot be read or is broken, if the configuration asks for what is not
 /// supported (other kinds of adapters, biases, DoRA, ranks that differ between layers, initial values that

@@ -137,9 +137,10 @@ Json targets_of(const LoraOptions& options,
 
 }  // namespace
 
-void save_lora(const std::string& folder, const Module& model, const std::string& base_model) {
+void save_lora(const std::string& folder, const Module& model, const std::string& base_model,
+               const StateDict& whole) {
   NamedTensors tensors;
-  for (const auto& [name, tensor] : lora_state_dict(model))
+  for (const auto& [name, tensor] : lora_state_dict(model, whole))
     tensors.emplace_back(std::string(kPrefix) + name, tensor.cpu().contiguous());
   const auto adapters = lora_adapters(model);
   const LoraOptions& o = *adapters.front().second->options;

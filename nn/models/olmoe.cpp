@@ -8,6 +8,7 @@
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/nn/layers/fused.h"
+#include "tapestry/nn/models/internal/angles.h"
 
 namespace tapestry::nn {
 
@@ -53,13 +54,13 @@ Tensor OlmoeAttention::forward(const Tensor& x, const OlmoeBlockContext& how) {
   const auto heads = [&](const Tensor& t) {  // (N, L, features) -> (N, heads, L, head_dim)
     return t.unflatten(-1, {-1, head_dim_}).transpose(1, 2);
   };
-  RotaryEmbedding::Angles angles = how.angles;
-  if (!angles.cos.defined())
-    angles = rotary_->angles(how.cache ? how.cache->length() : 0, x.size(1), x.dtype(), x.device());
+  const DividedSequence* const sequence = divided(how.cache);
+  const RotaryEmbedding::Angles angles =
+      how.angles.cos.defined() ? how.angles : detail::angles_of(*rotary_, how.cache, sequence, x);
   const Tensor q = rotary_embedding(heads(q_norm(q_proj(x))), angles.cos, angles.sin);
   Tensor k = rotary_embedding(heads(k_norm(k_proj(x))), angles.cos, angles.sin), v = heads(v_proj(x));
   if (how.cache) std::tie(k, v) = how.cache->append(k, v);
-  return o_proj(causal_attention(q, k, v, how.mask).transpose(1, 2).flatten(2));
+  return o_proj(causal_attention(q, k, v, {how.mask, how.documents, sequence}).transpose(1, 2).flatten(2));
 }
 
 OlmoeDecoderLayer::OlmoeDecoderLayer(const OlmoeConfig& c, std::shared_ptr<RotaryEmbedding> rotary)
@@ -86,10 +87,8 @@ OlmoeModel::OlmoeModel(const OlmoeConfig& c, const std::shared_ptr<RotaryEmbeddi
 
 Tensor OlmoeModel::forward(const Tensor& ids, const TokenContext& how, std::vector<Routing>* routings) {
   Tensor x = embed_tokens(ids);
-  OlmoeBlockContext block{.mask = how.mask};
-  block.angles = how.positions.defined() ? rotary_emb.angles(how.positions, x.dtype())
-                                         : rotary_emb.angles(how.cache ? how.cache->length() : 0, ids.size(1),
-                                                             x.dtype(), x.device());
+  OlmoeBlockContext block{.mask = how.mask, .documents = how.documents};
+  if (how.positions.defined()) block.angles = rotary_emb.angles(how.positions, x.dtype());
   if (routings) routings->resize(layers.size());
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);

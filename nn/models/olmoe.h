@@ -26,17 +26,20 @@ namespace tapestry::nn {
 struct OlmoeBlockContext {
   KeyValueCache* cache = nullptr;
   RotaryEmbedding::Angles angles = {};  ///< of the tokens' positions
-  Tensor mask = {};                     ///< as in TokenContext
+  Tensor mask = {}, documents = {};     ///< as LanguageModel::resolved() gives them
   Routing* routing = nullptr;           ///< receives where the block's router sent the tokens
 };
 
 /// Grouped-query attention. Queries and keys of all heads together pass through a norm before they are
 /// rotated.
-class OlmoeAttention : public Callable<OlmoeAttention> {
+class OlmoeAttention : public Callable<OlmoeAttention>, public SequenceModule {
  public:
   OlmoeAttention(const OlmoeConfig& config, std::shared_ptr<RotaryEmbedding> rotary);
   Tensor forward(const Tensor& x) override { return forward(x, OlmoeBlockContext()); }
   Tensor forward(const Tensor& x, const OlmoeBlockContext& how);
+  Heads heads() const override {
+    return {q_proj.options.out_features / head_dim_, k_proj.options.out_features / head_dim_, true};
+  }
   Linear &q_proj, &k_proj, &v_proj, &o_proj;
   RMSNorm &q_norm, &k_norm;
 

@@ -35,7 +35,9 @@ MemoryFormat dense_format(const Tensor& t) {
 std::optional<std::int64_t> offset_of(const Parameter& slot, int replica) {
   const auto& layout = slot.layout();
   if (!layout) return 0;
-  const nn::Region box = layout->region(replica), whole = nn::Region::whole(layout->whole_sizes());
+  const nn::Boxes own = layout->boxes(replica);
+  if (!own.is_one()) return {};
+  const nn::Region &box = own.all[0], whole = nn::Region::whole(layout->whole_sizes());
   std::int64_t offset = 0;
   for (int d = 0; d < whole.sizes.size(); ++d) {
     if (d > 0 && box.sizes[d] != whole.sizes[d]) return {};
@@ -378,8 +380,7 @@ void Optimizer::step_on(const nn::ReplicaDevice& replica_device) {
              nn::divided_text(*group.params[i].layout(), replica_device.replica),
              ", whose elements do not follow one another in the whole; choose LowPrecision::master");
       updates.push_back({param, std::move(grad), has_state(g, param) ? &group.states[i][replica] : nullptr,
-                         number + static_cast<std::int64_t>(i),
-                         offset.value_or(0)});
+                         number + static_cast<std::int64_t>(i), offset.value_or(0)});
     }
     if (updates.empty()) continue;
     const SpanScope span(replica_device.device, Activity::optimizer, name());

@@ -5,7 +5,7 @@
 
 #include "tapestry/apps/compare/document.h"
 #include "tapestry/apps/compare/page/page.h"
-#include "tapestry/distributed/strategy/internal/row.h"
+#include "tapestry/distributed/strategy/strategy.h"
 #include "tests/apps/compare_results.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
@@ -40,19 +40,8 @@ const std::vector<std::string> kPredicted = {"single",
                                              "pipeline=2:schedule=zero-bubble,shard=-1",
                                              "pipeline=-1:schedule=zero-bubble,replicate=2",
                                              "pipeline=2,replicate=2,shard=-1",
-                                             "pipeline=2,context=-1",
-                                             "pipeline=2:schedule=gpipe,replicate=2,context=-1"};
-// A divided model whose units are gathered for each micro-batch.
-const tapestry::distributed::RowRegistration gathers_each{
-    {.axis = "context",
-     .order = 61,
-     .divide =
-         [](const tapestry::distributed::AxisSpec&, tapestry::distributed::StepDivision& step) {
-           step.sum = tapestry::distributed::StepDivision::Sum::units;
-           return true;
-         },
-     .make = nullptr}};
-
+                                             "pipeline=2,shard=-1:gather=part",
+                                             "pipeline=2:schedule=gpipe,replicate=2,shard=-1:gather=part"};
 // The plan of one of these; for other names one that the planner cannot predict.
 StrategyPlan plan_of(const std::string& name) {
   using namespace tapestry::distributed;

@@ -89,7 +89,8 @@ TEST_CASE("gpt on two ranks trains as on one") {
   REQUIRE(one.status == 0);
   // A sanitizer makes each run slow.
   for (const std::string& mode :
-       kSanitized ? Names{"fsdp"} : Names{"ddp", "zero1", "zero2", "fsdp", "pipeline=2", "tensor=2"}) {
+       kSanitized ? Names{"fsdp"}
+                  : Names{"ddp", "zero1", "zero2", "fsdp", "pipeline=2", "tensor=2", "context=2"}) {
     CAPTURE(mode);
     std::vector<std::string> arguments = options(text, folder / mode);
     arguments.insert(arguments.end(), {"--parallel", mode});
@@ -103,6 +104,56 @@ TEST_CASE("gpt on two ranks trains as on one") {
   const Ended alone = on_two_ranks("gpt", options(text, folder / "none"));
   CHECK(alone.status == 2);
   CHECK_THAT(alone.err, ContainsSubstring("add --parallel ddp"));
+}
+
+TEST_CASE("gpt on ranks that divide experts trains as on one") {
+  const TempDir folder;
+  const std::string text = write_documents(folder / "text", 60);
+  tapestry::nn::OlmoeConfig config;  // no loss of the routers, which each rank would have for its own tokens
+  config.vocab_size = 257, config.hidden_size = 16, config.intermediate_size = 8;
+  config.num_hidden_layers = 2, config.num_attention_heads = 2, config.num_key_value_heads = 2;
+  config.max_position_embeddings = 16, config.num_experts = 4, config.num_experts_per_tok = 2;
+  config.eos_token_id = 256;
+  write_file(folder / "config.json", config.to_hf_json());
+  const auto with = [&](const std::string& name, const std::string& mode) -> std::vector<std::string> {
+    return {"train",
+            "--text",
+            text,
+            "--run-dir",
+            folder / name,
+            "--config",
+            folder / "config.json",
+            "--steps",
+            "3",
+            "--batch-size",
+            "8",
+            "--sample",
+            "3",
+            "--warmup",
+            "1",
+            "--eval-windows",
+            "7",
+            "--eval-every",
+            "3",
+            "--accumulate",
+            "2",
+            "--threads",
+            "1",
+            "--parallel",
+            mode};
+  };
+  const Ended one = run({.arguments = with("one", "none"), .program = "gpt"});
+  INFO(one.err << one.out);
+  REQUIRE(one.status == 0);
+  for (const std::string& mode :
+       kSanitized ? Names{"expert=2"} : Names{"expert=2", "replicate=2,expert=2", "shard=2,expert=2"}) {
+    CAPTURE(mode);
+    const Ended ended = run(on_ranks(mode == "expert=2" ? 2 : 4, "gpt", with(mode, mode)));
+    INFO(ended.err << ended.out);
+    REQUIRE(ended.status == 0);
+    CHECK(sample_of(ended) == sample_of(one));
+    CHECK(distance(folder / "one", folder / mode) < 1e-5);
+  }
 }
 
 TEST_CASE("a sharded run of gpt resumes with and without a launcher") {
@@ -143,6 +194,7 @@ TEST_CASE("a sharded run of gpt resumes with and without a launcher") {
   CHECK(distance(folder / "stages", folder / "stages-rest") == 0);
   check_resumed("from stages to shards", ranks, ranks, "pipeline=2", "shard=2");
   check_resumed("from divided layers to shards", ranks, ranks, "tensor=2:sequence=1", "shard=2");
+  check_resumed("from divided sequences to shards", ranks, ranks, "context=2", "shard=2");
   check_resumed("from copies to one process", ranks, one_process, "replicate=2:zero=1", "none");
 }
 
@@ -255,7 +307,7 @@ TEST_CASE("gpt tune on two ranks and devices computes what it computes on one") 
     std::vector<std::string> options;
     std::vector<std::string> modes;
   };
-  std::vector<Kind> kinds = {{"packed", {}, {"ddp", "fsdp", "dp"}},
+  std::vector<Kind> kinds = {{"packed", {}, {"ddp", "fsdp", "dp", "context=2"}},
                              {"f32", {"--weights", "f32", "--keep-activations"}, {"fsdp"}},
                              {"full", {"--method", "full"}, {"ddp", "fsdp"}}};
   if (kSanitized) kinds.pop_back();

@@ -78,6 +78,9 @@ struct Case {
 
 inline bool is_pipeline(const Case& c) { return c.mode.ends_with("pipeline"); }
 inline bool replicates_on_devices(const Case& c) { return c.mode.starts_with("dp") || c.mode == "sharded"; }
+// Tensor parallelism is not among them: it divides language models by their heads and words, which these models
+// have not. tests/tensor_parallel/drawn_models_test.cpp draws those: ratios of heads, numbers of words, heads and
+// inner features that do not divide, short sequences, and meshes with the other axes.
 inline const std::vector<std::string> kModes{
     "ddp",       "zero1",   "zero2",    "fsdp",          "dp",
     "dp-master", "sharded", "pipeline", "rank pipeline", "strategy pipeline",

@@ -16,9 +16,9 @@ TEST_CASE("every mode trains and evaluates as one process does") {
         CAPTURE(text, parts, mean);
         check_same(train(text, nullptr, parts, mean), expected, true);
       }
-      for (const char* text : {"ddp", "zero1", "replicate=2:zero=2", "fsdp", "shard=2:gather=step",
-                               "shard=2:reduce=part", "pipeline=2", "pipeline=-1:schedule=gpipe",
-                               "pipeline=2:schedule=zero-bubble"}) {
+      for (const char* text :
+           {"ddp", "zero1", "replicate=2:zero=2", "fsdp", "shard=2:gather=step", "shard=2:reduce=part",
+            "pipeline=2", "pipeline=-1:schedule=gpipe", "pipeline=2:schedule=zero-bubble"}) {
         CAPTURE(text, parts, mean);
         const auto ranks = on_ranks<Trained>(2, [&](const Group& g) { return train(text, g, parts, mean); });
         for (std::size_t r = 0; r < 2; ++r) check_same(ranks[r], expected, r == 0);
@@ -107,7 +107,8 @@ TEST_CASE("a strategy's text that cannot be trained is refused, and the message 
   refused("replicate=2:compress=f16,shard=2",
           "shard and replicate:compress cannot be combined; fully_shard adds");
   CHECK(plan_strategy("replicate=2:compress=none,shard=2", true).size == 4);
-  refused("context=2", "this program has no axis context over ranks");
+  refused("context=2:devices",
+          "this program has no axis context over devices of one process; it has one over");
   CHECK_FALSE(plan_strategy("pipeline=2", true).over_devices);
   CHECK(plan_strategy("pipeline=2:schedule=sequential", true).over_devices);
   CHECK(plan_strategy("pipeline", true).over_devices);

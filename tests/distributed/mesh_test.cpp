@@ -492,7 +492,7 @@ TEST_CASE("the text of a strategy is read, and written in one order") {
       {"", "the text is empty; write axes, such as replicate=2, or a short name: single, none, ddp,"},
       {"  ", "the text is empty"},
       {"row=2",
-       "there is no axis \"row\"; the axes are pipeline, replicate, shard, context, tensor, and the short"},
+       "there is no axis \"row\"; the axes are pipeline, replicate, shard, expert, context, tensor, and the "},
       {"DDP", "there is no axis \"DDP\""},
       {"replicate", "the axis replicate has no size; write replicate=SIZE, or replicate=-1"},
       {"replicate:zero=1", "the axis replicate has no size"},

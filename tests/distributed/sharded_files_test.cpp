@@ -473,7 +473,6 @@ TEST_CASE("an index that lies is refused") {
        "each element must be in one piece"},
       {weight, "\"shape\": [5,3], \"pieces\": [[0,[-1,0],[2,3],", "not from 0"},
       {weight, "\"shape\": [5,3], \"pieces\": [[3,[0,0],[2,3],", "not from 0 to 2"},
-      {weight, "\"shape\": [5,3], \"pieces\": [[1,[0,0],[2,3],", "two pieces in shard 1"},
       {weight, "\"shape\": [6,3], \"pieces\": [[0,[0,0],[2,3],", "no piece has [5:6, 0:3]"},
       {weight, "\"shape\": [4,3], \"pieces\": [[0,[0,0],[2,3],", "each element must be in one piece"},
       {weight, "\"shape\": [5,9223372036854775807], \"pieces\": [[0,[0,0],[2,3],", "does not fit in 63 bits"},

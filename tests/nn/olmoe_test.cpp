@@ -9,6 +9,7 @@
 #include "tests/nn/golden.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
+#include "tests/support/source.h"
 
 using namespace tapestry;
 using namespace tapestry::nn;
@@ -149,6 +150,25 @@ TEST_CASE("Olmoe: logits, the loss with that of the routers, and gradients are t
       fill(plain);
       CHECK(allclose(plain(ids, {.targets = next}), words, 1e-12, 1e-12));
     }
+}
+
+TEST_CASE("Olmoe: files, logits, loss and gradients are those of transformers") {
+  // tests/golden/nn_olmoe.py. transformers computes angles and the routers' probabilities in f32.
+  const tapestry::test::NnGolden golden("olmoe");
+  const auto net = load_language_model(tests::source_path("tests/golden/nn_olmoe"));
+  REQUIRE(net->type_name() == "Olmoe");
+  net->to(DType::f64);
+  const Tensor words = labels({3, 10}, 4, 19), ids = words.narrow(1, 0, 9);
+  CHECK(tapestry::test::difference((*net)(ids), golden.at("logits"), 2e-6) == "");
+  const Tensor loss = (*net)(ids, {.targets = words.narrow(1, 1, 9)});
+  CHECK(tapestry::test::difference(loss, golden.at("loss"), 1e-6) == "");
+  loss.backward();
+  const auto named = net->named_parameters();
+  CHECK(named.size() == golden.under("gradient/").size());
+  for (const auto& [name, p] : named) {
+    INFO(name);
+    CHECK(tapestry::test::difference(p.grad(), golden.at("gradient/" + name), 2e-6) == "");
+  }
 }
 
 TEST_CASE("Olmoe: a cache gives the uncached logits, and documents in a sequence do not see each other") {

@@ -1,7 +1,6 @@
 // Compares predictions for meshes, over one and over several hosts, with sums done by hand.
 #include <cmath>
 
-#include "tapestry/distributed/strategy/internal/row.h"
 #include "tests/planner/examples.h"
 
 using namespace tests;
@@ -73,8 +72,7 @@ TEST_CASE("replicas of stages add gradients beside the last backward") {
   // The stages compute as those of one replica with half of the batch. Each stage then reduces one bucket of
   // 200 bytes in a ring of two messages of 100 bytes, which takes 2 s after its last backward. The second
   // stage sends its last gradients 2 s later.
-  const Prediction alone =
-      predicted("pipeline=2", profile, link_of(1.0 / 100), setup_of(2, 8, {2, 2}));
+  const Prediction alone = predicted("pipeline=2", profile, link_of(1.0 / 100), setup_of(2, 8, {2, 2}));
   CHECK(p.devices == 4);
   CHECK(p.breakdown.forward_s == Approx(alone.breakdown.forward_s));
   CHECK(p.breakdown.backward_s == Approx(alone.breakdown.backward_s));
@@ -131,20 +129,12 @@ TEST_CASE("divided stages: bytes by axis, and memory of the model") {
   CHECK(axis_of(shards, "shard").bytes_sent == 4 * (100 + 100));
   {
     // Or it is gathered for every forward and every backward of four micro-batches, and is not kept.
-    const tapestry::distributed::RowRegistration row{{.axis = "context",
-                                                      .order = 61,
-                                                      .divide =
-                                                          [](const AxisSpec&, StepDivision& step) {
-                                                            step.sum = StepDivision::Sum::units;
-                                                            return true;
-                                                          },
-                                                      .make = nullptr}};
     const TrainingSetup three_each = setup_of(4, 16, {3, 3});
     Profile six = profile_with(6);
-    const Prediction each = predicted("pipeline=2,context=2", six, link, three_each),
+    const Prediction each = predicted("pipeline=2,shard=2:gather=part", six, link, three_each),
                      once = predicted("pipeline=2,shard=2", six, link, three_each);
-    CHECK(axis_of(each, "context").bytes_sent == 4 * (8 * 150 + 150));
-    CHECK(axis_of(each, "context").exposed_s > axis_of(once, "shard").exposed_s);
+    CHECK(axis_of(each, "shard").bytes_sent == 4 * (8 * 150 + 150));
+    CHECK(axis_of(each, "shard").exposed_s > axis_of(once, "shard").exposed_s);
     CHECK(each.largest().parameters == 300.0 / 2 + 200);  // two units of three are whole
     CHECK(once.largest().parameters == 300.0 / 2 + 300);
     CHECK(each.largest().gradients <= once.largest().gradients);
@@ -234,8 +224,7 @@ TEST_CASE("all meshes of a number of devices are swept, the fastest first") {
   CHECK(meshes(12, 12, 64).size() == 6 + 4 + 3 + 2 + 2 + 1);
   CHECK(meshes(12, 3, 64).size() == 6 + 4 + 3);
   // Each replica needs a sample.
-  CHECK(meshes(4, 2, 2) ==
-        std::vector<std::string>{"pipeline=2,replicate=2", "pipeline=2,shard=2"});
+  CHECK(meshes(4, 2, 2) == std::vector<std::string>{"pipeline=2,replicate=2", "pipeline=2,shard=2"});
   CHECK_THROWS_WITH(meshes(0, 1, 1), ContainsSubstring("0 devices"));
   // Stages need no samples of their own.
   const std::vector<Prediction> few =
@@ -277,8 +266,8 @@ TEST_CASE("what does not combine has no prediction") {
   CHECK_FALSE(predict(plan_of("replicate=2,shard=2:gather=step"), profile, {}, setup_of(4, 8)).has_value());
   for (const char* const mode : {"shard=2", "shard=2:gather=part"})
     CHECK(predict(plan_of(mode), profile, {}, setup_of(2, 8)).has_value());
-  for (const auto& [mode, keeps] : {std::pair("shard=2", false), {"pipeline=2,shard=2", true},
-                                    {"pipeline=2,shard=2:gather=part", false}})
+  for (const auto& [mode, keeps] :
+       {std::pair("shard=2", false), {"pipeline=2,shard=2", true}, {"pipeline=2,shard=2:gather=part", false}})
     CHECK(tapestry::distributed::divisions_of(plan_of(mode)).back().keeps_whole == keeps);
   CHECK_THROWS_WITH(predict(plan_of("pipeline=2,replicate=2"), profile, {}, setup_of(4, 16, {1, 1, 1, 1})),
                     ContainsSubstring("4 stages with 4 blocks; the model has 4 blocks, for 2 stages"));

@@ -57,6 +57,7 @@ TEST_CASE("a divided transformer block makes the collectives of Megatron's formu
       const Tensor x = wave({kRows, sequence ? kLength / kRanks : kLength, kFeatures}, 0.3)
                            .to(DType::f32)
                            .requires_grad_();
+      set_placement(x, tensor, sequence ? Placement::sharded(1) : Placement::invariant());
       Row row;
       const std::size_t before = tensor.group()->recorder().records().size();
       const Tensor y = block(x);

@@ -17,13 +17,20 @@ namespace {
 struct Case {
   nn::LlamaConfig llama;
   nn::Gpt2Config gpt2;
-  bool is_gpt2 = false, checkpoint = false, adamw = false;
+  nn::OlmoeConfig olmoe;
+  bool is_gpt2 = false, is_olmoe = false, checkpoint = false, adamw = false, adapters = false;
+  bool documents = false, ignores = false;  // several documents; most targets, and all of the last quarter
   std::int64_t length = 1, rows = 1;
   int ranks = 1, parts = 1;
   std::string mesh;
   double clip = 0;
 
   std::string str() const {
+    if (is_olmoe)
+      return concat({"Olmoe ", mesh, ", ", olmoe.num_experts, " experts, top ", olmoe.num_experts_per_tok,
+                     olmoe.norm_topk_prob ? " normed" : "", ", length ", length, ", ", rows, " rows in ",
+                     parts, " parts, tied ", olmoe.tie_word_embeddings, ", checkpoint ", checkpoint,
+                     ", clip ", clip});
     return concat({is_gpt2 ? "Gpt2 " : "Llama ",
                    mesh,
                    ", ",
@@ -48,6 +55,12 @@ struct Case {
                    llama.mlp_bias,
                    ", checkpoint ",
                    checkpoint,
+                   ", adapters ",
+                   adapters,
+                   ", documents ",
+                   documents,
+                   ", ignores ",
+                   ignores,
                    ", clip ",
                    clip});
   }
@@ -58,9 +71,11 @@ Case drawn(std::uint64_t seed) {
   const auto pick = [&](int low, int high) { return low + static_cast<int>(random() % (high - low + 1)); };
   Case c;
   const int tensors = pick(2, 4);
-  const int units = pick(1, 2), heads = tensors * units;
-  // Key and value heads: one for two ranks, or one or more for each.
-  const int keys = tensors % 2 == 0 && pick(0, 1) ? tensors / 2 : tensors * pick(1, units);
+  // Key and value heads: one for two ranks, or one or more for each, also unequal numbers of them.
+  const bool shares = tensors % 2 == 0 && pick(0, 1);
+  int keys = shares ? tensors / 2 : pick(tensors, 2 * tensors);
+  while (!shares && (keys + tensors - 1) / tensors * (tensors - 1) >= keys) ++keys;
+  const int heads = shares ? tensors * pick(1, 2) : keys * pick(1, 2);
   c.is_gpt2 = pick(0, 3) == 0;
   c.llama = {.vocab_size = pick(2 * tensors, 30),
              .hidden_size = 2 * pick(2, 5),
@@ -95,6 +110,58 @@ Case drawn(std::uint64_t seed) {
   c.ranks = tensors * (other.empty() ? 1 : 2);
   c.rows = 2 * c.parts + pick(0, 1) * (other.empty() ? 1 : 0);
   c.checkpoint = pick(0, 1) == 1, c.adamw = pick(0, 1) == 1, c.clip = pick(0, 1) ? 0.3 : 0;
+  c.adapters = pick(0, 2) == 0;
+  return c;
+}
+
+// A mixture of experts, whose experts ranks divide.
+Case drawn_experts(std::uint64_t seed) {
+  std::mt19937_64 random(seed * 104729 + 1);
+  const auto pick = [&](int low, int high) { return low + static_cast<int>(random() % (high - low + 1)); };
+  Case c;
+  c.is_olmoe = true;
+  const int ranks = pick(2, 4);
+  c.olmoe.vocab_size = pick(5, 20), c.olmoe.hidden_size = 8, c.olmoe.intermediate_size = pick(1, 5);
+  c.olmoe.num_hidden_layers = pick(1, 2), c.olmoe.num_attention_heads = 2;
+  c.olmoe.num_key_value_heads = pick(1, 2), c.olmoe.max_position_embeddings = 8;
+  c.olmoe.tie_word_embeddings = pick(0, 1) == 1, c.olmoe.norm_topk_prob = pick(0, 1) == 1;
+  c.olmoe.num_experts = ranks * pick(1, 2);
+  if (ranks == 2) c.olmoe.num_experts += pick(0, 1) + 1;  // 3 and more: the last rank may have fewer
+  c.olmoe.num_experts_per_tok = pick(1, 2);
+  c.length = pick(1, 7), c.parts = pick(1, 2);
+  const char* const others[] = {"", "shard=2,", "replicate=2,", "shard=2:reduce=part,",
+                                "shard=2:gather=step,"};
+  const std::string other = ranks == 3 ? "" : others[pick(0, 4)];
+  c.mesh = concat({other, "expert=", ranks});
+  c.ranks = ranks * (other.empty() ? 1 : 2);
+  c.rows = c.parts * c.ranks + pick(0, 2);  // a model takes a sequence or more
+  c.checkpoint = pick(0, 1) == 1, c.adamw = pick(0, 1) == 1, c.clip = pick(0, 1) ? 0.3 : 0;
+  return c;
+}
+
+// A mesh with a context axis, whose ranks divide the sequences, in each of the forms of attention.
+Case drawn_context(std::uint64_t seed) {
+  std::mt19937_64 random(seed * 7919 + 2);
+  const auto pick = [&](int low, int high) { return low + static_cast<int>(random() % (high - low + 1)); };
+  Case c = drawn(seed);
+  const char* const others[] = {"", "shard=2,", "replicate=2,", "replicate=2:zero=2,", "pipeline=2,"};
+  const std::string other = others[pick(0, 4)];
+  const int members = other.empty() ? 1 : 2, tensors = pick(1, 2);
+  const int ranks = members * tensors == 1 ? pick(2, 4) : 2;
+  const char* const forms[] = {"auto", "gathered", "ring", "all-to-all"};
+  const std::string form = forms[pick(0, 3)];
+  const bool pipeline = other == "pipeline=2,", by_heads = form == "all-to-all";
+  c.is_gpt2 = pick(0, 3) == 0 && !pipeline;
+  const int keys = tensors * (by_heads ? ranks : pick(1, 2)), heads = keys * pick(1, 2);
+  c.llama.num_attention_heads = heads, c.llama.num_key_value_heads = keys, c.llama.num_hidden_layers = 2;
+  c.llama.max_position_embeddings = 32;
+  c.gpt2.n_head = by_heads ? keys : heads, c.gpt2.n_embd = 2 * c.gpt2.n_head, c.gpt2.n_positions = 32;
+  c.mesh = concat({other, "context=", ranks, form == "auto" ? "" : ":attention=" + form});
+  if (tensors > 1) c.mesh += concat({",tensor=2", pick(0, 1) && !pipeline ? ":sequence=1" : ""});
+  c.ranks = members * ranks * tensors;
+  c.parts = pick(1, 2), c.rows = 2 * c.parts, c.length = 2 * ranks * pick(1, 2);
+  c.documents = pick(0, 2) == 0 && form != "ring" && !pipeline;
+  c.ignores = pick(0, 1) == 1;
   return c;
 }
 
@@ -103,8 +170,10 @@ std::unique_ptr<nn::LanguageModel> make(const Case& c) {
   const std::lock_guard lock(mutex);
   std::unique_ptr<nn::LanguageModel> net;
   if (c.is_gpt2) net = std::make_unique<nn::Gpt2>(c.gpt2);
+  else if (c.is_olmoe) net = std::make_unique<nn::Olmoe>(c.olmoe);
   else net = std::make_unique<nn::Llama>(c.llama);
   net->to(DType::f64);
+  if (c.adapters) nn::add_lora(*net, {.r = 3, .target_modules = {"all-linear"}});
   int k = 0;
   for (const nn::Parameter& p : net->parameters()) {
     const NoGradGuard no_grad;
@@ -112,6 +181,24 @@ std::unique_ptr<nn::LanguageModel> make(const Case& c) {
     ++k;
   }
   return net;
+}
+
+// Two stages, of which the second has the head.
+std::vector<Stage> stages_of(nn::Llama& net, const std::vector<Device>& devices) {
+  nn::LlamaModel& model = net.model;
+  Stage::Modules first{model.embed_tokens}, second{model.norm};
+  for (std::size_t i = 0; i < 2; ++i) (i == 0 ? first : second).emplace_back(*model.layers.children()[i]);
+  if (net.lm_head) second.emplace_back(*net.lm_head);
+  else second.emplace_back(model.embed_tokens);
+  const auto block = [&model](std::int64_t i, const Tensor& x) {
+    return model.layers.get<nn::LlamaDecoderLayer>(i)(x, nn::LlamaBlockContext());
+  };
+  std::vector<Stage> stages;
+  stages.emplace_back([&model, block](const Tensor& ids) { return block(0, model.embed_tokens(ids)); },
+                      devices.at(0), first);
+  stages.emplace_back([&net, block](const Tensor& x) { return net.head(net.model.norm(block(1, x))); },
+                      devices.at(1), second);
+  return stages;
 }
 
 struct Trace {
@@ -122,13 +209,25 @@ struct Trace {
 Trace train(const Case& c, const std::string& mesh, const Group& world) {
   Strategy strategy(mesh, {.world = world, .parts = c.parts});
   const auto net = make(c);
+  const auto valid = [](const Tensor& targets) { return targets.ne(-100).sum().item(); };
   ModelParts parts;
+  parts.sequence_dim = 1, parts.has_documents = c.documents;
   parts.forward_loss = [&](const std::vector<Tensor>& in, const std::vector<Tensor>& targets) -> Loss {
-    return {(*net)(in[0], {.targets = targets[0], .checkpoint = c.checkpoint}),
-            static_cast<double>(targets[0].numel())};
+    return {(*net)(in[0], {.documents = c.documents ? in[1] : Tensor(),
+                           .targets = targets[0],
+                           .checkpoint = c.checkpoint}),
+            valid(targets[0])};
   };
-  parts.units = c.is_gpt2 ? dynamic_cast<nn::Gpt2&>(*net).transformer.h.children()
-                          : dynamic_cast<nn::Llama&>(*net).model.layers.children();
+  parts.loss = [&](const std::vector<Tensor>& out, const std::vector<Tensor>& targets) -> Loss {
+    return {cross_entropy(out[0].flatten(0, 1), targets[0].flatten()), valid(targets[0])};
+  };
+  if (!c.is_gpt2 && !c.is_olmoe)
+    parts.stages = [&](const std::vector<Device>& devices) {
+      return stages_of(dynamic_cast<nn::Llama&>(*net), devices);
+    };
+  parts.units = c.is_gpt2    ? dynamic_cast<nn::Gpt2&>(*net).transformer.h.children()
+                : c.is_olmoe ? dynamic_cast<nn::Olmoe&>(*net).model.layers.children()
+                             : dynamic_cast<nn::Llama&>(*net).model.layers.children();
   strategy.wrap(*net, parts);
   const std::unique_ptr<optim::Optimizer> optimizer =
       c.adamw ? make_optimizer<optim::AdamW>(strategy, net->parameters(), {.lr = 0.01})
@@ -138,14 +237,22 @@ Trace train(const Case& c, const std::string& mesh, const Group& world) {
     optimizer->zero_grad();
     std::vector<std::int64_t> words;
     for (std::int64_t i = 0; i < c.rows * (c.length + 1); ++i)
-      words.push_back((i * i * 5 + i * 3 + step) % c.llama.vocab_size);
+      words.push_back((i * i * 5 + i * 3 + step) % net->vocab_size());
     const Tensor all = ints(words, {c.rows, c.length + 1});
+    Tensor targets = all.narrow(1, 1, c.length).clone();
+    if (c.ignores) {
+      targets.narrow(1, c.length - c.length / 4, c.length / 4).fill_(-100);
+      targets.narrow(1, 0, 1).fill_(-100);
+    }
+    const Tensor documents = (arange(c.rows).unsqueeze(1) + arange(c.length) * 3).floor_divide(5);
     const auto read = [&](const Part& part) {
       const Samples s = strategy.share(c.rows, part);
       const Tensor own = all.narrow(0, s.first, s.count);
-      return Batch{{own.narrow(1, 0, c.length)}, {own.narrow(1, 1, c.length)}};
+      Batch batch{{own.narrow(1, 0, c.length)}, {targets.narrow(0, s.first, s.count)}};
+      if (c.documents) batch.inputs.push_back(documents.narrow(0, s.first, s.count));
+      return batch;
     };
-    const StepLoss loss = strategy.gradients(read, static_cast<double>(c.rows * c.length));
+    const StepLoss loss = strategy.gradients(read, valid(targets));
     trace.losses.push_back(strategy.sum({loss.loss.item()})[0]);
     trace.norms.push_back(strategy.clip_grad_norm_(c.clip > 0 ? c.clip : 1e9).item());
     optimizer->step();
@@ -159,25 +266,38 @@ std::uint64_t setting(const char* name, std::uint64_t otherwise) {
   return text ? std::strtoull(text, nullptr, 10) : otherwise;
 }
 
+void check_as_one_process(const Case& c) {
+  INFO(c.str());
+  const Trace one = train(c, "single", nullptr);
+  const auto all = on_ranks<Trace>(c.ranks, [&](const Group& world) { return train(c, c.mesh, world); });
+  for (const Trace& t : all)
+    for (std::size_t s = 0; s < one.losses.size(); ++s) {
+      CHECK(std::abs(t.losses[s] - one.losses[s]) < 1e-10);
+      CHECK(std::abs(t.norms[s] / one.norms[s] - 1) < 1e-9);
+    }
+  REQUIRE(all[0].weights.size() == one.weights.size());
+  for (std::size_t p = 0; p < one.weights.size(); ++p) {
+    INFO(one.weights[p].first);
+    CHECK(all[0].weights[p].first == one.weights[p].first);
+    CHECK(tensor_test::distance(all[0].weights[p].second, one.weights[p].second) < 1e-9);
+  }
+}
+
+void compare_cases(Case (*draw)(std::uint64_t seed), std::uint64_t number) {
+  const std::uint64_t seed = setting("TAPESTRY_FUZZ_SEED", 1), count = setting("TAPESTRY_FUZZ_CASES", number);
+  for (std::uint64_t i = 0; i < count; ++i) check_as_one_process(draw(seed * 1'000'000 + i));
+}
+
 }  // namespace
 
 TEST_CASE("drawn language models train on drawn meshes with a tensor axis as in one process") {
-  const std::uint64_t seed = setting("TAPESTRY_FUZZ_SEED", 1), count = setting("TAPESTRY_FUZZ_CASES", 12);
-  for (std::uint64_t i = 0; i < count; ++i) {
-    const Case c = drawn(seed * 1'000'000 + i);
-    INFO(c.str());
-    const Trace one = train(c, "single", nullptr);
-    const auto all = on_ranks<Trace>(c.ranks, [&](const Group& world) { return train(c, c.mesh, world); });
-    for (const Trace& t : all)
-      for (std::size_t s = 0; s < one.losses.size(); ++s) {
-        CHECK(std::abs(t.losses[s] - one.losses[s]) < 1e-10);
-        CHECK(std::abs(t.norms[s] / one.norms[s] - 1) < 1e-9);
-      }
-    REQUIRE(all[0].weights.size() == one.weights.size());
-    for (std::size_t p = 0; p < one.weights.size(); ++p) {
-      INFO(one.weights[p].first);
-      CHECK(all[0].weights[p].first == one.weights[p].first);
-      CHECK(tensor_test::distance(all[0].weights[p].second, one.weights[p].second) < 1e-9);
-    }
-  }
+  compare_cases(drawn, 12);
+}
+
+TEST_CASE("drawn language models train on drawn meshes with a context axis as in one process") {
+  compare_cases(drawn_context, 16);
+}
+
+TEST_CASE("drawn mixtures of experts train on drawn meshes with an expert axis as in one process") {
+  compare_cases(drawn_experts, 10);
 }

@@ -316,10 +316,117 @@ TEST_CASE("a checkpoint of ranks that share key and value heads is whole, and lo
   close(step(*plain, own), "one process");
 }
 
+namespace {
+
+// Gives a divided model's whole tensors. Collective.
+nn::StateDict whole_state_of(const nn::Module& net) {
+  nn::StateDict whole;
+  for (const auto& [name, p] : net.named_parameters()) {
+    const Tensor all = empty(p.layout()->whole_sizes(), {p.dtype(), kCPU});
+    p.layout()->gather(0, all);
+    whole.emplace_back(name, all);
+  }
+  return whole;
+}
+
+void compare_adapters(const std::function<std::unique_ptr<nn::LanguageModel>()>& make, int ranks) {
+  const auto with_adapters = [&] {
+    auto net = make();
+    nn::add_lora(*net, {.r = 2, .lora_alpha = 3, .target_modules = {"all-linear"}});
+    const NoGradGuard no_grad;  // an untrained B is zero
+    for (const auto& [path, adapter] : nn::lora_adapters(*net)) {
+      adapter->A.copy_(wave(adapter->A.sizes(), 0.53) * 0.4);
+      adapter->B.copy_(wave(adapter->B.sizes(), 0.71) * 0.4);
+    }
+    return net;
+  };
+  const auto loss_of = [](nn::LanguageModel& net) {
+    return net(ids_of(0, 2), {.targets = targets_of(0, 2)});
+  };
+  const auto one = with_adapters();
+  loss_of(*one).backward();
+  Gradients expected;
+  for (const auto& [name, p] : one->named_parameters())
+    if (p.requires_grad()) expected[name] = p.grad().clone();
+  REQUIRE(!expected.empty());
+  optim::SGD optimizer(one->parameters(), {.lr = 0.1});
+  optimizer.step();
+  const nn::StateDict trained = nn::lora_state_dict(*one);
+  nn::merge_lora(*one);
+  const Tensor logits = (*one)(ids_of(0, 2)).detach();
+  for (const bool sequence : {false, true})
+    on_ranks<int>(ranks, [&](const Group& world) {
+      Mesh mesh = mesh_of(world, ranks);
+      const auto net = with_adapters();
+      const std::string what = concat({net->type_name(), ", ", ranks, " ranks, sequence=", sequence});
+      tensor_parallel(*net, mesh["tensor"], tensor_plan(*net, ranks), {.sequence = sequence});
+      loss_of(*net).backward();
+      for (const auto& [name, p] : net->named_parameters()) {
+        if (!p.requires_grad()) continue;
+        const Tensor mine = p.layout()->boxes(0).of(expected.at(name));
+        require(distance(p.grad(), mine) < 1e-10, what, ": the gradient of ", name);
+      }
+      optim::SGD own(net->parameters(), {.lr = 0.1});
+      own.step();
+      const NoGradGuard none;
+      std::string error;
+      try {
+        nn::lora_state_dict(*net);
+      } catch (const ValueError& e) {
+        error = e.what();
+      }
+      require(error.find("is divided") != std::string::npos, what, ": ", error);
+      const nn::StateDict whole = nn::lora_state_dict(*net, whole_state_of(*net));
+      require(whole.size() == trained.size(), what, ": ", whole.size(), " tensors");
+      for (std::size_t i = 0; i < whole.size(); ++i)
+        require(whole[i].first == trained[i].first && distance(whole[i].second, trained[i].second) < 1e-10,
+                what, ": ", whole[i].first);
+      require(distance((*net)(ids_of(0, 2)), logits) < 1e-11, what, ": the logits");
+      nn::merge_lora(*net);
+      require(distance((*net)(ids_of(0, 2)), logits) < 1e-11, what, ": the merged logits");
+      nn::unmerge_lora(*net);
+      require(distance((*net)(ids_of(0, 2)), logits) < 1e-11, what, ": the logits after unmerge_lora()");
+      return 0;
+    });
+}
+
+}  // namespace
+
+TEST_CASE("adapters of divided layers train, merge and are saved as in one process") {
+  for (const int ranks : {2, 4}) compare_adapters([] { return make_llama(true); }, ranks);
+  compare_adapters([] { return make_gpt2(true); }, 2);
+}
+
+TEST_CASE("an adapter of a divided layer drops the same elements on all ranks") {
+  // With equal inputs and rows of B that are equal, the outputs of the ranks differ only by what is dropped.
+  const auto outputs = on_ranks<Tensor>(2, [](const Group& world) {
+    Generator generator(5);
+    Context context = current_context();
+    context.generator = &generator;
+    const ContextGuard guard(context);
+    Mesh mesh = mesh_of(world, 2);
+    nn::Sequential net(nn::make<nn::Sequential>(nn::make<nn::Linear>(16, 8)));
+    net.to(DType::f64);
+    nn::add_lora(net, {.r = 2, .lora_dropout = 0.5, .target_modules = {"all-linear"}});
+    for (const nn::Parameter& p : net.parameters()) p.detach().fill_(0.5);
+    tensor_parallel(net, mesh["tensor"], {{{"0", TensorStyle::input}, {"0.0", TensorStyle::column}}});
+    return net(wave({3, 16}, 0.3)).detach();
+  });
+  CHECK(outputs[0].equal(outputs[1]));
+  CHECK(outputs[0].size(1) == 4);
+}
+
 TEST_CASE("a plan names heads that ranks cannot divide, and models that it does not know") {
   nn::Llama net(llama_config(true));
-  CHECK_THROWS_WITH(tensor_plan(net, 3),
-                    Catch::Matchers::Contains("4 heads and 2 key and value heads, which 3 ranks"));
+  CHECK_THROWS_WITH(
+      tensor_plan(net, 3),
+      Catch::Matchers::Contains("4 heads and 2 key and value heads, which an axis of 3 ranks cannot divide; "
+                                "choose 2 ranks"));
+  nn::Gpt2 four({.vocab_size = 8, .n_positions = 4, .n_embd = 8, .n_layer = 1, .n_head = 4});
+  CHECK_THROWS_WITH(tensor_plan(four, 3),
+                    Catch::Matchers::Contains("4 heads") && Catch::Matchers::Contains("choose 2 ranks"));
+  CHECK_NOTHROW(
+      tensor_plan(nn::Gpt2({.vocab_size = 8, .n_positions = 4, .n_embd = 10, .n_layer = 1, .n_head = 5}), 3));
   nn::Linear layer({.in_features = 2, .out_features = 2});
   CHECK_THROWS_WITH(tensor_plan(layer, 2),
                     Catch::Matchers::Contains("no ready plan for the modules of Linear"));

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "tests/support/catch.h"
+#include "tests/support/files.h"
 #include "tests/tensor_parallel/support.h"
 
 using namespace tensor_test;
@@ -55,7 +56,10 @@ TEST_CASE("a divided MLP has the result and the gradients of one process, also b
       tensor_parallel(net, tensor, kPlan, {.sequence = c.sequence});
       const int parts = shard.size(), rows = 4 / parts, first = shard.coordinate() * rows;
       if (parts > 1) fully_shard(net, {.group = shard.group(), .reduce = ReduceOp::sum});
-      const Tensor own = x.narrow(0, first, rows).clone().set_requires_grad(true), out = net(own);
+      const Tensor own = x.narrow(0, first, rows).clone().set_requires_grad(true);
+      set_placement(own, tensor, Placement::invariant());
+      const Tensor out = net(own);
+      require_placement(out, tensor, Placement::invariant());
       require(distance(out, y.narrow(0, first, rows)) < 1e-12, what, ": the result");
       for (int pass = 0; pass < 2; ++pass) {  // gradients are added to what there is
         net.zero_grad();
@@ -127,40 +131,122 @@ TEST_CASE("an embedding is divided by words and by features, and knows its paddi
 }
 
 TEST_CASE("a Transformer encoder is divided by heads, with masks for each of them") {
-  constexpr std::int64_t kHeads = 4, kLength = 3;
-  const auto make = [] {
+  constexpr std::int64_t kLength = 3;
+  const auto make = [](std::int64_t heads) {
     static std::mutex mutex;  // ranks are threads, and share the generator
     const std::lock_guard lock(mutex);
     auto net = std::make_unique<nn::TransformerEncoder>(nn::TransformerEncoder::Options{
-        .layer = {.d_model = 8, .nhead = kHeads, .dim_feedforward = 5, .dropout = 0, .batch_first = true},
+        .layer =
+            {.d_model = 2 * heads, .nhead = heads, .dim_feedforward = 5, .dropout = 0, .batch_first = true},
         .num_layers = 2,
         .norm = true});
     net->to(DType::f64);
     test::fill_by_formula(*net);
     return net;
   };
-  const Tensor x = wave({2, kLength, 8}, 1.9);
-  // Another mask for each head: true marks keys that a query must not see.
-  Tensor masks = wave({2 * kHeads, kLength, kLength}, 0.9) > 0.3;
-  const auto one = make();
-  const Tensor y = (*one)(x, {.mask = masks});
-  (y * wave(y.sizes(), 0.4)).sum().backward();
-  const Gradients expected = gradients_of(*one);
-  for (const int tensors : {2, 4})
-    on_ranks<int>(tensors, [&](const Group& world) {
+  for (const auto& [heads, tensors] : {std::pair(4, 2), {4, 4}, {5, 2}, {5, 3}}) {
+    const Tensor x = wave({2, kLength, 2 * heads}, 1.9);
+    // Another mask for each head: true marks keys that a query must not see.
+    const Tensor masks = wave({2 * heads, kLength, kLength}, 0.9) > 0.3;
+    const auto one = make(heads);
+    const Tensor y = (*one)(x, {.mask = masks});
+    (y * wave(y.sizes(), 0.4)).sum().backward();
+    const Gradients expected = gradients_of(*one);
+    on_ranks<int>(tensors, [&, heads = heads, tensors = tensors](const Group& world) {
       Mesh mesh = mesh_of(world, tensors);
-      const auto net = make();
+      const auto net = make(heads);
       TensorPlan plan = tensor_plan(*net, tensors);
       if (tensors == 4)  // 5 hidden features are 2, 2, 1 and 0: leave them whole
         std::erase_if(plan.rules,
                       [](const TensorRule& r) { return r.path.find("linear") != std::string::npos; });
       tensor_parallel(*net, mesh["tensor"], plan);
       const Tensor out = (*net)(x, {.mask = masks});
-      require(distance(out, y) < 1e-12, "the result on ", tensors, " ranks");
+      require(distance(out, y) < 1e-12, heads, " heads: the result on ", tensors, " ranks");
       (out * wave(y.sizes(), 0.4)).sum().backward();
-      require_gradients(*net, expected, concat({tensors, " ranks"}));
+      require_gradients(*net, expected, concat({heads, " heads, ", tensors, " ranks"}));
       return 0;
     });
+  }
+}
+
+namespace {
+
+// Gate and up in one matrix, of 5 features each: 3 and 2 on two ranks; 2, 2 and 1 on three.
+struct FusedMlp : nn::Module {
+  nn::Linear& gate_up = add<nn::Linear>("gate_up", {.in_features = 4, .out_features = 10});
+  nn::Linear& down = add<nn::Linear>("down", {.in_features = 5, .out_features = 4});
+  FusedMlp() {
+    to(DType::f64);
+    test::fill_by_formula(*this);
+  }
+  Tensor forward(const Tensor& x) override {
+    const std::vector<Tensor> parts = gate_up(x).chunk(2, -1);
+    return down(swiglu(parts[0], parts[1]));
+  }
+};
+
+// A step of training. Returns the norm of the gradients.
+double step(FusedMlp& net, optim::AdamW& optimizer, const Tensor& x) {
+  optimizer.zero_grad();
+  net(x).square().sum().backward();
+  const double norm = nn::clip_grad_norm_(net.parameters(), 0.5).item();
+  optimizer.step();
+  return norm;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "ranks divide each block of a fused projection, behind fully_shard too, and checkpoints are whole") {
+  const tests::TempDir dir;
+  const Tensor x = wave({4, 4}, 0.9);
+  FusedMlp one;
+  optim::AdamW optimizer(one.parameters(), {.lr = 0.01});
+  one(x).square().sum().backward();
+  const Gradients expected = gradients_of(one);
+  step(one, optimizer, x);
+  const double norm = step(one, optimizer, x), last = step(one, optimizer, x);
+  const TensorPlan plan{{{"gate_up", Style::column, 1, /*blocks=*/2}, {"down", Style::row}}};
+  for (const auto& [ranks, tensors] : {std::pair(2, 2), {3, 3}, {4, 2}, {6, 3}})
+    on_ranks<int>(ranks, [&, ranks = ranks, tensors = tensors](const Group& world) {
+      Mesh mesh = mesh_of(world, tensors);
+      const Axis tensor = mesh["tensor"], shard = mesh["shard"];
+      const std::string what = concat({ranks, " ranks, tensor=", tensors});
+      const auto make = [&] {
+        auto net = std::make_unique<FusedMlp>();
+        tensor_parallel(*net, tensor, plan);
+        // All ranks along `shard` have all samples.
+        if (shard.size() > 1) fully_shard(*net, {.group = shard.group()});
+        return net;
+      };
+      const auto net = make();
+      const std::int64_t mine = nn::Region::whole({5}).part(0, tensor.coordinate(), tensors).sizes[0];
+      require(net->gate_up.weight.layout()->full_boxes(0).sizes()[0] == 2 * mine, what, ": the rows");
+      (*net)(x).square().sum().backward();
+      require_gradients(*net, expected, what);
+      optim::AdamW own(net->parameters(), {.lr = 0.01});
+      step(*net, own, x);
+      require(std::abs(step(*net, own, x) - norm) < 1e-11, what, ": the norm");
+      const std::string at = concat({ranks, "-", tensors});
+      save_checkpoint(dir / ("whole" + at), world, {net.get(), &own}, {.step = 2});
+      save_sharded(dir / ("parts" + at), world, {net.get(), &own}, {.step = 2});
+      for (const char* const from : {"whole", "parts"}) {
+        const auto other = make();
+        for (const nn::Parameter& p : other->parameters()) p.detach().fill_(1);
+        optim::AdamW again(other->parameters(), {.lr = 0.01});
+        load_sharded(dir / (from + at), {other.get(), &again}, {.rank = world->rank()});
+        require(std::abs(step(*other, again, x) - last) < 1e-11, what, ": loaded from ", from);
+      }
+      return 0;
+    });
+  for (const char* const at : {"2-2", "3-3", "4-2", "6-3"}) {
+    FusedMlp whole, parts;
+    optim::AdamW own(whole.parameters(), {.lr = 0.01}), other(parts.parameters(), {.lr = 0.01});
+    nn::load_checkpoint(dir / (std::string("whole") + at), {&whole, &own});
+    CHECK(std::abs(step(whole, own, x) - last) < 1e-11);
+    load_sharded(dir / (std::string("parts") + at), {&parts, &other});
+    CHECK(std::abs(step(parts, other, x) - last) < 1e-11);
+  }
 }
 
 TEST_CASE("tensor_parallel refuses what it cannot divide, on all ranks and before anything is changed") {
@@ -197,7 +283,7 @@ TEST_CASE("tensor_parallel refuses what it cannot divide, on all ranks and befor
         {{{{"words", Style::vocabulary}, {"head", Style::row}}},
          "Linear head has 4 inputs, of which the last"},
         {{{{"head", Style::column, 4}}}, "has 6 outputs, which are no units of 4"},
-        {{{{"head", Style::column, 3}}}, "has 2 units of 3 outputs, which 3 ranks cannot divide"},
+        {{{{"head", Style::column, 3}}}, "has 2 units of 3 outputs, which 3 ranks cannot share"},
         {{{{"scaled", Style::vocabulary}}}, "max_norm"},
         {{{{"", Style::input}}}, "Embedding words has parameters inside a divided region, and no rule"},
         {{{{"", Style::input}, {"words", Style::residual}}}, "own features alone, and residual divides none"},
@@ -282,7 +368,7 @@ TEST_CASE("initial values are those of one process, on the meta device too") {
       for (const auto& [name, p] : net->named_parameters()) {
         const Tensor whole =
             one->at(name.substr(0, 1)).named_parameters()[name.ends_with("bias")].second.detach();
-        require(distance(p.detach(), p.layout()->region(0).of(whole)) == 0, name, " has other values");
+        require(distance(p.detach(), p.layout()->boxes(0).of(whole)) == 0, name, " has other values");
       }
       return 0;
     });

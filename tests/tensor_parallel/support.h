@@ -1,10 +1,12 @@
 #pragma once
 // Models that tensor ranks divide, and comparisons with one process.
 #include <cmath>
+#include <cstdlib>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "tapestry/distributed/placement/check.h"
 #include "tapestry/tapestry.h"
 #include "tests/distributed/models.h"
 #include "tests/support/distributed.h"
@@ -14,6 +16,14 @@ namespace tensor_test {
 using namespace tapestry;
 using namespace tapestry::distributed;
 using distributed_test::Group, distributed_test::on_ranks, distributed_test::require;
+
+/// All tests of this folder check how tensors are placed. TAPESTRY_CHECK_PLACEMENT=0 leaves the comparisons of
+/// values alone.
+inline const bool kChecks = [] {
+  const char* const text = std::getenv("TAPESTRY_CHECK_PLACEMENT");
+  set_placement_check(!text || std::string(text) != "0");
+  return true;
+}();
 
 /// The ranks as a mesh, `tensor` innermost.
 inline Mesh mesh_of(const Group& world, int tensors) { return {world, {{"shard", -1}, {"tensor", tensors}}}; }
@@ -53,7 +63,7 @@ inline void require_gradients(const nn::Module& net, const Gradients& expected, 
   for (const auto& [name, p] : named) {
     const Tensor& whole = expected.at(name);
     Tensor mine = whole;
-    if (p.layout()) mine = p.layout()->region(0).of(whole);
+    if (p.layout()) mine = p.layout()->boxes(0).of(whole);
     if (mine.numel() == 0) continue;
     require(p.grad().defined(), what, ": ", name, " has no gradient");
     const double off = distance(p.grad().reshape(mine.sizes()), mine);

@@ -48,10 +48,13 @@ TEST_CASE("the loss of a divided vocabulary and its gradients are those of the w
             .reduction = c.reduction, .label_smoothing = c.smoothing, .chunk_rows = c.chunk};
         for (const bool of_logits : {false, true}) {
           const Tensor leaf = x(), part = own.of(weight().detach()).clone().set_requires_grad(true);
+          set_placement(leaf, tensor, Placement::invariant());
+          set_placement(part, tensor, Placement::sharded(0));
           const Tensor input = convert(leaf, tensor, Placement::invariant(), Placement::replicated());
           const Tensor loss =
               of_logits ? vocab_parallel_cross_entropy(linear(input, part), target, tensor, kWords, params)
                         : vocab_parallel_linear_cross_entropy(input, part, target, tensor, kWords, params);
+          require_placement(loss, tensor, Placement::invariant());
           const Result mine = result_of(loss, leaf, part);
           require(std::abs(mine.loss - one.loss) < 1e-12 * c.scale, "the loss is ", mine.loss, ", not ",
                   one.loss);
@@ -80,9 +83,10 @@ TEST_CASE("the loss of a divided vocabulary divides by a count that bf16 cannot 
       const Axis tensor = mesh["tensor"];
       const nn::Region own = nn::Region::whole({kWords, kFeatures}).part(0, world->rank(), 2);
       const Tensor leaf = x.clone().requires_grad_(), part = own.of(weight).clone().requires_grad_();
+      set_placement(part, tensor, Placement::sharded(0));
       const Tensor input = convert(leaf, tensor, Placement::invariant(), Placement::replicated());
-      const Tensor loss = vocab_parallel_linear_cross_entropy(input, part, target, tensor, kWords,
-                                                              {.chunk_rows = chunk});
+      const Tensor loss =
+          vocab_parallel_linear_cross_entropy(input, part, target, tensor, kWords, {.chunk_rows = chunk});
       (loss * 1.75).backward();
       require(std::abs(loss.item() / one.item() - 1) < 3 * kRounding, "the loss is ", loss.item(), ", not ",
               one.item());

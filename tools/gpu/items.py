@@ -272,7 +272,9 @@ def small(item):
     elif name == "linear@wgmma":
         sizes = ["72", "136", "72"]
     elif name.startswith("step_resnet18"):
-        sizes = ["3", "32"]
+        # The last batch norms see as many values as there are images. With 3 of them, bf16 gradients are off by three times
+        # their largest element, in PyTorch too; with 8, by 0.8.
+        sizes = ["3" if dtype == "f32" else "8", "32"]
     elif name.startswith("step_gpt2@"):
         sizes = ["2", "4", "1", "16", "11"]
     elif item.kind == "step":

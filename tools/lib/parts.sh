@@ -44,7 +44,7 @@ folders_of() {
     distributed/data_parallel/*) printf 'data_parallel' ;;
     distributed/pipeline/*) printf 'pipeline' ;;
     distributed/planner/*) printf 'planner' ;;
-    distributed/tensor/*) printf 'tensor_parallel' ;;
+    distributed/tensor/* | distributed/expert/*) printf 'tensor_parallel' ;;
     distributed/launch/*) printf 'launch' ;;
     core/* | autograd/* | nn/* | data/* | distributed/* | apps/*) printf '%s' "${1%%/*}" ;;
     tools/ptx/runtime/*) printf 'cuda_runtime' ;;

@@ -123,7 +123,6 @@ struct Reader {
     }
     const nn::Region whole = record.whole();
     std::vector<nn::Region> boxes;
-    std::set<int> used;
     for (const Json& entry : array(field(value, "pieces"), "the pieces of " + what)) {
       require(entry.is_array() && entry.size() == 4, "a piece of ", what, " is not a list of shard, first ",
               version == 1 ? "row, rows" : "elements, sizes", " and checksum");
@@ -140,7 +139,6 @@ struct Reader {
       }
       piece.crc32 =
           static_cast<std::uint32_t>(integer(entry[3], "the checksum of a piece of " + what, 0, UINT32_MAX));
-      require(used.insert(piece.shard).second, what, " has two pieces in shard ", piece.shard);
       boxes.push_back(piece.box);
       record.pieces.push_back(std::move(piece));
     }
@@ -381,6 +379,12 @@ StringMap shard_metadata(const std::string& id, int shard, int shards) {
 }
 
 std::string piece_key(const std::string& name) { return "global." + name; }
+
+std::string piece_name(const std::string& name, const TensorRecord& tensor, const Piece& piece) {
+  const auto before =
+      std::count_if(tensor.pieces.data(), &piece, [&](const Piece& p) { return p.shard == piece.shard; });
+  return before == 0 ? name : concat({name, "#", before + 1});
+}
 
 std::string piece_text(const TensorRecord& tensor, const nn::Region& box) {
   std::string shape, offset;

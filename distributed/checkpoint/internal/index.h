@@ -85,6 +85,9 @@ bool is_shard_file(const std::string& name);
 /// The metadata of a shard's file, and the key and the text that say where a tensor of the file belongs.
 StringMap shard_metadata(const std::string& id, int shard, int shards);
 std::string piece_key(const std::string& name);
+/// The name of a piece of `tensor.pieces` in its shard: that of the tensor, or "name#2" for the second piece
+/// of the tensor in the same shard, which a rank has that stores several boxes.
+std::string piece_name(const std::string& name, const TensorRecord& tensor, const Piece& piece);
 std::string piece_text(const TensorRecord& tensor, const nn::Region& box);
 
 std::uint32_t crc32_of(std::uint32_t crc, const Tensor& contiguous);

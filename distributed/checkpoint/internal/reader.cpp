@@ -72,15 +72,15 @@ const SafetensorsFile& ShardReader::shard(int number) {
   require(file->entries().size() == pieces_[at].size(), "has ", file->entries().size(),
           " tensors, but the index lists ", pieces_[at].size());
   for (const Placed& placed : pieces_[at]) {
-    const SafetensorsFile::Entry* const entry = file->find(*placed.name);
-    require(entry != nullptr, "lacks the tensor \"", *placed.name, "\"");
+    const std::string name = piece_name(*placed.name, *placed.tensor, *placed.piece);
+    const SafetensorsFile::Entry* const entry = file->find(name);
+    require(entry != nullptr, "lacks the tensor \"", name, "\"");
     const Shape expected = placed.tensor->sizes_of(placed.piece->box);
-    require(entry->dtype == placed.tensor->dtype && entry->sizes == expected, "has \"", *placed.name,
-            "\" of ", entry->dtype, " ", entry->sizes, ", but the index says ", placed.tensor->dtype, " ",
-            expected);
-    const auto where = file->metadata().find(piece_key(*placed.name));
+    require(entry->dtype == placed.tensor->dtype && entry->sizes == expected, "has \"", name, "\" of ",
+            entry->dtype, " ", entry->sizes, ", but the index says ", placed.tensor->dtype, " ", expected);
+    const auto where = file->metadata().find(piece_key(name));
     const std::string text = piece_text(*placed.tensor, placed.piece->box);
-    require(where != file->metadata().end() && where->second == text, "says that \"", *placed.name, "\" is ",
+    require(where != file->metadata().end() && where->second == text, "says that \"", name, "\" is ",
             where == file->metadata().end() ? "nowhere" : where->second, ", but the index says ", text);
   }
   if (order_.size() == kMaxOpen) {
@@ -111,9 +111,9 @@ void ShardReader::read(const std::string& name, const nn::Region& box, const Rec
         static_cast<std::int64_t>(std::max<std::uint64_t>(kReadBytes / tensor.row_bytes(piece.box), 1));
     for (std::int64_t row = 0; row < part.sizes[0]; row += most) {
       const nn::Region where = rows_of(part, row, (std::min)(most, part.sizes[0] - row));
-      const Tensor rows =
-          shard(piece.shard)
-              .read_rows(stored_name(real), where.first[0] - piece.box.first[0], where.sizes[0]);
+      const Tensor rows = shard(piece.shard)
+                              .read_rows(piece_name(stored_name(real), tensor, piece),
+                                         where.first[0] - piece.box.first[0], where.sizes[0]);
       nn::Region in_rows = inside(where, piece.box);
       in_rows.first[0] = 0;
       fn(in_rows.of(rows), where);

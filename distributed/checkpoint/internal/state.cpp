@@ -72,7 +72,7 @@ int shards_of_process(const ShardedTraining& training) {
 namespace {
 
 Item whole_item(const std::string& name, const Tensor& t, Owner owner = Owner::lowest) {
-  return {name, t.dtype(), t.sizes(), owner, nn::Region::whole(t.sizes()), t.detach()};
+  return {name, t.dtype(), t.sizes(), owner, {{nn::Region::whole(t.sizes())}}, t.detach()};
 }
 
 }  // namespace
@@ -83,7 +83,7 @@ WriterState state_of(const char* op, const ShardedTraining& training, int replic
                        Owner owner) {
     const auto& layout = slot.layout();
     state.items.push_back(layout ? Item{name, local.dtype(), layout->whole_sizes(), Owner::boxes,
-                                        layout->region(replica), local.detach()}
+                                        layout->boxes(replica), local.detach()}
                                  : whole_item(name, local, owner));
   };
   for (const auto* slots : {&training.parameters, &training.buffers}) {
@@ -129,7 +129,7 @@ WriterState state_of(const char* op, const ShardedTraining& training, int replic
             "sharded; save without the optimizer, or use one whose state is like its parameters");
       // A rank without elements of the parameter does not step it, so its counts are old ones.
       const auto& layout = params[n].layout();
-      if (!layout || layout->region(replica).sizes.numel() > 0 || layout->whole_sizes().numel() == 0)
+      if (!layout || layout->boxes(replica).sizes().numel() > 0 || layout->whole_sizes().numel() == 0)
         state.items.push_back(whole_item(kExtra + name, t.tensor));
     }
   }
@@ -151,8 +151,11 @@ std::string describe(const WriterState& state) {
   for (const Item& item : state.items) {
     // The parameters that the ranks should have alike. The optimizer's state follows from them.
     const bool compared = item.owner == Owner::shared && !item.name.starts_with(kTraining);
+    Json boxes = Json::array();
+    for (const nn::Region& box : item.boxes.all)
+      boxes.push_back(Json::array({vector_of(box.first), vector_of(box.sizes)}));
     items.push_back(Json{item.name, static_cast<int>(item.dtype), vector_of(item.sizes),
-                         static_cast<int>(item.owner), vector_of(item.box.first), vector_of(item.box.sizes),
+                         static_cast<int>(item.owner), boxes,
                          compared ? crc32_of(0, item.local.to(kCPU).contiguous()) : std::uint32_t{0}});
   }
   try {
@@ -172,14 +175,17 @@ std::string describe(const WriterState& state) {
 WriterState parse_description(const std::string& text) {
   const Json json = Json::parse(text);
   WriterState state;
-  for (const Json& item : json["items"])
+  for (const Json& item : json["items"]) {
+    nn::Boxes boxes;
+    for (const Json& box : item[4]) boxes.all.push_back({shape_of(box[0]), shape_of(box[1])});
     state.items.push_back({item[0].get<std::string>(),
                            static_cast<DType>(item[1].get<int>()),
                            shape_of(item[2]),
                            static_cast<Owner>(item[3].get<int>()),
-                           {shape_of(item[4]), shape_of(item[5])},
+                           std::move(boxes),
                            {},
-                           item[6].get<std::uint32_t>()});
+                           item[5].get<std::uint32_t>()});
+  }
   state.part_of_model = json["part"].get<bool>();
   state.optimizer = json["optimizer"].get<std::string>();
   state.generators = json["generators"].get<std::string>();
@@ -197,7 +203,7 @@ struct Holders {
   Owner owner = Owner::lowest;
   std::uint32_t values = 0;  // Item::values of the first writer
   std::vector<int> writers;
-  std::vector<Piece> boxes;  // of Owner::boxes, one per writer that stores elements
+  std::vector<Piece> boxes;  // of Owner::boxes, of the writers that store elements
 };
 
 /// Sorts the boxes that writers store, and drops copies: with several groups of shards, several writers have
@@ -270,7 +276,9 @@ Index plan(const char* op, const std::vector<WriterState>& writers, Share share)
             "broadcasts them), or, if each rank has a stage of a pipeline, pass Pipeline::stages() with the "
             "names of the unsplit model (Stage::named())");
       holders.writers.push_back(w);
-      if (item.owner == Owner::boxes && item.box.sizes.numel() > 0) holders.boxes.push_back({w, item.box});
+      if (item.owner != Owner::boxes) continue;
+      for (const nn::Region& box : item.boxes.all)
+        if (box.sizes.numel() > 0) holders.boxes.push_back({w, box});
     }
   }
   // Ranks with different modules would each lack what the others have when they load.

@@ -13,7 +13,7 @@ namespace tapestry::distributed::checkpoint {
 
 /// Who writes a tensor that several writers have.
 enum class Owner {
-  boxes,   ///< each writer writes the box that it stores
+  boxes,   ///< each writer writes the boxes that it stores
   shared,  ///< all writers have equal values and share the work
   lowest   ///< the writer with the lowest number
 };
@@ -24,7 +24,7 @@ struct Item {
   DType dtype = DType::f32;
   Shape sizes;  ///< of the whole tensor
   Owner owner = Owner::lowest;
-  nn::Region box = {};  ///< that `local` has
+  nn::Boxes boxes = {};  ///< that `local` has
   Tensor local = {};
   std::uint32_t values =
       0;  ///< a checksum of `local`, if other writers should have the same; set by describe()

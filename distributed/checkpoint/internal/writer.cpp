@@ -63,26 +63,33 @@ void write_shard(const std::string& folder, Index& index, int shard, const Sourc
   ShardRecord& record = index.shards[static_cast<std::size_t>(shard)];
   StringMap metadata = shard_metadata(index.id, shard, shards);
   std::vector<SafetensorsWriter::Entry> entries;
-  std::map<std::string, Piece*> pieces;
+  struct Entry {
+    const std::string* name;  // of the tensor
+    const TensorRecord* tensor;
+    Piece* piece;
+  };
+  std::map<std::string, Entry> pieces;  // by their names in the shard
   for (auto& [name, tensor] : index.tensors) {
     tensor.block_rows = static_cast<std::int64_t>(std::max<std::uint64_t>(
         kBlockBytes / std::max<std::uint64_t>(tensor.row_bytes(tensor.whole()), 1), 1));
     for (Piece& piece : tensor.pieces) {
       if (piece.shard != shard) continue;
-      entries.push_back({name, tensor.dtype, tensor.sizes_of(piece.box)});
-      metadata[piece_key(name)] = piece_text(tensor, piece.box);
-      pieces.emplace(name, &piece);
+      const std::string here = piece_name(name, tensor, piece);
+      entries.push_back({here, tensor.dtype, tensor.sizes_of(piece.box)});
+      metadata[piece_key(here)] = piece_text(tensor, piece.box);
+      pieces.emplace(here, Entry{&name, &tensor, &piece});
     }
   }
   const std::string path = (fs::path(folder) / record.file).string();
   SafetensorsWriter writer(path, std::move(entries), metadata);
   for (const SafetensorsWriter::Entry& entry : writer.entries()) {
-    Piece& piece = *pieces.at(entry.name);
-    const TensorRecord& tensor = index.tensors.at(entry.name);
+    const Entry& own = pieces.at(entry.name);
+    const TensorRecord& tensor = *own.tensor;
+    Piece& piece = *own.piece;
     std::int64_t rows_done = 0;
     piece.crc32 = 0;
     piece.blocks.assign(tensor.num_blocks(piece), 0);
-    source(entry.name, piece, [&](const Tensor& rows) {
+    source(*own.name, piece, [&](const Tensor& rows) {
       const Tensor dense = rows.contiguous();
       add_to_sums(tensor, piece, dense, rows_done);
       writer.write(dense);

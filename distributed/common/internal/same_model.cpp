@@ -122,19 +122,29 @@ void check_same_values(ProcessGroup& group, const char* op, const NamedTensors& 
         "model is wrapped, which broadcasts rank 0's values");
 }
 
+namespace {
+bool is_cut_by(const nn::TensorSlot& slot, const ProcessGroup& group) {
+  const auto& cuts = slot.layout()->cuts();
+  return std::any_of(cuts.begin(), cuts.end(), [&](const nn::Cut& cut) {
+    return cut.dim >= 0 && cut.group->size() > 1 && cut.group->id(0) == &group;
+  });
+}
+}  // namespace
+
 bool may_have_equal_parts(const nn::TensorSlot& slot, const ProcessGroup& group) {
   if (!slot.layout()) return true;
   const nn::Layout& layout = *slot.layout();
-  return layout.full_region(0) == layout.region(0) &&
-         std::none_of(layout.cuts().begin(), layout.cuts().end(), [&](const nn::Cut& cut) {
-           return cut.dim >= 0 && cut.group->size() > 1 && cut.group->id(0) == &group;
-         });
+  return layout.full_boxes(0) == layout.boxes(0) && !is_cut_by(slot, group);
+}
+
+bool is_divided_along(const nn::TensorSlot& slot, const Axis& axis) {
+  return slot.layout() && is_cut_by(slot, *axis.group());
 }
 
 std::string describe_part(const std::string& name, const nn::TensorSlot& slot) {
   const auto& layout = slot.layout();
-  if (!layout || layout->region(0) == nn::Region::whole(layout->whole_sizes())) return {};
-  return concat({name, " has ", layout->region(0).str(), " of ", layout->whole_sizes(), "\n"});
+  if (!layout || layout->boxes(0) == nn::Boxes{{nn::Region::whole(layout->whole_sizes())}}) return {};
+  return concat({name, " has ", layout->boxes(0).str(), " of ", layout->whole_sizes(), "\n"});
 }
 
 void broadcast_values(ProcessGroup& group, const NamedTensors& tensors, std::string_view what, int root) {

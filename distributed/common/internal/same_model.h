@@ -10,6 +10,7 @@
 
 #include "tapestry/core/tensor.h"
 #include "tapestry/distributed/comm/process_group.h"
+#include "tapestry/distributed/mesh/mesh.h"
 #include "tapestry/nn/parameter.h"
 
 namespace tapestry::distributed {
@@ -39,6 +40,8 @@ void check_same_values(ProcessGroup& group, const char* op, const NamedTensors& 
 /// tensor of it exists in forward() alone (fully_shard). True for parameters that ranks of other groups
 /// divide, such as those of a tensor axis: then describe_part() of all ranks must be equal.
 bool may_have_equal_parts(const nn::TensorSlot& slot, const ProcessGroup& group);
+/// True if ranks of the axis have different parts of what forward computes with.
+bool is_divided_along(const nn::TensorSlot& slot, const Axis& axis);
 /// "fc.weight has [2:4, 0:3] of [4, 3]" in a line, or an empty text if nothing is divided: for
 /// check_same_model().
 std::string describe_part(const std::string& name, const nn::TensorSlot& slot);

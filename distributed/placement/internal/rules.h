@@ -26,6 +26,7 @@ Placement matmul(const PlacementCall& c);
 Placement fully_connected(const PlacementCall& c);
 Placement activated(const PlacementCall& c);
 Placement feed_forward(const PlacementCall& c);
+Placement grouped(const PlacementCall& c);
 Placement convolved(const PlacementCall& c);
 Placement convolved_relu(const PlacementCall& c);
 Placement selected(const PlacementCall& c);

@@ -24,7 +24,13 @@ struct LayerContext {
   std::vector<Axis> axes = {};  ///< all of the strategy, outermost first
   /// All axes over ranks along which parameters are copied (StrategyRow::copies), joined to one. Empty: none.
   std::optional<Axis> copies = {};
+  /// Of these, the axes along which rows divide some parameters instead (StrategyRow::divides), and the
+  /// others joined to one: the copies of such a parameter are along them. Empty: none.
+  std::vector<Axis> dividing = {};
+  std::optional<Axis> copies_of_parts = {};
 
+  /// True if the ranks of an axis of `dividing` have different parts of the parameter.
+  bool is_part(const nn::TensorSlot& slot) const;
   /// The axis of this name, or null if the strategy has none.
   const Axis* other(std::string_view name) const {
     for (const Axis& a : axes)
@@ -160,9 +166,11 @@ struct StrategyRow {
   const char* options = "";  ///< names of the options that it reads, separated by spaces
   Computes computes = Computes::own_samples;
   /// The ranks of the axis have the same parameters, and add their gradients. That is the work of the row
-  /// `replicate`, or of `shard` if there is that axis, along all such axes at once. A row may give some of
-  /// its parameters a Layout along its axis, and so keep them out of the sum along it.
+  /// `replicate`, or of `shard` if there is that axis, along all such axes at once.
   bool copies = false;
+  /// With `copies`: but some parameters the row divides among the ranks of its axis (nn::Layout). Their
+  /// gradients are complete along it when backward ends, and are not added along it.
+  bool divides = false;
   bool splits_model = false;
   std::string_view excludes = {};   ///< an axis with which the row cannot be combined
   const char* excluding = nullptr;  ///< the option that must be off ("none", "0") then; null: never

@@ -116,10 +116,11 @@ namespace {
 // While it exists, slots give converted tensors. fully_shard() may have given them full tensors before.
 class ConvertedParameters {
  public:
-  ConvertedParameters(ResidualStream& stream, const std::vector<nn::Parameter>& slots)
+  ConvertedParameters(const std::vector<nn::Parameter>& slots,
+                      const std::function<Tensor(const Tensor&)>& convert)
       : replica_(current_context().replica) {
     std::vector<Tensor> converted;  // a conversion may throw; then no slot has changed
-    for (const nn::Parameter& slot : slots) converted.push_back(stream.on_stream(slot));
+    for (const nn::Parameter& slot : slots) converted.push_back(convert(slot));
     for (std::size_t i = 0; i < slots.size(); ++i) {
       before_.emplace_back(slots[i], slots[i].is_full(replica_) ? slots[i].tensor() : Tensor());
       before_.back().first.set_full(replica_, converted[i]);
@@ -138,14 +139,13 @@ class ConvertedParameters {
 
 }  // namespace
 
-void convert_parameters_in_calls(nn::Module& module, const std::shared_ptr<ResidualStream>& stream) {
-  std::vector<nn::Parameter> own;
-  for (const auto& [name, slot] : module.named_parameters())
-    if (name.find('.') == std::string::npos) own.push_back(slot);
-  if (own.empty()) return;
-  module.register_forward_scope([stream, own](nn::Module&) -> std::shared_ptr<void> {
-    return std::make_shared<ConvertedParameters>(*stream, own);
-  });
+void convert_parameters_in_calls(nn::Module& module, std::vector<nn::Parameter> parameters,
+                                 std::function<Tensor(const Tensor&)> converted) {
+  if (parameters.empty()) return;
+  module.register_forward_scope(
+      [slots = std::move(parameters), convert = std::move(converted)](nn::Module&) -> std::shared_ptr<void> {
+        return std::make_shared<ConvertedParameters>(slots, convert);
+      });
 }
 
 namespace {

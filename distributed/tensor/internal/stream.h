@@ -2,6 +2,7 @@
 // The residual stream of a model that ranks divide, and the conversions at the borders of its divided
 // regions.
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -77,8 +78,9 @@ class ResidualStream {
   Generator own_;  // of own_numbers(). A member, because graphs keep the context in which they were recorded
 };
 
-/// Registers a scope around the module's calls in which its own parameters are those of stream.on_stream().
-void convert_parameters_in_calls(nn::Module& module, const std::shared_ptr<ResidualStream>& stream);
+/// Registers a scope around the module's calls in which these parameters give `converted` of them.
+void convert_parameters_in_calls(nn::Module& module, std::vector<nn::Parameter> parameters,
+                                 std::function<Tensor(const Tensor&)> converted);
 
 /// In calls of the module in training, random numbers are this rank's own. They follow from the number that
 /// all ranks would draw next, so a call that is repeated with the same state of the generator, as

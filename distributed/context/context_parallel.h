@@ -1,0 +1,93 @@
+#pragma once
+// Context parallelism of a model: the ranks of an axis divide each sequence, and the layers of attention
+// communicate.
+//
+//   distributed::Mesh mesh(world, {{"context", 4}});
+//   nn::Llama model(config);
+//   const auto context = distributed::context_parallel(model, mesh["context"]);
+//   // The same batch on all ranks, and each computes with its rows. Its loss is the mean of its own targets.
+//   model(context.own_part(ids, 1), {.targets = context.own_part(next_ids, 1)}).backward();
+//
+// The gradient of a parameter on a rank is that of this rank's loss, so the ranks add them, as ranks that
+// read different samples do. The axis `context` of a Strategy does all of it.
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "tapestry/core/tensor.h"
+#include "tapestry/distributed/context/sequence.h"
+#include "tapestry/distributed/mesh/mesh.h"
+#include "tapestry/nn/layers/divided_sequence.h"
+#include "tapestry/nn/module.h"
+
+namespace tapestry::distributed {
+
+/// The functions of attention.h. `automatic`: see choose_attention().
+enum class ContextAttention : std::uint8_t { automatic, gathered, ring, all_to_all };
+/// "auto", "gathered", "ring" or "all-to-all".
+const char* name_of(ContextAttention attention);
+/// Throws ValueError for another name.
+ContextAttention context_attention_of(std::string_view name);
+
+struct ContextParallelOptions {
+  ContextAttention attention = ContextAttention::automatic;
+  /// The ranks that divide the heads of each attention, beside this axis: the size of a tensor axis.
+  int head_ranks = 1;
+  /// Calls may have documents (TokenContext::documents). Then `automatic` leaves out the ring, which has no
+  /// masks of them.
+  bool documents = false;
+};
+
+class DividedAttention;
+
+/// A handle to a model whose sequences ranks divide. It may be dropped.
+class ContextParallel {
+ public:
+  explicit ContextParallel(std::shared_ptr<DividedAttention> attention) : attention_(std::move(attention)) {}
+  /// The form that was chosen; not `automatic`.
+  ContextAttention attention() const;
+  SequenceOrder order() const;
+  /// This rank's rows of dimension `dim` of a tensor that all ranks have. Throws ValueError if the ranks
+  /// cannot divide them equally.
+  Tensor own_part(const Tensor& whole, std::int64_t dim) const;
+  /// The bytes that attention sends on this rank since the last reset_report(). It is counted when forward
+  /// runs, and includes the backward of what grad mode would record: see attention.h. Layers that
+  /// checkpoint() recomputes count twice.
+  std::int64_t bytes_sent() const;
+  void reset_report() const;
+
+ private:
+  std::shared_ptr<DividedAttention> attention_;
+};
+
+/// From now on each call of the module gets this rank's rows of its sequences, and its layers of
+/// self-attention attend to the rows of all ranks: LlamaAttention, Gpt2Attention, OlmoeAttention, and
+/// MultiheadAttention without masks. Layers that know positions, such as rotary embeddings, compute with
+/// those of this rank's rows. A position that a model of your own computes must come with the batch.
+/// MixtureOfExperts balances the tokens of each rank, as it does where ranks read different samples.
+///
+/// A call with a cache computes whole sequences on each rank and communicates nothing, so that models can
+/// generate text. All other calls are collective over the axis.
+///
+/// Throws ValueError, on every rank, for a module without self-attention, and for layers that would mix the
+/// rows of one rank as if they were the whole sequence: recurrent layers, convolutions, pools, BatchNorm
+/// (SyncBatchNorm is right), GroupNorm, InstanceNorm, EmbeddingBag, and decoder layers with cross-attention.
+/// The call of an attention with dropout throws ValueError too.
+ContextParallel context_parallel(nn::Module& module, const Axis& axis,
+                                 const ContextParallelOptions& options = {});
+
+/// The form for attentions with these heads, over `ranks` ranks. Candidates are those that give all ranks
+/// equal work: without a causal mask all forms, and with one the ring and the all-to-all, because the last of
+/// contiguous parts sees most keys. The all-to-all needs heads that the ranks divide, and the ring causal
+/// layers without documents, so that all can have the zigzag order. Of these the one that sends the fewest
+/// elements in forward and backward is chosen; gathered_attention() if there is none.
+ContextAttention choose_attention(const std::vector<nn::SequenceModule::Heads>& layers, int ranks,
+                                  bool documents);
+
+/// Elements that a rank sends for one row and one feature of a head, in forward and in backward, by
+/// attention.h: of an attention with so many heads. `automatic` is no form.
+std::array<double, 2> elements_sent(ContextAttention form, const nn::SequenceModule::Heads& heads, int ranks);
+
+}  // namespace tapestry::distributed

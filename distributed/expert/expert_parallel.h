@@ -1,0 +1,75 @@
+#pragma once
+// Expert parallelism: the ranks of an axis divide the experts of each mixture of experts. Each rank computes
+// other samples, and sends each token to the ranks that have its experts.
+//
+//   distributed::Mesh mesh(world, {{"replicate", 2}, {"expert", 4}});
+//   nn::Olmoe model(config);                                     // may be on the meta device
+//   distributed::expert_parallel(model, mesh["expert"]);
+//
+// Sources: Lepikhin et al., "GShard: scaling giant models with conditional computation and automatic
+// sharding", 2020; without dropped tokens and with unequal parts, Gale et al., "MegaBlocks", 2022.
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "tapestry/distributed/comm/process_group.h"
+#include "tapestry/distributed/mesh/mesh.h"
+#include "tapestry/nn/module.h"
+
+namespace tapestry::distributed {
+
+struct ExpertParallelOptions {
+  /// Where parameters and buffers on the meta device get their memory and their initial values, one at a
+  /// time. If nullopt, the current device, or the one around a DeviceGuard of the meta device.
+  std::optional<Device> device = {};
+};
+
+/// A handle to a divided model. It may be dropped.
+class ExpertParallel {
+ public:
+  struct Sent {
+    std::int64_t bytes = 0;
+  };
+  explicit ExpertParallel(std::shared_ptr<Sent> sent) : sent_(std::move(sent)) {}
+  /// The bytes of tokens and results that this rank has sent to other ranks since the last reset_report(),
+  /// and of their gradients. It is counted when forward runs, and includes the backward of what grad mode
+  /// would record. The counts, 8 bytes for each expert, are left out.
+  std::int64_t bytes_sent() const { return sent_->bytes; }
+  void reset_report() const { sent_->bytes = 0; }
+
+ private:
+  std::shared_ptr<Sent> sent_;
+};
+
+/// Divides the experts of each nn::MixtureOfExperts in the module among the ranks of the axis: a rank keeps
+/// ceil(num_experts / ranks) experts, and the last ranks may get fewer. All other parameters are copied. The
+/// parts and the copies have a nn::Layout, so that clipping, optimizers, GradScaler and checkpoints work as
+/// in one process: a checkpoint has whole tensors under their names, and loads on other meshes. Initial
+/// values are those of a model in one process: the first rank's whole parameters are broadcast, one at a
+/// time, and each rank keeps its part.
+///
+/// A call of a layer is collective over the axis. The ranks may have different numbers of tokens, also none.
+/// They exchange the number of tokens of each expert, then the tokens, and after the products the results;
+/// backward exchanges gradients on the same ways. The host waits for a GPU once in each call. Router,
+/// capacity, auxiliary loss and shared experts compute from this rank's tokens alone, as in
+/// DistributedDataParallel.
+///
+/// The gradient of an expert is the sum over all ranks' losses when backward ends. So it must not be added
+/// along this axis again, and no division by the number of ranks follows: divide the losses before backward,
+/// as a Strategy does. The gradients of the other parameters are this rank's own, and must be added along
+/// this axis. A Strategy with the axis `expert` does both. Without one, wrap the model twice: in a
+/// DistributedDataParallel over copies of the experts, if there are any, and in one over all ranks, each with
+/// DdpOptions::ignored_parameters and ReduceOp::sum.
+///
+/// Collective over the axis. Throws ValueError on every rank, before anything is changed, if the module has
+/// no MixtureOfExperts, a rank would have no expert of one, its experts are divided already, or the ranks'
+/// models differ.
+ExpertParallel expert_parallel(nn::Module& module, const Axis& axis,
+                               const ExpertParallelOptions& options = {});
+
+/// Calls MixtureOfExperts::update_router_bias() of each layer that has a bias, with the tokens that all ranks
+/// of the group have counted. `group` has the ranks that compute other samples or positions. Collective: one
+/// all-reduce. Call it before each step of the optimizer.
+void update_router_bias(const nn::Module& module, ProcessGroup& group);
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,310 @@
+// Mixtures whose experts ranks divide, against one process in float64.
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tapestry/distributed/expert/internal/exchange.h"
+#include "tapestry/nn/layers/moe.h"
+#include "tests/support/catch.h"
+#include "tests/tensor_parallel/support.h"
+
+using namespace tensor_test;
+using nn::MixtureOfExperts;
+
+namespace {
+
+constexpr std::int64_t kDim = 4;
+
+MixtureOfExperts::Options small(std::int64_t experts) {
+  return {.embed_dim = kDim, .hidden_dim = 3, .num_experts = experts, .top_k = 2};
+}
+
+// Weights that are large enough that the router prefers some experts. With `all_to`, every token's first
+// expert is that one.
+void fill(MixtureOfExperts& moe, std::optional<std::int64_t> all_to = {}) {
+  moe.to(DType::f64);
+  const NoGradGuard no_grad;
+  int k = 0;
+  for (const auto& [name, p] : moe.named_parameters()) {
+    p->copy_(wave(p->sizes(), 0.7 + 0.1 * k, k) * 2);
+    ++k;
+  }
+  if (all_to) moe.gate.weight[*all_to].copy_(full({kDim}, 50.0, DType::f64));
+}
+
+// The tokens of a rank. All elements are positive, for fill(all_to).
+Tensor tokens_of(int rank, std::int64_t count) { return wave({count, kDim}, 1.3, 2 + rank) + 1.5; }
+Tensor loss_of(MixtureOfExperts& moe, const Tensor& x, int rank) {
+  return (moe(x) * wave(x.sizes(), 0.9, rank)).sum() + moe.auxiliary_loss();
+}
+
+struct Case {
+  std::string name;
+  MixtureOfExperts::Options options;
+  std::vector<std::int64_t> tokens;  // of each rank
+  std::optional<std::int64_t> all_to = {};
+};
+
+std::vector<Case> cases() {
+  MixtureOfExperts::Options capacity = small(4), sigmoid = small(4), one = small(3);
+  capacity.capacity_factor = 0.6;
+  capacity.balance = nn::RouterBalance::auxiliary_loss, capacity.aux_loss_coef = 0.5;
+  sigmoid.score = nn::RouterScore::sigmoid, sigmoid.shared_hidden_dim = 5, sigmoid.z_loss_coef = 0.3;
+  sigmoid.norm_topk_prob = false;
+  one.top_k = 1;
+  return {{"two ranks", small(4), {5, 3}},
+          {"uneven experts", small(5), {4, 7, 2}},
+          {"a rank without tokens", small(4), {6, 0}},
+          {"all tokens to one expert, and others without tokens", one, {3, 4, 2}, 1},
+          {"one token of all ranks", small(5), {0, 1, 0}},
+          {"no token at all", small(4), {0, 0}},
+          {"capacity and an auxiliary loss", capacity, {9, 4}},
+          {"sigmoid, a shared expert and a z-loss", sigmoid, {3, 5, 2, 1}}};
+}
+
+// What each rank shall have: results and gradients of its tokens, and gradients of the parameters.
+struct Expected {
+  std::vector<Tensor> y, dx;
+  std::vector<Gradients> gradients;
+};
+
+Expected expected_of(const Case& c) {
+  MixtureOfExperts moe(c.options);
+  fill(moe, c.all_to);
+  Expected e;
+  Gradients experts;
+  for (int r = 0; r < static_cast<int>(c.tokens.size()); ++r) {
+    for (const nn::Parameter& p : moe.parameters()) p.tensor().set_grad(zeros_like(p.detach()));
+    const Tensor x = tokens_of(r, c.tokens[static_cast<std::size_t>(r)]);
+    x.set_requires_grad(true);
+    e.y.push_back(moe(x).detach());
+    loss_of(moe, x, r).backward();
+    e.dx.push_back(x.grad().clone());
+    e.gradients.push_back(gradients_of(moe));
+    for (const char* const name : {"experts.gate_up_proj", "experts.down_proj"}) {
+      Tensor& sum = experts[name];
+      sum = sum.defined() ? sum + e.gradients.back().at(name) : e.gradients.back().at(name);
+    }
+  }
+  for (Gradients& g : e.gradients)
+    for (const auto& [name, sum] : experts) g[name] = sum;
+  return e;
+}
+
+std::string error_of(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const ValueError& e) {
+    return e.what();
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("divided experts compute results and gradients of one process") {
+  for (const Case& c : cases())
+    for (const bool recomputes : {false, true}) {
+      INFO(c.name << (recomputes ? ", recomputed" : ""));
+      const Expected e = expected_of(c);
+      on_ranks<int>(static_cast<int>(c.tokens.size()), [&](const Group& world) {
+        const int rank = world->rank();
+        const auto at = static_cast<std::size_t>(rank);
+        const Mesh mesh(world, {{"expert", -1}});
+        MixtureOfExperts moe(c.options);
+        fill(moe, c.all_to);
+        const ExpertParallel divided = expert_parallel(moe, mesh["expert"]);
+        for (const nn::Parameter& p : moe.parameters()) p.tensor().set_grad(zeros_like(p.detach()));
+        const Tensor x = tokens_of(rank, c.tokens[at]);
+        x.set_requires_grad(true);
+        require(tensor_test::distance(moe(x), e.y[at]) < 1e-12, c.name, ": results");
+        const Tensor loss = recomputes ? checkpoint([&](const Tensor& t) { return loss_of(moe, t, rank); }, x)
+                                       : loss_of(moe, x, rank);
+        loss.backward();
+        require(tensor_test::distance(x.grad(), e.dx[at]) < 1e-11, c.name, ": gradient of the tokens");
+        require_gradients(moe, e.gradients[at], c.name);
+        const bool sends = c.name != "no token at all";
+        require((divided.bytes_sent() > 0) == sends || c.tokens[at] == 0, c.name, ": bytes");
+        return 0;
+      });
+    }
+}
+
+TEST_CASE("gradients of gradients pass through the exchange") {
+  const std::vector<std::int64_t> tokens{3, 4};
+  const auto second = [&](MixtureOfExperts& moe, int rank) {
+    const Tensor x = tokens_of(rank, tokens[static_cast<std::size_t>(rank)]);
+    x.set_requires_grad(true);
+    const Tensor dx =
+        autograd::grad({loss_of(moe, x, rank)}, {x}, autograd::GradOptions{.create_graph = true})[0];
+    dx.square().sum().backward();
+    return x.grad().clone();
+  };
+  MixtureOfExperts one(small(4));
+  fill(one);
+  std::vector<Tensor> expected{second(one, 0), second(one, 1)};
+  const Gradients sums = gradients_of(one);
+  on_ranks<int>(2, [&](const Group& world) {
+    const Mesh mesh(world, {{"expert", 2}});
+    MixtureOfExperts moe(small(4));
+    fill(moe);
+    expert_parallel(moe, mesh["expert"]);
+    const Tensor xx = second(moe, world->rank());
+    require(tensor_test::distance(xx, expected[static_cast<std::size_t>(world->rank())]) < 1e-10,
+            "of tokens");
+    for (const nn::Parameter& p : {moe.experts.gate_up_proj, moe.experts.down_proj}) {
+      const char* const name =
+          p.is_same(moe.experts.down_proj) ? "experts.down_proj" : "experts.gate_up_proj";
+      const Tensor own = p.layout()->region(0).of(sums.at(name));
+      require(tensor_test::distance(p.grad(), own) < 1e-10, name);
+    }
+    return 0;
+  });
+}
+
+TEST_CASE("received rows are ordered by expert, and empty groups take no place") {
+  // From rank 0: 2 rows for expert 0, none for 1, 1 for 2. From rank 1: 1, 3, 0.
+  ExpertCounts counts;
+  counts.experts = 3;
+  counts.received = {3, 4};
+  counts.by_source = {2, 0, 1, 1, 3, 0};
+  CHECK(order_by_expert(counts) == std::vector<std::int64_t>{0, 1, 3, 4, 5, 6, 2});
+  CHECK(counts.of_expert(0) == 3);
+  CHECK(counts.of_expert(1) == 3);
+  CHECK(counts.of_expert(2) == 1);
+}
+
+TEST_CASE("the numbers of a full parameter are kept by parts, also from the meta device") {
+  manual_seed(3);
+  const MixtureOfExperts whole(small(5));
+  std::mutex mutex;  // ranks are threads, and share the generator
+  on_ranks<int>(3, [&](const Group& world) {
+    std::unique_ptr<MixtureOfExperts> moe;
+    {
+      const DeviceGuard meta(kMeta);
+      moe = std::make_unique<MixtureOfExperts>(small(5));
+    }
+    const Mesh mesh(world, {{"expert", 3}});
+    if (world->rank() == 0) {
+      // The first rank's values are those of all.
+      const std::lock_guard lock(mutex);
+      manual_seed(3);
+      moe = std::make_unique<MixtureOfExperts>(small(5));
+    }
+    expert_parallel(*moe, mesh["expert"], {.device = kCPU});
+    const auto named = whole.named_parameters();
+    for (const auto& [name, p] : moe->named_parameters()) {
+      const auto same =
+          std::find_if(named.begin(), named.end(), [&](const auto& n) { return n.first == name; });
+      const Tensor own = p.layout()->region(0).of(same->second);
+      require(p.sizes() == own.sizes() && tensor_test::distance(p.to(DType::f64), own.to(DType::f64)) == 0,
+              name);
+    }
+    require(moe->experts.gate_up_proj->size(0) == (world->rank() == 2 ? 1 : 2), "parts of 5 experts");
+    return 0;
+  });
+}
+
+TEST_CASE("the bias of routers moves by the tokens of all ranks") {
+  MixtureOfExperts::Options options = small(4);
+  options.balance = nn::RouterBalance::bias, options.bias_update_rate = 0.25;
+  MixtureOfExperts one(options);
+  fill(one);
+  one(cat({tokens_of(0, 5), tokens_of(1, 2)}, 0));
+  one.update_router_bias();
+  const std::vector<double> expected = one.gate.expert_bias->to_vector<double>();
+  on_ranks<int>(2, [&](const Group& world) {
+    const Mesh mesh(world, {{"expert", 2}});
+    MixtureOfExperts moe(options);
+    fill(moe);
+    expert_parallel(moe, mesh["expert"]);
+    moe(tokens_of(world->rank(), world->rank() == 0 ? 5 : 2));
+    update_router_bias(moe, *world);
+    require(moe.gate.expert_bias->to_vector<double>() == expected, "the bias");
+    require(moe.tokens_per_expert().sum().item() == 0, "counts begin anew");
+    return 0;
+  });
+}
+
+TEST_CASE("what cannot be divided is an error of all ranks") {
+  on_ranks<int>(3, [&](const Group& world) {
+    const Mesh mesh(world, {{"expert", 3}});
+    const auto refuses = [&](nn::Module& module, const std::string& text) {
+      const std::string error = error_of([&] { expert_parallel(module, mesh["expert"]); });
+      require(error.find(text) != std::string::npos, "\"", text, "\" is not in \"", error, "\"");
+    };
+    nn::Linear linear({.in_features = 2, .out_features = 2});
+    refuses(linear, "has no MixtureOfExperts");
+    MixtureOfExperts four(small(4)), five(small(5));
+    refuses(four, "has 4 experts, of which the last of 3 ranks would have none");
+    require(!four.experts.gate_up_proj.layout(), "nothing has changed");
+    expert_parallel(five, mesh["expert"]);
+    refuses(five, "is divided already");
+    MixtureOfExperts other(small(world->rank() == 1 ? 5 : 6));
+    refuses(other, "mixture");
+    // DistributedDataParallel would average different experts.
+    const std::string error = error_of([&] {
+      DistributedDataParallel<MixtureOfExperts> ddp(five,
+                                                    DdpOptions{.process_group = mesh["expert"].group()});
+    });
+    require(error.find("divided among ranks") != std::string::npos, error);
+    return 0;
+  });
+}
+
+TEST_CASE("a program without a strategy adds gradients over two groups, and one group is an error") {
+  const std::vector<std::int64_t> tokens{3, 2, 0, 4};
+  Case c{"four ranks", small(4), tokens};
+  Gradients sums;
+  for (const Gradients& g : expected_of(c).gradients)
+    for (const auto& [name, t] : g)
+      if (name.find("experts.") == std::string::npos) sums[name] = sums[name].defined() ? sums[name] + t : t;
+      else sums[name] = t;  // over all ranks already
+  on_ranks<int>(4, [&](const Group& world) {
+    const Mesh mesh(world, {{"replicate", 2}, {"expert", 2}});
+    MixtureOfExperts moe(c.options);
+    fill(moe);
+    expert_parallel(moe, mesh["expert"]);
+    const std::vector<nn::Parameter> experts = moe.experts.parameters();
+    const std::vector<nn::Parameter> others = moe.gate.parameters();
+    const std::string shared = error_of([&] {
+      fully_shard(moe, {.group = mesh["replicate"].group(), .replicate_group = mesh["expert"].group()});
+    });
+    require(shared.find("experts.gate_up_proj has [") != std::string::npos, shared);
+    DistributedDataParallel<MixtureOfExperts> copies(moe,
+                                                     DdpOptions{.process_group = mesh["replicate"].group(),
+                                                                .reduce = ReduceOp::sum,
+                                                                .ignored_parameters = others});
+    DistributedDataParallel<MixtureOfExperts> all(
+        moe, DdpOptions{.process_group = world, .reduce = ReduceOp::sum, .ignored_parameters = experts});
+    const Tensor x = tokens_of(world->rank(), tokens[static_cast<std::size_t>(world->rank())]);
+    (all(x) * wave(x.sizes(), 0.9, world->rank())).sum().backward();
+    require_gradients(moe, sums, "sums");
+    return 0;
+  });
+}
+
+TEST_CASE("the placement check follows tokens through the exchange") {
+  const PlacementCheck on;
+  const Mesh mesh(fake_process_group(0, 2), {{"expert", 2}});
+  const Axis axis = mesh["expert"];
+  MixtureOfExperts moe(small(4));
+  fill(moe);
+  expert_parallel(moe, axis);
+  place_parameters(moe, axis, Placement::replicated());
+  const auto placed = [&](Placement p) {
+    const Tensor x = tokens_of(0, 5);
+    x.set_requires_grad(true);
+    set_placement(x, axis, p);
+    return placement_of(moe(x), axis);
+  };
+  CHECK(placed(Placement::varying()) == Placement::varying());
+  CHECK(placed(Placement::replicated()) == Placement::varying());
+  // Experts outside of the exchange would compute a part of the tokens.
+  CHECK_THROWS_AS(
+      moe.experts.products(zeros({2, kDim}, DType::f64).set_requires_grad(true), ints({1, 1}, {2})),
+      PlacementError);
+  // A router whose gradient nobody adds.
+  place_parameters(moe, axis, Placement::invariant());
+  CHECK_THROWS_AS(placed(Placement::varying()), PlacementError);
+}
