@@ -173,7 +173,7 @@ std::vector<Span> Timeline::spans() const {
 }
 
 void add_span(const std::string& row, Activity activity, const std::string& name, Clock::time_point begin,
-              Clock::time_point end) {
+              Clock::time_point end, SpanSubject subject) {
   if (!Timeline::active()) return;
   const std::shared_ptr<Timeline::State> timeline = newest();
   if (!timeline) return;
@@ -181,6 +181,7 @@ void add_span(const std::string& row, Activity activity, const std::string& name
   span.row = row;
   span.activity = activity;
   span.name = name;
+  span.subject = std::move(subject);
   Kept kept{std::move(span), Point(begin), Point(end)};
   const std::lock_guard lock(timeline->mutex);
   kept.span.thread = timeline->thread();
@@ -217,6 +218,10 @@ SpanScope::SpanScope(Device device, Activity activity, const char* name, int num
   span.allocated = -timeline->allocated(device);
   open_.reset(new Open{std::move(timeline), std::move(span), Point(device)});
   if (activity == Activity::kernel) open_->outer = std::exchange(innermost_kernel, &open_->span.name);
+}
+
+void SpanScope::set_subject(SpanSubject subject) {
+  if (open_) open_->span.subject = std::move(subject);
 }
 
 SpanScope::~SpanScope() {

@@ -19,6 +19,15 @@ enum class Activity : std::uint8_t { forward, backward, communication, optimizer
 /// "forward"
 const char* activity_name(Activity activity);
 
+/// What a span is about, as far as its author says.
+struct SpanSubject {
+  std::string module =
+      {};                  ///< the path of the module that it computes, or whose tensors it moves: "blocks.3"
+  int bucket = -1;         ///< the number of the bucket of gradients or parameters that it moves
+  std::int64_t bytes = 0;  ///< of the whole tensors that it gathers, adds or copies
+  std::string axis = {};   ///< the axis of a mesh along which it moves them, or the name of their group
+};
+
 /// An interval in which one row was busy with one activity. A row is a device or its communication.
 struct Span {
   std::string row;
@@ -29,6 +38,7 @@ struct Span {
   /// The bytes of the row's device that were allocated at the end and not at the begin. Counted by Timelines
   /// with Detail::kernels only.
   std::int64_t allocated = 0;
+  SpanSubject subject = {};
 };
 
 /// What a Timeline keeps: the spans of forward, backward, communication and the optimizer, or also one span
@@ -63,7 +73,8 @@ class Timeline {
 /// Adds a span of host time that has already ended, such as the work of a communication thread. It does
 /// nothing if no Timeline exists.
 void add_span(const std::string& row, Activity activity, const std::string& name,
-              std::chrono::steady_clock::time_point begin, std::chrono::steady_clock::time_point end);
+              std::chrono::steady_clock::time_point begin, std::chrono::steady_clock::time_point end,
+              SpanSubject subject = {});
 
 /// A span from its construction to the end of the scope. It does nothing if no Timeline exists. The span's
 /// name is `name`, followed by `number` if that is not negative. `row` is the device's name unless given.
@@ -73,6 +84,8 @@ class SpanScope {
   ~SpanScope();
   SpanScope(const SpanScope&) = delete;
   SpanScope& operator=(const SpanScope&) = delete;
+  /// Says what the span is about.
+  void set_subject(SpanSubject subject);
 
  private:
   struct Open;

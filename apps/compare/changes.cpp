@@ -71,7 +71,8 @@ std::string program_of(const distributed::StrategyPlan& plan, const std::string&
   const std::string any = program("strategy", "pipeline=2,replicate=2", text);
   if (plan.axes.size() > 1 || divisions.empty()) return any;
   const distributed::AxisSpec& axis = plan.axes[0];
-  const auto& [sum, zero, schedule, keeps_whole] = divisions[0];
+  const auto& [sum, zero, schedule, keeps_whole, layers, sequence] = divisions[0];
+  if (layers) return any;
   if (!schedule.empty()) {
     if (!plan.over_devices || !has_only(axis, {"schedule"})) return any;
     for (const auto& [name, enumerator] :

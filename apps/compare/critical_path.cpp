@@ -1,7 +1,9 @@
 #include "tapestry/apps/compare/critical_path.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
+#include <string>
 
 namespace apps::compare {
 namespace {
@@ -86,11 +88,15 @@ class Chain {
     return s;
   }
 
-  // The collective at whose end a wait ends.
+  // The collective at whose end a wait ends. Another axis's may end meanwhile.
   std::optional<std::size_t> collective(const Segment& wait) const {
     std::optional<std::size_t> last;
+    const std::string& axis = span(wait.span).subject.axis;
+    const auto is_of_axis = [&](const Span& s) {
+      return axis.empty() || s.subject.axis.empty() || s.subject.axis == axis;
+    };
     for (const std::size_t i : beside_[wait.device])
-      if (span(i).end > wait.begin && span(i).end <= wait.end + slack_ &&
+      if (is_of_axis(span(i)) && span(i).end > wait.begin && span(i).end <= wait.end + slack_ &&
           (!last || span(i).end > span(*last).end))
         last = i;
     return last;
@@ -148,5 +154,32 @@ class Chain {
 }  // namespace
 
 Dependencies dependencies_of(const Result& result) { return Chain(result).dependencies(); }
+
+Dependencies dependencies_of(const planner::Prediction& p) {
+  Result result;
+  result.step_s = p.step_s;
+  for (int row = 0; row < p.rows; ++row) result.rows.push_back(std::to_string(row));
+  std::vector<std::size_t> order(p.timeline.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  // Of spans that begin at the same time, the outer one is the first in the timeline.
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return p.timeline[a].begin_s < p.timeline[b].begin_s;
+  });
+  for (const std::size_t i : order) {
+    const planner::PredictedSpan& s = p.timeline[i];
+    const std::string row = std::to_string(s.row);
+    // Collectives of different rows are different ones, although their names may be equal.
+    result.spans.push_back(
+        {row + (s.beside ? " beside" : ""), s.activity, row + " " + s.name, s.begin_s, s.end_s});
+    result.spans.back().subject = s.subject;
+  }
+  const Dependencies sorted = dependencies_of(result);
+  Dependencies found;
+  found.needs.resize(order.size());
+  for (std::size_t i = 0; i < order.size(); ++i)
+    for (const std::size_t needed : sorted.needs[i]) found.needs[order[i]].push_back(order[needed]);
+  for (const std::size_t i : sorted.critical_path) found.critical_path.push_back(order[i]);
+  return found;
+}
 
 }  // namespace apps::compare

@@ -18,6 +18,7 @@ namespace {
 using nlohmann::ordered_json;
 using tapestry::concat;
 using tapestry::Span;
+using tapestry::SpanSubject;
 using tapestry::distributed::StrategyPlan;
 
 constexpr std::size_t kSpansPerRow = 400, kSamples = 240;
@@ -48,13 +49,15 @@ ordered_json json_of(const StrategyPlan& plan) {
   if (divisions.size() < plan.axes.size()) return nullptr;
   ordered_json axes = ordered_json::array();
   for (std::size_t i = 0; i < plan.axes.size(); ++i) {
-    const auto& [sum, zero, schedule, keeps_whole] = divisions[i];
+    const auto& [sum, zero, schedule, keeps_whole, layers, sequence] = divisions[i];
     axes.push_back({{"name", plan.axes[i].name},
                     {"size", plan.axes[i].size},
                     {"sum", kSums[static_cast<std::size_t>(sum)]},
                     {"zero", zero},
                     {"schedule", schedule},
-                    {"keeps_whole", keeps_whole}});
+                    {"keeps_whole", keeps_whole},
+                    {"layers", layers},
+                    {"sequence", sequence}});
   }
   return {{"one_process", plan.over_devices}, {"splits_model", plan.splits_model}, {"axes", std::move(axes)}};
 }
@@ -87,6 +90,24 @@ int device_of(const Span& s, const Result& r) {
   return device;
 }
 
+// Null where nothing is known.
+ordered_json known(const std::string& text) { return text.empty() ? ordered_json() : ordered_json(text); }
+ordered_json json_of(const SpanSubject& s) {
+  return {{"block", known(s.module)},
+          {"bucket", s.bucket < 0 ? ordered_json() : ordered_json(s.bucket)},
+          {"bytes", s.bytes == 0 ? ordered_json() : ordered_json(s.bytes)},
+          {"axis", known(s.axis)}};
+}
+
+// What a span of several neighbours is about.
+SpanSubject joined(SpanSubject a, const SpanSubject& b) {
+  if (a.module != b.module) a.module.clear();
+  if (a.bucket != b.bucket) a.bucket = -1;
+  if (a.axis != b.axis) a.axis.clear();
+  a.bytes += b.bytes;
+  return a;
+}
+
 struct PageSpan : Span {
   bool is_critical = false;
 };
@@ -109,6 +130,7 @@ std::vector<PageSpan> without_short_spans(const Result& r, const std::vector<std
       continue;
     }
     last->end = std::max(last->end, s.end), last->name = "several";
+    last->subject = joined(last->subject, s.subject);
     last->is_critical = last->is_critical || s.is_critical;
   }
   return kept;
@@ -120,24 +142,26 @@ ordered_json timeline_of(const Result& r, const Dependencies& dependencies) {
     const Span& s = r.spans[i];
     const int device = device_of(s, r);
     const bool own = device >= 0 && s.row == r.rows[static_cast<std::size_t>(device)];
-    all.push_back({{"id", i},
-                   {"row", s.row},
-                   {"device", device < 0 ? ordered_json() : ordered_json(device)},
-                   {"lane", own ? "compute" : "communication"},
-                   {"activity", tapestry::activity_name(s.activity)},
-                   {"name", s.name},
-                   {"begin_ms", ms(s.begin)},
-                   {"end_ms", ms(s.end)},
-                   {"needs", dependencies.needs[i]}});
+    ordered_json j = {{"id", i},
+                      {"row", s.row},
+                      {"device", device < 0 ? ordered_json() : ordered_json(device)},
+                      {"lane", own ? "compute" : "communication"},
+                      {"activity", tapestry::activity_name(s.activity)},
+                      {"name", s.name},
+                      {"begin_ms", ms(s.begin)},
+                      {"end_ms", ms(s.end)}};
+    j.update(json_of(s.subject));
+    j["needs"] = dependencies.needs[i];
+    all.push_back(std::move(j));
   }
   return all;
 }
 
 // [device, 1 if beside the device's row, Activity, index into span_names, begin, end, 1 if on the critical
-// path]
+// path, index into span_subjects]
 void add_page_spans(ordered_json& j, const Result& r, const std::vector<std::size_t>& critical_path) {
-  std::map<std::string, std::size_t> index;
-  j["span_names"] = ordered_json::array();
+  std::map<std::string, std::size_t> index, subjects;
+  j["span_names"] = j["span_subjects"] = ordered_json::array();
   j["spans"] = ordered_json::array();
   const std::vector<PageSpan> spans = without_short_spans(r, critical_path);
   for (const PageSpan& s : spans) {
@@ -145,9 +169,13 @@ void add_page_spans(ordered_json& j, const Result& r, const std::vector<std::siz
     if (device < 0) continue;
     const auto [at, is_new] = index.emplace(s.name, index.size());
     if (is_new) j["span_names"].push_back(s.name);
+    const SpanSubject& about = s.subject;
+    const auto [subject, is_new_subject] = subjects.emplace(
+        concat({about.module, "\n", about.bucket, "\n", about.bytes, "\n", about.axis}), subjects.size());
+    if (is_new_subject) j["span_subjects"].push_back(json_of(about));
     const bool own = s.row == r.rows[static_cast<std::size_t>(device)];
     j["spans"].push_back({device, own ? 0 : 1, static_cast<int>(s.activity), at->second, rounded(s.begin),
-                          rounded(s.end), s.is_critical ? 1 : 0});
+                          rounded(s.end), s.is_critical ? 1 : 0, subject->second});
   }
   j["spans_merged"] = r.spans.size() - spans.size();
 }
@@ -201,10 +229,14 @@ void add_places(ordered_json& j, const Report& report, const Result& r, bool for
   j["traffic"] = j["holdings"] = ordered_json::array();
   for (const Traffic& t : r.traffic)
     if (!for_page)
-      j["traffic"].push_back(
-          {{"from", t.from}, {"to", t.to}, {"bytes", t.bytes}, {"axis", t.axis}, {"kind", t.what}});
+      j["traffic"].push_back({{"from", t.from},
+                              {"to", t.to},
+                              {"bytes", t.bytes},
+                              {"axis", t.axis},
+                              {"kind", t.what},
+                              {"phase", known(t.phase)}});
     else if (t.from < kDevicesOfPage && t.to < kDevicesOfPage)
-      j["traffic"].push_back({t.from, t.to, t.bytes, t.axis, t.what});
+      j["traffic"].push_back({t.from, t.to, t.bytes, t.axis, t.what, t.phase});
   for (const Holding& h : holdings_of(report, r))
     if (!for_page)
       j["holdings"].push_back({{"device", h.device},
@@ -311,21 +343,49 @@ ordered_json json_of(const std::vector<planner::AxisCost>& axes) {
   return all;
 }
 
-ordered_json timeline_of(const planner::Prediction& p) {
+ordered_json timeline_of(const planner::Prediction& p, const Dependencies& dependencies) {
   ordered_json all = ordered_json::array();
   const int each = p.devices / p.rows;
-  for (const planner::PredictedSpan& s : p.timeline)
-    all.push_back({{"devices", {s.row * each, (s.row + 1) * each - 1}},
+  for (std::size_t i = 0; i < p.timeline.size(); ++i) {
+    const planner::PredictedSpan& s = p.timeline[i];
+    all.push_back({{"id", i},
+                   {"devices", {s.row * each, (s.row + 1) * each - 1}},
                    {"lane", s.beside ? "communication" : "compute"},
                    {"activity", tapestry::activity_name(s.activity)},
                    {"name", s.name},
                    {"begin_ms", ms(s.begin_s)},
                    {"end_ms", ms(s.end_s)}});
+    all.back().update(json_of(s.subject));
+    all.back()["needs"] = dependencies.needs[i];
+  }
   return all;
 }
 
+ordered_json memory_over_time_of(const planner::Prediction& p) {
+  ordered_json samples = ordered_json::array();
+  for (const planner::PredictedMemory& m : p.memory_over_time) {
+    samples.push_back({{"begin_ms", ms(m.begin_s)}});
+    for (const auto& [name, bytes] : m.items.items()) samples.back()[name] = bytes;
+  }
+  return {{"device", p.memory_device}, {"samples", std::move(samples)}};
+}
+
+// What only predictions of the measured devices have.
+void add_prediction_of(ordered_json& j, const Result& r) {
+  j["low_ms"] = ms(r.predicted_low_s), j["high_ms"] = ms(r.predicted_high_s);
+  j["traffic"] = ordered_json::array();
+  for (const planner::PredictedTraffic& t : r.predicted_traffic)
+    j["traffic"].push_back({{"from", t.from},
+                            {"to", t.to},
+                            {"bytes", t.bytes},
+                            {"axis", t.axis},
+                            {"kind", t.kind},
+                            {"phase", known(t.phase)}});
+}
+
 // The page's own planner makes the timelines.
-ordered_json json_of(const std::vector<planner::Prediction>& predictions, bool for_page) {
+ordered_json json_of(const Report& report, const std::vector<planner::Prediction>& predictions,
+                     bool for_page) {
   ordered_json all = ordered_json::array();
   for (const planner::Prediction& p : predictions) {
     ordered_json j = {
@@ -341,7 +401,14 @@ ordered_json json_of(const std::vector<planner::Prediction>& predictions, bool f
       bytes["total"] = m.total();
       j["memory"].push_back(std::move(bytes));
     }
-    if (!for_page) j["timeline"] = timeline_of(p);
+    if (!for_page) {
+      for (const Result& r : report.results)
+        if (r.name == p.mode && !p.simulated) add_prediction_of(j, r);
+      const Dependencies dependencies = dependencies_of(p);
+      j["memory_over_time"] = memory_over_time_of(p);
+      j["timeline"] = timeline_of(p, dependencies);
+      j["critical_path"] = dependencies.critical_path;
+    }
     all.push_back(std::move(j));
   }
   return all;
@@ -428,6 +495,7 @@ ordered_json document(const Report& report, const Judgement& judgement, bool for
                       {"batch_size", w.batch_size},
                       {"image_size", w.image_size},
                       {"length", w.length},
+                      {"heads", w.heads},
                       {"dtype", concat({w.dtype})},
                       {"devices", w.devices},
                       {"device_type", tapestry::device_type_name(w.device_type)},
@@ -464,8 +532,8 @@ ordered_json document(const Report& report, const Judgement& judgement, bool for
     j["answers"].push_back(json_of(a, &a == &judgement.answers.back()));
   j["profile"] = report.profile ? ordered_json::parse(to_text(*report.profile)) : ordered_json();
   j["link"] = report.profile ? ordered_json::parse(to_text(report.link)) : ordered_json();
-  j["predictions"] = json_of(report.predictions, for_page);
-  j["simulations"] = json_of(report.simulations, for_page);
+  j["predictions"] = json_of(report, report.predictions, for_page);
+  j["simulations"] = json_of(report, report.simulations, for_page);
   j["scaling"] = scaling_of(report);
   j["sweep"] = sweep_of(report);
   return j;

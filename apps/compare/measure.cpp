@@ -59,6 +59,7 @@ Record train(Training& training, const Workload& w, const std::string& stage_axi
     step.step_s = seconds(Clock::now() - began);
     step.began = seconds(began.time_since_epoch());
     step.spans = timeline.spans();
+    training.name_subjects(step.spans);
     step.traffic = training.traffic();
     // Rows of one axis, such as DDP and ZeRO, add up.
     for (const distributed::AxisReport& r : training.strategy().report()) {

@@ -72,6 +72,21 @@ int Mode::stages(int devices) const {
   return 0;
 }
 
+planner::MeasureOptions::Layers Mode::layers(int devices) const {
+  const auto divisions = distributed::divisions_of(plan);
+  for (std::size_t i = 0; i < divisions.size(); ++i)
+    if (divisions[i].layers) return {axes(devices)[i].size, divisions[i].sequence};
+  return {1, false};
+}
+
+int Mode::data_size(int devices) const {
+  const auto divisions = distributed::divisions_of(plan);
+  int size = 1;
+  for (std::size_t i = 0; i < divisions.size(); ++i)
+    if (divisions[i].divides_batch()) size *= axes(devices)[i].size;
+  return size;
+}
+
 void check_devices(const Mode& mode, int devices) {
   check<UsageError>(mode.plan.axes.empty() || mode.plan.size == 0 || mode.plan.size == devices, "[compare] ",
                     mode.name, " needs ", mode.plan.size, " devices or processes, and --devices is ",

@@ -93,7 +93,7 @@ class Embeddings : public nn::Module {
 // first and the last stage of a pipeline are on different devices.
 Blocks gpt(const Workload& w) {
   nn::Gpt2Config c;
-  c.vocab_size = kWords, c.n_positions = w.length, c.n_embd = 192, c.n_layer = 6, c.n_head = 3;
+  c.vocab_size = kWords, c.n_positions = w.length, c.n_embd = kGptWidth, c.n_layer = 6, c.n_head = w.heads;
   c.n_inner = 4 * c.n_embd;
   c.embd_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
   Blocks blocks;
@@ -159,9 +159,8 @@ std::shared_ptr<nn::Sequential> make_model(const Workload& w, Device device) {
 std::vector<std::shared_ptr<nn::Sequential>> make_stages(const Workload& w,
                                                          const std::vector<Block>& blocks) {
   const int sum = std::accumulate(w.split.begin(), w.split.end(), 0);
-  check(sum == static_cast<int>(blocks.size()),
-        "[compare] the split has ", w.split.size(), " stages with ", sum, " blocks; ", w.model, " has ",
-        blocks.size(), " blocks, for ", w.devices, " devices");
+  check(sum == static_cast<int>(blocks.size()), "[compare] the split has ", w.split.size(), " stages with ",
+        sum, " blocks; ", w.model, " has ", blocks.size(), " blocks, for ", w.devices, " devices");
   std::vector<std::shared_ptr<nn::Sequential>> stages;
   std::size_t begin = 0;
   for (const int count : w.split) {
@@ -170,6 +169,42 @@ std::vector<std::shared_ptr<nn::Sequential>> make_stages(const Workload& w,
     begin += static_cast<std::size_t>(count);
   }
   return stages;
+}
+
+distributed::TensorPlan tensor_plan_of(const Workload& w) {
+  using Style = distributed::TensorStyle;
+  const std::string why = why_not_divided(w, 1, false);
+  check(why.empty(), "[compare] ", why);
+  // Every second layer of the MLP leaves whole features. The last one is small, and stays whole.
+  if (reads_images(w))
+    return {{{"0.1", Style::column}, {"1.0", Style::row}, {"2.0", Style::column}, {"3.0", Style::row}}};
+  const std::vector<Block> blocks = make_blocks(w);
+  distributed::TensorPlan plan = distributed::tensor_plan(*joined(blocks, 0, blocks.size()), 1);
+  const std::string head = std::to_string(blocks.size() - 1);
+  plan.rules.push_back({"0.tokens", Style::vocabulary});
+  plan.rules.push_back({"0.positions", Style::enter});
+  plan.rules.push_back({head + ".0", Style::residual});
+  plan.rules.push_back({head + ".1", Style::gathered_column});
+  return plan;
+}
+
+std::string why_not_divided(const Workload& w, int ranks, bool sequence) {
+  if (w.model != "mlp" && w.model != "gpt")
+    return "the axis tensor divides no convolutions, and " + w.model + " has them; choose mlp or gpt";
+  if (sequence && reads_images(w)) return w.model + " has no sequence to divide; leave out sequence=1";
+  if (!reads_images(w) && w.heads % ranks != 0)
+    return concat(
+        {"gpt has ", w.heads, " heads, which ", ranks, " ranks cannot divide; choose other --heads"});
+  return "";
+}
+
+std::vector<int> tensor_sizes(const Workload& w, int devices) {
+  std::vector<int> all;
+  for (const int size : {2, 4, 8})
+    if (devices % size == 0 && (w.devices_per_host == 0 || size <= w.devices_per_host) &&
+        why_not_divided(w, size, false).empty())
+      all.push_back(size);
+  return all;
 }
 
 Batch make_batch(const Workload& w) {
@@ -195,7 +230,8 @@ planner::Model planner_model(const Workload& w) {
       .targets = batch.targets,
       .loss = loss_of,
       .make_optimizer =
-          [w](std::vector<nn::Parameter> parameters) { return make_optimizer(w, std::move(parameters)); }};
+          [w](std::vector<nn::Parameter> parameters) { return make_optimizer(w, std::move(parameters)); },
+      .tensor_plan = why_not_divided(w, 1, false).empty() ? tensor_plan_of(w) : distributed::TensorPlan()};
 }
 
 }  // namespace apps::compare

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tapestry/apps/compare/workload.h"
+#include "tapestry/distributed/common/tensor_plan.h"
 #include "tapestry/nn/nn.h"
 
 namespace apps::compare {
@@ -34,6 +35,17 @@ std::shared_ptr<tapestry::nn::Sequential> make_model(const Workload& workload, t
 /// ValueError unless the split has one stage per device and covers all blocks.
 std::vector<std::shared_ptr<tapestry::nn::Sequential>> make_stages(const Workload& workload,
                                                                    const std::vector<Block>& blocks);
+
+/// The features of "gpt" between its blocks.
+inline constexpr std::int64_t kGptWidth = 192;
+/// How the axis `tensor` divides the model, a module of all blocks. Throws ValueError for a model that it
+/// cannot divide.
+tapestry::distributed::TensorPlan tensor_plan_of(const Workload& workload);
+/// Why this number of ranks cannot divide the model's layers, and what to do; empty if they can.
+std::string why_not_divided(const Workload& workload, int ranks, bool sequence);
+/// The sizes of an axis `tensor` in meshes of `devices` devices: 2, 4 and 8, as far as they divide the
+/// devices, fit on a host, and divide the model.
+std::vector<int> tensor_sizes(const Workload& workload, int devices);
 
 struct Batch {
   /// Images (batch, 3, image_size, image_size), normally distributed, in workload.dtype; for "gpt" token ids

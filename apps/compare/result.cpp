@@ -88,7 +88,8 @@ StepBreakdown breakdown_of(const std::vector<Span>& spans, const std::vector<std
 std::string to_text(const Result& r) {
   json spans = json::array();
   for (const Span& s : r.spans)
-    spans.push_back({s.row, static_cast<int>(s.activity), s.name, s.begin, s.end});
+    spans.push_back({s.row, static_cast<int>(s.activity), s.name, s.begin, s.end, s.subject.module,
+                     s.subject.bucket, s.subject.bytes, s.subject.axis});
   json memory = json::array();
   for (const MemoryHistory& h : r.memory) {
     json samples = json::array();
@@ -96,10 +97,10 @@ std::string to_text(const Result& r) {
     memory.push_back({h.row, samples, h.phases_s});
   }
   json traffic = json::array();
-  for (const Traffic& t : r.traffic) traffic.push_back({t.from, t.to, t.bytes, t.axis, t.what});
-  return json{{"name", r.name},       {"rows", r.rows},     {"step_s", r.step_s},
-              {"steps_s", r.steps_s}, {"spans", spans},     {"peak_bytes", r.peak_bytes},
-              {"memory", memory},     {"traffic", traffic}, {"losses", r.losses},
+  for (const Traffic& t : r.traffic) traffic.push_back({t.from, t.to, t.bytes, t.axis, t.what, t.phase});
+  return json{{"name", r.name},          {"rows", r.rows},     {"step_s", r.step_s},
+              {"steps_s", r.steps_s},    {"spans", spans},     {"peak_bytes", r.peak_bytes},
+              {"memory", memory},        {"traffic", traffic}, {"losses", r.losses},
               {"exposed_s", r.exposed_s}}
       .dump();
 }
@@ -116,6 +117,7 @@ Result result_from_text(const std::string& text) try {
     tapestry::check(activity >= 0 && activity <= static_cast<int>(Activity::other), "unknown activity ",
                     activity);
     r.spans.push_back({s.at(0), static_cast<Activity>(activity), s.at(2), s.at(3), s.at(4)});
+    r.spans.back().subject = {s.at(5), s.at(6), s.at(7), s.at(8)};
   }
   r.peak_bytes = j.at("peak_bytes").get<std::vector<std::int64_t>>();
   for (const json& h : j.at("memory")) {
@@ -124,7 +126,8 @@ Result result_from_text(const std::string& text) try {
       r.memory.back().samples.push_back(
           {s.at(0), s.at(1).get<std::array<std::int64_t, tapestry::kNumMemoryKinds>>()});
   }
-  for (const json& t : j.at("traffic")) r.traffic.push_back({t.at(0), t.at(1), t.at(2), t.at(3), t.at(4)});
+  for (const json& t : j.at("traffic"))
+    r.traffic.push_back({t.at(0), t.at(1), t.at(2), t.at(3), t.at(4), t.at(5)});
   r.exposed_s = j.at("exposed_s").get<std::vector<std::pair<std::string, double>>>();
   for (const json& loss : j.at("losses"))  // JSON has no NaN
     r.losses.push_back(loss.is_null() ? std::numeric_limits<double>::quiet_NaN() : loss.get<double>());

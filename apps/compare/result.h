@@ -46,6 +46,7 @@ struct Traffic {
   int from = 0, to = 0;  ///< places in Result::rows
   std::int64_t bytes = 0;
   std::string axis, what;  ///< "replicate", "gradients"
+  std::string phase;       ///< "forward", "backward", "update"; empty if the strategy does not know
 };
 
 struct Result {
@@ -64,10 +65,12 @@ struct Result {
   std::vector<double> rounds_s;
   std::vector<std::vector<double>> rounds_steps_s;  ///< the timed steps of each round
   StepBreakdown breakdown;                          ///< the breakdown of the median step
-  std::vector<tapestry::Span> spans;                ///< the spans of the median step
-  std::vector<std::int64_t> peak_bytes;             ///< per row, during the timed steps
-  std::vector<MemoryHistory> memory;  ///< per row, of a step that was not timed; empty if not recorded
-  std::vector<Traffic> traffic;       ///< per step
+  /// The spans of the median step. SpanSubject::module is the name of a block, and SpanSubject::axis that of
+  /// an axis.
+  std::vector<tapestry::Span> spans;
+  std::vector<std::int64_t> peak_bytes;  ///< per row, during the timed steps
+  std::vector<MemoryHistory> memory;     ///< per row, of a step that was not timed; empty if not recorded
+  std::vector<Traffic> traffic;          ///< per step
   /// By axis: how long a process waited for communication in the step, as a mean over the processes. Empty if
   /// it was not measured.
   std::vector<std::pair<std::string, double>> exposed_s;
@@ -78,6 +81,7 @@ struct Result {
   double predicted_low_s = 0, predicted_high_s = 0;  ///< the predictions from the costs of single rounds
   std::vector<std::int64_t> predicted_peak_bytes;
   std::vector<planner::AxisCost> predicted_axes;
+  std::vector<planner::PredictedTraffic> predicted_traffic;
   std::string error;  ///< if not empty, the mode failed
 
   /// True if the mode ran to its end. It can still have failed, because its losses differ from those of

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include "tapestry/apps/common/page_server.h"
@@ -129,9 +130,8 @@ class Comparison {
     if (!predicts_) return;
     try {
       profiles_.push_back(planner::profile_from_text(measured(kProfile, false)));
-      if (split && std::any_of(modes_.begin(), modes_.end(), [&](const Mode& m) {
-            return m.stages(w_.devices) == w_.devices;
-          }))
+      if (split && std::any_of(modes_.begin(), modes_.end(),
+                               [&](const Mode& m) { return m.stages(w_.devices) == w_.devices; }))
         w_.split = balanced(w_.devices);
       planner::Link link;
       if (w_.devices > 1) link = planner::link_from_text(measured(kLink, false));
@@ -189,11 +189,15 @@ class Comparison {
     }
   }
 
-  static void add_limit(Report& report, const Mode& mode, int devices) {
+  void add_limit(Report& report, const Mode& mode, int devices) const {
     for (const Limit& l : report.limits)
       if (l.mode == mode.name && l.devices == devices) return;
-    report.limits.push_back(
-        {mode.name, devices, concat({"the model has ", report.profile->blocks.size(), " blocks"})});
+    const bool has_layers = mode.layers(w_.devices).size > 1;
+    if (!has_layers && !mode.splits_model()) return;
+    const std::size_t blocks = report.profile->blocks.size();
+    report.limits.push_back({mode.name, devices,
+                             has_layers ? std::string("its layers were not measured in such parts")
+                                        : concat({"the model has ", blocks, " blocks"})});
   }
 
   // Predictions for 1, 2, 4, ... devices, each like the measured one.
@@ -203,7 +207,7 @@ class Comparison {
         if (auto p = planner::simulate_devices(m.plan, *report.profile, report.link, setup_here(), n)) {
           p->mode = m.name;
           report.scaling.push_back(*p);
-        } else if (m.splits_model()) {
+        } else {
           add_limit(report, m, n);
         }
       }
@@ -231,15 +235,16 @@ class Comparison {
       for (const planner::MemoryItems& m : p->memory)
         r.predicted_peak_bytes.push_back(static_cast<std::int64_t>(m.total()));
       r.predicted_axes = p->axes;
+      r.predicted_traffic = planner::predict_traffic(r.plan, profile, setup_here(r.split));
       report.predictions.push_back(*p);
     }
     add_scaling(report);
     planner::Link link = planner::link_with(measured_link, latency_s, bandwidth);
     if (o_.cross_latency_us || o_.cross_bandwidth_gbs) {
       const planner::TransferCost& inner = link.ranks.message;
-      link = planner::link_across(
-          link, o_.cross_latency_us ? *o_.cross_latency_us * 1e-6 : inner.latency_s,
-          o_.cross_bandwidth_gbs ? *o_.cross_bandwidth_gbs * 1e9 : 1 / inner.s_per_byte);
+      link =
+          planner::link_across(link, o_.cross_latency_us ? *o_.cross_latency_us * 1e-6 : inner.latency_s,
+                               o_.cross_bandwidth_gbs ? *o_.cross_bandwidth_gbs * 1e9 : 1 / inner.s_per_byte);
     }
     if (o_.meshes > 0) report.sweep = planner::sweep(profile, link, w_, o_.meshes);
     if (o_.predict_devices == 0) return;
@@ -247,7 +252,7 @@ class Comparison {
       if (auto p = planner::simulate_devices(m.plan, profile, link, w_, o_.predict_devices)) {
         p->mode = m.name;
         report.simulations.push_back(*p);
-      } else if (m.splits_model()) {
+      } else {
         add_limit(report, m, o_.predict_devices);
       }
   }
@@ -344,6 +349,27 @@ class Comparison {
   std::vector<std::vector<Result>> rounds_;  // per mode
 };
 
+// The divisions of layers that modes and predictions need.
+std::vector<planner::MeasureOptions::Layers> layers_to_measure(const Options& o) {
+  const Workload& w = o.workload;
+  std::set<std::pair<int, bool>> all;
+  const auto add = [&](int size, bool sequence) {
+    if (size > 1 && why_not_divided(w, size, sequence).empty()) all.emplace(size, sequence);
+  };
+  for (const std::string& name : o.parallel) {
+    const Mode mode = mode_named(name);
+    const auto [size, sequence] = mode.layers(w.devices);
+    add(size, sequence);
+    // Alone, the axis takes all simulated devices.
+    if (size > 1 && mode.plan.axes.size() == 1) add(o.predict_devices, sequence);
+  }
+  for (const int size : tensor_sizes(w, o.meshes))
+    if (o.meshes > 0) add(size, false);
+  std::vector<planner::MeasureOptions::Layers> layers;
+  for (const auto& [size, sequence] : all) layers.push_back({size, sequence});
+  return layers;
+}
+
 }  // namespace
 
 int compare(const Options& options, const std::vector<std::string>& arguments) try {
@@ -358,12 +384,17 @@ int run_child(const ChildTask& task, const Options& options, const std::vector<s
   if (task.mode == kProfile) {
     for (const int devices : {options.predict_devices, options.meshes})
       if (devices > 0) measuring.simulated_devices.push_back(devices);
-    // The micro-batches of stages with replicas are smaller than those of a pipeline alone.
-    for (const std::string& name : options.parallel)
-      if (const int stages = mode_named(name).stages(workload.devices);
-          stages > 0 && stages < workload.devices)
-        measuring.simulated_devices.push_back(static_cast<int>(std::min<std::int64_t>(
-            workload.batch_size, workload.micro_batches * (workload.devices / stages))));
+    // The micro-batches of stages with replicas are smaller than those of a pipeline alone, and devices that
+    // divide layers have more samples than as many replicas.
+    for (const std::string& name : options.parallel) {
+      const Mode mode = mode_named(name);
+      const std::int64_t data = mode.data_size(workload.devices);
+      const std::int64_t parts = mode.stages(workload.devices) > 0 ? workload.micro_batches : 1;
+      if (data > 1 && mode.plan.axes.size() > 1)
+        measuring.simulated_devices.push_back(
+            static_cast<int>(std::min<std::int64_t>(workload.batch_size, parts * data)));
+    }
+    measuring.layers = layers_to_measure(options);
     const planner::Profile profile = planner::measure_profile(planner_model(workload), workload, measuring);
     write_file_atomically(task.result, to_text(profile));
     return 0;

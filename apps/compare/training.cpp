@@ -1,5 +1,7 @@
 #include "tapestry/apps/compare/training.h"
 
+#include <map>
+
 #include "tapestry/apps/compare/job.h"
 #include "tapestry/apps/compare/optimizer.h"
 #include "tapestry/autograd/ops/copy.h"
@@ -35,6 +37,7 @@ Training::Training(const Mode& mode, const Workload& w)
                                      static_cast<double>(targets[0].size(0))};
           },
       .stages = [this](const std::vector<Device>& devices) { return stages(devices); }};
+  if (mode.layers(w.devices).size > 1) parts.tensor_plan = tensor_plan_of(w);
   for (const Block& block : blocks_) parts.units.push_back(block.module.get());
   strategy_.wrap(*model_, std::move(parts));
   optimizer_ = make_optimizer(w, strategy_, model_->parameters());
@@ -62,6 +65,28 @@ std::vector<distributed::Stage> Training::stages(const std::vector<Device>& devi
   return all;
 }
 
+// The library names modules by their paths, where block 3 is "3", and axes by their groups. The group of the
+// only axis with several members is that of all ranks.
+void Training::name_subjects(std::vector<Span>& spans) const {
+  std::map<std::string, std::string> axes;
+  const distributed::Mesh* const mesh = strategy_.mesh();
+  for (std::size_t i = 0; mesh && i < mesh->axes().size(); ++i) {
+    const std::string& name = mesh->axes()[i].name;
+    axes[world_ ? (*mesh)[name].group()->name() : name] = name;
+  }
+  for (Span& s : spans) {
+    SpanSubject& about = s.subject;
+    const bool moves = s.activity == Activity::communication;
+    if (const auto found = axes.find(about.axis); found != axes.end()) about.axis = found->second;
+    else if (axes.size() == 1) about.axis = moves ? axes.begin()->second : "";
+    else about.axis = about.axis.substr(0, about.axis.find('('));  // of a view: "data(pipeline=0)"
+    const std::string first = about.module.substr(0, about.module.find('.'));
+    about.module.clear();
+    for (std::size_t i = 0; i < blocks_.size(); ++i)
+      if (first == std::to_string(i)) about.module = blocks_[i].name;
+  }
+}
+
 Tensor Training::step() {
   optimizer_->zero_grad();
   const auto read = [this](const distributed::Part&) { return batch_; };
@@ -73,7 +98,7 @@ Tensor Training::step() {
 std::vector<Traffic> Training::traffic() const {
   std::vector<Traffic> all;
   for (const distributed::Transfer& t : strategy_.transfers())
-    all.push_back({t.from, t.to, t.bytes, t.axis, t.what});
+    all.push_back({t.from, t.to, t.bytes, t.axis, t.what, t.phase});
   return all;
 }
 

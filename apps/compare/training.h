@@ -22,6 +22,8 @@ class Training {
   const tapestry::distributed::Strategy& strategy() const { return strategy_; }
   /// What this process sent from one device, or rank, to another in the last step.
   std::vector<Traffic> traffic() const;
+  /// Replaces the subjects of spans by names of blocks and axes: see Result::spans.
+  void name_subjects(std::vector<tapestry::Span>& spans) const;
   /// The group that connects the processes, or null if there is only one process.
   tapestry::distributed::ProcessGroup* group() { return world_.get(); }
 

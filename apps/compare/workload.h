@@ -16,6 +16,7 @@ struct Workload : planner::TrainingSetup {
   std::string model = "mlp";
   std::int64_t image_size = 32;
   std::int64_t length = 64;  ///< tokens of a sequence, for "gpt"
+  std::int64_t heads = 3;    ///< of an attention, for "gpt"
   tapestry::DType dtype = tapestry::DType::f32;
   int threads = 1;                ///< CPU threads of all devices together
   int warmup = 2;                 ///< steps before the timed ones

@@ -63,22 +63,22 @@ class ReplicateOverDevices final : public DevicesLayer {
     for (int d = 1; d < static_cast<int>(chunks.size()); ++d)
       add_transfer(sent_, scatters ? 0 : d, scatters ? d : 0,
                    bytes_of(t) / samples * static_cast<std::int64_t>(chunks[static_cast<std::size_t>(d)]),
-                   what);
+                   what, std::string_view(what) == "gradients" ? "backward" : "forward");
   }
   // Counts what the first device has broadcast since bytes_broadcast() was `before`.
   void count_broadcast(std::int64_t before, const char* what) {
     for (int d = 1; d < replicas(); ++d)
-      add_transfer(sent_, 0, d, (dp_->bytes_broadcast() - before) / (replicas() - 1), what);
+      add_transfer(sent_, 0, d, (dp_->bytes_broadcast() - before) / (replicas() - 1), what, "forward");
   }
   void count_master(std::int64_t broadcast_before) {
     count_broadcast(broadcast_before, "parameters");
-    for (int d = 1; d < replicas(); ++d) add_transfer(sent_, d, 0, parameter_bytes_, "gradients");
+    for (int d = 1; d < replicas(); ++d) add_transfer(sent_, d, 0, parameter_bytes_, "gradients", "backward");
   }
   void count_replicated(std::int64_t broadcast_before) {
     count_broadcast(broadcast_before, "buffers");
     for (int d = 0; d < replicas(); ++d)
       add_transfer(sent_, d, (d + 1) % replicas(), all_reduce_bytes(parameter_bytes_, replicas()),
-                   "gradients");
+                   "gradients", "backward");
   }
 
   // The outputs are gathered on the first device, which computes the loss.

@@ -63,7 +63,11 @@ void copy_first(const std::vector<nn::TensorSlot>& slots, std::span<const Device
   std::vector<std::vector<Tensor>> copies(slots.size(), std::vector<Tensor>(devices.size()));
   on_replicas(devices, [&](int r) {
     const NoGradGuard no_grad;
-    const SpanScope span(devices[static_cast<std::size_t>(r)], Activity::communication, "replicate");
+    SpanScope span(devices[static_cast<std::size_t>(r)], Activity::communication, "replicate");
+    std::int64_t bytes = 0;
+    for (const nn::TensorSlot& slot : slots)
+      if (r > 0) bytes += static_cast<std::int64_t>(slot.replica(0).nbytes());
+    span.set_subject({.bytes = bytes});
     for (std::size_t s = 0; s < slots.size(); ++s) {
       const Tensor first = slots[s].replica(0);
       Tensor& copy = copies[s][static_cast<std::size_t>(r)];

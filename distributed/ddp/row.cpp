@@ -60,7 +60,8 @@ class ReplicateOverRanks final : public StrategyLayer {
       for (const BucketReport& b : report.buckets) bytes += static_cast<std::int64_t>(b.bytes);
       own.exposed_s = report.exposed_s;
       const int n = c.axis.size();
-      add_to_ring(own, c.axis, scatters ? gather_bytes(bytes, n) : all_reduce_bytes(bytes, n), "gradients");
+      add_to_ring(own, c.axis, scatters ? gather_bytes(bytes, n) : all_reduce_bytes(bytes, n), "gradients",
+                  "backward");
     }
     return all;
   }

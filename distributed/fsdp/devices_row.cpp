@@ -57,8 +57,12 @@ class ShardOverDevices final : public DevicesLayer {
     for (int replica = 0; replica < n; ++replica)
       for (const FsdpUnitReport& unit : sharded_->report(replica).units) {
         const std::int64_t bytes = gather_bytes(static_cast<std::int64_t>(unit.full_bytes), n);
-        add_transfer(report, replica, (replica + 1) % n, unit.gathers * bytes, "parameters");
-        add_transfer(report, replica, (replica + 1) % n, unit.scatters * bytes, "gradients");
+        const auto sends = [&](std::int64_t times, const char* what, const char* phase) {
+          add_transfer(report, replica, (replica + 1) % n, times * bytes, what, phase);
+        };
+        sends(unit.gathers - unit.backward_gathers, "parameters", "forward");
+        sends(unit.backward_gathers, "parameters", "backward");
+        sends(unit.scatters, "gradients", "backward");
         report.exposed_s += unit.exposed_s / n;
       }
     return report;

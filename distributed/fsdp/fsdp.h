@@ -89,6 +89,7 @@ struct FsdpUnitReport {
   bool reshards_after_forward = true;
   bool is_full = false;  ///< now
   std::int64_t gathers = 0, scatters = 0;
+  std::int64_t backward_gathers = 0;   ///< those of `gathers` that backward began
   double gather_s = 0, scatter_s = 0;  ///< the time that the transport needed
   double exposed_s = 0;                ///< the time that computation waited for both
   // ---- the all-reduces over FsdpOptions::replicate_group ----

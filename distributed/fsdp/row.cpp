@@ -83,8 +83,10 @@ class ShardOverRanks final : public StrategyLayer {
     for (const FsdpUnitReport& unit : sharded_[0].report().units) {
       const std::int64_t bytes =
           gather_bytes(static_cast<std::int64_t>(unit.full_bytes), context().axis->size());
-      add_to_ring(report, *context().axis, unit.gathers * bytes, "parameters");
-      add_to_ring(report, *context().axis, unit.scatters * bytes, "gradients");
+      const std::int64_t forward = unit.gathers - unit.backward_gathers;
+      add_to_ring(report, *context().axis, forward * bytes, "parameters", "forward");
+      add_to_ring(report, *context().axis, unit.backward_gathers * bytes, "parameters", "backward");
+      add_to_ring(report, *context().axis, unit.scatters * bytes, "gradients", "backward");
       report.exposed_s += unit.exposed_s;
     }
     return report;
@@ -97,7 +99,8 @@ class ShardOverRanks final : public StrategyLayer {
       LayerReport across{{copies->name()}};
       for (const FsdpUnitReport& unit : sharded_[0].report().units) {
         if (has_parts(unit.name) != of_parts) continue;
-        add_to_ring(across, *copies, all_reduce_bytes(unit.all_reduced_bytes, copies->size()), "gradients");
+        add_to_ring(across, *copies, all_reduce_bytes(unit.all_reduced_bytes, copies->size()), "gradients",
+                    "backward");
         across.exposed_s += unit.all_reduce_exposed_s;
       }
       all.push_back(std::move(across));

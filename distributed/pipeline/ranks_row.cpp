@@ -78,8 +78,10 @@ class PipelineOverRanks final : public PipelineLayer {
   LayerReport report() const override {
     LayerReport report{{"pipeline"}};
     const int here = group().rank();
-    if (!is_last()) add_transfer(report, here, here + 1, pipeline_->bytes_to_next(), "activations");
-    if (here > 0) add_transfer(report, here, here - 1, pipeline_->bytes_to_previous(), "gradients");
+    if (!is_last())
+      add_transfer(report, here, here + 1, pipeline_->bytes_to_next(), "activations", "forward");
+    if (here > 0)
+      add_transfer(report, here, here - 1, pipeline_->bytes_to_previous(), "gradients", "backward");
     return report;
   }
 

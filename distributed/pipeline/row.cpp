@@ -39,9 +39,9 @@ class PipelineOverDevices final : public PipelineLayer {
     for (std::size_t s = 0; s < stages.size(); ++s) {
       const int here = static_cast<int>(s);
       const std::int64_t gradients = stages[s].bytes_received - activations;
-      if (s > 0) add_transfer(report, here - 1, here, activations, "activations");
-      if (s + 1 < stages.size()) add_transfer(report, here + 1, here, gradients, "gradients");
-      else add_transfer(report, here - 1, here, gradients, "batch");  // the targets
+      if (s > 0) add_transfer(report, here - 1, here, activations, "activations", "forward");
+      if (s + 1 < stages.size()) add_transfer(report, here + 1, here, gradients, "gradients", "backward");
+      else add_transfer(report, here - 1, here, gradients, "batch", "forward");  // the targets
       activations = gradients;
     }
     return report;
@@ -113,16 +113,18 @@ class SequentialStages final : public PipelineLayer {
     const Device from = stages_[i - 1].device(), to = stages_[i].device();
     std::vector<Tensor> all;
     for (const Tensor& x : tensors) {
-      const SpanScope span(to, Activity::communication, "activations");
+      const auto bytes = static_cast<std::int64_t>(x.nbytes());
+      SpanScope span(to, Activity::communication, "activations");
+      span.set_subject({.bytes = bytes, .axis = "pipeline"});
       const Tensor y = x.to(to);
       all.push_back(y);
       const int to_stage = static_cast<int>(i);
-      add_transfer(sent_, to_stage - 1, to_stage, static_cast<std::int64_t>(x.nbytes()), "activations");
-      if (x.requires_grad())
-        add_transfer(sent_, to_stage, to_stage - 1, static_cast<std::int64_t>(x.nbytes()), "gradients");
+      add_transfer(sent_, to_stage - 1, to_stage, bytes, "activations", "forward");
+      if (x.requires_grad()) add_transfer(sent_, to_stage, to_stage - 1, bytes, "gradients", "backward");
       if (!x.requires_grad() || y.is_same(x)) continue;
-      y.register_hook([this, from](const Tensor& gradient) {
+      y.register_hook([this, from, bytes](const Tensor& gradient) {
         span_.emplace(from, Activity::communication, "gradient");
+        span_->set_subject({.bytes = bytes, .axis = "pipeline"});
         return gradient;
       });
       x.register_hook([this, from](const Tensor& gradient) {

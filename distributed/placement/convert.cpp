@@ -1,5 +1,6 @@
 #include "tapestry/distributed/placement/convert.h"
 
+#include <chrono>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@ namespace tapestry::distributed {
 namespace {
 
 using Kind = Placement::Kind;
+using Collective = ConversionTraffic::Kind;
 
 bool is_equal(Placement p) { return p.is(Kind::invariant) || p.is(Kind::replicated); }
 
@@ -26,7 +28,11 @@ struct Job {
   std::shared_ptr<ProcessGroup> group;
   Placement from, to;
   std::int64_t whole_size = -1;
+  std::shared_ptr<ConversionTraffic> traffic = {};
 
+  void count(ConversionTraffic::Kind kind, std::size_t bytes) const {
+    if (traffic) traffic->add(kind, bytes, size());
+  }
   int size() const { return group->size(); }
   bool is(Kind a, Kind b) const { return from.is(a) && to.is(b); }
   nn::Region part(const Shape& whole, int dim, int rank) const {
@@ -45,7 +51,8 @@ struct Job {
   }
   // The conversion of the gradient, if this one converts `x`.
   Job of_gradient(const Tensor& x) const {
-    return {group, to.of_gradient(), from.of_gradient(), to.is(Kind::sharded) ? x.size(to.dim()) : -1};
+    return {group, to.of_gradient(), from.of_gradient(), to.is(Kind::sharded) ? x.size(to.dim()) : -1,
+            traffic};
   }
 };
 
@@ -53,10 +60,12 @@ struct Job {
 struct Posted {
   Tensor result;
   Work work = {};
+  std::int64_t bytes = 0;  // of the whole tensor
   // Padded parts leave gaps between the rows of the result, so it is copied.
-  Tensor wait() const {
+  Tensor wait(const Job& job) const {
     if (!work.state()) return result;
-    work.wait();
+    if (job.traffic) job.traffic->wait(work, result.device(), {.bytes = bytes, .axis = job.group->name()});
+    else work.wait();
     return result.contiguous();
   }
 };
@@ -72,12 +81,16 @@ std::vector<Tensor> parts_of(const Job& job, const Tensor& whole, int dim) {
   return parts;
 }
 
+std::int64_t bytes_of(const Tensor& t) { return static_cast<std::int64_t>(t.nbytes()); }
+
 Posted gather(const Tensor& x, const Job& job) {
   const int dim = job.from.dim();
   const Tensor all = empty_for(x, job.whole_of(x, dim));
-  if (all.size(dim) == x.size(dim) * job.size()) return {all, job.group->all_gather(all, x, dim, "convert")};
+  job.count(Collective::all_gather, x.nbytes());
+  if (all.size(dim) == x.size(dim) * job.size())
+    return {all, job.group->all_gather(all, x, dim, "convert"), bytes_of(all)};
   const std::vector<Tensor> same(static_cast<std::size_t>(job.size()), x);
-  return {all, job.group->all_to_all(parts_of(job, all, dim), same, "convert")};
+  return {all, job.group->all_to_all(parts_of(job, all, dim), same, "convert"), bytes_of(all)};
 }
 
 Posted reduce_scatter(const Tensor& x, const Job& job) {
@@ -86,6 +99,7 @@ Posted reduce_scatter(const Tensor& x, const Job& job) {
   Shape sizes = x.sizes();
   sizes[dim] = longest;
   const Tensor mine = empty_for(x, sizes);
+  job.count(Collective::reduce_scatter, mine.nbytes());
   Tensor all = x;
   if (x.size(dim) != longest * job.size()) {  // only the last parts are padded
     sizes[dim] *= job.size();
@@ -93,15 +107,17 @@ Posted reduce_scatter(const Tensor& x, const Job& job) {
     all.narrow(dim, 0, x.size(dim)).copy_(x);
   }
   return {mine.narrow(dim, 0, job.my_part(x.sizes(), dim).sizes[dim]),
-          job.group->reduce_scatter(mine, all, dim, ReduceOp::sum, "convert")};
+          job.group->reduce_scatter(mine, all, dim, ReduceOp::sum, "convert"), bytes_of(x)};
 }
 
 // From parts of one dimension to parts of another.
 Posted exchange(const Tensor& x, const Job& job) {
   const Shape whole = job.whole_of(x, job.from.dim());
   const Tensor out = empty_for(x, job.my_part(whole, job.to.dim()).sizes);
-  return {out, job.group->all_to_all(parts_of(job, out, job.from.dim()), parts_of(job, x, job.to.dim()),
-                                     "convert")};
+  job.count(Collective::all_to_all, x.nbytes() - job.my_part(x.sizes(), job.to.dim()).of(x).nbytes());
+  const Work work =
+      job.group->all_to_all(parts_of(job, out, job.from.dim()), parts_of(job, x, job.to.dim()), "convert");
+  return {out, work, whole.numel() * static_cast<std::int64_t>(x.element_size())};
 }
 
 // Begins a conversion. The result may be `x`.
@@ -110,7 +126,8 @@ Posted post(const Tensor& x, const Job& job) {
   const bool sums = job.from.is(Kind::partial);
   if (sums && is_equal(job.to)) {
     const Tensor sum = x.clone();
-    return {sum, job.group->all_reduce(sum, ReduceOp::sum, "convert")};
+    job.count(Collective::all_reduce, sum.nbytes());
+    return {sum, job.group->all_reduce(sum, ReduceOp::sum, "convert"), bytes_of(sum)};
   }
   if (job.is(Kind::partial, Kind::sharded)) return reduce_scatter(x, job);
   if (is_equal(job.from) && job.to.is(Kind::sharded))
@@ -131,7 +148,7 @@ Posted post(const Tensor& x, const Job& job) {
 struct Nodes {
   Job job, of_gradient;
   Posted forward;
-  Work backward;  // of the gradient that is on its way from the second node to the first
+  Posted backward;  // the gradient that is on its way from the second node to the first, without its result
 };
 Tensor convert_in_one(const Tensor& x, const Job& job);
 
@@ -144,8 +161,9 @@ struct BeginConvert : autograd::Function<BeginConvert> {
   }
   static std::vector<Tensor> backward(autograd::FunctionContext& ctx, const std::vector<Tensor>& grads) {
     Nodes& nodes = *std::any_cast<const std::shared_ptr<Nodes>&>(ctx.data);
-    if (!nodes.backward.state()) return {grads[0], {}};
-    return {Posted{grads[0], std::exchange(nodes.backward, {})}.wait(), {}};
+    Posted dx = std::exchange(nodes.backward, {});
+    dx.result = grads[0];
+    return {dx.wait(nodes.of_gradient), {}};
   }
 };
 
@@ -155,15 +173,16 @@ struct FinishConvert : autograd::Function<FinishConvert> {
                         const std::shared_ptr<Nodes>& nodes) {
     ctx.data = nodes;
     const Posted posted = std::exchange(nodes->forward, {});
-    const Tensor y = posted.wait();
+    const Tensor y = posted.wait(nodes->job);
     return y.storage() == x.storage() ? x : y;
   }
   static std::vector<Tensor> backward(autograd::FunctionContext& ctx, const std::vector<Tensor>& grads) {
     Nodes& nodes = *std::any_cast<const std::shared_ptr<Nodes>&>(ctx.data);
     if (grad_enabled()) return {convert_in_one(grads[0], nodes.of_gradient), {}};
     const Posted dx = post(grads[0], nodes.of_gradient);
-    if (autograd::DetectAnomaly::active()) return {dx.wait(), {}};  // the engine reads the elements
-    nodes.backward = dx.work;
+    if (autograd::DetectAnomaly::active())  // the engine reads the elements
+      return {dx.wait(nodes.of_gradient), {}};
+    nodes.backward = {{}, dx.work, dx.bytes};
     return {dx.result, {}};
   }
 };
@@ -228,12 +247,57 @@ PendingConversion begin_convert(const Tensor& x, const Axis& axis, Placement fro
   // An invariant tensor's copies become one rank's own by way of replicated ones: their gradients are summed.
   if (from.is(Kind::invariant) && to.is(Kind::varying)) to = Placement::replicated();
   const std::int64_t whole = from.is(Kind::sharded) ? options.whole_size.value_or(-1) : -1;
-  const auto [begun, nodes] = begin(x, {axis.group(), from, to, whole});
+  const auto [begun, nodes] = begin(x, {axis.group(), from, to, whole, options.traffic});
   pending.state_->finish = [=, begun = begun, nodes = nodes] {
     const impl::CheckedConversion finished(x, axis, from, wanted, if_placed);
     return finished.result(FinishConvert::apply(begun, nodes));
   };
   return pending;
+}
+
+std::int64_t ConversionTraffic::Counts::bytes() const {
+  std::int64_t sum = 0;
+  for (const Sent& s : *this) sum += s.bytes;
+  return sum;
+}
+
+ConversionTraffic::Counts ConversionTraffic::Counts::operator-(const Counts& before) const {
+  Counts since = *this;
+  for (std::size_t i = 0; i < size(); ++i) {
+    since[i].calls -= before[i].calls;
+    since[i].bytes -= before[i].bytes;
+  }
+  since.exposed_s -= before.exposed_s;
+  return since;
+}
+
+void ConversionTraffic::add(Kind kind, std::size_t bytes, int ranks) {
+  const std::lock_guard lock(mutex_);
+  Sent& sent = counts_[static_cast<std::size_t>(kind)];
+  const auto all = static_cast<std::int64_t>(bytes);
+  ++sent.calls;
+  sent.bytes += kind == Kind::all_reduce   ? 2 * (ranks - 1) * all / ranks
+                : kind == Kind::all_to_all ? all
+                                           : (ranks - 1) * all;
+}
+
+void ConversionTraffic::wait(const Work& work, Device device, SpanSubject subject) {
+  SpanScope span(device, Activity::communication, "wait for activations");
+  span.set_subject(std::move(subject));
+  const auto began = std::chrono::steady_clock::now();
+  work.wait();
+  const std::lock_guard lock(mutex_);
+  counts_.exposed_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+}
+
+ConversionTraffic::Counts ConversionTraffic::counts() const {
+  const std::lock_guard lock(mutex_);
+  return counts_;
+}
+
+void ConversionTraffic::reset() {
+  const std::lock_guard lock(mutex_);
+  counts_ = {};
 }
 
 Tensor PendingConversion::finish() {

@@ -9,14 +9,50 @@
 //   PendingConversion pending = begin_convert(x, tensor, Placement::sharded(1), Placement::replicated());
 //   const Tensor mask = causal_mask(x);
 //   const Tensor whole = pending.finish();
+#include <array>
+#include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 
 #include "tapestry/core/tensor.h"
+#include "tapestry/core/timeline.h"
+#include "tapestry/distributed/comm/process_group.h"
 #include "tapestry/distributed/mesh/mesh.h"
 #include "tapestry/distributed/placement/placement.h"
 
 namespace tapestry::distributed {
+
+/// Counts what this rank sends in conversions, in forward and in backward, when a collective is posted.
+/// Collectives count as rings: an all-reduce of b bytes over n ranks sends 2 (n - 1) b / n, and an all-gather
+/// or a reduce-scatter of b bytes in total (n - 1) b / n. Thread-safe.
+class ConversionTraffic {
+ public:
+  enum class Kind : std::uint8_t { all_reduce, all_gather, reduce_scatter, all_to_all };
+  struct Sent {
+    std::int64_t calls = 0, bytes = 0;
+  };
+  /// By Kind.
+  struct Counts : std::array<Sent, 4> {
+    double exposed_s = 0;  ///< the host waited for them
+    const Sent& of(Kind kind) const { return (*this)[static_cast<std::size_t>(kind)]; }
+    std::int64_t bytes() const;
+    /// What was sent since `before`.
+    Counts operator-(const Counts& before) const;
+  };
+
+  /// A collective of a tensor with `bytes` over `ranks` ranks. Of an all-gather or a reduce-scatter, `bytes`
+  /// are those of a rank's part, and of an all-to-all those that go to other ranks.
+  void add(Kind kind, std::size_t bytes, int ranks);
+  /// Waits for a collective on this device, and counts how long. `subject` says what it moves.
+  void wait(const Work& work, Device device, SpanSubject subject);
+  Counts counts() const;
+  void reset();
+
+ private:
+  mutable std::mutex mutex_;
+  Counts counts_ = {};
+};
 
 struct ConvertOptions {
   /// The size of the divided dimension of the whole tensor: that of `from`, or of `to` if `from` is not
@@ -25,6 +61,8 @@ struct ConvertOptions {
   /// While placements are checked: a tensor without a placement along the axis gets none by the conversion.
   /// For functions that also serve axes along which a strategy sums gradients, where nothing is placed.
   bool check_if_placed = false;
+  /// Counts what the conversion and its backward send, if it is not null.
+  std::shared_ptr<ConversionTraffic> traffic = {};
 };
 
 /// `x`, which is placed as `from` along `axis`, placed as `to`. Collective over the axis, except where the

@@ -1,7 +1,9 @@
 #include "tapestry/distributed/planner/internal/measure_profile.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -57,7 +59,18 @@ std::vector<std::map<std::string, double>> measure_times(ProfiledModel& model,
       const Timeline timeline;
       passes(sizes[i], count);
       std::map<std::string, double> sums;
-      for (const Span& s : timeline.spans()) sums[s.name] += s.end - s.begin;
+      const std::vector<Span> spans = timeline.spans();
+      for (const Span& s : spans) {
+        if (s.activity != Activity::communication) {
+          sums[s.name] += s.end - s.begin;
+          continue;
+        }
+        // Divided layers wait within the span of their block. What the ranks send is counted instead.
+        for (const Span& of_block : spans)
+          if (of_block.activity != Activity::communication && of_block.begin <= s.begin &&
+              s.end <= of_block.end)
+            sums[of_block.name] -= s.end - s.begin;
+      }
       for (const auto& [name, sum] : sums) all[i][name].push_back(sum / count);
     }
   std::vector<std::map<std::string, double>> medians(sizes.size());
@@ -138,11 +151,13 @@ class ByteObserver : public StepObserver {
         begin_(bytes_.size()),
         held_(bytes_.size() + 1) {
     const NoGradGuard no_grad;
-    Tensor x = model.inputs(n);
-    for (std::size_t k = 0; k <= model.count(); ++k) {
-      x = k < model.count() ? (*model.block(k).module)(x) : model.loss(x, model.targets(n));
-      bytes_[k].output = static_cast<double>(x.nbytes());
-    }
+    model.call([&] {
+      Tensor x = model.inputs(n);
+      for (std::size_t k = 0; k <= model.count(); ++k) {
+        x = k < model.count() ? (*model.block(k).module)(x) : model.loss(x, model.targets(n));
+        bytes_[k].output = static_cast<double>(x.nbytes());
+      }
+    });
   }
   const std::vector<BlockBytes>& bytes() const { return bytes_; }
 
@@ -276,18 +291,19 @@ struct SplitBackward {
 
 // Runs one step in which each block has a separate graph. The weight-gradient passes of all blocks run after
 // the input-gradient passes of all blocks, as in a schedule that defers them.
-std::vector<SplitBackward> run_split_backward(const ProfiledModel& model, std::int64_t n,
-                                              bool keep_gradients) {
+std::vector<SplitBackward> run_split_backward(ProfiledModel& model, std::int64_t n, bool keep_gradients) {
   const std::size_t count = model.count();
   for (std::size_t k = 0; k < count && !keep_gradients; ++k)
     for (const nn::Parameter& p : model.block(k).module->parameters()) p->set_grad({});
   std::vector<Tensor> inputs, outputs;
   Tensor x = model.inputs(n);
-  for (std::size_t k = 0; k < count; ++k) {
-    inputs.push_back(k > 0 ? x.detach().set_requires_grad() : x);
-    x = (*model.block(k).module)(inputs[k]);
-    outputs.push_back(x);
-  }
+  model.call([&] {
+    for (std::size_t k = 0; k < count; ++k) {
+      inputs.push_back(k > 0 ? x.detach().set_requires_grad() : x);
+      x = (*model.block(k).module)(inputs[k]);
+      outputs.push_back(x);
+    }
+  });
   x = x.detach().set_requires_grad();
   model.loss(x, model.targets(n)).backward();
   Tensor gradient = x.grad();
@@ -311,7 +327,7 @@ std::vector<SplitBackward> run_split_backward(const ProfiledModel& model, std::i
 }
 
 // Fills in the zero-bubble times of the profiles.
-void measure_split_backward(std::vector<BlockProfile>& blocks, const ProfiledModel& model, std::int64_t n,
+void measure_split_backward(std::vector<BlockProfile>& blocks, ProfiledModel& model, std::int64_t n,
                             const MeasureOptions& options) {
   std::vector<std::vector<SplitBackward>> first, accumulated;
   for (int pass = 0; pass < options.warmup; ++pass) run_split_backward(model, n, false);
@@ -339,43 +355,25 @@ double measure_dispatch(const std::vector<Device>& devices) {
   return median(times);
 }
 
-}  // namespace
-
-std::vector<Device> devices_of(const TrainingSetup& setup) {
-  std::vector<Device> devices;
-  for (int i = 0; i < setup.devices; ++i) devices.emplace_back(setup.device_type, i);
-  return devices;
+std::int64_t micro_batch_of(const TrainingSetup& setup) {
+  return std::max<std::int64_t>(1, setup.batch_size / setup.micro_batches);
 }
 
-std::vector<std::int64_t> profile_sizes(const TrainingSetup& setup,
-                                        const std::vector<int>& simulated_devices) {
-  std::set<std::int64_t> sizes = {setup.batch_size,
-                                  std::max<std::int64_t>(1, setup.batch_size / setup.micro_batches)};
-  std::vector<int> devices = simulated_devices;
-  devices.push_back(setup.devices);
-  for (const int n : devices) sizes.insert(chunk_sizes(setup.batch_size, static_cast<std::size_t>(n))[0]);
-  return {sizes.begin(), sizes.end()};
-}
+// The costs of the blocks of a model and of its loss, but for what divided layers send.
+struct MeasuredBlocks {
+  std::vector<BlockProfile> blocks;
+  BlockProfile loss;
+  double optimizer_state = 0;
+};
 
-Profile measure_profile(const Model& model, const TrainingSetup& setup, const MeasureOptions& options) {
-  check(setup.devices >= 1 && setup.micro_batches >= 1 && options.passes >= 1 && options.warmup >= 0,
-        "[measure_profile] ", setup.devices, " devices, ", setup.micro_batches, " micro-batches, ",
-        options.passes, " passes, ", options.warmup,
-        " warm-up passes; pass 1 or more, and 0 or more warm-up passes");
-  for (const int n : options.simulated_devices)
-    check(n >= 1, "[measure_profile] ", n, " simulated devices; pass 1 or more");
-  const std::vector<std::int64_t> sizes = profile_sizes(setup, options.simulated_devices);
-  const std::vector<Device> devices = devices_of(setup);
-  Models models;
-  for (const Device d : devices) models.push_back(std::make_unique<ProfiledModel>(model, setup, d));
-  ProfiledModel& first = *models[0];
+MeasuredBlocks measure_blocks(ProfiledModel& first, const std::vector<std::int64_t>& sizes,
+                              const TrainingSetup& setup, const MeasureOptions& options) {
   const std::size_t count = first.count();
-
   double optimizer_state = 0;
   on_worker_of(first, [&] { optimizer_state = measure_optimizer_state(first, sizes[0]); });
   const std::vector<std::map<std::string, double>> times = measure_times(first, sizes, options);
   std::vector<std::vector<BlockBytes>> bytes(sizes.size());
-  const std::int64_t micro_batch = std::max<std::int64_t>(1, setup.batch_size / setup.micro_batches);
+  const std::int64_t micro_batch = micro_batch_of(setup);
   for (std::size_t i = 0; i < sizes.size(); ++i)
     on_worker_of(first, [&] { bytes[i] = measure_bytes(first, sizes[i], sizes[i] == micro_batch); });
   const MeasureOptions micro_batch_options{
@@ -385,8 +383,8 @@ Profile measure_profile(const Model& model, const TrainingSetup& setup, const Me
   on_worker_of(first, [&] { copies = measure_bucket_copies(first, options); });
   const double update_per_byte = times.back().at("update 0") / static_cast<double>(first.parameter_bytes());
 
-  Profile profile;
-  profile.optimizer_state = optimizer_state;
+  MeasuredBlocks measured;
+  measured.optimizer_state = optimizer_state;
   for (std::size_t k = 0; k <= count; ++k) {
     const std::string number = " " + std::to_string(k);
     BlockProfile b;
@@ -434,7 +432,7 @@ Profile measure_profile(const Model& model, const TrainingSetup& setup, const Me
     }
     if (k == count) {
       b.name = "loss";
-      profile.loss = std::move(b);
+      measured.loss = std::move(b);
       break;
     }
     b.name = first.block(k).name;
@@ -443,10 +441,123 @@ Profile measure_profile(const Model& model, const TrainingSetup& setup, const Me
     b.update_s = update_per_byte * static_cast<double>(b.all_parameter_bytes());
     b.accumulate_s = accumulation[k];
     b.bucket_copy_s = copies[k];
-    profile.blocks.push_back(std::move(b));
+    measured.blocks.push_back(std::move(b));
   }
   on_worker_of(first,
-               [&] { measure_split_backward(profile.blocks, first, micro_batch, micro_batch_options); });
+               [&] { measure_split_backward(measured.blocks, first, micro_batch, micro_batch_options); });
+  return measured;
+}
+
+// Counts what the divided layers of each block send.
+class TrafficObserver : public StepObserver {
+ public:
+  using Counts = ConversionTraffic::Counts;
+  explicit TrafficObserver(const ProfiledModel& model) : sent(model.count() + 1), model_(model) {}
+  void enter(Activity activity, std::size_t k) override {
+    leave();
+    at_ = {k, activity == Activity::forward ? 0 : 1};
+    before_ = model_.sent();
+  }
+  void leave() override {
+    if (at_) sent[at_->first][at_->second] = model_.sent() - before_;
+    at_.reset();
+  }
+  std::vector<std::array<Counts, 2>> sent;  // by block, then of the loss; of forward and backward
+
+ private:
+  const ProfiledModel& model_;
+  std::optional<std::pair<std::size_t, std::size_t>> at_;
+  Counts before_;
+};
+
+void measure_traffic(MeasuredBlocks& blocks, ProfiledModel& model, const std::vector<std::int64_t>& sizes,
+                     int ranks) {
+  using Kind = ConversionTraffic::Kind;
+  std::vector<TrafficObserver> of_size;
+  for (const std::int64_t n : sizes) {
+    TrafficObserver& observer = of_size.emplace_back(model);
+    on_worker_of(model, [&] {
+      model.forward(n, observer);
+      model.backward();
+    });
+  }
+  for (std::size_t k = 0; k <= model.count(); ++k) {
+    BlockProfile& b = k < model.count() ? blocks.blocks[k] : blocks.loss;
+    for (const std::size_t pass : {0, 1}) {
+      // A message of each ring passes a part of the bytes. An all-to-all stands for an all-gather of unequal
+      // parts.
+      const auto messages = [&](double rounds, std::initializer_list<Kind> kinds) {
+        RingMessages all;
+        std::vector<std::pair<double, double>> points;
+        for (std::size_t i = 0; i < sizes.size(); ++i) {
+          std::int64_t calls = 0, bytes = 0;
+          for (const Kind kind : kinds) {
+            calls += of_size[i].sent[k][pass].of(kind).calls;
+            bytes += of_size[i].sent[k][pass].of(kind).bytes;
+          }
+          all.count = std::max(all.count, static_cast<double>(calls) * rounds * (ranks - 1));
+          points.emplace_back(static_cast<double>(sizes[i]), static_cast<double>(bytes));
+        }
+        if (all.count > 0) all.bytes = Curve(std::move(points));
+        return all;
+      };
+      (pass == 0 ? b.layers_forward : b.layers_backward) = {messages(2, {Kind::all_reduce}),
+                                                            messages(1, {Kind::all_gather, Kind::all_to_all}),
+                                                            messages(1, {Kind::reduce_scatter})};
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<Device> devices_of(const TrainingSetup& setup) {
+  std::vector<Device> devices;
+  for (int i = 0; i < setup.devices; ++i) devices.emplace_back(setup.device_type, i);
+  return devices;
+}
+
+std::vector<std::int64_t> profile_sizes(const TrainingSetup& setup,
+                                        const std::vector<int>& simulated_devices) {
+  std::set<std::int64_t> sizes = {setup.batch_size,
+                                  std::max<std::int64_t>(1, setup.batch_size / setup.micro_batches)};
+  std::vector<int> devices = simulated_devices;
+  devices.push_back(setup.devices);
+  for (const int n : devices) sizes.insert(chunk_sizes(setup.batch_size, static_cast<std::size_t>(n))[0]);
+  return {sizes.begin(), sizes.end()};
+}
+
+Profile measure_profile(const Model& model, const TrainingSetup& setup, const MeasureOptions& options) {
+  check(setup.devices >= 1 && setup.micro_batches >= 1 && options.passes >= 1 && options.warmup >= 0,
+        "[measure_profile] ", setup.devices, " devices, ", setup.micro_batches, " micro-batches, ",
+        options.passes, " passes, ", options.warmup,
+        " warm-up passes; pass 1 or more, and 0 or more warm-up passes");
+  for (const int n : options.simulated_devices)
+    check(n >= 1, "[measure_profile] ", n, " simulated devices; pass 1 or more");
+  for (const MeasureOptions::Layers& layers : options.layers)
+    check(layers.size >= 2, "[measure_profile] ", layers.size,
+          " devices that divide the layers; pass 2 or more");
+  const std::vector<std::int64_t> sizes = profile_sizes(setup, options.simulated_devices);
+  const std::vector<Device> devices = devices_of(setup);
+  Models models;
+  for (const Device d : devices) models.push_back(std::make_unique<ProfiledModel>(model, setup, d));
+  ProfiledModel& first = *models[0];
+  const std::size_t count = first.count();
+
+  Profile profile;
+  MeasuredBlocks whole = measure_blocks(first, sizes, setup, options);
+  profile.blocks = std::move(whole.blocks);
+  profile.loss = std::move(whole.loss);
+  profile.optimizer_state = whole.optimizer_state;
+  for (const MeasureOptions::Layers& layers : options.layers) {
+    ProfiledModel divided(model, setup, devices[0], layers);
+    MeasuredBlocks part = measure_blocks(divided, sizes, setup, options);
+    measure_traffic(part, divided, sizes, layers.size);
+    profile.divided.push_back({.size = layers.size,
+                               .sequence = layers.sequence,
+                               .blocks = std::move(part.blocks),
+                               .loss = std::move(part.loss),
+                               .optimizer_state = part.optimizer_state});
+  }
   const auto per_sample = [&](const Tensor& t) {
     return static_cast<double>(t.nbytes()) / static_cast<double>(t.size(0));
   };
@@ -454,6 +565,8 @@ Profile measure_profile(const Model& model, const TrainingSetup& setup, const Me
   profile.target_sample_bytes = per_sample(first.targets(1));
   if (devices.size() == 1) return profile;
 
+  const std::int64_t micro_batch = micro_batch_of(setup);
+  const int stage_passes = options.passes * passes_of(micro_batch, setup.batch_size);
   const std::int64_t samples = chunk_sizes(setup.batch_size, devices.size())[0];
   profile.contention =
       measure_contention(models, samples, options.passes * passes_of(samples, setup.batch_size));
@@ -463,9 +576,8 @@ Profile measure_profile(const Model& model, const TrainingSetup& setup, const Me
   if (split.size() == devices.size() &&
       std::all_of(split.begin(), split.end(), [](int n) { return n >= 1; }) &&
       std::accumulate(split.begin(), split.end(), std::size_t{0}) == count) {
-    profile.stages = measure_stage_contention(models, split, micro_batch, micro_batch_options.passes);
-    profile.zero_bubble_stages =
-        measure_zero_bubble_stages(models, split, micro_batch, micro_batch_options.passes);
+    profile.stages = measure_stage_contention(models, split, micro_batch, stage_passes);
+    profile.zero_bubble_stages = measure_zero_bubble_stages(models, split, micro_batch, stage_passes);
   }
   profile.dispatch_s = measure_dispatch(devices);
   return profile;

@@ -45,6 +45,9 @@ struct Model {
   double lr = 0.01;  ///< of SGD, if there is no make_optimizer
   /// Returns the optimizer of these parameters. If it is empty, the optimizer is SGD without momentum.
   std::function<std::unique_ptr<optim::Optimizer>(std::vector<nn::Parameter>)> make_optimizer = {};
+  /// How the devices of the axis `tensor` divide the blocks, which are the children "0", "1", ... of one
+  /// module. Without rules, tensor_plan() of this module.
+  TensorPlan tensor_plan = {};
 };
 
 /// How the model is distributed.
@@ -77,12 +80,21 @@ struct MeasureOptions {
   /// Further numbers of devices for which simulate_devices() will be called. The batch per device of each is
   /// measured too.
   std::vector<int> simulated_devices = {};
+  /// The sizes of an axis `tensor`, with or without sequence parallelism, for which the model is measured
+  /// too. Only these sizes can be predicted. The first rank is measured, which has the largest parts, over a
+  /// group without peers: its collectives are counted, and take no time.
+  struct Layers {
+    int size = 2;
+    bool sequence = false;
+  };
+  std::vector<Layers> layers = {};
 };
 
 /// Measures the model block by block on the first device. It runs on the device's worker, so with that
 /// device's part of the threads. If the setup has several devices, it also measures contention: all devices
 /// train at once, each with its part of the batch. Throws ValueError if the model has no blocks, a block has
-/// no parameters, or the batch has not setup.batch_size samples.
+/// no parameters, or the batch has not setup.batch_size samples, and what tensor_parallel() throws if the
+/// layers cannot be divided.
 Profile measure_profile(const Model& model, const TrainingSetup& setup, const MeasureOptions& options = {});
 
 /// Measures communication between the devices of this process: copies from the first device to the second,
@@ -144,6 +156,13 @@ struct PredictedSpan {
   /// "forward 3" (of micro-batch 3), "wait for bucket 0", "bucket 0", "blocks.1 all_gather", "update"
   std::string name;
   double begin_s = 0, end_s = 0;
+  SpanSubject subject = {};  ///< SpanSubject::module is the name of a block; bytes are rounded down
+};
+
+/// What a device holds at most from a moment of a predicted step until the next one.
+struct PredictedMemory {
+  double begin_s = 0;
+  MemoryItems items;
 };
 
 struct Prediction {
@@ -161,6 +180,11 @@ struct Prediction {
   /// message between stages has no span: a stage that waits for one is idle.
   std::vector<PredictedSpan> timeline;
   int rows = 1;
+  /// The memory of memory[memory_device] over the step. This is the device that needs most of those that
+  /// `timeline` shows. The blocks of a forward or a backward share its span in proportion to the times that
+  /// they take alone. The largest sample is the peak.
+  std::vector<PredictedMemory> memory_over_time;
+  int memory_device = 0;
 
   /// The memory of the device that needs most.
   const MemoryItems& largest() const;
@@ -169,13 +193,27 @@ struct Prediction {
 /// Predicts a step of a plan on setup.devices devices, whose number is the product of the sizes; an axis of
 /// size -1 takes what the others leave. The result depends on the arguments only, so a profile that was
 /// measured on another machine can be used. Each axis adds its part, as its row describes it (StepDivision),
-/// from the innermost to the outermost. Returns nullopt if a row has no StepDivision, or for axes that do not
-/// combine: stages over ranks, replicas and divided models do, in this order, each at most once. A plan that
-/// splits the model needs setup.split. Throws ValueError if the profile has no blocks, the split does not fit
-/// the model, the sizes do not fit the devices, or there are fewer samples than devices that divide the
-/// batch, or than micro-batches.
+/// from the innermost to the outermost. Returns nullopt if a row has no StepDivision, for divided layers that
+/// the profile does not have (Profile::divided), or for axes that do not combine: stages over ranks,
+/// replicas, divided models and divided layers do, in this order, each at most once. A plan that splits the
+/// model needs setup.split. Throws ValueError if the profile has no blocks, the split does not fit the model,
+/// the sizes do not fit the devices, or there are fewer samples than devices that divide the batch, or than
+/// micro-batches.
 std::optional<Prediction> predict(const StrategyPlan& plan, const Profile& profile, const Link& link,
                                   const TrainingSetup& setup);
+
+/// What a device sends to another one in a predicted step. Devices are numbered as Prediction::memory is.
+/// Collectives count as rings, in which each device sends to the next one along the axis.
+struct PredictedTraffic {
+  int from = 0, to = 0;
+  double bytes = 0;
+  std::string axis, kind;  ///< "shard", "parameters"; kinds as in Transfer::what
+  std::string phase = {};  ///< "forward", "backward" or "update"; empty if it is not known
+};
+/// The traffic of what predict() predicts of these arguments, and throws what it throws. The bytes along an
+/// axis add up to AxisCost::bytes_sent. Empty if there is no prediction.
+std::vector<PredictedTraffic> predict_traffic(const StrategyPlan& plan, const Profile& profile,
+                                              const TrainingSetup& setup);
 
 /// Predicts the same global batch on `devices` devices that are like the measured one but have cores and
 /// memory of their own, so that nothing contends. The axis of size -1, or else the outermost one that divides
@@ -185,12 +223,15 @@ std::optional<Prediction> predict(const StrategyPlan& plan, const Profile& profi
 std::optional<Prediction> simulate_devices(const StrategyPlan& plan, const Profile& profile, const Link& link,
                                            const TrainingSetup& setup, int devices);
 
-/// The ways to train on `devices` ranks: every factorization over the axes pipeline, replicate and shard
-/// whose pipeline has at most one stage per block and whose replicas get at least one sample each. Texts of
+/// The ways to train on `devices` ranks: every factorization over the axes pipeline, replicate, shard and
+/// tensor whose pipeline has at most one stage per block, whose replicas get at least one sample each, and
+/// whose tensor axis has one of the sizes `tensors` or 1. Texts of
 /// strategies, such as "pipeline=2,replicate=2,shard=2"; "none" for one device. Throws ValueError unless all
 /// numbers are at least 1.
-std::vector<std::string> meshes(int devices, int blocks, std::int64_t batch_size);
-/// Predictions of meshes() as simulate_devices() makes them, the fastest first.
+std::vector<std::string> meshes(int devices, int blocks, std::int64_t batch_size,
+                                const std::vector<int>& tensors = {});
+/// Predictions of meshes() as simulate_devices() makes them, the fastest first. Their tensor axes have the
+/// sizes that the profile was measured for and that fit on one host.
 std::vector<Prediction> sweep(const Profile& profile, const Link& link, const TrainingSetup& setup,
                               int devices);
 /// What a step loses: "3.1 ms wait for shard, 1.2 ms bubble of the pipeline". The largest part is first, and

@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/planner/internal/passes.h"
 #include "tapestry/distributed/planner/internal/predictors.h"
 #include "tapestry/distributed/planner/planner.h"
 
@@ -28,6 +29,7 @@ Predictor predictor_of(const StrategyPlan& plan, const std::vector<StepDivision>
   if (replicas) ++i;
   const bool shards = i < all.size() && all[i].sum == Sum::units && all[i].schedule.empty() && !zero;
   if (shards) ++i;
+  if (i < all.size() && all[i].layers && !plan.over_devices) ++i;
   if (i < all.size()) return nullptr;
   return stages ? predict_stages : shards ? predict_sharded_models : predict_whole_models;
 }
@@ -81,6 +83,23 @@ void set_costs(std::vector<PlannedAxis>& axes, const StrategyPlan& plan, const L
   }
 }
 
+// The profile of the first of the devices that divide the layers, if it was measured for so many.
+std::optional<Profile> profile_on(const std::vector<PlannedAxis>& axes, const Profile& profile) {
+  for (const PlannedAxis& axis : axes) {
+    if (!axis.division.layers || axis.size == 1) continue;
+    for (const DividedLayers& d : profile.divided) {
+      if (d.size != axis.size || d.sequence != axis.division.sequence) continue;
+      Profile divided = profile;
+      divided.blocks = d.blocks;
+      divided.loss = d.loss;
+      divided.optimizer_state = d.optimizer_state;
+      return divided;
+    }
+    return std::nullopt;
+  }
+  return profile;
+}
+
 int stages_of(const StrategyPlan& plan, const std::vector<StepDivision>& divisions,
               const std::vector<PlannedAxis>& axes) {
   for (std::size_t i = 0; i < divisions.size(); ++i)
@@ -107,21 +126,33 @@ std::optional<Prediction> predict(const StrategyPlan& plan, const Profile& profi
   const Predictor predictor = predictor_of(plan, divisions);
   if (!predictor) return std::nullopt;
   check(!profile.blocks.empty(), "[predict] the profile has no blocks; measure a model first");
-  check(setup.devices >= 1 && setup.batch_size >= 1, "[predict] ", setup.devices,
-        " devices for a batch of ", setup.batch_size, " samples; pass 1 or more of each");
+  check(setup.devices >= 1 && setup.batch_size >= 1, "[predict] ", setup.devices, " devices for a batch of ",
+        setup.batch_size, " samples; pass 1 or more of each");
   auto axes = axes_on(plan, divisions, setup.devices);
   check(axes.has_value(), "[predict] the sizes of ", to_string(plan.axes), " are not those of ",
         setup.devices, " devices; they must multiply to this number");
-  check(data_size(*axes) <= setup.batch_size, "[predict] ", data_size(*axes),
-        " devices for a batch of ", setup.batch_size,
-        " samples; use at most as many as samples to divide the batch");
+  check(data_size(*axes) <= setup.batch_size, "[predict] ", data_size(*axes), " devices for a batch of ",
+        setup.batch_size, " samples; use at most as many as samples to divide the batch");
+  const std::optional<Profile> divided = profile_on(*axes, profile);
+  if (!divided) return std::nullopt;
   set_costs(*axes, plan, link, setup);
-  Prediction p = predictor({profile, link, setup, *axes, plan.over_devices});
+  const CostModel costs{*divided, link, setup, *axes, plan.over_devices};
+  Prediction p = predictor(costs);
+  add_layers(p, costs);
   p.mode = to_string(plan.axes);
   p.devices = static_cast<int>(p.memory.size());
   const StepBreakdown& s = p.breakdown;
   p.step_s = s.forward_s + s.backward_s + s.exposed_comm_s + s.update_s + s.idle_s;
   return p;
+}
+
+std::vector<PredictedTraffic> predict_traffic(const StrategyPlan& plan, const Profile& profile,
+                                              const TrainingSetup& setup) {
+  const Link link;  // what is sent does not depend on how long it takes
+  const std::optional<Prediction> p = predict(plan, profile, link, setup);
+  if (!p) return {};
+  const auto axes = axes_on(plan, divisions_of(plan), setup.devices);
+  return traffic_of({*profile_on(*axes, profile), link, setup, *axes, plan.over_devices});
 }
 
 std::optional<Prediction> simulate_devices(const StrategyPlan& plan, const Profile& profile, const Link& link,
@@ -151,6 +182,7 @@ std::optional<Prediction> simulate_devices(const StrategyPlan& plan, const Profi
   Link separate = link;
   separate.master_contention = separate.local.contention = separate.ranks.contention = {};
   std::optional<Prediction> p = predict(wider, without_contention, separate, simulated);
+  if (!p) return p;
   p->simulated = true;
   p->mode = to_string(plan.axes);
   return p;

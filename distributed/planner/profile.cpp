@@ -1,6 +1,7 @@
 #include "tapestry/distributed/planner/profile.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -17,22 +18,28 @@ static void from_json(const json& j, Curve& c) { c = Curve(j.get<std::vector<std
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TransferCost, latency_s, s_per_byte)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BackwardInterval, parameter, peak_bytes, accumulate_bytes, end_bytes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(SplitPassMemory, peak, growth)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RingMessages, count, bytes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LayerCollectives, all_reduce, all_gather, reduce_scatter)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BlockProfile, name, parameter_bytes, forward_s, backward_s, accumulate_s,
                                    bucket_copy_s, update_s, saved_bytes, output_bytes, freed_input_bytes,
                                    unsaved_output_bytes, received_extra_bytes, forward_extra_bytes, backward,
                                    input_grad_s, weight_grad_s, weight_grad_accumulate_s, input_grad,
-                                   weight_grad, weight_grad_accumulate)
+                                   weight_grad, weight_grad_accumulate, layers_forward, layers_backward)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DividedLayers, size, sequence, blocks, loss, optimizer_state)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Contention, forward, backward, update)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StageContention, forward, backward, weights)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ZeroBubbleStage, contention, input_grad_s, weight_grad_s,
                                    weight_grad_accumulate_s)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Profile, blocks, loss, input_sample_bytes, target_sample_bytes,
-                                   optimizer_state, contention, stages, zero_bubble_stages, dispatch_s)
+                                   optimizer_state, contention, stages, zero_bubble_stages, dispatch_s,
+                                   divided)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AllReduce, message, gather_message, scatter_message, peer_message,
                                    overlap_slowdown, compute_stall, contention)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Link, copy, broadcast, add, master_contention, local, ranks, cross)
 
 namespace {
+
+constexpr int kProfileVersion = 2;
 
 template <class T>
 T parsed(const std::string& text, const char* what) {
@@ -92,14 +99,48 @@ double AllReduce::peer_s(double bytes) const {
   return (peer_message.is_free() ? message : peer_message).time(bytes);
 }
 
-std::string to_text(const Profile& profile) { return json(profile).dump(); }
+double LayerCollectives::seconds(const AllReduce& costs, double n) const {
+  const TransferCost& gather = costs.gather_message.is_free() ? costs.message : costs.gather_message;
+  const TransferCost& scatter = costs.scatter_message.is_free() ? costs.message : costs.scatter_message;
+  const auto of = [&](const RingMessages& m, const TransferCost& cost) {
+    return m.count > 0 ? m.count * cost.latency_s + m.bytes.at(n) * cost.s_per_byte : 0;
+  };
+  return of(all_reduce, costs.message) + of(all_gather, gather) + of(reduce_scatter, scatter);
+}
+double LayerCollectives::bytes(double n) const {
+  return all_reduce.bytes.at(n) + all_gather.bytes.at(n) + reduce_scatter.bytes.at(n);
+}
+double LayerCollectives::whole_bytes(double n, int devices) const {
+  const double halves = all_reduce.bytes.at(n) / 2 + all_gather.bytes.at(n) + reduce_scatter.bytes.at(n);
+  return std::round(halves * devices / (devices - 1));  // bytes of rings are rounded down
+}
+
+std::string to_text(const Profile& profile) {
+  json all = profile;
+  all["version"] = kProfileVersion;
+  return all.dump();
+}
 Profile profile_from_text(const std::string& text) {
+  const json all = parsed<json>(text, "profile");
+  const bool is_one = all.is_object() && all.contains("blocks") && all["blocks"].is_array();
+  const int version = is_one ? all.value("version", 1) : kProfileVersion;
+  check(version == kProfileVersion, "[planner] the text is a profile of version ", version,
+        ", and this program reads version ", kProfileVersion, "; measure the model again");
   Profile profile = parsed<Profile>(text, "profile");
-  for (const BlockProfile& b : profile.blocks)
-    for (const BackwardInterval& i : b.backward)
-      check(i.parameter >= -1 && i.parameter < static_cast<int>(b.parameter_bytes.size()),
-            "[planner] the text is not a profile: block ", b.name, " has ", b.parameter_bytes.size(),
-            " parameters, and a gradient of parameter ", i.parameter);
+  const auto check_blocks = [](const std::vector<BlockProfile>& blocks) {
+    for (const BlockProfile& b : blocks)
+      for (const BackwardInterval& i : b.backward)
+        check(i.parameter >= -1 && i.parameter < static_cast<int>(b.parameter_bytes.size()),
+              "[planner] the text is not a profile: block ", b.name, " has ", b.parameter_bytes.size(),
+              " parameters, and a gradient of parameter ", i.parameter);
+  };
+  check_blocks(profile.blocks);
+  for (const DividedLayers& d : profile.divided) {
+    check(d.blocks.size() == profile.blocks.size(), "[planner] the text is not a profile: the model has ",
+          profile.blocks.size(), " blocks, and ", d.blocks.size(), " when ", d.size,
+          " devices divide its layers");
+    check_blocks(d.blocks);
+  }
   return profile;
 }
 std::string to_text(const Link& link) { return json(link).dump(); }

@@ -25,6 +25,24 @@ struct SplitPassMemory {
   double growth = 0;  ///< what the pass leaves allocated, less what it frees
 };
 
+struct AllReduce;
+
+/// Collectives of one kind along an axis whose devices divide layers.
+struct RingMessages {
+  double count = 0;  ///< messages of their rings, one after another
+  Curve bytes;       ///< that a device sends in them
+};
+/// What the layers of a block send in a pass. The layers wait for it, and nothing hides it.
+struct LayerCollectives {
+  RingMessages all_reduce, all_gather, reduce_scatter;
+  /// For n samples.
+  double seconds(const AllReduce& costs, double n) const;
+  double bytes(double n) const;
+  /// Of the tensors that `devices` devices add, gather or divide, of which a device sends bytes(). There are
+  /// 2 devices or more.
+  double whole_bytes(double n, int devices) const;
+};
+
 /// The costs of one block of the model on one device. Curves are functions of the number of samples. Times
 /// are in seconds.
 struct BlockProfile {
@@ -54,6 +72,8 @@ struct BlockProfile {
   /// The memory of the passes. The peak of the first pass counts above what was allocated before the block's
   /// forward and what the later blocks keep for the second pass; its growth is what the block keeps.
   SplitPassMemory input_grad, weight_grad, weight_grad_accumulate;
+  /// What divided layers send, see DividedLayers. The times above leave it out.
+  LayerCollectives layers_forward, layers_backward;
 
   std::int64_t all_parameter_bytes() const;
 };
@@ -79,6 +99,16 @@ struct ZeroBubbleStage {
   double input_grad_s = 0, weight_grad_s = 0, weight_grad_accumulate_s = 0;
 };
 
+/// The costs of a model whose layers the devices of an axis divide (tensor_parallel), on its first device,
+/// which has the largest parts.
+struct DividedLayers {
+  int size = 2;           ///< of the axis
+  bool sequence = false;  ///< with sequence parallelism
+  std::vector<BlockProfile> blocks;
+  BlockProfile loss;
+  double optimizer_state = 0;
+};
+
 /// The costs of a model on one device.
 struct Profile {
   std::vector<BlockProfile> blocks;
@@ -91,7 +121,8 @@ struct Profile {
   /// measured. Both are empty if no split was measured.
   std::vector<StageContention> stages;
   std::vector<ZeroBubbleStage> zero_bubble_stages;
-  double dispatch_s = 0;  ///< starting a task on the workers of all devices and waiting for them
+  double dispatch_s = 0;               ///< starting a task on the workers of all devices and waiting for them
+  std::vector<DividedLayers> divided;  ///< see MeasureOptions::layers
 
   /// The time of forward plus backward per block, in seconds, for a number of samples.
   std::vector<double> costs(double samples) const;
@@ -134,7 +165,9 @@ struct Link {
   AllReduce cross;
 };
 
-/// Converts to JSON and back. The parsers throw ValueError if the text is not a profile or a link.
+/// Converts to JSON and back. The parsers throw ValueError if the text is not a profile or a link. A
+/// profile's text has a version, and one of another version is refused, because its costs have other
+/// meanings.
 std::string to_text(const Profile& profile);
 Profile profile_from_text(const std::string& text);
 std::string to_text(const Link& link);

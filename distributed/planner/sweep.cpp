@@ -19,28 +19,39 @@ std::string in_ms(double seconds) {
 
 }  // namespace
 
-std::vector<std::string> meshes(int devices, int blocks, std::int64_t batch_size) {
+std::vector<std::string> meshes(int devices, int blocks, std::int64_t batch_size,
+                                const std::vector<int>& tensors) {
   check(devices >= 1 && blocks >= 1 && batch_size >= 1, "[meshes] ", devices, " devices, ", blocks,
         " blocks and a batch of ", batch_size, " samples; pass 1 or more of each");
   if (devices == 1) return {"none"};
   std::vector<std::string> all;
-  for (int stages = 1; stages <= std::min(devices, blocks); ++stages)
-    for (int shards = 1; shards <= devices / stages; ++shards) {
-      const int replicas = devices / stages / shards;
-      if (stages * shards * replicas != devices || replicas * shards > batch_size) continue;
-      std::string text;
-      for (const auto& [axis, size] :
-           {std::pair("pipeline", stages), {"replicate", replicas}, {"shard", shards}})
-        if (size > 1) text += (text.empty() ? "" : ",") + std::string(axis) + "=" + std::to_string(size);
-      all.push_back(text);
-    }
+  const auto add = [&](int tensor) {
+    for (int stages = 1; stages <= std::min(devices / tensor, blocks); ++stages)
+      for (int shards = 1; shards <= devices / tensor / stages; ++shards) {
+        const int replicas = devices / tensor / stages / shards;
+        if (stages * shards * replicas * tensor != devices || replicas * shards > batch_size) continue;
+        std::string text;
+        for (const auto& [axis, size] :
+             {std::pair("pipeline", stages), {"replicate", replicas}, {"shard", shards}, {"tensor", tensor}})
+          if (size > 1) text += (text.empty() ? "" : ",") + std::string(axis) + "=" + std::to_string(size);
+        all.push_back(text);
+      }
+  };
+  add(1);
+  for (const int tensor : tensors)
+    if (tensor > 1 && tensor <= devices) add(tensor);
   return all;
 }
 
 std::vector<Prediction> sweep(const Profile& profile, const Link& link, const TrainingSetup& setup,
                               int devices) {
   std::vector<Prediction> all;
-  for (const std::string& text : meshes(devices, static_cast<int>(profile.blocks.size()), setup.batch_size))
+  std::vector<int> tensors;
+  for (const DividedLayers& d : profile.divided)
+    if (!d.sequence && (setup.devices_per_host == 0 || d.size <= setup.devices_per_host))
+      tensors.push_back(d.size);
+  for (const std::string& text :
+       meshes(devices, static_cast<int>(profile.blocks.size()), setup.batch_size, tensors))
     if (auto p = simulate_devices(plan_strategy(text, true), profile, link, setup, devices))
       all.push_back(std::move(*p));
   std::stable_sort(all.begin(), all.end(),

@@ -39,15 +39,17 @@ void check_sums(std::size_t before, std::size_t now) {
         " before; return equally many for all samples");
 }
 
-void add_transfer(LayerReport& report, int from, int to, std::int64_t bytes, const char* what) {
+void add_transfer(LayerReport& report, int from, int to, std::int64_t bytes, const char* what,
+                  const char* phase) {
   if (bytes == 0 || from == to) return;
   report.bytes_sent += bytes;
   for (Transfer& t : report.transfers)
-    if (t.from == from && t.to == to && std::string_view(t.what) == what) {
+    if (t.from == from && t.to == to && std::string_view(t.what) == what &&
+        std::string_view(t.phase) == phase) {
       t.bytes += bytes;
       return;
     }
-  report.transfers.push_back({from, to, bytes, what});
+  report.transfers.push_back({from, to, bytes, what, {}, phase});
 }
 
 Strategy::Strategy(std::string_view text, const StrategyOptions& options)
@@ -319,8 +321,8 @@ std::vector<Transfer> Strategy::transfers() const {
   for (const auto& layer : layers_)
     for (const LayerReport& report : layer->reports())
       for (const Transfer& t : report.transfers)
-        all.push_back(
-            {member_at(report.axis, t.from), member_at(report.axis, t.to), t.bytes, t.what, report.axis});
+        all.push_back({member_at(report.axis, t.from), member_at(report.axis, t.to), t.bytes, t.what,
+                       report.axis, t.phase});
   return all;
 }
 

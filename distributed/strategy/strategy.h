@@ -130,6 +130,7 @@ struct Transfer {
   std::int64_t bytes = 0;
   const char* what = "";  ///< "gradients", "parameters", "activations", "batch" or "buffers"
   std::string axis = {};
+  const char* phase = "";  ///< "forward", "backward" or "update"; empty if the row does not know
 };
 
 /// The ranks that divide an optimizer's state: see ZeroOptions. Null: it is not divided.
@@ -162,6 +163,9 @@ struct StepDivision {
   /// Sum::units inside stages: the devices gather a unit once in a step, and keep it until its last backward.
   /// False: they gather it for each forward and each backward.
   bool keeps_whole = false;
+  /// The devices divide the layers, and send activations between them, as tensor_parallel does. With
+  /// `sequence`, they also divide what flows between the divided layers.
+  bool layers = false, sequence = false;
 
   bool divides_batch() const { return sum != Sum::none; }
   bool divides_model() const { return sum == Sum::units; }

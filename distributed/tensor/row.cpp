@@ -20,16 +20,26 @@ class TensorOverRanks final : public StrategyLayer {
         model, axis, plan, {.sequence = context().spec.option("sequence", "0") == "1", .device = device()}));
   }
   void before_forward(const Part& part) override {
-    if (part.index == 0) divided_->reset_report();
+    if (part.index > 0) return;
+    divided_->reset_report();
+    backward_bytes_ = 0;
+  }
+  std::shared_ptr<void> before_backward(const Part&) override {
+    const std::int64_t before = divided_->bytes_sent();
+    return {this, [before](TensorOverRanks* t) { t->backward_bytes_ += t->divided_->bytes_sent() - before; }};
   }
   LayerReport report() const override {
     LayerReport report{{"tensor"}};
-    add_to_ring(report, *context().axis, divided_->bytes_sent(), "activations");
+    const ConversionTraffic::Counts sent = divided_->sent();
+    report.exposed_s = sent.exposed_s;
+    add_to_ring(report, *context().axis, sent.bytes() - backward_bytes_, "activations", "forward");
+    add_to_ring(report, *context().axis, backward_bytes_, "activations", "backward");
     return report;
   }
 
  private:
   std::optional<TensorParallel> divided_;
+  std::int64_t backward_bytes_ = 0;  // the part of what was sent that backward sent
 };
 
 // After the stages of a pipeline, and before other ranks divide what is left or reduce its gradients.
@@ -43,6 +53,12 @@ const RowRegistration tensor_over_ranks{
      .instead = "stages do not pass on activations that ranks divide along the sequence; leave sequence out",
      .about = "tensor_parallel: one process per device, the layers divided; with sequence=1 also the "
               "activations between them",
+     .divide =
+         [](const AxisSpec& axis, StepDivision& step) {
+           step.layers = true;
+           step.sequence = axis.option("sequence", "0") == "1";
+           return true;
+         },
      .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
        return std::make_unique<TensorOverRanks>(context);
      }}};

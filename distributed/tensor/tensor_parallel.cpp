@@ -489,7 +489,7 @@ class Divider {
           Tensor x = stream->into_region(features);
           if (how.targets.defined())
             return vocab_parallel_linear_cross_entropy(x, model.output_weight(), how.targets, stream->axis,
-                                                       words);
+                                                       words, {.traffic = stream->traffic});
           if (how.last) x = x.narrow(1, x.size(1) - 1, 1);
           return stream->gathered(linear(x, model.output_weight()), words);
         };
@@ -566,7 +566,8 @@ class Divider {
   // that, its parts are those of a parameter that has each unit as often as it has copies.
   static Tensor sum_of_copies(const Tensor& p, const ResidualStream& stream, const Axis& copies) {
     const impl::CheckedConversion checked(p, stream.axis, Placement::invariant(), Placement::sharded(0));
-    return checked.result(convert(p, copies, Placement::invariant(), Placement::replicated()));
+    return checked.result(
+        convert(p, copies, Placement::invariant(), Placement::replicated(), {.traffic = stream.traffic}));
   }
 
   nn::Module& module_;
@@ -582,8 +583,8 @@ class Divider {
 
 }  // namespace
 
-std::int64_t TensorParallel::bytes_sent() const { return stream_->bytes_sent; }
-void TensorParallel::reset_report() const { stream_->bytes_sent = 0; }
+ConversionTraffic::Counts TensorParallel::sent() const { return stream_->traffic->counts(); }
+void TensorParallel::reset_report() const { stream_->traffic->reset(); }
 
 TensorParallel tensor_parallel(nn::Module& module, const Axis& axis, const TensorPlan& plan,
                                const TensorParallelOptions& options) {

@@ -20,6 +20,7 @@
 
 #include "tapestry/distributed/common/tensor_plan.h"
 #include "tapestry/distributed/mesh/mesh.h"
+#include "tapestry/distributed/placement/convert.h"
 #include "tapestry/nn/module.h"
 
 namespace tapestry::distributed {
@@ -42,12 +43,11 @@ struct TensorParallelOptions {
 class TensorParallel {
  public:
   explicit TensorParallel(std::shared_ptr<ResidualStream> stream) : stream_(std::move(stream)) {}
-  /// What the conversions of the layers send on this rank, as rings, since the last reset_report():
-  /// activations and their gradients. It is an estimate: it is counted when forward runs, and includes the
-  /// backward of what grad mode would record. It leaves out what vocab_parallel_linear_cross_entropy() sends,
-  /// and exchanges of a length. Forward and backward of layers that checkpoint() recomputes count twice, of
-  /// which backward is sent once. Gradients that nobody needs, such as those of frozen inputs, count too.
-  std::int64_t bytes_sent() const;
+  /// What the layers have sent on this rank since the last reset_report(), counted when it is posted:
+  /// activations and their gradients, gradients of parameters of which ranks have copies, and the numbers of
+  /// the loss of a divided vocabulary. It leaves out exchanges of a length, and what clipping sums.
+  ConversionTraffic::Counts sent() const;
+  std::int64_t bytes_sent() const { return sent().bytes(); }
   void reset_report() const;
 
  private:
@@ -62,7 +62,8 @@ class TensorParallel {
 /// A rank gets ceil(n / ranks) units of a dimension; the last ranks may get fewer. Initial values are those
 /// of a model in one process: the first rank's whole parameters are broadcast, one at a time, and each rank
 /// keeps its part. Parameters that another axis holds already (the stages of a pipeline) are divided further.
-/// Call fully_shard() or DistributedDataParallel afterwards.
+/// Adapters (nn::add_lora()) are divided with their layers: add them before. Call fully_shard() or
+/// DistributedDataParallel afterwards. If placements are checked now (PlacementCheck), calls of the model are.
 ///
 /// Collective over the axis. Throws ValueError on every rank, before anything is changed, if a rule matches
 /// no module or one that its style cannot divide (recurrent layers are refused by name), a rank would have

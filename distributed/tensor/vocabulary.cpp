@@ -89,7 +89,13 @@ RowLosses losses_of(const Tensor& logits, const Tensor& target, const Words& own
                     const VocabParallelLossParams& params, bool needs_gradient) {
   const std::int64_t n = target.numel();
   const Tensor largest = logits.amax({1});
-  group.all_reduce(largest, ReduceOp::max, "vocab_parallel_cross_entropy").wait();
+  const auto wait = [&](const Work& work, const Tensor& t) {
+    if (!params.traffic) return work.wait();
+    params.traffic->add(ConversionTraffic::Kind::all_reduce, t.nbytes(), group.size());
+    params.traffic->wait(work, t.device(),
+                         {.bytes = static_cast<std::int64_t>(t.nbytes()), .axis = group.name()});
+  };
+  wait(group.all_reduce(largest, ReduceOp::max, "vocab_parallel_cross_entropy"), largest);
   const Tensor shifted = logits - largest.unsqueeze(1), exponentials = shifted.exp();
   const Rows rows = local_rows(target, own);
   const Tensor mine = rows.mine.to(logits.dtype()), row = rows.row.unsqueeze(1);
@@ -99,7 +105,7 @@ RowLosses losses_of(const Tensor& logits, const Tensor& target, const Words& own
   sums[1].copy_(where(rows.mine, gather(shifted, 1, row).squeeze(1), Scalar(0)));
   if (params.label_smoothing > 0) sums[2].copy_(shifted.sum({1}));
   else sums[2].zero_();
-  group.all_reduce(sums, ReduceOp::sum, "vocab_parallel_cross_entropy").wait();
+  wait(group.all_reduce(sums, ReduceOp::sum, "vocab_parallel_cross_entropy"), sums);
   const double rest = params.label_smoothing, each = rest / static_cast<double>(own.all);
   const Tensor counts = ne(target, params.ignore_index);
   Tensor losses = sums[0].log() - sums[1] * (1 - rest);

@@ -2,10 +2,12 @@
 // Embedding and loss of a vocabulary that the ranks of an axis divide: rank r has the rows
 // nn::Region::part(0, r, ranks) of the weight. The sizes need not divide: the last ranks have fewer rows.
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include "tapestry/autograd/ops/loss.h"
 #include "tapestry/distributed/mesh/mesh.h"
+#include "tapestry/distributed/placement/convert.h"
 
 namespace tapestry::distributed {
 
@@ -21,6 +23,8 @@ struct VocabParallelLossParams {
   double label_smoothing = 0;             ///< in [0, 1]
   /// Rows whose logits exist at the same time. 0 takes about four million logits of this rank.
   std::int64_t chunk_rows = 0;
+  /// Counts what the ranks send, if it is not null.
+  std::shared_ptr<ConversionTraffic> traffic = {};
 };
 
 /// linear_cross_entropy(x, weight, target) of the whole weight (V, E), of which `weight` has this rank's

@@ -19,7 +19,7 @@ class ZeroDivision final : public StrategyLayer {
     for (const nn::Parameter& p : model().parameters())
       if (p->requires_grad()) bytes += static_cast<std::int64_t>(p->nbytes());
     LayerReport report{{context().axis->name()}};
-    add_to_ring(report, *context().axis, gather_bytes(bytes, context().axis->size()), "parameters");
+    add_to_ring(report, *context().axis, gather_bytes(bytes, context().axis->size()), "parameters", "update");
     return report;
   }
 };

@@ -295,6 +295,11 @@ ZeroBase::State::Gathering ZeroBase::State::start_gathering(int bucket, const st
 
 void ZeroBase::State::finish_gathering(const Gathering& g, const std::vector<bool>& updated) {
   g.work.wait();
+  const Device device = g.all.device();
+  if (Timeline::active() && device.is_cpu())
+    add_span(device.str() + " communication", Activity::communication,
+             concat({"parameters of bucket ", g.bucket}), g.work.started(), g.work.finished(),
+             {.bucket = g.bucket, .bytes = static_cast<std::int64_t>(g.all.nbytes()), .axis = group->name()});
   g.own.storage()->release_memory();
   const DividedBucket& b = division.buckets()[static_cast<std::size_t>(g.bucket)];
   for (const int place : b.parameters) {
@@ -347,7 +352,8 @@ void ZeroBase::State::update(double grad_scale, const Tensor& loss_scale, const 
     if (gatherings.size() == 2) finish_first();
     gatherings.push_back(start_gathering(static_cast<int>(k), updated));
   }
-  const SpanScope exposed(items[0].tensor.device(), Activity::communication, "wait for parameters");
+  SpanScope exposed(items[0].tensor.device(), Activity::communication, "wait for parameters");
+  exposed.set_subject({.axis = group->name()});
   while (!gatherings.empty()) finish_first();
   for (std::size_t i = 0; i < items.size(); ++i) {
     if (!updated[i]) continue;

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "tapestry/apps/compare/critical_path.h"
 #include "tapestry/apps/compare/document.h"
 #include "tapestry/apps/compare/page/page.h"
 #include "tapestry/distributed/strategy/strategy.h"
@@ -41,7 +42,19 @@ const std::vector<std::string> kPredicted = {"single",
                                              "pipeline=-1:schedule=zero-bubble,replicate=2",
                                              "pipeline=2,replicate=2,shard=-1",
                                              "pipeline=2,shard=-1:gather=part",
-                                             "pipeline=2:schedule=gpipe,replicate=2,shard=-1:gather=part"};
+                                             "pipeline=2:schedule=gpipe,replicate=2,shard=-1:gather=part",
+                                             "tensor=-1",
+                                             "tensor=-1:sequence=1",
+                                             "replicate=-1,tensor=2",
+                                             "replicate=-1:zero=2,tensor=4",
+                                             "shard=-1,tensor=2:sequence=1",
+                                             "replicate=2,shard=-1,tensor=2",
+                                             "pipeline=2,tensor=-1",
+                                             "pipeline=2:schedule=gpipe,replicate=-1,tensor=2",
+                                             "pipeline=2:schedule=zero-bubble,replicate=-1:zero=1,tensor=2",
+                                             "pipeline=2:schedule=zero-bubble,shard=-1:gather=part,tensor=2",
+                                             "pipeline=2,shard=-1,tensor=4"};
+
 // The plan of one of these; for other names one that the planner cannot predict.
 StrategyPlan plan_of(const std::string& name) {
   using namespace tapestry::distributed;
@@ -83,9 +96,13 @@ Result mode(const std::string& name, const std::string& family, const std::vecto
                                          {0.5, bytes / 4, bytes / 8, bytes / 4, bytes / 4, 7},
                                          {1, bytes / 4, bytes / 4, bytes / 4, bytes / 8, 7}},
                                         {0.01, 0.4, 0.9, 1}));
+  for (Span& span : r.spans)
+    if (span.name == "bucket 3") span.subject = {.bucket = 3, .bytes = 3 << 17, .axis = "replicate"};
   for (int d = 0; d < devices && devices > 1; ++d) {
-    if (family == "data") r.traffic.push_back({d, (d + 1) % 4, 3 << 18, "replicate", "gradients"});
-    if (family == "stages" && d > 0) r.traffic.push_back({d - 1, d, 1 << 20, "pipeline", "activations"});
+    if (family == "data")
+      r.traffic.push_back({d, (d + 1) % 4, 3 << 18, "replicate", "gradients", "backward"});
+    if (family == "stages" && d > 0)
+      r.traffic.push_back({d - 1, d, 1 << 20, "pipeline", "activations", "forward"});
   }
   r.losses = {2.5, 2.25};
   r.predicted_step_s = 0.95 * r.step_s;
@@ -118,7 +135,7 @@ class Draw {
   }
   planner::BlockProfile block(bool loss) {
     planner::BlockProfile b;
-    b.name = "block";
+    b.name = loss ? "loss" : "block" + std::to_string(blocks_++);
     for (int i = loss ? 0 : whole(1, 3); i > 0; --i) b.parameter_bytes.push_back(4 * whole(1, 4'000'000));
     b.forward_s = curve(1e-3), b.backward_s = curve(2e-3);
     b.accumulate_s = real(0, 1e-4), b.bucket_copy_s = real(0, 1e-4), b.update_s = real(0, 1e-3);
@@ -144,10 +161,25 @@ class Draw {
     if (whole(0, 1) == 1) a.peer_message = cost();
     return a;
   }
+  planner::LayerCollectives layers() {
+    const auto ring = [&] {
+      return whole(0, 1) == 1 ? planner::RingMessages{1.0 * whole(1, 9), curve(1e5)}
+                              : planner::RingMessages();
+    };
+    return {ring(), ring(), ring()};
+  }
   planner::Profile profile(int blocks) {
     planner::Profile p;
     for (int i = 0; i < blocks; ++i) p.blocks.push_back(block(false));
     p.loss = block(true);
+    for (const auto& [size, sequence] : {std::pair(2, false), {4, false}, {2, true}, {3, true}}) {
+      planner::DividedLayers d{.size = size, .sequence = sequence, .optimizer_state = 1.0 * whole(0, 2)};
+      for (int i = 0; i <= blocks; ++i) {
+        planner::BlockProfile& b = i < blocks ? d.blocks.emplace_back(block(false)) : d.loss = block(true);
+        b.layers_forward = layers(), b.layers_backward = layers();
+      }
+      p.divided.push_back(d);
+    }
     p.input_sample_bytes = whole(1, 4096), p.target_sample_bytes = whole(1, 64),
     p.optimizer_state = whole(0, 2);
     p.contention = contention();
@@ -162,6 +194,7 @@ class Draw {
 
  private:
   std::mt19937_64 random_;
+  int blocks_ = 0;
 };
 
 // The spans of a predicted step add up to its parts. Messages that pass while stages compute are idle time in
@@ -185,6 +218,32 @@ void check_timeline(const planner::Prediction& p, bool has_messages) {
   const double messages_s = own.exposed_comm_s - sum.exposed_comm_s;
   CHECK(messages_s > -near);
   CHECK((has_messages || messages_s < near));
+}
+
+// What devices send along an axis adds up to what the prediction says of it.
+void check_traffic(const planner::Prediction& p, const std::vector<planner::PredictedTraffic>& traffic) {
+  bool inside = true;
+  for (const planner::PredictedTraffic& t : traffic)
+    inside = inside && t.from >= 0 && t.from < p.devices && t.to >= 0 && t.to < p.devices && t.bytes > 0;
+  CHECK(inside);
+  for (const planner::AxisCost& a : p.axes) {
+    double bytes = 0;
+    for (const planner::PredictedTraffic& t : traffic) bytes += t.axis == a.axis ? t.bytes : 0;
+    INFO(a.axis << " of " << p.mode);
+    CHECK(bytes == Approx(a.bytes_sent));
+  }
+}
+
+json setup_json(const planner::TrainingSetup& setup) {
+  return {{"batch_size", setup.batch_size},
+          {"devices", setup.devices},
+          {"device_type", tapestry::device_type_name(setup.device_type)},
+          {"micro_batches", setup.micro_batches},
+          {"first_bucket_bytes", setup.first_bucket_bytes},
+          {"bucket_cap_bytes", setup.bucket_cap_bytes},
+          {"devices_per_host", setup.devices_per_host},
+          {"links_per_host", setup.links_per_host},
+          {"split", setup.split}};
 }
 
 // One random prediction with its result, as the page's twin reads it.
@@ -221,16 +280,7 @@ json drawn_case(Draw& draw, bool with_timeline) {
               {"plan", json::parse(plan_json(plan))},
               {"profile", json::parse(to_text(profile))},
               {"link", json::parse(to_text(link))},
-              {"setup",
-               {{"batch_size", setup.batch_size},
-                {"devices", setup.devices},
-                {"device_type", tapestry::device_type_name(setup.device_type)},
-                {"micro_batches", setup.micro_batches},
-                {"first_bucket_bytes", setup.first_bucket_bytes},
-                {"bucket_cap_bytes", setup.bucket_cap_bytes},
-                {"devices_per_host", setup.devices_per_host},
-                {"links_per_host", setup.links_per_host},
-                {"split", setup.split}}}};
+              {"setup", setup_json(setup)}};
   std::optional<planner::Prediction> p;
   const bool fits = plan.axes.size() < 2 || setup.devices == 8;
   if (draw.whole(0, 1) == 1 || !fits) {
@@ -243,6 +293,7 @@ json drawn_case(Draw& draw, bool with_timeline) {
     p = simulate_devices(plan, profile, link_with(link, latency, bandwidth), setup, devices);
   } else {
     p = predict(plan, profile, link, setup);
+    if (p) check_traffic(*p, predict_traffic(plan, profile, setup));
   }
   if (!p) return out["expected"] = nullptr, out;
   const planner::StepBreakdown& b = p->breakdown;
@@ -254,11 +305,29 @@ json drawn_case(Draw& draw, bool with_timeline) {
   INFO(name);
   check_timeline(
       *p, plan.splits_model && (!plan.over_devices || setup.device_type == tapestry::DeviceType::cuda));
+  // The largest sample is the peak, unless random halves of a backward leave more than they need.
+  double most = 0, before = -1;
+  bool inside = !p->memory_over_time.empty() && p->memory_over_time[0].begin_s == 0;
+  for (const planner::PredictedMemory& m : p->memory_over_time) {
+    inside = inside && m.begin_s >= before && m.begin_s <= p->step_s * (1 + 1e-9);
+    before = m.begin_s;
+    most = std::max(most, m.items.total());
+  }
+  CHECK(inside);
+  const double peak = p->memory.at(static_cast<std::size_t>(p->memory_device)).total();
+  CHECK((name.find("zero-bubble") == std::string::npos ? most == Approx(peak) : most >= peak * (1 - 1e-12)));
   if (!with_timeline) return out;
+  out["memory"] = json::array({p->memory_device});
+  for (const planner::PredictedMemory& m : p->memory_over_time) {
+    json sample = {m.begin_s};
+    for (const auto& [item, bytes] : m.items.items()) sample.push_back(bytes);
+    out["memory"].push_back(std::move(sample));
+  }
+  out["critical_path"] = dependencies_of(*p).critical_path;
   out["timeline"] = json::array({p->rows});
   for (const planner::PredictedSpan& s : p->timeline)
-    out["timeline"].push_back(
-        {s.row, s.beside, tapestry::activity_name(s.activity), s.name, s.begin_s, s.end_s});
+    out["timeline"].push_back({s.row, s.beside, tapestry::activity_name(s.activity), s.name, s.begin_s,
+                               s.end_s, s.subject.module, s.subject.bucket, s.subject.bytes, s.subject.axis});
   return out;
 }
 
@@ -455,6 +524,11 @@ TEST_CASE("the page shows the same in a browser, and its planner equals the plan
   report.profile = draw.profile(5);
   report.link = draw.link();
   for (const Result& r : report.results)
+    if (auto p = simulate_devices(r.plan, *report.profile, report.link, report.workload, 4)) {
+      p->mode = r.name;
+      report.predictions.push_back(std::move(*p));
+    }
+  for (const Result& r : report.results)
     for (const int n : {1, 2, 4, 8, 16, 32, 64})
       if (const auto p = simulate_devices(r.plan, *report.profile, report.link, report.workload, n))
         report.scaling.push_back(*p);
@@ -475,6 +549,21 @@ TEST_CASE("the page shows the same in a browser, and its planner equals the plan
   json cases = json::array();
   for (int i = 0; i < 1000; ++i) cases.push_back(drawn_case(draw, i % 4 == 0));
   tests::write_file(folder / "cases.json", cases.dump());
+  json sweeps = json::array();
+  for (const int devices : {1, 2, 6, 12, 16}) {
+    const planner::Profile profile = draw.profile(4);
+    const planner::Link link = draw.link();
+    const planner::TrainingSetup setup{.batch_size = 10, .micro_batches = 3};
+    json rows = json::array();
+    for (const planner::Prediction& p : sweep(profile, link, setup, devices))
+      rows.push_back({p.mode, p.step_s});
+    sweeps.push_back({{"profile", json::parse(to_text(profile))},
+                      {"link", json::parse(to_text(link))},
+                      {"setup", setup_json(setup)},
+                      {"devices", devices},
+                      {"rows", rows}});
+  }
+  tests::write_file(folder / "sweeps.json", sweeps.dump());
   const std::string command =
       "command -v python3 >/dev/null || { echo 'skipped: Python is missing'; exit 0; }; python3 '" +
       tests::source_path("tests/apps/page_test.py") + "' '" + folder.path().string() + "'";

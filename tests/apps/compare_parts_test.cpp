@@ -5,6 +5,7 @@
 
 #include "tapestry/apps/common/chart.h"
 #include "tapestry/apps/common/table.h"
+#include "tapestry/apps/compare/critical_path.h"
 #include "tapestry/apps/compare/document.h"
 #include "tapestry/apps/compare/mode.h"
 #include "tapestry/apps/compare/models.h"
@@ -74,6 +75,8 @@ TEST_CASE("results survive conversion to text") {
   Result r = measured("ddp", 0.25, {2.5, std::nan("")});
   r.steps_s = {0.25, 0.5};
   r.memory[0].phases_s = {0, 0.125, 0.25};
+  r.spans[0].subject = {.module = "fc1", .bucket = 2, .bytes = 1LL << 40, .axis = "shard"};
+  r.traffic[0].phase = "update";
   const Result back = result_from_text(to_text(r));
   CHECK(back.name == "ddp");
   CHECK(back.rows == r.rows);
@@ -92,9 +95,49 @@ TEST_CASE("results survive conversion to text") {
   CHECK(std::isnan(back.losses[1]));
   REQUIRE(back.spans.size() == 1);
   CHECK(back.spans[0].name == "forward <1>");
+  const tapestry::SpanSubject& about = back.spans[0].subject;
+  CHECK((about.module == "fc1" && about.bucket == 2 && about.bytes == 1LL << 40 && about.axis == "shard"));
+  CHECK((back.traffic[0].phase == "update" && back.traffic[1].phase.empty()));
   CHECK(back.breakdown.idle_s == Approx(r.breakdown.idle_s));
   for (const std::string text : {"", "{}", "[1]", R"({"name": 3})"})
     CHECK_THROWS_WITH(result_from_text(text), ContainsSubstring("not a result"));
+}
+
+TEST_CASE("the critical path of a prediction passes from stage to stage, and through collectives") {
+  planner::Prediction stages;
+  stages.step_s = 10, stages.rows = 2;
+  constexpr Activity f = Activity::forward, b = Activity::backward, u = Activity::optimizer,
+                     c = Activity::communication;
+  stages.timeline = {{0, false, f, "forward 0", 0, 1},        {0, false, f, "forward 1", 1, 2},
+                     {0, false, b, "backward 0", 4.5, 6.5},   {0, false, b, "backward 1", 7.5, 9.5},
+                     {0, false, u, "update", 9.5, 10},        {1, false, f, "forward 0", 1.25, 2.25},
+                     {1, false, b, "backward 0", 2.25, 4.25}, {1, false, f, "forward 1", 4.25, 5.25},
+                     {1, false, b, "backward 1", 5.25, 7.25}, {1, false, u, "update", 7.25, 7.75}};
+  using Path = std::vector<std::size_t>;
+  const Dependencies found = dependencies_of(stages);
+  CHECK(found.critical_path == Path{4, 3, 8, 7, 6, 5, 0});
+  CHECK(found.needs[3] == Path{8});
+  CHECK(found.needs[9] == Path{8});
+  planner::Prediction ddp;  // of two rows whose buckets have equal names and nothing in common
+  ddp.step_s = 11, ddp.rows = 2;
+  ddp.timeline = {{0, false, f, "forward", 0, 2},
+                  {0, false, b, "backward", 2, 10},
+                  {0, false, c, "wait for bucket 1", 6, 10},
+                  {0, true, c, "bucket 0", 4, 7},
+                  {0, true, c, "bucket 1", 7, 10},
+                  {0, false, u, "update", 10, 11},
+                  {1, false, b, "backward", 0, 9},
+                  {1, true, c, "bucket 1", 8, 9.5}};
+  CHECK(dependencies_of(ddp).critical_path == Path{5, 2, 4, 3, 1, 0});
+  planner::Prediction layers;  // that wait for one another while a bucket of another axis ends
+  layers.step_s = 6;
+  layers.timeline = {{0, false, b, "backward", 0, 6},
+                     {0, false, c, "wait for fc1 activations", 2, 4, {.axis = "tensor"}},
+                     {0, false, c, "wait for bucket 1", 5, 6, {.bucket = 1, .axis = "replicate"}},
+                     {0, true, c, "bucket 0", 1, 3, {.bucket = 0, .axis = "replicate"}},
+                     {0, true, c, "bucket 1", 4.5, 6, {.bucket = 1, .axis = "replicate"}}};
+  CHECK(dependencies_of(layers).critical_path == Path{2, 4, 0, 1});
+  CHECK(dependencies_of(planner::Prediction()).critical_path.empty());
 }
 
 TEST_CASE("a long history keeps the peaks of its intervals, and its ends") {

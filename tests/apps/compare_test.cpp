@@ -4,6 +4,7 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -32,6 +33,24 @@ std::vector<std::string> tiny(std::vector<std::string> more) {
   for (const auto& [option, value] : small)
     if (std::find(more.begin(), more.end(), option) == more.end()) more.insert(more.end(), {option, value});
   return more;
+}
+
+// What a mode sent is what its prediction says. Buckets have flags, and aligned ends. Targets are neither
+// sent by dp-master, nor predicted for stages.
+void check_traffic(const json& mode, const json& prediction) {
+  std::map<std::string, std::pair<double, double>> sent_by;
+  const auto key = [](const json& t) {
+    std::string text;
+    for (const char* const part : {"from", "to", "axis", "kind", "phase"}) text += t.at(part).dump() + " ";
+    return text;
+  };
+  for (const json& t : mode.at("traffic")) sent_by[key(t)].first += t.at("bytes").get<double>();
+  for (const json& t : prediction.at("traffic")) sent_by[key(t)].second += t.at("bytes").get<double>();
+  for (const auto& [what, bytes] : sent_by) {
+    INFO(mode.at("name") << ": " << what);
+    if (what.find("batch") == std::string::npos || mode.at("name") == "dp-replicated")
+      CHECK(bytes.second == Approx(bytes.first).epsilon(0.02));
+  }
 }
 
 }  // namespace
@@ -91,6 +110,11 @@ TEST_CASE("all modes compute the same losses, and each reports its costs") {
     for (const json& t : mode.at("traffic")) {
       CHECK(t.at("from").get<int>() + t.at("to").get<int>() == 1);
       CHECK(t.at("bytes").get<std::int64_t>() > 0);
+      const std::string kind = t.at("kind"), phase = t.at("phase");
+      if (kind == "gradients") CHECK(phase == "backward");
+      else if (kind == "parameters" && name.starts_with("zero")) CHECK(phase == "update");
+      else if (kind == "parameters" && name == "fsdp") CHECK((phase == "forward" || phase == "backward"));
+      else CHECK(phase == "forward");
       sent += t.at("bytes").get<std::int64_t>();
     }
     CHECK(sent == mode.at("bytes_sent"));
@@ -170,6 +194,44 @@ TEST_CASE("all modes compute the same losses, and each reports its costs") {
     CHECK(sent("zero1", rank, "parameters") == parameters / 2);
     CHECK(sent("dp-replicated", rank, "gradients") == parameters);
   }
+  // What spans are about: buckets, the blocks of units, and the bytes of copies.
+  std::map<std::string, std::int64_t> block_bytes;
+  for (const json& block : report.at("profile").at("blocks"))
+    for (const json& bytes : block.at("parameter_bytes"))
+      block_bytes[block.at("name")] += bytes.get<std::int64_t>();
+  std::map<std::string, int> seen;
+  for (const json& mode : modes)
+    for (const json& span : mode.at("timeline")) {
+      const std::string mode_name = mode.at("name"), name = span.at("name");
+      INFO(mode_name << span.dump());
+      const bool moves = span.at("activity") == "communication";
+      CHECK(span.at("axis") == (!moves                        ? json()
+                                : mode_name == "fsdp"         ? json("shard")
+                                : mode.at("family") == "data" ? json("replicate")
+                                                              : json("pipeline")));
+      if (name.starts_with("bucket ")) {
+        CHECK(span.at("bucket") == std::stoi(name.substr(7)));
+        CHECK(span.at("bytes").get<std::int64_t>() > 0);
+        ++seen[mode_name];
+      } else if (name.starts_with("parameters of bucket ")) {
+        CHECK(span.at("bucket") == std::stoi(name.substr(21)));
+        ++seen[mode_name + " update"];
+      } else {
+        CHECK(span.at("bucket").is_null());
+      }
+      if (mode_name == "fsdp" && moves) {
+        CHECK(span.at("bytes") == block_bytes.at(span.at("block")));
+        ++seen[mode_name];
+      }
+      if (name.starts_with("backward of ")) CHECK(block_bytes.contains(span.at("block")));
+      if (mode_name == "dp-master" && name == "scatter") CHECK(span.at("bytes") == 5 * 3 * 4 * 4 * 8);
+      if (mode_name == "dp-master" && name == "add gradients") CHECK(span.at("bytes") == parameters);
+      if (mode_name == "model" && name == "activations")
+        CHECK(span.at("bytes") == sent("model", 0, "activations"));
+    }
+  for (const char* const some : {"ddp", "dp-replicated", "zero1", "zero1 update", "zero2 update", "fsdp"})
+    CHECK(seen[some] >= 2);
+
   CHECK(sent("dp-master", 0, "parameters") == parameters);
   CHECK(sent("dp-master", 1, "gradients") == parameters);
   CHECK(sent("dp-master", 0, "batch") == 5 * 3 * 4 * 4 * 8);  // 5 of 11 samples
@@ -198,7 +260,22 @@ TEST_CASE("all modes compute the same losses, and each reports its costs") {
     CHECK(stage.weight_grad_accumulate_s > 0);
   }
   REQUIRE(report.at("predictions").size() == modes.size());
-  for (const json& p : report.at("predictions")) CHECK(p.at("simulated") == false);
+  for (const json& p : report.at("predictions")) {
+    CHECK(p.at("simulated") == false);
+    CHECK(p.at("low_ms") == p.at("step_ms"));  // there is one round
+    CHECK_FALSE(p.at("critical_path").empty());
+    double most = 0, peak = 0;
+    for (const json& sample : p.at("memory_over_time").at("samples")) {
+      double held = 0;
+      for (const auto& [item, bytes] : sample.items()) held += item == "begin_ms" ? 0 : bytes.get<double>();
+      most = std::max(most, held);
+    }
+    for (const json& device : p.at("memory")) peak = std::max(peak, device.at("total").get<double>());
+    CHECK(most == Approx(peak));
+    const auto mode =
+        std::find_if(modes.begin(), modes.end(), [&](const json& m) { return m.at("name") == p.at("name"); });
+    check_traffic(*mode, p);
+  }
   const std::string label = "A simulation, not a measurement, of 8 devices";
   CHECK_THAT(ended.out, ContainsSubstring(label));
   // cnn has six blocks, too few to split for eight devices
@@ -276,6 +353,70 @@ TEST_CASE("meshes are measured and predicted, axis by axis, and all meshes are s
     for (const json& axis : row.at("axes")) exposed += axis.at("exposed_ms").get<double>();
     CHECK(exposed == Approx(row.at("exposed_comm_ms").get<double>()));
   }
+}
+
+TEST_CASE("layers are divided between ranks, in table, JSON, page, simulations and meshes") {
+  const tests::TempDir folder;
+  const Ended ended = compare(tiny({"--model",
+                                    "gpt",
+                                    "--heads",
+                                    "4",
+                                    "--length",
+                                    "3",
+                                    "--batch-size",
+                                    "4",
+                                    "--steps",
+                                    "1",
+                                    "--devices",
+                                    "4",
+                                    "--modes",
+                                    "single",
+                                    "--parallel",
+                                    "replicate=2,tensor=2",
+                                    "--predict-devices",
+                                    "4",
+                                    "--meshes",
+                                    "2",
+                                    "--json",
+                                    folder / "r.json",
+                                    "--html",
+                                    folder / "r.html"}));
+  INFO(ended.out << ended.err);
+  REQUIRE(ended.status == 0);
+  CHECK_THAT(tests::read_file(folder / "r.html"), ContainsSubstring("\"layers\":true"));
+  const json report = json::parse(tests::read_file(folder / "r.json"));
+  const json& mode = report.at("modes").at(1);
+  CHECK(mode.at("status") == "ok");
+  CHECK(mode.at("difference_from_single").get<double>() <= 1e-10);
+  REQUIRE(mode.at("axis_costs").size() == 2);
+  for (const json& axis : mode.at("axis_costs")) {
+    INFO(axis.dump());
+    // Buckets have flags, and their ends are aligned.
+    CHECK(axis.at("predicted_bytes_sent").get<double>() ==
+          Approx(axis.at("bytes_sent").get<double>()).epsilon(0.02));
+    CHECK(axis.at("bytes_sent").get<std::int64_t>() > 0);
+    CHECK(axis.at("predicted_exposed_ms").get<double>() > 0);
+  }
+  const json& tensor = mode.at("axis_costs").back();
+  CHECK(tensor.at("axis") == "tensor");
+  CHECK(tensor.at("bytes_sent") == tensor.at("predicted_bytes_sent").get<double>());
+  CHECK(tensor.at("exposed_ms").get<double>() > 0);
+  for (std::size_t d = 0; d < 4; ++d)
+    CHECK(mode.at("predicted_peak_bytes").at(d).get<double>() ==
+          Approx(mode.at("peak_bytes").at(d).get<double>()).epsilon(0.02));
+  check_traffic(mode, report.at("predictions").at(1));
+  int waits = 0;
+  for (const json& span : mode.at("timeline"))
+    if (span.at("name") == "wait for activations") {
+      ++waits;
+      CHECK(span.at("axis") == "tensor");
+      CHECK(span.at("bytes").get<std::int64_t>() > 0);
+    }
+  CHECK(waits > 0);
+  CHECK(report.at("simulations").back().at("devices") == 4);
+  const json& rows = report.at("sweep").at("rows");
+  CHECK(rows.size() == planner::meshes(2, 8, 4, {2}).size());
+  CHECK(std::any_of(rows.begin(), rows.end(), [](const json& row) { return row.at("mesh") == "tensor=2"; }));
 }
 
 TEST_CASE("one device, and three devices with a split by hand, run successfully") {
@@ -402,6 +543,10 @@ TEST_CASE("wrong options are reported before anything runs") {
       {{"--devices", "1", "--predict-devices", "2", "--link-latency-us", "1"}, 2, "no link is measured"},
       {{"--meshes", "4", "--cross-latency-us", "1"}, 2, "links between hosts have no effect"},
       {{"--devices-per-host", "2"}, 2, "--devices-per-host has no effect"},
+      {{"--parallel", "tensor=2"}, 2, "the axis tensor divides no convolutions, and cnn has them"},
+      {{"--model", "gpt", "--parallel", "tensor=2"}, 2, "gpt has 3 heads, which 2 ranks cannot divide"},
+      {{"--model", "mlp", "--parallel", "tensor=2:sequence=1"}, 2, "mlp has no sequence to divide"},
+      {{"--model", "gpt", "--heads", "5"}, 2, "--heads 5 does not divide the 192 features"},
       {{"--parallel", "pipeline=2,replicate=2"}, 2, "pipeline=2,replicate=2 needs 4 devices or processes"},
       {{"--predict-devices", "4", "--link-bandwidth-gbs", "0"}, 2, "--link-bandwidth-gbs"},
       {{"--predict-devices", "4", "--link-latency-us", "-1"}, 2, "--link-latency-us"},

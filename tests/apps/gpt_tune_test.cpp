@@ -114,6 +114,37 @@ TEST_CASE("gpt tune: adapters of conversations are written for PEFT, and a stopp
   CHECK(tune({"--resume", "--run-dir", dir / "b", "--lr", "1"}).status == 2);
 }
 
+TEST_CASE("gpt tune: ranks that divide the layers write the adapter that one process writes") {
+  const TempDir dir;
+  write_model(dir / "base");
+  tests::write_file(dir / "c.jsonl", chats(12));
+  const auto arguments = [&](const char* run, const std::string& parallel) -> std::vector<std::string> {
+    return {"tune",     "--model", dir / "base", "--chats", dir / "c.jsonl",
+            "--length", "200",     "--steps",    "2",       "--batch-size",
+            "2",        "--rank",  "2",          "--lr",    "0.01",
+            "--warmup", "0",       "--run-dir",  dir / run, "--parallel",
+            parallel};
+  };
+  const Ended one = tests::run({.arguments = arguments("one", "single"), .program = "gpt"});
+  INFO(one.out << one.err);
+  REQUIRE(one.status == 0);
+  const Ended two = tests::on_two_ranks("gpt", arguments("two", "tensor=2:sequence=1"));
+  INFO(two.out << two.err);
+  REQUIRE(two.status == 0);
+  const auto read = [&](const char* run) {
+    return load_safetensors(dir / run + "/adapter/adapter_model.safetensors").tensors;
+  };
+  const auto expected = read("one"), got = read("two");
+  REQUIRE(got.size() == expected.size());
+  // Steps of AdamW have the size of the rate, also where a gradient is little more than its rounding.
+  for (const auto& [name, t] : expected) {
+    INFO(name);
+    REQUIRE(got.at(name).sizes() == t.sizes());
+    CHECK((got.at(name) - t).abs().mean().item() < 1e-3);
+    if (name.find("lora_B") != std::string::npos) CHECK(t.abs().mean().item() > 5e-3);
+  }
+}
+
 TEST_CASE("gpt tune: all weights of a model are tuned on text") {
   const TempDir dir;
   write_model(dir / "base");

@@ -8,6 +8,7 @@ cases.json   predictions of the planner, for its twin in the page
 With PICTURES=FOLDER in the environment it writes screenshots there.
 """
 import json
+import math
 import os
 import re
 import sys
@@ -40,7 +41,7 @@ OVERLAPS = r"""(() => {
     }
     const box = el.closest('svg') ? null : el;
     if (box && getComputedStyle(box).overflowX === 'hidden' && box.scrollWidth > box.clientWidth + 1) faults.push('cut: ' + n.data.slice(0, 60));
-    if (parseFloat(getComputedStyle(el).fontSize) < 10) faults.push('small: ' + n.data.slice(0, 60));
+    if (parseFloat(getComputedStyle(el).fontSize) < 10.5) faults.push('small: ' + n.data.slice(0, 60));
   }
   for (const svg of document.querySelectorAll('svg text')) {
     const r = svg.getBoundingClientRect();
@@ -159,6 +160,12 @@ def test_places(page, url, result):
     check(all(("Changes %d line" % m["changed_lines"]) in text and m["changed_lines"] == sum(c[0] == "+" for c in m["changes"])
               for m, text in zip(sorted(modes, key=lambda m: m["step_ms"]), cards)), "how many lines a mode changes: %s" % cards)
     check(page.run("[...document.querySelectorAll('#changes pre')].map(e => [...e.children].map(c => c.textContent))") == [m["changes"] for m in sorted(modes, key=lambda m: m["step_ms"])], "and which")
+    titles = page.run("[...$('figA').querySelectorAll('title')].map(e => e.textContent)")
+    check(any(t.startswith("rank 0: bucket 3, 0.4 MiB along replicate, ") for t in titles), "a span says what it moves: %s" % titles)
+    page.run("state.t = 0.6 * modeNamed(state.a).step_ms; showMoment()")
+    check("all devices: backward 0, and behind it bucket 3, 0.4 MiB along replicate. " in page.run("$('readA').textContent"), "and so does the sentence: %s" % page.run("$('readA').textContent"))
+    said = page.run("[{ name: 'wait for fsdp 3 all_gather', subject: { block: 'fc1', bucket: null, bytes: 2048, axis: 'shard' } }, { name: 'fc1 all_gather', subject: { block: 'fc1', bucket: null, bytes: 3 << 20, axis: 'shard' } }, { name: 'forward 1', subject: { block: null, bucket: null, bytes: null, axis: null } }].map(saidOf)")
+    check(said == ["wait for fsdp 3 all_gather, block fc1, 2.0 KiB along shard", "fc1 all_gather, 3.0 MiB along shard", "forward 1"], "blocks are named once: %s" % said)
     check(page.run("document.querySelectorAll('#figA .dim').length") == 0, "all spans are drawn alike")
     page.run("$('path').click()")
     critical = page.run("spansOf(modeNamed(state.a)).filter(s => s.critical).length")
@@ -215,8 +222,8 @@ def test_axes(page, folder):
     """A mode of several axes: its arrows have the colours of their axes."""
     def change(data):
         m = next(m for m in data["modes"] if m["name"] == "ddp")
-        m["traffic"] = [[0, 2, 3 << 18, "replicate", "gradients"], [2, 0, 3 << 18, "replicate", "gradients"], [0, 1, 1 << 20, "shard", "parameters"],
-                        [0, 1, 1 << 20, "shard", "gradients"], [0, 2, 1 << 20, "pipeline", "activations"], [0, 3, 1 << 20, "other", "x"]]
+        m["traffic"] = [[0, 2, 3 << 18, "replicate", "gradients"], [2, 0, 3 << 18, "replicate", "gradients"], [0, 1, 1 << 20, "shard", "parameters", "forward"],
+                        [0, 1, 1 << 20, "shard", "gradients", "backward"], [0, 2, 1 << 20, "pipeline", "activations"], [0, 3, 1 << 20, "other", "x"]]
         data["predictions"] = [{"name": "ddp", "axes": [{"axis": "shard", "bytes_sent": 3 << 20}]}]
         data["modes"] = [x for x in data["modes"] if x["name"] in ("single", "ddp")]
         for answer in data["answers"]:
@@ -228,7 +235,7 @@ def test_axes(page, folder):
     check(page.run("document.querySelector('.card .axistag').closest('.facts').textContent") == "replicate 1.5 MiBshard 2.0 MiB, predicted 3.0pipeline 1.0 MiBother 1.0 MiB",
           "what each axis sends: %s" % page.run("document.querySelector('.card').textContent"))
     titles = page.run("[...document.querySelectorAll('#cards path[stroke] title')].map(e => e.textContent)")
-    check("device 0 to 1, axis shard: parameters 1.0 MiB, gradients 1.0 MiB" in titles, "and the kinds: %s" % titles)
+    check("device 0 to 1, axis shard: parameters 1.0 MiB in forward, gradients 1.0 MiB in backward" in titles, "the kinds and phases: %s" % titles)
     check(page.run("$('legend3').textContent").endswith("sent along replicatesent along shardsent along pipelinesent along other"), "the legend names them")
     test_widths(page, "axes")
 
@@ -276,9 +283,14 @@ def test_predicted_clock(page, url):
     box = next(b for b in drawn if b[0].startswith("device 3: backward"))
     check(abs(box[1] - (x[0] + backward["begin"] * (x[1] - x[0]))) < 0.01 and abs(box[2] - (backward["end"] - backward["begin"]) * (x[1] - x[0])) < 1, "on the clock of the measurement: %s" % box)
     page.run("$('path').click()")
-    check(page.run("$('figB').querySelectorAll('.dim').length") == 0 and page.run("$('figA').querySelectorAll('.dim').length") > 0, "the critical path is that of the measurement")
+    critical = page.run("critical_path(planned(modeNamed(state.a), state.n, simLink()))")
+    dim = page.run("[...$('figB').querySelectorAll('.dim')].filter(e => e.textContent.startsWith('device 3: ')).length")
+    check(len(critical) >= 3 and dim == len(twin["timeline"]) - len(critical), "a prediction has a critical path: %s, %d dim" % (critical, dim))
+    memory = page.run("shownNamed(state.b).memory_over_time")
+    check(abs(max(sum(s[1:]) for s in memory["samples"]) / max(sum(m.values()) for m in twin["memory"]) - 1) < 1e-12 and len(memory["samples"]) > 7, "and memory over time, up to the peak: %s" % memory)
+    check(page.run("$('figB').querySelectorAll('svg')[1].querySelectorAll('path').length") >= 3, "which is drawn by kind")
     page.run("state.t = %r; showMoment()" % ((backward["begin"] + backward["end"]) / 2))
-    check(name + ", predicted: " in page.run("$('readB').textContent"), "a sentence says what happens: %s" % page.run("$('readB').textContent"))
+    check(name + ", predicted: " in page.run("$('readB').textContent") and " of them activations." in page.run("$('readB').textContent"), "a sentence says what happens: %s" % page.run("$('readB').textContent"))
     test_widths(page, "predicted")
     set_range(page, "k-n", 1)
     result, why = texts("figB")
@@ -345,6 +357,15 @@ def test_what_if(page, url):
     set_range(page, "k-bk", 0)
     check(page.run("$('simbars').textContent") != before, "smaller buckets change the steps")
     before = page.run("$('simbars').textContent")
+    meshes = "[...document.querySelectorAll('#simmeshes .mode')].map(e => e.textContent)"
+    steps = page.run("[...document.querySelectorAll('#simmeshes .v b')].map(e => Number(e.textContent))")
+    n = page.run("state.n")
+    check(n == 64 and len(steps) == 12 and steps == sorted(steps), "the fastest twelve meshes are rows: %s" % steps)
+    check(all(math.prod(int(axis.split("=")[1]) for axis in name.split(",")) == n for name in page.run(meshes)), "which multiply to the devices: %s" % page.run(meshes))
+    set_range(page, "k-n", 0)
+    check(page.run(meshes) == [], "one device has no mesh")
+    set_range(page, "k-n", 1)
+    check(page.run(meshes + ".sort()") == ["pipeline=2", "replicate=2", "shard=2"], "two devices have three: %s" % page.run(meshes))
     page.run("$('own').click()")
     check("As measured" not in page.run("$('simanswer').textContent"), "devices of their own are not those of the measurement")
     set_range(page, "k-bw", -1)
@@ -355,8 +376,10 @@ RUN_CASES = """(cases => { let wrong = []; for (const c of cases) {
   const link = c.link_with ? link_with(c.link, c.link_with[0], c.link_with[1]) : c.link;
   const p = c.devices ? simulate_devices(c.plan, c.profile, link, c.setup, c.devices) : predict(c.plan, c.profile, link, c.setup);
   const own = p === null ? null : [p.step_s, p.breakdown.forward_s, p.breakdown.backward_s, p.breakdown.exposed_comm_s, p.breakdown.update_s, p.breakdown.idle_s, p.bubble_s, ...p.axes.flatMap(a => [a.bytes_sent, a.exposed_s]), ...p.memory.map(total)];
-  const timeline = p && [p.rows, ...p.timeline.map(s => [s.row, s.beside, s.activity, s.name, s.begin, s.end])];
-  if (JSON.stringify(own) !== JSON.stringify(c.expected) || (c.timeline && JSON.stringify(timeline) !== JSON.stringify(c.timeline))) wrong.push(c.mode); }
+  const timeline = p && [p.rows, ...p.timeline.map(s => [s.row, s.beside, s.activity, s.name, s.begin, s.end, s.subject.block || '', s.subject.bucket ?? -1, s.subject.bytes || 0, s.subject.axis || ''])];
+  const memory = p && [p.memory_over_time.device, ...p.memory_over_time.samples.map(s => [s.begin_s, ...ITEMS.map(i => s.items[i])])];
+  const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
+  if (!same(own, c.expected) || (c.timeline && !(same(timeline, c.timeline) && same(memory, c.memory) && same(critical_path(p), c.critical_path)))) wrong.push(c.mode); }
   return wrong; })"""
 
 
@@ -369,13 +392,17 @@ def test_twin(page, url, folder):
         return [mode for i in range(0, len(cases), 100) for mode in page.run(RUN_CASES + "(" + json.dumps(cases[i:i + 100]) + ")")]
 
     check(len(cases) >= 1000, "1,000 cases")
+    with open(os.path.join(folder, "sweeps.json")) as file:
+        for c in json.load(file):
+            own = page.run("(c => sweep(c.profile, c.link, c.setup, c.devices).map(x => [x.name, x.prediction.step_s]))(%s)" % json.dumps(c))
+            check(own == c["rows"], "the twin sweeps the same meshes of %d devices" % c["devices"])
     first = wrong()
     check(not first, "the twin equals the planner, but not in %d cases: %s" % (len(first), sorted(set(first))))
     # A planted difference must be found: another order of additions changes the last bit of some sums.
     page.run("CostModel.prototype.sum = function (blocks, value) { let t = 0; for (let k = blocks.end; k-- > blocks.begin;) t += value(this.profile.blocks[k]); return t; }")
     check(wrong(), "a changed order of additions is found")
     page.open(url)
-    page.run("add_span = (timeline, row, activity, name, begin, end) => { if (end > begin) timeline.push({ row, beside: false, activity, name, begin, end: begin + (end - begin) }); }")
+    page.run("add_span = (timeline, row, activity, name, begin, end, subject = no_subject) => { if (end > begin) timeline.push({ row, beside: false, activity, name, begin, end: begin + (end - begin), subject }); }")
     check(wrong(), "and a changed end of a span")
 
 

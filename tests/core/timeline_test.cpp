@@ -21,7 +21,10 @@ TEST_CASE("spans are kept only while a Timeline exists") {
   const Timeline timeline;
   CHECK(Timeline::active());
   busy("cpu:0", "step", 3);
-  { const SpanScope span("cpu:0", Activity::communication, "bucket", 0, "link"); }
+  {
+    SpanScope span("cpu:0", Activity::communication, "bucket", 0, "link");
+    span.set_subject({.module = "blocks.3", .bucket = 2, .bytes = 96, .axis = "shard"});
+  }
   std::thread other([] { busy("cpu:0", "thread"); });
   other.join();
   const SpanScope open("cpu:0", Activity::other, "not over");
@@ -36,6 +39,10 @@ TEST_CASE("spans are kept only while a Timeline exists") {
   CHECK(spans[1].begin >= spans[0].end);
   CHECK(spans[2].row == "link");
   CHECK(activity_name(spans[2].activity) == std::string("communication"));
+  const SpanSubject& about = spans[2].subject;
+  CHECK((about.module == "blocks.3" && about.bucket == 2 && about.bytes == 96 && about.axis == "shard"));
+  CHECK((spans[0].subject.module.empty() && spans[0].subject.bucket == -1 && spans[0].subject.bytes == 0));
+  SpanScope("cpu:0", Activity::other, "after").set_subject({.bytes = 1});  // a scope without a Timeline
 }
 
 TEST_CASE("add_span() adds a span with its times") {
@@ -46,7 +53,7 @@ TEST_CASE("add_span() adds a span with its times") {
   const auto began = std::chrono::steady_clock::now();
   CHECK(timeline.began() >= before);
   CHECK(timeline.began() <= began);
-  add_span("link", Activity::communication, "bucket 1", began + 2ms, began + 5ms);
+  add_span("link", Activity::communication, "bucket 1", began + 2ms, began + 5ms, {.bucket = 1, .bytes = 8});
   const auto spans = timeline.spans();
   REQUIRE(spans.size() == 1);
   CHECK(spans[0].row == "link");
@@ -54,6 +61,7 @@ TEST_CASE("add_span() adds a span with its times") {
   CHECK(spans[0].activity == Activity::communication);
   CHECK(spans[0].begin >= 0.002);
   CHECK(spans[0].end - spans[0].begin == Approx(0.003));
+  CHECK((spans[0].subject.bucket == 1 && spans[0].subject.bytes == 8));
 }
 
 TEST_CASE("only the newest of several Timelines keeps spans") {

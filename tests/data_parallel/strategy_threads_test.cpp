@@ -253,7 +253,7 @@ TEST_CASE("a report has what each axis sent, and the memory of each device by ki
 
 TEST_CASE("each axis of replicate x shard reports its own bytes, with sender and receiver") {
   // By hand, in elements of 8 bytes: full units have 42, 48 and 28. fc1 and fc2 are gathered twice.
-  constexpr std::int64_t kGathered = 2 * 42 + 2 * 48 + 28, kScattered = 42 + 48 + 28;
+  constexpr std::int64_t kForward = 42 + 48 + 28, kBackward = 42 + 48, kScattered = 42 + 48 + 28;
   // The shards and flags of a unit are in one buffer, each at a multiple of 64 bytes.
   constexpr std::int64_t kShards = (24 + 8 + 8) + (24 + 8 + 8) + (16 + 8 + 8);
   for (const char* reduce : {"step", "part"}) {
@@ -271,16 +271,16 @@ TEST_CASE("each axis of replicate x shard reports its own bytes, with sender and
         text += concat({axis.axis, " ", axis.bytes_sent, "; "});
       for (const Transfer& t : strategy.transfers())
         text += concat({t.from - world->rank(), " to ", (t.to - world->rank() + 4) % 4, " ", t.bytes, " ",
-                        t.what, " ", t.axis, "; "});
+                        t.what, " ", t.axis, " ", t.phase, "; "});
       // Parameters are gathered in each part, gradients are reduce-scattered in each part or in the last one
       // (`reduce`), and the copies all-reduce once a step.
-      const std::int64_t gathered = 2 * kGathered * 4, scattered = parts * kScattered * 4,
-                         added = kShards * 8;
+      const std::int64_t forward = 2 * kForward * 4, backward = 2 * kBackward * 4,
+                         scattered = parts * kScattered * 4, added = kShards * 8;
       const int next = world->rank() % 2 ? 3 : 1;  // along `shard`
-      const std::string expected =
-          concat({"shard ", gathered + scattered, "; replicate ", added, "; 0 to ", next, " ", gathered,
-                  " parameters shard; 0 to ", next, " ", scattered, " gradients shard; 0 to 2 ", added,
-                  " gradients replicate; "});
+      const std::string expected = concat(
+          {"shard ", forward + backward + scattered, "; replicate ", added, "; 0 to ", next, " ", forward,
+           " parameters shard forward; 0 to ", next, " ", backward, " parameters shard backward; 0 to ", next,
+           " ", scattered, " gradients shard backward; 0 to 2 ", added, " gradients replicate backward; "});
       return text == expected ? "" : text + "\ninstead of\n" + expected;
     });
     CHECK(wrong == std::vector<std::string>(4));

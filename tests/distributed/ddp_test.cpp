@@ -571,6 +571,19 @@ TEST_CASE("the report is consistent, and the trace has computation and communica
       CHECK_THAT(r.str(), ContainsSubstring(b.name));
     }
   }
+  int waits = 0;
+  for (const Span& span : timeline.spans()) {
+    const SpanSubject& about = span.subject;
+    if (span.name.starts_with("bucket ")) {
+      const BucketReport& b = reports[0].buckets.at(static_cast<std::size_t>(about.bucket));
+      CHECK(span.name == b.name);
+      CHECK(about.bytes == static_cast<std::int64_t>(b.bytes));
+    }
+    if (span.name == "backward of conv1.weight") CHECK(about.module == "conv1");
+    if (span.activity == Activity::communication) CHECK(about.axis == "world");
+    waits += span.name == "wait for gradients";
+  }
+  CHECK(waits == 2);
   const std::string text = tests::read_file(path);
   for (const char* part :
        {"\"name\":\"rank 0\"", "\"name\":\"rank 1\"", "\"cpu:0 communication\"", "\"cpu:0\"",

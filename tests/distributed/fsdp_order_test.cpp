@@ -181,6 +181,8 @@ TEST_CASE("the timeline and the report show gathers and reduce-scatters") {
     require(b1.name == "b1" && b1.parameters == std::vector<std::string>{"weight"}, b1.name);
     require(b1.full_bytes == 36 && b1.shard_bytes == 24, "wrong bytes");
     require(b1.gathers == 4 && b1.scatters == 2, b1.gathers, " gathers, ", b1.scatters, " reduce-scatters");
+    require(b1.backward_gathers == 2, b1.backward_gathers, " gathers in backward");
+    require(report.units[3].backward_gathers == 0, "the model is not gathered again in backward");
     require(report.str().find("b1 ") != std::string::npos, "the table lacks a unit");
     handle.reset_report();
     require(handle.report().units[1].gathers == 0, "not reset");
@@ -191,6 +193,10 @@ TEST_CASE("the timeline and the report show gathers and reduce-scatters") {
     if (span.activity != Activity::communication) continue;
     gathers += span.name.rfind("fsdp b1 all_gather", 0) == 0;
     scatters += span.name.rfind("fsdp b1 reduce_scatter", 0) == 0;
+    const SpanSubject& about = span.subject;
+    CHECK(about.module == span.name.substr(span.name.find("fsdp ") + 5, about.module.size()));
+    CHECK(about.axis == "world");
+    if (about.module == "b1") CHECK(about.bytes == 36);
   }
   CHECK(gathers == 8);
   CHECK(scatters == 4);

@@ -86,3 +86,9 @@ add_dependencies(docs_programs tests_docs)
 target_compile_options(tests_docs PRIVATE -Wno-unused)
 add_test(NAME docs.fragments COMMAND tests_docs)
 set_tests_properties(docs.fragments PROPERTIES TIMEOUT 300 LABELS docs)
+
+# The documentation as a site, looked at in a browser. The page of options has those of the programs that are built.
+if(TAPESTRY_PYTHON)
+  add_test(NAME docs.site COMMAND ${TAPESTRY_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/site_test.py ${PROJECT_BINARY_DIR})
+  set_tests_properties(docs.site PROPERTIES TIMEOUT 600 LABELS docs COST 100 SKIP_REGULAR_EXPRESSION "^skipped: ")
+endif()

@@ -71,6 +71,82 @@ TEST_CASE("a profile has times and bytes of every block at every batch size") {
   CHECK(profile.target_sample_bytes == 6 * 4);
 }
 
+TEST_CASE("layers that two ranks divide are measured on the first one, and what they send is counted") {
+  Model model = small_model(8);
+  using Style = distributed::TensorStyle;
+  model.tensor_plan = {{{"1.0", Style::column}, {"2.0", Style::row}}};
+  const Profile profile =
+      measure_profile(model, small_setup(1), {.warmup = 1, .passes = 1, .layers = {{.size = 2}}});
+  REQUIRE(profile.divided.size() == 1);
+  const DividedLayers& d = profile.divided[0];
+  REQUIRE(d.blocks.size() == 3);
+  CHECK(d.blocks[0].parameter_bytes == std::vector<std::int64_t>{6 * 6 * 4, 6 * 4});
+  CHECK(d.blocks[1].parameter_bytes == std::vector<std::int64_t>{3 * 6 * 4, 3 * 4});
+  CHECK(d.blocks[2].parameter_bytes == std::vector<std::int64_t>{6 * 3 * 4, 6 * 4});
+  CHECK(d.blocks[1].output_bytes.at(8) == 8 * 3 * 4);
+  CHECK(profile.blocks[1].output_bytes.at(8) == 8 * 6 * 4);
+  // Forward adds the outputs of the row layer, backward the gradients of the inputs of the column layer: an
+  // all-reduce over two ranks is two messages, with the bytes of the tensor in all.
+  for (std::size_t k = 0; k <= 3; ++k) {
+    const BlockProfile& b = k < 3 ? d.blocks[k] : d.loss;
+    INFO(b.name);
+    CHECK(b.forward_s.at(8) > 0);
+    CHECK(b.backward_s.at(8) > 0);
+    for (const double n : {2.0, 8.0}) {
+      CHECK(b.layers_forward.bytes(n) == (k == 2 ? n * 6 * 4 : 0));
+      CHECK(b.layers_backward.bytes(n) == (k == 1 ? n * 6 * 4 : 0));
+    }
+    CHECK(b.layers_forward.all_reduce.count == (k == 2 ? 2 : 0));
+    CHECK(b.layers_backward.all_reduce.count == (k == 1 ? 2 : 0));
+    CHECK(b.layers_forward.all_gather.count + b.layers_backward.reduce_scatter.count == 0);
+  }
+  CHECK(profile_from_text(to_text(profile)).divided[0].blocks.size() == 3);
+  model.tensor_plan = {{{"1.0", Style::column}, {"1.1", Style::row}}};
+  CHECK_THROWS_WITH(measure_profile(model, small_setup(1), {.warmup = 0, .passes = 1, .layers = {{}}}),
+                    ContainsSubstring("tensor_parallel"));
+  CHECK_THROWS_WITH(measure_profile(model, small_setup(1), {.layers = {{.size = 1}}}),
+                    ContainsSubstring("1 devices that divide the layers"));
+}
+
+TEST_CASE("a sequence that ranks divide unequally is measured with its own length") {
+  using Style = distributed::TensorStyle;
+  manual_seed(1);
+  const Model model{
+      .make_blocks =
+          [] {
+            const auto linear = [](std::int64_t in, std::int64_t out) {
+              return nn::Linear::Options{.in_features = in, .out_features = out};
+            };
+            return std::vector<Block>{
+                {"words", std::make_shared<nn::Sequential>(
+                              nn::Embedding::Options{.num_embeddings = 8, .embedding_dim = 6})},
+                {"mlp", std::make_shared<nn::Sequential>(linear(6, 4), nn::Tanh::Options{}, linear(4, 6))},
+                {"head", std::make_shared<nn::Sequential>(linear(6, 8))}};
+          },
+      .inputs = randint(0, 8, {4, 3}),
+      .targets = randint(0, 8, {4, 3}),
+      .loss = [](const Tensor& x, const Tensor& y) { return cross_entropy(x.flatten(0, 1), y.flatten()); },
+      .tensor_plan = {{{"0.0", Style::vocabulary},
+                       {"1.0", Style::column},
+                       {"1.2", Style::row},
+                       {"2.0", Style::gathered_column}}}};
+  const Profile profile =
+      measure_profile(model, {.batch_size = 4, .devices = 1, .micro_batches = 4},
+                      {.warmup = 0, .passes = 1, .layers = {{.size = 2, .sequence = true}}});
+  REQUIRE(profile.divided.size() == 1);
+  const DividedLayers& d = profile.divided[0];
+  CHECK(d.sequence);
+  // The first rank has two of three tokens between the divided layers, and sends as much as it has.
+  for (const double n : {1.0, 4.0}) {
+    CHECK(d.blocks[1].output_bytes.at(n) == n * 2 * 6 * 4);
+    CHECK(d.blocks[2].output_bytes.at(n) == n * 3 * 8 * 4);
+    CHECK(d.blocks[1].layers_forward.all_gather.bytes.at(n) == n * 2 * 6 * 4);
+    CHECK(d.blocks[1].layers_forward.reduce_scatter.bytes.at(n) == n * 2 * 6 * 4);
+  }
+  CHECK(d.blocks[1].layers_forward.all_gather.count == 1);
+  CHECK(d.blocks[1].layers_forward.all_reduce.count == 0);
+}
+
 TEST_CASE("two measured devices give a prediction for every mode") {
   TrainingSetup setup = small_setup(2);
   const MeasureOptions quick{.warmup = 1, .passes = 2};

@@ -1,5 +1,7 @@
 // Compares predictions for meshes, over one and over several hosts, with sums done by hand.
+#include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "tests/planner/examples.h"
 
@@ -35,6 +37,23 @@ const std::vector<const char*> kMeshes = {"pipeline=2,replicate=2",
                                           "pipeline=4",
                                           "replicate=4",
                                           "shard=4"};
+
+// The same model when two devices divide its layers: half of the parameters, of the times and of the saved
+// bytes. In each pass a block sends one all-reduce of 8 bytes a sample.
+Profile with_divided(Profile p, bool sequence = false) {
+  DividedLayers d{.size = 2, .sequence = sequence, .blocks = p.blocks, .loss = p.loss};
+  for (BlockProfile& b : d.blocks) {
+    const std::string name = b.name;
+    const double split = b.input_grad_s / 2;
+    b = block(b.parameter_bytes[0] / 2, 0.5, 1);
+    b.name = name;
+    b.update_s = 0.25;
+    b.input_grad_s = b.weight_grad_s = b.weight_grad_accumulate_s = split;
+    b.layers_forward.all_reduce = b.layers_backward.all_reduce = {2, proportional(8)};
+  }
+  p.divided.push_back(d);
+  return p;
+}
 
 // Blocks whose passes of zero bubble take as long as forward.
 Profile with_passes(Profile p) {
@@ -257,6 +276,172 @@ TEST_CASE("devices that one host holds cross no hosts") {
   }
   setup.devices_per_host = 5;
   CHECK(predicted("replicate=2,shard=3", profile, link, setup).step_s > within + 1);
+}
+
+TEST_CASE("divided layers wait for their sums, which nothing hides") {
+  const Profile profile = with_divided(profile_with(4));
+  // A block's all-reduce of n samples is two messages with 4 n bytes each: 0.5 + n seconds.
+  Link link = link_of(1.0 / 8);
+  link.ranks.message.latency_s = 0.25;
+  const Prediction p = predicted("tensor=2", profile, link, setup_of(2, 2));
+  CHECK(p.breakdown.forward_s == Approx(4 * 0.5 * 2));
+  CHECK(p.breakdown.backward_s == Approx(4 * 1.0 * 2));
+  CHECK(p.breakdown.exposed_comm_s == Approx(4 * 2 * 2.5));
+  CHECK(p.breakdown.update_s == Approx(4 * 0.25));
+  CHECK(axis_of(p, "tensor").exposed_s == Approx(20));
+  CHECK(axis_of(p, "tensor").bytes_sent == 2 * 4 * 2 * 16);
+  REQUIRE(p.memory.size() == 2);
+  for (const MemoryItems& m : p.memory) CHECK((m.parameters == 4 * 50 && m.buckets == 0));
+  CHECK(p.timeline.size() == 3 + 4 + 4);
+  CHECK(p.timeline[1].name == "wait for block activations");
+  CHECK((p.timeline[1].begin_s == Approx(1) && p.timeline[1].end_s == Approx(3.5)));
+  const tapestry::SpanSubject& about = p.timeline[1].subject;
+  CHECK((about.module == "block" && about.bucket == -1 && about.bytes == 16 && about.axis == "tensor"));
+  const LayerCollectives sent{{6, proportional(6)}, {3, proportional(3)}, {3, proportional(6)}};
+  CHECK(sent.whole_bytes(2, 4) == 2 * (4 + 4 + 8));
+  // Replicas, of which each has half of the samples, add the gradients of their parts.
+  const Prediction four = predicted("replicate=2,tensor=2", profile, link, setup_of(4, 4));
+  CHECK(four.breakdown.forward_s == Approx(p.breakdown.forward_s));
+  CHECK(axis_of(four, "tensor").exposed_s == Approx(20));
+  CHECK(axis_of(four, "tensor").bytes_sent == 2 * 256);
+  CHECK(axis_of(four, "replicate").bytes_sent == 4 * 200);
+  CHECK(axis_of(four, "replicate").exposed_s == Approx(2 * (0.25 + 100.0 / 8)));
+  CHECK(four.memory.size() == 4);
+  // Gathers and scatters have their own costs.
+  Profile sequence = with_divided(profile_with(4), true);
+  for (BlockProfile& b : sequence.divided[0].blocks) {
+    b.layers_forward =
+        b.layers_backward = {.all_gather = {1, proportional(4)}, .reduce_scatter = {1, proportional(4)}};
+  }
+  link.ranks.gather_message = {0, 1};
+  const Prediction divided = predicted("tensor=2:sequence=1", sequence, link, setup_of(2, 2));
+  CHECK(axis_of(divided, "tensor").exposed_s == Approx(4 * 2 * (8 + 0.25 + 1)));
+  CHECK(axis_of(divided, "tensor").bytes_sent == 256);
+  // One device divides nothing. Sizes that were not measured have no prediction.
+  CHECK(predicted("tensor=-1", profile, link, setup_of(1, 2)).step_s ==
+        predicted("none", profile, link, setup_of(1, 2)).step_s);
+  for (const char* const mode : {"tensor=4", "tensor=4:sequence=1"})
+    CHECK_FALSE(predict(plan_of(mode), profile, link, setup_of(4, 4)).has_value());
+  CHECK_FALSE(predict(plan_of("tensor=2:sequence=1"), profile, link, setup_of(2, 4)).has_value());
+  CHECK_FALSE(simulate_devices(plan_of("tensor=2"), profile, link, setup_of(2, 4), 4).has_value());
+  CHECK(simulate_devices(plan_of("replicate=2,tensor=2"), profile, link, setup_of(4, 8), 8)->devices == 8);
+}
+
+TEST_CASE(
+    "other axes around divided layers cost what they cost around a model with these waits in its blocks") {
+  const Profile profile = with_divided(with_passes(profile_with(6, static_cast<std::int64_t>(kMiB))));
+  Link link = link_of(1e-7);
+  link.ranks.peer_message = {0, 1e-7};
+  link.ranks.contention = {1.25, 1.5, 1.75};
+  for (const char* const mode :
+       {"replicate=2", "replicate=2:zero=1", "replicate=2:zero=2", "shard=2", "pipeline=2",
+        "pipeline=2:schedule=gpipe", "pipeline=2:schedule=zero-bubble", "pipeline=2,replicate=2",
+        "pipeline=2:schedule=zero-bubble,replicate=2:zero=2", "pipeline=2,shard=2",
+        "pipeline=2:schedule=zero-bubble,shard=2:gather=part", "replicate=2,shard=2",
+        "pipeline=2,replicate=2,shard=2"}) {
+    CAPTURE(mode);
+    const bool stages = std::string(mode).starts_with("pipeline");
+    const int devices = plan_of(mode).size, micro_batches = 4;
+    const int replicas = devices / (stages ? 2 : 1);
+    const std::int64_t batch = 4 * replicas;
+    const double n = stages ? 1 : 4;
+    Profile whole = profile;
+    whole.blocks = profile.divided[0].blocks;
+    for (BlockProfile& b : whole.blocks) {
+      const double waits = b.layers_forward.seconds(link.ranks, n);
+      // Contention slows down computing, and not the waits.
+      b.forward_s = Curve({{n, 0.5 * n * 1.25 + waits}});
+      b.backward_s = Curve({{n, 1.0 * n * 1.5 + waits}});
+      b.input_grad_s = 0.5 * 1.5 + waits;
+      b.weight_grad_s = b.weight_grad_accumulate_s = 0.5 * 1.5;
+    }
+    Link quiet = link, busy = link;
+    quiet.ranks.contention = {1, 1, 1.75};
+    // Stages contend with what runs beside them, which no simple factor is.
+    if (stages) busy.ranks.contention = quiet.ranks.contention;
+    if (stages)
+      for (std::size_t k = 0; k < whole.blocks.size(); ++k) {
+        BlockProfile& b = whole.blocks[k];
+        const double waits = b.layers_forward.seconds(link.ranks, n);
+        b.forward_s = Curve({{n, 0.5 * n + waits}});
+        b.backward_s = Curve({{n, 1.0 * n + waits}});
+        b.input_grad_s = profile.divided[0].blocks[k].input_grad_s + waits;
+        b.weight_grad_s = b.weight_grad_accumulate_s = profile.divided[0].blocks[k].weight_grad_s;
+      }
+    const TrainingSetup setup = setup_of(devices, batch, {3, 3}, micro_batches);
+    TrainingSetup twice = setup;
+    twice.devices = 2 * devices;
+    const Prediction one = predicted(mode, whole, quiet, setup),
+                     two = predicted(std::string(mode) + ",tensor=2", profile, busy, twice);
+    CHECK(two.step_s == Approx(one.step_s));
+    const AxisCost& tensor = axis_of(two, "tensor");
+    CHECK(tensor.exposed_s == Approx((stages ? 0.5 * micro_batches : 1) * 6 * 2 *
+                                     whole.blocks[0].layers_forward.seconds(link.ranks, n)));
+    CHECK(tensor.bytes_sent == Approx(2 * replicas * (stages ? micro_batches : 1) * 6 * 2 * 8 * n));
+    CHECK(two.breakdown.forward_s + two.breakdown.backward_s + tensor.exposed_s ==
+          Approx(one.breakdown.forward_s + one.breakdown.backward_s));
+    CHECK(two.bubble_s == Approx(one.bubble_s).margin(1e-9));
+    for (const AxisCost& a : one.axes) {
+      CHECK(axis_of(two, a.axis).exposed_s == Approx(a.exposed_s).margin(1e-9));
+      CHECK(axis_of(two, a.axis).bytes_sent == Approx(2 * a.bytes_sent));
+    }
+    REQUIRE(two.memory.size() == 2 * one.memory.size());
+    for (std::size_t d = 0; d < two.memory.size(); ++d)
+      CHECK(two.memory[d].total() >= one.memory[d / 2].total());
+    // Blocks share the time of a pass with the waits of their layers.
+    CHECK(two.memory_device == 2 * one.memory_device);
+    REQUIRE(two.memory_over_time.size() == one.memory_over_time.size());
+    double most = 0;
+    for (std::size_t i = 0; i < two.memory_over_time.size(); ++i) {
+      CHECK(two.memory_over_time[i].begin_s == Approx(one.memory_over_time[i].begin_s));
+      most = std::max(most, two.memory_over_time[i].items.total());
+    }
+    CHECK(most == Approx(two.memory.at(static_cast<std::size_t>(two.memory_device)).total()));
+    // Each device sends to the one that has the other half of its layers.
+    std::map<std::string, double> sent;  // by phase
+    const auto plan = plan_of(std::string(mode) + ",tensor=2");
+    for (const PredictedTraffic& t : predict_traffic(plan, profile, twice)) {
+      if (t.axis != "tensor") continue;
+      CHECK((t.to == (t.from ^ 1) && t.kind == "activations"));
+      CHECK(t.bytes == Approx(tensor.bytes_sent / twice.devices / 2));
+      sent[t.phase] += t.bytes;
+    }
+    CHECK(sent.size() == 2);
+    for (const char* const phase : {"forward", "backward"})
+      CHECK(sent[phase] == Approx(tensor.bytes_sent / 2));
+    double waits = 0;  // of all rows of the timeline
+    for (const PredictedSpan& s : two.timeline)
+      if (s.name == "wait for block activations") waits += s.end_s - s.begin_s;
+    CHECK(waits == Approx(two.rows * tensor.exposed_s));
+  }
+}
+
+TEST_CASE("divided layers stay on one host where they can, and meshes have them") {
+  const Profile profile = with_divided(with_passes(profile_with(6)));
+  Link link = link_of(1e-8);
+  link.cross = {.message = {1, 1e-6}};
+  TrainingSetup setup = setup_of(4, 64);
+  setup.devices_per_host = 2;
+  const auto exposed_of = [&] {
+    return axis_of(predicted("replicate=2,tensor=2", profile, link, setup), "tensor").exposed_s;
+  };
+  const double inside = exposed_of();
+  setup.devices_per_host = 1;
+  CHECK(exposed_of() > inside + 6 * 2 * 2);  // two messages for each of the passes of six blocks
+  CHECK(meshes(4, 2, 8, {2, 8}) == std::vector<std::string>{"replicate=4", "replicate=2,shard=2", "shard=4",
+                                                            "pipeline=2,replicate=2", "pipeline=2,shard=2",
+                                                            "replicate=2,tensor=2", "shard=2,tensor=2",
+                                                            "pipeline=2,tensor=2"});
+  for (const int devices : {8, 512}) {
+    TrainingSetup wide = setup_of(2, 512, {3, 3});
+    wide.devices_per_host = 8;
+    const std::vector<Prediction> all = sweep(profile, link, wide, devices);
+    CHECK(all.size() == meshes(devices, 6, 512, {2}).size());
+    CHECK(all.size() > meshes(devices, 6, 512).size());
+    for (const Prediction& p : all) CHECK(p.memory.size() == static_cast<std::size_t>(devices));
+    wide.devices_per_host = 1;  // no host holds two devices that divide layers
+    CHECK(sweep(profile, link, wide, devices).size() == meshes(devices, 6, 512).size());
+  }
 }
 
 TEST_CASE("what does not combine has no prediction") {

@@ -101,7 +101,8 @@ std::vector<std::string> may_use(const std::string& folder) {
             "distributed/ddp",
             "distributed/fsdp",
             "distributed/pipeline",
-            "distributed/strategy"};
+            "distributed/strategy",
+            "distributed/tensor"};
   return {"core", "kernels", "autograd", "nn", "data", "distributed"};  // apps and tapestry.h
 }
 

@@ -114,7 +114,7 @@ Case drawn(std::uint64_t seed) {
   return c;
 }
 
-// A mixture of experts, whose experts ranks divide.
+// A mixture of experts, whose experts ranks divide, and sometimes its sequences.
 Case drawn_experts(std::uint64_t seed) {
   std::mt19937_64 random(seed * 104729 + 1);
   const auto pick = [&](int low, int high) { return low + static_cast<int>(random() % (high - low + 1)); };
@@ -132,8 +132,10 @@ Case drawn_experts(std::uint64_t seed) {
   const char* const others[] = {"", "shard=2,", "replicate=2,", "shard=2:reduce=part,",
                                 "shard=2:gather=step,"};
   const std::string other = ranks == 3 ? "" : others[pick(0, 4)];
-  c.mesh = concat({other, "expert=", ranks});
-  c.ranks = ranks * (other.empty() ? 1 : 2);
+  const bool divides_sequences = ranks == 2 && pick(0, 1) == 0;
+  if (divides_sequences) c.length = 4 * pick(1, 2);
+  c.mesh = concat({other, "expert=", ranks, divides_sequences ? ",context=2" : ""});
+  c.ranks = ranks * (other.empty() ? 1 : 2) * (divides_sequences ? 2 : 1);
   c.rows = c.parts * c.ranks + pick(0, 2);  // a model takes a sequence or more
   c.checkpoint = pick(0, 1) == 1, c.adamw = pick(0, 1) == 1, c.clip = pick(0, 1) ? 0.3 : 0;
   return c;

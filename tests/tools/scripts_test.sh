@@ -22,7 +22,7 @@ touch_header() { mkdir -p "$SYSROOT/usr/include/$(dirname "$1")" && touch "$SYSR
 case " $* " in *" --simulate "*) exit 0 ;; *" install "*) ;; *) exit 0 ;; esac
 for package; do
   case $package in
-    cmake | g++ | ninja-build | ccache | iproute2 | lld | patchelf | python3-pip | qemu-user | chromium)
+    cmake | g++ | ninja-build | ccache | iproute2 | lld | patchelf | python3-pip | qemu-user | chromium | doxygen)
       name=${package%-build}
       [[ $package != g++ ]] || name=c++
       [[ $package != iproute2 ]] || name=ip
@@ -41,6 +41,7 @@ for package; do
     libicu-dev) touch_header unicode/normalizer2.h ;;
     libjpeg-dev) touch_header jpeglib.h ;;
     catch2) touch_header catch2/catch.hpp ;;
+    python3-myst-parser) mkdir -p "$SYSROOT/usr/lib/python3/dist-packages/myst_parser" ;;
     dataset-fashion-mnist)
       mkdir -p "$SYSROOT/usr/share/datasets/fashion-mnist"
       touch "$SYSROOT/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz" ;;
@@ -67,16 +68,9 @@ fresh_machine() {
     printf "#!/bin/bash\necho \"tapestry-compare \$*\" >>'"$work"'/log\nprintf \"a is fastest\\\\n\\\\na table\\\\n\"\necho page >'"$work"'/clone/build/compare.html\n[[ \$* != *--fail* ]]\n" >build/release/bin/tapestry-compare
     chmod +x build/release/bin/tapestry-compare ;;
 esac'
-  program ninja
-  program c++
-  program ccache
-  program ip
-  program ld.lld
-  program qemu-x86_64
-  program chromium
-  program patchelf
-  program pip3
-  mv "$work"/bin/{cmake,ninja,c++,ccache,ip,ld.lld,patchelf,pip3,qemu-x86_64,chromium} "$work/store/"
+  local name
+  for name in ninja c++ ccache ip ld.lld qemu-x86_64 chromium doxygen patchelf pip3; do program "$name"; done
+  mv "$work"/bin/{cmake,ninja,c++,ccache,ip,ld.lld,patchelf,pip3,qemu-x86_64,chromium,doxygen} "$work/store/"
   program ctest
   program setarch 'shift; exec "$@"'
   program sudo 'exec "$@"'
@@ -301,7 +295,7 @@ name='test: everything'
 fresh_machine
 call tools/test --jobs=2
 has_status 0
-[[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev libgloo-dev libpng-dev libjpeg-dev libpcre2-dev libicu-dev iproute2 lld patchelf python3-pip qemu-user chromium
+[[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev libgloo-dev libpng-dev libjpeg-dev libpcre2-dev libicu-dev iproute2 lld patchelf python3-pip qemu-user chromium doxygen python3-myst-parser
 cmake --preset ci -DTAPESTRY_PTX_TESTS=ON
 cmake --build --preset ci --parallel 2
 ctest --preset ci --no-tests=error --parallel 5 --label-exclude long" ]] || fail 'wrong calls'

@@ -115,9 +115,10 @@ is_present() {
     iproute2) have_command ip ;;
     lld) have_command ld.lld ;;
     python3-pip) have_command pip3 ;;
+    python3-myst-parser) [[ -e $sysroot/usr/lib/python3/dist-packages/myst_parser ]] ;;
     qemu-user) have_command qemu-x86_64 ;;
     dpkg-dev) have_command dpkg-shlibdeps ;;
-    chromium | file | lintian | patchelf | python3) have_command "$1" ;;
+    chromium | doxygen | file | lintian | patchelf | python3) have_command "$1" ;;
     catch2) have_header catch2/catch.hpp || have_header catch2/catch_all.hpp ;;
     dataset-fashion-mnist) [[ -e $sysroot/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz ]] ;;
     time) [[ -x /usr/bin/time ]] ;;

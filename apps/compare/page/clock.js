@@ -20,7 +20,7 @@ function lanes(m, g) {
   for (const t of g.ticks) svg.append(v('line', { class: 'hair', x1: g.x(t), x2: g.x(t), y1: 0, y2: bottom }));
   const rect = (cls, s, y, height) => {
     const begin = clamp(s.begin, 0, m.step_ms), w = g.x(clamp(s.end, 0, m.step_ms)) - g.x(begin);
-    svg.append(v('rect', { class: cls + (state.path && !s.critical && !m.predicted ? ' dim' : ''), x: g.x(begin).toFixed(2), y, width: Math.max(0.6, w - (w > 3 ? 0.7 : 0)).toFixed(2), height }, v('title', {}, m.devices[s.device] + ': ' + s.name + ', ' + (s.end - s.begin).toFixed(2) + ' ms')));
+    svg.append(v('rect', { class: cls + (state.path && !s.critical ? ' dim' : ''), x: g.x(begin).toFixed(2), y, width: Math.max(0.6, w - (w > 3 ? 0.7 : 0)).toFixed(2), height }, v('title', {}, m.devices[s.device] + ': ' + saidOf(s) + ', ' + (s.end - s.begin).toFixed(2) + ' ms')));
     return w;
   };
   for (let d = 0; d < count; ++d) {
@@ -68,8 +68,8 @@ function describe(m, t) {
   const groups = new Map(), now = spansOf(m).filter(s => s.begin <= t && t < s.end);
   m.devices.forEach((_, d) => {
     const inner = now.filter(s => s.device === d && !s.beside).pop(), beside = now.find(s => s.device === d && s.beside);
-    let text = inner ? inner.name : 'idle';
-    if (beside && !(inner && inner.activity === 'communication')) text += ', ' + beside.name + (inner ? ' behind it' : '');
+    let text = inner ? saidOf(inner) : 'idle';
+    if (beside && !(inner && inner.activity === 'communication')) text += ', ' + (inner ? 'and behind it ' : '') + saidOf(beside);
     groups.set(text, [...(groups.get(text) || []), d]);
   });
   const said = [...groups].map(([text, list]) => (list.length === m.devices.length && list.length > 1 ? 'all devices' : 'device ' + (list.length > 4 ? list[0] + ' and ' + (list.length - 1) + ' more' : list.join(', '))) + ': ' + text);
@@ -98,8 +98,8 @@ function showPair() {
   showMoment();
   const shown = [shownNamed(state.a), shownNamed(state.b)], merged = sum(shown.map(m => m.spans_merged || 0)), more = Math.max(...shown.map(m => m.devices.length)) - LANES;
   put('inside-note', merged ? merged + ' spans were too short to be drawn and are merged with their neighbours. ' : '', more > 0 ? 'The other ' + more + ' devices are not drawn. ' : '',
-    showsPrediction() ? 'A prediction is the simulation of the planner: the devices of a stage, or of the whole mode, do the same as the one with the most samples, a stage that waits for a message is idle, and only the peak of the memory is known. ' : '',
-    'The critical path is read from measured times: a span follows the one that ended last before it, a wait the collective that ended it, and a collective the device that joined it last. ',
+    showsPrediction() ? 'A prediction is the simulation of the planner: the devices of a stage, or of the whole mode, do the same as the one with the most samples, a stage that waits for a message is idle. The blocks of a forward or a backward share its time as they do alone, and memory follows them. ' : '',
+    'The critical path is read from times: a span follows the one that ended last before it, a wait the collective that ended it, and a collective the device that joined it last. ',
     'Times are from the median step. Memory is from another step of the same mode, stretched between the begins of forward, backward and update.');
 }
 function choosePair() {

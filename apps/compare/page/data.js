@@ -17,10 +17,17 @@ const roundsOf = m => m.rounds.map(r => r.step_ms);
 const peakOf = m => Math.max(...m.peak_bytes);
 const fastestOf = list => list.reduce((a, b) => b.step_ms < a.step_ms ? b : a);
 // A span in the compact form of the page.
-const spansOf = m => m.objects || (m.objects = (m.spans || []).map(([device, lane, activity, name, begin, end, critical]) =>
-  ({ device, beside: lane === 1, activity: ACTIVITIES[activity], name: m.span_names[name].replace(/ \(.*/, ''), begin, end, critical: critical === 1 })));
+const spansOf = m => m.objects || (m.objects = (m.spans || []).map(([device, lane, activity, name, begin, end, critical, subject]) =>
+  ({ device, beside: lane === 1, activity: ACTIVITIES[activity], name: m.span_names[name].replace(/ \(.*/, ''), begin, end, critical: critical === 1, subject: m.span_subjects[subject] })));
+// "bucket 3, block fc1, 1.5 MiB along replicate": what a span moves, as far as its name does not say it.
+function movesOf({ name, subject: s }) {
+  const bytes = s.bytes ? (s.bytes < MiB / 20 ? (s.bytes / 1024).toPrecision(2) + ' KiB' : mib(s.bytes) + ' MiB') : '';
+  return [s.bucket === null || name.endsWith('bucket ' + s.bucket) ? '' : 'bucket ' + s.bucket, s.block && !name.includes(s.block) ? 'block ' + s.block : '',
+    [bytes, s.axis ? 'along ' + s.axis : ''].filter(Boolean).join(' ')].filter(Boolean).join(', ');
+}
+const saidOf = s => [s.name, movesOf(s)].filter(Boolean).join(', ');
 
 // An axis of a mesh has one colour everywhere.
-const AXIS_COLORS = { replicate: 'var(--comm)', shard: 'var(--shard)', pipeline: 'var(--k4)' };
+const AXIS_COLORS = { replicate: 'var(--comm)', shard: 'var(--shard)', pipeline: 'var(--k4)', tensor: 'var(--k2)' };
 const axisColor = name => Object.hasOwn(AXIS_COLORS, name) ? AXIS_COLORS[name] : 'var(--mem)';
 const axisTag = (name, text) => h('span', { class: 'axistag' }, h('i', { class: 'sw', style: { background: axisColor(name) } }), text);

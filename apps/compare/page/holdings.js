@@ -3,7 +3,7 @@ const HELD = [['activations', 3], ['parameters', 0], ['gradients', 1], ['optimiz
 const COLUMNS = 8;
 const holdingsOf = m => m.holdings.map(([device, kind, firstBlock, lastBlock, first, last, resident, borrowed]) =>
   ({ device, kind: KINDS[kind], blocks: [firstBlock, lastBlock], part: [first, last], resident, borrowed }));
-const trafficOf = m => m.traffic.map(([from, to, bytes, axis, kind]) => ({ from, to, bytes, axis, kind }));
+const trafficOf = m => m.traffic.map(([from, to, bytes, axis, kind, phase]) => ({ from, to, bytes, axis, kind, phase }));
 const partText = part => part[0] === 0 && part[1] === 1 ? 'all' : percent(part[0]) + ' to ' + percent(part[1]);
 
 function card(m) {
@@ -51,7 +51,7 @@ function sums(m) {
   for (const t of trafficOf(m)) {
     const key = t.from + '>' + t.to + ' ' + t.axis, known = all.get(key) || { from: t.from, to: t.to, axis: t.axis, bytes: 0, kinds: [] };
     known.bytes += t.bytes;
-    known.kinds.push(t.kind + ' ' + mib(t.bytes) + ' MiB');
+    known.kinds.push(t.kind + ' ' + mib(t.bytes) + ' MiB' + (t.phase ? ' in ' + t.phase : ''));
     all.set(key, known);
   }
   return all;
@@ -79,5 +79,5 @@ function showCards() {
   put('changes', list.map(changesOf));
   put('parts', plainTable('What devices keep', ['mode', 'device', 'kind', 'blocks', 'part', 'keeps, MiB', 'borrows, MiB'], list.flatMap(m => holdingsOf(m).map(p =>
     [m.name, p.device, p.kind, p.blocks[1] > p.blocks[0] ? p.blocks[0] + ' to ' + (p.blocks[1] - 1) : '', partText(p.part), (p.resident / MiB).toFixed(2), (p.borrowed / MiB).toFixed(2)]))),
-  plainTable('What devices send per step', ['mode', 'from', 'to', 'axis', 'what', 'MiB'], list.flatMap(m => trafficOf(m).map(t => [m.name, t.from, t.to, t.axis, t.kind, (t.bytes / MiB).toFixed(2)]))));
+  plainTable('What devices send per step', ['mode', 'from', 'to', 'axis', 'what', 'phase', 'MiB'], list.flatMap(m => trafficOf(m).map(t => [m.name, t.from, t.to, t.axis, t.kind, t.phase, (t.bytes / MiB).toFixed(2)]))));
 }

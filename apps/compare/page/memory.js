@@ -5,13 +5,11 @@ function memoryEndOf(modes) { return Math.max(...modes.map(peakOf), state.limit 
 function memoryPicture(m, g, end) {
   const height = narrow() ? 88 : 96, top = 10, axis = 20, y = b => top + height - b / end * height;
   const svg = v('svg', { class: 'tl', height: height + top + axis, viewBox: '0 0 ' + g.w + ' ' + (height + top + axis), role: 'img',
-    'aria-label': (m.predicted ? 'Peak of the memory of the fullest device of ' + m.name + ', ' : 'Memory of the fullest device of ' + m.name + ' over the step, at most ') + mib(peakOf(m)) + ' MiB' });
+    'aria-label': 'Memory of the fullest device of ' + m.name + ' over the step, at most ' + mib(peakOf(m)) + ' MiB' });
   const ticks = ticksOf(end / MiB, 3);
   ticks.forEach((b, i) => svg.append(v('line', { class: 'hair', x1: g.left, x2: g.w - g.right, y1: y(b * MiB), y2: y(b * MiB) }),
     v('text', { x: g.left - 8, y: y(b * MiB) + 4, 'text-anchor': 'end' }, b + (i === ticks.length - 1 && !narrow() ? ' MiB' : ''))));
   if (m.memory_over_time) layers(svg, m, g, y, height, end);
-  else if (m.predicted) svg.append(v('rect', { class: 'predpeak', x: g.left, y: y(peakOf(m)), width: g.x(m.step_ms) - g.left, height: y(0) - y(peakOf(m)) }),
-    v('text', { x: g.left + 8, y: top + height - 8 }, 'predicted peak ' + mib(peakOf(m)) + ' MiB'));
   else svg.append(v('text', { x: g.left + 8, y: top + height / 2 }, 'memory over the step was not recorded'));
   if (state.limit) svg.append(v('line', { class: 'end', 'stroke-dasharray': '4 3', x1: g.left, x2: g.w - g.right, y1: y(state.limit * MiB), y2: y(state.limit * MiB) }));
   svg.append(v('line', { class: 'end', x1: g.x(m.step_ms), x2: g.x(m.step_ms), y1: top - 4, y2: top + height }));

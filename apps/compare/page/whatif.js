@@ -18,6 +18,7 @@ const isHere = n => n === N && asMeasured();
 const asMeasured = () => ['bw', 'lat', 'micro', 'bucket', 'own'].every(k => state[k] === defaults[k]);
 const whyNot = (m, n) => {
   const known = DATA.scaling.find(s => s.name === m.name && s.devices === n && s.limit);
+  if (!known && m.predicted_as && m.predicted_as.axes.some(a => a.layers)) return 'its layers were not measured in such parts';
   return known ? known.limit : m.family === 'stages' && n > DATA.profile.blocks.length ? 'the model has ' + DATA.profile.blocks.length + ' blocks' : 'it was not simulated';
 };
 
@@ -28,12 +29,10 @@ function planned(m, n, link) {
   return isHere(n) && m.predicted_step_ms ? predict(m.predicted_as, DATA.profile, DATA.link, simSetup(n)) : simulate_devices(m.predicted_as, DATA.profile, link, simSetup(n), m.family === 'single' ? 1 : n);
 }
 // A mode on n devices: {step_ms, the five parts, peak_bytes}, or null.
+const runOf = p => p && { step_ms: p.step_s * 1000, peak_bytes: Math.max(...p.memory.map(total)), forward_ms: p.breakdown.forward_s * 1000, backward_ms: p.breakdown.backward_s * 1000,
+  update_ms: p.breakdown.update_s * 1000, exposed_comm_ms: p.breakdown.exposed_comm_s * 1000, idle_ms: p.breakdown.idle_s * 1000 };
 function simulated(m, n, link) {
-  if (predictor_of(m.predicted_as)) {
-    const p = planned(m, n, link);
-    return p && { step_ms: p.step_s * 1000, peak_bytes: Math.max(...p.memory.map(total)), forward_ms: p.breakdown.forward_s * 1000, backward_ms: p.breakdown.backward_s * 1000,
-      update_ms: p.breakdown.update_s * 1000, exposed_comm_ms: p.breakdown.exposed_comm_s * 1000, idle_ms: p.breakdown.idle_s * 1000 };
-  }
+  if (predictor_of(m.predicted_as)) return runOf(planned(m, n, link));
   return DATA.scaling.find(s => s.name === m.name && s.devices === n && !s.limit) || null;
 }
 
@@ -81,11 +80,16 @@ function showSim() {
   put('simanswer', here ? 'As measured: on ' : 'On ', state.n + (state.n === 1 ? ' device, ' : ' devices, '), modeTag(best.m.name), (here ? ' should' : ' would') + ' be fastest: ' + ms(best.r.step_ms) + ' ms',
     base && best.m !== single ? ', ' + times(base.step_ms / best.r.step_ms) + ' one device' : '', here && ofBest ? ' (measured: ' + ms(ofBest.step_ms) + ' ms)' : '', '. ', able.length > 1 && state.n > 1 ? lesson(able) : '');
   const cap = Math.min(able[able.length - 1].r.step_ms, Math.max(best.r.step_ms * 2.2, median(able.map(x => x.r.step_ms)) * 1.5)) * 1.03;
-  put('simbars', able.map(({ m, r }) => {
-    const track = h('div', { class: 'track' }, segments(r, r.step_ms, cap)), measured = modeNamed(m.name);
-    if (measured && measured.step_ms < cap && (state.n === N || m === single)) track.append(h('i', { class: 'pin', title: 'measured ' + ms(measured.step_ms) + ' ms', style: { left: 100 * measured.step_ms / cap + '%' } }));
-    return h('div', { class: 'simrow' }, modeTag(m.name), track, h('span', { class: 'v' }, h('b', {}, ms(r.step_ms)), ' ms'), h('span', { class: 'v' + (state.limit && r.peak_bytes > state.limit * MiB ? ' toomuch' : '') }, mib(r.peak_bytes) + ' MiB'));
-  }), none.map(({ m }) => h('div', { class: 'simrow' }, h('span', { class: 'mode off' }, breakable(m.name)), h('span', { class: 'none' }, 'cannot run: ' + whyNot(m, state.n)))));
+  const simRow = (name, r, measured) => {
+    const track = h('div', { class: 'track' }, segments(r, r.step_ms, cap));
+    if (measured && measured.step_ms < cap) track.append(h('i', { class: 'pin', title: 'measured ' + ms(measured.step_ms) + ' ms', style: { left: 100 * measured.step_ms / cap + '%' } }));
+    return h('div', { class: 'simrow' }, modeTag(name), track, h('span', { class: 'v' }, h('b', {}, ms(r.step_ms)), ' ms'), h('span', { class: 'v' + (state.limit && r.peak_bytes > state.limit * MiB ? ' toomuch' : '') }, mib(r.peak_bytes) + ' MiB'));
+  };
+  // Devices over whose ranks nothing was measured have no link between processes.
+  const all = state.n > 1 && !is_free(link.ranks.message) ? sweep(DATA.profile, link, simSetup(state.n), state.n) : [], shown = all.slice(0, MOST_MESHES);
+  put('simmeshes', shown.length ? [h('h3', {}, (all.length > shown.length ? 'The fastest ' + shown.length + ' of ' + all.length : all.length === 1 ? 'The only' : 'All ' + all.length) + (all.length === 1 ? ' mesh' : ' meshes') + ' of ' + state.n + ' processes, each with cores and memory of its own'),
+    shown.map(x => simRow(x.name, runOf(x.prediction), null))] : null);
+  put('simbars', able.map(({ m, r }) => simRow(m.name, r, state.n === N || m === single ? modeNamed(m.name) : null)), none.map(({ m }) => h('div', { class: 'simrow' }, h('span', { class: 'mode off' }, breakable(m.name)), h('span', { class: 'none' }, 'cannot run: ' + whyNot(m, state.n)))));
   if (base) showScaling(base.step_ms, link, best.m);
 }
 // What the best mode avoids: the largest loss of the mode that most people try first, which is the slowest coloured one.

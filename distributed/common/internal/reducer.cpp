@@ -178,7 +178,8 @@ void Reducer::on_gradient(int index) {
   // On a GPU, the host's clock shows when kernels were launched and not when they ran, so no span is
   // recorded.
   if (Timeline::active() && device().is_cpu())
-    add_span(device().str(), Activity::backward, "backward of " + p.name, last_gradient_, now);
+    add_span(device().str(), Activity::backward, "backward of " + p.name, last_gradient_, now,
+             {.module = p.name.substr(0, p.name.rfind('.'))});
   last_gradient_ = now;
   mark_ready(index, true);
   post_full_buckets();
@@ -315,7 +316,8 @@ void Reducer::complete(Bucket& b) {
   if ((comm_hook || divided_) && b.flags.numel() > 0) b.flags_work.wait();
   if (Timeline::active())
     add_span(device().str() + " communication", Activity::communication, b.grads.name,
-             b.in_flight.work.started(), b.in_flight.work.finished());
+             b.in_flight.work.started(), b.in_flight.work.finished(),
+             {.bucket = b.grads.index, .bytes = static_cast<std::int64_t>(b.bytes), .axis = group_->name()});
   if (divided_) receive_parts(b);
   finish_unused(b);
 }
@@ -329,6 +331,7 @@ void Reducer::finish_pass() {
     if (!parameters_[i].ready) mark_ready(static_cast<int>(i), false);
   post_full_buckets();
   std::optional<SpanScope> exposed(std::in_place, device(), Activity::communication, "wait for gradients");
+  exposed->set_subject({.axis = group_->name()});
   while (next_complete_ < buckets_.size()) complete(buckets_[next_complete_++]);
   exposed.reset();
   finished_ = Clock::now();

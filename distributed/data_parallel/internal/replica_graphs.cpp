@@ -25,6 +25,15 @@ void run_pass(Reducer* reducer, const F& backward) {
   if (reducer->passes() == passes) reducer->pass_without_gradients();
 }
 
+// The bytes of all parts but that of the first device, which copies between devices move.
+std::int64_t bytes_beside_first(const std::vector<std::vector<Tensor>>& parts) {
+  std::int64_t bytes = 0;
+  for (std::size_t r = 1; r < parts.size(); ++r)
+    for (const Tensor& t : parts[r])
+      if (t.defined()) bytes += static_cast<std::int64_t>(t.nbytes());
+  return bytes;
+}
+
 }  // namespace
 
 void check_loss(const char* op, const std::vector<Tensor>& outputs) {
@@ -38,8 +47,9 @@ void check_loss(const char* op, const std::vector<Tensor>& outputs) {
 void ReplicaGraphs::scatter(const TensorList& batch) {
   {
     const NoGradGuard no_grad;
-    const SpanScope span(replicas_->devices[0], Activity::communication, "scatter");
+    SpanScope span(replicas_->devices[0], Activity::communication, "scatter");
     inputs_ = scatter_tensors(batch, replicas_->devices);
+    span.set_subject({.bytes = bytes_beside_first(inputs_)});
     parts_ = inputs_.size();
     while (replicas_->are_sharded() && inputs_.size() < replicas_->size()) {
       std::vector<Tensor> first = inputs_[0];
@@ -108,7 +118,8 @@ std::vector<Tensor> ReplicaGraphs::gathered_values() const {
 
 std::vector<Tensor> ReplicaGraphs::gather(const TensorList& batch) {
   std::vector<Tensor> gathered = [&] {
-    const SpanScope span(replicas_->devices[0], Activity::communication, "gather");
+    SpanScope span(replicas_->devices[0], Activity::communication, "gather");
+    span.set_subject({.bytes = bytes_beside_first(outputs_)});
     return gathered_values();
   }();
   std::vector<const Tensor*> from, to;
@@ -169,16 +180,19 @@ std::vector<Tensor> ReplicaGraphs::backward_of(std::size_t replica, const autogr
 // Adds the gradients of the other replicas to those of the first.
 void ReplicaGraphs::reduce_on_master() const {
   on_replicas(replicas_->first(1), [&](int) {
-    const SpanScope span(replicas_->devices[0], Activity::communication, "add gradients");
+    SpanScope span(replicas_->devices[0], Activity::communication, "add gradients");
+    std::int64_t bytes = 0;
     for (std::size_t r = 1; r < parts(); ++r)
       for (std::size_t p = 0; p < masters_[r].size(); ++p) {
         const Tensor gradient = masters_[r][p].grad();
         const Tensor& first = masters_[0][p];
         if (!gradient.defined()) continue;
         masters_[r][p].set_grad({});
+        bytes += static_cast<std::int64_t>(gradient.nbytes());
         if (first.grad().defined()) first.grad().add_(gradient.to(first.device()));
         else first.set_grad(gradient.to(first.device()));
       }
+    span.set_subject({.bytes = bytes});
   });
 }
 

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "tapestry/autograd/engine.h"
+#include "tapestry/autograd/internal/nested.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/internal/upload.h"
 #include "tapestry/autograd/ops/view.h"
@@ -202,6 +203,7 @@ void ShardedUnit::post_gather(int replica) {
   }
   s.arriving = true;
   ++s.report.gathers;
+  if (autograd::pass_position().id != 0) ++s.report.backward_gathers;
 }
 
 // After the current stream has waited for the gather: the host may change the shards, and the copies on the
@@ -214,9 +216,9 @@ void ShardedUnit::await_upload(int replica) {
   s.uploaded.clear();
 }
 
-// Waits, and records the wait and the time of the transport.
-void ShardedUnit::wait_for(int replica, const Work& work, const char* what, double& transport_s,
-                           double& exposed_s) const {
+// Waits, and records the wait and the time of the transport, which moves `bytes` over `over`.
+void ShardedUnit::wait_for(int replica, const Work& work, const char* what, std::int64_t bytes,
+                           const ProcessGroup& over, double& transport_s, double& exposed_s) const {
   const Clock::time_point began = Clock::now();
   work.wait();
   const Clock::time_point ended = Clock::now();
@@ -224,15 +226,18 @@ void ShardedUnit::wait_for(int replica, const Work& work, const char* what, doub
   transport_s += seconds(work.finished() - work.started());
   if (!Timeline::active() || !device(replica).is_cpu()) return;
   const std::string row = device(replica).str();
+  const SpanSubject subject{.module = label(), .bytes = bytes, .axis = over.name()};
   add_span(row + " communication", Activity::communication, collective_name(what), work.started(),
-           work.finished());
-  add_span(row, Activity::communication, concat({"wait for fsdp ", label(), " ", what}), began, ended);
+           work.finished(), subject);
+  add_span(row, Activity::communication, concat({"wait for fsdp ", label(), " ", what}), began, ended,
+           subject);
 }
 
 void ShardedUnit::finish_gather(int replica) {
   State& s = at(replica);
   if (!s.arriving) return;
-  wait_for(replica, s.gather, "all_gather", s.report.gather_s, s.report.exposed_s);
+  wait_for(replica, s.gather, "all_gather", full_bytes(replica), group(replica), s.report.gather_s,
+           s.report.exposed_s);
   await_upload(replica);
   s.arriving = false;
   s.full = true;
@@ -351,9 +356,11 @@ void ShardedUnit::post_scatter(int replica, bool all_reduce) {
   outputs.pop_back();
   s.reduced = std::move(outputs);
   ++s.report.scatters;
+  s.buffer_bytes.clear();
   for (const Tensor& buffer : buffers) {
     s.all_reduces.push_back(copies->all_reduce(buffer, op, after(s.scatter, collective_name("all_reduce"))));
-    s.report.all_reduced_bytes += static_cast<std::int64_t>(buffer.nbytes());
+    s.buffer_bytes.push_back(static_cast<std::int64_t>(buffer.nbytes()));
+    s.report.all_reduced_bytes += s.buffer_bytes.back();
   }
   s.report.all_reduces += buffers.empty() ? 0 : 1;
 }
@@ -367,7 +374,8 @@ void ShardedUnit::finish_scatter(int replica) {
   State& s = at(replica);
   if (!s.scattering) return;
   // The current stream waits, because it frees what was reduced.
-  wait_for(replica, s.scatter, "reduce_scatter", s.report.scatter_s, s.report.exposed_s);
+  wait_for(replica, s.scatter, "reduce_scatter", full_bytes(replica), group(replica), s.report.scatter_s,
+           s.report.exposed_s);
   s.scattering = false;
   const Work scatter = std::exchange(s.scatter, {});
   if (!is_summing(replica)) take_reduced(replica, {scatter});
@@ -376,8 +384,9 @@ void ShardedUnit::finish_scatter(int replica) {
 void ShardedUnit::finish_all_reduce(int replica) {
   State& s = at(replica);
   if (!is_summing(replica)) return;
-  for (const Work& work : s.all_reduces)
-    wait_for(replica, work, "all_reduce", s.report.all_reduce_s, s.report.all_reduce_exposed_s);
+  for (std::size_t i = 0; i < s.all_reduces.size(); ++i)
+    wait_for(replica, s.all_reduces[i], "all_reduce", s.buffer_bytes[i], *options.replicate_group,
+             s.report.all_reduce_s, s.report.all_reduce_exposed_s);
   take_reduced(replica, std::exchange(s.all_reduces, {}));
 }
 
@@ -447,12 +456,18 @@ void ShardedUnit::drop_gradients(int replica) noexcept {
 
 // ---- report ----
 
+std::int64_t ShardedUnit::full_bytes(int replica) const {
+  std::size_t bytes = 0;
+  for (const Member& m : members_) bytes += m.parameter->full_bytes(replica);
+  return static_cast<std::int64_t>(bytes);
+}
+
 FsdpUnitReport ShardedUnit::report(int replica) const {
   FsdpUnitReport r = at(replica).report;
   r.name = label();
+  r.full_bytes = static_cast<std::size_t>(full_bytes(replica));
   for (const Member& m : members_) {
     r.parameters.push_back(m.parameter->name);
-    r.full_bytes += m.parameter->full_bytes(replica);
     r.shard_bytes += m.parameter->shard_bytes(replica);
   }
   r.reshards_after_forward = reshards;

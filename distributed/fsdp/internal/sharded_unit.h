@@ -114,10 +114,11 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
     std::vector<bool> used;  // by member: whether this rank has a gradient
     Tensor flags;            // by reduced member: the mean or sum of the ranks' flags
     Work scatter;
-    std::vector<Work> all_reduces;  // over the copies of the model, one for each dtype
-    bool complete = true;           // the reduction in flight gives gradients, and not sums of one copy
-    std::vector<Tensor> partial;    // by member: such sums; undefined if no rank of the copy used the member
-    std::vector<Tensor> uploaded;   // if offloaded: the shards on the GPU
+    std::vector<Work> all_reduces;           // over the copies of the model, one for each dtype
+    std::vector<std::int64_t> buffer_bytes;  // of each of them
+    bool complete = true;          // the reduction in flight gives gradients, and not sums of one copy
+    std::vector<Tensor> partial;   // by member: such sums; undefined if no rank of the copy used the member
+    std::vector<Tensor> uploaded;  // if offloaded: the shards on the GPU
     Event upload_done;
     std::vector<Tensor> landing;  // if offloaded: the reduced gradients in host memory
     Event landed;
@@ -137,8 +138,9 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   bool is_used_anywhere(const State& s, std::size_t i, Tensor& flags) const;
   void take_reduced(int replica, const std::vector<Work>& works);
   void deliver(int replica, std::vector<Tensor> reduced);
-  void wait_for(int replica, const Work& work, const char* what, double& transport_s,
-                double& exposed_s) const;
+  std::int64_t full_bytes(int replica) const;
+  void wait_for(int replica, const Work& work, const char* what, std::int64_t bytes, const ProcessGroup& over,
+                double& transport_s, double& exposed_s) const;
 
   nn::Module* module_;
   std::shared_ptr<ShardedModel> model_;

@@ -34,12 +34,13 @@ StageExecutor::StageExecutor(const Stage& stage, const PipelineOptions& options,
       graphs_(static_cast<std::size_t>(micro_batches)) {}
 
 template <class F>
-void StageExecutor::timed(Part part, int micro_batch, Device clock, const F& f) {
+void StageExecutor::timed(Part part, int micro_batch, Device clock, const F& f, std::int64_t bytes) {
   static constexpr const char* kNames[] = {"forward", "backward", "weights", "receive"};
   static constexpr Activity kActivities[] = {Activity::forward, Activity::backward, Activity::backward,
                                              Activity::communication};
   const auto i = static_cast<std::size_t>(part);
-  const SpanScope span(clock, kActivities[i], kNames[i], micro_batch, row_.c_str());
+  SpanScope span(clock, kActivities[i], kNames[i], micro_batch, row_.c_str());
+  span.set_subject({.bytes = bytes, .axis = bytes > 0 ? "pipeline" : ""});
   Timestamp begin(clock);
   f();
   intervals_.push_back({part, std::move(begin), Timestamp(clock)});
@@ -50,16 +51,19 @@ std::vector<Tensor> StageExecutor::receive(std::vector<Tensor> here, int micro_b
   const Device device = stage_.device();
   for (Tensor& t : here) {
     if (!t.defined() || t.device() == device) continue;
-    bytes_received_ += static_cast<std::int64_t>(t.nbytes());
+    const auto bytes = static_cast<std::int64_t>(t.nbytes());
+    bytes_received_ += bytes;
     if (ready && copy_streams_ && device.is_cuda()) {
       const Stream consumer = current_stream(device);
       ready->copy_stream.wait(ready->event);  // the measured time must begin when the tensor is ready
       const StreamGuard guard(ready->copy_stream);
-      timed(Part::receive, micro_batch, t.device(),
-            [&] { t = copy_between_stages(t, ready, consumer, *copy_streams_); });
+      timed(
+          Part::receive, micro_batch, t.device(),
+          [&] { t = copy_between_stages(t, ready, consumer, *copy_streams_); }, bytes);
     } else {
       const NoGradGuard no_grad;
-      timed(Part::receive, micro_batch, device, [&] { t = t.to(device); });
+      timed(
+          Part::receive, micro_batch, device, [&] { t = t.to(device); }, bytes);
     }
   }
   return here;

@@ -85,7 +85,7 @@ class StageExecutor {
   void allow_parameters();
   [[noreturn]] void refuse(const Tensor& leaf, const char* op) const;
   template <class F>
-  void timed(Part part, int micro_batch, Device clock, const F& f);
+  void timed(Part part, int micro_batch, Device clock, const F& f, std::int64_t bytes = 0);
 
   const Stage& stage_;
   const bool records_, checkpoints_, postpones_weights_;

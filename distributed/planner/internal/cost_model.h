@@ -74,6 +74,20 @@ struct CostModel {
     return all;
   }
 
+  /// The axis whose devices divide the layers; the number of axes if there is none.
+  std::size_t layers_axis() const {
+    std::size_t i = 0;
+    while (i < axes.size() && !axes[i].division.layers) ++i;
+    return i;
+  }
+  /// How many devices divide the layers.
+  int layers_size() const { return layers_axis() < axes.size() ? axes[layers_axis()].size : 1; }
+  /// How long the divided layers of a block wait for one another.
+  double layers_s(const LayerCollectives& sent, double n) const {
+    const std::size_t i = layers_axis();
+    return i < axes.size() ? sent.seconds(axes[i].costs, n) : 0;
+  }
+
   /// Gradients are added in buckets during backward.
   bool adds_in_buckets() const {
     bool buckets = false;
@@ -120,9 +134,7 @@ struct CostModel {
     return sum(range, [](const BlockProfile& b) { return static_cast<double>(b.all_parameter_bytes()); });
   }
   /// The bytes that a device sends over axis `i` in an all-gather or a reduce-scatter of `bytes` in total.
-  double sent_bytes(std::size_t i, double bytes) const {
-    return bytes * (axes[i].size - 1) / axes[i].size;
-  }
+  double sent_bytes(std::size_t i, double bytes) const { return bytes * (axes[i].size - 1) / axes[i].size; }
   double parameter_count() const {
     return sum(all_blocks(),
                [](const BlockProfile& b) { return static_cast<double>(b.parameter_bytes.size()); });

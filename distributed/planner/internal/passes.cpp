@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "tapestry/distributed/common/internal/bucket.h"
 #include "tapestry/distributed/planner/internal/ddp_buckets.h"
@@ -50,38 +51,85 @@ PassCost cost_of(const ShardedStep& step, const CostModel& c) {
   return {sum_of(times.computing_s), times.exposed_s, step.communication(c, times)};
 }
 
-std::vector<std::string> bucket_names(std::size_t count, const std::string& what) {
-  std::vector<std::string> names;
-  for (std::size_t i = 0; i < count; ++i) names.push_back(what + std::to_string(i));
-  return names;
+// Collectives that move these buckets along axis `i`.
+std::vector<Collected> of_buckets(const CostModel& c, std::size_t i, const DdpBuckets& buckets,
+                                  const std::string& what) {
+  std::vector<Collected> all;
+  for (std::size_t b = 0; b < buckets.bytes.size(); ++b) {
+    all.push_back({what + std::to_string(b), moved(c, i, buckets.bytes[b])});
+    all.back().subject.bucket = static_cast<int>(b);
+  }
+  return all;
 }
 
 }  // namespace
 
 double BlockTimes::sum() const { return sum_of(blocks_s) + loss_s; }
+double BlockTimes::layers_sum() const { return sum_of(layers_s) + loss_layers_s; }
 
 BlockTimes BlockTimes::scaled_to(double to) const {
-  const double from = sum(), factor = from > 0 ? to / from : 0;
+  const std::vector<double> nothing(blocks_s.size());
+  if (to == 0) return {nothing, 0, nothing, 0, samples};  // also the waits are in another pass
+  const double waits = layers_sum(), from = sum() - waits, factor = from > 0 ? (to - waits) / from : 0;
   BlockTimes scaled = *this;
-  for (double& s : scaled.blocks_s) s *= factor;
-  scaled.loss_s *= factor;
+  for (std::size_t k = 0; k < blocks_s.size(); ++k)
+    scaled.blocks_s[k] = (blocks_s[k] - layers_s[k]) * factor + layers_s[k];
+  scaled.loss_s = (loss_s - loss_layers_s) * factor + loss_layers_s;
   return scaled;
 }
 
-BlockTimes forward_times(const CostModel& c, BlockRange range, double n, bool has_loss, double slowdown) {
+namespace {
+
+BlockTimes times_of(const CostModel& c, BlockRange range, double n, bool has_loss, double slowdown,
+                    Curve BlockProfile::*seconds, LayerCollectives BlockProfile::*layers) {
   BlockTimes times;
-  for (std::size_t k = range.begin; k < range.end; ++k)
-    times.blocks_s.push_back(slowdown * c.profile.blocks[k].forward_s.at(n));
-  if (has_loss) times.loss_s = slowdown * c.profile.loss.forward_s.at(n);
+  times.samples = n;
+  for (std::size_t k = range.begin; k < range.end; ++k) {
+    const BlockProfile& b = c.profile.blocks[k];
+    times.layers_s.push_back(c.layers_s(b.*layers, n));
+    times.blocks_s.push_back(slowdown * (b.*seconds).at(n) + times.layers_s.back());
+  }
+  if (!has_loss) return times;
+  times.loss_layers_s = c.layers_s(c.profile.loss.*layers, n);
+  times.loss_s = slowdown * (c.profile.loss.*seconds).at(n) + times.loss_layers_s;
   return times;
 }
 
+}  // namespace
+
+BlockTimes forward_times(const CostModel& c, BlockRange range, double n, bool has_loss, double slowdown) {
+  return times_of(c, range, n, has_loss, slowdown, &BlockProfile::forward_s, &BlockProfile::layers_forward);
+}
+
 BlockTimes backward_times(const CostModel& c, BlockRange range, double n, bool has_loss, double slowdown) {
-  BlockTimes times;
-  for (std::size_t k = range.begin; k < range.end; ++k)
-    times.blocks_s.push_back(slowdown * c.profile.blocks[k].backward_s.at(n));
-  if (has_loss) times.loss_s = slowdown * c.profile.loss.backward_s.at(n);
-  return times;
+  return times_of(c, range, n, has_loss, slowdown, &BlockProfile::backward_s, &BlockProfile::layers_backward);
+}
+
+Collected layer_wait(const CostModel& c, const BlockProfile& b, bool backward, double n) {
+  const LayerCollectives& sent = backward ? b.layers_backward : b.layers_forward;
+  Collected wait{"wait for " + b.name + " activations",
+                 moved(c, c.layers_axis(), sent.whole_bytes(n, c.layers_size()))};
+  if (&b != &c.profile.loss) wait.subject.module = b.name;
+  return wait;
+}
+
+std::vector<Communication> layer_waits(const CostModel& c, BlockRange range, const BlockTimes& times,
+                                       bool backward, double copies) {
+  std::vector<Communication> all;
+  double now = 0;
+  const auto add = [&](const BlockProfile& b, double seconds, double waits) {
+    now += seconds;
+    if (waits > 0) all.push_back({false, layer_wait(c, b, backward, times.samples), now - waits, now});
+  };
+  if (backward) add(c.profile.loss, times.loss_s, times.loss_layers_s);
+  for (std::size_t i = range.begin; i < range.end; ++i) {
+    const std::size_t k = backward ? range.begin + range.end - 1 - i : i;
+    const BlockProfile& b = c.profile.blocks[k];
+    add(b, times.blocks_s[k - range.begin], times.layers_s[k - range.begin]);
+    if (backward) now += copies * b.bucket_copy_s;
+  }
+  if (!backward) add(c.profile.loss, times.loss_s, times.loss_layers_s);
+  return all;
 }
 
 double PassCost::exposed() const { return sum_of(exposed_s); }
@@ -129,7 +177,9 @@ PassCost backward_with_buckets(const CostModel& c, BlockRange range, const Block
     });
   const StepQueues o = overlap(buckets.ready_s, reduce_s, buckets.compute_s, c.axes[axis].costs);
   PassCost cost{sum_of(o.computing_s), std::vector<double>(c.axes.size()),
-                communication_of(o, {}, bucket_names(reduce_s.size(), "bucket "))};
+                communication_of(o, {}, of_buckets(c, axis, buckets, "bucket "))};
+  for (Communication& wait : layer_waits(c, range, times, true, slowdown))
+    cost.communication.push_back(std::move(wait));
   cost.exposed_s[axis] = o.tail_s;
   return cost;
 }
@@ -151,17 +201,19 @@ PassCost update_cost(const CostModel& c, BlockRange range, double slowdown) {
   const std::size_t axis = c.dividing_axis();
   std::vector<ComputePhase> updates;
   std::vector<Collective> gathers;
-  for (const double bytes : gathered_buckets(c, range).bytes) {
+  const DdpBuckets buckets = gathered_buckets(c, range);
+  for (const double bytes : buckets.bytes) {
     updates.push_back({cost.computing_s * bytes / all_bytes});
     gathers.push_back(
         {.seconds = c.gather_s(bytes), .after = static_cast<int>(gathers.size()), .queue = axis});
   }
   const StepQueues step = simulate(updates, gathers, c.interference());
   return {sum_of(step.computing_s), step.exposed_s,
-          communication_of(step, updates, bucket_names(gathers.size(), "all_gather of bucket "))};
+          communication_of(step, updates, of_buckets(c, axis, buckets, "all_gather of bucket "))};
 }
 
-MemoryItems with_update(const CostModel& c, BlockRange range, const MemoryItems& peak) {
+MemoryItems with_update(const CostModel& c, BlockRange range, const MemoryItems& peak,
+                        std::vector<HeldMemory>* held) {
   if (zero_of(c) == 0) return peak;
   const int parts = c.parts(&StepDivision::divides_optimizer);
   // While the parameters are gathered, at most two whole buckets exist besides, with this rank's parts of
@@ -170,6 +222,7 @@ MemoryItems with_update(const CostModel& c, BlockRange range, const MemoryItems&
   updating.activations = updating.gradients = 0;
   updating.workspace = parts > 1 ? gathered_buckets(c, range).two_largest() * (1 + 1.0 / parts) : 0;
   if (zero_of(c) == 2) updating.buckets = c.parameter_bytes(range) / parts;
+  if (held) held->push_back({held->back().action + 1, 0, updating});
   return updating.total() > peak.total() ? updating : peak;
 }
 
@@ -186,31 +239,36 @@ std::vector<double> sent_by_axis(const CostModel& c, BlockRange range, int gathe
 }
 
 std::vector<Communication> communication_of(const StepQueues& times, std::span<const ComputePhase> phases,
-                                            const std::vector<std::string>& names) {
+                                            const std::vector<Collected>& collectives) {
   std::vector<Communication> all;
+  const auto wait_for = [](const Collected& c) { return Collected{"wait for " + c.name, c.subject}; };
   double now = 0;
   for (std::size_t i = 0; i < times.phase_ended_s.size(); ++i) {
     if (times.waiting_s[i] > 0)
-      all.push_back({false, "wait for " + names[static_cast<std::size_t>(phases[i].needs)], now,
+      all.push_back({false, wait_for(collectives[static_cast<std::size_t>(phases[i].needs)]), now,
                      now + times.waiting_s[i]});
     now = times.phase_ended_s[i];
   }
-  if (times.tail_s > 0) all.push_back({false, "wait for " + names.back(), now, now + times.tail_s});
-  for (std::size_t i = 0; i < names.size(); ++i)
+  if (times.tail_s > 0) all.push_back({false, wait_for(collectives.back()), now, now + times.tail_s});
+  for (std::size_t i = 0; i < collectives.size(); ++i)
     if (times.collective_ended_s[i] > times.collective_began_s[i])
-      all.push_back({true, names[i], times.collective_began_s[i], times.collective_ended_s[i]});
+      all.push_back({true, collectives[i], times.collective_began_s[i], times.collective_ended_s[i]});
   return all;
 }
 
+SpanSubject moved(const CostModel& c, std::size_t i, double bytes) {
+  return {.bytes = static_cast<std::int64_t>(bytes), .axis = c.axes[i].name};
+}
+
 void add_span(Prediction& p, int row, Activity activity, const std::string& name, double begin_s,
-              double end_s) {
-  if (end_s > begin_s) p.timeline.push_back({row, false, activity, name, begin_s, end_s});
+              double end_s, const SpanSubject& subject) {
+  if (end_s > begin_s) p.timeline.push_back({row, false, activity, name, begin_s, end_s, subject});
 }
 
 void add_communication(Prediction& p, int row, double begin_s, const std::vector<Communication>& all) {
   for (const Communication& x : all)
-    p.timeline.push_back(
-        {row, x.beside, Activity::communication, x.name, begin_s + x.begin_s, begin_s + x.end_s});
+    p.timeline.push_back({row, x.beside, Activity::communication, x.what.name, begin_s + x.begin_s,
+                          begin_s + x.end_s, x.what.subject});
 }
 
 double add_pass(Prediction& p, int row, Activity activity, const std::string& name, double begin_s,
@@ -219,6 +277,41 @@ double add_pass(Prediction& p, int row, Activity activity, const std::string& na
   add_span(p, row, activity, name, begin_s, end_s);
   add_communication(p, row, begin_s, pass.communication);
   return end_s;
+}
+
+void add_layers(Prediction& p, const CostModel& c) {
+  const std::size_t axis = c.layers_axis();
+  if (axis == c.axes.size()) return;
+  const int size = c.axes[axis].size;
+  double stages = 1;
+  for (const PlannedAxis& a : c.axes)
+    if (!a.division.schedule.empty()) stages = a.size;
+  AxisCost& cost = p.axes[c.axes.size() - 1 - axis];
+  const std::vector<double> samples = c.samples_per_device();
+  for (std::size_t r = 0; r < samples.size(); ++r) {
+    double parts = 1;
+    for (const PlannedAxis& a : c.axes)
+      if (!a.division.schedule.empty())
+        parts = static_cast<double>(chunk_sizes(static_cast<std::int64_t>(samples[r]),
+                                                static_cast<std::size_t>(c.setup.micro_batches))
+                                        .size());
+    const double n = samples[r] / parts;
+    double sent = c.profile.loss.layers_forward.bytes(n) + c.profile.loss.layers_backward.bytes(n);
+    sent += c.sum(c.all_blocks(), [&](const BlockProfile& b) {
+      return b.layers_forward.bytes(n) + b.layers_backward.bytes(n);
+    });
+    cost.bytes_sent += size * parts * sent;
+    if (r > 0) continue;  // the first device has the most samples, and the step takes as long as on it
+    const double forward_s = forward_times(c, c.all_blocks(), n, true, 1).layers_sum() * parts / stages,
+                 backward_s = backward_times(c, c.all_blocks(), n, true, 1).layers_sum() * parts / stages;
+    p.breakdown.forward_s -= forward_s;
+    p.breakdown.backward_s -= backward_s;
+    p.breakdown.exposed_comm_s += forward_s + backward_s;
+    cost.exposed_s += forward_s + backward_s;
+  }
+  const std::vector<MemoryItems> of_parts = std::exchange(p.memory, {});
+  for (const MemoryItems& m : of_parts) p.memory.insert(p.memory.end(), static_cast<std::size_t>(size), m);
+  p.memory_device *= size;
 }
 
 void set_axes(Prediction& p, const CostModel& c, const std::vector<double>& exposed_s,

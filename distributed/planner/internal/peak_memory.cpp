@@ -13,7 +13,8 @@ using Kind = Action::Kind;
 
 class PeakTracker {
  public:
-  PeakTracker(const CostModel& c, const DeviceSchedule& schedule) : c_(c), schedule_(schedule) {
+  PeakTracker(const CostModel& c, const DeviceSchedule& schedule)
+      : c_(c), schedule_(schedule), held_(schedule.held) {
     now_.parameters = c.parameter_bytes(schedule.range) / schedule.sharded;
     now_.optimizer = c.profile.optimizer_state * c.parameter_bytes(schedule.range) * schedule.optimizer_share;
     now_.data = schedule.data;
@@ -22,15 +23,19 @@ class PeakTracker {
     const BlockTimes no_times{std::vector<double>(schedule.range.end - schedule.range.begin), 0};
     if (schedule.divided_buckets > 1) buckets_ = ddp_buckets(c, schedule.range, no_times, 1);
     update_peak(0);
+    if (held_) held_->push_back({kBeforeActions, 0, now_, true});
   }
   MemoryItems run() {
     for (const Action& action : schedule_.actions) {
+      elapsed_s_ = 0;
+      const std::size_t first = held_ ? held_->size() : 0;
       n_ = schedule_.samples.at(static_cast<std::size_t>(action.micro_batch));
       is_last_ = &action == &schedule_.actions.back();
       if (action.kind == Kind::forward) forward();
       else if (!schedule_.zero_bubble) backward();
       else if (action.kind == Kind::backward) input_grad_pass();
       else weight_grad_pass();
+      end_action(first);
     }
     return peak_;
   }
@@ -40,6 +45,23 @@ class PeakTracker {
   void update_peak(double bytes) {
     now_.workspace = bytes;
     if (now_.total() > peak_.total()) peak_ = now_;
+    if (held_ && !held_->empty() && now_.total() > held_->back().items.total()) held_->back().items = now_;
+  }
+  // Now the device computes a block, which takes this long alone, with the waits of its layers.
+  void begin_block(double seconds, const LayerCollectives& layers = {}) {
+    if (!held_) return;
+    seconds += c_.layers_s(layers, n_);
+    now_.workspace = 0;
+    held_->push_back({action_, elapsed_s_, now_});
+    elapsed_s_ += seconds;
+  }
+  // The samples from `first` on are of the action that has ended.
+  void end_action(std::size_t first) {
+    if (!held_) return;
+    for (std::size_t i = first; i < held_->size(); ++i)
+      (*held_)[i].part = elapsed_s_ > 0 ? (*held_)[i].part / elapsed_s_ : 0;
+    now_.workspace = 0;
+    held_->push_back({action_++, 1, now_, true});
   }
   // Does so in the backward of a block. `bytes` counts above what was allocated before the block's forward,
   // so it includes what forward saved, which is reported as activations.
@@ -70,11 +92,14 @@ class PeakTracker {
   void forward() {
     now_.activations += input_bytes();
     for (std::size_t k = schedule_.range.begin; k < schedule_.range.end; ++k) {
+      begin_block(block(k).forward_s.at(n_), block(k).layers_forward);
       hold_whole(k, k + 1);
       forward(block(k));
     }
     release_whole();
-    if (schedule_.has_loss) forward(c_.profile.loss);
+    if (!schedule_.has_loss) return;
+    begin_block(c_.profile.loss.forward_s.at(n_), c_.profile.loss.layers_forward);
+    forward(c_.profile.loss);
   }
   // Gathers block k, and the one that is computed next if it is another one, and frees the others.
   void hold_whole(std::size_t k, std::size_t next) {
@@ -96,8 +121,12 @@ class PeakTracker {
   void backward() {
     const double held = schedule_.keeps_output ? last_block().unsaved_output_bytes.at(n_) : 0;
     now_.activations += held;
-    if (schedule_.has_loss) backward(c_.profile.loss);
+    if (schedule_.has_loss) {
+      begin_block(c_.profile.loss.backward_s.at(n_), c_.profile.loss.layers_backward);
+      backward(c_.profile.loss);
+    }
     for (std::size_t k = schedule_.range.end; k-- > schedule_.range.begin;) {
+      begin_block(block(k).backward_s.at(n_), block(k).layers_backward);
       // The backward of the model's first block reads no parameters, since the batch needs no gradient. So
       // the block after it is freed, and its gradients are reduced, only when the gradients of the first
       // arrive.
@@ -209,6 +238,7 @@ class PeakTracker {
     now_.activations -= freed_between_passes();
   }
   void input_grad_pass(const BlockProfile& b) {
+    begin_block(b.input_grad_s, b.layers_backward);
     now_.activations -= b.saved_bytes.at(n_);
     update_peak(b, b.input_grad.peak + received_extra_bytes(b));
     now_.activations += b.input_grad.growth;
@@ -229,6 +259,7 @@ class PeakTracker {
     for (std::size_t k = schedule_.range.end; k-- > schedule_.range.begin;) {
       const BlockProfile& b = block(k);
       const SplitPassMemory& pass = has_gradients_ ? b.weight_grad_accumulate : b.weight_grad;
+      begin_block(b.weight_grad_s);
       update_peak(grown + pass.peak);
       grown += pass.growth;
       kept += b.input_grad.growth;
@@ -242,6 +273,9 @@ class PeakTracker {
 
   const CostModel& c_;
   const DeviceSchedule& schedule_;
+  std::vector<HeldMemory>* const held_;
+  std::size_t action_ = 0;  // its number
+  double elapsed_s_ = 0;    // of the action
   MemoryItems now_, peak_;
   double n_ = 0;                        // the samples of the micro-batch
   double whole_ = 0;                    // the bytes of gathered blocks
@@ -249,7 +283,7 @@ class PeakTracker {
   double undivided_ = 0;                // the bytes of gradients that wait for their reduce-scatter
   double divided_after_ = 0;            // the part of the next block's backward at whose end they are divided
   bool has_gradients_ = false;
-  bool is_last_ = false;  // the action is the last one of the step
+  bool is_last_ = false;                               // the action is the last one of the step
   DdpBuckets buckets_;                                 // if they are divided
   std::size_t arrived_ = 0, opened_ = 0, posted_ = 0;  // gradients, buckets with memory, complete buckets
 };
@@ -258,6 +292,31 @@ class PeakTracker {
 
 MemoryItems peak_memory(const CostModel& c, const DeviceSchedule& schedule) {
   return PeakTracker(c, schedule).run();
+}
+
+std::vector<PredictedMemory> on_clock(const std::vector<HeldMemory>& held, const ActionTimes& actions) {
+  std::vector<PredictedMemory> all;
+  const HeldMemory* last = nullptr;
+  for (const HeldMemory& h : held) {
+    double now = 0;
+    if (h.action != kBeforeActions) {
+      const auto& [begin, end] = actions.at(h.action);
+      now = begin + h.part * (end - begin);
+    }
+    if (!last || now > all.back().begin_s) all.push_back({now, h.items});
+    // Of blocks that take no time, the one with the most bytes counts.
+    else if (last->between || h.items.total() > last->items.total()) all.back().items = h.items;
+    else continue;
+    last = &h;
+  }
+  return all;
+}
+
+void keep_memory_over_time(Prediction& p, std::size_t device, std::vector<PredictedMemory> samples) {
+  const auto kept = static_cast<std::size_t>(p.memory_device);
+  if (!p.memory_over_time.empty() && p.memory[device].total() <= p.memory[kept].total()) return;
+  p.memory_over_time = std::move(samples);
+  p.memory_device = static_cast<int>(device);
 }
 
 }  // namespace tapestry::distributed::planner

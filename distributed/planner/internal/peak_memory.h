@@ -1,11 +1,24 @@
 #pragma once
 // The peak memory of one device, found by replaying the device's actions in a step.
+#include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "tapestry/distributed/pipeline/schedule.h"
 #include "tapestry/distributed/planner/internal/cost_model.h"
 
 namespace tapestry::distributed::planner {
+
+/// The most that a device holds from a part of an action on, until the next one. The part is 0 at the begin
+/// of the action, and 1 at its end.
+struct HeldMemory {
+  std::size_t action = 0;
+  double part = 0;
+  MemoryItems items = {};
+  bool between = false;  ///< between actions, where nothing computes
+};
+/// An action with this number is the begin of the step.
+inline constexpr std::size_t kBeforeActions = SIZE_MAX;
 
 /// The work of one device in a step.
 struct DeviceSchedule {
@@ -33,6 +46,9 @@ struct DeviceSchedule {
   /// has memory from its first gradient until it and two later buckets are complete. 1 if the ranks do not
   /// divide gradients in buckets.
   int divided_buckets = 1;
+  /// If it is not null, peak_memory() appends what the device holds while it computes each block, and between
+  /// actions.
+  std::vector<HeldMemory>* held = nullptr;
 };
 
 /// The actions of a step without micro-batches.
@@ -40,5 +56,13 @@ inline const std::vector<Action> kOnePass = {{Action::Kind::forward, 0}, {Action
 
 /// The memory at the moment when the device holds most.
 MemoryItems peak_memory(const CostModel& c, const DeviceSchedule& schedule);
+
+/// Begin and end of each action in seconds of the step.
+using ActionTimes = std::vector<std::pair<double, double>>;
+/// Puts held memory on the clock of the step.
+std::vector<PredictedMemory> on_clock(const std::vector<HeldMemory>& held, const ActionTimes& actions);
+/// Makes `samples` the memory over time of the prediction, if this device needs more than that whose memory
+/// it has so far.
+void keep_memory_over_time(Prediction& p, std::size_t device, std::vector<PredictedMemory> samples);
 
 }  // namespace tapestry::distributed::planner

@@ -21,10 +21,12 @@ Prediction predict_whole_models(const CostModel& c) {
   const int parts = c.parts(&StepDivision::divides_optimizer);
   const AllReduce alone = {}, &costs = c.axes.empty() ? alone : c.collectives();
   const Contention& slowdown = costs.contention;
-  p.breakdown.forward_s = forward_times(c, all, n, true, slowdown.forward).sum();
+  const BlockTimes forward = forward_times(c, all, n, true, slowdown.forward);
+  p.breakdown.forward_s = forward.sum();
   // DataParallel on one device runs the plain model without buckets. DistributedDataParallel has buckets even
   // with one rank.
-  const bool has_buckets = c.one_process ? samples.size() > 1 : !c.axes.empty();
+  const bool has_buckets = c.one_process ? samples.size() > 1 : c.adds_in_buckets();
+  const BlockTimes plain = backward_times(c, all, n, true, c.one_process ? 1 : slowdown.backward);
   std::vector<double> exposed_s(c.axes.size());
   const auto add_exposed = [&](const PassCost& cost) {
     for (std::size_t i = 0; i < exposed_s.size(); ++i) exposed_s[i] += cost.exposed_s[i];
@@ -33,7 +35,7 @@ Prediction predict_whole_models(const CostModel& c) {
   const PassCost backward =
       has_buckets ? backward_with_buckets(c, all, backward_times(c, all, n, true, slowdown.backward),
                                           slowdown.backward)
-                  : PassCost{backward_times(c, all, n, true, 1).sum(), exposed_s};
+                  : PassCost{plain.sum(), exposed_s, layer_waits(c, all, plain, true)};
   p.breakdown.backward_s = backward.computing_s;
   add_exposed(backward);
   const PassCost update = update_cost(c, all, slowdown.update);
@@ -50,16 +52,25 @@ Prediction predict_whole_models(const CostModel& c) {
       p.breakdown.exposed_comm_s += copy_s;
       exposed_s[0] += copy_s;
       bytes[0] += c.batch_bytes(sent);
-      add_span(p, 0, Activity::communication, "copy of the batch", 0, copy_s);
+      add_span(p, 0, Activity::communication, "copy of the batch", 0, copy_s,
+               moved(c, 0, c.batch_bytes(sent)));
       now = copy_s;
     }
     p.breakdown.idle_s += 3 * c.profile.dispatch_s;
   }
   const double dispatch_s = c.one_process ? c.profile.dispatch_s : 0;
-  now = add_pass(p, 0, Activity::forward, "forward", now + dispatch_s, {p.breakdown.forward_s, {}});
-  now = add_pass(p, 0, Activity::backward, "backward", now + dispatch_s, backward);
-  add_pass(p, 0, Activity::optimizer, "update", now + dispatch_s, update);
+  ActionTimes actions;
+  const auto next = [&](Activity activity, const char* name, const PassCost& pass) {
+    const double begin = now + dispatch_s;
+    now = add_pass(p, 0, activity, name, begin, pass);
+    actions.emplace_back(begin, now);
+  };
+  next(Activity::forward, "forward", {p.breakdown.forward_s, {}, layer_waits(c, all, forward, false)});
+  next(Activity::backward, "backward", backward);
+  next(Activity::optimizer, "update", update);
   for (std::size_t r = 0; r < samples.size(); ++r) {
+    std::vector<HeldMemory> held;
+    std::vector<HeldMemory>* const records = r == 0 ? &held : nullptr;
     const MemoryItems peak =
         peak_memory(c, {.range = all,
                         .samples = {samples[r]},
@@ -67,8 +78,10 @@ Prediction predict_whole_models(const CostModel& c) {
                         .data = c.batch_bytes(c.one_process && r == 0 ? c.batch() : samples[r]),
                         .has_buckets = has_buckets,
                         .optimizer_share = 1.0 / parts,
-                        .divided_buckets = c.divided_buckets()});
-    p.memory.push_back(with_update(c, all, peak));
+                        .divided_buckets = c.divided_buckets(),
+                        .held = records});
+    p.memory.push_back(with_update(c, all, peak, records));
+    if (records) keep_memory_over_time(p, r, on_clock(held, actions));
   }
   set_axes(p, c, exposed_s, bytes);
   return p;
@@ -113,24 +126,33 @@ Prediction predict_master(const CostModel& c) {
   p.breakdown.idle_s = others / devices * (loss_forward + loss_backward + update) +
                        (others > 0 ? 2 * c.profile.dispatch_s : 0);
   p.rows = static_cast<int>(samples.size());
+  ActionTimes actions;
+  double loss_begins = 0, sum_begins = 0;
   for (int r = 0; r < p.rows; ++r) {
     double now = 0;
-    const auto next = [&](Activity activity, const char* name, double seconds, bool runs) {
-      if (runs) add_span(p, r, activity, name, now, now + seconds);
+    const auto next = [&](Activity activity, const char* name, double seconds, bool runs, double bytes = 0) {
+      const SpanSubject subject = bytes > 0 ? moved(c, 0, bytes) : SpanSubject();
+      if (runs) add_span(p, r, activity, name, now, now + seconds, subject);
       now += seconds;
     };
     const double dispatch_s = others > 0 ? c.profile.dispatch_s : 0;
-    next(Activity::communication, "copy of the batch", inputs, true);
-    next(Activity::communication, "broadcast of the parameters", broadcast, true);
+    next(Activity::communication, "copy of the batch", inputs, true, c.profile.input_sample_bytes * sent);
+    next(Activity::communication, "broadcast of the parameters", broadcast, true, others * parameters);
+    const double forward_begins = now;
     next(Activity::forward, "forward", forward, true);
+    const double forward_ends = now;
     now += dispatch_s;
-    next(Activity::communication, "copy of the outputs", outputs, true);
+    next(Activity::communication, "copy of the outputs", outputs, true, c.output_bytes(sent));
+    loss_begins = now;
     next(Activity::forward, "loss", loss_forward, r == 0);
     next(Activity::backward, "backward of the loss", loss_backward, r == 0);
-    next(Activity::communication, "copy of the gradients of outputs", outputs, true);
+    next(Activity::communication, "copy of the gradients of outputs", outputs, true, c.output_bytes(sent));
+    const double backward_begins = now;
     next(Activity::backward, "backward", backward, true);
+    actions = {{forward_begins, forward_ends}, {backward_begins, now}};  // the same in all rows
     now += dispatch_s;
-    next(Activity::communication, "sum of the gradients", added, true);
+    sum_begins = now;
+    next(Activity::communication, "sum of the gradients", added, true, others * parameters);
     next(Activity::optimizer, "update", update, r == 0);
   }
   set_axes(p, c, {p.breakdown.exposed_comm_s},
@@ -145,7 +167,15 @@ Prediction predict_master(const CostModel& c) {
     schedule.data =
         r > 0 ? c.profile.input_sample_bytes * samples[r] : c.batch_bytes(all) + 2 * c.output_bytes(all);
     schedule.has_gathered = r == 0;
+    std::vector<HeldMemory> held;
+    schedule.held = &held;
     MemoryItems peak = peak_memory(c, schedule);
+    std::vector<PredictedMemory> samples_of_device = on_clock(held, actions);
+    const auto insert = [&](double begin_s, const MemoryItems& items) {
+      const auto after = std::find_if(samples_of_device.begin(), samples_of_device.end(),
+                                      [&](const PredictedMemory& s) { return s.begin_s > begin_s; });
+      samples_of_device.insert(after, {begin_s, items});
+    };
     if (r == 0) {  // during the loss, the gradient of the gathered outputs is still to come
       MemoryItems in_loss = {.parameters = parameters,
                              .optimizer = c.profile.optimizer_state * parameters,
@@ -153,6 +183,7 @@ Prediction predict_master(const CostModel& c) {
       in_loss.activations = c.sum(c.all_blocks(), [&](const BlockProfile& b) { return b.saved_bytes.at(n); });
       for (const BackwardInterval& i : c.profile.loss.backward)
         in_loss.workspace = std::max(in_loss.workspace, i.peak_bytes.at(all));
+      insert(loss_begins, in_loss);
       if (in_loss.total() > peak.total()) peak = in_loss;
     }
     if (r == 0 && others > 0) {  // the gradients of the other devices arrive one tensor at a time
@@ -161,9 +192,11 @@ Prediction predict_master(const CostModel& c) {
                                   .optimizer = c.profile.optimizer_state * parameters,
                                   .data = schedule.data,
                                   .workspace = c.largest_parameter_bytes()};
+      insert(sum_begins, adding);
       if (adding.total() > peak.total()) peak = adding;
     }
     p.memory.push_back(peak);
+    keep_memory_over_time(p, r, std::move(samples_of_device));
   }
   return p;
 }

@@ -34,14 +34,21 @@ ShardedStep::ShardedStep(const CostModel& c, BlockRange range, const BlockTimes*
     : range_(range), shard_(c.dividing_axis()) {
   const std::size_t count = range.end - range.begin;
   const auto at = [](std::size_t i) { return static_cast<int>(i); };
+  const auto add_phase = [&](double seconds, int needs, double waits, const BlockProfile& b,
+                             const BlockTimes& pass) {
+    phases.push_back({seconds, needs});
+    layer_waits.emplace_back(waits,
+                             waits > 0 ? layer_wait(c, b, &pass == backward, pass.samples) : Collected());
+  };
   if (forward) {
     for (std::size_t k = 0; k < count; ++k)
-      phases.push_back({forward->blocks_s[k], with.gathers ? post(c, range.begin + k, at(k) - 1, true) : -1});
-    phases.push_back({forward->loss_s});
+      add_phase(forward->blocks_s[k], with.gathers ? post(c, range.begin + k, at(k) - 1, true) : -1,
+                forward->layers_s[k], c.profile.blocks[range.begin + k], *forward);
+    add_phase(forward->loss_s, -1, forward->loss_layers_s, c.profile.loss, *forward);
   }
   forward_end = phases.size();
   if (!backward) return;
-  phases.push_back({backward->loss_s});
+  add_phase(backward->loss_s, -1, backward->loss_layers_s, c.profile.loss, *backward);
   std::vector<int> gather_of(count, -1);
   const auto phase_of = [&](std::size_t k) { return at(forward_end + count - k); };
   const auto gather = [&](std::size_t k, int after, bool at_begin) {
@@ -53,7 +60,9 @@ ShardedStep::ShardedStep(const CostModel& c, BlockRange range, const BlockTimes*
     if (with.divides) add(c, range.begin + k, phase_of(k));
     if (k >= 2) gather(k - 2, phase_of(k - 1), true);
   }
-  for (std::size_t k = count; k-- > 0;) phases.push_back({backward->blocks_s[k], gather_of[k]});
+  for (std::size_t k = count; k-- > 0;)
+    add_phase(backward->blocks_s[k], gather_of[k], backward->layers_s[k], c.profile.blocks[range.begin + k],
+              *backward);
 }
 
 double ShardedStep::divided_after(const StepQueues& times, std::size_t k) const {
@@ -65,12 +74,18 @@ double ShardedStep::divided_after(const StepQueues& times, std::size_t k) const 
 }
 
 std::vector<Communication> ShardedStep::communication(const CostModel& c, const StepQueues& times) const {
-  std::vector<std::string> names;
-  for (const Unit& u : units)
-    names.push_back(c.profile.blocks[u.block].name + (u.gathers          ? " all_gather"
-                                                      : u.axis == shard_ ? " reduce_scatter"
-                                                                         : " all_reduce"));
-  return communication_of(times, phases, names);
+  std::vector<Collected> names;
+  for (const Unit& u : units) {
+    const std::string& name = c.profile.blocks[u.block].name;
+    const char* const what = u.gathers ? " all_gather" : u.axis == shard_ ? " reduce_scatter" : " all_reduce";
+    names.push_back({name + what, moved(c, u.axis, static_cast<double>(u.bytes))});
+    names.back().subject.module = name;
+  }
+  std::vector<Communication> all = communication_of(times, phases, names);
+  for (std::size_t i = 0; i < phases.size(); ++i)
+    if (const auto& [seconds, wait] = layer_waits[i]; seconds > 0)
+      all.push_back({false, wait, times.phase_ended_s[i] - seconds, times.phase_ended_s[i]});
+  return all;
 }
 
 Prediction predict_sharded_models(const CostModel& c) {
@@ -93,6 +108,7 @@ Prediction predict_sharded_models(const CostModel& c) {
   // Beside replicas, this is the bound: the gradients exist until those of the next block have arrived.
   for (std::size_t k = 0; k < c.count(); ++k)
     divided_after.push_back(c.axes.size() > 1 ? 1 : step.divided_after(times, k));
+  std::vector<HeldMemory> held;
   for (const double n : samples)
     p.memory.push_back(peak_memory(c, {.range = all,
                                        .samples = {n},
@@ -100,11 +116,13 @@ Prediction predict_sharded_models(const CostModel& c) {
                                        .data = c.batch_bytes(n),
                                        .optimizer_share = 1.0 / shards,
                                        .sharded = shards,
-                                       .divided_after = divided_after}));
+                                       .divided_after = divided_after,
+                                       .held = p.memory.empty() ? &held : nullptr}));
   for (double& bytes : sent) bytes *= c.devices();
   set_axes(p, c, times.exposed_s, sent);
   const double forward_end = times.phase_ended_s[step.forward_end - 1],
                end = times.phase_ended_s.back() + times.tail_s;
+  keep_memory_over_time(p, 0, on_clock(held, {{0, forward_end}, {forward_end, end}}));
   add_span(p, 0, Activity::forward, "forward", 0, forward_end);
   add_span(p, 0, Activity::backward, "backward", forward_end, end);
   add_communication(p, 0, 0, step.communication(c, times));

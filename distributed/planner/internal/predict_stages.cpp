@@ -39,20 +39,22 @@ std::vector<BlockRange> stages_of(const CostModel& c) {
 // By stage, the actions of a replica with this number of micro-batches.
 using Actions = std::function<std::vector<std::vector<Action>>(std::size_t micro_batches)>;
 
-// The memory of each device of each stage. `samples` has the samples of each micro-batch, by replica.
-std::vector<MemoryItems> memory_of_stages(const CostModel& c, const std::vector<BlockRange>& stages,
-                                          const std::vector<std::vector<double>>& samples,
-                                          const Actions& actions, bool is_pipeline = false,
-                                          bool zero_bubble = false) {
+// Adds the memory of each device of each stage. `samples` has the samples of each micro-batch, by replica,
+// and `times` the actions of the first replica of each stage.
+void add_memory_of_stages(Prediction& p, const CostModel& c, const std::vector<BlockRange>& stages,
+                          const std::vector<std::vector<double>>& samples, const Actions& actions,
+                          const std::vector<ActionTimes>& times, bool is_pipeline = false,
+                          bool zero_bubble = false) {
   const int shards = c.parts(&StepDivision::divides_model);
   const std::vector<double> divided_after(c.count(), 1);
   // The headers of the messages that a rank may have in flight.
   const double headers = is_pipeline && !c.one_process && stages.size() > 1
                              ? static_cast<double>((kMaxQueuedMessages + 1) * sizeof(MessageHeader))
                              : 0;
-  std::vector<MemoryItems> memory;
   for (std::size_t s = 0; s < stages.size(); ++s)
     for (const std::vector<double>& own : samples) {
+      std::vector<HeldMemory> held;
+      std::vector<HeldMemory>* const records = &own == samples.data() ? &held : nullptr;
       const bool first = s == 0, last = s + 1 == stages.size();
       double all = 0;
       for (const double n : own) all += n;
@@ -71,10 +73,11 @@ std::vector<MemoryItems> memory_of_stages(const CostModel& c, const std::vector<
                           .sharded = shards,
                           .keeps_whole = shards > 1 && c.axes[c.dividing_axis()].division.keeps_whole,
                           .divided_after = divided_after,
-                          .divided_buckets = c.divided_buckets()});
-      memory.push_back(with_update(c, stages[s], peak));
+                          .divided_buckets = c.divided_buckets(),
+                          .held = records});
+      p.memory.push_back(with_update(c, stages[s], peak, records));
+      if (records) keep_memory_over_time(p, p.memory.size() - 1, on_clock(held, times[s]));
     }
-  return memory;
 }
 
 // Divides the sums over the stages by their number. The part of the step that no item accounts for becomes
@@ -156,32 +159,39 @@ Prediction predict_one_stage_at_a_time(const CostModel& c) {
   for (std::size_t s = 1; s < stages.size(); ++s) sent += 2 * c.input_bytes(stages[s].begin, n);
   fill_breakdown(p, c.devices(), forward, backward, copies, slowdown * c.update(c.all_blocks()),
                  forward + backward + copies + longest);
-  p.memory =
-      memory_of_stages(c, stages, {{n}}, [&](std::size_t) { return std::vector(stages.size(), kOnePass); });
   set_axes(p, c, {p.breakdown.exposed_comm_s}, {sent});
   // A copy counts for the stage that receives it.
   p.rows = static_cast<int>(stages.size());
   double now = 0;
-  const auto next = [&](std::size_t s, Activity activity, const char* name, double seconds) {
-    add_span(p, static_cast<int>(s), activity, name, now, now + seconds);
+  const auto next = [&](std::size_t s, Activity activity, const char* name, double seconds,
+                        const SpanSubject& subject = {}) {
+    add_span(p, static_cast<int>(s), activity, name, now, now + seconds, subject);
     now += seconds;
   };
+  const auto input = [&](std::size_t s) { return moved(c, 0, c.input_bytes(stages[s].begin, n)); };
   const auto copy_s = [&](std::size_t s) { return c.link.copy.time(c.input_bytes(stages[s].begin, n)); };
+  std::vector<ActionTimes> times(stages.size());
+  const auto computes = [&](std::size_t s, Activity activity, const char* name, double seconds) {
+    times[s].emplace_back(now, now + seconds);
+    next(s, activity, name, seconds);
+  };
   for (std::size_t s = 0; s < stages.size(); ++s) {
-    if (s > 0) next(s, Activity::communication, "copy of the activations", copy_s(s));
+    if (s > 0) next(s, Activity::communication, "copy of the activations", copy_s(s), input(s));
     const bool last = s + 1 == stages.size();
-    next(s, Activity::forward, "forward",
-         c.forward(stages[s], n) + (last ? c.profile.loss.forward_s.at(n) : 0));
+    computes(s, Activity::forward, "forward",
+             c.forward(stages[s], n) + (last ? c.profile.loss.forward_s.at(n) : 0));
   }
   for (std::size_t s = stages.size(); s-- > 0;) {
     const bool last = s + 1 == stages.size();
-    if (!last) next(s, Activity::communication, "copy of the gradients", copy_s(s + 1));
-    next(s, Activity::backward, "backward",
-         c.backward(stages[s], n) + (last ? c.profile.loss.backward_s.at(n) : 0));
+    if (!last) next(s, Activity::communication, "copy of the gradients", copy_s(s + 1), input(s + 1));
+    computes(s, Activity::backward, "backward",
+             c.backward(stages[s], n) + (last ? c.profile.loss.backward_s.at(n) : 0));
   }
   for (std::size_t s = 0; s < stages.size(); ++s)
     add_span(p, static_cast<int>(s), Activity::optimizer, "update", now,
              now + slowdown * c.update(stages[s]));
+  add_memory_of_stages(
+      p, c, stages, {{n}}, [&](std::size_t) { return std::vector(stages.size(), kOnePass); }, times);
   return p;
 }
 
@@ -210,14 +220,16 @@ class StageTimes {
       const auto contended = [&](double time, double factor) {
         return time * (1 + (factor - 1) * concurrency[s]);
       };
-      const StageCost cost = {contended(uncontended_[s].forward, contention_[s].forward),
-                              contended(uncontended_[s].backward, contention_[s].backward),
-                              contended(uncontended_[s].weights, contention_[s].weights)};
+      const StageCost layers = layers_of(s);
+      const StageCost cost = {contended(uncontended_[s].forward, contention_[s].forward) + layers.forward,
+                              contended(uncontended_[s].backward, contention_[s].backward) + layers.backward,
+                              contended(uncontended_[s].weights, contention_[s].weights) + layers.weights};
       options.costs.push_back(cost);
       options.extra.emplace_back(actions_[s].size());
       communication.emplace_back(actions_[s].size());
       forward_s += m_ * cost.forward;
       backward_s += m_ * (cost.backward + cost.weights);
+      add_layer_waits(s, cost);
       add_collectives(s, cost, options.extra.back());
     }
   }
@@ -246,11 +258,37 @@ class StageTimes {
     return {of_ranks.forward, of_ranks.backward, of_ranks.backward};
   }
 
+  bool has_loss(std::size_t s) const { return stages_[s].end == c_.count(); }
+  // The waits of a micro-batch's divided layers. Those of backward are in the pass of the input gradients.
+  StageCost layers_of(std::size_t s) const {
+    StageCost waits = {forward_times(c_, stages_[s], n_, has_loss(s), 1).layers_sum(),
+                       backward_times(c_, stages_[s], n_, has_loss(s), 1).layers_sum(), 0};
+    if (zero_bubble_ && s == 0) waits.weights = std::exchange(waits.backward, 0);
+    return waits;
+  }
+  void add_layer_waits(std::size_t s, const StageCost& cost) {
+    if (c_.layers_size() == 1) return;
+    const BlockRange& stage = stages_[s];
+    const auto waits = [&](const BlockTimes& times, double seconds, bool backward) {
+      return layer_waits(c_, stage, times.scaled_to(seconds), backward);
+    };
+    for (std::size_t i = 0; i < actions_[s].size(); ++i) {
+      const Action::Kind kind = actions_[s][i].kind;
+      const bool all_in_weights = zero_bubble_ && s == 0;
+      if (kind == Action::Kind::forward)
+        communication.back()[i] = waits(forward_times(c_, stage, n_, has_loss(s), 1), cost.forward, false);
+      else if ((kind == Action::Kind::weights) == all_in_weights)
+        communication.back()[i] = waits(backward_times(c_, stage, n_, has_loss(s), 1),
+                                        all_in_weights ? cost.weights : cost.backward, true);
+    }
+  }
+
   BlockTimes last_backward(std::size_t s) const {
     const BlockRange& stage = stages_[s];
     BlockTimes times = backward_times(c_, stage, n_, stage.end == c_.count(), 1);
     if (!zero_bubble_ || stage.begin == 0) return times;
-    times.loss_s = 0;
+    times.loss_s = times.loss_layers_s = 0;
+    times.layers_s.assign(times.blocks_s.size(), 0);
     for (std::size_t k = stage.begin; k < stage.end; ++k) {
       const BlockProfile& b = c_.profile.blocks[k];
       times.blocks_s[k - stage.begin] = m_ > 1 ? b.weight_grad_accumulate_s : b.weight_grad_s;
@@ -305,6 +343,7 @@ class StageTimes {
 
 // Adds a stage's row to the timeline. The costs of actions contain what the stage receives.
 void add_stage(Prediction& p, int row, const std::vector<TimedAction>& actions, const StageCost& receive,
+               const SpanSubject& input, const SpanSubject& gradient,
                const std::vector<std::vector<Communication>>& communication) {
   for (std::size_t i = 0; i < actions.size(); ++i) {
     const TimedAction& t = actions[i];
@@ -314,7 +353,7 @@ void add_stage(Prediction& p, int row, const std::vector<TimedAction>& actions, 
              kind_name(t.action.kind) + (" " + std::to_string(t.action.micro_batch)), t.begin, t.end);
     const double received = forward ? receive.forward : weights ? 0 : receive.backward;
     add_span(p, row, Activity::communication, forward ? "copy of the activations" : "copy of the gradients",
-             t.begin, t.begin + received);
+             t.begin, t.begin + received, forward ? input : gradient);
     add_communication(p, row, t.begin, communication[i]);
   }
 }
@@ -362,7 +401,7 @@ Prediction predict_pipeline(const CostModel& c, Schedule schedule) {
   // slowdown. So both are iterated to a fixed point, from the slowdown at which all other devices are busy.
   std::vector<double> concurrency(stages.size(), 1);
   Simulation simulation;
-  const double beside = static_cast<double>(replicas.size());
+  const double beside = static_cast<double>(replicas.size()) * c.layers_size();
   for (int iteration = 0; iteration < 8; ++iteration) {
     times.set(concurrency, options);
     for (std::size_t s = 0; s < stages.size(); ++s) {
@@ -371,7 +410,7 @@ Prediction predict_pipeline(const CostModel& c, Schedule schedule) {
     }
     simulation = simulate(actions, options);
     concurrency = mean_concurrency(simulation);
-    // The replicas of a stage are busy when it is.
+    // The replicas of a stage, and the devices that divide its layers, are busy when it is.
     for (double& v : concurrency)
       if (beside > 1) v = (v * (count - 1) * beside + beside - 1) / (count * beside - 1);
   }
@@ -380,6 +419,7 @@ Prediction predict_pipeline(const CostModel& c, Schedule schedule) {
                                            : c.collectives().contention.update;
   double update = 0, longest = 0, end = 0;
   std::vector<double> bytes(c.axes.size());
+  std::vector<ActionTimes> clock(stages.size());
   for (std::size_t s = 0; s < stages.size(); ++s) {
     const PassCost own = update_cost(c, stages[s], slowdown);
     update += own.computing_s;
@@ -387,9 +427,11 @@ Prediction predict_pipeline(const CostModel& c, Schedule schedule) {
     const std::vector<TimedAction>& done = simulation.devices[s];
     end = std::max(end, done.back().end + own.computing_s + own.exposed());
     const int row = static_cast<int>(s);
-    add_stage(p, row, done, receive[s], times.communication[s]);
-    add_pass(p, row, Activity::optimizer, "update",
-             c.one_process ? simulation.total + c.profile.dispatch_s : done.back().end, own);
+    add_stage(p, row, done, receive[s], moved(c, axis, c.input_bytes(stages[s].begin, n)),
+              moved(c, axis, c.input_bytes(stages[s].end, n)), times.communication[s]);
+    for (const TimedAction& t : done) clock[s].emplace_back(t.begin, t.end);
+    const double update_begins = c.one_process ? simulation.total + c.profile.dispatch_s : done.back().end;
+    clock[s].emplace_back(update_begins, add_pass(p, row, Activity::optimizer, "update", update_begins, own));
     int gathers = 1;
     if (c.parts(&StepDivision::divides_model) > 1 && !c.axes[c.dividing_axis()].division.keeps_whole)
       gathers = 2 * m;
@@ -399,7 +441,7 @@ Prediction predict_pipeline(const CostModel& c, Schedule schedule) {
       bytes[i] += beside * of_stage[i];
     }
   }
-  bytes[axis] += sent;
+  bytes[axis] += c.layers_size() * sent;
   p.rows = count;
   if (c.one_process) end = simulation.total + c.profile.dispatch_s + longest;
   // What messages that take time add to the step; the rest of the idle time is the bubble.
@@ -412,9 +454,9 @@ Prediction predict_pipeline(const CostModel& c, Schedule schedule) {
   exposed += count * messages;
   fill_breakdown(p, count, times.forward_s, times.backward_s, exposed, update, end);
   for (double& s : times.exposed_s) s /= count;
-  p.memory = memory_of_stages(
-      c, stages, samples,
-      [&](std::size_t own) { return schedule_actions(schedule, count, static_cast<int>(own)); }, true,
+  add_memory_of_stages(
+      p, c, stages, samples,
+      [&](std::size_t own) { return schedule_actions(schedule, count, static_cast<int>(own)); }, clock, true,
       zero_bubble);
   p.bubble_s = p.breakdown.idle_s;
   set_axes(p, c, times.exposed_s, bytes);

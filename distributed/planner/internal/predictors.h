@@ -15,4 +15,8 @@ Prediction predict_sharded_models(const CostModel& c);
 /// Each device has a stage of the model: Pipeline, and one stage active at a time.
 Prediction predict_stages(const CostModel& c);
 
+/// What each device sends, as far as batches, gradients, parameters, stages and divided layers are
+/// concerned.
+std::vector<PredictedTraffic> traffic_of(const CostModel& c);
+
 }  // namespace tapestry::distributed::planner

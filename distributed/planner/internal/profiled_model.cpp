@@ -6,6 +6,9 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/stream.h"
+#include "tapestry/distributed/comm/fake_group.h"
+#include "tapestry/distributed/mesh/mesh.h"
+#include "tapestry/nn/layers/container.h"
 #include "tapestry/nn/optim/sgd.h"
 
 namespace tapestry::distributed::planner {
@@ -39,6 +42,16 @@ std::unique_ptr<optim::Optimizer> optimizer_of(const Model& model, std::vector<n
   return made;
 }
 
+// The blocks as the children of one module, whose call is a function.
+class CallOfBlocks : public nn::Sequential {
+ public:
+  std::function<void()> run;
+  Tensor forward(const Tensor& x) override {
+    run();
+    return x;
+  }
+};
+
 Tensor batch_on(Device device, const Tensor& t, const char* name, const TrainingSetup& setup) {
   check(t.defined() && t.dim() > 0 && t.size(0) == setup.batch_size, "[planner] ", name,
         " must have batch_size = ", setup.batch_size, " samples along the first dimension");
@@ -61,6 +74,31 @@ ProfiledModel::ProfiledModel(const Model& model, const TrainingSetup& setup, Dev
       targets_(batch_on(device, model.targets, "targets", setup)),
       loss_function_(model.loss) {}
 
+ProfiledModel::ProfiledModel(const Model& model, const TrainingSetup& setup, Device device,
+                             const MeasureOptions::Layers& layers)
+    : device_(device),
+      blocks_(blocks_on(device, model)),
+      inputs_(batch_on(device, model.inputs, "inputs", setup)),
+      targets_(batch_on(device, model.targets, "targets", setup)),
+      loss_function_(model.loss) {
+  const auto whole = std::make_shared<CallOfBlocks>();
+  for (const Block& b : blocks_) whole->push_back(b.module);
+  Mesh mesh(fake_process_group(0, layers.size), {{"tensor", layers.size}}, {.host = "tensor"});
+  const TensorPlan plan =
+      model.tensor_plan.rules.empty() ? distributed::tensor_plan(*whole, layers.size) : model.tensor_plan;
+  divided_ = tensor_parallel(*whole, mesh["tensor"], plan, {.sequence = layers.sequence, .device = device});
+  whole_ = whole;
+  optimizer_ = optimizer_of(model, parameters_of(blocks_));
+}
+
+void ProfiledModel::call(const std::function<void()>& forward) {
+  if (!whole_) return forward();
+  auto& whole = dynamic_cast<CallOfBlocks&>(*whole_);
+  whole.run = forward;
+  whole(Tensor(inputs_));
+  whole.run = {};
+}
+
 std::vector<nn::Parameter> ProfiledModel::parameters() const { return parameters_of(blocks_); }
 
 std::int64_t ProfiledModel::parameter_bytes() const {
@@ -74,15 +112,17 @@ void ProfiledModel::forward(std::int64_t n, StepObserver& observer, bool keep_gr
   began_.clear();
   if (!keep_gradients) optimizer_->zero_grad();
   Tensor x = inputs(n);
-  for (std::size_t k = 0; k <= count(); ++k) {
-    observer.enter(Activity::forward, k);
-    began_.push_back(autograd::next_sequence());
-    Tensor result = k < count() ? (*blocks_[k].module)(x) : loss(x, targets(n));
-    observer.computed();
-    x = std::move(result);
-    if (k == 0 && in_two) split_at_ = x = x.detach().set_requires_grad();
-  }
-  observer.leave();
+  call([&] {
+    for (std::size_t k = 0; k <= count(); ++k) {
+      observer.enter(Activity::forward, k);
+      began_.push_back(autograd::next_sequence());
+      Tensor result = k < count() ? (*blocks_[k].module)(x) : loss(x, targets(n));
+      observer.computed();
+      x = std::move(result);
+      if (k == 0 && in_two) split_at_ = x = x.detach().set_requires_grad();
+    }
+    observer.leave();
+  });
   loss_ = std::move(x);
   synchronize(device_);
 }
@@ -120,13 +160,15 @@ void ProfiledModel::step_by_block(std::int64_t n, StepObserver& observer) {
   std::vector<Tensor> inputs;
   std::vector<std::vector<Tensor>> outputs;
   Tensor x = this->inputs(n);
-  for (std::size_t k = 0; k <= count(); ++k) {
-    observer.enter(Activity::forward, k);
-    inputs.push_back(k > 0 ? x.detach().set_requires_grad() : x);
-    x = k < count() ? (*blocks_[k].module)(inputs[k]) : loss(inputs[k], targets(n));
-    outputs.push_back({x});
-    observer.computed();
-  }
+  call([&] {
+    for (std::size_t k = 0; k <= count(); ++k) {
+      observer.enter(Activity::forward, k);
+      inputs.push_back(k > 0 ? x.detach().set_requires_grad() : x);
+      x = k < count() ? (*blocks_[k].module)(inputs[k]) : loss(inputs[k], targets(n));
+      outputs.push_back({x});
+      observer.computed();
+    }
+  });
   x = {};
   std::vector<Tensor> gradient{ones_like(outputs.back()[0].detach())};
   for (std::size_t k = count() + 1; k-- > 0;) {

@@ -9,6 +9,7 @@
 
 #include "tapestry/core/timeline.h"
 #include "tapestry/distributed/planner/planner.h"
+#include "tapestry/distributed/tensor/tensor_parallel.h"
 #include "tapestry/nn/optim/optimizer.h"
 
 namespace tapestry::distributed::planner {
@@ -45,6 +46,9 @@ class ProfiledModel {
   /// Throws ValueError if the model has no blocks, a block has no parameters, or the batch has not as many
   /// samples as the setup says.
   ProfiledModel(const Model& model, const TrainingSetup& setup, Device device);
+  /// The first of the ranks that divide the layers, without peers.
+  ProfiledModel(const Model& model, const TrainingSetup& setup, Device device,
+                const MeasureOptions::Layers& layers);
 
   Device device() const { return device_; }
   /// The number of blocks.
@@ -56,6 +60,11 @@ class ProfiledModel {
   Tensor loss(const Tensor& output, const Tensor& targets) const { return loss_function_(output, targets); }
   std::vector<nn::Parameter> parameters() const;
   std::int64_t parameter_bytes() const;
+  /// Runs a forward of all blocks as a call of the whole model: divided layers then know how long the
+  /// sequence is that they divide.
+  void call(const std::function<void()>& forward);
+  /// What divided layers have sent so far.
+  ConversionTraffic::Counts sent() const { return divided_ ? divided_->sent() : ConversionTraffic::Counts(); }
 
   /// The phases of a step with n samples, to be called in this order. Each returns when the device has
   /// finished. `observer` is notified during forward and the backward that follows. If `keep_gradients` is
@@ -76,6 +85,8 @@ class ProfiledModel {
   void observed(const F& backward);
   Device device_;
   std::vector<Block> blocks_;
+  std::shared_ptr<nn::Module> whole_;      // of divided layers
+  std::optional<TensorParallel> divided_;  // the same
   std::unique_ptr<optim::Optimizer> optimizer_;
   Tensor inputs_, targets_;
   std::function<Tensor(const Tensor&, const Tensor&)> loss_function_;

@@ -2,6 +2,8 @@
 // A step under fully_shard(), or one pass of it, as phases and collectives.
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "tapestry/distributed/planner/internal/cost_model.h"
@@ -29,6 +31,8 @@ struct ShardedStep {
   std::vector<Collective> collectives;
   std::vector<Unit> units;      ///< what each of the collectives moves
   std::size_t forward_end = 0;  ///< the number of phases of forward
+  /// Of each phase: the seconds for which divided layers wait at its end, and for what.
+  std::vector<std::pair<double, Collected>> layer_waits;
 
   /// Either pass may be null.
   ShardedStep(const CostModel& c, BlockRange range, const BlockTimes* forward, const BlockTimes* backward,

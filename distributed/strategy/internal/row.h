@@ -140,13 +140,15 @@ void check_sums(std::size_t before, std::size_t now);
 inline std::int64_t all_reduce_bytes(std::int64_t bytes, int n) { return 2 * (n - 1) * bytes / n; }
 inline std::int64_t gather_bytes(std::int64_t bytes, int n) { return (n - 1) * bytes / n; }
 
-/// Adds what one member of an axis has sent to another one in the step. Members are coordinates along the
-/// axis.
-void add_transfer(LayerReport& report, int from, int to, std::int64_t bytes, const char* what);
+/// Adds what one member of an axis has sent to another one in a phase of the step: see Transfer. Members are
+/// coordinates along the axis.
+void add_transfer(LayerReport& report, int from, int to, std::int64_t bytes, const char* what,
+                  const char* phase = "");
 /// Adds what a member has sent to the next one in the ring of all members.
-inline void add_to_ring(LayerReport& report, const Axis& axis, std::int64_t bytes, const char* what) {
+inline void add_to_ring(LayerReport& report, const Axis& axis, std::int64_t bytes, const char* what,
+                        const char* phase = "") {
   const int from = axis.coordinate();
-  add_transfer(report, from, (from + 1) % axis.size(), bytes, what);
+  add_transfer(report, from, (from + 1) % axis.size(), bytes, what, phase);
 }
 
 /// What the members of an axis compute of a step.

@@ -9,7 +9,6 @@
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/text.h"
 #include "tapestry/distributed/common/seeds.h"
-#include "tapestry/distributed/placement/convert.h"
 #include "tapestry/nn/layout.h"
 
 namespace tapestry::distributed {
@@ -22,11 +21,9 @@ int ResidualStream::dim_of(const Tensor& x) const {
   return dim;
 }
 
-void ResidualStream::count(const Tensor& x, std::int64_t whole_size, std::int64_t part_size, int forward,
-                           int backward) {
-  const std::int64_t elements = part_size == 0 ? 0 : x.numel() / part_size * whole_size, n = axis.size();
-  const int times = forward + (grad_enabled() ? backward : 0);
-  bytes_sent += times * elements * static_cast<std::int64_t>(x.element_size()) * (n - 1) / n;
+Tensor ResidualStream::converted(const Tensor& x, Placement from, Placement to,
+                                 std::optional<std::int64_t> whole_size) const {
+  return convert(x, axis, from, to, {.whole_size = whole_size, .traffic = traffic});
 }
 
 void ResidualStream::see(std::int64_t length) {
@@ -71,44 +68,32 @@ struct LengthsOfCall {
 std::shared_ptr<void> ResidualStream::call() { return std::make_shared<LengthsOfCall>(in_call_, of_call_); }
 
 Tensor ResidualStream::into_region(const Tensor& x) {
-  if (!sequence) {
-    count(x, 1, 1, 0, 2);
-    return convert(x, axis, Placement::invariant(), Placement::replicated());
-  }
+  if (!sequence) return converted(x, Placement::invariant(), Placement::replicated());
   const int dim = dim_of(x);
   const std::int64_t length = length_of(x, dim);
-  count(x, length, x.size(dim), 1, 1);
-  return convert(x, axis, Placement::sharded(dim), Placement::replicated(), {.whole_size = length});
+  return converted(x, Placement::sharded(dim), Placement::replicated(), length);
 }
 
 Tensor ResidualStream::from_parts(const Tensor& x) {
-  if (!sequence) {
-    count(x, 1, 1, 2, 0);
-    return convert(x, axis, Placement::partial(), Placement::invariant());
-  }
+  if (!sequence) return converted(x, Placement::partial(), Placement::invariant());
   const int dim = dim_of(x);
   see(x.size(dim));
-  count(x, 1, 1, 1, 1);
-  return convert(x, axis, Placement::partial(), Placement::sharded(dim), {.whole_size = x.size(dim)});
+  return converted(x, Placement::partial(), Placement::sharded(dim), x.size(dim));
 }
 
 Tensor ResidualStream::gathered(const Tensor& x, std::int64_t whole_size) {
-  count(x, whole_size, x.size(-1), 1, 0);
-  return convert(x, axis, Placement::sharded(x.dim() - 1), Placement::invariant(),
-                 {.whole_size = whole_size});
+  return converted(x, Placement::sharded(x.dim() - 1), Placement::invariant(), whole_size);
 }
 
 Tensor ResidualStream::from_invariant(const Tensor& x) {
   if (!sequence) return x;
   const int dim = dim_of(x);
   see(x.size(dim));
-  count(x, 1, 1, 0, 1);
-  return convert(x, axis, Placement::invariant(), Placement::sharded(dim), {.whole_size = x.size(dim)});
+  return converted(x, Placement::invariant(), Placement::sharded(dim), x.size(dim));
 }
 
 Tensor ResidualStream::replicated(const Tensor& p) {
-  count(p, 1, 1, 0, 2);
-  return convert(p, axis, Placement::invariant(), Placement::replicated());
+  return converted(p, Placement::invariant(), Placement::replicated());
 }
 
 namespace {

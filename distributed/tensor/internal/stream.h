@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tapestry/core/generator.h"
 #include "tapestry/distributed/mesh/mesh.h"
+#include "tapestry/distributed/placement/convert.h"
 #include "tapestry/distributed/tensor/tensor_parallel.h"
 #include "tapestry/nn/module.h"
 
@@ -58,14 +60,13 @@ class ResidualStream {
   /// A scope of a call of the whole model.
   std::shared_ptr<void> call();
 
-  /// The bytes that conversions sent on this rank, with those of their backward passes: see TensorParallel.
-  std::int64_t bytes_sent = 0;
+  /// What the layers of the model send on this rank: see TensorParallel.
+  const std::shared_ptr<ConversionTraffic> traffic = std::make_shared<ConversionTraffic>();
 
  private:
   int dim_of(const Tensor& x) const;
-  // Counts an all-gather or a reduce-scatter of a whole tensor like `x`, as a ring sends it, in forward and,
-  // if gradients are recorded, in backward. An all-reduce counts as two.
-  void count(const Tensor& x, std::int64_t whole_size, std::int64_t part_size, int forward, int backward);
+  Tensor converted(const Tensor& x, Placement from, Placement to,
+                   std::optional<std::int64_t> whole_size = {}) const;
 
   // The length of the whole sequence of which `x` is this rank's part. All ranks decide alike whether to
   // exchange. Throws ValueError on all ranks if exchanged parts are not those of nn::Region::part().

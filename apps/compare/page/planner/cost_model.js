@@ -1,10 +1,20 @@
 // internal/cost_model.h. A setup is {batch_size, devices, device_type, micro_batches, first_bucket_bytes,
-// bucket_cap_bytes, split, devices_per_host, links_per_host}. An axis is {name, size, sum, zero, schedule, keeps_whole, costs}.
+// bucket_cap_bytes, split, devices_per_host, links_per_host}. An axis is {name, size, sum, zero, schedule, keeps_whole, layers,
+// sequence, costs}.
 function chunk_sizes(samples, chunks) {
   const n = Math.min(Math.max(samples, 1), chunks), size = Math.floor(samples / n), rest = samples - size * n;
   return range(n).map(c => c < rest ? size + 1 : size);
 }
 const all_parameter_bytes = block => block.parameter_bytes.reduce((a, b) => a + b, 0);
+
+// LayerCollectives in profile.h.
+function layers_seconds(sent, costs, n) {
+  const gather = is_free(costs.gather_message) ? costs.message : costs.gather_message, scatter = is_free(costs.scatter_message) ? costs.message : costs.scatter_message;
+  const of = (m, cost) => m.count > 0 ? m.count * cost.latency_s + at_(m.bytes, n) * cost.s_per_byte : 0;
+  return of(sent.all_reduce, costs.message) + of(sent.all_gather, gather) + of(sent.reduce_scatter, scatter);
+}
+const layers_bytes = (sent, n) => at_(sent.all_reduce.bytes, n) + at_(sent.all_gather.bytes, n) + at_(sent.reduce_scatter.bytes, n);
+const layers_whole_bytes = (sent, n, devices) => Math.round((at_(sent.all_reduce.bytes, n) / 2 + at_(sent.all_gather.bytes, n) + at_(sent.reduce_scatter.bytes, n)) * devices / (devices - 1));
 
 class CostModel {
   constructor(profile, link, setup, axes, one_process) {
@@ -28,6 +38,9 @@ class CostModel {
     this.count = profile.blocks.length;
     this.all_blocks = { begin: 0, end: this.count };
     this.samples_per_device = chunk_sizes(setup.batch_size, this.batch_parts);
+    const layers = axes.findIndex(a => a.layers);
+    this.layers_axis = layers < 0 ? axes.length : layers;
+    this.layers_size = layers < 0 ? 1 : axes[layers].size;
     this.on_gpus = setup.device_type === 'cuda';
   }
   devices_where(property) { return this.axes.reduce((product, a) => property(a) ? product * a.size : product, 1); }
@@ -48,6 +61,7 @@ class CostModel {
     return a ? gather_s(a.costs, bytes, a.size) : 0;
   }
   sent_bytes(i, bytes) { return bytes * (this.axes[i].size - 1) / this.axes[i].size; }
+  layers_s(sent, n) { return this.layers_axis < this.axes.length ? layers_seconds(sent, this.axes[this.layers_axis].costs, n) : 0; }
   sum(blocks, value) {
     let total = 0;
     for (let k = blocks.begin; k < blocks.end; ++k) total += value(this.profile.blocks[k]);

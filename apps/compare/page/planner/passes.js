@@ -1,5 +1,6 @@
-// internal/passes.cpp. Times are {blocks_s, loss_s}, a cost {computing_s, exposed_s, communication}. A timeline has spans
-// {row, beside, activity, name, begin, end}.
+// internal/passes.cpp. Times are {blocks_s, loss_s, layers_s, loss_layers_s, samples}, a cost {computing_s, exposed_s, communication}. A
+// timeline has spans {row, beside, activity, name, begin, end, subject}; a subject is {block, bucket, bytes, axis}, with null for what is not
+// known.
 const no_breakdown = () => ({ forward_s: 0, backward_s: 0, exposed_comm_s: 0, update_s: 0, idle_s: 0 });
 function assign_buckets(bytes, first_bytes, cap_bytes) {  // common/internal/bucket.cpp, for one dtype and device
   const closed = [];
@@ -48,16 +49,45 @@ function two_largest(bytes) {
   for (let i = sorted.length; i-- > 0 && i + 2 >= sorted.length;) two += sorted[i];
   return two;
 }
-const no_times = blocks => ({ blocks_s: range(blocks.end - blocks.begin).map(() => 0), loss_s: 0 });
+const no_times = blocks => ({ blocks_s: range(blocks.end - blocks.begin).map(() => 0), loss_s: 0, layers_s: range(blocks.end - blocks.begin).map(() => 0), loss_layers_s: 0 });
 const gathered_buckets = (c, blocks) => c.zero === 1 ? zero1_buckets(c, blocks) : ddp_buckets(c, blocks, no_times(blocks), 1);
 
 const sum_of_times = times => sum(times.blocks_s) + times.loss_s;
+const layers_sum = times => sum(times.layers_s) + times.loss_layers_s;
 function scaled_to(times, to) {
-  const from = sum_of_times(times), factor = from > 0 ? to / from : 0;
-  return { blocks_s: times.blocks_s.map(s => s * factor), loss_s: times.loss_s * factor };
+  if (to === 0) return no_times({ begin: 0, end: times.blocks_s.length });
+  const waits = layers_sum(times), from = sum_of_times(times) - waits, factor = from > 0 ? (to - waits) / from : 0;
+  return { ...times, blocks_s: times.blocks_s.map((s, k) => (s - times.layers_s[k]) * factor + times.layers_s[k]), loss_s: (times.loss_s - times.loss_layers_s) * factor + times.loss_layers_s };
 }
-const times_of = (name, c, blocks, n, has_loss, slowdown) => ({ blocks_s: c.profile.blocks.slice(blocks.begin, blocks.end).map(b => slowdown * at_(b[name], n)), loss_s: has_loss ? slowdown * at_(c.profile.loss[name], n) : 0 });
-const forward_times = (...all) => times_of('forward_s', ...all), backward_times = (...all) => times_of('backward_s', ...all);
+function times_of(name, layers, c, blocks, n, has_loss, slowdown) {
+  const own = c.profile.blocks.slice(blocks.begin, blocks.end), { loss } = c.profile, layers_s = own.map(b => c.layers_s(b[layers], n)), loss_layers_s = has_loss ? c.layers_s(loss[layers], n) : 0;
+  return { blocks_s: own.map((b, k) => slowdown * at_(b[name], n) + layers_s[k]), loss_s: has_loss ? slowdown * at_(loss[name], n) + loss_layers_s : 0, layers_s, loss_layers_s, samples: n };
+}
+const forward_times = (...all) => times_of('forward_s', 'layers_forward', ...all), backward_times = (...all) => times_of('backward_s', 'layers_backward', ...all);
+function layer_wait(c, b, backward, n) {
+  const bytes = layers_whole_bytes(b[backward ? 'layers_backward' : 'layers_forward'], n, c.layers_size);
+  return { name: 'wait for ' + b.name + ' activations', subject: { ...moved(c, c.layers_axis, bytes), block: b === c.profile.loss ? null : b.name } };
+}
+function layer_waits(c, blocks, times, backward, copies) {
+  const all = [];
+  let now = 0;
+  const add = (b, seconds, waits) => {
+    now += seconds;
+    if (waits > 0) all.push({ beside: false, ...layer_wait(c, b, backward, times.samples), begin: now - waits, end: now });
+  };
+  if (backward) add(c.profile.loss, times.loss_s, times.loss_layers_s);
+  for (let i = blocks.begin; i < blocks.end; ++i) {
+    const k = backward ? blocks.begin + blocks.end - 1 - i : i, b = c.profile.blocks[k];
+    add(b, times.blocks_s[k - blocks.begin], times.layers_s[k - blocks.begin]);
+    if (backward) now += copies * b.bucket_copy_s;
+  }
+  if (!backward) add(c.profile.loss, times.loss_s, times.loss_layers_s);
+  return all;
+}
+
+const no_subject = { block: null, bucket: null, bytes: null, axis: null };
+const moved = (c, i, bytes) => ({ ...no_subject, bytes: Math.floor(bytes) || null, axis: c.axes[i].name });
+const of_buckets = (c, i, bytes, what) => bytes.map((own, b) => ({ name: what + b, subject: { ...moved(c, i, own), bucket: b } }));
 
 function backward_with_buckets(c, blocks, times, slowdown) {
   const buckets = ddp_buckets(c, blocks, times, slowdown), reduce_s = buckets.bytes.map(() => 0), exposed_s = c.axes.map(() => 0);
@@ -68,7 +98,7 @@ function backward_with_buckets(c, blocks, times, slowdown) {
   }));
   const o = overlap(buckets.ready_s, reduce_s, buckets.compute_s, c.axes[axis].costs);
   exposed_s[axis] = o.tail_s;
-  return { computing_s: sum(o.computing_s), exposed_s, communication: communication_of(o, [], reduce_s.map((_, i) => 'bucket ' + i)) };
+  return { computing_s: sum(o.computing_s), exposed_s, communication: [...communication_of(o, [], of_buckets(c, axis, buckets.bytes, 'bucket ')), ...layer_waits(c, blocks, times, true, slowdown)] };
 }
 function cost_of_step(step, c) {
   const times = simulate_queues(step.phases, step.collectives, c.interference);
@@ -83,13 +113,14 @@ function update_cost(c, blocks, slowdown) {
   const all_bytes = c.parameter_bytes(blocks), buckets = gathered_buckets(c, blocks).bytes;
   const updates = buckets.map(bytes => ({ seconds: seconds * bytes / all_bytes, needs: -1 }));
   const step = simulate_queues(updates, buckets.map((bytes, i) => ({ seconds: c.gather_s(bytes), after: i, at_begin: false, queue: c.dividing_axis, follows: -1 })), c.interference);
-  return { computing_s: sum(step.computing_s), exposed_s: step.exposed_s, communication: communication_of(step, updates, buckets.map((_, i) => 'all_gather of bucket ' + i)) };
+  return { computing_s: sum(step.computing_s), exposed_s: step.exposed_s, communication: communication_of(step, updates, of_buckets(c, c.dividing_axis, buckets, 'all_gather of bucket ')) };
 }
-function with_update(c, blocks, peak) {
+function with_update(c, blocks, peak, held = null) {
   if (c.zero === 0) return peak;
   const parts = c.optimizer_parts;
   const updating = { ...peak, activations: 0, gradients: 0, workspace: parts > 1 ? two_largest(gathered_buckets(c, blocks).bytes) * (1 + 1 / parts) : 0 };
   if (c.zero === 2) updating.buckets = c.parameter_bytes(blocks) / parts;
+  if (held) held.push({ action: held[held.length - 1].action + 1, part: 0, items: updating });
   return total(updating) > total(peak) ? updating : peak;
 }
 function sent_by_axis(c, blocks, gathers) {
@@ -98,25 +129,44 @@ function sent_by_axis(c, blocks, gathers) {
   c.each_sum(all_bytes, (i, bytes, divides) => { sent[i] += (divides ? 1 : 2) * c.sent_bytes(i, bytes); });
   return sent;
 }
-function communication_of(times, phases, names) {
-  const all = [];
+function communication_of(times, phases, collectives) {
+  const all = [], wait_for = c => ({ beside: false, name: 'wait for ' + c.name, subject: c.subject });
   let now = 0;
   times.phase_ended_s.forEach((ended, i) => {
-    if (times.waiting_s[i] > 0) all.push({ beside: false, name: 'wait for ' + names[phases[i].needs], begin: now, end: now + times.waiting_s[i] });
+    if (times.waiting_s[i] > 0) all.push({ ...wait_for(collectives[phases[i].needs]), begin: now, end: now + times.waiting_s[i] });
     now = ended;
   });
-  if (times.tail_s > 0) all.push({ beside: false, name: 'wait for ' + names[names.length - 1], begin: now, end: now + times.tail_s });
-  names.forEach((name, i) => { if (times.collective_ended_s[i] > times.collective_began_s[i]) all.push({ beside: true, name, begin: times.collective_began_s[i], end: times.collective_ended_s[i] }); });
+  if (times.tail_s > 0) all.push({ ...wait_for(collectives[collectives.length - 1]), begin: now, end: now + times.tail_s });
+  collectives.forEach((c, i) => { if (times.collective_ended_s[i] > times.collective_began_s[i]) all.push({ beside: true, ...c, begin: times.collective_began_s[i], end: times.collective_ended_s[i] }); });
   return all;
 }
-function add_span(timeline, row, activity, name, begin, end) { if (end > begin) timeline.push({ row, beside: false, activity, name, begin, end }); }
+function add_span(timeline, row, activity, name, begin, end, subject = no_subject) { if (end > begin) timeline.push({ row, beside: false, activity, name, begin, end, subject }); }
 function add_communication(timeline, row, begin, all) {
-  for (const x of all) timeline.push({ row, beside: x.beside, activity: 'communication', name: x.name, begin: begin + x.begin, end: begin + x.end });
+  for (const x of all) timeline.push({ row, beside: x.beside, activity: 'communication', name: x.name, begin: begin + x.begin, end: begin + x.end, subject: x.subject });
 }
 function add_pass(timeline, row, activity, name, begin, pass) {
   const end = begin + pass.computing_s + sum(pass.exposed_s);
   add_span(timeline, row, activity, name, begin, end);
   add_communication(timeline, row, begin, pass.communication);
   return end;
+}
+// A prediction with what the divided layers of all devices send and wait for.
+function with_layers(p, c) {
+  if (c.layers_axis === c.axes.length) return p;
+  const stages_ = c.axes.find(a => a.schedule), stages = stages_ ? stages_.size : 1, size = c.layers_size, { loss } = c.profile;
+  const breakdown = { ...p.breakdown }, axes = p.axes.map(a => ({ ...a })), cost = axes[c.axes.length - 1 - c.layers_axis];
+  c.samples_per_device.forEach((own, r) => {
+    const parts = stages_ ? chunk_sizes(own, c.setup.micro_batches).length : 1, n = own / parts;
+    let sent = layers_bytes(loss.layers_forward, n) + layers_bytes(loss.layers_backward, n);
+    sent += c.sum(c.all_blocks, b => layers_bytes(b.layers_forward, n) + layers_bytes(b.layers_backward, n));
+    cost.bytes_sent += size * parts * sent;
+    if (r > 0) return;
+    const forward_s = layers_sum(forward_times(c, c.all_blocks, n, true, 1)) * parts / stages, backward_s = layers_sum(backward_times(c, c.all_blocks, n, true, 1)) * parts / stages;
+    breakdown.forward_s -= forward_s;
+    breakdown.backward_s -= backward_s;
+    breakdown.exposed_comm_s += forward_s + backward_s;
+    cost.exposed_s += forward_s + backward_s;
+  });
+  return { ...p, breakdown, axes, memory: p.memory.flatMap(m => range(size).map(() => m)), memory_over_time: { ...p.memory_over_time, device: p.memory_over_time.device * size } };
 }
 const axes_of = (c, exposed_s, bytes_sent) => c.axes.map((a, i) => ({ axis: a.name, size: a.size, bytes_sent: bytes_sent[i], exposed_s: exposed_s[i] })).reverse();

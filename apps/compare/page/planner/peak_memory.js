@@ -4,11 +4,14 @@ const no_items = () => ({ parameters: 0, gradients: 0, optimizer: 0, activations
 const total = m => m.parameters + m.gradients + m.optimizer + m.activations + m.buckets + m.data + m.workspace;
 const ONE_PASS = [['F', 0], ['B', 0]];
 
+// DeviceSchedule::held is an array of {action, part, items, between}. Action -1 is the begin of the step.
 class PeakTracker {
   constructor(c, schedule) {
-    const s = { data: 0, has_loss: true, keeps_input: false, is_stage: false, keeps_output: false, has_gathered: false, has_buckets: false, zero_bubble: false, optimizer_share: 1, sharded: 1, keeps_whole: false, divided_after: [], divided_buckets: 1, ...schedule };
+    const s = { data: 0, has_loss: true, keeps_input: false, is_stage: false, keeps_output: false, has_gathered: false, has_buckets: false, zero_bubble: false, optimizer_share: 1, sharded: 1, keeps_whole: false, divided_after: [], divided_buckets: 1, held: null, ...schedule };
     this.c = c;
     this.s = s;
+    this.held = s.held;
+    this.action = this.elapsed_s = 0;
     this.now = no_items();
     this.peak = no_items();
     this.now.parameters = c.parameter_bytes(s.range) / s.sharded;
@@ -26,9 +29,12 @@ class PeakTracker {
     this.is_last = false;
     this.arrived = this.opened = this.posted = 0;
     this.update_peak(0);
+    if (s.held) s.held.push({ action: -1, part: 0, items: { ...this.now }, between: true });
   }
   run() {
     for (const action of this.s.actions) {
+      this.elapsed_s = 0;
+      const first = this.held ? this.held.length : 0;
       const [kind, micro_batch] = action;
       this.n = this.s.samples[micro_batch];
       this.is_last = action === this.s.actions[this.s.actions.length - 1];
@@ -36,12 +42,28 @@ class PeakTracker {
       else if (!this.s.zero_bubble) this.backward();
       else if (kind === 'B') this.input_grad_pass();
       else this.weight_grad_pass();
+      this.end_action(first);
     }
     return this.peak;
   }
   update_peak(bytes) {
     this.now.workspace = bytes;
     if (total(this.now) > total(this.peak)) this.peak = { ...this.now };
+    const held = this.held;
+    if (held && held.length && total(this.now) > total(held[held.length - 1].items)) held[held.length - 1].items = { ...this.now };
+  }
+  begin_block(seconds, layers = null) {
+    if (!this.held) return;
+    if (layers) seconds += this.c.layers_s(layers, this.n);
+    this.now.workspace = 0;
+    this.held.push({ action: this.action, part: this.elapsed_s, items: { ...this.now } });
+    this.elapsed_s += seconds;
+  }
+  end_action(first) {
+    if (!this.held) return;
+    for (let i = first; i < this.held.length; ++i) this.held[i].part = this.elapsed_s > 0 ? this.held[i].part / this.elapsed_s : 0;
+    this.now.workspace = 0;
+    this.held.push({ action: this.action++, part: 1, items: { ...this.now }, between: true });
   }
   update_peak_of(b, bytes) {
     const saved = clamp(at_(b.saved_bytes, this.n), 0, Math.max(0, bytes));
@@ -65,11 +87,14 @@ class PeakTracker {
   forward() {
     this.now.activations += this.input_bytes();
     for (let k = this.s.range.begin; k < this.s.range.end; ++k) {
+      this.begin_block(at_(this.block(k).forward_s, this.n), this.block(k).layers_forward);
       this.hold_whole(k, k + 1);
       this.forward_of(this.block(k));
     }
     this.release_whole();
-    if (this.s.has_loss) this.forward_of(this.c.profile.loss);
+    if (!this.s.has_loss) return;
+    this.begin_block(at_(this.c.profile.loss.forward_s, this.n), this.c.profile.loss.layers_forward);
+    this.forward_of(this.c.profile.loss);
   }
   hold_whole(k, next) {
     this.release_whole();
@@ -92,8 +117,12 @@ class PeakTracker {
   backward() {
     const held = this.s.keeps_output ? at_(this.last_block().unsaved_output_bytes, this.n) : 0;
     this.now.activations += held;
-    if (this.s.has_loss) this.backward_of(this.c.profile.loss);
+    if (this.s.has_loss) {
+      this.begin_block(at_(this.c.profile.loss.backward_s, this.n), this.c.profile.loss.layers_backward);
+      this.backward_of(this.c.profile.loss);
+    }
     for (let k = this.s.range.end; k-- > this.s.range.begin;) {
+      this.begin_block(at_(this.block(k).backward_s, this.n), this.block(k).layers_backward);
       if (k === 0 && this.s.range.end > 1) this.hold_whole(0, 1);
       else this.hold_whole(k, k - 1);
       this.backward_of(this.block(k));
@@ -188,6 +217,7 @@ class PeakTracker {
     this.now.activations -= this.freed_between_passes();
   }
   input_grad_pass_of(b) {
+    this.begin_block(b.input_grad_s, b.layers_backward);
     this.now.activations -= at_(b.saved_bytes, this.n);
     this.update_peak_of(b, b.input_grad.peak + this.received_extra_bytes(b));
     this.now.activations += b.input_grad.growth;
@@ -204,6 +234,7 @@ class PeakTracker {
     let grown = 0, kept = 0;
     for (let k = this.s.range.end; k-- > this.s.range.begin;) {
       const b = this.block(k), pass = this.has_gradients ? b.weight_grad_accumulate : b.weight_grad;
+      this.begin_block(b.weight_grad_s);
       this.update_peak(grown + pass.peak);
       grown += pass.growth;
       kept += b.input_grad.growth;
@@ -215,6 +246,24 @@ class PeakTracker {
   incoming_gradient_bytes() { return this.s.has_loss ? 0 : at_(this.last_block().output_bytes, this.n); }
 }
 const peak_memory = (c, schedule) => new PeakTracker(c, schedule).run();
+// Begin and end of each action give samples {begin_s, items}.
+function on_clock(held, actions) {
+  const all = [];
+  let last = null;
+  for (const h of held) {
+    const [begin, end] = h.action < 0 ? [0, 0] : actions[h.action], now = h.action < 0 ? 0 : begin + h.part * (end - begin);
+    if (!last || now > all[all.length - 1].begin_s) all.push({ begin_s: now, items: h.items });
+    else if (last.between || total(h.items) > total(last.items)) all[all.length - 1].items = h.items;
+    else continue;
+    last = h;
+  }
+  return all;
+}
+// `kept` is {device, samples, peak}, empty at first; `peak` is the total of the device whose memory it has.
+function keep_memory_over_time(kept, device, peak, samples) {
+  if (kept.samples && total(peak) <= kept.peak) return;
+  Object.assign(kept, { device, samples, peak: total(peak) });
+}
 // Devices with as many samples hold as much.
 function memory_of_ranks(samples, memory) {
   const known = new Map();

@@ -1,6 +1,6 @@
 // predict.cpp
 // A plan is {splits_model, one_process, axes}, from the outermost axis to the innermost; an axis is {name, size, sum, zero, schedule,
-// keeps_whole}.
+// keeps_whole, layers, sequence}.
 function predictor_of(plan) {
   if (!plan) return null;
   const all = plan.axes;
@@ -14,6 +14,7 @@ function predictor_of(plan) {
   if (replicas) ++i;
   const shards = i < all.length && all[i].sum === 'units' && !all[i].schedule && !zero;
   if (shards) ++i;
+  if (i < all.length && all[i].layers && !plan.one_process) ++i;
   if (i < all.length) return null;
   return stages ? predict_stages : shards ? predict_sharded_models : predict_whole_models;
 }
@@ -33,16 +34,24 @@ function set_costs(axes, plan, link, setup) {
     inside *= axis.size;
   }
 }
+// Null if the profile was not measured for so many devices that divide the layers.
+function profile_on(axes, profile) {
+  const axis = axes.find(a => a.layers && a.size > 1);
+  if (!axis) return profile;
+  const divided = profile.divided.find(d => d.size === axis.size && d.sequence === axis.sequence);
+  return divided ? { ...profile, blocks: divided.blocks, loss: divided.loss, optimizer_state: divided.optimizer_state } : null;
+}
 
 // A prediction, or null for a plan without a predictor.
 function predict(plan, profile, link, setup) {
   const predictor = predictor_of(plan);
   if (!predictor) return null;
-  const axes = axes_on(plan, setup.devices);
+  const axes = axes_on(plan, setup.devices), divided = profile_on(axes, profile);
+  if (!divided) return null;
   set_costs(axes, plan, link, setup);
   const stages = plan.splits_model ? axes.find(a => a.schedule).size : 0;
   if (stages !== (setup.split || []).length && stages > 0) setup = { ...setup, split: balanced_split_of(profile, setup, stages) };
-  const p = predictor(new CostModel(profile, link, setup, axes, plan.one_process)), s = p.breakdown;
+  const c = new CostModel(divided, link, setup, axes, plan.one_process), p = with_layers(predictor(c), c), s = p.breakdown;
   return { devices: p.memory.length, bubble_s: 0, ...p, step_s: s.forward_s + s.backward_s + s.exposed_comm_s + s.update_s + s.idle_s };
 }
 function simulate_devices(plan, profile, link, setup, devices) {

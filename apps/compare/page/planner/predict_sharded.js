@@ -7,13 +7,18 @@ class ShardedStep {
     this.phases = [];
     this.collectives = [];
     this.units = [];
+    this.layer_waits = [];
+    const add_phase = (seconds, needs, waits, b, pass) => {
+      this.phases.push({ seconds, needs });
+      this.layer_waits.push({ waits, wait: waits > 0 ? layer_wait(c, b, pass === backward, pass.samples) : null });
+    }, block = k => c.profile.blocks[blocks.begin + k];
     if (forward) {
-      for (let k = 0; k < count; ++k) this.phases.push({ seconds: forward.blocks_s[k], needs: gathers ? this.post(blocks.begin + k, k - 1, true) : -1 });
-      this.phases.push({ seconds: forward.loss_s, needs: -1 });
+      for (let k = 0; k < count; ++k) add_phase(forward.blocks_s[k], gathers ? this.post(blocks.begin + k, k - 1, true) : -1, forward.layers_s[k], block(k), forward);
+      add_phase(forward.loss_s, -1, forward.loss_layers_s, c.profile.loss, forward);
     }
     this.forward_end = this.phases.length;
     if (!backward) return;
-    this.phases.push({ seconds: backward.loss_s, needs: -1 });
+    add_phase(backward.loss_s, -1, backward.loss_layers_s, c.profile.loss, backward);
     const gather_of = range(count).map(() => -1), phase_of = k => this.forward_end + count - k;
     const gather = (k, after, at_begin) => { if (gathers) gather_of[k] = this.post(blocks.begin + k, after, at_begin); };
     gather(count - 1, this.forward_end, false);
@@ -22,25 +27,28 @@ class ShardedStep {
       if (divides) this.add(blocks.begin + k, phase_of(k));
       if (k >= 2) gather(k - 2, phase_of(k - 1), true);
     }
-    for (let k = count; k-- > 0;) this.phases.push({ seconds: backward.blocks_s[k], needs: gather_of[k] });
+    for (let k = count; k-- > 0;) add_phase(backward.blocks_s[k], gather_of[k], backward.layers_s[k], block(k), backward);
   }
   post(block, after, at_begin) {
-    const axis = this.c.dividing_axis;
-    this.collectives.push({ seconds: this.c.gather_s(all_parameter_bytes(this.c.profile.blocks[block])), after, at_begin, queue: axis, follows: -1 });
-    this.units.push({ gathers: true, block, axis });
+    const axis = this.c.dividing_axis, bytes = all_parameter_bytes(this.c.profile.blocks[block]);
+    this.collectives.push({ seconds: this.c.gather_s(bytes), after, at_begin, queue: axis, follows: -1 });
+    this.units.push({ gathers: true, block, bytes, axis });
     return this.collectives.length - 1;
   }
   add(block, after) {
     let follows = -1;
     this.c.each_sum(all_parameter_bytes(this.c.profile.blocks[block]), (axis, bytes, divides) => {
       this.collectives.push({ seconds: this.c.reduce_s(axis, bytes, divides), after, at_begin: false, queue: axis, follows });
-      this.units.push({ gathers: false, block, axis });
+      this.units.push({ gathers: false, block, bytes, axis });
       follows = this.collectives.length - 1;
     });
   }
   communication(times) {
     const { profile, dividing_axis } = this.c;
-    return communication_of(times, this.phases, this.units.map(u => profile.blocks[u.block].name + (u.gathers ? ' all_gather' : u.axis === dividing_axis ? ' reduce_scatter' : ' all_reduce')));
+    const all = communication_of(times, this.phases, this.units.map(u => ({ name: profile.blocks[u.block].name + (u.gathers ? ' all_gather' : u.axis === dividing_axis ? ' reduce_scatter' : ' all_reduce'),
+      subject: { ...moved(this.c, u.axis, u.bytes), block: profile.blocks[u.block].name } })));
+    this.layer_waits.forEach(({ waits, wait }, i) => { if (waits > 0) all.push({ beside: false, ...wait, begin: times.phase_ended_s[i] - waits, end: times.phase_ended_s[i] }); });
+    return all;
   }
   divided_after(times, k) {
     const next = this.forward_end + 1 + this.blocks.end - k;
@@ -67,6 +75,8 @@ function predict_sharded_models(c) {
   add_span(timeline, 0, 'backward', 'backward', forward_end, end);
   add_communication(timeline, 0, 0, step.communication(times));
   add_span(timeline, 0, 'optimizer', 'update', end, end + b.update_s);
-  return { breakdown: b, timeline, rows: 1, axes: axes_of(c, times.exposed_s, sent_by_axis(c, all, 2).map(x => x * c.devices)),
-    memory: memory_of_ranks(samples, n => peak_memory(c, { range: all, samples: [n], actions: ONE_PASS, data: c.batch_bytes(n), optimizer_share: 1 / c.model_parts, sharded: c.model_parts, divided_after })) };
+  const held = [], kept = {};
+  const memory = memory_of_ranks(samples, (n, r) => peak_memory(c, { range: all, samples: [n], actions: ONE_PASS, data: c.batch_bytes(n), optimizer_share: 1 / c.model_parts, sharded: c.model_parts, divided_after, held: r === 0 ? held : null }));
+  keep_memory_over_time(kept, 0, memory[0], on_clock(held, [[0, forward_end], [forward_end, end]]));
+  return { breakdown: b, timeline, rows: 1, axes: axes_of(c, times.exposed_s, sent_by_axis(c, all, 2).map(x => x * c.devices)), memory, memory_over_time: kept };
 }

@@ -4,16 +4,20 @@ function stages_of(c) {
   let begin = 0;
   return c.setup.split.map(count => ({ begin, end: begin += count }));
 }
-function memory_of_stages(c, stages, samples, actions, is_pipeline, zero_bubble) {
+// `times` has the actions of the first replica of each stage. Returns the members of a prediction.
+function memory_of_stages(c, stages, samples, actions, times, is_pipeline, zero_bubble) {
   const shards = c.model_parts, divided_after = range(c.count).map(() => 1), headers = is_pipeline && !c.one_process && stages.length > 1 ? 3 * 2408 : 0;  // sizeof(MessageHeader)
-  return stages.flatMap((stage, s) => samples.map(own => {
-    const first = s === 0, last = s + 1 === stages.length;
+  const kept = {}, memory = stages.flatMap((stage, s) => samples.map((own, replica) => {
+    const held = replica === 0 ? [] : null, first = s === 0, last = s + 1 === stages.length;
     let all = 0;
     for (const n of own) all += n;
-    return with_update(c, stage, peak_memory(c, { range: stage, samples: own, actions: actions(own.length)[s], data: (first ? c.profile.input_sample_bytes * all : 0) + (last ? c.profile.target_sample_bytes * all : 0) + headers,
+    const peak = with_update(c, stage, peak_memory(c, { range: stage, samples: own, actions: actions(own.length)[s], data: (first ? c.profile.input_sample_bytes * all : 0) + (last ? c.profile.target_sample_bytes * all : 0) + headers,
       has_loss: last, keeps_input: !first, is_stage: is_pipeline, has_buckets: c.adds_in_buckets, zero_bubble, optimizer_share: 1 / c.optimizer_parts, sharded: shards,
-      keeps_whole: shards > 1 && c.axes[c.dividing_axis].keeps_whole, divided_after, divided_buckets: c.divided_buckets }));
+      keeps_whole: shards > 1 && c.axes[c.dividing_axis].keeps_whole, divided_after, divided_buckets: c.divided_buckets, held }), held);
+    if (held) keep_memory_over_time(kept, s * samples.length, peak, on_clock(held, times[s]));
+    return peak;
   }));
+  return { memory, memory_over_time: kept };
 }
 const breakdown_over = (stages, forward, backward, exposed, update, step) => ({ forward_s: forward / stages, backward_s: backward / stages, exposed_comm_s: exposed / stages, update_s: update / stages,
   idle_s: step - (forward + backward + exposed + update) / stages });
@@ -69,21 +73,26 @@ function predict_one_stage_at_a_time(c) {
   const breakdown = breakdown_over(c.devices, forward, backward, copies, slowdown * c.update(c.all_blocks), forward + backward + copies + longest);
   const timeline = [], copy_s = s => time(c.link.copy, c.input_bytes(stages[s].begin, n));
   let now = 0;
-  const next = (s, activity, name, seconds) => {
-    add_span(timeline, s, activity, name, now, now + seconds);
+  const input = s => moved(c, 0, c.input_bytes(stages[s].begin, n));
+  const next = (s, activity, name, seconds, subject) => {
+    add_span(timeline, s, activity, name, now, now + seconds, subject);
     now += seconds;
   };
+  const times = stages.map(() => []), computes = (s, activity, name, seconds) => {
+    times[s].push([now, now + seconds]);
+    next(s, activity, name, seconds);
+  };
   for (let s = 0; s < stages.length; ++s) {
-    if (s > 0) next(s, 'communication', 'copy of the activations', copy_s(s));
-    next(s, 'forward', 'forward', c.forward(stages[s], n) + (s + 1 === stages.length ? at_(c.profile.loss.forward_s, n) : 0));
+    if (s > 0) next(s, 'communication', 'copy of the activations', copy_s(s), input(s));
+    computes(s, 'forward', 'forward', c.forward(stages[s], n) + (s + 1 === stages.length ? at_(c.profile.loss.forward_s, n) : 0));
   }
   for (let s = stages.length; s-- > 0;) {
     const last = s + 1 === stages.length;
-    if (!last) next(s, 'communication', 'copy of the gradients', copy_s(s + 1));
-    next(s, 'backward', 'backward', c.backward(stages[s], n) + (last ? at_(c.profile.loss.backward_s, n) : 0));
+    if (!last) next(s, 'communication', 'copy of the gradients', copy_s(s + 1), input(s + 1));
+    computes(s, 'backward', 'backward', c.backward(stages[s], n) + (last ? at_(c.profile.loss.backward_s, n) : 0));
   }
   stages.forEach((stage, s) => add_span(timeline, s, 'optimizer', 'update', now, now + slowdown * c.update(stage)));
-  return { breakdown, timeline, rows: stages.length, axes: axes_of(c, [breakdown.exposed_comm_s], [sent]), memory: memory_of_stages(c, stages, [[n]], () => stages.map(() => ONE_PASS), false, false) };
+  return { breakdown, timeline, rows: stages.length, axes: axes_of(c, [breakdown.exposed_comm_s], [sent]), ...memory_of_stages(c, stages, [[n]], () => stages.map(() => ONE_PASS), times, false, false) };
 }
 
 class StageTimes {
@@ -100,12 +109,13 @@ class StageTimes {
     this.communication = [];
     this.stages.forEach((_, s) => {
       const contended = (seconds, factor) => seconds * (1 + (factor - 1) * concurrency[s]), u = this.uncontended[s], by = this.contention[s];
-      const cost = { forward: contended(u.forward, by.forward), backward: contended(u.backward, by.backward), weights: contended(u.weights, by.weights) };
+      const layers = this.layers_of(s), cost = { forward: contended(u.forward, by.forward) + layers.forward, backward: contended(u.backward, by.backward) + layers.backward, weights: contended(u.weights, by.weights) + layers.weights };
       this.costs.push(cost);
       this.extra.push(this.actions[s].map(() => 0));
       this.communication.push(this.actions[s].map(() => []));
       this.forward_s += this.m * cost.forward;
       this.backward_s += this.m * (cost.backward + cost.weights);
+      this.add_layer_waits(s, cost);
       this.add_collectives(s, cost);
     });
   }
@@ -122,10 +132,23 @@ class StageTimes {
     const of_ranks = c.collectives.contention;
     return { forward: of_ranks.forward, backward: of_ranks.backward, weights: of_ranks.backward };
   }
+  layers_of(s) {
+    const waits = times => layers_sum(times(this.c, this.stages[s], this.n, this.stages[s].end === this.c.count, 1)), forward = waits(forward_times), backward = waits(backward_times);
+    return this.zero_bubble && s === 0 ? { forward, backward: 0, weights: backward } : { forward, backward, weights: 0 };
+  }
+  add_layer_waits(s, cost) {
+    if (this.c.layers_size === 1) return;
+    const stage = this.stages[s], has_loss = stage.end === this.c.count, all_in_weights = this.zero_bubble && s === 0;
+    const waits = (times, seconds, backward) => layer_waits(this.c, stage, scaled_to(times(this.c, stage, this.n, has_loss, 1), seconds), backward, 0);
+    this.actions[s].forEach(([kind], i) => {
+      if (kind === 'F') this.communication[s][i] = waits(forward_times, cost.forward, false);
+      else if ((kind === 'W') === all_in_weights) this.communication[s][i] = waits(backward_times, all_in_weights ? cost.weights : cost.backward, true);
+    });
+  }
   last_backward(s) {
     const stage = this.stages[s], times = backward_times(this.c, stage, this.n, stage.end === this.c.count, 1);
     if (!this.zero_bubble || stage.begin === 0) return times;
-    return { blocks_s: this.c.profile.blocks.slice(stage.begin, stage.end).map(b => this.m > 1 ? b.weight_grad_accumulate_s : b.weight_grad_s), loss_s: 0 };
+    return { ...no_times(stage), blocks_s: this.c.profile.blocks.slice(stage.begin, stage.end).map(b => this.m > 1 ? b.weight_grad_accumulate_s : b.weight_grad_s) };
   }
   add(pass, computing_s, sum_s, s, i) {
     this[sum_s] += pass.computing_s - computing_s;
@@ -151,12 +174,12 @@ class StageTimes {
 }
 
 const KIND_NAMES = { F: 'forward', B: 'backward', W: 'weights' };
-function add_stage(timeline, row, actions, receive, communication) {
+function add_stage(timeline, row, actions, receive, input, gradient, communication) {
   actions.forEach((t, i) => {
     const forward = t.kind === 'F';
     add_span(timeline, row, forward ? 'forward' : 'backward', KIND_NAMES[t.kind] + ' ' + t.m, t.begin, t.end);
     const received = forward ? receive.forward : t.kind === 'W' ? 0 : receive.backward;
-    add_span(timeline, row, 'communication', forward ? 'copy of the activations' : 'copy of the gradients', t.begin, t.begin + received);
+    add_span(timeline, row, 'communication', forward ? 'copy of the activations' : 'copy of the gradients', t.begin, t.begin + received, forward ? input : gradient);
     add_communication(timeline, row, t.begin, communication[i]);
   });
 }
@@ -176,7 +199,7 @@ function predict_pipeline(c, schedule) {
       receive[s] = { forward: input, backward: gradient };
     }
   });
-  const beside = replicas.length;
+  const beside = replicas.length * c.layers_size;
   let concurrency = stages.map(() => 1), simulation, costs;
   for (let iteration = 0; iteration < 8; ++iteration) {
     times.set(concurrency);
@@ -187,21 +210,23 @@ function predict_pipeline(c, schedule) {
   }
   const slowdown = c.devices === 1 ? 1 : c.one_process ? c.profile.contention.update : c.collectives.contention.update, bytes = c.axes.map(() => 0);
   const gathers = c.model_parts > 1 && !c.axes[c.dividing_axis].keeps_whole ? 2 * m : 1;
-  const timeline = [];
+  const timeline = [], clock = stages.map(() => []);
   let update = 0, longest = 0, end = 0;
   stages.forEach((stage, s) => {
     const own = update_cost(c, stage, slowdown), done = simulation.devices[s];
     update += own.computing_s;
     longest = Math.max(longest, own.computing_s);
     end = Math.max(end, done[done.length - 1].end + own.computing_s + sum(own.exposed_s));
-    add_stage(timeline, s, done, receive[s], times.communication[s]);
-    add_pass(timeline, s, 'optimizer', 'update', c.one_process ? simulation.total + c.profile.dispatch_s : done[done.length - 1].end, own);
+    add_stage(timeline, s, done, receive[s], moved(c, axis, c.input_bytes(stage.begin, n)), moved(c, axis, c.input_bytes(stage.end, n)), times.communication[s]);
+    for (const t of done) clock[s].push([t.begin, t.end]);
+    const update_begins = c.one_process ? simulation.total + c.profile.dispatch_s : done[done.length - 1].end;
+    clock[s].push([update_begins, add_pass(timeline, s, 'optimizer', 'update', update_begins, own)]);
     sent_by_axis(c, stage, gathers).forEach((x, i) => {
       times.exposed_s[i] += own.exposed_s[i];
       bytes[i] += beside * x;
     });
   });
-  bytes[axis] += sent;
+  bytes[axis] += c.layers_size * sent;
   if (c.one_process) end = simulation.total + c.profile.dispatch_s + longest;
   let exposed = copies;
   for (const s of times.exposed_s) exposed += s;
@@ -210,7 +235,7 @@ function predict_pipeline(c, schedule) {
   times.exposed_s[axis] += copies + count * messages;
   exposed += count * messages;
   const breakdown = breakdown_over(count, times.forward_s, times.backward_s, exposed, update, end);
-  return { breakdown, timeline, rows: count, bubble_s: breakdown.idle_s, axes: axes_of(c, times.exposed_s.map(s => s / count), bytes), memory: memory_of_stages(c, stages, samples, own => schedule_actions(schedule, count, own), true, zero_bubble) };
+  return { breakdown, timeline, rows: count, bubble_s: breakdown.idle_s, axes: axes_of(c, times.exposed_s.map(s => s / count), bytes), ...memory_of_stages(c, stages, samples, own => schedule_actions(schedule, count, own), clock, true, zero_bubble) };
 }
 
 function predict_stages(c) {
