@@ -14,6 +14,7 @@ Region Region::whole(const Shape& sizes) {
 }
 
 Region Region::part(int dim, int rank, int ranks, std::int64_t unit) const {
+  check(unit > 0, "[Region] a part has units of ", unit, " elements; use 1 or more");
   const std::int64_t size = sizes[dim], each = (size / unit + ranks - 1) / ranks * unit,
                      begin = std::min(each * rank, size);
   Region part = *this;
@@ -98,7 +99,9 @@ Layout::Layout(Shape whole_sizes, std::vector<Cut> cuts, std::size_t full_cuts)
       full_cuts_(std::min(full_cuts, cuts_.size())) {
   bool divides_rows = false;
   for (const Cut& cut : cuts_) {
-    check(cut.blocks == 1 || (cut.dim == 0 && !divides_rows && cut.blocks > 0 && !whole_sizes_.empty() &&
+    check(cut.unit > 0, "[Layout] a cut has units of ", cut.unit, " elements; use 1 or more");
+    check(cut.blocks > 0, "[Layout] a cut has ", cut.blocks, " blocks; use 1 or more");
+    check(cut.blocks == 1 || (cut.dim == 0 && !divides_rows && !whole_sizes_.empty() &&
                               whole_sizes_[0] % (cut.blocks * cut.unit) == 0),
           "[Layout] a parameter of shape ", whole_sizes_, " cannot be divided into parts of ", cut.blocks,
           " blocks along dimension ", cut.dim, " in units of ", cut.unit,

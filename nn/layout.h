@@ -20,7 +20,8 @@ struct Region {
   /// All of a tensor of this shape.
   static Region whole(const Shape& sizes);
   /// What rank `rank` of `ranks` gets if they divide dimension `dim` of this box: ceil(units / ranks)
-  /// consecutive units of `unit` elements each. The last ranks get fewer, or none.
+  /// consecutive units of `unit` elements each. The last ranks get fewer, or none. Throws ValueError if
+  /// `unit` is below 1.
   Region part(int dim, int rank, int ranks, std::int64_t unit = 1) const;
   /// The view of this box of a tensor that has all elements.
   Tensor of(const Tensor& tensor) const;
@@ -77,7 +78,7 @@ class Layout {
  public:
   /// `cuts` apply in their order: cuts that stay while the parameter is used (tensor parallelism) come first,
   /// and those that the full tensor undoes (fully_shard) last. stored[r] is what replica r stores. Throws
-  /// ValueError if its shape is not that of boxes(r).
+  /// ValueError if its shape is not that of boxes(r), or if a cut does not fit the shape.
   Layout(Shape whole_sizes, std::vector<Cut> cuts, std::vector<Tensor> stored);
   virtual ~Layout();
   Layout(const Layout&) = delete;

@@ -193,8 +193,8 @@ std::string why_not_divided(const Workload& w, int ranks, bool sequence) {
     return "the axis tensor divides no convolutions, and " + w.model + " has them; choose mlp or gpt";
   if (sequence && reads_images(w)) return w.model + " has no sequence to divide; leave out sequence=1";
   if (!reads_images(w) && w.heads % ranks != 0)
-    return concat(
-        {"gpt has ", w.heads, " heads, which ", ranks, " ranks cannot divide; choose other --heads"});
+    return concat({"gpt has ", w.heads, " heads, of which ", ranks,
+                   " ranks would have unequal numbers; choose --heads that is a multiple of ", ranks});
   return "";
 }
 

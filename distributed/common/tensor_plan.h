@@ -15,8 +15,7 @@ enum class TensorStyle : std::uint8_t {
   /// The same, and the parts are gathered: the result is whole.
   gathered_column,
   /// nn::Linear behind a column layer: each rank has some of the inputs, takes its part of the last
-  /// dimension,
-  /// and computes a part of each sum. The results are added, and then the bias.
+  /// dimension, and computes a part of each sum. The results are added, and then the bias.
   row,
   /// nn::Embedding: each rank has some of the words (rows). The results are added.
   vocabulary,
@@ -24,22 +23,19 @@ enum class TensorStyle : std::uint8_t {
   embedding_column,
   /// A module that contains column layers, such as an attention: its inputs enter the divided region once for
   /// all of them. Without it, each column layer converts its own input. Modules inside it that have
-  /// parameters
-  /// need a style. Each rank draws random numbers of its own inside, as its heads are other ones.
+  /// parameters need a style. Each rank draws random numbers of its own inside, as its heads are other ones.
   input,
   /// nn::MultiheadAttention: as `input`, and each rank has some of the heads, and their rows of the input
   /// projection. The output projection needs a rule for `row` with the features of a head as its unit.
   attention,
   /// A module without parameters inside a divided region, but in no module of style `input`, such as a
-  /// dropout
-  /// between a column and a row layer: it draws random numbers of each rank.
+  /// dropout between a column and a row layer: it draws random numbers of each rank.
   inside,
   /// A module on the residual stream, such as a norm or a dropout. Each rank has all of its parameters. A
   /// module without parameters draws the random numbers that all ranks draw, unless they divide the stream.
   residual,
   /// A module whose result enters the residual stream, such as an embedding of positions. Each rank has all
-  /// of
-  /// its parameters, and computes the whole result.
+  /// of its parameters, and computes the whole result.
   enter,
   /// nn::LanguageModel: its head, whose weight is divided by words. No rank computes a loss from all logits.
   head,

@@ -4,19 +4,24 @@
 #include <string>
 #include <utility>
 
+#include "tapestry/autograd/internal/autocast.h"
 #include "tapestry/autograd/ops/attention.h"
 #include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/context.h"
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/context/attention.h"
+#include "tapestry/distributed/context/internal/checks.h"
 #include "tapestry/distributed/placement/convert.h"
 #include "tapestry/nn/layers/conv.h"
 #include "tapestry/nn/layers/embedding.h"
+#include "tapestry/nn/layers/fold.h"
 #include "tapestry/nn/layers/norm.h"
 #include "tapestry/nn/layers/pool.h"
 #include "tapestry/nn/layers/recurrent.h"
+#include "tapestry/nn/layers/shape.h"
 #include "tapestry/nn/layers/transformer.h"
+#include "tapestry/nn/layers/upsample.h"
 
 namespace tapestry::distributed {
 
@@ -60,6 +65,9 @@ class DividedAttention final : public nn::DividedSequence {
   }
 
   Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Call& how) const override {
+    // Autocast decides how many bytes an element has, so it casts before they are counted.
+    if (const autograd::Autocast cast(kCastLike, q, k, v); cast)
+      return attention(cast(q), cast(k), cast(v), how);
     check(how.dropout_p == 0, "[", kContextParallel, "] an attention drops weights with the probability ",
           how.dropout_p,
           ", and an attention over ranks drops none; set its dropout to 0 (GPT-2 calls it attn_pdrop)");
@@ -68,8 +76,13 @@ class DividedAttention final : public nn::DividedSequence {
     if (q.dim() == 4 && q.size(0) == 0)  // a micro-batch without samples, on all ranks of the axis
       return scaled_dot_product_attention(q, k, v, {.enable_gqa = q.size(1) != k.size(1)});
     const auto [forward, backward] = elements_sent(form, {q.size(1), k.size(1)}, axis.size());
-    bytes_sent += static_cast<double>(q.size(0) * q.size(2) * q.size(3)) *
-                  static_cast<double>(q.element_size()) * (forward + (grad_enabled() ? backward : 0));
+    const double size = static_cast<double>(q.element_size());
+    double bytes = forward * size;
+    if (grad_enabled()) bytes += backward * size;
+    // A ring sends the gradients of keys and values in f32 at least.
+    if (grad_enabled() && form == ContextAttention::ring)
+      bytes += static_cast<double>(axis.size() * 2 * k.size(1)) * std::max(4 - size, 0.0);
+    bytes_sent += static_cast<double>(q.size(0) * q.size(2) * q.size(3)) * bytes;
     switch (form) {
       case ContextAttention::ring:
         return ring_attention(q, k, v, axis, options);
@@ -102,7 +115,8 @@ std::string why_not_divided(const nn::Module& m) {
     return "is recurrent: each position needs the state of the one before, which another rank computes; use "
            "attention, or divide samples (replicate, shard)";
   if (is_any<nn::Conv<1>, nn::Conv<2>, nn::Conv<3>, nn::ConvTranspose<1>, nn::ConvTranspose<2>,
-             nn::ConvTranspose<3>, nn::PoolLayer>(m))
+             nn::ConvTranspose<3>, nn::PoolLayer, nn::PadLayer, nn::Upsample, nn::Unfold, nn::Fold,
+             nn::PixelShuffle, nn::PixelUnshuffle>(m))
     return "mixes neighbours, of which another rank has some; divide samples (replicate, shard)";
   if (sums_own_rows<1>(m) || sums_own_rows<2>(m) || sums_own_rows<3>(m))
     return "has statistics of one rank's positions; call convert_sync_batchnorm(model, "
@@ -114,6 +128,29 @@ std::string why_not_divided(const nn::Module& m) {
   if (is_any<nn::TransformerDecoderLayer>(m))
     return "has cross-attention, which cannot be divided; divide samples (replicate, shard)";
   return {};
+}
+
+// True if ranks divide a parameter, rather than copy it or hold it for their stage.
+bool has_divided_parameters(const nn::Module& m) {
+  for (const nn::Parameter& p : m.parameters())
+    if (p.layout())
+      for (const nn::Cut& cut : p.layout()->cuts())
+        if (cut.dim >= 0) return true;
+  return false;
+}
+
+// The different numbers of heads that ranks have if `ranks` of them divide an attention with these heads.
+// Each has ceil(keys / ranks) heads of keys with their queries, and the last one has the rest. Ranks that are
+// more than the heads of keys share them.
+std::vector<nn::SequenceModule::Heads> heads_of_ranks(const nn::SequenceModule::Heads& whole, int ranks) {
+  if (whole.queries == 0) return {};
+  if (whole.keys < ranks) return {{std::max<std::int64_t>(whole.queries / ranks, 1), 1, whole.always_causal}};
+  const std::int64_t each = (whole.keys + ranks - 1) / ranks, last = whole.keys - each * (ranks - 1);
+  std::vector<nn::SequenceModule::Heads> all;
+  for (const std::int64_t keys : {each, last})
+    if (keys > 0 && (all.empty() || keys != each))
+      all.push_back({whole.queries / whole.keys * keys, keys, whole.always_causal});
+  return all;
 }
 
 }  // namespace
@@ -159,6 +196,7 @@ Tensor ContextParallel::own_part(const Tensor& whole, std::int64_t dim) const {
   detail::check_defined(kContextParallel, whole);
   const int d = wrap_dim(kContextParallel, dim, whole.dim());
   const std::int64_t length = whole.size(d), ranks = attention_->axis.size();
+  if (ranks == 1) return whole;
   const std::int64_t chunks = order() == SequenceOrder::zigzag ? 2 * ranks : ranks;
   check(length % chunks == 0, "[", kContextParallel, "] ", ranks, " ranks cannot divide a sequence of ",
         length, " positions into ", chunks, " equal chunks, which attention ", name_of(attention()),
@@ -184,14 +222,12 @@ ContextParallel context_parallel(nn::Module& module, const Axis& axis,
     check(!layer->divided_sequence, "[", kContextParallel, "] ", place,
           " is divided already; call it once for a model");
     layers.push_back(layer);
-    if (nn::SequenceModule::Heads own = layer->heads(); own.queries > 0) {
-      // Ranks that are more than the heads of keys share them.
-      own.queries = std::max<std::int64_t>(own.queries / options.head_ranks, 1);
-      own.keys = std::max<std::int64_t>(own.keys / options.head_ranks, 1);
+    const int head_ranks = has_divided_parameters(*m) ? options.head_ranks : 1;
+    for (const nn::SequenceModule::Heads& own : heads_of_ranks(layer->heads(), head_ranks)) {
       check(options.attention != ContextAttention::all_to_all || own.keys % axis.size() == 0, "[",
             kContextParallel, "] ", place, " has ", own.keys, " heads of keys and values",
-            options.head_ranks > 1 ? " on each rank of the axis that divides heads" : "", ", which ",
-            axis.size(), " ranks cannot divide; choose attention ring or gathered");
+            head_ranks > 1 ? " on a rank of the axis that divides heads" : "", ", which ", axis.size(),
+            " ranks cannot divide; choose attention ring or gathered");
       heads.push_back(own);
     }
   }

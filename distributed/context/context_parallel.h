@@ -33,7 +33,8 @@ ContextAttention context_attention_of(std::string_view name);
 
 struct ContextParallelOptions {
   ContextAttention attention = ContextAttention::automatic;
-  /// The ranks that divide the heads of each attention, beside this axis: the size of a tensor axis.
+  /// The ranks that divide the heads of attentions, beside this axis: the size of a tensor axis, if
+  /// tensor_parallel() was called before. An attention whose parameters it left whole has all heads.
   int head_ranks = 1;
   /// Calls may have documents (TokenContext::documents). Then `automatic` leaves out the ring, which has no
   /// masks of them.
@@ -66,15 +67,20 @@ class ContextParallel {
 /// self-attention attend to the rows of all ranks: LlamaAttention, Gpt2Attention, OlmoeAttention, and
 /// MultiheadAttention without masks. Layers that know positions, such as rotary embeddings, compute with
 /// those of this rank's rows. A position that a model of your own computes must come with the batch.
-/// MixtureOfExperts balances the tokens of each rank, as it does where ranks read different samples.
+///
+/// All other code sees the rows of this rank alone. A model that sums, shifts or attends along the sequence
+/// outside of these layers, such as by `x.mean(1)`, computes wrong values without an error, and so does a
+/// loss that shifts the logits itself: shift the targets before own_part() divides them. MixtureOfExperts
+/// balances the tokens of each rank, as it does where ranks read different samples.
 ///
 /// A call with a cache computes whole sequences on each rank and communicates nothing, so that models can
 /// generate text. All other calls are collective over the axis.
 ///
 /// Throws ValueError, on every rank, for a module without self-attention, and for layers that would mix the
-/// rows of one rank as if they were the whole sequence: recurrent layers, convolutions, pools, BatchNorm
-/// (SyncBatchNorm is right), GroupNorm, InstanceNorm, EmbeddingBag, and decoder layers with cross-attention.
-/// The call of an attention with dropout throws ValueError too.
+/// rows of one rank as if they were the whole sequence: recurrent layers, convolutions, pools, pads,
+/// Upsample, Unfold, Fold, PixelShuffle, PixelUnshuffle, BatchNorm (SyncBatchNorm is right), GroupNorm,
+/// InstanceNorm, EmbeddingBag, and decoder layers with cross-attention. The call of an attention with dropout
+/// throws ValueError too.
 ContextParallel context_parallel(nn::Module& module, const Axis& axis,
                                  const ContextParallelOptions& options = {});
 

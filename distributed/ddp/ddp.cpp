@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <functional>
+#include <unordered_map>
 
 #include "tapestry/distributed/common/internal/join_scope.h"
 #include "tapestry/distributed/common/internal/rank_drift.h"
@@ -36,7 +37,7 @@ struct DdpBase::State {
   nn::Module& model;
   std::shared_ptr<ProcessGroup> group;
   bool broadcast_buffers, sums;
-  std::vector<nn::Parameter> ignored;
+  std::unordered_map<const void*, nn::Parameter> ignored;  // by TensorSlot::id(), unique while a slot exists
   NamedTensors parameters;  // the parameters of the model when it was wrapped, but the ignored ones
   std::vector<bool> trained;
   std::unique_ptr<Reducer> reducer;
@@ -54,8 +55,7 @@ struct DdpBase::State {
   nn::NamedSlots own_parameters() const {
     nn::NamedSlots own;
     for (const auto& [name, slot] : model.named_parameters())
-      if (std::none_of(ignored.begin(), ignored.end(), [&](const auto& p) { return p.is_same(slot); }))
-        own.emplace_back(name, slot);
+      if (!ignored.contains(slot.id())) own.emplace_back(name, slot);
     return own;
   }
 
@@ -98,13 +98,14 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
                          options.process_group,
                          options.broadcast_buffers,
                          options.reduce == ReduceOp::sum,
-                         options.ignored_parameters,
+                         {},
                          {},
                          {},
                          nullptr,
                          nullptr,
                          nullptr,
                          -1});
+  for (const nn::Parameter& p : options.ignored_parameters) state_->ignored.emplace(p.id(), p);
   NamedTensors& all = state_->parameters;
   NamedTensors trained;
   std::string parts;

@@ -29,6 +29,7 @@ class ReplicateOverRanks final : public StrategyLayer {
   // running statistics of no earlier part.
   void before_forward(const Part& part) override {
     if (part.index > 0) return;
+    if (!copies_[0].ddp && model().is_training()) sync_buffers();  // no wrapper does it
     for (Copies& c : copies_)
       if (c.ddp) {
         c.ddp->before_forward();

@@ -86,6 +86,7 @@ ExpertCounts exchange_counts(const Axis& axis, const Tensor& counts) {
   ExpertCounts result;
   result.experts = all.part(0, axis.coordinate(), n).sizes[0];
   const Tensor own = counts.detach().contiguous();
+  tapestry::detail::check_host_reads("expert_parallel", own);
   const Tensor got = empty({n * result.experts}, {DType::i64, own.device()});
   std::vector<std::int64_t> parts;
   for (int r = 0; r < n; ++r) parts.push_back(all.part(0, r, n).sizes[0]);
@@ -93,7 +94,6 @@ ExpertCounts exchange_counts(const Axis& axis, const Tensor& counts) {
       ->all_to_all(row_parts(got, std::vector<std::int64_t>(size, result.experts)), row_parts(own, parts),
                    "expert_parallel: counts")
       .wait();
-  tapestry::detail::check_host_reads("expert_parallel", got);
   const std::vector<std::int64_t> host = cat({own, got}, 0).to_vector<std::int64_t>();  // one wait
   auto at = host.begin();
   for (const std::int64_t part : parts) {

@@ -16,6 +16,7 @@
 #include "tapestry/distributed/expert/internal/exchange.h"
 #include "tapestry/nn/internal/stored.h"
 #include "tapestry/nn/layers/moe.h"
+#include "tapestry/nn/materialize.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -120,11 +121,14 @@ ExpertParallel expert_parallel(nn::Module& module, const Axis& axis, const Exper
                    wrong.empty() ? describe_experts(module) : "error: " + wrong + "\n");
   check(wrong.empty(), "[", kExpertParallel, "] ", wrong);
   auto sent = std::make_shared<Sent>();
-  if (axis.size() == 1) return ExpertParallel(std::move(sent));
-
   const Context& context = current_context();
   const Device device =
       options.device.value_or(context.device.is_meta() ? context.real_device : context.device);
+  if (axis.size() == 1) {
+    nn::materialize(module, device);
+    return ExpertParallel(std::move(sent));
+  }
+
   std::vector<nn::Parameter> divided;
   for (const auto& [path, moe] : mixtures_of(module)) {
     divided.push_back(moe->experts.gate_up_proj);

@@ -3,8 +3,19 @@
 // other samples, and sends each token to the ranks that have its experts.
 //
 //   distributed::Mesh mesh(world, {{"replicate", 2}, {"expert", 4}});
-//   nn::Olmoe model(config);                                     // may be on the meta device
+//   nn::MixtureOfExperts model(options);                         // may be on the meta device
 //   distributed::expert_parallel(model, mesh["expert"]);
+//   // Gradients of experts are added over their copies, and those of other parameters over all ranks.
+//   const auto experts = model.experts.parameters();
+//   const auto others = model.gate.parameters();                 // and of all other modules of a model
+//   DistributedDataParallel<nn::MixtureOfExperts> copies(
+//       model, {.process_group = mesh["replicate"].group(), .reduce = ReduceOp::sum,
+//               .ignored_parameters = others});
+//   DistributedDataParallel<nn::MixtureOfExperts> all(
+//       model, {.process_group = world, .reduce = ReduceOp::sum, .ignored_parameters = experts});
+//   (loss_of(all(x)) / samples_of_all_ranks).backward();         // loss_of: a sum over this rank's samples
+//
+// The axis `expert` of a Strategy does the same for any model.
 //
 // Sources: Lepikhin et al., "GShard: scaling giant models with conditional computation and automatic
 // sharding", 2020; without dropped tokens and with unequal parts, Gale et al., "MegaBlocks", 2022.

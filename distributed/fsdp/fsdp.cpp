@@ -69,8 +69,7 @@ bool is_inside(const nn::Module& module, const nn::Module* outer) {
   return std::find(all.begin(), all.end(), &module) != all.end();
 }
 
-// True if ranks of other axes divide all parameters of the unit, which may then have fewer copies than
-// others.
+// True if ranks of other axes divide all parameters of the unit.
 bool is_divided_before(const ShardedUnit& unit) {
   return std::all_of(unit.members().begin(), unit.members().end(), [](const ShardedUnit::Member& m) {
     const nn::Layout& layout = *m.slot.layout();
@@ -132,10 +131,15 @@ std::string problem(const nn::Module& module, const FsdpOptions& options, const 
     if (u->groups() != groups)
       return concat(
           {u->label(), " was sharded over another process group; use the same group for the whole model"});
-    if (u->options.replicate_group != options.replicate_group && !is_divided_before(*u))
+    if (u->options.replicate_group == options.replicate_group) continue;
+    if (!u->options.own_replicate_group)
       return concat({u->label(),
-                     " was sharded with another replicate_group; use the same one for all parameters "
-                     "that no other axis divides"});
+                     " was sharded with another replicate_group; use the same one for the whole model, or "
+                     "set own_replicate_group for experts that another axis divides"});
+    if (!is_divided_before(*u))
+      return concat({u->label(),
+                     " has own_replicate_group and parameters that no other axis divides; make units of "
+                     "those that one divides, and use the same replicate_group for the others"});
   }
   return {};
 }
@@ -146,7 +150,8 @@ std::string describe(const nn::Module& module, const FsdpOptions& options, const
       concat({"module ", module.path().empty() ? module.type_name() : module.path(), "\nmax_full_units ",
               options.max_full_units, "\nreshard_after_forward ",
               options.reshard_after_forward ? (*options.reshard_after_forward ? "true" : "false") : "default",
-              "\nreduce ", options.reduce == ReduceOp::sum ? "sum" : "mean", "\n"});
+              "\nreduce ", options.reduce == ReduceOp::sum ? "sum" : "mean", "\nown_replicate_group ",
+              options.own_replicate_group ? "true" : "false", "\n"});
   const auto dtype = [](const std::optional<DType>& t) { return t ? dtype_name(*t) : "default"; };
   const MixedPrecisionPolicy& mixed = options.mixed_precision;
   text += concat({"mixed_precision param_dtype ", dtype(mixed.param_dtype), " reduce_dtype ",

@@ -53,9 +53,12 @@ struct FsdpOptions {
   /// while backward goes on. So 1/group->size() of the bytes travels between copies, which are usually on
   /// different hosts. The two groups are a row and a column of a grid: mesh["shard"].group() and
   /// mesh["replicate"].group(). Null, or a group of one rank: there is one copy. All ranks pass it, or none.
-  /// A unit of parameters that another axis divides may have another replicate_group than the other units:
-  /// experts (expert_parallel()) have fewer copies than other parameters.
+  /// All units have the same one, but see own_replicate_group.
   std::shared_ptr<ProcessGroup> replicate_group = {};
+  /// The unit may have another replicate_group than the units around it, or none: another axis divides all of
+  /// its parameters, which have fewer copies than other parameters. Experts are such parameters
+  /// (expert_parallel()).
+  bool own_replicate_group = false;
   /// If true, the unit frees its full parameters after forward, and gathers them again for backward. If
   /// false, it keeps them until its backward: more memory, one gather less. If nullopt, false for the model
   /// itself, whose parameters backward needs at once, and true for the units inside it.

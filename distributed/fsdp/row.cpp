@@ -29,7 +29,8 @@ class ShardOverRanks final : public StrategyLayer {
                         .offload = offloads(context().spec),
                         .reduce = ReduceOp::sum};
     shard_parts(local, options);
-    for (nn::Module* const unit : local.units) fully_shard(*unit, options);
+    for (nn::Module* const unit : local.units)
+      if (!has_parts(unit->path())) fully_shard(*unit, options);
     if (!is_pipeline()) {
       sharded_.push_back(fully_shard(model, options));
       return;
@@ -114,6 +115,7 @@ class ShardOverRanks final : public StrategyLayer {
     if (context().dividing.empty()) return;
     FsdpOptions own = options;
     own.replicate_group = context().copies_of_parts ? context().copies_of_parts->group() : nullptr;
+    own.own_replicate_group = true;
     for (nn::Module* const root : local.roots)
       for (const auto& [path, module] : root->named_modules()) {
         const nn::NamedSlots own_slots = own_parameters(*module);

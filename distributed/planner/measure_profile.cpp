@@ -501,9 +501,10 @@ void measure_traffic(MeasuredBlocks& blocks, ProfiledModel& model, const std::ve
         if (all.count > 0) all.bytes = Curve(std::move(points));
         return all;
       };
-      (pass == 0 ? b.layers_forward : b.layers_backward) = {messages(2, {Kind::all_reduce}),
-                                                            messages(1, {Kind::all_gather, Kind::all_to_all}),
-                                                            messages(1, {Kind::reduce_scatter})};
+      LayerCollectives& own = pass == 0 ? b.layers_forward : b.layers_backward;
+      own.all_reduce = messages(2, {Kind::all_reduce});
+      own.all_gather = messages(1, {Kind::all_gather, Kind::all_to_all});
+      own.reduce_scatter = messages(1, {Kind::reduce_scatter});
     }
   }
 }

@@ -151,13 +151,18 @@ StrategyPlan plan_strategy(std::vector<AxisSpec> axes, bool launched) {
         "combine axes over them");
   for (const AxisSpec& axis : plan.axes)
     for (const StrategyRow* const row : rows_of(axis, plan.over_devices))
-      for (const AxisSpec& other : plan.axes)
+      for (const AxisSpec& other : plan.axes) {
         check(other.name != row->excludes || (row->excluding && is_off(axis.option(row->excluding, "none"))),
               "[strategy] ", text, ": ", other.name, " and ", axis.name,
               row->excluding ? concat({":", row->excluding})
               : row->option  ? concat({":", row->option})
                              : std::string(),
               " cannot be combined; ", row->instead);
+        for (const StrategyRow* const others : rows_of(other, plan.over_devices))
+          check(!others->divides || row->excludes_divided.empty(), "[strategy] ", text, ": ",
+                row->option ? row->option : row->axis, " and ", other.name,
+                " cannot be combined: ", row->excludes_divided);
+      }
   if (plan.axes.empty()) plan.about = "one device, the whole batch";
   return plan;
 }

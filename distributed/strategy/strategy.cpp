@@ -193,7 +193,10 @@ StepLoss Strategy::gradients(const std::function<Batch(const Part&)>& read, doub
   StepLoss total;
   for (int i = 0; i < parts; ++i) {
     const Part part{i, parts, i + 1 == parts};
-    StepLoss own = layers_[0]->gradients(part, own_part(read(part)), count, scaler);
+    Batch batch = read(part);
+    check(!batch.whole,
+          "[strategy] a batch of training is whole, and only evaluations with a cache are; leave whole out");
+    StepLoss own = layers_[0]->gradients(part, own_part(std::move(batch)), count, scaler);
     if (i == 0) {
       total = std::move(own);
       continue;

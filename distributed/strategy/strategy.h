@@ -60,8 +60,9 @@ struct Batch {
   std::vector<Tensor> inputs, targets;
   /// False in an evaluation: this rank has no samples left, and the batch is there to make equal calls.
   bool counts = true;
-  /// Ranks that divide sequences compute these whole, each for itself: tokens that a cache gets. In an
-  /// evaluation, the first of them counts.
+  /// In an evaluation: ranks that divide sequences compute these whole, each for itself, and the first of
+  /// them counts. The call of the model must use a cache, because attention without one takes the tokens for
+  /// a part of longer sequences.
   bool whole = false;
 };
 
@@ -94,7 +95,11 @@ struct ModelParts {
   std::function<std::vector<Stage>(const std::vector<Device>&)> stages = {};
   /// How the ranks of the axis `tensor` divide the layers. Without rules, tensor_plan() of the model.
   TensorPlan tensor_plan = {};
-  /// The dimension of all inputs and targets that is the sequence. The axis `context` divides it.
+  /// The dimension of all inputs and targets that is the sequence. The axis `context` divides it. Attention
+  /// then sees all positions, if it is a layer that context_parallel() names. All other code sees the rows of
+  /// this rank alone, and would train wrongly without an error if it sums, shifts or attends along the
+  /// sequence: `x.mean(1)`, or a loss that shifts the logits itself. Shift the targets before the batch is
+  /// divided.
   std::optional<int> sequence_dim = {};
   /// Sequences may have several documents, and attention calls with TokenContext::documents.
   bool has_documents = false;
@@ -128,7 +133,7 @@ struct AxisReport {
 struct Transfer {
   int from = 0, to = 0;  ///< ranks of the job, or devices of the process by their place in its list
   std::int64_t bytes = 0;
-  const char* what = "";  ///< "gradients", "parameters", "activations", "batch" or "buffers"
+  const char* what = "";  ///< "gradients", "parameters", "activations", "tokens", "batch" or "buffers"
   std::string axis = {};
   const char* phase = "";  ///< "forward", "backward" or "update"; empty if the row does not know
 };
@@ -241,7 +246,8 @@ class Strategy {
   /// Adds the gradients of one step: those of the sum of all losses, divided by `count`, the number of
   /// targets of all ranks and parts (Loss::count). read(part) returns this process's samples: see share().
   /// With a scaler, gradients are multiplied by its scale. Collective. The first step compares `count` with
-  /// the losses' counts: ValueError on all ranks if it is not their sum.
+  /// the losses' counts: ValueError on all ranks if it is not their sum. A batch that is `whole` is a
+  /// ValueError too.
   StepLoss gradients(const std::function<Batch(const Part&)>& read, double count,
                      optim::GradScaler* scaler = nullptr);
   /// Clips the norm of all gradients, over all axes, and returns it: nn::clip_grad_norm_(). Collective.
@@ -253,9 +259,10 @@ class Strategy {
   using Seen = std::function<void(const std::vector<Tensor>& outputs, const Batch& batch)>;
   /// The loss of `turns` batches of each rank, in evaluation mode and without gradients. The ranks may
   /// have different numbers of batches (Batch::counts), but the same number of turns. `seen`, if given, gets
-  /// the outputs of ModelParts::forward, or of the last stage, for each batch that counts; it is called on
-  /// one rank of a pipeline and of a tensor axis. Calls stops(), which may be collective, after each turn;
-  /// returns nothing if it returned true. Collective.
+  /// the outputs of ModelParts::forward, or of the last stage, for each batch that counts. It is called on
+  /// one rank of a pipeline and of a tensor axis. Every rank of a context axis calls it, with the outputs and
+  /// the batch of its own positions; if Batch::whole is set, one rank does. Calls stops(), which may be
+  /// collective, after each turn; returns nothing if it returned true. Collective.
   std::optional<Evaluation> evaluate(std::int64_t turns, const std::function<Batch(std::int64_t turn)>& read,
                                      const std::function<bool()>& stops = {}, const Seen& seen = {});
 

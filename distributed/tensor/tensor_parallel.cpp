@@ -27,6 +27,7 @@
 #include "tapestry/nn/layers/embedding.h"
 #include "tapestry/nn/layers/linear.h"
 #include "tapestry/nn/layers/recurrent.h"
+#include "tapestry/nn/materialize.h"
 #include "tapestry/nn/models/language_model.h"
 #include "tapestry/nn/models/lora.h"
 
@@ -34,6 +35,7 @@ namespace tapestry::distributed {
 namespace {
 
 constexpr const char* kTensorParallel = "tensor_parallel";
+constexpr const char* kDividedAlready = "is divided already; call tensor_parallel() once";
 
 using Style = TensorStyle;
 using StreamRef = std::shared_ptr<ResidualStream>;
@@ -61,12 +63,12 @@ bool matches(std::string_view pattern, std::string_view path) {
 }
 
 // How the ranks divide a dimension of a parameter.
-struct Division {
+struct LayerDivision {
   int dim = nn::Cut::kCopied;
   int owners = 1;  // ranks with different parts; a divisor of the axis's size
   std::int64_t unit = 1;
   int blocks = 1;
-  friend bool operator==(const Division&, const Division&) = default;
+  friend bool operator==(const LayerDivision&, const LayerDivision&) = default;
 };
 
 struct Target {
@@ -80,7 +82,7 @@ std::int64_t whole_size(const nn::Parameter& p, int dim) { return nn::whole_size
 // The ranks that have different parts of `size` elements in units. Returns what is wrong, or an empty text.
 std::string divide(std::int64_t size, std::int64_t unit, int ranks, const char* what, int& owners) {
   if (unit < 1 || size % unit != 0)
-    return concat({"has ", size, " ", what, ", which are no units of ", unit});
+    return concat({"has ", size, " ", what, ", which are no units of ", unit, "; correct unit in the rule"});
   const std::int64_t units = size / unit;
   owners = ranks;
   if (unit > 1 && units > 0 && units < ranks) {
@@ -90,16 +92,14 @@ std::string divide(std::int64_t size, std::int64_t unit, int ranks, const char* 
                      "more than them"});
     owners = static_cast<int>(units);
   } else if (!all_have_some(units, ranks)) {
-    const std::string of_unit = unit > 1 ? concat({" units of ", unit}) : std::string();
-    return concat({"has ", units, of_unit, " ", what, ", of which the last of ", ranks,
-                   " ranks would have none; use fewer ranks"});
+    return concat({"has ", units, unit > 1 ? concat({" units of ", unit}) : std::string(), " ", what,
+                   ", of which the last of ", ranks, " ranks would have none; use fewer ranks"});
   }
   return {};
 }
 
 // The adapter of a layer, or null.
 nn::LoraAdapter* adapter_of(const nn::Linear& layer) {
-  if (layer.children().empty()) return nullptr;
   const auto found = nn::lora_adapters(layer);
   return found.empty() ? nullptr : found[0].second;
 }
@@ -108,9 +108,8 @@ Tensor with_adapter(const Tensor& y, nn::LoraAdapter* adapter, const Tensor& x) 
   return adapter && !adapter->merged ? y + nn::call(*adapter, x).to(y.dtype()) : y;
 }
 
-// Axes of the ranks that share units, if there are fewer units than ranks.
 struct SharedUnits {
-  Axis owners, copies;
+  Axis owners, copies;  // of the ranks that share units, if there are fewer units than ranks
 };
 
 class Divider {
@@ -137,7 +136,10 @@ class Divider {
     check_same_model(*axis_.group(), kTensorParallel, wrong.empty() ? describe() : "error: " + wrong + "\n");
     check(wrong.empty(), "[", kTensorParallel, "] ", wrong);
     const auto stream = std::make_shared<ResidualStream>(axis_, options_);
-    if (axis_.size() == 1) return stream;
+    if (axis_.size() == 1) {
+      nn::materialize(module_, device());
+      return stream;
+    }
     for (const int units : shared_) {
       Mesh mesh(axis_.group(), {{"owners", units}, {"copies", axis_.size() / units}}, {.host = "tensor"});
       shared_units_.emplace(units, SharedUnits{mesh["owners"], mesh["copies"]});
@@ -162,22 +164,22 @@ class Divider {
       if (t.module == m) return t.rule;
     return nullptr;
   }
-  // The path of the nearest module around `path` with the style `input`, if any.
+  // True if a module around `path` has the style `input` or `attention`.
   bool is_in_region(const std::string& path) const {
     return std::any_of(targets_.begin(), targets_.end(), [&](const Target& t) {
       return (t.rule->style == Style::input || t.rule->style == Style::attention) &&
              path.starts_with(t.path.empty() ? "" : t.path + ".");
     });
   }
-  void set(const nn::Parameter& p, const Division& how) {
+  void set(const nn::Parameter& p, const LayerDivision& how) {
     if (!p.defined()) return;
     const auto [found, is_new] = divisions_.emplace(p.id(), how);
     if (!is_new && found->second != how) conflicts_ = true;
     if (how.dim >= 0 && how.owners < axis_.size()) shared_.insert(how.owners);
   }
   // Divides the weight, the bias and the adapter of a layer by outputs or by inputs.
-  void set(const nn::Linear& layer, bool by_inputs, Division how) {
-    const Division copied{};
+  void set(const nn::Linear& layer, bool by_inputs, LayerDivision how) {
+    const LayerDivision copied{};
     nn::LoraAdapter* const adapter = adapter_of(layer);
     set(layer.weight, how);
     set(layer.bias, by_inputs ? copied : how);
@@ -292,23 +294,25 @@ class Divider {
       case Style::gathered_column:
       case Style::row: {
         auto* const layer = dynamic_cast<nn::Linear*>(t.module);
-        if (!layer) return concat({"is no Linear, which ", name_of(style), " divides"});
+        if (!layer) return concat({"is no Linear, which ", name_of(style), " divides; choose another style"});
         if (!layer->weight.defined()) return "has a packed weight, which cannot be divided; unpack it";
         if (!layer->children().empty() && !adapter_of(*layer))
           return "has a child that is no LoRA adapter; remove it";
-        if (layer->divided_forward) return "is divided already";
+        if (layer->divided_forward) return kDividedAlready;
         const bool is_row = style == Style::row;
         const std::int64_t unit = t.rule->unit, size = whole_size(layer->weight, is_row);
         const int blocks = t.rule->blocks;
-        if (blocks != 1 && style != Style::column) return "is no column layer, whose outputs can be blocks";
+        if (blocks != 1 && style != Style::column)
+          return "is no column layer, whose outputs can be blocks; leave out blocks in the rule";
         if (blocks < 1 || size % blocks != 0)
-          return concat({"has ", size, " outputs, which are no ", blocks, " blocks"});
+          return concat(
+              {"has ", size, " outputs, which are no ", blocks, " blocks; correct blocks in the rule"});
         const char* const what = is_row ? "inputs" : blocks > 1 ? "outputs in a block" : "outputs";
         if (std::string why = divide(size / blocks, unit, axis_.size(), what, owners); !why.empty())
           return why;
         if (owners < axis_.size() && (style != Style::column || blocks > 1))
           return concat({"is a ", name_of(style), " layer", blocks > 1 ? " with blocks" : "",
-                         ", whose units cannot be shared"});
+                         ", whose units cannot be shared; use no more ranks than units"});
         if (style == Style::gathered_column && size / unit % axis_.size() != 0 && unit > 1)
           return concat({"has ", size / unit, " units of ", unit, " outputs, which ", axis_.size(),
                          " ranks cannot gather in equal parts; leave out the unit"});
@@ -318,9 +322,10 @@ class Divider {
       case Style::vocabulary:
       case Style::embedding_column: {
         auto* const layer = dynamic_cast<nn::Embedding*>(t.module);
-        if (!layer) return concat({"is no Embedding, which ", name_of(style), " divides"});
+        if (!layer)
+          return concat({"is no Embedding, which ", name_of(style), " divides; choose another style"});
         if (!layer->weight.defined()) return "has a packed weight, which cannot be divided; unpack it";
-        if (layer->divided_forward) return "is divided already";
+        if (layer->divided_forward) return kDividedAlready;
         if (std::string why = layer->why_not_divided(); !why.empty()) return "has " + why;
         if (layer->options.scale_grad_by_freq && style == Style::vocabulary)
           return "has scale_grad_by_freq, which counts the lookups of all words; divide it by columns";
@@ -334,7 +339,7 @@ class Divider {
       }
       case Style::head: {
         auto* const model = dynamic_cast<nn::LanguageModel*>(t.module);
-        if (!model) return "is no LanguageModel, whose head is divided";
+        if (!model) return "is no LanguageModel, whose head is divided; choose another style";
         if (!model->output_weight().defined()) return "has a packed head, which cannot be divided; unpack it";
         if (std::string why = divide(whole_size(model->output_weight(), 0), 1, axis_.size(), "words", owners);
             !why.empty())
@@ -344,10 +349,11 @@ class Divider {
       }
       case Style::attention: {
         auto* const layer = dynamic_cast<nn::MultiheadAttention*>(t.module);
-        if (!layer) return "is no MultiheadAttention, whose heads are divided";
-        if (layer->divided_heads) return "is divided already";
+        if (!layer) return "is no MultiheadAttention, whose heads are divided; choose another style";
+        if (layer->divided_heads) return kDividedAlready;
         if (!layer->in_proj_weight.defined() || layer->options.add_bias_kv || layer->options.add_zero_attn)
-          return "has keys or values of other widths, or added ones, for which there is no division";
+          return "has keys or values of other widths, or added ones, for which there is no division; leave "
+                 "it whole";
         const std::int64_t heads = layer->options.num_heads;
         if (!all_have_some(heads, axis_.size()))
           return concat({"has ", heads, " heads, of which the last of ", axis_.size(),
@@ -396,7 +402,7 @@ class Divider {
     for (auto [name, slot] : module_.named_parameters()) {
       fill(name, slot);
       const auto found = divisions_.find(slot.id());
-      const Division how = found == divisions_.end() ? Division{} : found->second;
+      const LayerDivision how = found == divisions_.end() ? LayerDivision{} : found->second;
       if (how.dim < 0) {
         cut_parameter(slot, {{all, nn::Cut::kCopied}});
       } else if (how.owners == axis_.size()) {
@@ -575,7 +581,7 @@ class Divider {
   const TensorPlan& plan_;
   const TensorParallelOptions& options_;
   std::vector<Target> targets_;
-  std::map<const void*, Division> divisions_;  // by slot; others are copied
+  std::map<const void*, LayerDivision> divisions_;  // by slot; others are copied
   bool conflicts_ = false;
   std::set<int> shared_;                     // numbers of units that are fewer than the ranks
   std::map<int, SharedUnits> shared_units_;  // the same, with their axes

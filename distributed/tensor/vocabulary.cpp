@@ -49,10 +49,10 @@ void check_words(const char* op, const Tensor& t, std::int64_t all, std::optiona
 }
 
 // Of these words: which are this rank's, and their rows (0 for others).
-struct Rows {
+struct WordRows {
   Tensor mine, row;
 };
-Rows local_rows(const Tensor& words, const Words& own) {
+WordRows local_rows(const Tensor& words, const Words& own) {
   const Tensor row = words.to(DType::i64) - own.first;
   const Tensor mine = logical_and(ge(row, 0), lt(row, own.count));
   return {mine, where(mine, row, Scalar(0))};
@@ -67,7 +67,7 @@ Tensor vocab_parallel_embedding(const Tensor& weight, const Tensor& indices, con
   check_integers(op, "indices", indices);
   const Words own = words_of(op, axis, V, weight.size(0));
   check_words(op, indices, V, std::nullopt);
-  const Rows rows = local_rows(indices, own);
+  const WordRows rows = local_rows(indices, own);
   std::optional<std::int64_t> padding;
   if (padding_idx && *padding_idx >= own.first && *padding_idx < own.first + own.count)
     padding = *padding_idx - own.first;
@@ -97,7 +97,7 @@ RowLosses losses_of(const Tensor& logits, const Tensor& target, const Words& own
   };
   wait(group.all_reduce(largest, ReduceOp::max, "vocab_parallel_cross_entropy"), largest);
   const Tensor shifted = logits - largest.unsqueeze(1), exponentials = shifted.exp();
-  const Rows rows = local_rows(target, own);
+  const WordRows rows = local_rows(target, own);
   const Tensor mine = rows.mine.to(logits.dtype()), row = rows.row.unsqueeze(1);
   // Sums over the words: of exponentials, of the target's logit, and of logits.
   const Tensor sums = empty({3, n}, TensorOptions(logits.dtype(), logits.device()));

@@ -31,6 +31,8 @@ const RowRegistration zero_division{
      .options = "zero=1|2",
      .excludes = "shard",
      .instead = "shard divides the optimizer's state already: leave zero out",
+     .excludes_divided = "the optimizer's states of divided and of copied parameters would be those of "
+                         "different ranks; use the axis shard",
      .about = "ZeroRedundancyOptimizer: the optimizer's state divided, with zero=2 gradients too",
      .divide =
          [](const AxisSpec& axis, StepDivision& step) {
@@ -38,11 +40,6 @@ const RowRegistration zero_division{
            return true;
          },
      .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
-       check(context.dividing.empty(), "[strategy] zero and ",
-             context.dividing.empty() ? "" : context.dividing[0].name(),
-             " cannot be combined: the optimizer's states of divided and of copied parameters would be those "
-             "of "
-             "different ranks; use the axis shard");
        return std::make_unique<ZeroDivision>(context);
      }}};
 

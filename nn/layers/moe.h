@@ -182,10 +182,12 @@ class MixtureOfExperts : public Callable<MixtureOfExperts> {
   /// too small for 16 bits.
   ///
   /// `counts` are tokens_per_expert() of this process if there is no argument. If other ranks train other
-  /// samples, pass the sum over these ranks: the layer cannot see that DistributedDataParallel copies it.
-  /// Without the sum, each rank's bias moves by its own counts, or by those of rank 0 alone if buffers are
-  /// broadcast. Throws ValueError unless balance is bias, and if parameters of the layer are divided among
-  /// ranks and there is no argument.
+  /// samples, or other positions of the same ones (the axis context), pass the sum over all these ranks:
+  /// distributed::update_router_bias() does it. The layer cannot see that a strategy copies it, such as
+  /// DistributedDataParallel or context_parallel(). Without the sum, each rank's bias moves by its own
+  /// counts, so that the copies differ, or by those of rank 0 alone if buffers are broadcast. Throws
+  /// ValueError unless balance is bias, and if parameters of the layer are divided among ranks and there is
+  /// no argument.
   void update_router_bias(const Tensor& counts = {});
   std::string options_text() const override;
 

@@ -43,8 +43,8 @@ Tensor LanguageModel::forward(const Tensor& ids, const TokenContext& how) {
   tapestry::detail::check_defined(op.c_str(), ids, "ids");
   check<TypeError>(tapestry::contains(kIntegers, ids.dtype()), "[", op, "] ids are ", ids.dtype(),
                    "; token ids must be integers");
-  check(ids.dim() == 2 && ids.numel() > 0, "[", op, "] ids have shape ", ids.sizes(),
-        "; expected (N, L) with at least one token; unsqueeze(0) makes a batch of one sequence");
+  check(ids.dim() == 2 && ids.size(1) > 0, "[", op, "] ids have shape ", ids.sizes(),
+        "; expected (N, L) with an L of 1 or more; unsqueeze(0) makes a batch of one sequence");
   const std::int64_t length = ids.size(1), past = how.cache ? how.cache->length() : 0;
   check(past + length <= context_length(), "[", op, "] ", length, " tokens after ", past,
         " exceed the context of ", context_length(), " tokens; shorten the text, or begin a new one");
@@ -63,7 +63,11 @@ Tensor LanguageModel::forward(const Tensor& ids, const TokenContext& how) {
         "] ranks divide the sequences, and one rank has the last token; leave out `last`");
   Tensor x;
   try {
-    x = features(ids, resolved(how));
+    TokenContext known = resolved(how);
+    // Here once, so that each layer does not compute them.
+    if (const DividedSequence* const sequence = divided(how.cache); sequence && !known.positions.defined())
+      known.positions = sequence->positions(length, ids.device());
+    x = features(ids, known);
   } catch (...) {
     if (how.cache)
       for (std::int64_t i = 0; i < num_layers(); ++i)
@@ -73,6 +77,14 @@ Tensor LanguageModel::forward(const Tensor& ids, const TokenContext& how) {
   return head(x, how);
 }
 
+namespace {
+void check_documents(const char* op, const Tensor& documents) {
+  tapestry::detail::check_defined(op, documents, "documents");
+  check(documents.dim() == 2 && contains(kIntegers, documents.dtype()), "[", op, "] documents have shape ",
+        documents.sizes(), " and dtype ", documents.dtype(), "; expected integers (N, L)");
+}
+}  // namespace
+
 TokenContext LanguageModel::resolved(TokenContext how) const {
   if (!how.documents.defined()) return how;
   const std::string op = type_name();
@@ -80,7 +92,8 @@ TokenContext LanguageModel::resolved(TokenContext how) const {
         "] documents take the place of positions and mask, and a cache has none; leave those out");
   const DividedSequence* const sequence = divided_sequence.get();
   const Tensor rows = how.documents;
-  if (sequence) how.documents = sequence->whole(rows);
+  check_documents(op.c_str(), rows);
+  if (sequence) how.documents = sequence->whole(rows.to(DType::i64));
   how.positions = document_positions(how.documents);
   if (sequence)
     how.positions = index_select(how.positions, 1, sequence->positions(rows.size(1), rows.device()));
@@ -104,11 +117,6 @@ Tensor LanguageModel::head(const Tensor& features, const TokenContext& how) {
 Tensor LanguageModel::operator()(const Tensor& ids, const TokenContext& how) { return call(*this, ids, how); }
 
 namespace {
-void check_documents(const char* op, const Tensor& documents) {
-  tapestry::detail::check_defined(op, documents, "documents");
-  check(documents.dim() == 2 && contains(kIntegers, documents.dtype()), "[", op, "] documents have shape ",
-        documents.sizes(), " and dtype ", documents.dtype(), "; expected integers (N, L)");
-}
 // True where key j is not after query i, if the queries are the last of the keys.
 Tensor causal_mask(std::int64_t queries, std::int64_t keys, Device device) {
   const TensorOptions options(DType::i64, device);

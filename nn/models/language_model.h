@@ -56,9 +56,10 @@ struct TokenContext {
 /// the head.
 class LanguageModel : public Module, public SequenceModule {
  public:
-  /// Takes token ids, integers (N, L), and returns logits (N, L, vocab_size), or the loss (TokenContext).
-  /// Throws ValueError if there are more tokens than the context or the cache has room for, and IndexError
-  /// for an id outside the vocabulary. After an exception the cache is as it was.
+  /// Takes token ids, integers (N, L), and returns logits (N, L, vocab_size), or the loss (TokenContext). N
+  /// may be 0, as on a rank without samples: the loss is then the mean over no targets, NaN. Throws
+  /// ValueError if L is 0, or if there are more tokens than the context or the cache has room for, and
+  /// IndexError for an id outside the vocabulary. After an exception the cache is as it was.
   Tensor forward(const Tensor& ids) override { return forward(ids, TokenContext()); }
   Tensor forward(const Tensor& ids, const TokenContext& how);
   Tensor operator()(const Tensor& ids, const TokenContext& how = {});

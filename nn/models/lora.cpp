@@ -289,6 +289,9 @@ StateDict lora_state_dict(const Module& model, const StateDict& whole) {
 }
 
 void load_lora_state_dict(Module& model, const StateDict& dict) {
+  for (const Adapted& a : adapted_layers("load_lora_state_dict", model))
+    check(gives_whole(a.adapter->A) && gives_whole(a.adapter->B), "[load_lora_state_dict] the adapter of '",
+          a.path, "' is divided; load adapters before tensor_parallel() and fully_shard()");
   std::vector<std::pair<Tensor, Tensor>> copies;  // to, from
   const std::string wrong = detail::lora_differences(lora_state_dict(model), dict, &copies);
   check(wrong.empty(), "[load_lora_state_dict] ", wrong);

@@ -95,7 +95,8 @@ void remove_lora(Module& model);
 /// state dict of the model that has the whole tensors, such as Strategy::whole_state().
 StateDict lora_state_dict(const Module& model, const StateDict& whole = {});
 /// Copies such tensors into the adapters, with conversion of device and dtype. Throws one ValueError that
-/// lists every missing and unexpected name and every wrong shape; nothing was loaded then.
+/// lists every missing and unexpected name and every wrong shape; nothing was loaded then. Throws ValueError
+/// if an adapter is divided: load adapters before the model is.
 void load_lora_state_dict(Module& model, const StateDict& dict);
 
 // ---- PEFT's files ----

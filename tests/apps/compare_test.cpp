@@ -544,7 +544,10 @@ TEST_CASE("wrong options are reported before anything runs") {
       {{"--meshes", "4", "--cross-latency-us", "1"}, 2, "links between hosts have no effect"},
       {{"--devices-per-host", "2"}, 2, "--devices-per-host has no effect"},
       {{"--parallel", "tensor=2"}, 2, "the axis tensor divides no convolutions, and cnn has them"},
-      {{"--model", "gpt", "--parallel", "tensor=2"}, 2, "gpt has 3 heads, which 2 ranks cannot divide"},
+      {{"--model", "gpt", "--parallel", "tensor=2"},
+       2,
+       "gpt has 3 heads, of which 2 ranks would have unequal numbers; choose --heads that is a multiple of "
+       "2"},
       {{"--model", "mlp", "--parallel", "tensor=2:sequence=1"}, 2, "mlp has no sequence to divide"},
       {{"--model", "gpt", "--heads", "5"}, 2, "--heads 5 does not divide the 192 features"},
       {{"--parallel", "pipeline=2,replicate=2"}, 2, "pipeline=2,replicate=2 needs 4 devices or processes"},

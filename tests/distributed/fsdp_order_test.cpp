@@ -188,9 +188,10 @@ TEST_CASE("the timeline and the report show gathers and reduce-scatters") {
     require(handle.report().units[1].gathers == 0, "not reset");
     return 0;
   });
-  int gathers = 0, scatters = 0;
+  int gathers = 0, scatters = 0, of_model = 0;
   for (const Span& span : timeline.spans()) {
     if (span.activity != Activity::communication) continue;
+    of_model += span.subject.module.empty();  // the path of the model itself
     gathers += span.name.rfind("fsdp b1 all_gather", 0) == 0;
     scatters += span.name.rfind("fsdp b1 reduce_scatter", 0) == 0;
     const SpanSubject& about = span.subject;
@@ -200,4 +201,5 @@ TEST_CASE("the timeline and the report show gathers and reduce-scatters") {
   }
   CHECK(gathers == 8);
   CHECK(scatters == 4);
+  CHECK(of_model > 0);
 }

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <thread>
 
+#include "tapestry/distributed/common/internal/cut_parameter.h"
 #include "tests/distributed/fsdp_models.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
@@ -387,12 +388,28 @@ TEST_CASE("what differs between copies of a sharded model is an error on every r
     Net net;
     shard(net, {}, {.group = world, .replicate_group = world});
   });
-  all_refuse(4, "use the same groups", [](const Group& world) {
+  all_refuse(4, "a was sharded with another replicate_group", [](const Group& world) {
     Net net;
     const FsdpOptions options = options_of({}, world);
     fully_shard(net.a, options);
     fully_shard(net, {.group = options.group});
   });
+  // Ranks of a third axis divide all parameters of a unit, whose copies are those of the model or fewer.
+  const auto with_divided = [](const Group& world, bool divided, bool own) {
+    Net net;
+    const Mesh mesh(world, {{"replicate", 2}, {"shard", 1}, {"tensor", 2}});
+    const auto ranks = std::make_shared<AxisRanks>(mesh["tensor"], "test");
+    if (divided)
+      for (nn::Parameter p : net.a.parameters()) cut_parameter(p, {{ranks, 0}});
+    const auto group = mesh["shard"].group();
+    fully_shard(net.a, {.group = group, .own_replicate_group = own});
+    fully_shard(net, {.group = group, .replicate_group = mesh["replicate"].group()});
+  };
+  all_refuse(4, "a was sharded with another replicate_group",
+             [&](const Group& world) { with_divided(world, true, false); });
+  all_refuse(4, "a has own_replicate_group and parameters that no other axis divides",
+             [&](const Group& world) { with_divided(world, false, true); });
+  all_refuse(4, "nothing was thrown", [&](const Group& world) { with_divided(world, true, true); });
   // Copies 0 1 | 2 3 | 4 5 | 6 7, of which 0 and 2, 1 and 5, 4 and 7, 6 and 3 would be added.
   all_refuse(8, "pass the groups of two axes of one mesh", [](const Group& world) {
     Net net;

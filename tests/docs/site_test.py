@@ -54,6 +54,13 @@ def test_planted(folder):
     plant(folder, {"core/a.cpp": 'getenv("TAPESTRY_A"); variable("B_C")\nconst char* f(const char* name) { return getenv(name); }\nf("LONE_NAME")', "e.md": "| `TAPESTRY_A` | a |\n| `TAPESTRY_A`, `GONE` | b |\n"})
     faults = environment.faults(folder, folder + "/e.md")
     check(faults == ["B_C is read by core/a.cpp, but has no row", "LONE_NAME is read by core/a.cpp, but has no row", "GONE has a row, but no code reads it", "TAPESTRY_A has two rows"], "variables: %s" % faults)
+    plant(folder, {"old/searchindex.js": "", "docs/reference/environment.md": ""})
+    try:
+        build.build(folder, folder + "/old", None)
+        check(False, "a site with faults is not built")
+    except build.Failure as failure:
+        check("does not list d.md" in str(failure), "a build says its faults: %s" % failure)
+    check(os.path.isfile(folder + "/old/searchindex.js"), "a build that fails leaves the site before")
 
 
 def reached_headers():

@@ -112,6 +112,26 @@ TEST_CASE("language models: packed documents have the logits and the loss of sin
   }
 }
 
+TEST_CASE("language models: a batch without sequences has no logits, and gradients of 0") {
+  for (const std::string& name : kNames) {
+    INFO(name);
+    const std::unique_ptr<nn::LanguageModel> net = make_model(name);
+    fill_as_language_models(*net, DType::f64);
+    const Tensor ids = zeros({0, 7}, kInt64);
+    CHECK((*net)(ids).sizes() == Shape{0, 7, net->vocab_size()});
+    for (const bool checkpoint : {false, true}) {
+      const Tensor loss = (*net)(ids, {.targets = ids, .checkpoint = checkpoint});
+      loss.flatten().narrow(0, 0, 0).sum().backward();  // as a Strategy replaces a mean over nothing
+      for (const auto& [parameter, p] : net->named_parameters()) {
+        INFO(parameter);
+        REQUIRE(p.grad().defined());
+        CHECK(p.grad().abs().max().item() == 0);
+      }
+    }
+    CHECK_THROWS_WITH((*net)(zeros({2, 0}, kInt64)), ContainsSubstring("an L of 1 or more"));
+  }
+}
+
 TEST_CASE("language models: gradients of blocks agree with finite differences") {
   const auto llama = std::make_unique<nn::Llama>(scaled_llama());
   const auto gpt2 = std::make_unique<nn::Gpt2>(small_gpt2());

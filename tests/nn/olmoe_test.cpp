@@ -158,9 +158,9 @@ TEST_CASE("Olmoe: files, logits, loss and gradients are those of transformers") 
   const auto net = load_language_model(tests::source_path("tests/golden/nn_olmoe"));
   REQUIRE(net->type_name() == "Olmoe");
   net->to(DType::f64);
-  const Tensor words = labels({3, 10}, 4, 19), ids = words.narrow(1, 0, 9);
+  const Tensor words = labels({2, 7}, 4, 7), ids = words.narrow(1, 0, 6);
   CHECK(tapestry::test::difference((*net)(ids), golden.at("logits"), 2e-6) == "");
-  const Tensor loss = (*net)(ids, {.targets = words.narrow(1, 1, 9)});
+  const Tensor loss = (*net)(ids, {.targets = words.narrow(1, 1, 6)});
   CHECK(tapestry::test::difference(loss, golden.at("loss"), 1e-6) == "");
   loss.backward();
   const auto named = net->named_parameters();

@@ -80,6 +80,23 @@ std::string thrown(const F& f) {
 
 }  // namespace
 
+TEST_CASE("cuts in units or blocks of no elements are errors") {
+  const auto ranks = std::make_shared<SilentRanks>(0, 2);
+  const auto divided = [&](std::int64_t unit, int blocks) {
+    const std::vector<nn::Cut> cuts{{.group = ranks, .dim = 0, .unit = unit, .blocks = blocks}};
+    return nn::Layout({8, 3}, cuts, std::vector<Tensor>()).boxes(0).sizes()[0];
+  };
+  CHECK(divided(2, 2) == 4);
+  for (const std::int64_t unit : {0, -2}) {
+    for (const int blocks : {1, 2})
+      CHECK_THROWS_WITH(divided(unit, blocks),
+                        ContainsSubstring(concat({"units of ", unit, " elements; use 1 or more"})));
+    CHECK_THROWS_WITH(nn::Region::whole({8}).part(0, 0, 2, unit), ContainsSubstring("use 1 or more"));
+  }
+  for (const int blocks : {0, -1})
+    CHECK_THROWS_WITH(divided(1, blocks), ContainsSubstring(concat({blocks, " blocks; use 1 or more"})));
+}
+
 TEST_CASE("clip_grad_norm_ of shards clips by the norm of all ranks, with one sum over the ranks") {
   for (const int size : {1, 2, 3, 5})
     for (const DType dtype : {DType::f64, DType::f32})

@@ -136,7 +136,9 @@ Case drawn_experts(std::uint64_t seed) {
   if (divides_sequences) c.length = 4 * pick(1, 2);
   c.mesh = concat({other, "expert=", ranks, divides_sequences ? ",context=2" : ""});
   c.ranks = ranks * (other.empty() ? 1 : 2) * (divides_sequences ? 2 : 1);
-  c.rows = c.parts * c.ranks + pick(0, 2);  // a model takes a sequence or more
+  // Ranks may have no sequence, but those of a context axis have a part of one.
+  const int all = c.parts * c.ranks;
+  c.rows = pick(divides_sequences ? all : 1, all + 2);
   c.checkpoint = pick(0, 1) == 1, c.adamw = pick(0, 1) == 1, c.clip = pick(0, 1) ? 0.3 : 0;
   return c;
 }
@@ -154,7 +156,9 @@ Case drawn_context(std::uint64_t seed) {
   const std::string form = forms[pick(0, 3)];
   const bool pipeline = other == "pipeline=2,", by_heads = form == "all-to-all";
   c.is_gpt2 = pick(0, 3) == 0 && !pipeline;
-  const int keys = tensors * (by_heads ? ranks : pick(1, 2)), heads = keys * pick(1, 2);
+  int keys = tensors * (by_heads ? ranks : pick(1, 2));
+  if (tensors == 2 && !by_heads && pick(0, 1)) keys = 5;  // 3 on the first rank of the tensor axis, then 2
+  const int heads = keys * pick(1, 2);
   c.llama.num_attention_heads = heads, c.llama.num_key_value_heads = keys, c.llama.num_hidden_layers = 2;
   c.llama.max_position_embeddings = 32;
   c.gpt2.n_head = by_heads ? keys : heads, c.gpt2.n_embd = 2 * c.gpt2.n_head, c.gpt2.n_positions = 32;
@@ -298,6 +302,18 @@ TEST_CASE("drawn language models train on drawn meshes with a tensor axis as in 
 
 TEST_CASE("drawn language models train on drawn meshes with a context axis as in one process") {
   compare_cases(drawn_context, 16);
+  // One rank of the tensor axis has 3 heads and the other 2, and all of them choose the same attention.
+  Case uneven;
+  uneven.mesh = "context=2,tensor=2", uneven.ranks = 4, uneven.length = 4, uneven.rows = 2;
+  uneven.llama = {.vocab_size = 7,
+                  .hidden_size = 4,
+                  .intermediate_size = 4,
+                  .num_hidden_layers = 1,
+                  .num_attention_heads = 5,
+                  .num_key_value_heads = 5,
+                  .head_dim = 2,
+                  .max_position_embeddings = 8};
+  check_as_one_process(uneven);
 }
 
 TEST_CASE("drawn mixtures of experts train on drawn meshes with an expert axis as in one process") {

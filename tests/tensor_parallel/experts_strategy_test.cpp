@@ -20,6 +20,7 @@ struct Setting {
   bool auxiliary = false;  // losses and capacities, which each rank has for its own tokens
   bool bias = false;       // of the routers, which moves by the tokens of all ranks
   bool frozen = false;     // all but the experts
+  bool are_unit = false;   // the experts of the first mixture, in place of the mixture
   std::string optimizer = "adamw";
 };
 
@@ -95,7 +96,9 @@ Outcome train(const std::string& text, const Group& world, const Setting& s, int
   Outcome outcome;
   Strategy strategy(text, {.world = world, .parts = parts});
   const auto net = make(s);
-  strategy.wrap(*net, parts_of(*net));
+  ModelParts model_parts = parts_of(*net);
+  if (s.are_unit) model_parts.units = {&net->a.experts, &net->b};
+  strategy.wrap(*net, model_parts);
   const std::unique_ptr<optim::Optimizer> optimizer =
       s.optimizer == "adamw"
           ? make_optimizer<optim::AdamW>(strategy, net->parameters(), optim::AdamWOptions{.lr = 0.01})
@@ -170,9 +173,9 @@ TEST_CASE("losses and capacities of each rank's tokens are those of DistributedD
     check_equal(copies[0], text, 4, s, 1);
 }
 
-TEST_CASE("biases of routers and frozen parameters train as in one process") {
-  for (const Setting& s : {Setting{.bias = true}, Setting{.frozen = true}}) {
-    INFO("bias " << s.bias);
+TEST_CASE("biases of routers, frozen parameters and units of experts train as in one process") {
+  for (const Setting& s : {Setting{.bias = true}, Setting{.frozen = true}, Setting{.are_unit = true}}) {
+    INFO("bias " << s.bias << ", unit " << s.are_unit);
     const Outcome one = train("single", nullptr, s);
     for (const char* const text : {"expert=2", "replicate=2,expert=2", "shard=2,expert=2"})
       check_equal(one, text, text[0] == 'e' ? 2 : 4, s);
@@ -256,6 +259,16 @@ TEST_CASE("a strategy with experts says what it cannot do and what it sends") {
       if (t.axis == "replicate_expert") require((t.from + 1) % 4 == t.to, "copies of others");
       if (t.axis == "expert") require(t.from / 2 == t.to / 2, "tokens");
     }
+
+    // The first rank's buffers are those of all in each step, also if only experts train.
+    const auto frozen = make({.bias = true, .frozen = true});
+    Strategy experts("replicate=2,expert=2", {.world = world});
+    experts.wrap(*frozen, parts_of(*frozen));
+    frozen->a.gate.expert_bias->fill_(world->rank());
+    experts.gradients(
+        [&](const Part& part) { return mesh_training::samples_of(0, experts.share(kSamples, part)); },
+        kSamples);
+    require(frozen->a.gate.expert_bias->abs().max().item() == 0, "a buffer of the first rank");
     return 0;
   });
 }

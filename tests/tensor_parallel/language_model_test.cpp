@@ -376,6 +376,15 @@ void compare_adapters(const std::function<std::unique_ptr<nn::LanguageModel>()>&
         error = e.what();
       }
       require(error.find("is divided") != std::string::npos, what, ": ", error);
+      error.clear();
+      try {
+        nn::load_lora_state_dict(*net, trained);
+      } catch (const ValueError& e) {
+        error = e.what();
+      }
+      require(error.find("is divided; load adapters before tensor_parallel() and fully_shard()") !=
+                  std::string::npos,
+              what, ": ", error);
       const nn::StateDict whole = nn::lora_state_dict(*net, whole_state_of(*net));
       require(whole.size() == trained.size(), what, ": ", whole.size(), " tensors");
       for (std::size_t i = 0; i < whole.size(); ++i)

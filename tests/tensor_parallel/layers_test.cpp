@@ -275,14 +275,18 @@ TEST_CASE("tensor_parallel refuses what it cannot divide, on all ranks and befor
     } cases[] = {
         {{{{"rnn", Style::column}}}, "LSTM rnn is recurrent"},
         {{{{"layers.*", Style::column}}}, "no module has the path \"layers.*\""},
-        {{{{"head", Style::vocabulary}}}, "Linear head is no Embedding"},
-        {{{{"words", Style::row}}}, "Embedding words is no Linear"},
-        {{{{"", Style::head}}}, "is no LanguageModel"},
+        {{{{"head", Style::vocabulary}}},
+         "Linear head is no Embedding, which vocabulary divides; choose another style"},
+        {{{{"words", Style::row}}}, "Embedding words is no Linear, which row divides; choose another style"},
+        {{{{"", Style::head}}}, "is no LanguageModel, whose head is divided; choose another style"},
         {{{{"words", Style::vocabulary}}}, "'weight' of Linear head is divided by another module"},
         {{{{"words", Style::embedding_column}, {"head", Style::column}}}, "Embedding words has 4 features"},
         {{{{"words", Style::vocabulary}, {"head", Style::row}}},
          "Linear head has 4 inputs, of which the last"},
-        {{{{"head", Style::column, 4}}}, "has 6 outputs, which are no units of 4"},
+        {{{{"head", Style::column, 4}}}, "has 6 outputs, which are no units of 4; correct unit in the rule"},
+        {{{{"head", Style::column, 1, 4}}},
+         "has 6 outputs, which are no 4 blocks; correct blocks in the rule"},
+        {{{{"head", Style::row, 1, 2}}}, "is no column layer, whose outputs can be blocks; leave out blocks"},
         {{{{"head", Style::column, 3}}}, "has 2 units of 3 outputs, which 3 ranks cannot share"},
         {{{{"scaled", Style::vocabulary}}}, "max_norm"},
         {{{{"", Style::input}}}, "Embedding words has parameters inside a divided region, and no rule"},
@@ -307,7 +311,7 @@ TEST_CASE("tensor_parallel refuses what it cannot divide, on all ranks and befor
     require(error_of({{{"words", Style::vocabulary}, {"head", Style::gathered_column}}}).empty(),
             "a right plan");
     require(error_of({{{"words", Style::vocabulary}, {"head", Style::gathered_column}}})
-                    .find("divided already") != std::string::npos,
+                    .find("is divided already; call tensor_parallel() once") != std::string::npos,
             "twice");
     return 0;
   });

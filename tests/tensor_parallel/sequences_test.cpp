@@ -1,6 +1,7 @@
 // Models whose sequences ranks divide, against one process. Drawn meshes with a context axis are in
 // tests/tensor_parallel/drawn_models_test.cpp.
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -118,7 +119,8 @@ TEST_CASE("language models over divided sequences have the loss and the gradient
           const auto net = make();
           const ContextParallel context = context_parallel(*net, axis, {.attention = form});
           nn::TokenContext how{.targets = context.own_part(next, 1)};
-          if (packed) how.documents = context.own_part(documents, 1);
+          const DType integers = form == ContextAttention::gathered ? DType::i32 : DType::i64;
+          if (packed) how.documents = context.own_part(documents, 1).to(integers);
           const Tensor mine = context.own_part(ids, 1);
           const std::string what = concat({net->type_name(), ", ", name_of(form), packed ? ", packed" : ""});
           if (packed && form == ContextAttention::ring) {
@@ -207,6 +209,10 @@ TEST_CASE("in an evaluation of whole sequences, the first rank of a context axis
       require(whole.count == 3 && std::abs(whole.mean() - loss(3)) < 1e-12, "whole: ", whole.mean());
       require(divided.count == 8 && std::abs(divided.mean() - loss(8)) < 1e-12, "divided: ", divided.mean());
       require(seen == (world->rank() == 0 ? 2 : 1), "seen ", seen);
+      const std::string error = error_of([&] {
+        strategy.gradients([](const Part&) { return Batch{{ids_of(1, 8)}, {ids_of(1, 8)}, true, true}; }, 8);
+      });
+      require(error.find("a batch of training is whole") != error.npos, error);
       return 0;
     });
 }
@@ -254,6 +260,51 @@ TEST_CASE("the form of attention follows from the heads, the ranks and the masks
   CHECK_THROWS_WITH(context_attention_of("rings"), Catch::Matchers::Contains("there is no attention rings"));
 }
 
+TEST_CASE("the form of attention follows from the heads that tensor_parallel() gave each rank") {
+  TensorPlan mlp_alone;
+  mlp_alone.rules = {{"model.layers.0.mlp", TensorStyle::input},
+                     {"model.layers.0.mlp.gate_proj", TensorStyle::column},
+                     {"model.layers.0.mlp.up_proj", TensorStyle::column},
+                     {"model.layers.0.mlp.down_proj", TensorStyle::row}};
+  on_ranks<int>(4, [&](const Group& world) {
+    const Mesh mesh(world, {{"context", 2}, {"tensor", 2}});
+    const auto divided = [&](std::int64_t heads, ContextAttention attention, bool by_plan) {
+      nn::LlamaConfig config = llama();
+      config.num_hidden_layers = 1, config.num_attention_heads = config.num_key_value_heads = heads;
+      const auto net = made<nn::Llama>(config);
+      tensor_parallel(*net, mesh["tensor"], by_plan ? tensor_plan(*net, 2) : mlp_alone);
+      return context_parallel(*net, mesh["context"], {.attention = attention, .head_ranks = 2}).attention();
+    };
+    const auto form = ContextAttention::all_to_all;
+    for (const std::int64_t heads : {5, 7}) {  // 3 and 2, 4 and 3: one rank alone could divide them
+      require(divided(heads, ContextAttention::automatic, true) == ContextAttention::ring, "auto, ", heads);
+      const std::string error = error_of([&] { divided(heads, form, true); });
+      require(error.find("has 3 heads of keys and values on a rank of the axis that divides heads, which 2 "
+                         "ranks cannot divide") != error.npos,
+              error);
+    }
+    require(divided(4, ContextAttention::automatic, true) == form, "2 heads on each rank");
+    require(divided(2, ContextAttention::automatic, true) == ContextAttention::ring, "1 head on each rank");
+    require(divided(2, ContextAttention::automatic, false) == form, "2 heads that all ranks have");
+    return 0;
+  });
+}
+
+TEST_CASE("one rank takes sequences of any length in each form of attention") {
+  const Tensor ids = ids_of(2, 5);
+  const double expected = (*made<nn::Llama>(llama()))(ids, {.targets = ids}).item();
+  on_ranks<int>(1, [&](const Group& world) {
+    for (const ContextAttention form : kForms) {
+      const auto net = made<nn::Llama>(llama());
+      const Axis axis = Mesh(world, {{"context", -1}})["context"];
+      const Tensor own = context_parallel(*net, axis, {.attention = form}).own_part(ids, 1);
+      const double loss = (*net)(own, {.targets = own}).item();
+      require(own.equal(ids) && std::abs(loss - expected) < 1e-12, name_of(form));
+    }
+    return 0;
+  });
+}
+
 TEST_CASE("the report counts what attention sends, and names the form that was chosen") {
   on_ranks<int>(2, [](const Group& world) {
     Strategy strategy("context=2", {.world = world});
@@ -284,6 +335,36 @@ TEST_CASE("the report counts what attention sends, and names the form that was c
   });
 }
 
+TEST_CASE("the bytes of attention are those of the dtype that autocast chooses") {
+  on_ranks<int>(2, [](const Group& world) {
+    const Axis axis = Mesh(world, {{"context", -1}})["context"];
+    // 2 layers, 3 sequences of 4 rows and heads of 4 features: the bytes for one row and feature, forward and
+    // backward. A ring sends gradients of keys and values in f32: 4 elements of keys and values forward, and
+    // backward 4, with 8 of the gradients.
+    const auto sent = [&](ContextAttention form, bool casts, bool records) {
+      const auto net = made<nn::Llama>(llama());
+      net->to(DType::f32);
+      const ContextParallel context = context_parallel(*net, axis, {.attention = form});
+      const AutocastGuard low(DType::bf16, {.enabled = casts});
+      std::optional<NoGradGuard> unrecorded;
+      if (!records) unrecorded.emplace();
+      (*net)(context.own_part(ids_of(3, 8), 1));
+      const std::int64_t each = 2 * 12 * 4;
+      require(context.bytes_sent() % each == 0, context.bytes_sent(), " bytes");
+      return context.bytes_sent() / each;
+    };
+    using Form = ContextAttention;
+    const std::vector<std::int64_t> bytes{sent(Form::ring, true, true), sent(Form::ring, false, true),
+                                          sent(Form::ring, true, false), sent(Form::gathered, true, true),
+                                          sent(Form::all_to_all, true, true)};
+    require(bytes == std::vector<std::int64_t>{(4 + 4) * 2 + 8 * 4, (4 + 4 + 8) * 4, 4 * 2, (4 + 4) * 2,
+                                               (6 + 6) * 2},
+            "ring ", bytes[0], " ", bytes[1], " ", bytes[2], ", gathered ", bytes[3], ", all-to-all ",
+            bytes[4]);
+    return 0;
+  });
+}
+
 TEST_CASE("what cannot be divided along its sequences is refused by name") {
   struct Both : nn::Module {
     struct Options {};
@@ -309,6 +390,16 @@ TEST_CASE("what cannot be divided along its sequences is refused by name") {
            nn::make<nn::LSTM>(nn::LSTM::Options{.input_size = 4, .hidden_size = 4}));
     beside("Conv1d other mixes neighbours",
            nn::make<nn::Conv1d>(nn::Conv1d::Options{.in_channels = 4, .out_channels = 4, .kernel_size = 3}));
+    const auto mixes = [&]<class Layer>(const char* name, const typename Layer::Options& options) {
+      beside(concat({name, " other mixes neighbours"}), nn::make<Layer>(options));
+    };
+    mixes.operator()<nn::ConstantPad1d>("ConstantPad1d", {.padding = 1});
+    mixes.operator()<nn::CircularPad2d>("CircularPad2d", {.padding = 1});
+    mixes.operator()<nn::Upsample>("Upsample", {.scale_factor = {2.0}});
+    mixes.operator()<nn::Unfold>("Unfold", {.kernel_size = 2});
+    mixes.operator()<nn::Fold>("Fold", {.output_size = 4, .kernel_size = 2});
+    mixes.operator()<nn::PixelShuffle>("PixelShuffle", {.upscale_factor = 2});
+    mixes.operator()<nn::PixelUnshuffle>("PixelUnshuffle", {.downscale_factor = 2});
     beside("GroupNorm other has sums over a whole sequence",
            nn::make<nn::GroupNorm>(nn::GroupNorm::Options{.num_groups = 2, .num_channels = 4}));
     beside("TransformerDecoderLayer other has cross-attention",

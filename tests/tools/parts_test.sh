@@ -55,6 +55,8 @@ chooses 2 tests/golden/conv.py autograd
 chooses 2 'data/prefetcher.cpp apps/gpt/main.cpp' data
 chooses 1 'distributed/ddp/ddp.cpp distributed/pipeline/stage.cpp distributed/planner/plan.cpp' 'planner distributed'
 chooses 1 'distributed/launch/main.cpp distributed/data_parallel/replicas.cpp' launch
+chooses 2 'distributed/context/ring.cpp' tensor_parallel
+chooses 1 'distributed/placement/convert.cpp' distributed
 chooses 1 tools/ptx/warp.cpp ptx_machine
 chooses 1 tools/ptx/runtime/api.cpp cuda_runtime
 

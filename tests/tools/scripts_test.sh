@@ -444,9 +444,12 @@ changed docs/tutorials/quickstart.md README.md
 call tools/test --changed
 affects '^docs\.|^structure\.|^tools\.programs$' 'docs_programs tests_structure'
 says '2 files differ from base'
+changed tools/site/build.py
+call tools/test --changed
+affects '^docs\.site$|^structure\.|^tools\.' 'bench_gpu_ops programs tests_structure'
 changed nn/module.h
 call tools/test --changed
-affects "^apps\\.|^autograd\\.softmax\$|^consumer\\.|^launch\\.|^machine\\.op_softmax\$|$new|^nn\\.module\$|^structure\\.|^tools\\.gpu_check\$" \
+affects "^apps\\.|^autograd\\.softmax\$|^consumer\\.|^docs\\.site\$|^launch\\.|^machine\\.op_softmax\$|$new|^nn\\.module\$|^structure\\.|^tools\\.gpu_check\$" \
   'bench_gpu_ops programs tests_apps tests_autograd tests_new tests_nn tests_structure'
 changed tests/nn/module_test.cpp
 call tools/test --changed=HEAD~1

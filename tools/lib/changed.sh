@@ -52,6 +52,8 @@ plan_changes() {
         tests[ptx_machine]=1 tests[laboratory]=1 tests[cuda_runtime]=1 tests[machine]=1
         targets[tests_ptx_machine]=1 targets[tests_laboratory]=1 targets[tests_cuda_runtime]=1
         targets[tests_gpu]=1 targets[tests_ptx]=1 targets[programs]=1 ;;
+      tools/docs | tools/site/*)
+        tests[docs.site]=1 tests[tools]=1 targets[programs]=1 targets[bench_gpu_ops]=1 targets[tests_ptx]=1 ;;
       tools/bench/* | tools/gpu/* | tools/*) tests[tools]=1 targets[programs]=1 targets[bench_gpu_ops]=1 targets[tests_ptx]=1 ;;
       tests/tools/*) tests[tools]=1 targets[programs]=1 targets[bench_gpu_ops]=1 targets[tests_ptx]=1 ;;
       tests/consumer/*) tests[consumer]=1 targets[programs]=1 targets[load_late]=1 ;;
@@ -65,8 +67,9 @@ plan_changes() {
       tapestry.h | core/* | kernels/* | autograd/*) plan_all="every test uses $file" && return ;;
       nn/* | data/* | distributed/* | apps/*)
         files[$file]=1 folders[${file%%/*}]=1
-        # These tests run programs. Ninja does not know that, so they are listed here.
-        tests[apps]=1 tests[launch]=1 tests[tools.gpu_check]=1
+        # These tests run programs. Ninja does not know that, so they are listed here. The site has the comments of headers,
+        # the options of programs and the variables that any file reads.
+        tests[apps]=1 tests[launch]=1 tests[tools.gpu_check]=1 tests[docs.site]=1
         targets[programs]=1 targets[bench_gpu_ops]=1 targets[tests_ptx]=1 targets[tests_apps]=1 targets[tests_launch]=1
         [[ $file != *.h || $file == apps/* ]] || tests[consumer]=1 targets[load_late]=1 ;;
       .clang-format | .gitignore | LICENSE) ;;

@@ -45,6 +45,7 @@ folders_of() {
     distributed/pipeline/*) printf 'pipeline' ;;
     distributed/planner/*) printf 'planner' ;;
     distributed/tensor/* | distributed/expert/*) printf 'tensor_parallel' ;;
+    distributed/context/* | distributed/placement/*) printf 'distributed tensor_parallel' ;;
     distributed/launch/*) printf 'launch' ;;
     core/* | autograd/* | nn/* | data/* | distributed/* | apps/*) printf '%s' "${1%%/*}" ;;
     tools/ptx/runtime/*) printf 'cuda_runtime' ;;

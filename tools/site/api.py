@@ -30,7 +30,10 @@ def run_doxygen(root, headers, folder):
         "INPUT_FILTER": r'''"sed -E 's/\((max|min)\)\(/ \1(/'"''',
     }
     text = "".join("%s = %s\n" % item for item in settings.items())
-    done = subprocess.run(["doxygen", "-"], input=text, cwd=root, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+    try:
+        done = subprocess.run(["doxygen", "-"], input=text, cwd=root, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False, timeout=300)
+    except subprocess.TimeoutExpired as late:
+        return "it did not end within %d seconds, and was stopped; try again when the machine has less to do" % late.timeout
     return done.stderr or ("it ended with status %d" % done.returncode if done.returncode else "")
 
 

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import urllib.parse
 
 import api
@@ -274,9 +275,21 @@ def link_faults(site):
 
 
 def build(root, out, programs):
-    work = out + ".work"
-    for folder in (out, work):
-        shutil.rmtree(folder, ignore_errors=True)
+    """Writes the site to `out`. What is there is replaced when the new site is complete, and stays if a Failure is raised."""
+    work = tempfile.mkdtemp(prefix="tapestry-docs-")
+    try:
+        site = os.path.join(work, "site")
+        missing = build_site(root, work, site, programs)
+        if os.path.isdir(out):
+            shutil.rmtree(out)
+        os.makedirs(os.path.dirname(out), exist_ok=True)
+        shutil.move(site, out)
+        return missing
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def build_site(root, work, site, programs):
     stage = Stage(root, os.path.join(work, "pages"))
     parts = sections(read(os.path.join(root, "docs/README.md")))
     faults = order_faults(root, [page for _, pages in parts for page in pages]) + top_faults(root, parts) + environment.faults(root, os.path.join(root, "docs/reference/environment.md"))
@@ -294,14 +307,16 @@ def build(root, out, programs):
     write(stage.made("reference/programs.md"), options)
     if stage.faults:
         raise Failure("\n".join(stage.faults))
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", os.path.join(ROOT, "tools/site"), "-d", os.path.join(work, "doctrees"), stage.folder, out]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", os.path.join(ROOT, "tools/site"), "-d", os.path.join(work, "doctrees"), stage.folder, site]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False)
+    except subprocess.TimeoutExpired as late:
+        raise Failure("Sphinx did not end within %d seconds, and was stopped; try again when the machine has less to do" % late.timeout) from late
     if done.returncode:
         raise Failure("Sphinx has warnings, which are errors:\n" + done.stdout.replace(stage.folder + "/", ""))
-    faults = link_faults(out)
+    faults = link_faults(site)
     if faults:
         raise Failure("\n".join(faults))
-    shutil.rmtree(work)
     return missing
 
 
@@ -312,7 +327,7 @@ def main():
     arguments = parser.parse_args()
     if not shutil.which("doxygen"):
         sys.exit("[docs] Doxygen is missing; install it with: apt-get install --no-install-recommends " + PACKAGES)
-    out = os.path.abspath(arguments.out)
+    out = os.path.realpath(arguments.out)
     if os.path.isdir(out) and os.listdir(out) and not os.path.isfile(os.path.join(out, "searchindex.js")):
         sys.exit("[docs] %s is not empty and holds no site; give --out another folder, or remove it" % out)
     programs = arguments.programs or next((p for p in (os.path.join(ROOT, "build", preset, "bin") for preset in ("ci", "release")) if os.path.isdir(p)), None)

@@ -22,11 +22,14 @@ void cut_parameter(nn::Parameter& slot, const std::vector<nn::Cut>& more) {
   std::vector<nn::Cut> cuts = slot.layout() ? slot.layout()->cuts() : std::vector<nn::Cut>();
   cuts.insert(cuts.end(), more.begin(), more.end());
   const bool divides = std::any_of(more.begin(), more.end(), [](const nn::Cut& c) { return c.dim >= 0; });
-  Tensor stored = now.detach();
+  const auto part_of = [&](const Tensor& t) {
+    return divides ? nn::Layout(now.sizes(), more, std::vector<Tensor>()).boxes(0).of(t).clone() : t;
+  };
+  Tensor stored = part_of(now.detach());
   // The old layout owns marks of its tensor's memory, and removes them when it is destroyed.
-  if (divides) stored = nn::Layout(now.sizes(), more, std::vector<Tensor>()).boxes(0).of(stored).clone();
-  else if (slot.layout()) stored = stored.clone();
+  if (!divides && slot.layout()) stored = stored.clone();
   if (is_floating(now.dtype())) stored.set_requires_grad(now.requires_grad());
+  if (now.grad().defined()) stored.set_grad(part_of(now.grad()));
   const Shape whole = nn::whole_sizes(slot);
   slot.set_layout(std::make_shared<nn::Layout>(whole, std::move(cuts), std::vector{stored}));
 }

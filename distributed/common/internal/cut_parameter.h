@@ -33,8 +33,8 @@ class AxisRanks final : public nn::RankGroup {
 void fill_from_first(const std::string& name, const nn::TensorSlot& slot, const Axis& axis, Device device,
                      const char* op);
 
-/// Divides the slot's tensor, after the cuts that it has, by `more`: the slot stores this rank's part. The
-/// tensor must have the values of the undivided parameter.
+/// Divides the slot's tensor, after the cuts that it has, by `more`: the slot stores this rank's part of the
+/// values and, if there is one, of the gradient. The tensor must have the values of the undivided parameter.
 void cut_parameter(nn::Parameter& slot, const std::vector<nn::Cut>& more);
 
 }  // namespace tapestry::distributed

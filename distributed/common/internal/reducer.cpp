@@ -177,9 +177,11 @@ void Reducer::on_gradient(int index) {
   const Clock::time_point now = Clock::now();
   // On a GPU, the host's clock shows when kernels were launched and not when they ran, so no span is
   // recorded.
-  if (Timeline::active() && device().is_cpu())
+  if (Timeline::active() && device().is_cpu()) {
+    const std::size_t dot = p.name.rfind('.');  // a parameter of the model itself has none
     add_span(device().str(), Activity::backward, "backward of " + p.name, last_gradient_, now,
-             {.module = p.name.substr(0, p.name.rfind('.'))});
+             {.module = p.name.substr(0, dot == std::string::npos ? 0 : dot)});
+  }
   last_gradient_ = now;
   mark_ready(index, true);
   post_full_buckets();

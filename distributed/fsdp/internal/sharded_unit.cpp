@@ -226,7 +226,8 @@ void ShardedUnit::wait_for(int replica, const Work& work, const char* what, std:
   transport_s += seconds(work.finished() - work.started());
   if (!Timeline::active() || !device(replica).is_cpu()) return;
   const std::string row = device(replica).str();
-  const SpanSubject subject{.module = label(), .bytes = bytes, .axis = over.name()};
+  const SpanSubject subject{
+      .module = module_ ? module_->path() : std::string(), .bytes = bytes, .axis = over.name()};
   add_span(row + " communication", Activity::communication, collective_name(what), work.started(),
            work.finished(), subject);
   add_span(row, Activity::communication, concat({"wait for fsdp ", label(), " ", what}), began, ended,
