@@ -84,11 +84,11 @@ class ContextParallel {
 ContextParallel context_parallel(nn::Module& module, const Axis& axis,
                                  const ContextParallelOptions& options = {});
 
-/// The form for attentions with these heads, over `ranks` ranks. Candidates are those that give all ranks
-/// equal work: without a causal mask all forms, and with one the ring and the all-to-all, because the last of
-/// contiguous parts sees most keys. The all-to-all needs heads that the ranks divide, and the ring causal
-/// layers without documents, so that all can have the zigzag order. Of these the one that sends the fewest
-/// elements in forward and backward is chosen; gathered_attention() if there is none.
+/// Chooses the form of attention for layers with these heads, over `ranks` ranks: of the forms that give all
+/// ranks equal work, the one that sends the fewest elements in forward and backward. Without a causal mask,
+/// all forms give equal work. With one, only the ring and the all-to-all do, because the last of contiguous
+/// parts sees most keys. The all-to-all needs heads that the ranks divide. The ring needs causal layers
+/// without documents, so that all can have the zigzag order. If no form is left, the result is `gathered`.
 ContextAttention choose_attention(const std::vector<nn::SequenceModule::Heads>& layers, int ranks,
                                   bool documents);
 

@@ -78,9 +78,10 @@ class ExpertParallel {
 ExpertParallel expert_parallel(nn::Module& module, const Axis& axis,
                                const ExpertParallelOptions& options = {});
 
-/// Calls MixtureOfExperts::update_router_bias() of each layer that has a bias, with the tokens that all ranks
-/// of the group have counted. `group` has the ranks that compute other samples or positions. Collective: one
-/// all-reduce. Call it before each step of the optimizer.
+/// Calls MixtureOfExperts::update_router_bias() of each layer that has a bias, with the sum of the tokens
+/// that the ranks of `group` have counted. Pass the group of all ranks that compute different samples or
+/// positions, such as Strategy::data_group(). Collective: one all-reduce. Call it before each step of the
+/// optimizer.
 void update_router_bias(const nn::Module& module, ProcessGroup& group);
 
 }  // namespace tapestry::distributed

@@ -535,8 +535,8 @@ Profile measure_profile(const Model& model, const TrainingSetup& setup, const Me
   for (const int n : options.simulated_devices)
     check(n >= 1, "[measure_profile] ", n, " simulated devices; pass 1 or more");
   for (const MeasureOptions::Layers& layers : options.layers)
-    check(layers.size >= 2, "[measure_profile] ", layers.size,
-          " devices that divide the layers; pass 2 or more");
+    check(layers.size >= 2, "[measure_profile] the size of MeasureOptions::layers is ", layers.size,
+          "; 2 devices or more divide a layer");
   const std::vector<std::int64_t> sizes = profile_sizes(setup, options.simulated_devices);
   const std::vector<Device> devices = devices_of(setup);
   Models models;

@@ -452,7 +452,7 @@ class Divider {
         nn::LoraAdapter* const adapter = adapter_of(layer);
         if (adapter) {
           adapter->in_layer = true;
-          // The product with A is this rank's part of a sum, and so is that with B.
+          // A is divided as the inputs are. So each rank's results of A, and of B, are parts of sums.
           convert_parameters_in_calls(*adapter, {adapter->B},
                                       [stream](const Tensor& p) { return stream->replicated(p); });
           draw_own_numbers(*adapter, stream);

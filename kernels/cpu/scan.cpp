@@ -90,9 +90,9 @@ void scan(std::int64_t rows, const Op& op) {
   });
 }
 
-/// CumulativeExtreme (kernels/scan.h) with fewer comparisons. Whether the largest or the smallest element is
-/// wanted is known at compile time. And the state before the first element is the worst value, which any
-/// element replaces, so there is no test for "no element yet".
+/// CumulativeExtreme (kernels/scan.h) with fewer comparisons, for two reasons. The template says whether the
+/// largest or the smallest element is wanted. And the state begins as the worst value, which any element
+/// replaces, so no comparison asks whether there was an element before.
 template <class T, bool kLargest>
 struct Extreme : CumulativeExtreme<T> {
   using State = typename CumulativeExtreme<T>::State;

@@ -105,7 +105,7 @@ TEST_CASE("layers that two ranks divide are measured on the first one, and what 
   CHECK_THROWS_WITH(measure_profile(model, small_setup(1), {.warmup = 0, .passes = 1, .layers = {{}}}),
                     ContainsSubstring("tensor_parallel"));
   CHECK_THROWS_WITH(measure_profile(model, small_setup(1), {.layers = {{.size = 1}}}),
-                    ContainsSubstring("1 devices that divide the layers"));
+                    ContainsSubstring("the size of MeasureOptions::layers is 1;"));
 }
 
 TEST_CASE("a sequence that ranks divide unequally is measured with its own length") {

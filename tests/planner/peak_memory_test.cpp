@@ -338,6 +338,24 @@ std::vector<double> measured_on_mesh(const std::string& text, const Case& c) {
   return peaks;
 }
 
+// measured_on_mesh(), up to six times while a peak is more than `flags` bytes above the prediction: a thread
+// that is late raises it.
+std::vector<double> least_measured_on_mesh(const std::string& text, const Case& c,
+                                           const std::vector<MemoryItems>& predicted, double flags) {
+  std::vector<double> bytes = measured_on_mesh(text, c);
+  REQUIRE(predicted.size() == bytes.size());
+  const auto waited = [&] {
+    for (std::size_t d = 0; d < bytes.size(); ++d)
+      if (bytes[d] > predicted[d].total() + flags) return true;
+    return false;
+  };
+  for (int again = 0; again < 5 && waited(); ++again) {
+    const std::vector<double> more = measured_on_mesh(text, c);
+    for (std::size_t d = 0; d < bytes.size(); ++d) bytes[d] = std::min(bytes[d], more[d]);
+  }
+  return bytes;
+}
+
 // The layers of grouped queries, divided by heads and features.
 dist::TensorPlan plan_of_grouped_queries() {
   using Style = dist::TensorStyle;
@@ -368,18 +386,8 @@ TEST_CASE("predicted peaks of divided layers are at least the allocator's, alone
     c.setup.devices = plan_of(mode).size;
     const std::vector<MemoryItems> memory = predicted(mode, profile, {}, c.setup).memory;
     const MemoryItems whole = predicted("single", profile, {}, setup_of(1, c.setup.batch_size)).memory[0];
-    std::vector<double> bytes = measured_on_mesh(mode, c);
-    REQUIRE(memory.size() == bytes.size());
     constexpr double kFlags = 256 + 2408;  // as below
-    const auto waited = [&] {
-      for (std::size_t d = 0; d < bytes.size(); ++d)
-        if (bytes[d] > memory[d].total() + kFlags) return true;
-      return false;
-    };
-    for (int again = 0; again < 5 && waited(); ++again) {
-      const std::vector<double> more = measured_on_mesh(mode, c);
-      for (std::size_t d = 0; d < bytes.size(); ++d) bytes[d] = std::min(bytes[d], more[d]);
-    }
+    const std::vector<double> bytes = least_measured_on_mesh(mode, c, memory, kFlags);
     for (std::size_t d = 0; d < bytes.size(); ++d) {
       CAPTURE(mode, d, memory[d].items(), bytes[d]);
       CHECK(memory[d].total() + kFlags >= bytes[d]);
@@ -410,17 +418,7 @@ TEST_CASE("predicted peaks of meshes are at least the allocator's, and at most 1
           "pipeline=2:schedule=zero-bubble,replicate=2", "replicate=2,shard=2", "pipeline=2,shard=2",
           "pipeline=2,replicate=2:zero=1", "pipeline=2,replicate=2:zero=2"}) {
       const std::vector<MemoryItems> memory = predicted(mode, profile, {}, c.setup).memory;
-      std::vector<double> bytes = measured_on_mesh(mode, c);
-      REQUIRE(memory.size() == bytes.size());
-      const auto waited = [&] {
-        for (std::size_t d = 0; d < bytes.size(); ++d)
-          if (bytes[d] > memory[d].total() + kFlags) return true;
-        return false;
-      };
-      for (int again = 0; again < 5 && waited(); ++again) {
-        const std::vector<double> more = measured_on_mesh(mode, c);
-        for (std::size_t d = 0; d < bytes.size(); ++d) bytes[d] = std::min(bytes[d], more[d]);
-      }
+      const std::vector<double> bytes = least_measured_on_mesh(mode, c, memory, kFlags);
       for (std::size_t d = 0; d < bytes.size(); ++d) {
         CAPTURE(c.name, mode, d, memory[d].items(), bytes[d]);
         CHECK(memory[d].total() + kFlags >= bytes[d]);

@@ -55,7 +55,7 @@ class PeakTracker {
     held_->push_back({action_, elapsed_s_, now_});
     elapsed_s_ += seconds;
   }
-  // The samples from `first` on are of the action that has ended.
+  // Ends an action, whose samples begin at `first`: their times become parts of the time of the action.
   void end_action(std::size_t first) {
     if (!held_) return;
     for (std::size_t i = first; i < held_->size(); ++i)
