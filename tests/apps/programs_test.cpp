@@ -1,15 +1,19 @@
 // Runs the programs that tapestry-compare compares line by line, and checks what it says of them.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <sstream>
 
 #include "tapestry/apps/compare/changes.h"
 #include "tapestry/apps/compare/mode.h"
+#include "tapestry/apps/compare/programs.h"
 #include "tests/apps/program.h"
 #include "tests/support/catch.h"
+#include "tests/support/files.h"
 #include "tests/support/source.h"
 
 using namespace apps::compare;
@@ -38,11 +42,11 @@ std::vector<double> losses_of(const tests::Launch& launch, int ranks) {
 }
 
 std::vector<double> losses_of(const std::string& name) {
-  return losses_of({.arguments = {name}, .program = "compare_programs"}, 1);
+  return losses_of({.arguments = {name}, .program = "docs_five_diffs"}, 1);
 }
 // Each rank prints the mean of its samples, or its part of the mean of all.
 std::vector<double> losses_of(const std::string& name, int ranks, bool means) {
-  std::vector<double> losses = losses_of(tests::on_ranks(ranks, "compare_programs", {name}), ranks);
+  std::vector<double> losses = losses_of(tests::on_ranks(ranks, "docs_five_diffs", {name}), ranks);
   for (double& loss : losses) loss /= means ? ranks : 1;
   return losses;
 }
@@ -50,6 +54,59 @@ std::vector<double> losses_of(const std::string& name, int ranks, bool means) {
 Changes changes_in(const std::string& text, int devices) {
   const Mode mode = mode_named(text);
   return changes_of(mode.plan, tapestry::distributed::to_string(mode.axes(devices)));
+}
+
+std::string page_text() { return tests::read_file(tests::source_path("docs/tutorials/five-diffs.md")); }
+
+struct Command {
+  std::vector<std::pair<std::string, std::string>> environment;
+  tests::Launch launch;
+};
+// A line such as "NAME=VALUE program argument".
+Command parse(const std::string& line) {
+  Command command;
+  command.launch.program.clear();
+  std::istringstream words(line);
+  for (std::string word; words >> word;) {
+    const std::size_t equals = word.find('=');
+    if (!command.launch.program.empty()) command.launch.arguments.push_back(word);
+    else if (equals == std::string::npos) command.launch.program = word;
+    else command.environment.emplace_back(word.substr(0, equals), word.substr(equals + 1));
+  }
+  return command;
+}
+
+// True if the words are equal, or numbers that differ by rounding.
+bool alike(const std::string& a, const std::string& b) {
+  std::istringstream words_a(a), words_b(b);
+  for (std::string x, y;;) {
+    const bool more_a = static_cast<bool>(words_a >> x), more_b = static_cast<bool>(words_b >> y);
+    if (!more_a || !more_b) return more_a == more_b;
+    char *end_x = nullptr, *end_y = nullptr;
+    const double number_x = std::strtod(x.c_str(), &end_x), number_y = std::strtod(y.c_str(), &end_y);
+    const bool numbers = *end_x == 0 && *end_y == 0;
+    if (numbers ? std::abs(number_x - number_y) > 1e-4 * std::abs(number_x) : x != y) return false;
+  }
+}
+
+// The first line of `quoted` that was not printed, or the first printed line that is not quoted, unless a
+// quoted line is "...". Ranks print in any order.
+std::string unprinted(const std::string& quoted, const std::string& printed) {
+  std::vector<std::string> lines;
+  std::istringstream in(printed), wanted(quoted);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  bool more = false;
+  for (std::string line; std::getline(wanted, line);) {
+    if (line == "...") {
+      more = true;
+      continue;
+    }
+    const auto found =
+        std::find_if(lines.begin(), lines.end(), [&](const std::string& l) { return alike(l, line); });
+    if (found == lines.end()) return line;
+    lines.erase(found);
+  }
+  return more || lines.empty() ? "" : lines.front() + ": not in the page";
 }
 
 }  // namespace
@@ -101,16 +158,62 @@ TEST_CASE("changed lines are those that the program for one device does not have
 }
 
 TEST_CASE("the tutorial shows the differences of the programs") {
-  std::ifstream in(tests::source_path("docs/tutorials/five-diffs.md"));
-  const std::string page(std::istreambuf_iterator<char>(in), {}), fence = "\n```diff ";
+  const std::string page = page_text(), fence = "\n```diff ";
+  const auto text_of = [](const std::string& name) {
+    const auto found =
+        std::find_if(kPrograms.begin(), kPrograms.end(), [&](const Program& p) { return p.name == name; });
+    REQUIRE(found != kPrograms.end());
+    return found->text;
+  };
   int blocks = 0;
   for (std::size_t at = page.find(fence); at != std::string::npos; at = page.find(fence, at + 1), ++blocks) {
     const std::size_t begin = at + fence.size(), line = page.find('\n', begin);
     const std::string text = page.substr(begin, line - begin);
     INFO(text);
+    const std::size_t arrow = text.find(" -> ");  // two programs, or a mode and the program for one device
+    const Changes changes = arrow == std::string::npos ? changes_in(text, 4)
+                                                       : changes_between(text_of(text.substr(0, arrow)),
+                                                                         text_of(text.substr(arrow + 4)));
     std::string shown;
-    for (const std::string& changed : changes_in(text, 4).lines) shown += changed + "\n";
+    for (const std::string& changed : changes.lines) shown += changed + "\n";
     CHECK(page.substr(line + 1, page.find("\n```", line) - line) == shown);
   }
-  CHECK(blocks == 7);
+  CHECK(blocks == 9);
+}
+
+TEST_CASE("the tutorial's commands print what it says") {
+  CHECK(alike("[0] loss 2.30001", "[0] loss 2.3"));
+  CHECK_FALSE(alike("[0] loss 2.31", "[0] loss 2.3"));
+  CHECK_FALSE(alike("loss 2.3", "[0] loss 2.3"));
+  CHECK(unprinted("loss 2\n", "loss 2\nloss 1\n") == "loss 1: not in the page");
+  CHECK(unprinted("loss 2\n...\n", "loss 2\nloss 1\n").empty());
+  CHECK(unprinted("loss 2\nloss 2\n...\n", "loss 2\nloss 1\n") == "loss 2");
+
+  const tests::TempDir folder;
+  std::filesystem::current_path(folder.path());
+  const std::string path = std::getenv("PATH");
+  setenv("PATH", (TAPESTRY_PROGRAMS ":" + path).c_str(), 1);
+  const std::string page = page_text(), output = "\n```\n\n```text output\n";
+  int blocks = 0;
+  for (std::size_t at = page.find(output); at != std::string::npos; at = page.find(output, at + 1)) {
+    const std::size_t fence = page.rfind("\n```", at - 1), begin = page.find('\n', fence + 1) + 1;
+    if (page.substr(fence, begin - fence) != "\n```sh\n") continue;
+    std::istringstream commands(page.substr(begin, at - begin));
+    std::string printed;
+    for (std::string command; std::getline(commands, command); ++blocks) {
+      const Command c = parse(command);
+      for (const auto& [name, value] : c.environment) setenv(name.c_str(), value.c_str(), 1);
+      const tests::Ended run = tests::run(c.launch);
+      for (const auto& [name, value] : c.environment) unsetenv(name.c_str());
+      INFO(command << "\n" << run.out << run.err);
+      REQUIRE(run.status == 0);
+      printed += run.out;
+    }
+    const std::size_t quoted = at + output.size();
+    INFO(page.substr(begin, at - begin) << "\n" << printed);
+    CHECK(unprinted(page.substr(quoted, page.find("```", quoted) - quoted), printed) == "");
+  }
+  CHECK(blocks == 8);
+  setenv("PATH", path.c_str(), 1);
+  std::filesystem::current_path("/");
 }

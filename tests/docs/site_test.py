@@ -169,7 +169,28 @@ def test_browser(site, pages):
         page.run("document.getElementById('menu').click()")
         check(page.run("document.getElementById('pages').checkVisibility()"), "its button opens it")
 
-        looked_at = ["index.html", "overview.html", "tutorials/which-mode.html", "tutorials/splitting-a-model.html", "reference/environment.html", "api/nn/layers/linear.h.html"]
+        # The text of the page has a peak that a test measures.
+        open_page("reference/memory-calculator.html")
+        measured = re.search(r'^([\d.]+) MiB$', build.read(os.path.join(ROOT, "docs/reference/memory-calculator.md")), re.MULTILINE)
+        choose = "(all => { for (const [name, value] of Object.entries(all)) { const field = document.querySelector('#memory-calculator [name=' + name + ']'); field.value = value; field.dispatchEvent(new Event('input')); } return (document.getElementById('memory-result').dataset.peak || document.getElementById('memory-result').innerText); })(%s)"
+        sizes = {"layers": 4, "width": 256, "words": 512, "tokens": 32, "batch": 8, "precision": "f32", "optimizer": "adamw", "parallel": "single"}
+        peak = float(page.run(choose % json.dumps(sizes))) / 2**20
+        check(abs(peak / float(measured.group(1)) - 1) < 0.05, "the calculated peak, %.1f MiB, is the measured one" % peak)
+        halves = float(page.run(choose % json.dumps({"parallel": "shard=2"}))) / 2**20
+        check(0.4 < halves / peak < 0.7, "two shards need about half each: %.1f of %.1f MiB" % (halves, peak))
+        check(page.run(choose % json.dumps({"parallel": "pipeline=2,tensor=2"})).count(",") == 1, "a pipeline of two stages has two numbers")
+        check("not one of" in page.run(choose % json.dumps({"parallel": "rings=2"})), "an unknown way is refused")
+
+        page.size(1300)
+        open_page("tutorials/write-a-model.html")
+        answers = "[...document.querySelectorAll('main details')]"
+        check(page.run(answers + ".length >= 3 && " + answers + ".every(a => !a.querySelector('p').checkVisibility())"), "answers of exercises are folded")
+        page.run("document.querySelectorAll('main details > summary').forEach(s => s.click())")
+        check(page.run(answers + ".every(a => a.querySelector('p').checkVisibility())"), "and a click opens them")
+        colour = "getComputedStyle(document.querySelector('%s .highlight .mi')).color"
+        check(page.run(colour % "main section > div" + " === " + colour % "main details"), "code of answers has the colours of other code")
+
+        looked_at = ["reference/memory-calculator.html", "index.html", "overview.html", "tutorials/which-mode.html", "tutorials/splitting-a-model.html", "reference/environment.html", "api/nn/layers/linear.h.html"]
         for name in looked_at:
             open_page(name)
             for width in (390, 1300):
@@ -189,7 +210,7 @@ def test_browser(site, pages):
                     check(False, "%s, %d px: %s" % (name, width, fault))
         check(not page.errors, "no script fails: %s" % page.errors[:3])
         # The texts of the other pages, in one page: opening each takes four times as long.
-        texts = [(name, re.search(r"<main[^>]*>(.*)</main>", build.read(os.path.join(site, name)), re.DOTALL).group(1))
+        texts = [(name, re.search(r"<main[^>]*>(.*)</main>", build.read(os.path.join(site, name)), re.DOTALL).group(1).replace("<details>", "<details open>"))
                  for name in pages + ["api/index.html", "api/core/tensor.h.html", "reference/programs.html"] if name not in looked_at]
         for width in (390, 1300):
             page.size(width)
@@ -198,6 +219,31 @@ def test_browser(site, pages):
                 check(wide <= width, "%s scrolls sideways at %d px" % (name, width))
         outside = {r for r in page.requests if not r.startswith(("file:", "data:", "about:"))}
         check(not outside, "no page asks for another address: %s" % sorted(outside)[:3])
+        test_pictures(page)
+
+
+def test_pictures(page):
+    """On a phone, the texts of pictures are 11 pixels high, and none lies on another one or outside."""
+    folder = os.path.join(ROOT, "docs/pictures")
+    pictures = [(name, build.read(os.path.join(folder, name))) for name in sorted(os.listdir(folder)) if name.endswith(".svg")]
+    drawn = [(name, text) for name, text in pictures if "width='480'" in text]  # by tests/pictures
+    check(len(drawn) > 10, "%d pictures are drawn for phones" % len(drawn))
+    page.open("about:blank")
+    page.size(390)
+    for name, text in drawn:
+        page.run("document.body.style.margin = '0 16px'; document.body.innerHTML = %s; Object.assign(document.querySelector('svg').style, { width: '100%%', height: 'auto' })" % json.dumps(text))
+        faults = page.run(OVERLAPS) + page.run("""(() => {
+            const svg = document.querySelector('svg'), view = svg.getBoundingClientRect();
+            return [...svg.querySelectorAll('text, path')].flatMap(t => {
+              const r = t.getBoundingClientRect(), size = parseFloat(getComputedStyle(t).fontSize) * view.width / 480;
+              return [[size < 11, 'small'], [r.left < view.left - 0.5 || r.right > view.right + 0.5 || r.bottom > view.bottom + 0.5, 'outside']]
+                .filter(([fault]) => fault).map(([, what]) => what + ': ' + (t.textContent || t.getAttribute('d').slice(0, 40))); }); })()""")
+        check(not faults, "docs/pictures/%s: %s" % (name, faults[:4]))
+    inks = set()
+    for theme in ("light", "dark"):
+        page.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+        inks.add(page.run("getComputedStyle(document.querySelector('text')).fill"))
+    check(len(inks) == 2, "pictures follow the theme: %s" % inks)
 
 
 def main():

@@ -4,9 +4,11 @@
 
 #include <atomic>
 #include <fstream>
+#include <iterator>
 #include <set>
 #include <sstream>
 
+#include "tapestry/core/version.h"
 #include "tapestry/distributed/mesh/strategy_text.h"
 #include "tests/structure/source_tree.h"
 #include "tests/support/catch.h"
@@ -331,4 +333,26 @@ TEST_CASE("errno is read after the call that sets it, not among the arguments of
   planted.plant("core/b.cpp",
                 "void f() {\n  if (open(p) < 0) fail<Error>(\"[f] \", std::strerror(errno));\n}\n");
   CHECK(early(planted.read()) == Findings{"core/a.cpp"});
+}
+
+TEST_CASE("pages that name a version name that of the library") {
+  const std::string version = tapestry::version();
+  // The version that stands in `text` behind the first `before`.
+  const auto behind = [](const std::string& text, const std::string& before) {
+    const std::size_t at = text.find(before);
+    if (at == std::string::npos) return "nothing behind " + before;
+    const std::size_t begin = at + before.size();
+    return text.substr(begin, text.find_first_not_of("0123456789.", begin) - begin);
+  };
+  CHECK(behind("## 0.2.0, unreleased\n## 0.1.0\n", "\n## ") == "0.1.0");
+  CHECK(behind("## 0.2.0", "## ") == "0.2.0");
+  for (const auto& [file, before] : {std::pair("CHANGELOG.md", "\n## "),
+                                     {"README.md", "pip install tapestry-"},
+                                     {"docs/reference/installing.md", "pip install tapestry-"},
+                                     {"docs/reference/installing.md", "tapestry-run (Tapestry) "},
+                                     {"tools/ptx/CMakeLists.txt", "tapestry_ptx VERSION "}}) {
+    std::ifstream in(kRoot / file);
+    INFO(file);
+    CHECK(behind({std::istreambuf_iterator<char>(in), {}}, before) == version);
+  }
 }

@@ -25,6 +25,7 @@ exists() {
     tests_*) [[ -d tests/${1#tests_} || $1 == tests_gpu ]] ;;
     bench_gpu_ops) true ;;  # built with the tests, if there is a CUDA compiler
     bench_*) [[ -e tools/$1 || " $programs " == *" $1 "* ]] ;;
+    docs_*) true ;;  # programs of pages, which cmake/pages.cmake compares with these pages
     tapestry-config | tapestry-targets) true ;;
     tapestry-tools) true ;;  # a Debian package, in which programs are called tapestry-NAME
     tapestry-gpt | tapestry-classifier) exists "${1#tapestry-}" ;;

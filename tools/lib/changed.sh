@@ -46,6 +46,8 @@ plan_changes() {
     case $file in
       CMakeLists.txt | */CMakeLists.txt | *.cmake | *.cmake.in | CMakePresets.json | .ci/* | tools/test | tools/lib/*)
         plan_all="$file decides how things are built and tested" && return ;;
+      docs/pictures/* | docs/tutorials/from-naive-to-fast/*)
+        tests[docs]=1 tests[pictures]=1 targets[docs_programs]=1 targets[tests_pictures]=1 ;;
       *.md | docs/*) tests[docs]=1 tests[tools.programs]=1 targets[docs_programs]=1 ;;
       tools/ptx/tests/*) tests[ptx_machine]=1 tests[laboratory]=1 targets[tests_ptx_machine]=1 targets[tests_laboratory]=1 ;;
       tools/ptx/*)  # the library runs on the machine in the others
@@ -192,7 +194,8 @@ add_object() {
         tests[$folder]=1
         [[ $folder != autograd ]] || { tests[machine]=1 && targets[tests_gpu]=1; }
       fi ;;
-    docs_*) tests[docs.${target#docs_}]=1 targets[$target]=1 ;;
+    docs_*)  # tests_docs compares what some of them print
+      tests[docs.${target#docs_}]=1 targets[$target]=1 targets[tests_docs]=1 ;;
     bench_*) targets[bench_gpu_ops]=1 ;;
     apps_compare | apps_common | *) ;;  # programs: plan_changes has added all of them
   esac

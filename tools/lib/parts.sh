@@ -24,6 +24,7 @@ apps          2  390
 autograd      1  460
 device        -    -
 device_code   -    -
+pictures      -    -
 ptx           -    -
 structure     -    -
 '

@@ -135,7 +135,7 @@ class Stage:
             self.faults.append("%s links to %s, which does not exist" % (page, target))
             return target
         here = self.name(page)
-        if path.endswith(".svg"):
+        if path.endswith((".svg", ".png")):
             shutil.copyfile(os.path.join(self.root, path), self.made("pictures/" + path.replace("/", "-")))
             return posixpath.relpath("pictures/" + path.replace("/", "-"), posixpath.dirname(here))
         return posixpath.relpath(name + ".md", posixpath.dirname(here)) + ("#" + parts.fragment if parts.fragment else "")
@@ -181,7 +181,7 @@ class Stage:
                       for p in glob.glob(os.path.join(self.root, "docs", "**", "*.md"), recursive=True)] + ["README.md"]
         while self.open:
             path = self.open.pop()
-            if path in self.done or path.endswith(".svg") or path == "docs/README.md":
+            if path in self.done or path.endswith((".svg", ".png")) or path == "docs/README.md":
                 continue
             self.done.add(path)
             if os.path.isdir(os.path.join(self.root, path)):
@@ -274,6 +274,14 @@ def link_faults(site):
     return faults
 
 
+def calculator(root):
+    """The script of the page that calculates memory: the planner of tapestry-compare's page, what it measured, and the form."""
+    planner = re.findall(r"\bplanner/\w+\.js", read(os.path.join(root, "apps/CMakeLists.txt")))
+    parts = [read(os.path.join(root, path)) for path in ["apps/common/page/dom.js"] + ["apps/compare/page/" + name for name in planner]]
+    blocks, form = (read(os.path.join(ROOT, "tools/site/calculator", name)) for name in ("blocks.json", "calculator.js"))
+    return "(() => {\n'use strict';\n%s\nconst BLOCKS = %s;\n%s})();\n" % ("\n".join(parts), blocks, form)
+
+
 def build(root, out, programs):
     """Writes the site to `out`. What is there is replaced when the new site is complete, and stays if a Failure is raised."""
     work = tempfile.mkdtemp(prefix="tapestry-docs-")
@@ -314,6 +322,7 @@ def build_site(root, work, site, programs):
         raise Failure("Sphinx did not end within %d seconds, and was stopped; try again when the machine has less to do" % late.timeout) from late
     if done.returncode:
         raise Failure("Sphinx has warnings, which are errors:\n" + done.stdout.replace(stage.folder + "/", ""))
+    write(os.path.join(site, "_static/memory-calculator.js"), calculator(root))
     faults = link_faults(site)
     if faults:
         raise Failure("\n".join(faults))

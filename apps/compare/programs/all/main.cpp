@@ -1,6 +1,7 @@
-// Runs one of the programs of the folder above, whose name is the argument, for tests. Together they compile as
+// Runs one of the programs of the folder above, whose name is the first argument. Together they compile as
 // fast as one.
 #include <cstdio>
+#include <functional>
 #include <map>
 #include <string>
 
@@ -31,10 +32,16 @@ namespace pipelined {
 namespace strategy {
 #include "tapestry/apps/compare/programs/strategy.cpp"
 }
+namespace placed {
+#include "tapestry/apps/compare/programs/placed.cpp"
+}
+namespace resumable {
+#include "tapestry/apps/compare/programs/resumable.cpp"
+}
 #undef main
 
 int main(int argc, char** argv) {
-  const std::map<std::string, int (*)()> programs = {
+  const std::map<std::string, std::function<int()>> programs = {
       {"one_device", one_device::run},
       {"data_parallel", data_parallel::run},
       {"distributed_data_parallel", distributed_data_parallel::run},
@@ -42,10 +49,12 @@ int main(int argc, char** argv) {
       {"fully_shard", fully_shard::run},
       {"stages", stages::run},
       {"pipelined", pipelined::run},
-      {"strategy", strategy::run}};
-  const auto found = programs.find(argc == 2 ? argv[1] : "");
+      {"placed", placed::run},
+      {"strategy", strategy::run},
+      {"resumable", [&] { return resumable::run(argc - 1, argv + 1); }}};
+  const auto found = programs.find(argc >= 2 ? argv[1] : "");
   if (found == programs.end()) {
-    std::fprintf(stderr, "usage: compare_programs NAME\n");
+    std::fprintf(stderr, "usage: docs_five_diffs NAME\n");
     return 2;
   }
   return found->second();
