@@ -6,6 +6,7 @@
 
 #include "tapestry/apps/common/command_line.h"
 #include "tapestry/apps/common/precision.h"
+#include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/loss.h"
@@ -76,12 +77,15 @@ std::vector<distributed::Stage> DividedModel::stages(const std::vector<Device>& 
     }
     // Stages take and return the features and, if the sequences have several documents, the document of each
     // token, from which each stage computes the mask and the positions.
-    const auto compute = [=, &model = model_, precision = precision_,
+    const auto compute = [=, &model = model_, precision = precision_, recomputes = recomputes_,
                           caches = caches_](const Tensors& inputs) {
       const AutocastScope autocast(precision);
       Tensor x = inputs[0];
       const nn::TokenContext tokens = model.resolved(context_of(inputs));
       nn::KvCache* const cache = cache_for(*caches, x);
+      const auto block = [=](auto& layer, const Tensor& features, const auto& how) {
+        return recomputes ? checkpoint(layer, features, how) : layer(features, how);
+      };
       const auto layer = [&](std::size_t i) {
         return cache ? &cache->layer(static_cast<std::int64_t>(begin + i)) : nullptr;
       };
@@ -92,13 +96,14 @@ std::vector<distributed::Stage> DividedModel::stages(const std::vector<Device>& 
           how.angles = llama->model.rotary_emb.angles(tokens.positions, x.dtype());
         for (std::size_t i = 0; i < mine.size(); ++i) {
           how.cache = layer(i);
-          x = dynamic_cast<nn::LlamaDecoderLayer&>(*mine[i])(x, how);
+          x = block(dynamic_cast<nn::LlamaDecoderLayer&>(*mine[i]), x, how);
         }
       } else {
         if (first) x = gpt2->transformer.embed(x, tokens.positions, layer(0));
         for (std::size_t i = 0; i < mine.size(); ++i)
-          x = dynamic_cast<nn::Gpt2Block&>(*mine[i])(
-              x, nn::Gpt2BlockContext{.cache = layer(i), .mask = tokens.mask, .documents = tokens.documents});
+          x = block(
+              dynamic_cast<nn::Gpt2Block&>(*mine[i]), x,
+              nn::Gpt2BlockContext{.cache = layer(i), .mask = tokens.mask, .documents = tokens.documents});
       }
       if (last)
         return Tensors{

@@ -19,10 +19,15 @@ std::vector<tapestry::nn::Module*> blocks_of(tapestry::nn::LanguageModel& model)
 class DividedModel {
  public:
   /// Both must outlive this object and what parts() returns. `precision` is that of AutocastScope. With
-  /// `has_documents`, sequences may have several documents.
+  /// `has_documents`, sequences may have several documents. With `recomputes`, stages compute their blocks
+  /// again in backward.
   DividedModel(tapestry::distributed::Strategy& strategy, tapestry::nn::LanguageModel& model,
-               const std::string& precision, bool has_documents = false)
-      : strategy_(strategy), model_(model), precision_(precision), has_documents_(has_documents) {}
+               const std::string& precision, bool has_documents = false, bool recomputes = false)
+      : strategy_(strategy),
+        model_(model),
+        precision_(precision),
+        has_documents_(has_documents),
+        recomputes_(recomputes) {}
 
   /// For Strategy::wrap(). Inputs are token ids (N, L) and, if the sequences have several documents, the
   /// document of each token; targets are words (N, L). Losses count words.
@@ -44,7 +49,7 @@ class DividedModel {
   tapestry::distributed::Strategy& strategy_;
   tapestry::nn::LanguageModel& model_;
   const std::string precision_;
-  const bool has_documents_;
+  const bool has_documents_, recomputes_;
   // While text is written: one for each device. Forward and the stages then append the tokens to it, each to
   // the layers that it computes, and return the logits of the last token alone.
   using Caches = std::vector<std::pair<tapestry::Device, tapestry::nn::KvCache>>;

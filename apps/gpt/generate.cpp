@@ -16,6 +16,7 @@
 #include "tapestry/core/parallel.h"
 #include "tapestry/distributed/comm/environment.h"
 #include "tapestry/distributed/comm/text.h"
+#include "tapestry/distributed/mesh/strategy_text.h"
 
 namespace apps::gpt {
 
@@ -43,6 +44,8 @@ std::string read_prompt() {
   return {std::istreambuf_iterator<char>(std::cin), {}};
 }
 
+bool is_parallel(const Options& o) { return !distributed::parse_strategy(o.parallel).empty(); }
+
 JobOptions job_of(const Options& o) {
   return {.command = "gpt generate",
           .parallel = o.parallel,
@@ -60,7 +63,7 @@ int run(const Options& o, bool has_prompt) {
   if (o.threads > 0) set_num_threads(o.threads);
   // A job of one process needs no strategy, and starts sooner without one.
   std::optional<TrainingJob> job;
-  if (o.parallel != "none" || distributed::read_environment().world_size > 1) job.emplace(job_of(o));
+  if (is_parallel(o) || distributed::read_environment().world_size > 1) job.emplace(job_of(o));
   if (job && job->size() > 1) prompt = distributed::broadcast_text(*job->group(), prompt, 0, "prompt");
   const bool first = !job || job->first();
   const Pretrained p = load_pretrained(o.model);
@@ -137,7 +140,7 @@ int generate(int argc, char** argv) {
            {.check = between(0, 1024)});
   line.footer("Exit status: 0 done, 1 failed, 2 wrong options, 130 after Ctrl-C.");
   return line.run(argc, argv, [&] {
-    if (o.parallel != "none") {
+    if (is_parallel(o)) {
       // Strategies divide parameters, and blocks of a GGUF file are none.
       if (line.given("--weights") && o.model.weights == "packed")
         throw UsageError("[gpt generate] --parallel divides f32 weights; leave out --weights packed");

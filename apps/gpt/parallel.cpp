@@ -38,6 +38,21 @@ void check_batch(const TrainingJob& job, const char* command, std::int64_t batch
                      " parts on each of ", ranks, " ranks; choose a multiple of ", all);
 }
 
+std::optional<double> mean_loss(TrainingJob& job, std::int64_t batches,
+                                const std::function<distributed::Batch(std::int64_t)>& read,
+                                const std::function<bool()>& stops) {
+  const std::int64_t ranks = job.strategy().data_size(), rank = job.strategy().data_rank();
+  const auto result = job.strategy().evaluate((batches + ranks - 1) / ranks,
+                                              [&](std::int64_t turn) {
+                                                const std::int64_t mine = turn * ranks + rank;
+                                                distributed::Batch batch = read(mine < batches ? mine : 0);
+                                                batch.counts = mine < batches;
+                                                return batch;
+                                              },
+                                              stops);
+  return result ? std::optional(result->mean()) : std::nullopt;
+}
+
 Parallel::Parallel(const TrainOptions& o) : TrainingJob(job_of(o)), options_(o) {
   check_batch(*this, "gpt train", o.batch_size, o.accumulate);
   if (strategy().stages() > o.layers && o.config.empty() && o.init.empty())
@@ -77,18 +92,12 @@ double Parallel::forward_backward(Windows& text, std::int64_t step, optim::GradS
 
 std::optional<double> Parallel::held_out_loss(const Windows& text, std::int64_t windows,
                                               const std::function<bool()>& stops) {
-  const std::int64_t ranks = strategy().data_size(), rank = strategy().data_rank();
-  const std::int64_t rows = std::max<std::int64_t>(options_.batch_size / (options_.accumulate * ranks), 1);
-  const std::int64_t batches = (windows + rows - 1) / rows;
-  // Rank r takes batches r, r + ranks, ... A rank that has none left computes the first one.
-  const auto read = [&](std::int64_t turn) {
-    const std::int64_t mine = turn * ranks + rank, index = mine < batches ? mine : 0;
-    distributed::Batch batch = on_device(text.in_order(index * rows, std::min(rows, windows - index * rows)));
-    batch.counts = mine < batches;
-    return batch;
-  };
-  const auto result = strategy().evaluate((batches + ranks - 1) / ranks, read, stops);
-  return result ? std::optional(result->mean()) : std::nullopt;
+  const std::int64_t rows =
+      std::max<std::int64_t>(options_.batch_size / (options_.accumulate * strategy().data_size()), 1);
+  return mean_loss(
+      *this, (windows + rows - 1) / rows,
+      [&](std::int64_t i) { return on_device(text.in_order(i * rows, std::min(rows, windows - i * rows))); },
+      stops);
 }
 
 }  // namespace apps::gpt

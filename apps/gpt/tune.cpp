@@ -106,13 +106,14 @@ void each_option(F&& option) {
          OptionRules());
   option("--precision", &O::precision, kPrecisionHelp, OptionRules{.check = one_of(precisions())});
   option("--parallel", &O::parallel,
-         "none, or a mode: dp, several devices of one process; or with tapestry-run ddp; zero1; zero2; or "
-         "fsdp, which "
-         "divides the parameters, frozen ones too (weights that stay packed are in every process); or a text "
-         "such as replicate=2:zero=1 or replicate=2,shard=2. A resumed run may have another mode",
+         "none, or a mode: dp or pipeline, several devices of one process; or with tapestry-run ddp; zero1; "
+         "zero2; or fsdp, which divides the parameters, frozen ones too (weights that stay packed are in "
+         "every process); or a text such as replicate=2:zero=1 or pipeline=2,shard=2. A resumed run may have "
+         "another mode",
          OptionRules{.check = parallel_text()});
   option("--devices", &O::devices,
-         "Devices of dp and other modes over devices of one process, if --parallel does not say how many",
+         "Devices of dp, pipeline and other modes over devices of one process, if --parallel does not say "
+         "how many",
          OptionRules{.check = between(1, 64)});
   option("--threads", &O::threads, "Compute threads; 0 uses OMP_NUM_THREADS, or all cores",
          OptionRules{.check = between(0, 1024)});

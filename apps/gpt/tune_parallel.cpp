@@ -5,12 +5,18 @@
 
 #include "tapestry/apps/common/precision.h"
 #include "tapestry/apps/gpt/parallel.h"
+#include "tapestry/autograd/ops/compare.h"
+#include "tapestry/autograd/ops/loss.h"
+#include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/autograd/ops/view.h"
 
 namespace apps::gpt {
 
 using namespace tapestry;
 
 namespace {
+
+constexpr std::int64_t kIgnored = -100;  // a target without a loss
 
 JobOptions job_of(const TuneOptions& o) {
   // Ranks may have different numbers of threads.
@@ -23,6 +29,7 @@ JobOptions job_of(const TuneOptions& o) {
           .devices_option = "--devices",
           .restartable = o.resume == "auto",
           .parts = static_cast<int>(o.accumulate),
+          .has_stages = true,
           .live = o.live,
           .identity = to_json(same) + o.run_dir + (o.resumed ? " resumed" : " new")};
 }
@@ -55,9 +62,16 @@ void TuneParallel::wrap(nn::LanguageModel& model) {
     const AutocastScope autocast(precision_);
     return distributed::Loss{model(rows.sequences.ids, how), static_cast<double>(rows.targets)};
   };
-  divided_ = std::make_unique<DividedModel>(strategy(), model, precision_, /*has_documents=*/true);
+  divided_ = std::make_unique<DividedModel>(strategy(), model, precision_, /*has_documents=*/true,
+                                            /*recomputes=*/!keep_activations_);
   distributed::ModelParts parts = divided_->parts();
   parts.forward_loss = loss;
+  // Of stages, and of evaluations whose outputs are wanted.
+  parts.loss = [this](const std::vector<Tensor>& logits, const std::vector<Tensor>& targets) {
+    const AutocastScope autocast(precision_);
+    return distributed::Loss{cross_entropy(logits[0].flatten(0, 1), targets[0].flatten()),
+                             targets[0].ne(kIgnored).sum().item()};
+  };
   strategy().wrap(model, std::move(parts));
 }
 
@@ -78,16 +92,8 @@ std::optional<double> TuneParallel::forward_backward(const data::PackedSequences
 std::optional<double> TuneParallel::held_out_loss(const data::PackedSequences& data, std::int64_t most,
                                                   const std::function<bool()>& stops) {
   const std::int64_t count = most > 0 ? std::min(most, data.size()) : data.size();
-  const std::int64_t ranks = strategy().data_size(), rank = strategy().data_rank();
-  // Rank r takes sequences r, r + ranks, ... A rank that has none left computes the first one.
-  const auto read = [&](std::int64_t turn) {
-    const std::int64_t mine = turn * ranks + rank;
-    distributed::Batch batch = batch_of(tune_batch(data, {mine < count ? mine : 0}));
-    batch.counts = mine < count;
-    return batch;
-  };
-  const auto result = strategy().evaluate((count + ranks - 1) / ranks, read, stops);
-  return result ? std::optional(result->mean()) : std::nullopt;
+  return mean_loss(
+      *this, count, [&](std::int64_t i) { return batch_of(tune_batch(data, {i})); }, stops);
 }
 
 }  // namespace apps::gpt

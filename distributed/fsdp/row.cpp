@@ -150,7 +150,7 @@ const RowRegistration shard_over_ranks{
          [](const AxisSpec& axis, StepDivision& step) {
            step.sum = StepDivision::Sum::units;
            step.keeps_whole = axis.option("gather", "step") == "step";
-           return axis.option("reduce", "step") == "step" && !offloads(axis);
+           return !offloads(axis);
          },
      .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
        return std::make_unique<ShardOverRanks>(context);

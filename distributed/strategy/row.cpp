@@ -176,10 +176,14 @@ std::vector<StepDivision> divisions_of(const StrategyPlan& plan) {
     for (const StrategyRow* const row : rows)
       if (!row->divide || !row->divide(axis, division)) return {};
   }
-  // Only stages make fully_shard gather once in a step unless the text asks for it.
-  if (std::all_of(all.begin(), all.end(), [](const StepDivision& d) { return d.schedule.empty(); }))
-    for (std::size_t i = 0; i < all.size(); ++i)
-      all[i].keeps_whole = all[i].keeps_whole && plan.axes[i].options.contains("gather");
+  const bool stages =
+      std::any_of(all.begin(), all.end(), [](const StepDivision& d) { return !d.schedule.empty(); });
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    // A step without stages has one part, so that reducing each part is what is predicted anyway.
+    if (stages && plan.axes[i].option("reduce", "step") != "step") return {};
+    // Only stages make fully_shard gather once in a step unless the text asks for it.
+    all[i].keeps_whole = all[i].keeps_whole && (stages || plan.axes[i].options.contains("gather"));
+  }
   return all;
 }
 

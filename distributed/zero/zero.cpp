@@ -64,10 +64,6 @@ void ZeroBase::State::add_items(const Groups& groups) {
             " and is not dense; register it with contiguous()");
       check(t.numel() == 0 || storages.insert(t.storage().get()).second, "[", kOp, "] ", item.label,
             " shares memory with another parameter; tie weights by assigning one slot to the other");
-      check(stage == 1 || !t.requires_grad() || !nn::is_of_several_stages(slot), "[", kOp, "] ", number,
-            " of shape ", slot.layout() ? slot.layout()->whole_sizes() : t.sizes(),
-            " is a tied weight of several stages of a pipeline, which add their gradients of it, and stage 2 "
-            "divides these differently in each of them; choose stage 1 (zero=1)");
       trains = trains || t.requires_grad();
       if (t.requires_grad() && !nn::is_of_other_stage(slot)) {
         item.place = static_cast<int>(item_of.size());
@@ -119,7 +115,12 @@ void ZeroBase::State::make_division() {
         own.empty() ? "" : items[static_cast<std::size_t>(own.begin()->second)].label,
         " is no trained parameter of the DistributedDataParallel; wrap the model again after it has changed");
   item_of = std::move(by_place);
-  found->divide([this] { reducer = nullptr; });
+  // The stages of a pipeline add their gradients of a tied weight, so each of them divides it in the same
+  // way.
+  std::vector<bool> alone;
+  for (const int i : item_of)
+    alone.push_back(nn::is_of_several_stages(items[static_cast<std::size_t>(i)].slot));
+  found->divide([this] { reducer = nullptr; }, alone);
   reducer = found;
 }
 

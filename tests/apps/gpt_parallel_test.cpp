@@ -196,6 +196,11 @@ TEST_CASE("a sharded run of gpt resumes with and without a launcher") {
   check_resumed("from divided layers to shards", ranks, ranks, "tensor=2:sequence=1", "shard=2");
   check_resumed("from divided sequences to shards", ranks, ranks, "context=2", "shard=2");
   check_resumed("from copies to one process", ranks, one_process, "replicate=2:zero=1", "none");
+  const auto four = [](const std::vector<std::string>& arguments) {
+    return run(tests::on_ranks(4, "gpt", arguments));
+  };
+  check_resumed("from one mesh to another", four, four, "pipeline=2,replicate=2:zero=2",
+                "replicate=2,shard=2");
 }
 
 TEST_CASE("gpt on two devices of one process trains as on one") {
@@ -307,9 +312,9 @@ TEST_CASE("gpt tune on two ranks and devices computes what it computes on one") 
     std::vector<std::string> options;
     std::vector<std::string> modes;
   };
-  std::vector<Kind> kinds = {{"packed", {}, {"ddp", "fsdp", "dp", "context=2"}},
-                             {"f32", {"--weights", "f32", "--keep-activations"}, {"fsdp"}},
-                             {"full", {"--method", "full"}, {"ddp", "fsdp"}}};
+  std::vector<Kind> kinds = {{"packed", {}, {"ddp", "fsdp", "dp", "context=2", "pipeline=2"}},
+                             {"f32", {"--weights", "f32", "--keep-activations"}, {"fsdp", "pipeline"}},
+                             {"full", {"--method", "full"}, {"ddp", "fsdp", "pipeline=2"}}};
   if (kSanitized) kinds.pop_back();
   for (const Kind& kind : kinds) {
     const double loss = tuned(run({.arguments = options(kind.name, kind.options), .program = "gpt"}));
@@ -320,7 +325,8 @@ TEST_CASE("gpt tune on two ranks and devices computes what it computes on one") 
       const std::string name = kind.name + mode;
       const std::vector<std::string> all = options(name, arguments);
       const double parallel_loss =
-          tuned(mode == "dp" ? run({.arguments = all, .program = "gpt"}) : on_two_ranks("gpt", all));
+          tuned(mode == "dp" || mode == "pipeline" ? run({.arguments = all, .program = "gpt"})
+                                                   : on_two_ranks("gpt", all));
       CHECK(std::abs(parallel_loss - loss) < 2e-4);  // printed with four digits
       if (kind.name == "full") CHECK(distance(folder / kind.name, folder / name) < 1e-5);
       else CHECK(distance_of_adapters(folder / kind.name, folder / name) < 1e-5);
@@ -350,7 +356,7 @@ TEST_CASE("gpt tune on two ranks and devices computes what it computes on one") 
     CHECK_FALSE(std::filesystem::exists(folder / "refused"));
   };
   refused({"--precision", "f8"}, "--precision");
-  refused({"--parallel", "pipeline"}, "--parallel");
+  refused({"--parallel", "pipeline=9"}, "into 9 stages");
   const Ended alone = on_two_ranks("gpt", options("alone", {}));
   CHECK(alone.status == 2);
   CHECK_THAT(alone.err, ContainsSubstring("add --parallel ddp"));

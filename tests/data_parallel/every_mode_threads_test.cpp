@@ -227,7 +227,8 @@ Trace on_rank(const Case& c, const Group& group) {
   std::optional<FullyShard> fsdp;
   if (c.mode == "fsdp" || c.mode == "hsdp") {
     std::optional<Mesh> mesh;
-    if (c.mode == "hsdp") mesh.emplace(group, std::vector<AxisSize>{{"replicate", 2}, {"shard", -1}});
+    if (c.mode == "hsdp")
+      mesh.emplace(group, std::vector<AxisSize>{{"replicate", c.copies}, {"shard", -1}});
     const FsdpOptions options{.group = mesh ? (*mesh)["shard"].group() : group,
                               .replicate_group = mesh ? (*mesh)["replicate"].group() : nullptr,
                               .reshard_after_forward = c.reshard,

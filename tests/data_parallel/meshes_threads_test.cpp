@@ -68,7 +68,7 @@ TEST_CASE("a training goes on on any other mesh, and bit for bit on the same one
                                         "shard=3",
                                         "pipeline=2:schedule=zero-bubble",
                                         "replicate=2,shard=2",
-                                        "pipeline=2,replicate=2:zero=1",
+                                        "pipeline=2,replicate=2:zero=2",
                                         "pipeline=2,shard=2",
                                         "pipeline=2,replicate=2,shard=2"};
   const tests::TempDir dir;

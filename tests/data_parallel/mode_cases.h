@@ -50,11 +50,13 @@ struct Case {
   bool checkpoint = false;
   std::string with = {};      // a strategy's axis beside its pipeline
   int readers = 1;            // along that axis
+  int copies = 2;             // of a sharded model, in the mode hsdp
   Fault fault = Fault::none;
 
   std::string str() const {
     std::string text = concat({mode, " seed ", seed, ", ", members, " members, ", blocks, " blocks of "});
     if (readers > 1) text += with + ", ";
+    if (mode == "hsdp") text += concat({copies, " copies, "});
     text += concat({width, ", ", parts, " parts, ", calls, " calls, ", samples, " samples, in the last "});
     text += concat({last, adamw ? ", AdamW" : ", SGD", ", clip ", clip, ", ", schedule_name(schedule)});
     text += concat({", full units ", full_units, ", units ", units, ", reshard ", reshard});
@@ -92,7 +94,10 @@ inline Case drawn(const std::string& mode, std::uint64_t seed) {
   const auto pick = [&](int low, int high) { return low + static_cast<int>(random() % (high - low + 1)); };
   Case c{.mode = mode, .seed = seed};
   c.members = pick(2, 4);
-  if (mode == "hsdp") c.members = 4;
+  if (mode == "hsdp") {
+    c.members = 2 * pick(2, 4);
+    c.copies = pick(0, 1) ? 2 : c.members / 2;
+  }
   c.blocks = pick(4, 6);
   c.width = pick(1, 9);
   c.tied = pick(0, 1), c.frozen = pick(0, 2) == 0, c.unused = pick(0, 1), c.second = pick(0, 1);
@@ -118,7 +123,7 @@ inline Case drawn(const std::string& mode, std::uint64_t seed) {
     c.members = pick(2, 3);
     c.norm = false;  // its statistics would be those of one reader's samples
     const std::vector<std::string> axes{"replicate=2", "replicate=2:zero=1", "shard=2", "shard=2:gather=part",
-                                        c.tied ? "replicate=2:zero=1" : "replicate=2:zero=2"};
+                                        "replicate=2:zero=2"};
     c.with = axes[random() % axes.size()];
     c.readers = 2;
     if (pick(0, 4) == 0) c.with = "replicate=2,shard=2", c.readers = 4, c.members = 2;

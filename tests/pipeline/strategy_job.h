@@ -34,15 +34,16 @@ struct Net : nn::Module {
   }
   const bool tied;
   bool recomputes = false;  // the end, in backward
+  bool detaches = false;    // the end's weight, which then gets no gradient there
   Tensor middle(const Tensor& x) { return bn(fc1(x)).tanh(); }
   // Uses a weight without a call of its module, as language models do.
   Tensor end(const Tensor& x) {
-    const auto compute = [this](const Tensor& input) { return linear(fc2(input).tanh(), head.weight); };
+    const auto compute = [this](const Tensor& input) {
+      return linear(fc2(input).tanh(), detaches ? head.weight->detach() : head.weight.tensor());
+    };
     return recomputes ? checkpoint(compute, x) : compute(x);
   }
-  Tensor forward(const Tensor& words) override {
-    return head(fc2(middle(embed(words))).tanh());
-  }
+  Tensor forward(const Tensor& words) override { return end(middle(embed(words))); }
 
   std::vector<Stage> stages(const std::vector<Device>& on) {
     const auto second = [this](const Tensor& x) { return middle(x); };
@@ -68,6 +69,7 @@ struct Options {
   bool recomputes = false;  // the third stage, in backward
   int readers = 1;       // one process computes the micro-batches of so many pipelines side by side
   int adds = -1;         // the gradients of this step are added to those of the step before
+  int detaches = -1;     // in this step the last stage gives the tied weight no gradient
 };
 
 struct Job {
@@ -75,7 +77,7 @@ struct Job {
   Strategy strategy;
   std::unique_ptr<Net> net;
   std::unique_ptr<optim::Optimizer> optimizer;
-  optim::GradScaler scaler{{.init_scale = 1024}};
+  optim::GradScaler scaler{{.init_scale = 4}};  // small: gradients of a step before count beside scaled ones
   std::vector<double> losses, norms, scales;
   bool overflows = false;
 
@@ -103,6 +105,7 @@ struct Job {
     for (int step = from; step < to; ++step) {
       if (step != options.adds) optimizer->zero_grad();
       overflows = step == 1;
+      net->detaches = step == options.detaches;
       const Tensor words = (arange(kSamples) * (step + 2)).remainder(kWords),
                    next = (arange(kSamples) + step).remainder(kWords);
       const auto read = [&](const Part& part) {

@@ -1,9 +1,11 @@
 // Compares the predicted peak memory of every mode with the allocator's count of a training step, for models
 // that no other test and no program uses.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <numeric>
 #include <optional>
+#include <thread>
 #include <type_traits>
 
 #include "tapestry/tapestry.h"
@@ -148,23 +150,27 @@ std::unique_ptr<optim::Optimizer> optimizer_of(const Case& c, const std::vector<
                                                optim::SGDOptions{.lr = 1e-3, .momentum = 0.9});
 }
 
+enum class Late { none, even_ranks, odd_ranks };
+
 // The peak of each device in a step, above what is allocated now. The least of several steps counts: on a
-// machine with other work, a thread that is late may make another one keep memory for it.
+// machine with other work, a thread that is late may make another one keep memory for it. If threads are late
+// on purpose, the most counts.
 class Meter {
  public:
   explicit Meter(std::vector<Device> devices) : devices_(std::move(devices)) {
     for (const Device d : devices_) before_.push_back(memory_stats(d).allocated);
   }
-  std::vector<double> peaks(const std::function<void()>& step) {
-    std::vector<double> least(devices_.size(), INFINITY);
+  std::vector<double> peaks(const std::function<void()>& step, Late late = Late::none) {
+    std::vector<double> all(devices_.size(), late == Late::none ? INFINITY : 0);
     for (int i = 0; i < 8; ++i) {
       for (const Device d : devices_) reset_peak_memory(d);
       step();
-      for (std::size_t d = 0; d < devices_.size() && i >= 2; ++d)
-        least[d] =
-            std::min(least[d], static_cast<double>(memory_stats(devices_[d]).peak_allocated - before_[d]));
+      for (std::size_t d = 0; d < devices_.size() && i >= 2; ++d) {
+        const auto peak = static_cast<double>(memory_stats(devices_[d]).peak_allocated - before_[d]);
+        all[d] = late == Late::none ? std::min(all[d], peak) : std::max(all[d], peak);
+      }
     }
-    return least;
+    return all;
   }
 
  private:
@@ -279,8 +285,8 @@ std::vector<double> measured_on_ranks(const std::string& mode, const Case& c) {
   return peaks;
 }
 
-// Each rank trains its part of a mesh, as an application does.
-std::vector<double> measured_on_mesh(const std::string& text, const Case& c) {
+// Each rank trains its part of a mesh, as an application does. Late ranks wait before backward.
+std::vector<double> measured_on_mesh(const std::string& text, const Case& c, Late late = Late::none) {
   std::vector<double> peaks(static_cast<std::size_t>(c.setup.devices));
   dist::run_local_ranks(c.setup.devices, [&](const std::shared_ptr<dist::ProcessGroup>& world) {
     const auto rank = static_cast<std::size_t>(world->rank());
@@ -299,6 +305,8 @@ std::vector<double> measured_on_mesh(const std::string& text, const Case& c) {
         .forward = [&](const std::vector<Tensor>& x) { return std::vector{(*model)(x[0])}; },
         .loss =
             [&](const std::vector<Tensor>& x, const std::vector<Tensor>& y) {
+              if (late == (rank % 2 == 0 ? Late::even_ranks : Late::odd_ranks))
+                std::this_thread::sleep_for(std::chrono::milliseconds(5));
               return dist::Loss{c.model.loss(x[0], y[0]), static_cast<double>(y[0].size(0))};
             },
         .stages =
@@ -328,12 +336,15 @@ std::vector<double> measured_on_mesh(const std::string& text, const Case& c) {
     const auto part = [&](const Tensor& t) { return t.narrow(0, mine.first, mine.count).clone().to(device); };
     if (is_first) batch.inputs = {part(c.model.inputs)};
     if (is_last) batch.targets = {part(c.model.targets)};
-    peaks[rank] = meter.peaks([&] {
-      optimizer->zero_grad();
-      strategy.gradients([&](const dist::Part&) { return batch; }, static_cast<double>(c.setup.batch_size));
-      optimizer->step();
-      world->barrier().wait();
-    })[0];
+    peaks[rank] = meter.peaks(
+        [&] {
+          optimizer->zero_grad();
+          strategy.gradients([&](const dist::Part&) { return batch; },
+                             static_cast<double>(c.setup.batch_size));
+          optimizer->step();
+          world->barrier().wait();
+        },
+        late)[0];
   });
   return peaks;
 }
@@ -397,11 +408,12 @@ TEST_CASE("predicted peaks of divided layers are at least the allocator's, alone
   }
 }
 
-// The prediction is an upper bound. For the first stage it is at most 10% too high. It is up to 30% too high
-// where the peak depends on timing: how many micro-batches a later stage receives ahead, and, beside
-// replicas, whether the gradients of a block are divided before those of the next one arrive. It leaves out
-// the flags in buckets, the numbers that ranks compare, and the header of a message that a stage is receiving
-// (MessageHeader): some bytes.
+// The prediction is an upper bound, and at most 10% too high, or 20% for a later stage that postpones the
+// gradients of weights. Some peaks depend on timing: how many
+// micro-batches a later stage receives ahead, and, beside replicas, whether the gradients of a block are
+// divided before those of the next one arrive. They are measured with late ranks too. The prediction leaves
+// out the flags in buckets, the numbers that ranks compare, and the header of a message that a stage is
+// receiving (MessageHeader): some bytes.
 TEST_CASE("predicted peaks of meshes are at least the allocator's, and at most 10% above") {
   manual_seed(1);
   for (Case& c : cases()) {
@@ -418,12 +430,18 @@ TEST_CASE("predicted peaks of meshes are at least the allocator's, and at most 1
           "pipeline=2:schedule=zero-bubble,replicate=2", "replicate=2,shard=2", "pipeline=2,shard=2",
           "pipeline=2,replicate=2:zero=1", "pipeline=2,replicate=2:zero=2"}) {
       const std::vector<MemoryItems> memory = predicted(mode, profile, {}, c.setup).memory;
-      const std::vector<double> bytes = least_measured_on_mesh(mode, c, memory, kFlags);
+      std::vector<double> bytes = least_measured_on_mesh(mode, c, memory, kFlags);
       for (std::size_t d = 0; d < bytes.size(); ++d) {
         CAPTURE(c.name, mode, d, memory[d].items(), bytes[d]);
         CHECK(memory[d].total() + kFlags >= bytes[d]);
-        const bool varies = 2 * d >= bytes.size() || mode == std::string("replicate=2,shard=2");
-        CHECK(memory[d].total() <= (varies ? 1.3 : 1.1) * bytes[d]);
+        const bool postpones =
+            2 * d >= bytes.size() && std::string(mode).find("zero-bubble") != std::string::npos;
+        const double most = postpones ? 1.2 : 1.1;
+        for (int again = 0; again < 3; ++again)
+          for (const Late late : {Late::even_ranks, Late::odd_ranks})
+            if (memory[d].total() > most * bytes[d])
+              bytes[d] = std::max(bytes[d], measured_on_mesh(mode, c, late)[d]);
+        CHECK(memory[d].total() <= most * bytes[d]);
       }
     }
   }

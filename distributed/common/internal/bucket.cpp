@@ -17,6 +17,10 @@ std::vector<std::vector<int>> assign_buckets(std::span<const BucketParameter> pa
   std::vector<Open> open, closed;
   for (std::size_t at = 0; at < order.size(); ++at) {
     const BucketParameter& p = parameters[static_cast<std::size_t>(order[at])];
+    if (p.alone) {
+      closed.push_back({p.dtype, p.device, p.bytes, {order[at]}, at});
+      continue;
+    }
     auto bucket = std::find_if(open.begin(), open.end(),
                                [&](const Open& b) { return b.dtype == p.dtype && b.device == p.device; });
     if (bucket == open.end()) bucket = open.insert(open.end(), Open{p.dtype, p.device, 0, {}, 0});

@@ -13,6 +13,7 @@ struct BucketParameter {
   std::size_t bytes = 0;
   DType dtype = DType::f32;
   Device device;
+  bool alone = false;  ///< in a bucket of its own
 };
 
 /// Fills buckets with parameters in the given order of indices. There is one open bucket per dtype and

@@ -113,7 +113,7 @@ void Reducer::build(const std::vector<int>& order) {
   order_ = order;
   std::vector<BucketParameter> sizes;
   for (const Parameter& p : parameters_)
-    sizes.push_back({p.tensor.nbytes(), p.tensor.dtype(), p.tensor.device()});
+    sizes.push_back({p.tensor.nbytes(), p.tensor.dtype(), p.tensor.device(), p.alone});
   // The memory of the old buckets is freed before the new ones are allocated.
   buckets_.clear();
   for (Parameter& p : parameters_) {

@@ -92,9 +92,10 @@ class Reducer : private nn::DividedGradients {
   // part if it is still there.
 
   /// Divides the gradients of all later passes. `ended` is called if the reducer is destroyed before
-  /// undivide(). Call it on all ranks, between passes. Throws ValueError if the gradients are divided
-  /// already.
-  void divide(std::function<void()> ended);
+  /// undivide(). A parameter whose `alone` is true, in the order of parameters(), gets a bucket of its own:
+  /// then its size alone says which elements a rank has. Call it on all ranks, between passes. Throws
+  /// ValueError if the gradients are divided already.
+  void divide(std::function<void()> ended, const std::vector<bool>& alone);
   /// Ends the division. Divided gradients become undefined.
   void undivide();
   /// Where the parameters lie, in the order in which they were given to the constructor. A new order that the
@@ -108,6 +109,9 @@ class Reducer : private nn::DividedGradients {
   /// This rank's elements of the mean gradient of a parameter. Undefined if the last pass left no gradient,
   /// or if something else replaced it.
   Tensor gradient_part(int parameter);
+  /// Gives a parameter a divided gradient of zeros. Returns false, and does nothing, if gradients are not
+  /// divided.
+  bool begin_part(const Tensor& parameter);
   std::vector<std::pair<std::string, Tensor>> parameters() const;
   const std::shared_ptr<ProcessGroup>& group() const { return group_; }
 
@@ -131,6 +135,7 @@ class Reducer : private nn::DividedGradients {
     HookHandle before_sum;       // ReduceOp::sum: runs once, before a gradient is added to `reduced`
     bool watches_sum = false;    // before_sum is registered
     // If the gradients are divided:
+    bool alone = false;     // in a bucket of its own
     HookHandle before;      // runs before a gradient is added to grad()
     StorageRef no_memory;   // the storage of grad() if this rank's part is valid
     bool has_part = false;  // true if the part is valid although grad() has the sum of passes since then

@@ -9,7 +9,7 @@
 
 namespace tapestry::distributed {
 
-void Reducer::divide(std::function<void()> ended) {
+void Reducer::divide(std::function<void()> ended, const std::vector<bool>& alone) {
   check(!divided_, "[ZeroRedundancyOptimizer] the gradients of this DistributedDataParallel are divided ",
         "already by another ZeroRedundancyOptimizer; destroy that one first, or give it all parameters as ",
         "groups");
@@ -17,6 +17,7 @@ void Reducer::divide(std::function<void()> ended) {
   const std::vector<int> order = learned_order_.empty() ? order_ : std::exchange(learned_order_, {});
   divided_ = true;
   ended_ = std::move(ended);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].alone = alone[i];
   build(order);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
@@ -42,7 +43,7 @@ void Reducer::end_division() {
     if (is_part(p, p.tensor.grad())) p.tensor.set_grad({});
     p.no_memory->set_source(nullptr);
     p.no_memory = {};
-    p.has_part = p.adds = false;
+    p.has_part = p.adds = p.alone = false;
   }
   parameter_of_.clear();
   divided_ = false;
@@ -78,6 +79,23 @@ std::vector<std::pair<std::string, Tensor>> Reducer::parameters() const {
 Tensor Reducer::gradient_part(int parameter) {
   const Parameter& p = parameters_[static_cast<std::size_t>(parameter)];
   return divided_ && is_part(p, p.tensor.grad()) ? part_view(parameter) : Tensor();
+}
+
+bool Reducer::begin_part(const Tensor& parameter) {
+  if (!divided_) return false;
+  const NoGradGuard no_grad;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& p = parameters_[i];
+    if (!p.tensor.is_same(parameter)) continue;
+    Bucket& b = buckets_[static_cast<std::size_t>(p.bucket)];
+    const DividedBucket& place = division_.buckets()[static_cast<std::size_t>(p.bucket)];
+    if (!b.parts.defined()) b.parts = empty({place.chunk}, {place.dtype, place.device});
+    tag_memory(b.parts, MemoryKind::gradients);
+    part_view(static_cast<int>(i)).zero_();
+    set_part_as_gradient(p);
+    return true;
+  }
+  return false;
 }
 
 bool Reducer::is_part(const Parameter& p, const Tensor& grad) {

@@ -6,6 +6,8 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/text.h"
+#include "tapestry/distributed/common/internal/reducer.h"
+#include "tapestry/nn/internal/divided_gradients.h"
 #include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::distributed {
@@ -25,6 +27,18 @@ std::string described(const std::vector<nn::Parameter>& found) {
   if (found.size() > 1) return "two parameters: assign one of them to the other where they are constructed";
   const Tensor& tensor = found[0];
   return concat({tensor.dtype(), " ", tensor.sizes(), tensor.requires_grad() ? "" : ", frozen"});
+}
+
+// What this rank has of a gradient: all elements, or its part of them under ZeRO's stage 2. If there is no
+// gradient, it becomes zeros.
+Tensor elements_of_gradient(const Tensor& parameter) {
+  if (!parameter.grad().defined()) {
+    Reducer* const reducer = reducer_of(parameter);
+    if (!reducer || !reducer->begin_part(parameter)) parameter.set_grad(zeros_like(parameter.detach()));
+  }
+  const Tensor gradient = parameter.grad();
+  nn::DividedGradients* const divided = nn::divided_gradients(gradient);
+  return divided ? divided->part(*gradient.storage()) : gradient;
 }
 
 }  // namespace
@@ -68,7 +82,7 @@ void RankTiedParameters::begin_pass() {
   for (Tie& tie : ties_) {
     const Tensor& parameter = nn::stored_tensor(tie.parameter, 0);
     // A copy: grad() may be in a bucket of DistributedDataParallel, which this pass writes to.
-    tie.earlier = parameter.grad().defined() ? parameter.grad().clone() : Tensor();
+    tie.earlier = parameter.grad().defined() ? elements_of_gradient(parameter).clone() : Tensor();
     parameter.set_grad({});
   }
 }
@@ -107,14 +121,13 @@ void RankTiedParameters::add_gradients() {
   const std::vector<bool> used = used_by_any();
   for (Tie& tie : ties_) {
     const Tensor& parameter = nn::stored_tensor(tie.parameter, 0);
-    Tensor gradient = std::move(tie.earlier);
-    if (used[tie.index]) {
-      // A rank that did not use the weight contributes zeros, because the others wait for it.
-      const Tensor sum = parameter.grad().defined() ? parameter.grad() : zeros_like(parameter.detach());
-      tie.group->all_reduce(sum, ReduceOp::sum, "pipeline: gradients of tied weights").wait();
-      gradient = gradient.defined() ? gradient.add_(sum) : sum;
-    }
-    parameter.set_grad(gradient);
+    const Tensor earlier = std::exchange(tie.earlier, {});
+    if (!used[tie.index] && !earlier.defined()) continue;
+    // A rank that did not use the weight contributes zeros, because the others wait for it.
+    const Tensor gradient = elements_of_gradient(parameter);
+    if (used[tie.index])
+      tie.group->all_reduce(gradient, ReduceOp::sum, "pipeline: gradients of tied weights").wait();
+    if (earlier.defined()) gradient.add_(earlier);
   }
 }
 
