@@ -122,30 +122,57 @@ std::vector<DividedSet> divided_sets(const std::vector<Parameter>& params) {
   return sets;
 }
 
+/// Gradients that the same ranks divide by elements (ZeRO's stage 2), and of which the ranks of each cut have
+/// copies alike. The division may be over ranks that have copies, so all of its parts are joined before
+/// counts_here() says who counts the result.
+struct ElementSet {
+  DividedGradients* divided;
+  std::vector<int> copied;  // of each cut: its dim, or 0 if ranks divide the parameter
+  bool counts_here;
+  std::vector<Tensor> norms = {};
+};
+
+ElementSet& element_set(std::vector<ElementSet>& sets, DividedGradients* divided, const Layout& layout,
+                        int replica) {
+  std::vector<int> copied;
+  for (const Cut& cut : layout.cuts()) copied.push_back(std::min(cut.dim, 0));
+  for (ElementSet& s : sets)
+    if (s.divided == divided && s.copied == copied) return s;
+  return sets.emplace_back(ElementSet{divided, std::move(copied), layout.counts_here(replica)});
+}
+
 // The norm of the gradients that this rank stores, of shape [1], without copies that another rank counts. The
 // dtype does not depend on which gradients a rank has. Collective over the ranks that divide the gradients by
-// elements, if there are any: the replicas of a pipeline's stage under ZeRO's stage 2.
+// elements, if there are any.
 Tensor norm_of_rank(const std::vector<Parameter>& params, const DividedSet& set, int replica,
                     double norm_type) {
   DType dtype = DType::f32;
-  DividedGradients* divided = nullptr;
+  std::vector<ElementSet> of_elements;
   std::vector<Tensor> norms;
   for (const std::size_t i : set.params) {
     const Layout& layout = *params[i].layout();
     const Tensor& stored = layout.stored(replica);
     if (stored.dtype() == DType::f64) dtype = DType::f64;
-    Tensor grad = stored.grad();
+    const Tensor grad = stored.grad();
     if (!grad.defined()) continue;
-    if (DividedGradients* const own = divided_gradients(grad)) {
-      join_division(divided, own);
-      grad = own->part(*grad.storage());
+    if (DividedGradients* const divided = divided_gradients(grad)) {
+      const Tensor part = divided->part(*grad.storage());
+      std::vector<Tensor>& own = element_set(of_elements, divided, layout, replica).norms;
+      if (part.numel() > 0) own.push_back(norm_of(part, norm_type));
+    } else if (grad.numel() > 0 && layout.counts_here(replica)) {
+      norms.push_back(norm_of(grad, norm_type));
     }
-    if (grad.numel() > 0 && layout.counts_here(replica)) norms.push_back(norm_of(grad, norm_type));
   }
   const Device device = set.layout->stored(replica).device();
-  for (Tensor& t : norms) t = t.to(device, dtype);
-  const Tensor own = norms.empty() ? zeros({1}, {dtype, device}) : norm(stack(norms), norm_type).reshape({1});
-  return divided ? joined(*divided, own, norm_type).to(dtype).reshape({1}) : own;
+  const auto norm_of_norms = [&](std::vector<Tensor>& all) {
+    for (Tensor& t : all) t = t.to(device, dtype);
+    return all.empty() ? zeros({1}, {dtype, device}) : norm(stack(all), norm_type).reshape({1});
+  };
+  for (ElementSet& s : of_elements) {
+    const Tensor all = joined(*s.divided, norm_of_norms(s.norms), norm_type);
+    if (s.counts_here) norms.push_back(all.reshape({}));
+  }
+  return norm_of_norms(norms);
 }
 
 // Joins the norms of a group's ranks. Each rank adds a vector of zeros with its norm in its own element: a

@@ -247,9 +247,9 @@ std::string LivePage::state() const {
     const std::string name = alone ? job_.strategy().devices().at(i).str() : concat({"rank ", i});
     const bool has_loss = alone || is_first_stage(static_cast<int>(i));
     return concat({"{\"name\":", json_string(name), ",\"host\":", json_string(hosts_.at(alone ? 0 : i)),
-                   ",\"step\":", r.step,
-                   ",\"has_loss\":", has_loss ? "true" : "false", ",\"loss\":", json_number(r.loss),
-                   ",\"accuracy\":", json_number(r.accuracy), ",\"step_ms\":", json_number(r.step_s * 1e3),
+                   ",\"step\":", r.step, ",\"has_loss\":", has_loss ? "true" : "false",
+                   ",\"loss\":", json_number(r.loss), ",\"accuracy\":", json_number(r.accuracy),
+                   ",\"step_ms\":", json_number(r.step_s * 1e3),
                    ",\"waiting_ms\":", json_number(r.waiting_s * 1e3), ",\"memory\":", array(r.memory), "}"});
   });
   return out + "]}";
@@ -258,7 +258,7 @@ std::string LivePage::state() const {
 // Of the stages of a pipeline over ranks, only the first one has the loss.
 bool LivePage::is_first_stage(int rank) const {
   const bool splits = job_.strategy().stages() > 0;
-  return !splits || distributed::random_place(*job_.strategy().mesh(), rank).stage == 0;
+  return !splits || job_.strategy().random_place(rank).stage == 0;
 }
 
 void LivePage::publish() {

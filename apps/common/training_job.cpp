@@ -65,9 +65,10 @@ TrainingJob::TrainingJob(const JobOptions& o) {
   const distributed::Environment job = distributed::read_environment();
   const distributed::StrategyPlan plan = plan_of(o, job.launcher != "none");
   if (job.world_size > 1 && (plan.over_devices || plan.axes.empty()))
-    fail<UsageError>("[", o.command, "] this is one of ", job.world_size,
-                     " processes, which would all do the same; add --parallel ddp, fsdp, or another mode over "
-                     "ranks");
+    fail<UsageError>(
+        "[", o.command, "] this is one of ", job.world_size,
+        " processes, which would all do the same; add --parallel ddp, fsdp, or another mode over "
+        "ranks");
   if ((job.restart > 0 || job.max_restarts > 0) && !o.restartable)
     fail<UsageError>("[", o.command,
                      "] the launcher restarts this job after a failure, and a restart would begin again or "
@@ -95,7 +96,7 @@ TrainingJob::TrainingJob(const JobOptions& o) {
 }
 
 void TrainingJob::seed_dropout(std::uint64_t seed) const {
-  if (size() > 1) distributed::manual_seed_by_coordinate(*strategy_->mesh(), seed);
+  if (size() > 1) distributed::manual_seed_by_coordinate(strategy_->random_place(), seed);
 }
 
 distributed::ShardedTraining TrainingJob::saved(const nn::Training& training,

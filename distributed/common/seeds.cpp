@@ -32,12 +32,18 @@ RandomPlace random_place(const Mesh& mesh, int rank) {
   return place;
 }
 
-std::uint64_t coordinate_seed(const Mesh& mesh, std::uint64_t seed, int rank) {
-  const RandomPlace place = random_place(mesh, rank);
+std::uint64_t coordinate_seed(const RandomPlace& place, std::uint64_t seed) {
   const std::uint64_t own = place.data_size > 1 ? rank_seed(seed, place.data) : seed;
   return place.stage == 0 ? own : rank_seed(own, place.stage);
 }
 
+std::uint64_t coordinate_seed(const Mesh& mesh, std::uint64_t seed, int rank) {
+  return coordinate_seed(random_place(mesh, rank), seed);
+}
+
+void manual_seed_by_coordinate(const RandomPlace& place, std::uint64_t seed) {
+  manual_seed(coordinate_seed(place, seed));
+}
 void manual_seed_by_coordinate(const Mesh& mesh, std::uint64_t seed) {
   manual_seed(mesh.world() ? coordinate_seed(mesh, seed, mesh.world()->rank()) : seed);
 }

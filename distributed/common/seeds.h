@@ -22,18 +22,22 @@ struct RandomPlace {
   int data = 0, data_size = 1;
   int stage = 0, stages = 1;
 };
-/// The place of a rank of the mesh: its stage along `pipeline`, and its data coordinate along all axes but
+/// The place of a rank of a mesh by the names of its axes, for a program without a Strategy, which has a
+/// random_place() of its own: the stage along `pipeline`, and the data coordinate along all axes but
 /// `pipeline` and `tensor` together.
 RandomPlace random_place(const Mesh& mesh, int rank);
 
-/// The seed of a rank of the mesh, for dropout and other numbers that follow the samples and the layers. It
-/// depends on the rank's data coordinate d and its stage s: see random_place(). With several data coordinates
-/// it is rank_seed(seed, d), otherwise `seed`; that of a stage s > 0 is rank_seed() of this and s.
+/// The seed of a place, for dropout and other numbers that follow the samples and the layers. It depends on
+/// the data coordinate d and the stage s. With several data coordinates it is rank_seed(seed, d), otherwise
+/// `seed`; that of a stage s > 0 is rank_seed() of this and s.
+std::uint64_t coordinate_seed(const RandomPlace& place, std::uint64_t seed);
+/// That of random_place(mesh, rank).
 std::uint64_t coordinate_seed(const Mesh& mesh, std::uint64_t seed, int rank);
 
-/// Calls manual_seed() with this rank's coordinate_seed(). Over devices, where each strategy derives the
-/// seeds of its devices, calls manual_seed(seed). Call it after the model has been constructed, so that the
-/// initial weights agree.
+/// Calls manual_seed() with the coordinate_seed() of the place, which is Strategy::random_place(). Call it
+/// after the model has been constructed, so that the initial weights agree.
+void manual_seed_by_coordinate(const RandomPlace& place, std::uint64_t seed);
+/// The same for this rank's place in a mesh without a Strategy. Over devices, calls manual_seed(seed).
 void manual_seed_by_coordinate(const Mesh& mesh, std::uint64_t seed);
 
 }  // namespace tapestry::distributed

@@ -37,7 +37,14 @@ AttentionParams check_context(const char* op, const Tensor& q, const Tensor& k, 
   check(!axis.over_devices(), "[", op, "] axis ", axis.name(),
         " is over devices of one process; use one over ranks");
   const Tensor& documents = options.documents;
-  if (options.is_causal || documents.defined())
+  check(
+      !options.mask.defined() || (!options.is_causal && !documents.defined()), "[", op,
+      "] options have a mask, and documents or is_causal beside it; the mask of context_document_mask() says "
+      "both, so leave them out");
+  check(!options.mask.defined() || options.mask.size(-1) == q.size(2) * axis.size(), "[", op,
+        "] the mask has the shape ", options.mask.defined() ? options.mask.sizes() : Shape(),
+        "; its last dimension must be the whole sequence, ", q.size(2) * axis.size());
+  if (options.is_causal || documents.defined() || options.mask.defined())
     check(options.order == needed, "[", op, "] with a mask the rows must be in the order ", name_of(needed),
           ", but options.order is ", options.order ? name_of(*options.order) : "not set",
           "; divide the sequence in that order (divide_sequence()) and set options.order to it");
@@ -55,26 +62,43 @@ AttentionParams check_context(const char* op, const Tensor& q, const Tensor& k, 
 
 namespace {
 
+Tensor document_mask_from(const Tensor& documents, std::int64_t begin, std::int64_t rows, bool is_causal) {
+  const Tensor same = eq(documents.narrow(1, begin, rows).unsqueeze(2), documents.unsqueeze(1));
+  if (!is_causal) return same.unsqueeze(1);
+  const TensorOptions integers(DType::i64, documents.device());
+  const Tensor earlier =
+      le(arange(documents.size(1), integers), (arange(rows, integers) + begin).unsqueeze(1));
+  return logical_and(same, earlier).unsqueeze(1);
+}
+
 // Attention of queries that begin at position `begin` to all keys.
 Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t begin, AttentionParams params,
               const ContextAttentionOptions& options) {
-  if (!options.documents.defined()) {
+  if (!options.documents.defined() && !options.mask.defined()) {
     params.is_causal = options.is_causal;
     if (options.is_causal) params.causal_offset = begin;
     return scaled_dot_product_attention(q, k, v, params);
   }
-  const Tensor& all = options.documents;
-  Tensor mask = eq(all.narrow(1, begin, q.size(2)).unsqueeze(2), all.unsqueeze(1));  // (batch, queries, keys)
-  if (options.is_causal) {
-    const TensorOptions integers(DType::i64, all.device());
-    mask = logical_and(mask,
-                       le(arange(k.size(2), integers), (arange(q.size(2), integers) + begin).unsqueeze(1)));
-  }
-  params.attn_mask = mask.unsqueeze(1);
+  params.attn_mask = options.mask.defined()
+                         ? options.mask
+                         : document_mask_from(options.documents, begin, q.size(2), options.is_causal);
   return scaled_dot_product_attention(q, k, v, params);
 }
 
 }  // namespace
+
+Tensor context_document_mask(const Tensor& documents, const Axis& axis, ContextQueries queries,
+                             bool is_causal) {
+  detail::check_defined("context_document_mask", documents, "documents");
+  check(documents.dim() == 2 && documents.dtype() == DType::i64 && documents.size(1) % axis.size() == 0,
+        "[context_document_mask] the documents have the shape ", documents.sizes(), " and dtype ",
+        documents.dtype(), "; expected int64 (batch, length) with a length that ", axis.size(),
+        " ranks divide equally");
+  const std::int64_t rows = documents.size(1) / axis.size();
+  if (queries == ContextQueries::all_rows)
+    return document_mask_from(documents, 0, documents.size(1), is_causal);
+  return document_mask_from(documents, rows * axis.coordinate(), rows, is_causal);
+}
 
 Tensor gathered_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Axis& axis,
                           const ContextAttentionOptions& options) {

@@ -29,6 +29,7 @@
 // Before anything is sent, each function throws ValueError for tensors of other dimensions, sizes that do not
 // fit, heads that the groups do not divide, a wrong order, and masks or sizes that it cannot take; TypeError
 // unless q, k and v have the same floating dtype; and DeviceError unless they are on one device.
+#include <cstdint>
 #include <optional>
 
 #include "tapestry/core/tensor.h"
@@ -46,7 +47,21 @@ struct ContextAttentionOptions {
   /// The number of each position's document, int64 (batch, length), for the whole sequence and equal on all
   /// ranks. A query sees the keys of its own document only. If undefined, all positions are of one document.
   Tensor documents = {};
+  /// In place of is_causal and documents: what context_document_mask() returned for them, so that several
+  /// attentions share it.
+  Tensor mask = {};
 };
+
+/// The queries of a form of attention that a rank computes.
+enum class ContextQueries : std::uint8_t {
+  own_rows,  ///< of gathered_attention()
+  all_rows   ///< of all_to_all_attention()
+};
+/// True where a query sees a key, bool (batch, 1, queries, length), for ContextAttentionOptions::mask: keys
+/// of its own document and, if `is_causal`, no later ones. `documents` is as in the options. Throws
+/// ValueError if the ranks cannot divide the length equally.
+Tensor context_document_mask(const Tensor& documents, const Axis& axis, ContextQueries queries,
+                             bool is_causal);
 
 /// Each rank gathers all keys and values. Their gradients are summed and divided again.
 Tensor gathered_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Axis& axis,

@@ -64,6 +64,13 @@ class DividedAttention final : public nn::DividedSequence {
     return convert(rows, axis, Placement::sharded(1), Placement::invariant());
   }
 
+  Tensor document_mask(const Tensor& documents) const override {
+    return context_document_mask(
+        documents, axis,
+        form == ContextAttention::all_to_all ? ContextQueries::all_rows : ContextQueries::own_rows,
+        /*is_causal=*/true);
+  }
+
   Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Call& how) const override {
     // Autocast decides how many bytes an element has, so it casts before they are counted.
     if (const autograd::Autocast cast(kCastLike, q, k, v); cast)
@@ -72,7 +79,7 @@ class DividedAttention final : public nn::DividedSequence {
           how.dropout_p,
           ", and an attention over ranks drops none; set its dropout to 0 (GPT-2 calls it attn_pdrop)");
     const ContextAttentionOptions options{
-        .is_causal = how.is_causal, .order = order(), .documents = how.documents};
+        .is_causal = how.is_causal && !how.mask.defined(), .order = order(), .mask = how.mask};
     if (q.dim() == 4 && q.size(0) == 0)  // a micro-batch without samples, on all ranks of the axis
       return scaled_dot_product_attention(q, k, v, {.enable_gqa = q.size(1) != k.size(1)});
     const auto [forward, backward] = elements_sent(form, {q.size(1), k.size(1)}, axis.size());

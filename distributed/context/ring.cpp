@@ -141,7 +141,7 @@ Tensor ring_attention(const Tensor& q, const Tensor& k, const Tensor& v, const A
   if (const autograd::Autocast cast(kCastLike, q, k, v); cast)
     return ring_attention(cast(q), cast(k), cast(v), axis, options);
   AttentionParams params = check_context("ring_attention", q, k, v, axis, options, SequenceOrder::zigzag);
-  check(!options.documents.defined(),
+  check(!options.documents.defined() && !options.mask.defined(),
         "[ring_attention] a ring has no masks of documents; use gathered_attention() or "
         "all_to_all_attention()");
   if (axis.size() == 1) {

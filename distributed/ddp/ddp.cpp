@@ -152,6 +152,7 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
     state->drift->compare_optimizers();
     state->drift->compare_values();
   };
+  if (options.paired_with) options.paired_with->state_->reducer->pair_with(*state_->reducer);
   const bool on_gpu = state_->reducer->device().is_cuda();
   if (on_gpu) share_kernel_choices(*state_->group);
   if (!on_gpu && !options.static_graph) return;  // the buckets say in every pass whether the ranks differ
@@ -190,6 +191,10 @@ std::string DdpBase::why_not_joinable(const JoinScope& scope) const {
   for (optim::Optimizer* o : state_->drift->optimizers())
     if (auto* const joinable = dynamic_cast<Joinable*>(o); joinable && !scope.contains(joinable))
       return "the model has a ZeroRedundancyOptimizer, whose steps are collective; pass it in the list too";
+  if (state_->reducer->is_paired())
+    return "the model has two DistributedDataParallel that pass together (DdpOptions::paired_with), and a "
+           "rank "
+           "that has joined cannot shadow both; give all ranks as many batches";
   if (scope.options.throw_on_early_termination) return {};
   for (const nn::Module* m : state_->model.modules())
     if (m->type_name() == "SyncBatchNorm")

@@ -26,6 +26,8 @@
 
 namespace tapestry::distributed {
 
+class DdpBase;
+
 struct DdpOptions {
   /// The ranks that train together. Required.
   std::shared_ptr<ProcessGroup> process_group = {};
@@ -65,6 +67,10 @@ struct DdpOptions {
   /// Parameters of the model that are neither compared, broadcast nor averaged: those that ranks divide,
   /// which another DistributedDataParallel over other ranks averages, if they have copies.
   std::vector<nn::Parameter> ignored_parameters = {};
+  /// That other one, or null: the two begin and end passes together, and post their buckets in one order on
+  /// all ranks. Set it on the second of the two. Without it, ranks whose gradients arrive in other orders,
+  /// for example because one of them skips a mixture of experts, would wait for each other.
+  DdpBase* paired_with = nullptr;
 };
 
 class Reducer;

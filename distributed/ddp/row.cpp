@@ -100,7 +100,8 @@ class ReplicateOverRanks final : public StrategyLayer {
                                                           .broadcast_buffers = copies_.size() == 1,
                                                           .reduce = ReduceOp::sum,
                                                           .relearn_order = !divides,
-                                                          .ignored_parameters = others});
+                                                          .ignored_parameters = others,
+                                                          .paired_with = copies_[0].ddp.get()});
     const std::string compress = context().spec.option("compress", "none");
     if (compress != "none") c.ddp->set_comm_hook(compress == "f16" ? f16_compress : bf16_compress);
   }

@@ -2,8 +2,10 @@
 
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <utility>
 
+#include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/function.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/index.h"
@@ -35,34 +37,95 @@ std::vector<Tensor> row_parts(const Tensor& t, const std::vector<std::int64_t>& 
 struct RowExchange {
   std::shared_ptr<ProcessGroup> group;
   std::vector<std::int64_t> sent, received;
+
+  RowExchange back() const { return {group, received, sent}; }
 };
 
-struct ExchangeRows : autograd::Function<ExchangeRows> {
-  static constexpr const char* kName = "exchange_rows";
-  static Tensor forward(autograd::FunctionContext& ctx, const Tensor& x, const RowExchange& how) {
-    ctx.data = how;
-    const Tensor rows = x.contiguous();
-    const Tensor out = empty({total(how.received), x.size(1)}, {x.dtype(), x.device()});
-    how.group->all_to_all(row_parts(out, how.received), row_parts(rows, how.sent), "expert_parallel: rows")
-        .wait();
-    return out;
+// Rows on their way: `result` has its values when `work` is done.
+struct RowsSent {
+  Tensor result;
+  Work work = {};
+  Tensor wait() const {
+    work.wait();
+    return result;
+  }
+};
+
+RowsSent post_rows(const Tensor& x, const RowExchange& how) {
+  const NoGradGuard no_grad;
+  const Tensor rows = x.contiguous();
+  const Tensor out = empty({total(how.received), x.size(1)}, {x.dtype(), x.device()});
+  return {out, how.group->all_to_all(row_parts(out, how.received), row_parts(rows, how.sent),
+                                     "expert_parallel: rows")};
+}
+
+// As the two nodes of a conversion (distributed/placement/convert.cpp): the first one returns its input, and
+// the second one has the result. In backward the second one sends the gradient, and the first one waits for
+// it. What was recorded between the two runs meanwhile.
+struct ExchangeNodes {
+  RowExchange how;
+  RowsSent forward = {};
+  std::optional<Work> backward = {};
+};
+Tensor exchanged(const Tensor& x, const RowExchange& how);
+
+struct BeginExchange : autograd::Function<BeginExchange> {
+  static constexpr const char* kName = "begin_exchange";
+  static Tensor forward(autograd::FunctionContext& ctx, const Tensor& x,
+                        const std::shared_ptr<ExchangeNodes>& nodes) {
+    ctx.data = nodes;
+    nodes->forward = post_rows(x, nodes->how);
+    return x;
   }
   static std::vector<Tensor> backward(autograd::FunctionContext& ctx, const std::vector<Tensor>& grads) {
-    const auto& how = std::any_cast<const RowExchange&>(ctx.data);
-    return {apply(grads[0], RowExchange{how.group, how.received, how.sent}), {}};
+    ExchangeNodes& nodes = *std::any_cast<const std::shared_ptr<ExchangeNodes>&>(ctx.data);
+    if (const std::optional<Work> work = std::exchange(nodes.backward, {})) work->wait();
+    return {grads[0], {}};
   }
 };
 
-// Rows of other ranks' tokens are this rank's own: the placement is `varying` on both sides.
-Tensor sent_rows(const Axis& axis, const Tensor& x, std::vector<std::int64_t> sent,
-                 std::vector<std::int64_t> received) {
+struct FinishExchange : autograd::Function<FinishExchange> {
+  static constexpr const char* kName = "finish_exchange";
+  static Tensor forward(autograd::FunctionContext& ctx, const Tensor&,
+                        const std::shared_ptr<ExchangeNodes>& nodes) {
+    ctx.data = nodes;
+    return std::exchange(nodes->forward, {}).wait();
+  }
+  static std::vector<Tensor> backward(autograd::FunctionContext& ctx, const std::vector<Tensor>& grads) {
+    ExchangeNodes& nodes = *std::any_cast<const std::shared_ptr<ExchangeNodes>&>(ctx.data);
+    if (grad_enabled()) return {exchanged(grads[0], nodes.how.back()), {}};
+    const RowsSent dx = post_rows(grads[0], nodes.how.back());
+    if (autograd::DetectAnomaly::active()) return {dx.wait(), {}};  // the engine reads the elements
+    nodes.backward = dx.work;
+    return {dx.result, {}};
+  }
+};
+
+Tensor exchanged(const Tensor& x, const RowExchange& how) {
+  const auto nodes = std::make_shared<ExchangeNodes>(ExchangeNodes{how});
+  return FinishExchange::apply(BeginExchange::apply(x, nodes), nodes);
+}
+
+// Sends rows, and calls `meanwhile`. Rows of other ranks' tokens are this rank's own: the placement is
+// `varying` on both sides.
+Tensor sent_rows(const Axis& axis, const Tensor& x, const RowExchange& how,
+                 const std::function<void()>& meanwhile = {}) {
   Tensor from = x;
   if (checks_placement() && placement_of(x, axis) == Placement::replicated())
     from = convert(x, axis, Placement::replicated(), Placement::varying());
-  const impl::CheckedConversion checked(from, axis, Placement::varying(), Placement::varying(),
-                                        /*if_placed=*/true);
-  return checked.result(
-      ExchangeRows::apply(from, RowExchange{axis.group(), std::move(sent), std::move(received)}));
+  const auto nodes = std::make_shared<ExchangeNodes>(ExchangeNodes{how});
+  const auto check_rows = [&] {
+    return impl::CheckedConversion(from, axis, Placement::varying(), Placement::varying(),
+                                   /*if_placed=*/true);
+  };
+  Tensor begun;
+  {
+    const auto checked = check_rows();
+    begun = BeginExchange::apply(from, nodes);
+  }
+  if (meanwhile) meanwhile();
+  const auto checked = check_rows();
+  return checked.result(FinishExchange::apply(begun, nodes));
 }
 
 Tensor index_of(const std::vector<std::int64_t>& order, Device device) {
@@ -122,10 +185,12 @@ std::vector<std::int64_t> order_by_expert(const ExpertCounts& counts) {
 }
 
 Tensor exchange_rows(const Axis& axis, const Tensor& x, const ExpertCounts& counts,
-                     const std::function<Tensor(const Tensor& rows)>& compute) {
+                     const std::function<Tensor(const Tensor& rows)>& compute,
+                     const std::function<void()>& meanwhile) {
   check(x.dim() == 2 && x.size(0) == total(counts.sent), "[expert_parallel] the rows have shape ", x.sizes(),
         ", and the counts are of ", total(counts.sent), " rows; pass the rows that were counted");
-  const Tensor rows = sent_rows(axis, x, counts.sent, counts.received);
+  const RowExchange there{axis.group(), counts.sent, counts.received};
+  const Tensor rows = sent_rows(axis, x, there, meanwhile);
   Tensor y;
   if (counts.experts == 1) {
     y = compute(rows);
@@ -137,7 +202,7 @@ Tensor exchange_rows(const Axis& axis, const Tensor& x, const ExpertCounts& coun
     y = compute(rows.index_select(0, index_of(order, x.device())))
             .index_select(0, index_of(back, x.device()));
   }
-  return sent_rows(axis, y, counts.received, counts.sent);
+  return sent_rows(axis, y, there.back());
 }
 
 }  // namespace tapestry::distributed

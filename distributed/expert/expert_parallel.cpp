@@ -95,12 +95,13 @@ void add_sent(Sent& sent, const Axis& axis, const ExpertCounts& counts, const Te
 }
 
 void divide_experts(nn::GroupedExperts& experts, const Axis& axis, const std::shared_ptr<Sent>& sent) {
-  experts.divided_forward = [&experts, axis, sent](const Tensor& x, const Tensor& counts) {
+  experts.divided_forward = [&experts, axis, sent](const Tensor& x, const Tensor& counts,
+                                                   const std::function<void()>& meanwhile) {
     const ExpertCounts all = exchange_counts(axis, counts);
     const Tensor own = empty({all.experts}, {DType::i64, kCPU});
     for (std::int64_t e = 0; e < all.experts; ++e) own.data<std::int64_t>()[e] = all.of_expert(e);
-    const Tensor y =
-        exchange_rows(axis, x, all, [&](const Tensor& rows) { return experts.products(rows, own); });
+    const Tensor y = exchange_rows(
+        axis, x, all, [&](const Tensor& rows) { return experts.products(rows, own); }, meanwhile);
     add_sent(*sent, axis, all, x, autograd::needs_grad(y));
     return y;
   };
@@ -145,25 +146,6 @@ ExpertParallel expert_parallel(nn::Module& module, const Axis& axis, const Exper
     fill_from_first(name, slot, axis, device, kExpertParallel);
   for (const auto& [path, moe] : mixtures_of(module)) divide_experts(moe->experts, axis, sent);
   return ExpertParallel(std::move(sent));
-}
-
-void update_router_bias(const nn::Module& module, ProcessGroup& group) {
-  std::vector<nn::MixtureOfExperts*> biased;
-  std::vector<Tensor> counts;
-  for (const auto& [path, moe] : mixtures_of(module))
-    if (moe->options.balance == nn::RouterBalance::bias) {
-      biased.push_back(moe);
-      counts.push_back(moe->tokens_per_expert());
-    }
-  if (biased.empty()) return;
-  const NoGradGuard no_grad;
-  const Tensor all = cat(counts, 0);
-  group.all_reduce(all, ReduceOp::sum, "tokens of the experts").wait();
-  std::int64_t begin = 0;
-  for (nn::MixtureOfExperts* const moe : biased) {
-    moe->update_router_bias(all.narrow(0, begin, moe->options.num_experts));
-    begin += moe->options.num_experts;
-  }
 }
 
 }  // namespace tapestry::distributed

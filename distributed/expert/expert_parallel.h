@@ -8,11 +8,11 @@
 //   // Gradients of experts are added over their copies, and those of other parameters over all ranks.
 //   const auto experts = model.experts.parameters();
 //   const auto others = model.gate.parameters();                 // and of all other modules of a model
-//   DistributedDataParallel<nn::MixtureOfExperts> copies(
-//       model, {.process_group = mesh["replicate"].group(), .reduce = ReduceOp::sum,
-//               .ignored_parameters = others});
 //   DistributedDataParallel<nn::MixtureOfExperts> all(
 //       model, {.process_group = world, .reduce = ReduceOp::sum, .ignored_parameters = experts});
+//   DistributedDataParallel<nn::MixtureOfExperts> copies(
+//       model, {.process_group = mesh["replicate"].group(), .reduce = ReduceOp::sum,
+//               .ignored_parameters = others, .paired_with = &all});
 //   (loss_of(all(x)) / samples_of_all_ranks).backward();         // loss_of: a sum over this rank's samples
 //
 // The axis `expert` of a Strategy does the same for any model.
@@ -24,6 +24,7 @@
 #include <optional>
 
 #include "tapestry/distributed/comm/process_group.h"
+#include "tapestry/distributed/common/router_bias.h"
 #include "tapestry/distributed/mesh/mesh.h"
 #include "tapestry/nn/module.h"
 
@@ -69,19 +70,13 @@ class ExpertParallel {
 /// along this axis again, and no division by the number of ranks follows: divide the losses before backward,
 /// as a Strategy does. The gradients of the other parameters are this rank's own, and must be added along
 /// this axis. A Strategy with the axis `expert` does both. Without one, wrap the model twice: in a
-/// DistributedDataParallel over copies of the experts, if there are any, and in one over all ranks, each with
-/// DdpOptions::ignored_parameters and ReduceOp::sum.
+/// DistributedDataParallel over all ranks, and in one over copies of the experts, if there are any, each with
+/// DdpOptions::ignored_parameters and ReduceOp::sum, and the second with paired_with.
 ///
 /// Collective over the axis. Throws ValueError on every rank, before anything is changed, if the module has
 /// no MixtureOfExperts, a rank would have no expert of one, its experts are divided already, or the ranks'
 /// models differ.
 ExpertParallel expert_parallel(nn::Module& module, const Axis& axis,
                                const ExpertParallelOptions& options = {});
-
-/// Calls MixtureOfExperts::update_router_bias() of each layer that has a bias, with the sum of the tokens
-/// that the ranks of `group` have counted. Pass the group of all ranks that compute different samples or
-/// positions, such as Strategy::data_group(). Collective: one all-reduce. Call it before each step of the
-/// optimizer.
-void update_router_bias(const nn::Module& module, ProcessGroup& group);
 
 }  // namespace tapestry::distributed

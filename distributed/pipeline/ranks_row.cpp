@@ -43,6 +43,8 @@ class PipelineOverRanks final : public PipelineLayer {
       return std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(scopes));
     };
     pipeline_->makes_all_micro_batches = context().axes.size() > 1;
+    for (const Axis& axis : context().axes)
+      if (axis.name() != context().axis->name()) pipeline_->placed_along.push_back(axis);
     pipeline_->around.emplace(RankPipeline::Around{
         .before = [=, this](const Action& action, bool last) -> std::shared_ptr<void> {
           if (action.kind != Action::Kind::forward) return all(backward_begins(part_of(action, last)));

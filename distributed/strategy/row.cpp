@@ -151,18 +151,13 @@ StrategyPlan plan_strategy(std::vector<AxisSpec> axes, bool launched) {
         "combine axes over them");
   for (const AxisSpec& axis : plan.axes)
     for (const StrategyRow* const row : rows_of(axis, plan.over_devices))
-      for (const AxisSpec& other : plan.axes) {
+      for (const AxisSpec& other : plan.axes)
         check(other.name != row->excludes || (row->excluding && is_off(axis.option(row->excluding, "none"))),
               "[strategy] ", text, ": ", other.name, " and ", axis.name,
               row->excluding ? concat({":", row->excluding})
               : row->option  ? concat({":", row->option})
                              : std::string(),
               " cannot be combined; ", row->instead);
-        for (const StrategyRow* const others : rows_of(other, plan.over_devices))
-          check(!others->divides || row->excludes_divided.empty(), "[strategy] ", text, ": ",
-                row->option ? row->option : row->axis, " and ", other.name,
-                " cannot be combined: ", row->excludes_divided);
-      }
   if (plan.axes.empty()) plan.about = "one device, the whole batch";
   return plan;
 }
@@ -178,6 +173,8 @@ std::vector<StepDivision> divisions_of(const StrategyPlan& plan) {
   }
   const bool stages =
       std::any_of(all.begin(), all.end(), [](const StepDivision& d) { return !d.schedule.empty(); });
+  // Of the messages of stages, the predictors know those of whole sequences.
+  if (stages && std::any_of(all.begin(), all.end(), [](const auto& d) { return d.sequence; })) return {};
   for (std::size_t i = 0; i < all.size(); ++i) {
     // A step without stages has one part, so that reducing each part is what is predicted anyway.
     if (stages && plan.axes[i].option("reduce", "step") != "step") return {};

@@ -7,6 +7,7 @@
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/core/allocator.h"
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/common/router_bias.h"
 #include "tapestry/distributed/strategy/internal/row.h"
 #include "tapestry/nn/clip.h"
 
@@ -157,8 +158,20 @@ bool Strategy::can_call_model() const {
   return std::all_of(layers_.begin(), layers_.end(), [](const auto& l) { return l->can_call_model(); });
 }
 
-RandomPlace Strategy::random_place() const {
-  return mesh_ && mesh_->world() ? distributed::random_place(*mesh_, mesh_->world()->rank()) : RandomPlace();
+RandomPlace Strategy::random_place(int rank) const {
+  RandomPlace place;
+  if (!mesh_ || plan_.over_devices) return place;
+  const std::vector<int> coordinates = mesh_->coordinates(rank);
+  for (std::size_t i = 0; i < coordinates.size(); ++i) {
+    const auto& [name, size] = mesh_->axes()[i];
+    const StrategyRow* const row = row_of(name, false);
+    if (!row || row->computes == Computes::own_elements) continue;
+    const bool is_stage = row->computes == Computes::own_stage;
+    int &at = is_stage ? place.stage : place.data, &of = is_stage ? place.stages : place.data_size;
+    at = at * size + coordinates[i];
+    of *= size;
+  }
+  return place;
 }
 
 StringMap Strategy::choices() const {
@@ -176,6 +189,12 @@ void Strategy::wrap(nn::Module& model, ModelParts parts) {
   LocalModules local{{&model}, parts_.units};
   for (const auto& layer : layers_) layer->wrap(model, parts_, local);
   model_ = &model;
+  balances_ = has_router_bias(model);
+  if (!balances_ || ranks() == 1) return;
+  std::vector<std::string> same;
+  for (const AxisSpec& axis : plan_.axes)
+    if (row_of(axis.name, false)->computes != Computes::own_stage) same.push_back(axis.name);
+  if (!same.empty()) stage_group_ = mesh_->view(joined_name(same), same).group();
 }
 
 nn::Module& Strategy::model() const {
@@ -207,6 +226,8 @@ StepLoss Strategy::gradients(const std::function<Batch(const Part&)>& read, doub
     for (std::size_t k = 0; k < own.sums.size(); ++k) total.sums[k] = total.sums[k] + own.sums[k];
   }
   if (!count_checked_) check_count(count);
+  if (balances_ && stage_group_) update_router_bias(*model_, *stage_group_);
+  else if (balances_) update_router_bias(*model_);
   if (!adds_) {
     total.loss = zeros_like(total.loss);
     for (Tensor& t : total.sums) t = zeros_like(t);

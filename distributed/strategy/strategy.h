@@ -142,6 +142,8 @@ struct Transfer {
 struct OptimizerDivision {
   std::shared_ptr<ProcessGroup> group = {};
   int stage = 0;
+  std::vector<nn::Parameter> parts = {};
+  std::shared_ptr<ProcessGroup> parts_group = {};
 };
 
 struct StrategyOptions {
@@ -234,9 +236,12 @@ class Strategy {
   bool calls_are_collective() const;
   /// The model itself can be called, for example to generate text.
   bool can_call_model() const;
-  /// For ShardedTraining: where this process is along the axes that random numbers follow, and the choices
-  /// that change the bits of a run: the canonical text, the parts of a step, and the number of ranks.
-  RandomPlace random_place() const;
+  /// Where this process, or another rank, is along the axes that random numbers follow, by what the ranks of
+  /// each axis compute. For manual_seed_by_coordinate() and ShardedTraining.
+  RandomPlace random_place() const { return random_place(rank()); }
+  RandomPlace random_place(int rank) const;
+  /// For ShardedTraining: the choices that change the bits of a run: the canonical text, the parts of a step,
+  /// and the number of ranks.
   StringMap choices() const;
 
   // ---- training ----
@@ -247,7 +252,8 @@ class Strategy {
   /// targets of all ranks and parts (Loss::count). read(part) returns this process's samples: see share().
   /// With a scaler, gradients are multiplied by its scale. Collective. The first step compares `count` with
   /// the losses' counts: ValueError on all ranks if it is not their sum. A batch that is `whole` is a
-  /// ValueError too.
+  /// ValueError too. At the end, the biases of routers move by the tokens of all ranks and parts
+  /// (update_router_bias()), so do not call it yourself.
   StepLoss gradients(const std::function<Batch(const Part&)>& read, double count,
                      optim::GradScaler* scaler = nullptr);
   /// Clips the norm of all gradients, over all axes, and returns it: nn::clip_grad_norm_(). Collective.
@@ -297,6 +303,8 @@ class Strategy {
   std::optional<Mesh> mesh_;
   std::vector<std::unique_ptr<StrategyLayer>> layers_;  // in the order of wrapping; the first one computes
   nn::Module* model_ = nullptr;
+  bool balances_ = false;                      // the model has routers with biases
+  std::shared_ptr<ProcessGroup> stage_group_;  // if it has: all ranks with the same layers. Null: one process
   ModelParts parts_;
   bool count_checked_ = false;
   bool adds_ = true;        // false: a rank before this one along the tensor axis has the same numbers

@@ -1,5 +1,6 @@
 // The row `tensor` over ranks: tensor_parallel.
 #include "tapestry/distributed/strategy/internal/row.h"
+#include "tapestry/distributed/placement/check.h"
 #include "tapestry/distributed/tensor/tensor_parallel.h"
 
 namespace tapestry::distributed {
@@ -28,6 +29,11 @@ class TensorOverRanks final : public StrategyLayer {
     const std::int64_t before = divided_->bytes_sent();
     return {this, [before](TensorOverRanks* t) { t->backward_bytes_ += t->divided_->bytes_sent() - before; }};
   }
+  // A stage of a pipeline calls modules inside of the model, and never the model.
+  std::shared_ptr<void> around_stage() override {
+    place_parameters(model(), *context().axis);
+    return divided_->call();
+  }
   LayerReport report() const override {
     LayerReport report{{"tensor"}};
     const ConversionTraffic::Counts sent = divided_->sent();
@@ -48,9 +54,6 @@ const RowRegistration tensor_over_ranks{
      .order = 30,
      .options = "sequence=0|1",
      .computes = Computes::own_elements,
-     .excludes = "pipeline",
-     .excluding = "sequence",
-     .instead = "stages do not pass on activations that ranks divide along the sequence; leave sequence out",
      .about = "tensor_parallel: one process per device, the layers divided; with sequence=1 also the "
               "activations between them",
      .divide =

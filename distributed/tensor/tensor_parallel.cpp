@@ -246,15 +246,10 @@ class Divider {
       if (slot.replicas() != 1)
         return concat({"'", name, "' has ", slot.replicas(), " replicas; divide the model before"});
       if (const auto& layout = slot.layout())
-        for (const nn::Cut& cut : layout->cuts()) {
+        for (const nn::Cut& cut : layout->cuts())
           if (cut.dim != nn::Cut::kHeld)
             return concat(
                 {"'", name, "' is divided already; call tensor_parallel() once, and before fully_shard()"});
-          if (options_.sequence)
-            return concat({"'", name,
-                           "' belongs to a stage of a pipeline, and stages do not pass on a stream that "
-                           "ranks divide; leave out sequence"});
-        }
       if (!slot.layout() && slot.tensor().device().is_meta()) {
         if (std::string why = autograd::why_not_materialized(slot.tensor()); !why.empty())
           return concat({"'", name, "' is on the meta device, and ", why});

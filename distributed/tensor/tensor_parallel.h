@@ -30,7 +30,7 @@ class ResidualStream;
 struct TensorParallelOptions {
   /// Sequence parallelism: the residual stream is divided along the sequence. Reduce-scatters and all-gathers
   /// take the place of all-reduces, with the same bytes, and norms, dropouts and residuals need less memory
-  /// and time. All modules with parameters need a style. Stages of a pipeline are refused.
+  /// and time. All modules with parameters need a style. A stage of a pipeline sends its part of the stream.
   bool sequence = false;
   /// The dimension of the residual stream that is the sequence, counted from the end. -3 for (L, N, E).
   int sequence_dim = -2;
@@ -49,6 +49,10 @@ class TensorParallel {
   ConversionTraffic::Counts sent() const;
   std::int64_t bytes_sent() const { return sent().bytes(); }
   void reset_report() const;
+  /// A scope around calls of modules of the model that belong together, such as those of a stage of a
+  /// pipeline. A call of the whole model has one of its own. Without it, each divided layer exchanges the
+  /// length of the sequence.
+  std::shared_ptr<void> call() const;
 
  private:
   std::shared_ptr<ResidualStream> stream_;
@@ -63,7 +67,8 @@ class TensorParallel {
 /// of a model in one process: the first rank's whole parameters are broadcast, one at a time, and each rank
 /// keeps its part. Parameters that another axis holds already (the stages of a pipeline) are divided further.
 /// Adapters (nn::add_lora()) are divided with their layers: add them before. Call fully_shard() or
-/// DistributedDataParallel afterwards. If placements are checked now (PlacementCheck), calls of the model are.
+/// DistributedDataParallel afterwards. If placements are checked now (PlacementCheck), calls of the model
+/// are.
 ///
 /// Collective over the axis. Throws ValueError on every rank, before anything is changed, if a rule matches
 /// no module or one that its style cannot divide (recurrent layers are refused by name), a rank would have

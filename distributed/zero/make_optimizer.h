@@ -16,8 +16,11 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Strategy& strategy,
                                                  std::vector<optim::ParamGroup<typename O::Options>> groups) {
   const OptimizerDivision division = strategy.optimizer_division();
   if (!division.group) return std::make_unique<O>(std::move(groups));
-  return std::make_unique<ZeroRedundancyOptimizer<O>>(
-      std::move(groups), ZeroOptions{.process_group = division.group, .stage = division.stage});
+  return std::make_unique<ZeroRedundancyOptimizer<O>>(std::move(groups),
+                                                      ZeroOptions{.process_group = division.group,
+                                                                  .stage = division.stage,
+                                                                  .parts = division.parts,
+                                                                  .parts_group = division.parts_group});
 }
 template <class O>
 std::unique_ptr<optim::Optimizer> make_optimizer(const Strategy& strategy,

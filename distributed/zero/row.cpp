@@ -11,15 +11,31 @@ class ZeroDivision final : public StrategyLayer {
   using StrategyLayer::StrategyLayer;
 
   OptimizerDivision optimizer_division() const override {
-    return {context().axis->group(), stage_of(context().spec)};
+    OptimizerDivision division{context().axis->group(), stage_of(context().spec)};
+    // The ranks with the same parts of experts divide the state of these.
+    if (const auto& copies = context().copies_of_parts) {
+      for (const nn::Parameter& p : model().parameters())
+        if (context().is_part(p)) division.parts.push_back(p);
+      if (!division.parts.empty()) division.parts_group = copies->group();
+    }
+    return division;
   }
   // The updated parameters are gathered.
-  LayerReport report() const override {
+  LayerReport report() const override { return reports()[0]; }
+  std::vector<LayerReport> reports() const override {
+    std::vector<LayerReport> all{gathered(*context().axis, false)};
+    if (const auto& copies = context().copies_of_parts) all.push_back(gathered(*copies, true));
+    return all;
+  }
+
+ private:
+  LayerReport gathered(const Axis& axis, bool of_parts) const {
     std::int64_t bytes = 0;
     for (const nn::Parameter& p : model().parameters())
-      if (p->requires_grad()) bytes += static_cast<std::int64_t>(p->nbytes());
-    LayerReport report{{context().axis->name()}};
-    add_to_ring(report, *context().axis, gather_bytes(bytes, context().axis->size()), "parameters", "update");
+      if (p->requires_grad() && context().is_part(p) == of_parts)
+        bytes += static_cast<std::int64_t>(p->nbytes());
+    LayerReport report{{axis.name()}};
+    add_to_ring(report, axis, gather_bytes(bytes, axis.size()), "parameters", "update");
     return report;
   }
 };
@@ -31,8 +47,6 @@ const RowRegistration zero_division{
      .options = "zero=1|2",
      .excludes = "shard",
      .instead = "shard divides the optimizer's state already: leave zero out",
-     .excludes_divided = "the optimizer's states of divided and of copied parameters would be those of "
-                         "different ranks; use the axis shard",
      .about = "ZeroRedundancyOptimizer: the optimizer's state divided, with zero=2 gradients too",
      .divide =
          [](const AxisSpec& axis, StepDivision& step) {

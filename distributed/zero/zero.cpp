@@ -31,10 +31,21 @@ MemoryFormat dense_format(const Tensor& t) {
 // ---- construction ----
 
 ZeroBase::State::State(const ZeroOptions& options)
-    : group(options.process_group), stage(options.stage), bucket_cap_mb(options.bucket_cap_mb) {}
+    : group(options.process_group),
+      stage(options.stage),
+      bucket_cap_mb(options.bucket_cap_mb),
+      parts(options.parts) {
+  shares.push_back({group});
+  if (!parts.empty()) shares.push_back({.group = options.parts_group, .suffix = ".parts"});
+}
 
 ZeroBase::State::~State() {
-  if (reducer) reducer->undivide();
+  for (const Share& share : shares)
+    if (share.reducer) share.reducer->undivide();
+}
+
+bool ZeroBase::State::is_trained() const {
+  return std::any_of(shares.begin(), shares.end(), [](const Share& s) { return !s.item_of.empty(); });
 }
 
 void ZeroBase::State::add_items(const Groups& groups) {
@@ -46,7 +57,8 @@ void ZeroBase::State::add_items(const Groups& groups) {
       const std::string number = concat({"parameter ", items.size()});
       check(!slot.is_computed(), "[", kOp, "] ", number,
             " is computed from other parameters; pass module.parameters(), which has those");
-      check(may_have_equal_parts(slot, *group), "[", kOp, "] ", number,
+      item.share = std::any_of(parts.begin(), parts.end(), [&](const auto& p) { return p.is_same(slot); });
+      check(may_have_equal_parts(slot, *shares[item.share].group), "[", kOp, "] ", number,
             " is divided among ranks, and so is its optimizer's state already; use the optimizer itself");
       check(slot.replicas() == 1, "[", kOp, "] ", number, " has ", slot.replicas(),
             " replicas; use one rank per device instead of DataParallel");
@@ -66,6 +78,7 @@ void ZeroBase::State::add_items(const Groups& groups) {
             " shares memory with another parameter; tie weights by assigning one slot to the other");
       trains = trains || t.requires_grad();
       if (t.requires_grad() && !nn::is_of_other_stage(slot)) {
+        std::vector<int>& item_of = shares[item.share].item_of;
         item.place = static_cast<int>(item_of.size());
         item_of.push_back(static_cast<int>(items.size()));
         on_cpu = on_cpu && t.device().is_cpu();
@@ -78,8 +91,8 @@ void ZeroBase::State::add_items(const Groups& groups) {
   check(trains, "[", kOp, "] no parameter requires gradients; there is nothing to train");
 }
 
-void ZeroBase::State::make_division() {
-  if (item_of.empty()) stage = 1;  // a frozen stage of a pipeline, which has no gradients to divide
+void ZeroBase::State::make_division(Share& share) {
+  std::vector<int>& item_of = share.item_of;
   if (stage == 1) {
     const ReducerOptions bytes = bucket_sizes(kOp, bucket_cap_mb, bucket_cap_mb);
     std::vector<BucketParameter> sizes;
@@ -87,17 +100,19 @@ void ZeroBase::State::make_division() {
       const Tensor& t = items[static_cast<std::size_t>(i)].tensor;
       sizes.push_back({t.nbytes(), t.dtype(), t.device()});
     }
-    order.resize(sizes.size());
-    std::iota(order.begin(), order.end(), 0);
-    division = Division(sizes, order, bytes.first_bucket_bytes, bytes.bucket_cap_bytes, group->size());
+    share.order.resize(sizes.size());
+    std::iota(share.order.begin(), share.order.end(), 0);
+    share.division =
+        Division(sizes, share.order, bytes.first_bucket_bytes, bytes.bucket_cap_bytes, share.group->size());
     return;
   }
+  if (item_of.empty()) return;  // nothing of this share is trained
   Reducer* const found = reducer_of(items[static_cast<std::size_t>(item_of[0])].tensor);
   check(found != nullptr, "[", kOp, "] stage 2 divides the gradients of a DistributedDataParallel, but ",
         items[static_cast<std::size_t>(item_of[0])].label,
         " belongs to none; wrap the model in DistributedDataParallel first, or choose stage 1");
-  check(found->group() == group, "[", kOp,
-        "] process_group is not the group of the DistributedDataParallel; pass the same group to both");
+  check(found->group() == share.group, "[", kOp, "] ", &share == &shares[0] ? "process_group" : "parts_group",
+        " is not the group of the DistributedDataParallel; pass the same group to both");
   std::unordered_map<const TensorImpl*, int> own;
   for (const int i : item_of) own[items[static_cast<std::size_t>(i)].tensor.impl()] = i;
   std::vector<int> by_place;
@@ -118,17 +133,18 @@ void ZeroBase::State::make_division() {
   // The stages of a pipeline add their gradients of a tied weight, so each of them divides it in the same
   // way.
   std::vector<bool> alone;
-  for (const int i : item_of)
+  for (const int i : share.item_of)
     alone.push_back(nn::is_of_several_stages(items[static_cast<std::size_t>(i)].slot));
-  found->divide([this] { reducer = nullptr; }, alone);
-  reducer = found;
+  found->divide([&share] { share.reducer = nullptr; }, alone);
+  share.reducer = found;
 }
 
 void ZeroBase::State::settle() {
   if (settled) return;
-  if (stage == 2) {
-    division = reducer->settle_division();
-    order = reducer->order();
+  for (Share& share : shares) {
+    if (!share.reducer) continue;
+    share.division = share.reducer->settle_division();
+    share.order = share.reducer->order();
   }
   std::vector<std::int64_t> offsets;
   for (Item& item : items) {
@@ -149,10 +165,12 @@ ZeroBase::ZeroBase(const Groups& groups, const ZeroOptions& options, const char*
       kOp, ", or choose an optimizer that updates each element by itself, such as AdamW");
   state_ = std::make_unique<State>(options);
   State& s = *state_;
-  std::string text;
+  std::string text, of_parts;
   on_all_ranks(*s.group, kOp, [&] {
     check(options.stage == 1 || options.stage == 2, "[", kOp, "] stage is ", options.stage,
           "; choose 1 or 2, or fully_shard() to divide the parameters too");
+    check(options.parts.empty() == (options.parts_group == nullptr), "[", kOp,
+          "] parts and parts_group belong together; set both or none");
     for (const std::vector<optim::Parameter>& list : groups) add_params(list);
     s.add_items(groups);
     Groups parts;
@@ -162,19 +180,29 @@ ZeroBase::ZeroBase(const Groups& groups, const ZeroOptions& options, const char*
       for (std::size_t i = 0; i < list.size(); ++i) parts.back().push_back(s.items[at++].part);
     }
     s.inner = make(std::move(parts));
-    s.make_division();
+    if (!s.is_trained()) s.stage = 1;  // a frozen stage of a pipeline, which has no gradients to divide
+    for (State::Share& share : s.shares) s.make_division(share);
     if (s.stage == 1) s.settle();
     text =
         concat({s.inner->optimizer().name(), " stage ", s.stage, " bucket_cap_mb ", s.bucket_cap_mb, "\n"});
-    for (const State::Item& item : s.items)
-      text += concat({item.label, " ", item.tensor.dtype(), " ", item.tensor.sizes(), " ",
-                      item.tensor.strides(), item.trained() ? "\n" : " frozen\n"}) +
-              describe_part(item.label, item.slot);
+    for (const State::Item& item : s.items) {
+      const std::string own = concat({item.label, " ", item.tensor.dtype(), " ", item.tensor.sizes(), " ",
+                                      item.tensor.strides(), item.trained() ? "\n" : " frozen\n"}) +
+                              describe_part(item.label, item.slot);
+      // The ranks of the first group have different parts of the others.
+      text += item.share == 0 ? own : concat({nn::whole_sizes(item.slot), "\n"});
+      if (item.share > 0) of_parts += own;
+    }
     for (std::size_t g = 0; g < groups.size(); ++g)
       for (const optim::OptionRef& o : s.inner->options_of(g))
         text += concat({"group ", g, " ", o.name, " ", o.get(), "\n"});
   });
   check_same_lines(*s.group, kOp, "parameters and options", text, "pass the same to all ranks");
+  if (s.shares.size() > 1)
+    on_all_ranks(*s.group, kOp, [&] {
+      check_same_lines(*s.shares[1].group, kOp, "divided parameters", of_parts,
+                       "pass ranks that have the same parts as parts_group");
+    });
 }
 
 ZeroBase::~ZeroBase() = default;
@@ -203,12 +231,13 @@ std::vector<std::int64_t> ZeroBase::local_elements() const {
 
 bool ZeroBase::State::has_gradient(const Item& item) {
   if (!item.trained()) return false;
-  return stage == 1 ? item.tensor.grad().defined() : reducer->gradient_part(item.place).defined();
+  if (stage == 1) return item.tensor.grad().defined();
+  return shares[item.share].reducer->gradient_part(item.place).defined();
 }
 
 // The part of the parameter's gradient that this rank needs for its step. The parameter must have a gradient.
 Tensor ZeroBase::State::gradient(const Item& item) const {
-  if (stage == 2) return reducer->gradient_part(item.place);
+  if (stage == 2) return shares[item.share].reducer->gradient_part(item.place);
   Tensor grad = item.tensor.grad();
   const MemoryFormat format = dense_format(item.tensor);
   if (!grad.is_contiguous(format)) grad = grad.contiguous(format);
@@ -216,12 +245,13 @@ Tensor ZeroBase::State::gradient(const Item& item) const {
 }
 
 std::string ZeroBase::State::problem() {
-  if (stage == 2 && !reducer)
+  if (stage == 2 && std::any_of(shares.begin(), shares.end(),
+                                [](const Share& s) { return !s.reducer && !s.item_of.empty(); }))
     return "the DistributedDataParallel that averages the gradients was destroyed; it must live as long as "
            "the optimizer is used";
   bool any = false;
   for (const Item& item : items) {
-    if (!may_have_equal_parts(item.slot, *group) || item.slot.replicas() != 1 ||
+    if (!may_have_equal_parts(item.slot, *shares[item.share].group) || item.slot.replicas() != 1 ||
         !item.slot.replica(0).is_same(item.tensor))
       return item.label +
              " is not the tensor that it was when the optimizer was constructed; to(device), to(dtype) and "
@@ -232,22 +262,31 @@ std::string ZeroBase::State::problem() {
       return item.label + " has a gradient, but was frozen when the optimizer was constructed; construct " +
              "the optimizer again, on all ranks, after requires_grad_()";
     any = true;
-    if (stage == 2 && !reducer->gradient_part(item.place).defined())
+    if (stage == 2 && !shares[item.share].reducer->gradient_part(item.place).defined())
       return "grad() of " + item.label +
              " is not what the last backward pass of DistributedDataParallel left: a pass under no_sync() "
              "came after it, or it was set by hand; let a pass that averages gradients come last";
   }
-  return any || item_of.empty() ? "" : "no parameter has a gradient; call backward() before step()";
+  return any || !is_trained() ? "" : "no parameter has a gradient; call backward() before step()";
 }
 
 // Throws on every rank if the ranks would do different steps. `options` is Optimizer::describe(), and
 // `has_stepped` tells whether this is a later step than the first.
 void ZeroBase::State::compare_ranks(const std::string& options, bool has_stepped) {
-  const std::string wrong = problem();
+  std::string wrong = problem();
   if (!on_cpu && has_stepped) return check(wrong.empty(), "[", kOp, "] ", wrong);
-  std::string gradients;
+  std::string gradients, of_parts;
   if (wrong.empty())
-    for (const Item& item : items) gradients += has_gradient(item) ? '1' : '0';
+    for (const Item& item : items) (item.share == 0 ? gradients : of_parts) += has_gradient(item) ? '1' : '0';
+  if (shares.size() > 1) {
+    const auto own = std::bit_cast<std::int64_t>(fnv1a(of_parts));
+    const std::vector<std::int64_t> all =
+        all_gather_numbers(*shares[1].group, {&own, 1}, "gradients of parts");
+    if (wrong.empty() && std::any_of(all.begin(), all.end(), [&](std::int64_t h) { return h != own; }))
+      wrong =
+          "the ranks that have the same parts of parameters have gradients of different ones; do the same on "
+          "all of them before step()";
+  }
   const std::string mine = concat({options, "numbers of the loaded state ", loaded, "\n"});
   const std::vector<std::int64_t> own{wrong.empty() ? 0 : 1,
                                       std::bit_cast<std::int64_t>(fnv1a(mine + gradients))};
@@ -266,31 +305,35 @@ void ZeroBase::State::compare_ranks(const std::string& options, bool has_stepped
   if (!differ) return;
   std::string text = mine;
   for (const Item& item : items)
-    text += concat({item.label, has_gradient(item) ? " has a gradient\n" : " has no gradient\n"});
+    if (item.share == 0)
+      text += concat({item.label, has_gradient(item) ? " has a gradient\n" : " has no gradient\n"});
   check_same_lines(*group, kOp, "options and gradients", text, "do the same on all ranks before step()");
 }
 
-ZeroBase::State::Gathering ZeroBase::State::start_gathering(int bucket, const std::vector<bool>& updated) {
-  const DividedBucket& b = division.buckets()[static_cast<std::size_t>(bucket)];
-  const std::int64_t begin = b.chunk * group->rank();
-  Gathering g{bucket,
+ZeroBase::State::Gathering ZeroBase::State::start_gathering(Share& share, int bucket,
+                                                            const std::vector<bool>& updated) {
+  const DividedBucket& b = share.division.buckets()[static_cast<std::size_t>(bucket)];
+  ProcessGroup& among = *share.group;
+  const std::int64_t begin = b.chunk * among.rank();
+  Gathering g{&share,
+              bucket,
               releasable_tensor(b.chunk, b.dtype, b.device, MemoryKind::other),
-              releasable_tensor(b.chunk * group->size(), b.dtype, b.device, MemoryKind::other),
+              releasable_tensor(b.chunk * among.size(), b.dtype, b.device, MemoryKind::other),
               {}};
   std::int64_t count = 0;
   for (const int place : b.parameters) {
-    const auto at = static_cast<std::size_t>(item_of[static_cast<std::size_t>(place)]);
+    const auto at = static_cast<std::size_t>(share.item_of[static_cast<std::size_t>(place)]);
     if (updated[at]) count += range(items[at]).count;
   }
   if (count < b.chunk) g.own.zero_();  // padding, which is sent too
   for (const int place : b.parameters) {
-    const auto at = static_cast<std::size_t>(item_of[static_cast<std::size_t>(place)]);
+    const auto at = static_cast<std::size_t>(share.item_of[static_cast<std::size_t>(place)]);
     const ElementRange own = range(items[at]);
     if (updated[at] && own.count > 0)
-      part_of(g.own, division.offset(place) + own.begin - begin, {own.count}, {1})
+      part_of(g.own, share.division.offset(place) + own.begin - begin, {own.count}, {1})
           .copy_(items[at].part.replica(0));
   }
-  g.work = group->all_gather(g.all, g.own, concat({"parameters of bucket ", bucket}));
+  g.work = among.all_gather(g.all, g.own, concat({"parameters of bucket ", bucket}));
   return g;
 }
 
@@ -300,11 +343,14 @@ void ZeroBase::State::finish_gathering(const Gathering& g, const std::vector<boo
   if (Timeline::active() && device.is_cpu())
     add_span(device.str() + " communication", Activity::communication,
              concat({"parameters of bucket ", g.bucket}), g.work.started(), g.work.finished(),
-             {.bucket = g.bucket, .bytes = static_cast<std::int64_t>(g.all.nbytes()), .axis = group->name()});
+             {.bucket = g.bucket,
+              .bytes = static_cast<std::int64_t>(g.all.nbytes()),
+              .axis = g.share->group->name()});
   g.own.storage()->release_memory();
+  const Division& division = g.share->division;
   const DividedBucket& b = division.buckets()[static_cast<std::size_t>(g.bucket)];
   for (const int place : b.parameters) {
-    const auto at = static_cast<std::size_t>(item_of[static_cast<std::size_t>(place)]);
+    const auto at = static_cast<std::size_t>(g.share->item_of[static_cast<std::size_t>(place)]);
     if (!updated[at]) continue;
     const Tensor& t = items[at].tensor;
     const ElementRange own = range(items[at]);
@@ -332,27 +378,28 @@ void ZeroBase::State::update(double grad_scale, const Tensor& loss_scale, const 
     gatherings.pop_front();
     finish_gathering(g, updated);
   };
-  for (std::size_t k = 0; k < division.buckets().size(); ++k) {
+  const auto update_bucket = [&](Share& share, std::size_t k) {
     bool any = false;
-    const std::vector<int>& places = division.buckets()[k].parameters;
+    const std::vector<int>& places = share.division.buckets()[k].parameters;
     for (const int place : places) {
-      const auto at = static_cast<std::size_t>(item_of[static_cast<std::size_t>(place)]);
-      if (!updated[at]) continue;
-      const Tensor& part = items[at].part.replica(0);
-      part.set_grad(gradient(items[at]));
+      Item& item = item_at(share, place);
+      if (!updated[static_cast<std::size_t>(&item - items.data())]) continue;
+      const Tensor& part = item.part.replica(0);
+      part.set_grad(gradient(item));
       // A part counts its own versions. It must show the optimizer that someone else wrote to the parameter.
-      if (items[at].tensor.storage()->version() != items[at].version) part.storage()->bump_version();
+      if (item.tensor.storage()->version() != item.version) part.storage()->bump_version();
       any = true;
     }
-    if (!any) continue;
+    if (!any) return;
     if (found_inf.defined()) optimizer.step(loss_scale, found_inf);
     else optimizer.step();
-    for (const int place : places)
-      items[static_cast<std::size_t>(item_of[static_cast<std::size_t>(place)])].part.replica(0).set_grad({});
-    if (group->size() == 1) continue;
+    for (const int place : places) item_at(share, place).part.replica(0).set_grad({});
+    if (share.group->size() == 1) return;
     if (gatherings.size() == 2) finish_first();
-    gatherings.push_back(start_gathering(static_cast<int>(k), updated));
-  }
+    gatherings.push_back(start_gathering(share, static_cast<int>(k), updated));
+  };
+  for (Share& share : shares)
+    for (std::size_t k = 0; k < share.division.buckets().size(); ++k) update_bucket(share, k);
   SpanScope exposed(items[0].tensor.device(), Activity::communication, "wait for parameters");
   exposed.set_subject({.axis = group->name()});
   while (!gatherings.empty()) finish_first();
@@ -410,6 +457,12 @@ void ZeroBase::follow_lead(Tensor& loss_scale, Tensor& found_inf) {
 }
 
 const std::shared_ptr<ProcessGroup>& ZeroBase::join_group() const { return state_->group; }
+std::string ZeroBase::why_not_joinable(const JoinScope&) const {
+  if (state_->shares.size() == 1) return {};
+  return "ranks divide some of its parameters (ZeroOptions::parts), so no rank has the gradients of all that "
+         "a "
+         "rank which has joined would need; give all ranks as many batches";
+}
 void ZeroBase::set_join(JoinScope* scope) { state_->join = scope; }
 void ZeroBase::shadow(int) { step(); }
 // Every rank has taken all steps, and DistributedDataParallel broadcasts the parameters.
@@ -422,7 +475,7 @@ void ZeroBase::step_all() {
   if (s.join && s.join->some_joined()) follow_lead(scale, inf);
   else s.compare_ranks(describe(), steps() > 0);
   s.settle();
-  s.has_whole = s.collected = false;
+  s.has_whole = s.has_parts = s.collected = false;
   s.whole.clear();
   s.update(grad_scale(), scale, inf);
 }

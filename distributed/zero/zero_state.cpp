@@ -39,38 +39,48 @@ void ZeroBase::consolidate_state_dict(int to) {
   StateDict dict = s.inner->optimizer().state_dict();
   std::map<std::string, Tensor> parts, whole;
   for (const auto& [key, t] : dict) parts[key] = t;
-  for (std::size_t k = 0; s.settled && k < s.division.buckets().size(); ++k) {
-    const DividedBucket& b = s.division.buckets()[k];
+  const auto collect = [&](const State::Share& share, const DividedBucket& b, std::size_t k, int root) {
     const TensorOptions options{optim::state_dtype(b.dtype), b.device};
+    const bool receives = share.group->rank() == root;
     for (const char* const name : s.state_names(b.dtype)) {
       const Tensor own = zeros({b.chunk}, options);
       bool any = false;
       for (const int place : b.parameters) {
-        const auto i = static_cast<std::size_t>(s.item_of[static_cast<std::size_t>(place)]);
+        const auto i = static_cast<std::size_t>(share.item_of[static_cast<std::size_t>(place)]);
         const auto part = parts.find(state_key(i, name));
         if (part == parts.end()) continue;
         any = true;
         const ElementRange range = s.range(s.items[i]);
         if (range.count > 0)
-          own.narrow(0, s.division.offset(place) + range.begin - b.chunk * rank, range.count)
+          own.narrow(0, share.division.offset(place) + range.begin - b.chunk * share.group->rank(),
+                     range.count)
               .copy_(part->second);
       }
       if (!any) continue;
-      const Tensor all = rank == to ? empty({b.chunk * ranks}, options) : Tensor();
-      s.group->gather(all, own, to, concat({name, " of bucket ", k})).wait();
+      const Tensor all = receives ? empty({b.chunk * share.group->size()}, options) : Tensor();
+      share.group->gather(all, own, root, concat({name, " of bucket ", k})).wait();
       for (const int place : b.parameters) {
-        const auto i = static_cast<std::size_t>(s.item_of[static_cast<std::size_t>(place)]);
-        if (rank != to || !parts.contains(state_key(i, name))) continue;
+        const auto i = static_cast<std::size_t>(share.item_of[static_cast<std::size_t>(place)]);
+        if (!receives || !parts.contains(state_key(i, name))) continue;
         const Tensor& t = s.items[i].tensor;
         whole[state_key(i, name)] =
-            part_of(all, s.division.offset(place), t.sizes(), strides_in_bucket(t)).clone().to(kCPU);
+            part_of(all, share.division.offset(place), t.sizes(), strides_in_bucket(t)).clone().to(kCPU);
       }
     }
-  }
+  };
+  std::int64_t root_of_parts = s.shares.back().group->rank();
+  if (s.shares.size() > 1)
+    s.group->broadcast(from_blob(&root_of_parts, {1}, DType::i64), to, "place among those of equal parts")
+        .wait();
+  for (std::size_t i = 0; s.settled && i < s.shares.size(); ++i)
+    for (std::size_t k = 0; k < s.shares[i].division.buckets().size(); ++k)
+      collect(s.shares[i], s.shares[i].division.buckets()[k], k,
+              i == 0 ? to : static_cast<int>(root_of_parts));
   s.has_whole = rank == to;
+  s.has_parts = s.shares.size() > 1 && s.shares[1].group->rank() == root_of_parts;
   s.collected = true;
   s.whole.clear();
-  if (rank != to) return;
+  if (!s.has_whole && !s.has_parts) return;
   for (auto& [key, t] : dict) {
     const auto found = whole.find(key);
     s.whole.emplace_back(key, found == whole.end() ? t.to(kCPU) : found->second);
@@ -81,6 +91,13 @@ nn::StateDict ZeroBase::state_dict() const {
   check(state_->has_whole, "[ZeroRedundancyOptimizer] the state is divided among the ranks, and this rank, ",
         state_->group->rank(), ", has a part of it; call consolidate_state_dict(", state_->group->rank(),
         ") on all ranks after the last step(), or save local_state_dict() on every rank");
+  for (const State::Item& item : state_->items)
+    if (const auto& layout = item.slot.layout(); layout)
+      check(std::none_of(layout->cuts().begin(), layout->cuts().end(),
+                         [](const nn::Cut& cut) { return cut.dim >= 0 && cut.group->size() > 1; }),
+            "[state_dict] ", item.label,
+            " is divided among ranks, and so is its state; save with "
+            "distributed::save_checkpoint() or save_sharded() on all ranks");
   StateDict copy;
   for (const auto& [key, t] : state_->whole) copy.emplace_back(key, t.clone());
   return copy;
@@ -93,10 +110,11 @@ std::vector<optim::StateTensor> ZeroBase::state_tensors(int replica) const {
       "[ZeroRedundancyOptimizer] the state is divided among the ranks by elements, and nothing has collected "
       "it since the last step(); call consolidate_state_dict(0) on all ranks before a checkpoint is saved");
   std::vector<optim::StateTensor> all = s.inner->optimizer().state_tensors(replica);
-  if (!s.has_whole) {
-    std::erase_if(all, [](const optim::StateTensor& t) { return t.param >= 0; });
-    return all;
-  }
+  if (!s.has_whole)
+    std::erase_if(all, [&](const optim::StateTensor& t) {
+      return t.param >= 0 && !(s.has_parts && s.items[static_cast<std::size_t>(t.param)].share == 1);
+    });
+  if (!s.has_whole && !s.has_parts) return all;
   const nn::StateDictIndex index(s.whole);
   for (optim::StateTensor& t : all)
     if (const Tensor* const whole = index.find(t.key)) t.tensor = *whole;
@@ -115,7 +133,9 @@ nn::StateDict ZeroBase::local_state_dict() const {
     parts.insert(parts.end(), {range.begin, range.count});
   }
   dict.emplace_back(kPrefix + "parts", integers(parts));
-  if (s.stage == 2) dict.emplace_back(kPrefix + "order", integers({s.order.begin(), s.order.end()}));
+  for (const State::Share& share : s.shares)
+    if (s.stage == 2)
+      dict.emplace_back(kPrefix + "order" + share.suffix, integers({share.order.begin(), share.order.end()}));
   return dict;
 }
 
@@ -156,12 +176,13 @@ nn::StateDict ZeroBase::take_parts(const StateDict& dict) const {
 void ZeroBase::load_state_dict(const StateDict& dict) {
   const NoGradGuard no_grad;
   State& s = *state_;
-  check(s.stage == 1 || s.reducer, "[load_state_dict] the DistributedDataParallel of this ", name(),
-        " was destroyed; load the state while it exists");
+  for (const State::Share& share : s.shares)
+    check(s.stage == 1 || share.reducer || share.item_of.empty(),
+          "[load_state_dict] the DistributedDataParallel of this ", name(),
+          " was destroyed; load the state while it exists");
   const Tensor* const rank = nn::find(dict, kPrefix + "rank");
   const Tensor* const ranks = nn::find(dict, kPrefix + "ranks");
   const Tensor* const saved_parts = nn::find(dict, kPrefix + "parts");
-  const Tensor* const order = nn::find(dict, kPrefix + "order");
   if (rank || ranks) {
     const std::int64_t of = rank ? rank->item<std::int64_t>() : -1;
     const std::int64_t count = ranks ? ranks->item<std::int64_t>() : -1;
@@ -170,13 +191,14 @@ void ZeroBase::load_state_dict(const StateDict& dict) {
           "; load each part on the rank that saved it, or load a state that was saved after "
           "consolidate_state_dict()");
   }
-  if (s.stage == 2 && !s.settled && s.reducer->passes() == 0) {
-    std::vector<int> places = s.reducer->order();
-    if (order) {
+  for (const State::Share& share : s.shares) {
+    if (s.settled || !share.reducer || share.reducer->passes() > 0) continue;
+    std::vector<int> places = share.reducer->order();
+    if (const Tensor* const order = nn::find(dict, kPrefix + "order" + share.suffix)) {
       const std::vector<std::int64_t> saved = order->to_vector<std::int64_t>();
       places.assign(saved.begin(), saved.end());
     }
-    s.reducer->fix_order(places);
+    share.reducer->fix_order(places);
   }
   s.settle();
   StateDict own;
@@ -194,7 +216,7 @@ void ZeroBase::load_state_dict(const StateDict& dict) {
   }
   s.inner->optimizer().load_state_dict(own);
   s.loaded = hash_of_numbers(own);
-  s.has_whole = s.collected = false;
+  s.has_whole = s.has_parts = s.collected = false;
   s.whole.clear();
 }
 

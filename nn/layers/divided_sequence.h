@@ -14,7 +14,7 @@ class DividedSequence {
   struct Call {
     bool is_causal = false;
     double dropout_p = 0;
-    Tensor documents = {};  ///< of whole(); undefined: all rows are of one document
+    Tensor mask = {};  ///< of document_mask(); undefined: all rows are of one document
   };
   virtual ~DividedSequence() = default;
   /// The positions in the whole sequence of this rank's rows: i64 (rows).
@@ -22,6 +22,9 @@ class DividedSequence {
   /// The whole sequences (N, length), in order, of which `rows` (N, rows) are this rank's. Collective, and
   /// without gradients.
   virtual Tensor whole(const Tensor& rows) const = 0;
+  /// What the queries that attention() computes on this rank see: the earlier tokens of their own document.
+  /// `documents` is i64, of whole(). The layers of one call share the result.
+  virtual Tensor document_mask(const Tensor& documents) const = 0;
   /// scaled_dot_product_attention() of this rank's queries (N, heads, rows, E) to the keys and values of all
   /// ranks, of which k and v (N, groups, rows, E) are this rank's. Collective.
   virtual Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Call& how) const = 0;

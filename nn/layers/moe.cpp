@@ -185,8 +185,11 @@ GroupedExperts::GroupedExperts(const Options& o)
       gate_up_proj(param("gate_up_proj", matrices({o.num_experts, 2 * o.hidden_dim, o.embed_dim}))),
       down_proj(param("down_proj", matrices({o.num_experts, o.embed_dim, o.hidden_dim}))) {}
 
-Tensor GroupedExperts::forward(const Tensor& x, const Tensor& counts) {
-  return divided_forward ? divided_forward(x, counts) : products(x, counts);
+Tensor GroupedExperts::forward(const Tensor& x, const Tensor& counts,
+                               const std::function<void()>& meanwhile) {
+  if (divided_forward) return divided_forward(x, counts, meanwhile);
+  if (meanwhile) meanwhile();
+  return products(x, counts);
 }
 
 Tensor GroupedExperts::products(const Tensor& x, const Tensor& counts) {
@@ -261,8 +264,12 @@ Tensor MixtureOfExperts::forward(const Tensor& x, Routing* routing) {
   if (options.capacity_factor)
     capacity = capacity_of(*options.capacity_factor, tokens, options.top_k, options.num_experts);
   const Dispatch d = dispatch_tokens(r, capacity);
-  Tensor y = combine_tokens(experts(rows.index_select(0, d.tokens), d.counts), r, d);
-  if (shared_expert) y = y + (*shared_expert)(rows);
+  Tensor of_shared;
+  const std::function<void()> meanwhile = [&] {
+    if (shared_expert) of_shared = (*shared_expert)(rows);
+  };
+  Tensor y = combine_tokens(experts(rows.index_select(0, d.tokens), d.counts, meanwhile), r, d);
+  if (of_shared.defined()) y = y + of_shared;
 
   Tensor loss, counts;
   if (is_training()) {

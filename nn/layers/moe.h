@@ -11,6 +11,7 @@
 #include <string>
 
 #include "tapestry/nn/layers/linear.h"
+#include "tapestry/nn/layers/router_balance.h"
 #include "tapestry/nn/module.h"
 
 namespace tapestry::nn {
@@ -114,8 +115,8 @@ class GroupedExperts : public Callable<GroupedExperts> {
   using Module::forward;
   /// x (rows, embed_dim) is sorted by expert: the rows of expert 0 come first. `counts`, integers
   /// (num_experts), says how many rows each expert has. The host reads `counts`, and waits for the GPU if
-  /// they are on one.
-  Tensor forward(const Tensor& x, const Tensor& counts);
+  /// they are on one. Calls meanwhile(), if it is given, once: while x travels, if ranks divide the experts.
+  Tensor forward(const Tensor& x, const Tensor& counts, const std::function<void()>& meanwhile = {});
   /// The same without divided_forward: of the experts whose weights this rank has.
   Tensor products(const Tensor& x, const Tensor& counts);
   std::string options_text() const override;
@@ -124,7 +125,8 @@ class GroupedExperts : public Callable<GroupedExperts> {
   Parameter &gate_up_proj, &down_proj;
   /// If set, forward() is this function: ranks divide the experts (distributed::expert_parallel()), and
   /// exchange the rows of x. Its arguments are those of forward().
-  std::function<Tensor(const Tensor& x, const Tensor& counts)> divided_forward;
+  std::function<Tensor(const Tensor& x, const Tensor& counts, const std::function<void()>& meanwhile)>
+      divided_forward;
 };
 
 /// A SwiGLU network without biases, for all tokens.
@@ -159,7 +161,7 @@ struct MixtureOfExpertsOptions {
 ///
 /// On several ranks or replicas, each part of the batch has its own auxiliary loss and its own capacities, as
 /// in Megatron-LM, so that the results are not those of one process with the whole batch.
-class MixtureOfExperts : public Callable<MixtureOfExperts> {
+class MixtureOfExperts : public Callable<MixtureOfExperts>, public BiasBalanced {
  public:
   using Options = MixtureOfExpertsOptions;
   /// Throws ValueError for sizes and factors that are out of range.
@@ -176,19 +178,19 @@ class MixtureOfExperts : public Callable<MixtureOfExperts> {
   Tensor auxiliary_loss();
   /// i64 (num_experts): how many tokens chose each expert in training mode since update_router_bias(), over
   /// all replicas.
-  Tensor tokens_per_expert() const;
+  Tensor tokens_per_expert() const override;
+  bool has_router_bias() const override { return options.balance == RouterBalance::bias; }
   /// Adds bias_update_rate * (s - mean(s)) to the bias, where s = sign(mean(counts) - counts), and counts
-  /// anew. Call it before each step of the optimizer. A bias of 16 bits becomes f32, because the steps are
-  /// too small for 16 bits.
+  /// anew. Call it before each step of the optimizer; a distributed::Strategy does it itself. A bias of 16
+  /// bits becomes f32, because the steps are too small for 16 bits.
   ///
   /// `counts` are tokens_per_expert() of this process if there is no argument. If other ranks train other
   /// samples, or other positions of the same ones (the axis context), pass the sum over all these ranks:
-  /// distributed::update_router_bias() does it. The layer cannot see that a strategy copies it, such as
-  /// DistributedDataParallel or context_parallel(). Without the sum, each rank's bias moves by its own
-  /// counts, so that the copies differ, or by those of rank 0 alone if buffers are broadcast. Throws
-  /// ValueError unless balance is bias, and if parameters of the layer are divided among ranks and there is
-  /// no argument.
-  void update_router_bias(const Tensor& counts = {});
+  /// distributed::update_router_bias() does it. The layer cannot see that DistributedDataParallel or
+  /// context_parallel() copies it. Without the sum, each rank's bias moves by its own counts, so that the
+  /// copies differ, or by those of rank 0 alone if buffers are broadcast. Throws ValueError unless balance is
+  /// bias, and if parameters of the layer are divided among ranks and there is no argument.
+  void update_router_bias(const Tensor& counts = {}) override;
   std::string options_text() const override;
 
   const Options options;

@@ -95,9 +95,12 @@ TokenContext LanguageModel::resolved(TokenContext how) const {
   check_documents(op.c_str(), rows);
   if (sequence) how.documents = sequence->whole(rows.to(DType::i64));
   how.positions = document_positions(how.documents);
-  if (sequence)
+  if (sequence) {
     how.positions = index_select(how.positions, 1, sequence->positions(rows.size(1), rows.device()));
-  else how.mask = document_mask(std::exchange(how.documents, Tensor()));
+    how.documents = sequence->document_mask(how.documents);
+  } else {
+    how.mask = document_mask(std::exchange(how.documents, Tensor()));
+  }
   return how;
 }
 
@@ -149,7 +152,7 @@ Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
         "ones and those of documents; pass TokenContext::documents in place of the mask");
   if (sight.sequence)
     return sight.sequence->attention(q, k, v,
-                                     {.is_causal = true, .dropout_p = dropout, .documents = sight.documents});
+                                     {.is_causal = true, .dropout_p = dropout, .mask = sight.documents});
   const std::int64_t queries = q.size(-2), keys = k.size(-2);
   AttentionParams params{.dropout_p = dropout, .enable_gqa = q.size(-3) != k.size(-3)};
   if (mask.defined()) params.attn_mask = mask;

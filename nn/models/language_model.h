@@ -80,8 +80,8 @@ class LanguageModel : public Module, public SequenceModule {
   /// the head's weight by words, and each has a part of the logits (distributed::tensor_parallel()).
   std::function<Tensor(const Tensor& features, const TokenContext& how)> divided_head;
   /// The same call with the positions and the mask that follow from its documents. If ranks divide the
-  /// sequences, `documents` takes the place of the mask, and has those of whole sequences; that is
-  /// collective.
+  /// sequences, `documents` becomes DividedSequence::document_mask() of the whole sequences, for all layers;
+  /// that is collective.
   TokenContext resolved(TokenContext how) const;
   /// The device of the head's weight.
   Device device() const;
@@ -105,7 +105,7 @@ Tensor document_positions(const Tensor& documents);
 /// What a token sees: see LanguageModel::resolved().
 struct Sight {
   Tensor mask = {};       ///< in place of the causal one
-  Tensor documents = {};  ///< of whole sequences that ranks divide
+  Tensor documents = {};  ///< DividedSequence::document_mask(), if ranks divide the sequences
   const DividedSequence* sequence = nullptr;
 };
 /// scaled_dot_product_attention() of queries (N, heads, L, E) that are the last of keys and values (N,

@@ -82,7 +82,8 @@ const std::map<std::string, std::string> kWithoutRow = {
      "ShardedDataParallelBase::whole_state_dict ZeroBase::load_state_dict"},
     {"They choose a mode, and call its functions", "Strategy::wrap make_optimizer"},
     {"They divide layers, sequences or experts among ranks, and have tests of their own",
-     "tensor_parallel tensor_plan place_parameters context_parallel expert_parallel update_router_bias"},
+     "tensor_parallel tensor_plan place_parameters context_parallel expert_parallel "
+     "update_router_bias has_router_bias"},
     {"State dicts and checkpoints have tests of their own",
      "ShardedTraining::ShardedTraining save_sharded load_sharded save_model load_model save_checkpoint "
      "load_checkpoint Checkpointer::save Checkpointer::resume "

@@ -205,7 +205,7 @@ std::function<void(unsigned char*)> put(std::size_t at, T value) {
 
 TEST_CASE("an invalid header, or the header of another message, is refused") {
   CHECK(received([](unsigned char*) {}) == "");
-  // MessageHeader has 32 bytes, followed by one entry per tensor: 8 bytes, then the sizes.
+  // MessageHeader has 32 bytes, followed by one entry per tensor: 16 bytes, then the sizes.
   const char* const nonsense = "rank 0 sent an invalid header";
   CHECK_THAT(received(put<std::uint32_t>(0, 1)), ContainsSubstring(nonsense));    // magic number
   CHECK_THAT(received(put<std::uint8_t>(24, 9)), ContainsSubstring(nonsense));    // kind
@@ -213,8 +213,13 @@ TEST_CASE("an invalid header, or the header of another message, is refused") {
   CHECK_THAT(received(put<std::uint8_t>(32, 200)), ContainsSubstring(nonsense));  // dtype
   CHECK_THAT(received(put<std::uint8_t>(33, 9)), ContainsSubstring(nonsense));    // dimensions
   CHECK_THAT(received(put<std::uint8_t>(36, 1)), ContainsSubstring(nonsense));    // channels-last of 2-d
-  CHECK_THAT(received(put<std::int64_t>(40, -2)), ContainsSubstring(nonsense));   // size
-  CHECK_THAT(received(put<std::int64_t>(40, std::int64_t{1} << 62)),
+  // Placements: of the first axis and of the last one. 5 is sharded(0), so 7 is a dimension that there is
+  // not.
+  CHECK_THAT(received(put<std::uint8_t>(37, 7)), ContainsSubstring(nonsense));
+  CHECK_THAT(received(put<std::uint8_t>(47, 255)), ContainsSubstring(nonsense));
+  CHECK(received(put<std::uint8_t>(47, 6)) == "");
+  CHECK_THAT(received(put<std::int64_t>(48, -2)), ContainsSubstring(nonsense));  // size
+  CHECK_THAT(received(put<std::int64_t>(48, std::int64_t{1} << 62)),
              ContainsSubstring(nonsense));  // overflow
   CHECK_THAT(received(put<std::int32_t>(4, 3)),
              ContainsSubstring("rank 0 sent the outputs of micro-batch 3 in pass 1 instead of the outputs "
@@ -223,7 +228,7 @@ TEST_CASE("an invalid header, or the header of another message, is refused") {
   CHECK_THAT(received(put<std::uint8_t>(24, 1)), ContainsSubstring("sent the gradients of micro-batch 0"));
   // If the header is valid but has a wrong size, the process group must throw, because it compares the sizes
   // of the tensors.
-  CHECK_THAT(received(put<std::int64_t>(40, 3)),
+  CHECK_THAT(received(put<std::int64_t>(48, 3)),
              ContainsSubstring("rank 0 sent") && ContainsSubstring("[2, 3]"));
 }
 

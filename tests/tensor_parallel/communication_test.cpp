@@ -136,6 +136,40 @@ TEST_CASE("a divided transformer block makes the collectives of Megatron's formu
   }
 }
 
+TEST_CASE("a block that is recomputed repeats its conversions but the last one") {
+  constexpr int kRanks = 2;
+  const nn::LlamaConfig config{.hidden_size = 8,
+                               .intermediate_size = 8,
+                               .num_attention_heads = 2,
+                               .num_key_value_heads = 2,
+                               .head_dim = 4,
+                               .max_position_embeddings = 8};
+  using Kind = ConversionTraffic::Kind;
+  for (const bool sequence : {false, true}) {
+    INFO("sequence " << sequence);
+    const auto sent_by = [&](bool recomputes) {
+      return on_ranks<ConversionTraffic::Counts>(kRanks, [&](const Group& world) {
+        Mesh mesh = mesh_of(world, kRanks);
+        const auto rotary =
+            nn::make<nn::RotaryEmbedding>(nn::RotaryEmbeddingOptions{.dim = 4, .max_seq_len = 8});
+        nn::LlamaDecoderLayer block(config, rotary);
+        const TensorParallel divided =
+            tensor_parallel(block, mesh["tensor"], tensor_plan(block, kRanks), {.sequence = sequence});
+        const Tensor x = wave({1, sequence ? 4 : 8, 8}, 0.3).to(DType::f32).requires_grad_();
+        set_placement(x, mesh["tensor"], sequence ? Placement::sharded(1) : Placement::invariant());
+        (recomputes ? checkpoint([&](const Tensor& t) { return block(t); }, x) : block(x)).sum().backward();
+        return divided.sent();
+      })[0];
+    };
+    const ConversionTraffic::Counts more = sent_by(true) - sent_by(false);
+    // What enters the attention and the MLP again, and the result of the attention, which the MLP needs. The
+    // result of the block is not computed again.
+    CHECK(more.of(Kind::all_gather).calls == (sequence ? 2 : 0));
+    CHECK(more.of(Kind::reduce_scatter).calls == (sequence ? 1 : 0));
+    CHECK(more.of(Kind::all_reduce).calls == (sequence ? 0 : 1));
+  }
+}
+
 TEST_CASE("no rank of a divided language model allocates the logits of all words, forward or backward") {
   constexpr std::int64_t kRows = 2, kLength = 64, kWords = 4096;
   constexpr int kRanks = 8;

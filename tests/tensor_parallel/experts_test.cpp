@@ -321,15 +321,118 @@ TEST_CASE("a program without a strategy adds gradients over two groups, and one 
       fully_shard(moe, {.group = mesh["replicate"].group(), .replicate_group = mesh["expert"].group()});
     });
     require(shared.find("experts.gate_up_proj has [") != std::string::npos, shared);
+    DistributedDataParallel<MixtureOfExperts> all(
+        moe, DdpOptions{.process_group = world, .reduce = ReduceOp::sum, .ignored_parameters = experts});
     DistributedDataParallel<MixtureOfExperts> copies(moe,
                                                      DdpOptions{.process_group = mesh["replicate"].group(),
                                                                 .reduce = ReduceOp::sum,
-                                                                .ignored_parameters = others});
-    DistributedDataParallel<MixtureOfExperts> all(
-        moe, DdpOptions{.process_group = world, .reduce = ReduceOp::sum, .ignored_parameters = experts});
+                                                                .ignored_parameters = others,
+                                                                .paired_with = &all});
     const Tensor x = tokens_of(world->rank(), tokens[static_cast<std::size_t>(world->rank())]);
     (all(x) * wave(x.sizes(), 0.9, world->rank())).sum().backward();
     require_gradients(moe, sums, "sums");
+    std::string error = error_of([&] { all.join([] {}); });
+    require(error.find("two DistributedDataParallel that pass together") != std::string::npos, error);
+    nn::Linear linear({.in_features = 2, .out_features = 2});
+    error = error_of([&] {
+      DistributedDataParallel<nn::Linear> third(linear,
+                                                DdpOptions{.process_group = world, .paired_with = &all});
+    });
+    require(error.find("is in a pair already") != std::string::npos, error);
+    return 0;
+  });
+}
+
+TEST_CASE("two groups' buckets are posted in one order, whichever gradients come first, or come at all") {
+  // Layers that all ranks add, and layers that pairs of ranks add, with several buckets each.
+  struct Net : nn::Module {
+    nn::ModuleList &ours = add<nn::ModuleList>("ours"), &pairs = add<nn::ModuleList>("pairs");
+    Net() {
+      for (int i = 0; i < 5; ++i)
+        (void)ours.append<nn::Linear>({.in_features = 4, .out_features = 4}),
+            (void)pairs.append<nn::Linear>({.in_features = 4, .out_features = 4});
+      to(DType::f64);
+      int k = 0;
+      const NoGradGuard no_grad;
+      for (const nn::Parameter& p : parameters()) p->copy_(wave(p->sizes(), 0.4, k++));
+    }
+    // The layers that a rank uses: all of them, or those of one list, in one order or the other.
+    Tensor loss(const Tensor& x, int kind) {
+      Tensor y = x;
+      for (int i = 0; i < 5; ++i) {
+        const auto use = [&](nn::ModuleList& list, int at) { y = tanh(list.get<nn::Linear>(at)(y)); };
+        if (kind == 1) use(ours, 4 - i);
+        if (kind != 2) use(pairs, i);
+        if (kind == 0) use(ours, i);
+      }
+      if (kind == 2)
+        for (int i = 0; i < 5; i += 2) y = tanh(ours.get<nn::Linear>(i)(y));
+      return y.square().sum();
+    }
+  };
+  const auto kind_of = [](int rank, int pass) { return (rank % 2 + pass) % 3; };  // differs in each pair
+  std::vector<Gradients> expected;  // of each pass, of the first pair and of the second
+  for (int pass = 0; pass < 4; ++pass)
+    for (int pair = 0; pair < 2; ++pair) {
+      Net net;
+      for (const nn::Parameter& p : net.parameters()) p.tensor().set_grad(zeros_like(p.detach()));
+      Gradients all;
+      for (int rank = 0; rank < 4; ++rank) {
+        net.loss(tokens_of(rank, 3), kind_of(rank, pass)).backward();
+        if (rank % 2 == 0) continue;
+        for (const auto& [name, g] : gradients_of(net))
+          if (name.starts_with("ours") || rank / 2 == pair)
+            all[name] = all.contains(name) ? all[name] + g : g;
+        for (const nn::Parameter& p : net.parameters()) p.grad().zero_();
+      }
+      expected.push_back(std::move(all));
+    }
+  on_ranks<int>(4, [&](const Group& world) {
+    const Mesh mesh(world, {{"pair", 2}, {"member", 2}});
+    Net net;
+    const DdpOptions options{.bucket_cap_mb = 2e-4, .first_bucket_mb = 1e-4, .reduce = ReduceOp::sum};
+    DdpOptions of_all = options, of_pair = options;
+    of_all.process_group = world, of_all.ignored_parameters = net.pairs.parameters();
+    DistributedDataParallel<Net> all(net, of_all);
+    of_pair.process_group = mesh["member"].group(), of_pair.ignored_parameters = net.ours.parameters();
+    of_pair.paired_with = &all;
+    DistributedDataParallel<Net> pair(net, of_pair);
+    require(all.buckets().size() > 2 && pair.buckets().size() > 2, "several buckets");
+    for (int pass = 0; pass < 4; ++pass) {
+      for (const nn::Parameter& p : net.parameters()) p.tensor().set_grad({});
+      net.loss(tokens_of(world->rank(), 3), kind_of(world->rank(), pass)).backward();
+      for (const nn::Parameter& p : net.parameters())
+        if (!p.grad().defined()) p.tensor().set_grad(zeros_like(p.detach()));
+      require_gradients(net, expected[static_cast<std::size_t>(2 * pass + world->rank() / 2)],
+                        concat({"pass ", pass}));
+    }
+    return 0;
+  });
+}
+
+TEST_CASE("the shared expert computes while the tokens travel, and its backward while their gradients do") {
+  MixtureOfExperts::Options options = small(4);
+  options.shared_hidden_dim = 5;
+  on_ranks<int>(2, [&](const Group& world) {
+    const Mesh mesh(world, {{"expert", 2}});
+    const Group group = mesh["expert"].group();
+    MixtureOfExperts moe(options);
+    fill(moe);
+    expert_parallel(moe, mesh["expert"]);
+    const auto posted = [&] {
+      int rows = 0;
+      for (const CollectiveRecord& r : group->recorder().records())
+        rows += std::string(r.name) == "expert_parallel: rows";
+      return rows;
+    };
+    int at_shared = -1, at_gradient = -1;
+    moe.shared_expert->register_forward_pre_hook(
+        [&](nn::Module&, std::vector<Tensor>&) { at_shared = posted(); });
+    moe.shared_expert->down_proj.weight->register_post_accumulate_grad_hook(
+        [&](const Tensor&) { at_gradient = posted(); });
+    moe(tokens_of(world->rank(), 5).set_requires_grad(true)).sum().backward();
+    require(at_shared == 1, "the tokens are on their way: ", at_shared);
+    require(at_gradient == 4 && posted() == 4, "so are their gradients: ", at_gradient, " of ", posted());
     return 0;
   });
 }

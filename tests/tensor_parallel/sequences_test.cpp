@@ -145,6 +145,41 @@ TEST_CASE("language models over divided sequences have the loss and the gradient
   compare([&] { return made<nn::Olmoe>(olmoe); });
 }
 
+TEST_CASE("a call makes the mask of its documents once, for all layers") {
+  // One rank that says it has the whole sequences.
+  struct Counting final : nn::DividedSequence {
+    mutable int masks = 0;
+    mutable std::vector<Tensor> used;
+    Tensor positions(std::int64_t rows, Device) const override { return arange(rows); }
+    Tensor whole(const Tensor& rows) const override { return rows; }
+    Tensor document_mask(const Tensor& documents) const override {
+      ++masks;
+      return nn::document_mask(documents);
+    }
+    Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Call& how) const override {
+      used.push_back(how.mask);
+      return scaled_dot_product_attention(q, k, v, {.attn_mask = how.mask, .enable_gqa = true});
+    }
+  };
+  const auto counting = std::make_shared<Counting>();
+  nn::Llama net({.vocab_size = 9,
+                 .hidden_size = 4,
+                 .intermediate_size = 4,
+                 .num_hidden_layers = 3,
+                 .num_attention_heads = 2,
+                 .num_key_value_heads = 1,
+                 .head_dim = 2,
+                 .max_position_embeddings = 8});
+  const Tensor ids = ints({1, 2, 3, 4, 5, 6}, {1, 6}), documents = ints({0, 0, 1, 1, 1, 2}, {1, 6});
+  const Tensor expected = net(ids, {.documents = documents}).detach();
+  for (nn::Module* const m : net.modules())
+    if (auto* const layer = dynamic_cast<nn::SequenceModule*>(m)) layer->divided_sequence = counting;
+  CHECK(tensor_test::distance(net(ids, {.documents = documents}), expected) < 1e-6);
+  CHECK(counting->masks == 1);
+  REQUIRE(counting->used.size() == 3);
+  for (const Tensor& mask : counting->used) CHECK(mask.is_same(counting->used[0]));
+}
+
 TEST_CASE("the models without their heads know the positions of a rank's rows too") {
   const auto one = made<nn::Llama>(llama());
   const Tensor features = one->model(ids_of(2, 8)).detach();

@@ -28,8 +28,6 @@ struct Outcome {
 
 Outcome train(const std::string& text, const Group& world, int parts) {
   Outcome outcome;
-  // What a stage gets from another rank has no placement.
-  const PlacementCheck checks(text.find("pipeline") == std::string::npos);
   Strategy strategy(text, {.world = world, .parts = parts});
   const auto net = make_net();
   ModelParts model = parts_of(*net);
@@ -172,10 +170,67 @@ TEST_CASE("a rank beside a tensor axis may restore a parameter, and may not chan
     });
 }
 
-TEST_CASE("stages of a pipeline do not divide the sequence") {
-  CHECK_THROWS_WITH(plan_strategy("pipeline=2,tensor=2:sequence=1", true),
-                    Catch::Matchers::Contains("pipeline and tensor:sequence cannot be combined"));
-  CHECK_NOTHROW(plan_strategy("pipeline=2,tensor=2:sequence=0", true));
+TEST_CASE("a stage sends its part of a divided sequence, and the next one knows how it is placed") {
+  // A Llama of one block in each of two stages. 5 tokens do not divide.
+  const nn::LlamaConfig config{.vocab_size = 9,
+                               .hidden_size = 4,
+                               .intermediate_size = 6,
+                               .num_hidden_layers = 2,
+                               .num_attention_heads = 2,
+                               .num_key_value_heads = 2,
+                               .head_dim = 2,
+                               .max_position_embeddings = 8};
+  constexpr std::int64_t kRows = 2, kLength = 5;
+  const auto sent = [&](const Group& world, bool sequence, bool faulty) -> std::int64_t {
+    Strategy strategy(concat({"pipeline=2,tensor=2:sequence=", sequence}), {.world = world, .parts = 2});
+    nn::Llama net(config);
+    nn::LlamaModel& model = net.model;
+    const Axis tensor = (*strategy.mesh())["tensor"];
+    const auto block = [&](std::int64_t i, const Tensor& x) {
+      return model.layers.get<nn::LlamaDecoderLayer>(i)(x, nn::LlamaBlockContext());
+    };
+    ModelParts parts;
+    parts.loss = [&](const Tensors& out, const Tensors& targets) -> Loss {
+      return {cross_entropy(out[0].flatten(0, 1), targets[0].flatten()), double(targets[0].numel())};
+    };
+    parts.forward = [&](const Tensors& in) -> Tensors { return {net(in[0])}; };
+    parts.stages = [&](const std::vector<Device>& devices) {
+      std::vector<Stage> stages;
+      stages.emplace_back([&](const Tensor& ids) { return block(0, model.embed_tokens(ids)); }, devices[0],
+                          Stage::Modules{model.embed_tokens, *model.layers.children()[0]});
+      stages.emplace_back(
+          [&](const Tensor& x) {
+            require(placement_of(x, tensor) == (sequence ? Placement::sharded(1) : Placement::invariant()),
+                    "the placement of what arrived");
+            if (faulty) return net.head(model.norm(block(1, x * x.mean({1}, true))));
+            return net.head(model.norm(block(1, x)));
+          },
+          devices[1], Stage::Modules{*model.layers.children()[1], model.norm, *net.lm_head});
+      return stages;
+    };
+    strategy.wrap(net, parts);
+    const Tensor ids = arange(kRows * kLength).reshape({kRows, kLength}).remainder(9);
+    strategy.gradients(
+        [&](const Part& part) {
+          const Samples s = strategy.share(kRows, part);
+          return Batch{{ids.narrow(0, s.first, s.count)}, {ids.narrow(0, s.first, s.count)}};
+        },
+        static_cast<double>(kRows * kLength));
+    std::int64_t bytes = 0;
+    for (const AxisReport& r : strategy.report())
+      if (r.axis == "pipeline") bytes = r.bytes_sent;
+    return bytes;
+  };
+  for (const bool sequence : {false, true}) {
+    const auto bytes =
+        on_ranks<std::int64_t>(4, [&](const Group& world) { return sent(world, sequence, false); });
+    // The first of two ranks has 3 of 5 tokens. Rank 0 and 1 are the first stage.
+    const std::int64_t token = kRows * config.hidden_size * 4;
+    CHECK(bytes[0] == token * (sequence ? 3 : kLength));
+    CHECK(bytes[1] == token * (sequence ? 2 : kLength));
+  }
+  CHECK_THROWS_WITH(on_ranks<std::int64_t>(4, [&](const Group& world) { return sent(world, true, true); }),
+                    Catch::Matchers::Contains("the mean over its part is not a part of the whole mean"));
 }
 
 TEST_CASE("a strategy's tensor axis needs a plan, and has one for a Llama") {

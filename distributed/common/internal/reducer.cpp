@@ -102,6 +102,8 @@ Reducer::Reducer(std::vector<std::pair<std::string, Tensor>> parameters, std::sh
 }
 
 Reducer::~Reducer() {
+  if (first_) first_->second_ = nullptr;
+  if (second_) second_->first_ = nullptr;
   if (divided_) {
     end_division();
     if (ended_) ended_();
@@ -205,34 +207,60 @@ void Reducer::reset_pass(std::uint64_t id, Clock::time_point began) {
   }
 }
 
-void Reducer::begin_pass() {
-  if (before_pass) before_pass();
-  const autograd::BackwardPass pass = autograd::current_backward();
-  reset_pass(pass.id, pass.began);
-  autograd::on_backward_end([this] { finish_pass(); });
+void Reducer::pair_with(Reducer& second) {
+  check(
+      this != &second && !first_ && !second_ && !second.first_ && !second.second_,
+      "[DistributedDataParallel] one of two models to pair is in a pair already; pair two that are in none");
+  second_ = &second;
+  second.first_ = this;
+}
 
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const bool known = options_.static_graph && passes_ > 0;
-    const bool expected =
-        known ? std::binary_search(used_at_first_.begin(), used_at_first_.end(), static_cast<int>(i))
-              : !options_.find_unused || autograd::backward_reaches(parameters_[i].tensor);
-    if (!expected) mark_ready(static_cast<int>(i), false);
+// This reducer, and the other one of its pair unless it is under no_sync(): the first of the pair first.
+std::vector<Reducer*> Reducer::in_pass() {
+  std::vector<Reducer*> all;
+  if (first_ && *first_->synchronize) all.push_back(first_);
+  all.push_back(this);
+  if (second_ && *second_->synchronize) all.push_back(second_);
+  return all;
+}
+
+void Reducer::begin_pass() {
+  const std::vector<Reducer*> all = in_pass();
+  const autograd::BackwardPass pass = autograd::current_backward();
+  for (Reducer* const r : all) {
+    if (r->before_pass) r->before_pass();
+    r->reset_pass(pass.id, pass.began);
   }
+  autograd::on_backward_end([all] { finish_passes(all); });
+
+  for (Reducer* const r : all)
+    for (std::size_t i = 0; i < r->parameters_.size(); ++i) {
+      const bool known = r->options_.static_graph && r->passes_ > 0;
+      const bool expected =
+          known ? std::binary_search(r->used_at_first_.begin(), r->used_at_first_.end(), static_cast<int>(i))
+                : !r->options_.find_unused || autograd::backward_reaches(r->parameters_[i].tensor);
+      if (!expected) r->mark_ready(static_cast<int>(i), false);
+    }
   post_full_buckets();
 }
 
 void Reducer::pass_without_gradients() {
-  check<AutogradError>(
-      !options_.static_graph || passes_ > 0 || !some_joined,
-      "[join] this rank has no batch for the first pass, in which static_graph learns what the "
-      "rank uses; leave static_graph out");
-  reset_pass(UINT64_MAX, Clock::now());
-  without_gradients_ = true;
+  const std::vector<Reducer*> all = in_pass();
+  for (Reducer* const r : all) {
+    check<AutogradError>(
+        !r->options_.static_graph || r->passes_ > 0 || !r->some_joined,
+        "[join] this rank has no batch for the first pass, in which static_graph learns what the "
+        "rank uses; leave static_graph out");
+    r->reset_pass(UINT64_MAX, Clock::now());
+    r->without_gradients_ = true;
+  }
   struct Reset {
-    bool& flag;
-    ~Reset() { flag = false; }
-  } const reset{without_gradients_};
-  finish_pass();
+    const std::vector<Reducer*>& all;
+    ~Reset() {
+      for (Reducer* const r : all) r->without_gradients_ = false;
+    }
+  } const reset{all};
+  finish_passes(all);
 }
 
 void Reducer::mark_ready(int index, bool used) {
@@ -275,10 +303,32 @@ void Reducer::copy_in(Parameter& p) {
   if (p.used) p.tensor.set_grad(p.view);
 }
 
+// Which of two reducers posts next must not depend on which gradients this rank has first, or has at all. So
+// the buckets of a pair follow each other by their numbers alone: bucket k of the n of the second comes when
+// (k + 1) / n of those of the first are posted.
+bool Reducer::is_next() const {
+  const auto turn = [](const Reducer& first, const Reducer& second) {  // when its next bucket comes
+    const std::size_t n = second.buckets_.size();
+    return ((second.next_bucket_ + 1) * first.buckets_.size() + n - 1) / n;
+  };
+  const auto waits = [](const Reducer& r) { return r.next_bucket_ < r.buckets_.size(); };
+  if (first_ && first_->pass_ == pass_) return first_->next_bucket_ >= turn(*first_, *this);
+  if (second_ && second_->pass_ == pass_ && waits(*second_)) return next_bucket_ < turn(*this, *second_);
+  return true;
+}
+
+bool Reducer::post_next() {
+  if (pass_ == 0 || next_bucket_ == buckets_.size() || buckets_[next_bucket_].missing > 0 || !is_next())
+    return false;
+  post(buckets_[next_bucket_++]);
+  while (divided_ && next_bucket_ - next_complete_ > kBucketsInFlight) complete(buckets_[next_complete_++]);
+  return true;
+}
+
 void Reducer::post_full_buckets() {
-  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].missing == 0) {
-    post(buckets_[next_bucket_++]);
-    while (divided_ && next_bucket_ - next_complete_ > kBucketsInFlight) complete(buckets_[next_complete_++]);
+  Reducer* const other = first_ ? first_ : second_;
+  const bool pairs = other && other->pass_ == pass_;
+  while (post_next() || (pairs && other->post_next())) {
   }
 }
 
@@ -324,7 +374,13 @@ void Reducer::complete(Bucket& b) {
   finish_unused(b);
 }
 
-void Reducer::finish_pass() {
+// All post before one waits, and the collectives after a pass come in one order too.
+void Reducer::finish_passes(const std::vector<Reducer*>& reducers) {
+  for (Reducer* const r : reducers) r->post_rest();
+  for (Reducer* const r : reducers) r->finish_pass();
+}
+
+void Reducer::post_rest() {
   computed_ = Clock::now();
   if (Timeline::active() && device().is_cpu())
     add_span(device().str(), Activity::backward, "backward", began_, computed_);
@@ -332,6 +388,9 @@ void Reducer::finish_pass() {
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (!parameters_[i].ready) mark_ready(static_cast<int>(i), false);
   post_full_buckets();
+}
+
+void Reducer::finish_pass() {
   std::optional<SpanScope> exposed(std::in_place, device(), Activity::communication, "wait for gradients");
   exposed->set_subject({.axis = group_->name()});
   while (next_complete_ < buckets_.size()) complete(buckets_[next_complete_++]);

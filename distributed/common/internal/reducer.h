@@ -79,6 +79,11 @@ class Reducer : private nn::DividedGradients {
   /// are not compared.
   bool some_joined = false;
 
+  /// Two reducers of one model, over different groups: from now on they begin and end passes together, and
+  /// all ranks post the buckets of both in one order, whichever gradients arrive first. Each rank calls it
+  /// for the same two. A destroyed reducer leaves the pair.
+  void pair_with(Reducer& second);
+  bool is_paired() const { return first_ || second_; }
   /// The number of backward passes that were averaged.
   std::uint64_t passes() const { return passes_; }
   /// Takes part in the collectives of a pass in which this rank has no gradients. Call it outside backward.
@@ -172,6 +177,7 @@ class Reducer : private nn::DividedGradients {
   void build(const std::vector<int>& order);
   void on_gradient(int index);
   void begin_pass();
+  std::vector<Reducer*> in_pass();
   void reset_pass(std::uint64_t id, Clock::time_point began);
   void mark_ready(int index, bool used);
   void copy_in(Parameter& p);
@@ -179,8 +185,12 @@ class Reducer : private nn::DividedGradients {
   void leave_sum_to_rank_0(int index);
   void start_hook(Bucket& bucket);
   void post_full_buckets();
+  bool post_next();
+  bool is_next() const;
   void post(Bucket& bucket);
   void complete(Bucket& bucket);
+  static void finish_passes(const std::vector<Reducer*>& reducers);
+  void post_rest();
   void finish_pass();
   void finish_unused(Bucket& bucket);
   void watch_sums(Bucket& bucket);
@@ -228,8 +238,9 @@ class Reducer : private nn::DividedGradients {
   std::unordered_map<const Storage*, int> parameter_of_;  // by Parameter::no_memory
   std::optional<DdpReport> last_report_;                  // if the buckets of the last pass exist no more
 
-  bool without_gradients_ = false;  // pass_without_gradients() runs
-  std::uint64_t pass_ = 0;          // the id of the pass in progress; 0 between passes
+  Reducer *first_ = nullptr, *second_ = nullptr;  // of a pair: the other one
+  bool without_gradients_ = false;                // pass_without_gradients() runs
+  std::uint64_t pass_ = 0;                        // the id of the pass in progress; 0 between passes
   Clock::time_point began_, computed_, finished_, last_gradient_;
   std::size_t next_bucket_ = 0;     // the next one to post
   std::size_t next_complete_ = 0;   // the next one to wait for

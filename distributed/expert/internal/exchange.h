@@ -30,8 +30,10 @@ std::vector<std::int64_t> order_by_expert(const ExpertCounts& counts);
 /// Collective over the axis: x (rows, features) is sorted by expert, and counts.sent says how many of the
 /// rows each rank gets. Calls compute(rows) with this rank's rows (received, features), those of its first
 /// expert first. Sends the rows of the result back, and returns them in the order of x. Differentiable, also
-/// twice: gradients take the same way back.
+/// twice: gradients take the same way back. Calls meanwhile(), if it is given, once while x travels; the
+/// backward of what it records runs while the gradient of x travels.
 Tensor exchange_rows(const Axis& axis, const Tensor& x, const ExpertCounts& counts,
-                     const std::function<Tensor(const Tensor& rows)>& compute);
+                     const std::function<Tensor(const Tensor& rows)>& compute,
+                     const std::function<void()>& meanwhile = {});
 
 }  // namespace tapestry::distributed

@@ -20,6 +20,22 @@ constexpr std::uint32_t kMagic = 0x54504750;  // "TPGP" in ASCII
 // Channels-last tensors are sent in their memory order, with the channels as the last dimension.
 Tensor as_stored(const Tensor& t, bool channels_last) { return channels_last ? t.permute({0, 2, 3, 1}) : t; }
 
+// A placement as a byte. Sharded is the last kind, so dimensions can follow it.
+constexpr std::uint8_t kShardedByte = static_cast<std::uint8_t>(Placement::Kind::sharded) + 1;
+std::uint8_t byte_of(const std::optional<Placement>& p) {
+  if (!p) return 0;
+  return static_cast<std::uint8_t>(static_cast<int>(p->kind()) + 1 +
+                                   (p->is(Placement::Kind::sharded) ? p->dim() : 0));
+}
+std::optional<Placement> placement_of_byte(std::uint8_t byte) {
+  if (byte == 0) return {};
+  if (byte >= kShardedByte) return Placement::sharded(byte - kShardedByte);
+  for (const Placement p :
+       {Placement::invariant(), Placement::replicated(), Placement::varying(), Placement::partial()})
+    if (byte_of(p) == byte) return p;
+  return {};
+}
+
 }  // namespace
 
 static_assert(std::is_trivially_copyable_v<MessageHeader>);
@@ -55,6 +71,8 @@ MessageHeader::MessageHeader(const MessageId& id, const Message& message, std::u
     entry.requires_grad = !message.requires_grad.empty() && message.requires_grad[i];
     entry.channels_last = t.memory_format() == MemoryFormat::channels_last;
     std::copy(t.sizes().begin(), t.sizes().end(), entry.sizes);
+    if (!message.placements.empty())
+      std::transform(message.placements[i].begin(), message.placements[i].end(), entry.placements, byte_of);
   }
 }
 
@@ -78,6 +96,8 @@ void MessageHeader::check_matches(const MessageId& expected, int peer) const {
     const Entry& e = entries_[i];
     sound = sound && e.dtype < kNumDTypes && e.ndim <= kMaxDims && (!e.channels_last || e.ndim == 4) &&
             (!e.requires_grad || is_floating(static_cast<DType>(e.dtype)));
+    for (const std::uint8_t byte : e.placements)
+      sound = sound && byte < kShardedByte + std::max<int>(e.ndim, 1);
     // The number of elements that the remaining dimensions may have so that the size in bytes fits into
     // std::int64_t. Dtypes have at most 8 bytes.
     std::int64_t room = std::numeric_limits<std::int64_t>::max() / 8;
@@ -94,12 +114,15 @@ void MessageHeader::check_matches(const MessageId& expected, int peer) const {
 
 Message MessageHeader::allocate_message(Device device) const {
   Message message{std::vector<Tensor>(count_), std::vector<bool>(count_)};
+  message.placements.assign(count_, std::vector<std::optional<Placement>>(kMaxAxes));
   for (std::size_t i = 0; i < count_; ++i) {
     const Entry& e = entries_[i];
     if (!e.defined) continue;
     message.tensors[i] = empty(Shape(e.sizes, e.ndim), {static_cast<DType>(e.dtype), device},
                                e.channels_last ? MemoryFormat::channels_last : MemoryFormat::contiguous);
     message.requires_grad[i] = e.requires_grad;
+    std::transform(std::begin(e.placements), std::end(e.placements), message.placements[i].begin(),
+                   placement_of_byte);
   }
   return message;
 }

@@ -42,6 +42,8 @@ class MessageHeader {
   MessageHeader() = default;
   /// Throws ValueError if a message cannot carry this many tensors.
   static void check_count(MessageId::Kind kind, std::size_t tensors);
+  /// The largest number of axes along which a message says placements.
+  static constexpr std::size_t kMaxAxes = 11;
   /// Throws ValueError as check_count() does. MessageSender::send() explains `rng_offset`.
   MessageHeader(const MessageId& id, const Message& message, std::uint64_t rng_offset);
   /// Converts the header from and to the bytes that are sent. bytes() returns a copy.
@@ -58,7 +60,7 @@ class MessageHeader {
  private:
   struct Entry {
     std::uint8_t dtype = 0, ndim = 0, defined = 0, requires_grad = 0, channels_last = 0;
-    std::uint8_t reserved[3] = {};
+    std::uint8_t placements[kMaxAxes] = {};  // 0: none; else Placement::Kind + 1, and of sharded + dim()
     std::int64_t sizes[kMaxDims] = {};
   };
   std::uint32_t magic_ = 0;

@@ -74,7 +74,7 @@ struct RankPipeline::Pass {
 
   std::uint64_t number = 0;
   std::vector<Action> actions;
-  int last_backward = -1;  // the micro-batch whose gradients are sent with the loss
+  int last_backward = -1;      // the micro-batch whose gradients are sent with the loss
   Action last_gradients = {};  // the last action that adds gradients to the parameters
   std::optional<StageExecutor> executor;
   std::optional<MessageReceiver> outputs, gradients;
@@ -269,7 +269,9 @@ void RankPipeline::run(Pass& pass) {
     if (a.kind == Kind::backward) pass.last_backward = a.micro_batch;
     if (a.kind != Kind::forward) pass.last_gradients = a;
   }
-  pass.executor.emplace(stages_[0], options_, count, trains, row_.c_str());
+  check(placed_along.size() <= MessageHeader::kMaxAxes, "[Pipeline] stages are placed along ",
+        placed_along.size(), " axes; join some of them");
+  pass.executor.emplace(stages_[0], options_, count, trains, row_.c_str(), nullptr, placed_along);
 
   generator_.set_state({rank == 0 ? pass.seed : rank_seed(pass.seed, rank), pass.offset});
   Context context = current_context();

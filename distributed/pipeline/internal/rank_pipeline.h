@@ -42,6 +42,10 @@ class RankPipeline final : public PipelineRunner {
   /// need it: ranks with the same stage make collectives in each micro-batch, and may have different numbers
   /// of samples.
   bool makes_all_micro_batches = false;
+  /// The axes along which the stages' tensors may be placed: while placements are checked, a stage's inputs
+  /// are placed as the outputs of the stage before it. The same on all ranks, at most
+  /// MessageHeader::kMaxAxes.
+  std::vector<Axis> placed_along = {};
 
   Tensor forward_backward(const TensorList& inputs, const TensorList& targets,
                           const Pipeline::LossFunction& loss) override;

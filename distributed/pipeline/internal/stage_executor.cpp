@@ -8,6 +8,7 @@
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/timeline.h"
+#include "tapestry/distributed/placement/check.h"
 #include "tapestry/nn/internal/stored.h"
 
 namespace tapestry::distributed {
@@ -24,13 +25,15 @@ double Timestamp::seconds_since(const Timestamp& begin) const {
 }
 
 StageExecutor::StageExecutor(const Stage& stage, const PipelineOptions& options, int micro_batches,
-                             bool records, const char* row, const CopyStreams* copy_streams)
+                             bool records, const char* row, const CopyStreams* copy_streams,
+                             const std::vector<Axis>& axes)
     : stage_(stage),
       records_(records),
       checkpoints_(records && options.checkpoint),
       postpones_weights_(options.schedule == Schedule::zero_bubble),
       row_(row ? row : stage.device().str()),
       copy_streams_(copy_streams),
+      axes_(axes),
       graphs_(static_cast<std::size_t>(micro_batches)) {}
 
 template <class F>
@@ -82,6 +85,8 @@ Message StageExecutor::forward(int micro_batch, const Message& inputs, MicroBatc
     if (!here[k].defined()) continue;
     here[k] = here[k].detach();
     if (inputs.requires_grad[k]) graph.inputs[k] = here[k].set_requires_grad();
+    for (std::size_t a = 0; k < inputs.placements.size() && a < axes_.size(); ++a)
+      if (const auto& placement = inputs.placements[k][a]) set_placement(here[k], axes_[a], *placement);
   }
   timed(Part::forward, micro_batch, stage_.device(), [&] {
     const auto run = [this](const std::vector<Tensor>& x) { return stage_(x); };
@@ -96,6 +101,9 @@ Message StageExecutor::forward(int micro_batch, const Message& inputs, MicroBatc
   for (const Tensor& t : graph.outputs) {
     message.tensors.push_back(t.defined() ? t.detach() : t);
     message.requires_grad.push_back(t.defined() && t.requires_grad());
+    if (axes_.empty() || !records_ || !checks_placement()) continue;
+    auto& placements = message.placements.emplace_back(axes_.size());
+    for (std::size_t a = 0; a < axes_.size() && t.defined(); ++a) placements[a] = placement_of(t, axes_[a]);
   }
   record_ready_event(message);
   if (!records_) {

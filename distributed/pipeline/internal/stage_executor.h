@@ -10,8 +10,10 @@
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/internal/leaf_guard.h"
 #include "tapestry/core/stream.h"
+#include "tapestry/distributed/mesh/mesh.h"
 #include "tapestry/distributed/pipeline/internal/copy_between_stages.h"
 #include "tapestry/distributed/pipeline/pipeline.h"
+#include "tapestry/distributed/placement/placement.h"
 
 namespace tapestry::distributed {
 
@@ -21,6 +23,8 @@ struct Message {
   std::vector<Tensor> tensors;
   std::vector<bool> requires_grad = {};
   std::shared_ptr<const ReadyEvent> ready = {};  ///< null if the tensors are not on a GPU
+  /// How each tensor is placed along each axis that the stages check; empty while nothing is checked.
+  std::vector<std::vector<std::optional<Placement>>> placements = {};
 };
 
 /// A point in a device's work, as a time. It is the host's time for a CPU, and an event in the current stream
@@ -51,9 +55,11 @@ class StageExecutor {
  public:
   /// `records` is true if backward follows. `row` is the row of the timeline; null means the name of the
   /// device. `copy_streams` belong to the device and must outlive this object. If they are null, copies
-  /// between GPUs are ordered with all other work of both GPUs.
+  /// between GPUs are ordered with all other work of both GPUs. While placements are checked, inputs are
+  /// placed along `axes` as the message says, and outputs say it.
   StageExecutor(const Stage& stage, const PipelineOptions& options, int micro_batches, bool records,
-                const char* row = nullptr, const CopyStreams* copy_streams = nullptr);
+                const char* row = nullptr, const CopyStreams* copy_streams = nullptr,
+                const std::vector<Axis>& axes = {});
 
   /// Computes the outputs for the next stage. With `loss`, computes the loss too.
   Message forward(int micro_batch, const Message& inputs, MicroBatchLoss* loss = nullptr);
@@ -91,6 +97,7 @@ class StageExecutor {
   const bool records_, checkpoints_, postpones_weights_;
   std::string row_;
   const CopyStreams* const copy_streams_;
+  std::vector<Axis> axes_;  // not const, so that executors move
   std::vector<Graph> graphs_;
   autograd::LeafSet leaves_;  // the leaves that may get gradients
   bool parameters_allowed_ = false;

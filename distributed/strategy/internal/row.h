@@ -177,10 +177,7 @@ struct StrategyRow {
   std::string_view excludes = {};   ///< an axis with which the row cannot be combined
   const char* excluding = nullptr;  ///< the option that must be off ("none", "0") then; null: never
   const char* instead = "";         ///< what to do then
-  /// Why the row cannot be combined with an axis whose row `divides` parameters, and what to do; empty: it
-  /// can.
-  std::string_view excludes_divided = {};
-  const char* about = "";  ///< for lists of modes
+  const char* about = "";           ///< for lists of modes
   /// Adds to what the rows before it say of the axis's step, for predictions. False, or no function: the
   /// planner cannot predict these options.
   bool (*divide)(const AxisSpec&, StepDivision&) = nullptr;

@@ -66,6 +66,7 @@ struct LengthsOfCall {
 }  // namespace
 
 std::shared_ptr<void> ResidualStream::call() { return std::make_shared<LengthsOfCall>(in_call_, of_call_); }
+std::shared_ptr<void> TensorParallel::call() const { return stream_->call(); }
 
 Tensor ResidualStream::into_region(const Tensor& x) {
   if (!sequence) return converted(x, Placement::invariant(), Placement::replicated());
