@@ -117,6 +117,10 @@ class Node {
       dispose(const_cast<Node*>(this));
   }
 
+  /// See internal/delay.h.
+  void delay_leaves() { delays_ = true; }
+  void mark_wait() { waits_ = true; }
+
   /// Adds a hook on the gradient of one output; see Tensor::register_hook. Hooks with `last` run after all
   /// others.
   HookHandle add_hook(std::uint32_t output, std::function<Tensor(const Tensor&)> hook, bool last = false);
@@ -159,6 +163,8 @@ class Node {
   bool reaches_inputs_ = false;  // the pass needs this node to compute a requested gradient
   bool extended_ = false;        // a leaf: its gradient was added to `grad` already, see sum_to_extend()
   bool released_ = false;        // the saved tensors were freed
+  bool delays_ = false;          // gradients of leaves may come later, see internal/delay.h
+  bool waits_ = false;           // its backward waits for communication
   Node* next_disposed_ = nullptr;
 };
 

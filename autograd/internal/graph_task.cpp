@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "tapestry/autograd/internal/delay.h"
 #include "tapestry/autograd/internal/left_out.h"
 #include "tapestry/autograd/internal/nested.h"
 #include "tapestry/autograd/ops/creation.h"
@@ -50,6 +51,13 @@ TakesMasked::TakesMasked(const Op& op) { listed().masked.push_back(op.name); }
 bool gradient_is_one() { return current_task && current_task->gradient_is_one(); }
 bool gradient_is_masked() { return current_task && current_task->gradient_is_masked(); }
 bool masks_gradient(std::uint32_t input) { return current_task && current_task->masks_gradient(input); }
+
+void delay_leaf_gradients(const Tensor& result) {
+  if (const Record* const r = record_of(result)) r->fn->delay_leaves();
+}
+void mark_wait(const Tensor& result) {
+  if (const Record* const r = record_of(result)) r->fn->mark_wait();
+}
 
 GraphTask* GraphTask::current() { return current_task; }
 GraphTask* pass_in_progress() { return current_task; }
@@ -274,9 +282,9 @@ void GraphTask::deliver(Node* from, std::uint32_t input, Tensor&& gradient) {
 }
 
 // Runs the node's backward and delivers the gradients to the nodes of its inputs. `wanted` selects the
-// inputs; null selects all.
-void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
-  if (observer_ && !node->is_leaf()) [[unlikely]]
+// inputs; null selects all. `again` if the node has run before, for other inputs.
+void GraphTask::call(Node* node, const std::vector<bool>* wanted, bool again) {
+  if (observer_ && !node->is_leaf() && !again) [[unlikely]]
     observer_->before(node->sequence());
   if (results_.size() < node->num_edges_) results_.resize(node->num_edges_);
   // The node runs on one of two CUDA streams. A leaf accumulates on the stream of the pass. Any other node
@@ -335,10 +343,71 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
   }
 }
 
+// Runs the node for those of its inputs that are no weights, and puts off the rest. Returns false, and runs
+// nothing, if no input is a weight or the pass must not put off. A weight is a leaf, or computed from one
+// leaf alone, as autocast does.
+bool GraphTask::delay(Node* node) {
+  if (create_graph_ || resumes_ || DetectAnomaly::active()) return false;
+  const auto is_weight = [](const Node& n) {
+    if (n.is_leaf()) return true;
+    const Node* const from = n.num_edges_ == 1 && !n.waits_ ? n.edges_[0].node.get() : nullptr;
+    return from && from->is_leaf();
+  };
+  Postponed rest{NodeRef(node), {}, {}};
+  std::vector<bool> now;
+  bool any_weight = false, any_other = false;
+  for (std::uint32_t i = 0; i < node->num_edges_; ++i) {
+    const Node* const next = node->edges_[i].node.get();
+    rest.wanted.push_back(next && is_weight(*next));
+    now.push_back(next && !rest.wanted.back());
+    any_weight = any_weight || rest.wanted.back();
+    any_other = any_other || now.back();
+  }
+  if (!any_weight) return false;
+  for (std::uint32_t i = 0; i < node->num_outputs_; ++i) rest.gradients.push_back(node->outputs_[i].gradient);
+  if (any_other) call(node, &now);
+  for (std::uint32_t i = 0; i < node->num_outputs_; ++i) node->outputs_[i].gradient = Tensor();
+  delayed_.push_back(std::move(rest));
+  return true;
+}
+
+// Computes the oldest delayed gradients, up to the leaves and their hooks.
+void GraphTask::run_delayed(std::size_t count) {
+  for (; count > 0; --count) {
+    Postponed& p = delayed_.front();  // it stays in front while hooks may ask for position()
+    const NodeRef node = p.node;
+    const std::vector<bool> wanted = p.wanted;
+    for (std::uint32_t i = 0; i < node->num_outputs_; ++i)
+      node->outputs_[i].gradient = std::move(p.gradients[i]);
+    call(node.get(), &wanted, /*again=*/true);
+    if (!retain_graph_) node->released_ = node->release_saved();
+    const auto gets_gradient = [&](const Node* n) {
+      for (std::uint32_t i = 0; i < node->num_edges_; ++i)
+        if (node->edges_[i].node.get() == n) return wanted[i] || n->is_leaf();
+      return n->is_leaf();
+    };
+    while (!ready_.empty() && gets_gradient(ready_.front())) run_next();
+    delayed_.pop_front();
+    if (left_ > 0) --left_;
+  }
+}
+
+void GraphTask::run_next() {
+  std::pop_heap(ready_.begin(), ready_.end(), older);
+  Node* const node = ready_.back();
+  ready_.pop_back();
+  execute(node);
+}
+
 void GraphTask::execute(Node* node) {
-  if (!node->is_leaf() && !resumes_) position_ = node->sequence();
+  if (!node->is_leaf() && !resumes_) position_ = std::min(position_, node->sequence());
   if (!node->hooks_.empty()) node->run_hooks();
   if (!selective_) {
+    if (node->delays_ && delay(node)) return;
+    if (node->waits_) {
+      run_delayed(left_ + (delayed_.size() - left_ + 1) / 2);
+      left_ = delayed_.size();
+    }
     call(node, nullptr);
     if (!retain_graph_) node->released_ = node->release_saved();
     return;
@@ -418,12 +487,9 @@ void GraphTask::run(std::vector<Seed> seeds, std::vector<Postponed> resumed) {
     p.node->released_ = p.node->release_saved();
   }
 
-  while (!ready_.empty()) {
-    std::pop_heap(ready_.begin(), ready_.end(), older);
-    Node* node = ready_.back();
-    ready_.pop_back();
-    execute(node);
-  }
+  while (!ready_.empty() || !delayed_.empty())
+    if (ready_.empty()) run_delayed(delayed_.size());
+    else run_next();
   // The loop uses an index, because a callback may append another callback to the list.
   for (std::size_t i = 0; i < callbacks.size(); ++i) {
     const std::function<void()> callback = std::move(callbacks[i]);

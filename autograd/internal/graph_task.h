@@ -1,6 +1,7 @@
 #pragma once
 // GraphTask: one backward pass of the engine.
 #include <algorithm>
+#include <deque>
 #include <initializer_list>
 #include <unordered_map>
 #include <vector>
@@ -19,8 +20,8 @@ struct Seed {
   Tensor gradient;
 };
 
-/// A node whose weight gradients backward_inputs() postpones. It stores the gradients of the node's outputs,
-/// and which inputs of the node still need a gradient.
+/// A node whose weight gradients backward_inputs() or the pass itself (delay.h) postpones. It stores the
+/// gradients of the node's outputs, and which inputs of the node still need a gradient.
 struct Postponed {
   NodeRef node;
   std::vector<Tensor> gradients;
@@ -71,8 +72,11 @@ class GraphTask {
   bool gradient_is_masked() const { return contains(masked_); }
   /// The sequence number of the last node that ran, leaves excepted; UINT64_MAX before the first, and in a
   /// pass that resumes postponed nodes. A node runs only after all nodes that use its outputs, which are
-  /// newer, and the newest ready node runs first. So the numbers of a pass decrease.
-  std::uint64_t position() const { return position_; }
+  /// newer, and the newest ready node runs first. So the numbers of a pass decrease. A node whose weight
+  /// gradients are delayed has not run until they are computed.
+  std::uint64_t position() const {
+    return delayed_.empty() ? position_ : std::max(position_, delayed_.front().node->sequence());
+  }
   /// The sequence numbers of the pass's nodes, leaves excepted, in ascending order.
   std::vector<std::uint64_t> sequences() const;
   bool includes(const Node* node) const { return node->task_.load(std::memory_order_acquire) == this; }
@@ -110,7 +114,10 @@ class GraphTask {
   void mark_paths_to_captures();
   void make_ready(Node* node);
   void execute(Node* node);
-  void call(Node* node, const std::vector<bool>* wanted);
+  void run_next();
+  bool delay(Node* node);
+  void run_delayed(std::size_t count);
+  void call(Node* node, const std::vector<bool>* wanted, bool again = false);
   void deliver(Node* from, std::uint32_t input, Tensor&& gradient);
   void add_to_output(OutputSlot& slot, Tensor&& gradient);
 
@@ -125,7 +132,9 @@ class GraphTask {
   GraphTask* const outer_;
   std::vector<NodeRef> roots_;
   std::vector<Node*> claimed_, ready_;
-  std::vector<Tensor> results_;  // the gradients of the current node's inputs
+  std::deque<Postponed> delayed_;  // see delay.h
+  std::size_t left_ = 0;           // of them, the oldest ones, which the last wait has left
+  std::vector<Tensor> results_;    // the gradients of the current node's inputs
   std::vector<Displaced> displaced_;
   std::vector<Capture> captures_;
   std::unordered_multimap<Node*, std::size_t> captures_at_;

@@ -7,6 +7,7 @@
 
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/function.h"
+#include "tapestry/autograd/internal/delay.h"
 #include "tapestry/autograd/ops/copy.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
@@ -187,9 +188,21 @@ struct FinishConvert : autograd::Function<FinishConvert> {
   }
 };
 
-std::pair<Tensor, std::shared_ptr<Nodes>> begin(const Tensor& x, const Job& job) {
+bool communicates(const Job& job) {
+  return (job.from.is(Kind::partial) && (is_equal(job.to) || job.to.is(Kind::sharded))) ||
+         (job.from.is(Kind::sharded) && (is_equal(job.to) || job.to.is(Kind::sharded)));
+}
+
+// The first node waits for the gradient. That of a leaf is delayed: nothing in the pass needs it. Which nodes
+// are marked does not follow from sizes, so that all ranks mark the same ones.
+std::pair<Tensor, std::shared_ptr<Nodes>> begin(const Tensor& x, const Job& job, bool fills_wait = true) {
   const auto nodes = std::make_shared<Nodes>(Nodes{job, job.of_gradient(x), post(x, job), {}});
-  return {BeginConvert::apply(x, nodes), nodes};
+  const Tensor begun = BeginConvert::apply(x, nodes);
+  if (!begun.is_same(x) && communicates(nodes->of_gradient)) {  // x itself if nothing is recorded
+    if (fills_wait) autograd::mark_wait(begun);
+    autograd::delay_leaf_gradients(begun);
+  }
+  return {begun, nodes};
 }
 
 Tensor convert_in_one(const Tensor& x, const Job& job) {
@@ -247,7 +260,7 @@ PendingConversion begin_convert(const Tensor& x, const Axis& axis, Placement fro
   // An invariant tensor's copies become one rank's own by way of replicated ones: their gradients are summed.
   if (from.is(Kind::invariant) && to.is(Kind::varying)) to = Placement::replicated();
   const std::int64_t whole = from.is(Kind::sharded) ? options.whole_size.value_or(-1) : -1;
-  const auto [begun, nodes] = begin(x, {axis.group(), from, to, whole, options.traffic});
+  const auto [begun, nodes] = begin(x, {axis.group(), from, to, whole, options.traffic}, options.fills_wait);
   pending.state_->finish = [=, begun = begun, nodes = nodes] {
     const impl::CheckedConversion finished(x, axis, from, wanted, if_placed);
     return finished.result(FinishConvert::apply(begun, nodes));

@@ -17,8 +17,10 @@ class TensorOverRanks final : public StrategyLayer {
     const Axis& axis = *context().axis;
     const TensorPlan plan =
         parts.tensor_plan.rules.empty() ? tensor_plan(model, axis.size()) : parts.tensor_plan;
-    divided_.emplace(tensor_parallel(
-        model, axis, plan, {.sequence = context().spec.option("sequence", "0") == "1", .device = device()}));
+    divided_.emplace(tensor_parallel(model, axis, plan,
+                                     {.sequence = context().spec.option("sequence", "0") == "1",
+                                      .chunks = std::stoi(context().spec.option("chunks", "0")),
+                                      .device = device()}));
   }
   void before_forward(const Part& part) override {
     if (part.index > 0) return;
@@ -52,7 +54,7 @@ class TensorOverRanks final : public StrategyLayer {
 const RowRegistration tensor_over_ranks{
     {.axis = "tensor",
      .order = 30,
-     .options = "sequence=0|1",
+     .options = "sequence=0|1 chunks=1|2|4|8|16",
      .computes = Computes::own_elements,
      .about = "tensor_parallel: one process per device, the layers divided; with sequence=1 also the "
               "activations between them",

@@ -19,6 +19,7 @@
 #include "tapestry/distributed/common/internal/same_model.h"
 #include "tapestry/distributed/placement/check.h"
 #include "tapestry/distributed/placement/convert.h"
+#include "tapestry/distributed/tensor/internal/layers.h"
 #include "tapestry/distributed/tensor/internal/stream.h"
 #include "tapestry/distributed/tensor/internal/units.h"
 #include "tapestry/distributed/tensor/vocabulary.h"
@@ -103,11 +104,6 @@ nn::LoraAdapter* adapter_of(const nn::Linear& layer) {
   const auto found = nn::lora_adapters(layer);
   return found.empty() ? nullptr : found[0].second;
 }
-// A layer's result with that of its adapter for the same input.
-Tensor with_adapter(const Tensor& y, nn::LoraAdapter* adapter, const Tensor& x) {
-  return adapter && !adapter->merged ? y + nn::call(*adapter, x).to(y.dtype()) : y;
-}
-
 struct SharedUnits {
   Axis owners, copies;  // of the ranks that share units, if there are fewer units than ranks
 };
@@ -167,9 +163,11 @@ class Divider {
   // True if a module around `path` has the style `input` or `attention`.
   bool is_in_region(const std::string& path) const {
     return std::any_of(targets_.begin(), targets_.end(), [&](const Target& t) {
-      return (t.rule->style == Style::input || t.rule->style == Style::attention) &&
-             path.starts_with(t.path.empty() ? "" : t.path + ".");
+      return (t.rule->style == Style::input || t.rule->style == Style::attention) && is_inside(path, t.path);
     });
+  }
+  static bool is_inside(const std::string& path, const std::string& outer) {
+    return path.starts_with(outer.empty() ? "" : outer + ".");
   }
   void set(const nn::Parameter& p, const LayerDivision& how) {
     if (!p.defined()) return;
@@ -201,6 +199,12 @@ class Divider {
 
   // What is wrong on this rank. Notes how each parameter is divided.
   std::string problem() {
+    if (options_.chunks < 0 || (options_.chunks > 1 && !options_.sequence))
+      return concat(
+          {"chunks is ", options_.chunks,
+           options_.chunks < 0
+               ? ", which is no number of chunks; use 0 for whole products"
+               : ", and chunks are parts of a divided sequence; set sequence, or leave out chunks"});
     for (const TensorRule& rule : plan_.rules)
       if (std::none_of(targets_.begin(), targets_.end(), [&](const Target& t) { return t.rule == &rule; }))
         return concat({"no module has the path \"", rule.path,
@@ -368,7 +372,8 @@ class Divider {
   }
 
   std::string describe() const {
-    std::string text = concat({"sequence ", options_.sequence, " ", options_.sequence_dim, "\n"});
+    std::string text = concat(
+        {"sequence ", options_.sequence, " ", options_.sequence_dim, " chunks ", options_.chunks, "\n"});
     for (const Target& t : targets_)
       text += concat(
           {"rule ", t.path, " ", name_of(t.rule->style), " ", t.rule->unit, " ", t.rule->blocks, "\n"});
@@ -411,57 +416,21 @@ class Divider {
     for (const auto& [name, slot] : module_.named_buffers()) fill(name, slot);
   }
 
-  void install(const Target& t, const StreamRef& stream) const {
+  void install(const Target& t, const StreamRef& stream) {
     switch (t.rule->style) {
       case Style::column:
       case Style::gathered_column: {
         auto& layer = dynamic_cast<nn::Linear&>(*t.module);
-        const std::int64_t outputs = whole_size(layer.weight, 0);
-        const bool enters = !is_in_region(t.path), gathers = t.rule->style == Style::gathered_column;
-        const int owners = divisions_.at(layer.weight.id()).owners;
-        std::function<Tensor(const Tensor&)> own;
-        if (owners < axis_.size())
-          own = [stream, copies = shared_units_.at(owners).copies](const Tensor& p) {
+        ColumnLayer column{&layer};
+        if (const int owners = divisions_.at(layer.weight.id()).owners; owners < axis_.size())
+          column.own = [stream, copies = shared_units_.at(owners).copies](const Tensor& p) {
             return sum_of_copies(p, *stream, copies);
           };
-        nn::LoraAdapter* const adapter = adapter_of(layer);
-        if (adapter) {
-          adapter->in_layer = true;
-          // Each rank computes a part of the gradient of A from its own outputs, with the same elements
-          // dropped.
-          convert_parameters_in_calls(*adapter, {adapter->A},
-                                      [stream](const Tensor& p) { return stream->replicated(p); });
-          if (own) convert_parameters_in_calls(*adapter, {adapter->B}, own);
-          draw_common_numbers(*adapter);
-        }
-        layer.divided_forward = [&layer, stream, enters, gathers, outputs, own, adapter](const Tensor& x) {
-          const auto used = [&](const nn::Parameter& p) { return own && p.defined() ? own(p) : Tensor(p); };
-          const Tensor in = enters ? stream->into_region(x) : x;
-          const Tensor y = with_adapter(linear(in, used(layer.weight), used(layer.bias)), adapter, in);
-          return gathers ? stream->gathered(y, outputs) : y;
-        };
-        return;
+        const bool gathers = t.rule->style == Style::gathered_column;
+        return divide_outputs(column, stream, region_of(t.path), gathers ? whole_size(layer.weight, 0) : 0);
       }
-      case Style::row: {
-        auto& layer = dynamic_cast<nn::Linear&>(*t.module);
-        nn::LoraAdapter* const adapter = adapter_of(layer);
-        if (adapter) {
-          adapter->in_layer = true;
-          // A is divided as the inputs are. So each rank's results of A, and of B, are parts of sums.
-          convert_parameters_in_calls(*adapter, {adapter->B},
-                                      [stream](const Tensor& p) { return stream->replicated(p); });
-          draw_own_numbers(*adapter, stream);
-        }
-        layer.divided_forward = [&layer, stream, adapter, behind_blocks = has_blocks()](const Tensor& x) {
-          check(x.dim() > 0 && x.size(-1) == layer.weight->size(1), "[linear] this rank has ",
-                layer.weight->size(1), " inputs of a row layer, but got ", x.sizes(),
-                "; put it behind a column layer with equal features and an equal unit");
-          const Tensor in = behind_blocks ? from_blocks(x, *stream) : x;
-          const Tensor y = stream->from_parts(with_adapter(linear(in, layer.weight), adapter, in));
-          return layer.bias.defined() ? y + stream->on_stream(layer.bias) : y;
-        };
-        return;
-      }
+      case Style::row:
+        return divide_inputs(dynamic_cast<nn::Linear&>(*t.module), stream, has_blocks());
       case Style::vocabulary: {
         auto& layer = dynamic_cast<nn::Embedding&>(*t.module);
         const std::int64_t words = whole_size(layer.weight, 0);
@@ -503,10 +472,10 @@ class Divider {
         const nn::Region own =
             nn::Region::whole({layer.options.num_heads}).part(0, axis_.coordinate(), axis_.size());
         layer.divided_heads = {own.first[0], own.sizes[0]};
-        return enter_region(*t.module, stream);
+        return enter_region(t, stream);
       }
       case Style::input:
-        return enter_region(*t.module, stream);
+        return enter_region(t, stream);
       case Style::residual:
         if (has_own_parameters(*t.module)) {
           if (stream->sequence) convert_all_in_calls(*t.module, stream);
@@ -526,41 +495,22 @@ class Divider {
     }
   }
 
-  // The inputs enter the region once for all layers inside. Equal inputs of an attention stay one tensor.
-  static void enter_region(nn::Module& module, const StreamRef& stream) {
-    module.register_forward_pre_hook([stream](nn::Module&, std::vector<Tensor>& inputs) {
-      const std::vector<Tensor> before = inputs;
-      for (std::size_t i = 0; i < inputs.size(); ++i) {
-        if (!before[i].defined() || !is_floating(before[i].dtype())) continue;
-        std::size_t first = 0;
-        while (!before[first].is_same(before[i])) ++first;
-        inputs[i] = first < i ? inputs[first] : stream->into_region(before[i]);
-      }
-    });
-    draw_own_numbers(module, stream);
+  void enter_region(const Target& t, const StreamRef& stream) {
+    const auto region = std::make_shared<RegionOfLayers>(stream);
+    regions_.emplace_back(t.path, region);
+    RegionOfLayers::enter_in_calls(*t.module, region);
   }
-  // The parameters of a module on the stream, and those of its adapter.
-  static void convert_all_in_calls(nn::Module& module, const StreamRef& stream) {
-    for (nn::Module* const m : module.modules()) {
-      if (m != &module && !dynamic_cast<nn::LoraAdapter*>(m)) continue;
-      std::vector<nn::Parameter> own;
-      for (const auto& [name, slot] : m->named_parameters())
-        if (name.find('.') == std::string::npos) own.push_back(slot);
-      convert_parameters_in_calls(*m, std::move(own),
-                                  [stream](const Tensor& p) { return stream->on_stream(p); });
-    }
+  // The innermost region around a path, or null. Modules come after those that contain them.
+  std::shared_ptr<RegionOfLayers> region_of(const std::string& path) const {
+    for (auto region = regions_.rbegin(); region != regions_.rend(); ++region)
+      if (is_inside(path, region->first)) return region->second;
+    return nullptr;
   }
 
   bool has_blocks() const {
     return std::any_of(targets_.begin(), targets_.end(), [](const Target& t) {
       return t.rule->blocks > 1 || t.rule->style == Style::attention;
     });
-  }
-  // What was computed from this rank's rows of blocks is varying for the check. The features that a row layer
-  // takes are this rank's part of all heads' features.
-  static Tensor from_blocks(const Tensor& x, const ResidualStream& stream) {
-    if (!checks_placement() || placement_of(x, stream.axis) != Placement::varying()) return x;
-    return convert(x, stream.axis, Placement::varying(), Placement::sharded(x.dim() - 1));
   }
   // A parameter of units that ranks share. Ranks with copies of one unit use it for different heads, and so
   // their gradients are added. For the check along the whole axis, the parameter is a copy until then. After
@@ -580,6 +530,7 @@ class Divider {
   bool conflicts_ = false;
   std::set<int> shared_;                     // numbers of units that are fewer than the ranks
   std::map<int, SharedUnits> shared_units_;  // the same, with their axes
+  std::vector<std::pair<std::string, std::shared_ptr<RegionOfLayers>>> regions_;
 };
 
 }  // namespace

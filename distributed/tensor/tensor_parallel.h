@@ -34,6 +34,11 @@ struct TensorParallelOptions {
   bool sequence = false;
   /// The dimension of the residual stream that is the sequence, counted from the end. -3 for (L, N, E).
   int sequence_dim = -2;
+  /// With `sequence`: layers cut the stream into at most this many chunks along the sequence, so that the
+  /// product of one chunk runs while the next one is gathered, or the one before it reduced and scattered. 0
+  /// and 1 mean whole products, which are faster where the links are: chunks cost a copy of what a product
+  /// reads and writes. The bytes stay the same. The head of a language model and `attention` take whole ones.
+  int chunks = 0;
   /// Where parameters and buffers on the meta device get their memory and their initial values, one at a
   /// time. If nullopt, the current device, or the one around a DeviceGuard of the meta device.
   std::optional<Device> device = {};

@@ -109,7 +109,8 @@ Case drawn(std::uint64_t seed) {
   const char* const others[] = {"", "shard=2,", "replicate=2,", "replicate=2:zero=1,",
                                 "shard=2:reduce=part,"};
   const std::string other = tensors == 3 ? "" : others[pick(0, 4)];
-  c.mesh = concat({other, "tensor=", tensors, pick(0, 1) ? ":sequence=1" : ""});
+  constexpr const char* kForms[] = {"", ":sequence=1", ":sequence=1:chunks=2", ":sequence=1:chunks=8"};
+  c.mesh = concat({other, "tensor=", tensors, kForms[pick(0, 3)]});
   c.ranks = tensors * (other.empty() ? 1 : 2);
   c.rows = 2 * c.parts + pick(0, 1) * (other.empty() ? 1 : 0);
   c.checkpoint = pick(0, 1) == 1, c.adamw = pick(0, 1) == 1, c.clip = pick(0, 1) ? 0.3 : 0;
@@ -176,7 +177,7 @@ Case drawn_context(std::uint64_t seed) {
   c.llama.max_position_embeddings = 32;
   c.gpt2.n_head = by_heads ? keys : heads, c.gpt2.n_embd = 2 * c.gpt2.n_head, c.gpt2.n_positions = 32;
   c.mesh = concat({other, "context=", ranks, form == "auto" ? "" : ":attention=" + form});
-  if (tensors > 1) c.mesh += concat({",tensor=2", pick(0, 1) ? ":sequence=1" : ""});
+  if (tensors > 1) c.mesh += concat({",tensor=2", pick(0, 1) ? ":sequence=1:chunks=2" : ""});
   c.ranks = members * ranks * tensors;
   c.parts = pick(1, 2), c.rows = 2 * c.parts, c.length = 2 * ranks * pick(1, 2);
   c.overflows = c.overflows && other.find("shard") == std::string::npos && !pipeline;

@@ -80,6 +80,7 @@ namespace {
 struct Case {
   int ranks, tensors;
   bool sequence, checkpoint;
+  int chunks = 0;
 };
 
 // Of a model with blocks.
@@ -97,9 +98,11 @@ void compare(const std::function<std::unique_ptr<nn::LanguageModel>()>& make,
       Mesh mesh = mesh_of(world, c.tensors);
       const Axis shard = mesh["shard"], tensor = mesh["tensor"];
       const auto net = make();
-      const std::string what = concat({net->type_name(), ", ", c.ranks, " ranks, tensor=", c.tensors,
-                                       " sequence=", c.sequence, " checkpoint=", c.checkpoint});
-      tensor_parallel(*net, tensor, tensor_plan(*net, tensor.size()), {.sequence = c.sequence});
+      const std::string what =
+          concat({net->type_name(), ", ", c.ranks, " ranks, tensor=", c.tensors, " sequence=", c.sequence,
+                  " checkpoint=", c.checkpoint, " chunks=", c.chunks});
+      tensor_parallel(*net, tensor, tensor_plan(*net, tensor.size()),
+                      {.sequence = c.sequence, .chunks = c.chunks});
       const std::int64_t rows = kRows / shard.size(), first = rows * shard.coordinate();
       if (shard.size() > 1) {
         const FsdpOptions options{.group = shard.group()};  // all rows have equally many targets
@@ -129,15 +132,17 @@ TEST_CASE("a divided Llama has the loss, the logits and the gradients of one pro
     return dynamic_cast<nn::Llama&>(net).model.layers;
   };
   compare([] { return make_llama(true); }, blocks,
-          {{2, 2, false, true}, {4, 4, true, false}, {4, 2, true, true}});
-  compare([] { return make_llama(false); }, blocks, {{4, 4, false, false}, {4, 2, false, false}});
+          {{2, 2, false, true}, {4, 4, true, false}, {4, 2, true, true}, {2, 2, true, true, 2}});
+  compare([] { return make_llama(false); }, blocks,
+          {{4, 4, false, false}, {4, 2, false, false}, {4, 4, true, false, 2}, {4, 2, true, false, 8}});
 }
 
 TEST_CASE("a divided GPT-2 has the loss, the logits and the gradients of one process") {
   const auto blocks = [](nn::LanguageModel& net) -> nn::ModuleList& {
     return dynamic_cast<nn::Gpt2&>(net).transformer.h;
   };
-  compare([] { return make_gpt2(true); }, blocks, {{4, 4, false, true}, {4, 2, true, false}});
+  compare([] { return make_gpt2(true); }, blocks,
+          {{4, 4, false, true}, {4, 2, true, false}, {4, 2, true, false, 3}});
   compare([] { return make_gpt2(false); }, blocks, {{2, 2, true, true}});
 }
 
@@ -354,12 +359,14 @@ void compare_adapters(const std::function<std::unique_ptr<nn::LanguageModel>()>&
   const nn::StateDict trained = nn::lora_state_dict(*one);
   nn::merge_lora(*one);
   const Tensor logits = (*one)(ids_of(0, 2)).detach();
-  for (const bool sequence : {false, true})
+  for (const auto& [sequence, chunks] : {std::pair(false, 0), {true, 0}, {true, 2}})
     on_ranks<int>(ranks, [&](const Group& world) {
       Mesh mesh = mesh_of(world, ranks);
       const auto net = with_adapters();
-      const std::string what = concat({net->type_name(), ", ", ranks, " ranks, sequence=", sequence});
-      tensor_parallel(*net, mesh["tensor"], tensor_plan(*net, ranks), {.sequence = sequence});
+      const std::string what =
+          concat({net->type_name(), ", ", ranks, " ranks, sequence=", sequence, " chunks=", chunks});
+      tensor_parallel(*net, mesh["tensor"], tensor_plan(*net, ranks),
+                      {.sequence = sequence, .chunks = chunks});
       loss_of(*net).backward();
       for (const auto& [name, p] : net->named_parameters()) {
         if (!p.requires_grad()) continue;

@@ -46,14 +46,17 @@ TEST_CASE("a divided MLP has the result and the gradients of one process, also b
   const struct {
     int ranks, tensors;
     bool sequence;
-  } cases[] = {{2, 2, false}, {4, 4, false}, {4, 2, false}, {2, 2, true}, {4, 4, true}, {4, 2, true}};
+    int chunks = 0;
+  } cases[] = {{2, 2, false}, {4, 4, false},   {4, 2, false},   {2, 2, true},   {4, 4, true},
+               {4, 2, true},  {2, 2, true, 2}, {4, 4, true, 8}, {4, 2, true, 3}};
   for (const auto& c : cases)
     on_ranks<int>(c.ranks, [&](const Group& world) {
       Mesh mesh = mesh_of(world, c.tensors);
       const Axis tensor = mesh["tensor"], shard = mesh["shard"];
-      const std::string what = concat({c.ranks, " ranks, tensor=", c.tensors, " sequence=", c.sequence});
+      const std::string what =
+          concat({c.ranks, " ranks, tensor=", c.tensors, " sequence=", c.sequence, " chunks=", c.chunks});
       Mlp net;
-      tensor_parallel(net, tensor, kPlan, {.sequence = c.sequence});
+      tensor_parallel(net, tensor, kPlan, {.sequence = c.sequence, .chunks = c.chunks});
       const int parts = shard.size(), rows = 4 / parts, first = shard.coordinate() * rows;
       if (parts > 1) fully_shard(net, {.group = shard.group(), .reduce = ReduceOp::sum});
       const Tensor own = x.narrow(0, first, rows).clone().set_requires_grad(true);
@@ -76,7 +79,8 @@ TEST_CASE("a divided MLP has the result and the gradients of one process, also b
 }
 
 TEST_CASE("a sequence that ranks cannot divide equally is divided into unequal parts") {
-  for (const std::int64_t length : {1, 3, 5, 7}) {
+  for (const auto& [length, chunks] :
+       {std::pair(1, 0), {3, 2}, {5, 0}, {5, 2}, {7, 0}, {7, 2}, {7, 4}, {10, 3}}) {
     const Tensor x = wave({2, length, 4}, 0.9);
     Mlp one;
     one(x).square().sum().backward();
@@ -84,9 +88,9 @@ TEST_CASE("a sequence that ranks cannot divide equally is divided into unequal p
     on_ranks<int>(3, [&](const Group& world) {
       Mesh mesh = mesh_of(world, 3);
       Mlp net;
-      tensor_parallel(net, mesh["tensor"], kPlan, {.sequence = true});
+      tensor_parallel(net, mesh["tensor"], kPlan, {.sequence = true, .chunks = chunks});
       net(x).square().sum().backward();
-      require_gradients(net, expected, concat({"length ", length}));
+      require_gradients(net, expected, concat({"length ", length, ", chunks ", chunks}));
       return 0;
     });
   }

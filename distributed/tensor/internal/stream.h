@@ -24,6 +24,18 @@ struct OneLength {
   bool is_known() const { return value >= 0; }
 };
 
+struct LayerWeights {
+  Tensor weight, bias;
+};
+/// linear() of a divided layer. The gradients of the weights are delayed (autograd/internal/delay.h).
+Tensor whole_product(const Tensor& x, const LayerWeights& layer);
+
+/// The input of a region, and the results of its column layers for it.
+struct EnteredRegion {
+  Tensor x;
+  std::vector<Tensor> results;
+};
+
 /// Shared by the layers of one model. If ranks divide the stream, a part alone does not say how long the
 /// whole sequence is: with 2 ranks, 4 elements may be a part of 8, or of 7. into_region() takes the length
 /// that entered the stream in this call of the model. If none or several did, as with a stream that was
@@ -34,10 +46,14 @@ struct OneLength {
 class ResidualStream {
  public:
   ResidualStream(Axis axis, const TensorParallelOptions& options)
-      : axis(std::move(axis)), sequence(options.sequence), sequence_dim_(options.sequence_dim) {}
+      : axis(std::move(axis)),
+        sequence(options.sequence),
+        chunks(options.chunks),
+        sequence_dim_(options.sequence_dim) {}
 
   const Axis axis;
   const bool sequence;
+  const int chunks;
 
   /// From the stream into a divided region: replicated. Backward adds the ranks' gradients.
   Tensor into_region(const Tensor& x);
@@ -51,6 +67,15 @@ class ResidualStream {
   /// While the result exists, this thread draws other random numbers than the other ranks: see
   /// draw_own_numbers().
   std::shared_ptr<void> own_numbers(Device device);
+
+  // ---- chunks.cpp
+
+  /// into_region(x). If it is gathered in chunks, also the products of these column layers, each of which
+  /// runs while the next chunk is gathered; otherwise no results.
+  EnteredRegion gathered_products(const Tensor& x, const std::vector<LayerWeights>& layers);
+  /// from_parts() of the product of a row layer. With chunks, a product runs while the chunk before it is
+  /// reduced and scattered. addend(dtype) is added to the product, unless it is undefined.
+  Tensor scattered_product(const Tensor& x, const Tensor& weight, const std::function<Tensor(DType)>& addend);
 
   /// A parameter that each rank uses for its own part of a computation: backward adds the ranks' gradients.
   Tensor replicated(const Tensor& p);
@@ -67,6 +92,8 @@ class ResidualStream {
   int dim_of(const Tensor& x) const;
   Tensor converted(const Tensor& x, Placement from, Placement to,
                    std::optional<std::int64_t> whole_size = {}) const;
+  PendingConversion begun(const Tensor& chunk, Placement from, Placement to, std::int64_t whole_size,
+                          bool fills_wait) const;
 
   // The length of the whole sequence of which `x` is this rank's part. All ranks decide alike whether to
   // exchange. Throws ValueError on all ranks if exchanged parts are not those of nn::Region::part().
