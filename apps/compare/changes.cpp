@@ -20,16 +20,23 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
+// The text with `to` in the place of `from`, which it must have once.
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  const std::size_t at = text.find(from);
+  check(at != std::string::npos && text.find(from, at + 1) == std::string::npos,
+        "[compare] a program does not have \"", from, "\" once; see apps/compare/changes.cpp");
+  return text.replace(at, from.size(), to);
+}
+
+// The last of the ModelParts in programs/strategy.cpp, and what follows it in a program with sequences.
+constexpr const char* kLastPart = "{{net.part1, devices[0]}, {net.part2, devices[1]}};\n            }";
+constexpr const char* kSequence = ",\n            .sequence_dim = 1";
+
 // The text of a program in which `from`, which it must have once, is replaced.
 std::string program(const std::string& name, const std::string& from = {}, const std::string& to = {}) {
   for (const Program& p : kPrograms) {
     if (p.name != name) continue;
-    std::string text = p.text;
-    if (from.empty()) return text;
-    const std::size_t at = text.find(from);
-    check(at != std::string::npos && text.find(from, at + 1) == std::string::npos, "[compare] the program ",
-          name, " does not have \"", from, "\" once; see apps/compare/changes.cpp");
-    return text.replace(at, from.size(), to);
+    return from.empty() ? p.text : replaced(p.text, from, to);
   }
   throw Error("[compare] there is no program " + name + "; see apps/compare/programs");
 }
@@ -68,30 +75,33 @@ Changes changes_between(const std::string& before, const std::string& after) {
 std::string program_of(const distributed::StrategyPlan& plan, const std::string& text) {
   if (plan.axes.empty()) return program("one_device");
   const std::vector<StepDivision> divisions = distributed::divisions_of(plan);
-  const std::string any = program("strategy", "pipeline=2,replicate=2", text);
+  std::string any = program("strategy", "pipeline=2,replicate=2", text);
+  // Whoever divides sequences says which dimension they are. The program reads images, so nothing else tells.
+  for (const distributed::AxisSpec& axis : plan.axes)
+    if (axis.name == "context") any = replaced(any, kLastPart, std::string(kLastPart) + kSequence);
   if (plan.axes.size() > 1 || divisions.empty()) return any;
   const distributed::AxisSpec& axis = plan.axes[0];
-  const auto& [sum, zero, schedule, keeps_whole, layers, sequence] = divisions[0];
-  if (layers) return any;
-  if (!schedule.empty()) {
+  const StepDivision& division = divisions[0];
+  if (division.layers) return any;
+  if (!division.schedule.empty()) {
     if (!plan.over_devices || !has_only(axis, {"schedule"})) return any;
     for (const auto& [name, enumerator] :
          {std::pair("gpipe", "gpipe"), {"1f1b", "one_f_one_b"}, {"zero-bubble", "zero_bubble"}})
-      if (schedule == name)
+      if (division.schedule == name)
         return program("pipelined", "Schedule::one_f_one_b", std::string("Schedule::") + enumerator);
     return program("stages");
   }
   if (plan.over_devices) {
     if (!has_only(axis, {"mode"})) return any;
-    if (sum == StepDivision::Sum::master)
+    if (division.sum == StepDivision::Sum::master)
       return program("data_parallel", "dp(net)",
                      "dp(net, {}, {.mode = distributed::DataParallelMode::master})");
-    return sum == StepDivision::Sum::buckets ? program("data_parallel") : any;
+    return division.sum == StepDivision::Sum::buckets ? program("data_parallel") : any;
   }
-  if (sum == StepDivision::Sum::units) return has_only(axis, {}) ? program("fully_shard") : any;
+  if (division.sum == StepDivision::Sum::units) return has_only(axis, {}) ? program("fully_shard") : any;
   if (!has_only(axis, {"zero"})) return any;
-  return zero > 0 ? program("zero", ".stage = 1", ".stage = " + std::to_string(zero))
-                  : program("distributed_data_parallel");
+  return division.zero > 0 ? program("zero", ".stage = 1", ".stage = " + std::to_string(division.zero))
+                           : program("distributed_data_parallel");
 }
 
 Changes changes_of(const distributed::StrategyPlan& plan, const std::string& text) {

@@ -49,15 +49,18 @@ ordered_json json_of(const StrategyPlan& plan) {
   if (divisions.size() < plan.axes.size()) return nullptr;
   ordered_json axes = ordered_json::array();
   for (std::size_t i = 0; i < plan.axes.size(); ++i) {
-    const auto& [sum, zero, schedule, keeps_whole, layers, sequence] = divisions[i];
+    const tapestry::distributed::StepDivision& d = divisions[i];
     axes.push_back({{"name", plan.axes[i].name},
                     {"size", plan.axes[i].size},
-                    {"sum", kSums[static_cast<std::size_t>(sum)]},
-                    {"zero", zero},
-                    {"schedule", schedule},
-                    {"keeps_whole", keeps_whole},
-                    {"layers", layers},
-                    {"sequence", sequence}});
+                    {"sum", kSums[static_cast<std::size_t>(d.sum)]},
+                    {"zero", d.zero},
+                    {"schedule", d.schedule},
+                    {"keeps_whole", d.keeps_whole},
+                    {"layers", d.layers},
+                    {"options", d.options},
+                    {"samples", d.samples},
+                    {"copies", d.copies},
+                    {"parts", d.parts}});
   }
   return {{"one_process", plan.over_devices}, {"splits_model", plan.splits_model}, {"axes", std::move(axes)}};
 }
@@ -253,7 +256,7 @@ void add_places(ordered_json& j, const Report& report, const Result& r, bool for
 // What the axes of a mode send and wait for, measured and predicted.
 ordered_json axis_costs_of(const Result& r) {
   ordered_json all = ordered_json::array();
-  for (const auto& [axis, size] : r.axes) {
+  for (const auto& [axis, size] : r.sending_axes()) {
     ordered_json j = {{"axis", axis}, {"size", size}, {"bytes_sent", r.bytes_sent(axis)}};
     for (const auto& [name, seconds] : r.exposed_s)
       if (name == axis) j["exposed_ms"] = ms(seconds);
@@ -496,6 +499,7 @@ ordered_json document(const Report& report, const Judgement& judgement, bool for
                       {"image_size", w.image_size},
                       {"length", w.length},
                       {"heads", w.heads},
+                      {"experts", w.experts},
                       {"dtype", concat({w.dtype})},
                       {"devices", w.devices},
                       {"device_type", tapestry::device_type_name(w.device_type)},

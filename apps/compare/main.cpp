@@ -45,7 +45,7 @@ void check_meshes(const Options& o) {
   const Workload& w = o.workload;
   if (o.meshes <= w.batch_size) return;
   const int blocks = count_blocks(w);
-  check<UsageError>(!planner::meshes(o.meshes, blocks, w.batch_size, tensor_sizes(w, o.meshes)).empty(),
+  check<UsageError>(!planner::meshes(o.meshes, blocks, w.batch_size, layers_of_meshes(w, o.meshes)).empty(),
                     "[compare] no mesh of ", o.meshes, " devices trains ", blocks, " blocks on a batch of ",
                     w.batch_size, " samples; increase --batch-size or decrease --meshes");
 }
@@ -111,13 +111,14 @@ void check_options(const Options& o) {
     for (const std::string& name : *names) {
       const Mode mode = mode_named(name);
       check_devices(mode, w.devices);
-      const auto [size, sequence] = mode.layers(w.devices);
-      const std::string why = size > 1 ? why_not_divided(w, size, sequence) : "";
+      const std::string why = why_not_divided(w, mode.layers(w.devices));
       check<UsageError>(why.empty(), "[compare] ", name, ": ", why);
     }
   check<UsageError>(reads_images(w) || kGptWidth % w.heads == 0, "[compare] --heads ", w.heads,
                     " does not divide the ", kGptWidth,
                     " features of gpt; choose 1, 2, 3, 4, 6, 8 or another divisor");
+  check<UsageError>(!reads_images(w) || w.experts == 0, "[compare] --experts ", w.experts,
+                    " has no effect on ", w.model, "; leave it out, or choose --model gpt");
   check<UsageError>(o.serve || o.port == 0, "[compare] --port ", o.port,
                     " has no effect without a page to show; give --serve too");
   check_meshes(o);
@@ -165,6 +166,9 @@ int main(int argc, char** argv) {
            {.check = apps::between<std::int64_t>(1, 4096), .last_wins = true});
   line.add("--heads", w.heads, "Heads of an attention, for gpt: a divisor of 192",
            {.check = apps::between<std::int64_t>(1, 192), .last_wins = true});
+  line.add("--experts", w.experts,
+           "Experts of the mixture in each block, two for a token, for gpt; 0 for blocks without mixtures",
+           {.check = apps::between<std::int64_t>(0, 256)});
   line.add("--dtype", dtype, "f32, or f64, for which the losses must agree more closely",
            {.check = apps::one_of({"f32", "f64"})});
   line.add("--optimizer", w.optimizer, "The optimizer",

@@ -72,12 +72,7 @@ int Mode::stages(int devices) const {
   return 0;
 }
 
-planner::MeasureOptions::Layers Mode::layers(int devices) const {
-  const auto divisions = distributed::divisions_of(plan);
-  for (std::size_t i = 0; i < divisions.size(); ++i)
-    if (divisions[i].layers) return {axes(devices)[i].size, divisions[i].sequence};
-  return {1, false};
-}
+std::string Mode::layers(int devices) const { return planner::layers_of(plan, devices); }
 
 int Mode::data_size(int devices) const {
   const auto divisions = distributed::divisions_of(plan);

@@ -21,8 +21,8 @@ struct Mode {
   std::string stage_axis() const;
   /// The number of stages on this number of devices; 0 if the model is not split.
   int stages(int devices) const;
-  /// How many devices divide the layers, and whether they divide the sequence too; 1 if none do.
-  planner::MeasureOptions::Layers layers(int devices) const;
+  /// The axes that divide layers, see planner::layers_of(); empty if none do.
+  std::string layers(int devices) const;
   /// How many devices have samples of their own.
   int data_size(int devices) const;
   /// The axes on this number of devices, where no size is "what is left".

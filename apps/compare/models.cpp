@@ -1,6 +1,8 @@
 #include "tapestry/apps/compare/models.h"
 
+#include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "tapestry/apps/common/basic_block.h"
 #include "tapestry/apps/compare/optimizer.h"
@@ -8,6 +10,9 @@
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/generator.h"
+#include "tapestry/distributed/context/context_parallel.h"
+#include "tapestry/distributed/mesh/strategy_text.h"
+#include "tapestry/nn/layers/moe.h"
 #include "tapestry/nn/models/gpt2.h"
 
 namespace apps::compare {
@@ -76,17 +81,42 @@ Blocks resnet18(const Workload&) {
 constexpr std::int64_t kWords = 1024;
 
 // The first block of a GPT: (N, L) token ids give (N, L, width) features, by token and by position.
-class Embeddings : public nn::Module {
+class Embeddings : public nn::Module, public nn::SequenceModule {
  public:
   Embeddings(std::int64_t length, std::int64_t width)
       : tokens_(add<nn::Embedding>("tokens", {.num_embeddings = kWords, .embedding_dim = width})),
         positions_(add<nn::Embedding>("positions", {.num_embeddings = length, .embedding_dim = width})) {}
   Tensor forward(const Tensor& ids) override {
-    return tokens_(ids) + positions_(arange(ids.size(1), TensorOptions(DType::i64, ids.device())));
+    const nn::DividedSequence* const sequence = divided(nullptr);
+    return tokens_(ids) + positions_(sequence ? sequence->positions(ids.size(1), ids.device())
+                                              : arange(ids.size(1), TensorOptions(DType::i64, ids.device())));
   }
 
  private:
   nn::Embedding &tokens_, &positions_;
+};
+
+// A block of GPT-2 with a mixture of experts for its feed-forward network.
+class MixtureBlock : public nn::Module {
+ public:
+  MixtureBlock(const nn::Gpt2Config& c, std::int64_t experts)
+      : ln_1_(add<nn::LayerNorm>("ln_1", {.normalized_shape = {c.n_embd}})),
+        attn_(add<nn::Gpt2Attention>("attn", c)),
+        ln_2_(add<nn::LayerNorm>("ln_2", {.normalized_shape = {c.n_embd}})),
+        mlp_(add<nn::MixtureOfExperts>("mlp", {.embed_dim = c.n_embd,
+                                               .hidden_dim = 2 * c.n_embd,
+                                               .num_experts = experts,
+                                               .top_k = std::min<std::int64_t>(2, experts)})) {}
+  Tensor forward(const Tensor& x) override {
+    const Tensor y = x + attn_(ln_1_(x));
+    return y + mlp_(ln_2_(y));
+  }
+
+ private:
+  nn::LayerNorm& ln_1_;
+  nn::Gpt2Attention& attn_;
+  nn::LayerNorm& ln_2_;
+  nn::MixtureOfExperts& mlp_;
 };
 
 // GPT-2's blocks with its width per head and depth per width. The head has a weight of its own, because the
@@ -99,7 +129,10 @@ Blocks gpt(const Workload& w) {
   Blocks blocks;
   blocks.push_back({"embeddings", std::make_shared<Embeddings>(w.length, c.n_embd)});
   for (int i = 1; i <= c.n_layer; ++i)
-    blocks.push_back({"block" + std::to_string(i), std::make_shared<nn::Gpt2Block>(c)});
+    blocks.push_back({"block" + std::to_string(i),
+                      w.experts > 0
+                          ? std::shared_ptr<nn::Module>(std::make_shared<MixtureBlock>(c, w.experts))
+                          : std::make_shared<nn::Gpt2Block>(c)});
   add(blocks, "head", nn::LayerNorm::Options{.normalized_shape = {c.n_embd}},
       nn::Linear::Options{.in_features = c.n_embd, .out_features = kWords, .bias = false});
   for (const Block& b : blocks) nn::init_language_model(*b.module);
@@ -173,7 +206,7 @@ std::vector<std::shared_ptr<nn::Sequential>> make_stages(const Workload& w,
 
 distributed::TensorPlan tensor_plan_of(const Workload& w) {
   using Style = distributed::TensorStyle;
-  const std::string why = why_not_divided(w, 1, false);
+  const std::string why = why_not_divided(w, "tensor=1");
   check(why.empty(), "[compare] ", why);
   // Every second layer of the MLP leaves whole features. The last one is small, and stays whole.
   if (reads_images(w))
@@ -188,22 +221,76 @@ distributed::TensorPlan tensor_plan_of(const Workload& w) {
   return plan;
 }
 
-std::string why_not_divided(const Workload& w, int ranks, bool sequence) {
+namespace {
+
+std::string why_not_tensor(const Workload& w, int ranks, bool sequence) {
   if (w.model != "mlp" && w.model != "gpt")
     return "the axis tensor divides no convolutions, and " + w.model + " has them; choose mlp or gpt";
   if (sequence && reads_images(w)) return w.model + " has no sequence to divide; leave out sequence=1";
+  if (sequence && w.experts > 0)
+    return "the experts of gpt need whole sequences; leave out sequence=1, or --experts";
   if (!reads_images(w) && w.heads % ranks != 0)
     return concat({"gpt has ", w.heads, " heads, of which ", ranks,
                    " ranks would have unequal numbers; choose --heads that is a multiple of ", ranks});
   return "";
 }
 
-std::vector<int> tensor_sizes(const Workload& w, int devices) {
-  std::vector<int> all;
-  for (const int size : {2, 4, 8})
+// `heads` are those of a rank of the axis `tensor`.
+std::string why_not_context(const Workload& w, int ranks, const std::string& attention, std::int64_t heads) {
+  if (reads_images(w)) return "the axis context divides sequences, and " + w.model + " has none; choose gpt";
+  using distributed::ContextAttention;
+  ContextAttention form = distributed::context_attention_of(attention);
+  if (form == ContextAttention::automatic)
+    form = distributed::choose_attention({{heads, heads, /*always_causal=*/true}}, ranks, false);
+  if (form == ContextAttention::all_to_all && heads % ranks != 0)
+    return concat({"a rank of gpt has ", heads, " heads, which ", ranks,
+                   " ranks cannot exchange equally; choose --heads that is a multiple, or attention=ring"});
+  const std::int64_t chunks = form == ContextAttention::ring ? 2 * ranks : ranks;
+  if (w.length % chunks != 0)
+    return concat({ranks, " ranks cannot divide sequences of ", w.length, " tokens into ", chunks,
+                   " equal parts; choose --length that is a multiple of ", chunks});
+  return "";
+}
+
+std::string why_not_expert(const Workload& w, int ranks) {
+  if (reads_images(w) || w.experts == 0)
+    return "the axis expert divides mixtures of experts, and the model has none; choose gpt and --experts 8";
+  const std::int64_t each = (w.experts + ranks - 1) / ranks;
+  if (each * (ranks - 1) >= w.experts)
+    return concat({"of ", w.experts, " experts, the last of ", ranks,
+                   " ranks would have none; choose a larger --experts"});
+  return "";
+}
+
+}  // namespace
+
+std::string why_not_divided(const Workload& w, const std::string& layers) {
+  std::int64_t heads = w.heads;
+  const std::vector<distributed::AxisSpec> axes =
+      layers.empty() ? std::vector<distributed::AxisSpec>() : distributed::parse_strategy(layers);
+  for (std::size_t i = axes.size(); i-- > 0;) {  // from the innermost, `tensor`
+    const distributed::AxisSpec& axis = axes[i];
+    std::string why;
+    if (axis.name == "tensor") why = why_not_tensor(w, axis.size, axis.option("sequence", "0") == "1");
+    else if (axis.name == "context")
+      why = why_not_context(w, axis.size, axis.option("attention", "auto"), heads);
+    else why = why_not_expert(w, axis.size);
+    if (!why.empty()) return why;
+    if (axis.name == "tensor") heads /= axis.size;
+  }
+  return "";
+}
+
+std::vector<std::string> layers_of_meshes(const Workload& w, int devices) {
+  std::vector<std::string> all;
+  const auto add = [&](const std::string& layers, int size) {
     if (devices % size == 0 && (w.devices_per_host == 0 || size <= w.devices_per_host) &&
-        why_not_divided(w, size, false).empty())
-      all.push_back(size);
+        why_not_divided(w, layers).empty())
+      all.push_back(layers);
+  };
+  for (const char* const axis : {"tensor=", "context=", "expert="})
+    for (const int size : {2, 4, 8}) add(axis + std::to_string(size), size);
+  for (const char* const two : {"context=2,tensor=2", "expert=2,tensor=2", "expert=2,context=2"}) add(two, 4);
   return all;
 }
 
@@ -231,7 +318,8 @@ planner::Model planner_model(const Workload& w) {
       .loss = loss_of,
       .make_optimizer =
           [w](std::vector<nn::Parameter> parameters) { return make_optimizer(w, std::move(parameters)); },
-      .tensor_plan = why_not_divided(w, 1, false).empty() ? tensor_plan_of(w) : distributed::TensorPlan()};
+      .tensor_plan = why_not_divided(w, "tensor=1").empty() ? tensor_plan_of(w) : distributed::TensorPlan(),
+      .sequence_dim = reads_images(w) ? std::optional<int>() : 1};
 }
 
 }  // namespace apps::compare

@@ -18,7 +18,8 @@ namespace apps::compare {
 
 using planner::Block;
 
-/// Returns the names of the models: "mlp", "cnn", "resnet18", "gpt".
+/// Returns the names of the models: "mlp", "cnn", "resnet18", "gpt". The blocks of "gpt" can have mixtures of
+/// experts.
 const std::vector<std::string>& model_names();
 
 /// Whether the model reads images, or tokens.
@@ -41,11 +42,13 @@ inline constexpr std::int64_t kGptWidth = 192;
 /// How the axis `tensor` divides the model, a module of all blocks. Throws ValueError for a model that it
 /// cannot divide.
 tapestry::distributed::TensorPlan tensor_plan_of(const Workload& workload);
-/// Why this number of ranks cannot divide the model's layers, and what to do; empty if they can.
-std::string why_not_divided(const Workload& workload, int ranks, bool sequence);
-/// The sizes of an axis `tensor` in meshes of `devices` devices: 2, 4 and 8, as far as they divide the
-/// devices, fit on a host, and divide the model.
-std::vector<int> tensor_sizes(const Workload& workload, int devices);
+/// Why the ranks of these axes (planner::layers_of()) cannot divide the model's layers, and what to do; empty
+/// if they can.
+std::string why_not_divided(const Workload& workload, const std::string& layers);
+/// The divisions of layers in meshes of `devices` devices: 2, 4 and 8 ranks of the axes `tensor`, `context`
+/// or `expert`, and 2 each of two axes, as far as they divide the devices, fit on a host, and divide the
+/// model.
+std::vector<std::string> layers_of_meshes(const Workload& workload, int devices);
 
 struct Batch {
   /// Images (batch, 3, image_size, image_size), normally distributed, in workload.dtype; for "gpt" token ids

@@ -118,14 +118,16 @@ std::vector<std::vector<std::string>> sweep_rows(const std::vector<planner::Pred
 
 // What each axis of the modes with several axes sends and waits for.
 Section axes_section(const Report& report) {
-  Section section{"Axes of the modes that combine several: MiB sent and ms of exposed communication, "
-                  "measured and predicted",
-                  {{"mode", "axis", "sent MiB", "predicted", "exposed ms", "predicted"}}};
+  Section section{
+      "Axes of the modes that combine several: MiB sent and ms of exposed communication, "
+      "measured and predicted",
+      {{"mode", "axis", "sent MiB", "predicted", "exposed ms", "predicted"}}};
   for (const Result& r : report.results)
-    for (const auto& [axis, size] : r.axes) {
+    for (const auto& [axis, size] : r.sending_axes()) {
       if (r.axes.size() < 2 || !r.measured()) continue;
-      std::vector<std::string> row = {r.name, concat({axis, "=", size}),
-                                      fixed(static_cast<double>(r.bytes_sent(axis)) / kMiB, 2), "", "", ""};
+      std::vector<std::string> row = {
+          r.name, concat({axis, "=", size}), fixed(static_cast<double>(r.bytes_sent(axis)) / kMiB, 2), "", "",
+          ""};
       for (const auto& [name, seconds] : r.exposed_s)
         if (name == axis) row[4] = milliseconds(seconds);
       for (const planner::AxisCost& p : r.predicted_axes)
@@ -166,8 +168,7 @@ std::vector<Section> tables_below(const Report& report) {
                                        : std::string("All meshes of "),
                  report.sweep.front().devices, " devices, each like the measured one",
                  per_host > 0 ? concat({", ", per_host, " on a host"}) : std::string(),
-                 ": a prediction, not a measurement",
-                 count > kMostMeshRows ? "; --json writes all" : ""}),
+                 ": a prediction, not a measurement", count > kMostMeshRows ? "; --json writes all" : ""}),
          sweep_rows(report.sweep)});
   }
   if (!report.simulations.empty())

@@ -137,6 +137,20 @@ Result result_from_text(const std::string& text) try {
   tapestry::fail("[compare] the text is not a result of a mode: ", e.what());
 }
 
+std::vector<std::pair<std::string, int>> Result::sending_axes() const {
+  auto all = axes;
+  const auto add = [&](const std::string& name) {
+    int size = 1;
+    for (const auto& [axis, own] : axes)
+      if (('_' + name + '_').find('_' + axis + '_') != std::string::npos) size *= own;
+    const auto is_same = [&](const auto& axis) { return axis.first == name; };
+    if (std::none_of(all.begin(), all.end(), is_same)) all.emplace_back(name, size);
+  };
+  for (const Traffic& t : traffic) add(t.axis);
+  for (const planner::AxisCost& p : predicted_axes) add(p.axis);
+  return all;
+}
+
 std::int64_t Result::bytes_sent(const std::string& axis) const {
   std::int64_t bytes = 0;
   for (const Traffic& t : traffic)

@@ -74,9 +74,9 @@ struct Result {
   /// By axis: how long a process waited for communication in the step, as a mean over the processes. Empty if
   /// it was not measured.
   std::vector<std::pair<std::string, double>> exposed_s;
-  std::vector<int> split;  ///< blocks per stage; empty if the model is not split
-  std::vector<double> losses;         ///< of all steps, including warm-up
-  double difference = 0;              ///< loss_difference from the mode single
+  std::vector<int> split;      ///< blocks per stage; empty if the model is not split
+  std::vector<double> losses;  ///< of all steps, including warm-up
+  double difference = 0;       ///< loss_difference from the mode single
   std::optional<double> predicted_step_s;
   double predicted_low_s = 0, predicted_high_s = 0;  ///< the predictions from the costs of single rounds
   std::vector<std::int64_t> predicted_peak_bytes;
@@ -89,6 +89,9 @@ struct Result {
   bool measured() const { return step_s > 0; }
   /// The bytes that all devices together send in a step: along `axis`, or, without a name, in all.
   std::int64_t bytes_sent(const std::string& axis = {}) const;
+  /// The axes, and behind them those along which gradients are added as along several at once, such as
+  /// "replicate_expert", whose size is the product.
+  std::vector<std::pair<std::string, int>> sending_axes() const;
   /// The relative error of the predicted step time.
   double prediction_error() const { return *predicted_step_s / step_s - 1; }
 };

@@ -192,7 +192,7 @@ class Comparison {
   void add_limit(Report& report, const Mode& mode, int devices) const {
     for (const Limit& l : report.limits)
       if (l.mode == mode.name && l.devices == devices) return;
-    const bool has_layers = mode.layers(w_.devices).size > 1;
+    const bool has_layers = !mode.layers(w_.devices).empty();
     if (!has_layers && !mode.splits_model()) return;
     const std::size_t blocks = report.profile->blocks.size();
     report.limits.push_back({mode.name, devices,
@@ -350,24 +350,20 @@ class Comparison {
 };
 
 // The divisions of layers that modes and predictions need.
-std::vector<planner::MeasureOptions::Layers> layers_to_measure(const Options& o) {
+std::vector<std::string> layers_to_measure(const Options& o) {
   const Workload& w = o.workload;
-  std::set<std::pair<int, bool>> all;
-  const auto add = [&](int size, bool sequence) {
-    if (size > 1 && why_not_divided(w, size, sequence).empty()) all.emplace(size, sequence);
+  std::set<std::string> all;
+  const auto add = [&](const std::string& layers) {
+    if (!layers.empty() && why_not_divided(w, layers).empty()) all.insert(layers);
   };
   for (const std::string& name : o.parallel) {
     const Mode mode = mode_named(name);
-    const auto [size, sequence] = mode.layers(w.devices);
-    add(size, sequence);
-    // Alone, the axis takes all simulated devices.
-    if (size > 1 && mode.plan.axes.size() == 1) add(o.predict_devices, sequence);
+    add(mode.layers(w.devices));
+    if (o.predict_devices > 0) add(planner::layers_of(mode.plan, o.predict_devices, /*simulated=*/true));
   }
-  for (const int size : tensor_sizes(w, o.meshes))
-    if (o.meshes > 0) add(size, false);
-  std::vector<planner::MeasureOptions::Layers> layers;
-  for (const auto& [size, sequence] : all) layers.push_back({size, sequence});
-  return layers;
+  if (o.meshes > 0)
+    for (const std::string& layers : layers_of_meshes(w, o.meshes)) add(layers);
+  return {all.begin(), all.end()};
 }
 
 }  // namespace

@@ -34,10 +34,11 @@ Training::Training(const Mode& mode, const Workload& w)
       .loss =
           [](const std::vector<Tensor>& outputs, const std::vector<Tensor>& targets) {
             return distributed::Loss{loss_of(outputs[0], targets[0]),
-                                     static_cast<double>(targets[0].size(0))};
+                                     static_cast<double>(targets[0].numel())};
           },
       .stages = [this](const std::vector<Device>& devices) { return stages(devices); }};
-  if (mode.layers(w.devices).size > 1) parts.tensor_plan = tensor_plan_of(w);
+  if (strategy_.mesh() && strategy_.mesh()->has("tensor")) parts.tensor_plan = tensor_plan_of(w);
+  if (!reads_images(w)) parts.sequence_dim = 1;
   for (const Block& block : blocks_) parts.units.push_back(block.module.get());
   strategy_.wrap(*model_, std::move(parts));
   optimizer_ = make_optimizer(w, strategy_, model_->parameters());
@@ -90,7 +91,8 @@ void Training::name_subjects(std::vector<Span>& spans) const {
 Tensor Training::step() {
   optimizer_->zero_grad();
   const auto read = [this](const distributed::Part&) { return batch_; };
-  Tensor loss = strategy_.gradients(read, static_cast<double>(w_.batch_size)).loss;
+  const std::int64_t targets = w_.batch_size * (reads_images(w_) ? 1 : w_.length);
+  Tensor loss = strategy_.gradients(read, static_cast<double>(targets)).loss;
   optimizer_->step();
   return loss;
 }

@@ -107,7 +107,7 @@ Tensor gathered_attention(const Tensor& q, const Tensor& k, const Tensor& v, con
   const AttentionParams params =
       check_context("gathered_attention", q, k, v, axis, options, SequenceOrder::contiguous);
   const Placement rows = Placement::sharded(2), all = Placement::replicated();
-  const ConvertOptions how{.check_if_placed = true};
+  const ConvertOptions how{.check_if_placed = true, .traffic = options.waits};
   PendingConversion keys = begin_convert(k, axis, rows, all, how),
                     values = begin_convert(v, axis, rows, all, how);
   const Tensor whole_k = keys.finish();
@@ -123,7 +123,7 @@ Tensor all_to_all_attention(const Tensor& q, const Tensor& k, const Tensor& v, c
   check(k.size(1) % axis.size() == 0, "[all_to_all_attention] ", axis.size(), " ranks cannot divide ",
         k.size(1), " heads of k and v equally; use ring_attention() or gathered_attention()");
   const Placement rows = Placement::sharded(2), heads = Placement::sharded(1);
-  const ConvertOptions how{.check_if_placed = true};
+  const ConvertOptions how{.check_if_placed = true, .traffic = options.waits};
   PendingConversion of_q = begin_convert(q, axis, rows, heads, how),
                     of_k = begin_convert(k, axis, rows, heads, how),
                     of_v = begin_convert(v, axis, rows, heads, how);

@@ -30,11 +30,13 @@
 // fit, heads that the groups do not divide, a wrong order, and masks or sizes that it cannot take; TypeError
 // unless q, k and v have the same floating dtype; and DeviceError unless they are on one device.
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include "tapestry/core/tensor.h"
 #include "tapestry/distributed/context/sequence.h"
 #include "tapestry/distributed/mesh/mesh.h"
+#include "tapestry/distributed/placement/convert.h"
 
 namespace tapestry::distributed {
 
@@ -50,6 +52,8 @@ struct ContextAttentionOptions {
   /// In place of is_causal and documents: what context_document_mask() returned for them, so that several
   /// attentions share it.
   Tensor mask = {};
+  /// Counts how long the host waits for other ranks, in forward and in backward, if it is not null.
+  std::shared_ptr<ConversionTraffic> waits = {};
 };
 
 /// The queries of a form of attention that a rank computes.
@@ -66,6 +70,9 @@ Tensor context_document_mask(const Tensor& documents, const Axis& axis, ContextQ
 /// Each rank gathers all keys and values. Their gradients are summed and divided again.
 Tensor gathered_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Axis& axis,
                           const ContextAttentionOptions& options = {});
+
+/// The name of the spans in which a ring computes, with the number of the step.
+inline constexpr const char* kRingStep = "attention of step";
 
 /// Keys and values travel from rank to rank in a ring, while each rank attends to those that it has (Liu et
 /// al., "Ring attention with blockwise transformers", 2023). Partial results are merged by their log-sum-exp,

@@ -47,7 +47,8 @@ class DividedAttention final : public nn::DividedSequence {
 
   const Axis axis;
   const ContextAttention form;
-  mutable double bytes_sent = 0;
+  mutable double forward_bytes = 0, backward_bytes = 0;
+  const std::shared_ptr<ConversionTraffic> waits = std::make_shared<ConversionTraffic>();
 
   SequenceOrder order() const {
     return form == ContextAttention::ring ? SequenceOrder::zigzag : SequenceOrder::contiguous;
@@ -79,17 +80,18 @@ class DividedAttention final : public nn::DividedSequence {
           how.dropout_p,
           ", and an attention over ranks drops none; set its dropout to 0 (GPT-2 calls it attn_pdrop)");
     const ContextAttentionOptions options{
-        .is_causal = how.is_causal && !how.mask.defined(), .order = order(), .mask = how.mask};
+        .is_causal = how.is_causal && !how.mask.defined(), .order = order(), .mask = how.mask, .waits = waits};
     if (q.dim() == 4 && q.size(0) == 0)  // a micro-batch without samples, on all ranks of the axis
       return scaled_dot_product_attention(q, k, v, {.enable_gqa = q.size(1) != k.size(1)});
     const auto [forward, backward] = elements_sent(form, {q.size(1), k.size(1)}, axis.size());
     const double size = static_cast<double>(q.element_size());
-    double bytes = forward * size;
-    if (grad_enabled()) bytes += backward * size;
+    double of_gradients = grad_enabled() ? backward * size : 0;
     // A ring sends the gradients of keys and values in f32 at least.
     if (grad_enabled() && form == ContextAttention::ring)
-      bytes += static_cast<double>(axis.size() * 2 * k.size(1)) * std::max(4 - size, 0.0);
-    bytes_sent += static_cast<double>(q.size(0) * q.size(2) * q.size(3)) * bytes;
+      of_gradients += static_cast<double>(axis.size() * 2 * k.size(1)) * std::max(4 - size, 0.0);
+    const auto rows = static_cast<double>(q.size(0) * q.size(2) * q.size(3));
+    forward_bytes += rows * forward * size;
+    backward_bytes += rows * of_gradients;
     switch (form) {
       case ContextAttention::ring:
         return ring_attention(q, k, v, axis, options);
@@ -195,9 +197,16 @@ ContextAttention choose_attention(const std::vector<nn::SequenceModule::Heads>& 
 ContextAttention ContextParallel::attention() const { return attention_->form; }
 SequenceOrder ContextParallel::order() const { return attention_->order(); }
 std::int64_t ContextParallel::bytes_sent() const {
-  return static_cast<std::int64_t>(attention_->bytes_sent + 0.5);
+  return static_cast<std::int64_t>(attention_->forward_bytes + attention_->backward_bytes + 0.5);
 }
-void ContextParallel::reset_report() const { attention_->bytes_sent = 0; }
+std::int64_t ContextParallel::forward_bytes_sent() const {
+  return static_cast<std::int64_t>(attention_->forward_bytes + 0.5);
+}
+double ContextParallel::exposed_s() const { return attention_->waits->counts().exposed_s; }
+void ContextParallel::reset_report() const {
+  attention_->forward_bytes = attention_->backward_bytes = 0;
+  attention_->waits->reset();
+}
 
 Tensor ContextParallel::own_part(const Tensor& whole, std::int64_t dim) const {
   detail::check_defined(kContextParallel, whole);

@@ -57,6 +57,10 @@ class ContextParallel {
   /// runs, and includes the backward of what grad mode would record: see attention.h. Layers that
   /// checkpoint() recomputes count twice.
   std::int64_t bytes_sent() const;
+  /// The part of bytes_sent() that forward sends.
+  std::int64_t forward_bytes_sent() const;
+  /// How long the host has waited for it.
+  double exposed_s() const;
   void reset_report() const;
 
  private:

@@ -13,6 +13,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/timeline.h"
 #include "tapestry/distributed/comm/p2p_op.h"
 #include "tapestry/distributed/context/attention.h"
 #include "tapestry/distributed/context/internal/checks.h"
@@ -31,6 +32,7 @@ struct Ring {
   std::shared_ptr<ProcessGroup> group;
   bool causal = false;
   AttentionParams params;
+  std::shared_ptr<ConversionTraffic> waits;
 
   int size() const { return group->size(); }
   int next() const { return (group->rank() + 1) % size(); }
@@ -42,6 +44,14 @@ struct Ring {
         {P2POp::send(mine.k, next(), k_tag), P2POp::send(mine.v, next(), v_tag),
          P2POp::recv(others.k, previous(), k_tag), P2POp::recv(others.v, previous(), v_tag)},
         causal ? "ring_attention, causal, zigzag" : "ring_attention");
+  }
+
+  // Waits for a pair like this one.
+  void wait(const Work& passing, const Pair& pair) const {
+    if (!waits) return passing.wait();
+    waits->wait(
+        passing, pair.k.device(),
+        {.bytes = static_cast<std::int64_t>(pair.k.nbytes() + pair.v.nbytes()), .axis = group->name()});
   }
 
   // The queries and keys that meet at a step, as ranges of this rank's rows and the other rank's.
@@ -68,13 +78,16 @@ Pair like(const Pair& p) { return {like(p.k), like(p.v)}; }
 
 // Calls f(step, keys and values) for each rank's, and meanwhile passes them on.
 template <class F>
-void for_each_step(const Ring& ring, Pair own, const F& f) {
+void for_each_step(const Ring& ring, Activity activity, Pair own, const F& f) {
   Pair coming = like(own);
   for (int step = 0; step < ring.size(); ++step) {
     const bool last = step + 1 == ring.size();
     const Work passing = last ? Work() : ring.pass(own, coming, kKeys, kValues);
-    f(step, own);
-    passing.wait();
+    {
+      const SpanScope span(own.k.device(), activity, kRingStep, step);
+      f(step, own);
+    }
+    if (!last) ring.wait(passing, own);
     std::swap(own, coming);
     // The caller's own tensors must not be overwritten.
     if (step == 0 && ring.size() > 2) coming = like(own);
@@ -89,7 +102,7 @@ struct RingAttention : autograd::Function<RingAttention> {
                         const Ring& ring) {
     const std::int64_t rows = q.size(2);
     AttentionWithLse total;
-    for_each_step(ring, {k.contiguous(), v.contiguous()}, [&](int step, const Pair& kv) {
+    for_each_step(ring, Activity::forward, {k.contiguous(), v.contiguous()}, [&](int step, const Pair& kv) {
       const auto m = ring.at(step, rows);
       const AttentionWithLse part =
           attention_with_lse(m.queries.of(q), m.keys.of(kv.k), m.keys.of(kv.v), m.params);
@@ -115,21 +128,21 @@ struct RingAttention : autograd::Function<RingAttention> {
     const Tensor dq = zeros(q.sizes(), wide);
     Pair sums{zeros(k.sizes(), wide), zeros(v.sizes(), wide)}, coming = like(sums);
     Work passing;
-    for_each_step(ring, {k.contiguous(), v.contiguous()}, [&](int step, const Pair& kv) {
+    for_each_step(ring, Activity::backward, {k.contiguous(), v.contiguous()}, [&](int step, const Pair& kv) {
       const auto m = ring.at(step, rows);
       const AttentionGrads d =
           attention_with_lse_backward(m.queries.of(grads[0]), m.queries.of(q), m.keys.of(kv.k),
                                       m.keys.of(kv.v), m.queries.of(out), m.queries.of(lse), m.params);
       m.queries.of(dq).add_(d.dq.to(lse.dtype()));
       if (step > 0) {
-        passing.wait();
+        ring.wait(passing, sums);
         std::swap(sums, coming);
       }
       m.keys.of(sums.k).add_(d.dk.to(lse.dtype()));
       m.keys.of(sums.v).add_(d.dv.to(lse.dtype()));
       passing = ring.pass(sums, coming, kKeyGradients, kValueGradients);
     });
-    passing.wait();
+    ring.wait(passing, sums);
     return {dq.to(q.dtype()), coming.k.to(k.dtype()), coming.v.to(v.dtype()), {}};
   }
 };
@@ -151,7 +164,7 @@ Tensor ring_attention(const Tensor& q, const Tensor& k, const Tensor& v, const A
   check(
       !options.is_causal || q.size(2) % 2 == 0, "[ring_attention] q has ", q.size(2),
       " rows; the zigzag order needs two equal chunks, so pad the sequence to a multiple of twice the ranks");
-  return RingAttention::apply(q, k, v, Ring{axis.group(), options.is_causal, params});
+  return RingAttention::apply(q, k, v, Ring{axis.group(), options.is_causal, params, options.waits});
 }
 
 }  // namespace tapestry::distributed

@@ -34,7 +34,10 @@ class ContextOverRanks final : public StrategyLayer {
   LayerReport report() const override {
     LayerReport report{{"context"}};
     report.choice = concat({"attention=", name_of(divided_->attention())});
-    add_to_ring(report, *context().axis, divided_->bytes_sent(), "activations");
+    report.exposed_s = divided_->exposed_s();
+    const std::int64_t forward = divided_->forward_bytes_sent();
+    add_to_ring(report, *context().axis, forward, "activations", "forward");
+    add_to_ring(report, *context().axis, divided_->bytes_sent() - forward, "activations", "backward");
     return report;
   }
 
@@ -50,6 +53,13 @@ const RowRegistration context_over_ranks{
      .computes = Computes::own_positions,
      .copies = true,
      .about = "context_parallel: one process per device, the sequences divided; attention communicates",
+     .divide =
+         [](const AxisSpec& axis, StepDivision& step) {
+           step.layers = true;
+           const std::string attention = axis.option("attention", "auto");
+           if (attention != "auto") step.options = "attention=" + attention;
+           return true;
+         },
      .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
        return std::make_unique<ContextOverRanks>(context);
      }}};

@@ -37,16 +37,24 @@ std::vector<Tensor> row_parts(const Tensor& t, const std::vector<std::int64_t>& 
 struct RowExchange {
   std::shared_ptr<ProcessGroup> group;
   std::vector<std::int64_t> sent, received;
+  std::shared_ptr<ConversionTraffic> waits;
 
-  RowExchange back() const { return {group, received, sent}; }
+  RowExchange back() const { return {group, received, sent, waits}; }
 };
+
+// Waits for rows that are like `rows`.
+void wait_for(const Work& work, const Tensor& rows, const RowExchange& how) {
+  if (!how.waits) return work.wait();
+  how.waits->wait(work, rows.device(),
+                  {.bytes = static_cast<std::int64_t>(rows.nbytes()), .axis = how.group->name()});
+}
 
 // Rows on their way: `result` has its values when `work` is done.
 struct RowsSent {
   Tensor result;
   Work work = {};
-  Tensor wait() const {
-    work.wait();
+  Tensor wait(const RowExchange& how) const {
+    wait_for(work, result, how);
     return result;
   }
 };
@@ -79,7 +87,8 @@ struct BeginExchange : autograd::Function<BeginExchange> {
   }
   static std::vector<Tensor> backward(autograd::FunctionContext& ctx, const std::vector<Tensor>& grads) {
     ExchangeNodes& nodes = *std::any_cast<const std::shared_ptr<ExchangeNodes>&>(ctx.data);
-    if (const std::optional<Work> work = std::exchange(nodes.backward, {})) work->wait();
+    if (const std::optional<Work> work = std::exchange(nodes.backward, {}))
+      wait_for(*work, grads[0], nodes.how);
     return {grads[0], {}};
   }
 };
@@ -89,13 +98,13 @@ struct FinishExchange : autograd::Function<FinishExchange> {
   static Tensor forward(autograd::FunctionContext& ctx, const Tensor&,
                         const std::shared_ptr<ExchangeNodes>& nodes) {
     ctx.data = nodes;
-    return std::exchange(nodes->forward, {}).wait();
+    return std::exchange(nodes->forward, {}).wait(nodes->how);
   }
   static std::vector<Tensor> backward(autograd::FunctionContext& ctx, const std::vector<Tensor>& grads) {
     ExchangeNodes& nodes = *std::any_cast<const std::shared_ptr<ExchangeNodes>&>(ctx.data);
     if (grad_enabled()) return {exchanged(grads[0], nodes.how.back()), {}};
     const RowsSent dx = post_rows(grads[0], nodes.how.back());
-    if (autograd::DetectAnomaly::active()) return {dx.wait(), {}};  // the engine reads the elements
+    if (autograd::DetectAnomaly::active()) return {dx.wait(nodes.how), {}};  // the engine reads the elements
     nodes.backward = dx.work;
     return {dx.result, {}};
   }
@@ -186,10 +195,10 @@ std::vector<std::int64_t> order_by_expert(const ExpertCounts& counts) {
 
 Tensor exchange_rows(const Axis& axis, const Tensor& x, const ExpertCounts& counts,
                      const std::function<Tensor(const Tensor& rows)>& compute,
-                     const std::function<void()>& meanwhile) {
+                     const std::shared_ptr<ConversionTraffic>& waits, const std::function<void()>& meanwhile) {
   check(x.dim() == 2 && x.size(0) == total(counts.sent), "[expert_parallel] the rows have shape ", x.sizes(),
         ", and the counts are of ", total(counts.sent), " rows; pass the rows that were counted");
-  const RowExchange there{axis.group(), counts.sent, counts.received};
+  const RowExchange there{axis.group(), counts.sent, counts.received, waits};
   const Tensor rows = sent_rows(axis, x, there, meanwhile);
   Tensor y;
   if (counts.experts == 1) {

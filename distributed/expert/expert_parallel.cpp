@@ -88,10 +88,12 @@ std::string describe_experts(const nn::Module& module) {
 // What this rank sends to others, forward and, if it is recorded, backward.
 void add_sent(Sent& sent, const Axis& axis, const ExpertCounts& counts, const Tensor& x, bool recorded) {
   const auto me = static_cast<std::size_t>(axis.coordinate());
+  const std::int64_t row_bytes = x.size(1) * static_cast<std::int64_t>(dtype_size(x.dtype()));
   std::int64_t rows = 0;
   for (std::size_t r = 0; r < counts.sent.size(); ++r)
     if (r != me) rows += counts.sent[r] + counts.received[r];
-  sent.bytes += rows * x.size(1) * static_cast<std::int64_t>(dtype_size(x.dtype())) * (recorded ? 2 : 1);
+  sent.bytes += rows * row_bytes * (recorded ? 2 : 1);
+  sent.routed_bytes += x.size(0) * row_bytes;
 }
 
 void divide_experts(nn::GroupedExperts& experts, const Axis& axis, const std::shared_ptr<Sent>& sent) {
@@ -101,7 +103,7 @@ void divide_experts(nn::GroupedExperts& experts, const Axis& axis, const std::sh
     const Tensor own = empty({all.experts}, {DType::i64, kCPU});
     for (std::int64_t e = 0; e < all.experts; ++e) own.data<std::int64_t>()[e] = all.of_expert(e);
     const Tensor y = exchange_rows(
-        axis, x, all, [&](const Tensor& rows) { return experts.products(rows, own); }, meanwhile);
+        axis, x, all, [&](const Tensor& rows) { return experts.products(rows, own); }, sent->waits, meanwhile);
     add_sent(*sent, axis, all, x, autograd::needs_grad(y));
     return y;
   };

@@ -26,6 +26,7 @@
 #include "tapestry/distributed/comm/process_group.h"
 #include "tapestry/distributed/common/router_bias.h"
 #include "tapestry/distributed/mesh/mesh.h"
+#include "tapestry/distributed/placement/convert.h"
 #include "tapestry/nn/module.h"
 
 namespace tapestry::distributed {
@@ -40,14 +41,22 @@ struct ExpertParallelOptions {
 class ExpertParallel {
  public:
   struct Sent {
-    std::int64_t bytes = 0;
+    std::int64_t bytes = 0, routed_bytes = 0;
+    std::shared_ptr<ConversionTraffic> waits = std::make_shared<ConversionTraffic>();
   };
   explicit ExpertParallel(std::shared_ptr<Sent> sent) : sent_(std::move(sent)) {}
   /// The bytes of tokens and results that this rank has sent to other ranks since the last reset_report(),
   /// and of their gradients. It is counted when forward runs, and includes the backward of what grad mode
   /// would record. The counts, 8 bytes for each expert, are left out.
   std::int64_t bytes_sent() const { return sent_->bytes; }
-  void reset_report() const { sent_->bytes = 0; }
+  /// The bytes of all rows that this rank's tokens have for experts, here or on other ranks, since then.
+  std::int64_t routed_bytes() const { return sent_->routed_bytes; }
+  /// How long the host has waited for tokens, results and their gradients.
+  double exposed_s() const { return sent_->waits->counts().exposed_s; }
+  void reset_report() const {
+    sent_->bytes = sent_->routed_bytes = 0;
+    sent_->waits->reset();
+  }
 
  private:
   std::shared_ptr<Sent> sent_;

@@ -21,6 +21,7 @@ class ExpertsOverRanks final : public StrategyLayer {
   // Other ranks' shares depend on where the tokens go, so all bytes count as sent to the next rank.
   LayerReport report() const override {
     LayerReport report{{"expert"}};
+    report.exposed_s = divided_->exposed_s();
     add_to_ring(report, *context().axis, divided_->bytes_sent(), "tokens");
     return report;
   }
@@ -37,6 +38,11 @@ const RowRegistration experts_over_ranks{
      .copies = true,
      .divides = true,
      .about = "expert_parallel: one process per device, which has some of the experts and exchanges tokens",
+     .divide =
+         [](const AxisSpec&, StepDivision& step) {
+           step.layers = true;
+           return true;
+         },
      .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
        return std::make_unique<ExpertsOverRanks>(context);
      }}};

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <initializer_list>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -17,6 +16,7 @@
 #include "tapestry/core/stream.h"
 #include "tapestry/core/timeline.h"
 #include "tapestry/distributed/common/batch.h"
+#include "tapestry/distributed/context/attention.h"
 #include "tapestry/distributed/planner/internal/contention.h"
 #include "tapestry/distributed/planner/internal/profiled_model.h"
 #include "tapestry/distributed/planner/internal/timing.h"
@@ -24,6 +24,8 @@
 namespace tapestry::distributed::planner {
 
 namespace {
+
+constexpr const char* kBeside = "beside ";  // in front of a span's name: attention of a ring in it
 
 void on_worker_of(ProfiledModel& model, const std::function<void()>& task) {
   const std::vector<Device> device = {model.device()};
@@ -60,16 +62,18 @@ std::vector<std::map<std::string, double>> measure_times(ProfiledModel& model,
       passes(sizes[i], count);
       std::map<std::string, double> sums;
       const std::vector<Span> spans = timeline.spans();
+      const auto is_step = [](const Span& s) { return s.name.starts_with(kRingStep); };
       for (const Span& s : spans) {
-        if (s.activity != Activity::communication) {
+        const bool waits = s.activity == Activity::communication;
+        if (!waits && !is_step(s)) {
           sums[s.name] += s.end - s.begin;
           continue;
         }
         // Divided layers wait within the span of their block. What the ranks send is counted instead.
         for (const Span& of_block : spans)
-          if (of_block.activity != Activity::communication && of_block.begin <= s.begin &&
-              s.end <= of_block.end)
-            sums[of_block.name] -= s.end - s.begin;
+          if (of_block.activity != Activity::communication && !is_step(of_block) &&
+              of_block.begin <= s.begin && s.end <= of_block.end)
+            sums[waits ? of_block.name : kBeside + of_block.name] += (waits ? -1 : 1) * (s.end - s.begin);
       }
       for (const auto& [name, sum] : sums) all[i][name].push_back(sum / count);
     }
@@ -364,6 +368,7 @@ struct MeasuredBlocks {
   std::vector<BlockProfile> blocks;
   BlockProfile loss;
   double optimizer_state = 0;
+  std::vector<std::array<Curve, 2>> beside_s;  // attention beside messages, by block and pass; 0 of the loss
 };
 
 MeasuredBlocks measure_blocks(ProfiledModel& first, const std::vector<std::int64_t>& sizes,
@@ -394,6 +399,14 @@ MeasuredBlocks measure_blocks(ProfiledModel& first, const std::vector<std::int64
         points.emplace_back(static_cast<double>(sizes[i]), times[i].at(name + number));
       return Curve(std::move(points));
     };
+    const auto beside = [&](const std::string& name) {
+      std::vector<std::pair<double, double>> points;
+      for (std::size_t i = 0; i < sizes.size(); ++i) {
+        const auto found = times[i].find(kBeside + name + number);
+        points.emplace_back(static_cast<double>(sizes[i]), found == times[i].end() ? 0 : found->second);
+      }
+      return Curve(std::move(points));
+    };
     const auto curve_of = [&](const auto& value) {
       std::vector<std::pair<double, double>> points;
       for (std::size_t i = 0; i < sizes.size(); ++i)
@@ -414,7 +427,7 @@ MeasuredBlocks measure_blocks(ProfiledModel& first, const std::vector<std::int64
     for (const std::vector<BlockBytes>& of_size : bytes)
       check(std::equal(of_size[k].backward.begin(), of_size[k].backward.end(), bytes[0][k].backward.begin(),
                        bytes[0][k].backward.end(),
-                       [](const auto& a, const auto& b) { return a.parameter == b.parameter; }),
+                       [](const auto& x, const auto& y) { return x.parameter == y.parameter; }),
             "[planner] the gradients of block ", k,
             " arrive in an order that depends on the batch size, which no profile can describe");
     for (std::size_t j = 0; j < bytes[0][k].backward.size(); ++j) {
@@ -430,14 +443,18 @@ MeasuredBlocks measure_blocks(ProfiledModel& first, const std::vector<std::int64
       b.weight_grad = bytes[i][k].weight_grad;
       b.weight_grad_accumulate = bytes[i][k].weight_grad_accumulate;
     }
+    measured.beside_s.push_back({beside("forward"), beside("backward")});
     if (k == count) {
       b.name = "loss";
       measured.loss = std::move(b);
       break;
     }
     b.name = first.block(k).name;
-    for (const nn::Parameter& p : first.block(k).module->parameters())
+    for (const nn::Parameter& p : first.block(k).module->parameters()) {
+      for (const auto& axis : first.axes())
+        if (axis->is_part(p)) b.parts.push_back(static_cast<int>(b.parameter_bytes.size()));
       b.parameter_bytes.push_back(static_cast<std::int64_t>(p->nbytes()));
+    }
     b.update_s = update_per_byte * static_cast<double>(b.all_parameter_bytes());
     b.accumulate_s = accumulation[k];
     b.bucket_copy_s = copies[k];
@@ -448,64 +465,37 @@ MeasuredBlocks measure_blocks(ProfiledModel& first, const std::vector<std::int64
   return measured;
 }
 
-// Counts what the divided layers of each block send.
-class TrafficObserver : public StepObserver {
- public:
-  using Counts = ConversionTraffic::Counts;
-  explicit TrafficObserver(const ProfiledModel& model) : sent(model.count() + 1), model_(model) {}
-  void enter(Activity activity, std::size_t k) override {
-    leave();
-    at_ = {k, activity == Activity::forward ? 0 : 1};
-    before_ = model_.sent();
-  }
-  void leave() override {
-    if (at_) sent[at_->first][at_->second] = model_.sent() - before_;
-    at_.reset();
-  }
-  std::vector<std::array<Counts, 2>> sent;  // by block, then of the loss; of forward and backward
-
- private:
-  const ProfiledModel& model_;
-  std::optional<std::pair<std::size_t, std::size_t>> at_;
-  Counts before_;
-};
-
-void measure_traffic(MeasuredBlocks& blocks, ProfiledModel& model, const std::vector<std::int64_t>& sizes,
-                     int ranks) {
-  using Kind = ConversionTraffic::Kind;
-  std::vector<TrafficObserver> of_size;
-  for (const std::int64_t n : sizes) {
-    TrafficObserver& observer = of_size.emplace_back(model);
-    on_worker_of(model, [&] {
-      model.forward(n, observer);
-      model.backward();
-    });
-  }
+void measure_traffic(MeasuredBlocks& blocks, ProfiledModel& model, const std::vector<std::int64_t>& sizes) {
+  std::vector<std::vector<std::array<std::vector<SentByLayers>, 2>>> of_size(sizes.size());
+  for (std::size_t i = 0; i < sizes.size(); ++i)
+    on_worker_of(model, [&] { of_size[i] = model.sent(sizes[i]); });
   for (std::size_t k = 0; k <= model.count(); ++k) {
     BlockProfile& b = k < model.count() ? blocks.blocks[k] : blocks.loss;
-    for (const std::size_t pass : {0, 1}) {
-      // A message of each ring passes a part of the bytes. An all-to-all stands for an all-gather of unequal
-      // parts.
-      const auto messages = [&](double rounds, std::initializer_list<Kind> kinds) {
-        RingMessages all;
-        std::vector<std::pair<double, double>> points;
-        for (std::size_t i = 0; i < sizes.size(); ++i) {
-          std::int64_t calls = 0, bytes = 0;
-          for (const Kind kind : kinds) {
-            calls += of_size[i].sent[k][pass].of(kind).calls;
-            bytes += of_size[i].sent[k][pass].of(kind).bytes;
+    for (std::size_t pass = 0; pass < 2; ++pass)
+      for (std::size_t a = 0; a < model.axes().size(); ++a) {
+        const DividedAxis& axis = *model.axes()[a];
+        LayerCollectives own;
+        own.axis = axis.name;
+        own.what = axis.what();
+        const auto set = [&](RingMessages& all, SentMessages SentByLayers::*kind) {
+          std::vector<std::pair<double, double>> points;
+          for (std::size_t i = 0; i < sizes.size(); ++i) {
+            const SentMessages& sent = of_size[i][k][pass].at(a).*kind;
+            all.count = std::max(all.count, sent.count);
+            points.emplace_back(static_cast<double>(sizes[i]), sent.bytes);
           }
-          all.count = std::max(all.count, static_cast<double>(calls) * rounds * (ranks - 1));
-          points.emplace_back(static_cast<double>(sizes[i]), static_cast<double>(bytes));
-        }
-        if (all.count > 0) all.bytes = Curve(std::move(points));
-        return all;
-      };
-      LayerCollectives& own = pass == 0 ? b.layers_forward : b.layers_backward;
-      own.all_reduce = messages(2, {Kind::all_reduce});
-      own.all_gather = messages(1, {Kind::all_gather, Kind::all_to_all});
-      own.reduce_scatter = messages(1, {Kind::reduce_scatter});
-    }
+          if (all.count > 0) all.bytes = Curve(std::move(points));
+        };
+        set(own.all_reduce, &SentByLayers::all_reduce);
+        set(own.all_gather, &SentByLayers::all_gather);
+        set(own.reduce_scatter, &SentByLayers::reduce_scatter);
+        set(own.beside, &SentByLayers::beside);
+        // Messages pass beside all steps of a ring but one.
+        std::vector<std::pair<double, double>> beside = blocks.beside_s[k][pass].points();
+        for (auto& [samples, seconds] : beside) seconds *= (axis.size - 1.0) / axis.size;
+        if (own.beside.count > 0) own.beside_s = Curve(std::move(beside));
+        (pass == 0 ? b.layers_forward : b.layers_backward).push_back(std::move(own));
+      }
   }
 }
 
@@ -534,9 +524,6 @@ Profile measure_profile(const Model& model, const TrainingSetup& setup, const Me
         " warm-up passes; pass 1 or more, and 0 or more warm-up passes");
   for (const int n : options.simulated_devices)
     check(n >= 1, "[measure_profile] ", n, " simulated devices; pass 1 or more");
-  for (const MeasureOptions::Layers& layers : options.layers)
-    check(layers.size >= 2, "[measure_profile] the size of MeasureOptions::layers is ", layers.size,
-          "; 2 devices or more divide a layer");
   const std::vector<std::int64_t> sizes = profile_sizes(setup, options.simulated_devices);
   const std::vector<Device> devices = devices_of(setup);
   Models models;
@@ -549,21 +536,27 @@ Profile measure_profile(const Model& model, const TrainingSetup& setup, const Me
   profile.blocks = std::move(whole.blocks);
   profile.loss = std::move(whole.loss);
   profile.optimizer_state = whole.optimizer_state;
-  for (const MeasureOptions::Layers& layers : options.layers) {
-    ProfiledModel divided(model, setup, devices[0], layers);
-    MeasuredBlocks part = measure_blocks(divided, sizes, setup, options);
-    measure_traffic(part, divided, sizes, layers.size);
-    profile.divided.push_back({.size = layers.size,
-                               .sequence = layers.sequence,
-                               .blocks = std::move(part.blocks),
-                               .loss = std::move(part.loss),
-                               .optimizer_state = part.optimizer_state});
-  }
   const auto per_sample = [&](const Tensor& t) {
     return static_cast<double>(t.nbytes()) / static_cast<double>(t.size(0));
   };
   profile.input_sample_bytes = per_sample(first.inputs(1));
   profile.target_sample_bytes = per_sample(first.targets(1));
+  for (const std::string& layers : options.layers) {
+    ProfiledModel divided(model, setup, devices[0], layers);
+    MeasuredBlocks part = measure_blocks(divided, sizes, setup, options);
+    measure_traffic(part, divided, sizes);
+    // A part of a batch is a copy, and the rank has the whole batch too.
+    const auto with_part = [&](double all, const Tensor& own) {
+      return all + (per_sample(own) < all ? per_sample(own) : 0);
+    };
+    profile.divided.push_back(
+        {.axes = layers,
+         .blocks = std::move(part.blocks),
+         .loss = std::move(part.loss),
+         .optimizer_state = part.optimizer_state,
+         .input_sample_bytes = with_part(profile.input_sample_bytes, divided.inputs(1)),
+         .target_sample_bytes = with_part(profile.target_sample_bytes, divided.targets(1))});
+  }
   if (devices.size() == 1) return profile;
 
   const std::int64_t micro_batch = micro_batch_of(setup);

@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <numeric>
+#include <utility>
 
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/planner/internal/passes.h"
@@ -29,8 +29,11 @@ Predictor predictor_of(const StrategyPlan& plan, const std::vector<StepDivision>
   if (replicas) ++i;
   const bool shards = i < all.size() && all[i].sum == Sum::units && all[i].schedule.empty() && !zero;
   if (shards) ++i;
-  if (i < all.size() && all[i].layers && !plan.over_devices) ++i;
+  while (i < all.size() && all[i].layers && !plan.over_devices) ++i;
   if (i < all.size()) return nullptr;
+  // The optimizer's state of experts is divided along other axes than that of the other parameters.
+  const auto divides_parts = [](const StepDivision& d) { return d.parts; };
+  if (zero && std::any_of(all.begin(), all.end(), divides_parts)) return nullptr;
   return stages ? predict_stages : shards ? predict_sharded_models : predict_whole_models;
 }
 
@@ -58,18 +61,34 @@ int data_size(const std::vector<PlannedAxis>& axes) {
   return product;
 }
 
+// How many devices lie between neighbours along an axis.
+int between(const std::vector<PlannedAxis>& axes, std::size_t axis) {
+  int product = 1;
+  for (std::size_t i = 0; i < axis; ++i) product *= axes[i].size;
+  return product;
+}
+
 // Gives each axis its costs. Ranks are laid out along the axes, the innermost fastest, host by host.
 void set_costs(std::vector<PlannedAxis>& axes, const StrategyPlan& plan, const Link& link,
                const TrainingSetup& setup) {
   const int per_host = setup.devices_per_host;
   check(per_host >= 0 && setup.links_per_host >= 1, "[predict] ", per_host, " devices and ",
         setup.links_per_host, " links per host; pass 0 devices if all are on one host, and 1 link or more");
-  int inside = 1;  // the devices that an axis leaves between neighbours
-  const int total = std::accumulate(axes.begin(), axes.end(), 1,
-                                    [](int product, const PlannedAxis& a) { return product * a.size; });
-  for (PlannedAxis& axis : axes) {
+  const int total = setup.devices;
+  const auto leaves_host = [&](std::size_t i) {
+    return per_host > 0 && per_host < total && axes[i].size > 1 &&
+           per_host % (between(axes, i) * axes[i].size) != 0;
+  };
+  for (std::size_t at = 0; at < axes.size(); ++at) {
+    PlannedAxis& axis = axes[at];
     const bool crosses =
-        per_host > 0 && per_host < total && axis.size > 1 && per_host % (inside * axis.size) != 0;
+        axis.of.empty() ? leaves_host(at) : std::any_of(axis.of.begin(), axis.of.end(), leaves_host);
+    // The members of a group on a host, and between neighbours the members of other groups.
+    int own = 1, inside = axis.of.empty() ? between(axes, at) : per_host;
+    for (const std::size_t i : axis.of)
+      if (!leaves_host(i)) own *= axes[i].size;
+      else inside = std::min(inside, between(axes, i));
+    if (!axis.of.empty()) inside = std::max(1, inside / own);
     const bool measured = !link.cross.message.is_free();
     axis.costs = plan.over_devices ? link.local : crosses && measured ? link.cross : link.ranks;
     // The groups of the axis communicate at the same time. Those with members on one host share its links:
@@ -79,25 +98,47 @@ void set_costs(std::vector<PlannedAxis>& axes, const StrategyPlan& plan, const L
     for (TransferCost* const cost : {&axis.costs.message, &axis.costs.gather_message,
                                      &axis.costs.scatter_message, &axis.costs.peer_message})
       cost->s_per_byte *= sharing;
-    inside *= axis.size;
   }
 }
 
-// The profile of the first of the devices that divide the layers, if it was measured for so many.
-std::optional<Profile> profile_on(const std::vector<PlannedAxis>& axes, const Profile& profile) {
-  for (const PlannedAxis& axis : axes) {
+// See layers_of() of planner.h.
+std::string layers_on(const std::vector<PlannedAxis>& axes) {
+  std::string text;
+  for (std::size_t i = axes.size(); i-- > 0;) {
+    const PlannedAxis& axis = axes[i];
     if (!axis.division.layers || axis.size == 1) continue;
-    for (const DividedLayers& d : profile.divided) {
-      if (d.size != axis.size || d.sequence != axis.division.sequence) continue;
-      Profile divided = profile;
-      divided.blocks = d.blocks;
-      divided.loss = d.loss;
-      divided.optimizer_state = d.optimizer_state;
-      return divided;
-    }
-    return std::nullopt;
+    text += (text.empty() ? "" : ",") + axis.name + "=" + std::to_string(axis.size);
+    if (!axis.division.options.empty()) text += ":" + axis.division.options;
   }
-  return profile;
+  return text;
+}
+
+// The profile of one of the devices that divide the layers, if it was measured for so many.
+std::optional<Profile> profile_on(const std::vector<PlannedAxis>& axes, const Profile& profile) {
+  const std::string layers = layers_on(axes);
+  if (layers.empty()) return profile;
+  for (const DividedLayers& d : profile.divided) {
+    if (d.axes != layers) continue;
+    Profile divided = profile;
+    divided.blocks = d.blocks;
+    divided.loss = d.loss;
+    divided.optimizer_state = d.optimizer_state;
+    divided.input_sample_bytes = d.input_sample_bytes;
+    divided.target_sample_bytes = d.target_sample_bytes;
+    return divided;
+  }
+  return std::nullopt;
+}
+
+// The plan as simulate_devices() takes it: an axis takes what the others leave.
+StrategyPlan widened(const StrategyPlan& plan, const std::vector<StepDivision>& divisions) {
+  StrategyPlan wider = plan;
+  const auto is_open = [](const AxisSpec& axis) { return axis.size < 0; };
+  if (wider.axes.empty() || std::any_of(wider.axes.begin(), wider.axes.end(), is_open)) return wider;
+  const auto first = std::find_if(divisions.begin(), divisions.end(),
+                                  [](const StepDivision& d) { return d.divides_batch(); });
+  wider.axes[first == divisions.end() ? 0 : static_cast<std::size_t>(first - divisions.begin())].size = -1;
+  return wider;
 }
 
 int stages_of(const StrategyPlan& plan, const std::vector<StepDivision>& divisions,
@@ -108,6 +149,44 @@ int stages_of(const StrategyPlan& plan, const std::vector<StepDivision>& divisio
 }
 
 }  // namespace
+
+std::vector<PlannedAxis> with_sums(std::vector<PlannedAxis> axes) {
+  const std::size_t count = axes.size();
+  std::vector<std::size_t> all, of_parts;
+  bool parts = false;
+  for (std::size_t i = 0; i < count; ++i) {
+    const StepDivision& d = axes[i].division;
+    if (!d.copies || axes[i].size == 1) continue;
+    all.push_back(i);
+    parts = parts || d.parts;
+    if (!d.parts) of_parts.push_back(i);
+  }
+  // The row `replicate` does it alone.
+  if (all.empty() || (all.size() == 1 && axes[all[0]].division.sum != StepDivision::Sum::none)) return axes;
+  StepDivision sum{.sum = StepDivision::Sum::buckets};
+  for (const std::size_t i : all) {
+    sum.zero = std::max(sum.zero, std::exchange(axes[i].division.zero, 0));
+    axes[i].division.sum = StepDivision::Sum::none;
+  }
+  const auto join = [&](const std::vector<std::size_t>& of, bool of_experts) {
+    PlannedAxis joined{.division = sum, .of = of, .parts = of_experts};
+    for (const std::size_t i : of) {  // names from the outermost
+      joined.size *= axes[i].size;
+      joined.name = axes[i].name + (joined.name.empty() ? "" : "_") + joined.name;
+    }
+    axes.push_back(std::move(joined));
+  };
+  join(all, false);
+  if (parts && !of_parts.empty()) join(of_parts, true);
+  return axes;
+}
+
+std::string layers_of(const StrategyPlan& plan, int devices, bool simulated) {
+  const std::vector<StepDivision> divisions = divisions_of(plan);
+  if (divisions.size() < plan.axes.size()) return "";
+  const auto axes = axes_on(simulated ? widened(plan, divisions) : plan, divisions, devices);
+  return axes ? layers_on(*axes) : "";
+}
 
 std::vector<std::pair<std::string, double>> MemoryItems::items() const {
   return {{"parameters", parameters},   {"gradients", gradients}, {"optimizer", optimizer},
@@ -135,6 +214,7 @@ std::optional<Prediction> predict(const StrategyPlan& plan, const Profile& profi
         setup.batch_size, " samples; use at most as many as samples to divide the batch");
   const std::optional<Profile> divided = profile_on(*axes, profile);
   if (!divided) return std::nullopt;
+  axes = with_sums(std::move(*axes));
   set_costs(*axes, plan, link, setup);
   const CostModel costs{*divided, link, setup, *axes, plan.over_devices};
   Prediction p = predictor(costs);
@@ -152,20 +232,14 @@ std::vector<PredictedTraffic> predict_traffic(const StrategyPlan& plan, const Pr
   const std::optional<Prediction> p = predict(plan, profile, link, setup);
   if (!p) return {};
   const auto axes = axes_on(plan, divisions_of(plan), setup.devices);
-  return traffic_of({*profile_on(*axes, profile), link, setup, *axes, plan.over_devices});
+  return traffic_of({*profile_on(*axes, profile), link, setup, with_sums(*axes), plan.over_devices});
 }
 
 std::optional<Prediction> simulate_devices(const StrategyPlan& plan, const Profile& profile, const Link& link,
                                            const TrainingSetup& setup, int devices) {
-  StrategyPlan wider = plan;
   const std::vector<StepDivision> divisions = divisions_of(plan);
   if (!predictor_of(plan, divisions)) return std::nullopt;
-  const auto is_open = [](const AxisSpec& axis) { return axis.size < 0; };
-  if (!wider.axes.empty() && std::none_of(wider.axes.begin(), wider.axes.end(), is_open)) {
-    const auto first = std::find_if(divisions.begin(), divisions.end(),
-                                    [](const StepDivision& d) { return d.divides_batch(); });
-    wider.axes[first == divisions.end() ? 0 : static_cast<std::size_t>(first - divisions.begin())].size = -1;
-  }
+  const StrategyPlan wider = widened(plan, divisions);
   const auto axes = axes_on(wider, divisions, devices);
   if (!axes) return std::nullopt;
   TrainingSetup simulated = setup;

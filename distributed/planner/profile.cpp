@@ -19,13 +19,16 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TransferCost, latency_s, s_per_byte)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BackwardInterval, parameter, peak_bytes, accumulate_bytes, end_bytes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(SplitPassMemory, peak, growth)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RingMessages, count, bytes)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LayerCollectives, all_reduce, all_gather, reduce_scatter)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BlockProfile, name, parameter_bytes, forward_s, backward_s, accumulate_s,
-                                   bucket_copy_s, update_s, saved_bytes, output_bytes, freed_input_bytes,
-                                   unsaved_output_bytes, received_extra_bytes, forward_extra_bytes, backward,
-                                   input_grad_s, weight_grad_s, weight_grad_accumulate_s, input_grad,
-                                   weight_grad, weight_grad_accumulate, layers_forward, layers_backward)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DividedLayers, size, sequence, blocks, loss, optimizer_state)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LayerCollectives, axis, what, all_reduce, all_gather, reduce_scatter,
+                                   beside, beside_s)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BlockProfile, name, parameter_bytes, parts, forward_s, backward_s,
+                                   accumulate_s, bucket_copy_s, update_s, saved_bytes, output_bytes,
+                                   freed_input_bytes, unsaved_output_bytes, received_extra_bytes,
+                                   forward_extra_bytes, backward, input_grad_s, weight_grad_s,
+                                   weight_grad_accumulate_s, input_grad, weight_grad, weight_grad_accumulate,
+                                   layers_forward, layers_backward)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DividedLayers, axes, blocks, loss, optimizer_state, input_sample_bytes,
+                                   target_sample_bytes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Contention, forward, backward, update)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StageContention, forward, backward, weights)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ZeroBubbleStage, contention, input_grad_s, weight_grad_s,
@@ -39,7 +42,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Link, copy, broadcast, add, master_contention
 
 namespace {
 
-constexpr int kProfileVersion = 2;
+constexpr int kProfileVersion = 3;
 
 template <class T>
 T parsed(const std::string& text, const char* what) {
@@ -83,6 +86,16 @@ std::int64_t BlockProfile::all_parameter_bytes() const {
   return std::accumulate(parameter_bytes.begin(), parameter_bytes.end(), std::int64_t{0});
 }
 
+bool BlockProfile::is_part(std::size_t parameter) const {
+  return std::find(parts.begin(), parts.end(), static_cast<int>(parameter)) != parts.end();
+}
+
+std::int64_t BlockProfile::part_bytes() const {
+  std::int64_t bytes = 0;
+  for (const int i : parts) bytes += parameter_bytes[static_cast<std::size_t>(i)];
+  return bytes;
+}
+
 std::vector<double> Profile::costs(double samples) const {
   std::vector<double> all;
   for (const BlockProfile& b : blocks) all.push_back(b.forward_s.at(samples) + b.backward_s.at(samples));
@@ -105,14 +118,19 @@ double LayerCollectives::seconds(const AllReduce& costs, double n) const {
   const auto of = [&](const RingMessages& m, const TransferCost& cost) {
     return m.count > 0 ? m.count * cost.latency_s + m.bytes.at(n) * cost.s_per_byte : 0;
   };
-  return of(all_reduce, costs.message) + of(all_gather, gather) + of(reduce_scatter, scatter);
+  const double waits = of(all_reduce, costs.message) + of(all_gather, gather) + of(reduce_scatter, scatter);
+  if (beside.count == 0) return waits;
+  // The attention takes longer while messages pass, or the messages take longer than the attention.
+  const double passing =
+      costs.overlap_slowdown * of(beside, costs.peer_message.is_free() ? costs.message : costs.peer_message);
+  return waits + std::max(passing - beside_s.at(n), costs.compute_stall * passing);
 }
 double LayerCollectives::bytes(double n) const {
-  return all_reduce.bytes.at(n) + all_gather.bytes.at(n) + reduce_scatter.bytes.at(n);
+  return all_reduce.bytes.at(n) + all_gather.bytes.at(n) + reduce_scatter.bytes.at(n) + beside.bytes.at(n);
 }
 double LayerCollectives::whole_bytes(double n, int devices) const {
   const double halves = all_reduce.bytes.at(n) / 2 + all_gather.bytes.at(n) + reduce_scatter.bytes.at(n);
-  return std::round(halves * devices / (devices - 1));  // bytes of rings are rounded down
+  return std::round(halves * devices / (devices - 1) + beside.bytes.at(n));  // rings round bytes down
 }
 
 std::string to_text(const Profile& profile) {
@@ -133,12 +151,17 @@ Profile profile_from_text(const std::string& text) {
         check(i.parameter >= -1 && i.parameter < static_cast<int>(b.parameter_bytes.size()),
               "[planner] the text is not a profile: block ", b.name, " has ", b.parameter_bytes.size(),
               " parameters, and a gradient of parameter ", i.parameter);
+    for (const BlockProfile& b : blocks)
+      for (const int i : b.parts)
+        check(i >= 0 && i < static_cast<int>(b.parameter_bytes.size()),
+              "[planner] the text is not a profile: block ", b.name, " has ", b.parameter_bytes.size(),
+              " parameters, and parts of parameter ", i);
   };
   check_blocks(profile.blocks);
   for (const DividedLayers& d : profile.divided) {
     check(d.blocks.size() == profile.blocks.size(), "[planner] the text is not a profile: the model has ",
-          profile.blocks.size(), " blocks, and ", d.blocks.size(), " when ", d.size,
-          " devices divide its layers");
+          profile.blocks.size(), " blocks, and ", d.blocks.size(), " when the devices of ", d.axes,
+          " divide its layers");
     check_blocks(d.blocks);
   }
   return profile;

@@ -32,14 +32,19 @@ struct RingMessages {
   double count = 0;  ///< messages of their rings, one after another
   Curve bytes;       ///< that a device sends in them
 };
-/// What the layers of a block send in a pass. The layers wait for it, and nothing hides it.
+/// What the layers of a block send along an axis in a pass. The layers wait for it, and nothing hides it, but
+/// for the messages of ring attention.
 struct LayerCollectives {
+  std::string axis, what;  ///< "tensor"; "activations" or "tokens"
+  /// An all-to-all counts as an all-gather of unequal parts.
   RingMessages all_reduce, all_gather, reduce_scatter;
-  /// For n samples.
+  RingMessages beside;  ///< those that pass while attention computes for `beside_s` seconds
+  Curve beside_s;
+  /// What the layers wait for, for n samples.
   double seconds(const AllReduce& costs, double n) const;
   double bytes(double n) const;
-  /// Of the tensors that `devices` devices add, gather or divide, of which a device sends bytes(). There are
-  /// 2 devices or more.
+  /// Of the tensors that `devices` devices add, gather or divide, of which a device sends bytes(), and of the
+  /// messages beside attention. There are 2 devices or more.
   double whole_bytes(double n, int devices) const;
 };
 
@@ -48,6 +53,8 @@ struct LayerCollectives {
 struct BlockProfile {
   std::string name;
   std::vector<std::int64_t> parameter_bytes;  ///< per trained tensor, in registration order
+  /// The indices of those that the devices of an axis divide which copies all others: experts.
+  std::vector<int> parts;
   Curve forward_s, backward_s;
   /// The extra time of a micro-batch's backward pass if gradients already exist and must be added to.
   double accumulate_s = 0;
@@ -72,10 +79,12 @@ struct BlockProfile {
   /// The memory of the passes. The peak of the first pass counts above what was allocated before the block's
   /// forward and what the later blocks keep for the second pass; its growth is what the block keeps.
   SplitPassMemory input_grad, weight_grad, weight_grad_accumulate;
-  /// What divided layers send, see DividedLayers. The times above leave it out.
-  LayerCollectives layers_forward, layers_backward;
+  /// What divided layers send, by axis: see DividedLayers. The times above leave it out.
+  std::vector<LayerCollectives> layers_forward, layers_backward;
 
   std::int64_t all_parameter_bytes() const;
+  std::int64_t part_bytes() const;
+  bool is_part(std::size_t parameter) const;
 };
 
 /// Slowdown factors caused by contention: time when all devices work at once divided by time alone. They are
@@ -99,21 +108,21 @@ struct ZeroBubbleStage {
   double input_grad_s = 0, weight_grad_s = 0, weight_grad_accumulate_s = 0;
 };
 
-/// The costs of a model whose layers the devices of an axis divide (tensor_parallel), on its first device,
-/// which has the largest parts.
+/// The costs of a model whose layers the devices of some axes divide (tensor_parallel, context_parallel,
+/// expert_parallel), on a device that has the largest parts.
 struct DividedLayers {
-  int size = 2;           ///< of the axis
-  bool sequence = false;  ///< with sequence parallelism
+  std::string axes;  ///< see MeasureOptions::layers
   std::vector<BlockProfile> blocks;
   BlockProfile loss;
   double optimizer_state = 0;
+  double input_sample_bytes = 0, target_sample_bytes = 0;  ///< of a sample on a device, with its part of it
 };
 
 /// The costs of a model on one device.
 struct Profile {
   std::vector<BlockProfile> blocks;
-  BlockProfile loss;                                       ///< the loss as a block without parameters
-  double input_sample_bytes = 0, target_sample_bytes = 0;  ///< bytes per sample
+  BlockProfile loss;  ///< the loss as a block without parameters
+  double input_sample_bytes = 0, target_sample_bytes = 0;
   /// Bytes of optimizer state per byte of parameters: 0 for SGD, 1 with momentum, 2 for AdamW.
   double optimizer_state = 0;
   Contention contention;

@@ -20,38 +20,46 @@ std::string in_ms(double seconds) {
 }  // namespace
 
 std::vector<std::string> meshes(int devices, int blocks, std::int64_t batch_size,
-                                const std::vector<int>& tensors) {
+                                const std::vector<std::string>& layers) {
   check(devices >= 1 && blocks >= 1 && batch_size >= 1, "[meshes] ", devices, " devices, ", blocks,
         " blocks and a batch of ", batch_size, " samples; pass 1 or more of each");
   if (devices == 1) return {"none"};
   std::vector<std::string> all;
-  const auto add = [&](int tensor) {
-    for (int stages = 1; stages <= std::min(devices / tensor, blocks); ++stages)
-      for (int shards = 1; shards <= devices / tensor / stages; ++shards) {
-        const int replicas = devices / tensor / stages / shards;
-        if (stages * shards * replicas * tensor != devices || replicas * shards > batch_size) continue;
+  const auto add = [&](const std::string& inner, int size, int data) {
+    for (int stages = 1; stages <= std::min(devices / size, blocks); ++stages)
+      for (int shards = 1; shards <= devices / size / stages; ++shards) {
+        const int replicas = devices / size / stages / shards;
+        if (stages * shards * replicas * size != devices || replicas * shards * data > batch_size) continue;
         std::string text;
-        for (const auto& [axis, size] :
-             {std::pair("pipeline", stages), {"replicate", replicas}, {"shard", shards}, {"tensor", tensor}})
-          if (size > 1) text += (text.empty() ? "" : ",") + std::string(axis) + "=" + std::to_string(size);
+        for (const auto& [axis, n] :
+             {std::pair("pipeline", stages), {"replicate", replicas}, {"shard", shards}})
+          if (n > 1) text += (text.empty() ? "" : ",") + std::string(axis) + "=" + std::to_string(n);
+        if (size > 1) text += (text.empty() ? "" : ",") + inner;
         all.push_back(text);
       }
   };
-  add(1);
-  for (const int tensor : tensors)
-    if (tensor > 1 && tensor <= devices) add(tensor);
+  add("", 1, 1);
+  for (const std::string& inner : layers) {
+    const StrategyPlan plan = plan_strategy(inner, true);
+    const std::vector<StepDivision> divisions = divisions_of(plan);
+    int data = 1;
+    for (std::size_t i = 0; i < divisions.size(); ++i)
+      data *= divisions[i].divides_batch() ? plan.axes[i].size : 1;
+    if (plan.size > 1 && plan.size <= devices) add(inner, plan.size, data);
+  }
   return all;
 }
 
 std::vector<Prediction> sweep(const Profile& profile, const Link& link, const TrainingSetup& setup,
                               int devices) {
   std::vector<Prediction> all;
-  std::vector<int> tensors;
+  std::vector<std::string> layers;
   for (const DividedLayers& d : profile.divided)
-    if (!d.sequence && (setup.devices_per_host == 0 || d.size <= setup.devices_per_host))
-      tensors.push_back(d.size);
+    if (d.axes.find(':') == std::string::npos &&
+        (setup.devices_per_host == 0 || plan_strategy(d.axes, true).size <= setup.devices_per_host))
+      layers.push_back(d.axes);
   for (const std::string& text :
-       meshes(devices, static_cast<int>(profile.blocks.size()), setup.batch_size, tensors))
+       meshes(devices, static_cast<int>(profile.blocks.size()), setup.batch_size, layers))
     if (auto p = simulate_devices(plan_strategy(text, true), profile, link, setup, devices))
       all.push_back(std::move(*p));
   std::stable_sort(all.begin(), all.end(),

@@ -168,13 +168,20 @@ std::vector<StepDivision> divisions_of(const StrategyPlan& plan) {
     const std::vector<const StrategyRow*> rows = rows_of(axis, plan.over_devices);
     StepDivision& division = all.emplace_back();
     if (rows.empty()) return {};
+    if (!plan.over_devices) {
+      division.samples = rows[0]->computes == Computes::own_samples;
+      division.copies = rows[0]->copies;
+      division.parts = rows[0]->divides;
+    }
     for (const StrategyRow* const row : rows)
       if (!row->divide || !row->divide(axis, division)) return {};
   }
   const bool stages =
       std::any_of(all.begin(), all.end(), [](const StepDivision& d) { return !d.schedule.empty(); });
   // Of the messages of stages, the predictors know those of whole sequences.
-  if (stages && std::any_of(all.begin(), all.end(), [](const auto& d) { return d.sequence; })) return {};
+  if (stages && std::any_of(all.begin(), all.end(),
+                            [](const auto& d) { return d.options.find("sequence=1") != std::string::npos; }))
+    return {};
   for (std::size_t i = 0; i < all.size(); ++i) {
     // A step without stages has one part, so that reducing each part is what is predicted anyway.
     if (stages && plan.axes[i].option("reduce", "step") != "step") return {};

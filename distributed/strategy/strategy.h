@@ -170,11 +170,17 @@ struct StepDivision {
   /// Sum::units inside stages: the devices gather a unit once in a step, and keep it until its last backward.
   /// False: they gather it for each forward and each backward.
   bool keeps_whole = false;
-  /// The devices divide the layers, and send activations between them, as tensor_parallel does. With
-  /// `sequence`, they also divide what flows between the divided layers.
-  bool layers = false, sequence = false;
+  /// The devices divide what layers compute, and communicate inside the layers, as under tensor_parallel,
+  /// context_parallel and expert_parallel. `options` are those of the axis that change what the devices
+  /// compute or send: "sequence=1", "attention=ring". A default is left out.
+  bool layers = false;
+  std::string options = {};
+  bool samples = false;  ///< each device computes samples of its own
+  /// The devices have the same parameters, and add their gradients along all such axes at once. With `parts`
+  /// they divide some parameters instead, whose gradients are added along the other axes alone.
+  bool copies = false, parts = false;
 
-  bool divides_batch() const { return sum != Sum::none; }
+  bool divides_batch() const { return samples || sum != Sum::none; }
   bool divides_model() const { return sum == Sum::units; }
   bool divides_optimizer() const { return divides_model() || zero > 0; }
 };

@@ -61,7 +61,7 @@ const RowRegistration tensor_over_ranks{
      .divide =
          [](const AxisSpec& axis, StepDivision& step) {
            step.layers = true;
-           step.sequence = axis.option("sequence", "0") == "1";
+           if (axis.option("sequence", "0") == "1") step.options = "sequence=1";
            return true;
          },
      .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {

@@ -1,4 +1,6 @@
-// Runs tapestry-compare with AdamW, whose state is most of the memory that modes divide.
+// Runs tapestry-compare with AdamW, whose state is most of the memory that modes divide, and with divided
+// sequences and experts.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "tests/apps/program.h"
@@ -49,4 +51,67 @@ TEST_CASE("with AdamW all modes agree, and the optimizer holds twice the bytes o
             Approx(mode.at("peak_bytes").at(i).get<double>()).epsilon(tolerance));
     }
   }
+}
+
+TEST_CASE("sequences and experts are divided between ranks, in JSON, page and meshes") {
+  const tests::TempDir folder;
+  // A token has both experts, so that ranks exchange what is predicted.
+  const tests::Ended ended = run(tests::Launch{.arguments = {"--device",     "cpu",
+                                                             "--dtype",      "f64",
+                                                             "--rounds",     "1",
+                                                             "--warmup",     "1",
+                                                             "--model",      "gpt",
+                                                             "--experts",    "2",
+                                                             "--heads",      "4",
+                                                             "--length",     "4",
+                                                             "--batch-size", "4",
+                                                             "--steps",      "1",
+                                                             "--devices",    "4",
+                                                             "--modes",      "single",
+                                                             "--parallel",   "tensor=2,context=2",
+                                                             "--parallel",   "replicate=2,expert=2",
+                                                             "--meshes",     "2",
+                                                             "--json",       folder / "r.json",
+                                                             "--html",       folder / "r.html"},
+                                               .program = "tapestry-compare"});
+  INFO(ended.out << ended.err);
+  REQUIRE(ended.status == 0);
+  CHECK_THAT(tests::read_file(folder / "r.html"), ContainsSubstring("\"options\":\"\",\"samples\":true"));
+  const json report = json::parse(tests::read_file(folder / "r.json"));
+  CHECK(report.at("options").at("experts") == 2);
+  const std::vector<std::vector<std::string>> axes = {{"context", "tensor"},
+                                                      {"replicate", "expert", "replicate_expert"}};
+  for (std::size_t m = 1; m < 3; ++m) {
+    const json& mode = report.at("modes").at(m);
+    INFO(mode.at("name"));
+    CHECK(mode.at("status") == "ok");
+    CHECK(mode.at("difference_from_single").get<double>() <= 1e-10);
+    std::vector<std::string> names;
+    for (const json& axis : mode.at("axis_costs")) {
+      INFO(axis.dump());
+      names.push_back(axis.at("axis"));
+      // Buckets have flags, and their ends are aligned.
+      CHECK(axis.at("predicted_bytes_sent").get<double>() ==
+            Approx(axis.at("bytes_sent").get<double>()).epsilon(0.02));
+      CHECK(axis.at("bytes_sent").get<std::int64_t>() > 0);
+      // Of two sums at the end of backward, the longer one hides the other.
+      CHECK((axis.at("predicted_exposed_ms").get<double>() > 0 || names.back() == "replicate_expert" ||
+             names.back() == "replicate"));
+      CHECK(axis.at("exposed_ms").get<double>() >= 0);
+    }
+    CHECK(names == axes[m - 1]);
+    for (std::size_t d = 0; d < 4; ++d)
+      CHECK(mode.at("predicted_peak_bytes").at(d).get<double>() ==
+            Approx(mode.at("peak_bytes").at(d).get<double>()).epsilon(0.02));
+  }
+  for (const json& t : report.at("modes").at(1).at("traffic"))
+    CHECK((t.at("kind") == "gradients" || t.at("kind") == "activations"));
+  const json& lines = report.at("modes").at(1).at("changes");
+  CHECK(std::any_of(lines.begin(), lines.end(), [](const json& line) {
+    return line.get<std::string>().find(".sequence_dim = 1") != std::string::npos;
+  }));
+  std::vector<std::string> meshes;
+  for (const json& row : report.at("sweep").at("rows")) meshes.push_back(row.at("mesh"));
+  for (const char* const mesh : {"context=2", "expert=2", "tensor=2"})
+    CHECK(std::count(meshes.begin(), meshes.end(), mesh) == 1);
 }

@@ -1,7 +1,9 @@
 // Tests the sentences of tapestry-compare, and opens its page in a browser (page_test.py).
 #include <cstdlib>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <sstream>
 
 #include "tapestry/apps/compare/critical_path.h"
 #include "tapestry/apps/compare/document.h"
@@ -20,40 +22,27 @@ using tapestry::distributed::StrategyPlan;
 
 namespace {
 
-const std::vector<std::string> kPredicted = {"single",
-                                             "ddp",
-                                             "dp-master",
-                                             "dp-replicated",
-                                             "fsdp",
-                                             "model",
-                                             "zero1",
-                                             "zero2",
-                                             "pipeline-gpipe",
-                                             "pipeline-1f1b",
-                                             "pipeline-zero-bubble",
-                                             "pipeline=-1",
-                                             "replicate=-1,shard=2",
-                                             "pipeline=2,replicate=-1",
-                                             "pipeline=2:schedule=gpipe,replicate=-1:zero=1",
-                                             "pipeline=2:schedule=zero-bubble,replicate=-1:zero=2",
-                                             "pipeline=2,shard=-1",
-                                             "pipeline=2:schedule=gpipe,shard=-1",
-                                             "pipeline=2:schedule=zero-bubble,shard=-1",
-                                             "pipeline=-1:schedule=zero-bubble,replicate=2",
-                                             "pipeline=2,replicate=2,shard=-1",
-                                             "pipeline=2,shard=-1:gather=part",
-                                             "pipeline=2:schedule=gpipe,replicate=2,shard=-1:gather=part",
-                                             "tensor=-1",
-                                             "tensor=-1:sequence=1",
-                                             "replicate=-1,tensor=2",
-                                             "replicate=-1:zero=2,tensor=4",
-                                             "shard=-1,tensor=2:sequence=1",
-                                             "replicate=2,shard=-1,tensor=2",
-                                             "pipeline=2,tensor=-1",
-                                             "pipeline=2:schedule=gpipe,replicate=-1,tensor=2",
-                                             "pipeline=2:schedule=zero-bubble,replicate=-1:zero=1,tensor=2",
-                                             "pipeline=2:schedule=zero-bubble,shard=-1:gather=part,tensor=2",
-                                             "pipeline=2,shard=-1,tensor=4"};
+const std::vector<std::string> kPredicted = [] {
+  std::istringstream words(R"(
+single ddp dp-master dp-replicated fsdp model zero1 zero2 pipeline-gpipe pipeline-1f1b
+pipeline-zero-bubble pipeline=-1 replicate=-1,shard=2 pipeline=2,replicate=-1
+pipeline=2:schedule=gpipe,replicate=-1:zero=1 pipeline=2:schedule=zero-bubble,replicate=-1:zero=2
+pipeline=2,shard=-1 pipeline=2:schedule=gpipe,shard=-1 pipeline=2:schedule=zero-bubble,shard=-1
+pipeline=-1:schedule=zero-bubble,replicate=2 pipeline=2,replicate=2,shard=-1
+pipeline=2,shard=-1:gather=part pipeline=2:schedule=gpipe,replicate=2,shard=-1:gather=part
+tensor=-1 tensor=-1:sequence=1 replicate=-1,tensor=2 replicate=-1:zero=2,tensor=4
+shard=-1,tensor=2:sequence=1 replicate=2,shard=-1,tensor=2 pipeline=2,tensor=-1
+pipeline=2:schedule=gpipe,replicate=-1,tensor=2
+pipeline=2:schedule=zero-bubble,replicate=-1:zero=1,tensor=2
+pipeline=2:schedule=zero-bubble,shard=-1:gather=part,tensor=2 pipeline=2,shard=-1,tensor=4
+context=-1 context=-1:attention=ring replicate=-1,context=2
+replicate=-1:zero=2,context=2:attention=ring replicate=-1:zero=1,context=2,tensor=2
+shard=-1,context=2 pipeline=2,context=2:attention=ring,tensor=2
+pipeline=2:schedule=zero-bubble,shard=-1,context=2 expert=-1 replicate=-1,expert=2
+replicate=-1,expert=2,context=2 replicate=2,shard=-1,expert=2 pipeline=2,expert=2,tensor=2
+)");
+  return std::vector<std::string>(std::istream_iterator<std::string>(words), {});
+}();
 
 // The plan of one of these; for other names one that the planner cannot predict.
 StrategyPlan plan_of(const std::string& name) {
@@ -118,6 +107,15 @@ std::vector<double> around(double ms, std::vector<double> noise) {
 }
 const std::vector<double> kQuiet = {0, 0.01, -0.01, 0.002, -0.003, 0.005, -0.001, -0.002, 0.004};
 
+// The names and options of the axes that divide layers.
+std::string inner_axes(const std::string& text) {
+  std::string all;
+  for (const auto& axis : tapestry::distributed::parse_strategy(text))
+    if (axis.name == "tensor" || axis.name == "context" || axis.name == "expert")
+      all += axis.name + axis.option("sequence", "") + axis.option("attention", "") + " ";
+  return all;
+}
+
 // Random numbers of a profile: its values need not make sense together.
 class Draw {
  public:
@@ -161,22 +159,39 @@ class Draw {
     if (whole(0, 1) == 1) a.peer_message = cost();
     return a;
   }
-  planner::LayerCollectives layers() {
+  // What a block of layers that are divided along the axes of a text sends.
+  std::vector<planner::LayerCollectives> layers(const std::string& axes) {
     const auto ring = [&] {
       return whole(0, 1) == 1 ? planner::RingMessages{1.0 * whole(1, 9), curve(1e5)}
                               : planner::RingMessages();
     };
-    return {ring(), ring(), ring()};
+    std::vector<planner::LayerCollectives> all;
+    for (const auto& axis : tapestry::distributed::parse_strategy(axes)) {
+      const bool passes = axis.option("attention", "") == "ring";
+      all.push_back({axis.name, axis.name == "expert" ? "tokens" : "activations", ring(), ring(), ring(),
+                     passes ? ring() : planner::RingMessages(), passes ? curve(1e-3) : planner::Curve()});
+    }
+    return all;
   }
-  planner::Profile profile(int blocks) {
+  // With the divided layers that a mode with these axes may need; with all of them for "".
+  planner::Profile profile(int blocks, const std::string& mode) {
     planner::Profile p;
     for (int i = 0; i < blocks; ++i) p.blocks.push_back(block(false));
     p.loss = block(true);
-    for (const auto& [size, sequence] : {std::pair(2, false), {4, false}, {2, true}, {3, true}}) {
-      planner::DividedLayers d{.size = size, .sequence = sequence, .optimizer_state = 1.0 * whole(0, 2)};
+    for (const char* const axes :
+         {"tensor=2", "tensor=4", "tensor=2:sequence=1", "tensor=3:sequence=1", "context=2", "context=4",
+          "context=2:attention=ring", "context=4:attention=ring", "context=2,tensor=2",
+          "context=2:attention=ring,tensor=2", "expert=2", "expert=4", "expert=2,context=2",
+          "expert=2,tensor=2"}) {
+      if (!mode.empty() && inner_axes(axes) != inner_axes(mode)) continue;
+      planner::DividedLayers d;
+      d.axes = axes;
+      d.optimizer_state = whole(0, 2);
+      d.input_sample_bytes = whole(1, 4096), d.target_sample_bytes = whole(1, 64);
       for (int i = 0; i <= blocks; ++i) {
         planner::BlockProfile& b = i < blocks ? d.blocks.emplace_back(block(false)) : d.loss = block(true);
-        b.layers_forward = layers(), b.layers_backward = layers();
+        b.layers_forward = layers(axes), b.layers_backward = layers(axes);
+        if (i < blocks && d.axes.starts_with("expert") && whole(0, 2) > 0) b.parts = {0};
       }
       p.divided.push_back(d);
     }
@@ -248,8 +263,10 @@ json setup_json(const planner::TrainingSetup& setup) {
 
 // One random prediction with its result, as the page's twin reads it.
 json drawn_case(Draw& draw, bool with_timeline) {
+  const std::string name =
+      kPredicted[static_cast<std::size_t>(draw.whole(0, static_cast<int>(kPredicted.size()) - 1))];
   const int blocks = draw.whole(1, 6);
-  planner::Profile profile = draw.profile(blocks);
+  planner::Profile profile = draw.profile(blocks, name);
   const planner::Link link = draw.link();
   planner::TrainingSetup setup;
   setup.batch_size = draw.whole(1, 64);
@@ -269,8 +286,6 @@ json drawn_case(Draw& draw, bool with_timeline) {
     }
   setup.devices_per_host = draw.whole(0, 4);
   setup.links_per_host = draw.whole(1, 2);
-  const std::string name =
-      kPredicted[static_cast<std::size_t>(draw.whole(0, static_cast<int>(kPredicted.size()) - 1))];
   const StrategyPlan plan = plan_of(name);
   if (plan.axes.size() > 1 && blocks >= 4 && setup.batch_size >= 8) {
     setup.devices = 8;
@@ -521,7 +536,7 @@ TEST_CASE("the page shows the same in a browser, and its planner equals the plan
                  mode("pipeline-zero-bubble", "stages", around(55, kQuiet), 12),
                  mode("model", "stages", around(260, kQuiet), 13), timeout, wrong});
   Draw draw(1);
-  report.profile = draw.profile(5);
+  report.profile = draw.profile(5, "");
   report.link = draw.link();
   for (const Result& r : report.results)
     if (auto p = simulate_devices(r.plan, *report.profile, report.link, report.workload, 4)) {
@@ -551,7 +566,7 @@ TEST_CASE("the page shows the same in a browser, and its planner equals the plan
   tests::write_file(folder / "cases.json", cases.dump());
   json sweeps = json::array();
   for (const int devices : {1, 2, 6, 12, 16}) {
-    const planner::Profile profile = draw.profile(4);
+    const planner::Profile profile = draw.profile(4, "");
     const planner::Link link = draw.link();
     const planner::TrainingSetup setup{.batch_size = 10, .micro_batches = 3};
     json rows = json::array();

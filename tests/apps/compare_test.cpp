@@ -549,6 +549,17 @@ TEST_CASE("wrong options are reported before anything runs") {
        "gpt has 3 heads, of which 2 ranks would have unequal numbers; choose --heads that is a multiple of "
        "2"},
       {{"--model", "mlp", "--parallel", "tensor=2:sequence=1"}, 2, "mlp has no sequence to divide"},
+      {{"--parallel", "context=2"}, 2, "the axis context divides sequences, and cnn has none"},
+      {{"--model", "gpt", "--length", "6", "--parallel", "context=2:attention=ring"},
+       2,
+       "2 ranks cannot divide sequences of 6 tokens into 4 equal parts; choose --length that is a multiple "
+       "of 4"},
+      {{"--model", "gpt", "--parallel", "context=2:attention=all-to-all"}, 2, "a rank of gpt has 3 heads"},
+      {{"--model", "gpt", "--parallel", "expert=2"}, 2, "choose gpt and --experts 8"},
+      {{"--model", "gpt", "--experts", "1", "--parallel", "expert=2"},
+       2,
+       "of 1 experts, the last of 2 ranks would have none"},
+      {{"--model", "mlp", "--experts", "4"}, 2, "--experts 4 has no effect on mlp"},
       {{"--model", "gpt", "--heads", "5"}, 2, "--heads 5 does not divide the 192 features"},
       {{"--parallel", "pipeline=2,replicate=2"}, 2, "pipeline=2,replicate=2 needs 4 devices or processes"},
       {{"--predict-devices", "4", "--link-bandwidth-gbs", "0"}, 2, "--link-bandwidth-gbs"},

@@ -365,7 +365,7 @@ def test_what_if(page, url):
     set_range(page, "k-n", 0)
     check(page.run(meshes) == [], "one device has no mesh")
     set_range(page, "k-n", 1)
-    check(page.run(meshes + ".sort()") == ["pipeline=2", "replicate=2", "shard=2", "tensor=2"], "two devices have four: %s" % page.run(meshes))
+    check(page.run(meshes + ".sort()") == ["context=2", "expert=2", "pipeline=2", "replicate=2", "shard=2", "tensor=2"], "two devices have six: %s" % page.run(meshes))
     page.run("$('own').click()")
     check("As measured" not in page.run("$('simanswer').textContent"), "devices of their own are not those of the measurement")
     set_range(page, "k-bw", -1)

@@ -99,4 +99,21 @@ inline Link slow_link() {
   return {.copy = cost, .broadcast = cost, .add = cost, .local = {cost}, .ranks = {cost}};
 }
 
+/// A link on which a message of an all-reduce, of a gather and between stages takes so long for each byte.
+inline Link link_of(double s_per_byte) { return {.ranks = {.message = {0, s_per_byte}}}; }
+
+inline const AxisCost& axis_of(const Prediction& p, const std::string& name) {
+  for (const AxisCost& a : p.axes)
+    if (a.axis == name) return a;
+  FAIL("no axis " + name);
+  return p.axes.front();
+}
+
+/// What a block sends along an axis: nothing yet.
+inline LayerCollectives sends(const char* axis, const char* what = "activations") {
+  LayerCollectives sent;
+  sent.axis = axis, sent.what = what;
+  return sent;
+}
+
 }  // namespace tests

@@ -76,7 +76,7 @@ TEST_CASE("layers that two ranks divide are measured on the first one, and what 
   using Style = distributed::TensorStyle;
   model.tensor_plan = {{{"1.0", Style::column}, {"2.0", Style::row}}};
   const Profile profile =
-      measure_profile(model, small_setup(1), {.warmup = 1, .passes = 1, .layers = {{.size = 2}}});
+      measure_profile(model, small_setup(1), {.warmup = 1, .passes = 1, .layers = {"tensor=2"}});
   REQUIRE(profile.divided.size() == 1);
   const DividedLayers& d = profile.divided[0];
   REQUIRE(d.blocks.size() == 3);
@@ -93,19 +93,22 @@ TEST_CASE("layers that two ranks divide are measured on the first one, and what 
     CHECK(b.forward_s.at(8) > 0);
     CHECK(b.backward_s.at(8) > 0);
     for (const double n : {2.0, 8.0}) {
-      CHECK(b.layers_forward.bytes(n) == (k == 2 ? n * 6 * 4 : 0));
-      CHECK(b.layers_backward.bytes(n) == (k == 1 ? n * 6 * 4 : 0));
+      CHECK(b.layers_forward.at(0).bytes(n) == (k == 2 ? n * 6 * 4 : 0));
+      CHECK(b.layers_backward.at(0).bytes(n) == (k == 1 ? n * 6 * 4 : 0));
     }
-    CHECK(b.layers_forward.all_reduce.count == (k == 2 ? 2 : 0));
-    CHECK(b.layers_backward.all_reduce.count == (k == 1 ? 2 : 0));
-    CHECK(b.layers_forward.all_gather.count + b.layers_backward.reduce_scatter.count == 0);
+    CHECK(b.layers_forward.at(0).all_reduce.count == (k == 2 ? 2 : 0));
+    CHECK(b.layers_backward.at(0).all_reduce.count == (k == 1 ? 2 : 0));
+    CHECK(b.layers_forward.at(0).all_gather.count + b.layers_backward.at(0).reduce_scatter.count == 0);
   }
   CHECK(profile_from_text(to_text(profile)).divided[0].blocks.size() == 3);
   model.tensor_plan = {{{"1.0", Style::column}, {"1.1", Style::row}}};
-  CHECK_THROWS_WITH(measure_profile(model, small_setup(1), {.warmup = 0, .passes = 1, .layers = {{}}}),
-                    ContainsSubstring("tensor_parallel"));
-  CHECK_THROWS_WITH(measure_profile(model, small_setup(1), {.layers = {{.size = 1}}}),
-                    ContainsSubstring("the size of MeasureOptions::layers is 1;"));
+  CHECK_THROWS_WITH(
+      measure_profile(model, small_setup(1), {.warmup = 0, .passes = 1, .layers = {"tensor=2"}}),
+      ContainsSubstring("tensor_parallel"));
+  for (const auto& [layers, why] : {std::pair("tensor=-1", "2 devices or more of tensor"),
+                                    {"shard=2", "the axis shard divides no layers"},
+                                    {"none", "name an axis"}})
+    CHECK_THROWS_WITH(measure_profile(model, small_setup(1), {.layers = {layers}}), ContainsSubstring(why));
 }
 
 TEST_CASE("a sequence that ranks divide unequally is measured with its own length") {
@@ -130,21 +133,20 @@ TEST_CASE("a sequence that ranks divide unequally is measured with its own lengt
                        {"1.0", Style::column},
                        {"1.2", Style::row},
                        {"2.0", Style::gathered_column}}}};
-  const Profile profile =
-      measure_profile(model, {.batch_size = 4, .devices = 1, .micro_batches = 4},
-                      {.warmup = 0, .passes = 1, .layers = {{.size = 2, .sequence = true}}});
+  const Profile profile = measure_profile(model, {.batch_size = 4, .devices = 1, .micro_batches = 4},
+                                          {.warmup = 0, .passes = 1, .layers = {"tensor=2:sequence=1"}});
   REQUIRE(profile.divided.size() == 1);
   const DividedLayers& d = profile.divided[0];
-  CHECK(d.sequence);
+  CHECK(d.axes == "tensor=2:sequence=1");
   // The first rank has two of three tokens between the divided layers, and sends as much as it has.
   for (const double n : {1.0, 4.0}) {
     CHECK(d.blocks[1].output_bytes.at(n) == n * 2 * 6 * 4);
     CHECK(d.blocks[2].output_bytes.at(n) == n * 3 * 8 * 4);
-    CHECK(d.blocks[1].layers_forward.all_gather.bytes.at(n) == n * 2 * 6 * 4);
-    CHECK(d.blocks[1].layers_forward.reduce_scatter.bytes.at(n) == n * 2 * 6 * 4);
+    CHECK(d.blocks[1].layers_forward.at(0).all_gather.bytes.at(n) == n * 2 * 6 * 4);
+    CHECK(d.blocks[1].layers_forward.at(0).reduce_scatter.bytes.at(n) == n * 2 * 6 * 4);
   }
-  CHECK(d.blocks[1].layers_forward.all_gather.count == 1);
-  CHECK(d.blocks[1].layers_forward.all_reduce.count == 0);
+  CHECK(d.blocks[1].layers_forward.at(0).all_gather.count == 1);
+  CHECK(d.blocks[1].layers_forward.at(0).all_reduce.count == 0);
 }
 
 TEST_CASE("two measured devices give a prediction for every mode") {

@@ -9,16 +9,6 @@ using namespace tests;
 
 namespace {
 
-// A link on which a message of an all-reduce, of a gather and between stages takes one second per 100 bytes.
-Link link_of(double s_per_byte) { return {.ranks = {.message = {0, s_per_byte}}}; }
-
-const AxisCost& axis_of(const Prediction& p, const std::string& name) {
-  for (const AxisCost& a : p.axes)
-    if (a.axis == name) return a;
-  FAIL("no axis " + name);
-  return p.axes.front();
-}
-
 double exposed(const Prediction& p) {
   double sum = 0;
   for (const AxisCost& a : p.axes) sum += a.exposed_s;
@@ -41,7 +31,8 @@ const std::vector<const char*> kMeshes = {"pipeline=2,replicate=2",
 // The same model when two devices divide its layers: half of the parameters, of the times and of the saved
 // bytes. In each pass a block sends one all-reduce of 8 bytes a sample.
 Profile with_divided(Profile p, bool sequence = false) {
-  DividedLayers d{.size = 2, .sequence = sequence, .blocks = p.blocks, .loss = p.loss};
+  DividedLayers d{.axes = sequence ? "tensor=2:sequence=1" : "tensor=2", .blocks = p.blocks, .loss = p.loss};
+  d.input_sample_bytes = p.input_sample_bytes, d.target_sample_bytes = p.target_sample_bytes;
   for (BlockProfile& b : d.blocks) {
     const std::string name = b.name;
     const double split = b.input_grad_s / 2;
@@ -49,7 +40,9 @@ Profile with_divided(Profile p, bool sequence = false) {
     b.name = name;
     b.update_s = 0.25;
     b.input_grad_s = b.weight_grad_s = b.weight_grad_accumulate_s = split;
-    b.layers_forward.all_reduce = b.layers_backward.all_reduce = {2, proportional(8)};
+    LayerCollectives sent = sends("tensor");
+    sent.all_reduce = {2, proportional(8)};
+    b.layers_forward = b.layers_backward = {sent};
   }
   p.divided.push_back(d);
   return p;
@@ -297,7 +290,9 @@ TEST_CASE("divided layers wait for their sums, which nothing hides") {
   CHECK((p.timeline[1].begin_s == Approx(1) && p.timeline[1].end_s == Approx(3.5)));
   const tapestry::SpanSubject& about = p.timeline[1].subject;
   CHECK((about.module == "block" && about.bucket == -1 && about.bytes == 16 && about.axis == "tensor"));
-  const LayerCollectives sent{{6, proportional(6)}, {3, proportional(3)}, {3, proportional(6)}};
+  LayerCollectives sent = sends("tensor");
+  sent.all_reduce = {6, proportional(6)}, sent.all_gather = {3, proportional(3)};
+  sent.reduce_scatter = {3, proportional(6)};
   CHECK(sent.whole_bytes(2, 4) == 2 * (4 + 4 + 8));
   // Replicas, of which each has half of the samples, add the gradients of their parts.
   const Prediction four = predicted("replicate=2,tensor=2", profile, link, setup_of(4, 4));
@@ -310,8 +305,9 @@ TEST_CASE("divided layers wait for their sums, which nothing hides") {
   // Gathers and scatters have their own costs.
   Profile sequence = with_divided(profile_with(4), true);
   for (BlockProfile& b : sequence.divided[0].blocks) {
-    b.layers_forward =
-        b.layers_backward = {.all_gather = {1, proportional(4)}, .reduce_scatter = {1, proportional(4)}};
+    LayerCollectives halves = sends("tensor");
+    halves.all_gather = halves.reduce_scatter = {1, proportional(4)};
+    b.layers_forward = b.layers_backward = {halves};
   }
   link.ranks.gather_message = {0, 1};
   const Prediction divided = predicted("tensor=2:sequence=1", sequence, link, setup_of(2, 2));
@@ -348,7 +344,8 @@ TEST_CASE(
     Profile whole = profile;
     whole.blocks = profile.divided[0].blocks;
     for (BlockProfile& b : whole.blocks) {
-      const double waits = b.layers_forward.seconds(link.ranks, n);
+      const double waits = b.layers_forward.at(0).seconds(link.ranks, n);
+      b.layers_forward.clear(), b.layers_backward.clear();
       // Contention slows down computing, and not the waits.
       b.forward_s = Curve({{n, 0.5 * n * 1.25 + waits}});
       b.backward_s = Curve({{n, 1.0 * n * 1.5 + waits}});
@@ -362,7 +359,7 @@ TEST_CASE(
     if (stages)
       for (std::size_t k = 0; k < whole.blocks.size(); ++k) {
         BlockProfile& b = whole.blocks[k];
-        const double waits = b.layers_forward.seconds(link.ranks, n);
+        const double waits = profile.divided[0].blocks[k].layers_forward.at(0).seconds(link.ranks, n);
         b.forward_s = Curve({{n, 0.5 * n + waits}});
         b.backward_s = Curve({{n, 1.0 * n + waits}});
         b.input_grad_s = profile.divided[0].blocks[k].input_grad_s + waits;
@@ -375,8 +372,9 @@ TEST_CASE(
                      two = predicted(std::string(mode) + ",tensor=2", profile, busy, twice);
     CHECK(two.step_s == Approx(one.step_s));
     const AxisCost& tensor = axis_of(two, "tensor");
-    CHECK(tensor.exposed_s == Approx((stages ? 0.5 * micro_batches : 1) * 6 * 2 *
-                                     whole.blocks[0].layers_forward.seconds(link.ranks, n)));
+    CHECK(tensor.exposed_s ==
+          Approx((stages ? 0.5 * micro_batches : 1) * 6 * 2 *
+                 profile.divided[0].blocks[0].layers_forward.at(0).seconds(link.ranks, n)));
     CHECK(tensor.bytes_sent == Approx(2 * replicas * (stages ? micro_batches : 1) * 6 * 2 * 8 * n));
     CHECK(two.breakdown.forward_s + two.breakdown.backward_s + tensor.exposed_s ==
           Approx(one.breakdown.forward_s + one.breakdown.backward_s));
@@ -428,15 +426,15 @@ TEST_CASE("divided layers stay on one host where they can, and meshes have them"
   const double inside = exposed_of();
   setup.devices_per_host = 1;
   CHECK(exposed_of() > inside + 6 * 2 * 2);  // two messages for each of the passes of six blocks
-  CHECK(meshes(4, 2, 8, {2, 8}) == std::vector<std::string>{"replicate=4", "replicate=2,shard=2", "shard=4",
-                                                            "pipeline=2,replicate=2", "pipeline=2,shard=2",
-                                                            "replicate=2,tensor=2", "shard=2,tensor=2",
-                                                            "pipeline=2,tensor=2"});
+  CHECK(meshes(4, 2, 8, {"tensor=2", "tensor=8"}) ==
+        std::vector<std::string>{"replicate=4", "replicate=2,shard=2", "shard=4", "pipeline=2,replicate=2",
+                                 "pipeline=2,shard=2", "replicate=2,tensor=2", "shard=2,tensor=2",
+                                 "pipeline=2,tensor=2"});
   for (const int devices : {8, 512}) {
     TrainingSetup wide = setup_of(2, 512, {3, 3});
     wide.devices_per_host = 8;
     const std::vector<Prediction> all = sweep(profile, link, wide, devices);
-    CHECK(all.size() == meshes(devices, 6, 512, {2}).size());
+    CHECK(all.size() == meshes(devices, 6, 512, {"tensor=2"}).size());
     CHECK(all.size() > meshes(devices, 6, 512).size());
     for (const Prediction& p : all) CHECK(p.memory.size() == static_cast<std::size_t>(devices));
     wide.devices_per_host = 1;  // no host holds two devices that divide layers

@@ -12,30 +12,36 @@ TEST_CASE("profiles and links survive conversion to text") {
   profile.optimizer_state = 2;
   profile.loss.saved_bytes = Curve({{3, -2}});
   for (BlockProfile& b : profile.blocks) b.weight_grad_accumulate = {48, 24};
-  profile.divided = {{.size = 4, .sequence = true, .blocks = profile.blocks, .loss = profile.loss}};
-  profile.divided[0].blocks[1].layers_backward.reduce_scatter = {3, proportional(8)};
+  profile.divided = {{.axes = "tensor=4:sequence=1", .blocks = profile.blocks, .loss = profile.loss}};
+  profile.divided[0].blocks[1].layers_backward.resize(1);
+  profile.divided[0].blocks[1].layers_backward[0].reduce_scatter = {3, proportional(8)};
+  profile.divided[0].blocks[1].parts = {0};
   const Profile again = profile_from_text(to_text(profile));
   CHECK(to_text(again) == to_text(profile));
   CHECK(again.blocks[1].backward.at(0).end_bytes.points() ==
         profile.blocks[1].backward.at(0).end_bytes.points());
   CHECK(again.blocks[1].weight_grad_accumulate.growth == 24);
   REQUIRE(again.divided.size() == 1);
-  CHECK((again.divided[0].size == 4 && again.divided[0].sequence));
-  CHECK(again.divided[0].blocks[1].layers_backward.reduce_scatter.count == 3);
-  CHECK(again.divided[0].blocks[1].layers_backward.bytes(2) == 16);
+  CHECK(again.divided[0].axes == "tensor=4:sequence=1");
+  CHECK(again.divided[0].blocks[1].layers_backward.at(0).reduce_scatter.count == 3);
+  CHECK(again.divided[0].blocks[1].layers_backward.at(0).bytes(2) == 16);
+  CHECK(again.divided[0].blocks[1].part_bytes() == again.blocks[1].all_parameter_bytes());
   std::string incomplete = to_text(profile);  // as a file from before the field existed
   incomplete.erase(incomplete.find("\"growth\""), std::string("\"growth\":0.0,").size());
   CHECK_THROWS_WITH(profile_from_text(incomplete), ContainsSubstring("growth"));
   std::string old = to_text(profile);  // profiles had no version once
-  old.erase(old.find(",\"version\":2"), std::string(",\"version\":2").size());
+  old.erase(old.find(",\"version\":3"), std::string(",\"version\":3").size());
   CHECK_THROWS_WITH(profile_from_text(old),
                     ContainsSubstring("a profile of version 1, and this program reads"));
   Profile wrong = profile;
   wrong.blocks[1].backward.at(0).parameter = static_cast<int>(wrong.blocks[1].parameter_bytes.size());
   CHECK_THROWS_WITH(profile_from_text(to_text(wrong)), ContainsSubstring("a gradient of parameter"));
   wrong = profile;
+  wrong.divided[0].blocks[1].parts = {1};
+  CHECK_THROWS_WITH(profile_from_text(to_text(wrong)), ContainsSubstring("parts of parameter 1"));
   wrong.divided[0].blocks.pop_back();
-  CHECK_THROWS_WITH(profile_from_text(to_text(wrong)), ContainsSubstring("2 blocks, and 1 when 4 devices"));
+  CHECK_THROWS_WITH(profile_from_text(to_text(wrong)),
+                    ContainsSubstring("2 blocks, and 1 when the devices of tensor=4"));
   CHECK(again.contention.update == 2);
   CHECK(again.optimizer_state == 2);
   CHECK(again.stages.at(1).backward == 3);

@@ -28,6 +28,7 @@ function movesOf({ name, subject: s }) {
 const saidOf = s => [s.name, movesOf(s)].filter(Boolean).join(', ');
 
 // An axis of a mesh has one colour everywhere.
-const AXIS_COLORS = { replicate: 'var(--comm)', shard: 'var(--shard)', pipeline: 'var(--k4)', tensor: 'var(--k2)' };
-const axisColor = name => Object.hasOwn(AXIS_COLORS, name) ? AXIS_COLORS[name] : 'var(--mem)';
+const AXIS_COLORS = { replicate: 'var(--comm)', shard: 'var(--shard)', pipeline: 'var(--k4)', tensor: 'var(--k2)', context: 'var(--k1)', expert: 'var(--k0)' };
+// Along several axes, such as "replicate_context", the copies of a model add gradients, as along `replicate`.
+const axisColor = name => Object.hasOwn(AXIS_COLORS, name) ? AXIS_COLORS[name] : name.includes('_') ? AXIS_COLORS.replicate : 'var(--mem)';
 const axisTag = (name, text) => h('span', { class: 'axistag' }, h('i', { class: 'sw', style: { background: axisColor(name) } }), text);

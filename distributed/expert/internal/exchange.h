@@ -2,10 +2,12 @@
 // The exchange of rows between ranks that divide experts.
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "tapestry/core/tensor.h"
 #include "tapestry/distributed/mesh/mesh.h"
+#include "tapestry/distributed/placement/convert.h"
 
 namespace tapestry::distributed {
 
@@ -30,10 +32,12 @@ std::vector<std::int64_t> order_by_expert(const ExpertCounts& counts);
 /// Collective over the axis: x (rows, features) is sorted by expert, and counts.sent says how many of the
 /// rows each rank gets. Calls compute(rows) with this rank's rows (received, features), those of its first
 /// expert first. Sends the rows of the result back, and returns them in the order of x. Differentiable, also
-/// twice: gradients take the same way back. Calls meanwhile(), if it is given, once while x travels; the
-/// backward of what it records runs while the gradient of x travels.
+/// twice: gradients take the same way back. `waits`, if it is not null, counts how long the host waits. Calls
+/// meanwhile(), if it is given, once while x travels; the backward of what it records runs while the gradient
+/// of x travels.
 Tensor exchange_rows(const Axis& axis, const Tensor& x, const ExpertCounts& counts,
                      const std::function<Tensor(const Tensor& rows)>& compute,
+                     const std::shared_ptr<ConversionTraffic>& waits = {},
                      const std::function<void()>& meanwhile = {});
 
 }  // namespace tapestry::distributed

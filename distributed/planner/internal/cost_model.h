@@ -16,40 +16,62 @@ struct BlockRange {
   std::size_t begin = 0, end = 0;
 };
 
-/// An axis of a plan with the number of its devices, and the costs of communication along it.
+/// An axis of a plan with the number of its devices, and the costs of communication along it. Or several axes
+/// as one, along which copies add their gradients: see with_sums().
 struct PlannedAxis {
   int size = 1;
   StepDivision division = {};
   AllReduce costs = {};
   std::string name = {};
+  std::vector<std::size_t> of = {};  ///< the places of the axes that are joined, from the innermost
+  bool parts = false;                ///< of joined axes: they add the gradients of divided parameters alone
 };
+
+/// The axes, from the innermost, with those along which copies add their gradients behind them, if these are
+/// not the axis `replicate` alone. One joins all axes with copies; a second one those whose devices have the
+/// same experts, if an axis divides experts.
+std::vector<PlannedAxis> with_sums(std::vector<PlannedAxis> axes);
 
 /// Times are in seconds, n is a number of samples.
 struct CostModel {
   const Profile& profile;
   const Link& link;
   const TrainingSetup& setup;
-  std::vector<PlannedAxis> axes = {};  ///< from the innermost to the outermost
+  std::vector<PlannedAxis> axes = {};  ///< see with_sums()
   bool one_process = false;            ///< the axes are over devices of one process, not over ranks
 
   /// The costs between devices that share a host, and their contention.
   const AllReduce& collectives() const { return one_process ? link.local : link.ranks; }
-  /// How many devices divide the batch, the parameters, or the optimizer's state.
+  /// How many devices divide the parameters or the optimizer's state.
   int parts(bool (StepDivision::*divides)() const) const {
     int product = 1;
     for (const PlannedAxis& axis : axes) product *= (axis.division.*divides)() ? axis.size : 1;
     return product;
   }
-  /// The axes over which devices with different samples add their gradients, from the innermost. An axis that
-  /// keeps a part on each device leaves this part to the axes outside it.
+  /// True for an axis of the plan whose devices have samples of their own.
+  bool divides_batch(std::size_t axis) const {
+    return axes[axis].of.empty() && axes[axis].division.divides_batch();
+  }
+  /// The axes over which devices add their gradients, from the innermost, and the bytes of those gradients:
+  /// of parameters with `bytes`, of which `part_bytes` are of experts. An axis that keeps a part on each
+  /// device leaves this part to the axes outside it.
   template <class F>
-  void each_sum(double bytes, const F& f) const {
+  void each_sum(double bytes, double part_bytes, const F& f) const {
     for (std::size_t i = 0; i < axes.size(); ++i) {
-      if (!axes[i].division.divides_batch()) continue;
-      const bool divides = axes[i].division.divides_model() || axes[i].division.zero == 2;
-      f(i, bytes, divides);
-      if (divides) bytes /= axes[i].size;
+      const StepDivision& d = axes[i].division;
+      if (d.sum == StepDivision::Sum::none) continue;
+      const bool divides = d.divides_model() || d.zero == 2;
+      f(i, d.divides_model() ? bytes : axes[i].parts ? part_bytes : bytes - part_bytes, divides);
+      if (!divides) continue;
+      bytes /= axes[i].size;
+      part_bytes /= axes[i].size;
     }
+  }
+  /// The bytes of a block's parameters whose gradients no devices add: of experts without copies.
+  double unsummed_bytes(const BlockProfile& b) const {
+    for (const PlannedAxis& axis : axes)
+      if (axis.parts) return 0;
+    return static_cast<double>(b.part_bytes());
   }
   /// The time to add gradients over an axis.
   double reduce_s(std::size_t axis, double bytes, bool divides) const {
@@ -74,18 +96,24 @@ struct CostModel {
     return all;
   }
 
-  /// The axis whose devices divide the layers; the number of axes if there is none.
-  std::size_t layers_axis() const {
+  /// The axis along which divided layers send this.
+  std::size_t axis_of(const LayerCollectives& sent) const {
     std::size_t i = 0;
-    while (i < axes.size() && !axes[i].division.layers) ++i;
+    while (axes.at(i).name != sent.axis) ++i;
     return i;
   }
-  /// How many devices divide the layers.
-  int layers_size() const { return layers_axis() < axes.size() ? axes[layers_axis()].size : 1; }
+  /// How many devices compute the same samples, because they divide layers.
+  int devices_of_sample() const {
+    int product = 1;
+    for (std::size_t i = 0; i < axes.size(); ++i)
+      product *= axes[i].division.layers && !divides_batch(i) ? axes[i].size : 1;
+    return product;
+  }
   /// How long the divided layers of a block wait for one another.
-  double layers_s(const LayerCollectives& sent, double n) const {
-    const std::size_t i = layers_axis();
-    return i < axes.size() ? sent.seconds(axes[i].costs, n) : 0;
+  double layers_s(const std::vector<LayerCollectives>& sent, double n) const {
+    double seconds = 0;
+    for (const LayerCollectives& s : sent) seconds += s.seconds(axes[axis_of(s)].costs, n);
+    return seconds;
   }
 
   /// Gradients are added in buckets during backward.
@@ -107,10 +135,15 @@ struct CostModel {
   BlockRange all_blocks() const { return {0, count()}; }
   double batch() const { return static_cast<double>(setup.batch_size); }
   int devices() const { return setup.devices; }
+  /// How many devices have samples of their own.
+  int data_size() const {
+    int product = 1;
+    for (std::size_t i = 0; i < axes.size(); ++i) product *= divides_batch(i) ? axes[i].size : 1;
+    return product;
+  }
   /// Samples of each device that has its own. The first have one more if the batch does not divide evenly.
   std::vector<double> samples_per_device() const {
-    const auto samples =
-        chunk_sizes(setup.batch_size, static_cast<std::size_t>(parts(&StepDivision::divides_batch)));
+    const auto samples = chunk_sizes(setup.batch_size, static_cast<std::size_t>(data_size()));
     return {samples.begin(), samples.end()};
   }
   bool on_gpus() const { return setup.device_type == DeviceType::cuda; }
@@ -132,6 +165,9 @@ struct CostModel {
   }
   double parameter_bytes(BlockRange range) const {
     return sum(range, [](const BlockProfile& b) { return static_cast<double>(b.all_parameter_bytes()); });
+  }
+  double part_bytes(BlockRange range) const {
+    return sum(range, [](const BlockProfile& b) { return static_cast<double>(b.part_bytes()); });
   }
   /// The bytes that a device sends over axis `i` in an all-gather or a reduce-scatter of `bytes` in total.
   double sent_bytes(std::size_t i, double bytes) const { return bytes * (axes[i].size - 1) / axes[i].size; }

@@ -25,8 +25,10 @@ struct DdpBuckets {
 };
 
 /// Assigns the gradients of a range to buckets like Reducer: from the last layer to the first. The backward
-/// of the blocks takes `times`, and copies take `slowdown` times as long as alone.
-DdpBuckets ddp_buckets(const CostModel& c, BlockRange range, const BlockTimes& times, double slowdown);
+/// of the blocks takes `times`, and copies take `slowdown` times as long as alone. With `parts`, those of
+/// experts, which have a Reducer of their own, and else all others.
+DdpBuckets ddp_buckets(const CostModel& c, BlockRange range, const BlockTimes& times, double slowdown,
+                       bool parts = false);
 
 /// The buckets in which stage 1 of ZeRO gathers parameters: from the first layer to the last, and without a
 /// smaller first bucket. They have no times.

@@ -5,7 +5,7 @@
 namespace tapestry::distributed::planner {
 
 StepQueues overlap(std::span<const double> ready, std::span<const double> costs, double compute,
-                   const AllReduce& all_reduce) {
+                   std::span<const AllReduce* const> interference, std::span<const std::size_t> queues) {
   check(ready.size() == costs.size(), "[overlap] ", ready.size(), " buckets with ", costs.size(),
         " costs; pass one cost per bucket");
   std::vector<ComputePhase> phases;
@@ -16,11 +16,17 @@ StepQueues overlap(std::span<const double> ready, std::span<const double> costs,
           " s, the one before it after ", done, " s, and backward ends after ", compute,
           " s; pass times that do not decrease and are in the pass");
     phases.push_back({ready[i] - done});
-    all_reduces.push_back({.seconds = costs[i], .after = static_cast<int>(i)});
+    all_reduces.push_back({.seconds = costs[i], .after = static_cast<int>(i), .queue = queues[i]});
     done = ready[i];
   }
   phases.push_back({compute - done});
-  return simulate(phases, all_reduces, all_reduce);
+  return simulate(phases, all_reduces, interference);
+}
+
+StepQueues overlap(std::span<const double> ready, std::span<const double> costs, double compute,
+                   const AllReduce& all_reduce) {
+  const AllReduce* const one = &all_reduce;
+  return overlap(ready, costs, compute, {&one, 1}, std::vector<std::size_t>(ready.size()));
 }
 
 }  // namespace tapestry::distributed::planner

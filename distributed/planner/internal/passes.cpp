@@ -1,6 +1,7 @@
 #include "tapestry/distributed/planner/internal/passes.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -81,7 +82,7 @@ BlockTimes BlockTimes::scaled_to(double to) const {
 namespace {
 
 BlockTimes times_of(const CostModel& c, BlockRange range, double n, bool has_loss, double slowdown,
-                    Curve BlockProfile::*seconds, LayerCollectives BlockProfile::*layers) {
+                    Curve BlockProfile::*seconds, std::vector<LayerCollectives> BlockProfile::*layers) {
   BlockTimes times;
   times.samples = n;
   for (std::size_t k = range.begin; k < range.end; ++k) {
@@ -105,12 +106,20 @@ BlockTimes backward_times(const CostModel& c, BlockRange range, double n, bool h
   return times_of(c, range, n, has_loss, slowdown, &BlockProfile::backward_s, &BlockProfile::layers_backward);
 }
 
-Collected layer_wait(const CostModel& c, const BlockProfile& b, bool backward, double n) {
-  const LayerCollectives& sent = backward ? b.layers_backward : b.layers_forward;
-  Collected wait{"wait for " + b.name + " activations",
-                 moved(c, c.layers_axis(), sent.whole_bytes(n, c.layers_size()))};
-  if (&b != &c.profile.loss) wait.subject.module = b.name;
-  return wait;
+std::vector<Communication> block_waits(const CostModel& c, const BlockProfile& b, bool backward, double n,
+                                       double end_s) {
+  const std::vector<LayerCollectives>& sent = backward ? b.layers_backward : b.layers_forward;
+  std::vector<Communication> all;
+  double now = end_s - c.layers_s(sent, n);
+  for (const LayerCollectives& s : sent) {
+    const std::size_t axis = c.axis_of(s);
+    const double seconds = s.seconds(c.axes[axis].costs, n);
+    Collected wait{"wait for " + b.name + " " + s.what, moved(c, axis, s.whole_bytes(n, c.axes[axis].size))};
+    if (&b != &c.profile.loss) wait.subject.module = b.name;
+    if (seconds > 0) all.push_back({false, wait, now, now + seconds});
+    now += seconds;
+  }
+  return all;
 }
 
 std::vector<Communication> layer_waits(const CostModel& c, BlockRange range, const BlockTimes& times,
@@ -119,7 +128,9 @@ std::vector<Communication> layer_waits(const CostModel& c, BlockRange range, con
   double now = 0;
   const auto add = [&](const BlockProfile& b, double seconds, double waits) {
     now += seconds;
-    if (waits > 0) all.push_back({false, layer_wait(c, b, backward, times.samples), now - waits, now});
+    if (waits == 0) return;
+    for (Communication& wait : block_waits(c, b, backward, times.samples, now))
+      all.push_back(std::move(wait));
   };
   if (backward) add(c.profile.loss, times.loss_s, times.loss_layers_s);
   for (std::size_t i = range.begin; i < range.end; ++i) {
@@ -134,7 +145,8 @@ std::vector<Communication> layer_waits(const CostModel& c, BlockRange range, con
 
 double PassCost::exposed() const { return sum_of(exposed_s); }
 
-DdpBuckets ddp_buckets(const CostModel& c, BlockRange range, const BlockTimes& times, double slowdown) {
+DdpBuckets ddp_buckets(const CostModel& c, BlockRange range, const BlockTimes& times, double slowdown,
+                       bool parts) {
   std::vector<BucketParameter> parameters;
   std::vector<double> ready_of;  // per parameter, in seconds of computing
   double compute = times.loss_s;
@@ -143,6 +155,7 @@ DdpBuckets ddp_buckets(const CostModel& c, BlockRange range, const BlockTimes& t
     compute += times.blocks_s[k - range.begin];
     compute += slowdown * block.bucket_copy_s;
     for (std::size_t i = block.parameter_bytes.size(); i-- > 0;) {
+      if (block.is_part(i) != parts) continue;
       parameters.push_back({static_cast<std::size_t>(block.parameter_bytes[i]), DType::f32, {}});
       ready_of.push_back(compute);
     }
@@ -167,20 +180,36 @@ DdpBuckets zero1_buckets(const CostModel& c, BlockRange range) {
 
 PassCost backward_with_buckets(const CostModel& c, BlockRange range, const BlockTimes& times,
                                double slowdown) {
-  const DdpBuckets buckets = ddp_buckets(c, range, times, slowdown);
-  std::vector<double> reduce_s(buckets.bytes.size());
-  std::size_t axis = 0;
-  for (std::size_t b = 0; b < buckets.bytes.size(); ++b)
-    c.each_sum(buckets.bytes[b], [&](std::size_t i, double bytes, bool divides) {
-      reduce_s[b] += c.reduce_s(i, bytes, divides);
-      axis = i;
-    });
-  const StepQueues o = overlap(buckets.ready_s, reduce_s, buckets.compute_s, c.axes[axis].costs);
-  PassCost cost{sum_of(o.computing_s), std::vector<double>(c.axes.size()),
-                communication_of(o, {}, of_buckets(c, axis, buckets, "bucket "))};
+  struct Bucket {
+    double ready_s, reduce_s;
+    std::size_t axis;
+    Collected what;
+  };
+  std::vector<Bucket> all;  // of experts too, if they have copies
+  double compute_s = 0;
+  c.each_sum(0, 0, [&](std::size_t i, double, bool divides) {
+    const bool parts = c.axes[i].parts;
+    const DdpBuckets buckets = ddp_buckets(c, range, times, slowdown, parts);
+    const std::vector<Collected> names = of_buckets(c, i, buckets, parts ? "bucket of experts " : "bucket ");
+    for (std::size_t b = 0; b < names.size(); ++b)
+      all.push_back({buckets.ready_s[b], c.reduce_s(i, buckets.bytes[b], divides), i, names[b]});
+    compute_s = buckets.compute_s;
+  });
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Bucket& a, const Bucket& b) { return a.ready_s < b.ready_s; });
+  std::vector<double> ready_s, reduce_s;
+  std::vector<std::size_t> queues;
+  std::vector<Collected> names;
+  for (const Bucket& b : all) {
+    ready_s.push_back(b.ready_s);
+    reduce_s.push_back(b.reduce_s);
+    queues.push_back(b.axis);
+    names.push_back(b.what);
+  }
+  const StepQueues o = overlap(ready_s, reduce_s, compute_s, c.interference(), queues);
+  PassCost cost{sum_of(o.computing_s), o.exposed_s, communication_of(o, {}, names)};
   for (Communication& wait : layer_waits(c, range, times, true, slowdown))
     cost.communication.push_back(std::move(wait));
-  cost.exposed_s[axis] = o.tail_s;
   return cost;
 }
 
@@ -232,7 +261,7 @@ std::vector<double> sent_by_axis(const CostModel& c, BlockRange range, int gathe
   const std::size_t dividing = c.dividing_axis();
   if (dividing < c.axes.size())
     sent[dividing] += (zero_of(c) > 0 ? 1 : gathers) * c.sent_bytes(dividing, all_bytes);
-  c.each_sum(all_bytes, [&](std::size_t i, double bytes, bool divides) {
+  c.each_sum(all_bytes, c.part_bytes(range), [&](std::size_t i, double bytes, bool divides) {
     sent[i] += (divides ? 1 : 2) * c.sent_bytes(i, bytes);
   });
   return sent;
@@ -279,14 +308,30 @@ double add_pass(Prediction& p, int row, Activity activity, const std::string& na
   return end_s;
 }
 
+namespace {
+
+// Of the blocks and of the loss, what they send in all passes over n samples.
+void each_sent(const CostModel& c, double n,
+               const std::function<void(const LayerCollectives& sent, double bytes)>& f) {
+  const auto of = [&](const BlockProfile& b) {
+    for (const auto* const sent : {&b.layers_forward, &b.layers_backward})
+      for (const LayerCollectives& s : *sent) f(s, s.bytes(n));
+  };
+  for (const BlockProfile& b : c.profile.blocks) of(b);
+  of(c.profile.loss);
+}
+
+}  // namespace
+
 void add_layers(Prediction& p, const CostModel& c) {
-  const std::size_t axis = c.layers_axis();
-  if (axis == c.axes.size()) return;
-  const int size = c.axes[axis].size;
+  const int size = c.devices_of_sample();
   double stages = 1;
   for (const PlannedAxis& a : c.axes)
     if (!a.division.schedule.empty()) stages = a.size;
-  AxisCost& cost = p.axes[c.axes.size() - 1 - axis];
+  const auto cost_of = [&](const LayerCollectives& sent) -> AxisCost& {
+    return *std::find_if(p.axes.begin(), p.axes.end(),
+                         [&](const AxisCost& a) { return a.axis == sent.axis; });
+  };
   const std::vector<double> samples = c.samples_per_device();
   for (std::size_t r = 0; r < samples.size(); ++r) {
     double parts = 1;
@@ -296,18 +341,18 @@ void add_layers(Prediction& p, const CostModel& c) {
                                                 static_cast<std::size_t>(c.setup.micro_batches))
                                         .size());
     const double n = samples[r] / parts;
-    double sent = c.profile.loss.layers_forward.bytes(n) + c.profile.loss.layers_backward.bytes(n);
-    sent += c.sum(c.all_blocks(), [&](const BlockProfile& b) {
-      return b.layers_forward.bytes(n) + b.layers_backward.bytes(n);
+    each_sent(c, n, [&](const LayerCollectives& sent, double bytes) {
+      AxisCost& cost = cost_of(sent);
+      cost.bytes_sent += size * parts * bytes;
+      // The first device has the most samples, and the step takes as long as on it.
+      if (r == 0) cost.exposed_s += sent.seconds(c.axes[c.axis_of(sent)].costs, n) * parts / stages;
     });
-    cost.bytes_sent += size * parts * sent;
-    if (r > 0) continue;  // the first device has the most samples, and the step takes as long as on it
+    if (r > 0) continue;
     const double forward_s = forward_times(c, c.all_blocks(), n, true, 1).layers_sum() * parts / stages,
                  backward_s = backward_times(c, c.all_blocks(), n, true, 1).layers_sum() * parts / stages;
     p.breakdown.forward_s -= forward_s;
     p.breakdown.backward_s -= backward_s;
     p.breakdown.exposed_comm_s += forward_s + backward_s;
-    cost.exposed_s += forward_s + backward_s;
   }
   const std::vector<MemoryItems> of_parts = std::exchange(p.memory, {});
   for (const MemoryItems& m : of_parts) p.memory.insert(p.memory.end(), static_cast<std::size_t>(size), m);
@@ -316,8 +361,18 @@ void add_layers(Prediction& p, const CostModel& c) {
 
 void set_axes(Prediction& p, const CostModel& c, const std::vector<double>& exposed_s,
               const std::vector<double>& bytes_sent) {
-  for (std::size_t i = c.axes.size(); i-- > 0;)
-    p.axes.push_back({c.axes[i].name, c.axes[i].size, bytes_sent[i], exposed_s[i]});
+  for (std::size_t i = c.axes.size(); i-- > 0;) {
+    const PlannedAxis& axis = c.axes[i];
+    const StepDivision& d = axis.division;
+    const auto same =
+        std::find_if(p.axes.begin(), p.axes.end(), [&](const AxisCost& a) { return a.axis == axis.name; });
+    if (same != p.axes.end()) {
+      same->bytes_sent += bytes_sent[i];
+      same->exposed_s += exposed_s[i];
+    } else if (d.sum != StepDivision::Sum::none || !d.copies || d.layers) {
+      p.axes.push_back({axis.name, axis.size, bytes_sent[i], exposed_s[i]});
+    }
+  }
 }
 
 }  // namespace tapestry::distributed::planner

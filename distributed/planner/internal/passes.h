@@ -47,10 +47,12 @@ struct PassCost {
   double exposed() const;
 };
 
-/// The name of the wait of a block's divided layers in a pass over n samples, and what they wait for.
-Collected layer_wait(const CostModel& c, const BlockProfile& b, bool backward, double n);
-/// The waits of divided layers in a pass without other collectives. In backward, the gradients of a block are
-/// copied into buckets after it, which takes `copies` times as long as alone.
+/// The waits of a block's divided layers in a pass over n samples, axis by axis; the last one ends at
+/// `end_s`.
+std::vector<Communication> block_waits(const CostModel& c, const BlockProfile& b, bool backward, double n,
+                                       double end_s);
+/// The waits of all divided layers in a pass without other collectives. In backward, the gradients of a block
+/// are copied into buckets after it, which takes `copies` times as long as alone.
 std::vector<Communication> layer_waits(const CostModel& c, BlockRange range, const BlockTimes& times,
                                        bool backward, double copies = 0);
 
@@ -95,11 +97,12 @@ double add_pass(Prediction& p, int row, Activity activity, const std::string& na
 void add_communication(Prediction& p, int row, double begin_s, const std::vector<Communication>& all);
 
 /// Moves what divided layers wait for one another from forward and backward to exposed communication, adds it
-/// and its bytes to their axis, and repeats the memory of a device for all that divide its layers.
+/// and its bytes to their axes, and repeats the memory of a device for all that compute its samples.
 void add_layers(Prediction& p, const CostModel& c);
 
 /// Fills in Prediction::axes. `exposed_s` is by axis from the innermost, a mean over the devices, and
-/// `bytes_sent` is of all devices together.
+/// `bytes_sent` is of all devices together. Axes that do nothing but add gradients as a part of a joined axis
+/// are left out.
 void set_axes(Prediction& p, const CostModel& c, const std::vector<double>& exposed_s,
               const std::vector<double>& bytes_sent);
 

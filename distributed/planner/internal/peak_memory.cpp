@@ -19,7 +19,11 @@ class PeakTracker {
     now_.optimizer = c.profile.optimizer_state * c.parameter_bytes(schedule.range) * schedule.optimizer_share;
     now_.data = schedule.data;
     if (schedule.keeps_whole) now_.parameters += c.parameter_bytes(schedule.range);
-    if (schedule.has_buckets) now_.buckets = c.parameter_bytes(schedule.range) / schedule.divided_buckets;
+    if (schedule.has_buckets) {
+      const auto unsummed = [&](const BlockProfile& b) { return c.unsummed_bytes(b); };
+      now_.buckets =
+          (c.parameter_bytes(schedule.range) - c.sum(schedule.range, unsummed)) / schedule.divided_buckets;
+    }
     const BlockTimes no_times{std::vector<double>(schedule.range.end - schedule.range.begin), 0};
     if (schedule.divided_buckets > 1) buckets_ = ddp_buckets(c, schedule.range, no_times, 1);
     update_peak(0);
@@ -48,7 +52,7 @@ class PeakTracker {
     if (held_ && !held_->empty() && now_.total() > held_->back().items.total()) held_->back().items = now_;
   }
   // Now the device computes a block, which takes this long alone, with the waits of its layers.
-  void begin_block(double seconds, const LayerCollectives& layers = {}) {
+  void begin_block(double seconds, const std::vector<LayerCollectives>& layers = {}) {
     if (!held_) return;
     seconds += c_.layers_s(layers, n_);
     now_.workspace = 0;
@@ -164,8 +168,9 @@ class PeakTracker {
         now_.buckets -= live;
       }
       now_.gradients -= arrived;
-      if (!has_gradients_ && !moves_to_buckets()) arrived += gradient;
-      if (has_gradients_ && moves_to_buckets()) arrived -= gradient;
+      const bool moves = moves_to_buckets() && !(b.is_part(parameter) && c_.unsummed_bytes(b) > 0);
+      if (!has_gradients_ && !moves) arrived += gradient;
+      if (has_gradients_ && moves) arrived -= gradient;
       if (late_ && i.parameter >= 0 && is_first(b)) {
         hold_whole(0, c_.count());
         divide(*std::exchange(late_, nullptr));
@@ -202,8 +207,9 @@ class PeakTracker {
   void allocate_gradients(const BlockProfile& b) {
     if (b.parameter_bytes.empty()) return;  // the loss
     const auto bytes = static_cast<double>(b.all_parameter_bytes());
-    if (!has_gradients_ && !moves_to_buckets()) now_.gradients += bytes;
-    if (has_gradients_ && moves_to_buckets()) now_.gradients -= bytes;
+    const double moved = moves_to_buckets() ? bytes - c_.unsummed_bytes(b) : 0;
+    if (!has_gradients_) now_.gradients += bytes - moved;
+    else now_.gradients -= moved;
     if (schedule_.sharded > 1) {
       const auto k = static_cast<std::size_t>(&b - c_.profile.blocks.data());
       if (k == 1 && schedule_.range.begin == 0) {

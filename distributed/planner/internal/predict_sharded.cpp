@@ -20,8 +20,10 @@ int ShardedStep::post(const CostModel& c, std::size_t k, int after, bool at_begi
 
 void ShardedStep::add(const CostModel& c, std::size_t k, int after) {
   int follows = -1;
-  c.each_sum(static_cast<double>(c.profile.blocks[k].all_parameter_bytes()), [&](std::size_t i, double bytes,
-                                                                                 bool divides) {
+  const BlockProfile& block = c.profile.blocks[k];
+  const auto all = static_cast<double>(block.all_parameter_bytes()),
+             parts = static_cast<double>(block.part_bytes());
+  c.each_sum(all, parts, [&](std::size_t i, double bytes, bool divides) {
     collectives.push_back(
         {.seconds = c.reduce_s(i, bytes, divides), .after = after, .queue = i, .follows = follows});
     units.push_back({false, k, static_cast<std::int64_t>(bytes), i});
@@ -36,9 +38,8 @@ ShardedStep::ShardedStep(const CostModel& c, BlockRange range, const BlockTimes*
   const auto at = [](std::size_t i) { return static_cast<int>(i); };
   const auto add_phase = [&](double seconds, int needs, double waits, const BlockProfile& b,
                              const BlockTimes& pass) {
+    if (waits > 0) layer_waits.push_back({phases.size(), &b, &pass == backward, pass.samples});
     phases.push_back({seconds, needs});
-    layer_waits.emplace_back(waits,
-                             waits > 0 ? layer_wait(c, b, &pass == backward, pass.samples) : Collected());
   };
   if (forward) {
     for (std::size_t k = 0; k < count; ++k)
@@ -82,9 +83,9 @@ std::vector<Communication> ShardedStep::communication(const CostModel& c, const 
     names.back().subject.module = name;
   }
   std::vector<Communication> all = communication_of(times, phases, names);
-  for (std::size_t i = 0; i < phases.size(); ++i)
-    if (const auto& [seconds, wait] = layer_waits[i]; seconds > 0)
-      all.push_back({false, wait, times.phase_ended_s[i] - seconds, times.phase_ended_s[i]});
+  for (const LayerWait& w : layer_waits)
+    for (Communication& wait : block_waits(c, *w.block, w.backward, w.samples, times.phase_ended_s[w.phase]))
+      all.push_back(std::move(wait));
   return all;
 }
 

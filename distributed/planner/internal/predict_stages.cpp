@@ -267,7 +267,6 @@ class StageTimes {
     return waits;
   }
   void add_layer_waits(std::size_t s, const StageCost& cost) {
-    if (c_.layers_size() == 1) return;
     const BlockRange& stage = stages_[s];
     const auto waits = [&](const BlockTimes& times, double seconds, bool backward) {
       return layer_waits(c_, stage, times.scaled_to(seconds), backward);
@@ -401,7 +400,7 @@ Prediction predict_pipeline(const CostModel& c, Schedule schedule) {
   // slowdown. So both are iterated to a fixed point, from the slowdown at which all other devices are busy.
   std::vector<double> concurrency(stages.size(), 1);
   Simulation simulation;
-  const double beside = static_cast<double>(replicas.size()) * c.layers_size();
+  const double beside = static_cast<double>(replicas.size()) * c.devices_of_sample();
   for (int iteration = 0; iteration < 8; ++iteration) {
     times.set(concurrency, options);
     for (std::size_t s = 0; s < stages.size(); ++s) {
@@ -441,7 +440,7 @@ Prediction predict_pipeline(const CostModel& c, Schedule schedule) {
       bytes[i] += beside * of_stage[i];
     }
   }
-  bytes[axis] += c.layers_size() * sent;
+  bytes[axis] += c.devices_of_sample() * sent;
   p.rows = count;
   if (c.one_process) end = simulation.total + c.profile.dispatch_s + longest;
   // What messages that take time add to the step; the rest of the idle time is the bubble.

@@ -6,8 +6,6 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/stream.h"
-#include "tapestry/distributed/comm/fake_group.h"
-#include "tapestry/distributed/mesh/mesh.h"
 #include "tapestry/nn/layers/container.h"
 #include "tapestry/nn/optim/sgd.h"
 
@@ -75,7 +73,7 @@ ProfiledModel::ProfiledModel(const Model& model, const TrainingSetup& setup, Dev
       loss_function_(model.loss) {}
 
 ProfiledModel::ProfiledModel(const Model& model, const TrainingSetup& setup, Device device,
-                             const MeasureOptions::Layers& layers)
+                             const std::string& layers)
     : device_(device),
       blocks_(blocks_on(device, model)),
       inputs_(batch_on(device, model.inputs, "inputs", setup)),
@@ -83,10 +81,11 @@ ProfiledModel::ProfiledModel(const Model& model, const TrainingSetup& setup, Dev
       loss_function_(model.loss) {
   const auto whole = std::make_shared<CallOfBlocks>();
   for (const Block& b : blocks_) whole->push_back(b.module);
-  Mesh mesh(fake_process_group(0, layers.size), {{"tensor", layers.size}}, {.host = "tensor"});
-  const TensorPlan plan =
-      model.tensor_plan.rules.empty() ? distributed::tensor_plan(*whole, layers.size) : model.tensor_plan;
-  divided_ = tensor_parallel(*whole, mesh["tensor"], plan, {.sequence = layers.sequence, .device = device});
+  axes_ = divide_layers(*whole, model, layers, device);
+  for (const std::unique_ptr<DividedAxis>& axis : axes_) {
+    inputs_ = axis->own_part(inputs_);
+    targets_ = axis->own_part(targets_);
+  }
   whole_ = whole;
   optimizer_ = optimizer_of(model, parameters_of(blocks_));
 }
@@ -179,6 +178,30 @@ void ProfiledModel::step_by_block(std::int64_t n, StepObserver& observer) {
   }
   observer.leave();
   synchronize(device_);
+}
+
+std::vector<std::array<std::vector<SentByLayers>, 2>> ProfiledModel::sent(std::int64_t n) {
+  struct Counter : StepObserver {
+    explicit Counter(const ProfiledModel& m) : all(m.count() + 1), model(m) {}
+    void enter(Activity activity, std::size_t k) override {
+      leave();
+      at = {k, activity == Activity::forward ? 0 : 1};
+      for (const auto& axis : model.axes()) axis->begin();
+    }
+    void leave() override {
+      if (!at) return;
+      const auto [k, pass] = *at;
+      const nn::Module* const block = k < model.count() ? model.block(k).module.get() : nullptr;
+      for (const auto& axis : model.axes()) all[k][pass].push_back(axis->sent(block, pass == 1));
+      at.reset();
+    }
+    std::vector<std::array<std::vector<SentByLayers>, 2>> all;
+    const ProfiledModel& model;
+    std::optional<std::pair<std::size_t, std::size_t>> at;
+  } counter(*this);
+  forward(n, counter);
+  backward();
+  return std::move(counter.all);
 }
 
 void ProfiledModel::update(StepObserver& observer) {

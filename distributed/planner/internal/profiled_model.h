@@ -1,15 +1,17 @@
 #pragma once
 // A replica of the model on one device, whose training steps can be observed block by block.
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "tapestry/core/timeline.h"
+#include "tapestry/distributed/planner/internal/divided_axes.h"
 #include "tapestry/distributed/planner/planner.h"
-#include "tapestry/distributed/tensor/tensor_parallel.h"
 #include "tapestry/nn/optim/optimizer.h"
 
 namespace tapestry::distributed::planner {
@@ -46,9 +48,8 @@ class ProfiledModel {
   /// Throws ValueError if the model has no blocks, a block has no parameters, or the batch has not as many
   /// samples as the setup says.
   ProfiledModel(const Model& model, const TrainingSetup& setup, Device device);
-  /// The first of the ranks that divide the layers, without peers.
-  ProfiledModel(const Model& model, const TrainingSetup& setup, Device device,
-                const MeasureOptions::Layers& layers);
+  /// One of the ranks that divide the layers along these axes, without peers: see divide_layers().
+  ProfiledModel(const Model& model, const TrainingSetup& setup, Device device, const std::string& layers);
 
   Device device() const { return device_; }
   /// The number of blocks.
@@ -63,8 +64,10 @@ class ProfiledModel {
   /// Runs a forward of all blocks as a call of the whole model: divided layers then know how long the
   /// sequence is that they divide.
   void call(const std::function<void()>& forward);
-  /// What divided layers have sent so far.
-  ConversionTraffic::Counts sent() const { return divided_ ? divided_->sent() : ConversionTraffic::Counts(); }
+  /// The axes that divide the layers.
+  const std::vector<std::unique_ptr<DividedAxis>>& axes() const { return axes_; }
+  /// What each of them sends in a step with n samples: by block, then of the loss; of forward and backward.
+  std::vector<std::array<std::vector<SentByLayers>, 2>> sent(std::int64_t n);
 
   /// The phases of a step with n samples, to be called in this order. Each returns when the device has
   /// finished. `observer` is notified during forward and the backward that follows. If `keep_gradients` is
@@ -85,8 +88,8 @@ class ProfiledModel {
   void observed(const F& backward);
   Device device_;
   std::vector<Block> blocks_;
-  std::shared_ptr<nn::Module> whole_;      // of divided layers
-  std::optional<TensorParallel> divided_;  // the same
+  std::shared_ptr<nn::Module> whole_;               // of divided layers
+  std::vector<std::unique_ptr<DividedAxis>> axes_;  // the same
   std::unique_ptr<optim::Optimizer> optimizer_;
   Tensor inputs_, targets_;
   std::function<Tensor(const Tensor&, const Tensor&)> loss_function_;

@@ -31,8 +31,14 @@ struct ShardedStep {
   std::vector<Collective> collectives;
   std::vector<Unit> units;      ///< what each of the collectives moves
   std::size_t forward_end = 0;  ///< the number of phases of forward
-  /// Of each phase: the seconds for which divided layers wait at its end, and for what.
-  std::vector<std::pair<double, Collected>> layer_waits;
+  /// The phases at whose end divided layers wait, with their block and the samples of the pass.
+  struct LayerWait {
+    std::size_t phase;
+    const BlockProfile* block;
+    bool backward;
+    double samples;
+  };
+  std::vector<LayerWait> layer_waits;
 
   /// Either pass may be null.
   ShardedStep(const CostModel& c, BlockRange range, const BlockTimes* forward, const BlockTimes* backward,

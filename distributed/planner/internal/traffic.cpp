@@ -23,7 +23,7 @@ class Traffic {
     if (stage_ < c_.axes.size()) add_messages(device, own);
     if (c_.one_process && stage_ == c_.axes.size() && device > 0)
       add(0, device, c_.batch_bytes(own), 0, "batch", "forward");
-    if (c_.layers_axis() < c_.axes.size()) add_layers(device, own);
+    add_layers(device, own);
     const double parameters = c_.parameter_bytes(range_of(device));
     if (const std::size_t i = c_.dividing_axis(); i < c_.axes.size()) {
       const double gathered = c_.sent_bytes(i, parameters);
@@ -36,7 +36,7 @@ class Traffic {
       if (division.zero == 0 && (each || stage_ == c_.axes.size()))
         add_to_ring(device, times * gathered, i, "parameters", "backward");
     }
-    c_.each_sum(parameters, [&](std::size_t i, double bytes, bool divides) {
+    c_.each_sum(parameters, c_.part_bytes(range_of(device)), [&](std::size_t i, double bytes, bool divides) {
       add_to_ring(device, (divides ? 1 : 2) * c_.sent_bytes(i, bytes), i, "gradients", "backward");
     });
   }
@@ -65,10 +65,20 @@ class Traffic {
     return product;
   }
   int coordinate(int device, std::size_t axis) const { return device / inside(axis) % c_.axes[axis].size; }
+  // The next device along an axis, or along axes that are joined to one.
+  int next(int device, std::size_t axis) const {
+    const std::vector<std::size_t> own{axis}, &of = c_.axes[axis].of.empty() ? own : c_.axes[axis].of;
+    for (const std::size_t i : of) {
+      const int at = coordinate(device, i), to = (at + 1) % c_.axes[i].size;
+      device += (to - at) * inside(i);
+      if (to > 0) break;
+    }
+    return device;
+  }
   std::size_t data_rank(int device) const {
     int rank = 0, product = 1;
     for (std::size_t i = 0; i < c_.axes.size(); ++i) {
-      if (!c_.axes[i].division.divides_batch()) continue;
+      if (!c_.divides_batch(i)) continue;
       rank += product * coordinate(device, i);
       product *= c_.axes[i].size;
     }
@@ -83,8 +93,7 @@ class Traffic {
     if (bytes > 0 && from != to) all.push_back({from, to, bytes, c_.axes[axis].name, kind, phase});
   }
   void add_to_ring(int device, double bytes, std::size_t axis, const char* kind, const char* phase) {
-    const int size = c_.axes[axis].size, at = coordinate(device, axis), next = (at + 1) % size;
-    add(device, device + (next - at) * inside(axis), bytes, axis, kind, phase);
+    add(device, next(device, axis), bytes, axis, kind, phase);
   }
   // The activations that a stage receives, and their gradients.
   void add_messages(int device, double own) {
@@ -101,13 +110,20 @@ class Traffic {
     const BlockRange range = range_of(device);
     const bool has_loss = range.end == c_.count(), has_parts = stage_ < c_.axes.size();
     const double parts = has_parts ? std::min(own, static_cast<double>(c_.setup.micro_batches)) : 1;
-    const auto bytes = [&](LayerCollectives BlockProfile::*layers) {
-      const auto of = [&](const BlockProfile& b) { return (b.*layers).bytes(own / parts); };
-      return parts * (c_.sum(range, of) + (has_loss ? of(c_.profile.loss) : 0));
-    };
-    const std::size_t axis = c_.layers_axis();
-    add_to_ring(device, bytes(&BlockProfile::layers_forward), axis, "activations", "forward");
-    add_to_ring(device, bytes(&BlockProfile::layers_backward), axis, "activations", "backward");
+    for (std::size_t i = 0; i < c_.axes.size(); ++i) {
+      if (!c_.axes[i].division.layers) continue;
+      for (const bool backward : {false, true}) {
+        const char* what = "";
+        const auto of = [&](const BlockProfile& b) {
+          double bytes = 0;
+          for (const LayerCollectives& sent : backward ? b.layers_backward : b.layers_forward)
+            if (sent.axis == c_.axes[i].name) what = sent.what.c_str(), bytes += sent.bytes(own / parts);
+          return bytes;
+        };
+        const double bytes = parts * (c_.sum(range, of) + (has_loss ? of(c_.profile.loss) : 0));
+        add_to_ring(device, bytes, i, what, backward ? "backward" : "forward");
+      }
+    }
   }
 
   const CostModel& c_;

@@ -16,13 +16,14 @@ function assign_buckets(bytes, first_bytes, cap_bytes) {  // common/internal/buc
   });
   return open.length ? [...closed, open] : closed;
 }
-function ddp_buckets(c, blocks, times, slowdown) {
+function ddp_buckets(c, blocks, times, slowdown, of_parts = false) {
   const parameters = [], ready_of = [], buckets = { bytes: [], ready_s: [], of_gradient: [], compute_s: times.loss_s };
   for (let k = blocks.end; k-- > blocks.begin;) {
     const block = c.profile.blocks[k];
     buckets.compute_s += times.blocks_s[k - blocks.begin];
     buckets.compute_s += slowdown * block.bucket_copy_s;
     for (let i = block.parameter_bytes.length; i-- > 0;) {
+      if (block.parts.includes(i) !== of_parts) continue;
       parameters.push(block.parameter_bytes[i]);
       ready_of.push(buckets.compute_s);
     }
@@ -64,16 +65,22 @@ function times_of(name, layers, c, blocks, n, has_loss, slowdown) {
   return { blocks_s: own.map((b, k) => slowdown * at_(b[name], n) + layers_s[k]), loss_s: has_loss ? slowdown * at_(loss[name], n) + loss_layers_s : 0, layers_s, loss_layers_s, samples: n };
 }
 const forward_times = (...all) => times_of('forward_s', 'layers_forward', ...all), backward_times = (...all) => times_of('backward_s', 'layers_backward', ...all);
-function layer_wait(c, b, backward, n) {
-  const bytes = layers_whole_bytes(b[backward ? 'layers_backward' : 'layers_forward'], n, c.layers_size);
-  return { name: 'wait for ' + b.name + ' activations', subject: { ...moved(c, c.layers_axis, bytes), block: b === c.profile.loss ? null : b.name } };
+function block_waits(c, b, backward, n, end) {
+  const sent = b[backward ? 'layers_backward' : 'layers_forward'], all = [];
+  let now = end - c.layers_s(sent, n);
+  for (const s of sent) {
+    const axis = c.axis_of(s), seconds = layers_seconds(s, c.axes[axis].costs, n), subject = { ...moved(c, axis, layers_whole_bytes(s, n, c.axes[axis].size)), block: b === c.profile.loss ? null : b.name };
+    if (seconds > 0) all.push({ beside: false, name: 'wait for ' + b.name + ' ' + s.what, subject, begin: now, end: now + seconds });
+    now += seconds;
+  }
+  return all;
 }
 function layer_waits(c, blocks, times, backward, copies) {
   const all = [];
   let now = 0;
   const add = (b, seconds, waits) => {
     now += seconds;
-    if (waits > 0) all.push({ beside: false, ...layer_wait(c, b, backward, times.samples), begin: now - waits, end: now });
+    if (waits !== 0) all.push(...block_waits(c, b, backward, times.samples, now));
   };
   if (backward) add(c.profile.loss, times.loss_s, times.loss_layers_s);
   for (let i = blocks.begin; i < blocks.end; ++i) {
@@ -90,15 +97,16 @@ const moved = (c, i, bytes) => ({ ...no_subject, bytes: Math.floor(bytes) || nul
 const of_buckets = (c, i, bytes, what) => bytes.map((own, b) => ({ name: what + b, subject: { ...moved(c, i, own), bucket: b } }));
 
 function backward_with_buckets(c, blocks, times, slowdown) {
-  const buckets = ddp_buckets(c, blocks, times, slowdown), reduce_s = buckets.bytes.map(() => 0), exposed_s = c.axes.map(() => 0);
-  let axis = 0;
-  buckets.bytes.forEach((all, b) => c.each_sum(all, (i, bytes, divides) => {
-    reduce_s[b] += c.reduce_s(i, bytes, divides);
-    axis = i;
-  }));
-  const o = overlap(buckets.ready_s, reduce_s, buckets.compute_s, c.axes[axis].costs);
-  exposed_s[axis] = o.tail_s;
-  return { computing_s: sum(o.computing_s), exposed_s, communication: [...communication_of(o, [], of_buckets(c, axis, buckets.bytes, 'bucket ')), ...layer_waits(c, blocks, times, true, slowdown)] };
+  const all = [];
+  let compute_s = 0;
+  c.each_sum(0, 0, (i, _, divides) => {
+    const { of_parts } = c.axes[i], buckets = ddp_buckets(c, blocks, times, slowdown, of_parts === true), names = of_buckets(c, i, buckets.bytes, of_parts ? 'bucket of experts ' : 'bucket ');
+    names.forEach((name, b) => all.push({ ready_s: buckets.ready_s[b], reduce_s: c.reduce_s(i, buckets.bytes[b], divides), axis: i, name }));
+    compute_s = buckets.compute_s;
+  });
+  all.sort((a, b) => a.ready_s - b.ready_s);
+  const o = overlap(all.map(b => b.ready_s), all.map(b => b.reduce_s), compute_s, c.interference, all.map(b => b.axis));
+  return { computing_s: sum(o.computing_s), exposed_s: o.exposed_s, communication: [...communication_of(o, [], all.map(b => b.name)), ...layer_waits(c, blocks, times, true, slowdown)] };
 }
 function cost_of_step(step, c) {
   const times = simulate_queues(step.phases, step.collectives, c.interference);
@@ -126,7 +134,7 @@ function with_update(c, blocks, peak, held = null) {
 function sent_by_axis(c, blocks, gathers) {
   const sent = c.axes.map(() => 0), all_bytes = c.parameter_bytes(blocks), dividing = c.dividing_axis;
   if (dividing < c.axes.length) sent[dividing] += (c.zero > 0 ? 1 : gathers) * c.sent_bytes(dividing, all_bytes);
-  c.each_sum(all_bytes, (i, bytes, divides) => { sent[i] += (divides ? 1 : 2) * c.sent_bytes(i, bytes); });
+  c.each_sum(all_bytes, c.part_bytes(blocks), (i, bytes, divides) => { sent[i] += (divides ? 1 : 2) * c.sent_bytes(i, bytes); });
   return sent;
 }
 function communication_of(times, phases, collectives) {
@@ -152,21 +160,31 @@ function add_pass(timeline, row, activity, name, begin, pass) {
 }
 // A prediction with what the divided layers of all devices send and wait for.
 function with_layers(p, c) {
-  if (c.layers_axis === c.axes.length) return p;
-  const stages_ = c.axes.find(a => a.schedule), stages = stages_ ? stages_.size : 1, size = c.layers_size, { loss } = c.profile;
-  const breakdown = { ...p.breakdown }, axes = p.axes.map(a => ({ ...a })), cost = axes[c.axes.length - 1 - c.layers_axis];
+  const stages_ = c.axes.find(a => a.schedule), stages = stages_ ? stages_.size : 1, size = c.devices_of_sample;
+  const breakdown = { ...p.breakdown }, axes = p.axes.map(a => ({ ...a })), all_sent = [...c.profile.blocks, c.profile.loss].flatMap(b => [...b.layers_forward, ...b.layers_backward]);
   c.samples_per_device.forEach((own, r) => {
     const parts = stages_ ? chunk_sizes(own, c.setup.micro_batches).length : 1, n = own / parts;
-    let sent = layers_bytes(loss.layers_forward, n) + layers_bytes(loss.layers_backward, n);
-    sent += c.sum(c.all_blocks, b => layers_bytes(b.layers_forward, n) + layers_bytes(b.layers_backward, n));
-    cost.bytes_sent += size * parts * sent;
+    for (const sent of all_sent) {
+      const cost = axes.find(a => a.axis === sent.axis);
+      cost.bytes_sent += size * parts * layers_bytes(sent, n);
+      if (r === 0) cost.exposed_s += layers_seconds(sent, c.axes[c.axis_of(sent)].costs, n) * parts / stages;
+    }
     if (r > 0) return;
     const forward_s = layers_sum(forward_times(c, c.all_blocks, n, true, 1)) * parts / stages, backward_s = layers_sum(backward_times(c, c.all_blocks, n, true, 1)) * parts / stages;
     breakdown.forward_s -= forward_s;
     breakdown.backward_s -= backward_s;
     breakdown.exposed_comm_s += forward_s + backward_s;
-    cost.exposed_s += forward_s + backward_s;
   });
   return { ...p, breakdown, axes, memory: p.memory.flatMap(m => range(size).map(() => m)), memory_over_time: { ...p.memory_over_time, device: p.memory_over_time.device * size } };
 }
-const axes_of = (c, exposed_s, bytes_sent) => c.axes.map((a, i) => ({ axis: a.name, size: a.size, bytes_sent: bytes_sent[i], exposed_s: exposed_s[i] })).reverse();
+function axes_of(c, exposed_s, bytes_sent) {
+  const all = [];
+  for (let i = c.axes.length; i-- > 0;) {
+    const a = c.axes[i], same = all.find(x => x.axis === a.name);
+    if (same) {
+      same.bytes_sent += bytes_sent[i];
+      same.exposed_s += exposed_s[i];
+    } else if (a.sum !== 'none' || !a.copies || a.layers) all.push({ axis: a.name, size: a.size, bytes_sent: bytes_sent[i], exposed_s: exposed_s[i] });
+  }
+  return all;
+}

@@ -18,7 +18,7 @@ class PeakTracker {
     this.now.optimizer = c.profile.optimizer_state * c.parameter_bytes(s.range) * s.optimizer_share;
     this.now.data = s.data;
     if (s.keeps_whole) this.now.parameters += c.parameter_bytes(s.range);
-    if (s.has_buckets) this.now.buckets = c.parameter_bytes(s.range) / s.divided_buckets;
+    if (s.has_buckets) this.now.buckets = (c.parameter_bytes(s.range) - c.sum(s.range, b => c.unsummed_bytes(b))) / s.divided_buckets;
     this.buckets = s.divided_buckets > 1 ? ddp_buckets(c, s.range, no_times(s.range), 1) : { bytes: [], of_gradient: [] };
     this.n = 0;
     this.whole = 0;
@@ -151,8 +151,9 @@ class PeakTracker {
         this.post_bucket();
       } else this.now.buckets -= live;
       this.now.gradients -= arrived;
-      if (!this.has_gradients && !this.moves_to_buckets()) arrived += gradient;
-      if (this.has_gradients && this.moves_to_buckets()) arrived -= gradient;
+      const moves = this.moves_to_buckets() && !(b.parts.includes(i.parameter) && this.c.unsummed_bytes(b) > 0);
+      if (!this.has_gradients && !moves) arrived += gradient;
+      if (this.has_gradients && moves) arrived -= gradient;
       if (this.late && i.parameter >= 0 && b === this.block(0)) {
         this.hold_whole(0, this.c.count);
         const late = this.late;
@@ -182,8 +183,9 @@ class PeakTracker {
   allocate_gradients(b) {
     if (b.parameter_bytes.length === 0) return;
     const bytes = all_parameter_bytes(b);
-    if (!this.has_gradients && !this.moves_to_buckets()) this.now.gradients += bytes;
-    if (this.has_gradients && this.moves_to_buckets()) this.now.gradients -= bytes;
+    const moved = this.moves_to_buckets() ? bytes - this.c.unsummed_bytes(b) : 0;
+    if (!this.has_gradients) this.now.gradients += bytes - moved;
+    else this.now.gradients -= moved;
     if (this.s.sharded > 1) {
       const k = this.c.profile.blocks.indexOf(b);
       if (k === 1 && this.s.range.begin === 0) this.late = b;

@@ -1,6 +1,6 @@
 // predict.cpp
 // A plan is {splits_model, one_process, axes}, from the outermost axis to the innermost; an axis is {name, size, sum, zero, schedule,
-// keeps_whole, layers, sequence}.
+// keeps_whole, layers, options, samples, copies, parts}.
 function predictor_of(plan) {
   if (!plan) return null;
   const all = plan.axes;
@@ -14,8 +14,8 @@ function predictor_of(plan) {
   if (replicas) ++i;
   const shards = i < all.length && all[i].sum === 'units' && !all[i].schedule && !zero;
   if (shards) ++i;
-  if (i < all.length && all[i].layers && !plan.one_process) ++i;
-  if (i < all.length) return null;
+  while (i < all.length && all[i].layers && !plan.one_process) ++i;
+  if (i < all.length || (zero && all.some(a => a.parts))) return null;
   return stages ? predict_stages : shards ? predict_sharded_models : predict_whole_models;
 }
 function axes_on(plan, devices) {
@@ -25,28 +25,40 @@ function axes_on(plan, devices) {
 }
 function set_costs(axes, plan, link, setup) {
   const per_host = setup.devices_per_host || 0, links = setup.links_per_host || 1;
-  let inside = 1;
-  const total = axes.reduce((product, a) => product * a.size, 1);
-  for (const axis of axes) {
-    const crosses = per_host > 0 && per_host < total && axis.size > 1 && per_host % (inside * axis.size) !== 0, base = plan.one_process ? link.local : crosses && !is_free(link.cross.message) ? link.cross : link.ranks;
+  const total = setup.devices, between = at => axes.slice(0, at).reduce((product, a) => product * a.size, 1);
+  const leaves_host = at => per_host > 0 && per_host < total && axes[at].size > 1 && per_host % (between(at) * axes[at].size) !== 0;
+  axes.forEach((axis, at) => {
+    const crosses = axis.of ? axis.of.some(leaves_host) : leaves_host(at), base = plan.one_process ? link.local : crosses && !is_free(link.cross.message) ? link.cross : link.ranks;
+    let own = 1, inside = axis.of ? per_host : between(at);
+    for (const i of axis.of || [])
+      if (!leaves_host(i)) own *= axes[i].size;
+      else inside = Math.min(inside, between(i));
+    if (axis.of) inside = Math.max(1, Math.floor(inside / own));
     const sharing = crosses ? Math.max(1, Math.min(inside, per_host) / links) : 1, shared = cost => ({ latency_s: cost.latency_s, s_per_byte: cost.s_per_byte * sharing });
     axis.costs = { ...base, message: shared(base.message), gather_message: shared(base.gather_message), scatter_message: shared(base.scatter_message), peer_message: shared(base.peer_message) };
-    inside *= axis.size;
-  }
+  });
+}
+function with_sums(axes) {
+  const all = range(axes.length).filter(i => axes[i].copies && axes[i].size > 1);
+  if (!all.length || (all.length === 1 && axes[all[0]].sum !== 'none')) return axes;
+  const zero = Math.max(...all.map(i => axes[i].zero)), none = { schedule: '', keeps_whole: false, layers: false, options: '', samples: false, copies: false, parts: false };
+  const own = axes.map((a, i) => all.includes(i) ? { ...a, sum: 'none', zero: 0 } : a), of_parts = all.filter(i => !axes[i].parts);
+  const join = (of, is_parts) => ({ ...none, sum: 'buckets', zero, of, of_parts: is_parts, size: of.reduce((product, i) => product * axes[i].size, 1), name: of.map(i => axes[i].name).reverse().join('_') });
+  return [...own, join(all, false), ...(of_parts.length < all.length && of_parts.length ? [join(of_parts, true)] : [])];
 }
 // Null if the profile was not measured for so many devices that divide the layers.
 function profile_on(axes, profile) {
-  const axis = axes.find(a => a.layers && a.size > 1);
-  if (!axis) return profile;
-  const divided = profile.divided.find(d => d.size === axis.size && d.sequence === axis.sequence);
-  return divided ? { ...profile, blocks: divided.blocks, loss: divided.loss, optimizer_state: divided.optimizer_state } : null;
+  const layers = axes.filter(a => a.layers && a.size > 1).reverse().map(a => a.name + '=' + a.size + (a.options ? ':' + a.options : '')).join();
+  if (!layers) return profile;
+  const divided = profile.divided.find(d => d.axes === layers);
+  return divided ? { ...profile, blocks: divided.blocks, loss: divided.loss, optimizer_state: divided.optimizer_state, input_sample_bytes: divided.input_sample_bytes, target_sample_bytes: divided.target_sample_bytes } : null;
 }
 
 // A prediction, or null for a plan without a predictor.
 function predict(plan, profile, link, setup) {
   const predictor = predictor_of(plan);
   if (!predictor) return null;
-  const axes = axes_on(plan, setup.devices), divided = profile_on(axes, profile);
+  const own = axes_on(plan, setup.devices), divided = profile_on(own, profile), axes = with_sums(own);
   if (!divided) return null;
   set_costs(axes, plan, link, setup);
   const stages = plan.splits_model ? axes.find(a => a.schedule).size : 0;
@@ -56,7 +68,7 @@ function predict(plan, profile, link, setup) {
 }
 function simulate_devices(plan, profile, link, setup, devices) {
   if (!predictor_of(plan)) return null;
-  const batch = plan.axes.findIndex(a => a.sum !== 'none'), widest = batch < 0 ? 0 : batch;
+  const batch = plan.axes.findIndex(divides_batch), widest = batch < 0 ? 0 : batch;
   const wider = plan.axes.some(a => a.size < 0) ? plan : { ...plan, axes: plan.axes.map((a, i) => i === widest ? { ...a, size: -1 } : a) };
   const axes = axes_on(wider, devices);
   if (!axes) return null;

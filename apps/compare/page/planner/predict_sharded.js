@@ -9,8 +9,8 @@ class ShardedStep {
     this.units = [];
     this.layer_waits = [];
     const add_phase = (seconds, needs, waits, b, pass) => {
+      if (waits > 0) this.layer_waits.push({ phase: this.phases.length, block: b, backward: pass === backward, samples: pass.samples });
       this.phases.push({ seconds, needs });
-      this.layer_waits.push({ waits, wait: waits > 0 ? layer_wait(c, b, pass === backward, pass.samples) : null });
     }, block = k => c.profile.blocks[blocks.begin + k];
     if (forward) {
       for (let k = 0; k < count; ++k) add_phase(forward.blocks_s[k], gathers ? this.post(blocks.begin + k, k - 1, true) : -1, forward.layers_s[k], block(k), forward);
@@ -37,7 +37,7 @@ class ShardedStep {
   }
   add(block, after) {
     let follows = -1;
-    this.c.each_sum(all_parameter_bytes(this.c.profile.blocks[block]), (axis, bytes, divides) => {
+    this.c.each_sum(all_parameter_bytes(this.c.profile.blocks[block]), part_bytes(this.c.profile.blocks[block]), (axis, bytes, divides) => {
       this.collectives.push({ seconds: this.c.reduce_s(axis, bytes, divides), after, at_begin: false, queue: axis, follows });
       this.units.push({ gathers: false, block, bytes, axis });
       follows = this.collectives.length - 1;
@@ -47,7 +47,7 @@ class ShardedStep {
     const { profile, dividing_axis } = this.c;
     const all = communication_of(times, this.phases, this.units.map(u => ({ name: profile.blocks[u.block].name + (u.gathers ? ' all_gather' : u.axis === dividing_axis ? ' reduce_scatter' : ' all_reduce'),
       subject: { ...moved(this.c, u.axis, u.bytes), block: profile.blocks[u.block].name } })));
-    this.layer_waits.forEach(({ waits, wait }, i) => { if (waits > 0) all.push({ beside: false, ...wait, begin: times.phase_ended_s[i] - waits, end: times.phase_ended_s[i] }); });
+    for (const w of this.layer_waits) all.push(...block_waits(this.c, w.block, w.backward, w.samples, times.phase_ended_s[w.phase]));
     return all;
   }
   divided_after(times, k) {

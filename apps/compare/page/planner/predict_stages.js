@@ -137,7 +137,6 @@ class StageTimes {
     return this.zero_bubble && s === 0 ? { forward, backward: 0, weights: backward } : { forward, backward, weights: 0 };
   }
   add_layer_waits(s, cost) {
-    if (this.c.layers_size === 1) return;
     const stage = this.stages[s], has_loss = stage.end === this.c.count, all_in_weights = this.zero_bubble && s === 0;
     const waits = (times, seconds, backward) => layer_waits(this.c, stage, scaled_to(times(this.c, stage, this.n, has_loss, 1), seconds), backward, 0);
     this.actions[s].forEach(([kind], i) => {
@@ -199,7 +198,7 @@ function predict_pipeline(c, schedule) {
       receive[s] = { forward: input, backward: gradient };
     }
   });
-  const beside = replicas.length * c.layers_size;
+  const beside = replicas.length * c.devices_of_sample;
   let concurrency = stages.map(() => 1), simulation, costs;
   for (let iteration = 0; iteration < 8; ++iteration) {
     times.set(concurrency);
@@ -226,7 +225,7 @@ function predict_pipeline(c, schedule) {
       bytes[i] += beside * x;
     });
   });
-  bytes[axis] += c.layers_size * sent;
+  bytes[axis] += c.devices_of_sample * sent;
   if (c.one_process) end = simulation.total + c.profile.dispatch_s + longest;
   let exposed = copies;
   for (const s of times.exposed_s) exposed += s;
