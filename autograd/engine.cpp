@@ -160,7 +160,8 @@ bool backward_reaches(const Tensor& leaf) {
 
 PassPosition pass_position() {
   const GraphTask* task = GraphTask::current();
-  return task ? PassPosition{task->pass().id, task->accumulates(), task->position()} : PassPosition{};
+  return task ? PassPosition{task->pass().id, task->accumulates(), task->position(), task->reached()}
+              : PassPosition{};
 }
 
 std::vector<std::uint64_t> pass_sequences() {

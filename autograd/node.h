@@ -136,6 +136,7 @@ class Node {
   virtual bool release_saved() = 0;
 
   bool leaf_ = false, twice_ = false;
+  bool delays_ = false, waits_ = false;  // see internal/delay.h
   OutputSlot* outputs_;
 
  private:
@@ -163,8 +164,6 @@ class Node {
   bool reaches_inputs_ = false;  // the pass needs this node to compute a requested gradient
   bool extended_ = false;        // a leaf: its gradient was added to `grad` already, see sum_to_extend()
   bool released_ = false;        // the saved tensors were freed
-  bool delays_ = false;          // gradients of leaves may come later, see internal/delay.h
-  bool waits_ = false;           // its backward waits for communication
   Node* next_disposed_ = nullptr;
 };
 

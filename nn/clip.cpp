@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <utility>
 
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
@@ -122,20 +123,21 @@ std::vector<DividedSet> divided_sets(const std::vector<Parameter>& params) {
   return sets;
 }
 
-/// Gradients that the same ranks divide by elements (ZeRO's stage 2), and of which the ranks of each cut have
-/// copies alike. The division may be over ranks that have copies, so all of its parts are joined before
-/// counts_here() says who counts the result.
+/// Gradients that the same ranks divide by elements (ZeRO's stage 2), and whose layouts have copies along the
+/// same cuts. The ranks that divide them may be ranks with copies. So all parts of the division are joined
+/// first, and then counts_here() says which rank counts the result.
 struct ElementSet {
   DividedGradients* divided;
-  std::vector<int> copied;  // of each cut: its dim, or 0 if ranks divide the parameter
+  // Of each cut: its dim, or 0 if ranks divide the parameter, and its holders.
+  std::vector<std::pair<int, std::vector<int>>> copied;
   bool counts_here;
   std::vector<Tensor> norms = {};
 };
 
 ElementSet& element_set(std::vector<ElementSet>& sets, DividedGradients* divided, const Layout& layout,
                         int replica) {
-  std::vector<int> copied;
-  for (const Cut& cut : layout.cuts()) copied.push_back(std::min(cut.dim, 0));
+  std::vector<std::pair<int, std::vector<int>>> copied;
+  for (const Cut& cut : layout.cuts()) copied.emplace_back(std::min(cut.dim, 0), cut.holders);
   for (ElementSet& s : sets)
     if (s.divided == divided && s.copied == copied) return s;
   return sets.emplace_back(ElementSet{divided, std::move(copied), layout.counts_here(replica)});

@@ -20,7 +20,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-// The text with `to` in the place of `from`, which it must have once.
+// Returns the text with `to` in the place of `from`. The text must have `from` once.
 std::string replaced(std::string text, const std::string& from, const std::string& to) {
   const std::size_t at = text.find(from);
   check(at != std::string::npos && text.find(from, at + 1) == std::string::npos,
@@ -28,7 +28,8 @@ std::string replaced(std::string text, const std::string& from, const std::strin
   return text.replace(at, from.size(), to);
 }
 
-// The last of the ModelParts in programs/strategy.cpp, and what follows it in a program with sequences.
+// The end of the ModelParts in programs/strategy.cpp, and the lines that follow it in a program that divides
+// sequences.
 constexpr const char* kLastPart = "{{net.part1, devices[0]}, {net.part2, devices[1]}};\n            }";
 constexpr const char* kSequence = ",\n            .sequence_dim = 1";
 
@@ -76,7 +77,8 @@ std::string program_of(const distributed::StrategyPlan& plan, const std::string&
   if (plan.axes.empty()) return program("one_device");
   const std::vector<StepDivision> divisions = distributed::divisions_of(plan);
   std::string any = program("strategy", "pipeline=2,replicate=2", text);
-  // Whoever divides sequences says which dimension they are. The program reads images, so nothing else tells.
+  // A program that divides sequences must say which dimension they are. This program reads images, so nothing
+  // else tells.
   for (const distributed::AxisSpec& axis : plan.axes)
     if (axis.name == "context") any = replaced(any, kLastPart, std::string(kLastPart) + kSequence);
   if (plan.axes.size() > 1 || divisions.empty()) return any;

@@ -59,7 +59,7 @@ std::vector<AxisSpec> Mode::axes(int devices) const {
 }
 
 std::string Mode::stage_axis() const {
-  const auto divisions = distributed::divisions_of(plan);
+  const auto divisions = distributed::divisions_of(plan, /*predictable=*/false);
   for (std::size_t i = 0; i < divisions.size(); ++i)
     if (!divisions[i].schedule.empty()) return plan.axes[i].name;
   return "";
@@ -75,7 +75,7 @@ int Mode::stages(int devices) const {
 std::string Mode::layers(int devices) const { return planner::layers_of(plan, devices); }
 
 int Mode::data_size(int devices) const {
-  const auto divisions = distributed::divisions_of(plan);
+  const auto divisions = distributed::divisions_of(plan, /*predictable=*/false);
   int size = 1;
   for (std::size_t i = 0; i < divisions.size(); ++i)
     if (divisions[i].divides_batch()) size *= axes(devices)[i].size;

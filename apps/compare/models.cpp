@@ -235,7 +235,7 @@ std::string why_not_tensor(const Workload& w, int ranks, bool sequence) {
   return "";
 }
 
-// `heads` are those of a rank of the axis `tensor`.
+// `heads` is the number of heads that a rank of the axis `tensor` has.
 std::string why_not_context(const Workload& w, int ranks, const std::string& attention, std::int64_t heads) {
   if (reads_images(w)) return "the axis context divides sequences, and " + w.model + " has none; choose gpt";
   using distributed::ContextAttention;

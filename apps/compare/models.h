@@ -45,9 +45,9 @@ tapestry::distributed::TensorPlan tensor_plan_of(const Workload& workload);
 /// Why the ranks of these axes (planner::layers_of()) cannot divide the model's layers, and what to do; empty
 /// if they can.
 std::string why_not_divided(const Workload& workload, const std::string& layers);
-/// The divisions of layers in meshes of `devices` devices: 2, 4 and 8 ranks of the axes `tensor`, `context`
-/// or `expert`, and 2 each of two axes, as far as they divide the devices, fit on a host, and divide the
-/// model.
+/// The ways to divide layers in meshes of `devices` devices: 2, 4 or 8 ranks along `tensor`, `context` or
+/// `expert`, or 2 ranks along each of two of these. Leaves out ways that do not divide the devices, do not
+/// fit on a host, or do not divide the model.
 std::vector<std::string> layers_of_meshes(const Workload& workload, int devices);
 
 struct Batch {

@@ -89,8 +89,8 @@ struct Result {
   bool measured() const { return step_s > 0; }
   /// The bytes that all devices together send in a step: along `axis`, or, without a name, in all.
   std::int64_t bytes_sent(const std::string& axis = {}) const;
-  /// The axes, and behind them those along which gradients are added as along several at once, such as
-  /// "replicate_expert", whose size is the product.
+  /// The axes, followed by the joined axes, along which gradients are added as along several axes at once. An
+  /// example is "replicate_expert". Its size is the product of theirs.
   std::vector<std::pair<std::string, int>> sending_axes() const;
   /// The relative error of the predicted step time.
   double prediction_error() const { return *predicted_step_s / step_s - 1; }

@@ -17,8 +17,8 @@ struct Workload : planner::TrainingSetup {
   std::int64_t image_size = 32;
   std::int64_t length = 64;  ///< tokens of a sequence, for "gpt"
   std::int64_t heads = 3;    ///< of an attention, for "gpt"
-  /// Experts of the mixture in each block, for "gpt"; 0: its blocks have GPT-2's feed-forward networks. A
-  /// token has two of the experts.
+  /// For "gpt": the number of experts in each block, of which a token uses two. With 0, blocks have the
+  /// feed-forward networks of GPT-2.
   std::int64_t experts = 0;
   tapestry::DType dtype = tapestry::DType::f32;
   int threads = 1;                ///< CPU threads of all devices together

@@ -17,9 +17,9 @@ namespace apps::gpt {
 /// Throws UsageError unless each rank gets equally many sequences in each of `parts` parts of a batch.
 void check_batch(const TrainingJob& job, const char* command, std::int64_t batch_size, std::int64_t parts);
 
-/// The mean loss of batches of which each rank has a part: rank r of n reads batches r, r + n, ... A rank
-/// that has none left computes the first one, because the ranks make their calls together. Returns nothing if
-/// stops() returned true. Collective.
+/// The mean loss of batches that the ranks divide: rank r of n reads batches r, r + n, ... A rank that has
+/// none left computes the first one, because the ranks make their calls together. Returns nothing if stops()
+/// returned true. Collective.
 std::optional<double> mean_loss(TrainingJob& job, std::int64_t batches,
                                 const std::function<tapestry::distributed::Batch(std::int64_t index)>& read,
                                 const std::function<bool()>& stops);

@@ -130,7 +130,7 @@ void each_train_option(F&& option) {
          "Save a checkpoint also between measurements: 200steps, 10minutes or none", OptionRules(), false);
 }
 
-/// Calls fn(name, member) for the members that are saved beside the options.
+/// Calls fn(name, member) for the members that are no options, but are saved with them.
 template <class F>
 void each_train_fact(F&& fn) {
   fn("train_tokens", &TrainOptions::train_tokens);

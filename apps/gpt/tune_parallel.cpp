@@ -66,7 +66,7 @@ void TuneParallel::wrap(nn::LanguageModel& model) {
                                             /*recomputes=*/!keep_activations_);
   distributed::ModelParts parts = divided_->parts();
   parts.forward_loss = loss;
-  // Of stages, and of evaluations whose outputs are wanted.
+  // Stages compute this loss, and so do evaluations whose outputs are wanted.
   parts.loss = [this](const std::vector<Tensor>& logits, const std::vector<Tensor>& targets) {
     const AutocastScope autocast(precision_);
     return distributed::Loss{cross_entropy(logits[0].flatten(0, 1), targets[0].flatten()),

@@ -282,7 +282,7 @@ void GraphTask::deliver(Node* from, std::uint32_t input, Tensor&& gradient) {
 }
 
 // Runs the node's backward and delivers the gradients to the nodes of its inputs. `wanted` selects the
-// inputs; null selects all. `again` if the node has run before, for other inputs.
+// inputs; null selects all. `again` is true if the node has run before, for other inputs.
 void GraphTask::call(Node* node, const std::vector<bool>* wanted, bool again) {
   if (observer_ && !node->is_leaf() && !again) [[unlikely]]
     observer_->before(node->sequence());
@@ -344,8 +344,8 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted, bool again) {
 }
 
 // Runs the node for those of its inputs that are no weights, and puts off the rest. Returns false, and runs
-// nothing, if no input is a weight or the pass must not put off. A weight is a leaf, or computed from one
-// leaf alone, as autocast does.
+// nothing, if no input is a weight or the pass must not put off. A weight is a leaf, or the result of
+// one operation whose only input is a leaf, such as a cast of autocast. An operation that waits makes none.
 bool GraphTask::delay(Node* node) {
   if (create_graph_ || resumes_ || DetectAnomaly::active()) return false;
   const auto is_weight = [](const Node& n) {
@@ -366,6 +366,7 @@ bool GraphTask::delay(Node* node) {
   if (!any_weight) return false;
   for (std::uint32_t i = 0; i < node->num_outputs_; ++i) rest.gradients.push_back(node->outputs_[i].gradient);
   if (any_other) call(node, &now);
+  rest.has_run = any_other;
   for (std::uint32_t i = 0; i < node->num_outputs_; ++i) node->outputs_[i].gradient = Tensor();
   delayed_.push_back(std::move(rest));
   return true;
@@ -377,9 +378,10 @@ void GraphTask::run_delayed(std::size_t count) {
     Postponed& p = delayed_.front();  // it stays in front while hooks may ask for position()
     const NodeRef node = p.node;
     const std::vector<bool> wanted = p.wanted;
+    const bool again = p.has_run;
     for (std::uint32_t i = 0; i < node->num_outputs_; ++i)
       node->outputs_[i].gradient = std::move(p.gradients[i]);
-    call(node.get(), &wanted, /*again=*/true);
+    call(node.get(), &wanted, again);
     if (!retain_graph_) node->released_ = node->release_saved();
     const auto gets_gradient = [&](const Node* n) {
       for (std::uint32_t i = 0; i < node->num_edges_; ++i)

@@ -26,6 +26,7 @@ struct Postponed {
   NodeRef node;
   std::vector<Tensor> gradients;
   std::vector<bool> wanted;
+  bool has_run = false;  // for its other inputs, in the pass that delays it
 };
 
 struct WeightGradients::Impl {
@@ -77,6 +78,8 @@ class GraphTask {
   std::uint64_t position() const {
     return delayed_.empty() ? position_ : std::max(position_, delayed_.front().node->sequence());
   }
+  /// The same, where a node whose weight gradients are delayed counts as run.
+  std::uint64_t reached() const { return position_; }
   /// The sequence numbers of the pass's nodes, leaves excepted, in ascending order.
   std::vector<std::uint64_t> sequences() const;
   bool includes(const Node* node) const { return node->task_.load(std::memory_order_acquire) == this; }

@@ -42,6 +42,9 @@ struct PassPosition {
   std::uint64_t id = 0;        ///< current_backward().id; 0 if no pass is in progress
   bool accumulates = false;    ///< true for backward(), which accumulates in leaves; false for grad()
   std::uint64_t position = 0;  ///< the nodes newer than this one have run; see GraphTask::position()
+  /// The last node that the pass has come to. Nodes newer than this one have run, but for delayed weight
+  /// gradients.
+  std::uint64_t reached = 0;
 };
 PassPosition pass_position();
 /// The numbers of the operations of the pass in progress on this thread; see GraphTask::sequences().

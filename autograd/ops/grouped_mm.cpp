@@ -48,8 +48,8 @@ Tensor matrix(const Tensor& t, std::int64_t index) {
                   t.storage_offset() + index * t.strides()[0]);
 }
 
-// All arguments are checked. `ends` is null on the meta device, which has no elements. Records itself, so
-// that a pass with create_graph does too: the gradients are grouped products.
+// All arguments are checked. `ends` is null on the meta device, which has no elements. The function records
+// itself. Its gradients are grouped products too, so a pass with create_graph records these.
 Tensor multiply(const Tensor& a, const Tensor& b, std::int64_t groups, const Ends& ends) {
   const bool inner = b.dim() == 2;  // the groups cut the inner dimension
   const Shape sizes = inner ? Shape{groups, a.sizes()[0], b.sizes()[1]} : Shape{a.sizes()[0], b.sizes()[2]};

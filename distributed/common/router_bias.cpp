@@ -15,9 +15,17 @@ namespace {
 
 std::vector<std::pair<std::string, nn::Module*>> biased_layers(const nn::Module& module) {
   std::vector<std::pair<std::string, nn::Module*>> all;
-  for (const auto& [path, m] : module.named_modules())
-    if (const auto* const layer = dynamic_cast<nn::BiasBalanced*>(m); layer && layer->has_router_bias())
-      all.emplace_back(path, m);
+  for (const auto& [path, m] : module.named_modules()) {
+    const auto* const layer = dynamic_cast<nn::BiasBalanced*>(m);
+    if (!layer || !layer->has_router_bias()) continue;
+    // Layouts name the stages on all ranks. So a stage without the layer throws too.
+    const std::vector<nn::Parameter> parameters = m->parameters();
+    check(std::none_of(parameters.begin(), parameters.end(), nn::is_of_several_stages),
+          "[update_router_bias] ", m->type_name(), " ", path,
+          " has parameters that several stages of a pipeline use, and each would move its bias by the tokens "
+          "of its own calls; give each stage a layer of its own");
+    all.emplace_back(path, m);
+  }
   return all;
 }
 
@@ -27,10 +35,6 @@ void update_biases(const nn::Module& module, ProcessGroup* group) {
   for (const auto& [path, m] : biased_layers(module)) {
     const std::vector<nn::Parameter> parameters = m->parameters();
     if (std::any_of(parameters.begin(), parameters.end(), nn::is_of_other_stage)) continue;
-    check(std::none_of(parameters.begin(), parameters.end(), nn::is_of_several_stages),
-          "[update_router_bias] ", m->type_name(), " ", path,
-          " is in several stages of a pipeline, and each would move its bias by the tokens of its own calls; "
-          "give each stage a layer of its own");
     layers.push_back(dynamic_cast<nn::BiasBalanced*>(m));
     const Tensor own = layers.back()->tokens_per_expert();  // stages of one process may be on several devices
     counts.push_back(counts.empty() ? own : own.to(counts[0].device()));

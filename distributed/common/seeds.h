@@ -22,20 +22,20 @@ struct RandomPlace {
   int data = 0, data_size = 1;
   int stage = 0, stages = 1;
 };
-/// The place of a rank of a mesh by the names of its axes, for a program without a Strategy, which has a
-/// random_place() of its own: the stage along `pipeline`, and the data coordinate along all axes but
-/// `pipeline` and `tensor` together.
+/// The place of a rank of a mesh, for a program without a Strategy (which has a random_place() of its own).
+/// The names of the axes decide: the stage is the coordinate along `pipeline`, and the data coordinate is
+/// that along all other axes but `tensor` together.
 RandomPlace random_place(const Mesh& mesh, int rank);
 
-/// The seed of a place, for dropout and other numbers that follow the samples and the layers. It depends on
-/// the data coordinate d and the stage s. With several data coordinates it is rank_seed(seed, d), otherwise
-/// `seed`; that of a stage s > 0 is rank_seed() of this and s.
+/// The seed of a place, for dropout and other random numbers that follow the samples and the layers. It
+/// depends on the data coordinate d and the stage s. Stage 0 has rank_seed(seed, d) if there are several data
+/// coordinates, and `seed` otherwise. A stage s > 0 has rank_seed(x, s), where x is the seed of stage 0.
 std::uint64_t coordinate_seed(const RandomPlace& place, std::uint64_t seed);
-/// That of random_place(mesh, rank).
+/// The seed of random_place(mesh, rank).
 std::uint64_t coordinate_seed(const Mesh& mesh, std::uint64_t seed, int rank);
 
-/// Calls manual_seed() with the coordinate_seed() of the place, which is Strategy::random_place(). Call it
-/// after the model has been constructed, so that the initial weights agree.
+/// Calls manual_seed() with the coordinate_seed() of the place. Pass Strategy::random_place(). Call it after
+/// the model has been constructed, so that the initial weights agree.
 void manual_seed_by_coordinate(const RandomPlace& place, std::uint64_t seed);
 /// The same for this rank's place in a mesh without a Strategy. Over devices, calls manual_seed(seed).
 void manual_seed_by_coordinate(const Mesh& mesh, std::uint64_t seed);

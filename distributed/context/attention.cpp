@@ -18,8 +18,8 @@ const char* name_of(SequenceOrder order) {
 }  // namespace
 
 AttentionParams check_context(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
-                              const Axis& axis, const ContextAttentionOptions& options,
-                              SequenceOrder needed) {
+                              const Axis& axis, const ContextAttentionOptions& options, SequenceOrder needed,
+                              ContextQueries queries) {
   for (const auto& [t, what] : {std::pair<const Tensor&, const char*>{q, "q"}, {k, "k"}, {v, "v"}}) {
     detail::check_defined(op, t, what);
     check(t.dim() == 4, "[", op, "] ", what, " has the shape ", t.sizes(),
@@ -41,9 +41,17 @@ AttentionParams check_context(const char* op, const Tensor& q, const Tensor& k, 
       !options.mask.defined() || (!options.is_causal && !documents.defined()), "[", op,
       "] options have a mask, and documents or is_causal beside it; the mask of context_document_mask() says "
       "both, so leave them out");
-  check(!options.mask.defined() || options.mask.size(-1) == q.size(2) * axis.size(), "[", op,
-        "] the mask has the shape ", options.mask.defined() ? options.mask.sizes() : Shape(),
-        "; its last dimension must be the whole sequence, ", q.size(2) * axis.size());
+  if (const Tensor& mask = options.mask; mask.defined()) {
+    const std::int64_t length = q.size(2) * axis.size();
+    const Shape expected{q.size(0), 1, queries == ContextQueries::all_rows ? length : q.size(2), length};
+    check<TypeError>(mask.dtype() == DType::boolean, "[", op, "] the mask is ", mask.dtype(),
+                     "; pass what context_document_mask() returned, which is bool");
+    check(mask.sizes() == expected, "[", op, "] the mask has the shape ", mask.sizes(), "; expected ",
+          expected, ", that of context_document_mask() for ContextQueries::",
+          queries == ContextQueries::all_rows ? "all_rows" : "own_rows");
+    check<DeviceError>(mask.device() == q.device(), "[", op, "] the mask is on ", mask.device(),
+                       ", but q is on ", q.device(), "; move it there");
+  }
   if (options.is_causal || documents.defined() || options.mask.defined())
     check(options.order == needed, "[", op, "] with a mask the rows must be in the order ", name_of(needed),
           ", but options.order is ", options.order ? name_of(*options.order) : "not set",
@@ -85,6 +93,13 @@ Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t be
   return scaled_dot_product_attention(q, k, v, params);
 }
 
+// Of conversions that are posted one after another, backward waits for the last one first. The others do not
+// fill their waits.
+ConvertOptions without_fill(ConvertOptions how) {
+  how.fills_wait = false;
+  return how;
+}
+
 }  // namespace
 
 Tensor context_document_mask(const Tensor& documents, const Axis& axis, ContextQueries queries,
@@ -104,11 +119,12 @@ Tensor gathered_attention(const Tensor& q, const Tensor& k, const Tensor& v, con
                           const ContextAttentionOptions& options) {
   if (const autograd::Autocast cast(kCastLike, q, k, v); cast)
     return gathered_attention(cast(q), cast(k), cast(v), axis, options);
-  const AttentionParams params =
-      check_context("gathered_attention", q, k, v, axis, options, SequenceOrder::contiguous);
+  const AttentionParams params = check_context("gathered_attention", q, k, v, axis, options,
+                                               SequenceOrder::contiguous, ContextQueries::own_rows);
   const Placement rows = Placement::sharded(2), all = Placement::replicated();
   const ConvertOptions how{.check_if_placed = true, .traffic = options.waits};
-  PendingConversion keys = begin_convert(k, axis, rows, all, how),
+  const ConvertOptions first = without_fill(how);
+  PendingConversion keys = begin_convert(k, axis, rows, all, first),
                     values = begin_convert(v, axis, rows, all, how);
   const Tensor whole_k = keys.finish();
   return attend(q, whole_k, values.finish(), q.size(2) * axis.coordinate(), params, options);
@@ -118,14 +134,15 @@ Tensor all_to_all_attention(const Tensor& q, const Tensor& k, const Tensor& v, c
                             const ContextAttentionOptions& options) {
   if (const autograd::Autocast cast(kCastLike, q, k, v); cast)
     return all_to_all_attention(cast(q), cast(k), cast(v), axis, options);
-  const AttentionParams params =
-      check_context("all_to_all_attention", q, k, v, axis, options, SequenceOrder::contiguous);
+  const AttentionParams params = check_context("all_to_all_attention", q, k, v, axis, options,
+                                               SequenceOrder::contiguous, ContextQueries::all_rows);
   check(k.size(1) % axis.size() == 0, "[all_to_all_attention] ", axis.size(), " ranks cannot divide ",
         k.size(1), " heads of k and v equally; use ring_attention() or gathered_attention()");
   const Placement rows = Placement::sharded(2), heads = Placement::sharded(1);
   const ConvertOptions how{.check_if_placed = true, .traffic = options.waits};
-  PendingConversion of_q = begin_convert(q, axis, rows, heads, how),
-                    of_k = begin_convert(k, axis, rows, heads, how),
+  const ConvertOptions first = without_fill(how);
+  PendingConversion of_q = begin_convert(q, axis, rows, heads, first),
+                    of_k = begin_convert(k, axis, rows, heads, first),
                     of_v = begin_convert(v, axis, rows, heads, how);
   const Tensor all_q = of_q.finish(), all_k = of_k.finish();
   return convert(attend(all_q, all_k, of_v.finish(), 0, params, options), axis, heads, rows, how);

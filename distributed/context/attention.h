@@ -28,7 +28,8 @@
 //
 // Before anything is sent, each function throws ValueError for tensors of other dimensions, sizes that do not
 // fit, heads that the groups do not divide, a wrong order, and masks or sizes that it cannot take; TypeError
-// unless q, k and v have the same floating dtype; and DeviceError unless they are on one device.
+// unless q, k and v have the same floating dtype, the documents are int64 and the mask is bool; and
+// DeviceError unless all of them are on one device.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -49,20 +50,20 @@ struct ContextAttentionOptions {
   /// The number of each position's document, int64 (batch, length), for the whole sequence and equal on all
   /// ranks. A query sees the keys of its own document only. If undefined, all positions are of one document.
   Tensor documents = {};
-  /// In place of is_causal and documents: what context_document_mask() returned for them, so that several
-  /// attentions share it.
+  /// The result of context_document_mask(), which several attentions can share. Set it in place of is_causal
+  /// and documents.
   Tensor mask = {};
   /// Counts how long the host waits for other ranks, in forward and in backward, if it is not null.
   std::shared_ptr<ConversionTraffic> waits = {};
 };
 
-/// The queries of a form of attention that a rank computes.
+/// Which queries a rank computes in a form of attention.
 enum class ContextQueries : std::uint8_t {
   own_rows,  ///< of gathered_attention()
   all_rows   ///< of all_to_all_attention()
 };
-/// True where a query sees a key, bool (batch, 1, queries, length), for ContextAttentionOptions::mask: keys
-/// of its own document and, if `is_causal`, no later ones. `documents` is as in the options. Throws
+/// Returns ContextAttentionOptions::mask, bool (batch, 1, queries, length). It is true where a query sees a
+/// key: a key of its own document and, if `is_causal`, no later one. `documents` is as in the options. Throws
 /// ValueError if the ranks cannot divide the length equally.
 Tensor context_document_mask(const Tensor& documents, const Axis& axis, ContextQueries queries,
                              bool is_causal);
@@ -71,7 +72,7 @@ Tensor context_document_mask(const Tensor& documents, const Axis& axis, ContextQ
 Tensor gathered_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Axis& axis,
                           const ContextAttentionOptions& options = {});
 
-/// The name of the spans in which a ring computes, with the number of the step.
+/// The name of the spans in which a ring computes. The number of the step follows it.
 inline constexpr const char* kRingStep = "attention of step";
 
 /// Keys and values travel from rank to rank in a ring, while each rank attends to those that it has (Liu et

@@ -59,7 +59,7 @@ class ContextParallel {
   std::int64_t bytes_sent() const;
   /// The part of bytes_sent() that forward sends.
   std::int64_t forward_bytes_sent() const;
-  /// How long the host has waited for it.
+  /// How long the host has waited for what attention communicates, in forward and in backward.
   double exposed_s() const;
   void reset_report() const;
 

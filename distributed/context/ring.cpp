@@ -46,7 +46,7 @@ struct Ring {
         causal ? "ring_attention, causal, zigzag" : "ring_attention");
   }
 
-  // Waits for a pair like this one.
+  // Waits for `passing`, which moves as many bytes as `pair` has.
   void wait(const Work& passing, const Pair& pair) const {
     if (!waits) return passing.wait();
     waits->wait(
@@ -153,7 +153,8 @@ Tensor ring_attention(const Tensor& q, const Tensor& k, const Tensor& v, const A
                       const ContextAttentionOptions& options) {
   if (const autograd::Autocast cast(kCastLike, q, k, v); cast)
     return ring_attention(cast(q), cast(k), cast(v), axis, options);
-  AttentionParams params = check_context("ring_attention", q, k, v, axis, options, SequenceOrder::zigzag);
+  AttentionParams params = check_context("ring_attention", q, k, v, axis, options, SequenceOrder::zigzag,
+                                         ContextQueries::own_rows);
   check(!options.documents.defined() && !options.mask.defined(),
         "[ring_attention] a ring has no masks of documents; use gathered_attention() or "
         "all_to_all_attention()");

@@ -193,8 +193,7 @@ std::string DdpBase::why_not_joinable(const JoinScope& scope) const {
       return "the model has a ZeroRedundancyOptimizer, whose steps are collective; pass it in the list too";
   if (state_->reducer->is_paired())
     return "the model has two DistributedDataParallel that pass together (DdpOptions::paired_with), and a "
-           "rank "
-           "that has joined cannot shadow both; give all ranks as many batches";
+           "rank that has joined cannot shadow both; give all ranks as many batches";
   if (scope.options.throw_on_early_termination) return {};
   for (const nn::Module* m : state_->model.modules())
     if (m->type_name() == "SyncBatchNorm")

@@ -64,12 +64,13 @@ struct DdpOptions {
   ReduceOp reduce = ReduceOp::mean;
   /// Rebuilds the buckets after the first pass, in the order in which gradients arrived on rank 0.
   bool relearn_order = true;
-  /// Parameters of the model that are neither compared, broadcast nor averaged: those that ranks divide,
-  /// which another DistributedDataParallel over other ranks averages, if they have copies.
+  /// Parameters of the model that are neither compared, broadcast nor averaged, for example because ranks
+  /// divide them. If these have copies, another DistributedDataParallel over other ranks averages them.
   std::vector<nn::Parameter> ignored_parameters = {};
-  /// That other one, or null: the two begin and end passes together, and post their buckets in one order on
-  /// all ranks. Set it on the second of the two. Without it, ranks whose gradients arrive in other orders,
-  /// for example because one of them skips a mixture of experts, would wait for each other.
+  /// The other DistributedDataParallel of the same model, or null. The two begin and end passes together, and
+  /// post their buckets in one order on all ranks. Set it on the second of the two. Without it, ranks whose
+  /// gradients arrive in different orders would wait for each other, for example if one rank skips a mixture
+  /// of experts.
   DdpBase* paired_with = nullptr;
 };
 

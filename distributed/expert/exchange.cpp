@@ -7,6 +7,7 @@
 
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/function.h"
+#include "tapestry/autograd/internal/delay.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/view.h"
@@ -42,7 +43,7 @@ struct RowExchange {
   RowExchange back() const { return {group, received, sent, waits}; }
 };
 
-// Waits for rows that are like `rows`.
+// Waits for `work`, which moves as many bytes as `rows` has.
 void wait_for(const Work& work, const Tensor& rows, const RowExchange& how) {
   if (!how.waits) return work.wait();
   how.waits->wait(work, rows.device(),
@@ -67,9 +68,9 @@ RowsSent post_rows(const Tensor& x, const RowExchange& how) {
                                      "expert_parallel: rows")};
 }
 
-// As the two nodes of a conversion (distributed/placement/convert.cpp): the first one returns its input, and
-// the second one has the result. In backward the second one sends the gradient, and the first one waits for
-// it. What was recorded between the two runs meanwhile.
+// An exchange records two nodes, as a conversion does (distributed/placement/convert.cpp). The first node
+// returns its input, and the second one returns the result. In backward the second node sends the gradient,
+// and the first one waits for it. Nodes that were recorded between the two run meanwhile.
 struct ExchangeNodes {
   RowExchange how;
   RowsSent forward = {};
@@ -110,13 +111,20 @@ struct FinishExchange : autograd::Function<FinishExchange> {
   }
 };
 
-Tensor exchanged(const Tensor& x, const RowExchange& how) {
-  const auto nodes = std::make_shared<ExchangeNodes>(ExchangeNodes{how});
-  return FinishExchange::apply(BeginExchange::apply(x, nodes), nodes);
+// The first node, before whose wait backward computes delayed weight gradients.
+Tensor begin_exchange(const Tensor& x, const std::shared_ptr<ExchangeNodes>& nodes) {
+  const Tensor begun = BeginExchange::apply(x, nodes);
+  if (!begun.is_same(x)) autograd::mark_wait(begun);  // x itself if nothing is recorded
+  return begun;
 }
 
-// Sends rows, and calls `meanwhile`. Rows of other ranks' tokens are this rank's own: the placement is
-// `varying` on both sides.
+Tensor exchanged(const Tensor& x, const RowExchange& how) {
+  const auto nodes = std::make_shared<ExchangeNodes>(ExchangeNodes{how});
+  return FinishExchange::apply(begin_exchange(x, nodes), nodes);
+}
+
+// Sends rows, and calls `meanwhile` while they travel. Each rank has rows of its own before and after, so the
+// placement is `varying` on both sides.
 Tensor sent_rows(const Axis& axis, const Tensor& x, const RowExchange& how,
                  const std::function<void()>& meanwhile = {}) {
   Tensor from = x;
@@ -130,7 +138,7 @@ Tensor sent_rows(const Axis& axis, const Tensor& x, const RowExchange& how,
   Tensor begun;
   {
     const auto checked = check_rows();
-    begun = BeginExchange::apply(from, nodes);
+    begun = begin_exchange(from, nodes);
   }
   if (meanwhile) meanwhile();
   const auto checked = check_rows();
@@ -195,7 +203,8 @@ std::vector<std::int64_t> order_by_expert(const ExpertCounts& counts) {
 
 Tensor exchange_rows(const Axis& axis, const Tensor& x, const ExpertCounts& counts,
                      const std::function<Tensor(const Tensor& rows)>& compute,
-                     const std::shared_ptr<ConversionTraffic>& waits, const std::function<void()>& meanwhile) {
+                     const std::shared_ptr<ConversionTraffic>& waits,
+                     const std::function<void()>& meanwhile) {
   check(x.dim() == 2 && x.size(0) == total(counts.sent), "[expert_parallel] the rows have shape ", x.sizes(),
         ", and the counts are of ", total(counts.sent), " rows; pass the rows that were counted");
   const RowExchange there{axis.group(), counts.sent, counts.received, waits};

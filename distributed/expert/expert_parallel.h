@@ -49,7 +49,8 @@ class ExpertParallel {
   /// and of their gradients. It is counted when forward runs, and includes the backward of what grad mode
   /// would record. The counts, 8 bytes for each expert, are left out.
   std::int64_t bytes_sent() const { return sent_->bytes; }
-  /// The bytes of all rows that this rank's tokens have for experts, here or on other ranks, since then.
+  /// The bytes of the rows that this rank has routed to experts, its own included, since the last
+  /// reset_report().
   std::int64_t routed_bytes() const { return sent_->routed_bytes; }
   /// How long the host has waited for tokens, results and their gradients.
   double exposed_s() const { return sent_->waits->counts().exposed_s; }
@@ -78,9 +79,9 @@ class ExpertParallel {
 /// The gradient of an expert is the sum over all ranks' losses when backward ends. So it must not be added
 /// along this axis again, and no division by the number of ranks follows: divide the losses before backward,
 /// as a Strategy does. The gradients of the other parameters are this rank's own, and must be added along
-/// this axis. A Strategy with the axis `expert` does both. Without one, wrap the model twice: in a
-/// DistributedDataParallel over all ranks, and in one over copies of the experts, if there are any, each with
-/// DdpOptions::ignored_parameters and ReduceOp::sum, and the second with paired_with.
+/// this axis. A Strategy with the axis `expert` does both. Without one, wrap the model in a
+/// DistributedDataParallel over all ranks and, if experts have copies, in a second one over these copies.
+/// Both need DdpOptions::ignored_parameters and ReduceOp::sum. The second one needs paired_with.
 ///
 /// Collective over the axis. Throws ValueError on every rank, before anything is changed, if the module has
 /// no MixtureOfExperts, a rank would have no expert of one, its experts are divided already, or the ranks'

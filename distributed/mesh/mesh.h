@@ -99,8 +99,8 @@ class Mesh {
   std::string at(int rank) const;
   /// A table of ranks, hosts (or devices) and coordinates.
   std::string str() const;
-  /// The group of all ranks in the order of the mesh: the given world if that is its order. Null over
-  /// devices.
+  /// The group of all ranks in the order of the mesh. It is the given world if that has this order. Null for
+  /// a mesh of devices.
   const std::shared_ptr<ProcessGroup>& world() const;
 
  private:

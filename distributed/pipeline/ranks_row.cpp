@@ -45,6 +45,9 @@ class PipelineOverRanks final : public PipelineLayer {
     pipeline_->makes_all_micro_batches = context().axes.size() > 1;
     for (const Axis& axis : context().axes)
       if (axis.name() != context().axis->name()) pipeline_->placed_along.push_back(axis);
+    check(pipeline_->placed_along.size() <= MessageHeader::kMaxAxes, "[strategy] stages are placed along ",
+          pipeline_->placed_along.size(), " axes, and their messages have room for ", MessageHeader::kMaxAxes,
+          "; use fewer axes");
     pipeline_->around.emplace(RankPipeline::Around{
         .before = [=, this](const Action& action, bool last) -> std::shared_ptr<void> {
           if (action.kind != Action::Kind::forward) return all(backward_begins(part_of(action, last)));

@@ -193,8 +193,9 @@ bool communicates(const Job& job) {
          (job.from.is(Kind::sharded) && (is_equal(job.to) || job.to.is(Kind::sharded)));
 }
 
-// The first node waits for the gradient. That of a leaf is delayed: nothing in the pass needs it. Which nodes
-// are marked does not follow from sizes, so that all ranks mark the same ones.
+// In backward, the first node waits for the gradient. The wait for a leaf's gradient is delayed, because
+// nothing else in the pass needs it. All ranks must mark the same nodes, so sizes do not decide which nodes
+// are marked.
 std::pair<Tensor, std::shared_ptr<Nodes>> begin(const Tensor& x, const Job& job, bool fills_wait = true) {
   const auto nodes = std::make_shared<Nodes>(Nodes{job, job.of_gradient(x), post(x, job), {}});
   const Tensor begun = BeginConvert::apply(x, nodes);

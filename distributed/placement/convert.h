@@ -61,8 +61,8 @@ struct ConvertOptions {
   /// While placements are checked: a tensor without a placement along the axis gets none by the conversion.
   /// For functions that also serve axes along which a strategy sums gradients, where nothing is placed.
   bool check_if_placed = false;
-  /// Backward computes some delayed weight gradients before it waits (autograd/internal/delay.h). Of several
-  /// conversions that are posted one after another, only the one that backward waits for first should.
+  /// Backward computes some delayed weight gradients before it waits (autograd/internal/delay.h). If several
+  /// conversions are posted one after another, set it only for the one that backward waits for first.
   bool fills_wait = true;
   /// Counts what the conversion and its backward send, if it is not null.
   std::shared_ptr<ConversionTraffic> traffic = {};
@@ -97,7 +97,8 @@ struct ConvertOptions {
 ///
 /// Backward communicates in two steps too: a first node begins, and a second one waits. Nodes of what was
 /// computed between begin_convert() and finish() run in between. Where backward communicates, it also
-/// computes delayed weight gradients before it waits, and it waits at its end if `x` is a leaf.
+/// computes delayed weight gradients before it waits. If `x` is a leaf, it waits at a later wait, or at its
+/// end.
 ///
 /// Sources: Shoeybi et al., "Megatron-LM", 2019 (invariant to replicated, partial to invariant), and
 /// Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022 (sharded to

@@ -28,7 +28,7 @@ class TensorAxis final : public DividedAxis {
   SentByLayers sent(const nn::Module*, bool) override {
     using Kind = ConversionTraffic::Kind;
     const ConversionTraffic::Counts since = divided_.sent() - before_;
-    // A message of each ring passes a part of the bytes.
+    // A collective sends its bytes in (size - 1) messages around a ring. An all-reduce goes around twice.
     const auto of = [&](Kind kind, double rounds) -> SentMessages {
       const ConversionTraffic::Sent& own = since.of(kind);
       return {static_cast<double>(own.calls) * rounds * (size - 1), static_cast<double>(own.bytes)};
@@ -60,7 +60,7 @@ class ContextAxis final : public DividedAxis {
   }
   Tensor own_part(const Tensor& whole) const override { return divided_.own_part(whole, *dim_); }
   void begin() override { before_ = {divided_.forward_bytes_sent(), divided_.bytes_sent()}; }
-  // All bytes are counted in forward.
+  // When forward runs, bytes_sent() counts those of backward too. They are kept until backward is asked for.
   SentByLayers sent(const nn::Module* block, bool backward) override {
     if (!block) return {};
     if (!backward) {
@@ -90,7 +90,7 @@ class ContextAxis final : public DividedAxis {
       return backward ? SentByLayers{{}, {}, pair, {}} : SentByLayers{{}, pair, {}, {}};
     }
     if (!backward) return {{}, {}, {}, {(n - 1) * attentions, bytes}};
-    // n - 1 messages of keys and values, and n of their gradients, of which nothing hides the last.
+    // A ring passes n - 1 messages of keys and values, and n of their gradients. Nothing hides the last one.
     const double last = bytes / (2 * n - 1);
     return {{}, {attentions, last}, {}, {(2 * n - 2) * attentions, bytes - last}};
   }
@@ -162,6 +162,9 @@ std::vector<std::unique_ptr<DividedAxis>> divide_layers(nn::Module& whole, const
            " divides no layers; choose tensor, context or expert");
     }
   }
+  const std::string known = layers_of(plan, plan.size);
+  check(layers == known, "[measure_profile] MeasureOptions::layers has \"", layers,
+        "\", and predictions look for \"", known, "\"; write it so");
   return axes;
 }
 

@@ -69,7 +69,8 @@ std::vector<std::map<std::string, double>> measure_times(ProfiledModel& model,
           sums[s.name] += s.end - s.begin;
           continue;
         }
-        // Divided layers wait within the span of their block. What the ranks send is counted instead.
+        // The span of a block contains the waits of its divided layers. They are subtracted, because the
+        // planner predicts them from the bytes that ranks send.
         for (const Span& of_block : spans)
           if (of_block.activity != Activity::communication && !is_step(of_block) &&
               of_block.begin <= s.begin && s.end <= of_block.end)
@@ -490,7 +491,7 @@ void measure_traffic(MeasuredBlocks& blocks, ProfiledModel& model, const std::ve
         set(own.all_gather, &SentByLayers::all_gather);
         set(own.reduce_scatter, &SentByLayers::reduce_scatter);
         set(own.beside, &SentByLayers::beside);
-        // Messages pass beside all steps of a ring but one.
+        // In a ring, messages travel during all steps but one.
         std::vector<std::pair<double, double>> beside = blocks.beside_s[k][pass].points();
         for (auto& [samples, seconds] : beside) seconds *= (axis.size - 1.0) / axis.size;
         if (own.beside.count > 0) own.beside_s = Curve(std::move(beside));
@@ -545,7 +546,7 @@ Profile measure_profile(const Model& model, const TrainingSetup& setup, const Me
     ProfiledModel divided(model, setup, devices[0], layers);
     MeasuredBlocks part = measure_blocks(divided, sizes, setup, options);
     measure_traffic(part, divided, sizes);
-    // A part of a batch is a copy, and the rank has the whole batch too.
+    // A rank's part of a batch is a copy, which the rank holds beside the whole batch.
     const auto with_part = [&](double all, const Tensor& own) {
       return all + (per_sample(own) < all ? per_sample(own) : 0);
     };

@@ -82,12 +82,12 @@ struct MeasureOptions {
   /// Further numbers of devices for which simulate_devices() will be called. The batch per device of each is
   /// measured too.
   std::vector<int> simulated_devices = {};
-  /// Texts of the axes that divide layers for which the model is measured too, as layers_of() returns them:
-  /// "tensor=2:sequence=1", "context=2,tensor=2". Only these can be predicted. One rank is measured, which
-  /// has the largest parts and the most work, over a group without peers: its collectives are counted, and
-  /// take no time. Experts of other ranks are taken to send as many tokens as this rank sends to them, so
-  /// that a rank computes as many rows as its own tokens have; the bytes of tokens are those of a router that
-  /// uses all experts equally.
+  /// The axes that divide layers for which the model is measured too, as texts that layers_of() returns:
+  /// "tensor=2:sequence=1", "context=2,tensor=2". Only these can be predicted. One rank is measured: the one
+  /// with the largest parts and the most work. Its group has no peers, so its collectives are counted and
+  /// take no time. With experts, other ranks are assumed to send this rank as many tokens as it sends to
+  /// them, so that it computes as many rows as its own tokens have. The bytes of tokens are those of a router
+  /// that uses all experts equally.
   std::vector<std::string> layers = {};
 };
 
@@ -95,8 +95,8 @@ struct MeasureOptions {
 /// device's part of the threads. If the setup has several devices, it also measures contention: all devices
 /// train at once, each with its part of the batch. Throws ValueError if the model has no blocks, a block has
 /// no parameters, the batch has not setup.batch_size samples, or an axis of MeasureOptions::layers divides no
-/// layers, and what tensor_parallel(), context_parallel() and expert_parallel() throw if the layers cannot be
-/// divided.
+/// layers. Throws what tensor_parallel(), context_parallel() and expert_parallel() throw if the layers cannot
+/// be divided.
 Profile measure_profile(const Model& model, const TrainingSetup& setup, const MeasureOptions& options = {});
 
 /// Measures communication between the devices of this process: copies from the first device to the second,
@@ -141,12 +141,12 @@ struct MemoryItems {
   }
 };
 
-/// The axes of a plan on so many devices that divide layers, with the options that change what they send:
-/// "context=2:attention=ring,tensor=2". Empty if there are none. With `simulated`, as simulate_devices()
-/// takes the plan.
+/// The text of those axes that divide layers, for a plan on this number of devices, with the options that
+/// change what they send: "context=2:attention=ring,tensor=2". Empty if there are none. With `simulated`, for
+/// the plan as simulate_devices() widens it.
 std::string layers_of(const StrategyPlan& plan, int devices, bool simulated = false);
 
-/// What an axis costs in a step. Gradients that are added along several axes at once are those of one axis,
+/// What an axis costs in a step. Gradients that are added along several axes at once count for a joined axis,
 /// with a name such as "replicate_context".
 struct AxisCost {
   std::string axis;
@@ -202,12 +202,12 @@ struct Prediction {
 /// size -1 takes what the others leave. The result depends on the arguments only, so a profile that was
 /// measured on another machine can be used. Each axis adds its part, as its row describes it (StepDivision),
 /// from the innermost to the outermost. Returns nullopt if a row has no StepDivision, for divided layers that
-/// the profile does not have (Profile::divided), or for axes that do not combine: stages over ranks,
-/// replicas, divided models and divided layers do, in this order, each at most once, but layers along several
-/// axes. Axes that divide parameters of copies (`expert`) do not combine with ZeRO. A plan that splits the
-/// model needs setup.split. Throws ValueError if the profile has no blocks, the split does not fit the model,
-/// the sizes do not fit the devices, or there are fewer samples than devices that divide the batch, or than
-/// micro-batches.
+/// the profile does not have (Profile::divided), or for axes that do not combine. Stages over ranks,
+/// replicas, divided models and divided layers combine in this order, each along one axis at most, but layers
+/// along several. Axes that divide parameters of copies (`expert`) do not combine with ZeRO. A plan that
+/// splits the model needs setup.split. Throws ValueError if the profile has no blocks, the split does not fit
+/// the model, the sizes do not fit the devices, or there are fewer samples than devices that divide the
+/// batch, or than micro-batches.
 std::optional<Prediction> predict(const StrategyPlan& plan, const Profile& profile, const Link& link,
                                   const TrainingSetup& setup);
 
@@ -233,14 +233,14 @@ std::optional<Prediction> simulate_devices(const StrategyPlan& plan, const Profi
                                            const TrainingSetup& setup, int devices);
 
 /// The ways to train on `devices` ranks: every factorization over the axes pipeline, replicate and shard, and
-/// one of the texts `layers` or none, whose pipeline has at most one stage per block, and whose devices with
-/// samples of their own get at least one each. Texts of strategies, such as
-/// "pipeline=2,replicate=2,tensor=2"; "none" for one device. Throws ValueError unless all numbers are at
-/// least 1.
+/// one of the texts `layers` or none. A pipeline has at most one stage per block, and devices with samples of
+/// their own get at least one each. Returns texts of strategies, such as "pipeline=2,replicate=2,tensor=2";
+/// "none" for one device. Throws ValueError unless all numbers are at least 1.
 std::vector<std::string> meshes(int devices, int blocks, std::int64_t batch_size,
                                 const std::vector<std::string>& layers = {});
-/// Predictions of meshes() as simulate_devices() makes them, the fastest first. Their layers are divided as
-/// the profile was measured for without options, as far as the devices fit on one host.
+/// Predictions of meshes() as simulate_devices() makes them, the fastest first. Their layers are divided in
+/// the ways for which the profile was measured, except ways with options and those whose devices do not fit
+/// on one host.
 std::vector<Prediction> sweep(const Profile& profile, const Link& link, const TrainingSetup& setup,
                               int devices);
 /// What a step loses: "3.1 ms wait for shard, 1.2 ms bubble of the pipeline". The largest part is first, and

@@ -31,7 +31,7 @@ Predictor predictor_of(const StrategyPlan& plan, const std::vector<StepDivision>
   if (shards) ++i;
   while (i < all.size() && all[i].layers && !plan.over_devices) ++i;
   if (i < all.size()) return nullptr;
-  // The optimizer's state of experts is divided along other axes than that of the other parameters.
+  // ZeRO divides the state of experts along other axes than that of other parameters, which is not predicted.
   const auto divides_parts = [](const StepDivision& d) { return d.parts; };
   if (zero && std::any_of(all.begin(), all.end(), divides_parts)) return nullptr;
   return stages ? predict_stages : shards ? predict_sharded_models : predict_whole_models;
@@ -83,7 +83,7 @@ void set_costs(std::vector<PlannedAxis>& axes, const StrategyPlan& plan, const L
     PlannedAxis& axis = axes[at];
     const bool crosses =
         axis.of.empty() ? leaves_host(at) : std::any_of(axis.of.begin(), axis.of.end(), leaves_host);
-    // The members of a group on a host, and between neighbours the members of other groups.
+    // `own` counts the members of a group on one host, `inside` those of other groups between two neighbours.
     int own = 1, inside = axis.of.empty() ? between(axes, at) : per_host;
     for (const std::size_t i : axis.of)
       if (!leaves_host(i)) own *= axes[i].size;
@@ -113,7 +113,7 @@ std::string layers_on(const std::vector<PlannedAxis>& axes) {
   return text;
 }
 
-// The profile of one of the devices that divide the layers, if it was measured for so many.
+// The profile of one of the devices that divide the layers, if it was measured for the text of these axes.
 std::optional<Profile> profile_on(const std::vector<PlannedAxis>& axes, const Profile& profile) {
   const std::string layers = layers_on(axes);
   if (layers.empty()) return profile;
@@ -130,7 +130,7 @@ std::optional<Profile> profile_on(const std::vector<PlannedAxis>& axes, const Pr
   return std::nullopt;
 }
 
-// The plan as simulate_devices() takes it: an axis takes what the others leave.
+// The plan as simulate_devices() takes it: one axis takes the devices that the others leave.
 StrategyPlan widened(const StrategyPlan& plan, const std::vector<StepDivision>& divisions) {
   StrategyPlan wider = plan;
   const auto is_open = [](const AxisSpec& axis) { return axis.size < 0; };
@@ -161,7 +161,7 @@ std::vector<PlannedAxis> with_sums(std::vector<PlannedAxis> axes) {
     parts = parts || d.parts;
     if (!d.parts) of_parts.push_back(i);
   }
-  // The row `replicate` does it alone.
+  // If `replicate` is the only axis with copies, its row adds the gradients, and nothing is joined.
   if (all.empty() || (all.size() == 1 && axes[all[0]].division.sum != StepDivision::Sum::none)) return axes;
   StepDivision sum{.sum = StepDivision::Sum::buckets};
   for (const std::size_t i : all) {
@@ -182,7 +182,7 @@ std::vector<PlannedAxis> with_sums(std::vector<PlannedAxis> axes) {
 }
 
 std::string layers_of(const StrategyPlan& plan, int devices, bool simulated) {
-  const std::vector<StepDivision> divisions = divisions_of(plan);
+  const std::vector<StepDivision> divisions = divisions_of(plan, /*predictable=*/false);
   if (divisions.size() < plan.axes.size()) return "";
   const auto axes = axes_on(simulated ? widened(plan, divisions) : plan, divisions, devices);
   return axes ? layers_on(*axes) : "";

@@ -120,7 +120,7 @@ double LayerCollectives::seconds(const AllReduce& costs, double n) const {
   };
   const double waits = of(all_reduce, costs.message) + of(all_gather, gather) + of(reduce_scatter, scatter);
   if (beside.count == 0) return waits;
-  // The attention takes longer while messages pass, or the messages take longer than the attention.
+  // Either the messages take longer than the attention, or they slow it down. The larger loss counts.
   const double passing =
       costs.overlap_slowdown * of(beside, costs.peer_message.is_free() ? costs.message : costs.peer_message);
   return waits + std::max(passing - beside_s.at(n), costs.compute_stall * passing);
@@ -158,11 +158,24 @@ Profile profile_from_text(const std::string& text) {
               " parameters, and parts of parameter ", i);
   };
   check_blocks(profile.blocks);
+  // Only the devices of these axes communicate inside the layers.
+  const auto check_axes = [](const std::vector<BlockProfile>& blocks, const std::string& axes) {
+    for (const BlockProfile& b : blocks)
+      for (const auto* pass : {&b.layers_forward, &b.layers_backward})
+        for (const LayerCollectives& c : *pass)
+          check(!c.axis.empty() && concat({",", axes}).find(concat({",", c.axis, "="})) != std::string::npos,
+                "[planner] the text is not a profile: block ", b.name, " communicates along ", c.axis,
+                ", which is not one of the axes that divide its layers (", axes, ")");
+  };
+  check_axes(profile.blocks, "");
+  check_axes({profile.loss}, "");
   for (const DividedLayers& d : profile.divided) {
     check(d.blocks.size() == profile.blocks.size(), "[planner] the text is not a profile: the model has ",
           profile.blocks.size(), " blocks, and ", d.blocks.size(), " when the devices of ", d.axes,
           " divide its layers");
     check_blocks(d.blocks);
+    check_axes(d.blocks, d.axes);
+    check_axes({d.loss}, d.axes);
   }
   return profile;
 }

@@ -32,19 +32,19 @@ struct RingMessages {
   double count = 0;  ///< messages of their rings, one after another
   Curve bytes;       ///< that a device sends in them
 };
-/// What the layers of a block send along an axis in a pass. The layers wait for it, and nothing hides it, but
-/// for the messages of ring attention.
+/// What the layers of a block send along an axis in a pass. The layers wait for it, and nothing hides it,
+/// except the messages of ring attention, which pass beside it.
 struct LayerCollectives {
   std::string axis, what;  ///< "tensor"; "activations" or "tokens"
   /// An all-to-all counts as an all-gather of unequal parts.
   RingMessages all_reduce, all_gather, reduce_scatter;
   RingMessages beside;  ///< those that pass while attention computes for `beside_s` seconds
   Curve beside_s;
-  /// What the layers wait for, for n samples.
+  /// How long the layers wait with n samples, in seconds.
   double seconds(const AllReduce& costs, double n) const;
   double bytes(double n) const;
-  /// Of the tensors that `devices` devices add, gather or divide, of which a device sends bytes(), and of the
-  /// messages beside attention. There are 2 devices or more.
+  /// The bytes of the whole tensors that `devices` devices (2 or more) add, gather or divide, and of the
+  /// messages beside attention. bytes() is what one device sends of them.
   double whole_bytes(double n, int devices) const;
 };
 
@@ -53,7 +53,7 @@ struct LayerCollectives {
 struct BlockProfile {
   std::string name;
   std::vector<std::int64_t> parameter_bytes;  ///< per trained tensor, in registration order
-  /// The indices of those that the devices of an axis divide which copies all others: experts.
+  /// The indices of the tensors of experts: the devices of an axis divide these, and copy all others.
   std::vector<int> parts;
   Curve forward_s, backward_s;
   /// The extra time of a micro-batch's backward pass if gradients already exist and must be added to.

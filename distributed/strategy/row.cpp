@@ -162,7 +162,7 @@ StrategyPlan plan_strategy(std::vector<AxisSpec> axes, bool launched) {
   return plan;
 }
 
-std::vector<StepDivision> divisions_of(const StrategyPlan& plan) {
+std::vector<StepDivision> divisions_of(const StrategyPlan& plan, bool predictable) {
   std::vector<StepDivision> all;
   for (const AxisSpec& axis : plan.axes) {
     const std::vector<const StrategyRow*> rows = rows_of(axis, plan.over_devices);
@@ -174,17 +174,18 @@ std::vector<StepDivision> divisions_of(const StrategyPlan& plan) {
       division.parts = rows[0]->divides;
     }
     for (const StrategyRow* const row : rows)
-      if (!row->divide || !row->divide(axis, division)) return {};
+      if ((!row->divide || !row->divide(axis, division)) && predictable) return {};
   }
   const bool stages =
       std::any_of(all.begin(), all.end(), [](const StepDivision& d) { return !d.schedule.empty(); });
-  // Of the messages of stages, the predictors know those of whole sequences.
-  if (stages && std::any_of(all.begin(), all.end(),
-                            [](const auto& d) { return d.options.find("sequence=1") != std::string::npos; }))
+  // Under sequence=1 stages send parts of sequences, but the predictors know only messages of whole ones.
+  if (predictable && stages && std::any_of(all.begin(), all.end(), [](const auto& d) {
+        return d.options.find("sequence=1") != std::string::npos;
+      }))
     return {};
   for (std::size_t i = 0; i < all.size(); ++i) {
-    // A step without stages has one part, so that reducing each part is what is predicted anyway.
-    if (stages && plan.axes[i].option("reduce", "step") != "step") return {};
+    // A step without stages has one part, so there reducing each part is the same as reducing the step.
+    if (predictable && stages && plan.axes[i].option("reduce", "step") != "step") return {};
     // Only stages make fully_shard gather once in a step unless the text asks for it.
     all[i].keeps_whole = all[i].keeps_whole && (stages || plan.axes[i].options.contains("gather"));
   }

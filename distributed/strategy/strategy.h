@@ -172,7 +172,7 @@ struct StepDivision {
   bool keeps_whole = false;
   /// The devices divide what layers compute, and communicate inside the layers, as under tensor_parallel,
   /// context_parallel and expert_parallel. `options` are those of the axis that change what the devices
-  /// compute or send: "sequence=1", "attention=ring". A default is left out.
+  /// compute or send: "sequence=1", "attention=ring". Options with default values are left out.
   bool layers = false;
   std::string options = {};
   bool samples = false;  ///< each device computes samples of its own
@@ -201,8 +201,9 @@ struct StrategyPlan {
 /// false, unless its options exist in the other place only. Throws ValueError.
 StrategyPlan plan_strategy(std::string_view text, bool launched);
 StrategyPlan plan_strategy(std::vector<AxisSpec> axes, bool launched);
-/// How each axis of a plan divides a step. Empty if a row of an axis does not say it.
-std::vector<StepDivision> divisions_of(const StrategyPlan& plan);
+/// How each axis of a plan divides a step. Empty if the planner cannot predict it, unless `predictable` is
+/// false: then what the rows of the axes say nevertheless.
+std::vector<StepDivision> divisions_of(const StrategyPlan& plan, bool predictable = true);
 
 class Strategy {
  public:
@@ -242,8 +243,8 @@ class Strategy {
   bool calls_are_collective() const;
   /// The model itself can be called, for example to generate text.
   bool can_call_model() const;
-  /// Where this process, or another rank, is along the axes that random numbers follow, by what the ranks of
-  /// each axis compute. For manual_seed_by_coordinate() and ShardedTraining.
+  /// The place of this process, or of another rank, along the axes that random numbers follow. What the ranks
+  /// of an axis compute decides whether they follow it. For manual_seed_by_coordinate() and ShardedTraining.
   RandomPlace random_place() const { return random_place(rank()); }
   RandomPlace random_place(int rank) const;
   /// For ShardedTraining: the choices that change the bits of a run: the canonical text, the parts of a step,
@@ -258,8 +259,8 @@ class Strategy {
   /// targets of all ranks and parts (Loss::count). read(part) returns this process's samples: see share().
   /// With a scaler, gradients are multiplied by its scale. Collective. The first step compares `count` with
   /// the losses' counts: ValueError on all ranks if it is not their sum. A batch that is `whole` is a
-  /// ValueError too. At the end, the biases of routers move by the tokens of all ranks and parts
-  /// (update_router_bias()), so do not call it yourself.
+  /// ValueError too. At the end, update_router_bias() moves the biases of routers by the tokens of all ranks
+  /// and parts. Do not call it yourself.
   StepLoss gradients(const std::function<Batch(const Part&)>& read, double count,
                      optim::GradScaler* scaler = nullptr);
   /// Clips the norm of all gradients, over all axes, and returns it: nn::clip_grad_norm_(). Collective.

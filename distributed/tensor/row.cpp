@@ -6,9 +6,16 @@
 namespace tapestry::distributed {
 namespace {
 
+bool divides_sequence(const AxisSpec& axis) { return axis.option("sequence", "0") == "1"; }
+std::string chunks_of(const AxisSpec& axis) { return axis.option("chunks", "1"); }
+
 class TensorOverRanks final : public StrategyLayer {
  public:
-  using StrategyLayer::StrategyLayer;
+  explicit TensorOverRanks(const LayerContext& context) : StrategyLayer(context) {
+    check(divides_sequence(context.spec) || chunks_of(context.spec) == "1", "[strategy] ",
+          to_string({context.spec}),
+          ": chunks are parts of a sequence that the ranks divide; write sequence=1 beside chunks");
+  }
   bool builds_in_parts() const override { return true; }
   bool calls_are_collective() const override { return true; }
 
@@ -18,8 +25,8 @@ class TensorOverRanks final : public StrategyLayer {
     const TensorPlan plan =
         parts.tensor_plan.rules.empty() ? tensor_plan(model, axis.size()) : parts.tensor_plan;
     divided_.emplace(tensor_parallel(model, axis, plan,
-                                     {.sequence = context().spec.option("sequence", "0") == "1",
-                                      .chunks = std::stoi(context().spec.option("chunks", "0")),
+                                     {.sequence = divides_sequence(context().spec),
+                                      .chunks = std::stoi(chunks_of(context().spec)),
                                       .device = device()}));
   }
   void before_forward(const Part& part) override {
@@ -61,8 +68,8 @@ const RowRegistration tensor_over_ranks{
      .divide =
          [](const AxisSpec& axis, StepDivision& step) {
            step.layers = true;
-           if (axis.option("sequence", "0") == "1") step.options = "sequence=1";
-           return true;
+           if (divides_sequence(axis)) step.options = "sequence=1";
+           return chunks_of(axis) == "1";  // no predictor knows what chunks hide
          },
      .make = [](const LayerContext& context) -> std::unique_ptr<StrategyLayer> {
        return std::make_unique<TensorOverRanks>(context);

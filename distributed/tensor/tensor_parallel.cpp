@@ -99,11 +99,6 @@ std::string divide(std::int64_t size, std::int64_t unit, int ranks, const char* 
   return {};
 }
 
-// The adapter of a layer, or null.
-nn::LoraAdapter* adapter_of(const nn::Linear& layer) {
-  const auto found = nn::lora_adapters(layer);
-  return found.empty() ? nullptr : found[0].second;
-}
 struct SharedUnits {
   Axis owners, copies;  // of the ranks that share units, if there are fewer units than ranks
 };

@@ -34,10 +34,11 @@ struct TensorParallelOptions {
   bool sequence = false;
   /// The dimension of the residual stream that is the sequence, counted from the end. -3 for (L, N, E).
   int sequence_dim = -2;
-  /// With `sequence`: layers cut the stream into at most this many chunks along the sequence, so that the
-  /// product of one chunk runs while the next one is gathered, or the one before it reduced and scattered. 0
-  /// and 1 mean whole products, which are faster where the links are: chunks cost a copy of what a product
-  /// reads and writes. The bytes stay the same. The head of a language model and `attention` take whole ones.
+  /// With `sequence`: Linear layers cut the stream into at most this many chunks along the sequence. The
+  /// product of one chunk then runs while the next one is gathered, or while the one before it is reduced and
+  /// scattered. The bytes stay the same. 0 and 1 mean whole products, which are faster on fast links, because
+  /// chunks cost a copy of what products read and write. The head of a language model, the style `attention`
+  /// and layers whose parameters fully_shard() gathers by themselves have whole products.
   int chunks = 0;
   /// Where parameters and buffers on the meta device get their memory and their initial values, one at a
   /// time. If nullopt, the current device, or the one around a DeviceGuard of the meta device.
@@ -55,8 +56,8 @@ class TensorParallel {
   std::int64_t bytes_sent() const { return sent().bytes(); }
   void reset_report() const;
   /// A scope around calls of modules of the model that belong together, such as those of a stage of a
-  /// pipeline. A call of the whole model has one of its own. Without it, each divided layer exchanges the
-  /// length of the sequence.
+  /// pipeline. Without such a scope, each divided layer exchanges the length of the sequence. A call of the
+  /// whole model has a scope of its own.
   std::shared_ptr<void> call() const;
 
  private:
@@ -72,8 +73,8 @@ class TensorParallel {
 /// of a model in one process: the first rank's whole parameters are broadcast, one at a time, and each rank
 /// keeps its part. Parameters that another axis holds already (the stages of a pipeline) are divided further.
 /// Adapters (nn::add_lora()) are divided with their layers: add them before. Call fully_shard() or
-/// DistributedDataParallel afterwards. If placements are checked now (PlacementCheck), calls of the model
-/// are.
+/// DistributedDataParallel afterwards. Calls of the model check placements if they are checked now
+/// (PlacementCheck).
 ///
 /// Collective over the axis. Throws ValueError on every rank, before anything is changed, if a rule matches
 /// no module or one that its style cannot divide (recurrent layers are refused by name), a rank would have

@@ -134,7 +134,7 @@ struct LossData {
   bool needs_x, needs_weight;
 };
 
-// x (rows, E) and the weight (words, E), or the logits as x and no weight.
+// The loss of x (rows, E) and the weight (words, E). Without a weight, x has the logits.
 struct VocabularyLoss : autograd::Function<VocabularyLoss> {
   static constexpr const char* kName = "vocab_parallel_cross_entropy";
   static constexpr bool kOnceDifferentiable = true;

@@ -130,7 +130,7 @@ void ZeroBase::State::make_division(Share& share) {
         own.empty() ? "" : items[static_cast<std::size_t>(own.begin()->second)].label,
         " is no trained parameter of the DistributedDataParallel; wrap the model again after it has changed");
   item_of = std::move(by_place);
-  // The stages of a pipeline add their gradients of a tied weight, so each of them divides it in the same
+  // The stages of a pipeline add their gradients of a tied weight, so all of them must divide it in the same
   // way.
   std::vector<bool> alone;
   for (const int i : share.item_of)
@@ -185,11 +185,14 @@ ZeroBase::ZeroBase(const Groups& groups, const ZeroOptions& options, const char*
     if (s.stage == 1) s.settle();
     text =
         concat({s.inner->optimizer().name(), " stage ", s.stage, " bucket_cap_mb ", s.bucket_cap_mb, "\n"});
+    // consolidate_state_dict() names one place in all of these groups.
+    if (s.shares.size() > 1) text += concat({"parts_group of ", s.shares[1].group->size(), " ranks\n"});
     for (const State::Item& item : s.items) {
       const std::string own = concat({item.label, " ", item.tensor.dtype(), " ", item.tensor.sizes(), " ",
                                       item.tensor.strides(), item.trained() ? "\n" : " frozen\n"}) +
                               describe_part(item.label, item.slot);
-      // The ranks of the first group have different parts of the others.
+      // Ranks of the first group have different parts of the parameters in the second share, so only the
+      // whole sizes must agree there.
       text += item.share == 0 ? own : concat({nn::whole_sizes(item.slot), "\n"});
       if (item.share > 0) of_parts += own;
     }
@@ -279,10 +282,12 @@ void ZeroBase::State::compare_ranks(const std::string& options, bool has_stepped
   if (wrong.empty())
     for (const Item& item : items) (item.share == 0 ? gradients : of_parts) += has_gradient(item) ? '1' : '0';
   if (shares.size() > 1) {
-    const auto own = std::bit_cast<std::int64_t>(fnv1a(of_parts));
-    const std::vector<std::int64_t> all =
-        all_gather_numbers(*shares[1].group, {&own, 1}, "gradients of parts");
-    if (wrong.empty() && std::any_of(all.begin(), all.end(), [&](std::int64_t h) { return h != own; }))
+    // A rank with a problem of its own has nothing to compare, and tells all ranks below.
+    const std::vector<std::int64_t> own{wrong.empty() ? 0 : 1, std::bit_cast<std::int64_t>(fnv1a(of_parts))};
+    const std::vector<std::int64_t> all = all_gather_numbers(*shares[1].group, own, "gradients of parts");
+    bool differ = false;
+    for (std::size_t i = 0; i < all.size(); i += 2) differ = differ || (all[i] == 0 && all[i + 1] != own[1]);
+    if (wrong.empty() && differ)
       wrong =
           "the ranks that have the same parts of parameters have gradients of different ones; do the same on "
           "all of them before step()";
@@ -460,8 +465,7 @@ const std::shared_ptr<ProcessGroup>& ZeroBase::join_group() const { return state
 std::string ZeroBase::why_not_joinable(const JoinScope&) const {
   if (state_->shares.size() == 1) return {};
   return "ranks divide some of its parameters (ZeroOptions::parts), so no rank has the gradients of all that "
-         "a "
-         "rank which has joined would need; give all ranks as many batches";
+         "a rank which has joined would need; give all ranks as many batches";
 }
 void ZeroBase::set_join(JoinScope* scope) { state_->join = scope; }
 void ZeroBase::shadow(int) { step(); }

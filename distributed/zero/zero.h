@@ -39,8 +39,8 @@ struct ZeroOptions {
   /// The updated parameters are gathered in buckets of this many MiB (2^20 bytes). Stage 2 uses the buckets
   /// of the DistributedDataParallel instead.
   double bucket_cap_mb = 25;
-  /// Other ranks divide the state of these parameters: those that have the same parts of them, if the ranks
-  /// of process_group have different ones, such as experts that expert_parallel() divides. Stage 2 needs a
+  /// Parameters of which the ranks of process_group have different parts, such as experts that
+  /// expert_parallel() divides. Their state is divided by the ranks that have the same parts. Stage 2 needs a
   /// second DistributedDataParallel, over parts_group.
   std::vector<nn::Parameter> parts = {};
   /// The ranks that divide the state of `parts`: some of those of process_group.
@@ -101,14 +101,14 @@ class ZeroBase : public optim::Optimizer, public ElementDivided, public Joinable
   ProcessGroup& process_group() const override;
 
   /// Collective: collects the state of all ranks on the rank `to`, on the CPU, for state_dict(). It is valid
-  /// until the next step() or load_state_dict(). The state of ZeroOptions::parts is collected on the ranks
-  /// that are at the same place of their parts_group as `to` is of its own. Throws IndexError on every rank
-  /// if there is no such rank.
+  /// until the next step() or load_state_dict(). The state of ZeroOptions::parts is collected on one rank of
+  /// each parts_group: the one whose number in its group is that of `to` in its own. Throws IndexError on
+  /// every rank if there is no such rank.
   void consolidate_state_dict(int to = 0) override;
   /// The options and the whole state, as the divided optimizer would return them without ZeRO: it can load
   /// them, with any number of ranks or without any. Throws ValueError unless consolidate_state_dict() has
-  /// collected the state on this rank since the last step(), and if ranks divide a parameter, whose state no
-  /// rank has then: a checkpoint has all of it.
+  /// collected the state on this rank since the last step(). Throws ValueError also if ranks divide a
+  /// parameter, because no rank has its whole state then; a checkpoint has it.
   StateDict state_dict() const override;
   /// The options and this rank's part of the state, with a description of the division. Not collective. Only
   /// the same rank of a job with as many ranks can load it.

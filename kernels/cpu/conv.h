@@ -40,8 +40,8 @@ struct OneDnnConv {
 /// For tests: the name that oneDNN gives to the kernel of this forward pass in bf16, without bias. It is
 /// empty if oneDNN computes none.
 std::string bf16_conv_kernel(const Conv2dShape& s);
-/// For tests on processors without AMX: takes the kernels of this thread with `part` in their names for AMX
-/// kernels of a version with the stride fault (onednn_faults.h). An empty `part` ends this.
+/// For tests on processors without AMX: treats this thread's kernels with `part` in their names as AMX
+/// kernels of a oneDNN version with the stride fault (onednn_faults.h). An empty `part` ends this.
 void plant_stride_fault(std::string_view part);
 extern template struct OneDnnConv<float>;
 extern template struct OneDnnConv<BFloat16>;

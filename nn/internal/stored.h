@@ -74,8 +74,8 @@ Tensor whole_tensor(const TensorSlot& slot, int replica);
 /// The part of a whole value that a replica stores: a view, or a copy of several boxes. Undefined if `value`
 /// does not have the shape of the whole tensor.
 Tensor stored_part(const TensorSlot& slot, int replica, const Tensor& value);
-/// A tensor like the whole value, in host memory. parts[r] is what replica r stores. The replicas must have
-/// all boxes.
+/// Joins parts[r], which replica r stores, into a tensor like the whole value, in host memory. Together the
+/// parts must cover the whole value.
 Tensor join_parts(const Layout& layout, const std::vector<Tensor>& parts);
 
 /// Copies a value of whole_sizes() to all replicas, and converts devices and dtypes. Stored tensors take

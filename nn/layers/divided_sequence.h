@@ -22,8 +22,8 @@ class DividedSequence {
   /// The whole sequences (N, length), in order, of which `rows` (N, rows) are this rank's. Collective, and
   /// without gradients.
   virtual Tensor whole(const Tensor& rows) const = 0;
-  /// What the queries that attention() computes on this rank see: the earlier tokens of their own document.
-  /// `documents` is i64, of whole(). The layers of one call share the result.
+  /// The mask of the queries that attention() computes on this rank: they see the earlier tokens of their own
+  /// document. `documents` is i64, for the whole sequences. The layers of one call share the result.
   virtual Tensor document_mask(const Tensor& documents) const = 0;
   /// scaled_dot_product_attention() of this rank's queries (N, heads, rows, E) to the keys and values of all
   /// ranks, of which k and v (N, groups, rows, E) are this rank's. Collective.

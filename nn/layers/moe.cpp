@@ -52,7 +52,8 @@ Tensor matrices(const Shape& sizes) {
   return init::uniform_(empty(sizes), -bound, bound);
 }
 
-// Calls fn with the tensor of each replica. Parameters may have fewer replicas between two calls.
+// Calls fn with the tensor of each replica. It tries all kMaxDevices replicas, because parameters may have
+// fewer of them between two calls than in a call.
 template <class F>
 void for_each_replica(const PerReplica<Tensor>& tensors, const F& fn) {
   Context context = current_context();
@@ -269,7 +270,10 @@ Tensor MixtureOfExperts::forward(const Tensor& x, Routing* routing) {
     if (shared_expert) of_shared = (*shared_expert)(rows);
   };
   Tensor y = combine_tokens(experts(rows.index_select(0, d.tokens), d.counts, meanwhile), r, d);
-  if (of_shared.defined()) y = y + of_shared;
+  check(!shared_expert || of_shared.defined(),
+        "[MixtureOfExperts] experts.divided_forward has not called meanwhile(), which computes the shared "
+        "expert; call it once in each call");
+  if (shared_expert) y = y + of_shared;
 
   Tensor loss, counts;
   if (is_training()) {

@@ -115,7 +115,7 @@ class GroupedExperts : public Callable<GroupedExperts> {
   using Module::forward;
   /// x (rows, embed_dim) is sorted by expert: the rows of expert 0 come first. `counts`, integers
   /// (num_experts), says how many rows each expert has. The host reads `counts`, and waits for the GPU if
-  /// they are on one. Calls meanwhile(), if it is given, once: while x travels, if ranks divide the experts.
+  /// they are on one. Calls meanwhile() once, if it is given. If ranks divide the experts, x travels then.
   Tensor forward(const Tensor& x, const Tensor& counts, const std::function<void()>& meanwhile = {});
   /// The same without divided_forward: of the experts whose weights this rank has.
   Tensor products(const Tensor& x, const Tensor& counts);
@@ -124,7 +124,8 @@ class GroupedExperts : public Callable<GroupedExperts> {
   const Options options;
   Parameter &gate_up_proj, &down_proj;
   /// If set, forward() is this function: ranks divide the experts (distributed::expert_parallel()), and
-  /// exchange the rows of x. Its arguments are those of forward().
+  /// exchange the rows of x. Its arguments are those of forward(). It must call meanwhile() once, if it is
+  /// given: a MixtureOfExperts computes its shared expert there, and throws ValueError otherwise.
   std::function<Tensor(const Tensor& x, const Tensor& counts, const std::function<void()>& meanwhile)>
       divided_forward;
 };
@@ -180,16 +181,17 @@ class MixtureOfExperts : public Callable<MixtureOfExperts>, public BiasBalanced 
   /// all replicas.
   Tensor tokens_per_expert() const override;
   bool has_router_bias() const override { return options.balance == RouterBalance::bias; }
-  /// Adds bias_update_rate * (s - mean(s)) to the bias, where s = sign(mean(counts) - counts), and counts
-  /// anew. Call it before each step of the optimizer; a distributed::Strategy does it itself. A bias of 16
-  /// bits becomes f32, because the steps are too small for 16 bits.
+  /// Adds bias_update_rate * (s - mean(s)) to the bias, where s = sign(mean(counts) - counts), and begins to
+  /// count anew. Call it before each step of the optimizer; a distributed::Strategy does it itself. A bias of
+  /// 16 bits becomes f32, because the steps are too small for 16 bits.
   ///
   /// `counts` are tokens_per_expert() of this process if there is no argument. If other ranks train other
   /// samples, or other positions of the same ones (the axis context), pass the sum over all these ranks:
   /// distributed::update_router_bias() does it. The layer cannot see that DistributedDataParallel or
-  /// context_parallel() copies it. Without the sum, each rank's bias moves by its own counts, so that the
-  /// copies differ, or by those of rank 0 alone if buffers are broadcast. Throws ValueError unless balance is
-  /// bias, and if parameters of the layer are divided among ranks and there is no argument.
+  /// context_parallel() copies it. Without the sum, each rank's bias moves by its own counts, and the copies
+  /// differ. If buffers are broadcast, all copies move by the counts of rank 0 alone. Throws ValueError
+  /// unless balance is `bias`. Without an argument, throws ValueError also if ranks divide parameters of the
+  /// layer.
   void update_router_bias(const Tensor& counts = {}) override;
   std::string options_text() const override;
 

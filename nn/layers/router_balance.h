@@ -1,11 +1,11 @@
 #pragma once
-// What strategies ask of layers whose routers have biases.
+// The interface by which strategies update the biases of routers.
 #include "tapestry/core/tensor.h"
 
 namespace tapestry::nn {
 
 /// A layer with a router that may have a bias for each expert, which moves once a step by the tokens of all
-/// ranks. A base, so that distributed::update_router_bias() needs no layer of nn.
+/// ranks. It is a base class so that distributed::update_router_bias() needs no layer of nn.
 class BiasBalanced {
  public:
   virtual ~BiasBalanced() = default;

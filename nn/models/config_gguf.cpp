@@ -39,8 +39,8 @@ double decimal(const GgufMetadata& metadata, const std::string& key, std::option
 /// configuration is read from, without the prefix.
 void check_keys(const GgufMetadata& m, const std::string& prefix,
                 std::initializer_list<std::string_view> read) {
-  // The tensors have the size of the vocabulary and their own layout. The others explain how a scaling came
-  // about, or belong to YaRN alone.
+  // Models do not need these keys. The tensors themselves show the size of the vocabulary and their layout.
+  // The keys of rope.scaling tell how a scaling came about, or belong to YaRN alone.
   constexpr std::string_view kHarmless[] = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned",
                                             "rope.scaling.original_context_length"};
   struct Only {

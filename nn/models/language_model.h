@@ -79,9 +79,9 @@ class LanguageModel : public Module, public SequenceModule {
   /// If set, head() gets its logits, or its loss without auxiliary_loss(), from this function: ranks divide
   /// the head's weight by words, and each has a part of the logits (distributed::tensor_parallel()).
   std::function<Tensor(const Tensor& features, const TokenContext& how)> divided_head;
-  /// The same call with the positions and the mask that follow from its documents. If ranks divide the
-  /// sequences, `documents` becomes DividedSequence::document_mask() of the whole sequences, for all layers;
-  /// that is collective.
+  /// Returns `how` with the positions and the mask that follow from its documents. If ranks divide the
+  /// sequences, `documents` becomes DividedSequence::document_mask() of the whole sequences, for all layers.
+  /// This is collective.
   TokenContext resolved(TokenContext how) const;
   /// The device of the head's weight.
   Device device() const;

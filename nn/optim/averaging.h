@@ -60,8 +60,8 @@ class AveragedModel {
   std::int64_t n_averaged() const { return *n_averaged_; }
 
   /// While a Scope exists, the model has the averaged weights in all replicas. Then it gets its own weights
-  /// back. While sharded parameters are whole (unshard()), beginning and ending it are collective, and the
-  /// whole tensors have the averages too.
+  /// back. If sharded parameters are whole (unshard()), the constructor and the destructor are collective,
+  /// and the whole tensors get the averages too.
   class Scope {
    public:
     explicit Scope(AveragedModel& model) : model_(model) { model_.enter(); }

@@ -162,7 +162,8 @@ class Optimizer {
   /// Throws ValueError if the optimizer cannot update this parameter. add_params() calls it.
   virtual void check_param(const Parameter&) const {}
   /// Returns the names of a parameter's state tensors, without its step count: at most kMaxState names. State
-  /// tensors have the parameter's shape and, unless it is f16 or bf16, its dtype; then they are f32.
+  /// tensors have the parameter's shape. They are f32 for f16 and bf16 parameters, and have the parameter's
+  /// dtype otherwise.
   virtual std::vector<const char*> state_names() const = 0;
   /// True if parameters of this group use the state tensor state_names()[index]. If they use none, they have
   /// no step count either.
@@ -171,8 +172,8 @@ class Optimizer {
   virtual double initial_state(std::size_t) const { return 0; }
   /// How this group updates f16 and bf16 parameters.
   virtual LowPrecision low_precision(std::size_t) const { return LowPrecision::none; }
-  /// Returns the name of a number that each parameter has besides its step count, or null. The kernel finds
-  /// this number behind the step count. It starts at 1.
+  /// Returns the name of a number that each parameter has besides its step count, or null. The number starts
+  /// at 1. The kernel finds it behind the step count.
   virtual const char* number_name() const { return nullptr; }
   /// Runs the fused kernel on these parameters of the group. Several threads may call it at the same time for
   /// different devices. Optimizers without a fused kernel override update_tensors() instead.

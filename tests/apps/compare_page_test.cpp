@@ -159,7 +159,7 @@ class Draw {
     if (whole(0, 1) == 1) a.peer_message = cost();
     return a;
   }
-  // What a block of layers that are divided along the axes of a text sends.
+  // What a block sends if its layers are divided along the axes of this text.
   std::vector<planner::LayerCollectives> layers(const std::string& axes) {
     const auto ring = [&] {
       return whole(0, 1) == 1 ? planner::RingMessages{1.0 * whole(1, 9), curve(1e5)}
@@ -173,7 +173,8 @@ class Draw {
     }
     return all;
   }
-  // With the divided layers that a mode with these axes may need; with all of them for "".
+  // The profile of a model, with the divided layers that a mode with these axes may need. For "" it has all
+  // of them.
   planner::Profile profile(int blocks, const std::string& mode) {
     planner::Profile p;
     for (int i = 0; i < blocks; ++i) p.blocks.push_back(block(false));

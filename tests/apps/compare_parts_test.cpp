@@ -354,3 +354,26 @@ TEST_CASE("the stages of a split compute the same outputs as the whole model") {
   w.image_size = 3;
   CHECK_THROWS_WITH(make_blocks(w), ContainsSubstring("at least 4x4"));
 }
+
+TEST_CASE("meshes divide layers as far as the model, its sequences and experts, and the hosts allow") {
+  Workload w;
+  using Texts = std::vector<std::string>;
+  CHECK(layers_of_meshes(w, 8) == Texts{"tensor=2", "tensor=4", "tensor=8"});  // the MLP
+  w.model = "cnn";
+  CHECK(layers_of_meshes(w, 8).empty());
+  w.model = "gpt";  // with three heads, a context of two is a ring, which needs four equal parts
+  CHECK(layers_of_meshes(w, 2) == Texts{"context=2"});
+  w.length = 6;
+  CHECK(layers_of_meshes(w, 2).empty());
+  w.length = 64, w.heads = 4, w.experts = 6;
+  CHECK(layers_of_meshes(w, 4) == Texts{"tensor=2", "tensor=4", "context=2", "context=4", "expert=2",
+                                        "context=2,tensor=2", "expert=2,tensor=2", "expert=2,context=2"});
+  w.devices_per_host = 2;
+  CHECK(layers_of_meshes(w, 4) == Texts{"tensor=2", "context=2", "expert=2"});
+  CHECK(why_not_divided(w, "").empty());
+  CHECK_THAT(why_not_divided(w, "expert=4"), ContainsSubstring("the last of 4 ranks would have none"));
+  // A rank of the axis tensor has two of the heads.
+  CHECK(why_not_divided(w, "context=2:attention=all-to-all,tensor=2").empty());
+  CHECK_THAT(why_not_divided(w, "context=4:attention=all-to-all,tensor=2"), ContainsSubstring("has 2 heads"));
+  CHECK_THAT(why_not_divided(w, "tensor=2:sequence=1"), ContainsSubstring("need whole sequences"));
+}

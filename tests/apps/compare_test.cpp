@@ -415,7 +415,7 @@ TEST_CASE("layers are divided between ranks, in table, JSON, page, simulations a
   CHECK(waits > 0);
   CHECK(report.at("simulations").back().at("devices") == 4);
   const json& rows = report.at("sweep").at("rows");
-  CHECK(rows.size() == planner::meshes(2, 8, 4, {2}).size());
+  CHECK(rows.size() == planner::meshes(2, 8, 4, {"tensor=2"}).size());
   CHECK(std::any_of(rows.begin(), rows.end(), [](const json& row) { return row.at("mesh") == "tensor=2"; }));
 }
 

@@ -189,10 +189,19 @@ TEST_CASE("the tutorial's commands print what it says") {
   CHECK(unprinted("loss 2\n...\n", "loss 2\nloss 1\n").empty());
   CHECK(unprinted("loss 2\nloss 2\n...\n", "loss 2\nloss 1\n") == "loss 2");
 
-  const tests::TempDir folder;
-  std::filesystem::current_path(folder.path());
-  const std::string path = std::getenv("PATH");
-  setenv("PATH", (TAPESTRY_PROGRAMS ":" + path).c_str(), 1);
+  const struct Place {  // restored where a check throws, too
+    tests::TempDir folder;
+    std::filesystem::path before = std::filesystem::current_path();
+    std::string path = std::getenv("PATH");
+    Place() {
+      std::filesystem::current_path(folder.path());
+      setenv("PATH", (TAPESTRY_PROGRAMS ":" + path).c_str(), 1);
+    }
+    ~Place() {
+      setenv("PATH", path.c_str(), 1);
+      std::filesystem::current_path(before);
+    }
+  } place;
   const std::string page = page_text(), output = "\n```\n\n```text output\n";
   int blocks = 0;
   for (std::size_t at = page.find(output); at != std::string::npos; at = page.find(output, at + 1)) {
@@ -213,7 +222,5 @@ TEST_CASE("the tutorial's commands print what it says") {
     INFO(page.substr(begin, at - begin) << "\n" << printed);
     CHECK(unprinted(page.substr(quoted, page.find("```", quoted) - quoted), printed) == "");
   }
-  CHECK(blocks == 8);
-  setenv("PATH", path.c_str(), 1);
-  std::filesystem::current_path("/");
+  CHECK(blocks == 10);
 }

@@ -1,5 +1,6 @@
 #include "tapestry/autograd/internal/delay.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,7 @@ namespace {
 
 std::vector<std::string>* events = nullptr;
 
-// The identity, whose backward says that it waits.
+// The identity. Its backward records that it waits.
 struct Wait : autograd::Function<Wait> {
   static Tensor forward(autograd::FunctionContext&, const Tensor& x) { return x; }
   static std::vector<Tensor> backward(autograd::FunctionContext&, const std::vector<Tensor>& grads) {
@@ -92,7 +93,7 @@ TEST_CASE("delayed weight gradients are those of other passes, and graphs can be
     CHECK(x.grad().equal(dx));
   }
   CHECK_THROWS_AS(loss.backward(), AutogradError);  // the saved tensors are freed
-  // A sum that exists is extended in place.
+  // Gradients are added in place to those that exist.
   for (int i = 0; i < 2; ++i) net(x).backward();
   const std::vector<Tensor> twice = net.take_gradients();
   for (std::size_t i = 0; i < twice.size(); ++i) CHECK(twice[i].allclose(expected[i] * 2));
@@ -110,7 +111,7 @@ TEST_CASE("a wait computes half of the new delayed gradients and all older ones,
   events = &order;
   loss.backward();
   events = nullptr;
-  // 4 layers are delayed at the first wait, and 2 older and 2 new ones at the second.
+  // At the first wait, the gradients of 4 layers are delayed. At the second one, 2 older and 2 new ones are.
   CHECK(order == std::vector<std::string>{"w5", "w4", "wait", "w3", "w2", "w1", "wait", "w0"});
 }
 
@@ -126,6 +127,24 @@ TEST_CASE("a position counts delayed nodes as not run, and never grows") {
   net(x).backward();
   REQUIRE(positions.size() == kLayers);
   for (std::size_t i = 1; i < positions.size(); ++i) CHECK(positions[i] < positions[i - 1]);
+}
+
+TEST_CASE("an observer sees each node once, also one whose inputs are all weights") {
+  const Layers net;
+  std::vector<std::uint64_t> all, seen;
+  net.weights[kLayers - 1].register_hook([&](const Tensor&) {
+    all = autograd::pass_sequences();
+    return Tensor();
+  });
+  for (const bool needs_grad : {true, false}) {  // without it, layer 0 has weights alone
+    const Tensor loss = net(Layers::leaf({4, 3}, 0.9).set_requires_grad(needs_grad));
+    seen.clear();
+    const autograd::NodeObserver follow([&](std::uint64_t node) { seen.push_back(node); });
+    loss.backward();
+    std::sort(seen.begin(), seen.end());
+    CHECK(!seen.empty());
+    CHECK(seen == all);
+  }
 }
 
 TEST_CASE("layers of one graph share casts of weights, which are as old as the graph") {

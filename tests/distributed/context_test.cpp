@@ -246,6 +246,20 @@ TEST_CASE("attention of a divided sequence refuses what it cannot do") {
         error([&] { ring_attention(even, even, even, axis, {.is_causal = true}); }),
         error([&] { gathered_attention(even, even, even, axis, {.is_causal = true, .order = zigzag}); }),
         error([&] { all_to_all_attention(even, even, even, axis, {.order = zigzag, .documents = ids}); })};
+    const Tensor own = context_document_mask(ids, axis, ContextQueries::own_rows, true),
+                 whole = context_document_mask(ids, axis, ContextQueries::all_rows, true);
+    const auto refused_mask = [&](const Form& form, const Tensor& mask) {
+      all.push_back(
+          error([&] { form.attention(even, even, even, axis, {.order = contiguous, .mask = mask}); }));
+    };
+    const Form &gathered = forms()[0], &all_to_all = forms()[2];
+    refused_mask(gathered, whole);
+    refused_mask(all_to_all, own);
+    refused_mask(gathered, own[0]);
+    refused_mask(gathered, cat({own, own}, 0));
+    refused_mask(gathered, own.narrow(3, 0, 4));
+    refused_mask(gathered, own.to(DType::f32));
+    refused_mask(all_to_all, empty(whole.sizes(), TensorOptions(DType::boolean, Device("meta"))));
     // What a rank would notice only after it has sent, in each form.
     for (const Form& form : forms()) {
       const auto refused = [&](const Tensor& k, const Tensor& v) {
@@ -273,7 +287,14 @@ TEST_CASE("attention of a divided sequence refuses what it cannot do") {
       "the order SequenceOrder::zigzag, but options.order is SequenceOrder::contiguous",
       "the order SequenceOrder::zigzag, but options.order is not set",
       "the order SequenceOrder::contiguous, but options.order is SequenceOrder::zigzag",
-      "the order SequenceOrder::contiguous, but options.order is SequenceOrder::zigzag"};
+      "the order SequenceOrder::contiguous, but options.order is SequenceOrder::zigzag",
+      "[gathered_attention] the mask has the shape [1, 1, 8, 8]; expected [1, 1, 4, 8]",
+      "[all_to_all_attention] the mask has the shape [1, 1, 4, 8]; expected [1, 1, 8, 8]",
+      "[gathered_attention] the mask has the shape [1, 4, 8]; expected",
+      "[gathered_attention] the mask has the shape [2, 1, 4, 8]; expected",
+      "[gathered_attention] the mask has the shape [1, 1, 4, 4]; expected",
+      "[gathered_attention] the mask is float32; pass",
+      "[all_to_all_attention] the mask is on meta, but q is on cpu"};
   for (std::size_t i = 0; i < forms().size(); ++i)
     for (const char* const text : {"q has a batch of 1, k of 2 and v of 2", "differ in their last size",
                                    "k has dtype float64", "v has dtype bfloat16", "v is on meta"})

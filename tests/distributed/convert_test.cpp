@@ -262,7 +262,8 @@ TEST_CASE("work runs between the two steps of a conversion, forward and backward
     const Tensor y = pending.finish();
     require(same_values(y, summed({6, 2}, 2, 1)), "the elements");
     if (g->rank() == 1) await(differentiated);
-    // sum(w y) + sum(z): the first node of backward begins the reduce-scatter, and then comes that of z.
+    // The loss is sum(w y) + sum(z). Backward first runs the node that begins the reduce-scatter, and then
+    // the node of z.
     autograd::backward({sum(values({6, 2}, g->rank(), 2) * y) + sum(z)});
     require(same_values(x.grad(), part_of(summed({6, 2}, 2, 2), 0, g) + 2), "the gradient");
     return 0;

@@ -81,6 +81,9 @@ TEST_CASE("buckets are filled in order, one per dtype and device, and the first 
   CHECK(assign_buckets(same, order, 1000, 1000) == Buckets{{4, 3, 2, 1, 0}});
   CHECK(assign_buckets(same, order, 1, 1) == Buckets{{4}, {3}, {2}, {1}, {0}});
   CHECK(assign_buckets(same, std::vector<int>{}, 1, 1).empty());
+  std::vector<BucketParameter> one_alone = same;
+  one_alone[3].alone = true;
+  CHECK(assign_buckets(one_alone, order, 1000, 1000) == Buckets{{3}, {4, 2, 1, 0}});
 
   const std::vector<BucketParameter> mixed{{4, DType::f32, kCPU},
                                            {4, DType::f64, kCPU},

@@ -64,7 +64,7 @@ TEST_CASE("clipping by the global norm, with each other option, is close to DDP'
     CHECK(distance(on_3(train_gpt, Parallel::fsdp, free)[0].weights,
                    on_3(train_gpt, Parallel::fsdp, t)[0].weights) > 1e-3);
   }
-  // The biases before batch norm have gradients of 0 and rounding errors, which AdamW would enlarge.
+  // The gradients of biases before batch norm are rounding errors around 0, which AdamW would enlarge.
   const Training sgd{.adamw = false, .clip = 0.05, .steps = 4};
   const auto expected = on_3(train_cnn, Parallel::ddp, sgd);
   const auto sharded = on_3(train_cnn, Parallel::fsdp, sgd);

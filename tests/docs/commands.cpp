@@ -31,7 +31,7 @@ TEST_CASE("the commands of pages print what the pages say", "[.commands]") {
           page.filename().string() + ":" +
           std::to_string(std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(begin), '\n') +
                          1);
-      if (text.compare(quoted, output.size(), output) != 0)
+      if (quoted == std::string::npos || text.compare(quoted, output.size(), output) != 0)
         FAIL(place << ": the next block must begin with ```text output");
       const std::size_t first = quoted + output.size();
       tests::prints(place, text.substr(first, text.find("\n```", first) - first),

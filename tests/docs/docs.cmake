@@ -41,5 +41,5 @@ if(TAPESTRY_PYTHON)
 endif()
 get_property(tests DIRECTORY PROPERTY TESTS)
 list(FILTER tests INCLUDE REGEX "^docs\\.")
-set_tests_properties(${tests} PROPERTIES TIMEOUT 600 LABELS docs)
-set_tests_properties(docs.fragments PROPERTIES ENVIRONMENT TAPESTRY_LOGICAL_DEVICES=4)  # as the pages say
+set_tests_properties(${tests} PROPERTIES TIMEOUT 600 LABELS docs ENVIRONMENT "${environment}")
+set_tests_properties(docs.fragments PROPERTIES ENVIRONMENT "${environment};TAPESTRY_LOGICAL_DEVICES=4")  # as the pages say

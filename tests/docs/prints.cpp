@@ -14,7 +14,7 @@
 
 namespace {
 
-// White space of any length as one space, and none at the ends.
+// Replaces white space of any length by one space, and drops it at the ends.
 std::string folded(const std::string& text) {
   std::istringstream words(text);
   std::string all;

@@ -37,15 +37,16 @@ def plant(folder, files):
 def test_planted(folder):
     """Each check of tools/docs finds a fault."""
     page = "# %s\n\n- **You will learn** a.\n- **You need** b.\n- **Time** 5 minutes.\n"
+    exercises = "\n## Exercises\n" + "".join("\n<details><summary>Answer %d</summary>\n" % i for i in (1, 2, 3))
     plant(folder, {
         "docs/README.md": "# All\n\n## 1. One\n1. [a](a.md): is [b](b.md)\n2. [c](c.md)\n\nAlso [d](d.md).\n\n## Reference\n- [b](b.md)\n",
-        "docs/a.md": page % "A" + "word " * 3000, "docs/b.md": "# B\n", "docs/c.md": page % "C" + "```cpp\n# [none](x)\n```\n", "docs/d.md": "# D\n"})
+        "docs/a.md": page % "A" + "word " * 3000 + exercises, "docs/b.md": "# B\n", "docs/c.md": page % "C" + "```cpp\n# [none](x)\n```\n", "docs/d.md": "# D\n"})
     parts = build.sections(build.read(folder + "/docs/README.md"))
     check(parts == [("1. One", ["a.md", "b.md", "c.md"]), ("Reference", ["b.md"])], "the lists of docs/README.md are read: %s" % parts)
     faults = build.order_faults(folder, [p for _, pages in parts for p in pages])
     check([f.split(":")[0] for f in faults] == ["docs/README.md does not list d.md", "docs/README.md lists b.md 2 times"], "order: %s" % faults)
     faults = build.top_faults(folder, parts)
-    check([f.split(" ")[0] for f in faults] == ["docs/a.md", "docs/b.md:"], "lines at the top: %s" % faults)
+    check([f.split(" ")[0] for f in faults] == ["docs/a.md", "docs/b.md:", "docs/c.md:"], "lines at the top, and exercises: %s" % faults)
     plant(folder, {"site/a.html": '<a href="b.html#x">b</a><a href="b.html#y">b</a><a href="#z">z</a><a href="c.html">c</a><img src="https://cdn/x.js"><a href="https://other">o</a>',
                    "site/b.html": '<p id="x">'})
     faults = sorted(build.link_faults(folder + "/site"))

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 
 #include "tapestry/autograd/checkpoint.h"
@@ -323,6 +324,24 @@ TEST_CASE("update_router_bias raises the bias of experts with few tokens, and co
   CHECK_THROWS_WITH(moe.update_router_bias(zeros({4})),
                     ContainsSubstring("counts have shape [4], expected [5]"));
   CHECK_THROWS_WITH(MixtureOfExperts(small()).update_router_bias(), ContainsSubstring("has no bias"));
+}
+
+TEST_CASE("divided experts that never compute the shared expert are an error") {
+  MixtureOfExperts::Options o = small();
+  o.shared_hidden_dim = 3;
+  MixtureOfExperts moe(o);
+  nn::GroupedExperts& experts = moe.experts;
+  const Tensor x = ones({4, kDim});
+  const Tensor y = moe(x);
+  bool calls = true;
+  experts.divided_forward = [&](const Tensor& rows, const Tensor& counts,
+                                const std::function<void()>& meanwhile) {
+    if (calls) meanwhile();
+    return experts.products(rows, counts);
+  };
+  CHECK(moe(x).equal(y));
+  calls = false;
+  CHECK_THROWS_WITH(moe(x), ContainsSubstring("divided_forward has not called meanwhile()"));
 }
 
 TEST_CASE("update_router_bias moves a bias of a layer in bf16 by steps that bf16 cannot add") {

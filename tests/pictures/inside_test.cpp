@@ -79,8 +79,8 @@ TEST_CASE("picture: the tape of a small expression") {
 
 namespace {
 
-// The folders inside a folder of the source tree that have sources, without private ones, in lines of at most
-// `most` letters.
+// Lists the folders with sources inside a folder of the source tree, in lines of at most `most` letters.
+// Leaves out private folders.
 std::vector<std::string> lines_of_folders(const std::string& folder, std::size_t most) {
   std::vector<std::string> names, lines;
   for (const auto& file : std::filesystem::recursive_directory_iterator(tests::source_path(folder))) {

@@ -166,7 +166,7 @@ void draw_traffic(Picture& p, const Step& step, const std::string& name, double 
   }
 }
 
-// The part of a parameter's square, of this side, that a rank has.
+// Draws the part of a parameter that a rank has. The whole parameter is a square with this side.
 void draw_part(Picture& p, const nn::Region& part, double x, double y, double side,
                const std::string& classes) {
   const auto at = [&](std::int64_t elements) { return side * static_cast<double>(elements) / kWidth; };

@@ -61,8 +61,8 @@ TEST_CASE("picture: curves of a run") {
 
 namespace {
 
-// The scalars of an event file by tag: points (step, value). Of a file that SummaryWriter wrote, so nothing
-// is checked.
+// The scalars of an event file by tag: points (step, value). SummaryWriter wrote the file, so nothing is
+// checked.
 std::map<std::string, std::vector<std::pair<double, double>>> scalars(const std::string& file) {
   struct Field {
     int number;
@@ -180,7 +180,7 @@ std::map<std::pair<int, int>, std::vector<Slice>> events(const std::string& name
   return lanes;
 }
 
-// The middle of an interval has the longest of these texts that fits.
+// Draws an interval. Its middle shows the longest of these texts that fits.
 void span(Picture& p, double x, double y, double width, double height, const std::string& classes,
           const std::vector<std::string>& names) {
   const auto fits = std::find_if(names.begin(), names.end(), [&](const std::string& n) {

@@ -213,8 +213,8 @@ TEST_CASE("an invalid header, or the header of another message, is refused") {
   CHECK_THAT(received(put<std::uint8_t>(32, 200)), ContainsSubstring(nonsense));  // dtype
   CHECK_THAT(received(put<std::uint8_t>(33, 9)), ContainsSubstring(nonsense));    // dimensions
   CHECK_THAT(received(put<std::uint8_t>(36, 1)), ContainsSubstring(nonsense));    // channels-last of 2-d
-  // Placements: of the first axis and of the last one. 5 is sharded(0), so 7 is a dimension that there is
-  // not.
+  // The placements along the first axis and along the last one. 5 is sharded(0), so 7 is a dimension that the
+  // tensor does not have.
   CHECK_THAT(received(put<std::uint8_t>(37, 7)), ContainsSubstring(nonsense));
   CHECK_THAT(received(put<std::uint8_t>(47, 255)), ContainsSubstring(nonsense));
   CHECK(received(put<std::uint8_t>(47, 6)) == "");

@@ -1,5 +1,5 @@
-// Predictions for divided sequences and experts: what the ranks send, against what they send and against sums
-// done by hand.
+// Predictions for divided sequences and experts, compared with what ranks really send and with sums done by
+// hand.
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -131,7 +131,7 @@ TEST_CASE("ranks of divided sequences and experts send what is predicted, by axi
           moved[axis] += bytes;
         } else if (kind == "activations") {
           CHECK(predicted_traffic[key] == bytes);
-        } else if (kind == "parameters" || plan.axes[0].name == "shard") {
+        } else if (kind == "parameters" || axis == "shard") {
           CHECK(predicted_traffic[key] == Approx(bytes).epsilon(1e-9));
         } else {
           CHECK(predicted_traffic[key] <= bytes);
@@ -154,9 +154,9 @@ TEST_CASE("ranks of divided sequences and experts send what is predicted, by axi
 
 namespace {
 
-// The same model when two devices divide sequences or experts: half of the times and of the saved bytes, and
-// all parameters. A block sends 8 bytes a sample in each pass. Of its two parameters, the second is of
-// experts.
+// The profile of the same model if two devices divide sequences or experts: half of the times and of the
+// saved bytes, but all parameters. A block sends 8 bytes a sample in each pass. The second of its two
+// parameters belongs to experts.
 Profile with_positions(Profile p, const std::string& axes, const LayerCollectives& sent) {
   DividedLayers d{.axes = axes, .blocks = p.blocks, .loss = p.loss};
   d.input_sample_bytes = p.input_sample_bytes, d.target_sample_bytes = p.target_sample_bytes;
@@ -216,7 +216,8 @@ TEST_CASE("ranks that divide sequences add gradients along all axes of copies at
   CHECK(axis_of(shards, "context").bytes_sent == 4 * (4 * 2 * 16 + 200));
   CHECK_FALSE(predict(plan_of("context=4"), profile, link, setup_of(4, 4)).has_value());
   CHECK_FALSE(predict(plan_of("context=2:attention=ring"), profile, link, setup_of(2, 4)).has_value());
-  // With a host for each two devices, the ring of four crosses hosts, and the two inside exchange for free.
+  // With two devices on each host, the ring of four crosses hosts, and the two devices of a host exchange for
+  // free.
   TrainingSetup hosts = setup_of(4, 4);
   hosts.devices_per_host = 2;
   Link both = link_of(0);
@@ -242,7 +243,7 @@ TEST_CASE("messages of a ring pass beside attention, as far as it takes as long"
     const Prediction p = predicted("context=2:attention=ring", profile, link, setup_of(2, 2));
     return axis_of(p, "context").exposed_s - 100 * s_per_byte;  // without the sum of gradients
   };
-  // 16 bytes beside half a second, and 2 bytes that nothing hides, in each of the two passes.
+  // In each of the two passes, 16 bytes travel beside half a second of attention, and nothing hides 2 bytes.
   CHECK(exposed_of(1.0 / 64) == Approx(2 * 2.0 / 64));
   CHECK(exposed_of(1.0 / 8) == Approx(2 * (2 - 0.5 + 2.0 / 8)));
   link.ranks.compute_stall = 0.5;  // of a second of messages, attention loses half
@@ -268,7 +269,7 @@ TEST_CASE("gradients of experts are added over fewer ranks than all others") {
   CHECK(axis_of(p, "expert").bytes_sent == 2 * (4 * 2 * 16 + 160));
   CHECK(axis_of(p, "expert").exposed_s == Approx(4 * 2 * 2 + 160.0 / 8));
   CHECK(p.timeline[1].name == "wait for block tokens");
-  // Nobody adds the gradients of experts, which so are in no bucket.
+  // No devices add the gradients of experts, so these are in no bucket.
   for (const MemoryItems& m : p.memory) CHECK((m.parameters == 400 && m.buckets == 160));
   const Prediction four = predicted("replicate=2,expert=2", profile, link, setup_of(4, 8));
   REQUIRE(four.axes.size() == 3);

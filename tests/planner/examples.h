@@ -99,7 +99,7 @@ inline Link slow_link() {
   return {.copy = cost, .broadcast = cost, .add = cost, .local = {cost}, .ranks = {cost}};
 }
 
-/// A link on which a message of an all-reduce, of a gather and between stages takes so long for each byte.
+/// A link without latency. Each byte of an all-reduce, of a gather and between stages takes this long.
 inline Link link_of(double s_per_byte) { return {.ranks = {.message = {0, s_per_byte}}}; }
 
 inline const AxisCost& axis_of(const Prediction& p, const std::string& name) {

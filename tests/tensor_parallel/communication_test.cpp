@@ -162,8 +162,8 @@ TEST_CASE("a block that is recomputed repeats its conversions but the last one")
       })[0];
     };
     const ConversionTraffic::Counts more = sent_by(true) - sent_by(false);
-    // What enters the attention and the MLP again, and the result of the attention, which the MLP needs. The
-    // result of the block is not computed again.
+    // Recomputing gathers the inputs of the attention and of the MLP again, and adds the result of the
+    // attention again, which the MLP needs. It does not compute the result of the block again.
     CHECK(more.of(Kind::all_gather).calls == (sequence ? 2 : 0));
     CHECK(more.of(Kind::reduce_scatter).calls == (sequence ? 1 : 0));
     CHECK(more.of(Kind::all_reduce).calls == (sequence ? 0 : 1));

@@ -306,7 +306,7 @@ std::uint64_t setting(const char* name, std::uint64_t otherwise) {
   return text ? std::strtoull(text, nullptr, 10) : otherwise;
 }
 
-// `tolerance`: of weights, relative to the largest of a tensor; a tenth of it for losses.
+// `tolerance` is for weights, relative to the largest of a tensor. Losses have a tenth of it.
 void check_as_one_process(const Case& c, double tolerance = 1e-9) {
   INFO(c.str());
   const Trace one = train(c, "single", nullptr);

@@ -165,7 +165,7 @@ TEST_CASE("ranks that divide experts train as one process does, alone and with o
       {"replicate=2:zero=1,expert=2,tensor=2", 8},
       {"replicate=2:zero=2,expert=2,tensor=2", 8},
       {"pipeline=2,expert=2", 4},
-      {"pipeline=2,replicate=2:zero=1,expert=2", 8},
+      {"pipeline=2:schedule=zero-bubble,replicate=2:zero=2,expert=2", 8},
       {"pipeline=2,shard=2,expert=2", 8},
   };
   for (const auto& c : cases)
@@ -193,7 +193,7 @@ TEST_CASE("frozen parameters and units of experts train as in one process") {
 
 TEST_CASE("biases of routers move once a step by the tokens of all ranks and parts") {
   const Setting s{.bias = true}, again{.bias = true, .recomputes = true};
-  // One process by hand, as Megatron does: once for each step, before the optimizer's.
+  // One process moves the biases by hand, as Megatron does: once in each step, before the optimizer's step.
   Outcome by_hand;
   const auto net = make(s);
   optim::AdamW optimizer(net->parameters(), optim::AdamWOptions{.lr = 0.01});
@@ -224,8 +224,36 @@ TEST_CASE("biases of routers move once a step by the tokens of all ranks and par
   check_equal(by_hand, "pipeline=2,expert=2", 4, again, 3);
 }
 
+TEST_CASE("a parameter of mixtures with a bias in several stages is an error on all stages") {
+  on_ranks<int>(3, [&](const Group& world) {
+    const auto net = make({.bias = true});
+    net->b.shared_expert->down_proj.weight = net->a.shared_expert->down_proj.weight;
+    ModelParts parts = parts_of(*net);
+    parts.stages = [&](const std::vector<Device>& devices) {  // the first one has no mixture
+      std::vector<Stage> stages;
+      stages.emplace_back([&](const Tensor& x) { return net->words(x) * 2; }, devices.at(0),
+                          Stage::Modules{net->words});
+      stages.emplace_back([&](const Tensor& h) { return h + net->a(h); }, devices.at(1),
+                          Stage::Modules{net->a});
+      stages.emplace_back([&](const Tensor& h) { return net->second(h); }, devices.at(2),
+                          Stage::Modules{net->b, net->head});
+      return stages;
+    };
+    Strategy strategy("pipeline=3", {.world = world});
+    std::string error;
+    try {
+      strategy.wrap(*net, parts);
+    } catch (const ValueError& e) {
+      error = e.what();
+    }
+    require(error.find("MixtureOfExperts a has parameters that several stages") != std::string::npos, error);
+    return 0;
+  });
+}
+
 TEST_CASE("ranks that skip their mixtures in the last part of a step add the gradients of earlier ones") {
-  // Backward of the others reaches the experts before other parameters, and that of these ranks never.
+  // On ranks that skip the experts, backward never reaches them. On the others, it reaches them before other
+  // parameters.
   const Setting s{.skips = true};
   const auto copies =
       on_ranks<Outcome>(4, [&](const Group& world) { return train("replicate=4", world, s); });
@@ -308,7 +336,8 @@ TEST_CASE("a strategy with experts says what it cannot do and what it sends") {
     }
     require(axes == std::vector<std::string>{"expert", "replicate_expert", "replicate"},
             "axes of the report");
-    // Experts are all-reduced with the rank that has the same ones, and other parameters around all ranks.
+    // Experts are all-reduced between the two ranks that have the same ones, and other parameters in a ring
+    // of all ranks.
     for (const Transfer& t : strategy.transfers()) {
       if (t.axis == "replicate") require(std::abs(t.from - t.to) == 2, "copies of experts");
       if (t.axis == "replicate_expert") require((t.from + 1) % 4 == t.to, "copies of others");
@@ -362,7 +391,7 @@ TEST_CASE("a strategy with experts says what it cannot do and what it sends") {
     experts.gradients(
         [&](const Part& part) { return mesh_training::samples_of(0, experts.share(kSamples, part)); },
         kSamples);
-    // The step moves it by less than 0.4 then.
+    // The step begins at the first rank's 0 and moves the bias by less than 0.4.
     require(frozen->a.gate.expert_bias->abs().max().item() < 0.5, "a buffer of the first rank");
     return 0;
   });

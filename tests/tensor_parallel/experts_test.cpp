@@ -1,9 +1,11 @@
 // Mixtures whose experts ranks divide, against one process in float64.
 #include <array>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "tapestry/autograd/internal/delay.h"
 #include "tapestry/distributed/expert/internal/exchange.h"
 #include "tapestry/nn/layers/moe.h"
 #include "tests/support/catch.h"
@@ -387,27 +389,52 @@ TEST_CASE("two groups' buckets are posted in one order, whichever gradients come
       }
       expected.push_back(std::move(all));
     }
-  on_ranks<int>(4, [&](const Group& world) {
+  const auto check_passes = [&](const Group& world, bool zero) {
     const Mesh mesh(world, {{"pair", 2}, {"member", 2}});
+    const Group member = mesh["member"].group();
     Net net;
     const DdpOptions options{.bucket_cap_mb = 2e-4, .first_bucket_mb = 1e-4, .reduce = ReduceOp::sum};
     DdpOptions of_all = options, of_pair = options;
     of_all.process_group = world, of_all.ignored_parameters = net.pairs.parameters();
     DistributedDataParallel<Net> all(net, of_all);
-    of_pair.process_group = mesh["member"].group(), of_pair.ignored_parameters = net.ours.parameters();
+    of_pair.process_group = member, of_pair.ignored_parameters = net.ours.parameters();
     of_pair.paired_with = &all;
     DistributedDataParallel<Net> pair(net, of_pair);
     require(all.buckets().size() > 2 && pair.buckets().size() > 2, "several buckets");
+    Gradients initial;
+    for (const auto& [name, p] : net.named_parameters()) initial[name] = p->detach().clone();
+    std::optional<ZeroRedundancyOptimizer<optim::SGD>> optimizer;
+    if (zero)
+      optimizer.emplace(
+          net.parameters(),
+          ZeroOptions{
+              .process_group = world, .stage = 2, .parts = net.pairs.parameters(), .parts_group = member},
+          optim::SGDOptions{.lr = 1});
     for (int pass = 0; pass < 4; ++pass) {
-      for (const nn::Parameter& p : net.parameters()) p.tensor().set_grad({});
+      const Gradients& sums = expected[static_cast<std::size_t>(2 * pass + world->rank() / 2)];
+      const std::string what = concat({"pass ", pass, zero ? ", ZeRO" : ""});
+      if (optimizer) optimizer->zero_grad();
+      else
+        for (const nn::Parameter& p : net.parameters()) p.tensor().set_grad({});
       net.loss(tokens_of(world->rank(), 3), kind_of(world->rank(), pass)).backward();
+      if (optimizer) {  // the gradients are divided, and a step with the rate 1 subtracts them
+        optimizer->step();
+        const NoGradGuard no_grad;
+        for (const auto& [name, p] : net.named_parameters()) {
+          require(tensor_test::distance(initial.at(name) - p.detach(), sums.at(name)) < 1e-10, what, ": ",
+                  name);
+          p->copy_(initial.at(name));
+        }
+        continue;
+      }
       for (const nn::Parameter& p : net.parameters())
         if (!p.grad().defined()) p.tensor().set_grad(zeros_like(p.detach()));
-      require_gradients(net, expected[static_cast<std::size_t>(2 * pass + world->rank() / 2)],
-                        concat({"pass ", pass}));
+      require_gradients(net, sums, what);
     }
     return 0;
-  });
+  };
+  for (const bool zero : {false, true})
+    on_ranks<int>(4, [&](const Group& world) { return check_passes(world, zero); });
 }
 
 TEST_CASE("the shared expert computes while the tokens travel, and its backward while their gradients do") {
@@ -433,6 +460,38 @@ TEST_CASE("the shared expert computes while the tokens travel, and its backward 
     moe(tokens_of(world->rank(), 5).set_requires_grad(true)).sum().backward();
     require(at_shared == 1, "the tokens are on their way: ", at_shared);
     require(at_gradient == 4 && posted() == 4, "so are their gradients: ", at_gradient, " of ", posted());
+    return 0;
+  });
+}
+
+TEST_CASE("delayed weight gradients are computed before backward waits for rows") {
+  on_ranks<int>(2, [&](const Group& world) {
+    const PlacementCheck off(false);
+    const Mesh mesh(world, {{"expert", 2}});
+    const Axis axis = mesh["expert"];
+    const ExpertCounts counts = exchange_counts(axis, ints({1, 2}, {2}));
+    const Tensor x = wave({3, kDim}, 0.7).set_requires_grad(true);
+    std::vector<Tensor> weights;
+    Tensor h = exchange_rows(axis, x, counts, [](const Tensor& rows) { return rows; });
+    for (int i = 0; i < 2; ++i) {
+      weights.push_back(wave({kDim, kDim}, 0.3 + i).set_requires_grad(true));
+      h = linear(h, weights.back());
+      autograd::delay_leaf_gradients(h);
+    }
+    // What has happened: the collectives up to then, and the tensor whose gradient is there.
+    const std::size_t forward = axis.group()->recorder().records().size();
+    std::vector<std::string> order;
+    const auto note = [&](const Tensor& t, const char* name) {
+      t.register_hook([&, name](const Tensor&) {
+        order.push_back(concat({axis.group()->recorder().records().size() - forward, " ", name}));
+        return Tensor();
+      });
+    };
+    note(weights[0], "first weight"), note(weights[1], "second weight"), note(x, "x");
+    h.sum().backward();
+    // Each wait computes half of what is new. The second one comes behind the other exchange.
+    require(order == std::vector<std::string>{"1 second weight", "2 first weight", "2 x"},
+            order.empty() ? "" : order[0], " is first");
     return 0;
   });
 }

@@ -20,7 +20,7 @@ Axis axis_of(int rank, int ranks) {
   return Mesh(fake_process_group(rank, ranks), {{"tensor", ranks}})["tensor"];
 }
 
-// 2 key and value heads for 4 heads; neither 11 words nor 7 inner features divide.
+// 4 heads share 2 key and value heads. Ranks cannot divide 11 words or 7 inner features equally.
 std::unique_ptr<nn::Llama> llama(bool adapters = false) {
   auto net = std::make_unique<nn::Llama>(nn::LlamaConfig{.vocab_size = 11,
                                                          .hidden_size = 6,

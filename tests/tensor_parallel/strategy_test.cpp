@@ -171,7 +171,7 @@ TEST_CASE("a rank beside a tensor axis may restore a parameter, and may not chan
 }
 
 TEST_CASE("a stage sends its part of a divided sequence, and the next one knows how it is placed") {
-  // A Llama of one block in each of two stages. 5 tokens do not divide.
+  // A Llama of one block in each of two stages. Two ranks cannot divide 5 tokens equally.
   const nn::LlamaConfig config{.vocab_size = 9,
                                .hidden_size = 4,
                                .intermediate_size = 6,
@@ -244,6 +244,15 @@ TEST_CASE("a strategy's tensor axis needs a plan, and has one for a Llama") {
       error = e.what();
     }
     require(error.find("no ready plan") != std::string::npos, error);
+    error.clear();
+    try {
+      const Strategy cut("tensor=2:chunks=4", {.world = world});
+    } catch (const ValueError& e) {
+      error = e.what();
+    }
+    require(error.find("[strategy] tensor=2:chunks=4: chunks are parts of a sequence") != std::string::npos &&
+                error.find("write sequence=1 beside chunks") != std::string::npos,
+            error);
     require(strategy.data_size() == 1 && strategy.calls_are_collective() && strategy.can_call_model(),
             "facts");
     return 0;

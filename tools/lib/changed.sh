@@ -48,6 +48,8 @@ plan_changes() {
         plan_all="$file decides how things are built and tested" && return ;;
       docs/pictures/* | docs/tutorials/from-naive-to-fast/*)
         tests[docs]=1 tests[pictures]=1 targets[docs_programs]=1 targets[tests_pictures]=1 ;;
+      docs/tutorials/five-diffs.md)
+        tests[docs]=1 tests[apps.programs]=1 targets[docs_programs]=1 targets[tests_apps]=1 targets[programs]=1 ;;
       *.md | docs/*) tests[docs]=1 tests[tools.programs]=1 targets[docs_programs]=1 ;;
       tools/ptx/tests/*) tests[ptx_machine]=1 tests[laboratory]=1 targets[tests_ptx_machine]=1 targets[tests_laboratory]=1 ;;
       tools/ptx/*)  # the library runs on the machine in the others
@@ -194,6 +196,7 @@ add_object() {
         tests[$folder]=1
         [[ $folder != autograd ]] || { tests[machine]=1 && targets[tests_gpu]=1; }
       fi ;;
+    docs_five_diffs) tests[apps.programs]=1 targets[tests_apps]=1 ;;
     docs_*)  # tests_docs compares what some of them print
       tests[docs.${target#docs_}]=1 targets[$target]=1 targets[tests_docs]=1 ;;
     bench_*) targets[bench_gpu_ops]=1 ;;

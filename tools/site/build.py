@@ -77,7 +77,7 @@ def order_faults(root, listed):
 
 
 def top_faults(root, parts):
-    """Pages of the course that do not say what they teach, what they need and how long they take."""
+    """Pages of the course that do not say what they teach, what they need and how long they take, or ask fewer than three questions."""
     faults = []
     for page in [page for heading, pages in parts if heading[0].isdigit() or heading == "Side door" for page in pages]:
         path = os.path.join(root, "docs", page)
@@ -91,6 +91,8 @@ def top_faults(root, parts):
         minutes = words / 200 + (text.count("\n") - "".join(prose).count("\n")) / 20
         if not found:
             faults.append("docs/%s: write below its title the lines '- **You will learn** ...', '- **You need** ...' and '- **Time** N minutes'" % page)
+        elif re.findall(r"^<details><summary>Answer (\d+)</summary>$", text.partition("\n## Exercises\n")[2], re.MULTILINE)[:3] != ["1", "2", "3"]:
+            faults.append("docs/%s: ask three questions under '## Exercises', and fold their answers: <details><summary>Answer 1</summary>" % page)
         elif abs(int(found.group(1)) - minutes) > 5:
             faults.append("docs/%s says %s minutes, but 200 words and 20 lines of code a minute take %.0f" % (page, found.group(1), minutes))
     return faults

@@ -16,7 +16,7 @@ struct Net : nn::Module {
 
 int main(int argc, char** argv) {
   const std::string parallel = argc > 1 ? argv[1] : "single";
-  const std::int64_t stop = argc > 2 ? std::stoll(argv[2]) : 8;
+  const std::int64_t stop = argc > 2 ? std::atoll(argv[2]) : 8;
   const auto world = distributed::init_process_group();
   distributed::Strategy strategy(parallel, {.world = world, .parts = 4});
   manual_seed(1);

@@ -84,7 +84,7 @@ void add_in_place(const Op& op, const Tensor& x, const Selection& s, const Tenso
 
 /// `t`, or a copy of it if it shares memory with x, which is about to change.
 Tensor without_overlap(const Tensor& x, const Tensor& t);
-/// `s` with copies of the index tensors that share memory with x.
+/// `s`, in which each index tensor that shares memory with x is replaced by a copy.
 Selection apart_from(const Tensor& x, Selection s);
 
 /// Checks an index tensor of an integer dtype, and returns it as i64. Throws ValueError if it is undefined,

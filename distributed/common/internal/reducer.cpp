@@ -215,7 +215,8 @@ void Reducer::pair_with(Reducer& second) {
   second.first_ = this;
 }
 
-// This reducer, and the other one of its pair unless it is under no_sync(): the first of the pair first.
+// Returns this reducer and the other one of its pair, the first of the pair first. Leaves out the other one
+// if that is under no_sync().
 std::vector<Reducer*> Reducer::in_pass() {
   std::vector<Reducer*> all;
   if (first_ && *first_->synchronize) all.push_back(first_);
@@ -303,9 +304,9 @@ void Reducer::copy_in(Parameter& p) {
   if (p.used) p.tensor.set_grad(p.view);
 }
 
-// Which of two reducers posts next must not depend on which gradients this rank has first, or has at all. So
-// the buckets of a pair follow each other by their numbers alone: bucket k of the n of the second comes when
-// (k + 1) / n of those of the first are posted.
+// All ranks must post in one order, even if they get gradients in different orders or lack some. So the
+// numbers of the buckets alone decide which of a pair of reducers posts next: bucket k of the second one's n
+// buckets comes when (k + 1) / n of the first one's buckets are posted.
 bool Reducer::is_next() const {
   const auto turn = [](const Reducer& first, const Reducer& second) {  // when its next bucket comes
     const std::size_t n = second.buckets_.size();
@@ -374,7 +375,8 @@ void Reducer::complete(Bucket& b) {
   finish_unused(b);
 }
 
-// All post before one waits, and the collectives after a pass come in one order too.
+// All reducers post their last buckets before one of them waits. The collectives after a pass come in the
+// order of the pair, too.
 void Reducer::finish_passes(const std::vector<Reducer*>& reducers) {
   for (Reducer* const r : reducers) r->post_rest();
   for (Reducer* const r : reducers) r->finish_pass();

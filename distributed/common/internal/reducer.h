@@ -79,9 +79,9 @@ class Reducer : private nn::DividedGradients {
   /// are not compared.
   bool some_joined = false;
 
-  /// Two reducers of one model, over different groups: from now on they begin and end passes together, and
-  /// all ranks post the buckets of both in one order, whichever gradients arrive first. Each rank calls it
-  /// for the same two. A destroyed reducer leaves the pair.
+  /// Pairs two reducers of one model, over different groups. From now on they begin and end passes together,
+  /// and all ranks post the buckets of both in one order, whichever gradients arrive first. Call it on each
+  /// rank for the same two. A destroyed reducer leaves the pair.
   void pair_with(Reducer& second);
   bool is_paired() const { return first_ || second_; }
   /// The number of backward passes that were averaged.
@@ -97,9 +97,9 @@ class Reducer : private nn::DividedGradients {
   // part if it is still there.
 
   /// Divides the gradients of all later passes. `ended` is called if the reducer is destroyed before
-  /// undivide(). A parameter whose `alone` is true, in the order of parameters(), gets a bucket of its own:
-  /// then its size alone says which elements a rank has. Call it on all ranks, between passes. Throws
-  /// ValueError if the gradients are divided already.
+  /// undivide(). `alone` is in the order of parameters(). A parameter for which it is true gets a bucket of
+  /// its own, so that its size alone decides which elements a rank has. Call it on all ranks, between passes.
+  /// Throws ValueError if the gradients are divided already.
   void divide(std::function<void()> ended, const std::vector<bool>& alone);
   /// Ends the division. Divided gradients become undefined.
   void undivide();

@@ -112,8 +112,8 @@ Tensor Reducer::part_view(int index) {
   return part_of(b.parts, division_.offset(index) + range.begin - chunk * rank, {range.count}, {1});
 }
 
-// The engine would add the gradient of this pass to grad(), which has no memory. So grad() begins anew, and
-// `has_part` remembers that the part is valid.
+// While this rank keeps a part of the gradient, grad() has the whole shape and no memory, and the engine
+// could not add to it. So grad() begins anew in this pass, and `has_part` remembers that the part is valid.
 void Reducer::before_gradient(int index) {
   Parameter& p = parameters_[static_cast<std::size_t>(index)];
   const Tensor grad = p.tensor.grad();

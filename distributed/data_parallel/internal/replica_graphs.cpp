@@ -25,7 +25,7 @@ void run_pass(Reducer* reducer, const F& backward) {
   if (reducer->passes() == passes) reducer->pass_without_gradients();
 }
 
-// The bytes of all parts but that of the first device, which copies between devices move.
+// The bytes that copies between devices move: those of all parts but the first device's.
 std::int64_t bytes_beside_first(const std::vector<std::vector<Tensor>>& parts) {
   std::int64_t bytes = 0;
   for (std::size_t r = 1; r < parts.size(); ++r)

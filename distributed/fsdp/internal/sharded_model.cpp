@@ -365,12 +365,20 @@ void ShardedModel::finish_all_reduces(Pass& pass, int replica, std::size_t most)
   }
 }
 
+// Whether the pass has come to nodes of the unit, and only delayed weight gradients of newer nodes keep it
+// from opening the unit. Backward then reads the unit's parameters before the unit is open.
+bool ShardedModel::is_due(const Pass& pass, const ShardedUnit& unit, std::uint64_t reached) const {
+  for (std::size_t i = pass.next; i < pass.steps.size() && reached < pass.steps[i].at; ++i)
+    if (pass.steps[i].opens && pass.steps[i].unit == &unit) return true;
+  return false;
+}
+
 void ShardedModel::request(ShardedUnit& unit, int replica) {
   const autograd::PassPosition now = autograd::pass_position();
   Pass& pass = current_pass(replica, now.id);
   advance(pass, replica, now.position);
   if (unit.is_full(replica)) return;
-  if (!is_open(unit, replica)) {
+  if (!is_open(unit, replica) && !is_due(pass, unit, now.reached)) {
     // Backward recomputes a call of several units, or differentiates a gradient, or the tape is too short.
     // Only the newest of these units stay full.
     std::erase(pass.extra, &unit);
@@ -389,10 +397,14 @@ void ShardedModel::request(ShardedUnit& unit, int replica) {
 
 void ShardedModel::leave_backward(ShardedUnit& unit, int replica) {
   if (unit.users(replica) > 0 || is_open(unit, replica)) return;
+  const autograd::PassPosition now = autograd::pass_position();
   const auto& passes = lane(replica).passes;
+  if (std::any_of(passes.begin(), passes.end(),
+                  [&](const auto& pass) { return pass->id == now.id && is_due(*pass, unit, now.reached); }))
+    return;
   if (std::none_of(passes.begin(), passes.end(), [&](const auto& pass) { return keeps(*pass); }))
     unit.release(replica);
-  for (const auto& pass : lane(replica).passes) std::erase(pass->extra, &unit);
+  for (const auto& pass : passes) std::erase(pass->extra, &unit);
 }
 
 void ShardedModel::on_gradient(ShardedUnit& unit, int replica) {

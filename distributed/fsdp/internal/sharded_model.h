@@ -138,6 +138,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   int count_full(const ShardedUnit* computing, int replica);
   void post(ShardedUnit& unit, const ShardedUnit* computing, int replica);
   bool is_open(const ShardedUnit& unit, int replica);
+  bool is_due(const Pass& pass, const ShardedUnit& unit, std::uint64_t reached) const;
 
   Pass& current_pass(int replica, std::uint64_t id);
   std::vector<Step> plan(const Lane& lane) const;

@@ -20,7 +20,7 @@ constexpr std::uint32_t kMagic = 0x54504750;  // "TPGP" in ASCII
 // Channels-last tensors are sent in their memory order, with the channels as the last dimension.
 Tensor as_stored(const Tensor& t, bool channels_last) { return channels_last ? t.permute({0, 2, 3, 1}) : t; }
 
-// A placement as a byte. Sharded is the last kind, so dimensions can follow it.
+// A placement as a byte. sharded(d) is kShardedByte + d, since sharded is the last kind.
 constexpr std::uint8_t kShardedByte = static_cast<std::uint8_t>(Placement::Kind::sharded) + 1;
 std::uint8_t byte_of(const std::optional<Placement>& p) {
   if (!p) return 0;

@@ -22,8 +22,8 @@ namespace tapestry::distributed {
 /// The largest number of tensors in one message. A message of outputs has one less, because the message of
 /// their gradients may carry the loss too.
 inline constexpr int kMaxMessageTensors = 33;
-/// The largest number of messages that are received but not yet taken, and that are sent but not yet
-/// received. It bounds memory. No schedule waits longer with two than without a limit.
+/// How many messages may be received but not yet taken, and how many sent but not yet received. The limit
+/// bounds memory. Two are enough: no schedule would wait less without a limit.
 inline constexpr std::size_t kMaxQueuedMessages = 2;
 
 /// Identifies a message. Both sides know which one comes next and compare.
@@ -42,7 +42,7 @@ class MessageHeader {
   MessageHeader() = default;
   /// Throws ValueError if a message cannot carry this many tensors.
   static void check_count(MessageId::Kind kind, std::size_t tensors);
-  /// The largest number of axes along which a message says placements.
+  /// A message can carry placements along this many axes.
   static constexpr std::size_t kMaxAxes = 11;
   /// Throws ValueError as check_count() does. MessageSender::send() explains `rng_offset`.
   MessageHeader(const MessageId& id, const Message& message, std::uint64_t rng_offset);

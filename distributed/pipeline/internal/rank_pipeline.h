@@ -42,8 +42,8 @@ class RankPipeline final : public PipelineRunner {
   /// need it: ranks with the same stage make collectives in each micro-batch, and may have different numbers
   /// of samples.
   bool makes_all_micro_batches = false;
-  /// The axes along which the stages' tensors may be placed: while placements are checked, a stage's inputs
-  /// are placed as the outputs of the stage before it. The same on all ranks, at most
+  /// The axes along which the stages' tensors may be placed. While placements are checked, the inputs of a
+  /// stage get the placements of the outputs of the stage before it. Pass the same axes on all ranks, at most
   /// MessageHeader::kMaxAxes.
   std::vector<Axis> placed_along = {};
 

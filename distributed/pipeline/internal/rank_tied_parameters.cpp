@@ -29,8 +29,8 @@ std::string described(const std::vector<nn::Parameter>& found) {
   return concat({tensor.dtype(), " ", tensor.sizes(), tensor.requires_grad() ? "" : ", frozen"});
 }
 
-// What this rank has of a gradient: all elements, or its part of them under ZeRO's stage 2. If there is no
-// gradient, it becomes zeros.
+// The elements of a gradient that this rank has: all of them, or its part under ZeRO's stage 2. A parameter
+// without a gradient gets zeros.
 Tensor elements_of_gradient(const Tensor& parameter) {
   if (!parameter.grad().defined()) {
     Reducer* const reducer = reducer_of(parameter);

@@ -55,8 +55,8 @@ class StageExecutor {
  public:
   /// `records` is true if backward follows. `row` is the row of the timeline; null means the name of the
   /// device. `copy_streams` belong to the device and must outlive this object. If they are null, copies
-  /// between GPUs are ordered with all other work of both GPUs. While placements are checked, inputs are
-  /// placed along `axes` as the message says, and outputs say it.
+  /// between GPUs are ordered with all other work of both GPUs. While placements are checked, inputs get the
+  /// placements along `axes` that their message carries, and outputs carry theirs.
   StageExecutor(const Stage& stage, const PipelineOptions& options, int micro_batches, bool records,
                 const char* row = nullptr, const CopyStreams* copy_streams = nullptr,
                 const std::vector<Axis>& axes = {});

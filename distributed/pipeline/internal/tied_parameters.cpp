@@ -64,7 +64,8 @@ void TiedParameters::check_places(bool may_be_sharded) const {
     check(may_be_sharded || nn::is_undivided(used.slot), "[Pipeline] '", used.name, "' of stage ",
           first_number_ + used.stages[0], kSharded);
     const Device here = nn::stored_tensor(used.slot, 0).device(), home = devices_[home_of(used)];
-    check(used.slot.replicas() == 1 && here == home, "[Pipeline] '", used.name, "' of stage ",
+    const bool offloads = !nn::is_undivided(used.slot) && here.is_cpu();  // shards in host memory
+    check(used.slot.replicas() == 1 && (here == home || offloads), "[Pipeline] '", used.name, "' of stage ",
           first_number_ + used.stages[0], " (", stages_[used.stages[0]].name(), ") is on ", here, " with ",
           used.slot.replicas(), " replicas, not on ", home,
           " alone; leave it where the Pipeline put it, or construct a new Pipeline");

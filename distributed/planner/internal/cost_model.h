@@ -16,8 +16,8 @@ struct BlockRange {
   std::size_t begin = 0, end = 0;
 };
 
-/// An axis of a plan with the number of its devices, and the costs of communication along it. Or several axes
-/// as one, along which copies add their gradients: see with_sums().
+/// An axis of a plan with the number of its devices, and the costs of communication along it. Or a joined
+/// axis: several axes along which copies add their gradients at once, see with_sums().
 struct PlannedAxis {
   int size = 1;
   StepDivision division = {};
@@ -27,9 +27,9 @@ struct PlannedAxis {
   bool parts = false;                ///< of joined axes: they add the gradients of divided parameters alone
 };
 
-/// The axes, from the innermost, with those along which copies add their gradients behind them, if these are
-/// not the axis `replicate` alone. One joins all axes with copies; a second one those whose devices have the
-/// same experts, if an axis divides experts.
+/// Appends to the axes (from the innermost) the joined axes along which copies add their gradients. Appends
+/// none if no axis but `replicate` has copies. One joined axis has all axes with copies. If an axis divides
+/// experts, another one has those whose devices have the same experts.
 std::vector<PlannedAxis> with_sums(std::vector<PlannedAxis> axes);
 
 /// Times are in seconds, n is a number of samples.
@@ -52,9 +52,9 @@ struct CostModel {
   bool divides_batch(std::size_t axis) const {
     return axes[axis].of.empty() && axes[axis].division.divides_batch();
   }
-  /// The axes over which devices add their gradients, from the innermost, and the bytes of those gradients:
-  /// of parameters with `bytes`, of which `part_bytes` are of experts. An axis that keeps a part on each
-  /// device leaves this part to the axes outside it.
+  /// Calls f(axis, bytes of gradients, divides) for each axis over which devices add gradients, from the
+  /// innermost. The parameters have `bytes`, of which `part_bytes` are of experts. If an axis keeps a part on
+  /// each device (`divides`), the axes outside it add this part only.
   template <class F>
   void each_sum(double bytes, double part_bytes, const F& f) const {
     for (std::size_t i = 0; i < axes.size(); ++i) {
@@ -67,7 +67,8 @@ struct CostModel {
       part_bytes /= axes[i].size;
     }
   }
-  /// The bytes of a block's parameters whose gradients no devices add: of experts without copies.
+  /// The bytes of a block's experts if these have no copies, so that no devices add their gradients;
+  /// otherwise 0.
   double unsummed_bytes(const BlockProfile& b) const {
     for (const PlannedAxis& axis : axes)
       if (axis.parts) return 0;
@@ -96,7 +97,7 @@ struct CostModel {
     return all;
   }
 
-  /// The axis along which divided layers send this.
+  /// The place of the axis along which divided layers send `sent`.
   std::size_t axis_of(const LayerCollectives& sent) const {
     std::size_t i = 0;
     while (axes.at(i).name != sent.axis) ++i;

@@ -25,8 +25,8 @@ struct DdpBuckets {
 };
 
 /// Assigns the gradients of a range to buckets like Reducer: from the last layer to the first. The backward
-/// of the blocks takes `times`, and copies take `slowdown` times as long as alone. With `parts`, those of
-/// experts, which have a Reducer of their own, and else all others.
+/// of the blocks takes `times`, and copies take `slowdown` times as long as alone. With `parts`, assigns the
+/// gradients of experts, which have a Reducer of their own; otherwise all others.
 DdpBuckets ddp_buckets(const CostModel& c, BlockRange range, const BlockTimes& times, double slowdown,
                        bool parts = false);
 

@@ -17,12 +17,12 @@ namespace tapestry::distributed::planner {
 struct SentMessages {
   double count = 0, bytes = 0;
 };
-/// By the members of LayerCollectives, in their order.
+/// What a device sends, for each member of LayerCollectives in their order.
 struct SentByLayers {
   SentMessages all_reduce, all_gather, reduce_scatter, beside;
 };
 
-/// An axis that divides layers, over a group without peers.
+/// An axis that divides layers. Its group has no peers, because one rank is measured alone.
 class DividedAxis {
  public:
   explicit DividedAxis(const Axis& axis) : name(axis.name()), size(axis.size()) {}
@@ -35,16 +35,16 @@ class DividedAxis {
   virtual Tensor own_part(const Tensor& whole) const { return whole; }
   /// True for a parameter that the devices divide, while they copy all others.
   virtual bool is_part(const nn::Parameter&) const { return false; }
-  /// A pass of a block begins.
+  /// Call it when a pass of a block begins.
   virtual void begin() = 0;
-  /// What has been sent since begin(), in forward of this block, or in its backward after such a forward.
-  /// `block` is null for the loss.
+  /// What forward of this block has sent since begin(), or its backward after such a forward. `block` is null
+  /// for the loss.
   virtual SentByLayers sent(const nn::Module* block, bool backward) = 0;
 };
 
-/// Divides the model along the axes of a text (MeasureOptions::layers) for one rank of them. Of ranks with
-/// different work it is the one with most: the last along `context`, since it has the last part of a sequence
-/// whose queries see most keys, and the first along the others. Throws ValueError for other axes.
+/// Divides the model along the axes of a text (MeasureOptions::layers) for one rank of them. It is a rank
+/// with the most work: the last one along `context`, because the last queries of a sequence see most keys,
+/// and the first one along the other axes. Throws ValueError for other axes.
 std::vector<std::unique_ptr<DividedAxis>> divide_layers(nn::Module& whole, const Model& model,
                                                         const std::string& layers, Device device);
 

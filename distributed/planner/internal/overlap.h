@@ -11,10 +11,10 @@ namespace tapestry::distributed::planner {
 /// bucket is complete, and a last one. Bucket i is complete after ready[i] seconds of computing, not before
 /// the bucket before it, and its all-reduce takes costs[i] seconds alone. Throws ValueError if the spans have
 /// different lengths, if `ready` decreases or exceeds `compute`, or if a factor of `interference` is out of
-/// range. queues[i] is the queue of bucket i, of as many as there are elements of `interference`.
+/// range. Bucket i goes to queue queues[i]. There are as many queues as elements of `interference`.
 StepQueues overlap(std::span<const double> ready, std::span<const double> costs, double compute,
                    std::span<const AllReduce* const> interference, std::span<const std::size_t> queues);
-/// With one queue.
+/// The same with one queue.
 StepQueues overlap(std::span<const double> ready, std::span<const double> costs, double compute,
                    const AllReduce& all_reduce);
 

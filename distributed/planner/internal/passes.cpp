@@ -310,7 +310,7 @@ double add_pass(Prediction& p, int row, Activity activity, const std::string& na
 
 namespace {
 
-// Of the blocks and of the loss, what they send in all passes over n samples.
+// Calls f for everything that the blocks and the loss send in all passes over n samples.
 void each_sent(const CostModel& c, double n,
                const std::function<void(const LayerCollectives& sent, double bytes)>& f) {
   const auto of = [&](const BlockProfile& b) {
@@ -344,7 +344,7 @@ void add_layers(Prediction& p, const CostModel& c) {
     each_sent(c, n, [&](const LayerCollectives& sent, double bytes) {
       AxisCost& cost = cost_of(sent);
       cost.bytes_sent += size * parts * bytes;
-      // The first device has the most samples, and the step takes as long as on it.
+      // The first device has the most samples, so it decides how long the step takes.
       if (r == 0) cost.exposed_s += sent.seconds(c.axes[c.axis_of(sent)].costs, n) * parts / stages;
     });
     if (r > 0) continue;

@@ -61,7 +61,8 @@ std::vector<Communication> layer_waits(const CostModel& c, BlockRange range, con
 PassCost backward_with_buckets(const CostModel& c, BlockRange range, const BlockTimes& times,
                                double slowdown);
 
-/// The waits of simulated phases, and the collectives beside them, which are these.
+/// Returns the waits of simulated phases, and the collectives that run beside them. `collectives` says what
+/// each of them moves.
 std::vector<Communication> communication_of(const StepQueues& times, std::span<const ComputePhase> phases,
                                             const std::vector<Collected>& collectives);
 
@@ -96,8 +97,9 @@ double add_pass(Prediction& p, int row, Activity activity, const std::string& na
                 const PassCost& pass);
 void add_communication(Prediction& p, int row, double begin_s, const std::vector<Communication>& all);
 
-/// Moves what divided layers wait for one another from forward and backward to exposed communication, adds it
-/// and its bytes to their axes, and repeats the memory of a device for all that compute its samples.
+/// For divided layers: moves their waits for one another from forward and backward to exposed communication,
+/// and adds these and the bytes to the axes. Repeats the memory of a device for all devices that compute its
+/// samples.
 void add_layers(Prediction& p, const CostModel& c);
 
 /// Fills in Prediction::axes. `exposed_s` is by axis from the innermost, a mean over the devices, and

@@ -34,9 +34,9 @@ struct DeviceSchedule {
   bool has_buckets = false;    ///< gradients live in all-reduce buckets
   bool zero_bubble = false;    ///< Action::Kind::backward computes input gradients only
   double optimizer_share = 1;  ///< the part of the optimizer's state that is on the device
-  /// The number of ranks that divide parameters and gradients, as under fully_shard(). Then a block is whole
-  /// from shortly before its forward or backward to its end, and its gradients until they are divided, in the
-  /// last of several backwards.
+  /// The number of ranks that divide parameters and gradients, as under fully_shard(). A block's parameters
+  /// are then whole from shortly before its forward or backward until that ends. Its gradients are whole
+  /// until they are divided, in the last of several backwards.
   int sharded = 1;
   /// If they divide: the blocks are whole during the step, because a pipeline gathers them once.
   bool keeps_whole = false;

@@ -195,7 +195,8 @@ Prediction predict_one_stage_at_a_time(const CostModel& c) {
   return p;
 }
 
-// A pipeline whose stages have replicas: what predict_pipeline() knows before it simulates.
+// What predict_pipeline() computes before it simulates a pipeline: the times of its stages, which may have
+// replicas.
 class StageTimes {
  public:
   StageTimes(const CostModel& c, const std::vector<std::vector<Action>>& actions, double n, int m,

@@ -48,7 +48,8 @@ class ProfiledModel {
   /// Throws ValueError if the model has no blocks, a block has no parameters, or the batch has not as many
   /// samples as the setup says.
   ProfiledModel(const Model& model, const TrainingSetup& setup, Device device);
-  /// One of the ranks that divide the layers along these axes, without peers: see divide_layers().
+  /// The model on one of the ranks that divide the layers along these axes, without peers: see
+  /// divide_layers().
   ProfiledModel(const Model& model, const TrainingSetup& setup, Device device, const std::string& layers);
 
   Device device() const { return device_; }
@@ -66,7 +67,7 @@ class ProfiledModel {
   void call(const std::function<void()>& forward);
   /// The axes that divide the layers.
   const std::vector<std::unique_ptr<DividedAxis>>& axes() const { return axes_; }
-  /// What each of them sends in a step with n samples: by block, then of the loss; of forward and backward.
+  /// What each axis sends in a step with n samples, in forward and in backward: by block, with the loss last.
   std::vector<std::array<std::vector<SentByLayers>, 2>> sent(std::int64_t n);
 
   /// The phases of a step with n samples, to be called in this order. Each returns when the device has

@@ -1,9 +1,9 @@
 // Products of divided layers, cut along the sequence into chunks.
 //
 // Chunk c has the c-th part of each rank's rows. It is gathered, or reduced and scattered, by one conversion
-// of its own, and the conversions of all chunks together are that of the whole stream. The product of a chunk
-// has the gradient of its input alone. The gradient of the weight is one product of all rows, so that it does
-// not depend on the number of chunks.
+// of its own, and all of these together do what one conversion of the whole stream would do. In backward, the
+// product of a chunk computes the gradient of its input only. The gradient of the weight is one product of
+// all rows, so that it does not depend on the number of chunks.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -106,7 +106,8 @@ void set_weights(Backward& b, const Tensor& dy, const autograd::SavedTensor& x, 
   if (b.needs(0)) autograd::set_product(b, 0, autograd::transposed(g), autograd::as_rows(b.saved(x)));
 }
 
-// The gradients of the chunks' results, from the products of a row layer to the gradient of its weight.
+// The gradients of the chunks' results. In backward, the products of a row layer leave them here for the node
+// that computes the gradient of its weight.
 using ChunkGradients = std::shared_ptr<std::vector<Tensor>>;
 
 // linear(x, weight, bias) of one chunk, without gradients of weight and bias. If `weight_gradient` is
@@ -158,8 +159,8 @@ Tensor joined_products(const Tensor& x, const LayerWeights& layer, const std::ve
   return y;
 }
 
-// A number whose backward computes the gradient of a row layer's weight, when all chunks have left theirs.
-// Undefined if the weight needs none.
+// Returns a zero that is an input of each chunk's product of a row layer. So its backward runs after theirs,
+// and computes the gradient of the weight from what they have left. Undefined if the weight needs none.
 Tensor weight_gradient_of(const Tensor& x, const Tensor& weight, const ChunkGradients& gradients,
                           const Chunking& how) {
   if (!autograd::recording(weight)) return {};

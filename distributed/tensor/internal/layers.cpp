@@ -15,11 +15,6 @@ namespace {
 
 using StreamRef = std::shared_ptr<ResidualStream>;
 
-// The adapter of a layer, or null.
-nn::LoraAdapter* adapter_of_layer(const nn::Linear& layer) {
-  const auto found = nn::lora_adapters(layer);
-  return found.empty() ? nullptr : found[0].second;
-}
 // The result of a layer's adapter, or undefined.
 Tensor of_adapter(nn::LoraAdapter* adapter, const Tensor& x, DType dtype) {
   return adapter && !adapter->merged ? nn::call(*adapter, x).to(dtype) : Tensor();
@@ -32,8 +27,8 @@ bool has_own_part(const nn::Parameter& p) {
   return layout.full_cuts() == layout.cuts().size() || p.is_full(current_context().replica);
 }
 
-// What was computed from this rank's rows of blocks is varying for the check. The features that a row layer
-// takes are this rank's part of all heads' features.
+// A row layer takes this rank's part of all heads' features. To the placement check, what was computed from
+// this rank's rows of blocks is `varying`, so this conversion declares it as sharded.
 Tensor from_blocks(const Tensor& x, const ResidualStream& stream) {
   if (!checks_placement() || placement_of(x, stream.axis) != Placement::varying()) return x;
   return convert(x, stream.axis, Placement::varying(), Placement::sharded(x.dim() - 1));
@@ -41,12 +36,18 @@ Tensor from_blocks(const Tensor& x, const ResidualStream& stream) {
 
 }  // namespace
 
+nn::LoraAdapter* adapter_of(const nn::Linear& layer) {
+  const auto found = nn::lora_adapters(layer);
+  return found.empty() ? nullptr : found[0].second;
+}
+
 LayerWeights ColumnLayer::weights() const {
   const auto used = [&](const nn::Parameter& p) { return own && p.defined() ? own(p) : Tensor(p); };
   return {used(layer->weight), used(layer->bias)};
 }
 
-// Equal inputs of an attention stay one tensor. The layers' products are those of the first input.
+// An attention may get one tensor as several inputs; these stay one tensor. The layers' products are those of
+// the first input.
 void RegionOfLayers::enter_in_calls(nn::Module& module, const std::shared_ptr<RegionOfLayers>& region) {
   module.register_forward_pre_hook([region](nn::Module&, std::vector<Tensor>& inputs) {
     const std::vector<Tensor> before = inputs;
@@ -102,7 +103,7 @@ void RegionOfLayers::leave() {
 
 void divide_outputs(const ColumnLayer& column, const StreamRef& stream,
                     const std::shared_ptr<RegionOfLayers>& region, std::int64_t outputs) {
-  nn::LoraAdapter* const adapter = adapter_of_layer(*column.layer);
+  nn::LoraAdapter* const adapter = adapter_of(*column.layer);
   if (adapter) {
     adapter->in_layer = true;
     // Each rank computes a part of the gradient of A from its own outputs, with the same elements dropped.
@@ -126,10 +127,10 @@ void divide_outputs(const ColumnLayer& column, const StreamRef& stream,
 }
 
 void divide_inputs(nn::Linear& layer, const StreamRef& stream, bool behind_blocks) {
-  nn::LoraAdapter* const adapter = adapter_of_layer(layer);
+  nn::LoraAdapter* const adapter = adapter_of(layer);
   if (adapter) {
     adapter->in_layer = true;
-    // A is divided as the inputs are. So each rank's results of A, and of B, are parts of sums.
+    // A is divided as the inputs are. So each rank's results of A, and of B, are partial sums.
     convert_parameters_in_calls(*adapter, {adapter->B},
                                 [stream](const Tensor& p) { return stream->replicated(p); });
     draw_own_numbers(*adapter, stream);

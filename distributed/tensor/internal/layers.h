@@ -8,8 +8,12 @@
 
 #include "tapestry/distributed/tensor/internal/stream.h"
 #include "tapestry/nn/layers/linear.h"
+#include "tapestry/nn/models/lora.h"
 
 namespace tapestry::distributed {
+
+/// The adapter of a layer, or null.
+nn::LoraAdapter* adapter_of(const nn::Linear& layer);
 
 struct ColumnLayer {
   nn::Linear* layer;
@@ -41,14 +45,15 @@ class RegionOfLayers {
   std::vector<std::pair<const nn::Linear*, Tensor>> results_;
 };
 
-/// `outputs` is the number of outputs of all ranks if they are gathered, else 0. Without a region, the
-/// layer's input enters here.
+/// Divides the outputs of a layer. `outputs` is the number of outputs of all ranks if they are gathered, else
+/// 0. Without a region, the layer's input enters here.
 void divide_outputs(const ColumnLayer& layer, const std::shared_ptr<ResidualStream>& stream,
                     const std::shared_ptr<RegionOfLayers>& region, std::int64_t outputs);
-/// `behind_blocks` if the layer may be behind one whose outputs are blocks.
+/// Divides the inputs of a layer. `behind_blocks` is true if the layer may follow one whose outputs are
+/// blocks.
 void divide_inputs(nn::Linear& layer, const std::shared_ptr<ResidualStream>& stream, bool behind_blocks);
 
-/// The parameters of a module on the stream, and those of its adapter, are converted in calls.
+/// Makes calls convert the parameters of a module on the stream, and those of its adapter.
 void convert_all_in_calls(nn::Module& module, const std::shared_ptr<ResidualStream>& stream);
 
 }  // namespace tapestry::distributed

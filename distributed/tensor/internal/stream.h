@@ -70,8 +70,8 @@ class ResidualStream {
 
   // ---- chunks.cpp
 
-  /// into_region(x). If it is gathered in chunks, also the products of these column layers, each of which
-  /// runs while the next chunk is gathered; otherwise no results.
+  /// Returns into_region(x). If it is gathered in chunks, also computes the products of these column layers:
+  /// the product of a chunk runs while the next chunk is gathered. Otherwise there are no results.
   EnteredRegion gathered_products(const Tensor& x, const std::vector<LayerWeights>& layers);
   /// from_parts() of the product of a row layer. With chunks, a product runs while the chunk before it is
   /// reduced and scattered. addend(dtype) is added to the product, unless it is undefined.

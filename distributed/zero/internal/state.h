@@ -22,7 +22,8 @@ struct ZeroBase::State {
     bool trained() const { return place >= 0; }
   };
 
-  // Parameters whose state the same ranks divide: all but ZeroOptions::parts, and these.
+  // Parameters whose state the same ranks divide. The first share has all parameters but ZeroOptions::parts,
+  // and the second one has these.
   struct Share {
     std::shared_ptr<ProcessGroup> group;
     std::vector<int> item_of = {};  // by place
@@ -30,7 +31,7 @@ struct ZeroBase::State {
     std::vector<int> order = {};    // of the parameters in the buckets; stage 2
     Reducer* reducer = nullptr;     // stage 2; null after the DistributedDataParallel was destroyed
 
-    /// "", or for the second share ".parts": the end of keys of local_state_dict().
+    /// The end of the keys of local_state_dict(): "" for the first share, ".parts" for the second.
     const char* suffix = "";
   };
 

@@ -62,7 +62,8 @@ std::int64_t count_x(const Conv2dShape& s) { return s.n * s.c * s.h * s.w; }
 std::int64_t count_y(const Conv2dShape& s) { return s.n * s.k * s.p * s.q; }
 std::int64_t count_weight(const Conv2dShape& s) { return s.k * (s.c / s.groups) * s.r * s.s; }
 
-// What the three slots differ in: what cuDNN computes, and the arguments with scratch memory for outputs.
+// Each of these structs says in what one of the three slots differs from the others: what cuDNN computes, and
+// the arguments with scratch memory for outputs.
 struct ConvForward {
   using Args = Conv2dArgs;
   static bool with_dbias(const Args&) { return false; }

@@ -33,7 +33,8 @@ Descriptor engine_of(const Descriptor& config) {
   return engine;
 }
 
-/// Empty if the rules allow the engine. Otherwise the note of cuDNN that they exclude.
+/// Returns the name of a numerical note of this engine that the rules exclude (CUDNN_NUMERICAL_NOTE_...).
+/// Empty if they allow the engine.
 std::string excluded(const Descriptor& engine, const EngineRules& rules) {
   for (const NumericalNote note : engine.get_all<Attribute::engine_numerical_note, NumericalNote>(32)) {
     if (note == NumericalNote::down_convert_inputs) return "DOWN_CONVERT_INPUTS";

@@ -24,12 +24,12 @@ function scaledParameter(bytes, part, c) {
   return words * Math.sign(bytes) * c.width * c.words + (bytes - words * Math.sign(bytes)) * c.width * (part === 'embeddings' ? c.tokens : 1);
 }
 function scaledBlock(name, part, c, seconds) {
-  const b = BLOCKS[c.ranks][part], curve = x => scaledCurve(x, part, c), none = { bytes: [], count: 0 }, pass = { all_gather: none, all_reduce: none, reduce_scatter: none };
+  const b = BLOCKS[c.ranks][part], curve = x => scaledCurve(x, part, c);
   const curves = Object.fromEntries(Object.keys(b).filter(k => k.endsWith('_bytes')).map(k => [k, curve(b[k])]));
   return { name, ...curves, parameter_bytes: b.parameters.map(x => Math.round(scaledParameter(x, part, c) * c.number)),
     backward: b.backward.map(([parameter, peak, accumulate, end]) => ({ parameter, peak_bytes: curve(peak), accumulate_bytes: curve(accumulate), end_bytes: curve(end) })),
     forward_s: [[0, 0], [1, seconds]], backward_s: [[0, 0], [1, 2 * seconds]], accumulate_s: 0, bucket_copy_s: 0, update_s: 0,
-    input_grad_s: 0, weight_grad_s: 0, weight_grad_accumulate_s: 0, layers_forward: pass, layers_backward: pass };
+    input_grad_s: 0, weight_grad_s: 0, weight_grad_accumulate_s: 0, parts: [], layers_forward: [], layers_backward: [] };
 }
 // Sizes are {layers, width, tokens, words, bytes (of a number)}.
 function profileOf(sizes, ranks, state) {
@@ -48,7 +48,7 @@ function planOf(text) {
   for (const word of text.trim() === 'single' ? [] : text.split(',')) {
     const [, name, size, options] = /^\s*(\w+)=(\d+)((?::[\w-]+=[\w-]+)*)\s*$/.exec(word) || [];
     if (!AXES.includes(name)) throw new Refusal('"' + word.trim() + '" is not one of pipeline=N, replicate=N, shard=N and tensor=N, or single');
-    const axis = { name, size: Number(size), sum: { replicate: 'buckets', shard: 'units' }[name] || 'none', zero: 0, schedule: name === 'pipeline' ? '1f1b' : '', keeps_whole: false, layers: name === 'tensor', sequence: false };
+    const axis = { ...axis_of_mesh(name, Number(size)), sum: { replicate: 'buckets', shard: 'units' }[name] || 'none', schedule: name === 'pipeline' ? '1f1b' : '' };
     for (const [key, value] of options.split(':').filter(Boolean).map(o => o.split('='))) {
       if (key === 'zero' && name === 'replicate' && ['1', '2'].includes(value)) axis.zero = Number(value);
       else if (key === 'schedule' && name === 'pipeline' && ['1f1b', 'gpipe'].includes(value)) axis.schedule = value;
@@ -76,7 +76,7 @@ function calculate(o) {
   const profile = profileOf({ layers: o.layers, width: o.width, tokens: o.tokens, words: o.words, bytes: o.precision === 'f32' ? 4 : 2 }, ranks, STATE[o.optimizer][o.precision === 'f32' ? 0 : 1]);
   const cost = { latency_s: 1e-6, s_per_byte: 1e-10 }, one = { forward: 1, backward: 1, update: 1 }, all = { message: cost, gather_message: cost, scatter_message: cost, peer_message: cost, overlap_slowdown: 1, compute_stall: 0, contention: one };
   const link = { copy: cost, broadcast: cost, add: cost, local: all, ranks: all, cross: all, master_contention: one };
-  if (tensor) profile.divided = [{ size: ranks, sequence: false, blocks: profile.blocks, loss: profile.loss, optimizer_state: profile.optimizer_state }];
+  if (tensor) profile.divided = [{ ...profile, axes: 'tensor=' + ranks }];
   const p = predict(plan, profile, link, { batch_size: o.batch, devices, device_type: 'cpu', micro_batches: o.micro, first_bucket_bytes: MiB, bucket_cap_bytes: 25 * MiB, split: [] });
   if (!p) throw new Refusal('the planner does not know ' + o.parallel);
   const alike = p.memory.length / stages, rows = range(stages).map(s => p.memory[Math.floor(s * alike)]);

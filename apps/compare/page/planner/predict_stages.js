@@ -6,7 +6,7 @@ function stages_of(c) {
 }
 // `times` has the actions of the first replica of each stage. Returns the members of a prediction.
 function memory_of_stages(c, stages, samples, actions, times, is_pipeline, zero_bubble) {
-  const shards = c.model_parts, divided_after = range(c.count).map(() => 1), headers = is_pipeline && !c.one_process && stages.length > 1 ? 3 * 2408 : 0;  // sizeof(MessageHeader)
+  const shards = c.model_parts, divided_after = range(c.count).map(() => 1), headers = is_pipeline && !c.one_process && stages.length > 1 ? 3 * 2672 : 0;  // sizeof(MessageHeader)
   const kept = {}, memory = stages.flatMap((stage, s) => samples.map((own, replica) => {
     const held = replica === 0 ? [] : null, first = s === 0, last = s + 1 === stages.length;
     let all = 0;
