@@ -50,8 +50,8 @@ class ContextParallel {
   /// The form that was chosen; not `automatic`.
   ContextAttention attention() const;
   SequenceOrder order() const;
-  /// This rank's rows of dimension `dim` of a tensor that all ranks have. Throws ValueError if the ranks
-  /// cannot divide them equally.
+  /// The rows of `whole`, which is equal on all ranks, that this rank computes; `dim` is the dimension of the
+  /// sequence. Throws ValueError if the ranks cannot divide it equally.
   Tensor own_part(const Tensor& whole, std::int64_t dim) const;
   /// The bytes that attention sends on this rank since the last reset_report(). It is counted when forward
   /// runs, and includes the backward of what grad mode would record: see attention.h. Layers that

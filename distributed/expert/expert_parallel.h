@@ -76,8 +76,8 @@ class ExpertParallel {
 /// capacity, auxiliary loss and shared experts compute from this rank's tokens alone, as in
 /// DistributedDataParallel.
 ///
-/// The gradient of an expert is the sum over all ranks' losses when backward ends. So it must not be added
-/// along this axis again, and no division by the number of ranks follows: divide the losses before backward,
+/// Tokens of all ranks pass through an expert, so after backward its gradient is the sum over the losses of
+/// all ranks. Do not add it along this axis again, and do not divide it: divide the losses before backward,
 /// as a Strategy does. The gradients of the other parameters are this rank's own, and must be added along
 /// this axis. A Strategy with the axis `expert` does both. Without one, wrap the model in a
 /// DistributedDataParallel over all ranks and, if experts have copies, in a second one over these copies.

@@ -340,8 +340,8 @@ __device__ __forceinline__ float power_of_2(float x) {
 /// Asks f(query, key) about each of a lane's scores x[N][4] (see the top of this file), and returns the
 /// answers as bits: bit 4 j + i is that of x[j][i]. mask_scores() hides scores by it. Rows are
 /// queries and columns keys, or the other way round if kKeyRows; x[0][0] has the row `row` and the column
-/// `column`. Answers in bits allow a loop that is not unrolled, which an array in registers would not.
-/// Unrolled, its code would be many times longer than the rest of the kernel.
+/// `column`. The answers are bits so that the loop need not be unrolled. An array in registers would force it
+/// to be, and its code would be many times longer than the rest of the kernel.
 template <bool kKeyRows, int N, class F>
 __device__ __forceinline__ std::uint32_t bits_of(int row, int column, F f) {
   static_assert(N <= 8);

@@ -1,6 +1,5 @@
-// Runs the commands of the documentation: those of a block fenced as ```sh run must print the text of the
-// next block, which is fenced as ```text output. The blocks of a page run in one folder, in the order of the
-// page.
+// Runs the documentation's commands. A block fenced as ```sh run must print the text of the next block, which
+// is fenced as ```text output. The blocks of a page run in one folder, in the order of the page.
 #include <algorithm>
 #include <filesystem>
 #include <string>

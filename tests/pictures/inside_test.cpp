@@ -1,4 +1,5 @@
-// The tape, dtypes, a model's shapes, and the tiles and banks of kernels.
+// Pictures of what is inside: the tape of an expression, the bits of dtypes, a model's shapes, and the tiles
+// and banks of kernels.
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -386,7 +386,7 @@ TEST_CASE(
     REQUIRE(two.memory.size() == 2 * one.memory.size());
     for (std::size_t d = 0; d < two.memory.size(); ++d)
       CHECK(two.memory[d].total() >= one.memory[d / 2].total());
-    // Blocks share the time of a pass with the waits of their layers.
+    // The time of a pass, which its blocks share, includes the waits of their layers.
     CHECK(two.memory_device == 2 * one.memory_device);
     REQUIRE(two.memory_over_time.size() == one.memory_over_time.size());
     double most = 0;

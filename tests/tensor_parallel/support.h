@@ -17,8 +17,7 @@ using namespace tapestry;
 using namespace tapestry::distributed;
 using distributed_test::Group, distributed_test::on_ranks, distributed_test::require;
 
-/// All tests of this folder check how tensors are placed. TAPESTRY_CHECK_PLACEMENT=0 leaves the comparisons of
-/// values alone.
+/// All tests of this folder also check placements. With TAPESTRY_CHECK_PLACEMENT=0 they only compare values.
 inline const bool kChecks = [] {
   const char* const text = std::getenv("TAPESTRY_CHECK_PLACEMENT");
   set_placement_check(!text || std::string(text) != "0");

@@ -57,8 +57,8 @@ struct Blocks : nn::Module {
   }
 };
 
-// The times of a step, means over the ranks. `alone_s` is the time of its collectives without chunks, one
-// after another.
+// The times of a step, as means over the ranks. `alone_s` is how long its collectives take one after another,
+// if no product runs beside them and nothing is cut into chunks.
 struct Step {
   double seconds = 0, exposed_s = 0, forward_exposed_s = 0, alone_s = 0;
   std::int64_t bytes = 0;

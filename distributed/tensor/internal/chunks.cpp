@@ -1,9 +1,9 @@
 // Products of divided layers, cut along the sequence into chunks.
 //
-// Chunk c has the c-th part of each rank's rows. It is gathered, or reduced and scattered, by one conversion
-// of its own, and all of these together do what one conversion of the whole stream would do. In backward, the
-// product of a chunk computes the gradient of its input only. The gradient of the weight is one product of
-// all rows, so that it does not depend on the number of chunks.
+// Chunk c has the c-th part of each rank's rows. Each chunk has a conversion of its own, which gathers it, or
+// reduces and scatters it. Together they do what one conversion of the whole stream would do. In backward,
+// the product of a chunk computes the gradient of its input only. The gradient of the weight is one product
+// of all rows, so that it does not depend on the number of chunks.
 #include <algorithm>
 #include <memory>
 #include <utility>
