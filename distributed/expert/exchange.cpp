@@ -2,19 +2,14 @@
 
 #include <memory>
 #include <numeric>
-#include <optional>
-#include <utility>
 
-#include "tapestry/autograd/engine.h"
-#include "tapestry/autograd/function.h"
-#include "tapestry/autograd/internal/delay.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/internal/capture_state.h"
 #include "tapestry/distributed/placement/check.h"
-#include "tapestry/distributed/placement/convert.h"
+#include "tapestry/distributed/placement/internal/exchange_nodes.h"
 #include "tapestry/nn/layout.h"
 
 namespace tapestry::distributed {
@@ -38,90 +33,19 @@ std::vector<Tensor> row_parts(const Tensor& t, const std::vector<std::int64_t>& 
 struct RowExchange {
   std::shared_ptr<ProcessGroup> group;
   std::vector<std::int64_t> sent, received;
-  std::shared_ptr<ConversionTraffic> waits;
+  std::shared_ptr<ConversionTraffic> traffic;
 
-  RowExchange back() const { return {group, received, sent, waits}; }
-};
-
-// Waits for `work`, which moves as many bytes as `rows` has.
-void wait_for(const Work& work, const Tensor& rows, const RowExchange& how) {
-  if (!how.waits) return work.wait();
-  how.waits->wait(work, rows.device(),
-                  {.bytes = static_cast<std::int64_t>(rows.nbytes()), .axis = how.group->name()});
-}
-
-// Rows on their way: `result` has its values when `work` is done.
-struct RowsSent {
-  Tensor result;
-  Work work = {};
-  Tensor wait(const RowExchange& how) const {
-    wait_for(work, result, how);
-    return result;
+  RowExchange back() const { return {group, received, sent, traffic}; }
+  RowExchange of_gradient(const Tensor&) const { return back(); }
+  bool communicates() const { return true; }
+  impl::SentTensor post(const Tensor& x) const {
+    const NoGradGuard no_grad;
+    const Tensor rows = x.contiguous();
+    const Tensor out = empty({total(received), x.size(1)}, {x.dtype(), x.device()});
+    return {out, group->all_to_all(row_parts(out, received), row_parts(rows, sent), "expert_parallel: rows"),
+            static_cast<std::int64_t>(out.nbytes())};
   }
 };
-
-RowsSent post_rows(const Tensor& x, const RowExchange& how) {
-  const NoGradGuard no_grad;
-  const Tensor rows = x.contiguous();
-  const Tensor out = empty({total(how.received), x.size(1)}, {x.dtype(), x.device()});
-  return {out, how.group->all_to_all(row_parts(out, how.received), row_parts(rows, how.sent),
-                                     "expert_parallel: rows")};
-}
-
-// An exchange records two nodes, as a conversion does (distributed/placement/convert.cpp). The first node
-// returns its input, and the second one returns the result. In backward the second node sends the gradient,
-// and the first one waits for it. Nodes that were recorded between the two run meanwhile.
-struct ExchangeNodes {
-  RowExchange how;
-  RowsSent forward = {};
-  std::optional<Work> backward = {};
-};
-Tensor exchanged(const Tensor& x, const RowExchange& how);
-
-struct BeginExchange : autograd::Function<BeginExchange> {
-  static constexpr const char* kName = "begin_exchange";
-  static Tensor forward(autograd::FunctionContext& ctx, const Tensor& x,
-                        const std::shared_ptr<ExchangeNodes>& nodes) {
-    ctx.data = nodes;
-    nodes->forward = post_rows(x, nodes->how);
-    return x;
-  }
-  static std::vector<Tensor> backward(autograd::FunctionContext& ctx, const std::vector<Tensor>& grads) {
-    ExchangeNodes& nodes = *std::any_cast<const std::shared_ptr<ExchangeNodes>&>(ctx.data);
-    if (const std::optional<Work> work = std::exchange(nodes.backward, {}))
-      wait_for(*work, grads[0], nodes.how);
-    return {grads[0], {}};
-  }
-};
-
-struct FinishExchange : autograd::Function<FinishExchange> {
-  static constexpr const char* kName = "finish_exchange";
-  static Tensor forward(autograd::FunctionContext& ctx, const Tensor&,
-                        const std::shared_ptr<ExchangeNodes>& nodes) {
-    ctx.data = nodes;
-    return std::exchange(nodes->forward, {}).wait(nodes->how);
-  }
-  static std::vector<Tensor> backward(autograd::FunctionContext& ctx, const std::vector<Tensor>& grads) {
-    ExchangeNodes& nodes = *std::any_cast<const std::shared_ptr<ExchangeNodes>&>(ctx.data);
-    if (grad_enabled()) return {exchanged(grads[0], nodes.how.back()), {}};
-    const RowsSent dx = post_rows(grads[0], nodes.how.back());
-    if (autograd::DetectAnomaly::active()) return {dx.wait(nodes.how), {}};  // the engine reads the elements
-    nodes.backward = dx.work;
-    return {dx.result, {}};
-  }
-};
-
-// The first node, before whose wait backward computes delayed weight gradients.
-Tensor begin_exchange(const Tensor& x, const std::shared_ptr<ExchangeNodes>& nodes) {
-  const Tensor begun = BeginExchange::apply(x, nodes);
-  if (!begun.is_same(x)) autograd::mark_wait(begun);  // x itself if nothing is recorded
-  return begun;
-}
-
-Tensor exchanged(const Tensor& x, const RowExchange& how) {
-  const auto nodes = std::make_shared<ExchangeNodes>(ExchangeNodes{how});
-  return FinishExchange::apply(begin_exchange(x, nodes), nodes);
-}
 
 // Sends rows, and calls `meanwhile` while they travel. Each rank has rows of its own before and after, so the
 // placement is `varying` on both sides.
@@ -130,19 +54,17 @@ Tensor sent_rows(const Axis& axis, const Tensor& x, const RowExchange& how,
   Tensor from = x;
   if (checks_placement() && placement_of(x, axis) == Placement::replicated())
     from = convert(x, axis, Placement::replicated(), Placement::varying());
-  const auto nodes = std::make_shared<ExchangeNodes>(ExchangeNodes{how});
   const auto check_rows = [&] {
     return impl::CheckedConversion(from, axis, Placement::varying(), Placement::varying(),
                                    /*if_placed=*/true);
   };
-  Tensor begun;
-  {
+  const auto [begun, nodes] = [&] {
     const auto checked = check_rows();
-    begun = begin_exchange(from, nodes);
-  }
+    return impl::begin_exchange(from, how);
+  }();
   if (meanwhile) meanwhile();
   const auto checked = check_rows();
-  return checked.result(FinishExchange::apply(begun, nodes));
+  return checked.result(impl::finish_exchange(begun, nodes));
 }
 
 Tensor index_of(const std::vector<std::int64_t>& order, Device device) {

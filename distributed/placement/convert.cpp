@@ -5,14 +5,12 @@
 #include <utility>
 #include <vector>
 
-#include "tapestry/autograd/engine.h"
-#include "tapestry/autograd/function.h"
-#include "tapestry/autograd/internal/delay.h"
 #include "tapestry/autograd/ops/copy.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/placement/check.h"
+#include "tapestry/distributed/placement/internal/exchange_nodes.h"
 #include "tapestry/nn/layout.h"
 
 namespace tapestry::distributed {
@@ -20,6 +18,7 @@ namespace {
 
 using Kind = Placement::Kind;
 using Collective = ConversionTraffic::Kind;
+using impl::SentTensor;
 
 bool is_equal(Placement p) { return p.is(Kind::invariant) || p.is(Kind::replicated); }
 
@@ -55,20 +54,8 @@ struct Job {
     return {group, to.of_gradient(), from.of_gradient(), to.is(Kind::sharded) ? x.size(to.dim()) : -1,
             traffic};
   }
-};
-
-// The result of a conversion, which has its values when `work` is done.
-struct Posted {
-  Tensor result;
-  Work work = {};
-  std::int64_t bytes = 0;  // of the whole tensor
-  // Padded parts leave gaps between the rows of the result, so it is copied.
-  Tensor wait(const Job& job) const {
-    if (!work.state()) return result;
-    if (job.traffic) job.traffic->wait(work, result.device(), {.bytes = bytes, .axis = job.group->name()});
-    else work.wait();
-    return result.contiguous();
-  }
+  SentTensor post(const Tensor& x) const;
+  bool communicates() const;
 };
 
 Tensor empty_for(const Tensor& x, const Shape& sizes) {
@@ -84,7 +71,7 @@ std::vector<Tensor> parts_of(const Job& job, const Tensor& whole, int dim) {
 
 std::int64_t bytes_of(const Tensor& t) { return static_cast<std::int64_t>(t.nbytes()); }
 
-Posted gather(const Tensor& x, const Job& job) {
+SentTensor gather(const Tensor& x, const Job& job) {
   const int dim = job.from.dim();
   const Tensor all = empty_for(x, job.whole_of(x, dim));
   job.count(Collective::all_gather, x.nbytes());
@@ -94,7 +81,7 @@ Posted gather(const Tensor& x, const Job& job) {
   return {all, job.group->all_to_all(parts_of(job, all, dim), same, "convert"), bytes_of(all)};
 }
 
-Posted reduce_scatter(const Tensor& x, const Job& job) {
+SentTensor reduce_scatter(const Tensor& x, const Job& job) {
   const int dim = job.to.dim();
   const std::int64_t longest = job.part(x.sizes(), dim, 0).sizes[dim];
   Shape sizes = x.sizes();
@@ -112,7 +99,7 @@ Posted reduce_scatter(const Tensor& x, const Job& job) {
 }
 
 // From parts of one dimension to parts of another.
-Posted exchange(const Tensor& x, const Job& job) {
+SentTensor exchange(const Tensor& x, const Job& job) {
   const Shape whole = job.whole_of(x, job.from.dim());
   const Tensor out = empty_for(x, job.my_part(whole, job.to.dim()).sizes);
   job.count(Collective::all_to_all, x.nbytes() - job.my_part(x.sizes(), job.to.dim()).of(x).nbytes());
@@ -122,7 +109,7 @@ Posted exchange(const Tensor& x, const Job& job) {
 }
 
 // Begins a conversion. The result may be `x`.
-Posted post(const Tensor& x, const Job& job) {
+SentTensor post_conversion(const Tensor& x, const Job& job) {
   const NoGradGuard no_grad;
   const bool sums = job.from.is(Kind::partial);
   if (sums && is_equal(job.to)) {
@@ -144,71 +131,11 @@ Posted post(const Tensor& x, const Job& job) {
   return {x};
 }
 
-// What the two nodes of a conversion share. The first one returns its input. The second one, which has the
-// result, begins the conversion of the gradient, and the first one waits for it.
-struct Nodes {
-  Job job, of_gradient;
-  Posted forward;
-  Posted backward;  // the gradient that is on its way from the second node to the first, without its result
-};
-Tensor convert_in_one(const Tensor& x, const Job& job);
+SentTensor Job::post(const Tensor& x) const { return post_conversion(x, *this); }
 
-struct BeginConvert : autograd::Function<BeginConvert> {
-  static constexpr const char* kName = "begin_convert";
-  static Tensor forward(autograd::FunctionContext& ctx, const Tensor& x,
-                        const std::shared_ptr<Nodes>& nodes) {
-    ctx.data = nodes;
-    return x;
-  }
-  static std::vector<Tensor> backward(autograd::FunctionContext& ctx, const std::vector<Tensor>& grads) {
-    Nodes& nodes = *std::any_cast<const std::shared_ptr<Nodes>&>(ctx.data);
-    Posted dx = std::exchange(nodes.backward, {});
-    dx.result = grads[0];
-    return {dx.wait(nodes.of_gradient), {}};
-  }
-};
-
-struct FinishConvert : autograd::Function<FinishConvert> {
-  static constexpr const char* kName = "finish_convert";
-  static Tensor forward(autograd::FunctionContext& ctx, const Tensor& x,
-                        const std::shared_ptr<Nodes>& nodes) {
-    ctx.data = nodes;
-    const Posted posted = std::exchange(nodes->forward, {});
-    const Tensor y = posted.wait(nodes->job);
-    return y.storage() == x.storage() ? x : y;
-  }
-  static std::vector<Tensor> backward(autograd::FunctionContext& ctx, const std::vector<Tensor>& grads) {
-    Nodes& nodes = *std::any_cast<const std::shared_ptr<Nodes>&>(ctx.data);
-    if (grad_enabled()) return {convert_in_one(grads[0], nodes.of_gradient), {}};
-    const Posted dx = post(grads[0], nodes.of_gradient);
-    if (autograd::DetectAnomaly::active())  // the engine reads the elements
-      return {dx.wait(nodes.of_gradient), {}};
-    nodes.backward = {{}, dx.work, dx.bytes};
-    return {dx.result, {}};
-  }
-};
-
-bool communicates(const Job& job) {
-  return (job.from.is(Kind::partial) && (is_equal(job.to) || job.to.is(Kind::sharded))) ||
-         (job.from.is(Kind::sharded) && (is_equal(job.to) || job.to.is(Kind::sharded)));
-}
-
-// In backward, the first node waits for the gradient. The wait for a leaf's gradient is delayed, because
-// nothing else in the pass needs it. All ranks must mark the same nodes, so sizes do not decide which nodes
-// are marked.
-std::pair<Tensor, std::shared_ptr<Nodes>> begin(const Tensor& x, const Job& job, bool fills_wait = true) {
-  const auto nodes = std::make_shared<Nodes>(Nodes{job, job.of_gradient(x), post(x, job), {}});
-  const Tensor begun = BeginConvert::apply(x, nodes);
-  if (!begun.is_same(x) && communicates(nodes->of_gradient)) {  // x itself if nothing is recorded
-    if (fills_wait) autograd::mark_wait(begun);
-    autograd::delay_leaf_gradients(begun);
-  }
-  return {begun, nodes};
-}
-
-Tensor convert_in_one(const Tensor& x, const Job& job) {
-  const auto [begun, nodes] = begin(x, job);
-  return FinishConvert::apply(begun, nodes);
+bool Job::communicates() const {
+  return (from.is(Kind::partial) && (is_equal(to) || to.is(Kind::sharded))) ||
+         (from.is(Kind::sharded) && (is_equal(to) || to.is(Kind::sharded)));
 }
 
 bool is_conversion(Placement from, Placement to) {
@@ -261,10 +188,11 @@ PendingConversion begin_convert(const Tensor& x, const Axis& axis, Placement fro
   // An invariant tensor's copies become one rank's own by way of replicated ones: their gradients are summed.
   if (from.is(Kind::invariant) && to.is(Kind::varying)) to = Placement::replicated();
   const std::int64_t whole = from.is(Kind::sharded) ? options.whole_size.value_or(-1) : -1;
-  const auto [begun, nodes] = begin(x, {axis.group(), from, to, whole, options.traffic}, options.fills_wait);
+  const auto [begun, nodes] =
+      impl::begin_exchange(x, Job{axis.group(), from, to, whole, options.traffic}, options.fills_wait);
   pending.state_->finish = [=, begun = begun, nodes = nodes] {
     const impl::CheckedConversion finished(x, axis, from, wanted, if_placed);
-    return finished.result(FinishConvert::apply(begun, nodes));
+    return finished.result(impl::finish_exchange(begun, nodes));
   };
   return pending;
 }

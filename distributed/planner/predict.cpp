@@ -31,9 +31,6 @@ Predictor predictor_of(const StrategyPlan& plan, const std::vector<StepDivision>
   if (shards) ++i;
   while (i < all.size() && all[i].layers && !plan.over_devices) ++i;
   if (i < all.size()) return nullptr;
-  // ZeRO divides the state of experts along other axes than that of other parameters, which is not predicted.
-  const auto divides_parts = [](const StepDivision& d) { return d.parts; };
-  if (zero && std::any_of(all.begin(), all.end(), divides_parts)) return nullptr;
   return stages ? predict_stages : shards ? predict_sharded_models : predict_whole_models;
 }
 
@@ -164,10 +161,9 @@ std::vector<PlannedAxis> with_sums(std::vector<PlannedAxis> axes) {
   // If `replicate` is the only axis with copies, its row adds the gradients, and nothing is joined.
   if (all.empty() || (all.size() == 1 && axes[all[0]].division.sum != StepDivision::Sum::none)) return axes;
   StepDivision sum{.sum = StepDivision::Sum::buckets};
-  for (const std::size_t i : all) {
-    sum.zero = std::max(sum.zero, std::exchange(axes[i].division.zero, 0));
-    axes[i].division.sum = StepDivision::Sum::none;
-  }
+  for (PlannedAxis& axis : axes)  // also `replicate` of one device, whose row adds along all
+    sum.zero = std::max(sum.zero, std::exchange(axis.division.zero, 0));
+  for (const std::size_t i : all) axes[i].division.sum = StepDivision::Sum::none;
   const auto join = [&](const std::vector<std::size_t>& of, bool of_experts) {
     PlannedAxis joined{.division = sum, .of = of, .parts = of_experts};
     for (const std::size_t i : of) {  // names from the outermost
@@ -217,6 +213,11 @@ std::optional<Prediction> predict(const StrategyPlan& plan, const Profile& profi
   axes = with_sums(std::move(*axes));
   set_costs(*axes, plan, link, setup);
   const CostModel costs{*divided, link, setup, *axes, plan.over_devices};
+  // Under ZeRO, ranks divide the state of experts only if these have copies.
+  const auto divides_parts = [](const PlannedAxis& a) { return a.division.parts && a.size > 1; };
+  if (costs.zero() > 0 && costs.dividing_axis(/*of_parts=*/true) == axes->size() &&
+      std::any_of(axes->begin(), axes->end(), divides_parts))
+    return std::nullopt;
   Prediction p = predictor(costs);
   add_layers(p, costs);
   p.mode = to_string(plan.axes);

@@ -40,6 +40,7 @@ replicate=-1:zero=2,context=2:attention=ring replicate=-1:zero=1,context=2,tenso
 shard=-1,context=2 pipeline=2,context=2:attention=ring,tensor=2
 pipeline=2:schedule=zero-bubble,shard=-1,context=2 expert=-1 replicate=-1,expert=2
 replicate=-1,expert=2,context=2 replicate=2,shard=-1,expert=2 pipeline=2,expert=2,tensor=2
+replicate=-1:zero=1,expert=2 pipeline=2,replicate=-1:zero=2,expert=2
 )");
   return std::vector<std::string>(std::istream_iterator<std::string>(words), {});
 }();

@@ -1,5 +1,6 @@
 // Predictions for divided sequences and experts, compared with what ranks really send and with sums done by
 // hand.
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -108,7 +109,9 @@ TEST_CASE("ranks of divided sequences and experts send what is predicted, by axi
         measure_profile(model, setup_of(1, kSamples),
                         {.warmup = 0, .passes = 1, .simulated_devices = {2, 4}, .layers = layers});
     std::vector<std::string> modes = layers;
-    if (experts > 0) modes.insert(modes.end(), {"replicate=2,expert=2", "shard=2,expert=2"});
+    if (experts > 0)
+      modes.insert(modes.end(), {"replicate=2,expert=2", "replicate=2:zero=1,expert=2",
+                                 "replicate=2:zero=2,expert=2", "shard=2,expert=2"});
     else
       modes.insert(modes.end(),
                    {"replicate=2,context=2", "replicate=2:zero=1,context=2", "shard=2,context=2"});
@@ -209,8 +212,10 @@ TEST_CASE("ranks that divide sequences add gradients along all axes of copies at
   }
   CHECK(rings == 4);
   // ZeRO divides the optimizer's state over all of them, and so does a sharded model the parameters.
-  CHECK(predicted("replicate=2:zero=1,context=2", profile, link, setup_of(4, 4)).breakdown.update_s ==
-        Approx(4 * 0.5 / 4));
+  for (const int devices : {2, 4})
+    CHECK(
+        predicted("replicate=-1:zero=1,context=2", profile, link, setup_of(devices, 4)).breakdown.update_s ==
+        Approx(4 * 0.5 / devices));
   const Prediction shards = predicted("shard=2,context=2", profile, link, setup_of(4, 4));
   CHECK(axis_of(shards, "shard").bytes_sent == 4 * 3 * 200);
   CHECK(axis_of(shards, "context").bytes_sent == 4 * (4 * 2 * 16 + 200));
@@ -269,20 +274,44 @@ TEST_CASE("gradients of experts are added over fewer ranks than all others") {
   CHECK(axis_of(p, "expert").bytes_sent == 2 * (4 * 2 * 16 + 160));
   CHECK(axis_of(p, "expert").exposed_s == Approx(4 * 2 * 2 + 160.0 / 8));
   CHECK(p.timeline[1].name == "wait for block tokens");
-  // No devices add the gradients of experts, so these are in no bucket.
-  for (const MemoryItems& m : p.memory) CHECK((m.parameters == 400 && m.buckets == 160));
+  // No devices add the gradients of experts, so these are in no bucket. All of them exist before the last
+  // gradient, which needs 42 bytes.
+  for (const MemoryItems& m : p.memory)
+    CHECK((m.buckets == 160 && m.gradients == 240 && m.total() == 400 + 160 + 240 + 2 * (6 + 8) + 42));
   const Prediction four = predicted("replicate=2,expert=2", profile, link, setup_of(4, 8));
   REQUIRE(four.axes.size() == 3);
   CHECK(axis_of(four, "replicate_expert").bytes_sent == 4 * 2 * 160 * 3 / 4);
   CHECK(axis_of(four, "replicate").bytes_sent == 4 * 240);
   CHECK(axis_of(four, "replicate").size == 2);
   CHECK(axis_of(four, "expert").bytes_sent == 4 * 4 * 2 * 16);
-  for (const MemoryItems& m : four.memory) CHECK(m.buckets == 400);
+  for (const MemoryItems& m : four.memory) CHECK((m.buckets == 400 && m.gradients == 0));
   // Both sums begin when backward ends. They have groups of their own, so the longer one counts.
   CHECK(four.breakdown.exposed_comm_s == Approx(4 * 2 * 2 + 240.0 / 8));
   const Prediction eight = predicted("replicate=4,expert=2", profile, link, setup_of(8, 8));
   CHECK(axis_of(eight, "replicate_expert").size == 8);
   CHECK(axis_of(eight, "replicate").bytes_sent == Approx(8 * 2 * 240 * 3.0 / 4));
+  // ZeRO divides the state of experts, and in stage 2 their gradients, over the devices that add them.
+  Profile with_state = profile;
+  with_state.divided[0].optimizer_state = 2;
+  for (const double stage : {1, 2}) {
+    const std::string mode = stage == 1 ? "replicate=2:zero=1,expert=2" : "replicate=2:zero=2,expert=2";
+    const Prediction zero = predicted(mode, with_state, link, setup_of(4, 8));
+    REQUIRE(zero.axes.size() == 3);
+    CHECK(axis_of(zero, "replicate_expert").bytes_sent == 4 * (4 - stage) * 160 * 3 / 4);
+    CHECK(axis_of(zero, "replicate").bytes_sent == 4 * (4 - stage) * 240 / 2);
+    CHECK(zero.breakdown.update_s == Approx(4 * 0.5 * (160.0 / 4 + 240.0 / 2) / 400));
+    for (const MemoryItems& m : zero.memory) CHECK(m.optimizer == Approx(2 * (160.0 / 4 + 240.0 / 2)));
+    // In stage 2, whole buckets exist beside this device's parts of them until they are divided.
+    double buckets = 0;
+    for (const PredictedMemory& m : zero.memory_over_time) buckets = std::max(buckets, m.items.buckets);
+    CHECK(buckets == (stage == 1 ? 400 : 160.0 / 4 + 240.0 / 2 + 400));
+    // While the parameters are gathered, the bucket of experts and that of all else exist, with this device's
+    // parts of both.
+    CHECK(zero.memory_over_time.back().items.workspace == Approx(160 * (1 + 1.0 / 4) + 240 * (1 + 1.0 / 2)));
+    // Both sums take 30 s, or half of it, and both gathers 15 s. They have groups of their own.
+    CHECK(zero.breakdown.exposed_comm_s == Approx(4 * 2 * 2 + 30 / stage + 15));
+  }
+  CHECK_FALSE(predict(plan_of("replicate=-1:zero=1,expert=2"), profile, link, setup_of(2, 4)).has_value());
   const Prediction shards = predicted("shard=2,expert=2", profile, link, setup_of(4, 8));
   CHECK(axis_of(shards, "shard").bytes_sent == 4 * 3 * 200);
   CHECK(axis_of(shards, "expert").bytes_sent == 4 * (4 * 2 * 16 + 80));

@@ -449,8 +449,11 @@ TEST_CASE("what does not combine has no prediction") {
   CHECK_FALSE(predict(plan_of("replicate=2,shard=2:gather=step"), profile, {}, setup_of(4, 8)).has_value());
   for (const char* const mode : {"shard=2", "shard=2:gather=part", "shard=2:reduce=part"})
     CHECK(predict(plan_of(mode), profile, {}, setup_of(2, 8)).has_value());
-  CHECK_FALSE(
-      predict(plan_of("pipeline=2,shard=2:reduce=part"), profile, {}, setup_of(4, 16, {2, 2})).has_value());
+  const Profile sequence = with_divided(profile, true);
+  CHECK(predict(plan_of("tensor=2:sequence=1"), sequence, {}, setup_of(2, 8)).has_value());
+  for (const char* const mode : {"tensor=2:chunks=2:sequence=1", "pipeline=2,tensor=2:sequence=1",
+                                 "pipeline=2,shard=2:reduce=part", "shard=2:offload=host"})
+    CHECK_FALSE(predict(plan_of(mode), sequence, {}, setup_of(plan_of(mode).size, 16, {2, 2})).has_value());
   for (const auto& [mode, keeps] :
        {std::pair("shard=2", false), {"pipeline=2,shard=2", true}, {"pipeline=2,shard=2:gather=part", false}})
     CHECK(tapestry::distributed::divisions_of(plan_of(mode)).back().keeps_whole == keeps);

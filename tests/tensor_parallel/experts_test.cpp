@@ -520,3 +520,47 @@ TEST_CASE("the placement check follows tokens through the exchange") {
   place_parameters(moe, axis, Placement::invariant());
   CHECK_THROWS_AS(placed(Placement::varying()), PlacementError);
 }
+
+TEST_CASE(
+    "a language model with divided experts generates the words of one process, with a cache on each rank") {
+  nn::OlmoeConfig config;
+  config.vocab_size = 23, config.hidden_size = 12, config.intermediate_size = 6, config.num_hidden_layers = 2;
+  config.num_attention_heads = config.num_key_value_heads = 2, config.max_position_embeddings = 16;
+  config.num_experts = 3, config.num_experts_per_tok = 2;
+  const auto made = [&] {
+    static std::mutex mutex;  // ranks are threads, and share the generator
+    const std::lock_guard lock(mutex);
+    auto net = std::make_unique<nn::Olmoe>(config);
+    net->to(DType::f64);
+    const NoGradGuard no_grad;
+    int k = 0;
+    for (const nn::Parameter& p : net->parameters()) {
+      p.copy_(wave(p.sizes(), 0.37 + 0.01 * k, k) * 0.5);
+      ++k;
+    }
+    return net;
+  };
+  // Each rank continues a prompt of its own. The ranks call the model equally often.
+  const std::vector<std::vector<std::int64_t>> prompts{{3, 11, 7}, {5, 2, 19, 8}};
+  constexpr std::int64_t kNew = 6;
+  const auto words_of = [&](nn::LanguageModel& net, int rank) {
+    nn::Sampler sampler({.temperature = 0.8, .seed = 4});
+    return nn::generate(net, prompts[static_cast<std::size_t>(rank)], {.max_new_tokens = kNew}, sampler);
+  };
+  const auto one = made();
+  const std::vector<std::vector<std::int64_t>> expected{words_of(*one, 0), words_of(*one, 1)};
+  REQUIRE(expected[0] != expected[1]);
+  on_ranks<int>(2, [&](const Group& world) {
+    const int rank = world->rank();
+    const Mesh mesh(world, {{"expert", -1}});
+    const auto net = made();
+    const ExpertParallel divided = expert_parallel(*net, mesh["expert"]);
+    require(words_of(*net, rank) == expected[static_cast<std::size_t>(rank)], "other words");
+    // With a cache, each token but the last passes through the layers once.
+    const auto tokens = static_cast<std::int64_t>(prompts[static_cast<std::size_t>(rank)].size()) + kNew - 1;
+    const std::int64_t rows = tokens * config.num_experts_per_tok * config.num_hidden_layers;
+    require(divided.routed_bytes() == rows * config.hidden_size * 8, "bytes of ", tokens, " tokens");
+    require(divided.bytes_sent() > 0, "the other rank has experts of these tokens");
+    return 0;
+  });
+}

@@ -42,10 +42,10 @@ struct CostModel {
 
   /// The costs between devices that share a host, and their contention.
   const AllReduce& collectives() const { return one_process ? link.local : link.ranks; }
-  /// How many devices divide the parameters or the optimizer's state.
-  int parts(bool (StepDivision::*divides)() const) const {
+  /// How many devices divide the parameters.
+  int shards() const {
     int product = 1;
-    for (const PlannedAxis& axis : axes) product *= (axis.division.*divides)() ? axis.size : 1;
+    for (const PlannedAxis& axis : axes) product *= axis.division.divides_model() ? axis.size : 1;
     return product;
   }
   /// True for an axis of the plan whose devices have samples of their own.
@@ -62,7 +62,7 @@ struct CostModel {
       if (d.sum == StepDivision::Sum::none) continue;
       const bool divides = d.divides_model() || d.zero == 2;
       f(i, d.divides_model() ? bytes : axes[i].parts ? part_bytes : bytes - part_bytes, divides);
-      if (!divides) continue;
+      if (!d.divides_model()) continue;
       bytes /= axes[i].size;
       part_bytes /= axes[i].size;
     }
@@ -79,16 +79,43 @@ struct CostModel {
     const PlannedAxis& a = axes[axis];
     return divides ? a.costs.scatter_s(bytes, a.size) : ring_time(a.costs.message, bytes, a.size);
   }
-  /// The axis whose devices keep or update parts of the parameters; the number of axes if there is none.
-  std::size_t dividing_axis() const {
+  /// The axis whose devices keep or update parts of the parameters; the number of axes if there is none. With
+  /// `of_parts`, the axis of experts that have fewer copies than other parameters.
+  std::size_t dividing_axis(bool of_parts = false) const {
     std::size_t i = 0;
-    while (i < axes.size() && !axes[i].division.divides_optimizer()) ++i;
+    while (i < axes.size() && (!axes[i].division.divides_optimizer() || axes[i].parts != of_parts)) ++i;
     return i;
   }
-  /// The time to gather parameters whose parts the devices keep or update.
-  double gather_s(double bytes) const {
+  /// The stage of ZeRO; 0 if there is none.
+  int zero() const {
     const std::size_t i = dividing_axis();
-    return i < axes.size() ? axes[i].costs.gather_s(bytes, axes[i].size) : 0;
+    return i < axes.size() ? axes[i].division.zero : 0;
+  }
+  /// Calls f(axis, of_parts) for each axis whose devices divide parameters or the optimizer's state: under
+  /// ZeRO, experts along their own one.
+  template <class F>
+  void each_dividing(const F& f) const {
+    for (const bool of_parts : {false, true})
+      if (const std::size_t i = dividing_axis(of_parts); i < axes.size()) f(i, of_parts);
+  }
+  /// The bytes of the parameters that the devices of dividing_axis(of_parts) divide.
+  double divided_bytes(BlockRange range, bool of_parts) const {
+    if (of_parts) return part_bytes(range);
+    return parameter_bytes(range) - (zero() > 0 ? part_bytes(range) : 0);
+  }
+  /// The part of the parameters of a range that a device updates, and whose optimizer state it has.
+  double optimizer_share(BlockRange range) const {
+    const auto own = [&](bool of_parts) {
+      const std::size_t i = dividing_axis(of_parts);
+      return i < axes.size() ? 1.0 / axes[i].size : 1.0;
+    };
+    const double parts = zero() > 0 ? part_bytes(range) : 0;
+    if (parts == 0) return own(false);
+    return (own(false) * divided_bytes(range, false) + own(true) * parts) / parameter_bytes(range);
+  }
+  /// The time to gather parameters along an axis whose devices keep or update parts of them.
+  double gather_s(std::size_t axis, double bytes) const {
+    return axes[axis].costs.gather_s(bytes, axes[axis].size);
   }
   /// The costs by axis, for simulate().
   std::vector<const AllReduce*> interference() const {
@@ -126,11 +153,8 @@ struct CostModel {
     }
     return buckets;
   }
-  /// The devices that divide gradients in buckets, as under stage 2 of ZeRO; 1 if none do.
-  int divided_buckets() const {
-    const std::size_t i = dividing_axis();
-    return i < axes.size() && axes[i].division.zero == 2 ? axes[i].size : 1;
-  }
+  /// Devices divide gradients in buckets, as under stage 2 of ZeRO.
+  bool divides_buckets() const { return zero() == 2 && axes[dividing_axis()].size > 1; }
 
   std::size_t count() const { return profile.blocks.size(); }
   BlockRange all_blocks() const { return {0, count()}; }

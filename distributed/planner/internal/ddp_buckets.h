@@ -1,6 +1,5 @@
 #pragma once
 // The buckets of DistributedDataParallel in a predicted backward pass.
-#include <algorithm>
 #include <vector>
 
 #include "tapestry/distributed/planner/internal/cost_model.h"
@@ -15,13 +14,6 @@ struct DdpBuckets {
   std::vector<double> ready_s;           ///< seconds of computing until the bucket is complete
   std::vector<std::size_t> of_gradient;  ///< the bucket of each gradient, in the order in which they arrive
   double compute_s = 0;                  ///< backward with the copies of gradients into buckets
-  double two_largest() const {
-    std::vector<double> sorted = bytes;
-    std::sort(sorted.begin(), sorted.end());
-    double sum = 0;
-    for (std::size_t i = sorted.size(); i-- > 0 && i + 2 >= sorted.size();) sum += sorted[i];
-    return sum;
-  }
 };
 
 /// Assigns the gradients of a range to buckets like Reducer: from the last layer to the first. The backward
@@ -32,6 +24,6 @@ DdpBuckets ddp_buckets(const CostModel& c, BlockRange range, const BlockTimes& t
 
 /// The buckets in which stage 1 of ZeRO gathers parameters: from the first layer to the last, and without a
 /// smaller first bucket. They have no times.
-DdpBuckets zero1_buckets(const CostModel& c, BlockRange range);
+DdpBuckets zero1_buckets(const CostModel& c, BlockRange range, bool parts = false);
 
 }  // namespace tapestry::distributed::planner

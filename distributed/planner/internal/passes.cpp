@@ -36,15 +36,10 @@ DdpBuckets assigned(const std::vector<BucketParameter>& parameters, std::int64_t
   return buckets;
 }
 
-int zero_of(const CostModel& c) {
-  const std::size_t i = c.dividing_axis();
-  return i < c.axes.size() ? c.axes[i].division.zero : 0;
-}
-
-// The buckets in which parameters are gathered after an update, under ZeRO.
-DdpBuckets gathered_buckets(const CostModel& c, BlockRange range) {
-  if (zero_of(c) == 1) return zero1_buckets(c, range);
-  return ddp_buckets(c, range, {std::vector<double>(range.end - range.begin), 0}, 1);
+// The buckets in which parameters are gathered along an axis after an update, under ZeRO.
+DdpBuckets gathered_buckets(const CostModel& c, BlockRange range, bool of_parts) {
+  if (c.zero() == 1) return zero1_buckets(c, range, of_parts);
+  return ddp_buckets(c, range, {std::vector<double>(range.end - range.begin), 0}, 1, of_parts);
 }
 
 PassCost cost_of(const ShardedStep& step, const CostModel& c) {
@@ -170,11 +165,14 @@ DdpBuckets ddp_buckets(const CostModel& c, BlockRange range, const BlockTimes& t
   return buckets;
 }
 
-DdpBuckets zero1_buckets(const CostModel& c, BlockRange range) {
+DdpBuckets zero1_buckets(const CostModel& c, BlockRange range, bool parts) {
   std::vector<BucketParameter> parameters;
-  for (std::size_t k = range.begin; k < range.end; ++k)
-    for (const std::int64_t bytes : c.profile.blocks[k].parameter_bytes)
-      parameters.push_back({static_cast<std::size_t>(bytes), DType::f32, {}});
+  for (std::size_t k = range.begin; k < range.end; ++k) {
+    const BlockProfile& block = c.profile.blocks[k];
+    for (std::size_t i = 0; i < block.parameter_bytes.size(); ++i)
+      if (block.is_part(i) == parts)
+        parameters.push_back({static_cast<std::size_t>(block.parameter_bytes[i]), DType::f32, {}});
+  }
   return assigned(parameters, c.setup.bucket_cap_bytes, c.setup.bucket_cap_bytes);
 }
 
@@ -223,45 +221,54 @@ PassCost backward_with_units(const CostModel& c, BlockRange range, const BlockTi
 }
 
 PassCost update_cost(const CostModel& c, BlockRange range, double slowdown) {
-  PassCost cost{slowdown * c.update(range) / c.parts(&StepDivision::divides_optimizer),
-                std::vector<double>(c.axes.size())};
-  if (zero_of(c) == 0) return cost;
-  const double all_bytes = c.parameter_bytes(range);
-  const std::size_t axis = c.dividing_axis();
+  const double share = c.optimizer_share(range);
+  PassCost cost{slowdown * c.update(range) * share, std::vector<double>(c.axes.size())};
+  if (c.zero() == 0) return cost;
+  const double own_bytes = share * c.parameter_bytes(range);
   std::vector<ComputePhase> updates;
   std::vector<Collective> gathers;
-  const DdpBuckets buckets = gathered_buckets(c, range);
-  for (const double bytes : buckets.bytes) {
-    updates.push_back({cost.computing_s * bytes / all_bytes});
-    gathers.push_back(
-        {.seconds = c.gather_s(bytes), .after = static_cast<int>(gathers.size()), .queue = axis});
-  }
+  std::vector<Collected> names;
+  c.each_dividing([&](std::size_t axis, bool of_parts) {
+    const DdpBuckets buckets = gathered_buckets(c, range, of_parts);
+    for (const double bytes : buckets.bytes) {
+      updates.push_back({cost.computing_s * bytes / c.axes[axis].size / own_bytes});
+      gathers.push_back(
+          {.seconds = c.gather_s(axis, bytes), .after = static_cast<int>(gathers.size()), .queue = axis});
+    }
+    const char* const what = of_parts ? "all_gather of bucket of experts " : "all_gather of bucket ";
+    for (Collected& name : of_buckets(c, axis, buckets, what)) names.push_back(std::move(name));
+  });
   const StepQueues step = simulate(updates, gathers, c.interference());
-  return {sum_of(step.computing_s), step.exposed_s,
-          communication_of(step, updates, of_buckets(c, axis, buckets, "all_gather of bucket "))};
+  return {sum_of(step.computing_s), step.exposed_s, communication_of(step, updates, names)};
 }
 
 MemoryItems with_update(const CostModel& c, BlockRange range, const MemoryItems& peak,
                         std::vector<HeldMemory>* held) {
-  if (zero_of(c) == 0) return peak;
-  const int parts = c.parts(&StepDivision::divides_optimizer);
+  if (c.zero() == 0) return peak;
   // While the parameters are gathered, at most two whole buckets exist besides, with this rank's parts of
   // them.
+  std::vector<double> gathered{0, 0};
+  c.each_dividing([&](std::size_t axis, bool of_parts) {
+    const int size = c.axes[axis].size;
+    if (size == 1) return;
+    for (const double bytes : gathered_buckets(c, range, of_parts).bytes)
+      gathered.push_back(bytes * (1 + 1.0 / size));
+  });
+  std::partial_sort(gathered.begin(), gathered.begin() + 2, gathered.end(), std::greater<>());
   MemoryItems updating = peak;
   updating.activations = updating.gradients = 0;
-  updating.workspace = parts > 1 ? gathered_buckets(c, range).two_largest() * (1 + 1.0 / parts) : 0;
-  if (zero_of(c) == 2) updating.buckets = c.parameter_bytes(range) / parts;
+  updating.workspace = gathered[0] + gathered[1];
+  if (c.zero() == 2) updating.buckets = c.parameter_bytes(range) * c.optimizer_share(range);
   if (held) held->push_back({held->back().action + 1, 0, updating});
   return updating.total() > peak.total() ? updating : peak;
 }
 
 std::vector<double> sent_by_axis(const CostModel& c, BlockRange range, int gathers) {
   std::vector<double> sent(c.axes.size());
-  const double all_bytes = c.parameter_bytes(range);
-  const std::size_t dividing = c.dividing_axis();
-  if (dividing < c.axes.size())
-    sent[dividing] += (zero_of(c) > 0 ? 1 : gathers) * c.sent_bytes(dividing, all_bytes);
-  c.each_sum(all_bytes, c.part_bytes(range), [&](std::size_t i, double bytes, bool divides) {
+  c.each_dividing([&](std::size_t i, bool of_parts) {
+    sent[i] += (c.zero() > 0 ? 1 : gathers) * c.sent_bytes(i, c.divided_bytes(range, of_parts));
+  });
+  c.each_sum(c.parameter_bytes(range), c.part_bytes(range), [&](std::size_t i, double bytes, bool divides) {
     sent[i] += (divides ? 1 : 2) * c.sent_bytes(i, bytes);
   });
   return sent;

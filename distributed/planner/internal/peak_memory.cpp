@@ -1,6 +1,7 @@
 #include "tapestry/distributed/planner/internal/peak_memory.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "tapestry/distributed/planner/internal/ddp_buckets.h"
@@ -10,6 +11,33 @@ namespace tapestry::distributed::planner {
 namespace {
 
 using Kind = Action::Kind;
+
+// The buckets of gradients that ranks divide. The first gradient of a bucket allocates it. A complete bucket
+// is reduced while backward runs, and freed when two later buckets are complete.
+class LiveBuckets {
+ public:
+  explicit LiveBuckets(DdpBuckets buckets = {}) : buckets_(std::move(buckets)) {}
+  double bytes() const {
+    double bytes = 0;
+    for (std::size_t i = posted_ > 2 ? posted_ - 2 : 0; i < opened_; ++i) bytes += buckets_.bytes[i];
+    return bytes;
+  }
+  // A gradient arrives.
+  void open() {
+    if (arrived_ < buckets_.of_gradient.size())
+      opened_ = std::max(opened_, buckets_.of_gradient[arrived_++] + 1);
+  }
+  // The gradient that has arrived is in its bucket, which may be complete.
+  void post() {
+    const std::vector<std::size_t>& of = buckets_.of_gradient;
+    if (arrived_ > 0 && (arrived_ == of.size() || of[arrived_] != of[arrived_ - 1]))
+      posted_ = of[arrived_ - 1] + 1;
+  }
+
+ private:
+  DdpBuckets buckets_;
+  std::size_t arrived_ = 0, opened_ = 0, posted_ = 0;  // gradients, buckets with memory, complete buckets
+};
 
 class PeakTracker {
  public:
@@ -21,11 +49,14 @@ class PeakTracker {
     if (schedule.keeps_whole) now_.parameters += c.parameter_bytes(schedule.range);
     if (schedule.has_buckets) {
       const auto unsummed = [&](const BlockProfile& b) { return c.unsummed_bytes(b); };
-      now_.buckets =
-          (c.parameter_bytes(schedule.range) - c.sum(schedule.range, unsummed)) / schedule.divided_buckets;
+      now_.buckets = schedule.divides_buckets
+                         ? c.parameter_bytes(schedule.range) * schedule.optimizer_share
+                         : c.parameter_bytes(schedule.range) - c.sum(schedule.range, unsummed);
     }
     const BlockTimes no_times{std::vector<double>(schedule.range.end - schedule.range.begin), 0};
-    if (schedule.divided_buckets > 1) buckets_ = ddp_buckets(c, schedule.range, no_times, 1);
+    if (schedule.divides_buckets)
+      for (const bool of_parts : {false, true})
+        buckets_[of_parts] = LiveBuckets(ddp_buckets(c, schedule.range, no_times, 1, of_parts));
     update_peak(0);
     if (held_) held_->push_back({kBeforeActions, 0, now_, true});
   }
@@ -157,13 +188,14 @@ class PeakTracker {
       update_peak(b, interval_bytes(i) + std::exchange(received, 0));
       const auto parameter = static_cast<std::size_t>(i.parameter);
       const double gradient = i.parameter >= 0 ? static_cast<double>(b.parameter_bytes[parameter]) : 0;
-      if (i.parameter >= 0 && schedule_.divided_buckets > 1 && is_last_) {
+      if (i.parameter >= 0 && schedule_.divides_buckets && is_last_) {
         // The gradient is copied into its bucket, which gets its memory now if this is its first gradient.
-        open_bucket();
+        LiveBuckets& own = buckets_[b.is_part(parameter)];
+        own.open();
         now_.buckets += live_bucket_bytes() - live;
         update_peak(b, i.end_bytes.at(n_));
         now_.buckets -= live_bucket_bytes();
-        post_bucket();
+        own.post();
       } else {
         now_.buckets -= live;
       }
@@ -184,24 +216,9 @@ class PeakTracker {
     const double fresh = i.peak_bytes.at(n_);
     if (!has_gradients_) return fresh;
     const double added = i.accumulate_bytes.at(n_);
-    return schedule_.sharded > 1 || schedule_.divided_buckets > 1 ? std::max(added, fresh) : added;
+    return schedule_.sharded > 1 || schedule_.divides_buckets ? std::max(added, fresh) : added;
   }
-  // The gradients of a block arrive one by one. The first one of a bucket allocates the bucket. A complete
-  // bucket is reduced while backward runs, and freed when two later buckets are complete.
-  double live_bucket_bytes() const {
-    double bytes = 0;
-    for (std::size_t i = posted_ > 2 ? posted_ - 2 : 0; i < opened_; ++i) bytes += buckets_.bytes[i];
-    return bytes;
-  }
-  void open_bucket() {
-    if (arrived_ < buckets_.of_gradient.size())
-      opened_ = std::max(opened_, buckets_.of_gradient[arrived_++] + 1);
-  }
-  void post_bucket() {
-    const std::vector<std::size_t>& of = buckets_.of_gradient;
-    if (arrived_ > 0 && (arrived_ == of.size() || of[arrived_] != of[arrived_ - 1]))
-      posted_ = of[arrived_ - 1] + 1;
-  }
+  double live_bucket_bytes() const { return buckets_[0].bytes() + buckets_[1].bytes(); }
   // Gradients are added in buckets, or divided, in the last backward. Before it, each has its own memory.
   bool moves_to_buckets() const { return schedule_.has_buckets && is_last_; }
   void allocate_gradients(const BlockProfile& b) {
@@ -289,9 +306,8 @@ class PeakTracker {
   double undivided_ = 0;                // the bytes of gradients that wait for their reduce-scatter
   double divided_after_ = 0;            // the part of the next block's backward at whose end they are divided
   bool has_gradients_ = false;
-  bool is_last_ = false;                               // the action is the last one of the step
-  DdpBuckets buckets_;                                 // if they are divided
-  std::size_t arrived_ = 0, opened_ = 0, posted_ = 0;  // gradients, buckets with memory, complete buckets
+  bool is_last_ = false;                // the action is the last one of the step
+  std::array<LiveBuckets, 2> buckets_;  // if they are divided: of all but experts, and of experts
 };
 
 }  // namespace

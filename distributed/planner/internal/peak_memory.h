@@ -42,10 +42,9 @@ struct DeviceSchedule {
   bool keeps_whole = false;
   /// By block, if they divide: the part of the next block's backward at whose end the gradients are divided.
   std::vector<double> divided_after = {};
-  /// The number of ranks that divide the gradients in buckets, as under stage 2 of ZeRO. Then a bucket
-  /// has memory from its first gradient until it and two later buckets are complete. 1 if the ranks do not
-  /// divide gradients in buckets.
-  int divided_buckets = 1;
+  /// Ranks divide the gradients in buckets, as under stage 2 of ZeRO. Then a bucket has memory from its first
+  /// gradient until it and two later buckets are complete.
+  bool divides_buckets = false;
   /// If it is not null, peak_memory() appends what the device holds while it computes each block, and between
   /// actions.
   std::vector<HeldMemory>* held = nullptr;

@@ -18,7 +18,6 @@ Prediction predict_whole_models(const CostModel& c) {
   const BlockRange all = c.all_blocks();
   const std::vector<double> samples = c.samples_per_device();
   const double n = samples[0], sent = c.batch() - n;
-  const int parts = c.parts(&StepDivision::divides_optimizer);
   const AllReduce alone = {}, &costs = c.axes.empty() ? alone : c.collectives();
   const Contention& slowdown = costs.contention;
   const BlockTimes forward = forward_times(c, all, n, true, slowdown.forward);
@@ -77,8 +76,8 @@ Prediction predict_whole_models(const CostModel& c) {
                         .actions = kOnePass,
                         .data = c.batch_bytes(c.one_process && r == 0 ? c.batch() : samples[r]),
                         .has_buckets = has_buckets,
-                        .optimizer_share = 1.0 / parts,
-                        .divided_buckets = c.divided_buckets(),
+                        .optimizer_share = c.optimizer_share(all),
+                        .divides_buckets = c.divides_buckets(),
                         .held = records});
     p.memory.push_back(with_update(c, all, peak, records));
     if (records) keep_memory_over_time(p, r, on_clock(held, actions));

@@ -10,7 +10,7 @@ namespace tapestry::distributed::planner {
 
 int ShardedStep::post(const CostModel& c, std::size_t k, int after, bool at_begin) {
   const std::int64_t bytes = c.profile.blocks[k].all_parameter_bytes();
-  collectives.push_back({.seconds = c.gather_s(static_cast<double>(bytes)),
+  collectives.push_back({.seconds = c.gather_s(shard_, static_cast<double>(bytes)),
                          .after = after,
                          .at_begin = at_begin,
                          .queue = shard_});
@@ -91,7 +91,7 @@ std::vector<Communication> ShardedStep::communication(const CostModel& c, const 
 
 Prediction predict_sharded_models(const CostModel& c) {
   Prediction p;
-  const int shards = c.parts(&StepDivision::divides_model);
+  const int shards = c.shards();
   const BlockRange all = c.all_blocks();
   const std::vector<double> samples = c.samples_per_device();
   const Contention& slowdown = c.collectives().contention;

@@ -45,7 +45,7 @@ void add_memory_of_stages(Prediction& p, const CostModel& c, const std::vector<B
                           const std::vector<std::vector<double>>& samples, const Actions& actions,
                           const std::vector<ActionTimes>& times, bool is_pipeline = false,
                           bool zero_bubble = false) {
-  const int shards = c.parts(&StepDivision::divides_model);
+  const int shards = c.shards();
   const std::vector<double> divided_after(c.count(), 1);
   // The headers of the messages that a rank may have in flight.
   const double headers = is_pipeline && !c.one_process && stages.size() > 1
@@ -69,11 +69,11 @@ void add_memory_of_stages(Prediction& p, const CostModel& c, const std::vector<B
                           .is_stage = is_pipeline,
                           .has_buckets = c.adds_in_buckets(),
                           .zero_bubble = zero_bubble,
-                          .optimizer_share = 1.0 / c.parts(&StepDivision::divides_optimizer),
+                          .optimizer_share = c.optimizer_share(stages[s]),
                           .sharded = shards,
                           .keeps_whole = shards > 1 && c.axes[c.dividing_axis()].division.keeps_whole,
                           .divided_after = divided_after,
-                          .divided_buckets = c.divided_buckets(),
+                          .divides_buckets = c.divides_buckets(),
                           .held = records});
       p.memory.push_back(with_update(c, stages[s], peak, records));
       if (records) keep_memory_over_time(p, p.memory.size() - 1, on_clock(held, times[s]));
@@ -310,7 +310,7 @@ class StageTimes {
     const BlockTimes last = last_backward(s).scaled_to(last_s);
     if (c_.adds_in_buckets())
       add(backward_with_buckets(c_, stage, last, 1), last_s, backward_s, extra.back(), extra.size() - 1);
-    if (c_.parts(&StepDivision::divides_model) == 1) return;
+    if (c_.shards() == 1) return;
     const bool keeps = c_.axes[c_.dividing_axis()].division.keeps_whole;
     const bool has_loss = stage.end == c_.count();
     const BlockTimes all_backward = backward_times(c_, stage, n_, has_loss, 1).scaled_to(cost.backward);
@@ -433,8 +433,7 @@ Prediction predict_pipeline(const CostModel& c, Schedule schedule) {
     const double update_begins = c.one_process ? simulation.total + c.profile.dispatch_s : done.back().end;
     clock[s].emplace_back(update_begins, add_pass(p, row, Activity::optimizer, "update", update_begins, own));
     int gathers = 1;
-    if (c.parts(&StepDivision::divides_model) > 1 && !c.axes[c.dividing_axis()].division.keeps_whole)
-      gathers = 2 * m;
+    if (c.shards() > 1 && !c.axes[c.dividing_axis()].division.keeps_whole) gathers = 2 * m;
     const std::vector<double> of_stage = sent_by_axis(c, stages[s], gathers);
     for (std::size_t i = 0; i < bytes.size(); ++i) {
       times.exposed_s[i] += own.exposed_s[i];

@@ -24,9 +24,9 @@ class Traffic {
     if (c_.one_process && stage_ == c_.axes.size() && device > 0)
       add(0, device, c_.batch_bytes(own), 0, "batch", "forward");
     add_layers(device, own);
-    const double parameters = c_.parameter_bytes(range_of(device));
-    if (const std::size_t i = c_.dividing_axis(); i < c_.axes.size()) {
-      const double gathered = c_.sent_bytes(i, parameters);
+    const BlockRange range = range_of(device);
+    c_.each_dividing([&](std::size_t i, bool of_parts) {
+      const double gathered = c_.sent_bytes(i, c_.divided_bytes(range, of_parts));
       const StepDivision& division = c_.axes[i].division;
       // As often as sent_by_axis() counts it.
       const bool each = stage_ < c_.axes.size() && !division.keeps_whole;
@@ -35,10 +35,11 @@ class Traffic {
       else add_to_ring(device, times * gathered, i, "parameters", "forward");
       if (division.zero == 0 && (each || stage_ == c_.axes.size()))
         add_to_ring(device, times * gathered, i, "parameters", "backward");
-    }
-    c_.each_sum(parameters, c_.part_bytes(range_of(device)), [&](std::size_t i, double bytes, bool divides) {
-      add_to_ring(device, (divides ? 1 : 2) * c_.sent_bytes(i, bytes), i, "gradients", "backward");
     });
+    c_.each_sum(
+        c_.parameter_bytes(range), c_.part_bytes(range), [&](std::size_t i, double bytes, bool divides) {
+          add_to_ring(device, (divides ? 1 : 2) * c_.sent_bytes(i, bytes), i, "gradients", "backward");
+        });
   }
 
   // The first device sends and receives everything.

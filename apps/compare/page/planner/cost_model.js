@@ -34,11 +34,11 @@ class CostModel {
     this.collectives = one_process ? link.local : link.ranks;
     this.data_size = this.devices_where(divides_batch);
     this.model_parts = this.devices_where(d => d.sum === 'units');
-    this.optimizer_parts = this.devices_where(d => d.sum === 'units' || d.zero > 0);
-    const dividing = axes.findIndex(a => a.sum === 'units' || a.zero > 0);
-    this.dividing_axis = dividing < 0 ? axes.length : dividing;
-    this.zero = dividing < 0 ? 0 : axes[dividing].zero;
-    this.divided_buckets = this.zero === 2 ? axes[dividing].size : 1;
+    const dividing = of_parts => axes.findIndex(a => (a.sum === 'units' || a.zero > 0) && (a.of_parts === true) === of_parts);
+    this.dividing = [false, true].map(of_parts => ({ axis: dividing(of_parts), of_parts })).filter(d => d.axis >= 0);  // each_dividing()
+    this.dividing_axis = dividing(false) < 0 ? axes.length : dividing(false);
+    this.zero = dividing(false) < 0 ? 0 : axes[this.dividing_axis].zero;
+    this.divides_buckets = this.zero === 2 && axes[this.dividing_axis].size > 1;
     this.adds_in_buckets = axes.every(a => a.sum !== 'units') && axes.some(a => a.sum === 'buckets');
     this.batch = setup.batch_size;
     this.count = profile.blocks.length;
@@ -53,7 +53,7 @@ class CostModel {
       if (a.sum === 'none') return;
       const divides = a.sum === 'units' || a.zero === 2;
       f(i, a.sum === 'units' ? bytes : a.of_parts ? parts : bytes - parts, divides);
-      if (!divides) return;
+      if (a.sum !== 'units') return;
       bytes /= a.size;
       parts /= a.size;
     });
@@ -64,10 +64,20 @@ class CostModel {
     const a = this.axes[axis];
     return divides ? scatter_s(a.costs, bytes, a.size) : ring_time(a.costs.message, bytes, a.size);
   }
-  gather_s(bytes) {
-    const a = this.axes[this.dividing_axis];
-    return a ? gather_s(a.costs, bytes, a.size) : 0;
+  divided_bytes(blocks, of_parts) {
+    if (of_parts) return this.part_bytes(blocks);
+    return this.parameter_bytes(blocks) - (this.zero > 0 ? this.part_bytes(blocks) : 0);
   }
+  optimizer_share(blocks) {
+    const own = of_parts => {
+      const d = this.dividing.find(x => x.of_parts === of_parts);
+      return d ? 1 / this.axes[d.axis].size : 1;
+    };
+    const parts = this.zero > 0 ? this.part_bytes(blocks) : 0;
+    if (parts === 0) return own(false);
+    return (own(false) * this.divided_bytes(blocks, false) + own(true) * parts) / this.parameter_bytes(blocks);
+  }
+  gather_s(axis, bytes) { return gather_s(this.axes[axis].costs, bytes, this.axes[axis].size); }
   sent_bytes(i, bytes) { return bytes * (this.axes[i].size - 1) / this.axes[i].size; }
   layers_s(sent, n) { return sent.reduce((seconds, s) => seconds + layers_seconds(s, this.axes[this.axis_of(s)].costs, n), 0); }
   sum(blocks, value) {

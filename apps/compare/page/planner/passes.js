@@ -40,18 +40,12 @@ function ddp_buckets(c, blocks, times, slowdown, of_parts = false) {
   }
   return buckets;
 }
-function zero1_buckets(c, blocks) {
-  const parameters = c.profile.blocks.slice(blocks.begin, blocks.end).flatMap(b => b.parameter_bytes);
+function zero1_buckets(c, blocks, of_parts) {
+  const parameters = c.profile.blocks.slice(blocks.begin, blocks.end).flatMap(b => b.parameter_bytes.filter((_, i) => b.parts.includes(i) === of_parts));
   return { bytes: assign_buckets(parameters, c.setup.bucket_cap_bytes, c.setup.bucket_cap_bytes).map(members => members.reduce((a, i) => a + parameters[i], 0)) };
 }
-function two_largest(bytes) {
-  const sorted = [...bytes].sort((a, b) => a - b);
-  let two = 0;
-  for (let i = sorted.length; i-- > 0 && i + 2 >= sorted.length;) two += sorted[i];
-  return two;
-}
 const no_times = blocks => ({ blocks_s: range(blocks.end - blocks.begin).map(() => 0), loss_s: 0, layers_s: range(blocks.end - blocks.begin).map(() => 0), loss_layers_s: 0 });
-const gathered_buckets = (c, blocks) => c.zero === 1 ? zero1_buckets(c, blocks) : ddp_buckets(c, blocks, no_times(blocks), 1);
+const gathered_buckets = (c, blocks, of_parts) => c.zero === 1 ? zero1_buckets(c, blocks, of_parts) : ddp_buckets(c, blocks, no_times(blocks), 1, of_parts);
 
 const sum_of_times = times => sum(times.blocks_s) + times.loss_s;
 const layers_sum = times => sum(times.layers_s) + times.loss_layers_s;
@@ -116,25 +110,37 @@ const forward_with_units = (c, blocks, times) => cost_of_step(new ShardedStep(c,
 const backward_with_units = (c, blocks, times, gathers, divides) => cost_of_step(new ShardedStep(c, blocks, null, times, gathers, divides), c);
 
 function update_cost(c, blocks, slowdown) {
-  const seconds = slowdown * c.update(blocks) / c.optimizer_parts;
+  const share = c.optimizer_share(blocks), seconds = slowdown * c.update(blocks) * share;
   if (c.zero === 0) return { computing_s: seconds, exposed_s: c.axes.map(() => 0), communication: [] };
-  const all_bytes = c.parameter_bytes(blocks), buckets = gathered_buckets(c, blocks).bytes;
-  const updates = buckets.map(bytes => ({ seconds: seconds * bytes / all_bytes, needs: -1 }));
-  const step = simulate_queues(updates, buckets.map((bytes, i) => ({ seconds: c.gather_s(bytes), after: i, at_begin: false, queue: c.dividing_axis, follows: -1 })), c.interference);
-  return { computing_s: sum(step.computing_s), exposed_s: step.exposed_s, communication: communication_of(step, updates, of_buckets(c, c.dividing_axis, buckets, 'all_gather of bucket ')) };
+  const own_bytes = share * c.parameter_bytes(blocks), updates = [], gathers = [], names = [];
+  for (const { axis, of_parts } of c.dividing) {
+    const buckets = gathered_buckets(c, blocks, of_parts).bytes;
+    for (const bytes of buckets) {
+      updates.push({ seconds: seconds * bytes / c.axes[axis].size / own_bytes, needs: -1 });
+      gathers.push({ seconds: c.gather_s(axis, bytes), after: gathers.length, at_begin: false, queue: axis, follows: -1 });
+    }
+    names.push(...of_buckets(c, axis, buckets, of_parts ? 'all_gather of bucket of experts ' : 'all_gather of bucket '));
+  }
+  const step = simulate_queues(updates, gathers, c.interference);
+  return { computing_s: sum(step.computing_s), exposed_s: step.exposed_s, communication: communication_of(step, updates, names) };
 }
 function with_update(c, blocks, peak, held = null) {
   if (c.zero === 0) return peak;
-  const parts = c.optimizer_parts;
-  const updating = { ...peak, activations: 0, gradients: 0, workspace: parts > 1 ? two_largest(gathered_buckets(c, blocks).bytes) * (1 + 1 / parts) : 0 };
-  if (c.zero === 2) updating.buckets = c.parameter_bytes(blocks) / parts;
+  const gathered = [0, 0];
+  for (const { axis, of_parts } of c.dividing) {
+    const { size } = c.axes[axis];
+    if (size > 1) gathered.push(...gathered_buckets(c, blocks, of_parts).bytes.map(bytes => bytes * (1 + 1 / size)));
+  }
+  gathered.sort((a, b) => b - a);
+  const updating = { ...peak, activations: 0, gradients: 0, workspace: gathered[0] + gathered[1] };
+  if (c.zero === 2) updating.buckets = c.parameter_bytes(blocks) * c.optimizer_share(blocks);
   if (held) held.push({ action: held[held.length - 1].action + 1, part: 0, items: updating });
   return total(updating) > total(peak) ? updating : peak;
 }
 function sent_by_axis(c, blocks, gathers) {
-  const sent = c.axes.map(() => 0), all_bytes = c.parameter_bytes(blocks), dividing = c.dividing_axis;
-  if (dividing < c.axes.length) sent[dividing] += (c.zero > 0 ? 1 : gathers) * c.sent_bytes(dividing, all_bytes);
-  c.each_sum(all_bytes, c.part_bytes(blocks), (i, bytes, divides) => { sent[i] += (divides ? 1 : 2) * c.sent_bytes(i, bytes); });
+  const sent = c.axes.map(() => 0);
+  for (const { axis, of_parts } of c.dividing) sent[axis] += (c.zero > 0 ? 1 : gathers) * c.sent_bytes(axis, c.divided_bytes(blocks, of_parts));
+  c.each_sum(c.parameter_bytes(blocks), c.part_bytes(blocks), (i, bytes, divides) => { sent[i] += (divides ? 1 : 2) * c.sent_bytes(i, bytes); });
   return sent;
 }
 function communication_of(times, phases, collectives) {

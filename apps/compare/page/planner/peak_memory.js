@@ -4,10 +4,27 @@ const no_items = () => ({ parameters: 0, gradients: 0, optimizer: 0, activations
 const total = m => m.parameters + m.gradients + m.optimizer + m.activations + m.buckets + m.data + m.workspace;
 const ONE_PASS = [['F', 0], ['B', 0]];
 
+class LiveBuckets {
+  constructor(buckets) {
+    this.buckets = buckets;
+    this.arrived = this.opened = this.posted = 0;
+  }
+  bytes() {
+    let bytes = 0;
+    for (let i = this.posted > 2 ? this.posted - 2 : 0; i < this.opened; ++i) bytes += this.buckets.bytes[i];
+    return bytes;
+  }
+  open() { if (this.arrived < this.buckets.of_gradient.length) this.opened = Math.max(this.opened, this.buckets.of_gradient[this.arrived++] + 1); }
+  post() {
+    const of = this.buckets.of_gradient;
+    if (this.arrived > 0 && (this.arrived === of.length || of[this.arrived] !== of[this.arrived - 1])) this.posted = of[this.arrived - 1] + 1;
+  }
+}
+
 // DeviceSchedule::held is an array of {action, part, items, between}. Action -1 is the begin of the step.
 class PeakTracker {
   constructor(c, schedule) {
-    const s = { data: 0, has_loss: true, keeps_input: false, is_stage: false, keeps_output: false, has_gathered: false, has_buckets: false, zero_bubble: false, optimizer_share: 1, sharded: 1, keeps_whole: false, divided_after: [], divided_buckets: 1, held: null, ...schedule };
+    const s = { data: 0, has_loss: true, keeps_input: false, is_stage: false, keeps_output: false, has_gathered: false, has_buckets: false, zero_bubble: false, optimizer_share: 1, sharded: 1, keeps_whole: false, divided_after: [], divides_buckets: false, held: null, ...schedule };
     this.c = c;
     this.s = s;
     this.held = s.held;
@@ -18,8 +35,8 @@ class PeakTracker {
     this.now.optimizer = c.profile.optimizer_state * c.parameter_bytes(s.range) * s.optimizer_share;
     this.now.data = s.data;
     if (s.keeps_whole) this.now.parameters += c.parameter_bytes(s.range);
-    if (s.has_buckets) this.now.buckets = (c.parameter_bytes(s.range) - c.sum(s.range, b => c.unsummed_bytes(b))) / s.divided_buckets;
-    this.buckets = s.divided_buckets > 1 ? ddp_buckets(c, s.range, no_times(s.range), 1) : { bytes: [], of_gradient: [] };
+    if (s.has_buckets) this.now.buckets = s.divides_buckets ? c.parameter_bytes(s.range) * s.optimizer_share : c.parameter_bytes(s.range) - c.sum(s.range, b => c.unsummed_bytes(b));
+    this.buckets = [false, true].map(of_parts => new LiveBuckets(s.divides_buckets ? ddp_buckets(c, s.range, no_times(s.range), 1, of_parts) : { bytes: [], of_gradient: [] }));
     this.n = 0;
     this.whole = 0;
     this.late = null;
@@ -27,7 +44,6 @@ class PeakTracker {
     this.divided_after = 0;
     this.has_gradients = false;
     this.is_last = false;
-    this.arrived = this.opened = this.posted = 0;
     this.update_peak(0);
     if (s.held) s.held.push({ action: -1, part: 0, items: { ...this.now }, between: true });
   }
@@ -143,12 +159,13 @@ class PeakTracker {
       this.update_peak_of(b, this.interval_bytes(i) + received);
       received = 0;
       const gradient = i.parameter >= 0 ? b.parameter_bytes[i.parameter] : 0;
-      if (i.parameter >= 0 && this.s.divided_buckets > 1 && this.is_last) {
-        this.open_bucket();
+      if (i.parameter >= 0 && this.s.divides_buckets && this.is_last) {
+        const own = this.buckets[b.parts.includes(i.parameter) ? 1 : 0];
+        own.open();
         this.now.buckets += this.live_bucket_bytes() - live;
         this.update_peak_of(b, at_(i.end_bytes, this.n));
         this.now.buckets -= this.live_bucket_bytes();
-        this.post_bucket();
+        own.post();
       } else this.now.buckets -= live;
       this.now.gradients -= arrived;
       const moves = this.moves_to_buckets() && !(b.parts.includes(i.parameter) && this.c.unsummed_bytes(b) > 0);
@@ -167,18 +184,9 @@ class PeakTracker {
     const fresh = at_(i.peak_bytes, this.n);
     if (!this.has_gradients) return fresh;
     const added = at_(i.accumulate_bytes, this.n);
-    return this.s.sharded > 1 || this.s.divided_buckets > 1 ? Math.max(added, fresh) : added;
+    return this.s.sharded > 1 || this.s.divides_buckets ? Math.max(added, fresh) : added;
   }
-  live_bucket_bytes() {
-    let bytes = 0;
-    for (let i = this.posted > 2 ? this.posted - 2 : 0; i < this.opened; ++i) bytes += this.buckets.bytes[i];
-    return bytes;
-  }
-  open_bucket() { if (this.arrived < this.buckets.of_gradient.length) this.opened = Math.max(this.opened, this.buckets.of_gradient[this.arrived++] + 1); }
-  post_bucket() {
-    const of = this.buckets.of_gradient;
-    if (this.arrived > 0 && (this.arrived === of.length || of[this.arrived] !== of[this.arrived - 1])) this.posted = of[this.arrived - 1] + 1;
-  }
+  live_bucket_bytes() { return this.buckets[0].bytes() + this.buckets[1].bytes(); }
   moves_to_buckets() { return this.s.has_buckets && this.is_last; }
   allocate_gradients(b) {
     if (b.parameter_bytes.length === 0) return;

@@ -15,7 +15,7 @@ function predictor_of(plan) {
   const shards = i < all.length && all[i].sum === 'units' && !all[i].schedule && !zero;
   if (shards) ++i;
   while (i < all.length && all[i].layers && !plan.one_process) ++i;
-  if (i < all.length || (zero && all.some(a => a.parts))) return null;
+  if (i < all.length) return null;
   return stages ? predict_stages : shards ? predict_sharded_models : predict_whole_models;
 }
 function axes_on(plan, devices) {
@@ -41,8 +41,8 @@ function set_costs(axes, plan, link, setup) {
 function with_sums(axes) {
   const all = range(axes.length).filter(i => axes[i].copies && axes[i].size > 1);
   if (!all.length || (all.length === 1 && axes[all[0]].sum !== 'none')) return axes;
-  const zero = Math.max(...all.map(i => axes[i].zero)), none = { schedule: '', keeps_whole: false, layers: false, options: '', samples: false, copies: false, parts: false };
-  const own = axes.map((a, i) => all.includes(i) ? { ...a, sum: 'none', zero: 0 } : a), of_parts = all.filter(i => !axes[i].parts);
+  const zero = Math.max(...axes.map(a => a.zero)), none = { schedule: '', keeps_whole: false, layers: false, options: '', samples: false, copies: false, parts: false };
+  const own = axes.map((a, i) => ({ ...a, sum: all.includes(i) ? 'none' : a.sum, zero: 0 })), of_parts = all.filter(i => !axes[i].parts);
   const join = (of, is_parts) => ({ ...none, sum: 'buckets', zero, of, of_parts: is_parts, size: of.reduce((product, i) => product * axes[i].size, 1), name: of.map(i => axes[i].name).reverse().join('_') });
   return [...own, join(all, false), ...(of_parts.length < all.length && of_parts.length ? [join(of_parts, true)] : [])];
 }
@@ -63,7 +63,9 @@ function predict(plan, profile, link, setup) {
   set_costs(axes, plan, link, setup);
   const stages = plan.splits_model ? axes.find(a => a.schedule).size : 0;
   if (stages !== (setup.split || []).length && stages > 0) setup = { ...setup, split: balanced_split_of(profile, setup, stages) };
-  const c = new CostModel(divided, link, setup, axes, plan.one_process), p = with_layers(predictor(c), c), s = p.breakdown;
+  const c = new CostModel(divided, link, setup, axes, plan.one_process);
+  if (c.zero > 0 && c.dividing.length === 1 && axes.some(a => a.parts && a.size > 1)) return null;
+  const p = with_layers(predictor(c), c), s = p.breakdown;
   return { devices: p.memory.length, bubble_s: 0, ...p, step_s: s.forward_s + s.backward_s + s.exposed_comm_s + s.update_s + s.idle_s };
 }
 function simulate_devices(plan, profile, link, setup, devices) {

@@ -1,6 +1,6 @@
 // internal/predict_data_parallel.cpp
 function predict_whole_models(c) {
-  const all = c.all_blocks, samples = c.samples_per_device, n = samples[0], sent = c.batch - n, parts = c.optimizer_parts;
+  const all = c.all_blocks, samples = c.samples_per_device, n = samples[0], sent = c.batch - n;
   const slowdown = c.axes.length ? c.collectives.contention : { forward: 1, backward: 1, update: 1 }, b = no_breakdown(), exposed_s = c.axes.map(() => 0);
   const forward = forward_times(c, all, n, true, slowdown.forward);
   b.forward_s = sum_of_times(forward);
@@ -41,7 +41,7 @@ function predict_whole_models(c) {
   next('optimizer', 'update', update);
   const memory = memory_of_ranks(samples, (own, r) => {
     const held = r === 0 ? [] : null;
-    const peak = with_update(c, all, peak_memory(c, { range: all, samples: [own], actions: ONE_PASS, data: c.batch_bytes(c.one_process && r === 0 ? c.batch : own), has_buckets, optimizer_share: 1 / parts, divided_buckets: c.divided_buckets, held }), held);
+    const peak = with_update(c, all, peak_memory(c, { range: all, samples: [own], actions: ONE_PASS, data: c.batch_bytes(c.one_process && r === 0 ? c.batch : own), has_buckets, optimizer_share: c.optimizer_share(all), divides_buckets: c.divides_buckets, held }), held);
     if (held) keep_memory_over_time(kept, r, peak, on_clock(held, actions));
     return peak;
   });

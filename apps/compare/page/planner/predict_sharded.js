@@ -31,7 +31,7 @@ class ShardedStep {
   }
   post(block, after, at_begin) {
     const axis = this.c.dividing_axis, bytes = all_parameter_bytes(this.c.profile.blocks[block]);
-    this.collectives.push({ seconds: this.c.gather_s(bytes), after, at_begin, queue: axis, follows: -1 });
+    this.collectives.push({ seconds: this.c.gather_s(axis, bytes), after, at_begin, queue: axis, follows: -1 });
     this.units.push({ gathers: true, block, bytes, axis });
     return this.collectives.length - 1;
   }

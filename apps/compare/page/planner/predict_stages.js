@@ -12,8 +12,8 @@ function memory_of_stages(c, stages, samples, actions, times, is_pipeline, zero_
     let all = 0;
     for (const n of own) all += n;
     const peak = with_update(c, stage, peak_memory(c, { range: stage, samples: own, actions: actions(own.length)[s], data: (first ? c.profile.input_sample_bytes * all : 0) + (last ? c.profile.target_sample_bytes * all : 0) + headers,
-      has_loss: last, keeps_input: !first, is_stage: is_pipeline, has_buckets: c.adds_in_buckets, zero_bubble, optimizer_share: 1 / c.optimizer_parts, sharded: shards,
-      keeps_whole: shards > 1 && c.axes[c.dividing_axis].keeps_whole, divided_after, divided_buckets: c.divided_buckets, held }), held);
+      has_loss: last, keeps_input: !first, is_stage: is_pipeline, has_buckets: c.adds_in_buckets, zero_bubble, optimizer_share: c.optimizer_share(stages[s]), sharded: shards,
+      keeps_whole: shards > 1 && c.axes[c.dividing_axis].keeps_whole, divided_after, divides_buckets: c.divides_buckets, held }), held);
     if (held) keep_memory_over_time(kept, s * samples.length, peak, on_clock(held, times[s]));
     return peak;
   }));
