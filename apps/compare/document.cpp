@@ -498,6 +498,7 @@ ordered_json document(const Report& report, const Judgement& judgement, bool for
                       {"batch_size", w.batch_size},
                       {"image_size", w.image_size},
                       {"length", w.length},
+                      {"width", w.width},
                       {"heads", w.heads},
                       {"experts", w.experts},
                       {"dtype", concat({w.dtype})},

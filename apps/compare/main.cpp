@@ -114,9 +114,9 @@ void check_options(const Options& o) {
       const std::string why = why_not_divided(w, mode.layers(w.devices));
       check<UsageError>(why.empty(), "[compare] ", name, ": ", why);
     }
-  check<UsageError>(reads_images(w) || kGptWidth % w.heads == 0, "[compare] --heads ", w.heads,
-                    " does not divide the ", kGptWidth,
-                    " features of gpt; choose 1, 2, 3, 4, 6, 8 or another divisor");
+  check<UsageError>(reads_images(w) || w.width % w.heads == 0, "[compare] --heads ", w.heads,
+                    " does not divide the ", w.width,
+                    " features of gpt; choose a divisor, or another --width");
   check<UsageError>(!reads_images(w) || w.experts == 0, "[compare] --experts ", w.experts,
                     " has no effect on ", w.model, "; leave it out, or choose --model gpt");
   check<UsageError>(o.serve || o.port == 0, "[compare] --port ", o.port,
@@ -164,8 +164,10 @@ int main(int argc, char** argv) {
            {.check = apps::between<std::int64_t>(1, 1024)});
   line.add("--length", w.length, "Tokens of a sequence, for gpt",
            {.check = apps::between<std::int64_t>(1, 4096), .last_wins = true});
-  line.add("--heads", w.heads, "Heads of an attention, for gpt: a divisor of 192",
-           {.check = apps::between<std::int64_t>(1, 192), .last_wins = true});
+  line.add("--width", w.width, "Features of a token between the blocks, for gpt",
+           {.check = apps::between<std::int64_t>(1, 1 << 14), .last_wins = true});
+  line.add("--heads", w.heads, "Heads of an attention, for gpt: a divisor of --width",
+           {.check = apps::between<std::int64_t>(1, 1 << 14), .last_wins = true});
   line.add("--experts", w.experts,
            "Experts of the mixture in each block, two for a token, for gpt; 0 for blocks without mixtures",
            {.check = apps::between<std::int64_t>(0, 256)});

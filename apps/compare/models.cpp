@@ -119,11 +119,11 @@ class MixtureBlock : public nn::Module {
   nn::MixtureOfExperts& mlp_;
 };
 
-// GPT-2's blocks with its width per head and depth per width. The head has a weight of its own, because the
+// GPT-2's blocks, by default with its width per head and depth per width. The head has a weight of its own, because the
 // first and the last stage of a pipeline are on different devices.
 Blocks gpt(const Workload& w) {
   nn::Gpt2Config c;
-  c.vocab_size = kWords, c.n_positions = w.length, c.n_embd = kGptWidth, c.n_layer = 6, c.n_head = w.heads;
+  c.vocab_size = kWords, c.n_positions = w.length, c.n_embd = w.width, c.n_layer = 6, c.n_head = w.heads;
   c.n_inner = 4 * c.n_embd;
   c.embd_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
   Blocks blocks;

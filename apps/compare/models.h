@@ -37,8 +37,6 @@ std::shared_ptr<tapestry::nn::Sequential> make_model(const Workload& workload, t
 std::vector<std::shared_ptr<tapestry::nn::Sequential>> make_stages(const Workload& workload,
                                                                    const std::vector<Block>& blocks);
 
-/// The features of "gpt" between its blocks.
-inline constexpr std::int64_t kGptWidth = 192;
 /// How the axis `tensor` divides the model, a module of all blocks. Throws ValueError for a model that it
 /// cannot divide.
 tapestry::distributed::TensorPlan tensor_plan_of(const Workload& workload);

@@ -16,6 +16,7 @@ struct Workload : planner::TrainingSetup {
   std::string model = "mlp";
   std::int64_t image_size = 32;
   std::int64_t length = 64;  ///< tokens of a sequence, for "gpt"
+  std::int64_t width = 192;  ///< features between the blocks, for "gpt"
   std::int64_t heads = 3;    ///< of an attention, for "gpt"
   /// For "gpt": the number of experts in each block, of which a token uses two. With 0, blocks have the
   /// feed-forward networks of GPT-2.

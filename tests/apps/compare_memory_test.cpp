@@ -63,6 +63,7 @@ TEST_CASE("sequences and experts are divided between ranks, in JSON and page") {
                                                              "--model",      "gpt",
                                                              "--experts",    "2",
                                                              "--heads",      "4",
+                                                             "--width",      "48",
                                                              "--length",     "4",
                                                              "--batch-size", "4",
                                                              "--steps",      "1",

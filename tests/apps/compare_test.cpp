@@ -56,9 +56,9 @@ void check_traffic(const json& mode, const json& prediction) {
 }  // namespace
 
 TEST_CASE("modes train the GPT alike") {
-  const Ended ended = compare(
-      tiny({"--model", "gpt", "--length", "3", "--batch-size", "5", "--steps", "1", "--optimizer", "adamw",
-            "--modes", "dp-replicated,fsdp,pipeline-1f1b,zero2", "--parallel", "pipeline=2"}));
+  const Ended ended = compare(tiny({"--model", "gpt", "--width", "48", "--length", "3", "--batch-size", "5",
+                                    "--steps", "1", "--optimizer", "adamw", "--modes",
+                                    "dp-replicated,fsdp,pipeline-1f1b,zero2", "--parallel", "pipeline=2"}));
   INFO(ended.out << ended.err);
   REQUIRE(ended.status == 0);
   CHECK_THAT(ended.out, ContainsSubstring("gpt on sequences of 3 tokens, batch of 5, float64"));
@@ -359,6 +359,8 @@ TEST_CASE("layers are divided between ranks, in table, JSON, page, simulations a
   const tests::TempDir folder;
   const Ended ended = compare(tiny({"--model",
                                     "gpt",
+                                    "--width",
+                                    "48",
                                     "--heads",
                                     "4",
                                     "--length",
@@ -561,6 +563,7 @@ TEST_CASE("wrong options are reported before anything runs") {
        "of 1 experts, the last of 2 ranks would have none"},
       {{"--model", "mlp", "--experts", "4"}, 2, "--experts 4 has no effect on mlp"},
       {{"--model", "gpt", "--heads", "5"}, 2, "--heads 5 does not divide the 192 features"},
+      {{"--model", "gpt", "--width", "64"}, 2, "--heads 3 does not divide the 64 features"},
       {{"--parallel", "pipeline=2,replicate=2"}, 2, "pipeline=2,replicate=2 needs 4 devices or processes"},
       {{"--predict-devices", "4", "--link-bandwidth-gbs", "0"}, 2, "--link-bandwidth-gbs"},
       {{"--predict-devices", "4", "--link-latency-us", "-1"}, 2, "--link-latency-us"},

@@ -49,7 +49,7 @@ TEST_CASE("--precision: the small programs learn in bf16 and f16, and compute wh
   };
   const std::vector<Program> programs = {
       {"unet",
-       {"--train-images", "320", "--test-images", "20", "--epochs", "2", "--batch-size", "32", "--width", "8",
+       {"--train-images", "64", "--test-images", "4", "--epochs", "2", "--batch-size", "16", "--width", "8",
         "--lr", "0.01", "--picture", ""},
        "training loss "},
       {"char_lstm",

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/ioctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -122,6 +123,9 @@ Ended run(const Launch& launch) {
   out.close_theirs();
   err.close_theirs();
 
+  // Without a call to make meanwhile, poll() sleeps until the child writes or ends.
+  const int child_end = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+  const int pause_ms = child_end < 0 || launch.on_poll || launch.kill_when ? 1 : 100;
   const Clock::time_point end = Clock::now() + launch.limit;
   int status = 0;
   bool killed = false;
@@ -133,14 +137,16 @@ Ended run(const Launch& launch) {
       killed = true;
       if (late) {
         waitpid(pid, &status, 0);
+        close(child_end);
         throw std::runtime_error("killed at its limit: " + command + "\n" + out.text + err.text);
       }
     }
-    std::array<pollfd, 2> wait{{{out.ours(), POLLIN, 0}, {err.ours(), POLLIN, 0}}};
-    poll(wait.data(), wait.size(), 1);
+    std::array<pollfd, 3> wait{{{out.ours(), POLLIN, 0}, {err.ours(), POLLIN, 0}, {child_end, POLLIN, 0}}};
+    poll(wait.data(), wait.size(), pause_ms);
     out.drain();
     err.drain();
   }
+  close(child_end);
   out.drain();
   err.drain();
   if (!gone(pid)) throw std::runtime_error("left a process behind: " + command);

@@ -1,38 +1,35 @@
 // Random cases of every operation: the recorded cases with other sizes, values and parameters. The reference
 // is the operation itself, in f64, on dense inputs. It finds errors of single dtypes, layouts and sizes.
 // tools/fuzz_ops compares random cases with PyTorch, which this program cannot do.
-// TAPESTRY_FUZZ_SEED draws other cases, and TAPESTRY_FUZZ_CASES sets the number of cases per operation.
+// Each day draws other cases. TAPESTRY_FUZZ_SEED draws those of a seed, and TAPESTRY_FUZZ_CASES sets the
+// number of cases per operation.
 #include <cstdio>
-#include <cstdlib>
 #include <ctime>
 #include <string>
 
 #include "tapestry/autograd/ops.h"
 #include "tests/support/effort.h"
+#include "tests/support/fuzz_seed.h"
 #include "tests/support/op_fuzz.h"
 
 using namespace tapestry::test;
 
 namespace {
 
-// Cases per operation. They take less than 60 s of CPU time in the ci preset.
-constexpr int kCases = 50;
+// Cases per operation. autograd.fuzz_many has more.
+constexpr int kCases = tapestry::kSanitized ? 3 : 8;
 
-std::uint64_t setting(const char* name, std::uint64_t fallback) {
-  const char* text = std::getenv(name);
-  return text ? std::strtoull(text, nullptr, 10) : fallback;
-}
 }  // namespace
 
 TEST_CASE("random cases of each operation agree with their results in f64") {
-  const std::uint64_t seed = setting("TAPESTRY_FUZZ_SEED", 1);
-  const auto count = static_cast<int>(setting("TAPESTRY_FUZZ_CASES", tapestry::kSanitized ? 3 : kCases));
+  const std::uint64_t seed = fuzz_seed();
+  const int count = fuzz_cases(kCases);
   const std::clock_t begin = std::clock();
   const FuzzResult result = fuzz_operations(seed, count);
   std::printf("fuzz: TAPESTRY_FUZZ_SEED=%llu, %d cases, %.1f s of CPU time\n",
               static_cast<unsigned long long>(seed), result.cases,
               static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
-  INFO("TAPESTRY_FUZZ_SEED=" << seed << ", " << result.cases << " cases");
+  INFO("TAPESTRY_FUZZ_SEED=" << seed << " TAPESTRY_FUZZ_CASES=" << count << " repeats these cases");
   for (const std::string& failure : result.failures) FAIL_CHECK(failure);
   CHECK(result.cases > 100 * count);  // most draws are valid
 }

@@ -9,6 +9,7 @@
 #include "tapestry/tapestry.h"
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
+#include "tests/support/effort.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
@@ -117,17 +118,20 @@ void check_case(const Group& g, const Form& form, const Case& c, DType dtype) {
 }  // namespace
 
 TEST_CASE("attention of a divided sequence has the results and gradients of one process") {
-  for (const int size : {1, 2, 4})
+  for (const int size : {1, 2, 4}) {
+    if (kSanitized && size == 4) continue;  // the next test has 3 ranks
     run_ranks_well(transports()[0], size, [](const Group& g) {
       for (const Form& form : forms())
         for (const bool causal : {true, false}) {
+          check_case(g, form, {8, 4, 24, 8, 6, causal}, DType::f32);  // grouped queries, strided
+          check_case(g, form, {4, 4, 32, 16, 16, causal}, DType::bf16);
+          if (kSanitized) continue;
           check_case(g, form, {4, 4, 16, 8, 8, causal}, DType::f64);
           check_case(g, form, {8, 4, 24, 5, 7, causal}, DType::f64);  // grouped queries
-          check_case(g, form, {4, 4, 32, 16, 16, causal}, DType::bf16);
-          check_case(g, form, {8, 4, 24, 8, 6, causal}, DType::f32);  // grouped queries, strided
           if (form.documents) check_case(g, form, {4, 4, 16, 8, 8, causal, true}, DType::f64);
         }
     });
+  }
 }
 
 TEST_CASE("a ring of three ranks, and one over sockets, has the results of one process") {

@@ -64,12 +64,12 @@ struct TinyGpt : nn::Module {
 inline std::pair<Tensor, Tensor> formula_words(int batch, int first, int count) {
   const Tensor x = empty({count, TinyGpt::kLength}, {DType::i64, kCPU}),
                y = empty({count, TinyGpt::kLength}, {DType::i64, kCPU});
+  std::int64_t *const words = x.data<std::int64_t>(), *const next = y.data<std::int64_t>();
   for (int n = 0; n < count; ++n)
     for (int i = 0; i < TinyGpt::kLength; ++i) {
       const int at = (batch * 8 + first + n) * 3 + i;
-      x.data<std::int64_t>()[n * TinyGpt::kLength + i] = (at * at + 2 * at) % TinyGpt::kWords;
-      y.data<std::int64_t>()[n * TinyGpt::kLength + i] =
-          ((at + 1) * (at + 1) + 2 * (at + 1)) % TinyGpt::kWords;
+      words[n * TinyGpt::kLength + i] = (at * at + 2 * at) % TinyGpt::kWords;
+      next[n * TinyGpt::kLength + i] = ((at + 1) * (at + 1) + 2 * (at + 1)) % TinyGpt::kWords;
     }
   return {x, y};
 }

@@ -27,10 +27,12 @@ std::string name_of(const Training& t) {
 TEST_CASE("pairs of options with convolutions and batch norm over the ranks give DDP's bits") {
   for (const bool adamw : {true, false})
     for (const int accumulate : {1, 2}) {
+      if (kSanitized && adamw == (accumulate == 2)) continue;
       const Training base{.adamw = adamw, .accumulate = accumulate, .steps = 3};
       const auto expected = on_3(train_cnn, Parallel::ddp, base);
       for (const std::optional<bool> reshard : {std::optional<bool>(), std::optional(true)})
         for (const int limit : {1, 8}) {
+          if (kSanitized && reshard.has_value() == (limit == 8)) continue;
           Training t = base;
           t.options = {.reshard_after_forward = reshard, .max_full_units = limit};
           const auto sharded = on_3(train_cnn, Parallel::fsdp, t);
@@ -44,30 +46,34 @@ TEST_CASE("pairs of options with convolutions and batch norm over the ranks give
 }
 
 TEST_CASE("clipping by the global norm, with each other option, is close to DDP's") {
-  // The gradients are larger than this norm, so every step is clipped.
-  const Training base{.clip = 0.05, .steps = 4};
+  // The gradients are larger than this norm, so every step is clipped. Not AdamW: its first steps do not
+  // depend on the size of gradients, and it enlarges those of biases before batch norm, which are rounding
+  // errors.
+  const Training base{.adamw = false, .clip = 0.05, .steps = 4};
   std::vector<Training> list(7, base);
   list[1].options.reshard_after_forward = true;
   list[2].options.max_full_units = 1;
-  list[3].accumulate = 2;
-  list[4].checkpointed = true;
-  list[5].nested = true;
+  list[3].checkpointed = true;
+  list[4].nested = true;
+  list[5].accumulate = 2;
   list[6].frozen = 3;
-  for (Training& t : list) {
+  if (kSanitized) list = {list[4], list[5]};
+  std::vector<Trained> expected;  // the first options make no difference to DDP
+  for (const Training& t : list) {
     INFO(name_of(t));
-    const auto expected = on_3(train_gpt, Parallel::ddp, t);
+    if (expected.empty() || t.accumulate > 1 || t.frozen > 0) {
+      expected = on_3(train_gpt, Parallel::ddp, t);
+      Training free = t;
+      free.clip = 0;
+      if (!kSanitized)
+        CHECK(distance(on_3(train_gpt, Parallel::ddp, free)[0].weights, expected[0].weights) > 1e-3);
+    }
     const auto sharded = on_3(train_gpt, Parallel::fsdp, t);
     for (std::size_t r = 0; r < 3; ++r) CHECK(distance(sharded[r].weights, expected[r].weights) < 1e-4);
-    Training free = t;
-    free.clip = 0;
-    free.adamw = t.adamw = false;  // AdamW's first steps do not depend on the size of gradients
-    CHECK(distance(on_3(train_gpt, Parallel::fsdp, free)[0].weights,
-                   on_3(train_gpt, Parallel::fsdp, t)[0].weights) > 1e-3);
   }
-  // The gradients of biases before batch norm are rounding errors around 0, which AdamW would enlarge.
-  const Training sgd{.adamw = false, .clip = 0.05, .steps = 4};
-  const auto expected = on_3(train_cnn, Parallel::ddp, sgd);
-  const auto sharded = on_3(train_cnn, Parallel::fsdp, sgd);
+  if (kSanitized) return;
+  expected = on_3(train_cnn, Parallel::ddp, base);
+  const auto sharded = on_3(train_cnn, Parallel::fsdp, base);
   for (std::size_t r = 0; r < 3; ++r) CHECK(distance(sharded[r].weights, expected[r].weights) < 1e-4);
 }
 
@@ -81,13 +87,18 @@ TEST_CASE("each option trains as one process with the whole batch") {
   list[5].nested = true;
   list[6].frozen = 1;
   list[7].frozen = 2;
+  if (kSanitized) list.resize(1);  // fsdp_test.cpp has the others
+  // The first options make no difference to one process.
+  Trained expected = train_gpt(Parallel::single, nullptr, 3, base);
+  CHECK(distance(train_gpt(Parallel::single, nullptr, 3, {.adamw = false, .steps = 3}).weights,
+                 expected.weights) > 1e-3);
   for (const Training& t : list) {
     INFO(name_of(t));
-    const Trained expected = train_gpt(Parallel::single, nullptr, 3, t);
+    if (t.frozen > 0) expected = train_gpt(Parallel::single, nullptr, 3, t);
     for (const Trained& s : on_3(train_gpt, Parallel::fsdp, t))
       CHECK(distance(s.weights, expected.weights) < 1e-4);
   }
-  const Trained expected = train_cnn(Parallel::single, nullptr, 3, base);
+  expected = train_cnn(Parallel::single, nullptr, 3, base);
   for (const Trained& s : on_3(train_cnn, Parallel::fsdp, base))
     CHECK(distance(s.weights, expected.weights) < 1e-4);
 }

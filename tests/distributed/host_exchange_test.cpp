@@ -81,6 +81,30 @@ bool same(const Bytes& x, const std::byte* expected) {
   return x.empty() || std::memcmp(x.data(), expected, x.size()) == 0;
 }
 
+// A call of each collective: what the ranks have, and the reduction of their first `count` elements.
+struct Case {
+  Case(int size, std::int64_t elements, DType type, ReduceOp how, unsigned seed)
+      : count(elements), dtype(type), op(how), root(static_cast<int>(seed) % size) {
+    for (int rank = 0; rank < size; ++rank)
+      inputs.push_back(random_bits(bytes() * static_cast<std::size_t>(size), dtype,
+                                   seed * 8 + static_cast<unsigned>(rank)));
+    sum = reduced(inputs, 0, count, dtype, op);
+  }
+  std::size_t bytes() const { return static_cast<std::size_t>(count) * dtype_size(dtype); }
+  void require(bool ok, const char* what) const {
+    if (ok) return;
+    throw std::runtime_error(concat({what, " of ", count, " ", dtype_name(dtype), ", ", reduce_op_name(op),
+                                     ", ", inputs.size(), " ranks"}));
+  }
+
+  std::int64_t count;
+  DType dtype;
+  ReduceOp op;
+  int root;
+  std::vector<Bytes> inputs;  // `count` elements for each rank
+  Bytes sum;
+};
+
 void require(bool ok, const char* what) {
   if (!ok) throw std::runtime_error(what);
 }
@@ -105,110 +129,109 @@ void on_ranks(int size, const F& f) {
     if (error) std::rethrow_exception(error);
 }
 
-// Calls every collective once, with `count` elements per rank.
-void check_all(int size, std::int64_t count, DType dtype, ReduceOp op, unsigned seed) {
-  const std::size_t bytes = static_cast<std::size_t>(count) * dtype_size(dtype);
-  std::vector<Bytes> inputs;
-  for (int rank = 0; rank < size; ++rank)
-    inputs.push_back(
-        random_bits(bytes * static_cast<std::size_t>(size), dtype, seed * 8 + static_cast<unsigned>(rank)));
-  const Bytes sum = reduced(inputs, 0, count, dtype, op);
-  on_ranks(size, [&](HostExchange& exchange, int rank) {
-    Watch watch;
-    const Bytes& mine = inputs[static_cast<std::size_t>(rank)];
-    const int root = static_cast<int>(seed) % size;
+// Calls every collective once.
+void check_all(HostExchange& exchange, int rank, const Case& c) {
+  Watch watch;
+  const std::size_t bytes = c.bytes();
+  const Bytes& mine = c.inputs[static_cast<std::size_t>(rank)];
 
-    Bytes x(mine.begin(), mine.begin() + static_cast<std::ptrdiff_t>(bytes));
-    exchange.reduce(x.data(), count, dtype, op, HostExchange::kEveryone, watch);
-    require(same(x, sum.data()), "all_reduce");
+  Bytes x(mine.begin(), mine.begin() + static_cast<std::ptrdiff_t>(bytes));
+  exchange.reduce(x.data(), c.count, c.dtype, c.op, HostExchange::kEveryone, watch);
+  c.require(same(x, c.sum.data()), "all_reduce");
 
-    std::copy_n(mine.begin(), bytes, x.begin());
-    exchange.reduce(x.data(), count, dtype, op, root, watch);
-    require(rank != root || same(x, sum.data()), "reduce");
+  std::copy_n(mine.begin(), bytes, x.begin());
+  exchange.reduce(x.data(), c.count, c.dtype, c.op, c.root, watch);
+  c.require(rank != c.root || same(x, c.sum.data()), "reduce");
 
-    reduce_scatter(exchange, mine.data(), x.data(), count, dtype, op, watch);
-    const Bytes part = reduced(inputs, bytes * static_cast<std::size_t>(rank), count, dtype, op);
-    require(same(x, part.data()), "reduce_scatter");
+  reduce_scatter(exchange, mine.data(), x.data(), c.count, c.dtype, c.op, watch);
+  const Bytes part = reduced(c.inputs, bytes * static_cast<std::size_t>(rank), c.count, c.dtype, c.op);
+  c.require(same(x, part.data()), "reduce_scatter");
 
-    std::copy_n(mine.begin(), bytes, x.begin());
-    exchange.broadcast(x.data(), bytes, root, watch);
-    require(same(x, inputs[static_cast<std::size_t>(root)].data()), "broadcast");
+  std::copy_n(mine.begin(), bytes, x.begin());
+  exchange.broadcast(x.data(), bytes, c.root, watch);
+  c.require(same(x, c.inputs[static_cast<std::size_t>(c.root)].data()), "broadcast");
 
-    Bytes all(bytes * static_cast<std::size_t>(size));
-    all_gather(exchange, mine.data(), all.data(), bytes, watch);
-    for (std::size_t r = 0; r < inputs.size(); ++r)
-      require(std::memcmp(inputs[r].data(), all.data() + bytes * r, bytes) == 0, "all_gather");
+  Bytes all(mine.size());
+  all_gather(exchange, mine.data(), all.data(), bytes, watch);
+  for (std::size_t r = 0; r < c.inputs.size(); ++r)
+    c.require(std::memcmp(c.inputs[r].data(), all.data() + bytes * r, bytes) == 0, "all_gather");
 
-    // Rank i sends its first `bytes / (1 + (i + j) % 3)` bytes to rank j.
-    const auto length = [&](std::size_t i, std::size_t j) { return bytes / (1 + (i + j) % 3); };
-    std::vector<ExchangePart> parts;
-    for (std::size_t r = 0, me = static_cast<std::size_t>(rank); r < inputs.size(); ++r)
-      parts.push_back({mine.data(), all.data() + bytes * r, length(me, r), length(r, me)});
-    exchange.all_to_all(parts, watch);
-    for (std::size_t r = 0; r < inputs.size(); ++r)
-      require(std::memcmp(inputs[r].data(), all.data() + bytes * r, parts[r].out_bytes) == 0, "all_to_all");
-  });
+  // Rank i sends its first `bytes / (1 + (i + j) % 3)` bytes to rank j.
+  const auto length = [&](std::size_t i, std::size_t j) { return bytes / (1 + (i + j) % 3); };
+  std::vector<ExchangePart> parts;
+  for (std::size_t r = 0, me = static_cast<std::size_t>(rank); r < c.inputs.size(); ++r)
+    parts.push_back({mine.data(), all.data() + bytes * r, length(me, r), length(r, me)});
+  exchange.all_to_all(parts, watch);
+  for (std::size_t r = 0; r < c.inputs.size(); ++r)
+    c.require(std::memcmp(c.inputs[r].data(), all.data() + bytes * r, parts[r].out_bytes) == 0, "all_to_all");
 }
 
-// The same with blocks of two rows, which lie one row apart.
-void check_rows(int size, std::int64_t count, DType dtype, ReduceOp op, unsigned seed) {
-  const std::size_t row = static_cast<std::size_t>(count) * dtype_size(dtype), pitch = 2 * row;
-  std::vector<Bytes> inputs;  // block r has rows 2 r and 2 r + 1 of a dense one
-  for (int rank = 0; rank < size; ++rank)
-    inputs.push_back(
-        random_bits(pitch * static_cast<std::size_t>(size), dtype, seed + static_cast<unsigned>(rank)));
-  const auto spread = [&](const Bytes& dense) {
-    Bytes wide(2 * dense.size());
-    for (std::size_t at = 0; at < dense.size(); at += row) std::memcpy(&wide[2 * at], &dense[at], row);
+// The same with blocks of two rows, which lie one row apart. `count` is even.
+void check_rows(HostExchange& exchange, int rank, const Case& c) {
+  Watch watch;
+  const std::size_t pitch = c.bytes(), row = pitch / 2;
+  const auto spread = [&](const std::byte* dense, std::size_t bytes) {
+    Bytes wide(2 * bytes);
+    for (std::size_t at = 0; at < bytes; at += row) std::memcpy(&wide[2 * at], dense + at, row);
     return wide;
   };
-  on_ranks(size, [&](HostExchange& exchange, int rank) {
-    Watch watch;
-    const auto me = static_cast<std::size_t>(rank);
-    const Bytes wide = spread(inputs[me]), sum = reduced(inputs, pitch * me, 2 * count, dtype, op);
-    Bytes out(pitch), all(wide.size());
-    const ScatterPart scatter{wide.data(), out.data(), 2 * count, dtype, 2 * pitch, 2, pitch};
-    exchange.reduce_scatter(std::span(&scatter, 1), op, watch);
-    require(same(out, sum.data()), "reduce_scatter of rows");
-    const GatherPart gather{inputs[me].data(), all.data(), pitch, 2 * pitch, 2, pitch};
-    exchange.all_gather(std::span(&gather, 1), watch);
-    std::vector<ExchangePart> parts;
-    Bytes own(all.size());
-    for (std::size_t r = 0; r < inputs.size(); ++r) {
-      const Bytes theirs =
-          spread(Bytes(inputs[r].begin(), inputs[r].begin() + static_cast<std::ptrdiff_t>(pitch)));
-      require(std::memcmp(&all[2 * pitch * r], theirs.data(), theirs.size()) == 0, "all_gather of rows");
-      parts.push_back({wide.data(), &own[2 * pitch * r], pitch, pitch, 2, pitch, 2, pitch});
-    }
-    exchange.all_to_all(parts, watch);
-    require(same(own, all.data()), "all_to_all of rows");
-  });
+  const auto me = static_cast<std::size_t>(rank);
+  const Bytes& mine = c.inputs[me];  // block r has rows 2 r and 2 r + 1
+  const Bytes wide = spread(mine.data(), mine.size()),
+              sum = reduced(c.inputs, pitch * me, c.count, c.dtype, c.op);
+  Bytes out(pitch), all(wide.size());
+  const ScatterPart scatter{wide.data(), out.data(), c.count, c.dtype, 2 * pitch, 2, pitch};
+  exchange.reduce_scatter(std::span(&scatter, 1), c.op, watch);
+  c.require(same(out, sum.data()), "reduce_scatter of rows");
+  const GatherPart gather{mine.data(), all.data(), pitch, 2 * pitch, 2, pitch};
+  exchange.all_gather(std::span(&gather, 1), watch);
+  std::vector<ExchangePart> parts;
+  Bytes own(all.size());
+  for (std::size_t r = 0; r < c.inputs.size(); ++r) {
+    const Bytes theirs = spread(c.inputs[r].data(), pitch);
+    c.require(std::memcmp(&all[2 * pitch * r], theirs.data(), theirs.size()) == 0, "all_gather of rows");
+    parts.push_back({wide.data(), &own[2 * pitch * r], pitch, pitch, 2, pitch, 2, pitch});
+  }
+  exchange.all_to_all(parts, watch);
+  c.require(same(own, all.data()), "all_to_all of rows");
 }
 
 }  // namespace
 
 TEST_CASE("every dtype and reduction has the reference values") {
   unsigned seed = 1;
-  for (int size = 2; size <= 5; ++size)
+  for (int size = 2; size <= (kSanitized ? 3 : 5); ++size) {
+    std::vector<Case> cases;
     for (const DType dtype : kAll)
-      for (const ReduceOp op : kOps) {
-        if (op == ReduceOp::mean && !is_floating(dtype)) continue;
-        for (const std::int64_t count : {1, 4, 1021}) {
-          CAPTURE(size, dtype_name(dtype), reduce_op_name(op), count);
-          check_all(size, count, dtype, op, ++seed);
-          if (op == ReduceOp::sum && count != 4) check_rows(size, count, dtype, op, ++seed);
-        }
+      for (const ReduceOp op : kOps)
+        if (op != ReduceOp::mean || is_floating(dtype))
+          for (const std::int64_t count : {1, 2, 4, 2042}) cases.emplace_back(size, count, dtype, op, ++seed);
+    // One exchange for all of them: a segment costs more than a call.
+    on_ranks(size, [&](HostExchange& exchange, int rank) {
+      for (const Case& c : cases) {
+        check_all(exchange, rank, c);
+        if (c.op == ReduceOp::sum && (c.count == 2 || c.count == 2042)) check_rows(exchange, rank, c);
       }
+    });
+  }
 }
 
 TEST_CASE("lengths around the size of a slot and more rounds than slots have the reference values") {
+  constexpr std::int64_t kSlot = 512 << 10;  // bytes; a rank has 4 slots
   unsigned seed = 1000;
   for (int size = 2; size <= (kSanitized ? 3 : 5); ++size)
-    for (const std::int64_t bytes : {512 << 10, (512 << 10) + 1, (512 << 10) * size - 1, 3'000'001}) {
-      CAPTURE(size, bytes);
-      check_all(size, bytes, DType::u8, ReduceOp::sum, ++seed);
-      check_all(size, bytes / 2, DType::bf16, ReduceOp::mean, ++seed);
-      check_rows(size, bytes / 4, DType::bf16, ReduceOp::sum, ++seed);
+    for (const std::int64_t bytes : {kSlot, kSlot + 1, kSlot * size - 1, 5 * kSlot + 1}) {
+      const bool is_long = bytes > 5 * kSlot;
+      if (kSanitized && bytes != kSlot + 1 && !is_long) continue;
+      std::vector<Case> cases;
+      if (!kSanitized || !is_long) cases.emplace_back(size, bytes, DType::u8, ReduceOp::sum, ++seed);
+      cases.emplace_back(size, bytes / 8, DType::f64, ReduceOp::mean, ++seed);
+      cases.emplace_back(size, bytes / 4 * 2, DType::bf16, ReduceOp::sum, ++seed);
+      on_ranks(size, [&](HostExchange& exchange, int rank) {
+        for (const Case& c : cases)
+          if (c.dtype == DType::bf16) check_rows(exchange, rank, c);
+          else check_all(exchange, rank, c);
+      });
     }
 }
 
@@ -223,34 +246,38 @@ TEST_CASE("collectives without elements complete") {
 }
 
 TEST_CASE("a sequence of all collectives is right even if each rank is late in turn") {
+  constexpr int kCalls = kSanitized ? 60 : 300;
+  constexpr std::size_t kLongest = kSanitized ? 150'000 : 400'000;
+  std::vector<std::int32_t> numbers(kLongest + kCalls * 31 + 4);
+  for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<std::int32_t>(i * 7);
   for (const int size : {2, 4}) {
     on_ranks(size, [&](HostExchange& exchange, int rank) {
       std::mt19937 same(42), own(static_cast<unsigned>(rank));
-      for (int call = 0; call < (kSanitized ? 60 : 300); ++call) {
+      for (int call = 0; call < kCalls; ++call) {
         Watch watch;
-        const auto n = static_cast<std::size_t>(same() % 5 == 0 ? same() % 400'000 : same() % 2'000) + 1;
+        const std::size_t n = (same() % 5 == 0 ? same() % kLongest : same() % 2'000) + 1;
         const int root = static_cast<int>(same()) % size & 1;
-        const auto value = [&](int r, std::size_t i) {
-          return static_cast<std::int32_t>(static_cast<std::size_t>(call) * 31 + i * 7) + r;
-        };
+        // Those of a rank are larger than those of the ranks before it.
+        const auto values = [&](int r) { return numbers.data() + call * 31 + r; };
         if (own() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own() % 500));
-        std::vector<std::int32_t> x(n);
-        for (std::size_t i = 0; i < n; ++i) x[i] = value(rank, i);
+        std::vector<std::int32_t> x(values(rank), values(rank) + n);
         auto* const data = reinterpret_cast<std::byte*>(x.data());
+        const auto equals = [&](const std::int32_t* got, int r) {
+          return std::memcmp(got, values(r), n * 4) == 0;
+        };
         const unsigned kind = same() % 3;
         if (kind == 0) {
           exchange.broadcast(data, n * 4, root, watch);
-          for (std::size_t i = 0; i < n; ++i) require(x[i] == value(root, i), "broadcast");
+          require(equals(x.data(), root), "broadcast");
         } else if (kind == 1) {
           exchange.reduce(data, static_cast<std::int64_t>(n), DType::i32, ReduceOp::max,
                           same() % 2 ? HostExchange::kEveryone : size - 1, watch);
-          if (rank == size - 1)
-            for (std::size_t i = 0; i < n; ++i) require(x[i] == value(size - 1, i), "reduce");
+          if (rank == size - 1) require(equals(x.data(), size - 1), "reduce");
         } else {
           std::vector<std::int32_t> all(n * static_cast<std::size_t>(size));
           all_gather(exchange, data, all.data(), n * 4, watch);
-          for (std::size_t i = 0; i < all.size(); ++i)
-            require(all[i] == value(static_cast<int>(i / n), i % n), "all_gather");
+          for (int r = 0; r < size; ++r)
+            require(equals(&all[n * static_cast<std::size_t>(r)], r), "all_gather");
         }
       }
     });

@@ -45,9 +45,13 @@ struct Net : nn::Module {
     to(dtype);
     const NoGradGuard no_grad;
     std::int64_t seed = 0;
-    for (const auto& [name, slot] : named_parameters())
-      for (std::int64_t i = 0; i < slot.tensor().numel(); ++i)
-        slot.tensor().detach().flatten()[i].fill_(static_cast<double>((++seed * 7 + i) % 5 - 2));
+    for (const auto& [name, slot] : named_parameters()) {
+      const Tensor values = empty(slot.sizes(), DType::f64);
+      double* const x = values.data<double>();
+      for (std::int64_t i = 0, count = values.numel(); i < count; ++i)
+        x[i] = static_cast<double>((++seed * 7 + i) % 5 - 2);
+      slot.tensor().detach().copy_(values);
+    }
   }
   Tensor forward(const Tensor& x) override {
     Tensor h = relu(b(a(x.narrow(1, 0, 3))));
@@ -173,19 +177,22 @@ TEST_CASE("copies of a sharded model train as one process does, bit for bit") {
     for (const ReduceOp op : {ReduceOp::sum, ReduceOp::mean})
       list.push_back({"2 x 2", {.options = {.reduce = op}, .accumulate = how}});
   const auto sum = ReduceOp::sum;
-  list.push_back({"kept full", {.options = {.reshard_after_forward = false, .reduce = sum}}});
+  if (kSanitized) list = {list[0], list[3]};  // the other ways are below
+  else list.push_back({"kept full", {.options = {.reshard_after_forward = false, .reduce = sum}}});
   list.push_back({"one full unit",
                   {.options = {.max_full_units = 1, .reduce = sum}, .accumulate = Accumulate::by_copy}});
-  list.push_back(
-      {"one unit", {.options = {.reduce = sum}, .accumulate = Accumulate::by_copy, .units = false}});
   list.push_back({"2 x 3", {.copies = 2, .shards = 3, .options = {.reduce = sum}}});
-  list.push_back({"3 x 2", {.copies = 3, .options = {.reduce = sum}, .accumulate = Accumulate::by_copy}});
-  list.push_back(
-      {"4 x 1",
-       {.copies = 4, .shards = 1, .options = {.reduce = ReduceOp::mean}, .accumulate = Accumulate::by_copy}});
-  list.push_back(
-      {"1 x 4",
-       {.copies = 1, .shards = 4, .options = {.reduce = ReduceOp::mean}, .accumulate = Accumulate::by_copy}});
+  if (!kSanitized) {
+    list.push_back(
+        {"one unit", {.options = {.reduce = sum}, .accumulate = Accumulate::by_copy, .units = false}});
+    list.push_back({"3 x 2", {.copies = 3, .options = {.reduce = sum}, .accumulate = Accumulate::by_copy}});
+    for (const int copies : {4, 1})
+      list.push_back({copies == 4 ? "4 x 1" : "1 x 4",
+                      {.copies = copies,
+                       .shards = 4 / copies,
+                       .options = {.reduce = ReduceOp::mean},
+                       .accumulate = Accumulate::by_copy}});
+  }
   for (const Variant& v : list) {
     const int ranks = v.mode.copies * v.mode.shards;
     CAPTURE(v.name, static_cast<int>(v.mode.accumulate), v.mode.options.reduce == sum);
@@ -210,7 +217,7 @@ TEST_CASE("copies of a sharded model train as one process does, bit for bit") {
 }
 
 TEST_CASE("with one copy, or with one rank for each, the bits are those of fully_shard and of DDP") {
-  const Training t{.accumulate = 2, .steps = 6};
+  const Training t{.accumulate = 2, .steps = kSanitized ? 2 : 6};
   for (const Parallel how : {Parallel::fsdp, Parallel::ddp}) {
     const auto expected = on_ranks<Trained>(3, [&](const Group& g) { return train_gpt(how, g, 3, t); });
     const auto got = on_ranks<Trained>(3, [&](const Group& g) {
@@ -500,6 +507,7 @@ TEST_CASE("a checkpoint of copies of a sharded model has each element once, and 
   for (const std::uintmax_t own : of_file) CHECK(own > bytes / 8);  // both copies write
   for (const std::string& from : {folder, file})
     for (const auto& [ranks, copies] : {std::pair(4, 2), {6, 3}, {4, 1}, {3, 3}, {1, 1}}) {
+      if (kSanitized && ranks != 3) continue;
       CAPTURE(from, ranks, copies);
       const auto loaded = on_ranks<StateDictCopy>(ranks, [&, copies = copies](const Group& world) {
         return in_mode(

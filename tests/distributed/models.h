@@ -28,9 +28,10 @@ inline void fill_by_formula(nn::Module& module) {
   int k = 0;
   for (auto& [name, slot] : module.named_parameters()) {
     const Tensor values = empty(slot.tensor().sizes(), {DType::f64, kCPU});
-    for (std::int64_t i = 0; i < values.numel(); ++i)
-      values.data<double>()[i] =
-          std::sin(0.7 * static_cast<double>(i) + k) / (2 + k) + (slot->dim() == 1 ? 1 : 0);
+    double* const x = values.data<double>();
+    const double offset = slot->dim() == 1 ? 1 : 0;
+    for (std::int64_t i = 0, count = values.numel(); i < count; ++i)
+      x[i] = std::sin(0.7 * static_cast<double>(i) + k) / (2 + k) + offset;
     slot.tensor().detach().copy_(values);
     ++k;
   }
@@ -39,11 +40,12 @@ inline void fill_by_formula(nn::Module& module) {
 /// Samples [first, first + count) of a batch: f64 images (count, 1, 8, 8) and i64 labels (count).
 inline std::pair<Tensor, Tensor> formula_batch(int batch, int first, int count) {
   const Tensor x = empty({count, 1, 8, 8}, {DType::f64, kCPU}), labels = empty({count}, {DType::i64, kCPU});
+  double* const pixels = x.data<double>();
   for (int n = 0; n < count; ++n) {
     const int sample = batch * 64 + first + n;
     labels.data<std::int64_t>()[n] = sample % 4;
     for (int i = 0; i < 64; ++i)
-      x.data<double>()[n * 64 + i] = std::cos(0.37 * sample * (i + 1)) + (i % 4 == sample % 4 ? 0.5 : 0);
+      pixels[n * 64 + i] = std::cos(0.37 * sample * (i + 1)) + (i % 4 == sample % 4 ? 0.5 : 0);
   }
   return {x, labels};
 }

@@ -8,6 +8,7 @@
 #include "tests/distributed/sharded_models.h"
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
+#include "tests/support/effort.h"
 #include "tests/support/files.h"
 
 using namespace tapestry;
@@ -113,9 +114,11 @@ TEST_CASE("a sharded checkpoint loads at any number of ranks") {
   REQUIRE(whole.tensors.contains("scale.max_exp_avg_sq"));
   const tests::TempDir dir;
   for (const int saved : {1, 3, 4, 11}) {
+    if (kSanitized && saved < 4) continue;
     const std::string folder = dir / std::to_string(saved);
     save_with(saved, folder);
     for (const int ranks : {0, 1, 2, 3, 4, 5, 12}) {
+      if (kSanitized && ranks != 0 && ranks != 5) continue;
       INFO(saved << " to " << ranks);
       for (const std::string& wrong : load_with(ranks, folder, whole, later, saved)) CHECK(wrong == "");
     }
@@ -136,10 +139,10 @@ TEST_CASE("parameters that are whole on all ranks are divided among the files") 
 
   // As under DDP: nothing is sharded.
   struct Large : nn::Module {
-    nn::Linear& a = add<nn::Linear>("a", {.in_features = 601, .out_features = 601});
-    nn::Linear& b = add<nn::Linear>("b", {.in_features = 300, .out_features = 300});
-    nn::Linear& c = add<nn::Linear>("c", {.in_features = 300, .out_features = 299});
-    nn::Linear& d = add<nn::Linear>("d", {.in_features = 299, .out_features = 300});
+    nn::Linear& a = add<nn::Linear>("a", {.in_features = 521, .out_features = 521});  // more than 1 MiB
+    nn::Linear& b = add<nn::Linear>("b", {.in_features = 200, .out_features = 200});
+    nn::Linear& c = add<nn::Linear>("c", {.in_features = 200, .out_features = 199});
+    nn::Linear& d = add<nn::Linear>("d", {.in_features = 199, .out_features = 200});
   };
   run_local_ranks(
       3,
@@ -274,29 +277,29 @@ TEST_CASE("channels-last shards are saved row-major, and loaded into either form
 }
 
 TEST_CASE("loading needs the memory of the shards and one part of a tensor") {
-  struct Large : nn::Module {
-    nn::Linear& a = add<nn::Linear>("a", {.in_features = 1024, .out_features = 4096});
-    nn::Linear& b = add<nn::Linear>("b", {.in_features = 1024, .out_features = 4096});
+  struct Large : nn::Module {  // 20 MiB; parts have 16
+    nn::Parameter& w = param("w", zeros({5120, 1024}));
   };
   const tests::TempDir dir;
+  const optim::SGDOptions sgd{.lr = 0.1, .momentum = 0.9};
   {
     Large net;
-    optim::AdamW optimizer(net.parameters(), {});
-    for (const nn::Parameter& p : net.parameters()) p.set_grad(zeros(p.sizes()));
+    optim::SGD optimizer(net.parameters(), sgd);
+    net.w.set_grad(zeros(net.w.sizes()));
     optimizer.step();
     save_sharded(dir / "one", nullptr, {&net, &optimizer}, {.step = 1});
   }
   Large net;
   test::shard_rows(net, 1, 4);
-  optim::AdamW optimizer(net.parameters(), {});
+  optim::SGD optimizer(net.parameters(), sgd);
   std::int64_t shards = 0;
   for (const nn::Parameter& p : net.parameters()) shards += static_cast<std::int64_t>(p.nbytes());
   reset_peak_memory(kCPU);
   const std::int64_t before = memory_stats(kCPU).allocated;
   load_sharded(dir / "one", {&net, &optimizer});
   const std::int64_t peak = memory_stats(kCPU).peak_allocated - before;
-  CHECK(peak >= 2 * shards);                             // exp_avg and exp_avg_sq
-  CHECK(peak <= 2 * shards + (std::int64_t{17} << 20));  // and one part of 16 MiB
+  CHECK(peak >= shards);                             // the momenta
+  CHECK(peak <= shards + (std::int64_t{17} << 20));  // and one part of 16 MiB
 }
 
 TEST_CASE("ranks whose tensors do not fit together cannot save") {

@@ -16,6 +16,7 @@
 #include "tests/distributed/models.h"
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
+#include "tests/support/effort.h"
 #include "tests/support/files.h"
 #include "tests/support/sharded.h"
 
@@ -150,6 +151,7 @@ TEST_CASE("a job resumes from the checkpoint before a damaged one, which a warni
                     file = "/shard-00001-of-00003.safetensors", shard = last + file;
   // A rank of two or three reads other rows than the ranks that wrote.
   for (const int ranks : {3, 2, 1}) {
+    if (kSanitized && ranks != 2) continue;
     for (const std::string damage : {"missing", "truncated", "foreign", "swapped", "bit", "index",
                                      "swapped index", "bit of the index"}) {
       INFO(damage << ", " << ranks << " ranks");
@@ -228,6 +230,7 @@ TEST_CASE("a writer that is killed at any point leaves the checkpoint before") {
     // A number is the length of a file at which the kernel kills the process: in a shard, and in the index.
     for (const std::string at : {"folder", "100", "shard-00000", "shard-00002", "50000", "index.json"}) {
       if (at == "index.json" && !again.empty()) continue;  // its old index has this name too
+      if (kSanitized && again.empty() == (at == "shard-00002")) continue;
       const std::string folder = dir / ("run" + again + at);
       INFO(folder);
       save_on_3(folder + "/step-00000001", 1);
@@ -350,7 +353,7 @@ TEST_CASE("a flipped bit anywhere in a checkpoint is found before anything is lo
   for (const std::string name : {"/shard-00001-of-00003.safetensors", "/index.json"}) {
     const std::string file = folder + name, bytes = read_file(file);
     std::size_t harmless = 0;
-    for (std::size_t at = 0; at < bytes.size(); ++at) {
+    for (std::size_t at = 0; at < bytes.size(); at += kSanitized ? 17 : 1) {
       write_file(file, with_flipped_bit(bytes, at, static_cast<int>(at % 8)));
       const std::string result = loaded(folder);
       if (result == "1") ++harmless;
@@ -368,7 +371,7 @@ TEST_CASE("a flipped bit anywhere in a checkpoint is found before anything is lo
 
 TEST_CASE("ranks that read a piece in part check the blocks that they read") {
   struct Tall : nn::Module {
-    nn::Parameter& w = param("w", arange(1200 * 1024).to(DType::f32).reshape({1200, 1024}));
+    nn::Parameter& w = param("w", arange(600 * 1024).to(DType::f32).reshape({600, 1024}));
   };
   const TempDir dir;
   const std::string folder = dir / "step", shard = folder + "/shard-00000-of-00001.safetensors";
@@ -379,7 +382,7 @@ TEST_CASE("ranks that read a piece in part check the blocks that they read") {
   }
   const Index index = Index::read(folder);
   CHECK(index.tensors.at("w").block_rows == 256);  // 1 MiB
-  CHECK(index.tensors.at("w").pieces[0].blocks.size() == 5);
+  CHECK(index.tensors.at("w").pieces[0].blocks.size() == 3);
   CHECK(Index::parse("index", index.text()).text() == index.text());
   const std::string bytes = read_file(shard);
   // The position of a tensor's first byte in the file, after 8 bytes and the header whose length they have.
@@ -404,10 +407,10 @@ TEST_CASE("ranks that read a piece in part check the blocks that they read") {
     return damaged;
   };
   CHECK(damaged_ranks(3) == "");
-  // Row 700 is in the block of the rows 512 to 767.
-  write_file(shard, with_flipped_bit(bytes, w + 700 * 4096 + 10, 3));
-  CHECK(damaged_ranks(3) == "1");   // 400 to 799
-  CHECK(damaged_ranks(4) == "12");  // 300 to 599, which has rows of the block, and 600 to 899
+  // Row 310 is in the block of the rows 256 to 511.
+  write_file(shard, with_flipped_bit(bytes, w + 310 * 4096 + 10, 3));
+  CHECK(damaged_ranks(3) == "12");   // 200 to 399, and 400 to 599, which has rows of the block
+  CHECK(damaged_ranks(4) == "123");  // 150 to 299, 300 to 449 and 450 to 599
   CHECK(damaged_ranks(2) == "01");
   // Files that were written without sums of blocks: every rank checks the whole piece.
   Index old = index;

@@ -34,8 +34,9 @@ struct Mixed : nn::Module {
 /// The gradient of a parameter at a step. Full mantissas.
 inline Tensor gradient(const std::string& name, const Shape& sizes, int step) {
   const Tensor g = empty(sizes, {DType::f32, kCPU});
-  for (std::int64_t i = 0; i < g.numel(); ++i)
-    g.data<float>()[i] = static_cast<float>(
+  float* const x = g.data<float>();
+  for (std::int64_t i = 0, count = g.numel(); i < count; ++i)
+    x[i] = static_cast<float>(
         std::sin(0.31 * static_cast<double>(i) + static_cast<double>(name.size()) + 1.7 * step));
   return g;
 }

@@ -6,6 +6,7 @@
 #include "tests/distributed/sharded_models.h"
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
+#include "tests/support/effort.h"
 #include "tests/support/files.h"
 
 using namespace tapestry;
@@ -144,6 +145,8 @@ TEST_CASE("one file has the whole model and optimizer, from every mode and into 
     const StateDictCopy saved = content(dir / "file");
     CHECK(distance(saved, at_3) < 1e-5);  // the mean over three ranks may differ in the last bit
     for (const auto& [to, others] : modes) {
+      // Each mode reads the file of one other.
+      if (kSanitized && (static_cast<int>(from) + static_cast<int>(to)) % 6 != 3) continue;
       CAPTURE(static_cast<int>(to), others);
       on_ranks<int>(others, [&, mode = to](const Group& group) {
         Job job(mode, group);
@@ -301,6 +304,7 @@ TEST_CASE("a failure to write is an error on all ranks, and the old file stays")
 TEST_CASE("rows 0 1 2 3 of a sharded model are whole in every file, or refused before it is written") {
   for (const auto& [ranks, rows] : {std::pair{2, 4}, {2, 3}, {3, 4}, {2, 1}}) {
     CAPTURE(ranks, rows);
+    if (kSanitized && ranks != 3) continue;
     const tests::TempDir dir;
     std::vector<double> expected;
     for (int i = 0; i < rows; ++i) expected.push_back(i);

@@ -8,6 +8,7 @@
 #include "tests/distributed/zero_support.h"
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
+#include "tests/support/effort.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
@@ -84,6 +85,7 @@ TEST_CASE("each stage of ZeRO holds the bytes per parameter that the table says"
   // Bytes per parameter of one bucket.
   constexpr double kOneBucket = kBucket / kParameters;
   for (const int ranks : {2, 4}) {
+    if (kSanitized && ranks == 4) continue;  // bf16 has 4 below
     const double n = ranks;
     // Gathered and updated parameters: two buckets and their parts. In stage 2 up to two buckets are reduced
     // while another is filled from a gradient that exists beside it.
@@ -103,6 +105,7 @@ TEST_CASE("with bf16 parameters the ranks of ZeRO divide 12 bytes of masters and
   constexpr double kRanks = 4;
   const double expected[] = {16, 4 + 12 / kRanks, 2 + 14 / kRanks};
   for (const int stage : {0, 1, 2}) {
+    if (kSanitized && stage != 2) continue;
     const Bytes bytes = measure(static_cast<int>(kRanks), stage, DType::bf16);
     INFO("stage " << stage << ": " << bytes.held);
     CHECK(std::abs(bytes.held - expected[stage]) < 0.05 * expected[stage]);

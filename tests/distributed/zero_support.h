@@ -42,9 +42,9 @@ inline std::pair<Tensor, Tensor> uneven_batch(int step, int rank) {
   const Tensor x = empty({2, 3, 3, 3}), labels = empty({2}, {DType::i64, kCPU});
   for (int n = 0; n < 2; ++n) {
     labels.data<std::int64_t>()[n] = (step + rank + n) % 3;
+    float* const pixels = x.data<float>() + n * 27;
     for (int i = 0; i < 27; ++i)
-      x.data<float>()[n * 27 + i] =
-          static_cast<float>(std::cos(0.37 * (step * 7 + rank * 3 + n + 1) * (i + 1)));
+      pixels[i] = static_cast<float>(std::cos(0.37 * (step * 7 + rank * 3 + n + 1) * (i + 1)));
   }
   return {x, labels};
 }

@@ -87,7 +87,7 @@ MakeOptimizer zero(int stage, const typename O::Options& options) {
 // stage 2.
 void compare(const Variant& v, const MakeOptimizer& ddp, const MakeOptimizer& one, const MakeOptimizer& two,
              const std::vector<int>& worlds, double tolerance = 0) {
-  for (const int ranks : worlds) {
+  for (const int ranks : kSanitized ? std::vector{worlds.front()} : worlds) {
     INFO(v.name << ", " << ranks << " ranks");
     using Results = std::vector<StateDictCopy>;
     const Results expected = on_ranks<StateDictCopy>(ranks, [&](const Group& g) { return train(g, v, ddp); });
@@ -114,27 +114,27 @@ void compare_adamw(const Variant& v, const std::vector<int>& worlds = {3}, doubl
 }  // namespace
 
 TEST_CASE("ZeRO trains bit for bit as DDP on 1, 2, 3 and 4 ranks") {
-  compare_adamw({.name = "small buckets", .steps = kSteps}, {2, 3, 4});
-  compare_adamw({.name = "one rank"}, {1});
+  compare_adamw({.name = "small buckets", .steps = kSteps}, {3, 2, 4});
+  if (!kSanitized) compare_adamw({.name = "one rank"}, {1});
 }
 
 TEST_CASE("ZeRO trains bit for bit as DDP with the options of DDP") {
-  compare_adamw({.name = "one bucket", .ddp = {.bucket_cap_mb = 1, .first_bucket_mb = 1}});
   compare_adamw({.name = "a bucket per parameter", .ddp = {.bucket_cap_mb = 1e-6, .first_bucket_mb = 1e-6}});
-  compare_adamw({.name = "order kept", .ddp = {.relearn_order = false}});
   compare_adamw({.name = "unused found late", .ddp = {.find_unused_parameters = false}});
+  compare_adamw({.name = "SyncBatchNorm", .sync_bn = true});
+  if (kSanitized) return;
+  compare_adamw({.name = "one bucket", .ddp = {.bucket_cap_mb = 1, .first_bucket_mb = 1}});
+  compare_adamw({.name = "order kept", .ddp = {.relearn_order = false}});
   compare_adamw({.name = "static graph", .ddp = {.static_graph = true}, .always_rare = true});
   compare_adamw({.name = "static graphs that differ",
                  .ddp = {.static_graph = true},
                  .always_rare = true,
                  .only_last = true});
-  compare_adamw({.name = "SyncBatchNorm", .sync_bn = true});
   compare_adamw({.name = "compressed", .hook = bf16_compress});
 }
 
 TEST_CASE("ZeRO accumulates, scales and clips gradients as DDP does") {
   compare_adamw({.name = "no_sync", .no_sync = true});
-  compare_adamw({.name = "grad_scale and schedule", .grad_scale = 0.25, .schedule = true});
   // The norm of stage 2 is rounded differently, and so are sums of several averaged passes. SGD keeps small
   // differences small; AdamW divides by the gradient's size, which is nearly 0 for the bias before a batch
   // norm.
@@ -142,9 +142,11 @@ TEST_CASE("ZeRO accumulates, scales and clips gradients as DDP does") {
     const optim::SGDOptions sgd{.lr = 0.05, .momentum = 0.9};
     compare(v, plain<optim::SGD>(sgd), zero<optim::SGD>(1, sgd), zero<optim::SGD>(2, sgd), {ranks}, 1e-5);
   };
+  compare_sgd({.name = "clipping after no_sync", .no_sync = true, .clip = 0.05}, 2);
+  if (kSanitized) return;
+  compare_adamw({.name = "grad_scale and schedule", .grad_scale = 0.25, .schedule = true});
   compare_sgd({.name = "clipping", .clip = 0.05}, 3);
   compare_sgd({.name = "clipping to the largest element", .clip = 0.01, .clip_type = INFINITY}, 2);
-  compare_sgd({.name = "clipping after no_sync", .no_sync = true, .clip = 0.05}, 2);
   compare_sgd({.name = "two averaged passes", .sync_twice = true}, 3);
 }
 
@@ -179,8 +181,9 @@ void compare_optimizer(const std::string& name, const typename O::Options& optio
 }  // namespace
 
 TEST_CASE("ZeRO divides every elementwise optimizer") {
-  compare_optimizer<optim::SGD>("SGD", {.lr = 0.05});
   compare_optimizer<optim::SGD>("SGD with momentum", {.lr = 0.05, .momentum = 0.9, .nesterov = true});
+  if (kSanitized) return;
+  compare_optimizer<optim::SGD>("SGD", {.lr = 0.05});
   compare_optimizer<optim::Adam>("Adam with amsgrad", {.lr = 0.01, .weight_decay = 0.01, .amsgrad = true});
   compare_optimizer<optim::RMSprop>("RMSprop", {.lr = 0.01, .momentum = 0.5});
   compare_optimizer<optim::Adagrad>("Adagrad", {.lr = 0.01});
@@ -197,10 +200,12 @@ TEST_CASE("ZeRO trains f16 and bf16 parameters bit for bit as DDP, by masters an
       compare(v, plain<optim::AdamW>(adam), zero<optim::AdamW>(1, adam), zero<optim::AdamW>(2, adam),
               {ranks});
     };
-    check({.name = "bf16", .dtype = DType::bf16, .touched = true}, 3);
-    check({.name = "f16", .dtype = DType::f16, .scaled = true}, 2);
-    check({.name = "bf16 and no_sync", .no_sync = true, .dtype = DType::bf16}, 2);
+    const bool masters = how == optim::LowPrecision::master;
+    if (!kSanitized || masters) check({.name = "bf16", .dtype = DType::bf16, .touched = true}, 3);
+    if (!kSanitized || !masters) check({.name = "f16", .dtype = DType::f16, .scaled = true}, 2);
+    if (!kSanitized) check({.name = "bf16 and no_sync", .no_sync = true, .dtype = DType::bf16}, 2);
   }
+  if (kSanitized) return;
   // Stage 2 joins the norms of the parts in another order. One ulp of bf16 is 2^-7 of a value.
   const optim::SGDOptions sgd{.lr = 0.05, .momentum = 0.9};
   compare({.name = "bf16 and clipping", .clip = 0.05, .dtype = DType::bf16}, plain<optim::SGD>(sgd),

@@ -498,14 +498,27 @@ TEST_CASE("conv2d in bf16: strides of AMX's faulty kernels, and others") {
       shape.stride_h = stride_h, shape.stride_w = stride_w, shape.padding_w = 1;
       shape.h = 9, shape.w = 16, shape.channels_last = channels_last;
       shape.p = (9 - r) / stride_h + 1, shape.q = (18 - s) / stride_w + 1;
-      const Values v(shape);
-      const std::vector<BFloat16> x = as<BFloat16>(v.x), weight = as<BFloat16>(v.weight),
-                                  bias = as<BFloat16>(v.bias);
+      const auto random = [](std::int64_t n) {
+        std::vector<double> v(static_cast<std::size_t>(n));
+        for (double& e : v) e = static_cast<double>(between(-32, 32)) / 16;
+        return v;
+      };
+      std::vector<double> x64 = random(shape.n * shape.c * shape.h * shape.w),
+                          weight64 = random(shape.k * shape.c * r * s), bias64 = random(shape.k);
+      const std::vector<BFloat16> x = as<BFloat16>(x64), weight = as<BFloat16>(weight64),
+                                  bias = as<BFloat16>(bias64);
+      // Im2col in f64, which the first test case compares with the definition, is the reference.
+      std::vector<double> expected(static_cast<std::size_t>(shape.n * shape.k * shape.p * shape.q)),
+          magnitudes = expected;
+      cpu::Im2col<double>::forward({}, shape, x64.data(), weight64.data(), bias64.data(), expected.data());
+      for (std::vector<double>* all : {&x64, &weight64, &bias64})
+        for (double& e : *all) e = std::abs(e);
+      cpu::Im2col<double>::forward({}, shape, x64.data(), weight64.data(), bias64.data(), magnitudes.data());
       const auto check = [&] {
-        std::vector<BFloat16> y(v.y.size());
+        std::vector<BFloat16> y(expected.size());
         conv2d(kCPU, DType::bf16,
                {.shape = shape, .x = x.data(), .weight = weight.data(), .bias = bias.data(), .y = y.data()});
-        check_close("y", y, v.y, v.y_size, shape.c * r * s);
+        check_close("y", y, expected, magnitudes, shape.c * r * s);
       };
       for (int repeat = 0; repeat < 4; ++repeat) check();
       // On a processor without AMX, the kernel that oneDNN prefers stands for the faulty one.

@@ -1,5 +1,5 @@
-// A pipeline must train like the unsplit model on one device: losses and weights over 50 steps are compared,
-// under every schedule, with one to four stages on one to four devices.
+// A pipeline must train like the unsplit model on one device: losses and weights over 12 or 50 steps are
+// compared, under every schedule, with one to four stages on one to four devices.
 #include "tests/pipeline/models.h"
 #include "tests/support/catch.h"
 #include "tests/support/effort.h"
@@ -10,6 +10,7 @@ using namespace tapestry::test;
 
 namespace {
 
+constexpr int kFewSteps = kSanitized ? 5 : 12;
 constexpr Schedule kSchedules[] = {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble};
 
 struct Variant {
@@ -19,6 +20,7 @@ struct Variant {
   int freeze_at = -1;  // the step before which the first parameter is frozen
   bool checkpoint = false;
   DType dtype = DType::f64;
+  int steps = kFewSteps;
 };
 
 // How to split the model into a pipeline. A run without a Piped trains the unsplit model.
@@ -48,7 +50,7 @@ TrainResult train(std::int64_t batch_size, const Variant& v, const std::optional
                                : optim::SGD::Options{.lr = 0.01});
   const auto loss_of = [](const auto& outputs, const auto& targets) { return M::loss(outputs, targets); };
   TrainResult result;
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < v.steps; ++step) {
     if (step == v.freeze_at) net.parameters()[0]->set_requires_grad(false);
     optimizer.zero_grad();
     for (int pass = 0; pass < v.passes; ++pass) {
@@ -99,6 +101,7 @@ void compare(const Variant& v, const std::vector<std::int64_t>& batches,
 
 TEST_CASE("a module with plain members trains like the unsplit model") {
   compare<CnnParts>({.name = "defaults"}, {1, 3, 7, 64});
+  compare<CnnParts>({.name = "many steps", .steps = kSteps}, {7}, {{3, 2}});
 }
 TEST_CASE("shared, unused and frozen parameters train like the unsplit model") {
   compare<SharedParts>({.name = "defaults"}, {1, 3, 7, 64});
@@ -116,7 +119,7 @@ TEST_CASE("float32 models train like the unsplit model") {
 TEST_CASE("training equals the unsplit model with clipping, accumulation, freezing and checkpointing") {
   for (const Variant& v :
        {Variant{.name = "clipping", .clip = 0.05}, Variant{.name = "accumulation", .passes = 2},
-        Variant{.name = "freezing", .freeze_at = 2 * kSteps / 5},
+        Variant{.name = "freezing", .freeze_at = 2 * kFewSteps / 5},
         Variant{.name = "checkpoints", .checkpoint = true}}) {
     compare<CnnParts>(v, {7}, {{1, 1}, {4, 4}});
     compare<SharedParts>(v, {3}, {{3, 3}, {4, 2}});

@@ -149,18 +149,19 @@ TEST_CASE("ranks that divide experts train as one process does, alone and with o
   const struct {
     const char* text;
     int ranks;
+    bool sanitized = false;  // runs in builds with a sanitizer too; the biases of routers take other axes
   } cases[] = {
       {"expert=2", 2},
-      {"expert=3", 3},
+      {"expert=3", 3, true},
       {"replicate=2,expert=2", 4},
       {"replicate=2:zero=1,expert=2", 4},
-      {"replicate=2:zero=2,expert=2", 4},
+      {"replicate=2:zero=2,expert=2", 4, true},
       {"shard=2,expert=2", 4},
-      {"shard=2:gather=step,expert=2", 4},
+      {"shard=2:gather=step,expert=2", 4, true},
       {"shard=2:reduce=part,expert=2", 4},
       {"replicate=2,shard=2,expert=2", 8},
-      {"replicate=2,shard=2:reduce=part,expert=2", 8},
-      {"expert=2,tensor=2", 4},
+      {"replicate=2,shard=2:reduce=part,expert=2", 8, true},
+      {"expert=2,tensor=2", 4, true},
       {"shard=2,expert=2,tensor=2", 8},
       {"replicate=2:zero=1,expert=2,tensor=2", 8},
       {"replicate=2:zero=2,expert=2,tensor=2", 8},
@@ -168,10 +169,12 @@ TEST_CASE("ranks that divide experts train as one process does, alone and with o
       {"pipeline=2:schedule=zero-bubble,replicate=2:zero=2,expert=2", 8},
       {"pipeline=2,shard=2,expert=2", 8},
   };
-  for (const auto& c : cases)
+  for (const auto& c : cases) {
+    if (kSanitized && !c.sanitized) continue;
     if (c.ranks <= 4 && std::string(c.text).find("zero") == std::string::npos)
       check_equal(with_sgd, c.text, c.ranks, sgd);
     else check_equal(with_adamw, c.text, c.ranks, adamw);
+  }
 }
 
 TEST_CASE("losses and capacities of each rank's tokens are those of DistributedDataParallel") {
@@ -187,7 +190,7 @@ TEST_CASE("frozen parameters and units of experts train as in one process") {
     INFO("unit " << s.are_unit);
     const Outcome one = train("single", nullptr, s);
     for (const char* const text : {"expert=2", "replicate=2:zero=2,expert=2", "shard=2,expert=2"})
-      check_equal(one, text, text[0] == 'e' ? 2 : 4, s);
+      if (!kSanitized || text[0] == (s.frozen ? 'r' : 's')) check_equal(one, text, text[0] == 'e' ? 2 : 4, s);
   }
 }
 
@@ -215,13 +218,14 @@ TEST_CASE("biases of routers move once a step by the tokens of all ranks and par
 
   const Outcome alone = train("single", nullptr, s, 3);
   CHECK(mesh_training::distance(alone.weights, by_hand.weights) < 1e-10);
-  check_equal(by_hand, "replicate=2", 2, again);
-  check_equal(by_hand, "expert=2", 2, s);
   check_equal(by_hand, "replicate=2:zero=1,expert=2", 4, again);
   check_equal(by_hand, "shard=2,expert=2", 4, s, 3);
+  check_equal(by_hand, "pipeline=2,expert=2", 4, again, 3);
+  if (kSanitized) return;
+  check_equal(by_hand, "replicate=2", 2, again);
+  check_equal(by_hand, "expert=2", 2, s);
   check_equal(by_hand, "expert=2,tensor=2", 4, s);
   check_equal(by_hand, "pipeline=2,tensor=2", 4, s);
-  check_equal(by_hand, "pipeline=2,expert=2", 4, again, 3);
 }
 
 TEST_CASE("a parameter of mixtures with a bias in several stages is an error on all stages") {
@@ -293,16 +297,17 @@ TEST_CASE("checkpoints of divided experts are whole, and load on other meshes") 
   const double expected = on("replicate=2,expert=2", 4, true);
   for (const char* const text :
        {"shard=2,expert=2", "shard=4", "replicate=2,expert=2", "replicate=2:zero=1,expert=2"})
-    CHECK(std::abs(on(text, 4, false) - expected) < 1e-12);
+    if (!kSanitized || text[6] == '4') CHECK(std::abs(on(text, 4, false) - expected) < 1e-12);
   CHECK(std::abs(on("expert=3", 3, false) - expected) < 1e-12);
   CHECK(std::abs(resumed("single", nullptr, false) - expected) < 1e-12);
   for (const char* const text :
        {"shard=2,expert=2", "replicate=2:zero=1,expert=2", "replicate=2:zero=2,expert=2"}) {
+    if (kSanitized && text[0] == 'r') continue;
     INFO(text);
     CHECK(std::abs(on(text, 4, true) - expected) < 1e-12);
     CHECK(std::abs(resumed("single", nullptr, false) - expected) < 1e-12);
     CHECK(std::abs(on("replicate=2:zero=2,expert=2", 4, false) - expected) < 1e-12);
-    CHECK(std::abs(on("expert=3", 3, false) - expected) < 1e-12);
+    if (!kSanitized) CHECK(std::abs(on("expert=3", 3, false) - expected) < 1e-12);
   }
 }
 

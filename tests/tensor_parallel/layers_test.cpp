@@ -49,7 +49,8 @@ TEST_CASE("a divided MLP has the result and the gradients of one process, also b
     int chunks = 0;
   } cases[] = {{2, 2, false}, {4, 4, false},   {4, 2, false},   {2, 2, true},   {4, 4, true},
                {4, 2, true},  {2, 2, true, 2}, {4, 4, true, 8}, {4, 2, true, 3}};
-  for (const auto& c : cases)
+  for (const auto& c : cases) {
+    if (kSanitized && (c.ranks == 2 || c.sequence != (c.chunks == 3))) continue;
     on_ranks<int>(c.ranks, [&](const Group& world) {
       Mesh mesh = mesh_of(world, c.tensors);
       const Axis tensor = mesh["tensor"], shard = mesh["shard"];
@@ -76,11 +77,13 @@ TEST_CASE("a divided MLP has the result and the gradients of one process, also b
       }
       return 0;
     });
+  }
 }
 
 TEST_CASE("a sequence that ranks cannot divide equally is divided into unequal parts") {
   for (const auto& [length, chunks] :
        {std::pair(1, 0), {3, 2}, {5, 0}, {5, 2}, {7, 0}, {7, 2}, {7, 4}, {10, 3}}) {
+    if (kSanitized && length != 1 && length != 10) continue;
     const Tensor x = wave({2, length, 4}, 0.9);
     Mlp one;
     one(x).square().sum().backward();
@@ -149,6 +152,7 @@ TEST_CASE("a Transformer encoder is divided by heads, with masks for each of the
     return net;
   };
   for (const auto& [heads, tensors] : {std::pair(4, 2), {4, 4}, {5, 2}, {5, 3}}) {
+    if (kSanitized && tensors != 3) continue;
     const Tensor x = wave({2, kLength, 2 * heads}, 1.9);
     // Another mask for each head: true marks keys that a query must not see.
     const Tensor masks = wave({2 * heads, kLength, kLength}, 0.9) > 0.3;
@@ -211,7 +215,9 @@ TEST_CASE(
   step(one, optimizer, x);
   const double norm = step(one, optimizer, x), last = step(one, optimizer, x);
   const TensorPlan plan{{{"gate_up", Style::column, 1, /*blocks=*/2}, {"down", Style::row}}};
-  for (const auto& [ranks, tensors] : {std::pair(2, 2), {3, 3}, {4, 2}, {6, 3}})
+  for (const auto& [ranks, tensors] : {std::pair(2, 2), {3, 3}, {4, 2}, {6, 3}}) {
+    if (kSanitized && ranks != 4) continue;
+    const std::string at = concat({ranks, "-", tensors});
     on_ranks<int>(ranks, [&, ranks = ranks, tensors = tensors](const Group& world) {
       Mesh mesh = mesh_of(world, tensors);
       const Axis tensor = mesh["tensor"], shard = mesh["shard"];
@@ -231,7 +237,6 @@ TEST_CASE(
       optim::AdamW own(net->parameters(), {.lr = 0.01});
       step(*net, own, x);
       require(std::abs(step(*net, own, x) - norm) < 1e-11, what, ": the norm");
-      const std::string at = concat({ranks, "-", tensors});
       save_checkpoint(dir / ("whole" + at), world, {net.get(), &own}, {.step = 2});
       save_sharded(dir / ("parts" + at), world, {net.get(), &own}, {.step = 2});
       for (const char* const from : {"whole", "parts"}) {
@@ -243,12 +248,11 @@ TEST_CASE(
       }
       return 0;
     });
-  for (const char* const at : {"2-2", "3-3", "4-2", "6-3"}) {
     FusedMlp whole, parts;
     optim::AdamW own(whole.parameters(), {.lr = 0.01}), other(parts.parameters(), {.lr = 0.01});
-    nn::load_checkpoint(dir / (std::string("whole") + at), {&whole, &own});
+    nn::load_checkpoint(dir / ("whole" + at), {&whole, &own});
     CHECK(std::abs(step(whole, own, x) - last) < 1e-11);
-    load_sharded(dir / (std::string("parts") + at), {&parts, &other});
+    load_sharded(dir / ("parts" + at), {&parts, &other});
     CHECK(std::abs(step(parts, other, x) - last) < 1e-11);
   }
 }

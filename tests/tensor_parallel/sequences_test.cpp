@@ -72,7 +72,8 @@ TEST_CASE("an encoder over divided sequences has the values and gradients of one
     const Tensor y = (*one)(x, {.is_causal = causal});
     (y * weights).sum().backward();
     const Gradients expected = gradients_of(*one);
-    for (const int ranks : {2, 4})
+    for (const int ranks : {2, 4}) {
+      if (kSanitized && causal == (ranks == 4)) continue;
       on_ranks<int>(ranks, [&](const Group& world) {
         const Axis axis = Mesh(world, {{"context", -1}})["context"];
         for (const ContextAttention form : kForms) {
@@ -87,6 +88,7 @@ TEST_CASE("an encoder over divided sequences has the values and gradients of one
         }
         return 0;
       });
+    }
   }
 }
 
@@ -141,7 +143,7 @@ TEST_CASE("language models over divided sequences have the loss and the gradient
     }
   };
   compare([] { return made<nn::Llama>(llama()); });
-  compare([&] { return made<nn::Gpt2>(gpt2); });
+  if (!kSanitized) compare([&] { return made<nn::Gpt2>(gpt2); });
   compare([&] { return made<nn::Olmoe>(olmoe); });
 }
 

@@ -61,18 +61,20 @@ TEST_CASE("tensor ranks train as one process does, alone and with other axes") {
   const struct {
     const char* text;
     int ranks;
+    bool sanitized = false;  // runs in builds with a sanitizer too
   } cases[] = {
       {"tensor=2", 2},
-      {"tensor=3", 3},
-      {"shard=2,tensor=2", 4},
+      {"tensor=3", 3, true},
+      {"shard=2,tensor=2", 4, true},
       {"replicate=2,tensor=2", 4},
       {"replicate=2:zero=1,tensor=2", 4},
-      {"replicate=2:zero=2,tensor=2", 4},
-      {"pipeline=2,tensor=2", 4},
+      {"replicate=2:zero=2,tensor=2", 4, true},
+      {"pipeline=2,tensor=2", 4, true},
       {"replicate=2,shard=2,tensor=2", 8},
       {"pipeline=2,shard=2,tensor=2", 8},
   };
   for (const auto& c : cases) {
+    if (kSanitized && !c.sanitized) continue;
     INFO(c.text);
     const auto all = on_ranks<Outcome>(c.ranks, [&](const Group& world) { return train(c.text, world, 2); });
     for (const Outcome& o : all) {
@@ -119,7 +121,7 @@ TEST_CASE("state that ZeRO divides beside a tensor axis is saved whole, and load
   const double expected = on("replicate=2:zero=1,tensor=2", true);
   for (const char* const text :
        {"replicate=2:zero=1,tensor=2", "replicate=2:zero=2,tensor=2", "shard=2,tensor=2"})
-    CHECK(std::abs(on(text, false) - expected) < 1e-12);
+    if (!kSanitized || text[0] == 's') CHECK(std::abs(on(text, false) - expected) < 1e-12);
   CHECK(std::abs(resumed("single", nullptr, false) - expected) < 1e-12);
 }
 

@@ -10,6 +10,7 @@
 #include "tapestry/tapestry.h"
 #include "tests/distributed/models.h"
 #include "tests/support/distributed.h"
+#include "tests/support/effort.h"
 
 namespace tensor_test {
 
@@ -30,7 +31,8 @@ inline Mesh mesh_of(const Group& world, int tensors) { return {world, {{"shard",
 /// Element i is sin(a i + b).
 inline Tensor wave(const Shape& sizes, double a, double b = 0) {
   const Tensor t = empty(sizes, DType::f64);
-  for (std::int64_t i = 0; i < t.numel(); ++i) t.data<double>()[i] = std::sin(a * static_cast<double>(i) + b);
+  double* const x = t.data<double>();
+  for (std::int64_t i = 0, count = t.numel(); i < count; ++i) x[i] = std::sin(a * static_cast<double>(i) + b);
   return t;
 }
 
