@@ -26,9 +26,10 @@ constexpr std::size_t kSlabBytes = 64 * 1024;
 constexpr std::size_t kMaxCached = 64;
 
 // The start value of Slab::live, the counter of a slab's live nodes. While a thread fills the slab, it counts
-// new nodes in `made` without atomic operations, and each freed node decrements `live`. kOpen is so large
-// that `live` stays above 0 meanwhile. When the slab is full, the thread subtracts kOpen - made. From then on
-// `live` is the number of live nodes.
+// its nodes in `made` without atomic operations: those that it creates, minus those of them that it frees
+// itself. Each node that another thread frees decrements `live`. kOpen is so large that `live` stays above 0
+// meanwhile. When the slab is full, the thread subtracts kOpen - made. From then on `live` is the number of
+// live nodes.
 constexpr std::int64_t kOpen = std::int64_t{1} << 32;
 
 struct alignas(16) Slab {
@@ -151,7 +152,9 @@ void* slab_allocate(std::size_t bytes) {
 }
 
 void slab_free(void* p) noexcept {
-  subtract_live(reinterpret_cast<Slab*>(reinterpret_cast<std::uintptr_t>(p) & ~(kSlabBytes - 1)), 1);
+  Slab* const s = reinterpret_cast<Slab*>(reinterpret_cast<std::uintptr_t>(p) & ~(kSlabBytes - 1));
+  if (s == current) --s->made;  // only this thread reads it
+  else subtract_live(s, 1);
 }
 
 std::int64_t slabs_in_use() { return in_use.load(std::memory_order_relaxed); }

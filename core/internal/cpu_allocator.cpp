@@ -30,7 +30,6 @@ constexpr std::size_t kMaxBytes = std::size_t{1} << 46;
 class alignas(64) Counters {
  public:
   void allocated(std::size_t bytes) {
-    count_.fetch_add(1, std::memory_order_relaxed);
     const std::int64_t now =
         allocated_.fetch_add(static_cast<std::int64_t>(bytes), std::memory_order_relaxed) +
         static_cast<std::int64_t>(bytes);
@@ -38,6 +37,7 @@ class alignas(64) Counters {
     while (now > peak && !peak_.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
     }
   }
+  void count(std::int64_t allocations) { count_.fetch_add(allocations, std::memory_order_relaxed); }
   void freed(std::size_t bytes) {
     allocated_.fetch_sub(static_cast<std::int64_t>(bytes), std::memory_order_relaxed);
   }
@@ -80,6 +80,7 @@ class SystemAllocator final : public Allocator {
     if (!data && bytes > 0) out_of_memory(device, bytes, counters);
     counters.reserve(bytes);
     counters.allocated(bytes);
+    counters.count(1);
     return data;
   }
   void deallocate(Device device, void* data, std::size_t bytes) noexcept override {
@@ -182,10 +183,23 @@ void delete_block(void* block, std::size_t bytes) {
   else munmap(block, mapped_bytes(bytes));
 }
 
+// A thread's free blocks of one logical device.
+struct ThreadCache {
+  FreeList free[kSmallClasses];
+  // The allocations through this cache. Only its thread writes the number, so it needs no atomic addition.
+  std::atomic<std::int64_t> allocations{0};
+  ThreadCache* next = nullptr;  // in Pool::caches
+
+  void count() {
+    allocations.store(allocations.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
+};
+
 // The statistics of one logical device, and its free blocks that are in no thread's cache.
 struct Pool {
-  Counters counters;
+  Counters counters;  // without the allocations that `caches` have counted
   std::mutex mutex;
+  ThreadCache* caches = nullptr;  // of all threads
   FreeList free[kClasses];
   std::size_t free_bytes = 0;
   std::int64_t high_water = 0;  // the largest `allocated` seen when a block was taken from the system
@@ -224,10 +238,6 @@ Pool* pools() {
   return all;
 }
 
-struct ThreadCache {
-  FreeList free[kSmallClasses];
-};
-
 // The calling thread's caches, one per device. The pointer is null before the first use, and kClosed after
 // the thread's destructors have run. It is trivially destructible, so that it can be read even then.
 struct ThreadCaches {
@@ -244,6 +254,19 @@ void to_pool(Pool& pool, FreeList& list, int c, int keep) {
   }
 }
 
+// Enters the thread's new cache into the pool's list.
+void enter(Pool& pool, ThreadCache& cache) {
+  const std::lock_guard lock(pool.mutex);
+  cache.next = std::exchange(pool.caches, &cache);
+}
+void leave(Pool& pool, ThreadCache& cache) {
+  const std::lock_guard lock(pool.mutex);
+  ThreadCache** at = &pool.caches;
+  while (*at != &cache) at = &(*at)->next;
+  *at = cache.next;
+  pool.counters.count(cache.allocations.load(std::memory_order_relaxed));
+}
+
 void flush(ThreadCaches& own, int device) {
   if (!own.of[device]) return;
   for (int c = 0; c < kSmallClasses; ++c)
@@ -254,8 +277,11 @@ struct ThreadExit {
   std::unique_ptr<ThreadCaches> own;  // not the caches themselves: thread-local memory is scarce
   ~ThreadExit() {
     caches = kClosed;
-    if (own)
-      for (int d = 0; d < kMaxDevices; ++d) flush(*own, d);
+    if (!own) return;
+    for (int d = 0; d < kMaxDevices; ++d) {
+      flush(*own, d);
+      if (own->of[d]) leave(pools()[d], *own->of[d]);
+    }
   }
 };
 
@@ -266,8 +292,10 @@ struct ThreadExit {
   if (!at_exit.own) at_exit.own.reset(new (std::nothrow) ThreadCaches);
   if (!at_exit.own) return nullptr;
   caches = at_exit.own.get();
-  at_exit.own->of[device].reset(new (std::nothrow) ThreadCache);
-  return at_exit.own->of[device].get();
+  std::unique_ptr<ThreadCache>& cache = at_exit.own->of[device];
+  cache.reset(new (std::nothrow) ThreadCache);
+  if (cache) enter(pools()[device], *cache);
+  return cache.get();
 }
 ThreadCache* thread_cache(int device) noexcept {
   ThreadCaches* const own = caches;
@@ -284,12 +312,12 @@ class CachingAllocator final : public Allocator {
     Pool& pool = pools_[device.index];
     if (bytes > kMaxBytes) out_of_memory(device, bytes, pool.counters);
     const int c = class_of(bytes);
-    Block* block = nullptr;
-    if (c < kSmallClasses) {
-      if (ThreadCache* const cache = thread_cache(device.index)) block = cache->free[c].pop();
-    }
+    ThreadCache* const cache = c < kSmallClasses ? thread_cache(device.index) : nullptr;
+    Block* block = cache ? cache->free[c].pop() : nullptr;
     if (!block) block = refill(pool, device, bytes, c);
     pool.counters.allocated(bytes);
+    if (cache) cache->count();
+    else pool.counters.count(1);
     return reinterpret_cast<char*>(block) + kHeader;
   }
 
@@ -311,7 +339,14 @@ class CachingAllocator final : public Allocator {
     pool.free_bytes += kHeader + class_bytes(c);
   }
 
-  MemoryStats stats(Device device) const override { return pools_[device.index].counters.stats(); }
+  MemoryStats stats(Device device) const override {
+    Pool& pool = pools_[device.index];
+    const std::lock_guard lock(pool.mutex);
+    MemoryStats stats = pool.counters.stats();
+    for (const ThreadCache* cache = pool.caches; cache; cache = cache->next)
+      stats.allocations += cache->allocations.load(std::memory_order_relaxed);
+    return stats;
+  }
   void reset_peak(Device device) override { pools_[device.index].counters.reset_peak(); }
   // Empties the pools and the calling thread's cache. It cannot empty the caches of other threads. Each of
   // them keeps at most 64 blocks and 256 KiB per small size class.

@@ -523,6 +523,23 @@ TEST_CASE("nodes may be freed on another thread") {
   CHECK(at(x.grad(), 0) == 2);
 }
 
+TEST_CASE("a slab is given back whoever frees its nodes, and before or after its thread has ended") {
+  const Tensor x = leaf({1});
+  const std::int64_t before = autograd::slabs_in_use();
+  Tensor there, later;
+  std::thread([&] {
+    for (int i = 0; i < 10; ++i) (x * 2).sum();  // freed by the thread that fills the slab
+    there = x * 3;
+    later = x * 4;
+    std::thread([moved = std::move(there)]() mutable { moved = Tensor(); }).join();
+    for (int i = 0; i < 10; ++i) x * 2;
+    CHECK(autograd::slabs_in_use() == before + 1);
+  }).join();
+  CHECK(autograd::slabs_in_use() == before + 1);
+  later = Tensor();
+  CHECK(autograd::slabs_in_use() == before);
+}
+
 TEST_CASE("a hook of a leaf that was destroyed before backward is harmless") {
   Tensor y;
   int calls = 0;

@@ -9,6 +9,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/bench"))
 import cpu_report  # noqa: E402
 import cpu_turns  # noqa: E402
+import turns  # noqa: E402
 
 
 def a_run(cpu="A", date="2026-01-01", mine=100.0):
@@ -16,7 +17,7 @@ def a_run(cpu="A", date="2026-01-01", mine=100.0):
         return {"median": ms, "fast_quartile": ms / 2, "steps": 9}
 
     return {"date": date, "cpu": cpu, "threads": 2, "versions": {"PyTorch": "1", "jax": "2"},
-            "roofs": {"f32": 200, "bf16": 400, "copy": 30},
+            "roofs": {"f32": 200, "bf16": 400, "amx": 0, "copy": 30, "ghz": 3.125},
             "rows": {"gpt": {"gflop": 10, "rounds": 3, "missing": {},
                              "ms": {"tapestry": t(mine), "tapestry bf16": t(50.0), "torch eager default": t(160.0),
                                     "jax": t(150.0), "torch eager default bf16": t(80.0)}},
@@ -43,9 +44,41 @@ class Report(unittest.TestCase):
                       cpu_report.table(a_run(), False))
         self.assertNotIn("op_forward", cpu_report.table(a_run(), True))
         run = a_run()
-        run["roofs"]["bf16"] = 0
-        self.assertIn("no bf16 instructions", cpu_report.heading(run))
+        run["roofs"] = {}
         self.assertIn("| 1.60 / 1.60 |  |  |", cpu_report.table(run, True))
+
+    def test_in_bf16_the_roof_is_that_of_the_fastest_unit_and_in_f32_that_of_f32(self):
+        # 10 GFLOP in 50 ms are 200 GFLOP/s, and the peer's in 80 ms 125. vdpbf16ps at half of f32's rate is no roof.
+        for bf16, amx, unit, mine, peer in ((400, 0, "AVX512_BF16 vdpbf16ps", 50, 31), (0, 0, "f32 FMA", 100, 62), (100, 0, "f32 FMA", 100, 62),
+                                            (100, 1000, "AMX tdpbf16ps", 20, 12)):
+            run = a_run()
+            run["roofs"] |= {"bf16": bf16, "amx": amx}
+            text = cpu_report.table(run, True)
+            self.assertIn(f"| share of the roof ({unit}) |", text)
+            self.assertIn(f"| 1.60 / 1.60 | {mine}% | {peer}% |", text)
+            self.assertIn("| 1.50 / 1.50 | 50% | 33% |", cpu_report.table(run, False))
+            self.assertNotIn("More than 100%", text)
+
+    def test_a_share_above_the_roof_has_a_line_that_says_why(self):
+        text = cpu_report.table(a_run(mine=40.0), False)  # 250 of 200 GFLOP/s
+        self.assertIn("| 125% | 33% |", text)
+        self.assertIn("\n\nMore than 100% (gpt): the roof was measured too low", text)
+        self.assertNotIn("op_forward)", text.splitlines()[-1])
+        run = a_run(mine=200.0)
+        run["roofs"]["f32"] = 60  # 50 GFLOP/s stay below it, and the peer's 66.7 do not
+        self.assertRegex(cpu_report.table(run, False), r"83% \| 111% \|\n(.*\n)+\nMore than 100% \(gpt\)")
+
+    def test_roofs_have_their_units_and_absent_ones_say_so(self):
+        self.assertTrue(cpu_report.heading(a_run()).endswith(
+            "Roofs: f32 FMA: 200 GFLOP/s, AVX512_BF16 vdpbf16ps: 400 GFLOP/s, AMX tdpbf16ps: no AMX, "
+            "30.0 GB/s read and written by a copy, 3.12 GHz (32.0 f32 operations a cycle and thread)."), cpu_report.heading(a_run()))
+        run, old = a_run(), a_run("B")
+        run["roofs"] |= {"bf16": 0, "amx": 2000.4}
+        old["roofs"] = {"f32": 350, "bf16": 173, "copy": 20}  # as kept before AMX was measured
+        self.assertIn("vdpbf16ps: no AVX512_BF16, AMX tdpbf16ps: 2000 GFLOP/s, ", cpu_report.heading(run))
+        self.assertTrue(cpu_report.heading(old).endswith("AMX tdpbf16ps: not measured, 20.0 GB/s read and written by a copy."))
+        self.assertEqual(cpu_report.side_by_side([run, old]).splitlines()[2:5],
+                         ["| roof: f32 FMA | 200 GFLOP/s | 350 GFLOP/s |", "| roof: AVX512_BF16 vdpbf16ps | no AVX512_BF16 | 173 GFLOP/s |", "| roof: AMX tdpbf16ps | 2000 GFLOP/s | not measured |"])
 
     def test_all_variants_are_in_the_order_of_their_times(self):
         lines = cpu_report.all_variants(a_run()).splitlines()[2:7]
@@ -69,15 +102,18 @@ class Report(unittest.TestCase):
     def test_a_later_run_replaces_the_rows_that_it_has_and_keeps_the_others(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "runs.json")
-            cpu_report.keep(a_run(), path)
-            again = a_run(mine=80.0)
+            first, again = a_run(), a_run(mine=80.0)
+            del first["roofs"]["amx"]  # as kept before AMX was measured
+            cpu_report.keep(first, path)
             del again["rows"]["op_forward"]
-            again["roofs"] = {"f32": 210, "bf16": 390, "copy": 30}
+            again["roofs"] = {"f32": 210, "bf16": 390, "amx": 0, "copy": 30}
             runs = cpu_report.keep(again, path)
             self.assertEqual(len(runs), 1)
             self.assertEqual(list(runs[0]["rows"]), ["gpt", "op_forward"])
             self.assertEqual(runs[0]["rows"]["gpt"]["ms"]["tapestry"]["median"], 80.0)
-            self.assertEqual(runs[0]["roofs"], {"f32": 210, "bf16": 400, "copy": 30})
+            self.assertEqual(runs[0]["roofs"], {"f32": 210, "bf16": 400, "amx": 0, "copy": 30, "ghz": 3.125})
+            again["roofs"] = {}  # as --resume with nothing left to measure
+            self.assertEqual(cpu_report.keep(again, path)[0]["roofs"]["bf16"], 400)
             self.assertEqual(cpu_report.read_run(again, path), runs[0])
             other = a_run(date="2026-03-03")
             self.assertIs(cpu_report.read_run(other, path), other)
@@ -118,6 +154,11 @@ class Turns(unittest.TestCase):
         times = self.rounds(sides, 5, 1e9)[-1]
         self.assertEqual({v: len(t) for v, t in times.items()},
                          {"tapestry": 5, "torch": 5, "jax": 2, "torch bf16": 5, "jax bf16": 5, "tensorflow bf16": 2})
+
+    def test_threads_get_processors_of_different_cores_first(self):
+        self.assertEqual(turns.one_per_core_first({3, 0, 1, 2}, lambda cpu: cpu // 2), [0, 2, 1, 3])
+        self.assertEqual(turns.one_per_core_first({7, 4, 5, 6}, lambda cpu: cpu % 2), [4, 5, 6, 7])
+        self.assertEqual(turns.one_per_core_first({0, 1}, lambda cpu: cpu), [0, 1])
 
     def test_the_time_that_a_work_does_not_use_is_left_for_the_others(self):
         budget = cpu_turns.Budget(1, 3, now=lambda: self.time)

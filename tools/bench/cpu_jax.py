@@ -5,18 +5,17 @@ usage: cpu_jax.py --list | THREADS
 With --list prints JAX's version and the names of the works. Otherwise answers lines `NAME REPEATS` with times (turns.h).
 Images are channels-last, which XLA's convolutions prefer on CPUs. A step is one compiled function.
 """
-import os
 import sys
 
-if sys.argv[1] != "--list":  # XLA has one thread per core that the process may use
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:int(sys.argv[1])])
+from turns import answer_turns, keep_to
+
+if sys.argv[1] != "--list":
+    keep_to(int(sys.argv[1]))  # before XLA counts the processors
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-
-from turns import answer_turns
 
 random = np.random.default_rng(0)
 

@@ -56,7 +56,8 @@ void thousand(const std::function<void()>& op) {
 int main(int argc, char** argv) {
   if (argc > 2 && std::string(argv[1]) == "--roofs") {
     const bench::Roofs r = bench::measure_roofs(std::stoi(argv[2]));
-    std::printf("{\"f32\": %.1f, \"bf16\": %.1f, \"copy\": %.1f}\n", r.f32, r.bf16, r.copy);
+    std::printf("{\"f32\": %.1f, \"bf16\": %.1f, \"amx\": %.1f, \"copy\": %.1f, \"ghz\": %.2f}\n", r.f32,
+                r.bf16, r.amx, r.copy, r.ghz);
     return 0;
   }
   set_num_threads(argc > 1 ? std::stoi(argv[1]) : 2);

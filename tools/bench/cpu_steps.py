@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import cpu_models
-from cpu_report import all_variants, heading, keep, missing, read_run, side_by_side, summary, table
+from cpu_report import all_variants, heading, keep, larger, missing, read_run, side_by_side, summary, table
 from cpu_turns import Budget, take_turns
 from models import Cnn, Gpt
 from turns import Ours, cpu_name, theirs
@@ -190,14 +190,14 @@ def main():
         return warm(args.works, args.modes, peers)
     run = {"date": datetime.date.today().isoformat(), "cpu": cpu_name(), "threads": args.threads,
            "versions": {"PyTorch": torch.__version__, **{p.name: p.version for p in peers if p.version}},
-           "roofs": {"f32": 0, "bf16": 0, "copy": 0}, "rows": {}}
+           "roofs": {}, "rows": {}}
     done = read_run(run, args.keep)["rows"] if args.resume else {}
     works = [w for w in args.works if w not in done or missing(done[w], args.rounds)]
     budget = Budget(args.minutes, len(works))
 
     def measure_roofs():
         got = subprocess.run([args.program, "--roofs", str(args.threads)], capture_output=True, text=True, check=True)
-        run["roofs"] = {k: max(v, run["roofs"][k]) for k, v in json.loads(got.stdout).items()}
+        run["roofs"] = larger(run["roofs"], json.loads(got.stdout))
 
     ours = Ours(args.program, args.threads)
     for name in works:

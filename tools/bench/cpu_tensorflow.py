@@ -10,12 +10,13 @@ import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # the default depends on the processor
 
 import tensorflow as tf
 from tensorflow import keras
 from tensorflow.keras import layers
 
-from turns import answer_turns
+from turns import answer_turns, keep_to
 
 
 def demo():
@@ -90,7 +91,7 @@ if __name__ == "__main__":
         print(tf.__version__, *WORKS)
     else:
         threads = int(sys.argv[1])
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+        keep_to(threads)
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(1)
         answer_turns(WORKS)

@@ -1,7 +1,5 @@
 // Tapestry's side of tools/bench_lm: training steps of language models of published sizes, with random
 // weights. The other sides (lm_steps.py, llmc_steps.c) take turns with this program.
-#include <immintrin.h>
-
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -11,6 +9,7 @@
 #include "tapestry/nn/models/gpt2.h"
 #include "tapestry/nn/models/llama.h"
 #include "tapestry/tapestry.h"
+#include "tapestry/tools/bench/cpu_roofs.h"
 #include "tapestry/tools/bench/turns.h"
 
 using namespace tapestry;
@@ -62,31 +61,16 @@ std::function<void()> training_step(Config config, std::int64_t batch, std::int6
   };
 }
 
-// 12 independent chains of fused multiply-adds hide the latency of the two units (Fog, Instruction tables: 4
-// cycles on Zen 4 and on Intel's cores since Skylake).
-constexpr int kChains = 12;
 constexpr double kOperations = 1e10;  // of each thread
 
-#define MULTIPLY_ADDS(name, isa, Lanes, set, multiply_add)                                           \
-  [[gnu::target(isa)]] void name() {                                                                 \
-    const Lanes a = set(0.999F), b = set(0.001F);                                                    \
-    Lanes sums[kChains];                                                                             \
-    for (Lanes & s : sums) s = b;                                                                    \
-    constexpr auto kRounds = static_cast<std::int64_t>(kOperations / (kChains * sizeof(Lanes) / 2)); \
-    for (std::int64_t round = 0; round < kRounds; ++round) {                                         \
-      _Pragma("GCC unroll 12") for (Lanes & s : sums) s = multiply_add(s, a, b);                     \
-    }                                                                                                \
-    for (const Lanes& s : sums) asm volatile("" ::"m"(s));                                           \
-  }
-MULTIPLY_ADDS(multiply_adds_512, "avx512f", __m512, _mm512_set1_ps, _mm512_fmadd_ps)
-MULTIPLY_ADDS(multiply_adds_256, "avx2,fma", __m256, _mm256_set1_ps, _mm256_fmadd_ps)
-
-// Runs kOperations floating-point operations on each thread, by the widest instructions of the processor.
+// Runs kOperations floating-point operations on each thread, by the widest multiply-adds of the processor.
 void multiply_adds(int threads) {
-  const auto run = __builtin_cpu_supports("avx512f") ? multiply_adds_512 : multiply_adds_256;
+  const bool wide = __builtin_cpu_supports("avx512f");
+  const auto run = wide ? bench::fma_512 : bench::fma_256;
+  const auto steps = static_cast<long>(kOperations / (12 * (wide ? 32 : 16)));
   std::vector<std::thread> workers;
   workers.reserve(static_cast<std::size_t>(threads));
-  for (int i = 0; i < threads; ++i) workers.emplace_back(run);
+  for (int i = 0; i < threads; ++i) workers.emplace_back(run, steps);
   for (std::thread& w : workers) w.join();
 }
 

@@ -1,4 +1,6 @@
 """The Python side of benchmarks that alternate between Tapestry and PyTorch."""
+import collections
+import os
 import platform
 import subprocess
 import sys
@@ -48,6 +50,35 @@ def rest():
     time.sleep(0.02)  # the other side's OpenMP threads stop spinning in this time
 
 
+def one_per_core_first(cpus, core_of):
+    """The processors, those of different cores before the second ones of the same cores."""
+    taken, order = collections.Counter(), []
+    for cpu in sorted(cpus):
+        order.append((taken[core_of(cpu)], cpu))
+        taken[core_of(cpu)] += 1
+    return [cpu for _, cpu in sorted(order)]
+
+
+def keep_to(threads):
+    """Lets this process use only so many processors: XLA and TensorFlow start a thread for each that they may use. The
+    processors are those of different cores, where the system would also put the threads of the other programs."""
+    def core_of(cpu):
+        path = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        if not os.path.exists(path):
+            return cpu
+        with open(path) as f:
+            return f.read()
+
+    os.sched_setaffinity(0, one_per_core_first(os.sched_getaffinity(0), core_of)[:threads])
+
+
 def cpu_name():
-    return next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
-                platform.processor())
+    """The processor's name, with its family and model, because virtual machines have names such as "AMD EPYC"."""
+    fields = {}
+    with open("/proc/cpuinfo") as f:
+        for line in f:
+            name, _, value = line.partition(":")
+            fields.setdefault(name.strip(), value.strip())
+    if "model name" not in fields:
+        return platform.processor()
+    return f"{fields['model name']} (family {fields.get('cpu family')}, model {fields.get('model')})"

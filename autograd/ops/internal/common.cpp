@@ -145,13 +145,13 @@ Tensor result_like(const Shape& sizes, DType dtype, std::initializer_list<const 
     } else if (!same_layout(*model, *t)) {
       model = nullptr;
       break;
-    } else if (t->memory_format() == MemoryFormat::channels_last) {
+    } else if (t->dim() == 4 && t->memory_format() == MemoryFormat::channels_last) {
       model = t;  // the other one may be dense in both formats
     }
   }
   const Device device = (*operands.begin())->device();
   if (!model) return empty(sizes, {dtype, device});
-  const MemoryFormat format = model->memory_format();
+  const MemoryFormat format = sizes.size() == 4 ? model->memory_format() : MemoryFormat::contiguous;
   if (model->is_contiguous(format)) return empty(sizes, {dtype, device}, format);
   if (!is_dense(*model)) return empty(sizes, {dtype, device});
   StorageRef storage =
@@ -166,7 +166,7 @@ void copy_elements(const Tensor& y, const Tensor& x) {
   kernels::copy(y.device(), to, planned(y, direct ? x : converted(x, DType::i32)));
 }
 
-Tensor converted(const Tensor& x, DType dtype) {
+Tensor converted(Tensor x, DType dtype) {
   if (x.dtype() == dtype) return x;
   Tensor y = result_like(x.sizes(), dtype, {&x});
   copy_elements(y, x);

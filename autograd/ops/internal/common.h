@@ -103,7 +103,7 @@ IntegerRange integer_range(DType dtype);
 Tensor result_like(const Shape& sizes, DType dtype, std::initializer_list<const Tensor*> operands);
 
 /// `x` in another dtype, not recorded; `x` itself if it has that dtype.
-Tensor converted(const Tensor& x, DType dtype);
+Tensor converted(Tensor x, DType dtype);
 /// Writes x, which is broadcast and converted, to y. Both are on one device. Nothing is recorded.
 void copy_elements(const Tensor& y, const Tensor& x);
 
