@@ -1,6 +1,7 @@
 #include "tapestry/autograd/ops/attention.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -119,6 +120,39 @@ bool has_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const Attenti
          !autograd::recording(params.attn_mask);
 }
 
+// Tensors for the gradients of q, k and v (batch, heads, rows, columns) on a CPU. Heads are often parts of
+// the rows of one projection, and q, k and v parts that follow each other. So are the gradients then, and
+// neither joining the heads nor the backward of split() copies them.
+std::array<Tensor, 3> gradients_like(const Tensor& q, const Tensor& k, const Tensor& v) {
+  const Tensor* const inputs[] = {&q, &k, &v};
+  const std::int64_t batch = q.size(0), rows = q.size(2), width = q.stride(2);
+  const TensorOptions options(q.dtype(), q.device());
+  std::int64_t end = q.storage_offset();
+  bool parts = !q.device().is_cuda();
+  for (const Tensor* t : inputs) {
+    parts = parts && t->storage() == q.storage() && t->storage_offset() == end && t->size(2) == rows &&
+            t->stride(2) == width && (batch == 1 || t->stride(0) == rows * width) &&
+            (t->size(1) == 1 || t->stride(1) == t->size(3)) && (t->size(3) == 1 || t->stride(3) == 1);
+    end += t->size(1) * t->size(3);
+  }
+  std::array<Tensor, 3> out;
+  if (parts && end - q.storage_offset() == width) {
+    const Tensor whole = empty({batch, rows, width}, options);
+    for (std::size_t i = 0; i < 3; ++i) {
+      const Tensor& t = *inputs[i];
+      out[i] = detail::raw_view(whole, t.sizes(), t.strides(), t.storage_offset() - q.storage_offset());
+    }
+    return out;
+  }
+  for (std::size_t i = 0; i < 3; ++i) {
+    const Tensor& t = *inputs[i];
+    const bool by_row = !t.device().is_cuda() && t.size(1) > 1 && t.stride(2) > t.stride(1);
+    out[i] = by_row ? empty({batch, t.size(2), t.size(1), t.size(3)}, options).transpose(1, 2)
+                    : autograd::result_like(t.sizes(), t.dtype(), {&t});
+  }
+  return out;
+}
+
 Tensor by_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionParams& params) {
   Tensor y, log_sum_exp, mask;
   kernels::AttentionDropout dropped;
@@ -142,38 +176,37 @@ Tensor by_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
   }
   const autograd::CallNote note({.constants = {&params.attn_mask}});
   if (autograd::recording(q, k, v))
-    autograd::record(
-        kAttention, y, {&q, &k, &v},
-        [params, dropped, q = autograd::save(q), k = autograd::save(k), v = autograd::save(v),
-         y = autograd::save_output(y), logs = autograd::save(log_sum_exp),
-         mask = mask.defined() ? autograd::save(mask) : autograd::SavedTensor(),
-         masked = mask.defined()](Backward& b) {
-          const Tensor saved_q = b.saved(q), saved_k = b.saved(k), saved_v = b.saved(v);
-          if (b.create_graph()) {
-            const AttentionGradients d = gradients(saved_q, saved_k, saved_v, params, dropped, b.grad());
-            b.set(0, d.q);
-            b.set(1, d.k);
-            b.set(2, d.v);
-            return;
-          }
-          const Tensor q4 = with_rows(in_heads(saved_q)), k4 = with_rows(in_heads(saved_k)),
-                       v4 = with_rows(in_heads(saved_v)), y4 = in_heads(b.saved(y)),
-                       dy4 = with_rows(in_heads(b.grad()));
-          const auto like = [](const Tensor& t) { return autograd::result_like(t.sizes(), t.dtype(), {&t}); };
-          const Tensor dq = like(q4), dk = like(k4), dv = like(v4);
-          auto args = kernel_args<kernels::AttentionBackwardArgs>(q4, k4, v4, params,
-                                                                  masked ? b.saved(mask) : Tensor());
-          args.y = y4, args.dy = dy4, args.log_sum_exp = b.saved(logs);
-          args.y_strides = strides_of(y4), args.dy_strides = strides_of(dy4);
-          args.dropout = dropped;
-          args.dq = dq, args.dk = dk, args.dv = dv;
-          args.dq_strides = strides_of(dq), args.dk_strides = strides_of(dk),
-          args.dv_strides = strides_of(dv);
-          kernels::attention_backward(dq.device(), dq.dtype(), args);
-          b.set(0, dq.reshape(saved_q.sizes()));
-          b.set(1, dk.reshape(saved_k.sizes()));
-          b.set(2, dv.reshape(saved_v.sizes()));
-        });
+    autograd::record(kAttention, y, {&q, &k, &v},
+                     [params, dropped, q = autograd::save(q), k = autograd::save(k), v = autograd::save(v),
+                      y = autograd::save_output(y), logs = autograd::save(log_sum_exp),
+                      mask = mask.defined() ? autograd::save(mask) : autograd::SavedTensor(),
+                      masked = mask.defined()](Backward& b) {
+                       const Tensor saved_q = b.saved(q), saved_k = b.saved(k), saved_v = b.saved(v);
+                       if (b.create_graph()) {
+                         const AttentionGradients d =
+                             gradients(saved_q, saved_k, saved_v, params, dropped, b.grad());
+                         b.set(0, d.q);
+                         b.set(1, d.k);
+                         b.set(2, d.v);
+                         return;
+                       }
+                       const Tensor q4 = with_rows(in_heads(saved_q)), k4 = with_rows(in_heads(saved_k)),
+                                    v4 = with_rows(in_heads(saved_v)), y4 = in_heads(b.saved(y)),
+                                    dy4 = with_rows(in_heads(b.grad()));
+                       const auto [dq, dk, dv] = gradients_like(q4, k4, v4);
+                       auto args = kernel_args<kernels::AttentionBackwardArgs>(
+                           q4, k4, v4, params, masked ? b.saved(mask) : Tensor());
+                       args.y = y4, args.dy = dy4, args.log_sum_exp = b.saved(logs);
+                       args.y_strides = strides_of(y4), args.dy_strides = strides_of(dy4);
+                       args.dropout = dropped;
+                       args.dq = dq, args.dk = dk, args.dv = dv;
+                       args.dq_strides = strides_of(dq), args.dk_strides = strides_of(dk),
+                       args.dv_strides = strides_of(dv);
+                       kernels::attention_backward(dq.device(), dq.dtype(), args);
+                       b.set(0, dq.reshape(saved_q.sizes()));
+                       b.set(1, dk.reshape(saved_k.sizes()));
+                       b.set(2, dv.reshape(saved_v.sizes()));
+                     });
   return y;
 }
 

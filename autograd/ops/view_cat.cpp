@@ -69,6 +69,22 @@ bool join_lines(const Tensor& y, std::span<const Tensor> tensors, std::span<cons
   return true;
 }
 
+// The tensor of these sizes of which the gradients are the parts in memory already, or an undefined one.
+Tensor around(const Shape& sizes, std::span<const Tensor> grads, std::span<const Part> parts) {
+  if (sizes.empty() || !grads[0].defined() || grads[0].numel() == 0) return {};
+  const Tensor whole =
+      tapestry::detail::raw_view(grads[0], sizes, contiguous_strides(sizes), grads[0].storage_offset());
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const Tensor &g = grads[i], place = raw_part(whole, parts[i]);
+    if (!g.defined() || g.storage() != whole.storage() || g.dtype() != whole.dtype() ||
+        g.storage_offset() != place.storage_offset())
+      return {};
+    for (int d = 0; d < g.dim(); ++d)
+      if (g.sizes()[d] != 1 && g.strides()[d] != place.strides()[d]) return {};
+  }
+  return whole;
+}
+
 // Splits `dim` into pieces of the given sizes, whose sum is the size of `dim`. With `drop`, all sizes are 1,
 // and the pieces lack the dimension. All pieces share one node, whose backward writes each piece's gradient
 // into one tensor.
@@ -95,7 +111,6 @@ std::vector<Tensor> pieces(const Op& op, const Tensor& x, int dim, const std::ve
           for (std::uint32_t i = 0; i < sizes.size(); ++i) grads.push_back(b.grad_or_zeros(i));
           return b.set(0, drop ? stack(grads, dim) : cat(grads, dim));
         }
-        const Tensor dx = empty(from, options);
         std::vector<Part> parts;
         std::vector<Tensor> grads;
         std::int64_t at = 0;
@@ -104,6 +119,8 @@ std::vector<Tensor> pieces(const Op& op, const Tensor& x, int dim, const std::ve
           grads.push_back(b.grad(i));
           at += sizes[i];
         }
+        if (const Tensor whole = around(from, grads, parts); whole.defined()) return b.set(0, whole);
+        const Tensor dx = empty(from, options);
         if (!join_lines(dx, grads, parts))
           for (std::size_t i = 0; i < parts.size(); ++i) {
             const Tensor place = raw_part(dx, parts[i]);

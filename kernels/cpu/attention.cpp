@@ -1,7 +1,9 @@
 // Attention block by block (Dao 2023, "FlashAttention-2", algorithms 1 and 2), in f32. A block is kQueries
 // queries by kKeys keys. Its scores, 48 KiB, stay in the L2 cache between the two products, and so are never
-// written to memory. What the inner loops of a product read again and again, a panel of 16 keys or 16
-// features of the values, takes at most 8 KiB with up to 128 features, and stays in the L1 cache.
+// written to memory. What the inner loops of a product read again and again, one or two panels of 16 keys or
+// 16 features of the values, takes at most 16 KiB with up to 128 features, and stays in the L1 cache. The
+// number of keys of a block must not depend on the processor: it decides the order of sums, and ranks of a job
+// would differ.
 #include "tapestry/kernels/ops/attention.h"
 
 #include <algorithm>

@@ -22,14 +22,15 @@ inline void load_vector(Vector& v, const float* from) { std::memcpy(&v, from, si
 inline void store_vector(float* to, const Vector& v) { std::memcpy(to, &v, sizeof(v)); }
 
 template <int kRows>
-void plain_tile(std::int64_t k, const void* rows, std::int64_t a_row, const void* panel, float* sums) {
+void plain_tile(std::int64_t k, const void* rows, std::int64_t a_row, const void* panel, float* sums,
+                std::int64_t sums_row) {
   const auto* const a = static_cast<const float*>(rows);
   for (std::int64_t part = 0; part < kPanelColumns; part += 2 * kWidth) {
     const auto* b = static_cast<const float*>(panel) + part;
     float* const c = sums + part;
     Vector sum[kRows][2];
     for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < 2; ++v) load_vector(sum[r][v], c + r * kPanelColumns + v * kWidth);
+      for (int v = 0; v < 2; ++v) load_vector(sum[r][v], c + r * sums_row + v * kWidth);
     for (std::int64_t i = 0; i < k; ++i, b += kPanelColumns) {
       Vector low, high;
       load_vector(low, b);
@@ -41,7 +42,7 @@ void plain_tile(std::int64_t k, const void* rows, std::int64_t a_row, const void
       }
     }
     for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < 2; ++v) store_vector(c + r * kPanelColumns + v * kWidth, sum[r][v]);
+      for (int v = 0; v < 2; ++v) store_vector(c + r * sums_row + v * kWidth, sum[r][v]);
   }
 }
 constexpr PackedTiles kPlain = {
@@ -72,8 +73,8 @@ template <class T>
 }
 template <class T>
 void start_rows(std::int64_t rows, const T* c, std::int64_t c_row, const T* bias, bool accumulate,
-                std::int64_t columns, float* sums) {
-  for (; rows > 0; --rows, c += c_row, sums += kPanelColumns)
+                std::int64_t columns, float* sums, std::int64_t sums_row = kPanelColumns) {
+  for (; rows > 0; --rows, c += c_row, sums += sums_row)
     if (columns == kPanelColumns) {  // a constant, for which the loops become a few vector instructions
       start_row(c, bias, accumulate, kPanelColumns, sums);
     } else {
@@ -107,8 +108,16 @@ void multiply(const PackedGemmArgs& g, const PackedTiles& tiles, const A* a, std
           const std::int64_t first = panel * kPanelColumns, columns = std::min(kPanelColumns, g.n - first);
           const std::int64_t row = g.m * part / parts, rows = g.m * (part + 1) / parts - row;
           T* const to = c + row * g.c_row + first;
+          if constexpr (std::is_same_v<T, float>)
+            if (columns == kPanelColumns && !(g.accumulate && bias)) {  // the sums are those in c
+              if (!g.accumulate)
+                start_rows(rows, to, g.c_row, bias ? bias + first : nullptr, false, columns, to, g.c_row);
+              tiles.tile[rows - 1](g.k, a + row * a_row, a_row, packed + panel * panel_bytes, to, g.c_row);
+              continue;
+            }
           start_rows(rows, to, g.c_row, bias ? bias + first : nullptr, g.accumulate, columns, sums);
-          tiles.tile[rows - 1](g.k, a + row * a_row, a_row, packed + panel * panel_bytes, sums);
+          tiles.tile[rows - 1](g.k, a + row * a_row, a_row, packed + panel * panel_bytes, sums,
+                               kPanelColumns);
           finish_rows(rows, sums, columns, to, g.c_row);
         }
       });

@@ -6,10 +6,10 @@
 
 namespace tapestry::kernels::cpu {
 
-/// Adds the product of some rows of a and one panel of b to `sums`, a dense array with kPanelColumns columns.
-/// The rows of a are a_row elements apart.
-using PackedTile = void (*)(std::int64_t k, const void* a, std::int64_t a_row, const void* panel,
-                            float* sums);
+/// Adds the product of some rows of a and one panel of b to `sums`, which has kPanelColumns columns. The rows
+/// of a are a_row elements apart, those of `sums` sums_row.
+using PackedTile = void (*)(std::int64_t k, const void* a, std::int64_t a_row, const void* panel, float* sums,
+                            std::int64_t sums_row);
 
 inline constexpr int kMostTileRows = 14;
 

@@ -20,12 +20,12 @@ static_assert(kPanelColumns == 32);
 
 template <int kRows>
 TAPESTRY_WIDE_CODE void tile_f32(std::int64_t k, const void* rows, std::int64_t a_row, const void* panel,
-                                 float* sums) {
+                                 float* sums, std::int64_t sums_row) {
   const auto* const a = static_cast<const float*>(rows);
   const auto* b = static_cast<const float*>(panel);
   __m512 sum[kRows][2];
   for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < 2; ++v) sum[r][v] = _mm512_loadu_ps(sums + r * kPanelColumns + v * 16);
+    for (int v = 0; v < 2; ++v) sum[r][v] = _mm512_loadu_ps(sums + r * sums_row + v * 16);
   for (std::int64_t i = 0; i < k; ++i, b += kPanelColumns) {
     const __m512 low = _mm512_loadu_ps(b), high = _mm512_loadu_ps(b + 16);
     for (int r = 0; r < kRows; ++r) {
@@ -35,7 +35,7 @@ TAPESTRY_WIDE_CODE void tile_f32(std::int64_t k, const void* rows, std::int64_t 
     }
   }
   for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < 2; ++v) _mm512_storeu_ps(sums + r * kPanelColumns + v * 16, sum[r][v]);
+    for (int v = 0; v < 2; ++v) _mm512_storeu_ps(sums + r * sums_row + v * 16, sum[r][v]);
 }
 
 TAPESTRY_BF16_CODE inline std::int32_t pair_at(const std::uint16_t* a) {
@@ -46,12 +46,12 @@ TAPESTRY_BF16_CODE inline std::int32_t pair_at(const std::uint16_t* a) {
 
 template <int kRows>
 TAPESTRY_BF16_CODE void tile_bf16(std::int64_t k, const void* rows, std::int64_t a_row, const void* panel,
-                                  float* sums) {
+                                  float* sums, std::int64_t sums_row) {
   const auto* const a = static_cast<const std::uint16_t*>(rows);
   const auto* b = static_cast<const std::uint16_t*>(panel);
   __m512 sum[kRows][2];
   for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < 2; ++v) sum[r][v] = _mm512_loadu_ps(sums + r * kPanelColumns + v * 16);
+    for (int v = 0; v < 2; ++v) sum[r][v] = _mm512_loadu_ps(sums + r * sums_row + v * 16);
   for (std::int64_t i = 0; i + 1 < k; i += 2, b += 2 * kPanelColumns) {
     const auto low = (__m512bh)_mm512_loadu_si512(b), high = (__m512bh)_mm512_loadu_si512(b + kPanelColumns);
     for (int r = 0; r < kRows; ++r) {
@@ -69,7 +69,7 @@ TAPESTRY_BF16_CODE void tile_bf16(std::int64_t k, const void* rows, std::int64_t
     }
   }
   for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < 2; ++v) _mm512_storeu_ps(sums + r * kPanelColumns + v * 16, sum[r][v]);
+    for (int v = 0; v < 2; ++v) _mm512_storeu_ps(sums + r * sums_row + v * 16, sum[r][v]);
 }
 
 template <std::size_t... kIndex>

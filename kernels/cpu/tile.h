@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "tapestry/kernels/cpu/wide.h"
+
 namespace tapestry::kernels::cpu {
 
 /// The columns of a panel: two AVX vectors of f32. Six rows of such a panel take 12 of AVX2's 16 registers.
@@ -52,9 +54,17 @@ inline void multiply_tile(const TileProduct& t, const float* a, const float* b, 
 }
 }  // namespace detail
 
+/// The product by AVX-512 (tile_wide.cpp), which two vectors of AVX2 equal on Zen 4 and half equal on
+/// processors with two units for AVX-512.
+void multiply_wide_tiles(const TileProduct& t);
+
 /// Computes the product. A panel of b is read once for every kTileRows rows of a, so it should fit in the L1
-/// cache.
+/// cache. Each element is a chain of fused multiply-adds in the order of the depth, so that tiles of AVX2 and
+/// of AVX-512 give the same bits, and so would tiles of other sizes.
 inline void multiply_tiles(const TileProduct& t) {
+#ifdef TAPESTRY_WIDE_LOOPS
+  if (wide_loops()) return multiply_wide_tiles(t);
+#endif
   for (std::int64_t j = 0; j < t.n; j += kTileColumns) {
     const float* const b = t.b + j / kTileColumns * t.b_panel;
     float* const c = t.c + j;

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tapestry/autograd/ops.h"
@@ -11,6 +12,7 @@
 #include "tapestry/core/allocator.h"
 #include "tapestry/core/generator.h"
 #include "tapestry/core/threads.h"
+#include "tapestry/kernels/cpu/wide.h"
 #include "tapestry/kernels/ops/attention.h"
 #include "tests/support/catch.h"
 
@@ -175,18 +177,63 @@ TEST_CASE("attention kernel: extreme scores") {
   }
 }
 
-TEST_CASE("attention kernel: results do not depend on the number of threads") {
-  manual_seed(2);
-  const std::vector<Tensor> inputs = {randn({2, 4, 210, 16}), randn({2, 2, 700, 16}), randn({2, 2, 700, 16})};
-  const Tensor dy = randn({2, 4, 210, 16});
+TEST_CASE("attention kernel: results depend neither on the number of threads nor on AVX-512") {
   const int before = get_num_threads();
-  std::vector<Results> results;
-  for (const int threads : {1, 3}) {
-    set_num_threads(threads);
-    results.push_back(attend(inputs, dy, {.enable_gqa = true}));
+  // Widths of one panel of the products, and of an odd number of them.
+  for (const std::int64_t width : {16, 40}) {
+    manual_seed(2);
+    const std::vector<Tensor> inputs = {randn({2, 4, 210, width}), randn({2, 2, 700, width}),
+                                        randn({2, 2, 700, width})};
+    const Tensor dy = randn({2, 4, 210, width});
+    std::vector<Results> results;
+    for (const auto& [threads, wide] : {std::pair(1, true), {3, true}, {2, false}}) {
+      set_num_threads(threads);
+      kernels::cpu::set_wide_loops(wide);
+      results.push_back(attend(inputs, dy, {.enable_gqa = true}));
+    }
+    set_num_threads(before);
+    kernels::cpu::set_wide_loops(true);
+    for (std::size_t i = 0; i < 4; ++i) {
+      CHECK(results[0].values[i].equal(results[1].values[i]));
+      CHECK(results[0].values[i].equal(results[2].values[i]));
+    }
   }
-  set_num_threads(before);
-  for (std::size_t i = 0; i < 4; ++i) CHECK(results[0].values[i].equal(results[1].values[i]));
+}
+
+TEST_CASE("attention: the gradients of one projection's parts are not copied") {
+  struct Parts {
+    std::int64_t batch, rows, heads, groups, width, value_width;
+  };
+  for (const Parts& p : {Parts{2, 50, 4, 4, 16, 16}, {1, 30, 4, 2, 8, 24}, {2, 1, 2, 1, 8, 8}}) {
+    CAPTURE(p.batch, p.rows, p.heads, p.groups, p.width, p.value_width);
+    manual_seed(5);
+    const std::vector<std::int64_t> sizes = {p.heads * p.width, p.groups * p.width, p.groups * p.value_width};
+    const std::int64_t heads[] = {p.heads, p.groups, p.groups}, columns = sizes[0] + sizes[1] + sizes[2];
+    const Tensor x = randn({p.batch, p.rows, columns}).set_requires_grad();
+    const Tensor dy = randn({p.batch, p.heads, p.rows, p.value_width});
+    const AttentionParams params{.is_causal = true, .enable_gqa = p.heads != p.groups};
+    const auto parts = x.split(sizes, 2);
+    std::vector<Tensor> q;
+    std::vector<const float*> places(3);  // of the gradients of the parts
+    for (std::size_t i = 0; i < 3; ++i) {
+      parts[i].register_hook([&places, i](const Tensor& g) {
+        places[i] = g.data<float>();
+        return g;
+      });
+      q.push_back(parts[i].view({p.batch, p.rows, heads[i], -1}).transpose(1, 2));
+    }
+    const Tensor y = scaled_dot_product_attention(q[0], q[1], q[2], params);
+    y.backward(dy);
+    const float* const first = x.grad().data<float>();
+    CHECK(places == std::vector{first, first + sizes[0], first + sizes[0] + sizes[1]});
+    std::vector<Tensor> dense;
+    for (const Tensor& t : q) dense.push_back(t.detach().contiguous());
+    const Results expected = attend(dense, dy, params);
+    std::vector<Tensor> joined;
+    for (std::size_t i = 0; i < 3; ++i)
+      joined.push_back(expected.values[i + 1].transpose(1, 2).reshape({p.batch, p.rows, sizes[i]}));
+    CHECK(x.grad().equal(cat(joined, 2)));
+  }
 }
 
 TEST_CASE("attention saves no matrix of scores") {

@@ -158,6 +158,29 @@ TEST_CASE("gradients of pieces that were not used are zero") {
   CHECK(equal(x.grad(), tensor({0.0, 0.0, 1.0, 1.0, 0.0, 0.0}, DType::f64)));
 }
 
+TEST_CASE("gradients of pieces that lie in one tensor") {
+  for (const int dim : {0, 1}) {
+    const Tensor x = zeros({2, 4}).set_requires_grad();
+    const auto parts = x.chunk(2, dim);
+    const Tensor g = arange(8, DType::f32).view({2, 4}), halves[] = {g.chunk(2, dim)[0], g.chunk(2, dim)[1]};
+    cat({parts[0], parts[1]}, dim).backward(g);
+    CHECK(x.grad().equal(g));
+    x.grad().fill_(-1);  // the caller's gradient is no part of it
+    CHECK(g.equal(arange(8, DType::f32).view({2, 4})));
+    x.zero_grad();
+    cat({parts[1], parts[0]}, dim).backward(g);  // the other way round
+    CHECK(x.grad().equal(cat({halves[1], halves[0]}, dim)));
+    x.zero_grad();
+    cat({parts[0], parts[0]}, dim).backward(g);
+    CHECK(x.grad().equal(cat({halves[0] + halves[1], zeros_like(halves[0])}, dim)));
+  }
+  const Tensor x = zeros({4, 2}).set_requires_grad();  // each gradient begins at its place, but is transposed
+  const auto parts = x.chunk(2);
+  const Tensor g = arange(8, DType::f32).view({4, 2});
+  cat({parts[0].t(), parts[1].t()}, 0).backward(g);
+  CHECK(x.grad().equal(cat({g.narrow(0, 0, 2).t(), g.narrow(0, 2, 2).t()}, 0)));
+}
+
 TEST_CASE("cat keeps channels-last") {
   const Tensor x = rand({2, 3, 4, 5}).contiguous(MemoryFormat::channels_last);
   const Tensor y = cat({x, x}, 1);
