@@ -8,6 +8,8 @@
 
 #include "tapestry/kernels/cpu/compute.h"
 #include "tapestry/kernels/cpu/grain.h"
+#include "tapestry/kernels/cpu/matmul_amx.h"
+#include "tapestry/kernels/cpu/tile.h"
 
 namespace tapestry::kernels::cpu {
 namespace {
@@ -49,9 +51,12 @@ constexpr PackedTiles kPlain = {
     6,
     {&plain_tile<1>, &plain_tile<2>, &plain_tile<3>, &plain_tile<4>, &plain_tile<5>, &plain_tile<6>},
     false};
+// With AMX, the tiles serve any number of rows: their time for a panel is that of loading it, or of the rows.
+constexpr PackedTiles kAmx = {kAmxRows, {}, true};
 
 template <class T>
 const PackedTiles& tiles() {
+  if (is_half<T> && amx_tiles()) return kAmx;
   const PackedTiles* const wide = wide_packed_tiles(is_half<T>);
   return wide ? *wide : kPlain;
 }
@@ -102,22 +107,36 @@ void multiply(const PackedGemmArgs& g, const PackedTiles& tiles, const A* a, std
   const std::int64_t work = (g.m + parts - 1) / parts * std::max<std::int64_t>(g.k, 1) * kPanelColumns;
   parallel_for(
       panels * parts, std::max<std::int64_t>(131072 / work, 1), [&](std::int64_t begin, std::int64_t end) {
-        alignas(64) float sums[kMostTileRows * kPanelColumns];
+        alignas(64) float sums[kAmxRows * kPanelColumns];
+        AmxTiles registers;
         for (std::int64_t unit = begin; unit < end; ++unit) {
           const std::int64_t panel = unit / parts, part = unit % parts;
           const std::int64_t first = panel * kPanelColumns, columns = std::min(kPanelColumns, g.n - first);
           const std::int64_t row = g.m * part / parts, rows = g.m * (part + 1) / parts - row;
           T* const to = c + row * g.c_row + first;
+          const char* const b = packed + panel * panel_bytes;
           if constexpr (std::is_same_v<T, float>)
             if (columns == kPanelColumns && !(g.accumulate && bias)) {  // the sums are those in c
               if (!g.accumulate)
                 start_rows(rows, to, g.c_row, bias ? bias + first : nullptr, false, columns, to, g.c_row);
-              tiles.tile[rows - 1](g.k, a + row * a_row, a_row, packed + panel * panel_bytes, to, g.c_row);
+              tiles.tile[rows - 1](g.k, a + row * a_row, a_row, b, to, g.c_row);
               continue;
             }
           start_rows(rows, to, g.c_row, bias ? bias + first : nullptr, g.accumulate, columns, sums);
-          tiles.tile[rows - 1](g.k, a + row * a_row, a_row, packed + panel * panel_bytes, sums,
-                               kPanelColumns);
+          if (tiles.tile[0]) {
+            tiles.tile[rows - 1](g.k, a + row * a_row, a_row, b, sums, kPanelColumns);
+          } else if constexpr (is_half<A>) {
+            registers.multiply({.m = rows,
+                                .n = kPanelColumns,
+                                .depth = g.k,
+                                .a = a + row * a_row,
+                                .a_row = a_row,
+                                .b = reinterpret_cast<const BFloat16*>(b),
+                                .b_panel = 0,
+                                .c = sums,
+                                .c_row = kPanelColumns,
+                                .accumulate = true});
+          }
           finish_rows(rows, sums, columns, to, g.c_row);
         }
       });
@@ -138,31 +157,22 @@ void packed_gemm_kernel(const LaunchContext& context, const PackedGemmArgs& g) {
   multiply<T>(g, t, a, g.a_row);
 }
 
-// Writes `columns` columns of two rows of b, of which the second is null if k is odd, as pairs.
-template <class T>
-void pack_pairs(const T* first, const T* second, std::int64_t stride, std::int64_t columns, T* to) {
-  for (std::int64_t j = 0; j < kPanelColumns; ++j) {
-    to[2 * j] = j < columns ? first[j * stride] : T(0);
-    to[2 * j + 1] = j < columns && second ? second[j * stride] : T(0);
-  }
-}
-
 template <class T>
 void pack_kernel(const LaunchContext&, const PackArgs& p) {
   const T* const b = p.b.as<T>();
-  const bool pairs = tiles<T>().pairs;
+  [[maybe_unused]] const bool pairs = tiles<T>().pairs;
   const std::int64_t panels = (p.n + kPanelColumns - 1) / kPanelColumns;
   const std::int64_t row = p.b_strides.row, column = p.b_strides.col;
   parallel_for(panels, grain_of(4 * p.k * kPanelColumns), [=](std::int64_t begin, std::int64_t end) {
     for (std::int64_t panel = begin; panel < end; ++panel) {
       const std::int64_t first = panel * kPanelColumns, columns = std::min(kPanelColumns, p.n - first);
       const T* from = b + first * column;
-      if (pairs) {
-        T* to = reinterpret_cast<T*>(p.packed.as<float>()) + first * ((p.k + 1) / 2 * 2);
-        for (std::int64_t i = 0; i < p.k; i += 2, from += 2 * row, to += 2 * kPanelColumns)
-          pack_pairs(from, i + 1 < p.k ? from + row : nullptr, column, columns, to);
-        continue;
-      }
+      if constexpr (is_half<T>)
+        if (pairs) {
+          pack_pairs(p.k, columns, from, p.b_strides,
+                     reinterpret_cast<T*>(p.packed.as<float>()) + first * ((p.k + 1) / 2 * 2));
+          continue;
+        }
       float* to = p.packed.as<float>() + first * p.k;
       for (std::int64_t i = 0; i < p.k; ++i, from += row, to += kPanelColumns) {
         for (std::int64_t j = 0; j < columns; ++j) to[j] = load(from[j * column]);
@@ -178,4 +188,32 @@ void pack_kernel(const LaunchContext&, const PackArgs& p) {
 });
 
 }  // namespace
+
+void pack_pairs(std::int64_t k, std::int64_t columns, const BFloat16* b, MatrixStrides strides,
+                BFloat16* to) {
+  const auto [row, column] = strides;
+  // Where the columns of b are contiguous, the panel is the transposed matrix of their pairs. Squares of 8
+  // columns and 8 pairs are written first.
+  const std::int64_t square_rows = row == 1 && columns >= 8 ? k / 16 * 16 : 0,
+                     square_columns = columns / 8 * 8;
+  for (std::int64_t i = 0; i < square_rows; i += 16)
+    for (std::int64_t j = 0; j < square_columns; j += 8)
+      transpose_square(b + j * column + i, 2 * column,
+                       reinterpret_cast<float*>(to + i * kPanelColumns + 2 * j), kPanelColumns);
+  for (std::int64_t i = 0; i < k; i += 2, to += 2 * kPanelColumns) {
+    const BFloat16 *const first = b + i * row, *const second = i + 1 < k ? first + row : nullptr;
+    if (column == 1 && columns == kPanelColumns && second) {
+      std::uint32_t pairs[kPanelColumns];
+      for (std::int64_t j = 0; j < kPanelColumns; ++j)
+        pairs[j] = first[j].bits | static_cast<std::uint32_t>(second[j].bits) << 16;
+      std::memcpy(static_cast<void*>(to), pairs, sizeof pairs);
+      continue;
+    }
+    for (std::int64_t j = i < square_rows ? square_columns : 0; j < kPanelColumns; ++j) {
+      to[2 * j] = j < columns ? first[j * column] : BFloat16();
+      to[2 * j + 1] = j < columns && second ? second[j * column] : BFloat16();
+    }
+  }
+}
+
 }  // namespace tapestry::kernels::cpu

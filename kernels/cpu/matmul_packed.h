@@ -2,6 +2,7 @@
 // The tiles of products with a packed factor, for each instruction set.
 #include <cstdint>
 
+#include "tapestry/core/half.h"
 #include "tapestry/kernels/ops/matmul_packed.h"
 
 namespace tapestry::kernels::cpu {
@@ -13,7 +14,7 @@ using PackedTile = void (*)(std::int64_t k, const void* a, std::int64_t a_row, c
 
 inline constexpr int kMostTileRows = 14;
 
-/// tile[r - 1] is for r rows.
+/// tile[r - 1] is for r rows. Without functions, AMX's tiles compute the products.
 struct PackedTiles {
   int most_rows;
   PackedTile tile[kMostTileRows];
@@ -24,5 +25,9 @@ struct PackedTiles {
 
 /// The tiles that use AVX-512, for f32 and for bf16; null where the processor cannot run them.
 const PackedTiles* wide_packed_tiles(bool bf16);
+
+/// Writes one panel of pairs: `columns` columns, at most kPanelColumns, of a matrix b with k rows. The
+/// missing columns, and the missing row if k is odd, become 0.
+void pack_pairs(std::int64_t k, std::int64_t columns, const BFloat16* b, MatrixStrides strides, BFloat16* to);
 
 }  // namespace tapestry::kernels::cpu

@@ -94,4 +94,28 @@ inline void multiply_tiles(const TileProduct& t) {
   }
 }
 
+/// Writes the transposed matrix of 8 rows and 8 columns. An element is 4 bytes of any type, whose bits are
+/// kept. The rows of `from` begin `from_bytes` bytes apart, at any address, those of `to` to_row elements.
+inline void transpose_square(const void* from, std::int64_t from_bytes, float* to, std::int64_t to_row) {
+  TileVector r[8], pairs[8], fours[8];
+  for (int i = 0; i < 8; ++i)
+    std::memcpy(&r[i], static_cast<const char*>(from) + i * from_bytes, sizeof r[i]);
+  for (int i = 0; i < 8; i += 2) {  // pairs[i] has columns 0, 1, 4 and 5 of rows i and i + 1
+    pairs[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+    pairs[i + 1] = __builtin_shufflevector(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+  }
+  for (int i = 0; i < 8; i += 4)
+    for (int c = 0; c < 2; ++c) {  // fours[i + j] has columns j and j + 4 of rows i to i + 3
+      const TileVector &low = pairs[i + c], &high = pairs[i + 2 + c];
+      fours[i + 2 * c] = __builtin_shufflevector(low, high, 0, 1, 8, 9, 4, 5, 12, 13);
+      fours[i + 2 * c + 1] = __builtin_shufflevector(low, high, 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+  for (int c = 0; c < 4; ++c) {
+    detail::store_tile(to + c * to_row,
+                       __builtin_shufflevector(fours[c], fours[4 + c], 0, 1, 2, 3, 8, 9, 10, 11));
+    detail::store_tile(to + (c + 4) * to_row,
+                       __builtin_shufflevector(fours[c], fours[4 + c], 4, 5, 6, 7, 12, 13, 14, 15));
+  }
+}
+
 }  // namespace tapestry::kernels::cpu

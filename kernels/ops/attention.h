@@ -5,7 +5,9 @@
 //   / groups heads of q share a head of k and v. Layout: the last dimension of each array is contiguous; the
 //   others have strides. dq, dk and dv have the strides of q, k and v that the arguments give for them.
 //   Dtypes: all arrays have the slot's dtype, but for the mask, which may be bool too, and log_sum_exp, which
-//   is f32. Accumulation: f32. The scores are computed block by block and are never stored.
+//   is f32. Accumulation: f32. The scores are computed block by block and are never stored. Where matrix
+//   instructions take operands of 16 bits only, the weights and the gradients of the scores are rounded to the
+//   slot's dtype before they are multiplied by v, dy, q or k.
 // The kernels of CPUs take any width and value_width, those of GPUs at most kMaxGpuAttentionWidth.
 #include <cstdint>
 

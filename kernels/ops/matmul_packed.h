@@ -2,7 +2,7 @@
 // Contracts of matrix products that share their second factor b, as the steps of a recurrent layer share
 // W_hh. b is copied once to the layout in which the kernel reads it; gemm copies it in every product. Only
 // CPUs have these kernels: GPUs read b as it is.
-//   Dtypes: f32, bf16. Accumulation: f32; results are rounded once.
+//   Dtypes: f32, bf16. Accumulation: f32; results are rounded once. Subnormal operands of bf16 may count as 0.
 #include "tapestry/kernels/ops/matmul.h"
 
 namespace tapestry::kernels {
