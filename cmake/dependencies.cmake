@@ -38,10 +38,19 @@ if(NOT ZLIB_FOUND)
 endif()
 target_link_libraries(tapestry_private INTERFACE ZLIB::ZLIB)
 
-# Debian's CMake package of oneDNN fails without OpenCL headers, so the library and its header are found directly.
+# Debian's CMake package of oneDNN fails without OpenCL headers, so the library and its header are found directly. The header
+# must be of the same version, so it is first looked for beside the library.
 if(TAPESTRY_ONEDNN)
-  find_library(TAPESTRY_DNNL_LIBRARY NAMES dnnl)
-  find_path(TAPESTRY_DNNL_INCLUDE_DIR oneapi/dnnl/dnnl.hpp)
+  find_library(TAPESTRY_DNNL_LIBRARY NAMES dnnl HINTS ${dnnl_ROOT} ENV dnnl_ROOT PATH_SUFFIXES lib)
+  get_filename_component(dnnl_folder "${TAPESTRY_DNNL_LIBRARY}" DIRECTORY)
+  find_path(TAPESTRY_DNNL_INCLUDE_DIR oneapi/dnnl/dnnl.hpp HINTS ${dnnl_folder}/../include ${dnnl_folder}/../../include)
+  set(dnnl_needs "")
+  if(TAPESTRY_DNNL_LIBRARY AND CMAKE_READELF)
+    execute_process(COMMAND ${CMAKE_READELF} -d ${TAPESTRY_DNNL_LIBRARY} OUTPUT_VARIABLE dnnl_needs ERROR_QUIET)
+  endif()
+  if(dnnl_needs MATCHES "NEEDED[^\n]*(libtbb|libiomp|libsycl)")
+    message(FATAL_ERROR "${TAPESTRY_DNNL_LIBRARY} needs ${CMAKE_MATCH_1}, whose threads would compete with those of the compiler's OpenMP: choose a oneDNN that was built with GNU OpenMP, or set TAPESTRY_ONEDNN=OFF.")
+  endif()
   if(TAPESTRY_DNNL_LIBRARY AND TAPESTRY_DNNL_INCLUDE_DIR)
     target_link_libraries(tapestry_private INTERFACE ${TAPESTRY_DNNL_LIBRARY})
     target_include_directories(tapestry_private SYSTEM INTERFACE ${TAPESTRY_DNNL_INCLUDE_DIR})

@@ -25,9 +25,9 @@ extern template struct Im2col<double>;
 bool is_product(const Conv2dShape& s);
 
 /// Convolution by oneDNN. T is float or BFloat16, whose sums are f32. Each function returns false if the
-/// build has no oneDNN or if oneDNN does not support the shape. In bf16 it also returns false without the
-/// processor's bf16 instructions, and backward_weight() for results that are not finite. The results are then
-/// unspecified, and the caller computes them in another way.
+/// build has no oneDNN or if oneDNN does not support the shape. In bf16 it also returns false without bf16
+/// instructions that pay (bf16_dot.h), and backward_weight() for results that are not finite. The results are
+/// then unspecified, and the caller computes them in another way.
 template <class T>
 struct OneDnnConv {
   static bool forward(const LaunchContext& context, const Conv2dShape& s, const T* x, const T* weight,

@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "tapestry/kernels/cpu/isa.h"
+#include "tapestry/kernels/cpu/bf16_dot.h"
 
 #define TAPESTRY_BF16_CODE [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]]
 
@@ -25,8 +25,8 @@ constexpr std::int64_t kChunkImages = 4;     // images whose gradients of the we
 constexpr std::int64_t kSlack = 2 * kLanes;  // elements that vectors may read behind an image
 
 bool fits(const Conv2dShape& s) {
-  return isa() >= Isa::avx512_bf16 && s.groups == 1 && s.c <= 4 && s.s <= 5 && s.r * s.c <= 32 &&
-         s.k % kLanes == 0 && s.stride_w == 1 && s.dilation_w == 1 && s.n > 0 && s.p > 0 && s.q > 0;
+  return bf16_dot_pays() && s.groups == 1 && s.c <= 4 && s.s <= 5 && s.r * s.c <= 32 && s.k % kLanes == 0 &&
+         s.stride_w == 1 && s.dilation_w == 1 && s.n > 0 && s.p > 0 && s.q > 0;
 }
 
 // One padded image as planes. `pairs` has in 32 bits each element with its right neighbour, and `singles`

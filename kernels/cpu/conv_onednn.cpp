@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "tapestry/kernels/cpu/bf16_dot.h"
 #include "tapestry/kernels/cpu/compute.h"
 #include "tapestry/kernels/cpu/conv_few.h"
 #include "tapestry/kernels/cpu/onednn.h"
@@ -89,7 +90,8 @@ struct Operand {
 struct Plan {
   dnnl::primitive primitive;
   std::vector<Operand> operands;
-  std::string forward_kernel = {};
+  std::string kernel = {};
+  bool by_dot = false;
 
   // `data` has the addresses of the operands, in their order.
   void run(Device device, std::initializer_list<const void*> data) const {
@@ -120,23 +122,6 @@ struct Plan {
     stream().wait();
   }
 };
-
-// In oneDNN 2 a primitive descriptor is created from an operation descriptor, which must exist as long as
-// next_impl() is called. oneDNN 3 has no operation descriptors. avoid(NAME) tells whether a kernel must not
-// be used.
-template <class Primitive, class Avoid, class... Args, class... Hint>
-auto describe(const Avoid& avoid, const std::tuple<Args...>& args, const Hint&... hint) {
-#if DNNL_VERSION_MAJOR >= 3
-  auto pd = std::apply(
-      [&](const auto&... a) { return typename Primitive::primitive_desc(engine(), a..., hint...); }, args);
-#else
-  const auto desc = std::make_from_tuple<typename Primitive::desc>(args);
-  typename Primitive::primitive_desc pd(desc, engine(), hint...);
-#endif
-  while (avoid(pd.impl_info_str()))
-    if (!pd.next_impl()) throw dnnl::error(dnnl_unimplemented, "every kernel must be avoided");
-  return pd;
-}
 
 std::string& planted_fault() {
   thread_local const auto part = std::make_unique<std::string>();  // a pointer, because static TLS is scarce
@@ -190,7 +175,7 @@ Plan make_plan(const Key& key) {
   switch (key.pass) {
     case Pass::forward: {
       const auto pd = forward_desc();
-      plan.forward_kernel = pd.impl_info_str();
+      plan.kernel = pd.impl_info_str();
       plan.primitive = dnnl::convolution_forward(pd);
       plan.operands = {{DNNL_ARG_SRC, false, our_x, pd.src_desc()},
                        {DNNL_ARG_WEIGHTS, false, our_w, pd.weights_desc()},
@@ -200,6 +185,7 @@ Plan make_plan(const Key& key) {
     case Pass::backward_input: {
       const auto pd = describe<dnnl::convolution_backward_data>(
           right, std::tuple(algorithm, x, w, y, strides, dilates, padding, padding), forward_desc());
+      plan.kernel = pd.impl_info_str();
       plan.primitive = dnnl::convolution_backward_data(pd);
       plan.operands = {{DNNL_ARG_DIFF_DST, false, our_y, pd.diff_dst_desc()},
                        {DNNL_ARG_WEIGHTS, false, our_w, pd.weights_desc()},
@@ -215,6 +201,7 @@ Plan make_plan(const Key& key) {
                    : describe<Backward>(overruns,
                                         std::tuple(algorithm, x, w, y, strides, dilates, padding, padding),
                                         forward_desc());
+      plan.kernel = pd.impl_info_str();
       plan.primitive = dnnl::convolution_backward_weights(pd);
       plan.operands = {{DNNL_ARG_DIFF_DST, false, our_y, pd.diff_dst_desc()},
                        {DNNL_ARG_SRC, false, our_x, pd.src_desc()},
@@ -225,6 +212,7 @@ Plan make_plan(const Key& key) {
   if (key.bias)
     plan.operands.emplace_back(key.pass == Pass::forward ? DNNL_ARG_BIAS : DNNL_ARG_DIFF_BIAS,
                                key.pass != Pass::forward, our_b, our_b);
+  plan.by_dot = key.bf16 && multiplies_by_bf16_dot(plan.kernel);
   return plan;
 }
 
@@ -268,6 +256,7 @@ bool run(const LaunchContext& context, const Conv2dShape& s, Pass pass, bool bia
   constexpr bool kBf16 = std::is_same_v<T, BFloat16>;
   if (kBf16 && !(has_bf16_instructions() && bf16_is_right(s, pass))) return false;
   const Plan* plan = plan_for({.plane = s}, false, pass, bias, kBf16);
+  if (plan && plan->by_dot && !bf16_dot_pays()) return false;
   if (plan) plan->run(context.device, data);
   return plan != nullptr;
 }
@@ -309,7 +298,7 @@ bool OneDnnConv<T>::backward_weight(const LaunchContext& context, const Conv2dSh
 std::string bf16_conv_kernel(const Conv2dShape& s) {
   if (!has_bf16_instructions() || !bf16_is_right(s, Pass::forward)) return "";
   const Plan* const plan = plan_for({.plane = s}, false, Pass::forward, false, true);
-  return plan ? plan->forward_kernel : "";
+  return plan ? plan->kernel : "";
 }
 void plant_stride_fault(std::string_view part) {
   planted_fault() = part;

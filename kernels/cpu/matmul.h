@@ -21,8 +21,8 @@ bool multiply_row(const GemmArgs& g);
 /// One matrix product of bf16 operands with f32 sums, by the processor's bf16 instructions, with g's bias and
 /// accumulation. C is f32 if `f32_result`, and bf16 otherwise: the sums are then rounded once. Subnormal
 /// operands count as 0, as these instructions define. Ignores the batch and the epilogue. Does nothing and
-/// returns false if the processor or the build has no such instructions, or if k is odd and the last elements
-/// along k are not finite.
+/// returns false if the processor or the build has no such instructions that pay (bf16_dot.h), or if k is odd
+/// and the last elements along k are not finite.
 bool multiply_bf16(const GemmArgs& g, bool f32_result);
 /// The name that oneDNN gives to the kernel of this product; empty if multiply_bf16 computes it without
 /// oneDNN or not at all.

@@ -7,6 +7,7 @@
 #include <memory>
 #include <unordered_map>
 
+#include "tapestry/kernels/cpu/bf16_dot.h"
 #include "tapestry/kernels/cpu/compute.h"
 #include "tapestry/kernels/cpu/onednn.h"
 
@@ -37,6 +38,7 @@ struct Plan {
   memory::desc a, b, c, bias;
   dnnl::matmul product;
   std::string kernel;
+  bool by_dot;
 };
 
 std::string& planted_fault() {
@@ -66,19 +68,13 @@ std::unique_ptr<Plan> make_plan(const Key& key) {
     after.append_sum(1.0f);
     attributes.set_post_ops(after);
   }
-#if DNNL_VERSION_MAJOR >= 3
-  auto pd = key.bias
-                ? dnnl::matmul::primitive_desc(engine(), plan->a, plan->b, plan->bias, plan->c, attributes)
-                : dnnl::matmul::primitive_desc(engine(), plan->a, plan->b, plan->c, attributes);
-#else
-  const auto desc = key.bias ? dnnl::matmul::desc(plan->a, plan->b, plan->bias, plan->c)
-                             : dnnl::matmul::desc(plan->a, plan->b, plan->c);
-  dnnl::matmul::primitive_desc pd(desc, attributes, engine());
-#endif
-  while (must_be_avoided(pd.impl_info_str(), key.k))
-    if (!pd.next_impl()) return nullptr;
+  const auto avoid = [&](std::string_view kernel) { return must_be_avoided(kernel, key.k); };
+  const auto pd =
+      key.bias ? describe<dnnl::matmul>(avoid, std::tuple(plan->a, plan->b, plan->bias, plan->c), attributes)
+               : describe<dnnl::matmul>(avoid, std::tuple(plan->a, plan->b, plan->c), attributes);
   plan->kernel = pd.impl_info_str();
   if (plan->kernel.starts_with("ref")) return nullptr;
+  plan->by_dot = multiplies_by_bf16_dot(plan->kernel);
   plan->product = dnnl::matmul(pd);
   return plan;
 }
@@ -121,9 +117,11 @@ bool may_be_padded(const GemmArgs& g) {
 const Plan* plan_for(const GemmArgs& g, bool f32_result) {
   if (!has_bf16_instructions() || g.k == 0 || (g.k % 2 == 1 && !may_be_padded(g))) return nullptr;
   const bool a_plain = g.a_strides.row_major(g.k), b_plain = g.b_strides.row_major(g.n);
-  return plan_for(Key{g.m, g.n, g.k, a_plain ? g.a_strides.row : 1, a_plain ? 1 : g.a_strides.col,
-                      b_plain ? g.b_strides.row : 1, b_plain ? 1 : g.b_strides.col, g.c_row, f32_result,
-                      static_cast<bool>(g.bias), g.accumulate, compute_threads()});
+  const Plan* const plan =
+      plan_for(Key{g.m, g.n, g.k, a_plain ? g.a_strides.row : 1, a_plain ? 1 : g.a_strides.col,
+                   b_plain ? g.b_strides.row : 1, b_plain ? 1 : g.b_strides.col, g.c_row, f32_result,
+                   static_cast<bool>(g.bias), g.accumulate, compute_threads()});
+  return plan && plan->by_dot && !bf16_dot_pays() ? nullptr : plan;
 }
 
 }  // namespace

@@ -23,7 +23,8 @@ struct PackedTiles {
   bool pairs;
 };
 
-/// The tiles that use AVX-512, for f32 and for bf16; null where the processor cannot run them.
+/// The tiles that use AVX-512, for f32 and for bf16, whose tiles may be those for f32. Null where the
+/// processor cannot run them.
 const PackedTiles* wide_packed_tiles(bool bf16);
 
 /// Writes one panel of pairs: `columns` columns, at most kPanelColumns, of a matrix b with k rows. The

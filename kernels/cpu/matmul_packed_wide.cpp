@@ -2,6 +2,7 @@
 // AVX-512's 32 registers.
 #include "tapestry/kernels/cpu/matmul_packed.h"
 
+#include "tapestry/kernels/cpu/bf16_dot.h"
 #include "tapestry/kernels/cpu/isa.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -86,7 +87,7 @@ constexpr PackedTiles kBf16 = bf16_tiles(std::make_index_sequence<kMostTileRows>
 }  // namespace
 
 const PackedTiles* wide_packed_tiles(bool bf16) {
-  if (bf16) return isa() >= Isa::avx512_bf16 ? &kBf16 : nullptr;
+  if (bf16 && bf16_dot_pays()) return &kBf16;
   return isa() >= Isa::avx512 ? &kF32 : nullptr;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // What the kernels that call oneDNN share. Only for builds with oneDNN.
 #include <oneapi/dnnl/dnnl.hpp>
+#include <tuple>
 
 #include "tapestry/kernels/cpu/onednn_faults.h"
 
@@ -27,6 +28,30 @@ inline bool has_bf16_instructions() {
     return (isa & needed) == needed;  // an instruction set has the bits of those that it contains
   }();
   return has;
+}
+
+/// The primitive descriptor of the first kernel that may be used. `args` describe the operation, `rest` is
+/// what follows them: attributes, or the descriptor of the forward pass. avoid(NAME) tells whether a kernel
+/// must not be used. Throws dnnl::error if there is no other. oneDNN 3 takes all arguments at once. In
+/// oneDNN 2, they make an operation descriptor first, which must exist as long as next_impl() is called.
+template <class Primitive, class Avoid, class... Args, class... Rest>
+auto describe(const Avoid& avoid, const std::tuple<Args...>& args, const Rest&... rest) {
+#if DNNL_VERSION_MAJOR >= 3
+  auto pd = std::apply(
+      [&](const auto&... a) { return typename Primitive::primitive_desc(engine(), a..., rest...); }, args);
+#else
+  const auto desc = std::make_from_tuple<typename Primitive::desc>(args);
+  // The engine stands before the forward pass, and after attributes.
+  auto pd = [&] {
+    if constexpr (std::is_constructible_v<typename Primitive::primitive_desc, decltype(desc), dnnl::engine,
+                                          Rest...>)
+      return typename Primitive::primitive_desc(desc, engine(), rest...);
+    else return typename Primitive::primitive_desc(desc, rest..., engine());
+  }();
+#endif
+  while (avoid(pd.impl_info_str()))
+    if (!pd.next_impl()) throw dnnl::error(dnnl_unimplemented, "every kernel must be avoided");
+  return pd;
 }
 
 }  // namespace tapestry::kernels::cpu

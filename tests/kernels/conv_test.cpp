@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tapestry/core/threads.h"
+#include "tapestry/kernels/cpu/bf16_dot.h"
 #include "tapestry/kernels/cpu/isa.h"
 #include "tapestry/kernels/cpu/onednn_faults.h"
 #include "tapestry/kernels/cpu/wide.h"
@@ -465,6 +466,19 @@ TEST_CASE(
   for (std::size_t i = 0; i < dweight.size(); ++i)
     if (!meets_weight[i]) CHECK(finite(dweight[i]));
   CHECK_FALSE(std::all_of(y.begin(), y.end(), finite));
+}
+
+TEST_CASE("conv2d in bf16 is computed by AMX or in f32 where vdpbf16ps does not pay") {
+  const bool before = cpu::bf16_dot_pays();
+  cpu::set_bf16_dot_pays(false);
+  for (const bool channels_last : {false, true}) {
+    Conv2dShape s{.n = 3, .c = 16, .h = 7, .w = 9, .k = 32, .r = 3, .s = 3, .p = 5, .q = 7};
+    s.channels_last = channels_last;
+    const Values v(s);
+    check_way<BFloat16, Slots<BFloat16>>("bf16", s, v, true);
+    CHECK(onednn_takes<BFloat16>(s) == (cpu::bf16_conv_kernel(s).find("amx") != std::string::npos));
+  }
+  cpu::set_bf16_dot_pays(before);
 }
 
 TEST_CASE("AMX kernels of oneDNN versions with the stride fault take no stride beyond the window") {

@@ -8,6 +8,7 @@
 
 #include "tapestry/core/half.h"
 #include "tapestry/core/threads.h"
+#include "tapestry/kernels/cpu/bf16_dot.h"
 #include "tests/core/child.h"
 #include "tests/support/amx.h"
 #include "tests/support/catch.h"
@@ -100,6 +101,13 @@ TEMPLATE_TEST_CASE("packed products: any number of rows of b, with and without a
       for (const bool with_bias : {false, true})
         check_product<TestType>(8, 20, k, k % 2, accumulate, with_bias);
   check_product<TestType>(0, 20, 5, false, false, true);
+}
+
+TEST_CASE("packed products of bf16 are computed in f32 where vdpbf16ps does not pay") {
+  const bool before = cpu::bf16_dot_pays();
+  cpu::set_bf16_dot_pays(false);
+  for (std::int64_t m = 1; m <= 30; ++m) check_product<BFloat16>(m, 16 + m, 9, m % 2, m % 3 == 0, m % 5 == 0);
+  cpu::set_bf16_dot_pays(before);
 }
 
 namespace {

@@ -1,4 +1,5 @@
-"""PyTorch's side of tools/bench_low. It also starts Tapestry's side, lets both take turns, and prints the results.
+"""PyTorch's side of tools/bench_low. It also starts Tapestry's side, lets both take turns, and prints the results. Tapestry
+computes each operation in f32, too: one that is slower in bf16 should be computed on f32 copies.
 
 usage: low_ops.py TAPESTRY_PROGRAM [--threads 2] [--rounds 5] [--ops NAME...]
 """
@@ -63,6 +64,20 @@ def images(layout, suffix):
     add(f"conv_1_channel{suffix}", [w5, b5], lambda: F.conv2d(digits, w5, b5))
     maps, w32, b32 = image(128, 32, 12, 12), image(64, 32, 5, 5), low(64)
     add(f"conv_32_channels{suffix}", [maps, w32, b32], lambda: F.conv2d(maps, w32, b32))
+    depth, point = image(64, 1, 3, 3), image(128, 64, 1, 1)
+    add(f"conv_depthwise{suffix}", [x, depth], lambda: F.conv2d(x, depth, padding=1, groups=64))
+    add(f"conv_point{suffix}", [x, point], lambda: F.conv2d(x, point))
+    # ResNet-18's layers for images of 64 x 64
+    first, w7 = image(32, 3, 64, 64), image(64, 3, 7, 7)
+    add(f"resnet_first{suffix}", [w7], lambda: F.conv2d(first, w7, stride=2, padding=3))
+    for width in (64, 128, 256, 512):
+        maps, w = image(32, width, 1024 // width, 1024 // width), image(width, width, 3, 3)
+        add(f"resnet_{width}{suffix}", [maps, w], lambda x=maps, w=w: F.conv2d(x, w, padding=1))
+        if width == 512:
+            break
+        down, shortcut = image(2 * width, width, 3, 3), image(2 * width, width, 1, 1)
+        add(f"resnet_{width}_down{suffix}", [maps, down], lambda x=maps, w=down: F.conv2d(x, w, stride=2, padding=1))
+        add(f"resnet_{width}_shortcut{suffix}", [maps, shortcut], lambda x=maps, w=shortcut: F.conv2d(x, w, stride=2))
 
 
 def products():
@@ -73,6 +88,14 @@ def products():
     q, k, v = low(16, 8, 128, 32), low(16, 8, 128, 32), low(16, 8, 128, 32)
     add("attention", [q, k, v], lambda: F.scaled_dot_product_attention(q, k, v))
     add("attention_causal", [q, k, v], lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    a, c = low(32, 128, 128), low(32, 128, 128)
+    add("bmm", [a, c], lambda: torch.bmm(a, c))
+    for n in (8, 16, 32, 64, 128, 256, 512, 1024):
+        left, right = low(n, n), low(n, n)
+        add(f"matmul_{n}", [left, right], lambda a=left, b=right: a @ b)
+    for name in ("RNN", "LSTM", "GRU"):
+        layer, steps = getattr(torch.nn, name)(256, 256).bfloat16(), low(64, 32, 256)
+        add(name.lower(), list(layer.parameters()), lambda layer=layer, x=steps: layer(x)[0])
 
 
 def main():
@@ -90,17 +113,18 @@ def main():
     products()
     ours = Ours(args.program, args.threads)
     print(f"PyTorch {torch.__version__}, bf16, {args.threads} threads, {cpu_name()}, {args.rounds} interleaved rounds, fastest times")
-    print("| operation | Tapestry ms | PyTorch ms | ratio |\n|---|---|---|---|", flush=True)
+    print("| operation | Tapestry ms | the same in f32 | PyTorch ms | ratio |\n|---|---|---|---|---|", flush=True)
     for name in args.ops or work:
         once = max(min(ours.run(name, 2)), min(theirs(work[name], 2)))
         repeats = min(30, max(3, int(15 / once)))
-        mine, peers = [], []
+        mine, wide, peers = [], [], []
         for _ in range(args.rounds):
             rest()
             mine += ours.run(name, repeats)
+            wide += ours.run(f"{name}_f32", repeats)
             rest()
             peers += theirs(work[name], repeats)
-        print(f"| {name} | {min(mine):.3f} | {min(peers):.3f} | {min(peers) / min(mine):.2f} |", flush=True)
+        print(f"| {name} | {min(mine):.3f} | {min(wide):.3f} | {min(peers):.3f} | {min(peers) / min(mine):.2f} |", flush=True)
     ours.close()
 
 
