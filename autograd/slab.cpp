@@ -26,8 +26,8 @@ constexpr std::size_t kSlabBytes = 64 * 1024;
 constexpr std::size_t kMaxCached = 64;
 
 // The start value of Slab::live, the counter of a slab's live nodes. While a thread fills the slab, it counts
-// its nodes in `made` without atomic operations: those that it creates, minus those of them that it frees
-// itself. Each node that another thread frees decrements `live`. kOpen is so large that `live` stays above 0
+// in `made`, without atomic operations, the nodes that it creates minus those of them that it frees itself.
+// Each node that another thread frees decrements `live`. kOpen is so large that `live` stays above 0
 // meanwhile. When the slab is full, the thread subtracts kOpen - made. From then on `live` is the number of
 // live nodes.
 constexpr std::int64_t kOpen = std::int64_t{1} << 32;

@@ -13,7 +13,7 @@ set(outside
   "distributed/(context|expert|pipeline|placement|planner|tensor)/.*"
   "distributed/(checkpoint/internal/(convert|program)|comm/(fake_group|run_local)|common/(ddp_report|internal/cut_parameter|trace)|launch/child_processes)"
   "distributed/fsdp/(internal/sharded_replicas|sharded_data_parallel|devices_row)"
-  "kernels/cpu/(matmul_amx|matmul_packed|optim_rules|tile_wide)[^/]*"
+  "kernels/cpu/(matmul_amx|matmul_packed|matmul_tile_wide|optim_rules)[^/]*"
   "nn/models/.*"
   "nn/layers/(attention|bilinear|embedding|fold|fused_norm|glu|loss|moe|norm|packed|pool|recurrent|rope|shape|transformer|upsample)"
   "nn/optim/(adaptive|lbfgs|lr_finder|muon|plateau|sequential)"

@@ -117,6 +117,8 @@ void check_options(const Options& o) {
   check<UsageError>(reads_images(w) || w.width % w.heads == 0, "[compare] --heads ", w.heads,
                     " does not divide the ", w.width,
                     " features of gpt; choose a divisor, or another --width");
+  check<UsageError>(!reads_images(w) || w.width == Workload().width, "[compare] --width ", w.width,
+                    " has no effect on ", w.model, "; leave it out, or choose --model gpt");
   check<UsageError>(!reads_images(w) || w.experts == 0, "[compare] --experts ", w.experts,
                     " has no effect on ", w.model, "; leave it out, or choose --model gpt");
   check<UsageError>(o.serve || o.port == 0, "[compare] --port ", o.port,

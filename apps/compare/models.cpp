@@ -119,8 +119,8 @@ class MixtureBlock : public nn::Module {
   nn::MixtureOfExperts& mlp_;
 };
 
-// GPT-2's blocks, by default with its width per head and depth per width. The head has a weight of its own, because the
-// first and the last stage of a pipeline are on different devices.
+// GPT-2's blocks. The defaults have GPT-2's width per head and its depth per width. The last layer has a
+// weight of its own, because the first and the last stage of a pipeline are on different devices.
 Blocks gpt(const Workload& w) {
   nn::Gpt2Config c;
   c.vocab_size = kWords, c.n_positions = w.length, c.n_embd = w.width, c.n_layer = 6, c.n_head = w.heads;

@@ -120,9 +120,9 @@ bool has_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const Attenti
          !autograd::recording(params.attn_mask);
 }
 
-// Tensors for the gradients of q, k and v (batch, heads, rows, columns) on a CPU. Heads are often parts of
-// the rows of one projection, and q, k and v parts that follow each other. So are the gradients then, and
-// neither joining the heads nor the backward of split() copies them.
+// Tensors for the gradients of q, k and v (batch, heads, rows, columns) on a CPU. Often q, k and v follow
+// each other in the rows of one projection, and heads are parts of these rows. The gradients then have the
+// same layout, so that neither joining the heads nor the backward of split() copies them.
 std::array<Tensor, 3> gradients_like(const Tensor& q, const Tensor& k, const Tensor& v) {
   const Tensor* const inputs[] = {&q, &k, &v};
   const std::int64_t batch = q.size(0), rows = q.size(2), width = q.stride(2);

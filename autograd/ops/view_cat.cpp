@@ -69,7 +69,7 @@ bool join_lines(const Tensor& y, std::span<const Tensor> tensors, std::span<cons
   return true;
 }
 
-// The tensor of these sizes of which the gradients are the parts in memory already, or an undefined one.
+// The tensor of these sizes whose parts in memory are the gradients, or an undefined one if there is none.
 Tensor around(const Shape& sizes, std::span<const Tensor> grads, std::span<const Part> parts) {
   if (sizes.empty() || !grads[0].defined() || grads[0].numel() == 0) return {};
   const Tensor whole =

@@ -197,7 +197,7 @@ struct ThreadCache {
 
 // The statistics of one logical device, and its free blocks that are in no thread's cache.
 struct Pool {
-  Counters counters;  // without the allocations that `caches` have counted
+  Counters counters;  // without the allocations that the caches in `caches` count
   std::mutex mutex;
   ThreadCache* caches = nullptr;  // of all threads
   FreeList free[kClasses];

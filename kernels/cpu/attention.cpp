@@ -15,7 +15,7 @@ namespace {
 
 using namespace attention_parts;
 
-// A task copies each block of keys once for so many queries.
+// The queries of a task, which copies each block of keys once for all of them.
 constexpr std::int64_t kTaskQueries = 2 * kQueries;
 
 // The state of one query between blocks of keys: the largest score and the sum of the exponentials relative

@@ -1,10 +1,11 @@
 #pragma once
-// Attention block by block (Dao 2023, "FlashAttention-2", algorithms 1 and 2): what its two passes share. A
-// block is kQueries queries by kKeys keys. Its scores, 48 KiB, stay in the L2 cache between the two products,
-// and so are never written to memory. What the inner loops of a product read again and again, one or two
-// panels of 16 keys or 16 features of the values, takes at most 16 KiB with up to 128 features, and stays in
-// the L1 cache. The number of keys of a block must not depend on the processor: it decides the order of sums,
-// and ranks of a job would differ.
+// What attention's forward and backward pass share. Both compute block by block (Dao 2023,
+// "FlashAttention-2", algorithms 1 and 2). A block is kQueries queries by kKeys keys. Its scores, 48 KiB,
+// stay in the L2 cache between the two products, and so are never written to memory. The inner loops of a
+// product read one or two panels of 16 keys, or of 16 features of the values, again and again. With up to 128
+// features these panels take at most 16 KiB, and stay in the L1 cache. The number of keys of a block decides
+// the order of sums, so it must not depend on the processor: ranks of a job would get different bits in f32
+// and f16. In bf16 they do if only some of them have AMX.
 #include "tapestry/kernels/ops/attention.h"
 
 #include <algorithm>

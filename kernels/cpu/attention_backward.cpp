@@ -12,8 +12,8 @@ namespace {
 
 using namespace attention_parts;
 
-// The keys are divided until there are about so many tasks. The number is fixed, so that the
-// order of the sums does not depend on the number of threads.
+// About how many tasks the backward pass divides the keys into. The number is fixed, so that the order of the
+// sums does not depend on the number of threads.
 constexpr std::int64_t kBackwardTasks = 32;
 
 template <class T>

@@ -4,9 +4,9 @@
 
 namespace tapestry::kernels::cpu {
 
-/// Whether vdpbf16ps is faster than FMA on widened numbers. It has twice FMA's rate on Zen 4, and half of it
-/// on processors with AMX, which are meant to multiply bf16 by tiles: there, a kernel without tiles computes
-/// in f32. False without the instruction, and where isa() excludes it.
+/// Whether vdpbf16ps is faster than FMA on widened numbers. vdpbf16ps has twice FMA's rate on Zen 4, and half
+/// of it on processors with AMX. On these, a kernel that does not use AMX's tiles computes in f32. False
+/// without the instruction, and where isa() excludes it.
 bool bf16_dot_pays();
 /// For tests: what bf16_dot_pays() says from now on, where isa() allows the instruction.
 void set_bf16_dot_pays(bool pays);

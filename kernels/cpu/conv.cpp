@@ -1,6 +1,7 @@
 #include "tapestry/kernels/cpu/conv.h"
 
 #include "tapestry/kernels/cpu/compute.h"
+#include "tapestry/kernels/cpu/isa.h"
 
 namespace tapestry::kernels::cpu {
 namespace {
@@ -26,6 +27,18 @@ void clear_negatives(T* y, std::int64_t n) {
   });
 }
 
+// True if the forward pass of a depthwise convolution of f16 or bf16 takes less time by oneDNN's f32 kernel,
+// with copies of the images, than by DepthwiseLast: 0.65 to 0.97 of it. Large images with strides do not
+// gain, nor do both gradients together in most runs (Zen 4, docs/benchmarks/ops.md).
+bool better_in_f32([[maybe_unused]] const Conv2dShape& s) {
+#ifdef TAPESTRY_HAS_ONEDNN
+  return s.channels_last && s.groups == s.c && s.c % 16 == 0 && s.stride_h == 1 && s.stride_w == 1 &&
+         s.r * s.s <= 9 && isa() >= Isa::avx512;
+#else
+  return false;
+#endif
+}
+
 // Calls f.operator()<Way>() for the kernels of depthwise convolutions that take the shape. Returns false if
 // there are none, or if f does. For f32 images, oneDNN's channels-last kernels are as fast or faster, except
 // for the gradients of windows larger than 3 x 3: of 5 x 5 they were measured to take 3.7 times as long.
@@ -43,7 +56,7 @@ template <class T>
 void conv2d_kernel(const LaunchContext& context, const Conv2dArgs& a) {
   using C = Compute<T>;
   const Conv2dShape& s = a.shape;
-  bool done = by_depthwise<T>(s, false, [&]<class Way> {
+  bool done = !(is_half<T> && better_in_f32(s)) && by_depthwise<T>(s, false, [&]<class Way> {
     const ComputeInput<T> w(context, a.weight, weight_size(s)), b(context, a.bias, s.k);
     return Way::forward(s, a.x.as<T>(), w.data(), b.data(), a.y.as<T>());
   });

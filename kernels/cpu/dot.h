@@ -21,14 +21,14 @@ inline void dot_rows(const float* a, const float* b, std::int64_t stride, std::i
       TileVector x, y;
       detail::load_tile(x, b + r * stride + i);
       detail::load_tile(y, b + r * stride + i + 8);
-      sum[r][0] += low * x;
-      sum[r][1] += high * y;
+      detail::add_product(sum[r][0], low, x);
+      detail::add_product(sum[r][1], high, y);
     }
   }
   for (int r = 0; r < kRows; ++r) {
     const TileVector s = sum[r][0] + sum[r][1];
     float total = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
-    for (std::int64_t j = i; j < n; ++j) total += a[j] * b[r * stride + j];
+    for (std::int64_t j = i; j < n; ++j) detail::add_product(total, a[j], b[r * stride + j]);
     out[r] = total;
   }
 }
@@ -53,13 +53,13 @@ inline void add_rows(const float* a, const float* b, std::int64_t stride, std::i
       for (int v = 0; v < 4; ++v) {
         TileVector x;
         detail::load_tile(x, b + j * stride + c + 8 * v);
-        s[v] += a[j] * x;
+        detail::add_product(s[v], a[j], x);
       }
     for (int v = 0; v < 4; ++v) detail::store_tile(sum + c + 8 * v, s[v]);
   }
   if (c == columns) return;
   for (std::int64_t j = 0; j < rows; ++j)
-    for (std::int64_t i = c; i < columns; ++i) sum[i] += a[j] * b[j * stride + i];
+    for (std::int64_t i = c; i < columns; ++i) detail::add_product(sum[i], a[j], b[j * stride + i]);
 }
 
 }  // namespace tapestry::kernels::cpu

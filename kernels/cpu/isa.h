@@ -17,7 +17,7 @@ Isa isa_of_processor();
 /// The largest instruction set that kernels may choose: that of the processor, or what the environment
 /// variables ONEDNN_MAX_CPU_ISA and DNNL_MAX_CPU_ISA allow, if that is less. oneDNN reads the same variables
 /// (its documentation lists their values), so one of them limits its kernels and Tapestry's alike. A process
-/// must ask the kernel for AMX's registers. The first call asks, and without them the answer is avx512_bf16.
+/// must ask Linux for AMX's registers. The first call asks, and returns avx512_bf16 if Linux refuses.
 /// Code that has no choice uses kCompiledFor.
 Isa isa();
 /// The largest instruction set that a value of these variables allows. oneDNN ignores values that it does not

@@ -29,8 +29,8 @@ struct AmxProduct {
   bool accumulate;
 };
 
-/// The tile registers of this thread. Their configuration is a state of the thread, and slows down a change
-/// of threads, so an object lives as long as one part of a parallel region.
+/// The tile registers of this thread. While they are configured, the system saves them at each change of
+/// threads, which takes time. So an object lives only as long as one part of a parallel region.
 class AmxTiles {
  public:
   AmxTiles() = default;

@@ -51,7 +51,7 @@ constexpr PackedTiles kPlain = {
     6,
     {&plain_tile<1>, &plain_tile<2>, &plain_tile<3>, &plain_tile<4>, &plain_tile<5>, &plain_tile<6>},
     false};
-// With AMX, the tiles serve any number of rows: their time for a panel is that of loading it, or of the rows.
+// With AMX, the tiles serve any number of rows: a panel takes the time of loading it, or of the rows.
 constexpr PackedTiles kAmx = {kAmxRows, {}, true};
 
 template <class T>

@@ -14,7 +14,7 @@ using PackedTile = void (*)(std::int64_t k, const void* a, std::int64_t a_row, c
 
 inline constexpr int kMostTileRows = 14;
 
-/// tile[r - 1] is for r rows. Without functions, AMX's tiles compute the products.
+/// tile[r - 1] is for r rows. If all are null, AMX's tiles compute the products.
 struct PackedTiles {
   int most_rows;
   PackedTile tile[kMostTileRows];

@@ -2,6 +2,7 @@
 // What the kernels that call oneDNN share. Only for builds with oneDNN.
 #include <oneapi/dnnl/dnnl.hpp>
 #include <tuple>
+#include <type_traits>
 
 #include "tapestry/kernels/cpu/onednn_faults.h"
 
@@ -32,8 +33,8 @@ inline bool has_bf16_instructions() {
 
 /// The primitive descriptor of the first kernel that may be used. `args` describe the operation, `rest` is
 /// what follows them: attributes, or the descriptor of the forward pass. avoid(NAME) tells whether a kernel
-/// must not be used. Throws dnnl::error if there is no other. oneDNN 3 takes all arguments at once. In
-/// oneDNN 2, they make an operation descriptor first, which must exist as long as next_impl() is called.
+/// must not be used. Throws dnnl::error if no kernel remains. oneDNN 3 takes all arguments at once.
+/// oneDNN 2 makes an operation descriptor of `args` first, which must exist as long as next_impl() is called.
 template <class Primitive, class Avoid, class... Args, class... Rest>
 auto describe(const Avoid& avoid, const std::tuple<Args...>& args, const Rest&... rest) {
 #if DNNL_VERSION_MAJOR >= 3

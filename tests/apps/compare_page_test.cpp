@@ -12,6 +12,7 @@
 #include "tests/apps/compare_results.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
+#include "tests/support/fuzz_setting.h"
 #include "tests/support/source.h"
 
 using namespace apps::compare;
@@ -564,7 +565,9 @@ TEST_CASE("the page shows the same in a browser, and its planner equals the plan
   failed.family = "single";
   write_page(folder, "empty.html", report_of({failed}));
   json cases = json::array();
-  for (int i = 0; i < 1000; ++i) cases.push_back(drawn_case(draw, i % 4 == 0));
+  Draw drawn(tapestry::test::fuzz_setting("TAPESTRY_FUZZ_SEED", 1));
+  for (auto i = tapestry::test::fuzz_setting("TAPESTRY_FUZZ_CASES", 200); i > 0; --i)
+    cases.push_back(drawn_case(drawn, i % 4 == 0));
   tests::write_file(folder / "cases.json", cases.dump());
   json sweeps = json::array();
   for (const int devices : {1, 2, 6, 12, 16}) {

@@ -174,27 +174,30 @@ TEST_CASE("a sharded run of gpt resumes with and without a launcher") {
   const auto ranks = [](const std::vector<std::string>& arguments) { return on_two_ranks("gpt", arguments); };
   const auto check_resumed = [&](const std::string& name, const auto& first, const auto& second,
                                  const std::string& mode = "fsdp", const std::string& then = "") {
-    const Ended whole = first(start(name, mode));
-    INFO(name << whole.out << whole.err);
-    REQUIRE(whole.status == 0);
-    std::filesystem::copy(folder / name, folder / (name + "-rest"), std::filesystem::copy_options::recursive);
-    std::filesystem::remove_all(last_checkpoint_path(folder / (name + "-rest")));
-    std::vector<std::string> resume{"train", "--resume", "--run-dir", folder / (name + "-rest")};
+    const std::string rest_folder = folder / (name + "-rest" + then);
+    if (!std::filesystem::exists(folder / name)) {
+      const Ended whole = first(start(name, mode));
+      INFO(name << whole.out << whole.err);
+      REQUIRE(whole.status == 0);
+    }
+    std::filesystem::copy(folder / name, rest_folder, std::filesystem::copy_options::recursive);
+    std::filesystem::remove_all(last_checkpoint_path(rest_folder));
+    std::vector<std::string> resume{"train", "--resume", "--run-dir", rest_folder};
     if (!then.empty()) resume.insert(resume.end(), {"--parallel", then});
     const Ended rest = second(resume);
     INFO(rest.out << rest.err);
     REQUIRE(rest.status == 0);
     CHECK_THAT(rest.out, ContainsSubstring("resumed after step 2 of 3"));
-    CHECK(distance(folder / name, folder / (name + "-rest")) < 1e-5);
+    CHECK(distance(folder / name, rest_folder) < 1e-5);
   };
   check_resumed("ranks", ranks, one_process);
   check_resumed("process", one_process, ranks);
   CHECK(distance(folder / "ranks", folder / "process") < 1e-5);
   check_resumed("stages", ranks, ranks, "pipeline=2");
   CHECK(distance(folder / "stages", folder / "stages-rest") == 0);
-  check_resumed("from stages to shards", ranks, ranks, "pipeline=2", "shard=2");
+  check_resumed("stages", ranks, ranks, "pipeline=2", "shard=2");
   check_resumed("from divided layers to shards", ranks, ranks, "tensor=2:sequence=1", "shard=2");
-  check_resumed("from divided sequences to shards", ranks, ranks, "context=2", "shard=2");
+  if (!kSanitized) check_resumed("from divided sequences to shards", ranks, ranks, "context=2", "shard=2");
   check_resumed("from copies to one process", ranks, one_process, "replicate=2:zero=1", "none");
   const auto four = [](const std::vector<std::string>& arguments) {
     return run(tests::on_ranks(4, "gpt", arguments));
@@ -314,7 +317,7 @@ TEST_CASE("gpt tune on two ranks and devices computes what it computes on one") 
   };
   std::vector<Kind> kinds = {{"packed", {}, {"ddp", "fsdp", "dp", "context=2", "pipeline=2"}},
                              {"f32", {"--weights", "f32", "--keep-activations"}, {"fsdp", "pipeline"}},
-                             {"full", {"--method", "full"}, {"ddp", "fsdp", "pipeline=2"}}};
+                             {"full", {"--method", "full"}, {"fsdp", "pipeline=2"}}};
   if (kSanitized) kinds.pop_back();
   for (const Kind& kind : kinds) {
     const double loss = tuned(run({.arguments = options(kind.name, kind.options), .program = "gpt"}));

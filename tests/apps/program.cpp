@@ -69,7 +69,8 @@ class Channel {
 /// Runs in the child between fork and exec, so it calls only async-signal-safe functions.
 [[noreturn]] void become(const Launch& launch, char* const* argv, int out, int err) {
   setpgid(0, 0);
-  signal(SIGINT, SIG_DFL);  // a shell that started the tests in the background has ignored it
+  signal(SIGINT, SIG_DFL);  // inherited as ignored if a shell started the tests in the background
+  signal(SIGHUP, SIG_DFL);  // inherited as ignored under nohup
   dup2(open(launch.input.empty() ? "/dev/null" : launch.input.c_str(), O_RDONLY), STDIN_FILENO);
   dup2(out, STDOUT_FILENO);
   dup2(err, STDERR_FILENO);
@@ -123,7 +124,7 @@ Ended run(const Launch& launch) {
   out.close_theirs();
   err.close_theirs();
 
-  // Without a call to make meanwhile, poll() sleeps until the child writes or ends.
+  // If no function of `launch` must be called meanwhile, poll() sleeps until the child writes or ends.
   const int child_end = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
   const int pause_ms = child_end < 0 || launch.on_poll || launch.kill_when ? 1 : 100;
   const Clock::time_point end = Clock::now() + launch.limit;

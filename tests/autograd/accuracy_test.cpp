@@ -8,9 +8,9 @@
 
 #include "tapestry/autograd/ops.h"
 #include "tapestry/core/generator.h"
-#include "tapestry/kernels/cpu/wide.h"
 #include "tapestry/kernels/ops/functions.h"
 #include "tests/support/catch.h"
+#include "tests/support/kernel_paths.h"
 
 using namespace tapestry;
 
@@ -59,11 +59,6 @@ Tensor any_bits(std::int64_t n) {
 }
 
 std::uint32_t bits_of(float x) { return x != x ? 0x7fc00000u : std::bit_cast<std::uint32_t>(x); }
-
-struct WideLoops {
-  explicit WideLoops(bool on) { kernels::cpu::set_wide_loops(on); }
-  ~WideLoops() { kernels::cpu::set_wide_loops(true); }
-};
 
 void check_same(const char* name, const std::function<Tensor()>& f) {
   CAPTURE(name);

@@ -13,10 +13,10 @@
 #include "tapestry/core/generator.h"
 #include "tapestry/core/threads.h"
 #include "tapestry/kernels/cpu/matmul_amx.h"
-#include "tapestry/kernels/cpu/wide.h"
 #include "tapestry/kernels/ops/attention.h"
 #include "tests/support/amx.h"
 #include "tests/support/catch.h"
+#include "tests/support/kernel_paths.h"
 
 using namespace tapestry;
 
@@ -105,7 +105,7 @@ void check_case(const Case& c, DType dtype, bool rows) {
     INFO(names[i]);
     CHECK(result.values[i].sizes() == expected.values[i].sizes());
     // The gradients of q and k are products of differences p (dp - delta), where delta is a sum over the
-    // rounded result. With AMX, the weights and these differences are rounded too, before the last sums.
+    // rounded result. AMX's kernels also round the weights and these differences before the last sums.
     const double roundings =
         (i == 1 || i == 2 ? 4 : 1) + (dtype == DType::bf16 && kernels::cpu::amx_tiles() ? 1 : 0);
     CHECK(error_of(result.values[i], expected.values[i]) < f32 + rounding * roundings);
@@ -226,11 +226,10 @@ TEST_CASE("attention kernel: results depend neither on the number of threads nor
     std::vector<Results> results;
     for (const auto& [threads, wide] : {std::pair(1, true), {3, true}, {2, false}}) {
       set_num_threads(threads);
-      kernels::cpu::set_wide_loops(wide);
+      const WideLoops use(wide);
       results.push_back(attend(inputs, dy, {.enable_gqa = true}));
     }
     set_num_threads(before);
-    kernels::cpu::set_wide_loops(true);
     for (std::size_t i = 0; i < 4; ++i) {
       CHECK(results[0].values[i].equal(results[1].values[i]));
       CHECK(results[0].values[i].equal(results[2].values[i]));

@@ -1,15 +1,14 @@
 // Random cases of every operation: the recorded cases with other sizes, values and parameters. The reference
 // is the operation itself, in f64, on dense inputs. It finds errors of single dtypes, layouts and sizes.
 // tools/fuzz_ops compares random cases with PyTorch, which this program cannot do.
-// Each day draws other cases. TAPESTRY_FUZZ_SEED draws those of a seed, and TAPESTRY_FUZZ_CASES sets the
-// number of cases per operation.
+// TAPESTRY_FUZZ_SEED draws other cases, and TAPESTRY_FUZZ_CASES sets the number of cases per operation.
 #include <cstdio>
 #include <ctime>
 #include <string>
 
 #include "tapestry/autograd/ops.h"
 #include "tests/support/effort.h"
-#include "tests/support/fuzz_seed.h"
+#include "tests/support/fuzz_setting.h"
 #include "tests/support/op_fuzz.h"
 
 using namespace tapestry::test;
@@ -22,8 +21,8 @@ constexpr int kCases = tapestry::kSanitized ? 3 : 8;
 }  // namespace
 
 TEST_CASE("random cases of each operation agree with their results in f64") {
-  const std::uint64_t seed = fuzz_seed();
-  const int count = fuzz_cases(kCases);
+  const std::uint64_t seed = fuzz_setting("TAPESTRY_FUZZ_SEED", 1);
+  const auto count = static_cast<int>(fuzz_setting("TAPESTRY_FUZZ_CASES", kCases));
   const std::clock_t begin = std::clock();
   const FuzzResult result = fuzz_operations(seed, count);
   std::printf("fuzz: TAPESTRY_FUZZ_SEED=%llu, %d cases, %.1f s of CPU time\n",

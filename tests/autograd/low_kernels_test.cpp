@@ -11,8 +11,8 @@
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops.h"
 #include "tapestry/core/generator.h"
-#include "tapestry/kernels/cpu/wide.h"
 #include "tests/support/catch.h"
+#include "tests/support/kernel_paths.h"
 
 using namespace tapestry;
 
@@ -43,11 +43,6 @@ Tensor all_numbers(DType dtype) {
 }
 /// The same elements with gaps, for which kernels use no tables.
 Tensor with_gaps(const Tensor& t) { return stack({t, t}, 1).select(1, 0); }
-
-struct WideLoops {
-  explicit WideLoops(bool on) { kernels::cpu::set_wide_loops(on); }
-  ~WideLoops() { kernels::cpu::set_wide_loops(true); }
-};
 
 using Outputs = std::vector<Tensor>;
 /// f(inputs...) and the gradients of the inputs.

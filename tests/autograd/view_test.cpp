@@ -1,6 +1,8 @@
 #include "tapestry/autograd/ops/view.h"
 
+#include <functional>
 #include <limits>
+#include <vector>
 
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
@@ -159,26 +161,31 @@ TEST_CASE("gradients of pieces that were not used are zero") {
 }
 
 TEST_CASE("gradients of pieces that lie in one tensor") {
+  const auto numbers = [] { return arange(8, DType::f32).view({4, 2}); };
+  const Tensor g = numbers();
+  // The gradient of x if the halves of x are joined like this, and the result has the gradient g.
+  const auto gradient = [&g](int dim, const std::function<std::vector<Tensor>(std::vector<Tensor>)>& order) {
+    const Tensor x = zeros({4, 2}).set_requires_grad();
+    cat(order(x.chunk(2, dim)), dim).backward(g);
+    return x.grad();
+  };
   for (const int dim : {0, 1}) {
-    const Tensor x = zeros({2, 4}).set_requires_grad();
-    const auto parts = x.chunk(2, dim);
-    const Tensor g = arange(8, DType::f32).view({2, 4}), halves[] = {g.chunk(2, dim)[0], g.chunk(2, dim)[1]};
-    cat({parts[0], parts[1]}, dim).backward(g);
-    CHECK(x.grad().equal(g));
-    x.grad().fill_(-1);  // the caller's gradient is no part of it
-    CHECK(g.equal(arange(8, DType::f32).view({2, 4})));
-    x.zero_grad();
-    cat({parts[1], parts[0]}, dim).backward(g);  // the other way round
-    CHECK(x.grad().equal(cat({halves[1], halves[0]}, dim)));
-    x.zero_grad();
-    cat({parts[0], parts[0]}, dim).backward(g);
-    CHECK(x.grad().equal(cat({halves[0] + halves[1], zeros_like(halves[0])}, dim)));
+    const auto halves = g.chunk(2, dim);
+    const Tensor same = gradient(dim, [](auto p) { return p; });
+    CHECK(same.equal(g));
+    same.fill_(-1);
+    CHECK(g.equal(numbers()));  // the caller's tensor is no part of it
+    CHECK(gradient(dim, [](auto p) {
+            return std::vector{p[1], p[0]};
+          }).equal(cat({halves[1], halves[0]}, dim)));
+    CHECK(gradient(dim, [](auto p) {
+            return std::vector{p[0], p[0]};
+          }).equal(cat({halves[0] + halves[1], zeros_like(halves[0])}, dim)));
   }
-  const Tensor x = zeros({4, 2}).set_requires_grad();  // each gradient begins at its place, but is transposed
-  const auto parts = x.chunk(2);
-  const Tensor g = arange(8, DType::f32).view({4, 2});
-  cat({parts[0].t(), parts[1].t()}, 0).backward(g);
-  CHECK(x.grad().equal(cat({g.narrow(0, 0, 2).t(), g.narrow(0, 2, 2).t()}, 0)));
+  // Each gradient begins at its place, but is transposed.
+  CHECK(gradient(0, [](auto p) {
+          return std::vector{p[0].t(), p[1].t()};
+        }).equal(cat({g.narrow(0, 0, 2).t(), g.narrow(0, 2, 2).t()}, 0)));
 }
 
 TEST_CASE("cat keeps channels-last") {

@@ -274,7 +274,7 @@ TEST_CASE("clean-up that runs all the time never removes a file that is being wr
     try {
       AtomicFile file(dir / "file");
       if (!std::filesystem::exists(file.temporary_path())) ++lost;
-      // Rarely, because a commit waits for the disk, and the clean-ups go on meanwhile.
+      // A commit is rare, because it waits for the disk, and the clean-ups go on meanwhile.
       if (++written % 500 == 0) file.write(std::to_string(written)), file.commit();
     } catch (const IoError& e) {
       error = e.what();

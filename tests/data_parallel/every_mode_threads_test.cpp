@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <random>
 
 #include "tapestry/tapestry.h"
@@ -13,6 +12,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
 #include "tests/support/effort.h"
+#include "tests/support/fuzz_setting.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
@@ -185,7 +185,8 @@ Trace alone(Case c, double change = 0) {
     l.backward();
     return l.item();
   };
-  return trained(c, net, loss, [&] { return copied(net.state_dict()); }, true);
+  return trained(
+      c, net, loss, [&] { return copied(net.state_dict()); }, true);
 }
 
 Trace on_devices(const Case& c) {
@@ -209,13 +210,15 @@ Trace on_devices(const Case& c) {
     for (std::size_t i = 0; i < net.blocks.size(); ++i)
       if (c.units >> i & 1) options.units.push_back(net.blocks[i]);
     ShardedDataParallel<Net> parallel(net, devices, options);
-    return run(parallel, [&] { return copied(parallel.whole_state_dict()); }, false);
+    return run(
+        parallel, [&] { return copied(parallel.whole_state_dict()); }, false);
   }
   DataParallelOptions options{.mode =
                                   c.mode == "dp" ? DataParallelMode::replicated : DataParallelMode::master};
   if (c.small_buckets) options.bucket_cap_mb = options.first_bucket_mb = 1e-4;
   DataParallel<Net> parallel(net, devices, options);
-  return run(parallel, [&] { return copied(net.state_dict()); }, true);
+  return run(
+      parallel, [&] { return copied(net.state_dict()); }, true);
 }
 
 Trace on_rank(const Case& c, const Group& group) {
@@ -227,8 +230,7 @@ Trace on_rank(const Case& c, const Group& group) {
   std::optional<FullyShard> fsdp;
   if (c.mode == "fsdp" || c.mode == "hsdp") {
     std::optional<Mesh> mesh;
-    if (c.mode == "hsdp")
-      mesh.emplace(group, std::vector<AxisSize>{{"replicate", c.copies}, {"shard", -1}});
+    if (c.mode == "hsdp") mesh.emplace(group, std::vector<AxisSize>{{"replicate", c.copies}, {"shard", -1}});
     const FsdpOptions options{.group = mesh ? (*mesh)["shard"].group() : group,
                               .replicate_group = mesh ? (*mesh)["replicate"].group() : nullptr,
                               .reshard_after_forward = c.reshard,
@@ -345,11 +347,10 @@ Trace by_strategy(const Case& c, const Group& group) {
   fill(net, c.seed);
   std::vector<Device> devices;
   for (int d = 0; d < (group ? 1 : c.members); ++d) devices.emplace_back(DeviceType::cpu, d);
-  Strategy strategy(
-      group ? concat({"pipeline=", c.members, ":schedule=", schedule_name(c.schedule),
-                      c.readers > 1 ? "," : "", c.with})
-            : c.mode,
-      {.world = group, .devices = devices, .parts = c.parts});
+  Strategy strategy(group ? concat({"pipeline=", c.members, ":schedule=", schedule_name(c.schedule),
+                                    c.readers > 1 ? "," : "", c.with})
+                          : c.mode,
+                    {.world = group, .devices = devices, .parts = c.parts});
   std::vector<nn::Module*> units;
   for (std::size_t i = 0; i < net.blocks.size(); ++i)
     if (c.units >> i & 1) units.push_back(net.blocks[i]);
@@ -466,16 +467,11 @@ std::string compared(const Case& c, std::uint64_t& chaotic) {
   return first;
 }
 
-std::uint64_t setting(const char* name, std::uint64_t otherwise) {
-  const char* const text = std::getenv(name);
-  return text ? std::strtoull(text, nullptr, 10) : otherwise;
-}
-
 }  // namespace
 
 TEST_CASE("every mode trains random models as one process does") {
-  const std::uint64_t seed = setting("TAPESTRY_FUZZ_SEED", 1);
-  const std::uint64_t count = setting("TAPESTRY_FUZZ_CASES", kSanitized ? 2 : 10);
+  const std::uint64_t seed = test::fuzz_setting("TAPESTRY_FUZZ_SEED", 1);
+  const std::uint64_t count = test::fuzz_setting("TAPESTRY_FUZZ_CASES", kSanitized ? 2 : 10);
   std::printf("fuzz: TAPESTRY_FUZZ_SEED=%llu, %llu cases of each mode\n",
               static_cast<unsigned long long>(seed), static_cast<unsigned long long>(count));
   std::uint64_t chaotic = 0;

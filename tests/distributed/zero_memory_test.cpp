@@ -85,7 +85,7 @@ TEST_CASE("each stage of ZeRO holds the bytes per parameter that the table says"
   // Bytes per parameter of one bucket.
   constexpr double kOneBucket = kBucket / kParameters;
   for (const int ranks : {2, 4}) {
-    if (kSanitized && ranks == 4) continue;  // bf16 has 4 below
+    if (kSanitized && ranks == 4) continue;  // the test of bf16 below has 4 ranks
     const double n = ranks;
     // Gathered and updated parameters: two buckets and their parts. In stage 2 up to two buckets are reduced
     // while another is filled from a gradient that exists beside it.

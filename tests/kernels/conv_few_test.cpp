@@ -7,9 +7,9 @@
 #include "tapestry/autograd/ops.h"
 #include "tapestry/core/generator.h"
 #include "tapestry/core/threads.h"
-#include "tapestry/kernels/cpu/bf16_dot.h"
 #include "tests/core/child.h"
 #include "tests/support/catch.h"
+#include "tests/support/kernel_paths.h"
 
 using namespace tapestry;
 
@@ -73,10 +73,8 @@ void check_cases() {
 TEST_CASE("bf16 convolutions of few channels are f32 sums that are rounded once") { check_cases(); }
 
 TEST_CASE("bf16 convolutions of few channels have the same sums where vdpbf16ps does not pay") {
-  const bool before = kernels::cpu::bf16_dot_pays();
-  kernels::cpu::set_bf16_dot_pays(false);
+  const Bf16DotPays pays(false);
   check_cases();
-  kernels::cpu::set_bf16_dot_pays(before);
 }
 
 TEST_CASE("child: bf16 convolutions of few channels", "[.]") { check_cases(); }

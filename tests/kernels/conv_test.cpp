@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "tapestry/core/threads.h"
-#include "tapestry/kernels/cpu/bf16_dot.h"
 #include "tapestry/kernels/cpu/isa.h"
 #include "tapestry/kernels/cpu/onednn_faults.h"
 #include "tapestry/kernels/cpu/wide.h"
 #include "tests/support/catch.h"
+#include "tests/support/kernel_paths.h"
 
 using namespace tapestry;
 using namespace tapestry::kernels;
@@ -321,9 +321,12 @@ TEST_CASE(
 }
 
 TEST_CASE("conv2d: an infinite number affects what it meets in a depthwise convolution, and nothing else") {
-  // Strides and padding, where zeros are multiplied beside the values of the definition.
+  // The first shape has strides and padding, where a kernel may multiply zeros that the definition does not
+  // have. The second one has 16 channels and no strides: channels-last, f32 copies compute it.
   Conv2dShape s{.n = 1, .c = 2, .h = 6, .w = 9, .k = 2, .r = 3, .s = 3, .p = 3, .q = 5};
-  s.groups = 2, s.stride_h = s.stride_w = 2, s.padding_h = s.padding_w = 1;
+  s.stride_h = s.stride_w = 2, s.padding_h = s.padding_w = 1;
+  if (GENERATE(false, true)) s.c = s.k = 16, s.stride_h = s.stride_w = 1, s.p = s.h, s.q = s.w;
+  s.groups = s.c;
   Values v(s);
   for (double& x : v.x) x = 1 + std::abs(x);
   for (double& w : v.weight) w = 1 + std::abs(w);
@@ -343,7 +346,7 @@ TEST_CASE("conv2d: an infinite number affects what it meets in a depthwise convo
     s.channels_last = last;
     std::vector<double> y(v.y.size()), dx(v.dx.size()), dweight(v.dweight.size());
     for (std::size_t i = 0; i < y.size(); ++i)
-      y[i] = v.bias[s.channels_last ? i % 2 : i / static_cast<std::size_t>(s.p * s.q)];
+      y[i] = v.bias[s.channels_last ? i % v.bias.size() : i / static_cast<std::size_t>(s.p * s.q)];
     each_product(s, [&](std::int64_t out, std::int64_t in, std::int64_t w) {
       const auto i = static_cast<std::size_t>(in), j = static_cast<std::size_t>(w),
                  o = static_cast<std::size_t>(out);
@@ -469,8 +472,7 @@ TEST_CASE(
 }
 
 TEST_CASE("conv2d in bf16 is computed by AMX or in f32 where vdpbf16ps does not pay") {
-  const bool before = cpu::bf16_dot_pays();
-  cpu::set_bf16_dot_pays(false);
+  const Bf16DotPays pays(false);
   for (const bool channels_last : {false, true}) {
     Conv2dShape s{.n = 3, .c = 16, .h = 7, .w = 9, .k = 32, .r = 3, .s = 3, .p = 5, .q = 7};
     s.channels_last = channels_last;
@@ -478,7 +480,6 @@ TEST_CASE("conv2d in bf16 is computed by AMX or in f32 where vdpbf16ps does not 
     check_way<BFloat16, Slots<BFloat16>>("bf16", s, v, true);
     CHECK(onednn_takes<BFloat16>(s) == (cpu::bf16_conv_kernel(s).find("amx") != std::string::npos));
   }
-  cpu::set_bf16_dot_pays(before);
 }
 
 TEST_CASE("AMX kernels of oneDNN versions with the stride fault take no stride beyond the window") {

@@ -11,10 +11,12 @@
 #include "tapestry/core/half.h"
 #include "tapestry/core/threads.h"
 #include "tapestry/kernels/cpu/bf16_dot.h"
+#include "tapestry/kernels/cpu/isa.h"
 #include "tapestry/kernels/cpu/matmul.h"
 #include "tapestry/kernels/cpu/onednn_faults.h"
 #include "tests/core/child.h"
 #include "tests/support/catch.h"
+#include "tests/support/kernel_paths.h"
 
 using namespace tapestry;
 using namespace tapestry::kernels;
@@ -100,13 +102,15 @@ void check_products() {
   set_num_threads(before);
 }
 
+// Whether oneDNN multiplies a matrix large enough for AMX.
 bool has_instructions() {
-  const BFloat16 one(1.0f);
-  float sum = 0;
+  constexpr std::int64_t kSize = 256;
+  const std::vector<BFloat16> ones(kSize * kSize, BFloat16(1.0f));
+  std::vector<float> c(kSize * kSize);
   GemmArgs g;
-  g.m = g.n = g.k = g.c_row = 1;
-  g.a = &one, g.b = &one, g.c = &sum;
-  g.a_strides = g.b_strides = {1, 1};
+  g.m = g.n = g.k = g.c_row = kSize;
+  g.a = ones.data(), g.b = ones.data(), g.c = c.data();
+  g.a_strides = g.b_strides = {kSize, 1};
   return cpu::multiply_bf16(g, true);
 }
 
@@ -129,8 +133,7 @@ TEST_CASE("without the processor's bf16 instructions, bf16 products have the sam
 }
 
 TEST_CASE("where vdpbf16ps does not pay, bf16 products are computed by AMX or in f32") {
-  const bool before = cpu::bf16_dot_pays();
-  cpu::set_bf16_dot_pays(false);
+  const Bf16DotPays pays(false);
   CHECK_FALSE(cpu::bf16_dot_pays());
   check_products();
   const std::vector<BFloat16> ones(64 * 64, BFloat16(1.0f));
@@ -140,11 +143,28 @@ TEST_CASE("where vdpbf16ps does not pay, bf16 products are computed by AMX or in
   g.a = ones.data(), g.b = ones.data(), g.c = c.data();
   g.a_strides = g.b_strides = {64, 1};
   CHECK_FALSE(cpu::multiplies_by_bf16_dot(cpu::bf16_kernel(g, true)));
-  cpu::set_bf16_dot_pays(before);
   for (const char* dot : {"brg:avx512_core_bf16", "brg_matmul:avx512_core_bf16", "brgconv:avx512_core_bf16"})
     CHECK(cpu::multiplies_by_bf16_dot(dot));
   for (const char* other : {"brg:avx512_core_amx_bf16", "brg_matmul:avx10_1_512_amx", "gemm:jit", ""})
     CHECK_FALSE(cpu::multiplies_by_bf16_dot(other));
+}
+
+TEST_CASE("where the processor has AMX, oneDNN has a kernel for large bf16 products that is not refused") {
+  constexpr std::int64_t kSize = 1024;
+  const std::vector<BFloat16> ones(kSize * kSize, BFloat16(1.0f));
+  GemmArgs g;
+  g.m = g.n = g.k = g.c_row = kSize;
+  g.a = ones.data(), g.b = ones.data();
+  g.a_strides = g.b_strides = {kSize, 1};
+  const auto kernel = [&](bool pays) {
+    const Bf16DotPays dot(pays);
+    return cpu::bf16_kernel(g, true);
+  };
+  if (cpu::isa() < cpu::Isa::amx || kernel(true).empty()) {
+    WARN("skipped: this process has no AMX, or this build no oneDNN");
+    return;
+  }
+  CHECK_FALSE(kernel(false).empty());
 }
 
 TEST_CASE("AMX kernels of oneDNN versions with the tile fault do not compute the inner sizes that have it") {

@@ -8,10 +8,10 @@
 
 #include "tapestry/core/half.h"
 #include "tapestry/core/threads.h"
-#include "tapestry/kernels/cpu/bf16_dot.h"
 #include "tests/core/child.h"
 #include "tests/support/amx.h"
 #include "tests/support/catch.h"
+#include "tests/support/kernel_paths.h"
 
 using namespace tapestry;
 using namespace tapestry::kernels;
@@ -103,11 +103,10 @@ TEMPLATE_TEST_CASE("packed products: any number of rows of b, with and without a
   check_product<TestType>(0, 20, 5, false, false, true);
 }
 
-TEST_CASE("packed products of bf16 are computed in f32 where vdpbf16ps does not pay") {
-  const bool before = cpu::bf16_dot_pays();
-  cpu::set_bf16_dot_pays(false);
+TEST_CASE("packed products of bf16 are computed in f32 where vdpbf16ps does not pay and AMX is off") {
+  const NoAmxTiles without_tiles;
+  const Bf16DotPays pays(false);
   for (std::int64_t m = 1; m <= 30; ++m) check_product<BFloat16>(m, 16 + m, 9, m % 2, m % 3 == 0, m % 5 == 0);
-  cpu::set_bf16_dot_pays(before);
 }
 
 namespace {

@@ -226,8 +226,11 @@ void told(RankProcesses& job, int rank, const Texts& texts) {
 
 TEST_CASE("in each phase of a combined step, a killed rank is named with an axis and the coordinates") {
   if (!has_gloo()) return;
-  for (const std::string mode : {"pipeline=2,replicate=2", "pipeline=2,shard=2", "replicate=2,shard=2"}) {
-    const std::vector<std::string> phases{"forward", "backward", "clip", "evaluate"};
+  const std::pair<std::string, std::vector<std::string>> cases[] = {
+      {"pipeline=2,replicate=2", {"forward", "clip"}},
+      {"pipeline=2,shard=2", {"backward", "evaluate"}},
+      {"replicate=2,shard=2", {"clip", "backward"}}};
+  for (const auto& [mode, phases] : cases) {
     std::vector<std::unique_ptr<RankProcesses>> jobs;
     for (const std::string& phase : phases) jobs.push_back(start(mode, "KILL", phase));
     const std::string outer = mode.substr(0, mode.find('=')), rest = mode.substr(mode.find(',') + 1),
@@ -245,8 +248,11 @@ TEST_CASE("in each phase of a combined step, a killed rank is named with an axis
 
 TEST_CASE("in each mode over ranks, a rank that fails is named with the axis and the coordinates") {
   if (!has_gloo()) return;
-  const std::vector<std::string> modes{"replicate=2", "replicate=2:zero=2", "shard=2", "pipeline=2"};
+  const std::vector<std::string> all{"replicate=2", "replicate=2:zero=2", "shard=2", "pipeline=2"},
+      some{"replicate=2:zero=2", "pipeline=2"};
   for (const std::string fault : {"none", "KILL", "STOP", "ORDER"}) {
+    // The transport notices a silent rank, whatever the mode. Killed ranks have shown each mode's lines.
+    const std::vector<std::string>& modes = fault == "STOP" ? some : all;
     std::vector<std::unique_ptr<RankProcesses>> jobs;
     for (const std::string& mode : modes) jobs.push_back(start(mode, fault));
     for (std::size_t m = 0; m < modes.size(); ++m) {

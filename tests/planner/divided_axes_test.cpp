@@ -308,7 +308,7 @@ TEST_CASE("gradients of experts are added over fewer ranks than all others") {
     // While the parameters are gathered, the bucket of experts and that of all else exist, with this device's
     // parts of both.
     CHECK(zero.memory_over_time.back().items.workspace == Approx(160 * (1 + 1.0 / 4) + 240 * (1 + 1.0 / 2)));
-    // Both sums take 30 s, or half of it, and both gathers 15 s. They have groups of their own.
+    // Both sums take 30 s, or 15 s in stage 2, and both gathers 15 s. Sums and gathers have their own groups.
     CHECK(zero.breakdown.exposed_comm_s == Approx(4 * 2 * 2 + 30 / stage + 15));
   }
   CHECK_FALSE(predict(plan_of("replicate=-1:zero=1,expert=2"), profile, link, setup_of(2, 4)).has_value());

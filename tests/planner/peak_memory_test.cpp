@@ -173,8 +173,7 @@ enum class Late { none, even_ranks, odd_ranks };
 
 // The peak of each device in a step, above what is allocated now. On a machine with other work, a late thread
 // may make another one keep memory for it. So the smallest peak of several steps counts, and steps go on
-// until they are `enough`. More steps only find smaller peaks, so that a prediction that is too large still
-// fails. If threads are late on purpose, the largest peak counts.
+// until the peaks are `enough`. If threads are late on purpose, the largest peak counts.
 class Meter {
  public:
   explicit Meter(std::vector<Device> devices) : devices_(std::move(devices)) {
@@ -201,7 +200,7 @@ class Meter {
   std::vector<std::int64_t> before_;
 };
 
-// By device: while a peak is larger, steps go on.
+// The bound of each device's peak. Steps go on while a peak is larger.
 using Bounds = std::vector<double>;
 bool are_within(const std::vector<double>& peaks, const Bounds& bounds) {
   return std::equal(peaks.begin(), peaks.end(), bounds.begin(), bounds.end(), std::less_equal<>());
@@ -426,6 +425,7 @@ TEST_CASE("predicted peaks of divided layers are at least the allocator's, alone
     const MemoryItems whole = predicted("single", profile, {}, setup_of(1, c.setup.batch_size)).memory[0];
     constexpr double kFlags = 512 + 2672;  // as below
     const std::vector<double> bytes = measured_on_mesh(mode, c, bounds_of(memory, 1, kFlags));
+    REQUIRE(memory.size() == bytes.size());
     for (std::size_t d = 0; d < bytes.size(); ++d) {
       CAPTURE(mode, d, memory[d].items(), bytes[d]);
       CHECK(memory[d].total() + kFlags >= bytes[d]);
@@ -460,6 +460,7 @@ TEST_CASE("predicted peaks of divided sequences and experts are at least the all
       // Under ZeRO, experts have flags and aligned buckets of their own.
       const double flags = mode.find("zero") == std::string::npos ? 512 : 1024;
       const std::vector<double> bytes = measured_on_mesh(mode, c, bounds_of(memory, 1, flags));
+      REQUIRE(memory.size() == bytes.size());
       for (std::size_t d = 0; d < bytes.size(); ++d) {
         CAPTURE(mode, d, memory[d].items(), memory[d].total(), bytes[d]);
         CHECK(memory[d].total() + flags >= bytes[d]);
@@ -492,6 +493,7 @@ TEST_CASE("predicted peaks of meshes are at least the allocator's, and at most 1
           "pipeline=2,replicate=2:zero=1", "pipeline=2,replicate=2:zero=2"}) {
       const std::vector<MemoryItems> memory = predicted(mode, profile, {}, c.setup).memory;
       std::vector<double> bytes = measured_on_mesh(mode, c, bounds_of(memory, 1, kFlags));
+      REQUIRE(memory.size() == bytes.size());
       for (std::size_t d = 0; d < bytes.size(); ++d) {
         CAPTURE(c.name, mode, d, memory[d].items(), bytes[d]);
         CHECK(memory[d].total() + kFlags >= bytes[d]);

@@ -174,7 +174,7 @@ std::int64_t register_of(const ucontext_t& context, int number) {
   return context.uc_mcontext.gregs[kNames[number]];
 }
 
-// `at` is the ModRM byte of an instruction whose bytes before it are `before` many.
+// `at` is the ModRM byte of an instruction, and `before_bytes` is the number of its bytes before that one.
 Operand decode(const ucontext_t& context, const unsigned char* at, int before_bytes, bool x, bool b) {
   const int mod = at[0] >> 6, low = at[0] & 7;
   Operand o;
@@ -249,26 +249,30 @@ void on_illegal_instruction(int, siginfo_t*, void* context) {
   ::sigaction(SIGILL, &before, nullptr);  // the instruction runs again, and meets the handler before this one
 }
 
-bool has_avx2() { return tapestry::kernels::cpu::isa_of_processor() >= Isa::avx2; }
+// A processor with AMX that this process may not use would execute LDTILECFG, which the handler must see.
+bool can_stand_in() {
+  const Isa isa = tapestry::kernels::cpu::isa_of_processor();
+  return isa >= Isa::avx2 && isa < Isa::amx;
+}
 
 }  // namespace
 
 bool amx_in_hardware() { return tapestry::kernels::cpu::isa() >= Isa::amx; }
 
 Amx::Amx() {
-  if (!amx_in_hardware() && has_avx2()) {
+  if (can_stand_in()) {
     struct sigaction action = {};
     action.sa_sigaction = &on_illegal_instruction;
     action.sa_flags = SA_SIGINFO | SA_NODEFER;
     ::sigaction(SIGILL, &action, &before);
   }
-  tapestry::kernels::cpu::set_amx_tiles(has_avx2());
+  tapestry::kernels::cpu::set_amx_tiles(on());
 }
 Amx::~Amx() {
   tapestry::kernels::cpu::set_amx_tiles(amx_in_hardware());
-  if (!amx_in_hardware() && has_avx2()) ::sigaction(SIGILL, &before, nullptr);
+  if (can_stand_in()) ::sigaction(SIGILL, &before, nullptr);
 }
-bool Amx::on() const { return has_avx2(); }
+bool Amx::on() const { return amx_in_hardware() || can_stand_in(); }
 long Amx::products() { return product_count; }
 long Amx::configured_threads() { return configured_count; }
 

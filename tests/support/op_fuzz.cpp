@@ -202,7 +202,7 @@ void level(Values& expected, double least) {
 // Changes what the estimated scales do not cover.
 void adapt(Golden& g) {
   // The default eps is that of the dtype. All dtypes need the same one to give the results in f64.
-  if (g.op == "rms_norm" && !g.params.count("eps")) g.params["eps"] = 0x1p-23;
+  if ((g.op == "rms_norm" || g.op == "add_rms_norm") && !g.params.count("eps")) g.params["eps"] = 0x1p-23;
   // The eps of 1e-6 decides which of two equal differences is the largest, unless the dtype rounds it away.
   if (g.op == "pairwise_distance" && g.params.count("p") && g.params["p"] == Param(std::string("inf")))
     g.params["p"] = 3.0;

@@ -1,7 +1,6 @@
 // Trains drawn language models on drawn meshes, against one process in float64. TAPESTRY_FUZZ_SEED draws
 // other cases, and TAPESTRY_FUZZ_CASES sets their number.
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -9,6 +8,7 @@
 #include <string>
 
 #include "tests/support/catch.h"
+#include "tests/support/fuzz_setting.h"
 #include "tests/tensor_parallel/support.h"
 
 using namespace tensor_test;
@@ -302,11 +302,6 @@ Trace train(const Case& c, const std::string& mesh, const Group& world) {
   return trace;
 }
 
-std::uint64_t setting(const char* name, std::uint64_t otherwise) {
-  const char* const text = std::getenv(name);
-  return text ? std::strtoull(text, nullptr, 10) : otherwise;
-}
-
 // `tolerance` is for weights, relative to the largest of a tensor. Losses have a tenth of it.
 void check_as_one_process(const Case& c, double tolerance = 1e-9) {
   INFO(c.str());
@@ -327,9 +322,10 @@ void check_as_one_process(const Case& c, double tolerance = 1e-9) {
   }
 }
 
-// Builds with a sanitizer run only `few` of the cases, which communicate in different ways.
+// Builds with a sanitizer run only the cases `few`, which communicate in different ways.
 void compare_cases(Case (*draw)(std::uint64_t seed), std::uint64_t number, std::vector<std::uint64_t> few) {
-  const std::uint64_t seed = setting("TAPESTRY_FUZZ_SEED", 1), count = setting("TAPESTRY_FUZZ_CASES", 0);
+  const std::uint64_t seed = test::fuzz_setting("TAPESTRY_FUZZ_SEED", 1),
+                      count = test::fuzz_setting("TAPESTRY_FUZZ_CASES", 0);
   if (!kSanitized || count > 0) {
     few.resize(count > 0 ? count : number);
     std::iota(few.begin(), few.end(), 0);

@@ -149,7 +149,7 @@ TEST_CASE("ranks that divide experts train as one process does, alone and with o
   const struct {
     const char* text;
     int ranks;
-    bool sanitized = false;  // runs in builds with a sanitizer too; the biases of routers take other axes
+    bool sanitized = false;  // runs in builds with a sanitizer too; the test of biases has other axes
   } cases[] = {
       {"expert=2", 2},
       {"expert=3", 3, true},

@@ -310,7 +310,7 @@ TEST_CASE("a checkpoint of ranks that share key and value heads is whole, and lo
   on_ranks<int>(2, [&](const Group& world) {
     Mesh mesh = mesh_of(world, 2);
     for (const char* const from : {"whole", "parts"}) {
-      if (kSanitized && from[0] == 'w') continue;  // one process loads it below
+      if (kSanitized && from[0] == 'w') continue;  // one process loads `whole` below
       const auto net = make_llama(true);
       for (const nn::Parameter& p : net->parameters()) p.detach().fill_(1);
       tensor_parallel(*net, mesh["tensor"], tensor_plan(*net, 2), {.sequence = true});

@@ -9,7 +9,8 @@ import json
 import os
 import statistics
 
-# What computes, by the names of cpu_roofs.h. A step in bf16 may use any of them: vdpbf16ps can be slower than f32's FMA.
+# The instructions whose rates are roofs, by the names of cpu_roofs.h. A step in bf16 may use any of them:
+# vdpbf16ps can be slower than f32's FMA.
 UNITS = {"f32": "f32 FMA", "bf16": "AVX512_BF16 vdpbf16ps", "amx": "AMX tdpbf16ps"}
 
 
@@ -50,7 +51,7 @@ def times(t):
 
 
 def table(run, bf16):
-    """One line per work. In bf16 the best peer may have any precision; its share is of the roof of its own."""
+    """One line per work. In bf16 the best peer may have any precision; its share is of its precision's roof."""
     kind, (unit, roof), above = "tapestry bf16" if bf16 else "tapestry", roof_of(run["roofs"], bf16), []
     lines = [f"| work | Tapestry ms{' in bf16' if bf16 else ''} (median / fast quartile) | best peer ms | "
              f"ratio (median / fast quartile) | share of the roof ({unit}) | its best peer's share |",

@@ -56,8 +56,8 @@ struct Roofs {
 }
 #undef TAPESTRY_BENCH_SUMS
 
-/// 12 products of a 16 x 32 and a 32 x 16 tile a step, for six sums. Four sums would hide the latency, which
-/// is 52 cycles at 16 cycles a product (Intel's optimization manual, chapter on AMX).
+/// 12 products of a 16 x 32 and a 32 x 16 tile a step, for six sums. Four sums would hide the latency of 52
+/// cycles, at 16 cycles a product (Intel's optimization manual, chapter on AMX).
 [[gnu::target("amx-tile,amx-bf16")]] inline void tiles_bf16(long steps) {
   struct Layout {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -94,8 +94,8 @@ inline void additions(long steps) {
         : "r"(one));
 }
 
-/// Whether the processor has AMX's bf16 products, the system saves tiles, and it lets this process use them,
-/// which Linux wants to be asked.
+/// Whether the processor has AMX's bf16 products, and the system saves tiles and lets this process use them.
+/// Asks Linux for the permission.
 inline bool may_use_tiles() {
   unsigned a = 0, b = 0, c = 0, d = 0, low = 0, high = 0;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return false;

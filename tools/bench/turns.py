@@ -51,7 +51,7 @@ def rest():
 
 
 def one_per_core_first(cpus, core_of):
-    """The processors, those of different cores before the second ones of the same cores."""
+    """The processors in an order that begins with one of each core."""
     taken, order = collections.Counter(), []
     for cpu in sorted(cpus):
         order.append((taken[core_of(cpu)], cpu))
@@ -60,8 +60,8 @@ def one_per_core_first(cpus, core_of):
 
 
 def keep_to(threads):
-    """Lets this process use only so many processors: XLA and TensorFlow start a thread for each that they may use. The
-    processors are those of different cores, where the system would also put the threads of the other programs."""
+    """Lets this process use only `threads` processors, because XLA and TensorFlow start a thread for each that they may use.
+    Takes processors of different cores, where the system would also put the threads of the other programs."""
     def core_of(cpu):
         path = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
         if not os.path.exists(path):

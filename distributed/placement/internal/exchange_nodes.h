@@ -1,7 +1,7 @@
 #pragma once
 // A communication that autograd records as two nodes. The first node returns its input, and the second one
 // has the result. In backward the second node sends the gradient and returns the tensor that receives it, and
-// the first one waits for it. Nodes that were recorded between the two run meanwhile.
+// the first one waits for that tensor. Nodes that were recorded between the two run meanwhile.
 #include <any>
 #include <cstdint>
 #include <memory>
@@ -19,7 +19,7 @@ namespace tapestry::distributed::impl {
 struct SentTensor {
   Tensor result;
   Work work = {};
-  std::int64_t bytes = 0;  ///< that the timeline tells
+  std::int64_t bytes = 0;  ///< that the timeline shows for it
 
   // Padded parts leave gaps between the rows of the result, so it is copied.
   template <class Way>
@@ -32,8 +32,8 @@ struct SentTensor {
 };
 
 /// What the two nodes share. A Way is how tensors travel. It has the members `group` and `traffic`, which may
-/// be null, SentTensor post(x), which begins without being recorded, Way of_gradient(x), the way of the
-/// gradient of x, and communicates().
+/// be null, and three functions: SentTensor post(x) begins the communication without recording it, Way
+/// of_gradient(x) is the way of the gradient of x, and communicates() tells whether ranks exchange anything.
 template <class Way>
 struct ExchangeNodes {
   Way way, of_gradient;
