@@ -12,7 +12,7 @@ class ZeroDivision final : public StrategyLayer {
 
   OptimizerDivision optimizer_division() const override {
     OptimizerDivision division{context().axis->group(), stage_of(context().spec)};
-    // The ranks with the same parts of experts divide the state of these.
+    // The ranks that hold the same experts divide the optimizer state of these experts among each other.
     if (const auto& copies = context().copies_of_parts) {
       for (const nn::Parameter& p : model().parameters())
         if (context().is_part(p)) division.parts.push_back(p);

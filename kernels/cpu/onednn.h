@@ -31,10 +31,10 @@ inline bool has_bf16_instructions() {
   return has;
 }
 
-/// The primitive descriptor of the first kernel that may be used. `args` describe the operation, `rest` is
-/// what follows them: attributes, or the descriptor of the forward pass. avoid(NAME) tells whether a kernel
-/// must not be used. Throws dnnl::error if no kernel remains. oneDNN 3 takes all arguments at once.
-/// oneDNN 2 makes an operation descriptor of `args` first, which must exist as long as next_impl() is called.
+/// The primitive descriptor of the first kernel for which avoid(NAME) is false. `args` describe the
+/// operation. `rest` has the attributes and, for a gradient, the descriptor of the forward pass. Throws
+/// dnnl::error if no kernel remains. oneDNN 3 takes all arguments at once. oneDNN 2 makes an operation
+/// descriptor of `args` first, which must exist as long as next_impl() is called.
 template <class Primitive, class Avoid, class... Args, class... Rest>
 auto describe(const Avoid& avoid, const std::tuple<Args...>& args, const Rest&... rest) {
 #if DNNL_VERSION_MAJOR >= 3

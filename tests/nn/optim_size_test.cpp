@@ -1,7 +1,6 @@
-// Saving and loading the state of an optimizer must be linear in the number of parameters. No time is
-// measured: with a search through all names per name, these sizes would take more than this test's time limit
-// (tests/CMakeLists.txt).
-// Builds with a sanitizer use smaller sizes, to find errors in memory accesses only.
+// Saving and loading the state of an optimizer must take time linear in the number of parameters. If each
+// name were searched for among all names, these sizes would exceed the test's time limit
+// (tests/CMakeLists.txt). Builds with a sanitizer use smaller sizes, to find errors in memory accesses only.
 #include "tapestry/tapestry.h"
 #include "tests/support/catch.h"
 #include "tests/support/effort.h"
